@@ -1,0 +1,342 @@
+//! The lineage hash: content, position and parent of a block in 128 bits, the key of the map.
+
+use std::fmt;
+
+use super::bits::{high_half, low_bits, low_half};
+use super::positional::{Position, PositionError, PositionalHash};
+use super::sequence::SequenceHash;
+
+const MODE_SHIFT: u32 = 62;
+
+/// Content, position and parent of a block, packed in 128 bits.
+///
+/// ```text
+/// bit 127                                                    0
+///     ┌──────┬──────────┬─────────────────┬──────────────────┐
+///     │ mode │ position │ parent fragment │ current fragment │
+///     │  2   │ P        │ F               │ F                │
+///     └──────┴──────────┴─────────────────┴──────────────────┘
+/// ```
+///
+/// | mode | P | F | last position |
+/// |---|---|---|---|
+/// | 0 | 8 | 59 | 255 |
+/// | 1 | 16 | 55 | 65 535 |
+/// | 2 | 24 | 51 | 16 777 215 |
+///
+/// A fragment is the low F bits of a sequence hash. The mode is the smallest that holds the position. The
+/// first block of a sequence has parent fragment 0.
+///
+/// A child's parent fragment equals its parent's current fragment, always. Where the child is in a higher
+/// mode than the parent (positions 255 and 65 535), the parent's current fragment is cut beforehand to the
+/// child's F; its field keeps its width, with zeros above.
+///
+/// Every value is canonical: the encoders produce nothing else and the decoders refuse
+/// anything else. So one block has one key, and comparing the integers compares the blocks.
+///
+/// Ordered by position first, then by parent fragment, so the children of one block sort next to each other.
+///
+/// The layout is the first one of Dynamo, version [`PositionalLineageHash::LAYOUT_VERSION`] on our wire.
+/// Newer releases of Dynamo pack the same facts differently; their integers are not interchangeable with
+/// these.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(transparent)]
+pub struct PositionalLineageHash(u128);
+
+impl PositionalLineageHash {
+    /// The version of the bit layout, for messages and files that carry packed hashes. Must be kept stable.
+    pub const LAYOUT_VERSION: u8 = 1;
+
+    /// Packs the block with sequence hash `current` at `position`, whose parent's sequence hash is `parent`.
+    ///
+    /// # Errors
+    ///
+    /// [`LineageError::PositionOutOfRange`] above [`Position::MAX`], [`LineageError::ParentMissing`] without
+    /// a parent above position 0, [`LineageError::ParentAtRoot`] with one at position 0.
+    #[inline]
+    pub fn new(
+        current: SequenceHash,
+        parent: Option<SequenceHash>,
+        position: u64,
+    ) -> Result<Self, LineageError> {
+        let position = Position::new(position)?;
+        match parent {
+            None if position == Position::ZERO => Ok(Self::pack(position, 0, current.as_u64())),
+            None => Err(LineageError::ParentMissing { position }),
+            Some(_) if position == Position::ZERO => Err(LineageError::ParentAtRoot),
+            Some(parent) => Ok(Self::pack(position, parent.as_u64(), current.as_u64())),
+        }
+    }
+
+    /// [`PositionalLineageHash::new`] for a hot loop that has a checked position: cannot fail.
+    ///
+    /// At position 0, which has no parent, `parent` is ignored.
+    #[inline]
+    pub const fn at(position: Position, parent: SequenceHash, current: SequenceHash) -> Self {
+        let parent = if position.as_u32() == 0 {
+            0
+        } else {
+            parent.as_u64()
+        };
+        Self::pack(position, parent, current.as_u64())
+    }
+
+    /// The hash of the block with sequence hash `current` that follows this block.
+    ///
+    /// Needs only the fragment of the parent that this hash holds, so a chain can be continued from a stored
+    /// key.
+    ///
+    /// # Errors
+    ///
+    /// [`PositionError`] when this block is at [`Position::MAX`].
+    #[inline]
+    pub fn child(self, current: SequenceHash) -> Result<Self, PositionError> {
+        let position = Position::new(self.position() + 1)?;
+        Ok(Self::pack(
+            position,
+            self.current_hash_fragment(),
+            current.as_u64(),
+        ))
+    }
+
+    /// The one encoder. Takes whole hashes and keeps the bits that the position has room for.
+    #[inline]
+    const fn pack(position: Position, parent: u64, current: u64) -> Self {
+        let width = Self::fragment_bits(position);
+        let parent = low_bits(parent, width);
+        let current = low_bits(current, Self::current_fragment_bits(position));
+        let mode = mode_of(position.as_u64());
+        Self(
+            (mode as u128) << 126
+                | (position.as_u64() as u128) << (2 * width)
+                | (parent as u128) << width
+                | current as u128,
+        )
+    }
+
+    /// Reads a packed hash.
+    ///
+    /// # Errors
+    ///
+    /// Any [`LineageError`] about an encoding: a mode that does not exist or is not the position's, a parent
+    /// fragment at position 0, or a current fragment that is not cut to what a child can hold.
+    pub fn from_u128(packed: u128) -> Result<Self, LineageError> {
+        let hash = Self(packed);
+        let mode = hash.mode();
+        if mode > 2 {
+            return Err(LineageError::UnknownMode);
+        }
+        let position = Position::from(hash);
+        if mode != mode_of(position.as_u64()) {
+            return Err(LineageError::WrongMode { mode, position });
+        }
+        if position == Position::ZERO && hash.parent_hash_fragment() != 0 {
+            return Err(LineageError::ParentAtRoot);
+        }
+        let bits = Self::current_fragment_bits(position);
+        if hash.current_hash_fragment() >> bits != 0 {
+            return Err(LineageError::FragmentTooWide { position, bits });
+        }
+        Ok(hash)
+    }
+
+    /// Reads the wire form, 16 bytes, most significant first.
+    ///
+    /// # Errors
+    ///
+    /// As [`PositionalLineageHash::from_u128`].
+    pub fn from_be_bytes(bytes: [u8; 16]) -> Result<Self, LineageError> {
+        Self::from_u128(u128::from_be_bytes(bytes))
+    }
+
+    /// The wire form, 16 bytes, most significant first. Their order as bytes is the order of the hashes.
+    #[inline]
+    pub const fn to_be_bytes(self) -> [u8; 16] {
+        self.0.to_be_bytes()
+    }
+
+    /// The packed hash.
+    #[inline]
+    pub const fn as_u128(self) -> u128 {
+        self.0
+    }
+
+    /// The encoding mode: 0, 1 or 2.
+    #[inline]
+    pub const fn mode(&self) -> u8 {
+        let [first, ..] = self.0.to_be_bytes();
+        first >> 6
+    }
+
+    /// The index of the block in its sequence, from 0. [`Position::from`] gives it as a [`Position`].
+    #[inline]
+    pub const fn position(&self) -> u64 {
+        // The position lies in the upper half in every mode: 64 bits hold mode, position and the top of the
+        // parent.
+        low_bits(high_half(self.0), MODE_SHIFT) >> (2 * mode_fragment_bits(self.mode()) - 64)
+    }
+
+    /// The fragment of the block's own sequence hash.
+    #[inline]
+    pub const fn current_hash_fragment(&self) -> u64 {
+        low_bits(low_half(self.0), mode_fragment_bits(self.mode()))
+    }
+
+    /// The fragment of the parent's sequence hash; 0 at position 0.
+    #[inline]
+    pub const fn parent_hash_fragment(&self) -> u64 {
+        let width = mode_fragment_bits(self.mode());
+        low_bits(low_half(self.0 >> width), width)
+    }
+
+    /// Whether this block follows `parent`: it is one position further and holds the parent's fragment.
+    #[inline]
+    pub fn is_child_of(&self, parent: &Self) -> bool {
+        self.position() == parent.position() + 1
+            && self.parent_hash_fragment() == parent.current_hash_fragment()
+    }
+
+    /// The width in bits of the two fragment fields at `position`: 59, 55 or 51.
+    #[inline]
+    pub const fn fragment_bits(position: Position) -> u32 {
+        mode_fragment_bits(mode_of(position.as_u64()))
+    }
+
+    /// How many low bits of its own sequence hash a block at `position` keeps: as many as its child's parent
+    /// field holds.
+    #[inline]
+    pub const fn current_fragment_bits(position: Position) -> u32 {
+        mode_fragment_bits(mode_of(position.as_u64() + 1))
+    }
+}
+
+impl PositionalHash for PositionalLineageHash {
+    #[inline]
+    fn position(&self) -> u64 {
+        Self::position(self)
+    }
+}
+
+impl From<PositionalLineageHash> for Position {
+    #[inline]
+    fn from(hash: PositionalLineageHash) -> Self {
+        Self::from_masked(hash.position())
+    }
+}
+
+impl TryFrom<u128> for PositionalLineageHash {
+    type Error = LineageError;
+
+    fn try_from(packed: u128) -> Result<Self, Self::Error> {
+        Self::from_u128(packed)
+    }
+}
+
+impl fmt::Display for PositionalLineageHash {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{:032x}", self.0)
+    }
+}
+
+impl fmt::Debug for PositionalLineageHash {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "PositionalLineageHash({self} at {})", self.position())
+    }
+}
+
+/// The smallest mode that holds `position`.
+#[inline]
+const fn mode_of(position: u64) -> u8 {
+    match position {
+        0..0x100 => 0,
+        0x100..0x1_0000 => 1,
+        _ => 2,
+    }
+}
+
+/// The width in bits of a fragment in `mode`.
+#[inline]
+const fn mode_fragment_bits(mode: u8) -> u32 {
+    match mode {
+        0 => 59,
+        1 => 55,
+        _ => 51,
+    }
+}
+
+/// The lineage hashes of a sequence from its first block on.
+///
+/// Every position above [`Position::MAX`] gives an error; collecting into a `Result` stops at the first.
+pub fn lineage_hashes(
+    sequence: &[SequenceHash],
+) -> impl Iterator<Item = Result<PositionalLineageHash, LineageError>> {
+    lineage_hashes_from(0, None, sequence)
+}
+
+/// The lineage hashes of the blocks `sequence` that start at position `first` after the block with sequence
+/// hash `parent`.
+///
+/// Each item is what [`PositionalLineageHash::new`] gives; so the first is an error when `parent` and `first`
+/// disagree on whether there is a parent.
+pub fn lineage_hashes_from(
+    first: u64,
+    parent: Option<SequenceHash>,
+    sequence: &[SequenceHash],
+) -> impl Iterator<Item = Result<PositionalLineageHash, LineageError>> {
+    let parents = std::iter::once(parent).chain(sequence.iter().copied().map(Some));
+    let positions = (0..).map(move |offset| first.saturating_add(offset));
+    sequence
+        .iter()
+        .zip(parents)
+        .zip(positions)
+        .map(|((&current, parent), position)| PositionalLineageHash::new(current, parent, position))
+}
+
+/// Why parts or an integer do not make a [`PositionalLineageHash`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LineageError {
+    /// The position does not fit in 24 bits.
+    #[error(transparent)]
+    PositionOutOfRange(#[from] PositionError),
+    /// A block after the first came without a parent.
+    #[error("the block at position {position} has no parent; give the sequence hash of the block before it")]
+    ParentMissing {
+        /// The position of the block.
+        position: Position,
+    },
+    /// A first block came with a parent.
+    #[error("the block at position 0 has a parent; leave the parent out or correct the position")]
+    ParentAtRoot,
+    /// The mode bits are `11`.
+    #[error(
+        "mode 3 does not exist in a lineage hash; check that the sender packs layout version {version}",
+        version = PositionalLineageHash::LAYOUT_VERSION
+    )]
+    UnknownMode,
+    /// The position is encoded in a higher mode than it needs.
+    #[error(
+        "position {position} is encoded in mode {mode} but belongs to a lower one; \
+         encode it in the smallest mode that holds it"
+    )]
+    WrongMode {
+        /// The mode of the encoding.
+        mode: u8,
+        /// The position of the encoding.
+        position: Position,
+    },
+    /// The current fragment at a mode's last position has bits that the child's parent field cannot hold.
+    #[error(
+        "the current fragment at position {position} has more than {bits} bits; \
+         cut it to what the parent field of the next position holds"
+    )]
+    FragmentTooWide {
+        /// The position of the encoding.
+        position: Position,
+        /// The bits that are allowed.
+        bits: u32,
+    },
+}
+
+#[cfg(test)]
+#[path = "lineage_tests.rs"]
+mod tests;

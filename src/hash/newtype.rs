@@ -1,0 +1,84 @@
+//! The one definition of what the 64-bit hash newtypes have in common.
+
+/// Defines a 64-bit hash newtype that reads as 16 hex digits everywhere a person sees it.
+macro_rules! hash_newtype {
+    ($(#[$documentation:meta])* $name:ident) => {
+        $(#[$documentation])*
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+        #[repr(transparent)]
+        #[serde(transparent)]
+        pub struct $name(pub u64);
+
+        impl $name {
+            /// The hash as a plain integer.
+            #[inline]
+            pub const fn as_u64(self) -> u64 {
+                self.0
+            }
+        }
+
+        impl From<u64> for $name {
+            #[inline]
+            fn from(value: u64) -> Self {
+                Self(value)
+            }
+        }
+
+        impl From<$name> for u64 {
+            #[inline]
+            fn from(hash: $name) -> Self {
+                hash.0
+            }
+        }
+
+        impl std::fmt::Display for $name {
+            fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                write!(formatter, "{:016x}", self.0)
+            }
+        }
+
+        impl std::fmt::LowerHex for $name {
+            fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                if formatter.alternate() {
+                    formatter.write_str("0x")?;
+                }
+                write!(formatter, "{:016x}", self.0)
+            }
+        }
+
+        impl std::fmt::Debug for $name {
+            fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                write!(formatter, concat!(stringify!($name), "({:016x})"), self.0)
+            }
+        }
+    };
+}
+
+pub(super) use hash_newtype;
+
+#[cfg(test)]
+mod tests {
+    use crate::hash::{BlockHash, SequenceHash};
+
+    #[test]
+    fn hashes_read_as_sixteen_hex_digits() {
+        let hash = BlockHash(0xab);
+        assert_eq!(hash.to_string(), "00000000000000ab");
+        assert_eq!(format!("{hash:x}"), "00000000000000ab");
+        assert_eq!(format!("{hash:#x}"), "0x00000000000000ab");
+        assert_eq!(format!("{hash:?}"), "BlockHash(00000000000000ab)");
+        assert_eq!(
+            format!("{:?}", SequenceHash(u64::MAX)),
+            "SequenceHash(ffffffffffffffff)"
+        );
+    }
+
+    #[test]
+    fn hashes_serialize_as_plain_integers() {
+        let hash = SequenceHash::from(u64::MAX);
+        let text = serde_json::to_string(&hash).unwrap();
+        assert_eq!(text, u64::MAX.to_string());
+        assert_eq!(serde_json::from_str::<SequenceHash>(&text).unwrap(), hash);
+        assert_eq!(u64::from(hash), hash.as_u64());
+    }
+}
