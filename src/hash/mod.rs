@@ -47,10 +47,12 @@ mod lineage;
 mod newtype;
 mod positional;
 mod positional_sequence;
+mod radix_tree;
 mod sequence;
 
 pub use block::{BlockHash, BlockSize, BlockSizeError, HashSeed, Token, block_hash, block_hashes};
 pub use lineage::{LineageError, PositionalLineageHash, lineage_hashes, lineage_hashes_from};
 pub use positional::{Position, PositionError, PositionalHash};
 pub use positional_sequence::{PositionalSequenceHash, PositionalSequenceHashError};
+pub use radix_tree::PositionalRadixTree;
 pub use sequence::{SequenceHash, next_sequence_hash, sequence_hashes, sequence_hashes_after};

@@ -1,0 +1,300 @@
+//! A sparse two-level index over positional hashes: position, then hash.
+
+use std::fmt;
+use std::hash::Hash;
+
+use dashmap::DashMap;
+use dashmap::mapref::one::{Ref, RefMut};
+
+use super::lineage::PositionalLineageHash;
+use super::positional::PositionalHash;
+
+/// Shards of one position's map. Few: the map's writers mostly hold the outer shard anyway, and a deep
+/// sequence makes thousands of these maps, which with the default of four shards per core would each take
+/// kilobytes.
+const LEVEL_SHARDS: usize = 2;
+
+/// Values keyed by positional hash, grouped by position.
+///
+/// The group of a position is found in constant time, as is a key in its group.
+///
+/// Only positions that hold something have a map of their own. Everything takes `&self`; the tree can be
+/// shared between threads.
+///
+/// # Guards and deadlock
+///
+/// [`PositionalRadixTree::prefix`] and [`PositionalRadixTree::position`] return guards that lock a shard of
+/// the outer map: `prefix` for writing, `position` for reading. A shard covers many positions. While a thread
+/// holds a guard it must not call any other method of the same tree: a second lock on the shard, for whatever
+/// position, can wait forever. Nor may a guard live across an `await`. Copy what is needed out of the guard
+/// and drop it.
+///
+/// # What concurrent calls see
+///
+/// Each single operation is atomic. [`PositionalRadixTree::len`], [`PositionalRadixTree::is_empty`] and
+/// [`PositionalRadixTree::find_parent`] walk over shards: they see each entry that stays during the whole
+/// call, and may or may not see one that comes or goes meanwhile.
+pub struct PositionalRadixTree<K, V>
+where
+    K: PositionalHash + Hash + Eq + Clone,
+{
+    levels: DashMap<u64, DashMap<K, V>>,
+}
+
+impl<K, V> PositionalRadixTree<K, V>
+where
+    K: PositionalHash + Hash + Eq + Clone,
+{
+    /// An empty tree.
+    pub fn new() -> Self {
+        Self {
+            levels: DashMap::new(),
+        }
+    }
+
+    /// The map of the position of `key`, made when there is none. Neither looks for `key` nor inserts it.
+    ///
+    /// A map that is left empty stays until a [`PositionalRadixTree::remove`] at its position; it counts
+    /// nothing in [`PositionalRadixTree::len`]. Insert only keys of that position: others are not found
+    /// again.
+    ///
+    /// The guard locks for writing; see [the deadlock rule](Self#guards-and-deadlock).
+    pub fn prefix(&self, key: &K) -> RefMut<'_, u64, DashMap<K, V>> {
+        self.levels
+            .entry(key.position())
+            .or_insert_with(|| DashMap::with_shard_amount(LEVEL_SHARDS))
+    }
+
+    /// The map of `position`, when there is one. It may be empty.
+    ///
+    /// The guard locks for reading; see [the deadlock rule](Self#guards-and-deadlock). Values can be changed
+    /// through it.
+    pub fn position(&self, position: u64) -> Option<Ref<'_, u64, DashMap<K, V>>> {
+        self.levels.get(&position)
+    }
+
+    /// Takes out the value of `key`, and its position's map with it when that leaves it empty.
+    pub fn remove(&self, key: &K) -> Option<V> {
+        let position = key.position();
+        let (removed, emptied) = {
+            let level = self.levels.get(&position)?;
+            let removed = level.remove(key);
+            (removed, level.is_empty())
+        };
+        if emptied {
+            self.erase_if_empty(position);
+        }
+        removed.map(|(_, value)| value)
+    }
+
+    /// Erases the map of `position` unless another thread has put something in since it was seen empty: that
+    /// is checked again under the lock that keeps everybody else out.
+    fn erase_if_empty(&self, position: u64) {
+        self.levels.remove_if(&position, |_, level| level.is_empty());
+    }
+
+    /// The number of values at all positions. Visits every position.
+    pub fn len(&self) -> usize {
+        self.levels.iter().map(|level| level.len()).sum()
+    }
+
+    /// Whether there is no value at any position.
+    pub fn is_empty(&self) -> bool {
+        self.levels.iter().all(|level| level.is_empty())
+    }
+}
+
+impl<V: Clone> PositionalRadixTree<PositionalLineageHash, V> {
+    /// A copy of the value of the block that `hash` follows, when the tree has it; none for a first block.
+    ///
+    /// Walks over the blocks one position before: the time grows with their number. Should the fragments of
+    /// several of them be equal, by a collision of hashes, any one is returned.
+    pub fn find_parent(&self, hash: &PositionalLineageHash) -> Option<V> {
+        let level = self.position(hash.position().checked_sub(1)?)?;
+        level
+            .iter()
+            .find(|entry| hash.is_child_of(entry.key()))
+            .map(|entry| entry.value().clone())
+    }
+}
+
+impl<K, V> Default for PositionalRadixTree<K, V>
+where
+    K: PositionalHash + Hash + Eq + Clone,
+{
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<K, V> fmt::Debug for PositionalRadixTree<K, V>
+where
+    K: PositionalHash + Hash + Eq + Clone,
+{
+    /// Sizes only: printing every entry would lock the tree for as long as the writer takes.
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("PositionalRadixTree")
+            .field("positions", &self.levels.len())
+            .field("len", &self.len())
+            .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::hash::{BlockHash, PositionalSequenceHash, SequenceHash, lineage_hashes_from};
+
+    type Tree = PositionalRadixTree<PositionalSequenceHash, u32>;
+
+    fn key(position: u64, content: u64) -> PositionalSequenceHash {
+        PositionalSequenceHash::new(SequenceHash(content), position, BlockHash(content)).unwrap()
+    }
+
+    fn get(tree: &Tree, key: &PositionalSequenceHash) -> Option<u32> {
+        tree.position(key.position())?.get(key).map(|value| *value)
+    }
+
+    #[test]
+    fn a_removal_erases_the_emptied_position_only() {
+        let tree = Tree::default();
+        assert!(tree.is_empty());
+        tree.prefix(&key(3, 1)).insert(key(3, 1), 10);
+        tree.prefix(&key(3, 2)).insert(key(3, 2), 20);
+        tree.prefix(&key(4, 1)).insert(key(4, 1), 30);
+        assert_eq!(
+            format!("{tree:?}"),
+            "PositionalRadixTree { positions: 2, len: 3 }"
+        );
+
+        assert_eq!(tree.remove(&key(3, 1)), Some(10));
+        assert_eq!(tree.remove(&key(3, 1)), None);
+        assert!(tree.position(3).is_some());
+        assert_eq!(tree.remove(&key(3, 2)), Some(20));
+        assert!(tree.position(3).is_none());
+        assert_eq!(tree.len(), 1);
+    }
+
+    #[test]
+    fn a_prefix_left_empty_counts_nothing_and_goes_with_the_next_removal() {
+        let tree = Tree::new();
+        assert!(tree.prefix(&key(9, 1)).is_empty());
+        assert!(tree.is_empty());
+        assert_eq!(tree.len(), 0);
+        assert_eq!(tree.remove(&key(9, 1)), None);
+        assert!(tree.position(9).is_none());
+    }
+
+    /// The interleaving that matters, step by step: one thread has removed the last value, another inserts,
+    /// the first goes on.
+    #[test]
+    fn an_insertion_before_the_erasure_survives_it() {
+        let tree = Tree::new();
+        tree.prefix(&key(5, 1)).insert(key(5, 1), 10);
+        tree.erase_if_empty(5);
+        assert_eq!(get(&tree, &key(5, 1)), Some(10));
+    }
+
+    /// Threads that empty and fill one position against each other lose nothing and never wait for each other
+    /// forever.
+    #[test]
+    fn concurrent_removals_lose_no_insertion() {
+        let tree = Tree::new();
+        let start = std::sync::Barrier::new(4);
+        std::thread::scope(|scope| {
+            for content in 0..4 {
+                let (tree, start) = (&tree, &start);
+                scope.spawn(move || {
+                    let key = key(5, content);
+                    start.wait();
+                    for round in 0..20_000 {
+                        tree.prefix(&key).insert(key, round);
+                        assert_eq!(get(tree, &key), Some(round));
+                        assert_eq!(tree.remove(&key), Some(round));
+                    }
+                });
+            }
+        });
+        assert!(tree.is_empty());
+        assert!(tree.position(5).is_none());
+    }
+
+    #[test]
+    fn a_parent_is_found_across_mode_boundaries() {
+        for first in [0_u64, 253, 65_533] {
+            let tree = PositionalRadixTree::new();
+            let before = (first > 0).then_some(SequenceHash(u64::MAX - 1));
+            // Two branches at each position, so that a wrong match would show.
+            let branches = [1_u64, 2].map(|branch| {
+                let sequence: Vec<_> = (0..5)
+                    .map(|index| SequenceHash(u64::MAX << 8 ^ branch << 40 ^ index))
+                    .collect();
+                lineage_hashes_from(first, before, &sequence)
+                    .collect::<Result<Vec<_>, _>>()
+                    .unwrap()
+            });
+            for hash in branches.iter().flatten() {
+                tree.prefix(hash).insert(*hash, *hash);
+            }
+            for branch in &branches {
+                assert_eq!(tree.find_parent(&branch[0]), None);
+                for pair in branch.windows(2) {
+                    assert_eq!(tree.find_parent(&pair[1]), Some(pair[0]));
+                }
+                tree.remove(&branch[2]);
+                assert_eq!(tree.find_parent(&branch[3]), None);
+            }
+        }
+    }
+
+    #[derive(Clone, Debug)]
+    enum Operation {
+        Insert(PositionalSequenceHash, u32),
+        Remove(PositionalSequenceHash),
+        Get(PositionalSequenceHash),
+    }
+
+    fn operations() -> impl Strategy<Value = Vec<Operation>> {
+        let keys = || {
+            (prop::sample::select(vec![0_u64, 1, 255, 256, 65_536]), 0_u64..4).prop_map(|(p, c)| key(p, c))
+        };
+        let operation = prop_oneof![
+            (keys(), any::<u32>()).prop_map(|(key, value)| Operation::Insert(key, value)),
+            keys().prop_map(Operation::Remove),
+            keys().prop_map(Operation::Get),
+        ];
+        prop::collection::vec(operation, 0..120)
+    }
+
+    proptest! {
+        #[test]
+        fn the_tree_behaves_as_an_ordered_map(operations in operations()) {
+            let tree = Tree::new();
+            let mut model = BTreeMap::new();
+            for operation in operations {
+                match operation {
+                    Operation::Insert(key, value) => {
+                        prop_assert_eq!(tree.prefix(&key).insert(key, value), model.insert(key, value));
+                    }
+                    Operation::Remove(key) => prop_assert_eq!(tree.remove(&key), model.remove(&key)),
+                    Operation::Get(key) => prop_assert_eq!(get(&tree, &key), model.get(&key).copied()),
+                }
+                prop_assert_eq!(tree.len(), model.len());
+                prop_assert_eq!(tree.is_empty(), model.is_empty());
+            }
+            let mut entries = BTreeMap::new();
+            for level in &tree.levels {
+                entries.extend(level.iter().map(|entry| (*entry.key(), *entry.value())));
+            }
+            prop_assert_eq!(&entries, &model);
+            let mut positions: Vec<_> = model.keys().map(PositionalSequenceHash::position).collect();
+            positions.dedup();
+            prop_assert_eq!(tree.levels.len(), positions.len());
+        }
+    }
+}
