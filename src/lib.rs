@@ -4,4 +4,7 @@ pub mod admin;
 pub mod config;
 pub mod connection;
 pub mod hash;
+pub mod index;
 pub mod telemetry;
+pub mod tracking;
+pub mod wire;

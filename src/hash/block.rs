@@ -28,6 +28,9 @@ hash_newtype! {
 pub struct BlockSize(NonZeroU32);
 
 impl BlockSize {
+    /// 16 tokens, what most engines use.
+    pub const DEFAULT: Self = Self(NonZeroU32::new(16).unwrap());
+
     /// The largest block, in tokens.
     pub const TOKENS_MAX: u32 = 65_536;
 

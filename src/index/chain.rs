@@ -1,0 +1,94 @@
+//! A query as a chain of lineage hashes, each computed when the search first needs it.
+
+use crate::hash::{
+    BlockSize, HashSeed, Position, PositionError, PositionalLineageHash, SequenceHash, block_hash,
+    next_sequence_hash,
+};
+use crate::wire::QueryKey;
+
+/// The lineage hashes of a query, by position.
+///
+/// Lineage and sequence hashes need no hashing at all. Block hashes and tokens are hashed only as far as the search looks.
+#[derive(Debug)]
+pub struct QueryChain<'a> {
+    key: &'a QueryKey,
+    block_size: BlockSize,
+    seed: HashSeed,
+    len: usize,
+    /// The rolling chain as far as it has been computed.
+    rolled: Vec<SequenceHash>,
+}
+
+impl<'a> QueryChain<'a> {
+    /// The chain of `key`; `block_size` cuts tokens into blocks. Fails where it is deeper than a position can say.
+    pub fn new(key: &'a QueryKey, block_size: BlockSize) -> Result<Self, PositionError> {
+        let mut seed = HashSeed::default();
+        let len = match key {
+            QueryKey::Tokens {
+                tokens,
+                lora_name,
+                cache_salt,
+            } => {
+                seed = HashSeed::for_cache(lora_name.as_deref(), cache_salt.as_deref());
+                tokens.len() / block_size.as_usize()
+            }
+            QueryKey::BlockHashes(hashes) => hashes.len(),
+            QueryKey::SequenceHashes(hashes) => hashes.len(),
+            QueryKey::LineageHashes(hashes) => hashes.len(),
+        };
+        Position::new((len as u64).saturating_sub(1))?;
+        Ok(Self {
+            key,
+            block_size,
+            seed,
+            len,
+            rolled: Vec::new(),
+        })
+    }
+
+    /// How many blocks are asked for.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether no whole block is asked for.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The lineage hash at `index`, which must be below [`Self::len`].
+    pub(crate) fn key(&mut self, index: usize) -> PositionalLineageHash {
+        if let QueryKey::LineageHashes(hashes) = self.key {
+            return hashes[index];
+        }
+        let current = self.sequence_hash(index);
+        // The first block has no parent; `at` does not look at the value there.
+        let parent = index
+            .checked_sub(1)
+            .map_or(SequenceHash(0), |before| self.sequence_hash(before));
+        // `new` has checked the largest.
+        let position = Position::new(index as u64).unwrap_or(Position::MAX);
+        PositionalLineageHash::at(position, parent, current)
+    }
+
+    fn sequence_hash(&mut self, index: usize) -> SequenceHash {
+        if let QueryKey::SequenceHashes(hashes) = self.key {
+            return hashes[index];
+        }
+        while self.rolled.len() <= index {
+            let next = self.rolled.len();
+            let block = match self.key {
+                QueryKey::BlockHashes(hashes) => hashes[next],
+                QueryKey::Tokens { tokens, .. } => {
+                    let size = self.block_size.as_usize();
+                    block_hash(&tokens[next * size..(next + 1) * size], self.seed)
+                }
+                // Neither needs rolling: answered above and in `key`.
+                QueryKey::SequenceHashes(_) | QueryKey::LineageHashes(_) => return SequenceHash(0),
+            };
+            self.rolled
+                .push(next_sequence_hash(self.rolled.last().copied(), block));
+        }
+        self.rolled[index]
+    }
+}

@@ -1,0 +1,188 @@
+//! The index of one namespace.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::hash::{PositionError, PositionalLineageHash};
+use crate::wire::{HolderId, QueryKey};
+
+use super::chain::QueryChain;
+use super::forest::BLOCKS_MAX;
+use super::namespace::NamespaceSettings;
+use super::parking::ParkingLimits;
+use super::search::{self, Matches, Search};
+use super::slots::{HolderRecord, Slots};
+use super::table::EntryTable;
+use super::writer::HolderWriter;
+
+pub use super::slots::RegisterError;
+
+/// Bounds on one index.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct IndexLimits {
+    /// Most workers.
+    pub workers_max: usize,
+    /// Most data-parallel ranks of one worker.
+    pub ranks_per_worker_max: usize,
+    /// Most blocks of one holder.
+    pub blocks_per_holder_max: usize,
+    /// What may wait for a parent, per holder.
+    pub parking: ParkingLimits,
+}
+
+impl Default for IndexLimits {
+    fn default() -> Self {
+        Self {
+            workers_max: 4096,
+            ranks_per_worker_max: 64,
+            blocks_per_holder_max: 1 << 24,
+            parking: ParkingLimits::default(),
+        }
+    }
+}
+
+/// What lanes and queries of one index share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) settings: NamespaceSettings,
+    pub(crate) limits: IndexLimits,
+    pub(crate) table: EntryTable,
+    pub(crate) slots: Slots,
+    foreign_holders: AtomicU32,
+}
+
+impl Shared {
+    pub(crate) fn count_foreign_holder(&self, joins: bool) {
+        if joins {
+            self.foreign_holders.fetch_add(1, Ordering::Relaxed);
+        } else {
+            self.foreign_holders.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// How large an index is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct IndexSizes {
+    /// Distinct blocks that count for some holder.
+    pub distinct_blocks: u64,
+    /// Blocks held, summed over all holders, behind holes too.
+    pub held_blocks: u64,
+    /// Holders.
+    pub holders: usize,
+    /// Workers.
+    pub workers: usize,
+    /// Stored events that wait for their parent.
+    pub parked_events: u64,
+    /// Holders whose hashes are not the contract's chain.
+    pub foreign_holders: u32,
+    /// How often one place was stored with two parents: sequence hashes that are no chain.
+    pub chain_conflicts: u64,
+}
+
+/// An exact index of the blocks held by the workers of one namespace, keyed by lineage hash.
+///
+/// ```
+/// use kvatlas::hash::{BlockSize, SequenceHash};
+/// use kvatlas::index::{IndexLimits, NamespaceSettings, PositionalIndexer, Search};
+/// use kvatlas::wire::{Event, HolderId, QueryKey, StoredBlocks, Tier, WorkerName};
+///
+/// let index = PositionalIndexer::new(NamespaceSettings::default(), IndexLimits::default());
+/// let worker = WorkerName::new("gpu-0")?;
+/// let mut holder = index.register(&HolderId { worker, rank: 0 })?;
+/// let prefix = vec![SequenceHash(11), SequenceHash(22), SequenceHash(33)];
+/// holder.apply(Event::Stored(StoredBlocks::by_sequence(None, None, prefix)), Tier::DEVICE, 0);
+///
+/// let query = QueryKey::SequenceHashes(vec![SequenceHash(11), SequenceHash(22), SequenceHash(44)]);
+/// let matches = index.find_matches(&query, Search::default())?;
+/// let depths: Vec<u32> = matches.holders().map(|found| found.matched_blocks).collect();
+/// assert_eq!(depths, [2]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct PositionalIndexer {
+    shared: Arc<Shared>,
+}
+
+impl PositionalIndexer {
+    /// An empty index.
+    pub fn new(settings: NamespaceSettings, mut limits: IndexLimits) -> Self {
+        limits.blocks_per_holder_max = limits.blocks_per_holder_max.min(BLOCKS_MAX);
+        Self {
+            shared: Arc::new(Shared {
+                settings,
+                limits,
+                table: EntryTable::new(),
+                slots: Slots::default(),
+                foreign_holders: AtomicU32::new(0),
+            }),
+        }
+    }
+
+    /// Block size and hashing of the namespace.
+    pub fn settings(&self) -> &NamespaceSettings {
+        &self.shared.settings
+    }
+
+    /// Adds a holder; the writer is the only one who may change what it holds.
+    pub fn register(&self, id: &HolderId) -> Result<HolderWriter, RegisterError> {
+        let limits = &self.shared.limits;
+        let (slot, record) =
+            self.shared
+                .slots
+                .register(id, limits.workers_max, limits.ranks_per_worker_max)?;
+        Ok(HolderWriter::new(Arc::clone(&self.shared), slot, record))
+    }
+
+    /// Which holders hold how long a prefix of `query`. Fails only where the query is deeper than 2^24 blocks.
+    pub fn find_matches(&self, query: &QueryKey, search: Search<'_>) -> Result<Matches, PositionError> {
+        let mut chain = QueryChain::new(query, self.shared.settings.block_size)?;
+        Ok(self.find_chain(&mut chain, search))
+    }
+
+    /// As [`Self::find_matches`], with a chain that the caller goes on using.
+    pub fn find_chain(&self, chain: &mut QueryChain<'_>, search: Search<'_>) -> Matches {
+        search::find(&self.shared.table, &self.shared.slots, chain, search)
+    }
+
+    /// The block at `position` of a query, and how many holders have it; for explaining where a holder dropped out.
+    pub fn block_at(
+        &self,
+        chain: &mut QueryChain<'_>,
+        position: usize,
+    ) -> Option<(PositionalLineageHash, usize)> {
+        if position >= chain.len() {
+            return None;
+        }
+        let key = chain.key(position);
+        Some((key, search::holders_of(&self.shared.table, key)))
+    }
+
+    /// All holders, in no particular order.
+    pub fn holders(&self) -> Vec<Arc<HolderRecord>> {
+        self.shared.slots.load().holders().cloned().collect()
+    }
+
+    /// Holders whose hashes are not the contract's chain.
+    pub fn foreign_holders(&self) -> u32 {
+        self.shared.foreign_holders.load(Ordering::Relaxed)
+    }
+
+    /// How large the index is.
+    pub fn sizes(&self) -> IndexSizes {
+        let directory = self.shared.slots.load();
+        let mut sizes = IndexSizes {
+            distinct_blocks: self.shared.table.len(),
+            workers: directory.workers(),
+            foreign_holders: self.foreign_holders(),
+            chain_conflicts: self.shared.table.chain_conflicts(),
+            ..IndexSizes::default()
+        };
+        for holder in directory.holders() {
+            sizes.holders += 1;
+            sizes.held_blocks += holder.status.blocks();
+            sizes.parked_events += u64::from(holder.status.parked_events());
+        }
+        sizes
+    }
+}

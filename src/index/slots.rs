@@ -1,0 +1,174 @@
+//! The directory of holders: slot → holder, in versions that queries read without a lock.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use arc_swap::{ArcSwap, Guard};
+use parking_lot::Mutex;
+
+use crate::tracking::HolderStatus;
+use crate::wire::{HolderId, WorkerName};
+
+use super::holder_set::{HolderSlot, SlotSet};
+
+/// A registered holder, as queries and the lane share it.
+#[derive(Debug)]
+pub struct HolderRecord {
+    /// Who it is.
+    pub id: HolderId,
+    /// Whether its state is certain, and how large it is.
+    pub status: HolderStatus,
+    /// Becomes true for good when the holder has left.
+    retired: AtomicBool,
+}
+
+impl HolderRecord {
+    fn new(id: HolderId) -> Self {
+        Self {
+            id,
+            status: HolderStatus::default(),
+            retired: AtomicBool::new(false),
+        }
+    }
+
+    /// Whether the holder has left the index.
+    pub fn is_retired(&self) -> bool {
+        self.retired.load(Ordering::Acquire)
+    }
+}
+
+/// One version of the directory.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Directory {
+    holders: Vec<Option<Arc<HolderRecord>>>,
+    by_worker: HashMap<WorkerName, Vec<HolderSlot>>,
+}
+
+impl Directory {
+    /// The holder in `slot`. A slot that was given out after this version was made has none.
+    pub(crate) fn holder(&self, slot: HolderSlot) -> Option<&Arc<HolderRecord>> {
+        self.holders.get(slot.index())?.as_ref()
+    }
+
+    /// All holders, by slot.
+    pub(crate) fn holders(&self) -> impl Iterator<Item = &Arc<HolderRecord>> {
+        self.holders.iter().flatten()
+    }
+
+    /// The slots of these workers.
+    pub(crate) fn slots_of(&self, workers: &[WorkerName]) -> SlotSet {
+        workers
+            .iter()
+            .filter_map(|worker| self.by_worker.get(worker))
+            .flatten()
+            .copied()
+            .collect()
+    }
+
+    pub(crate) fn workers(&self) -> usize {
+        self.by_worker.len()
+    }
+
+    fn ranks_of(&self, worker: &WorkerName) -> usize {
+        self.by_worker.get(worker).map_or(0, Vec::len)
+    }
+}
+
+/// Why a holder cannot be registered.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum RegisterError {
+    /// The holder is registered already and has a writer.
+    #[error("holder {0} is registered already")]
+    Registered(HolderId),
+    /// The namespace has as many workers as it may have.
+    #[error("{workers} workers are registered; no more are allowed (limits.max_workers_per_namespace)")]
+    TooManyWorkers {
+        /// The limit.
+        workers: usize,
+    },
+    /// The worker has as many ranks as it may have.
+    #[error("worker {worker} has {ranks} ranks; no more are allowed (limits.max_ranks_per_worker)")]
+    TooManyRanks {
+        /// The worker.
+        worker: WorkerName,
+        /// The limit.
+        ranks: usize,
+    },
+    /// All slots are taken.
+    #[error("all {slots} holder slots are taken")]
+    NoSlot {
+        /// How many there are.
+        slots: usize,
+    },
+}
+
+/// The current directory, and the lock under which it changes.
+#[derive(Debug, Default)]
+pub(crate) struct Slots {
+    current: ArcSwap<Directory>,
+    changing: Mutex<()>,
+}
+
+impl Slots {
+    /// The current version.
+    pub(crate) fn load(&self) -> Guard<Arc<Directory>> {
+        self.current.load()
+    }
+
+    /// Gives `id` a slot.
+    pub(crate) fn register(
+        &self,
+        id: &HolderId,
+        workers_max: usize,
+        ranks_max: usize,
+    ) -> Result<(HolderSlot, Arc<HolderRecord>), RegisterError> {
+        let _changing = self.changing.lock();
+        let mut next = Directory::clone(&self.current.load());
+        if next.holders().any(|holder| holder.id == *id) {
+            return Err(RegisterError::Registered(id.clone()));
+        }
+        let ranks = next.ranks_of(&id.worker);
+        if ranks == 0 && next.workers() >= workers_max {
+            return Err(RegisterError::TooManyWorkers { workers: workers_max });
+        }
+        if ranks >= ranks_max {
+            return Err(RegisterError::TooManyRanks {
+                worker: id.worker.clone(),
+                ranks: ranks_max,
+            });
+        }
+        let free = next
+            .holders
+            .iter()
+            .position(Option::is_none)
+            .unwrap_or(next.holders.len());
+        let slot = HolderSlot::new(free).ok_or(RegisterError::NoSlot {
+            slots: HolderSlot::COUNT_MAX,
+        })?;
+        let record = Arc::new(HolderRecord::new(id.clone()));
+        next.holders.resize(next.holders.len().max(free + 1), None);
+        next.holders[free] = Some(Arc::clone(&record));
+        next.by_worker.entry(id.worker.clone()).or_default().push(slot);
+        self.current.store(Arc::new(next));
+        Ok((slot, record))
+    }
+
+    /// Frees the slot of a holder that has no blocks left in the table.
+    pub(crate) fn release(&self, slot: HolderSlot) {
+        let _changing = self.changing.lock();
+        let mut next = Directory::clone(&self.current.load());
+        let Some(record) = next.holders.get_mut(slot.index()).and_then(Option::take) else {
+            return;
+        };
+        // Before the slot can be given out again: a search that still has the old version drops the holder.
+        record.retired.store(true, Ordering::Release);
+        if let Some(slots) = next.by_worker.get_mut(&record.id.worker) {
+            slots.retain(|other| *other != slot);
+            if slots.is_empty() {
+                next.by_worker.remove(&record.id.worker);
+            }
+        }
+        self.current.store(Arc::new(next));
+    }
+}

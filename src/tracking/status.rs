@@ -1,0 +1,338 @@
+//! Whether a holder's state is certain, in a form that queries read without a lock.
+//!
+//! Two kinds of doubt exist. A *reason* is a fact about the holder (a gap, an undecodable batch) and stays until a new
+//! epoch or a `cleared` event replaces the state. A doubt about the *stream* (the connection broke, the client dropped
+//! messages, a snapshot was loaded) concerns all holders at once: it begins a new generation of the stream, and each
+//! holder is trusted again when a batch received in that generation continues its count.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+use serde::de::{self, SeqAccess, Visitor};
+use serde::ser::SerializeSeq;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// Why a holder's state is not certain. The words are part of the wire contract.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u32)]
+pub enum DegradedReason {
+    /// Batches were lost: numbers are missing.
+    Gap = 1 << 0,
+    /// A batch could not be decoded.
+    Undecodable = 1 << 1,
+    /// An event could not be applied (a position out of range, no content in a namespace that recomputes).
+    Rejected = 1 << 2,
+    /// Stored blocks were dropped because their parent never came.
+    UnknownParent = 1 << 3,
+    /// Stored blocks were dropped because a limit on blocks was reached.
+    Capacity = 1 << 4,
+    /// Batches may have been lost since the last one that continued the count: the connection broke, messages
+    /// were dropped, or the state comes from a snapshot.
+    Unverified = 1 << 5,
+}
+
+impl DegradedReason {
+    /// All reasons, in the order in which replies list them.
+    pub const ALL: [Self; 6] = [
+        Self::Gap,
+        Self::Undecodable,
+        Self::Rejected,
+        Self::UnknownParent,
+        Self::Capacity,
+        Self::Unverified,
+    ];
+
+    /// The word on the wire and in metrics.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Gap => "gap",
+            Self::Undecodable => "undecodable",
+            Self::Rejected => "rejected",
+            Self::UnknownParent => "unknown_parent",
+            Self::Capacity => "capacity",
+            Self::Unverified => "unverified",
+        }
+    }
+}
+
+/// A set of reasons; empty when the state is certain. Travels as an array of words.
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+pub struct DegradedReasons(u32);
+
+impl DegradedReasons {
+    /// The set with one reason.
+    pub fn of(reason: DegradedReason) -> Self {
+        Self(reason as u32)
+    }
+
+    /// Whether the state is certain.
+    // serde's `skip_serializing_if` passes a reference.
+    #[allow(clippy::trivially_copy_pass_by_ref, reason = "the signature is serde's")]
+    pub fn is_empty(&self) -> bool {
+        self.0 == 0
+    }
+
+    /// Whether `reason` is among them.
+    pub fn contains(self, reason: DegradedReason) -> bool {
+        self.0 & reason as u32 != 0
+    }
+
+    /// These and `reason`.
+    #[must_use]
+    pub fn with(self, reason: DegradedReason) -> Self {
+        Self(self.0 | reason as u32)
+    }
+
+    /// The reasons, in a fixed order.
+    pub fn iter(self) -> impl Iterator<Item = DegradedReason> {
+        DegradedReason::ALL
+            .into_iter()
+            .filter(move |reason| self.contains(*reason))
+    }
+
+    /// The set as a number, for a snapshot. Bit values must be kept stable.
+    pub fn bits(self) -> u32 {
+        self.0
+    }
+
+    /// The set from a number; bits that mean nothing are dropped.
+    pub fn from_bits(bits: u32) -> Self {
+        Self(
+            DegradedReason::ALL
+                .iter()
+                .fold(0, |known, reason| known | *reason as u32)
+                & bits,
+        )
+    }
+}
+
+impl fmt::Debug for DegradedReasons {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_set()
+            .entries(self.iter().map(DegradedReason::as_str))
+            .finish()
+    }
+}
+
+impl Serialize for DegradedReasons {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut list = serializer.serialize_seq(Some(self.iter().count()))?;
+        for reason in self.iter() {
+            list.serialize_element(reason.as_str())?;
+        }
+        list.end()
+    }
+}
+
+impl<'de> Deserialize<'de> for DegradedReasons {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Words;
+
+        impl<'de> Visitor<'de> for Words {
+            type Value = DegradedReasons;
+
+            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                formatter.write_str("a list of reasons")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<DegradedReasons, A::Error> {
+                let mut reasons = DegradedReasons::default();
+                while let Some(word) = list.next_element::<std::borrow::Cow<'de, str>>()? {
+                    let reason = DegradedReason::ALL
+                        .into_iter()
+                        .find(|reason| reason.as_str() == word);
+                    let reason =
+                        reason.ok_or_else(|| de::Error::custom("a reason that is not known here"))?;
+                    reasons = reasons.with(reason);
+                }
+                Ok(reasons)
+            }
+        }
+
+        deserializer.deserialize_seq(Words)
+    }
+}
+
+/// A generation of the event stream; a later one begins with every doubt about the stream as a whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct StreamGeneration(u64);
+
+/// The current generation of the event stream, shared by those who doubt it and those who ask.
+///
+/// Begins at generation 1, so that a holder that no batch has confirmed (generation 0) is not trusted.
+#[derive(Debug)]
+pub struct StreamTrust(AtomicU64);
+
+impl Default for StreamTrust {
+    fn default() -> Self {
+        Self(AtomicU64::new(1))
+    }
+}
+
+impl StreamTrust {
+    /// The current generation.
+    pub fn generation(&self) -> StreamGeneration {
+        StreamGeneration(self.0.load(Ordering::Acquire))
+    }
+
+    /// Doubts the stream: no holder is trusted until a batch received in the new generation continues its count.
+    pub fn doubt(&self) -> StreamGeneration {
+        StreamGeneration(self.0.fetch_add(1, Ordering::AcqRel) + 1)
+    }
+}
+
+/// What the lane of a holder tells the queries about it. One lane writes; anyone reads.
+#[derive(Debug, Default)]
+pub struct HolderStatus {
+    reasons: AtomicU32,
+    confirmed_generation: AtomicU64,
+    epoch: AtomicU64,
+    seq: AtomicU64,
+    blocks: AtomicU64,
+    parked_events: AtomicU32,
+    applied_at_us: AtomicU64,
+    lag_us: AtomicU64,
+    foreign_chain: AtomicBool,
+}
+
+impl HolderStatus {
+    /// Why the holder's state is not certain, in the current generation of the stream.
+    pub fn reasons(&self, trust: &StreamTrust) -> DegradedReasons {
+        let reasons = DegradedReasons(self.reasons.load(Ordering::Acquire));
+        if self.confirmed_generation.load(Ordering::Acquire) < trust.generation().0 {
+            return reasons.with(DegradedReason::Unverified);
+        }
+        reasons
+    }
+
+    /// The reasons that only a new epoch or a `cleared` event takes away; what a snapshot keeps.
+    pub fn lasting_reasons(&self) -> DegradedReasons {
+        DegradedReasons(self.reasons.load(Ordering::Acquire))
+    }
+
+    /// Adds a reason; says whether it is new.
+    pub fn degrade(&self, reason: DegradedReason) -> bool {
+        self.reasons.fetch_or(reason as u32, Ordering::AcqRel) & reason as u32 == 0
+    }
+
+    /// Replaces all reasons by `reasons`: the state has been replaced as a whole.
+    pub fn reset_reasons(&self, reasons: DegradedReasons) {
+        self.reasons.store(reasons.0, Ordering::Release);
+    }
+
+    /// A batch received in `generation` continued the count.
+    pub fn confirm(&self, generation: StreamGeneration) {
+        self.confirmed_generation.store(generation.0, Ordering::Release);
+    }
+
+    /// Publishes the cursor after a batch.
+    pub fn set_cursor(&self, cursor: super::BatchCursor) {
+        self.epoch.store(cursor.epoch, Ordering::Release);
+        self.seq.store(cursor.seq, Ordering::Release);
+    }
+
+    /// The last batch applied. Epoch and number are read one after the other; across a change of epoch they may belong
+    /// to neighbouring batches.
+    pub fn cursor(&self) -> super::BatchCursor {
+        super::BatchCursor {
+            epoch: self.epoch.load(Ordering::Acquire),
+            seq: self.seq.load(Ordering::Acquire),
+        }
+    }
+
+    /// Publishes how much the holder holds, and how many stored events wait for a parent.
+    pub fn set_sizes(&self, blocks: u64, parked_events: u32) {
+        self.blocks.store(blocks, Ordering::Relaxed);
+        self.parked_events.store(parked_events, Ordering::Relaxed);
+    }
+
+    /// Blocks that the holder holds.
+    pub fn blocks(&self) -> u64 {
+        self.blocks.load(Ordering::Relaxed)
+    }
+
+    /// Stored events that wait for their parent.
+    pub fn parked_events(&self) -> u32 {
+        self.parked_events.load(Ordering::Relaxed)
+    }
+
+    /// Publishes whether the holder's hashes are not the contract's chain.
+    pub fn set_foreign_chain(&self, is_foreign: bool) {
+        self.foreign_chain.store(is_foreign, Ordering::Relaxed);
+    }
+
+    /// Whether the holder's hashes are not the contract's chain, so that queries by tokens or block hashes cannot
+    /// find its blocks. Queries by its own hashes can, and are as exact as ever; so this is no degradation.
+    pub fn has_foreign_chain(&self) -> bool {
+        self.foreign_chain.load(Ordering::Relaxed)
+    }
+
+    /// Publishes when a batch was applied (microseconds since the Unix epoch), and how old it was then.
+    pub fn set_applied(&self, at_us: u64, lag_us: u64) {
+        self.applied_at_us.store(at_us, Ordering::Relaxed);
+        self.lag_us.store(lag_us, Ordering::Relaxed);
+    }
+
+    /// When the last batch was applied, in microseconds since the Unix epoch; 0 if none was.
+    pub fn applied_at_us(&self) -> u64 {
+        self.applied_at_us.load(Ordering::Relaxed)
+    }
+
+    /// How old the last batch was when it was applied, in microseconds, by the publisher's clock.
+    pub fn lag_us(&self) -> u64 {
+        self.lag_us.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_holder_is_trusted_only_when_a_batch_of_the_current_generation_confirmed_it() {
+        let trust = StreamTrust::default();
+        let status = HolderStatus::default();
+        assert_eq!(
+            status.reasons(&trust),
+            DegradedReasons::of(DegradedReason::Unverified)
+        );
+        status.confirm(trust.generation());
+        assert!(status.reasons(&trust).is_empty());
+        let before = trust.generation();
+        trust.doubt();
+        assert!(status.reasons(&trust).contains(DegradedReason::Unverified));
+        // A batch that was received before the doubt proves nothing about the time after it.
+        status.confirm(before);
+        assert!(status.reasons(&trust).contains(DegradedReason::Unverified));
+        status.confirm(trust.generation());
+        assert!(status.reasons(&trust).is_empty());
+    }
+
+    #[test]
+    fn reasons_stay_until_the_state_is_replaced() {
+        let status = HolderStatus::default();
+        assert!(status.degrade(DegradedReason::Gap));
+        assert!(!status.degrade(DegradedReason::Gap));
+        assert!(status.degrade(DegradedReason::Capacity));
+        assert_eq!(
+            status.lasting_reasons(),
+            DegradedReasons::of(DegradedReason::Gap).with(DegradedReason::Capacity)
+        );
+        status.reset_reasons(DegradedReasons::default());
+        assert!(status.lasting_reasons().is_empty());
+    }
+
+    #[test]
+    fn reasons_travel_as_words() {
+        let reasons = DegradedReasons::of(DegradedReason::Gap).with(DegradedReason::Unverified);
+        let text = serde_json::to_string(&reasons).unwrap();
+        assert_eq!(text, r#"["gap","unverified"]"#);
+        assert_eq!(serde_json::from_str::<DegradedReasons>(&text).unwrap(), reasons);
+        assert_eq!(
+            DegradedReasons::from_bits(u32::MAX).iter().count(),
+            DegradedReason::ALL.len()
+        );
+        assert!(serde_json::from_str::<DegradedReasons>(r#"["tired"]"#).is_err());
+    }
+}

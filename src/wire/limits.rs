@@ -1,0 +1,43 @@
+//! Bounds on what one message may carry.
+
+/// The bounds a decoder enforces before it spends memory.
+///
+/// A message that exceeds one of them is answered with [`ErrorCode::TooLarge`](super::ErrorCode::TooLarge)
+/// (queries) or dropped and counted (events).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WireLimits {
+    /// Longest payload, in bytes, of an event batch or a request.
+    pub message_bytes_max: usize,
+    /// Most events in one batch.
+    pub events_max: usize,
+    /// Most blocks in one event.
+    pub blocks_per_event_max: usize,
+    /// Most tokens a block may have; bounds token lists together with the block limits.
+    pub tokens_per_block_max: usize,
+    /// Deepest query, in blocks.
+    pub query_depth_max: usize,
+    /// Most queries in one request.
+    pub queries_max: usize,
+    /// Most workers a query may name in its filter.
+    pub filter_workers_max: usize,
+    /// Longest namespace or worker name, in bytes.
+    pub name_bytes_max: usize,
+    /// Longest LoRA name or cache salt, in bytes.
+    pub text_bytes_max: usize,
+}
+
+impl Default for WireLimits {
+    fn default() -> Self {
+        Self {
+            message_bytes_max: 1 << 20,
+            events_max: 4096,
+            blocks_per_event_max: 65_536,
+            tokens_per_block_max: 4096,
+            query_depth_max: 65_536,
+            queries_max: 256,
+            filter_workers_max: 4096,
+            name_bytes_max: 64,
+            text_bytes_max: 1024,
+        }
+    }
+}

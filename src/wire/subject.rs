@@ -1,0 +1,177 @@
+//! The subjects of the contract, under a configurable prefix.
+
+use super::name::{NameError, NamespaceName, WorkerName};
+
+/// Why a subject or a prefix is not one of the contract's.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SubjectError {
+    /// The subject does not have the contract's shape.
+    #[error("subject {subject:?} is not {expected}")]
+    Shape {
+        /// The subject as received.
+        subject: String,
+        /// The shape that was expected.
+        expected: String,
+    },
+    /// A token of the subject is not a name.
+    #[error("subject {subject:?}: {source}")]
+    Name {
+        /// The subject as received.
+        subject: String,
+        /// What is wrong with the token.
+        source: NameError,
+    },
+    /// The prefix cannot be part of a subject.
+    #[error("prefix {prefix:?} must be tokens out of A-Z a-z 0-9 _ - joined by dots, at most 64 bytes")]
+    Prefix {
+        /// The prefix as configured.
+        prefix: String,
+    },
+}
+
+/// Builds and parses the subjects under one prefix.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Subjects {
+    events: String,
+    query: String,
+    status: String,
+}
+
+impl Subjects {
+    /// The subjects under `prefix`: tokens out of `[A-Za-z0-9_-]` joined by dots, at most 64 bytes.
+    pub fn new(prefix: &str) -> Result<Self, SubjectError> {
+        let is_sound = prefix.len() <= 64 && prefix.split('.').all(|token| NamespaceName::new(token).is_ok());
+        if !is_sound {
+            return Err(SubjectError::Prefix {
+                prefix: prefix.to_owned(),
+            });
+        }
+        Ok(Self {
+            events: format!("{prefix}.v1.events."),
+            query: format!("{prefix}.v1.query."),
+            status: format!("{prefix}.v1.status."),
+        })
+    }
+
+    /// Where `worker` publishes its batches for `namespace`.
+    pub fn events(&self, namespace: &NamespaceName, worker: &WorkerName) -> String {
+        format!("{}{namespace}.{worker}", self.events)
+    }
+
+    /// All events subjects.
+    pub fn all_events(&self) -> String {
+        format!("{}>", self.events)
+    }
+
+    /// Where queries about `namespace` go.
+    pub fn query(&self, namespace: &NamespaceName) -> String {
+        format!("{}{namespace}", self.query)
+    }
+
+    /// All query subjects. Ends in `>` so that a malformed subject is answered with an error, not with silence.
+    pub fn all_queries(&self) -> String {
+        format!("{}>", self.query)
+    }
+
+    /// Where status requests about `namespace` go.
+    pub fn status(&self, namespace: &NamespaceName) -> String {
+        format!("{}{namespace}", self.status)
+    }
+
+    /// All status subjects.
+    pub fn all_statuses(&self) -> String {
+        format!("{}>", self.status)
+    }
+
+    /// The namespace and worker an events subject speaks for.
+    pub fn parse_events(
+        &self,
+        subject: &str,
+        name_bytes_max: usize,
+    ) -> Result<(NamespaceName, WorkerName), SubjectError> {
+        let shape = || SubjectError::Shape {
+            subject: subject.to_owned(),
+            expected: format!("{}NAMESPACE.WORKER", self.events),
+        };
+        let (namespace, worker) = subject
+            .strip_prefix(&self.events)
+            .and_then(|rest| rest.split_once('.'))
+            .ok_or_else(shape)?;
+        let named = |source| SubjectError::Name {
+            subject: subject.to_owned(),
+            source,
+        };
+        Ok((
+            NamespaceName::bounded(namespace, name_bytes_max).map_err(named)?,
+            WorkerName::bounded(worker, name_bytes_max).map_err(named)?,
+        ))
+    }
+
+    /// The namespace a query subject asks about.
+    pub fn parse_query(&self, subject: &str, name_bytes_max: usize) -> Result<NamespaceName, SubjectError> {
+        Self::parse_tail(&self.query, subject, name_bytes_max)
+    }
+
+    /// The namespace a status subject asks about.
+    pub fn parse_status(&self, subject: &str, name_bytes_max: usize) -> Result<NamespaceName, SubjectError> {
+        Self::parse_tail(&self.status, subject, name_bytes_max)
+    }
+
+    fn parse_tail(head: &str, subject: &str, name_bytes_max: usize) -> Result<NamespaceName, SubjectError> {
+        let tail = subject.strip_prefix(head).ok_or_else(|| SubjectError::Shape {
+            subject: subject.to_owned(),
+            expected: format!("{head}NAMESPACE"),
+        })?;
+        NamespaceName::bounded(tail, name_bytes_max).map_err(|source| SubjectError::Name {
+            subject: subject.to_owned(),
+            source,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_built_parses_back() {
+        let subjects = Subjects::new("site-1.kvatlas").unwrap();
+        let namespace = NamespaceName::new("llama").unwrap();
+        let worker = WorkerName::new("gpu-0").unwrap();
+        let events = subjects.events(&namespace, &worker);
+        assert_eq!(events, "site-1.kvatlas.v1.events.llama.gpu-0");
+        assert_eq!(
+            subjects.parse_events(&events, 64),
+            Ok((namespace.clone(), worker))
+        );
+        assert_eq!(
+            subjects.parse_query(&subjects.query(&namespace), 64),
+            Ok(namespace.clone())
+        );
+        assert_eq!(
+            subjects.parse_status(&subjects.status(&namespace), 64),
+            Ok(namespace)
+        );
+    }
+
+    #[test]
+    fn foreign_subjects_are_errors() {
+        let subjects = Subjects::new("kvatlas").unwrap();
+        for subject in [
+            "kvatlas.v1.events.llama",
+            "kvatlas.v1.events.a.b.c",
+            "other.v1.events.a.b",
+            "kvatlas.v1.events.a.",
+        ] {
+            assert!(subjects.parse_events(subject, 64).is_err(), "{subject}");
+        }
+        assert!(subjects.parse_query("kvatlas.v1.query.a.b", 64).is_err());
+    }
+
+    #[test]
+    fn a_prefix_is_checked() {
+        for prefix in ["", ".", "a..b", "a.>", "a b", &"x".repeat(65)] {
+            assert!(Subjects::new(prefix).is_err(), "{prefix:?}");
+        }
+    }
+}
