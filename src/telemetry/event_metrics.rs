@@ -1,0 +1,266 @@
+//! What is counted, and logged, about the events of one namespace.
+
+use std::fmt::Display;
+use std::time::Duration;
+
+use metrics::{Counter, Histogram};
+
+use super::labels::{DegradedReason, DropReason, LabelValue, PerLabel, RejectReason, UNATTRIBUTED_NAMESPACE};
+use super::{LogGate, names};
+
+/// One gate a reason for the whole process: thousands of namespaces must not multiply the lines.
+static DROP_GATES: [LogGate; DropReason::COUNT] = [const { LogGate::new() }; DropReason::COUNT];
+static REJECT_GATES: [LogGate; RejectReason::COUNT] = [const { LogGate::new() }; RejectReason::COUNT];
+static DEGRADED_GATES: [LogGate; DegradedReason::COUNT] = [const { LogGate::new() }; DegradedReason::COUNT];
+static GAP_GATE: LogGate = LogGate::new();
+static EPOCH_GATE: LogGate = LogGate::new();
+
+/// What applying one batch did.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct AppliedBatch {
+    /// Blocks that the batch stored.
+    pub blocks_stored: u64,
+    /// Blocks that the batch removed one by one.
+    pub blocks_removed: u64,
+    /// How often the batch dropped everything that its holder had.
+    pub clears: u64,
+    /// How long the lane took.
+    pub elapsed: Duration,
+}
+
+/// The handles for the events of one namespace. Cheap to use from any thread; make it once and hold it.
+pub struct EventMetrics {
+    namespace: Box<str>,
+    messages_received: Counter,
+    bytes_received: Counter,
+    batches_applied: Counter,
+    blocks_stored: Counter,
+    blocks_removed: Counter,
+    clears: Counter,
+    batches_dropped: PerLabel<DropReason, Counter>,
+    events_rejected: PerLabel<RejectReason, Counter>,
+    sequence_gaps: Counter,
+    epoch_changes: Counter,
+    holders_degraded: PerLabel<DegradedReason, Counter>,
+    apply_duration: Histogram,
+    batch_blocks: Histogram,
+}
+
+impl EventMetrics {
+    /// The handles of a namespace that was admitted: the caller bounds how many there are.
+    pub fn for_namespace(namespace: &str) -> Self {
+        Self {
+            namespace: namespace.into(),
+            messages_received: names::EVENT_MESSAGES_RECEIVED.with([namespace]),
+            bytes_received: names::EVENT_BYTES_RECEIVED.with([namespace]),
+            batches_applied: names::BATCHES_APPLIED.with([namespace]),
+            blocks_stored: names::BLOCKS_STORED.with([namespace]),
+            blocks_removed: names::BLOCKS_REMOVED.with([namespace]),
+            clears: names::CLEARS.with([namespace]),
+            batches_dropped: PerLabel::new(|reason: DropReason| {
+                names::BATCHES_DROPPED.with([namespace, reason.as_str()])
+            }),
+            events_rejected: PerLabel::new(|reason: RejectReason| {
+                names::EVENTS_REJECTED.with([namespace, reason.as_str()])
+            }),
+            sequence_gaps: names::SEQUENCE_GAPS.with([namespace]),
+            epoch_changes: names::EPOCH_CHANGES.with([namespace]),
+            holders_degraded: PerLabel::new(|reason: DegradedReason| {
+                names::HOLDERS_DEGRADED.with([namespace, reason.as_str()])
+            }),
+            apply_duration: names::BATCH_APPLY_DURATION.with([namespace]),
+            batch_blocks: names::BATCH_BLOCKS.with([namespace]),
+        }
+    }
+
+    /// The handles for messages whose subject is malformed or names a namespace that is not admitted.
+    pub fn unattributed() -> Self {
+        Self::for_namespace(UNATTRIBUTED_NAMESPACE)
+    }
+
+    /// Counts a message as it arrives, with the size of its payload.
+    pub fn message_received(&self, payload_bytes: u64) {
+        self.messages_received.increment(1);
+        self.bytes_received.increment(payload_bytes);
+    }
+
+    /// Counts a batch that a lane applied.
+    pub fn batch_applied(&self, batch: &AppliedBatch) {
+        self.batches_applied.increment(1);
+        self.blocks_stored.increment(batch.blocks_stored);
+        self.blocks_removed.increment(batch.blocks_removed);
+        self.clears.increment(batch.clears);
+        self.apply_duration.record(batch.elapsed);
+        let blocks = batch.blocks_stored.saturating_add(batch.blocks_removed);
+        self.batch_blocks.record(blocks as f64);
+    }
+
+    /// Counts a batch that was dropped whole, and logs it.
+    ///
+    /// `subject` is what the message was published to; it may hold anything. Duplicates and stale epochs are what a
+    /// redelivery looks like, so those lines are at level debug.
+    pub fn batch_dropped(&self, reason: DropReason, subject: &str, detail: &dyn Display) {
+        self.batches_dropped.get(reason).increment(1);
+        let Some(suppressed) = DROP_GATES[reason.index()].admit() else {
+            return;
+        };
+        let namespace = &*self.namespace;
+        let subject = subject.escape_debug();
+        match reason {
+            DropReason::Duplicate | DropReason::StaleEpoch => {
+                tracing::debug!(namespace, %reason, %subject, %detail, suppressed, "batch dropped");
+            }
+            _ => tracing::warn!(namespace, %reason, %subject, %detail, suppressed, "batch dropped"),
+        }
+    }
+
+    /// Counts an event that could not be applied, and logs it.
+    ///
+    /// Removals of blocks that are not held follow every gap, so those lines are at level debug.
+    pub fn event_rejected(&self, reason: RejectReason, worker: &str, detail: &dyn Display) {
+        self.events_rejected.get(reason).increment(1);
+        let Some(suppressed) = REJECT_GATES[reason.index()].admit() else {
+            return;
+        };
+        let namespace = &*self.namespace;
+        match reason {
+            RejectReason::UnknownBlock => {
+                tracing::debug!(namespace, %reason, worker, %detail, suppressed, "event rejected");
+            }
+            _ => tracing::warn!(namespace, %reason, worker, %detail, suppressed, "event rejected"),
+        }
+    }
+
+    /// Counts a gap in a publisher's sequence numbers, and logs it.
+    pub fn sequence_gap(&self, worker: &str, expected: u64, received: u64) {
+        self.sequence_gaps.increment(1);
+        if let Some(suppressed) = GAP_GATE.admit() {
+            let namespace = &*self.namespace;
+            tracing::warn!(
+                namespace,
+                worker,
+                expected,
+                received,
+                suppressed,
+                "batches are missing"
+            );
+        }
+    }
+
+    /// Counts a new incarnation of a publisher, and logs it.
+    pub fn epoch_changed(&self, worker: &str, previous: &dyn Display, current: &dyn Display) {
+        self.epoch_changes.increment(1);
+        if let Some(suppressed) = EPOCH_GATE.admit() {
+            let namespace = &*self.namespace;
+            tracing::info!(namespace, worker, %previous, %current, suppressed, "publisher has a new epoch");
+        }
+    }
+
+    /// Counts the transition of a holder from exact to degraded, and logs it. Call it for the transition only, not
+    /// for each further fault of a holder that is degraded already.
+    pub fn holder_degraded(&self, reason: DegradedReason, worker: &str, data_parallel_rank: u32) {
+        self.holders_degraded.get(reason).increment(1);
+        if let Some(suppressed) = DEGRADED_GATES[reason.index()].admit() {
+            let namespace = &*self.namespace;
+            tracing::warn!(
+                namespace,
+                %reason,
+                worker,
+                data_parallel_rank,
+                suppressed,
+                "holder is degraded until its publisher resyncs"
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::LogFormat;
+    use super::super::logging::tests::capture;
+    use super::super::metrics::tests::rendered;
+    use super::*;
+
+    #[track_caller]
+    fn assert_line(text: &str, line: &str) {
+        assert!(
+            text.lines().any(|candidate| candidate == line),
+            "missing: {line}\n{text}"
+        );
+    }
+
+    #[test]
+    fn each_call_reaches_its_own_series() {
+        let text = rendered(|| {
+            let metrics = EventMetrics::for_namespace("a");
+            metrics.message_received(100);
+            metrics.message_received(20);
+            metrics.batch_applied(&AppliedBatch {
+                blocks_stored: 5,
+                blocks_removed: 2,
+                clears: 1,
+                elapsed: Duration::from_micros(15),
+            });
+            metrics.batch_dropped(DropReason::StaleEpoch, "kv.a.w\n1", &"old");
+            metrics.event_rejected(RejectReason::Rekeyed, "w1", &"other parent");
+            metrics.sequence_gap("w1", 4, 9);
+            metrics.epoch_changed("w1", &"1", &"2");
+            metrics.holder_degraded(DegradedReason::Gap, "w1", 0);
+            EventMetrics::unattributed().batch_dropped(DropReason::BadSubject, "kv", &"no worker");
+        });
+        for line in [
+            "kvatlas_event_messages_received_total{namespace=\"a\"} 2",
+            "kvatlas_event_received_bytes_total{namespace=\"a\"} 120",
+            "kvatlas_batches_applied_total{namespace=\"a\"} 1",
+            "kvatlas_blocks_stored_total{namespace=\"a\"} 5",
+            "kvatlas_blocks_removed_total{namespace=\"a\"} 2",
+            "kvatlas_holder_clears_total{namespace=\"a\"} 1",
+            "kvatlas_batch_blocks_bucket{namespace=\"a\",le=\"4\"} 0",
+            "kvatlas_batch_blocks_bucket{namespace=\"a\",le=\"16\"} 1",
+            "kvatlas_batch_apply_duration_seconds_bucket{namespace=\"a\",le=\"0.00001\"} 0",
+            "kvatlas_batch_apply_duration_seconds_bucket{namespace=\"a\",le=\"0.00002\"} 1",
+            "kvatlas_batches_dropped_total{namespace=\"a\",reason=\"stale_epoch\"} 1",
+            "kvatlas_batches_dropped_total{namespace=\"a\",reason=\"bad_subject\"} 0",
+            "kvatlas_batches_dropped_total{namespace=\"(none)\",reason=\"bad_subject\"} 1",
+            "kvatlas_events_rejected_total{namespace=\"a\",reason=\"rekeyed\"} 1",
+            "kvatlas_sequence_gaps_total{namespace=\"a\"} 1",
+            "kvatlas_epoch_changes_total{namespace=\"a\"} 1",
+            "kvatlas_holders_degraded_total{namespace=\"a\",reason=\"gap\"} 1",
+        ] {
+            assert_line(&text, line);
+        }
+    }
+
+    #[test]
+    fn every_drop_is_counted_although_few_are_logged() {
+        let text = rendered(|| {
+            let metrics = EventMetrics::for_namespace("a");
+            for _ in 0..5000 {
+                metrics.batch_dropped(DropReason::Oversized, "kv.a.w1", &"2 MiB");
+            }
+        });
+        assert_line(
+            &text,
+            "kvatlas_batches_dropped_total{namespace=\"a\",reason=\"oversized\"} 5000",
+        );
+    }
+
+    #[test]
+    fn a_burst_gives_one_line_that_a_subject_can_not_forge() {
+        let log = capture(LogFormat::Text, "debug", false, || {
+            let metrics = EventMetrics::for_namespace("a");
+            for _ in 0..3 {
+                // No other test uses this reason, so its gate is fresh.
+                metrics.batch_dropped(DropReason::LaneStopped, "kv.a.w1\n2026 ERROR forged", &"draining");
+            }
+        });
+        assert!(
+            log.contains("batch dropped") && log.contains("reason=lane_stopped"),
+            "{log}"
+        );
+        assert!(log.contains(r"subject=kv.a.w1\n2026 ERROR forged"), "{log}");
+        // A second may pass between the calls on a busy machine: each line then tells of those before it.
+        assert!((1..=3).contains(&log.lines().count()), "{log}");
+        assert!(log.lines().all(|line| line.contains("suppressed=")), "{log}");
+    }
+}

@@ -1,0 +1,264 @@
+//! The values that labels may take, as enums, so that no free text becomes a label.
+//!
+//! The spelling of a value is part of what dashboards and alerts rely on: add values freely, but don't rename them.
+
+/// Namespace label of whatever can't be attributed to an admitted namespace, such as a message with a malformed
+/// subject. The brackets keep it apart from every real namespace, whose name is a subject token.
+pub const UNATTRIBUTED_NAMESPACE: &str = "(none)";
+
+/// A closed set of label values.
+pub trait LabelValue: Copy + 'static {
+    /// Every value, in the order of [`LabelValue::index`].
+    const ALL: &'static [Self];
+
+    /// The text that appears as the label's value.
+    fn as_str(self) -> &'static str;
+
+    /// The place of this value in [`LabelValue::ALL`].
+    fn index(self) -> usize;
+}
+
+/// Declares an enum whose variants are label values, so that the variants, their spelling and their number can't part.
+macro_rules! label_values {
+    ($(#[$enum_attribute:meta])* $enum_name:ident {
+        $($(#[$attribute:meta])* $variant:ident => $text:literal,)+
+    }) => {
+        $(#[$enum_attribute])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        pub enum $enum_name {
+            $($(#[$attribute])* $variant,)+
+        }
+
+        impl $enum_name {
+            /// How many values there are.
+            pub const COUNT: usize = <Self as LabelValue>::ALL.len();
+        }
+
+        impl LabelValue for $enum_name {
+            const ALL: &'static [Self] = &[$(Self::$variant,)+];
+
+            fn as_str(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $text,)+
+                }
+            }
+
+            fn index(self) -> usize {
+                self as usize
+            }
+        }
+
+        impl std::fmt::Display for $enum_name {
+            fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                formatter.write_str(self.as_str())
+            }
+        }
+    };
+}
+
+label_values! {
+    /// Why a whole batch was dropped without a change to the index.
+    DropReason {
+        /// The sequence number was applied before: a redelivery, or a publisher that sent again.
+        Duplicate => "duplicate",
+        /// The batch is of an incarnation of the publisher that a newer one has replaced.
+        StaleEpoch => "stale_epoch",
+        /// The payload is not a valid batch.
+        Undecodable => "undecodable",
+        /// The payload is larger than the configured limit.
+        Oversized => "oversized",
+        /// The subject doesn't name a namespace and a worker.
+        BadSubject => "bad_subject",
+        /// The namespace is new, and the configured number of namespaces is reached.
+        TooManyNamespaces => "too_many_namespaces",
+        /// The worker is new, and the configured number of workers is reached.
+        TooManyWorkers => "too_many_workers",
+        /// The data-parallel rank is new, and the configured number of ranks is reached.
+        TooManyRanks => "too_many_ranks",
+        /// The lane that has to apply the batch takes no more work.
+        LaneStopped => "lane_stopped",
+    }
+}
+
+label_values! {
+    /// Why one event of a batch was not applied.
+    RejectReason {
+        /// A stored block's parent is not held by the holder.
+        UnknownParent => "unknown_parent",
+        /// A block would lie at a position that a lineage hash can't hold.
+        PositionOutOfRange => "position_out_of_range",
+        /// The index is at its capacity bound.
+        Capacity => "capacity",
+        /// The namespace recomputes hashes, and the event has neither tokens nor block hashes.
+        MissingContent => "missing_content",
+        /// A removed block is not held by the holder.
+        UnknownBlock => "unknown_block",
+        /// An engine hash that is resident was stored again with other content.
+        Rekeyed => "rekeyed",
+        /// The sequence hashes don't follow the hash contract of the namespace.
+        ForeignChain => "foreign_chain",
+        /// Too many events wait for their parent.
+        ParkedOverflow => "parked_overflow",
+        /// The event waited for its parent longer than allowed.
+        ParkedExpired => "parked_expired",
+    }
+}
+
+label_values! {
+    /// Why a holder stopped being exact.
+    DegradedReason {
+        /// Batches are missing between the last one applied and the one that arrived.
+        Gap => "gap",
+        /// The publisher restarted and has not yet published what its worker holds.
+        Restart => "restart",
+        /// A bounded queue was full, so batches were lost on the way to the lane.
+        Overflow => "overflow",
+        /// A batch could not be decoded.
+        Undecodable => "undecodable",
+        /// An event of a batch was rejected, so the index has less than the worker.
+        Rejected => "rejected",
+    }
+}
+
+label_values! {
+    /// How exactly the index knows what a holder has.
+    HolderState {
+        /// Every batch of the holder was applied.
+        Exact => "exact",
+        /// Something is missing: see [`DegradedReason`].
+        Degraded => "degraded",
+    }
+}
+
+label_values! {
+    /// What a query gives to look a prompt up by, or that it asks for the state of the daemon.
+    QueryKind {
+        /// The tokens of the prompt.
+        Tokens => "tokens",
+        /// The block hashes of the prompt.
+        BlockHashes => "block_hashes",
+        /// The sequence hashes of the prompt.
+        SequenceHashes => "sequence_hashes",
+        /// The lineage hashes of the prompt.
+        LineageHashes => "lineage_hashes",
+        /// Nothing: a question after the state of a namespace.
+        Status => "status",
+    }
+}
+
+label_values! {
+    /// Which error a query was answered with.
+    QueryErrorCode {
+        /// The request can't be decoded, or its fields contradict each other.
+        BadRequest => "bad_request",
+        /// The request is of a version that this program doesn't speak.
+        UnsupportedVersion => "unsupported_version",
+        /// There is no such namespace.
+        UnknownNamespace => "unknown_namespace",
+        /// The request is larger than the configured limit.
+        TooLarge => "too_large",
+        /// Too many queries are in progress.
+        Overloaded => "overloaded",
+        /// The daemon is starting, or draining.
+        NotReady => "not_ready",
+        /// A fault of this program.
+        Internal => "internal",
+    }
+}
+
+label_values! {
+    /// Why the reply to a query was not sent.
+    ReplyDropReason {
+        /// The request names no subject to reply to.
+        NoReplySubject => "no_reply_subject",
+        /// The reply is larger than the server accepts.
+        TooLarge => "too_large",
+        /// The connection did not take the reply.
+        PublishFailed => "publish_failed",
+        /// The daemon stopped before the reply was ready.
+        Stopping => "stopping",
+    }
+}
+
+label_values! {
+    /// Which connection to the message broker.
+    Connection {
+        /// The one that receives events.
+        Events => "events",
+        /// The one that receives queries and sends replies.
+        Queries => "queries",
+    }
+}
+
+label_values! {
+    /// What happened to a connection.
+    ConnectionEvent {
+        /// It is established, for the first time or again.
+        Connected => "connected",
+        /// It was lost.
+        Disconnected => "disconnected",
+        /// Messages were discarded because this program took them too slowly.
+        SlowConsumer => "slow_consumer",
+        /// The server or the client library reported an error.
+        Error => "error",
+    }
+}
+
+/// One metric handle for each value of a label, looked up by the value's index.
+pub(crate) struct PerLabel<L, M> {
+    handles: Box<[M]>,
+    label: std::marker::PhantomData<fn(L)>,
+}
+
+impl<L: LabelValue, M> PerLabel<L, M> {
+    /// Makes the handle of every value.
+    pub(crate) fn new(make: impl FnMut(L) -> M) -> Self {
+        Self {
+            handles: L::ALL.iter().copied().map(make).collect(),
+            label: std::marker::PhantomData,
+        }
+    }
+
+    /// The handle of one value.
+    pub(crate) fn get(&self, label: L) -> &M {
+        // In range by construction: `new` made one handle for each value, in the order of the indices.
+        &self.handles[label.index()]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check<L: LabelValue>() {
+        let mut texts = std::collections::BTreeSet::new();
+        for (index, value) in L::ALL.iter().enumerate() {
+            assert_eq!(value.index(), index);
+            let text = value.as_str();
+            assert!(
+                text.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_'),
+                "{text}"
+            );
+            assert!(texts.insert(text), "{text} twice");
+        }
+        let per_label = PerLabel::<L, &str>::new(L::as_str);
+        assert!(
+            L::ALL
+                .iter()
+                .all(|&value| *per_label.get(value) == value.as_str())
+        );
+    }
+
+    #[test]
+    fn values_are_distinct_lower_snake_case_and_indexed_in_order() {
+        check::<DropReason>();
+        check::<RejectReason>();
+        check::<DegradedReason>();
+        check::<HolderState>();
+        check::<QueryKind>();
+        check::<QueryErrorCode>();
+        check::<ReplyDropReason>();
+        check::<Connection>();
+        check::<ConnectionEvent>();
+    }
+}

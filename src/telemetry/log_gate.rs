@@ -1,0 +1,121 @@
+//! Keeps log lines that a client can provoke at will from filling the log.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+/// The shortest time between two lines that a gate lets pass, in nanoseconds.
+const INTERVAL_NS: u64 = 1_000_000_000;
+
+/// Lets one log line pass per second and counts the others, without a lock.
+///
+/// The count of those held back is told with the next line that passes; a burst that ends within its second is
+/// therefore told in full only when something of the same kind happens again. The metrics count every one.
+#[derive(Debug, Default)]
+pub struct LogGate {
+    /// From when on the next line may pass, in nanoseconds since [`now_ns`]'s origin.
+    open_from_ns: AtomicU64,
+    suppressed: AtomicU64,
+}
+
+impl LogGate {
+    /// A gate that lets the first line pass.
+    pub const fn new() -> Self {
+        Self {
+            open_from_ns: AtomicU64::new(0),
+            suppressed: AtomicU64::new(0),
+        }
+    }
+
+    /// Asks whether a line may be written now; if so, returns how many were held back since the last one.
+    pub fn admit(&self) -> Option<u64> {
+        self.admit_at(now_ns())
+    }
+
+    /// Like [`LogGate::admit`], at a time in nanoseconds since a fixed origin.
+    pub fn admit_at(&self, now_ns: u64) -> Option<u64> {
+        let open_from_ns = self.open_from_ns.load(Ordering::Relaxed);
+        let may_pass = now_ns >= open_from_ns
+            // Of several threads that arrive together, the one that moves the time on writes the line.
+            && self
+                .open_from_ns
+                .compare_exchange(
+                    open_from_ns,
+                    now_ns.saturating_add(INTERVAL_NS),
+                    Ordering::Relaxed,
+                    Ordering::Relaxed,
+                )
+                .is_ok();
+        if may_pass {
+            Some(self.suppressed.swap(0, Ordering::Relaxed))
+        } else {
+            self.suppressed.fetch_add(1, Ordering::Relaxed);
+            None
+        }
+    }
+}
+
+/// Monotonic time since the first call, in nanoseconds.
+fn now_ns() -> u64 {
+    static ORIGIN: OnceLock<Instant> = OnceLock::new();
+    let elapsed = ORIGIN.get_or_init(Instant::now).elapsed();
+    u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn one_line_a_second_passes_and_tells_how_many_did_not() {
+        let gate = LogGate::new();
+        assert_eq!(gate.admit_at(5), Some(0));
+        assert_eq!(gate.admit_at(6), None);
+        assert_eq!(gate.admit_at(5 + INTERVAL_NS - 1), None);
+        assert_eq!(gate.admit_at(5 + INTERVAL_NS), Some(2));
+        assert_eq!(gate.admit_at(5 + 2 * INTERVAL_NS), Some(0));
+    }
+
+    #[test]
+    fn threads_that_arrive_together_write_one_line() {
+        let gate = LogGate::new();
+        let (passed, told) = (AtomicU64::new(0), AtomicU64::new(0));
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..1000 {
+                        if let Some(suppressed) = gate.admit_at(7) {
+                            passed.fetch_add(1, Ordering::Relaxed);
+                            told.fetch_add(suppressed, Ordering::Relaxed);
+                        }
+                    }
+                });
+            }
+        });
+        assert_eq!(passed.into_inner(), 1);
+        let told_later = gate.admit_at(7 + INTERVAL_NS).expect("a second has passed");
+        assert_eq!(told.into_inner() + told_later, 3999);
+    }
+
+    proptest! {
+        #[test]
+        fn lines_keep_their_distance_and_every_attempt_is_told(
+            steps in prop::collection::vec(0..2 * INTERVAL_NS, 1..200),
+        ) {
+            let gate = LogGate::new();
+            let (mut now, mut last_line, mut told) = (0, None, 0);
+            for step in &steps {
+                now += step;
+                if let Some(suppressed) = gate.admit_at(now) {
+                    prop_assert!(last_line.is_none_or(|last| now - last >= INTERVAL_NS));
+                    last_line = Some(now);
+                    told += 1 + suppressed;
+                }
+            }
+            told += gate.suppressed.load(Ordering::Relaxed);
+            prop_assert_eq!(told, steps.len() as u64);
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! The log: lines on standard error, as text for people or as JSON for collectors.
+
+use std::io::IsTerminal;
+
+use thiserror::Error;
+use tracing::Subscriber;
+use tracing::subscriber::SetGlobalDefaultError;
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::ParseError;
+use tracing_subscriber::fmt::MakeWriter;
+
+/// How a log line looks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogFormat {
+    /// One line of text, with the time in RFC 3339 (UTC); coloured if standard error is a terminal.
+    Text,
+    /// One JSON object a line, with the message and its fields at the top level.
+    Json,
+}
+
+/// Why the log could not be set up.
+#[derive(Debug, Error)]
+pub enum LoggingError {
+    /// The filter doesn't follow the syntax of directives.
+    #[error(
+        "log filter {filter:?} is not valid: {source}; give comma-separated directives such as \
+         \"info\" or \"warn,kvatlas=debug\""
+    )]
+    Filter {
+        /// The filter as given.
+        filter: String,
+        /// What is wrong with it.
+        source: ParseError,
+    },
+    /// Something else has set the log up in this process.
+    #[error("the log is already set up in this process; set it up once, at start")]
+    AlreadySet(#[source] SetGlobalDefaultError),
+}
+
+/// Sets up the log of the process, on standard error.
+///
+/// `filter` is a list of directives in the syntax of [`EnvFilter`], such as `info` or `warn,kvatlas=debug`.
+///
+/// # Errors
+///
+/// [`LoggingError::Filter`] if the filter can't be parsed, [`LoggingError::AlreadySet`] on a second call.
+pub fn init(format: LogFormat, filter: &str) -> Result<(), LoggingError> {
+    let ansi = std::io::stderr().is_terminal();
+    let subscriber = subscriber(format, filter, ansi, std::io::stderr)?;
+    tracing::subscriber::set_global_default(subscriber).map_err(LoggingError::AlreadySet)
+}
+
+/// The subscriber of [`init`], writing anywhere.
+fn subscriber<W>(
+    format: LogFormat,
+    filter: &str,
+    ansi: bool,
+    writer: W,
+) -> Result<Box<dyn Subscriber + Send + Sync>, LoggingError>
+where
+    W: for<'writer> MakeWriter<'writer> + Send + Sync + 'static,
+{
+    let filter = EnvFilter::try_new(filter).map_err(|source| LoggingError::Filter {
+        filter: filter.to_owned(),
+        source,
+    })?;
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(writer)
+        // Reporting a failed write would itself write to standard error, and panic where that is closed.
+        .log_internal_errors(false);
+    Ok(match format {
+        LogFormat::Text => Box::new(builder.with_ansi(ansi).finish()),
+        LogFormat::Json => Box::new(builder.with_ansi(false).json().flatten_event(true).finish()),
+    })
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::io::Write;
+    use std::sync::Arc;
+
+    use parking_lot::Mutex;
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Captured(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Captured {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().write(bytes)
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// What the log holds of what `write_lines` logs on this thread.
+    pub(crate) fn capture(format: LogFormat, filter: &str, ansi: bool, write_lines: impl FnOnce()) -> String {
+        let captured = Captured::default();
+        let writer = captured.clone();
+        let subscriber = subscriber(format, filter, ansi, move || writer.clone()).expect("valid filter");
+        tracing::subscriber::with_default(subscriber, write_lines);
+        let bytes = captured.0.lock().clone();
+        String::from_utf8(bytes).expect("the log is UTF-8")
+    }
+
+    /// Whether the text begins with a time such as `2026-01-31T12:34:56.789012Z`.
+    fn begins_with_rfc3339(text: &str) -> bool {
+        let pattern = "dddd-dd-ddTdd:dd:dd.";
+        let time = text.split(' ').next().unwrap_or_default();
+        time.ends_with('Z')
+            && time.len() > pattern.len()
+            && time
+                .chars()
+                .zip(pattern.chars())
+                .all(|(character, expected)| match expected {
+                    'd' => character.is_ascii_digit(),
+                    other => character == other,
+                })
+    }
+
+    #[test]
+    fn text_has_a_time_a_level_and_fields_without_colour() {
+        let text = capture(LogFormat::Text, "info", false, || {
+            tracing::warn!(worker = "w-1", "batch dropped");
+            tracing::debug!("left out");
+        });
+        assert_eq!(text.lines().count(), 1, "{text}");
+        assert!(begins_with_rfc3339(&text), "{text}");
+        assert!(text.contains("WARN") && text.contains("batch dropped") && text.contains("worker=\"w-1\""));
+        assert!(!text.contains('\u{1b}'), "{text:?}");
+    }
+
+    #[test]
+    fn colour_is_used_only_where_asked_for() {
+        let text = capture(LogFormat::Text, "info", true, || tracing::warn!("coloured"));
+        assert!(text.contains('\u{1b}'), "{text:?}");
+        let json = capture(LogFormat::Json, "info", true, || tracing::warn!("plain"));
+        assert!(!json.contains('\u{1b}'), "{json:?}");
+    }
+
+    #[test]
+    fn json_is_one_object_a_line() {
+        let json = capture(LogFormat::Json, "kvatlas=debug", false, || {
+            tracing::debug!(blocks = 3_u64, "first\nline");
+            tracing::error!("second");
+        });
+        let lines: Vec<serde_json::Value> = json
+            .lines()
+            .map(|line| serde_json::from_str(line).expect("JSON"))
+            .collect();
+        assert_eq!(lines.len(), 2, "{json}");
+        assert_eq!(lines[0]["message"], "first\nline");
+        assert_eq!(lines[0]["blocks"], 3);
+        assert_eq!(lines[1]["level"], "ERROR");
+        assert!(begins_with_rfc3339(
+            lines[1]["timestamp"].as_str().expect("a time")
+        ));
+    }
+
+    #[test]
+    fn a_bad_filter_is_a_typed_error_that_shows_it() {
+        let error = subscriber(LogFormat::Text, "kvatlas=loudly", false, std::io::sink).err();
+        let error = error.expect("no such level");
+        assert!(matches!(error, LoggingError::Filter { .. }));
+        assert!(error.to_string().contains("kvatlas=loudly"), "{error}");
+    }
+}

@@ -1,0 +1,201 @@
+//! The recorder behind all metrics, and what renders them for Prometheus.
+
+use std::time::SystemTime;
+
+use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
+use thiserror::Error;
+
+use super::names::{self, MetricDescription, MetricKind};
+use super::process_metrics;
+
+/// Why metrics could not be set up.
+#[derive(Debug, Error)]
+pub enum MetricsError {
+    /// The declared buckets of a histogram are not usable.
+    #[error("the buckets of {name} are not usable: {source}; correct its declaration")]
+    Buckets {
+        /// The name of the histogram.
+        name: &'static str,
+        /// What is wrong.
+        source: BuildError,
+    },
+    /// The recorder could not become that of the process.
+    #[error("metrics can't be recorded: {0}; install them once, at start")]
+    Install(#[source] BuildError),
+}
+
+/// Renders the metrics of the process.
+#[derive(Debug, Clone)]
+pub struct MetricsHandle {
+    prometheus: PrometheusHandle,
+}
+
+impl MetricsHandle {
+    /// All metrics in Prometheus' text format, version 0.0.4.
+    pub fn render(&self) -> String {
+        self.prometheus.render()
+    }
+
+    /// Moves recorded samples of histograms into their buckets.
+    ///
+    /// Samples wait in memory, 16 bytes each, until this or [`MetricsHandle::render`] is called. Call it once a
+    /// second, so that this memory stays bounded by a second's samples although nobody scrapes.
+    pub fn run_upkeep(&self) {
+        self.prometheus.run_upkeep();
+    }
+}
+
+/// Installs the recorder of the process and describes every metric of [`names::ALL`].
+///
+/// Call it once, before any handle is made: handles made earlier record nothing. Sets the build information and the
+/// start time of the process to the time of the call.
+///
+/// # Errors
+///
+/// [`MetricsError::Install`] on a second call. [`MetricsError::Buckets`] can't happen with the buckets that are
+/// declared; a unit test installs them.
+pub fn install() -> Result<MetricsHandle, MetricsError> {
+    let prometheus = builder()?.install_recorder().map_err(MetricsError::Install)?;
+    describe_all();
+    process_metrics::record_start(SystemTime::now());
+    Ok(MetricsHandle { prometheus })
+}
+
+/// A builder that knows the buckets of every histogram.
+fn builder() -> Result<PrometheusBuilder, MetricsError> {
+    let mut builder = PrometheusBuilder::new();
+    for metric in names::ALL
+        .iter()
+        .filter(|metric| metric.kind == MetricKind::Histogram)
+    {
+        builder = builder
+            .set_buckets_for_metric(Matcher::Full(metric.name.to_owned()), metric.buckets)
+            .map_err(|source| MetricsError::Buckets {
+                name: metric.name,
+                source,
+            })?;
+    }
+    Ok(builder)
+}
+
+/// Gives the current recorder the help text and unit of every metric.
+fn describe_all() {
+    for &MetricDescription {
+        name,
+        kind,
+        unit,
+        help,
+        ..
+    } in names::ALL
+    {
+        match kind {
+            MetricKind::Counter => metrics::describe_counter!(name, unit, help),
+            MetricKind::Gauge => metrics::describe_gauge!(name, unit, help),
+            MetricKind::Histogram => metrics::describe_histogram!(name, unit, help),
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::time::{Duration, UNIX_EPOCH};
+
+    use super::super::labels::{Connection, DropReason};
+    use super::super::*;
+    use super::*;
+
+    /// Runs `record` with a recorder of its own and renders what it recorded.
+    pub(crate) fn rendered(record: impl FnOnce()) -> String {
+        let recorder = builder().expect("declared buckets are usable").build_recorder();
+        ::metrics::with_local_recorder(&recorder, || {
+            describe_all();
+            record();
+        });
+        recorder.handle().render()
+    }
+
+    /// Makes every handle, and so every series, that the program can have for one namespace and one lane.
+    fn make_every_handle() {
+        let _ = EventMetrics::for_namespace("models");
+        let _ = QueryMetrics::for_namespace("models");
+        let _ = NamespaceGauges::for_namespace("models");
+        let _ = QueryErrorMetrics::new();
+        let _ = SnapshotMetrics::new();
+        let _ = LaneMetrics::for_lane(0);
+        let _ = ConnectionMetrics::for_connection(Connection::Events);
+        let _ = AdminMetrics::new();
+        let _ = ProcessMetrics::new();
+        process_metrics::record_start(UNIX_EPOCH + Duration::from_millis(1500));
+    }
+
+    #[test]
+    fn every_declared_metric_is_rendered_with_help_and_type() {
+        let text = rendered(|| {
+            make_every_handle();
+            // A histogram appears with its first sample.
+            EventMetrics::for_namespace("models").batch_applied(&AppliedBatch::default());
+            QueryMetrics::for_namespace("models")
+                .answered(labels::QueryKind::Tokens, Duration::from_micros(3));
+            SnapshotMetrics::new().written(1, Duration::from_millis(1), UNIX_EPOCH);
+        });
+        for metric in names::ALL {
+            let kind = match metric.kind {
+                MetricKind::Counter => "counter",
+                MetricKind::Gauge => "gauge",
+                MetricKind::Histogram => "histogram",
+            };
+            let name = metric.name;
+            assert!(
+                text.contains(&format!("# HELP {name} {}\n", metric.help)),
+                "HELP of {name}\n{text}"
+            );
+            assert!(
+                text.contains(&format!("# TYPE {name} {kind}\n")),
+                "TYPE of {name}\n{text}"
+            );
+        }
+        let types = text.lines().filter(|line| line.starts_with("# TYPE ")).count();
+        assert_eq!(
+            types,
+            names::ALL.len(),
+            "a metric is recorded that is not declared\n{text}"
+        );
+    }
+
+    #[test]
+    fn series_exist_at_zero_before_the_first_drop() {
+        let text = rendered(make_every_handle);
+        for reason in <DropReason as labels::LabelValue>::ALL {
+            let line =
+                format!("kvatlas_batches_dropped_total{{namespace=\"models\",reason=\"{reason}\"}} 0\n");
+            assert!(text.contains(&line), "{line}\n{text}");
+        }
+    }
+
+    #[test]
+    fn histograms_have_the_declared_buckets() {
+        let text = rendered(|| {
+            let metrics = QueryMetrics::for_namespace("models");
+            metrics.answered(labels::QueryKind::Tokens, Duration::from_micros(3));
+        });
+        for line in [
+            "kvatlas_query_duration_seconds_bucket{namespace=\"models\",le=\"0.000002\"} 0\n",
+            "kvatlas_query_duration_seconds_bucket{namespace=\"models\",le=\"0.000005\"} 1\n",
+            "kvatlas_query_duration_seconds_bucket{namespace=\"models\",le=\"1\"} 1\n",
+            "kvatlas_query_duration_seconds_count{namespace=\"models\"} 1\n",
+        ] {
+            assert!(text.contains(line), "{line}\n{text}");
+        }
+    }
+
+    #[test]
+    fn a_second_installation_is_a_typed_error() {
+        // The first call may fail as well, if another test installed a recorder; the second has to.
+        let first = install();
+        assert!(matches!(install(), Err(MetricsError::Install(_))));
+        if let Ok(handle) = first {
+            handle.run_upkeep();
+            assert!(handle.render().contains("kvatlas_build_info"));
+        }
+    }
+}
