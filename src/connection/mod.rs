@@ -1,1 +1,3 @@
-//! connection (being written).
+//! The ways to reach NATS.
+
+pub mod embedded;

@@ -1,0 +1,130 @@
+//! Rules about several settings at once.
+//!
+//! A rule is looked at only when each of its settings is [settled](Layers::are_settled), so that one mistake
+//! is reported once.
+
+use super::error::{ConfigError, Origin};
+use super::kind::Value;
+use super::layers::Layers;
+use super::settings::Setting;
+
+/// The ways to authenticate to NATS, of which one may be given.
+const AUTHENTICATION: [&str; 3] = ["nats.credentials_file", "nats.token", "nats.user"];
+
+/// What an embedded server does without.
+const NOT_FOR_EMBEDDED: [&str; 7] = [
+    "nats.url",
+    "nats.credentials_file",
+    "nats.token",
+    "nats.user",
+    "nats.password",
+    "nats.tls_required",
+    "nats.tls_ca_file",
+];
+
+/// Checks every rule.
+pub(super) fn check(layers: &mut Layers) {
+    let errors = [
+        check_authentication(layers),
+        check_embedded(layers),
+        check_lane_queue(layers),
+        check_namespaces(layers),
+    ];
+    layers.errors.extend(errors.into_iter().flatten());
+}
+
+fn check_authentication(layers: &Layers) -> Vec<ConfigError> {
+    let mut errors = Vec::new();
+    if !layers.are_settled(&AUTHENTICATION) || !layers.are_settled(&["nats.password"]) {
+        return errors;
+    }
+    for (key, other) in [("nats.user", "nats.password"), ("nats.password", "nats.user")] {
+        if let (Some(origin), None) = (given(layers, key), given(layers, other)) {
+            errors.push(ConfigError::combination(
+                origin,
+                format!("{key} needs {other} beside it"),
+            ));
+        }
+    }
+    let ways: Vec<_> = AUTHENTICATION
+        .iter()
+        .filter_map(|key| given(layers, key))
+        .collect();
+    if let [first, second, ..] = ways[..] {
+        let rule = format!(
+            "a second way to authenticate to NATS, beside {first}; give one of {}",
+            AUTHENTICATION.join(", ")
+        );
+        errors.push(ConfigError::combination(second, rule));
+    }
+    errors
+}
+
+fn check_embedded(layers: &Layers) -> Vec<ConfigError> {
+    if !layers.are_settled(&["nats.embedded"]) {
+        return Vec::new();
+    }
+    let Some(embedded) = given(layers, "nats.embedded") else {
+        return Vec::new();
+    };
+    let rule = format!("is not for the embedded NATS server that {embedded} asks for; give one of the two");
+    NOT_FOR_EMBEDDED
+        .iter()
+        .filter(|key| layers.are_settled(&[key]))
+        .filter_map(|key| given(layers, key))
+        .map(|origin| ConfigError::combination(origin, rule.clone()))
+        .collect()
+}
+
+fn check_lane_queue(layers: &Layers) -> Vec<ConfigError> {
+    let (queue, message) = ("events.lane_queue_bytes", "events.max_message_bytes");
+    if !layers.are_settled(&[queue, message]) || integer(layers, queue) >= integer(layers, message) {
+        return Vec::new();
+    }
+    let stronger = given(layers, queue)
+        .or_else(|| given(layers, message))
+        .unwrap_or(&Origin::Default);
+    let rule = format!("{queue} must be at least {message}, or a lane could never take the largest message");
+    vec![ConfigError::combination(stronger, rule)]
+}
+
+fn check_namespaces(layers: &Layers) -> Vec<ConfigError> {
+    let mut errors = Vec::new();
+    let namespaces = &layers.effective.namespaces;
+    let count = u64::try_from(namespaces.len()).unwrap_or(u64::MAX);
+    if let (Some(max), Some((_, last))) = (
+        integer(layers, "limits.max_namespaces"),
+        namespaces.last_key_value(),
+    ) && layers.are_settled(&["limits.max_namespaces"])
+        && count > max
+    {
+        let rule = format!("{count} namespaces are configured, but limits.max_namespaces is {max}; raise it");
+        errors.push(ConfigError::combination(&last.origin, rule));
+    }
+    if let Some(max) = integer(layers, "limits.max_name_bytes")
+        && layers.are_settled(&["limits.max_name_bytes"])
+    {
+        let too_long = |name: &str| u64::try_from(name.len()).unwrap_or(u64::MAX) > max;
+        for (_, table) in namespaces.iter().filter(|(name, _)| too_long(name)) {
+            let rule = format!("the name is longer than limits.max_name_bytes, which is {max}");
+            errors.push(ConfigError::combination(&table.origin, rule));
+        }
+    }
+    errors
+}
+
+/// Who gave the setting another value than its default; `None` if nobody did.
+///
+/// A default that is spelt out counts for nothing, so that a printed configuration loads back.
+fn given<'a>(layers: &'a Layers, key: &str) -> Option<&'a Origin> {
+    let entry = layers.effective.entry(key)?;
+    let setting = Setting::find(key)?;
+    (setting.kind.parse(setting.default).as_ref() != Some(&entry.value)).then_some(&entry.origin)
+}
+
+fn integer(layers: &Layers, key: &str) -> Option<u64> {
+    match layers.effective.entry(key)?.value {
+        Value::Integer(number) => Some(number),
+        _ => None,
+    }
+}

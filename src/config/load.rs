@@ -1,0 +1,143 @@
+//! Lays the sources over one another and checks the result.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use super::build::Builder;
+use super::error::{ConfigError, ConfigErrors, Origin};
+use super::layers::{Effective, Layers};
+use super::settings::{SETTINGS, Setting};
+use super::types::{
+    AdminConfig, EventsConfig, LimitsConfig, LoggingConfig, NamespacesConfig, NatsConfig, QueriesConfig,
+    ShutdownConfig, SnapshotsConfig, SubjectsConfig,
+};
+use super::{combinations, environment, file, print};
+
+/// A configuration in which every value is allowed, alone and beside the others.
+///
+/// Two are equal when their values are, whoever gave them.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// How to reach NATS.
+    pub nats: NatsConfig,
+    /// Which subjects to use.
+    pub subjects: SubjectsConfig,
+    /// How events are taken in.
+    pub events: EventsConfig,
+    /// How queries are answered.
+    pub queries: QueriesConfig,
+    /// What the index may hold.
+    pub limits: LimitsConfig,
+    /// The contracts of the namespaces.
+    pub namespaces: NamespacesConfig,
+    /// Where and when to write snapshots.
+    pub snapshots: SnapshotsConfig,
+    /// Where to serve metrics and probes.
+    pub admin: AdminConfig,
+    /// What to log.
+    pub logging: LoggingConfig,
+    /// How to stop.
+    pub shutdown: ShutdownConfig,
+    /// The values as they were given, for printing.
+    effective: Effective,
+}
+
+impl Config {
+    /// Loads the configuration from the flags given, by the dotted keys of their settings, the variables of
+    /// the environment, and the file, if there is one.
+    ///
+    /// Variables that do not begin with [`ENVIRONMENT_PREFIX`](super::settings::ENVIRONMENT_PREFIX) are
+    /// passed over.
+    ///
+    /// # Errors
+    ///
+    /// Everything that is wrong, in every source.
+    pub fn load(
+        flags: BTreeMap<String, String>,
+        environment: impl Iterator<Item = (String, String)>,
+        file: Option<&Path>,
+    ) -> Result<Config, ConfigErrors> {
+        let mut layers = Layers::new();
+        if let Some(path) = file {
+            file::read(path, &mut layers);
+        }
+        environment::read(environment, &mut layers);
+        read_flags(flags, &mut layers);
+        combinations::check(&mut layers);
+        ConfigErrors::check(layers.errors)?;
+        Config::build(layers.effective)
+    }
+
+    /// The values in force as a TOML file, each with its help and its origin in comments.
+    ///
+    /// The text loads back to the same configuration, except that secrets are left out.
+    pub fn to_toml(&self) -> String {
+        print::to_toml(&self.effective)
+    }
+
+    fn build(effective: Effective) -> Result<Config, ConfigErrors> {
+        let mut builder = Builder::new(&effective);
+        let nats = builder.nats();
+        let subjects = builder.subjects();
+        let events = builder.events();
+        let queries = builder.queries();
+        let limits = builder.limits();
+        let namespaces = builder.namespaces();
+        let snapshots = builder.snapshots();
+        let admin = builder.admin();
+        let logging = builder.logging();
+        let shutdown = builder.shutdown();
+        ConfigErrors::check(builder.errors)?;
+        Ok(Config {
+            nats,
+            subjects,
+            events,
+            queries,
+            limits,
+            namespaces,
+            snapshots,
+            admin,
+            logging,
+            shutdown,
+            effective,
+        })
+    }
+}
+
+impl PartialEq for Config {
+    fn eq(&self, other: &Config) -> bool {
+        self.nats == other.nats
+            && self.subjects == other.subjects
+            && self.events == other.events
+            && self.queries == other.queries
+            && self.limits == other.limits
+            && self.namespaces == other.namespaces
+            && self.snapshots == other.snapshots
+            && self.admin == other.admin
+            && self.logging == other.logging
+            && self.shutdown == other.shutdown
+    }
+}
+
+impl Eq for Config {}
+
+fn read_flags(flags: BTreeMap<String, String>, layers: &mut Layers) {
+    for (key, text) in flags {
+        if let Some(setting) = Setting::find(&key) {
+            layers.give_text(setting, &text, Origin::Flag(setting.flag.to_owned()));
+        } else {
+            let allowed = SETTINGS
+                .iter()
+                .map(|setting| setting.key)
+                .collect::<Vec<_>>()
+                .join(", ");
+            layers.errors.push(ConfigError::Unknown {
+                origin: Origin::Flag(key),
+                allowed,
+            });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
