@@ -1,6 +1,7 @@
 //! kvatlas keeps a global map of the KV-cache blocks held by every LLM inference worker.
 
 pub mod admin;
+pub mod client;
 pub mod config;
 pub mod connection;
 pub mod hash;

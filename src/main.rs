@@ -1,1 +1,3 @@
+//! The `kvatlas` command.
+
 fn main() {}

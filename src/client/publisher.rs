@@ -1,0 +1,108 @@
+//! Telling: for engines, or relays beside them.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use async_nats::Client;
+
+use crate::tracking::BatchCursor;
+use crate::wire::{Event, EventBatch, NamespaceName, Rank, Subjects, Tier, WorkerName};
+
+use super::error::ClientError;
+
+/// Publishes the batches of one holder, numbered without a gap.
+///
+/// ```no_run
+/// use kvatlas::client::Publisher;
+/// use kvatlas::hash::SequenceHash;
+/// use kvatlas::wire::{Event, NamespaceName, StoredBlocks, Subjects, Tier, WorkerName};
+///
+/// # async fn tell() -> Result<(), Box<dyn std::error::Error>> {
+/// let nats = async_nats::connect("nats://127.0.0.1:4222").await?;
+/// let (namespace, worker) = (NamespaceName::new("llama")?, WorkerName::new("gpu-0")?);
+/// let mut publisher = Publisher::new(nats, &Subjects::new("kvatlas")?, &namespace, &worker, 0);
+/// let blocks = StoredBlocks::by_sequence(None, None, vec![SequenceHash(11), SequenceHash(22)]);
+/// publisher.publish(Tier::DEVICE, vec![Event::Stored(blocks)]).await?;
+/// publisher.flush().await?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Publisher {
+    nats: Client,
+    subject: String,
+    rank: Rank,
+    cursor: BatchCursor,
+}
+
+impl Publisher {
+    /// A publisher for one rank of `worker`, in a new epoch: the current time in microseconds, so that a restarted publisher
+    /// replaces the state of the one before.
+    pub fn new(
+        nats: Client,
+        subjects: &Subjects,
+        namespace: &NamespaceName,
+        worker: &WorkerName,
+        rank: Rank,
+    ) -> Self {
+        Self {
+            nats,
+            subject: subjects.events(namespace, worker),
+            rank,
+            cursor: BatchCursor {
+                epoch: unix_time_us(),
+                seq: 0,
+            },
+        }
+    }
+
+    /// The same publisher in another epoch or at another number; the next batch has the number after it.
+    #[must_use]
+    pub fn resuming(mut self, cursor: BatchCursor) -> Self {
+        self.cursor = cursor;
+        self
+    }
+
+    /// The last batch published.
+    pub fn cursor(&self) -> BatchCursor {
+        self.cursor
+    }
+
+    /// Publishes one batch; without events it is a heartbeat. Returns its cursor.
+    ///
+    /// NATS takes the batch without an answer: use the status subject to see how far the daemon is.
+    pub async fn publish(&mut self, tier: Tier, events: Vec<Event>) -> Result<BatchCursor, ClientError> {
+        let next = BatchCursor {
+            seq: self.cursor.seq + 1,
+            ..self.cursor
+        };
+        let batch = EventBatch {
+            epoch: next.epoch,
+            seq: next.seq,
+            rank: self.rank,
+            time_us: Some(unix_time_us()),
+            tier,
+            events,
+        };
+        let sent = self
+            .nats
+            .publish(self.subject.clone(), batch.encode().into())
+            .await;
+        sent.map_err(|error| ClientError::Connection(error.to_string()))?;
+        self.cursor = next;
+        Ok(next)
+    }
+
+    /// Waits until all batches have left for the server.
+    pub async fn flush(&self) -> Result<(), ClientError> {
+        self.nats
+            .flush()
+            .await
+            .map_err(|error| ClientError::Connection(error.to_string()))
+    }
+}
+
+/// Microseconds since the Unix epoch; 0 before it.
+fn unix_time_us() -> u64 {
+    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since_epoch.as_micros()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,125 @@
+//! Asking: for routers.
+
+use std::time::Duration;
+
+use async_nats::{Client, Message, RequestErrorKind};
+
+use crate::wire::{
+    BatchReply, ERROR_CODE_HEADER, ERROR_HEADER, ErrorCode, NamespaceName, QueryReply, QueryRequest,
+    QueryResult, SingleQuery, StatusReply, Subjects, WireError,
+};
+
+use super::error::ClientError;
+
+/// How long a request waits for its answer unless told otherwise.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Asks the daemons of one prefix. Cheap to clone; requests may run side by side.
+///
+/// ```no_run
+/// use kvatlas::client::QueryClient;
+/// use kvatlas::wire::{NamespaceName, QueryKey, SingleQuery, Subjects};
+///
+/// # async fn ask() -> Result<(), Box<dyn std::error::Error>> {
+/// let nats = async_nats::connect("nats://127.0.0.1:4222").await?;
+/// let client = QueryClient::new(nats, Subjects::new("kvatlas")?);
+/// let tokens = (1..=64).collect();
+/// let query = SingleQuery::new(QueryKey::Tokens { tokens, lora_name: None, cache_salt: None });
+/// let reply = client.query(&NamespaceName::new("llama")?, query).await?;
+/// for holder in &reply.holders {
+///     println!("{} holds {} of {} blocks", holder.worker, holder.matched_blocks, reply.query_blocks);
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone)]
+pub struct QueryClient {
+    nats: Client,
+    subjects: Subjects,
+    patience: Duration,
+}
+
+impl QueryClient {
+    /// A client on the connection `nats`.
+    pub fn new(nats: Client, subjects: Subjects) -> Self {
+        Self {
+            nats,
+            subjects,
+            patience: PATIENCE,
+        }
+    }
+
+    /// Lets requests wait for `patience`.
+    #[must_use]
+    pub fn with_patience(mut self, patience: Duration) -> Self {
+        self.patience = patience;
+        self
+    }
+
+    /// Which holders hold how long a prefix.
+    pub async fn query(
+        &self,
+        namespace: &NamespaceName,
+        query: SingleQuery,
+    ) -> Result<QueryReply, ClientError> {
+        let payload = QueryRequest::Single(query).encode();
+        let reply = self.request(self.subjects.query(namespace), payload).await?;
+        Ok(QueryReply::decode(&reply.payload)?)
+    }
+
+    /// Several queries in one request; the answers come in the same order.
+    pub async fn query_batch(
+        &self,
+        namespace: &NamespaceName,
+        queries: Vec<SingleQuery>,
+    ) -> Result<Vec<QueryResult>, ClientError> {
+        let payload = QueryRequest::Batch(queries).encode();
+        let reply = self.request(self.subjects.query(namespace), payload).await?;
+        Ok(BatchReply::decode(&reply.payload)?.results)
+    }
+
+    /// How far a daemon has followed the holders of a namespace.
+    pub async fn status(&self, namespace: &NamespaceName) -> Result<StatusReply, ClientError> {
+        let reply = self.request(self.subjects.status(namespace), Vec::new()).await?;
+        Ok(StatusReply::decode(&reply.payload)?)
+    }
+
+    async fn request(&self, subject: String, payload: Vec<u8>) -> Result<Message, ClientError> {
+        let request = async_nats::Request::new()
+            .payload(payload.into())
+            .timeout(Some(self.patience));
+        let reply = self.nats.send_request(subject.clone(), request).await;
+        let reply = reply.map_err(|error| match error.kind() {
+            RequestErrorKind::NoResponders => ClientError::NoDaemon { subject },
+            RequestErrorKind::TimedOut => ClientError::TimedOut {
+                subject,
+                patience: self.patience,
+            },
+            _ => ClientError::Connection(error.to_string()),
+        })?;
+        match refusal(&reply) {
+            Some(error) => Err(error),
+            None => Ok(reply),
+        }
+    }
+}
+
+/// The error that a reply's headers carry, if any.
+fn refusal(reply: &Message) -> Option<ClientError> {
+    let headers = reply.headers.as_ref()?;
+    let code = headers.get(ERROR_CODE_HEADER)?.as_str();
+    let text = headers
+        .get(ERROR_HEADER)
+        .map(|text| text.as_str().to_owned())
+        .unwrap_or_default();
+    let known = ErrorCode::ALL
+        .into_iter()
+        .find(|known| known.as_u16().to_string() == code);
+    Some(match known {
+        Some(code) => ClientError::Refused(WireError::new(code, text)),
+        None => ClientError::RefusedOtherwise {
+            code: code.to_owned(),
+            text,
+        },
+    })
+}
