@@ -6,6 +6,7 @@ pub mod config;
 pub mod connection;
 pub mod hash;
 pub mod index;
+pub mod snapshot;
 pub mod telemetry;
 pub mod tracking;
 pub mod wire;
