@@ -275,7 +275,7 @@ mod tests {
                 entry.insert(HolderSlot::new(*member).unwrap());
             }
             let both: BTreeSet<usize> = &ours & &theirs;
-            prop_assert_eq!(indices(&entry.intersection(&slots(&ours))), both.clone());
+            prop_assert_eq!(&indices(&entry.intersection(&slots(&ours))), &both);
             let mut set = slots(&ours);
             set.intersect(&slots(&theirs));
             prop_assert_eq!(indices(&set), both);

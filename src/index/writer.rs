@@ -419,7 +419,9 @@ impl HolderWriter {
             }) => {
                 let size = self.block_size().as_usize();
                 if tokens.len() != hashes.len().saturating_mul(size) {
-                    applied.reject(RejectReason::ContentMismatch, hashes.len());
+                    // Another block size: queries by tokens cut the prompt elsewhere and cannot find these blocks.
+                    applied.reject(RejectReason::ForeignChain, hashes.len());
+                    self.set_foreign_chain(true);
                     return;
                 }
                 let seed = HashSeed::for_cache(lora_name.as_deref(), cache_salt.as_deref());

@@ -5,13 +5,17 @@ use std::time::Duration;
 
 use metrics::{Counter, Histogram};
 
-use super::labels::{DegradedReason, DropReason, LabelValue, PerLabel, RejectReason, UNATTRIBUTED_NAMESPACE};
+use crate::index::RejectReason;
+use crate::tracking::DegradedReason;
+
+use super::labels::{DropReason, LabelValue, PerLabel, UNATTRIBUTED_NAMESPACE};
 use super::{LogGate, names};
 
 /// One gate a reason for the whole process: thousands of namespaces must not multiply the lines.
 static DROP_GATES: [LogGate; DropReason::COUNT] = [const { LogGate::new() }; DropReason::COUNT];
-static REJECT_GATES: [LogGate; RejectReason::COUNT] = [const { LogGate::new() }; RejectReason::COUNT];
-static DEGRADED_GATES: [LogGate; DegradedReason::COUNT] = [const { LogGate::new() }; DegradedReason::COUNT];
+static REJECT_GATES: [LogGate; RejectReason::ALL.len()] = [const { LogGate::new() }; RejectReason::ALL.len()];
+static DEGRADED_GATES: [LogGate; DegradedReason::ALL.len()] =
+    [const { LogGate::new() }; DegradedReason::ALL.len()];
 static GAP_GATE: LogGate = LogGate::new();
 static EPOCH_GATE: LogGate = LogGate::new();
 
@@ -38,7 +42,7 @@ pub struct EventMetrics {
     blocks_removed: Counter,
     clears: Counter,
     batches_dropped: PerLabel<DropReason, Counter>,
-    events_rejected: PerLabel<RejectReason, Counter>,
+    blocks_rejected: PerLabel<RejectReason, Counter>,
     sequence_gaps: Counter,
     epoch_changes: Counter,
     holders_degraded: PerLabel<DegradedReason, Counter>,
@@ -60,8 +64,8 @@ impl EventMetrics {
             batches_dropped: PerLabel::new(|reason: DropReason| {
                 names::BATCHES_DROPPED.with([namespace, reason.as_str()])
             }),
-            events_rejected: PerLabel::new(|reason: RejectReason| {
-                names::EVENTS_REJECTED.with([namespace, reason.as_str()])
+            blocks_rejected: PerLabel::new(|reason: RejectReason| {
+                names::BLOCKS_REJECTED.with([namespace, reason.as_str()])
             }),
             sequence_gaps: names::SEQUENCE_GAPS.with([namespace]),
             epoch_changes: names::EPOCH_CHANGES.with([namespace]),
@@ -114,20 +118,34 @@ impl EventMetrics {
         }
     }
 
-    /// Counts an event that could not be applied, and logs it.
+    /// Counts blocks of an event that were not taken as sent, and logs it.
     ///
     /// Removals of blocks that are not held follow every gap, so those lines are at level debug.
-    pub fn event_rejected(&self, reason: RejectReason, worker: &str, detail: &dyn Display) {
-        self.events_rejected.get(reason).increment(1);
+    pub fn reject_blocks(&self, reason: RejectReason, blocks: u64, worker: &str) {
+        self.blocks_rejected.get(reason).increment(blocks);
         let Some(suppressed) = REJECT_GATES[reason.index()].admit() else {
             return;
         };
         let namespace = &*self.namespace;
         match reason {
             RejectReason::UnknownBlock => {
-                tracing::debug!(namespace, %reason, worker, %detail, suppressed, "event rejected");
+                tracing::debug!(
+                    namespace,
+                    reason = reason.as_str(),
+                    worker,
+                    blocks,
+                    suppressed,
+                    "blocks rejected"
+                );
             }
-            _ => tracing::warn!(namespace, %reason, worker, %detail, suppressed, "event rejected"),
+            _ => tracing::warn!(
+                namespace,
+                reason = reason.as_str(),
+                worker,
+                blocks,
+                suppressed,
+                "blocks rejected"
+            ),
         }
     }
 
@@ -164,11 +182,11 @@ impl EventMetrics {
             let namespace = &*self.namespace;
             tracing::warn!(
                 namespace,
-                %reason,
+                reason = reason.as_str(),
                 worker,
                 data_parallel_rank,
                 suppressed,
-                "holder is degraded until its publisher resyncs"
+                "holder is degraded until a new epoch or a cleared event replaces its state"
             );
         }
     }
@@ -202,7 +220,7 @@ mod tests {
                 elapsed: Duration::from_micros(15),
             });
             metrics.batch_dropped(DropReason::StaleEpoch, "kv.a.w\n1", &"old");
-            metrics.event_rejected(RejectReason::Rekeyed, "w1", &"other parent");
+            metrics.reject_blocks(RejectReason::Moved, 1, "w1");
             metrics.sequence_gap("w1", 4, 9);
             metrics.epoch_changed("w1", &"1", &"2");
             metrics.holder_degraded(DegradedReason::Gap, "w1", 0);
@@ -222,7 +240,7 @@ mod tests {
             "kvatlas_batches_dropped_total{namespace=\"a\",reason=\"stale_epoch\"} 1",
             "kvatlas_batches_dropped_total{namespace=\"a\",reason=\"bad_subject\"} 0",
             "kvatlas_batches_dropped_total{namespace=\"(none)\",reason=\"bad_subject\"} 1",
-            "kvatlas_events_rejected_total{namespace=\"a\",reason=\"rekeyed\"} 1",
+            "kvatlas_blocks_rejected_total{namespace=\"a\",reason=\"moved\"} 1",
             "kvatlas_sequence_gaps_total{namespace=\"a\"} 1",
             "kvatlas_epoch_changes_total{namespace=\"a\"} 1",
             "kvatlas_holders_degraded_total{namespace=\"a\",reason=\"gap\"} 1",

@@ -2,6 +2,10 @@
 //!
 //! The spelling of a value is part of what dashboards and alerts rely on: add values freely, but don't rename them.
 
+use crate::index::RejectReason;
+use crate::tracking::DegradedReason;
+use crate::wire::ErrorCode;
+
 /// Namespace label of whatever can't be attributed to an admitted namespace, such as a message with a malformed
 /// subject. The brackets keep it apart from every real namespace, whose name is a subject token.
 pub const UNATTRIBUTED_NAMESPACE: &str = "(none)";
@@ -81,51 +85,11 @@ label_values! {
 }
 
 label_values! {
-    /// Why one event of a batch was not applied.
-    RejectReason {
-        /// A stored block's parent is not held by the holder.
-        UnknownParent => "unknown_parent",
-        /// A block would lie at a position that a lineage hash can't hold.
-        PositionOutOfRange => "position_out_of_range",
-        /// The index is at its capacity bound.
-        Capacity => "capacity",
-        /// The namespace recomputes hashes, and the event has neither tokens nor block hashes.
-        MissingContent => "missing_content",
-        /// A removed block is not held by the holder.
-        UnknownBlock => "unknown_block",
-        /// An engine hash that is resident was stored again with other content.
-        Rekeyed => "rekeyed",
-        /// The sequence hashes don't follow the hash contract of the namespace.
-        ForeignChain => "foreign_chain",
-        /// Too many events wait for their parent.
-        ParkedOverflow => "parked_overflow",
-        /// The event waited for its parent longer than allowed.
-        ParkedExpired => "parked_expired",
-    }
-}
-
-label_values! {
-    /// Why a holder stopped being exact.
-    DegradedReason {
-        /// Batches are missing between the last one applied and the one that arrived.
-        Gap => "gap",
-        /// The publisher restarted and has not yet published what its worker holds.
-        Restart => "restart",
-        /// A bounded queue was full, so batches were lost on the way to the lane.
-        Overflow => "overflow",
-        /// A batch could not be decoded.
-        Undecodable => "undecodable",
-        /// An event of a batch was rejected, so the index has less than the worker.
-        Rejected => "rejected",
-    }
-}
-
-label_values! {
     /// How exactly the index knows what a holder has.
     HolderState {
         /// Every batch of the holder was applied.
         Exact => "exact",
-        /// Something is missing: see [`DegradedReason`].
+        /// Something may be missing: see [`DegradedReason`].
         Degraded => "degraded",
     }
 }
@@ -143,26 +107,6 @@ label_values! {
         LineageHashes => "lineage_hashes",
         /// Nothing: a question after the state of a namespace.
         Status => "status",
-    }
-}
-
-label_values! {
-    /// Which error a query was answered with.
-    QueryErrorCode {
-        /// The request can't be decoded, or its fields contradict each other.
-        BadRequest => "bad_request",
-        /// The request is of a version that this program doesn't speak.
-        UnsupportedVersion => "unsupported_version",
-        /// There is no such namespace.
-        UnknownNamespace => "unknown_namespace",
-        /// The request is larger than the configured limit.
-        TooLarge => "too_large",
-        /// Too many queries are in progress.
-        Overloaded => "overloaded",
-        /// The daemon is starting, or draining.
-        NotReady => "not_ready",
-        /// A fault of this program.
-        Internal => "internal",
     }
 }
 
@@ -201,6 +145,46 @@ label_values! {
         SlowConsumer => "slow_consumer",
         /// The server or the client library reported an error.
         Error => "error",
+    }
+}
+
+impl LabelValue for RejectReason {
+    const ALL: &'static [Self] = &Self::ALL;
+
+    fn as_str(self) -> &'static str {
+        self.as_str()
+    }
+
+    fn index(self) -> usize {
+        self as usize
+    }
+}
+
+impl LabelValue for DegradedReason {
+    const ALL: &'static [Self] = &Self::ALL;
+
+    fn as_str(self) -> &'static str {
+        self.as_str()
+    }
+
+    fn index(self) -> usize {
+        // Each reason is one bit, in the order of `ALL`.
+        (self as u32).trailing_zeros() as usize
+    }
+}
+
+impl LabelValue for ErrorCode {
+    const ALL: &'static [Self] = &Self::ALL;
+
+    fn as_str(self) -> &'static str {
+        self.as_str()
+    }
+
+    fn index(self) -> usize {
+        Self::ALL
+            .iter()
+            .position(|code| *code == self)
+            .unwrap_or_default()
     }
 }
 
@@ -256,7 +240,7 @@ mod tests {
         check::<DegradedReason>();
         check::<HolderState>();
         check::<QueryKind>();
-        check::<QueryErrorCode>();
+        check::<ErrorCode>();
         check::<ReplyDropReason>();
         check::<Connection>();
         check::<ConnectionEvent>();

@@ -3,6 +3,7 @@
 use std::time::SystemTime;
 
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
+use parking_lot::Mutex;
 use thiserror::Error;
 
 use super::names::{self, MetricDescription, MetricKind};
@@ -43,6 +44,23 @@ impl MetricsHandle {
     pub fn run_upkeep(&self) {
         self.prometheus.run_upkeep();
     }
+}
+
+/// The handle of the process's recorder, which the first call installs. For a process that may run several daemons,
+/// one after the other or side by side; they share the recorder.
+///
+/// # Errors
+///
+/// As [`install`]; a recorder of another library counts as a second call.
+pub fn install_shared() -> Result<MetricsHandle, MetricsError> {
+    static SHARED: Mutex<Option<MetricsHandle>> = Mutex::new(None);
+    let mut shared = SHARED.lock();
+    if let Some(handle) = &*shared {
+        return Ok(handle.clone());
+    }
+    let handle = install()?;
+    *shared = Some(handle.clone());
+    Ok(handle)
 }
 
 /// Installs the recorder of the process and describes every metric of [`names::ALL`].

@@ -33,7 +33,7 @@ mod snapshot_metrics;
 pub use event_metrics::{AppliedBatch, EventMetrics};
 pub use log_gate::LogGate;
 pub use logging::{LogFormat, LoggingError, init};
-pub use metrics::{MetricsError, MetricsHandle, install};
+pub use metrics::{MetricsError, MetricsHandle, install, install_shared};
 pub use namespace_gauges::{NamespaceGauges, NamespaceSizes};
 pub use process_metrics::{AdminMetrics, ConnectionMetrics, LaneMetrics, ProcessMetrics};
 pub use query_metrics::{QueryErrorMetrics, QueryMetrics};

@@ -172,8 +172,8 @@ declare_metrics! {
         "Times that all blocks of a holder were dropped because its publisher said so."
     Counter BATCHES_DROPPED = "kvatlas_batches_dropped_total" [NAMESPACE, REASON], Count;
         "Event batches dropped whole, by reason."
-    Counter EVENTS_REJECTED = "kvatlas_events_rejected_total" [NAMESPACE, REASON], Count;
-        "Events of applied batches that could not be applied, by reason."
+    Counter BLOCKS_REJECTED = "kvatlas_blocks_rejected_total" [NAMESPACE, REASON], Count;
+        "Blocks of applied batches that were not taken as sent, by reason."
     Counter SEQUENCE_GAPS = "kvatlas_sequence_gaps_total" [NAMESPACE], Count;
         "Times that a batch arrived whose predecessors did not."
     Counter EPOCH_CHANGES = "kvatlas_epoch_changes_total" [NAMESPACE], Count;

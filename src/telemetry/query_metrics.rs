@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use metrics::{Counter, Histogram};
 
-use super::labels::{
-    LabelValue, PerLabel, QueryErrorCode, QueryKind, ReplyDropReason, UNATTRIBUTED_NAMESPACE,
-};
+use crate::wire::ErrorCode;
+
+use super::labels::{LabelValue, PerLabel, QueryKind, ReplyDropReason, UNATTRIBUTED_NAMESPACE};
 use super::{LogGate, names};
 
-static ERROR_GATES: [LogGate; QueryErrorCode::COUNT] = [const { LogGate::new() }; QueryErrorCode::COUNT];
+static ERROR_GATES: [LogGate; ErrorCode::ALL.len()] = [const { LogGate::new() }; ErrorCode::ALL.len()];
 static REPLY_DROP_GATES: [LogGate; ReplyDropReason::COUNT] =
     [const { LogGate::new() }; ReplyDropReason::COUNT];
 
@@ -43,7 +43,7 @@ impl QueryMetrics {
 
 /// The handles for queries that went wrong, in whichever namespace: a failed query may not name one.
 pub struct QueryErrorMetrics {
-    errors: PerLabel<QueryErrorCode, Counter>,
+    errors: PerLabel<ErrorCode, Counter>,
     replies_dropped: PerLabel<ReplyDropReason, Counter>,
 }
 
@@ -55,25 +55,20 @@ impl QueryErrorMetrics {
     )]
     pub fn new() -> Self {
         Self {
-            errors: PerLabel::new(|code: QueryErrorCode| names::QUERY_ERRORS.with([code.as_str()])),
+            errors: PerLabel::new(|code: ErrorCode| names::QUERY_ERRORS.with([code.as_str()])),
             replies_dropped: PerLabel::new(|reason: ReplyDropReason| {
                 names::QUERY_REPLIES_DROPPED.with([reason.as_str()])
             }),
         }
     }
 
-    /// Counts a query that was answered with an error, and logs it: faults of this program at level error, those of
-    /// the client at level debug, since the client is told.
-    pub fn failed(&self, code: QueryErrorCode, detail: &dyn Display) {
+    /// Counts a query that was answered with an error, and logs it at level debug, since the client is told.
+    pub fn failed(&self, code: ErrorCode, detail: &dyn Display) {
         self.errors.get(code).increment(1);
         let Some(suppressed) = ERROR_GATES[code.index()].admit() else {
             return;
         };
-        match code {
-            QueryErrorCode::Internal => tracing::error!(%code, %detail, suppressed, "query failed"),
-            QueryErrorCode::Overloaded => tracing::warn!(%code, %detail, suppressed, "query refused"),
-            _ => tracing::debug!(%code, %detail, suppressed, "query refused"),
-        }
+        tracing::debug!(code = code.as_str(), %detail, suppressed, "query refused");
     }
 
     /// Counts a reply that was not sent, and logs it.
@@ -98,8 +93,8 @@ mod tests {
             queries.answered(QueryKind::SequenceHashes, Duration::from_millis(2));
             QueryMetrics::unattributed().answered(QueryKind::Status, Duration::from_millis(2));
             let errors = QueryErrorMetrics::new();
-            errors.failed(QueryErrorCode::BadRequest, &"no tokens");
-            errors.failed(QueryErrorCode::Internal, &"lost");
+            errors.failed(ErrorCode::BadRequest, &"no tokens");
+            errors.failed(ErrorCode::Unavailable, &"draining");
             errors.reply_dropped(ReplyDropReason::NoReplySubject, &"kv.query.a");
         });
         for line in [
@@ -108,7 +103,7 @@ mod tests {
             "kvatlas_queries_total{namespace=\"(none)\",kind=\"status\"} 1",
             "kvatlas_query_duration_seconds_count{namespace=\"a\"} 2",
             "kvatlas_query_errors_total{code=\"bad_request\"} 1",
-            "kvatlas_query_errors_total{code=\"internal\"} 1",
+            "kvatlas_query_errors_total{code=\"unavailable\"} 1",
             "kvatlas_query_replies_dropped_total{reason=\"no_reply_subject\"} 1",
             "kvatlas_query_replies_dropped_total{reason=\"publish_failed\"} 0",
         ] {

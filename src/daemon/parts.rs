@@ -1,0 +1,102 @@
+//! From the configuration to the settings of each part.
+
+use crate::config::{self, Config, NamespaceConfig};
+use crate::hash::{BlockSize, BlockSizeError};
+use crate::index::{Hashing, IndexLimits, NamespaceSettings, Namespaces, ParkingLimits};
+use crate::ingest::IngestSettings;
+use crate::wire::{NameError, NamespaceName, WireLimits};
+
+/// A namespace of the configuration that cannot be made.
+#[derive(Debug, thiserror::Error)]
+pub enum NamespaceError {
+    /// Its name is not one.
+    #[error("namespaces.{name}: {source}")]
+    Name {
+        /// The name.
+        name: String,
+        /// What is wrong with it.
+        source: NameError,
+    },
+    /// Its block size is not one.
+    #[error("block_size: {0}")]
+    BlockSize(#[from] BlockSizeError),
+}
+
+fn namespace_settings(config: NamespaceConfig) -> Result<NamespaceSettings, NamespaceError> {
+    let hashing = match config.hashing {
+        config::Hashing::Engine => Hashing::Engine,
+        config::Hashing::Recompute => Hashing::Recompute,
+    };
+    Ok(NamespaceSettings {
+        block_size: BlockSize::new(config.block_size)?,
+        hashing,
+    })
+}
+
+/// The namespaces, with those that the configuration names already there.
+pub(super) fn namespaces(config: &Config) -> Result<Namespaces, NamespaceError> {
+    let defaults = namespace_settings(config.namespaces.default)?;
+    let mut configured = Vec::new();
+    for (name, namespace) in &config.namespaces.overrides {
+        let bad_name = |source| NamespaceError::Name {
+            name: name.clone(),
+            source,
+        };
+        configured.push((
+            NamespaceName::new(name).map_err(bad_name)?,
+            namespace_settings(*namespace)?,
+        ));
+    }
+    Ok(Namespaces::new(
+        defaults,
+        configured,
+        index_limits(config),
+        config.limits.max_namespaces,
+    ))
+}
+
+fn index_limits(config: &Config) -> IndexLimits {
+    IndexLimits {
+        workers_max: config.limits.max_workers_per_namespace,
+        ranks_per_worker_max: config.limits.max_ranks_per_worker,
+        blocks_per_holder_max: config.limits.max_blocks_per_holder,
+        parking: ParkingLimits {
+            events_max: config.events.parked_events_max,
+            blocks_max: config.events.parked_blocks_max,
+            wait_us_max: u64::try_from(config.events.parked_ttl.as_micros()).unwrap_or(u64::MAX),
+        },
+    }
+}
+
+/// Bounds on messages on events subjects.
+fn event_limits(config: &Config) -> WireLimits {
+    WireLimits {
+        message_bytes_max: config.events.max_message_bytes,
+        events_max: config.events.max_events_per_batch,
+        blocks_per_event_max: config.events.max_blocks_per_event,
+        name_bytes_max: config.limits.max_name_bytes,
+        ..WireLimits::default()
+    }
+}
+
+/// Bounds on messages on query subjects.
+pub(super) fn query_limits(config: &Config) -> WireLimits {
+    WireLimits {
+        message_bytes_max: config.queries.max_message_bytes,
+        query_depth_max: config.queries.max_depth_blocks,
+        queries_max: config.queries.max_batch,
+        filter_workers_max: config.limits.max_workers_per_namespace,
+        name_bytes_max: config.limits.max_name_bytes,
+        ..WireLimits::default()
+    }
+}
+
+/// How events are taken in.
+pub(super) fn ingest_settings(config: &Config) -> IngestSettings {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    IngestSettings {
+        lanes: config.events.lane_count(cores),
+        lane_queue_bytes: config.events.lane_queue_bytes,
+        limits: event_limits(config),
+    }
+}

@@ -1,0 +1,323 @@
+//! Starting, step by step.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use async_nats::Client;
+use parking_lot::Mutex;
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+
+use crate::admin::{AdminError, AdminServer, AdminSource, Latch, Readiness};
+use crate::config::{Config, NatsConfig};
+use crate::connection::embedded::{BrokerError, EmbeddedBroker, find_nats_server};
+use crate::connection::{ConnectError, ConnectPatience, ConnectionNotice, connect};
+use crate::index::Namespaces;
+use crate::ingest::{LanePool, PoolError, Subscriber, snapshot_limits};
+use crate::query_service::{Answerer, QueryService};
+use crate::snapshotter::{DirectoryError, RestoreError, SnapshotDirectory, restore_newest};
+use crate::telemetry::labels::{Connection, ConnectionEvent};
+use crate::telemetry::{ConnectionMetrics, MetricsError, ProcessMetrics, SnapshotMetrics, install_shared};
+use crate::tracking::StreamTrust;
+use crate::wire::{SubjectError, Subjects};
+
+use super::admin_source::DaemonView;
+use super::parts::{self, NamespaceError};
+use super::upkeep::{keep_up, save_regularly};
+use super::{Daemon, Stage};
+
+/// Why the daemon cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The embedded broker.
+    #[error("the embedded NATS server: {0}")]
+    Broker(#[from] BrokerError),
+    /// The embedded broker's address.
+    #[error("the embedded NATS server's address {url}: {source}")]
+    BrokerAddress {
+        /// The address.
+        url: String,
+        /// What is wrong with it.
+        source: std::io::Error,
+    },
+    /// The admin listener.
+    #[error(transparent)]
+    Admin(#[from] AdminError),
+    /// The metrics recorder.
+    #[error(transparent)]
+    Metrics(#[from] MetricsError),
+    /// The lanes.
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+    /// The connection to NATS.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// The subject prefix.
+    #[error(transparent)]
+    Subjects(#[from] SubjectError),
+    /// A namespace of the configuration.
+    #[error(transparent)]
+    Namespace(#[from] NamespaceError),
+    /// The snapshot directory.
+    #[error(transparent)]
+    SnapshotDirectory(#[from] DirectoryError),
+    /// The snapshot to start from.
+    #[error(transparent)]
+    Restore(#[from] RestoreError),
+    /// Reading the snapshot was interrupted.
+    #[error("reading the snapshot was interrupted: {0}")]
+    Interrupted(#[from] tokio::task::JoinError),
+}
+
+/// What the parts of a starting daemon share.
+struct Shared {
+    config: Config,
+    subjects: Subjects,
+    namespaces: Arc<Namespaces>,
+    trust: Arc<StreamTrust>,
+    readiness: Arc<Readiness>,
+    pool: Arc<LanePool>,
+}
+
+impl Daemon {
+    /// Starts everything. Where NATS cannot be reached it goes on trying in the background, and is not ready until then; all
+    /// other faults are errors.
+    pub async fn start(config: Config) -> Result<Self, StartError> {
+        let metrics = install_shared()?;
+        let subjects = Subjects::new(&config.subjects.prefix)?;
+        let namespaces = Arc::new(parts::namespaces(&config)?);
+        let (nats, broker) = broker(&config.nats).await?;
+        let pool = Arc::new(LanePool::start(
+            &parts::ingest_settings(&config),
+            Arc::clone(&namespaces),
+        )?);
+        let shared = Shared {
+            config,
+            subjects,
+            namespaces,
+            trust: Arc::default(),
+            readiness: Arc::new(Readiness::new()),
+            pool,
+        };
+        let view = Arc::new(DaemonView {
+            namespaces: Arc::clone(&shared.namespaces),
+            trust: Arc::clone(&shared.trust),
+            readiness: Arc::clone(&shared.readiness),
+            pool: Arc::clone(&shared.pool),
+            metrics,
+            process: ProcessMetrics::new(),
+            gauges: Mutex::new(HashMap::new()),
+        });
+        let source: Arc<dyn AdminSource> = Arc::clone(&view) as Arc<dyn AdminSource>;
+        let admin = shared
+            .config
+            .admin
+            .listen
+            .map(|listen| AdminServer::start(listen, source))
+            .transpose()?;
+        let upkeep = Stage::default();
+        upkeep
+            .tasks
+            .spawn(keep_up(view, Arc::clone(&shared.pool), upkeep.stop.clone()));
+        let snapshots = start_snapshots(&shared, &upkeep).await?;
+        let (events, subscribed) = start_events(&shared, &nats).await?;
+        let queries = start_queries(&shared, &nats, subscribed).await?;
+        let Shared {
+            config,
+            readiness,
+            pool,
+            ..
+        } = shared;
+        Ok(Self {
+            config,
+            nats,
+            broker,
+            admin,
+            readiness,
+            pool,
+            snapshots,
+            queries,
+            events,
+            upkeep,
+        })
+    }
+}
+
+/// The configured servers, or a broker of our own and its address.
+async fn broker(config: &NatsConfig) -> Result<(NatsConfig, Option<EmbeddedBroker>), StartError> {
+    if !config.embedded {
+        return Ok((config.clone(), None));
+    }
+    let binary = find_nats_server(config.server_binary.as_deref())?;
+    let broker = EmbeddedBroker::start(&binary).await?;
+    let url = broker.url().to_owned();
+    tracing::warn!(
+        url, binary = %binary.display(), pid = broker.pid(),
+        "started an embedded nats-server for DEVELOPMENT: it has no persistence, no access control and ends with this process"
+    );
+    let address = url
+        .parse()
+        .map_err(|source| StartError::BrokerAddress { url, source })?;
+    Ok((
+        NatsConfig {
+            urls: vec![address],
+            ..config.clone()
+        },
+        Some(broker),
+    ))
+}
+
+type Snapshots = Option<(SnapshotDirectory, Arc<SnapshotMetrics>)>;
+
+/// Restores the newest snapshot, and begins to write new ones.
+async fn start_snapshots(shared: &Shared, upkeep: &Stage) -> Result<Snapshots, StartError> {
+    let config = &shared.config.snapshots;
+    let Some(path) = &config.directory else {
+        shared.readiness.set(Latch::SnapshotLoaded);
+        return Ok(None);
+    };
+    let directory = SnapshotDirectory::open(path, config.keep)?;
+    let metrics = Arc::new(SnapshotMetrics::new());
+    let restoring = {
+        let (pool, directory, metrics) = (Arc::clone(&shared.pool), directory.clone(), Arc::clone(&metrics));
+        let runtime = Handle::current();
+        tokio::task::spawn_blocking(move || {
+            restore_newest(&pool, &directory, &snapshot_limits(), &metrics, &runtime)
+        })
+    };
+    match restoring.await?? {
+        Some(restored) => tracing::info!(
+            path = %restored.path.display(), holders = restored.totals.holders, blocks = restored.totals.blocks,
+            created_us = restored.created_us, "started from a snapshot; holders are unverified until their next batch"
+        ),
+        None => tracing::info!(directory = %path.display(), "there is no snapshot to start from"),
+    }
+    shared.readiness.set(Latch::SnapshotLoaded);
+    upkeep.tasks.spawn(save_regularly(
+        Arc::clone(&shared.pool),
+        directory.clone(),
+        Arc::clone(&metrics),
+        config.interval,
+        upkeep.stop.clone(),
+    ));
+    Ok(Some((directory, metrics)))
+}
+
+/// Begins to follow events; the receiver becomes true when the server has the subscription.
+async fn start_events(
+    shared: &Shared,
+    nats: &NatsConfig,
+) -> Result<(Stage, watch::Receiver<bool>), StartError> {
+    let (incidents, incidents_seen) = watch::channel(0_u64);
+    let (subscribed, is_subscribed) = watch::channel(false);
+    let trust = Arc::clone(&shared.trust);
+    let metrics = ConnectionMetrics::for_connection(Connection::Events);
+    let notice = move |notice: ConnectionNotice| {
+        count(&metrics, &notice);
+        if matches!(
+            notice,
+            ConnectionNotice::Disconnected | ConnectionNotice::SlowConsumer
+        ) {
+            trust.doubt();
+            incidents.send_modify(|incidents| *incidents += 1);
+        }
+    };
+    let capacity = shared.config.events.subscription_capacity;
+    let client = connect(nats, "events", capacity, ConnectPatience::Forever, notice).await?;
+    let subscriber = Subscriber::new(
+        client,
+        shared.subjects.clone(),
+        shared.config.limits.max_name_bytes,
+        Arc::clone(&shared.pool),
+        Arc::clone(&shared.trust),
+        incidents_seen,
+        subscribed,
+    );
+    let stage = Stage::default();
+    let stop = stage.stop.clone();
+    stage.tasks.spawn(async move {
+        if let Err(error) = subscriber.run(stop).await {
+            tracing::error!(%error, "events are no longer followed");
+        }
+    });
+    let (readiness, mut latch) = (Arc::clone(&shared.readiness), is_subscribed.clone());
+    let stop = stage.stop.clone();
+    stage.tasks.spawn(async move {
+        tokio::select! {
+            subscribed = latch.wait_for(|subscribed| *subscribed) => {
+                if subscribed.is_ok() {
+                    readiness.set(Latch::EventsSubscribed);
+                    // Core NATS keeps nothing that could be caught up on.
+                    readiness.set(Latch::CaughtUp);
+                }
+            }
+            () = stop.cancelled() => {}
+        }
+    });
+    Ok((stage, is_subscribed))
+}
+
+/// Serves queries once events are followed.
+async fn start_queries(
+    shared: &Shared,
+    nats: &NatsConfig,
+    subscribed: watch::Receiver<bool>,
+) -> Result<Stage, StartError> {
+    let stage = Stage::default();
+    for number in 0..shared.config.queries.connections {
+        let client = connect_queries(shared, nats, number).await?;
+        let answerer = Answerer::new(
+            Arc::clone(&shared.namespaces),
+            Arc::clone(&shared.trust),
+            shared.subjects.clone(),
+            parts::query_limits(&shared.config),
+        );
+        let group = shared.config.queries.queue_group.clone();
+        let service = QueryService::new(
+            client,
+            shared.subjects.clone(),
+            group,
+            answerer,
+            Arc::clone(&shared.pool),
+        );
+        let (stop, mut subscribed) = (stage.stop.clone(), subscribed.clone());
+        let readiness = Arc::clone(&shared.readiness);
+        stage.tasks.spawn(async move {
+            tokio::select! {
+                _ = subscribed.wait_for(|subscribed| *subscribed) => {}
+                () = stop.cancelled() => return,
+            }
+            let served = service
+                .run(stop, || readiness.set(Latch::QueriesSubscribed))
+                .await;
+            if let Err(error) = served {
+                tracing::error!(%error, "queries are no longer answered");
+            }
+        });
+    }
+    Ok(stage)
+}
+
+async fn connect_queries(shared: &Shared, nats: &NatsConfig, number: usize) -> Result<Client, ConnectError> {
+    let metrics = ConnectionMetrics::for_connection(Connection::Queries);
+    let notice = move |notice: ConnectionNotice| count(&metrics, &notice);
+    let capacity = shared.config.events.subscription_capacity;
+    connect(
+        nats,
+        &format!("queries-{number}"),
+        capacity,
+        ConnectPatience::Forever,
+        notice,
+    )
+    .await
+}
+
+fn count(metrics: &ConnectionMetrics, notice: &ConnectionNotice) {
+    let event = match notice {
+        ConnectionNotice::Connected => ConnectionEvent::Connected,
+        ConnectionNotice::Disconnected => ConnectionEvent::Disconnected,
+        ConnectionNotice::SlowConsumer => ConnectionEvent::SlowConsumer,
+        ConnectionNotice::Error(_) => ConnectionEvent::Error,
+    };
+    metrics.happened(event, notice);
+}

@@ -1,0 +1,266 @@
+//! One holder on its lane: sequence tracking in front of the index.
+
+use crate::index::{Applied, HolderWriter, RejectReason};
+use crate::snapshot::HolderFrame;
+use crate::telemetry::labels::DropReason;
+use crate::telemetry::{AppliedBatch, EventMetrics};
+use crate::tracking::{
+    Admission, BatchCursor, DegradedReason, DegradedReasons, SequenceTracker, StreamGeneration,
+};
+use crate::wire::{EventBatch, NamespaceName, Tier};
+
+/// A holder's state at one instant: how far its batches were applied, and batches that rebuild it.
+#[derive(Debug)]
+pub struct HolderDump {
+    /// Who it is, and its cursor.
+    pub frame: HolderFrame,
+    /// Encoded event batches, in order.
+    pub batches: Vec<Vec<u8>>,
+}
+
+/// Most blocks in an event of a dump; keeps frames small whatever the configuration allows on the wire.
+const DUMP_EVENT_BLOCKS_MAX: usize = 4096;
+/// A batch of a dump is closed when it has this many blocks.
+const DUMP_BATCH_BLOCKS: usize = 16_384;
+
+/// What a holder is after a batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Afterwards {
+    Stays,
+    /// It said goodbye.
+    Leaves,
+}
+
+/// The clocks at the time of a batch, passed in.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Clocks {
+    /// Microseconds on a clock that does not run backwards.
+    pub(crate) monotonic_us: u64,
+    /// Microseconds since the Unix epoch.
+    pub(crate) unix_us: u64,
+}
+
+/// One holder of a lane.
+#[derive(Debug)]
+pub(crate) struct Holder {
+    writer: HolderWriter,
+    tracker: SequenceTracker,
+}
+
+impl Holder {
+    pub(crate) fn new(writer: HolderWriter) -> Self {
+        Self {
+            writer,
+            tracker: SequenceTracker::default(),
+        }
+    }
+
+    fn worker(&self) -> &str {
+        self.writer.record().id.worker.as_str()
+    }
+
+    /// Applies a batch, or skips it, by its number.
+    pub(crate) fn apply(
+        &mut self,
+        batch: EventBatch,
+        generation: StreamGeneration,
+        clocks: Clocks,
+        metrics: &EventMetrics,
+    ) -> Afterwards {
+        let before = self.tracker.cursor();
+        let next = BatchCursor {
+            epoch: batch.epoch,
+            seq: batch.seq,
+        };
+        match self.tracker.admit(next) {
+            Admission::Next => {}
+            Admission::Gap { missed } => {
+                metrics.sequence_gap(self.worker(), next.seq - missed, next.seq);
+                self.degrade(DegradedReason::Gap, metrics);
+            }
+            Admission::NewEpoch { missed } => self.begin_epoch(before, next, missed, metrics),
+            Admission::Duplicate => {
+                metrics.batch_dropped(DropReason::Duplicate, self.worker(), &next.seq);
+                return Afterwards::Stays;
+            }
+            Admission::StaleEpoch => {
+                metrics.batch_dropped(DropReason::StaleEpoch, self.worker(), &next.epoch);
+                return Afterwards::Stays;
+            }
+        }
+        let afterwards = self.apply_events(batch, clocks, metrics);
+        let status = self.writer.status();
+        status.set_cursor(next);
+        // Last: who sees the holder confirmed sees the batch's blocks too.
+        status.confirm(generation);
+        afterwards
+    }
+
+    fn begin_epoch(
+        &mut self,
+        before: Option<BatchCursor>,
+        next: BatchCursor,
+        missed: u64,
+        metrics: &EventMetrics,
+    ) {
+        self.writer.clear();
+        self.writer.status().reset_reasons(DegradedReasons::default());
+        if let Some(before) = before {
+            metrics.epoch_changed(self.worker(), &before.epoch, &next.epoch);
+        }
+        if missed > 0 {
+            metrics.sequence_gap(self.worker(), 1, next.seq);
+            self.degrade(DegradedReason::Gap, metrics);
+        }
+    }
+
+    fn apply_events(&mut self, batch: EventBatch, clocks: Clocks, metrics: &EventMetrics) -> Afterwards {
+        let started = std::time::Instant::now();
+        let mut total = AppliedBatch::default();
+        let mut afterwards = Afterwards::Stays;
+        for event in batch.events {
+            let applied = self.writer.apply(event, batch.tier, clocks.monotonic_us);
+            if applied.cleared {
+                // The state is known for certain again: nothing.
+                self.writer.status().reset_reasons(DegradedReasons::default());
+                total.clears += 1;
+            }
+            if applied.goodbye {
+                afterwards = Afterwards::Leaves;
+            }
+            total.blocks_stored += applied.stored;
+            total.blocks_removed += applied.removed;
+            self.report_rejects(&applied, metrics);
+        }
+        total.elapsed = started.elapsed();
+        metrics.batch_applied(&total);
+        let lag_us = batch
+            .time_us
+            .map_or(0, |made_us| clocks.unix_us.saturating_sub(made_us));
+        self.writer.status().set_applied(clocks.unix_us, lag_us);
+        afterwards
+    }
+
+    /// Times out what waits for a parent.
+    pub(crate) fn tick(&mut self, clocks: Clocks, metrics: &EventMetrics) {
+        let applied = self.writer.expire_parked(clocks.monotonic_us);
+        self.report_rejects(&applied, metrics);
+    }
+
+    /// Notes that a batch of the worker could not be decoded.
+    pub(crate) fn note_undecodable(&self, metrics: &EventMetrics) {
+        self.degrade(DegradedReason::Undecodable, metrics);
+    }
+
+    fn report_rejects(&self, applied: &Applied, metrics: &EventMetrics) {
+        for reason in RejectReason::ALL {
+            let blocks = applied.rejected(reason);
+            if blocks == 0 {
+                continue;
+            }
+            metrics.reject_blocks(reason, blocks, self.worker());
+            if let Some(degraded) = degradation(reason) {
+                self.degrade(degraded, metrics);
+            }
+        }
+    }
+
+    fn degrade(&self, reason: DegradedReason, metrics: &EventMetrics) {
+        if self.writer.status().degrade(reason) {
+            metrics.holder_degraded(reason, self.worker(), self.writer.record().id.rank);
+        }
+    }
+
+    /// Takes up the cursor and the doubts of a snapshot; its blocks follow through [`Self::restore_blocks`].
+    pub(crate) fn restore_cursor(&mut self, frame: &HolderFrame) {
+        let cursor = BatchCursor {
+            epoch: frame.epoch,
+            seq: frame.seq,
+        };
+        self.tracker = SequenceTracker::resuming(cursor);
+        let status = self.writer.status();
+        status.set_cursor(cursor);
+        // Until a batch continues the count, the stream's generation marks the holder as unverified.
+        status.reset_reasons(DegradedReasons::from_bits(frame.degraded_bits));
+    }
+
+    /// Stores blocks of a snapshot.
+    pub(crate) fn restore_blocks(&mut self, batch: EventBatch, clocks: Clocks, metrics: &EventMetrics) {
+        for event in batch.events {
+            let applied = self.writer.apply(event, batch.tier, clocks.monotonic_us);
+            self.report_rejects(&applied, metrics);
+        }
+    }
+
+    /// The holder's state now.
+    pub(crate) fn dump(&self, namespace: &NamespaceName) -> HolderDump {
+        let id = &self.writer.record().id;
+        let cursor = self.tracker.cursor().unwrap_or_default();
+        let mut reasons = self.writer.status().lasting_reasons();
+        if self.writer.status().parked_events() > 0 {
+            // What waits for a parent is not dumped.
+            reasons = reasons.with(DegradedReason::UnknownParent);
+        }
+        let frame = HolderFrame {
+            namespace: namespace.clone(),
+            worker: id.worker.clone(),
+            rank: id.rank,
+            epoch: cursor.epoch,
+            seq: cursor.seq,
+            degraded_bits: reasons.bits(),
+            blocks: self.writer.blocks() as u64,
+        };
+        HolderDump {
+            batches: self.dump_batches(cursor),
+            frame,
+        }
+    }
+
+    fn dump_batches(&self, cursor: BatchCursor) -> Vec<Vec<u8>> {
+        let empty = |tier: Tier| EventBatch {
+            epoch: cursor.epoch,
+            seq: cursor.seq.max(1),
+            rank: self.writer.record().id.rank,
+            time_us: None,
+            tier,
+            events: Vec::new(),
+        };
+        let mut batches = Vec::new();
+        let mut open = empty(Tier::DEVICE);
+        let mut blocks = 0;
+        for (tier, event) in self.writer.dump_events(DUMP_EVENT_BLOCKS_MAX) {
+            let is_full = blocks >= DUMP_BATCH_BLOCKS || open.events.len() >= DUMP_EVENT_BLOCKS_MAX;
+            if !open.events.is_empty() && (is_full || open.tier != tier) {
+                batches.push(std::mem::replace(&mut open, empty(tier)).encode());
+                blocks = 0;
+            }
+            open.tier = tier;
+            blocks += match &event {
+                crate::wire::Event::Stored(stored) => stored.names.len(),
+                _ => 0,
+            };
+            open.events.push(event);
+        }
+        if !open.events.is_empty() {
+            batches.push(open.encode());
+        }
+        batches
+    }
+
+    /// Removes the holder from the index.
+    pub(crate) fn retire(self) {
+        self.writer.retire();
+    }
+}
+
+/// What a reject means for the certainty of a holder's state; none where nothing is lost by it.
+fn degradation(reason: RejectReason) -> Option<DegradedReason> {
+    match reason {
+        RejectReason::UnknownBlock | RejectReason::Moved | RejectReason::ForeignChain => None,
+        RejectReason::PositionOutOfRange | RejectReason::MissingContent | RejectReason::ContentMismatch => {
+            Some(DegradedReason::Rejected)
+        }
+        RejectReason::Capacity => Some(DegradedReason::Capacity),
+        RejectReason::ParkingFull | RejectReason::ParkingExpired => Some(DegradedReason::UnknownParent),
+    }
+}

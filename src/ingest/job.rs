@@ -1,0 +1,157 @@
+//! What travels to a lane, and the bounded queue it travels through.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use bytes::Bytes;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+
+use crate::index::Namespace;
+use crate::snapshot::HolderFrame;
+use crate::tracking::StreamGeneration;
+use crate::wire::Rank;
+
+use super::assignment::{InFlight, WorkerKey};
+use super::holder::HolderDump;
+
+/// A holder's place in the order of a lane.
+pub(crate) type HolderKey = (WorkerKey, Rank);
+
+/// A message for a worker of the lane.
+#[derive(Debug)]
+pub(crate) struct BatchJob {
+    pub(crate) namespace: Arc<Namespace>,
+    pub(crate) worker: WorkerKey,
+    pub(crate) payload: Bytes,
+    pub(crate) generation: StreamGeneration,
+    pub(crate) in_flight: InFlight,
+}
+
+/// A part of a snapshot for a worker of the lane.
+#[derive(Debug)]
+pub(crate) struct RestoreJob {
+    pub(crate) namespace: Arc<Namespace>,
+    pub(crate) worker: WorkerKey,
+    pub(crate) part: RestorePart,
+    pub(crate) in_flight: InFlight,
+}
+
+/// A frame of a snapshot.
+#[derive(Debug)]
+pub(crate) enum RestorePart {
+    /// Begins a holder.
+    Holder(HolderFrame),
+    /// Blocks of the holder of this rank, as an event batch.
+    Batch(Rank, Vec<u8>),
+}
+
+/// What a lane does.
+#[derive(Debug)]
+pub(crate) enum Job {
+    /// Applies a message.
+    Batch(BatchJob),
+    /// Applies a part of a snapshot.
+    Restore(RestoreJob),
+    /// Dumps the first holder after this one.
+    DumpNext {
+        after: Option<HolderKey>,
+        reply: oneshot::Sender<Option<(HolderKey, HolderDump)>>,
+    },
+    /// Times out what waits for a parent.
+    Tick,
+    /// Answers when all jobs before it are done.
+    Barrier(oneshot::Sender<()>),
+}
+
+/// A job and its share of the queue's budget.
+#[derive(Debug)]
+pub(crate) struct Queued {
+    pub(crate) job: Job,
+    bytes: usize,
+    backlog: Arc<Backlog>,
+    _share: Option<OwnedSemaphorePermit>,
+}
+
+impl Drop for Queued {
+    fn drop(&mut self) {
+        self.backlog.messages.fetch_sub(1, Ordering::Relaxed);
+        self.backlog.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+/// What waits in a queue.
+#[derive(Debug, Default)]
+pub(crate) struct Backlog {
+    pub(crate) messages: AtomicUsize,
+    pub(crate) bytes: AtomicUsize,
+}
+
+/// The lane is gone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct LaneStopped;
+
+/// Bytes that one unit of the budget stands for, so that budgets of many gigabytes fit into 32 bits.
+const BYTES_PER_UNIT: usize = 64;
+/// What a message costs beside its payload.
+const MESSAGE_OVERHEAD_BYTES: usize = 256;
+
+/// The sending end of a lane's queue. Messages wait for room; control jobs, of which there are few, do not.
+#[derive(Debug, Clone)]
+pub(crate) struct JobSender {
+    sender: mpsc::UnboundedSender<Queued>,
+    budget: Arc<Semaphore>,
+    units_max: usize,
+    backlog: Arc<Backlog>,
+}
+
+/// A queue that holds at most about `bytes_max`.
+pub(crate) fn job_queue(bytes_max: usize) -> (JobSender, mpsc::UnboundedReceiver<Queued>) {
+    let (sender, receiver) = mpsc::unbounded_channel();
+    let units_max = (bytes_max / BYTES_PER_UNIT).clamp(1, Semaphore::MAX_PERMITS);
+    let budget = Arc::new(Semaphore::new(units_max));
+    (
+        JobSender {
+            sender,
+            budget,
+            units_max,
+            backlog: Arc::default(),
+        },
+        receiver,
+    )
+}
+
+impl JobSender {
+    /// Queues a job of about `bytes`, when there is room for it.
+    pub(crate) async fn send(&self, job: Job, bytes: usize) -> Result<(), LaneStopped> {
+        let units = (bytes + MESSAGE_OVERHEAD_BYTES)
+            .div_ceil(BYTES_PER_UNIT)
+            .min(self.units_max);
+        let units = u32::try_from(units).unwrap_or(u32::MAX);
+        let share = Arc::clone(&self.budget)
+            .acquire_many_owned(units)
+            .await
+            .map_err(|_| LaneStopped)?;
+        self.push(job, bytes, Some(share))
+    }
+
+    /// Queues a control job at once.
+    pub(crate) fn send_control(&self, job: Job) -> Result<(), LaneStopped> {
+        self.push(job, 0, None)
+    }
+
+    fn push(&self, job: Job, bytes: usize, share: Option<OwnedSemaphorePermit>) -> Result<(), LaneStopped> {
+        self.backlog.messages.fetch_add(1, Ordering::Relaxed);
+        self.backlog.bytes.fetch_add(bytes, Ordering::Relaxed);
+        let queued = Queued {
+            job,
+            bytes,
+            backlog: Arc::clone(&self.backlog),
+            _share: share,
+        };
+        self.sender.send(queued).map_err(|_| LaneStopped)
+    }
+
+    pub(crate) fn backlog(&self) -> &Backlog {
+        &self.backlog
+    }
+}

@@ -1,0 +1,209 @@
+//! A lane: one thread that applies the events of the workers assigned to it, in order.
+
+use std::collections::BTreeMap;
+use std::ops::Bound;
+use std::sync::Arc;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use tokio::sync::mpsc::UnboundedReceiver;
+
+use crate::index::{Namespace, RegisterError};
+use crate::telemetry::EventMetrics;
+use crate::telemetry::labels::DropReason;
+use crate::wire::{DecodeError, EventBatch, HolderId, Rank, WireLimits};
+
+use super::assignment::{Assignments, InFlight, WorkerKey};
+use super::holder::{Afterwards, Clocks, Holder, HolderDump};
+use super::job::{BatchJob, HolderKey, Job, Queued, RestoreJob, RestorePart};
+use super::pool::MetricsByNamespace;
+
+/// Limits on what a snapshot's batches may carry. The checksums have been checked; these bound a hostile file.
+pub fn snapshot_limits() -> WireLimits {
+    WireLimits {
+        message_bytes_max: crate::snapshot::FRAME_BYTES_MAX,
+        ..WireLimits::default()
+    }
+}
+
+/// The holders of one lane, and what it needs to apply jobs to them.
+pub(crate) struct Lane {
+    holders: BTreeMap<HolderKey, Holder>,
+    assignments: Arc<Assignments>,
+    metrics: Arc<MetricsByNamespace>,
+    limits: WireLimits,
+    started: Instant,
+}
+
+impl Lane {
+    pub(crate) fn new(
+        assignments: Arc<Assignments>,
+        metrics: Arc<MetricsByNamespace>,
+        limits: WireLimits,
+    ) -> Self {
+        Self {
+            holders: BTreeMap::new(),
+            assignments,
+            metrics,
+            limits,
+            started: Instant::now(),
+        }
+    }
+
+    /// Works until all senders are gone and the queue is empty.
+    pub(crate) fn run(mut self, mut jobs: UnboundedReceiver<Queued>) {
+        while let Some(mut queued) = jobs.blocking_recv() {
+            // The share of the budget goes back when `queued` is dropped, after the job.
+            match std::mem::replace(&mut queued.job, Job::Tick) {
+                Job::Batch(batch) => self.apply(batch),
+                Job::Restore(restore) => self.restore(restore),
+                Job::DumpNext { after, reply } => {
+                    // Nobody waiting any more is no reason to stop.
+                    let _ = reply.send(self.dump_next(after));
+                }
+                Job::Tick => self.tick(),
+                Job::Barrier(reply) => {
+                    let _ = reply.send(());
+                }
+            }
+        }
+    }
+
+    fn clocks(&self) -> Clocks {
+        let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Clocks {
+            monotonic_us: u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX),
+            unix_us: u64::try_from(since_epoch.as_micros()).unwrap_or(u64::MAX),
+        }
+    }
+
+    fn apply(&mut self, job: BatchJob) {
+        let BatchJob {
+            namespace,
+            worker,
+            payload,
+            generation,
+            in_flight,
+        } = job;
+        let metrics = self.metrics.of(&namespace.name);
+        match EventBatch::decode(&payload, &self.limits) {
+            Err(error) => self.note_undecodable(&worker, &error, &metrics),
+            Ok(batch) => {
+                let key = (worker.clone(), batch.rank);
+                let clocks = self.clocks();
+                let afterwards = match self.holder(&namespace, &key) {
+                    Ok(holder) => holder.apply(batch, generation, clocks, &metrics),
+                    Err(error) => {
+                        metrics.batch_dropped(drop_reason(&error), worker.worker.as_str(), &error);
+                        Afterwards::Stays
+                    }
+                };
+                if afterwards == Afterwards::Leaves
+                    && let Some(holder) = self.holders.remove(&key)
+                {
+                    holder.retire();
+                }
+            }
+        }
+        self.finish(&worker, in_flight);
+    }
+
+    /// A worker without a holder needs no lane.
+    fn finish(&self, worker: &WorkerKey, in_flight: InFlight) {
+        drop(in_flight);
+        if self.ranks(worker).next().is_none() {
+            self.assignments.release(worker);
+        }
+    }
+
+    /// The holder, registered in the index if it is new.
+    fn holder(&mut self, namespace: &Namespace, key: &HolderKey) -> Result<&mut Holder, RegisterError> {
+        if !self.holders.contains_key(key) {
+            let id = HolderId {
+                worker: key.0.worker.clone(),
+                rank: key.1,
+            };
+            let writer = namespace.indexer.register(&id)?;
+            self.holders.insert(key.clone(), Holder::new(writer));
+        }
+        // Inserted above where it was missing.
+        self.holders.get_mut(key).ok_or_else(|| {
+            RegisterError::Registered(HolderId {
+                worker: key.0.worker.clone(),
+                rank: key.1,
+            })
+        })
+    }
+
+    /// The holders of one worker.
+    fn ranks(&self, worker: &WorkerKey) -> impl Iterator<Item = &Holder> {
+        self.holders
+            .range((worker.clone(), Rank::MIN)..=(worker.clone(), Rank::MAX))
+            .map(|(_, holder)| holder)
+    }
+
+    /// A payload that cannot be read may have been for any rank of the worker that its subject names.
+    fn note_undecodable(&self, worker: &WorkerKey, error: &DecodeError, metrics: &EventMetrics) {
+        let reason = match error {
+            DecodeError::Oversized { .. } => DropReason::Oversized,
+            _ => DropReason::Undecodable,
+        };
+        metrics.batch_dropped(reason, worker.worker.as_str(), error);
+        for holder in self.ranks(worker) {
+            holder.note_undecodable(metrics);
+        }
+    }
+
+    fn restore(&mut self, job: RestoreJob) {
+        let RestoreJob {
+            namespace,
+            worker,
+            part,
+            in_flight,
+        } = job;
+        self.restore_part(&namespace, &worker, part);
+        self.finish(&worker, in_flight);
+    }
+
+    fn restore_part(&mut self, namespace: &Namespace, worker: &WorkerKey, part: RestorePart) {
+        let metrics = self.metrics.of(&namespace.name);
+        let clocks = self.clocks();
+        let rank = match &part {
+            RestorePart::Holder(frame) => frame.rank,
+            RestorePart::Batch(rank, _) => *rank,
+        };
+        let holder = match self.holder(namespace, &(worker.clone(), rank)) {
+            Ok(holder) => holder,
+            Err(error) => return metrics.batch_dropped(drop_reason(&error), worker.worker.as_str(), &error),
+        };
+        match part {
+            RestorePart::Holder(frame) => holder.restore_cursor(&frame),
+            RestorePart::Batch(_, payload) => match EventBatch::decode(&payload, &snapshot_limits()) {
+                Ok(batch) => holder.restore_blocks(batch, clocks, &metrics),
+                Err(error) => self.note_undecodable(worker, &error, &metrics),
+            },
+        }
+    }
+
+    fn dump_next(&self, after: Option<HolderKey>) -> Option<(HolderKey, HolderDump)> {
+        let start = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let (key, holder) = self.holders.range((start, Bound::Unbounded)).next()?;
+        Some((key.clone(), holder.dump(&key.0.namespace)))
+    }
+
+    fn tick(&mut self) {
+        let clocks = self.clocks();
+        for ((worker, _), holder) in &mut self.holders {
+            let metrics = self.metrics.of(&worker.namespace);
+            holder.tick(clocks, &metrics);
+        }
+    }
+}
+
+fn drop_reason(error: &RegisterError) -> DropReason {
+    match error {
+        RegisterError::TooManyRanks { .. } => DropReason::TooManyRanks,
+        RegisterError::TooManyWorkers { .. }
+        | RegisterError::NoSlot { .. }
+        | RegisterError::Registered(_) => DropReason::TooManyWorkers,
+    }
+}

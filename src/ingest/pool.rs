@@ -1,0 +1,275 @@
+//! The lanes together.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use bytes::Bytes;
+use dashmap::DashMap;
+use tokio::sync::oneshot;
+
+use crate::index::{Namespace, Namespaces};
+use crate::snapshot::{Frame, HolderFrame};
+use crate::telemetry::labels::DropReason;
+use crate::telemetry::{EventMetrics, LaneMetrics};
+use crate::tracking::StreamGeneration;
+use crate::wire::{NamespaceName, WireLimits, WorkerName};
+
+use super::assignment::{Assignments, LaneId, WorkerKey};
+use super::holder::HolderDump;
+use super::job::{BatchJob, HolderKey, Job, JobSender, LaneStopped, RestoreJob, RestorePart, job_queue};
+use super::lane::Lane;
+
+/// How events are taken in.
+#[derive(Debug, Clone)]
+pub struct IngestSettings {
+    /// Threads that apply events; at least 1.
+    pub lanes: usize,
+    /// What may wait for one lane, in bytes.
+    pub lane_queue_bytes: usize,
+    /// Bounds on messages.
+    pub limits: WireLimits,
+}
+
+/// Why the pool cannot do something.
+#[derive(Debug, thiserror::Error)]
+pub enum PoolError {
+    /// A lane's thread could not be started.
+    #[error("cannot start a lane: {0}")]
+    Spawn(#[from] std::io::Error),
+    /// A lane has stopped.
+    #[error("a lane has stopped")]
+    LaneStopped,
+}
+
+impl From<LaneStopped> for PoolError {
+    fn from(_: LaneStopped) -> Self {
+        Self::LaneStopped
+    }
+}
+
+/// The metrics of each namespace, made when it first has an event. Bounded by the limit on namespaces.
+#[derive(Default)]
+pub(crate) struct MetricsByNamespace(DashMap<NamespaceName, Arc<EventMetrics>>);
+
+impl MetricsByNamespace {
+    pub(crate) fn of(&self, namespace: &NamespaceName) -> Arc<EventMetrics> {
+        if let Some(found) = self.0.get(namespace) {
+            return Arc::clone(&found);
+        }
+        let metrics = self
+            .0
+            .entry(namespace.clone())
+            .or_insert_with(|| Arc::new(EventMetrics::for_namespace(namespace.as_str())));
+        Arc::clone(&metrics)
+    }
+}
+
+struct LaneHandle {
+    jobs: JobSender,
+    metrics: LaneMetrics,
+}
+
+/// A pool of lanes. Dropping it lets the lanes finish their queues.
+pub struct LanePool {
+    lanes: Box<[LaneHandle]>,
+    assignments: Arc<Assignments>,
+    namespaces: Arc<Namespaces>,
+    metrics: Arc<MetricsByNamespace>,
+    unattributed: EventMetrics,
+    limits: WireLimits,
+}
+
+impl LanePool {
+    /// Starts the lanes' threads.
+    pub fn start(settings: &IngestSettings, namespaces: Arc<Namespaces>) -> Result<Self, PoolError> {
+        let lane_count = settings.lanes.max(1);
+        let assignments = Arc::new(Assignments::new(lane_count));
+        let metrics = Arc::new(MetricsByNamespace::default());
+        let mut lanes = Vec::with_capacity(lane_count);
+        for number in 0..lane_count {
+            let (jobs, receiver) = job_queue(settings.lane_queue_bytes);
+            let lane = Lane::new(
+                Arc::clone(&assignments),
+                Arc::clone(&metrics),
+                settings.limits.clone(),
+            );
+            let thread = std::thread::Builder::new().name(format!("lane-{number}"));
+            // Detached: it ends when the pool is dropped and its queue is empty.
+            thread.spawn(move || lane.run(receiver))?;
+            lanes.push(LaneHandle {
+                jobs,
+                metrics: LaneMetrics::for_lane(number),
+            });
+        }
+        Ok(Self {
+            lanes: lanes.into(),
+            assignments,
+            namespaces,
+            metrics,
+            unattributed: EventMetrics::unattributed(),
+            limits: settings.limits.clone(),
+        })
+    }
+
+    /// Brings a message to its worker's lane; waits while that lane's queue is full.
+    pub async fn dispatch(
+        &self,
+        namespace: &NamespaceName,
+        worker: WorkerName,
+        payload: Bytes,
+        generation: StreamGeneration,
+    ) -> Result<(), PoolError> {
+        let namespace = match self.namespaces.get_or_create(namespace) {
+            Ok(namespace) => namespace,
+            Err(error) => {
+                self.unattributed
+                    .batch_dropped(DropReason::TooManyNamespaces, namespace.as_str(), &error);
+                return Ok(());
+            }
+        };
+        let metrics = self.metrics.of(&namespace.name);
+        metrics.message_received(payload.len() as u64);
+        let key = WorkerKey {
+            namespace: namespace.name.clone(),
+            worker,
+        };
+        let payload = self.trim(payload);
+        let bytes = payload.len();
+        let (lane, in_flight) = self.assignments.assign(&key);
+        let job = Job::Batch(BatchJob {
+            namespace,
+            worker: key,
+            payload,
+            generation,
+            in_flight,
+        });
+        let sent = self.lane(lane).jobs.send(job, bytes).await;
+        if sent.is_err() {
+            metrics.batch_dropped(DropReason::LaneStopped, "", &"the daemon is stopping");
+        }
+        Ok(sent?)
+    }
+
+    /// An oversized payload goes to its lane cut to one byte over the limit: the lane marks the worker's holders, and the
+    /// queue does not have to hold the rest.
+    fn trim(&self, payload: Bytes) -> Bytes {
+        let bytes_max = self.limits.message_bytes_max;
+        if payload.len() > bytes_max {
+            payload.slice(..=bytes_max)
+        } else {
+            payload
+        }
+    }
+
+    /// Counts a message whose subject names no worker.
+    pub fn drop_bad_subject(&self, subject: &str, error: &dyn std::fmt::Display) {
+        self.unattributed
+            .batch_dropped(DropReason::BadSubject, subject, error);
+    }
+
+    fn lane(&self, lane: LaneId) -> &LaneHandle {
+        &self.lanes[lane.0]
+    }
+
+    /// Brings a frame of a snapshot to its holder's lane. `holder` is the holder frame that it belongs to.
+    pub async fn restore(&self, holder: &HolderFrame, frame: Frame) -> Result<(), PoolError> {
+        let namespace: Arc<Namespace> = match self.namespaces.get_or_create(&holder.namespace) {
+            Ok(namespace) => namespace,
+            Err(error) => {
+                let name = holder.namespace.as_str();
+                self.unattributed
+                    .batch_dropped(DropReason::TooManyNamespaces, name, &error);
+                return Ok(());
+            }
+        };
+        let worker = WorkerKey {
+            namespace: holder.namespace.clone(),
+            worker: holder.worker.clone(),
+        };
+        let (part, bytes) = match frame {
+            Frame::Holder(frame) => (RestorePart::Holder(frame), 0),
+            Frame::Batch(payload) => {
+                let bytes = payload.len();
+                (RestorePart::Batch(holder.rank, payload), bytes)
+            }
+        };
+        let (lane, in_flight) = self.assignments.assign(&worker);
+        let job = Job::Restore(RestoreJob {
+            namespace,
+            worker,
+            part,
+            in_flight,
+        });
+        Ok(self.lane(lane).jobs.send(job, bytes).await?)
+    }
+
+    /// Waits until all that was dispatched before has been applied.
+    pub async fn drain(&self) -> Result<(), PoolError> {
+        for lane in &self.lanes {
+            let (reply, done) = oneshot::channel();
+            lane.jobs.send_control(Job::Barrier(reply))?;
+            done.await.map_err(|_| PoolError::LaneStopped)?;
+        }
+        Ok(())
+    }
+
+    /// Times out what waits for a parent, on every lane, and publishes the lanes' backlogs.
+    pub fn tick(&self) {
+        for lane in &self.lanes {
+            // A stopped lane has nothing to time out.
+            let _ = lane.jobs.send_control(Job::Tick);
+        }
+    }
+
+    /// Publishes the lanes' backlogs as metrics.
+    pub fn publish_backlogs(&self) {
+        for lane in &self.lanes {
+            let backlog = lane.jobs.backlog();
+            let messages = backlog.messages.load(Ordering::Relaxed) as u64;
+            lane.metrics
+                .set_queue(messages, backlog.bytes.load(Ordering::Relaxed) as u64);
+        }
+    }
+
+    /// Messages that wait for a lane.
+    pub fn messages_waiting(&self) -> u64 {
+        self.lanes
+            .iter()
+            .map(|lane| lane.jobs.backlog().messages.load(Ordering::Relaxed) as u64)
+            .sum()
+    }
+
+    /// Workers that have a lane.
+    pub fn assigned_workers(&self) -> usize {
+        self.assignments.len()
+    }
+
+    /// How many lanes there are.
+    pub fn lane_count(&self) -> usize {
+        self.lanes.len()
+    }
+
+    /// Dumps the holder after `after` on lane number `lane`, in the lane's order; none at the end.
+    ///
+    /// Each holder is dumped at one instant, between two of its batches; different holders at different instants.
+    pub async fn dump_next(
+        &self,
+        lane: usize,
+        after: Option<DumpPosition>,
+    ) -> Result<Option<(DumpPosition, HolderDump)>, PoolError> {
+        let Some(lane) = self.lanes.get(lane) else {
+            return Ok(None);
+        };
+        let (reply, dumped) = oneshot::channel();
+        lane.jobs.send_control(Job::DumpNext {
+            after: after.map(|after| after.0),
+            reply,
+        })?;
+        let dumped = dumped.await.map_err(|_| PoolError::LaneStopped)?;
+        Ok(dumped.map(|(key, dump)| (DumpPosition(key), dump)))
+    }
+}
+
+/// How far a dump of a lane has come.
+#[derive(Debug, Clone)]
+pub struct DumpPosition(HolderKey);

@@ -1,0 +1,286 @@
+//! Reading a snapshot that nobody vouches for.
+
+use std::io::{self, ErrorKind, Read};
+
+use serde::Serialize;
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::wire::{DecodeError, EventBatch, WireLimits};
+
+use super::{
+    FORMAT_VERSION, FRAME_BYTES_MAX, FrameKind, HEADER_BYTES, HolderFrame, MAGIC, SnapshotTotals,
+    frame_checksum,
+};
+
+/// Why a file is not a snapshot that can be used.
+#[derive(Debug, thiserror::Error)]
+pub enum SnapshotError {
+    /// The file cannot be read.
+    #[error("cannot read: {0}")]
+    Io(io::Error),
+    /// The file does not begin like a snapshot.
+    #[error("this is not a kvatlas snapshot")]
+    NotASnapshot,
+    /// The file is of another version.
+    #[error("the snapshot has format version {version}, this build reads {FORMAT_VERSION}")]
+    Version {
+        /// Its version.
+        version: u32,
+    },
+    /// The header is damaged.
+    #[error("the header's checksum does not match")]
+    HeaderChecksum,
+    /// The file ends before its end frame.
+    #[error("the snapshot is truncated in frame {frame}")]
+    Truncated {
+        /// The frame that is not whole, from 0.
+        frame: u64,
+    },
+    /// A frame announces more than any frame may have.
+    #[error("frame {frame} announces {bytes} bytes, more than {FRAME_BYTES_MAX}")]
+    FrameTooLong {
+        /// The frame, from 0.
+        frame: u64,
+        /// Its announced length.
+        bytes: u64,
+    },
+    /// A frame is damaged, lost, repeated or swapped.
+    #[error("the checksum of frame {frame} does not match")]
+    FrameChecksum {
+        /// The frame, from 0.
+        frame: u64,
+    },
+    /// A frame of a kind that this version does not have.
+    #[error("frame {frame} is of the unknown kind {kind}")]
+    UnknownKind {
+        /// The frame, from 0.
+        frame: u64,
+        /// Its kind.
+        kind: u8,
+    },
+    /// A frame whose payload is not what its kind says.
+    #[error("frame {frame} cannot be decoded: {reason}")]
+    Undecodable {
+        /// The frame, from 0.
+        frame: u64,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A batch without a holder before it.
+    #[error("frame {frame} is a batch without a holder")]
+    BatchWithoutHolder {
+        /// The frame, from 0.
+        frame: u64,
+    },
+    /// The end frame counts something else than what came.
+    #[error("the snapshot announces {announced:?} but has {found:?}")]
+    Totals {
+        /// What the end frame says.
+        announced: SnapshotTotals,
+        /// What came before it.
+        found: SnapshotTotals,
+    },
+    /// Bytes follow the end frame.
+    #[error("bytes follow the end of the snapshot")]
+    TrailingBytes,
+}
+
+/// One frame, checked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Frame {
+    /// Whose blocks follow.
+    Holder(HolderFrame),
+    /// An encoded event batch of the holder before it.
+    Batch(Vec<u8>),
+}
+
+/// Reads a snapshot frame by frame; each is checked before it is given out.
+///
+/// Only the end says that the snapshot is whole: read it to the end ([`summarise`]) before relying on it.
+#[derive(Debug)]
+pub struct SnapshotReader<R> {
+    input: R,
+    created_us: u64,
+    frames: u64,
+    totals: SnapshotTotals,
+    is_ended: bool,
+}
+
+impl<R: Read> SnapshotReader<R> {
+    /// Checks the header. `input` should be buffered.
+    pub fn new(mut input: R) -> Result<Self, SnapshotError> {
+        let mut header = [0; HEADER_BYTES];
+        input
+            .read_exact(&mut header)
+            .map_err(|error| match error.kind() {
+                ErrorKind::UnexpectedEof => SnapshotError::NotASnapshot,
+                _ => SnapshotError::Io(error),
+            })?;
+        if field::<8>(&header, 0) != MAGIC {
+            return Err(SnapshotError::NotASnapshot);
+        }
+        let version = u32::from_le_bytes(field(&header, 8));
+        if version != FORMAT_VERSION {
+            return Err(SnapshotError::Version { version });
+        }
+        if xxh3_64(header.split_at(20).0) != u64::from_le_bytes(field(&header, 20)) {
+            return Err(SnapshotError::HeaderChecksum);
+        }
+        let created_us = u64::from_le_bytes(field(&header, 12));
+        Ok(Self {
+            input,
+            created_us,
+            frames: 0,
+            totals: SnapshotTotals::default(),
+            is_ended: false,
+        })
+    }
+
+    /// When the snapshot was begun, in microseconds since the Unix epoch.
+    pub fn created_us(&self) -> u64 {
+        self.created_us
+    }
+
+    /// What has been read so far.
+    pub fn totals(&self) -> SnapshotTotals {
+        self.totals
+    }
+
+    /// The next frame; none at the end of a whole snapshot.
+    pub fn next_frame(&mut self) -> Result<Option<Frame>, SnapshotError> {
+        if self.is_ended {
+            return Ok(None);
+        }
+        let frame = self.frames;
+        let (kind, payload) = self.read_frame()?;
+        let undecodable = |error: &dyn std::fmt::Display| SnapshotError::Undecodable {
+            frame,
+            reason: error.to_string(),
+        };
+        match kind {
+            FrameKind::Holder => {
+                let holder: HolderFrame =
+                    rmp_serde::from_slice(&payload).map_err(|error| undecodable(&error))?;
+                self.totals.holders += 1;
+                self.totals.blocks = self.totals.blocks.saturating_add(holder.blocks);
+                Ok(Some(Frame::Holder(holder)))
+            }
+            FrameKind::Batch if self.totals.holders == 0 => Err(SnapshotError::BatchWithoutHolder { frame }),
+            FrameKind::Batch => {
+                self.totals.batches += 1;
+                Ok(Some(Frame::Batch(payload)))
+            }
+            FrameKind::End => {
+                let announced: SnapshotTotals =
+                    rmp_serde::from_slice(&payload).map_err(|error| undecodable(&error))?;
+                if announced != self.totals {
+                    return Err(SnapshotError::Totals {
+                        announced,
+                        found: self.totals,
+                    });
+                }
+                if self.input.read(&mut [0]).map_err(SnapshotError::Io)? != 0 {
+                    return Err(SnapshotError::TrailingBytes);
+                }
+                self.is_ended = true;
+                Ok(None)
+            }
+        }
+    }
+
+    fn read_frame(&mut self) -> Result<(FrameKind, Vec<u8>), SnapshotError> {
+        let frame = self.frames;
+        let mut head = [0; 5];
+        self.read_exact(&mut head)?;
+        let length: [u8; 4] = field(&head, 0);
+        let [kind] = field(&head, 4);
+        let bytes = u64::from(u32::from_le_bytes(length));
+        if bytes > FRAME_BYTES_MAX as u64 {
+            return Err(SnapshotError::FrameTooLong { frame, bytes });
+        }
+        let mut payload = Vec::new();
+        // Grows with what is really there: a length that lies costs no memory.
+        let taken = self
+            .input
+            .by_ref()
+            .take(bytes)
+            .read_to_end(&mut payload)
+            .map_err(SnapshotError::Io)?;
+        if (taken as u64) < bytes {
+            return Err(SnapshotError::Truncated { frame });
+        }
+        let mut checksum = [0; 8];
+        self.read_exact(&mut checksum)?;
+        if frame_checksum(frame, length, kind, &payload) != u64::from_le_bytes(checksum) {
+            return Err(SnapshotError::FrameChecksum { frame });
+        }
+        self.frames += 1;
+        let known = [FrameKind::Holder, FrameKind::Batch, FrameKind::End];
+        let known = known.into_iter().find(|known| *known as u8 == kind);
+        Ok((known.ok_or(SnapshotError::UnknownKind { frame, kind })?, payload))
+    }
+
+    fn read_exact(&mut self, bytes: &mut [u8]) -> Result<(), SnapshotError> {
+        self.input.read_exact(bytes).map_err(|error| match error.kind() {
+            ErrorKind::UnexpectedEof => SnapshotError::Truncated { frame: self.frames },
+            _ => SnapshotError::Io(error),
+        })
+    }
+}
+
+/// `N` bytes of `bytes` at `offset`, which must be there.
+fn field<const N: usize>(bytes: &[u8], offset: usize) -> [u8; N] {
+    let mut field = [0; N];
+    field.copy_from_slice(&bytes[offset..offset + N]);
+    field
+}
+
+/// One holder of a snapshot.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct HolderSummary {
+    /// The holder and its cursor.
+    #[serde(flatten)]
+    pub holder: HolderFrame,
+    /// Batches that rebuild it.
+    pub batches: u64,
+}
+
+/// What a snapshot holds.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct SnapshotSummary {
+    /// Version of the format.
+    pub version: u32,
+    /// When it was begun, in microseconds since the Unix epoch.
+    pub created_us: u64,
+    /// Counts over all holders.
+    pub totals: SnapshotTotals,
+    /// The holders, in the file's order.
+    pub holders: Vec<HolderSummary>,
+}
+
+/// Reads a snapshot to its end and checks everything in it, every event included, within `limits`.
+pub fn summarise<R: Read>(input: R, limits: &WireLimits) -> Result<SnapshotSummary, SnapshotError> {
+    let mut reader = SnapshotReader::new(input)?;
+    let mut holders: Vec<HolderSummary> = Vec::new();
+    while let Some(frame) = reader.next_frame()? {
+        match frame {
+            Frame::Holder(holder) => holders.push(HolderSummary { holder, batches: 0 }),
+            Frame::Batch(payload) => {
+                let undecodable = |error: DecodeError| SnapshotError::Undecodable {
+                    frame: reader.frames - 1,
+                    reason: error.to_string(),
+                };
+                EventBatch::decode(&payload, limits).map_err(undecodable)?;
+                if let Some(holder) = holders.last_mut() {
+                    holder.batches += 1;
+                }
+            }
+        }
+    }
+    Ok(SnapshotSummary {
+        version: FORMAT_VERSION,
+        created_us: reader.created_us,
+        totals: reader.totals,
+        holders,
+    })
+}
