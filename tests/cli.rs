@@ -3,7 +3,7 @@
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
-    reason = "a helper of a test may fail like the test itself"
+    reason = "what a test calls may fail like the test itself"
 )]
 
 use std::io::{BufRead, BufReader, Write};
@@ -249,7 +249,20 @@ fn a_file_that_is_no_snapshot_is_told_from_one_that_is() {
     assert_eq!(json["snapshots"][0]["whole"], false);
 }
 
-/// A daemon with its embedded broker; killed when dropped. Needs a nats-server: run `deploy/setup.sh` first.
+#[test]
+fn a_daemon_without_a_broker_waits_and_stops_when_told() {
+    let mut served = Served::spawn(&["--nats-url", &dead_broker()]);
+    served.wait_for_line(|line| {
+        line["message"]
+            .as_str()
+            .is_some_and(|text| text.starts_with("metrics and probes are at"))
+    });
+    let (code, log) = served.stop();
+    assert_eq!(code, Some(0), "{log}");
+    assert!(log.contains("draining") && log.contains("stopped"), "{log}");
+}
+
+/// A running daemon; killed when dropped.
 struct Served {
     daemon: Child,
     log: std::io::Lines<BufReader<ChildStderr>>,
@@ -257,11 +270,18 @@ struct Served {
 }
 
 impl Served {
-    /// Starts it, and waits until it is ready.
+    /// Starts it with a broker of its own, and waits until it is ready. Needs a nats-server: run `deploy/setup.sh` first.
     fn start(arguments: &[&str]) -> Self {
+        let mut served = Self::spawn(&[&["--embedded"], arguments].concat());
+        let started = served.wait_for_line(|line| line["url"].is_string());
+        served.url = started["url"].as_str().unwrap().to_owned();
+        served.wait_for_line(|line| line["message"] == "ready");
+        served
+    }
+
+    fn spawn(arguments: &[&str]) -> Self {
         let always = [
             "serve",
-            "--embedded",
             "--logging-format",
             "json",
             "--admin-listen",
@@ -270,15 +290,11 @@ impl Served {
         let mut command = kvatlas(&[&always, arguments].concat());
         let mut daemon = command.stderr(Stdio::piped()).spawn().unwrap();
         let log = BufReader::new(daemon.stderr.take().unwrap()).lines();
-        let mut served = Self {
+        Self {
             daemon,
             log,
             url: String::new(),
-        };
-        let started = served.wait_for_line(|line| line["url"].is_string());
-        served.url = started["url"].as_str().unwrap().to_owned();
-        served.wait_for_line(|line| line["message"] == "ready");
-        served
+        }
     }
 
     fn wait_for_line(&mut self, is_wanted: impl Fn(&Value) -> bool) -> Value {

@@ -3,7 +3,7 @@
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
-    reason = "a helper of a test may fail like the test itself"
+    reason = "what a test calls may fail like the test itself"
 )]
 
 use std::collections::BTreeSet;
