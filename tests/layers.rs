@@ -2,6 +2,8 @@
 //!
 //! Reads the sources as text, without comments, literals and test modules, and looks for paths that begin at the crate's root.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
