@@ -1,10 +1,12 @@
 //! What is refused, and with which error.
 
+use serde_json::json;
+
 use crate::hash::{PositionalLineageHash, SequenceHash};
 
 use super::super::{DecodeError, ErrorCode, EventBatch, QueryRequest, WireError, WireLimits};
 
-/// MessagePack for JSON-like text, as far as these tests need it: `'k'` texts, numbers, nil, true, b"…" hex blobs.
+/// A JSON value as MessagePack.
 fn pack(value: &serde_json::Value) -> Vec<u8> {
     rmp_serde::to_vec(value).unwrap()
 }
@@ -17,6 +19,7 @@ fn decode_query(value: &serde_json::Value) -> Result<QueryRequest, DecodeError> 
     QueryRequest::decode(&pack(value), &WireLimits::default())
 }
 
+#[allow(clippy::needless_pass_by_value, reason = "callers pass a json! literal")]
 fn decode_event(event: serde_json::Value) -> Result<EventBatch, DecodeError> {
     decode_batch(&serde_json::json!({"epoch": 1, "seq": 1, "events": [event]}))
 }
@@ -29,8 +32,6 @@ macro_rules! assert_refused {
         }
     };
 }
-
-use serde_json::json;
 
 #[test]
 fn batches_need_an_epoch_and_a_number() {
