@@ -6,7 +6,8 @@
 //! ```
 //!
 //! Queries: client → broker → responder → broker → client, 64 blocks by sequence hash, against a responder that answers every
-//! request with an empty payload, written with the same client. Events: published to applied (the daemon's own cursor says
+//! request with an empty payload, written with the same client. Half of the prompts are *whole*: one worker holds all of it. The
+//! others are *mixed*: eight workers hold it to eight different depths, the worst case for the search and for the reply's size. Events: published to applied (the daemon's own cursor says
 //! when), against a subscriber that only counts. The daemon, the echo and the counter are each a process of their own with the
 //! same runtime; their rounds alternate within one run.
 
@@ -35,10 +36,10 @@ use kvatlas::wire::{
 
 /// Blocks of every query.
 const QUERY_BLOCKS: u64 = 64;
-/// Workers that hold the queried prefix to different depths.
-const WORKERS: u64 = 8;
-/// Different prompts asked for.
-const PROMPTS: u64 = 512;
+/// Workers that hold a mixed prompt, to as many different depths.
+const MIXED_HOLDERS: u64 = 8;
+/// Different prompts of each kind.
+const PROMPTS: u64 = 256;
 /// Blocks in every batch of the events bench.
 const BATCH_BLOCKS: u64 = 64;
 
@@ -184,21 +185,65 @@ fn prompt(number: u64) -> Vec<SequenceHash> {
         .collect()
 }
 
-/// Every worker holds every prompt, each to another depth.
+/// What is asked, and of whom.
+#[derive(Clone, Copy, PartialEq)]
+enum Target {
+    /// Prompts that one worker holds as a whole.
+    Whole,
+    /// Prompts that eight workers hold to eight different depths.
+    Mixed,
+    /// Nothing: the bare responder.
+    Echo,
+}
+
+impl Target {
+    const ALL: [Self; 3] = [Self::Whole, Self::Mixed, Self::Echo];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Whole => "whole",
+            Self::Mixed => "mixed",
+            Self::Echo => "echo",
+        }
+    }
+
+    fn subject(self) -> String {
+        match self {
+            Self::Whole | Self::Mixed => subjects().query(&namespace()),
+            Self::Echo => "bench.echo".to_owned(),
+        }
+    }
+
+    /// The requests, encoded; the echo gets those of the first kind.
+    fn payloads(self) -> Vec<bytes::Bytes> {
+        let first = if self == Self::Mixed { PROMPTS } else { 0 };
+        let encode = |number| {
+            QueryRequest::Single(SingleQuery::new(QueryKey::SequenceHashes(prompt(number)))).encode()
+        };
+        (first..first + PROMPTS)
+            .map(|number| encode(number).into())
+            .collect()
+    }
+}
+
 async fn load_prompts(client: &async_nats::Client, queries: &QueryClient) {
-    wait_until(async || {
+    let is_answered = async || {
         queries
             .status(&namespace())
             .await
             .is_err_and(|error| error.to_string().contains("404"))
-    })
-    .await;
-    for number in 0..WORKERS {
-        let worker = WorkerName::new(&format!("holder-{number}")).unwrap();
+    };
+    wait_until(is_answered).await;
+    for holder in 0..MIXED_HOLDERS {
+        let worker = WorkerName::new(&format!("holder-{holder}")).unwrap();
         let mut publisher = Publisher::new(client.clone(), &subjects(), &namespace(), &worker, 0);
-        for prompt_number in 0..PROMPTS {
-            let mut blocks = prompt(prompt_number);
-            let depth = QUERY_BLOCKS - number * (prompt_number % 7);
+        let whole = (0..PROMPTS)
+            .filter(|number| number % MIXED_HOLDERS == holder)
+            .map(|number| (number, QUERY_BLOCKS));
+        let depth = QUERY_BLOCKS - holder * QUERY_BLOCKS / MIXED_HOLDERS;
+        let mixed = (PROMPTS..2 * PROMPTS).map(|number| (number, depth));
+        for (number, depth) in whole.chain(mixed) {
+            let mut blocks = prompt(number);
             blocks.truncate(usize::try_from(depth).unwrap());
             let event = Event::Stored(StoredBlocks::by_sequence(None, None, blocks));
             publisher.publish(Tier::DEVICE, vec![event]).await.unwrap();
@@ -225,7 +270,9 @@ async fn wait_until(mut look: impl AsyncFnMut() -> bool) {
 async fn wait_for_cursor(queries: &QueryClient, worker: &WorkerName, cursor: BatchCursor) {
     wait_until(async || {
         // The namespace exists only once its first event has been applied.
-        let Ok(status) = queries.status(&namespace()).await else { return false };
+        let Ok(status) = queries.status(&namespace()).await else {
+            return false;
+        };
         let holder = status.holders.into_iter().find(|holder| holder.worker == *worker);
         holder.is_some_and(|holder| holder.seq >= cursor.seq && holder.epoch == cursor.epoch)
     })
@@ -238,24 +285,17 @@ struct Round {
     latency: Histogram<u64>,
 }
 
-/// Sends `requests` to `subject`, `in_flight` at a time.
-async fn round(client: &async_nats::Client, subject: &str, in_flight: usize, requests: u64) -> Round {
-    let payloads: Arc<Vec<bytes::Bytes>> = Arc::new(
-        (0..PROMPTS)
-            .map(|number| {
-                QueryRequest::Single(SingleQuery::new(QueryKey::SequenceHashes(prompt(number))))
-                    .encode()
-                    .into()
-            })
-            .collect(),
-    );
+/// Sends `requests` to `target`, `in_flight` at a time.
+async fn round(client: &async_nats::Client, target: Target, in_flight: usize, requests: u64) -> Round {
+    let payloads = Arc::new(target.payloads());
+    let subject = target.subject();
     let next = Arc::new(AtomicU64::new(0));
     let started = Instant::now();
     let mut tasks = Vec::new();
     for _ in 0..in_flight {
         let (client, subject, payloads, next) = (
             client.clone(),
-            subject.to_owned(),
+            subject.clone(),
             Arc::clone(&payloads),
             Arc::clone(&next),
         );
@@ -287,10 +327,10 @@ async fn round(client: &async_nats::Client, subject: &str, in_flight: usize, req
 }
 
 async fn bench_queries(load: &str, client: &async_nats::Client, scale: Scale) {
-    println!("\nqueries, {load} ({QUERY_BLOCKS} blocks by sequence hash, {WORKERS} holders each)");
+    println!("\nqueries, {load} ({QUERY_BLOCKS} blocks by sequence hash)");
     println!(
-        "{:<10}{:>10}{:>22}{:>10}{:>10}{:>10}",
-        "in flight", "responder", "requests/s (min–max)", "p50 µs", "p99 µs", "p999 µs"
+        "{:<10}{:>8}{:>26}{:>9}{:>9}{:>9}{:>9}",
+        "in flight", "target", "requests/s (min–max)", "of echo", "p50 µs", "p99 µs", "p999 µs"
     );
     for in_flight in [1, 8, 64] {
         let requests = if in_flight == 1 {
@@ -298,45 +338,40 @@ async fn bench_queries(load: &str, client: &async_nats::Client, scale: Scale) {
         } else {
             scale.requests
         };
-        let (mut daemon, mut echo) = (Vec::new(), Vec::new());
+        let mut rounds: [Vec<Round>; 3] = Default::default();
         for repetition in 0..scale.repetitions {
-            // Whoever goes first changes from round to round.
-            for turn in 0..2 {
-                if (repetition + turn) % 2 == 0 {
-                    daemon.push(round(client, &subjects().query(&namespace()), in_flight, requests).await);
-                } else {
-                    echo.push(round(client, "bench.echo", in_flight, requests).await);
-                }
+            for turn in 0..3 {
+                // Whoever goes first changes from round to round.
+                let number = (repetition + turn) % 3;
+                rounds[number].push(round(client, Target::ALL[number], in_flight, requests).await);
             }
         }
-        let ratio =
-            median(daemon.iter().map(|round| round.rate)) / median(echo.iter().map(|round| round.rate));
-        print_rounds(in_flight, "kvatlas", &daemon);
-        print_rounds(in_flight, "echo", &echo);
-        println!("{:<10}kvatlas / echo: {:.0} %", "", ratio * 100.0);
+        let [_, _, echo] = &rounds;
+        let echo_rate = median(echo.iter().map(|round| round.rate));
+        for (target, rounds) in Target::ALL.into_iter().zip(&rounds) {
+            print_rounds(in_flight, target.name(), rounds, echo_rate);
+        }
     }
 }
 
-fn print_rounds(in_flight: usize, responder: &str, rounds: &[Round]) {
+fn print_rounds(in_flight: usize, target: &str, rounds: &[Round], echo_rate: f64) {
     let rates = || rounds.iter().map(|round| round.rate);
-    let spread = format!(
-        "{:.0} ({:.0}–{:.0})",
-        median(rates()),
-        rates().fold(f64::MAX, f64::min),
-        rates().fold(0.0, f64::max)
-    );
-    let quantile = |quantile: f64| {
+    let (least, most) = (rates().fold(f64::MAX, f64::min), rates().fold(0.0, f64::max));
+    let rate = median(rates());
+    let spread = format!("{rate:.0} ({least:.0}–{most:.0})");
+    let quantile_us = |quantile: f64| {
         median(
             rounds
                 .iter()
-                .map(|round| round.latency.value_at_quantile(quantile) as f64),
+                .map(|round| round.latency.value_at_quantile(quantile) as f64 / 1000.0),
         )
     };
     println!(
-        "{in_flight:<10}{responder:>10}{spread:>22}{:>10.0}{:>10.0}{:>10.0}",
-        quantile(0.5) / 1000.0,
-        quantile(0.99) / 1000.0,
-        quantile(0.999) / 1000.0
+        "{in_flight:<10}{target:>8}{spread:>26}{:>7.0} %{:>9.0}{:>9.0}{:>9.0}",
+        rate / echo_rate * 100.0,
+        quantile_us(0.5),
+        quantile_us(0.99),
+        quantile_us(0.999)
     );
 }
 

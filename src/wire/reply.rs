@@ -150,7 +150,10 @@ pub struct StatusReply {
 impl QueryReply {
     /// The reply as a MessagePack map.
     pub fn encode(&self) -> Result<Vec<u8>, rmp_serde::encode::Error> {
-        rmp_serde::to_vec_named(self)
+        // About what it takes, so that it is allocated once.
+        let mut payload = Vec::with_capacity(64 + 80 * self.holders.len());
+        rmp_serde::encode::write_named(&mut payload, self)?;
+        Ok(payload)
     }
 
     /// Decodes a reply.
