@@ -129,9 +129,7 @@ impl Fleet {
             Some(worker) => worker.cache.admit(&request.chain),
             None => Admission::default(),
         };
-        let missed = request.chain.len() - admission.hit_blocks;
-        self.router
-            .assign(worker, u64::try_from(missed).unwrap_or(u64::MAX));
+        self.router.assign(worker, request, admission.hit_blocks);
         let events = events_of(&request.chain, &admission);
         Served {
             worker,
@@ -277,6 +275,7 @@ mod tests {
         let request = |ids: &[u64]| Request {
             arrival_ms: 0,
             chain: chain_of(ids),
+            output_tokens: 1,
         };
         fleet.serve_with(10, &request(&[1, 2]));
         fleet.serve_with(2, &request(&[1, 2]));

@@ -9,6 +9,8 @@ pub struct Request {
     pub arrival_ms: u64,
     /// The sequence hash of each block of the prompt: its rolling chain.
     pub chain: Vec<SequenceHash>,
+    /// How many tokens the model answers, which is how long the request keeps a worker busy.
+    pub output_tokens: u64,
 }
 
 /// The chain of a prompt whose blocks are known by an identifier each.

@@ -23,6 +23,8 @@ const TURNS: (u64, u64) = (1, 12);
 const QUESTION_BLOCKS: (u64, u64) = (1, 6);
 /// Blocks that the model adds in a turn.
 const ANSWER_BLOCKS: (u64, u64) = (1, 8);
+/// Tokens of an answer.
+const ANSWER_TOKENS: (u64, u64) = (50, 800);
 /// Milliseconds between an answer and the next question.
 const PAUSE_MS: (u64, u64) = (2_000, 60_000);
 
@@ -100,6 +102,7 @@ impl Iterator for SyntheticLoad {
         let request = Request {
             arrival_ms: conversation.next_turn_ms,
             chain: conversation.chain.clone(),
+            output_tokens: self.random.between(ANSWER_TOKENS.0, ANSWER_TOKENS.1),
         };
         let next_ms = conversation.next_turn_ms + self.random.between(PAUSE_MS.0, PAUSE_MS.1);
         if conversation.turns_left > 1 {

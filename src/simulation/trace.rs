@@ -5,9 +5,9 @@
 //! ```
 //!
 //! `timestamp` is in milliseconds; each of `hash_ids` names one block of 512 tokens (the last may be shorter) together with
-//! its prefix. The format and the traces are those of "Mooncake: Trading More Storage for Less Computation" (FAST '25). Other
-//! keys are passed over: the lengths in tokens say nothing that the blocks don't, and what a model answered takes part only
-//! where a later request of the trace repeats it. Empty lines are passed over too.
+//! its prefix. `output_length` says for how many tokens a worker is busy, 0 where it is absent; what the model answered takes
+//! part only where a later request of the trace repeats it. Other keys are passed over, and so are empty lines. The format and
+//! the traces are those of "Mooncake: Trading More Storage for Less Computation" (FAST '25).
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -91,6 +91,8 @@ pub enum TraceError {
 struct TraceLine {
     timestamp: u64,
     hash_ids: Vec<u64>,
+    #[serde(default)]
+    output_length: u64,
 }
 
 /// Reads a trace file; at most `requests_max` requests where that is given.
@@ -168,6 +170,7 @@ fn parse_line(line: u64, text: &[u8]) -> Result<Option<Request>, TraceError> {
     Ok(Some(Request {
         arrival_ms: parsed.timestamp,
         chain: chain_of(&parsed.hash_ids),
+        output_tokens: parsed.output_length,
     }))
 }
 
@@ -191,6 +194,7 @@ mod tests {
         assert_eq!(arrivals, [0, 3000]);
         assert_eq!(requests[0].chain, chain_of(&[0, 1]));
         assert_eq!(requests[1].chain, chain_of(&[0, 2]));
+        assert_eq!((requests[0].output_tokens, requests[1].output_tokens), (5, 0));
     }
 
     #[test]
