@@ -1,3 +1,101 @@
-//! The `kvatlas` command.
+//! The `kvatlas` command: parse, load, start, run, drain, exit.
 
-fn main() {}
+mod cli;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use kvatlas::config::Config;
+use kvatlas::daemon::Daemon;
+use tokio::runtime::{Builder, Runtime};
+
+use cli::{Cli, Command, ExitStatus, Failure, ServeArguments, StopSignals};
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(refusal) => return end_parsing(&refusal),
+    };
+    let outcome = match cli.command {
+        Command::Serve(arguments) => serve(*arguments),
+        Command::Query(arguments) => run(cli::query(*arguments)),
+        Command::Publish(arguments) => run(cli::publish(&arguments)),
+        Command::Snapshot(arguments) => cli::snapshot(&arguments),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("error: {failure}");
+            failure.status.into()
+        }
+    }
+}
+
+/// Prints the help that was asked for, or says what is wrong with the command line.
+fn end_parsing(refusal: &clap::Error) -> ExitCode {
+    // A closed terminal is no reason to fail.
+    let _ = refusal.print();
+    match refusal.use_stderr() {
+        true => ExitStatus::Usage.into(),
+        false => ExitCode::SUCCESS,
+    }
+}
+
+fn runtime() -> Result<Runtime, Failure> {
+    let runtime = Builder::new_multi_thread().enable_all().build();
+    runtime.map_err(|error| Failure::failed(format_args!("cannot start the threads of the runtime: {error}")))
+}
+
+/// Runs a command that ends by itself.
+fn run(command: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
+    runtime()?.block_on(command)
+}
+
+/// Runs the daemon from its configuration to its end.
+fn serve(arguments: ServeArguments) -> Result<(), Failure> {
+    let Some(config) = arguments.load()? else {
+        return Ok(());
+    };
+    cli::start_logging(&config.logging)?;
+    let runtime = runtime()?;
+    let outcome = runtime.block_on(live(config));
+    // Whatever still runs has overrun the drain's bound already.
+    runtime.shutdown_background();
+    outcome
+}
+
+/// Starts the daemon, keeps it until a signal comes, and drains it.
+async fn live(config: Config) -> Result<(), Failure> {
+    tracing::info!(version = env!("CARGO_PKG_VERSION"), "kvatlas starts");
+    let mut signals = StopSignals::listen()?;
+    let daemon = tokio::select! {
+        started = Daemon::start(config) => started?,
+        signal = signals.next() => {
+            tracing::info!(signal, "stopped before the start was done");
+            return Ok(());
+        }
+    };
+    cli::announce(&daemon);
+    let signal = tokio::select! {
+        () = daemon.ready() => {
+            tracing::info!("ready");
+            signals.next().await
+        }
+        signal = signals.next() => signal,
+    };
+    tracing::info!(signal, "draining; another signal ends the process at once");
+    tokio::select! {
+        report = daemon.stop() => {
+            if !report.overran.is_empty() {
+                return Err(Failure::failed(report));
+            }
+            tracing::info!("stopped");
+            Ok(())
+        }
+        signal = signals.next() => {
+            tracing::warn!(signal, "ending at once; what was in flight is lost");
+            // Without unwinding: threads that do not drain would be waited for.
+            std::process::exit(ExitStatus::Failed as i32)
+        }
+    }
+}

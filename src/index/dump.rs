@@ -6,7 +6,7 @@ use crate::wire::{BlockNames, Event, StoredBlocks, Tier};
 use super::forest::{Block, BlockNumber, Forest};
 use super::writer::HolderWriter;
 
-/// A run of blocks that travel in one event: each the child of the one before, all in the same tiers.
+/// A run of blocks that travel in one event: each the child of the one before, all in the same tiers under their first names.
 struct Run {
     tiers: u8,
     blocks: Vec<BlockNumber>,
@@ -25,13 +25,23 @@ impl HolderWriter {
             blocks_max: blocks_per_event_max.max(1),
         };
         runs.flat_map(move |run| {
-            let tiers = (0..Tier::COUNT)
-                .filter_map(Tier::new)
-                .filter(move |tier| run.tiers >> tier.as_u8() & 1 == 1);
-            let events: Vec<Event> = run_events(forest, &run.blocks);
-            tiers.flat_map(move |tier| events.clone().into_iter().map(move |event| (tier, event)))
+            let first = run_event(forest, &run.blocks);
+            let further = run.blocks.into_iter().flat_map(move |number| {
+                let names = forest.further_names(number);
+                names.map(move |(name, tiers)| (tiers, stored(forest, &[number], Some(vec![name]))))
+            });
+            std::iter::once((run.tiers, first))
+                .chain(further)
+                .flat_map(each_tier)
         })
     }
+}
+
+/// The event once for each of its tiers.
+fn each_tier((tiers, event): (u8, Event)) -> impl Iterator<Item = (Tier, Event)> {
+    let is_in = move |tier: &Tier| tiers >> tier.as_u8() & 1 == 1;
+    let tiers = (0..Tier::COUNT).filter_map(Tier::new).filter(is_in);
+    tiers.map(move |tier| (tier, event.clone()))
 }
 
 /// Cuts the forest into runs, parents before children.
@@ -47,7 +57,7 @@ impl Iterator for Runs<'_> {
     fn next(&mut self) -> Option<Run> {
         let first = self.stack.pop()?;
         let mut run = Run {
-            tiers: self.forest.block(first).tiers,
+            tiers: self.forest.first_name(first).1,
             blocks: vec![first],
         };
         let mut last = first;
@@ -56,9 +66,7 @@ impl Iterator for Runs<'_> {
             let next = children.next();
             self.stack.extend(children);
             let Some(next) = next else { break };
-            if run.blocks.len() == self.blocks_max
-                || !continues(self.forest.block(last), self.forest.block(next))
-            {
+            if run.blocks.len() == self.blocks_max || !continues(self.forest, last, next) {
                 self.stack.push(next);
                 break;
             }
@@ -69,34 +77,33 @@ impl Iterator for Runs<'_> {
     }
 }
 
-fn continues(block: &Block, child: &Block) -> bool {
-    block.tiers == child.tiers
-        && block.sequence_hash.is_some() == child.sequence_hash.is_some()
-        && block.name.is_some() == child.name.is_some()
+fn continues(forest: &Forest, block: BlockNumber, child: BlockNumber) -> bool {
+    let ((name, tiers), (child_name, child_tiers)) = (forest.first_name(block), forest.first_name(child));
+    let has_sequence_hash = |number| forest.block(number).sequence_hash.is_some();
+    tiers == child_tiers
+        && name.is_some() == child_name.is_some()
+        && has_sequence_hash(block) == has_sequence_hash(child)
 }
 
-/// The run as a stored event, then one more for every further name of a block.
-fn run_events(forest: &Forest, run: &[BlockNumber]) -> Vec<Event> {
+/// The run as a stored event, every block under its first name.
+fn run_event(forest: &Forest, run: &[BlockNumber]) -> Event {
+    let names = run.iter().map(|number| forest.first_name(*number).0).collect();
+    stored(forest, run, names)
+}
+
+fn stored(forest: &Forest, run: &[BlockNumber], engine_hashes: Option<Vec<u64>>) -> Event {
     let blocks: Vec<&Block> = run.iter().map(|number| forest.block(*number)).collect();
-    let names = blocks.iter().map(|block| block.name).collect();
-    let mut events = vec![stored(&blocks, names)];
-    for (number, block) in run.iter().zip(&blocks) {
-        for alias in forest.aliases(*number) {
-            events.push(stored(&[block], Some(vec![*alias])));
-        }
-    }
-    events
-}
-
-fn stored(blocks: &[&Block], engine_hashes: Option<Vec<u64>>) -> Event {
     let sequence: Option<Vec<SequenceHash>> = blocks.iter().map(|block| block.sequence_hash).collect();
-    let names = match (sequence, blocks.first()) {
-        (Some(hashes), Some(first)) => {
-            // The fragment of the parent is all that the lineage hash has of it, and all that it needs.
-            let has_parent = first.key.position() > 0;
-            let parent = has_parent.then(|| SequenceHash::from(first.key.parent_hash_fragment()));
+    let names = match (sequence, run.first(), blocks.first()) {
+        (Some(hashes), Some(number), Some(first)) => {
+            // A resident parent has come before, so its name finds it. Of another one the lineage hash has the
+            // fragment, which is all that it needs.
+            let resident = forest
+                .parent(*number)
+                .and_then(|parent| forest.first_name(parent).0);
+            let fragment = (first.key.position() > 0).then(|| first.key.parent_hash_fragment());
             BlockNames::Sequence {
-                parent,
+                parent: resident.or(fragment).map(SequenceHash::from),
                 position: Some(Position::from(first.key)),
                 hashes,
             }

@@ -37,16 +37,27 @@ pub(crate) struct Block {
     /// The full sequence hash, where it is known; blocks stored by lineage hash alone have none.
     pub(crate) sequence_hash: Option<SequenceHash>,
     /// What the engine calls it; the first of its names.
-    pub(crate) name: Option<u64>,
+    name: Option<u64>,
     parent: BlockNumber,
     first_child: BlockNumber,
     next_sibling: BlockNumber,
     previous_sibling: BlockNumber,
-    /// One bit a tier.
-    pub(crate) tiers: u8,
+    /// The tiers that hold it, under whatever name; one bit a tier.
+    tiers: u8,
     /// Whether all ancestors are resident, so that the block stands in the shared table.
     counts: bool,
 }
+
+/// One of several names of a block.
+#[derive(Debug, Clone, Copy)]
+struct Alias {
+    name: u64,
+    /// The tiers that hold the block under this name; never none.
+    tiers: u8,
+}
+
+/// Most names of one block; keeps the names of a holder in proportion to its blocks.
+pub(crate) const NAMES_PER_BLOCK_MAX: usize = 16;
 
 fn tier_bit(tier: Tier) -> u8 {
     1 << tier.as_u8()
@@ -66,7 +77,7 @@ pub(crate) enum Stored {
     New,
     /// It was there; at most its tiers and names have grown.
     Known,
-    /// The holder is full.
+    /// The holder is full, or the block has as many names as it may have.
     Full,
 }
 
@@ -88,8 +99,8 @@ pub(crate) struct Forest {
     free: Vec<BlockNumber>,
     by_place: HashTable<BlockNumber>,
     by_name: HashMap<u64, BlockNumber>,
-    /// Further names of blocks that have more than one; rare.
-    aliases: HashMap<BlockNumber, Vec<u64>>,
+    /// All names of blocks that have more than one, oldest first; rare.
+    aliases: HashMap<BlockNumber, Vec<Alias>>,
     /// The first of the blocks that wait for a parent at this place.
     orphans: HashMap<Place, BlockNumber>,
     hasher: DefaultHashBuilder,
@@ -147,8 +158,7 @@ impl Forest {
         }
         match self.find_place(Place::of(block.key)) {
             Some(number) if self.block(number).key == block.key => {
-                self.extend(number, &block, tier);
-                return (Stored::Known, moved);
+                return (self.extend(number, &block, tier), moved);
             }
             Some(other) => {
                 moved = true;
@@ -163,24 +173,35 @@ impl Forest {
         (Stored::New, moved)
     }
 
-    /// A block that is there already gets a tier, and a name or sequence hash if it has none of these.
-    fn extend(&mut self, number: BlockNumber, block: &NewBlock, tier: Tier) {
-        let known = self.block_mut(number);
-        known.tiers |= tier_bit(tier);
+    /// A block that is there already gets a tier, and a name or sequence hash if it does not have that.
+    fn extend(&mut self, number: BlockNumber, block: &NewBlock, tier: Tier) -> Stored {
+        let known = &mut self.blocks[number.index()];
         known.sequence_hash = known.sequence_hash.or(block.sequence_hash);
-        let Some(name) = block.name else { return };
-        match known.name {
-            None => known.name = Some(name),
-            Some(first) if first == name => return,
-            Some(_) => {
-                let aliases = self.aliases.entry(number).or_default();
-                if aliases.contains(&name) {
-                    return;
+        let Some(first) = known.name else {
+            // A first name takes over what was stored without one.
+            known.name = block.name;
+            known.tiers |= tier_bit(tier);
+            self.by_name.extend(block.name.map(|name| (name, number)));
+            return Stored::Known;
+        };
+        let name = block.name.unwrap_or(first);
+        if name != first || self.aliases.contains_key(&number) {
+            let tiers = known.tiers;
+            let only = || vec![Alias { name: first, tiers }];
+            let names = self.aliases.entry(number).or_insert_with(only);
+            let is_full = names.len() == NAMES_PER_BLOCK_MAX;
+            match names.iter_mut().find(|alias| alias.name == name) {
+                Some(alias) => alias.tiers |= tier_bit(tier),
+                None if is_full => return Stored::Full,
+                None => {
+                    let tiers = tier_bit(tier);
+                    names.push(Alias { name, tiers });
+                    self.by_name.insert(name, number);
                 }
-                aliases.push(name);
             }
         }
-        self.by_name.insert(name, number);
+        known.tiers |= tier_bit(tier);
+        Stored::Known
     }
 
     fn create(&mut self, block: &NewBlock, tier: Tier, publication: Publication<'_>) {
@@ -296,13 +317,19 @@ impl Forest {
             return Removed::Unknown;
         };
         if self.aliases.contains_key(&number) {
-            self.drop_name(number, name, publication);
-            return Removed::Remains;
+            let mut removed = Removed::Unknown;
+            self.change_names(number, |alias| {
+                if alias.name == name && alias.tiers & tier_bit(tier) != 0 {
+                    alias.tiers &= !tier_bit(tier);
+                    removed = Removed::Remains;
+                }
+            });
+            return removed;
         }
         self.remove_tier(number, tier, publication)
     }
 
-    /// Removes a block from `tier`.
+    /// Removes a block from `tier`, under all its names.
     pub(crate) fn remove_tier(
         &mut self,
         number: BlockNumber,
@@ -314,7 +341,9 @@ impl Forest {
             return Removed::Unknown;
         }
         block.tiers &= !tier_bit(tier);
-        if block.tiers != 0 {
+        let is_held = block.tiers != 0;
+        self.change_names(number, |alias| alias.tiers &= !tier_bit(tier));
+        if is_held {
             return Removed::Remains;
         }
         self.erase(number, publication);
@@ -323,19 +352,32 @@ impl Forest {
 
     /// Takes one name from a block; a block that loses its last name is removed.
     fn drop_name(&mut self, number: BlockNumber, name: u64, publication: Publication<'_>) {
-        let Some(aliases) = self.aliases.get_mut(&number) else {
+        if !self.aliases.contains_key(&number) {
             self.erase(number, publication);
             return;
-        };
-        if self.blocks[number.index()].name == Some(name) {
-            self.blocks[number.index()].name = aliases.pop();
-        } else {
-            aliases.retain(|alias| *alias != name);
         }
-        if aliases.is_empty() {
+        self.change_names(number, |alias| {
+            if alias.name == name {
+                alias.tiers = 0;
+            }
+        });
+    }
+
+    /// Changes the names of a block that has several. One that no tier is left for is dropped.
+    fn change_names(&mut self, number: BlockNumber, change: impl FnMut(&mut Alias)) {
+        let Some(names) = self.aliases.get_mut(&number) else {
+            return;
+        };
+        names.iter_mut().for_each(change);
+        for dropped in names.extract_if(.., |alias| alias.tiers == 0) {
+            self.by_name.remove(&dropped.name);
+        }
+        let block = &mut self.blocks[number.index()];
+        block.name = names.first().map(|alias| alias.name);
+        block.tiers = names.iter().fold(0, |tiers, alias| tiers | alias.tiers);
+        if names.len() < 2 {
             self.aliases.remove(&number);
         }
-        self.by_name.remove(&name);
     }
 
     /// Removes a block for good; its children become orphans and count no longer.
@@ -346,10 +388,8 @@ impl Forest {
         self.unlink(number);
         self.orphan_children(number);
         let Block { key, name, .. } = *self.block(number);
-        for name in name
-            .into_iter()
-            .chain(self.aliases.remove(&number).unwrap_or_default())
-        {
+        let aliases = self.aliases.remove(&number).unwrap_or_default();
+        for name in name.into_iter().chain(aliases.iter().map(|alias| alias.name)) {
             self.by_name.remove(&name);
         }
         let found = self
@@ -413,9 +453,22 @@ impl Forest {
         std::iter::successors(first, |child| self.block(*child).next_sibling.some())
     }
 
-    /// Further names of a block.
-    pub(crate) fn aliases(&self, number: BlockNumber) -> &[u64] {
-        self.aliases.get(&number).map_or(&[], Vec::as_slice)
+    /// The first name of a block, if it has one, and the tiers that hold the block under it; one bit a tier.
+    pub(crate) fn first_name(&self, number: BlockNumber) -> (Option<u64>, u8) {
+        let block = self.block(number);
+        let first = self.aliases.get(&number).and_then(|names| names.first());
+        (block.name, first.map_or(block.tiers, |alias| alias.tiers))
+    }
+
+    /// Further names of a block, each with its tiers.
+    pub(crate) fn further_names(&self, number: BlockNumber) -> impl Iterator<Item = (u64, u8)> + '_ {
+        let names = self.aliases.get(&number).map_or(&[][..], Vec::as_slice);
+        names.iter().skip(1).map(|alias| (alias.name, alias.tiers))
+    }
+
+    /// The parent of a block, where it is resident.
+    pub(crate) fn parent(&self, number: BlockNumber) -> Option<BlockNumber> {
+        self.block(number).parent.some()
     }
 
     /// Fills the scratch list with a subtree, parents before children.

@@ -1,6 +1,8 @@
 //! Stored events whose parent has not come yet.
 
-use crate::wire::{BlockNames, RemovedBlocks, StoredBlocks, Tier};
+use std::collections::HashSet;
+
+use crate::wire::{BlockNames, StoredBlocks, Tier};
 
 /// Bounds on what waits for a parent, per holder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,8 +32,8 @@ pub(crate) struct ParkedEvent {
     pub(crate) parent: u64,
     pub(crate) stored: StoredBlocks,
     pub(crate) tier: Tier,
-    /// Blocks of this event that were removed while it waited.
-    pub(crate) removed_since: RemovedBlocks,
+    /// What the engine calls the blocks of this event that have not been removed while it waited.
+    pub(crate) remaining: HashSet<u64>,
     deadline_us: u64,
 }
 
@@ -69,11 +71,16 @@ impl Parking {
         }
         self.blocks += stored.names.len();
         let deadline_us = now_us.saturating_add(limits.wait_us_max);
+        let remaining = match (&stored.engine_hashes, &stored.names) {
+            (Some(names), _) => names.iter().copied().collect(),
+            (None, BlockNames::Sequence { hashes, .. }) => hashes.iter().map(|hash| hash.as_u64()).collect(),
+            (None, BlockNames::Lineage(_)) => HashSet::new(),
+        };
         self.events.push(ParkedEvent {
             parent,
             stored,
             tier,
-            removed_since: RemovedBlocks::default(),
+            remaining,
             deadline_us,
         });
         dropped
@@ -108,18 +115,7 @@ impl Parking {
     pub(crate) fn note_removed(&mut self, name: u64, tier: Tier) -> bool {
         let mut is_noted = false;
         for event in self.events.iter_mut().filter(|event| event.tier == tier) {
-            let is_named = match (&event.stored.engine_hashes, &event.stored.names) {
-                (Some(names), _) => names.contains(&name),
-                (None, BlockNames::Sequence { hashes, .. }) => {
-                    hashes.iter().any(|hash| hash.as_u64() == name)
-                }
-                (None, BlockNames::Lineage(_)) => false,
-            };
-            let removed = &mut event.removed_since.hashes;
-            if is_named && !removed.iter().any(|hash| hash.as_u64() == name) {
-                removed.push(name.into());
-                is_noted = true;
-            }
+            is_noted |= event.remaining.remove(&name);
         }
         is_noted
     }

@@ -146,7 +146,7 @@ impl HolderWriter {
         match event {
             Event::Stored(stored) => {
                 self.store(stored, tier, now_us, &mut applied);
-                self.store_ready(now_us, &mut applied);
+                self.store_ready(&mut applied);
             }
             Event::Removed(removed) => self.remove(&removed, tier, &mut applied),
             Event::Cleared => {
@@ -237,14 +237,22 @@ impl HolderWriter {
     }
 
     /// Stores what waited for blocks that are there now, and then what waited for these.
-    fn store_ready(&mut self, now_us: u64, applied: &mut Applied) {
+    fn store_ready(&mut self, applied: &mut Applied) {
         while self.parking.len() > 0 {
             let forest = &self.forest;
             let Some(event) = self.parking.take_ready(|name| forest.find_name(name).is_some()) else {
                 break;
             };
-            self.store(event.stored, event.tier, now_us, applied);
-            self.remove(&event.removed_since, event.tier, applied);
+            match self.resolve(&event.stored, applied) {
+                Ok(mut blocks) => {
+                    // What was removed meanwhile stays away, even if an event that came later has stored it again.
+                    blocks.retain(|block| block.name.is_some_and(|name| event.remaining.contains(&name)));
+                    self.store_resolved(blocks, event.tier, applied);
+                }
+                Err(Unresolved::Rejected(reason)) => applied.reject(reason, event.stored.names.len()),
+                // Not reached: the parent was found just now.
+                Err(Unresolved::UnknownParent(_)) => {}
+            }
         }
     }
 
@@ -252,11 +260,11 @@ impl HolderWriter {
         let mut named: Vec<(PositionalLineageHash, u64)> = Vec::with_capacity(removed.hashes.len());
         for hash in &removed.hashes {
             let name = hash.as_u64();
+            // A block that is held can be part of an event that waits, too: it must not come back with that.
+            let waits = self.parking.note_removed(name, tier);
             match self.forest.find_name(name) {
                 Some(number) => named.push((self.forest.block(number).key, name)),
-                None if self.parking.len() > 0 && self.parking.note_removed(name, tier) => {
-                    applied.removed += 1
-                }
+                None if waits => applied.removed += 1,
                 None => applied.reject(RejectReason::UnknownBlock, 1),
             }
         }
@@ -332,7 +340,8 @@ impl HolderWriter {
             .find_name(parent.as_u64())
             .map(|number| self.forest.block(number));
         match (resident, position) {
-            (Some(block), _) => {
+            // Where hashes are no chain, the holder can hold a block of this name at another position.
+            (Some(block), _) if position.is_none_or(|position| position == block.key.position() + 1) => {
                 // The fragment is all that a lineage hash needs of its parent, so it can stand in for the whole.
                 let fragment = SequenceHash::from(block.key.current_hash_fragment());
                 Ok(RunStart {
@@ -341,12 +350,12 @@ impl HolderWriter {
                     parent_is_known: block.sequence_hash.is_some(),
                 })
             }
-            (None, Some(position)) => Ok(RunStart {
+            (_, Some(position)) => Ok(RunStart {
                 position,
                 parent: Some(parent),
                 parent_is_known: false,
             }),
-            (None, None) => Err(Unresolved::UnknownParent(parent.as_u64())),
+            (_, None) => Err(Unresolved::UnknownParent(parent.as_u64())),
         }
     }
 
@@ -365,6 +374,9 @@ impl HolderWriter {
         }
         let content = content.ok_or(Unresolved::Rejected(RejectReason::MissingContent))?;
         let hashes: Vec<BlockHash> = match content {
+            BlockContent::BlockHashes(hashes) if hashes.len() != blocks => {
+                return Err(Unresolved::Rejected(RejectReason::ContentMismatch));
+            }
             BlockContent::BlockHashes(hashes) => hashes.clone(),
             BlockContent::Tokens {
                 tokens,

@@ -206,6 +206,9 @@ fn decode_events(reader: &mut Reader<'_>, limits: &WireLimits) -> Result<Vec<Eve
 }
 
 const EVENT_TYPES: &str = "stored, removed, cleared, goodbye";
+/// Longer than any type; what is longer still is not worth looking at. No limit that can be configured: that one on names
+/// could be set so low that no event has a type.
+const TYPE_BYTES_MAX: usize = 64;
 
 impl Event {
     fn encode(&self, writer: &mut Writer) {
@@ -260,11 +263,7 @@ impl<'a> EventFields<'a> {
         let blocks = limits.blocks_per_event_max;
         let tokens = blocks.saturating_mul(limits.tokens_per_block_max);
         match key {
-            b"type" => set_once(
-                &mut self.kind,
-                "type",
-                reader.text("type", limits.name_bytes_max)?,
-            ),
+            b"type" => set_once(&mut self.kind, "type", reader.text("type", TYPE_BYTES_MAX)?),
             b"parent" => set_once(&mut self.parent, "parent", reader.optional_unsigned("parent")?),
             b"position" => set_once(
                 &mut self.position,

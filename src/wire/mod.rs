@@ -27,6 +27,9 @@ mod reply;
 mod subject;
 mod writer;
 
+#[cfg(test)]
+mod tests;
+
 pub use batch::{BlockContent, BlockNames, Event, EventBatch, RemovedBlocks, StoredBlocks, Tier};
 pub use error::{DecodeError, ERROR_CODE_HEADER, ERROR_HEADER, ErrorCode, WireError};
 pub use limits::WireLimits;

@@ -1,1 +1,12 @@
-//! Tests of the index against a brute-force oracle.
+//! Tests of the index against a brute-force oracle, and of the rules that the oracle takes for granted.
+
+mod concurrency;
+mod differential;
+mod foreign;
+mod names;
+mod operation;
+mod oracle;
+mod parking;
+mod random;
+mod rules;
+mod world;

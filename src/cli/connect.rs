@@ -1,0 +1,178 @@
+//! Connections for the commands that a person waits for.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use async_nats::Client;
+use clap::Args;
+use kvatlas::config::{Config, process_environment, settings};
+use kvatlas::connection::{ConnectPatience, ConnectionNotice, connect};
+use kvatlas::wire::Subjects;
+
+use super::failure::Failure;
+use super::output::printable;
+
+/// Messages that may wait for us: answers to our own requests only.
+const SUBSCRIPTION_CAPACITY: usize = 64;
+
+/// Sections of the configuration that say how to reach a daemon.
+const SECTIONS: [&str; 2] = ["nats", "subjects"];
+
+/// How to reach a daemon.
+#[derive(Debug, Args)]
+pub(super) struct ConnectionArguments {
+    /// NATS servers to connect to, joined by commas [default: nats://127.0.0.1:4222] [environment: KVATLAS_NATS_URL].
+    ///
+    /// How to authenticate and whom to trust is taken from the same KVATLAS_NATS_… variables as the daemon's.
+    #[arg(long = "nats", visible_alias = "nats-url", value_name = "URLS")]
+    urls: Option<String>,
+    /// What every NATS subject begins with [default: kvatlas] [environment: KVATLAS_SUBJECTS_PREFIX].
+    #[arg(long, visible_alias = "subjects-prefix", value_name = "PREFIX")]
+    prefix: Option<String>,
+    /// How long to wait for the server and for an answer: 5, 2.5s or 500ms.
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_time)]
+    pub(super) timeout: Duration,
+}
+
+/// A connection, and the subjects to use on it.
+#[derive(Debug)]
+pub(super) struct Connection {
+    pub(super) nats: Client,
+    pub(super) subjects: Subjects,
+}
+
+impl ConnectionArguments {
+    /// Connects, within the time given.
+    pub(super) async fn connect(&self) -> Result<Connection, Failure> {
+        let config = self.load(process_environment())?;
+        let subjects = Subjects::new(&config.subjects.prefix).map_err(Failure::usage)?;
+        let warn = |notice| {
+            // A server reports a refused subject here and nowhere else.
+            if let ConnectionNotice::Error(text) = notice {
+                eprintln!("warning: NATS: {}", printable(&text));
+            }
+        };
+        let connecting = connect(
+            &config.nats,
+            "command",
+            SUBSCRIPTION_CAPACITY,
+            ConnectPatience::FailFast,
+            warn,
+        );
+        let nats = tokio::time::timeout(self.timeout, connecting)
+            .await
+            .map_err(|_| {
+                let patience = self.timeout;
+                Failure::unavailable(format_args!(
+                    "no NATS server answered within {patience:?}; check the address given with --nats"
+                ))
+            })??;
+        Ok(Connection { nats, subjects })
+    }
+
+    /// The configuration, as far as a client has one.
+    fn load(&self, environment: Vec<(String, String)>) -> Result<Config, Failure> {
+        let given = [("nats.url", &self.urls), ("subjects.prefix", &self.prefix)];
+        let flags: BTreeMap<String, String> = given
+            .into_iter()
+            .filter_map(|(key, text)| Some((key.to_owned(), text.clone()?)))
+            .collect();
+        let environment = environment.into_iter().filter(|(name, _)| is_for_clients(name));
+        Ok(Config::load(flags, environment, None)?)
+    }
+}
+
+/// Whether a variable tells a client how to reach a daemon. Nobody can connect to an embedded server by asking for one.
+fn is_for_clients(variable: &str) -> bool {
+    settings::SETTINGS.iter().any(|setting| {
+        setting.variable == variable
+            && SECTIONS.contains(&setting.section())
+            && !matches!(setting.key, "nats.embedded" | "nats.server_binary")
+    })
+}
+
+/// Reads `5`, `2.5s` or `500ms`.
+fn parse_time(text: &str) -> Result<Duration, String> {
+    let (number, seconds_per_unit) = match text.strip_suffix("ms") {
+        Some(number) => (number, 0.001),
+        None => (text.strip_suffix('s').unwrap_or(text), 1.0),
+    };
+    let is_plain = number.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+    let seconds = number
+        .parse::<f64>()
+        .ok()
+        .filter(|_| is_plain)
+        .map(|number| number * seconds_per_unit);
+    seconds
+        .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+        .filter(|time| (MINIMUM..=MAXIMUM).contains(time))
+        .ok_or_else(|| "write a time from 1ms to 1 day, such as 5, 2.5s or 500ms".to_owned())
+}
+
+const MINIMUM: Duration = Duration::from_millis(1);
+const MAXIMUM: Duration = Duration::from_secs(86_400);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn arguments(urls: Option<&str>) -> ConnectionArguments {
+        ConnectionArguments {
+            urls: urls.map(str::to_owned),
+            prefix: None,
+            timeout: Duration::from_secs(1),
+        }
+    }
+
+    fn variables(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
+        pairs
+            .iter()
+            .map(|(name, text)| ((*name).to_owned(), (*text).to_owned()))
+            .collect()
+    }
+
+    #[test]
+    fn times_have_a_unit_or_are_seconds() {
+        assert_eq!(parse_time("5"), Ok(Duration::from_secs(5)));
+        assert_eq!(parse_time("2.5s"), Ok(Duration::from_millis(2500)));
+        assert_eq!(parse_time("500ms"), Ok(Duration::from_millis(500)));
+        for text in [
+            "",
+            "0",
+            "-1",
+            "s",
+            "ms",
+            "1m",
+            "inf",
+            "nan",
+            "1e3",
+            "99999999999999999999",
+        ] {
+            assert!(parse_time(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_flag_covers_the_environment() {
+        let environment = [
+            ("KVATLAS_NATS_URL", "nats://one"),
+            ("KVATLAS_SUBJECTS_PREFIX", "site"),
+        ];
+        let config = arguments(None).load(variables(&environment)).unwrap();
+        assert_eq!(config.nats.urls[0].host(), "one");
+        assert_eq!(config.subjects.prefix, "site");
+        let config = arguments(Some("nats://two"))
+            .load(variables(&environment))
+            .unwrap();
+        assert_eq!(config.nats.urls[0].host(), "two");
+    }
+
+    #[test]
+    fn what_only_the_daemon_reads_does_not_matter() {
+        let environment = [("KVATLAS_EVENTS_LANES", "x"), ("KVATLAS_NATS_EMBEDDED", "true")];
+        let config = arguments(Some("nats://a")).load(variables(&environment)).unwrap();
+        assert!(!config.nats.embedded);
+        let failure = arguments(Some("http://a")).load(Vec::new()).unwrap_err();
+        assert!(failure.to_string().contains("--nats-url"), "{failure}");
+    }
+}

@@ -1,0 +1,134 @@
+//! How a command ends when it does not end well.
+
+use std::fmt;
+use std::process::ExitCode;
+
+use kvatlas::client::ClientError;
+use kvatlas::config::ConfigErrors;
+use kvatlas::connection::ConnectError;
+use kvatlas::daemon::StartError;
+use kvatlas::wire::ErrorCode;
+
+use super::output::printable;
+
+/// The number that the process ends with. Scripts rely on the numbers; the last two are those of `sysexits.h`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum ExitStatus {
+    /// The command was understood but failed.
+    Failed = 1,
+    /// The command line, an input file's name or the configuration is wrong.
+    Usage = 64,
+    /// There is no broker or no daemon to talk to; the same command may succeed later.
+    Unavailable = 69,
+}
+
+impl From<ExitStatus> for ExitCode {
+    fn from(status: ExitStatus) -> Self {
+        Self::from(status as u8)
+    }
+}
+
+/// Why a command failed, in words for a person.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Failure {
+    /// What the process ends with.
+    pub(crate) status: ExitStatus,
+    text: String,
+}
+
+impl Failure {
+    /// The command was understood but failed.
+    pub(crate) fn failed(text: impl fmt::Display) -> Self {
+        Self::new(ExitStatus::Failed, text)
+    }
+
+    /// The command itself is wrong.
+    pub(crate) fn usage(text: impl fmt::Display) -> Self {
+        Self::new(ExitStatus::Usage, text)
+    }
+
+    /// There is nobody to talk to.
+    pub(crate) fn unavailable(text: impl fmt::Display) -> Self {
+        Self::new(ExitStatus::Unavailable, text)
+    }
+
+    fn new(status: ExitStatus, text: impl fmt::Display) -> Self {
+        Self {
+            status,
+            text: text.to_string(),
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    /// The text without the control characters that a broker's or a daemon's answer could bring to a terminal.
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&printable(&self.text))
+    }
+}
+
+impl From<ConfigErrors> for Failure {
+    fn from(errors: ConfigErrors) -> Self {
+        Self::usage(errors)
+    }
+}
+
+impl From<ConnectError> for Failure {
+    fn from(error: ConnectError) -> Self {
+        match error {
+            ConnectError::Credentials { .. } => Self::usage(error),
+            ConnectError::Connect { .. } => Self::unavailable(error),
+        }
+    }
+}
+
+impl From<StartError> for Failure {
+    fn from(error: StartError) -> Self {
+        match error {
+            StartError::Connect(error) => error.into(),
+            StartError::Broker(_) | StartError::BrokerAddress { .. } => Self::unavailable(error),
+            StartError::Subjects(_) | StartError::Namespace(_) => Self::usage(error),
+            _ => Self::failed(error),
+        }
+    }
+}
+
+impl From<ClientError> for Failure {
+    fn from(error: ClientError) -> Self {
+        match &error {
+            ClientError::NoDaemon { .. } | ClientError::TimedOut { .. } | ClientError::Connection(_) => {
+                Self::unavailable(error)
+            }
+            ClientError::Refused(refusal) if refusal.code == ErrorCode::Unavailable => {
+                Self::unavailable(error)
+            }
+            ClientError::Refused(_) | ClientError::RefusedOtherwise { .. } | ClientError::Undecodable(_) => {
+                Self::failed(error)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvatlas::wire::WireError;
+
+    use super::*;
+
+    #[test]
+    fn who_is_not_there_may_be_there_later() {
+        let status = |error: ClientError| Failure::from(error).status;
+        let subject = "kvatlas.v1.query.a".to_owned();
+        assert_eq!(status(ClientError::NoDaemon { subject }), ExitStatus::Unavailable);
+        let refused = |code| ClientError::Refused(WireError::new(code, "no"));
+        assert_eq!(status(refused(ErrorCode::Unavailable)), ExitStatus::Unavailable);
+        assert_eq!(status(refused(ErrorCode::BadRequest)), ExitStatus::Failed);
+    }
+
+    #[test]
+    fn a_text_cannot_steer_the_terminal() {
+        let failure = Failure::failed("a\u{1b}[2J\u{7}b\nc");
+        assert_eq!(failure.to_string(), "a[2Jb\nc");
+    }
+}

@@ -1,0 +1,35 @@
+//! Standard output that may end before we do.
+
+use std::io::{ErrorKind, Write};
+
+use super::failure::Failure;
+
+/// `text` without control characters but line feeds: what others sent must not steer a terminal.
+pub(super) fn printable(text: &str) -> String {
+    text.chars()
+        .filter(|character| *character == '\n' || !character.is_control())
+        .collect()
+}
+
+/// A number and what it counts.
+pub(super) fn counted(number: u64, one: &str, several: &str) -> String {
+    format!("{number} {}", if number == 1 { one } else { several })
+}
+
+/// Prints `text` as it is. That the reader has gone, as `head` does, is no failure.
+pub(super) fn print(text: &str) -> Result<(), Failure> {
+    let mut output = std::io::stdout().lock();
+    match output.write_all(text.as_bytes()).and_then(|()| output.flush()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(Failure::failed(format_args!(
+            "cannot write to standard output: {error}"
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Prints one JSON object and a line feed.
+pub(super) fn print_json(value: &impl serde::Serialize) -> Result<(), Failure> {
+    let text = serde_json::to_string(value)
+        .map_err(|error| Failure::failed(format_args!("cannot write the answer as JSON: {error}")))?;
+    print(&format!("{text}\n"))
+}

@@ -1,0 +1,281 @@
+//! `kvatlas query`: which workers hold how long a prefix.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use clap::{ArgGroup, Args};
+use kvatlas::client::QueryClient;
+use kvatlas::hash::Token;
+use kvatlas::wire::{NamespaceName, QueryOptions, SingleQuery, WorkerName};
+
+use super::connect::ConnectionArguments;
+use super::failure::Failure;
+use super::hash_text::{HashText, LineageText};
+use super::lines::{numbered, open};
+use super::output::{print, print_json};
+use super::query_json::{KeyForms, parse_query};
+use super::query_report::{check_results, json_of_reply, json_of_results, render_reply, render_results};
+use super::status_report::render_status;
+
+pub(super) const EXAMPLES: &str = r#"A hash is 16 hexadecimal digits (32 for a lineage hash), or 0x and fewer. A line of --file is an object such as
+  {"tokens":[1,2,3],"lora_name":"my-lora","limit":3}
+  {"sequence_hashes":["ea06fc71a5ee6e88"],"workers":["gpu-0"],"min_blocks":1,"explain":true}
+
+Examples:
+  kvatlas query --namespace llama --tokens-file prompt.txt
+  kvatlas query --namespace llama --sequence-hashes ea06fc71a5ee6e88,ad01835a37dd294c --explain
+  kvatlas query --namespace llama --file queries.jsonl --limit 3 --json
+  kvatlas query --namespace llama --status"#;
+
+/// The longest file of tokens, in bytes.
+const TOKENS_FILE_BYTES_MAX: u64 = 256 << 20;
+
+/// What to ask, and how to print the answer.
+#[derive(Debug, Args)]
+#[command(group = ArgGroup::new("asked").required(true))]
+pub(crate) struct QueryArguments {
+    #[command(flatten)]
+    connection: ConnectionArguments,
+    /// Namespace to ask about.
+    #[arg(long, value_name = "NAME")]
+    namespace: NamespaceName,
+    /// Ask how far the daemon has followed each worker.
+    #[arg(long, group = "asked", conflicts_with_all = ["workers", "limit", "min_blocks", "explain"])]
+    status: bool,
+    /// Ask for a prompt's tokens, joined by commas.
+    #[arg(long, group = "asked", value_name = "NUMBERS", value_delimiter = ',')]
+    tokens: Option<Vec<Token>>,
+    /// Ask for the tokens in a file, between spaces, commas or brackets; - is standard input.
+    #[arg(long, group = "asked", value_name = "FILE")]
+    tokens_file: Option<PathBuf>,
+    /// Ask for block hashes, joined by commas.
+    #[arg(long, group = "asked", value_name = "HASHES", value_delimiter = ',')]
+    block_hashes: Option<Vec<HashText>>,
+    /// Ask for sequence hashes, joined by commas.
+    #[arg(long, group = "asked", value_name = "HASHES", value_delimiter = ',')]
+    sequence_hashes: Option<Vec<HashText>>,
+    /// Ask for lineage hashes, joined by commas.
+    #[arg(long, group = "asked", value_name = "HASHES", value_delimiter = ',')]
+    lineage_hashes: Option<Vec<LineageText>>,
+    /// Ask the queries in a file, one JSON object a line, all at once; - is standard input.
+    #[arg(long, group = "asked", value_name = "FILE")]
+    file: Option<PathBuf>,
+    /// LoRA adapter that the tokens are for.
+    #[arg(long, value_name = "NAME", conflicts_with_all = HASH_FORMS)]
+    lora_name: Option<String>,
+    /// Salt of the cache that the tokens are for.
+    #[arg(long, value_name = "TEXT", conflicts_with_all = HASH_FORMS)]
+    cache_salt: Option<String>,
+    /// Answer only for these workers, joined by commas.
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    workers: Option<Vec<WorkerName>>,
+    /// Show at most so many, the best first.
+    #[arg(long, value_name = "COUNT")]
+    limit: Option<u32>,
+    /// Leave out those that hold fewer blocks.
+    #[arg(long, value_name = "COUNT", default_value_t = 1)]
+    min_blocks: u32,
+    /// Say at which block each drops out, and how many others have that block.
+    #[arg(long)]
+    explain: bool,
+    /// Print one JSON object, with the keys of the wire contract and hashes in hexadecimal.
+    #[arg(long)]
+    json: bool,
+}
+
+/// The forms that have a LoRA adapter and a salt in them already, or in the file.
+const HASH_FORMS: [&str; 5] = [
+    "status",
+    "block_hashes",
+    "sequence_hashes",
+    "lineage_hashes",
+    "file",
+];
+
+/// Asks, and prints the answer.
+pub(crate) async fn query(mut arguments: QueryArguments) -> Result<(), Failure> {
+    if arguments.status {
+        return status(&arguments).await;
+    }
+    match arguments.file.take() {
+        Some(path) => query_batch(&arguments, &path).await,
+        None => query_one(arguments).await,
+    }
+}
+
+async fn client(connection: &ConnectionArguments) -> Result<QueryClient, Failure> {
+    let patience = connection.timeout;
+    let connection = connection.connect().await?;
+    Ok(QueryClient::new(connection.nats, connection.subjects).with_patience(patience))
+}
+
+async fn status(arguments: &QueryArguments) -> Result<(), Failure> {
+    let status = client(&arguments.connection)
+        .await?
+        .status(&arguments.namespace)
+        .await?;
+    if arguments.json {
+        print_json(&status)
+    } else {
+        print(&render_status(&arguments.namespace, &status))
+    }
+}
+
+async fn query_one(mut arguments: QueryArguments) -> Result<(), Failure> {
+    let query = arguments.take_query()?;
+    let client = client(&arguments.connection).await?;
+    let reply = client.query(&arguments.namespace, query).await?;
+    if arguments.json {
+        print_json(&json_of_reply(&reply))
+    } else {
+        print(&render_reply(&reply, &arguments.options()))
+    }
+}
+
+async fn query_batch(arguments: &QueryArguments, path: &Path) -> Result<(), Failure> {
+    let options = arguments.options();
+    let mut queries = Vec::new();
+    for line in numbered(open(path)?) {
+        let line = line?;
+        let query = parse_query(&line.text, &options);
+        queries.push(query.map_err(|error| Failure::failed(format_args!("line {}: {error}", line.number)))?);
+    }
+    if queries.is_empty() {
+        let rule = "there is no query in the file; write one JSON object a line";
+        return Err(Failure::failed(rule));
+    }
+    let asked: Vec<QueryOptions> = queries.iter().map(|query| query.options.clone()).collect();
+    let client = client(&arguments.connection).await?;
+    let results = client.query_batch(&arguments.namespace, queries).await?;
+    if arguments.json {
+        print_json(&json_of_results(&results))?;
+    } else {
+        print(&render_results(&results, &asked))?;
+    }
+    check_results(&results, asked.len())
+}
+
+impl QueryArguments {
+    fn options(&self) -> QueryOptions {
+        QueryOptions {
+            workers: self.workers.clone(),
+            limit: self.limit,
+            min_blocks: self.min_blocks,
+            explain: self.explain,
+        }
+    }
+
+    /// The query that the flags spell; it can be large, so it is moved out of them.
+    fn take_query(&mut self) -> Result<SingleQuery, Failure> {
+        let tokens = match &self.tokens_file {
+            Some(path) => Some(read_tokens(path)?),
+            None => self.tokens.take(),
+        };
+        let forms = KeyForms {
+            tokens,
+            block_hashes: self.block_hashes.take(),
+            sequence_hashes: self.sequence_hashes.take(),
+            lineage_hashes: self.lineage_hashes.take(),
+            lora_name: self.lora_name.take(),
+            cache_salt: self.cache_salt.take(),
+        };
+        let key = forms.into_key().map_err(Failure::usage)?;
+        Ok(SingleQuery {
+            key,
+            options: self.options(),
+        })
+    }
+}
+
+fn read_tokens(path: &Path) -> Result<Vec<Token>, Failure> {
+    let mut text = String::new();
+    let read = open(path)?
+        .take(TOKENS_FILE_BYTES_MAX + 1)
+        .read_to_string(&mut text);
+    let bytes = read.map_err(|error| Failure::failed(format_args!("cannot read {path:?}: {error}")))?;
+    if bytes as u64 > TOKENS_FILE_BYTES_MAX {
+        let rule =
+            format_args!("{path:?} has more than {TOKENS_FILE_BYTES_MAX} bytes; name a file of tokens")
+                .to_string();
+        return Err(Failure::failed(rule));
+    }
+    parse_tokens(&text).map_err(|error| Failure::failed(format_args!("{path:?}: {error}")))
+}
+
+/// Whole numbers between anything that a list of them is written with.
+fn parse_tokens(text: &str) -> Result<Vec<Token>, String> {
+    let is_separator = |character: char| character.is_whitespace() || matches!(character, ',' | '[' | ']');
+    let words = text.split(is_separator).filter(|word| !word.is_empty());
+    let parse = |(index, word): (usize, &str)| {
+        let shown: String = word.chars().take(20).collect();
+        word.parse()
+            .map_err(|_| format!("token {}, {shown:?}, is not a whole number below 2^32", index + 1))
+    };
+    words.enumerate().map(parse).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use kvatlas::hash::SequenceHash;
+    use kvatlas::wire::QueryKey;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Example {
+        #[command(flatten)]
+        query: QueryArguments,
+    }
+
+    fn parse(arguments: &[&str]) -> Result<QueryArguments, clap::Error> {
+        let always = ["example", "--namespace", "llama"];
+        Example::try_parse_from(always.iter().chain(arguments)).map(|example| example.query)
+    }
+
+    #[test]
+    fn flags_spell_one_query() {
+        let mut arguments = parse(&[
+            "--sequence-hashes",
+            "ea06fc71a5ee6e88,0x2",
+            "--workers",
+            "a,b",
+            "--limit",
+            "3",
+        ])
+        .unwrap();
+        let query = arguments.take_query().unwrap();
+        let hashes = vec![SequenceHash(0xea06_fc71_a5ee_6e88), SequenceHash(2)];
+        assert_eq!(query.key, QueryKey::SequenceHashes(hashes));
+        assert_eq!(query.options.workers.map(|workers| workers.len()), Some(2));
+        assert_eq!((query.options.limit, query.options.min_blocks), (Some(3), 1));
+        let mut arguments = parse(&["--tokens", "1,2,3", "--cache-salt", "a"]).unwrap();
+        let key = arguments.take_query().unwrap().key;
+        assert!(matches!(key, QueryKey::Tokens { tokens, cache_salt: Some(_), .. } if tokens == [1, 2, 3]));
+    }
+
+    #[test]
+    fn contradictions_are_refused() {
+        let refused: [&[&str]; 6] = [
+            &[],
+            &["--tokens", "1", "--status"],
+            &["--status", "--limit", "1"],
+            &["--block-hashes", "0x1", "--lora-name", "a"],
+            &["--file", "a", "--cache-salt", "b"],
+            &["--block-hashes", "12"],
+        ];
+        for arguments in refused {
+            assert!(parse(arguments).is_err(), "{arguments:?}");
+        }
+    }
+
+    #[test]
+    fn tokens_are_read_however_they_are_listed() {
+        assert_eq!(parse_tokens("[1, 2,\n3]\n"), Ok(vec![1, 2, 3]));
+        assert_eq!(parse_tokens("1 2\t4294967295"), Ok(vec![1, 2, Token::MAX]));
+        assert_eq!(parse_tokens(" \n"), Ok(Vec::new()));
+        let error = parse_tokens("1 2 x3").unwrap_err();
+        assert!(error.contains("token 3, \"x3\""), "{error}");
+        assert!(parse_tokens("4294967296").is_err() && parse_tokens("-1").is_err());
+    }
+}

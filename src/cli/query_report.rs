@@ -1,0 +1,312 @@
+//! Answers to queries: tables for people, JSON for programs.
+
+use kvatlas::tracking::DegradedReasons;
+use kvatlas::wire::{
+    DropOut, ErrorBody, HolderMatch, LineageBytes, QueryOptions, QueryReply, QueryResult, Rank, WorkerName,
+};
+use serde::{Serialize, Serializer};
+
+use super::failure::Failure;
+use super::output::{counted, printable};
+use super::status_report::describe_state;
+use super::table::{Side, Table};
+
+/// The answer to one query, for a person.
+pub(super) fn render_reply(reply: &QueryReply, asked: &QueryOptions) -> String {
+    let mut text = format!(
+        "{} asked for\n",
+        counted(reply.query_blocks.into(), "block", "blocks")
+    );
+    if reply.query_blocks == 0 {
+        text += "nothing was looked up: give at least as many tokens as a block has\n";
+    } else if !reply.holders.is_empty() {
+        text += &holders_table(reply, asked.explain).render();
+    } else if reply.holders_total > 0 {
+        text += &format!("{} found, none shown\n", reply.holders_total);
+    } else {
+        let first = counted(asked.min_blocks.max(1).into(), "block", "blocks");
+        text += &format!("nobody holds the first {first}\n");
+    }
+    let shown = u32::try_from(reply.holders.len()).unwrap_or(u32::MAX);
+    if shown < reply.holders_total && shown > 0 {
+        text += &format!("{shown} of {} shown\n", reply.holders_total);
+    }
+    if reply.foreign_holders > 0 {
+        text += &format!(
+            "{} cannot be found this way, because their engines' hashes are not the contract's: \
+             ask by the engines' own hashes, or set the namespace to recompute\n",
+            reply.foreign_holders
+        );
+    }
+    text
+}
+
+fn holders_table(reply: &QueryReply, explain: bool) -> Table {
+    let mut columns = vec![
+        ("WORKER", Side::Left),
+        ("RANK", Side::Right),
+        ("BLOCKS", Side::Right),
+        ("OF QUERY", Side::Right),
+        ("STATE", Side::Left),
+    ];
+    if explain {
+        columns.push(("DROPPED OUT", Side::Left));
+    }
+    let mut table = Table::new(&columns);
+    for holder in &reply.holders {
+        table.push(vec![
+            holder.worker.to_string(),
+            holder.rank.to_string(),
+            holder.matched_blocks.to_string(),
+            percent(holder.matched_blocks, reply.query_blocks),
+            describe_state(holder.exact, holder.degraded),
+            holder
+                .dropped_out
+                .as_ref()
+                .map_or("-".to_owned(), describe_drop_out),
+        ]);
+    }
+    table
+}
+
+/// Whole percents, rounded down, so that only a full match is 100 %.
+fn percent(part: u32, whole: u32) -> String {
+    let percent = u64::from(part) * 100 / u64::from(whole.max(1));
+    format!("{percent} %")
+}
+
+fn describe_drop_out(drop_out: &DropOut) -> String {
+    format!(
+        "at block {}, which {} ({})",
+        drop_out.position,
+        counted(drop_out.other_holders.into(), "other has", "others have"),
+        LineageHexadecimal(drop_out.lineage_hash)
+    )
+}
+
+/// The answers to a batch, for a person. `asked` has one element a query.
+pub(super) fn render_results(results: &[QueryResult], asked: &[QueryOptions]) -> String {
+    let numbered = results.iter().zip(asked).zip(1_usize..);
+    let texts: Vec<String> = numbered
+        .map(|((result, asked), number)| match result {
+            QueryResult::Reply(reply) => format!("query {number}: {}", render_reply(reply, asked)),
+            QueryResult::Error(error) => format!(
+                "query {number}: refused: {} (error {})\n",
+                printable(&error.text),
+                error.code
+            ),
+        })
+        .collect();
+    texts.join("\n")
+}
+
+/// A failure when a query was refused, or when there is not one answer for each.
+pub(super) fn check_results(results: &[QueryResult], asked: usize) -> Result<(), Failure> {
+    if results.len() != asked {
+        let answers = results.len();
+        return Err(Failure::failed(format_args!(
+            "the daemon gave {answers} answers to {asked} queries"
+        )));
+    }
+    let refused = results
+        .iter()
+        .filter(|result| matches!(result, QueryResult::Error(_)))
+        .count();
+    match refused {
+        0 => Ok(()),
+        refused => Err(Failure::failed(format_args!(
+            "{refused} of {asked} queries were refused; correct them"
+        ))),
+    }
+}
+
+/// A lineage hash in a reply, as 32 hexadecimal digits.
+struct LineageHexadecimal(LineageBytes);
+
+impl std::fmt::Display for LineageHexadecimal {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "{:032x}", u128::from_be_bytes(self.0.0))
+    }
+}
+
+impl Serialize for LineageHexadecimal {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+/// A reply with the keys of the wire contract, and hashes in hexadecimal.
+#[derive(Serialize)]
+pub(super) struct ReplyJson<'a> {
+    query_blocks: u32,
+    holders: Vec<HolderJson<'a>>,
+    holders_total: u32,
+    foreign_holders: u32,
+}
+
+#[derive(Serialize)]
+struct HolderJson<'a> {
+    worker: &'a WorkerName,
+    rank: Rank,
+    matched_blocks: u32,
+    exact: bool,
+    degraded: DegradedReasons,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dropped_out: Option<DropOutJson>,
+}
+
+#[derive(Serialize)]
+struct DropOutJson {
+    position: u32,
+    lineage_hash: LineageHexadecimal,
+    other_holders: u32,
+}
+
+/// The answers to a batch.
+#[derive(Serialize)]
+pub(super) struct ResultsJson<'a> {
+    results: Vec<ResultJson<'a>>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "snake_case")]
+enum ResultJson<'a> {
+    Reply(ReplyJson<'a>),
+    Error(&'a ErrorBody),
+}
+
+/// The answer to one query, for a program.
+pub(super) fn json_of_reply(reply: &QueryReply) -> ReplyJson<'_> {
+    ReplyJson {
+        query_blocks: reply.query_blocks,
+        holders: reply.holders.iter().map(json_of_holder).collect(),
+        holders_total: reply.holders_total,
+        foreign_holders: reply.foreign_holders,
+    }
+}
+
+fn json_of_holder(holder: &HolderMatch) -> HolderJson<'_> {
+    HolderJson {
+        worker: &holder.worker,
+        rank: holder.rank,
+        matched_blocks: holder.matched_blocks,
+        exact: holder.exact,
+        degraded: holder.degraded,
+        dropped_out: holder.dropped_out.as_ref().map(|drop_out| DropOutJson {
+            position: drop_out.position,
+            lineage_hash: LineageHexadecimal(drop_out.lineage_hash),
+            other_holders: drop_out.other_holders,
+        }),
+    }
+}
+
+/// The answers to a batch, for a program.
+pub(super) fn json_of_results(results: &[QueryResult]) -> ResultsJson<'_> {
+    let results = results.iter().map(|result| match result {
+        QueryResult::Reply(reply) => ResultJson::Reply(json_of_reply(reply)),
+        QueryResult::Error(error) => ResultJson::Error(error),
+    });
+    ResultsJson {
+        results: results.collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvatlas::tracking::DegradedReason;
+
+    use super::*;
+
+    fn reply() -> QueryReply {
+        let holder = |worker: &str, matched_blocks, degraded: DegradedReasons| HolderMatch {
+            worker: WorkerName::new(worker).unwrap(),
+            rank: 0,
+            matched_blocks,
+            exact: degraded.is_empty(),
+            degraded,
+            dropped_out: None,
+        };
+        let dropped_out = DropOut {
+            position: 12,
+            lineage_hash: LineageBytes(0x3fc9_1a2b_3c4d_5e6f_785c_ba98_7654_3210_u128.to_be_bytes()),
+            other_holders: 1,
+        };
+        QueryReply {
+            v: 1,
+            query_blocks: 64,
+            holders: vec![
+                holder("gpu-0", 64, DegradedReasons::default()),
+                HolderMatch {
+                    dropped_out: Some(dropped_out),
+                    ..holder("gpu-1", 12, DegradedReasons::of(DegradedReason::Gap))
+                },
+            ],
+            holders_total: 5,
+            foreign_holders: 0,
+        }
+    }
+
+    fn asked(explain: bool) -> QueryOptions {
+        QueryOptions {
+            explain,
+            ..QueryOptions::default()
+        }
+    }
+
+    #[test]
+    fn people_get_a_table() {
+        let expected = "\
+64 blocks asked for
+WORKER  RANK  BLOCKS  OF QUERY  STATE
+gpu-0      0      64     100 %  exact
+gpu-1      0      12      18 %  degraded: gap
+2 of 5 shown
+";
+        assert_eq!(render_reply(&reply(), &asked(false)), expected);
+        let explained = render_reply(&reply(), &asked(true));
+        let drop_out = "at block 12, which 1 other has (3fc91a2b3c4d5e6f785cba9876543210)";
+        assert!(explained.contains(drop_out), "{explained}");
+    }
+
+    #[test]
+    fn an_empty_answer_says_so() {
+        let empty = QueryReply {
+            holders: Vec::new(),
+            holders_total: 0,
+            foreign_holders: 2,
+            ..reply()
+        };
+        let text = render_reply(&empty, &asked(false));
+        assert!(text.contains("nobody holds the first 1 block"), "{text}");
+        assert!(text.contains("2 cannot be found this way"), "{text}");
+    }
+
+    #[test]
+    fn programs_get_hashes_in_hexadecimal() {
+        let json = serde_json::to_value(json_of_reply(&reply())).unwrap();
+        assert_eq!(
+            json["holders"][1]["dropped_out"]["lineage_hash"],
+            "3fc91a2b3c4d5e6f785cba9876543210"
+        );
+        assert_eq!(json["holders"][1]["degraded"], serde_json::json!(["gap"]));
+        assert_eq!(json["holders"][0]["exact"], true);
+    }
+
+    #[test]
+    fn a_batch_has_an_answer_for_each_query() {
+        let refused = ErrorBody {
+            code: 400,
+            text: "no\u{1b}".into(),
+        };
+        let results = [QueryResult::Reply(reply()), QueryResult::Error(refused)];
+        let text = render_results(&results, &[asked(false), asked(false)]);
+        assert!(text.starts_with("query 1: 64 blocks asked for\n"), "{text}");
+        assert!(text.ends_with("\nquery 2: refused: no (error 400)\n"), "{text}");
+        let json = serde_json::to_value(json_of_results(&results)).unwrap();
+        assert_eq!(json["results"][0]["reply"]["query_blocks"], 64);
+        assert_eq!(json["results"][1]["error"]["code"], 400);
+        assert!(check_results(&results, 2).is_err());
+        assert!(check_results(&results[..1], 2).is_err());
+        assert!(check_results(&results[..1], 1).is_ok());
+    }
+}

@@ -1,0 +1,361 @@
+//! `kvatlas snapshot`: what snapshot files hold.
+
+use std::fs::File;
+use std::io::BufReader;
+use std::path::{Path, PathBuf};
+
+use clap::{Args, Subcommand};
+use kvatlas::snapshot::{SnapshotError, SnapshotSummary, summarise};
+use kvatlas::tracking::DegradedReasons;
+use kvatlas::wire::{NamespaceName, Rank, WireLimits, WorkerName};
+use serde::Serialize;
+
+use super::failure::Failure;
+use super::output::{counted, print, print_json};
+use super::status_report::describe_state;
+use super::table::{Side, Table};
+use super::time_text::rfc3339;
+
+pub(super) const EXAMPLES: &str = "\
+Every checksum and every event is checked. The command fails if a snapshot is damaged.
+
+Examples:
+  kvatlas snapshot inspect /var/lib/kvatlas
+  kvatlas snapshot inspect /var/lib/kvatlas/snapshot-00001767225600000000.kvs --json";
+
+/// What names of snapshots end with.
+const EXTENSION: &str = "kvs";
+
+/// What to do with snapshots.
+#[derive(Debug, Args)]
+pub(crate) struct SnapshotArguments {
+    #[command(subcommand)]
+    command: SnapshotCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum SnapshotCommand {
+    /// Check snapshots, and print what they hold.
+    #[command(after_help = EXAMPLES)]
+    Inspect(InspectArguments),
+}
+
+#[derive(Debug, Args)]
+struct InspectArguments {
+    /// A snapshot, or a directory of them.
+    #[arg(value_name = "PATH")]
+    path: PathBuf,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Does it.
+pub(crate) fn snapshot(arguments: &SnapshotArguments) -> Result<(), Failure> {
+    match &arguments.command {
+        SnapshotCommand::Inspect(arguments) if arguments.path.is_dir() => inspect_directory(arguments),
+        SnapshotCommand::Inspect(arguments) => inspect_file(arguments),
+    }
+}
+
+fn inspect_file(arguments: &InspectArguments) -> Result<(), Failure> {
+    let path = &arguments.path;
+    let file = File::open(path).map_err(|error| {
+        Failure::usage(format_args!(
+            "cannot open {path:?}: {error}; name a snapshot or a directory of them"
+        ))
+    })?;
+    let checked = check(file);
+    if arguments.json {
+        print_json(&InspectionJson::new(path, &checked))?;
+    } else if let Ok(summary) = &checked {
+        print(&render_summary(path, summary))?;
+    }
+    checked
+        .map(|_| ())
+        .map_err(|error| Failure::failed(format_args!("{}: {error}", path.display())))
+}
+
+fn inspect_directory(arguments: &InspectArguments) -> Result<(), Failure> {
+    let paths = snapshots_in(&arguments.path).map_err(|error| {
+        Failure::usage(format_args!(
+            "cannot read the directory {:?}: {error}",
+            arguments.path
+        ))
+    })?;
+    let checked: Vec<(PathBuf, Result<SnapshotSummary, SnapshotError>)> = paths
+        .into_iter()
+        .map(|path| {
+            let checked = File::open(&path).map_err(SnapshotError::Io).and_then(check);
+            (path, checked)
+        })
+        .collect();
+    if arguments.json {
+        let snapshots: Vec<_> = checked
+            .iter()
+            .map(|(path, checked)| InspectionJson::new(path, checked))
+            .collect();
+        print_json(&serde_json::json!({ "snapshots": snapshots }))?;
+    } else {
+        print(&render_list(&checked))?;
+    }
+    match checked.iter().filter(|(_, checked)| checked.is_err()).count() {
+        0 => Ok(()),
+        damaged => Err(Failure::failed(format_args!(
+            "{damaged} of {} snapshots cannot be used; remove them",
+            checked.len()
+        ))),
+    }
+}
+
+/// The files named like snapshots, newest first.
+fn snapshots_in(directory: &Path) -> std::io::Result<Vec<PathBuf>> {
+    let mut paths = Vec::new();
+    for entry in std::fs::read_dir(directory)? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == EXTENSION) {
+            paths.push(path);
+        }
+    }
+    // Names carry the time in a fixed width.
+    paths.sort_unstable_by(|one, other| other.cmp(one));
+    Ok(paths)
+}
+
+/// Reads all of a snapshot. The daemon's limits don't matter: what it holds is to be seen in any case.
+fn check(file: File) -> Result<SnapshotSummary, SnapshotError> {
+    let limits = WireLimits {
+        message_bytes_max: usize::MAX,
+        events_max: usize::MAX,
+        blocks_per_event_max: usize::MAX,
+        ..WireLimits::default()
+    };
+    summarise(BufReader::new(file), &limits)
+}
+
+fn render_summary(path: &Path, summary: &SnapshotSummary) -> String {
+    let totals = summary.totals;
+    let mut table = Table::new(&[
+        ("NAMESPACE", Side::Left),
+        ("WORKER", Side::Left),
+        ("RANK", Side::Right),
+        ("EPOCH", Side::Right),
+        ("SEQ", Side::Right),
+        ("BLOCKS", Side::Right),
+        ("BATCHES", Side::Right),
+        ("STATE", Side::Left),
+    ]);
+    for holder in &summary.holders {
+        let (frame, degraded) = (
+            &holder.holder,
+            DegradedReasons::from_bits(holder.holder.degraded_bits),
+        );
+        table.push(vec![
+            frame.namespace.to_string(),
+            frame.worker.to_string(),
+            frame.rank.to_string(),
+            frame.epoch.to_string(),
+            frame.seq.to_string(),
+            frame.blocks.to_string(),
+            holder.batches.to_string(),
+            describe_state(degraded.is_empty(), degraded),
+        ]);
+    }
+    format!(
+        "{}: format version {}, begun {}, all checksums right\n{}, {}, {}\n{}",
+        path.display(),
+        summary.version,
+        rfc3339(summary.created_us),
+        counted(totals.holders, "holder", "holders"),
+        counted(totals.batches, "batch", "batches"),
+        counted(totals.blocks, "block", "blocks"),
+        if summary.holders.is_empty() {
+            String::new()
+        } else {
+            table.render()
+        }
+    )
+}
+
+fn render_list(checked: &[(PathBuf, Result<SnapshotSummary, SnapshotError>)]) -> String {
+    if checked.is_empty() {
+        return "there are no snapshots in the directory\n".to_owned();
+    }
+    let mut table = Table::new(&[
+        ("SNAPSHOT", Side::Left),
+        ("BEGUN", Side::Left),
+        ("NAMESPACES", Side::Right),
+        ("HOLDERS", Side::Right),
+        ("BLOCKS", Side::Right),
+        ("STATE", Side::Left),
+    ]);
+    for (path, checked) in checked {
+        let name = path
+            .file_name()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned();
+        table.push(match checked {
+            Ok(summary) => vec![
+                name,
+                rfc3339(summary.created_us),
+                namespaces(summary).to_string(),
+                summary.totals.holders.to_string(),
+                summary.totals.blocks.to_string(),
+                "whole".to_owned(),
+            ],
+            Err(error) => {
+                let unknown = || "-".to_owned();
+                vec![
+                    name,
+                    unknown(),
+                    unknown(),
+                    unknown(),
+                    unknown(),
+                    error.to_string(),
+                ]
+            }
+        });
+    }
+    table.render()
+}
+
+fn namespaces(summary: &SnapshotSummary) -> usize {
+    let mut names: Vec<&NamespaceName> = summary
+        .holders
+        .iter()
+        .map(|holder| &holder.holder.namespace)
+        .collect();
+    names.sort_unstable();
+    names.dedup();
+    names.len()
+}
+
+/// A snapshot for programs.
+#[derive(Serialize)]
+struct InspectionJson<'a> {
+    path: String,
+    whole: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    content: Option<ContentJson<'a>>,
+}
+
+#[derive(Serialize)]
+struct ContentJson<'a> {
+    version: u32,
+    created_us: u64,
+    totals: kvatlas::snapshot::SnapshotTotals,
+    holders: Vec<HolderJson<'a>>,
+}
+
+#[derive(Serialize)]
+struct HolderJson<'a> {
+    namespace: &'a NamespaceName,
+    worker: &'a WorkerName,
+    rank: Rank,
+    epoch: u64,
+    seq: u64,
+    blocks: u64,
+    batches: u64,
+    degraded: DegradedReasons,
+}
+
+impl<'a> InspectionJson<'a> {
+    fn new(path: &Path, checked: &'a Result<SnapshotSummary, SnapshotError>) -> Self {
+        Self {
+            path: path.display().to_string(),
+            whole: checked.is_ok(),
+            error: checked.as_ref().err().map(ToString::to_string),
+            content: checked.as_ref().ok().map(ContentJson::from),
+        }
+    }
+}
+
+impl<'a> From<&'a SnapshotSummary> for ContentJson<'a> {
+    fn from(summary: &'a SnapshotSummary) -> Self {
+        let holders = summary.holders.iter().map(|holder| HolderJson {
+            namespace: &holder.holder.namespace,
+            worker: &holder.holder.worker,
+            rank: holder.holder.rank,
+            epoch: holder.holder.epoch,
+            seq: holder.holder.seq,
+            blocks: holder.holder.blocks,
+            batches: holder.batches,
+            degraded: DegradedReasons::from_bits(holder.holder.degraded_bits),
+        });
+        Self {
+            version: summary.version,
+            created_us: summary.created_us,
+            totals: summary.totals,
+            holders: holders.collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvatlas::snapshot::{HolderFrame, HolderSummary, SnapshotTotals};
+
+    use super::*;
+
+    fn summary() -> SnapshotSummary {
+        let holder = HolderFrame {
+            namespace: NamespaceName::new("llama").unwrap(),
+            worker: WorkerName::new("gpu-0").unwrap(),
+            rank: 1,
+            epoch: 7,
+            seq: 12,
+            degraded_bits: 1,
+            blocks: 1024,
+        };
+        SnapshotSummary {
+            version: 1,
+            created_us: 951_782_400_000_000,
+            totals: SnapshotTotals {
+                holders: 1,
+                batches: 2,
+                blocks: 1024,
+            },
+            holders: vec![HolderSummary { holder, batches: 2 }],
+        }
+    }
+
+    #[test]
+    fn a_snapshot_is_a_heading_and_its_holders() {
+        let expected = "\
+a.kvs: format version 1, begun 2000-02-29T00:00:00Z, all checksums right
+1 holder, 2 batches, 1024 blocks
+NAMESPACE  WORKER  RANK  EPOCH  SEQ  BLOCKS  BATCHES  STATE
+llama      gpu-0      1      7   12    1024        2  degraded: gap
+";
+        assert_eq!(render_summary(Path::new("a.kvs"), &summary()), expected);
+    }
+
+    #[test]
+    fn a_list_names_the_damaged() {
+        let checked = [
+            (PathBuf::from("d/b.kvs"), Ok(summary())),
+            (PathBuf::from("d/a.kvs"), Err(SnapshotError::NotASnapshot)),
+        ];
+        let expected = "\
+SNAPSHOT  BEGUN                 NAMESPACES  HOLDERS  BLOCKS  STATE
+b.kvs     2000-02-29T00:00:00Z           1        1    1024  whole
+a.kvs     -                              -        -       -  this is not a kvatlas snapshot
+";
+        assert_eq!(render_list(&checked), expected);
+    }
+
+    #[test]
+    fn programs_get_reasons_as_words() {
+        let checked = Ok(summary());
+        let json = serde_json::to_value(InspectionJson::new(Path::new("a.kvs"), &checked)).unwrap();
+        assert_eq!(json["whole"], true);
+        assert_eq!(json["holders"][0]["degraded"], serde_json::json!(["gap"]));
+        let checked = Err(SnapshotError::HeaderChecksum);
+        let json = serde_json::to_value(InspectionJson::new(Path::new("a.kvs"), &checked)).unwrap();
+        assert_eq!(json["whole"], false);
+        assert!(json.get("version").is_none() && json["error"].is_string());
+    }
+}

@@ -1,0 +1,115 @@
+//! The status of a namespace, for people.
+
+use kvatlas::tracking::{DegradedReason, DegradedReasons};
+use kvatlas::wire::{HolderStatusReply, NamespaceName, StatusReply};
+
+use super::table::{Side, Table};
+
+/// In words, whether a holder's state is certain.
+pub(super) fn describe_state(exact: bool, degraded: DegradedReasons) -> String {
+    let reasons: Vec<&str> = degraded.iter().map(DegradedReason::as_str).collect();
+    match (exact, reasons.is_empty()) {
+        (true, _) => "exact".to_owned(),
+        (false, true) => "degraded".to_owned(),
+        (false, false) => format!("degraded: {}", reasons.join(", ")),
+    }
+}
+
+/// The status as a heading and a table.
+pub(super) fn render_status(namespace: &NamespaceName, status: &StatusReply) -> String {
+    let heading = format!(
+        "namespace {namespace}: {} tokens a block, {} distinct blocks, {} batches waiting\n",
+        status.block_size, status.distinct_blocks, status.batches_waiting
+    );
+    if status.holders.is_empty() {
+        return heading + "no worker has been heard of\n";
+    }
+    let mut table = Table::new(&[
+        ("WORKER", Side::Left),
+        ("RANK", Side::Right),
+        ("EPOCH", Side::Right),
+        ("SEQ", Side::Right),
+        ("BLOCKS", Side::Right),
+        ("PARKED", Side::Right),
+        ("STATE", Side::Left),
+    ]);
+    status.holders.iter().for_each(|holder| table.push(row(holder)));
+    heading + &table.render()
+}
+
+fn row(holder: &HolderStatusReply) -> Vec<String> {
+    let foreign = if holder.foreign_chain {
+        ", foreign chain"
+    } else {
+        ""
+    };
+    vec![
+        holder.worker.to_string(),
+        holder.rank.to_string(),
+        holder.epoch.to_string(),
+        holder.seq.to_string(),
+        holder.blocks.to_string(),
+        holder.parked_events.to_string(),
+        describe_state(holder.exact, holder.degraded) + foreign,
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use kvatlas::wire::WorkerName;
+
+    use super::*;
+
+    fn holder(worker: &str, degraded: DegradedReasons) -> HolderStatusReply {
+        HolderStatusReply {
+            worker: WorkerName::new(worker).unwrap(),
+            rank: 0,
+            epoch: 7,
+            seq: 12,
+            blocks: 1024,
+            parked_events: 0,
+            foreign_chain: false,
+            exact: degraded.is_empty(),
+            degraded,
+        }
+    }
+
+    #[test]
+    fn a_line_for_each_holder() {
+        let gap = DegradedReasons::of(DegradedReason::Gap).with(DegradedReason::Unverified);
+        let status = StatusReply {
+            v: 1,
+            block_size: 16,
+            distinct_blocks: 2000,
+            batches_waiting: 3,
+            holders: vec![
+                holder("gpu-0", DegradedReasons::default()),
+                HolderStatusReply {
+                    foreign_chain: true,
+                    ..holder("gpu-1", gap)
+                },
+            ],
+        };
+        let namespace = NamespaceName::new("llama").unwrap();
+        let expected = "\
+namespace llama: 16 tokens a block, 2000 distinct blocks, 3 batches waiting
+WORKER  RANK  EPOCH  SEQ  BLOCKS  PARKED  STATE
+gpu-0      0      7   12    1024       0  exact
+gpu-1      0      7   12    1024       0  degraded: gap, unverified, foreign chain
+";
+        assert_eq!(render_status(&namespace, &status), expected);
+    }
+
+    #[test]
+    fn an_empty_namespace_is_told() {
+        let status = StatusReply {
+            v: 1,
+            block_size: 16,
+            distinct_blocks: 0,
+            batches_waiting: 0,
+            holders: Vec::new(),
+        };
+        let text = render_status(&NamespaceName::new("llama").unwrap(), &status);
+        assert!(text.ends_with("no worker has been heard of\n"), "{text}");
+    }
+}

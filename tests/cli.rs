@@ -1,0 +1,425 @@
+//! The real binary, as a person or a script runs it.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "what a test calls may fail like the test itself"
+)]
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpListener;
+use std::process::{Child, ChildStderr, Command, Output, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+const USAGE: i32 = 64;
+const UNAVAILABLE: i32 = 69;
+
+/// The binary, without the settings of whoever runs the tests.
+fn kvatlas(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kvatlas"));
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("KVATLAS_") {
+            command.env_remove(name);
+        }
+    }
+    command.args(arguments).stdin(Stdio::null());
+    command
+}
+
+fn run(arguments: &[&str]) -> Output {
+    kvatlas(arguments).output().unwrap()
+}
+
+fn run_with_input(arguments: &[&str], input: &str) -> Output {
+    let mut command = kvatlas(arguments);
+    command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    child.wait_with_output().unwrap()
+}
+
+fn stdout(output: &Output) -> &str {
+    std::str::from_utf8(&output.stdout).unwrap()
+}
+
+fn stderr(output: &Output) -> &str {
+    std::str::from_utf8(&output.stderr).unwrap()
+}
+
+/// The URL of a port on which nobody listens.
+fn dead_broker() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    format!("nats://{}", listener.local_addr().unwrap())
+}
+
+#[test]
+fn every_command_has_help_with_an_example() {
+    for command in [&["serve"][..], &["query"], &["publish"], &["snapshot", "inspect"]] {
+        let output = run(&[command, &["--help"]].concat());
+        assert_eq!(output.status.code(), Some(0), "{command:?}");
+        let invocation = format!("kvatlas {}", command.join(" "));
+        let help = stdout(&output);
+        let (_, examples) = help
+            .split_once("Examples:")
+            .unwrap_or_else(|| panic!("{invocation}: {help}"));
+        assert!(examples.contains(&invocation), "{help}");
+    }
+    let output = run(&["--version"]);
+    assert_eq!(
+        stdout(&output),
+        concat!("kvatlas ", env!("CARGO_PKG_VERSION"), "\n")
+    );
+}
+
+#[test]
+fn wrong_usage_has_a_number_of_its_own() {
+    for arguments in [
+        &[][..],
+        &["serv"],
+        &["serve", "--nats-urll", "nats://a"],
+        &["query", "--namespace", "a"],
+        &["query", "--namespace", "a b", "--status"],
+        &["publish", "--namespace", "a", "--worker", "b", "--seq", "3"],
+        &["query", "--namespace", "a", "--status", "--nats", "http://a"],
+        &["publish", "no/such/file", "--namespace", "a", "--worker", "b"],
+        &["snapshot", "inspect", "no/such/file"],
+    ] {
+        let output = run(arguments);
+        assert_eq!(
+            output.status.code(),
+            Some(USAGE),
+            "{arguments:?}: {}",
+            stderr(&output)
+        );
+        assert!(
+            !stderr(&output).is_empty() && stdout(&output).is_empty(),
+            "{arguments:?}"
+        );
+    }
+}
+
+#[test]
+fn every_error_of_the_configuration_is_reported_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("kvatlas.toml");
+    std::fs::write(&file, "[events]\nlanes = 1000\n[event]\n").unwrap();
+    let mut command = kvatlas(&["serve", "--check-config", "--nats-url", "http://a"]);
+    let output = command
+        .env("KVATLAS_CONFIG", &file)
+        .env("KVATLAS_SNAPSHOTS_KEEP", "none")
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(USAGE));
+    let report = stderr(&output);
+    assert!(
+        report.starts_with("error: 4 errors in the configuration:"),
+        "{report}"
+    );
+    for part in [
+        "line 2, key events.lanes",
+        "key event:",
+        "environment KVATLAS_SNAPSHOTS_KEEP",
+        "flag --nats-url",
+    ] {
+        assert!(report.contains(part), "{part}: {report}");
+    }
+}
+
+#[test]
+fn the_printed_configuration_loads_back() {
+    let given = [
+        "serve",
+        "--print-config",
+        "--events-lanes",
+        "3",
+        "--subjects-prefix",
+        "site.kvatlas",
+    ];
+    let printed = run(&given);
+    assert_eq!(printed.status.code(), Some(0), "{}", stderr(&printed));
+    assert!(stdout(&printed).contains("lanes = 3"));
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("kvatlas.toml");
+    std::fs::write(&file, stdout(&printed)).unwrap();
+    let file = file.to_str().unwrap();
+    let checked = run(&["serve", "--check-config", "--config", file]);
+    assert_eq!(checked.status.code(), Some(0), "{}", stderr(&checked));
+    let again = run(&["serve", "--print-config", "--config", file]);
+    let settings = |output: &Output| -> Vec<String> {
+        let lines = stdout(output).lines().filter(|line| !line.starts_with('#'));
+        lines.map(str::to_owned).collect()
+    };
+    assert_eq!(settings(&again), settings(&printed));
+}
+
+#[test]
+fn without_a_broker_the_error_says_what_to_change() {
+    let url = dead_broker();
+    let folder = tempfile::tempdir().unwrap();
+    let events = folder.path().join("events.jsonl");
+    std::fs::write(&events, "{\"events\":[]}\n").unwrap();
+    for arguments in [
+        &["query", "--namespace", "a", "--tokens", "1,2", "--nats", &url][..],
+        &["query", "--namespace", "a", "--status", "--nats", &url],
+        &[
+            "publish",
+            events.to_str().unwrap(),
+            "--namespace",
+            "a",
+            "--worker",
+            "b",
+            "--nats",
+            &url,
+        ],
+    ] {
+        let output = run(arguments);
+        assert_eq!(
+            output.status.code(),
+            Some(UNAVAILABLE),
+            "{arguments:?}: {}",
+            stderr(&output)
+        );
+        let error = stderr(&output);
+        assert!(error.starts_with("error: cannot connect to NATS"), "{error}");
+        assert!(
+            error.contains("--nats-url") && error.trim_end().lines().count() == 1,
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn a_bad_line_is_named_and_stops_the_publishing() {
+    let always = ["publish", "--dry-run", "--namespace", "a", "--worker", "b"];
+    let input = concat!(
+        r#"{"type":"stored","sequence_hashes":["ea06fc71a5ee6e88"]}"#,
+        "\n\n",
+        r#"{"type":"stored","sequence_hashs":["ea06fc71a5ee6e88"]}"#,
+        "\n",
+        r#"{"type":"cleared"}"#,
+        "\n"
+    );
+    let output = run_with_input(&always, input);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        stderr(&output).starts_with("error: line 3: unknown field `sequence_hashs`"),
+        "{}",
+        stderr(&output)
+    );
+    assert_eq!(stdout(&output).lines().count(), 1);
+
+    let output = run_with_input(&[&always[..], &["--keep-going"]].concat(), input);
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(stdout(&output).lines().count(), 2);
+    let report = stderr(&output);
+    assert!(
+        report.contains("line 3: ") && report.contains("checked 2 batches, 2 events, 1 block;"),
+        "{report}"
+    );
+    // What is printed can be published.
+    let again = run_with_input(&always, stdout(&output));
+    assert_eq!((again.status.code(), stdout(&again)), (Some(0), stdout(&output)));
+}
+
+#[test]
+fn a_file_that_is_no_snapshot_is_told_from_one_that_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let empty = run(&["snapshot", "inspect", folder.path().to_str().unwrap()]);
+    assert_eq!(
+        (empty.status.code(), stdout(&empty)),
+        (Some(0), "there are no snapshots in the directory\n")
+    );
+    let path = folder.path().join("snapshot-1.kvs");
+    std::fs::write(&path, "KVATLSNQ").unwrap();
+    let output = run(&["snapshot", "inspect", path.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        stderr(&output).contains("is not a kvatlas snapshot"),
+        "{}",
+        stderr(&output)
+    );
+    let output = run(&["snapshot", "inspect", "--json", folder.path().to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(1));
+    let json: Value = serde_json::from_str(stdout(&output)).unwrap();
+    assert_eq!(json["snapshots"][0]["whole"], false);
+}
+
+#[test]
+fn a_daemon_without_a_broker_waits_and_stops_when_told() {
+    let mut served = Served::spawn(&["--nats-url", &dead_broker()]);
+    served.wait_for_line(|line| {
+        line["message"]
+            .as_str()
+            .is_some_and(|text| text.starts_with("metrics and probes are at"))
+    });
+    let (code, log) = served.stop();
+    assert_eq!(code, Some(0), "{log}");
+    assert!(log.contains("draining") && log.contains("stopped"), "{log}");
+}
+
+/// A running daemon; killed when dropped.
+struct Served {
+    daemon: Child,
+    log: std::io::Lines<BufReader<ChildStderr>>,
+    url: String,
+}
+
+impl Served {
+    /// Starts it with a broker of its own, and waits until it is ready. Needs a nats-server: run `deploy/setup.sh` first.
+    fn start(arguments: &[&str]) -> Self {
+        let mut served = Self::spawn(&[&["--embedded"], arguments].concat());
+        let started = served.wait_for_line(|line| line["url"].is_string());
+        served.url = started["url"].as_str().unwrap().to_owned();
+        served.wait_for_line(|line| line["message"] == "ready");
+        served
+    }
+
+    fn spawn(arguments: &[&str]) -> Self {
+        let always = [
+            "serve",
+            "--logging-format",
+            "json",
+            "--admin-listen",
+            "127.0.0.1:0",
+        ];
+        let mut command = kvatlas(&[&always, arguments].concat());
+        let mut daemon = command.stderr(Stdio::piped()).spawn().unwrap();
+        let log = BufReader::new(daemon.stderr.take().unwrap()).lines();
+        Self {
+            daemon,
+            log,
+            url: String::new(),
+        }
+    }
+
+    fn wait_for_line(&mut self, is_wanted: impl Fn(&Value) -> bool) -> Value {
+        let mut read = Vec::new();
+        for line in self.log.by_ref() {
+            let line = line.unwrap();
+            match serde_json::from_str(&line) {
+                Ok(parsed) if is_wanted(&parsed) => return parsed,
+                _ => read.push(line),
+            }
+        }
+        panic!("the daemon ended; its log:\n{}", read.join("\n"));
+    }
+
+    /// A command about namespace `llama` of this daemon.
+    fn run(&self, arguments: &[&str], input: &str) -> Output {
+        let (command, rest) = arguments.split_first().unwrap();
+        let always = [
+            *command,
+            "--nats",
+            &self.url,
+            "--timeout",
+            "30s",
+            "--namespace",
+            "llama",
+        ];
+        run_with_input(&[&always, rest].concat(), input)
+    }
+
+    /// Stops it by signal; its exit code and the rest of its log.
+    fn stop(mut self) -> (Option<i32>, String) {
+        let pid = Pid::from_child(&self.daemon);
+        kill_process(pid, Signal::TERM).unwrap();
+        let rest: Vec<String> = self.log.by_ref().map(Result::unwrap).collect();
+        (self.daemon.wait().unwrap().code(), rest.join("\n"))
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        // Both fail only when it has ended already.
+        let _ = self.daemon.kill();
+        let _ = self.daemon.wait();
+    }
+}
+
+/// Tokens 1 to 32 in blocks of 16: the test vectors of the hash contract.
+const STORED: &str = r#"{"type":"stored","sequence_hashes":["ea06fc71a5ee6e88","ad01835a37dd294c"],"block_hashes":["ea06fc71a5ee6e88","1fbf39bd106be0b5"]}"#;
+
+#[test]
+fn what_is_published_is_found_and_outlives_the_daemon_in_a_snapshot() {
+    let folder = tempfile::tempdir().unwrap();
+    let directory = folder.path().to_str().unwrap();
+    let served = Served::start(&["--snapshots-directory", directory]);
+
+    let unknown = served.run(&["query", "--status"], "");
+    assert_eq!(unknown.status.code(), Some(1));
+    assert!(stderr(&unknown).contains("(error 404)"), "{}", stderr(&unknown));
+
+    let published = served.run(
+        &["publish", "--worker", "gpu-0", "--epoch", "7", "--wait"],
+        STORED,
+    );
+    assert_eq!(published.status.code(), Some(0), "{}", stderr(&published));
+    let expected = "\
+published 1 batch, 1 event, 2 blocks to kvatlas.v1.events.llama.gpu-0 (epoch 7, last seq 1)
+applied: the worker's rank holds 2 blocks, exact
+";
+    assert_eq!(stdout(&published), expected);
+    let one = r#"{"type":"stored","sequence_hashes":["ea06fc71a5ee6e88"]}"#;
+    let published = served.run(
+        &[
+            "publish", "--worker", "gpu-1", "--epoch", "3", "--seq", "2", "--wait",
+        ],
+        one,
+    );
+    assert!(
+        stdout(&published).contains("holds 1 block, degraded: gap"),
+        "{}",
+        stdout(&published)
+    );
+
+    let tokens: Vec<String> = (1..=32).map(|token| token.to_string()).collect();
+    let found = served.run(&["query", "--tokens-file", "-", "--explain"], &tokens.join(" "));
+    let expected = "\
+2 blocks asked for
+WORKER  RANK  BLOCKS  OF QUERY  STATE          DROPPED OUT
+gpu-0      0       2     100 %  exact          -
+gpu-1      0       1      50 %  degraded: gap  at block 1, which 1 other has (";
+    assert!(
+        stdout(&found).starts_with(expected),
+        "{}{}",
+        stdout(&found),
+        stderr(&found)
+    );
+
+    let queries = "{\"sequence_hashes\":[\"ea06fc71a5ee6e88\"],\"workers\":[\"gpu-1\"]}\n{\"block_hashes\":[\"0x1\"]}\n";
+    let found = served.run(&["query", "--file", "-", "--json"], queries);
+    let json: Value = serde_json::from_str(stdout(&found)).unwrap();
+    assert_eq!(json["results"][0]["reply"]["holders"][0]["worker"], "gpu-1");
+    assert_eq!(json["results"][1]["reply"]["holders_total"], 0);
+
+    let goodbye = r#"{"type":"goodbye"}"#;
+    let published = served.run(&["publish", "--worker", "gpu-2", "--wait"], goodbye);
+    assert_eq!(published.status.code(), Some(0), "{}", stderr(&published));
+
+    let status = served.run(&["query", "--status", "--json"], "");
+    let json: Value = serde_json::from_str(stdout(&status)).unwrap();
+    assert_eq!(
+        (&json["holders"][0]["blocks"], &json["holders"][0]["seq"]),
+        (&2.into(), &1.into())
+    );
+
+    let (code, log) = served.stop();
+    assert_eq!(code, Some(0), "{log}");
+    let inspected = run(&["snapshot", "inspect", "--json", directory]);
+    assert_eq!(inspected.status.code(), Some(0), "{}", stderr(&inspected));
+    let json: Value = serde_json::from_str(stdout(&inspected)).unwrap();
+    assert_eq!(json["snapshots"][0]["totals"]["blocks"], 3, "{json}");
+
+    let served = Served::start(&["--snapshots-directory", directory]);
+    let status = served.run(&["query", "--status"], "");
+    assert!(
+        stdout(&status).contains("degraded: gap, unverified"),
+        "{}",
+        stdout(&status)
+    );
+}

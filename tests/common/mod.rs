@@ -1,0 +1,271 @@
+//! A real broker and a real daemon for every test.
+
+#![allow(dead_code, unreachable_pub, reason = "each test binary uses a part of it")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use kvatlas::client::{ClientError, Publisher, QueryClient};
+use kvatlas::config::Config;
+use kvatlas::connection::embedded::{BrokerOptions, EmbeddedBroker, find_nats_server};
+use kvatlas::daemon::Daemon;
+use kvatlas::hash::SequenceHash;
+use kvatlas::tracking::BatchCursor;
+use kvatlas::wire::{
+    Event, HolderStatusReply, NamespaceName, QueryKey, QueryReply, RemovedBlocks, SingleQuery, StatusReply,
+    StoredBlocks, Subjects, Tier, WorkerName,
+};
+
+/// How long a test waits for something that must happen.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+/// How often it looks.
+const INTERVAL: Duration = Duration::from_millis(5);
+
+/// Waits until `look` has an answer; fails the test when it has none in time.
+pub async fn eventually<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
+    let deadline = tokio::time::Instant::now() + PATIENCE;
+    loop {
+        if let Some(found) = look().await {
+            return found;
+        }
+        assert!(
+            tokio::time::Instant::now() < deadline,
+            "not within {PATIENCE:?}: {what}"
+        );
+        tokio::time::sleep(INTERVAL).await;
+    }
+}
+
+/// The current server.
+pub fn server() -> PathBuf {
+    find_nats_server(None).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// Debian's older server, where the environment names one.
+pub fn old_server() -> Option<PathBuf> {
+    let named = std::env::var_os("KVATLAS_TEST_OLD_NATS_SERVER").map(PathBuf::from);
+    if named.is_none() {
+        eprintln!("SKIPPED: KVATLAS_TEST_OLD_NATS_SERVER names no older nats-server to test against");
+    }
+    named
+}
+
+/// A broker on a port of its own.
+pub async fn broker() -> EmbeddedBroker {
+    EmbeddedBroker::start(&server()).await.unwrap()
+}
+
+/// A broker on `port`, to come back where another one was.
+pub async fn broker_on(port: u16) -> EmbeddedBroker {
+    let options = BrokerOptions {
+        port: Some(port),
+        ..BrokerOptions::default()
+    };
+    EmbeddedBroker::start_with(&server(), options).await.unwrap()
+}
+
+/// The port in a broker's URL.
+pub fn port_of(broker: &EmbeddedBroker) -> u16 {
+    broker.url().rsplit(':').next().unwrap().parse().unwrap()
+}
+
+/// A configuration for tests: the defaults, a free admin port, and `settings` on top.
+pub fn config(url: &str, settings: &[(&str, &str)]) -> Config {
+    let mut given = BTreeMap::from([
+        ("nats.url".to_owned(), url.to_owned()),
+        ("admin.listen".to_owned(), "127.0.0.1:0".to_owned()),
+    ]);
+    for (key, value) in settings {
+        given.insert((*key).to_owned(), (*value).to_owned());
+    }
+    Config::load(given, std::iter::empty(), None).unwrap()
+}
+
+/// A daemon that is ready.
+pub async fn daemon(url: &str, settings: &[(&str, &str)]) -> Daemon {
+    let daemon = Daemon::start(config(url, settings)).await.unwrap();
+    tokio::time::timeout(PATIENCE, daemon.ready())
+        .await
+        .expect("the daemon becomes ready");
+    daemon
+}
+
+/// A settings entry for a snapshot directory.
+pub fn snapshots_in(directory: &Path) -> (&'static str, String) {
+    ("snapshots.directory", directory.display().to_string())
+}
+
+pub fn namespace() -> NamespaceName {
+    NamespaceName::new("llama").unwrap()
+}
+
+pub fn worker(name: &str) -> WorkerName {
+    WorkerName::new(name).unwrap()
+}
+
+pub fn subjects() -> Subjects {
+    Subjects::new("kvatlas").unwrap()
+}
+
+/// Sequence hashes `first`, `first` + 1, …
+pub fn hashes(first: u64, count: u64) -> Vec<SequenceHash> {
+    (first..first + count).map(SequenceHash).collect()
+}
+
+/// Blocks stored from position 0.
+pub fn stored(hashes: Vec<SequenceHash>) -> Event {
+    Event::Stored(StoredBlocks::by_sequence(None, None, hashes))
+}
+
+/// Blocks stored behind `parent`.
+pub fn stored_after(parent: u64, hashes: Vec<SequenceHash>) -> Event {
+    Event::Stored(StoredBlocks::by_sequence(
+        Some(SequenceHash(parent)),
+        None,
+        hashes,
+    ))
+}
+
+pub fn removed(hashes: Vec<SequenceHash>) -> Event {
+    Event::Removed(RemovedBlocks::by_sequence(hashes))
+}
+
+/// A client's side: a connection, a query client, publishers.
+pub struct Client {
+    pub nats: async_nats::Client,
+    pub queries: QueryClient,
+}
+
+impl Client {
+    pub async fn connect(url: &str) -> Self {
+        let nats = async_nats::ConnectOptions::new()
+            .max_reconnects(None)
+            .connect(url)
+            .await
+            .unwrap();
+        Self {
+            queries: QueryClient::new(nats.clone(), subjects()).with_patience(PATIENCE),
+            nats,
+        }
+    }
+
+    /// A publisher for a rank of a worker, in epoch 1.
+    pub fn publisher(&self, name: &str, rank: u32) -> Publisher {
+        let cursor = BatchCursor { epoch: 1, seq: 0 };
+        Publisher::new(self.nats.clone(), &subjects(), &namespace(), &worker(name), rank).resuming(cursor)
+    }
+
+    pub async fn ask(&self, hashes: Vec<SequenceHash>) -> QueryReply {
+        self.ask_with(SingleQuery::new(QueryKey::SequenceHashes(hashes)))
+            .await
+            .unwrap()
+    }
+
+    pub async fn ask_with(&self, query: SingleQuery) -> Result<QueryReply, ClientError> {
+        self.queries.query(&namespace(), query).await
+    }
+
+    pub async fn status(&self) -> Result<StatusReply, ClientError> {
+        self.queries.status(&namespace()).await
+    }
+
+    /// The status of one holder; none while the daemon does not know it.
+    pub async fn holder(&self, name: &str, rank: u32) -> Option<HolderStatusReply> {
+        let status = self.status().await.ok()?;
+        status
+            .holders
+            .into_iter()
+            .find(|holder| holder.worker.as_str() == name && holder.rank == rank)
+    }
+
+    /// Waits until the daemon has applied the batch at `cursor`.
+    pub async fn applied(&self, name: &str, rank: u32, cursor: BatchCursor) -> HolderStatusReply {
+        let what = format!(
+            "{name}/{rank} reaches epoch {} batch {}",
+            cursor.epoch, cursor.seq
+        );
+        eventually(&what, async || {
+            let holder = self.holder(name, rank).await?;
+            (BatchCursor {
+                epoch: holder.epoch,
+                seq: holder.seq,
+            } >= cursor)
+                .then_some(holder)
+        })
+        .await
+    }
+
+    /// Publishes one batch and waits until it has been applied.
+    pub async fn tell(
+        &self,
+        publisher: &mut Publisher,
+        name: &str,
+        rank: u32,
+        events: Vec<Event>,
+    ) -> HolderStatusReply {
+        let cursor = publisher.publish(Tier::DEVICE, events).await.unwrap();
+        self.applied(name, rank, cursor).await
+    }
+}
+
+/// (worker, rank, matched blocks, exact) of every holder of a reply, in its order.
+pub fn matches(reply: &QueryReply) -> Vec<(String, u32, u32, bool)> {
+    let holder = |holder: &kvatlas::wire::HolderMatch| {
+        (
+            holder.worker.to_string(),
+            holder.rank,
+            holder.matched_blocks,
+            holder.exact,
+        )
+    };
+    reply.holders.iter().map(holder).collect()
+}
+
+/// The words for why a holder is degraded.
+pub fn reasons(status: &HolderStatusReply) -> Vec<&'static str> {
+    status
+        .degraded
+        .iter()
+        .map(kvatlas::tracking::DegradedReason::as_str)
+        .collect()
+}
+
+/// One GET on the admin listener: status code and body.
+pub fn http_get(address: std::net::SocketAddr, path: &str) -> (u16, String) {
+    use std::io::{Read, Write};
+    let mut stream = std::net::TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    write!(
+        stream,
+        "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    )
+    .unwrap();
+    let mut response = String::new();
+    stream.read_to_string(&mut response).unwrap();
+    let (head, body) = response.split_once("\r\n\r\n").unwrap();
+    let code = head.split(' ').nth(1).unwrap().parse().unwrap();
+    (code, dechunk(head, body))
+}
+
+fn dechunk(head: &str, body: &str) -> String {
+    if !head.to_ascii_lowercase().contains("transfer-encoding: chunked") {
+        return body.to_owned();
+    }
+    let (mut rest, mut whole) = (body, String::new());
+    while let Some((size, tail)) = rest.split_once("\r\n") {
+        let size = usize::from_str_radix(size, 16).unwrap();
+        if size == 0 {
+            break;
+        }
+        whole.push_str(&tail[..size]);
+        rest = &tail[size + 2..];
+    }
+    whole
+}
