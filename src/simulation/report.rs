@@ -13,7 +13,7 @@ const LATENCY_DIGITS: u8 = 3;
 const LATENCY_US_MAX: u64 = 60_000_000;
 
 /// Percentiles of the time from sending a query to having its reply, in microseconds, both ways over NATS included.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct QueryLatency {
     /// Half of the queries took no longer.
     pub p50: u64,
@@ -129,7 +129,7 @@ impl Tally {
 }
 
 /// The outcome of a simulation. As JSON it is one object with these keys.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize)]
 pub struct Report {
     /// Requests served.
     pub requests: usize,
