@@ -224,7 +224,8 @@ async fn wait_until(mut look: impl AsyncFnMut() -> bool) {
 
 async fn wait_for_cursor(queries: &QueryClient, worker: &WorkerName, cursor: BatchCursor) {
     wait_until(async || {
-        let status = queries.status(&namespace()).await.unwrap();
+        // The namespace exists only once its first event has been applied.
+        let Ok(status) = queries.status(&namespace()).await else { return false };
         let holder = status.holders.into_iter().find(|holder| holder.worker == *worker);
         holder.is_some_and(|holder| holder.seq >= cursor.seq && holder.epoch == cursor.epoch)
     })

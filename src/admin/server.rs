@@ -114,10 +114,15 @@ impl AdminServer {
             .enable_all()
             .build()
             .map_err(AdminError::Thread)?;
-        let listener = bind(&runtime, listen).map_err(|source| AdminError::Bind { listen, source })?;
-        let local_addr = listener
-            .local_addr()
-            .map_err(|source| AdminError::Bind { listen, source })?;
+        let bound = bind(&runtime, listen).and_then(|listener| Ok((listener.local_addr()?, listener)));
+        let (local_addr, listener) = match bound {
+            Ok(bound) => bound,
+            Err(source) => {
+                // A runtime must not be dropped where another one runs: that panics.
+                runtime.shutdown_background();
+                return Err(AdminError::Bind { listen, source });
+            }
+        };
         let stopping = CancellationToken::new();
         let (end_sender, ended) = mpsc::channel::<Infallible>();
         let acceptor = Acceptor {

@@ -188,7 +188,7 @@ pub const SETTINGS: &[Setting] = &[
         "events.lane_queue_bytes",
         bytes(64 * KIB, 4 * GIB),
         "64 MiB",
-        "Events waiting for one lane, at most; more are dropped and counted",
+        "Events waiting for one lane, at most; the subscription waits while it is full",
     ),
     setting!(
         "events.subscription_capacity",
@@ -332,7 +332,7 @@ pub const SETTINGS: &[Setting] = &[
     setting!(
         "logging.level",
         Kind::LogFilter,
-        "info",
+        "info,async_nats=warn",
         "Which log lines to write"
     ),
     setting!(

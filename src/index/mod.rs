@@ -4,7 +4,7 @@
 //!
 //! A holder's blocks form a forest: a block's parent is the block one position before it whose current fragment is its
 //! parent fragment. A block *counts* when all its ancestors down to position 0 are resident in the same holder;
-//! only blocks that count stand in the shared [`EntryTable`](table::EntryTable), one entry per lineage hash with the set of
+//! only blocks that count stand in the shared entry table, one entry per lineage hash with the set of
 //! its holders. Blocks behind a hole stay in the holder's own state until the hole is filled. So in the shared table every
 //! holder is prefix-closed at every instant: finding it at position p proves the whole prefix up to p, and a search compares
 //! *sets of holders*, never counts.

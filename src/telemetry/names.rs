@@ -16,7 +16,7 @@ pub const REASON: &str = "reason";
 pub const STATE: &str = "state";
 /// Label key: a [`QueryKind`](super::labels::QueryKind).
 pub const KIND: &str = "kind";
-/// Label key: a [`QueryErrorCode`](super::labels::QueryErrorCode).
+/// Label key: an [`ErrorCode`](crate::wire::ErrorCode).
 pub const CODE: &str = "code";
 /// Label key: a [`Connection`](super::labels::Connection).
 pub const CONNECTION: &str = "connection";

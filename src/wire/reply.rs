@@ -141,7 +141,7 @@ pub struct StatusReply {
     pub block_size: u32,
     /// Distinct blocks that some holder can be asked for.
     pub distinct_blocks: u64,
-    /// Batches of this namespace that have been received but not applied yet.
+    /// Batches, of all namespaces, that have been received but not applied yet.
     pub batches_waiting: u64,
     /// All holders, by worker and rank.
     pub holders: Vec<HolderStatusReply>,

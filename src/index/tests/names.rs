@@ -5,7 +5,7 @@ use crate::wire::{
     BlockContent, BlockNames, Event, HolderId, QueryKey, RemovedBlocks, StoredBlocks, Tier, WorkerName,
 };
 
-use super::super::forest::NAMES_PER_BLOCK_MAX;
+use super::super::forest::names::NAMES_PER_BLOCK_MAX;
 use super::super::{
     Applied, Hashing, HolderWriter, IndexLimits, NamespaceSettings, PositionalIndexer, RejectReason, Search,
 };

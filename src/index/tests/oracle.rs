@@ -10,7 +10,10 @@ use super::super::ParkingLimits;
 use super::world::{PlainKey, block_hash_of_tokens, next_hash};
 
 /// Position and current fragment: a holder has at most one block there.
-type Place = (u64, u64);
+pub(super) type Place = (u64, u64);
+
+/// A block in a comparable form: place, parent, tiers without a name, names with their tiers.
+pub(super) type Content = (Place, Option<u64>, u8, Vec<(u64, u8)>);
 
 #[derive(Debug)]
 struct Block {
@@ -111,7 +114,7 @@ impl Oracle {
     }
 
     /// What the holder holds, names and tiers included, in a comparable form.
-    pub(super) fn contents(&self) -> Vec<(Place, Option<u64>, u8, Vec<(u64, u8)>)> {
+    pub(super) fn contents(&self) -> Vec<Content> {
         let mut all: Vec<_> = self
             .blocks
             .iter()
