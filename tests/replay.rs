@@ -94,6 +94,7 @@ fn every_reply_about_a_small_fleet_is_right() {
     assert!(count(&report, "checked_replies") > 12 * 50, "{report}");
     let hit_rate = report["hit_rate"].as_f64().unwrap();
     assert!(hit_rate > 0.1 && hit_rate < 1.0, "{report}");
+    assert!(hit_rate > report["random_hit_rate"].as_f64().unwrap(), "{report}");
     // More was stored than there is room for, so blocks were removed too.
     assert!(count(&report, "blocks") > 2 * 5 * 60, "{report}");
     assert!(count(&report, "indexed_blocks") <= 5 * 60, "{report}");

@@ -10,7 +10,7 @@ use kvatlas::config::Config;
 use kvatlas::connection::embedded::find_nats_server;
 use kvatlas::simulation::{
     FinalCheck, FleetSize, Replay, ReplayOptions, Report, Request, Session, SimulationError, SyntheticLoad,
-    embedded_config, random_routing_hit_rate,
+    embedded_config,
 };
 use kvatlas::wire::{NamespaceName, QueryKey, QueryReply, SingleQuery};
 use serde::Serialize;
@@ -76,8 +76,6 @@ struct SampleHolder {
 struct Outcome {
     #[serde(flatten)]
     report: Report,
-    /// The hit rate of the same requests on the same fleet, routed at random.
-    random_hit_rate: f64,
     /// Blocks of the sample prompt.
     sample_prompt_blocks: usize,
     /// Who holds how much of it, by the daemon's answer; the most first.
@@ -160,11 +158,8 @@ impl DemoArguments {
             Some(sample) => ask(session, sample).await?,
             None => Vec::new(),
         };
-        let random_hit_rate =
-            random_routing_hit_rate(&requests, self.size(), self.seed).map_err(Failure::failed)?;
         Ok(Outcome {
-            report: replay.report(),
-            random_hit_rate,
+            report: replay.report(&requests)?,
             sample_prompt_blocks: sample.map_or(0, |sample| sample.chain.len()),
             sample_holders,
         })
@@ -298,7 +293,7 @@ fn render_fleet(outcome: &Outcome, style: Style) -> String {
     let percent = |share: f64| format!("{:.1} %", share * 100.0);
     let rows = [
         ("hit rate, routed by kvatlas", percent(report.hit_rate)),
-        ("hit rate, routed at random", percent(outcome.random_hit_rate)),
+        ("hit rate, routed at random", percent(report.random_hit_rate)),
         ("requests", count_text(report.requests)),
         ("requests a second", format!("{:.0}", report.requests_per_second)),
         (

@@ -81,7 +81,7 @@ pub(crate) struct ReplayArguments {
     #[arg(long, value_name = "COUNT", default_value = "all", value_parser = parse_check)]
     check: FinalCheck,
     /// Leave the simulated workers in the daemon, to look at them.
-    #[arg(long, requires = "nats")]
+    #[arg(long, conflicts_with = "embedded")]
     no_cleanup: bool,
     /// Print one JSON object.
     #[arg(long)]
@@ -297,6 +297,10 @@ fn render(report: &Report) -> String {
                 report.hit_rate * 100.0,
                 count_text(report.requested_blocks)
             ),
+        ),
+        (
+            "hit rate, routed at random",
+            format!("{:.1} %", report.random_hit_rate * 100.0),
         ),
         ("events", count_text(report.events)),
         ("blocks in events", count_text(report.blocks)),

@@ -184,7 +184,11 @@ fn events_of(chain: &[SequenceHash], admission: &Admission) -> Vec<Event> {
 /// # Errors
 ///
 /// As [`Fleet::new`].
-pub fn random_routing_hit_rate(requests: &[Request], size: FleetSize, seed: u64) -> Result<f64, NameError> {
+pub(super) fn random_routing_hit_rate(
+    requests: &[Request],
+    size: FleetSize,
+    seed: u64,
+) -> Result<f64, NameError> {
     let mut fleet = Fleet::new(size, seed)?;
     let mut random = Random::new(seed);
     let (mut hits, mut blocks) = (0, 0);

@@ -29,7 +29,7 @@ mod trace;
 pub use cache::{Admission, PrefixCache};
 pub use check::{Difference, difference};
 pub use error::SimulationError;
-pub use fleet::{ExpectedHolder, Fleet, FleetSize, Served, random_routing_hit_rate};
+pub use fleet::{ExpectedHolder, Fleet, FleetSize, Served};
 pub use random::Random;
 pub use replay::{FinalCheck, Replay, ReplayOptions};
 pub use report::{QueryLatency, Report, Tally};

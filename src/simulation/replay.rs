@@ -17,7 +17,7 @@ use crate::wire::{NamespaceName, QueryKey, QueryReply, QueryResult, SingleQuery,
 
 use super::check::{Difference, difference};
 use super::error::SimulationError;
-use super::fleet::{ExpectedHolder, Fleet, FleetSize};
+use super::fleet::{ExpectedHolder, Fleet, FleetSize, random_routing_hit_rate};
 use super::random::Random;
 use super::report::{Report, Tally};
 use super::request::Request;
@@ -111,7 +111,7 @@ impl<'session> Replay<'session> {
                 .await?;
         }
         self.check_final(requests, check).await?;
-        Ok(self.report())
+        self.report(requests)
     }
 
     /// Serves these requests and waits until the daemon has applied all their events.
@@ -267,9 +267,15 @@ impl<'session> Replay<'session> {
         self.fleet.expected_holders(chain)
     }
 
-    /// The report on what has been done so far.
-    pub fn report(&self) -> Report {
-        Report::new(&self.tally, self.options.size, self.options.seed)
+    /// The report on what has been done with these requests, which were all.
+    ///
+    /// # Errors
+    ///
+    /// [`SimulationError::Name`], which would be an error in this program.
+    pub fn report(&self, requests: &[Request]) -> Result<Report, SimulationError> {
+        let (size, seed) = (self.options.size, self.options.seed);
+        let random_hit_rate = random_routing_hit_rate(requests, size, seed)?;
+        Ok(Report::new(&self.tally, size, seed, random_hit_rate))
     }
 }
 

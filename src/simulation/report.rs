@@ -5,6 +5,8 @@ use std::time::Duration;
 use hdrhistogram::{CreationError, Histogram};
 use serde::Serialize;
 
+use super::fleet::FleetSize;
+
 /// How many differences are kept word for word.
 const DIFFERENCES_KEPT: usize = 5;
 /// Significant digits of the latencies.
@@ -143,6 +145,8 @@ pub struct Report {
     pub requested_blocks: usize,
     /// Share of them that the worker who served the request held already.
     pub hit_rate: f64,
+    /// The same share when the same requests go to workers drawn at random: what routing without knowledge gets.
+    pub random_hit_rate: f64,
     /// Replies that differed from the simulator's own account, all events being applied.
     pub wrong_replies: usize,
     /// Replies compared with it.
@@ -172,7 +176,7 @@ pub struct Report {
 
 impl Report {
     /// The report on what was counted with a fleet of this size.
-    pub(super) fn new(tally: &Tally, size: super::fleet::FleetSize, seed: u64) -> Self {
+    pub(super) fn new(tally: &Tally, size: FleetSize, seed: u64, random_hit_rate: f64) -> Self {
         Self {
             requests: tally.requests,
             workers: size.workers.get(),
@@ -180,6 +184,7 @@ impl Report {
             seed,
             requested_blocks: tally.requested_blocks,
             hit_rate: tally.hit_rate(),
+            random_hit_rate,
             wrong_replies: tally.wrong_replies,
             checked_replies: tally.checked_replies,
             degraded_replies: tally.degraded_replies,

@@ -194,7 +194,7 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// As [`Session::wait_for_cursors`].
+    /// [`SimulationError::Stalled`] if it has not after 30 seconds.
     pub async fn say_goodbye(&self, workers: &[WorkerName]) -> Result<(), SimulationError> {
         for worker in workers {
             let mut publisher = self.publisher(worker);
