@@ -9,6 +9,7 @@ pub mod hash;
 pub mod index;
 pub mod ingest;
 pub mod query_service;
+pub mod simulation;
 pub mod snapshot;
 pub mod snapshotter;
 pub mod telemetry;

@@ -20,6 +20,8 @@ fn main() -> ExitCode {
         Command::Serve(arguments) => serve(*arguments),
         Command::Query(arguments) => run(cli::query(*arguments)),
         Command::Publish(arguments) => run(cli::publish(&arguments)),
+        Command::Demo(arguments) => run(arguments.run()),
+        Command::Replay(arguments) => run(arguments.run()),
         Command::Snapshot(arguments) => cli::snapshot(&arguments),
     };
     match outcome {

@@ -5,6 +5,7 @@
 //! holds logic of the daemon: the commands are thin over the library.
 
 mod connect;
+mod demo;
 mod event_json;
 mod failure;
 mod hash_text;
@@ -14,6 +15,7 @@ mod publish;
 mod query;
 mod query_json;
 mod query_report;
+mod replay;
 mod serve;
 mod snapshot;
 mod status_report;
@@ -22,9 +24,11 @@ mod time_text;
 
 use clap::{Parser, Subcommand};
 
+pub(crate) use demo::DemoArguments;
 pub(crate) use failure::{ExitStatus, Failure};
 pub(crate) use publish::{PublishArguments, publish};
 pub(crate) use query::{QueryArguments, query};
+pub(crate) use replay::ReplayArguments;
 pub(crate) use serve::{ServeArguments, StopSignals, announce, start_logging};
 pub(crate) use snapshot::{SnapshotArguments, snapshot};
 
@@ -36,6 +40,7 @@ pub(crate) use snapshot::{SnapshotArguments, snapshot};
     about = "A global, exact map of the KV-cache blocks held by every LLM inference worker, served over NATS.",
     after_help = "Exit codes: 0 done, 1 failed, 64 wrong usage or configuration, 69 no broker or no daemon.\n\n\
         Examples:\n  \
+        kvatlas demo\n  \
         kvatlas serve --embedded\n  \
         kvatlas query --namespace llama --status\n  \
         kvatlas publish events.jsonl --namespace llama --worker gpu-0 --wait",
@@ -64,6 +69,12 @@ pub(crate) enum Command {
     /// For tests, for repairs by hand, and as a model for publishers in other languages.
     #[command(after_help = publish::EXAMPLES)]
     Publish(Box<PublishArguments>),
+    /// Show what the daemon is for: a simulated fleet, on a daemon and a NATS server of its own.
+    #[command(after_help = demo::EXAMPLES)]
+    Demo(DemoArguments),
+    /// Replay a trace of requests through a simulated fleet, and check every reply.
+    #[command(after_help = replay::EXAMPLES)]
+    Replay(Box<ReplayArguments>),
     /// Look into snapshot files.
     Snapshot(SnapshotArguments),
 }

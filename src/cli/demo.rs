@@ -1,0 +1,338 @@
+//! `kvatlas demo`: what the daemon is for, on one screen.
+
+use std::fmt::Write;
+use std::io::IsTerminal;
+use std::num::NonZeroUsize;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use kvatlas::config::Config;
+use kvatlas::connection::embedded::find_nats_server;
+use kvatlas::simulation::{
+    FinalCheck, FleetSize, Replay, ReplayOptions, Report, Request, Session, SimulationError, SyntheticLoad,
+    embedded_config,
+};
+use kvatlas::wire::{NamespaceName, QueryKey, QueryReply, SingleQuery};
+use serde::Serialize;
+
+use super::failure::Failure;
+use super::output::{print, print_json};
+use super::replay::{
+    Progress, close, count_text, interrupted, latency_text, parse_workers, start_logging, verdict,
+};
+use super::serve::StopSignals;
+use super::table::{Side, Table};
+
+pub(super) const EXAMPLES: &str = "\
+It needs a nats-server: deploy/setup.sh fetches one; otherwise install one in PATH or name one in NATS_SERVER_BIN.
+
+Examples:
+  kvatlas demo
+  kvatlas demo --workers 64 --requests 50000 --seconds 60";
+
+/// How many requests there are between two checkpoints.
+const CHECKPOINT_REQUESTS: usize = 250;
+/// How many queries are under way at once.
+const IN_FLIGHT: usize = 8;
+/// How many workers of the sample prompt are shown.
+const SHOWN_HOLDERS: usize = 6;
+/// Among how many of the last requests the sample prompt is looked for.
+const SAMPLE_REQUESTS: usize = 200;
+/// Width of a bar, in characters.
+const BAR_WIDTH: usize = 24;
+
+/// What to show.
+#[derive(Debug, Args)]
+pub(crate) struct DemoArguments {
+    /// Send so many requests, or as many as there is time for.
+    #[arg(long, value_name = "COUNT", default_value = "20000")]
+    requests: NonZeroUsize,
+    /// Stop sending after so many seconds.
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    seconds: u64,
+    /// Simulate so many workers.
+    #[arg(long, value_name = "COUNT", default_value = "8", value_parser = parse_workers)]
+    workers: NonZeroUsize,
+    /// Give each worker room for so many blocks.
+    #[arg(long, value_name = "COUNT", default_value = "3000")]
+    blocks_per_worker: NonZeroUsize,
+    /// Seed of the conversations.
+    #[arg(long, value_name = "NUMBER", default_value_t = 1)]
+    seed: u64,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+/// One worker that holds a part of the sample prompt.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+struct SampleHolder {
+    worker: String,
+    matched_blocks: u32,
+}
+
+/// What came out. As JSON it is one object.
+#[derive(Debug, Serialize)]
+struct Outcome {
+    #[serde(flatten)]
+    report: Report,
+    /// Blocks of the sample prompt.
+    sample_prompt_blocks: usize,
+    /// Who holds how much of it, by the daemon's answer; the most first.
+    sample_holders: Vec<SampleHolder>,
+}
+
+impl DemoArguments {
+    /// Runs the demonstration, prints what came out, and fails if a reply was wrong.
+    pub(crate) async fn run(self) -> Result<(), Failure> {
+        let mut signals = StopSignals::listen()?;
+        start_logging()?;
+        let config = embedded_config("kvatlas", "127.0.0.1:0")?;
+        let binary = find_nats_server(config.nats.server_binary.as_deref()).map_err(|error| {
+            Failure::unavailable(format_args!("{error}\nThe demo starts a NATS server of its own."))
+        })?;
+        self.say(&format!(
+            "Starting a NATS server for development: {}\n",
+            binary.display()
+        ));
+        let session = self.open(config).await?;
+        let outcome = tokio::select! {
+            outcome = Box::pin(self.demonstrate(&session)) => outcome,
+            signal = signals.next() => Err(interrupted(signal)),
+        };
+        let printed = outcome.and_then(|outcome| {
+            if self.json {
+                print_json(&outcome)?;
+            } else {
+                let style = Style::of_standard_output();
+                print(&render(&outcome, &session, style))?;
+            }
+            verdict(&outcome.report)
+        });
+        printed.and(Box::pin(close(session)).await)
+    }
+
+    /// Says something to a person.
+    fn say(&self, text: &str) {
+        if !self.json {
+            eprint!("{text}");
+        }
+    }
+
+    async fn open(&self, config: Config) -> Result<Session, Failure> {
+        let namespace = NamespaceName::new("demo").map_err(Failure::failed)?;
+        let session = Session::embedded(config, namespace).await?;
+        self.say(&format!(
+            "It listens on {} and ends with the demo. The daemon runs in this process.\n\
+             {} simulated workers with room for {} blocks each serve conversations of several turns;\n\
+             for every request, a router asks the daemon over NATS who holds how much of the prompt.\n\n",
+            session.broker_url().unwrap_or_default(),
+            self.workers,
+            count_text(self.blocks_per_worker.get()),
+        ));
+        Ok(session)
+    }
+
+    fn size(&self) -> FleetSize {
+        FleetSize {
+            workers: self.workers,
+            blocks_per_worker: self.blocks_per_worker,
+        }
+    }
+
+    async fn demonstrate(&self, session: &Session) -> Result<Outcome, Failure> {
+        let options = ReplayOptions {
+            size: self.size(),
+            seed: self.seed,
+            in_flight: NonZeroUsize::new(IN_FLIGHT).unwrap_or(NonZeroUsize::MIN),
+            checkpoint_requests: NonZeroUsize::new(CHECKPOINT_REQUESTS).unwrap_or(NonZeroUsize::MIN),
+        };
+        let mut replay = Replay::new(session, options)?;
+        let requests = self.serve(&mut replay).await?;
+        self.say("Comparing the daemon's replies with what the simulated workers really hold …\n\n");
+        replay
+            .check_final(&requests, FinalCheck::Last(CHECKPOINT_REQUESTS * 8))
+            .await?;
+        let sample = sample_prompt(&replay, &requests);
+        let sample_holders = match &sample {
+            Some(sample) => ask(session, sample).await?,
+            None => Vec::new(),
+        };
+        Ok(Outcome {
+            report: replay.report(&requests)?,
+            sample_prompt_blocks: sample.map_or(0, |sample| sample.chain.len()),
+            sample_holders,
+        })
+    }
+
+    /// Serves requests until there are enough or the time is up; returns those served.
+    async fn serve(&self, replay: &mut Replay<'_>) -> Result<Vec<Request>, SimulationError> {
+        let until = Instant::now() + Duration::from_secs(self.seconds);
+        let progress = Progress::new(self.requests.get(), self.json);
+        let mut load = SyntheticLoad::new(self.seed);
+        let mut requests = Vec::new();
+        while requests.len() < self.requests.get() && Instant::now() < until {
+            let served = requests.len();
+            let window = CHECKPOINT_REQUESTS.min(self.requests.get() - served);
+            requests.extend(load.by_ref().take(window));
+            let window = requests.get(served..).unwrap_or_default();
+            replay.advance(window, &mut |tally| progress.show(tally)).await?;
+            replay.check_sample(&requests).await?;
+        }
+        Ok(requests)
+    }
+}
+
+/// Of the last requests, the one that the most workers hold to different depths; of several the longest.
+fn sample_prompt(replay: &Replay<'_>, requests: &[Request]) -> Option<Request> {
+    let variety = |request: &&Request| {
+        let mut depths: Vec<_> = replay
+            .expected_holders(&request.chain)
+            .iter()
+            .map(|holder| holder.matched_blocks)
+            .collect();
+        depths.dedup();
+        (depths.len(), request.chain.len())
+    };
+    requests
+        .iter()
+        .rev()
+        .take(SAMPLE_REQUESTS)
+        .max_by_key(variety)
+        .cloned()
+}
+
+async fn ask(session: &Session, sample: &Request) -> Result<Vec<SampleHolder>, Failure> {
+    let query = SingleQuery::new(QueryKey::SequenceHashes(sample.chain.clone()));
+    let reply: QueryReply = session.routers().query(session.namespace(), query).await?;
+    let holders = reply.holders.iter().map(|holder| SampleHolder {
+        worker: holder.worker.to_string(),
+        matched_blocks: holder.matched_blocks,
+    });
+    Ok(holders.collect())
+}
+
+/// Emphasis, on a terminal.
+#[derive(Debug, Clone, Copy)]
+struct Style {
+    is_plain: bool,
+}
+
+impl Style {
+    /// Plain where standard output is no terminal, or where `NO_COLOR` asks for it.
+    fn of_standard_output() -> Self {
+        let is_unwanted = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+        Self {
+            is_plain: is_unwanted || !std::io::stdout().is_terminal(),
+        }
+    }
+
+    fn heading(self, text: &str) -> String {
+        if self.is_plain {
+            format!("{text}\n")
+        } else {
+            format!("\u{1b}[1m{text}\u{1b}[0m\n")
+        }
+    }
+}
+
+/// All that is said at the end.
+fn render(outcome: &Outcome, session: &Session, style: Style) -> String {
+    let mut text = render_sample(outcome, style);
+    text.push('\n');
+    text.push_str(&render_fleet(outcome, style));
+    text.push('\n');
+    text.push_str(&style.heading("Next"));
+    if let Some(address) = session.admin_address() {
+        let _ = writeln!(
+            text,
+            "  metrics, while a daemon runs   curl http://HOST:PORT/metrics (here it was http://{address}/metrics)"
+        );
+    }
+    text.push_str(
+        "  a daemon of your own           kvatlas serve --embedded\n  \
+           what workers tell it           kvatlas publish --help\n  \
+           what routers ask it            kvatlas query --help\n  \
+           a real trace, every reply      kvatlas replay --help\n",
+    );
+    text
+}
+
+fn render_sample(outcome: &Outcome, style: Style) -> String {
+    let blocks = outcome.sample_prompt_blocks;
+    let mut text = style.heading(&format!(
+        "Which worker holds how much of this prompt of {blocks} blocks?"
+    ));
+    let mut table = Table::new(&[
+        ("  WORKER", Side::Left),
+        ("BLOCKS", Side::Right),
+        ("SHARE", Side::Right),
+        ("", Side::Left),
+    ]);
+    for holder in outcome.sample_holders.iter().take(SHOWN_HOLDERS) {
+        let matched = usize::try_from(holder.matched_blocks).unwrap_or(blocks);
+        let percent = matched * 100 / blocks.max(1);
+        table.push(vec![
+            format!("  {}", holder.worker),
+            matched.to_string(),
+            format!("{percent} %"),
+            "█".repeat((matched * BAR_WIDTH).div_ceil(blocks.max(1)).min(BAR_WIDTH)),
+        ]);
+    }
+    text.push_str(&table.render());
+    let more = outcome.sample_holders.len().saturating_sub(SHOWN_HOLDERS);
+    if more > 0 {
+        let _ = writeln!(text, "  and {more} more");
+    }
+    text
+}
+
+fn render_fleet(outcome: &Outcome, style: Style) -> String {
+    let report = &outcome.report;
+    let latency = &report.query_us;
+    let percent = |share: f64| format!("{:.1} %", share * 100.0);
+    let rows = [
+        ("hit rate, routed by kvatlas", percent(report.hit_rate)),
+        ("hit rate, routed at random", percent(report.random_hit_rate)),
+        ("requests", count_text(report.requests)),
+        ("requests a second", format!("{:.0}", report.requests_per_second)),
+        (
+            "query latency p50, p99",
+            format!("{}, {}", latency_text(latency.p50), latency_text(latency.p99)),
+        ),
+        (
+            "events applied",
+            format!(
+                "{} with {} blocks",
+                count_text(report.events),
+                count_text(report.blocks)
+            ),
+        ),
+        (
+            "replies checked",
+            format!(
+                "{}, of which wrong: {}",
+                count_text(report.checked_replies),
+                report.wrong_replies
+            ),
+        ),
+    ];
+    let mut text = style.heading(&format!("The fleet of {} workers", report.workers));
+    let mut table = Table::new(&[("  WHAT", Side::Left), ("MEASURED", Side::Left)]);
+    for (name, value) in rows {
+        table.push(vec![format!("  {name}"), value]);
+    }
+    text.push_str(&table.render());
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn emphasis_is_for_terminals() {
+        assert_eq!(Style { is_plain: true }.heading("a"), "a\n");
+        assert!(Style { is_plain: false }.heading("a").contains("\u{1b}[1m"));
+    }
+}

@@ -1,0 +1,230 @@
+//! Is a reply what the simulator knows to be true?
+
+use std::collections::HashMap;
+use std::fmt;
+
+use crate::wire::{HolderMatch, QueryReply, WorkerName};
+
+use super::fleet::{ExpectedHolder, RANK};
+
+/// How a reply differs from the truth.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Difference {
+    /// The daemon refused a sound query; the text is its own.
+    Refused(String),
+    /// It is the answer to a query of another length.
+    QueryBlocks {
+        /// How many blocks were asked for.
+        expected: usize,
+        /// How many the reply says.
+        answered: u32,
+    },
+    /// A holder is missing, extra, or matched to another depth. No matched blocks: not in the list.
+    MatchedBlocks {
+        /// The worker.
+        worker: WorkerName,
+        /// How many leading blocks it holds.
+        expected: usize,
+        /// How many the reply says.
+        answered: u32,
+    },
+    /// The reply has a holder that is none of the simulator's.
+    Stranger(String),
+    /// The daemon is not certain of a holder's state.
+    NotExact {
+        /// The worker.
+        worker: WorkerName,
+        /// Why, in the words of the contract.
+        reasons: Vec<&'static str>,
+    },
+    /// The holders are right, but their number or their order is not.
+    Order,
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Refused(text) => write!(formatter, "the query was refused: {text}"),
+            Self::QueryBlocks { expected, answered } => {
+                write!(
+                    formatter,
+                    "{expected} blocks were asked for, the reply says {answered}"
+                )
+            }
+            Self::MatchedBlocks {
+                worker,
+                expected,
+                answered,
+            } => write!(
+                formatter,
+                "{worker} holds {expected} leading blocks, the reply says {answered}"
+            ),
+            Self::Stranger(holder) => write!(formatter, "the reply has {holder}, which nobody simulates"),
+            Self::NotExact { worker, reasons } => {
+                write!(formatter, "{worker} is not exact: {}", reasons.join(", "))
+            }
+            Self::Order => formatter.write_str("the holders are not ordered by matched blocks and name"),
+        }
+    }
+}
+
+/// The first difference between a reply and the truth; `None` where the reply is right.
+///
+/// `expected` is in the order that a reply must have. Right means: the same holders with the same depths in the same order,
+/// each marked exact.
+pub fn difference(
+    query_blocks: usize,
+    expected: &[ExpectedHolder],
+    reply: &QueryReply,
+) -> Option<Difference> {
+    if usize::try_from(reply.query_blocks) != Ok(query_blocks) {
+        return Some(Difference::QueryBlocks {
+            expected: query_blocks,
+            answered: reply.query_blocks,
+        });
+    }
+    if let Some(stranger) = reply.holders.iter().find(|holder| holder.rank != RANK) {
+        let holder = format!("{}/{}", stranger.worker, stranger.rank);
+        return Some(Difference::Stranger(holder));
+    }
+    holder_difference(expected, &reply.holders).or_else(|| {
+        let in_order = reply
+            .holders
+            .iter()
+            .map(|holder| &holder.worker)
+            .eq(expected.iter().map(|holder| &holder.worker));
+        let is_complete = usize::try_from(reply.holders_total) == Ok(expected.len());
+        (!in_order || !is_complete).then_some(Difference::Order)
+    })
+}
+
+fn holder_difference(expected: &[ExpectedHolder], answered: &[HolderMatch]) -> Option<Difference> {
+    let mut open: HashMap<&WorkerName, usize> = expected
+        .iter()
+        .map(|holder| (&holder.worker, holder.matched_blocks))
+        .collect();
+    for holder in answered {
+        let expected = open.remove(&holder.worker).unwrap_or_default();
+        if usize::try_from(holder.matched_blocks) != Ok(expected) {
+            return Some(Difference::MatchedBlocks {
+                worker: holder.worker.clone(),
+                expected,
+                answered: holder.matched_blocks,
+            });
+        }
+        if !holder.exact || !holder.degraded.is_empty() {
+            return Some(Difference::NotExact {
+                worker: holder.worker.clone(),
+                reasons: holder.degraded.iter().map(|reason| reason.as_str()).collect(),
+            });
+        }
+    }
+    open.into_iter()
+        .min()
+        .map(|(worker, expected)| Difference::MatchedBlocks {
+            worker: worker.clone(),
+            expected,
+            answered: 0,
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tracking::{DegradedReason, DegradedReasons};
+
+    fn name(text: &str) -> WorkerName {
+        WorkerName::new(text).unwrap()
+    }
+
+    fn expected() -> Vec<ExpectedHolder> {
+        [("a", 5), ("b", 5), ("c", 2)]
+            .map(|(worker, matched_blocks)| ExpectedHolder {
+                worker: name(worker),
+                matched_blocks,
+            })
+            .to_vec()
+    }
+
+    fn reply() -> QueryReply {
+        let holder = |worker: &str, matched_blocks| HolderMatch {
+            worker: name(worker),
+            rank: 0,
+            matched_blocks,
+            exact: true,
+            degraded: DegradedReasons::default(),
+            dropped_out: None,
+        };
+        QueryReply {
+            v: 1,
+            query_blocks: 6,
+            holders: vec![holder("a", 5), holder("b", 5), holder("c", 2)],
+            holders_total: 3,
+            foreign_holders: 0,
+        }
+    }
+
+    fn found(change: impl FnOnce(&mut QueryReply)) -> Option<Difference> {
+        let mut reply = reply();
+        change(&mut reply);
+        difference(6, &expected(), &reply)
+    }
+
+    fn mismatch(worker: &str, expected: usize, answered: u32) -> Option<Difference> {
+        Some(Difference::MatchedBlocks {
+            worker: name(worker),
+            expected,
+            answered,
+        })
+    }
+
+    #[test]
+    fn the_truth_is_right() {
+        assert_eq!(found(|_| ()), None);
+    }
+
+    #[test]
+    fn every_kind_of_error_is_seen() {
+        assert_eq!(
+            found(|reply| reply.holders[2].matched_blocks = 3),
+            mismatch("c", 2, 3)
+        );
+        assert_eq!(found(|reply| drop(reply.holders.remove(1))), mismatch("b", 5, 0));
+        assert_eq!(
+            found(|reply| reply.holders[2].worker = name("d")),
+            mismatch("d", 0, 2)
+        );
+        let twice = found(|reply| reply.holders.push(reply.holders[0].clone()));
+        assert_eq!(twice, mismatch("a", 0, 5));
+        assert_eq!(found(|reply| reply.holders.swap(0, 1)), Some(Difference::Order));
+        assert_eq!(found(|reply| reply.holders_total = 4), Some(Difference::Order));
+        assert_eq!(
+            found(|reply| reply.holders[1].rank = 1),
+            Some(Difference::Stranger("b/1".to_owned()))
+        );
+        assert_eq!(
+            found(|reply| reply.query_blocks = 5),
+            Some(Difference::QueryBlocks {
+                expected: 6,
+                answered: 5
+            })
+        );
+    }
+
+    #[test]
+    fn a_right_answer_without_certainty_is_not_right() {
+        let reasons = DegradedReasons::of(DegradedReason::Gap);
+        let uncertain = found(|reply| {
+            reply.holders[1].exact = false;
+            reply.holders[1].degraded = reasons;
+        });
+        assert_eq!(
+            uncertain,
+            Some(Difference::NotExact {
+                worker: name("b"),
+                reasons: vec!["gap"]
+            })
+        );
+        assert!(found(|reply| reply.holders[0].exact = false).is_some());
+    }
+}

@@ -1,0 +1,308 @@
+//! A fleet of simulated workers, and what is true about them.
+
+use std::num::NonZeroUsize;
+
+use crate::hash::{Position, SequenceHash};
+use crate::tracking::BatchCursor;
+use crate::wire::{Event, NameError, QueryReply, Rank, RemovedBlocks, StoredBlocks, WorkerName};
+
+use super::cache::{Admission, PrefixCache};
+use super::random::Random;
+use super::request::Request;
+use super::router::Router;
+
+/// The data-parallel rank of every simulated worker.
+pub(super) const RANK: Rank = 0;
+
+/// How large a fleet is, and where its random numbers come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FleetSize {
+    /// How many workers there are.
+    pub workers: NonZeroUsize,
+    /// How many blocks each may hold.
+    pub blocks_per_worker: NonZeroUsize,
+}
+
+impl FleetSize {
+    /// The workers' names, in the order of their numbers.
+    ///
+    /// # Errors
+    ///
+    /// [`NameError`] if one is no name, which would be an error in this function.
+    pub fn worker_names(self) -> Result<Vec<WorkerName>, NameError> {
+        let count = self.workers.get();
+        // All of one width, so that their order by name is their order by number.
+        let width = (count - 1).to_string().len();
+        (0..count)
+            .map(|number| WorkerName::new(&format!("worker-{number:0width$}")))
+            .collect()
+    }
+}
+
+/// One simulated worker.
+#[derive(Debug)]
+struct SimulatedWorker {
+    name: WorkerName,
+    cache: PrefixCache,
+}
+
+/// What a worker holds of a chain, by the simulator's own account.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExpectedHolder {
+    /// The worker.
+    pub worker: WorkerName,
+    /// How many leading blocks it holds.
+    pub matched_blocks: usize,
+}
+
+/// What serving a request did.
+#[derive(Debug)]
+pub struct Served {
+    /// Index of the worker that served it.
+    pub worker: usize,
+    /// What happened in the worker's cache.
+    pub admission: Admission,
+    /// The changes to what the worker holds, for its publisher; none where nothing changed.
+    pub events: Vec<Event>,
+}
+
+impl Served {
+    /// How many blocks the events name.
+    pub fn event_blocks(&self) -> usize {
+        let stored = self.admission.resident_blocks - self.admission.hit_blocks;
+        stored + self.admission.evicted.len()
+    }
+}
+
+/// The workers of one simulation and their router.
+#[derive(Debug)]
+pub struct Fleet {
+    workers: Vec<SimulatedWorker>,
+    router: Router,
+}
+
+impl Fleet {
+    /// A fleet with empty caches; `seed` decides between workers that are equally good.
+    ///
+    /// # Errors
+    ///
+    /// As [`FleetSize::worker_names`].
+    pub fn new(size: FleetSize, seed: u64) -> Result<Self, NameError> {
+        let worker = |name| SimulatedWorker {
+            name,
+            cache: PrefixCache::new(size.blocks_per_worker),
+        };
+        Ok(Self {
+            workers: size.worker_names()?.into_iter().map(worker).collect(),
+            router: Router::new(size.workers.get(), Random::new(seed)),
+        })
+    }
+
+    /// The workers' names, by index.
+    pub fn names(&self) -> impl Iterator<Item = &WorkerName> {
+        self.workers.iter().map(|worker| &worker.name)
+    }
+
+    /// How many blocks each worker matches according to a reply, by index. Workers of others are passed over.
+    pub fn matches_in(&self, reply: &QueryReply) -> Vec<u64> {
+        let mut matches = vec![0; self.workers.len()];
+        for holder in &reply.holders {
+            let index = self
+                .workers
+                .binary_search_by(|worker| worker.name.cmp(&holder.worker));
+            if let Some(matched) = index.ok().and_then(|index| matches.get_mut(index)) {
+                *matched = u64::from(holder.matched_blocks);
+            }
+        }
+        matches
+    }
+
+    /// Serves a request with the worker that the router chooses by `matched_blocks`, one number a worker.
+    pub fn serve(&mut self, request: &Request, matched_blocks: &[u64]) -> Served {
+        let worker = self.router.choose(request.arrival_ms, matched_blocks);
+        self.serve_with(worker, request)
+    }
+
+    /// Serves a request with the worker at an index.
+    pub fn serve_with(&mut self, worker: usize, request: &Request) -> Served {
+        let admission = match self.workers.get_mut(worker) {
+            Some(worker) => worker.cache.admit(&request.chain),
+            None => Admission::default(),
+        };
+        self.router.assign(worker, request, admission.hit_blocks);
+        let events = events_of(&request.chain, &admission);
+        Served {
+            worker,
+            admission,
+            events,
+        }
+    }
+
+    /// Which workers hold how much of a chain, the most first, then by name: what a reply must say.
+    pub fn expected_holders(&self, chain: &[SequenceHash]) -> Vec<ExpectedHolder> {
+        let holder = |worker: &SimulatedWorker| ExpectedHolder {
+            worker: worker.name.clone(),
+            matched_blocks: worker.cache.matched_blocks(chain),
+        };
+        let mut holders: Vec<_> = self
+            .workers
+            .iter()
+            .map(holder)
+            .filter(|holder| holder.matched_blocks > 0)
+            .collect();
+        holders.sort_by(|one, other| {
+            let by_blocks = other.matched_blocks.cmp(&one.matched_blocks);
+            by_blocks.then_with(|| one.worker.cmp(&other.worker))
+        });
+        holders
+    }
+}
+
+/// What an admission changed, in the order that leaves no hole at any time: removals from the leaves up, then the rest of the
+/// chain from its resident prefix on.
+fn events_of(chain: &[SequenceHash], admission: &Admission) -> Vec<Event> {
+    let mut events = Vec::new();
+    if !admission.evicted.is_empty() {
+        events.push(Event::Removed(RemovedBlocks::by_sequence(
+            admission.evicted.clone(),
+        )));
+    }
+    let hit = admission.hit_blocks;
+    let stored = chain.get(hit..admission.resident_blocks).unwrap_or_default();
+    if !stored.is_empty() {
+        let parent = hit.checked_sub(1).and_then(|before| chain.get(before)).copied();
+        let position = u64::try_from(hit).ok().and_then(|hit| Position::new(hit).ok());
+        let blocks = StoredBlocks::by_sequence(parent, position, stored.to_vec());
+        events.push(Event::Stored(blocks));
+    }
+    events
+}
+
+/// The share of blocks that a fleet has already when requests go to workers drawn at random: what routing without
+/// knowledge gets.
+///
+/// # Errors
+///
+/// As [`Fleet::new`].
+pub(super) fn random_routing_hit_rate(
+    requests: &[Request],
+    size: FleetSize,
+    seed: u64,
+) -> Result<f64, NameError> {
+    let mut fleet = Fleet::new(size, seed)?;
+    let mut random = Random::new(seed);
+    let (mut hits, mut blocks) = (0, 0);
+    for request in requests {
+        let worker = random.index(size.workers.get());
+        hits += fleet.serve_with(worker, request).admission.hit_blocks;
+        blocks += request.chain.len();
+    }
+    Ok(super::report::ratio(hits, blocks))
+}
+
+/// How far a worker's publisher has come.
+pub(super) type WorkerCursor = (WorkerName, BatchCursor);
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::super::request::chain_of;
+    use super::super::synthetic::SyntheticLoad;
+    use super::*;
+    use crate::wire::BlockNames;
+
+    fn size(workers: usize, blocks_per_worker: usize) -> FleetSize {
+        FleetSize {
+            workers: NonZeroUsize::new(workers).unwrap(),
+            blocks_per_worker: NonZeroUsize::new(blocks_per_worker).unwrap(),
+        }
+    }
+
+    /// What each worker holds according to the events alone.
+    #[derive(Default)]
+    struct Listener(HashMap<SequenceHash, Option<SequenceHash>>);
+
+    impl Listener {
+        fn apply(&mut self, event: &Event) {
+            match event {
+                Event::Removed(removed) => {
+                    for hash in &removed.hashes {
+                        assert!(self.0.remove(hash).is_some(), "removed what was not stored");
+                        let has_child = self.0.values().any(|parent| *parent == Some(*hash));
+                        assert!(!has_child, "a removal left a hole");
+                    }
+                }
+                Event::Stored(stored) => {
+                    let BlockNames::Sequence { parent, hashes, .. } = &stored.names else {
+                        panic!("named by sequence hashes");
+                    };
+                    let mut before = *parent;
+                    assert!(before.is_none_or(|parent| self.0.contains_key(&parent)));
+                    for hash in hashes {
+                        assert_eq!(self.0.insert(*hash, before), None, "stored twice");
+                        before = Some(*hash);
+                    }
+                }
+                other => panic!("unexpected {other:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn the_events_alone_give_the_truth() {
+        let mut fleet = Fleet::new(size(3, 40), 1).unwrap();
+        let mut listeners: Vec<_> = (0..3).map(|_| Listener::default()).collect();
+        let requests: Vec<_> = SyntheticLoad::new(1).take(120).collect();
+        for request in &requests {
+            let matches: Vec<_> = (0..3)
+                .map(|worker| fleet.workers[worker].cache.matched_blocks(&request.chain) as u64)
+                .collect();
+            let served = fleet.serve(request, &matches);
+            let listener = &mut listeners[served.worker];
+            served.events.iter().for_each(|event| listener.apply(event));
+        }
+        for (worker, listener) in fleet.workers.iter().zip(&listeners) {
+            assert_eq!(worker.cache.len(), listener.0.len());
+            assert!(
+                listener
+                    .0
+                    .keys()
+                    .all(|hash| worker.cache.position(*hash).is_some())
+            );
+        }
+    }
+
+    #[test]
+    fn expected_holders_are_ordered_like_a_reply() {
+        let mut fleet = Fleet::new(size(11, 40), 1).unwrap();
+        let request = |ids: &[u64]| Request {
+            arrival_ms: 0,
+            chain: chain_of(ids),
+            output_tokens: 1,
+        };
+        fleet.serve_with(10, &request(&[1, 2]));
+        fleet.serve_with(2, &request(&[1, 2]));
+        fleet.serve_with(7, &request(&[1, 2, 3]));
+        fleet.serve_with(4, &request(&[9]));
+        let found: Vec<_> = fleet
+            .expected_holders(&chain_of(&[1, 2, 3, 4]))
+            .into_iter()
+            .map(|holder| (holder.worker.as_str().to_owned(), holder.matched_blocks))
+            .collect();
+        let expected = [("worker-07", 3), ("worker-02", 2), ("worker-10", 2)];
+        assert_eq!(found, expected.map(|(name, blocks)| (name.to_owned(), blocks)));
+    }
+
+    #[test]
+    fn random_routing_finds_less() {
+        let requests: Vec<_> = SyntheticLoad::new(3).take(600).collect();
+        let alone = random_routing_hit_rate(&requests, size(1, 100_000), 3).unwrap();
+        let spread = random_routing_hit_rate(&requests, size(8, 100_000), 3).unwrap();
+        assert!(spread < alone, "{spread} {alone}");
+        assert_eq!(
+            spread,
+            random_routing_hit_rate(&requests, size(8, 100_000), 3).unwrap()
+        );
+    }
+}

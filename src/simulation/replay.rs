@@ -1,0 +1,335 @@
+//! Drives a fleet through requests with a daemon as its router's memory, and checks what the daemon says.
+//!
+//! Queries run side by side, and beside the events of the requests before them; so a reply of the run may be a few events old,
+//! as in any fleet. The requests are nevertheless served one after the other in their order, by one task, and the truth is
+//! what that task did. At a checkpoint no query is under way and the daemon has applied every event: from then on a reply
+//! must be the truth exactly. With a checkpoint after each request, the whole run is the same for the same seed.
+
+use std::collections::HashSet;
+use std::num::NonZeroUsize;
+use std::time::{Duration, Instant};
+
+use futures_util::{StreamExt, stream};
+
+use crate::client::{ClientError, Publisher, QueryClient};
+use crate::hash::SequenceHash;
+use crate::wire::{NamespaceName, QueryKey, QueryReply, QueryResult, SingleQuery, Tier};
+
+use super::check::{Difference, difference};
+use super::error::SimulationError;
+use super::fleet::{ExpectedHolder, Fleet, FleetSize, random_routing_hit_rate};
+use super::random::Random;
+use super::report::{Report, Tally};
+use super::request::Request;
+use super::session::{Session, known};
+
+/// Most queries in one request for checks.
+const BATCH_QUERIES_MAX: usize = 128;
+/// The largest request, or reply to one, that the checks aim at, in bytes; every NATS server lets twice as much through.
+const BATCH_BYTES: usize = 512 << 10;
+/// About how many bytes one holder takes in a reply.
+const HOLDER_BYTES: usize = 96;
+/// How many requests seen before are checked at a checkpoint.
+const CHECKPOINT_SAMPLE: usize = 64;
+
+/// Which of the requests are checked at the end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FinalCheck {
+    /// Each of them.
+    All,
+    /// The last ones, at most this many.
+    Last(usize),
+}
+
+/// How to drive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ReplayOptions {
+    /// The fleet.
+    pub size: FleetSize,
+    /// Decides between equally good workers and which requests checkpoints look at.
+    pub seed: u64,
+    /// How many queries may be under way at once.
+    pub in_flight: NonZeroUsize,
+    /// How many requests there are between two checkpoints.
+    pub checkpoint_requests: NonZeroUsize,
+}
+
+/// A fleet under way.
+pub struct Replay<'session> {
+    session: &'session Session,
+    options: ReplayOptions,
+    fleet: Fleet,
+    publishers: Vec<Publisher>,
+    sampling: Random,
+    tally: Tally,
+}
+
+/// The answer to one query of the run.
+struct Answer {
+    /// `None` while the daemon has not heard of the namespace.
+    reply: Option<QueryReply>,
+    latency: Duration,
+}
+
+impl<'session> Replay<'session> {
+    /// A fleet of empty workers.
+    ///
+    /// # Errors
+    ///
+    /// [`SimulationError::Name`] or [`SimulationError::Histogram`], which would be errors in this program.
+    pub fn new(session: &'session Session, options: ReplayOptions) -> Result<Self, SimulationError> {
+        let fleet = Fleet::new(options.size, options.seed)?;
+        let publishers = fleet.names().map(|name| session.publisher(name)).collect();
+        Ok(Self {
+            session,
+            options,
+            fleet,
+            publishers,
+            sampling: Random::new(options.seed),
+            tally: Tally::new()?,
+        })
+    }
+
+    /// Serves all requests, with checkpoints, then checks as much as `check` says.
+    ///
+    /// `observe` is called after every request.
+    ///
+    /// # Errors
+    ///
+    /// Any [`SimulationError`] that ends the run. Wrong replies don't: the report counts them.
+    pub async fn run(
+        &mut self,
+        requests: &[Request],
+        check: FinalCheck,
+        mut observe: impl FnMut(&Tally),
+    ) -> Result<Report, SimulationError> {
+        let mut served = 0;
+        for window in requests.chunks(self.options.checkpoint_requests.get()) {
+            self.advance(window, &mut observe).await?;
+            served += window.len();
+            self.check_sample(requests.get(..served).unwrap_or_default())
+                .await?;
+        }
+        self.check_final(requests, check).await?;
+        self.report(requests)
+    }
+
+    /// Serves these requests and waits until the daemon has applied all their events.
+    ///
+    /// # Errors
+    ///
+    /// As [`Replay::run`].
+    pub async fn advance(
+        &mut self,
+        requests: &[Request],
+        observe: &mut impl FnMut(&Tally),
+    ) -> Result<(), SimulationError> {
+        let begun = Instant::now();
+        let before = self.tally.elapsed;
+        let (routers, namespace) = (self.session.routers(), self.session.namespace());
+        let ask = |request: &Request| {
+            // A task of its own, so that the latency has none of the time that this task spends on other requests.
+            tokio::spawn(ask(routers.clone(), namespace.clone(), request.chain.clone()))
+        };
+        let answers = stream::iter(requests)
+            .map(ask)
+            .buffered(self.options.in_flight.get());
+        let mut pairs = answers.zip(stream::iter(requests));
+        while let Some((answer, request)) = pairs.next().await {
+            self.serve(request, answer??).await?;
+            self.tally.elapsed = before + begun.elapsed();
+            observe(&self.tally);
+        }
+        drop(pairs);
+        self.drain().await?;
+        self.tally.elapsed = before + begun.elapsed();
+        Ok(())
+    }
+
+    /// Routes one request by the daemon's answer, and publishes what that changed.
+    async fn serve(&mut self, request: &Request, answer: Option<Answer>) -> Result<(), SimulationError> {
+        let mut matches = vec![0; self.options.size.workers.get()];
+        if let Some(answer) = answer {
+            self.tally.record_latency(answer.latency);
+            if let Some(reply) = answer.reply {
+                matches = self.fleet.matches_in(&reply);
+                let is_degraded = reply.holders.iter().any(|holder| !holder.exact);
+                self.tally.degraded_replies += usize::from(is_degraded);
+            }
+        }
+        let served = self.fleet.serve(request, &matches);
+        self.tally.requests += 1;
+        self.tally.requested_blocks += request.chain.len();
+        self.tally.hit_blocks += served.admission.hit_blocks;
+        self.tally.event_blocks += served.event_blocks();
+        self.tally.events += served.events.len();
+        if let Some(publisher) = self.publishers.get_mut(served.worker)
+            && !served.events.is_empty()
+        {
+            self.tally.batches += 1;
+            publisher.publish(Tier::DEVICE, served.events).await?;
+        }
+        Ok(())
+    }
+
+    /// Waits until every published batch is applied.
+    async fn drain(&mut self) -> Result<(), SimulationError> {
+        let cursors: Vec<_> = self
+            .fleet
+            .names()
+            .cloned()
+            .zip(self.publishers.iter().map(Publisher::cursor))
+            .filter(|(_, cursor)| cursor.seq > 0)
+            .collect();
+        let status = self.session.wait_for_cursors(&cursors).await?;
+        self.tally.indexed_blocks = status.map_or(0, |status| status.distinct_blocks);
+        Ok(())
+    }
+
+    /// Checks some requests drawn from these. Call it when [`Replay::advance`] is through.
+    ///
+    /// # Errors
+    ///
+    /// As [`Replay::run`].
+    pub async fn check_sample(&mut self, requests: &[Request]) -> Result<(), SimulationError> {
+        let sampling = &mut self.sampling;
+        let drawn: Vec<_> = (0..CHECKPOINT_SAMPLE.min(requests.len()))
+            .filter_map(|_| requests.get(sampling.index(requests.len())))
+            .map(|request| request.chain.as_slice())
+            .collect();
+        self.check(&drawn).await
+    }
+
+    /// Checks the requests that `check` names, each distinct prompt once. Call it when [`Replay::advance`] is through.
+    ///
+    /// # Errors
+    ///
+    /// As [`Replay::run`].
+    pub async fn check_final(
+        &mut self,
+        requests: &[Request],
+        check: FinalCheck,
+    ) -> Result<(), SimulationError> {
+        let first = match check {
+            FinalCheck::All => 0,
+            FinalCheck::Last(last) => requests.len().saturating_sub(last),
+        };
+        // The last hash names the whole chain.
+        let mut seen = HashSet::new();
+        let distinct: Vec<_> = requests
+            .iter()
+            .skip(first)
+            .map(|request| request.chain.as_slice())
+            .filter(|chain| chain.last().is_some_and(|last| seen.insert(*last)))
+            .collect();
+        self.check(&distinct).await
+    }
+
+    /// Compares the daemon's replies about these chains with the truth, many to a request.
+    async fn check(&mut self, chains: &[&[SequenceHash]]) -> Result<(), SimulationError> {
+        let mut left = chains;
+        while !left.is_empty() {
+            let (batch, rest) = left.split_at(batch_length(left, self.options.size.workers.get()));
+            left = rest;
+            let queries: Vec<_> = batch.iter().copied().map(query).collect();
+            let answers = self
+                .session
+                .routers()
+                .query_batch(self.session.namespace(), queries)
+                .await;
+            let Some(results) = known(answers)? else {
+                // Nothing was ever published: nobody holds anything.
+                continue;
+            };
+            for (number, chain) in batch.iter().enumerate() {
+                let found = self.difference(chain, results.get(number));
+                let text = found.map(|found| format!("{}-block prompt: {found}", chain.len()));
+                self.tally.record_check(text);
+            }
+        }
+        Ok(())
+    }
+
+    fn difference(&self, chain: &[SequenceHash], result: Option<&QueryResult>) -> Option<Difference> {
+        match result {
+            Some(QueryResult::Reply(reply)) => {
+                difference(chain.len(), &self.fleet.expected_holders(chain), reply)
+            }
+            Some(QueryResult::Error(error)) => Some(Difference::Refused(error.text.clone())),
+            None => Some(Difference::Refused(
+                "the batch of answers is too short".to_owned(),
+            )),
+        }
+    }
+
+    /// Which workers hold how much of a chain, by the simulator's own account.
+    pub fn expected_holders(&self, chain: &[SequenceHash]) -> Vec<ExpectedHolder> {
+        self.fleet.expected_holders(chain)
+    }
+
+    /// The report on what has been done with these requests, which were all.
+    ///
+    /// # Errors
+    ///
+    /// [`SimulationError::Name`], which would be an error in this program.
+    pub fn report(&self, requests: &[Request]) -> Result<Report, SimulationError> {
+        let (size, seed) = (self.options.size, self.options.seed);
+        let random_hit_rate = random_routing_hit_rate(requests, size, seed)?;
+        Ok(Report::new(&self.tally, size, seed, random_hit_rate))
+    }
+}
+
+/// How many of the chains, at least one, go into one request whose request and reply stay within bounds.
+fn batch_length(chains: &[&[SequenceHash]], workers: usize) -> usize {
+    let reply_bytes = workers.saturating_mul(HOLDER_BYTES).max(1);
+    let queries_max = (BATCH_BYTES / reply_bytes).clamp(1, BATCH_QUERIES_MAX);
+    let mut bytes = 0;
+    let fitting = chains.iter().take(queries_max).take_while(|chain| {
+        bytes += size_of_val(**chain);
+        bytes <= BATCH_BYTES
+    });
+    fitting.count().max(1).min(chains.len())
+}
+
+fn query(chain: &[SequenceHash]) -> SingleQuery {
+    SingleQuery::new(QueryKey::SequenceHashes(chain.to_vec()))
+}
+
+/// Asks for one prompt. A prompt without a block has no query.
+async fn ask(
+    routers: QueryClient,
+    namespace: NamespaceName,
+    chain: Vec<SequenceHash>,
+) -> Result<Option<Answer>, ClientError> {
+    if chain.is_empty() {
+        return Ok(None);
+    }
+    let query = SingleQuery::new(QueryKey::SequenceHashes(chain));
+    let begun = Instant::now();
+    let reply = known(routers.query(&namespace, query).await)?;
+    Ok(Some(Answer {
+        reply,
+        latency: begun.elapsed(),
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::request::chain_of;
+    use super::*;
+
+    #[test]
+    fn batches_stay_within_bounds_and_get_on() {
+        let chain = chain_of(&(0..4096).collect::<Vec<_>>());
+        let short: &[SequenceHash] = &chain[..4];
+        let many = vec![short; 1000];
+        assert_eq!(batch_length(&many, 1), BATCH_QUERIES_MAX);
+        assert_eq!(batch_length(&many, 256), BATCH_BYTES / (256 * HOLDER_BYTES));
+        assert_eq!(batch_length(&many, usize::MAX), 1);
+        assert_eq!(batch_length(&many[..3], 1), 3);
+        // 32 KiB a chain.
+        assert_eq!(batch_length(&vec![chain.as_slice(); 100], 1), 16);
+        let long = vec![chain[0]; 100_000];
+        assert_eq!(batch_length(&[long.as_slice(), short], 1), 1);
+    }
+}

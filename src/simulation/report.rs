@@ -1,0 +1,256 @@
+//! What a simulation counts, and what it reports.
+
+use std::time::Duration;
+
+use hdrhistogram::{CreationError, Histogram};
+use serde::Serialize;
+
+use super::fleet::FleetSize;
+
+/// How many differences are kept word for word.
+const DIFFERENCES_KEPT: usize = 5;
+/// Significant digits of the latencies.
+const LATENCY_DIGITS: u8 = 3;
+/// The longest latency that is told apart, in microseconds.
+const LATENCY_US_MAX: u64 = 60_000_000;
+
+/// Percentiles of the time from sending a query to having its reply, in microseconds, both ways over NATS included.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+pub struct QueryLatency {
+    /// Half of the queries took no longer.
+    pub p50: u64,
+    /// 99 of 100 queries took no longer.
+    pub p99: u64,
+    /// 999 of 1000 queries took no longer.
+    pub p999: u64,
+    /// The longest.
+    pub max: u64,
+}
+
+/// What has been counted so far.
+#[derive(Debug)]
+pub struct Tally {
+    /// Requests served.
+    pub requests: usize,
+    /// Blocks of all requests.
+    pub requested_blocks: usize,
+    /// Blocks of requests that the worker who served them held already.
+    pub hit_blocks: usize,
+    /// Batches published.
+    pub batches: usize,
+    /// Events in the batches.
+    pub events: usize,
+    /// Blocks stored or removed by the events.
+    pub event_blocks: usize,
+    /// Distinct blocks in the daemon's index, when it was asked last.
+    pub indexed_blocks: u64,
+    /// Replies during the run, while events were on their way, in which a holder was not exact.
+    pub degraded_replies: usize,
+    /// Replies compared with the truth, all events being applied.
+    pub checked_replies: usize,
+    /// Replies that differed from it.
+    pub wrong_replies: usize,
+    /// The first few differences, in words.
+    pub differences: Vec<String>,
+    /// Time spent on serving requests and on waiting until their events were applied, without the checks.
+    pub elapsed: Duration,
+    latency_us: Histogram<u64>,
+}
+
+impl Tally {
+    /// Nothing counted.
+    ///
+    /// # Errors
+    ///
+    /// [`CreationError`] if the histogram's bounds made no sense, which would be an error in this function.
+    pub fn new() -> Result<Self, CreationError> {
+        Ok(Self {
+            requests: 0,
+            requested_blocks: 0,
+            hit_blocks: 0,
+            batches: 0,
+            events: 0,
+            event_blocks: 0,
+            indexed_blocks: 0,
+            degraded_replies: 0,
+            checked_replies: 0,
+            wrong_replies: 0,
+            differences: Vec::new(),
+            elapsed: Duration::ZERO,
+            latency_us: Histogram::new_with_bounds(1, LATENCY_US_MAX, LATENCY_DIGITS)?,
+        })
+    }
+
+    /// Counts a query's latency.
+    pub fn record_latency(&mut self, latency: Duration) {
+        let latency_us = u64::try_from(latency.as_micros()).unwrap_or(u64::MAX);
+        self.latency_us.saturating_record(latency_us);
+    }
+
+    /// Counts a comparison with the truth.
+    pub fn record_check(&mut self, difference: Option<String>) {
+        self.checked_replies += 1;
+        let Some(difference) = difference else {
+            return;
+        };
+        self.wrong_replies += 1;
+        if self.differences.len() < DIFFERENCES_KEPT {
+            self.differences.push(difference);
+        }
+    }
+
+    /// The share of requested blocks that were held already.
+    pub fn hit_rate(&self) -> f64 {
+        ratio(self.hit_blocks, self.requested_blocks)
+    }
+
+    /// The latencies so far.
+    pub fn query_latency(&self) -> QueryLatency {
+        QueryLatency {
+            p50: self.latency_us.value_at_quantile(0.5),
+            p99: self.latency_us.value_at_quantile(0.99),
+            p999: self.latency_us.value_at_quantile(0.999),
+            max: self.latency_us.max(),
+        }
+    }
+
+    /// `count` per second of the time spent.
+    pub fn per_second(&self, count: usize) -> f64 {
+        let seconds = self.elapsed.as_secs_f64();
+        if seconds > 0.0 {
+            as_f64(count) / seconds
+        } else {
+            0.0
+        }
+    }
+
+    /// How many queries have been answered in the run.
+    pub fn queries(&self) -> u64 {
+        self.latency_us.len()
+    }
+}
+
+/// The outcome of a simulation. As JSON it is one object with these keys.
+#[derive(Debug, Clone, PartialEq, Default, Serialize)]
+pub struct Report {
+    /// Requests served.
+    pub requests: usize,
+    /// Workers of the fleet.
+    pub workers: usize,
+    /// Blocks that each worker had room for.
+    pub blocks_per_worker: usize,
+    /// The seed of the random numbers.
+    pub seed: u64,
+    /// Blocks of all requests.
+    pub requested_blocks: usize,
+    /// Share of them that the worker who served the request held already.
+    pub hit_rate: f64,
+    /// The same share when the same requests go to workers drawn at random: what routing without knowledge gets.
+    pub random_hit_rate: f64,
+    /// Replies that differed from the simulator's own account, all events being applied.
+    pub wrong_replies: usize,
+    /// Replies compared with it.
+    pub checked_replies: usize,
+    /// Replies during the run in which a holder was not exact.
+    pub degraded_replies: usize,
+    /// Latencies of the queries of the run.
+    pub query_us: QueryLatency,
+    /// Batches published.
+    pub batches: usize,
+    /// Events in the batches.
+    pub events: usize,
+    /// Blocks stored or removed by the events.
+    pub blocks: usize,
+    /// Distinct blocks in the daemon's index at the end.
+    pub indexed_blocks: u64,
+    /// Time spent on serving requests and on waiting until their events were applied, without the checks.
+    pub elapsed_seconds: f64,
+    /// Requests a second of that time: each one query, its routing and the publishing of its events.
+    pub requests_per_second: f64,
+    /// Blocks of events a second of that time.
+    pub blocks_per_second: f64,
+    /// The first few differences, in words.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub differences: Vec<String>,
+}
+
+impl Report {
+    /// The report on what was counted with a fleet of this size.
+    pub(super) fn new(tally: &Tally, size: FleetSize, seed: u64, random_hit_rate: f64) -> Self {
+        Self {
+            requests: tally.requests,
+            workers: size.workers.get(),
+            blocks_per_worker: size.blocks_per_worker.get(),
+            seed,
+            requested_blocks: tally.requested_blocks,
+            hit_rate: tally.hit_rate(),
+            random_hit_rate,
+            wrong_replies: tally.wrong_replies,
+            checked_replies: tally.checked_replies,
+            degraded_replies: tally.degraded_replies,
+            query_us: tally.query_latency(),
+            batches: tally.batches,
+            events: tally.events,
+            blocks: tally.event_blocks,
+            indexed_blocks: tally.indexed_blocks,
+            elapsed_seconds: tally.elapsed.as_secs_f64(),
+            requests_per_second: tally.per_second(tally.requests),
+            blocks_per_second: tally.per_second(tally.event_blocks),
+            differences: tally.differences.clone(),
+        }
+    }
+}
+
+/// A share; 0 of nothing.
+pub(super) fn ratio(part: usize, whole: usize) -> f64 {
+    if whole == 0 {
+        0.0
+    } else {
+        as_f64(part) / as_f64(whole)
+    }
+}
+
+/// A count for arithmetic on its size; exact up to 2^53.
+#[allow(
+    clippy::cast_precision_loss,
+    reason = "counts here stay far below 2^53, and a share needs no more digits"
+)]
+fn as_f64(count: usize) -> f64 {
+    count as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_and_rates_of_nothing_are_zero() {
+        let tally = Tally::new().unwrap();
+        assert_eq!(tally.hit_rate(), 0.0);
+        assert_eq!(tally.per_second(5), 0.0);
+        assert_eq!(ratio(1, 4), 0.25);
+    }
+
+    #[test]
+    fn differences_are_all_counted_and_few_kept() {
+        let mut tally = Tally::new().unwrap();
+        for number in 0..20 {
+            tally.record_check((number % 2 == 0).then(|| number.to_string()));
+        }
+        assert_eq!((tally.checked_replies, tally.wrong_replies), (20, 10));
+        assert_eq!(tally.differences, ["0", "2", "4", "6", "8"]);
+    }
+
+    #[test]
+    fn latencies_are_percentiles_in_microseconds() {
+        let mut tally = Tally::new().unwrap();
+        for latency_us in 1..=1000 {
+            tally.record_latency(Duration::from_micros(latency_us));
+        }
+        tally.record_latency(Duration::from_secs(3600));
+        let latency = tally.query_latency();
+        assert_eq!((latency.p50, latency.p99), (501, 991));
+        assert!(latency.max >= LATENCY_US_MAX, "an outlier is cut, not lost");
+        assert_eq!(tally.queries(), 1001);
+    }
+}

@@ -1,0 +1,164 @@
+//! Which worker gets a request.
+//!
+//! The router wants the first token soon and the others fast. A worker computes the prompts' blocks one after the other, so a
+//! first token waits for the worker's backlog and for the blocks that it does not hold; and the more blocks the worker's
+//! running requests attend to, the slower all of them get. The cost of a worker is the sum of the three, as in the router of
+//! Dynamo, each in time; the least wins.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use super::random::Random;
+use super::request::Request;
+
+/// How long a worker computes one block that it does not hold, in microseconds: some 25,000 tokens a second in blocks of 512.
+const BLOCK_WORK_US: u64 = 20_000;
+/// What a block of a running request costs another request, in microseconds: answering reads the block again for each token,
+/// which is far less than to compute it.
+const RUNNING_BLOCK_US: u64 = 2_000;
+/// How long a worker takes for a token of an answer, in microseconds.
+const TOKEN_WORK_US: u64 = 25_000;
+
+/// What the router knows about one worker's load.
+#[derive(Debug, Default)]
+struct Load {
+    /// When it has computed all prompts, in microseconds of simulated time.
+    computed_at_us: u64,
+    /// The running requests: when each ends, and how many blocks it attends to.
+    running: BinaryHeap<Reverse<(u64, u64)>>,
+    /// Blocks of the running requests together.
+    running_blocks: u64,
+}
+
+impl Load {
+    /// Forgets the requests that have ended.
+    fn advance(&mut self, now_us: u64) {
+        while let Some(Reverse((ends_us, blocks))) = self.running.peek().copied()
+            && ends_us <= now_us
+        {
+            self.running.pop();
+            self.running_blocks -= blocks;
+        }
+    }
+
+    /// What a request with so many matched blocks costs here, in microseconds of computing blocks, less what it costs where
+    /// nothing is matched and nothing runs.
+    fn cost_us(&self, now_us: u64, matched_blocks: u64) -> i128 {
+        let backlog_us = i128::from(self.computed_at_us.saturating_sub(now_us));
+        let running_us = i128::from(self.running_blocks) * i128::from(RUNNING_BLOCK_US);
+        let matched_us = i128::from(matched_blocks) * i128::from(BLOCK_WORK_US);
+        backlog_us + running_us - matched_us
+    }
+}
+
+/// Routes requests, and keeps account of the work that it has given out.
+#[derive(Debug)]
+pub struct Router {
+    loads: Vec<Load>,
+    now_us: u64,
+    random: Random,
+}
+
+impl Router {
+    /// A router for this many workers, all idle.
+    pub fn new(workers: usize, random: Random) -> Self {
+        Self {
+            loads: (0..workers).map(|_| Load::default()).collect(),
+            now_us: 0,
+            random,
+        }
+    }
+
+    /// The worker with the least cost for a request that arrives now; among equals the random numbers decide.
+    /// `matched_blocks` has one number a worker.
+    ///
+    /// Time never goes back: a request that is older than the one before arrives with it.
+    pub fn choose(&mut self, arrival_ms: u64, matched_blocks: &[u64]) -> usize {
+        self.now_us = self.now_us.max(arrival_ms.saturating_mul(1000));
+        let now_us = self.now_us;
+        let cost = |(load, matched): (&mut Load, &u64)| {
+            load.advance(now_us);
+            load.cost_us(now_us, *matched)
+        };
+        let costs: Vec<_> = self.loads.iter_mut().zip(matched_blocks).map(cost).collect();
+        let least = costs.iter().min().copied().unwrap_or_default();
+        let best: Vec<_> = (0..costs.len())
+            .filter(|worker| costs.get(*worker) == Some(&least))
+            .collect();
+        let drawn = self.random.index(best.len());
+        best.get(drawn).copied().unwrap_or_default()
+    }
+
+    /// Gives the request, of which the worker holds so many blocks, to the worker.
+    pub fn assign(&mut self, worker: usize, request: &Request, hit_blocks: usize) {
+        let Some(load) = self.loads.get_mut(worker) else {
+            return;
+        };
+        let blocks_of = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
+        let missed = blocks_of(request.chain.len().saturating_sub(hit_blocks));
+        let begins_us = self.now_us.max(load.computed_at_us);
+        load.computed_at_us = begins_us.saturating_add(missed.saturating_mul(BLOCK_WORK_US));
+        let answer_us = request.output_tokens.saturating_mul(TOKEN_WORK_US);
+        let (ends_us, blocks) = (
+            load.computed_at_us.saturating_add(answer_us),
+            blocks_of(request.chain.len()),
+        );
+        load.running.push(Reverse((ends_us, blocks)));
+        load.running_blocks += blocks;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::request::chain_of;
+    use super::*;
+
+    fn request(blocks: u64, output_tokens: u64) -> Request {
+        Request {
+            arrival_ms: 0,
+            chain: chain_of(&(0..blocks).collect::<Vec<_>>()),
+            output_tokens,
+        }
+    }
+
+    #[test]
+    fn the_longest_match_wins_among_idle_workers() {
+        let mut router = Router::new(3, Random::new(1));
+        assert_eq!(router.choose(0, &[2, 7, 4]), 1);
+    }
+
+    #[test]
+    fn a_backlog_outweighs_a_match_until_it_is_worked_off() {
+        let mut router = Router::new(2, Random::new(1));
+        assert_eq!(router.choose(0, &[10, 0]), 0);
+        // Eleven blocks to compute, and nothing to answer after it: 220 ms.
+        router.assign(0, &request(11, 0), 0);
+        assert_eq!(router.choose(0, &[10, 0]), 1);
+        assert_eq!(router.choose(220, &[10, 0]), 0);
+        router.assign(0, &request(100, 0), 0);
+        // A late-comer does not turn the clock back.
+        assert_eq!(router.choose(0, &[10, 0]), 1);
+    }
+
+    #[test]
+    fn a_running_answer_counts_with_all_its_blocks() {
+        let mut router = Router::new(2, Random::new(1));
+        router.choose(0, &[0, 0]);
+        // All blocks are there already: nothing to compute, 40 tokens to answer in a second.
+        router.assign(0, &request(11, 40), 11);
+        assert_eq!(router.choose(999, &[1, 0]), 1);
+        assert_eq!(router.choose(999, &[2, 0]), 0);
+        assert_eq!(router.choose(1000, &[1, 0]), 0);
+    }
+
+    #[test]
+    fn ties_are_drawn_from_the_seed_and_reach_everyone() {
+        let draw = |seed| {
+            let mut router = Router::new(4, Random::new(seed));
+            (0..64).map(|_| router.choose(0, &[0; 4])).collect::<Vec<_>>()
+        };
+        assert_eq!(draw(3), draw(3));
+        assert_ne!(draw(3), draw(4));
+        assert!((0..4).all(|worker| draw(3).contains(&worker)));
+    }
+}

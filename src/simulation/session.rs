@@ -1,0 +1,353 @@
+//! The connection of a simulation to a daemon: one in this process, or one that runs already.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use async_nats::Client;
+use tokio::time::Instant;
+
+use crate::client::{ClientError, Publisher, QueryClient};
+use crate::config::settings::{ENVIRONMENT_PREFIX, Setting};
+use crate::config::{Config, NatsConfig, process_environment};
+use crate::connection::{ConnectPatience, connect, round_trip};
+use crate::daemon::{Daemon, StopReport};
+use crate::tracking::BatchCursor;
+use crate::wire::{ErrorCode, Event, NamespaceName, StatusReply, Subjects, Tier, WorkerName};
+
+use super::error::SimulationError;
+use super::fleet::{RANK, WorkerCursor};
+
+/// Messages that wait in a subscription of ours; ours are inboxes for replies.
+const SUBSCRIPTION_CAPACITY: usize = 4096;
+/// How long the daemon may take to get ready, and the broker to answer.
+const READY_PATIENCE: Duration = Duration::from_secs(30);
+/// How long the daemon may go without applying anything that was published.
+const PROGRESS_PATIENCE: Duration = Duration::from_secs(30);
+/// The pause before the daemon is asked again how far it is; doubles up to the longest.
+const POLL_MIN: Duration = Duration::from_micros(500);
+/// The longest pause.
+const POLL_MAX: Duration = Duration::from_millis(50);
+
+/// The key of the setting that names the embedded broker's binary.
+const SERVER_BINARY: &str = "nats.server_binary";
+
+/// A configuration for a daemon with an embedded broker in this process, without snapshots.
+///
+/// `admin` is an address to listen on or `off`. Of the environment, only the broker's binary counts, so that a simulation is
+/// the same everywhere and touches no file of a daemon that is set up there.
+///
+/// # Errors
+///
+/// [`SimulationError::Config`] if a value can't be used.
+pub fn embedded_config(prefix: &str, admin: &str) -> Result<Config, SimulationError> {
+    let flags = [
+        ("nats.embedded", "true"),
+        ("subjects.prefix", prefix),
+        ("admin.listen", admin),
+    ];
+    load(&flags, |variable| {
+        Setting::find(SERVER_BINARY).is_some_and(|setting| setting.variable == variable)
+    })
+}
+
+/// How to reach a daemon that runs already: the URL given and, from the environment, how to authenticate there.
+fn remote_config(url: &str, prefix: &str) -> Result<Config, SimulationError> {
+    load(
+        &[
+            ("nats.url", url),
+            ("nats.embedded", "false"),
+            ("subjects.prefix", prefix),
+        ],
+        |variable| variable.starts_with(&format!("{ENVIRONMENT_PREFIX}NATS_")),
+    )
+}
+
+fn load(flags: &[(&str, &str)], is_wanted: impl Fn(&str) -> bool) -> Result<Config, SimulationError> {
+    let flags: BTreeMap<_, _> = flags
+        .iter()
+        .map(|(key, text)| ((*key).to_owned(), (*text).to_owned()))
+        .collect();
+    let environment = process_environment()
+        .into_iter()
+        .filter(|(variable, _)| is_wanted(variable));
+    Ok(Config::load(flags, environment, None)?)
+}
+
+/// A connection to a daemon, for one namespace.
+pub struct Session {
+    daemon: Option<Daemon>,
+    routers: QueryClient,
+    publishers: Client,
+    subjects: Subjects,
+    namespace: NamespaceName,
+}
+
+impl Session {
+    /// Starts a daemon in this process, with `config`, and connects to it as anybody would.
+    ///
+    /// # Errors
+    ///
+    /// What the daemon can't start for, and [`SimulationError::NotReady`].
+    pub async fn embedded(config: Config, namespace: NamespaceName) -> Result<Self, SimulationError> {
+        let prefix = config.subjects.prefix.clone();
+        let daemon = Box::pin(Daemon::start(config)).await?;
+        tokio::time::timeout(READY_PATIENCE, daemon.ready())
+            .await
+            .map_err(|_| SimulationError::NotReady(READY_PATIENCE))?;
+        let nats = daemon.nats().clone();
+        Self::connect(Some(daemon), &nats, &prefix, namespace).await
+    }
+
+    /// Connects to the daemon that serves `prefix` on the NATS server at `url`. Its namespace must be free: nobody else's
+    /// workers, and none of an earlier simulation.
+    ///
+    /// # Errors
+    ///
+    /// [`SimulationError::NamespaceInUse`], and whatever keeps us from reaching the daemon.
+    pub async fn remote(url: &str, prefix: &str, namespace: NamespaceName) -> Result<Self, SimulationError> {
+        let config = remote_config(url, prefix)?;
+        let session = Self::connect(None, &config.nats, prefix, namespace).await?;
+        let status = session.status().await?;
+        match status.map_or(0, |status| status.holders.len()) {
+            0 => Ok(session),
+            holders => Err(SimulationError::NamespaceInUse {
+                namespace: session.namespace,
+                holders,
+            }),
+        }
+    }
+
+    /// Queries and events travel on connections of their own, as they do in a fleet.
+    async fn connect(
+        daemon: Option<Daemon>,
+        nats: &NatsConfig,
+        prefix: &str,
+        namespace: NamespaceName,
+    ) -> Result<Self, SimulationError> {
+        let open = |role: &'static str| {
+            connect(
+                nats,
+                role,
+                SUBSCRIPTION_CAPACITY,
+                ConnectPatience::FailFast,
+                move |notice| tracing::info!(role, %notice, "NATS"),
+            )
+        };
+        let subjects = Subjects::new(prefix)?;
+        Ok(Self {
+            daemon,
+            routers: QueryClient::new(open("routers").await?, subjects.clone()),
+            publishers: open("publishers").await?,
+            subjects,
+            namespace,
+        })
+    }
+
+    /// Where the daemon of this process serves metrics, if it does.
+    pub fn admin_address(&self) -> Option<SocketAddr> {
+        self.daemon.as_ref().and_then(Daemon::admin_address)
+    }
+
+    /// Where the daemon of this process has its broker.
+    pub fn broker_url(&self) -> Option<String> {
+        let url = self.daemon.as_ref()?.nats().urls.first()?;
+        Some(format!("nats://{}:{}", url.host(), url.port()))
+    }
+
+    /// A client for queries.
+    pub fn routers(&self) -> &QueryClient {
+        &self.routers
+    }
+
+    /// The namespace.
+    pub fn namespace(&self) -> &NamespaceName {
+        &self.namespace
+    }
+
+    /// A publisher for one worker, in a new epoch.
+    pub fn publisher(&self, worker: &WorkerName) -> Publisher {
+        let nats = self.publishers.clone();
+        Publisher::new(nats, &self.subjects, &self.namespace, worker, RANK)
+    }
+
+    /// The state of the namespace; `None` while the daemon has not heard of it.
+    async fn status(&self) -> Result<Option<StatusReply>, ClientError> {
+        known(self.routers.status(&self.namespace).await)
+    }
+
+    /// Waits until the daemon has applied all batches up to these cursors; returns its status then.
+    ///
+    /// # Errors
+    ///
+    /// [`SimulationError::Stalled`] if it does not apply anything for 30 seconds.
+    pub(super) async fn wait_for_cursors(
+        &self,
+        cursors: &[WorkerCursor],
+    ) -> Result<Option<StatusReply>, SimulationError> {
+        self.wait_until(|status| behind(cursors, status)).await
+    }
+
+    /// Takes the workers' leave, so that the daemon forgets them, and waits until it has.
+    ///
+    /// The batches are in a new epoch: they are right whatever the workers' publishers sent last.
+    ///
+    /// # Errors
+    ///
+    /// [`SimulationError::Stalled`] if it has not after 30 seconds.
+    pub async fn say_goodbye(&self, workers: &[WorkerName]) -> Result<(), SimulationError> {
+        for worker in workers {
+            let mut publisher = self.publisher(worker);
+            publisher.publish(Tier::DEVICE, vec![Event::Goodbye]).await?;
+        }
+        let present = |status: Option<&StatusReply>| {
+            let holders = status.map(|status| status.holders.as_slice()).unwrap_or_default();
+            let left = holders
+                .iter()
+                .filter(|holder| workers.binary_search(&holder.worker).is_ok());
+            Backlog {
+                workers: left.count(),
+                applied: 0,
+            }
+        };
+        self.wait_until(present).await.map(|_| ())
+    }
+
+    /// Asks for the status until `backlog` finds no worker behind; gives up when nothing changes.
+    async fn wait_until(
+        &self,
+        backlog: impl Fn(Option<&StatusReply>) -> Backlog,
+    ) -> Result<Option<StatusReply>, SimulationError> {
+        round_trip(&self.publishers, READY_PATIENCE).await?;
+        let mut pause = POLL_MIN;
+        let mut progress: Option<(Backlog, Instant)> = None;
+        loop {
+            let status = self.status().await?;
+            let now = backlog(status.as_ref());
+            if now.workers == 0 {
+                return Ok(status);
+            }
+            match &progress {
+                Some((before, since)) if *before == now => {
+                    if since.elapsed() >= PROGRESS_PATIENCE {
+                        return Err(SimulationError::Stalled {
+                            patience: PROGRESS_PATIENCE,
+                            workers: now.workers,
+                        });
+                    }
+                }
+                _ => progress = Some((now, Instant::now())),
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(POLL_MAX);
+        }
+    }
+
+    /// Ends the session, and with it the daemon of this process.
+    pub async fn close(self) -> Option<StopReport> {
+        match self.daemon {
+            Some(daemon) => Some(daemon.stop().await),
+            None => None,
+        }
+    }
+}
+
+/// How far the daemon is behind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Backlog {
+    /// Workers of which it has not applied everything.
+    workers: usize,
+    /// Sum of the numbers of the batches applied last; grows as long as it gets on.
+    applied: u64,
+}
+
+fn behind(cursors: &[WorkerCursor], status: Option<&StatusReply>) -> Backlog {
+    let holders = status.map(|status| status.holders.as_slice()).unwrap_or_default();
+    let reached: HashMap<_, _> = holders
+        .iter()
+        .filter(|holder| holder.rank == RANK)
+        .map(|holder| {
+            let cursor = BatchCursor {
+                epoch: holder.epoch,
+                seq: holder.seq,
+            };
+            (&holder.worker, cursor)
+        })
+        .collect();
+    let is_behind = |(worker, cursor): &&WorkerCursor| reached.get(worker) != Some(cursor);
+    Backlog {
+        workers: cursors.iter().filter(is_behind).count(),
+        applied: reached
+            .values()
+            .fold(0, |sum, cursor| sum.wrapping_add(cursor.seq)),
+    }
+}
+
+/// The answer about a namespace that may not exist yet.
+pub(super) fn known<T>(answer: Result<T, ClientError>) -> Result<Option<T>, ClientError> {
+    match answer {
+        Ok(answer) => Ok(Some(answer)),
+        Err(ClientError::Refused(error)) if error.code == ErrorCode::UnknownNamespace => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tracking::DegradedReasons;
+    use crate::wire::{HolderStatusReply, WireError};
+
+    fn status(holders: &[(&str, u64, u64)]) -> StatusReply {
+        let holder = |(worker, epoch, seq): &(&str, u64, u64)| HolderStatusReply {
+            worker: WorkerName::new(worker).unwrap(),
+            rank: RANK,
+            epoch: *epoch,
+            seq: *seq,
+            blocks: 0,
+            parked_events: 0,
+            foreign_chain: false,
+            exact: true,
+            degraded: DegradedReasons::default(),
+        };
+        StatusReply {
+            v: 1,
+            block_size: 16,
+            distinct_blocks: 0,
+            batches_waiting: 0,
+            holders: holders.iter().map(holder).collect(),
+        }
+    }
+
+    #[test]
+    fn a_worker_is_behind_until_its_very_cursor_is_reached() {
+        let cursor =
+            |worker: &str, epoch, seq| (WorkerName::new(worker).unwrap(), BatchCursor { epoch, seq });
+        let cursors = [cursor("a", 7, 3), cursor("b", 7, 1)];
+        let workers = |status: Option<&StatusReply>| behind(&cursors, status).workers;
+        assert_eq!(workers(None), 2);
+        assert_eq!(workers(Some(&status(&[("a", 7, 2), ("b", 7, 1)]))), 1);
+        // The same number in an older epoch is something else.
+        assert_eq!(workers(Some(&status(&[("a", 6, 3), ("b", 7, 1)]))), 1);
+        let done = status(&[("a", 7, 3), ("b", 7, 1), ("c", 1, 1)]);
+        assert_eq!(workers(Some(&done)), 0);
+    }
+
+    #[test]
+    fn an_unknown_namespace_is_an_empty_one_and_no_other_refusal_is() {
+        let refusal = |code| Err::<(), _>(ClientError::Refused(WireError::new(code, String::new())));
+        assert!(matches!(known(refusal(ErrorCode::UnknownNamespace)), Ok(None)));
+        assert!(known(refusal(ErrorCode::BadRequest)).is_err());
+        assert!(matches!(known(Ok(1)), Ok(Some(1))));
+    }
+
+    #[test]
+    fn an_embedded_daemon_writes_no_snapshots_and_takes_the_prefix() {
+        let config = embedded_config("test.prefix", "off").unwrap();
+        assert!(config.nats.embedded);
+        assert_eq!(config.subjects.prefix, "test.prefix");
+        assert_eq!(config.snapshots.directory, None);
+        assert_eq!(config.admin.listen, None);
+        assert!(embedded_config("no prefix", "off").is_err());
+    }
+}

@@ -1,0 +1,169 @@
+//! A synthetic load: many conversations of several turns on top of a few shared system prompts.
+//!
+//! Every turn asks with all that was said before, so a worker that served the turn before holds nearly the whole prompt, and
+//! any worker holds its system prompt: what a router needs to know who is who for.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use crate::hash::SequenceHash;
+
+use super::random::Random;
+use super::request::{Request, extend_chain};
+
+/// How many conversations go on side by side.
+const CONVERSATIONS: u64 = 160;
+/// How many system prompts there are.
+const SYSTEM_PROMPTS: u64 = 6;
+/// Blocks of a system prompt.
+const SYSTEM_PROMPT_BLOCKS: (u64, u64) = (8, 40);
+/// Turns of a conversation.
+const TURNS: (u64, u64) = (1, 12);
+/// Blocks that a person adds in a turn.
+const QUESTION_BLOCKS: (u64, u64) = (1, 6);
+/// Blocks that the model adds in a turn.
+const ANSWER_BLOCKS: (u64, u64) = (1, 8);
+/// Tokens of an answer.
+const ANSWER_TOKENS: (u64, u64) = (50, 800);
+/// Milliseconds between an answer and the next question.
+const PAUSE_MS: (u64, u64) = (2_000, 60_000);
+
+/// What was said in one conversation.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Conversation {
+    next_turn_ms: u64,
+    /// Makes the order of simultaneous turns definite.
+    number: u64,
+    turns_left: u64,
+    chain: Vec<SequenceHash>,
+}
+
+/// An endless load; the same for the same seed. Requests come in the order of their arrival.
+#[derive(Debug)]
+pub struct SyntheticLoad {
+    random: Random,
+    system_prompts: Vec<Vec<SequenceHash>>,
+    conversations: BinaryHeap<Reverse<Conversation>>,
+    conversations_begun: u64,
+    next_block_id: u64,
+}
+
+impl SyntheticLoad {
+    /// The load of `seed`.
+    pub fn new(seed: u64) -> Self {
+        let mut load = Self {
+            random: Random::new(seed),
+            system_prompts: Vec::new(),
+            conversations: BinaryHeap::new(),
+            conversations_begun: 0,
+            next_block_id: 0,
+        };
+        for _ in 0..SYSTEM_PROMPTS {
+            let mut prompt = Vec::new();
+            load.say(&mut prompt, SYSTEM_PROMPT_BLOCKS);
+            load.system_prompts.push(prompt);
+        }
+        for _ in 0..CONVERSATIONS {
+            let begins_ms = load.random.below(PAUSE_MS.1);
+            load.begin(begins_ms);
+        }
+        load
+    }
+
+    /// Begins a conversation on a system prompt. Of two draws the lower counts, so that some prompts are more popular.
+    fn begin(&mut self, at_ms: u64) {
+        let prompts = self.system_prompts.len();
+        let drawn = self.random.index(prompts).min(self.random.index(prompts));
+        let chain = self.system_prompts.get(drawn).cloned().unwrap_or_default();
+        let turns_left = self.random.between(TURNS.0, TURNS.1);
+        self.conversations_begun += 1;
+        self.conversations.push(Reverse(Conversation {
+            next_turn_ms: at_ms,
+            number: self.conversations_begun,
+            turns_left,
+            chain,
+        }));
+    }
+
+    /// Adds blocks that nobody has said before.
+    fn say(&mut self, chain: &mut Vec<SequenceHash>, (least, most): (u64, u64)) {
+        let blocks = self.random.between(least, most);
+        extend_chain(chain, self.next_block_id..self.next_block_id + blocks);
+        self.next_block_id += blocks;
+    }
+}
+
+impl Iterator for SyntheticLoad {
+    type Item = Request;
+
+    fn next(&mut self) -> Option<Request> {
+        let Reverse(mut conversation) = self.conversations.pop()?;
+        self.say(&mut conversation.chain, QUESTION_BLOCKS);
+        let request = Request {
+            arrival_ms: conversation.next_turn_ms,
+            chain: conversation.chain.clone(),
+            output_tokens: self.random.between(ANSWER_TOKENS.0, ANSWER_TOKENS.1),
+        };
+        let next_ms = conversation.next_turn_ms + self.random.between(PAUSE_MS.0, PAUSE_MS.1);
+        if conversation.turns_left > 1 {
+            self.say(&mut conversation.chain, ANSWER_BLOCKS);
+            conversation.turns_left -= 1;
+            conversation.next_turn_ms = next_ms;
+            self.conversations.push(Reverse(conversation));
+        } else {
+            self.begin(next_ms);
+        }
+        Some(request)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn the_seed_determines_the_load() {
+        let load = |seed| SyntheticLoad::new(seed).take(500).collect::<Vec<_>>();
+        assert_eq!(load(1), load(1));
+        assert_ne!(load(1), load(2));
+    }
+
+    #[test]
+    fn requests_arrive_in_order_and_share_prefixes() {
+        let requests: Vec<_> = SyntheticLoad::new(5).take(2000).collect();
+        assert!(requests.is_sorted_by_key(|request| request.arrival_ms));
+        let first_blocks: HashSet<_> = requests.iter().map(|request| request.chain[0]).collect();
+        assert_eq!(first_blocks.len(), 6);
+        let mut seen = HashSet::new();
+        let (mut repeated, mut blocks) = (0, 0);
+        for block in requests.iter().flat_map(|request| &request.chain) {
+            repeated += usize::from(!seen.insert(*block));
+            blocks += 1;
+        }
+        // A prompt mostly repeats what was said before, but not only.
+        assert!(
+            repeated * 10 > blocks * 7 && repeated < blocks,
+            "{repeated} of {blocks}"
+        );
+    }
+
+    #[test]
+    fn conversations_grow_turn_by_turn() {
+        let requests: Vec<_> = SyntheticLoad::new(9).take(1000).collect();
+        let asked: HashSet<_> = requests
+            .iter()
+            .filter_map(|request| request.chain.last())
+            .collect();
+        // A later turn contains the last block of an earlier one.
+        let continued = requests
+            .iter()
+            .filter(|request| {
+                let (_, before) = request.chain.split_last().unwrap();
+                before.iter().any(|block| asked.contains(block))
+            })
+            .count();
+        assert!(continued > 500, "{continued}");
+    }
+}
