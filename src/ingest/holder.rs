@@ -88,11 +88,11 @@ impl Holder {
                 return Afterwards::Stays;
             }
         }
+        // All that came before this batch has been applied, or is known to be missing: the stream is trusted again. What the batch
+        // itself changes is exact at every step.
+        self.writer.status().confirm(generation);
         let afterwards = self.apply_events(batch, clocks, metrics);
-        let status = self.writer.status();
-        status.set_cursor(next);
-        // Last: who sees the holder confirmed sees the batch's blocks too.
-        status.confirm(generation);
+        self.writer.status().set_cursor(next);
         afterwards
     }
 
