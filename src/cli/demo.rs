@@ -109,7 +109,11 @@ impl DemoArguments {
             }
             verdict(&outcome.report)
         });
-        printed.and(Box::pin(close(session)).await)
+        let closed = tokio::select! {
+            closed = Box::pin(close(session)) => closed,
+            signal = signals.next() => Err(interrupted(signal)),
+        };
+        printed.and(closed)
     }
 
     /// Says something to a person.

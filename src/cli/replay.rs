@@ -134,7 +134,10 @@ impl ReplayArguments {
             outcome = Box::pin(self.replay(&session, &requests)) => outcome,
             signal = signals.next() => Err(interrupted(signal)),
         };
-        let left = Box::pin(self.leave(session)).await;
+        let left = tokio::select! {
+            left = Box::pin(self.leave(session)) => left,
+            signal = signals.next() => Err(interrupted(signal)),
+        };
         let report = outcome?;
         left?;
         if self.json {
@@ -228,7 +231,7 @@ impl Progress {
             };
         }
         let bar = ProgressBar::new(u64::try_from(requests).unwrap_or(u64::MAX));
-        let template = "{bar:24} {human_pos}/{human_len} requests  {msg}";
+        let template = "{bar:12} {human_pos}/{human_len}  {wide_msg}";
         if let Ok(style) = ProgressStyle::with_template(template) {
             bar.set_style(style);
         }
@@ -257,11 +260,11 @@ impl Drop for Progress {
     }
 }
 
-/// The run so far, in one line.
+/// The run so far, in one short line: share of blocks hit, queries, their latency, blocks in the index.
 pub(super) fn summary(tally: &Tally) -> String {
     let latency = tally.query_latency();
     format!(
-        "hit rate {:.1} %  {:.0} queries/s  p50 {}  p99 {}  {} blocks indexed",
+        "{:.1} % hit  {:.0} queries/s  p50 {} p99 {}  {} blocks",
         tally.hit_rate() * 100.0,
         tally.per_second(usize::try_from(tally.queries()).unwrap_or(usize::MAX)),
         latency_text(latency.p50),
