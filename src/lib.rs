@@ -1,4 +1,15 @@
-//! kvatlas keeps a global map of the KV-cache blocks held by every LLM inference worker.
+//! kvatlas keeps a global map of the KV-cache blocks held by every LLM inference worker, so that a router can send each
+//! request to the worker that already holds most of its prompt.
+//!
+//! The binary `kvatlas` is the daemon and its tools. This library is what they are made of; its parts stand alone:
+//!
+//! - [`client`]: ask a daemon, or publish a worker's events to it.
+//! - [`index`]: the exact index, for use without a daemon.
+//! - [`hash`]: the hash contract, shared with Dynamo.
+//! - [`wire`]: the MessagePack contract. `deploy/README.md` describes it for other languages.
+//! - [`daemon`]: a whole daemon within a process.
+//!
+//! The README shows how to begin.
 
 pub mod admin;
 pub mod client;
@@ -15,3 +26,8 @@ pub mod snapshotter;
 pub mod telemetry;
 pub mod tracking;
 pub mod wire;
+
+/// Compiles the README's Rust examples.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct ReadmeExamples;

@@ -119,6 +119,11 @@ impl PositionalIndexer {
         }
     }
 
+    #[cfg(test)]
+    pub(crate) fn table(&self) -> &EntryTable {
+        &self.shared.table
+    }
+
     /// Block size and hashing of the namespace.
     pub fn settings(&self) -> &NamespaceSettings {
         &self.shared.settings

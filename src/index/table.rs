@@ -69,6 +69,17 @@ pub(crate) struct EntryTable {
     hasher: DefaultHashBuilder,
     entries: AtomicU64,
     chain_conflicts: AtomicU64,
+    /// What readers could see, step by step, where a test of the consistency contract asks for it.
+    #[cfg(test)]
+    pub(crate) steps: parking_lot::Mutex<Option<Vec<Step>>>,
+}
+
+/// One change of the table.
+#[cfg(test)]
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Step {
+    pub(crate) key: PositionalLineageHash,
+    pub(crate) is_insertion: bool,
 }
 
 impl EntryTable {
@@ -79,6 +90,8 @@ impl EntryTable {
             hasher: DefaultHashBuilder::default(),
             entries: AtomicU64::new(0),
             chain_conflicts: AtomicU64::new(0),
+            #[cfg(test)]
+            steps: parking_lot::Mutex::default(),
         }
     }
 
@@ -88,8 +101,17 @@ impl EntryTable {
         &self.shards[index]
     }
 
+    #[cfg(test)]
+    fn note_step(&self, key: PositionalLineageHash, is_insertion: bool) {
+        if let Some(steps) = &mut *self.steps.lock() {
+            steps.push(Step { key, is_insertion });
+        }
+    }
+
     /// Adds `slot` to the holders of `key`; says whether it is new there.
     pub(crate) fn insert(&self, key: PositionalLineageHash, slot: HolderSlot) -> bool {
+        #[cfg(test)]
+        self.note_step(key, true);
         let place = Place::of(key);
         let hash = place.hash(&self.hasher);
         let mut meets_other_parent = false;
@@ -118,6 +140,8 @@ impl EntryTable {
 
     /// Takes `slot` out of the holders of `key`, and erases the entry with its last holder.
     pub(crate) fn remove(&self, key: PositionalLineageHash, slot: HolderSlot) -> bool {
+        #[cfg(test)]
+        self.note_step(key, false);
         let hash = Place::of(key).hash(&self.hasher);
         let mut entries = self.shard(hash).entries.write();
         let Ok(mut entry) = entries.find_entry(hash, |entry| entry.key == key) else {

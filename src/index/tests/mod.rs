@@ -3,6 +3,7 @@
 mod concurrency;
 mod differential;
 mod foreign;
+mod instants;
 mod names;
 mod operation;
 mod oracle;
