@@ -96,7 +96,7 @@ fn every_default_loads() {
         config.admin.listen,
         Some(SocketAddr::from(([127, 0, 0, 1], 9464)))
     );
-    assert_eq!(config.logging.level, "info");
+    assert_eq!(config.logging.level, "info,async_nats=warn");
 }
 
 #[test]
