@@ -1,0 +1,130 @@
+//! The index alone, in one process without a broker: what a search, a stored and a removed block cost.
+//!
+//! ```sh
+//! cargo bench --bench index
+//! ```
+//!
+//! Each figure is the median of the rounds, with the least and the greatest. Work: 1M blocks in chains of 1024, on 128 holders in
+//! turn; queries by sequence hashes over random chains.
+
+#![allow(clippy::unwrap_used, reason = "a bench fails by panicking")]
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use kvatlas::hash::SequenceHash;
+use kvatlas::index::{HolderWriter, IndexLimits, NamespaceSettings, PositionalIndexer, Search};
+use kvatlas::wire::{Event, HolderId, QueryKey, RemovedBlocks, StoredBlocks, Tier, WorkerName};
+
+const CHAINS: u64 = 1024;
+const DEPTH: u64 = 1024;
+const HOLDERS: u64 = 128;
+const ROUNDS: usize = 7;
+const QUERIES: u64 = 20_000;
+
+fn main() {
+    let index = PositionalIndexer::new(NamespaceSettings::default(), IndexLimits::default());
+    let mut holders: Vec<HolderWriter> = (0..HOLDERS).map(|number| register(&index, number)).collect();
+    let mut store = Vec::new();
+    for _ in 0..3 {
+        store.push(per_block(CHAINS * DEPTH, || {
+            for chain in 0..CHAINS {
+                apply(
+                    &mut holders,
+                    chain,
+                    Event::Stored(StoredBlocks::by_sequence(None, None, hashes(chain, DEPTH))),
+                );
+            }
+        }));
+        if store.len() < 3 {
+            for holder in &mut holders {
+                holder.clear();
+            }
+        }
+    }
+    print("store, per block", &store);
+    for (name, depth) in [("hit, 1024 deep", 1024), ("hit, 64 deep", 64)] {
+        search(&index, name, |number| hashes(mix(number) % CHAINS, depth));
+    }
+    search(&index, "half way of 1024", |number| {
+        let mut half = hashes(mix(number) % CHAINS, DEPTH / 2);
+        half.extend(hashes(CHAINS + number, DEPTH / 2));
+        half
+    });
+    search(&index, "miss", |number| hashes(CHAINS + number, 64));
+    share_prefixes(&mut holders);
+    search(&index, "eight drop-outs in 64", |number| {
+        hashes(2 * CHAINS + mix(number) % 256, 64)
+    });
+    let remove = per_block(CHAINS * DEPTH, || {
+        for chain in 0..CHAINS {
+            apply(
+                &mut holders,
+                chain,
+                Event::Removed(RemovedBlocks::by_sequence(hashes(chain, DEPTH))),
+            );
+        }
+    });
+    print("remove, per block", &[remove]);
+}
+
+fn register(index: &PositionalIndexer, number: u64) -> HolderWriter {
+    let worker = WorkerName::new(&format!("worker-{number}")).unwrap();
+    index.register(&HolderId { worker, rank: 0 }).unwrap()
+}
+
+/// 256 chains of 64 blocks that eight holders hold to eight different depths.
+fn share_prefixes(holders: &mut [HolderWriter]) {
+    for chain in 0..256 {
+        for (number, holder) in holders.iter_mut().take(8).enumerate() {
+            let event =
+                StoredBlocks::by_sequence(None, None, hashes(2 * CHAINS + chain, 64 - 8 * number as u64));
+            holder.apply(Event::Stored(event), Tier::DEVICE, 0);
+        }
+    }
+}
+
+fn apply(holders: &mut [HolderWriter], chain: u64, event: Event) {
+    let holder = usize::try_from(chain % HOLDERS).unwrap();
+    black_box(holders[holder].apply(event, Tier::DEVICE, 0));
+}
+
+fn mix(number: u64) -> u64 {
+    let mixed = (number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    mixed ^ (mixed >> 29)
+}
+
+fn hashes(chain: u64, depth: u64) -> Vec<SequenceHash> {
+    (0..depth)
+        .map(|block| SequenceHash(mix((chain << 20) | block)))
+        .collect()
+}
+
+fn per_block(blocks: u64, work: impl FnOnce()) -> f64 {
+    let started = Instant::now();
+    work();
+    started.elapsed().as_nanos() as f64 / blocks as f64
+}
+
+fn search(index: &PositionalIndexer, name: &str, query: impl Fn(u64) -> Vec<SequenceHash>) {
+    let queries: Vec<QueryKey> = (0..QUERIES)
+        .map(|number| QueryKey::SequenceHashes(query(number)))
+        .collect();
+    let rounds: Vec<f64> = (0..ROUNDS)
+        .map(|_| {
+            let started = Instant::now();
+            for query in &queries {
+                black_box(index.find_matches(query, Search::default()).unwrap());
+            }
+            started.elapsed().as_nanos() as f64 / queries.len() as f64
+        })
+        .collect();
+    print(name, &rounds);
+}
+
+fn print(name: &str, rounds: &[f64]) {
+    let mut sorted = rounds.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let (least, middle, most) = (sorted[0], sorted[sorted.len() / 2], sorted[sorted.len() - 1]);
+    println!("{name:<24}{middle:>9.0} ns  ({least:.0}–{most:.0})");
+}
