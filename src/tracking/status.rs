@@ -198,11 +198,14 @@ pub struct HolderStatus {
 impl HolderStatus {
     /// Why the holder's state is not certain, in the current generation of the stream.
     pub fn reasons(&self, trust: &StreamTrust) -> DegradedReasons {
+        // First whether the stream is trusted, then the reasons: a batch behind a gap adds its reason and then confirms. The
+        // other way round, a reader in between would see neither the doubt nor the reason.
+        let is_confirmed = self.confirmed_generation.load(Ordering::Acquire) >= trust.generation().0;
         let reasons = DegradedReasons(self.reasons.load(Ordering::Acquire));
-        if self.confirmed_generation.load(Ordering::Acquire) < trust.generation().0 {
-            return reasons.with(DegradedReason::Unverified);
+        if is_confirmed {
+            return reasons;
         }
-        reasons
+        reasons.with(DegradedReason::Unverified)
     }
 
     /// The reasons that only a new epoch or a `cleared` event takes away; what a snapshot keeps.
@@ -306,6 +309,29 @@ mod tests {
         assert!(status.reasons(&trust).contains(DegradedReason::Unverified));
         status.confirm(trust.generation());
         assert!(status.reasons(&trust).is_empty());
+    }
+
+    #[test]
+    fn a_reader_never_sees_the_confirmation_without_the_reason_before_it() {
+        let trust = StreamTrust::default();
+        let holders: Vec<HolderStatus> = (0..200_000).map(|_| HolderStatus::default()).collect();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for holder in &holders {
+                    holder.degrade(DegradedReason::Gap);
+                    holder.confirm(trust.generation());
+                }
+            });
+            for holder in &holders {
+                loop {
+                    let reasons = holder.reasons(&trust);
+                    assert!(!reasons.is_empty(), "the gap was not seen");
+                    if !reasons.contains(DegradedReason::Unverified) {
+                        break;
+                    }
+                }
+            }
+        });
     }
 
     #[test]
