@@ -172,7 +172,11 @@ impl Holder {
     }
 
     /// Takes up the cursor and the doubts of a snapshot; its blocks follow through [`Self::restore_blocks`].
+    ///
+    /// What the holder had goes: a snapshot can have a holder twice (it left and came back on another lane while the
+    /// snapshot was written), and an older snapshot can follow one that could not be read to its end.
     pub(crate) fn restore_cursor(&mut self, frame: &HolderFrame) {
+        self.writer.clear();
         let cursor = BatchCursor {
             epoch: frame.epoch,
             seq: frame.seq,
