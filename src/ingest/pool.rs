@@ -151,11 +151,11 @@ impl LanePool {
     }
 
     /// An oversized payload goes to its lane cut to one byte over the limit: the lane marks the worker's holders, and the
-    /// queue does not have to hold the rest.
+    /// queue does not have to hold the rest. A copy: a slice would keep all of it in memory.
     fn trim(&self, payload: Bytes) -> Bytes {
         let bytes_max = self.limits.message_bytes_max;
         if payload.len() > bytes_max {
-            payload.slice(..=bytes_max)
+            Bytes::copy_from_slice(&payload[..=bytes_max])
         } else {
             payload
         }
