@@ -6,7 +6,7 @@ use crate::hash::{
     BlockHash, BlockSize, HashSeed, PositionalLineageHash, SequenceHash, block_hash, block_hashes,
     lineage_hashes_from, sequence_hashes_after,
 };
-use crate::tracking::HolderStatus;
+use crate::tracking::{DegradedReasons, HolderStatus};
 use crate::wire::{BlockContent, BlockNames, Event, RemovedBlocks, StoredBlocks, Tier};
 
 use super::forest::{BlockNumber, Forest, NewBlock, Publication, Removed, Stored};
@@ -128,6 +128,12 @@ impl HolderWriter {
     /// Whether queries can trust it.
     pub fn status(&self) -> &HolderStatus {
         &self.record.status
+    }
+
+    /// Replaces the reasons for doubt: the state has been replaced as a whole. Searches that began before notice it.
+    pub fn replace_reasons(&self, reasons: DegradedReasons) {
+        let replacement = self.shared.count_replacement();
+        self.status().replace_reasons(reasons, replacement);
     }
 
     /// How many blocks are held, behind holes too.

@@ -104,7 +104,7 @@ impl Holder {
         metrics: &EventMetrics,
     ) {
         self.writer.clear();
-        self.writer.status().reset_reasons(DegradedReasons::default());
+        self.writer.replace_reasons(DegradedReasons::default());
         if let Some(before) = before {
             metrics.epoch_changed(self.worker(), &before.epoch, &next.epoch);
         }
@@ -122,7 +122,9 @@ impl Holder {
             let applied = self.writer.apply(event, batch.tier, clocks.monotonic_us);
             if applied.cleared {
                 // The state is known for certain again: nothing.
-                self.writer.status().reset_reasons(DegradedReasons::default());
+                if !self.writer.status().lasting_reasons().is_empty() {
+                    self.writer.replace_reasons(DegradedReasons::default());
+                }
                 total.clears += 1;
             }
             if applied.goodbye {

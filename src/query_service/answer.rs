@@ -170,7 +170,7 @@ impl Answerer {
             .map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX));
         found.truncate(limit);
         let holders = found.iter().map(|found| {
-            let degraded = found.holder.status.reasons(&self.trust);
+            let degraded = matches.reasons(found.holder, &self.trust);
             HolderMatch {
                 worker: found.holder.id.worker.clone(),
                 rank: found.holder.id.rank,

@@ -192,6 +192,7 @@ pub struct HolderStatus {
     parked_events: AtomicU32,
     applied_at_us: AtomicU64,
     lag_us: AtomicU64,
+    replacement: AtomicU64,
     foreign_chain: AtomicBool,
 }
 
@@ -221,6 +222,18 @@ impl HolderStatus {
     /// Replaces all reasons by `reasons`: the state has been replaced as a whole.
     pub fn reset_reasons(&self, reasons: DegradedReasons) {
         self.reasons.store(reasons.0, Ordering::Release);
+    }
+
+    /// As [`Self::reset_reasons`]; `replacement` counts such replacements of all holders that a query can see together.
+    pub fn replace_reasons(&self, reasons: DegradedReasons, replacement: u64) {
+        // Before the reasons go: who does not see them any more sees this.
+        self.replacement.store(replacement, Ordering::Release);
+        self.reset_reasons(reasons);
+    }
+
+    /// The number of the last replacement of the state; 0 if there was none. To be read after the reasons.
+    pub fn replacement(&self) -> u64 {
+        self.replacement.load(Ordering::Acquire)
     }
 
     /// A batch received in `generation` continued the count.
