@@ -12,7 +12,7 @@ use crate::wire::{BlockContent, BlockNames, Event, RemovedBlocks, StoredBlocks, 
 use super::forest::{BlockNumber, Forest, NewBlock, Publication, Removed, Stored};
 use super::holder_set::HolderSlot;
 use super::indexer::Shared;
-use super::namespace::Hashing;
+use super::namespace::{Hashing, NamespaceSettings};
 use super::parking::Parking;
 use super::slots::HolderRecord;
 
@@ -136,6 +136,11 @@ impl HolderWriter {
         self.status().replace_reasons(reasons, replacement);
     }
 
+    /// Block size and hashing of the namespace.
+    pub fn settings(&self) -> &NamespaceSettings {
+        &self.shared.settings
+    }
+
     /// How many blocks are held, behind holes too.
     pub fn blocks(&self) -> usize {
         self.forest.len()
@@ -202,7 +207,8 @@ impl HolderWriter {
         self.status().set_sizes(self.forest.len() as u64, parked);
     }
 
-    fn set_foreign_chain(&mut self, is_foreign: bool) {
+    /// Notes whether the holder's hashes are not the contract's chain.
+    pub(crate) fn set_foreign_chain(&mut self, is_foreign: bool) {
         if self.has_foreign_chain != is_foreign {
             self.has_foreign_chain = is_foreign;
             self.status().set_foreign_chain(is_foreign);

@@ -179,6 +179,7 @@ impl Holder {
     /// snapshot was written), and an older snapshot can follow one that could not be read to its end.
     pub(crate) fn restore_cursor(&mut self, frame: &HolderFrame) {
         self.writer.clear();
+        self.writer.set_foreign_chain(frame.foreign_chain);
         let cursor = BatchCursor {
             epoch: frame.epoch,
             seq: frame.seq,
@@ -215,6 +216,9 @@ impl Holder {
             seq: cursor.seq,
             degraded_bits: reasons.bits(),
             blocks: self.writer.blocks() as u64,
+            hashing: self.writer.settings().hashing,
+            block_size: self.writer.settings().block_size.as_u32(),
+            foreign_chain: self.writer.status().has_foreign_chain(),
         };
         HolderDump {
             batches: self.dump_batches(cursor),

@@ -182,6 +182,14 @@ impl LanePool {
                 return Ok(());
             }
         };
+        if !holder.fits(namespace.indexer.settings()) {
+            self.metrics.of(&namespace.name).batch_dropped(
+                DropReason::OtherSettings,
+                holder.worker.as_str(),
+                &"hashing or block_size of the namespace is another one than when the snapshot was written",
+            );
+            return Ok(());
+        }
         let (part, bytes) = match frame {
             Frame::Holder(frame) => (RestorePart::Holder(frame), 0),
             Frame::Batch(payload) => {
@@ -297,7 +305,7 @@ pub struct DumpPosition(HolderKey);
 #[cfg(test)]
 mod tests {
     use crate::hash::{BlockSize, SequenceHash};
-    use crate::index::{IndexLimits, NamespaceSettings};
+    use crate::index::{Hashing, IndexLimits, NamespaceSettings};
     use crate::wire::{Event, EventBatch, QueryKey, StoredBlocks, Tier};
 
     use super::*;
@@ -325,6 +333,9 @@ mod tests {
             seq,
             degraded_bits: 0,
             blocks: 3,
+            hashing: Hashing::Engine,
+            block_size: 16,
+            foreign_chain: false,
         }
     }
 
@@ -363,6 +374,46 @@ mod tests {
         }
         pool.drain().await.unwrap();
         assert_eq!((depth(&pool, 10), depth(&pool, 20)), (None, Some(3)));
+    }
+
+    #[tokio::test]
+    async fn blocks_that_are_keyed_by_another_chain_are_not_restored() {
+        let pool = pool();
+        let holder = HolderFrame {
+            hashing: Hashing::Recompute,
+            ..frame(7)
+        };
+        pool.restore(&holder, Frame::Holder(holder.clone()))
+            .await
+            .unwrap();
+        pool.restore(&holder, stored(10, 7)).await.unwrap();
+        pool.drain().await.unwrap();
+        assert_eq!((depth(&pool, 10), pool.assigned_workers()), (None, 0));
+    }
+
+    #[tokio::test]
+    async fn a_foreign_chain_is_still_known_after_a_restart() {
+        let (pool, restarted) = (pool(), pool());
+        let holder = HolderFrame {
+            foreign_chain: true,
+            ..frame(7)
+        };
+        pool.restore(&holder, Frame::Holder(holder.clone()))
+            .await
+            .unwrap();
+        pool.drain().await.unwrap();
+        for lane in 0..pool.lane_count() {
+            if let Some((_, dump)) = pool.dump_next(lane, None).await.unwrap() {
+                assert_eq!((dump.frame.hashing, dump.frame.block_size), (Hashing::Engine, 16));
+                restarted
+                    .restore(&dump.frame, Frame::Holder(dump.frame.clone()))
+                    .await
+                    .unwrap();
+            }
+        }
+        restarted.drain().await.unwrap();
+        let namespace = restarted.namespaces.get(&holder.namespace).unwrap();
+        assert_eq!(namespace.indexer.foreign_holders(), 1);
     }
 
     #[tokio::test]
