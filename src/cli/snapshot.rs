@@ -296,6 +296,7 @@ impl<'a> From<&'a SnapshotSummary> for ContentJson<'a> {
 
 #[cfg(test)]
 mod tests {
+    use kvatlas::index::Hashing;
     use kvatlas::snapshot::{HolderFrame, HolderSummary, SnapshotTotals};
 
     use super::*;
@@ -309,6 +310,9 @@ mod tests {
             seq: 12,
             degraded_bits: 1,
             blocks: 1024,
+            hashing: Hashing::Engine,
+            block_size: 16,
+            foreign_chain: false,
         };
         SnapshotSummary {
             version: 1,

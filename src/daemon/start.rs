@@ -235,9 +235,17 @@ async fn start_events(
     );
     let stage = Stage::default();
     let stop = stage.stop.clone();
+    let trust = Arc::clone(&shared.trust);
     stage.tasks.spawn(async move {
-        if let Err(error) = subscriber.run(stop).await {
-            tracing::error!(%error, "events are no longer followed");
+        let ended = subscriber.run(stop.clone()).await;
+        if stop.is_cancelled() {
+            return;
+        }
+        // No holder can be confirmed any more, so none is called exact.
+        trust.doubt();
+        match ended {
+            Ok(()) => tracing::error!("events are no longer followed: the connection is closed"),
+            Err(error) => tracing::error!(%error, "events are no longer followed"),
         }
     });
     let (readiness, mut latch) = (Arc::clone(&shared.readiness), is_subscribed.clone());

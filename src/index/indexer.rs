@@ -1,7 +1,7 @@
 //! The index of one namespace.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::hash::{PositionError, PositionalLineageHash};
 use crate::wire::{HolderId, QueryKey};
@@ -49,9 +49,15 @@ pub(crate) struct Shared {
     pub(crate) table: EntryTable,
     pub(crate) slots: Slots,
     foreign_holders: AtomicU32,
+    /// How often the state of a holder has been replaced as a whole.
+    replacements: AtomicU64,
 }
 
 impl Shared {
+    pub(crate) fn count_replacement(&self) -> u64 {
+        self.replacements.fetch_add(1, Ordering::AcqRel) + 1
+    }
+
     pub(crate) fn count_foreign_holder(&self, joins: bool) {
         if joins {
             self.foreign_holders.fetch_add(1, Ordering::Relaxed);
@@ -115,6 +121,7 @@ impl PositionalIndexer {
                 table: EntryTable::new(),
                 slots: Slots::default(),
                 foreign_holders: AtomicU32::new(0),
+                replacements: AtomicU64::new(0),
             }),
         }
     }
@@ -147,7 +154,9 @@ impl PositionalIndexer {
 
     /// As [`Self::find_matches`], with a chain that the caller goes on using.
     pub fn find_chain(&self, chain: &mut QueryChain<'_>, search: Search<'_>) -> Matches {
-        search::find(&self.shared.table, &self.shared.slots, chain, search)
+        // Before the first probe, so that what is replaced from now on is noticed.
+        let replacements = self.shared.replacements.load(Ordering::Acquire);
+        search::find(&self.shared.table, &self.shared.slots, chain, search).begun_at(replacements)
     }
 
     /// The block at `position` of a query, and how many holders have it; for explaining where a holder dropped out.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
 
 use crate::hash::BlockSize;
 use crate::wire::NamespaceName;
@@ -12,7 +13,8 @@ use crate::wire::NamespaceName;
 use super::indexer::{IndexLimits, PositionalIndexer};
 
 /// Whose chain the index is keyed by.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Hashing {
     /// The sequence hashes in events are the contract's chain, or queries use the same foreign one.
     #[default]

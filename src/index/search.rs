@@ -7,6 +7,7 @@
 use std::sync::Arc;
 
 use crate::hash::PositionalLineageHash;
+use crate::tracking::{DegradedReason, DegradedReasons, StreamTrust};
 use crate::wire::WorkerName;
 
 use super::chain::QueryChain;
@@ -42,9 +43,28 @@ struct MatchGroup {
 pub struct Matches {
     directory: Arc<Directory>,
     groups: Vec<MatchGroup>,
+    /// How many states had been replaced when the search began.
+    replacements: u64,
 }
 
 impl Matches {
+    pub(crate) fn begun_at(mut self, replacements: u64) -> Self {
+        self.replacements = replacements;
+        self
+    }
+
+    /// Why the state in which `holder` was found is not certain.
+    ///
+    /// Where it has been replaced since the search began, the reasons of now are those of another state than the one that was
+    /// searched: the holder counts as unverified.
+    pub fn reasons(&self, holder: &HolderRecord, trust: &StreamTrust) -> DegradedReasons {
+        let reasons = holder.status.reasons(trust);
+        if holder.status.replacement() > self.replacements {
+            return reasons.with(DegradedReason::Unverified);
+        }
+        reasons
+    }
+
     /// The holders with at least one matched block, deepest first; in no particular order within one depth.
     ///
     /// A holder that left while the search ran is left out: it holds nothing now.
@@ -79,11 +99,19 @@ pub(crate) fn find(
     if conflicts == 0 {
         let groups = bisect(table, &directory, chain, search);
         if table.chain_conflicts() == conflicts {
-            return Matches { directory, groups };
+            return matches(directory, groups);
         }
     }
     let groups = walk(table, &directory, chain, search);
-    Matches { directory, groups }
+    matches(directory, groups)
+}
+
+fn matches(directory: Arc<Directory>, groups: Vec<MatchGroup>) -> Matches {
+    Matches {
+        directory,
+        groups,
+        replacements: 0,
+    }
 }
 
 /// How many holders the block has that a holder dropped out at.

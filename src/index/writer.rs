@@ -6,13 +6,13 @@ use crate::hash::{
     BlockHash, BlockSize, HashSeed, PositionalLineageHash, SequenceHash, block_hash, block_hashes,
     lineage_hashes_from, sequence_hashes_after,
 };
-use crate::tracking::HolderStatus;
+use crate::tracking::{DegradedReasons, HolderStatus};
 use crate::wire::{BlockContent, BlockNames, Event, RemovedBlocks, StoredBlocks, Tier};
 
 use super::forest::{BlockNumber, Forest, NewBlock, Publication, Removed, Stored};
 use super::holder_set::HolderSlot;
 use super::indexer::Shared;
-use super::namespace::Hashing;
+use super::namespace::{Hashing, NamespaceSettings};
 use super::parking::Parking;
 use super::slots::HolderRecord;
 
@@ -130,6 +130,17 @@ impl HolderWriter {
         &self.record.status
     }
 
+    /// Replaces the reasons for doubt: the state has been replaced as a whole. Searches that began before notice it.
+    pub fn replace_reasons(&self, reasons: DegradedReasons) {
+        let replacement = self.shared.count_replacement();
+        self.status().replace_reasons(reasons, replacement);
+    }
+
+    /// Block size and hashing of the namespace.
+    pub fn settings(&self) -> &NamespaceSettings {
+        &self.shared.settings
+    }
+
     /// How many blocks are held, behind holes too.
     pub fn blocks(&self) -> usize {
         self.forest.len()
@@ -196,7 +207,8 @@ impl HolderWriter {
         self.status().set_sizes(self.forest.len() as u64, parked);
     }
 
-    fn set_foreign_chain(&mut self, is_foreign: bool) {
+    /// Notes whether the holder's hashes are not the contract's chain.
+    pub(crate) fn set_foreign_chain(&mut self, is_foreign: bool) {
         if self.has_foreign_chain != is_foreign {
             self.has_foreign_chain = is_foreign;
             self.status().set_foreign_chain(is_foreign);

@@ -104,7 +104,7 @@ impl Holder {
         metrics: &EventMetrics,
     ) {
         self.writer.clear();
-        self.writer.status().reset_reasons(DegradedReasons::default());
+        self.writer.replace_reasons(DegradedReasons::default());
         if let Some(before) = before {
             metrics.epoch_changed(self.worker(), &before.epoch, &next.epoch);
         }
@@ -122,7 +122,9 @@ impl Holder {
             let applied = self.writer.apply(event, batch.tier, clocks.monotonic_us);
             if applied.cleared {
                 // The state is known for certain again: nothing.
-                self.writer.status().reset_reasons(DegradedReasons::default());
+                if !self.writer.status().lasting_reasons().is_empty() {
+                    self.writer.replace_reasons(DegradedReasons::default());
+                }
                 total.clears += 1;
             }
             if applied.goodbye {
@@ -172,7 +174,12 @@ impl Holder {
     }
 
     /// Takes up the cursor and the doubts of a snapshot; its blocks follow through [`Self::restore_blocks`].
+    ///
+    /// What the holder had goes: a snapshot can have a holder twice (it left and came back on another lane while the
+    /// snapshot was written), and an older snapshot can follow one that could not be read to its end.
     pub(crate) fn restore_cursor(&mut self, frame: &HolderFrame) {
+        self.writer.clear();
+        self.writer.set_foreign_chain(frame.foreign_chain);
         let cursor = BatchCursor {
             epoch: frame.epoch,
             seq: frame.seq,
@@ -209,6 +216,9 @@ impl Holder {
             seq: cursor.seq,
             degraded_bits: reasons.bits(),
             blocks: self.writer.blocks() as u64,
+            hashing: self.writer.settings().hashing,
+            block_size: self.writer.settings().block_size.as_u32(),
+            foreign_chain: self.writer.status().has_foreign_chain(),
         };
         HolderDump {
             batches: self.dump_batches(cursor),

@@ -43,6 +43,8 @@ pub(crate) enum RestorePart {
     Holder(HolderFrame),
     /// Blocks of the holder of this rank, as an event batch.
     Batch(Rank, Vec<u8>),
+    /// The rest of the holder of this rank cannot be read: what it has is no state that it ever had.
+    Abandon(Rank),
 }
 
 /// What a lane does.

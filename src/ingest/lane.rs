@@ -170,6 +170,12 @@ impl Lane {
         let rank = match &part {
             RestorePart::Holder(frame) => frame.rank,
             RestorePart::Batch(rank, _) => *rank,
+            RestorePart::Abandon(rank) => {
+                if let Some(holder) = self.holders.remove(&(worker.clone(), *rank)) {
+                    holder.retire();
+                }
+                return;
+            }
         };
         let holder = match self.holder(namespace, &(worker.clone(), rank)) {
             Ok(holder) => holder,
@@ -181,6 +187,8 @@ impl Lane {
                 Ok(batch) => holder.restore_blocks(batch, clocks, &metrics),
                 Err(error) => self.note_undecodable(worker, &error, &metrics),
             },
+            // Done above.
+            RestorePart::Abandon(_) => {}
         }
     }
 

@@ -151,11 +151,11 @@ impl LanePool {
     }
 
     /// An oversized payload goes to its lane cut to one byte over the limit: the lane marks the worker's holders, and the
-    /// queue does not have to hold the rest.
+    /// queue does not have to hold the rest. A copy: a slice would keep all of it in memory.
     fn trim(&self, payload: Bytes) -> Bytes {
         let bytes_max = self.limits.message_bytes_max;
         if payload.len() > bytes_max {
-            payload.slice(..=bytes_max)
+            Bytes::copy_from_slice(&payload[..=bytes_max])
         } else {
             payload
         }
@@ -182,16 +182,44 @@ impl LanePool {
                 return Ok(());
             }
         };
-        let worker = WorkerKey {
-            namespace: holder.namespace.clone(),
-            worker: holder.worker.clone(),
-        };
+        if !holder.fits(namespace.indexer.settings()) {
+            self.metrics.of(&namespace.name).batch_dropped(
+                DropReason::OtherSettings,
+                holder.worker.as_str(),
+                &"hashing or block_size of the namespace is another one than when the snapshot was written",
+            );
+            return Ok(());
+        }
         let (part, bytes) = match frame {
             Frame::Holder(frame) => (RestorePart::Holder(frame), 0),
             Frame::Batch(payload) => {
                 let bytes = payload.len();
                 (RestorePart::Batch(holder.rank, payload), bytes)
             }
+        };
+        self.send_restore(namespace, holder, part, bytes).await
+    }
+
+    /// Forgets a holder whose frames ended in the middle: with half of its blocks and the cursor of all of them, its next batch
+    /// would seem to make it exact.
+    pub async fn abandon_restore(&self, holder: &HolderFrame) -> Result<(), PoolError> {
+        let Some(namespace) = self.namespaces.get(&holder.namespace) else {
+            return Ok(());
+        };
+        self.send_restore(namespace, holder, RestorePart::Abandon(holder.rank), 0)
+            .await
+    }
+
+    async fn send_restore(
+        &self,
+        namespace: Arc<Namespace>,
+        holder: &HolderFrame,
+        part: RestorePart,
+        bytes: usize,
+    ) -> Result<(), PoolError> {
+        let worker = WorkerKey {
+            namespace: holder.namespace.clone(),
+            worker: holder.worker.clone(),
         };
         let (lane, in_flight) = self.assignments.assign(&worker);
         let job = Job::Restore(RestoreJob {
@@ -273,3 +301,132 @@ impl LanePool {
 /// How far a dump of a lane has come.
 #[derive(Debug, Clone)]
 pub struct DumpPosition(HolderKey);
+
+#[cfg(test)]
+mod tests {
+    use crate::hash::{BlockSize, SequenceHash};
+    use crate::index::{Hashing, IndexLimits, NamespaceSettings};
+    use crate::wire::{Event, EventBatch, QueryKey, StoredBlocks, Tier};
+
+    use super::*;
+
+    fn pool() -> LanePool {
+        let settings = NamespaceSettings {
+            block_size: BlockSize::DEFAULT,
+            ..NamespaceSettings::default()
+        };
+        let namespaces = Namespaces::new(settings, Vec::new(), IndexLimits::default(), 16);
+        let settings = IngestSettings {
+            lanes: 2,
+            lane_queue_bytes: 1 << 20,
+            limits: WireLimits::default(),
+        };
+        LanePool::start(&settings, Arc::new(namespaces)).unwrap()
+    }
+
+    fn frame(seq: u64) -> HolderFrame {
+        HolderFrame {
+            namespace: NamespaceName::new("llama").unwrap(),
+            worker: WorkerName::new("gpu-0").unwrap(),
+            rank: 0,
+            epoch: 1,
+            seq,
+            degraded_bits: 0,
+            blocks: 3,
+            hashing: Hashing::Engine,
+            block_size: 16,
+            foreign_chain: false,
+        }
+    }
+
+    fn stored(first: u64, seq: u64) -> Frame {
+        let hashes = (first..first + 3).map(SequenceHash).collect();
+        let batch = EventBatch {
+            epoch: 1,
+            seq,
+            rank: 0,
+            time_us: None,
+            tier: Tier::DEVICE,
+            events: vec![Event::Stored(StoredBlocks::by_sequence(None, None, hashes))],
+        };
+        Frame::Batch(batch.encode())
+    }
+
+    /// How many of the blocks `first`, `first` + 1, … some holder has.
+    fn depth(pool: &LanePool, first: u64) -> Option<u32> {
+        let namespace = pool.namespaces.get(&frame(1).namespace).unwrap();
+        let query = QueryKey::SequenceHashes((first..first + 3).map(SequenceHash).collect());
+        let matches = namespace
+            .indexer
+            .find_matches(&query, crate::index::Search::default());
+        matches.unwrap().holders().map(|found| found.matched_blocks).max()
+    }
+
+    #[tokio::test]
+    async fn a_holder_that_a_snapshot_has_twice_is_what_it_was_last() {
+        let pool = pool();
+        for (first, seq) in [(10, 7), (20, 9)] {
+            let holder = frame(seq);
+            pool.restore(&holder, Frame::Holder(holder.clone()))
+                .await
+                .unwrap();
+            pool.restore(&holder, stored(first, seq)).await.unwrap();
+        }
+        pool.drain().await.unwrap();
+        assert_eq!((depth(&pool, 10), depth(&pool, 20)), (None, Some(3)));
+    }
+
+    #[tokio::test]
+    async fn blocks_that_are_keyed_by_another_chain_are_not_restored() {
+        let pool = pool();
+        let holder = HolderFrame {
+            hashing: Hashing::Recompute,
+            ..frame(7)
+        };
+        pool.restore(&holder, Frame::Holder(holder.clone()))
+            .await
+            .unwrap();
+        pool.restore(&holder, stored(10, 7)).await.unwrap();
+        pool.drain().await.unwrap();
+        assert_eq!((depth(&pool, 10), pool.assigned_workers()), (None, 0));
+    }
+
+    #[tokio::test]
+    async fn a_foreign_chain_is_still_known_after_a_restart() {
+        let (pool, restarted) = (pool(), pool());
+        let holder = HolderFrame {
+            foreign_chain: true,
+            ..frame(7)
+        };
+        pool.restore(&holder, Frame::Holder(holder.clone()))
+            .await
+            .unwrap();
+        pool.drain().await.unwrap();
+        for lane in 0..pool.lane_count() {
+            if let Some((_, dump)) = pool.dump_next(lane, None).await.unwrap() {
+                assert_eq!((dump.frame.hashing, dump.frame.block_size), (Hashing::Engine, 16));
+                restarted
+                    .restore(&dump.frame, Frame::Holder(dump.frame.clone()))
+                    .await
+                    .unwrap();
+            }
+        }
+        restarted.drain().await.unwrap();
+        let namespace = restarted.namespaces.get(&holder.namespace).unwrap();
+        assert_eq!(namespace.indexer.foreign_holders(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_holder_whose_frames_end_in_the_middle_is_forgotten() {
+        let pool = pool();
+        let holder = frame(7);
+        pool.restore(&holder, Frame::Holder(holder.clone()))
+            .await
+            .unwrap();
+        pool.restore(&holder, stored(10, 7)).await.unwrap();
+        pool.abandon_restore(&holder).await.unwrap();
+        pool.drain().await.unwrap();
+        assert_eq!(depth(&pool, 10), None);
+        assert_eq!(pool.assigned_workers(), 0);
+    }
+}

@@ -49,8 +49,14 @@ impl Answerer {
         }
     }
 
-    /// Answers a request on a query subject.
-    pub fn answer_query(&self, subject: &str, payload: &[u8]) -> Result<Answer, WireError> {
+    /// Answers a request on a query subject. `reply_bytes_max` is the longest reply that can be sent: one that cannot fit is
+    /// given up before it takes the memory.
+    pub fn answer_query(
+        &self,
+        subject: &str,
+        payload: &[u8],
+        reply_bytes_max: usize,
+    ) -> Result<Answer, WireError> {
         let name = self.subjects.parse_query(subject, self.limits.name_bytes_max)?;
         let request = QueryRequest::decode(payload, &self.limits)?;
         let namespace = self.namespace(&name)?;
@@ -63,11 +69,7 @@ impl Answerer {
                 let kind = queries
                     .first()
                     .map_or(QueryKind::SequenceHashes, |query| kind_of(&query.key));
-                let result = |query: &SingleQuery| match self.reply(&namespace.indexer, query) {
-                    Ok(reply) => QueryResult::Reply(reply),
-                    Err(error) => QueryResult::Error((&error).into()),
-                };
-                let results = queries.iter().map(result).collect();
+                let results = self.replies(&namespace.indexer, &queries, reply_bytes_max)?;
                 (
                     BatchReply {
                         v: PROTOCOL_VERSION,
@@ -112,6 +114,30 @@ impl Answerer {
         })
     }
 
+    fn replies(
+        &self,
+        indexer: &PositionalIndexer,
+        queries: &[SingleQuery],
+        reply_bytes_max: usize,
+    ) -> Result<Vec<QueryResult>, WireError> {
+        let mut results = Vec::with_capacity(queries.len());
+        let mut holders = 0_usize;
+        for query in queries {
+            results.push(match self.reply(indexer, query) {
+                Ok(reply) => {
+                    holders += reply.holders.len();
+                    QueryResult::Reply(reply)
+                }
+                Err(error) => QueryResult::Error((&error).into()),
+            });
+            let bytes = holders.saturating_mul(HOLDER_BYTES_MIN);
+            if bytes > reply_bytes_max {
+                return Err(reply_too_large(bytes, reply_bytes_max));
+            }
+        }
+        Ok(results)
+    }
+
     fn reply(&self, indexer: &PositionalIndexer, query: &SingleQuery) -> Result<QueryReply, WireError> {
         let block_size = indexer.settings().block_size;
         let chain = QueryChain::new(&query.key, block_size);
@@ -144,7 +170,7 @@ impl Answerer {
             .map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX));
         found.truncate(limit);
         let holders = found.iter().map(|found| {
-            let degraded = found.holder.status.reasons(&self.trust);
+            let degraded = matches.reasons(found.holder, &self.trust);
             HolderMatch {
                 worker: found.holder.id.worker.clone(),
                 rank: found.holder.id.rank,
@@ -167,6 +193,17 @@ impl Answerer {
             foreign_holders: if is_content { indexer.foreign_holders() } else { 0 },
         })
     }
+}
+
+/// No holder takes fewer bytes in a reply: its four keys, and the shortest values.
+const HOLDER_BYTES_MIN: usize = 39;
+
+/// The error in place of a reply of at least `bytes` that cannot be sent.
+pub(super) fn reply_too_large(bytes: usize, bytes_max: usize) -> WireError {
+    let text = format!(
+        "the reply has {bytes} bytes or more, the server takes {bytes_max}; set limit or min_blocks, or ask for less at once"
+    );
+    WireError::new(ErrorCode::TooLarge, text)
 }
 
 /// Says of every holder where it dropped out. Holders of one depth share the look-up.
@@ -235,4 +272,68 @@ fn unencodable(error: &rmp_serde::encode::Error) -> WireError {
         ErrorCode::TooLarge,
         format!("the reply cannot be encoded: {error}"),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::hash::SequenceHash;
+    use crate::index::{IndexLimits, NamespaceSettings};
+    use crate::wire::{Event, HolderId, StoredBlocks, Tier, WorkerName};
+
+    use super::*;
+
+    fn answerer() -> Answerer {
+        let namespaces = Namespaces::new(
+            NamespaceSettings::default(),
+            Vec::new(),
+            IndexLimits::default(),
+            16,
+        );
+        let namespace = namespaces
+            .get_or_create(&NamespaceName::new("n").unwrap())
+            .unwrap();
+        for rank in 0..2 {
+            let worker = WorkerName::new("w").unwrap();
+            let mut writer = namespace.indexer.register(&HolderId { worker, rank }).unwrap();
+            let blocks = StoredBlocks::by_sequence(None, None, vec![SequenceHash(1)]);
+            writer.apply(Event::Stored(blocks), Tier::DEVICE, 0);
+            writer.status().confirm(StreamTrust::default().generation());
+        }
+        let subjects = Subjects::new("kvatlas").unwrap();
+        Answerer::new(
+            Arc::new(namespaces),
+            Arc::default(),
+            subjects,
+            WireLimits::default(),
+        )
+    }
+
+    #[test]
+    fn a_batch_whose_reply_cannot_be_sent_is_given_up() {
+        let query = SingleQuery::new(QueryKey::SequenceHashes(vec![SequenceHash(1)]));
+        let payload = QueryRequest::Batch(vec![query; 100]).encode();
+        let answer = |bytes_max| answerer().answer_query("kvatlas.v1.query.n", &payload, bytes_max);
+        let whole = answer(usize::MAX).unwrap().payload;
+        assert!(
+            whole.len() >= 200 * HOLDER_BYTES_MIN,
+            "a reply that could be sent must not be given up"
+        );
+        assert!(answer(whole.len()).is_ok());
+        let error = answer(150 * HOLDER_BYTES_MIN).unwrap_err();
+        assert_eq!(error.code, ErrorCode::TooLarge);
+    }
+
+    #[test]
+    fn the_shortest_holder_is_no_shorter_than_assumed() {
+        let shortest = HolderMatch {
+            worker: WorkerName::new("w").unwrap(),
+            rank: 0,
+            matched_blocks: 1,
+            exact: true,
+            degraded: DegradedReasons::default(),
+            dropped_out: None,
+        };
+        let bytes = rmp_serde::to_vec_named(&shortest).unwrap();
+        assert_eq!(bytes.len(), HOLDER_BYTES_MIN);
+    }
 }

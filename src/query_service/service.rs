@@ -10,13 +10,13 @@ use tokio_util::sync::CancellationToken;
 
 use crate::connection::round_trip;
 use crate::ingest::LanePool;
-use crate::telemetry::labels::ReplyDropReason;
+use crate::telemetry::labels::{QueryKind, ReplyDropReason};
 use crate::telemetry::{QueryErrorMetrics, QueryMetrics};
 use crate::wire::{
     ERROR_CODE_HEADER, ERROR_HEADER, ErrorBody, ErrorCode, NamespaceName, Subjects, WireError,
 };
 
-use super::answer::{Answer, Answerer};
+use super::answer::{Answer, Answerer, reply_too_large};
 
 /// How long the server may take to confirm a subscription before it is asked again.
 const CONFIRMATION_PATIENCE: Duration = Duration::from_secs(5);
@@ -134,13 +134,16 @@ impl QueryService {
                 .errors
                 .reply_dropped(ReplyDropReason::NoReplySubject, &message.subject);
         };
+        let bytes_max = self.reply_bytes_max();
         let answered = match asked {
-            Asked::Query => self.answerer.answer_query(&message.subject, &message.payload),
+            Asked::Query => self
+                .answerer
+                .answer_query(&message.subject, &message.payload, bytes_max),
             Asked::Status => self
                 .answerer
                 .answer_status(&message.subject, self.pool.messages_waiting()),
         };
-        let answered = answered.and_then(|answer| self.check_size(answer));
+        let answered = answered.and_then(|answer| check_size(answer, bytes_max));
         let sent = match answered {
             Ok(answer) => {
                 self.count(&answer, started.elapsed());
@@ -159,17 +162,12 @@ impl QueryService {
         }
     }
 
-    /// A reply that the server would not take becomes an error that it does.
-    fn check_size(&self, answer: Answer) -> Result<Answer, WireError> {
-        let bytes_max = self.client.server_info().max_payload;
-        if bytes_max > 0 && answer.payload.len() > bytes_max {
-            let bytes = answer.payload.len();
-            let text = format!(
-                "the reply has {bytes} bytes, the server takes {bytes_max}; set limit or min_blocks, or ask for less at once"
-            );
-            return Err(WireError::new(ErrorCode::TooLarge, text));
+    /// The longest reply that the server takes.
+    fn reply_bytes_max(&self) -> usize {
+        match self.client.server_info().max_payload {
+            0 => usize::MAX,
+            bytes_max => bytes_max,
         }
-        Ok(answer)
     }
 
     fn count(&mut self, answer: &Answer, elapsed: Duration) {
@@ -182,6 +180,21 @@ impl QueryService {
             metrics.answered(answer.kind, elapsed);
         }
     }
+}
+
+/// A reply that the server would not take becomes an error that it does.
+fn check_size(answer: Answer, bytes_max: usize) -> Result<Answer, WireError> {
+    let bytes = answer.payload.len();
+    if bytes <= bytes_max {
+        return Ok(answer);
+    }
+    if answer.kind == QueryKind::Status {
+        let text = format!(
+            "the reply has {bytes} bytes, the server takes {bytes_max}; ask the admin listener for /workers instead"
+        );
+        return Err(WireError::new(ErrorCode::TooLarge, text));
+    }
+    Err(reply_too_large(bytes, bytes_max))
 }
 
 /// The one place that maps errors to the wire.

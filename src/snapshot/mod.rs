@@ -35,6 +35,7 @@ mod tests;
 
 use serde::{Deserialize, Serialize};
 
+use crate::index::{Hashing, NamespaceSettings};
 use crate::wire::{NamespaceName, Rank, WorkerName};
 
 pub use reader::{Frame, HolderSummary, SnapshotError, SnapshotReader, SnapshotSummary, summarise};
@@ -75,6 +76,27 @@ pub struct HolderFrame {
     pub degraded_bits: u32,
     /// How many blocks the holder held.
     pub blocks: u64,
+    /// Whose chain the blocks are keyed by.
+    #[serde(default)]
+    pub hashing: Hashing,
+    /// Tokens in a block; 0 where the snapshot does not say.
+    #[serde(default)]
+    pub block_size: u32,
+    /// Whether the holder's hashes were not the contract's chain.
+    #[serde(default)]
+    pub foreign_chain: bool,
+}
+
+impl HolderFrame {
+    /// Whether the blocks are found by the queries of a namespace with these settings: they are keyed by the same chain.
+    pub fn fits(&self, settings: &NamespaceSettings) -> bool {
+        // The engine's chain is what it is. Our own depends on where the tokens are cut.
+        let is_same_chain = match self.hashing {
+            Hashing::Engine => true,
+            Hashing::Recompute => self.block_size == settings.block_size.as_u32(),
+        };
+        self.hashing == settings.hashing && is_same_chain
+    }
 }
 
 /// What a whole snapshot holds.

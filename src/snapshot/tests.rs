@@ -14,6 +14,9 @@ fn holder(rank: Rank, blocks: u64) -> HolderFrame {
         seq: 42,
         degraded_bits: 1,
         blocks,
+        hashing: Hashing::Recompute,
+        block_size: 16,
+        foreign_chain: true,
     }
 }
 

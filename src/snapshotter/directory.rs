@@ -106,7 +106,8 @@ impl SnapshotDirectory {
         fill(&mut writer)?;
         let (_, totals, bytes) = writer.finish().map_err(failed("write", path))?;
         file.sync_all().map_err(failed("sync", path))?;
-        let name = self.path.join(format!("{PREFIX}{created_us:020}{SUFFIX}"));
+        let stamp = created_us.max(self.newest_stamp()?.map_or(0, |newest| newest.saturating_add(1)));
+        let name = self.path.join(format!("{PREFIX}{stamp:020}{SUFFIX}"));
         temporary
             .persist(&name)
             .map_err(|error| failed("rename a snapshot to", &name)(error.error))?;
@@ -116,6 +117,16 @@ impl SnapshotDirectory {
             bytes,
             totals,
         })
+    }
+
+    /// The time in the newest snapshot's name. A clock that was set back must not make the next one look older: it would be the
+    /// first to be removed, and not the one to start from.
+    fn newest_stamp(&self) -> Result<Option<u64>, DirectoryError> {
+        let newest = self.snapshots()?.into_iter().next();
+        Ok(newest.and_then(|path| {
+            let name = path.file_name()?.to_str()?;
+            name.strip_prefix(PREFIX)?.strip_suffix(SUFFIX)?.parse().ok()
+        }))
     }
 
     /// Syncs the directory itself, so that a rename survives a crash.
@@ -168,6 +179,17 @@ mod tests {
             directory.snapshots().unwrap(),
             [paths[2].clone(), paths[1].clone()]
         );
+    }
+
+    #[test]
+    fn a_clock_that_was_set_back_does_not_make_the_last_snapshot_an_old_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let directory = SnapshotDirectory::open(folder.path(), 2).unwrap();
+        write(&directory, 600);
+        write(&directory, 700);
+        let last = write(&directory, 5);
+        directory.prune().unwrap();
+        assert_eq!(directory.snapshots().unwrap().first(), Some(&last));
     }
 
     #[test]

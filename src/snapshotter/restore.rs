@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use tokio::runtime::Handle;
 
 use crate::ingest::{LanePool, PoolError};
-use crate::snapshot::{Frame, SnapshotError, SnapshotReader, SnapshotTotals, summarise};
+use crate::snapshot::{Frame, HolderFrame, SnapshotError, SnapshotReader, SnapshotTotals, summarise};
 use crate::telemetry::SnapshotMetrics;
 use crate::wire::WireLimits;
 
@@ -52,7 +52,7 @@ pub fn restore_newest(
                     created_us: summary.created_us,
                 }));
             }
-            // Damaged since it was checked: what was applied stays unverified, as all of a snapshot does.
+            // Damaged since it was checked. The holders that are whole stay, unverified like all of a snapshot.
             Err(ApplyError::Snapshot(error)) => metrics.rejected(&path.display(), &error),
             Err(ApplyError::Pool(error)) => return Err(error.into()),
         }
@@ -85,8 +85,20 @@ fn open(path: &Path) -> Result<BufReader<File>, SnapshotError> {
 fn apply(path: &Path, pool: &LanePool, runtime: &Handle) -> Result<(), ApplyError> {
     let file = open(path).map_err(ApplyError::Snapshot)?;
     let mut reader = SnapshotReader::new(file).map_err(ApplyError::Snapshot)?;
-    let mut holder = None;
-    while let Some(frame) = reader.next_frame().map_err(ApplyError::Snapshot)? {
+    let mut holder: Option<HolderFrame> = None;
+    loop {
+        let frame = match reader.next_frame() {
+            Ok(Some(frame)) => frame,
+            Ok(None) => break,
+            Err(error) => {
+                if let Some(holder) = &holder {
+                    runtime
+                        .block_on(pool.abandon_restore(holder))
+                        .map_err(ApplyError::Pool)?;
+                }
+                return Err(ApplyError::Snapshot(error));
+            }
+        };
         if let Frame::Holder(next) = &frame {
             holder = Some(next.clone());
         }

@@ -79,6 +79,8 @@ label_values! {
         TooManyWorkers => "too_many_workers",
         /// The data-parallel rank is new, and the configured number of ranks is reached.
         TooManyRanks => "too_many_ranks",
+        /// Part of a snapshot that was written while the namespace had another hashing or block size.
+        OtherSettings => "other_settings",
         /// The lane that has to apply the batch takes no more work.
         LaneStopped => "lane_stopped",
     }

@@ -192,17 +192,21 @@ pub struct HolderStatus {
     parked_events: AtomicU32,
     applied_at_us: AtomicU64,
     lag_us: AtomicU64,
+    replacement: AtomicU64,
     foreign_chain: AtomicBool,
 }
 
 impl HolderStatus {
     /// Why the holder's state is not certain, in the current generation of the stream.
     pub fn reasons(&self, trust: &StreamTrust) -> DegradedReasons {
+        // First whether the stream is trusted, then the reasons: a batch behind a gap adds its reason and then confirms. The
+        // other way round, a reader in between would see neither the doubt nor the reason.
+        let is_confirmed = self.confirmed_generation.load(Ordering::Acquire) >= trust.generation().0;
         let reasons = DegradedReasons(self.reasons.load(Ordering::Acquire));
-        if self.confirmed_generation.load(Ordering::Acquire) < trust.generation().0 {
-            return reasons.with(DegradedReason::Unverified);
+        if is_confirmed {
+            return reasons;
         }
-        reasons
+        reasons.with(DegradedReason::Unverified)
     }
 
     /// The reasons that only a new epoch or a `cleared` event takes away; what a snapshot keeps.
@@ -218,6 +222,18 @@ impl HolderStatus {
     /// Replaces all reasons by `reasons`: the state has been replaced as a whole.
     pub fn reset_reasons(&self, reasons: DegradedReasons) {
         self.reasons.store(reasons.0, Ordering::Release);
+    }
+
+    /// As [`Self::reset_reasons`]; `replacement` counts such replacements of all holders that a query can see together.
+    pub fn replace_reasons(&self, reasons: DegradedReasons, replacement: u64) {
+        // Before the reasons go: who does not see them any more sees this.
+        self.replacement.store(replacement, Ordering::Release);
+        self.reset_reasons(reasons);
+    }
+
+    /// The number of the last replacement of the state; 0 if there was none. To be read after the reasons.
+    pub fn replacement(&self) -> u64 {
+        self.replacement.load(Ordering::Acquire)
     }
 
     /// A batch received in `generation` continued the count.
@@ -306,6 +322,29 @@ mod tests {
         assert!(status.reasons(&trust).contains(DegradedReason::Unverified));
         status.confirm(trust.generation());
         assert!(status.reasons(&trust).is_empty());
+    }
+
+    #[test]
+    fn a_reader_never_sees_the_confirmation_without_the_reason_before_it() {
+        let trust = StreamTrust::default();
+        let holders: Vec<HolderStatus> = (0..200_000).map(|_| HolderStatus::default()).collect();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for holder in &holders {
+                    holder.degrade(DegradedReason::Gap);
+                    holder.confirm(trust.generation());
+                }
+            });
+            for holder in &holders {
+                loop {
+                    let reasons = holder.reasons(&trust);
+                    assert!(!reasons.is_empty(), "the gap was not seen");
+                    if !reasons.contains(DegradedReason::Unverified) {
+                        break;
+                    }
+                }
+            }
+        });
     }
 
     #[test]

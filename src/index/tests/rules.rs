@@ -1,6 +1,7 @@
 //! Rules at the edges: the last position, full holders, hashes that are no chain, slots and names that are taken.
 
 use crate::hash::{Position, PositionalLineageHash, SequenceHash};
+use crate::tracking::{DegradedReason, DegradedReasons, StreamTrust};
 use crate::wire::{BlockNames, Event, HolderId, QueryKey, StoredBlocks, Tier, WorkerName};
 
 use super::super::{
@@ -224,4 +225,29 @@ fn rebuild(holders: &mut [(HolderWriter, Oracle)]) -> PositionalIndexer {
         *writer = next;
     }
     fresh
+}
+
+#[test]
+fn a_search_does_not_vouch_for_a_state_that_was_replaced_behind_its_back() {
+    let (index, mut writer) = new_holder(IndexLimits::default());
+    let trust = StreamTrust::default();
+    let blocks = || Event::Stored(StoredBlocks::by_sequence(None, None, hashes(&[1, 2, 3])));
+    let query = QueryKey::SequenceHashes(hashes(&[1, 2, 3]));
+    let search = || index.find_matches(&query, Search::default()).unwrap();
+    writer.status().confirm(trust.generation());
+    writer.apply(blocks(), Tier::DEVICE, 0);
+    writer.status().degrade(DegradedReason::Gap);
+    // The search finds what the gap left behind; only then is the state replaced, and its reasons with it.
+    let before = search();
+    writer.apply(Event::Cleared, Tier::DEVICE, 0);
+    writer.replace_reasons(DegradedReasons::default());
+    let found = before.holders().next().unwrap();
+    assert_eq!(found.matched_blocks, 3);
+    assert!(found.holder.status.reasons(&trust).is_empty());
+    assert!(!before.reasons(found.holder, &trust).is_empty());
+
+    writer.apply(blocks(), Tier::DEVICE, 0);
+    let after = search();
+    let found = after.holders().next().unwrap();
+    assert!(after.reasons(found.holder, &trust).is_empty());
 }
