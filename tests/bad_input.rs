@@ -194,6 +194,15 @@ async fn bad_events_are_counted_by_reason() {
         .publish(kvatlas::wire::Tier::DEVICE, Vec::new())
         .await
         .unwrap();
+    // Garbage on invented namespaces uses up none of them.
+    for number in 0..5 {
+        let invented = NamespaceName::new(&format!("invented-{number}")).unwrap();
+        publish(
+            subjects().events(&invented, &worker("gpu-0")),
+            b"garbage".to_vec(),
+        )
+        .await;
+    }
     for name in ["second", "third"] {
         publish(
             subjects().events(&NamespaceName::new(name).unwrap(), &worker("gpu-0")),
@@ -216,6 +225,15 @@ async fn bad_events_are_counted_by_reason() {
         })
         .await;
     }
+    let second = client
+        .queries
+        .status(&NamespaceName::new("second").unwrap())
+        .await;
+    assert_eq!(
+        second.unwrap().holders.len(),
+        1,
+        "the second namespace still had room"
+    );
     assert_eq!(
         matches(&client.ask(hashes(10, 4)).await)[0],
         ("gpu-0".to_owned(), 0, 4, true)

@@ -221,6 +221,10 @@ impl HolderWriter {
         match self.resolve(&stored, applied) {
             Ok(resolved) => self.store_resolved(resolved, tier, applied),
             Err(Unresolved::UnknownParent(parent)) => {
+                let Some(stored) = self.without_surplus_content(stored) else {
+                    applied.reject(RejectReason::ContentMismatch, blocks);
+                    return;
+                };
                 applied.parked += 1;
                 let dropped = self
                     .parking
@@ -228,6 +232,21 @@ impl HolderWriter {
                 applied.reject(RejectReason::ParkingFull, dropped);
             }
             Err(Unresolved::Rejected(reason)) => applied.reject(reason, blocks),
+        }
+    }
+
+    /// The event as it may wait. What waits is bounded in blocks, so its content must not be more than the blocks need: where
+    /// the engine's hashes are the keys it needs none.
+    fn without_surplus_content(&self, mut stored: StoredBlocks) -> Option<StoredBlocks> {
+        if self.shared.settings.hashing == Hashing::Engine || stored.engine_hashes.is_some() {
+            stored.content = None;
+        }
+        match &stored.content {
+            Some(BlockContent::Tokens { tokens, .. }) => {
+                let expected = stored.names.len().saturating_mul(self.block_size().as_usize());
+                (tokens.len() == expected).then_some(stored)
+            }
+            _ => Some(stored),
         }
     }
 

@@ -12,7 +12,7 @@ use crate::snapshot::{Frame, HolderFrame};
 use crate::telemetry::labels::DropReason;
 use crate::telemetry::{EventMetrics, LaneMetrics};
 use crate::tracking::StreamGeneration;
-use crate::wire::{NamespaceName, WireLimits, WorkerName};
+use crate::wire::{DecodeError, EventBatch, NamespaceName, WireLimits, WorkerName};
 
 use super::assignment::{Assignments, LaneId, WorkerKey};
 use super::holder::HolderDump;
@@ -119,13 +119,8 @@ impl LanePool {
         payload: Bytes,
         generation: StreamGeneration,
     ) -> Result<(), PoolError> {
-        let namespace = match self.namespaces.get_or_create(namespace) {
-            Ok(namespace) => namespace,
-            Err(error) => {
-                self.unattributed
-                    .batch_dropped(DropReason::TooManyNamespaces, namespace.as_str(), &error);
-                return Ok(());
-            }
+        let Some(namespace) = self.admit_namespace(namespace, &payload) else {
+            return Ok(());
         };
         let metrics = self.metrics.of(&namespace.name);
         metrics.message_received(payload.len() as u64);
@@ -148,6 +143,28 @@ impl LanePool {
             metrics.batch_dropped(DropReason::LaneStopped, "", &"the daemon is stopping");
         }
         Ok(sent?)
+    }
+
+    /// The namespace of a message. It comes into being only with a batch that can be decoded: garbage on invented subjects must not
+    /// use up the namespaces.
+    fn admit_namespace(&self, name: &NamespaceName, payload: &[u8]) -> Option<Arc<Namespace>> {
+        if let Some(namespace) = self.namespaces.get(name) {
+            return Some(namespace);
+        }
+        if let Err(error) = EventBatch::decode(payload, &self.limits) {
+            let reason = match error {
+                DecodeError::Oversized { .. } => DropReason::Oversized,
+                _ => DropReason::Undecodable,
+            };
+            self.unattributed.batch_dropped(reason, name.as_str(), &error);
+            return None;
+        }
+        let created = self.namespaces.get_or_create(name);
+        let too_many = |error| {
+            self.unattributed
+                .batch_dropped(DropReason::TooManyNamespaces, name.as_str(), &error)
+        };
+        created.map_err(too_many).ok()
     }
 
     /// An oversized payload goes to its lane cut to one byte over the limit: the lane marks the worker's holders, and the

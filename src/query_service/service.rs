@@ -90,7 +90,6 @@ impl QueryService {
         subscribed();
         loop {
             tokio::select! {
-                biased;
                 () = stop.cancelled() => break,
                 Some(message) = statuses.next() => self.serve(Asked::Status, message).await,
                 message = queries.next() => match message {

@@ -117,12 +117,8 @@ label_values! {
     ReplyDropReason {
         /// The request names no subject to reply to.
         NoReplySubject => "no_reply_subject",
-        /// The reply is larger than the server accepts.
-        TooLarge => "too_large",
         /// The connection did not take the reply.
         PublishFailed => "publish_failed",
-        /// The daemon stopped before the reply was ready.
-        Stopping => "stopping",
     }
 }
 

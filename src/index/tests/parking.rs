@@ -4,8 +4,8 @@ use crate::hash::{Position, SequenceHash};
 use crate::wire::{Event, HolderId, QueryKey, RemovedBlocks, StoredBlocks, Tier, WorkerName};
 
 use super::super::{
-    Applied, HolderWriter, IndexLimits, NamespaceSettings, ParkingLimits, PositionalIndexer, RejectReason,
-    Search,
+    Applied, Hashing, HolderWriter, IndexLimits, NamespaceSettings, ParkingLimits, PositionalIndexer,
+    RejectReason, Search,
 };
 
 fn new_holder(parking: ParkingLimits) -> (PositionalIndexer, HolderWriter) {
@@ -196,4 +196,32 @@ fn events_wait_no_longer_than_they_may() {
     writer.apply(stored(0, &[1]), Tier::DEVICE, 1149);
     assert_eq!([11, 21].map(|hash| matched(&index, &[1, hash])), [1, 2]);
     assert_eq!(writer.expire_parked(u64::MAX), Applied::default());
+}
+
+#[test]
+fn content_that_waits_is_no_more_than_the_blocks_need() {
+    use crate::wire::BlockContent;
+    // One block with the tokens of a thousand: it would count as one block while it waits.
+    let tokens = vec![7; 16_000];
+    let content = || {
+        Some(BlockContent::Tokens {
+            tokens: tokens.clone(),
+            lora_name: None,
+            cache_salt: None,
+        })
+    };
+    for (hashing, refused) in [(Hashing::Engine, 0), (Hashing::Recompute, 1)] {
+        let settings = NamespaceSettings {
+            hashing,
+            ..NamespaceSettings::default()
+        };
+        let index = PositionalIndexer::new(settings, IndexLimits::default());
+        let worker = WorkerName::new("w").unwrap();
+        let mut holder = index.register(&HolderId { worker, rank: 0 }).unwrap();
+        let mut stored = StoredBlocks::by_sequence(Some(SequenceHash(1)), None, vec![SequenceHash(2)]);
+        stored.content = content();
+        let applied = holder.apply(Event::Stored(stored), Tier::DEVICE, 0);
+        assert_eq!(applied.rejected(RejectReason::ContentMismatch), refused);
+        assert_eq!(applied.parked, 1 - refused);
+    }
 }
