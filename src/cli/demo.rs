@@ -16,7 +16,7 @@ use kvatlas::wire::{NamespaceName, QueryKey, QueryReply, SingleQuery};
 use serde::Serialize;
 
 use super::failure::Failure;
-use super::output::{print, print_json};
+use super::output::{print, print_json, say};
 use super::replay::{
     Progress, close, count_text, interrupted, latency_text, parse_workers, start_logging, verdict,
 };
@@ -119,7 +119,7 @@ impl DemoArguments {
     /// Says something to a person.
     fn say(&self, text: &str) {
         if !self.json {
-            eprint!("{text}");
+            say(text);
         }
     }
 

@@ -13,7 +13,7 @@ use super::connect::{Connection, ConnectionArguments};
 use super::event_json::LineBatch;
 use super::failure::Failure;
 use super::lines::{NumberedLine, numbered, open};
-use super::output::{counted, print};
+use super::output::{counted, print, say};
 use super::status_report::describe_state;
 
 pub(super) const EXAMPLES: &str = r#"A line is one event, or a batch of events with an optional tier:
@@ -118,7 +118,10 @@ pub(crate) async fn publish(arguments: &PublishArguments) -> Result<(), Failure>
                 published.count(&batch);
             }
         }
-        eprintln!("checked {}; nothing was published", published.describe());
+        say(format_args!(
+            "checked {}; nothing was published\n",
+            published.describe()
+        ));
         return published.check();
     }
     let input = open(&arguments.file)?;
@@ -198,7 +201,7 @@ fn parse(
             if !keep_going {
                 return Err(failure);
             }
-            eprintln!("error: {failure}");
+            say(format_args!("error: {failure}\n"));
             published.bad_lines += 1;
             Ok(None)
         }
