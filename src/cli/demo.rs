@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use kvatlas::config::Config;
-use kvatlas::connection::embedded::find_nats_server;
+use kvatlas::connection::embedded::{BrokerError, find_nats_server};
 use kvatlas::simulation::{
     FinalCheck, FleetSize, Replay, ReplayOptions, Report, Request, Session, SimulationError, SyntheticLoad,
     embedded_config,
@@ -89,7 +89,11 @@ impl DemoArguments {
         start_logging()?;
         let config = embedded_config("kvatlas", "127.0.0.1:0")?;
         let binary = find_nats_server(config.nats.server_binary.as_deref()).map_err(|error| {
-            Failure::unavailable(format_args!("{error}\nThe demo starts a NATS server of its own."))
+            let text = format!("{error}\nThe demo starts a NATS server of its own.");
+            match error {
+                BrokerError::NotExecutable { .. } => Failure::usage(text),
+                _ => Failure::unavailable(text),
+            }
         })?;
         self.say(&format!(
             "Starting a NATS server for development: {}\n",
