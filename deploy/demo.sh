@@ -4,4 +4,6 @@ set -eu
 
 cd "$(dirname "$0")/.."
 deploy/setup.sh
-exec cargo run --release --quiet -- demo "$@"
+# Not quiet: the first build takes minutes.
+cargo build --release --locked
+exec cargo run --release --locked --quiet -- demo "$@"

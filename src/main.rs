@@ -27,7 +27,7 @@ fn main() -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("error: {failure}");
+            cli::say(format_args!("error: {failure}\n"));
             failure.status.into()
         }
     }

@@ -59,7 +59,14 @@ fn dead_broker() -> String {
 
 #[test]
 fn every_command_has_help_with_an_example() {
-    for command in [&["serve"][..], &["query"], &["publish"], &["snapshot", "inspect"]] {
+    for command in [
+        &["serve"][..],
+        &["query"],
+        &["publish"],
+        &["snapshot", "inspect"],
+        &["demo"],
+        &["replay"],
+    ] {
         let output = run(&[command, &["--help"]].concat());
         assert_eq!(output.status.code(), Some(0), "{command:?}");
         let invocation = format!("kvatlas {}", command.join(" "));
@@ -100,6 +107,23 @@ fn wrong_usage_has_a_number_of_its_own() {
             !stderr(&output).is_empty() && stdout(&output).is_empty(),
             "{arguments:?}"
         );
+    }
+}
+
+#[test]
+fn nobody_to_read_a_message_is_no_reason_to_panic() {
+    for (arguments, expected) in [
+        (
+            vec!["query", "--namespace", "a", "--status", "--nats", &dead_broker()],
+            UNAVAILABLE,
+        ),
+        (vec!["serve", "--admin-listen", "nowhere"], USAGE),
+        (vec!["demo", "--requests", "1"], 0),
+    ] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let status = kvatlas(&arguments).stdout(Stdio::null()).stderr(writer).status();
+        assert_eq!(status.unwrap().code(), Some(expected), "{arguments:?}");
     }
 }
 

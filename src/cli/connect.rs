@@ -10,7 +10,7 @@ use kvatlas::connection::{ConnectPatience, ConnectionNotice, connect};
 use kvatlas::wire::Subjects;
 
 use super::failure::Failure;
-use super::output::printable;
+use super::output::{printable, say};
 
 /// Messages that may wait for us: answers to our own requests only.
 const SUBSCRIPTION_CAPACITY: usize = 64;
@@ -49,7 +49,7 @@ impl ConnectionArguments {
         let warn = |notice| {
             // A server reports a refused subject here and nowhere else.
             if let ConnectionNotice::Error(text) = notice {
-                eprintln!("warning: NATS: {}", printable(&text));
+                say(format_args!("warning: NATS: {}\n", printable(&text)));
             }
         };
         let connecting = connect(

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use kvatlas::config::Config;
-use kvatlas::connection::embedded::find_nats_server;
+use kvatlas::connection::embedded::{BrokerError, find_nats_server};
 use kvatlas::simulation::{
     FinalCheck, FleetSize, Replay, ReplayOptions, Report, Request, Session, SimulationError, SyntheticLoad,
     embedded_config,
@@ -16,7 +16,7 @@ use kvatlas::wire::{NamespaceName, QueryKey, QueryReply, SingleQuery};
 use serde::Serialize;
 
 use super::failure::Failure;
-use super::output::{print, print_json};
+use super::output::{print, print_json, say};
 use super::replay::{
     Progress, close, count_text, interrupted, latency_text, parse_workers, start_logging, verdict,
 };
@@ -89,7 +89,11 @@ impl DemoArguments {
         start_logging()?;
         let config = embedded_config("kvatlas", "127.0.0.1:0")?;
         let binary = find_nats_server(config.nats.server_binary.as_deref()).map_err(|error| {
-            Failure::unavailable(format_args!("{error}\nThe demo starts a NATS server of its own."))
+            let text = format!("{error}\nThe demo starts a NATS server of its own.");
+            match error {
+                BrokerError::NotExecutable { .. } => Failure::usage(text),
+                _ => Failure::unavailable(text),
+            }
         })?;
         self.say(&format!(
             "Starting a NATS server for development: {}\n",
@@ -119,7 +123,7 @@ impl DemoArguments {
     /// Says something to a person.
     fn say(&self, text: &str) {
         if !self.json {
-            eprint!("{text}");
+            say(text);
         }
     }
 

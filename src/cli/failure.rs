@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use kvatlas::client::ClientError;
 use kvatlas::config::ConfigErrors;
 use kvatlas::connection::ConnectError;
+use kvatlas::connection::embedded::BrokerError;
 use kvatlas::daemon::StartError;
 use kvatlas::wire::ErrorCode;
 
@@ -87,6 +88,8 @@ impl From<StartError> for Failure {
     fn from(error: StartError) -> Self {
         match error {
             StartError::Connect(error) => error.into(),
+            // A path that somebody named does not mend itself.
+            StartError::Broker(BrokerError::NotExecutable { .. }) => Self::usage(error),
             StartError::Broker(_) | StartError::BrokerAddress { .. } => Self::unavailable(error),
             StartError::Subjects(_) | StartError::Namespace(_) => Self::usage(error),
             _ => Self::failed(error),
@@ -124,6 +127,17 @@ mod tests {
         let refused = |code| ClientError::Refused(WireError::new(code, "no"));
         assert_eq!(status(refused(ErrorCode::Unavailable)), ExitStatus::Unavailable);
         assert_eq!(status(refused(ErrorCode::BadRequest)), ExitStatus::Failed);
+    }
+
+    #[test]
+    fn a_wrong_server_binary_is_wrong_configuration() {
+        let wrong = BrokerError::NotExecutable {
+            origin: "nats.server_binary",
+            path: "a".into(),
+        };
+        assert_eq!(Failure::from(StartError::Broker(wrong)).status, ExitStatus::Usage);
+        let missing = StartError::Broker(BrokerError::NotFound);
+        assert_eq!(Failure::from(missing).status, ExitStatus::Unavailable);
     }
 
     #[test]

@@ -26,6 +26,7 @@ use clap::{Parser, Subcommand};
 
 pub(crate) use demo::DemoArguments;
 pub(crate) use failure::{ExitStatus, Failure};
+pub(crate) use output::say;
 pub(crate) use publish::{PublishArguments, publish};
 pub(crate) use query::{QueryArguments, query};
 pub(crate) use replay::ReplayArguments;

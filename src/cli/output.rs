@@ -1,5 +1,6 @@
-//! Standard output that may end before we do.
+//! Standard output and standard error that may end before we do.
 
+use std::fmt;
 use std::io::{ErrorKind, Write};
 
 use super::failure::Failure;
@@ -25,6 +26,12 @@ pub(super) fn print(text: &str) -> Result<(), Failure> {
         ))),
         _ => Ok(()),
     }
+}
+
+/// Says something to a person on standard error. That nobody listens any more is no failure, and no reason to panic,
+/// as `eprint!` would.
+pub(crate) fn say(text: impl fmt::Display) {
+    let _ = write!(std::io::stderr().lock(), "{text}");
 }
 
 /// Prints one JSON object and a line feed.

@@ -13,7 +13,7 @@ use super::connect::{Connection, ConnectionArguments};
 use super::event_json::LineBatch;
 use super::failure::Failure;
 use super::lines::{NumberedLine, numbered, open};
-use super::output::{counted, print};
+use super::output::{counted, print, say};
 use super::status_report::describe_state;
 
 pub(super) const EXAMPLES: &str = r#"A line is one event, or a batch of events with an optional tier:
@@ -21,14 +21,16 @@ pub(super) const EXAMPLES: &str = r#"A line is one event, or a batch of events w
   {"type":"stored","parent":"ad01835a37dd294c","sequence_hashes":["0x1f"],"tokens":[1,2,3,4]}
   {"tier":1,"events":[{"type":"removed","sequence_hashes":["ea06fc71a5ee6e88"]}]}
   {"events":[]}
-Types are stored, removed, cleared and goodbye; deploy/README.md describes their keys. A hash is a text of 16
-hexadecimal digits (32 for a lineage hash), or 0x and fewer, or a decimal number.
+Types are stored, removed, cleared and goodbye; deploy/README.md describes their keys.
+A hash is a text of 16 hexadecimal digits (32 for a lineage hash), or 0x and fewer,
+or a decimal number.
 
 Examples:
   kvatlas publish events.jsonl --namespace llama --worker gpu-0 --wait
   kvatlas publish - --namespace llama --worker gpu-0 --epoch 7 --seq 12 < more.jsonl
 
-Without --epoch, the batches begin a new epoch, and all that the worker's rank had is replaced by them."#;
+Without --epoch, the batches begin a new epoch:
+all that the worker's rank had is replaced by them."#;
 
 /// How often `--wait` asks the daemon how far it is.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
@@ -118,7 +120,10 @@ pub(crate) async fn publish(arguments: &PublishArguments) -> Result<(), Failure>
                 published.count(&batch);
             }
         }
-        eprintln!("checked {}; nothing was published", published.describe());
+        say(format_args!(
+            "checked {}; nothing was published\n",
+            published.describe()
+        ));
         return published.check();
     }
     let input = open(&arguments.file)?;
@@ -198,7 +203,7 @@ fn parse(
             if !keep_going {
                 return Err(failure);
             }
-            eprintln!("error: {failure}");
+            say(format_args!("error: {failure}\n"));
             published.bad_lines += 1;
             Ok(None)
         }

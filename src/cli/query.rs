@@ -17,7 +17,8 @@ use super::query_json::{KeyForms, parse_query};
 use super::query_report::{check_results, json_of_reply, json_of_results, render_reply, render_results};
 use super::status_report::render_status;
 
-pub(super) const EXAMPLES: &str = r#"A hash is 16 hexadecimal digits (32 for a lineage hash), or 0x and fewer. A line of --file is an object such as
+pub(super) const EXAMPLES: &str = r#"A hash is 16 hexadecimal digits (32 for a lineage hash), or 0x and fewer.
+A line of --file is an object such as
   {"tokens":[1,2,3],"lora_name":"my-lora","limit":3}
   {"sequence_hashes":["ea06fc71a5ee6e88"],"workers":["gpu-0"],"min_blocks":1,"explain":true}
 
@@ -43,7 +44,7 @@ pub(crate) struct QueryArguments {
     #[arg(long, group = "asked", conflicts_with_all = ["workers", "limit", "min_blocks", "explain"])]
     status: bool,
     /// Ask for a prompt's tokens, joined by commas.
-    #[arg(long, group = "asked", value_name = "NUMBERS", value_delimiter = ',')]
+    #[arg(long, group = "asked", value_name = "NUMBERS", value_delimiter = ',', value_parser = parse_token)]
     tokens: Option<Vec<Token>>,
     /// Ask for the tokens in a file, between spaces, commas or brackets; - is standard input.
     #[arg(long, group = "asked", value_name = "FILE")]
@@ -202,6 +203,13 @@ fn read_tokens(path: &Path) -> Result<Vec<Token>, Failure> {
     parse_tokens(&text).map_err(|error| Failure::failed(format_args!("{path:?}: {error}")))
 }
 
+/// One token of `--tokens`.
+fn parse_token(text: &str) -> Result<Token, String> {
+    text.trim()
+        .parse()
+        .map_err(|_| "write whole numbers below 2^32, joined by commas; or use --tokens-file".to_owned())
+}
+
 /// Whole numbers between anything that a list of them is written with.
 fn parse_tokens(text: &str) -> Result<Vec<Token>, String> {
     let is_separator = |character: char| character.is_whitespace() || matches!(character, ',' | '[' | ']');
@@ -266,6 +274,16 @@ mod tests {
         ];
         for arguments in refused {
             assert!(parse(arguments).is_err(), "{arguments:?}");
+        }
+    }
+
+    #[test]
+    fn tokens_may_have_spaces_between_them() {
+        let query = parse(&["--tokens", "1, 2"]).unwrap().take_query().unwrap();
+        assert!(matches!(query.key, QueryKey::Tokens { tokens, .. } if tokens == [1, 2]));
+        for wrong in ["", "1,,2", "x", "4294967296", "-1"] {
+            let error = parse(&[&format!("--tokens={wrong}")]).unwrap_err().to_string();
+            assert!(error.contains("below 2^32"), "{error}");
         }
     }
 

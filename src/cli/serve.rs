@@ -13,7 +13,7 @@ use super::failure::Failure;
 use super::output::print;
 
 pub(super) const EXAMPLES: &str = "\
-A flag covers its environment variable, which covers the file, which covers the default. Everything that is wrong is
+A flag covers its environment variable, which covers the file, which covers the default. Everything that is wrong is \
 reported at once.
 
 Examples:
