@@ -222,7 +222,7 @@ fn the_demo_says_how_to_get_a_server() {
         .env("NATS_SERVER_BIN", "/nonexistent/nats-server")
         .output()
         .unwrap();
-    assert_eq!(output.status.code(), Some(69));
+    assert_eq!(output.status.code(), Some(64));
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(
         text.contains("NATS_SERVER_BIN") && text.contains("/nonexistent"),
