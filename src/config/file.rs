@@ -1,6 +1,6 @@
 //! Reads the layer of the TOML file.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use toml::Spanned;
@@ -68,8 +68,24 @@ impl FileReader<'_> {
                 other => self.push_no_table(origin, other),
             }
         }
+        self.forget_artefacts();
         // The parser's tables are ordered by name.
         self.layers.errors.sort_by_key(ConfigError::line);
+    }
+
+    /// Keeps only the syntax error of a line that has one: what the parser made of the rest of the line, such as an empty key,
+    /// nobody has written.
+    fn forget_artefacts(&mut self) {
+        let is_syntax = |error: &ConfigError| matches!(error, ConfigError::Syntax { .. });
+        let errors = &self.layers.errors;
+        let broken: BTreeSet<_> = errors
+            .iter()
+            .filter(|error| is_syntax(error))
+            .filter_map(ConfigError::line)
+            .collect();
+        self.layers
+            .errors
+            .retain(|error| is_syntax(error) || error.line().is_none_or(|line| !broken.contains(&line)));
     }
 
     fn read_section(&mut self, section: &str, table: &DeTable<'_>) {

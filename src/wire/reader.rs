@@ -229,9 +229,9 @@ impl<'a> Reader<'a> {
             other => return Err(wrong_type(field, "a text", other)),
         };
         if bytes.len() > bytes_max {
-            return Err(DecodeError::TooLong {
+            return Err(DecodeError::TextTooLong {
                 field,
-                count: bytes.len(),
+                bytes: bytes.len(),
                 max: bytes_max,
             });
         }
