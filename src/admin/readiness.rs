@@ -149,7 +149,8 @@ impl ReadinessReport {
             .map(|latch| (latch.as_str().to_owned(), self.is_set(*latch).into()))
             .collect();
         let (ready, draining) = (self.is_ready(), self.is_draining());
-        json!({ "ready": ready, "draining": draining, "latches": latches, "reasons": self.reasons() }).to_string()
+        json!({ "ready": ready, "draining": draining, "latches": latches, "reasons": self.reasons() })
+            .to_string()
     }
 }
 
@@ -206,7 +207,12 @@ mod tests {
     fn trouble_is_told_until_it_is_over_or_no_longer_matters() {
         let readiness = Readiness::new();
         readiness.set_trouble(Some("cannot connect".to_owned()));
-        assert!(readiness.report().reasons().contains(&"NATS: cannot connect".to_owned()));
+        assert!(
+            readiness
+                .report()
+                .reasons()
+                .contains(&"NATS: cannot connect".to_owned())
+        );
         readiness.set_trouble(None);
         assert_eq!(readiness.report().reasons().len(), Latch::ALL.len());
         readiness.set_trouble(Some("a hiccup".to_owned()));

@@ -10,7 +10,7 @@ use kvatlas::connection::embedded::BrokerError;
 use kvatlas::daemon::StartError;
 use kvatlas::wire::ErrorCode;
 
-use super::output::printable;
+use super::text::printable;
 
 /// The number that the process ends with. Scripts rely on the numbers; the last two are those of `sysexits.h`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

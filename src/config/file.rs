@@ -74,18 +74,27 @@ impl FileReader<'_> {
     }
 
     /// Keeps only the syntax error of a line that has one: what the parser made of the rest of the line, such as an empty key,
-    /// nobody has written.
+    /// nobody has written. After a broken section header it is not known either whose keys follow.
     fn forget_artefacts(&mut self) {
         let is_syntax = |error: &ConfigError| matches!(error, ConfigError::Syntax { .. });
-        let errors = &self.layers.errors;
-        let broken: BTreeSet<_> = errors
+        let broken: BTreeSet<_> = self
+            .layers
+            .errors
             .iter()
             .filter(|error| is_syntax(error))
             .filter_map(ConfigError::line)
             .collect();
-        self.layers
-            .errors
-            .retain(|error| is_syntax(error) || error.line().is_none_or(|line| !broken.contains(&line)));
+        let is_header = |line: &usize| {
+            let text = self.text.lines().nth(line.saturating_sub(1));
+            text.is_some_and(|text| text.trim_start().starts_with('['))
+        };
+        let lost_section = broken.iter().copied().find(is_header);
+        self.layers.errors.retain(|error| {
+            let line = error.line().unwrap_or_default();
+            let is_homeless =
+                matches!(error, ConfigError::Unknown { .. }) && lost_section.is_some_and(|lost| line > lost);
+            is_syntax(error) || !(broken.contains(&line) || is_homeless)
+        });
     }
 
     fn read_section(&mut self, section: &str, table: &DeTable<'_>) {

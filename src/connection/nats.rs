@@ -161,9 +161,15 @@ fn notice_of(event: Event, servers: &str) -> Option<ConnectionNotice> {
 /// [`ConnectErrorKind`], in which nobody recognises a server that is not there.
 fn cause_of(kind: &str) -> String {
     let causes = [
-        (ConnectErrorKind::Io, "no NATS server answers there, or it closed the connection"),
+        (
+            ConnectErrorKind::Io,
+            "no NATS server answers there, or it closed the connection",
+        ),
         (ConnectErrorKind::Dns, "the host name cannot be resolved"),
-        (ConnectErrorKind::Tls, "no TLS session comes about; check nats.tls_required and nats.tls_ca_file"),
+        (
+            ConnectErrorKind::Tls,
+            "no TLS session comes about; check nats.tls_required and nats.tls_ca_file",
+        ),
         (ConnectErrorKind::TimedOut, "nothing answers there in time"),
         (
             ConnectErrorKind::AuthorizationViolation,
