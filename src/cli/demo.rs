@@ -133,7 +133,7 @@ impl DemoArguments {
         let session = Session::embedded(config, namespace).await?;
         self.say(&format!(
             "It listens on {} and ends with the demo. The daemon runs in this process.\n\
-             {} with room for {} blocks each: they serve conversations of several turns;\n\
+             Conversations of several turns go to {}, with room for {} blocks per worker;\n\
              for every request, a router asks the daemon over NATS who holds how much of the prompt.\n\n",
             session.broker_url().unwrap_or_default(),
             workers_text(self.workers.get(), "simulated worker"),
