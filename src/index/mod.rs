@@ -36,6 +36,7 @@ mod namespace;
 mod parking;
 mod search;
 mod slots;
+mod sparse;
 mod table;
 mod writer;
 
@@ -48,4 +49,5 @@ pub use namespace::{Hashing, Namespace, NamespaceLimitReached, NamespaceSettings
 pub use parking::ParkingLimits;
 pub use search::{Match, Matches, Search};
 pub use slots::HolderRecord;
+pub use sparse::{BoundedMatches, Bounds, SparseChain};
 pub use writer::{Applied, HolderWriter, RejectReason};

@@ -173,6 +173,18 @@ impl EntryTable {
             .map(|entry| view(&entry.holders))
     }
 
+    /// Shows `view` the holders of all keys with the position and the current fragment of `key`, whatever their parents. There is
+    /// more than one only where hashes are no chain.
+    pub(crate) fn read_any_parent(&self, key: PositionalLineageHash, mut view: impl FnMut(&HolderSet)) {
+        let place = Place::of(key);
+        let hash = place.hash(&self.hasher);
+        let entries = self.shard(hash).entries.read();
+        entries
+            .iter_hash(hash)
+            .filter(|entry| Place::of(entry.key) == place)
+            .for_each(|entry| view(&entry.holders));
+    }
+
     /// How many entries there are.
     pub(crate) fn len(&self) -> u64 {
         self.entries.load(Ordering::Relaxed)
