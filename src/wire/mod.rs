@@ -33,6 +33,7 @@
 mod batch;
 mod error;
 mod limits;
+mod list;
 mod name;
 mod positions;
 mod query;
