@@ -13,6 +13,7 @@ use super::parking::ParkingLimits;
 use super::runs::{BlockKey, RunStore};
 use super::search::{self, Matches, Search};
 use super::slots::{HolderRecord, Slots};
+use super::sparse::{self, BoundedMatches, SparseChain};
 use super::writer::HolderWriter;
 
 pub use super::slots::RegisterError;
@@ -157,6 +158,14 @@ impl PositionalIndexer {
         // Before the first probe, so that what is replaced from now on is noticed.
         let replacements = self.shared.replacements.load(Ordering::Acquire);
         search::find(&self.shared.runs, &self.shared.slots, chain, search).begun_at(replacements)
+    }
+
+    /// Bounds on how long a prefix each holder holds, from blocks chosen from one chain.
+    pub fn find_bounds(&self, chain: &SparseChain<'_>, search: Search<'_>) -> BoundedMatches {
+        // Before the first probe, so that what is replaced from now on is noticed.
+        let replacements = self.shared.replacements.load(Ordering::Acquire);
+        sparse::find_at_one_instant(&self.shared.runs, &self.shared.slots, chain, search)
+            .begun_at(replacements)
     }
 
     /// The block at `position` of a query, and how many holders have it; for explaining where a holder dropped out.

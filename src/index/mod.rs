@@ -58,6 +58,7 @@ mod resolve;
 mod runs;
 mod search;
 mod slots;
+mod sparse;
 mod writer;
 
 #[cfg(test)]
@@ -70,4 +71,5 @@ pub use namespace::{Hashing, Namespace, NamespaceLimitReached, NamespaceSettings
 pub use parking::ParkingLimits;
 pub use search::{Match, Matches, Search};
 pub use slots::HolderRecord;
+pub use sparse::{BoundedMatches, Bounds, SparseChain};
 pub use writer::HolderWriter;

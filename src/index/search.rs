@@ -140,6 +140,20 @@ pub(crate) fn holders_of(store: &RunStore, key: &BlockKey) -> usize {
     holders
 }
 
+/// The holders of a block. One that has it counts, so it has all blocks before it, too.
+pub(super) fn holders_at(store: &RunStore, key: &BlockKey, guard: &Guard) -> SlotSet {
+    let mut holding = SlotSet::default();
+    store.for_each(key, guard, |found| {
+        let look = Look {
+            start: 0,
+            end: found.offset + 1,
+            view: found.run.view(guard),
+        };
+        holding.unite(&look.split(None, |_, _| {}));
+    });
+    holding
+}
+
 /// How many runs are looked at one after the other before the search halves what is left instead.
 const STEPS_MAX: usize = 8;
 
@@ -367,16 +381,7 @@ impl<'g> Finder<'_, '_, 'g> {
         let mut candidates: Option<SlotSet> = self.asked.cloned();
         for position in 0..self.chain.len() {
             let key = self.chain.block_key(position);
-            let mut holding = SlotSet::default();
-            self.store.for_each(&key, self.guard, |found| {
-                let view = found.run.view(self.guard);
-                let look = Look {
-                    start: 0,
-                    end: found.offset + 1,
-                    view,
-                };
-                holding.unite(&look.split(None, |_, _| {}));
-            });
+            let mut holding = holders_at(self.store, &key, self.guard);
             let mut dropped = match candidates.take() {
                 Some(candidates) => {
                     holding.intersect(&candidates);

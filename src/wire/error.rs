@@ -3,6 +3,7 @@
 use crate::hash::{LineageError, PositionError};
 
 use super::name::NameError;
+use super::positions::PositionsError;
 use super::subject::SubjectError;
 
 /// Header that carries the text of an error reply (NATS micro convention).
@@ -161,6 +162,9 @@ pub enum DecodeError {
         /// The first that does not continue the chain.
         index: usize,
     },
+    /// The positions of a compressed chain do not fit its hashes.
+    #[error(transparent)]
+    Positions(#[from] PositionsError),
 }
 
 /// The numbers of error replies, in the manner of HTTP. They are part of the contract and never change meaning.

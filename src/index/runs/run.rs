@@ -17,7 +17,7 @@ pub(crate) const RUN_BLOCKS_MAX: usize = 4096;
 pub(crate) struct BlockKey {
     pub(crate) position: u32,
     pub(crate) current: u64,
-    /// None at position 0.
+    /// None at position 0, and where any parent will do.
     pub(crate) parent: Option<u64>,
 }
 

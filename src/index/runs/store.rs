@@ -1,7 +1,7 @@
 //! The runs of one index, and how readers find them.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use crossbeam_epoch::Guard;
 use parking_lot::{Mutex, RwLock};
@@ -29,6 +29,8 @@ pub(crate) struct RunStore {
     pub(super) doubles_count: AtomicU64,
     pub(super) chain_conflicts: AtomicU64,
     pub(super) blocks: AtomicU64,
+    /// Odd while a writer has its turn.
+    pub(super) turns: AtomicU64,
     pub(super) state: Mutex<State>,
 }
 
@@ -48,6 +50,7 @@ impl RunStore {
             doubles_count: AtomicU64::new(0),
             chain_conflicts: AtomicU64::new(0),
             blocks: AtomicU64::new(0),
+            turns: AtomicU64::new(0),
             state: Mutex::default(),
         }
     }
@@ -55,6 +58,14 @@ impl RunStore {
     /// Takes a turn at changing the store.
     pub(crate) fn write(&self) -> RunWriter<'_> {
         RunWriter::new(self)
+    }
+
+    /// A number that is the same as long as no writer changes anything; none while one has its turn.
+    pub(crate) fn version(&self) -> Option<u64> {
+        // What was read before belongs to before.
+        fence(Ordering::Acquire);
+        let turns = self.turns.load(Ordering::Acquire);
+        turns.is_multiple_of(2).then_some(turns)
     }
 
     /// How many distinct blocks there are.

@@ -75,6 +75,7 @@ pub(crate) struct RunWriter<'a> {
 impl<'a> RunWriter<'a> {
     pub(super) fn new(store: &'a RunStore) -> Self {
         let state = store.state.lock();
+        store.turns.fetch_add(1, Ordering::AcqRel);
         Self {
             store,
             state,
@@ -90,7 +91,9 @@ impl<'a> RunWriter<'a> {
 
     /// Lets another writer have a turn, if one waits; for whoever changes much. Readers' garbage can go meanwhile.
     pub(crate) fn pause(&mut self) {
+        self.store.turns.fetch_add(1, Ordering::AcqRel);
         MutexGuard::bump(&mut self.state);
+        self.store.turns.fetch_add(1, Ordering::AcqRel);
         self.guard.repin();
     }
 
@@ -476,5 +479,11 @@ impl<'a> RunWriter<'a> {
             // What readers no longer see is given back soon, and not only with the next change.
             self.guard.flush();
         }
+    }
+}
+
+impl Drop for RunWriter<'_> {
+    fn drop(&mut self) {
+        self.store.turns.fetch_add(1, Ordering::AcqRel);
     }
 }

@@ -223,7 +223,11 @@ fn workers_of_a_filter_are_bounded() {
             ..QueryOptions::default()
         };
         let key = QueryKey::SequenceHashes(chain(1));
-        QueryRequest::Single(SingleQuery { key, options }).encode()
+        let query = SingleQuery {
+            options,
+            ..SingleQuery::new(key)
+        };
+        QueryRequest::Single(query).encode()
     };
     check_queries(request, |limits| &mut limits.filter_workers_max);
 }
@@ -237,7 +241,11 @@ fn names_are_bounded_in_bytes() {
             ..QueryOptions::default()
         };
         let key = QueryKey::SequenceHashes(chain(1));
-        QueryRequest::Single(SingleQuery { key, options }).encode()
+        let query = SingleQuery {
+            options,
+            ..SingleQuery::new(key)
+        };
+        QueryRequest::Single(query).encode()
     };
     check_queries(request, |limits| &mut limits.name_bytes_max);
 }
