@@ -25,7 +25,7 @@ mod workload;
 use clap::{Parser, ValueEnum};
 
 use report::Ledger;
-use scenario::{Effort, latency};
+use scenario::{Effort, chat, latency, pauses};
 
 /// Compares the index of kvatlas with those of other projects and prints Markdown tables.
 #[derive(Debug, Parser)]
@@ -48,8 +48,12 @@ enum Part {
     All,
     /// A: searches, stores and removals in indexes filled in a known way.
     Latency,
+    /// A, the longest pause: a reader while another thread writes.
+    Pauses,
     /// F: many conversations that differ in their first block.
     FanOut,
+    /// B: multi-turn chat, one writer and one reader at once.
+    Chat,
 }
 
 fn main() {
@@ -66,10 +70,18 @@ fn main() {
         latency::run(&plans, effort, &mut ledger);
         latency::print("A", &plans, &ledger);
     }
+    if runs(Part::Pauses) {
+        pauses::run(&plans::DISTINCT, effort, &mut ledger);
+        pauses::print(&plans::DISTINCT, &ledger);
+    }
     if runs(Part::FanOut) {
         let plans = plans::fan_outs(effort);
         latency::run(&plans, effort, &mut ledger);
         latency::print("F", &plans, &ledger);
+    }
+    if runs(Part::Chat) {
+        chat::run(effort, &mut ledger);
+        chat::print(&ledger);
     }
     ledger.print_verdicts("Answers compared with the oracle", &contender::rows());
 }

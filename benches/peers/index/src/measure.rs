@@ -122,6 +122,16 @@ pub fn timer_cost_ns() -> f64 {
     })
 }
 
+/// How often the system has taken the processor away from the calling thread.
+pub fn involuntary_switches() -> u64 {
+    // SAFETY: all fields of the structure are numbers, for which zero is a value.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: the pointer is to a live structure, which is all that the call writes.
+    let result = unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) };
+    assert_eq!(result, 0, "Linux counts by thread");
+    usage.ru_nivcsw.unsigned_abs()
+}
+
 /// Gives freed memory back to the system, so that the next contender does not start from pages that another has touched.
 pub fn trim_memory() {
     // SAFETY: the call takes no pointer and may be made at any time.

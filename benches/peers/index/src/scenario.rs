@@ -1,6 +1,8 @@
 //! The scenarios, one module each.
 
+pub mod chat;
 pub mod latency;
+pub mod pauses;
 
 use std::io::Write as _;
 

@@ -65,20 +65,29 @@ impl Prompt {
         u32::try_from(self.blocks.len()).expect("no scenario is that deep")
     }
 
-    /// The first half, and then content that nobody holds.
-    pub fn with_fresh_half(&self, source: u64) -> Self {
-        let half = self.len() / 2;
+    /// The first `depth` blocks.
+    pub fn prefix(&self, depth: u32) -> Self {
+        let mut left = depth;
         let mut segments = Vec::new();
-        let mut left = half;
-        for segment in &self.segments {
-            let taken = left.min(segment.blocks.end - segment.blocks.start);
-            let blocks = segment.blocks.start..segment.blocks.start + taken;
+        for Segment { source, blocks } in &self.segments {
+            let taken = left.min(blocks.end - blocks.start);
             segments.push(Segment {
-                source: segment.source,
-                blocks,
+                source: *source,
+                blocks: blocks.start..blocks.start + taken,
             });
             left -= taken;
         }
+        Self {
+            segments,
+            blocks: self.blocks[..depth as usize].to_vec(),
+            sequence: self.sequence[..depth as usize].to_vec(),
+        }
+    }
+
+    /// The first half, and then content that nobody holds.
+    pub fn with_fresh_half(&self, source: u64) -> Self {
+        let half = self.len() / 2;
+        let mut segments = self.prefix(half).segments;
         segments.push(Segment {
             source,
             blocks: 0..self.len() - half,
