@@ -22,10 +22,12 @@ mod report;
 mod scenario;
 mod workload;
 
+use std::path::PathBuf;
+
 use clap::{Parser, ValueEnum};
 
 use report::Ledger;
-use scenario::{Effort, chat, latency, pauses};
+use scenario::{Effort, chat, latency, memory, pauses, replay};
 
 /// Compares the index of kvatlas with those of other projects and prints Markdown tables.
 #[derive(Debug, Parser)]
@@ -39,7 +41,19 @@ struct Arguments {
     /// Repetitions of everything.
     #[arg(long, default_value_t = 5)]
     repetitions: usize,
+    /// The recorded conversations of scenario D.
+    #[arg(long, default_value = DEFAULT_TRACE)]
+    trace: PathBuf,
+    /// Fills one index in this process and prints its sizes: what scenario C starts.
+    #[arg(long, hide = true, value_delimiter = ',')]
+    fill: Option<Vec<u32>>,
 }
+
+/// Beside the repository, as the sources know it.
+const DEFAULT_TRACE: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../../../../shared/traces/conversation_trace.jsonl"
+);
 
 /// A part of the comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -54,10 +68,18 @@ enum Part {
     FanOut,
     /// B: multi-turn chat, one writer and one reader at once.
     Chat,
+    /// C: resident bytes a block, in processes of their own.
+    Memory,
+    /// D: a recorded trace at an offered rate.
+    Replay,
 }
 
 fn main() {
     let arguments = Arguments::parse();
+    if let Some(words) = &arguments.fill {
+        memory::fill(words);
+        return;
+    }
     let effort = Effort {
         repetitions: if arguments.quick { 1 } else { arguments.repetitions },
         is_quick: arguments.quick,
@@ -82,6 +104,14 @@ fn main() {
     if runs(Part::Chat) {
         chat::run(effort, &mut ledger);
         chat::print(&ledger);
+    }
+    if runs(Part::Memory) {
+        memory::run(effort, &mut ledger);
+        memory::print(&ledger);
+    }
+    if runs(Part::Replay) {
+        replay::run(&arguments.trace, effort, &mut ledger);
+        replay::print(&ledger);
     }
     ledger.print_verdicts("Answers compared with the oracle", &contender::rows());
 }

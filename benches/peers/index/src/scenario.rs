@@ -2,7 +2,9 @@
 
 pub mod chat;
 pub mod latency;
+pub mod memory;
 pub mod pauses;
+pub mod replay;
 
 use std::io::Write as _;
 

@@ -127,6 +127,8 @@ pub enum Sharing {
     Distinct,
     /// Eight sequences, each with a holder of its own, have the first half in common.
     EightShareHalf,
+    /// Every sequence is held by eight workers.
+    EightShareAll,
     /// Every sequence is held by all workers.
     AllShareAll,
 }
@@ -151,6 +153,7 @@ impl Layout {
     pub fn sequences(&self) -> u32 {
         match self.sharing {
             Sharing::Distinct | Sharing::EightShareHalf => self.blocks / self.depth,
+            Sharing::EightShareAll => self.blocks / self.depth / 8,
             Sharing::AllShareAll => (self.blocks / self.depth / self.workers).max(1),
         }
     }
@@ -162,7 +165,7 @@ impl Layout {
             blocks,
         };
         let segments = match self.sharing {
-            Sharing::Distinct | Sharing::AllShareAll => vec![own(0..self.depth)],
+            Sharing::Distinct | Sharing::EightShareAll | Sharing::AllShareAll => vec![own(0..self.depth)],
             Sharing::EightShareHalf => {
                 let shared = Segment {
                     source: (1 << 32) + u64::from(number / 8),
@@ -180,6 +183,10 @@ impl Layout {
             Sharing::Distinct | Sharing::EightShareHalf => {
                 let holder = number % self.workers;
                 holder..holder + 1
+            }
+            Sharing::EightShareAll => {
+                let first = number * 8 % self.workers;
+                first..first + 8
             }
             Sharing::AllShareAll => 0..self.workers,
         }
