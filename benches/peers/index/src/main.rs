@@ -15,6 +15,7 @@
 //!   not count.
 
 mod contender;
+mod goals;
 mod measure;
 mod oracle;
 mod plans;
@@ -27,7 +28,7 @@ use std::path::PathBuf;
 use clap::{Parser, ValueEnum};
 
 use report::Ledger;
-use scenario::{Effort, chat, latency, memory, pauses, replay};
+use scenario::{Effort, chat, floors, holes, latency, memory, pauses, replay};
 
 /// Compares the index of kvatlas with those of other projects and prints Markdown tables.
 #[derive(Debug, Parser)]
@@ -44,6 +45,9 @@ struct Arguments {
     /// The recorded conversations of scenario D.
     #[arg(long, default_value = DEFAULT_TRACE)]
     trace: PathBuf,
+    /// How many of them are replayed, from the first.
+    #[arg(long, default_value_t = 4_000)]
+    trace_requests: usize,
     /// Fills one index in this process and prints its sizes: what scenario C starts.
     #[arg(long, hide = true, value_delimiter = ',')]
     fill: Option<Vec<u32>>,
@@ -70,6 +74,8 @@ enum Part {
     Chat,
     /// C: resident bytes a block, in processes of their own.
     Memory,
+    /// No times, only right and wrong answers: holes, and the same blocks behind different prefixes.
+    Holes,
     /// D: a recorded trace at an offered rate.
     Replay,
 }
@@ -91,6 +97,8 @@ fn main() {
         let plans = plans::latency(effort);
         latency::run(&plans, effort, &mut ledger);
         latency::print("A", &plans, &ledger);
+        floors::run(effort, &mut ledger);
+        floors::print(&ledger);
     }
     if runs(Part::Pauses) {
         pauses::run(&plans::DISTINCT, effort, &mut ledger);
@@ -110,10 +118,19 @@ fn main() {
         memory::print(&ledger);
     }
     if runs(Part::Replay) {
-        replay::run(&arguments.trace, effort, &mut ledger);
+        let requests_max = if effort.is_quick {
+            500
+        } else {
+            arguments.trace_requests
+        };
+        replay::run(&arguments.trace, requests_max, effort, &mut ledger);
         replay::print(&ledger);
     }
+    if runs(Part::Holes) {
+        holes::run(&mut ledger);
+    }
     ledger.print_verdicts("Answers compared with the oracle", &contender::rows());
+    goals::print(&ledger);
 }
 
 fn print_heading(effort: Effort) {

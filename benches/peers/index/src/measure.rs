@@ -3,6 +3,8 @@
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
+use crate::contender::Timing;
+
 /// Two clocks read together.
 #[derive(Debug, Clone, Copy)]
 pub struct Stamp {
@@ -53,16 +55,18 @@ pub struct Applied {
 }
 
 impl Applied {
-    /// The time between `stamps`, of which the first is taken before the first event.
-    pub fn between(stamps: &[Stamp]) -> Self {
+    /// The time between `stamps`: the first taken before the first event, the others after each event or after the last.
+    pub fn between(stamps: &[Stamp], timing: Timing) -> Self {
         let mut applied = Self::default();
         for pair in stamps.windows(2) {
             let wall = pair[1].wall - pair[0].wall;
             let processor = pair[1].processor.saturating_sub(pair[0].processor);
             applied.wall += wall;
             applied.processor += processor;
-            applied.worst_wall = applied.worst_wall.max(wall);
-            applied.worst_processor = applied.worst_processor.max(processor);
+            if timing == Timing::Each {
+                applied.worst_wall = applied.worst_wall.max(wall);
+                applied.worst_processor = applied.worst_processor.max(processor);
+            }
         }
         applied
     }
@@ -79,11 +83,7 @@ impl Applied {
 }
 
 /// Applies `events` by a function that says whether the index took one, in the calling thread.
-pub fn apply_here<E>(
-    events: Vec<E>,
-    timing: crate::contender::Timing,
-    mut apply: impl FnMut(E) -> bool,
-) -> Applied {
+pub fn apply_here<E>(events: Vec<E>, timing: Timing, mut apply: impl FnMut(E) -> bool) -> Applied {
     let mut stamps = vec![Stamp::now()];
     let (mut taken, mut refused) = (0, 0);
     for event in events {
@@ -92,17 +92,14 @@ pub fn apply_here<E>(
         } else {
             refused += 1;
         }
-        if timing == crate::contender::Timing::Each {
+        if timing == Timing::Each {
             stamps.push(Stamp::now());
         }
     }
-    if timing == crate::contender::Timing::Whole {
+    if timing == Timing::Whole {
         stamps.push(Stamp::now());
     }
-    let mut applied = Applied::between(&stamps);
-    if timing == crate::contender::Timing::Whole {
-        (applied.worst_wall, applied.worst_processor) = (Duration::ZERO, Duration::ZERO);
-    }
+    let mut applied = Applied::between(&stamps, timing);
     (applied.events, applied.refused) = (taken, refused);
     applied
 }

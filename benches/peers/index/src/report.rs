@@ -67,7 +67,13 @@ impl Ledger {
     }
 
     /// Prints a table: a row for each contender that has samples in any of the columns.
+    ///
+    /// Prints nothing where nothing of it was measured.
     pub fn print(&self, title: &str, rows: &[String], columns: &[Column]) {
+        let is_measured = |column: &Column| rows.iter().any(|row| self.spread(&column.figure, row).is_some());
+        if !columns.iter().any(is_measured) {
+            return;
+        }
         println!("\n**{title}**\n");
         let headings: Vec<&str> = columns.iter().map(|column| column.heading.as_str()).collect();
         println!("| index | {} |", headings.join(" | "));
@@ -86,6 +92,9 @@ impl Ledger {
 
     /// Prints how many answers were right, under each figure that was judged.
     pub fn print_verdicts(&self, title: &str, rows: &[String]) {
+        if self.verdicts.is_empty() {
+            return;
+        }
         println!("\n**{title}**\n");
         println!("| index | right | wrong | wrong in |");
         println!("|---|---:|---:|---|");

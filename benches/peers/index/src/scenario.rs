@@ -1,6 +1,8 @@
 //! The scenarios, one module each.
 
 pub mod chat;
+pub mod floors;
+pub mod holes;
 pub mod latency;
 pub mod memory;
 pub mod pauses;

@@ -144,7 +144,7 @@ impl Writer for Lane {
             self.send(task);
         }
         let stamps: Vec<Stamp> = stampers.iter().map(|stamper| stamper.wait()).collect();
-        let mut applied = Applied::between(&stamps);
+        let mut applied = Applied::between(&stamps, timing);
         for mut acknowledged in acknowledgements {
             if acknowledged.try_recv() == Ok(true) {
                 applied.events += 1;

@@ -36,7 +36,7 @@ const WORKER_PIECES_MAX: usize = 300;
 const LIST_BLOCKS: u64 = 16_384;
 /// A rate is valid where this part of it was reached.
 const REACHED_MIN: f64 = 0.99;
-/// Steps of the bisection, between a quarter and twice of what is reached without waiting.
+/// Rates that are tried, beginning with what is reached without waiting.
 const STEPS: usize = 7;
 
 /// Millions of block operations a second.
@@ -348,8 +348,7 @@ const CONTENDERS: [Replay; 6] = [
 ];
 
 /// Runs the scenario for every contender; the one that is for one thread does everything in turns.
-pub fn run(trace: &Path, effort: Effort, ledger: &mut Ledger) {
-    let requests_max = if effort.is_quick { 1_000 } else { usize::MAX };
+pub fn run(trace: &Path, requests_max: usize, effort: Effort, ledger: &mut Ledger) {
     let Some(script) = Script::read(trace, requests_max) else {
         progress(&format!("replay: no trace at {}; left out", trace.display()));
         return;
@@ -368,28 +367,34 @@ pub fn run(trace: &Path, effort: Effort, ledger: &mut Ledger) {
             let replay = CONTENDERS[number];
             let unpaced = replay(&script, f64::INFINITY, Some((&oracle, &mut *ledger)));
             trim_memory();
-            let sustained = bisect(&script, replay, unpaced, effort);
-            ledger.record(RATE, &names[number], sustained / 1e6);
+            match bisect(&script, replay, unpaced, effort) {
+                Some(sustained) => ledger.record(RATE, &names[number], sustained / 1e6),
+                None => progress(&format!("{}: no rate was valid", names[number])),
+            }
         }
     }
 }
 
-/// The highest rate that was found valid, in block operations a second.
-fn bisect(script: &Script, replay: Replay, unpaced: f64, effort: Effort) -> f64 {
-    let (mut valid, mut invalid) = (unpaced / 4.0, unpaced * 2.0);
-    let mut is_found = false;
+/// The highest rate that was found valid, in block operations a second, if any was.
+fn bisect(script: &Script, replay: Replay, unpaced: f64, effort: Effort) -> Option<f64> {
+    let (mut valid, mut invalid): (Option<f64>, Option<f64>) = (None, None);
+    let mut offered = unpaced;
     for _ in 0..if effort.is_quick { 4 } else { STEPS } {
-        let offered = (valid * invalid).sqrt();
         let reached = replay(script, offered, None);
         trim_memory();
         if reached >= REACHED_MIN * offered {
-            valid = offered;
-            is_found = true;
+            valid = Some(offered);
         } else {
-            invalid = offered;
+            invalid = Some(offered);
         }
+        offered = match (valid, invalid) {
+            (Some(valid), Some(invalid)) => (valid * invalid).sqrt(),
+            (Some(valid), None) => valid * 1.25,
+            (None, Some(invalid)) => invalid * 0.75,
+            (None, None) => unpaced,
+        };
     }
-    if is_found { valid } else { f64::NAN }
+    valid
 }
 
 /// Prints the table.
