@@ -14,6 +14,7 @@ mod assignment;
 mod holder;
 mod job;
 mod lane;
+mod metrics;
 mod pool;
 mod subscriber;
 
