@@ -119,7 +119,7 @@ fn main() {
     }
     if runs(Part::Replay) {
         let requests_max = if effort.is_quick {
-            500
+            1_000
         } else {
             arguments.trace_requests
         };

@@ -367,7 +367,7 @@ pub fn run(trace: &Path, requests_max: usize, effort: Effort, ledger: &mut Ledge
             let replay = CONTENDERS[number];
             let unpaced = replay(&script, f64::INFINITY, Some((&oracle, &mut *ledger)));
             trim_memory();
-            match bisect(&script, replay, unpaced, effort) {
+            match bisect(&script, replay, unpaced) {
                 Some(sustained) => ledger.record(RATE, &names[number], sustained / 1e6),
                 None => progress(&format!("{}: no rate was valid", names[number])),
             }
@@ -376,10 +376,10 @@ pub fn run(trace: &Path, requests_max: usize, effort: Effort, ledger: &mut Ledge
 }
 
 /// The highest rate that was found valid, in block operations a second, if any was.
-fn bisect(script: &Script, replay: Replay, unpaced: f64, effort: Effort) -> Option<f64> {
+fn bisect(script: &Script, replay: Replay, unpaced: f64) -> Option<f64> {
     let (mut valid, mut invalid): (Option<f64>, Option<f64>) = (None, None);
     let mut offered = unpaced;
-    for _ in 0..if effort.is_quick { 4 } else { STEPS } {
+    for _ in 0..STEPS {
         let reached = replay(script, offered, None);
         trim_memory();
         if reached >= REACHED_MIN * offered {
