@@ -169,7 +169,10 @@ impl Holder {
         context: Context<'_>,
     ) -> Afterwards {
         if answer.kind == ResyncAnswerKind::Full {
+            let is_foreign = self.writer.status().has_foreign_chain();
             self.writer.clear();
+            // The state has no content beside it that would show this again.
+            self.writer.set_foreign_chain(is_foreign);
             self.tracker = SequenceTracker::resuming(answer.cursor);
             self.is_whole = true;
             self.asked.has_restarted = false;

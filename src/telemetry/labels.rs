@@ -113,6 +113,8 @@ label_values! {
         Contradiction => "contradiction",
         /// The batches are not those that were missed, or not the stored blocks of a full state.
         WrongBatches => "wrong_batches",
+        /// The full state is named by another chain of hashes than the namespace uses.
+        OtherSettings => "other_settings",
         /// The answer has more chunks or bytes than allowed.
         TooLarge => "too_large",
         /// More live batches came meanwhile than may be held back, or the state was replaced otherwise.

@@ -103,6 +103,9 @@ pub struct ResyncChunk {
     pub number: u32,
     /// Whether it is the last one.
     pub is_last: bool,
+    /// Of a full state whose sequence hashes the publisher has computed itself, from the content of blocks of so many tokens: that
+    /// number. Absent where they are what its events name the blocks by.
+    pub recomputed_block_size: Option<u32>,
     /// Encoded event batches. Of a full state they have [`stored`](super::Event::Stored) events only, and their own number
     /// says nothing.
     pub batches: Vec<Vec<u8>>,
@@ -115,12 +118,15 @@ impl ResyncChunk {
     /// The payload for the request's reply subject.
     pub fn encode(&self) -> Vec<u8> {
         let mut writer = Writer::default();
-        writer.map(8);
+        writer.map(8 + u32::from(self.recomputed_block_size.is_some()));
         writer.unsigned_entry("v", super::PROTOCOL_VERSION);
         writer.unsigned_entry("rank", u64::from(self.rank));
         writer.unsigned_entry("epoch", self.cursor.epoch);
         writer.unsigned_entry("seq", self.cursor.seq);
         writer.text_entry("kind", self.kind.as_str());
+        if let Some(block_size) = self.recomputed_block_size {
+            writer.unsigned_entry("recomputed_block_size", u64::from(block_size));
+        }
         writer.unsigned_entry("chunk", u64::from(self.number));
         writer.boolean_entry("last", self.is_last);
         writer.text("batches");
@@ -140,6 +146,7 @@ impl ResyncChunk {
         let mut reader = Reader::new(payload, limits.message_bytes_max)?;
         let (mut version, mut rank, mut epoch, mut seq) = (None, None, None, None);
         let (mut kind, mut number, mut is_last, mut batches) = (None, None, None, None);
+        let mut block_size = None;
         reader.map("the chunk", |reader, key| match key {
             b"v" => set_once(&mut version, "v", reader.unsigned("v")?),
             b"rank" => set_once(&mut rank, "rank", reader.unsigned_32("rank")?),
@@ -148,6 +155,10 @@ impl ResyncChunk {
             b"kind" => set_once(&mut kind, "kind", decode_kind(reader)?),
             b"chunk" => set_once(&mut number, "chunk", reader.unsigned_32("chunk")?),
             b"last" => set_once(&mut is_last, "last", reader.boolean("last")?),
+            b"recomputed_block_size" => {
+                let value = reader.unsigned_32("recomputed_block_size")?;
+                set_once(&mut block_size, "recomputed_block_size", value)
+            }
             b"batches" => set_once(&mut batches, "batches", decode_blobs(reader, limits)?),
             _ => reader.skip(),
         })?;
@@ -162,6 +173,7 @@ impl ResyncChunk {
             kind: kind.ok_or(DecodeError::Missing { field: "kind" })?,
             number: number.ok_or(DecodeError::Missing { field: "chunk" })?,
             is_last: is_last.unwrap_or_default(),
+            recomputed_block_size: block_size,
             batches: batches.unwrap_or_default(),
         })
     }
@@ -211,16 +223,27 @@ mod tests {
     fn chunk() -> impl Strategy<Value = ResyncChunk> {
         let kind = prop_oneof![Just(ResyncAnswerKind::Missing), Just(ResyncAnswerKind::Full)];
         let blobs = vec(vec(any::<u8>(), 0..40), 0..5);
-        (any::<u32>(), cursor(), kind, any::<u32>(), any::<bool>(), blobs).prop_map(
-            |(rank, cursor, kind, number, is_last, batches)| ResyncChunk {
-                rank,
-                cursor,
-                kind,
-                number,
-                is_last,
-                batches,
-            },
+        let size = proptest::option::of(any::<u32>());
+        (
+            any::<u32>(),
+            cursor(),
+            kind,
+            any::<u32>(),
+            any::<bool>(),
+            size,
+            blobs,
         )
+            .prop_map(
+                |(rank, cursor, kind, number, is_last, recomputed_block_size, batches)| ResyncChunk {
+                    rank,
+                    cursor,
+                    kind,
+                    number,
+                    is_last,
+                    recomputed_block_size,
+                    batches,
+                },
+            )
     }
 
     proptest! {
@@ -258,6 +281,7 @@ mod tests {
             kind: ResyncAnswerKind::Full,
             number: 0,
             is_last: true,
+            recomputed_block_size: None,
             batches: vec![Vec::new(); 3],
         };
         let refused = ResyncChunk::decode(&chunk.encode(), &limits);

@@ -42,6 +42,8 @@ pub(crate) enum Taken {
 #[derive(Debug)]
 pub(crate) struct Assembly {
     request: ResyncRequest,
+    /// The block size of a namespace that recomputes the chain.
+    recomputed_block_size: Option<u32>,
     limits: AnswerLimits,
     wire: WireLimits,
     answer: Option<ResyncAnswer>,
@@ -53,9 +55,15 @@ pub(crate) struct Assembly {
 }
 
 impl Assembly {
-    pub(crate) fn new(request: ResyncRequest, limits: AnswerLimits, wire: WireLimits) -> Self {
+    pub(crate) fn new(
+        request: ResyncRequest,
+        recomputed_block_size: Option<u32>,
+        limits: AnswerLimits,
+        wire: WireLimits,
+    ) -> Self {
         Self {
             request,
+            recomputed_block_size,
             limits,
             wire,
             answer: None,
@@ -118,6 +126,11 @@ impl Assembly {
             Some(answer) => answer,
             none => {
                 check_beginning(&self.request, chunk)?;
+                if chunk.kind == ResyncAnswerKind::Full
+                    && chunk.recomputed_block_size != self.recomputed_block_size
+                {
+                    return Err(ResyncFailure::OtherSettings);
+                }
                 none.insert(ResyncAnswer {
                     kind: chunk.kind,
                     cursor: chunk.cursor,
@@ -203,7 +216,7 @@ mod tests {
             cursor: at(5, 10),
             full,
         };
-        Assembly::new(request, LIMITS, WireLimits::default())
+        Assembly::new(request, None, LIMITS, WireLimits::default())
     }
 
     fn batch(seq: u64, events: Vec<Event>) -> EventBatch {
@@ -228,6 +241,7 @@ mod tests {
             kind,
             number,
             is_last,
+            recomputed_block_size: None,
             batches: batches.iter().map(EventBatch::encode).collect(),
         }
     }
@@ -293,7 +307,12 @@ mod tests {
             ..full(1, true)
         };
         let foreign_events = chunk(ResyncAnswerKind::Full, 0, true, &[batch(1, vec![Event::Cleared])]);
-        let cases: [(bool, Vec<ResyncChunk>, F); 10] = [
+        let other_chain = ResyncChunk {
+            recomputed_block_size: Some(16),
+            ..full(0, true)
+        };
+        let cases: [(bool, Vec<ResyncChunk>, F); 11] = [
+            (true, vec![other_chain], F::OtherSettings),
             (false, vec![other_rank], F::WrongRank),
             (true, vec![behind], F::CursorBehind),
             (true, vec![full(0, false), moved], F::Contradiction),

@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
-use crate::index::{HolderRecord, Namespaces};
+use crate::index::{Hashing, HolderRecord, Namespaces};
 use crate::telemetry::labels::ResyncFailure;
 use crate::telemetry::{ResyncGauges, ResyncMetrics};
 use crate::tracking::{DegradedReason, StreamGeneration, StreamTrust};
@@ -280,8 +280,14 @@ impl Attempt {
     }
 
     fn assembly(&self, begun: &ResyncBegun) -> Assembly {
+        let namespace = self.parts.namespaces.get(&self.holder.0.namespace);
+        let recomputed_block_size = namespace.and_then(|namespace| {
+            let settings = namespace.indexer.settings();
+            (settings.hashing == Hashing::Recompute).then(|| settings.block_size.as_u32())
+        });
         Assembly::new(
             self.request(begun),
+            recomputed_block_size,
             self.settings.answer,
             self.settings.wire.clone(),
         )
