@@ -45,12 +45,6 @@ impl HoldingLimits {
             held_bytes: Arc::default(),
         }
     }
-
-    /// What is held back on the lane, in payload bytes.
-    #[cfg(test)]
-    pub(crate) fn held_bytes(&self) -> usize {
-        self.held_bytes.load(Ordering::Relaxed)
-    }
 }
 
 /// What a batch costs beside its payload.

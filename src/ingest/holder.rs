@@ -62,8 +62,9 @@ pub(crate) struct Holder {
     pub(super) held: Option<Held>,
     pub(super) asked: Asked,
     pub(super) liveness: Liveness,
-    /// The largest time, by the publisher's clock, at which an applied batch was made.
-    made_us: u64,
+    /// The largest time, by the publisher's clock, at which an applied batch was made; 0 where none says, and the largest number
+    /// where it cannot be known.
+    pub(super) made_us: u64,
 }
 
 /// What is known of the holder's publisher from asking it.
@@ -75,6 +76,8 @@ pub(super) struct Asked {
     pub(super) may_answer: bool,
     /// Whether its numbers have begun again within the epoch, so that its cursor may be behind ours.
     pub(super) has_restarted: bool,
+    /// Whether the blocks are those of an epoch that has ended, kept until it is known what the new one has.
+    pub(super) has_outlived: bool,
 }
 
 impl Holder {
@@ -88,6 +91,7 @@ impl Holder {
                 times: 0,
                 may_answer: true,
                 has_restarted: false,
+                has_outlived: false,
             },
             liveness: Liveness::heard_at(clocks.listening_us),
             made_us: 0,
@@ -194,6 +198,7 @@ impl Holder {
         }
         self.is_whole = true;
         self.asked.has_restarted = false;
+        self.asked.has_outlived = false;
     }
 
     /// Notes that the publisher lives.

@@ -8,6 +8,7 @@ use crate::wire::ResyncAnswerKind;
 
 use super::held::{Held, NoRoom, ReceivedBatch, ResyncNumber};
 use super::holder::{Afterwards, Context, Holder, cursor_of};
+use super::replace::remove_surplus;
 use super::resync::ResyncAnswer;
 
 /// A resync that has begun: what to ask for.
@@ -84,14 +85,7 @@ impl Holder {
                     .sequence_gap(self.worker(), next.seq - missed, next.seq);
                 self.degrade(DegradedReason::Gap, context.metrics);
             }
-            Admission::NewEpoch { missed } => {
-                self.begin_epoch(self.tracker.cursor(), next, missed, context.metrics);
-                let start = BatchCursor { seq: 0, ..next };
-                self.tracker = SequenceTracker::resuming(start);
-                self.writer.status().set_cursor(start);
-                // An epoch begins with nothing, and that is what there is.
-                self.is_whole = true;
-            }
+            Admission::NewEpoch { .. } => self.outlive_epoch(next, context),
             // The numbers have begun again, which has been noted.
             Admission::Next | Admission::Duplicate | Admission::StaleEpoch => {}
         }
@@ -104,6 +98,25 @@ impl Holder {
             }
             Err(NoRoom(received)) => self.apply_now(received, context),
         }
+    }
+
+    /// A new epoch has begun, but its first batches are missing. What the last one had stays until it is known what the new one
+    /// has: to a router it is worth more than nothing.
+    fn outlive_epoch(&mut self, next: BatchCursor, context: Context<'_>) {
+        let metrics = context.metrics;
+        if let Some(before) = self.tracker.cursor() {
+            metrics.epoch_changed(self.worker(), &before.epoch, &next.epoch);
+            self.asked.has_outlived = true;
+        }
+        metrics.sequence_gap(self.worker(), 1, next.seq);
+        self.degrade(DegradedReason::Gap, metrics);
+        // An epoch begins with nothing: where there is nothing, that is its state before the first batch.
+        self.is_whole = self.writer.blocks() == 0 && self.writer.status().parked_events() == 0;
+        self.asked.has_restarted = false;
+        self.made_us = 0;
+        let start = BatchCursor { seq: 0, ..next };
+        self.tracker = SequenceTracker::resuming(start);
+        self.writer.status().set_cursor(start);
     }
 
     /// Begins a resync: what comes from now on is kept back.
@@ -170,12 +183,16 @@ impl Holder {
     ) -> Afterwards {
         if answer.kind == ResyncAnswerKind::Full {
             let is_foreign = self.writer.status().has_foreign_chain();
-            self.writer.clear();
+            let batches = answer.batches.iter();
+            let state = batches.flat_map(|batch| batch.events.iter().map(|event| (batch.tier, event)));
+            remove_surplus(&mut self.writer, state, context.clocks.monotonic_us);
             // The state has no content beside it that would show this again.
             self.writer.set_foreign_chain(is_foreign);
             self.tracker = SequenceTracker::resuming(answer.cursor);
             self.is_whole = true;
             self.asked.has_restarted = false;
+            self.asked.has_outlived = false;
+            self.made_us = answer.time_us.unwrap_or(u64::MAX);
             for batch in answer.batches {
                 self.apply_events(batch, context);
             }
@@ -257,6 +274,9 @@ impl Holder {
         let Some(held) = self.held.take() else {
             return Afterwards::Stays;
         };
+        if std::mem::take(&mut self.asked.has_outlived) {
+            self.writer.clear();
+        }
         let mut afterwards = Afterwards::Stays;
         for received in held.into_batches() {
             afterwards = self.apply_now(received, context);

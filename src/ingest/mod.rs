@@ -19,6 +19,7 @@ mod job;
 mod lane;
 mod pool;
 mod pool_resync;
+mod replace;
 mod resync;
 mod subscriber;
 

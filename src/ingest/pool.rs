@@ -378,6 +378,10 @@ mod tests {
     use super::*;
 
     fn pool() -> LanePool {
+        pool_with(LivenessLimits::default())
+    }
+
+    fn pool_with(limits: LivenessLimits) -> LanePool {
         let settings = NamespaceSettings {
             block_size: BlockSize::DEFAULT,
             ..NamespaceSettings::default()
@@ -388,7 +392,10 @@ mod tests {
             lane_queue_bytes: 1 << 20,
             limits: WireLimits::default(),
             holding: None,
-            liveness: LivenessSettings::default(),
+            liveness: LivenessSettings {
+                default: limits,
+                overrides: HashMap::new(),
+            },
         };
         LanePool::start(&settings, Arc::new(namespaces)).unwrap()
     }
@@ -497,5 +504,27 @@ mod tests {
         pool.drain().await.unwrap();
         assert_eq!(depth(&pool, 10), None);
         assert_eq!(pool.assigned_workers(), 0);
+    }
+
+    #[tokio::test]
+    async fn nobody_counts_as_silent_while_nothing_can_be_heard() {
+        let pool = pool_with(LivenessLimits {
+            stale_after: Some(Duration::from_micros(1)),
+            remove_after: Some(Duration::from_micros(2)),
+        });
+        let holder = frame(7);
+        pool.restore(&holder, Frame::Holder(holder.clone()))
+            .await
+            .unwrap();
+        for _ in 0..100 {
+            pool.tick(false);
+            pool.drain().await.unwrap();
+        }
+        assert_eq!(pool.assigned_workers(), 1);
+        // As soon as it could be heard, and is not, it is gone.
+        while pool.assigned_workers() > 0 {
+            pool.tick(true);
+            pool.drain().await.unwrap();
+        }
     }
 }

@@ -101,6 +101,7 @@ impl Outbox {
             kind,
             number: u32::try_from(number).unwrap_or(u32::MAX),
             is_last: number == last,
+            time_us: self.made_us,
             recomputed_block_size: is_recomputed.then(|| settings.block_size.as_u32()),
             batches,
         };

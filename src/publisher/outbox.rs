@@ -42,6 +42,8 @@ pub(super) struct Outbox {
     pub(super) options: PublisherOptions,
     pub(super) rank: Rank,
     pub(super) cursor: BatchCursor,
+    /// When the batch at the cursor was made; none if it was made elsewhere, or is not there.
+    pub(super) made_us: Option<u64>,
     pub(super) ring: Ring,
     /// None where the blocks of earlier batches are not known.
     pub(super) table: Option<BlockTable>,
@@ -74,6 +76,7 @@ impl Outbox {
             options,
             rank: id.rank,
             cursor,
+            made_us: None,
             table,
             open: None,
             has_left: false,
@@ -130,6 +133,7 @@ impl Outbox {
             self.come_back(clocks);
         }
         self.cursor.seq += 1;
+        self.made_us = Some(clocks.unix_us);
         let batch = EventBatch {
             epoch: self.cursor.epoch,
             seq: self.cursor.seq,

@@ -103,6 +103,9 @@ pub struct ResyncChunk {
     pub number: u32,
     /// Whether it is the last one.
     pub is_last: bool,
+    /// When the batch at `cursor` was made, as that batch says. Tells batches that come twice from those of a publisher that
+    /// counts from the start again.
+    pub time_us: Option<u64>,
     /// Of a full state whose sequence hashes the publisher has computed itself, from the content of blocks of so many tokens: that
     /// number. Absent where they are what its events name the blocks by.
     pub recomputed_block_size: Option<u32>,
@@ -118,12 +121,16 @@ impl ResyncChunk {
     /// The payload for the request's reply subject.
     pub fn encode(&self) -> Vec<u8> {
         let mut writer = Writer::default();
-        writer.map(8 + u32::from(self.recomputed_block_size.is_some()));
+        let optional = u32::from(self.time_us.is_some()) + u32::from(self.recomputed_block_size.is_some());
+        writer.map(8 + optional);
         writer.unsigned_entry("v", super::PROTOCOL_VERSION);
         writer.unsigned_entry("rank", u64::from(self.rank));
         writer.unsigned_entry("epoch", self.cursor.epoch);
         writer.unsigned_entry("seq", self.cursor.seq);
         writer.text_entry("kind", self.kind.as_str());
+        if let Some(time_us) = self.time_us {
+            writer.unsigned_entry("time_us", time_us);
+        }
         if let Some(block_size) = self.recomputed_block_size {
             writer.unsigned_entry("recomputed_block_size", u64::from(block_size));
         }
@@ -146,7 +153,7 @@ impl ResyncChunk {
         let mut reader = Reader::new(payload, limits.message_bytes_max)?;
         let (mut version, mut rank, mut epoch, mut seq) = (None, None, None, None);
         let (mut kind, mut number, mut is_last, mut batches) = (None, None, None, None);
-        let mut block_size = None;
+        let (mut block_size, mut time_us) = (None, None);
         reader.map("the chunk", |reader, key| match key {
             b"v" => set_once(&mut version, "v", reader.unsigned("v")?),
             b"rank" => set_once(&mut rank, "rank", reader.unsigned_32("rank")?),
@@ -155,6 +162,7 @@ impl ResyncChunk {
             b"kind" => set_once(&mut kind, "kind", decode_kind(reader)?),
             b"chunk" => set_once(&mut number, "chunk", reader.unsigned_32("chunk")?),
             b"last" => set_once(&mut is_last, "last", reader.boolean("last")?),
+            b"time_us" => set_once(&mut time_us, "time_us", reader.optional_unsigned("time_us")?),
             b"recomputed_block_size" => {
                 let value = reader.unsigned_32("recomputed_block_size")?;
                 set_once(&mut block_size, "recomputed_block_size", value)
@@ -173,6 +181,7 @@ impl ResyncChunk {
             kind: kind.ok_or(DecodeError::Missing { field: "kind" })?,
             number: number.ok_or(DecodeError::Missing { field: "chunk" })?,
             is_last: is_last.unwrap_or_default(),
+            time_us: time_us.flatten(),
             recomputed_block_size: block_size,
             batches: batches.unwrap_or_default(),
         })
@@ -281,6 +290,7 @@ mod tests {
             kind: ResyncAnswerKind::Full,
             number: 0,
             is_last: true,
+            time_us: None,
             recomputed_block_size: None,
             batches: vec![Vec::new(); 3],
         };

@@ -8,6 +8,7 @@
     reason = "a test fails by panicking"
 )]
 
+pub mod relay;
 pub mod truth;
 
 use std::collections::BTreeMap;

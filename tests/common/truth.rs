@@ -68,10 +68,17 @@ impl History {
     }
 
     fn apply(&mut self, cursor: BatchCursor, events: &[Event]) {
-        // A new incarnation begins with nothing.
-        let is_new_epoch = self.cursors.last().is_some_and(|last| cursor.epoch > last.epoch);
+        // What has been replaced by a higher epoch says nothing any more.
+        if self.cursors.last().is_some_and(|last| cursor.epoch < last.epoch) {
+            return;
+        }
+        // A new incarnation begins with nothing, and so does one that counts from the start again.
+        let begins_anew = self
+            .cursors
+            .last()
+            .is_some_and(|last| cursor.epoch > last.epoch || cursor.seq <= last.seq);
         self.cursors.push(cursor);
-        if is_new_epoch {
+        if begins_anew {
             self.clear();
         }
         for event in events {
@@ -137,11 +144,20 @@ pub enum Verdict {
 }
 
 impl Truth {
-    /// A holder's batch. To be called before the batch can reach a daemon.
-    pub fn apply(&self, worker: &str, rank: u32, cursor: BatchCursor, events: &[Event]) {
+    /// A holder's batch. To be called before the batch can reach a daemon. Returns the version of the holder that it makes.
+    pub fn apply(&self, worker: &str, rank: u32, cursor: BatchCursor, events: &[Event]) -> usize {
         let mut holders = self.0.lock().unwrap();
         let history = holders.entry((worker.to_owned(), rank)).or_default();
         history.apply(cursor, events);
+        history.head()
+    }
+
+    /// As [`Self::raise_floor`], for a version that [`Self::apply`] has returned.
+    pub fn raise_floor_to(&self, holder: &Holder, version: usize) {
+        let mut holders = self.0.lock().unwrap();
+        if let Some(history) = holders.get_mut(holder) {
+            history.floor = history.floor.max(version);
+        }
     }
 
     /// From now on no query may be answered with a state of the holder from before `cursor` as if it were exact.

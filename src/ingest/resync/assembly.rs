@@ -20,6 +20,8 @@ pub struct ResyncAnswer {
     pub kind: ResyncAnswerKind,
     /// Where the holder is when it has been applied.
     pub cursor: BatchCursor,
+    /// When the batch at the cursor was made, in microseconds since the Unix epoch, if the publisher says so.
+    pub time_us: Option<u64>,
     /// The missing batches without a gap, or batches that store all that the holder has.
     pub batches: Vec<EventBatch>,
 }
@@ -134,6 +136,7 @@ impl Assembly {
                 none.insert(ResyncAnswer {
                     kind: chunk.kind,
                     cursor: chunk.cursor,
+                    time_us: chunk.time_us,
                     batches: Vec::new(),
                 })
             }
@@ -241,6 +244,7 @@ mod tests {
             kind,
             number,
             is_last,
+            time_us: None,
             recomputed_block_size: None,
             batches: batches.iter().map(EventBatch::encode).collect(),
         }
