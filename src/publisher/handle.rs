@@ -181,7 +181,7 @@ impl HolderPublisher {
     ///
     /// # Errors
     ///
-    /// [`PublisherError::Stopped`], or [`PublisherError::Connection`].
+    /// [`PublisherError::Stopped`], or [`PublisherError::Connection`] if a batch could not be sent since the last call.
     pub async fn flush(&self) -> Result<BatchCursor, PublisherError> {
         let (reply, flushed) = oneshot::channel();
         self.commands

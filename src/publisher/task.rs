@@ -38,6 +38,8 @@ pub(super) struct Task {
     answers: Arc<Semaphore>,
     /// When a heartbeat is due, if nothing is sent before.
     heartbeat_at: Instant,
+    /// Why a batch could not be sent, until somebody asks.
+    failure: Option<String>,
 }
 
 /// The time, on both clocks.
@@ -67,6 +69,7 @@ impl Task {
             started,
             answers,
             heartbeat_at,
+            failure: None,
         }
     }
 
@@ -118,12 +121,13 @@ impl Task {
                 let sealed = self.outbox.seal(self.clocks());
                 self.send_all(sealed).await;
                 let flushed = self.nats.flush().await;
-                let cursor = self.outbox.cursor;
+                let flushed = match (self.failure.take(), flushed) {
+                    (Some(failure), _) => Err(PublisherError::Connection(failure)),
+                    (None, Err(error)) => Err(PublisherError::Connection(error.to_string())),
+                    (None, Ok(())) => Ok(self.outbox.cursor),
+                };
                 // Nobody waiting any more is no fault.
-                let _ = reply.send(match flushed {
-                    Ok(()) => Ok(cursor),
-                    Err(error) => Err(PublisherError::Connection(error.to_string())),
-                });
+                let _ = reply.send(flushed);
             }
         }
     }
@@ -141,6 +145,7 @@ impl Task {
             counter.fetch_add(1, Ordering::Relaxed);
             if let Err(error) = sent {
                 tracing::warn!(subject = self.subject, seq = batch.cursor.seq, %error, "batch not sent");
+                self.failure.get_or_insert_with(|| error.to_string());
             }
             *self.shared.cursor.lock() = batch.cursor;
             self.heartbeat_at = Instant::now() + self.outbox.options.heartbeat_interval;

@@ -232,27 +232,25 @@ mod tests {
     fn chunk() -> impl Strategy<Value = ResyncChunk> {
         let kind = prop_oneof![Just(ResyncAnswerKind::Missing), Just(ResyncAnswerKind::Full)];
         let blobs = vec(vec(any::<u8>(), 0..40), 0..5);
-        let size = proptest::option::of(any::<u32>());
-        (
-            any::<u32>(),
-            cursor(),
-            kind,
-            any::<u32>(),
-            any::<bool>(),
-            size,
-            blobs,
-        )
-            .prop_map(
-                |(rank, cursor, kind, number, is_last, recomputed_block_size, batches)| ResyncChunk {
+        let optional = (
+            proptest::option::of(any::<u64>()),
+            proptest::option::of(any::<u32>()),
+        );
+        let flags = (any::<u32>(), any::<bool>());
+        (any::<u32>(), cursor(), kind, flags, optional, blobs).prop_map(
+            |(rank, cursor, kind, (number, is_last), (time_us, recomputed_block_size), batches)| {
+                ResyncChunk {
                     rank,
                     cursor,
                     kind,
                     number,
                     is_last,
+                    time_us,
                     recomputed_block_size,
                     batches,
-                },
-            )
+                }
+            },
+        )
     }
 
     proptest! {
