@@ -16,7 +16,7 @@ const LAYERS: &[&[&str]] = &[
     &["baselines"],
     &["snapshot"],
     &["config", "telemetry", "connection"],
-    &["client", "ingest", "admin"],
+    &["client", "publisher", "ingest", "admin"],
     &["query_service", "snapshotter"],
     &["daemon"],
     &["simulation"],

@@ -9,7 +9,7 @@ use super::layers::{Effective, Layers};
 use super::settings::{SETTINGS, Setting};
 use super::types::{
     AdminConfig, EventsConfig, LimitsConfig, LoggingConfig, NamespacesConfig, NatsConfig, QueriesConfig,
-    ShutdownConfig, SnapshotsConfig, SubjectsConfig,
+    ResyncConfig, ShutdownConfig, SnapshotsConfig, SubjectsConfig,
 };
 use super::{combinations, environment, file, print};
 
@@ -27,6 +27,8 @@ pub struct Config {
     pub subjects: SubjectsConfig,
     /// How events are taken in.
     pub events: EventsConfig,
+    /// How publishers are asked for what is missing.
+    pub resync: ResyncConfig,
     /// How queries are answered.
     pub queries: QueriesConfig,
     /// What the index may hold.
@@ -97,6 +99,7 @@ impl Config {
         let nats = builder.nats();
         let subjects = builder.subjects();
         let events = builder.events();
+        let resync = builder.resync();
         let queries = builder.queries();
         let limits = builder.limits();
         let namespaces = builder.namespaces();
@@ -109,6 +112,7 @@ impl Config {
             nats,
             subjects,
             events,
+            resync,
             queries,
             limits,
             namespaces,
@@ -126,6 +130,7 @@ impl PartialEq for Config {
         self.nats == other.nats
             && self.subjects == other.subjects
             && self.events == other.events
+            && self.resync == other.resync
             && self.queries == other.queries
             && self.limits == other.limits
             && self.namespaces == other.namespaces

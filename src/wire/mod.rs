@@ -8,6 +8,7 @@
 //! | `PREFIX.v1.events.NAMESPACE.WORKER` | publisher | one [`EventBatch`] |
 //! | `PREFIX.v1.query.NAMESPACE` | router, request-reply | a [`QueryRequest`], answered by [`QueryReply`] or [`BatchReply`] |
 //! | `PREFIX.v1.status.NAMESPACE` | anyone, request-reply | empty, answered by [`StatusReply`] |
+//! | `PREFIX.v1.resync.NAMESPACE.WORKER.RANK` | daemon, request-reply | a [`ResyncRequest`], answered by [`ResyncChunk`]s |
 //!
 //! Every payload is one MessagePack map with text keys. `v` names the version of the contract and may be
 //! left out (it is 1 then); a decoder rejects a version it does not know and ignores keys it does not know,
@@ -39,6 +40,7 @@ mod positions;
 mod query;
 mod reader;
 mod reply;
+mod resync;
 mod subject;
 mod writer;
 
@@ -55,6 +57,7 @@ pub use reply::{
     BatchReply, DropOut, ErrorBody, HolderMatch, HolderStatusReply, LineageBytes, QueryReply, QueryResult,
     StatusReply,
 };
+pub use resync::{ResyncAnswerKind, ResyncChunk, ResyncRequest};
 pub use subject::{SubjectError, Subjects};
 
 /// The version of the contract that this build speaks; the `v1` in subjects and the `v` in payloads.
