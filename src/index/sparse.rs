@@ -6,9 +6,8 @@
 //!
 //! # Exactness
 //!
-//! The number of leading blocks that a holder holds changes by at most one at a time. It was above p when the block at p was seen
-//! and at most q when that at q was missed, in whatever order. If it was never within the bounds between the two, it would have
-//! passed them by, which takes a step of more than one: so the bounds contain it at some instant of the search.
+//! Two looks at different instants do not bound a depth: a holder can drop from beyond q to below p in one step. So a search that
+//! a writer came into is repeated, and after a few times it takes a turn of its own; its bounds are those of one instant.
 //!
 //! # Storage
 //!
@@ -20,10 +19,10 @@ use crate::hash::{Position, PositionalLineageHash, SequenceHash};
 use crate::tracking::{DegradedReasons, StreamTrust};
 use crate::wire::{PositionsError, QueryKey, check_positions};
 
-use super::holder_set::{HolderSet, SlotSet};
-use super::search::Search;
-use super::slots::{Directory, HolderRecord};
-use super::table::EntryTable;
+use super::holder_set::SlotSet;
+use super::runs::{BlockKey, RunStore};
+use super::search::{Search, holders_at};
+use super::slots::{Directory, HolderRecord, Slots};
 
 /// Blocks chosen from one chain, by position.
 #[derive(Debug, Clone, Copy)]
@@ -103,26 +102,24 @@ pub(crate) trait Probe {
     fn chain_conflicts(&self) -> u64;
 }
 
-impl Probe for EntryTable {
+impl Probe for RunStore {
     fn holders(&self, name: BlockName, among: Option<&SlotSet>) -> SlotSet {
-        let chosen = |holders: &HolderSet| match among {
-            Some(among) => holders.intersection(among),
-            None => holders.to_slots(),
+        let key = match name {
+            BlockName::Exact(key) => BlockKey::from(key),
+            BlockName::AnyParent(key) => BlockKey {
+                parent: None,
+                ..BlockKey::from(key)
+            },
         };
-        match name {
-            BlockName::Exact(key) => self.read(key, chosen).unwrap_or_default(),
-            BlockName::AnyParent(key) => {
-                let mut found = SlotSet::default();
-                self.read_any_parent(key, |holders| {
-                    chosen(holders).iter().for_each(|slot| found.insert(slot));
-                });
-                found
-            }
+        let mut found = holders_at(self, &key, &crossbeam_epoch::pin());
+        if let Some(among) = among {
+            found.intersect(among);
         }
+        found
     }
 
     fn chain_conflicts(&self) -> u64 {
-        EntryTable::chain_conflicts(self)
+        RunStore::chain_conflicts(self)
     }
 }
 
@@ -180,6 +177,27 @@ impl BoundedMatches {
                 })
         })
     }
+}
+
+/// How often a search is repeated that a writer came into, before it takes a turn among the writers.
+const ATTEMPTS_MAX: usize = 8;
+
+/// Runs one search, such that all it sees is of one instant.
+pub(crate) fn find_at_one_instant(
+    store: &RunStore,
+    slots: &Slots,
+    chain: &SparseChain<'_>,
+    search: Search<'_>,
+) -> BoundedMatches {
+    for _ in 0..ATTEMPTS_MAX {
+        let version = store.version();
+        let matches = find(store, Arc::clone(&slots.load()), chain, search);
+        if version.is_some() && store.version() == version {
+            return matches;
+        }
+    }
+    let _turn = store.write();
+    find(store, Arc::clone(&slots.load()), chain, search)
 }
 
 /// Runs one search. `directory` must have been taken before.
