@@ -189,12 +189,13 @@ mod tests {
             ("{}", "exactly one of"),
             (r#"{"tokens":[],"block_hashes":[]}"#, "exactly one of"),
             (r#"{"block_hashes":[],"cache_salt":"a"}"#, "belong to tokens"),
+            (r#"{"sequence_hashes":["0x1"],"positions":[1]}"#, "explain needs"),
             (
-                r#"{"sequence_hashes":["0x1"],"positions":[1,2]}"#,
+                r#"{"sequence_hashes":["0x1"],"positions":[1,2],"explain":false}"#,
                 "2 elements for 1 hashes",
             ),
             (
-                r#"{"block_hashes":["0x1"],"positions":[1]}"#,
+                r#"{"block_hashes":["0x1"],"positions":[1],"explain":false}"#,
                 "belong to sequence_hashes",
             ),
             (r#"{"token":[]}"#, "unknown field `token`"),

@@ -13,7 +13,7 @@ use arc_swap::Guard as DirectoryGuard;
 use crossbeam_epoch::Guard;
 use smallvec::SmallVec;
 
-use crate::tracking::{DegradedReason, DegradedReasons, StreamTrust};
+use crate::tracking::{DegradedReasons, StreamTrust};
 use crate::wire::WorkerName;
 
 use super::chain::QueryChain;
@@ -68,11 +68,7 @@ impl Matches {
     /// Where it has been replaced since the search began, the reasons of now are those of another state than the one that was
     /// searched: the holder counts as unverified.
     pub fn reasons(&self, holder: &HolderRecord, trust: &StreamTrust) -> DegradedReasons {
-        let reasons = holder.status.reasons(trust);
-        if holder.status.replacement() > self.replacements {
-            return reasons.with(DegradedReason::Unverified);
-        }
-        reasons
+        holder.reasons_since(self.replacements, trust)
     }
 
     /// How many groups of holders of equal depth there are.
