@@ -12,7 +12,7 @@ use kvatlas::admin::Latch;
 use kvatlas::config::settings_markdown;
 use kvatlas::hash::{BlockHash, SequenceHash};
 use kvatlas::index::RejectReason;
-use kvatlas::telemetry::labels::{DropReason, LabelValue, ReplyDropReason};
+use kvatlas::telemetry::labels::{DropReason, LabelValue, ReplyDropReason, ResyncFailure};
 use kvatlas::telemetry::names::{self, MetricDescription, MetricKind};
 use kvatlas::tracking::DegradedReason;
 use kvatlas::wire::{
@@ -87,6 +87,10 @@ fn every_word_of_a_label_or_reply_is_listed() {
     require(&format!(
         "| `kvatlas_blocks_rejected_total` | {} |",
         words::<RejectReason>()
+    ));
+    require(&format!(
+        "| `kvatlas_resyncs_failed_total` | {} |",
+        words::<ResyncFailure>()
     ));
     require(&format!(
         "| `kvatlas_query_replies_dropped_total` | {} |",

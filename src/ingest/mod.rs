@@ -22,10 +22,14 @@ mod pool;
 mod pool_resync;
 mod replace;
 mod resync;
+mod resyncer;
+mod settings;
 mod subscriber;
 
 pub use holder::HolderDump;
 pub use lane::snapshot_limits;
-pub use pool::{DumpPosition, HoldingSettings, IngestSettings, LanePool, LivenessSettings, PoolError};
-pub use resync::{AnswerLimits, ResyncAnswer, ResyncSettings, Resyncer, ResyncerParts, RetryPace};
+pub use pool::{DumpPosition, LanePool, PoolError};
+pub use resync::{AnswerLimits, ResyncAnswer, RetryPace};
+pub use resyncer::{ResyncSettings, Resyncer, ResyncerParts};
+pub use settings::{HoldingSettings, IngestSettings, LivenessSettings};
 pub use subscriber::{Subscriber, SubscriberError};

@@ -1,4 +1,5 @@
-//! Resynchronisation: asking publishers for what is missing, until every holder is exact again.
+//! Resynchronisation: asking publishers for what is missing, until every holder is exact again. This module has the parts of the
+//! [`Resyncer`](super::Resyncer) that do no I/O.
 //!
 //! ```text
 //! Resyncer ──▶ begin ──▶ lane holds the holder's live batches back
@@ -14,8 +15,8 @@
 
 mod assembly;
 mod pace;
-mod resyncer;
 
 pub use assembly::{AnswerLimits, ResyncAnswer};
+pub(super) use assembly::{Assembly, Taken};
+pub(super) use pace::Attempts;
 pub use pace::RetryPace;
-pub use resyncer::{ResyncSettings, Resyncer, ResyncerParts};

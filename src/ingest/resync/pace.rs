@@ -26,21 +26,21 @@ impl RetryPace {
 
 /// The attempts at one holder.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Attempts {
+pub(crate) struct Attempts {
     failures: u32,
     not_before: Option<Instant>,
     /// Whether one is queued or running.
-    pub(super) is_busy: bool,
+    pub(crate) is_busy: bool,
 }
 
 impl Attempts {
     /// Whether the holder may be asked for at `now`.
-    pub(super) fn is_due(&self, now: Instant) -> bool {
+    pub(crate) fn is_due(&self, now: Instant) -> bool {
         !self.is_busy && self.not_before.is_none_or(|time| now >= time)
     }
 
     /// An attempt failed at `now`.
-    pub(super) fn fail(&mut self, now: Instant, pace: &RetryPace, jitter: u64) {
+    pub(crate) fn fail(&mut self, now: Instant, pace: &RetryPace, jitter: u64) {
         self.is_busy = false;
         self.failures = self.failures.saturating_add(1);
         self.not_before = Some(now + pace.pause(self.failures, jitter));

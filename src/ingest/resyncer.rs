@@ -16,12 +16,11 @@ use crate::telemetry::{ResyncGauges, ResyncMetrics};
 use crate::tracking::{DegradedReason, StreamGeneration, StreamTrust};
 use crate::wire::{ERROR_CODE_HEADER, NamespaceName, ResyncRequest, Subjects, WireLimits};
 
-use super::super::assignment::WorkerKey;
-use super::super::holder_resync::{ResyncBegun, ResyncOutcome};
-use super::super::job::HolderKey;
-use super::super::pool::LanePool;
-use super::assembly::{AnswerLimits, Assembly, ResyncAnswer, Taken};
-use super::pace::{Attempts, RetryPace};
+use super::assignment::WorkerKey;
+use super::holder_resync::{ResyncBegun, ResyncOutcome};
+use super::job::HolderKey;
+use super::pool::LanePool;
+use super::resync::{AnswerLimits, Assembly, Attempts, ResyncAnswer, RetryPace, Taken};
 
 /// How often the holders are looked at.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
