@@ -152,12 +152,15 @@ impl Drop for Relay {
     }
 }
 
+/// The version of a holder that a batch has made, if it has made one.
+type Made = Option<(Holder, usize)>;
+
 struct Worker {
     nats: async_nats::Client,
     truth: Arc<Truth>,
     state: Arc<Mutex<State>>,
     dice: Workload,
-    held_back: HashMap<String, VecDeque<(bytes::Bytes, Option<(Holder, usize)>)>>,
+    held_back: HashMap<String, VecDeque<(bytes::Bytes, Made)>>,
     held_answers: Vec<Answer>,
 }
 
@@ -232,7 +235,7 @@ impl Worker {
         }
     }
 
-    async fn deliver(&self, subject: &str, payload: bytes::Bytes, made: Option<(Holder, usize)>) {
+    async fn deliver(&self, subject: &str, payload: bytes::Bytes, made: Made) {
         self.nats.publish(subject.to_owned(), payload).await.unwrap();
         if let Some((holder, version)) = made {
             let mut state = self.state.lock().unwrap();
