@@ -8,8 +8,8 @@ use super::error::{ConfigError, ConfigErrors, Origin};
 use super::layers::{Effective, Layers};
 use super::settings::{SETTINGS, Setting};
 use super::types::{
-    AdminConfig, EventsConfig, LimitsConfig, LoggingConfig, NamespacesConfig, NatsConfig, QueriesConfig,
-    ShutdownConfig, SnapshotsConfig, SubjectsConfig,
+    AdminConfig, EventsConfig, GatewayConfig, LimitsConfig, LoggingConfig, NamespacesConfig, NatsConfig,
+    QueriesConfig, ReadyConfig, ShardingConfig, ShutdownConfig, SnapshotsConfig, SubjectsConfig,
 };
 use super::{combinations, environment, file, print};
 
@@ -26,6 +26,12 @@ pub struct Config {
     pub events: EventsConfig,
     /// How queries are answered.
     pub queries: QueriesConfig,
+    /// Which part of the workers is taken.
+    pub sharding: ShardingConfig,
+    /// How a gateway gathers.
+    pub gateway: GatewayConfig,
+    /// When a starting daemon takes queries.
+    pub ready: ReadyConfig,
     /// What the index may hold.
     pub limits: LimitsConfig,
     /// The contracts of the namespaces.
@@ -81,6 +87,9 @@ impl Config {
         let subjects = builder.subjects();
         let events = builder.events();
         let queries = builder.queries();
+        let sharding = builder.sharding();
+        let gateway = builder.gateway();
+        let ready = builder.ready();
         let limits = builder.limits();
         let namespaces = builder.namespaces();
         let snapshots = builder.snapshots();
@@ -93,6 +102,9 @@ impl Config {
             subjects,
             events,
             queries,
+            sharding,
+            gateway,
+            ready,
             limits,
             namespaces,
             snapshots,
@@ -110,6 +122,9 @@ impl PartialEq for Config {
             && self.subjects == other.subjects
             && self.events == other.events
             && self.queries == other.queries
+            && self.sharding == other.sharding
+            && self.gateway == other.gateway
+            && self.ready == other.ready
             && self.limits == other.limits
             && self.namespaces == other.namespaces
             && self.snapshots == other.snapshots

@@ -98,5 +98,6 @@ pub(super) fn ingest_settings(config: &Config) -> IngestSettings {
         lanes: config.events.lane_count(cores),
         lane_queue_bytes: config.events.lane_queue_bytes,
         limits: event_limits(config),
+        shard: config.sharding.shard,
     }
 }

@@ -10,9 +10,9 @@ use tokio::sync::oneshot;
 use crate::index::{Namespace, Namespaces};
 use crate::snapshot::{Frame, HolderFrame};
 use crate::telemetry::labels::DropReason;
-use crate::telemetry::{EventMetrics, LaneMetrics};
+use crate::telemetry::{EventMetrics, LaneMetrics, ShardMetrics};
 use crate::tracking::StreamGeneration;
-use crate::wire::{DecodeError, EventBatch, NamespaceName, WireLimits, WorkerName};
+use crate::wire::{DecodeError, EventBatch, NamespaceName, Shard, WireLimits, WorkerName};
 
 use super::assignment::{Assignments, LaneId, WorkerKey};
 use super::holder::HolderDump;
@@ -28,6 +28,8 @@ pub struct IngestSettings {
     pub lane_queue_bytes: usize,
     /// Bounds on messages.
     pub limits: WireLimits,
+    /// Which workers are taken; all where it is absent.
+    pub shard: Option<Shard>,
 }
 
 /// Why the pool cannot do something.
@@ -77,6 +79,7 @@ pub struct LanePool {
     metrics: Arc<MetricsByNamespace>,
     unattributed: EventMetrics,
     limits: WireLimits,
+    shard: Option<(Shard, ShardMetrics)>,
 }
 
 impl LanePool {
@@ -108,10 +111,17 @@ impl LanePool {
             metrics,
             unattributed: EventMetrics::unattributed(),
             limits: settings.limits.clone(),
+            shard: settings.shard.map(|shard| (shard, ShardMetrics::new())),
         })
     }
 
-    /// Brings a message to its worker's lane; waits while that lane's queue is full.
+    /// Whether `worker` belongs to the shard that is taken.
+    fn takes(&self, worker: &WorkerName) -> bool {
+        self.shard.as_ref().is_none_or(|(shard, _)| shard.owns(worker))
+    }
+
+    /// Brings a message to its worker's lane; waits while that lane's queue is full. A message for a worker of another shard is
+    /// only counted: nothing of it is read.
     pub async fn dispatch(
         &self,
         namespace: &NamespaceName,
@@ -119,6 +129,12 @@ impl LanePool {
         payload: Bytes,
         generation: StreamGeneration,
     ) -> Result<(), PoolError> {
+        if let Some((shard, metrics)) = &self.shard
+            && !shard.owns(&worker)
+        {
+            metrics.message_passed_over();
+            return Ok(());
+        }
         let Some(namespace) = self.admit_namespace(namespace, &payload) else {
             return Ok(());
         };
@@ -188,8 +204,12 @@ impl LanePool {
         &self.lanes[lane.0]
     }
 
-    /// Brings a frame of a snapshot to its holder's lane. `holder` is the holder frame that it belongs to.
+    /// Brings a frame of a snapshot to its holder's lane. `holder` is the holder frame that it belongs to. Frames of workers of
+    /// other shards are passed over: the snapshot may have been written before the workers were divided.
     pub async fn restore(&self, holder: &HolderFrame, frame: Frame) -> Result<(), PoolError> {
+        if !self.takes(&holder.worker) {
+            return Ok(());
+        }
         let namespace: Arc<Namespace> = match self.namespaces.get_or_create(&holder.namespace) {
             Ok(namespace) => namespace,
             Err(error) => {
@@ -328,6 +348,10 @@ mod tests {
     use super::*;
 
     fn pool() -> LanePool {
+        pool_of(None)
+    }
+
+    fn pool_of(shard: Option<Shard>) -> LanePool {
         let settings = NamespaceSettings {
             block_size: BlockSize::DEFAULT,
             ..NamespaceSettings::default()
@@ -337,6 +361,7 @@ mod tests {
             lanes: 2,
             lane_queue_bytes: 1 << 20,
             limits: WireLimits::default(),
+            shard,
         };
         LanePool::start(&settings, Arc::new(namespaces)).unwrap()
     }
@@ -391,6 +416,26 @@ mod tests {
         }
         pool.drain().await.unwrap();
         assert_eq!((depth(&pool, 10), depth(&pool, 20)), (None, Some(3)));
+    }
+
+    #[tokio::test]
+    async fn only_the_workers_of_the_shard_are_taken() {
+        let holder = frame(7);
+        for index in 0..2 {
+            let shard = Shard::new(index, 2).unwrap();
+            let pool = pool_of(Some(shard));
+            let expected = usize::from(shard.owns(&holder.worker));
+            pool.restore(&holder, Frame::Holder(holder.clone())).await.unwrap();
+            pool.drain().await.unwrap();
+            assert_eq!(pool.assigned_workers(), expected);
+            let (pool, generation) = (pool_of(Some(shard)), crate::tracking::StreamTrust::default().generation());
+            let Frame::Batch(payload) = stored(10, 1) else { unreachable!("a batch") };
+            let (namespace, worker) = (holder.namespace.clone(), holder.worker.clone());
+            pool.dispatch(&namespace, worker, payload.into(), generation).await.unwrap();
+            pool.drain().await.unwrap();
+            assert_eq!(pool.assigned_workers(), expected);
+            assert_eq!(pool.namespaces.get(&namespace).is_some(), expected == 1);
+        }
     }
 
     #[tokio::test]

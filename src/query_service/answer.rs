@@ -191,6 +191,7 @@ impl Answerer {
             holders,
             holders_total,
             foreign_holders: if is_content { indexer.foreign_holders() } else { 0 },
+            gathered: None,
         })
     }
 }
@@ -251,6 +252,7 @@ fn status(namespace: &Namespace, trust: &StreamTrust, batches_waiting: u64) -> S
         distinct_blocks: namespace.indexer.sizes().distinct_blocks,
         batches_waiting,
         holders: holders.collect(),
+        gathered: None,
     }
 }
 

@@ -107,6 +107,9 @@ fn every_setting_is_read() {
     builder.subjects();
     builder.events();
     builder.queries();
+    builder.sharding();
+    builder.gateway();
+    builder.ready();
     builder.limits();
     builder.namespaces();
     builder.snapshots();
