@@ -15,15 +15,18 @@ pub enum Latch {
     QueriesSubscribed,
     /// Events that were published before the start are applied.
     CaughtUp,
+    /// The index knows what a replica that serves knows, or has had the time to learn it, or nobody serves.
+    Settled,
 }
 
 impl Latch {
     /// Every latch, in the usual order of a start.
-    pub const ALL: [Self; 4] = [
+    pub const ALL: [Self; 5] = [
         Self::SnapshotLoaded,
         Self::EventsSubscribed,
         Self::QueriesSubscribed,
         Self::CaughtUp,
+        Self::Settled,
     ];
 
     /// The name in reports.
@@ -33,6 +36,7 @@ impl Latch {
             Self::EventsSubscribed => "events_subscribed",
             Self::QueriesSubscribed => "queries_subscribed",
             Self::CaughtUp => "caught_up",
+            Self::Settled => "settled",
         }
     }
 
@@ -155,6 +159,7 @@ mod tests {
                     "events_subscribed": true,
                     "queries_subscribed": false,
                     "caught_up": false,
+                    "settled": false,
                 },
             })
         );

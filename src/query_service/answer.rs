@@ -11,6 +11,9 @@ use crate::wire::{
     WireLimits,
 };
 
+use super::responder::{reply_too_large, unencodable};
+use super::roster;
+
 /// An encoded reply, and what it answers.
 #[derive(Debug)]
 pub struct Answer {
@@ -102,6 +105,11 @@ impl Answerer {
             queries: 1,
             namespace: name,
         })
+    }
+
+    /// Answers a replica that asks which holders are known.
+    pub fn answer_roster(&self, payload: &[u8]) -> Result<Vec<u8>, WireError> {
+        roster::answer(&self.namespaces, &self.trust, payload)
     }
 
     fn namespace(&self, name: &NamespaceName) -> Result<Arc<Namespace>, WireError> {
@@ -199,14 +207,6 @@ impl Answerer {
 /// No holder takes fewer bytes in a reply: its four keys, and the shortest values.
 const HOLDER_BYTES_MIN: usize = 39;
 
-/// The error in place of a reply of at least `bytes` that cannot be sent.
-pub(super) fn reply_too_large(bytes: usize, bytes_max: usize) -> WireError {
-    let text = format!(
-        "the reply has {bytes} bytes or more, the server takes {bytes_max}; set limit or min_blocks, or ask for less at once"
-    );
-    WireError::new(ErrorCode::TooLarge, text)
-}
-
 /// Says of every holder where it dropped out. Holders of one depth share the look-up.
 fn explain(indexer: &PositionalIndexer, chain: &mut QueryChain<'_>, holders: &mut [HolderMatch]) {
     let mut last: Option<(u32, Option<DropOut>)> = None;
@@ -256,7 +256,7 @@ fn status(namespace: &Namespace, trust: &StreamTrust, batches_waiting: u64) -> S
     }
 }
 
-fn kind_of(key: &QueryKey) -> QueryKind {
+pub(super) fn kind_of(key: &QueryKey) -> QueryKind {
     match key {
         QueryKey::Tokens { .. } => QueryKind::Tokens,
         QueryKey::BlockHashes(_) => QueryKind::BlockHashes,
@@ -267,13 +267,6 @@ fn kind_of(key: &QueryKey) -> QueryKind {
 
 fn saturating_u32(count: usize) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)
-}
-
-fn unencodable(error: &rmp_serde::encode::Error) -> WireError {
-    WireError::new(
-        ErrorCode::TooLarge,
-        format!("the reply cannot be encoded: {error}"),
-    )
 }
 
 #[cfg(test)]

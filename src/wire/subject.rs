@@ -91,6 +91,17 @@ impl Subjects {
         format!("{}>", self.query)
     }
 
+    /// A subject within [`Self::all_queries`] that carries no request: `~` is in no name. A daemon that leaves its queue group
+    /// publishes there; whoever receives it passes over it.
+    pub fn query_filler(&self) -> String {
+        format!("{}~", self.query)
+    }
+
+    /// As [`Self::query_filler`], within [`Self::all_statuses`].
+    pub fn status_filler(&self) -> String {
+        format!("{}~", self.status)
+    }
+
     /// Where status requests about `namespace` go.
     pub fn status(&self, namespace: &NamespaceName) -> String {
         format!("{}{namespace}", self.status)
