@@ -32,6 +32,7 @@ fn an_exact_claim_is_judged_by_the_states_of_its_window() {
         }],
         holders_total: 1,
         foreign_holders: 0,
+        gathered: None,
     };
     let judge = |window: &Window, reply: QueryReply| truth.judge(window, &chain, Ok(&reply));
     truth.apply("a", 0, at(1), &[common::stored(common::hashes(1, 3))]);

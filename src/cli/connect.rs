@@ -12,8 +12,8 @@ use kvatlas::wire::Subjects;
 use super::failure::Failure;
 use super::output::{printable, say};
 
-/// Messages that may wait for us: answers to our own requests only.
-const SUBSCRIPTION_CAPACITY: usize = 64;
+/// Messages that may wait for us: answers to our own requests only, of every shard.
+const SUBSCRIPTION_CAPACITY: usize = 1024;
 
 /// Sections of the configuration that say how to reach a daemon.
 const SECTIONS: [&str; 2] = ["nats", "subjects"];
