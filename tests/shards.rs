@@ -12,11 +12,14 @@ mod common;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use common::{Client, PATIENCE, broker, daemon, eventually, hashes, http_get, matches, namespace, stored, subjects};
+use common::{
+    Client, PATIENCE, broker, daemon, eventually, hashes, http_get, matches, namespace, stored, subjects,
+};
 use kvatlas::client::{ClientError, QueryClient};
 use kvatlas::daemon::Daemon;
 use kvatlas::wire::{
-    ErrorCode, Gathered, QueryKey, QueryOptions, QueryReply, QueryResult, SHARD_HEADER, Shard, SingleQuery, Tier,
+    ErrorCode, Gathered, QueryKey, QueryOptions, QueryReply, QueryResult, SHARD_HEADER, Shard, SingleQuery,
+    Tier,
 };
 
 const WORKERS: u32 = 12;
@@ -47,8 +50,14 @@ async fn gathering(client: &Client, patience: Duration) -> QueryClient {
 }
 
 fn query(limit: Option<u32>) -> SingleQuery {
-    let options = QueryOptions { limit, ..QueryOptions::default() };
-    SingleQuery { options, ..SingleQuery::new(QueryKey::SequenceHashes(hashes(10, 20))) }
+    let options = QueryOptions {
+        limit,
+        ..QueryOptions::default()
+    };
+    SingleQuery {
+        options,
+        ..SingleQuery::new(QueryKey::SequenceHashes(hashes(10, 20)))
+    }
 }
 
 fn missing(reply: &QueryReply) -> (u32, Vec<u32>) {
@@ -88,19 +97,35 @@ async fn a_client_gathers_what_one_daemon_would_say() {
     // The limit holds for the whole, not for each shard.
     let reply = queries.query(&namespace(), query(Some(4))).await.unwrap();
     assert_eq!((matches(&reply), reply.holders_total), (expected(4), WORKERS));
-    let results = queries.query_batch(&namespace(), vec![query(Some(1)), query(None)]).await.unwrap();
+    let results = queries
+        .query_batch(&namespace(), vec![query(Some(1)), query(None)])
+        .await
+        .unwrap();
     let [QueryResult::Reply(first), QueryResult::Reply(second)] = &results[..] else {
         panic!("{results:?}");
     };
-    assert_eq!((matches(first), matches(second)), (expected(1), expected(usize::MAX)));
+    assert_eq!(
+        (matches(first), matches(second)),
+        (expected(1), expected(usize::MAX))
+    );
     let status = queries.status(&namespace()).await.unwrap();
-    let names: BTreeSet<_> = status.holders.iter().map(|holder| holder.worker.to_string()).collect();
-    assert_eq!((names.len(), status.gathered.unwrap().shards), (WORKERS as usize, 3));
+    let names: BTreeSet<_> = status
+        .holders
+        .iter()
+        .map(|holder| holder.worker.to_string())
+        .collect();
+    assert_eq!(
+        (names.len(), status.gathered.unwrap().shards),
+        (WORKERS as usize, 3)
+    );
 
     // Errors are those of the shards, and nobody listens for plain clients.
     let unknown = queries.query(&"nobody".parse().unwrap(), query(None)).await;
     assert!(matches!(unknown, Err(ClientError::Refused(error)) if error.code == ErrorCode::UnknownNamespace));
-    assert!(matches!(client.ask_with(query(None)).await, Err(ClientError::NoDaemon { .. })));
+    assert!(matches!(
+        client.ask_with(query(None)).await,
+        Err(ClientError::NoDaemon { .. })
+    ));
     let passed_over = metric(&shards[0], "kvatlas_other_shard_messages_total");
     assert!(passed_over > 0.0, "workers of other shards are not taken");
     for shard in shards {
@@ -149,20 +174,45 @@ async fn a_gateway_answers_plain_clients_for_all_shards() {
     publish(&client).await;
     let reply = all_known(&client.queries).await;
     assert_eq!(matches(&reply), expected(usize::MAX));
-    assert_eq!(reply.gathered, Some(Gathered { shards: 2, missing: Vec::new() }));
-    let results = client.queries.query_batch(&namespace(), vec![query(Some(2))]).await.unwrap();
+    assert_eq!(
+        reply.gathered,
+        Some(Gathered {
+            shards: 2,
+            missing: Vec::new()
+        })
+    );
+    let results = client
+        .queries
+        .query_batch(&namespace(), vec![query(Some(2))])
+        .await
+        .unwrap();
     assert!(matches!(&results[..], [QueryResult::Reply(reply)] if matches(reply) == expected(2)));
     assert_eq!(client.status().await.unwrap().holders.len(), WORKERS as usize);
 
     // What is wrong with a request is said by the gateway itself.
-    let refused = client.nats.request(subjects().query(&namespace()), "garbage".into()).await.unwrap();
+    let refused = client
+        .nats
+        .request(subjects().query(&namespace()), "garbage".into())
+        .await
+        .unwrap();
     let headers = refused.headers.unwrap();
     assert_eq!(headers.get("Nats-Service-Error-Code").unwrap().as_str(), "400");
     // Its replies are whole; those of the shards say what they are part of.
     assert!(headers.get(SHARD_HEADER).is_none());
     let payload = kvatlas::wire::QueryRequest::Single(query(None)).encode();
-    let part = client.nats.request(subjects().of_shards().query(&namespace()), payload.into()).await.unwrap();
-    let of: Shard = part.headers.unwrap().get(SHARD_HEADER).unwrap().as_str().parse().unwrap();
+    let part = client
+        .nats
+        .request(subjects().of_shards().query(&namespace()), payload.into())
+        .await
+        .unwrap();
+    let of: Shard = part
+        .headers
+        .unwrap()
+        .get(SHARD_HEADER)
+        .unwrap()
+        .as_str()
+        .parse()
+        .unwrap();
     assert_eq!(of.count(), 2);
 
     second.stop().await;
@@ -179,15 +229,18 @@ async fn a_gateway_answers_plain_clients_for_all_shards() {
 async fn a_gateway_refuses_what_is_too_much_at_once() {
     let broker = broker().await;
     // One shard of two never answers, so every gather lasts until the deadline.
-    let settings = [("gateway.enabled", "true"), ("gateway.max_gathers", "1"), ("gateway.deadline_ms", "1000")];
+    let settings = [
+        ("gateway.enabled", "true"),
+        ("gateway.max_gathers", "1"),
+        ("gateway.deadline_ms", "1000"),
+    ];
     let gateway = daemon(broker.url(), &settings).await;
     let first = shard(broker.url(), "0/2").await;
     let client = Client::connect(broker.url()).await;
     publish(&client).await;
     let ask = || client.ask_with(query(None));
     let (one, other) = tokio::join!(ask(), ask());
-    let is_overloaded =
-        |reply: &Result<QueryReply, ClientError>| matches!(reply, Err(ClientError::Refused(error)) if error.text.contains("gateway.max_gathers"));
+    let is_overloaded = |reply: &Result<QueryReply, ClientError>| matches!(reply, Err(ClientError::Refused(error)) if error.text.contains("gateway.max_gathers"));
     assert!(is_overloaded(&one) != is_overloaded(&other), "{one:?} {other:?}");
     gateway.stop().await;
     first.stop().await;
@@ -211,7 +264,10 @@ async fn the_number_of_shards_can_be_changed_without_a_blind_moment() {
     .await;
     let ask = async || queries.query(&namespace(), query(None)).await.unwrap();
     let reply = ask().await;
-    assert_eq!((matches(&reply), missing(&reply).1), (expected(usize::MAX), Vec::new()));
+    assert_eq!(
+        (matches(&reply), missing(&reply).1),
+        (expected(usize::MAX), Vec::new())
+    );
     for daemon in old {
         daemon.stop().await;
         assert_eq!(matches(&ask().await), expected(usize::MAX));
@@ -251,7 +307,10 @@ async fn each_shard_shares_its_requests_out_among_its_replicas() {
     for index in [2, 0] {
         daemons.remove(index).stop().await;
         let reply = ask().await;
-        assert_eq!((matches(&reply), missing(&reply)), (expected(usize::MAX), (2, Vec::new())));
+        assert_eq!(
+            (matches(&reply), missing(&reply)),
+            (expected(usize::MAX), (2, Vec::new()))
+        );
     }
     for daemon in daemons {
         daemon.stop().await;

@@ -118,10 +118,7 @@ async fn client(arguments: &QueryArguments) -> Result<QueryClient, Failure> {
 }
 
 async fn status(arguments: &QueryArguments) -> Result<(), Failure> {
-    let status = client(arguments)
-        .await?
-        .status(&arguments.namespace)
-        .await?;
+    let status = client(arguments).await?.status(&arguments.namespace).await?;
     if arguments.json {
         print_json(&status)
     } else {

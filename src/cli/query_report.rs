@@ -2,7 +2,8 @@
 
 use kvatlas::tracking::DegradedReasons;
 use kvatlas::wire::{
-    DropOut, ErrorBody, Gathered, HolderMatch, LineageBytes, QueryOptions, QueryReply, QueryResult, Rank, WorkerName,
+    DropOut, ErrorBody, Gathered, HolderMatch, LineageBytes, QueryOptions, QueryReply, QueryResult, Rank,
+    WorkerName,
 };
 use serde::{Serialize, Serializer};
 
@@ -302,11 +303,20 @@ gpu-1      0      12      18 %  degraded: gap
     fn shards_that_did_not_answer_are_named() {
         let gathered = |missing| {
             let gathered = Gathered { shards: 3, missing };
-            let reply = QueryReply { gathered: Some(gathered), ..reply() };
-            (render_reply(&reply, &asked(false)), serde_json::to_value(json_of_reply(&reply)).unwrap())
+            let reply = QueryReply {
+                gathered: Some(gathered),
+                ..reply()
+            };
+            (
+                render_reply(&reply, &asked(false)),
+                serde_json::to_value(json_of_reply(&reply)).unwrap(),
+            )
         };
         let (text, json) = gathered(vec![0, 2]);
-        assert!(text.ends_with("incomplete: of 3 shards, 0, 2 did not answer; their workers are left out\n"), "{text}");
+        assert!(
+            text.ends_with("incomplete: of 3 shards, 0, 2 did not answer; their workers are left out\n"),
+            "{text}"
+        );
         assert_eq!(json["gathered"]["missing"], serde_json::json!([0, 2]));
         assert!(!gathered(Vec::new()).0.contains("incomplete"));
     }

@@ -8,8 +8,8 @@ use super::error::ConfigError;
 use super::kind::{Secret, Value, parse_server};
 use super::layers::{Effective, Entry};
 use super::types::{
-    AdminConfig, Authentication, EventsConfig, GatewayConfig, Hashing, LimitsConfig, LogFormat, LoggingConfig,
-    NamespaceConfig, NamespacesConfig, NatsConfig, QueriesConfig, ReadyConfig, ShardingConfig,
+    AdminConfig, Authentication, EventsConfig, GatewayConfig, Hashing, LimitsConfig, LogFormat,
+    LoggingConfig, NamespaceConfig, NamespacesConfig, NatsConfig, QueriesConfig, ReadyConfig, ShardingConfig,
     ShutdownConfig, SnapshotsConfig, SubjectsConfig,
 };
 

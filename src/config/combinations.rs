@@ -85,7 +85,8 @@ fn check_gateway(layers: &Layers) -> Vec<ConfigError> {
     let Some(gateway) = given(layers, "gateway.enabled") else {
         return Vec::new();
     };
-    let rule = format!("is not for a gateway, which {gateway} asks for: it has no index; give one of the two");
+    let rule =
+        format!("is not for a gateway, which {gateway} asks for: it has no index; give one of the two");
     ["sharding.shard", "snapshots.directory"]
         .iter()
         .filter(|key| layers.are_settled(&[key]))

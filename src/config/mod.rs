@@ -38,7 +38,7 @@ pub use kind::{Kind, Secret};
 pub use load::Config;
 pub use print::settings_markdown;
 pub use types::{
-    AdminConfig, Authentication, EventsConfig, GatewayConfig, Hashing, LimitsConfig, LogFormat, LoggingConfig,
-    NamespaceConfig, NamespacesConfig, NatsConfig, QueriesConfig, ReadyConfig, ShardingConfig,
+    AdminConfig, Authentication, EventsConfig, GatewayConfig, Hashing, LimitsConfig, LogFormat,
+    LoggingConfig, NamespaceConfig, NamespacesConfig, NatsConfig, QueriesConfig, ReadyConfig, ShardingConfig,
     ShutdownConfig, SnapshotsConfig, SubjectsConfig,
 };

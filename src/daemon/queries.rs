@@ -23,7 +23,11 @@ pub(super) async fn start_queries(
     subscribed: watch::Receiver<bool>,
 ) -> Result<Stage, StartError> {
     let config = &shared.config;
-    let served = ServedRequests::new(&shared.subjects, &config.queries.queue_group, config.sharding.shard);
+    let served = ServedRequests::new(
+        &shared.subjects,
+        &config.queries.queue_group,
+        config.sharding.shard,
+    );
     let stage = Stage::default();
     let (settled, is_settled) = watch::channel(false);
     for number in 0..config.queries.connections {

@@ -54,7 +54,10 @@ impl Settling {
                     let ours = known_holders(&self.namespaces, &self.trust, None);
                     let behind = holders_behind(&theirs, &ours);
                     if behind == 0 {
-                        return tracing::info!(holders = theirs.len(), "knows as much as a replica that serves");
+                        return tracing::info!(
+                            holders = theirs.len(),
+                            "knows as much as a replica that serves"
+                        );
                     }
                     if Instant::now() >= deadline {
                         return tracing::warn!(
@@ -65,7 +68,9 @@ impl Settling {
                 }
             }
             if Instant::now() >= deadline {
-                return tracing::warn!("takes queries although a replica that serves did not say what it knows");
+                return tracing::warn!(
+                    "takes queries although a replica that serves did not say what it knows"
+                );
             }
             tokio::time::sleep(INTERVAL).await;
         }
@@ -81,7 +86,11 @@ impl Settling {
             let request = async_nats::Request::new()
                 .payload(payload.into())
                 .timeout(Some(PAGE_PATIENCE));
-            let page = match self.client.send_request(self.roster_subject.clone(), request).await {
+            let page = match self
+                .client
+                .send_request(self.roster_subject.clone(), request)
+                .await
+            {
                 Ok(message) => RosterReply::decode(&message.payload),
                 Err(error) if error.kind() == RequestErrorKind::NoResponders => return Other::Absent,
                 Err(_) => return Other::Silent,

@@ -425,13 +425,22 @@ mod tests {
             let shard = Shard::new(index, 2).unwrap();
             let pool = pool_of(Some(shard));
             let expected = usize::from(shard.owns(&holder.worker));
-            pool.restore(&holder, Frame::Holder(holder.clone())).await.unwrap();
+            pool.restore(&holder, Frame::Holder(holder.clone()))
+                .await
+                .unwrap();
             pool.drain().await.unwrap();
             assert_eq!(pool.assigned_workers(), expected);
-            let (pool, generation) = (pool_of(Some(shard)), crate::tracking::StreamTrust::default().generation());
-            let Frame::Batch(payload) = stored(10, 1) else { unreachable!("a batch") };
+            let (pool, generation) = (
+                pool_of(Some(shard)),
+                crate::tracking::StreamTrust::default().generation(),
+            );
+            let Frame::Batch(payload) = stored(10, 1) else {
+                unreachable!("a batch")
+            };
             let (namespace, worker) = (holder.namespace.clone(), holder.worker.clone());
-            pool.dispatch(&namespace, worker, payload.into(), generation).await.unwrap();
+            pool.dispatch(&namespace, worker, payload.into(), generation)
+                .await
+                .unwrap();
             pool.drain().await.unwrap();
             assert_eq!(pool.assigned_workers(), expected);
             assert_eq!(pool.namespaces.get(&namespace).is_some(), expected == 1);

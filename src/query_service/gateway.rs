@@ -105,7 +105,11 @@ impl Gateway {
     /// # Errors
     ///
     /// [`QueryServiceError::Subscribe`] if the connection is closed.
-    pub async fn run(self, stop: CancellationToken, subscribed: impl FnOnce()) -> Result<(), QueryServiceError> {
+    pub async fn run(
+        self,
+        stop: CancellationToken,
+        subscribed: impl FnOnce(),
+    ) -> Result<(), QueryServiceError> {
         let (mut queries, mut statuses) = self.served.join(&self.client).await?;
         if !confirm(&self.client, &stop).await {
             return Ok(());
@@ -150,12 +154,19 @@ impl Gateway {
             return parts.responder.send(reply_to, Err(parts.overloaded())).await;
         };
         let parts = Arc::clone(parts);
-        self.under_way.spawn(parts.answer(asked, message, reply_to, permit));
+        self.under_way
+            .spawn(parts.answer(asked, message, reply_to, permit));
     }
 }
 
 impl Parts {
-    async fn answer(self: Arc<Self>, asked: Asked, message: Message, reply_to: Subject, permit: OwnedSemaphorePermit) {
+    async fn answer(
+        self: Arc<Self>,
+        asked: Asked,
+        message: Message,
+        reply_to: Subject,
+        permit: OwnedSemaphorePermit,
+    ) {
         let started = Instant::now();
         let reply = match asked {
             Asked::Query => self.query(&message).await,
@@ -171,18 +182,26 @@ impl Parts {
 
     async fn query(&self, message: &Message) -> Result<Reply, WireError> {
         let limits = &self.settings.limits;
-        let namespace = self.subjects.parse_query(&message.subject, limits.name_bytes_max)?;
+        let namespace = self
+            .subjects
+            .parse_query(&message.subject, limits.name_bytes_max)?;
         // What is wrong with a request is said here, and does not trouble the shards.
         let request = QueryRequest::decode(&message.payload, limits)?;
         let (payload, deadline) = (message.payload.clone(), self.settings.deadline);
         let (encoded, gathered, kind) = match &request {
             QueryRequest::Single(query) => {
-                let merged = self.gatherer.query(&namespace, &query.options, payload, deadline).await;
+                let merged = self
+                    .gatherer
+                    .query(&namespace, &query.options, payload, deadline)
+                    .await;
                 let merged = merged.map_err(|error| self.failed(error))?;
                 (merged.reply.encode(), merged.gathered, kind_of(&query.key))
             }
             QueryRequest::Batch(queries) => {
-                let merged = self.gatherer.query_batch(&namespace, queries, payload, deadline).await;
+                let merged = self
+                    .gatherer
+                    .query_batch(&namespace, queries, payload, deadline)
+                    .await;
                 let merged = merged.map_err(|error| self.failed(error))?;
                 (merged.reply.encode(), merged.gathered, kind_of_batch(queries))
             }
@@ -217,9 +236,12 @@ impl Parts {
             false => GatherOutcome::Partial,
         };
         self.metrics.gathered(outcome);
-        missing.iter().for_each(|index| self.metrics.shard_missing(*index));
+        missing
+            .iter()
+            .for_each(|index| self.metrics.shard_missing(*index));
         let metrics = self.namespaces.entry(reply.namespace.clone());
-        let metrics = metrics.or_insert_with(|| Arc::new(QueryMetrics::for_namespace(reply.namespace.as_str())));
+        let metrics =
+            metrics.or_insert_with(|| Arc::new(QueryMetrics::for_namespace(reply.namespace.as_str())));
         metrics.answered(reply.kind, elapsed);
     }
 

@@ -93,7 +93,10 @@ impl QueueMember {
                 }
                 Err(_) if self.fills_left == 0 => {
                     // The server does not let us publish there, or is gone.
-                    tracing::debug!(subject = self.filler_subject, "leaving without the server's confirmation");
+                    tracing::debug!(
+                        subject = self.filler_subject,
+                        "leaving without the server's confirmation"
+                    );
                     let _ = self.messages.drain().await;
                 }
                 Err(_) => {
@@ -113,7 +116,12 @@ impl QueueMember {
 
     async fn fill(&self, count: u64) {
         for _ in 0..count {
-            if self.client.publish(self.filler_subject.clone(), bytes::Bytes::new()).await.is_err() {
+            if self
+                .client
+                .publish(self.filler_subject.clone(), bytes::Bytes::new())
+                .await
+                .is_err()
+            {
                 return;
             }
         }

@@ -46,7 +46,9 @@ impl Responder {
         let sent = if headers.is_empty() {
             self.client.publish(reply_to, payload.into()).await
         } else {
-            self.client.publish_with_headers(reply_to, headers, payload.into()).await
+            self.client
+                .publish_with_headers(reply_to, headers, payload.into())
+                .await
         };
         if let Err(error) = sent {
             self.errors.reply_dropped(ReplyDropReason::PublishFailed, &error);
@@ -84,7 +86,10 @@ pub(super) fn check_status_size(payload: Vec<u8>, bytes_max: usize) -> Result<Ve
 
 /// The error in place of a reply that cannot be encoded.
 pub(super) fn unencodable(error: &rmp_serde::encode::Error) -> WireError {
-    WireError::new(ErrorCode::TooLarge, format!("the reply cannot be encoded: {error}"))
+    WireError::new(
+        ErrorCode::TooLarge,
+        format!("the reply cannot be encoded: {error}"),
+    )
 }
 
 /// The payload of an error reply; the headers are added to `headers`.

@@ -3,7 +3,8 @@
 use crate::index::Namespaces;
 use crate::tracking::StreamTrust;
 use crate::wire::{
-    ErrorCode, PROTOCOL_VERSION, ROSTER_PAGE_MAX, RosterHolder, RosterKey, RosterReply, RosterRequest, WireError,
+    ErrorCode, PROTOCOL_VERSION, ROSTER_PAGE_MAX, RosterHolder, RosterKey, RosterReply, RosterRequest,
+    WireError,
 };
 
 use super::responder::unencodable;
@@ -81,9 +82,20 @@ mod tests {
     fn a_holder_is_behind_until_it_is_known_as_well() {
         let theirs = [holder("a", true), holder("b", false), holder("c", true)];
         assert_eq!(holders_behind(&theirs, &[]), 3);
-        assert_eq!(holders_behind(&theirs, &[holder("a", false), holder("c", true)]), 2);
-        assert_eq!(holders_behind(&theirs, &[holder("a", true), holder("b", false)]), 1);
-        let ours = [holder("a", true), holder("b", false), holder("c", true), holder("d", false)];
+        assert_eq!(
+            holders_behind(&theirs, &[holder("a", false), holder("c", true)]),
+            2
+        );
+        assert_eq!(
+            holders_behind(&theirs, &[holder("a", true), holder("b", false)]),
+            1
+        );
+        let ours = [
+            holder("a", true),
+            holder("b", false),
+            holder("c", true),
+            holder("d", false),
+        ];
         assert_eq!(holders_behind(&theirs, &ours), 0);
         assert_eq!(holders_behind(&[], &[]), 0);
     }

@@ -71,10 +71,15 @@ impl ServedRequests {
     }
 
     /// Joins the queue group for queries and for status requests.
-    pub(super) async fn join(&self, client: &Client) -> Result<(QueueMember, QueueMember), QueryServiceError> {
+    pub(super) async fn join(
+        &self,
+        client: &Client,
+    ) -> Result<(QueueMember, QueueMember), QueryServiceError> {
         let (subjects, group) = (&self.subjects, &self.queue_group);
-        let queries = QueueMember::join(client, subjects.all_queries(), subjects.query_filler(), group).await?;
-        let statuses = QueueMember::join(client, subjects.all_statuses(), subjects.status_filler(), group).await?;
+        let queries =
+            QueueMember::join(client, subjects.all_queries(), subjects.query_filler(), group).await?;
+        let statuses =
+            QueueMember::join(client, subjects.all_statuses(), subjects.status_filler(), group).await?;
         Ok((queries, statuses))
     }
 }
@@ -182,10 +187,13 @@ impl QueryService {
         let bytes_max = self.responder.reply_bytes_max();
         let (subject, payload) = (&message.subject, &message.payload);
         let reply = match asked {
-            Asked::Query => self.answerer.answer_query(subject, payload, bytes_max).and_then(|answer| {
-                self.count(&answer, started.elapsed());
-                check_size(answer.payload, bytes_max)
-            }),
+            Asked::Query => self
+                .answerer
+                .answer_query(subject, payload, bytes_max)
+                .and_then(|answer| {
+                    self.count(&answer, started.elapsed());
+                    check_size(answer.payload, bytes_max)
+                }),
             Asked::Status => {
                 let answer = self.answerer.answer_status(subject, self.pool.messages_waiting());
                 answer.and_then(|answer| {
@@ -199,7 +207,9 @@ impl QueryService {
 
     async fn serve_roster(&self, message: Message) {
         if let Some(reply_to) = message.reply {
-            self.responder.send(reply_to, self.answerer.answer_roster(&message.payload)).await;
+            self.responder
+                .send(reply_to, self.answerer.answer_roster(&message.payload))
+                .await;
         }
     }
 

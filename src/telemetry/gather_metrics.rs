@@ -63,7 +63,9 @@ impl GatherMetrics {
 
     /// Counts a shard that a reply lacks, and logs it. The caller bounds the number of shards.
     pub fn shard_missing(&self, index: u32) {
-        names::SHARD_REPLIES_MISSING.with([&index.to_string()]).increment(1);
+        names::SHARD_REPLIES_MISSING
+            .with([&index.to_string()])
+            .increment(1);
         if let Some(suppressed) = MISSING_GATE.admit() {
             tracing::warn!(shard = index, suppressed, "a shard did not answer in time");
         }
@@ -98,7 +100,10 @@ mod tests {
             "kvatlas_shard_replies_missing_total{shard=\"2\"} 1",
             "kvatlas_shard_replies_late_total 3",
         ] {
-            assert!(text.lines().any(|candidate| candidate == line), "missing: {line}\n{text}");
+            assert!(
+                text.lines().any(|candidate| candidate == line),
+                "missing: {line}\n{text}"
+            );
         }
     }
 }

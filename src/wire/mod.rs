@@ -43,8 +43,8 @@ pub use limits::WireLimits;
 pub use name::{HolderId, NameError, NamespaceName, Rank, WorkerName};
 pub use query::{QueryKey, QueryOptions, QueryRequest, SingleQuery};
 pub use reply::{
-    BatchReply, DropOut, ErrorBody, Gathered, HolderMatch, HolderStatusReply, LineageBytes, QueryReply, QueryResult,
-    StatusReply,
+    BatchReply, DropOut, ErrorBody, Gathered, HolderMatch, HolderStatusReply, LineageBytes, QueryReply,
+    QueryResult, StatusReply,
 };
 pub use roster::{ROSTER_PAGE_MAX, RosterHolder, RosterKey, RosterReply, RosterRequest};
 pub use shard::{SHARD_HEADER, SHARDS_MAX, Shard, ShardError};

@@ -80,8 +80,13 @@ mod tests {
             worker: WorkerName::new("gpu-0").unwrap(),
             rank: 3,
         };
-        let request = RosterRequest { after: Some(key.clone()) };
-        assert_eq!(RosterRequest::decode(&request.encode().unwrap()).unwrap(), request);
+        let request = RosterRequest {
+            after: Some(key.clone()),
+        };
+        assert_eq!(
+            RosterRequest::decode(&request.encode().unwrap()).unwrap(),
+            request
+        );
         let first = RosterRequest::default();
         assert_eq!(RosterRequest::decode(&first.encode().unwrap()).unwrap(), first);
         let reply = RosterReply {

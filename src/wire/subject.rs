@@ -187,11 +187,20 @@ mod tests {
     fn shards_have_subjects_of_their_own() {
         let subjects = Subjects::new("site-1").unwrap();
         let shards = subjects.of_shards();
-        let (namespace, worker) = (NamespaceName::new("llama").unwrap(), WorkerName::new("w").unwrap());
+        let (namespace, worker) = (
+            NamespaceName::new("llama").unwrap(),
+            WorkerName::new("w").unwrap(),
+        );
         assert_eq!(shards.query(&namespace), "site-1.v1.shards.query.llama");
         assert_eq!(shards.status(&namespace), "site-1.v1.shards.status.llama");
-        assert_eq!(shards.events(&namespace, &worker), subjects.events(&namespace, &worker));
-        assert_eq!(shards.parse_query(&shards.query(&namespace), 64), Ok(namespace.clone()));
+        assert_eq!(
+            shards.events(&namespace, &worker),
+            subjects.events(&namespace, &worker)
+        );
+        assert_eq!(
+            shards.parse_query(&shards.query(&namespace), 64),
+            Ok(namespace.clone())
+        );
         assert!(subjects.parse_query(&shards.query(&namespace), 64).is_err());
         assert_eq!(subjects.roster("kvatlas"), "site-1.v1.roster.kvatlas");
     }

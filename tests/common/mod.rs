@@ -8,6 +8,8 @@
     reason = "a test fails by panicking"
 )]
 
+pub mod fleet;
+pub mod proxy;
 pub mod truth;
 
 use std::collections::BTreeMap;

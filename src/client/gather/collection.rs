@@ -69,7 +69,10 @@ mod tests {
         assert!(!collection.add(shard(0, 2), "a again"));
         assert!(collection.add(shard(1, 2), "c"));
         let best = collection.into_best().unwrap();
-        assert_eq!((best.shards, best.replies), (2, BTreeMap::from([(0, "a"), (1, "c")])));
+        assert_eq!(
+            (best.shards, best.replies),
+            (2, BTreeMap::from([(0, "a"), (1, "c")]))
+        );
     }
 
     #[test]

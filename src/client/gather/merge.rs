@@ -72,7 +72,9 @@ pub(super) fn merge_replies(
             .then_with(|| one.rank.cmp(&other.rank))
     });
     if let Some(limit) = options.limit {
-        merged.holders.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
+        merged
+            .holders
+            .truncate(usize::try_from(limit).unwrap_or(usize::MAX));
     }
     merged.gathered = Some(gathered.clone());
     Ok(merged)
@@ -126,9 +128,11 @@ pub(super) fn merge_statuses(
         merged.batches_waiting = merged.batches_waiting.saturating_add(status.batches_waiting);
         merged.holders.extend(status.holders);
     }
-    merged
-        .holders
-        .sort_by(|one, other| one.worker.cmp(&other.worker).then_with(|| one.rank.cmp(&other.rank)));
+    merged.holders.sort_by(|one, other| {
+        one.worker
+            .cmp(&other.worker)
+            .then_with(|| one.rank.cmp(&other.rank))
+    });
     merged.gathered = Some(gathered.clone());
     Ok(merged)
 }
@@ -142,11 +146,20 @@ mod tests {
 
     use super::*;
 
-    const WHOLE: Gathered = Gathered { shards: 3, missing: Vec::new() };
+    const WHOLE: Gathered = Gathered {
+        shards: 3,
+        missing: Vec::new(),
+    };
 
     fn reply(mut holders: Vec<HolderMatch>, limit: Option<u32>) -> QueryReply {
         holders.sort_by(|one, other| {
-            let key = |holder: &HolderMatch| (std::cmp::Reverse(holder.matched_blocks), holder.worker.clone(), holder.rank);
+            let key = |holder: &HolderMatch| {
+                (
+                    std::cmp::Reverse(holder.matched_blocks),
+                    holder.worker.clone(),
+                    holder.rank,
+                )
+            };
             key(one).cmp(&key(other))
         });
         let total = u32::try_from(holders.len()).unwrap();
@@ -173,7 +186,10 @@ mod tests {
     }
 
     fn options(limit: Option<u32>) -> QueryOptions {
-        QueryOptions { limit, ..QueryOptions::default() }
+        QueryOptions {
+            limit,
+            ..QueryOptions::default()
+        }
     }
 
     fn query() -> SingleQuery {
@@ -211,18 +227,31 @@ mod tests {
     fn an_unknown_namespace_is_an_answer_unless_nobody_knows_it() {
         let unknown = || Err(error(ErrorCode::UnknownNamespace));
         assert_eq!(sort_out(vec![unknown(), Ok(1)], &WHOLE), Ok(vec![1]));
-        assert_eq!(sort_out::<u8>(vec![unknown(), unknown()], &WHOLE), unknown().map(|_: u8| Vec::new()));
-        let partial = Gathered { shards: 3, missing: vec![2] };
+        assert_eq!(
+            sort_out::<u8>(vec![unknown(), unknown()], &WHOLE),
+            unknown().map(|_: u8| Vec::new())
+        );
+        let partial = Gathered {
+            shards: 3,
+            missing: vec![2],
+        };
         assert_eq!(sort_out(vec![unknown(), Ok(1)], &partial), Ok(vec![1]));
         let refused = sort_out::<u8>(vec![unknown(), unknown()], &partial).unwrap_err();
-        assert_eq!(refused.code, ErrorCode::Unavailable, "the missing shard may know it");
+        assert_eq!(
+            refused.code,
+            ErrorCode::Unavailable,
+            "the missing shard may know it"
+        );
         let refused = sort_out(vec![Ok(1), Err(error(ErrorCode::BadRequest))], &WHOLE).unwrap_err();
         assert_eq!(refused.code, ErrorCode::BadRequest);
     }
 
     #[test]
     fn shards_that_disagree_are_no_answer() {
-        let other = QueryReply { query_blocks: 4, ..reply(Vec::new(), None) };
+        let other = QueryReply {
+            query_blocks: 4,
+            ..reply(Vec::new(), None)
+        };
         let merged = merge_replies(vec![reply(Vec::new(), None), other], &options(None), &WHOLE);
         assert_eq!(merged.unwrap_err().code, ErrorCode::Unavailable);
         let merged = merge_results(vec![Vec::new()], &[query()], &WHOLE);
@@ -231,10 +260,12 @@ mod tests {
 
     #[test]
     fn each_query_of_a_batch_is_merged_by_itself() {
-        let list = |name| vec![
-            QueryResult::Reply(reply(vec![holder(name, 0, 2)], None)),
-            QueryResult::Error((&error(ErrorCode::TooLarge)).into()),
-        ];
+        let list = |name| {
+            vec![
+                QueryResult::Reply(reply(vec![holder(name, 0, 2)], None)),
+                QueryResult::Error((&error(ErrorCode::TooLarge)).into()),
+            ]
+        };
         let merged = merge_results(vec![list(1), list(0)], &[query(), query()], &WHOLE).unwrap();
         let [QueryResult::Reply(first), QueryResult::Error(second)] = &merged[..] else {
             panic!("{merged:?}");
