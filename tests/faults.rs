@@ -34,6 +34,9 @@ fn runs() -> u64 {
     given.map_or(2, |runs| runs.parse().expect("KVATLAS_FAULT_RUNS is a number"))
 }
 
+/// How long a router waits where the only daemon may be gone. Longer than the delays of the network.
+const SHORT_PATIENCE: Duration = Duration::from_millis(400);
+
 async fn pause(milliseconds: u64) {
     tokio::time::sleep(Duration::from_millis(milliseconds)).await;
 }
@@ -82,9 +85,11 @@ async fn a_daemon_killed_at_any_moment() {
     for seed in 1..=runs() {
         let broker = broker().await;
         let folder = tempfile::tempdir().unwrap();
-        let mut fleet = Fleet::new(broker.url(), 4, seed).await;
         let mut process = Some(Process::start(broker.url(), folder.path()));
-        answers(&fleet.client).await;
+        answers(&Client::connect(broker.url()).await).await;
+        let mut fleet = Fleet::new(broker.url(), 4, seed)
+            .await
+            .with_patience(SHORT_PATIENCE);
         let moments: Vec<(u64, u64)> = (0..2)
             .map(|_| (100 + fleet.below(1500), fleet.below(200)))
             .collect();
@@ -111,7 +116,7 @@ async fn a_broker_killed_and_restarted() {
     let first = broker().await;
     let (url, port) = (first.url().to_owned(), port_of(&first));
     let daemon = daemon(&url, &[]).await;
-    let mut fleet = Fleet::new(&url, 4, 1).await;
+    let mut fleet = Fleet::new(&url, 4, 1).await.with_patience(SHORT_PATIENCE);
     let mut broker = Some(first);
     let kills = async {
         for dead_ms in [50, 400] {
@@ -183,7 +188,7 @@ async fn a_network_that_fails() {
         let broker = broker().await;
         let proxy = Proxy::to(port_of(&broker)).await;
         let daemon = daemon(&proxy.url(), &[]).await;
-        let mut fleet = Fleet::new(broker.url(), 4, 1).await;
+        let mut fleet = Fleet::new(broker.url(), 4, 1).await.with_patience(SHORT_PATIENCE);
         let happens = async {
             pause(200).await;
             proxy.set(fault);

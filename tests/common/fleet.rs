@@ -4,6 +4,7 @@
 
 use std::time::{Duration, Instant};
 
+use futures_util::future::join_all;
 use kvatlas::client::Publisher;
 use kvatlas::hash::SequenceHash;
 use kvatlas::tracking::BatchCursor;
@@ -15,14 +16,21 @@ use super::{Client, PATIENCE, by_sequence};
 
 /// Pause between two batches.
 const PUBLISH_INTERVAL: Duration = Duration::from_millis(1);
-/// How long a router waits for an answer. Longer than any fault that holds answers back without breaking a connection.
-const ROUTER_PATIENCE: Duration = Duration::from_secs(2);
+/// How long a router waits for an answer unless told otherwise.
+const ROUTER_PATIENCE: Duration = Duration::from_secs(5);
+/// Routers that ask side by side.
+const ROUTERS: usize = 4;
 /// Pause between two looks at whether all holders are exact.
 const HEAL_INTERVAL: Duration = Duration::from_millis(20);
 /// After so many queries, what the daemon has applied is asked for.
 const QUERIES_PER_STATUS: u64 = 16;
 /// A worker begins a new epoch after so many batches, like one that is restarted.
 const BATCHES_PER_EPOCH: u64 = 200;
+
+/// After so many batches one of the anchors begins a new epoch.
+const BATCHES_PER_RENEWAL: u64 = 150;
+/// Workers that have every prompt, whatever happens: whoever names nobody is blind. Two, which begin new epochs in turn.
+const ANCHORS: usize = 2;
 
 struct Worker {
     name: String,
@@ -34,6 +42,7 @@ pub struct Fleet {
     pub client: Client,
     pub truth: Truth,
     workers: Vec<Worker>,
+    anchors: Vec<Worker>,
     workload: Workload,
     prompts: Vec<Vec<SequenceHash>>,
 }
@@ -55,25 +64,48 @@ impl Floors for OneDaemon {
 }
 
 impl Fleet {
-    /// `workers` workers and a router, on the broker at `url`, with a seeded load.
+    /// `workers` workers and a router, on the broker at `url`, with a seeded load. A daemon must be there already.
     pub async fn new(url: &str, workers: u64, seed: u64) -> Self {
         let mut client = Client::connect(url).await;
         client.queries = client.queries.with_patience(ROUTER_PATIENCE);
-        let worker = |number| {
-            let name = format!("gpu-{number}");
+        let worker = |name: String| {
             let publisher = client.publisher(&name, 0);
             Worker { name, publisher }
         };
-        let workers = (0..workers).map(worker).collect();
         let workload = Workload::new(seed, 16);
-        let prompts = workload.prompts().to_vec();
-        Self {
+        let mut fleet = Self {
+            workers: (0..workers)
+                .map(|number| worker(format!("gpu-{number}")))
+                .collect(),
+            anchors: (0..ANCHORS)
+                .map(|number| worker(format!("anchor-{number}")))
+                .collect(),
             client,
             truth: Truth::default(),
-            workers,
+            prompts: workload.prompts().to_vec(),
             workload,
-            prompts,
+        };
+        fleet.place_anchors().await;
+        fleet
+    }
+
+    /// From here on there is always somebody who has what is asked for.
+    async fn place_anchors(&mut self) {
+        for anchor in &mut self.anchors {
+            anchor.publish(&self.truth, everything(&self.prompts)).await;
+            let cursor = anchor.publisher.cursor();
+            self.client.applied(&anchor.name, 0, cursor).await;
+            // Other replicas are given the same time again.
+            tokio::time::sleep(HEAL_INTERVAL).await;
+            self.truth.raise_floor(&anchor.name, 0, cursor);
         }
+    }
+
+    /// Lets routers wait for `patience`: a request that a fault has swallowed is given up after that.
+    #[must_use]
+    pub fn with_patience(mut self, patience: Duration) -> Self {
+        self.client.queries = self.client.queries.with_patience(patience);
+        self
     }
 
     /// A number below `bound`, of the same seed as the load.
@@ -88,6 +120,7 @@ impl Fleet {
             client,
             truth,
             workers,
+            anchors,
             workload,
             prompts,
         } = self;
@@ -96,37 +129,45 @@ impl Fleet {
             stop.cancel();
         };
         let publish = async {
-            let mut number = 0;
-            while !stop.is_cancelled() {
-                let worker = &mut workers[number % workers.len()];
-                number += 1;
+            let (mut batches, everything) = (0_u64, everything(prompts));
+            let (mut numbers, mut turns) = ((0..workers.len()).cycle(), (0..ANCHORS).cycle());
+            while let Some(number) = numbers.next().filter(|_| !stop.is_cancelled()) {
+                let worker = &mut workers[number];
                 if worker.publisher.cursor().seq >= BATCHES_PER_EPOCH {
                     worker.begin_again(client);
                 }
                 worker.publish(truth, workload.events()).await;
+                batches += 1;
+                if batches.is_multiple_of(BATCHES_PER_RENEWAL)
+                    && let Some(turn) = turns.next()
+                {
+                    anchors[turn].begin_again(client);
+                    anchors[turn].publish(truth, everything.clone()).await;
+                }
                 tokio::time::sleep(PUBLISH_INTERVAL).await;
             }
         };
-        let ask = async {
+        let ask = async |first: usize| {
             let mut tally = Tally::default();
-            while !stop.is_cancelled() {
-                for chain in prompts.iter() {
-                    let window = truth.window();
-                    let reply = client.ask_with(by_sequence(chain)).await;
-                    tally.count(truth.judge(&window, chain, reply.as_ref()));
-                    if tally.asked.is_multiple_of(QUERIES_PER_STATUS) {
-                        floors.raise(client, truth).await;
-                    }
-                    if reply.is_err() || stop.is_cancelled() {
-                        // Nobody there: not as often as the machine can.
-                        tokio::time::sleep(PUBLISH_INTERVAL).await;
-                        break;
-                    }
+            let mut chains = prompts.iter().cycle().skip(first);
+            while let Some(chain) = chains.next().filter(|_| !stop.is_cancelled()) {
+                let window = truth.window();
+                let reply = client.ask_with(by_sequence(chain)).await;
+                tally.count(truth.judge(&window, chain, reply.as_ref()));
+                if tally.asked.is_multiple_of(QUERIES_PER_STATUS) {
+                    floors.raise(client, truth).await;
+                }
+                if reply.is_err() {
+                    // Nobody there: not as often as the machine can.
+                    tokio::time::sleep(PUBLISH_INTERVAL).await;
                 }
             }
             tally
         };
-        let ((), tally, ()) = tokio::join!(publish, ask, faults);
+        let routers = join_all((0..ROUTERS).map(|number| ask(number * prompts.len() / ROUTERS)));
+        let ((), tallies, ()) = tokio::join!(publish, routers, faults);
+        let mut tally = Tally::default();
+        tallies.into_iter().for_each(|asked| tally.add(asked));
         tally
     }
 
@@ -134,22 +175,26 @@ impl Fleet {
     pub async fn settle(&mut self, tally: &mut Tally) {
         let started = Instant::now();
         loop {
-            for worker in &mut self.workers {
+            for worker in self.workers.iter_mut().chain(&mut self.anchors) {
                 worker.publish(&self.truth, Vec::new()).await;
             }
             tokio::time::sleep(HEAL_INTERVAL).await;
             let status = self.client.status().await.ok();
-            let mut are_exact = status.is_some();
-            for worker in &mut self.workers {
-                if status
+            let is_behind = |worker: &Worker| {
+                status
                     .as_ref()
-                    .is_some_and(|status| !is_exact(status, &worker.name))
-                {
-                    are_exact = false;
-                    worker.begin_again(&self.client);
-                    let events = self.workload.events();
-                    worker.publish(&self.truth, events).await;
-                }
+                    .is_none_or(|status| !is_exact(status, &worker.name))
+            };
+            let mut are_exact = true;
+            for worker in self.workers.iter_mut().filter(|worker| is_behind(worker)) {
+                are_exact = false;
+                worker.begin_again(&self.client);
+                worker.publish(&self.truth, self.workload.events()).await;
+            }
+            for anchor in self.anchors.iter_mut().filter(|anchor| is_behind(anchor)) {
+                are_exact = false;
+                anchor.begin_again(&self.client);
+                anchor.publish(&self.truth, everything(&self.prompts)).await;
             }
             if are_exact {
                 break;
@@ -162,6 +207,11 @@ impl Fleet {
         settle(&self.client, &self.truth, &self.prompts, tally).await;
         tally.time_to_exactness = Some(started.elapsed());
     }
+}
+
+/// All prompts, as one holder has them.
+fn everything(prompts: &[Vec<SequenceHash>]) -> Vec<Event> {
+    prompts.iter().map(|chain| super::stored(chain.clone())).collect()
 }
 
 fn is_exact(status: &StatusReply, worker: &str) -> bool {

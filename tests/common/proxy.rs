@@ -78,6 +78,9 @@ async fn accept(listener: TcpListener, port: u16, state: watch::Receiver<Network
         let Ok(broker) = TcpStream::connect(("127.0.0.1", port)).await else {
             continue;
         };
+        // A line must not be slower than asked for.
+        daemon.set_nodelay(true).unwrap();
+        broker.set_nodelay(true).unwrap();
         let (from_daemon, to_daemon) = daemon.into_split();
         let (from_broker, to_broker) = broker.into_split();
         tokio::spawn(carry(from_daemon, to_broker, state.clone(), |network| {
@@ -93,9 +96,10 @@ async fn accept(listener: TcpListener, port: u16, state: watch::Receiver<Network
 async fn carry(
     mut from: OwnedReadHalf,
     to: OwnedWriteHalf,
-    mut state: watch::Receiver<Network>,
+    state: watch::Receiver<Network>,
     direction: fn(&Network) -> Direction,
 ) {
+    let mut line = state.clone();
     let (pieces, arriving) = mpsc::channel(PIECES_MAX);
     let delivery = tokio::spawn(deliver(arriving, to, state.clone(), direction));
     let mut buffer = vec![0_u8; 16 * 1024];
@@ -110,14 +114,18 @@ async fn carry(
                 }
                 _ => break,
             },
-            cut = state.wait_for(|network| network.is_cut) => {
-                drop(cut);
+            () = until_cut(&mut line) => {
                 // What is on its way is lost.
                 delivery.abort();
                 break;
             }
         }
     }
+}
+
+/// Returns when the line is cut, or the proxy is gone.
+async fn until_cut(line: &mut watch::Receiver<Network>) {
+    let _ = line.wait_for(|network| network.is_cut).await;
 }
 
 async fn deliver(
