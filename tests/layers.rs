@@ -15,7 +15,7 @@ const LAYERS: &[&[&str]] = &[
     &["index"],
     &["snapshot"],
     &["config", "telemetry", "connection"],
-    &["client", "ingest", "admin"],
+    &["client", "publisher", "ingest", "admin"],
     &["query_service", "snapshotter"],
     &["daemon"],
     &["simulation"],

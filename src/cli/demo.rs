@@ -155,7 +155,7 @@ impl DemoArguments {
             in_flight: NonZeroUsize::new(IN_FLIGHT).unwrap_or(NonZeroUsize::MIN),
             checkpoint_requests: NonZeroUsize::new(CHECKPOINT_REQUESTS).unwrap_or(NonZeroUsize::MIN),
         };
-        let mut replay = Replay::new(session, options)?;
+        let mut replay = Replay::new(session, options).await?;
         let requests = self.serve(&mut replay).await?;
         self.say("Comparing the daemon's replies with what the simulated workers really hold …\n\n");
         replay

@@ -8,6 +8,7 @@ use kvatlas::config::ConfigErrors;
 use kvatlas::connection::ConnectError;
 use kvatlas::connection::embedded::BrokerError;
 use kvatlas::daemon::StartError;
+use kvatlas::publisher::PublisherError;
 use kvatlas::wire::ErrorCode;
 
 use super::output::printable;
@@ -93,6 +94,19 @@ impl From<StartError> for Failure {
             StartError::Broker(_) | StartError::BrokerAddress { .. } => Self::unavailable(error),
             StartError::Subjects(_) | StartError::Namespace(_) => Self::usage(error),
             _ => Self::failed(error),
+        }
+    }
+}
+
+impl From<PublisherError> for Failure {
+    fn from(error: PublisherError) -> Self {
+        match &error {
+            PublisherError::Connection(_) | PublisherError::Stopped | PublisherError::QueueFull { .. } => {
+                Self::unavailable(error)
+            }
+            PublisherError::TooLarge { .. }
+            | PublisherError::TooManyEvents { .. }
+            | PublisherError::Table(_) => Self::failed(error),
         }
     }
 }

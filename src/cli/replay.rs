@@ -115,6 +115,7 @@ impl From<SimulationError> for Failure {
             SimulationError::Start(error) => error.into(),
             SimulationError::Connect(error) => error.into(),
             SimulationError::Client(error) => error.into(),
+            SimulationError::Publisher(error) => error.into(),
             SimulationError::Prefix(_) | SimulationError::NamespaceInUse { .. } => Self::usage(error),
             SimulationError::NotReady(_) | SimulationError::Broker(_) => Self::unavailable(error),
             _ => Self::failed(error),
@@ -170,7 +171,7 @@ impl ReplayArguments {
 
     async fn replay(&self, session: &Session, requests: &[Request]) -> Result<Report, Failure> {
         let progress = Progress::new(requests.len(), self.json);
-        let mut replay = Replay::new(session, self.options())?;
+        let mut replay = Replay::new(session, self.options()).await?;
         let report = replay
             .run(requests, self.check, |tally| progress.show(tally))
             .await?;

@@ -9,12 +9,14 @@ use super::kind::{Secret, Value, parse_server};
 use super::layers::{Effective, Entry};
 use super::types::{
     AdminConfig, Authentication, EventsConfig, GatewayConfig, Hashing, LimitsConfig, LogFormat,
-    LoggingConfig, NamespaceConfig, NamespacesConfig, NatsConfig, QueriesConfig, ReadyConfig, ShardingConfig,
-    ShutdownConfig, SnapshotsConfig, SubjectsConfig,
+    LoggingConfig, NamespaceConfig, NamespacesConfig, NatsConfig, QueriesConfig, ReadyConfig, ResyncConfig,
+    ShardingConfig, ShutdownConfig, SnapshotsConfig, SubjectsConfig,
 };
 
 const BLOCK_SIZE: &str = "namespace_defaults.block_size";
 const HASHING: &str = "namespace_defaults.hashing";
+pub(super) const STALE_AFTER: &str = "namespace_defaults.stale_after_ms";
+pub(super) const REMOVE_AFTER: &str = "namespace_defaults.remove_after_ms";
 
 /// Reads values by key and type. A key or type that the table of settings has not is noted in `errors`.
 pub(super) struct Builder<'a> {
@@ -77,6 +79,17 @@ impl<'a> Builder<'a> {
             parked_events_max: self.integer("events.parked_events_max"),
             parked_blocks_max: self.integer("events.parked_blocks_max"),
             parked_ttl: Duration::from_millis(self.integer("events.parked_ttl_ms")),
+        }
+    }
+
+    pub(super) fn resync(&mut self) -> ResyncConfig {
+        ResyncConfig {
+            concurrency: self.integer("resync.concurrency"),
+            timeout: Duration::from_millis(self.integer("resync.timeout_ms")),
+            max_answer_bytes: self.integer("resync.max_answer_bytes"),
+            max_held_bytes: self.integer("resync.max_held_bytes"),
+            retry_min: Duration::from_millis(self.integer("resync.retry_min_ms")),
+            retry_max: Duration::from_millis(self.integer("resync.retry_max_ms")),
         }
     }
 
@@ -143,7 +156,15 @@ impl<'a> Builder<'a> {
         NamespaceConfig {
             block_size,
             hashing: hashing.unwrap_or(Hashing::Engine),
+            stale_after: self.silence(entries, STALE_AFTER),
+            remove_after: self.silence(entries, REMOVE_AFTER),
         }
+    }
+
+    /// A time in milliseconds, of which 0 is never.
+    fn silence(&mut self, entries: &BTreeMap<&'static str, Entry>, key: &'static str) -> Option<Duration> {
+        let limit_ms = self.read_over(entries, key, integer);
+        (limit_ms > 0).then(|| Duration::from_millis(limit_ms))
     }
 
     pub(super) fn snapshots(&mut self) -> SnapshotsConfig {

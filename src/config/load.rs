@@ -9,7 +9,8 @@ use super::layers::{Effective, Layers};
 use super::settings::{SETTINGS, Setting};
 use super::types::{
     AdminConfig, EventsConfig, GatewayConfig, LimitsConfig, LoggingConfig, NamespacesConfig, NatsConfig,
-    QueriesConfig, ReadyConfig, ShardingConfig, ShutdownConfig, SnapshotsConfig, SubjectsConfig,
+    QueriesConfig, ReadyConfig, ResyncConfig, ShardingConfig, ShutdownConfig, SnapshotsConfig,
+    SubjectsConfig,
 };
 use super::{combinations, environment, file, print};
 
@@ -24,6 +25,8 @@ pub struct Config {
     pub subjects: SubjectsConfig,
     /// How events are taken in.
     pub events: EventsConfig,
+    /// How publishers are asked for what is missing.
+    pub resync: ResyncConfig,
     /// How queries are answered.
     pub queries: QueriesConfig,
     /// Which part of the workers is taken.
@@ -86,6 +89,7 @@ impl Config {
         let nats = builder.nats();
         let subjects = builder.subjects();
         let events = builder.events();
+        let resync = builder.resync();
         let queries = builder.queries();
         let sharding = builder.sharding();
         let gateway = builder.gateway();
@@ -101,6 +105,7 @@ impl Config {
             nats,
             subjects,
             events,
+            resync,
             queries,
             sharding,
             gateway,
@@ -121,6 +126,7 @@ impl PartialEq for Config {
         self.nats == other.nats
             && self.subjects == other.subjects
             && self.events == other.events
+            && self.resync == other.resync
             && self.queries == other.queries
             && self.sharding == other.sharding
             && self.gateway == other.gateway

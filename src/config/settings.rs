@@ -233,6 +233,42 @@ pub const SETTINGS: &[Setting] = &[
         "How long an event stays parked, in milliseconds, at most",
     ),
     setting!(
+        "resync.concurrency",
+        integer(0, 1024),
+        "16",
+        "Publishers asked at once for what is missing, at most; 0 asks none",
+    ),
+    setting!(
+        "resync.timeout_ms",
+        integer(10, 600_000),
+        "5000",
+        "How long a publisher's answer may take, in milliseconds",
+    ),
+    setting!(
+        "resync.max_answer_bytes",
+        bytes(64 * KIB, 4 * GIB),
+        "64 MiB",
+        "Size of one publisher's whole answer, at most",
+    ),
+    setting!(
+        "resync.max_held_bytes",
+        bytes(KIB, GIB),
+        "1 MiB",
+        "Batches of one holder kept back while its publisher is asked, at most",
+    ),
+    setting!(
+        "resync.retry_min_ms",
+        integer(1, 3_600_000),
+        "200",
+        "Pause after the first failed resync of a holder, in milliseconds; it doubles with every further one",
+    ),
+    setting!(
+        "resync.retry_max_ms",
+        integer(1, 3_600_000),
+        "30000",
+        "The longest pause between two resyncs of a holder, in milliseconds",
+    ),
+    setting!(
         "queries.max_message_bytes",
         bytes(KIB, 64 * MIB),
         "1 MiB",
@@ -335,6 +371,18 @@ pub const SETTINGS: &[Setting] = &[
         Kind::Choice(&["engine", "recompute"]),
         "engine",
         "Trust the hashes that engines send, or recompute them, for namespaces that do not say",
+    ),
+    setting!(
+        "namespace_defaults.stale_after_ms",
+        integer(0, 86_400_000),
+        "30000",
+        "Silence after which a holder is stale, in milliseconds; 0 is never",
+    ),
+    setting!(
+        "namespace_defaults.remove_after_ms",
+        integer(0, 86_400_000),
+        "600000",
+        "Silence after which a holder is removed, in milliseconds; 0 is never",
     ),
     setting!(
         "snapshots.directory",

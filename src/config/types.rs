@@ -91,6 +91,23 @@ impl EventsConfig {
     }
 }
 
+/// How publishers are asked for what is missing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ResyncConfig {
+    /// Publishers asked at once, at most; 0 asks none.
+    pub concurrency: usize,
+    /// How long an answer may take.
+    pub timeout: Duration,
+    /// The largest answer, in bytes.
+    pub max_answer_bytes: usize,
+    /// Batches of one holder that are kept back meanwhile, at most, in bytes.
+    pub max_held_bytes: usize,
+    /// The pause after the first failure.
+    pub retry_min: Duration,
+    /// The longest pause.
+    pub retry_max: Duration,
+}
+
 /// How queries are answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QueriesConfig {
@@ -162,6 +179,10 @@ pub struct NamespaceConfig {
     pub block_size: u32,
     /// Whose hashes key the index.
     pub hashing: Hashing,
+    /// Silence after which a holder is stale, if ever.
+    pub stale_after: Option<Duration>,
+    /// Silence after which a holder is removed, if ever.
+    pub remove_after: Option<Duration>,
 }
 
 /// The contracts of all namespaces.

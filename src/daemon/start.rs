@@ -13,7 +13,7 @@ use crate::config::{Config, NatsConfig};
 use crate::connection::embedded::{BrokerError, EmbeddedBroker, find_nats_server};
 use crate::connection::{ConnectError, ConnectPatience, ConnectionNotice, connect};
 use crate::index::Namespaces;
-use crate::ingest::{LanePool, PoolError, Subscriber, snapshot_limits};
+use crate::ingest::{LanePool, PoolError, Resyncer, ResyncerParts, Subscriber, snapshot_limits};
 use crate::snapshotter::{DirectoryError, RestoreError, SnapshotDirectory, restore_newest};
 use crate::telemetry::labels::{Connection, ConnectionEvent};
 use crate::telemetry::{ConnectionMetrics, MetricsError, ProcessMetrics, SnapshotMetrics, install_shared};
@@ -119,14 +119,18 @@ impl Daemon {
             .map(|listen| AdminServer::start(listen, source))
             .transpose()?;
         let upkeep = Stage::default();
-        upkeep
-            .tasks
-            .spawn(keep_up(view, Arc::clone(&shared.pool), upkeep.stop.clone()));
+        upkeep.tasks.spawn(keep_up(
+            view,
+            Arc::clone(&shared.pool),
+            Arc::clone(&shared.trust),
+            upkeep.stop.clone(),
+        ));
         let snapshots = start_snapshots(&shared, &upkeep).await?;
         let (events, queries) = if shared.config.gateway.enabled {
             (Stage::default(), start_gateway(&shared, &nats).await?)
         } else {
             let (events, subscribed) = start_events(&shared, &nats).await?;
+            start_resyncer(&shared, &nats, &events).await?;
             (events, start_queries(&shared, &nats, subscribed).await?)
         };
         let Shared {
@@ -270,6 +274,27 @@ async fn start_events(
         }
     });
     Ok((stage, is_subscribed))
+}
+
+/// Asks publishers for what is missing, as long as events are followed.
+async fn start_resyncer(shared: &Shared, nats: &NatsConfig, events: &Stage) -> Result<(), ConnectError> {
+    if shared.config.resync.concurrency == 0 {
+        return Ok(());
+    }
+    let metrics = ConnectionMetrics::for_connection(Connection::Resync);
+    let notice = move |notice: ConnectionNotice| count(&metrics, &notice);
+    let capacity = shared.config.events.subscription_capacity;
+    let client = connect(nats, "resync", capacity, ConnectPatience::Forever, notice).await?;
+    let parts = ResyncerParts {
+        client,
+        subjects: shared.subjects.clone(),
+        namespaces: Arc::clone(&shared.namespaces),
+        pool: Arc::clone(&shared.pool),
+        trust: Arc::clone(&shared.trust),
+    };
+    let resyncer = Resyncer::new(parts, parts::resync_settings(&shared.config));
+    events.tasks.spawn(resyncer.run(events.stop.clone()));
+    Ok(())
 }
 
 pub(super) fn count(metrics: &ConnectionMetrics, notice: &ConnectionNotice) {

@@ -8,16 +8,23 @@
 //!
 //! A worker is assigned to one lane for as long as it has a holder or a message on its way, so its batches are applied in
 //! the order in which they were received. A lane's queue is bounded in bytes; when it is full the subscriber waits, the client's
-//! subscription buffer fills, and what the client then drops shows as gaps in the batch numbers.
+//! subscription buffer fills, and what the client then drops shows as gaps in the batch numbers. Where a holder's state is in doubt, the
+//! [`Resyncer`] asks its publisher.
 
 mod assignment;
+mod held;
 mod holder;
+mod holder_resync;
 mod job;
 mod lane;
 mod pool;
+mod pool_resync;
+mod replace;
+mod resync;
 mod subscriber;
 
 pub use holder::HolderDump;
 pub use lane::snapshot_limits;
-pub use pool::{DumpPosition, IngestSettings, LanePool, PoolError};
+pub use pool::{DumpPosition, HoldingSettings, IngestSettings, LanePool, LivenessSettings, PoolError};
+pub use resync::{AnswerLimits, ResyncAnswer, ResyncSettings, Resyncer, ResyncerParts, RetryPace};
 pub use subscriber::{Subscriber, SubscriberError};

@@ -1,7 +1,9 @@
 //! The lanes together.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use bytes::Bytes;
 use dashmap::DashMap;
@@ -11,10 +13,11 @@ use crate::index::{Namespace, Namespaces};
 use crate::snapshot::{Frame, HolderFrame};
 use crate::telemetry::labels::DropReason;
 use crate::telemetry::{EventMetrics, LaneMetrics, ShardMetrics};
-use crate::tracking::StreamGeneration;
+use crate::tracking::{LivenessLimits, StreamGeneration};
 use crate::wire::{DecodeError, EventBatch, NamespaceName, Shard, WireLimits, WorkerName};
 
 use super::assignment::{Assignments, LaneId, WorkerKey};
+use super::held::HoldingLimits;
 use super::holder::HolderDump;
 use super::job::{BatchJob, HolderKey, Job, JobSender, LaneStopped, RestoreJob, RestorePart, job_queue};
 use super::lane::Lane;
@@ -30,6 +33,50 @@ pub struct IngestSettings {
     pub limits: WireLimits,
     /// Which workers are taken; all where it is absent.
     pub shard: Option<Shard>,
+    /// What a holder keeps back while its publisher is asked for what is missing; nothing where it is absent.
+    pub holding: Option<HoldingSettings>,
+    /// How long holders may be silent.
+    pub liveness: LivenessSettings,
+}
+
+/// Bounds on the batches of a holder that wait until those before them are there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HoldingSettings {
+    /// Most payload bytes of one holder. All holders of a lane together keep back no more than the lane's queue takes.
+    pub bytes_per_holder_max: usize,
+    /// How long they wait for an answer.
+    pub wait_max: Duration,
+}
+
+/// How long the holders of each namespace may be silent.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct LivenessSettings {
+    /// For namespaces that are not named here.
+    pub default: LivenessLimits,
+    /// For these.
+    pub overrides: HashMap<NamespaceName, LivenessLimits>,
+}
+
+impl LivenessSettings {
+    /// The limits of a namespace.
+    pub fn of(&self, namespace: &NamespaceName) -> &LivenessLimits {
+        self.overrides.get(namespace).unwrap_or(&self.default)
+    }
+}
+
+impl IngestSettings {
+    pub(crate) fn holding_limits(&self) -> HoldingLimits {
+        let Some(holding) = &self.holding else {
+            return HoldingLimits::new(false, 0, 0, 0);
+        };
+        let wait_us_max = u64::try_from(holding.wait_max.as_micros()).unwrap_or(u64::MAX);
+        HoldingLimits::new(
+            true,
+            holding.bytes_per_holder_max,
+            self.lane_queue_bytes,
+            wait_us_max,
+        )
+    }
 }
 
 /// Why the pool cannot do something.
@@ -66,15 +113,15 @@ impl MetricsByNamespace {
     }
 }
 
-struct LaneHandle {
-    jobs: JobSender,
+pub(super) struct LaneHandle {
+    pub(super) jobs: JobSender,
     metrics: LaneMetrics,
 }
 
 /// A pool of lanes. Dropping it lets the lanes finish their queues.
 pub struct LanePool {
     lanes: Box<[LaneHandle]>,
-    assignments: Arc<Assignments>,
+    pub(super) assignments: Arc<Assignments>,
     namespaces: Arc<Namespaces>,
     metrics: Arc<MetricsByNamespace>,
     unattributed: EventMetrics,
@@ -88,13 +135,15 @@ impl LanePool {
         let lane_count = settings.lanes.max(1);
         let assignments = Arc::new(Assignments::new(lane_count));
         let metrics = Arc::new(MetricsByNamespace::default());
+        let liveness = Arc::new(settings.liveness.clone());
         let mut lanes = Vec::with_capacity(lane_count);
         for number in 0..lane_count {
             let (jobs, receiver) = job_queue(settings.lane_queue_bytes);
             let lane = Lane::new(
                 Arc::clone(&assignments),
                 Arc::clone(&metrics),
-                settings.limits.clone(),
+                settings,
+                Arc::clone(&liveness),
             );
             let thread = std::thread::Builder::new().name(format!("lane-{number}"));
             // Detached: it ends when the pool is dropped and its queue is empty.
@@ -200,7 +249,7 @@ impl LanePool {
             .batch_dropped(DropReason::BadSubject, subject, error);
     }
 
-    fn lane(&self, lane: LaneId) -> &LaneHandle {
+    pub(super) fn lane(&self, lane: LaneId) -> &LaneHandle {
         &self.lanes[lane.0]
     }
 
@@ -278,11 +327,12 @@ impl LanePool {
         Ok(())
     }
 
-    /// Times out what waits for a parent, on every lane, and publishes the lanes' backlogs.
-    pub fn tick(&self) {
+    /// Times out what waits, and looks who is silent, on every lane. `is_listening` says whether events can be heard now: while
+    /// they cannot, nobody counts as silent. To be called about once a second.
+    pub fn tick(&self, is_listening: bool) {
         for lane in &self.lanes {
             // A stopped lane has nothing to time out.
-            let _ = lane.jobs.send_control(Job::Tick);
+            let _ = lane.jobs.send_control(Job::Tick { is_listening });
         }
     }
 
@@ -348,10 +398,14 @@ mod tests {
     use super::*;
 
     fn pool() -> LanePool {
-        pool_of(None)
+        pool_with(LivenessLimits::default(), None)
     }
 
     fn pool_of(shard: Option<Shard>) -> LanePool {
+        pool_with(LivenessLimits::default(), shard)
+    }
+
+    fn pool_with(limits: LivenessLimits, shard: Option<Shard>) -> LanePool {
         let settings = NamespaceSettings {
             block_size: BlockSize::DEFAULT,
             ..NamespaceSettings::default()
@@ -362,6 +416,11 @@ mod tests {
             lane_queue_bytes: 1 << 20,
             limits: WireLimits::default(),
             shard,
+            holding: None,
+            liveness: LivenessSettings {
+                default: limits,
+                overrides: HashMap::new(),
+            },
         };
         LanePool::start(&settings, Arc::new(namespaces)).unwrap()
     }
@@ -499,5 +558,28 @@ mod tests {
         pool.drain().await.unwrap();
         assert_eq!(depth(&pool, 10), None);
         assert_eq!(pool.assigned_workers(), 0);
+    }
+
+    #[tokio::test]
+    async fn nobody_counts_as_silent_while_nothing_can_be_heard() {
+        let limits = LivenessLimits {
+            stale_after: Some(Duration::from_micros(1)),
+            remove_after: Some(Duration::from_micros(2)),
+        };
+        let pool = pool_with(limits, None);
+        let holder = frame(7);
+        pool.restore(&holder, Frame::Holder(holder.clone()))
+            .await
+            .unwrap();
+        for _ in 0..100 {
+            pool.tick(false);
+            pool.drain().await.unwrap();
+        }
+        assert_eq!(pool.assigned_workers(), 1);
+        // As soon as it could be heard, and is not, it is gone.
+        while pool.assigned_workers() > 0 {
+            pool.tick(true);
+            pool.drain().await.unwrap();
+        }
     }
 }

@@ -29,6 +29,7 @@ pub mod names;
 mod namespace_gauges;
 mod process_metrics;
 mod query_metrics;
+mod resync_metrics;
 mod snapshot_metrics;
 
 pub use event_metrics::{AppliedBatch, EventMetrics};
@@ -39,4 +40,5 @@ pub use metrics::{MetricsError, MetricsHandle, install, install_shared};
 pub use namespace_gauges::{NamespaceGauges, NamespaceSizes};
 pub use process_metrics::{AdminMetrics, ConnectionMetrics, LaneMetrics, ProcessMetrics};
 pub use query_metrics::{QueryErrorMetrics, QueryMetrics};
+pub use resync_metrics::{ResyncGauges, ResyncMetrics};
 pub use snapshot_metrics::SnapshotMetrics;

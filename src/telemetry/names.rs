@@ -184,6 +184,14 @@ declare_metrics! {
         "Times that a publisher was replaced by a new incarnation."
     Counter HOLDERS_DEGRADED = "kvatlas_holders_degraded_total" [NAMESPACE, REASON], Count;
         "Transitions of a holder from exact to degraded, by reason."
+    Counter HOLDERS_REMOVED = "kvatlas_holders_removed_total" [NAMESPACE], Count;
+        "Holders removed because nothing was heard of them for too long."
+    Counter RESYNCS_STARTED = "kvatlas_resyncs_started_total" [NAMESPACE], Count;
+        "Times that a publisher was asked for what is missing."
+    Counter RESYNCS_SUCCEEDED = "kvatlas_resyncs_succeeded_total" [NAMESPACE], Count;
+        "Resyncs that made a holder exact again."
+    Counter RESYNCS_FAILED = "kvatlas_resyncs_failed_total" [NAMESPACE, REASON], Count;
+        "Resyncs that did not make a holder exact, by reason."
     Counter QUERIES = "kvatlas_queries_total" [NAMESPACE, KIND], Count;
         "Queries answered without an error, by what they gave to look up."
     Counter QUERY_ERRORS = "kvatlas_query_errors_total" [CODE], Count;
@@ -222,6 +230,12 @@ declare_metrics! {
         "Blocks whose hashes disagree with the hash contract of the namespace."
     Gauge EVENT_LAG = "kvatlas_event_lag_seconds" [NAMESPACE], Seconds;
         "Age of a batch when it was applied, by the publisher's clock: the largest of all holders."
+    Gauge STALE_HOLDERS = "kvatlas_stale_holders" [NAMESPACE], Count;
+        "Holders of which nothing has been heard for longer than they should be silent."
+    Gauge RESYNCS_RUNNING = "kvatlas_resyncs_running" [], Count;
+        "Publishers that are being asked for what is missing."
+    Gauge RESYNCS_WAITING = "kvatlas_resyncs_waiting" [], Count;
+        "Holders that wait for their turn to be asked for what is missing."
     Gauge LANE_QUEUE_BYTES = "kvatlas_lane_queue_bytes" [LANE], Bytes;
         "Payload bytes that wait for a lane."
     Gauge LANE_QUEUE_MESSAGES = "kvatlas_lane_queue_messages" [LANE], Count;
@@ -243,6 +257,8 @@ declare_metrics! {
         "Time in which a lane applied one batch."
     Histogram BATCH_BLOCKS = "kvatlas_batch_blocks" [NAMESPACE], Count, BATCH_BLOCK_BUCKETS;
         "Blocks that one batch stored or removed."
+    Histogram RESYNC_DURATION = "kvatlas_resync_duration_seconds" [NAMESPACE], Seconds, SNAPSHOT_BUCKETS_SECONDS;
+        "Time from asking a publisher until its answer was applied."
     Histogram SNAPSHOT_WRITE_DURATION = "kvatlas_snapshot_write_duration_seconds" [], Seconds,
         SNAPSHOT_BUCKETS_SECONDS;
         "Time in which a snapshot was written, from the first byte to the durable file."

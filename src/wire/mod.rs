@@ -8,6 +8,7 @@
 //! | `PREFIX.v1.events.NAMESPACE.WORKER` | publisher | one [`EventBatch`] |
 //! | `PREFIX.v1.query.NAMESPACE` | router, request-reply | a [`QueryRequest`], answered by [`QueryReply`] or [`BatchReply`] |
 //! | `PREFIX.v1.status.NAMESPACE` | anyone, request-reply | empty, answered by [`StatusReply`] |
+//! | `PREFIX.v1.resync.NAMESPACE.WORKER.RANK` | daemon, request-reply | a [`ResyncRequest`], answered by [`ResyncChunk`]s |
 //! | `PREFIX.v1.shards.query.NAMESPACE`, `PREFIX.v1.shards.status.NAMESPACE` | gathering clients, gateways | as above, answered by every [`Shard`] |
 //! | `PREFIX.v1.roster.GROUP` | a starting replica, request-reply | one [`RosterRequest`], answered by [`RosterReply`] |
 //!
@@ -29,6 +30,7 @@ mod name;
 mod query;
 mod reader;
 mod reply;
+mod resync;
 mod roster;
 mod shard;
 mod subject;
@@ -46,6 +48,7 @@ pub use reply::{
     BatchReply, DropOut, ErrorBody, Gathered, HolderMatch, HolderStatusReply, LineageBytes, QueryReply,
     QueryResult, StatusReply,
 };
+pub use resync::{ResyncAnswerKind, ResyncChunk, ResyncRequest};
 pub use roster::{ROSTER_PAGE_MAX, RosterHolder, RosterKey, RosterReply, RosterRequest};
 pub use shard::{SHARD_HEADER, SHARDS_MAX, Shard, ShardError};
 pub use subject::{SubjectError, Subjects};

@@ -217,6 +217,14 @@ impl<'a> Reader<'a> {
         }
     }
 
+    /// A blob.
+    pub(super) fn blob(&mut self, field: &'static str) -> Result<&'a [u8], DecodeError> {
+        match self.value()? {
+            Value::Blob(bytes) => Ok(bytes),
+            other => Err(wrong_type(field, "a blob", other)),
+        }
+    }
+
     /// A text of at most `bytes_max` bytes, or nil for none.
     pub(super) fn optional_text(
         &mut self,

@@ -1,6 +1,6 @@
 //! The subjects of the contract, under a configurable prefix.
 
-use super::name::{NameError, NamespaceName, WorkerName};
+use super::name::{NameError, NamespaceName, Rank, WorkerName};
 
 /// Why a subject or a prefix is not one of the contract's.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -36,6 +36,7 @@ pub struct Subjects {
     events: String,
     query: String,
     status: String,
+    resync: String,
 }
 
 impl Subjects {
@@ -52,6 +53,7 @@ impl Subjects {
             events: format!("{prefix}.v1.events."),
             query: format!("{prefix}.v1.query."),
             status: format!("{prefix}.v1.status."),
+            resync: format!("{prefix}.v1.resync."),
         })
     }
 
@@ -79,6 +81,11 @@ impl Subjects {
     /// All events subjects.
     pub fn all_events(&self) -> String {
         format!("{}>", self.events)
+    }
+
+    /// Where the publisher of one rank of `worker` is asked for what a daemon has missed.
+    pub fn resync(&self, namespace: &NamespaceName, worker: &WorkerName, rank: Rank) -> String {
+        format!("{}{namespace}.{worker}.{rank}", self.resync)
     }
 
     /// Where queries about `namespace` go.

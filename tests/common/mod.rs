@@ -10,6 +10,7 @@
 
 pub mod fleet;
 pub mod proxy;
+pub mod relay;
 pub mod truth;
 
 use std::collections::BTreeMap;

@@ -40,6 +40,8 @@ type Change = (usize, bool);
 struct History {
     changes: HashMap<SequenceHash, Vec<Change>>,
     held: HashMap<SequenceHash, ()>,
+    /// The versions on whose way the holder was emptied first. Changes are applied block by block, so a query may see that.
+    emptied: Vec<usize>,
     /// The cursor that made each version from 1 on, in the order in which they were made.
     cursors: Vec<BatchCursor>,
     floor: usize,
@@ -65,13 +67,21 @@ impl History {
     fn clear(&mut self) {
         let held: Vec<SequenceHash> = self.held.keys().copied().collect();
         held.into_iter().for_each(|hash| self.set(hash, false));
+        self.emptied.push(self.head());
     }
 
     fn apply(&mut self, cursor: BatchCursor, events: &[Event]) {
-        // A new incarnation begins with nothing.
-        let is_new_epoch = self.cursors.last().is_some_and(|last| cursor.epoch > last.epoch);
+        // What has been replaced by a higher epoch says nothing any more.
+        if self.cursors.last().is_some_and(|last| cursor.epoch < last.epoch) {
+            return;
+        }
+        // A new incarnation begins with nothing, and so does one that counts from the start again.
+        let begins_anew = self
+            .cursors
+            .last()
+            .is_some_and(|last| cursor.epoch > last.epoch || cursor.seq <= last.seq);
         self.cursors.push(cursor);
-        if is_new_epoch {
+        if begins_anew {
             self.clear();
         }
         for event in events {
@@ -108,6 +118,13 @@ impl History {
         })
     }
 
+    /// As [`Self::bounds`], with what can be seen between two states: a holder that is emptied and filled again has less.
+    fn visible_bounds(&self, chain: &[SequenceHash], floor: usize) -> (u32, u32) {
+        let (least, most) = self.bounds(chain, floor);
+        let is_emptied = self.emptied.last().is_some_and(|version| *version > floor);
+        (if is_emptied { 0 } else { least }, most)
+    }
+
     /// The newest version that a daemon at `cursor` has seen.
     fn version_at(&self, cursor: BatchCursor) -> usize {
         let seen = self.cursors.iter().rposition(|made| *made <= cursor);
@@ -137,11 +154,20 @@ pub enum Verdict {
 }
 
 impl Truth {
-    /// A holder's batch. To be called before the batch can reach a daemon.
-    pub fn apply(&self, worker: &str, rank: u32, cursor: BatchCursor, events: &[Event]) {
+    /// A holder's batch. To be called before the batch can reach a daemon. Returns the version of the holder that it makes.
+    pub fn apply(&self, worker: &str, rank: u32, cursor: BatchCursor, events: &[Event]) -> usize {
         let mut holders = self.0.lock().unwrap();
         let history = holders.entry((worker.to_owned(), rank)).or_default();
         history.apply(cursor, events);
+        history.head()
+    }
+
+    /// As [`Self::raise_floor`], for a version that [`Self::apply`] has returned.
+    pub fn raise_floor_to(&self, holder: &Holder, version: usize) {
+        let mut holders = self.0.lock().unwrap();
+        if let Some(history) = holders.get_mut(holder) {
+            history.floor = history.floor.max(version);
+        }
     }
 
     /// From now on no query may be answered with a state of the holder from before `cursor` as if it were exact.
@@ -200,7 +226,7 @@ impl Truth {
             let id = (found.worker.to_string(), found.rank);
             let (least, most) = holders
                 .get(&id)
-                .map_or((0, 0), |history| history.bounds(chain, floor(&id)));
+                .map_or((0, 0), |history| history.visible_bounds(chain, floor(&id)));
             if found.matched_blocks < least || found.matched_blocks > most {
                 let claimed = found.matched_blocks;
                 return Verdict::Wrong(format!(
