@@ -13,6 +13,7 @@
 //! The README shows how to begin.
 
 pub mod admin;
+pub mod baselines;
 pub mod client;
 pub mod config;
 pub mod connection;

@@ -353,7 +353,7 @@ async fn rolling_restart(url: &str, folders: &[&Path; 2], rounds: u64) -> Tally 
             }
         }
     };
-    let mut tally = fleet.under_load(&floors, restarts).await;
+    let mut tally = Box::pin(fleet.under_load(&floors, restarts)).await;
     fleet.settle(&mut tally).await;
     for replica in replicas.into_iter().flatten() {
         replica.stop().await;
@@ -364,8 +364,9 @@ async fn rolling_restart(url: &str, folders: &[&Path; 2], rounds: u64) -> Tally 
 #[tokio::test(flavor = "multi_thread")]
 async fn two_replicas_restarted_one_after_the_other() {
     let broker = broker().await;
-    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
-    let tally = rolling_restart(broker.url(), &[folders[0].path(), folders[1].path()], runs()).await;
+    let kept = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let folders = [kept[0].path(), kept[1].path()];
+    let tally = Box::pin(rolling_restart(broker.url(), &folders, runs())).await;
     tally.report(&format!("rolling restart of two replicas, {} rounds", runs()));
     assert_eq!(tally.blind, 0, "{:#?}", tally.examples);
 }

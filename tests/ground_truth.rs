@@ -26,6 +26,7 @@ fn an_exact_claim_is_judged_by_the_states_of_its_window() {
             worker: common::worker("a"),
             rank: 0,
             matched_blocks,
+            matched_blocks_max: None,
             exact,
             degraded: kvatlas::tracking::DegradedReasons::default(),
             dropped_out: None,
@@ -33,6 +34,7 @@ fn an_exact_claim_is_judged_by_the_states_of_its_window() {
         holders_total: 1,
         foreign_holders: 0,
         gathered: None,
+        unseen_blocks_max: 0,
     };
     let judge = |window: &Window, reply: QueryReply| truth.judge(window, &chain, Ok(&reply));
     truth.apply("a", 0, at(1), &[common::stored(common::hashes(1, 3))]);

@@ -13,6 +13,7 @@ const LAYERS: &[&[&str]] = &[
     &["tracking"],
     &["wire"],
     &["index"],
+    &["baselines"],
     &["snapshot"],
     &["config", "telemetry", "connection"],
     &["client", "publisher", "ingest", "admin"],

@@ -123,7 +123,20 @@ pub(super) async fn start_gateway(shared: &Shared, nats: &NatsConfig) -> Result<
 
 async fn connect_queries(shared: &Shared, nats: &NatsConfig, number: usize) -> Result<Client, ConnectError> {
     let metrics = ConnectionMetrics::for_connection(Connection::Queries);
-    let notice = move |notice: ConnectionNotice| count(&metrics, &notice);
+    // A gateway has no connection for events that would tell of its troubles.
+    let readiness = shared
+        .config
+        .gateway
+        .enabled
+        .then(|| Arc::clone(&shared.readiness));
+    let notice = move |notice: ConnectionNotice| {
+        count(&metrics, &notice);
+        match (&readiness, &notice) {
+            (Some(readiness), ConnectionNotice::Connected) => readiness.set_trouble(None),
+            (Some(readiness), ConnectionNotice::Error(text)) => readiness.set_trouble(Some(text.clone())),
+            _ => {}
+        }
+    };
     let capacity = shared.config.events.subscription_capacity;
     connect(
         nats,

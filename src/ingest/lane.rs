@@ -17,7 +17,8 @@ use super::assignment::{Assignments, InFlight, WorkerKey};
 use super::held::{HoldingLimits, ReceivedBatch};
 use super::holder::{Afterwards, Clocks, Context, Holder, HolderDump};
 use super::job::{BatchJob, HolderKey, Job, Queued, RestoreJob, RestorePart, ResyncJob, ResyncStep};
-use super::pool::{IngestSettings, LivenessSettings, MetricsByNamespace};
+use super::metrics::MetricsByNamespace;
+use super::pool::{IngestSettings, LivenessSettings};
 
 /// Limits on what a snapshot's batches may carry. The checksums have been checked; these bound a hostile file.
 pub fn snapshot_limits() -> WireLimits {

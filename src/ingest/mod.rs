@@ -17,6 +17,7 @@ mod holder;
 mod holder_resync;
 mod job;
 mod lane;
+mod metrics;
 mod pool;
 mod pool_resync;
 mod replace;

@@ -36,8 +36,11 @@ pub struct HolderMatch {
     pub worker: WorkerName,
     /// Its data-parallel rank.
     pub rank: Rank,
-    /// How many leading blocks of the query it holds, without a hole.
+    /// How many leading blocks of the query it holds, without a hole; of a compressed chain, at least so many.
     pub matched_blocks: u32,
+    /// Of a compressed chain: how many it holds at most. Absent where that is `matched_blocks`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub matched_blocks_max: Option<u32>,
     /// Whether the daemon knows the holder's state for certain. Where it does not, `degraded` says why.
     pub exact: bool,
     /// Why the state is not certain; absent where it is.
@@ -63,9 +66,9 @@ pub struct Gathered {
 pub struct QueryReply {
     /// Version of the contract.
     pub v: u64,
-    /// How many blocks were asked for.
+    /// How many blocks were asked for; of a compressed chain, how many it stands for.
     pub query_blocks: u32,
-    /// The holders, most matched blocks first, then by worker and rank.
+    /// The holders, most matched blocks first, then by the upper bound, then by worker and rank.
     pub holders: Vec<HolderMatch>,
     /// How many holders matched before `limit` cut the list.
     pub holders_total: u32,
@@ -76,6 +79,17 @@ pub struct QueryReply {
     /// Which shards the reply was gathered from; absent in a daemon's own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gathered: Option<Gathered>,
+    /// Of a compressed chain: how many leading blocks a holder that has none of the blocks chosen can hold at most, which is the
+    /// first position chosen. Such holders are not found. Absent where it is 0.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub unseen_blocks_max: u32,
+}
+
+impl HolderMatch {
+    /// The upper bound on the leading blocks that it holds; `matched_blocks` where that is exact.
+    pub fn blocks_max(&self) -> u32 {
+        self.matched_blocks_max.unwrap_or(self.matched_blocks)
+    }
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "the signature is serde's")]

@@ -6,8 +6,8 @@
 //! on every shard, so it is the answer.
 
 use crate::wire::{
-    ErrorBody, ErrorCode, Gathered, QueryOptions, QueryReply, QueryResult, SingleQuery, StatusReply,
-    WireError,
+    ErrorBody, ErrorCode, Gathered, HolderMatch, QueryOptions, QueryReply, QueryResult, SingleQuery,
+    StatusReply, WireError,
 };
 
 /// What one shard answered.
@@ -66,7 +66,8 @@ pub(super) fn merge_replies(
         merged.foreign_holders = merged.foreign_holders.saturating_add(reply.foreign_holders);
     }
     merged.holders.sort_by(|one, other| {
-        let deepest_first = other.matched_blocks.cmp(&one.matched_blocks);
+        let blocks = |holder: &HolderMatch| (holder.matched_blocks, holder.blocks_max());
+        let deepest_first = blocks(other).cmp(&blocks(one));
         deepest_first
             .then_with(|| one.worker.cmp(&other.worker))
             .then_with(|| one.rank.cmp(&other.rank))
@@ -142,7 +143,7 @@ mod tests {
     use proptest::prelude::*;
 
     use crate::tracking::DegradedReasons;
-    use crate::wire::{HolderMatch, PROTOCOL_VERSION, QueryKey, Shard, WorkerName};
+    use crate::wire::{PROTOCOL_VERSION, QueryKey, Shard, WorkerName};
 
     use super::*;
 
@@ -170,6 +171,7 @@ mod tests {
             holders,
             holders_total: total,
             foreign_holders: 1,
+            unseen_blocks_max: 0,
             gathered: None,
         }
     }
@@ -179,6 +181,7 @@ mod tests {
             worker: WorkerName::new(&format!("gpu-{name}")).unwrap(),
             rank,
             matched_blocks,
+            matched_blocks_max: None,
             exact: true,
             degraded: DegradedReasons::default(),
             dropped_out: None,

@@ -1,0 +1,10 @@
+//! The layers of kvatlas up to the index, from the sources of the product: see the manifest for why.
+
+#[path = "../../../../src/hash/mod.rs"]
+pub mod hash;
+#[path = "../../../../src/index/mod.rs"]
+pub mod index;
+#[path = "../../../../src/tracking/mod.rs"]
+pub mod tracking;
+#[path = "../../../../src/wire/mod.rs"]
+pub mod wire;
