@@ -16,15 +16,18 @@ pub enum Latch {
     QueriesSubscribed,
     /// Events that were published before the start are applied.
     CaughtUp,
+    /// The index knows what a replica that serves knows, or has had the time to learn it, or nobody serves.
+    Settled,
 }
 
 impl Latch {
     /// Every latch, in the usual order of a start.
-    pub const ALL: [Self; 4] = [
+    pub const ALL: [Self; 5] = [
         Self::SnapshotLoaded,
         Self::EventsSubscribed,
         Self::QueriesSubscribed,
         Self::CaughtUp,
+        Self::Settled,
     ];
 
     /// The name in reports.
@@ -34,6 +37,7 @@ impl Latch {
             Self::EventsSubscribed => "events_subscribed",
             Self::QueriesSubscribed => "queries_subscribed",
             Self::CaughtUp => "caught_up",
+            Self::Settled => "settled",
         }
     }
 
@@ -44,6 +48,7 @@ impl Latch {
             Self::EventsSubscribed => "the NATS server to take the subscription to events",
             Self::QueriesSubscribed => "the NATS server to take the subscription to queries",
             Self::CaughtUp => "the events from before the start to be applied",
+            Self::Settled => "knowing as much as a replica that takes queries",
         }
     }
 
@@ -193,6 +198,7 @@ mod tests {
                     "events_subscribed": true,
                     "queries_subscribed": false,
                     "caught_up": false,
+                    "settled": false,
                 },
                 "reasons": [
                     "waiting for the newest snapshot to be loaded",

@@ -13,8 +13,8 @@ use super::failure::Failure;
 use super::output::say;
 use super::text::printable;
 
-/// Messages that may wait for us: answers to our own requests only.
-const SUBSCRIPTION_CAPACITY: usize = 64;
+/// Messages that may wait for us: answers to our own requests only, of every shard.
+const SUBSCRIPTION_CAPACITY: usize = 1024;
 
 /// Where a daemon is to be found.
 #[derive(Debug, Args)]

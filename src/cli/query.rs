@@ -87,6 +87,9 @@ pub(crate) struct QueryArguments {
     /// Say at which block each drops out, and how many others have that block.
     #[arg(long)]
     explain: bool,
+    /// Ask all shards, and put their answers together; without, one daemon or a gateway is asked.
+    #[arg(long)]
+    gather: bool,
     /// Print one JSON object, with the keys of the wire contract and hashes in hexadecimal.
     #[arg(long)]
     json: bool,
@@ -122,17 +125,18 @@ pub(crate) async fn query(mut arguments: QueryArguments) -> Result<(), Failure> 
     }
 }
 
-async fn client(connection: &ConnectionArguments) -> Result<QueryClient, Failure> {
-    let patience = connection.timeout;
-    let connection = connection.connect().await?;
-    Ok(QueryClient::new(connection.nats, connection.subjects).with_patience(patience))
+async fn client(arguments: &QueryArguments) -> Result<QueryClient, Failure> {
+    let patience = arguments.connection.timeout;
+    let connection = arguments.connection.connect().await?;
+    let client = QueryClient::new(connection.nats, connection.subjects).with_patience(patience);
+    Ok(match arguments.gather {
+        true => client.gathering().await?,
+        false => client,
+    })
 }
 
 async fn status(arguments: &QueryArguments) -> Result<(), Failure> {
-    let status = client(&arguments.connection)
-        .await?
-        .status(&arguments.namespace)
-        .await?;
+    let status = client(arguments).await?.status(&arguments.namespace).await?;
     if arguments.json {
         print_json(&status)
     } else {
@@ -142,7 +146,7 @@ async fn status(arguments: &QueryArguments) -> Result<(), Failure> {
 
 async fn query_one(mut arguments: QueryArguments) -> Result<(), Failure> {
     let query = arguments.take_query()?;
-    let client = client(&arguments.connection).await?;
+    let client = client(&arguments).await?;
     let reply = client.query(&arguments.namespace, query).await?;
     if arguments.json {
         print_json(&json_of_reply(&reply))
@@ -164,7 +168,7 @@ async fn query_batch(arguments: &QueryArguments, path: &Path) -> Result<(), Fail
         return Err(Failure::failed(rule));
     }
     let asked: Vec<QueryOptions> = queries.iter().map(|query| query.options.clone()).collect();
-    let client = client(&arguments.connection).await?;
+    let client = client(arguments).await?;
     let results = client.query_batch(&arguments.namespace, queries).await?;
     if arguments.json {
         print_json(&json_of_results(&results))?;

@@ -2,7 +2,8 @@
 
 use kvatlas::tracking::DegradedReasons;
 use kvatlas::wire::{
-    DropOut, ErrorBody, HolderMatch, LineageBytes, QueryOptions, QueryReply, QueryResult, Rank, WorkerName,
+    DropOut, ErrorBody, Gathered, HolderMatch, LineageBytes, QueryOptions, QueryReply, QueryResult, Rank,
+    WorkerName,
 };
 use serde::{Serialize, Serializer};
 
@@ -42,7 +43,20 @@ pub(super) fn render_reply(reply: &QueryReply, asked: &QueryOptions) -> String {
             reply.foreign_holders
         );
     }
-    text
+    text + &describe_gathered(reply.gathered.as_ref())
+}
+
+/// A line about the shards that an answer lacks; nothing where it lacks none.
+pub(super) fn describe_gathered(gathered: Option<&Gathered>) -> String {
+    let Some(gathered) = gathered.filter(|gathered| !gathered.missing.is_empty()) else {
+        return String::new();
+    };
+    let missing: Vec<String> = gathered.missing.iter().map(u32::to_string).collect();
+    format!(
+        "incomplete: of {} shards, {} did not answer; their workers are left out\n",
+        gathered.shards,
+        missing.join(", ")
+    )
 }
 
 fn holders_table(reply: &QueryReply, explain: bool) -> Table {
@@ -154,6 +168,8 @@ pub(super) struct ReplyJson<'a> {
     holders: Vec<HolderJson<'a>>,
     holders_total: u32,
     foreign_holders: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gathered: Option<&'a Gathered>,
     unseen_blocks_max: u32,
 }
 
@@ -196,6 +212,7 @@ pub(super) fn json_of_reply(reply: &QueryReply) -> ReplyJson<'_> {
         holders: reply.holders.iter().map(json_of_holder).collect(),
         holders_total: reply.holders_total,
         foreign_holders: reply.foreign_holders,
+        gathered: reply.gathered.as_ref(),
         unseen_blocks_max: reply.unseen_blocks_max,
     }
 }
@@ -260,6 +277,7 @@ mod tests {
             ],
             holders_total: 5,
             foreign_holders: 0,
+            gathered: None,
             unseen_blocks_max: 0,
         }
     }
@@ -297,6 +315,28 @@ gpu-1      0      12      18 %  degraded: gap
         let text = render_reply(&empty, &asked(false));
         assert!(text.contains("nobody holds the first 1 block"), "{text}");
         assert!(text.contains("2 cannot be found this way"), "{text}");
+    }
+
+    #[test]
+    fn shards_that_did_not_answer_are_named() {
+        let gathered = |missing| {
+            let gathered = Gathered { shards: 3, missing };
+            let reply = QueryReply {
+                gathered: Some(gathered),
+                ..reply()
+            };
+            (
+                render_reply(&reply, &asked(false)),
+                serde_json::to_value(json_of_reply(&reply)).unwrap(),
+            )
+        };
+        let (text, json) = gathered(vec![0, 2]);
+        assert!(
+            text.ends_with("incomplete: of 3 shards, 0, 2 did not answer; their workers are left out\n"),
+            "{text}"
+        );
+        assert_eq!(json["gathered"]["missing"], serde_json::json!([0, 2]));
+        assert!(!gathered(Vec::new()).0.contains("incomplete"));
     }
 
     #[test]

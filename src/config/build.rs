@@ -8,9 +8,9 @@ use super::error::ConfigError;
 use super::kind::{Secret, Value, parse_server};
 use super::layers::{Effective, Entry};
 use super::types::{
-    AdminConfig, Authentication, EventsConfig, Hashing, LimitsConfig, LogFormat, LoggingConfig,
-    NamespaceConfig, NamespacesConfig, NatsConfig, QueriesConfig, ResyncConfig, ShutdownConfig,
-    SnapshotsConfig, SubjectsConfig,
+    AdminConfig, Authentication, EventsConfig, GatewayConfig, Hashing, LimitsConfig, LogFormat,
+    LoggingConfig, NamespaceConfig, NamespacesConfig, NatsConfig, QueriesConfig, ReadyConfig, ResyncConfig,
+    ShardingConfig, ShutdownConfig, SnapshotsConfig, SubjectsConfig,
 };
 
 const BLOCK_SIZE: &str = "namespace_defaults.block_size";
@@ -100,6 +100,28 @@ impl<'a> Builder<'a> {
             max_batch: self.integer("queries.max_batch"),
             queue_group: self.text("queries.queue_group"),
             connections: self.integer("queries.connections"),
+        }
+    }
+
+    pub(super) fn sharding(&mut self) -> ShardingConfig {
+        let shard = self.read("sharding.shard", |value| match text(value)? {
+            "" => Some(None),
+            shard => shard.parse().ok().map(Some),
+        });
+        ShardingConfig { shard }
+    }
+
+    pub(super) fn gateway(&mut self) -> GatewayConfig {
+        GatewayConfig {
+            enabled: self.boolean("gateway.enabled"),
+            deadline: Duration::from_millis(self.integer("gateway.deadline_ms")),
+            max_gathers: self.integer("gateway.max_gathers"),
+        }
+    }
+
+    pub(super) fn ready(&mut self) -> ReadyConfig {
+        ReadyConfig {
+            settle: Duration::from_millis(self.integer("ready.settle_ms")),
         }
     }
 

@@ -28,6 +28,7 @@ pub(super) fn check(layers: &mut Layers) {
     let errors = [
         check_authentication(layers),
         check_embedded(layers),
+        check_gateway(layers),
         check_lane_queue(layers),
         check_resync(layers),
         check_silence(layers),
@@ -72,6 +73,24 @@ fn check_embedded(layers: &Layers) -> Vec<ConfigError> {
     };
     let rule = format!("is not for the embedded NATS server that {embedded} asks for; give one of the two");
     NOT_FOR_EMBEDDED
+        .iter()
+        .filter(|key| layers.are_settled(&[key]))
+        .filter_map(|key| given(layers, key))
+        .map(|origin| ConfigError::combination(origin, rule.clone()))
+        .collect()
+}
+
+/// A gateway has no index, so nothing of what an index would be for.
+fn check_gateway(layers: &Layers) -> Vec<ConfigError> {
+    if !layers.are_settled(&["gateway.enabled"]) {
+        return Vec::new();
+    }
+    let Some(gateway) = given(layers, "gateway.enabled") else {
+        return Vec::new();
+    };
+    let rule =
+        format!("is not for a gateway, which {gateway} asks for: it has no index; give one of the two");
+    ["sharding.shard", "snapshots.directory"]
         .iter()
         .filter(|key| layers.are_settled(&[key]))
         .filter_map(|key| given(layers, key))

@@ -8,8 +8,9 @@ use super::error::{ConfigError, ConfigErrors, Origin};
 use super::layers::{Effective, Layers};
 use super::settings::{SETTINGS, Setting};
 use super::types::{
-    AdminConfig, EventsConfig, LimitsConfig, LoggingConfig, NamespacesConfig, NatsConfig, QueriesConfig,
-    ResyncConfig, ShutdownConfig, SnapshotsConfig, SubjectsConfig,
+    AdminConfig, EventsConfig, GatewayConfig, LimitsConfig, LoggingConfig, NamespacesConfig, NatsConfig,
+    QueriesConfig, ReadyConfig, ResyncConfig, ShardingConfig, ShutdownConfig, SnapshotsConfig,
+    SubjectsConfig,
 };
 use super::{combinations, environment, file, print};
 
@@ -31,6 +32,12 @@ pub struct Config {
     pub resync: ResyncConfig,
     /// How queries are answered.
     pub queries: QueriesConfig,
+    /// Which part of the workers is taken.
+    pub sharding: ShardingConfig,
+    /// How a gateway gathers.
+    pub gateway: GatewayConfig,
+    /// When a starting daemon takes queries.
+    pub ready: ReadyConfig,
     /// What the index may hold.
     pub limits: LimitsConfig,
     /// The contracts of the namespaces.
@@ -101,6 +108,9 @@ impl Config {
         let events = builder.events();
         let resync = builder.resync();
         let queries = builder.queries();
+        let sharding = builder.sharding();
+        let gateway = builder.gateway();
+        let ready = builder.ready();
         let limits = builder.limits();
         let namespaces = builder.namespaces();
         let snapshots = builder.snapshots();
@@ -114,6 +124,9 @@ impl Config {
             events,
             resync,
             queries,
+            sharding,
+            gateway,
+            ready,
             limits,
             namespaces,
             snapshots,
@@ -132,6 +145,9 @@ impl PartialEq for Config {
             && self.events == other.events
             && self.resync == other.resync
             && self.queries == other.queries
+            && self.sharding == other.sharding
+            && self.gateway == other.gateway
+            && self.ready == other.ready
             && self.limits == other.limits
             && self.namespaces == other.namespaces
             && self.snapshots == other.snapshots

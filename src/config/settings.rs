@@ -299,6 +299,38 @@ pub const SETTINGS: &[Setting] = &[
         "NATS connections that serve queries"
     ),
     setting!(
+        "sharding.shard",
+        Kind::OptionalShard,
+        "",
+        "Take only the workers of this shard, and answer for these; unset, all workers",
+    )
+    .with_alias("shard"),
+    setting!(
+        "gateway.enabled",
+        Kind::Boolean,
+        "false",
+        "Follow no events: answer queries by gathering the shards' replies",
+    )
+    .with_alias("gateway"),
+    setting!(
+        "gateway.deadline_ms",
+        integer(1, 60_000),
+        "250",
+        "How long a gateway waits for the shards, in milliseconds; then it answers without those missing",
+    ),
+    setting!(
+        "gateway.max_gathers",
+        integer(1, 1_048_576),
+        "1024",
+        "Requests that a gateway gathers at the same time, at most; more are refused",
+    ),
+    setting!(
+        "ready.settle_ms",
+        integer(0, 3_600_000),
+        "30000",
+        "How long a starting daemon tries to know as much as a replica that serves before it takes queries, in milliseconds, at most",
+    ),
+    setting!(
         "limits.max_namespaces",
         integer(1, 65_536),
         "64",

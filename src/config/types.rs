@@ -8,6 +8,8 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::wire::Shard;
+
 use super::kind::Secret;
 
 /// How to reach NATS.
@@ -119,6 +121,31 @@ pub struct QueriesConfig {
     pub queue_group: String,
     /// Connections that serve queries.
     pub connections: usize,
+}
+
+/// Which part of the workers is taken.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ShardingConfig {
+    /// The shard; `None` is to take all workers.
+    pub shard: Option<Shard>,
+}
+
+/// How a gateway gathers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GatewayConfig {
+    /// Whether the daemon is a gateway: without an index, it answers by asking the shards.
+    pub enabled: bool,
+    /// How long the shards have to answer.
+    pub deadline: Duration,
+    /// Requests gathered at the same time, at most.
+    pub max_gathers: usize,
+}
+
+/// When a starting daemon takes queries.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReadyConfig {
+    /// How long it tries to know as much as a replica that serves already, at most; zero is not to try.
+    pub settle: Duration,
 }
 
 /// What the index may hold.

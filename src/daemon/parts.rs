@@ -101,6 +101,7 @@ pub(super) fn ingest_settings(config: &Config) -> IngestSettings {
         lanes: config.events.lane_count(cores),
         lane_queue_bytes: config.events.lane_queue_bytes,
         limits: event_limits(config),
+        shard: config.sharding.shard,
         holding: (config.resync.concurrency > 0).then(|| HoldingSettings {
             bytes_per_holder_max: config.resync.max_held_bytes,
             // Whoever asks gives up before: this is for what waits for its turn.

@@ -9,9 +9,9 @@ use tokio::sync::oneshot;
 use crate::index::{Namespace, Namespaces};
 use crate::snapshot::{Frame, HolderFrame};
 use crate::telemetry::labels::DropReason;
-use crate::telemetry::{EventMetrics, LaneMetrics};
+use crate::telemetry::{EventMetrics, LaneMetrics, ShardMetrics};
 use crate::tracking::StreamGeneration;
-use crate::wire::{DecodeError, EventBatch, NamespaceName, WireLimits, WorkerName};
+use crate::wire::{DecodeError, EventBatch, NamespaceName, Shard, WireLimits, WorkerName};
 
 use super::assignment::{Assignments, LaneId, WorkerKey};
 use super::holder::HolderDump;
@@ -50,6 +50,7 @@ pub struct LanePool {
     metrics: Arc<MetricsByNamespace>,
     unattributed: EventMetrics,
     limits: WireLimits,
+    shard: Option<(Shard, ShardMetrics)>,
 }
 
 impl LanePool {
@@ -83,10 +84,17 @@ impl LanePool {
             metrics,
             unattributed: EventMetrics::unattributed(),
             limits: settings.limits.clone(),
+            shard: settings.shard.map(|shard| (shard, ShardMetrics::new())),
         })
     }
 
-    /// Brings a message to its worker's lane; waits while that lane's queue is full.
+    /// Whether `worker` belongs to the shard that is taken.
+    fn takes(&self, worker: &WorkerName) -> bool {
+        self.shard.as_ref().is_none_or(|(shard, _)| shard.owns(worker))
+    }
+
+    /// Brings a message to its worker's lane; waits while that lane's queue is full. A message for a worker of another shard is
+    /// only counted: nothing of it is read.
     pub async fn dispatch(
         &self,
         namespace: &NamespaceName,
@@ -94,6 +102,12 @@ impl LanePool {
         payload: Bytes,
         generation: StreamGeneration,
     ) -> Result<(), PoolError> {
+        if let Some((shard, metrics)) = &self.shard
+            && !shard.owns(&worker)
+        {
+            metrics.message_passed_over();
+            return Ok(());
+        }
         let Some(namespace) = self.admit_namespace(namespace, &payload) else {
             return Ok(());
         };
@@ -163,8 +177,12 @@ impl LanePool {
         &self.lanes[lane.0]
     }
 
-    /// Brings a frame of a snapshot to its holder's lane. `holder` is the holder frame that it belongs to.
+    /// Brings a frame of a snapshot to its holder's lane. `holder` is the holder frame that it belongs to. Frames of workers of
+    /// other shards are passed over: the snapshot may have been written before the workers were divided.
     pub async fn restore(&self, holder: &HolderFrame, frame: Frame) -> Result<(), PoolError> {
+        if !self.takes(&holder.worker) {
+            return Ok(());
+        }
         let namespace: Arc<Namespace> = match self.namespaces.get_or_create(&holder.namespace) {
             Ok(namespace) => namespace,
             Err(error) => {
@@ -310,10 +328,14 @@ mod tests {
     use super::*;
 
     fn pool() -> LanePool {
-        pool_with(LivenessLimits::default())
+        pool_with(LivenessLimits::default(), None)
     }
 
-    fn pool_with(limits: LivenessLimits) -> LanePool {
+    fn pool_of(shard: Option<Shard>) -> LanePool {
+        pool_with(LivenessLimits::default(), shard)
+    }
+
+    fn pool_with(limits: LivenessLimits, shard: Option<Shard>) -> LanePool {
         let settings = NamespaceSettings {
             block_size: BlockSize::DEFAULT,
             ..NamespaceSettings::default()
@@ -323,6 +345,7 @@ mod tests {
             lanes: 2,
             lane_queue_bytes: 1 << 20,
             limits: WireLimits::default(),
+            shard,
             holding: None,
             liveness: LivenessSettings {
                 default: limits,
@@ -385,6 +408,35 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn only_the_workers_of_the_shard_are_taken() {
+        let holder = frame(7);
+        for index in 0..2 {
+            let shard = Shard::new(index, 2).unwrap();
+            let pool = pool_of(Some(shard));
+            let expected = usize::from(shard.owns(&holder.worker));
+            pool.restore(&holder, Frame::Holder(holder.clone()))
+                .await
+                .unwrap();
+            pool.drain().await.unwrap();
+            assert_eq!(pool.assigned_workers(), expected);
+            let (pool, generation) = (
+                pool_of(Some(shard)),
+                crate::tracking::StreamTrust::default().generation(),
+            );
+            let Frame::Batch(payload) = stored(10, 1) else {
+                unreachable!("a batch")
+            };
+            let (namespace, worker) = (holder.namespace.clone(), holder.worker.clone());
+            pool.dispatch(&namespace, worker, payload.into(), generation)
+                .await
+                .unwrap();
+            pool.drain().await.unwrap();
+            assert_eq!(pool.assigned_workers(), expected);
+            assert_eq!(pool.namespaces.get(&namespace).is_some(), expected == 1);
+        }
+    }
+
+    #[tokio::test]
     async fn blocks_that_are_keyed_by_another_chain_are_not_restored() {
         let pool = pool();
         let holder = HolderFrame {
@@ -440,10 +492,11 @@ mod tests {
 
     #[tokio::test]
     async fn nobody_counts_as_silent_while_nothing_can_be_heard() {
-        let pool = pool_with(LivenessLimits {
+        let limits = LivenessLimits {
             stale_after: Some(Duration::from_micros(1)),
             remove_after: Some(Duration::from_micros(2)),
-        });
+        };
+        let pool = pool_with(limits, None);
         let holder = frame(7);
         pool.restore(&holder, Frame::Holder(holder.clone()))
             .await

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use crate::tracking::LivenessLimits;
-use crate::wire::{NamespaceName, WireLimits};
+use crate::wire::{NamespaceName, Shard, WireLimits};
 
 use super::held::HoldingLimits;
 
@@ -17,6 +17,8 @@ pub struct IngestSettings {
     pub lane_queue_bytes: usize,
     /// Bounds on messages.
     pub limits: WireLimits,
+    /// Which workers are taken; all where it is absent.
+    pub shard: Option<Shard>,
     /// What a holder keeps back while its publisher is asked for what is missing; nothing where it is absent.
     pub holding: Option<HoldingSettings>,
     /// How long holders may be silent.

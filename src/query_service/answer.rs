@@ -14,6 +14,9 @@ use crate::wire::{
     StatusReply, Subjects, WireError, WireLimits,
 };
 
+use super::responder::{reply_too_large, unencodable};
+use super::roster;
+
 /// An encoded reply, and what it answers.
 #[derive(Debug)]
 pub struct Answer {
@@ -107,6 +110,11 @@ impl Answerer {
         })
     }
 
+    /// Answers a replica that asks which holders are known.
+    pub fn answer_roster(&self, payload: &[u8]) -> Result<Vec<u8>, WireError> {
+        roster::answer(&self.namespaces, &self.trust, payload)
+    }
+
     fn namespace(&self, name: &NamespaceName) -> Result<Arc<Namespace>, WireError> {
         self.namespaces.get(name).ok_or_else(|| {
             let text = format!(
@@ -173,6 +181,7 @@ impl Answerer {
             holders,
             holders_total,
             foreign_holders: if is_content { indexer.foreign_holders() } else { 0 },
+            gathered: None,
             unseen_blocks_max: 0,
         })
     }
@@ -195,6 +204,7 @@ impl Answerer {
             holders_total,
             foreign_holders: 0,
             unseen_blocks_max: chain.unseen_blocks_max(),
+            gathered: None,
         })
     }
 }
@@ -244,14 +254,6 @@ fn best_of<'a>(
 /// No holder takes fewer bytes in a reply: its four keys, and the shortest values.
 const HOLDER_BYTES_MIN: usize = 39;
 
-/// The error in place of a reply of at least `bytes` that cannot be sent.
-pub(super) fn reply_too_large(bytes: usize, bytes_max: usize) -> WireError {
-    let text = format!(
-        "the reply has {bytes} bytes or more, the server takes {bytes_max}; set limit or min_blocks, or ask for less at once"
-    );
-    WireError::new(ErrorCode::TooLarge, text)
-}
-
 /// Says of every holder where it dropped out. Holders of one depth share the look-up.
 fn explain(indexer: &PositionalIndexer, chain: &mut QueryChain<'_>, holders: &mut [HolderMatch]) {
     let mut last: Option<(u32, Option<DropOut>)> = None;
@@ -297,10 +299,11 @@ fn status(namespace: &Namespace, trust: &StreamTrust, batches_waiting: u64) -> S
         distinct_blocks: namespace.indexer.sizes().distinct_blocks,
         batches_waiting,
         holders: holders.collect(),
+        gathered: None,
     }
 }
 
-fn kind_of(key: &QueryKey) -> QueryKind {
+pub(super) fn kind_of(key: &QueryKey) -> QueryKind {
     match key {
         QueryKey::Tokens { .. } => QueryKind::Tokens,
         QueryKey::BlockHashes(_) => QueryKind::BlockHashes,
@@ -311,13 +314,6 @@ fn kind_of(key: &QueryKey) -> QueryKind {
 
 fn saturating_u32(count: usize) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)
-}
-
-fn unencodable(error: &rmp_serde::encode::Error) -> WireError {
-    WireError::new(
-        ErrorCode::TooLarge,
-        format!("the reply cannot be encoded: {error}"),
-    )
 }
 
 #[cfg(test)]

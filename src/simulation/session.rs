@@ -310,6 +310,7 @@ mod tests {
             distinct_blocks: 0,
             batches_waiting: 0,
             holders: holders.iter().map(holder).collect(),
+            gathered: None,
         }
     }
 

@@ -161,6 +161,22 @@ label_values! {
 }
 
 label_values! {
+    /// How a gateway's gathering of the shards' replies ended.
+    GatherOutcome {
+        /// Every shard answered.
+        Complete => "complete",
+        /// Some shards did not answer in time; the answer names them.
+        Partial => "partial",
+        /// The shards answered with an error, or with answers that don't fit together.
+        Refused => "refused",
+        /// No shard answered.
+        Unanswered => "unanswered",
+        /// Too many others were under way, so that none was begun.
+        Overloaded => "overloaded",
+    }
+}
+
+label_values! {
     /// Which connection to the message broker.
     Connection {
         /// The one that receives events.
@@ -281,6 +297,7 @@ mod tests {
         check::<QueryKind>();
         check::<ErrorCode>();
         check::<ReplyDropReason>();
+        check::<GatherOutcome>();
         check::<Connection>();
         check::<ConnectionEvent>();
     }

@@ -24,6 +24,10 @@ pub const CONNECTION: &str = "connection";
 pub const EVENT: &str = "event";
 /// Label key: the number of a lane.
 pub const LANE: &str = "lane";
+/// Label key: an [`GatherOutcome`](super::labels::GatherOutcome).
+pub const OUTCOME: &str = "outcome";
+/// Label key: the index of a shard.
+pub const SHARD: &str = "shard";
 /// Label key: the version of the program.
 pub const VERSION: &str = "version";
 
@@ -194,6 +198,14 @@ declare_metrics! {
         "Queries answered with an error, by its code."
     Counter QUERY_REPLIES_DROPPED = "kvatlas_query_replies_dropped_total" [REASON], Count;
         "Replies to queries that were not sent, by reason."
+    Counter OTHER_SHARD_MESSAGES = "kvatlas_other_shard_messages_total" [], Count;
+        "Event messages passed over because their worker belongs to another shard."
+    Counter GATHERS = "kvatlas_gathers_total" [OUTCOME], Count;
+        "Requests for which a gateway asked the shards, by how that ended."
+    Counter SHARD_REPLIES_MISSING = "kvatlas_shard_replies_missing_total" [SHARD], Count;
+        "Replies of a shard that a gateway answered without, by the shard's index."
+    Counter SHARD_REPLIES_LATE = "kvatlas_shard_replies_late_total" [], Count;
+        "Replies of shards that reached a gateway after it had answered."
     Counter CONNECTION_EVENTS = "kvatlas_connection_events_total" [CONNECTION, EVENT], Count;
         "What happened to the connections to the message broker."
     Counter SNAPSHOTS_WRITTEN = "kvatlas_snapshots_written_total" [], Count;

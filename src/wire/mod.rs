@@ -9,6 +9,11 @@
 //! | `PREFIX.v1.query.NAMESPACE` | router, request-reply | a [`QueryRequest`], answered by [`QueryReply`] or [`BatchReply`] |
 //! | `PREFIX.v1.status.NAMESPACE` | anyone, request-reply | empty, answered by [`StatusReply`] |
 //! | `PREFIX.v1.resync.NAMESPACE.WORKER.RANK` | daemon, request-reply | a [`ResyncRequest`], answered by [`ResyncChunk`]s |
+//! | `PREFIX.v1.shards.query.NAMESPACE`, `PREFIX.v1.shards.status.NAMESPACE` | gathering clients, gateways | as above, answered by every [`Shard`] |
+//! | `PREFIX.v1.roster.GROUP` | a starting replica, request-reply | one [`RosterRequest`], answered by [`RosterReply`] |
+//!
+//! Daemons without a shard, and gateways, answer on the plain subjects; sharded daemons answer on the shards' subjects only, so
+//! that no request is answered twice. Every reply of a sharded daemon has the header [`SHARD_HEADER`].
 //!
 //! Every payload is one MessagePack map with text keys. `v` names the version of the contract and may be
 //! left out (it is 1 then); a decoder rejects a version it does not know and ignores keys it does not know,
@@ -41,6 +46,8 @@ mod query;
 mod reader;
 mod reply;
 mod resync;
+mod roster;
+mod shard;
 mod subject;
 mod writer;
 
@@ -54,10 +61,12 @@ pub use name::{HolderId, NameError, NamespaceName, Rank, WorkerName};
 pub use positions::{PositionsError, check_positions};
 pub use query::{QueryKey, QueryOptions, QueryRequest, SingleQuery};
 pub use reply::{
-    BatchReply, DropOut, ErrorBody, HolderMatch, HolderStatusReply, LineageBytes, QueryReply, QueryResult,
-    StatusReply,
+    BatchReply, DropOut, ErrorBody, Gathered, HolderMatch, HolderStatusReply, LineageBytes, QueryReply,
+    QueryResult, StatusReply,
 };
 pub use resync::{ResyncAnswerKind, ResyncChunk, ResyncRequest};
+pub use roster::{ROSTER_PAGE_MAX, RosterHolder, RosterKey, RosterReply, RosterRequest};
+pub use shard::{SHARD_HEADER, SHARDS_MAX, Shard, ShardError};
 pub use subject::{SubjectError, Subjects};
 
 /// The version of the contract that this build speaks; the `v1` in subjects and the `v` in payloads.

@@ -51,6 +51,16 @@ pub struct HolderMatch {
     pub dropped_out: Option<DropOut>,
 }
 
+/// What a reply was gathered from; only in replies that a gateway or a gathering client put together.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Gathered {
+    /// How many shards there are.
+    pub shards: u32,
+    /// The shards, from 0, that did not answer in time: nothing is known of their workers. Absent where all answered.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub missing: Vec<u32>,
+}
+
 /// The answer to one query.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QueryReply {
@@ -66,6 +76,9 @@ pub struct QueryReply {
     /// contract's chain; ask by the engine's own hashes, or set the namespace to `recompute`. Absent where it is 0.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub foreign_holders: u32,
+    /// Which shards the reply was gathered from; absent in a daemon's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gathered: Option<Gathered>,
     /// Of a compressed chain: how many leading blocks a holder that has none of the blocks chosen can hold at most, which is the
     /// first position chosen. Such holders are not found. Absent where it is 0.
     #[serde(default, skip_serializing_if = "is_zero")]
@@ -159,6 +172,9 @@ pub struct StatusReply {
     pub batches_waiting: u64,
     /// All holders, by worker and rank.
     pub holders: Vec<HolderStatusReply>,
+    /// Which shards the reply was gathered from; absent in a daemon's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gathered: Option<Gathered>,
 }
 
 impl QueryReply {

@@ -8,6 +8,8 @@
     reason = "a test fails by panicking"
 )]
 
+pub mod fleet;
+pub mod proxy;
 pub mod relay;
 pub mod truth;
 

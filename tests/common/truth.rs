@@ -40,6 +40,8 @@ type Change = (usize, bool);
 struct History {
     changes: HashMap<SequenceHash, Vec<Change>>,
     held: HashMap<SequenceHash, ()>,
+    /// The versions on whose way the holder was emptied first. Changes are applied block by block, so a query may see that.
+    emptied: Vec<usize>,
     /// The cursor that made each version from 1 on, in the order in which they were made.
     cursors: Vec<BatchCursor>,
     floor: usize,
@@ -65,6 +67,7 @@ impl History {
     fn clear(&mut self) {
         let held: Vec<SequenceHash> = self.held.keys().copied().collect();
         held.into_iter().for_each(|hash| self.set(hash, false));
+        self.emptied.push(self.head());
     }
 
     fn apply(&mut self, cursor: BatchCursor, events: &[Event]) {
@@ -113,6 +116,13 @@ impl History {
         matched.fold((u32::MAX, 0), |(least, most), matched| {
             (least.min(matched), most.max(matched))
         })
+    }
+
+    /// As [`Self::bounds`], with what can be seen between two states: a holder that is emptied and filled again has less.
+    fn visible_bounds(&self, chain: &[SequenceHash], floor: usize) -> (u32, u32) {
+        let (least, most) = self.bounds(chain, floor);
+        let is_emptied = self.emptied.last().is_some_and(|version| *version > floor);
+        (if is_emptied { 0 } else { least }, most)
     }
 
     /// The newest version that a daemon at `cursor` has seen.
@@ -216,7 +226,7 @@ impl Truth {
             let id = (found.worker.to_string(), found.rank);
             let (least, most) = holders
                 .get(&id)
-                .map_or((0, 0), |history| history.bounds(chain, floor(&id)));
+                .map_or((0, 0), |history| history.visible_bounds(chain, floor(&id)));
             if found.matched_blocks < least || found.matched_blocks > most {
                 let claimed = found.matched_blocks;
                 return Verdict::Wrong(format!(

@@ -110,6 +110,9 @@ fn every_setting_is_read() {
     builder.events();
     builder.resync();
     builder.queries();
+    builder.sharding();
+    builder.gateway();
+    builder.ready();
     builder.limits();
     builder.namespaces();
     builder.snapshots();
@@ -124,6 +127,34 @@ fn every_setting_is_read() {
             .map(|setting| setting.key)
             .collect::<BTreeSet<_>>()
     );
+}
+
+#[test]
+fn a_gateway_has_neither_a_shard_nor_snapshots() {
+    let config = load(
+        &[("sharding.shard", "1/3"), ("gateway.deadline_ms", "7")],
+        &[],
+        "",
+    )
+    .unwrap();
+    assert_eq!(config.sharding.shard, crate::wire::Shard::new(1, 3));
+    assert_eq!(
+        (config.gateway.enabled, config.gateway.deadline),
+        (false, Duration::from_millis(7))
+    );
+    for other in [
+        ("sharding.shard", "1/3"),
+        ("snapshots.directory", "/var/lib/kvatlas"),
+    ] {
+        let errors = load(&[("gateway.enabled", "true"), other], &[], "")
+            .unwrap_err()
+            .to_string();
+        assert!(
+            errors.contains("it has no index; give one of the two"),
+            "{errors}"
+        );
+    }
+    assert!(load(&[("sharding.shard", "3/3")], &[], "").is_err());
 }
 
 #[test]

@@ -8,7 +8,7 @@ use crate::hash::{BlockHash, Position, PositionalLineageHash, SequenceHash, Toke
 use crate::tracking::DegradedReasons;
 
 use super::super::{
-    BatchReply, BlockContent, BlockNames, DropOut, ErrorBody, Event, EventBatch, HolderMatch,
+    BatchReply, BlockContent, BlockNames, DropOut, ErrorBody, Event, EventBatch, Gathered, HolderMatch,
     HolderStatusReply, LineageBytes, QueryKey, QueryOptions, QueryReply, QueryRequest, QueryResult,
     RemovedBlocks, SingleQuery, StatusReply, StoredBlocks, Tier, WorkerName,
 };
@@ -243,17 +243,27 @@ pub(super) fn query_reply() -> impl Strategy<Value = QueryReply> {
         any::<u32>(),
         prop_oneof![Just(0), any::<u32>()],
         prop_oneof![Just(0), any::<u32>()],
+        gathered(),
     )
         .prop_map(
-            |(query_blocks, holders, holders_total, foreign_holders, unseen_blocks_max)| QueryReply {
-                v: 1,
-                query_blocks,
-                holders,
-                holders_total,
-                foreign_holders,
-                unseen_blocks_max,
+            |(query_blocks, holders, holders_total, foreign_holders, unseen_blocks_max, gathered)| {
+                QueryReply {
+                    v: 1,
+                    query_blocks,
+                    holders,
+                    holders_total,
+                    foreign_holders,
+                    gathered,
+                    unseen_blocks_max,
+                }
             },
         )
+}
+
+fn gathered() -> impl Strategy<Value = Option<Gathered>> {
+    let gathered =
+        (any::<u32>(), vec(any::<u32>(), 0..3)).prop_map(|(shards, missing)| Gathered { shards, missing });
+    proptest::option::of(gathered)
 }
 
 pub(super) fn batch_reply() -> impl Strategy<Value = BatchReply> {
@@ -287,13 +297,14 @@ pub(super) fn status_reply() -> impl Strategy<Value = StatusReply> {
                 }
             },
         );
-    (any::<u32>(), number(), number(), vec(holder, 0..5)).prop_map(
-        |(block_size, distinct_blocks, batches_waiting, holders)| StatusReply {
+    (any::<u32>(), number(), number(), vec(holder, 0..5), gathered()).prop_map(
+        |(block_size, distinct_blocks, batches_waiting, holders, gathered)| StatusReply {
             v: 1,
             block_size,
             distinct_blocks,
             batches_waiting,
             holders,
+            gathered,
         },
     )
 }
