@@ -74,7 +74,7 @@ impl Forest {
     }
 
     /// Takes one name from a block; a block that loses its last name is removed.
-    pub(super) fn drop_name(
+    pub(crate) fn drop_name(
         &mut self,
         number: BlockNumber,
         name: u64,
