@@ -28,6 +28,7 @@ pub(super) fn check(layers: &mut Layers) {
         check_authentication(layers),
         check_embedded(layers),
         check_lane_queue(layers),
+        check_object_store(layers),
         check_namespaces(layers),
     ];
     layers.errors.extend(errors.into_iter().flatten());
@@ -86,6 +87,18 @@ fn check_lane_queue(layers: &Layers) -> Vec<ConfigError> {
         .unwrap_or(&Origin::Default);
     let rule = format!("{queue} must be at least {message}, or a lane could never take the largest message");
     vec![ConfigError::combination(stronger, rule)]
+}
+
+fn check_object_store(layers: &Layers) -> Vec<ConfigError> {
+    let (store, directory) = ("snapshots.object_store", "snapshots.directory");
+    if !layers.are_settled(&[store, directory]) || given(layers, directory).is_some() {
+        return Vec::new();
+    }
+    let rule = format!("{store} needs {directory} beside it: snapshots are written and fetched there");
+    given(layers, store)
+        .map(|origin| ConfigError::combination(origin, rule))
+        .into_iter()
+        .collect()
 }
 
 fn check_namespaces(layers: &Layers) -> Vec<ConfigError> {

@@ -39,6 +39,6 @@ pub use load::Config;
 pub use print::settings_markdown;
 pub use types::{
     AdminConfig, Authentication, EventsConfig, Hashing, LimitsConfig, LogFormat, LoggingConfig,
-    NamespaceConfig, NamespacesConfig, NatsConfig, QueriesConfig, ShutdownConfig, SnapshotsConfig,
-    SubjectsConfig,
+    NamespaceConfig, NamespacesConfig, NatsConfig, ObjectStoreConfig, QueriesConfig, ShutdownConfig,
+    SnapshotsConfig, StreamConfig, SubjectsConfig, Transport,
 };

@@ -1,14 +1,16 @@
 //! The daemon: everything put together, started in order and stopped in order.
 //!
-//! Start: embedded broker (where asked for), admin listener, lanes, newest snapshot, events subscription, queries
-//! subscription. Each step sets a readiness latch; queries are served only when the events before them are followed.
+//! Start: embedded broker (where asked for), admin listener, lanes, newest snapshot (from the Object Store, where it has a newer one),
+//! events subscription or stream, queries subscription. Each step sets a readiness latch; queries are served only when the events before them are followed.
 //!
 //! Stop: no new queries, no new events, lanes drained, a last snapshot, admin listener, broker; all within one time limit.
 
 mod admin_source;
 mod parts;
+mod snapshots;
 mod start;
 mod stop;
+mod stream;
 mod upkeep;
 
 use std::net::SocketAddr;
@@ -21,8 +23,8 @@ use crate::admin::{AdminServer, Readiness};
 use crate::config::{Config, NatsConfig};
 use crate::connection::embedded::EmbeddedBroker;
 use crate::ingest::LanePool;
-use crate::snapshotter::SnapshotDirectory;
-use crate::telemetry::SnapshotMetrics;
+
+use self::snapshots::Snapshots;
 
 pub use start::StartError;
 pub use stop::StopReport;
@@ -35,7 +37,7 @@ pub struct Daemon {
     admin: Option<AdminServer>,
     readiness: Arc<Readiness>,
     pool: Arc<LanePool>,
-    snapshots: Option<(SnapshotDirectory, Arc<SnapshotMetrics>)>,
+    snapshots: Option<Arc<Snapshots>>,
     queries: Stage,
     events: Stage,
     upkeep: Stage,

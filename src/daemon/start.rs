@@ -5,25 +5,26 @@ use std::sync::Arc;
 
 use async_nats::Client;
 use parking_lot::Mutex;
-use tokio::runtime::Handle;
 use tokio::sync::watch;
 
 use crate::admin::{AdminError, AdminServer, AdminSource, Latch, Readiness};
-use crate::config::{Config, NatsConfig};
-use crate::connection::embedded::{BrokerError, EmbeddedBroker, find_nats_server};
+use crate::config::{Config, NatsConfig, Transport};
+use crate::connection::embedded::{BrokerError, BrokerOptions, EmbeddedBroker, find_nats_server};
 use crate::connection::{ConnectError, ConnectPatience, ConnectionNotice, connect};
 use crate::index::Namespaces;
-use crate::ingest::{LanePool, PoolError, Subscriber, snapshot_limits};
+use crate::ingest::{Dispatcher, LanePool, PoolError, StreamPosition, Subscriber};
 use crate::query_service::{Answerer, QueryService};
-use crate::snapshotter::{DirectoryError, RestoreError, SnapshotDirectory, restore_newest};
+use crate::snapshotter::{DirectoryError, RestoreError};
 use crate::telemetry::labels::{Connection, ConnectionEvent};
-use crate::telemetry::{ConnectionMetrics, MetricsError, ProcessMetrics, SnapshotMetrics, install_shared};
+use crate::telemetry::{ConnectionMetrics, MetricsError, ProcessMetrics, install_shared};
 use crate::tracking::StreamTrust;
 use crate::wire::{SubjectError, Subjects};
 
 use super::admin_source::DaemonView;
 use super::parts::{self, NamespaceError};
-use super::upkeep::{keep_up, save_regularly};
+use super::snapshots::start_snapshots;
+use super::stream::start_stream;
+use super::upkeep::keep_up;
 use super::{Daemon, Stage};
 
 /// Why the daemon cannot start.
@@ -70,13 +71,14 @@ pub enum StartError {
 }
 
 /// What the parts of a starting daemon share.
-struct Shared {
-    config: Config,
-    subjects: Subjects,
-    namespaces: Arc<Namespaces>,
-    trust: Arc<StreamTrust>,
-    readiness: Arc<Readiness>,
-    pool: Arc<LanePool>,
+pub(super) struct Shared {
+    pub(super) config: Config,
+    pub(super) subjects: Subjects,
+    pub(super) namespaces: Arc<Namespaces>,
+    pub(super) trust: Arc<StreamTrust>,
+    pub(super) position: Arc<StreamPosition>,
+    pub(super) readiness: Arc<Readiness>,
+    pub(super) pool: Arc<LanePool>,
 }
 
 impl Daemon {
@@ -86,7 +88,7 @@ impl Daemon {
         let metrics = install_shared()?;
         let subjects = Subjects::new(&config.subjects.prefix)?;
         let namespaces = Arc::new(parts::namespaces(&config)?);
-        let (nats, broker) = broker(&config.nats).await?;
+        let (nats, broker) = broker(&config).await?;
         let pool = Arc::new(LanePool::start(
             &parts::ingest_settings(&config),
             Arc::clone(&namespaces),
@@ -96,9 +98,14 @@ impl Daemon {
             subjects,
             namespaces,
             trust: Arc::default(),
+            position: Arc::default(),
             readiness: Arc::new(Readiness::new()),
             pool,
         };
+        if shared.config.events.transport == Transport::JetStream {
+            // Until the stream has been read up to its end, nothing is certain.
+            shared.trust.stall();
+        }
         let view = Arc::new(DaemonView {
             namespaces: Arc::clone(&shared.namespaces),
             trust: Arc::clone(&shared.trust),
@@ -107,6 +114,7 @@ impl Daemon {
             metrics,
             process: ProcessMetrics::new(),
             gauges: Mutex::new(HashMap::new()),
+            snapshots: Mutex::new(None),
         });
         let source: Arc<dyn AdminSource> = Arc::clone(&view) as Arc<dyn AdminSource>;
         let admin = shared
@@ -116,10 +124,12 @@ impl Daemon {
             .map(|listen| AdminServer::start(listen, source))
             .transpose()?;
         let upkeep = Stage::default();
+        let (keeping, stop) = (Arc::clone(&view), upkeep.stop.clone());
         upkeep
             .tasks
-            .spawn(keep_up(view, Arc::clone(&shared.pool), upkeep.stop.clone()));
-        let snapshots = start_snapshots(&shared, &upkeep).await?;
+            .spawn(keep_up(keeping, Arc::clone(&shared.pool), stop));
+        let snapshots = start_snapshots(&shared, &nats, &upkeep).await?;
+        view.snapshots.lock().clone_from(&snapshots);
         let (events, subscribed) = start_events(&shared, &nats).await?;
         let queries = start_queries(&shared, &nats, subscribed).await?;
         let Shared {
@@ -144,12 +154,19 @@ impl Daemon {
 }
 
 /// The configured servers, or a broker of our own and its address.
-async fn broker(config: &NatsConfig) -> Result<(NatsConfig, Option<EmbeddedBroker>), StartError> {
+async fn broker(config: &Config) -> Result<(NatsConfig, Option<EmbeddedBroker>), StartError> {
+    let needs_jetstream =
+        config.events.transport == Transport::JetStream || config.snapshots.object_store.is_some();
+    let config = &config.nats;
     if !config.embedded {
         return Ok((config.clone(), None));
     }
     let binary = find_nats_server(config.server_binary.as_deref())?;
-    let broker = EmbeddedBroker::start(&binary).await?;
+    let options = BrokerOptions {
+        with_jetstream: needs_jetstream,
+        ..BrokerOptions::default()
+    };
+    let broker = EmbeddedBroker::start_with(&binary, options).await?;
     let url = broker.url().to_owned();
     tracing::warn!(
         url, binary = %binary.display(), pid = broker.pid(),
@@ -167,47 +184,19 @@ async fn broker(config: &NatsConfig) -> Result<(NatsConfig, Option<EmbeddedBroke
     ))
 }
 
-type Snapshots = Option<(SnapshotDirectory, Arc<SnapshotMetrics>)>;
-
-/// Restores the newest snapshot, and begins to write new ones.
-async fn start_snapshots(shared: &Shared, upkeep: &Stage) -> Result<Snapshots, StartError> {
-    let config = &shared.config.snapshots;
-    let Some(path) = &config.directory else {
-        shared.readiness.set(Latch::SnapshotLoaded);
-        return Ok(None);
-    };
-    let directory = SnapshotDirectory::open(path, config.keep)?;
-    let metrics = Arc::new(SnapshotMetrics::new());
-    let restoring = {
-        let (pool, directory, metrics) = (Arc::clone(&shared.pool), directory.clone(), Arc::clone(&metrics));
-        let runtime = Handle::current();
-        tokio::task::spawn_blocking(move || {
-            restore_newest(&pool, &directory, &snapshot_limits(), &metrics, &runtime)
-        })
-    };
-    match restoring.await?? {
-        Some(restored) => tracing::info!(
-            path = %restored.path.display(), holders = restored.totals.holders, blocks = restored.totals.blocks,
-            created_us = restored.created_us, "started from a snapshot; holders are unverified until their next batch"
-        ),
-        None => tracing::info!(directory = %path.display(), "there is no snapshot to start from"),
-    }
-    shared.readiness.set(Latch::SnapshotLoaded);
-    upkeep.tasks.spawn(save_regularly(
-        Arc::clone(&shared.pool),
-        directory.clone(),
-        Arc::clone(&metrics),
-        config.interval,
-        upkeep.stop.clone(),
-    ));
-    Ok(Some((directory, metrics)))
-}
-
 /// Begins to follow events; the receiver becomes true when the server has the subscription.
 async fn start_events(
     shared: &Shared,
     nats: &NatsConfig,
 ) -> Result<(Stage, watch::Receiver<bool>), StartError> {
+    let dispatcher = Dispatcher::new(
+        shared.subjects.clone(),
+        shared.config.limits.max_name_bytes,
+        Arc::clone(&shared.pool),
+    );
+    if shared.config.events.transport == Transport::JetStream {
+        return Ok(start_stream(shared, nats, dispatcher).await?);
+    }
     let (incidents, incidents_seen) = watch::channel(0_u64);
     let (subscribed, is_subscribed) = watch::channel(false);
     let trust = Arc::clone(&shared.trust);
@@ -226,9 +215,7 @@ async fn start_events(
     let client = connect(nats, "events", capacity, ConnectPatience::Forever, notice).await?;
     let subscriber = Subscriber::new(
         client,
-        shared.subjects.clone(),
-        shared.config.limits.max_name_bytes,
-        Arc::clone(&shared.pool),
+        dispatcher,
         Arc::clone(&shared.trust),
         incidents_seen,
         subscribed,
@@ -320,7 +307,7 @@ async fn connect_queries(shared: &Shared, nats: &NatsConfig, number: usize) -> R
     .await
 }
 
-fn count(metrics: &ConnectionMetrics, notice: &ConnectionNotice) {
+pub(super) fn count(metrics: &ConnectionMetrics, notice: &ConnectionNotice) {
     let event = match notice {
         ConnectionNotice::Connected => ConnectionEvent::Connected,
         ConnectionNotice::Disconnected => ConnectionEvent::Disconnected,

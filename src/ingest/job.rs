@@ -12,7 +12,7 @@ use crate::tracking::StreamGeneration;
 use crate::wire::Rank;
 
 use super::assignment::{InFlight, WorkerKey};
-use super::holder::HolderDump;
+use super::dump::HolderDump;
 
 /// A holder's place in the order of a lane.
 pub(crate) type HolderKey = (WorkerKey, Rank);
@@ -39,8 +39,8 @@ pub(crate) struct RestoreJob {
 /// A frame of a snapshot.
 #[derive(Debug)]
 pub(crate) enum RestorePart {
-    /// Begins a holder.
-    Holder(HolderFrame),
+    /// Begins a holder, which is confirmed in this generation.
+    Holder(HolderFrame, StreamGeneration),
     /// Blocks of the holder of this rank, as an event batch.
     Batch(Rank, Vec<u8>),
     /// The rest of the holder of this rank cannot be read: what it has is no state that it ever had.
@@ -57,6 +57,7 @@ pub(crate) enum Job {
     /// Dumps the first holder after this one.
     DumpNext {
         after: Option<HolderKey>,
+        generation: StreamGeneration,
         reply: oneshot::Sender<Option<(HolderKey, HolderDump)>>,
     },
     /// Times out what waits for a parent.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::index::{Namespace, Namespaces, PositionalIndexer, QueryChain, Search};
 use crate::telemetry::labels::QueryKind;
-use crate::tracking::{DegradedReasons, StreamTrust};
+use crate::tracking::{DegradedReason, DegradedReasons, StreamTrust};
 use crate::wire::{
     BatchReply, DropOut, ErrorCode, HolderMatch, HolderStatusReply, NamespaceName, PROTOCOL_VERSION,
     QueryKey, QueryReply, QueryRequest, QueryResult, SingleQuery, StatusReply, Subjects, WireError,
@@ -149,6 +149,8 @@ impl Answerer {
             return Err(WireError::new(ErrorCode::TooLarge, text));
         }
         let options = &query.options;
+        // Asked before the search: it may end before the events that waited are seen.
+        let is_stalled = self.trust.is_stalled();
         let matches = indexer.find_chain(
             &mut chain,
             Search {
@@ -170,7 +172,10 @@ impl Answerer {
             .map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX));
         found.truncate(limit);
         let holders = found.iter().map(|found| {
-            let degraded = matches.reasons(found.holder, &self.trust);
+            let mut degraded = matches.reasons(found.holder, &self.trust);
+            if is_stalled {
+                degraded = degraded.with(DegradedReason::Unverified);
+            }
             HolderMatch {
                 worker: found.holder.id.worker.clone(),
                 rank: found.holder.id.rank,

@@ -139,6 +139,7 @@ pub(crate) mod tests {
         let _ = NamespaceGauges::for_namespace("models");
         let _ = QueryErrorMetrics::new();
         let _ = SnapshotMetrics::new();
+        let _ = StreamMetrics::new();
         let _ = LaneMetrics::for_lane(0);
         let _ = ConnectionMetrics::for_connection(Connection::Events);
         let _ = AdminMetrics::new();

@@ -29,6 +29,7 @@ mod namespace_gauges;
 mod process_metrics;
 mod query_metrics;
 mod snapshot_metrics;
+mod stream_metrics;
 
 pub use event_metrics::{AppliedBatch, EventMetrics};
 pub use log_gate::LogGate;
@@ -37,4 +38,5 @@ pub use metrics::{MetricsError, MetricsHandle, install, install_shared};
 pub use namespace_gauges::{NamespaceGauges, NamespaceSizes};
 pub use process_metrics::{AdminMetrics, ConnectionMetrics, LaneMetrics, ProcessMetrics};
 pub use query_metrics::{QueryErrorMetrics, QueryMetrics};
-pub use snapshot_metrics::SnapshotMetrics;
+pub use snapshot_metrics::{RestoredSnapshot, SnapshotMetrics};
+pub use stream_metrics::StreamMetrics;

@@ -7,4 +7,4 @@ mod sequence;
 mod status;
 
 pub use sequence::{Admission, BatchCursor, SequenceTracker};
-pub use status::{DegradedReason, DegradedReasons, HolderStatus, StreamGeneration, StreamTrust};
+pub use status::{DegradedReason, DegradedReasons, HolderStatus, StreamGeneration, StreamStall, StreamTrust};

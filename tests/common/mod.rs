@@ -8,6 +8,8 @@
     reason = "a test fails by panicking"
 )]
 
+pub mod jetstream;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
