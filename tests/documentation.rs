@@ -12,7 +12,9 @@ use kvatlas::admin::Latch;
 use kvatlas::config::settings_markdown;
 use kvatlas::hash::{BlockHash, SequenceHash};
 use kvatlas::index::RejectReason;
-use kvatlas::telemetry::labels::{DropReason, LabelValue, ReplyDropReason};
+use kvatlas::telemetry::labels::{
+    ConsumerReset, DropReason, LabelValue, ReplyDropReason, SnapshotFailure, SnapshotRejection,
+};
 use kvatlas::telemetry::names::{self, MetricDescription, MetricKind};
 use kvatlas::tracking::DegradedReason;
 use kvatlas::wire::{
@@ -91,6 +93,18 @@ fn every_word_of_a_label_or_reply_is_listed() {
     require(&format!(
         "| `kvatlas_query_replies_dropped_total` | {} |",
         words::<ReplyDropReason>()
+    ));
+    require(&format!(
+        "| `kvatlas_snapshots_failed_total` | {} |",
+        words::<SnapshotFailure>()
+    ));
+    require(&format!(
+        "| `kvatlas_snapshots_rejected_total` | {} |",
+        words::<SnapshotRejection>()
+    ));
+    require(&format!(
+        "| `kvatlas_stream_consumer_resets_total` | {} |",
+        words::<ConsumerReset>()
     ));
     for reason in DegradedReason::ALL {
         require(&format!("\n| `{}` | ", reason.as_str()));

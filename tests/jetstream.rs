@@ -67,19 +67,28 @@ async fn a_killed_daemon_is_exact_again_without_a_word_from_the_publishers() {
         client
             .tell(&mut busy, "busy", 0, vec![stored(hashes(10, 2))])
             .await;
-        // Killed before, while and after a snapshot is written: the stream has what the snapshot has not.
         let mut blocks = 2;
         let mut process = Some(process);
-        for round in 0..4_u64 {
-            tokio::time::sleep(std::time::Duration::from_millis(600 * round)).await;
-            process.take().unwrap().kill();
+        let mut random = kill_seed();
+        for round in 0..kills() {
+            // Killed while it applies, or while it writes a snapshot: at another moment every time.
+            if round % 3 == 2 {
+                newer_snapshot(folder.path()).await;
+            }
             let before = last_message(&client.nats).await.unwrap();
-            for _ in 0..3 {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let batches = 20 + (random >> 33) % 200;
+            let kill_at = (random >> 17) % batches;
+            for batch in 0..batches {
+                if batch == kill_at {
+                    client.nats.flush().await.unwrap();
+                    process.take().unwrap().kill();
+                }
                 let more = vec![stored_after(9 + blocks, hashes(10 + blocks, 1))];
                 busy.publish(Tier::DEVICE, more).await.unwrap();
                 blocks += 1;
             }
-            kept(&client.nats, before, 3).await;
+            kept(&client.nats, before, batches).await;
             process = Some(Process::start(broker.url(), &settings));
             // It answers only when it has caught up, so its first answer is the truth.
             let status = eventually("the daemon answers", async || client.holder("busy", 0).await).await;
@@ -92,13 +101,39 @@ async fn a_killed_daemon_is_exact_again_without_a_word_from_the_publishers() {
                 ("busy".to_owned(), 0, u32::try_from(blocks).unwrap(), true),
                 ("silent".to_owned(), 0, 5, true),
             ];
-            assert_eq!(
-                matches(&client.ask(hashes(10, 20)).await),
-                expected,
-                "round {round}"
-            );
+            let reply = client.ask(hashes(10, blocks + 20)).await;
+            assert_eq!(matches(&reply), expected, "round {round}");
         }
     }
+}
+
+/// How often the daemon is killed: `KVATLAS_TEST_KILLS`, or a few times.
+fn kills() -> u64 {
+    std::env::var("KVATLAS_TEST_KILLS").map_or(6, |text| text.parse().unwrap())
+}
+
+/// What the moments of the kills follow from: `KVATLAS_TEST_SEED`, or 1.
+fn kill_seed() -> u64 {
+    let seed = std::env::var("KVATLAS_TEST_SEED").map_or(1, |text| text.parse().unwrap());
+    println!("seed {seed}");
+    seed
+}
+
+/// Waits until a snapshot is written that was not there.
+async fn newer_snapshot(folder: &Path) {
+    let newest = || {
+        let paths = std::fs::read_dir(folder)
+            .unwrap()
+            .map(|entry| entry.unwrap().path());
+        paths
+            .filter(|path| path.extension().is_some_and(|suffix| suffix == "kvs"))
+            .max()
+    };
+    let before = newest();
+    eventually("a snapshot is written", async || {
+        (newest() > before).then_some(())
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

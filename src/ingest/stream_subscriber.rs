@@ -38,7 +38,7 @@ const PULL_BYTES: usize = 32 << 20;
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(5);
 /// How long one request for messages lasts.
 const PULL_DURATION: Duration = Duration::from_secs(30);
-/// Pause after the first failed attempt to attach; doubles with every further one.
+/// Pause before a consumer is made anew; doubles with every failed attempt.
 const RETRY_DELAY_MIN: Duration = Duration::from_millis(100);
 /// Longest pause between two attempts to attach.
 const RETRY_DELAY_MAX: Duration = Duration::from_secs(4);
@@ -126,6 +126,11 @@ impl StreamSubscriber {
             match self.follow(attached, &stop).await {
                 Detached::Stopped => return,
                 Detached::Reset(reason, detail) => self.metrics.reset(reason, &detail),
+            }
+            // A server that refuses every request must not be given a consumer for each.
+            tokio::select! {
+                () = tokio::time::sleep(RETRY_DELAY_MIN) => {}
+                () = stop.cancelled() => return,
             }
         }
     }

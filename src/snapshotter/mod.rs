@@ -12,6 +12,9 @@ mod restore;
 mod save;
 mod storage;
 
+#[cfg(test)]
+mod tests;
+
 pub use directory::{DirectoryAction, DirectoryError, SnapshotDirectory};
 pub use object_store::{ObjectStoreError, SnapshotStore};
 pub use restore::{RestoreError, Restored, Restorer};

@@ -118,6 +118,13 @@ impl Snapshotter {
         })
     }
 
+    /// Does `work` as if a snapshot were being written.
+    #[cfg(test)]
+    pub(super) fn while_saving<T>(&self, work: impl FnOnce() -> T) -> T {
+        let _alone = self.saving.lock();
+        work()
+    }
+
     fn fill(&self, writer: &mut FileWriter<'_, '_>, runtime: &Handle) -> Result<(), SaveError> {
         // Both before the first dump: what comes meanwhile is applied again, or doubted again.
         let generation = self.trust.generation();
