@@ -13,8 +13,9 @@ use super::connect::{Connection, ConnectionArguments};
 use super::event_json::LineBatch;
 use super::failure::Failure;
 use super::lines::{NumberedLine, numbered, open};
-use super::output::{counted, print, say};
+use super::output::{print, say};
 use super::status_report::describe_state;
+use super::text::counted;
 
 pub(super) const EXAMPLES: &str = r#"A line is one event, or a batch of events with an optional tier:
   {"type":"stored","sequence_hashes":["ea06fc71a5ee6e88","ad01835a37dd294c"]}

@@ -7,9 +7,9 @@ use kvatlas::wire::{
 use serde::{Serialize, Serializer};
 
 use super::failure::Failure;
-use super::output::{counted, printable};
 use super::status_report::describe_state;
 use super::table::{Side, Table};
+use super::text::{counted, printable};
 
 /// The answer to one query, for a person.
 pub(super) fn render_reply(reply: &QueryReply, asked: &QueryOptions) -> String {

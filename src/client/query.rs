@@ -85,6 +85,7 @@ impl QueryClient {
     }
 
     async fn request(&self, subject: String, payload: Vec<u8>) -> Result<Message, ClientError> {
+        let bytes = payload.len();
         let request = async_nats::Request::new()
             .payload(payload.into())
             .timeout(Some(self.patience));
@@ -94,6 +95,11 @@ impl QueryClient {
             RequestErrorKind::TimedOut => ClientError::TimedOut {
                 subject,
                 patience: self.patience,
+            },
+            RequestErrorKind::MaxPayloadExceeded => ClientError::TooLarge {
+                subject,
+                bytes,
+                bytes_max: self.nats.max_payload(),
             },
             _ => ClientError::Connection(error.to_string()),
         })?;

@@ -13,6 +13,9 @@ use super::types::{
 };
 use super::{combinations, environment, file, print};
 
+/// Sections that say how to reach a daemon.
+const CLIENT_SECTIONS: [&str; 2] = ["nats", "subjects"];
+
 /// A configuration in which every value is allowed, alone and beside the others.
 ///
 /// Two are equal when their values are, whoever gave them.
@@ -68,6 +71,20 @@ impl Config {
         Config::build(layers.effective)
     }
 
+    /// Loads what a client needs to reach a daemon: from `flags`, by the dotted keys of their settings, and from those
+    /// variables of the environment that say where NATS is, how to authenticate there and what subjects begin with. So the
+    /// client finds the daemon that reads the same environment, and what only the daemon reads does not matter.
+    ///
+    /// # Errors
+    ///
+    /// Everything that is wrong, in both sources.
+    pub fn load_for_client(
+        flags: BTreeMap<String, String>,
+        environment: impl Iterator<Item = (String, String)>,
+    ) -> Result<Config, ConfigErrors> {
+        Config::load(flags, environment.filter(|(name, _)| is_for_clients(name)), None)
+    }
+
     /// The values in force as a TOML file, each with its help and its origin in comments.
     ///
     /// The text loads back to the same configuration, except that secrets are left out.
@@ -120,6 +137,15 @@ impl PartialEq for Config {
 }
 
 impl Eq for Config {}
+
+/// Whether a variable tells a client how to reach a daemon. Nobody can connect to an embedded server by asking for one.
+fn is_for_clients(variable: &str) -> bool {
+    SETTINGS.iter().any(|setting| {
+        setting.variable == variable
+            && CLIENT_SECTIONS.contains(&setting.section())
+            && !matches!(setting.key, "nats.embedded" | "nats.server_binary")
+    })
+}
 
 fn read_flags(flags: BTreeMap<String, String>, layers: &mut Layers) {
     for (key, text) in flags {

@@ -171,7 +171,7 @@ pub const SETTINGS: &[Setting] = &[
         "nats.server_binary",
         Kind::OptionalFile,
         "",
-        "The nats-server binary of the embedded server; unset, NATS_SERVER_BIN and PATH are searched",
+        "The nats-server binary of the embedded server; unset, NATS_SERVER_BIN, PATH and what deploy/setup.sh has fetched (.tools/) are searched",
     ),
     setting!(
         "subjects.prefix",

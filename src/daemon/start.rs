@@ -201,8 +201,14 @@ async fn start_events(
     let (subscribed, is_subscribed) = watch::channel(false);
     let trust = Arc::clone(&shared.trust);
     let metrics = ConnectionMetrics::for_connection(Connection::Events);
+    let readiness = Arc::clone(&shared.readiness);
     let notice = move |notice: ConnectionNotice| {
         count(&metrics, &notice);
+        match &notice {
+            ConnectionNotice::Connected => readiness.set_trouble(None),
+            ConnectionNotice::Error(text) => readiness.set_trouble(Some(text.clone())),
+            ConnectionNotice::Disconnected | ConnectionNotice::SlowConsumer => {}
+        }
         if matches!(
             notice,
             ConnectionNotice::Disconnected | ConnectionNotice::SlowConsumer

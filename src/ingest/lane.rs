@@ -17,7 +17,7 @@ use super::assignment::{Assignments, InFlight, WorkerKey};
 use super::dump::HolderDump;
 use super::holder::{Afterwards, Clocks, Holder};
 use super::job::{BatchJob, HolderKey, Job, Queued, RestoreJob, RestorePart};
-use super::pool::MetricsByNamespace;
+use super::metrics::MetricsByNamespace;
 
 /// Limits on what a snapshot's batches may carry. The checksums have been checked; these bound a hostile file.
 pub fn snapshot_limits() -> WireLimits {

@@ -18,6 +18,7 @@ mod dump;
 mod holder;
 mod job;
 mod lane;
+mod metrics;
 mod pool;
 mod position;
 mod stream;

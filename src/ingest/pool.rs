@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
-use dashmap::DashMap;
 use tokio::sync::oneshot;
 
 use crate::index::{Namespace, Namespaces};
@@ -18,6 +17,7 @@ use super::assignment::{Assignments, LaneId, WorkerKey};
 use super::dump::HolderDump;
 use super::job::{BatchJob, HolderKey, Job, JobSender, LaneStopped, RestoreJob, RestorePart, job_queue};
 use super::lane::Lane;
+use super::metrics::MetricsByNamespace;
 
 /// How events are taken in.
 #[derive(Debug, Clone)]
@@ -44,23 +44,6 @@ pub enum PoolError {
 impl From<LaneStopped> for PoolError {
     fn from(_: LaneStopped) -> Self {
         Self::LaneStopped
-    }
-}
-
-/// The metrics of each namespace, made when it first has an event. Bounded by the limit on namespaces.
-#[derive(Default)]
-pub(crate) struct MetricsByNamespace(DashMap<NamespaceName, Arc<EventMetrics>>);
-
-impl MetricsByNamespace {
-    pub(crate) fn of(&self, namespace: &NamespaceName) -> Arc<EventMetrics> {
-        if let Some(found) = self.0.get(namespace) {
-            return Arc::clone(&found);
-        }
-        let metrics = self
-            .0
-            .entry(namespace.clone())
-            .or_insert_with(|| Arc::new(EventMetrics::for_namespace(namespace.as_str())));
-        Arc::clone(&metrics)
     }
 }
 

@@ -17,8 +17,9 @@ use crate::wire::{NamespaceName, QueryKey, QueryReply, QueryResult, SingleQuery,
 
 use super::check::{Difference, difference};
 use super::error::SimulationError;
-use super::fleet::{ExpectedHolder, Fleet, FleetSize, random_routing_hit_rate};
+use super::fleet::{ExpectedHolder, Fleet, FleetSize};
 use super::random::Random;
+use super::random_routing::random_routing_hit_rate;
 use super::report::{Report, Tally};
 use super::request::Request;
 use super::session::{Session, known};

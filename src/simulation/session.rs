@@ -8,7 +8,7 @@ use async_nats::Client;
 use tokio::time::Instant;
 
 use crate::client::{ClientError, Publisher, QueryClient};
-use crate::config::settings::{ENVIRONMENT_PREFIX, Setting};
+use crate::config::settings::Setting;
 use crate::config::{Config, NatsConfig, process_environment};
 use crate::connection::{ConnectPatience, connect, round_trip};
 use crate::daemon::{Daemon, StopReport};
@@ -46,32 +46,12 @@ pub fn embedded_config(prefix: &str, admin: &str) -> Result<Config, SimulationEr
         ("subjects.prefix", prefix),
         ("admin.listen", admin),
     ];
-    load(&flags, |variable| {
-        Setting::find(SERVER_BINARY).is_some_and(|setting| setting.variable == variable)
-    })
-}
-
-/// How to reach a daemon that runs already: the URL given and, from the environment, how to authenticate there.
-fn remote_config(url: &str, prefix: &str) -> Result<Config, SimulationError> {
-    load(
-        &[
-            ("nats.url", url),
-            ("nats.embedded", "false"),
-            ("subjects.prefix", prefix),
-        ],
-        |variable| variable.starts_with(&format!("{ENVIRONMENT_PREFIX}NATS_")),
-    )
-}
-
-fn load(flags: &[(&str, &str)], is_wanted: impl Fn(&str) -> bool) -> Result<Config, SimulationError> {
-    let flags: BTreeMap<_, _> = flags
-        .iter()
-        .map(|(key, text)| ((*key).to_owned(), (*text).to_owned()))
-        .collect();
+    let flags = flags.map(|(key, text)| (key.to_owned(), text.to_owned()));
+    let binary = Setting::find(SERVER_BINARY).map(|setting| setting.variable);
     let environment = process_environment()
         .into_iter()
-        .filter(|(variable, _)| is_wanted(variable));
-    Ok(Config::load(flags, environment, None)?)
+        .filter(|(variable, _)| binary == Some(variable.as_str()));
+    Ok(Config::load(BTreeMap::from(flags), environment, None)?)
 }
 
 /// A connection to a daemon, for one namespace.
@@ -99,15 +79,14 @@ impl Session {
         Self::connect(Some(daemon), &nats, &prefix, namespace).await
     }
 
-    /// Connects to the daemon that serves `prefix` on the NATS server at `url`. Its namespace must be free: nobody else's
-    /// workers, and none of an earlier simulation.
+    /// Connects to the daemon that serves the subjects of `config` on its NATS servers. Its namespace must be free: nobody
+    /// else's workers, and none of an earlier simulation.
     ///
     /// # Errors
     ///
     /// [`SimulationError::NamespaceInUse`], and whatever keeps us from reaching the daemon.
-    pub async fn remote(url: &str, prefix: &str, namespace: NamespaceName) -> Result<Self, SimulationError> {
-        let config = remote_config(url, prefix)?;
-        let session = Self::connect(None, &config.nats, prefix, namespace).await?;
+    pub async fn remote(config: &Config, namespace: NamespaceName) -> Result<Self, SimulationError> {
+        let session = Self::connect(None, &config.nats, &config.subjects.prefix, namespace).await?;
         let status = session.status().await?;
         match status.map_or(0, |status| status.holders.len()) {
             0 => Ok(session),

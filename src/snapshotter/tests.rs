@@ -125,7 +125,7 @@ fn cursor(sequence: u64) -> StreamCursor {
 /// The message `sequence`, from 1: four workers take turns to store eight blocks, and to remove the last three of them the time after.
 fn message(sequence: u64) -> (WorkerName, Vec<u8>) {
     let (worker, seq) = ((sequence - 1) % 4, (sequence - 1) / 4 + 1);
-    let first = (seq + 1) / 2 * 100;
+    let first = seq.div_ceil(2) * 100;
     let hashes = |range: std::ops::Range<u64>| range.map(|block| SequenceHash(first + block)).collect();
     let event = if seq % 2 == 1 {
         Event::Stored(StoredBlocks::by_sequence(None, None, hashes(0..8)))

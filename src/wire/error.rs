@@ -69,6 +69,16 @@ pub enum DecodeError {
         /// The limit.
         max: usize,
     },
+    /// A text is longer than allowed.
+    #[error("{field} has {bytes} bytes; at most {max} are allowed")]
+    TextTooLong {
+        /// The field.
+        field: &'static str,
+        /// Length of the text.
+        bytes: usize,
+        /// The limit.
+        max: usize,
+    },
     /// A blob's length is not a multiple of its element.
     #[error("{field} has {bytes} bytes, which is not a multiple of {element}")]
     RaggedBlob {
@@ -219,7 +229,9 @@ impl WireError {
 impl From<DecodeError> for WireError {
     fn from(error: DecodeError) -> Self {
         let code = match &error {
-            DecodeError::Oversized { .. } | DecodeError::TooLong { .. } => ErrorCode::TooLarge,
+            DecodeError::Oversized { .. } | DecodeError::TooLong { .. } | DecodeError::TextTooLong { .. } => {
+                ErrorCode::TooLarge
+            }
             DecodeError::UnsupportedVersion { .. } => ErrorCode::UnsupportedVersion,
             _ => ErrorCode::BadRequest,
         };

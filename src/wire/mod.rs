@@ -20,6 +20,7 @@
 mod batch;
 mod error;
 mod limits;
+mod list;
 mod name;
 mod query;
 mod reader;

@@ -11,9 +11,10 @@ use kvatlas::wire::{NamespaceName, Rank, WorkerName};
 use serde::Serialize;
 
 use super::super::failure::Failure;
-use super::super::output::{counted, print, print_json, printable};
+use super::super::output::{print, print_json};
 use super::super::status_report::describe_state;
 use super::super::table::{Side, Table};
+use super::super::text::{counted, printable};
 use super::super::time_text::rfc3339;
 use super::{cannot_open, file_limits, snapshots_in};
 

@@ -8,7 +8,8 @@ use clap::Args;
 use kvatlas::snapshot::{SnapshotContent, SnapshotError};
 
 use super::super::failure::Failure;
-use super::super::output::{counted, print};
+use super::super::output::print;
+use super::super::text::counted;
 use super::{cannot_open, file_limits, snapshots_in};
 
 #[derive(Debug, Args)]

@@ -283,6 +283,26 @@ fn a_wrong_value_is_reported_even_when_covered() {
 }
 
 #[test]
+fn a_broken_line_is_one_error() {
+    for (text, line) in [
+        ("[nats]\nurl \"nats://a\"\n", 2),
+        ("url\n", 1),
+        ("= 3\n", 1),
+        ("[nats]\n= \"nats://a\"\n", 2),
+        ("[]\nuser = \"a\"\n", 1),
+        ("[namespaces.llama]\nblock_size\n", 2),
+        ("[nats\nuser = \"a\"\npassword = \"b\"\n", 1),
+    ] {
+        let messages = refuse(&[], &[], text);
+        let expected = format!("line {line}: not valid TOML");
+        assert!(
+            messages.len() == 1 && messages[0].contains(&expected),
+            "{text:?}: {messages:#?}"
+        );
+    }
+}
+
+#[test]
 fn a_broken_file_does_not_hide_other_errors() {
     let messages = refuse(
         &[("events.lanes", "x")],

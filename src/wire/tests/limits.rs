@@ -33,7 +33,10 @@ fn query(key: QueryKey) -> Vec<u8> {
 
 fn is_too_large<T: std::fmt::Debug>(decoded: Result<T, DecodeError>) -> bool {
     let error = decoded.unwrap_err();
-    let is_length = matches!(error, DecodeError::TooLong { .. } | DecodeError::Oversized { .. });
+    let is_length = matches!(
+        error,
+        DecodeError::TooLong { .. } | DecodeError::TextTooLong { .. } | DecodeError::Oversized { .. }
+    );
     is_length && WireError::from(error).code == ErrorCode::TooLarge
 }
 
