@@ -1,4 +1,6 @@
 //! Events through JetStream: a snapshot and the stream behind it are the exact state, whatever was killed.
+//!
+//! `KVATLAS_TEST_KILLS=50 KVATLAS_TEST_SEED=7 cargo test --test jetstream` kills the daemon as often, at other moments.
 
 #![allow(
     clippy::unwrap_used,
@@ -319,6 +321,22 @@ async fn a_stream_of_something_else_is_not_taken_for_the_events() {
             .expect("ready with a stream of its own");
         daemon.stop().await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_embedded_server_has_jetstream_where_it_is_needed() {
+    let given = [
+        ("nats.embedded", "true"),
+        ("admin.listen", "off"),
+        ("events.transport", "jetstream"),
+    ];
+    let given = given.map(|(key, value)| (key.to_owned(), value.to_owned()));
+    let config = kvatlas::config::Config::load(given.into(), std::iter::empty(), None).unwrap();
+    let daemon = Daemon::start(config).await.unwrap();
+    tokio::time::timeout(PATIENCE, daemon.ready())
+        .await
+        .expect("the stream is made and read");
+    daemon.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
