@@ -35,6 +35,10 @@ pub struct HolderWriter {
     blocks: Blocks,
     parking: Parking,
     has_foreign_chain: bool,
+    /// Whether the engine names blocks; not all need have names.
+    uses_names: bool,
+    /// Whether blocks without a name are not taken, see [`Self::take_turn`].
+    refuses_nameless: bool,
 }
 
 impl HolderWriter {
@@ -46,6 +50,8 @@ impl HolderWriter {
             blocks: Blocks::default(),
             parking: Parking::default(),
             has_foreign_chain: false,
+            uses_names: false,
+            refuses_nameless: false,
         }
     }
 
@@ -80,6 +86,7 @@ impl HolderWriter {
     /// what waits for a parent.
     pub fn apply(&mut self, event: Event, tier: Tier, now_us: u64) -> Applied {
         let mut applied = Applied::default();
+        self.uses_names |= has_names(&event);
         match event {
             Event::Stored(stored) => {
                 let shared = Arc::clone(&self.shared);
@@ -120,6 +127,16 @@ impl HolderWriter {
         // What is empty is regular again.
         if self.blocks.forest.take_if(|forest| forest.len() == 0).is_some() {
             runs.set_keyed(self.slot, false);
+        }
+        if self.uses_names && !self.refuses_nameless && self.is_cut_short() {
+            // A block without a name may have had one that is forgotten. When that is removed, nobody would know which block is
+            // meant: so such blocks go now, and are no longer taken.
+            self.refuses_nameless = true;
+            if let Some(forest) = &mut self.blocks.forest {
+                let (writer, slot) = (&mut runs, self.slot);
+                let dropped = forest.drop_nameless(&mut Publication { writer, slot });
+                applied.reject(RejectReason::Capacity, dropped);
+            }
         }
         if is_cut_shorter {
             // What they wait for may have gone just now.
@@ -182,6 +199,7 @@ impl HolderWriter {
         // What was evicted while others had turns is gone as well.
         writer.take_evicted(slot);
         writer.set_keyed(slot, false);
+        (self.uses_names, self.refuses_nameless) = (false, false);
         self.parking.clear();
         self.set_foreign_chain(false);
         self.publish_sizes();
@@ -314,9 +332,13 @@ impl HolderWriter {
             return;
         }
         let blocks_max = self.shared.limits.blocks_per_holder_max;
-        let slot = self.slot;
+        let (slot, refuses_nameless) = (self.slot, self.refuses_nameless);
         let forest = self.blocks.as_forest(slot, writer);
         for block in blocks {
+            if refuses_nameless && block.name.is_none() {
+                applied.reject(RejectReason::Capacity, 1);
+                continue;
+            }
             let publication = &mut Publication { writer, slot };
             let (stored, moved) = forest.store(block, tier, blocks_max, publication);
             applied.reject(RejectReason::Moved, usize::from(moved));
@@ -466,6 +488,7 @@ impl HolderWriter {
     pub fn dump_events(&mut self, blocks_per_event_max: usize) -> impl Iterator<Item = (Tier, Event)> + '_ {
         let shared = Arc::clone(&self.shared);
         drop(self.take_turn(&shared, &mut Applied::default()));
+        self.publish_sizes();
         let plain = dump::plain(
             &self.shared.runs,
             &self.blocks.plain,
@@ -515,6 +538,18 @@ impl Blocks {
             runs.set_keyed(slot, true);
             Box::new(plain.to_forest(runs))
         })
+    }
+}
+
+/// Whether an event names blocks by anything but their lineage hashes.
+fn has_names(event: &Event) -> bool {
+    match event {
+        Event::Stored(stored) => {
+            let is_sequence = matches!(stored.names, BlockNames::Sequence { .. });
+            is_sequence || stored.engine_hashes.is_some()
+        }
+        Event::Removed(removed) => !removed.hashes.is_empty(),
+        Event::Cleared | Event::Goodbye => false,
     }
 }
 

@@ -91,6 +91,20 @@ impl Forest {
         });
     }
 
+    /// Removes the blocks that have no name; says how many.
+    pub(crate) fn drop_nameless(&mut self, publication: &mut Publication<'_, '_>) -> usize {
+        let numbers = self.by_place.iter().copied();
+        let mut nameless: Vec<BlockNumber> = numbers
+            .filter(|number| self.block(*number).name.is_none())
+            .collect();
+        // Children first.
+        nameless.sort_unstable_by_key(|number| std::cmp::Reverse(self.block(*number).key));
+        for number in &nameless {
+            self.erase(*number, publication);
+        }
+        nameless.len()
+    }
+
     /// Changes the names of a block that has several. One that no tier is left for is dropped.
     pub(super) fn change_names(&mut self, number: BlockNumber, change: impl FnMut(&mut Alias)) {
         let Some(names) = self.aliases.get_mut(&number) else {

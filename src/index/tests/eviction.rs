@@ -294,11 +294,13 @@ impl Churn {
     }
 
     fn restore(&mut self, blocks_per_event_max: usize) {
-        let fresh = Self::index(&self.shape, self.blocks_max);
+        // A dump makes up for what has been evicted, so the depths are those behind it.
+        let dump = |holder: &mut Holder| holder.writer.dump_events(blocks_per_event_max).collect();
+        let dumps: Vec<Vec<_>> = self.holders.iter_mut().map(dump).collect();
         let before: Vec<Vec<u32>> = self.world.paths.iter().map(|path| self.depths(path)).collect();
-        for holder in &mut self.holders {
+        let fresh = Self::index(&self.shape, self.blocks_max);
+        for (holder, events) in self.holders.iter_mut().zip(dumps) {
             let writer = fresh.register(&holder.id).unwrap();
-            let events: Vec<_> = holder.writer.dump_events(blocks_per_event_max).collect();
             let reasons = holder.writer.status().own_reasons();
             holder.writer = writer;
             holder.writer.status().reset_reasons(reasons);
