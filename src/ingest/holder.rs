@@ -104,7 +104,7 @@ impl Holder {
         );
         let has_begun_again = admission == Admission::Duplicate
             && received.batch.time_us.is_some_and(|made| made > self.made_us);
-        if has_begun_again && self.made_us > 0 {
+        if has_begun_again {
             self.begin_again(next, context.metrics);
         }
         if (is_gap || has_begun_again) && context.holding.is_enabled && self.asked.may_answer {
@@ -278,7 +278,10 @@ impl Holder {
         let lasting = reasons.filtered(DegradedReason::is_lasting);
         status.reset_reasons(lasting);
         self.is_whole = lasting.is_empty();
-        if !reasons.contains(DegradedReason::Unverified) {
+        // A stream gives batches again that are part of the snapshot. Without the time there is no telling them from those of a
+        // publisher that counts from the start again.
+        self.made_us = frame.made_us.unwrap_or(u64::MAX);
+        if frame.made_us.is_some() && !reasons.contains(DegradedReason::Unverified) {
             status.confirm(generation);
         }
     }
@@ -316,6 +319,7 @@ impl Holder {
             hashing: self.writer.settings().hashing,
             block_size: self.writer.settings().block_size.as_u32(),
             foreign_chain: self.writer.status().has_foreign_chain(),
+            made_us: Some(self.made_us),
         };
         HolderDump { frame, events }
     }

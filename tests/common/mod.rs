@@ -13,6 +13,7 @@ pub mod jetstream;
 pub mod proxy;
 pub mod relay;
 pub mod truth;
+pub mod way;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
