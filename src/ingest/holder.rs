@@ -180,10 +180,9 @@ impl Holder {
 
     /// The state has been replaced as a whole: no reason for doubt is left, but that a resync is under way.
     fn forgive(&mut self) {
-        let is_kept = |reason| matches!(reason, DegradedReason::Resyncing | DegradedReason::Stale);
-        let reasons = self.writer.status().own_reasons();
-        if !reasons.is_empty() {
-            self.writer.replace_reasons(reasons.filtered(is_kept));
+        if !self.writer.status().own_reasons().is_empty() {
+            let kept = DegradedReasons::of(DegradedReason::Resyncing).with(DegradedReason::Stale);
+            self.writer.replace_reasons(kept);
         }
         self.is_whole = true;
         self.asked.has_restarted = false;

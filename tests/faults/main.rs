@@ -27,14 +27,8 @@ mod snapshot_files;
 use std::time::Duration;
 
 use common::Client;
-use common::eventually;
+use common::{eventually, fault_runs as runs};
 use kvatlas::client::ClientError;
-
-/// How many seeded runs a scenario has; the environment variable raises it.
-fn runs() -> u64 {
-    let given = std::env::var("KVATLAS_FAULT_RUNS").ok();
-    given.map_or(2, |runs| runs.parse().expect("KVATLAS_FAULT_RUNS is a number"))
-}
 
 /// How long a router waits where the only daemon may be gone. Longer than the delays of the network.
 const SHORT_PATIENCE: Duration = Duration::from_millis(400);
