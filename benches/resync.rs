@@ -97,11 +97,15 @@ impl Drop for Daemon {
 #[tokio::main]
 async fn main() {
     let scale = Scale::from_arguments();
-    let broker = EmbeddedBroker::start(&find_nats_server(None).unwrap()).await.unwrap();
+    let broker = EmbeddedBroker::start(&find_nats_server(None).unwrap())
+        .await
+        .unwrap();
     let publishers = publishers(broker.url(), scale).await;
     let answered = || -> u64 {
         let counters = publishers.iter().map(HolderPublisher::counters);
-        counters.map(|counters| counters.answers_full + counters.answers_missing).sum()
+        counters
+            .map(|counters| counters.answers_full + counters.answers_missing)
+            .sum()
     };
     let before = memory_high_water(std::process::id());
     let nats = async_nats::connect(broker.url()).await.unwrap();
@@ -148,7 +152,9 @@ async fn main() {
 fn is_complete(status: &StatusReply, scale: Scale) -> bool {
     let holders = &status.holders;
     holders.len() as u64 == scale.holders
-        && holders.iter().all(|holder| holder.exact && holder.blocks == scale.blocks)
+        && holders
+            .iter()
+            .all(|holder| holder.exact && holder.blocks == scale.blocks)
 }
 
 /// Publishers that have stored their blocks.
