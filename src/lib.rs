@@ -25,6 +25,8 @@ pub mod snapshot;
 pub mod snapshotter;
 pub mod telemetry;
 pub mod tracking;
+pub mod trie;
+pub mod vocabulary;
 pub mod wire;
 
 /// Compiles the README's Rust examples.

@@ -1,0 +1,64 @@
+//! Token vocabularies: which tokens may follow, and how a text falls into tokens.
+//!
+//! A [`Vocabulary`] says which bytes each token stands for; [`load`](Vocabulary::load) reads it from the usual files. A [`TokenTrie`] is
+//! its flat trie (see [`trie`](crate::trie)), eight bytes a node, built for one question: *which tokens does a recogniser of bytes
+//! allow next?* The answer is a [`TokenMask`], or written into logits. A [`Recognizer`] can be anything with a stack;
+//! a [`TransitionTable`] is one that needs none, such as the [`RegexAutomaton`] of a regular expression, and is faster.
+//!
+//! # What is allowed
+//!
+//! With `n` beginning at the root, the set is that of
+//!
+//! ```text
+//! fn traverse(n) {
+//!     allow(n.token);                    // nodes without a token name a bogus one
+//!     for c in n.children {
+//!         if try_push_byte(c.byte) {
+//!             traverse(c);
+//!             pop_bytes(1);
+//!         }
+//!     }
+//! }
+//! ```
+//!
+//! # The odd cases
+//!
+//! - Up to [`VOCABULARY_SIZE_MAX`] (2^24) tokens of up to [`TOKEN_BYTES_MAX`] bytes.
+//! - Several tokens with the same bytes are allowed together; look-ups and tokenisation give the lowest.
+//! - A token without bytes, which is what special tokens are here, is never in a mask and never comes out of tokenisation: no text leads
+//!   to it, and a model that may always choose it need not get anywhere. Who wants one allowed sets its bit.
+//! - A mask holds exactly as many tokens as the vocabulary, so the bogus ones don't show.
+//!
+//! # Where the time goes
+//!
+//! The notes' loop waits for a chain: load the state, load the transition, store the state. `cargo bench --bench vocabulary` and
+//! `benches/peers/tokens` measure what was tried about it on a real vocabulary of 131,072 tokens and 266,312 nodes. In short:
+//! out-of-order execution hides the chain well, and what is left is the number of instructions a node, so the table walk has
+//! few of them; where nearly all is rejected, the chain that counts is the one from each rejected node to the next, and a list
+//! of the roots' bytes cuts it where it is longest. `table_walk.rs` has the details.
+
+mod error;
+mod greedy;
+mod load;
+mod mask;
+mod recognizer;
+mod regex;
+mod table;
+mod table_walk;
+mod token;
+mod token_trie;
+mod tokens;
+mod traverse;
+
+#[cfg(test)]
+mod tests;
+
+pub use error::{LogitsError, MaskError, UnknownByte, VocabularyError};
+pub use load::{LoadError, VOCABULARY_FILE_BYTES_MAX, VocabularyFormat};
+pub use mask::TokenMask;
+pub use recognizer::Recognizer;
+pub use regex::{RegexAutomaton, RegexError, RegexLimits};
+pub use table::{State, TABLE_STATES_MAX, TableError, TableRecognizer, TableRow, TransitionTable};
+pub use token::{TOKEN_BYTES_MAX, TokenId, TokenNode, VOCABULARY_SIZE_MAX};
+pub use token_trie::TokenTrie;
+pub use tokens::{Vocabulary, VocabularyBuilder};
