@@ -146,7 +146,7 @@ fn check_equal(tokens: &[Vec<u8>], table: &TransitionTable) -> Result<(), TestCa
     trie.allow(&mut watched, &mut mask).unwrap();
     prop_assert_eq!((watched.depth, watched.finished), (0, 1));
     prop_assert_eq!(watched.inner.state(), start);
-    prop_assert_eq!(mask.iter().collect::<Vec<_>>(), expected.clone());
+    prop_assert_eq!(&mask.iter().collect::<Vec<_>>(), &expected);
     prop_assert_eq!(mask.count(), expected.len());
 
     let mut by_table = trie.empty_mask();

@@ -49,12 +49,13 @@ const SIZE_MASK: u64 = ((1 << SIZE_BITS) - 1) << SIZE_SHIFT;
 /// ```text
 /// bit   63              53 52                  33 32                         8 7      0
 ///      ┌──────────────────┬──────────────────────┬────────────────────────────┬────────┐
-///      │ 1 - num_parents  │ subtree_size - 1     │ token                      │ byte   │
+///      │ -num_parents     │ subtree_size - 1     │ token                      │ byte   │
 ///      └──────────────────┴──────────────────────┴────────────────────────────┴────────┘
 ///        11 bits, signed    20, all ones: larger   25, bogus if no token ends   8
 /// ```
 ///
-/// `1 - num_parents` is how the depth changes past the node, which is why it is stored so: one arithmetic shift gives it.
+/// `num_parents` is stored below zero because it is subtracted: from the depth of the node's children, to give that of the node after its
+/// subtree.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct TokenNode(u64);
@@ -76,7 +77,6 @@ impl TokenNode {
     /// The token, or a bogus one: a number that is not below the vocabulary's size.
     #[inline(always)]
     #[must_use]
-    #[expect(clippy::cast_possible_truncation, reason = "the mask leaves 25 bits")]
     pub fn token_bits(self) -> u32 {
         ((self.0 >> TOKEN_SHIFT) & TOKEN_MASK) as u32
     }
@@ -96,18 +96,14 @@ impl TokenNode {
 
     /// `subtree_size` of a node that is not oversize.
     #[inline(always)]
-    #[expect(clippy::cast_possible_truncation, reason = "the field has 20 bits")]
+    #[allow(clippy::cast_possible_truncation, reason = "the field has 20 bits")]
     pub(super) fn stored_size(self) -> usize {
         ((self.0 & SIZE_MASK) >> SIZE_SHIFT) as usize + 1
     }
 
-    /// `1 - num_parents`: from -1023 to 0.
+    /// `-num_parents`: from -1024 to -1. Added to the depth of children, it gives the depth after the subtree.
     #[inline(always)]
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_possible_wrap,
-        reason = "the field has 11 bits and is signed"
-    )]
+    #[allow(clippy::cast_possible_truncation, reason = "the field has 11 bits")]
     pub(super) fn depth_change(self) -> isize {
         (self.0 as i64 >> PARENTS_SHIFT) as isize
     }
@@ -116,7 +112,8 @@ impl TokenNode {
     #[inline(always)]
     #[must_use]
     pub fn num_parents(self) -> usize {
-        1 + self.depth_change().unsigned_abs()
+        // Not by `unsigned_abs`, which knows nothing of the sign: this is in the inner loop.
+        self.depth_change().wrapping_neg().cast_unsigned()
     }
 }
 
@@ -154,7 +151,7 @@ impl FlatNode for TokenNode {
     fn with_links(self, links: Links) -> Self {
         // A size of 0 wraps to all ones, which is how `OVERSIZE` is stored.
         let size = (links.subtree_size.wrapping_sub(1) as u64) << SIZE_SHIFT & SIZE_MASK;
-        let pops = 1_u64.wrapping_sub(links.num_parents as u64) << PARENTS_SHIFT;
+        let pops = (links.num_parents as u64).wrapping_neg() << PARENTS_SHIFT;
         let kept = (1 << SIZE_SHIFT) - 1;
         Self(self.0 & kept | size | pops)
     }

@@ -154,14 +154,12 @@ impl TokenTrie {
         let (first, rest) = bytes.split_first()?;
         let root = self.first_roots.get(usize::from(*first)).copied().flatten()?;
         let mut index = root as usize;
-        let mut length = 1;
-        let mut longest = self.token_at(index).map(|token| (token, length));
-        for byte in rest {
+        let mut longest = self.token_at(index).map(|token| (token, 1));
+        for (length, byte) in (2..).zip(rest) {
             let Some(child) = self.flat.child(Some(index), *byte) else {
                 break;
             };
             index = child;
-            length += 1;
             longest = self.token_at(index).map(|token| (token, length)).or(longest);
         }
         longest

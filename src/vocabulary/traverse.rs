@@ -42,24 +42,23 @@ fn traverse_run(
     allowed: &mut impl AllowToken,
 ) {
     let end = run.end;
-    let mut rest = trie.nodes().get(run).unwrap_or_default();
+    let mut rest = trie.nodes().get(run).unwrap_or_default().iter();
     let mut pops = 0;
-    while let [node, after @ ..] = rest {
+    while let Some(node) = rest.next() {
         recognizer.pop_bytes(pops);
         if recognizer.try_push_byte(node.byte()) {
             allowed.allow(node.token_bits());
             // Which nodes are leaves can't be predicted.
             pops = select_unpredictable(node.is_leaf(), node.num_parents(), 0);
-            rest = after;
         } else {
             pops = node.num_parents() - 1;
-            rest = if node.is_oversize() {
-                let index = end - rest.len();
-                trie.nodes().get(trie.flat().subtree_end(index)..end)
-            } else {
-                rest.get(node.stored_size()..)
+            if node.is_oversize() {
+                let index = end - rest.len() - 1;
+                let after = trie.nodes().get(trie.flat().subtree_end(index)..end);
+                rest = after.unwrap_or_default().iter();
+            } else if let Some(below) = node.stored_size().checked_sub(2) {
+                rest.nth(below);
             }
-            .unwrap_or_default();
         }
     }
     recognizer.pop_bytes(pops);
