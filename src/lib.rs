@@ -7,6 +7,7 @@
 //! - [`index`]: the exact index, for use without a daemon.
 //! - [`hash`]: the hash contract, shared with Dynamo.
 //! - [`wire`]: the MessagePack contract. `deploy/README.md` describes it for other languages.
+//! - [`vocabulary`]: which tokens of a model may come next; on [`trie`], flat tries.
 //! - [`daemon`]: a whole daemon within a process.
 //!
 //! The README shows how to begin.
