@@ -3,7 +3,8 @@
 //!
 //! The binary `kvatlas` is the daemon and its tools. This library is what they are made of; its parts stand alone:
 //!
-//! - [`client`]: ask a daemon, or publish a worker's events to it.
+//! - [`client`]: ask a daemon.
+//! - [`publisher`]: publish a worker's events, from an engine or a sidecar beside it.
 //! - [`index`]: the exact index, for use without a daemon.
 //! - [`hash`]: the hash contract, shared with Dynamo.
 //! - [`wire`]: the MessagePack contract. `deploy/README.md` describes it for other languages.
@@ -13,6 +14,7 @@
 //! The README shows how to begin.
 
 pub mod admin;
+pub mod baselines;
 pub mod client;
 pub mod config;
 pub mod connection;
@@ -20,6 +22,7 @@ pub mod daemon;
 pub mod hash;
 pub mod index;
 pub mod ingest;
+pub mod publisher;
 pub mod query_service;
 pub mod simulation;
 pub mod snapshot;

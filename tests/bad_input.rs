@@ -14,6 +14,7 @@ use common::{
     worker,
 };
 use kvatlas::client::ClientError;
+use kvatlas::connection::embedded::{BrokerOptions, EmbeddedBroker};
 use kvatlas::daemon::Daemon;
 use kvatlas::wire::{ErrorCode, NamespaceName, QueryKey, QueryRequest, QueryResult, SingleQuery, WireError};
 
@@ -255,17 +256,46 @@ fn publisher_payload() -> Vec<u8> {
     batch.encode()
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_reply_that_no_server_would_take_is_an_error_with_advice() {
-    use kvatlas::connection::embedded::{BrokerOptions, EmbeddedBroker};
+/// A broker that takes messages of at most 2048 bytes.
+async fn narrow_broker() -> EmbeddedBroker {
     // Later lines win over the embedded default.
     let options = BrokerOptions {
         config_lines: vec!["max_payload: 2048".to_owned()],
         ..BrokerOptions::default()
     };
-    let broker = EmbeddedBroker::start_with(&common::server(), options)
+    EmbeddedBroker::start_with(&common::server(), options)
         .await
-        .unwrap();
+        .unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_that_no_server_would_take_is_an_error_with_its_sizes() {
+    let broker = narrow_broker().await;
+    let client = Client::connect(broker.url()).await;
+    let mut publisher = client.publisher("gpu-0", 0);
+    let before = publisher.cursor();
+    let told = publisher
+        .publish(kvatlas::wire::Tier::DEVICE, vec![stored(hashes(1, 500))])
+        .await
+        .unwrap_err();
+    // The batch was not sent: its number is the next one's.
+    assert_eq!(publisher.cursor(), before);
+    let asked = client
+        .ask_with(SingleQuery::new(QueryKey::SequenceHashes(hashes(1, 500))))
+        .await
+        .unwrap_err();
+    for error in [told, asked] {
+        let ClientError::TooLarge { bytes, bytes_max, .. } = error else {
+            panic!("{error:?}");
+        };
+        assert_eq!(bytes_max, 2048);
+        assert!(bytes > 500 * 8, "{bytes}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reply_that_no_server_would_take_is_an_error_with_advice() {
+    let broker = narrow_broker().await;
     let daemon = daemon(broker.url(), &[]).await;
     let client = Client::connect(broker.url()).await;
     for number in 0..60 {
@@ -304,6 +334,13 @@ async fn a_broker_that_is_not_there_yet_is_waited_for() {
     let daemon = Daemon::start(config(&url, &[])).await.unwrap();
     let (code, body) = http_get(daemon.admin_address().unwrap(), "/readyz");
     assert_eq!(code, 503, "{body}");
+    assert!(body.contains("waiting for the NATS server"), "{body}");
+    eventually("the probe says what is wrong", async || {
+        let (_, body) = http_get(daemon.admin_address().unwrap(), "/readyz");
+        let named = format!("NATS: cannot connect to 127.0.0.1:{port}");
+        (body.contains(&named) && body.contains("trying again")).then_some(())
+    })
+    .await;
     assert_eq!(http_get(daemon.admin_address().unwrap(), "/livez").0, 200);
     let second = common::broker_on(port).await;
     tokio::time::timeout(common::PATIENCE, daemon.ready())

@@ -424,6 +424,32 @@ gpu-1      0       1      50 %  degraded: gap  at block 1, which 1 other has (";
     assert_eq!(json["results"][0]["reply"]["holders"][0]["worker"], "gpu-1");
     assert_eq!(json["results"][1]["reply"]["holders_total"], 0);
 
+    let chain = "ea06fc71a5ee6e88,ad01835a37dd294c";
+    let every = served.run(&["query", "--sequence-hashes", chain, "--every", "9"], "");
+    assert!(
+        stdout(&every).contains("gpu-0      0       2     100 %"),
+        "{}",
+        stdout(&every)
+    );
+    let chosen = [
+        "query",
+        "--sequence-hashes",
+        "ea06fc71a5ee6e88,0x1",
+        "--positions",
+        "0,9",
+    ];
+    let found = served.run(&chosen, "");
+    assert!(
+        stdout(&found).starts_with("10 blocks asked for\n"),
+        "{}",
+        stderr(&found)
+    );
+    assert!(
+        stdout(&found).contains("gpu-0      0     1–9"),
+        "{}",
+        stdout(&found)
+    );
+
     let goodbye = r#"{"type":"goodbye"}"#;
     let published = served.run(&["publish", "--worker", "gpu-2", "--wait"], goodbye);
     assert_eq!(published.status.code(), Some(0), "{}", stderr(&published));

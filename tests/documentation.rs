@@ -12,7 +12,7 @@ use kvatlas::admin::Latch;
 use kvatlas::config::settings_markdown;
 use kvatlas::hash::{BlockHash, SequenceHash};
 use kvatlas::index::RejectReason;
-use kvatlas::telemetry::labels::{DropReason, LabelValue, ReplyDropReason};
+use kvatlas::telemetry::labels::{DropReason, GatherOutcome, LabelValue, ReplyDropReason, ResyncFailure};
 use kvatlas::telemetry::names::{self, MetricDescription, MetricKind};
 use kvatlas::tracking::DegradedReason;
 use kvatlas::wire::{
@@ -89,8 +89,16 @@ fn every_word_of_a_label_or_reply_is_listed() {
         words::<RejectReason>()
     ));
     require(&format!(
+        "| `kvatlas_resyncs_failed_total` | {} |",
+        words::<ResyncFailure>()
+    ));
+    require(&format!(
         "| `kvatlas_query_replies_dropped_total` | {} |",
         words::<ReplyDropReason>()
+    ));
+    require(&format!(
+        "`kvatlas_gathers_total`: {}.\n",
+        words::<GatherOutcome>()
     ));
     for reason in DegradedReason::ALL {
         require(&format!("\n| `{}` | ", reason.as_str()));

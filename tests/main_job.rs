@@ -146,8 +146,8 @@ async fn options_narrow_the_answer_and_explain_it() {
     }
     let ask = async |options: QueryOptions| {
         let query = SingleQuery {
-            key: QueryKey::SequenceHashes(hashes(10, 6)),
             options,
+            ..SingleQuery::new(QueryKey::SequenceHashes(hashes(10, 6)))
         };
         client.ask_with(query).await.unwrap()
     };

@@ -20,12 +20,18 @@ const USAGE: i32 = 64;
 
 /// The binary, without the settings of whoever runs the tests.
 fn kvatlas(arguments: &[&str]) -> Output {
+    kvatlas_with(&[], arguments)
+}
+
+/// The same, with variables of its own.
+fn kvatlas_with(variables: &[(&str, &str)], arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kvatlas"));
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("KVATLAS_") {
             command.env_remove(name);
         }
     }
+    command.envs(variables.iter().copied());
     command.args(arguments).stdin(Stdio::null()).output().unwrap()
 }
 
@@ -148,6 +154,27 @@ async fn a_daemon_that_runs_already_is_left_as_it_was() {
     assert_eq!(output.status.code(), Some(USAGE), "{output:?}");
     assert!(String::from_utf8_lossy(&output.stderr).contains("--namespace"));
     assert_eq!(holders().await, 5);
+    daemon.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn in_the_daemons_environment_it_is_found_without_a_flag() {
+    let broker = common::broker().await;
+    let daemon = common::daemon(broker.url(), &[("subjects.prefix", "site")]).await;
+    let trace = trace(20);
+    let path = trace.path().to_str().unwrap();
+    let variables = [
+        ("KVATLAS_NATS_URL", broker.url()),
+        ("KVATLAS_SUBJECTS_PREFIX", "site"),
+    ];
+    let output = kvatlas_with(&variables, &["replay", "--trace", path, "--json"]);
+    let report = report(&output);
+    assert_eq!(output.status.code(), Some(0), "{report}");
+    assert_eq!(count(&report, "wrong_replies"), 0, "{report}");
+    // The namespace has been left empty, so it can be asked about with the same variables.
+    let status = ["query", "--namespace", "replay", "--status", "--json"];
+    let output = kvatlas_with(&variables, &status);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
     daemon.stop().await;
 }
 

@@ -107,13 +107,19 @@ async fn duplicates_and_old_epochs_change_nothing() {
         .tell(&mut publisher, GPU, 0, vec![removed(hashes(13, 1))])
         .await;
     // The first batch again, and one of an earlier incarnation; then one that shows that both have been seen.
-    for old in [at(5, 0), at(4, 8)] {
-        let mut publisher = client.publisher(GPU, 0).resuming(old);
-        publisher
-            .publish(Tier::DEVICE, vec![stored(hashes(10, 4))])
-            .await
-            .unwrap();
+    for (epoch, seq) in [(5, 1), (4, 9)] {
+        let again = EventBatch {
+            epoch,
+            seq,
+            rank: 0,
+            time_us: Some(1),
+            tier: Tier::DEVICE,
+            events: vec![stored(hashes(10, 4))],
+        };
+        let subject = subjects().events(&namespace(), &worker(GPU));
+        client.nats.publish(subject, again.encode().into()).await.unwrap();
     }
+    // On the connection of the publisher, so that it comes behind them.
     let status = client.tell(&mut publisher, GPU, 0, Vec::new()).await;
     assert!(status.exact);
     assert_eq!((status.epoch, status.seq), (5, 3));

@@ -16,7 +16,7 @@
 //! | `/` | the routes, as text |
 //! | `/metrics` | Prometheus' text format, version 0.0.4 |
 //! | `/livez` | 200 while the admin thread runs |
-//! | `/readyz` | 200 or 503, and as JSON which [`Latch`] is set |
+//! | `/readyz` | 200 or 503, and as JSON which [`Latch`] is set and, in words, why it is not ready |
 //! | `/workers` | JSON: the workers, see [`WorkersQuery`] |
 //! | `/index` | JSON: the sizes of the index, by namespace |
 

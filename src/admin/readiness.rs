@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
+use parking_lot::Mutex;
 use serde_json::json;
 
 /// A precondition of serving.
@@ -15,15 +16,18 @@ pub enum Latch {
     QueriesSubscribed,
     /// Events that were published before the start are applied.
     CaughtUp,
+    /// The index knows what a replica that serves knows, or has had the time to learn it, or nobody serves.
+    Settled,
 }
 
 impl Latch {
     /// Every latch, in the usual order of a start.
-    pub const ALL: [Self; 4] = [
+    pub const ALL: [Self; 5] = [
         Self::SnapshotLoaded,
         Self::EventsSubscribed,
         Self::QueriesSubscribed,
         Self::CaughtUp,
+        Self::Settled,
     ];
 
     /// The name in reports.
@@ -33,6 +37,18 @@ impl Latch {
             Self::EventsSubscribed => "events_subscribed",
             Self::QueriesSubscribed => "queries_subscribed",
             Self::CaughtUp => "caught_up",
+            Self::Settled => "settled",
+        }
+    }
+
+    /// What the daemon waits for while the latch is not set, for a person to read.
+    const fn awaited(self) -> &'static str {
+        match self {
+            Self::SnapshotLoaded => "the newest snapshot to be loaded",
+            Self::EventsSubscribed => "the NATS server to take the subscription to events",
+            Self::QueriesSubscribed => "the NATS server to take the subscription to queries",
+            Self::CaughtUp => "the events from before the start to be applied",
+            Self::Settled => "knowing as much as a replica that takes queries",
         }
     }
 
@@ -51,6 +67,8 @@ const ALL_LATCHES: u8 = (1 << Latch::ALL.len()) - 1;
 #[derive(Debug, Default)]
 pub struct Readiness {
     bits: AtomicU8,
+    /// What went wrong last with the connection to NATS, while it does not stand.
+    trouble: Mutex<Option<String>>,
 }
 
 impl Readiness {
@@ -58,6 +76,7 @@ impl Readiness {
     pub const fn new() -> Self {
         Self {
             bits: AtomicU8::new(0),
+            trouble: Mutex::new(None),
         }
     }
 
@@ -71,6 +90,12 @@ impl Readiness {
         self.bits.fetch_and(!latch.bit(), Ordering::AcqRel);
     }
 
+    /// Records what went wrong with a connection that a latch waits for, in words for a person, or that it stands. It explains
+    /// why the daemon is not ready, and does not decide it.
+    pub fn set_trouble(&self, trouble: Option<String>) {
+        *self.trouble.lock() = trouble;
+    }
+
     /// Records that the daemon is stopping; it is not ready from now on.
     pub fn start_draining(&self) {
         self.bits.fetch_or(DRAINING, Ordering::AcqRel);
@@ -80,39 +105,57 @@ impl Readiness {
     pub fn report(&self) -> ReadinessReport {
         ReadinessReport {
             bits: self.bits.load(Ordering::Acquire),
+            trouble: self.trouble.lock().clone(),
         }
     }
 }
 
-/// The state of all latches at one time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The state of all latches at one time, and what keeps them from being set.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReadinessReport {
     bits: u8,
+    trouble: Option<String>,
 }
 
 impl ReadinessReport {
     /// Whether every latch is set and the daemon is not draining.
-    pub const fn is_ready(self) -> bool {
+    pub const fn is_ready(&self) -> bool {
         self.bits == ALL_LATCHES
     }
 
     /// Whether a latch is set.
-    pub const fn is_set(self, latch: Latch) -> bool {
+    pub const fn is_set(&self, latch: Latch) -> bool {
         self.bits & latch.bit() != 0
     }
 
     /// Whether the daemon is stopping.
-    pub const fn is_draining(self) -> bool {
+    pub const fn is_draining(&self) -> bool {
         self.bits & DRAINING != 0
     }
 
-    /// The report as JSON: `{"ready":…,"draining":…,"latches":{"snapshot_loaded":…,…}}`.
-    pub fn to_json(self) -> String {
+    /// Why the daemon is not ready, a sentence for each reason; empty when it is.
+    pub fn reasons(&self) -> Vec<String> {
+        if self.is_ready() {
+            return Vec::new();
+        }
+        let draining = self.is_draining().then(|| "the daemon is stopping".to_owned());
+        let awaited = Latch::ALL
+            .into_iter()
+            .filter(|latch| !self.is_set(*latch))
+            .map(|latch| format!("waiting for {}", latch.awaited()));
+        let trouble = self.trouble.iter().map(|trouble| format!("NATS: {trouble}"));
+        draining.into_iter().chain(awaited).chain(trouble).collect()
+    }
+
+    /// The report as JSON: `{"ready":…,"draining":…,"latches":{"snapshot_loaded":…,…},"reasons":[…]}`.
+    pub fn to_json(&self) -> String {
         let latches: serde_json::Map<String, serde_json::Value> = Latch::ALL
             .iter()
             .map(|latch| (latch.as_str().to_owned(), self.is_set(*latch).into()))
             .collect();
-        json!({ "ready": self.is_ready(), "draining": self.is_draining(), "latches": latches }).to_string()
+        let (ready, draining) = (self.is_ready(), self.is_draining());
+        json!({ "ready": ready, "draining": draining, "latches": latches, "reasons": self.reasons() })
+            .to_string()
     }
 }
 
@@ -155,9 +198,34 @@ mod tests {
                     "events_subscribed": true,
                     "queries_subscribed": false,
                     "caught_up": false,
+                    "settled": false,
                 },
+                "reasons": [
+                    "waiting for the newest snapshot to be loaded",
+                    "waiting for the NATS server to take the subscription to queries",
+                    "waiting for the events from before the start to be applied",
+                ],
             })
         );
+    }
+
+    #[test]
+    fn trouble_is_told_until_it_is_over_or_no_longer_matters() {
+        let readiness = Readiness::new();
+        readiness.set_trouble(Some("cannot connect".to_owned()));
+        assert!(
+            readiness
+                .report()
+                .reasons()
+                .contains(&"NATS: cannot connect".to_owned())
+        );
+        readiness.set_trouble(None);
+        assert_eq!(readiness.report().reasons().len(), Latch::ALL.len());
+        readiness.set_trouble(Some("a hiccup".to_owned()));
+        Latch::ALL.into_iter().for_each(|latch| readiness.set(latch));
+        assert_eq!(readiness.report().reasons(), Vec::<String>::new());
+        readiness.start_draining();
+        assert_eq!(readiness.report().reasons()[0], "the daemon is stopping");
     }
 
     proptest! {

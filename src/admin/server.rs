@@ -30,7 +30,8 @@ static ACCEPT_GATE: LogGate = LogGate::new();
 pub enum AdminError {
     /// The address can't be listened on.
     #[error(
-        "the admin listener can't use {listen}: {source}; give an address of this machine and a free port"
+        "the admin listener can't use {listen}: {source}; give an address of this machine and a free port with \
+         --admin-listen, or turn it off with --admin-listen off"
     )]
     Bind {
         /// The address as given.

@@ -5,30 +5,52 @@ use std::time::Duration;
 
 use async_nats::Client;
 use clap::Args;
-use kvatlas::config::{Config, process_environment, settings};
+use kvatlas::config::{Config, ConfigErrors, process_environment};
 use kvatlas::connection::{ConnectPatience, ConnectionNotice, connect};
 use kvatlas::wire::Subjects;
 
 use super::failure::Failure;
-use super::output::{printable, say};
+use super::output::say;
+use super::text::printable;
 
-/// Messages that may wait for us: answers to our own requests only.
-const SUBSCRIPTION_CAPACITY: usize = 64;
+/// Messages that may wait for us: answers to our own requests only, of every shard.
+const SUBSCRIPTION_CAPACITY: usize = 1024;
 
-/// Sections of the configuration that say how to reach a daemon.
-const SECTIONS: [&str; 2] = ["nats", "subjects"];
-
-/// How to reach a daemon.
+/// Where a daemon is to be found.
 #[derive(Debug, Args)]
-pub(super) struct ConnectionArguments {
+pub(super) struct DaemonArguments {
     /// NATS servers to connect to, joined by commas [default: nats://127.0.0.1:4222] [environment: KVATLAS_NATS_URL].
     ///
     /// How to authenticate and whom to trust is taken from the same KVATLAS_NATS_… variables as the daemon's.
-    #[arg(long = "nats", visible_alias = "nats-url", value_name = "URLS")]
+    #[arg(long = "nats-url", visible_alias = "nats", value_name = "URLS")]
     urls: Option<String>,
     /// What every NATS subject begins with [default: kvatlas] [environment: KVATLAS_SUBJECTS_PREFIX].
-    #[arg(long, visible_alias = "subjects-prefix", value_name = "PREFIX")]
+    #[arg(long = "subjects-prefix", visible_alias = "prefix", value_name = "PREFIX")]
     prefix: Option<String>,
+}
+
+impl DaemonArguments {
+    /// The configuration, as far as a client has one: the flags over the environment over the defaults.
+    pub(super) fn load(&self, environment: Vec<(String, String)>) -> Result<Config, ConfigErrors> {
+        let given = [("nats.url", &self.urls), ("subjects.prefix", &self.prefix)];
+        let flags: BTreeMap<String, String> = given
+            .into_iter()
+            .filter_map(|(key, text)| Some((key.to_owned(), text.clone()?)))
+            .collect();
+        Config::load_for_client(flags, environment.into_iter())
+    }
+
+    /// What subjects begin with, if a flag says it.
+    pub(super) fn prefix(&self) -> Option<&str> {
+        self.prefix.as_deref()
+    }
+}
+
+/// How to reach a daemon, and for how long to try.
+#[derive(Debug, Args)]
+pub(super) struct ConnectionArguments {
+    #[command(flatten)]
+    daemon: DaemonArguments,
     /// How long to wait for the server and for an answer: 5, 2.5s or 500ms.
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_time)]
     pub(super) timeout: Duration,
@@ -44,7 +66,7 @@ pub(super) struct Connection {
 impl ConnectionArguments {
     /// Connects, within the time given.
     pub(super) async fn connect(&self) -> Result<Connection, Failure> {
-        let config = self.load(process_environment())?;
+        let config = self.daemon.load(process_environment())?;
         let subjects = Subjects::new(&config.subjects.prefix).map_err(Failure::usage)?;
         let warn = |notice| {
             // A server reports a refused subject here and nowhere else.
@@ -64,31 +86,11 @@ impl ConnectionArguments {
             .map_err(|_| {
                 let patience = self.timeout;
                 Failure::unavailable(format_args!(
-                    "no NATS server answered within {patience:?}; check the address given with --nats"
+                    "no NATS server answered within {patience:?}; check the address given with --nats-url"
                 ))
             })??;
         Ok(Connection { nats, subjects })
     }
-
-    /// The configuration, as far as a client has one.
-    fn load(&self, environment: Vec<(String, String)>) -> Result<Config, Failure> {
-        let given = [("nats.url", &self.urls), ("subjects.prefix", &self.prefix)];
-        let flags: BTreeMap<String, String> = given
-            .into_iter()
-            .filter_map(|(key, text)| Some((key.to_owned(), text.clone()?)))
-            .collect();
-        let environment = environment.into_iter().filter(|(name, _)| is_for_clients(name));
-        Ok(Config::load(flags, environment, None)?)
-    }
-}
-
-/// Whether a variable tells a client how to reach a daemon. Nobody can connect to an embedded server by asking for one.
-fn is_for_clients(variable: &str) -> bool {
-    settings::SETTINGS.iter().any(|setting| {
-        setting.variable == variable
-            && SECTIONS.contains(&setting.section())
-            && !matches!(setting.key, "nats.embedded" | "nats.server_binary")
-    })
 }
 
 /// Reads `5`, `2.5s` or `500ms`.
@@ -116,11 +118,10 @@ const MAXIMUM: Duration = Duration::from_secs(86_400);
 mod tests {
     use super::*;
 
-    fn arguments(urls: Option<&str>) -> ConnectionArguments {
-        ConnectionArguments {
+    fn arguments(urls: Option<&str>) -> DaemonArguments {
+        DaemonArguments {
             urls: urls.map(str::to_owned),
             prefix: None,
-            timeout: Duration::from_secs(1),
         }
     }
 

@@ -22,6 +22,7 @@ use super::replay::{
 };
 use super::serve::StopSignals;
 use super::table::{Side, Table};
+use super::text::counted;
 
 pub(super) const EXAMPLES: &str = "\
 It needs a nats-server: deploy/setup.sh fetches one; otherwise install one in PATH or name one in NATS_SERVER_BIN.
@@ -132,10 +133,10 @@ impl DemoArguments {
         let session = Session::embedded(config, namespace).await?;
         self.say(&format!(
             "It listens on {} and ends with the demo. The daemon runs in this process.\n\
-             {} simulated workers with room for {} blocks each serve conversations of several turns;\n\
+             Conversations of several turns go to {}, with room for {} blocks per worker;\n\
              for every request, a router asks the daemon over NATS who holds how much of the prompt.\n\n",
             session.broker_url().unwrap_or_default(),
-            self.workers,
+            workers_text(self.workers.get(), "simulated worker"),
             count_text(self.blocks_per_worker.get()),
         ));
         Ok(session)
@@ -155,7 +156,7 @@ impl DemoArguments {
             in_flight: NonZeroUsize::new(IN_FLIGHT).unwrap_or(NonZeroUsize::MIN),
             checkpoint_requests: NonZeroUsize::new(CHECKPOINT_REQUESTS).unwrap_or(NonZeroUsize::MIN),
         };
-        let mut replay = Replay::new(session, options)?;
+        let mut replay = Replay::new(session, options).await?;
         let requests = self.serve(&mut replay).await?;
         self.say("Comparing the daemon's replies with what the simulated workers really hold …\n\n");
         replay
@@ -295,6 +296,12 @@ fn render_sample(outcome: &Outcome, style: Style) -> String {
     text
 }
 
+/// So many of `what`, in the singular or the plural.
+fn workers_text(count: usize, what: &str) -> String {
+    let count = u64::try_from(count).unwrap_or(u64::MAX);
+    counted(count, what, &format!("{what}s"))
+}
+
 fn render_fleet(outcome: &Outcome, style: Style) -> String {
     let report = &outcome.report;
     let latency = &report.query_us;
@@ -325,7 +332,10 @@ fn render_fleet(outcome: &Outcome, style: Style) -> String {
             ),
         ),
     ];
-    let mut text = style.heading(&format!("The fleet of {} workers", report.workers));
+    let mut text = style.heading(&format!(
+        "The fleet of {}",
+        workers_text(report.workers, "worker")
+    ));
     let mut table = Table::new(&[("  WHAT", Side::Left), ("MEASURED", Side::Left)]);
     for (name, value) in rows {
         table.push(vec![format!("  {name}"), value]);

@@ -8,9 +8,10 @@ use kvatlas::config::ConfigErrors;
 use kvatlas::connection::ConnectError;
 use kvatlas::connection::embedded::BrokerError;
 use kvatlas::daemon::StartError;
+use kvatlas::publisher::PublisherError;
 use kvatlas::wire::ErrorCode;
 
-use super::output::printable;
+use super::text::printable;
 
 /// The number that the process ends with. Scripts rely on the numbers; the last two are those of `sysexits.h`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -97,6 +98,19 @@ impl From<StartError> for Failure {
     }
 }
 
+impl From<PublisherError> for Failure {
+    fn from(error: PublisherError) -> Self {
+        match &error {
+            PublisherError::Connection(_) | PublisherError::Stopped | PublisherError::QueueFull { .. } => {
+                Self::unavailable(error)
+            }
+            PublisherError::TooLarge { .. }
+            | PublisherError::TooManyEvents { .. }
+            | PublisherError::Table(_) => Self::failed(error),
+        }
+    }
+}
+
 impl From<ClientError> for Failure {
     fn from(error: ClientError) -> Self {
         match &error {
@@ -106,9 +120,10 @@ impl From<ClientError> for Failure {
             ClientError::Refused(refusal) if refusal.code == ErrorCode::Unavailable => {
                 Self::unavailable(error)
             }
-            ClientError::Refused(_) | ClientError::RefusedOtherwise { .. } | ClientError::Undecodable(_) => {
-                Self::failed(error)
-            }
+            ClientError::Refused(_)
+            | ClientError::RefusedOtherwise { .. }
+            | ClientError::Undecodable(_)
+            | ClientError::TooLarge { .. } => Self::failed(error),
         }
     }
 }
@@ -127,6 +142,20 @@ mod tests {
         let refused = |code| ClientError::Refused(WireError::new(code, "no"));
         assert_eq!(status(refused(ErrorCode::Unavailable)), ExitStatus::Unavailable);
         assert_eq!(status(refused(ErrorCode::BadRequest)), ExitStatus::Failed);
+    }
+
+    #[test]
+    fn a_message_that_is_too_large_stays_so() {
+        let failure = Failure::from(ClientError::TooLarge {
+            subject: "kvatlas.v1.events.a.b".to_owned(),
+            bytes: 4097,
+            bytes_max: 4096,
+        });
+        assert_eq!(failure.status, ExitStatus::Failed);
+        let text = failure.to_string();
+        for word in ["4097", "4096", "max_payload", "split"] {
+            assert!(text.contains(word), "{text}");
+        }
     }
 
     #[test]

@@ -20,6 +20,7 @@ mod serve;
 mod snapshot;
 mod status_report;
 mod table;
+mod text;
 mod time_text;
 mod vocab;
 

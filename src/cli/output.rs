@@ -5,18 +5,6 @@ use std::io::{ErrorKind, Write};
 
 use super::failure::Failure;
 
-/// `text` without control characters but line feeds: what others sent must not steer a terminal.
-pub(super) fn printable(text: &str) -> String {
-    text.chars()
-        .filter(|character| *character == '\n' || !character.is_control())
-        .collect()
-}
-
-/// A number and what it counts.
-pub(super) fn counted(number: u64, one: &str, several: &str) -> String {
-    format!("{number} {}", if number == 1 { one } else { several })
-}
-
 /// Prints `text` as it is. That the reader has gone, as `head` does, is no failure.
 pub(super) fn print(text: &str) -> Result<(), Failure> {
     let mut output = std::io::stdout().lock();

@@ -4,7 +4,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use kvatlas::client::{ClientError, Publisher, QueryClient};
+use kvatlas::client::{ClientError, QueryClient};
+use kvatlas::publisher::{Beginning, HolderPublisher, PublishedHolder, PublisherError, PublisherOptions};
 use kvatlas::tracking::BatchCursor;
 use kvatlas::wire::{ErrorCode, Event, HolderStatusReply, NamespaceName, Rank, WorkerName};
 use tokio::time::Instant;
@@ -13,8 +14,9 @@ use super::connect::{Connection, ConnectionArguments};
 use super::event_json::LineBatch;
 use super::failure::Failure;
 use super::lines::{NumberedLine, numbered, open};
-use super::output::{counted, print, say};
+use super::output::{print, say};
 use super::status_report::describe_state;
+use super::text::counted;
 
 pub(super) const EXAMPLES: &str = r#"A line is one event, or a batch of events with an optional tier:
   {"type":"stored","sequence_hashes":["ea06fc71a5ee6e88","ad01835a37dd294c"]}
@@ -128,8 +130,8 @@ pub(crate) async fn publish(arguments: &PublishArguments) -> Result<(), Failure>
     }
     let input = open(&arguments.file)?;
     let connection = arguments.connection.connect().await?;
-    let mut publisher = publisher(arguments, &connection);
-    let outcome = publish_lines(arguments, input, &mut publisher, &mut published).await;
+    let publisher = publisher(arguments, &connection).await?;
+    let outcome = publish_lines(arguments, input, &publisher, &mut published).await;
     // Also what came before a bad line has to leave, and is told about.
     let flushed = tokio::time::timeout(arguments.connection.timeout, publisher.flush()).await;
     let subject = connection
@@ -154,27 +156,37 @@ pub(crate) async fn publish(arguments: &PublishArguments) -> Result<(), Failure>
     published.check()
 }
 
-fn publisher(arguments: &PublishArguments, connection: &Connection) -> Publisher {
-    let publisher = Publisher::new(
-        connection.nats.clone(),
-        &connection.subjects,
-        &arguments.namespace,
-        &arguments.worker,
-        arguments.rank,
-    );
-    match arguments.epoch {
-        Some(epoch) => publisher.resuming(BatchCursor {
+/// A publisher that makes a batch of every line. As long as the command runs it answers daemons that miss one.
+async fn publisher(
+    arguments: &PublishArguments,
+    connection: &Connection,
+) -> Result<HolderPublisher, PublisherError> {
+    let beginning = arguments.epoch.map_or(Beginning::NewEpoch, |epoch| {
+        Beginning::After(BatchCursor {
             epoch,
             seq: arguments.seq - 1,
-        }),
-        None => publisher,
-    }
+        })
+    });
+    let holder = PublishedHolder {
+        namespace: arguments.namespace.clone(),
+        worker: arguments.worker.clone(),
+        rank: arguments.rank,
+    };
+    let options = PublisherOptions {
+        beginning,
+        batch_delay: Duration::ZERO,
+        // The server's own limits hold: who writes a line says what is in its batch.
+        batch_events_max: usize::MAX,
+        batch_bytes_max: usize::MAX,
+        ..PublisherOptions::default()
+    };
+    HolderPublisher::start(connection.nats.clone(), &connection.subjects, holder, options).await
 }
 
 async fn publish_lines(
     arguments: &PublishArguments,
     input: Box<dyn std::io::BufRead>,
-    publisher: &mut Publisher,
+    publisher: &HolderPublisher,
     published: &mut Published,
 ) -> Result<(), Failure> {
     for line in numbered(input) {

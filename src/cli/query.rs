@@ -1,6 +1,7 @@
 //! `kvatlas query`: which workers hold how long a prefix.
 
 use std::io::Read;
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 use clap::{ArgGroup, Args};
@@ -13,7 +14,7 @@ use super::failure::Failure;
 use super::hash_text::{HashText, LineageText};
 use super::lines::{numbered, open};
 use super::output::{print, print_json};
-use super::query_json::{KeyForms, parse_query};
+use super::query_json::{KeyForms, parse_query, place};
 use super::query_report::{check_results, json_of_reply, json_of_results, render_reply, render_results};
 use super::status_report::render_status;
 
@@ -25,6 +26,7 @@ A line of --file is an object such as
 Examples:
   kvatlas query --namespace llama --tokens-file prompt.txt
   kvatlas query --namespace llama --sequence-hashes ea06fc71a5ee6e88,ad01835a37dd294c --explain
+  kvatlas query --namespace llama --sequence-hashes ea06fc71a5ee6e88,ad01835a37dd294c --positions 0,63
   kvatlas query --namespace llama --file queries.jsonl --limit 3 --json
   kvatlas query --namespace llama --status"#;
 
@@ -58,6 +60,12 @@ pub(crate) struct QueryArguments {
     /// Ask for lineage hashes, joined by commas.
     #[arg(long, group = "asked", value_name = "HASHES", value_delimiter = ',')]
     lineage_hashes: Option<Vec<LineageText>>,
+    /// Send only the first of the hashes, every so many-th after it, and the last; the answer has bounds.
+    #[arg(long, value_name = "COUNT", conflicts_with_all = WHOLE_FORMS)]
+    every: Option<NonZeroUsize>,
+    /// The position of each hash, joined by commas, where these are not the whole chain; the answer has bounds.
+    #[arg(long, value_name = "NUMBERS", value_delimiter = ',', conflicts_with_all = WHOLE_FORMS, conflicts_with = "every")]
+    positions: Option<Vec<u32>>,
     /// Ask the queries in a file, one JSON object a line, all at once; - is standard input.
     #[arg(long, group = "asked", value_name = "FILE")]
     file: Option<PathBuf>,
@@ -79,10 +87,23 @@ pub(crate) struct QueryArguments {
     /// Say at which block each drops out, and how many others have that block.
     #[arg(long)]
     explain: bool,
+    /// Ask all shards, and put their answers together; without, one daemon or a gateway is asked.
+    #[arg(long)]
+    gather: bool,
     /// Print one JSON object, with the keys of the wire contract and hashes in hexadecimal.
     #[arg(long)]
     json: bool,
 }
+
+/// What cannot be asked of chosen blocks, or is said in the file.
+const WHOLE_FORMS: [&str; 6] = [
+    "status",
+    "tokens",
+    "tokens_file",
+    "block_hashes",
+    "file",
+    "explain",
+];
 
 /// The forms that have a LoRA adapter and a salt in them already, or in the file.
 const HASH_FORMS: [&str; 5] = [
@@ -104,17 +125,18 @@ pub(crate) async fn query(mut arguments: QueryArguments) -> Result<(), Failure> 
     }
 }
 
-async fn client(connection: &ConnectionArguments) -> Result<QueryClient, Failure> {
-    let patience = connection.timeout;
-    let connection = connection.connect().await?;
-    Ok(QueryClient::new(connection.nats, connection.subjects).with_patience(patience))
+async fn client(arguments: &QueryArguments) -> Result<QueryClient, Failure> {
+    let patience = arguments.connection.timeout;
+    let connection = arguments.connection.connect().await?;
+    let client = QueryClient::new(connection.nats, connection.subjects).with_patience(patience);
+    Ok(match arguments.gather {
+        true => client.gathering().await?,
+        false => client,
+    })
 }
 
 async fn status(arguments: &QueryArguments) -> Result<(), Failure> {
-    let status = client(&arguments.connection)
-        .await?
-        .status(&arguments.namespace)
-        .await?;
+    let status = client(arguments).await?.status(&arguments.namespace).await?;
     if arguments.json {
         print_json(&status)
     } else {
@@ -124,7 +146,7 @@ async fn status(arguments: &QueryArguments) -> Result<(), Failure> {
 
 async fn query_one(mut arguments: QueryArguments) -> Result<(), Failure> {
     let query = arguments.take_query()?;
-    let client = client(&arguments.connection).await?;
+    let client = client(&arguments).await?;
     let reply = client.query(&arguments.namespace, query).await?;
     if arguments.json {
         print_json(&json_of_reply(&reply))
@@ -146,7 +168,7 @@ async fn query_batch(arguments: &QueryArguments, path: &Path) -> Result<(), Fail
         return Err(Failure::failed(rule));
     }
     let asked: Vec<QueryOptions> = queries.iter().map(|query| query.options.clone()).collect();
-    let client = client(&arguments.connection).await?;
+    let client = client(arguments).await?;
     let results = client.query_batch(&arguments.namespace, queries).await?;
     if arguments.json {
         print_json(&json_of_results(&results))?;
@@ -181,9 +203,16 @@ impl QueryArguments {
             cache_salt: self.cache_salt.take(),
         };
         let key = forms.into_key().map_err(Failure::usage)?;
+        let options = self.options();
+        if let Some(stride) = self.every {
+            let query = SingleQuery::compressed(key, stride).map_err(Failure::usage)?;
+            return Ok(SingleQuery { options, ..query });
+        }
+        let positions = self.positions.as_deref().map(|positions| place(&key, positions));
         Ok(SingleQuery {
             key,
-            options: self.options(),
+            positions: positions.transpose().map_err(Failure::usage)?,
+            options,
         })
     }
 }
@@ -260,6 +289,32 @@ mod tests {
         let mut arguments = parse(&["--tokens", "1,2,3", "--cache-salt", "a"]).unwrap();
         let key = arguments.take_query().unwrap().key;
         assert!(matches!(key, QueryKey::Tokens { tokens, cache_salt: Some(_), .. } if tokens == [1, 2, 3]));
+    }
+
+    #[test]
+    fn chosen_blocks_have_positions() {
+        let positions = |arguments: &[&str]| -> Result<Vec<u32>, Failure> {
+            let query = parse(arguments).unwrap().take_query()?;
+            assert_eq!(query.options.min_blocks, 1);
+            Ok(query
+                .positions
+                .unwrap()
+                .iter()
+                .map(|position| position.as_u32())
+                .collect())
+        };
+        let hashes = ["--sequence-hashes", "0x1,0x2,0x3,0x4,0x5,0x6"];
+        let every = |stride| positions(&[hashes[0], hashes[1], "--every", stride]).unwrap();
+        assert_eq!((every("2"), every("9")), (vec![0, 2, 4, 5], vec![0, 5]));
+        let chosen = positions(&["--sequence-hashes", "0x1,0x2", "--positions", "4,64"]);
+        assert_eq!(chosen.unwrap(), [4, 64]);
+        assert!(positions(&["--sequence-hashes", "0x1,0x2", "--positions", "4"]).is_err());
+        for refused in [
+            ["--block-hashes", "0x1", "--every", "2"],
+            ["--tokens", "1", "--positions", "0"],
+        ] {
+            assert!(parse(&refused).is_err(), "{refused:?}");
+        }
     }
 
     #[test]

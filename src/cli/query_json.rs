@@ -3,10 +3,11 @@
 //! ```json
 //! {"tokens":[1,2,3,4],"lora_name":"my-lora","workers":["gpu-0"],"limit":3}
 //! {"sequence_hashes":["ea06fc71a5ee6e88","ad01835a37dd294c"],"min_blocks":2,"explain":true}
+//! {"sequence_hashes":["ea06fc71a5ee6e88","5d1f6a0c9b7e2f31"],"positions":[0,63]}
 //! ```
 
-use kvatlas::hash::Token;
-use kvatlas::wire::{QueryKey, QueryOptions, SingleQuery, WorkerName};
+use kvatlas::hash::{Position, Token};
+use kvatlas::wire::{PositionsError, QueryKey, QueryOptions, SingleQuery, WorkerName, check_positions};
 use serde::Deserialize;
 
 use super::hash_text::{HashText, LineageText};
@@ -71,6 +72,7 @@ struct QueryLine {
     block_hashes: Option<Vec<HashText>>,
     sequence_hashes: Option<Vec<HashText>>,
     lineage_hashes: Option<Vec<LineageText>>,
+    positions: Option<Vec<u32>>,
     lora_name: Option<String>,
     cache_salt: Option<String>,
     workers: Option<Vec<WorkerName>>,
@@ -101,7 +103,25 @@ pub(super) fn parse_query(line: &str, defaults: &QueryOptions) -> Result<SingleQ
         cache_salt: line.cache_salt,
     };
     let key = forms.into_key().map_err(|error| error.to_string())?;
-    Ok(SingleQuery { key, options })
+    if line.positions.is_some() && options.explain {
+        return Err("explain needs the whole chain; leave out positions or explain".to_owned());
+    }
+    let positions = line.positions.map(|positions| place(&key, &positions));
+    Ok(SingleQuery {
+        key,
+        positions: positions.transpose().map_err(|error| error.to_string())?,
+        options,
+    })
+}
+
+/// The positions of the hashes in `key`, if they fit.
+pub(super) fn place(key: &QueryKey, positions: &[u32]) -> Result<Vec<Position>, PositionsError> {
+    let positions = positions
+        .iter()
+        .map(|position| Position::new(u64::from(*position)));
+    let positions: Vec<Position> = positions.collect::<Result<_, _>>()?;
+    check_positions(key, &positions)?;
+    Ok(positions)
 }
 
 #[cfg(test)]
@@ -140,6 +160,10 @@ mod tests {
         );
         let lineage = key(r#"{"lineage_hashes":["3fc91a2b3c4d5e6f785cba9876543210"]}"#);
         assert_eq!(lineage.kind(), "lineage_hashes");
+        let chosen =
+            parse(r#"{"sequence_hashes":["0x1","0x2"],"positions":[0,63],"explain":false}"#).unwrap();
+        let positions = [0, 63].map(|position| Position::new(position).unwrap());
+        assert_eq!(chosen.positions, Some(positions.to_vec()));
     }
 
     #[test]
@@ -165,6 +189,15 @@ mod tests {
             ("{}", "exactly one of"),
             (r#"{"tokens":[],"block_hashes":[]}"#, "exactly one of"),
             (r#"{"block_hashes":[],"cache_salt":"a"}"#, "belong to tokens"),
+            (r#"{"sequence_hashes":["0x1"],"positions":[1]}"#, "explain needs"),
+            (
+                r#"{"sequence_hashes":["0x1"],"positions":[1,2],"explain":false}"#,
+                "2 elements for 1 hashes",
+            ),
+            (
+                r#"{"block_hashes":["0x1"],"positions":[1],"explain":false}"#,
+                "belong to sequence_hashes",
+            ),
             (r#"{"token":[]}"#, "unknown field `token`"),
             (r#"{"tokens":[],"workers":["a b"]}"#, "a name may only have"),
             (r#"{"tokens":[-1]}"#, "u32"),

@@ -2,14 +2,15 @@
 
 use kvatlas::tracking::DegradedReasons;
 use kvatlas::wire::{
-    DropOut, ErrorBody, HolderMatch, LineageBytes, QueryOptions, QueryReply, QueryResult, Rank, WorkerName,
+    DropOut, ErrorBody, Gathered, HolderMatch, LineageBytes, QueryOptions, QueryReply, QueryResult, Rank,
+    WorkerName,
 };
 use serde::{Serialize, Serializer};
 
 use super::failure::Failure;
-use super::output::{counted, printable};
 use super::status_report::describe_state;
 use super::table::{Side, Table};
+use super::text::{counted, printable};
 
 /// The answer to one query, for a person.
 pub(super) fn render_reply(reply: &QueryReply, asked: &QueryOptions) -> String {
@@ -31,6 +32,10 @@ pub(super) fn render_reply(reply: &QueryReply, asked: &QueryOptions) -> String {
     if shown < reply.holders_total && shown > 0 {
         text += &format!("{shown} of {} shown\n", reply.holders_total);
     }
+    if reply.unseen_blocks_max > 0 {
+        let blocks = counted(reply.unseen_blocks_max.into(), "block", "blocks");
+        text += &format!("whoever has none of the blocks sent is not shown, and holds at most {blocks}\n");
+    }
     if reply.foreign_holders > 0 {
         text += &format!(
             "{} cannot be found this way, because their engines' hashes are not the contract's: \
@@ -38,7 +43,20 @@ pub(super) fn render_reply(reply: &QueryReply, asked: &QueryOptions) -> String {
             reply.foreign_holders
         );
     }
-    text
+    text + &describe_gathered(reply.gathered.as_ref())
+}
+
+/// A line about the shards that an answer lacks; nothing where it lacks none.
+pub(super) fn describe_gathered(gathered: Option<&Gathered>) -> String {
+    let Some(gathered) = gathered.filter(|gathered| !gathered.missing.is_empty()) else {
+        return String::new();
+    };
+    let missing: Vec<String> = gathered.missing.iter().map(u32::to_string).collect();
+    format!(
+        "incomplete: of {} shards, {} did not answer; their workers are left out\n",
+        gathered.shards,
+        missing.join(", ")
+    )
 }
 
 fn holders_table(reply: &QueryReply, explain: bool) -> Table {
@@ -57,8 +75,8 @@ fn holders_table(reply: &QueryReply, explain: bool) -> Table {
         table.push(vec![
             holder.worker.to_string(),
             holder.rank.to_string(),
-            holder.matched_blocks.to_string(),
-            percent(holder.matched_blocks, reply.query_blocks),
+            span(holder, |blocks| blocks.to_string()),
+            span(holder, |blocks| percent(blocks, reply.query_blocks)),
             describe_state(holder.exact, holder.degraded),
             holder
                 .dropped_out
@@ -67,6 +85,14 @@ fn holders_table(reply: &QueryReply, explain: bool) -> Table {
         ]);
     }
     table
+}
+
+/// A number of blocks, or the two that it lies between.
+fn span(holder: &HolderMatch, show: impl Fn(u32) -> String) -> String {
+    match holder.matched_blocks_max {
+        None => show(holder.matched_blocks),
+        Some(most) => format!("{}–{}", show(holder.matched_blocks), show(most)),
+    }
 }
 
 /// Whole percents, rounded down, so that only a full match is 100 %.
@@ -142,6 +168,9 @@ pub(super) struct ReplyJson<'a> {
     holders: Vec<HolderJson<'a>>,
     holders_total: u32,
     foreign_holders: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gathered: Option<&'a Gathered>,
+    unseen_blocks_max: u32,
 }
 
 #[derive(Serialize)]
@@ -149,6 +178,7 @@ struct HolderJson<'a> {
     worker: &'a WorkerName,
     rank: Rank,
     matched_blocks: u32,
+    matched_blocks_max: u32,
     exact: bool,
     degraded: DegradedReasons,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -182,6 +212,8 @@ pub(super) fn json_of_reply(reply: &QueryReply) -> ReplyJson<'_> {
         holders: reply.holders.iter().map(json_of_holder).collect(),
         holders_total: reply.holders_total,
         foreign_holders: reply.foreign_holders,
+        gathered: reply.gathered.as_ref(),
+        unseen_blocks_max: reply.unseen_blocks_max,
     }
 }
 
@@ -190,6 +222,7 @@ fn json_of_holder(holder: &HolderMatch) -> HolderJson<'_> {
         worker: &holder.worker,
         rank: holder.rank,
         matched_blocks: holder.matched_blocks,
+        matched_blocks_max: holder.blocks_max(),
         exact: holder.exact,
         degraded: holder.degraded,
         dropped_out: holder.dropped_out.as_ref().map(|drop_out| DropOutJson {
@@ -222,6 +255,7 @@ mod tests {
             worker: WorkerName::new(worker).unwrap(),
             rank: 0,
             matched_blocks,
+            matched_blocks_max: None,
             exact: degraded.is_empty(),
             degraded,
             dropped_out: None,
@@ -243,6 +277,8 @@ mod tests {
             ],
             holders_total: 5,
             foreign_holders: 0,
+            gathered: None,
+            unseen_blocks_max: 0,
         }
     }
 
@@ -279,6 +315,48 @@ gpu-1      0      12      18 %  degraded: gap
         let text = render_reply(&empty, &asked(false));
         assert!(text.contains("nobody holds the first 1 block"), "{text}");
         assert!(text.contains("2 cannot be found this way"), "{text}");
+    }
+
+    #[test]
+    fn shards_that_did_not_answer_are_named() {
+        let gathered = |missing| {
+            let gathered = Gathered { shards: 3, missing };
+            let reply = QueryReply {
+                gathered: Some(gathered),
+                ..reply()
+            };
+            (
+                render_reply(&reply, &asked(false)),
+                serde_json::to_value(json_of_reply(&reply)).unwrap(),
+            )
+        };
+        let (text, json) = gathered(vec![0, 2]);
+        assert!(
+            text.ends_with("incomplete: of 3 shards, 0, 2 did not answer; their workers are left out\n"),
+            "{text}"
+        );
+        assert_eq!(json["gathered"]["missing"], serde_json::json!([0, 2]));
+        assert!(!gathered(Vec::new()).0.contains("incomplete"));
+    }
+
+    #[test]
+    fn bounds_are_shown_as_spans() {
+        let mut bounded = reply();
+        bounded.holders[1].matched_blocks_max = Some(16);
+        bounded.unseen_blocks_max = 3;
+        let text = render_reply(&bounded, &asked(false));
+        assert!(
+            text.contains("gpu-1      0   12–16  18 %–25 %  degraded: gap\n"),
+            "{text}"
+        );
+        assert!(
+            text.contains("is not shown, and holds at most 3 blocks\n"),
+            "{text}"
+        );
+        let json = serde_json::to_value(json_of_reply(&bounded)).unwrap();
+        assert_eq!(json["holders"][0]["matched_blocks_max"], 64);
+        assert_eq!(json["holders"][1]["matched_blocks_max"], 16);
+        assert_eq!(json["unseen_blocks_max"], 3);
     }
 
     #[test]

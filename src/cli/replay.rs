@@ -7,8 +7,9 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use clap::{ArgGroup, Args};
+use clap::Args;
 use indicatif::{HumanCount, ProgressBar, ProgressStyle};
+use kvatlas::config::process_environment;
 use kvatlas::simulation::{
     FinalCheck, FleetSize, Replay, ReplayOptions, Report, Request, Session, SimulationError, Tally,
     embedded_config, read_trace,
@@ -16,6 +17,7 @@ use kvatlas::simulation::{
 use kvatlas::telemetry;
 use kvatlas::wire::NamespaceName;
 
+use super::connect::DaemonArguments;
 use super::failure::Failure;
 use super::output::{print, print_json};
 use super::serve::StopSignals;
@@ -26,17 +28,19 @@ Ends with 0 when every reply was right, and with 1 when one was wrong.
 
 Examples:
   kvatlas replay --trace conversation_trace.jsonl --workers 64 --embedded
-  kvatlas replay --trace conversation_trace.jsonl --workers 16 --nats nats://127.0.0.1:4222 --json";
+  kvatlas replay --trace conversation_trace.jsonl --workers 16 --nats-url nats://127.0.0.1:4222 --json";
 
 /// The log of a simulation: what goes wrong. That there is a development broker is said in better words.
 pub(super) const LOG_FILTER: &str = "warn,kvatlas::daemon::start=error";
+
+/// What subjects begin with on a NATS server of our own.
+const EMBEDDED_PREFIX: &str = "kvatlas";
 
 /// How often the progress is drawn, at most.
 const REDRAW: Duration = Duration::from_millis(200);
 
 /// What to replay.
 #[derive(Debug, Args)]
-#[command(group = ArgGroup::new("daemon").required(true).args(["embedded", "nats"]))]
 pub(crate) struct ReplayArguments {
     /// Trace in the Mooncake format: one JSON object a line, with timestamp (ms) and hash_ids.
     #[arg(long, value_name = "FILE")]
@@ -53,23 +57,14 @@ pub(crate) struct ReplayArguments {
     /// Seed of the random numbers, which decide between equally good workers.
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     seed: u64,
-    /// Start a daemon, and a NATS server for it, in this process.
-    #[arg(long)]
+    /// Start a daemon, and a NATS server for it, in this process; otherwise one must run already.
+    #[arg(long, conflicts_with = "urls")]
     embedded: bool,
-    /// Use the daemon that runs on this NATS server. How to authenticate is taken from KVATLAS_NATS_… variables.
-    #[arg(long, visible_alias = "nats-url", value_name = "URLS")]
-    nats: Option<String>,
+    #[command(flatten)]
+    daemon: DaemonArguments,
     /// Namespace to use; nobody else may use it.
     #[arg(long, value_name = "NAME", default_value = "replay")]
     namespace: NamespaceName,
-    /// What every NATS subject begins with.
-    #[arg(
-        long,
-        visible_alias = "subjects-prefix",
-        value_name = "PREFIX",
-        default_value = "kvatlas"
-    )]
-    prefix: String,
     /// Have so many queries under way at once.
     #[arg(long, value_name = "COUNT", default_value = "8")]
     in_flight: NonZeroUsize,
@@ -115,6 +110,7 @@ impl From<SimulationError> for Failure {
             SimulationError::Start(error) => error.into(),
             SimulationError::Connect(error) => error.into(),
             SimulationError::Client(error) => error.into(),
+            SimulationError::Publisher(error) => error.into(),
             SimulationError::Prefix(_) | SimulationError::NamespaceInUse { .. } => Self::usage(error),
             SimulationError::NotReady(_) | SimulationError::Broker(_) => Self::unavailable(error),
             _ => Self::failed(error),
@@ -150,9 +146,12 @@ impl ReplayArguments {
 
     async fn open(&self) -> Result<Session, SimulationError> {
         let namespace = self.namespace.clone();
-        match &self.nats {
-            Some(url) => Session::remote(url, &self.prefix, namespace).await,
-            None => Session::embedded(embedded_config(&self.prefix, "off")?, namespace).await,
+        if self.embedded {
+            let prefix = self.daemon.prefix().unwrap_or(EMBEDDED_PREFIX);
+            Session::embedded(embedded_config(prefix, "off")?, namespace).await
+        } else {
+            let config = self.daemon.load(process_environment())?;
+            Session::remote(&config, namespace).await
         }
     }
 
@@ -170,7 +169,7 @@ impl ReplayArguments {
 
     async fn replay(&self, session: &Session, requests: &[Request]) -> Result<Report, Failure> {
         let progress = Progress::new(requests.len(), self.json);
-        let mut replay = Replay::new(session, self.options())?;
+        let mut replay = Replay::new(session, self.options()).await?;
         let report = replay
             .run(requests, self.check, |tally| progress.show(tally))
             .await?;
@@ -179,7 +178,7 @@ impl ReplayArguments {
 
     /// Leaves a daemon that goes on as it was found.
     async fn leave(&self, session: Session) -> Result<(), Failure> {
-        if self.nats.is_some() && !self.no_cleanup {
+        if !self.embedded && !self.no_cleanup {
             let workers = self.options().size.worker_names().map_err(Failure::failed)?;
             session.say_goodbye(&workers).await?;
         }
@@ -350,11 +349,11 @@ mod tests {
     }
 
     #[test]
-    fn one_daemon_is_named() {
-        assert!(parse(&["--embedded"]).is_ok());
-        assert!(parse(&["--nats", "nats://a"]).is_ok());
-        assert!(parse(&[]).is_err());
-        assert!(parse(&["--embedded", "--nats", "nats://a"]).is_err());
+    fn one_daemon_is_used() {
+        assert!(parse(&["--embedded"]).unwrap().embedded);
+        assert!(!parse(&["--nats", "nats://a"]).unwrap().embedded);
+        assert!(!parse(&[]).unwrap().embedded);
+        assert!(parse(&["--embedded", "--nats-url", "nats://a"]).is_err());
         // What ends with this process need not be cleaned up.
         assert!(parse(&["--embedded", "--no-cleanup"]).is_err());
     }

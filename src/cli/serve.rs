@@ -19,6 +19,8 @@ reported at once.
 Examples:
   kvatlas serve --embedded
   kvatlas serve --nats-url nats://nats.example:4222 --snapshots-directory /var/lib/kvatlas
+  kvatlas serve --shard 0/3
+  kvatlas serve --gateway
   kvatlas serve --config /etc/kvatlas.toml --check-config";
 
 /// How to serve.

@@ -11,9 +11,10 @@ use kvatlas::wire::{NamespaceName, Rank, WireLimits, WorkerName};
 use serde::Serialize;
 
 use super::failure::Failure;
-use super::output::{counted, print, print_json};
+use super::output::{print, print_json};
 use super::status_report::describe_state;
 use super::table::{Side, Table};
+use super::text::counted;
 use super::time_text::rfc3339;
 
 pub(super) const EXAMPLES: &str = "\

@@ -3,6 +3,7 @@
 use kvatlas::tracking::{DegradedReason, DegradedReasons};
 use kvatlas::wire::{HolderStatusReply, NamespaceName, StatusReply};
 
+use super::query_report::describe_gathered;
 use super::table::{Side, Table};
 
 /// In words, whether a holder's state is certain.
@@ -17,12 +18,13 @@ pub(super) fn describe_state(exact: bool, degraded: DegradedReasons) -> String {
 
 /// The status as a heading and a table.
 pub(super) fn render_status(namespace: &NamespaceName, status: &StatusReply) -> String {
+    let incomplete = describe_gathered(status.gathered.as_ref());
     let heading = format!(
         "namespace {namespace}: {} tokens a block, {} distinct blocks, {} batches waiting\n",
         status.block_size, status.distinct_blocks, status.batches_waiting
     );
     if status.holders.is_empty() {
-        return heading + "no worker has been heard of\n";
+        return heading + "no worker has been heard of\n" + &incomplete;
     }
     let mut table = Table::new(&[
         ("WORKER", Side::Left),
@@ -34,7 +36,7 @@ pub(super) fn render_status(namespace: &NamespaceName, status: &StatusReply) -> 
         ("STATE", Side::Left),
     ]);
     status.holders.iter().for_each(|holder| table.push(row(holder)));
-    heading + &table.render()
+    heading + &table.render() + &incomplete
 }
 
 fn row(holder: &HolderStatusReply) -> Vec<String> {
@@ -89,6 +91,7 @@ mod tests {
                     ..holder("gpu-1", gap)
                 },
             ],
+            gathered: None,
         };
         let namespace = NamespaceName::new("llama").unwrap();
         let expected = "\
@@ -108,6 +111,7 @@ gpu-1      0      7   12    1024       0  degraded: gap, unverified, foreign cha
             distinct_blocks: 0,
             batches_waiting: 0,
             holders: Vec::new(),
+            gathered: None,
         };
         let text = render_status(&NamespaceName::new("llama").unwrap(), &status);
         assert!(text.ends_with("no worker has been heard of\n"), "{text}");

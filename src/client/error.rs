@@ -35,6 +35,19 @@ pub enum ClientError {
     /// The answer is not one of this contract.
     #[error("the answer cannot be decoded: {0}")]
     Undecodable(#[from] rmp_serde::decode::Error),
+    /// The message is larger than the NATS server takes; nothing was sent.
+    #[error(
+        "the message to {subject} has {bytes} bytes, and the NATS server takes at most {bytes_max}; \
+         split it, or raise max_payload in the server's configuration"
+    )]
+    TooLarge {
+        /// The subject.
+        subject: String,
+        /// Length of the message.
+        bytes: usize,
+        /// The server's limit.
+        bytes_max: usize,
+    },
     /// The connection failed.
     #[error("NATS: {0}")]
     Connection(String),

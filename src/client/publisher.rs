@@ -2,7 +2,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use async_nats::Client;
+use async_nats::{Client, PublishErrorKind};
 
 use crate::tracking::BatchCursor;
 use crate::wire::{Event, EventBatch, NamespaceName, Rank, Subjects, Tier, WorkerName};
@@ -70,6 +70,10 @@ impl Publisher {
     /// Publishes one batch; without events it is a heartbeat. Returns its cursor.
     ///
     /// NATS takes the batch without an answer: use the status subject to see how far the daemon is.
+    ///
+    /// # Errors
+    ///
+    /// [`ClientError::TooLarge`] and [`ClientError::Connection`]. The batch was not sent then, and the next one has its number.
     pub async fn publish(&mut self, tier: Tier, events: Vec<Event>) -> Result<BatchCursor, ClientError> {
         let next = BatchCursor {
             seq: self.cursor.seq + 1,
@@ -83,11 +87,17 @@ impl Publisher {
             tier,
             events,
         };
-        let sent = self
-            .nats
-            .publish(self.subject.clone(), batch.encode().into())
-            .await;
-        sent.map_err(|error| ClientError::Connection(error.to_string()))?;
+        let payload = batch.encode();
+        let bytes = payload.len();
+        let sent = self.nats.publish(self.subject.clone(), payload.into()).await;
+        sent.map_err(|error| match error.kind() {
+            PublishErrorKind::MaxPayloadExceeded => ClientError::TooLarge {
+                subject: self.subject.clone(),
+                bytes,
+                bytes_max: self.nats.max_payload(),
+            },
+            _ => ClientError::Connection(error.to_string()),
+        })?;
         self.cursor = next;
         Ok(next)
     }

@@ -10,6 +10,7 @@ use crate::wire::{
 };
 
 use super::error::ClientError;
+use super::gather::Gatherer;
 
 /// How long a request waits for its answer unless told otherwise.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -37,6 +38,7 @@ pub struct QueryClient {
     nats: Client,
     subjects: Subjects,
     patience: Duration,
+    gatherer: Option<Gatherer>,
 }
 
 impl QueryClient {
@@ -46,7 +48,22 @@ impl QueryClient {
             nats,
             subjects,
             patience: PATIENCE,
+            gatherer: None,
         }
+    }
+
+    /// Asks all shards instead of one daemon or gateway, and makes one answer of theirs. An answer that lacks shards when the
+    /// patience is at its end names them in `gathered`: give a patience that a router can afford.
+    ///
+    /// # Errors
+    ///
+    /// [`ClientError::Connection`] if the connection is closed.
+    pub async fn gathering(self) -> Result<Self, ClientError> {
+        let gatherer = Gatherer::new(self.nats.clone(), &self.subjects).await?;
+        Ok(Self {
+            gatherer: Some(gatherer),
+            ..self
+        })
     }
 
     /// Lets requests wait for `patience`.
@@ -62,7 +79,12 @@ impl QueryClient {
         namespace: &NamespaceName,
         query: SingleQuery,
     ) -> Result<QueryReply, ClientError> {
+        let options = query.options.clone();
         let payload = QueryRequest::Single(query).encode();
+        if let Some(gatherer) = &self.gatherer {
+            let merged = gatherer.query(namespace, &options, payload.into(), self.patience);
+            return Ok(merged.await?.reply);
+        }
         let reply = self.request(self.subjects.query(namespace), payload).await?;
         Ok(QueryReply::decode(&reply.payload)?)
     }
@@ -73,18 +95,27 @@ impl QueryClient {
         namespace: &NamespaceName,
         queries: Vec<SingleQuery>,
     ) -> Result<Vec<QueryResult>, ClientError> {
-        let payload = QueryRequest::Batch(queries).encode();
+        let request = QueryRequest::Batch(queries);
+        let payload = request.encode();
+        if let (Some(gatherer), QueryRequest::Batch(queries)) = (&self.gatherer, &request) {
+            let merged = gatherer.query_batch(namespace, queries, payload.into(), self.patience);
+            return Ok(merged.await?.reply.results);
+        }
         let reply = self.request(self.subjects.query(namespace), payload).await?;
         Ok(BatchReply::decode(&reply.payload)?.results)
     }
 
     /// How far a daemon has followed the holders of a namespace.
     pub async fn status(&self, namespace: &NamespaceName) -> Result<StatusReply, ClientError> {
+        if let Some(gatherer) = &self.gatherer {
+            return Ok(gatherer.status(namespace, self.patience).await?.reply);
+        }
         let reply = self.request(self.subjects.status(namespace), Vec::new()).await?;
         Ok(StatusReply::decode(&reply.payload)?)
     }
 
     async fn request(&self, subject: String, payload: Vec<u8>) -> Result<Message, ClientError> {
+        let bytes = payload.len();
         let request = async_nats::Request::new()
             .payload(payload.into())
             .timeout(Some(self.patience));
@@ -94,6 +125,11 @@ impl QueryClient {
             RequestErrorKind::TimedOut => ClientError::TimedOut {
                 subject,
                 patience: self.patience,
+            },
+            RequestErrorKind::MaxPayloadExceeded => ClientError::TooLarge {
+                subject,
+                bytes,
+                bytes_max: self.nats.max_payload(),
             },
             _ => ClientError::Connection(error.to_string()),
         })?;
@@ -105,7 +141,7 @@ impl QueryClient {
 }
 
 /// The error that a reply's headers carry, if any.
-fn refusal(reply: &Message) -> Option<ClientError> {
+pub(super) fn refusal(reply: &Message) -> Option<ClientError> {
     let headers = reply.headers.as_ref()?;
     let code = headers.get(ERROR_CODE_HEADER)?.as_str();
     let text = headers

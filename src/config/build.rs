@@ -8,13 +8,15 @@ use super::error::ConfigError;
 use super::kind::{Secret, Value, parse_server};
 use super::layers::{Effective, Entry};
 use super::types::{
-    AdminConfig, Authentication, EventsConfig, Hashing, LimitsConfig, LogFormat, LoggingConfig,
-    NamespaceConfig, NamespacesConfig, NatsConfig, QueriesConfig, ShutdownConfig, SnapshotsConfig,
-    SubjectsConfig,
+    AdminConfig, Authentication, EventsConfig, GatewayConfig, Hashing, LimitsConfig, LogFormat,
+    LoggingConfig, NamespaceConfig, NamespacesConfig, NatsConfig, QueriesConfig, ReadyConfig, ResyncConfig,
+    ShardingConfig, ShutdownConfig, SnapshotsConfig, SubjectsConfig,
 };
 
 const BLOCK_SIZE: &str = "namespace_defaults.block_size";
 const HASHING: &str = "namespace_defaults.hashing";
+pub(super) const STALE_AFTER: &str = "namespace_defaults.stale_after_ms";
+pub(super) const REMOVE_AFTER: &str = "namespace_defaults.remove_after_ms";
 
 /// Reads values by key and type. A key or type that the table of settings has not is noted in `errors`.
 pub(super) struct Builder<'a> {
@@ -80,6 +82,17 @@ impl<'a> Builder<'a> {
         }
     }
 
+    pub(super) fn resync(&mut self) -> ResyncConfig {
+        ResyncConfig {
+            concurrency: self.integer("resync.concurrency"),
+            timeout: Duration::from_millis(self.integer("resync.timeout_ms")),
+            max_answer_bytes: self.integer("resync.max_answer_bytes"),
+            max_held_bytes: self.integer("resync.max_held_bytes"),
+            retry_min: Duration::from_millis(self.integer("resync.retry_min_ms")),
+            retry_max: Duration::from_millis(self.integer("resync.retry_max_ms")),
+        }
+    }
+
     pub(super) fn queries(&mut self) -> QueriesConfig {
         QueriesConfig {
             max_message_bytes: self.integer("queries.max_message_bytes"),
@@ -87,6 +100,28 @@ impl<'a> Builder<'a> {
             max_batch: self.integer("queries.max_batch"),
             queue_group: self.text("queries.queue_group"),
             connections: self.integer("queries.connections"),
+        }
+    }
+
+    pub(super) fn sharding(&mut self) -> ShardingConfig {
+        let shard = self.read("sharding.shard", |value| match text(value)? {
+            "" => Some(None),
+            shard => shard.parse().ok().map(Some),
+        });
+        ShardingConfig { shard }
+    }
+
+    pub(super) fn gateway(&mut self) -> GatewayConfig {
+        GatewayConfig {
+            enabled: self.boolean("gateway.enabled"),
+            deadline: Duration::from_millis(self.integer("gateway.deadline_ms")),
+            max_gathers: self.integer("gateway.max_gathers"),
+        }
+    }
+
+    pub(super) fn ready(&mut self) -> ReadyConfig {
+        ReadyConfig {
+            settle: Duration::from_millis(self.integer("ready.settle_ms")),
         }
     }
 
@@ -121,7 +156,15 @@ impl<'a> Builder<'a> {
         NamespaceConfig {
             block_size,
             hashing: hashing.unwrap_or(Hashing::Engine),
+            stale_after: self.silence(entries, STALE_AFTER),
+            remove_after: self.silence(entries, REMOVE_AFTER),
         }
+    }
+
+    /// A time in milliseconds, of which 0 is never.
+    fn silence(&mut self, entries: &BTreeMap<&'static str, Entry>, key: &'static str) -> Option<Duration> {
+        let limit_ms = self.read_over(entries, key, integer);
+        (limit_ms > 0).then(|| Duration::from_millis(limit_ms))
     }
 
     pub(super) fn snapshots(&mut self) -> SnapshotsConfig {

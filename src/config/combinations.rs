@@ -3,9 +3,10 @@
 //! A rule is looked at only when each of its settings is [settled](Layers::are_settled), so that one mistake
 //! is reported once.
 
+use super::build::{REMOVE_AFTER, STALE_AFTER};
 use super::error::{ConfigError, Origin};
 use super::kind::Value;
-use super::layers::Layers;
+use super::layers::{Entry, Layers};
 use super::settings::Setting;
 
 /// The ways to authenticate to NATS, of which one may be given.
@@ -27,7 +28,10 @@ pub(super) fn check(layers: &mut Layers) {
     let errors = [
         check_authentication(layers),
         check_embedded(layers),
+        check_gateway(layers),
         check_lane_queue(layers),
+        check_resync(layers),
+        check_silence(layers),
         check_namespaces(layers),
     ];
     layers.errors.extend(errors.into_iter().flatten());
@@ -76,6 +80,24 @@ fn check_embedded(layers: &Layers) -> Vec<ConfigError> {
         .collect()
 }
 
+/// A gateway has no index, so nothing of what an index would be for.
+fn check_gateway(layers: &Layers) -> Vec<ConfigError> {
+    if !layers.are_settled(&["gateway.enabled"]) {
+        return Vec::new();
+    }
+    let Some(gateway) = given(layers, "gateway.enabled") else {
+        return Vec::new();
+    };
+    let rule =
+        format!("is not for a gateway, which {gateway} asks for: it has no index; give one of the two");
+    ["sharding.shard", "snapshots.directory"]
+        .iter()
+        .filter(|key| layers.are_settled(&[key]))
+        .filter_map(|key| given(layers, key))
+        .map(|origin| ConfigError::combination(origin, rule.clone()))
+        .collect()
+}
+
 fn check_lane_queue(layers: &Layers) -> Vec<ConfigError> {
     let (queue, message) = ("events.lane_queue_bytes", "events.max_message_bytes");
     if !layers.are_settled(&[queue, message]) || integer(layers, queue) >= integer(layers, message) {
@@ -86,6 +108,53 @@ fn check_lane_queue(layers: &Layers) -> Vec<ConfigError> {
         .unwrap_or(&Origin::Default);
     let rule = format!("{queue} must be at least {message}, or a lane could never take the largest message");
     vec![ConfigError::combination(stronger, rule)]
+}
+
+fn check_resync(layers: &Layers) -> Vec<ConfigError> {
+    let (least, most) = ("resync.retry_min_ms", "resync.retry_max_ms");
+    if !layers.are_settled(&[least, most]) || integer(layers, least) <= integer(layers, most) {
+        return Vec::new();
+    }
+    let stronger = given(layers, least)
+        .or_else(|| given(layers, most))
+        .unwrap_or(&Origin::Default);
+    let rule = format!("{least} must be at most {most}");
+    vec![ConfigError::combination(stronger, rule)]
+}
+
+/// A holder cannot be removed before it is stale: in the defaults, and in what each namespace makes of them.
+fn check_silence(layers: &Layers) -> Vec<ConfigError> {
+    if !layers.are_settled(&[STALE_AFTER, REMOVE_AFTER]) {
+        return Vec::new();
+    }
+    let rule =
+        "a holder must be stale before it is removed: remove_after_ms must be above stale_after_ms, or 0";
+    let number = |entry: Option<&Entry>| match entry.map(|entry| &entry.value) {
+        Some(Value::Integer(number)) => *number,
+        _ => 0,
+    };
+    let is_wrong = |stale: Option<&Entry>, remove: Option<&Entry>| {
+        let (stale, remove) = (number(stale), number(remove));
+        remove > 0 && remove <= stale
+    };
+    let defaults = [STALE_AFTER, REMOVE_AFTER].map(|key| layers.effective.entry(key));
+    let mut errors = Vec::new();
+    if is_wrong(defaults[0], defaults[1]) {
+        let stronger = given(layers, REMOVE_AFTER)
+            .or_else(|| given(layers, STALE_AFTER))
+            .unwrap_or(&Origin::Default);
+        errors.push(ConfigError::combination(stronger, rule.to_owned()));
+    }
+    for table in layers.effective.namespaces.values() {
+        let own = [STALE_AFTER, REMOVE_AFTER].map(|key| table.entries.get(key));
+        let Some(origin) = own[1].or(own[0]).map(|entry| &entry.origin) else {
+            continue;
+        };
+        if is_wrong(own[0].or(defaults[0]), own[1].or(defaults[1])) {
+            errors.push(ConfigError::combination(origin, rule.to_owned()));
+        }
+    }
+    errors
 }
 
 fn check_namespaces(layers: &Layers) -> Vec<ConfigError> {

@@ -1,6 +1,6 @@
 //! Reads the layer of the TOML file.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use toml::Spanned;
@@ -68,8 +68,33 @@ impl FileReader<'_> {
                 other => self.push_no_table(origin, other),
             }
         }
+        self.forget_artefacts();
         // The parser's tables are ordered by name.
         self.layers.errors.sort_by_key(ConfigError::line);
+    }
+
+    /// Keeps only the syntax error of a line that has one: what the parser made of the rest of the line, such as an empty key,
+    /// nobody has written. After a broken section header it is not known either whose keys follow.
+    fn forget_artefacts(&mut self) {
+        let is_syntax = |error: &ConfigError| matches!(error, ConfigError::Syntax { .. });
+        let broken: BTreeSet<_> = self
+            .layers
+            .errors
+            .iter()
+            .filter(|error| is_syntax(error))
+            .filter_map(ConfigError::line)
+            .collect();
+        let is_header = |line: &usize| {
+            let text = self.text.lines().nth(line.saturating_sub(1));
+            text.is_some_and(|text| text.trim_start().starts_with('['))
+        };
+        let lost_section = broken.iter().copied().find(is_header);
+        self.layers.errors.retain(|error| {
+            let line = error.line().unwrap_or_default();
+            let is_homeless =
+                matches!(error, ConfigError::Unknown { .. }) && lost_section.is_some_and(|lost| line > lost);
+            is_syntax(error) || !(broken.contains(&line) || is_homeless)
+        });
     }
 
     fn read_section(&mut self, section: &str, table: &DeTable<'_>) {

@@ -94,6 +94,7 @@ fn value_name(kind: Kind) -> &'static str {
         Kind::ListenAddress => "ADDRESS",
         Kind::LogFilter => "FILTER",
         Kind::OptionalText | Kind::Secret => "TEXT",
+        Kind::OptionalShard => "INDEX/COUNT",
         Kind::OptionalPath | Kind::OptionalFile => "PATH",
     }
 }

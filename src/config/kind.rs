@@ -6,6 +6,8 @@ use std::net::SocketAddr;
 use toml::de::DeValue;
 use tracing_subscriber::EnvFilter;
 
+use crate::wire::{SHARDS_MAX, Shard};
+
 /// What is shown in the place of a secret.
 pub(super) const REDACTED: &str = "***";
 
@@ -89,6 +91,8 @@ pub enum Kind {
     LogFilter,
     /// Any text, or empty for unset.
     OptionalText,
+    /// One of the parts into which workers are divided, as `0/3`, or empty for unset.
+    OptionalShard,
     /// A path, which need not exist yet, or empty for unset.
     OptionalPath,
     /// The path of a file that exists, or empty for unset.
@@ -121,6 +125,7 @@ impl Kind {
                 "a level (off, error, warn, info, debug, trace) or a filter without spaces, such as info,kvatlas=debug".into()
             }
             Kind::OptionalText | Kind::Secret => "a text".into(),
+            Kind::OptionalShard => format!("a shard's index, from 0, and their number, at most {SHARDS_MAX}, such as 0/3"),
             Kind::OptionalPath => "a path".into(),
             Kind::OptionalFile => "the path of a file that exists".into(),
         }
@@ -140,6 +145,7 @@ impl Kind {
             Kind::ListenAddress => text == "off" || text.parse::<SocketAddr>().is_ok(),
             Kind::LogFilter => is_log_filter(text),
             Kind::OptionalFile => text.is_empty() || std::path::Path::new(text).is_file(),
+            Kind::OptionalShard => text.is_empty() || text.parse::<Shard>().is_ok(),
             Kind::OptionalText | Kind::OptionalPath => true,
         };
         is_allowed.then(|| Value::Text(text.to_owned()))

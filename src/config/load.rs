@@ -8,10 +8,14 @@ use super::error::{ConfigError, ConfigErrors, Origin};
 use super::layers::{Effective, Layers};
 use super::settings::{SETTINGS, Setting};
 use super::types::{
-    AdminConfig, EventsConfig, LimitsConfig, LoggingConfig, NamespacesConfig, NatsConfig, QueriesConfig,
-    ShutdownConfig, SnapshotsConfig, SubjectsConfig,
+    AdminConfig, EventsConfig, GatewayConfig, LimitsConfig, LoggingConfig, NamespacesConfig, NatsConfig,
+    QueriesConfig, ReadyConfig, ResyncConfig, ShardingConfig, ShutdownConfig, SnapshotsConfig,
+    SubjectsConfig,
 };
 use super::{combinations, environment, file, print};
+
+/// Sections that say how to reach a daemon.
+const CLIENT_SECTIONS: [&str; 2] = ["nats", "subjects"];
 
 /// A configuration in which every value is allowed, alone and beside the others.
 ///
@@ -24,8 +28,16 @@ pub struct Config {
     pub subjects: SubjectsConfig,
     /// How events are taken in.
     pub events: EventsConfig,
+    /// How publishers are asked for what is missing.
+    pub resync: ResyncConfig,
     /// How queries are answered.
     pub queries: QueriesConfig,
+    /// Which part of the workers is taken.
+    pub sharding: ShardingConfig,
+    /// How a gateway gathers.
+    pub gateway: GatewayConfig,
+    /// When a starting daemon takes queries.
+    pub ready: ReadyConfig,
     /// What the index may hold.
     pub limits: LimitsConfig,
     /// The contracts of the namespaces.
@@ -68,6 +80,20 @@ impl Config {
         Config::build(layers.effective)
     }
 
+    /// Loads what a client needs to reach a daemon: from `flags`, by the dotted keys of their settings, and from those
+    /// variables of the environment that say where NATS is, how to authenticate there and what subjects begin with. So the
+    /// client finds the daemon that reads the same environment, and what only the daemon reads does not matter.
+    ///
+    /// # Errors
+    ///
+    /// Everything that is wrong, in both sources.
+    pub fn load_for_client(
+        flags: BTreeMap<String, String>,
+        environment: impl Iterator<Item = (String, String)>,
+    ) -> Result<Config, ConfigErrors> {
+        Config::load(flags, environment.filter(|(name, _)| is_for_clients(name)), None)
+    }
+
     /// The values in force as a TOML file, each with its help and its origin in comments.
     ///
     /// The text loads back to the same configuration, except that secrets are left out.
@@ -80,7 +106,11 @@ impl Config {
         let nats = builder.nats();
         let subjects = builder.subjects();
         let events = builder.events();
+        let resync = builder.resync();
         let queries = builder.queries();
+        let sharding = builder.sharding();
+        let gateway = builder.gateway();
+        let ready = builder.ready();
         let limits = builder.limits();
         let namespaces = builder.namespaces();
         let snapshots = builder.snapshots();
@@ -92,7 +122,11 @@ impl Config {
             nats,
             subjects,
             events,
+            resync,
             queries,
+            sharding,
+            gateway,
+            ready,
             limits,
             namespaces,
             snapshots,
@@ -109,7 +143,11 @@ impl PartialEq for Config {
         self.nats == other.nats
             && self.subjects == other.subjects
             && self.events == other.events
+            && self.resync == other.resync
             && self.queries == other.queries
+            && self.sharding == other.sharding
+            && self.gateway == other.gateway
+            && self.ready == other.ready
             && self.limits == other.limits
             && self.namespaces == other.namespaces
             && self.snapshots == other.snapshots
@@ -120,6 +158,15 @@ impl PartialEq for Config {
 }
 
 impl Eq for Config {}
+
+/// Whether a variable tells a client how to reach a daemon. Nobody can connect to an embedded server by asking for one.
+fn is_for_clients(variable: &str) -> bool {
+    SETTINGS.iter().any(|setting| {
+        setting.variable == variable
+            && CLIENT_SECTIONS.contains(&setting.section())
+            && !matches!(setting.key, "nats.embedded" | "nats.server_binary")
+    })
+}
 
 fn read_flags(flags: BTreeMap<String, String>, layers: &mut Layers) {
     for (key, text) in flags {

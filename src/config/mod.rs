@@ -38,7 +38,7 @@ pub use kind::{Kind, Secret};
 pub use load::Config;
 pub use print::settings_markdown;
 pub use types::{
-    AdminConfig, Authentication, EventsConfig, Hashing, LimitsConfig, LogFormat, LoggingConfig,
-    NamespaceConfig, NamespacesConfig, NatsConfig, QueriesConfig, ShutdownConfig, SnapshotsConfig,
-    SubjectsConfig,
+    AdminConfig, Authentication, EventsConfig, GatewayConfig, Hashing, LimitsConfig, LogFormat,
+    LoggingConfig, NamespaceConfig, NamespacesConfig, NatsConfig, QueriesConfig, ReadyConfig, ResyncConfig,
+    ShardingConfig, ShutdownConfig, SnapshotsConfig, SubjectsConfig,
 };

@@ -170,7 +170,7 @@ pub const SETTINGS: &[Setting] = &[
         "nats.server_binary",
         Kind::OptionalFile,
         "",
-        "The nats-server binary of the embedded server; unset, NATS_SERVER_BIN and PATH are searched",
+        "The nats-server binary of the embedded server; unset, NATS_SERVER_BIN, PATH and what deploy/setup.sh has fetched (.tools/) are searched",
     ),
     setting!(
         "subjects.prefix",
@@ -233,6 +233,42 @@ pub const SETTINGS: &[Setting] = &[
         "How long an event stays parked, in milliseconds, at most",
     ),
     setting!(
+        "resync.concurrency",
+        integer(0, 1024),
+        "16",
+        "Publishers asked at once for what is missing, at most; 0 asks none",
+    ),
+    setting!(
+        "resync.timeout_ms",
+        integer(10, 600_000),
+        "5000",
+        "How long a publisher's answer may take, in milliseconds",
+    ),
+    setting!(
+        "resync.max_answer_bytes",
+        bytes(64 * KIB, 4 * GIB),
+        "64 MiB",
+        "Size of one publisher's whole answer, at most",
+    ),
+    setting!(
+        "resync.max_held_bytes",
+        bytes(KIB, GIB),
+        "1 MiB",
+        "Batches of one holder kept back while its publisher is asked, at most",
+    ),
+    setting!(
+        "resync.retry_min_ms",
+        integer(1, 3_600_000),
+        "200",
+        "Pause after the first failed resync of a holder, in milliseconds; it doubles with every further one",
+    ),
+    setting!(
+        "resync.retry_max_ms",
+        integer(1, 3_600_000),
+        "30000",
+        "The longest pause between two resyncs of a holder, in milliseconds",
+    ),
+    setting!(
         "queries.max_message_bytes",
         bytes(KIB, 64 * MIB),
         "1 MiB",
@@ -261,6 +297,38 @@ pub const SETTINGS: &[Setting] = &[
         integer(1, 16),
         "1",
         "NATS connections that serve queries"
+    ),
+    setting!(
+        "sharding.shard",
+        Kind::OptionalShard,
+        "",
+        "Take only the workers of this shard, and answer for these; unset, all workers",
+    )
+    .with_alias("shard"),
+    setting!(
+        "gateway.enabled",
+        Kind::Boolean,
+        "false",
+        "Follow no events: answer queries by gathering the shards' replies",
+    )
+    .with_alias("gateway"),
+    setting!(
+        "gateway.deadline_ms",
+        integer(1, 60_000),
+        "250",
+        "How long a gateway waits for the shards, in milliseconds; then it answers without those missing",
+    ),
+    setting!(
+        "gateway.max_gathers",
+        integer(1, 1_048_576),
+        "1024",
+        "Requests that a gateway gathers at the same time, at most; more are refused",
+    ),
+    setting!(
+        "ready.settle_ms",
+        integer(0, 3_600_000),
+        "30000",
+        "How long a starting daemon tries to know as much as a replica that serves before it takes queries, in milliseconds, at most",
     ),
     setting!(
         "limits.max_namespaces",
@@ -303,6 +371,18 @@ pub const SETTINGS: &[Setting] = &[
         Kind::Choice(&["engine", "recompute"]),
         "engine",
         "Trust the hashes that engines send, or recompute them, for namespaces that do not say",
+    ),
+    setting!(
+        "namespace_defaults.stale_after_ms",
+        integer(0, 86_400_000),
+        "30000",
+        "Silence after which a holder is stale, in milliseconds; 0 is never",
+    ),
+    setting!(
+        "namespace_defaults.remove_after_ms",
+        integer(0, 86_400_000),
+        "600000",
+        "Silence after which a holder is removed, in milliseconds; 0 is never",
     ),
     setting!(
         "snapshots.directory",

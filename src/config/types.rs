@@ -8,6 +8,8 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::wire::Shard;
+
 use super::kind::Secret;
 
 /// How to reach NATS.
@@ -89,6 +91,23 @@ impl EventsConfig {
     }
 }
 
+/// How publishers are asked for what is missing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ResyncConfig {
+    /// Publishers asked at once, at most; 0 asks none.
+    pub concurrency: usize,
+    /// How long an answer may take.
+    pub timeout: Duration,
+    /// The largest answer, in bytes.
+    pub max_answer_bytes: usize,
+    /// Batches of one holder that are kept back meanwhile, at most, in bytes.
+    pub max_held_bytes: usize,
+    /// The pause after the first failure.
+    pub retry_min: Duration,
+    /// The longest pause.
+    pub retry_max: Duration,
+}
+
 /// How queries are answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QueriesConfig {
@@ -102,6 +121,31 @@ pub struct QueriesConfig {
     pub queue_group: String,
     /// Connections that serve queries.
     pub connections: usize,
+}
+
+/// Which part of the workers is taken.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ShardingConfig {
+    /// The shard; `None` is to take all workers.
+    pub shard: Option<Shard>,
+}
+
+/// How a gateway gathers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GatewayConfig {
+    /// Whether the daemon is a gateway: without an index, it answers by asking the shards.
+    pub enabled: bool,
+    /// How long the shards have to answer.
+    pub deadline: Duration,
+    /// Requests gathered at the same time, at most.
+    pub max_gathers: usize,
+}
+
+/// When a starting daemon takes queries.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReadyConfig {
+    /// How long it tries to know as much as a replica that serves already, at most; zero is not to try.
+    pub settle: Duration,
 }
 
 /// What the index may hold.
@@ -135,6 +179,10 @@ pub struct NamespaceConfig {
     pub block_size: u32,
     /// Whose hashes key the index.
     pub hashing: Hashing,
+    /// Silence after which a holder is stale, if ever.
+    pub stale_after: Option<Duration>,
+    /// Silence after which a holder is removed, if ever.
+    pub remove_after: Option<Duration>,
 }
 
 /// The contracts of all namespaces.

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use async_nats::{Client, ConnectOptions, Event};
+use async_nats::{Client, ClientError, ConnectErrorKind, ConnectOptions, Event};
 use futures_util::StreamExt;
 
 use crate::config::{Authentication, NatsConfig};
@@ -91,6 +91,9 @@ pub async fn connect(
     patience: ConnectPatience,
     notice: impl Fn(ConnectionNotice) + Send + Sync + 'static,
 ) -> Result<Client, ConnectError> {
+    let name = |url: &async_nats::ServerAddr| format!("{}:{}", url.host(), url.port());
+    let urls = config.urls.iter().map(name).collect::<Vec<_>>().join(", ");
+    let servers = urls.clone();
     let mut options = ConnectOptions::new()
         .name(format!("{}-{role}", config.connection_name))
         .subscription_capacity(subscription_capacity)
@@ -99,7 +102,7 @@ pub async fn connect(
         .max_reconnects(None)
         .reconnect_delay_callback(|attempts| reconnect_delay(attempts, &mut jitter))
         .event_callback(move |event| {
-            if let Some(happened) = notice_of(event) {
+            if let Some(happened) = notice_of(event, &servers) {
                 notice(happened);
             }
             std::future::ready(())
@@ -111,12 +114,10 @@ pub async fn connect(
         options = options.retry_on_initial_connect();
     }
     options = authenticate(options, &config.authentication).await?;
-    let name = |url: &async_nats::ServerAddr| format!("{}:{}", url.host(), url.port());
-    let urls = || config.urls.iter().map(name).collect::<Vec<_>>().join(", ");
     options
         .connect(config.urls.as_slice())
         .await
-        .map_err(|source| ConnectError::Connect { urls: urls(), source })
+        .map_err(|source| ConnectError::Connect { urls, source })
 }
 
 async fn authenticate(options: ConnectOptions, how: &Authentication) -> Result<ConnectOptions, ConnectError> {
@@ -136,18 +137,49 @@ async fn authenticate(options: ConnectOptions, how: &Authentication) -> Result<C
     })
 }
 
-fn notice_of(event: Event) -> Option<ConnectionNotice> {
+/// What an event means; `servers` are those that are tried.
+fn notice_of(event: Event, servers: &str) -> Option<ConnectionNotice> {
     match event {
         Event::Connected => Some(ConnectionNotice::Connected),
         Event::Disconnected => Some(ConnectionNotice::Disconnected),
         Event::SlowConsumer(_) => Some(ConnectionNotice::SlowConsumer),
         Event::ServerError(error) => Some(ConnectionNotice::Error(error.to_string())),
+        // The client reports nothing else like this, and tries again: there is no limit to its attempts.
+        Event::ClientError(ClientError::Other(kind)) => Some(ConnectionNotice::Error(format!(
+            "cannot connect to {servers}: {}; trying again",
+            cause_of(&kind)
+        ))),
         Event::ClientError(error) => Some(ConnectionNotice::Error(error.to_string())),
         Event::LameDuckMode => Some(ConnectionNotice::Error(
             "the server is about to shut down".to_owned(),
         )),
         Event::Draining | Event::Closed => None,
     }
+}
+
+/// Why an attempt to connect failed. The client keeps the operating system's error to itself and gives the text of a
+/// [`ConnectErrorKind`], in which nobody recognises a server that is not there.
+fn cause_of(kind: &str) -> String {
+    let causes = [
+        (
+            ConnectErrorKind::Io,
+            "no NATS server answers there, or it closed the connection",
+        ),
+        (ConnectErrorKind::Dns, "the host name cannot be resolved"),
+        (
+            ConnectErrorKind::Tls,
+            "no TLS session comes about; check nats.tls_required and nats.tls_ca_file",
+        ),
+        (ConnectErrorKind::TimedOut, "nothing answers there in time"),
+        (
+            ConnectErrorKind::AuthorizationViolation,
+            "the server refuses the credentials, or their absence",
+        ),
+    ];
+    causes
+        .iter()
+        .find(|(known, _)| known.to_string() == kind)
+        .map_or_else(|| kind.to_owned(), |(_, cause)| format!("{cause} ({kind})"))
 }
 
 /// Doubles from the least to the greatest delay; jitter takes off up to half, so that a fleet does not come back at once.
@@ -192,6 +224,21 @@ pub async fn round_trip(client: &Client, patience: Duration) -> Result<(), Round
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_failed_attempt_says_where_why_and_that_there_will_be_another() {
+        let text = |kind: ConnectErrorKind| {
+            let event = Event::ClientError(ClientError::Other(kind.to_string()));
+            notice_of(event, "broker:4222").unwrap().to_string()
+        };
+        assert_eq!(
+            text(ConnectErrorKind::Io),
+            "cannot connect to broker:4222: no NATS server answers there, or it closed the connection (IO error); \
+             trying again"
+        );
+        assert!(text(ConnectErrorKind::Dns).contains("resolved"));
+        assert!(text(ConnectErrorKind::Authentication).contains("failed signing nonce; trying again"));
+    }
 
     #[test]
     fn delays_grow_to_a_bound_and_are_jittered() {

@@ -11,7 +11,7 @@ use crate::admin::{AdminSource, Readiness, ReadinessReport, WorkersQuery};
 use crate::index::{IndexSizes, Namespace, Namespaces};
 use crate::ingest::LanePool;
 use crate::telemetry::{MetricsHandle, NamespaceGauges, NamespaceSizes, ProcessMetrics};
-use crate::tracking::{DegradedReasons, StreamTrust};
+use crate::tracking::{DegradedReason, DegradedReasons, HolderStatus, StreamTrust};
 use crate::wire::{NamespaceName, Rank, WorkerName};
 
 /// Reads the daemon's state for metrics, probes and people.
@@ -58,10 +58,13 @@ impl DaemonView {
             .iter()
             .filter(|holder| !holder.status.reasons(&self.trust).is_empty())
             .count();
+        let is_stale = |status: &HolderStatus| status.own_reasons().contains(DegradedReason::Stale);
+        let stale = holders.iter().filter(|holder| is_stale(&holder.status)).count();
         NamespaceSizes {
             workers: sizes.workers as u64,
             holders_exact: (holders.len() - degraded) as u64,
             holders_degraded: degraded as u64,
+            holders_stale: stale as u64,
             held_blocks: sizes.held_blocks,
             distinct_blocks: sizes.distinct_blocks,
             parked_events: sizes.parked_events,

@@ -1,12 +1,17 @@
 //! The daemon: everything put together, started in order and stopped in order.
 //!
-//! Start: embedded broker (where asked for), admin listener, lanes, newest snapshot, events subscription, queries
-//! subscription. Each step sets a readiness latch; queries are served only when the events before them are followed.
+//! Start: embedded broker (where asked for), admin listener, lanes, newest snapshot, events subscription, comparison with a replica
+//! that serves, queries subscription. Each step sets a readiness latch; queries are served only when the events before them
+//! are followed, and when the index knows what another replica knows, or has had the time to learn it.
+//!
+//! A gateway starts the admin listener and the queries subscription only.
 //!
 //! Stop: no new queries, no new events, lanes drained, a last snapshot, admin listener, broker; all within one time limit.
 
 mod admin_source;
 mod parts;
+mod queries;
+mod settle;
 mod start;
 mod stop;
 mod upkeep;

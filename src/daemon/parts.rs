@@ -3,7 +3,10 @@
 use crate::config::{self, Config, NamespaceConfig};
 use crate::hash::{BlockSize, BlockSizeError};
 use crate::index::{Hashing, IndexLimits, NamespaceSettings, Namespaces, ParkingLimits};
-use crate::ingest::IngestSettings;
+use crate::ingest::{
+    AnswerLimits, HoldingSettings, IngestSettings, LivenessSettings, ResyncSettings, RetryPace,
+};
+use crate::tracking::LivenessLimits;
 use crate::wire::{NameError, NamespaceName, WireLimits};
 
 /// A namespace of the configuration that cannot be made.
@@ -98,5 +101,49 @@ pub(super) fn ingest_settings(config: &Config) -> IngestSettings {
         lanes: config.events.lane_count(cores),
         lane_queue_bytes: config.events.lane_queue_bytes,
         limits: event_limits(config),
+        shard: config.sharding.shard,
+        holding: (config.resync.concurrency > 0).then(|| HoldingSettings {
+            bytes_per_holder_max: config.resync.max_held_bytes,
+            // Whoever asks gives up before: this is for what waits for its turn.
+            wait_max: config.resync.timeout * 2,
+        }),
+        liveness: liveness(config),
+    }
+}
+
+/// How long holders may be silent.
+fn liveness(config: &Config) -> LivenessSettings {
+    let limits = |namespace: &NamespaceConfig| LivenessLimits {
+        stale_after: namespace.stale_after,
+        remove_after: namespace.remove_after,
+    };
+    let overrides = config.namespaces.overrides.iter();
+    LivenessSettings {
+        default: limits(&config.namespaces.default),
+        overrides: overrides
+            // Names that are none have been refused when the namespaces were made.
+            .filter_map(|(name, namespace)| Some((NamespaceName::new(name).ok()?, limits(namespace))))
+            .collect(),
+    }
+}
+
+/// How publishers are asked for what is missing.
+pub(super) fn resync_settings(config: &Config) -> ResyncSettings {
+    /// No publisher needs so many: most chunks are far larger than this makes them.
+    const BYTES_PER_CHUNK_MIN: usize = 1024;
+    let limits = event_limits(config);
+    let chunks_max = (config.resync.max_answer_bytes / BYTES_PER_CHUNK_MIN).max(64);
+    ResyncSettings {
+        concurrency: config.resync.concurrency,
+        timeout: config.resync.timeout,
+        answer: AnswerLimits {
+            bytes_max: config.resync.max_answer_bytes,
+            chunks_max: u32::try_from(chunks_max).unwrap_or(u32::MAX),
+        },
+        wire: limits,
+        pace: RetryPace {
+            pause_min: config.resync.retry_min,
+            pause_max: config.resync.retry_max,
+        },
     }
 }

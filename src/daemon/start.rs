@@ -3,18 +3,17 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use async_nats::Client;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
 use crate::admin::{AdminError, AdminServer, AdminSource, Latch, Readiness};
+use crate::client::ClientError;
 use crate::config::{Config, NatsConfig};
 use crate::connection::embedded::{BrokerError, EmbeddedBroker, find_nats_server};
 use crate::connection::{ConnectError, ConnectPatience, ConnectionNotice, connect};
 use crate::index::Namespaces;
-use crate::ingest::{LanePool, PoolError, Subscriber, snapshot_limits};
-use crate::query_service::{Answerer, QueryService};
+use crate::ingest::{LanePool, PoolError, Resyncer, ResyncerParts, Subscriber, snapshot_limits};
 use crate::snapshotter::{DirectoryError, RestoreError, SnapshotDirectory, restore_newest};
 use crate::telemetry::labels::{Connection, ConnectionEvent};
 use crate::telemetry::{ConnectionMetrics, MetricsError, ProcessMetrics, SnapshotMetrics, install_shared};
@@ -23,6 +22,7 @@ use crate::wire::{SubjectError, Subjects};
 
 use super::admin_source::DaemonView;
 use super::parts::{self, NamespaceError};
+use super::queries::{start_gateway, start_queries};
 use super::upkeep::{keep_up, save_regularly};
 use super::{Daemon, Stage};
 
@@ -52,6 +52,9 @@ pub enum StartError {
     /// The connection to NATS.
     #[error(transparent)]
     Connect(#[from] ConnectError),
+    /// The connection of a gateway.
+    #[error("the gateway: {0}")]
+    Gateway(#[from] ClientError),
     /// The subject prefix.
     #[error(transparent)]
     Subjects(#[from] SubjectError),
@@ -70,13 +73,13 @@ pub enum StartError {
 }
 
 /// What the parts of a starting daemon share.
-struct Shared {
-    config: Config,
-    subjects: Subjects,
-    namespaces: Arc<Namespaces>,
-    trust: Arc<StreamTrust>,
-    readiness: Arc<Readiness>,
-    pool: Arc<LanePool>,
+pub(super) struct Shared {
+    pub(super) config: Config,
+    pub(super) subjects: Subjects,
+    pub(super) namespaces: Arc<Namespaces>,
+    pub(super) trust: Arc<StreamTrust>,
+    pub(super) readiness: Arc<Readiness>,
+    pub(super) pool: Arc<LanePool>,
 }
 
 impl Daemon {
@@ -116,12 +119,20 @@ impl Daemon {
             .map(|listen| AdminServer::start(listen, source))
             .transpose()?;
         let upkeep = Stage::default();
-        upkeep
-            .tasks
-            .spawn(keep_up(view, Arc::clone(&shared.pool), upkeep.stop.clone()));
+        upkeep.tasks.spawn(keep_up(
+            view,
+            Arc::clone(&shared.pool),
+            Arc::clone(&shared.trust),
+            upkeep.stop.clone(),
+        ));
         let snapshots = start_snapshots(&shared, &upkeep).await?;
-        let (events, subscribed) = start_events(&shared, &nats).await?;
-        let queries = start_queries(&shared, &nats, subscribed).await?;
+        let (events, queries) = if shared.config.gateway.enabled {
+            (Stage::default(), start_gateway(&shared, &nats).await?)
+        } else {
+            let (events, subscribed) = start_events(&shared, &nats).await?;
+            start_resyncer(&shared, &nats, &events).await?;
+            (events, start_queries(&shared, &nats, subscribed).await?)
+        };
         let Shared {
             config,
             readiness,
@@ -212,8 +223,14 @@ async fn start_events(
     let (subscribed, is_subscribed) = watch::channel(false);
     let trust = Arc::clone(&shared.trust);
     let metrics = ConnectionMetrics::for_connection(Connection::Events);
+    let readiness = Arc::clone(&shared.readiness);
     let notice = move |notice: ConnectionNotice| {
         count(&metrics, &notice);
+        match &notice {
+            ConnectionNotice::Connected => readiness.set_trouble(None),
+            ConnectionNotice::Error(text) => readiness.set_trouble(Some(text.clone())),
+            ConnectionNotice::Disconnected | ConnectionNotice::SlowConsumer => {}
+        }
         if matches!(
             notice,
             ConnectionNotice::Disconnected | ConnectionNotice::SlowConsumer
@@ -265,62 +282,28 @@ async fn start_events(
     Ok((stage, is_subscribed))
 }
 
-/// Serves queries once events are followed.
-async fn start_queries(
-    shared: &Shared,
-    nats: &NatsConfig,
-    subscribed: watch::Receiver<bool>,
-) -> Result<Stage, StartError> {
-    let stage = Stage::default();
-    for number in 0..shared.config.queries.connections {
-        let client = connect_queries(shared, nats, number).await?;
-        let answerer = Answerer::new(
-            Arc::clone(&shared.namespaces),
-            Arc::clone(&shared.trust),
-            shared.subjects.clone(),
-            parts::query_limits(&shared.config),
-        );
-        let group = shared.config.queries.queue_group.clone();
-        let service = QueryService::new(
-            client,
-            shared.subjects.clone(),
-            group,
-            answerer,
-            Arc::clone(&shared.pool),
-        );
-        let (stop, mut subscribed) = (stage.stop.clone(), subscribed.clone());
-        let readiness = Arc::clone(&shared.readiness);
-        stage.tasks.spawn(async move {
-            tokio::select! {
-                _ = subscribed.wait_for(|subscribed| *subscribed) => {}
-                () = stop.cancelled() => return,
-            }
-            let served = service
-                .run(stop, || readiness.set(Latch::QueriesSubscribed))
-                .await;
-            if let Err(error) = served {
-                tracing::error!(%error, "queries are no longer answered");
-            }
-        });
+/// Asks publishers for what is missing, as long as events are followed.
+async fn start_resyncer(shared: &Shared, nats: &NatsConfig, events: &Stage) -> Result<(), ConnectError> {
+    if shared.config.resync.concurrency == 0 {
+        return Ok(());
     }
-    Ok(stage)
-}
-
-async fn connect_queries(shared: &Shared, nats: &NatsConfig, number: usize) -> Result<Client, ConnectError> {
-    let metrics = ConnectionMetrics::for_connection(Connection::Queries);
+    let metrics = ConnectionMetrics::for_connection(Connection::Resync);
     let notice = move |notice: ConnectionNotice| count(&metrics, &notice);
     let capacity = shared.config.events.subscription_capacity;
-    connect(
-        nats,
-        &format!("queries-{number}"),
-        capacity,
-        ConnectPatience::Forever,
-        notice,
-    )
-    .await
+    let client = connect(nats, "resync", capacity, ConnectPatience::Forever, notice).await?;
+    let parts = ResyncerParts {
+        client,
+        subjects: shared.subjects.clone(),
+        namespaces: Arc::clone(&shared.namespaces),
+        pool: Arc::clone(&shared.pool),
+        trust: Arc::clone(&shared.trust),
+    };
+    let resyncer = Resyncer::new(parts, parts::resync_settings(&shared.config));
+    events.tasks.spawn(resyncer.run(events.stop.clone()));
+    Ok(())
 }
 
-fn count(metrics: &ConnectionMetrics, notice: &ConnectionNotice) {
+pub(super) fn count(metrics: &ConnectionMetrics, notice: &ConnectionNotice) {
     let event = match notice {
         ConnectionNotice::Connected => ConnectionEvent::Connected,
         ConnectionNotice::Disconnected => ConnectionEvent::Disconnected,

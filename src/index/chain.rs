@@ -6,6 +6,8 @@ use crate::hash::{
 };
 use crate::wire::QueryKey;
 
+use super::runs::BlockKey;
+
 /// The lineage hashes of a query, by position.
 ///
 /// Lineage and sequence hashes need no hashing at all. Block hashes and tokens are hashed only as far as the search looks.
@@ -71,6 +73,28 @@ impl<'a> QueryChain<'a> {
         PositionalLineageHash::at(position, parent, current)
     }
 
+    /// Whether hashes have to be computed, one after the other.
+    pub(crate) fn is_rolled(&self) -> bool {
+        matches!(self.key, QueryKey::BlockHashes(_) | QueryKey::Tokens { .. })
+    }
+
+    /// What the block at `index`, which must be below [`Self::len`], is found by.
+    #[inline]
+    pub(crate) fn block_key(&mut self, index: usize) -> BlockKey {
+        if let QueryKey::LineageHashes(hashes) = self.key {
+            return hashes[index].into();
+        }
+        BlockKey {
+            // `new` has checked the largest.
+            position: u32::try_from(index).unwrap_or(u32::MAX),
+            current: self.sequence_hash(index).as_u64(),
+            parent: index
+                .checked_sub(1)
+                .map(|before| self.sequence_hash(before).as_u64()),
+        }
+    }
+
+    #[inline]
     fn sequence_hash(&mut self, index: usize) -> SequenceHash {
         if let QueryKey::SequenceHashes(hashes) = self.key {
             return hashes[index];

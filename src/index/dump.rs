@@ -1,40 +1,124 @@
 //! `dump_events`: what a holder holds, as events that rebuild it in a fresh index.
 
+use std::ops::Range;
+
+use hashbrown::HashMap;
+
 use crate::hash::{Position, SequenceHash};
 use crate::wire::{BlockNames, Event, StoredBlocks, Tier};
 
 use super::forest::{Block, BlockNumber, Forest};
-use super::writer::HolderWriter;
+use super::plain::Plain;
+use super::runs::{RunId, RunStore, Spot};
 
-/// A run of blocks that travel in one event: each the child of the one before, all in the same tiers under their first names.
-struct Run {
+/// Blocks that travel in one event: each the child of the one before, all in the same tiers under their first names.
+struct Piece {
     tiers: u8,
     blocks: Vec<BlockNumber>,
 }
 
-impl HolderWriter {
-    /// Events that, applied in this order, make a fresh holder equal to this one: same blocks, names, tiers and holes,
-    /// parents before children. Stored events that wait for their parent are not part of it.
-    ///
-    /// `blocks_per_event_max` bounds each event.
-    pub fn dump_events(&self, blocks_per_event_max: usize) -> impl Iterator<Item = (Tier, Event)> + '_ {
-        let forest = self.forest();
-        let runs = Runs {
-            forest,
-            stack: forest.heads().collect(),
-            blocks_max: blocks_per_event_max.max(1),
+/// The blocks of a regular holder.
+pub(crate) fn plain(
+    store: &RunStore,
+    plain: &Plain,
+    blocks_per_event_max: usize,
+) -> impl Iterator<Item = (Tier, Event)> {
+    let names = plain.own_names();
+    let tier = plain.tier();
+    let stretches: Vec<Stretch> = {
+        let writer = store.write();
+        let runs = plain.runs(&writer).into_iter();
+        let stretch = |(run, cutoff)| Stretch {
+            run,
+            cutoff,
+            start: writer.start(run),
+            parent: writer.parent(run).map(|parent| (parent, writer.hash(parent))),
         };
-        runs.flat_map(move |run| {
-            let first = run_event(forest, &run.blocks);
-            let further = run.blocks.into_iter().flat_map(move |number| {
-                let names = forest.further_names(number);
-                names.map(move |(name, tiers)| (tiers, stored(forest, &[number], Some(vec![name]))))
-            });
-            std::iter::once((run.tiers, first))
-                .chain(further)
-                .flat_map(each_tier)
-        })
+        runs.map(stretch).collect()
+    };
+    let step = blocks_per_event_max.clamp(1, usize::from(u16::MAX));
+    let pieces = stretches.into_iter().flat_map(move |stretch| {
+        let offsets = (0..stretch.cutoff).step_by(step);
+        offsets.map(move |offset| (stretch, offset))
+    });
+    pieces.map(move |(stretch, from)| {
+        let to = from
+            .saturating_add(u16::try_from(step).unwrap_or(u16::MAX))
+            .min(stretch.cutoff);
+        (
+            tier,
+            Event::Stored(stretch.stored(store, from..to, names.as_ref())),
+        )
+    })
+}
+
+/// What a regular holder has of one run.
+#[derive(Debug, Clone, Copy)]
+struct Stretch {
+    run: RunId,
+    cutoff: u16,
+    /// Position of the run's first block.
+    start: usize,
+    /// The block before that, and its hash.
+    parent: Option<(Spot, u64)>,
+}
+
+impl Stretch {
+    fn stored(
+        &self,
+        store: &RunStore,
+        offsets: Range<u16>,
+        names: Option<&HashMap<Spot, u64>>,
+    ) -> StoredBlocks {
+        let run = self.run;
+        let before = match offsets.start.checked_sub(1) {
+            None => self.parent,
+            Some(before) => {
+                let hash = store
+                    .hashes(run, before..offsets.start)
+                    .first()
+                    .map(|hash| hash.0);
+                hash.map(|hash| (Spot { run, offset: before }, hash))
+            }
+        };
+        let name_of = |spot: &Spot| names.and_then(|names| names.get(spot)).copied();
+        let position = Position::new((self.start + usize::from(offsets.start)) as u64);
+        let engine_hashes = names.map(|_| {
+            let spots = offsets.clone().map(|offset| Spot { run, offset });
+            spots.filter_map(|spot| name_of(&spot)).collect()
+        });
+        StoredBlocks {
+            names: BlockNames::Sequence {
+                parent: before.map(|(spot, hash)| SequenceHash(name_of(&spot).unwrap_or(hash))),
+                position: position.ok(),
+                hashes: store.hashes(run, offsets),
+            },
+            content: None,
+            engine_hashes,
+        }
     }
+}
+
+/// The blocks of any other holder.
+pub(crate) fn forest(
+    forest: &Forest,
+    blocks_per_event_max: usize,
+) -> impl Iterator<Item = (Tier, Event)> + '_ {
+    let pieces = Pieces {
+        forest,
+        stack: forest.heads().collect(),
+        blocks_max: blocks_per_event_max.max(1),
+    };
+    pieces.flat_map(move |piece| {
+        let first = run_event(forest, &piece.blocks);
+        let further = piece.blocks.into_iter().flat_map(move |number| {
+            let names = forest.further_names(number);
+            names.map(move |(name, tiers)| (tiers, stored(forest, &[number], Some(vec![name]))))
+        });
+        std::iter::once((piece.tiers, first))
+            .chain(further)
+            .flat_map(each_tier)
+    })
 }
 
 /// The event once for each of its tiers.
@@ -44,19 +128,19 @@ fn each_tier((tiers, event): (u8, Event)) -> impl Iterator<Item = (Tier, Event)>
     tiers.map(move |tier| (tier, event.clone()))
 }
 
-/// Cuts the forest into runs, parents before children.
-struct Runs<'a> {
+/// Cuts the forest into pieces, parents before children.
+struct Pieces<'a> {
     forest: &'a Forest,
     stack: Vec<BlockNumber>,
     blocks_max: usize,
 }
 
-impl Iterator for Runs<'_> {
-    type Item = Run;
+impl Iterator for Pieces<'_> {
+    type Item = Piece;
 
-    fn next(&mut self) -> Option<Run> {
+    fn next(&mut self) -> Option<Piece> {
         let first = self.stack.pop()?;
-        let mut run = Run {
+        let mut run = Piece {
             tiers: self.forest.first_name(first).1,
             blocks: vec![first],
         };

@@ -1,4 +1,7 @@
-//! What one holder holds: a forest of blocks, owned by the holder's lane and so without a lock.
+//! What one holder holds, whatever it is: a forest of blocks, owned by the holder's lane and so without a lock.
+//!
+//! A holder is kept like this only while it has something that [`super::plain`] cannot keep: holes, several tiers, several names
+//! of a block, or lineage hashes alone.
 //!
 //! Blocks lie in one vector and are linked by number. A block whose parent is resident stands in its parent's list of
 //! children; one whose parent is missing stands in a list of orphans that the parent adopts when it comes.
@@ -9,7 +12,8 @@ use crate::hash::{PositionalLineageHash, SequenceHash};
 use crate::wire::Tier;
 
 use super::holder_set::HolderSlot;
-use super::table::{EntryTable, Place};
+use super::place::Place;
+use super::runs::{BlockKey, RunId, RunWriter, Spot};
 
 pub(crate) mod names;
 
@@ -48,19 +52,51 @@ pub(crate) struct Block {
     previous_sibling: BlockNumber,
     /// The tiers that hold it, under whatever name; one bit a tier.
     tiers: u8,
-    /// Whether all ancestors are resident, so that the block stands in the shared table.
+    /// Whether all ancestors are resident, so that the block stands in the shared runs.
     counts: bool,
+    /// Where it stands there, while it counts.
+    spot: Spot,
 }
+
+const NOWHERE: Spot = Spot {
+    run: RunId::NONE,
+    offset: 0,
+};
 
 fn tier_bit(tier: Tier) -> u8 {
     1 << tier.as_u8()
 }
 
-/// Where a forest's counting blocks are published: the shared table, under the holder's slot.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Publication<'a> {
-    pub(crate) table: &'a EntryTable,
+/// Where a forest's counting blocks are published: the shared runs, under the holder's slot.
+pub(crate) struct Publication<'a, 'w> {
+    pub(crate) writer: &'a mut RunWriter<'w>,
     pub(crate) slot: HolderSlot,
+}
+
+impl Publication<'_, '_> {
+    /// Lets queries find a block whose parent, if it has one, they find at `parent`; says where.
+    fn insert(&mut self, parent: Option<Spot>, block: &Block) -> Option<Spot> {
+        let key = BlockKey::from(block.key);
+        let spot = match self.writer.child(parent, &key) {
+            Some(spot) => spot,
+            None => {
+                let hash = block.sequence_hash.unwrap_or(SequenceHash(key.current));
+                let is_whole = block.sequence_hash.is_some();
+                let added = self.writer.add(parent, key, &[hash], is_whole, false)?;
+                Spot {
+                    run: added.run,
+                    offset: added.end.checked_sub(1)?,
+                }
+            }
+        };
+        self.writer.set_cutoff(spot.run, self.slot, spot.offset + 1);
+        Some(spot)
+    }
+
+    /// Takes a block that has no children any more from queries.
+    fn remove(&mut self, spot: Spot) {
+        self.writer.set_cutoff(spot.run, self.slot, spot.offset);
+    }
 }
 
 /// What became of a stored block.
@@ -138,7 +174,7 @@ impl Forest {
         block: NewBlock,
         tier: Tier,
         blocks_max: usize,
-        publication: Publication<'_>,
+        publication: &mut Publication<'_, '_>,
     ) -> (Stored, bool) {
         let mut moved = false;
         if let Some(other) = block.name.and_then(|name| self.find_name(name))
@@ -166,7 +202,23 @@ impl Forest {
         (Stored::New, moved)
     }
 
-    fn create(&mut self, block: &NewBlock, tier: Tier, publication: Publication<'_>) {
+    /// Takes over a new block that stands in the shared runs already, after its parent.
+    pub(crate) fn take_over(&mut self, block: &NewBlock, tier: Tier, spot: Spot) {
+        let (number, _) = self.link(block, tier);
+        let taken = self.block_mut(number);
+        taken.counts = true;
+        taken.spot = spot;
+    }
+
+    fn create(&mut self, block: &NewBlock, tier: Tier, publication: &mut Publication<'_, '_>) {
+        let (number, counts) = self.link(block, tier);
+        if counts {
+            self.publish_subtree(number, publication);
+        }
+    }
+
+    /// Makes a block resident; says whether all its ancestors are.
+    fn link(&mut self, block: &NewBlock, tier: Tier) -> (BlockNumber, bool) {
         let place = Place::of(block.key);
         let parent_place = Place::of_parent(block.key);
         let parent = parent_place.and_then(|place| self.find_place(place));
@@ -180,6 +232,7 @@ impl Forest {
             previous_sibling: BlockNumber::NONE,
             tiers: tier_bit(tier),
             counts: false,
+            spot: NOWHERE,
         };
         let number = self.allocate(resident);
         if let Some(name) = block.name {
@@ -201,9 +254,7 @@ impl Forest {
                 false
             }
         };
-        if counts {
-            self.publish_subtree(number, publication);
-        }
+        (number, counts)
     }
 
     fn allocate(&mut self, block: Block) -> BlockNumber {
@@ -278,7 +329,7 @@ impl Forest {
         &mut self,
         number: BlockNumber,
         tier: Tier,
-        publication: Publication<'_>,
+        publication: &mut Publication<'_, '_>,
     ) -> Removed {
         let block = self.block_mut(number);
         if block.tiers & tier_bit(tier) == 0 {
@@ -295,7 +346,7 @@ impl Forest {
     }
 
     /// Removes a block for good; its children become orphans and count no longer.
-    fn erase(&mut self, number: BlockNumber, publication: Publication<'_>) {
+    fn erase(&mut self, number: BlockNumber, publication: &mut Publication<'_, '_>) {
         if self.block(number).counts {
             self.withdraw_subtree(number, publication);
         }
@@ -340,7 +391,7 @@ impl Forest {
     }
 
     /// Removes all blocks.
-    pub(crate) fn clear(&mut self, publication: Publication<'_>) {
+    pub(crate) fn clear(&mut self, publication: &mut Publication<'_, '_>) {
         let roots: Vec<BlockNumber> = self.heads().filter(|number| self.block(*number).counts).collect();
         for root in roots {
             self.withdraw_subtree(root, publication);
@@ -386,23 +437,25 @@ impl Forest {
     }
 
     /// Parents first, so that the holder stays prefix-closed at every instant.
-    fn publish_subtree(&mut self, root: BlockNumber, publication: Publication<'_>) {
+    fn publish_subtree(&mut self, root: BlockNumber, publication: &mut Publication<'_, '_>) {
         let subtree = self.collect_subtree(root);
         for number in &subtree {
+            let parent = self.parent(*number).map(|parent| self.block(parent).spot);
+            let spot = publication.insert(parent, self.block(*number)).unwrap_or(NOWHERE);
             let block = self.block_mut(*number);
             block.counts = true;
-            publication.table.insert(block.key, publication.slot);
+            block.spot = spot;
         }
         self.scratch = subtree;
     }
 
     /// Children first, so that the holder stays prefix-closed at every instant.
-    fn withdraw_subtree(&mut self, root: BlockNumber, publication: Publication<'_>) {
+    fn withdraw_subtree(&mut self, root: BlockNumber, publication: &mut Publication<'_, '_>) {
         let subtree = self.collect_subtree(root);
         for number in subtree.iter().rev() {
             let block = self.block_mut(*number);
             block.counts = false;
-            publication.table.remove(block.key, publication.slot);
+            publication.remove(block.spot);
         }
         self.scratch = subtree;
     }

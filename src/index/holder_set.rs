@@ -44,6 +44,15 @@ pub(crate) enum HolderSet {
     Bitmap(Box<Vec<u64>>),
 }
 
+impl Default for HolderSet {
+    fn default() -> Self {
+        Self::Inline {
+            count: 0,
+            slots: [HolderSlot(0); INLINE_SLOTS],
+        }
+    }
+}
+
 impl HolderSet {
     pub(crate) fn single(slot: HolderSlot) -> Self {
         let mut slots = [HolderSlot(0); INLINE_SLOTS];
@@ -124,6 +133,21 @@ impl HolderSet {
         self.len() == 0
     }
 
+    pub(crate) fn contains(&self, slot: HolderSlot) -> bool {
+        match self {
+            Self::Inline { count, slots } => slots[..usize::from(*count)].contains(&slot),
+            Self::Bitmap(words) => words.get(slot.word()).is_some_and(|word| word & slot.bit() != 0),
+        }
+    }
+
+    /// The one member of a set that has no other.
+    pub(crate) fn only(&self) -> Option<HolderSlot> {
+        match self {
+            Self::Inline { count: 1, slots } => Some(slots[0]),
+            _ => None,
+        }
+    }
+
     /// The set as a working set of a search.
     pub(crate) fn to_slots(&self) -> SlotSet {
         match self {
@@ -187,6 +211,16 @@ impl SlotSet {
 
     pub(crate) fn is_empty(&self) -> bool {
         self.words.iter().all(|word| *word == 0)
+    }
+
+    /// Adds all that are in `others`.
+    pub(crate) fn unite(&mut self, others: &Self) {
+        if self.words.len() < others.words.len() {
+            self.words.resize(others.words.len(), 0);
+        }
+        for (ours, theirs) in self.words.iter_mut().zip(&others.words) {
+            *ours |= theirs;
+        }
     }
 
     /// Takes out all that are in `others`.

@@ -10,9 +10,10 @@ use super::chain::QueryChain;
 use super::forest::BLOCKS_MAX;
 use super::namespace::NamespaceSettings;
 use super::parking::ParkingLimits;
+use super::runs::{BlockKey, RunStore};
 use super::search::{self, Matches, Search};
 use super::slots::{HolderRecord, Slots};
-use super::table::EntryTable;
+use super::sparse::{self, BoundedMatches, SparseChain};
 use super::writer::HolderWriter;
 
 pub use super::slots::RegisterError;
@@ -46,7 +47,7 @@ impl Default for IndexLimits {
 pub(crate) struct Shared {
     pub(crate) settings: NamespaceSettings,
     pub(crate) limits: IndexLimits,
-    pub(crate) table: EntryTable,
+    pub(crate) runs: RunStore,
     pub(crate) slots: Slots,
     foreign_holders: AtomicU32,
     /// How often the state of a holder has been replaced as a whole.
@@ -118,7 +119,7 @@ impl PositionalIndexer {
             shared: Arc::new(Shared {
                 settings,
                 limits,
-                table: EntryTable::new(),
+                runs: RunStore::new(),
                 slots: Slots::default(),
                 foreign_holders: AtomicU32::new(0),
                 replacements: AtomicU64::new(0),
@@ -127,8 +128,8 @@ impl PositionalIndexer {
     }
 
     #[cfg(test)]
-    pub(crate) fn table(&self) -> &EntryTable {
-        &self.shared.table
+    pub(crate) fn runs(&self) -> &RunStore {
+        &self.shared.runs
     }
 
     /// Block size and hashing of the namespace.
@@ -156,7 +157,15 @@ impl PositionalIndexer {
     pub fn find_chain(&self, chain: &mut QueryChain<'_>, search: Search<'_>) -> Matches {
         // Before the first probe, so that what is replaced from now on is noticed.
         let replacements = self.shared.replacements.load(Ordering::Acquire);
-        search::find(&self.shared.table, &self.shared.slots, chain, search).begun_at(replacements)
+        search::find(&self.shared.runs, &self.shared.slots, chain, search).begun_at(replacements)
+    }
+
+    /// Bounds on how long a prefix each holder holds, from blocks chosen from one chain.
+    pub fn find_bounds(&self, chain: &SparseChain<'_>, search: Search<'_>) -> BoundedMatches {
+        // Before the first probe, so that what is replaced from now on is noticed.
+        let replacements = self.shared.replacements.load(Ordering::Acquire);
+        sparse::find_at_one_instant(&self.shared.runs, &self.shared.slots, chain, search)
+            .begun_at(replacements)
     }
 
     /// The block at `position` of a query, and how many holders have it; for explaining where a holder dropped out.
@@ -169,7 +178,7 @@ impl PositionalIndexer {
             return None;
         }
         let key = chain.key(position);
-        Some((key, search::holders_of(&self.shared.table, key)))
+        Some((key, search::holders_of(&self.shared.runs, &BlockKey::from(key))))
     }
 
     /// All holders, in no particular order.
@@ -186,10 +195,10 @@ impl PositionalIndexer {
     pub fn sizes(&self) -> IndexSizes {
         let directory = self.shared.slots.load();
         let mut sizes = IndexSizes {
-            distinct_blocks: self.shared.table.len(),
+            distinct_blocks: self.shared.runs.len(),
             workers: directory.workers(),
             foreign_holders: self.foreign_holders(),
-            chain_conflicts: self.shared.table.chain_conflicts(),
+            chain_conflicts: self.shared.runs.chain_conflicts(),
             ..IndexSizes::default()
         };
         for holder in directory.holders() {

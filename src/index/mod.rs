@@ -4,29 +4,47 @@
 //!
 //! A holder's blocks form a forest: a block's parent is the block one position before it whose current fragment is its
 //! parent fragment. A block *counts* when all its ancestors down to position 0 are resident in the same holder;
-//! only blocks that count stand in the shared entry table, one entry per lineage hash with the set of
-//! its holders. Blocks behind a hole stay in the holder's own state until the hole is filled. So in the shared table every
-//! holder is prefix-closed at every instant: finding it at position p proves the whole prefix up to p, and a search compares
-//! *sets of holders*, never counts.
+//! only blocks that count are shared with queries. Blocks behind a hole stay in the holder's own state until the hole is filled.
+//! So for queries every holder is prefix-closed at every instant: finding it at position p proves the whole prefix up to p, and
+//! a search compares *sets of holders*, never counts.
 //!
 //! A holder has at most one block for a (position, current fragment); a store with another parent fragment moves it.
 //!
+//! # Where what is
+//!
+//! | file | what |
+//! |---|---|
+//! | `runs/` | what all holders share: runs of blocks, who holds how much of each, a table from hash to place |
+//! | `plain.rs` | a holder's own state while it is regular: which runs it has how much of |
+//! | `forest.rs` | a holder's own state where it is not: holes, tiers, several names of a block |
+//! | `resolve.rs`, `writer.rs` | events: what their blocks are, and applying them |
+//! | `search.rs`, `chain.rs` | queries |
+//! | `slots.rs`, `holder_set.rs` | holders by a small number, and sets of them |
+//!
 //! # What a query sees during writes
 //!
-//! One owner (a [`HolderWriter`]) changes one holder, block by block: stores parents first, removals children first. So the
-//! number of leading blocks of any query that a holder holds changes by at most one at a time. A search that sees a holder at
-//! position p − 1 at one instant and does not see it at p at another has therefore proved that at some instant in between
-//! exactly p blocks matched: every score is exact, per holder, at some point between the query's start and its end.
-//! Queries take no lock but those of single table shards, and never wait for a writer's whole event.
+//! One owner (a [`HolderWriter`]) changes one holder, one run at a time: stores parents first, removals children first. A look
+//! at a run gives, from one word, the run's length and how much of it each holder has at one instant. How deep a holder has a
+//! query's blocks, its *depth*, therefore follows from looks at different instants:
+//!
+//! - *It has part of a run, and its part ends before the query leaves the run*: that is its depth at that instant.
+//! - *It has everything up to position e, where the query leaves the run (because the run ends there, or goes on differently), and
+//!   at another instant its depth was at most e*: then its depth was e at an instant in between, or at the look. For at the look
+//!   it was e, unless the holder also had a run that begins at e. If its depth was at most e later, it has lost that run first,
+//!   and had e then, since children go before parents. If it was at most e earlier, it got that run last, and had e just before.
+//!
+//! A search settles every holder by one of the two, so every score is exact, per holder, at some point between the query's
+//! start and its end. Queries take no lock and never wait for a writer.
 //!
 //! # When hashes are no chain
 //!
 //! All this rests on a sequence hash naming its whole prefix. Where somebody stores two blocks of the same position and
-//! current fragment with different parents, that is not so. The table notices it, counts it
+//! current fragment with different parents, that is not so. The store notices it, counts it
 //! ([`IndexSizes::chain_conflicts`]), and searches of that index walk block by block from then on.
 //!
 //! The index knows no clock, does no I/O and has no async code.
 
+mod applied;
 mod chain;
 mod dump;
 mod forest;
@@ -34,18 +52,24 @@ mod holder_set;
 mod indexer;
 mod namespace;
 mod parking;
+mod place;
+mod plain;
+mod resolve;
+mod runs;
 mod search;
 mod slots;
-mod table;
+mod sparse;
 mod writer;
 
 #[cfg(test)]
 mod tests;
 
+pub use applied::{Applied, RejectReason};
 pub use chain::QueryChain;
 pub use indexer::{IndexLimits, IndexSizes, PositionalIndexer, RegisterError};
 pub use namespace::{Hashing, Namespace, NamespaceLimitReached, NamespaceSettings, Namespaces};
 pub use parking::ParkingLimits;
 pub use search::{Match, Matches, Search};
 pub use slots::HolderRecord;
-pub use writer::{Applied, HolderWriter, RejectReason};
+pub use sparse::{BoundedMatches, Bounds, SparseChain};
+pub use writer::HolderWriter;

@@ -1,19 +1,25 @@
 //! The search: which holders hold how long a prefix.
 //!
-//! Holders are compared as sets. The holders of position 0 are the candidates; those found at the last position hold
-//! everything. The others dropped out somewhere in between, and bisecting on the set that is still missing finds where:
-//! the probes grow with the number of distinct drop-out points and the logarithm of the depth, not with depth × holders.
+//! A look at one run says of every holder how many of its blocks it has, and comparing two arrays says how far the query agrees
+//! with it. So one look settles all holders that drop out inside of the run. The others have everything up to where the query
+//! leaves the run; they are looked for where it goes on. The last position comes first: where the run of the last block begins at
+//! position 0, that one look answers for all holders, at any depth.
+//!
+//! Why the answers are exact although other looks are at other instants: see the index's own documentation.
 
 use std::sync::Arc;
 
-use crate::hash::PositionalLineageHash;
-use crate::tracking::{DegradedReason, DegradedReasons, StreamTrust};
+use arc_swap::Guard as DirectoryGuard;
+use crossbeam_epoch::Guard;
+use smallvec::SmallVec;
+
+use crate::tracking::{DegradedReasons, StreamTrust};
 use crate::wire::WorkerName;
 
 use super::chain::QueryChain;
-use super::holder_set::{HolderSet, SlotSet};
+use super::holder_set::SlotSet;
+use super::runs::{BlockKey, Found, RunStore, View};
 use super::slots::{Directory, HolderRecord, Slots};
-use super::table::EntryTable;
 
 /// Whom a search asks about.
 #[derive(Debug, Clone, Copy, Default)]
@@ -38,11 +44,15 @@ struct MatchGroup {
     slots: SlotSet,
 }
 
+/// Mostly there are one or two.
+type Groups = SmallVec<[MatchGroup; 2]>;
+
 /// The holders found, in groups of equal depth.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Matches {
-    directory: Arc<Directory>,
-    groups: Vec<MatchGroup>,
+    /// Borrowed from the current version, without counting a reference that all queries share.
+    directory: DirectoryGuard<Arc<Directory>>,
+    groups: Groups,
     /// How many states had been replaced when the search began.
     replacements: u64,
 }
@@ -58,11 +68,12 @@ impl Matches {
     /// Where it has been replaced since the search began, the reasons of now are those of another state than the one that was
     /// searched: the holder counts as unverified.
     pub fn reasons(&self, holder: &HolderRecord, trust: &StreamTrust) -> DegradedReasons {
-        let reasons = holder.status.reasons(trust);
-        if holder.status.replacement() > self.replacements {
-            return reasons.with(DegradedReason::Unverified);
-        }
-        reasons
+        holder.reasons_since(self.replacements, trust)
+    }
+
+    /// How many groups of holders of equal depth there are.
+    pub fn groups(&self) -> usize {
+        self.groups.len()
     }
 
     /// The holders with at least one matched block, deepest first; in no particular order within one depth.
@@ -79,34 +90,34 @@ impl Matches {
     }
 }
 
-/// A stretch of positions in which `candidates` drop out: all of them hold `held`, none holds `missing`.
-struct Stretch {
-    held: usize,
-    missing: usize,
-    candidates: SlotSet,
-}
-
 /// Runs one search.
 pub(crate) fn find(
-    table: &EntryTable,
+    store: &RunStore,
     slots: &Slots,
     chain: &mut QueryChain<'_>,
     search: Search<'_>,
 ) -> Matches {
-    // Before the first probe: a holder that joins later was not there when the query came.
-    let directory = Arc::clone(&slots.load());
-    let conflicts = table.chain_conflicts();
+    // Before the first look: a holder that joins later was not there when the query came.
+    let directory = slots.load();
+    let guard = &crossbeam_epoch::pin();
+    let asked = search.workers.map(|workers| directory.slots_of(workers));
+    let mut finder = Finder {
+        store,
+        guard,
+        chain,
+        asked: asked.as_ref(),
+        groups: Groups::new(),
+    };
+    let conflicts = store.chain_conflicts();
     if conflicts == 0 {
-        let groups = bisect(table, &directory, chain, search);
-        if table.chain_conflicts() == conflicts {
-            return matches(directory, groups);
-        }
+        finder.follow();
     }
-    let groups = walk(table, &directory, chain, search);
-    matches(directory, groups)
-}
-
-fn matches(directory: Arc<Directory>, groups: Vec<MatchGroup>) -> Matches {
+    if conflicts > 0 || store.chain_conflicts() != conflicts {
+        finder.groups.clear();
+        finder.walk();
+    }
+    let mut groups = finder.groups;
+    groups.sort_unstable_by_key(|group| std::cmp::Reverse(group.matched_blocks));
     Matches {
         directory,
         groups,
@@ -114,117 +125,284 @@ fn matches(directory: Arc<Directory>, groups: Vec<MatchGroup>) -> Matches {
     }
 }
 
-/// How many holders the block has that a holder dropped out at.
-pub(crate) fn holders_of(table: &EntryTable, key: PositionalLineageHash) -> usize {
-    table.read(key, HolderSet::len).unwrap_or_default()
+/// How many holders a block has.
+pub(crate) fn holders_of(store: &RunStore, key: &BlockKey) -> usize {
+    let guard = &crossbeam_epoch::pin();
+    let mut holders = 0;
+    store.for_each(key, guard, |found| {
+        let offset = u16::try_from(found.offset).unwrap_or(u16::MAX);
+        holders += found.run.view(guard).holders_beyond(offset);
+    });
+    holders
 }
 
-/// The holders of position 0 that the search asks about.
-fn candidates(
-    table: &EntryTable,
-    directory: &Directory,
-    chain: &mut QueryChain<'_>,
-    search: Search<'_>,
-) -> SlotSet {
-    if chain.is_empty() {
-        return SlotSet::default();
-    }
-    let mut found = table.read(chain.key(0), HolderSet::to_slots).unwrap_or_default();
-    if let Some(workers) = search.workers {
-        found.intersect(&directory.slots_of(workers));
-    }
-    found
+/// The holders of a block. One that has it counts, so it has all blocks before it, too.
+pub(super) fn holders_at(store: &RunStore, key: &BlockKey, guard: &Guard) -> SlotSet {
+    let mut holding = SlotSet::default();
+    store.for_each(key, guard, |found| {
+        let look = Look {
+            start: 0,
+            end: found.offset + 1,
+            view: found.run.view(guard),
+        };
+        holding.unite(&look.split(None, |_, _| {}));
+    });
+    holding
 }
 
-fn matched_blocks(depth: usize) -> u32 {
-    // Positions are below 2^24.
-    u32::try_from(depth).unwrap_or(u32::MAX)
+/// How many runs are looked at one after the other before the search halves what is left instead.
+const STEPS_MAX: usize = 8;
+
+/// Holders that at one instant had `held` blocks at least, and at one had `limit` at most.
+struct Stretch {
+    held: usize,
+    limit: usize,
+    candidates: SlotSet,
 }
 
-fn bisect(
-    table: &EntryTable,
-    directory: &Directory,
-    chain: &mut QueryChain<'_>,
-    search: Search<'_>,
-) -> Vec<MatchGroup> {
-    let mut candidates = candidates(table, directory, chain, search);
-    if candidates.is_empty() {
-        return Vec::new();
+/// One look at a run.
+struct Look<'g> {
+    /// Position of the run's first block.
+    start: usize,
+    /// Where the query leaves the run; after the block that was looked for.
+    end: usize,
+    view: View<'g>,
+}
+
+impl Look<'_> {
+    /// The cutoff of those that have everything up to `end`. Runs are shorter than 2^16.
+    fn needed(&self) -> u16 {
+        u16::try_from(self.end - self.start).unwrap_or(u16::MAX)
     }
-    let mut groups = Vec::new();
-    let last = chain.len() - 1;
-    let whole = holding(table, chain, last, &candidates);
-    candidates.subtract(&whole);
-    push_group(&mut groups, chain.len(), whole);
-    // Deeper stretches are taken first, so that groups come out deepest first.
-    let mut stretches = vec![Stretch {
-        held: 0,
-        missing: last,
-        candidates,
-    }];
-    while let Some(Stretch {
-        held,
-        missing,
-        mut candidates,
-    }) = stretches.pop()
-    {
-        if candidates.is_empty() {
-            continue;
+
+    /// Splits `candidates` (all holders where absent): those that have everything up to `end` are returned, those that have
+    /// something of the run go to `settled` with their depth, and the others stay.
+    fn split(&self, candidates: Option<&mut SlotSet>, mut settled: impl FnMut(usize, SlotSet)) -> SlotSet {
+        let needed = self.needed();
+        let reaches_end = needed <= self.view.len();
+        let full = match &candidates {
+            None => self.view.full().to_slots(),
+            Some(candidates) => self.view.full().intersection(candidates),
+        };
+        let mut through = SlotSet::default();
+        let mut shallow = SlotSet::default();
+        let mut depth = usize::from(self.view.len());
+        if reaches_end {
+            through = full.clone();
+        } else {
+            shallow = full.clone();
         }
-        if missing - held <= 1 {
-            push_group(&mut groups, missing, candidates);
-            continue;
+        let mut seen = candidates.is_some().then_some(full);
+        for partial in self.view.partial() {
+            if candidates
+                .as_ref()
+                .is_some_and(|candidates| !candidates.contains(partial.slot))
+            {
+                continue;
+            }
+            if let Some(seen) = &mut seen {
+                seen.insert(partial.slot);
+            }
+            if partial.cutoff >= needed {
+                through.insert(partial.slot);
+                continue;
+            }
+            if usize::from(partial.cutoff) != depth && !shallow.is_empty() {
+                settled(self.start + depth, std::mem::take(&mut shallow));
+            }
+            depth = usize::from(partial.cutoff);
+            shallow.insert(partial.slot);
         }
-        let middle = held + (missing - held) / 2;
-        let deeper = holding(table, chain, middle, &candidates);
-        candidates.subtract(&deeper);
-        stretches.push(Stretch {
-            held,
-            missing: middle,
-            candidates,
+        if !shallow.is_empty() {
+            settled(self.start + depth, shallow);
+        }
+        if let (Some(candidates), Some(seen)) = (candidates, seen) {
+            candidates.subtract(&seen);
+        }
+        through
+    }
+}
+
+struct Finder<'f, 'q, 'g> {
+    store: &'f RunStore,
+    guard: &'g Guard,
+    chain: &'f mut QueryChain<'q>,
+    /// Whom the query asks about; all where absent.
+    asked: Option<&'f SlotSet>,
+    groups: Groups,
+}
+
+impl<'g> Finder<'_, '_, 'g> {
+    fn settle(&mut self, depth: usize, slots: SlotSet) {
+        push_group(&mut self.groups, depth, slots);
+    }
+
+    fn locate(&mut self, position: usize) -> Option<Found<'g>> {
+        self.store.locate(&self.chain.block_key(position), self.guard)
+    }
+
+    /// Looks at the run of the block that was found for `position`; none where nobody has the block now.
+    fn look(&mut self, position: usize, found: Found<'g>) -> Option<Look<'g>> {
+        let view = found.run.view(self.guard);
+        let len = usize::from(view.len());
+        if found.offset >= len {
+            return None;
+        }
+        let start = found.run.start();
+        let end_max = (start + len).min(self.chain.len());
+        Some(Look {
+            start,
+            end: self.agreement(found, position + 1, end_max),
+            view,
+        })
+    }
+
+    /// Up to where the query agrees with a run: it does up to `agreed`, and it cannot beyond `end_max`.
+    fn agreement(&mut self, found: Found<'g>, mut agreed: usize, end_max: usize) -> usize {
+        let start = found.run.start();
+        let mut is_same = |position: usize| {
+            let hash = found.run.hash(position - start);
+            self.chain.block_key(position).is_current(hash)
+        };
+        if agreed >= end_max || is_same(end_max - 1) {
+            return end_max.max(agreed);
+        }
+        let mut differs = end_max - 1;
+        while agreed < differs {
+            let middle = agreed + (differs - agreed) / 2;
+            if is_same(middle) {
+                agreed = middle + 1;
+            } else {
+                differs = middle;
+            }
+        }
+        agreed
+    }
+
+    /// Settles all holders, where hashes are a chain.
+    fn follow(&mut self) {
+        let Some(last) = self.chain.len().checked_sub(1) else {
+            return;
+        };
+        if self.chain.is_rolled() {
+            // What must be computed is computed only if somebody has the first block.
+            if let Some(first) = self.locate(0) {
+                self.follow_from(first, last);
+            }
+            return;
+        }
+        let first = self.chain.block_key(0).current;
+        self.store.prefetch(first, self.guard);
+        if let Some(found) = self.locate(last)
+            && found.run.start() == 0
+            && let Some(look) = self.look(last, found)
+        {
+            let mut asked = self.asked.cloned();
+            let groups = &mut self.groups;
+            let whole = look.split(asked.as_mut(), |depth, slots| push_group(groups, depth, slots));
+            self.settle(last + 1, whole);
+        } else if let Some(first) = self.locate(0) {
+            self.follow_from(first, last);
+        }
+    }
+
+    /// Settles the holders of the first block.
+    fn follow_from(&mut self, first: Found<'g>, last: usize) {
+        let Some(look) = self.look(0, first) else { return };
+        let mut asked = self.asked.cloned();
+        let groups = &mut self.groups;
+        let through = look.split(asked.as_mut(), |depth, slots| push_group(groups, depth, slots));
+        let mut stretches: SmallVec<[Stretch; 4]> = SmallVec::new();
+        let begin = Stretch {
+            held: look.end,
+            limit: last + 1,
+            candidates: through,
+        };
+        // The last block next: who has it needs no more looks.
+        self.advance(begin, last, &mut stretches);
+        let mut steps = 0;
+        while let Some(stretch) = stretches.pop() {
+            steps += 1;
+            let next = match steps {
+                ..STEPS_MAX => stretch.held,
+                _ => stretch.held + (stretch.limit - stretch.held) / 2,
+            };
+            self.advance(stretch, next, &mut stretches);
+        }
+    }
+
+    /// Looks for the holders of a stretch at `position`, and leaves behind what is still open.
+    fn advance(&mut self, mut stretch: Stretch, position: usize, open: &mut SmallVec<[Stretch; 4]>) {
+        let mut leave = |groups: &mut Groups, stretch: Stretch| {
+            if stretch.candidates.is_empty() {
+                return;
+            }
+            if stretch.limit <= stretch.held {
+                push_group(groups, stretch.held, stretch.candidates);
+            } else {
+                open.push(stretch);
+            }
+        };
+        if stretch.candidates.is_empty() || stretch.limit <= stretch.held {
+            leave(&mut self.groups, stretch);
+            return;
+        }
+        let found = self.locate(position);
+        let Some(look) = found.and_then(|found| self.look(position, found)) else {
+            stretch.limit = position;
+            leave(&mut self.groups, stretch);
+            return;
+        };
+        let groups = &mut self.groups;
+        let through = look.split(Some(&mut stretch.candidates), |depth, slots| {
+            push_group(groups, depth, slots);
         });
-        stretches.push(Stretch {
-            held: middle,
-            missing,
-            candidates: deeper,
-        });
+        let deeper = Stretch {
+            held: look.end,
+            // A limit that they have passed by now is none any more.
+            limit: if look.end <= stretch.limit {
+                stretch.limit
+            } else {
+                self.chain.len()
+            },
+            candidates: through,
+        };
+        stretch.limit = stretch.limit.min(look.start);
+        leave(&mut self.groups, stretch);
+        leave(&mut self.groups, deeper);
     }
-    groups
-}
 
-/// Block by block, for an index whose hashes are no chain: finding a block proves nothing about those before it.
-fn walk(
-    table: &EntryTable,
-    directory: &Directory,
-    chain: &mut QueryChain<'_>,
-    search: Search<'_>,
-) -> Vec<MatchGroup> {
-    let mut candidates = candidates(table, directory, chain, search);
-    let mut groups = Vec::new();
-    for position in 1..chain.len() {
-        if candidates.is_empty() {
-            break;
+    /// Block by block, for an index whose hashes are no chain: finding a block proves nothing about those before it.
+    fn walk(&mut self) {
+        let mut candidates: Option<SlotSet> = self.asked.cloned();
+        for position in 0..self.chain.len() {
+            let key = self.chain.block_key(position);
+            let mut holding = holders_at(self.store, &key, self.guard);
+            let mut dropped = match candidates.take() {
+                Some(candidates) => {
+                    holding.intersect(&candidates);
+                    candidates
+                }
+                None => SlotSet::default(),
+            };
+            dropped.subtract(&holding);
+            if position > 0 {
+                self.settle(position, dropped);
+            }
+            if holding.is_empty() {
+                return;
+            }
+            candidates = Some(holding);
         }
-        let deeper = holding(table, chain, position, &candidates);
-        candidates.subtract(&deeper);
-        push_group(&mut groups, position, candidates);
-        candidates = deeper;
+        self.settle(self.chain.len(), candidates.unwrap_or_default());
     }
-    push_group(&mut groups, chain.len(), candidates);
-    groups.reverse();
-    groups
 }
 
-fn holding(table: &EntryTable, chain: &mut QueryChain<'_>, position: usize, candidates: &SlotSet) -> SlotSet {
-    table
-        .read(chain.key(position), |holders| holders.intersection(candidates))
-        .unwrap_or_default()
-}
-
-fn push_group(groups: &mut Vec<MatchGroup>, depth: usize, slots: SlotSet) {
+fn push_group(groups: &mut Groups, depth: usize, slots: SlotSet) {
     if !slots.is_empty() {
         groups.push(MatchGroup {
-            matched_blocks: matched_blocks(depth),
+            // Positions are below 2^24.
+            matched_blocks: u32::try_from(depth).unwrap_or(u32::MAX),
             slots,
         });
     }

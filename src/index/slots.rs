@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use arc_swap::{ArcSwap, Guard};
 use parking_lot::Mutex;
 
-use crate::tracking::HolderStatus;
+use crate::tracking::{DegradedReason, DegradedReasons, HolderStatus, StreamTrust};
 use crate::wire::{HolderId, WorkerName};
 
 use super::holder_set::{HolderSlot, SlotSet};
@@ -30,6 +30,18 @@ impl HolderRecord {
             status: HolderStatus::default(),
             retired: AtomicBool::new(false),
         }
+    }
+
+    /// Why the state that a search found is not certain; `replacements` is how many states had been replaced when it began.
+    ///
+    /// Where this one has been replaced since, the reasons of now are those of another state than the one that was searched: the
+    /// holder counts as unverified.
+    pub(crate) fn reasons_since(&self, replacements: u64, trust: &StreamTrust) -> DegradedReasons {
+        let reasons = self.status.reasons(trust);
+        if self.status.replacement() > replacements {
+            return reasons.with(DegradedReason::Unverified);
+        }
+        reasons
     }
 
     /// Whether the holder has left the index.

@@ -2,99 +2,28 @@
 
 use std::sync::Arc;
 
-use crate::hash::{
-    BlockHash, BlockSize, HashSeed, PositionalLineageHash, SequenceHash, block_hash, block_hashes,
-    lineage_hashes_from, sequence_hashes_after,
-};
+use crate::hash::{PositionalLineageHash, SequenceHash};
 use crate::tracking::{DegradedReasons, HolderStatus};
-use crate::wire::{BlockContent, BlockNames, Event, RemovedBlocks, StoredBlocks, Tier};
+use crate::wire::{BlockContent, Event, RemovedBlocks, StoredBlocks, Tier};
 
+use super::applied::{Applied, RejectReason};
+use super::dump;
 use super::forest::{BlockNumber, Forest, NewBlock, Publication, Removed, Stored};
 use super::holder_set::HolderSlot;
 use super::indexer::Shared;
 use super::namespace::{Hashing, NamespaceSettings};
 use super::parking::Parking;
+use super::plain::{Plain, Stopped};
+use super::resolve::{self, Resident, Resolved, ResolvedSequence, Unresolved};
+use super::runs::{BlockKey, RunWriter};
 use super::slots::HolderRecord;
 
-/// Why blocks of an event were not taken, or were taken with a note. Label values of a metric.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[repr(usize)]
-pub enum RejectReason {
-    /// A removed block was not held; nothing is lost by that.
-    UnknownBlock,
-    /// A block lost its place or its name to another one, which has moved there.
-    Moved,
-    /// A position beyond what a lineage hash can carry.
-    PositionOutOfRange,
-    /// The holder is full.
-    Capacity,
-    /// The namespace recomputes the chain, but the event has no block hashes or tokens, or its parent no sequence hash.
-    MissingContent,
-    /// The tokens do not make whole blocks of the namespace's size.
-    ContentMismatch,
-    /// The engine's hashes are not the contract's chain. The blocks are held, but only under the engine's hashes.
-    ForeignChain,
-    /// Blocks whose parent had not come were dropped to make room.
-    ParkingFull,
-    /// Blocks were dropped because their parent did not come in time.
-    ParkingExpired,
-}
-
-impl RejectReason {
-    /// All reasons, by their number.
-    pub const ALL: [Self; 9] = [
-        Self::UnknownBlock,
-        Self::Moved,
-        Self::PositionOutOfRange,
-        Self::Capacity,
-        Self::MissingContent,
-        Self::ContentMismatch,
-        Self::ForeignChain,
-        Self::ParkingFull,
-        Self::ParkingExpired,
-    ];
-
-    /// A stable word for metrics and logs.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::UnknownBlock => "unknown_block",
-            Self::Moved => "moved",
-            Self::PositionOutOfRange => "position_out_of_range",
-            Self::Capacity => "capacity",
-            Self::MissingContent => "missing_content",
-            Self::ContentMismatch => "content_mismatch",
-            Self::ForeignChain => "foreign_chain",
-            Self::ParkingFull => "parking_full",
-            Self::ParkingExpired => "parking_expired",
-        }
-    }
-}
-
-/// What applying events did.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Applied {
-    /// Blocks stored; those that were held already count too.
-    pub stored: u64,
-    /// Blocks removed; those that another tier still holds count too.
-    pub removed: u64,
-    /// Whether everything was cleared.
-    pub cleared: bool,
-    /// Whether the holder said goodbye.
-    pub goodbye: bool,
-    /// Stored events that began to wait for their parent.
-    pub parked: u64,
-    rejected: [u64; RejectReason::ALL.len()],
-}
-
-impl Applied {
-    /// How many blocks met this fate.
-    pub fn rejected(&self, reason: RejectReason) -> u64 {
-        self.rejected[reason as usize]
-    }
-
-    fn reject(&mut self, reason: RejectReason, blocks: usize) {
-        self.rejected[reason as usize] += blocks as u64;
-    }
+/// What a holder holds, in the form that is just enough for it.
+#[derive(Debug, Default)]
+struct Blocks {
+    /// Nothing while there is a forest.
+    plain: Plain,
+    forest: Option<Box<Forest>>,
 }
 
 /// The only one who may change what a holder holds. Owned by the holder's lane.
@@ -103,7 +32,7 @@ pub struct HolderWriter {
     shared: Arc<Shared>,
     slot: HolderSlot,
     record: Arc<HolderRecord>,
-    forest: Forest,
+    blocks: Blocks,
     parking: Parking,
     has_foreign_chain: bool,
 }
@@ -114,7 +43,7 @@ impl HolderWriter {
             shared,
             slot,
             record,
-            forest: Forest::default(),
+            blocks: Blocks::default(),
             parking: Parking::default(),
             has_foreign_chain: false,
         }
@@ -143,11 +72,8 @@ impl HolderWriter {
 
     /// How many blocks are held, behind holes too.
     pub fn blocks(&self) -> usize {
-        self.forest.len()
-    }
-
-    pub(crate) fn forest(&self) -> &Forest {
-        &self.forest
+        let forest = self.blocks.forest.as_ref();
+        forest.map_or(self.blocks.plain.len(), |forest| forest.len())
     }
 
     /// Applies one event. `now_us` is any clock in microseconds that does not run backwards; it only times out
@@ -156,8 +82,10 @@ impl HolderWriter {
         let mut applied = Applied::default();
         match event {
             Event::Stored(stored) => {
-                self.store(stored, tier, now_us, &mut applied);
-                self.store_ready(&mut applied);
+                let shared = Arc::clone(&self.shared);
+                let runs = &mut shared.runs.write();
+                self.store(stored, tier, now_us, runs, &mut applied);
+                self.store_ready(runs, &mut applied);
             }
             Event::Removed(removed) => self.remove(&removed, tier, &mut applied),
             Event::Cleared => {
@@ -169,6 +97,8 @@ impl HolderWriter {
                 applied.goodbye = true;
             }
         }
+        // What is empty is regular again.
+        self.blocks.forest.take_if(|forest| forest.len() == 0);
         self.publish_sizes();
         applied
     }
@@ -186,11 +116,13 @@ impl HolderWriter {
 
     /// Removes all blocks and forgets what waits for a parent.
     pub fn clear(&mut self) {
-        let publication = Publication {
-            table: &self.shared.table,
-            slot: self.slot,
-        };
-        self.forest.clear(publication);
+        let shared = Arc::clone(&self.shared);
+        let writer = &mut shared.runs.write();
+        let slot = self.slot;
+        self.blocks.plain.clear(slot, writer);
+        if let Some(mut forest) = self.blocks.forest.take() {
+            forest.clear(&mut Publication { writer, slot });
+        }
         self.parking.clear();
         self.set_foreign_chain(false);
         self.publish_sizes();
@@ -204,7 +136,7 @@ impl HolderWriter {
 
     fn publish_sizes(&self) {
         let parked = u32::try_from(self.parking.len()).unwrap_or(u32::MAX);
-        self.status().set_sizes(self.forest.len() as u64, parked);
+        self.status().set_sizes(self.blocks() as u64, parked);
     }
 
     /// Notes whether the holder's hashes are not the contract's chain.
@@ -216,10 +148,18 @@ impl HolderWriter {
         }
     }
 
-    fn store(&mut self, stored: StoredBlocks, tier: Tier, now_us: u64, applied: &mut Applied) {
+    fn store(
+        &mut self,
+        stored: StoredBlocks,
+        tier: Tier,
+        now_us: u64,
+        runs: &mut RunWriter<'_>,
+        applied: &mut Applied,
+    ) {
         let blocks = stored.names.len();
-        match self.resolve(&stored, applied) {
-            Ok(resolved) => self.store_resolved(resolved, tier, applied),
+        match self.resolve(&stored, runs, applied) {
+            Ok(Resolved::Keys(blocks)) => self.store_blocks(blocks, tier, runs, applied),
+            Ok(Resolved::Sequence(sequence)) => self.store_sequence(&sequence, tier, runs, applied),
             Err(Unresolved::UnknownParent(parent)) => {
                 let Some(stored) = self.without_surplus_content(stored) else {
                     applied.reject(RejectReason::ContentMismatch, blocks);
@@ -243,22 +183,79 @@ impl HolderWriter {
         }
         match &stored.content {
             Some(BlockContent::Tokens { tokens, .. }) => {
-                let expected = stored.names.len().saturating_mul(self.block_size().as_usize());
+                let block_size = self.shared.settings.block_size.as_usize();
+                let expected = stored.names.len().saturating_mul(block_size);
                 (tokens.len() == expected).then_some(stored)
             }
             _ => Some(stored),
         }
     }
 
-    fn store_resolved(&mut self, blocks: Vec<NewBlock>, tier: Tier, applied: &mut Applied) {
-        let publication = Publication {
-            table: &self.shared.table,
-            slot: self.slot,
-        };
+    fn resolve<'e>(
+        &mut self,
+        stored: &'e StoredBlocks,
+        runs: &RunWriter<'_>,
+        applied: &mut Applied,
+    ) -> Result<Resolved<'e>, Unresolved> {
+        let find_parent = |name| self.blocks.resident(name, runs);
+        let resolved = resolve::resolve(stored, &self.shared.settings, find_parent)?;
+        if let Resolved::Sequence(sequence) = &resolved
+            && sequence.is_foreign
+        {
+            applied.reject(RejectReason::ForeignChain, sequence.hashes.len());
+            self.set_foreign_chain(true);
+        }
+        Ok(resolved)
+    }
+
+    /// Stores a sequence in the plain form as far as it fits, and the rest, if any, in a forest.
+    fn store_sequence(
+        &mut self,
+        sequence: &ResolvedSequence<'_>,
+        tier: Tier,
+        runs: &mut RunWriter<'_>,
+        applied: &mut Applied,
+    ) {
+        let blocks_max = self.shared.limits.blocks_per_holder_max;
+        let mut stored = 0;
+        let plain = &mut self.blocks.plain;
+        if self.blocks.forest.is_none()
+            && sequence.follows_resident()
+            && plain.suits(tier, sequence.names.is_some())
+        {
+            let outcome = plain.store(sequence.as_plain(), blocks_max, self.slot, runs);
+            stored = outcome.stored;
+            applied.stored += stored as u64;
+            match outcome.stopped {
+                None => return,
+                Some(Stopped::Full) => {
+                    applied.reject(RejectReason::Capacity, sequence.hashes.len() - stored);
+                    return;
+                }
+                Some(Stopped::Irregular) => {}
+            }
+        }
+        let mut blocks = sequence.blocks();
+        blocks.drain(..stored.min(blocks.len()));
+        self.store_blocks(blocks, tier, runs, applied);
+    }
+
+    fn store_blocks(
+        &mut self,
+        blocks: Vec<NewBlock>,
+        tier: Tier,
+        writer: &mut RunWriter<'_>,
+        applied: &mut Applied,
+    ) {
+        if blocks.is_empty() {
+            return;
+        }
+        let blocks_max = self.shared.limits.blocks_per_holder_max;
+        let slot = self.slot;
+        let forest = self.blocks.as_forest(writer);
         for block in blocks {
-            let (stored, moved) =
-                self.forest
-                    .store(block, tier, self.shared.limits.blocks_per_holder_max, publication);
+            let publication = &mut Publication { writer, slot };
+            let (stored, moved) = forest.store(block, tier, blocks_max, publication);
             applied.reject(RejectReason::Moved, usize::from(moved));
             match stored {
                 Stored::New | Stored::Known => applied.stored += 1,
@@ -268,18 +265,25 @@ impl HolderWriter {
     }
 
     /// Stores what waited for blocks that are there now, and then what waited for these.
-    fn store_ready(&mut self, applied: &mut Applied) {
+    fn store_ready(&mut self, runs: &mut RunWriter<'_>, applied: &mut Applied) {
         while self.parking.len() > 0 {
-            let forest = &self.forest;
-            let Some(event) = self.parking.take_ready(|name| forest.find_name(name).is_some()) else {
+            let blocks = &self.blocks;
+            let Some(event) = self.parking.take_ready(|name| blocks.has_name(name, runs)) else {
                 break;
             };
-            match self.resolve(&event.stored, applied) {
-                Ok(mut blocks) => {
-                    // What was removed meanwhile stays away, even if an event that came later has stored it again.
-                    blocks.retain(|block| block.name.is_some_and(|name| event.remaining.contains(&name)));
-                    self.store_resolved(blocks, event.tier, applied);
+            // What was removed meanwhile stays away, even if an event that came later has stored it again.
+            let remains = |name| event.remaining.contains(&name);
+            match self.resolve(&event.stored, runs, applied) {
+                Ok(Resolved::Sequence(sequence)) if sequence.names().all(remains) => {
+                    self.store_sequence(&sequence, event.tier, runs, applied);
                 }
+                Ok(Resolved::Sequence(sequence)) => {
+                    let mut blocks = sequence.blocks();
+                    blocks.retain(|block| block.name.is_some_and(remains));
+                    self.store_blocks(blocks, event.tier, runs, applied);
+                }
+                // Not reached: lineage hashes wait for nobody.
+                Ok(Resolved::Keys(_)) => {}
                 Err(Unresolved::Rejected(reason)) => applied.reject(reason, event.stored.names.len()),
                 // Not reached: the parent was found just now.
                 Err(Unresolved::UnknownParent(_)) => {}
@@ -288,13 +292,77 @@ impl HolderWriter {
     }
 
     fn remove(&mut self, removed: &RemovedBlocks, tier: Tier, applied: &mut Applied) {
-        let mut named: Vec<(PositionalLineageHash, u64)> = Vec::with_capacity(removed.hashes.len());
+        let shared = Arc::clone(&self.shared);
+        let runs = &mut shared.runs.write();
+        if self.blocks.plain.has_own_names() && !removed.lineage_hashes.is_empty() {
+            self.blocks.as_forest(runs);
+        }
+        match &self.blocks.forest {
+            None => self.remove_plain(removed, tier, runs, applied),
+            Some(_) => self.remove_blocks(removed, tier, runs, applied),
+        }
+    }
+
+    fn remove_plain(
+        &mut self,
+        removed: &RemovedBlocks,
+        tier: Tier,
+        runs: &mut RunWriter<'_>,
+        applied: &mut Applied,
+    ) {
+        let plain = &mut self.blocks.plain;
+        let mut spots = Vec::with_capacity(removed.hashes.len() + removed.lineage_hashes.len());
+        let mut finder = plain.finder(&removed.hashes);
         for hash in &removed.hashes {
             let name = hash.as_u64();
             // A block that is held can be part of an event that waits, too: it must not come back with that.
             let waits = self.parking.note_removed(name, tier);
-            match self.forest.find_name(name) {
-                Some(number) => named.push((self.forest.block(number).key, name)),
+            match finder.next(plain, runs) {
+                Some(spot) => spots.push((spot, name)),
+                None if waits => applied.removed += 1,
+                None => applied.reject(RejectReason::UnknownBlock, 1),
+            }
+        }
+        for key in &removed.lineage_hashes {
+            match plain.find_key(&BlockKey::from(*key), runs) {
+                Some(spot) => spots.push((spot, 0)),
+                None => applied.reject(RejectReason::UnknownBlock, 1),
+            }
+        }
+        let found = spots.len();
+        if tier != plain.tier() {
+            applied.reject(RejectReason::UnknownBlock, found);
+            return;
+        }
+        let (gone, left) = plain.remove(spots, self.slot, runs);
+        applied.removed += gone as u64;
+        // Named twice.
+        applied.reject(RejectReason::UnknownBlock, found - gone - left.len());
+        if !left.is_empty() {
+            let keys = left
+                .into_iter()
+                .filter_map(|spot| runs.key(spot))
+                .map(Into::into)
+                .collect();
+            self.remove_keys(keys, tier, runs, applied);
+        }
+    }
+
+    fn remove_blocks(
+        &mut self,
+        removed: &RemovedBlocks,
+        tier: Tier,
+        writer: &mut RunWriter<'_>,
+        applied: &mut Applied,
+    ) {
+        let slot = self.slot;
+        let forest = self.blocks.as_forest(writer);
+        let mut named: Vec<(PositionalLineageHash, u64)> = Vec::with_capacity(removed.hashes.len());
+        for hash in &removed.hashes {
+            let name = hash.as_u64();
+            let waits = self.parking.note_removed(name, tier);
+            match forest.find_name(name) {
+                Some(number) => named.push((forest.block(number).key, name)),
                 None if waits => applied.removed += 1,
                 None => applied.reject(RejectReason::UnknownBlock, 1),
             }
@@ -302,213 +370,79 @@ impl HolderWriter {
         // Deepest first: no block is removed before its children in the same event, so that no hole opens in between.
         // Lineage hashes order by position.
         named.sort_unstable_by_key(|(key, _)| std::cmp::Reverse(*key));
-        let publication = Publication {
-            table: &self.shared.table,
-            slot: self.slot,
-        };
         for (_, name) in named {
-            let outcome = self.forest.remove_name(name, tier, publication);
+            let outcome = forest.remove_name(name, tier, &mut Publication { writer, slot });
             count_removed(outcome, applied);
         }
-        let mut keys = removed.lineage_hashes.clone();
-        keys.sort_unstable_by_key(|key| std::cmp::Reverse(*key));
-        for key in keys {
-            let number: Option<BlockNumber> = self.forest.find_key(key);
-            let outcome = number.map_or(Removed::Unknown, |number| {
-                self.forest.remove_tier(number, tier, publication)
-            });
-            count_removed(outcome, applied);
-        }
+        self.remove_keys(removed.lineage_hashes.clone(), tier, writer, applied);
     }
 
-    /// Finds out the lineage hash of every block of an event.
-    fn resolve(&mut self, stored: &StoredBlocks, applied: &mut Applied) -> Result<Vec<NewBlock>, Unresolved> {
-        let names = stored.engine_hashes.as_deref();
-        match &stored.names {
-            BlockNames::Lineage(keys) => {
-                let name_at = |index: usize| names.and_then(|names| names.get(index)).copied();
-                let block = |(index, key): (usize, &PositionalLineageHash)| NewBlock {
-                    key: *key,
-                    sequence_hash: None,
-                    name: name_at(index),
-                };
-                Ok(keys.iter().enumerate().map(block).collect())
-            }
-            BlockNames::Sequence {
-                parent,
-                position,
-                hashes,
-            } => {
-                if hashes.is_empty() {
-                    return Ok(Vec::new());
-                }
-                let start = self.start(*parent, position.map(|position| position.as_u64()))?;
-                let recomputes = self.shared.settings.hashing == Hashing::Recompute && names.is_none();
-                if recomputes {
-                    let chain = self.recompute(stored.content.as_ref(), hashes.len(), start)?;
-                    return name_blocks(start, &chain, hashes.iter().map(|hash| hash.as_u64()));
-                }
-                self.check_chain(stored.content.as_ref(), start, hashes, applied);
-                match names {
-                    Some(names) => name_blocks(start, hashes, names.iter().copied()),
-                    None => name_blocks(start, hashes, hashes.iter().map(|hash| hash.as_u64())),
-                }
-            }
-        }
-    }
-
-    /// Where a run of blocks begins.
-    fn start(&self, parent: Option<SequenceHash>, position: Option<u64>) -> Result<RunStart, Unresolved> {
-        let Some(parent) = parent else {
-            return Ok(RunStart {
-                position: 0,
-                parent: None,
-                parent_is_known: true,
-            });
-        };
-        let resident = self
-            .forest
-            .find_name(parent.as_u64())
-            .map(|number| self.forest.block(number));
-        match (resident, position) {
-            // Where hashes are no chain, the holder can hold a block of this name at another position.
-            (Some(block), _) if position.is_none_or(|position| position == block.key.position() + 1) => {
-                // The fragment is all that a lineage hash needs of its parent, so it can stand in for the whole.
-                let fragment = SequenceHash::from(block.key.current_hash_fragment());
-                Ok(RunStart {
-                    position: block.key.position() + 1,
-                    parent: Some(block.sequence_hash.unwrap_or(fragment)),
-                    parent_is_known: block.sequence_hash.is_some(),
-                })
-            }
-            (_, Some(position)) => Ok(RunStart {
-                position,
-                parent: Some(parent),
-                parent_is_known: false,
-            }),
-            (_, None) => Err(Unresolved::UnknownParent(parent.as_u64())),
-        }
-    }
-
-    /// The contract's chain over the content of an event.
-    fn recompute(
-        &self,
-        content: Option<&BlockContent>,
-        blocks: usize,
-        start: RunStart,
-    ) -> Result<Vec<SequenceHash>, Unresolved> {
-        match start.parent {
-            Some(_) if !start.parent_is_known => {
-                return Err(Unresolved::Rejected(RejectReason::MissingContent));
-            }
-            _ => {}
-        }
-        let content = content.ok_or(Unresolved::Rejected(RejectReason::MissingContent))?;
-        let hashes: Vec<BlockHash> = match content {
-            BlockContent::BlockHashes(hashes) if hashes.len() != blocks => {
-                return Err(Unresolved::Rejected(RejectReason::ContentMismatch));
-            }
-            BlockContent::BlockHashes(hashes) => hashes.clone(),
-            BlockContent::Tokens {
-                tokens,
-                lora_name,
-                cache_salt,
-            } => {
-                let size = self.block_size();
-                if tokens.len() != blocks.saturating_mul(size.as_usize()) {
-                    return Err(Unresolved::Rejected(RejectReason::ContentMismatch));
-                }
-                let seed = HashSeed::for_cache(lora_name.as_deref(), cache_salt.as_deref());
-                block_hashes(tokens, size, seed).collect()
-            }
-        };
-        Ok(sequence_hashes_after(start.parent, hashes).collect())
-    }
-
-    /// Notices hashes that are not the contract's chain. One block an event is enough: a foreign engine's never are.
-    fn check_chain(
+    fn remove_keys(
         &mut self,
-        content: Option<&BlockContent>,
-        start: RunStart,
-        hashes: &[SequenceHash],
+        mut keys: Vec<PositionalLineageHash>,
+        tier: Tier,
+        writer: &mut RunWriter<'_>,
         applied: &mut Applied,
     ) {
-        let Some((last, before)) = hashes.split_last() else {
-            return;
-        };
-        let parent = before.last().copied().or(start.parent);
-        if before.is_empty() && start.parent.is_some() && !start.parent_is_known {
-            return;
-        }
-        let block = match content {
-            None => return,
-            Some(BlockContent::BlockHashes(hashes)) => hashes.last().copied(),
-            Some(BlockContent::Tokens {
-                tokens,
-                lora_name,
-                cache_salt,
-            }) => {
-                let size = self.block_size().as_usize();
-                if tokens.len() != hashes.len().saturating_mul(size) {
-                    // Another block size: queries by tokens cut the prompt elsewhere and cannot find these blocks.
-                    applied.reject(RejectReason::ForeignChain, hashes.len());
-                    self.set_foreign_chain(true);
-                    return;
-                }
-                let seed = HashSeed::for_cache(lora_name.as_deref(), cache_salt.as_deref());
-                tokens
-                    .rchunks_exact(size)
-                    .next()
-                    .map(|tokens| block_hash(tokens, seed))
-            }
-        };
-        if block.is_some_and(|block| crate::hash::next_sequence_hash(parent, block) != *last) {
-            applied.reject(RejectReason::ForeignChain, hashes.len());
-            self.set_foreign_chain(true);
+        let slot = self.slot;
+        let forest = self.blocks.as_forest(writer);
+        keys.sort_unstable_by_key(|key| std::cmp::Reverse(*key));
+        for key in keys {
+            let number: Option<BlockNumber> = forest.find_key(key);
+            let outcome = number.map_or(Removed::Unknown, |number| {
+                forest.remove_tier(number, tier, &mut Publication { writer, slot })
+            });
+            count_removed(outcome, applied);
         }
     }
 
-    fn block_size(&self) -> BlockSize {
-        self.shared.settings.block_size
+    /// Events that, applied in this order, make a fresh holder equal to this one: same blocks, names, tiers and holes,
+    /// parents before children. Stored events that wait for their parent are not part of it.
+    ///
+    /// `blocks_per_event_max` bounds each event.
+    pub fn dump_events(&self, blocks_per_event_max: usize) -> impl Iterator<Item = (Tier, Event)> + '_ {
+        let plain = dump::plain(&self.shared.runs, &self.blocks.plain, blocks_per_event_max);
+        let forest = self.blocks.forest.as_deref();
+        plain.chain(
+            forest
+                .into_iter()
+                .flat_map(move |forest| dump::forest(forest, blocks_per_event_max)),
+        )
     }
 }
 
-/// Where a run of blocks begins.
-#[derive(Debug, Clone, Copy)]
-struct RunStart {
-    /// Position of the first block.
-    position: u64,
-    /// Sequence hash of the block before it, or the fragment of it that is known.
-    parent: Option<SequenceHash>,
-    /// Whether `parent` is the whole sequence hash in the index's own chain.
-    parent_is_known: bool,
-}
+impl Blocks {
+    fn has_name(&self, name: u64, runs: &RunWriter<'_>) -> bool {
+        match &self.forest {
+            None => self.plain.find_name(name, runs).is_some(),
+            Some(forest) => forest.find_name(name).is_some(),
+        }
+    }
 
-/// Why the blocks of an event have no place yet.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Unresolved {
-    UnknownParent(u64),
-    Rejected(RejectReason),
-}
-
-/// Blocks of one run, with their names.
-fn name_blocks(
-    start: RunStart,
-    chain: &[SequenceHash],
-    names: impl Iterator<Item = u64>,
-) -> Result<Vec<NewBlock>, Unresolved> {
-    let out_of_range = |_| Unresolved::Rejected(RejectReason::PositionOutOfRange);
-    lineage_hashes_from(start.position, start.parent, chain)
-        .zip(chain)
-        .zip(names)
-        .map(|((key, sequence_hash), name)| {
-            Ok(NewBlock {
-                key: key.map_err(out_of_range)?,
-                sequence_hash: Some(*sequence_hash),
-                name: Some(name),
-            })
+    /// The block that the engine calls `name`.
+    fn resident(&self, name: u64, runs: &RunWriter<'_>) -> Option<Resident> {
+        if let Some(forest) = &self.forest {
+            let block = forest.block(forest.find_name(name)?);
+            return Some(Resident {
+                key: block.key,
+                sequence_hash: block.sequence_hash,
+                spot: None,
+            });
+        }
+        let spot = self.plain.find_name(name, runs)?;
+        let key = runs.key(spot)?;
+        Some(Resident {
+            key: key.into(),
+            sequence_hash: Some(SequenceHash(key.current)),
+            spot: Some(spot),
         })
-        .collect()
+    }
+
+    /// As a forest, which can keep anything.
+    fn as_forest(&mut self, runs: &RunWriter<'_>) -> &mut Forest {
+        let plain = std::mem::take(&mut self.plain);
+        self.forest.get_or_insert_with(|| Box::new(plain.to_forest(runs)))
+    }
 }
 
 fn count_removed(outcome: Removed, applied: &mut Applied) {

@@ -4,10 +4,10 @@ use crate::index::{Applied, HolderWriter, RejectReason};
 use crate::snapshot::HolderFrame;
 use crate::telemetry::labels::DropReason;
 use crate::telemetry::{AppliedBatch, EventMetrics};
-use crate::tracking::{
-    Admission, BatchCursor, DegradedReason, DegradedReasons, SequenceTracker, StreamGeneration,
-};
+use crate::tracking::{Admission, BatchCursor, DegradedReason, DegradedReasons, Liveness, SequenceTracker};
 use crate::wire::{EventBatch, NamespaceName, Tier};
+
+use super::held::{Held, HoldingLimits, ReceivedBatch};
 
 /// A holder's state at one instant: how far its batches were applied, and batches that rebuild it.
 #[derive(Debug)]
@@ -38,46 +38,100 @@ pub(crate) struct Clocks {
     pub(crate) monotonic_us: u64,
     /// Microseconds since the Unix epoch.
     pub(crate) unix_us: u64,
+    /// Microseconds in which messages could be heard.
+    pub(crate) listening_us: u64,
+}
+
+/// What a lane gives a holder to work with.
+#[derive(Clone, Copy)]
+pub(crate) struct Context<'a> {
+    pub(crate) clocks: Clocks,
+    pub(crate) metrics: &'a EventMetrics,
+    pub(crate) holding: &'a HoldingLimits,
 }
 
 /// One holder of a lane.
 #[derive(Debug)]
 pub(crate) struct Holder {
-    writer: HolderWriter,
-    tracker: SequenceTracker,
+    pub(super) writer: HolderWriter,
+    pub(super) tracker: SequenceTracker,
+    /// Whether the blocks are exactly those that the publisher had at the tracker's cursor, so that the batches after it make them
+    /// exact again.
+    pub(super) is_whole: bool,
+    /// What waits until it is known what came before it.
+    pub(super) held: Option<Held>,
+    pub(super) asked: Asked,
+    pub(super) liveness: Liveness,
+    /// The largest time, by the publisher's clock, at which an applied batch was made; 0 where none says, and the largest number
+    /// where it cannot be known.
+    pub(super) made_us: u64,
+}
+
+/// What is known of the holder's publisher from asking it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Asked {
+    /// How often it has been asked.
+    pub(super) times: u64,
+    /// Whether it may answer; no once it turned out that nobody listens.
+    pub(super) may_answer: bool,
+    /// Whether its numbers have begun again within the epoch, so that its cursor may be behind ours.
+    pub(super) has_restarted: bool,
+    /// Whether the blocks are those of an epoch that has ended, kept until it is known what the new one has.
+    pub(super) has_outlived: bool,
 }
 
 impl Holder {
-    pub(crate) fn new(writer: HolderWriter) -> Self {
+    pub(crate) fn new(writer: HolderWriter, clocks: Clocks) -> Self {
         Self {
             writer,
             tracker: SequenceTracker::default(),
+            is_whole: true,
+            held: None,
+            asked: Asked {
+                times: 0,
+                may_answer: true,
+                has_restarted: false,
+                has_outlived: false,
+            },
+            liveness: Liveness::heard_at(clocks.listening_us),
+            made_us: 0,
         }
     }
 
-    fn worker(&self) -> &str {
+    pub(super) fn worker(&self) -> &str {
         self.writer.record().id.worker.as_str()
     }
 
-    /// Applies a batch, or skips it, by its number.
-    pub(crate) fn apply(
-        &mut self,
-        batch: EventBatch,
-        generation: StreamGeneration,
-        clocks: Clocks,
-        metrics: &EventMetrics,
-    ) -> Afterwards {
+    /// Applies a batch, skips it, or keeps it back, by its number.
+    pub(crate) fn apply(&mut self, received: ReceivedBatch, context: Context<'_>) -> Afterwards {
+        if self.held.is_some() {
+            return self.apply_while_holding(received, context);
+        }
+        let next = cursor_of(&received.batch);
+        let admission = self.tracker.classify(next);
+        let is_gap = matches!(
+            admission,
+            Admission::Gap { .. } | Admission::NewEpoch { missed: 1.. }
+        );
+        let has_begun_again = admission == Admission::Duplicate
+            && received.batch.time_us.is_some_and(|made| made > self.made_us);
+        if has_begun_again && self.made_us > 0 {
+            self.begin_again(next, context.metrics);
+        }
+        if (is_gap || has_begun_again) && context.holding.is_enabled && self.asked.may_answer {
+            return self.hold_at_gap(received, context);
+        }
+        self.apply_now(received, context)
+    }
+
+    /// Applies a batch, or skips it, by its number. What is missing before it stays missing.
+    pub(super) fn apply_now(&mut self, received: ReceivedBatch, context: Context<'_>) -> Afterwards {
+        let (batch, metrics) = (received.batch, context.metrics);
         let before = self.tracker.cursor();
-        let next = BatchCursor {
-            epoch: batch.epoch,
-            seq: batch.seq,
-        };
+        let next = cursor_of(&batch);
         match self.tracker.admit(next) {
             Admission::Next => {}
-            Admission::Gap { missed } => {
-                metrics.sequence_gap(self.worker(), next.seq - missed, next.seq);
-                self.degrade(DegradedReason::Gap, metrics);
-            }
+            Admission::Gap { missed } => self.note_gap(next, missed, metrics),
             Admission::NewEpoch { missed } => self.begin_epoch(before, next, missed, metrics),
             Admission::Duplicate => {
                 metrics.batch_dropped(DropReason::Duplicate, self.worker(), &next.seq);
@@ -88,15 +142,23 @@ impl Holder {
                 return Afterwards::Stays;
             }
         }
+        self.made_us = self.made_us.max(batch.time_us.unwrap_or_default());
         // All that came before this batch has been applied, or is known to be missing: the stream is trusted again. What the batch
         // itself changes is exact at every step.
-        self.writer.status().confirm(generation);
-        let afterwards = self.apply_events(batch, clocks, metrics);
+        self.writer.status().confirm(received.generation);
+        let afterwards = self.apply_events(batch, context);
         self.writer.status().set_cursor(next);
+        self.hear(context.clocks);
         afterwards
     }
 
-    fn begin_epoch(
+    pub(super) fn note_gap(&mut self, next: BatchCursor, missed: u64, metrics: &EventMetrics) {
+        metrics.sequence_gap(self.worker(), next.seq - missed, next.seq);
+        self.degrade(DegradedReason::Gap, metrics);
+        self.is_whole = false;
+    }
+
+    pub(super) fn begin_epoch(
         &mut self,
         before: Option<BatchCursor>,
         next: BatchCursor,
@@ -104,17 +166,49 @@ impl Holder {
         metrics: &EventMetrics,
     ) {
         self.writer.clear();
-        self.writer.replace_reasons(DegradedReasons::default());
+        self.forgive();
+        self.asked.may_answer = true;
+        self.made_us = 0;
         if let Some(before) = before {
             metrics.epoch_changed(self.worker(), &before.epoch, &next.epoch);
         }
         if missed > 0 {
             metrics.sequence_gap(self.worker(), 1, next.seq);
             self.degrade(DegradedReason::Gap, metrics);
+            self.is_whole = false;
         }
     }
 
-    fn apply_events(&mut self, batch: EventBatch, clocks: Clocks, metrics: &EventMetrics) -> Afterwards {
+    /// The publisher counts from the start again without having taken a new epoch: what it had before is nothing any more that its
+    /// batches could be added to. That it was made later than what has been applied tells such a batch from one that came twice.
+    fn begin_again(&mut self, next: BatchCursor, metrics: &EventMetrics) {
+        metrics.sequence_gap(self.worker(), 1, next.seq);
+        self.degrade(DegradedReason::Gap, metrics);
+        self.note_restart();
+        self.tracker = SequenceTracker::resuming(BatchCursor { seq: 0, ..next });
+        self.writer.status().set_cursor(BatchCursor { seq: 0, ..next });
+    }
+
+    /// The state has been replaced as a whole: no reason for doubt is left, but that a resync is under way.
+    fn forgive(&mut self) {
+        let is_kept = |reason| matches!(reason, DegradedReason::Resyncing | DegradedReason::Stale);
+        let reasons = self.writer.status().own_reasons();
+        if !reasons.is_empty() {
+            self.writer.replace_reasons(reasons.filtered(is_kept));
+        }
+        self.is_whole = true;
+        self.asked.has_restarted = false;
+        self.asked.has_outlived = false;
+    }
+
+    /// Notes that the publisher lives.
+    pub(super) fn hear(&mut self, clocks: Clocks) {
+        self.liveness.hear(clocks.listening_us);
+        self.writer.status().recover(DegradedReason::Stale);
+    }
+
+    pub(super) fn apply_events(&mut self, batch: EventBatch, context: Context<'_>) -> Afterwards {
+        let Context { clocks, metrics, .. } = context;
         let started = std::time::Instant::now();
         let mut total = AppliedBatch::default();
         let mut afterwards = Afterwards::Stays;
@@ -122,9 +216,7 @@ impl Holder {
             let applied = self.writer.apply(event, batch.tier, clocks.monotonic_us);
             if applied.cleared {
                 // The state is known for certain again: nothing.
-                if !self.writer.status().lasting_reasons().is_empty() {
-                    self.writer.replace_reasons(DegradedReasons::default());
-                }
+                self.forgive();
                 total.clears += 1;
             }
             if applied.goodbye {
@@ -143,10 +235,11 @@ impl Holder {
         afterwards
     }
 
-    /// Times out what waits for a parent.
-    pub(crate) fn tick(&mut self, clocks: Clocks, metrics: &EventMetrics) {
-        let applied = self.writer.expire_parked(clocks.monotonic_us);
-        self.report_rejects(&applied, metrics);
+    /// Times out what waits for a parent, or for an answer.
+    pub(crate) fn tick(&mut self, context: Context<'_>) -> Afterwards {
+        let applied = self.writer.expire_parked(context.clocks.monotonic_us);
+        self.report_rejects(&applied, context.metrics);
+        self.time_out_holding(context)
     }
 
     /// Notes that a batch of the worker could not be decoded.
@@ -154,7 +247,7 @@ impl Holder {
         self.degrade(DegradedReason::Undecodable, metrics);
     }
 
-    fn report_rejects(&self, applied: &Applied, metrics: &EventMetrics) {
+    pub(super) fn report_rejects(&mut self, applied: &Applied, metrics: &EventMetrics) {
         for reason in RejectReason::ALL {
             let blocks = applied.rejected(reason);
             if blocks == 0 {
@@ -163,11 +256,12 @@ impl Holder {
             metrics.reject_blocks(reason, blocks, self.worker());
             if let Some(degraded) = degradation(reason) {
                 self.degrade(degraded, metrics);
+                self.is_whole = false;
             }
         }
     }
 
-    fn degrade(&self, reason: DegradedReason, metrics: &EventMetrics) {
+    pub(super) fn degrade(&self, reason: DegradedReason, metrics: &EventMetrics) {
         if self.writer.status().degrade(reason) {
             metrics.holder_degraded(reason, self.worker(), self.writer.record().id.rank);
         }
@@ -178,6 +272,7 @@ impl Holder {
     /// What the holder had goes: a snapshot can have a holder twice (it left and came back on another lane while the
     /// snapshot was written), and an older snapshot can follow one that could not be read to its end.
     pub(crate) fn restore_cursor(&mut self, frame: &HolderFrame) {
+        self.held = None;
         self.writer.clear();
         self.writer.set_foreign_chain(frame.foreign_chain);
         let cursor = BatchCursor {
@@ -188,7 +283,9 @@ impl Holder {
         let status = self.writer.status();
         status.set_cursor(cursor);
         // Until a batch continues the count, the stream's generation marks the holder as unverified.
-        status.reset_reasons(DegradedReasons::from_bits(frame.degraded_bits));
+        let reasons = DegradedReasons::from_bits(frame.degraded_bits).filtered(DegradedReason::is_lasting);
+        status.reset_reasons(reasons);
+        self.is_whole = reasons.is_empty();
     }
 
     /// Stores blocks of a snapshot.
@@ -260,6 +357,14 @@ impl Holder {
     /// Removes the holder from the index.
     pub(crate) fn retire(self) {
         self.writer.retire();
+    }
+}
+
+/// Where a batch stands.
+pub(super) fn cursor_of(batch: &EventBatch) -> BatchCursor {
+    BatchCursor {
+        epoch: batch.epoch,
+        seq: batch.seq,
     }
 }
 

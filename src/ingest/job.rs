@@ -8,11 +8,15 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
 use crate::index::Namespace;
 use crate::snapshot::HolderFrame;
+use crate::telemetry::labels::ResyncFailure;
 use crate::tracking::StreamGeneration;
 use crate::wire::Rank;
 
 use super::assignment::{InFlight, WorkerKey};
+use super::held::ResyncNumber;
 use super::holder::HolderDump;
+use super::holder_resync::{ResyncBegun, ResyncOutcome};
+use super::resync::ResyncAnswer;
 
 /// A holder's place in the order of a lane.
 pub(crate) type HolderKey = (WorkerKey, Rank);
@@ -47,6 +51,33 @@ pub(crate) enum RestorePart {
     Abandon(Rank),
 }
 
+/// A step of the resync of a worker of the lane.
+#[derive(Debug)]
+pub(crate) struct ResyncJob {
+    pub(crate) holder: HolderKey,
+    pub(crate) step: ResyncStep,
+    pub(crate) in_flight: InFlight,
+}
+
+/// What to do with a holder that is asked for.
+#[derive(Debug)]
+pub(crate) enum ResyncStep {
+    /// Keep back what comes; answers what to ask for. No answer where there is no such holder.
+    Begin(oneshot::Sender<ResyncBegun>),
+    /// Apply the answer, which was asked for in this generation of the stream.
+    Finish {
+        number: ResyncNumber,
+        answer: ResyncAnswer,
+        generation: StreamGeneration,
+        reply: oneshot::Sender<ResyncOutcome>,
+    },
+    /// There is no answer.
+    Abandon {
+        number: ResyncNumber,
+        failure: ResyncFailure,
+    },
+}
+
 /// What a lane does.
 #[derive(Debug)]
 pub(crate) enum Job {
@@ -59,8 +90,13 @@ pub(crate) enum Job {
         after: Option<HolderKey>,
         reply: oneshot::Sender<Option<(HolderKey, HolderDump)>>,
     },
-    /// Times out what waits for a parent.
-    Tick,
+    /// Takes a step of a resync.
+    Resync(ResyncJob),
+    /// Times out what waits, and looks who is silent.
+    Tick {
+        /// Whether messages can be heard now.
+        is_listening: bool,
+    },
     /// Answers when all jobs before it are done.
     Barrier(oneshot::Sender<()>),
 }

@@ -9,13 +9,16 @@ use tokio::sync::mpsc::UnboundedReceiver;
 
 use crate::index::{Namespace, RegisterError};
 use crate::telemetry::EventMetrics;
-use crate::telemetry::labels::DropReason;
+use crate::telemetry::labels::{DropReason, ResyncFailure};
+use crate::tracking::{ListeningClock, Silence};
 use crate::wire::{DecodeError, EventBatch, HolderId, Rank, WireLimits};
 
 use super::assignment::{Assignments, InFlight, WorkerKey};
-use super::holder::{Afterwards, Clocks, Holder, HolderDump};
-use super::job::{BatchJob, HolderKey, Job, Queued, RestoreJob, RestorePart};
-use super::pool::MetricsByNamespace;
+use super::held::{HoldingLimits, ReceivedBatch};
+use super::holder::{Afterwards, Clocks, Context, Holder, HolderDump};
+use super::job::{BatchJob, HolderKey, Job, Queued, RestoreJob, RestorePart, ResyncJob, ResyncStep};
+use super::metrics::MetricsByNamespace;
+use super::settings::{IngestSettings, LivenessSettings};
 
 /// Limits on what a snapshot's batches may carry. The checksums have been checked; these bound a hostile file.
 pub fn snapshot_limits() -> WireLimits {
@@ -31,6 +34,9 @@ pub(crate) struct Lane {
     assignments: Arc<Assignments>,
     metrics: Arc<MetricsByNamespace>,
     limits: WireLimits,
+    holding: HoldingLimits,
+    liveness: Arc<LivenessSettings>,
+    listening: ListeningClock,
     started: Instant,
 }
 
@@ -38,13 +44,17 @@ impl Lane {
     pub(crate) fn new(
         assignments: Arc<Assignments>,
         metrics: Arc<MetricsByNamespace>,
-        limits: WireLimits,
+        settings: &IngestSettings,
+        liveness: Arc<LivenessSettings>,
     ) -> Self {
         Self {
             holders: BTreeMap::new(),
             assignments,
             metrics,
-            limits,
+            limits: settings.limits.clone(),
+            holding: settings.holding_limits(),
+            liveness,
+            listening: ListeningClock::default(),
             started: Instant::now(),
         }
     }
@@ -53,14 +63,16 @@ impl Lane {
     pub(crate) fn run(mut self, mut jobs: UnboundedReceiver<Queued>) {
         while let Some(mut queued) = jobs.blocking_recv() {
             // The share of the budget goes back when `queued` is dropped, after the job.
-            match std::mem::replace(&mut queued.job, Job::Tick) {
+            let is_listening = false;
+            match std::mem::replace(&mut queued.job, Job::Tick { is_listening }) {
                 Job::Batch(batch) => self.apply(batch),
                 Job::Restore(restore) => self.restore(restore),
                 Job::DumpNext { after, reply } => {
                     // Nobody waiting any more is no reason to stop.
                     let _ = reply.send(self.dump_next(after));
                 }
-                Job::Tick => self.tick(),
+                Job::Resync(resync) => self.resync(resync),
+                Job::Tick { is_listening } => self.tick(is_listening),
                 Job::Barrier(reply) => {
                     let _ = reply.send(());
                 }
@@ -73,6 +85,7 @@ impl Lane {
         Clocks {
             monotonic_us: u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX),
             unix_us: u64::try_from(since_epoch.as_micros()).unwrap_or(u64::MAX),
+            listening_us: self.listening.now_us(),
         }
     }
 
@@ -89,22 +102,47 @@ impl Lane {
             Err(error) => self.note_undecodable(&worker, &error, &metrics),
             Ok(batch) => {
                 let key = (worker.clone(), batch.rank);
-                let clocks = self.clocks();
-                let afterwards = match self.holder(&namespace, &key) {
-                    Ok(holder) => holder.apply(batch, generation, clocks, &metrics),
-                    Err(error) => {
-                        metrics.batch_dropped(drop_reason(&error), worker.worker.as_str(), &error);
-                        Afterwards::Stays
-                    }
+                let bytes = payload.len();
+                let received = ReceivedBatch {
+                    batch,
+                    generation,
+                    bytes,
                 };
-                if afterwards == Afterwards::Leaves
-                    && let Some(holder) = self.holders.remove(&key)
-                {
-                    holder.retire();
-                }
+                self.apply_batch(&namespace, &key, received, &metrics);
             }
         }
         self.finish(&worker, in_flight);
+    }
+
+    fn apply_batch(
+        &mut self,
+        namespace: &Namespace,
+        key: &HolderKey,
+        received: ReceivedBatch,
+        metrics: &EventMetrics,
+    ) {
+        let (clocks, holding) = (self.clocks(), self.holding.clone());
+        let context = Context {
+            clocks,
+            metrics,
+            holding: &holding,
+        };
+        let afterwards = match self.holder(namespace, key) {
+            Ok(holder) => holder.apply(received, context),
+            Err(error) => {
+                metrics.batch_dropped(drop_reason(&error), key.0.worker.as_str(), &error);
+                return;
+            }
+        };
+        if afterwards == Afterwards::Leaves {
+            self.forget(key);
+        }
+    }
+
+    fn forget(&mut self, key: &HolderKey) {
+        if let Some(holder) = self.holders.remove(key) {
+            holder.retire();
+        }
     }
 
     /// A worker without a holder needs no lane.
@@ -123,7 +161,8 @@ impl Lane {
                 rank: key.1,
             };
             let writer = namespace.indexer.register(&id)?;
-            self.holders.insert(key.clone(), Holder::new(writer));
+            let holder = Holder::new(writer, self.clocks());
+            self.holders.insert(key.clone(), holder);
         }
         // Inserted above where it was missing.
         self.holders.get_mut(key).ok_or_else(|| {
@@ -198,11 +237,81 @@ impl Lane {
         Some((key.clone(), holder.dump(&key.0.namespace)))
     }
 
-    fn tick(&mut self) {
+    fn resync(&mut self, job: ResyncJob) {
+        let ResyncJob {
+            holder: key,
+            step,
+            in_flight,
+        } = job;
+        let metrics = self.metrics.of(&key.0.namespace);
         let clocks = self.clocks();
-        for ((worker, _), holder) in &mut self.holders {
-            let metrics = self.metrics.of(&worker.namespace);
-            holder.tick(clocks, &metrics);
+        let context = Context {
+            clocks,
+            metrics: &metrics,
+            holding: &self.holding,
+        };
+        let afterwards = self
+            .holders
+            .get_mut(&key)
+            .map_or(Afterwards::Stays, |holder| step_of(holder, step, context));
+        if afterwards == Afterwards::Leaves {
+            self.forget(&key);
+        }
+        self.finish(&key.0, in_flight);
+    }
+
+    fn tick(&mut self, is_listening: bool) {
+        self.listening.look(self.clocks().monotonic_us, is_listening);
+        let clocks = self.clocks();
+        let mut leaving = Vec::new();
+        for (key, holder) in &mut self.holders {
+            let metrics = self.metrics.of(&key.0.namespace);
+            let context = Context {
+                clocks,
+                metrics: &metrics,
+                holding: &self.holding,
+            };
+            let limits = self.liveness.of(&key.0.namespace);
+            let afterwards = holder.tick(context);
+            let silence = holder.check_liveness(limits, context);
+            if silence == Silence::Gone {
+                metrics.holder_removed(key.0.worker.as_str(), key.1);
+            }
+            if silence == Silence::Gone || afterwards == Afterwards::Leaves {
+                leaving.push(key.clone());
+            }
+        }
+        for key in leaving {
+            self.forget(&key);
+            if self.ranks(&key.0).next().is_none() {
+                self.assignments.release(&key.0);
+            }
+        }
+    }
+}
+
+fn step_of(holder: &mut Holder, step: ResyncStep, context: Context<'_>) -> Afterwards {
+    match step {
+        ResyncStep::Begin(reply) => {
+            // Who asked may be gone: what is held back times out then.
+            let _ = reply.send(holder.begin_resync(context));
+            Afterwards::Stays
+        }
+        ResyncStep::Finish {
+            number,
+            answer,
+            generation,
+            reply,
+        } => {
+            let (outcome, afterwards) = holder.finish_resync(number, answer, generation, context);
+            let _ = reply.send(outcome);
+            afterwards
+        }
+        ResyncStep::Abandon { number, failure } => {
+            if failure == ResyncFailure::CursorBehind {
+                holder.note_cursor_behind(context);
+            }
+            holder.abandon_resync(number, failure != ResyncFailure::NoResponder, context)
         }
     }
 }

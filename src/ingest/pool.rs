@@ -4,31 +4,21 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
-use dashmap::DashMap;
 use tokio::sync::oneshot;
 
 use crate::index::{Namespace, Namespaces};
 use crate::snapshot::{Frame, HolderFrame};
 use crate::telemetry::labels::DropReason;
-use crate::telemetry::{EventMetrics, LaneMetrics};
+use crate::telemetry::{EventMetrics, LaneMetrics, ShardMetrics};
 use crate::tracking::StreamGeneration;
-use crate::wire::{DecodeError, EventBatch, NamespaceName, WireLimits, WorkerName};
+use crate::wire::{DecodeError, EventBatch, NamespaceName, Shard, WireLimits, WorkerName};
 
 use super::assignment::{Assignments, LaneId, WorkerKey};
 use super::holder::HolderDump;
 use super::job::{BatchJob, HolderKey, Job, JobSender, LaneStopped, RestoreJob, RestorePart, job_queue};
 use super::lane::Lane;
-
-/// How events are taken in.
-#[derive(Debug, Clone)]
-pub struct IngestSettings {
-    /// Threads that apply events; at least 1.
-    pub lanes: usize,
-    /// What may wait for one lane, in bytes.
-    pub lane_queue_bytes: usize,
-    /// Bounds on messages.
-    pub limits: WireLimits,
-}
+use super::metrics::MetricsByNamespace;
+use super::settings::IngestSettings;
 
 /// Why the pool cannot do something.
 #[derive(Debug, thiserror::Error)]
@@ -47,36 +37,20 @@ impl From<LaneStopped> for PoolError {
     }
 }
 
-/// The metrics of each namespace, made when it first has an event. Bounded by the limit on namespaces.
-#[derive(Default)]
-pub(crate) struct MetricsByNamespace(DashMap<NamespaceName, Arc<EventMetrics>>);
-
-impl MetricsByNamespace {
-    pub(crate) fn of(&self, namespace: &NamespaceName) -> Arc<EventMetrics> {
-        if let Some(found) = self.0.get(namespace) {
-            return Arc::clone(&found);
-        }
-        let metrics = self
-            .0
-            .entry(namespace.clone())
-            .or_insert_with(|| Arc::new(EventMetrics::for_namespace(namespace.as_str())));
-        Arc::clone(&metrics)
-    }
-}
-
-struct LaneHandle {
-    jobs: JobSender,
+pub(super) struct LaneHandle {
+    pub(super) jobs: JobSender,
     metrics: LaneMetrics,
 }
 
 /// A pool of lanes. Dropping it lets the lanes finish their queues.
 pub struct LanePool {
     lanes: Box<[LaneHandle]>,
-    assignments: Arc<Assignments>,
+    pub(super) assignments: Arc<Assignments>,
     namespaces: Arc<Namespaces>,
     metrics: Arc<MetricsByNamespace>,
     unattributed: EventMetrics,
     limits: WireLimits,
+    shard: Option<(Shard, ShardMetrics)>,
 }
 
 impl LanePool {
@@ -85,13 +59,15 @@ impl LanePool {
         let lane_count = settings.lanes.max(1);
         let assignments = Arc::new(Assignments::new(lane_count));
         let metrics = Arc::new(MetricsByNamespace::default());
+        let liveness = Arc::new(settings.liveness.clone());
         let mut lanes = Vec::with_capacity(lane_count);
         for number in 0..lane_count {
             let (jobs, receiver) = job_queue(settings.lane_queue_bytes);
             let lane = Lane::new(
                 Arc::clone(&assignments),
                 Arc::clone(&metrics),
-                settings.limits.clone(),
+                settings,
+                Arc::clone(&liveness),
             );
             let thread = std::thread::Builder::new().name(format!("lane-{number}"));
             // Detached: it ends when the pool is dropped and its queue is empty.
@@ -108,10 +84,17 @@ impl LanePool {
             metrics,
             unattributed: EventMetrics::unattributed(),
             limits: settings.limits.clone(),
+            shard: settings.shard.map(|shard| (shard, ShardMetrics::new())),
         })
     }
 
-    /// Brings a message to its worker's lane; waits while that lane's queue is full.
+    /// Whether `worker` belongs to the shard that is taken.
+    fn takes(&self, worker: &WorkerName) -> bool {
+        self.shard.as_ref().is_none_or(|(shard, _)| shard.owns(worker))
+    }
+
+    /// Brings a message to its worker's lane; waits while that lane's queue is full. A message for a worker of another shard is
+    /// only counted: nothing of it is read.
     pub async fn dispatch(
         &self,
         namespace: &NamespaceName,
@@ -119,6 +102,12 @@ impl LanePool {
         payload: Bytes,
         generation: StreamGeneration,
     ) -> Result<(), PoolError> {
+        if let Some((shard, metrics)) = &self.shard
+            && !shard.owns(&worker)
+        {
+            metrics.message_passed_over();
+            return Ok(());
+        }
         let Some(namespace) = self.admit_namespace(namespace, &payload) else {
             return Ok(());
         };
@@ -184,12 +173,16 @@ impl LanePool {
             .batch_dropped(DropReason::BadSubject, subject, error);
     }
 
-    fn lane(&self, lane: LaneId) -> &LaneHandle {
+    pub(super) fn lane(&self, lane: LaneId) -> &LaneHandle {
         &self.lanes[lane.0]
     }
 
-    /// Brings a frame of a snapshot to its holder's lane. `holder` is the holder frame that it belongs to.
+    /// Brings a frame of a snapshot to its holder's lane. `holder` is the holder frame that it belongs to. Frames of workers of
+    /// other shards are passed over: the snapshot may have been written before the workers were divided.
     pub async fn restore(&self, holder: &HolderFrame, frame: Frame) -> Result<(), PoolError> {
+        if !self.takes(&holder.worker) {
+            return Ok(());
+        }
         let namespace: Arc<Namespace> = match self.namespaces.get_or_create(&holder.namespace) {
             Ok(namespace) => namespace,
             Err(error) => {
@@ -258,11 +251,12 @@ impl LanePool {
         Ok(())
     }
 
-    /// Times out what waits for a parent, on every lane, and publishes the lanes' backlogs.
-    pub fn tick(&self) {
+    /// Times out what waits, and looks who is silent, on every lane. `is_listening` says whether events can be heard now: while
+    /// they cannot, nobody counts as silent. To be called about once a second.
+    pub fn tick(&self, is_listening: bool) {
         for lane in &self.lanes {
             // A stopped lane has nothing to time out.
-            let _ = lane.jobs.send_control(Job::Tick);
+            let _ = lane.jobs.send_control(Job::Tick { is_listening });
         }
     }
 
@@ -321,13 +315,27 @@ pub struct DumpPosition(HolderKey);
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashMap;
+    use std::time::Duration;
+
     use crate::hash::{BlockSize, SequenceHash};
     use crate::index::{Hashing, IndexLimits, NamespaceSettings};
     use crate::wire::{Event, EventBatch, QueryKey, StoredBlocks, Tier};
 
+    use crate::tracking::LivenessLimits;
+
+    use super::super::settings::LivenessSettings;
     use super::*;
 
     fn pool() -> LanePool {
+        pool_with(LivenessLimits::default(), None)
+    }
+
+    fn pool_of(shard: Option<Shard>) -> LanePool {
+        pool_with(LivenessLimits::default(), shard)
+    }
+
+    fn pool_with(limits: LivenessLimits, shard: Option<Shard>) -> LanePool {
         let settings = NamespaceSettings {
             block_size: BlockSize::DEFAULT,
             ..NamespaceSettings::default()
@@ -337,6 +345,12 @@ mod tests {
             lanes: 2,
             lane_queue_bytes: 1 << 20,
             limits: WireLimits::default(),
+            shard,
+            holding: None,
+            liveness: LivenessSettings {
+                default: limits,
+                overrides: HashMap::new(),
+            },
         };
         LanePool::start(&settings, Arc::new(namespaces)).unwrap()
     }
@@ -394,6 +408,35 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn only_the_workers_of_the_shard_are_taken() {
+        let holder = frame(7);
+        for index in 0..2 {
+            let shard = Shard::new(index, 2).unwrap();
+            let pool = pool_of(Some(shard));
+            let expected = usize::from(shard.owns(&holder.worker));
+            pool.restore(&holder, Frame::Holder(holder.clone()))
+                .await
+                .unwrap();
+            pool.drain().await.unwrap();
+            assert_eq!(pool.assigned_workers(), expected);
+            let (pool, generation) = (
+                pool_of(Some(shard)),
+                crate::tracking::StreamTrust::default().generation(),
+            );
+            let Frame::Batch(payload) = stored(10, 1) else {
+                unreachable!("a batch")
+            };
+            let (namespace, worker) = (holder.namespace.clone(), holder.worker.clone());
+            pool.dispatch(&namespace, worker, payload.into(), generation)
+                .await
+                .unwrap();
+            pool.drain().await.unwrap();
+            assert_eq!(pool.assigned_workers(), expected);
+            assert_eq!(pool.namespaces.get(&namespace).is_some(), expected == 1);
+        }
+    }
+
+    #[tokio::test]
     async fn blocks_that_are_keyed_by_another_chain_are_not_restored() {
         let pool = pool();
         let holder = HolderFrame {
@@ -445,5 +488,28 @@ mod tests {
         pool.drain().await.unwrap();
         assert_eq!(depth(&pool, 10), None);
         assert_eq!(pool.assigned_workers(), 0);
+    }
+
+    #[tokio::test]
+    async fn nobody_counts_as_silent_while_nothing_can_be_heard() {
+        let limits = LivenessLimits {
+            stale_after: Some(Duration::from_micros(1)),
+            remove_after: Some(Duration::from_micros(2)),
+        };
+        let pool = pool_with(limits, None);
+        let holder = frame(7);
+        pool.restore(&holder, Frame::Holder(holder.clone()))
+            .await
+            .unwrap();
+        for _ in 0..100 {
+            pool.tick(false);
+            pool.drain().await.unwrap();
+        }
+        assert_eq!(pool.assigned_workers(), 1);
+        // As soon as it could be heard, and is not, it is gone.
+        while pool.assigned_workers() > 0 {
+            pool.tick(true);
+            pool.drain().await.unwrap();
+        }
     }
 }

@@ -135,6 +135,7 @@ impl Subscriber {
         while let Err(error) = round_trip(&self.client, CONFIRMATION_PATIENCE).await {
             tracing::warn!(%error, "the events subscription is not confirmed yet");
         }
+        self.trust.follow(generation);
         Ok(Confirmed { messages, generation })
     }
 

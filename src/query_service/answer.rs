@@ -2,14 +2,20 @@
 
 use std::sync::Arc;
 
-use crate::index::{Namespace, Namespaces, PositionalIndexer, QueryChain, Search};
+use crate::hash::Position;
+use crate::index::{
+    Bounds, HolderRecord, Namespace, Namespaces, PositionalIndexer, QueryChain, Search, SparseChain,
+};
 use crate::telemetry::labels::QueryKind;
 use crate::tracking::{DegradedReasons, StreamTrust};
 use crate::wire::{
-    BatchReply, DropOut, ErrorCode, HolderMatch, HolderStatusReply, NamespaceName, PROTOCOL_VERSION,
-    QueryKey, QueryReply, QueryRequest, QueryResult, SingleQuery, StatusReply, Subjects, WireError,
-    WireLimits,
+    BatchReply, DecodeError, DropOut, ErrorCode, HolderMatch, HolderStatusReply, NamespaceName,
+    PROTOCOL_VERSION, QueryKey, QueryOptions, QueryReply, QueryRequest, QueryResult, SingleQuery,
+    StatusReply, Subjects, WireError, WireLimits,
 };
+
+use super::responder::{reply_too_large, unencodable};
+use super::roster;
 
 /// An encoded reply, and what it answers.
 #[derive(Debug)]
@@ -104,6 +110,11 @@ impl Answerer {
         })
     }
 
+    /// Answers a replica that asks which holders are known.
+    pub fn answer_roster(&self, payload: &[u8]) -> Result<Vec<u8>, WireError> {
+        roster::answer(&self.namespaces, &self.trust, payload)
+    }
+
     fn namespace(&self, name: &NamespaceName) -> Result<Arc<Namespace>, WireError> {
         self.namespaces.get(name).ok_or_else(|| {
             let text = format!(
@@ -139,6 +150,9 @@ impl Answerer {
     }
 
     fn reply(&self, indexer: &PositionalIndexer, query: &SingleQuery) -> Result<QueryReply, WireError> {
+        if let Some(positions) = &query.positions {
+            return self.reply_with_bounds(indexer, query, positions);
+        }
         let block_size = indexer.settings().block_size;
         let chain = QueryChain::new(&query.key, block_size);
         let mut chain = chain.map_err(|error| WireError::new(ErrorCode::TooLarge, error.to_string()))?;
@@ -149,38 +163,14 @@ impl Answerer {
             return Err(WireError::new(ErrorCode::TooLarge, text));
         }
         let options = &query.options;
-        let matches = indexer.find_chain(
-            &mut chain,
-            Search {
-                workers: options.workers.as_deref(),
-            },
-        );
-        let min_blocks = options.min_blocks.max(1);
-        let mut found: Vec<_> = matches
-            .holders()
-            .filter(|found| found.matched_blocks >= min_blocks)
-            .collect();
-        found.sort_unstable_by(|one, other| {
-            let deepest_first = other.matched_blocks.cmp(&one.matched_blocks);
-            deepest_first.then_with(|| one.holder.id.cmp(&other.holder.id))
+        let matches = indexer.find_chain(&mut chain, search_of(options));
+        let found = matches.holders().map(|found| Bounds {
+            holder: found.holder,
+            matched_blocks: found.matched_blocks,
+            matched_blocks_max: found.matched_blocks,
         });
-        let holders_total = saturating_u32(found.len());
-        let limit = options
-            .limit
-            .map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX));
-        found.truncate(limit);
-        let holders = found.iter().map(|found| {
-            let degraded = matches.reasons(found.holder, &self.trust);
-            HolderMatch {
-                worker: found.holder.id.worker.clone(),
-                rank: found.holder.id.rank,
-                matched_blocks: found.matched_blocks,
-                exact: degraded.is_empty(),
-                degraded,
-                dropped_out: None,
-            }
-        });
-        let mut holders: Vec<HolderMatch> = holders.collect();
+        let reasons = |holder: &HolderRecord| matches.reasons(holder, &self.trust);
+        let (mut holders, holders_total) = best_of(found, options, reasons);
         if options.explain {
             explain(indexer, &mut chain, &mut holders);
         }
@@ -191,20 +181,78 @@ impl Answerer {
             holders,
             holders_total,
             foreign_holders: if is_content { indexer.foreign_holders() } else { 0 },
+            gathered: None,
+            unseen_blocks_max: 0,
+        })
+    }
+
+    /// The answer to a query that sends blocks chosen from a chain.
+    fn reply_with_bounds(
+        &self,
+        indexer: &PositionalIndexer,
+        query: &SingleQuery,
+        positions: &[Position],
+    ) -> Result<QueryReply, WireError> {
+        let chain = SparseChain::new(&query.key, positions).map_err(DecodeError::from)?;
+        let matches = indexer.find_bounds(&chain, search_of(&query.options));
+        let reasons = |holder: &HolderRecord| matches.reasons(holder, &self.trust);
+        let (holders, holders_total) = best_of(matches.holders(), &query.options, reasons);
+        Ok(QueryReply {
+            v: PROTOCOL_VERSION,
+            query_blocks: chain.query_blocks(),
+            holders,
+            holders_total,
+            foreign_holders: 0,
+            unseen_blocks_max: chain.unseen_blocks_max(),
+            gathered: None,
         })
     }
 }
 
+fn search_of(options: &QueryOptions) -> Search<'_> {
+    Search {
+        workers: options.workers.as_deref(),
+    }
+}
+
+/// The holders that the options ask for, best first, and how many there are without the limit.
+fn best_of<'a>(
+    found: impl Iterator<Item = Bounds<'a>>,
+    options: &QueryOptions,
+    reasons: impl Fn(&HolderRecord) -> DegradedReasons,
+) -> (Vec<HolderMatch>, u32) {
+    let blocks_min = options.min_blocks.max(1);
+    let mut found: Vec<_> = found
+        .filter(|found| found.matched_blocks_max >= blocks_min)
+        .collect();
+    found.sort_unstable_by(|one, other| {
+        let blocks = |bounds: &Bounds<'_>| (bounds.matched_blocks, bounds.matched_blocks_max);
+        let deepest_first = blocks(other).cmp(&blocks(one));
+        deepest_first.then_with(|| one.holder.id.cmp(&other.holder.id))
+    });
+    let total = saturating_u32(found.len());
+    let limit = options
+        .limit
+        .map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX));
+    found.truncate(limit);
+    let holders = found.iter().map(|found| {
+        let degraded = reasons(found.holder);
+        let is_bounded = found.matched_blocks_max > found.matched_blocks;
+        HolderMatch {
+            worker: found.holder.id.worker.clone(),
+            rank: found.holder.id.rank,
+            matched_blocks: found.matched_blocks,
+            matched_blocks_max: is_bounded.then_some(found.matched_blocks_max),
+            exact: degraded.is_empty(),
+            degraded,
+            dropped_out: None,
+        }
+    });
+    (holders.collect(), total)
+}
+
 /// No holder takes fewer bytes in a reply: its four keys, and the shortest values.
 const HOLDER_BYTES_MIN: usize = 39;
-
-/// The error in place of a reply of at least `bytes` that cannot be sent.
-pub(super) fn reply_too_large(bytes: usize, bytes_max: usize) -> WireError {
-    let text = format!(
-        "the reply has {bytes} bytes or more, the server takes {bytes_max}; set limit or min_blocks, or ask for less at once"
-    );
-    WireError::new(ErrorCode::TooLarge, text)
-}
 
 /// Says of every holder where it dropped out. Holders of one depth share the look-up.
 fn explain(indexer: &PositionalIndexer, chain: &mut QueryChain<'_>, holders: &mut [HolderMatch]) {
@@ -251,10 +299,11 @@ fn status(namespace: &Namespace, trust: &StreamTrust, batches_waiting: u64) -> S
         distinct_blocks: namespace.indexer.sizes().distinct_blocks,
         batches_waiting,
         holders: holders.collect(),
+        gathered: None,
     }
 }
 
-fn kind_of(key: &QueryKey) -> QueryKind {
+pub(super) fn kind_of(key: &QueryKey) -> QueryKind {
     match key {
         QueryKey::Tokens { .. } => QueryKind::Tokens,
         QueryKey::BlockHashes(_) => QueryKind::BlockHashes,
@@ -265,13 +314,6 @@ fn kind_of(key: &QueryKey) -> QueryKind {
 
 fn saturating_u32(count: usize) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)
-}
-
-fn unencodable(error: &rmp_serde::encode::Error) -> WireError {
-    WireError::new(
-        ErrorCode::TooLarge,
-        format!("the reply cannot be encoded: {error}"),
-    )
 }
 
 #[cfg(test)]
@@ -324,11 +366,68 @@ mod tests {
     }
 
     #[test]
+    fn chosen_blocks_are_answered_with_bounds() {
+        let answerer = answerer();
+        let namespace = answerer.namespace(&NamespaceName::new("n").unwrap()).unwrap();
+        for (worker, blocks) in [("a", 10), ("b", 5), ("c", 3)] {
+            let worker = WorkerName::new(worker).unwrap();
+            let mut writer = namespace.indexer.register(&HolderId { worker, rank: 0 }).unwrap();
+            let hashes = (100..100 + blocks).map(SequenceHash).collect();
+            let blocks = StoredBlocks::by_sequence(None, None, hashes);
+            writer.apply(Event::Stored(blocks), Tier::DEVICE, 0);
+        }
+        let ask = |positions: &[u64], min_blocks| {
+            let hashes = positions
+                .iter()
+                .map(|position| SequenceHash(100 + position))
+                .collect();
+            let positions = positions.iter().map(|position| Position::new(*position).unwrap());
+            let query = SingleQuery {
+                positions: Some(positions.collect()),
+                options: QueryOptions {
+                    min_blocks,
+                    ..QueryOptions::default()
+                },
+                ..SingleQuery::new(QueryKey::SequenceHashes(hashes))
+            };
+            let payload = QueryRequest::Single(query).encode();
+            let answer = answerer.answer_query("kvatlas.v1.query.n", &payload, usize::MAX);
+            QueryReply::decode(&answer.unwrap().payload).unwrap()
+        };
+        let bounds = |reply: &QueryReply| -> Vec<(String, u32, u32)> {
+            let bounds = |holder: &HolderMatch| {
+                (
+                    holder.worker.to_string(),
+                    holder.matched_blocks,
+                    holder.blocks_max(),
+                )
+            };
+            reply.holders.iter().map(bounds).collect()
+        };
+        let reply = ask(&[0, 4, 8, 9], 0);
+        let all = [("a", 10, 10), ("b", 5, 8), ("c", 1, 4)];
+        assert_eq!(
+            bounds(&reply),
+            all.map(|(name, least, most)| (name.to_owned(), least, most))
+        );
+        assert_eq!((reply.query_blocks, reply.unseen_blocks_max), (10, 0));
+        // Who may hold six blocks is kept, who cannot is not.
+        assert_eq!(bounds(&ask(&[0, 4, 8, 9], 6)), bounds(&reply)[..2]);
+        let refined = ask(&[5, 6, 7], 0);
+        assert_eq!(bounds(&refined), [("a".to_owned(), 8, 8)]);
+        assert_eq!(
+            refined.unseen_blocks_max, 5,
+            "so b holds exactly the five that it holds at least"
+        );
+    }
+
+    #[test]
     fn the_shortest_holder_is_no_shorter_than_assumed() {
         let shortest = HolderMatch {
             worker: WorkerName::new("w").unwrap(),
             rank: 0,
             matched_blocks: 1,
+            matched_blocks_max: None,
             exact: true,
             degraded: DegradedReasons::default(),
             dropped_out: None,

@@ -4,19 +4,19 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use async_nats::{Client, HeaderMap, Message};
+use async_nats::{Client, Message};
 use futures_util::StreamExt;
 use tokio_util::sync::CancellationToken;
 
 use crate::connection::round_trip;
 use crate::ingest::LanePool;
-use crate::telemetry::labels::{QueryKind, ReplyDropReason};
-use crate::telemetry::{QueryErrorMetrics, QueryMetrics};
-use crate::wire::{
-    ERROR_CODE_HEADER, ERROR_HEADER, ErrorBody, ErrorCode, NamespaceName, Subjects, WireError,
-};
+use crate::telemetry::QueryMetrics;
+use crate::telemetry::labels::ReplyDropReason;
+use crate::wire::{NamespaceName, Shard, Subjects};
 
-use super::answer::{Answer, Answerer, reply_too_large};
+use super::answer::{Answer, Answerer};
+use super::queue_member::QueueMember;
+use super::responder::{Responder, check_size, check_status_size};
 
 /// How long the server may take to confirm a subscription before it is asked again.
 const CONFIRMATION_PATIENCE: Duration = Duration::from_secs(5);
@@ -34,15 +34,75 @@ pub enum QueryServiceError {
     },
 }
 
+/// Which requests a daemon answers.
+#[derive(Debug, Clone)]
+pub struct ServedRequests {
+    subjects: Subjects,
+    queue_group: String,
+    shard: Option<Shard>,
+}
+
+impl ServedRequests {
+    /// Those under `subjects` that fall to a member of `queue_group`. With a shard, those on the shards' subjects that fall to one of
+    /// the shard's replicas: each shard is a queue group of its own, so every shard gets every request.
+    pub fn new(subjects: &Subjects, queue_group: &str, shard: Option<Shard>) -> Self {
+        match shard {
+            None => Self {
+                subjects: subjects.clone(),
+                queue_group: queue_group.to_owned(),
+                shard,
+            },
+            Some(of) => Self {
+                subjects: subjects.of_shards(),
+                queue_group: format!("{queue_group}-{}-of-{}", of.index(), of.count()),
+                shard,
+            },
+        }
+    }
+
+    /// The subjects of the requests.
+    pub fn subjects(&self) -> &Subjects {
+        &self.subjects
+    }
+
+    /// Where replicas that answer the same requests tell which holders they know.
+    pub fn roster_subject(&self) -> String {
+        self.subjects.roster(&self.queue_group)
+    }
+
+    /// Joins the queue group for queries and for status requests.
+    pub(super) async fn join(
+        &self,
+        client: &Client,
+    ) -> Result<(QueueMember, QueueMember), QueryServiceError> {
+        let (subjects, group) = (&self.subjects, &self.queue_group);
+        let queries =
+            QueueMember::join(client, subjects.all_queries(), subjects.query_filler(), group).await?;
+        let statuses =
+            QueueMember::join(client, subjects.all_statuses(), subjects.status_filler(), group).await?;
+        Ok((queries, statuses))
+    }
+}
+
+/// Waits until the server is known to have all subscriptions of `client`, or until `stop`; says whether it has.
+pub(super) async fn confirm(client: &Client, stop: &CancellationToken) -> bool {
+    while let Err(error) = round_trip(client, CONFIRMATION_PATIENCE).await {
+        if stop.is_cancelled() {
+            return false;
+        }
+        tracing::warn!(%error, "the query subscription is not confirmed yet");
+    }
+    true
+}
+
 /// Serves queries on one connection.
 pub struct QueryService {
     client: Client,
-    subjects: Subjects,
-    queue_group: String,
+    served: ServedRequests,
     answerer: Answerer,
     pool: Arc<LanePool>,
     metrics: HashMap<NamespaceName, QueryMetrics>,
-    errors: QueryErrorMetrics,
+    responder: Responder,
 }
 
 /// Which of the service's subjects a message came on.
@@ -53,22 +113,15 @@ enum Asked {
 }
 
 impl QueryService {
-    /// A service on `client`, which shares the requests with the others of `queue_group`.
-    pub fn new(
-        client: Client,
-        subjects: Subjects,
-        queue_group: String,
-        answerer: Answerer,
-        pool: Arc<LanePool>,
-    ) -> Self {
+    /// A service on `client`, which shares the requests with the others of their queue group.
+    pub fn new(client: Client, served: ServedRequests, answerer: Answerer, pool: Arc<LanePool>) -> Self {
         Self {
+            responder: Responder::new(client.clone(), served.shard),
             client,
-            subjects,
-            queue_group,
+            served,
             answerer,
             pool,
             metrics: HashMap::new(),
-            errors: QueryErrorMetrics::new(),
         }
     }
 
@@ -79,19 +132,17 @@ impl QueryService {
         stop: CancellationToken,
         subscribed: impl FnOnce(),
     ) -> Result<(), QueryServiceError> {
-        let mut queries = self.subscribe(self.subjects.all_queries()).await?;
-        let mut statuses = self.subscribe(self.subjects.all_statuses()).await?;
-        while let Err(error) = round_trip(&self.client, CONFIRMATION_PATIENCE).await {
-            if stop.is_cancelled() {
-                return Ok(());
-            }
-            tracing::warn!(%error, "the query subscription is not confirmed yet");
+        let (mut queries, mut statuses) = self.served.join(&self.client).await?;
+        let mut rosters = self.subscribe_roster().await?;
+        if !confirm(&self.client, &stop).await {
+            return Ok(());
         }
         subscribed();
         loop {
             tokio::select! {
                 () = stop.cancelled() => break,
                 Some(message) = statuses.next() => self.serve(Asked::Status, message).await,
+                Some(message) = rosters.next() => self.serve_roster(message).await,
                 message = queries.next() => match message {
                     Some(message) => self.serve(Asked::Query, message).await,
                     // The client is closed.
@@ -99,27 +150,26 @@ impl QueryService {
                 },
             }
         }
+        // First of all no replica is to compare itself with this one any more. One that just asks will ask again.
+        let _ = rosters.drain().await;
         // No new requests; those that the server has sent already are answered.
-        for subscription in [&mut queries, &mut statuses] {
-            if let Err(error) = subscription.drain().await {
-                tracing::debug!(%error, "the connection is closed already");
+        for (asked, requests) in [(Asked::Query, &mut queries), (Asked::Status, &mut statuses)] {
+            while let Some(message) = requests.next_received() {
+                self.serve(asked, message).await;
             }
-        }
-        while let Some(message) = queries.next().await {
-            self.serve(Asked::Query, message).await;
-        }
-        while let Some(message) = statuses.next().await {
-            self.serve(Asked::Status, message).await;
+            requests.leave().await;
+            while let Some(message) = requests.next_while_leaving().await {
+                self.serve(asked, message).await;
+            }
         }
         let _ = self.client.flush().await;
         Ok(())
     }
 
-    async fn subscribe(&self, subject: String) -> Result<async_nats::Subscriber, QueryServiceError> {
-        let subscribed = self
-            .client
-            .queue_subscribe(subject.clone(), self.queue_group.clone())
-            .await;
+    async fn subscribe_roster(&self) -> Result<async_nats::Subscriber, QueryServiceError> {
+        let subject = self.served.roster_subject();
+        let group = self.served.queue_group.clone();
+        let subscribed = self.client.queue_subscribe(subject.clone(), group).await;
         subscribed.map_err(|error| QueryServiceError::Subscribe {
             subject,
             reason: error.to_string(),
@@ -130,42 +180,36 @@ impl QueryService {
         let started = Instant::now();
         let Some(reply_to) = message.reply else {
             return self
+                .responder
                 .errors
                 .reply_dropped(ReplyDropReason::NoReplySubject, &message.subject);
         };
-        let bytes_max = self.reply_bytes_max();
-        let answered = match asked {
+        let bytes_max = self.responder.reply_bytes_max();
+        let (subject, payload) = (&message.subject, &message.payload);
+        let reply = match asked {
             Asked::Query => self
                 .answerer
-                .answer_query(&message.subject, &message.payload, bytes_max),
-            Asked::Status => self
-                .answerer
-                .answer_status(&message.subject, self.pool.messages_waiting()),
-        };
-        let answered = answered.and_then(|answer| check_size(answer, bytes_max));
-        let sent = match answered {
-            Ok(answer) => {
-                self.count(&answer, started.elapsed());
-                self.client.publish(reply_to, answer.payload.into()).await
-            }
-            Err(error) => {
-                self.errors.failed(error.code, &error.text);
-                let (headers, payload) = error_reply(&error);
-                self.client
-                    .publish_with_headers(reply_to, headers, payload.into())
-                    .await
+                .answer_query(subject, payload, bytes_max)
+                .and_then(|answer| {
+                    self.count(&answer, started.elapsed());
+                    check_size(answer.payload, bytes_max)
+                }),
+            Asked::Status => {
+                let answer = self.answerer.answer_status(subject, self.pool.messages_waiting());
+                answer.and_then(|answer| {
+                    self.count(&answer, started.elapsed());
+                    check_status_size(answer.payload, bytes_max)
+                })
             }
         };
-        if let Err(error) = sent {
-            self.errors.reply_dropped(ReplyDropReason::PublishFailed, &error);
-        }
+        self.responder.send(reply_to, reply).await;
     }
 
-    /// The longest reply that the server takes.
-    fn reply_bytes_max(&self) -> usize {
-        match self.client.server_info().max_payload {
-            0 => usize::MAX,
-            bytes_max => bytes_max,
+    async fn serve_roster(&self, message: Message) {
+        if let Some(reply_to) = message.reply {
+            self.responder
+                .send(reply_to, self.answerer.answer_roster(&message.payload))
+                .await;
         }
     }
 
@@ -179,44 +223,4 @@ impl QueryService {
             metrics.answered(answer.kind, elapsed);
         }
     }
-}
-
-/// A reply that the server would not take becomes an error that it does.
-fn check_size(answer: Answer, bytes_max: usize) -> Result<Answer, WireError> {
-    let bytes = answer.payload.len();
-    if bytes <= bytes_max {
-        return Ok(answer);
-    }
-    if answer.kind == QueryKind::Status {
-        let text = format!(
-            "the reply has {bytes} bytes, the server takes {bytes_max}; ask the admin listener for /workers instead"
-        );
-        return Err(WireError::new(ErrorCode::TooLarge, text));
-    }
-    Err(reply_too_large(bytes, bytes_max))
-}
-
-/// The one place that maps errors to the wire.
-fn error_reply(error: &WireError) -> (HeaderMap, Vec<u8>) {
-    let mut headers = HeaderMap::new();
-    // A header is one line.
-    let text: String = error
-        .text
-        .chars()
-        .map(|c| if c.is_control() { ' ' } else { c })
-        .collect();
-    headers.insert(ERROR_HEADER, text.as_str());
-    headers.insert(ERROR_CODE_HEADER, error.code.as_u16().to_string().as_str());
-    let body = rmp_serde::to_vec_named(&ErrorReply {
-        v: crate::wire::PROTOCOL_VERSION,
-        error: error.into(),
-    });
-    (headers, body.unwrap_or_default())
-}
-
-/// The body of an error reply: what the headers say, for clients that look at the payload only.
-#[derive(serde::Serialize)]
-struct ErrorReply {
-    v: u64,
-    error: ErrorBody,
 }

@@ -151,6 +151,7 @@ mod tests {
             worker: name(worker),
             rank: 0,
             matched_blocks,
+            matched_blocks_max: None,
             exact: true,
             degraded: DegradedReasons::default(),
             dropped_out: None,
@@ -161,6 +162,8 @@ mod tests {
             holders: vec![holder("a", 5), holder("b", 5), holder("c", 2)],
             holders_total: 3,
             foreign_holders: 0,
+            gathered: None,
+            unseen_blocks_max: 0,
         }
     }
 

@@ -6,6 +6,7 @@ use crate::client::ClientError;
 use crate::config::ConfigErrors;
 use crate::connection::{ConnectError, RoundTripError};
 use crate::daemon::StartError;
+use crate::publisher::PublisherError;
 use crate::wire::{NameError, NamespaceName, SubjectError};
 
 /// Why a simulation can't go on. A wrong reply is none of these: it is counted and reported.
@@ -29,6 +30,9 @@ pub enum SimulationError {
     /// A request failed.
     #[error(transparent)]
     Client(#[from] ClientError),
+    /// Events could not be published.
+    #[error(transparent)]
+    Publisher(#[from] PublisherError),
     /// The namespace has workers of somebody else.
     #[error("namespace {namespace} has {holders} holders already; choose a free one with --namespace")]
     NamespaceInUse {

@@ -178,28 +178,6 @@ fn events_of(chain: &[SequenceHash], admission: &Admission) -> Vec<Event> {
     events
 }
 
-/// The share of blocks that a fleet has already when requests go to workers drawn at random: what routing without
-/// knowledge gets.
-///
-/// # Errors
-///
-/// As [`Fleet::new`].
-pub(super) fn random_routing_hit_rate(
-    requests: &[Request],
-    size: FleetSize,
-    seed: u64,
-) -> Result<f64, NameError> {
-    let mut fleet = Fleet::new(size, seed)?;
-    let mut random = Random::new(seed);
-    let (mut hits, mut blocks) = (0, 0);
-    for request in requests {
-        let worker = random.index(size.workers.get());
-        hits += fleet.serve_with(worker, request).admission.hit_blocks;
-        blocks += request.chain.len();
-    }
-    Ok(super::report::ratio(hits, blocks))
-}
-
 /// How far a worker's publisher has come.
 pub(super) type WorkerCursor = (WorkerName, BatchCursor);
 
@@ -292,17 +270,5 @@ mod tests {
             .collect();
         let expected = [("worker-07", 3), ("worker-02", 2), ("worker-10", 2)];
         assert_eq!(found, expected.map(|(name, blocks)| (name.to_owned(), blocks)));
-    }
-
-    #[test]
-    fn random_routing_finds_less() {
-        let requests: Vec<_> = SyntheticLoad::new(3).take(600).collect();
-        let alone = random_routing_hit_rate(&requests, size(1, 100_000), 3).unwrap();
-        let spread = random_routing_hit_rate(&requests, size(8, 100_000), 3).unwrap();
-        assert!(spread < alone, "{spread} {alone}");
-        assert_eq!(
-            spread,
-            random_routing_hit_rate(&requests, size(8, 100_000), 3).unwrap()
-        );
     }
 }

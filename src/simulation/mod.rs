@@ -10,6 +10,7 @@
 //! | `random` | numbers from a seed |
 //! | `request`, `trace`, `synthetic` | what arrives |
 //! | `cache`, `router`, `fleet` | what happens to it, and what is true |
+//! | `random_routing` | what a router without knowledge would get |
 //! | `session` | the daemon, in this process or elsewhere |
 //! | `replay`, `check`, `report` | driving, comparing, counting |
 
@@ -18,6 +19,7 @@ mod check;
 mod error;
 mod fleet;
 mod random;
+mod random_routing;
 mod replay;
 mod report;
 mod request;

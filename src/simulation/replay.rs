@@ -5,20 +5,22 @@
 //! what that task did. At a checkpoint no query is under way and the daemon has applied every event: from then on a reply
 //! must be the truth exactly. With a checkpoint after each request, the whole run is the same for the same seed.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::num::NonZeroUsize;
 use std::time::{Duration, Instant};
 
 use futures_util::{StreamExt, stream};
 
-use crate::client::{ClientError, Publisher, QueryClient};
+use crate::client::{ClientError, QueryClient};
 use crate::hash::SequenceHash;
+use crate::publisher::HolderPublisher;
 use crate::wire::{NamespaceName, QueryKey, QueryReply, QueryResult, SingleQuery, Tier};
 
 use super::check::{Difference, difference};
 use super::error::SimulationError;
-use super::fleet::{ExpectedHolder, Fleet, FleetSize, random_routing_hit_rate};
+use super::fleet::{ExpectedHolder, Fleet, FleetSize};
 use super::random::Random;
+use super::random_routing::random_routing_hit_rate;
 use super::report::{Report, Tally};
 use super::request::Request;
 use super::session::{Session, known};
@@ -59,7 +61,9 @@ pub struct Replay<'session> {
     session: &'session Session,
     options: ReplayOptions,
     fleet: Fleet,
-    publishers: Vec<Publisher>,
+    publishers: Vec<HolderPublisher>,
+    /// Workers that have published since the last checkpoint.
+    touched: BTreeSet<usize>,
     sampling: Random,
     tally: Tally,
 }
@@ -76,15 +80,20 @@ impl<'session> Replay<'session> {
     ///
     /// # Errors
     ///
-    /// [`SimulationError::Name`] or [`SimulationError::Histogram`], which would be errors in this program.
-    pub fn new(session: &'session Session, options: ReplayOptions) -> Result<Self, SimulationError> {
+    /// [`SimulationError::Publisher`] if the connection is closed; [`SimulationError::Name`] or [`SimulationError::Histogram`]
+    /// would be errors in this program.
+    pub async fn new(session: &'session Session, options: ReplayOptions) -> Result<Self, SimulationError> {
         let fleet = Fleet::new(options.size, options.seed)?;
-        let publishers = fleet.names().map(|name| session.publisher(name)).collect();
+        let mut publishers = Vec::with_capacity(options.size.workers.get());
+        for name in fleet.names() {
+            publishers.push(session.publisher(name).await?);
+        }
         Ok(Self {
             session,
             options,
             fleet,
             publishers,
+            touched: BTreeSet::new(),
             sampling: Random::new(options.seed),
             tally: Tally::new()?,
         })
@@ -163,10 +172,11 @@ impl<'session> Replay<'session> {
         self.tally.hit_blocks += served.admission.hit_blocks;
         self.tally.event_blocks += served.event_blocks();
         self.tally.events += served.events.len();
-        if let Some(publisher) = self.publishers.get_mut(served.worker)
+        if let Some(publisher) = self.publishers.get(served.worker)
             && !served.events.is_empty()
         {
             self.tally.batches += 1;
+            self.touched.insert(served.worker);
             publisher.publish(Tier::DEVICE, served.events).await?;
         }
         Ok(())
@@ -174,13 +184,16 @@ impl<'session> Replay<'session> {
 
     /// Waits until every published batch is applied.
     async fn drain(&mut self) -> Result<(), SimulationError> {
-        let cursors: Vec<_> = self
-            .fleet
-            .names()
-            .cloned()
-            .zip(self.publishers.iter().map(Publisher::cursor))
-            .filter(|(_, cursor)| cursor.seq > 0)
-            .collect();
+        let mut cursors = Vec::with_capacity(self.publishers.len());
+        for (number, (name, publisher)) in self.fleet.names().zip(&self.publishers).enumerate() {
+            let cursor = match self.touched.remove(&number) {
+                true => publisher.flush().await?,
+                false => publisher.cursor(),
+            };
+            if cursor.seq > 0 {
+                cursors.push((name.clone(), cursor));
+            }
+        }
         let status = self.session.wait_for_cursors(&cursors).await?;
         self.tally.indexed_blocks = status.map_or(0, |status| status.distinct_blocks);
         Ok(())

@@ -7,13 +7,14 @@ use std::time::Duration;
 use async_nats::Client;
 use tokio::time::Instant;
 
-use crate::client::{ClientError, Publisher, QueryClient};
-use crate::config::settings::{ENVIRONMENT_PREFIX, Setting};
+use crate::client::{ClientError, QueryClient};
+use crate::config::settings::Setting;
 use crate::config::{Config, NatsConfig, process_environment};
 use crate::connection::{ConnectPatience, connect, round_trip};
 use crate::daemon::{Daemon, StopReport};
+use crate::publisher::{HolderPublisher, PublishedHolder, PublisherOptions};
 use crate::tracking::BatchCursor;
-use crate::wire::{ErrorCode, Event, NamespaceName, StatusReply, Subjects, Tier, WorkerName};
+use crate::wire::{ErrorCode, NamespaceName, StatusReply, Subjects, WorkerName};
 
 use super::error::SimulationError;
 use super::fleet::{RANK, WorkerCursor};
@@ -46,32 +47,12 @@ pub fn embedded_config(prefix: &str, admin: &str) -> Result<Config, SimulationEr
         ("subjects.prefix", prefix),
         ("admin.listen", admin),
     ];
-    load(&flags, |variable| {
-        Setting::find(SERVER_BINARY).is_some_and(|setting| setting.variable == variable)
-    })
-}
-
-/// How to reach a daemon that runs already: the URL given and, from the environment, how to authenticate there.
-fn remote_config(url: &str, prefix: &str) -> Result<Config, SimulationError> {
-    load(
-        &[
-            ("nats.url", url),
-            ("nats.embedded", "false"),
-            ("subjects.prefix", prefix),
-        ],
-        |variable| variable.starts_with(&format!("{ENVIRONMENT_PREFIX}NATS_")),
-    )
-}
-
-fn load(flags: &[(&str, &str)], is_wanted: impl Fn(&str) -> bool) -> Result<Config, SimulationError> {
-    let flags: BTreeMap<_, _> = flags
-        .iter()
-        .map(|(key, text)| ((*key).to_owned(), (*text).to_owned()))
-        .collect();
+    let flags = flags.map(|(key, text)| (key.to_owned(), text.to_owned()));
+    let binary = Setting::find(SERVER_BINARY).map(|setting| setting.variable);
     let environment = process_environment()
         .into_iter()
-        .filter(|(variable, _)| is_wanted(variable));
-    Ok(Config::load(flags, environment, None)?)
+        .filter(|(variable, _)| binary == Some(variable.as_str()));
+    Ok(Config::load(BTreeMap::from(flags), environment, None)?)
 }
 
 /// A connection to a daemon, for one namespace.
@@ -99,15 +80,14 @@ impl Session {
         Self::connect(Some(daemon), &nats, &prefix, namespace).await
     }
 
-    /// Connects to the daemon that serves `prefix` on the NATS server at `url`. Its namespace must be free: nobody else's
-    /// workers, and none of an earlier simulation.
+    /// Connects to the daemon that serves the subjects of `config` on its NATS servers. Its namespace must be free: nobody
+    /// else's workers, and none of an earlier simulation.
     ///
     /// # Errors
     ///
     /// [`SimulationError::NamespaceInUse`], and whatever keeps us from reaching the daemon.
-    pub async fn remote(url: &str, prefix: &str, namespace: NamespaceName) -> Result<Self, SimulationError> {
-        let config = remote_config(url, prefix)?;
-        let session = Self::connect(None, &config.nats, prefix, namespace).await?;
+    pub async fn remote(config: &Config, namespace: NamespaceName) -> Result<Self, SimulationError> {
+        let session = Self::connect(None, &config.nats, &config.subjects.prefix, namespace).await?;
         let status = session.status().await?;
         match status.map_or(0, |status| status.holders.len()) {
             0 => Ok(session),
@@ -165,10 +145,23 @@ impl Session {
         &self.namespace
     }
 
-    /// A publisher for one worker, in a new epoch.
-    pub fn publisher(&self, worker: &WorkerName) -> Publisher {
+    /// A publisher for one worker, in a new epoch, that makes a batch of every call.
+    ///
+    /// # Errors
+    ///
+    /// [`SimulationError::Publisher`] if the connection is closed.
+    pub async fn publisher(&self, worker: &WorkerName) -> Result<HolderPublisher, SimulationError> {
+        let holder = PublishedHolder {
+            namespace: self.namespace.clone(),
+            worker: worker.clone(),
+            rank: RANK,
+        };
+        let options = PublisherOptions {
+            batch_delay: Duration::ZERO,
+            ..PublisherOptions::default()
+        };
         let nats = self.publishers.clone();
-        Publisher::new(nats, &self.subjects, &self.namespace, worker, RANK)
+        Ok(HolderPublisher::start(nats, &self.subjects, holder, options).await?)
     }
 
     /// The state of the namespace; `None` while the daemon has not heard of it.
@@ -197,8 +190,7 @@ impl Session {
     /// [`SimulationError::Stalled`] if it has not after 30 seconds.
     pub async fn say_goodbye(&self, workers: &[WorkerName]) -> Result<(), SimulationError> {
         for worker in workers {
-            let mut publisher = self.publisher(worker);
-            publisher.publish(Tier::DEVICE, vec![Event::Goodbye]).await?;
+            self.publisher(worker).await?.say_goodbye().await?;
         }
         let present = |status: Option<&StatusReply>| {
             let holders = status.map(|status| status.holders.as_slice()).unwrap_or_default();
@@ -257,7 +249,7 @@ impl Session {
 struct Backlog {
     /// Workers of which it has not applied everything.
     workers: usize,
-    /// Sum of the numbers of the batches applied last; grows as long as it gets on.
+    /// Sum of the numbers of the batches applied last of these workers; changes as long as it gets on.
     applied: u64,
 }
 
@@ -274,12 +266,14 @@ fn behind(cursors: &[WorkerCursor], status: Option<&StatusReply>) -> Backlog {
             (&holder.worker, cursor)
         })
         .collect();
-    let is_behind = |(worker, cursor): &&WorkerCursor| reached.get(worker) != Some(cursor);
+    // Heartbeats may have taken a holder further.
+    let is_behind = |(worker, cursor): &&WorkerCursor| reached.get(worker).is_none_or(|at| at < cursor);
+    let behind: Vec<&WorkerCursor> = cursors.iter().filter(is_behind).collect();
+    let applied =
+        |sum: u64, (worker, _): &&WorkerCursor| sum.wrapping_add(reached.get(worker).map_or(0, |at| at.seq));
     Backlog {
-        workers: cursors.iter().filter(is_behind).count(),
-        applied: reached
-            .values()
-            .fold(0, |sum, cursor| sum.wrapping_add(cursor.seq)),
+        workers: behind.len(),
+        applied: behind.iter().fold(0, applied),
     }
 }
 
@@ -316,11 +310,12 @@ mod tests {
             distinct_blocks: 0,
             batches_waiting: 0,
             holders: holders.iter().map(holder).collect(),
+            gathered: None,
         }
     }
 
     #[test]
-    fn a_worker_is_behind_until_its_very_cursor_is_reached() {
+    fn a_worker_is_behind_until_its_cursor_is_reached() {
         let cursor =
             |worker: &str, epoch, seq| (WorkerName::new(worker).unwrap(), BatchCursor { epoch, seq });
         let cursors = [cursor("a", 7, 3), cursor("b", 7, 1)];
@@ -329,7 +324,8 @@ mod tests {
         assert_eq!(workers(Some(&status(&[("a", 7, 2), ("b", 7, 1)]))), 1);
         // The same number in an older epoch is something else.
         assert_eq!(workers(Some(&status(&[("a", 6, 3), ("b", 7, 1)]))), 1);
-        let done = status(&[("a", 7, 3), ("b", 7, 1), ("c", 1, 1)]);
+        // A heartbeat has come since.
+        let done = status(&[("a", 7, 4), ("b", 7, 1), ("c", 1, 1)]);
         assert_eq!(workers(Some(&done)), 0);
     }
 

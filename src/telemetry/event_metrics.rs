@@ -17,6 +17,7 @@ static REJECT_GATES: [LogGate; RejectReason::ALL.len()] = [const { LogGate::new(
 static DEGRADED_GATES: [LogGate; DegradedReason::ALL.len()] =
     [const { LogGate::new() }; DegradedReason::ALL.len()];
 static GAP_GATE: LogGate = LogGate::new();
+static REMOVED_GATE: LogGate = LogGate::new();
 static EPOCH_GATE: LogGate = LogGate::new();
 
 /// What applying one batch did.
@@ -46,6 +47,7 @@ pub struct EventMetrics {
     sequence_gaps: Counter,
     epoch_changes: Counter,
     holders_degraded: PerLabel<DegradedReason, Counter>,
+    holders_removed: Counter,
     apply_duration: Histogram,
     batch_blocks: Histogram,
 }
@@ -72,6 +74,7 @@ impl EventMetrics {
             holders_degraded: PerLabel::new(|reason: DegradedReason| {
                 names::HOLDERS_DEGRADED.with([namespace, reason.as_str()])
             }),
+            holders_removed: names::HOLDERS_REMOVED.with([namespace]),
             apply_duration: names::BATCH_APPLY_DURATION.with([namespace]),
             batch_blocks: names::BATCH_BLOCKS.with([namespace]),
         }
@@ -175,9 +178,12 @@ impl EventMetrics {
     }
 
     /// Counts the transition of a holder from exact to degraded, and logs it. Call it for the transition only, not
-    /// for each further fault of a holder that is degraded already.
+    /// for each further fault of a holder that is degraded already. A resync is a remedy: it is counted, but not logged here.
     pub fn holder_degraded(&self, reason: DegradedReason, worker: &str, data_parallel_rank: u32) {
         self.holders_degraded.get(reason).increment(1);
+        if reason == DegradedReason::Resyncing {
+            return;
+        }
         if let Some(suppressed) = DEGRADED_GATES[reason.index()].admit() {
             let namespace = &*self.namespace;
             tracing::warn!(
@@ -186,7 +192,22 @@ impl EventMetrics {
                 worker,
                 data_parallel_rank,
                 suppressed,
-                "holder is degraded until a new epoch or a cleared event replaces its state"
+                "holder is degraded"
+            );
+        }
+    }
+
+    /// Counts a holder that was removed because it was silent for too long, and logs it.
+    pub fn holder_removed(&self, worker: &str, data_parallel_rank: u32) {
+        self.holders_removed.increment(1);
+        if let Some(suppressed) = REMOVED_GATE.admit() {
+            let namespace = &*self.namespace;
+            tracing::warn!(
+                namespace,
+                worker,
+                data_parallel_rank,
+                suppressed,
+                "holder removed: nothing was heard of it for too long"
             );
         }
     }
@@ -224,6 +245,7 @@ mod tests {
             metrics.sequence_gap("w1", 4, 9);
             metrics.epoch_changed("w1", &"1", &"2");
             metrics.holder_degraded(DegradedReason::Gap, "w1", 0);
+            metrics.holder_removed("w1", 0);
             EventMetrics::unattributed().batch_dropped(DropReason::BadSubject, "kv", &"no worker");
         });
         for line in [
@@ -244,6 +266,7 @@ mod tests {
             "kvatlas_sequence_gaps_total{namespace=\"a\"} 1",
             "kvatlas_epoch_changes_total{namespace=\"a\"} 1",
             "kvatlas_holders_degraded_total{namespace=\"a\",reason=\"gap\"} 1",
+            "kvatlas_holders_removed_total{namespace=\"a\"} 1",
         ] {
             assert_line(&text, line);
         }

@@ -73,6 +73,8 @@ label_values! {
         Oversized => "oversized",
         /// The subject doesn't name a namespace and a worker.
         BadSubject => "bad_subject",
+        /// The publisher says that it has published nothing with such a high number: left over, or forged.
+        NeverPublished => "never_published",
         /// The namespace is new, and the configured number of namespaces is reached.
         TooManyNamespaces => "too_many_namespaces",
         /// The worker is new, and the configured number of workers is reached.
@@ -83,6 +85,42 @@ label_values! {
         OtherSettings => "other_settings",
         /// The lane that has to apply the batch takes no more work.
         LaneStopped => "lane_stopped",
+    }
+}
+
+label_values! {
+    /// Why a resync did not make a holder exact.
+    ResyncFailure {
+        /// Nobody listens on the holder's resync subject: its publisher is gone, or does not know the protocol.
+        NoResponder => "no_responder",
+        /// The publisher said that it can't answer now.
+        Refused => "refused",
+        /// The answer was not whole in time.
+        TimedOut => "timed_out",
+        /// The connection was closed.
+        Disconnected => "disconnected",
+        /// A chunk, or a batch in it, can't be decoded.
+        Undecodable => "undecodable",
+        /// A chunk is about another rank than was asked for.
+        WrongRank => "wrong_rank",
+        /// Only incarnations of the publisher that had been replaced answered.
+        StaleEpoch => "stale_epoch",
+        /// The answer ends before what had been applied already.
+        CursorBehind => "cursor_behind",
+        /// A chunk is missing, or came twice or out of order.
+        OutOfOrder => "out_of_order",
+        /// The chunks contradict one another, or the request.
+        Contradiction => "contradiction",
+        /// The batches are not those that were missed, or not the stored blocks of a full state.
+        WrongBatches => "wrong_batches",
+        /// The full state is named by another chain of hashes than the namespace uses.
+        OtherSettings => "other_settings",
+        /// The answer has more chunks or bytes than allowed.
+        TooLarge => "too_large",
+        /// More live batches came meanwhile than may be held back, or the state was replaced otherwise.
+        Superseded => "superseded",
+        /// The answer was applied, but the holder is not exact.
+        Incomplete => "incomplete",
     }
 }
 
@@ -123,12 +161,30 @@ label_values! {
 }
 
 label_values! {
+    /// How a gateway's gathering of the shards' replies ended.
+    GatherOutcome {
+        /// Every shard answered.
+        Complete => "complete",
+        /// Some shards did not answer in time; the answer names them.
+        Partial => "partial",
+        /// The shards answered with an error, or with answers that don't fit together.
+        Refused => "refused",
+        /// No shard answered.
+        Unanswered => "unanswered",
+        /// Too many others were under way, so that none was begun.
+        Overloaded => "overloaded",
+    }
+}
+
+label_values! {
     /// Which connection to the message broker.
     Connection {
         /// The one that receives events.
         Events => "events",
         /// The one that receives queries and sends replies.
         Queries => "queries",
+        /// The one that asks publishers for what is missing.
+        Resync => "resync",
     }
 }
 
@@ -234,12 +290,14 @@ mod tests {
     #[test]
     fn values_are_distinct_lower_snake_case_and_indexed_in_order() {
         check::<DropReason>();
+        check::<ResyncFailure>();
         check::<RejectReason>();
         check::<DegradedReason>();
         check::<HolderState>();
         check::<QueryKind>();
         check::<ErrorCode>();
         check::<ReplyDropReason>();
+        check::<GatherOutcome>();
         check::<Connection>();
         check::<ConnectionEvent>();
     }

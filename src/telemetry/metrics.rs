@@ -138,6 +138,9 @@ pub(crate) mod tests {
         let _ = QueryMetrics::for_namespace("models");
         let _ = NamespaceGauges::for_namespace("models");
         let _ = QueryErrorMetrics::new();
+        let gathers = GatherMetrics::new();
+        gathers.shard_missing(0);
+        let _ = ShardMetrics::new();
         let _ = SnapshotMetrics::new();
         let _ = LaneMetrics::for_lane(0);
         let _ = ConnectionMetrics::for_connection(Connection::Events);

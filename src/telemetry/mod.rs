@@ -3,7 +3,7 @@
 //! The contract:
 //!
 //! * Every metric is declared once, in [`names`], with its type, unit, help text and label keys.
-//! * Every label value is either a variant of an enum in [`labels`], a lane's number, the version of the program, or
+//! * Every label value is either a variant of an enum in [`labels`], a lane's or a shard's number, the version of the program, or
 //!   the name of a namespace. So no text that a client chose becomes a label, with one exception: the namespace. The
 //!   number of namespaces is bounded by the caller, which creates the handles of a namespace only after it has
 //!   admitted the namespace under its configured limit. Whatever can't be attributed to an admitted namespace is
@@ -20,6 +20,7 @@
 //! Handles bind to the recorder that is installed when they are created: call [`install`] first.
 
 mod event_metrics;
+mod gather_metrics;
 pub mod labels;
 mod log_gate;
 mod logging;
@@ -28,13 +29,16 @@ pub mod names;
 mod namespace_gauges;
 mod process_metrics;
 mod query_metrics;
+mod resync_metrics;
 mod snapshot_metrics;
 
 pub use event_metrics::{AppliedBatch, EventMetrics};
+pub use gather_metrics::{GatherMetrics, ShardMetrics};
 pub use log_gate::LogGate;
 pub use logging::{LogFormat, LoggingError, init};
 pub use metrics::{MetricsError, MetricsHandle, install, install_shared};
 pub use namespace_gauges::{NamespaceGauges, NamespaceSizes};
 pub use process_metrics::{AdminMetrics, ConnectionMetrics, LaneMetrics, ProcessMetrics};
 pub use query_metrics::{QueryErrorMetrics, QueryMetrics};
+pub use resync_metrics::{ResyncGauges, ResyncMetrics};
 pub use snapshot_metrics::SnapshotMetrics;

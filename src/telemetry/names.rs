@@ -24,6 +24,10 @@ pub const CONNECTION: &str = "connection";
 pub const EVENT: &str = "event";
 /// Label key: the number of a lane.
 pub const LANE: &str = "lane";
+/// Label key: an [`GatherOutcome`](super::labels::GatherOutcome).
+pub const OUTCOME: &str = "outcome";
+/// Label key: the index of a shard.
+pub const SHARD: &str = "shard";
 /// Label key: the version of the program.
 pub const VERSION: &str = "version";
 
@@ -180,12 +184,28 @@ declare_metrics! {
         "Times that a publisher was replaced by a new incarnation."
     Counter HOLDERS_DEGRADED = "kvatlas_holders_degraded_total" [NAMESPACE, REASON], Count;
         "Transitions of a holder from exact to degraded, by reason."
+    Counter HOLDERS_REMOVED = "kvatlas_holders_removed_total" [NAMESPACE], Count;
+        "Holders removed because nothing was heard of them for too long."
+    Counter RESYNCS_STARTED = "kvatlas_resyncs_started_total" [NAMESPACE], Count;
+        "Times that a publisher was asked for what is missing."
+    Counter RESYNCS_SUCCEEDED = "kvatlas_resyncs_succeeded_total" [NAMESPACE], Count;
+        "Resyncs that made a holder exact again."
+    Counter RESYNCS_FAILED = "kvatlas_resyncs_failed_total" [NAMESPACE, REASON], Count;
+        "Resyncs that did not make a holder exact, by reason."
     Counter QUERIES = "kvatlas_queries_total" [NAMESPACE, KIND], Count;
         "Queries answered without an error, by what they gave to look up."
     Counter QUERY_ERRORS = "kvatlas_query_errors_total" [CODE], Count;
         "Queries answered with an error, by its code."
     Counter QUERY_REPLIES_DROPPED = "kvatlas_query_replies_dropped_total" [REASON], Count;
         "Replies to queries that were not sent, by reason."
+    Counter OTHER_SHARD_MESSAGES = "kvatlas_other_shard_messages_total" [], Count;
+        "Event messages passed over because their worker belongs to another shard."
+    Counter GATHERS = "kvatlas_gathers_total" [OUTCOME], Count;
+        "Requests for which a gateway asked the shards, by how that ended."
+    Counter SHARD_REPLIES_MISSING = "kvatlas_shard_replies_missing_total" [SHARD], Count;
+        "Replies of a shard that a gateway answered without, by the shard's index."
+    Counter SHARD_REPLIES_LATE = "kvatlas_shard_replies_late_total" [], Count;
+        "Replies of shards that reached a gateway after it had answered."
     Counter CONNECTION_EVENTS = "kvatlas_connection_events_total" [CONNECTION, EVENT], Count;
         "What happened to the connections to the message broker."
     Counter SNAPSHOTS_WRITTEN = "kvatlas_snapshots_written_total" [], Count;
@@ -210,6 +230,12 @@ declare_metrics! {
         "Blocks whose hashes disagree with the hash contract of the namespace."
     Gauge EVENT_LAG = "kvatlas_event_lag_seconds" [NAMESPACE], Seconds;
         "Age of a batch when it was applied, by the publisher's clock: the largest of all holders."
+    Gauge STALE_HOLDERS = "kvatlas_stale_holders" [NAMESPACE], Count;
+        "Holders of which nothing has been heard for longer than they should be silent."
+    Gauge RESYNCS_RUNNING = "kvatlas_resyncs_running" [], Count;
+        "Publishers that are being asked for what is missing."
+    Gauge RESYNCS_WAITING = "kvatlas_resyncs_waiting" [], Count;
+        "Holders that wait for their turn to be asked for what is missing."
     Gauge LANE_QUEUE_BYTES = "kvatlas_lane_queue_bytes" [LANE], Bytes;
         "Payload bytes that wait for a lane."
     Gauge LANE_QUEUE_MESSAGES = "kvatlas_lane_queue_messages" [LANE], Count;
@@ -231,6 +257,8 @@ declare_metrics! {
         "Time in which a lane applied one batch."
     Histogram BATCH_BLOCKS = "kvatlas_batch_blocks" [NAMESPACE], Count, BATCH_BLOCK_BUCKETS;
         "Blocks that one batch stored or removed."
+    Histogram RESYNC_DURATION = "kvatlas_resync_duration_seconds" [NAMESPACE], Seconds, SNAPSHOT_BUCKETS_SECONDS;
+        "Time from asking a publisher until its answer was applied."
     Histogram SNAPSHOT_WRITE_DURATION = "kvatlas_snapshot_write_duration_seconds" [], Seconds,
         SNAPSHOT_BUCKETS_SECONDS;
         "Time in which a snapshot was written, from the first byte to the durable file."

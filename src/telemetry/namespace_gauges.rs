@@ -16,6 +16,8 @@ pub struct NamespaceSizes {
     pub holders_exact: u64,
     /// Holders of which something is missing.
     pub holders_degraded: u64,
+    /// Holders that are silent for longer than they should be.
+    pub holders_stale: u64,
     /// Pairs of a holder and a block that it has.
     pub held_blocks: u64,
     /// Different blocks that at least one holder has.
@@ -30,6 +32,7 @@ pub struct NamespaceSizes {
 pub struct NamespaceGauges {
     workers: Gauge,
     holders: PerLabel<HolderState, Gauge>,
+    stale_holders: Gauge,
     held_blocks: Gauge,
     distinct_blocks: Gauge,
     parked_events: Gauge,
@@ -43,6 +46,7 @@ impl NamespaceGauges {
         Self {
             workers: names::WORKERS.with([namespace]),
             holders: PerLabel::new(|state: HolderState| names::HOLDERS.with([namespace, state.as_str()])),
+            stale_holders: names::STALE_HOLDERS.with([namespace]),
             held_blocks: names::HELD_BLOCKS.with([namespace]),
             distinct_blocks: names::DISTINCT_BLOCKS.with([namespace]),
             parked_events: names::PARKED_EVENTS.with([namespace]),
@@ -60,6 +64,7 @@ impl NamespaceGauges {
         self.holders
             .get(HolderState::Degraded)
             .set(sizes.holders_degraded as f64);
+        self.stale_holders.set(sizes.holders_stale as f64);
         self.held_blocks.set(sizes.held_blocks as f64);
         self.distinct_blocks.set(sizes.distinct_blocks as f64);
         self.parked_events.set(sizes.parked_events as f64);
@@ -85,6 +90,7 @@ mod tests {
                 workers: 1,
                 holders_exact: 2,
                 holders_degraded: 3,
+                holders_stale: 1,
                 held_blocks: 4,
                 distinct_blocks: 5,
                 parked_events: 6,
@@ -96,6 +102,7 @@ mod tests {
             "kvatlas_workers{namespace=\"a\"} 1",
             "kvatlas_holders{namespace=\"a\",state=\"exact\"} 2",
             "kvatlas_holders{namespace=\"a\",state=\"degraded\"} 3",
+            "kvatlas_stale_holders{namespace=\"a\"} 1",
             "kvatlas_held_blocks{namespace=\"a\"} 4",
             "kvatlas_distinct_blocks{namespace=\"a\"} 5",
             "kvatlas_parked_events{namespace=\"a\"} 6",

@@ -55,9 +55,9 @@ impl SequenceTracker {
         self.cursor
     }
 
-    /// Decides what to do with the batch at `next`, and moves the cursor to it where it applies.
-    pub fn admit(&mut self, next: BatchCursor) -> Admission {
-        let admission = match self.cursor {
+    /// What to do with the batch at `next`; the cursor stays.
+    pub fn classify(&self, next: BatchCursor) -> Admission {
+        match self.cursor {
             Some(last) if next.epoch < last.epoch => Admission::StaleEpoch,
             Some(last) if next.epoch == last.epoch && next.seq <= last.seq => Admission::Duplicate,
             Some(last) if next.epoch == last.epoch => match next.seq - last.seq - 1 {
@@ -67,7 +67,12 @@ impl SequenceTracker {
             _ => Admission::NewEpoch {
                 missed: next.seq.saturating_sub(1),
             },
-        };
+        }
+    }
+
+    /// Decides what to do with the batch at `next`, and moves the cursor to it where it applies.
+    pub fn admit(&mut self, next: BatchCursor) -> Admission {
+        let admission = self.classify(next);
         if admission.applies() {
             self.cursor = Some(next);
         }

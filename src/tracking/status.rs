@@ -1,7 +1,7 @@
 //! Whether a holder's state is certain, in a form that queries read without a lock.
 //!
 //! Two kinds of doubt exist. A *reason* is a fact about the holder (a gap, an undecodable batch) and stays until a new
-//! epoch or a `cleared` event replaces the state. A doubt about the *stream* (the connection broke, the client dropped
+//! epoch, a `cleared` event or a resync replaces the state. A doubt about the *stream* (the connection broke, the client dropped
 //! messages, a snapshot was loaded) concerns all holders at once: it begins a new generation of the stream, and each
 //! holder is trusted again when a batch received in that generation continues its count.
 
@@ -29,17 +29,23 @@ pub enum DegradedReason {
     /// Batches may have been lost since the last one that continued the count: the connection broke, messages
     /// were dropped, or the state comes from a snapshot.
     Unverified = 1 << 5,
+    /// The publisher has been asked for what is missing, and the answer is not applied yet.
+    Resyncing = 1 << 6,
+    /// Nothing has been heard of the holder for a while, not even a heartbeat.
+    Stale = 1 << 7,
 }
 
 impl DegradedReason {
     /// All reasons, in the order in which replies list them.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 8] = [
         Self::Gap,
         Self::Undecodable,
         Self::Rejected,
         Self::UnknownParent,
         Self::Capacity,
         Self::Unverified,
+        Self::Resyncing,
+        Self::Stale,
     ];
 
     /// The word on the wire and in metrics.
@@ -51,7 +57,19 @@ impl DegradedReason {
             Self::UnknownParent => "unknown_parent",
             Self::Capacity => "capacity",
             Self::Unverified => "unverified",
+            Self::Resyncing => "resyncing",
+            Self::Stale => "stale",
         }
+    }
+
+    /// Whether the reason is a fact about the blocks, which outlives a restart, and not about what is going on just now.
+    pub fn is_lasting(self) -> bool {
+        !matches!(self, Self::Unverified | Self::Resyncing | Self::Stale)
+    }
+
+    /// Whether asking the publisher can take the reason away. A full holder stays full, and a silent one does not answer.
+    pub fn is_worth_a_resync(self) -> bool {
+        !matches!(self, Self::Capacity | Self::Resyncing | Self::Stale)
     }
 }
 
@@ -81,6 +99,20 @@ impl DegradedReasons {
     #[must_use]
     pub fn with(self, reason: DegradedReason) -> Self {
         Self(self.0 | reason as u32)
+    }
+
+    /// These without `reason`.
+    #[must_use]
+    pub fn without(self, reason: DegradedReason) -> Self {
+        Self(self.0 & !(reason as u32))
+    }
+
+    /// Those of these for which `is_wanted` holds.
+    #[must_use]
+    pub fn filtered(self, is_wanted: impl Fn(DegradedReason) -> bool) -> Self {
+        self.iter()
+            .filter(|reason| is_wanted(*reason))
+            .fold(Self::default(), Self::with)
     }
 
     /// The reasons, in a fixed order.
@@ -161,23 +193,44 @@ pub struct StreamGeneration(u64);
 ///
 /// Begins at generation 1, so that a holder that no batch has confirmed (generation 0) is not trusted.
 #[derive(Debug)]
-pub struct StreamTrust(AtomicU64);
+pub struct StreamTrust {
+    generation: AtomicU64,
+    /// The last generation whose subscription the server is known to have; 0 if there was none.
+    followed: AtomicU64,
+}
 
 impl Default for StreamTrust {
     fn default() -> Self {
-        Self(AtomicU64::new(1))
+        Self {
+            generation: AtomicU64::new(1),
+            followed: AtomicU64::new(0),
+        }
     }
 }
 
 impl StreamTrust {
     /// The current generation.
     pub fn generation(&self) -> StreamGeneration {
-        StreamGeneration(self.0.load(Ordering::Acquire))
+        StreamGeneration(self.generation.load(Ordering::Acquire))
+    }
+
+    /// Says that what is published from now on is received in `generation`.
+    pub fn follow(&self, generation: StreamGeneration) {
+        self.followed.fetch_max(generation.0, Ordering::AcqRel);
+    }
+
+    /// The current generation, if its messages are being received; none after a doubt, until the stream is followed again.
+    ///
+    /// What a publisher says about itself after this proves something for this generation: what it publishes later is received.
+    pub fn followed(&self) -> Option<StreamGeneration> {
+        let followed = self.followed.load(Ordering::Acquire);
+        let generation = self.generation();
+        (followed >= generation.0).then_some(generation)
     }
 
     /// Doubts the stream: no holder is trusted until a batch received in the new generation continues its count.
     pub fn doubt(&self) -> StreamGeneration {
-        StreamGeneration(self.0.fetch_add(1, Ordering::AcqRel) + 1)
+        StreamGeneration(self.generation.fetch_add(1, Ordering::AcqRel) + 1)
     }
 }
 
@@ -209,14 +262,24 @@ impl HolderStatus {
         reasons.with(DegradedReason::Unverified)
     }
 
-    /// The reasons that only a new epoch or a `cleared` event takes away; what a snapshot keeps.
+    /// The reasons that only a new epoch, a `cleared` event or a resync takes away; what a snapshot keeps.
     pub fn lasting_reasons(&self) -> DegradedReasons {
+        DegradedReasons(self.reasons.load(Ordering::Acquire)).filtered(DegradedReason::is_lasting)
+    }
+
+    /// All reasons that have been added and not been taken away.
+    pub fn own_reasons(&self) -> DegradedReasons {
         DegradedReasons(self.reasons.load(Ordering::Acquire))
     }
 
     /// Adds a reason; says whether it is new.
     pub fn degrade(&self, reason: DegradedReason) -> bool {
         self.reasons.fetch_or(reason as u32, Ordering::AcqRel) & reason as u32 == 0
+    }
+
+    /// Takes a reason away that says nothing about the blocks; says whether it was there.
+    pub fn recover(&self, reason: DegradedReason) -> bool {
+        self.reasons.fetch_and(!(reason as u32), Ordering::AcqRel) & reason as u32 != 0
     }
 
     /// Replaces all reasons by `reasons`: the state has been replaced as a whole.
@@ -352,6 +415,8 @@ mod tests {
         let status = HolderStatus::default();
         assert!(status.degrade(DegradedReason::Gap));
         assert!(!status.degrade(DegradedReason::Gap));
+        assert!(status.degrade(DegradedReason::Stale));
+        assert!(status.own_reasons().contains(DegradedReason::Stale));
         assert!(status.degrade(DegradedReason::Capacity));
         assert_eq!(
             status.lasting_reasons(),
@@ -359,6 +424,22 @@ mod tests {
         );
         status.reset_reasons(DegradedReasons::default());
         assert!(status.lasting_reasons().is_empty());
+    }
+
+    #[test]
+    fn a_stream_is_followed_again_only_with_a_subscription_of_its_generation() {
+        let trust = StreamTrust::default();
+        assert_eq!(trust.followed(), None);
+        let first = trust.generation();
+        trust.follow(first);
+        assert_eq!(trust.followed(), Some(first));
+        let second = trust.doubt();
+        assert_eq!(trust.followed(), None);
+        // A subscription that was made before the doubt does not help.
+        trust.follow(first);
+        assert_eq!(trust.followed(), None);
+        trust.follow(second);
+        assert_eq!(trust.followed(), Some(second));
     }
 
     #[test]

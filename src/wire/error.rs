@@ -3,6 +3,7 @@
 use crate::hash::{LineageError, PositionError};
 
 use super::name::NameError;
+use super::positions::PositionsError;
 use super::subject::SubjectError;
 
 /// Header that carries the text of an error reply (NATS micro convention).
@@ -66,6 +67,16 @@ pub enum DecodeError {
         field: &'static str,
         /// Elements announced.
         count: usize,
+        /// The limit.
+        max: usize,
+    },
+    /// A text is longer than allowed.
+    #[error("{field} has {bytes} bytes; at most {max} are allowed")]
+    TextTooLong {
+        /// The field.
+        field: &'static str,
+        /// Length of the text.
+        bytes: usize,
         /// The limit.
         max: usize,
     },
@@ -151,6 +162,9 @@ pub enum DecodeError {
         /// The first that does not continue the chain.
         index: usize,
     },
+    /// The positions of a compressed chain do not fit its hashes.
+    #[error(transparent)]
+    Positions(#[from] PositionsError),
 }
 
 /// The numbers of error replies, in the manner of HTTP. They are part of the contract and never change meaning.
@@ -219,7 +233,9 @@ impl WireError {
 impl From<DecodeError> for WireError {
     fn from(error: DecodeError) -> Self {
         let code = match &error {
-            DecodeError::Oversized { .. } | DecodeError::TooLong { .. } => ErrorCode::TooLarge,
+            DecodeError::Oversized { .. } | DecodeError::TooLong { .. } | DecodeError::TextTooLong { .. } => {
+                ErrorCode::TooLarge
+            }
             DecodeError::UnsupportedVersion { .. } => ErrorCode::UnsupportedVersion,
             _ => ErrorCode::BadRequest,
         };

@@ -1,14 +1,16 @@
 //! Query requests: what a router asks.
 
-use crate::hash::{BlockHash, PositionalLineageHash, SequenceHash, Token};
+use crate::hash::{BlockHash, Position, PositionalLineageHash, SequenceHash, Token};
 
 use super::error::DecodeError;
 use super::limits::WireLimits;
 use super::name::WorkerName;
+use super::positions::{PositionsError, check_positions};
 use super::reader::{Reader, check_version, set_once};
 use super::writer::{Writer, count};
 
-/// What is asked for, in one of four forms. All are prefixes that start at position 0.
+/// What is asked for, in one of four forms. All are prefixes that start at position 0, unless [`SingleQuery::positions`] chooses
+/// blocks of one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum QueryKey {
     /// The prompt's tokens; the namespace's block size cuts them into blocks.
@@ -49,7 +51,8 @@ pub struct QueryOptions {
     pub workers: Option<Vec<WorkerName>>,
     /// At most this many holders, the best first; all where it is absent.
     pub limit: Option<u32>,
-    /// Leave out holders with fewer matched blocks; 1 where it is absent or 0.
+    /// Leave out holders with fewer matched blocks; 1 where it is absent or 0. Where only bounds are known, those that have fewer
+    /// for certain.
     pub min_blocks: u32,
     /// Say where each holder dropped out.
     pub explain: bool,
@@ -60,6 +63,9 @@ pub struct QueryOptions {
 pub struct SingleQuery {
     /// What is asked for.
     pub key: QueryKey,
+    /// Compressed chains: the position of each hash in `key`, ascending, where these are not the whole prefix but blocks chosen
+    /// from one. The reply has bounds. [`check_positions`] says what fits; absent for whole prefixes.
+    pub positions: Option<Vec<Position>>,
     /// What the reply should have.
     pub options: QueryOptions,
 }
@@ -69,6 +75,7 @@ impl SingleQuery {
     pub fn new(key: QueryKey) -> Self {
         Self {
             key,
+            positions: None,
             options: QueryOptions::default(),
         }
     }
@@ -150,6 +157,7 @@ struct QueryFields<'a> {
     block_hashes: Option<Vec<BlockHash>>,
     sequence_hashes: Option<Vec<SequenceHash>>,
     lineage_hashes: Option<Vec<PositionalLineageHash>>,
+    positions: Option<Vec<Position>>,
     workers: Option<Vec<WorkerName>>,
     limit: Option<Option<u64>>,
     min_blocks: Option<u32>,
@@ -187,6 +195,7 @@ impl<'a> QueryFields<'a> {
                 "lineage_hashes",
                 reader.list("lineage_hashes", depth)?,
             ),
+            b"positions" => set_once(&mut self.positions, "positions", decode_positions(reader, depth)?),
             b"workers" => set_once(&mut self.workers, "workers", decode_workers(reader, limits)?),
             b"limit" => set_once(&mut self.limit, "limit", reader.optional_unsigned("limit")?),
             b"min_blocks" => set_once(
@@ -230,10 +239,7 @@ impl<'a> QueryFields<'a> {
             },
             (None, Some(hashes), None, None) => QueryKey::BlockHashes(hashes),
             (None, None, Some(hashes), None) => QueryKey::SequenceHashes(hashes),
-            (None, None, None, Some(hashes)) => {
-                check_chain(&hashes)?;
-                QueryKey::LineageHashes(hashes)
-            }
+            (None, None, None, Some(hashes)) => QueryKey::LineageHashes(hashes),
             (None, None, None, None) => {
                 return Err(DecodeError::Combination(
                     "nothing is asked for; send tokens, block_hashes, sequence_hashes or lineage_hashes",
@@ -245,8 +251,28 @@ impl<'a> QueryFields<'a> {
                 ));
             }
         };
-        Ok(SingleQuery { key, options })
+        match (&self.positions, &key) {
+            (Some(_), _) if options.explain => {
+                return Err(DecodeError::Combination(
+                    "explain needs the whole chain; leave out positions or explain",
+                ));
+            }
+            (Some(positions), key) => check_positions(key, positions)?,
+            (None, QueryKey::LineageHashes(hashes)) => check_chain(hashes)?,
+            (None, _) => {}
+        }
+        Ok(SingleQuery {
+            key,
+            positions: self.positions,
+            options,
+        })
     }
+}
+
+fn decode_positions(reader: &mut Reader<'_>, count_max: usize) -> Result<Vec<Position>, DecodeError> {
+    let positions: Vec<u32> = reader.list("positions", count_max)?;
+    let position = |position: u32| Position::new(u64::from(position)).map_err(PositionsError::from);
+    Ok(positions.into_iter().map(position).collect::<Result<_, _>>()?)
 }
 
 fn decode_workers(reader: &mut Reader<'_>, limits: &WireLimits) -> Result<Vec<WorkerName>, DecodeError> {
@@ -297,6 +323,10 @@ impl SingleQuery {
             QueryKey::SequenceHashes(hashes) => writer.list_entry("sequence_hashes", hashes),
             QueryKey::LineageHashes(hashes) => writer.list_entry("lineage_hashes", hashes),
         }
+        if let Some(positions) = &self.positions {
+            let positions: Vec<u32> = positions.iter().map(|position| position.as_u32()).collect();
+            writer.list_entry("positions", &positions);
+        }
         if let Some(workers) = &self.options.workers {
             writer.text("workers");
             writer.array(count(workers.len()));
@@ -326,7 +356,8 @@ impl SingleQuery {
             _ => 1,
         };
         let options = &self.options;
-        key + u32::from(options.workers.is_some())
+        key + u32::from(self.positions.is_some())
+            + u32::from(options.workers.is_some())
             + u32::from(options.limit.is_some())
             + u32::from(options.min_blocks != 0)
             + u32::from(options.explain)

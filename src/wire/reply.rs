@@ -36,8 +36,11 @@ pub struct HolderMatch {
     pub worker: WorkerName,
     /// Its data-parallel rank.
     pub rank: Rank,
-    /// How many leading blocks of the query it holds, without a hole.
+    /// How many leading blocks of the query it holds, without a hole; of a compressed chain, at least so many.
     pub matched_blocks: u32,
+    /// Of a compressed chain: how many it holds at most. Absent where that is `matched_blocks`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub matched_blocks_max: Option<u32>,
     /// Whether the daemon knows the holder's state for certain. Where it does not, `degraded` says why.
     pub exact: bool,
     /// Why the state is not certain; absent where it is.
@@ -48,14 +51,24 @@ pub struct HolderMatch {
     pub dropped_out: Option<DropOut>,
 }
 
+/// What a reply was gathered from; only in replies that a gateway or a gathering client put together.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Gathered {
+    /// How many shards there are.
+    pub shards: u32,
+    /// The shards, from 0, that did not answer in time: nothing is known of their workers. Absent where all answered.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub missing: Vec<u32>,
+}
+
 /// The answer to one query.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QueryReply {
     /// Version of the contract.
     pub v: u64,
-    /// How many blocks were asked for.
+    /// How many blocks were asked for; of a compressed chain, how many it stands for.
     pub query_blocks: u32,
-    /// The holders, most matched blocks first, then by worker and rank.
+    /// The holders, most matched blocks first, then by the upper bound, then by worker and rank.
     pub holders: Vec<HolderMatch>,
     /// How many holders matched before `limit` cut the list.
     pub holders_total: u32,
@@ -63,6 +76,20 @@ pub struct QueryReply {
     /// contract's chain; ask by the engine's own hashes, or set the namespace to `recompute`. Absent where it is 0.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub foreign_holders: u32,
+    /// Which shards the reply was gathered from; absent in a daemon's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gathered: Option<Gathered>,
+    /// Of a compressed chain: how many leading blocks a holder that has none of the blocks chosen can hold at most, which is the
+    /// first position chosen. Such holders are not found. Absent where it is 0.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub unseen_blocks_max: u32,
+}
+
+impl HolderMatch {
+    /// The upper bound on the leading blocks that it holds; `matched_blocks` where that is exact.
+    pub fn blocks_max(&self) -> u32 {
+        self.matched_blocks_max.unwrap_or(self.matched_blocks)
+    }
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "the signature is serde's")]
@@ -145,6 +172,9 @@ pub struct StatusReply {
     pub batches_waiting: u64,
     /// All holders, by worker and rank.
     pub holders: Vec<HolderStatusReply>,
+    /// Which shards the reply was gathered from; absent in a daemon's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gathered: Option<Gathered>,
 }
 
 impl QueryReply {

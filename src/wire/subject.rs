@@ -1,6 +1,6 @@
 //! The subjects of the contract, under a configurable prefix.
 
-use super::name::{NameError, NamespaceName, WorkerName};
+use super::name::{NameError, NamespaceName, Rank, WorkerName};
 
 /// Why a subject or a prefix is not one of the contract's.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -32,9 +32,11 @@ pub enum SubjectError {
 /// Builds and parses the subjects under one prefix.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Subjects {
+    root: String,
     events: String,
     query: String,
     status: String,
+    resync: String,
 }
 
 impl Subjects {
@@ -47,10 +49,28 @@ impl Subjects {
             });
         }
         Ok(Self {
+            root: format!("{prefix}.v1."),
             events: format!("{prefix}.v1.events."),
             query: format!("{prefix}.v1.query."),
             status: format!("{prefix}.v1.status."),
+            resync: format!("{prefix}.v1.resync."),
         })
+    }
+
+    /// The same subjects, with those of queries and status requests replaced by the shards' own: requests on these are answered by
+    /// every shard instead of by one daemon.
+    #[must_use]
+    pub fn of_shards(&self) -> Self {
+        Self {
+            query: format!("{}shards.query.", self.root),
+            status: format!("{}shards.status.", self.root),
+            ..self.clone()
+        }
+    }
+
+    /// Where the replicas that take the queries of `queue_group` tell which holders they know.
+    pub fn roster(&self, queue_group: &str) -> String {
+        format!("{}roster.{queue_group}", self.root)
     }
 
     /// Where `worker` publishes its batches for `namespace`.
@@ -63,6 +83,11 @@ impl Subjects {
         format!("{}>", self.events)
     }
 
+    /// Where the publisher of one rank of `worker` is asked for what a daemon has missed.
+    pub fn resync(&self, namespace: &NamespaceName, worker: &WorkerName, rank: Rank) -> String {
+        format!("{}{namespace}.{worker}.{rank}", self.resync)
+    }
+
     /// Where queries about `namespace` go.
     pub fn query(&self, namespace: &NamespaceName) -> String {
         format!("{}{namespace}", self.query)
@@ -71,6 +96,17 @@ impl Subjects {
     /// All query subjects. Ends in `>` so that a malformed subject is answered with an error, not with silence.
     pub fn all_queries(&self) -> String {
         format!("{}>", self.query)
+    }
+
+    /// A subject within [`Self::all_queries`] that carries no request: `~` is in no name. A daemon that leaves its queue group
+    /// publishes there; whoever receives it passes over it.
+    pub fn query_filler(&self) -> String {
+        format!("{}~", self.query)
+    }
+
+    /// As [`Self::query_filler`], within [`Self::all_statuses`].
+    pub fn status_filler(&self) -> String {
+        format!("{}~", self.status)
     }
 
     /// Where status requests about `namespace` go.
@@ -152,6 +188,28 @@ mod tests {
             subjects.parse_status(&subjects.status(&namespace), 64),
             Ok(namespace)
         );
+    }
+
+    #[test]
+    fn shards_have_subjects_of_their_own() {
+        let subjects = Subjects::new("site-1").unwrap();
+        let shards = subjects.of_shards();
+        let (namespace, worker) = (
+            NamespaceName::new("llama").unwrap(),
+            WorkerName::new("w").unwrap(),
+        );
+        assert_eq!(shards.query(&namespace), "site-1.v1.shards.query.llama");
+        assert_eq!(shards.status(&namespace), "site-1.v1.shards.status.llama");
+        assert_eq!(
+            shards.events(&namespace, &worker),
+            subjects.events(&namespace, &worker)
+        );
+        assert_eq!(
+            shards.parse_query(&shards.query(&namespace), 64),
+            Ok(namespace.clone())
+        );
+        assert!(subjects.parse_query(&shards.query(&namespace), 64).is_err());
+        assert_eq!(subjects.roster("kvatlas"), "site-1.v1.roster.kvatlas");
     }
 
     #[test]

@@ -72,6 +72,11 @@ impl Writer {
         let _ = encode::write_bool(&mut self.bytes, value);
     }
 
+    /// A blob.
+    pub(super) fn blob(&mut self, bytes: &[u8]) {
+        let _ = encode::write_bin(&mut self.bytes, bytes);
+    }
+
     /// A list as one blob.
     pub(super) fn list_entry<T: BlobElement>(&mut self, key: &str, list: &[T]) {
         self.text(key);

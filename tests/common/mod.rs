@@ -8,6 +8,11 @@
     reason = "a test fails by panicking"
 )]
 
+pub mod fleet;
+pub mod proxy;
+pub mod relay;
+pub mod truth;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -135,6 +140,11 @@ pub fn stored_after(parent: u64, hashes: Vec<SequenceHash>) -> Event {
 
 pub fn removed(hashes: Vec<SequenceHash>) -> Event {
     Event::Removed(RemovedBlocks::by_sequence(hashes))
+}
+
+/// A query by sequence hashes.
+pub fn by_sequence(chain: &[SequenceHash]) -> SingleQuery {
+    SingleQuery::new(QueryKey::SequenceHashes(chain.to_vec()))
 }
 
 /// A client's side: a connection, a query client, publishers.

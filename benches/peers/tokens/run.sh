@@ -30,4 +30,4 @@ PYTHON
 }
 
 [ -f "$vocabulary" ] || fetch
-exec cargo run --quiet --release --manifest-path benches/peers/tokens/Cargo.toml -- "$vocabulary" "$@"
+exec cargo run --quiet --release --locked --manifest-path benches/peers/Cargo.toml --package kvatlas-peers-tokens -- "$vocabulary" "$@"

@@ -88,7 +88,9 @@ fn every_default_loads() {
         config.namespaces.of("any"),
         NamespaceConfig {
             block_size: 16,
-            hashing: Hashing::Engine
+            hashing: Hashing::Engine,
+            stale_after: Some(Duration::from_secs(30)),
+            remove_after: Some(Duration::from_secs(600)),
         }
     );
     assert_eq!(config.snapshots.directory, None);
@@ -106,7 +108,11 @@ fn every_setting_is_read() {
     builder.nats();
     builder.subjects();
     builder.events();
+    builder.resync();
     builder.queries();
+    builder.sharding();
+    builder.gateway();
+    builder.ready();
     builder.limits();
     builder.namespaces();
     builder.snapshots();
@@ -124,6 +130,61 @@ fn every_setting_is_read() {
 }
 
 #[test]
+fn a_gateway_has_neither_a_shard_nor_snapshots() {
+    let config = load(
+        &[("sharding.shard", "1/3"), ("gateway.deadline_ms", "7")],
+        &[],
+        "",
+    )
+    .unwrap();
+    assert_eq!(config.sharding.shard, crate::wire::Shard::new(1, 3));
+    assert_eq!(
+        (config.gateway.enabled, config.gateway.deadline),
+        (false, Duration::from_millis(7))
+    );
+    for other in [
+        ("sharding.shard", "1/3"),
+        ("snapshots.directory", "/var/lib/kvatlas"),
+    ] {
+        let errors = load(&[("gateway.enabled", "true"), other], &[], "")
+            .unwrap_err()
+            .to_string();
+        assert!(
+            errors.contains("it has no index; give one of the two"),
+            "{errors}"
+        );
+    }
+    assert!(load(&[("sharding.shard", "3/3")], &[], "").is_err());
+}
+
+#[test]
+fn a_holder_is_stale_before_it_is_removed() {
+    let both = "[namespace_defaults]\nstale_after_ms = 5000\nremove_after_ms = 5000\n";
+    assert!(load(&[], &[], both).is_err());
+    let never_removed = "[namespace_defaults]\nstale_after_ms = 5000\nremove_after_ms = 0\n";
+    let config = load(&[], &[], never_removed).unwrap();
+    assert_eq!(
+        config.namespaces.of("any").stale_after,
+        Some(Duration::from_secs(5))
+    );
+    assert_eq!(config.namespaces.of("any").remove_after, None);
+    let of_one = "[namespaces.llama]\nstale_after_ms = 1000\nremove_after_ms = 2000\n";
+    let config = load(&[], &[], of_one).unwrap();
+    assert_eq!(
+        config.namespaces.of("llama").remove_after,
+        Some(Duration::from_secs(2))
+    );
+    let against_the_default = "[namespaces.llama]\nremove_after_ms = 2000\n";
+    assert!(load(&[], &[], against_the_default).is_err());
+}
+
+#[test]
+fn the_pauses_of_a_resync_are_ordered() {
+    let wrong = "[resync]\nretry_min_ms = 500\nretry_max_ms = 499\n";
+    assert!(load(&[], &[], wrong).is_err());
+}
+
+#[test]
 fn the_file_is_read() {
     let config = load(&[], &[], EXAMPLE).unwrap();
     assert_eq!(config.nats.urls.len(), 2);
@@ -134,14 +195,18 @@ fn the_file_is_read() {
         config.namespaces.of("llama"),
         NamespaceConfig {
             block_size: 32,
-            hashing: Hashing::Recompute
+            hashing: Hashing::Recompute,
+            stale_after: Some(Duration::from_secs(30)),
+            remove_after: Some(Duration::from_secs(600)),
         }
     );
     assert_eq!(
         config.namespaces.of("qwen"),
         NamespaceConfig {
             block_size: 64,
-            hashing: Hashing::Engine
+            hashing: Hashing::Engine,
+            stale_after: Some(Duration::from_secs(30)),
+            remove_after: Some(Duration::from_secs(600)),
         }
     );
     assert_eq!(
@@ -280,6 +345,26 @@ fn a_wrong_value_is_reported_even_when_covered() {
     );
     assert_one(&messages, &["line 1, key events.lanes:"]);
     assert_one(&messages, &["environment KVATLAS_EVENTS_LANES:"]);
+}
+
+#[test]
+fn a_broken_line_is_one_error() {
+    for (text, line) in [
+        ("[nats]\nurl \"nats://a\"\n", 2),
+        ("url\n", 1),
+        ("= 3\n", 1),
+        ("[nats]\n= \"nats://a\"\n", 2),
+        ("[]\nuser = \"a\"\n", 1),
+        ("[namespaces.llama]\nblock_size\n", 2),
+        ("[nats\nuser = \"a\"\npassword = \"b\"\n", 1),
+    ] {
+        let messages = refuse(&[], &[], text);
+        let expected = format!("line {line}: not valid TOML");
+        assert!(
+            messages.len() == 1 && messages[0].contains(&expected),
+            "{text:?}: {messages:#?}"
+        );
+    }
 }
 
 #[test]

@@ -51,7 +51,12 @@ impl Forest {
     }
 
     /// Removes the block that the engine calls `name` from `tier`.
-    pub(crate) fn remove_name(&mut self, name: u64, tier: Tier, publication: Publication<'_>) -> Removed {
+    pub(crate) fn remove_name(
+        &mut self,
+        name: u64,
+        tier: Tier,
+        publication: &mut Publication<'_, '_>,
+    ) -> Removed {
         let Some(number) = self.find_name(name) else {
             return Removed::Unknown;
         };
@@ -69,7 +74,12 @@ impl Forest {
     }
 
     /// Takes one name from a block; a block that loses its last name is removed.
-    pub(super) fn drop_name(&mut self, number: BlockNumber, name: u64, publication: Publication<'_>) {
+    pub(super) fn drop_name(
+        &mut self,
+        number: BlockNumber,
+        name: u64,
+        publication: &mut Publication<'_, '_>,
+    ) {
         if !self.aliases.contains_key(&number) {
             self.erase(number, publication);
             return;

@@ -14,6 +14,7 @@ use super::super::{
 use super::operation::{Operation, Shape};
 use super::oracle::{Oracle, Outcome};
 use super::random::{Random, setting};
+use super::sparse::check_bounds;
 use super::world::{BLOCK_SIZE, PlainKey, World};
 
 const PARKING: ParkingLimits = ParkingLimits {
@@ -172,6 +173,9 @@ impl Run {
         for key in path.queries() {
             self.check_query(&key, &path.keys, workers.as_deref());
         }
+        let depth = |holder: &Holder| (holder.id.clone(), holder.oracle.matched(&path.keys));
+        let depths = self.holders.iter().map(depth).collect();
+        check_bounds(random, &self.index, &depths, &path, workers.as_deref());
     }
 
     fn check_query(&self, query: &QueryKey, keys: &[PlainKey], workers: Option<&[WorkerName]>) {

@@ -1,4 +1,5 @@
-//! The module's consistency contract: in the shared table every holder is prefix-closed at every instant, within events too.
+//! The module's consistency contract: in the shared runs every holder is prefix-closed at every instant, within events too, and
+//! what it has changes within one run at a time.
 
 use std::collections::BTreeSet;
 
@@ -69,22 +70,33 @@ proptest! {
     #[test]
     fn every_holder_is_prefix_closed_at_every_instant(changes in changes()) {
         let index = PositionalIndexer::new(NamespaceSettings::default(), IndexLimits::default());
-        *index.table().steps.lock() = Some(Vec::new());
+        index.runs().write().take_steps();
         let worker = WorkerName::new("w").unwrap();
         let mut holder = index.register(&HolderId { worker, rank: 0 }).unwrap();
         for change in changes {
             holder.apply(event(change), Tier::DEVICE, 0);
         }
         let mut seen: BTreeSet<PositionalLineageHash> = BTreeSet::new();
-        for step in index.table().steps.lock().iter().flatten() {
+        for step in index.runs().write().take_steps() {
+            let keys: Vec<PositionalLineageHash> = step.keys.into_iter().map(Into::into).collect();
+            for (parent, child) in keys.iter().zip(&keys[1..]) {
+                prop_assert!(child.is_child_of(parent), "{keys:?} are not of one run");
+            }
             if step.is_insertion {
-                let has_parent = step.key.position() == 0 || seen.iter().any(|parent| step.key.is_child_of(parent));
-                prop_assert!(has_parent, "{:?} appears before its parent", step.key);
-                prop_assert!(seen.insert(step.key), "{:?} appears twice", step.key);
+                let first = keys.first().unwrap();
+                let has_parent = first.position() == 0 || seen.iter().any(|parent| first.is_child_of(parent));
+                prop_assert!(has_parent, "{first:?} appears before its parent");
+                for key in keys {
+                    prop_assert!(seen.insert(key), "{key:?} appears twice");
+                }
             } else {
-                let has_child = seen.iter().any(|child| child.is_child_of(&step.key));
-                prop_assert!(!has_child, "{:?} goes before its children", step.key);
-                prop_assert!(seen.remove(&step.key), "{:?} goes twice", step.key);
+                for key in &keys {
+                    prop_assert!(seen.remove(key), "{key:?} goes twice");
+                }
+                for key in &keys {
+                    let has_child = seen.iter().any(|child| child.is_child_of(key));
+                    prop_assert!(!has_child, "{key:?} goes before its children");
+                }
             }
         }
     }

@@ -10,4 +10,5 @@ mod oracle;
 mod parking;
 mod random;
 mod rules;
+mod sparse;
 mod world;

@@ -187,6 +187,10 @@ proptest! {
                 QueryKey::SequenceHashes(hashes) => vec![entry("sequence_hashes", numbers(hashes))],
                 QueryKey::LineageHashes(hashes) => vec![entry("lineage_hashes", lineage(hashes))],
             };
+            if let Some(positions) = &query.positions {
+                let positions = positions.iter().map(|position| number(position.as_u64()));
+                entries.push(entry("positions", array(positions)));
+            }
             let options = &query.options;
             if let Some(workers) = &options.workers {
                 entries.push(entry("workers", array(workers.iter().map(|worker| text(worker.as_str())))));

@@ -8,7 +8,7 @@ use crate::hash::{BlockHash, Position, PositionalLineageHash, SequenceHash, Toke
 use crate::tracking::DegradedReasons;
 
 use super::super::{
-    BatchReply, BlockContent, BlockNames, DropOut, ErrorBody, Event, EventBatch, HolderMatch,
+    BatchReply, BlockContent, BlockNames, DropOut, ErrorBody, Event, EventBatch, Gathered, HolderMatch,
     HolderStatusReply, LineageBytes, QueryKey, QueryOptions, QueryReply, QueryRequest, QueryResult,
     RemovedBlocks, SingleQuery, StatusReply, StoredBlocks, Tier, WorkerName,
 };
@@ -160,7 +160,39 @@ fn query() -> impl Strategy<Value = SingleQuery> {
             min_blocks,
             explain,
         });
-    (query_key(), options).prop_map(|(key, options)| SingleQuery { key, options })
+    (asked(), options).prop_map(|((key, positions), options)| SingleQuery {
+        key,
+        options: QueryOptions {
+            explain: options.explain && positions.is_none(),
+            ..options
+        },
+        positions,
+    })
+}
+
+/// Whole prefixes, and blocks chosen from one.
+fn asked() -> impl Strategy<Value = (QueryKey, Option<Vec<Position>>)> {
+    let chosen = || vec(any::<bool>(), 1..30);
+    let is_lineage = any::<bool>();
+    let compressed = (vec(sequence_hash(), 30), chosen(), is_lineage).prop_filter_map(
+        "no block is chosen",
+        |(chain, chosen, is_lineage)| {
+            let pick = |place: usize| chosen.get(place) == Some(&true);
+            let places: Vec<usize> = (0..chain.len()).filter(|place| pick(*place)).collect();
+            let positions = places
+                .iter()
+                .map(|place| Position::new(*place as u64).unwrap())
+                .collect();
+            let key = if is_lineage {
+                let lineage: Vec<_> = lineage_hashes(&chain).collect::<Result<_, _>>().unwrap();
+                QueryKey::LineageHashes(places.iter().map(|place| lineage[*place]).collect())
+            } else {
+                QueryKey::SequenceHashes(places.iter().map(|place| chain[*place]).collect())
+            };
+            (!places.is_empty()).then_some((key, Some(positions)))
+        },
+    );
+    prop_oneof![3 => query_key().prop_map(|key| (key, None)), 1 => compressed]
 }
 
 pub(super) fn request() -> impl Strategy<Value = QueryRequest> {
@@ -184,19 +216,22 @@ fn holder_match() -> impl Strategy<Value = HolderMatch> {
     (
         worker(),
         any::<u32>(),
-        any::<u32>(),
+        (any::<u32>(), of(any::<u32>())),
         any::<bool>(),
         degraded(),
         of(dropped_out),
     )
         .prop_map(
-            |(worker, rank, matched_blocks, exact, degraded, dropped_out)| HolderMatch {
-                worker,
-                rank,
-                matched_blocks,
-                exact,
-                degraded,
-                dropped_out,
+            |(worker, rank, (matched_blocks, matched_blocks_max), exact, degraded, dropped_out)| {
+                HolderMatch {
+                    worker,
+                    rank,
+                    matched_blocks,
+                    matched_blocks_max,
+                    exact,
+                    degraded,
+                    dropped_out,
+                }
             },
         )
 }
@@ -207,16 +242,28 @@ pub(super) fn query_reply() -> impl Strategy<Value = QueryReply> {
         vec(holder_match(), 0..5),
         any::<u32>(),
         prop_oneof![Just(0), any::<u32>()],
+        prop_oneof![Just(0), any::<u32>()],
+        gathered(),
     )
         .prop_map(
-            |(query_blocks, holders, holders_total, foreign_holders)| QueryReply {
-                v: 1,
-                query_blocks,
-                holders,
-                holders_total,
-                foreign_holders,
+            |(query_blocks, holders, holders_total, foreign_holders, unseen_blocks_max, gathered)| {
+                QueryReply {
+                    v: 1,
+                    query_blocks,
+                    holders,
+                    holders_total,
+                    foreign_holders,
+                    gathered,
+                    unseen_blocks_max,
+                }
             },
         )
+}
+
+fn gathered() -> impl Strategy<Value = Option<Gathered>> {
+    let gathered =
+        (any::<u32>(), vec(any::<u32>(), 0..3)).prop_map(|(shards, missing)| Gathered { shards, missing });
+    proptest::option::of(gathered)
 }
 
 pub(super) fn batch_reply() -> impl Strategy<Value = BatchReply> {
@@ -250,13 +297,14 @@ pub(super) fn status_reply() -> impl Strategy<Value = StatusReply> {
                 }
             },
         );
-    (any::<u32>(), number(), number(), vec(holder, 0..5)).prop_map(
-        |(block_size, distinct_blocks, batches_waiting, holders)| StatusReply {
+    (any::<u32>(), number(), number(), vec(holder, 0..5), gathered()).prop_map(
+        |(block_size, distinct_blocks, batches_waiting, holders, gathered)| StatusReply {
             v: 1,
             block_size,
             distinct_blocks,
             batches_waiting,
             holders,
+            gathered,
         },
     )
 }

@@ -33,7 +33,10 @@ fn query(key: QueryKey) -> Vec<u8> {
 
 fn is_too_large<T: std::fmt::Debug>(decoded: Result<T, DecodeError>) -> bool {
     let error = decoded.unwrap_err();
-    let is_length = matches!(error, DecodeError::TooLong { .. } | DecodeError::Oversized { .. });
+    let is_length = matches!(
+        error,
+        DecodeError::TooLong { .. } | DecodeError::TextTooLong { .. } | DecodeError::Oversized { .. }
+    );
     is_length && WireError::from(error).code == ErrorCode::TooLarge
 }
 
@@ -220,7 +223,11 @@ fn workers_of_a_filter_are_bounded() {
             ..QueryOptions::default()
         };
         let key = QueryKey::SequenceHashes(chain(1));
-        QueryRequest::Single(SingleQuery { key, options }).encode()
+        let query = SingleQuery {
+            options,
+            ..SingleQuery::new(key)
+        };
+        QueryRequest::Single(query).encode()
     };
     check_queries(request, |limits| &mut limits.filter_workers_max);
 }
@@ -234,7 +241,11 @@ fn names_are_bounded_in_bytes() {
             ..QueryOptions::default()
         };
         let key = QueryKey::SequenceHashes(chain(1));
-        QueryRequest::Single(SingleQuery { key, options }).encode()
+        let query = SingleQuery {
+            options,
+            ..SingleQuery::new(key)
+        };
+        QueryRequest::Single(query).encode()
     };
     check_queries(request, |limits| &mut limits.name_bytes_max);
 }

@@ -128,6 +128,7 @@ fn wrong_types_are_refused() {
         "block_hashes",
         "sequence_hashes",
         "lineage_hashes",
+        "positions",
         "workers",
         "limit",
         "min_blocks",
@@ -198,6 +199,7 @@ fn a_key_sent_twice_is_refused() {
         "block_hashes",
         "sequence_hashes",
         "lineage_hashes",
+        "positions",
         "workers",
         "limit",
         "min_blocks",
@@ -284,9 +286,20 @@ fn contradictions_are_refused() {
         json!({"tokens": [1], "sequence_hashes": [1]}),
         json!({"queries": [], "tokens": [1]}),
         json!({"queries": [{}]}),
+        json!({"sequence_hashes": [1], "positions": [5], "explain": true}),
     ] {
         assert_refused!(decode_query(&request), DecodeError::Combination(_));
     }
+    for request in [
+        json!({"tokens": [1], "positions": [0]}),
+        json!({"sequence_hashes": [1, 2], "positions": [5]}),
+        json!({"sequence_hashes": [1, 2], "positions": [5, 5]}),
+        json!({"sequence_hashes": [], "positions": []}),
+        json!({"sequence_hashes": [1], "positions": [1 << 24]}),
+    ] {
+        assert_refused!(decode_query(&request), DecodeError::Positions(_));
+    }
+    assert!(decode_query(&json!({"sequence_hashes": [1, 2], "positions": [5, (1 << 24) - 1]})).is_ok());
 }
 
 #[test]
@@ -306,7 +319,17 @@ fn events_need_a_known_type_and_blocks() {
     }
     assert_refused!(
         decode_event(json!({"type": "x".repeat(65)})),
-        DecodeError::TooLong { field: "type", .. }
+        DecodeError::TextTooLong { field: "type", .. }
+    );
+}
+
+#[test]
+fn a_text_has_bytes_and_a_list_has_elements() {
+    let text = "x".repeat(3000);
+    let event = json!({"type": "stored", "sequence_hashes": [1], "tokens": [1], "lora_name": text});
+    assert_eq!(
+        decode_event(event).unwrap_err().to_string(),
+        "lora_name has 3000 bytes; at most 1024 are allowed"
     );
 }
 

@@ -1,0 +1,200 @@
+//! End to end over a real broker: what does the daemon cost beside NATS itself?
+//!
+//! ```sh
+//! cargo bench --bench end_to_end            # about two minutes
+//! cargo bench --bench end_to_end -- --quick
+//! ```
+//!
+//! Queries: client → broker → responder → broker → client, 64 blocks by sequence hash, against a responder that answers every
+//! request with an empty payload, written with the same client. Half of the prompts are *whole*: one worker holds all of it. The
+//! others are *mixed*: eight workers hold it to eight different depths, the worst case for the search and for the reply's size.
+//!
+//! Events: published to applied (the daemon's own cursor says when), against a subscriber that only counts. The daemon, the
+//! echo and the counter are each a process of their own with the same runtime; their rounds alternate within one run.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a bench fails by panicking"
+)]
+
+mod events;
+mod queries;
+
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use events::{Pace, bench_events, publish_at};
+use futures_util::StreamExt;
+use kvatlas::client::QueryClient;
+use kvatlas::connection::embedded::{EmbeddedBroker, find_nats_server};
+use kvatlas::tracking::BatchCursor;
+use kvatlas::wire::{NamespaceName, Subjects, WorkerName};
+use queries::{bench_queries, load_prompts, wait_for_echo};
+
+#[derive(Clone, Copy)]
+struct Scale {
+    repetitions: usize,
+    requests: u64,
+    batches: u64,
+}
+
+#[tokio::main]
+async fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match words.as_slice() {
+        ["child-echo", url] => echo(url).await,
+        ["child-count", url, count] => count_messages(url, count.parse().unwrap()).await,
+        _ if words.contains(&"--quick") => {
+            bench(Scale {
+                repetitions: 3,
+                requests: 10_000,
+                batches: 5_000,
+            })
+            .await;
+        }
+        _ => {
+            bench(Scale {
+                repetitions: 5,
+                requests: 60_000,
+                batches: 40_000,
+            })
+            .await
+        }
+    }
+}
+
+async fn bench(scale: Scale) {
+    let broker = EmbeddedBroker::start(&find_nats_server(None).unwrap())
+        .await
+        .unwrap();
+    let _daemon = start_daemon(broker.url());
+    let _echo = start_child(&["child-echo", broker.url()]);
+    let client = async_nats::connect(broker.url()).await.unwrap();
+    let queries = QueryClient::new(client.clone(), subjects()).with_patience(Duration::from_secs(10));
+    load_prompts(&client, &queries).await;
+    wait_for_echo(&client).await;
+    let drained = bench_events(&broker, &client, &queries, scale).await;
+    bench_queries("idle", &client, scale).await;
+    let pace = Arc::new(Pace::default());
+    let publishing = tokio::spawn(publish_at(
+        broker.url().to_owned(),
+        drained / 2.0,
+        Arc::clone(&pace),
+    ));
+    bench_queries("events at half the drained maximum", &client, scale).await;
+    pace.stop.store(true, Ordering::Relaxed);
+    let rate = publishing.await.unwrap();
+    println!("events published meanwhile: {rate:.0} batches a second");
+}
+
+// ---------------------------------------------------------------------------------------------- children
+
+/// A child process that ends with the bench.
+struct KilledOnDrop(Child);
+
+impl Drop for KilledOnDrop {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn start_daemon(url: &str) -> KilledOnDrop {
+    let mut daemon = Command::new(env!("CARGO_BIN_EXE_kvatlas"));
+    daemon.args([
+        "serve",
+        "--nats-url",
+        url,
+        "--admin-listen",
+        "off",
+        "--logging-level",
+        "warn",
+    ]);
+    KilledOnDrop(daemon.stdin(Stdio::null()).spawn().unwrap())
+}
+
+fn start_child(arguments: &[&str]) -> KilledOnDrop {
+    KilledOnDrop(
+        Command::new(std::env::current_exe().unwrap())
+            .args(arguments)
+            .spawn()
+            .unwrap(),
+    )
+}
+
+async fn echo(url: &str) {
+    let client = async_nats::connect(url).await.unwrap();
+    let mut requests = client
+        .queue_subscribe("bench.echo", "bench".to_owned())
+        .await
+        .unwrap();
+    while let Some(request) = requests.next().await {
+        if let Some(reply) = request.reply {
+            client.publish(reply, bytes::Bytes::new()).await.unwrap();
+        }
+    }
+}
+
+/// Counts messages on the events subjects, and says when it has them all.
+async fn count_messages(url: &str, count: u64) {
+    let options = async_nats::ConnectOptions::new().subscription_capacity(1 << 20);
+    let client = options.connect(url).await.unwrap();
+    let mut messages = client.subscribe("bench.events.>").await.unwrap();
+    client.flush().await.unwrap();
+    client
+        .publish("bench.counter.ready", bytes::Bytes::new())
+        .await
+        .unwrap();
+    for _ in 0..count {
+        messages.next().await.unwrap();
+    }
+    client
+        .publish("bench.counter.done", bytes::Bytes::new())
+        .await
+        .unwrap();
+    client.flush().await.unwrap();
+}
+
+// ------------------------------------------------------------------------------------------- shared parts
+
+fn subjects() -> Subjects {
+    Subjects::new("kvatlas").unwrap()
+}
+
+fn namespace() -> NamespaceName {
+    NamespaceName::new("bench").unwrap()
+}
+
+async fn wait_until(mut look: impl AsyncFnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !look().await {
+        assert!(
+            Instant::now() < deadline,
+            "the bench is not ready within a minute"
+        );
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+async fn wait_for_cursor(queries: &QueryClient, worker: &WorkerName, cursor: BatchCursor) {
+    wait_until(async || {
+        // The namespace exists only once its first event has been applied.
+        let Ok(status) = queries.status(&namespace()).await else {
+            return false;
+        };
+        let holder = status.holders.into_iter().find(|holder| holder.worker == *worker);
+        holder.is_some_and(|holder| holder.seq >= cursor.seq && holder.epoch == cursor.epoch)
+    })
+    .await;
+}
+
+fn median(values: impl Iterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}

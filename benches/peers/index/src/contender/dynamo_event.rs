@@ -1,0 +1,104 @@
+//! What the indexes of `dynamo-kv-router` have in common: their events, queries and answers.
+
+use dynamo_kv_router::protocols::{
+    BlockHashOptions, ExternalSequenceBlockHash, KvCacheEvent, KvCacheEventData, KvCacheRemoveData,
+    KvCacheStoreData, KvCacheStoredBlockData, LocalBlockHash, OverlapScores, RouterEvent,
+    compute_block_hash_for_seq,
+};
+
+use super::{Form, Run, Shape};
+use crate::workload::{BLOCK_TOKENS, Prompt};
+
+/// They all answer with a map.
+pub const SHAPES: &[(Shape, &str)] = &[(Shape::List, "map")];
+
+/// A query: hashes, or tokens that the search is timed to hash.
+pub enum Query {
+    /// Block hashes.
+    Blocks(Vec<LocalBlockHash>),
+    /// Tokens.
+    Tokens(Vec<u32>),
+}
+
+impl Query {
+    /// The query for `prompt`.
+    pub fn new(form: Form, prompt: &Prompt) -> Self {
+        match form {
+            Form::Native | Form::BlockHashes => {
+                Self::Blocks(prompt.blocks.iter().copied().map(LocalBlockHash).collect())
+            }
+            Form::Tokens => Self::Tokens(prompt.tokens()),
+        }
+    }
+
+    /// The block hashes; where there are only tokens, they are hashed now. Leaves the query empty.
+    pub fn take_hashes(&mut self) -> Vec<LocalBlockHash> {
+        match self {
+            Self::Blocks(hashes) => std::mem::take(hashes),
+            Self::Tokens(tokens) => hash_tokens(tokens),
+        }
+    }
+
+    /// As [`Self::take_hashes`], for an index that only borrows them.
+    pub fn with_hashes<R>(&self, search: impl FnOnce(&[LocalBlockHash]) -> R) -> R {
+        match self {
+            Self::Blocks(hashes) => search(hashes),
+            Self::Tokens(tokens) => search(&hash_tokens(tokens)),
+        }
+    }
+}
+
+fn hash_tokens(tokens: &[u32]) -> Vec<LocalBlockHash> {
+    let block_tokens = u32::try_from(BLOCK_TOKENS).expect("a block is small");
+    compute_block_hash_for_seq(tokens, block_tokens, BlockHashOptions::default())
+}
+
+/// Holders with matched blocks, ordered by holder.
+pub fn sorted(scores: &OverlapScores) -> Vec<(u32, u32)> {
+    let mut answer: Vec<(u32, u32)> = scores
+        .scores
+        .iter()
+        .map(|(worker, &depth)| {
+            let worker = u32::try_from(worker.worker_id).expect("`stored` has made it of 32 bits");
+            (worker, depth)
+        })
+        .collect();
+    answer.sort_unstable();
+    answer
+}
+
+/// `worker` has stored a run of blocks.
+pub fn stored(worker: u32, run: Run<'_>) -> RouterEvent {
+    let pairs = run.sequence.iter().zip(run.blocks);
+    let blocks = pairs.map(|(&sequence, &block)| KvCacheStoredBlockData {
+        block_hash: ExternalSequenceBlockHash(sequence),
+        tokens_hash: LocalBlockHash(block),
+        mm_extra_info: None,
+    });
+    event(
+        worker,
+        KvCacheEventData::Stored(KvCacheStoreData {
+            parent_hash: run.parent.map(ExternalSequenceBlockHash),
+            start_position: Some(run.position),
+            blocks: blocks.collect(),
+        }),
+    )
+}
+
+/// `worker` has removed blocks.
+pub fn removed(worker: u32, sequence: &[u64]) -> RouterEvent {
+    let block_hashes = sequence.iter().copied().map(ExternalSequenceBlockHash).collect();
+    event(
+        worker,
+        KvCacheEventData::Removed(KvCacheRemoveData { block_hashes }),
+    )
+}
+
+fn event(worker: u32, data: KvCacheEventData) -> RouterEvent {
+    let event = KvCacheEvent {
+        event_id: 0,
+        data,
+        dp_rank: 0,
+    };
+    RouterEvent::new(u64::from(worker), event)
+}

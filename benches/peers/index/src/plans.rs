@@ -1,0 +1,101 @@
+//! The layouts of scenarios A and F.
+
+use crate::contender::Form;
+use crate::scenario::Effort;
+use crate::scenario::latency::Plan;
+use crate::workload::{Kind, Layout, Sharing};
+
+/// One million blocks, as 2^20.
+const MILLION: u32 = 1 << 20;
+
+/// Workers in both scenarios.
+const WORKERS: u32 = 128;
+
+/// Distinct sequences of 1024 blocks, 1M in all: the layout that most goals are about.
+pub const DISTINCT: Layout = Layout {
+    name: "1M blocks, depth 1024, distinct",
+    blocks: MILLION,
+    depth: 1024,
+    workers: WORKERS,
+    sharing: Sharing::Distinct,
+};
+
+/// The same with eight sequences sharing their first half.
+pub const EIGHT_SHARE: Layout = Layout {
+    name: "1M blocks, depth 1024, 8 share 512",
+    sharing: Sharing::EightShareHalf,
+    ..DISTINCT
+};
+
+/// The same with eight sequences in all, each on every worker.
+pub const ALL_SHARE: Layout = Layout {
+    name: "1M blocks, depth 1024, all 128 share",
+    sharing: Sharing::AllShareAll,
+    ..DISTINCT
+};
+
+/// Short sequences.
+pub const SHALLOW: Layout = Layout {
+    name: "1M blocks, depth 128, distinct",
+    depth: 128,
+    ..DISTINCT
+};
+
+/// Long sequences.
+pub const DEEP: Layout = Layout {
+    name: "1M blocks, depth 8192, distinct",
+    depth: 8192,
+    ..DISTINCT
+};
+
+/// Out of the caches.
+pub const LARGE: Layout = Layout {
+    name: "5M blocks, depth 1024, distinct",
+    blocks: 5 * MILLION,
+    ..DISTINCT
+};
+
+/// Conversations that differ in their first block: 4k, 16k and 65k of them, 16 blocks deep.
+pub const FAN_OUT: [Layout; 3] = [
+    fan_out("4k first blocks", 4096),
+    fan_out("16k first blocks", 16_384),
+    fan_out("65k first blocks", 65_536),
+];
+
+const fn fan_out(name: &'static str, conversations: u32) -> Layout {
+    Layout {
+        name,
+        blocks: conversations * 16,
+        depth: 16,
+        workers: WORKERS,
+        sharing: Sharing::Distinct,
+    }
+}
+
+/// Scenario A.
+pub fn latency(effort: Effort) -> Vec<Plan> {
+    let layouts: &[Layout] = if effort.is_quick {
+        &[DISTINCT, ALL_SHARE]
+    } else {
+        &[DISTINCT, EIGHT_SHARE, ALL_SHARE, SHALLOW, DEEP, LARGE]
+    };
+    let plan = |layout: &Layout| Plan {
+        layout: layout.clone(),
+        kinds: &Kind::ALL,
+        forms: &Form::ALL,
+        questions_max: if effort.is_quick { 256 } else { 2048 },
+    };
+    layouts.iter().map(plan).collect()
+}
+
+/// Scenario F.
+pub fn fan_outs(effort: Effort) -> Vec<Plan> {
+    let layouts = if effort.is_quick { &FAN_OUT[..1] } else { &FAN_OUT };
+    let plan = |layout: &Layout| Plan {
+        layout: layout.clone(),
+        kinds: &[Kind::Hit, Kind::Miss],
+        forms: &[Form::Native],
+        questions_max: 4096,
+    };
+    layouts.iter().map(plan).collect()
+}

@@ -1,0 +1,501 @@
+//! Scenario D: a recorded trace of conversations, replayed at an offered rate.
+//!
+//! The trace names 512-token pieces of prompts; each becomes 32 blocks of 16 tokens. A request goes to the worker that its second
+//! piece decides, is asked for there, and what that worker does not hold is stored; a full worker forgets what it has not used for
+//! longest, ends first. Every block that is asked for, stored or removed is a block operation.
+//!
+//! One thread applies events and one asks, each operation no earlier than the offered rate says. A rate is valid only if
+//! at least 99 % of it was reached, refused events not counted; bisection finds the highest valid rate.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap};
+use std::hint::{black_box, spin_loop};
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde::Deserialize;
+
+use crate::contender::{
+    self, Binary, ChainIndex, CompressedTree, Contender, Form, Kvatlas, Positional, RadixTree, Reader, Run,
+    Shape, Strided, Timing, Writer,
+};
+use crate::measure::trim_memory;
+use crate::oracle::Oracle;
+use crate::report::{Column, Ledger};
+use crate::workload::{Prompt, Segment, mix};
+
+use super::{Effort, progress, rotated};
+
+const WORKERS: u32 = 64;
+/// Blocks in a piece of 512 tokens.
+const PIECE_BLOCKS: u32 = 32;
+/// Pieces that a worker keeps: 0.6M blocks in all.
+const WORKER_PIECES_MAX: usize = 300;
+/// Events are applied in lists of about so many blocks; within one nothing waits for the clock.
+const LIST_BLOCKS: u64 = 16_384;
+/// A rate is valid where this part of it was reached.
+const REACHED_MIN: f64 = 0.99;
+/// Rates that are tried, beginning with what is reached without waiting.
+const STEPS: usize = 7;
+
+/// Millions of block operations a second.
+pub const RATE: &str = "replay, rate";
+
+/// A line of the trace. The other fields are not needed.
+#[derive(Debug, Deserialize)]
+struct Request {
+    input_length: u32,
+    hash_ids: Vec<u64>,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Step {
+    Ask {
+        request: usize,
+    },
+    Store {
+        request: usize,
+        worker: u32,
+        from: u32,
+        to: u32,
+    },
+    Remove {
+        request: usize,
+        worker: u32,
+        from: u32,
+        to: u32,
+    },
+}
+
+impl Step {
+    fn is_event(self) -> bool {
+        !matches!(self, Self::Ask { .. })
+    }
+}
+
+/// The trace as operations, in order.
+struct Script {
+    prompts: Vec<Prompt>,
+    steps: Vec<Step>,
+    /// Block operations up to and including each step.
+    done_after: Vec<u64>,
+}
+
+/// A stretch of pieces that one request has stored on a worker.
+#[derive(Debug, Clone, Copy)]
+struct Stretch {
+    request: usize,
+    from: u32,
+    to: u32,
+    seen: (usize, Reverse<u32>),
+}
+
+/// What a worker holds, and in which order it would forget it.
+#[derive(Debug, Default)]
+struct Cache {
+    /// Piece → the stretch that it is part of, by where that begins: `(request, from)`.
+    pieces: HashMap<u64, (usize, u32)>,
+    stretches: HashMap<(usize, u32), Stretch>,
+    /// Least recently used first, and deeper ones first among those used together.
+    order: BTreeMap<(usize, Reverse<u32>), (usize, u32)>,
+}
+
+impl Cache {
+    /// Marks what is held of the request as used, and returns how many pieces that is.
+    fn touch(&mut self, ids: &[u64], now: usize) -> u32 {
+        let mut held = 0;
+        while let Some(key) = ids.get(held as usize).and_then(|id| self.pieces.get(id)).copied() {
+            if let Some(stretch) = self.stretches.get_mut(&key) {
+                self.order.remove(&stretch.seen);
+                stretch.seen = (now, Reverse(held));
+                self.order.insert(stretch.seen, key);
+            }
+            held += 1;
+        }
+        held
+    }
+
+    fn store(&mut self, request: usize, ids: &[u64], from: u32, now: usize) {
+        let to = u32::try_from(ids.len()).expect("a request has few pieces");
+        let stretch = Stretch {
+            request,
+            from,
+            to,
+            seen: (now, Reverse(to)),
+        };
+        let key = (request, from);
+        self.order.insert(stretch.seen, key);
+        self.stretches.insert(key, stretch);
+        let new = ids.get(from as usize..).unwrap_or_default();
+        self.pieces.extend(new.iter().map(|&id| (id, key)));
+    }
+
+    fn evict(&mut self, requests: &[Request]) -> Option<Stretch> {
+        let (_, key) = self.order.pop_first()?;
+        let stretch = self.stretches.remove(&key)?;
+        for id in &requests[stretch.request].hash_ids[stretch.from as usize..stretch.to as usize] {
+            self.pieces.remove(id);
+        }
+        Some(stretch)
+    }
+}
+
+impl Script {
+    fn read(path: &Path, requests_max: usize) -> Option<Self> {
+        let text = std::fs::read_to_string(path).ok()?;
+        let mut requests: Vec<Request> = text
+            .lines()
+            .take(requests_max)
+            .map(|line| serde_json::from_str(line).expect("every line of the trace is a request"))
+            .collect();
+        for request in &mut requests {
+            // The last piece may be shorter than the others; blocks are whole.
+            request.hash_ids.truncate(request.input_length as usize / 512);
+        }
+        requests.retain(|request| !request.hash_ids.is_empty());
+        Some(Self::new(&requests))
+    }
+
+    fn new(requests: &[Request]) -> Self {
+        let mut caches: Vec<Cache> = (0..WORKERS).map(|_| Cache::default()).collect();
+        let mut steps = Vec::new();
+        for (number, request) in requests.iter().enumerate() {
+            let ids = &request.hash_ids;
+            steps.push(Step::Ask { request: number });
+            let decides = ids.get(1).or(ids.first()).copied().unwrap_or(0);
+            let worker = u32::try_from(mix(decides) % u64::from(WORKERS)).unwrap_or(0);
+            let cache = &mut caches[worker as usize];
+            let held = cache.touch(ids, number);
+            let to = u32::try_from(ids.len()).expect("a request has few pieces");
+            if held < to {
+                cache.store(number, ids, held, number);
+                steps.push(Step::Store {
+                    request: number,
+                    worker,
+                    from: held * PIECE_BLOCKS,
+                    to: to * PIECE_BLOCKS,
+                });
+            }
+            while cache.pieces.len() > WORKER_PIECES_MAX {
+                let Some(stretch) = cache.evict(requests) else {
+                    break;
+                };
+                steps.push(Step::Remove {
+                    request: stretch.request,
+                    worker,
+                    from: stretch.from * PIECE_BLOCKS,
+                    to: stretch.to * PIECE_BLOCKS,
+                });
+            }
+        }
+        let prompts: Vec<Prompt> = requests.iter().map(prompt).collect();
+        let mut done = 0;
+        let done_after = steps
+            .iter()
+            .map(|step| {
+                done += match *step {
+                    Step::Ask { request } => u64::from(prompts[request].len()),
+                    Step::Store { from, to, .. } | Step::Remove { from, to, .. } => u64::from(to - from),
+                };
+                done
+            })
+            .collect();
+        Self {
+            prompts,
+            steps,
+            done_after,
+        }
+    }
+
+    fn operations(&self) -> u64 {
+        self.done_after.last().copied().unwrap_or(0)
+    }
+
+    fn event<W: Writer>(&self, step: Step) -> Option<W::Event> {
+        let slice = |request: usize, from: u32, to: u32| {
+            let prompt = &self.prompts[request];
+            let range = from as usize..to as usize;
+            (&prompt.blocks[range.clone()], &prompt.sequence[range])
+        };
+        match step {
+            Step::Ask { .. } => None,
+            Step::Store {
+                request,
+                worker,
+                from,
+                to,
+            } => {
+                let (blocks, sequence) = slice(request, from, to);
+                let before = from.checked_sub(1);
+                let run = Run {
+                    parent: before.map(|before| self.prompts[request].sequence[before as usize]),
+                    position: from,
+                    blocks,
+                    sequence,
+                };
+                Some(W::stored(worker, run))
+            }
+            Step::Remove {
+                request,
+                worker,
+                from,
+                to,
+            } => {
+                let (_, sequence) = slice(request, from, to);
+                let deepest_first: Vec<u64> = sequence.iter().rev().copied().collect();
+                Some(W::removed(worker, &deepest_first))
+            }
+        }
+    }
+
+    /// Events in lists, each with the operations that are offered before it.
+    fn lists<W: Writer>(&self) -> Vec<(u64, Vec<W::Event>)> {
+        let mut lists: Vec<(u64, Vec<W::Event>)> = Vec::new();
+        let mut list_begins = u64::MAX;
+        let mut offered: u64 = 0;
+        for (&step, &done) in self.steps.iter().zip(&self.done_after) {
+            if let Some(event) = self.event::<W>(step) {
+                if offered.saturating_sub(list_begins) > LIST_BLOCKS || lists.is_empty() {
+                    list_begins = offered;
+                    lists.push((offered, Vec::new()));
+                }
+                if let Some((_, events)) = lists.last_mut() {
+                    events.push(event);
+                }
+            }
+            offered = done;
+        }
+        lists
+    }
+
+    /// Queries, each with the operations that are offered before it.
+    fn queries<R: Reader>(&self) -> Vec<(u64, R::Query)> {
+        let mut offered: u64 = 0;
+        let mut queries = Vec::new();
+        for (&step, &done) in self.steps.iter().zip(&self.done_after) {
+            if let Step::Ask { request } = step {
+                queries.push((offered, R::query(Form::Native, &self.prompts[request])));
+            }
+            offered = done;
+        }
+        queries
+    }
+
+    fn oracle(&self) -> Oracle {
+        let mut oracle = Oracle::default();
+        for step in &self.steps {
+            match *step {
+                Step::Ask { .. } => {}
+                Step::Store {
+                    request,
+                    worker,
+                    from,
+                    to,
+                } => oracle.store(
+                    worker,
+                    &self.prompts[request].sequence[from as usize..to as usize],
+                ),
+                Step::Remove {
+                    request,
+                    worker,
+                    from,
+                    to,
+                } => oracle.remove(
+                    worker,
+                    &self.prompts[request].sequence[from as usize..to as usize],
+                ),
+            }
+        }
+        oracle
+    }
+}
+
+fn prompt(request: &Request) -> Prompt {
+    let pieces = request.hash_ids.iter().map(|&id| Segment {
+        source: (1 << 35) + id,
+        blocks: 0..PIECE_BLOCKS,
+    });
+    Prompt::new(pieces.collect())
+}
+
+/// When the operations offered before an operation are due.
+#[derive(Debug, Clone, Copy)]
+struct Pace {
+    started: Instant,
+    /// Block operations a second; infinite where nothing waits.
+    rate: f64,
+}
+
+impl Pace {
+    fn wait(self, offered: u64) {
+        let due = Duration::from_secs_f64(offered as f64 / self.rate);
+        while self.started.elapsed() < due {
+            spin_loop();
+        }
+    }
+}
+
+type Replay = fn(&Script, f64, Option<(&Oracle, &mut Ledger)>) -> f64;
+
+const CONTENDERS: [Replay; 6] = [
+    at_once::<Kvatlas>,
+    at_once::<ChainIndex>,
+    at_once::<CompressedTree>,
+    at_once::<Positional<Strided>>,
+    at_once::<Positional<Binary>>,
+    in_turns::<RadixTree>,
+];
+
+/// Runs the scenario for every contender; the one that is for one thread does everything in turns.
+pub fn run(trace: &Path, requests_max: usize, effort: Effort, ledger: &mut Ledger) {
+    let Some(script) = Script::read(trace, requests_max) else {
+        progress(&format!("replay: no trace at {}; left out", trace.display()));
+        return;
+    };
+    let oracle = script.oracle();
+    let events = script.steps.iter().filter(|step| step.is_event()).count();
+    progress(&format!(
+        "replay: {} queries, {events} events, {} block operations",
+        script.prompts.len(),
+        script.operations()
+    ));
+    let names = contender::names();
+    for repetition in 0..effort.repetitions {
+        progress(&format!("replay: repetition {}", repetition + 1));
+        for number in rotated(CONTENDERS.len(), repetition) {
+            let replay = CONTENDERS[number];
+            let unpaced = replay(&script, f64::INFINITY, Some((&oracle, &mut *ledger)));
+            trim_memory();
+            match bisect(&script, replay, unpaced) {
+                Some(sustained) => ledger.record(RATE, &names[number], sustained / 1e6),
+                None => progress(&format!("{}: no rate was valid", names[number])),
+            }
+        }
+    }
+}
+
+/// The highest rate that was found valid, in block operations a second, if any was.
+fn bisect(script: &Script, replay: Replay, unpaced: f64) -> Option<f64> {
+    let (mut valid, mut invalid): (Option<f64>, Option<f64>) = (None, None);
+    let mut offered = unpaced;
+    for _ in 0..STEPS {
+        let reached = replay(script, offered, None);
+        trim_memory();
+        if reached >= REACHED_MIN * offered {
+            valid = Some(offered);
+        } else {
+            invalid = Some(offered);
+        }
+        offered = match (valid, invalid) {
+            (Some(valid), Some(invalid)) => (valid * invalid).sqrt(),
+            (Some(valid), None) => valid * 1.25,
+            (None, Some(invalid)) => invalid * 0.75,
+            (None, None) => unpaced,
+        };
+    }
+    valid
+}
+
+/// Prints the table.
+pub fn print(ledger: &Ledger) {
+    let columns = [Column::new("M block operations a second", RATE)];
+    ledger.print(
+        "D. Recorded conversations on 64 workers, highest offered rate of which 99 % was reached",
+        &contender::names(),
+        &columns,
+    );
+}
+
+/// Block operations a second that were reached when `rate` was offered.
+fn at_once<C: Contender<Reader: Reader<Query: Send> + Send, Writer: Send>>(
+    script: &Script,
+    rate: f64,
+    check: Option<(&Oracle, &mut Ledger)>,
+) -> f64 {
+    let (reader, mut writer) = C::build(WORKERS);
+    let lists = script.lists::<C::Writer>();
+    let queries = script.queries::<C::Reader>();
+    let pace = Pace {
+        started: Instant::now(),
+        rate,
+    };
+    let reader_here = &reader;
+    let (asked, (applied, refused, writer)) = thread::scope(|scope| {
+        let writing = scope.spawn(move || {
+            let mut refused = 0;
+            for (offered, events) in lists {
+                pace.wait(offered);
+                refused += writer.apply(events, Timing::Whole).refused;
+            }
+            (pace.started.elapsed(), refused, writer)
+        });
+        for (offered, mut query) in queries {
+            pace.wait(offered);
+            black_box(reader_here.find(&mut query, shape::<C>()));
+        }
+        let asked = pace.started.elapsed();
+        (asked, writing.join().expect("applying does not panic"))
+    });
+    if let Some((oracle, ledger)) = check {
+        judge::<C>(script, oracle, &reader, ledger);
+    }
+    drop(writer);
+    reached::<C>(script, asked.max(applied), refused)
+}
+
+/// As [`at_once`], in one thread.
+fn in_turns<C: Contender>(script: &Script, rate: f64, check: Option<(&Oracle, &mut Ledger)>) -> f64 {
+    let (reader, mut writer) = C::build(WORKERS);
+    let mut queries = script.queries::<C::Reader>().into_iter().peekable();
+    let lists = script.lists::<C::Writer>();
+    let pace = Pace {
+        started: Instant::now(),
+        rate,
+    };
+    let mut refused = 0;
+    for (offered, events) in lists {
+        while let Some((asked, mut query)) = queries.next_if(|(asked, _)| *asked <= offered) {
+            pace.wait(asked);
+            black_box(reader.find(&mut query, shape::<C>()));
+        }
+        pace.wait(offered);
+        refused += writer.apply(events, Timing::Whole).refused;
+    }
+    for (asked, mut query) in queries {
+        pace.wait(asked);
+        black_box(reader.find(&mut query, shape::<C>()));
+    }
+    let elapsed = pace.started.elapsed();
+    if let Some((oracle, ledger)) = check {
+        judge::<C>(script, oracle, &reader, ledger);
+    }
+    reached::<C>(script, elapsed, refused)
+}
+
+/// The leanest shape that the index offers.
+fn shape<C: Contender>() -> Shape {
+    <C::Reader as Reader>::SHAPES
+        .first()
+        .map_or(Shape::List, |(shape, _)| *shape)
+}
+
+fn reached<C: Contender>(script: &Script, elapsed: Duration, refused: u64) -> f64 {
+    let events = script.steps.iter().filter(|step| step.is_event()).count();
+    if refused > 0 {
+        progress(&format!("{}: refused {refused} of {events} events", C::NAME));
+    }
+    let taken = 1.0 - refused as f64 / events.max(1) as f64;
+    script.operations() as f64 * taken / elapsed.as_secs_f64()
+}
+
+/// When nothing changes any more, every answer equals the oracle's.
+fn judge<C: Contender>(script: &Script, oracle: &Oracle, reader: &C::Reader, ledger: &mut Ledger) {
+    const CHECKED: usize = 1_000;
+    let row = contender::row::<C>(shape::<C>());
+    for prompt in script.prompts.iter().rev().take(CHECKED) {
+        let mut query = C::Reader::query(Form::Native, prompt);
+        let is_right = reader.answer(&mut query, shape::<C>()) == oracle.answer(&prompt.sequence);
+        ledger.judge("D, in the end", &row, is_right);
+    }
+}

@@ -1,0 +1,199 @@
+//! Requests to all shards.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use async_nats::{Client, Message, StatusCode};
+use bytes::Bytes;
+use tokio::time::Instant;
+
+use crate::wire::{
+    BatchReply, ErrorCode, Gathered, NamespaceName, PROTOCOL_VERSION, QueryOptions, QueryReply, SHARD_HEADER,
+    Shard, SingleQuery, StatusReply, Subjects, WireError,
+};
+
+use super::super::error::ClientError;
+use super::super::query::refusal;
+use super::collection::{Collection, Division};
+use super::inbox::{Inbox, Replies};
+use super::merge::{Answered, merge_replies, merge_results, merge_statuses, sort_out};
+
+/// An answer that was put together, and what from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Merged<T> {
+    /// The answer.
+    pub reply: T,
+    /// The shards that gave it, and those that are missing.
+    pub gathered: Gathered,
+}
+
+/// Asks all shards. Cheap to clone; requests may run side by side.
+#[derive(Debug, Clone)]
+pub struct Gatherer {
+    nats: Client,
+    /// Those of the shards.
+    subjects: Subjects,
+    inbox: Inbox,
+}
+
+impl Gatherer {
+    /// A gatherer on the connection `nats`, for the prefix of `subjects`.
+    ///
+    /// # Errors
+    ///
+    /// [`ClientError::Connection`] if the connection is closed.
+    pub async fn new(nats: Client, subjects: &Subjects) -> Result<Self, ClientError> {
+        let inbox = Inbox::open(&nats).await?;
+        Ok(Self {
+            nats,
+            subjects: subjects.of_shards(),
+            inbox,
+        })
+    }
+
+    /// Asks a query with these `options`, encoded in `payload`; waits for `patience` at most.
+    ///
+    /// # Errors
+    ///
+    /// [`ClientError::NoDaemon`] and [`ClientError::TimedOut`] if no shard answered, [`ClientError::Refused`] if the shards
+    /// refused, or if their answers cannot be one.
+    pub async fn query(
+        &self,
+        namespace: &NamespaceName,
+        options: &QueryOptions,
+        payload: Bytes,
+        patience: Duration,
+    ) -> Result<Merged<QueryReply>, ClientError> {
+        let subject = self.subjects.query(namespace);
+        let division = self.gather(subject, payload, patience).await?;
+        merge(division, QueryReply::decode, |replies, gathered| {
+            merge_replies(replies, options, gathered)
+        })
+    }
+
+    /// Asks the `queries` that `payload` encodes as one request; waits for `patience` at most.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::query`].
+    pub async fn query_batch(
+        &self,
+        namespace: &NamespaceName,
+        queries: &[SingleQuery],
+        payload: Bytes,
+        patience: Duration,
+    ) -> Result<Merged<BatchReply>, ClientError> {
+        let subject = self.subjects.query(namespace);
+        let division = self.gather(subject, payload, patience).await?;
+        merge(division, BatchReply::decode, |replies, gathered| {
+            let lists = replies.into_iter().map(|reply| reply.results).collect();
+            Ok(BatchReply {
+                v: PROTOCOL_VERSION,
+                results: merge_results(lists, queries, gathered)?,
+            })
+        })
+    }
+
+    /// Asks one daemon of every shard how far it has followed the holders of a namespace; waits for `patience` at most.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::query`].
+    pub async fn status(
+        &self,
+        namespace: &NamespaceName,
+        patience: Duration,
+    ) -> Result<Merged<StatusReply>, ClientError> {
+        let subject = self.subjects.status(namespace);
+        let division = self.gather(subject, Bytes::new(), patience).await?;
+        merge(division, StatusReply::decode, merge_statuses)
+    }
+
+    /// How many replies came after their request had been answered, since this was asked last.
+    pub fn take_late_replies(&self) -> u64 {
+        self.inbox.take_late()
+    }
+
+    async fn gather(
+        &self,
+        subject: String,
+        payload: Bytes,
+        patience: Duration,
+    ) -> Result<Division<Message>, ClientError> {
+        let deadline = Instant::now() + patience;
+        let replies = self.inbox.expect();
+        let sent = self
+            .nats
+            .publish_with_reply(subject.clone(), replies.reply_to.clone(), payload);
+        sent.await
+            .map_err(|error| ClientError::Connection(error.to_string()))?;
+        match collect(replies, deadline).await {
+            Some(collection) => collection
+                .into_best()
+                .ok_or(ClientError::TimedOut { subject, patience }),
+            None => Err(ClientError::NoDaemon { subject }),
+        }
+    }
+}
+
+/// Collects until a division is complete or the time is up; none if nobody is subscribed.
+async fn collect(mut replies: Replies, deadline: Instant) -> Option<Collection<Message>> {
+    let mut collection = Collection::default();
+    while let Ok(Some(reply)) = tokio::time::timeout_at(deadline, replies.next()).await {
+        if reply.status == Some(StatusCode::NO_RESPONDERS) {
+            return None;
+        }
+        let Some(shard) = shard_of(&reply) else {
+            tracing::debug!(subject = %reply.subject, "a reply names no shard");
+            continue;
+        };
+        if collection.add(shard, reply) {
+            break;
+        }
+    }
+    Some(collection)
+}
+
+/// The shard that a reply says it comes from.
+fn shard_of(reply: &Message) -> Option<Shard> {
+    let header = reply.headers.as_ref()?.get(SHARD_HEADER)?;
+    header.as_str().parse().ok()
+}
+
+/// Decodes the replies of a division and merges them. A shard whose reply is of no use counts as missing.
+fn merge<Reply, Whole>(
+    division: Division<Message>,
+    decode: impl Fn(&[u8]) -> Result<Reply, rmp_serde::decode::Error>,
+    merge: impl FnOnce(Vec<Reply>, &Gathered) -> Result<Whole, WireError>,
+) -> Result<Merged<Whole>, ClientError> {
+    let mut missing: BTreeSet<u32> = (0..division.shards).collect();
+    let mut answers: Vec<Answered<Reply>> = Vec::with_capacity(division.replies.len());
+    for (index, message) in division.replies {
+        match answered(&message, &decode) {
+            Some(answer) => {
+                missing.remove(&index);
+                answers.push(answer);
+            }
+            None => tracing::debug!(shard = index, "a shard's reply is of no use"),
+        }
+    }
+    let gathered = Gathered {
+        shards: division.shards,
+        missing: missing.into_iter().collect(),
+    };
+    let replies = sort_out(answers, &gathered)?;
+    let reply = merge(replies, &gathered)?;
+    Ok(Merged { reply, gathered })
+}
+
+/// What a shard answered; none if it could not.
+fn answered<Reply>(
+    message: &Message,
+    decode: impl Fn(&[u8]) -> Result<Reply, rmp_serde::decode::Error>,
+) -> Option<Answered<Reply>> {
+    match refusal(message) {
+        None => decode(&message.payload).ok().map(Ok),
+        Some(ClientError::Refused(error)) if error.code != ErrorCode::Unavailable => Some(Err(error)),
+        Some(_) => None,
+    }
+}

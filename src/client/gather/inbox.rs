@@ -1,0 +1,122 @@
+//! One subscription for the replies to all requests that are under way.
+//!
+//! The client library takes one reply a request; a gathered request has one of every shard. A subscription for each request would
+//! change the server's tables with every one, so all share one with a wildcard, and the last token of the reply's subject tells
+//! which request it is for.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use async_nats::{Client, Message};
+use dashmap::DashMap;
+use futures_util::StreamExt;
+use tokio::sync::mpsc;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use crate::wire::SHARDS_MAX;
+
+use super::super::error::ClientError;
+
+/// Replies to one request that may wait to be looked at: two divisions' worth.
+const REPLIES_WAITING_MAX: usize = 2 * SHARDS_MAX as usize;
+
+#[derive(Debug, Default)]
+struct Waiting {
+    requests: DashMap<u64, mpsc::Sender<Message>>,
+    late: AtomicU64,
+}
+
+/// Where replies arrive. The subscription ends when the last clone is dropped.
+#[derive(Debug, Clone)]
+pub(super) struct Inbox {
+    prefix: String,
+    numbers: Arc<AtomicU64>,
+    waiting: Arc<Waiting>,
+    _subscription: Arc<DropGuard>,
+}
+
+/// The replies to one request; nobody waits for them any more when it is dropped.
+#[derive(Debug)]
+pub(super) struct Replies {
+    number: u64,
+    /// Where the replies are to be sent.
+    pub(super) reply_to: String,
+    messages: mpsc::Receiver<Message>,
+    waiting: Arc<Waiting>,
+}
+
+impl Inbox {
+    /// Subscribes on `nats`.
+    pub(super) async fn open(nats: &Client) -> Result<Self, ClientError> {
+        let prefix = nats.new_inbox();
+        let mut messages = nats
+            .subscribe(format!("{prefix}.*"))
+            .await
+            .map_err(|error| ClientError::Connection(error.to_string()))?;
+        let waiting = Arc::new(Waiting::default());
+        let stop = CancellationToken::new();
+        let (router, stopped) = (Arc::clone(&waiting), stop.clone());
+        tokio::spawn(async move {
+            loop {
+                tokio::select! {
+                    () = stopped.cancelled() => return,
+                    message = messages.next() => match message {
+                        Some(message) => router.route(message),
+                        // The client is closed.
+                        None => return,
+                    },
+                }
+            }
+        });
+        Ok(Self {
+            prefix,
+            numbers: Arc::default(),
+            waiting,
+            _subscription: Arc::new(stop.drop_guard()),
+        })
+    }
+
+    /// Begins to take replies to one request.
+    pub(super) fn expect(&self) -> Replies {
+        let number = self.numbers.fetch_add(1, Ordering::Relaxed);
+        let (sender, messages) = mpsc::channel(REPLIES_WAITING_MAX);
+        self.waiting.requests.insert(number, sender);
+        Replies {
+            number,
+            reply_to: format!("{}.{number:x}", self.prefix),
+            messages,
+            waiting: Arc::clone(&self.waiting),
+        }
+    }
+
+    /// How many replies came that nobody waited for any more, since this was asked last.
+    pub(super) fn take_late(&self) -> u64 {
+        self.waiting.late.swap(0, Ordering::Relaxed)
+    }
+}
+
+impl Waiting {
+    fn route(&self, message: Message) {
+        let token = message.subject.rsplit('.').next().unwrap_or_default();
+        let number = u64::from_str_radix(token, 16).ok();
+        let is_taken = number
+            .and_then(|number| self.requests.get(&number))
+            .is_some_and(|request| request.try_send(message).is_ok());
+        if !is_taken {
+            self.late.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Replies {
+    /// The next reply.
+    pub(super) async fn next(&mut self) -> Option<Message> {
+        self.messages.recv().await
+    }
+}
+
+impl Drop for Replies {
+    fn drop(&mut self) {
+        self.waiting.requests.remove(&self.number);
+    }
+}

@@ -1,0 +1,279 @@
+//! One answer out of the shards' answers: no I/O.
+//!
+//! Every holder belongs to one shard, so lists of holders are joined, put into the order of the contract, and only then cut to the
+//! limit: the best `limit` of all are among the best `limit` of each. A shard that has not heard of a namespace has none of its
+//! workers, which is an answer as long as another shard knows the namespace. Any other error is about the request, and the same
+//! on every shard, so it is the answer.
+
+use crate::wire::{
+    ErrorBody, ErrorCode, Gathered, HolderMatch, QueryOptions, QueryReply, QueryResult, SingleQuery,
+    StatusReply, WireError,
+};
+
+/// What one shard answered.
+pub(super) type Answered<T> = Result<T, WireError>;
+
+/// The answers of those that know the namespace, or the error that stands for all.
+pub(super) fn sort_out<T>(answers: Vec<Answered<T>>, gathered: &Gathered) -> Result<Vec<T>, WireError> {
+    let mut known = Vec::with_capacity(answers.len());
+    let mut unknown = None;
+    for answer in answers {
+        match answer {
+            Ok(answer) => known.push(answer),
+            Err(error) if error.code == ErrorCode::UnknownNamespace => unknown = Some(error),
+            Err(error) => return Err(error),
+        }
+    }
+    match unknown {
+        // Those that are missing may know it.
+        _ if known.is_empty() && !gathered.missing.is_empty() => Err(incomplete(gathered)),
+        Some(error) if known.is_empty() => Err(error),
+        _ => Ok(known),
+    }
+}
+
+fn incomplete(gathered: &Gathered) -> WireError {
+    let missing: Vec<String> = gathered.missing.iter().map(u32::to_string).collect();
+    let text = format!(
+        "no shard that answered has heard of the namespace, and of {} shards {} did not answer; ask again",
+        gathered.shards,
+        missing.join(", ")
+    );
+    WireError::new(ErrorCode::Unavailable, text)
+}
+
+fn disagreement(what: &str) -> WireError {
+    let text = format!("the shards disagree on {what}; configure the namespace alike on all of them");
+    WireError::new(ErrorCode::Unavailable, text)
+}
+
+/// The answers to one query.
+pub(super) fn merge_replies(
+    replies: Vec<QueryReply>,
+    options: &QueryOptions,
+    gathered: &Gathered,
+) -> Result<QueryReply, WireError> {
+    let mut replies = replies.into_iter();
+    let Some(mut merged) = replies.next() else {
+        return Err(incomplete(gathered));
+    };
+    for reply in replies {
+        if reply.query_blocks != merged.query_blocks {
+            return Err(disagreement("how many tokens a block has"));
+        }
+        merged.holders.extend(reply.holders);
+        merged.holders_total = merged.holders_total.saturating_add(reply.holders_total);
+        merged.foreign_holders = merged.foreign_holders.saturating_add(reply.foreign_holders);
+    }
+    merged.holders.sort_by(|one, other| {
+        let blocks = |holder: &HolderMatch| (holder.matched_blocks, holder.blocks_max());
+        let deepest_first = blocks(other).cmp(&blocks(one));
+        deepest_first
+            .then_with(|| one.worker.cmp(&other.worker))
+            .then_with(|| one.rank.cmp(&other.rank))
+    });
+    if let Some(limit) = options.limit {
+        merged
+            .holders
+            .truncate(usize::try_from(limit).unwrap_or(usize::MAX));
+    }
+    merged.gathered = Some(gathered.clone());
+    Ok(merged)
+}
+
+/// The answers to a batch of `queries`, one list a shard.
+pub(super) fn merge_results(
+    lists: Vec<Vec<QueryResult>>,
+    queries: &[SingleQuery],
+    gathered: &Gathered,
+) -> Result<Vec<QueryResult>, WireError> {
+    if lists.iter().any(|list| list.len() != queries.len()) {
+        return Err(disagreement("how many queries were asked"));
+    }
+    let mut lists: Vec<_> = lists.into_iter().map(Vec::into_iter).collect();
+    let merge_next = |query: &SingleQuery| {
+        let results = lists.iter_mut().filter_map(Iterator::next);
+        merge_result(results.collect(), &query.options, gathered)
+    };
+    Ok(queries.iter().map(merge_next).collect())
+}
+
+fn merge_result(results: Vec<QueryResult>, options: &QueryOptions, gathered: &Gathered) -> QueryResult {
+    let mut replies = Vec::with_capacity(results.len());
+    for result in results {
+        match result {
+            QueryResult::Reply(reply) => replies.push(reply),
+            QueryResult::Error(error) => return QueryResult::Error(error),
+        }
+    }
+    match merge_replies(replies, options, gathered) {
+        Ok(reply) => QueryResult::Reply(reply),
+        Err(error) => QueryResult::Error(ErrorBody::from(&error)),
+    }
+}
+
+/// The answers to a status request. A block that several shards know is counted by each.
+pub(super) fn merge_statuses(
+    statuses: Vec<StatusReply>,
+    gathered: &Gathered,
+) -> Result<StatusReply, WireError> {
+    let mut statuses = statuses.into_iter();
+    let Some(mut merged) = statuses.next() else {
+        return Err(incomplete(gathered));
+    };
+    for status in statuses {
+        if status.block_size != merged.block_size {
+            return Err(disagreement("how many tokens a block has"));
+        }
+        merged.distinct_blocks = merged.distinct_blocks.saturating_add(status.distinct_blocks);
+        merged.batches_waiting = merged.batches_waiting.saturating_add(status.batches_waiting);
+        merged.holders.extend(status.holders);
+    }
+    merged.holders.sort_by(|one, other| {
+        one.worker
+            .cmp(&other.worker)
+            .then_with(|| one.rank.cmp(&other.rank))
+    });
+    merged.gathered = Some(gathered.clone());
+    Ok(merged)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use crate::tracking::DegradedReasons;
+    use crate::wire::{PROTOCOL_VERSION, QueryKey, Shard, WorkerName};
+
+    use super::*;
+
+    const WHOLE: Gathered = Gathered {
+        shards: 3,
+        missing: Vec::new(),
+    };
+
+    fn reply(mut holders: Vec<HolderMatch>, limit: Option<u32>) -> QueryReply {
+        holders.sort_by(|one, other| {
+            let key = |holder: &HolderMatch| {
+                (
+                    std::cmp::Reverse(holder.matched_blocks),
+                    holder.worker.clone(),
+                    holder.rank,
+                )
+            };
+            key(one).cmp(&key(other))
+        });
+        let total = u32::try_from(holders.len()).unwrap();
+        holders.truncate(limit.map_or(usize::MAX, |limit| limit as usize));
+        QueryReply {
+            v: PROTOCOL_VERSION,
+            query_blocks: 8,
+            holders,
+            holders_total: total,
+            foreign_holders: 1,
+            unseen_blocks_max: 0,
+            gathered: None,
+        }
+    }
+
+    fn holder(name: u8, rank: u32, matched_blocks: u32) -> HolderMatch {
+        HolderMatch {
+            worker: WorkerName::new(&format!("gpu-{name}")).unwrap(),
+            rank,
+            matched_blocks,
+            matched_blocks_max: None,
+            exact: true,
+            degraded: DegradedReasons::default(),
+            dropped_out: None,
+        }
+    }
+
+    fn options(limit: Option<u32>) -> QueryOptions {
+        QueryOptions {
+            limit,
+            ..QueryOptions::default()
+        }
+    }
+
+    fn query() -> SingleQuery {
+        SingleQuery::new(QueryKey::SequenceHashes(Vec::new()))
+    }
+
+    fn error(code: ErrorCode) -> WireError {
+        WireError::new(code, "no")
+    }
+
+    proptest! {
+        /// The law: shards together answer like one daemon that has all workers.
+        #[test]
+        fn the_merged_reply_is_that_of_one_daemon(
+            depths in prop::collection::btree_map((0..20_u8, 0..2_u32), 1..=8_u32, 0..30),
+            limit in prop::option::of(0..10_u32),
+            count in 1..5_u32,
+        ) {
+            let holders = || depths.iter().map(|((name, rank), depth)| holder(*name, *rank, *depth));
+            let parts = (0..count).map(|index| {
+                let shard = Shard::new(index, count).unwrap();
+                reply(holders().filter(|holder| shard.owns(&holder.worker)).collect(), limit)
+            });
+            let merged = merge_replies(parts.collect(), &options(limit), &WHOLE).unwrap();
+            let expected = QueryReply {
+                foreign_holders: count,
+                gathered: Some(WHOLE),
+                ..reply(holders().collect(), limit)
+            };
+            prop_assert_eq!(merged, expected);
+        }
+    }
+
+    #[test]
+    fn an_unknown_namespace_is_an_answer_unless_nobody_knows_it() {
+        let unknown = || Err(error(ErrorCode::UnknownNamespace));
+        assert_eq!(sort_out(vec![unknown(), Ok(1)], &WHOLE), Ok(vec![1]));
+        assert_eq!(
+            sort_out::<u8>(vec![unknown(), unknown()], &WHOLE),
+            unknown().map(|_: u8| Vec::new())
+        );
+        let partial = Gathered {
+            shards: 3,
+            missing: vec![2],
+        };
+        assert_eq!(sort_out(vec![unknown(), Ok(1)], &partial), Ok(vec![1]));
+        let refused = sort_out::<u8>(vec![unknown(), unknown()], &partial).unwrap_err();
+        assert_eq!(
+            refused.code,
+            ErrorCode::Unavailable,
+            "the missing shard may know it"
+        );
+        let refused = sort_out(vec![Ok(1), Err(error(ErrorCode::BadRequest))], &WHOLE).unwrap_err();
+        assert_eq!(refused.code, ErrorCode::BadRequest);
+    }
+
+    #[test]
+    fn shards_that_disagree_are_no_answer() {
+        let other = QueryReply {
+            query_blocks: 4,
+            ..reply(Vec::new(), None)
+        };
+        let merged = merge_replies(vec![reply(Vec::new(), None), other], &options(None), &WHOLE);
+        assert_eq!(merged.unwrap_err().code, ErrorCode::Unavailable);
+        let merged = merge_results(vec![Vec::new()], &[query()], &WHOLE);
+        assert_eq!(merged.unwrap_err().code, ErrorCode::Unavailable);
+    }
+
+    #[test]
+    fn each_query_of_a_batch_is_merged_by_itself() {
+        let list = |name| {
+            vec![
+                QueryResult::Reply(reply(vec![holder(name, 0, 2)], None)),
+                QueryResult::Error((&error(ErrorCode::TooLarge)).into()),
+            ]
+        };
+        let merged = merge_results(vec![list(1), list(0)], &[query(), query()], &WHOLE).unwrap();
+        let [QueryResult::Reply(first), QueryResult::Error(second)] = &merged[..] else {
+            panic!("{merged:?}");
+        };
+        assert_eq!(first.holders, [holder(0, 0, 2), holder(1, 0, 2)]);
+        assert_eq!(second.code, 413);
+    }
+}

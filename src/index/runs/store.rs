@@ -1,0 +1,154 @@
+//! The runs of one index, and how readers find them.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+use crossbeam_epoch::Guard;
+use parking_lot::{Mutex, RwLock};
+
+use crate::hash::SequenceHash;
+
+use super::Spot;
+use super::coverage::Cover;
+use super::run::{BlockKey, COMMON_MASK, Run};
+use super::slab::{RunId, Slab};
+use super::table::Table;
+use super::writer::{RunWriter, State};
+
+/// Blocks whose hash another block has, too, by the bits of it that the table is keyed by.
+pub(super) type Doubles = HashMap<u64, Vec<Spot>>;
+
+/// All runs of one index.
+#[derive(Debug)]
+pub(crate) struct RunStore {
+    pub(super) table: Table,
+    pub(super) slab: Slab,
+    /// The table has one place a hash. Where hashes are no chain, one hash can have several; the others are here.
+    pub(super) doubles: RwLock<Doubles>,
+    /// How many places `doubles` has. Readers look there, under its lock, only where there are any.
+    pub(super) doubles_count: AtomicU64,
+    pub(super) chain_conflicts: AtomicU64,
+    pub(super) blocks: AtomicU64,
+    /// Odd while a writer has its turn.
+    pub(super) turns: AtomicU64,
+    pub(super) state: Mutex<State>,
+}
+
+/// A block found.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Found<'g> {
+    pub(crate) run: &'g Run,
+    pub(crate) offset: usize,
+}
+
+impl RunStore {
+    pub(crate) fn new() -> Self {
+        Self {
+            table: Table::new(),
+            slab: Slab::new(),
+            doubles: RwLock::default(),
+            doubles_count: AtomicU64::new(0),
+            chain_conflicts: AtomicU64::new(0),
+            blocks: AtomicU64::new(0),
+            turns: AtomicU64::new(0),
+            state: Mutex::default(),
+        }
+    }
+
+    /// Takes a turn at changing the store.
+    pub(crate) fn write(&self) -> RunWriter<'_> {
+        RunWriter::new(self)
+    }
+
+    /// A number that is the same as long as no writer changes anything; none while one has its turn.
+    pub(crate) fn version(&self) -> Option<u64> {
+        // What was read before belongs to before.
+        fence(Ordering::Acquire);
+        let turns = self.turns.load(Ordering::Acquire);
+        turns.is_multiple_of(2).then_some(turns)
+    }
+
+    /// How many distinct blocks there are.
+    pub(crate) fn len(&self) -> u64 {
+        self.blocks.load(Ordering::Relaxed)
+    }
+
+    /// How often one place (position and current fragment) was stored with two parents.
+    pub(crate) fn chain_conflicts(&self) -> u64 {
+        self.chain_conflicts.load(Ordering::SeqCst)
+    }
+
+    /// Asks for the memory that [`Self::locate`] looks at first.
+    #[inline]
+    pub(crate) fn prefetch(&self, hash: u64, guard: &Guard) {
+        self.table.prefetch(hash, guard);
+    }
+
+    /// The block that `key` names. Where hashes are no chain there may be several; see [`Self::for_each`].
+    #[inline]
+    pub(crate) fn locate<'g>(&self, key: &BlockKey, guard: &'g Guard) -> Option<Found<'g>> {
+        self.find(key.current, guard, |spot| {
+            let offset = usize::from(spot.offset);
+            let run = self.slab.get(spot.run, guard)?;
+            run.is_at(offset, key).then_some(Found { run, offset })
+        })
+    }
+
+    /// Every block that `key` names.
+    pub(crate) fn for_each<'g>(&self, key: &BlockKey, guard: &'g Guard, mut each: impl FnMut(Found<'g>)) {
+        self.find(key.current, guard, |spot| {
+            let offset = usize::from(spot.offset);
+            if let Some(run) = self.slab.get(spot.run, guard)
+                && run.is_at(offset, key)
+            {
+                each(Found { run, offset });
+            }
+            None::<()>
+        });
+    }
+
+    /// The hashes of some blocks of a run.
+    pub(crate) fn hashes(&self, run: RunId, offsets: std::ops::Range<u16>) -> Vec<SequenceHash> {
+        let guard = &crossbeam_epoch::pin();
+        let Some(run) = self.slab.get(run, guard) else {
+            return Vec::new();
+        };
+        offsets
+            .map(|offset| SequenceHash(run.hash(usize::from(offset))))
+            .collect()
+    }
+
+    /// The first place that may be of `hash` for which `check` gives something.
+    #[inline]
+    pub(super) fn find<T>(
+        &self,
+        hash: u64,
+        guard: &Guard,
+        mut check: impl FnMut(Spot) -> Option<T>,
+    ) -> Option<T> {
+        if self.doubles_count.load(Ordering::SeqCst) == 0 {
+            return self.table.find(hash, guard, check);
+        }
+        // Under the lock while looking in both, so that no place moves from one to the other in between.
+        let doubles = self.doubles.read();
+        self.table.find(hash, guard, &mut check).or_else(|| {
+            let places = doubles.get(&(hash & COMMON_MASK))?;
+            places.iter().copied().find_map(check)
+        })
+    }
+}
+
+impl Drop for RunStore {
+    fn drop(&mut self) {
+        let guard = &crossbeam_epoch::pin();
+        for index in 0..self.state.get_mut().runs_ever() {
+            if let Some(id) = RunId::new(index)
+                && let Some(run) = self.slab.get(id, guard)
+            {
+                run.set_coverage(Cover::Nobody, guard);
+                self.slab.set(id, None, guard);
+            }
+        }
+        self.slab.clear(guard);
+    }
+}

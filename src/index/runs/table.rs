@@ -1,0 +1,599 @@
+//! Hash → place, as words of 8 bytes that readers load without a lock.
+//!
+//! Open addressing over buckets of eight words (a cache line), in segments of 512 buckets, found through a directory by the
+//! hash's top bits: extendible hashing (Fagin et al., *Extendible hashing — a fast access method for dynamic files*, 1979).
+//! A full segment is split in two, or two sparse ones are joined: a few thousand words at a time, so no operation ever waits
+//! for a whole table to grow. Each word carries the hash bits that a split goes by, so a split touches no other memory.
+//!
+//! ```text
+//!  63        46 45        44 43    32 31     0
+//! | tag: top 18 | distance  | offset | run    |      0: empty, 1: was taken
+//! | bits of hash| from home |        |        |
+//! ```
+//!
+//! An entry lies in its home bucket or one of the three that follow. A bucket with an empty word has never been full since its
+//! segment was made, so a search ends there; in a bucket without one, a removal leaves a mark behind.
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use crossbeam_epoch::{Atomic, Guard, Owned, Shared};
+
+use super::run::COMMON_MASK;
+use super::slab::RunId;
+use super::{Spot, prefetch};
+
+const BUCKET: usize = 8;
+const BUCKETS: usize = 512;
+/// Words in use, marks included, at which a segment is split or cleaned.
+const USED_MAX: u32 = 3500;
+/// Two neighbours whose entries together are fewer than this are joined.
+const JOINED_MAX: u32 = 1400;
+/// How far from home an entry may lie, in buckets.
+const DISTANCES: usize = 4;
+const TAG_BITS: u32 = 18;
+/// The directory has at most one segment a tag.
+const DEPTH_MAX: u32 = TAG_BITS;
+
+/// Two to the power of 64 over the golden ratio (Knuth, *The Art of Computer Programming* 6.4).
+const GOLDEN_RATIO: u64 = 0x9e37_79b9_7f4a_7c15;
+
+const EMPTY: u64 = 0;
+const TAKEN_BEFORE: u64 = 1;
+const DISTANCE_SHIFT: u32 = 44;
+const OFFSET_SHIFT: u32 = 32;
+
+/// A hash as the table sees it, mixed.
+#[derive(Debug, Clone, Copy)]
+struct Mixed(u64);
+
+impl Mixed {
+    #[inline]
+    fn tag(self) -> u64 {
+        self.0 >> (64 - TAG_BITS)
+    }
+
+    #[inline]
+    fn bucket(self) -> usize {
+        low(self.0) % BUCKETS
+    }
+}
+
+#[inline]
+fn low(bits: u64) -> usize {
+    // The table is for 64-bit machines only, see `run`.
+    bits as usize
+}
+
+#[inline]
+fn word_of(tag: u64, distance: usize, spot: Spot) -> u64 {
+    tag << (64 - TAG_BITS)
+        | (distance as u64) << DISTANCE_SHIFT
+        | u64::from(spot.offset) << OFFSET_SHIFT
+        | u64::from(spot.run.bits())
+}
+
+#[inline]
+fn tag_of(word: u64) -> u64 {
+    word >> (64 - TAG_BITS)
+}
+
+#[inline]
+fn distance_of(word: u64) -> usize {
+    low(word >> DISTANCE_SHIFT) % DISTANCES
+}
+
+#[inline]
+#[allow(clippy::cast_possible_truncation, reason = "cuts fields out of a word")]
+fn spot_of(word: u64) -> Spot {
+    Spot {
+        run: RunId::from_bits(word as u32),
+        offset: (word >> OFFSET_SHIFT) as u16 & 0xfff,
+    }
+}
+
+#[inline]
+fn is_entry(word: u64) -> bool {
+    word > TAKEN_BEFORE
+}
+
+#[derive(Debug)]
+#[repr(align(64))]
+struct Bucket([AtomicU64; BUCKET]);
+
+/// Words whose tags begin alike.
+#[derive(Debug)]
+struct Segment {
+    buckets: Box<[Bucket]>,
+    /// How many leading bits of the tag they have in common.
+    depth: u32,
+    /// Words that are not empty. Only the writer looks at it, and at the next.
+    used: AtomicU32,
+    entries: AtomicU32,
+}
+
+impl Segment {
+    fn new(depth: u32) -> Self {
+        let bucket = || Bucket([const { AtomicU64::new(EMPTY) }; BUCKET]);
+        Self {
+            buckets: std::iter::repeat_with(bucket).take(BUCKETS).collect(),
+            depth,
+            used: AtomicU32::new(0),
+            entries: AtomicU32::new(0),
+        }
+    }
+
+    #[inline]
+    fn bucket(&self, home: usize, distance: usize) -> &[AtomicU64; BUCKET] {
+        &self.buckets[(home + distance) % BUCKETS].0
+    }
+
+    /// Takes the first free word at or after `home`; none where all are taken.
+    fn place(&self, home: usize, tag: u64, spot: Spot) -> bool {
+        for distance in 0..DISTANCES {
+            for place in self.bucket(home, distance) {
+                let word = place.load(Ordering::Relaxed);
+                if !is_entry(word) {
+                    place.store(word_of(tag, distance, spot), Ordering::Release);
+                    if word == EMPTY {
+                        self.used.fetch_add(1, Ordering::Relaxed);
+                    }
+                    self.entries.fetch_add(1, Ordering::Relaxed);
+                    return true;
+                }
+            }
+        }
+        false
+    }
+
+    /// All entries, with their home buckets.
+    fn entries(&self) -> impl Iterator<Item = (usize, u64)> + '_ {
+        self.buckets.iter().enumerate().flat_map(|(index, bucket)| {
+            let words = bucket.0.iter().map(|place| place.load(Ordering::Relaxed));
+            words.filter(|word| is_entry(*word)).map(move |word| {
+                let home = (index + BUCKETS - distance_of(word)) % BUCKETS;
+                (home, word)
+            })
+        })
+    }
+
+    fn entries_count(&self) -> u32 {
+        self.entries.load(Ordering::Relaxed)
+    }
+}
+
+#[derive(Debug)]
+struct Directory {
+    /// The length is two to the power of `depth`.
+    segments: Box<[Atomic<Segment>]>,
+    depth: u32,
+}
+
+/// What became of an entry to be inserted.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Inserted {
+    /// It is there.
+    Placed,
+    /// Another entry of the same hash is there, and this one is not.
+    Same,
+    /// There is no room within reach of its home.
+    NoRoom,
+}
+
+/// The table.
+#[derive(Debug)]
+pub(super) struct Table {
+    directory: Atomic<Directory>,
+    /// Drawn per table: a publisher cannot choose hashes that meet in one bucket.
+    seeds: [u64; 2],
+}
+
+impl Table {
+    pub(super) fn new() -> Self {
+        let random = RandomState::new();
+        let directory = Directory {
+            segments: Box::new([Atomic::new(Segment::new(0))]),
+            depth: 0,
+        };
+        Self {
+            directory: Atomic::new(directory),
+            seeds: [random.hash_one(1), random.hash_one(2) | 1],
+        }
+    }
+
+    /// The first multiplication spreads every bit of the key over both halves of the product, in a way that nobody outside
+    /// knows. It keeps the lattice of keys that are counted up, so that bucket and tag would go together; the second breaks that.
+    #[inline]
+    #[allow(clippy::cast_possible_truncation, reason = "folds a product of 128 bits")]
+    fn mix(&self, hash: u64) -> Mixed {
+        let product = u128::from((hash & COMMON_MASK) ^ self.seeds[0]) * u128::from(self.seeds[1]);
+        let folded = (product as u64 ^ (product >> 64) as u64).wrapping_mul(GOLDEN_RATIO);
+        Mixed(folded ^ folded >> 32)
+    }
+
+    #[inline]
+    fn directory<'g>(&self, guard: &'g Guard) -> &'g Directory {
+        let directory = self.directory.load(Ordering::Acquire, guard);
+        #[allow(
+            unsafe_code,
+            reason = "the one way to read what a pointer leads to without a lock"
+        )]
+        // SAFETY: never null: `new` sets one, and `replace_directory` sets the next before it retires the last, deferred
+        // until every guard held then is dropped; ours is held and lives as long as the reference.
+        unsafe {
+            directory.deref()
+        }
+    }
+
+    #[inline]
+    fn segment<'g>(&self, mixed: Mixed, guard: &'g Guard) -> &'g Segment {
+        let directory = self.directory(guard);
+        let index = low((mixed.0 >> 1) >> (63 - directory.depth));
+        let segment = directory.segments[index].load(Ordering::Acquire, guard);
+        #[allow(
+            unsafe_code,
+            reason = "the one way to read what a pointer leads to without a lock"
+        )]
+        // SAFETY: no place of a directory is ever null; a segment is retired only after every place of the current
+        // directory leads elsewhere, deferred until every guard held then is dropped. A reader of an older directory
+        // has held its guard since before that was retired.
+        unsafe {
+            segment.deref()
+        }
+    }
+
+    /// Asks for the memory that a search for `hash` looks at first.
+    #[inline]
+    pub(super) fn prefetch(&self, hash: u64, guard: &Guard) {
+        let mixed = self.mix(hash);
+        let segment = self.segment(mixed, guard);
+        prefetch(segment.bucket(mixed.bucket(), 0));
+    }
+
+    /// The first place of an entry that may be of `hash` for which `check` gives something.
+    #[inline]
+    pub(super) fn find<T>(
+        &self,
+        hash: u64,
+        guard: &Guard,
+        mut check: impl FnMut(Spot) -> Option<T>,
+    ) -> Option<T> {
+        let mixed = self.mix(hash);
+        let segment = self.segment(mixed, guard);
+        for distance in 0..DISTANCES {
+            let start = word_of(mixed.tag(), distance, SPOT_ZERO) >> DISTANCE_SHIFT;
+            let mut has_empty = false;
+            for place in segment.bucket(mixed.bucket(), distance) {
+                let word = place.load(Ordering::Acquire);
+                has_empty |= word == EMPTY;
+                if word >> DISTANCE_SHIFT == start
+                    && is_entry(word)
+                    && let Some(found) = check(spot_of(word))
+                {
+                    return Some(found);
+                }
+            }
+            if has_empty {
+                break;
+            }
+        }
+        None
+    }
+
+    /// Adds an entry, unless `is_same` says of another one that it has the same hash. Only for the one writer, as all that
+    /// follows.
+    ///
+    /// Entries for which there was no room when a segment was rebuilt are given to `spill`.
+    pub(super) fn insert(
+        &self,
+        hash: u64,
+        spot: Spot,
+        guard: &Guard,
+        mut is_same: impl FnMut(Spot) -> bool,
+        mut spill: impl FnMut(Spot),
+    ) -> Inserted {
+        let mixed = self.mix(hash);
+        if self
+            .find(hash, guard, |other| is_same(other).then_some(()))
+            .is_some()
+        {
+            return Inserted::Same;
+        }
+        for _ in 0..=DEPTH_MAX {
+            let segment = self.segment(mixed, guard);
+            let has_room = segment.used.load(Ordering::Relaxed) < USED_MAX;
+            if has_room && segment.place(mixed.bucket(), mixed.tag(), spot) {
+                return Inserted::Placed;
+            }
+            if !self.make_room(mixed, guard, &mut spill) {
+                break;
+            }
+        }
+        Inserted::NoRoom
+    }
+
+    /// Takes an entry out; says whether it was there.
+    pub(super) fn remove(&self, hash: u64, spot: Spot, guard: &Guard, spill: impl FnMut(Spot)) -> bool {
+        let mixed = self.mix(hash);
+        let segment = self.segment(mixed, guard);
+        for distance in 0..DISTANCES {
+            let wanted = word_of(mixed.tag(), distance, spot);
+            let mut has_empty = false;
+            let mut found = None;
+            for place in segment.bucket(mixed.bucket(), distance) {
+                let word = place.load(Ordering::Relaxed);
+                has_empty |= word == EMPTY;
+                if word == wanted {
+                    found = Some(place);
+                }
+            }
+            if let Some(place) = found {
+                if has_empty {
+                    place.store(EMPTY, Ordering::Release);
+                    segment.used.fetch_sub(1, Ordering::Relaxed);
+                } else {
+                    place.store(TAKEN_BEFORE, Ordering::Release);
+                }
+                let entries = segment.entries.fetch_sub(1, Ordering::Relaxed) - 1;
+                if entries < JOINED_MAX / 2 && segment.depth > 0 {
+                    self.join(mixed, guard, spill);
+                }
+                return true;
+            }
+            if has_empty {
+                break;
+            }
+        }
+        false
+    }
+
+    /// Splits the segment of `mixed`, or rebuilds it where marks fill it; says whether that was possible.
+    fn make_room(&self, mixed: Mixed, guard: &Guard, spill: &mut impl FnMut(Spot)) -> bool {
+        let segment = self.segment(mixed, guard);
+        let depth = segment.depth;
+        if segment.used.load(Ordering::Relaxed) - segment.entries_count() > USED_MAX / 4 {
+            let rebuilt = fill(depth, segment.entries(), spill);
+            self.publish(mixed, depth, rebuilt, guard);
+            self.retire(segment, guard);
+            return true;
+        }
+        if depth == DEPTH_MAX {
+            return false;
+        }
+        if depth == self.directory(guard).depth {
+            self.double_directory(guard);
+        }
+        let bit = 1 << (TAG_BITS - 1 - depth);
+        for side in [0, bit] {
+            let half = segment.entries().filter(|(_, word)| tag_of(*word) & bit == side);
+            let half = fill(depth + 1, half, spill);
+            let side_bits = if side == 0 { 0 } else { 1 << (63 - depth) };
+            let of_side = mixed.0 & !(1 << (63 - depth)) | side_bits;
+            self.publish(Mixed(of_side), depth + 1, half, guard);
+        }
+        self.retire(segment, guard);
+        true
+    }
+
+    /// Joins the segment of `mixed` with its neighbour, if that is sparse, too.
+    fn join(&self, mixed: Mixed, guard: &Guard, mut spill: impl FnMut(Spot)) {
+        let segment = self.segment(mixed, guard);
+        let depth = segment.depth;
+        let neighbour = self.segment(Mixed(mixed.0 ^ 1 << (64 - depth)), guard);
+        if neighbour.depth != depth || segment.entries_count() + neighbour.entries_count() > JOINED_MAX {
+            return;
+        }
+        let both = segment.entries().chain(neighbour.entries());
+        let joined = fill(depth - 1, both, &mut spill);
+        self.publish(mixed, depth - 1, joined, guard);
+        self.retire(segment, guard);
+        self.retire(neighbour, guard);
+        if depth == self.directory(guard).depth {
+            self.halve_directory(guard);
+        }
+    }
+
+    /// Puts `segment` into all places of the directory that begin like `mixed` for `depth` bits.
+    fn publish(&self, mixed: Mixed, depth: u32, segment: Segment, guard: &Guard) {
+        let directory = self.directory(guard);
+        let segment = Owned::new(segment).into_shared(guard);
+        let first = low((mixed.0 >> 1) >> (63 - depth)) << (directory.depth - depth);
+        let count = 1 << (directory.depth - depth);
+        for place in &directory.segments[first..first + count] {
+            place.store(segment, Ordering::Release);
+        }
+    }
+
+    fn retire(&self, segment: &Segment, guard: &Guard) {
+        #[allow(unsafe_code, reason = "frees what `publish` or `new` allocated")]
+        // SAFETY: the callers have put other segments into every place of the directory that led to this one, and call
+        // this once for each.
+        unsafe {
+            guard.defer_destroy(Shared::from(std::ptr::from_ref(segment)));
+        }
+    }
+
+    fn double_directory(&self, guard: &Guard) {
+        let old = self.directory(guard);
+        let twice = old.segments.iter().flat_map(|place| {
+            let segment = place.load(Ordering::Relaxed, guard);
+            [Atomic::from(segment), Atomic::from(segment)]
+        });
+        self.replace_directory(twice.collect(), old.depth + 1, guard);
+    }
+
+    /// As often as no segment needs the last bit.
+    fn halve_directory(&self, guard: &Guard) {
+        loop {
+            let old = self.directory(guard);
+            let is_pair_alike = |pair: &[Atomic<Segment>]| {
+                let one = pair.first().map(|place| place.load(Ordering::Relaxed, guard));
+                one == pair.last().map(|place| place.load(Ordering::Relaxed, guard))
+            };
+            if old.depth == 0 || !old.segments.chunks(2).all(is_pair_alike) {
+                return;
+            }
+            let half = old.segments.iter().step_by(2);
+            let half = half.map(|place| Atomic::from(place.load(Ordering::Relaxed, guard)));
+            self.replace_directory(half.collect(), old.depth - 1, guard);
+        }
+    }
+
+    fn replace_directory(&self, segments: Box<[Atomic<Segment>]>, depth: u32, guard: &Guard) {
+        let next = Owned::new(Directory { segments, depth });
+        let before = self.directory.swap(next, Ordering::AcqRel, guard);
+        #[allow(unsafe_code, reason = "frees what `new` or this allocated")]
+        // SAFETY: the swap has taken it out of the one place that led to it. Dropping it drops no segment: its places
+        // are pointers without ownership.
+        unsafe {
+            guard.defer_destroy(before);
+        }
+    }
+}
+
+impl Drop for Table {
+    fn drop(&mut self) {
+        let guard = &crossbeam_epoch::pin();
+        let directory = self.directory(guard);
+        let mut last = Shared::null();
+        for place in &directory.segments {
+            let segment = place.load(Ordering::Relaxed, guard);
+            // The places of one segment are neighbours.
+            if segment != last {
+                #[allow(unsafe_code, reason = "frees what `publish` or `new` allocated")]
+                // SAFETY: nobody else can reach the table any more, and each segment is met once.
+                unsafe {
+                    guard.defer_destroy(segment);
+                }
+            }
+            last = segment;
+        }
+        #[allow(unsafe_code, reason = "frees what `new` or `replace_directory` allocated")]
+        // SAFETY: nobody else can reach the table any more.
+        unsafe {
+            guard.defer_destroy(self.directory.load(Ordering::Relaxed, guard));
+        }
+    }
+}
+
+const SPOT_ZERO: Spot = Spot {
+    run: RunId::NONE,
+    offset: 0,
+};
+
+/// A segment with these entries; what finds no room near its home goes to `spill`.
+fn fill(depth: u32, entries: impl Iterator<Item = (usize, u64)>, spill: &mut impl FnMut(Spot)) -> Segment {
+    let segment = Segment::new(depth);
+    for (home, word) in entries {
+        if !segment.place(home, tag_of(word), spot_of(word)) {
+            spill(spot_of(word));
+        }
+    }
+    segment
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn spot(number: u64) -> Spot {
+        Spot {
+            run: RunId::new(usize::try_from(number / 4096).unwrap()).unwrap(),
+            offset: u16::try_from(number % 4096).unwrap(),
+        }
+    }
+
+    fn insert(table: &Table, hash: u64, place: Spot, guard: &Guard) -> Inserted {
+        table.insert(hash, place, guard, |_| false, |_| panic!("no room"))
+    }
+
+    fn finds(table: &Table, hash: u64, place: Spot, guard: &Guard) -> bool {
+        table
+            .find(hash, guard, |found| (found == place).then_some(()))
+            .is_some()
+    }
+
+    #[test]
+    fn many_entries_come_and_go() {
+        let table = Table::new();
+        let guard = &crossbeam_epoch::pin();
+        let hash = |number: u64| number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let count = 100_000;
+        for number in 0..count {
+            assert_eq!(
+                insert(&table, hash(number), spot(number), guard),
+                Inserted::Placed
+            );
+        }
+        assert!((0..count).all(|number| finds(&table, hash(number), spot(number), guard)));
+        assert!(table.directory(guard).depth >= 5);
+        for number in 0..count {
+            assert!(table.remove(hash(number), spot(number), guard, |_| panic!("no room")));
+            assert!(!finds(&table, hash(number), spot(number), guard));
+        }
+        assert_eq!(table.directory(guard).depth, 0);
+        assert_eq!(table.segment(Mixed(0), guard).entries_count(), 0);
+    }
+
+    #[test]
+    fn churn_at_one_size_does_not_grow_the_table() {
+        let table = Table::new();
+        let guard = &crossbeam_epoch::pin();
+        let hash = |number: u64| number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        for number in 0..200_000 {
+            insert(&table, hash(number), spot(number), guard);
+            if let Some(old) = number.checked_sub(1500) {
+                assert!(table.remove(hash(old), spot(old), guard, |_| panic!("no room")));
+            }
+        }
+        assert!(
+            table.directory(guard).depth <= 1,
+            "{}",
+            table.directory(guard).depth
+        );
+    }
+
+    #[test]
+    fn the_same_hash_is_noticed() {
+        let table = Table::new();
+        let guard = &crossbeam_epoch::pin();
+        assert_eq!(insert(&table, 5, spot(1), guard), Inserted::Placed);
+        let again = table.insert(5, spot(2), guard, |other| other == spot(1), |_| {});
+        assert_eq!(again, Inserted::Same);
+        assert!(!finds(&table, 5, spot(2), guard));
+    }
+
+    /// The bits of a hash that some blocks don't keep must not lead to another place.
+    #[test]
+    fn only_the_common_bits_of_a_hash_count() {
+        let table = Table::new();
+        let guard = &crossbeam_epoch::pin();
+        insert(&table, 77, spot(1), guard);
+        assert!(finds(&table, 77 | 1 << 51 | 1 << 63, spot(1), guard));
+    }
+
+    proptest! {
+        #[test]
+        fn a_table_equals_a_map(changes in proptest::collection::vec((any::<bool>(), 0_u64..8000), 0..20_000)) {
+            let table = Table::new();
+            let guard = &crossbeam_epoch::pin();
+            let mut model: HashMap<u64, Spot> = HashMap::new();
+            for (insertion, hash) in changes {
+                if insertion && !model.contains_key(&hash) {
+                    prop_assert_eq!(insert(&table, hash, spot(hash), guard), Inserted::Placed);
+                    model.insert(hash, spot(hash));
+                } else if !insertion {
+                    let was_in = table.remove(hash, spot(hash), guard, |_| panic!("no room"));
+                    prop_assert_eq!(was_in, model.remove(&hash).is_some());
+                }
+            }
+            for hash in 0..8000 {
+                prop_assert_eq!(finds(&table, hash, spot(hash), guard), model.contains_key(&hash));
+            }
+        }
+    }
+}

@@ -1,0 +1,489 @@
+//! Changing the runs.
+
+use std::sync::atomic::Ordering;
+
+use crossbeam_epoch::Guard;
+use parking_lot::MutexGuard;
+
+use crate::hash::SequenceHash;
+
+use super::super::holder_set::HolderSlot;
+use super::Spot;
+use super::run::{BlockKey, COMMON_MASK, RUN_BLOCKS_MAX, Run};
+use super::slab::RunId;
+use super::store::RunStore;
+use super::table::Inserted;
+
+/// How many blocks ahead the table's memory is asked for.
+const AHEAD: usize = 12;
+
+/// What only writers know of a run.
+#[derive(Debug, Clone, Copy, Default)]
+struct Meta {
+    /// The block that the first block of the run follows; none at position 0.
+    parent: Option<Spot>,
+    /// Blocks in the table.
+    len: u16,
+    /// Blocks ever written into the current allocation.
+    written: u16,
+    /// Whether the hashes are whole, and not the fragments of lineage hashes.
+    is_whole: bool,
+}
+
+/// What only writers know.
+#[derive(Debug, Default)]
+pub(super) struct State {
+    meta: Vec<Meta>,
+    free: Vec<RunId>,
+    /// What readers could see, step by step, where a test of the consistency contract asks for it.
+    #[cfg(test)]
+    pub(super) steps: Option<Vec<Step>>,
+}
+
+/// One change of what a holder has of a run: keys of consecutive blocks that came or went at once.
+#[cfg(test)]
+#[derive(Debug, Clone)]
+pub(crate) struct Step {
+    pub(crate) keys: Vec<BlockKey>,
+    pub(crate) is_insertion: bool,
+}
+
+impl State {
+    /// One more than the largest number of a run.
+    pub(super) fn runs_ever(&self) -> usize {
+        self.meta.len()
+    }
+}
+
+/// Blocks that were added to the end of one run.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Added {
+    pub(crate) run: RunId,
+    /// The run's length now.
+    pub(crate) end: u16,
+    /// How many of the blocks were added.
+    pub(crate) count: usize,
+}
+
+/// A writer's turn at one index; the others wait. Readers don't.
+pub(crate) struct RunWriter<'a> {
+    store: &'a RunStore,
+    state: MutexGuard<'a, State>,
+    guard: Guard,
+}
+
+impl<'a> RunWriter<'a> {
+    pub(super) fn new(store: &'a RunStore) -> Self {
+        let state = store.state.lock();
+        store.turns.fetch_add(1, Ordering::AcqRel);
+        Self {
+            store,
+            state,
+            guard: crossbeam_epoch::pin(),
+        }
+    }
+
+    /// Begins to note steps, and gives those noted so far.
+    #[cfg(test)]
+    pub(crate) fn take_steps(&mut self) -> Vec<Step> {
+        self.state.steps.replace(Vec::new()).unwrap_or_default()
+    }
+
+    /// Lets another writer have a turn, if one waits; for whoever changes much. Readers' garbage can go meanwhile.
+    pub(crate) fn pause(&mut self) {
+        self.store.turns.fetch_add(1, Ordering::AcqRel);
+        MutexGuard::bump(&mut self.state);
+        self.store.turns.fetch_add(1, Ordering::AcqRel);
+        self.guard.repin();
+    }
+
+    fn meta(&self, run: RunId) -> Meta {
+        self.state.meta.get(run.index()).copied().unwrap_or_default()
+    }
+
+    fn run(&self, run: RunId) -> Option<&Run> {
+        self.store.slab.get(run, &self.guard)
+    }
+
+    /// The position of a run's first block.
+    pub(crate) fn start(&self, run: RunId) -> usize {
+        self.run(run).map_or(0, Run::start)
+    }
+
+    /// The block that the first block of `run` follows.
+    pub(crate) fn parent(&self, run: RunId) -> Option<Spot> {
+        self.meta(run).parent
+    }
+
+    /// The sequence hash of a block, or the fragment of it that is known.
+    pub(crate) fn hash(&self, spot: Spot) -> u64 {
+        self.run(spot.run)
+            .map_or(0, |run| run.hash(usize::from(spot.offset)))
+    }
+
+    /// What names a block.
+    pub(crate) fn key(&self, spot: Spot) -> Option<BlockKey> {
+        Some(self.run(spot.run)?.key(usize::from(spot.offset)))
+    }
+
+    /// Whether the hashes of a run are whole, and not the fragments of lineage hashes.
+    pub(crate) fn is_whole(&self, run: RunId) -> bool {
+        self.meta(run).is_whole
+    }
+
+    /// Whether some hash has several places.
+    pub(crate) fn has_doubles(&self) -> bool {
+        self.store.doubles_count.load(Ordering::Relaxed) > 0
+    }
+
+    /// Asks for the memory that a search for `hash` looks at first.
+    pub(crate) fn prefetch(&self, hash: u64) {
+        self.store.prefetch(hash, &self.guard);
+    }
+
+    /// The first place with the whole hash `hash` that `is_wanted`.
+    pub(crate) fn find_hash(&self, hash: u64, mut is_wanted: impl FnMut(Spot) -> bool) -> Option<Spot> {
+        self.store.find(hash, &self.guard, |spot| {
+            let is_it = self.meta(spot.run).is_whole && self.hash(spot) == hash && is_wanted(spot);
+            is_it.then_some(spot)
+        })
+    }
+
+    /// The first place that `key` names and that `is_wanted`.
+    pub(crate) fn find_key(&self, key: &BlockKey, mut is_wanted: impl FnMut(Spot) -> bool) -> Option<Spot> {
+        self.store.find(key.current, &self.guard, |spot| {
+            let run = self.run(spot.run)?;
+            let is_it = run.is_at(usize::from(spot.offset), key) && is_wanted(spot);
+            is_it.then_some(spot)
+        })
+    }
+
+    /// Whether another block with these hash bits than the one at `spot` is `wanted`.
+    pub(crate) fn has_double(&self, hash: u64, spot: Spot, mut is_wanted: impl FnMut(Spot) -> bool) -> bool {
+        let found = self.store.find(hash, &self.guard, |other| {
+            let is_it = other != spot && (self.hash(other) ^ hash) & COMMON_MASK == 0 && is_wanted(other);
+            is_it.then_some(())
+        });
+        found.is_some()
+    }
+
+    /// The block `key` that follows the one at `parent`.
+    pub(crate) fn child(&self, parent: Option<Spot>, key: &BlockKey) -> Option<Spot> {
+        if let Some(parent) = parent
+            && parent.offset + 1 < self.meta(parent.run).len
+        {
+            let next = Spot {
+                offset: parent.offset + 1,
+                ..parent
+            };
+            if key.is_current(self.hash(next)) {
+                return Some(next);
+            }
+        }
+        self.find_key(key, |spot| {
+            spot.offset == 0 && self.meta(spot.run).parent == parent
+        })
+    }
+
+    /// How many of `hashes` are the whole hashes of the blocks from `spot` on.
+    pub(crate) fn agreement(&self, spot: Spot, hashes: &[SequenceHash]) -> usize {
+        let Some(run) = self.run(spot.run) else { return 0 };
+        let from = usize::from(spot.offset);
+        let to = usize::from(self.meta(spot.run).len);
+        (from..to)
+            .zip(hashes)
+            .take_while(|(offset, hash)| run.hash(*offset) == hash.as_u64())
+            .count()
+    }
+
+    /// Adds blocks that are not there yet: `first`, which follows the one at `parent`, and those after it; as many as one run
+    /// can take. Nobody has them before [`Self::set_cutoff`] says so.
+    ///
+    /// A `strict` one stops before a block whose hash another block has already.
+    pub(crate) fn add(
+        &mut self,
+        parent: Option<Spot>,
+        first: BlockKey,
+        hashes: &[SequenceHash],
+        is_whole: bool,
+        strict: bool,
+    ) -> Option<Added> {
+        let run = match parent.filter(|parent| self.can_append(*parent, is_whole)) {
+            Some(parent) => parent.run,
+            None => self.create(parent, first, hashes.len().min(RUN_BLOCKS_MAX), is_whole)?,
+        };
+        let len = usize::from(self.meta(run).len);
+        let hashes = &hashes[..hashes.len().min(RUN_BLOCKS_MAX - len)];
+        self.write(run, hashes);
+        let count = self.publish(run, hashes, strict);
+        let meta = self.state.meta.get_mut(run.index())?;
+        // At most RUN_BLOCKS_MAX.
+        meta.len = u16::try_from(len + count).unwrap_or(meta.len);
+        let end = meta.len;
+        self.store.blocks.fetch_add(count as u64, Ordering::Relaxed);
+        if end == 0 {
+            self.free(run);
+        }
+        Some(Added { run, end, count })
+    }
+
+    fn can_append(&self, parent: Spot, is_whole: bool) -> bool {
+        let meta = self.meta(parent.run);
+        parent.offset + 1 == meta.len && meta.is_whole == is_whole && usize::from(meta.len) < RUN_BLOCKS_MAX
+    }
+
+    fn create(
+        &mut self,
+        parent: Option<Spot>,
+        first: BlockKey,
+        capacity: usize,
+        is_whole: bool,
+    ) -> Option<RunId> {
+        let id = match self.state.free.pop() {
+            Some(id) => id,
+            None => {
+                let id = RunId::new(self.state.meta.len())?;
+                self.state.meta.push(Meta::default());
+                id
+            }
+        };
+        *self.state.meta.get_mut(id.index())? = Meta {
+            parent,
+            len: 0,
+            written: 0,
+            is_whole,
+        };
+        let run = Run::new(first.position, first.parent.unwrap_or_default(), capacity);
+        self.store.slab.set(id, Some(run), &self.guard);
+        Some(id)
+    }
+
+    /// Writes hashes behind the end of a run. What was there before is never overwritten: readers may still compare with it.
+    fn write(&mut self, id: RunId, hashes: &[SequenceHash]) {
+        let Meta { len, written, .. } = self.meta(id);
+        let (len, written) = (usize::from(len), usize::from(written));
+        let Some(mut run) = self.run(id) else { return };
+        let end = len + hashes.len();
+        let is_same_again = (len..written)
+            .zip(hashes)
+            .all(|(offset, hash)| run.hash(offset) == hash.as_u64());
+        let is_replaced = end > run.capacity() || !is_same_again;
+        if is_replaced {
+            let by_half = (run.capacity() + run.capacity() / 2).min(RUN_BLOCKS_MAX);
+            let capacity = if end > run.capacity() {
+                by_half.max(end)
+            } else {
+                run.capacity()
+            };
+            let grown = run.grown(capacity, len);
+            self.store.slab.set(id, Some(grown), &self.guard);
+            let Some(replacement) = self.run(id) else { return };
+            run = replacement;
+        }
+        let kept = if is_replaced { len } else { written };
+        for (offset, hash) in (len..end).zip(hashes).skip(kept - len) {
+            run.write(offset, hash.as_u64());
+        }
+        if let Some(meta) = self.state.meta.get_mut(id.index()) {
+            meta.written = u16::try_from(end.max(kept)).unwrap_or(u16::MAX);
+        }
+    }
+
+    /// Makes the blocks behind the end of a run findable; says how many.
+    fn publish(&mut self, id: RunId, hashes: &[SequenceHash], strict: bool) -> usize {
+        let len = self.meta(id).len;
+        for hash in hashes.iter().take(AHEAD) {
+            self.prefetch(hash.as_u64());
+        }
+        for ((index, hash), offset) in hashes.iter().enumerate().zip(len..) {
+            if let Some(ahead) = hashes.get(index + AHEAD) {
+                self.prefetch(ahead.as_u64());
+            }
+            let (spot, hash) = (Spot { run: id, offset }, hash.as_u64());
+            if self.is_double(hash) {
+                if strict {
+                    return index;
+                }
+                self.note_conflicts(spot, hash);
+                self.add_double(spot, hash);
+                continue;
+            }
+            let is_same = |other| (self.hash(other) ^ hash) & COMMON_MASK == 0;
+            let mut spilled = Vec::new();
+            let inserted = self
+                .store
+                .table
+                .insert(hash, spot, &self.guard, is_same, |other| spilled.push(other));
+            for other in spilled {
+                self.add_double(other, self.hash(other));
+            }
+            match inserted {
+                Inserted::Placed => {}
+                Inserted::Same if strict => return index,
+                Inserted::Same => {
+                    self.note_conflicts(spot, hash);
+                    self.add_double(spot, hash);
+                }
+                Inserted::NoRoom => self.add_double(spot, hash),
+            }
+        }
+        hashes.len()
+    }
+
+    /// Whether the hash has places beside the table, so that even if the table has none now, this is not the only one.
+    fn is_double(&self, hash: u64) -> bool {
+        self.has_doubles() && self.store.doubles.read().contains_key(&(hash & COMMON_MASK))
+    }
+
+    /// Counts a place that is stored with a second parent; before that can be seen, so that no search that sees it trusts
+    /// the chain.
+    fn note_conflicts(&self, spot: Spot, hash: u64) {
+        let Some(key) = self.key(spot) else { return };
+        let meets = |other: Spot| {
+            let own = self.key(other);
+            own.is_some_and(|own| own.position == key.position && key.is_current(own.current))
+        };
+        if self.has_double(hash, spot, meets) {
+            self.store.chain_conflicts.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    fn add_double(&self, spot: Spot, hash: u64) {
+        self.store.doubles_count.fetch_add(1, Ordering::SeqCst);
+        let mut doubles = self.store.doubles.write();
+        doubles.entry(hash & COMMON_MASK).or_default().push(spot);
+    }
+
+    /// Says how many blocks of `run` the holder has from now on; returns how many it had.
+    ///
+    /// What nobody has any more is gone with it: blocks behind the largest cutoff, and a run without any.
+    pub(crate) fn set_cutoff(&mut self, run: RunId, slot: HolderSlot, cutoff: u16) -> u16 {
+        let Some(found) = self.run(run) else { return 0 };
+        let view = found.view(&self.guard);
+        let before = view.cutoff(slot);
+        if before == cutoff {
+            return before;
+        }
+        #[cfg(test)]
+        let step = self.step(run, before, cutoff);
+        let cover = view.with(slot, cutoff);
+        found.set_coverage(cover, &self.guard);
+        let len = found.view(&self.guard).len();
+        #[cfg(test)]
+        if let Some(steps) = &mut self.state.steps {
+            steps.push(step);
+        }
+        if len < self.meta(run).len {
+            self.truncate(run, len);
+        }
+        before
+    }
+
+    #[cfg(test)]
+    fn step(&self, run: RunId, before: u16, after: u16) -> Step {
+        let offsets = before.min(after)..before.max(after);
+        Step {
+            keys: offsets
+                .filter_map(|offset| self.key(Spot { run, offset }))
+                .collect(),
+            is_insertion: after > before,
+        }
+    }
+
+    /// Forgets the blocks of a run from `len` on.
+    fn truncate(&mut self, id: RunId, len: u16) {
+        let end = self.meta(id).len;
+        let Some(run) = self.run(id) else { return };
+        for offset in (len..end).take(AHEAD) {
+            self.prefetch(run.hash(usize::from(offset)));
+        }
+        for offset in len..end {
+            if usize::from(offset) + AHEAD < usize::from(end) {
+                self.prefetch(run.hash(usize::from(offset) + AHEAD));
+            }
+            self.forget(Spot { run: id, offset }, run.hash(usize::from(offset)));
+        }
+        let gone = u64::from(end - len);
+        self.store.blocks.fetch_sub(gone, Ordering::Relaxed);
+        let capacity = run.capacity();
+        let is_sparse = capacity > 64 && usize::from(len) < capacity / 4;
+        let shrunk = (is_sparse && len > 0).then(|| run.grown(usize::from(len), usize::from(len)));
+        if let Some(meta) = self.state.meta.get_mut(id.index()) {
+            meta.len = len;
+            if shrunk.is_some() {
+                meta.written = len;
+            }
+        }
+        if let Some(shrunk) = shrunk {
+            self.store.slab.set(id, Some(shrunk), &self.guard);
+        }
+        if len == 0 {
+            self.free(id);
+        }
+    }
+
+    /// Makes a block unfindable.
+    fn forget(&self, spot: Spot, hash: u64) {
+        let mut spilled = Vec::new();
+        let was_in = self
+            .store
+            .table
+            .remove(hash, spot, &self.guard, |other| spilled.push(other));
+        for other in spilled {
+            self.add_double(other, self.hash(other));
+        }
+        if !self.has_doubles() {
+            return;
+        }
+        let mut doubles = self.store.doubles.write();
+        let Some(places) = doubles.get_mut(&(hash & COMMON_MASK)) else {
+            return;
+        };
+        // Either the block itself is here, or one of these takes its place in the table.
+        let own = places.iter().position(|other| *other == spot);
+        if own.is_none() && !was_in {
+            return;
+        }
+        let other = places.swap_remove(own.unwrap_or_default());
+        if places.is_empty() {
+            doubles.remove(&(hash & COMMON_MASK));
+        }
+        let mut homeless = Vec::new();
+        if own.is_none() {
+            let spill = |spot| homeless.push(spot);
+            let inserted = self
+                .store
+                .table
+                .insert(hash, other, &self.guard, |_| false, spill);
+            if inserted != Inserted::Placed {
+                homeless.push(other);
+            }
+        }
+        for spot in &homeless {
+            let key = self.hash(*spot) & COMMON_MASK;
+            doubles.entry(key).or_default().push(*spot);
+        }
+        self.store
+            .doubles_count
+            .fetch_add(homeless.len() as u64, Ordering::SeqCst);
+        self.store.doubles_count.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    fn free(&mut self, id: RunId) {
+        self.store.slab.set(id, None, &self.guard);
+        self.state.free.push(id);
+        if self.state.free.len() == self.state.meta.len() {
+            self.store.slab.clear(&self.guard);
+            self.state.free = Vec::new();
+            self.state.meta = Vec::new();
+            // What readers no longer see is given back soon, and not only with the next change.
+            self.guard.flush();
+        }
+    }
+}
+
+impl Drop for RunWriter<'_> {
+    fn drop(&mut self) {
+        self.store.turns.fetch_add(1, Ordering::AcqRel);
+    }
+}

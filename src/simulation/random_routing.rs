@@ -1,0 +1,57 @@
+//! What routing without knowledge gets: the measure for routing with it.
+
+use crate::wire::NameError;
+
+use super::fleet::{Fleet, FleetSize};
+use super::random::Random;
+use super::report::ratio;
+use super::request::Request;
+
+/// The share of blocks that a fleet has already when requests go to workers drawn at random: what routing without
+/// knowledge gets.
+///
+/// # Errors
+///
+/// As [`Fleet::new`].
+pub(super) fn random_routing_hit_rate(
+    requests: &[Request],
+    size: FleetSize,
+    seed: u64,
+) -> Result<f64, NameError> {
+    let mut fleet = Fleet::new(size, seed)?;
+    let mut random = Random::new(seed);
+    let (mut hits, mut blocks) = (0, 0);
+    for request in requests {
+        let worker = random.index(size.workers.get());
+        hits += fleet.serve_with(worker, request).admission.hit_blocks;
+        blocks += request.chain.len();
+    }
+    Ok(ratio(hits, blocks))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroUsize;
+
+    use super::super::synthetic::SyntheticLoad;
+    use super::*;
+
+    fn size(workers: usize, blocks_per_worker: usize) -> FleetSize {
+        FleetSize {
+            workers: NonZeroUsize::new(workers).unwrap(),
+            blocks_per_worker: NonZeroUsize::new(blocks_per_worker).unwrap(),
+        }
+    }
+
+    #[test]
+    fn random_routing_finds_less() {
+        let requests: Vec<_> = SyntheticLoad::new(3).take(600).collect();
+        let alone = random_routing_hit_rate(&requests, size(1, 100_000), 3).unwrap();
+        let spread = random_routing_hit_rate(&requests, size(8, 100_000), 3).unwrap();
+        assert!(spread < alone, "{spread} {alone}");
+        assert_eq!(
+            spread,
+            random_routing_hit_rate(&requests, size(8, 100_000), 3).unwrap()
+        );
+    }
+}

@@ -1,0 +1,100 @@
+//! Rosters: what a replica that serves tells one that starts, so that the second knows when it has caught up.
+//!
+//! `PREFIX.v1.roster.GROUP`, request-reply, where `GROUP` is the queue group of the queries: only daemons that take queries subscribe
+//! to it, so "no responders" says that nobody serves. Pages of holders in their order; the next page begins behind the last.
+
+use serde::{Deserialize, Serialize};
+
+use super::name::{NamespaceName, Rank, WorkerName};
+
+/// Most holders in one page; keeps a page far below what a NATS server takes.
+pub const ROSTER_PAGE_MAX: usize = 2048;
+
+/// Which page of the roster is asked for.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct RosterRequest {
+    /// The last holder of the page before; the first page where it is absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub after: Option<RosterKey>,
+}
+
+/// A holder's place in the order of a roster.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct RosterKey {
+    /// The namespace.
+    pub namespace: NamespaceName,
+    /// The worker.
+    pub worker: WorkerName,
+    /// Its data-parallel rank.
+    pub rank: Rank,
+}
+
+/// A holder that a serving replica knows.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RosterHolder {
+    /// Who it is.
+    pub key: RosterKey,
+    /// Whether its state is certain there.
+    pub exact: bool,
+}
+
+/// A page of the roster.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RosterReply {
+    /// Version of the contract.
+    pub v: u64,
+    /// The holders, in their order.
+    pub holders: Vec<RosterHolder>,
+    /// Whether there is a page behind this one.
+    pub more: bool,
+}
+
+/// Keys that are not known are passed over, like in every payload.
+macro_rules! coded {
+    ($type:ty) => {
+        impl $type {
+            /// As a MessagePack map.
+            pub fn encode(&self) -> Result<Vec<u8>, rmp_serde::encode::Error> {
+                rmp_serde::to_vec_named(self)
+            }
+
+            /// Decodes what [`Self::encode`] wrote.
+            pub fn decode(payload: &[u8]) -> Result<Self, rmp_serde::decode::Error> {
+                rmp_serde::from_slice(payload)
+            }
+        }
+    };
+}
+
+coded!(RosterRequest);
+coded!(RosterReply);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_is_read_as_it_was_written() {
+        let key = RosterKey {
+            namespace: NamespaceName::new("llama").unwrap(),
+            worker: WorkerName::new("gpu-0").unwrap(),
+            rank: 3,
+        };
+        let request = RosterRequest {
+            after: Some(key.clone()),
+        };
+        assert_eq!(
+            RosterRequest::decode(&request.encode().unwrap()).unwrap(),
+            request
+        );
+        let first = RosterRequest::default();
+        assert_eq!(RosterRequest::decode(&first.encode().unwrap()).unwrap(), first);
+        let reply = RosterReply {
+            v: 1,
+            holders: vec![RosterHolder { key, exact: true }],
+            more: true,
+        };
+        assert_eq!(RosterReply::decode(&reply.encode().unwrap()).unwrap(), reply);
+        assert!(RosterReply::decode(b"garbage").is_err());
+    }
+}
