@@ -1,7 +1,7 @@
 //! Building in depth-first order, node by node.
 
 use super::flat::FlatTrie;
-use super::node::{FlatNode, Links, NODES_MAX, stored_size};
+use super::node::{FlatNode, Links, NODES_MAX};
 
 /// Why a trie cannot be built.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -28,9 +28,16 @@ pub struct FlatTrieBuilder<N> {
     nodes: Vec<N>,
     /// The path to the current node, as indices.
     open: Vec<usize>,
-    /// Nodes that were left and don't know yet what comes after them, as index and depth.
-    left: Vec<(usize, usize)>,
+    /// Nodes that were left, deepest first, and don't know yet what comes after them.
+    left: Vec<Left>,
     depth_max: usize,
+}
+
+#[derive(Debug, Clone)]
+struct Left {
+    index: usize,
+    depth: usize,
+    subtree_size: usize,
 }
 
 impl<N: FlatNode> Default for FlatTrieBuilder<N> {
@@ -64,9 +71,9 @@ impl<N: FlatNode> FlatTrieBuilder<N> {
     /// If the trie becomes too deep or too large. Nothing has changed then.
     pub fn enter(&mut self, node: N) -> Result<(), BuildError> {
         let depth = self.open.len() + 1;
-        if depth > N::NUM_PARENTS_MAX {
+        if depth > N::DEPTH_MAX {
             return Err(BuildError::TooDeep {
-                depth_max: N::NUM_PARENTS_MAX,
+                depth_max: N::DEPTH_MAX,
             });
         }
         if self.nodes.len() >= NODES_MAX {
@@ -74,7 +81,7 @@ impl<N: FlatNode> FlatTrieBuilder<N> {
         }
         self.settle(depth);
         self.open.push(self.nodes.len());
-        self.nodes.push(node.with_links(Links::UNSET));
+        self.nodes.push(node);
         self.depth_max = self.depth_max.max(depth);
         Ok(())
     }
@@ -87,14 +94,11 @@ impl<N: FlatNode> FlatTrieBuilder<N> {
     pub fn leave(&mut self) -> Result<(), BuildError> {
         let depth = self.open.len();
         let index = self.open.pop().ok_or(BuildError::NothingOpen)?;
-        self.set_links(
+        self.left.push(Left {
             index,
-            Links {
-                subtree_size: stored_size::<N>(self.nodes.len() - index),
-                num_parents: 1,
-            },
-        );
-        self.left.push((index, depth));
+            depth,
+            subtree_size: self.nodes.len() - index,
+        });
         Ok(())
     }
 
@@ -113,26 +117,14 @@ impl<N: FlatNode> FlatTrieBuilder<N> {
 
     /// The next node has the depth `next`: so what was left knows how far to pop.
     fn settle(&mut self, next: usize) {
-        while let Some((index, depth)) = self.left.pop() {
-            let Some(node) = self.nodes.get(index) else {
-                continue;
-            };
-            // Nodes are left deepest first, and the next one is no deeper than the last of them.
-            let num_parents = (depth + 1).saturating_sub(next);
-            let subtree_size = node.links().subtree_size;
-            self.set_links(
-                index,
-                Links {
-                    subtree_size,
-                    num_parents,
-                },
-            );
-        }
-    }
-
-    fn set_links(&mut self, index: usize, links: Links) {
-        if let Some(node) = self.nodes.get_mut(index) {
-            *node = node.with_links(links);
+        for left in self.left.drain(..) {
+            if let Some(node) = self.nodes.get_mut(left.index) {
+                *node = node.with_links(Links {
+                    subtree_size: left.subtree_size,
+                    // The next node is no deeper than any that was left.
+                    num_parents: (left.depth + 1).saturating_sub(next),
+                });
+            }
         }
     }
 }

@@ -52,10 +52,16 @@ impl<N: FlatNode> FlatTrie<N> {
         self.nodes.get(index)
     }
 
-    /// The index after the subtree of the node at `index`.
+    /// The links of the node at `index`, carried by it or not.
     ///
-    /// For a node whose size has no room in it, this adds up its children's sizes, and so on down: as many steps as those nodes have
-    /// children, never as many as the subtree has nodes.
+    /// Those of a node that has no room for them follow from its children's, and so on down: that takes as many steps as those nodes
+    /// have children, and as a rule far fewer than the subtree has nodes.
+    #[must_use]
+    pub fn links(&self, index: usize) -> Option<Links> {
+        links(&self.nodes, index)
+    }
+
+    /// The index after the subtree of the node at `index`.
     #[must_use]
     pub fn subtree_end(&self, index: usize) -> usize {
         subtree_end(&self.nodes, index)
@@ -108,32 +114,40 @@ impl<N: FlatNode> FlatTrie<N> {
     }
 }
 
-/// The index after the subtree at `index`; never beyond the end of the nodes.
-pub(super) fn subtree_end<N: FlatNode>(nodes: &[N], index: usize) -> usize {
-    let Some(node) = nodes.get(index) else {
-        return nodes.len();
-    };
-    let size = node.links().subtree_size;
-    if size != Links::OVERSIZE {
-        return (index + size).min(nodes.len());
+/// The links of the node at `index`; none beyond the last node.
+pub(super) fn links<N: FlatNode>(nodes: &[N], index: usize) -> Option<Links> {
+    match nodes.get(index)?.links() {
+        Some(links) => Some(links),
+        None => links_of_children(nodes, index),
     }
-    // Depths are relative: 0 is the node itself.
+}
+
+/// The links of a node that carries none: its subtree ends where the pops lead to its own level or above.
+fn links_of_children<N: FlatNode>(nodes: &[N], index: usize) -> Option<Links> {
+    // Below the node, which has depth 0 here.
     let mut depth = 1;
     let mut next = index + 1;
-    while let Some(node) = nodes.get(next) {
-        let links = node.links();
-        if links.subtree_size == Links::OVERSIZE {
+    loop {
+        let Some(links) = nodes.get(next)?.links() else {
             next += 1;
             depth += 1;
             continue;
-        }
+        };
         next += links.subtree_size;
-        match (depth + 1_usize).checked_sub(links.num_parents) {
-            None | Some(0) => break,
-            Some(above) => depth = above,
+        if links.num_parents > depth {
+            return Some(Links {
+                subtree_size: next - index,
+                num_parents: links.num_parents - depth,
+            });
         }
+        depth = depth + 1 - links.num_parents;
     }
-    next.min(nodes.len())
+}
+
+/// The index after the subtree at `index`; never beyond the end of the nodes.
+pub(super) fn subtree_end<N: FlatNode>(nodes: &[N], index: usize) -> usize {
+    let size = links(nodes, index).map_or(nodes.len(), |links| links.subtree_size);
+    index.saturating_add(size).min(nodes.len())
 }
 
 /// Siblings with their indices, in order.

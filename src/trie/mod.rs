@@ -41,8 +41,8 @@
 //!
 //! What a node carries and how it is packed is the user's: a type that implements [`FlatNode`]. Shared are building
 //! ([`FlatTrieBuilder`], [`FlatTrie::from_entries`]), the walk, look-ups, and the check of data from elsewhere
-//! ([`FlatTrie::from_nodes`]). A node whose `subtree_size` does not fit its field stores [`Links::OVERSIZE`] instead; its size
-//! then follows from its children (see [`FlatTrie::subtree_end`]).
+//! ([`FlatTrie::from_nodes`]). A node with children whose two numbers don't fit their fields carries none: they follow from its children
+//! (see [`FlatTrie::links`]). So fields can be as narrow as is good for nearly all nodes. A leaf's `num_parents` always fits.
 //!
 //! A forest that goes to a file or comes from one, without an array of all of it, needs no `subtree_size`: [`Outline`] gives for each
 //! node only the levels to pop after it, and [`OutlineReader`] takes them back, checked. That is a type of its own because a stream can't go

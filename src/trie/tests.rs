@@ -9,32 +9,38 @@ use super::*;
 struct Node<const SIZE_MAX: usize> {
     label: u8,
     value: Option<u32>,
-    links: Links,
+    links: Option<Links>,
 }
 
 impl<const SIZE_MAX: usize> FlatNode for Node<SIZE_MAX> {
     type Label = u8;
-    const SUBTREE_SIZE_MAX: usize = SIZE_MAX;
-    const NUM_PARENTS_MAX: usize = 12;
+    const DEPTH_MAX: usize = 12;
 
     fn label(&self) -> u8 {
         self.label
     }
 
-    fn links(&self) -> Links {
+    fn links(&self) -> Option<Links> {
         self.links
     }
 
     fn with_links(self, links: Links) -> Self {
+        let links = stored::<SIZE_MAX>(links);
         Self { links, ..self }
     }
+}
+
+/// Sizes have room up to the parameter, and pops of nodes with children up to as many.
+fn stored<const SIZE_MAX: usize>(links: Links) -> Option<Links> {
+    let has_room = links.is_leaf() || links.subtree_size.max(links.num_parents) <= SIZE_MAX;
+    has_room.then_some(links)
 }
 
 fn node<const SIZE_MAX: usize>(label: u8, value: Option<u32>) -> Node<SIZE_MAX> {
     Node {
         label,
         value,
-        links: Links::UNSET,
+        links: None,
     }
 }
 
@@ -103,11 +109,11 @@ fn the_example_of_the_notes() {
     let labels: Vec<u8> = trie.nodes().iter().map(|node| node.label).collect();
     assert_eq!(labels, b"axyabzabc");
     assert_eq!(
-        columns(|node| node.links.subtree_size),
+        columns(|node| node.links.unwrap().subtree_size),
         [7, 1, 3, 1, 1, 2, 1, 1, 1]
     );
     assert_eq!(
-        columns(|node| node.links.num_parents),
+        columns(|node| node.links.unwrap().num_parents),
         [1, 1, 1, 1, 2, 2, 3, 1, 1]
     );
     let mut met = Vec::new();
@@ -160,10 +166,14 @@ fn what_cannot_be_built_is_refused() {
 }
 
 fn links(subtree_size: usize, num_parents: usize) -> Node<100> {
-    node(0, None).with_links(Links {
+    let links = Some(Links {
         subtree_size,
         num_parents,
-    })
+    });
+    Node {
+        links,
+        ..node(0, None)
+    }
 }
 
 #[test]
@@ -191,6 +201,9 @@ fn links_that_lie_are_refused() {
     assert_eq!(refused(&[links(2, 1), links(1, 1)]), wrong_pops(1, 1, 2));
     assert_eq!(refused(&[links(2, 2), links(1, 2)]), wrong_pops(0, 2, 1));
     assert_eq!(refused(&[links(1, 1), links(2, 1)]), LayoutError::Cut);
+    // No links where there is room for them.
+    assert_eq!(refused(&[node(0, None), links(1, 2)]), wrong_size(0, 0, 2));
+    assert_eq!(refused(&[node(0, None)]), LayoutError::Cut);
     let deep = [links(2, 1); 13];
     let too_deep = LayoutError::TooDeep {
         index: 12,
@@ -210,7 +223,6 @@ fn check_against_tree<const SIZE_MAX: usize>(keys: &[Vec<u8>]) -> Result<(), Tes
     }
     let mut expected = Vec::new();
     tree.flatten(1, 0, &mut expected);
-    let stored = |size| if size > SIZE_MAX { Links::OVERSIZE } else { size };
     let met: Vec<_> = trie.depth_first().collect();
     prop_assert_eq!(met.len(), expected.len());
     for (visit, (label, value, depth, size, num_parents)) in met.iter().zip(&expected) {
@@ -219,10 +231,11 @@ fn check_against_tree<const SIZE_MAX: usize>(keys: &[Vec<u8>]) -> Result<(), Tes
             (*label, *value, *depth)
         );
         let links = Links {
-            subtree_size: stored(*size),
+            subtree_size: *size,
             num_parents: *num_parents,
         };
-        prop_assert_eq!(visit.node.links, links);
+        prop_assert_eq!(visit.node.links, stored::<SIZE_MAX>(links));
+        prop_assert_eq!(trie.links(visit.index), Some(links));
         prop_assert_eq!(trie.subtree_end(visit.index), visit.index + size);
         let mut walk = trie.depth_first();
         walk.nth(visit.index);
@@ -247,7 +260,7 @@ proptest! {
     }
 
     #[test]
-    fn sizes_without_room_are_found(keys in keys()) {
+    fn links_without_room_are_found(keys in keys()) {
         check_against_tree::<3>(&keys)?;
         check_against_tree::<1>(&keys)?;
     }
@@ -274,15 +287,15 @@ proptest! {
         keys in keys().prop_filter("an empty trie has no links", |keys| !keys.is_empty()),
         at in any::<prop::sample::Index>(),
         changed in 0..60_usize,
-        is_size in any::<bool>(),
+        kind in 0..3,
     ) {
-        let mut nodes = trie::<100>(&keys).into_nodes();
+        let mut nodes = trie::<1000>(&keys).into_nodes();
         let index = at.index(nodes.len());
         let before = nodes[index].links;
-        let after = if is_size {
-            Links { subtree_size: changed, ..before }
-        } else {
-            Links { num_parents: changed, ..before }
+        let after = match (kind, before) {
+            (0, Some(before)) => Some(Links { subtree_size: changed, ..before }),
+            (1, Some(before)) => Some(Links { num_parents: changed, ..before }),
+            _ => None,
         };
         nodes[index].links = after;
         prop_assert_eq!(FlatTrie::from_nodes(nodes).is_ok(), after == before);
@@ -308,7 +321,7 @@ proptest! {
         for (visit, record) in trie.depth_first().zip(&records) {
             let depth = reader.take(record.pops).unwrap();
             prop_assert_eq!((depth, record.payload), (visit.depth as u64, visit.node.label));
-            let links = visit.node.links;
+            let links = visit.node.links.unwrap();
             let pops = if links.is_leaf() { links.num_parents } else { 0 };
             prop_assert_eq!(record.pops, pops as u64);
         }

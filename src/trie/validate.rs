@@ -1,7 +1,7 @@
 //! Checking nodes that come from elsewhere.
 
 use super::flat::FlatTrie;
-use super::node::{FlatNode, NODES_MAX, stored_size};
+use super::node::{FlatNode, Links, NODES_MAX};
 use super::walk::depth_after;
 
 /// Why nodes are no trie.
@@ -30,7 +30,7 @@ pub enum LayoutError {
     WrongSize {
         /// The node.
         index: usize,
-        /// What it says; 0 for more than it has room for.
+        /// What it says; 0 if it carries no links although they have room.
         stored: usize,
         /// What follows from the pops.
         actual: usize,
@@ -44,6 +44,12 @@ pub enum LayoutError {
         stored: usize,
         /// What would be right, or the most that would be.
         expected: usize,
+    },
+    /// The links are right, but not in the form in which this type of node stores them.
+    #[error("node {index} has its links in no valid form; the data is damaged")]
+    Malformed {
+        /// The node.
+        index: usize,
     },
     /// The last node says that it has children.
     #[error("the last node says that it has children, but there are no more nodes; the data has been cut")]
@@ -86,20 +92,19 @@ struct Check<'a, N> {
 impl<N: FlatNode> Check<'_, N> {
     fn take(&mut self, index: usize, node: &N) -> Result<(), LayoutError> {
         let depth = self.open.len() + 1;
-        if depth > N::NUM_PARENTS_MAX {
+        if depth > N::DEPTH_MAX {
             return Err(LayoutError::TooDeep {
                 index,
                 depth,
-                depth_max: N::NUM_PARENTS_MAX,
+                depth_max: N::DEPTH_MAX,
             });
         }
         self.depth_max = self.depth_max.max(depth);
-        let links = node.links();
         let is_last = index + 1 == self.nodes.len();
-        if !links.is_leaf() {
+        let Some(links) = node.links().filter(|links| links.is_leaf()) else {
             self.open.push(index);
             return if is_last { Err(LayoutError::Cut) } else { Ok(()) };
-        }
+        };
         let is_sound = if is_last {
             links.num_parents == depth
         } else {
@@ -112,6 +117,9 @@ impl<N: FlatNode> Check<'_, N> {
                 expected: depth,
             });
         }
+        if *node != node.with_links(links) {
+            return Err(LayoutError::Malformed { index });
+        }
         self.close(index + 1, depth_after(depth, links.num_parents))
     }
 
@@ -120,26 +128,36 @@ impl<N: FlatNode> Check<'_, N> {
         while self.open.len() >= next {
             let depth = self.open.len();
             let Some(index) = self.open.pop() else { break };
-            let Some(links) = self.nodes.get(index).map(FlatNode::links) else {
-                break;
+            let Some(node) = self.nodes.get(index) else { break };
+            let actual = Links {
+                subtree_size: end - index,
+                num_parents: depth + 1 - next,
             };
-            let actual = end - index;
-            if links.subtree_size != stored_size::<N>(actual) {
-                return Err(LayoutError::WrongSize {
-                    index,
-                    stored: links.subtree_size,
-                    actual,
-                });
-            }
-            let expected = depth + 1 - next;
-            if links.num_parents != expected {
-                return Err(LayoutError::WrongPops {
-                    index,
-                    stored: links.num_parents,
-                    expected,
-                });
-            }
+            check_links(index, node, actual)?;
         }
         Ok(())
     }
+}
+
+/// Makes sure that a node with children carries `actual`, or nothing if that has no room.
+fn check_links<N: FlatNode>(index: usize, node: &N, actual: Links) -> Result<(), LayoutError> {
+    let expected = node.with_links(actual);
+    if *node == expected {
+        return Ok(());
+    }
+    let stored = node.links();
+    let stored_size = stored.map_or(0, |links| links.subtree_size);
+    Err(match stored {
+        stored if stored == expected.links() => LayoutError::Malformed { index },
+        Some(stored) if stored_size == actual.subtree_size => LayoutError::WrongPops {
+            index,
+            stored: stored.num_parents,
+            expected: actual.num_parents,
+        },
+        _ => LayoutError::WrongSize {
+            index,
+            stored: stored_size,
+            actual: actual.subtree_size,
+        },
+    })
 }

@@ -1,6 +1,6 @@
 //! The walk that everything else shares: an index, a depth, and two ways on.
 
-use super::flat::subtree_end;
+use super::flat::links;
 use super::node::FlatNode;
 
 /// A node met on a walk.
@@ -35,9 +35,12 @@ impl<'a, N: FlatNode> DepthFirst<'a, N> {
 
     /// Goes on after the subtree of the node met last. Does nothing before the first node, or a second time.
     pub fn skip_subtree(&mut self) {
-        if let Some(Visit { index, depth, node }) = self.last.take() {
-            self.next = subtree_end(self.nodes, index);
-            self.depth = depth_after(depth, node.links().num_parents);
+        let Some(Visit { index, depth, .. }) = self.last.take() else {
+            return;
+        };
+        if let Some(links) = links(self.nodes, index) {
+            self.next = index + links.subtree_size;
+            self.depth = depth_after(depth, links.num_parents);
         }
     }
 }
@@ -52,12 +55,10 @@ impl<'a, N: FlatNode> Iterator for DepthFirst<'a, N> {
             depth: self.depth,
             node,
         };
-        let links = node.links();
         self.next += 1;
-        self.depth = if links.is_leaf() {
-            depth_after(self.depth, links.num_parents)
-        } else {
-            self.depth + 1
+        self.depth = match node.links() {
+            Some(links) if links.is_leaf() => depth_after(self.depth, links.num_parents),
+            _ => self.depth + 1,
         };
         self.last = Some(visit);
         Some(visit)

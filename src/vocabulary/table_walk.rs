@@ -32,114 +32,140 @@
     reason = "an eighth of the time, measured by benches/peers/tokens; the safety argument is at `walk_run`"
 )]
 
-use std::hint::select_unpredictable;
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use super::mask::TokenMask;
 use super::table::{State, TransitionTable};
 use super::token::{TOKEN_BYTES_MAX, TokenNode};
-use super::token_trie::TokenTrie;
-use super::traverse::next_run;
+use super::token_trie::{Root, TokenTrie};
 
-/// States on a stack for tries that are less deep than this, which is almost all; clearing the larger one takes as long as a small walk.
-const SMALL_STACK: usize = 128;
-const LARGE_STACK: usize = TOKEN_BYTES_MAX + 1;
+/// An entry for the state at the roots, and one for each byte of the longest token.
+type Stack = [MaybeUninit<u32>; TOKEN_BYTES_MAX + 1];
 
 /// Adds to `mask`, which must be for the trie's vocabulary, every token that the table allows after `state`.
+///
+/// Two walks share the work, one from the first root on and one from the last root back. They take turns at single nodes: while one waits
+/// for a state that it has just stored, the other goes on.
 pub(super) fn walk(trie: &TokenTrie, table: &TransitionTable, state: State, mask: &mut TokenMask) {
     assert_eq!(mask.size(), trie.vocabulary_size());
-    if trie.flat().depth_max() < SMALL_STACK {
-        walk_roots::<SMALL_STACK>(trie, table, state, mask);
-    } else {
-        walk_roots::<LARGE_STACK>(trie, table, state, mask);
-    }
-}
-
-fn walk_roots<const STACK: usize>(
-    trie: &TokenTrie,
-    table: &TransitionTable,
-    state: State,
-    mask: &mut TokenMask,
-) {
     // A state of another table may have no row here.
     let Some(row) = table.row(state) else { return };
-    let mut stack = [TransitionTable::DEAD; STACK];
-    if let Some(first) = stack.first_mut() {
-        *first = state.0;
-    }
-    let mut roots = trie.roots();
-    let is_allowed = |byte: u8| {
-        row.get(usize::from(byte))
+    let is_allowed = |root: &&Root| {
+        row.get(usize::from(root.byte))
             .is_some_and(|next| *next != TransitionTable::DEAD)
     };
-    while let Some((run, rest)) = next_run(trie, roots, is_allowed) {
-        walk_run(trie, run, table, &mut stack, mask.all_words_mut());
-        roots = rest;
-    }
-}
-
-/// Walks whole subtrees of roots. The first entry of `stack` is the state at the roots.
-///
-/// The safety argument, in terms of what `assert!` checks and what types promise:
-///
-/// - *Nodes.* `run` is checked to lie within the nodes, and both ends are starts of roots or the end of the trie. The links of a `FlatTrie` are
-///   sound, so from any node of the run, one step into its subtree or past it leads to a node of the run or to its end. (A node that
-///   is not a leaf has a child, so a step into it stays within its subtree.)
-/// - *Stack.* Since pops are sound too, `top` is the entry of the depth above the node: `stack[depth - 1]`. Depths are from 1 to
-///   `depth_max`, which is checked to be less than `STACK`, and the entry written is `stack[depth]`. At the end of the run `top` is the
-///   first entry again.
-/// - *Table.* Every entry of the stack is the checked start or has been read from the table, whose every place has a whole row of 256 after it.
-/// - *Mask.* It is for this vocabulary, which `walk` checks: it has words for all tokens and all bogus tokens.
-#[inline(always)]
-fn walk_run<const STACK: usize>(
-    trie: &TokenTrie,
-    run: Range<usize>,
-    table: &TransitionTable,
-    stack: &mut [u32; STACK],
-    mask: &mut [u64],
-) {
-    assert!(trie.flat().depth_max() < STACK);
-    let Some(nodes) = trie.nodes().get(run) else {
-        return;
+    let mut roots = trie.roots().iter().filter(is_allowed);
+    let shared = Shared {
+        places: table.places().as_ptr(),
+        words: mask.all_words_mut().as_mut_ptr(),
     };
-    let Range { start: mut node, end } = nodes.as_ptr_range();
-    let places = table.places().as_ptr();
-    let mut top = stack.as_mut_ptr();
-    let words = mask.as_mut_ptr();
-    while node < end {
-        // SAFETY: `node` is a node of the run: see 'Nodes'.
-        let current = unsafe { *node };
-        // SAFETY: `top` is an entry of the stack, and its value is the place of a whole row: see 'Stack' and 'Table'.
-        let next = unsafe { *places.add(*top as usize + usize::from(current.byte())) };
-        if next == TransitionTable::DEAD {
-            let size = if current.is_oversize() {
-                oversize(trie, node)
-            } else {
-                current.stored_size()
-            };
-            // SAFETY: past the subtree is a node of the run or its end, and the depth falls by as many entries as there are.
+    let mut stacks = [[const { MaybeUninit::uninit() }; TOKEN_BYTES_MAX + 1]; 2];
+    let [front, back] = &mut stacks;
+    let (mut front, mut back) = (Lane::new(state, front), Lane::new(state, back));
+    loop {
+        if front.is_done() {
+            let Some(root) = roots.next() else { break };
+            front.begin(trie, root);
+        }
+        if back.is_done() {
+            let Some(root) = roots.next_back() else { break };
+            back.begin(trie, root);
+        }
+        while !front.is_done() && !back.is_done() {
+            // SAFETY: neither lane is done, and both come from this trie, this table and this mask.
             unsafe {
-                node = node.add(size);
-                top = top.offset(current.depth_change() + 1);
+                front.step(&shared);
+                back.step(&shared);
             }
-        } else {
-            let token = current.token_bits();
-            // SAFETY: the mask has this word: see 'Mask'. Depths are below `STACK`, so there is an entry above `top`. A leaf pops
-            // to where the next node needs it, another node pushes its own entry; and there is a node behind this one, or the end.
-            unsafe {
-                *words.add((token >> 6) as usize) |= 1_u64.wrapping_shl(token);
-                *top.add(1) = next;
-                top = top.offset(select_unpredictable(current.is_leaf(), current.depth_change(), 0) + 1);
-                node = node.add(1);
-            }
+        }
+    }
+    for mut lane in [front, back] {
+        while !lane.is_done() {
+            // SAFETY: as above.
+            unsafe { lane.step(&shared) };
         }
     }
 }
 
-/// The size of a subtree that has no room in its node.
-#[cold]
-fn oversize(trie: &TokenTrie, node: *const TokenNode) -> usize {
-    let nodes = trie.nodes().as_ptr_range();
-    let index = (node.addr() - nodes.start.addr()) / size_of::<TokenNode>();
-    trie.flat().subtree_end(index) - index
+/// What both lanes use.
+struct Shared {
+    places: *const u32,
+    words: *mut u64,
+}
+
+/// A walk through the subtree of one root after the other.
+struct Lane {
+    /// The next node.
+    node: *const TokenNode,
+    /// Behind the last node of the root's subtree.
+    end: *const TokenNode,
+    /// The entry of the stack for what is above the next node.
+    top: *mut u32,
+}
+
+impl Lane {
+    fn new(state: State, stack: &mut Stack) -> Self {
+        let [bottom, ..] = stack;
+        bottom.write(state.0);
+        let none = std::ptr::null();
+        Self {
+            node: none,
+            end: none,
+            top: stack.as_mut_ptr().cast(),
+        }
+    }
+
+    #[inline(always)]
+    fn is_done(&self) -> bool {
+        self.node >= self.end
+    }
+
+    fn begin(&mut self, trie: &TokenTrie, root: &Root) {
+        let subtree = trie.nodes().get(root.start as usize..root.end as usize);
+        let Range { start, end } = subtree.unwrap_or_default().as_ptr_range();
+        (self.node, self.end) = (start, end);
+    }
+
+    /// Walks one node.
+    ///
+    /// # Safety
+    ///
+    /// The lane is not done, and was made and begun by [`walk`] with the trie, the table and the mask of `shared`.
+    ///
+    /// The argument, in terms of what `walk` checks and what types promise:
+    ///
+    /// - *Nodes.* `node` and `end` delimit the rest of the subtree of a root. The links of a `FlatTrie` are sound, so one step into the subtree of
+    ///   a node or past it leads to another node before `end`, or to `end`: a node that is not a leaf has a child. The size of a leaf
+    ///   is 1, and a large node says that it is 1, which is a step into it.
+    /// - *Stack.* Since pops are sound too, `top` is entry `depth - 1` for a node of this depth. Depths are from 1 to [`TOKEN_BYTES_MAX`], the
+    ///   greatest of the type of node; the entry written is `depth`. Every entry read was written: the bottom by `new`, the
+    ///   others at the node's parent. At `end`, `top` is the bottom again.
+    /// - *Table.* Every entry of the stack is the checked start or has been read from the table, whose every place has a whole row of 256
+    ///   behind it. The row of the dead state leads only to itself.
+    /// - *Mask.* It is for this vocabulary, which `walk` checks: it has words for all tokens and all bogus tokens.
+    #[inline(always)]
+    unsafe fn step(&mut self, shared: &Shared) {
+        // SAFETY: see 'Nodes'.
+        let node = unsafe { *self.node };
+        // SAFETY: see 'Stack' and 'Table'.
+        let next = unsafe { *shared.places.add(*self.top as usize + usize::from(node.byte())) };
+        // SAFETY: see 'Stack'. For rejected nodes this matters if they are large: what is below is then rejected, too.
+        unsafe { *self.top.add(1) = next };
+        if next == TransitionTable::DEAD {
+            // SAFETY: see 'Nodes' and 'Stack'.
+            unsafe {
+                self.node = self.node.add(node.stored_size());
+                self.top = self.top.offset(node.depth_change() + 1).sub(node.inner_parents());
+            }
+        } else {
+            let token = node.token_bits();
+            // SAFETY: see 'Mask', 'Nodes' and 'Stack'.
+            unsafe {
+                *shared.words.add((token >> 6) as usize) |= 1_u64.wrapping_shl(token);
+                self.node = self.node.add(1);
+                self.top = self.top.offset(node.depth_change() + 1);
+            }
+        }
+    }
 }

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::trie::{FlatNode, FlatTrie, Links};
+use crate::trie::{FlatNode, FlatTrie};
 
 fn vocabulary(tokens: &[Vec<u8>]) -> Vocabulary {
     let mut builder = VocabularyBuilder::new();
@@ -216,7 +216,7 @@ fn the_example_of_the_notes() {
         .flat()
         .nodes()
         .iter()
-        .map(|node| node.num_parents())
+        .map(|node| node.links().unwrap().num_parents)
         .collect();
     assert_eq!(pops, [1, 1, 1, 1, 2, 2, 3, 1, 1]);
     let automaton = RegexAutomaton::new("a(ya|z)+b?", RegexLimits::default()).unwrap();
@@ -324,11 +324,13 @@ fn the_largest_vocabularies_are_walked() {
     }
     builder.insert(last, b"b".to_vec()).unwrap();
     let trie = TokenTrie::new(&builder.build().unwrap()).unwrap();
-    assert!(
-        trie.flat().get(0).unwrap().is_oversize()
-            && trie.flat().get(1).is_some_and(|node| !node.is_oversize())
-    );
+    let [whole, high, middle] = [0, 1, 2].map(|index| *trie.flat().get(index).unwrap());
+    assert!(whole.is_large() && high.is_large() && !middle.is_large());
     assert_eq!(trie.flat().subtree_end(0), trie.len() - 1);
+    assert_eq!(
+        FlatTrie::from_nodes(trie.flat().nodes().to_vec()).as_ref(),
+        Ok(trie.flat())
+    );
     for (expression, expected) in [
         (r"(?s-u:.*)", (5 << 18) + 1),
         (r"(?s-u:a\x02..)", 1 << 16),
@@ -349,58 +351,54 @@ fn the_largest_vocabularies_are_walked() {
     }
 }
 
-/// A subtree too large for its node, below a root, so that walks skip it themselves.
+/// Subtrees too large for their nodes, one within the other and below a root, and tokens that end too many levels for theirs.
 #[test]
-fn oversize_subtrees_are_skipped() {
+fn large_subtrees_are_passed() {
     let mut builder = VocabularyBuilder::new();
     for id in 0..5_u64 << 18 {
         let [.., high, middle, low] = id.to_be_bytes();
         builder.insert(id, vec![b'a', b'a', high, middle, low]).unwrap();
     }
-    builder.insert(5 << 18, b"ab".to_vec()).unwrap();
-    let trie = TokenTrie::new(&builder.build().unwrap()).unwrap();
-    assert!(trie.flat().get(1).unwrap().is_oversize());
-    let automaton = RegexAutomaton::new("ab", RegexLimits::default()).unwrap();
-    let start = automaton.table().start().unwrap();
-    let mut mask = trie.empty_mask();
-    trie.allow_by_table(automaton.table(), start, &mut mask).unwrap();
-    assert_eq!(mask.iter().collect::<Vec<_>>(), [TokenId(5 << 18)]);
-    let mut mask = trie.empty_mask();
-    trie.allow(&mut automaton.table().recognizer(start), &mut mask)
+    let more = 5 << 18;
+    builder.insert(more, b"ab".to_vec()).unwrap();
+    builder
+        .insert(more + 1, [b"ac".as_slice(), &[b'c'; 60]].concat())
         .unwrap();
-    assert_eq!(mask.iter().collect::<Vec<_>>(), [TokenId(5 << 18)]);
+    builder.insert(more + 2, b"ad".to_vec()).unwrap();
+    let trie = TokenTrie::new(&builder.build().unwrap()).unwrap();
+    let node = |bytes: &[u8]| {
+        *trie
+            .flat()
+            .get(trie.flat().find(bytes.iter().copied()).unwrap())
+            .unwrap()
+    };
+    assert!(node(b"aa").is_large() && node(b"aa\0").is_large());
+    assert!(!node(b"ab").is_large() && node(&[b"a".as_slice(), &[b'c'; 41]].concat()).is_large());
+    for (expression, expected) in [("a[bd]", vec![more, more + 2]), ("a(d|c{40}d)", vec![more + 2])] {
+        let automaton = RegexAutomaton::new(expression, RegexLimits::default()).unwrap();
+        let start = automaton.table().start().unwrap();
+        let mut mask = trie.empty_mask();
+        trie.allow_by_table(automaton.table(), start, &mut mask).unwrap();
+        let allowed: Vec<u64> = mask.iter().map(|token| u64::from(token.0)).collect();
+        assert_eq!(allowed, expected, "{expression}");
+        let mut by_recognizer = trie.empty_mask();
+        trie.allow(&mut automaton.table().recognizer(start), &mut by_recognizer)
+            .unwrap();
+        assert_eq!(by_recognizer, mask, "{expression}");
+    }
 }
 
+/// Any one bit of the links that flips is noticed.
 #[test]
 fn hostile_nodes_are_refused() {
     let (_, trie) = trie(&["a", "ab", "abc", "b"]);
     let nodes = trie.flat().nodes().to_vec();
     assert!(FlatTrie::from_nodes(nodes.clone()).is_ok());
     for index in 0..nodes.len() {
-        for bit in 33..63 {
-            // Any one bit of the links that flips is noticed.
-            let links = nodes[index].links();
-            let raw = flip(links, bit);
+        for bit in (8..28).chain(53..64) {
             let mut damaged = nodes.clone();
-            damaged[index] = damaged[index].with_links(raw);
-            assert_eq!(
-                FlatTrie::from_nodes(damaged).is_ok(),
-                raw == links,
-                "node {index}, bit {bit}"
-            );
+            damaged[index] = damaged[index].with_bit_flipped(bit);
+            assert!(FlatTrie::from_nodes(damaged).is_err(), "node {index}, bit {bit}");
         }
-    }
-}
-
-fn flip(links: Links, bit: u32) -> Links {
-    match bit {
-        33..53 => Links {
-            subtree_size: ((links.subtree_size - 1) ^ (1 << (bit - 33))) + 1,
-            ..links
-        },
-        _ => Links {
-            num_parents: ((links.num_parents - 1) ^ (1 << (bit - 53))) + 1,
-            ..links
-        },
     }
 }

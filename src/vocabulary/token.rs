@@ -29,39 +29,49 @@ impl fmt::Display for TokenId {
 }
 
 const BYTE_BITS: u32 = 8;
+const INNER_PARENTS_BITS: u32 = 5;
+const SIZE_BITS: u32 = 15;
 /// One more than a token's number needs, for the bogus numbers of nodes without a token.
 const TOKEN_BITS: u32 = 25;
-const SIZE_BITS: u32 = 20;
 /// With a sign.
 const PARENTS_BITS: u32 = 11;
 
-const TOKEN_SHIFT: u32 = BYTE_BITS;
-const SIZE_SHIFT: u32 = TOKEN_SHIFT + TOKEN_BITS;
-const PARENTS_SHIFT: u32 = SIZE_SHIFT + SIZE_BITS;
+const INNER_PARENTS_SHIFT: u32 = BYTE_BITS;
+const SIZE_SHIFT: u32 = INNER_PARENTS_SHIFT + INNER_PARENTS_BITS;
+const TOKEN_SHIFT: u32 = SIZE_SHIFT + SIZE_BITS;
+const PARENTS_SHIFT: u32 = TOKEN_SHIFT + TOKEN_BITS;
 const _: () = assert!(PARENTS_SHIFT + PARENTS_BITS == u64::BITS);
 
+const INNER_PARENTS_MAX: u64 = (1 << INNER_PARENTS_BITS) - 1;
+const SIZE_MAX: u64 = (1 << SIZE_BITS) - 1;
 const TOKEN_MASK: u64 = (1 << TOKEN_BITS) - 1;
-/// In place, so that a leaf is told by one test.
-const SIZE_MASK: u64 = ((1 << SIZE_BITS) - 1) << SIZE_SHIFT;
 
 /// A node of a token trie, in 64 bits:
 ///
 /// ```text
-/// bit   63              53 52                  33 32                         8 7      0
-///      ┌──────────────────┬──────────────────────┬────────────────────────────┬────────┐
-///      │ -num_parents     │ subtree_size - 1     │ token                      │ byte   │
-///      └──────────────────┴──────────────────────┴────────────────────────────┴────────┘
-///        11 bits, signed    20, all ones: larger   25, bogus if no token ends   8
+/// bit   63             53 52                        28 27            13 12         8 7      0
+///      ┌─────────────────┬────────────────────────────┬────────────────┬────────────┬────────┐
+/// leaf │ -num_parents    │ token                      │ 1              │ 0          │ byte   │
+///      ├─────────────────┼────────────────────────────┼────────────────┼────────────┼────────┤
+/// inner│ 0               │ token                      │ subtree_size   │ num_parents│ byte   │
+///      ├─────────────────┼────────────────────────────┼────────────────┼────────────┼────────┤
+/// large│ 0               │ token                      │ 1              │ 0          │ byte   │
+///      └─────────────────┴────────────────────────────┴────────────────┴────────────┴────────┘
+///       11 bits, signed   25, bogus if no token ends   15               5            8
 /// ```
 ///
-/// `num_parents` is stored below zero because it is subtracted: from the depth of the node's children, to give that of the node after its
-/// subtree.
+/// A node with children has its pops in a field of its own, so that the first field is just what a walk needs on the way *in*: how many
+/// levels to pop before the next node, below zero because they are subtracted. That saves the choice between two numbers at each
+/// node. Past a subtree, both fields count, of which one is zero.
+///
+/// A large node, whose size or pops have no room, has children and carries neither number. Past it, the walk of tables goes in with a state
+/// that rejects everything, so that it needs no choice there either; other walks look the numbers up.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct TokenNode(u64);
 
 impl TokenNode {
-    /// A node with these bits of a token's number, bogus or not, and without links.
+    /// A node with these bits of a token's number, bogus or not, and no links yet.
     pub(super) fn new(byte: u8, token: u32) -> Self {
         Self(u64::from(byte) | ((u64::from(token) & TOKEN_MASK) << TOKEN_SHIFT))
     }
@@ -85,33 +95,45 @@ impl TokenNode {
     #[inline(always)]
     #[must_use]
     pub fn is_leaf(self) -> bool {
-        self.0 & SIZE_MASK == 0
+        self.depth_change() < 0
     }
 
-    /// Whether `subtree_size` has no room.
+    /// Whether the node has children and no room for its links.
     #[inline(always)]
-    pub(super) fn is_oversize(self) -> bool {
-        self.0 & SIZE_MASK == SIZE_MASK
+    pub(super) fn is_large(self) -> bool {
+        self.inner_parents() == 0 && !self.is_leaf()
     }
 
-    /// `subtree_size` of a node that is not oversize.
+    /// `subtree_size`; 1 for a large node.
     #[inline(always)]
-    #[allow(clippy::cast_possible_truncation, reason = "the field has 20 bits")]
+    #[allow(clippy::cast_possible_truncation, reason = "the field has 15 bits")]
     pub(super) fn stored_size(self) -> usize {
-        ((self.0 & SIZE_MASK) >> SIZE_SHIFT) as usize + 1
+        (self.0 >> SIZE_SHIFT & SIZE_MAX) as usize
     }
 
-    /// `-num_parents`: from -1024 to -1. Added to the depth of children, it gives the depth after the subtree.
+    /// Into the subtree: added to the depth of children, it gives the depth of the next node. `-num_parents` of a leaf, else 0.
     #[inline(always)]
     #[allow(clippy::cast_possible_truncation, reason = "the field has 11 bits")]
     pub(super) fn depth_change(self) -> isize {
         (self.0 as i64 >> PARENTS_SHIFT) as isize
     }
 
-    /// Levels to pop after the subtree.
+    /// `num_parents` of a node with children; 0 for a large one and for a leaf.
     #[inline(always)]
-    #[must_use]
-    pub fn num_parents(self) -> usize {
+    #[allow(clippy::cast_possible_truncation, reason = "the field has 5 bits")]
+    pub(super) fn inner_parents(self) -> usize {
+        (self.0 >> INNER_PARENTS_SHIFT & INNER_PARENTS_MAX) as usize
+    }
+
+    /// The node as a damaged file would have it.
+    #[cfg(test)]
+    pub(super) fn with_bit_flipped(self, bit: u32) -> Self {
+        Self(self.0 ^ 1 << bit)
+    }
+
+    /// Levels to pop before the next node on the way into the subtree: `num_parents` of a leaf, else 0.
+    #[inline(always)]
+    pub(super) fn pops_within(self) -> usize {
         // Not by `unsigned_abs`, which knows nothing of the sign: this is in the inner loop.
         self.depth_change().wrapping_neg().cast_unsigned()
     }
@@ -130,30 +152,30 @@ impl fmt::Debug for TokenNode {
 
 impl FlatNode for TokenNode {
     type Label = u8;
-    const SUBTREE_SIZE_MAX: usize = (1 << SIZE_BITS) - 1;
-    const NUM_PARENTS_MAX: usize = TOKEN_BYTES_MAX;
+    const DEPTH_MAX: usize = TOKEN_BYTES_MAX;
 
     fn label(&self) -> u8 {
         self.byte()
     }
 
-    fn links(&self) -> Links {
-        Links {
-            subtree_size: if self.is_oversize() {
-                Links::OVERSIZE
-            } else {
-                self.stored_size()
-            },
-            num_parents: self.num_parents(),
-        }
+    fn links(&self) -> Option<Links> {
+        (!self.is_large()).then(|| Links {
+            subtree_size: self.stored_size(),
+            // In a damaged node, the first may be anything.
+            num_parents: self.pops_within().wrapping_add(self.inner_parents()),
+        })
     }
 
     fn with_links(self, links: Links) -> Self {
-        // A size of 0 wraps to all ones, which is how `OVERSIZE` is stored.
-        let size = (links.subtree_size.wrapping_sub(1) as u64) << SIZE_SHIFT & SIZE_MASK;
-        let pops = (links.num_parents as u64).wrapping_neg() << PARENTS_SHIFT;
-        let kept = (1 << SIZE_SHIFT) - 1;
-        Self(self.0 & kept | size | pops)
+        let (size, pops) = (links.subtree_size as u64, links.num_parents as u64);
+        let has_room = size <= SIZE_MAX && pops <= INNER_PARENTS_MAX;
+        let (change, size, inner) = match links.is_leaf() {
+            true => (pops.wrapping_neg(), 1, 0),
+            false if has_room => (0, size, pops),
+            false => (0, 1, 0),
+        };
+        let kept = TOKEN_MASK << TOKEN_SHIFT | u64::from(u8::MAX);
+        Self(self.0 & kept | change << PARENTS_SHIFT | size << SIZE_SHIFT | inner << INNER_PARENTS_SHIFT)
     }
 }
 
@@ -168,30 +190,23 @@ mod tests {
         fn a_node_gives_back_what_was_packed(
             byte in any::<u8>(),
             token in 0..1_u32 << TOKEN_BITS,
-            subtree_size in 0..=TokenNode::SUBTREE_SIZE_MAX,
-            num_parents in 1..=TokenNode::NUM_PARENTS_MAX,
+            subtree_size in prop_oneof![1..100_usize, 1..1_usize << 17],
+            num_parents in prop_oneof![1..100_usize, 1..=TokenNode::DEPTH_MAX],
+            before in 1..100_usize,
         ) {
             let links = Links { subtree_size, num_parents };
-            let node = TokenNode::new(byte, token).with_links(Links::UNSET).with_links(links);
+            let other = Links { subtree_size: before, num_parents: before };
+            let node = TokenNode::new(byte, token).with_links(other).with_links(links);
             prop_assert_eq!(node.byte(), byte);
             prop_assert_eq!(node.token_bits(), token);
-            prop_assert_eq!(node.links(), links);
             prop_assert_eq!(node.is_leaf(), subtree_size == 1);
+            let has_room = subtree_size == 1 || subtree_size < 1 << 15 && num_parents < 1 << 5;
+            prop_assert_eq!(node.links(), has_room.then_some(links));
         }
     }
 
     #[test]
     fn a_node_has_eight_bytes() {
         assert_eq!(size_of::<TokenNode>(), 8);
-        let largest = TokenNode::SUBTREE_SIZE_MAX;
-        for subtree_size in [1, largest, Links::OVERSIZE] {
-            for num_parents in [1, TokenNode::NUM_PARENTS_MAX] {
-                let links = Links {
-                    subtree_size,
-                    num_parents,
-                };
-                assert_eq!(TokenNode::new(0xff, u32::MAX).with_links(links).links(), links);
-            }
-        }
     }
 }

@@ -9,10 +9,11 @@ use super::tokens::Vocabulary;
 use super::{table_walk, traverse};
 use crate::trie::FlatTrie;
 
-/// A first byte, and where its subtree begins.
+/// A first byte, and where its subtree begins and ends.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Root {
     pub(super) start: u32,
+    pub(super) end: u32,
     pub(super) byte: u8,
 }
 
@@ -44,11 +45,12 @@ impl TokenTrie {
         })?;
         let mut roots = Vec::new();
         let mut first_roots = vec![None; 1 << u8::BITS];
+        // A trie has no more nodes than that.
+        let number = |index: usize| u32::try_from(index).unwrap_or(u32::MAX);
         for (index, node) in flat.roots() {
-            // A trie has no more nodes than that.
-            let start = u32::try_from(index).unwrap_or(u32::MAX);
+            let (start, end) = (number(index), number(flat.subtree_end(index)));
             let byte = node.byte();
-            roots.push(Root { start, byte });
+            roots.push(Root { start, end, byte });
             if let Some(first) = first_roots.get_mut(usize::from(byte)) {
                 first.get_or_insert(start);
             }

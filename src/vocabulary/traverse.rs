@@ -1,6 +1,5 @@
 //! The notes' traversal, for any recogniser.
 
-use std::hint::select_unpredictable;
 use std::ops::Range;
 
 use super::mask::AllowToken;
@@ -11,7 +10,7 @@ use super::token_trie::{Root, TokenTrie};
 pub(super) fn traverse(trie: &TokenTrie, recognizer: &mut impl Recognizer, allowed: &mut impl AllowToken) {
     recognizer.traversal_started();
     let mut roots = trie.roots();
-    while let Some((run, rest)) = next_run(trie, roots, |byte| recognizer.byte_allowed(byte)) {
+    while let Some((run, rest)) = next_run(roots, |byte| recognizer.byte_allowed(byte)) {
         traverse_run(trie, run, recognizer, allowed);
         roots = rest;
     }
@@ -22,17 +21,16 @@ pub(super) fn traverse(trie: &TokenTrie, recognizer: &mut impl Recognizer, allow
 ///
 /// The roots are the widest part of the trie, with the longest skips. From one rejected root to the next over the nodes, each step waits for
 /// the load of the node that it goes to; over this list, nothing waits.
-pub(super) fn next_run<'a>(
-    trie: &TokenTrie,
+fn next_run<'a>(
     roots: &'a [Root],
     mut is_allowed: impl FnMut(u8) -> bool,
 ) -> Option<(Range<usize>, &'a [Root])> {
     let first = roots.iter().position(|root| is_allowed(root.byte))?;
     let (start, rest) = roots.get(first..)?.split_first()?;
-    let length = rest.iter().position(|root| !is_allowed(root.byte));
-    let after = rest.get(length.unwrap_or(rest.len())..).unwrap_or_default();
-    let end = after.first().map_or(trie.len(), |root| root.start as usize);
-    Some((start.start as usize..end, after))
+    let length = rest.iter().take_while(|root| is_allowed(root.byte)).count();
+    let (run, after) = rest.split_at_checked(length)?;
+    let last = run.last().unwrap_or(start);
+    Some((start.start as usize..last.end as usize, after))
 }
 
 fn traverse_run(
@@ -48,15 +46,21 @@ fn traverse_run(
         recognizer.pop_bytes(pops);
         if recognizer.try_push_byte(node.byte()) {
             allowed.allow(node.token_bits());
-            // Which nodes are leaves can't be predicted.
-            pops = select_unpredictable(node.is_leaf(), node.num_parents(), 0);
+            pops = node.pops_within();
+        } else if node.is_large() {
+            let index = end - rest.len() - 1;
+            let Some(links) = trie.flat().links(index) else {
+                break;
+            };
+            rest = trie
+                .nodes()
+                .get(index + links.subtree_size..end)
+                .unwrap_or_default()
+                .iter();
+            pops = links.num_parents - 1;
         } else {
-            pops = node.num_parents() - 1;
-            if node.is_oversize() {
-                let index = end - rest.len() - 1;
-                let after = trie.nodes().get(trie.flat().subtree_end(index)..end);
-                rest = after.unwrap_or_default().iter();
-            } else if let Some(below) = node.stored_size().checked_sub(2) {
+            pops = node.pops_within() + node.inner_parents() - 1;
+            if let Some(below) = node.stored_size().checked_sub(2) {
                 rest.nth(below);
             }
         }
