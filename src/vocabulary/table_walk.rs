@@ -156,7 +156,7 @@ impl Lane {
             // SAFETY: see 'Nodes' and 'Stack'.
             unsafe {
                 self.node = self.node.add(node.stored_size());
-                self.top = self.top.offset(node.depth_change() + 1).sub(node.inner_parents());
+                self.top = self.top.offset(node.depth_change()).sub(node.inner_parents());
             }
         } else {
             let token = node.token_bits();
@@ -164,7 +164,7 @@ impl Lane {
             unsafe {
                 *shared.words.add((token >> 6) as usize) |= 1_u64.wrapping_shl(token);
                 self.node = self.node.add(1);
-                self.top = self.top.offset(node.depth_change() + 1);
+                self.top = self.top.offset(node.depth_change());
             }
         }
     }

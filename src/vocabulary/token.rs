@@ -51,18 +51,18 @@ const TOKEN_MASK: u64 = (1 << TOKEN_BITS) - 1;
 /// ```text
 /// bit   63             53 52                        28 27            13 12         8 7      0
 ///      ┌─────────────────┬────────────────────────────┬────────────────┬────────────┬────────┐
-/// leaf │ -num_parents    │ token                      │ 1              │ 0          │ byte   │
+/// leaf │ 1 - num_parents │ token                      │ 1              │ 0          │ byte   │
 ///      ├─────────────────┼────────────────────────────┼────────────────┼────────────┼────────┤
-/// inner│ 0               │ token                      │ subtree_size   │ num_parents│ byte   │
+/// inner│ 1               │ token                      │ subtree_size   │ num_parents│ byte   │
 ///      ├─────────────────┼────────────────────────────┼────────────────┼────────────┼────────┤
-/// large│ 0               │ token                      │ 1              │ 0          │ byte   │
+/// large│ 1               │ token                      │ 1              │ 0          │ byte   │
 ///      └─────────────────┴────────────────────────────┴────────────────┴────────────┴────────┘
 ///       11 bits, signed   25, bogus if no token ends   15               5            8
 /// ```
 ///
-/// A node with children has its pops in a field of its own, so that the first field is just what a walk needs on the way *in*: how many
-/// levels to pop before the next node, below zero because they are subtracted. That saves the choice between two numbers at each
-/// node. Past a subtree, both fields count, of which one is zero.
+/// A node with children has its pops in a field of its own, so that the first field is just what a walk needs on the way *in*: how the
+/// depth of the next node differs. That saves the choice between two numbers at each node. Past a subtree, the difference is the first field
+/// less the other.
 ///
 /// A large node, whose size or pops have no room, has children and carries neither number. Past it, the walk of tables goes in with a state
 /// that rejects everything, so that it needs no choice there either; other walks look the numbers up.
@@ -95,7 +95,7 @@ impl TokenNode {
     #[inline(always)]
     #[must_use]
     pub fn is_leaf(self) -> bool {
-        self.depth_change() < 0
+        self.depth_change() < 1
     }
 
     /// Whether the node has children and no room for its links.
@@ -111,7 +111,7 @@ impl TokenNode {
         (self.0 >> SIZE_SHIFT & SIZE_MAX) as usize
     }
 
-    /// Into the subtree: added to the depth of children, it gives the depth of the next node. `-num_parents` of a leaf, else 0.
+    /// How the depth of the next node differs on the way into the subtree: by 1, or by `1 - num_parents` if the node is a leaf.
     #[inline(always)]
     #[allow(clippy::cast_possible_truncation, reason = "the field has 11 bits")]
     pub(super) fn depth_change(self) -> isize {
@@ -133,9 +133,16 @@ impl TokenNode {
 
     /// Levels to pop before the next node on the way into the subtree: `num_parents` of a leaf, else 0.
     #[inline(always)]
-    pub(super) fn pops_within(self) -> usize {
+    pub(super) fn pops_into(self) -> usize {
         // Not by `unsigned_abs`, which knows nothing of the sign: this is in the inner loop.
-        self.depth_change().wrapping_neg().cast_unsigned()
+        1_usize.wrapping_sub(self.depth_change().cast_unsigned())
+    }
+
+    /// Levels to pop before the next node on the way past the subtree, of which the node itself is none; not for large nodes.
+    #[inline(always)]
+    pub(super) fn pops_past(self) -> usize {
+        self.inner_parents()
+            .wrapping_sub(self.depth_change().cast_unsigned())
     }
 }
 
@@ -161,8 +168,8 @@ impl FlatNode for TokenNode {
     fn links(&self) -> Option<Links> {
         (!self.is_large()).then(|| Links {
             subtree_size: self.stored_size(),
-            // In a damaged node, the first may be anything.
-            num_parents: self.pops_within().wrapping_add(self.inner_parents()),
+            // In a damaged node, the pops may be anything.
+            num_parents: self.pops_past().wrapping_add(1),
         })
     }
 
@@ -170,9 +177,9 @@ impl FlatNode for TokenNode {
         let (size, pops) = (links.subtree_size as u64, links.num_parents as u64);
         let has_room = size <= SIZE_MAX && pops <= INNER_PARENTS_MAX;
         let (change, size, inner) = match links.is_leaf() {
-            true => (pops.wrapping_neg(), 1, 0),
-            false if has_room => (0, size, pops),
-            false => (0, 1, 0),
+            true => (1_u64.wrapping_sub(pops), 1, 0),
+            false if has_room => (1, size, pops),
+            false => (1, 1, 0),
         };
         let kept = TOKEN_MASK << TOKEN_SHIFT | u64::from(u8::MAX);
         Self(self.0 & kept | change << PARENTS_SHIFT | size << SIZE_SHIFT | inner << INNER_PARENTS_SHIFT)

@@ -46,7 +46,7 @@ fn traverse_run(
         recognizer.pop_bytes(pops);
         if recognizer.try_push_byte(node.byte()) {
             allowed.allow(node.token_bits());
-            pops = node.pops_within();
+            pops = node.pops_into();
         } else if node.is_large() {
             let index = end - rest.len() - 1;
             let Some(links) = trie.flat().links(index) else {
@@ -59,7 +59,7 @@ fn traverse_run(
                 .iter();
             pops = links.num_parents - 1;
         } else {
-            pops = node.pops_within() + node.inner_parents() - 1;
+            pops = node.pops_past();
             if let Some(below) = node.stored_size().checked_sub(2) {
                 rest.nth(below);
             }
