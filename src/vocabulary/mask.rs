@@ -1,5 +1,7 @@
 //! Sets of tokens, as bits or as logits.
 
+#![allow(unsafe_code, reason = "one write a node, whose place the types promise")]
+
 use super::error::MaskError;
 use super::token::TokenId;
 
@@ -59,8 +61,9 @@ impl TokenMask {
     /// Adds a token, such as the one that ends a text. One beyond the vocabulary is ignored; says whether it was not.
     pub fn insert(&mut self, token: TokenId) -> bool {
         let is_real = token.index() < self.size;
-        if is_real {
-            self.allow(token.0);
+        match self.words.get_mut(token.index() / 64) {
+            Some(word) if is_real => *word |= 1 << (token.0 % 64),
+            _ => {}
         }
         is_real
     }
@@ -115,16 +118,19 @@ impl TokenMask {
 
 /// Where a traversal puts what it allows.
 pub(super) trait AllowToken {
-    /// Allows a token, bogus or not.
-    fn allow(&mut self, token: u32);
+    /// Allows a token.
+    ///
+    /// # Safety
+    ///
+    /// The token is one of a node, bogus or not, of the trie of a vocabulary that is as large as the one that this was made for.
+    unsafe fn allow_of_node(&mut self, token: u32);
 }
 
 impl AllowToken for TokenMask {
     #[inline(always)]
-    fn allow(&mut self, token: u32) {
-        if let Some(word) = self.words.get_mut((token >> 6) as usize) {
-            *word |= 1_u64.wrapping_shl(token);
-        }
+    unsafe fn allow_of_node(&mut self, token: u32) {
+        // SAFETY: there are words for all tokens and all bogus ones.
+        unsafe { *self.words.get_unchecked_mut((token >> 6) as usize) |= 1_u64.wrapping_shl(token) };
     }
 }
 
@@ -133,7 +139,7 @@ pub(super) struct Logits<'a>(pub(super) &'a mut [f32]);
 
 impl AllowToken for Logits<'_> {
     #[inline(always)]
-    fn allow(&mut self, token: u32) {
+    unsafe fn allow_of_node(&mut self, token: u32) {
         let last = self.0.len().saturating_sub(1);
         if let Some(logit) = self.0.get_mut((token as usize).min(last)) {
             *logit = 0.0;

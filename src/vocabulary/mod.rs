@@ -31,10 +31,10 @@
 //!
 //! # Where the time goes
 //!
-//! The notes' loop has a chain: load the state, load the transition, store the state. Measured on a real vocabulary, out-of-order execution
-//! hides it well; what is left is the number of instructions a node. Where nearly all is rejected, the chain that counts leads from
-//! each rejected node to the next, and a list of the roots' bytes cuts it where it is longest. `table_walk.rs` lists what
-//! was tried and what each idea gave.
+//! The notes' loop has a chain: load the state, load the transition, store the state, and load it again for the child. Over a table, two walks
+//! from both ends of the trie take turns, so that two chains are always under way. Nodes are packed so that a step needs few
+//! instructions (see [`TokenNode`]). Where nearly all is rejected, the chain that counts leads from each rejected node to the next, and a
+//! list of the roots' bytes cuts it where it is longest. `table_walk.rs` lists what was tried and what each idea gave.
 //!
 //! ```sh
 //! cargo test --lib -- trie:: vocabulary::   # property tests

@@ -1,6 +1,12 @@
 //! The traversal for tables: the same set as [`traverse`](super::traverse), in fewer instructions a node.
 //!
-//! # What was tried
+//! # The chain, and what was tried
+//!
+//! From a node to its child there is a chain: load the state from the stack, load the transition, store the new state, load it again. A store
+//! that is loaded at once takes as long as everything else together. Two things keep the processor busy meanwhile: siblings don't wait for
+//! each other, so it works on several at once by itself; and two *lanes*, one from the first root on and one from the last root back, take
+//! turns at single nodes, so that at any time two chains are under way that have nothing to do with each other. What is left is the
+//! number of instructions a node.
 //!
 //! Time a node, as a multiple of `toktrie`'s in the same run, on a vocabulary of 131,072 tokens (266,312 nodes) with tables of
 //! regular expressions. The first three rows are whole walks in an exploratory program; those below say what one idea alone
@@ -16,20 +22,22 @@
 //! | classes of bytes, for rows that fit the nearest cache | + 0.02 | + 0.05 |
 //! | prefetching where a skip would lead to | + 0.12 | 0 |
 //! | the stack holds pointers to rows | + 0.02 | 0 |
-//! | pops in the node such that one shift and one addition apply them | − 0.08 | 0 |
 //! | bogus tokens spread over 16 words | − 0.02; − 0.15 where a tenth is rejected | 0 |
 //! | pointers instead of indices | − 0.1 | − 0.05 |
 //! | 25 bits for a token instead of 24, so that 2^24 tokens have room and bogus ones too | + 0.04 | 0 |
-//! | runs of allowed roots from a list, see [`next_run`] | 0 | − 0.4 to − 0.8 |
+//! | a list of roots, so that rejected ones are passed without loading nodes | 0 | − 0.4 to − 0.8 |
+//! | two lanes | − 0.06 | − 0.05 |
+//! | fields by direction: the change of depth on the way in, ready to be added, and what else counts on the way past | − 0.12 | − 0.03 |
+//! | large nodes without a test or a call: the way past them is the way in, with the dead state | (included) | |
 //!
-//! So the chain of the notes (load a state, load the transition, store the state) is not what costs: siblings and their subtrees don't wait
-//! for each other, and the processor works on several at once. Keeping the state in a register shortens the chain and lost, because of
-//! its instructions. What gained is below; `benches/peers/tokens/run.sh` measures it as a whole: 0.85 accepting, 0.2 to 0.7
-//! rejecting. Without `unsafe`, the accepting walk is no faster than the one for any recogniser (0.93 to 1.0), hence `unsafe`.
+//! So keeping the state in a register, which shortens the chain itself, lost because of its instructions, and a second chain beside the first
+//! won. `benches/peers/tokens/run.sh` measures the whole: 0.63 to 0.71 where much is accepted, 0.14 to 0.45 where nearly all is
+//! rejected. Any recogniser other than a table has its stack to itself, so it can't be walked in lanes: [`traverse`](super::traverse)
+//! takes 0.93 to 1.0 of `toktrie`'s time with the very same recogniser.
 
 #![allow(
     unsafe_code,
-    reason = "an eighth of the time, measured by benches/peers/tokens; the safety argument is at `walk_run`"
+    reason = "a tenth of the time, measured by benches/peers/tokens; the safety argument is at `Lane::step`"
 )]
 
 use std::mem::MaybeUninit;
@@ -156,7 +164,7 @@ impl Lane {
             // SAFETY: see 'Nodes' and 'Stack'.
             unsafe {
                 self.node = self.node.add(node.stored_size());
-                self.top = self.top.offset(node.depth_change()).sub(node.inner_parents());
+                self.top = self.top.offset(node.depth_past());
             }
         } else {
             let token = node.token_bits();
@@ -164,7 +172,7 @@ impl Lane {
             unsafe {
                 *shared.words.add((token >> 6) as usize) |= 1_u64.wrapping_shl(token);
                 self.node = self.node.add(1);
-                self.top = self.top.offset(node.depth_change());
+                self.top = self.top.offset(node.depth_into());
             }
         }
     }

@@ -95,13 +95,13 @@ impl TokenNode {
     #[inline(always)]
     #[must_use]
     pub fn is_leaf(self) -> bool {
-        self.depth_change() < 1
+        self.depth_into() < 1
     }
 
     /// Whether the node has children and no room for its links.
     #[inline(always)]
     pub(super) fn is_large(self) -> bool {
-        self.inner_parents() == 0 && !self.is_leaf()
+        self.depth_past() > 0
     }
 
     /// `subtree_size`; 1 for a large node.
@@ -114,7 +114,7 @@ impl TokenNode {
     /// How the depth of the next node differs on the way into the subtree: by 1, or by `1 - num_parents` if the node is a leaf.
     #[inline(always)]
     #[allow(clippy::cast_possible_truncation, reason = "the field has 11 bits")]
-    pub(super) fn depth_change(self) -> isize {
+    pub(super) fn depth_into(self) -> isize {
         (self.0 as i64 >> PARENTS_SHIFT) as isize
     }
 
@@ -131,18 +131,11 @@ impl TokenNode {
         Self(self.0 ^ 1 << bit)
     }
 
-    /// Levels to pop before the next node on the way into the subtree: `num_parents` of a leaf, else 0.
+    /// How the depth of the next node differs on the way past the subtree: by `1 - num_parents`; by 1 past a large node, where the way
+    /// past is the way into.
     #[inline(always)]
-    pub(super) fn pops_into(self) -> usize {
-        // Not by `unsigned_abs`, which knows nothing of the sign: this is in the inner loop.
-        1_usize.wrapping_sub(self.depth_change().cast_unsigned())
-    }
-
-    /// Levels to pop before the next node on the way past the subtree, of which the node itself is none; not for large nodes.
-    #[inline(always)]
-    pub(super) fn pops_past(self) -> usize {
-        self.inner_parents()
-            .wrapping_sub(self.depth_change().cast_unsigned())
+    pub(super) fn depth_past(self) -> isize {
+        self.depth_into() - self.inner_parents().cast_signed()
     }
 }
 
@@ -168,8 +161,8 @@ impl FlatNode for TokenNode {
     fn links(&self) -> Option<Links> {
         (!self.is_large()).then(|| Links {
             subtree_size: self.stored_size(),
-            // In a damaged node, the pops may be anything.
-            num_parents: self.pops_past().wrapping_add(1),
+            // In a damaged node, the depth may be anything.
+            num_parents: (1 - self.depth_past()).cast_unsigned(),
         })
     }
 
