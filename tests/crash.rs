@@ -74,6 +74,7 @@ fn snapshot_blocks(folder: &Path) -> Option<u64> {
         newest = Some(
             summary
                 .unwrap_or_else(|error| panic!("{}: {error}", file.display()))
+                .content
                 .totals
                 .blocks,
         );

@@ -12,7 +12,10 @@ use kvatlas::admin::Latch;
 use kvatlas::config::settings_markdown;
 use kvatlas::hash::{BlockHash, SequenceHash};
 use kvatlas::index::RejectReason;
-use kvatlas::telemetry::labels::{DropReason, GatherOutcome, LabelValue, ReplyDropReason, ResyncFailure};
+use kvatlas::telemetry::labels::{
+    ConsumerReset, DropReason, GatherOutcome, LabelValue, ReplyDropReason, ResyncFailure, SnapshotFailure,
+    SnapshotRejection,
+};
 use kvatlas::telemetry::names::{self, MetricDescription, MetricKind};
 use kvatlas::tracking::DegradedReason;
 use kvatlas::wire::{
@@ -99,6 +102,18 @@ fn every_word_of_a_label_or_reply_is_listed() {
     require(&format!(
         "`kvatlas_gathers_total`: {}.\n",
         words::<GatherOutcome>()
+    ));
+    require(&format!(
+        "| `kvatlas_snapshots_failed_total` | {} |",
+        words::<SnapshotFailure>()
+    ));
+    require(&format!(
+        "| `kvatlas_snapshots_rejected_total` | {} |",
+        words::<SnapshotRejection>()
+    ));
+    require(&format!(
+        "| `kvatlas_stream_consumer_resets_total` | {} |",
+        words::<ConsumerReset>()
     ));
     for reason in DegradedReason::ALL {
         require(&format!("\n| `{}` | ", reason.as_str()));

@@ -48,7 +48,7 @@ impl Latch {
             Self::EventsSubscribed => "the NATS server to take the subscription to events",
             Self::QueriesSubscribed => "the NATS server to take the subscription to queries",
             Self::CaughtUp => "the events from before the start to be applied",
-            Self::Settled => "knowing as much as a replica that takes queries",
+            Self::Settled => "the index to know as much as a replica that takes queries",
         }
     }
 
@@ -204,6 +204,7 @@ mod tests {
                     "waiting for the newest snapshot to be loaded",
                     "waiting for the NATS server to take the subscription to queries",
                     "waiting for the events from before the start to be applied",
+                    "waiting for the index to know as much as a replica that takes queries",
                 ],
             })
         );

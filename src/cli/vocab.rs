@@ -10,8 +10,9 @@ use kvatlas::vocabulary::{
 use serde::Serialize;
 
 use super::failure::Failure;
-use super::output::{counted, print, print_json};
+use super::output::{print, print_json};
 use super::table::{Side, Table};
+use super::text::counted;
 
 pub(super) const EXAMPLES: &str = "\
 A token is allowed if the prefix, the token, and something (maybe nothing) after it together match all of the expression. Tokens that

@@ -9,8 +9,9 @@ use super::kind::{Secret, Value, parse_server};
 use super::layers::{Effective, Entry};
 use super::types::{
     AdminConfig, Authentication, EventsConfig, GatewayConfig, Hashing, LimitsConfig, LogFormat,
-    LoggingConfig, NamespaceConfig, NamespacesConfig, NatsConfig, QueriesConfig, ReadyConfig, ResyncConfig,
-    ShardingConfig, ShutdownConfig, SnapshotsConfig, SubjectsConfig,
+    LoggingConfig, NamespaceConfig, NamespacesConfig, NatsConfig, ObjectStoreConfig, QueriesConfig,
+    ReadyConfig, ResyncConfig, ShardingConfig, ShutdownConfig, SnapshotsConfig, StreamConfig, SubjectsConfig,
+    Transport,
 };
 
 const BLOCK_SIZE: &str = "namespace_defaults.block_size";
@@ -79,6 +80,15 @@ impl<'a> Builder<'a> {
             parked_events_max: self.integer("events.parked_events_max"),
             parked_blocks_max: self.integer("events.parked_blocks_max"),
             parked_ttl: Duration::from_millis(self.integer("events.parked_ttl_ms")),
+            transport: self.transport(),
+            stream: StreamConfig {
+                name: self.text("events.stream"),
+                create: self.boolean("events.stream_create"),
+                age_max: Duration::from_secs(self.integer("events.stream_max_age_seconds")),
+                bytes_max: self.integer("events.stream_max_bytes"),
+                messages_max: self.integer("events.stream_max_messages"),
+                replicas: self.integer("events.stream_replicas"),
+            },
         }
     }
 
@@ -91,6 +101,15 @@ impl<'a> Builder<'a> {
             retry_min: Duration::from_millis(self.integer("resync.retry_min_ms")),
             retry_max: Duration::from_millis(self.integer("resync.retry_max_ms")),
         }
+    }
+
+    fn transport(&mut self) -> Transport {
+        let transport = self.read("events.transport", |value| match text(value)? {
+            "core" => Some(Some(Transport::Core)),
+            "jetstream" => Some(Some(Transport::JetStream)),
+            _ => None,
+        });
+        transport.unwrap_or(Transport::Core)
     }
 
     pub(super) fn queries(&mut self) -> QueriesConfig {
@@ -172,7 +191,20 @@ impl<'a> Builder<'a> {
             directory: self.path("snapshots.directory"),
             interval: Duration::from_secs(self.integer("snapshots.interval_seconds")),
             keep: self.integer("snapshots.keep"),
+            object_store: self.object_store(),
         }
+    }
+
+    fn object_store(&mut self) -> Option<ObjectStoreConfig> {
+        let bucket = self.text("snapshots.object_store");
+        let config = ObjectStoreConfig {
+            bucket,
+            interval: Duration::from_secs(self.integer("snapshots.object_store_interval_seconds")),
+            snapshot_bytes_max: self.integer("snapshots.object_store_max_bytes"),
+            patience: Duration::from_secs(self.integer("snapshots.object_store_patience_seconds")),
+            replicas: self.integer("snapshots.object_store_replicas"),
+        };
+        (!config.bucket.is_empty()).then_some(config)
     }
 
     pub(super) fn admin(&mut self) -> AdminConfig {

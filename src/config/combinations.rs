@@ -32,6 +32,7 @@ pub(super) fn check(layers: &mut Layers) {
         check_lane_queue(layers),
         check_resync(layers),
         check_silence(layers),
+        check_object_store(layers),
         check_namespaces(layers),
     ];
     layers.errors.extend(errors.into_iter().flatten());
@@ -155,6 +156,18 @@ fn check_silence(layers: &Layers) -> Vec<ConfigError> {
         }
     }
     errors
+}
+
+fn check_object_store(layers: &Layers) -> Vec<ConfigError> {
+    let (store, directory) = ("snapshots.object_store", "snapshots.directory");
+    if !layers.are_settled(&[store, directory]) || given(layers, directory).is_some() {
+        return Vec::new();
+    }
+    let rule = format!("{store} needs {directory} beside it: snapshots are written and fetched there");
+    given(layers, store)
+        .map(|origin| ConfigError::combination(origin, rule))
+        .into_iter()
+        .collect()
 }
 
 fn check_namespaces(layers: &Layers) -> Vec<ConfigError> {

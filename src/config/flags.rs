@@ -90,7 +90,7 @@ fn value_name(kind: Kind) -> &'static str {
         Kind::Choice(_) => "WORD",
         Kind::ServerUrls => "URLS",
         Kind::SubjectPrefix => "PREFIX",
-        Kind::Name => "NAME",
+        Kind::Name | Kind::OptionalName => "NAME",
         Kind::ListenAddress => "ADDRESS",
         Kind::LogFilter => "FILTER",
         Kind::OptionalText | Kind::Secret => "TEXT",

@@ -85,6 +85,8 @@ pub enum Kind {
     SubjectPrefix,
     /// A name: letters, digits, `_` and `-`.
     Name,
+    /// A name, or empty for unset.
+    OptionalName,
     /// An IP address and a port, or `off`.
     ListenAddress,
     /// A filter of log lines as `tracing_subscriber::EnvFilter` reads it.
@@ -119,7 +121,7 @@ impl Kind {
             Kind::SubjectPrefix => format!(
                 "tokens of A-Z, a-z, 0-9, _ and -, joined by dots, at most {SUBJECT_PREFIX_BYTES_MAX} bytes"
             ),
-            Kind::Name => format!("1 to {NAME_BYTES_MAX} of A-Z, a-z, 0-9, _ and -"),
+            Kind::Name | Kind::OptionalName => format!("1 to {NAME_BYTES_MAX} of A-Z, a-z, 0-9, _ and -"),
             Kind::ListenAddress => "an IP address and a port, such as 127.0.0.1:9464, or off".into(),
             Kind::LogFilter => {
                 "a level (off, error, warn, info, debug, trace) or a filter without spaces, such as info,kvatlas=debug".into()
@@ -142,6 +144,7 @@ impl Kind {
             Kind::ServerUrls => text.split(',').all(|url| parse_server(url).is_some()),
             Kind::SubjectPrefix => text.len() <= SUBJECT_PREFIX_BYTES_MAX && text.split('.').all(is_token),
             Kind::Name => text.len() <= NAME_BYTES_MAX && is_token(text),
+            Kind::OptionalName => text.is_empty() || Kind::Name.parse(text).is_some(),
             Kind::ListenAddress => text == "off" || text.parse::<SocketAddr>().is_ok(),
             Kind::LogFilter => is_log_filter(text),
             Kind::OptionalFile => text.is_empty() || std::path::Path::new(text).is_file(),
@@ -347,13 +350,14 @@ mod tests {
 
     #[test]
     fn texts_keep_to_their_grammar() {
-        let cases: [(Kind, &[&str], &[&str]); 5] = [
+        let cases: [(Kind, &[&str], &[&str]); 6] = [
             (
                 Kind::SubjectPrefix,
                 &["kvatlas", "a.b-c._"],
                 &["", "a..b", ".a", "a.*", "a b", ">"],
             ),
             (Kind::Name, &["a", "A-9_"], &["", "a.b", "é"]),
+            (Kind::OptionalName, &["", "A-9_"], &["a.b", "é"]),
             (
                 Kind::ListenAddress,
                 &["off", "0.0.0.0:0", "[::1]:80"],

@@ -39,6 +39,7 @@ pub use load::Config;
 pub use print::settings_markdown;
 pub use types::{
     AdminConfig, Authentication, EventsConfig, GatewayConfig, Hashing, LimitsConfig, LogFormat,
-    LoggingConfig, NamespaceConfig, NamespacesConfig, NatsConfig, QueriesConfig, ReadyConfig, ResyncConfig,
-    ShardingConfig, ShutdownConfig, SnapshotsConfig, SubjectsConfig,
+    LoggingConfig, NamespaceConfig, NamespacesConfig, NatsConfig, ObjectStoreConfig, QueriesConfig,
+    ReadyConfig, ResyncConfig, ShardingConfig, ShutdownConfig, SnapshotsConfig, StreamConfig, SubjectsConfig,
+    Transport,
 };

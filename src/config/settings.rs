@@ -103,6 +103,7 @@ macro_rules! setting {
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
+const TIB: u64 = 1 << 40;
 
 /// An integer within bounds, both included.
 const fn integer(minimum: u64, maximum: u64) -> Kind {
@@ -231,6 +232,48 @@ pub const SETTINGS: &[Setting] = &[
         integer(1, 3_600_000),
         "30000",
         "How long an event stays parked, in milliseconds, at most",
+    ),
+    setting!(
+        "events.transport",
+        Kind::Choice(&["core", "jetstream"]),
+        "core",
+        "How events travel: as messages of core NATS, or through a JetStream stream that keeps them",
+    ),
+    setting!(
+        "events.stream",
+        Kind::Name,
+        "KVATLAS_EVENTS",
+        "Name of the JetStream stream of the events"
+    ),
+    setting!(
+        "events.stream_create",
+        Kind::Boolean,
+        "true",
+        "Create the stream where it is missing; the limits below are for this case",
+    ),
+    setting!(
+        "events.stream_max_age_seconds",
+        integer(0, 31_536_000),
+        "86400",
+        "How long the stream keeps an event, in seconds, at most; 0 is no limit",
+    ),
+    setting!(
+        "events.stream_max_bytes",
+        bytes(0, 1024 * TIB),
+        "4 GiB",
+        "Bytes that the stream keeps, at most; 0 is no limit",
+    ),
+    setting!(
+        "events.stream_max_messages",
+        integer(0, 1_000_000_000_000),
+        "0",
+        "Messages that the stream keeps, at most; 0 is no limit",
+    ),
+    setting!(
+        "events.stream_replicas",
+        integer(1, 5),
+        "1",
+        "NATS servers that keep the stream"
     ),
     setting!(
         "resync.concurrency",
@@ -397,6 +440,36 @@ pub const SETTINGS: &[Setting] = &[
         "Time between snapshots, in seconds"
     ),
     setting!("snapshots.keep", integer(1, 1000), "3", "Snapshots to keep"),
+    setting!(
+        "snapshots.object_store",
+        Kind::OptionalName,
+        "",
+        "NATS Object Store bucket to send snapshots to and to start from; made if missing; unset, there is none",
+    ),
+    setting!(
+        "snapshots.object_store_interval_seconds",
+        integer(1, 86_400),
+        "300",
+        "Time between snapshots that are sent, in seconds, at least",
+    ),
+    setting!(
+        "snapshots.object_store_max_bytes",
+        bytes(MIB, TIB),
+        "8 GiB",
+        "Size of one snapshot to send or fetch, at most"
+    ),
+    setting!(
+        "snapshots.object_store_patience_seconds",
+        integer(1, 3600),
+        "60",
+        "How long a start waits for a snapshot from the Object Store, in seconds, at most",
+    ),
+    setting!(
+        "snapshots.object_store_replicas",
+        integer(1, 5),
+        "1",
+        "NATS servers that keep the bucket, where the daemon makes it",
+    ),
     setting!(
         "admin.listen",
         Kind::ListenAddress,

@@ -77,6 +77,36 @@ pub struct EventsConfig {
     pub parked_blocks_max: usize,
     /// How long an event stays parked, at most.
     pub parked_ttl: Duration,
+    /// How they travel.
+    pub transport: Transport,
+    /// The stream that keeps them, with JetStream.
+    pub stream: StreamConfig,
+}
+
+/// How events travel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Transport {
+    /// As messages of core NATS, at most once.
+    Core,
+    /// Through a stream of JetStream, which keeps them.
+    JetStream,
+}
+
+/// The JetStream stream that keeps the events. The limits are for a stream that the daemon creates; 0 is no limit.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StreamConfig {
+    /// Its name.
+    pub name: String,
+    /// Whether to create it where it is missing.
+    pub create: bool,
+    /// How long it keeps a message, at most.
+    pub age_max: Duration,
+    /// Bytes that it keeps, at most.
+    pub bytes_max: u64,
+    /// Messages that it keeps, at most.
+    pub messages_max: u64,
+    /// On how many servers it lies.
+    pub replicas: usize,
 }
 
 impl EventsConfig {
@@ -210,6 +240,23 @@ pub struct SnapshotsConfig {
     pub interval: Duration,
     /// Snapshots to keep.
     pub keep: usize,
+    /// Where else to keep them; `None` is nowhere.
+    pub object_store: Option<ObjectStoreConfig>,
+}
+
+/// The Object Store to which snapshots are sent and from which a fresh replica starts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ObjectStoreConfig {
+    /// Its bucket.
+    pub bucket: String,
+    /// The least time between two snapshots that are sent.
+    pub interval: Duration,
+    /// The largest snapshot that is sent or fetched, in bytes.
+    pub snapshot_bytes_max: u64,
+    /// How long a start waits for a snapshot, at most.
+    pub patience: Duration,
+    /// On how many servers a bucket lies that the daemon creates.
+    pub replicas: usize,
 }
 
 /// Where to serve metrics and probes.

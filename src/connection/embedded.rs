@@ -109,6 +109,8 @@ pub struct BrokerOptions {
     pub port: Option<u16>,
     /// Lines to append to the server's configuration file. It has `max_payload` already.
     pub config_lines: Vec<String>,
+    /// Turns JetStream on; its streams go with the server, unless the next option keeps them.
+    pub with_jetstream: bool,
     /// Turns JetStream on and keeps its streams here.
     pub jetstream_directory: Option<PathBuf>,
 }
@@ -342,7 +344,8 @@ fn command(binary: &Path, options: &BrokerOptions, directory: &Path) -> Command 
     command.arg("--config").arg(directory.join(CONFIG_FILE));
     command.args(["--addr", "127.0.0.1", "--port", &port.to_string()]);
     command.arg("--ports_file_dir").arg(directory);
-    if let Some(streams) = &options.jetstream_directory {
+    let own = options.with_jetstream.then(|| directory.join("jetstream"));
+    if let Some(streams) = options.jetstream_directory.as_ref().or(own.as_ref()) {
         command.arg("--jetstream").arg("--store_dir").arg(streams);
     }
     command

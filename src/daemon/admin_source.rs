@@ -14,6 +14,8 @@ use crate::telemetry::{MetricsHandle, NamespaceGauges, NamespaceSizes, ProcessMe
 use crate::tracking::{DegradedReason, DegradedReasons, HolderStatus, StreamTrust};
 use crate::wire::{NamespaceName, Rank, WorkerName};
 
+use super::snapshots::Snapshots;
+
 /// Reads the daemon's state for metrics, probes and people.
 pub(super) struct DaemonView {
     pub(super) namespaces: Arc<Namespaces>,
@@ -23,6 +25,8 @@ pub(super) struct DaemonView {
     pub(super) metrics: MetricsHandle,
     pub(super) process: ProcessMetrics,
     pub(super) gauges: Mutex<HashMap<NamespaceName, NamespaceGauges>>,
+    /// Set when they are loaded; none where there are none.
+    pub(super) snapshots: Mutex<Option<Arc<Snapshots>>>,
 }
 
 impl DaemonView {
@@ -30,6 +34,9 @@ impl DaemonView {
     pub(super) fn publish(&self) {
         self.process.set_ready(self.readiness.report().is_ready());
         self.pool.publish_backlogs();
+        if let Some(snapshots) = &*self.snapshots.lock() {
+            snapshots.publish_age();
+        }
         let mut gauges = self.gauges.lock();
         for namespace in self.namespaces.all() {
             let gauges = gauges

@@ -1,8 +1,9 @@
 //! The daemon: everything put together, started in order and stopped in order.
 //!
-//! Start: embedded broker (where asked for), admin listener, lanes, newest snapshot, events subscription, comparison with a replica
-//! that serves, queries subscription. Each step sets a readiness latch; queries are served only when the events before them
-//! are followed, and when the index knows what another replica knows, or has had the time to learn it.
+//! Start: embedded broker (where asked for), admin listener, lanes, newest snapshot (from the Object Store, where it has a newer one),
+//! events subscription or stream, comparison with a replica that serves, queries subscription. Each step sets a readiness latch;
+//! queries are served only when the events before them are followed, and when the index knows what another replica knows, or has
+//! had the time to learn it.
 //!
 //! A gateway starts the admin listener and the queries subscription only.
 //!
@@ -12,8 +13,10 @@ mod admin_source;
 mod parts;
 mod queries;
 mod settle;
+mod snapshots;
 mod start;
 mod stop;
+mod stream;
 mod upkeep;
 
 use std::net::SocketAddr;
@@ -26,8 +29,8 @@ use crate::admin::{AdminServer, Readiness};
 use crate::config::{Config, NatsConfig};
 use crate::connection::embedded::EmbeddedBroker;
 use crate::ingest::LanePool;
-use crate::snapshotter::SnapshotDirectory;
-use crate::telemetry::SnapshotMetrics;
+
+use self::snapshots::Snapshots;
 
 pub use start::StartError;
 pub use stop::StopReport;
@@ -40,7 +43,7 @@ pub struct Daemon {
     admin: Option<AdminServer>,
     readiness: Arc<Readiness>,
     pool: Arc<LanePool>,
-    snapshots: Option<(SnapshotDirectory, Arc<SnapshotMetrics>)>,
+    snapshots: Option<Arc<Snapshots>>,
     queries: Stage,
     events: Stage,
     upkeep: Stage,

@@ -4,26 +4,27 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use tokio::runtime::Handle;
 use tokio::sync::watch;
 
 use crate::admin::{AdminError, AdminServer, AdminSource, Latch, Readiness};
 use crate::client::ClientError;
-use crate::config::{Config, NatsConfig};
-use crate::connection::embedded::{BrokerError, EmbeddedBroker, find_nats_server};
+use crate::config::{Config, NatsConfig, Transport};
+use crate::connection::embedded::{BrokerError, BrokerOptions, EmbeddedBroker, find_nats_server};
 use crate::connection::{ConnectError, ConnectPatience, ConnectionNotice, connect};
 use crate::index::Namespaces;
-use crate::ingest::{LanePool, PoolError, Resyncer, ResyncerParts, Subscriber, snapshot_limits};
-use crate::snapshotter::{DirectoryError, RestoreError, SnapshotDirectory, restore_newest};
+use crate::ingest::{Dispatcher, LanePool, PoolError, Resyncer, ResyncerParts, StreamPosition, Subscriber};
+use crate::snapshotter::{DirectoryError, RestoreError};
 use crate::telemetry::labels::{Connection, ConnectionEvent};
-use crate::telemetry::{ConnectionMetrics, MetricsError, ProcessMetrics, SnapshotMetrics, install_shared};
+use crate::telemetry::{ConnectionMetrics, MetricsError, ProcessMetrics, install_shared};
 use crate::tracking::StreamTrust;
 use crate::wire::{SubjectError, Subjects};
 
 use super::admin_source::DaemonView;
 use super::parts::{self, NamespaceError};
 use super::queries::{start_gateway, start_queries};
-use super::upkeep::{keep_up, save_regularly};
+use super::snapshots::start_snapshots;
+use super::stream::start_stream;
+use super::upkeep::keep_up;
 use super::{Daemon, Stage};
 
 /// Why the daemon cannot start.
@@ -78,6 +79,7 @@ pub(super) struct Shared {
     pub(super) subjects: Subjects,
     pub(super) namespaces: Arc<Namespaces>,
     pub(super) trust: Arc<StreamTrust>,
+    pub(super) position: Arc<StreamPosition>,
     pub(super) readiness: Arc<Readiness>,
     pub(super) pool: Arc<LanePool>,
 }
@@ -89,7 +91,7 @@ impl Daemon {
         let metrics = install_shared()?;
         let subjects = Subjects::new(&config.subjects.prefix)?;
         let namespaces = Arc::new(parts::namespaces(&config)?);
-        let (nats, broker) = broker(&config.nats).await?;
+        let (nats, broker) = broker(&config).await?;
         let pool = Arc::new(LanePool::start(
             &parts::ingest_settings(&config),
             Arc::clone(&namespaces),
@@ -99,9 +101,14 @@ impl Daemon {
             subjects,
             namespaces,
             trust: Arc::default(),
+            position: Arc::default(),
             readiness: Arc::new(Readiness::new()),
             pool,
         };
+        if shared.config.events.transport == Transport::JetStream {
+            // Until the stream has been read up to its end, nothing is certain.
+            shared.trust.stall();
+        }
         let view = Arc::new(DaemonView {
             namespaces: Arc::clone(&shared.namespaces),
             trust: Arc::clone(&shared.trust),
@@ -110,6 +117,7 @@ impl Daemon {
             metrics,
             process: ProcessMetrics::new(),
             gauges: Mutex::new(HashMap::new()),
+            snapshots: Mutex::new(None),
         });
         let source: Arc<dyn AdminSource> = Arc::clone(&view) as Arc<dyn AdminSource>;
         let admin = shared
@@ -120,12 +128,13 @@ impl Daemon {
             .transpose()?;
         let upkeep = Stage::default();
         upkeep.tasks.spawn(keep_up(
-            view,
+            Arc::clone(&view),
             Arc::clone(&shared.pool),
             Arc::clone(&shared.trust),
             upkeep.stop.clone(),
         ));
-        let snapshots = start_snapshots(&shared, &upkeep).await?;
+        let snapshots = start_snapshots(&shared, &nats, &upkeep).await?;
+        view.snapshots.lock().clone_from(&snapshots);
         let (events, queries) = if shared.config.gateway.enabled {
             (Stage::default(), start_gateway(&shared, &nats).await?)
         } else {
@@ -155,12 +164,19 @@ impl Daemon {
 }
 
 /// The configured servers, or a broker of our own and its address.
-async fn broker(config: &NatsConfig) -> Result<(NatsConfig, Option<EmbeddedBroker>), StartError> {
+async fn broker(config: &Config) -> Result<(NatsConfig, Option<EmbeddedBroker>), StartError> {
+    let needs_jetstream =
+        config.events.transport == Transport::JetStream || config.snapshots.object_store.is_some();
+    let config = &config.nats;
     if !config.embedded {
         return Ok((config.clone(), None));
     }
     let binary = find_nats_server(config.server_binary.as_deref())?;
-    let broker = EmbeddedBroker::start(&binary).await?;
+    let options = BrokerOptions {
+        with_jetstream: needs_jetstream,
+        ..BrokerOptions::default()
+    };
+    let broker = EmbeddedBroker::start_with(&binary, options).await?;
     let url = broker.url().to_owned();
     tracing::warn!(
         url, binary = %binary.display(), pid = broker.pid(),
@@ -178,47 +194,19 @@ async fn broker(config: &NatsConfig) -> Result<(NatsConfig, Option<EmbeddedBroke
     ))
 }
 
-type Snapshots = Option<(SnapshotDirectory, Arc<SnapshotMetrics>)>;
-
-/// Restores the newest snapshot, and begins to write new ones.
-async fn start_snapshots(shared: &Shared, upkeep: &Stage) -> Result<Snapshots, StartError> {
-    let config = &shared.config.snapshots;
-    let Some(path) = &config.directory else {
-        shared.readiness.set(Latch::SnapshotLoaded);
-        return Ok(None);
-    };
-    let directory = SnapshotDirectory::open(path, config.keep)?;
-    let metrics = Arc::new(SnapshotMetrics::new());
-    let restoring = {
-        let (pool, directory, metrics) = (Arc::clone(&shared.pool), directory.clone(), Arc::clone(&metrics));
-        let runtime = Handle::current();
-        tokio::task::spawn_blocking(move || {
-            restore_newest(&pool, &directory, &snapshot_limits(), &metrics, &runtime)
-        })
-    };
-    match restoring.await?? {
-        Some(restored) => tracing::info!(
-            path = %restored.path.display(), holders = restored.totals.holders, blocks = restored.totals.blocks,
-            created_us = restored.created_us, "started from a snapshot; holders are unverified until their next batch"
-        ),
-        None => tracing::info!(directory = %path.display(), "there is no snapshot to start from"),
-    }
-    shared.readiness.set(Latch::SnapshotLoaded);
-    upkeep.tasks.spawn(save_regularly(
-        Arc::clone(&shared.pool),
-        directory.clone(),
-        Arc::clone(&metrics),
-        config.interval,
-        upkeep.stop.clone(),
-    ));
-    Ok(Some((directory, metrics)))
-}
-
 /// Begins to follow events; the receiver becomes true when the server has the subscription.
 async fn start_events(
     shared: &Shared,
     nats: &NatsConfig,
 ) -> Result<(Stage, watch::Receiver<bool>), StartError> {
+    let dispatcher = Dispatcher::new(
+        shared.subjects.clone(),
+        shared.config.limits.max_name_bytes,
+        Arc::clone(&shared.pool),
+    );
+    if shared.config.events.transport == Transport::JetStream {
+        return Ok(start_stream(shared, nats, dispatcher).await?);
+    }
     let (incidents, incidents_seen) = watch::channel(0_u64);
     let (subscribed, is_subscribed) = watch::channel(false);
     let trust = Arc::clone(&shared.trust);
@@ -243,9 +231,7 @@ async fn start_events(
     let client = connect(nats, "events", capacity, ConnectPatience::Forever, notice).await?;
     let subscriber = Subscriber::new(
         client,
-        shared.subjects.clone(),
-        shared.config.limits.max_name_bytes,
-        Arc::clone(&shared.pool),
+        dispatcher,
         Arc::clone(&shared.trust),
         incidents_seen,
         subscribed,

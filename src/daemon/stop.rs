@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::upkeep::save_once;
 use super::{Daemon, Stage};
 
 /// What did not end in time.
@@ -67,10 +66,8 @@ impl Daemon {
         };
         deadline.step("lanes", lanes).await;
         deadline.step("upkeep", self.upkeep.end()).await;
-        if let Some((directory, metrics)) = &self.snapshots {
-            deadline
-                .step("snapshot", save_once(&self.pool, directory, metrics))
-                .await;
+        if let Some(snapshots) = &self.snapshots {
+            deadline.step("snapshot", snapshots.save()).await;
         }
         let Self { admin, broker, .. } = self;
         if let Some(admin) = admin {

@@ -4,24 +4,13 @@ use crate::index::{Applied, HolderWriter, RejectReason};
 use crate::snapshot::HolderFrame;
 use crate::telemetry::labels::DropReason;
 use crate::telemetry::{AppliedBatch, EventMetrics};
-use crate::tracking::{Admission, BatchCursor, DegradedReason, DegradedReasons, Liveness, SequenceTracker};
-use crate::wire::{EventBatch, NamespaceName, Tier};
+use crate::tracking::{
+    Admission, BatchCursor, DegradedReason, DegradedReasons, Liveness, SequenceTracker, StreamGeneration,
+};
+use crate::wire::{EventBatch, NamespaceName};
 
+use super::dump::{DUMP_EVENT_BLOCKS_MAX, HolderDump};
 use super::held::{Held, HoldingLimits, ReceivedBatch};
-
-/// A holder's state at one instant: how far its batches were applied, and batches that rebuild it.
-#[derive(Debug)]
-pub struct HolderDump {
-    /// Who it is, and its cursor.
-    pub frame: HolderFrame,
-    /// Encoded event batches, in order.
-    pub batches: Vec<Vec<u8>>,
-}
-
-/// Most blocks in an event of a dump; keeps frames small whatever the configuration allows on the wire.
-const DUMP_EVENT_BLOCKS_MAX: usize = 4096;
-/// A batch of a dump is closed when it has this many blocks.
-const DUMP_BATCH_BLOCKS: usize = 16_384;
 
 /// What a holder is after a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -271,7 +260,9 @@ impl Holder {
     ///
     /// What the holder had goes: a snapshot can have a holder twice (it left and came back on another lane while the
     /// snapshot was written), and an older snapshot can follow one that could not be read to its end.
-    pub(crate) fn restore_cursor(&mut self, frame: &HolderFrame) {
+    ///
+    /// In `generation` it counts as confirmed, unless it was in doubt when it was dumped.
+    pub(crate) fn restore_cursor(&mut self, frame: &HolderFrame, generation: StreamGeneration) {
         self.held = None;
         self.writer.clear();
         self.writer.set_foreign_chain(frame.foreign_chain);
@@ -282,10 +273,14 @@ impl Holder {
         self.tracker = SequenceTracker::resuming(cursor);
         let status = self.writer.status();
         status.set_cursor(cursor);
-        // Until a batch continues the count, the stream's generation marks the holder as unverified.
-        let reasons = DegradedReasons::from_bits(frame.degraded_bits).filtered(DegradedReason::is_lasting);
-        status.reset_reasons(reasons);
-        self.is_whole = reasons.is_empty();
+        let reasons = DegradedReasons::from_bits(frame.degraded_bits);
+        // Where it counts as unverified, the next batch that continues the count takes that away: it is not lasting.
+        let lasting = reasons.filtered(DegradedReason::is_lasting);
+        status.reset_reasons(lasting);
+        self.is_whole = lasting.is_empty();
+        if !reasons.contains(DegradedReason::Unverified) {
+            status.confirm(generation);
+        }
     }
 
     /// Stores blocks of a snapshot.
@@ -296,14 +291,17 @@ impl Holder {
         }
     }
 
-    /// The holder's state now.
-    pub(crate) fn dump(&self, namespace: &NamespaceName) -> HolderDump {
+    /// The holder's state now; `generation` is the stream's, in which it may be unverified.
+    pub(crate) fn dump(&self, namespace: &NamespaceName, generation: StreamGeneration) -> HolderDump {
         let id = &self.writer.record().id;
         let cursor = self.tracker.cursor().unwrap_or_default();
         let mut reasons = self.writer.status().lasting_reasons();
         if self.writer.status().parked_events() > 0 {
             // What waits for a parent is not dumped.
             reasons = reasons.with(DegradedReason::UnknownParent);
+        }
+        if !self.writer.status().is_confirmed(generation) {
+            reasons = reasons.with(DegradedReason::Unverified);
         }
         let frame = HolderFrame {
             namespace: namespace.clone(),
@@ -318,40 +316,9 @@ impl Holder {
             foreign_chain: self.writer.status().has_foreign_chain(),
         };
         HolderDump {
-            batches: self.dump_batches(cursor),
+            events: self.writer.dump_events(DUMP_EVENT_BLOCKS_MAX).collect(),
             frame,
         }
-    }
-
-    fn dump_batches(&self, cursor: BatchCursor) -> Vec<Vec<u8>> {
-        let empty = |tier: Tier| EventBatch {
-            epoch: cursor.epoch,
-            seq: cursor.seq.max(1),
-            rank: self.writer.record().id.rank,
-            time_us: None,
-            tier,
-            events: Vec::new(),
-        };
-        let mut batches = Vec::new();
-        let mut open = empty(Tier::DEVICE);
-        let mut blocks = 0;
-        for (tier, event) in self.writer.dump_events(DUMP_EVENT_BLOCKS_MAX) {
-            let is_full = blocks >= DUMP_BATCH_BLOCKS || open.events.len() >= DUMP_EVENT_BLOCKS_MAX;
-            if !open.events.is_empty() && (is_full || open.tier != tier) {
-                batches.push(std::mem::replace(&mut open, empty(tier)).encode());
-                blocks = 0;
-            }
-            open.tier = tier;
-            blocks += match &event {
-                crate::wire::Event::Stored(stored) => stored.names.len(),
-                _ => 0,
-            };
-            open.events.push(event);
-        }
-        if !open.events.is_empty() {
-            batches.push(open.encode());
-        }
-        batches
     }
 
     /// Removes the holder from the index.

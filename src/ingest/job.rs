@@ -13,8 +13,8 @@ use crate::tracking::StreamGeneration;
 use crate::wire::Rank;
 
 use super::assignment::{InFlight, WorkerKey};
+use super::dump::HolderDump;
 use super::held::ResyncNumber;
-use super::holder::HolderDump;
 use super::holder_resync::{ResyncBegun, ResyncOutcome};
 use super::resync::ResyncAnswer;
 
@@ -43,8 +43,8 @@ pub(crate) struct RestoreJob {
 /// A frame of a snapshot.
 #[derive(Debug)]
 pub(crate) enum RestorePart {
-    /// Begins a holder.
-    Holder(HolderFrame),
+    /// Begins a holder, which is confirmed in this generation.
+    Holder(HolderFrame, StreamGeneration),
     /// Blocks of the holder of this rank, as an event batch.
     Batch(Rank, Vec<u8>),
     /// The rest of the holder of this rank cannot be read: what it has is no state that it ever had.
@@ -88,6 +88,7 @@ pub(crate) enum Job {
     /// Dumps the first holder after this one.
     DumpNext {
         after: Option<HolderKey>,
+        generation: StreamGeneration,
         reply: oneshot::Sender<Option<(HolderKey, HolderDump)>>,
     },
     /// Takes a step of a resync.

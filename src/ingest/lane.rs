@@ -10,12 +10,13 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use crate::index::{Namespace, RegisterError};
 use crate::telemetry::EventMetrics;
 use crate::telemetry::labels::{DropReason, ResyncFailure};
-use crate::tracking::{ListeningClock, Silence};
+use crate::tracking::{ListeningClock, Silence, StreamGeneration};
 use crate::wire::{DecodeError, EventBatch, HolderId, Rank, WireLimits};
 
 use super::assignment::{Assignments, InFlight, WorkerKey};
+use super::dump::HolderDump;
 use super::held::{HoldingLimits, ReceivedBatch};
-use super::holder::{Afterwards, Clocks, Context, Holder, HolderDump};
+use super::holder::{Afterwards, Clocks, Context, Holder};
 use super::job::{BatchJob, HolderKey, Job, Queued, RestoreJob, RestorePart, ResyncJob, ResyncStep};
 use super::metrics::MetricsByNamespace;
 use super::settings::{IngestSettings, LivenessSettings};
@@ -67,9 +68,13 @@ impl Lane {
             match std::mem::replace(&mut queued.job, Job::Tick { is_listening }) {
                 Job::Batch(batch) => self.apply(batch),
                 Job::Restore(restore) => self.restore(restore),
-                Job::DumpNext { after, reply } => {
+                Job::DumpNext {
+                    after,
+                    generation,
+                    reply,
+                } => {
                     // Nobody waiting any more is no reason to stop.
-                    let _ = reply.send(self.dump_next(after));
+                    let _ = reply.send(self.dump_next(after, generation));
                 }
                 Job::Resync(resync) => self.resync(resync),
                 Job::Tick { is_listening } => self.tick(is_listening),
@@ -207,7 +212,7 @@ impl Lane {
         let metrics = self.metrics.of(&namespace.name);
         let clocks = self.clocks();
         let rank = match &part {
-            RestorePart::Holder(frame) => frame.rank,
+            RestorePart::Holder(frame, _) => frame.rank,
             RestorePart::Batch(rank, _) => *rank,
             RestorePart::Abandon(rank) => {
                 if let Some(holder) = self.holders.remove(&(worker.clone(), *rank)) {
@@ -221,7 +226,7 @@ impl Lane {
             Err(error) => return metrics.batch_dropped(drop_reason(&error), worker.worker.as_str(), &error),
         };
         match part {
-            RestorePart::Holder(frame) => holder.restore_cursor(&frame),
+            RestorePart::Holder(frame, generation) => holder.restore_cursor(&frame, generation),
             RestorePart::Batch(_, payload) => match EventBatch::decode(&payload, &snapshot_limits()) {
                 Ok(batch) => holder.restore_blocks(batch, clocks, &metrics),
                 Err(error) => self.note_undecodable(worker, &error, &metrics),
@@ -231,10 +236,14 @@ impl Lane {
         }
     }
 
-    fn dump_next(&self, after: Option<HolderKey>) -> Option<(HolderKey, HolderDump)> {
+    fn dump_next(
+        &self,
+        after: Option<HolderKey>,
+        generation: StreamGeneration,
+    ) -> Option<(HolderKey, HolderDump)> {
         let start = after.map_or(Bound::Unbounded, Bound::Excluded);
         let (key, holder) = self.holders.range((start, Bound::Unbounded)).next()?;
-        Some((key.clone(), holder.dump(&key.0.namespace)))
+        Some((key.clone(), holder.dump(&key.0.namespace, generation)))
     }
 
     fn resync(&mut self, job: ResyncJob) {

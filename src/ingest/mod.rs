@@ -1,17 +1,20 @@
 //! Ingest: from messages on events subjects to changes of the index.
 //!
 //! ```text
-//! NATS subscription ──▶ Subscriber ──▶ LanePool ──▶ lane 0 ──▶ holders of some workers
-//!                     (one task)     (sticky,   └▶ lane 1 ──▶ holders of others
-//!                                     bounded)
+//! NATS subscription ─▶ Subscriber ──────┐
+//!                       (one of them)   ├▶ Dispatcher ─▶ LanePool ──▶ lane 0 ──▶ holders of some workers
+//! JetStream stream ──▶ StreamSubscriber ┘               (sticky,   └▶ lane 1 ──▶ holders of others
+//!                                                        bounded)
 //! ```
 //!
 //! A worker is assigned to one lane for as long as it has a holder or a message on its way, so its batches are applied in
-//! the order in which they were received. A lane's queue is bounded in bytes; when it is full the subscriber waits, the client's
-//! subscription buffer fills, and what the client then drops shows as gaps in the batch numbers. Where a holder's state is in doubt, the
-//! [`Resyncer`] asks its publisher.
+//! the order in which they were received. A lane's queue is bounded in bytes; when it is full the subscriber waits. With core NATS
+//! the client's subscription buffer fills then, and what the client drops shows as gaps in the batch numbers; with JetStream the
+//! messages stay in the stream. Where a holder's state is in doubt, the [`Resyncer`] asks its publisher.
 
 mod assignment;
+mod dispatch;
+mod dump;
 mod held;
 mod holder;
 mod holder_resync;
@@ -20,16 +23,22 @@ mod lane;
 mod metrics;
 mod pool;
 mod pool_resync;
+mod position;
 mod replace;
 mod resync;
 mod resyncer;
 mod settings;
+mod stream;
+mod stream_subscriber;
 mod subscriber;
 
-pub use holder::HolderDump;
+pub use dispatch::Dispatcher;
+pub use dump::HolderDump;
 pub use lane::snapshot_limits;
 pub use pool::{DumpPosition, LanePool, PoolError};
+pub use position::StreamPosition;
 pub use resync::{AnswerLimits, ResyncAnswer, RetryPace};
 pub use resyncer::{ResyncSettings, Resyncer, ResyncerParts};
 pub use settings::{HoldingSettings, IngestSettings, LivenessSettings};
+pub use stream_subscriber::{StreamSubscriber, StreamSubscriberParts};
 pub use subscriber::{Subscriber, SubscriberError};

@@ -14,7 +14,7 @@ use crate::tracking::StreamGeneration;
 use crate::wire::{DecodeError, EventBatch, NamespaceName, Shard, WireLimits, WorkerName};
 
 use super::assignment::{Assignments, LaneId, WorkerKey};
-use super::holder::HolderDump;
+use super::dump::HolderDump;
 use super::job::{BatchJob, HolderKey, Job, JobSender, LaneStopped, RestoreJob, RestorePart, job_queue};
 use super::lane::Lane;
 use super::metrics::MetricsByNamespace;
@@ -177,9 +177,15 @@ impl LanePool {
         &self.lanes[lane.0]
     }
 
-    /// Brings a frame of a snapshot to its holder's lane. `holder` is the holder frame that it belongs to. Frames of workers of
-    /// other shards are passed over: the snapshot may have been written before the workers were divided.
-    pub async fn restore(&self, holder: &HolderFrame, frame: Frame) -> Result<(), PoolError> {
+    /// Brings a frame of a snapshot to its holder's lane. `holder` is the holder frame that it belongs to; where it was not in
+    /// doubt, it counts as confirmed in `generation`. Frames of workers of other shards are passed over: the snapshot may have
+    /// been written before the workers were divided.
+    pub async fn restore(
+        &self,
+        holder: &HolderFrame,
+        frame: Frame,
+        generation: StreamGeneration,
+    ) -> Result<(), PoolError> {
         if !self.takes(&holder.worker) {
             return Ok(());
         }
@@ -201,7 +207,8 @@ impl LanePool {
             return Ok(());
         }
         let (part, bytes) = match frame {
-            Frame::Holder(frame) => (RestorePart::Holder(frame), 0),
+            Frame::Stream(_) => return Ok(()),
+            Frame::Holder(frame) => (RestorePart::Holder(frame, generation), 0),
             Frame::Batch(payload) => {
                 let bytes = payload.len();
                 (RestorePart::Batch(holder.rank, payload), bytes)
@@ -290,11 +297,13 @@ impl LanePool {
 
     /// Dumps the holder after `after` on lane number `lane`, in the lane's order; none at the end.
     ///
-    /// Each holder is dumped at one instant, between two of its batches; different holders at different instants.
+    /// Each holder is dumped at one instant, between two of its batches; different holders at different instants. One that no batch
+    /// has confirmed in `generation` is dumped as unverified.
     pub async fn dump_next(
         &self,
         lane: usize,
         after: Option<DumpPosition>,
+        generation: StreamGeneration,
     ) -> Result<Option<(DumpPosition, HolderDump)>, PoolError> {
         let Some(lane) = self.lanes.get(lane) else {
             return Ok(None);
@@ -302,6 +311,7 @@ impl LanePool {
         let (reply, dumped) = oneshot::channel();
         lane.jobs.send_control(Job::DumpNext {
             after: after.map(|after| after.0),
+            generation,
             reply,
         })?;
         let dumped = dumped.await.map_err(|_| PoolError::LaneStopped)?;
@@ -355,6 +365,11 @@ mod tests {
         LanePool::start(&settings, Arc::new(namespaces)).unwrap()
     }
 
+    /// A generation that confirms nothing.
+    fn never() -> StreamGeneration {
+        StreamGeneration::default()
+    }
+
     fn frame(seq: u64) -> HolderFrame {
         HolderFrame {
             namespace: NamespaceName::new("llama").unwrap(),
@@ -398,10 +413,10 @@ mod tests {
         let pool = pool();
         for (first, seq) in [(10, 7), (20, 9)] {
             let holder = frame(seq);
-            pool.restore(&holder, Frame::Holder(holder.clone()))
+            pool.restore(&holder, Frame::Holder(holder.clone()), never())
                 .await
                 .unwrap();
-            pool.restore(&holder, stored(first, seq)).await.unwrap();
+            pool.restore(&holder, stored(first, seq), never()).await.unwrap();
         }
         pool.drain().await.unwrap();
         assert_eq!((depth(&pool, 10), depth(&pool, 20)), (None, Some(3)));
@@ -414,7 +429,7 @@ mod tests {
             let shard = Shard::new(index, 2).unwrap();
             let pool = pool_of(Some(shard));
             let expected = usize::from(shard.owns(&holder.worker));
-            pool.restore(&holder, Frame::Holder(holder.clone()))
+            pool.restore(&holder, Frame::Holder(holder.clone()), never())
                 .await
                 .unwrap();
             pool.drain().await.unwrap();
@@ -443,10 +458,10 @@ mod tests {
             hashing: Hashing::Recompute,
             ..frame(7)
         };
-        pool.restore(&holder, Frame::Holder(holder.clone()))
+        pool.restore(&holder, Frame::Holder(holder.clone()), never())
             .await
             .unwrap();
-        pool.restore(&holder, stored(10, 7)).await.unwrap();
+        pool.restore(&holder, stored(10, 7), never()).await.unwrap();
         pool.drain().await.unwrap();
         assert_eq!((depth(&pool, 10), pool.assigned_workers()), (None, 0));
     }
@@ -458,15 +473,15 @@ mod tests {
             foreign_chain: true,
             ..frame(7)
         };
-        pool.restore(&holder, Frame::Holder(holder.clone()))
+        pool.restore(&holder, Frame::Holder(holder.clone()), never())
             .await
             .unwrap();
         pool.drain().await.unwrap();
         for lane in 0..pool.lane_count() {
-            if let Some((_, dump)) = pool.dump_next(lane, None).await.unwrap() {
+            if let Some((_, dump)) = pool.dump_next(lane, None, never()).await.unwrap() {
                 assert_eq!((dump.frame.hashing, dump.frame.block_size), (Hashing::Engine, 16));
                 restarted
-                    .restore(&dump.frame, Frame::Holder(dump.frame.clone()))
+                    .restore(&dump.frame, Frame::Holder(dump.frame.clone()), never())
                     .await
                     .unwrap();
             }
@@ -480,10 +495,10 @@ mod tests {
     async fn a_holder_whose_frames_end_in_the_middle_is_forgotten() {
         let pool = pool();
         let holder = frame(7);
-        pool.restore(&holder, Frame::Holder(holder.clone()))
+        pool.restore(&holder, Frame::Holder(holder.clone()), never())
             .await
             .unwrap();
-        pool.restore(&holder, stored(10, 7)).await.unwrap();
+        pool.restore(&holder, stored(10, 7), never()).await.unwrap();
         pool.abandon_restore(&holder).await.unwrap();
         pool.drain().await.unwrap();
         assert_eq!(depth(&pool, 10), None);
@@ -498,7 +513,7 @@ mod tests {
         };
         let pool = pool_with(limits, None);
         let holder = frame(7);
-        pool.restore(&holder, Frame::Holder(holder.clone()))
+        pool.restore(&holder, Frame::Holder(holder.clone()), never())
             .await
             .unwrap();
         for _ in 0..100 {

@@ -97,11 +97,21 @@ mod tests {
         (tier, prop_oneof![3 => stored, 1 => removed])
     }
 
-    /// What a holder has, in a comparable form.
+    /// What a holder has, in a comparable form: a name that is the block's hash may be given or left out.
     fn contents(writer: &HolderWriter) -> Vec<String> {
+        let without_hashes_as_names = |event| match event {
+            Event::Stored(mut stored) => {
+                if let BlockNames::Sequence { hashes, .. } = &stored.names {
+                    let names: Vec<u64> = hashes.iter().map(|hash| hash.as_u64()).collect();
+                    stored.engine_hashes.take_if(|own| *own == names);
+                }
+                Event::Stored(stored)
+            }
+            other => other,
+        };
         let mut blocks: Vec<String> = writer
             .dump_events(1)
-            .map(|(tier, event)| format!("{tier:?} {event:?}"))
+            .map(|(tier, event)| format!("{tier:?} {:?}", without_hashes_as_names(event)))
             .collect();
         blocks.sort();
         blocks

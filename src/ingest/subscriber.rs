@@ -1,4 +1,4 @@
-//! The events subscription.
+//! The events by core NATS: a subscription.
 //!
 //! Messages that a broken connection or a full buffer swallowed show as gaps in the batch numbers, but only when the next batch of
 //! that holder comes. Until then its state is in doubt. So with every such incident a new *generation* of the stream begins:
@@ -11,16 +11,15 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_nats::{Client, Message};
+use async_nats::Client;
 use futures_util::StreamExt;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::connection::round_trip;
 use crate::tracking::{StreamGeneration, StreamTrust};
-use crate::wire::Subjects;
 
-use super::pool::{LanePool, PoolError};
+use super::dispatch::Dispatcher;
 
 /// Incidents come in swarms (a full buffer drops message after message); one new subscription serves them all.
 const INCIDENT_PAUSE: Duration = Duration::from_millis(100);
@@ -43,9 +42,7 @@ pub enum SubscriberError {
 /// Receives events and brings them to the lanes.
 pub struct Subscriber {
     client: Client,
-    subjects: Subjects,
-    name_bytes_max: usize,
-    pool: Arc<LanePool>,
+    dispatcher: Dispatcher,
     trust: Arc<StreamTrust>,
     /// Counts the incidents that may have lost messages.
     incidents: watch::Receiver<u64>,
@@ -66,18 +63,14 @@ impl Subscriber {
     /// once the server is known to have the subscription.
     pub fn new(
         client: Client,
-        subjects: Subjects,
-        name_bytes_max: usize,
-        pool: Arc<LanePool>,
+        dispatcher: Dispatcher,
         trust: Arc<StreamTrust>,
         incidents: watch::Receiver<u64>,
         subscribed: watch::Sender<bool>,
     ) -> Self {
         Self {
             client,
-            subjects,
-            name_bytes_max,
-            pool,
+            dispatcher,
             trust,
             incidents,
             subscribed,
@@ -110,7 +103,7 @@ impl Subscriber {
                     self.close(old).await;
                 }
                 message = current.messages.next() => match message {
-                    Some(message) => self.dispatch(message, current.generation).await,
+                    Some(message) => self.dispatcher.dispatch(message, current.generation).await,
                     // The client is closed.
                     None => break,
                 },
@@ -126,7 +119,7 @@ impl Subscriber {
         tokio::time::sleep(pause).await;
         // Before the server is asked: an incident from here on begins a later generation.
         let generation = self.trust.generation();
-        let subject = self.subjects.all_events();
+        let subject = self.dispatcher.all_events();
         let subscribed = self.client.subscribe(subject.clone()).await;
         let messages = subscribed.map_err(|error| SubscriberError::Subscribe {
             subject,
@@ -145,22 +138,7 @@ impl Subscriber {
             tracing::debug!(%error, "the connection is closed already");
         }
         while let Some(message) = old.messages.next().await {
-            self.dispatch(message, old.generation).await;
-        }
-    }
-
-    async fn dispatch(&self, message: Message, generation: StreamGeneration) {
-        match self.subjects.parse_events(&message.subject, self.name_bytes_max) {
-            Err(error) => self.pool.drop_bad_subject(&message.subject, &error),
-            Ok((namespace, worker)) => {
-                let dispatched = self
-                    .pool
-                    .dispatch(&namespace, worker, message.payload, generation)
-                    .await;
-                if let Err(PoolError::LaneStopped) = dispatched {
-                    tracing::error!("a lane has stopped; its workers' events are lost");
-                }
-            }
+            self.dispatcher.dispatch(message, old.generation).await;
         }
     }
 }

@@ -7,7 +7,7 @@ use crate::index::{
     Bounds, HolderRecord, Namespace, Namespaces, PositionalIndexer, QueryChain, Search, SparseChain,
 };
 use crate::telemetry::labels::QueryKind;
-use crate::tracking::{DegradedReasons, StreamTrust};
+use crate::tracking::{DegradedReason, DegradedReasons, StreamTrust};
 use crate::wire::{
     BatchReply, DecodeError, DropOut, ErrorCode, HolderMatch, HolderStatusReply, NamespaceName,
     PROTOCOL_VERSION, QueryKey, QueryOptions, QueryReply, QueryRequest, QueryResult, SingleQuery,
@@ -163,13 +163,14 @@ impl Answerer {
             return Err(WireError::new(ErrorCode::TooLarge, text));
         }
         let options = &query.options;
+        let was_stalled = self.trust.is_stalled();
         let matches = indexer.find_chain(&mut chain, search_of(options));
         let found = matches.holders().map(|found| Bounds {
             holder: found.holder,
             matched_blocks: found.matched_blocks,
             matched_blocks_max: found.matched_blocks,
         });
-        let reasons = |holder: &HolderRecord| matches.reasons(holder, &self.trust);
+        let reasons = |holder: &HolderRecord| doubted(matches.reasons(holder, &self.trust), was_stalled);
         let (mut holders, holders_total) = best_of(found, options, reasons);
         if options.explain {
             explain(indexer, &mut chain, &mut holders);
@@ -194,8 +195,9 @@ impl Answerer {
         positions: &[Position],
     ) -> Result<QueryReply, WireError> {
         let chain = SparseChain::new(&query.key, positions).map_err(DecodeError::from)?;
+        let was_stalled = self.trust.is_stalled();
         let matches = indexer.find_bounds(&chain, search_of(&query.options));
-        let reasons = |holder: &HolderRecord| matches.reasons(holder, &self.trust);
+        let reasons = |holder: &HolderRecord| doubted(matches.reasons(holder, &self.trust), was_stalled);
         let (holders, holders_total) = best_of(matches.holders(), &query.options, reasons);
         Ok(QueryReply {
             v: PROTOCOL_VERSION,
@@ -213,6 +215,15 @@ fn search_of(options: &QueryOptions) -> Search<'_> {
     Search {
         workers: options.workers.as_deref(),
     }
+}
+
+/// The reasons of now, and the doubt of a stall that was there before the search: it may have ended before the events that waited were
+/// seen.
+fn doubted(reasons: DegradedReasons, was_stalled: bool) -> DegradedReasons {
+    if was_stalled {
+        return reasons.with(DegradedReason::Unverified);
+    }
+    reasons
 }
 
 /// The holders that the options ask for, best first, and how many there are without the limit.

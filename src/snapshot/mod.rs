@@ -1,22 +1,23 @@
 //! The snapshot file format.
 //!
-//! A snapshot holds, for every holder, how far its batches had been applied and events that rebuild what it held then.
-//! All numbers are little-endian.
+//! A snapshot holds, for every holder, how far its batches had been applied and events that rebuild what it held then. Where the
+//! events come from a JetStream stream, it also says up to where the stream is surely part of it. All numbers are little-endian.
 //!
 //! ```text
 //! offset  bytes
 //!      0      8  magic "KVATLSNP"
-//!      8      4  format version, 1
+//!      8      4  format version, 2
 //!     12      8  when the snapshot was begun, microseconds since the Unix epoch
 //!     20      8  XXH3-64 of bytes 0 to 19
-//!     28         frames, one after the other:
+//!     28         one Zstandard frame, to the end of the file. In it, one after the other:
 //!
 //!            4  length of the payload, at most 64 MiB
-//!            1  kind: 1 holder, 2 batch, 3 end
+//!            1  kind: 1 holder, 2 batch, 3 end, 4 stream
 //!            n  payload
 //!            8  XXH3-64 of length, kind and payload, with the frame's number (from 0) as seed
 //! ```
 //!
+//! - A *stream* frame is a MessagePack map ([`StreamCursor`]). All of them come before the first holder.
 //! - A *holder* frame is a MessagePack map ([`HolderFrame`]): whose blocks follow, the cursor (epoch and batch number)
 //!   that they belong to, and why its state was not certain, if it was not.
 //! - A *batch* frame is an [`EventBatch`](crate::wire::EventBatch) payload of the wire contract, for the holder before it.
@@ -24,10 +25,16 @@
 //! - The *end* frame says how many holders, batches and blocks came before it. Nothing follows it; a file without it is
 //!   truncated.
 //!
-//! The checksum's seed is the frame's number, so a lost, repeated or swapped frame is found, not only a changed one.
-//! A later version of the format gets another version number; readers of this version refuse it.
+//! The checksum's seed is the frame's number, so a lost, repeated or swapped frame is found, not only a changed one. It covers what
+//! was compressed, so damage shows whatever the decompressor makes of it.
+//!
+//! Hashes don't compress, but holders of one prefix have the same ones: the compressor looks back over 16 MiB, which is what
+//! makes the difference. A reader grants the decompressor a window of 16 MiB too, and no more.
+//!
+//! Version 1 had no compression and no stream frames; it is still read. Readers refuse versions that they don't know.
 
 mod reader;
+mod summary;
 mod writer;
 
 #[cfg(test)]
@@ -38,17 +45,27 @@ use serde::{Deserialize, Serialize};
 use crate::index::{Hashing, NamespaceSettings};
 use crate::wire::{NamespaceName, Rank, WorkerName};
 
-pub use reader::{Frame, HolderSummary, SnapshotError, SnapshotReader, SnapshotSummary, summarise};
+pub use reader::{Frame, SnapshotError, SnapshotReader};
+pub use summary::{HolderSummary, SnapshotContent, SnapshotSummary, summarise, verify};
 pub use writer::SnapshotWriter;
 
 /// The first bytes of every snapshot.
 const MAGIC: [u8; 8] = *b"KVATLSNP";
-/// The version that this build writes and reads. Must change with every incompatible change of the format.
-pub const FORMAT_VERSION: u32 = 1;
+/// The version that this build writes. Must change with every incompatible change of the format.
+pub const FORMAT_VERSION: u32 = 2;
+/// The version before compression, which this build still reads.
+const UNCOMPRESSED_VERSION: u32 = 1;
 /// Bytes before the first frame.
 const HEADER_BYTES: usize = 28;
 /// Longest payload of a frame, in bytes. A reader takes no more memory than this for a frame, whatever the file says.
 pub const FRAME_BYTES_MAX: usize = 64 << 20;
+/// Most bytes that a snapshot may have when it is decompressed: some billions of blocks. Bounds how long a small file can keep a
+/// reader busy.
+pub const CONTENT_BYTES_MAX: u64 = 64 << 30;
+/// How far the compressor looks back, as a power of two.
+const WINDOW_LOG: u32 = 24;
+/// Most stream frames.
+const STREAMS_MAX: u64 = 64;
 
 /// Kinds of frames. The numbers must be kept stable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,6 +74,20 @@ enum FrameKind {
     Holder = 1,
     Batch = 2,
     End = 3,
+    Stream = 4,
+}
+
+/// Up to where a JetStream stream is part of a snapshot: all messages up to `sequence` have been applied to the holders, later
+/// ones maybe. So applying those after it, in order, makes the state complete; what is applied twice is known by its numbers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StreamCursor {
+    /// The stream's name.
+    pub stream: String,
+    /// When the stream was created, in microseconds since the Unix epoch: a stream of the same name that was created at another time
+    /// counts its messages anew.
+    pub created_us: u64,
+    /// Sequence number of the last message that is surely part of the snapshot; 0 where none is.
+    pub sequence: u64,
 }
 
 /// Whose blocks follow.

@@ -1,15 +1,13 @@
 //! Reading a snapshot that nobody vouches for.
 
-use std::io::{self, ErrorKind, Read};
+use std::io::{self, BufRead, BufReader, ErrorKind, Read};
 
-use serde::Serialize;
 use xxhash_rust::xxh3::xxh3_64;
-
-use crate::wire::{DecodeError, EventBatch, WireLimits};
+use zstd::stream::read::Decoder;
 
 use super::{
-    FORMAT_VERSION, FRAME_BYTES_MAX, FrameKind, HEADER_BYTES, HolderFrame, MAGIC, SnapshotTotals,
-    frame_checksum,
+    CONTENT_BYTES_MAX, FORMAT_VERSION, FRAME_BYTES_MAX, FrameKind, HEADER_BYTES, HolderFrame, MAGIC,
+    STREAMS_MAX, SnapshotTotals, StreamCursor, UNCOMPRESSED_VERSION, WINDOW_LOG, frame_checksum,
 };
 
 /// Why a file is not a snapshot that can be used.
@@ -22,7 +20,9 @@ pub enum SnapshotError {
     #[error("this is not a kvatlas snapshot")]
     NotASnapshot,
     /// The file is of another version.
-    #[error("the snapshot has format version {version}, this build reads {FORMAT_VERSION}")]
+    #[error(
+        "the snapshot has format version {version}, this build reads {UNCOMPRESSED_VERSION} to {FORMAT_VERSION}"
+    )]
     Version {
         /// Its version.
         version: u32,
@@ -34,6 +34,23 @@ pub enum SnapshotError {
     #[error("the snapshot is truncated in frame {frame}")]
     Truncated {
         /// The frame that is not whole, from 0.
+        frame: u64,
+    },
+    /// The compressed part is damaged, or asks for more memory than a reader grants.
+    #[error("frame {frame} cannot be decompressed: {reason}")]
+    Compression {
+        /// The first frame that cannot be had, from 0.
+        frame: u64,
+        /// The decompressor's words.
+        reason: String,
+    },
+    /// More comes out of the file than any snapshot holds.
+    #[error("the snapshot has more than {CONTENT_BYTES_MAX} bytes when decompressed")]
+    TooLong,
+    /// A stream frame behind a holder, or one too many.
+    #[error("frame {frame} names a stream where none may be named")]
+    MisplacedStream {
+        /// The frame, from 0.
         frame: u64,
     },
     /// A frame announces more than any frame may have.
@@ -88,20 +105,59 @@ pub enum SnapshotError {
 /// One frame, checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Frame {
+    /// Up to where a stream is part of the snapshot.
+    Stream(StreamCursor),
     /// Whose blocks follow.
     Holder(HolderFrame),
     /// An encoded event batch of the holder before it.
     Batch(Vec<u8>),
 }
 
+/// What follows the header.
+enum Content<R> {
+    Plain(R),
+    Compressed(Decoder<'static, BufReader<R>>),
+}
+
+impl<R: Read> Content<R> {
+    fn decompressing(input: R) -> io::Result<Self> {
+        let mut decoder = Decoder::new(input)?.single_frame();
+        decoder.window_log_max(WINDOW_LOG)?;
+        Ok(Self::Compressed(decoder))
+    }
+
+    /// Whether nothing follows. Reads on.
+    fn is_at_end(&mut self) -> io::Result<bool> {
+        if self.read(&mut [0])? != 0 {
+            return Ok(false);
+        }
+        match self {
+            Self::Plain(_) => Ok(true),
+            Self::Compressed(decoder) => Ok(decoder.get_mut().fill_buf()?.is_empty()),
+        }
+    }
+}
+
+impl<R: Read> Read for Content<R> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Plain(input) => input.read(bytes),
+            Self::Compressed(decoder) => decoder.read(bytes),
+        }
+    }
+}
+
 /// Reads a snapshot frame by frame; each is checked before it is given out.
 ///
-/// Only the end says that the snapshot is whole: read it to the end ([`summarise`]) before relying on it.
-#[derive(Debug)]
+/// Only the end says that the snapshot is whole: read it to the end ([`verify`](super::verify)) before relying on it. Takes memory for
+/// one frame and the decompressor's window, whatever the file says.
 pub struct SnapshotReader<R> {
-    input: R,
+    content: Content<R>,
+    version: u32,
     created_us: u64,
     frames: u64,
+    streams: u64,
+    pub(super) content_bytes: u64,
     totals: SnapshotTotals,
     is_ended: bool,
 }
@@ -120,20 +176,37 @@ impl<R: Read> SnapshotReader<R> {
             return Err(SnapshotError::NotASnapshot);
         }
         let version = u32::from_le_bytes(field(&header, 8));
-        if version != FORMAT_VERSION {
+        if !(UNCOMPRESSED_VERSION..=FORMAT_VERSION).contains(&version) {
             return Err(SnapshotError::Version { version });
         }
         if xxh3_64(header.split_at(20).0) != u64::from_le_bytes(field(&header, 20)) {
             return Err(SnapshotError::HeaderChecksum);
         }
-        let created_us = u64::from_le_bytes(field(&header, 12));
+        let content = if version == UNCOMPRESSED_VERSION {
+            Content::Plain(input)
+        } else {
+            Content::decompressing(input).map_err(SnapshotError::Io)?
+        };
         Ok(Self {
-            input,
-            created_us,
+            content,
+            version,
+            created_us: u64::from_le_bytes(field(&header, 12)),
             frames: 0,
+            streams: 0,
+            content_bytes: 0,
             totals: SnapshotTotals::default(),
             is_ended: false,
         })
+    }
+
+    /// Version of the format.
+    pub fn version(&self) -> u32 {
+        self.version
+    }
+
+    /// How many frames have been read.
+    pub fn frames(&self) -> u64 {
+        self.frames
     }
 
     /// When the snapshot was begun, in microseconds since the Unix epoch.
@@ -158,6 +231,14 @@ impl<R: Read> SnapshotReader<R> {
             reason: error.to_string(),
         };
         match kind {
+            FrameKind::Stream => {
+                self.streams += 1;
+                if self.totals.holders > 0 || self.streams > STREAMS_MAX {
+                    return Err(SnapshotError::MisplacedStream { frame });
+                }
+                let cursor = rmp_serde::from_slice(&payload).map_err(|error| undecodable(&error))?;
+                Ok(Some(Frame::Stream(cursor)))
+            }
             FrameKind::Holder => {
                 let holder: HolderFrame =
                     rmp_serde::from_slice(&payload).map_err(|error| undecodable(&error))?;
@@ -173,19 +254,23 @@ impl<R: Read> SnapshotReader<R> {
             FrameKind::End => {
                 let announced: SnapshotTotals =
                     rmp_serde::from_slice(&payload).map_err(|error| undecodable(&error))?;
-                if announced != self.totals {
-                    return Err(SnapshotError::Totals {
-                        announced,
-                        found: self.totals,
-                    });
-                }
-                if self.input.read(&mut [0]).map_err(SnapshotError::Io)? != 0 {
-                    return Err(SnapshotError::TrailingBytes);
-                }
-                self.is_ended = true;
-                Ok(None)
+                self.end(announced)
             }
         }
+    }
+
+    fn end(&mut self, announced: SnapshotTotals) -> Result<Option<Frame>, SnapshotError> {
+        if announced != self.totals {
+            return Err(SnapshotError::Totals {
+                announced,
+                found: self.totals,
+            });
+        }
+        if !self.content.is_at_end().map_err(|error| self.read_error(error))? {
+            return Err(SnapshotError::TrailingBytes);
+        }
+        self.is_ended = true;
+        Ok(None)
     }
 
     fn read_frame(&mut self) -> Result<(FrameKind, Vec<u8>), SnapshotError> {
@@ -201,11 +286,11 @@ impl<R: Read> SnapshotReader<R> {
         let mut payload = Vec::new();
         // Grows with what is really there: a length that lies costs no memory.
         let taken = self
-            .input
+            .content
             .by_ref()
             .take(bytes)
             .read_to_end(&mut payload)
-            .map_err(SnapshotError::Io)?;
+            .map_err(|error| self.read_error(error))?;
         if (taken as u64) < bytes {
             return Err(SnapshotError::Truncated { frame });
         }
@@ -214,17 +299,38 @@ impl<R: Read> SnapshotReader<R> {
         if frame_checksum(frame, length, kind, &payload) != u64::from_le_bytes(checksum) {
             return Err(SnapshotError::FrameChecksum { frame });
         }
+        self.content_bytes += bytes;
+        if self.content_bytes > CONTENT_BYTES_MAX {
+            return Err(SnapshotError::TooLong);
+        }
         self.frames += 1;
-        let known = [FrameKind::Holder, FrameKind::Batch, FrameKind::End];
+        let known = [
+            FrameKind::Holder,
+            FrameKind::Batch,
+            FrameKind::End,
+            FrameKind::Stream,
+        ];
         let known = known.into_iter().find(|known| *known as u8 == kind);
         Ok((known.ok_or(SnapshotError::UnknownKind { frame, kind })?, payload))
     }
 
     fn read_exact(&mut self, bytes: &mut [u8]) -> Result<(), SnapshotError> {
-        self.input.read_exact(bytes).map_err(|error| match error.kind() {
-            ErrorKind::UnexpectedEof => SnapshotError::Truncated { frame: self.frames },
+        self.content
+            .read_exact(bytes)
+            .map_err(|error| self.read_error(error))
+    }
+
+    /// Tells the file's errors from the decompressor's, which come the same way.
+    fn read_error(&self, error: io::Error) -> SnapshotError {
+        let frame = self.frames;
+        match &self.content {
+            _ if error.kind() == ErrorKind::UnexpectedEof => SnapshotError::Truncated { frame },
+            Content::Compressed(_) if error.raw_os_error().is_none() => SnapshotError::Compression {
+                frame,
+                reason: error.to_string(),
+            },
             _ => SnapshotError::Io(error),
-        })
+        }
     }
 }
 
@@ -233,54 +339,4 @@ fn field<const N: usize>(bytes: &[u8], offset: usize) -> [u8; N] {
     let mut field = [0; N];
     field.copy_from_slice(&bytes[offset..offset + N]);
     field
-}
-
-/// One holder of a snapshot.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct HolderSummary {
-    /// The holder and its cursor.
-    #[serde(flatten)]
-    pub holder: HolderFrame,
-    /// Batches that rebuild it.
-    pub batches: u64,
-}
-
-/// What a snapshot holds.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct SnapshotSummary {
-    /// Version of the format.
-    pub version: u32,
-    /// When it was begun, in microseconds since the Unix epoch.
-    pub created_us: u64,
-    /// Counts over all holders.
-    pub totals: SnapshotTotals,
-    /// The holders, in the file's order.
-    pub holders: Vec<HolderSummary>,
-}
-
-/// Reads a snapshot to its end and checks everything in it, every event included, within `limits`.
-pub fn summarise<R: Read>(input: R, limits: &WireLimits) -> Result<SnapshotSummary, SnapshotError> {
-    let mut reader = SnapshotReader::new(input)?;
-    let mut holders: Vec<HolderSummary> = Vec::new();
-    while let Some(frame) = reader.next_frame()? {
-        match frame {
-            Frame::Holder(holder) => holders.push(HolderSummary { holder, batches: 0 }),
-            Frame::Batch(payload) => {
-                let undecodable = |error: DecodeError| SnapshotError::Undecodable {
-                    frame: reader.frames - 1,
-                    reason: error.to_string(),
-                };
-                EventBatch::decode(&payload, limits).map_err(undecodable)?;
-                if let Some(holder) = holders.last_mut() {
-                    holder.batches += 1;
-                }
-            }
-        }
-    }
-    Ok(SnapshotSummary {
-        version: FORMAT_VERSION,
-        created_us: reader.created_us,
-        totals: reader.totals,
-        holders,
-    })
 }

@@ -34,48 +34,86 @@ fn batch(first: u64) -> Vec<u8> {
     .encode()
 }
 
+fn cursor(stream: &str) -> StreamCursor {
+    StreamCursor {
+        stream: stream.to_owned(),
+        created_us: 99,
+        sequence: 17,
+    }
+}
+
 fn sample() -> Vec<u8> {
     let mut writer = SnapshotWriter::new(Vec::new(), 123).unwrap();
+    writer.write_stream(&cursor("EVENTS")).unwrap();
     writer.write_holder(&holder(0, 4)).unwrap();
     writer.write_batch(&batch(10)).unwrap();
     writer.write_batch(&batch(20)).unwrap();
     writer.write_holder(&holder(1, 2)).unwrap();
     writer.write_batch(&batch(30)).unwrap();
     let (bytes, totals, length) = writer.finish().unwrap();
-    assert_eq!(
-        totals,
-        SnapshotTotals {
-            holders: 2,
-            batches: 3,
-            blocks: 6
-        }
-    );
+    assert_eq!(totals, TOTALS);
     assert_eq!(length, bytes.len() as u64);
     bytes
 }
+
+const TOTALS: SnapshotTotals = SnapshotTotals {
+    holders: 2,
+    batches: 3,
+    blocks: 6,
+};
 
 fn check(bytes: &[u8]) -> Result<SnapshotSummary, SnapshotError> {
     summarise(bytes, &WireLimits::default())
 }
 
-/// The frames of `bytes`, as (start, end).
-fn frames(bytes: &[u8]) -> Vec<(usize, usize)> {
-    let mut frames = Vec::new();
-    let mut start = HEADER_BYTES;
-    while start < bytes.len() {
-        let length = u32::from_le_bytes(bytes[start..start + 4].try_into().unwrap());
-        let end = start + 13 + length as usize;
-        frames.push((start, end));
-        start = end;
-    }
-    frames
+fn header(version: u32) -> Vec<u8> {
+    let mut header = MAGIC.to_vec();
+    header.extend_from_slice(&version.to_le_bytes());
+    header.extend_from_slice(&123_u64.to_le_bytes());
+    header.extend_from_slice(&xxhash_rust::xxh3::xxh3_64(&header).to_le_bytes());
+    header
+}
+
+/// A frame as its bytes, whatever it holds.
+fn frame(number: u64, kind: u8, payload: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(payload.len()).unwrap().to_le_bytes();
+    let checksum = frame_checksum(number, length, kind, payload);
+    [&length[..], &[kind], payload, &checksum.to_le_bytes()].concat()
+}
+
+/// The frames of the sample, as bytes, without a stream: version 1 knew none.
+fn frames() -> Vec<Vec<u8>> {
+    let named = |holder: &HolderFrame| rmp_serde::to_vec_named(holder).unwrap();
+    let payloads = [
+        (1, named(&holder(0, 4))),
+        (2, batch(10)),
+        (2, batch(20)),
+        (1, named(&holder(1, 2))),
+        (2, batch(30)),
+        (3, rmp_serde::to_vec_named(&TOTALS).unwrap()),
+    ];
+    let numbered = (0_u64..).zip(payloads);
+    numbered
+        .map(|(number, (kind, payload))| frame(number, kind, &payload))
+        .collect()
+}
+
+/// A file of version 1, as earlier builds wrote it.
+fn version_1() -> Vec<u8> {
+    [header(1), frames().concat()].concat()
+}
+
+/// A file of version 2 whose compressed part is `content`.
+fn compressed(content: &[u8]) -> Vec<u8> {
+    [header(2), zstd::encode_all(content, 1).unwrap()].concat()
 }
 
 #[test]
 fn what_is_written_reads_back() {
     let bytes = sample();
     let summary = check(&bytes).unwrap();
-    assert_eq!(summary.created_us, 123);
+    assert_eq!((summary.content.version, summary.content.created_us), (2, 123));
+    assert_eq!(summary.content.streams, [cursor("EVENTS")]);
     assert_eq!(summary.holders.len(), 2);
     assert_eq!(
         summary.holders[0],
@@ -84,82 +122,192 @@ fn what_is_written_reads_back() {
             batches: 2
         }
     );
+    assert_eq!(
+        verify(bytes.as_slice(), &WireLimits::default()).unwrap(),
+        summary.content
+    );
     let mut reader = SnapshotReader::new(bytes.as_slice()).unwrap();
+    assert_eq!(
+        reader.next_frame().unwrap(),
+        Some(Frame::Stream(cursor("EVENTS")))
+    );
     assert_eq!(reader.next_frame().unwrap(), Some(Frame::Holder(holder(0, 4))));
     assert_eq!(reader.next_frame().unwrap(), Some(Frame::Batch(batch(10))));
 }
 
 #[test]
+fn snapshots_of_version_1_are_still_read() {
+    let (old, new) = (check(&version_1()).unwrap(), check(&sample()).unwrap());
+    assert_eq!((old.content.version, old.content.streams.len()), (1, 0));
+    assert_eq!(
+        (old.content.totals, old.holders),
+        (new.content.totals, new.holders)
+    );
+}
+
+#[test]
+fn holders_that_share_blocks_share_their_bytes() {
+    let mut writer = SnapshotWriter::new(Vec::new(), 123).unwrap();
+    let hashes = (0..4096_u64).map(|number| SequenceHash(number.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
+    let shared = StoredBlocks::by_sequence(None, None, hashes.collect());
+    let payload = EventBatch {
+        events: vec![Event::Stored(shared)],
+        ..EventBatch::decode(&batch(1), &WireLimits::default()).unwrap()
+    };
+    let payload = payload.encode();
+    for rank in 0..8 {
+        writer.write_holder(&holder(rank, 4096)).unwrap();
+        writer.write_batch(&payload).unwrap();
+    }
+    let (bytes, ..) = writer.finish().unwrap();
+    assert!(bytes.len() < 2 * payload.len(), "{} bytes", bytes.len());
+    assert_eq!(check(&bytes).unwrap().holders.len(), 8);
+}
+
+#[test]
 fn a_file_cut_anywhere_is_refused() {
-    let bytes = sample();
-    for length in 0..bytes.len() {
-        assert!(check(&bytes[..length]).is_err(), "cut at {length}");
+    for bytes in [sample(), version_1()] {
+        for length in 0..bytes.len() {
+            assert!(check(&bytes[..length]).is_err(), "cut at {length}");
+        }
     }
 }
 
 #[test]
-fn every_flipped_bit_is_found() {
-    let bytes = sample();
+fn a_flipped_bit_is_found_or_changes_nothing() {
+    let bytes = version_1();
     for bit in 0..bytes.len() * 8 {
-        let mut damaged = bytes.clone();
-        damaged[bit / 8] ^= 1 << (bit % 8);
-        assert!(check(&damaged).is_err(), "bit {bit}");
+        assert!(check(&flipped(&bytes, bit)).is_err(), "bit {bit}");
     }
+    // Some bits of a compressed file mean nothing to what comes out of it.
+    let bytes = sample();
+    let whole = check(&bytes).unwrap();
+    let unnoticed = (0..bytes.len() * 8).filter(|bit| match check(&flipped(&bytes, *bit)) {
+        Ok(summary) => {
+            assert_eq!(summary, whole, "bit {bit}");
+            true
+        }
+        Err(_) => false,
+    });
+    let unnoticed = unnoticed.count();
+    assert!(unnoticed < 16, "{unnoticed} bits");
+}
+
+fn flipped(bytes: &[u8], bit: usize) -> Vec<u8> {
+    let mut damaged = bytes.to_vec();
+    damaged[bit / 8] ^= 1 << (bit % 8);
+    damaged
 }
 
 #[test]
 fn lost_repeated_and_swapped_frames_are_found() {
-    let bytes = sample();
-    let frames = frames(&bytes);
+    let frames = frames();
     let rebuild = |order: &[usize]| {
-        let mut rebuilt = bytes[..HEADER_BYTES].to_vec();
-        for frame in order {
-            rebuilt.extend_from_slice(&bytes[frames[*frame].0..frames[*frame].1]);
-        }
-        rebuilt
+        let content: Vec<u8> = order.iter().flat_map(|frame| frames[*frame].clone()).collect();
+        [[header(1), content.clone()].concat(), compressed(&content)]
     };
-    assert!(check(&rebuild(&[0, 1, 2, 3, 4, 5])).is_ok());
+    for bytes in rebuild(&[0, 1, 2, 3, 4, 5]) {
+        check(&bytes).unwrap();
+    }
     for order in [
         &[0, 1, 3, 4, 5][..],
         &[0, 1, 1, 2, 3, 4, 5],
         &[0, 2, 1, 3, 4, 5],
         &[0, 1, 2, 5],
     ] {
-        assert!(
-            matches!(check(&rebuild(order)), Err(SnapshotError::FrameChecksum { .. })),
-            "{order:?}"
-        );
+        for bytes in rebuild(order) {
+            assert!(
+                matches!(check(&bytes), Err(SnapshotError::FrameChecksum { .. })),
+                "{order:?}"
+            );
+        }
     }
 }
 
 #[test]
 fn a_later_version_is_named() {
     let mut bytes = sample();
-    bytes[8] = 2;
+    bytes[8] = 3;
     assert!(matches!(
         check(&bytes),
-        Err(SnapshotError::Version { version: 2 })
+        Err(SnapshotError::Version { version: 3 })
     ));
 }
 
 #[test]
 fn a_length_that_lies_takes_no_memory() {
-    let mut bytes = sample();
-    bytes[HEADER_BYTES..HEADER_BYTES + 4].copy_from_slice(&u32::MAX.to_le_bytes());
-    assert!(matches!(check(&bytes), Err(SnapshotError::FrameTooLong { .. })));
     let most = u32::try_from(FRAME_BYTES_MAX).unwrap();
-    bytes[HEADER_BYTES..HEADER_BYTES + 4].copy_from_slice(&most.to_le_bytes());
+    for wrap in [
+        |content: &[u8]| [header(1), content.to_vec()].concat(),
+        compressed,
+    ] {
+        let mut content = frames().concat();
+        content[..4].copy_from_slice(&u32::MAX.to_le_bytes());
+        assert!(matches!(
+            check(&wrap(&content)),
+            Err(SnapshotError::FrameTooLong { .. })
+        ));
+        content[..4].copy_from_slice(&most.to_le_bytes());
+        assert!(matches!(
+            check(&wrap(&content)),
+            Err(SnapshotError::Truncated { frame: 0 })
+        ));
+    }
+}
+
+#[test]
+fn a_window_larger_than_a_reader_grants_is_refused() {
+    let mut encoder = zstd::stream::write::Encoder::new(header(2), 1).unwrap();
+    encoder.window_log(WINDOW_LOG + 1).unwrap();
+    std::io::Write::write_all(&mut encoder, &frames().concat()).unwrap();
     assert!(matches!(
-        check(&bytes),
-        Err(SnapshotError::Truncated { frame: 0 })
+        check(&encoder.finish().unwrap()),
+        Err(SnapshotError::Compression { frame: 0, .. })
     ));
 }
 
 #[test]
+fn a_file_that_never_ends_is_given_up() {
+    let bytes = sample();
+    let mut reader = SnapshotReader::new(bytes.as_slice()).unwrap();
+    reader.content_bytes = CONTENT_BYTES_MAX;
+    assert!(matches!(reader.next_frame(), Err(SnapshotError::TooLong)));
+}
+
+#[test]
 fn bytes_after_the_end_are_refused() {
-    let mut bytes = sample();
-    bytes.push(0);
-    assert!(matches!(check(&bytes), Err(SnapshotError::TrailingBytes)));
+    let after = |mut bytes: Vec<u8>, more: &[u8]| {
+        bytes.extend_from_slice(more);
+        matches!(check(&bytes), Err(SnapshotError::TrailingBytes))
+    };
+    assert!(after(version_1(), &[0]) && after(sample(), &[0]));
+    // A second compressed frame is no part of the format.
+    assert!(after(sample(), &zstd::encode_all(&b"more"[..], 1).unwrap()));
+    assert!(matches!(
+        check(&compressed(&[frames().concat(), vec![0]].concat())),
+        Err(SnapshotError::TrailingBytes)
+    ));
+}
+
+#[test]
+fn streams_are_named_before_the_holders_and_few() {
+    let mut writer = SnapshotWriter::new(Vec::new(), 0).unwrap();
+    writer.write_holder(&holder(0, 0)).unwrap();
+    writer.write_stream(&cursor("EVENTS")).unwrap();
+    let (bytes, ..) = writer.finish().unwrap();
+    assert!(matches!(
+        check(&bytes),
+        Err(SnapshotError::MisplacedStream { frame: 1 })
+    ));
+    let mut writer = SnapshotWriter::new(Vec::new(), 0).unwrap();
+    for _ in 0..=STREAMS_MAX {
+        writer.write_stream(&cursor("EVENTS")).unwrap();
+    }
+    let (bytes, ..) = writer.finish().unwrap();
+    assert!(matches!(
+        check(&bytes),
+        Err(SnapshotError::MisplacedStream { frame: STREAMS_MAX })
+    ));
 }
 
 #[test]
@@ -179,4 +327,16 @@ fn a_batch_that_is_no_batch_is_refused_although_its_checksum_matches() {
         check(&bytes),
         Err(SnapshotError::BatchWithoutHolder { frame: 0 })
     ));
+}
+
+proptest::proptest! {
+    #[test]
+    fn no_content_makes_the_reader_panic(
+        kinds in proptest::collection::vec((0_u8..6, proptest::collection::vec(proptest::num::u8::ANY, 0..40)), 0..8),
+    ) {
+        let numbered = (0_u64..).zip(&kinds);
+        let content: Vec<u8> = numbered.flat_map(|(number, (kind, payload))| frame(number, *kind, payload)).collect();
+        proptest::prop_assert!(check(&compressed(&content)).is_err());
+        proptest::prop_assert!(check(&[header(2), content].concat()).is_err());
+    }
 }

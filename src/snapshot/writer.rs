@@ -3,19 +3,40 @@
 use std::io::{self, Write};
 
 use xxhash_rust::xxh3::xxh3_64;
+use zstd::stream::write::Encoder;
 
 use super::{
     FORMAT_VERSION, FRAME_BYTES_MAX, FrameKind, HEADER_BYTES, HolderFrame, MAGIC, SnapshotTotals,
-    frame_checksum,
+    StreamCursor, WINDOW_LOG, frame_checksum,
 };
 
+/// How hard the compressor tries. Levels above 1 cost time and gain next to nothing: there is little in hashes but the repetitions
+/// that its window finds at any level.
+const COMPRESSION_LEVEL: i32 = 1;
+
 /// Writes one snapshot, frame by frame. Without [`finish`](Self::finish) the file is truncated and will be refused.
-#[derive(Debug)]
-pub struct SnapshotWriter<W> {
-    output: W,
+pub struct SnapshotWriter<W: Write> {
+    output: Encoder<'static, Counting<W>>,
     frames: u64,
-    bytes: u64,
     totals: SnapshotTotals,
+}
+
+/// Counts what is written.
+struct Counting<W> {
+    output: W,
+    bytes: u64,
+}
+
+impl<W: Write> Write for Counting<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.output.write(bytes)?;
+        self.bytes += written as u64;
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.output.flush()
+    }
 }
 
 impl<W: Write> SnapshotWriter<W> {
@@ -27,12 +48,21 @@ impl<W: Write> SnapshotWriter<W> {
         header.extend_from_slice(&created_us.to_le_bytes());
         header.extend_from_slice(&xxh3_64(&header).to_le_bytes());
         output.write_all(&header)?;
+        let bytes = header.len() as u64;
+        let mut output = Encoder::new(Counting { output, bytes }, COMPRESSION_LEVEL)?;
+        output.window_log(WINDOW_LOG)?;
+        output.long_distance_matching(true)?;
         Ok(Self {
             output,
             frames: 0,
-            bytes: header.len() as u64,
             totals: SnapshotTotals::default(),
         })
+    }
+
+    /// Says up to where a stream is part of the snapshot; comes before the first holder.
+    pub fn write_stream(&mut self, cursor: &StreamCursor) -> io::Result<()> {
+        let payload = rmp_serde::to_vec_named(cursor).map_err(io::Error::other)?;
+        self.write_frame(FrameKind::Stream, &payload)
     }
 
     /// Begins a holder; the batches that follow are its own.
@@ -51,12 +81,13 @@ impl<W: Write> SnapshotWriter<W> {
         Ok(())
     }
 
-    /// Ends the snapshot; returns the output, its totals and its length in bytes. The caller syncs the output.
+    /// Ends the snapshot; returns the output, its totals and its length in bytes, compressed. The caller syncs the output.
     pub fn finish(mut self) -> io::Result<(W, SnapshotTotals, u64)> {
         let payload = rmp_serde::to_vec_named(&self.totals).map_err(io::Error::other)?;
         self.write_frame(FrameKind::End, &payload)?;
-        self.output.flush()?;
-        Ok((self.output, self.totals, self.bytes))
+        let mut counting = self.output.finish()?;
+        counting.output.flush()?;
+        Ok((counting.output, self.totals, counting.bytes))
     }
 
     fn write_frame(&mut self, kind: FrameKind, payload: &[u8]) -> io::Result<()> {
@@ -78,7 +109,6 @@ impl<W: Write> SnapshotWriter<W> {
         self.output.write_all(payload)?;
         self.output.write_all(&checksum.to_le_bytes())?;
         self.frames += 1;
-        self.bytes += payload.len() as u64 + 13;
         Ok(())
     }
 }

@@ -4,11 +4,15 @@
 //! the directory is synced. So a file of that name is whole unless the disk damaged it, and a crash leaves at most a temporary
 //! file, which the next snapshot clears away.
 
-use std::fs::File;
-use std::io::{self, BufWriter};
+use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::snapshot::{SnapshotTotals, SnapshotWriter};
+use crate::telemetry::labels::SnapshotFailure;
+
+use super::storage::{Disk, Storage, StorageFile};
 
 /// Names of snapshots: prefix, 20 digits, suffix. They sort by time.
 const PREFIX: &str = "snapshot-";
@@ -18,17 +22,73 @@ const TEMPORARY_PREFIX: &str = ".writing-";
 
 /// What went wrong with a file, and with which.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot {action} {}: {source}", path.display())]
+#[error("cannot {} {}: {source}", action.words(), path.display())]
 pub struct DirectoryError {
     /// What was attempted.
-    pub action: &'static str,
+    pub action: DirectoryAction,
     /// On which path.
     pub path: PathBuf,
     /// The system's error.
     pub source: io::Error,
 }
 
-fn failed<'a>(action: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> DirectoryError + use<'a> {
+/// What is done with a snapshot directory and the files in it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DirectoryAction {
+    /// Make the directory.
+    CreateDirectory,
+    /// See what is in it.
+    List,
+    /// Make a file.
+    Create,
+    /// Read it.
+    Read,
+    /// Write to it.
+    Write,
+    /// Bring its content to the disk.
+    Sync,
+    /// Give it its name.
+    Rename,
+    /// Bring the directory's names to the disk.
+    SyncDirectory,
+    /// Remove a file.
+    Remove,
+}
+
+impl DirectoryAction {
+    fn words(self) -> &'static str {
+        match self {
+            Self::CreateDirectory => "create the snapshot directory",
+            Self::List => "read the snapshot directory",
+            Self::Create => "create",
+            Self::Read => "read",
+            Self::Write => "write",
+            Self::Sync => "sync",
+            Self::Rename => "rename a snapshot to",
+            Self::SyncDirectory => "sync the snapshot directory",
+            Self::Remove => "remove",
+        }
+    }
+}
+
+impl DirectoryError {
+    /// The word for it in metrics.
+    pub fn failure(&self) -> SnapshotFailure {
+        match self.action {
+            _ if self.source.kind() == io::ErrorKind::StorageFull => SnapshotFailure::DiskFull,
+            DirectoryAction::Write => SnapshotFailure::Write,
+            DirectoryAction::Sync | DirectoryAction::SyncDirectory => SnapshotFailure::Sync,
+            DirectoryAction::Rename => SnapshotFailure::Rename,
+            DirectoryAction::CreateDirectory
+            | DirectoryAction::List
+            | DirectoryAction::Create
+            | DirectoryAction::Read
+            | DirectoryAction::Remove => SnapshotFailure::Directory,
+        }
+    }
+}
+
+fn failed(action: DirectoryAction, path: &Path) -> impl FnOnce(io::Error) -> DirectoryError + use<'_> {
     move |source| DirectoryError {
         action,
         path: path.to_owned(),
@@ -41,6 +101,7 @@ fn failed<'a>(action: &'static str, path: &'a Path) -> impl FnOnce(io::Error) ->
 pub struct SnapshotDirectory {
     path: PathBuf,
     keep: usize,
+    storage: Arc<dyn Storage>,
 }
 
 /// A snapshot that has been written.
@@ -51,167 +112,182 @@ pub(super) struct Written {
     pub(super) totals: SnapshotTotals,
 }
 
+/// A file that has no name of a snapshot yet; dropping it removes it.
+pub(super) struct Temporary<'a> {
+    directory: &'a SnapshotDirectory,
+    path: PathBuf,
+    file: Box<dyn StorageFile>,
+    is_kept: bool,
+}
+
+impl Temporary<'_> {
+    /// Where it lies.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for Temporary<'_> {
+    fn drop(&mut self) {
+        if !self.is_kept {
+            // What cannot be removed now is cleared away after the next snapshot.
+            let _ = self.directory.storage.remove(&self.path);
+        }
+    }
+}
+
+impl Write for Temporary<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.file.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+/// What takes a snapshot's frames.
+pub(super) type FileWriter<'a, 'b> = SnapshotWriter<BufWriter<&'a mut Temporary<'b>>>;
+
 impl SnapshotDirectory {
     /// The directory at `path`, made if it does not exist, in which the newest `keep` snapshots are kept.
     pub fn open(path: &Path, keep: usize) -> Result<Self, DirectoryError> {
-        std::fs::create_dir_all(path).map_err(failed("create the snapshot directory", path))?;
+        Self::open_on(Arc::new(Disk), path, keep)
+    }
+
+    pub(super) fn open_on(
+        storage: Arc<dyn Storage>,
+        path: &Path,
+        keep: usize,
+    ) -> Result<Self, DirectoryError> {
+        storage
+            .create_directory(path)
+            .map_err(failed(DirectoryAction::CreateDirectory, path))?;
         Ok(Self {
             path: path.to_owned(),
             keep: keep.max(1),
+            storage,
         })
+    }
+
+    /// How many snapshots are kept.
+    pub fn keep(&self) -> usize {
+        self.keep
     }
 
     /// The snapshots in it, newest first.
     pub fn snapshots(&self) -> Result<Vec<PathBuf>, DirectoryError> {
-        let mut snapshots = self.files(|name| {
-            let digits = name
-                .strip_prefix(PREFIX)
-                .and_then(|rest| rest.strip_suffix(SUFFIX));
-            digits
-                .is_some_and(|digits| digits.len() == 20 && digits.bytes().all(|byte| byte.is_ascii_digit()))
-        })?;
+        let mut snapshots = self.files(|name| stamp_of(name).is_some())?;
         snapshots.sort_unstable_by(|one, other| other.cmp(one));
         Ok(snapshots)
     }
 
     fn files(&self, is_wanted: impl Fn(&str) -> bool) -> Result<Vec<PathBuf>, DirectoryError> {
-        let entries =
-            std::fs::read_dir(&self.path).map_err(failed("read the snapshot directory", &self.path))?;
-        let paths = entries.filter_map(Result::ok).map(|entry| entry.path());
-        Ok(paths
-            .filter(|path| {
-                path.file_name()
-                    .and_then(|name| name.to_str())
-                    .is_some_and(&is_wanted)
-            })
-            .collect())
+        let mut paths = self
+            .storage
+            .list(&self.path)
+            .map_err(failed(DirectoryAction::List, &self.path))?;
+        paths.retain(|path| {
+            let name = path.file_name().and_then(|name| name.to_str());
+            name.is_some_and(&is_wanted)
+        });
+        Ok(paths)
     }
 
     /// Writes a snapshot with `fill`: it appears under its name only when it is whole and on disk.
     pub(super) fn write<E>(
         &self,
         created_us: u64,
-        fill: impl FnOnce(&mut SnapshotWriter<BufWriter<&File>>) -> Result<(), E>,
+        fill: impl FnOnce(&mut FileWriter<'_, '_>) -> Result<(), E>,
     ) -> Result<Written, E>
     where
         E: From<DirectoryError>,
     {
-        let temporary = tempfile::Builder::new()
-            .prefix(TEMPORARY_PREFIX)
-            .tempfile_in(&self.path);
-        let temporary = temporary.map_err(failed("create a file in", &self.path))?;
-        let (file, path) = (temporary.as_file(), temporary.path());
-        let mut writer =
-            SnapshotWriter::new(BufWriter::new(file), created_us).map_err(failed("write", path))?;
+        let mut temporary = self.temporary()?;
+        let path = temporary.path.clone();
+        let mut writer = SnapshotWriter::new(BufWriter::new(&mut temporary), created_us)
+            .map_err(failed(DirectoryAction::Write, &path))?;
         fill(&mut writer)?;
-        let (_, totals, bytes) = writer.finish().map_err(failed("write", path))?;
-        file.sync_all().map_err(failed("sync", path))?;
+        let (file, totals, bytes) = writer.finish().map_err(failed(DirectoryAction::Write, &path))?;
+        // Flushed by `finish`; dropping it would try again and swallow the error.
+        drop(file.into_parts());
         let stamp = created_us.max(self.newest_stamp()?.map_or(0, |newest| newest.saturating_add(1)));
-        let name = self.path.join(format!("{PREFIX}{stamp:020}{SUFFIX}"));
-        temporary
-            .persist(&name)
-            .map_err(|error| failed("rename a snapshot to", &name)(error.error))?;
-        self.sync()?;
-        Ok(Written {
-            path: name,
-            bytes,
-            totals,
+        let path = self.persist(temporary, &snapshot_name(stamp))?;
+        Ok(Written { path, bytes, totals })
+    }
+
+    /// A new file without a snapshot's name.
+    pub(super) fn temporary(&self) -> Result<Temporary<'_>, DirectoryError> {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let path = self
+            .path
+            .join(format!("{TEMPORARY_PREFIX}{}-{number}", std::process::id()));
+        let created = self.storage.create(&path);
+        let file = created.map_err(failed(DirectoryAction::Create, &path))?;
+        Ok(Temporary {
+            directory: self,
+            path,
+            file,
+            is_kept: false,
         })
+    }
+
+    /// Gives a file the name of a snapshot, when it is on disk; both survive a crash then.
+    pub(super) fn persist(
+        &self,
+        mut temporary: Temporary<'_>,
+        name: &str,
+    ) -> Result<PathBuf, DirectoryError> {
+        temporary
+            .file
+            .sync()
+            .map_err(failed(DirectoryAction::Sync, &temporary.path))?;
+        let path = self.path.join(name);
+        self.storage
+            .rename(&temporary.path, &path)
+            .map_err(failed(DirectoryAction::Rename, &path))?;
+        temporary.is_kept = true;
+        self.storage
+            .sync_directory(&self.path)
+            .map_err(failed(DirectoryAction::SyncDirectory, &self.path))?;
+        Ok(path)
     }
 
     /// The time in the newest snapshot's name. A clock that was set back must not make the next one look older: it would be the
     /// first to be removed, and not the one to start from.
-    fn newest_stamp(&self) -> Result<Option<u64>, DirectoryError> {
+    pub(super) fn newest_stamp(&self) -> Result<Option<u64>, DirectoryError> {
         let newest = self.snapshots()?.into_iter().next();
-        Ok(newest.and_then(|path| {
-            let name = path.file_name()?.to_str()?;
-            name.strip_prefix(PREFIX)?.strip_suffix(SUFFIX)?.parse().ok()
-        }))
-    }
-
-    /// Syncs the directory itself, so that a rename survives a crash.
-    fn sync(&self) -> Result<(), DirectoryError> {
-        let directory = File::open(&self.path).map_err(failed("open", &self.path))?;
-        directory.sync_all().map_err(failed("sync", &self.path))
+        Ok(newest.and_then(|path| stamp_of(path.file_name()?.to_str()?)))
     }
 
     /// Removes all but the newest snapshots, and what crashes left behind. Only one process may write to the directory.
     pub(super) fn prune(&self) -> Result<(), DirectoryError> {
         let outdated = self.snapshots()?.into_iter().skip(self.keep);
         let left_behind = self.files(|name| name.starts_with(TEMPORARY_PREFIX))?;
+        let mut first_error = None;
         for path in outdated.chain(left_behind) {
-            std::fs::remove_file(&path).map_err(failed("remove", &path))?;
+            let removed = self.storage.remove(&path);
+            if let Err(error) = removed.map_err(failed(DirectoryAction::Remove, &path)) {
+                // The others can go all the same.
+                first_error.get_or_insert(error);
+            }
         }
-        Ok(())
+        first_error.map_or(Ok(()), Err)
     }
+}
+
+/// The name of the snapshot with this time.
+pub(super) fn snapshot_name(stamp: u64) -> String {
+    format!("{PREFIX}{stamp:020}{SUFFIX}")
+}
+
+/// The time in a snapshot's name; none where it is no such name.
+pub(super) fn stamp_of(name: &str) -> Option<u64> {
+    let digits = name.strip_prefix(PREFIX)?.strip_suffix(SUFFIX)?;
+    let is_stamp = digits.len() == 20 && digits.bytes().all(|byte| byte.is_ascii_digit());
+    is_stamp.then(|| digits.parse().ok())?
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn write(directory: &SnapshotDirectory, created_us: u64) -> PathBuf {
-        directory
-            .write(created_us, |_| Ok::<(), DirectoryError>(()))
-            .unwrap()
-            .path
-    }
-
-    #[test]
-    fn the_newest_come_first_and_old_ones_go() {
-        let folder = tempfile::tempdir().unwrap();
-        let directory = SnapshotDirectory::open(&folder.path().join("made/on/demand"), 2).unwrap();
-        let paths: Vec<PathBuf> = [5, 70, 600]
-            .into_iter()
-            .map(|time| write(&directory, time))
-            .collect();
-        std::fs::write(
-            folder.path().join("made/on/demand/snapshot-7.kvs"),
-            b"not one of ours",
-        )
-        .unwrap();
-        assert_eq!(
-            directory.snapshots().unwrap(),
-            [paths[2].clone(), paths[1].clone(), paths[0].clone()]
-        );
-        directory.prune().unwrap();
-        assert_eq!(
-            directory.snapshots().unwrap(),
-            [paths[2].clone(), paths[1].clone()]
-        );
-    }
-
-    #[test]
-    fn a_clock_that_was_set_back_does_not_make_the_last_snapshot_an_old_one() {
-        let folder = tempfile::tempdir().unwrap();
-        let directory = SnapshotDirectory::open(folder.path(), 2).unwrap();
-        write(&directory, 600);
-        write(&directory, 700);
-        let last = write(&directory, 5);
-        directory.prune().unwrap();
-        assert_eq!(directory.snapshots().unwrap().first(), Some(&last));
-    }
-
-    #[test]
-    fn a_snapshot_that_fails_leaves_nothing_under_its_name() {
-        let folder = tempfile::tempdir().unwrap();
-        let directory = SnapshotDirectory::open(folder.path(), 2).unwrap();
-        let failure = failed("write", folder.path())(io::Error::other("the disk is full"));
-        assert!(directory.write(5, |_| Err(failure)).is_err());
-        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
-    }
-
-    #[test]
-    fn what_a_crash_left_behind_is_cleared_away() {
-        let folder = tempfile::tempdir().unwrap();
-        std::fs::write(folder.path().join(".writing-x1"), b"half").unwrap();
-        let directory = SnapshotDirectory::open(folder.path(), 2).unwrap();
-        let path = write(&directory, 5);
-        directory.prune().unwrap();
-        let left: Vec<PathBuf> = std::fs::read_dir(folder.path())
-            .unwrap()
-            .map(|entry| entry.unwrap().path())
-            .collect();
-        assert_eq!(left, [path]);
-    }
-}
+mod tests;

@@ -3,12 +3,18 @@
 use std::fs::File;
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
 
-use crate::ingest::{LanePool, PoolError};
-use crate::snapshot::{Frame, HolderFrame, SnapshotError, SnapshotReader, SnapshotTotals, summarise};
-use crate::telemetry::SnapshotMetrics;
+use crate::ingest::{LanePool, PoolError, StreamPosition};
+use crate::snapshot::{
+    Frame, HolderFrame, SnapshotContent, SnapshotError, SnapshotReader, SnapshotTotals, StreamCursor, verify,
+};
+use crate::telemetry::labels::SnapshotRejection;
+use crate::telemetry::{RestoredSnapshot, SnapshotMetrics};
+use crate::tracking::{StreamGeneration, StreamTrust};
 use crate::wire::WireLimits;
 
 use super::directory::{DirectoryError, SnapshotDirectory};
@@ -22,42 +28,10 @@ pub struct Restored {
     pub totals: SnapshotTotals,
     /// When it was begun, in microseconds since the Unix epoch.
     pub created_us: u64,
-}
-
-/// Brings the newest snapshot that is whole to the lanes, and waits until they have it. A file that is not whole is refused with a
-/// warning, counted, and left where it is. Blocks: to be called where blocking is allowed.
-///
-/// A file is read twice: first to the end, checking everything, then to apply it; nothing of a damaged file is applied.
-pub fn restore_newest(
-    pool: &LanePool,
-    directory: &SnapshotDirectory,
-    limits: &WireLimits,
-    metrics: &SnapshotMetrics,
-    runtime: &Handle,
-) -> Result<Option<Restored>, RestoreError> {
-    for path in directory.snapshots()? {
-        let checked = open(&path).and_then(|file| summarise(file, limits));
-        let summary = match checked {
-            Ok(summary) => summary,
-            Err(error) => {
-                metrics.rejected(&path.display(), &error);
-                continue;
-            }
-        };
-        match apply(&path, pool, runtime) {
-            Ok(()) => {
-                return Ok(Some(Restored {
-                    path,
-                    totals: summary.totals,
-                    created_us: summary.created_us,
-                }));
-            }
-            // Damaged since it was checked. The holders that are whole stay, unverified like all of a snapshot.
-            Err(ApplyError::Snapshot(error)) => metrics.rejected(&path.display(), &error),
-            Err(ApplyError::Pool(error)) => return Err(error.into()),
-        }
-    }
-    Ok(None)
+    /// Where the events stream goes on behind it, if it is part of it.
+    pub cursor: Option<StreamCursor>,
+    /// How long it took to check and load.
+    pub elapsed: Duration,
 }
 
 /// Why the daemon cannot start from its snapshots.
@@ -71,42 +45,135 @@ pub enum RestoreError {
     Pool(#[from] PoolError),
 }
 
+/// Brings a snapshot back to the lanes.
+pub struct Restorer {
+    /// The lanes.
+    pub pool: Arc<LanePool>,
+    /// Bounds on what the snapshot's batches may hold.
+    pub limits: WireLimits,
+    /// The events stream that will be read behind the snapshot; none with core NATS.
+    pub stream: Option<String>,
+    /// Where to go on in it: set by [`Self::restore_newest`].
+    pub position: Arc<StreamPosition>,
+    /// Holders that were exact are confirmed in its generation, where the stream proves what came after the snapshot.
+    pub trust: Arc<StreamTrust>,
+    /// What is counted.
+    pub metrics: Arc<SnapshotMetrics>,
+}
+
 enum ApplyError {
     Snapshot(SnapshotError),
     Pool(PoolError),
+}
+
+impl Restorer {
+    /// Brings the newest snapshot that is whole to the lanes, and waits until they have it. A file that is not whole is refused with
+    /// an error in the log, counted, and left where it is. Blocks: to be called where blocking is allowed.
+    ///
+    /// A file is read twice: first to the end, checking everything, then to apply it; nothing of a damaged file is applied.
+    pub fn restore_newest(
+        &self,
+        directory: &SnapshotDirectory,
+        runtime: &Handle,
+    ) -> Result<Option<Restored>, RestoreError> {
+        for path in directory.snapshots()? {
+            let started = Instant::now();
+            let content = match open(&path).and_then(|file| verify(file, &self.limits)) {
+                Ok(content) => content,
+                Err(error) => {
+                    self.reject(&path, &error);
+                    continue;
+                }
+            };
+            let cursor = self.cursor_of(&content);
+            // Only a stream proves that nothing is missing behind the snapshot.
+            let generation = cursor
+                .as_ref()
+                .map_or(StreamGeneration::default(), |_| self.trust.generation());
+            match self.apply(&path, generation, runtime) {
+                Ok(()) => return Ok(Some(self.restored(path, &content, cursor, started.elapsed()))),
+                // Damaged since it was checked. The holders that are whole stay, but nothing proves what came after them.
+                Err(ApplyError::Snapshot(error)) => {
+                    self.trust.doubt();
+                    self.reject(&path, &error);
+                }
+                Err(ApplyError::Pool(error)) => return Err(error.into()),
+            }
+        }
+        Ok(None)
+    }
+
+    fn restored(
+        &self,
+        path: PathBuf,
+        content: &SnapshotContent,
+        cursor: Option<StreamCursor>,
+        elapsed: Duration,
+    ) -> Restored {
+        if let Some(cursor) = &cursor {
+            self.position.set(cursor.clone());
+        }
+        self.metrics.restored(&RestoredSnapshot {
+            holders: content.totals.holders,
+            blocks: content.totals.blocks,
+            created_us: content.created_us,
+            elapsed,
+        });
+        Restored {
+            path,
+            totals: content.totals,
+            created_us: content.created_us,
+            cursor,
+            elapsed,
+        }
+    }
+
+    fn reject(&self, path: &Path, error: &SnapshotError) {
+        self.metrics
+            .rejected(SnapshotRejection::from(error), &path.display(), error);
+    }
+
+    fn cursor_of(&self, content: &SnapshotContent) -> Option<StreamCursor> {
+        let stream = self.stream.as_ref()?;
+        content
+            .streams
+            .iter()
+            .find(|cursor| cursor.stream == *stream)
+            .cloned()
+    }
+
+    fn apply(&self, path: &Path, generation: StreamGeneration, runtime: &Handle) -> Result<(), ApplyError> {
+        let file = open(path).map_err(ApplyError::Snapshot)?;
+        let mut reader = SnapshotReader::new(file).map_err(ApplyError::Snapshot)?;
+        let mut holder: Option<HolderFrame> = None;
+        loop {
+            let frame = match reader.next_frame() {
+                Ok(Some(frame)) => frame,
+                Ok(None) => break,
+                Err(error) => {
+                    if let Some(holder) = &holder {
+                        runtime
+                            .block_on(self.pool.abandon_restore(holder))
+                            .map_err(ApplyError::Pool)?;
+                    }
+                    return Err(ApplyError::Snapshot(error));
+                }
+            };
+            if let Frame::Holder(next) = &frame {
+                holder = Some(next.clone());
+            }
+            if let Some(holder) = &holder {
+                runtime
+                    .block_on(self.pool.restore(holder, frame, generation))
+                    .map_err(ApplyError::Pool)?;
+            }
+        }
+        runtime.block_on(self.pool.drain()).map_err(ApplyError::Pool)
+    }
 }
 
 fn open(path: &Path) -> Result<BufReader<File>, SnapshotError> {
     File::open(path)
         .map(|file| BufReader::with_capacity(1 << 20, file))
         .map_err(SnapshotError::Io)
-}
-
-fn apply(path: &Path, pool: &LanePool, runtime: &Handle) -> Result<(), ApplyError> {
-    let file = open(path).map_err(ApplyError::Snapshot)?;
-    let mut reader = SnapshotReader::new(file).map_err(ApplyError::Snapshot)?;
-    let mut holder: Option<HolderFrame> = None;
-    loop {
-        let frame = match reader.next_frame() {
-            Ok(Some(frame)) => frame,
-            Ok(None) => break,
-            Err(error) => {
-                if let Some(holder) = &holder {
-                    runtime
-                        .block_on(pool.abandon_restore(holder))
-                        .map_err(ApplyError::Pool)?;
-                }
-                return Err(ApplyError::Snapshot(error));
-            }
-        };
-        if let Frame::Holder(next) = &frame {
-            holder = Some(next.clone());
-        }
-        if let Some(holder) = &holder {
-            runtime
-                .block_on(pool.restore(holder, frame))
-                .map_err(ApplyError::Pool)?;
-        }
-    }
-    runtime.block_on(pool.drain()).map_err(ApplyError::Pool)
 }

@@ -1,14 +1,18 @@
 //! Writing a snapshot while serving.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
-use crate::ingest::{LanePool, PoolError};
+use crate::ingest::{LanePool, PoolError, StreamPosition};
 use crate::snapshot::SnapshotTotals;
+use crate::telemetry::labels::SnapshotFailure;
+use crate::tracking::StreamTrust;
 
-use super::directory::{DirectoryError, SnapshotDirectory};
+use super::directory::{DirectoryError, FileWriter, SnapshotDirectory};
 
 /// Why there is no new snapshot. The older ones are as they were.
 #[derive(Debug, thiserror::Error)]
@@ -22,10 +26,30 @@ pub enum SaveError {
     /// Writing failed in the middle.
     #[error("cannot write the snapshot: {0}")]
     Write(#[from] std::io::Error),
+    /// Another snapshot is being written.
+    #[error(
+        "another snapshot is still being written; raise snapshots.interval_seconds if this happens often"
+    )]
+    Busy,
+}
+
+impl SaveError {
+    /// The word for it in metrics.
+    pub fn failure(&self) -> SnapshotFailure {
+        match self {
+            Self::Directory(error) => error.failure(),
+            Self::Pool(_) => SnapshotFailure::LaneStopped,
+            Self::Write(error) if error.kind() == std::io::ErrorKind::StorageFull => {
+                SnapshotFailure::DiskFull
+            }
+            Self::Write(_) => SnapshotFailure::Write,
+            Self::Busy => SnapshotFailure::Busy,
+        }
+    }
 }
 
 /// A snapshot that has been written.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct Saved {
     /// The file.
     pub path: PathBuf,
@@ -35,34 +59,90 @@ pub struct Saved {
     pub totals: SnapshotTotals,
     /// How long it took.
     pub elapsed: Duration,
+    /// Why the outdated ones are still there, if they are.
+    pub prune_error: Option<DirectoryError>,
 }
 
-/// Dumps all holders, one after the other, into a new snapshot. Blocks: to be called where blocking is allowed.
-///
-/// Every holder is caught between two of its batches, with the cursor that belongs to its blocks, so the batches after the
-/// cursor can be applied on top. A lane pauses for one holder's dump at a time; queries do not notice.
-pub fn save(pool: &LanePool, directory: &SnapshotDirectory, runtime: &Handle) -> Result<Saved, SaveError> {
-    let started = Instant::now();
-    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let created_us = u64::try_from(since_epoch.as_micros()).unwrap_or(u64::MAX);
-    let written = directory.write::<SaveError>(created_us, |writer| {
-        for lane in 0..pool.lane_count() {
+/// Writes the snapshots of one daemon, one at a time.
+pub struct Snapshotter {
+    pool: Arc<LanePool>,
+    directory: SnapshotDirectory,
+    position: Arc<StreamPosition>,
+    trust: Arc<StreamTrust>,
+    saving: Mutex<()>,
+}
+
+impl Snapshotter {
+    /// Writes what the lanes of `pool` have to `directory`. `position` is how far the lanes have got in the events stream; holders
+    /// that are not confirmed in the generation of `trust` are marked so.
+    pub fn new(
+        pool: Arc<LanePool>,
+        directory: SnapshotDirectory,
+        position: Arc<StreamPosition>,
+        trust: Arc<StreamTrust>,
+    ) -> Self {
+        Self {
+            pool,
+            directory,
+            position,
+            trust,
+            saving: Mutex::new(()),
+        }
+    }
+
+    /// The directory that the snapshots are in.
+    pub fn directory(&self) -> &SnapshotDirectory {
+        &self.directory
+    }
+
+    /// Dumps all holders, one after the other, into a new snapshot, and removes outdated ones. Blocks: to be called where blocking
+    /// is allowed.
+    ///
+    /// Every holder is caught between two of its batches, with the cursor that belongs to its blocks, so the batches after the
+    /// cursor can be applied on top. A lane pauses to collect one holder's events at a time; encoding, compressing and writing them
+    /// is not its work. Queries do not notice.
+    pub fn save(&self, runtime: &Handle) -> Result<Saved, SaveError> {
+        let _alone = self.saving.try_lock().ok_or(SaveError::Busy)?;
+        let started = Instant::now();
+        let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let created_us = u64::try_from(since_epoch.as_micros()).unwrap_or(u64::MAX);
+        let written = self
+            .directory
+            .write::<SaveError>(created_us, |writer| self.fill(writer, runtime))?;
+        Ok(Saved {
+            path: written.path,
+            bytes: written.bytes,
+            totals: written.totals,
+            elapsed: started.elapsed(),
+            prune_error: self.directory.prune().err(),
+        })
+    }
+
+    /// Does `work` as if a snapshot were being written.
+    #[cfg(test)]
+    pub(super) fn while_saving<T>(&self, work: impl FnOnce() -> T) -> T {
+        let _alone = self.saving.lock();
+        work()
+    }
+
+    fn fill(&self, writer: &mut FileWriter<'_, '_>, runtime: &Handle) -> Result<(), SaveError> {
+        // Both before the first dump: what comes meanwhile is applied again, or doubted again.
+        let generation = self.trust.generation();
+        if let Some(cursor) = self.position.get() {
+            writer.write_stream(&cursor)?;
+        }
+        for lane in 0..self.pool.lane_count() {
             let mut position = None;
-            while let Some((next, dump)) = runtime.block_on(pool.dump_next(lane, position.take()))? {
+            while let Some((next, dump)) =
+                runtime.block_on(self.pool.dump_next(lane, position.take(), generation))?
+            {
                 writer.write_holder(&dump.frame)?;
-                for batch in &dump.batches {
-                    writer.write_batch(batch)?;
+                for batch in dump.batches() {
+                    writer.write_batch(&batch)?;
                 }
                 position = Some(next);
             }
         }
         Ok(())
-    })?;
-    directory.prune()?;
-    Ok(Saved {
-        path: written.path,
-        bytes: written.bytes,
-        totals: written.totals,
-        elapsed: started.elapsed(),
-    })
+    }
 }

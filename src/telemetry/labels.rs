@@ -3,6 +3,7 @@
 //! The spelling of a value is part of what dashboards and alerts rely on: add values freely, but don't rename them.
 
 use crate::index::RejectReason;
+use crate::snapshot::SnapshotError;
 use crate::tracking::DegradedReason;
 use crate::wire::ErrorCode;
 
@@ -125,6 +126,78 @@ label_values! {
 }
 
 label_values! {
+    /// Why a snapshot was not written.
+    SnapshotFailure {
+        /// There is no room on the disk.
+        DiskFull => "disk_full",
+        /// The directory cannot be used, or no file made in it.
+        Directory => "directory",
+        /// Writing failed.
+        Write => "write",
+        /// The file or the directory could not be brought to the disk.
+        Sync => "sync",
+        /// The file could not be given its name.
+        Rename => "rename",
+        /// Another snapshot is being written.
+        Busy => "busy",
+        /// A lane takes no more work.
+        LaneStopped => "lane_stopped",
+        /// The task was cut short.
+        Interrupted => "interrupted",
+    }
+}
+
+label_values! {
+    /// Why a snapshot that was found at start was not loaded.
+    SnapshotRejection {
+        /// It cannot be read.
+        Unreadable => "unreadable",
+        /// It is no snapshot, or of a version that this build does not know.
+        Unknown => "unknown",
+        /// It ends too early.
+        Truncated => "truncated",
+        /// What it holds is not what was written.
+        Damaged => "damaged",
+        /// It is larger than it may be.
+        TooLarge => "too_large",
+    }
+}
+
+impl From<&SnapshotError> for SnapshotRejection {
+    fn from(error: &SnapshotError) -> Self {
+        match error {
+            SnapshotError::Io(_) => Self::Unreadable,
+            SnapshotError::NotASnapshot | SnapshotError::Version { .. } => Self::Unknown,
+            SnapshotError::Truncated { .. } => Self::Truncated,
+            SnapshotError::TooLong | SnapshotError::FrameTooLong { .. } => Self::TooLarge,
+            SnapshotError::HeaderChecksum
+            | SnapshotError::Compression { .. }
+            | SnapshotError::MisplacedStream { .. }
+            | SnapshotError::FrameChecksum { .. }
+            | SnapshotError::UnknownKind { .. }
+            | SnapshotError::Undecodable { .. }
+            | SnapshotError::BatchWithoutHolder { .. }
+            | SnapshotError::Totals { .. }
+            | SnapshotError::TrailingBytes => Self::Damaged,
+        }
+    }
+}
+
+label_values! {
+    /// Why the consumer of the events stream was made anew.
+    ConsumerReset {
+        /// The connection broke.
+        Connection => "connection",
+        /// The server was silent for too long, or an error came in the place of messages.
+        Delivery => "delivery",
+        /// A message was skipped on its way.
+        Skipped => "skipped",
+        /// The stream is another one than before, or gone.
+        Stream => "stream",
+    }
+}
+
+label_values! {
     /// How exactly the index knows what a holder has.
     HolderState {
         /// Every batch of the holder was applied.
@@ -185,6 +258,8 @@ label_values! {
         Queries => "queries",
         /// The one that asks publishers for what is missing.
         Resync => "resync",
+        /// The one that sends snapshots to the Object Store and fetches them.
+        Snapshots => "snapshots",
     }
 }
 
@@ -291,6 +366,9 @@ mod tests {
     fn values_are_distinct_lower_snake_case_and_indexed_in_order() {
         check::<DropReason>();
         check::<ResyncFailure>();
+        check::<SnapshotFailure>();
+        check::<SnapshotRejection>();
+        check::<ConsumerReset>();
         check::<RejectReason>();
         check::<DegradedReason>();
         check::<HolderState>();

@@ -141,7 +141,10 @@ pub(crate) mod tests {
         let gathers = GatherMetrics::new();
         gathers.shard_missing(0);
         let _ = ShardMetrics::new();
+        let _ = ResyncMetrics::for_namespace("models");
+        let _ = ResyncGauges::new();
         let _ = SnapshotMetrics::new();
+        let _ = StreamMetrics::new();
         let _ = LaneMetrics::for_lane(0);
         let _ = ConnectionMetrics::for_connection(Connection::Events);
         let _ = AdminMetrics::new();
@@ -157,6 +160,7 @@ pub(crate) mod tests {
             EventMetrics::for_namespace("models").batch_applied(&AppliedBatch::default());
             QueryMetrics::for_namespace("models")
                 .answered(labels::QueryKind::Tokens, Duration::from_micros(3));
+            ResyncMetrics::for_namespace("models").succeeded(&"gpu-0/0", 1, Duration::from_millis(1));
             SnapshotMetrics::new().written(1, Duration::from_millis(1), UNIX_EPOCH);
         });
         for metric in names::ALL {

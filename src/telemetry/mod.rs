@@ -31,6 +31,7 @@ mod process_metrics;
 mod query_metrics;
 mod resync_metrics;
 mod snapshot_metrics;
+mod stream_metrics;
 
 pub use event_metrics::{AppliedBatch, EventMetrics};
 pub use gather_metrics::{GatherMetrics, ShardMetrics};
@@ -41,4 +42,5 @@ pub use namespace_gauges::{NamespaceGauges, NamespaceSizes};
 pub use process_metrics::{AdminMetrics, ConnectionMetrics, LaneMetrics, ProcessMetrics};
 pub use query_metrics::{QueryErrorMetrics, QueryMetrics};
 pub use resync_metrics::{ResyncGauges, ResyncMetrics};
-pub use snapshot_metrics::SnapshotMetrics;
+pub use snapshot_metrics::{RestoredSnapshot, SnapshotMetrics};
+pub use stream_metrics::StreamMetrics;

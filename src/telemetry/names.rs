@@ -210,10 +210,24 @@ declare_metrics! {
         "What happened to the connections to the message broker."
     Counter SNAPSHOTS_WRITTEN = "kvatlas_snapshots_written_total" [], Count;
         "Snapshots written completely."
-    Counter SNAPSHOTS_FAILED = "kvatlas_snapshots_failed_total" [], Count;
-        "Snapshots that could not be written."
-    Counter SNAPSHOTS_REJECTED = "kvatlas_snapshots_rejected_total" [], Count;
-        "Snapshots that were found at start but not loaded, because they are damaged or don't fit."
+    Counter SNAPSHOTS_FAILED = "kvatlas_snapshots_failed_total" [REASON], Count;
+        "Snapshots that could not be written, by reason."
+    Counter SNAPSHOTS_REJECTED = "kvatlas_snapshots_rejected_total" [REASON], Count;
+        "Snapshots that were found at start but not loaded, by reason."
+    Counter SNAPSHOT_PRUNES_FAILED = "kvatlas_snapshot_prunes_failed_total" [], Count;
+        "Times that outdated snapshots could not be removed."
+    Counter SNAPSHOTS_UPLOADED = "kvatlas_snapshots_uploaded_total" [], Count;
+        "Snapshots sent to the Object Store completely."
+    Counter SNAPSHOT_UPLOADS_FAILED = "kvatlas_snapshot_uploads_failed_total" [], Count;
+        "Snapshots that could not be sent to the Object Store."
+    Counter SNAPSHOTS_FETCHED = "kvatlas_snapshots_fetched_total" [], Count;
+        "Snapshots fetched from the Object Store at start."
+    Counter SNAPSHOT_FETCHES_FAILED = "kvatlas_snapshot_fetches_failed_total" [], Count;
+        "Snapshots that could not be fetched from the Object Store at start."
+    Counter STREAM_MESSAGES_LOST = "kvatlas_stream_messages_lost_total" [], Count;
+        "Messages that were gone from the events stream before they were read."
+    Counter STREAM_CONSUMER_RESETS = "kvatlas_stream_consumer_resets_total" [REASON], Count;
+        "Times that the consumer of the events stream was made anew, by reason."
     Counter ADMIN_CONNECTIONS_REFUSED = "kvatlas_admin_connections_refused_total" [], Count;
         "Connections to the admin listener that were closed because too many were open."
     Gauge HOLDERS = "kvatlas_holders" [NAMESPACE, STATE], Count;
@@ -244,6 +258,18 @@ declare_metrics! {
         "Time of the last snapshot that was written completely, in seconds since the Unix epoch."
     Gauge LAST_SNAPSHOT_BYTES = "kvatlas_last_snapshot_bytes" [], Bytes;
         "Size of the last snapshot that was written completely."
+    Gauge SNAPSHOT_AGE = "kvatlas_snapshot_age_seconds" [], Seconds;
+        "Time since the newest snapshot was begun; 0 while there is none."
+    Gauge RESTORED_HOLDERS = "kvatlas_restored_holders" [], Count;
+        "Holders in the snapshot that the process started from."
+    Gauge RESTORED_BLOCKS = "kvatlas_restored_blocks" [], Count;
+        "Blocks in the snapshot that the process started from, summed over its holders."
+    Gauge RESTORE_DURATION = "kvatlas_restore_duration_seconds" [], Seconds;
+        "Time in which the process loaded the snapshot that it started from."
+    Gauge STREAM_SEQUENCE = "kvatlas_stream_sequence" [], Count;
+        "Sequence number of the last message of the events stream that was read; 0 without JetStream."
+    Gauge STREAM_LAG = "kvatlas_stream_lag_messages" [], Count;
+        "Messages of the events stream that are still to be read; 0 without JetStream."
     Gauge BUILD_INFO = "kvatlas_build_info" [VERSION], Count;
         "Always 1; the label tells the version of the program."
     Gauge PROCESS_START_TIME = "kvatlas_process_start_time_seconds" [], Seconds;

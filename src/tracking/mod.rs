@@ -9,4 +9,4 @@ mod status;
 
 pub use liveness::{ListeningClock, Liveness, LivenessLimits, Silence};
 pub use sequence::{Admission, BatchCursor, SequenceTracker};
-pub use status::{DegradedReason, DegradedReasons, HolderStatus, StreamGeneration, StreamTrust};
+pub use status::{DegradedReason, DegradedReasons, HolderStatus, StreamGeneration, StreamStall, StreamTrust};

@@ -189,7 +189,8 @@ impl<'de> Deserialize<'de> for DegradedReasons {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct StreamGeneration(u64);
 
-/// The current generation of the event stream, shared by those who doubt it and those who ask.
+/// The current generation of the event stream, shared by those who doubt it and those who ask; and whether the events that are
+/// applied lie far behind those that were published.
 ///
 /// Begins at generation 1, so that a holder that no batch has confirmed (generation 0) is not trusted.
 #[derive(Debug)]
@@ -197,13 +198,21 @@ pub struct StreamTrust {
     generation: AtomicU64,
     /// The last generation whose subscription the server is known to have; 0 if there was none.
     followed: AtomicU64,
+    stalls: AtomicU64,
+    ended_stalls: AtomicU64,
 }
+
+/// A time in which events wait to be applied, although none is lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StreamStall(u64);
 
 impl Default for StreamTrust {
     fn default() -> Self {
         Self {
             generation: AtomicU64::new(1),
             followed: AtomicU64::new(0),
+            stalls: AtomicU64::new(0),
+            ended_stalls: AtomicU64::new(0),
         }
     }
 }
@@ -219,10 +228,14 @@ impl StreamTrust {
         self.followed.fetch_max(generation.0, Ordering::AcqRel);
     }
 
-    /// The current generation, if its messages are being received; none after a doubt, until the stream is followed again.
+    /// The current generation, if its messages are being received; none after a doubt, until the stream is followed again, and none
+    /// in a stall.
     ///
     /// What a publisher says about itself after this proves something for this generation: what it publishes later is received.
     pub fn followed(&self) -> Option<StreamGeneration> {
+        if self.is_stalled() {
+            return None;
+        }
         let followed = self.followed.load(Ordering::Acquire);
         let generation = self.generation();
         (followed >= generation.0).then_some(generation)
@@ -231,6 +244,31 @@ impl StreamTrust {
     /// Doubts the stream: no holder is trusted until a batch received in the new generation continues its count.
     pub fn doubt(&self) -> StreamGeneration {
         StreamGeneration(self.generation.fetch_add(1, Ordering::AcqRel) + 1)
+    }
+
+    /// Begins a time in which no holder is trusted because events wait that will be applied later. What a holder's batches have
+    /// confirmed counts again when it [ends](Self::end_stall).
+    pub fn stall(&self) -> StreamStall {
+        StreamStall(self.stalls.fetch_add(1, Ordering::AcqRel) + 1)
+    }
+
+    /// Ends `stall` and those before it: all events that had been published when it ended, or a moment before, have been applied.
+    /// A later one goes on.
+    pub fn end_stall(&self, stall: StreamStall) {
+        self.ended_stalls.fetch_max(stall.0, Ordering::AcqRel);
+    }
+
+    /// The last stall, if it has not ended.
+    pub fn current_stall(&self) -> Option<StreamStall> {
+        // The end first: one that comes in between is then taken for one that lasts, never the other way round.
+        let ended = self.ended_stalls.load(Ordering::Acquire);
+        let last = self.stalls.load(Ordering::Acquire);
+        (last > ended).then_some(StreamStall(last))
+    }
+
+    /// Whether events wait to be applied. A search that began before the end of a stall has not seen them: to be asked before it.
+    pub fn is_stalled(&self) -> bool {
+        self.current_stall().is_some()
     }
 }
 
@@ -254,7 +292,7 @@ impl HolderStatus {
     pub fn reasons(&self, trust: &StreamTrust) -> DegradedReasons {
         // First whether the stream is trusted, then the reasons: a batch behind a gap adds its reason and then confirms. The
         // other way round, a reader in between would see neither the doubt nor the reason.
-        let is_confirmed = self.confirmed_generation.load(Ordering::Acquire) >= trust.generation().0;
+        let is_confirmed = !trust.is_stalled() && self.is_confirmed(trust.generation());
         let reasons = DegradedReasons(self.reasons.load(Ordering::Acquire));
         if is_confirmed {
             return reasons;
@@ -297,6 +335,11 @@ impl HolderStatus {
     /// The number of the last replacement of the state; 0 if there was none. To be read after the reasons.
     pub fn replacement(&self) -> u64 {
         self.replacement.load(Ordering::Acquire)
+    }
+
+    /// Whether a batch received in `generation` or later continued the count.
+    pub fn is_confirmed(&self, generation: StreamGeneration) -> bool {
+        self.confirmed_generation.load(Ordering::Acquire) >= generation.0
     }
 
     /// A batch received in `generation` continued the count.
@@ -385,6 +428,24 @@ mod tests {
         assert!(status.reasons(&trust).contains(DegradedReason::Unverified));
         status.confirm(trust.generation());
         assert!(status.reasons(&trust).is_empty());
+    }
+
+    #[test]
+    fn nobody_is_trusted_during_a_stall_and_everybody_as_before_after_it() {
+        let trust = StreamTrust::default();
+        let (confirmed, unconfirmed) = (HolderStatus::default(), HolderStatus::default());
+        confirmed.confirm(trust.generation());
+        let (first, second) = (trust.stall(), trust.stall());
+        assert_eq!(trust.current_stall(), Some(second));
+        trust.end_stall(first);
+        assert!(confirmed.reasons(&trust).contains(DegradedReason::Unverified));
+        trust.end_stall(second);
+        assert!(confirmed.reasons(&trust).is_empty() && !trust.is_stalled());
+        assert!(unconfirmed.reasons(&trust).contains(DegradedReason::Unverified));
+        // The end of one that is over takes nothing back.
+        let third = trust.stall();
+        trust.end_stall(first);
+        assert_eq!(trust.current_stall(), Some(third));
     }
 
     #[test]

@@ -9,6 +9,7 @@
 )]
 
 pub mod fleet;
+pub mod jetstream;
 pub mod proxy;
 pub mod relay;
 pub mod truth;
@@ -236,6 +237,11 @@ pub fn matches(reply: &QueryReply) -> Vec<(String, u32, u32, bool)> {
         )
     };
     reply.holders.iter().map(holder).collect()
+}
+
+/// Whether batches of the holder are known to be missing.
+pub fn has_gap(status: &HolderStatusReply) -> bool {
+    status.degraded.contains(kvatlas::tracking::DegradedReason::Gap)
 }
 
 /// The words for why a holder is degraded.

@@ -433,6 +433,12 @@ fn combinations_are_checked() {
         ],
     );
 
+    let messages = refuse(&[("snapshots.object_store", "warm")], &[], "");
+    assert_one(
+        &messages,
+        &["flag --snapshots-object-store:", "needs snapshots.directory"],
+    );
+
     let messages = refuse(
         &[("limits.max_namespaces", "1"), ("limits.max_name_bytes", "4")],
         &[],

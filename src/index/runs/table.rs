@@ -60,6 +60,10 @@ impl Mixed {
 }
 
 #[inline]
+#[allow(
+    clippy::cast_possible_truncation,
+    reason = "the low bits choose a place; a conversion that can fail costs in the innermost loop"
+)]
 fn low(bits: u64) -> usize {
     // The table is for 64-bit machines only, see `run`.
     bits as usize

@@ -1,48 +1,25 @@
-//! `kvatlas snapshot`: what snapshot files hold.
+//! `kvatlas snapshot inspect`: what snapshot files hold.
 
 use std::fs::File;
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
-use clap::{Args, Subcommand};
-use kvatlas::snapshot::{SnapshotError, SnapshotSummary, summarise};
+use clap::Args;
+use kvatlas::snapshot::{SnapshotError, SnapshotSummary, StreamCursor, summarise};
 use kvatlas::tracking::DegradedReasons;
-use kvatlas::wire::{NamespaceName, Rank, WireLimits, WorkerName};
+use kvatlas::wire::{NamespaceName, Rank, WorkerName};
 use serde::Serialize;
 
-use super::failure::Failure;
-use super::output::{print, print_json};
-use super::status_report::describe_state;
-use super::table::{Side, Table};
-use super::text::counted;
-use super::time_text::rfc3339;
-
-pub(super) const EXAMPLES: &str = "\
-Every checksum and every event is checked. The command fails if a snapshot is damaged.
-
-Examples:
-  kvatlas snapshot inspect /var/lib/kvatlas
-  kvatlas snapshot inspect /var/lib/kvatlas/snapshot-00001767225600000000.kvs --json";
-
-/// What names of snapshots end with.
-const EXTENSION: &str = "kvs";
-
-/// What to do with snapshots.
-#[derive(Debug, Args)]
-pub(crate) struct SnapshotArguments {
-    #[command(subcommand)]
-    command: SnapshotCommand,
-}
-
-#[derive(Debug, Subcommand)]
-enum SnapshotCommand {
-    /// Check snapshots, and print what they hold.
-    #[command(after_help = EXAMPLES)]
-    Inspect(InspectArguments),
-}
+use super::super::failure::Failure;
+use super::super::output::{print, print_json};
+use super::super::status_report::describe_state;
+use super::super::table::{Side, Table};
+use super::super::text::{counted, printable};
+use super::super::time_text::rfc3339;
+use super::{cannot_open, file_limits, snapshots_in};
 
 #[derive(Debug, Args)]
-struct InspectArguments {
+pub(super) struct InspectArguments {
     /// A snapshot, or a directory of them.
     #[arg(value_name = "PATH")]
     path: PathBuf,
@@ -51,21 +28,18 @@ struct InspectArguments {
     json: bool,
 }
 
-/// Does it.
-pub(crate) fn snapshot(arguments: &SnapshotArguments) -> Result<(), Failure> {
-    match &arguments.command {
-        SnapshotCommand::Inspect(arguments) if arguments.path.is_dir() => inspect_directory(arguments),
-        SnapshotCommand::Inspect(arguments) => inspect_file(arguments),
+/// Checks what was named, and prints what it holds.
+pub(super) fn inspect(arguments: &InspectArguments) -> Result<(), Failure> {
+    if arguments.path.is_dir() {
+        inspect_directory(arguments)
+    } else {
+        inspect_file(arguments)
     }
 }
 
 fn inspect_file(arguments: &InspectArguments) -> Result<(), Failure> {
     let path = &arguments.path;
-    let file = File::open(path).map_err(|error| {
-        Failure::usage(format_args!(
-            "cannot open {path:?}: {error}; name a snapshot or a directory of them"
-        ))
-    })?;
+    let file = File::open(path).map_err(|error| cannot_open(path, &error))?;
     let checked = check(file);
     if arguments.json {
         print_json(&InspectionJson::new(path, &checked))?;
@@ -78,12 +52,7 @@ fn inspect_file(arguments: &InspectArguments) -> Result<(), Failure> {
 }
 
 fn inspect_directory(arguments: &InspectArguments) -> Result<(), Failure> {
-    let paths = snapshots_in(&arguments.path).map_err(|error| {
-        Failure::usage(format_args!(
-            "cannot read the directory {:?}: {error}",
-            arguments.path
-        ))
-    })?;
+    let paths = snapshots_in(&arguments.path)?;
     let checked: Vec<(PathBuf, Result<SnapshotSummary, SnapshotError>)> = paths
         .into_iter()
         .map(|path| {
@@ -109,33 +78,13 @@ fn inspect_directory(arguments: &InspectArguments) -> Result<(), Failure> {
     }
 }
 
-/// The files named like snapshots, newest first.
-fn snapshots_in(directory: &Path) -> std::io::Result<Vec<PathBuf>> {
-    let mut paths = Vec::new();
-    for entry in std::fs::read_dir(directory)? {
-        let path = entry?.path();
-        if path.extension().is_some_and(|extension| extension == EXTENSION) {
-            paths.push(path);
-        }
-    }
-    // Names carry the time in a fixed width.
-    paths.sort_unstable_by(|one, other| other.cmp(one));
-    Ok(paths)
-}
-
-/// Reads all of a snapshot. The daemon's limits don't matter: what it holds is to be seen in any case.
 fn check(file: File) -> Result<SnapshotSummary, SnapshotError> {
-    let limits = WireLimits {
-        message_bytes_max: usize::MAX,
-        events_max: usize::MAX,
-        blocks_per_event_max: usize::MAX,
-        ..WireLimits::default()
-    };
-    summarise(BufReader::new(file), &limits)
+    summarise(BufReader::new(file), &file_limits())
 }
 
 fn render_summary(path: &Path, summary: &SnapshotSummary) -> String {
-    let totals = summary.totals;
+    let content = &summary.content;
+    let totals = content.totals;
     let mut table = Table::new(&[
         ("NAMESPACE", Side::Left),
         ("WORKER", Side::Left),
@@ -163,10 +112,11 @@ fn render_summary(path: &Path, summary: &SnapshotSummary) -> String {
         ]);
     }
     format!(
-        "{}: format version {}, begun {}, all checksums right\n{}, {}, {}\n{}",
+        "{}: format version {}, begun {}, all checksums right\n{}{}, {}, {}\n{}",
         path.display(),
-        summary.version,
-        rfc3339(summary.created_us),
+        content.version,
+        rfc3339(content.created_us),
+        content.streams.iter().map(describe_stream).collect::<String>(),
         counted(totals.holders, "holder", "holders"),
         counted(totals.batches, "batch", "batches"),
         counted(totals.blocks, "block", "blocks"),
@@ -175,6 +125,15 @@ fn render_summary(path: &Path, summary: &SnapshotSummary) -> String {
         } else {
             table.render()
         }
+    )
+}
+
+fn describe_stream(cursor: &StreamCursor) -> String {
+    format!(
+        "stream {} of {}, up to message {}\n",
+        printable(&cursor.stream),
+        rfc3339(cursor.created_us),
+        cursor.sequence
     )
 }
 
@@ -199,10 +158,10 @@ fn render_list(checked: &[(PathBuf, Result<SnapshotSummary, SnapshotError>)]) ->
         table.push(match checked {
             Ok(summary) => vec![
                 name,
-                rfc3339(summary.created_us),
+                rfc3339(summary.content.created_us),
                 namespaces(summary).to_string(),
-                summary.totals.holders.to_string(),
-                summary.totals.blocks.to_string(),
+                summary.content.totals.holders.to_string(),
+                summary.content.totals.blocks.to_string(),
                 "whole".to_owned(),
             ],
             Err(error) => {
@@ -247,6 +206,7 @@ struct InspectionJson<'a> {
 struct ContentJson<'a> {
     version: u32,
     created_us: u64,
+    streams: &'a [StreamCursor],
     totals: kvatlas::snapshot::SnapshotTotals,
     holders: Vec<HolderJson<'a>>,
 }
@@ -287,9 +247,10 @@ impl<'a> From<&'a SnapshotSummary> for ContentJson<'a> {
             degraded: DegradedReasons::from_bits(holder.holder.degraded_bits),
         });
         Self {
-            version: summary.version,
-            created_us: summary.created_us,
-            totals: summary.totals,
+            version: summary.content.version,
+            created_us: summary.content.created_us,
+            streams: &summary.content.streams,
+            totals: summary.content.totals,
             holders: holders.collect(),
         }
     }
@@ -298,7 +259,7 @@ impl<'a> From<&'a SnapshotSummary> for ContentJson<'a> {
 #[cfg(test)]
 mod tests {
     use kvatlas::index::Hashing;
-    use kvatlas::snapshot::{HolderFrame, HolderSummary, SnapshotTotals};
+    use kvatlas::snapshot::{HolderFrame, HolderSummary, SnapshotContent, SnapshotTotals};
 
     use super::*;
 
@@ -316,12 +277,19 @@ mod tests {
             foreign_chain: false,
         };
         SnapshotSummary {
-            version: 1,
-            created_us: 951_782_400_000_000,
-            totals: SnapshotTotals {
-                holders: 1,
-                batches: 2,
-                blocks: 1024,
+            content: SnapshotContent {
+                version: 2,
+                created_us: 951_782_400_000_000,
+                streams: vec![StreamCursor {
+                    stream: "EVENTS".to_owned(),
+                    created_us: 951_782_400_000_000,
+                    sequence: 17,
+                }],
+                totals: SnapshotTotals {
+                    holders: 1,
+                    batches: 2,
+                    blocks: 1024,
+                },
             },
             holders: vec![HolderSummary { holder, batches: 2 }],
         }
@@ -330,7 +298,8 @@ mod tests {
     #[test]
     fn a_snapshot_is_a_heading_and_its_holders() {
         let expected = "\
-a.kvs: format version 1, begun 2000-02-29T00:00:00Z, all checksums right
+a.kvs: format version 2, begun 2000-02-29T00:00:00Z, all checksums right
+stream EVENTS of 2000-02-29T00:00:00Z, up to message 17
 1 holder, 2 batches, 1024 blocks
 NAMESPACE  WORKER  RANK  EPOCH  SEQ  BLOCKS  BATCHES  STATE
 llama      gpu-0      1      7   12    1024        2  degraded: gap

@@ -1,0 +1,204 @@
+//! `kvatlas snapshot export`: all that a snapshot holds, as JSON lines.
+
+use std::fs::File;
+use std::io::{self, BufReader, BufWriter, ErrorKind, Read, Write};
+use std::path::PathBuf;
+
+use clap::Args;
+use kvatlas::snapshot::{Frame, HolderFrame, SnapshotError, SnapshotReader};
+use kvatlas::tracking::DegradedReasons;
+use kvatlas::wire::{EventBatch, NamespaceName, WorkerName};
+use serde_json::json;
+
+use super::super::event_json::LineBatch;
+use super::super::failure::Failure;
+use super::{cannot_open, file_limits};
+
+#[derive(Debug, Args)]
+pub(super) struct ExportArguments {
+    /// The snapshot.
+    #[arg(value_name = "FILE")]
+    path: PathBuf,
+    /// Only holders of this namespace.
+    #[arg(long, value_name = "NAME")]
+    namespace: Option<NamespaceName>,
+    /// Only holders of this worker.
+    #[arg(long, value_name = "NAME")]
+    worker: Option<WorkerName>,
+}
+
+/// Why an export ended early.
+#[derive(Debug, thiserror::Error)]
+enum ExportError {
+    #[error(transparent)]
+    Snapshot(#[from] SnapshotError),
+    #[error("cannot write to standard output: {0}")]
+    Output(#[from] io::Error),
+    #[error("cannot write a line as JSON: {0}")]
+    Json(#[from] serde_json::Error),
+}
+
+/// Writes the snapshot's content to standard output.
+pub(super) fn export(arguments: &ExportArguments) -> Result<(), Failure> {
+    let path = &arguments.path;
+    let file = File::open(path).map_err(|error| cannot_open(path, &error))?;
+    let mut output = BufWriter::new(io::stdout().lock());
+    let is_wanted = |holder: &HolderFrame| {
+        let is_namespace = arguments
+            .namespace
+            .as_ref()
+            .is_none_or(|name| *name == holder.namespace);
+        let is_worker = arguments
+            .worker
+            .as_ref()
+            .is_none_or(|name| *name == holder.worker);
+        is_namespace && is_worker
+    };
+    let exported = write_lines(BufReader::with_capacity(1 << 20, file), &mut output, is_wanted);
+    match exported.and_then(|()| Ok(output.flush()?)) {
+        // That the reader has gone, as `head` does, is no failure.
+        Err(ExportError::Output(error)) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+        exported => exported.map_err(|error| Failure::failed(format_args!("{}: {error}", path.display()))),
+    }
+}
+
+fn write_lines(
+    input: impl Read,
+    output: &mut impl Write,
+    is_wanted: impl Fn(&HolderFrame) -> bool,
+) -> Result<(), ExportError> {
+    let limits = file_limits();
+    let mut reader = SnapshotReader::new(input)?;
+    let head = json!({ "version": reader.version(), "created_us": reader.created_us() });
+    writeln!(output, "{}", json!({ "snapshot": head }))?;
+    let mut takes_batches = false;
+    while let Some(frame) = reader.next_frame()? {
+        match frame {
+            Frame::Stream(cursor) => writeln!(output, "{}", json!({ "stream": cursor }))?,
+            Frame::Holder(holder) => {
+                takes_batches = is_wanted(&holder);
+                if takes_batches {
+                    writeln!(output, "{}", json!({ "holder": holder_json(&holder) }))?;
+                }
+            }
+            Frame::Batch(payload) if takes_batches => {
+                let batch =
+                    EventBatch::decode(&payload, &limits).map_err(|error| SnapshotError::Undecodable {
+                        frame: reader.frames() - 1,
+                        reason: error.to_string(),
+                    })?;
+                let line = LineBatch {
+                    tier: batch.tier,
+                    events: batch.events,
+                };
+                writeln!(output, "{}", line.to_json()?)?;
+            }
+            Frame::Batch(_) => {}
+        }
+    }
+    writeln!(output, "{}", json!({ "end": reader.totals() }))?;
+    Ok(())
+}
+
+fn holder_json(holder: &HolderFrame) -> serde_json::Value {
+    json!({
+        "namespace": holder.namespace,
+        "worker": holder.worker,
+        "rank": holder.rank,
+        "epoch": holder.epoch,
+        "seq": holder.seq,
+        "blocks": holder.blocks,
+        "degraded": DegradedReasons::from_bits(holder.degraded_bits),
+        "hashing": holder.hashing,
+        "block_size": holder.block_size,
+        "foreign_chain": holder.foreign_chain,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use kvatlas::hash::SequenceHash;
+    use kvatlas::index::Hashing;
+    use kvatlas::snapshot::{SnapshotWriter, StreamCursor};
+    use kvatlas::wire::{Event, StoredBlocks, Tier};
+
+    use super::*;
+
+    fn holder(worker: &str) -> HolderFrame {
+        HolderFrame {
+            namespace: NamespaceName::new("llama").unwrap(),
+            worker: WorkerName::new(worker).unwrap(),
+            rank: 0,
+            epoch: 7,
+            seq: 2,
+            degraded_bits: 1,
+            blocks: 1,
+            hashing: Hashing::Engine,
+            block_size: 16,
+            foreign_chain: false,
+        }
+    }
+
+    fn sample() -> Vec<u8> {
+        let mut writer = SnapshotWriter::new(Vec::new(), 5).unwrap();
+        let cursor = StreamCursor {
+            stream: "EVENTS".to_owned(),
+            created_us: 3,
+            sequence: 9,
+        };
+        writer.write_stream(&cursor).unwrap();
+        for (worker, hash) in [("gpu-0", 10), ("gpu-1", 11)] {
+            writer.write_holder(&holder(worker)).unwrap();
+            let blocks = StoredBlocks::by_sequence(None, None, vec![SequenceHash(hash)]);
+            let batch = EventBatch {
+                epoch: 7,
+                seq: 2,
+                rank: 0,
+                time_us: None,
+                tier: Tier::DEVICE,
+                events: vec![Event::Stored(blocks)],
+            };
+            writer.write_batch(&batch.encode()).unwrap();
+        }
+        writer.finish().unwrap().0
+    }
+
+    fn lines(bytes: &[u8], worker: &str) -> Result<String, ExportError> {
+        let mut output = Vec::new();
+        write_lines(bytes, &mut output, |holder| holder.worker.as_str() == worker)?;
+        Ok(String::from_utf8(output).unwrap())
+    }
+
+    #[test]
+    fn a_snapshot_is_its_frames_as_lines() {
+        let text = lines(&sample(), "gpu-1").unwrap();
+        let mut lines = text.lines();
+        for (key, value) in [
+            ("snapshot", json!({ "version": 2, "created_us": 5 })),
+            (
+                "stream",
+                json!({ "stream": "EVENTS", "created_us": 3, "sequence": 9 }),
+            ),
+            ("holder", holder_json(&holder("gpu-1"))),
+        ] {
+            let line: serde_json::Value = serde_json::from_str(lines.next().unwrap()).unwrap();
+            assert_eq!(line, json!({ key: value }));
+        }
+        let batch = LineBatch::parse(lines.next().unwrap()).unwrap();
+        assert_eq!((batch.tier, batch.blocks()), (Tier::DEVICE, 1));
+        assert_eq!(
+            lines.next(),
+            Some("{\"end\":{\"batches\":2,\"blocks\":2,\"holders\":2}}")
+        );
+        assert_eq!(lines.next(), None);
+    }
+
+    #[test]
+    fn a_truncated_snapshot_has_no_end() {
+        let bytes = sample();
+        assert!(matches!(
+            lines(&bytes[..bytes.len() - 1], "gpu-0"),
+            Err(ExportError::Snapshot(SnapshotError::Truncated { .. }))
+        ));
+    }
+}

@@ -1,0 +1,94 @@
+//! `kvatlas snapshot verify`: whether snapshot files can be used.
+
+use std::fs::File;
+use std::io::BufReader;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use kvatlas::snapshot::{SnapshotContent, SnapshotError};
+
+use super::super::failure::Failure;
+use super::super::output::print;
+use super::super::text::counted;
+use super::{cannot_open, file_limits, snapshots_in};
+
+#[derive(Debug, Args)]
+pub(super) struct VerifyArguments {
+    /// Snapshots, or directories of them.
+    #[arg(value_name = "PATH", required = true)]
+    paths: Vec<PathBuf>,
+}
+
+/// Checks all that was named.
+pub(super) fn verify(arguments: &VerifyArguments) -> Result<(), Failure> {
+    let mut files = Vec::new();
+    for path in &arguments.paths {
+        if !path.is_dir() {
+            files.push(path.clone());
+            continue;
+        }
+        let found = snapshots_in(path)?;
+        if found.is_empty() {
+            return Err(Failure::failed(format_args!(
+                "there are no snapshots in {}",
+                path.display()
+            )));
+        }
+        files.extend(found);
+    }
+    let mut damaged = 0;
+    for path in &files {
+        let file = File::open(path).map_err(|error| cannot_open(path, &error))?;
+        let checked = kvatlas::snapshot::verify(BufReader::with_capacity(1 << 20, file), &file_limits());
+        damaged += usize::from(checked.is_err());
+        print(&verdict(path, &checked))?;
+    }
+    if damaged == 0 {
+        return Ok(());
+    }
+    Err(Failure::failed(format_args!(
+        "{damaged} of {} cannot be used; remove or replace what is damaged",
+        counted(files.len() as u64, "snapshot", "snapshots")
+    )))
+}
+
+fn verdict(path: &Path, checked: &Result<SnapshotContent, SnapshotError>) -> String {
+    match checked {
+        Ok(content) => format!(
+            "{}: whole, {}, {}\n",
+            path.display(),
+            counted(content.totals.holders, "holder", "holders"),
+            counted(content.totals.blocks, "block", "blocks")
+        ),
+        Err(error) => format!("{}: {error}\n", path.display()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvatlas::snapshot::SnapshotTotals;
+
+    use super::*;
+
+    #[test]
+    fn the_verdict_is_a_line() {
+        let content = SnapshotContent {
+            version: 2,
+            created_us: 1,
+            streams: Vec::new(),
+            totals: SnapshotTotals {
+                holders: 1,
+                batches: 2,
+                blocks: 3,
+            },
+        };
+        assert_eq!(
+            verdict(Path::new("a.kvs"), &Ok(content)),
+            "a.kvs: whole, 1 holder, 3 blocks\n"
+        );
+        assert_eq!(
+            verdict(Path::new("b.kvs"), &Err(SnapshotError::HeaderChecksum)),
+            "b.kvs: the header's checksum does not match\n"
+        );
+    }
+}

@@ -1,0 +1,191 @@
+//! The snapshots of a daemon: loaded at start, written by the clock and at the end, exchanged with the Object Store.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use parking_lot::Mutex;
+use tokio::runtime::Handle;
+use tokio::time::MissedTickBehavior;
+use tokio_util::sync::CancellationToken;
+
+use crate::admin::Latch;
+use crate::config::{NatsConfig, ObjectStoreConfig, Transport};
+use crate::connection::{ConnectError, ConnectPatience, connect};
+use crate::ingest::snapshot_limits;
+use crate::snapshotter::{Restored, Restorer, SnapshotDirectory, SnapshotStore, Snapshotter};
+use crate::telemetry::labels::{Connection, SnapshotFailure};
+use crate::telemetry::{ConnectionMetrics, SnapshotMetrics};
+
+use super::Stage;
+use super::start::{Shared, StartError, count};
+
+/// What writes the snapshots of a daemon.
+pub(super) struct Snapshots {
+    snapshotter: Arc<Snapshotter>,
+    store: Option<SnapshotStore>,
+    last_upload: Mutex<Option<Instant>>,
+    metrics: Arc<SnapshotMetrics>,
+}
+
+/// Restores the newest snapshot, and begins to write new ones.
+pub(super) async fn start_snapshots(
+    shared: &Shared,
+    nats: &NatsConfig,
+    upkeep: &Stage,
+) -> Result<Option<Arc<Snapshots>>, StartError> {
+    let config = &shared.config.snapshots;
+    let Some(path) = &config.directory else {
+        shared.readiness.set(Latch::SnapshotLoaded);
+        return Ok(None);
+    };
+    let directory = SnapshotDirectory::open(path, config.keep)?;
+    let metrics = Arc::new(SnapshotMetrics::new());
+    let store = match &config.object_store {
+        Some(store) => Some(connect_store(nats, store, config.keep).await?),
+        None => None,
+    };
+    if let Some(store) = &store {
+        let fetched = store.fetch_newer(&directory, &snapshot_limits(), &metrics).await;
+        if let Err(error) = fetched {
+            metrics.fetch_failed(&error);
+        }
+    }
+    let restored = restore(shared, directory.clone(), Arc::clone(&metrics)).await?;
+    log_restored(restored.as_ref(), path);
+    shared.readiness.set(Latch::SnapshotLoaded);
+    let snapshots = Arc::new(Snapshots {
+        snapshotter: Arc::new(Snapshotter::new(
+            Arc::clone(&shared.pool),
+            directory,
+            Arc::clone(&shared.position),
+            Arc::clone(&shared.trust),
+        )),
+        store,
+        last_upload: Mutex::new(None),
+        metrics,
+    });
+    upkeep
+        .tasks
+        .spawn(Arc::clone(&snapshots).save_regularly(config.interval, upkeep.stop.clone()));
+    Ok(Some(snapshots))
+}
+
+async fn connect_store(
+    nats: &NatsConfig,
+    config: &ObjectStoreConfig,
+    keep: usize,
+) -> Result<SnapshotStore, ConnectError> {
+    // A connection of its own: large files must not hold up events.
+    let metrics = ConnectionMetrics::for_connection(Connection::Snapshots);
+    let notice = move |notice| count(&metrics, &notice);
+    const CAPACITY: usize = 1024;
+    let client = connect(nats, "snapshots", CAPACITY, ConnectPatience::Forever, notice).await?;
+    Ok(SnapshotStore::new(client, config.clone(), keep))
+}
+
+async fn restore(
+    shared: &Shared,
+    directory: SnapshotDirectory,
+    metrics: Arc<SnapshotMetrics>,
+) -> Result<Option<Restored>, StartError> {
+    let events = &shared.config.events;
+    let restorer = Restorer {
+        pool: Arc::clone(&shared.pool),
+        limits: snapshot_limits(),
+        stream: (events.transport == Transport::JetStream).then(|| events.stream.name.clone()),
+        position: Arc::clone(&shared.position),
+        trust: Arc::clone(&shared.trust),
+        metrics,
+    };
+    let runtime = Handle::current();
+    let restoring = tokio::task::spawn_blocking(move || restorer.restore_newest(&directory, &runtime));
+    Ok(restoring.await??)
+}
+
+fn log_restored(restored: Option<&Restored>, directory: &Path) {
+    let Some(restored) = restored else {
+        tracing::info!(directory = %directory.display(), "there is no snapshot to start from");
+        return;
+    };
+    let then = match &restored.cursor {
+        Some(_) => "the events stream is read from there",
+        None => "holders are unverified until their next batch",
+    };
+    tracing::info!(
+        path = %restored.path.display(), holders = restored.totals.holders, blocks = restored.totals.blocks,
+        created_us = restored.created_us, stream_sequence = restored.cursor.as_ref().map(|cursor| cursor.sequence),
+        elapsed_seconds = restored.elapsed.as_secs_f64(), "started from a snapshot; {then}"
+    );
+}
+
+impl Snapshots {
+    /// Writes a snapshot every `period` until `stop` is cancelled, and sends it to the Object Store where that is due. One that is
+    /// being written then is waited for; one that is being sent is not.
+    async fn save_regularly(self: Arc<Self>, period: Duration, stop: CancellationToken) {
+        let start = tokio::time::Instant::now() + period;
+        let mut interval = tokio::time::interval_at(start, period);
+        interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => return,
+                _ = interval.tick() => {}
+            }
+            self.save().await;
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = self.upload_if_due() => {}
+            }
+        }
+    }
+
+    /// Writes one snapshot, and counts how it went.
+    pub(super) async fn save(&self) {
+        let (snapshotter, metrics) = (Arc::clone(&self.snapshotter), Arc::clone(&self.metrics));
+        let runtime = Handle::current();
+        let written = tokio::task::spawn_blocking(move || match snapshotter.save(&runtime) {
+            Ok(saved) => {
+                metrics.written(saved.bytes, saved.elapsed, SystemTime::now());
+                if let Some(error) = &saved.prune_error {
+                    metrics.prune_failed(error);
+                }
+                tracing::debug!(
+                    path = %saved.path.display(), bytes = saved.bytes, holders = saved.totals.holders,
+                    blocks = saved.totals.blocks, elapsed = ?saved.elapsed, "snapshot written"
+                );
+            }
+            Err(error) => metrics.failed(error.failure(), &error),
+        });
+        if let Err(error) = written.await {
+            self.metrics.failed(SnapshotFailure::Interrupted, &error);
+        }
+    }
+
+    /// Sends the newest snapshot to the Object Store, unless one was sent a short time ago.
+    async fn upload_if_due(&self) {
+        let Some(store) = &self.store else { return };
+        let is_due = |last: &Instant| last.elapsed() >= store.config().interval;
+        if !self.last_upload.lock().as_ref().is_none_or(is_due) {
+            return;
+        }
+        let started = Instant::now();
+        let newest = match self.snapshotter.directory().snapshots() {
+            Ok(snapshots) => snapshots.into_iter().next(),
+            Err(error) => return self.metrics.upload_failed(&error),
+        };
+        let Some(path) = newest else { return };
+        match store.upload(&path).await {
+            Ok(bytes) => {
+                *self.last_upload.lock() = Some(started);
+                let name = path.file_name().unwrap_or_default().to_string_lossy();
+                self.metrics.uploaded(&name, bytes, started.elapsed());
+            }
+            Err(error) => self.metrics.upload_failed(&error),
+        }
+    }
+
+    /// Publishes how old the newest snapshot is.
+    pub(super) fn publish_age(&self) {
+        self.metrics.publish_age(SystemTime::now());
+    }
+}

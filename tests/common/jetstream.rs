@@ -1,0 +1,119 @@
+//! A broker with JetStream whose store outlives it, and a look at the events stream.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use async_nats::jetstream;
+use kvatlas::connection::embedded::{BrokerOptions, EmbeddedBroker};
+
+use super::{eventually, old_server, port_of, server};
+
+/// The name of the stream in all tests: the default.
+pub const STREAM: &str = "KVATLAS_EVENTS";
+
+/// Settings for a daemon that follows the stream.
+pub const JETSTREAM: (&str, &str) = ("events.transport", "jetstream");
+
+/// The servers to test with: the current one, and Debian's where the environment names one.
+pub fn servers() -> Vec<PathBuf> {
+    std::iter::once(server()).chain(old_server()).collect()
+}
+
+/// A broker that can be killed and started again on its port, with or without its store.
+pub struct Restartable {
+    binary: PathBuf,
+    store: tempfile::TempDir,
+    broker: Option<EmbeddedBroker>,
+    port: u16,
+}
+
+impl Restartable {
+    pub async fn start(binary: &Path) -> Self {
+        let store = tempfile::tempdir().unwrap();
+        let broker = start(binary, store.path(), None).await;
+        Self {
+            binary: binary.to_owned(),
+            port: port_of(&broker),
+            store,
+            broker: Some(broker),
+        }
+    }
+
+    pub fn url(&self) -> &str {
+        self.broker.as_ref().unwrap().url()
+    }
+
+    /// SIGKILL.
+    pub fn kill(&mut self) {
+        self.broker.take();
+    }
+
+    pub async fn restart(&mut self) {
+        self.broker = Some(start(&self.binary, self.store.path(), Some(self.port)).await);
+    }
+
+    pub fn forget_store(&mut self) {
+        assert!(self.broker.is_none(), "its store is in use");
+        self.store = tempfile::tempdir().unwrap();
+    }
+}
+
+async fn start(binary: &Path, store: &Path, port: Option<u16>) -> EmbeddedBroker {
+    let options = BrokerOptions {
+        port,
+        jetstream_directory: Some(store.to_owned()),
+        ..BrokerOptions::default()
+    };
+    EmbeddedBroker::start_with(binary, options).await.unwrap()
+}
+
+/// The sequence number of the last message in the stream; none while there is no stream.
+pub async fn last_message(nats: &async_nats::Client) -> Option<u64> {
+    let stream = jetstream::new(nats.clone()).get_stream(STREAM).await.ok()?;
+    Some(stream.cached_info().state.last_sequence)
+}
+
+/// Waits until the stream has kept `messages` more than `before`.
+pub async fn kept(nats: &async_nats::Client, before: u64, messages: u64) {
+    eventually("the stream keeps what was published", async || {
+        (last_message(nats).await? >= before + messages).then_some(())
+    })
+    .await;
+}
+
+/// `kvatlas serve` in a process of its own.
+pub struct Process(Child);
+
+impl Process {
+    pub fn start(url: &str, settings: &[(&str, &str)]) -> Self {
+        let mut serve = Command::new(env!("CARGO_BIN_EXE_kvatlas"));
+        serve.args([
+            "serve",
+            "--nats-url",
+            url,
+            "--admin-listen",
+            "off",
+            "--logging-level",
+            "warn",
+        ]);
+        for (key, value) in settings {
+            serve
+                .arg(format!("--{}", key.replace(['.', '_'], "-")))
+                .arg(value);
+        }
+        Self(serve.stdin(Stdio::null()).spawn().unwrap())
+    }
+
+    /// SIGKILL: no drain, no last snapshot.
+    pub fn kill(mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
