@@ -27,10 +27,7 @@ pub(super) fn traverse(trie: &TokenTrie, recognizer: &mut impl Recognizer, allow
 ///
 /// The roots are the widest part of the trie, with the longest skips. From one rejected root to the next over the nodes, each step waits for
 /// the load of the node that it goes to; over this list, nothing waits.
-fn next_run(
-    roots: &[Root],
-    mut is_allowed: impl FnMut(u8) -> bool,
-) -> Option<(Range<usize>, &[Root])> {
+fn next_run(roots: &[Root], mut is_allowed: impl FnMut(u8) -> bool) -> Option<(Range<usize>, &[Root])> {
     let first = roots.iter().position(|root| is_allowed(root.byte))?;
     let (start, rest) = roots.get(first..)?.split_first()?;
     let length = rest.iter().take_while(|root| is_allowed(root.byte)).count();
