@@ -72,18 +72,20 @@ impl<N: FlatNode> FlatTrie<N> {
     pub fn roots(&self) -> Children<'_, N> {
         Children {
             nodes: &self.nodes,
-            next: 0,
-            end: self.nodes.len(),
+            first: Some(0),
+            last: None,
         }
     }
 
     /// The children of the node at `index`, in order; none beyond the last node.
     #[must_use]
     pub fn children(&self, index: usize) -> Children<'_, N> {
+        let node = self.nodes.get(index);
+        let has_children = node.is_some_and(|node| !node.links().is_some_and(Links::is_leaf));
         Children {
             nodes: &self.nodes,
-            next: index.saturating_add(1),
-            end: self.subtree_end(index),
+            first: has_children.then_some(index.saturating_add(1)),
+            last: None,
         }
     }
 
@@ -154,20 +156,26 @@ pub(super) fn subtree_end<N: FlatNode>(nodes: &[N], index: usize) -> usize {
 #[derive(Debug, Clone)]
 pub struct Children<'a, N> {
     nodes: &'a [N],
-    next: usize,
-    end: usize,
+    /// Where the first one is, until it is given.
+    first: Option<usize>,
+    /// The one given last. The next one is sought only when it is wanted: look-ups end at most nodes.
+    last: Option<usize>,
 }
 
 impl<'a, N: FlatNode> Iterator for Children<'a, N> {
     type Item = (usize, &'a N);
 
     fn next(&mut self) -> Option<Self::Item> {
-        let index = self.next;
-        if index >= self.end {
-            return None;
-        }
+        let index = match self.last.take() {
+            None => self.first.take()?,
+            Some(last) => {
+                let links = links(self.nodes, last)?;
+                // What follows has another parent if more than one level is popped.
+                (links.num_parents == 1).then_some(last + links.subtree_size)?
+            }
+        };
         let node = self.nodes.get(index)?;
-        self.next = subtree_end(self.nodes, index);
+        self.last = Some(index);
         Some((index, node))
     }
 }

@@ -158,7 +158,12 @@ impl TokenTrie {
         let mut index = root as usize;
         let mut longest = self.token_at(index).map(|token| (token, 1));
         for (length, byte) in (2..).zip(rest) {
-            let Some(child) = self.flat.child(Some(index), *byte) else {
+            // Siblings are in order.
+            let mut siblings = self
+                .flat
+                .children(index)
+                .skip_while(|(_, node)| node.byte() < *byte);
+            let Some((child, _)) = siblings.next().filter(|(_, node)| node.byte() == *byte) else {
                 break;
             };
             index = child;

@@ -61,8 +61,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         Some(other) => return Err(format!("{other} is neither --check nor --measure").into()),
     };
     let (vocabulary, format) = Vocabulary::load(Path::new(&path), None)?;
-    let words: Vec<Vec<u8>> = vocabulary.iter().map(|(_, bytes)| bytes.to_vec()).collect();
-    let theirs = TokTrie::from(&TokRxInfo::new(u32::try_from(words.len())?, 2), &words);
+    let theirs = toktrie_of(&vocabulary);
     let ours = TokenTrie::new(&vocabulary)?;
     println!(
         "{} vocabulary: {} tokens, {} nodes",
@@ -87,9 +86,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     if measures {
         rounds::print_header();
         for (name, expression) in EXPRESSIONS {
-            let automaton = RegexAutomaton::new(expression, RegexLimits::default())?;
-            rounds::measure(&tries, name, automaton.table());
+            rounds::measure(&tries, name, expression)?;
         }
+        rounds::measure_others(&tries);
     }
     Ok(())
 }
@@ -136,19 +135,18 @@ fn check(tries: &Tries, name: &str, automaton: &RegexAutomaton) -> usize {
     compared
 }
 
-/// Compares greedy tokenisation of a text with many scripts: the vocabulary's own tokens, shuffled.
+/// A text with many scripts: the vocabulary's own tokens, shuffled.
+fn text(vocabulary: &Vocabulary) -> Vec<u8> {
+    let size = vocabulary.size() as u64;
+    let shuffled = (0..20_000_u64).map(|number| TokenId((number * 7_919 % size) as u32));
+    shuffled
+        .flat_map(|token| vocabulary.bytes(token).unwrap_or_default().to_vec())
+        .collect()
+}
+
+/// Compares greedy tokenisation.
 fn check_tokenisation(tries: &Tries) -> Result<(), Box<dyn Error>> {
-    let size = tries.vocabulary.size() as u64;
-    let shuffled = (0..20_000_u64).map(|number| number * 7_919 % size);
-    let text: Vec<u8> = shuffled
-        .flat_map(|token| {
-            tries
-                .vocabulary
-                .bytes(TokenId(token as u32))
-                .unwrap_or_default()
-                .to_vec()
-        })
-        .collect();
+    let text = text(&tries.vocabulary);
     let ours: Vec<u32> = tries
         .ours
         .tokenize_greedily(&text)?
@@ -158,6 +156,12 @@ fn check_tokenisation(tries: &Tries) -> Result<(), Box<dyn Error>> {
     assert_eq!(ours, tries.theirs.greedy_tokenize(&text));
     println!("{} greedy tokens of {} bytes are equal", ours.len(), text.len());
     Ok(())
+}
+
+/// toktrie's trie of the same tokens.
+fn toktrie_of(vocabulary: &Vocabulary) -> TokTrie {
+    let words: Vec<Vec<u8>> = vocabulary.iter().map(|(_, bytes)| bytes.to_vec()).collect();
+    TokTrie::from(&TokRxInfo::new(words.len() as u32, 2), &words)
 }
 
 /// How many nodes a walk visits, by toktrie's own count.

@@ -3,11 +3,11 @@
 use std::hint::black_box;
 use std::time::Duration;
 
-use kvatlas::vocabulary::TransitionTable;
+use kvatlas::vocabulary::{RegexAutomaton, RegexError, RegexLimits, TokenTrie};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::recognizers::Rows;
-use crate::{Tries, visited};
+use crate::{Tries, text, toktrie_of, visited};
 
 /// Short rounds, many of them: so that what else the machine does disturbs few of them, and all contenders alike.
 const ROUNDS: usize = 41;
@@ -17,13 +17,15 @@ const CONTENDERS: usize = 4;
 
 pub fn print_header() {
     println!(
-        "\nTime a node in ns, and its ratio to the faster of toktrie's two: median (least–greatest) of {ROUNDS} rounds"
+        "\nTime a node in ns, and its ratio to the faster of toktrie's two: median (least–greatest) of {ROUNDS} rounds; \
+         before it, the states of the table and how long it took to build, once"
     );
     println!(
-        "{:<24}{:>8}{:>8}  {:<18}{:<18}{:<18}{:<18}{:<18}{:<18}",
+        "{:<24}{:>8}{:>8}{:>8}  {:<18}{:<18}{:<18}{:<18}{:<18}{:<18}",
         "expression",
         "nodes",
         "states",
+        "ms",
         "toktrie, stack",
         "toktrie, adapter",
         "kvatlas, stack",
@@ -40,7 +42,11 @@ fn own_time() -> Duration {
 }
 
 /// Walks all contenders in turn, and prints what they took.
-pub fn measure(tries: &Tries, name: &str, table: &TransitionTable) {
+pub fn measure(tries: &Tries, name: &str, expression: &str) -> Result<(), RegexError> {
+    let started = own_time();
+    let automaton = RegexAutomaton::new(expression, RegexLimits::default())?;
+    let compiled_ms = (own_time() - started).as_secs_f64() * 1e3;
+    let table = automaton.table();
     let state = table.start().expect("the expression matches something");
     let rows = Rows::new(table, state);
     let nodes = visited(tries, &rows);
@@ -76,7 +82,45 @@ pub fn measure(tries: &Tries, name: &str, table: &TransitionTable) {
     };
     let texts = times.iter().cloned().chain([ratio(2), ratio(3)]).map(spread);
     let cells: String = texts.map(|text| format!("{text:<18}")).collect();
-    println!("{name:<24}{nodes:>8}{:>8}  {}", table.states(), cells.trim_end());
+    println!(
+        "{name:<24}{nodes:>8}{:>8}{compiled_ms:>8.1}  {}",
+        table.states(),
+        cells.trim_end()
+    );
+    Ok(())
+}
+
+/// Measures building both tries, and greedy tokenisation of one text.
+pub fn measure_others(tries: &Tries) {
+    let text = text(&tries.vocabulary);
+    let build = || black_box(TokenTrie::new(&tries.vocabulary).expect("it was built before")).len();
+    let build_toktrie = || black_box(toktrie_of(&tries.vocabulary)).vocab_size();
+    let cut = || black_box(tries.ours.tokenize_greedily(&text).expect("it was cut before")).len();
+    let cut_toktrie = || black_box(tries.theirs.greedy_tokenize(&text)).len();
+    println!("\n{:<40}{:<22}{:<22}ratio", "", "toktrie", "kvatlas");
+    compare("building, ms", 1e-6, &build_toktrie, &build);
+    compare(
+        "greedy tokens, ns a byte of text",
+        1.0 / text.len() as f64,
+        &cut_toktrie,
+        &cut,
+    );
+}
+
+/// Prints the times of both, in units of which a nanosecond has `scale`, and their ratio.
+fn compare(name: &str, scale: f64, theirs: &dyn Fn() -> usize, ours: &dyn Fn() -> usize) {
+    let time = |work: &dyn Fn() -> usize| {
+        let started = own_time();
+        black_box(work());
+        (own_time() - started).as_nanos() as f64 * scale
+    };
+    let rounds: Vec<(f64, f64)> = (0..ROUNDS / 2).map(|_| (time(theirs), time(ours))).collect();
+    println!(
+        "{name:<40}{:<22}{:<22}{}",
+        spread(rounds.iter().map(|(theirs, _)| *theirs).collect()),
+        spread(rounds.iter().map(|(_, ours)| *ours).collect()),
+        spread(rounds.iter().map(|(theirs, ours)| ours / theirs).collect()),
+    );
 }
 
 /// The median, with the least and the greatest.
