@@ -150,6 +150,10 @@ impl<'a> Builder<'a> {
             max_workers_per_namespace: self.integer("limits.max_workers_per_namespace"),
             max_ranks_per_worker: self.integer("limits.max_ranks_per_worker"),
             max_blocks_per_holder: self.integer("limits.max_blocks_per_holder"),
+            max_blocks_per_namespace: self.integer("limits.max_blocks_per_namespace"),
+            max_bytes_per_namespace: self.integer("limits.max_bytes_per_namespace"),
+            max_blocks_total: self.integer("limits.max_blocks_total"),
+            max_bytes_total: self.integer("limits.max_bytes_total"),
             max_name_bytes: self.integer("limits.max_name_bytes"),
         }
     }

@@ -398,6 +398,30 @@ pub const SETTINGS: &[Setting] = &[
         "Blocks that one holder may have, at most",
     ),
     setting!(
+        "limits.max_blocks_per_namespace",
+        integer(0, 1_000_000_000_000),
+        "0",
+        "Distinct blocks that the index of one namespace keeps; beyond it forgets leaves, least recently used first. 0 is no limit",
+    ),
+    setting!(
+        "limits.max_bytes_per_namespace",
+        bytes(0, 1024 * TIB),
+        "0",
+        "Memory for the distinct blocks of one namespace, in the same way; 0 is no limit",
+    ),
+    setting!(
+        "limits.max_blocks_total",
+        integer(0, 1_000_000_000_000),
+        "0",
+        "Distinct blocks of all namespaces together; beyond it the largest forgets. 0 is no limit",
+    ),
+    setting!(
+        "limits.max_bytes_total",
+        bytes(0, 1024 * TIB),
+        "0",
+        "Memory for the distinct blocks of all namespaces together, in the same way; 0 is no limit",
+    ),
+    setting!(
         "limits.max_name_bytes",
         integer(1, 64),
         "64",

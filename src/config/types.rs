@@ -189,6 +189,14 @@ pub struct LimitsConfig {
     pub max_ranks_per_worker: usize,
     /// Blocks of one holder, at most.
     pub max_blocks_per_holder: usize,
+    /// Distinct blocks of one namespace; 0 is no limit.
+    pub max_blocks_per_namespace: u64,
+    /// Bytes of the distinct blocks of one namespace; 0 is no limit.
+    pub max_bytes_per_namespace: u64,
+    /// Distinct blocks of all namespaces together; 0 is no limit.
+    pub max_blocks_total: u64,
+    /// Bytes of the distinct blocks of all namespaces together; 0 is no limit.
+    pub max_bytes_total: u64,
     /// The longest name of a namespace or worker, in bytes.
     pub max_name_bytes: usize,
 }

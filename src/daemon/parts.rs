@@ -2,7 +2,7 @@
 
 use crate::config::{self, Config, NamespaceConfig};
 use crate::hash::{BlockSize, BlockSizeError};
-use crate::index::{Hashing, IndexLimits, NamespaceSettings, Namespaces, ParkingLimits};
+use crate::index::{Capacity, Hashing, IndexLimits, NamespaceSettings, Namespaces, ParkingLimits};
 use crate::ingest::{
     AnswerLimits, HoldingSettings, IngestSettings, LivenessSettings, ResyncSettings, RetryPace,
 };
@@ -50,12 +50,23 @@ pub(super) fn namespaces(config: &Config) -> Result<Namespaces, NamespaceError> 
             namespace_settings(*namespace)?,
         ));
     }
-    Ok(Namespaces::new(
+    let limits = &config.limits;
+    Ok(Namespaces::within(
+        capacity(limits.max_blocks_total, limits.max_bytes_total),
         defaults,
         configured,
         index_limits(config),
-        config.limits.max_namespaces,
+        limits.max_namespaces,
     ))
+}
+
+/// Bounds of which 0 is none.
+fn capacity(blocks_max: u64, bytes_max: u64) -> Capacity {
+    let bound = |limit| if limit == 0 { u64::MAX } else { limit };
+    Capacity {
+        blocks_max: bound(blocks_max),
+        bytes_max: bound(bytes_max),
+    }
 }
 
 fn index_limits(config: &Config) -> IndexLimits {
@@ -63,6 +74,10 @@ fn index_limits(config: &Config) -> IndexLimits {
         workers_max: config.limits.max_workers_per_namespace,
         ranks_per_worker_max: config.limits.max_ranks_per_worker,
         blocks_per_holder_max: config.limits.max_blocks_per_holder,
+        capacity: capacity(
+            config.limits.max_blocks_per_namespace,
+            config.limits.max_bytes_per_namespace,
+        ),
         parking: ParkingLimits {
             events_max: config.events.parked_events_max,
             blocks_max: config.events.parked_blocks_max,

@@ -138,16 +138,13 @@ impl Default for HashSeed {
 /// All of `tokens` counts, however many there are: that they fill a block is the caller's knowledge.
 /// [`block_hashes`] does the splitting.
 ///
-/// No heap memory is used. The tokens are laid out in a stack buffer for the one-shot hash, which below some
-/// 256 tokens is up to three times as fast as the streaming one; clearing a buffer much larger than the
-/// block would cost more than hashing it, hence three sizes of buffer.
+/// On a little-endian machine the tokens are hashed where they are.
 #[inline]
 pub fn block_hash(tokens: &[Token], seed: HashSeed) -> BlockHash {
-    BlockHash(match tokens.len() {
-        0..=16 => hash_buffered::<{ 16 * TOKEN_BYTES }>(tokens, seed),
-        17..=64 => hash_buffered::<{ 64 * TOKEN_BYTES }>(tokens, seed),
-        65..=256 => hash_buffered::<{ 256 * TOKEN_BYTES }>(tokens, seed),
-        _ => hash_streamed(tokens, seed),
+    BlockHash(if cfg!(target_endian = "little") {
+        xxh3_64_with_seed(bytemuck::cast_slice(tokens), seed.0)
+    } else {
+        hash_streamed(tokens, seed)
     })
 }
 
@@ -162,13 +159,7 @@ pub fn block_hashes(
         .map(move |block| block_hash(block, seed))
 }
 
-/// One-shot hash of at most `BYTES / 4` tokens.
-fn hash_buffered<const BYTES: usize>(tokens: &[Token], seed: HashSeed) -> u64 {
-    let mut buffer = [0; BYTES];
-    xxh3_64_with_seed(little_endian(tokens, &mut buffer), seed.0)
-}
-
-/// Hash of any number of tokens, through a buffer that stays in the first-level cache.
+/// Hash of tokens that must be turned around first, through a buffer that stays in the first-level cache.
 fn hash_streamed(tokens: &[Token], seed: HashSeed) -> u64 {
     const CHUNK_TOKENS: usize = 256;
     let mut hasher = Xxh3::with_seed(seed.0);

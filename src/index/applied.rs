@@ -10,7 +10,7 @@ pub enum RejectReason {
     Moved,
     /// A position beyond what a lineage hash can carry.
     PositionOutOfRange,
-    /// The holder is full.
+    /// The holder is full; or it was, or the index was, and the blocks follow one that was left out for that.
     Capacity,
     /// The namespace recomputes the chain, but the event has no block hashes or tokens, or its parent no sequence hash.
     MissingContent,

@@ -78,6 +78,15 @@ impl<'a> QueryChain<'a> {
         matches!(self.key, QueryKey::BlockHashes(_) | QueryKey::Tokens { .. })
     }
 
+    /// The sequence hash of the block at `index`, which must be below [`Self::len`], or the fragment of it that is known.
+    #[inline]
+    pub(crate) fn hash(&mut self, index: usize) -> u64 {
+        match self.key {
+            QueryKey::LineageHashes(hashes) => hashes[index].current_hash_fragment(),
+            _ => self.sequence_hash(index).as_u64(),
+        }
+    }
+
     /// What the block at `index`, which must be below [`Self::len`], is found by.
     #[inline]
     pub(crate) fn block_key(&mut self, index: usize) -> BlockKey {

@@ -1,15 +1,12 @@
 //! `dump_events`: what a holder holds, as events that rebuild it in a fresh index.
 
-use std::ops::Range;
-
-use hashbrown::HashMap;
-
 use crate::hash::{Position, SequenceHash};
 use crate::wire::{BlockNames, Event, StoredBlocks, Tier};
 
 use super::forest::{Block, BlockNumber, Forest};
+use super::holder_set::HolderSlot;
 use super::plain::Plain;
-use super::runs::{RunId, RunStore, Spot};
+use super::runs::{RunId, RunStore, RunWriter, Spot};
 
 /// Blocks that travel in one event: each the child of the one before, all in the same tiers under their first names.
 struct Piece {
@@ -17,85 +14,72 @@ struct Piece {
     blocks: Vec<BlockNumber>,
 }
 
-/// The blocks of a regular holder.
+/// The blocks of a regular holder, run by run; each run as it is when its turn comes, since blocks may be evicted meanwhile.
 pub(crate) fn plain(
     store: &RunStore,
     plain: &Plain,
+    slot: HolderSlot,
     blocks_per_event_max: usize,
 ) -> impl Iterator<Item = (Tier, Event)> {
-    let names = plain.own_names();
     let tier = plain.tier();
-    let stretches: Vec<Stretch> = {
-        let writer = store.write();
-        let runs = plain.runs(&writer).into_iter();
-        let stretch = |(run, cutoff)| Stretch {
-            run,
-            cutoff,
-            start: writer.start(run),
-            parent: writer.parent(run).map(|parent| (parent, writer.hash(parent))),
-        };
-        runs.map(stretch).collect()
-    };
-    let step = blocks_per_event_max.clamp(1, usize::from(u16::MAX));
-    let pieces = stretches.into_iter().flat_map(move |stretch| {
-        let offsets = (0..stretch.cutoff).step_by(step);
-        offsets.map(move |offset| (stretch, offset))
-    });
-    pieces.map(move |(stretch, from)| {
-        let to = from
-            .saturating_add(u16::try_from(step).unwrap_or(u16::MAX))
-            .min(stretch.cutoff);
-        (
-            tier,
-            Event::Stored(stretch.stored(store, from..to, names.as_ref())),
-        )
+    let blocks_max = blocks_per_event_max.max(1);
+    let runs = plain.runs(&store.write()).into_iter();
+    runs.flat_map(move |(run, _)| {
+        let stretch = Stretch::of(run, plain, slot, &store.write());
+        let events = stretch.events(blocks_max);
+        events.into_iter().map(move |event| (tier, Event::Stored(event)))
     })
 }
 
 /// What a regular holder has of one run.
-#[derive(Debug, Clone, Copy)]
-struct Stretch {
-    run: RunId,
-    cutoff: u16,
+#[derive(Debug)]
+struct Stretch<'n> {
     /// Position of the run's first block.
     start: usize,
-    /// The block before that, and its hash.
-    parent: Option<(Spot, u64)>,
+    /// What the engine calls the block before that.
+    parent: Option<SequenceHash>,
+    hashes: Vec<SequenceHash>,
+    /// What the engine calls the blocks, where that is not their hashes.
+    names: Option<&'n [u64]>,
 }
 
-impl Stretch {
-    fn stored(
-        &self,
-        store: &RunStore,
-        offsets: Range<u16>,
-        names: Option<&HashMap<Spot, u64>>,
-    ) -> StoredBlocks {
-        let run = self.run;
-        let before = match offsets.start.checked_sub(1) {
-            None => self.parent,
-            Some(before) => {
-                let hash = store
-                    .hashes(run, before..offsets.start)
-                    .first()
-                    .map(|hash| hash.0);
-                hash.map(|hash| (Spot { run, offset: before }, hash))
-            }
+impl<'n> Stretch<'n> {
+    fn of(run: RunId, plain: &'n Plain, slot: HolderSlot, writer: &RunWriter<'_>) -> Self {
+        let name_of = |spot: Spot| match plain.own_names(spot.run) {
+            Some(names) => names.get(usize::from(spot.offset)).copied(),
+            None => Some(writer.hash(spot)),
         };
-        let name_of = |spot: &Spot| names.and_then(|names| names.get(spot)).copied();
-        let position = Position::new((self.start + usize::from(offsets.start)) as u64);
-        let engine_hashes = names.map(|_| {
-            let spots = offsets.clone().map(|offset| Spot { run, offset });
-            spots.filter_map(|spot| name_of(&spot)).collect()
-        });
-        StoredBlocks {
-            names: BlockNames::Sequence {
-                parent: before.map(|(spot, hash)| SequenceHash(name_of(&spot).unwrap_or(hash))),
-                position: position.ok(),
-                hashes: store.hashes(run, offsets),
-            },
-            content: None,
-            engine_hashes,
+        // Not what the holder thinks that it has.
+        let cutoff = writer.cutoff(run, slot);
+        let spots = (0..cutoff).map(|offset| Spot { run, offset });
+        Self {
+            start: writer.start(run),
+            parent: writer.parent(run).and_then(name_of).map(SequenceHash),
+            hashes: spots.map(|spot| SequenceHash(writer.hash(spot))).collect(),
+            names: plain.own_names(run),
         }
+    }
+
+    fn events(&self, blocks_max: usize) -> Vec<StoredBlocks> {
+        let mut parent = self.parent;
+        let mut events = Vec::new();
+        for (index, hashes) in self.hashes.chunks(blocks_max).enumerate() {
+            let from = index * blocks_max;
+            let names = self.names.and_then(|names| names.get(from..from + hashes.len()));
+            let position = Position::new((self.start + from) as u64).ok();
+            events.push(StoredBlocks {
+                names: BlockNames::Sequence {
+                    parent,
+                    position,
+                    hashes: hashes.to_vec(),
+                },
+                content: None,
+                engine_hashes: names.map(<[u64]>::to_vec),
+            });
+            let last = names.and_then(<[u64]>::last).copied().map(SequenceHash);
+            parent = last.or(hashes.last().copied());
+        }
+        events
     }
 }
 

@@ -345,11 +345,23 @@ impl Forest {
         Removed::Gone
     }
 
+    /// Forgets a block that has been taken from queries already.
+    pub(crate) fn forget(&mut self, key: PositionalLineageHash) {
+        if let Some(number) = self.find_key(key) {
+            self.block_mut(number).counts = false;
+            self.discard(number);
+        }
+    }
+
     /// Removes a block for good; its children become orphans and count no longer.
     fn erase(&mut self, number: BlockNumber, publication: &mut Publication<'_, '_>) {
         if self.block(number).counts {
             self.withdraw_subtree(number, publication);
         }
+        self.discard(number);
+    }
+
+    fn discard(&mut self, number: BlockNumber) {
         self.unlink(number);
         self.orphan_children(number);
         let Block { key, name, .. } = *self.block(number);

@@ -4,8 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::hash::{PositionError, PositionalLineageHash};
+use crate::tracking::DegradedReason;
 use crate::wire::{HolderId, QueryKey};
 
+use super::capacity::{Capacity, TotalUsage};
 use super::chain::QueryChain;
 use super::forest::BLOCKS_MAX;
 use super::namespace::NamespaceSettings;
@@ -29,6 +31,8 @@ pub struct IndexLimits {
     pub blocks_per_holder_max: usize,
     /// What may wait for a parent, per holder.
     pub parking: ParkingLimits,
+    /// How large the index may be before it forgets blocks.
+    pub capacity: Capacity,
 }
 
 impl Default for IndexLimits {
@@ -38,6 +42,7 @@ impl Default for IndexLimits {
             ranks_per_worker_max: 64,
             blocks_per_holder_max: 1 << 24,
             parking: ParkingLimits::default(),
+            capacity: Capacity::UNBOUNDED,
         }
     }
 }
@@ -52,9 +57,32 @@ pub(crate) struct Shared {
     foreign_holders: AtomicU32,
     /// How often the state of a holder has been replaced as a whole.
     replacements: AtomicU64,
+    total: Arc<TotalUsage>,
 }
 
 impl Shared {
+    /// Forgets blocks where this index, or all together, have too many. To be called between turns.
+    pub(crate) fn make_room(&self) {
+        self.evict(self.runs.excess_blocks());
+        self.total.make_room();
+    }
+
+    /// Forgets `excess` blocks. Whose they are is degraded first, so that no shortened match counts as exact.
+    pub(crate) fn evict(&self, excess: u64) {
+        if excess == 0 {
+            return;
+        }
+        let mut writer = self.runs.write();
+        // Within the turn: all whose blocks are in the runs are registered by now.
+        let directory = self.slots.load();
+        writer.evict(excess, |slot, blocks| {
+            if let Some(holder) = directory.holder(slot) {
+                holder.status.degrade(DegradedReason::Capacity);
+                holder.status.note_evicted(u64::from(blocks));
+            }
+        });
+    }
+
     pub(crate) fn count_replacement(&self) -> u64 {
         self.replacements.fetch_add(1, Ordering::AcqRel) + 1
     }
@@ -85,6 +113,10 @@ pub struct IndexSizes {
     pub foreign_holders: u32,
     /// How often one place was stored with two parents: sequence hashes that are no chain.
     pub chain_conflicts: u64,
+    /// Distinct blocks forgotten so far because there were too many.
+    pub evicted_blocks: u64,
+    /// What the blocks and the table that leads to them take, in bytes; see [`Capacity`].
+    pub bytes: u64,
 }
 
 /// An exact index of the blocks held by the workers of one namespace, keyed by lineage hash.
@@ -113,18 +145,24 @@ pub struct PositionalIndexer {
 
 impl PositionalIndexer {
     /// An empty index.
-    pub fn new(settings: NamespaceSettings, mut limits: IndexLimits) -> Self {
+    pub fn new(settings: NamespaceSettings, limits: IndexLimits) -> Self {
+        Self::sharing(settings, limits, &Arc::default())
+    }
+
+    /// An empty index whose size counts in `total`, too.
+    pub fn sharing(settings: NamespaceSettings, mut limits: IndexLimits, total: &Arc<TotalUsage>) -> Self {
         limits.blocks_per_holder_max = limits.blocks_per_holder_max.min(BLOCKS_MAX);
-        Self {
-            shared: Arc::new(Shared {
-                settings,
-                limits,
-                runs: RunStore::new(),
-                slots: Slots::default(),
-                foreign_holders: AtomicU32::new(0),
-                replacements: AtomicU64::new(0),
-            }),
-        }
+        let shared = Arc::new(Shared {
+            settings,
+            limits,
+            runs: RunStore::new(limits.capacity, Arc::clone(total.usage())),
+            slots: Slots::default(),
+            foreign_holders: AtomicU32::new(0),
+            replacements: AtomicU64::new(0),
+            total: Arc::clone(total),
+        });
+        total.join(&shared);
+        Self { shared }
     }
 
     #[cfg(test)]
@@ -199,6 +237,8 @@ impl PositionalIndexer {
             workers: directory.workers(),
             foreign_holders: self.foreign_holders(),
             chain_conflicts: self.shared.runs.chain_conflicts(),
+            evicted_blocks: self.shared.runs.evicted(),
+            bytes: self.shared.runs.bytes(),
             ..IndexSizes::default()
         };
         for holder in directory.holders() {

@@ -18,6 +18,7 @@
 //! | `plain.rs` | a holder's own state while it is regular: which runs it has how much of |
 //! | `forest.rs` | a holder's own state where it is not: holes, tiers, several names of a block |
 //! | `resolve.rs`, `writer.rs` | events: what their blocks are, and applying them |
+//! | `capacity.rs`, `runs/eviction.rs` | bounds on size, and forgetting what is beyond them |
 //! | `search.rs`, `chain.rs` | queries |
 //! | `slots.rs`, `holder_set.rs` | holders by a small number, and sets of them |
 //!
@@ -33,6 +34,8 @@
 //!   it was e, unless the holder also had a run that begins at e. If its depth was at most e later, it has lost that run first,
 //!   and had e then, since children go before parents. If it was at most e earlier, it got that run last, and had e just before.
 //!
+//! Eviction lowers holders' shares as removals do: one run at a time, children first. Its steps fit the same argument.
+//!
 //! A search settles every holder by one of the two, so every score is exact, per holder, at some point between the query's
 //! start and its end. Queries take no lock and never wait for a writer.
 //!
@@ -45,6 +48,7 @@
 //! The index knows no clock, does no I/O and has no async code.
 
 mod applied;
+mod capacity;
 mod chain;
 mod dump;
 mod forest;
@@ -65,6 +69,7 @@ mod writer;
 mod tests;
 
 pub use applied::{Applied, RejectReason};
+pub use capacity::{Capacity, TotalUsage};
 pub use chain::QueryChain;
 pub use indexer::{IndexLimits, IndexSizes, PositionalIndexer, RegisterError};
 pub use namespace::{Hashing, Namespace, NamespaceLimitReached, NamespaceSettings, Namespaces};

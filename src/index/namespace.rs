@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::hash::BlockSize;
 use crate::wire::NamespaceName;
 
+use super::capacity::{Capacity, TotalUsage};
 use super::indexer::{IndexLimits, PositionalIndexer};
 
 /// Whose chain the index is keyed by.
@@ -77,18 +78,32 @@ pub struct Namespaces {
     defaults: NamespaceSettings,
     limits: IndexLimits,
     namespaces_max: usize,
+    total: Arc<TotalUsage>,
 }
 
 impl Namespaces {
-    /// The namespaces in `configured`, and room for others with the `defaults`, `namespaces_max` in all.
+    /// The namespaces in `configured`, and room for others with the `defaults`, `namespaces_max` in all; without a bound on the size
+    /// of all together.
     pub fn new(
         defaults: NamespaceSettings,
         configured: impl IntoIterator<Item = (NamespaceName, NamespaceSettings)>,
         limits: IndexLimits,
         namespaces_max: usize,
     ) -> Self {
+        Self::within(Capacity::UNBOUNDED, defaults, configured, limits, namespaces_max)
+    }
+
+    /// As [`Self::new`], with a bound on the size of all together.
+    pub fn within(
+        capacity: Capacity,
+        defaults: NamespaceSettings,
+        configured: impl IntoIterator<Item = (NamespaceName, NamespaceSettings)>,
+        limits: IndexLimits,
+        namespaces_max: usize,
+    ) -> Self {
+        let total = Arc::new(TotalUsage::of(capacity));
         let make = |(name, settings): (NamespaceName, NamespaceSettings)| {
-            let indexer = PositionalIndexer::new(settings, limits);
+            let indexer = PositionalIndexer::sharing(settings, limits, &total);
             (name.clone(), Arc::new(Namespace { name, indexer }))
         };
         let current: HashMap<_, _> = configured.into_iter().map(make).collect();
@@ -98,6 +113,7 @@ impl Namespaces {
             defaults,
             limits,
             namespaces_max,
+            total,
         }
     }
 
@@ -121,7 +137,7 @@ impl Namespaces {
                 namespaces: self.namespaces_max,
             });
         }
-        let indexer = PositionalIndexer::new(self.defaults, self.limits);
+        let indexer = PositionalIndexer::sharing(self.defaults, self.limits, &self.total);
         let created = Arc::new(Namespace {
             name: name.clone(),
             indexer,

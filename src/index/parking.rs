@@ -49,8 +49,9 @@ impl Parking {
         self.events.len()
     }
 
-    pub(crate) fn clear(&mut self) {
-        *self = Self::default();
+    /// Forgets what waits; gives it back.
+    pub(crate) fn clear(&mut self) -> Vec<ParkedEvent> {
+        std::mem::take(self).events
     }
 
     /// Lets `stored` wait for `parent`; says how many blocks had to be dropped to stay within the bounds.

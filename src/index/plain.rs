@@ -15,7 +15,7 @@ use super::holder_set::HolderSlot;
 use super::runs::{BlockKey, RunId, RunWriter, Spot};
 
 /// What a holder has of one run.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Default)]
 struct Held {
     /// How many blocks of it; never none.
     cutoff: u16,
@@ -23,6 +23,8 @@ struct Held {
     children: u32,
     /// No such run follows a block beyond this offset.
     attached_max: u16,
+    /// What the engine calls the blocks, where it has names of its own.
+    names: Vec<u64>,
 }
 
 /// What the engine calls the blocks.
@@ -116,6 +118,8 @@ pub(crate) struct Finder<'n> {
     names: &'n [SequenceHash],
     next: usize,
     last: Option<Spot>,
+    /// How many blocks of the run of `last` the holder has.
+    cutoff: u16,
 }
 
 impl Finder<'_> {
@@ -125,7 +129,7 @@ impl Finder<'_> {
         self.next += 1;
         let name = self.names.get(index)?.as_u64();
         if !plain.has_own_names() {
-            if let Some(spot) = self.neighbour(name, plain, writer) {
+            if let Some(spot) = self.neighbour(name, writer) {
                 self.last = Some(spot);
                 return Some(spot);
             }
@@ -134,10 +138,12 @@ impl Finder<'_> {
             }
         }
         self.last = plain.find_name(name, writer);
+        let held = self.last.and_then(|last| plain.runs.get(&last.run));
+        self.cutoff = held.map_or(0, |held| held.cutoff);
         self.last
     }
 
-    fn neighbour(&self, name: u64, plain: &Plain, writer: &RunWriter<'_>) -> Option<Spot> {
+    fn neighbour(&self, name: u64, writer: &RunWriter<'_>) -> Option<Spot> {
         let last = self.last?;
         let before = last.offset.checked_sub(1);
         let offsets = [before, Some(last.offset + 1)];
@@ -147,7 +153,7 @@ impl Finder<'_> {
             .map(|offset| Spot { offset, ..last });
         spots
             .into_iter()
-            .find(|spot| writer.hash(*spot) == name && plain.has(*spot))
+            .find(|spot| spot.offset < self.cutoff && writer.hash(*spot) == name)
     }
 }
 
@@ -199,6 +205,7 @@ impl Plain {
             names,
             next: 0,
             last: None,
+            cutoff: 0,
         }
     }
 
@@ -306,7 +313,8 @@ impl Plain {
         // At most the run's length.
         let end = spot.offset + u16::try_from(count).unwrap_or(u16::MAX);
         if end > held {
-            self.cover(spot.run, end, slot, writer);
+            let new = from + known..from + count;
+            self.cover(spot.run, end, new.map(|index| sequence.name(index)), slot, writer);
         }
         Ok((
             Spot {
@@ -353,7 +361,14 @@ impl Plain {
             offset: added.end - u16::try_from(added.count).unwrap_or(added.end),
         };
         self.note_names(sequence, from, first, added.count);
-        self.cover(added.run, added.end, slot, writer);
+        let new = from..from + added.count;
+        self.cover(
+            added.run,
+            added.end,
+            new.map(|index| sequence.name(index)),
+            slot,
+            writer,
+        );
         let last = Spot {
             offset: added.end - 1,
             ..first
@@ -368,10 +383,22 @@ impl Plain {
         }
     }
 
-    fn cover(&mut self, run: RunId, cutoff: u16, slot: HolderSlot, writer: &mut RunWriter<'_>) {
+    /// Holds more of a run; `names` are those of the new blocks.
+    fn cover(
+        &mut self,
+        run: RunId,
+        cutoff: u16,
+        names: impl Iterator<Item = u64>,
+        slot: HolderSlot,
+        writer: &mut RunWriter<'_>,
+    ) {
         writer.set_cutoff(run, slot, cutoff);
+        let has_own_names = self.has_own_names();
         let held = self.runs.entry(run).or_default();
         let before = std::mem::replace(&mut held.cutoff, cutoff);
+        if has_own_names {
+            held.names.extend(names);
+        }
         self.blocks += usize::from(cutoff - before);
         if before == 0
             && let Some(parent) = writer.parent(run)
@@ -388,19 +415,28 @@ impl Plain {
 
     fn lower(&mut self, run: RunId, cutoff: u16, slot: HolderSlot, writer: &mut RunWriter<'_>) {
         // Before the run can be gone.
-        let parent = writer.parent(run);
-        let before = writer.set_cutoff(run, slot, cutoff);
-        self.blocks -= usize::from(before - cutoff);
-        if cutoff > 0 {
-            if let Some(held) = self.runs.get_mut(&run) {
-                held.cutoff = cutoff;
+        let parent = writer.parent(run).map(|parent| parent.run);
+        writer.set_cutoff(run, slot, cutoff);
+        self.forget(run, parent, cutoff);
+    }
+
+    /// Forgets what is beyond `cutoff` in a run that follows `parent`; the shared runs know of it already.
+    pub(crate) fn forget(&mut self, run: RunId, parent: Option<RunId>, cutoff: u16) {
+        let Some(held) = self.runs.get_mut(&run) else {
+            return;
+        };
+        self.blocks -= usize::from(held.cutoff.saturating_sub(cutoff));
+        held.cutoff = held.cutoff.min(cutoff);
+        if let Names::Own(names) = &mut self.names {
+            for name in held.names.drain(usize::from(cutoff).min(held.names.len())..) {
+                names.remove(&name);
             }
+        }
+        if cutoff > 0 {
             return;
         }
         self.runs.remove(&run);
-        if let Some(parent) = parent
-            && let Some(held) = self.runs.get_mut(&parent.run)
-        {
+        if let Some(held) = parent.and_then(|parent| self.runs.get_mut(&parent)) {
             held.children -= 1;
         }
     }
@@ -409,32 +445,26 @@ impl Plain {
     /// remove, because a hole would be left behind.
     pub(crate) fn remove(
         &mut self,
-        mut spots: Vec<(Spot, u64)>,
+        mut spots: Vec<Spot>,
         slot: HolderSlot,
         writer: &mut RunWriter<'_>,
     ) -> (usize, Vec<Spot>) {
         spots.sort_unstable();
-        spots.dedup_by_key(|(spot, _)| *spot);
-        let mut stretches: Vec<&[(Spot, u64)]> =
-            spots.chunk_by(|one, other| one.0.run == other.0.run).collect();
+        spots.dedup();
+        let mut stretches: Vec<&[Spot]> = spots.chunk_by(|one, other| one.run == other.run).collect();
         // Deepest first: no run goes before its children.
         if stretches.len() > 1 {
-            stretches.sort_by_cached_key(|stretch| std::cmp::Reverse(writer.start(stretch[0].0.run)));
+            stretches.sort_by_cached_key(|stretch| std::cmp::Reverse(writer.start(stretch[0].run)));
         }
         let mut removed = 0;
         let mut left = Vec::new();
         for stretch in stretches {
-            let first = stretch[0].0;
+            let first = stretch[0];
             if self.is_tail(first, stretch.len(), writer) {
-                if let Names::Own(names) = &mut self.names {
-                    for (_, name) in stretch {
-                        names.remove(name);
-                    }
-                }
                 self.lower(first.run, first.offset, slot, writer);
                 removed += stretch.len();
             } else {
-                left.extend(stretch.iter().map(|(spot, _)| *spot));
+                left.extend(stretch);
             }
         }
         (removed, left)
@@ -442,7 +472,7 @@ impl Plain {
 
     /// Whether `count` different blocks of one run, `first` before all others, can go without leaving a hole.
     fn is_tail(&mut self, first: Spot, count: usize, writer: &RunWriter<'_>) -> bool {
-        let Some(held) = self.runs.get(&first.run).copied() else {
+        let Some(held) = self.runs.get(&first.run) else {
             return false;
         };
         if usize::from(first.offset) + count != usize::from(held.cutoff) {
@@ -469,7 +499,7 @@ impl Plain {
         runs
     }
 
-    /// Removes everything.
+    /// Removes everything. Others have turns meanwhile.
     pub(crate) fn clear(&mut self, slot: HolderSlot, writer: &mut RunWriter<'_>) {
         for (run, _) in self.runs(writer).into_iter().rev() {
             writer.set_cutoff(run, slot, 0);
@@ -478,23 +508,21 @@ impl Plain {
         *self = Self::default();
     }
 
-    /// What the engine calls the blocks, by place, where that is not their sequence hashes.
-    pub(crate) fn own_names(&self) -> Option<HashMap<Spot, u64>> {
-        match &self.names {
-            Names::Hashes => None,
-            Names::Own(names) => Some(names.iter().map(|(name, spot)| (*spot, *name)).collect()),
-        }
+    /// What the engine calls the blocks of a run, where that is not their sequence hashes.
+    pub(crate) fn own_names(&self, run: RunId) -> Option<&[u64]> {
+        let held = self.runs.get(&run).filter(|_| self.has_own_names())?;
+        Some(&held.names)
     }
 
     /// The same blocks as a forest.
     pub(crate) fn to_forest(&self, writer: &RunWriter<'_>) -> Forest {
-        let own_names = self.own_names();
         let mut forest = Forest::default();
         for (run, cutoff) in self.runs(writer) {
+            let own_names = self.own_names(run);
             for spot in (0..cutoff).map(|offset| Spot { run, offset }) {
                 let Some(key) = writer.key(spot) else { continue };
                 let name = match &own_names {
-                    Some(names) => names.get(&spot).copied(),
+                    Some(names) => names.get(usize::from(spot.offset)).copied(),
                     None => Some(key.current),
                 };
                 let block = NewBlock {

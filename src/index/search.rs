@@ -18,7 +18,7 @@ use crate::wire::WorkerName;
 
 use super::chain::QueryChain;
 use super::holder_set::SlotSet;
-use super::runs::{BlockKey, Found, RunStore, View};
+use super::runs::{BlockKey, Found, RunStore, View, is_same_at};
 use super::slots::{Directory, HolderRecord, Slots};
 
 /// Whom a search asks about.
@@ -80,9 +80,12 @@ impl Matches {
     ///
     /// A holder that left while the search ran is left out: it holds nothing now.
     pub fn holders(&self) -> impl Iterator<Item = Match<'_>> {
-        self.groups.iter().flat_map(|group| {
+        // Mostly nobody has left, and then there is no need to look at every holder.
+        let nobody_left = self.directory.is_complete();
+        self.groups.iter().flat_map(move |group| {
             let holders = group.slots.iter().filter_map(|slot| self.directory.holder(slot));
-            holders.filter(|holder| !holder.is_retired()).map(|holder| Match {
+            let is_there = move |holder: &&Arc<HolderRecord>| nobody_left || !holder.is_retired();
+            holders.filter(is_there).map(|holder| Match {
                 holder,
                 matched_blocks: group.matched_blocks,
             })
@@ -106,6 +109,7 @@ pub(crate) fn find(
         guard,
         chain,
         asked: asked.as_ref(),
+        tick: store.tick(),
         groups: Groups::new(),
     };
     let conflicts = store.chain_conflicts();
@@ -139,7 +143,11 @@ pub(crate) fn holders_of(store: &RunStore, key: &BlockKey) -> usize {
 /// The holders of a block. One that has it counts, so it has all blocks before it, too.
 pub(super) fn holders_at(store: &RunStore, key: &BlockKey, guard: &Guard) -> SlotSet {
     let mut holding = SlotSet::default();
+    let tick = store.tick();
     store.for_each(key, guard, |found| {
+        if let Some(tick) = tick {
+            found.run.touch(tick);
+        }
         let look = Look {
             start: 0,
             end: found.offset + 1,
@@ -179,20 +187,14 @@ impl Look<'_> {
     /// something of the run go to `settled` with their depth, and the others stay.
     fn split(&self, candidates: Option<&mut SlotSet>, mut settled: impl FnMut(usize, SlotSet)) -> SlotSet {
         let needed = self.needed();
-        let reaches_end = needed <= self.view.len();
-        let full = match &candidates {
-            None => self.view.full().to_slots(),
-            Some(candidates) => self.view.full().intersection(candidates),
-        };
-        let mut through = SlotSet::default();
-        let mut shallow = SlotSet::default();
+        let full = self.view.full(candidates.as_deref());
+        let mut seen = candidates.as_ref().map(|_| full.clone());
         let mut depth = usize::from(self.view.len());
-        if reaches_end {
-            through = full.clone();
+        let (mut through, mut shallow) = if needed <= self.view.len() {
+            (full, SlotSet::default())
         } else {
-            shallow = full.clone();
-        }
-        let mut seen = candidates.is_some().then_some(full);
+            (SlotSet::default(), full)
+        };
         for partial in self.view.partial() {
             if candidates
                 .as_ref()
@@ -229,6 +231,8 @@ struct Finder<'f, 'q, 'g> {
     chain: &'f mut QueryChain<'q>,
     /// Whom the query asks about; all where absent.
     asked: Option<&'f SlotSet>,
+    /// When what is looked at is used, where the index forgets what is not.
+    tick: Option<u32>,
     groups: Groups,
 }
 
@@ -248,6 +252,9 @@ impl<'g> Finder<'_, '_, 'g> {
         if found.offset >= len {
             return None;
         }
+        if let Some(tick) = self.tick {
+            found.run.touch(tick);
+        }
         let start = found.run.start();
         let end_max = (start + len).min(self.chain.len());
         Some(Look {
@@ -262,7 +269,7 @@ impl<'g> Finder<'_, '_, 'g> {
         let start = found.run.start();
         let mut is_same = |position: usize| {
             let hash = found.run.hash(position - start);
-            self.chain.block_key(position).is_current(hash)
+            is_same_at(position, self.chain.hash(position), hash)
         };
         if agreed >= end_max || is_same(end_max - 1) {
             return end_max.max(agreed);
@@ -291,8 +298,11 @@ impl<'g> Finder<'_, '_, 'g> {
             }
             return;
         }
-        let first = self.chain.block_key(0).current;
-        self.store.prefetch(first, self.guard);
+        // The last block answers most queries; but what has no first block is told by that alone.
+        self.store.prefetch(self.chain.hash(last), self.guard);
+        if !self.store.may_have(self.chain.hash(0), self.guard) {
+            return;
+        }
         if let Some(found) = self.locate(last)
             && found.run.start() == 0
             && let Some(look) = self.look(last, found)

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use arc_swap::{ArcSwap, Guard};
 use parking_lot::Mutex;
@@ -55,6 +55,9 @@ impl HolderRecord {
 pub(crate) struct Directory {
     holders: Vec<Option<Arc<HolderRecord>>>,
     by_worker: HashMap<WorkerName, Vec<HolderSlot>>,
+    /// How many holders had left when this version was made, and how many have until now.
+    departures: u64,
+    departures_now: Arc<AtomicU64>,
 }
 
 impl Directory {
@@ -76,6 +79,11 @@ impl Directory {
             .flatten()
             .copied()
             .collect()
+    }
+
+    /// Whether nobody has left since this version was made.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.departures_now.load(Ordering::Acquire) == self.departures
     }
 
     pub(crate) fn workers(&self) -> usize {
@@ -175,6 +183,7 @@ impl Slots {
         };
         // Before the slot can be given out again: a search that still has the old version drops the holder.
         record.retired.store(true, Ordering::Release);
+        next.departures = next.departures_now.fetch_add(1, Ordering::AcqRel) + 1;
         if let Some(slots) = next.by_worker.get_mut(&record.id.worker) {
             slots.retain(|other| *other != slot);
             if slots.is_empty() {

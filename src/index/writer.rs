@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use crate::hash::{PositionalLineageHash, SequenceHash};
-use crate::tracking::{DegradedReasons, HolderStatus};
-use crate::wire::{BlockContent, Event, RemovedBlocks, StoredBlocks, Tier};
+use crate::tracking::{DegradedReason, DegradedReasons, HolderStatus};
+use crate::wire::{BlockContent, BlockNames, Event, RemovedBlocks, StoredBlocks, Tier};
 
 use super::applied::{Applied, RejectReason};
 use super::dump;
@@ -35,6 +35,10 @@ pub struct HolderWriter {
     blocks: Blocks,
     parking: Parking,
     has_foreign_chain: bool,
+    /// Whether the engine names blocks; not all need have names.
+    uses_names: bool,
+    /// Whether blocks without a name are not taken, see [`Self::take_turn`].
+    refuses_nameless: bool,
 }
 
 impl HolderWriter {
@@ -46,6 +50,8 @@ impl HolderWriter {
             blocks: Blocks::default(),
             parking: Parking::default(),
             has_foreign_chain: false,
+            uses_names: false,
+            refuses_nameless: false,
         }
     }
 
@@ -80,12 +86,15 @@ impl HolderWriter {
     /// what waits for a parent.
     pub fn apply(&mut self, event: Event, tier: Tier, now_us: u64) -> Applied {
         let mut applied = Applied::default();
+        self.uses_names |= has_names(&event);
         match event {
             Event::Stored(stored) => {
                 let shared = Arc::clone(&self.shared);
-                let runs = &mut shared.runs.write();
-                self.store(stored, tier, now_us, runs, &mut applied);
-                self.store_ready(runs, &mut applied);
+                let mut runs = self.take_turn(&shared, &mut applied);
+                self.store(stored, tier, now_us, &mut runs, &mut applied);
+                self.store_ready(&mut runs, &mut applied);
+                drop(runs);
+                shared.make_room();
             }
             Event::Removed(removed) => self.remove(&removed, tier, &mut applied),
             Event::Cleared => {
@@ -97,10 +106,74 @@ impl HolderWriter {
                 applied.goodbye = true;
             }
         }
-        // What is empty is regular again.
-        self.blocks.forest.take_if(|forest| forest.len() == 0);
         self.publish_sizes();
         applied
+    }
+
+    /// Takes a turn, and forgets what the index has evicted since the last one.
+    fn take_turn<'s>(&mut self, shared: &'s Shared, applied: &mut Applied) -> RunWriter<'s> {
+        let mut runs = shared.runs.write();
+        let evicted = runs.take_evicted(self.slot);
+        let is_cut_shorter = !evicted.is_empty();
+        for evicted in evicted {
+            match &mut self.blocks.forest {
+                None => self
+                    .blocks
+                    .plain
+                    .forget(evicted.run, evicted.parent, evicted.cutoff),
+                Some(forest) => evicted.keys.iter().for_each(|key| forest.forget(*key)),
+            }
+        }
+        // What is empty is regular again.
+        if self.blocks.forest.take_if(|forest| forest.len() == 0).is_some() {
+            runs.set_keyed(self.slot, false);
+        }
+        if self.uses_names && !self.refuses_nameless && self.is_cut_short() {
+            // A block without a name may have had one that is forgotten. When that is removed, nobody would know which block is
+            // meant: so such blocks go now, and are no longer taken.
+            self.refuses_nameless = true;
+            if let Some(forest) = &mut self.blocks.forest {
+                let (writer, slot) = (&mut runs, self.slot);
+                let dropped = forest.drop_nameless(&mut Publication { writer, slot });
+                applied.reject(RejectReason::Capacity, dropped);
+            }
+        }
+        if is_cut_shorter {
+            // What they wait for may have gone just now.
+            for event in self.parking.clear() {
+                self.leave_out(&event.stored, &mut runs, applied);
+            }
+        }
+        runs
+    }
+
+    /// Does not take blocks that cannot be placed because the index has no room for those before them. A name that the engine gives
+    /// to one of them means no other block any more.
+    fn leave_out(&mut self, stored: &StoredBlocks, runs: &mut RunWriter<'_>, applied: &mut Applied) {
+        applied.reject(RejectReason::Capacity, stored.names.len());
+        let hashes = match &stored.names {
+            BlockNames::Sequence { hashes, .. } => hashes.as_slice(),
+            BlockNames::Lineage(_) => &[],
+        };
+        let hashes = hashes.iter().map(|hash| hash.as_u64());
+        let names: Vec<u64> = match &stored.engine_hashes {
+            Some(names) => names.clone(),
+            None => hashes.collect(),
+        };
+        for name in names {
+            if self.blocks.has_name(name, runs) {
+                let slot = self.slot;
+                let forest = self.blocks.as_forest(slot, runs);
+                if let Some(number) = forest.find_name(name) {
+                    forest.drop_name(number, name, &mut Publication { writer: runs, slot });
+                }
+            }
+        }
+    }
+
+    /// Whether the engine has blocks that the index has no room for. Then a parent that is unknown here need not have been lost.
+    fn is_cut_short(&self) -> bool {
+        self.status().own_reasons().contains(DegradedReason::Capacity)
     }
 
     /// Drops stored events whose parent did not come in time.
@@ -117,12 +190,16 @@ impl HolderWriter {
     /// Removes all blocks and forgets what waits for a parent.
     pub fn clear(&mut self) {
         let shared = Arc::clone(&self.shared);
-        let writer = &mut shared.runs.write();
+        let writer = &mut self.take_turn(&shared, &mut Applied::default());
         let slot = self.slot;
         self.blocks.plain.clear(slot, writer);
         if let Some(mut forest) = self.blocks.forest.take() {
             forest.clear(&mut Publication { writer, slot });
         }
+        // What was evicted while others had turns is gone as well.
+        writer.take_evicted(slot);
+        writer.set_keyed(slot, false);
+        (self.uses_names, self.refuses_nameless) = (false, false);
         self.parking.clear();
         self.set_foreign_chain(false);
         self.publish_sizes();
@@ -135,6 +212,7 @@ impl HolderWriter {
     }
 
     fn publish_sizes(&self) {
+        self.shared.runs.collect();
         let parked = u32::try_from(self.parking.len()).unwrap_or(u32::MAX);
         self.status().set_sizes(self.blocks() as u64, parked);
     }
@@ -160,6 +238,9 @@ impl HolderWriter {
         match self.resolve(&stored, runs, applied) {
             Ok(Resolved::Keys(blocks)) => self.store_blocks(blocks, tier, runs, applied),
             Ok(Resolved::Sequence(sequence)) => self.store_sequence(&sequence, tier, runs, applied),
+            Err(Unresolved::UnknownParent(_)) if self.is_cut_short() => {
+                self.leave_out(&stored, runs, applied);
+            }
             Err(Unresolved::UnknownParent(parent)) => {
                 let Some(stored) = self.without_surplus_content(stored) else {
                     applied.reject(RejectReason::ContentMismatch, blocks);
@@ -251,9 +332,13 @@ impl HolderWriter {
             return;
         }
         let blocks_max = self.shared.limits.blocks_per_holder_max;
-        let slot = self.slot;
-        let forest = self.blocks.as_forest(writer);
+        let (slot, refuses_nameless) = (self.slot, self.refuses_nameless);
+        let forest = self.blocks.as_forest(slot, writer);
         for block in blocks {
+            if refuses_nameless && block.name.is_none() {
+                applied.reject(RejectReason::Capacity, 1);
+                continue;
+            }
             let publication = &mut Publication { writer, slot };
             let (stored, moved) = forest.store(block, tier, blocks_max, publication);
             applied.reject(RejectReason::Moved, usize::from(moved));
@@ -293,9 +378,9 @@ impl HolderWriter {
 
     fn remove(&mut self, removed: &RemovedBlocks, tier: Tier, applied: &mut Applied) {
         let shared = Arc::clone(&self.shared);
-        let runs = &mut shared.runs.write();
+        let runs = &mut self.take_turn(&shared, applied);
         if self.blocks.plain.has_own_names() && !removed.lineage_hashes.is_empty() {
-            self.blocks.as_forest(runs);
+            self.blocks.as_forest(self.slot, runs);
         }
         match &self.blocks.forest {
             None => self.remove_plain(removed, tier, runs, applied),
@@ -318,14 +403,14 @@ impl HolderWriter {
             // A block that is held can be part of an event that waits, too: it must not come back with that.
             let waits = self.parking.note_removed(name, tier);
             match finder.next(plain, runs) {
-                Some(spot) => spots.push((spot, name)),
+                Some(spot) => spots.push(spot),
                 None if waits => applied.removed += 1,
                 None => applied.reject(RejectReason::UnknownBlock, 1),
             }
         }
         for key in &removed.lineage_hashes {
             match plain.find_key(&BlockKey::from(*key), runs) {
-                Some(spot) => spots.push((spot, 0)),
+                Some(spot) => spots.push(spot),
                 None => applied.reject(RejectReason::UnknownBlock, 1),
             }
         }
@@ -356,7 +441,7 @@ impl HolderWriter {
         applied: &mut Applied,
     ) {
         let slot = self.slot;
-        let forest = self.blocks.as_forest(writer);
+        let forest = self.blocks.as_forest(slot, writer);
         let mut named: Vec<(PositionalLineageHash, u64)> = Vec::with_capacity(removed.hashes.len());
         for hash in &removed.hashes {
             let name = hash.as_u64();
@@ -385,7 +470,7 @@ impl HolderWriter {
         applied: &mut Applied,
     ) {
         let slot = self.slot;
-        let forest = self.blocks.as_forest(writer);
+        let forest = self.blocks.as_forest(slot, writer);
         keys.sort_unstable_by_key(|key| std::cmp::Reverse(*key));
         for key in keys {
             let number: Option<BlockNumber> = forest.find_key(key);
@@ -400,8 +485,16 @@ impl HolderWriter {
     /// parents before children. Stored events that wait for their parent are not part of it.
     ///
     /// `blocks_per_event_max` bounds each event.
-    pub fn dump_events(&self, blocks_per_event_max: usize) -> impl Iterator<Item = (Tier, Event)> + '_ {
-        let plain = dump::plain(&self.shared.runs, &self.blocks.plain, blocks_per_event_max);
+    pub fn dump_events(&mut self, blocks_per_event_max: usize) -> impl Iterator<Item = (Tier, Event)> + '_ {
+        let shared = Arc::clone(&self.shared);
+        drop(self.take_turn(&shared, &mut Applied::default()));
+        self.publish_sizes();
+        let plain = dump::plain(
+            &self.shared.runs,
+            &self.blocks.plain,
+            self.slot,
+            blocks_per_event_max,
+        );
         let forest = self.blocks.forest.as_deref();
         plain.chain(
             forest
@@ -439,9 +532,24 @@ impl Blocks {
     }
 
     /// As a forest, which can keep anything.
-    fn as_forest(&mut self, runs: &RunWriter<'_>) -> &mut Forest {
+    fn as_forest(&mut self, slot: HolderSlot, runs: &mut RunWriter<'_>) -> &mut Forest {
         let plain = std::mem::take(&mut self.plain);
-        self.forest.get_or_insert_with(|| Box::new(plain.to_forest(runs)))
+        self.forest.get_or_insert_with(|| {
+            runs.set_keyed(slot, true);
+            Box::new(plain.to_forest(runs))
+        })
+    }
+}
+
+/// Whether an event names blocks by anything but their lineage hashes.
+fn has_names(event: &Event) -> bool {
+    match event {
+        Event::Stored(stored) => {
+            let is_sequence = matches!(stored.names, BlockNames::Sequence { .. });
+            is_sequence || stored.engine_hashes.is_some()
+        }
+        Event::Removed(removed) => !removed.hashes.is_empty(),
+        Event::Cleared | Event::Goodbye => false,
     }
 }
 

@@ -292,7 +292,9 @@ impl Holder {
     }
 
     /// The holder's state now; `generation` is the stream's, in which it may be unverified.
-    pub(crate) fn dump(&self, namespace: &NamespaceName, generation: StreamGeneration) -> HolderDump {
+    pub(crate) fn dump(&mut self, namespace: &NamespaceName, generation: StreamGeneration) -> HolderDump {
+        // First: it makes up for what has been evicted.
+        let events = self.writer.dump_events(DUMP_EVENT_BLOCKS_MAX).collect();
         let id = &self.writer.record().id;
         let cursor = self.tracker.cursor().unwrap_or_default();
         let mut reasons = self.writer.status().lasting_reasons();
@@ -315,10 +317,7 @@ impl Holder {
             block_size: self.writer.settings().block_size.as_u32(),
             foreign_chain: self.writer.status().has_foreign_chain(),
         };
-        HolderDump {
-            events: self.writer.dump_events(DUMP_EVENT_BLOCKS_MAX).collect(),
-            frame,
-        }
+        HolderDump { frame, events }
     }
 
     /// Removes the holder from the index.

@@ -237,12 +237,12 @@ impl Lane {
     }
 
     fn dump_next(
-        &self,
+        &mut self,
         after: Option<HolderKey>,
         generation: StreamGeneration,
     ) -> Option<(HolderKey, HolderDump)> {
         let start = after.map_or(Bound::Unbounded, Bound::Excluded);
-        let (key, holder) = self.holders.range((start, Bound::Unbounded)).next()?;
+        let (key, holder) = self.holders.range_mut((start, Bound::Unbounded)).next()?;
         Some((key.clone(), holder.dump(&key.0.namespace, generation)))
     }
 

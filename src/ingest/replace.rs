@@ -98,7 +98,7 @@ mod tests {
     }
 
     /// What a holder has, in a comparable form: a name that is the block's hash may be given or left out.
-    fn contents(writer: &HolderWriter) -> Vec<String> {
+    fn contents(writer: &mut HolderWriter) -> Vec<String> {
         let without_hashes_as_names = |event| match event {
             Event::Stored(mut stored) => {
                 if let BlockNames::Sequence { hashes, .. } = &stored.names {
@@ -135,7 +135,7 @@ mod tests {
             for (tier, event) in state {
                 replaced.apply(event, tier, 0);
             }
-            prop_assert_eq!(contents(&replaced), contents(&publisher));
+            prop_assert_eq!(contents(&mut replaced), contents(&mut publisher));
             prop_assert_eq!(replaced.blocks(), publisher.blocks());
         }
     }

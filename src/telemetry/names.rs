@@ -238,6 +238,10 @@ declare_metrics! {
         "Pairs of a holder and a block that it has."
     Gauge DISTINCT_BLOCKS = "kvatlas_distinct_blocks" [NAMESPACE], Count;
         "Different blocks that at least one holder has."
+    Gauge EVICTED_BLOCKS = "kvatlas_evicted_blocks" [NAMESPACE], Count;
+        "Different blocks that the index has forgotten so far because there were too many."
+    Gauge INDEX_BYTES = "kvatlas_index_bytes" [NAMESPACE], Bytes;
+        "Memory that the different blocks take in the index."
     Gauge PARKED_EVENTS = "kvatlas_parked_events" [NAMESPACE], Count;
         "Events that wait for their parent block to be stored."
     Gauge CHAIN_CONFLICTS = "kvatlas_chain_conflicts" [NAMESPACE], Count;

@@ -22,6 +22,10 @@ pub struct NamespaceSizes {
     pub held_blocks: u64,
     /// Different blocks that at least one holder has.
     pub distinct_blocks: u64,
+    /// Different blocks that the index has forgotten so far because there were too many.
+    pub evicted_blocks: u64,
+    /// Memory that the different blocks take in the index.
+    pub index_bytes: u64,
     /// Events that wait for their parent.
     pub parked_events: u64,
     /// Blocks whose hashes disagree with the hash contract.
@@ -35,6 +39,8 @@ pub struct NamespaceGauges {
     stale_holders: Gauge,
     held_blocks: Gauge,
     distinct_blocks: Gauge,
+    evicted_blocks: Gauge,
+    index_bytes: Gauge,
     parked_events: Gauge,
     chain_conflicts: Gauge,
     event_lag: Gauge,
@@ -49,6 +55,8 @@ impl NamespaceGauges {
             stale_holders: names::STALE_HOLDERS.with([namespace]),
             held_blocks: names::HELD_BLOCKS.with([namespace]),
             distinct_blocks: names::DISTINCT_BLOCKS.with([namespace]),
+            evicted_blocks: names::EVICTED_BLOCKS.with([namespace]),
+            index_bytes: names::INDEX_BYTES.with([namespace]),
             parked_events: names::PARKED_EVENTS.with([namespace]),
             chain_conflicts: names::CHAIN_CONFLICTS.with([namespace]),
             event_lag: names::EVENT_LAG.with([namespace]),
@@ -67,6 +75,8 @@ impl NamespaceGauges {
         self.stale_holders.set(sizes.holders_stale as f64);
         self.held_blocks.set(sizes.held_blocks as f64);
         self.distinct_blocks.set(sizes.distinct_blocks as f64);
+        self.evicted_blocks.set(sizes.evicted_blocks as f64);
+        self.index_bytes.set(sizes.index_bytes as f64);
         self.parked_events.set(sizes.parked_events as f64);
         self.chain_conflicts.set(sizes.chain_conflicts as f64);
     }
@@ -93,6 +103,8 @@ mod tests {
                 holders_stale: 1,
                 held_blocks: 4,
                 distinct_blocks: 5,
+                evicted_blocks: 8,
+                index_bytes: 9,
                 parked_events: 6,
                 chain_conflicts: 7,
             });
@@ -105,6 +117,8 @@ mod tests {
             "kvatlas_stale_holders{namespace=\"a\"} 1",
             "kvatlas_held_blocks{namespace=\"a\"} 4",
             "kvatlas_distinct_blocks{namespace=\"a\"} 5",
+            "kvatlas_evicted_blocks{namespace=\"a\"} 8",
+            "kvatlas_index_bytes{namespace=\"a\"} 9",
             "kvatlas_parked_events{namespace=\"a\"} 6",
             "kvatlas_chain_conflicts{namespace=\"a\"} 7",
             "kvatlas_event_lag_seconds{namespace=\"a\"} 0.25",

@@ -24,7 +24,7 @@ pub enum DegradedReason {
     Rejected = 1 << 2,
     /// Stored blocks were dropped because their parent never came.
     UnknownParent = 1 << 3,
-    /// Stored blocks were dropped because a limit on blocks was reached.
+    /// Blocks were left out or forgotten because a limit on blocks or bytes was reached: the holder has at least what is said.
     Capacity = 1 << 4,
     /// Batches may have been lost since the last one that continued the count: the connection broke, messages
     /// were dropped, or the state comes from a snapshot.
@@ -366,6 +366,15 @@ impl HolderStatus {
     pub fn set_sizes(&self, blocks: u64, parked_events: u32) {
         self.blocks.store(blocks, Ordering::Relaxed);
         self.parked_events.store(parked_events, Ordering::Relaxed);
+    }
+
+    /// Takes blocks off that the index has forgotten; until the lane publishes sizes again.
+    pub fn note_evicted(&self, blocks: u64) {
+        // What the lane publishes meanwhile is newer.
+        let fewer = |before: u64| Some(before.saturating_sub(blocks));
+        let _ = self
+            .blocks
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, fewer);
     }
 
     /// Blocks that the holder holds.

@@ -74,7 +74,7 @@ impl Forest {
     }
 
     /// Takes one name from a block; a block that loses its last name is removed.
-    pub(super) fn drop_name(
+    pub(crate) fn drop_name(
         &mut self,
         number: BlockNumber,
         name: u64,
@@ -89,6 +89,20 @@ impl Forest {
                 alias.tiers = 0;
             }
         });
+    }
+
+    /// Removes the blocks that have no name; says how many.
+    pub(crate) fn drop_nameless(&mut self, publication: &mut Publication<'_, '_>) -> usize {
+        let numbers = self.by_place.iter().copied();
+        let mut nameless: Vec<BlockNumber> = numbers
+            .filter(|number| self.block(*number).name.is_none())
+            .collect();
+        // Children first.
+        nameless.sort_unstable_by_key(|number| std::cmp::Reverse(self.block(*number).key));
+        for number in &nameless {
+            self.erase(*number, publication);
+        }
+        nameless.len()
     }
 
     /// Changes the names of a block that has several. One that no tier is left for is dropped.

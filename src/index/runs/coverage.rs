@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 
-use super::super::holder_set::{HolderSet, HolderSlot};
+use super::super::holder_set::{HolderSet, HolderSlot, SlotSet};
 
 /// A holder that has only a prefix of the run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,12 +67,17 @@ impl View<'_> {
         }
     }
 
-    /// The holders of the whole run.
-    pub(crate) fn full(&self) -> HolderSet {
-        match self {
-            Self::Nobody => HolderSet::default(),
-            Self::One { slot, .. } => HolderSet::single(*slot),
-            Self::Many(coverage) => coverage.full.clone(),
+    /// The holders of the whole run, or those `among` them.
+    pub(crate) fn full(&self, among: Option<&SlotSet>) -> SlotSet {
+        match (self, among) {
+            (Self::Nobody, _) => SlotSet::default(),
+            (Self::One { slot, .. }, None) => SlotSet::from_iter([*slot]),
+            (Self::One { slot, .. }, Some(among)) => {
+                let is_among = among.contains(*slot);
+                is_among.then_some(*slot).into_iter().collect()
+            }
+            (Self::Many(coverage), None) => coverage.full.to_slots(),
+            (Self::Many(coverage), Some(among)) => coverage.full.intersection(among),
         }
     }
 

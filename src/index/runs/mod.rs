@@ -38,6 +38,7 @@
 //! That answers are exact follows from the steps that a writer makes; see the index's own documentation.
 
 mod coverage;
+mod eviction;
 mod run;
 mod slab;
 mod store;
@@ -45,7 +46,7 @@ mod table;
 mod writer;
 
 pub(crate) use coverage::View;
-pub(crate) use run::BlockKey;
+pub(crate) use run::{BlockKey, is_same_at};
 pub(crate) use slab::RunId;
 pub(crate) use store::{Found, RunStore};
 pub(crate) use writer::RunWriter;

@@ -1,6 +1,6 @@
 //! One run, as readers see it.
 
-use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use crossbeam_epoch::Guard;
 
@@ -56,6 +56,13 @@ impl From<BlockKey> for PositionalLineageHash {
     }
 }
 
+/// Whether two sequence hashes, or fragments of them, are of one block at `position`, as far as a lineage hash can tell.
+#[inline]
+pub(crate) fn is_same_at(position: usize, one: u64, other: u64) -> bool {
+    let position = u32::try_from(position).unwrap_or(u32::MAX);
+    (one ^ other) & current_mask(position) == 0
+}
+
 /// The bits of a sequence hash that the block at `position` keeps. They are also those that its child keeps of it.
 #[inline]
 pub(super) fn current_mask(position: u32) -> u64 {
@@ -71,6 +78,8 @@ pub(super) const COMMON_MASK: u64 =
 #[derive(Debug)]
 pub(crate) struct Run {
     coverage: CoverageWord,
+    /// The tick in which it was last used, where there is a capacity.
+    used: AtomicU32,
     /// Position of the first block.
     pub(super) start: u32,
     /// Hash of the first block's parent, as far as it is known; 0 at position 0.
@@ -83,6 +92,7 @@ impl Run {
     pub(super) fn new(start: u32, parent: u64, capacity: usize) -> Self {
         Self {
             coverage: CoverageWord::default(),
+            used: AtomicU32::new(0),
             start,
             parent,
             hashes: (0..capacity).map(|_| AtomicU64::new(0)).collect(),
@@ -102,10 +112,28 @@ impl Run {
         hashes.resize_with(capacity, AtomicU64::default);
         Self {
             coverage: CoverageWord(AtomicPtr::new(self.coverage.0.load(Ordering::Relaxed))),
+            used: AtomicU32::new(self.last_used()),
             start: self.start,
             parent: self.parent,
             hashes: hashes.into_boxed_slice(),
         }
+    }
+
+    /// Notes that the run is used in this tick. Writes only if that is not known, so that readers of one run mostly only read.
+    #[inline]
+    pub(crate) fn touch(&self, tick: u32) {
+        if self.used.load(Ordering::Relaxed) < tick {
+            self.used.store(tick, Ordering::Relaxed);
+        }
+    }
+
+    pub(super) fn last_used(&self) -> u32 {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    /// What the allocation takes, in bytes.
+    pub(super) fn bytes(&self) -> u64 {
+        (size_of::<Self>() + self.hashes.len() * size_of::<AtomicU64>()) as u64
     }
 
     pub(super) fn capacity(&self) -> usize {

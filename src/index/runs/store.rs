@@ -1,13 +1,13 @@
 //! The runs of one index, and how readers find them.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 
 use crossbeam_epoch::Guard;
 use parking_lot::{Mutex, RwLock};
 
-use crate::hash::SequenceHash;
-
+use super::super::capacity::{Capacity, Usage};
 use super::Spot;
 use super::coverage::Cover;
 use super::run::{BlockKey, COMMON_MASK, Run};
@@ -28,11 +28,22 @@ pub(crate) struct RunStore {
     /// How many places `doubles` has. Readers look there, under its lock, only where there are any.
     pub(super) doubles_count: AtomicU64,
     pub(super) chain_conflicts: AtomicU64,
-    pub(super) blocks: AtomicU64,
+    /// What this index uses, and what all together do.
+    usage: Usage,
+    total: Arc<Usage>,
+    /// Blocks forgotten because there were too many.
+    pub(super) evicted: AtomicU64,
+    /// The clock of recency.
+    pub(super) tick: AtomicU32,
+    /// Whether much memory waits to be given back.
+    pub(super) has_garbage: AtomicBool,
     /// Odd while a writer has its turn.
     pub(super) turns: AtomicU64,
     pub(super) state: Mutex<State>,
 }
+
+/// How many steps a collection makes; one gives back a few hundred allocations.
+const COLLECTIONS: usize = 64;
 
 /// A block found.
 #[derive(Debug, Clone, Copy)]
@@ -42,17 +53,24 @@ pub(crate) struct Found<'g> {
 }
 
 impl RunStore {
-    pub(crate) fn new() -> Self {
-        Self {
+    pub(crate) fn new(capacity: Capacity, total: Arc<Usage>) -> Self {
+        let store = Self {
             table: Table::new(),
             slab: Slab::new(),
             doubles: RwLock::default(),
             doubles_count: AtomicU64::new(0),
             chain_conflicts: AtomicU64::new(0),
-            blocks: AtomicU64::new(0),
+            usage: Usage::of(capacity),
+            total,
+            evicted: AtomicU64::new(0),
+            tick: AtomicU32::new(1),
+            has_garbage: AtomicBool::new(false),
             turns: AtomicU64::new(0),
             state: Mutex::default(),
-        }
+        };
+        // Accounts for the table.
+        drop(store.write());
+        store
     }
 
     /// Takes a turn at changing the store.
@@ -70,7 +88,48 @@ impl RunStore {
 
     /// How many distinct blocks there are.
     pub(crate) fn len(&self) -> u64 {
-        self.blocks.load(Ordering::Relaxed)
+        self.usage.blocks()
+    }
+
+    /// What the runs and the table take, in bytes.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.usage.bytes()
+    }
+
+    /// How many blocks were forgotten because there were too many.
+    pub(crate) fn evicted(&self) -> u64 {
+        self.evicted.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn add_used(&self, blocks: u64, bytes: u64) {
+        self.usage.add(blocks, bytes);
+        self.total.add(blocks, bytes);
+    }
+
+    pub(super) fn subtract_used(&self, blocks: u64, bytes: u64) {
+        self.usage.subtract(blocks, bytes);
+        self.total.subtract(blocks, bytes);
+    }
+
+    /// Whether there is a bound on how large the index may be.
+    pub(super) fn is_bounded(&self) -> bool {
+        self.usage.is_bounded() || self.total.is_bounded()
+    }
+
+    /// How many blocks fit, roughly.
+    pub(super) fn blocks_max(&self) -> u64 {
+        self.usage.blocks_max().min(self.total.blocks_max())
+    }
+
+    /// How many blocks are more than this index may have.
+    pub(crate) fn excess_blocks(&self) -> u64 {
+        self.usage.excess_blocks()
+    }
+
+    /// The tick in which what a search looks at is used; none where nobody asks.
+    #[inline]
+    pub(crate) fn tick(&self) -> Option<u32> {
+        self.is_bounded().then(|| self.tick.load(Ordering::Relaxed))
     }
 
     /// How often one place (position and current fragment) was stored with two parents.
@@ -82,6 +141,22 @@ impl RunStore {
     #[inline]
     pub(crate) fn prefetch(&self, hash: u64, guard: &Guard) {
         self.table.prefetch(hash, guard);
+    }
+
+    /// Whether there may be a block with this hash: whether the table has something like it.
+    #[inline]
+    pub(crate) fn may_have(&self, hash: u64, guard: &Guard) -> bool {
+        self.find(hash, guard, Some).is_some()
+    }
+
+    /// Gives back memory that no reader sees any more, where much of it waits.
+    pub(crate) fn collect(&self) {
+        if self.has_garbage.swap(false, Ordering::Relaxed) {
+            // Each time, a part of what waits.
+            for _ in 0..COLLECTIONS {
+                crossbeam_epoch::pin().flush();
+            }
+        }
     }
 
     /// The block that `key` names. Where hashes are no chain there may be several; see [`Self::for_each`].
@@ -107,17 +182,6 @@ impl RunStore {
         });
     }
 
-    /// The hashes of some blocks of a run.
-    pub(crate) fn hashes(&self, run: RunId, offsets: std::ops::Range<u16>) -> Vec<SequenceHash> {
-        let guard = &crossbeam_epoch::pin();
-        let Some(run) = self.slab.get(run, guard) else {
-            return Vec::new();
-        };
-        offsets
-            .map(|offset| SequenceHash(run.hash(usize::from(offset))))
-            .collect()
-    }
-
     /// The first place that may be of `hash` for which `check` gives something.
     #[inline]
     pub(super) fn find<T>(
@@ -140,6 +204,7 @@ impl RunStore {
 
 impl Drop for RunStore {
     fn drop(&mut self) {
+        self.total.subtract(self.usage.blocks(), self.usage.bytes());
         let guard = &crossbeam_epoch::pin();
         for index in 0..self.state.get_mut().runs_ever() {
             if let Some(id) = RunId::new(index)

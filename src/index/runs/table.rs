@@ -25,8 +25,11 @@ use super::{Spot, prefetch};
 
 const BUCKET: usize = 8;
 const BUCKETS: usize = 512;
-/// Words in use, marks included, at which a segment is split or cleaned.
+/// Words in use, marks included, at which a segment is split or cleaned, at most.
 const USED_MAX: u32 = 3500;
+/// As hashes are spread evenly, all segments would be full at about the same time, and one event would split many. So each is
+/// split at a number of its own, this much apart.
+const USED_SPREAD: u32 = 900;
 /// Two neighbours whose entries together are fewer than this are joined.
 const JOINED_MAX: u32 = 1400;
 /// How far from home an entry may lie, in buckets.
@@ -56,6 +59,13 @@ impl Mixed {
     #[inline]
     fn bucket(self) -> usize {
         low(self.0) % BUCKETS
+    }
+
+    /// How much earlier than others the segment for the first `depth` bits is split.
+    fn spread(self, depth: u32) -> u32 {
+        let prefix = (self.0 >> 1) >> (63 - depth);
+        let mixed = (prefix + u64::from(depth)).wrapping_mul(GOLDEN_RATIO) >> 32;
+        u32::try_from(mixed).unwrap_or_default() % USED_SPREAD
     }
 }
 
@@ -111,6 +121,8 @@ struct Segment {
     buckets: Box<[Bucket]>,
     /// How many leading bits of the tag they have in common.
     depth: u32,
+    /// Words in use, marks included, at which it is split or cleaned.
+    used_max: u32,
     /// Words that are not empty. Only the writer looks at it, and at the next.
     used: AtomicU32,
     entries: AtomicU32,
@@ -122,6 +134,7 @@ impl Segment {
         Self {
             buckets: std::iter::repeat_with(bucket).take(BUCKETS).collect(),
             depth,
+            used_max: USED_MAX,
             used: AtomicU32::new(0),
             entries: AtomicU32::new(0),
         }
@@ -132,22 +145,40 @@ impl Segment {
         &self.buckets[(home + distance) % BUCKETS].0
     }
 
-    /// Takes the first free word at or after `home`; none where all are taken.
-    fn place(&self, home: usize, tag: u64, spot: Spot) -> bool {
+    /// Takes the first free word at or after `home`, unless `is_same` says of another entry that it has the same hash.
+    #[inline]
+    fn place(&self, home: usize, tag: u64, spot: Spot, mut is_same: impl FnMut(Spot) -> bool) -> Inserted {
+        let mut free = None;
         for distance in 0..DISTANCES {
+            let start = word_of(tag, distance, SPOT_ZERO) >> DISTANCE_SHIFT;
+            let mut has_empty = false;
             for place in self.bucket(home, distance) {
                 let word = place.load(Ordering::Relaxed);
-                if !is_entry(word) {
-                    place.store(word_of(tag, distance, spot), Ordering::Release);
-                    if word == EMPTY {
-                        self.used.fetch_add(1, Ordering::Relaxed);
+                if is_entry(word) {
+                    if word >> DISTANCE_SHIFT == start && is_same(spot_of(word)) {
+                        return Inserted::Same;
                     }
-                    self.entries.fetch_add(1, Ordering::Relaxed);
-                    return true;
+                    continue;
                 }
+                has_empty |= word == EMPTY;
+                free = free.or(Some((place, distance, word)));
+            }
+            if has_empty {
+                break;
             }
         }
-        false
+        let Some((place, distance, word)) = free else {
+            return Inserted::NoRoom;
+        };
+        if word == EMPTY {
+            if self.used.load(Ordering::Relaxed) >= self.used_max {
+                return Inserted::NoRoom;
+            }
+            self.used.fetch_add(1, Ordering::Relaxed);
+        }
+        place.store(word_of(tag, distance, spot), Ordering::Release);
+        self.entries.fetch_add(1, Ordering::Relaxed);
+        Inserted::Placed
     }
 
     /// All entries, with their home buckets.
@@ -190,6 +221,7 @@ pub(super) struct Table {
     directory: Atomic<Directory>,
     /// Drawn per table: a publisher cannot choose hashes that meet in one bucket.
     seeds: [u64; 2],
+    segments: AtomicU64,
 }
 
 impl Table {
@@ -202,6 +234,7 @@ impl Table {
         Self {
             directory: Atomic::new(directory),
             seeds: [random.hash_one(1), random.hash_one(2) | 1],
+            segments: AtomicU64::new(1),
         }
     }
 
@@ -244,6 +277,12 @@ impl Table {
         unsafe {
             segment.deref()
         }
+    }
+
+    /// What the segments take, in bytes.
+    pub(super) fn bytes(&self) -> u64 {
+        let segment = size_of::<Segment>() + BUCKETS * size_of::<Bucket>();
+        self.segments.load(Ordering::Relaxed) * segment as u64
     }
 
     /// Asks for the memory that a search for `hash` looks at first.
@@ -297,17 +336,11 @@ impl Table {
         mut spill: impl FnMut(Spot),
     ) -> Inserted {
         let mixed = self.mix(hash);
-        if self
-            .find(hash, guard, |other| is_same(other).then_some(()))
-            .is_some()
-        {
-            return Inserted::Same;
-        }
         for _ in 0..=DEPTH_MAX {
             let segment = self.segment(mixed, guard);
-            let has_room = segment.used.load(Ordering::Relaxed) < USED_MAX;
-            if has_room && segment.place(mixed.bucket(), mixed.tag(), spot) {
-                return Inserted::Placed;
+            match segment.place(mixed.bucket(), mixed.tag(), spot, &mut is_same) {
+                Inserted::NoRoom => {}
+                placed_or_same => return placed_or_same,
             }
             if !self.make_room(mixed, guard, &mut spill) {
                 break;
@@ -355,8 +388,8 @@ impl Table {
     fn make_room(&self, mixed: Mixed, guard: &Guard, spill: &mut impl FnMut(Spot)) -> bool {
         let segment = self.segment(mixed, guard);
         let depth = segment.depth;
-        if segment.used.load(Ordering::Relaxed) - segment.entries_count() > USED_MAX / 4 {
-            let rebuilt = fill(depth, segment.entries(), spill);
+        if segment.used.load(Ordering::Relaxed) - segment.entries_count() > segment.used_max / 4 {
+            let rebuilt = fill(depth, mixed.spread(depth), segment.entries(), spill);
             self.publish(mixed, depth, rebuilt, guard);
             self.retire(segment, guard);
             return true;
@@ -370,10 +403,10 @@ impl Table {
         let bit = 1 << (TAG_BITS - 1 - depth);
         for side in [0, bit] {
             let half = segment.entries().filter(|(_, word)| tag_of(*word) & bit == side);
-            let half = fill(depth + 1, half, spill);
             let side_bits = if side == 0 { 0 } else { 1 << (63 - depth) };
-            let of_side = mixed.0 & !(1 << (63 - depth)) | side_bits;
-            self.publish(Mixed(of_side), depth + 1, half, guard);
+            let of_side = Mixed(mixed.0 & !(1 << (63 - depth)) | side_bits);
+            let half = fill(depth + 1, of_side.spread(depth + 1), half, spill);
+            self.publish(of_side, depth + 1, half, guard);
         }
         self.retire(segment, guard);
         true
@@ -388,7 +421,7 @@ impl Table {
             return;
         }
         let both = segment.entries().chain(neighbour.entries());
-        let joined = fill(depth - 1, both, &mut spill);
+        let joined = fill(depth - 1, mixed.spread(depth - 1), both, &mut spill);
         self.publish(mixed, depth - 1, joined, guard);
         self.retire(segment, guard);
         self.retire(neighbour, guard);
@@ -399,6 +432,7 @@ impl Table {
 
     /// Puts `segment` into all places of the directory that begin like `mixed` for `depth` bits.
     fn publish(&self, mixed: Mixed, depth: u32, segment: Segment, guard: &Guard) {
+        self.segments.fetch_add(1, Ordering::Relaxed);
         let directory = self.directory(guard);
         let segment = Owned::new(segment).into_shared(guard);
         let first = low((mixed.0 >> 1) >> (63 - depth)) << (directory.depth - depth);
@@ -409,6 +443,7 @@ impl Table {
     }
 
     fn retire(&self, segment: &Segment, guard: &Guard) {
+        self.segments.fetch_sub(1, Ordering::Relaxed);
         #[allow(unsafe_code, reason = "frees what `publish` or `new` allocated")]
         // SAFETY: the callers have put other segments into every place of the directory that led to this one, and call
         // this once for each.
@@ -486,13 +521,19 @@ const SPOT_ZERO: Spot = Spot {
 };
 
 /// A segment with these entries; what finds no room near its home goes to `spill`.
-fn fill(depth: u32, entries: impl Iterator<Item = (usize, u64)>, spill: &mut impl FnMut(Spot)) -> Segment {
-    let segment = Segment::new(depth);
+fn fill(
+    depth: u32,
+    spread: u32,
+    entries: impl Iterator<Item = (usize, u64)>,
+    spill: &mut impl FnMut(Spot),
+) -> Segment {
+    let mut segment = Segment::new(depth);
     for (home, word) in entries {
-        if !segment.place(home, tag_of(word), spot_of(word)) {
+        if segment.place(home, tag_of(word), spot_of(word), |_| false) != Inserted::Placed {
             spill(spot_of(word));
         }
     }
+    segment.used_max = USED_MAX - spread;
     segment
 }
 

@@ -9,6 +9,7 @@ use crate::hash::SequenceHash;
 
 use super::super::holder_set::HolderSlot;
 use super::Spot;
+use super::eviction::EvictionState;
 use super::run::{BlockKey, COMMON_MASK, RUN_BLOCKS_MAX, Run};
 use super::slab::RunId;
 use super::store::RunStore;
@@ -28,6 +29,12 @@ struct Meta {
     written: u16,
     /// Whether the hashes are whole, and not the fragments of lineage hashes.
     is_whole: bool,
+    /// Runs that follow a block of this one.
+    children: u32,
+    /// None of them follows a block beyond this offset.
+    attached_max: u16,
+    /// Whether the run waits in the queue of eviction; kept when the number is given out again.
+    is_queued: bool,
 }
 
 /// What only writers know.
@@ -35,6 +42,9 @@ struct Meta {
 pub(super) struct State {
     meta: Vec<Meta>,
     free: Vec<RunId>,
+    pub(super) eviction: EvictionState,
+    /// What the table took when that was last looked at.
+    table_bytes: u64,
     /// What readers could see, step by step, where a test of the consistency contract asks for it.
     #[cfg(test)]
     pub(super) steps: Option<Vec<Step>>,
@@ -67,8 +77,8 @@ pub(crate) struct Added {
 
 /// A writer's turn at one index; the others wait. Readers don't.
 pub(crate) struct RunWriter<'a> {
-    store: &'a RunStore,
-    state: MutexGuard<'a, State>,
+    pub(super) store: &'a RunStore,
+    pub(super) state: MutexGuard<'a, State>,
     guard: Guard,
 }
 
@@ -220,7 +230,7 @@ impl<'a> RunWriter<'a> {
         // At most RUN_BLOCKS_MAX.
         meta.len = u16::try_from(len + count).unwrap_or(meta.len);
         let end = meta.len;
-        self.store.blocks.fetch_add(count as u64, Ordering::Relaxed);
+        self.store.add_used(count as u64, 0);
         if end == 0 {
             self.free(run);
         }
@@ -247,13 +257,22 @@ impl<'a> RunWriter<'a> {
                 id
             }
         };
-        *self.state.meta.get_mut(id.index())? = Meta {
+        let meta = self.state.meta.get_mut(id.index())?;
+        *meta = Meta {
             parent,
-            len: 0,
-            written: 0,
             is_whole,
+            is_queued: meta.is_queued,
+            ..Meta::default()
         };
+        if let Some(parent) = parent
+            && let Some(meta) = self.state.meta.get_mut(parent.run.index())
+        {
+            let others = if meta.children == 0 { 0 } else { meta.attached_max };
+            meta.attached_max = others.max(parent.offset);
+            meta.children += 1;
+        }
         let run = Run::new(first.position, first.parent.unwrap_or_default(), capacity);
+        self.store.add_used(0, run.bytes());
         self.store.slab.set(id, Some(run), &self.guard);
         Some(id)
     }
@@ -276,6 +295,8 @@ impl<'a> RunWriter<'a> {
                 run.capacity()
             };
             let grown = run.grown(capacity, len);
+            self.store.add_used(0, grown.bytes());
+            self.store.subtract_used(0, run.bytes());
             self.store.slab.set(id, Some(grown), &self.guard);
             let Some(replacement) = self.run(id) else { return };
             run = replacement;
@@ -376,6 +397,9 @@ impl<'a> RunWriter<'a> {
         if len < self.meta(run).len {
             self.truncate(run, len);
         }
+        if cutoff > before {
+            self.note_stored(run, u64::from(cutoff - before));
+        }
         before
     }
 
@@ -403,9 +427,8 @@ impl<'a> RunWriter<'a> {
             }
             self.forget(Spot { run: id, offset }, run.hash(usize::from(offset)));
         }
-        let gone = u64::from(end - len);
-        self.store.blocks.fetch_sub(gone, Ordering::Relaxed);
-        let capacity = run.capacity();
+        self.store.subtract_used(u64::from(end - len), 0);
+        let (capacity, bytes) = (run.capacity(), run.bytes());
         let is_sparse = capacity > 64 && usize::from(len) < capacity / 4;
         let shrunk = (is_sparse && len > 0).then(|| run.grown(usize::from(len), usize::from(len)));
         if let Some(meta) = self.state.meta.get_mut(id.index()) {
@@ -415,6 +438,8 @@ impl<'a> RunWriter<'a> {
             }
         }
         if let Some(shrunk) = shrunk {
+            self.store.add_used(0, shrunk.bytes());
+            self.store.subtract_used(0, bytes);
             self.store.slab.set(id, Some(shrunk), &self.guard);
         }
         if len == 0 {
@@ -469,21 +494,102 @@ impl<'a> RunWriter<'a> {
         self.store.doubles_count.fetch_sub(1, Ordering::SeqCst);
     }
 
+    /// A run's length, and from where on no other run follows its blocks.
+    pub(super) fn leaf(&self, id: RunId) -> (u16, u16) {
+        let meta = self.meta(id);
+        let leaf_from = if meta.children == 0 {
+            0
+        } else {
+            meta.attached_max + 1
+        };
+        (meta.len, leaf_from)
+    }
+
+    /// The holders that have more than `offset` blocks of a run.
+    pub(super) fn holders_beyond(&self, id: RunId, offset: u16) -> Vec<HolderSlot> {
+        let Some(run) = self.run(id) else {
+            return Vec::new();
+        };
+        let view = run.view(&self.guard);
+        let partial = view.partial().iter().filter(|partial| partial.cutoff > offset);
+        let full = view.full(None);
+        full.iter().chain(partial.map(|partial| partial.slot)).collect()
+    }
+
+    /// How many blocks of `run` the holder has.
+    pub(crate) fn cutoff(&self, run: RunId, slot: HolderSlot) -> u16 {
+        self.run(run)
+            .map_or(0, |found| found.view(&self.guard).cutoff(slot))
+    }
+
+    /// When a run was last used; none where it is gone.
+    pub(super) fn last_used(&self, id: RunId) -> Option<u32> {
+        self.run(id).map(Run::last_used)
+    }
+
+    pub(super) fn touch(&self, id: RunId, tick: u32) {
+        if let Some(run) = self.run(id) {
+            run.touch(tick);
+        }
+    }
+
+    /// Lets eviction look at a run, unless it will anyway.
+    pub(super) fn enqueue(&mut self, id: RunId) {
+        let used = self.last_used(id);
+        if let (Some(used), Some(meta)) = (used, self.state.meta.get_mut(id.index()))
+            && !meta.is_queued
+        {
+            meta.is_queued = true;
+            self.state.eviction.put(used, id);
+        }
+    }
+
+    pub(super) fn unmark_queued(&mut self, id: RunId) {
+        if let Some(meta) = self.state.meta.get_mut(id.index()) {
+            meta.is_queued = false;
+        }
+    }
+
+    /// A run that goes away leaves its parent with a child less, and as recently used as itself.
+    fn leave_parent(&mut self, id: RunId) {
+        let Some(parent) = self.meta(id).parent else {
+            return;
+        };
+        if let Some(meta) = self.state.meta.get_mut(parent.run.index()) {
+            meta.children -= 1;
+        }
+        if !self.store.is_bounded() {
+            return;
+        }
+        self.touch(parent.run, self.last_used(id).unwrap_or_default());
+        self.enqueue(parent.run);
+    }
+
     fn free(&mut self, id: RunId) {
+        self.leave_parent(id);
+        if let Some(run) = self.run(id) {
+            self.store.subtract_used(0, run.bytes());
+        }
         self.store.slab.set(id, None, &self.guard);
         self.state.free.push(id);
         if self.state.free.len() == self.state.meta.len() {
+            // The numbers in the queue mean nothing any more.
+            self.state.eviction.forget_queue();
             self.store.slab.clear(&self.guard);
             self.state.free = Vec::new();
             self.state.meta = Vec::new();
-            // What readers no longer see is given back soon, and not only with the next change.
-            self.guard.flush();
+            // What readers no longer see is given back now, and not only with further changes.
+            self.store.has_garbage.store(true, Ordering::Relaxed);
         }
     }
 }
 
 impl Drop for RunWriter<'_> {
     fn drop(&mut self) {
+        let bytes = self.store.table.bytes();
+        let before = std::mem::replace(&mut self.state.table_bytes, bytes);
+        self.store.add_used(0, bytes.saturating_sub(before));
+        self.store.subtract_used(0, before.saturating_sub(bytes));
         self.store.turns.fetch_add(1, Ordering::AcqRel);
     }
 }

@@ -244,7 +244,8 @@ impl Run {
         for holder in self.holders {
             holder.writer.retire();
         }
-        assert_eq!(index.sizes(), super::super::IndexSizes::default());
+        let empty = PositionalIndexer::new(NamespaceSettings::default(), IndexLimits::default());
+        assert_eq!(index.sizes(), empty.sizes());
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod concurrency;
 mod differential;
+mod eviction;
 mod foreign;
 mod instants;
 mod names;

@@ -1,0 +1,143 @@
+//! How large indexes may be: bounds on blocks and bytes, of one index and of all together.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+
+use super::indexer::Shared;
+
+/// Bounds on what is shared with queries. At a bound an index forgets blocks: leaves first, least recently stored or matched
+/// first.
+///
+/// Bytes are those of the shared runs and the table that leads to them, not what lanes keep for holders with holes, tiers or
+/// names; those are bounded by the blocks that one holder may have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Capacity {
+    /// Most distinct blocks.
+    pub blocks_max: u64,
+    /// Most bytes.
+    pub bytes_max: u64,
+}
+
+impl Capacity {
+    /// No bounds.
+    pub const UNBOUNDED: Self = Self {
+        blocks_max: u64::MAX,
+        bytes_max: u64::MAX,
+    };
+}
+
+impl Default for Capacity {
+    fn default() -> Self {
+        Self::UNBOUNDED
+    }
+}
+
+/// What a distinct block takes, roughly: how many blocks to forget for some bytes.
+const BLOCK_BYTES: u64 = 24;
+
+/// What several indexes use together, and who they are.
+#[derive(Debug, Default)]
+pub struct TotalUsage {
+    usage: Arc<Usage>,
+    members: Mutex<Vec<Weak<Shared>>>,
+}
+
+impl TotalUsage {
+    /// Nothing used of `capacity`.
+    pub fn of(capacity: Capacity) -> Self {
+        Self {
+            usage: Arc::new(Usage::of(capacity)),
+            members: Mutex::default(),
+        }
+    }
+
+    /// What is used.
+    pub(crate) fn usage(&self) -> &Arc<Usage> {
+        &self.usage
+    }
+
+    pub(super) fn join(&self, index: &Arc<Shared>) {
+        if self.usage.is_bounded() {
+            let mut members = self.members.lock();
+            members.retain(|member| member.strong_count() > 0);
+            members.push(Arc::downgrade(index));
+        }
+    }
+
+    /// Has the largest index forget blocks where all together have too many. No index's turn may be held.
+    pub(super) fn make_room(&self) {
+        if self.usage.excess_blocks() == 0 {
+            return;
+        }
+        let members: Vec<Arc<Shared>> = self.members.lock().iter().filter_map(Weak::upgrade).collect();
+        if let Some(largest) = members.iter().max_by_key(|member| member.runs.bytes()) {
+            // Whoever was here before may have made room by now.
+            largest.evict(self.usage.excess_blocks());
+        }
+    }
+}
+
+/// A capacity and what is used of it.
+#[derive(Debug)]
+pub(crate) struct Usage {
+    capacity: Capacity,
+    blocks: AtomicU64,
+    bytes: AtomicU64,
+}
+
+impl Default for Usage {
+    fn default() -> Self {
+        Self::of(Capacity::UNBOUNDED)
+    }
+}
+
+impl Usage {
+    /// Nothing used of `capacity`.
+    pub(crate) fn of(capacity: Capacity) -> Self {
+        Self {
+            capacity,
+            blocks: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+        }
+    }
+
+    /// Whether there is a bound at all.
+    pub(crate) fn is_bounded(&self) -> bool {
+        self.capacity != Capacity::UNBOUNDED
+    }
+
+    /// Distinct blocks.
+    pub(crate) fn blocks(&self) -> u64 {
+        self.blocks.load(Ordering::Relaxed)
+    }
+
+    /// Bytes.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn add(&self, blocks: u64, bytes: u64) {
+        self.blocks.fetch_add(blocks, Ordering::Relaxed);
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn subtract(&self, blocks: u64, bytes: u64) {
+        self.blocks.fetch_sub(blocks, Ordering::Relaxed);
+        self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// How many blocks are too many.
+    pub(crate) fn excess_blocks(&self) -> u64 {
+        let blocks = self.blocks().saturating_sub(self.capacity.blocks_max);
+        let bytes = self.bytes().saturating_sub(self.capacity.bytes_max);
+        blocks.max(bytes.div_ceil(BLOCK_BYTES))
+    }
+
+    /// How many blocks fit, roughly.
+    pub(crate) fn blocks_max(&self) -> u64 {
+        let by_bytes = self.capacity.bytes_max / BLOCK_BYTES;
+        self.capacity.blocks_max.min(by_bytes)
+    }
+}
