@@ -23,6 +23,7 @@ mod table;
 mod text;
 mod time_text;
 mod transport;
+mod vocab;
 
 use clap::{Parser, Subcommand};
 
@@ -34,6 +35,7 @@ pub(crate) use query::{QueryArguments, query};
 pub(crate) use replay::ReplayArguments;
 pub(crate) use serve::{ServeArguments, StopSignals, announce, start_logging};
 pub(crate) use snapshot::{SnapshotArguments, snapshot};
+pub(crate) use vocab::{VocabArguments, vocab};
 
 /// What the program was asked to do.
 #[derive(Debug, Parser)]
@@ -80,6 +82,8 @@ pub(crate) enum Command {
     Replay(Box<ReplayArguments>),
     /// Look into snapshot files.
     Snapshot(SnapshotArguments),
+    /// Ask which tokens of a model's vocabulary may come next.
+    Vocab(VocabArguments),
 }
 
 #[cfg(test)]
