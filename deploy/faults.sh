@@ -9,9 +9,9 @@ set -eu
 
 cd "$(dirname "$0")/.."
 deploy/setup.sh
-KVATLAS_FAULT_RUNS="${1:-50}"
-KVATLAS_TEST_KILLS=$KVATLAS_FAULT_RUNS
-export KVATLAS_FAULT_RUNS KVATLAS_TEST_KILLS
+KVATLAS_TEST_FAULT_RUNS="${1:-50}"
+KVATLAS_TEST_KILLS=$KVATLAS_TEST_FAULT_RUNS
+export KVATLAS_TEST_FAULT_RUNS KVATLAS_TEST_KILLS
 
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
@@ -25,7 +25,7 @@ set -- --test faults --test resync --test jetstream --test crash --test liveness
 } | tee "$log"
 
 echo
-echo "== scenarios, with $KVATLAS_FAULT_RUNS seeded runs"
+echo "== scenarios, with $KVATLAS_TEST_FAULT_RUNS seeded runs"
 grep -E '^[^ ].*: queries [0-9]+, exact ' "$log" | grep -v ', seed ' || true
 echo
 if grep -q '^FAULTS: failed' "$log"; then
