@@ -34,7 +34,7 @@ use kvatlas::wire::{
 /// Connections that the publishers share.
 const CONNECTIONS: usize = 8;
 /// How often the status is asked for.
-const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 /// How long it may take.
 const PATIENCE: Duration = Duration::from_secs(600);
 
