@@ -6,7 +6,7 @@ use crate::hash::{
 };
 use crate::wire::QueryKey;
 
-use super::runs::BlockKey;
+use super::runs::{BlockKey, prefetch};
 
 /// The lineage hashes of a query, by position.
 ///
@@ -84,6 +84,16 @@ impl<'a> QueryChain<'a> {
         match self.key {
             QueryKey::LineageHashes(hashes) => hashes[index].current_hash_fragment(),
             _ => self.sequence_hash(index).as_u64(),
+        }
+    }
+
+    /// Asks for the memory of the hash at `index`, where it is in memory.
+    #[inline]
+    pub(crate) fn prefetch(&self, index: usize) {
+        match self.key {
+            QueryKey::SequenceHashes(hashes) => hashes.get(index).into_iter().for_each(prefetch),
+            QueryKey::LineageHashes(hashes) => hashes.get(index).into_iter().for_each(prefetch),
+            QueryKey::Tokens { .. } | QueryKey::BlockHashes(_) => {}
         }
     }
 

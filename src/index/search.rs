@@ -80,16 +80,71 @@ impl Matches {
     ///
     /// A holder that left while the search ran is left out: it holds nothing now.
     pub fn holders(&self) -> impl Iterator<Item = Match<'_>> {
-        // Mostly nobody has left, and then there is no need to look at every holder.
-        let nobody_left = self.directory.is_complete();
-        self.groups.iter().flat_map(move |group| {
-            let holders = group.slots.iter().filter_map(|slot| self.directory.holder(slot));
-            let is_there = move |holder: &&Arc<HolderRecord>| nobody_left || !holder.is_retired();
-            holders.filter(is_there).map(|holder| Match {
-                holder,
-                matched_blocks: group.matched_blocks,
-            })
-        })
+        let found = self.groups.iter().map(|group| group.slots.len()).sum();
+        Holders {
+            // Mostly nobody has left, and then there is no need to look at every holder.
+            nobody_left: self.directory.is_complete(),
+            directory: &self.directory,
+            groups: self.groups.iter(),
+            matched_blocks: 0,
+            words: [].iter(),
+            word: 0,
+            first_slot: 0,
+            left: found,
+        }
+    }
+}
+
+/// See [`Matches::holders`].
+struct Holders<'m> {
+    directory: &'m Directory,
+    nobody_left: bool,
+    groups: std::slice::Iter<'m, MatchGroup>,
+    /// Of the group whose turn it is.
+    matched_blocks: u32,
+    /// What is left of that group, and of the word that begins with `first_slot`.
+    words: std::slice::Iter<'m, u64>,
+    word: u64,
+    first_slot: usize,
+    left: usize,
+}
+
+impl<'m> Iterator for Holders<'m> {
+    type Item = Match<'m>;
+
+    #[inline]
+    fn next(&mut self) -> Option<Match<'m>> {
+        loop {
+            while self.word == 0 {
+                if let Some(word) = self.words.next() {
+                    (self.word, self.first_slot) = (*word, self.first_slot + 64);
+                } else {
+                    let group = self.groups.next()?;
+                    self.matched_blocks = group.matched_blocks;
+                    self.words = group.slots.words();
+                    // The first word adds 64.
+                    self.first_slot = 0;
+                }
+            }
+            let slot = self.first_slot + self.word.trailing_zeros() as usize - 64;
+            self.word &= self.word - 1;
+            self.left -= 1;
+            if let Some(holder) = self.directory.holder_at(slot)
+                && (self.nobody_left || !holder.is_retired())
+            {
+                let matched_blocks = self.matched_blocks;
+                return Some(Match {
+                    holder,
+                    matched_blocks,
+                });
+            }
+        }
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        // A search keeps only slots that the directory has.
+        let least = if self.nobody_left { self.left } else { 0 };
+        (least, Some(self.left))
     }
 }
 
@@ -107,6 +162,7 @@ pub(crate) fn find(
     let mut finder = Finder {
         store,
         guard,
+        is_rolled: chain.is_rolled(),
         chain,
         asked: asked.as_ref(),
         tick: store.tick(),
@@ -121,6 +177,11 @@ pub(crate) fn find(
         finder.walk();
     }
     let mut groups = finder.groups;
+    // A slot that was given out since has a holder that was not there when the query came.
+    groups.retain(|group| {
+        group.slots.intersect(directory.taken());
+        !group.slots.is_empty()
+    });
     groups.sort_unstable_by_key(|group| std::cmp::Reverse(group.matched_blocks));
     Matches {
         directory,
@@ -157,6 +218,11 @@ pub(super) fn holders_at(store: &RunStore, key: &BlockKey, guard: &Guard) -> Slo
     });
     holding
 }
+
+/// Into how many parts a run is cut at once to find where a query leaves it.
+const WAYS: usize = 8;
+/// From this distance on, two hashes lie in different cache lines.
+const WIDE: usize = 8;
 
 /// How many runs are looked at one after the other before the search halves what is left instead.
 const STEPS_MAX: usize = 8;
@@ -231,6 +297,8 @@ struct Finder<'f, 'q, 'g> {
     chain: &'f mut QueryChain<'q>,
     /// Whom the query asks about; all where absent.
     asked: Option<&'f SlotSet>,
+    /// Whether the hashes of the query have to be computed, one after the other.
+    is_rolled: bool,
     /// When what is looked at is used, where the index forgets what is not.
     tick: Option<u32>,
     groups: Groups,
@@ -267,20 +335,48 @@ impl<'g> Finder<'_, '_, 'g> {
     /// Up to where the query agrees with a run: it does up to `agreed`, and it cannot beyond `end_max`.
     fn agreement(&mut self, found: Found<'g>, mut agreed: usize, end_max: usize) -> usize {
         let start = found.run.start();
-        let mut is_same = |position: usize| {
-            let hash = found.run.hash(position - start);
-            is_same_at(position, self.chain.hash(position), hash)
-        };
-        if agreed >= end_max || is_same(end_max - 1) {
-            return end_max.max(agreed);
+        if self.is_rolled {
+            // Nothing is computed beyond the first difference.
+            while agreed < end_max
+                && is_same_at(agreed, self.chain.hash(agreed), found.run.hash(agreed - start))
+            {
+                agreed += 1;
+            }
+            return agreed;
         }
-        let mut differs = end_max - 1;
+        // The first that is known to differ; the last position of all is a guess, and the first point to be looked at.
+        let mut differs = end_max;
         while agreed < differs {
-            let middle = agreed + (differs - agreed) / 2;
-            if is_same(middle) {
-                agreed = middle + 1;
-            } else {
-                differs = middle;
+            let step = (differs - agreed).div_ceil(WAYS);
+            let points = (differs - agreed) / step;
+            // Counted from the end, so that the last one is the last position.
+            let point = |index: usize| differs - 1 - (points - 1 - index) * step;
+            if step >= WIDE {
+                // All at once: the memory is waited for once, and not for each half.
+                for position in (0..points).map(point) {
+                    found.run.prefetch(position - start);
+                    self.chain.prefetch(position);
+                }
+            }
+            let (mut same, mut other) = (0, points);
+            while same < other {
+                let middle = same + (other - same) / 2;
+                let position = point(middle);
+                if is_same_at(
+                    position,
+                    self.chain.hash(position),
+                    found.run.hash(position - start),
+                ) {
+                    same = middle + 1;
+                } else {
+                    other = middle;
+                }
+            }
+            if same < points {
+                differs = point(same);
+            }
+            if same > 0 {
+                agreed = point(same - 1) + 1;
             }
         }
         agreed
@@ -291,8 +387,8 @@ impl<'g> Finder<'_, '_, 'g> {
         let Some(last) = self.chain.len().checked_sub(1) else {
             return;
         };
-        if self.chain.is_rolled() {
-            // What must be computed is computed only if somebody has the first block.
+        if self.is_rolled {
+            // What must be computed is computed only as far as somebody has it.
             if let Some(first) = self.locate(0) {
                 self.follow_from(first, last);
             }
@@ -300,7 +396,7 @@ impl<'g> Finder<'_, '_, 'g> {
         }
         // The last block answers most queries; but what has no first block is told by that alone.
         self.store.prefetch(self.chain.hash(last), self.guard);
-        if !self.store.may_have(self.chain.hash(0), self.guard) {
+        if !self.store.may_have_root(self.chain.hash(0), self.guard) {
             return;
         }
         if let Some(found) = self.locate(last)
@@ -328,13 +424,18 @@ impl<'g> Finder<'_, '_, 'g> {
             limit: last + 1,
             candidates: through,
         };
-        // The last block next: who has it needs no more looks.
-        self.advance(begin, last, &mut stretches);
+        if self.is_rolled {
+            stretches.push(begin);
+        } else {
+            // The last block next: who has it needs no more looks.
+            self.advance(begin, last, &mut stretches);
+        }
         let mut steps = 0;
         while let Some(stretch) = stretches.pop() {
             steps += 1;
             let next = match steps {
                 ..STEPS_MAX => stretch.held,
+                _ if self.is_rolled => stretch.held,
                 _ => stretch.held + (stretch.limit - stretch.held) / 2,
             };
             self.advance(stretch, next, &mut stretches);

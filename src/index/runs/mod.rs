@@ -58,9 +58,9 @@ pub(crate) struct Spot {
     pub(crate) offset: u16,
 }
 
-/// Asks the processor to load the cache line of `address`, which a later step will need.
+/// Asks the processor to load the cache line of `place`, which a later step will need.
 #[inline]
-fn prefetch<T>(address: *const T) {
+pub(crate) fn prefetch<T: ?Sized>(place: &T) {
     #[cfg(target_arch = "x86_64")]
     #[allow(
         unsafe_code,
@@ -69,8 +69,8 @@ fn prefetch<T>(address: *const T) {
     // SAFETY: a prefetch does not access memory as far as the program can see; any address is allowed.
     unsafe {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T0>(address.cast());
+        _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(place).cast());
     }
     #[cfg(not(target_arch = "x86_64"))]
-    let _ = address;
+    let _ = place;
 }

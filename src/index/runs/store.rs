@@ -8,7 +8,7 @@ use crossbeam_epoch::Guard;
 use parking_lot::{Mutex, RwLock};
 
 use super::super::capacity::{Capacity, Usage};
-use super::Spot;
+use super::{Spot, prefetch};
 use super::coverage::Cover;
 use super::run::{BlockKey, COMMON_MASK, Run};
 use super::slab::{RunId, Slab};
@@ -22,6 +22,11 @@ pub(super) type Doubles = HashMap<u64, Vec<Spot>>;
 #[derive(Debug)]
 pub(crate) struct RunStore {
     pub(super) table: Table,
+    /// The first blocks of chains once more: so few that they stay in the processor's cache, where a query that nobody has anything
+    /// of is answered.
+    pub(super) roots: Table,
+    /// Whether all first blocks are there. Hashes that are no chain, or meet in one place, can be too much for it.
+    pub(super) has_all_roots: AtomicBool,
     pub(super) slab: Slab,
     /// The table has one place a hash. Where hashes are no chain, one hash can have several; the others are here.
     pub(super) doubles: RwLock<Doubles>,
@@ -56,6 +61,8 @@ impl RunStore {
     pub(crate) fn new(capacity: Capacity, total: Arc<Usage>) -> Self {
         let store = Self {
             table: Table::new(),
+            roots: Table::new(),
+            has_all_roots: AtomicBool::new(true),
             slab: Slab::new(),
             doubles: RwLock::default(),
             doubles_count: AtomicU64::new(0),
@@ -143,10 +150,16 @@ impl RunStore {
         self.table.prefetch(hash, guard);
     }
 
-    /// Whether there may be a block with this hash: whether the table has something like it.
+    /// Whether there may be a block with this hash at position 0. Asks for the memory of the run that begins with it.
     #[inline]
-    pub(crate) fn may_have(&self, hash: u64, guard: &Guard) -> bool {
-        self.find(hash, guard, Some).is_some()
+    pub(crate) fn may_have_root(&self, hash: u64, guard: &Guard) -> bool {
+        if let Some(spot) = self.roots.find(hash, guard, Some) {
+            if let Some(run) = self.slab.get(spot.run, guard) {
+                prefetch(run);
+            }
+            return true;
+        }
+        !self.has_all_roots.load(Ordering::SeqCst)
     }
 
     /// Gives back memory that no reader sees any more, where much of it waits.
@@ -162,11 +175,15 @@ impl RunStore {
     /// The block that `key` names. Where hashes are no chain there may be several; see [`Self::for_each`].
     #[inline]
     pub(crate) fn locate<'g>(&self, key: &BlockKey, guard: &'g Guard) -> Option<Found<'g>> {
-        self.find(key.current, guard, |spot| {
+        let check = |spot: Spot| {
             let offset = usize::from(spot.offset);
             let run = self.slab.get(spot.run, guard)?;
             run.is_at(offset, key).then_some(Found { run, offset })
-        })
+        };
+        if key.position == 0 && self.has_all_roots.load(Ordering::SeqCst) {
+            return self.roots.find(key.current, guard, check);
+        }
+        self.find(key.current, guard, check)
     }
 
     /// Every block that `key` names.
