@@ -350,7 +350,8 @@ impl<'g> Finder<'_, '_, 'g> {
             let step = (differs - agreed).div_ceil(WAYS);
             let points = (differs - agreed) / step;
             // Counted from the end, so that the last one is the last position.
-            let point = |index: usize| differs - 1 - (points - 1 - index) * step;
+            let last = differs - 1;
+            let point = |index: usize| last - (points - 1 - index) * step;
             if step >= WIDE {
                 // All at once: the memory is waited for once, and not for each half.
                 for position in (0..points).map(point) {
