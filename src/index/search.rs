@@ -1,9 +1,8 @@
 //! The search: which holders hold how long a prefix.
 //!
 //! A look at one run says of every holder how many of its blocks it has, and comparing two arrays says how far the query agrees
-//! with it. So one look settles all holders that drop out inside of the run. The others have everything up to where the query
-//! leaves the run; they are looked for where it goes on. The last position comes first: where the run of the last block begins at
-//! position 0, that one look answers for all holders, at any depth.
+//! with it. So one look settles all holders that drop out inside of the run, at any depth. The others have everything up to where the
+//! query leaves the run; they are looked for where it goes on, at the last position first: who has that needs no more looks.
 //!
 //! Why the answers are exact although other looks are at other instants: see the index's own documentation.
 
@@ -221,6 +220,8 @@ pub(super) fn holders_at(store: &RunStore, key: &BlockKey, guard: &Guard) -> Slo
 
 /// Into how many parts a run is cut at once to find where a query leaves it.
 const WAYS: usize = 8;
+/// How many hashes of a query are computed before they are compared.
+const ROLLED_AT_ONCE: usize = 64;
 /// From this distance on, two hashes lie in different cache lines.
 const WIDE: usize = 8;
 
@@ -335,14 +336,17 @@ impl<'g> Finder<'_, '_, 'g> {
     /// Up to where the query agrees with a run: it does up to `agreed`, and it cannot beyond `end_max`.
     fn agreement(&mut self, found: Found<'g>, mut agreed: usize, end_max: usize) -> usize {
         let start = found.run.start();
-        if self.is_rolled {
-            // Nothing is computed beyond the first difference.
-            while agreed < end_max
-                && is_same_at(agreed, self.chain.hash(agreed), found.run.hash(agreed - start))
-            {
-                agreed += 1;
+        let mut end_max = end_max;
+        while self.is_rolled && agreed < end_max {
+            // Little is computed beyond the first difference.
+            let end = end_max.min(agreed + ROLLED_AT_ONCE);
+            self.chain.roll(end);
+            if is_same_at(end - 1, self.chain.hash(end - 1), found.run.hash(end - 1 - start)) {
+                agreed = end;
+            } else {
+                end_max = end - 1;
+                break;
             }
-            return agreed;
         }
         // The first that is known to differ; the last position of all is a guess, and the first point to be looked at.
         let mut differs = end_max;
@@ -388,27 +392,7 @@ impl<'g> Finder<'_, '_, 'g> {
         let Some(last) = self.chain.len().checked_sub(1) else {
             return;
         };
-        if self.is_rolled {
-            // What must be computed is computed only as far as somebody has it.
-            if let Some(first) = self.locate(0) {
-                self.follow_from(first, last);
-            }
-            return;
-        }
-        // The last block answers most queries; but what has no first block is told by that alone.
-        self.store.prefetch(self.chain.hash(last), self.guard);
-        if !self.store.may_have_root(self.chain.hash(0), self.guard) {
-            return;
-        }
-        if let Some(found) = self.locate(last)
-            && found.run.start() == 0
-            && let Some(look) = self.look(last, found)
-        {
-            let mut asked = self.asked.cloned();
-            let groups = &mut self.groups;
-            let whole = look.split(asked.as_mut(), |depth, slots| push_group(groups, depth, slots));
-            self.settle(last + 1, whole);
-        } else if let Some(first) = self.locate(0) {
+        if let Some(first) = self.locate(0) {
             self.follow_from(first, last);
         }
     }

@@ -51,6 +51,17 @@ pub(crate) use slab::RunId;
 pub(crate) use store::{Found, RunStore};
 pub(crate) use writer::RunWriter;
 
+/// How many steps [`give_back_memory`] makes at once; one gives back a few hundred allocations.
+const COLLECTIONS: usize = 64;
+
+/// Gives back memory of all indexes that no query sees any more. Changes do so by themselves, a little at a time; who calls this
+/// regularly, outside of lanes and queries, has what the last of many removals left behind given back, too.
+pub fn give_back_memory() {
+    for _ in 0..COLLECTIONS {
+        crossbeam_epoch::pin().flush();
+    }
+}
+
 /// The place of a block: a run and how many blocks of it come before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Spot {

@@ -8,7 +8,7 @@ use crossbeam_epoch::Guard;
 use parking_lot::{Mutex, RwLock};
 
 use super::super::capacity::{Capacity, Usage};
-use super::{Spot, prefetch};
+use super::Spot;
 use super::coverage::Cover;
 use super::run::{BlockKey, COMMON_MASK, Run};
 use super::slab::{RunId, Slab};
@@ -40,15 +40,10 @@ pub(crate) struct RunStore {
     pub(super) evicted: AtomicU64,
     /// The clock of recency.
     pub(super) tick: AtomicU32,
-    /// Whether much memory waits to be given back.
-    pub(super) has_garbage: AtomicBool,
     /// Odd while a writer has its turn.
     pub(super) turns: AtomicU64,
     pub(super) state: Mutex<State>,
 }
-
-/// How many steps a collection makes; one gives back a few hundred allocations.
-const COLLECTIONS: usize = 64;
 
 /// A block found.
 #[derive(Debug, Clone, Copy)]
@@ -71,7 +66,6 @@ impl RunStore {
             total,
             evicted: AtomicU64::new(0),
             tick: AtomicU32::new(1),
-            has_garbage: AtomicBool::new(false),
             turns: AtomicU64::new(0),
             state: Mutex::default(),
         };
@@ -148,28 +142,6 @@ impl RunStore {
     #[inline]
     pub(crate) fn prefetch(&self, hash: u64, guard: &Guard) {
         self.table.prefetch(hash, guard);
-    }
-
-    /// Whether there may be a block with this hash at position 0. Asks for the memory of the run that begins with it.
-    #[inline]
-    pub(crate) fn may_have_root(&self, hash: u64, guard: &Guard) -> bool {
-        if let Some(spot) = self.roots.find(hash, guard, Some) {
-            if let Some(run) = self.slab.get(spot.run, guard) {
-                prefetch(run);
-            }
-            return true;
-        }
-        !self.has_all_roots.load(Ordering::SeqCst)
-    }
-
-    /// Gives back memory that no reader sees any more, where much of it waits.
-    pub(crate) fn collect(&self) {
-        if self.has_garbage.swap(false, Ordering::Relaxed) {
-            // Each time, a part of what waits.
-            for _ in 0..COLLECTIONS {
-                crossbeam_epoch::pin().flush();
-            }
-        }
     }
 
     /// The block that `key` names. Where hashes are no chain there may be several; see [`Self::for_each`].

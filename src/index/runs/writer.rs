@@ -596,8 +596,8 @@ impl<'a> RunWriter<'a> {
             self.state.free = Vec::new();
             self.state.meta = Vec::new();
             self.store.has_all_roots.store(true, Ordering::SeqCst);
-            // What readers no longer see is given back now, and not only with further changes.
-            self.store.has_garbage.store(true, Ordering::Relaxed);
+            // There may be no further changes with which it would go: see `give_back_memory`.
+            self.guard.flush();
         }
     }
 }
