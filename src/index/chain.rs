@@ -6,7 +6,7 @@ use crate::hash::{
 };
 use crate::wire::QueryKey;
 
-use super::runs::{BlockKey, prefetch};
+use super::runs::BlockKey;
 
 /// The lineage hashes of a query, by position.
 ///
@@ -87,14 +87,17 @@ impl<'a> QueryChain<'a> {
         }
     }
 
-    /// Asks for the memory of the hash at `index`, where it is in memory.
+    /// As [`Self::hash`], of a block whose hash has been given or computed; 0 of any other.
     #[inline]
-    pub(crate) fn prefetch(&self, index: usize) {
-        match self.key {
-            QueryKey::SequenceHashes(hashes) => hashes.get(index).into_iter().for_each(prefetch),
-            QueryKey::LineageHashes(hashes) => hashes.get(index).into_iter().for_each(prefetch),
-            QueryKey::Tokens { .. } | QueryKey::BlockHashes(_) => {}
-        }
+    pub(crate) fn known_hash(&self, index: usize) -> u64 {
+        let hashes = match self.key {
+            QueryKey::LineageHashes(hashes) => {
+                return hashes.get(index).map_or(0, |hash| hash.current_hash_fragment());
+            }
+            QueryKey::SequenceHashes(hashes) => hashes,
+            QueryKey::Tokens { .. } | QueryKey::BlockHashes(_) => &self.rolled,
+        };
+        hashes.get(index).map_or(0, |hash| hash.as_u64())
     }
 
     /// What the block at `index`, which must be below [`Self::len`], is found by.

@@ -218,12 +218,10 @@ pub(super) fn holders_at(store: &RunStore, key: &BlockKey, guard: &Guard) -> Slo
     holding
 }
 
-/// Into how many parts a run is cut at once to find where a query leaves it.
-const WAYS: usize = 8;
 /// How many hashes of a query are computed before they are compared.
 const ROLLED_AT_ONCE: usize = 64;
-/// From this distance on, two hashes lie in different cache lines.
-const WIDE: usize = 8;
+/// Into how many parts a run is cut at once to find where a query leaves it.
+const WAYS: usize = 16;
 
 /// How many runs are looked at one after the other before the search halves what is left instead.
 const STEPS_MAX: usize = 8;
@@ -348,35 +346,25 @@ impl<'g> Finder<'_, '_, 'g> {
                 break;
             }
         }
-        // The first that is known to differ; the last position of all is a guess, and the first point to be looked at.
-        let mut differs = end_max;
+        let chain = &*self.chain;
+        let is_same = |position: usize| {
+            is_same_at(
+                position,
+                chain.known_hash(position),
+                found.run.hash(position - start),
+            )
+        };
+        if agreed >= end_max || is_same(end_max - 1) {
+            return end_max.max(agreed);
+        }
+        // The first that is known to differ.
+        let mut differs = end_max - 1;
         while agreed < differs {
             let step = (differs - agreed).div_ceil(WAYS);
             let points = (differs - agreed) / step;
-            // Counted from the end, so that the last one is the last position.
-            let last = differs - 1;
-            let point = |index: usize| last - (points - 1 - index) * step;
-            if step >= WIDE {
-                // All at once: the memory is waited for once, and not for each half.
-                for position in (0..points).map(point) {
-                    found.run.prefetch(position - start);
-                    self.chain.prefetch(position);
-                }
-            }
-            let (mut same, mut other) = (0, points);
-            while same < other {
-                let middle = same + (other - same) / 2;
-                let position = point(middle);
-                if is_same_at(
-                    position,
-                    self.chain.hash(position),
-                    found.run.hash(position - start),
-                ) {
-                    same = middle + 1;
-                } else {
-                    other = middle;
-                }
-            }
+            let point = |index: usize| agreed + (index + 1) * step - 1;
+            // All points are compared, without a choice in between: so their memory is waited for once.
+            let same: usize = (0..points).map(|index| usize::from(is_same(point(index)))).sum();
             if same < points {
                 differs = point(same);
             }
@@ -400,25 +388,28 @@ impl<'g> Finder<'_, '_, 'g> {
     /// Settles the holders of the first block.
     fn follow_from(&mut self, first: Found<'g>, last: usize) {
         let Some(look) = self.look(0, first) else { return };
+        if look.end <= last && !self.is_rolled {
+            // Both are looked at next, unless all have dropped out.
+            for position in [look.end, last] {
+                self.store.prefetch(self.chain.known_hash(position), self.guard);
+            }
+        }
         let mut asked = self.asked.cloned();
         let groups = &mut self.groups;
         let through = look.split(asked.as_mut(), |depth, slots| push_group(groups, depth, slots));
-        let mut stretches: SmallVec<[Stretch; 4]> = SmallVec::new();
         let begin = Stretch {
             held: look.end,
             limit: last + 1,
             candidates: through,
         };
-        if self.is_rolled {
-            stretches.push(begin);
-        } else {
-            // The last block next: who has it needs no more looks.
-            self.advance(begin, last, &mut stretches);
-        }
+        let mut stretches: SmallVec<[Stretch; 4]> = SmallVec::new();
+        self.leave(begin, &mut stretches);
         let mut steps = 0;
         while let Some(stretch) = stretches.pop() {
             steps += 1;
             let next = match steps {
+                // Whoever has the last block needs no more looks.
+                2 if !self.is_rolled => stretch.limit - 1,
                 ..STEPS_MAX => stretch.held,
                 _ if self.is_rolled => stretch.held,
                 _ => stretch.held + (stretch.limit - stretch.held) / 2,
@@ -427,26 +418,24 @@ impl<'g> Finder<'_, '_, 'g> {
         }
     }
 
-    /// Looks for the holders of a stretch at `position`, and leaves behind what is still open.
-    fn advance(&mut self, mut stretch: Stretch, position: usize, open: &mut SmallVec<[Stretch; 4]>) {
-        let mut leave = |groups: &mut Groups, stretch: Stretch| {
-            if stretch.candidates.is_empty() {
-                return;
-            }
-            if stretch.limit <= stretch.held {
-                push_group(groups, stretch.held, stretch.candidates);
-            } else {
-                open.push(stretch);
-            }
-        };
-        if stretch.candidates.is_empty() || stretch.limit <= stretch.held {
-            leave(&mut self.groups, stretch);
+    /// Settles a stretch that is certain, and keeps one that is not.
+    fn leave(&mut self, stretch: Stretch, open: &mut SmallVec<[Stretch; 4]>) {
+        if stretch.candidates.is_empty() {
             return;
         }
+        if stretch.limit <= stretch.held {
+            self.settle(stretch.held, stretch.candidates);
+        } else {
+            open.push(stretch);
+        }
+    }
+
+    /// Looks for the holders of a stretch at `position`, and leaves behind what is still open.
+    fn advance(&mut self, mut stretch: Stretch, position: usize, open: &mut SmallVec<[Stretch; 4]>) {
         let found = self.locate(position);
         let Some(look) = found.and_then(|found| self.look(position, found)) else {
             stretch.limit = position;
-            leave(&mut self.groups, stretch);
+            self.leave(stretch, open);
             return;
         };
         let groups = &mut self.groups;
@@ -464,8 +453,8 @@ impl<'g> Finder<'_, '_, 'g> {
             candidates: through,
         };
         stretch.limit = stretch.limit.min(look.start);
-        leave(&mut self.groups, stretch);
-        leave(&mut self.groups, deeper);
+        self.leave(stretch, open);
+        self.leave(deeper, open);
     }
 
     /// Block by block, for an index whose hashes are no chain: finding a block proves nothing about those before it.

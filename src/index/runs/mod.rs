@@ -71,7 +71,7 @@ pub(crate) struct Spot {
 
 /// Asks the processor to load the cache line of `place`, which a later step will need.
 #[inline]
-pub(crate) fn prefetch<T: ?Sized>(place: &T) {
+fn prefetch<T: ?Sized>(place: &T) {
     #[cfg(target_arch = "x86_64")]
     #[allow(
         unsafe_code,

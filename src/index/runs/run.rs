@@ -8,7 +8,6 @@ use crate::hash::{Position, PositionalLineageHash, SequenceHash};
 
 use super::super::holder_set::HolderSlot;
 use super::coverage::{Cover, Coverage, View};
-use super::prefetch;
 
 /// Most blocks of one run; a longer sequence goes on in a child.
 pub(crate) const RUN_BLOCKS_MAX: usize = 4096;
@@ -147,14 +146,6 @@ impl Run {
         self.hashes
             .get(offset)
             .map_or(0, |hash| hash.load(Ordering::Relaxed))
-    }
-
-    /// Asks for the memory of the hash at `offset`.
-    #[inline]
-    pub(crate) fn prefetch(&self, offset: usize) {
-        if let Some(place) = self.hashes.get(offset) {
-            prefetch(place);
-        }
     }
 
     /// Writes a block that nobody reads yet.
