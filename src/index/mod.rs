@@ -74,6 +74,7 @@ pub use chain::QueryChain;
 pub use indexer::{IndexLimits, IndexSizes, PositionalIndexer, RegisterError};
 pub use namespace::{Hashing, Namespace, NamespaceLimitReached, NamespaceSettings, Namespaces};
 pub use parking::ParkingLimits;
+pub use runs::give_back_memory;
 pub use search::{Match, Matches, Search};
 pub use slots::HolderRecord;
 pub use sparse::{BoundedMatches, Bounds, SparseChain};
