@@ -20,7 +20,7 @@
 //! | `resolve.rs`, `writer.rs` | events: what their blocks are, and applying them |
 //! | `capacity.rs`, `runs/eviction.rs` | bounds on size, and forgetting what is beyond them |
 //! | `search.rs`, `chain.rs` | queries |
-//! | `slots.rs`, `holder_set.rs` | holders by a small number, and sets of them |
+//! | `slots.rs`, `worker_slots.rs`, `holder_set.rs` | holders by a small number, and sets of them |
 //!
 //! # What a query sees during writes
 //!
@@ -63,6 +63,7 @@ mod runs;
 mod search;
 mod slots;
 mod sparse;
+mod worker_slots;
 mod writer;
 
 #[cfg(test)]

@@ -38,7 +38,9 @@ const INTERVAL: Duration = Duration::from_millis(5);
 /// How many seeded runs a scenario has; `KVATLAS_TEST_FAULT_RUNS` raises it.
 pub fn fault_runs() -> u64 {
     let given = std::env::var("KVATLAS_TEST_FAULT_RUNS").ok();
-    given.map_or(2, |runs| runs.parse().expect("KVATLAS_TEST_FAULT_RUNS is a number"))
+    given.map_or(2, |runs| {
+        runs.parse().expect("KVATLAS_TEST_FAULT_RUNS is a number")
+    })
 }
 
 /// Waits until `look` has an answer; fails the test when it has none in time.
