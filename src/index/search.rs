@@ -39,13 +39,13 @@ pub struct Match<'a> {
 
 /// Holders that hold the same number of leading blocks.
 #[derive(Debug, Clone)]
-struct MatchGroup {
+pub(super) struct MatchGroup {
     matched_blocks: u32,
     slots: SlotSet,
 }
 
 /// Mostly there are one or two.
-type Groups = SmallVec<[MatchGroup; 2]>;
+pub(super) type Groups = SmallVec<[MatchGroup; 2]>;
 
 /// The holders found, in groups of equal depth.
 #[derive(Debug)]
@@ -58,6 +58,16 @@ pub struct Matches {
 }
 
 impl Matches {
+    /// The `groups` of one search; `directory` must have been taken before.
+    pub(super) fn of(directory: DirectoryGuard<Arc<Directory>>, mut groups: Groups) -> Self {
+        groups.sort_unstable_by_key(|group| std::cmp::Reverse(group.matched_blocks));
+        Self {
+            directory,
+            groups,
+            replacements: 0,
+        }
+    }
+
     pub(crate) fn begun_at(mut self, replacements: u64) -> Self {
         self.replacements = replacements;
         self
@@ -120,13 +130,8 @@ pub(crate) fn find(
         finder.groups.clear();
         finder.walk();
     }
-    let mut groups = finder.groups;
-    groups.sort_unstable_by_key(|group| std::cmp::Reverse(group.matched_blocks));
-    Matches {
-        directory,
-        groups,
-        replacements: 0,
-    }
+    let groups = finder.groups;
+    Matches::of(directory, groups)
 }
 
 /// How many holders a block has.
@@ -408,7 +413,7 @@ impl<'g> Finder<'_, '_, 'g> {
     }
 }
 
-fn push_group(groups: &mut Groups, depth: usize, slots: SlotSet) {
+pub(super) fn push_group(groups: &mut Groups, depth: usize, slots: SlotSet) {
     if !slots.is_empty() {
         groups.push(MatchGroup {
             // Positions are below 2^24.
