@@ -28,8 +28,11 @@ use std::hash::Hash;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-use hashbrown::HashMap;
 use parking_lot::RwLock;
+
+mod children;
+
+use children::Children;
 
 /// The holders of one node.
 pub(crate) trait HolderGroup: Default {
@@ -60,17 +63,14 @@ pub(crate) struct Node<K, G> {
 }
 
 struct State<K, G> {
-    children: HashMap<K, SharedNode<K, G>>,
+    children: Children<K, G>,
     holders: G,
 }
-
-/// Children's tables up to this capacity are not made smaller before they are empty.
-const SMALL_TABLE: usize = 64;
 
 impl<K: Copy + Eq + Hash, G: HolderGroup> State<K, G> {
     fn new() -> Self {
         Self {
-            children: HashMap::new(),
+            children: Children::default(),
             holders: G::default(),
         }
     }
@@ -80,17 +80,7 @@ impl<K: Copy + Eq + Hash, G: HolderGroup> State<K, G> {
     }
 
     fn heap_bytes(&self) -> usize {
-        self.children.allocation_size() + self.holders.heap_bytes()
-    }
-
-    /// Forgets a child, and gives back memory that only more children would need.
-    fn forget_child(&mut self, key: &K) {
-        self.children.remove(key);
-        if self.children.is_empty() {
-            self.children = HashMap::new();
-        } else if self.children.capacity() > SMALL_TABLE.max(self.children.len() * 8) {
-            self.children.shrink_to(self.children.len() * 2);
-        }
+        self.children.heap_bytes() + self.holders.heap_bytes()
     }
 }
 
@@ -170,12 +160,12 @@ impl<K: Copy + Eq + Hash, G: HolderGroup> PrefixTree<K, G> {
         }
         drop(above);
         let mut above = parent.state.write();
-        let child = self.change(&mut above, |above| {
-            let child = above.children.entry(key).or_insert_with(|| {
-                self.nodes.fetch_add(1, Ordering::Relaxed);
-                Arc::new(Node::new(Some((Arc::downgrade(parent), key))))
-            });
-            Arc::clone(child)
+        // Another thread may have made it meanwhile.
+        let child = above.children.get(&key).cloned().unwrap_or_else(|| {
+            let child = Arc::new(Node::new(Some((Arc::downgrade(parent), key))));
+            self.nodes.fetch_add(1, Ordering::Relaxed);
+            self.change(&mut above, |above| above.children.insert(key, Arc::clone(&child)));
+            child
         });
         self.change(&mut child.state.write(), |state| state.holders.add(holder));
         child
@@ -204,7 +194,7 @@ impl<K: Copy + Eq + Hash, G: HolderGroup> PrefixTree<K, G> {
             {
                 return;
             }
-            self.change(&mut above, |above| above.forget_child(&key));
+            self.change(&mut above, |above| above.children.remove(&key));
             self.nodes.fetch_sub(1, Ordering::Relaxed);
             if !above.is_empty() {
                 return;
@@ -242,7 +232,7 @@ impl<K: Copy + Eq + Hash, G: HolderGroup> Drop for PrefixTree<K, G> {
     fn drop(&mut self) {
         let mut pending = vec![Arc::clone(&self.root)];
         while let Some(node) = pending.pop() {
-            pending.extend(node.state.write().children.drain().map(|(_, child)| child));
+            pending.extend(node.state.write().children.take());
         }
     }
 }

@@ -338,7 +338,7 @@ user = "only"
         &messages,
         &["key nats.user: nats.user needs nats.password beside it"],
     );
-    assert_eq!(messages.len(), 14, "{messages:#?}");
+    assert_eq!(messages.len(), 15, "{messages:#?}");
     assert!(
         messages[0].contains("line 2,") && messages[1].contains("line 4,"),
         "{messages:#?}"
