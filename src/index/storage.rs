@@ -15,6 +15,10 @@ use super::sparse::{self, BoundedMatches, CompressedChainRefused, SparseChain};
 
 /// What all holders of an index share.
 #[derive(Debug)]
+#[allow(
+    clippy::large_enum_variant,
+    reason = "an index has one, mostly of the large kind, which no search should have to follow a pointer to"
+)]
 pub(crate) enum Storage {
     Runs(RunStore),
     Radix(RadixStore),
