@@ -79,6 +79,7 @@ pub use chain::QueryChain;
 pub use indexer::{IndexLimits, IndexSizes, PositionalIndexer, RegisterError};
 pub use namespace::{Hashing, IndexKind, Namespace, NamespaceLimitReached, NamespaceSettings, Namespaces};
 pub use parking::ParkingLimits;
+pub use runs::give_back_memory;
 pub use search::{Match, Matches, Search};
 pub use slots::HolderRecord;
 pub use sparse::{BoundedMatches, Bounds, CompressedChainRefused, SparseChain};

@@ -223,9 +223,6 @@ impl HolderWriter {
     }
 
     fn publish_sizes(&self) {
-        if let Some(runs) = self.shared.storage.runs() {
-            runs.collect();
-        }
         let parked = u32::try_from(self.parking.len()).unwrap_or(u32::MAX);
         self.status().set_sizes(self.blocks() as u64, parked);
     }
