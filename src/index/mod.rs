@@ -22,7 +22,7 @@
 //! | `radix.rs`, `prefix_tree.rs` | the radix tree, see [`IndexKind::Radix`]; every holder is a forest there |
 //! | `capacity.rs`, `runs/eviction.rs` | bounds on size, and forgetting what is beyond them |
 //! | `search.rs`, `chain.rs` | queries |
-//! | `slots.rs`, `holder_set.rs` | holders by a small number, and sets of them |
+//! | `slots.rs`, `worker_slots.rs`, `holder_set.rs` | holders by a small number, and sets of them |
 //!
 //! # What a query sees during writes
 //!
@@ -68,6 +68,7 @@ mod search;
 mod slots;
 mod sparse;
 mod storage;
+mod worker_slots;
 mod writer;
 
 #[cfg(test)]

@@ -66,10 +66,11 @@ impl HolderWriter {
         &self.record.status
     }
 
-    /// Replaces the reasons for doubt: the state has been replaced as a whole. Searches that began before notice it.
-    pub fn replace_reasons(&self, reasons: DegradedReasons) {
+    /// Takes the reasons for doubt away that are not in `kept`: the state has been replaced as a whole. Searches that began before
+    /// notice it. Returns what is left.
+    pub fn replace_reasons(&self, kept: DegradedReasons) -> DegradedReasons {
         let replacement = self.shared.count_replacement();
-        self.status().replace_reasons(reasons, replacement);
+        self.status().replace_reasons(kept, replacement)
     }
 
     /// Block size and hashing of the namespace.

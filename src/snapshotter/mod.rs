@@ -7,6 +7,7 @@
 //! number, a batch that cannot be decoded, is noted twice: on the side of doubt.)
 
 mod directory;
+mod faulty_disk;
 mod object_store;
 mod restore;
 mod save;
@@ -16,6 +17,8 @@ mod storage;
 mod tests;
 
 pub use directory::{DirectoryAction, DirectoryError, SnapshotDirectory};
+pub use faulty_disk::{DiskFault, FaultyDisk};
 pub use object_store::{ObjectStoreError, SnapshotStore};
 pub use restore::{RestoreError, Restored, Restorer};
 pub use save::{SaveError, Saved, Snapshotter};
+pub use storage::{Disk, Storage, StorageFile};

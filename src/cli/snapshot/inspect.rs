@@ -275,6 +275,7 @@ mod tests {
             hashing: Hashing::Engine,
             block_size: 16,
             foreign_chain: false,
+            made_us: None,
         };
         SnapshotSummary {
             content: SnapshotContent {
