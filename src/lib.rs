@@ -8,6 +8,7 @@
 //! - [`index`]: the exact index, for use without a daemon.
 //! - [`hash`]: the hash contract, shared with Dynamo.
 //! - [`wire`]: the MessagePack contract. `deploy/README.md` describes it for other languages.
+//! - [`vocabulary`]: which tokens of a model may come next; on [`trie`], flat tries.
 //! - [`daemon`]: a whole daemon within a process.
 //!
 //! The README shows how to begin.
@@ -28,6 +29,8 @@ pub mod snapshot;
 pub mod snapshotter;
 pub mod telemetry;
 pub mod tracking;
+pub mod trie;
+pub mod vocabulary;
 pub mod wire;
 
 /// Compiles the README's Rust examples.

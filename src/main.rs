@@ -23,6 +23,7 @@ fn main() -> ExitCode {
         Command::Demo(arguments) => run(arguments.run()),
         Command::Replay(arguments) => run(arguments.run()),
         Command::Snapshot(arguments) => cli::snapshot(&arguments),
+        Command::Vocab(arguments) => cli::vocab(&arguments),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

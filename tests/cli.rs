@@ -64,6 +64,7 @@ fn every_command_has_help_with_an_example() {
         &["query"],
         &["publish"],
         &["snapshot", "inspect"],
+        &["vocab", "mask"],
         &["demo"],
         &["replay"],
     ] {
@@ -95,6 +96,8 @@ fn wrong_usage_has_a_number_of_its_own() {
         &["query", "--namespace", "a", "--status", "--nats", "http://a"],
         &["publish", "no/such/file", "--namespace", "a", "--worker", "b"],
         &["snapshot", "inspect", "no/such/file"],
+        &["vocab", "mask", "--vocab", "no/such/file", "--regex", "a"],
+        &["vocab", "mask", "--vocab", "Cargo.toml", "--regex", "("],
     ] {
         let output = run(arguments);
         assert_eq!(
@@ -472,4 +475,35 @@ gpu-1      0       1      50 %  degraded: gap  at block 1, which 1 other has (";
         "{}",
         stdout(&status)
     );
+}
+
+#[test]
+fn a_mask_says_which_tokens_may_follow() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("three.tiktoken");
+    // "1", "23", " a"
+    std::fs::write(&path, "MQ== 0\nMjM= 1\nIGE= 2\n").unwrap();
+    let ask = |more: &[&str]| {
+        let file = path.to_str().unwrap();
+        run(&[&["vocab", "mask", "--vocab", file, "--regex", "[0-9]{1,3}"], more].concat())
+    };
+    assert_eq!(
+        stdout(&ask(&["--prefix", "12"])),
+        "tiktoken vocabulary of 3 tokens, 0 without text; 4 states of the expression\n\
+         1 token allowed (33.33 %); the text may end here\n\
+         TOKEN  TEXT\n    \
+         0  \"1\"\n"
+    );
+    let answer: Value = serde_json::from_str(stdout(&ask(&["--json", "--sample", "1"]))).unwrap();
+    assert_eq!(answer["allowed"], serde_json::json!([0, 1]));
+    assert_eq!(
+        answer["sample"],
+        serde_json::json!([{"token": 0, "text": "\"1\""}])
+    );
+    assert_eq!(answer["text_may_end"], false);
+    let refused = ask(&["--prefix", "a"]);
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(stderr(&refused).contains("no text that begins with \"a\""));
+    assert_eq!(ask(&["--format", "tekken"]).status.code(), Some(1));
+    assert_eq!(ask(&["--format", "other"]).status.code(), Some(USAGE));
 }

@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 
 /// The layers, lowest first. Modules of one layer don't know each other.
 const LAYERS: &[&[&str]] = &[
-    &["hash"],
-    &["tracking"],
+    &["hash", "trie"],
+    &["tracking", "vocabulary"],
     &["wire"],
     &["index"],
     &["baselines"],

@@ -2,5 +2,4 @@
 # Runs the side-by-side comparison and prints Markdown tables: run.sh [PART] [--quick] [--repetitions N]
 set -euo pipefail
 cd "$(dirname "$0")"
-cargo build --release --locked --quiet
 exec cargo run --release --locked --quiet --package kvatlas-peers-index -- "$@"

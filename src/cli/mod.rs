@@ -22,6 +22,7 @@ mod status_report;
 mod table;
 mod text;
 mod time_text;
+mod vocab;
 
 use clap::{Parser, Subcommand};
 
@@ -33,6 +34,7 @@ pub(crate) use query::{QueryArguments, query};
 pub(crate) use replay::ReplayArguments;
 pub(crate) use serve::{ServeArguments, StopSignals, announce, start_logging};
 pub(crate) use snapshot::{SnapshotArguments, snapshot};
+pub(crate) use vocab::{VocabArguments, vocab};
 
 /// What the program was asked to do.
 #[derive(Debug, Parser)]
@@ -79,6 +81,8 @@ pub(crate) enum Command {
     Replay(Box<ReplayArguments>),
     /// Look into snapshot files.
     Snapshot(SnapshotArguments),
+    /// Ask which tokens of a model's vocabulary may come next.
+    Vocab(VocabArguments),
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The layers of kvatlas up to the index, from the sources of the product: see the manifest for why.
+//! The layers of kvatlas that know no tokio, from the sources of the product: see the manifest for why.
 
 #[path = "../../../../src/hash/mod.rs"]
 pub mod hash;
@@ -6,5 +6,9 @@ pub mod hash;
 pub mod index;
 #[path = "../../../../src/tracking/mod.rs"]
 pub mod tracking;
+#[path = "../../../../src/trie/mod.rs"]
+pub mod trie;
+#[path = "../../../../src/vocabulary/mod.rs"]
+pub mod vocabulary;
 #[path = "../../../../src/wire/mod.rs"]
 pub mod wire;

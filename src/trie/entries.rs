@@ -1,0 +1,135 @@
+//! Building from keys.
+
+use super::builder::{BuildError, FlatTrieBuilder};
+use super::flat::FlatTrie;
+use super::node::FlatNode;
+
+/// Why entries don't make a trie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum EntryError {
+    /// The empty key has no node.
+    #[error("entry {entry} has an empty key, for which there is no node; leave it out")]
+    EmptyKey {
+        /// Which entry, from 0, in the order of building.
+        entry: usize,
+    },
+    /// The entries are not in order.
+    #[error("entry {entry} has a key that sorts before the one of the entry ahead of it; sort the entries")]
+    NotSorted {
+        /// Which entry, from 0.
+        entry: usize,
+    },
+    /// The trie itself cannot be built.
+    #[error(transparent)]
+    Build(#[from] BuildError),
+}
+
+impl<N: FlatNode> FlatTrie<N> {
+    /// A trie of entries in any order; siblings come out in order of their labels. `node` makes a node of a label and, if a key ends
+    /// there, its value.
+    ///
+    /// Of entries with the same key, which keep their order, the first is on the path; the others follow it as siblings without children.
+    /// So the subtree of a key is below its first node, which is the one that look-ups find.
+    ///
+    /// # Errors
+    ///
+    /// If a key is empty, or the trie is too deep or too large.
+    pub fn from_entries<K: AsRef<[N::Label]>, V>(
+        mut entries: Vec<(K, V)>,
+        node: impl FnMut(N::Label, Option<V>) -> N,
+    ) -> Result<Self, EntryError> {
+        entries.sort_by(|(one, _), (other, _)| one.as_ref().cmp(other.as_ref()));
+        Self::from_sorted_entries(entries, node)
+    }
+
+    /// Like [`from_entries`](Self::from_entries), for entries sorted by key.
+    ///
+    /// # Errors
+    ///
+    /// If a key is empty or out of order, or the trie is too deep or too large.
+    pub fn from_sorted_entries<K: AsRef<[N::Label]>, V>(
+        entries: impl IntoIterator<Item = (K, V)>,
+        mut node: impl FnMut(N::Label, Option<V>) -> N,
+    ) -> Result<Self, EntryError> {
+        let mut path = Path::default();
+        for (entry, (key, value)) in entries.into_iter().enumerate() {
+            let key = key.as_ref();
+            let Some((last, before)) = key.split_last() else {
+                return Err(EntryError::EmptyKey { entry });
+            };
+            if key < path.labels.as_slice() {
+                return Err(EntryError::NotSorted { entry });
+            }
+            if key == path.labels {
+                path.repeats.push(node(*last, Some(value)));
+                continue;
+            }
+            let shared = path.shared(key);
+            path.leave_to(shared)?;
+            for label in before.iter().skip(shared) {
+                path.enter(*label, node(*label, None))?;
+            }
+            path.enter(*last, node(*last, Some(value)))?;
+        }
+        path.leave_to(0)?;
+        Ok(path.builder.finish())
+    }
+}
+
+/// The path to the last entry.
+struct Path<N: FlatNode> {
+    builder: FlatTrieBuilder<N>,
+    labels: Vec<N::Label>,
+    /// Further entries with the keys on the path, to follow when their first node is left. Their depths are beside them.
+    repeats: Vec<N>,
+    waiting: Vec<(usize, Vec<N>)>,
+}
+
+impl<N: FlatNode> Default for Path<N> {
+    fn default() -> Self {
+        Self {
+            builder: FlatTrieBuilder::new(),
+            labels: Vec::new(),
+            repeats: Vec::new(),
+            waiting: Vec::new(),
+        }
+    }
+}
+
+impl<N: FlatNode> Path<N> {
+    /// How many labels the path and `key` have in common.
+    fn shared(&self, key: &[N::Label]) -> usize {
+        let pairs = self.labels.iter().zip(key);
+        pairs.take_while(|(one, other)| one == other).count()
+    }
+
+    fn enter(&mut self, label: N::Label, node: N) -> Result<(), BuildError> {
+        self.builder.enter(node)?;
+        self.labels.push(label);
+        Ok(())
+    }
+
+    fn leave_to(&mut self, depth: usize) -> Result<(), BuildError> {
+        if !self.repeats.is_empty() {
+            let repeats = std::mem::take(&mut self.repeats);
+            self.waiting.push((self.labels.len(), repeats));
+        }
+        while self.labels.len() > depth {
+            let depth_left = self.labels.len();
+            self.builder.leave()?;
+            self.labels.pop();
+            for repeat in self.take_waiting(depth_left) {
+                self.builder.enter(repeat)?;
+                self.builder.leave()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn take_waiting(&mut self, depth: usize) -> Vec<N> {
+        match self.waiting.pop_if(|(waiting, _)| *waiting == depth) {
+            Some((_, repeats)) => repeats,
+            None => Vec::new(),
+        }
+    }
+}

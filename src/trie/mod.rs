@@ -1,0 +1,68 @@
+//! Flat tries: a forest in depth-first order, in one array, walked without recursion.
+//!
+//! # The layout
+//!
+//! Every node is followed by its children, each with its own subtree. Two numbers stand for all pointers:
+//!
+//! - `subtree_size`: how many nodes the subtree has, the node itself included. Adding it to a node's index skips the subtree.
+//! - `num_parents`: how many levels to pop to get from the node to the parent of the node that comes after its subtree. It is 1 if a
+//!   sibling comes next; one more for each ancestor that ends there too. After the last node it leads back to the roots.
+//!
+//! The root of the drawing is not stored: a trie is the forest of its children, and so is every subtree without its root.
+//!
+//! ```text
+//!                (ε)                        depth 0, not stored
+//!         ┌───────┼───────┐
+//!        a,1     b,1     c,1                depth 1: letter, num_parents
+//!    ┌────┼────┐
+//!   x,1  y,1  z,2                           depth 2: after az comes b, two levels up
+//!      ┌──┴─┐  └─┐
+//!     a,1  b,2  a,3                         depth 3: after aza comes b, three levels up
+//!
+//! index          0    1    2    3    4    5    6    7    8
+//! label          a    x    y    a    b    z    a    b    c
+//! subtree_size   7    1    3    1    1    2    1    1    1
+//! num_parents    1    1    1    1    2    2    3    1    1
+//! ```
+//!
+//! # The walk
+//!
+//! The state of a walk is an index and a depth. At node `n` of depth `d` it goes one of two ways:
+//!
+//! - *into* the subtree: the index grows by 1. If `n` has children, the next depth is `d + 1`; if `n` is a leaf
+//!   (`subtree_size` is 1), it is `d + 1 - num_parents`.
+//! - *past* the subtree: the index grows by `subtree_size`, and the next depth is `d + 1 - num_parents`.
+//!
+//! In the example, a walk that is not interested in what begins with `ay` visits `a` (depth 1), `ax` (2), `ay` (2), skips to index
+//! 2 + 3 = 5, `az` (2), `aza` (3), and pops three levels to `b` (1), `c` (1). [`DepthFirst`] is that walk. A walk that keeps a stack
+//! of its own, such as that of the token trie, pops `num_parents` entries where the depth falls.
+//!
+//! # One layout, two uses
+//!
+//! What a node carries and how it is packed is the user's: a type that implements [`FlatNode`]. Shared are building
+//! ([`FlatTrieBuilder`], [`FlatTrie::from_entries`]), the walk, look-ups, and the check of data from elsewhere
+//! ([`FlatTrie::from_nodes`]). A node with children whose two numbers don't fit their fields carries none: they follow from its children
+//! (see [`FlatTrie::links`]). So fields can be as narrow as is good for nearly all nodes. A leaf's `num_parents` always fits.
+//!
+//! A forest that goes to a file or comes from one, without an array of all of it, needs no `subtree_size`: [`Outline`] gives for each
+//! node only the levels to pop after it, and [`OutlineReader`] takes them back, checked. That is a type of its own because a stream can't go
+//! back to write a size into a node that has already left.
+
+mod builder;
+mod entries;
+mod flat;
+mod node;
+mod outline;
+mod validate;
+mod walk;
+
+#[cfg(test)]
+mod tests;
+
+pub use builder::{BuildError, FlatTrieBuilder};
+pub use entries::EntryError;
+pub use flat::{Children, FlatTrie};
+pub use node::{FlatNode, Links, NODES_MAX};
+pub use outline::{Outline, OutlineError, OutlineReader, OutlineRecord};
+pub use validate::LayoutError;
+pub use walk::{DepthFirst, Visit};

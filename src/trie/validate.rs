@@ -1,0 +1,163 @@
+//! Checking nodes that come from elsewhere.
+
+use super::flat::FlatTrie;
+use super::node::{FlatNode, Links, NODES_MAX};
+use super::walk::depth_after;
+
+/// Why nodes are no trie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum LayoutError {
+    /// More nodes than an index can number.
+    #[error("there are {nodes} nodes, and at most {NODES_MAX} are allowed; split the data")]
+    TooManyNodes {
+        /// How many there are.
+        nodes: usize,
+    },
+    /// A path is longer than this type of node can express.
+    #[error("node {index} is {depth} deep, and at most {depth_max} is allowed; the data is damaged")]
+    TooDeep {
+        /// The node.
+        index: usize,
+        /// Its depth.
+        depth: usize,
+        /// The greatest depth of this type of node.
+        depth_max: usize,
+    },
+    /// `subtree_size` is not the number of nodes of the subtree.
+    #[error(
+        "node {index} says that its subtree has {stored} nodes, but it has {actual}; the data is damaged"
+    )]
+    WrongSize {
+        /// The node.
+        index: usize,
+        /// What it says; 0 if it carries no links although they have room.
+        stored: usize,
+        /// What follows from the pops.
+        actual: usize,
+    },
+    /// `num_parents` does not lead to the parent of the next node.
+    #[error("node {index} says to pop {stored} levels, and {expected} would be right; the data is damaged")]
+    WrongPops {
+        /// The node.
+        index: usize,
+        /// What it says.
+        stored: usize,
+        /// What would be right, or the most that would be.
+        expected: usize,
+    },
+    /// The links are right, but not in the form in which this type of node stores them.
+    #[error("node {index} has its links in no valid form; the data is damaged")]
+    Malformed {
+        /// The node.
+        index: usize,
+    },
+    /// The last node says that it has children.
+    #[error("the last node says that it has children, but there are no more nodes; the data has been cut")]
+    Cut,
+}
+
+impl<N: FlatNode> FlatTrie<N> {
+    /// Takes nodes from elsewhere after checking every link, in one pass, with memory for the deepest path.
+    ///
+    /// Leaves and their pops give the shape; every size and every other pop must agree with it. So nothing that is accepted can overlap,
+    /// lead out of the array or go round in circles.
+    ///
+    /// # Errors
+    ///
+    /// If any link is wrong; the first one is named.
+    pub fn from_nodes(nodes: Vec<N>) -> Result<Self, LayoutError> {
+        if nodes.len() > NODES_MAX {
+            return Err(LayoutError::TooManyNodes { nodes: nodes.len() });
+        }
+        let mut check = Check {
+            nodes: &nodes,
+            open: Vec::new(),
+            depth_max: 0,
+        };
+        for (index, node) in nodes.iter().enumerate() {
+            check.take(index, node)?;
+        }
+        let depth_max = check.depth_max;
+        Ok(Self::from_parts(nodes, depth_max))
+    }
+}
+
+struct Check<'a, N> {
+    nodes: &'a [N],
+    /// The path to the current node, without it.
+    open: Vec<usize>,
+    depth_max: usize,
+}
+
+impl<N: FlatNode> Check<'_, N> {
+    fn take(&mut self, index: usize, node: &N) -> Result<(), LayoutError> {
+        let depth = self.open.len() + 1;
+        if depth > N::DEPTH_MAX {
+            return Err(LayoutError::TooDeep {
+                index,
+                depth,
+                depth_max: N::DEPTH_MAX,
+            });
+        }
+        self.depth_max = self.depth_max.max(depth);
+        let is_last = index + 1 == self.nodes.len();
+        let Some(links) = node.links().filter(|links| links.is_leaf()) else {
+            self.open.push(index);
+            return if is_last { Err(LayoutError::Cut) } else { Ok(()) };
+        };
+        let is_sound = if is_last {
+            links.num_parents == depth
+        } else {
+            (1..=depth).contains(&links.num_parents)
+        };
+        if !is_sound {
+            return Err(LayoutError::WrongPops {
+                index,
+                stored: links.num_parents,
+                expected: depth,
+            });
+        }
+        if *node != node.with_links(links) {
+            return Err(LayoutError::Malformed { index });
+        }
+        self.close(index + 1, depth_after(depth, links.num_parents))
+    }
+
+    /// Checks the ancestors whose subtrees end at `end`, where a node of depth `next` begins.
+    fn close(&mut self, end: usize, next: usize) -> Result<(), LayoutError> {
+        while self.open.len() >= next {
+            let depth = self.open.len();
+            let Some(index) = self.open.pop() else { break };
+            let Some(node) = self.nodes.get(index) else { break };
+            let actual = Links {
+                subtree_size: end - index,
+                num_parents: depth + 1 - next,
+            };
+            check_links(index, node, actual)?;
+        }
+        Ok(())
+    }
+}
+
+/// Makes sure that a node with children carries `actual`, or nothing if that has no room.
+fn check_links<N: FlatNode>(index: usize, node: &N, actual: Links) -> Result<(), LayoutError> {
+    let expected = node.with_links(actual);
+    if *node == expected {
+        return Ok(());
+    }
+    let stored = node.links();
+    let stored_size = stored.map_or(0, |links| links.subtree_size);
+    Err(match stored {
+        stored if stored == expected.links() => LayoutError::Malformed { index },
+        Some(stored) if stored_size == actual.subtree_size => LayoutError::WrongPops {
+            index,
+            stored: stored.num_parents,
+            expected: actual.num_parents,
+        },
+        _ => LayoutError::WrongSize {
+            index,
+            stored: stored_size,
+            actual: actual.subtree_size,
+        },
+    })
+}

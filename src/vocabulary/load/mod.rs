@@ -1,0 +1,201 @@
+//! Reading vocabularies from the files that models come with.
+
+mod byte_level;
+mod hugging_face;
+mod tekken;
+mod tiktoken;
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+use std::str::FromStr;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+
+use super::error::VocabularyError;
+use super::tokens::Vocabulary;
+
+/// The largest file that is read, in bytes. The largest met so far has 35 MB.
+pub const VOCABULARY_FILE_BYTES_MAX: u64 = 1 << 29;
+
+/// The formats that can be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum VocabularyFormat {
+    /// Hugging Face `tokenizer.json`.
+    HuggingFace,
+    /// Lines of a token in base64 and its rank, as tiktoken has them.
+    Tiktoken,
+    /// Mistral's `tekken.json`.
+    Tekken,
+}
+
+impl VocabularyFormat {
+    /// All formats.
+    pub const ALL: [Self; 3] = [Self::HuggingFace, Self::Tiktoken, Self::Tekken];
+
+    /// The format's name on the command line.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::HuggingFace => "hugging-face",
+            Self::Tiktoken => "tiktoken",
+            Self::Tekken => "tekken",
+        }
+    }
+}
+
+impl FromStr for VocabularyFormat {
+    type Err = LoadError;
+
+    fn from_str(text: &str) -> Result<Self, LoadError> {
+        let found = Self::ALL.into_iter().find(|format| format.as_str() == text);
+        found.ok_or(LoadError::UnknownFormat)
+    }
+}
+
+/// Why a file gives no vocabulary.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// It cannot be read.
+    #[error("the file cannot be read: {0}")]
+    Io(#[from] std::io::Error),
+    /// It is too large.
+    #[error("the file has more than {VOCABULARY_FILE_BYTES_MAX} bytes; name the file of a vocabulary")]
+    FileTooLarge,
+    /// It is in no known format.
+    #[error(
+        "the file is not known to be a vocabulary: name a Hugging Face `tokenizer.json`, a tiktoken file, or a `tekken.json`; \
+         or say which it is: hugging-face, tiktoken or tekken"
+    )]
+    UnknownFormat,
+    /// It is not the JSON that was expected.
+    #[error("the file is not a {format} file: {source}", format = .format.as_str())]
+    Json {
+        /// What it was read as.
+        format: VocabularyFormat,
+        /// Where and why not.
+        source: serde_json::Error,
+    },
+    /// A line of a tiktoken file is wrong.
+    #[error("line {line} is not a token in base64, a blank, and a rank; check that the file is whole")]
+    Line {
+        /// The line, from 1.
+        line: usize,
+    },
+    /// A token is not base64.
+    #[error("the bytes of token {id} are not base64; check that the file is whole")]
+    Base64 {
+        /// The token.
+        id: u64,
+    },
+    /// The kind of model is not supported.
+    #[error("models of type {model:?} are not supported; BPE and Unigram are")]
+    UnsupportedModel {
+        /// The type in the file.
+        model: String,
+    },
+    /// A token of a byte-level vocabulary has a character that stands for no byte.
+    #[error(
+        "token {id} has the character {character:?}, which stands for no byte; check the decoder in the file"
+    )]
+    NotByteLevel {
+        /// The token.
+        id: u64,
+        /// The character.
+        character: char,
+    },
+    /// The numbers of tekken's tokens contradict each other.
+    #[error("the file has {special} special tokens in a vocabulary of {size}; check its `config`")]
+    Config {
+        /// The special tokens it says it has.
+        special: u64,
+        /// The size it says it has.
+        size: u64,
+    },
+    /// The tokens make no vocabulary.
+    #[error(transparent)]
+    Vocabulary(#[from] VocabularyError),
+}
+
+impl Vocabulary {
+    /// Reads a file; the format is found out unless given. Also says which it was.
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be read, or does not hold a vocabulary.
+    pub fn load(
+        path: &Path,
+        format: Option<VocabularyFormat>,
+    ) -> Result<(Self, VocabularyFormat), LoadError> {
+        let mut content = Vec::new();
+        let file = File::open(path)?;
+        file.take(VOCABULARY_FILE_BYTES_MAX + 1)
+            .read_to_end(&mut content)?;
+        if content.len() as u64 > VOCABULARY_FILE_BYTES_MAX {
+            return Err(LoadError::FileTooLarge);
+        }
+        Self::parse(&content, format)
+    }
+
+    /// Reads the content of a file; the format is found out unless given. Also says which it was.
+    ///
+    /// # Errors
+    ///
+    /// If it does not hold a vocabulary.
+    pub fn parse(
+        content: &[u8],
+        format: Option<VocabularyFormat>,
+    ) -> Result<(Self, VocabularyFormat), LoadError> {
+        let format = match format {
+            Some(format) => format,
+            None => detect(content)?,
+        };
+        let vocabulary = match format {
+            VocabularyFormat::HuggingFace => hugging_face::parse(content),
+            VocabularyFormat::Tiktoken => tiktoken::parse(content),
+            VocabularyFormat::Tekken => tekken::parse(content),
+        }?;
+        Ok((vocabulary, format))
+    }
+}
+
+/// The fields that tell the JSON formats apart.
+#[derive(Deserialize)]
+struct Signs {
+    model: Option<IgnoredAny>,
+    config: Option<IgnoredAny>,
+    vocab: Option<IgnoredAny>,
+}
+
+fn detect(content: &[u8]) -> Result<VocabularyFormat, LoadError> {
+    if content.trim_ascii_start().first() != Some(&b'{') {
+        let first_line = content.split(|byte| *byte == b'\n').next().unwrap_or_default();
+        let is_tiktoken = tiktoken::parse_line(first_line).is_some();
+        return is_tiktoken
+            .then_some(VocabularyFormat::Tiktoken)
+            .ok_or(LoadError::UnknownFormat);
+    }
+    match serde_json::from_slice(content) {
+        Ok(Signs { model: Some(_), .. }) => Ok(VocabularyFormat::HuggingFace),
+        Ok(Signs {
+            config: Some(_),
+            vocab: Some(_),
+            ..
+        }) => Ok(VocabularyFormat::Tekken),
+        _ => Err(LoadError::UnknownFormat),
+    }
+}
+
+fn from_json<'a, T: Deserialize<'a>>(content: &'a [u8], format: VocabularyFormat) -> Result<T, LoadError> {
+    serde_json::from_slice(content).map_err(|source| LoadError::Json { format, source })
+}
+
+fn decode_base64(text: impl AsRef<[u8]>) -> Option<Vec<u8>> {
+    STANDARD.decode(text).ok()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,27 @@
+//! What a trie asks: may this byte come next?
+
+/// A recogniser of byte sequences with a stack, one entry a byte.
+///
+/// The trie pushes bytes on its way down and pops them on its way up. At the end of a traversal everything it has pushed is popped.
+pub trait Recognizer {
+    /// Pushes `byte` if it may come next; otherwise changes nothing. Says which.
+    fn try_push_byte(&mut self, byte: u8) -> bool;
+
+    /// Takes back the last `count` bytes pushed; 0 is common.
+    fn pop_bytes(&mut self, count: usize);
+
+    /// Whether `byte` may come next. Implement it where that is cheaper than pushing and popping.
+    fn byte_allowed(&mut self, byte: u8) -> bool {
+        let is_allowed = self.try_push_byte(byte);
+        if is_allowed {
+            self.pop_bytes(1);
+        }
+        is_allowed
+    }
+
+    /// Called before a traversal.
+    fn traversal_started(&mut self) {}
+
+    /// Called after a traversal, when all its bytes are popped.
+    fn traversal_finished(&mut self) {}
+}

@@ -1,0 +1,204 @@
+//! Recognisers that are tables: a state and a byte give the next state.
+
+use super::recognizer::Recognizer;
+
+/// The most states of a table. Each takes 1 KiB.
+pub const TABLE_STATES_MAX: usize = 1 << 16;
+
+/// Transitions of a state, and so the entries of a row.
+const ROW: usize = 1 << u8::BITS;
+
+/// A state of a [`TransitionTable`]. It means nothing to another table, which takes it for some state of its own, or for none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct State(pub(super) u32);
+
+/// Where a state leads to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TableRow {
+    /// By byte, the number of the next state; `None` rejects.
+    pub next: Vec<Option<u32>>,
+    /// Whether a text may end here.
+    pub is_match: bool,
+}
+
+/// Why rows are no table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum TableError {
+    /// Too many rows.
+    #[error("there are {states} states, and at most {TABLE_STATES_MAX} are allowed; use a simpler automaton")]
+    TooManyStates {
+        /// How many there are.
+        states: usize,
+    },
+    /// A row has not one transition a byte.
+    #[error("state {state} has {transitions} transitions, and needs {ROW}: one a byte")]
+    WrongRow {
+        /// The state.
+        state: usize,
+        /// How many it has.
+        transitions: usize,
+    },
+    /// A transition leads nowhere.
+    #[error("state {state} leads to state {next}, but there are {states}")]
+    NoSuchState {
+        /// The state.
+        state: usize,
+        /// Where it leads to.
+        next: u32,
+        /// How many states there are.
+        states: usize,
+    },
+}
+
+/// A deterministic automaton over bytes.
+///
+/// A state is stored as the place of its row, so that the next state is one load: no multiplication, and no classes of bytes, which
+/// cost a load more a node than the smaller rows saved.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TransitionTable {
+    /// Rows of 256 places of rows. The first row is the dead state's: all zero. Every place is a multiple of 256 below the length.
+    places: Vec<u32>,
+    matches: Vec<bool>,
+}
+
+impl TransitionTable {
+    pub(super) const DEAD: u32 = 0;
+
+    /// A table whose states are numbered as the rows are, from 0, where it starts.
+    ///
+    /// # Errors
+    ///
+    /// If the rows are too many, of the wrong length, or lead to states that don't exist.
+    pub fn new(rows: &[TableRow]) -> Result<Self, TableError> {
+        let states = rows.len();
+        if states > TABLE_STATES_MAX {
+            return Err(TableError::TooManyStates { states });
+        }
+        let mut places = vec![Self::DEAD; ROW];
+        let mut matches = vec![false];
+        for (state, row) in rows.iter().enumerate() {
+            if row.next.len() != ROW {
+                return Err(TableError::WrongRow {
+                    state,
+                    transitions: row.next.len(),
+                });
+            }
+            for next in &row.next {
+                let place = next.map_or(Some(Self::DEAD), |next| place_of(next, states));
+                places.push(place.ok_or(TableError::NoSuchState {
+                    state,
+                    next: next.unwrap_or_default(),
+                    states,
+                })?);
+            }
+            matches.push(row.is_match);
+        }
+        Ok(Self { places, matches })
+    }
+
+    /// The state to begin with; `None` if there are no states, and so no text is recognised.
+    #[must_use]
+    pub fn start(&self) -> Option<State> {
+        place_of(0, self.states()).map(State)
+    }
+
+    /// How many states there are.
+    #[must_use]
+    pub fn states(&self) -> usize {
+        self.matches.len() - 1
+    }
+
+    /// The state after `byte`, unless it is rejected.
+    #[inline(always)]
+    #[must_use]
+    pub fn next(&self, state: State, byte: u8) -> Option<State> {
+        let place = self.places.get(state.0 as usize + usize::from(byte)).copied();
+        place.filter(|place| *place != Self::DEAD).map(State)
+    }
+
+    /// The state after all of `bytes`, unless they are rejected.
+    #[must_use]
+    pub fn advance(&self, state: State, bytes: &[u8]) -> Option<State> {
+        bytes
+            .iter()
+            .try_fold(state, |state, byte| self.next(state, *byte))
+    }
+
+    /// Whether a text may end in this state.
+    #[must_use]
+    pub fn is_match(&self, state: State) -> bool {
+        self.matches
+            .get(state.0 as usize / ROW)
+            .copied()
+            .unwrap_or_default()
+    }
+
+    /// A recogniser with a stack, for traversals that know nothing of tables.
+    #[must_use]
+    pub fn recognizer(&self, state: State) -> TableRecognizer<'_> {
+        TableRecognizer {
+            table: self,
+            stack: Vec::new(),
+            top: state,
+        }
+    }
+
+    pub(super) fn places(&self) -> &[u32] {
+        &self.places
+    }
+
+    /// The transitions of a state of this table.
+    pub(super) fn row(&self, state: State) -> Option<&[u32; ROW]> {
+        let start = state.0 as usize;
+        self.places.get(start..)?.first_chunk()
+    }
+}
+
+/// The place of the row of the state with this number.
+fn place_of(state: u32, states: usize) -> Option<u32> {
+    let row = usize::try_from(state).ok().filter(|state| *state < states)? + 1;
+    u32::try_from(row * ROW).ok()
+}
+
+/// A [`TransitionTable`] as a [`Recognizer`].
+#[derive(Debug, Clone)]
+pub struct TableRecognizer<'a> {
+    table: &'a TransitionTable,
+    /// The states below the top.
+    stack: Vec<State>,
+    top: State,
+}
+
+impl TableRecognizer<'_> {
+    /// The state after all bytes pushed.
+    #[must_use]
+    pub fn state(&self) -> State {
+        self.top
+    }
+}
+
+impl Recognizer for TableRecognizer<'_> {
+    #[inline(always)]
+    fn try_push_byte(&mut self, byte: u8) -> bool {
+        let next = self.table.next(self.top, byte);
+        if let Some(next) = next {
+            self.stack.push(self.top);
+            self.top = next;
+        }
+        next.is_some()
+    }
+
+    #[inline(always)]
+    fn pop_bytes(&mut self, count: usize) {
+        if count > 0 {
+            let left = self.stack.len().saturating_sub(count);
+            self.top = self.stack.get(left).copied().unwrap_or(self.top);
+            self.stack.truncate(left);
+        }
+    }
+
+    #[inline(always)]
+    fn byte_allowed(&mut self, byte: u8) -> bool {
+        self.table.next(self.top, byte).is_some()
+    }
+}

@@ -1,0 +1,179 @@
+//! The traversal for tables: the same set as [`traverse`](super::traverse), in fewer instructions a node.
+//!
+//! # The chain, and what was tried
+//!
+//! From a node to its child there is a chain: load the state from the stack, load the transition, store the new state, load it again. A store
+//! that is loaded at once takes as long as everything else together. Two things keep the processor busy meanwhile: siblings don't wait for
+//! each other, so it works on several at once by itself; and two *lanes*, one from the first root on and one from the last root back, take
+//! turns at single nodes, so that at any time two chains are under way that have nothing to do with each other. What is left is the
+//! number of instructions a node.
+//!
+//! Time a node, as a multiple of `toktrie`'s in the same run, on a vocabulary of 131,072 tokens (266,312 nodes) with tables of
+//! regular expressions. The first three rows are whole walks in an exploratory program; those below say what one idea alone
+//! changed. The left column is for expressions that accept nearly all, the right one for those that reject nearly all.
+//!
+//! | idea | accepting | rejecting |
+//! |---|---|---|
+//! | the notes' loop, a stack of states, indices that are checked | 1.1 | 1.2 |
+//! | the same without checks | 0.97 | 1.1 |
+//! | a branch on leaves, which then neither push nor pop | 1.55 | 1.0 |
+//! | the state just computed stays in a register; the stack is read before it is written | + 0.05–0.1 | + 0.1 |
+//! | no branch on a leaf's state: only a rejected node with children branches | + 0.2 | 0 |
+//! | classes of bytes, for rows that fit the nearest cache | + 0.02 | + 0.05 |
+//! | prefetching where a skip would lead to | + 0.12 | 0 |
+//! | the stack holds pointers to rows | + 0.02 | 0 |
+//! | bogus tokens spread over 16 words | − 0.02; − 0.15 where a tenth is rejected | 0 |
+//! | pointers instead of indices | − 0.1 | − 0.05 |
+//! | 25 bits for a token instead of 24, so that 2^24 tokens have room and bogus ones too | + 0.04 | 0 |
+//! | a list of roots, so that rejected ones are passed without loading nodes | 0 | − 0.4 to − 0.8 |
+//! | two lanes | − 0.06 | − 0.05 |
+//! | fields by direction: the change of depth on the way in, ready to be added, and what else counts on the way past | − 0.12 | − 0.03 |
+//! | large nodes without a test or a call: the way past them is the way in, with the dead state | (included) | |
+//!
+//! So keeping the state in a register, which shortens the chain itself, lost because of its instructions, and a second chain beside the first
+//! won. `benches/peers/tokens/run.sh` measures the whole: 0.63 to 0.71 where much is accepted, 0.14 to 0.45 where nearly all is
+//! rejected. Any recogniser other than a table has its stack to itself, so it can't be walked in lanes: [`traverse`](super::traverse)
+//! takes 0.93 to 1.0 of `toktrie`'s time with the very same recogniser.
+
+#![allow(
+    unsafe_code,
+    reason = "a tenth of the time, measured by benches/peers/tokens; the safety argument is at `Lane::step`"
+)]
+
+use std::mem::MaybeUninit;
+use std::ops::Range;
+
+use super::mask::TokenMask;
+use super::table::{State, TransitionTable};
+use super::token::{TOKEN_BYTES_MAX, TokenNode};
+use super::token_trie::{Root, TokenTrie};
+
+/// An entry for the state at the roots, and one for each byte of the longest token.
+type Stack = [MaybeUninit<u32>; TOKEN_BYTES_MAX + 1];
+
+/// Adds to `mask`, which must be for the trie's vocabulary, every token that the table allows after `state`.
+///
+/// Two walks share the work, one from the first root on and one from the last root back. They take turns at single nodes: while one waits
+/// for a state that it has just stored, the other goes on.
+pub(super) fn walk(trie: &TokenTrie, table: &TransitionTable, state: State, mask: &mut TokenMask) {
+    assert_eq!(mask.size(), trie.vocabulary_size());
+    // A state of another table may have no row here.
+    let Some(row) = table.row(state) else { return };
+    let is_allowed = |root: &&Root| {
+        row.get(usize::from(root.byte))
+            .is_some_and(|next| *next != TransitionTable::DEAD)
+    };
+    let mut roots = trie.roots().iter().filter(is_allowed);
+    let shared = Shared {
+        places: table.places().as_ptr(),
+        words: mask.all_words_mut().as_mut_ptr(),
+    };
+    let mut stacks = [[const { MaybeUninit::uninit() }; TOKEN_BYTES_MAX + 1]; 2];
+    let [front, back] = &mut stacks;
+    let (mut front, mut back) = (Lane::new(state, front), Lane::new(state, back));
+    loop {
+        if front.is_done() {
+            let Some(root) = roots.next() else { break };
+            front.begin(trie, root);
+        }
+        if back.is_done() {
+            let Some(root) = roots.next_back() else { break };
+            back.begin(trie, root);
+        }
+        while !front.is_done() && !back.is_done() {
+            // SAFETY: neither lane is done, and both come from this trie, this table and this mask.
+            unsafe {
+                front.step(&shared);
+                back.step(&shared);
+            }
+        }
+    }
+    for mut lane in [front, back] {
+        while !lane.is_done() {
+            // SAFETY: as above.
+            unsafe { lane.step(&shared) };
+        }
+    }
+}
+
+/// What both lanes use.
+struct Shared {
+    places: *const u32,
+    words: *mut u64,
+}
+
+/// A walk through the subtree of one root after the other.
+struct Lane {
+    /// The next node.
+    node: *const TokenNode,
+    /// Behind the last node of the root's subtree.
+    end: *const TokenNode,
+    /// The entry of the stack for what is above the next node.
+    top: *mut u32,
+}
+
+impl Lane {
+    fn new(state: State, stack: &mut Stack) -> Self {
+        let [bottom, ..] = stack;
+        bottom.write(state.0);
+        let none = std::ptr::null();
+        Self {
+            node: none,
+            end: none,
+            top: stack.as_mut_ptr().cast(),
+        }
+    }
+
+    #[inline(always)]
+    fn is_done(&self) -> bool {
+        self.node >= self.end
+    }
+
+    fn begin(&mut self, trie: &TokenTrie, root: &Root) {
+        let subtree = trie.nodes().get(root.start as usize..root.end as usize);
+        let Range { start, end } = subtree.unwrap_or_default().as_ptr_range();
+        (self.node, self.end) = (start, end);
+    }
+
+    /// Walks one node.
+    ///
+    /// # Safety
+    ///
+    /// The lane is not done, and was made and begun by [`walk`] with the trie, the table and the mask of `shared`.
+    ///
+    /// The argument, in terms of what `walk` checks and what types promise:
+    ///
+    /// - *Nodes.* `node` and `end` delimit the rest of the subtree of a root. The links of a `FlatTrie` are sound, so one step into the subtree of
+    ///   a node or past it leads to another node before `end`, or to `end`: a node that is not a leaf has a child. The size of a leaf
+    ///   is 1, and a large node says that it is 1, which is a step into it.
+    /// - *Stack.* Since pops are sound too, `top` is entry `depth - 1` for a node of this depth. Depths are from 1 to [`TOKEN_BYTES_MAX`], the
+    ///   greatest of the type of node; the entry written is `depth`. Every entry read was written: the bottom by `new`, the
+    ///   others at the node's parent. At `end`, `top` is the bottom again.
+    /// - *Table.* Every entry of the stack is the checked start or has been read from the table, whose every place has a whole row of 256
+    ///   behind it. The row of the dead state leads only to itself.
+    /// - *Mask.* It is for this vocabulary, which `walk` checks: it has words for all tokens and all bogus tokens.
+    #[inline(always)]
+    unsafe fn step(&mut self, shared: &Shared) {
+        // SAFETY: see 'Nodes'.
+        let node = unsafe { *self.node };
+        // SAFETY: see 'Stack' and 'Table'.
+        let next = unsafe { *shared.places.add(*self.top as usize + usize::from(node.byte())) };
+        // SAFETY: see 'Stack'. For rejected nodes this matters if they are large: what is below is then rejected, too.
+        unsafe { *self.top.add(1) = next };
+        if next == TransitionTable::DEAD {
+            // SAFETY: see 'Nodes' and 'Stack'.
+            unsafe {
+                self.node = self.node.add(node.stored_size());
+                self.top = self.top.offset(node.depth_past());
+            }
+        } else {
+            let token = node.token_bits();
+            // SAFETY: see 'Mask', 'Nodes' and 'Stack'.
+            unsafe {
+                *shared.words.add((token >> 6) as usize) |= 1_u64.wrapping_shl(token);
+                self.node = self.node.add(1);
+                self.top = self.top.offset(node.depth_into());
+            }
+        }
+    }
+}
