@@ -20,6 +20,7 @@
 //! | `resolve.rs`, `writer.rs` | events: what their blocks are, and applying them |
 //! | `capacity.rs`, `runs/eviction.rs` | bounds on size, and forgetting what is beyond them |
 //! | `search.rs`, `chain.rs` | queries |
+//! | `walk.rs`, `share.rs` | all blocks in depth-first order, for snapshots and for looking at a part |
 //! | `slots.rs`, `holder_set.rs` | holders by a small number, and sets of them |
 //!
 //! # What a query sees during writes
@@ -61,8 +62,10 @@ mod plain;
 mod resolve;
 mod runs;
 mod search;
+mod share;
 mod slots;
 mod sparse;
+mod walk;
 mod writer;
 
 #[cfg(test)]
@@ -75,6 +78,8 @@ pub use indexer::{IndexLimits, IndexSizes, PositionalIndexer, RegisterError};
 pub use namespace::{Hashing, Namespace, NamespaceLimitReached, NamespaceSettings, Namespaces};
 pub use parking::ParkingLimits;
 pub use search::{Match, Matches, Search};
+pub use share::{HolderPart, HolderWalk, RestoredRun, WalkedHolder};
 pub use slots::HolderRecord;
 pub use sparse::{BoundedMatches, Bounds, SparseChain};
+pub use walk::{Walk, WalkedRun};
 pub use writer::HolderWriter;

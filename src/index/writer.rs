@@ -20,23 +20,25 @@ use super::slots::HolderRecord;
 
 /// What a holder holds, in the form that is just enough for it.
 #[derive(Debug, Default)]
-struct Blocks {
+pub(super) struct Blocks {
     /// Nothing while there is a forest.
-    plain: Plain,
-    forest: Option<Box<Forest>>,
+    pub(super) plain: Plain,
+    pub(super) forest: Option<Box<Forest>>,
+    /// Counts whatever is more than storing and removing blocks in the form that there is.
+    pub(super) reshaped: u64,
 }
 
 /// The only one who may change what a holder holds. Owned by the holder's lane.
 #[derive(Debug)]
 pub struct HolderWriter {
-    shared: Arc<Shared>,
-    slot: HolderSlot,
+    pub(super) shared: Arc<Shared>,
+    pub(super) slot: HolderSlot,
     record: Arc<HolderRecord>,
-    blocks: Blocks,
+    pub(super) blocks: Blocks,
     parking: Parking,
     has_foreign_chain: bool,
     /// Whether the engine names blocks; not all need have names.
-    uses_names: bool,
+    pub(super) uses_names: bool,
     /// Whether blocks without a name are not taken, see [`Self::take_turn`].
     refuses_nameless: bool,
 }
@@ -111,7 +113,7 @@ impl HolderWriter {
     }
 
     /// Takes a turn, and forgets what the index has evicted since the last one.
-    fn take_turn<'s>(&mut self, shared: &'s Shared, applied: &mut Applied) -> RunWriter<'s> {
+    pub(super) fn take_turn<'s>(&mut self, shared: &'s Shared, applied: &mut Applied) -> RunWriter<'s> {
         let mut runs = shared.runs.write();
         let evicted = runs.take_evicted(self.slot);
         let is_cut_shorter = !evicted.is_empty();
@@ -192,6 +194,7 @@ impl HolderWriter {
         let shared = Arc::clone(&self.shared);
         let writer = &mut self.take_turn(&shared, &mut Applied::default());
         let slot = self.slot;
+        self.blocks.reshaped += 1;
         self.blocks.plain.clear(slot, writer);
         if let Some(mut forest) = self.blocks.forest.take() {
             forest.clear(&mut Publication { writer, slot });
@@ -211,7 +214,7 @@ impl HolderWriter {
         self.shared.slots.release(self.slot);
     }
 
-    fn publish_sizes(&self) {
+    pub(super) fn publish_sizes(&self) {
         self.shared.runs.collect();
         let parked = u32::try_from(self.parking.len()).unwrap_or(u32::MAX);
         self.status().set_sizes(self.blocks() as u64, parked);
@@ -290,7 +293,7 @@ impl HolderWriter {
     }
 
     /// Stores a sequence in the plain form as far as it fits, and the rest, if any, in a forest.
-    fn store_sequence(
+    pub(super) fn store_sequence(
         &mut self,
         sequence: &ResolvedSequence<'_>,
         tier: Tier,
@@ -300,10 +303,12 @@ impl HolderWriter {
         let blocks_max = self.shared.limits.blocks_per_holder_max;
         let mut stored = 0;
         let plain = &mut self.blocks.plain;
+        let was = (plain.tier(), plain.has_own_names());
         if self.blocks.forest.is_none()
             && sequence.follows_resident()
             && plain.suits(tier, sequence.names.is_some())
         {
+            self.blocks.reshaped += u64::from(was != (plain.tier(), plain.has_own_names()));
             let outcome = plain.store(sequence.as_plain(), blocks_max, self.slot, runs);
             stored = outcome.stored;
             applied.stored += stored as u64;
@@ -513,7 +518,7 @@ impl Blocks {
     }
 
     /// The block that the engine calls `name`.
-    fn resident(&self, name: u64, runs: &RunWriter<'_>) -> Option<Resident> {
+    pub(super) fn resident(&self, name: u64, runs: &RunWriter<'_>) -> Option<Resident> {
         if let Some(forest) = &self.forest {
             let block = forest.block(forest.find_name(name)?);
             return Some(Resident {
@@ -535,6 +540,7 @@ impl Blocks {
     fn as_forest(&mut self, slot: HolderSlot, runs: &mut RunWriter<'_>) -> &mut Forest {
         let plain = std::mem::take(&mut self.plain);
         self.forest.get_or_insert_with(|| {
+            self.reshaped += 1;
             runs.set_keyed(slot, true);
             Box::new(plain.to_forest(runs))
         })

@@ -17,6 +17,7 @@ fn holder(rank: Rank, blocks: u64) -> HolderFrame {
         hashing: Hashing::Recompute,
         block_size: 16,
         foreign_chain: true,
+        forest: None,
     }
 }
 
@@ -43,7 +44,7 @@ fn cursor(stream: &str) -> StreamCursor {
 }
 
 fn sample() -> Vec<u8> {
-    let mut writer = SnapshotWriter::new(Vec::new(), 123).unwrap();
+    let mut writer = SnapshotWriter::new(Vec::new(), 123, SnapshotFormat::Events).unwrap();
     writer.write_stream(&cursor("EVENTS")).unwrap();
     writer.write_holder(&holder(0, 4)).unwrap();
     writer.write_batch(&batch(10)).unwrap();
@@ -60,6 +61,8 @@ const TOTALS: SnapshotTotals = SnapshotTotals {
     holders: 2,
     batches: 3,
     blocks: 6,
+    forest_runs: 0,
+    forest_blocks: 0,
 };
 
 fn check(bytes: &[u8]) -> Result<SnapshotSummary, SnapshotError> {
@@ -147,7 +150,7 @@ fn snapshots_of_version_1_are_still_read() {
 
 #[test]
 fn holders_that_share_blocks_share_their_bytes() {
-    let mut writer = SnapshotWriter::new(Vec::new(), 123).unwrap();
+    let mut writer = SnapshotWriter::new(Vec::new(), 123, SnapshotFormat::Events).unwrap();
     let hashes = (0..4096_u64).map(|number| SequenceHash(number.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
     let shared = StoredBlocks::by_sequence(None, None, hashes.collect());
     let payload = EventBatch {
@@ -227,10 +230,10 @@ fn lost_repeated_and_swapped_frames_are_found() {
 #[test]
 fn a_later_version_is_named() {
     let mut bytes = sample();
-    bytes[8] = 3;
+    bytes[8] = 4;
     assert!(matches!(
         check(&bytes),
-        Err(SnapshotError::Version { version: 3 })
+        Err(SnapshotError::Version { version: 4 })
     ));
 }
 
@@ -291,7 +294,7 @@ fn bytes_after_the_end_are_refused() {
 
 #[test]
 fn streams_are_named_before_the_holders_and_few() {
-    let mut writer = SnapshotWriter::new(Vec::new(), 0).unwrap();
+    let mut writer = SnapshotWriter::new(Vec::new(), 0, SnapshotFormat::Events).unwrap();
     writer.write_holder(&holder(0, 0)).unwrap();
     writer.write_stream(&cursor("EVENTS")).unwrap();
     let (bytes, ..) = writer.finish().unwrap();
@@ -299,7 +302,7 @@ fn streams_are_named_before_the_holders_and_few() {
         check(&bytes),
         Err(SnapshotError::MisplacedStream { frame: 1 })
     ));
-    let mut writer = SnapshotWriter::new(Vec::new(), 0).unwrap();
+    let mut writer = SnapshotWriter::new(Vec::new(), 0, SnapshotFormat::Events).unwrap();
     for _ in 0..=STREAMS_MAX {
         writer.write_stream(&cursor("EVENTS")).unwrap();
     }
@@ -312,7 +315,7 @@ fn streams_are_named_before_the_holders_and_few() {
 
 #[test]
 fn a_batch_that_is_no_batch_is_refused_although_its_checksum_matches() {
-    let mut writer = SnapshotWriter::new(Vec::new(), 0).unwrap();
+    let mut writer = SnapshotWriter::new(Vec::new(), 0, SnapshotFormat::Events).unwrap();
     writer.write_holder(&holder(0, 0)).unwrap();
     writer.write_batch(b"garbage").unwrap();
     let (bytes, ..) = writer.finish().unwrap();
@@ -320,7 +323,7 @@ fn a_batch_that_is_no_batch_is_refused_although_its_checksum_matches() {
         check(&bytes),
         Err(SnapshotError::Undecodable { frame: 1, .. })
     ));
-    let mut writer = SnapshotWriter::new(Vec::new(), 0).unwrap();
+    let mut writer = SnapshotWriter::new(Vec::new(), 0, SnapshotFormat::Events).unwrap();
     writer.write_batch(&batch(1)).unwrap();
     let (bytes, ..) = writer.finish().unwrap();
     assert!(matches!(
