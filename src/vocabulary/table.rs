@@ -138,8 +138,8 @@ impl TransitionTable {
     pub fn recognizer(&self, state: State) -> TableRecognizer<'_> {
         TableRecognizer {
             table: self,
-            stack: Vec::new(),
-            top: state,
+            states: vec![state],
+            depth: 0,
         }
     }
 
@@ -164,41 +164,43 @@ fn place_of(state: u32, states: usize) -> Option<u32> {
 #[derive(Debug, Clone)]
 pub struct TableRecognizer<'a> {
     table: &'a TransitionTable,
-    /// The states below the top.
-    stack: Vec<State>,
-    top: State,
+    /// The state to begin with, one for each byte pushed, and what earlier bytes left behind: so pops are a subtraction.
+    states: Vec<State>,
+    /// How many bytes are pushed; always less than there are states.
+    depth: usize,
 }
 
 impl TableRecognizer<'_> {
     /// The state after all bytes pushed.
+    #[inline(always)]
     #[must_use]
     pub fn state(&self) -> State {
-        self.top
+        let state = self.states.get(self.depth).copied();
+        state.unwrap_or(State(TransitionTable::DEAD))
     }
 }
 
 impl Recognizer for TableRecognizer<'_> {
     #[inline(always)]
     fn try_push_byte(&mut self, byte: u8) -> bool {
-        let next = self.table.next(self.top, byte);
-        if let Some(next) = next {
-            self.stack.push(self.top);
-            self.top = next;
+        let Some(next) = self.table.next(self.state(), byte) else {
+            return false;
+        };
+        self.depth += 1;
+        match self.states.get_mut(self.depth) {
+            Some(state) => *state = next,
+            None => self.states.push(next),
         }
-        next.is_some()
+        true
     }
 
     #[inline(always)]
     fn pop_bytes(&mut self, count: usize) {
-        if count > 0 {
-            let left = self.stack.len().saturating_sub(count);
-            self.top = self.stack.get(left).copied().unwrap_or(self.top);
-            self.stack.truncate(left);
-        }
+        self.depth = self.depth.saturating_sub(count);
     }
 
     #[inline(always)]
     fn byte_allowed(&mut self, byte: u8) -> bool {
-        self.table.next(self.top, byte).is_some()
+        self.table.next(self.state(), byte).is_some()
     }
 }
