@@ -498,6 +498,7 @@ impl HolderWriter {
             &self.shared.runs,
             &self.blocks.plain,
             self.slot,
+            self.shared.settings.hashing,
             blocks_per_event_max,
         );
         let forest = self.blocks.forest.as_deref();

@@ -343,3 +343,77 @@ proptest::proptest! {
         proptest::prop_assert!(check(&[header(2), content].concat()).is_err());
     }
 }
+
+#[test]
+fn forests_stand_behind_the_frames_of_their_holders() {
+    let in_forest = |rank, number| HolderFrame {
+        forest: Some(InForest {
+            number,
+            tier: Tier::DEVICE,
+        }),
+        ..holder(rank, 2)
+    };
+    let chunk = |flags, numbers: &[u8]| {
+        let payload = [&[flags], numbers, &[1, 1, 0, 1], &[7; 16]].concat();
+        crate::snapshot::forest::ForestFrame {
+            payload,
+            runs: 1,
+            blocks: 2,
+        }
+    };
+    let both = chunk(3, &[2, 0, 0]);
+    let written = |format, write: &dyn Fn(&mut SnapshotWriter<Vec<u8>>)| {
+        let mut writer = SnapshotWriter::new(Vec::new(), 0, format).unwrap();
+        write(&mut writer);
+        check(&writer.finish().unwrap().0)
+    };
+    let forest = SnapshotFormat::Forest;
+    let whole = |writer: &mut SnapshotWriter<Vec<u8>>| {
+        writer.write_holder(&in_forest(0, 0)).unwrap();
+        writer.write_holder(&in_forest(1, 1)).unwrap();
+        writer.write_forest(&both).unwrap();
+        writer.write_holder(&holder(2, 2)).unwrap();
+        writer.write_batch(&batch(1)).unwrap();
+    };
+    let summary = written(forest, &whole).unwrap();
+    assert_eq!(summary.content.version, 3);
+    let totals = summary.content.totals;
+    assert_eq!(
+        (totals.forest_runs, totals.forest_blocks, totals.batches),
+        (1, 2, 1)
+    );
+    assert_eq!(summary.holders[1].holder, in_forest(1, 1));
+
+    let misplaced = |error| matches!(error, Err(SnapshotError::MisplacedForest { .. }));
+    // Version 2 has none.
+    assert!(misplaced(written(SnapshotFormat::Events, &whole)));
+    let alone = |writer: &mut SnapshotWriter<Vec<u8>>| writer.write_forest(&chunk(3, &[0])).unwrap();
+    assert!(matches!(
+        written(SnapshotFormat::Events, &alone),
+        Err(SnapshotError::UnknownKind { kind: 5, .. })
+    ));
+    // Holders are numbered as they come.
+    assert!(misplaced(written(forest, &|writer| {
+        writer.write_holder(&in_forest(0, 1)).unwrap();
+    })));
+    // A forest is not interrupted, has no holders that did not come before, and takes no batches.
+    assert!(misplaced(written(forest, &|writer| {
+        writer.write_holder(&in_forest(0, 0)).unwrap();
+        writer.write_forest(&chunk(1, &[1, 0])).unwrap();
+    })));
+    assert!(matches!(
+        written(forest, &|writer| {
+            writer.write_holder(&in_forest(0, 0)).unwrap();
+            writer.write_forest(&both).unwrap();
+        }),
+        Err(SnapshotError::Forest { .. })
+    ));
+    assert!(matches!(
+        written(forest, &|writer| {
+            writer.write_holder(&in_forest(0, 0)).unwrap();
+            writer.write_forest(&chunk(3, &[1, 0])).unwrap();
+            writer.write_batch(&batch(1)).unwrap();
+        }),
+        Err(SnapshotError::BatchWithoutHolder { .. })
+    ));
+}

@@ -12,4 +12,5 @@ mod parking;
 mod random;
 mod rules;
 mod sparse;
+mod walk;
 mod world;
