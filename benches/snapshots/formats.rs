@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvatlas::hash::SequenceHash;
-use kvatlas::index::Namespaces;
 use kvatlas::ingest::{LanePool, StreamPosition, snapshot_limits};
 use kvatlas::snapshot::SnapshotFormat;
 use kvatlas::snapshotter::{Restorer, SnapshotDirectory, Snapshotter};
@@ -22,8 +21,8 @@ const TRUNK: u64 = 512;
 const BRANCHES: u64 = 8;
 /// Holders of a chain that is shared.
 const SHARING: u64 = 4;
-/// How often each snapshot is written and loaded; the fastest counts.
-const ROUNDS: usize = 3;
+/// How often each format is written and loaded, in turns; the fastest counts.
+const ROUNDS: usize = 5;
 
 /// Which chains there are, and who has them.
 #[derive(Debug, Clone, Copy)]
@@ -119,41 +118,63 @@ pub(super) async fn compare(distinct: u64, holders: u64) {
         measure(&pool, &namespaces, query, None)
             .await
             .print("no snapshot");
-        for format in [SnapshotFormat::Events, SnapshotFormat::Forest] {
-            compare_format(&pool, &namespaces, shape, format, query).await;
+        let mut formats = [SnapshotFormat::Events, SnapshotFormat::Forest]
+            .map(|format| Measured::new(format, Arc::clone(&pool)));
+        for _ in 0..ROUNDS {
+            for measured in &mut formats {
+                measured.round(shape).await;
+            }
+        }
+        for measured in formats {
+            measured.print(shape);
+            let during = measure(&pool, &namespaces, query, Some(&measured.snapshotter)).await;
+            during.print("while saving");
         }
     }
 }
 
-async fn compare_format(
-    pool: &Arc<LanePool>,
-    namespaces: &Arc<Namespaces>,
-    shape: Shape,
+/// What one format costs; the fastest rounds count.
+struct Measured {
     format: SnapshotFormat,
-    query: impl Fn(u64) -> (QueryKey, usize) + Send + Copy + 'static,
-) {
-    let folder = tempfile::tempdir().unwrap();
-    let directory = SnapshotDirectory::open(folder.path(), 1).unwrap();
-    let snapshotter = Snapshotter::new(Arc::clone(pool), directory, Arc::default(), Arc::default());
-    let snapshotter = Arc::new(snapshotter.with_format(format));
-    let (mut bytes, mut written) = (0, Duration::MAX);
-    for _ in 0..ROUNDS {
-        let saved = save(&snapshotter).await;
-        (bytes, written) = (saved.bytes, written.min(saved.elapsed));
+    snapshotter: Arc<Snapshotter>,
+    folder: tempfile::TempDir,
+    bytes: u64,
+    written: Duration,
+    loaded: Duration,
+}
+
+impl Measured {
+    fn new(format: SnapshotFormat, pool: Arc<LanePool>) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let directory = SnapshotDirectory::open(folder.path(), 1).unwrap();
+        let snapshotter = Snapshotter::new(pool, directory, Arc::default(), Arc::default());
+        Self {
+            format,
+            snapshotter: Arc::new(snapshotter.with_format(format)),
+            folder,
+            bytes: 0,
+            written: Duration::MAX,
+            loaded: Duration::MAX,
+        }
     }
-    let mut loaded = Duration::MAX;
-    for _ in 0..ROUNDS {
-        loaded = loaded.min(load(folder.path(), shape).await);
+
+    async fn round(&mut self, shape: Shape) {
+        let saved = save(&self.snapshotter).await;
+        self.bytes = saved.bytes;
+        self.written = self.written.min(saved.elapsed);
+        self.loaded = self.loaded.min(load(self.folder.path(), shape).await);
     }
-    println!(
-        "{:<8} write {:7.3} s, load {:7.3} s, {bytes} bytes: {:.2} a distinct block",
-        format!("{format:?}"),
-        written.as_secs_f64(),
-        loaded.as_secs_f64(),
-        bytes as f64 / shape.distinct() as f64,
-    );
-    let during = measure(pool, namespaces, query, Some(&snapshotter)).await;
-    during.print("while saving");
+
+    fn print(&self, shape: Shape) {
+        println!(
+            "{:<8} write {:7.3} s, load {:7.3} s, {} bytes: {:.2} a distinct block",
+            format!("{:?}", self.format),
+            self.written.as_secs_f64(),
+            self.loaded.as_secs_f64(),
+            self.bytes,
+            self.bytes as f64 / shape.distinct() as f64,
+        );
+    }
 }
 
 async fn fill(pool: &LanePool, shape: Shape) {

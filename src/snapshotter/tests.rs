@@ -152,10 +152,12 @@ async fn a_snapshot_under_load_and_the_stream_behind_it_are_the_whole_state() {
     let folder = tempfile::tempdir().unwrap();
     let world = Arc::new(World::new());
     let snapshotter = world.snapshotter(folder.path());
+    // Before the first snapshot, so that all say where the stream goes on.
+    world.dispatch(1).await;
     let loading = {
         let world = Arc::clone(&world);
         tokio::spawn(async move {
-            for sequence in 1..=MESSAGES {
+            for sequence in 2..=MESSAGES {
                 world.dispatch(sequence).await;
             }
             world.pool.drain().await.unwrap();
