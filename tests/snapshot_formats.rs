@@ -103,14 +103,14 @@ async fn restart_through_formats(url: &str, more: &Settings<'_>, is_exact: bool)
 async fn with_jetstream_a_restart_is_exact_in_either_format() {
     for server in servers() {
         let broker = Restartable::start(&server).await;
-        restart_through_formats(broker.url(), &[JETSTREAM], true).await;
+        Box::pin(restart_through_formats(broker.url(), &[JETSTREAM], true)).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn without_a_stream_a_restart_is_warm_in_either_format() {
     let broker = common::broker().await;
-    restart_through_formats(broker.url(), &[], false).await;
+    Box::pin(restart_through_formats(broker.url(), &[], false)).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

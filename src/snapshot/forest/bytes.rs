@@ -4,12 +4,15 @@ use super::ForestError;
 
 /// Appends a number, 7 bits a byte, the lowest first.
 pub(super) fn put(bytes: &mut Vec<u8>, mut number: u64) {
-    while number >= 0x80 {
-        // The mask leaves 7 bits.
-        bytes.push((number & 0x7f) as u8 | 0x80);
+    loop {
+        let [lowest, ..] = number.to_le_bytes();
         number >>= 7;
+        if number == 0 {
+            bytes.push(lowest);
+            return;
+        }
+        bytes.push(lowest | 0x80);
     }
-    bytes.push(number as u8);
 }
 
 /// Takes numbers from bytes of which nothing is known.

@@ -237,7 +237,7 @@ struct Tree {
 fn tree() -> impl Strategy<Value = Tree> {
     let leaf = (vec(any::<u64>(), 1..5), any::<[u16; 3]>());
     let plain = leaf.prop_map(|(hashes, held)| Tree {
-        held: held.map(|held| held % (hashes.len() as u16 + 1)),
+        held: held.map(|held| held % (u16::try_from(hashes.len()).unwrap() + 1)),
         hashes,
         children: Vec::new(),
     });
@@ -252,7 +252,7 @@ fn tree() -> impl Strategy<Value = Tree> {
                 let mut children: Vec<_> = children.into_iter().map(|(at, tree)| (at % len, tree)).collect();
                 children.sort_by_key(|(at, _)| std::cmp::Reverse(*at));
                 Tree {
-                    held: held.map(|held| held % (len as u16 + 1)),
+                    held: held.map(|held| held % (u16::try_from(len).unwrap() + 1)),
                     hashes,
                     children,
                 }
