@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use serde::Serialize;
 
 use crate::admin::{AdminSource, Readiness, ReadinessReport, WorkersQuery};
-use crate::index::{IndexSizes, Namespace, Namespaces};
+use crate::index::{IndexSizes, Namespace, Namespaces, give_back_memory};
 use crate::ingest::LanePool;
 use crate::telemetry::{MetricsHandle, NamespaceGauges, NamespaceSizes, ProcessMetrics};
 use crate::tracking::{DegradedReason, DegradedReasons, HolderStatus, StreamTrust};
@@ -56,6 +56,7 @@ impl DaemonView {
     /// Folds recorded samples away, so that they do not pile up where nobody scrapes.
     pub(super) fn run_upkeep(&self) {
         self.metrics.run_upkeep();
+        give_back_memory();
     }
 
     fn sizes(&self, namespace: &Namespace) -> NamespaceSizes {

@@ -1,7 +1,7 @@
 //! A query as a chain of lineage hashes, each computed when the search first needs it.
 
 use crate::hash::{
-    BlockSize, HashSeed, Position, PositionError, PositionalLineageHash, SequenceHash, block_hash,
+    BlockHash, BlockSize, HashSeed, Position, PositionError, PositionalLineageHash, SequenceHash, block_hash,
     next_sequence_hash,
 };
 use crate::wire::QueryKey;
@@ -87,6 +87,19 @@ impl<'a> QueryChain<'a> {
         }
     }
 
+    /// As [`Self::hash`], of a block whose hash has been given or computed; 0 of any other.
+    #[inline]
+    pub(crate) fn known_hash(&self, index: usize) -> u64 {
+        let hashes = match self.key {
+            QueryKey::LineageHashes(hashes) => {
+                return hashes.get(index).map_or(0, |hash| hash.current_hash_fragment());
+            }
+            QueryKey::SequenceHashes(hashes) => hashes,
+            QueryKey::Tokens { .. } | QueryKey::BlockHashes(_) => &self.rolled,
+        };
+        hashes.get(index).map_or(0, |hash| hash.as_u64())
+    }
+
     /// What the block at `index`, which must be below [`Self::len`], is found by.
     #[inline]
     pub(crate) fn block_key(&mut self, index: usize) -> BlockKey {
@@ -108,20 +121,42 @@ impl<'a> QueryChain<'a> {
         if let QueryKey::SequenceHashes(hashes) = self.key {
             return hashes[index];
         }
-        while self.rolled.len() <= index {
-            let next = self.rolled.len();
-            let block = match self.key {
-                QueryKey::BlockHashes(hashes) => hashes[next],
-                QueryKey::Tokens { tokens, .. } => {
-                    let size = self.block_size.as_usize();
-                    block_hash(&tokens[next * size..(next + 1) * size], self.seed)
-                }
-                // Neither needs rolling: answered above and in `key`.
-                QueryKey::SequenceHashes(_) | QueryKey::LineageHashes(_) => return SequenceHash(0),
-            };
-            self.rolled
-                .push(next_sequence_hash(self.rolled.last().copied(), block));
+        if self.rolled.len() <= index {
+            self.roll(index + 1);
         }
         self.rolled[index]
+    }
+
+    /// Computes the chain up to `len` blocks.
+    pub(crate) fn roll(&mut self, len: usize) {
+        let from = self.rolled.len();
+        let blocks = from..len.min(self.len);
+        if self.rolled.capacity() < blocks.end {
+            // The first block alone decides most misses; a second one means all, or many.
+            let wanted = if blocks.end == 1 { 1 } else { self.len };
+            self.rolled.reserve_exact(wanted.saturating_sub(from));
+        }
+        let mut last = self.rolled.last().copied();
+        let mut next = |block: BlockHash| {
+            let hash = next_sequence_hash(last, block);
+            last = Some(hash);
+            hash
+        };
+        match self.key {
+            QueryKey::BlockHashes(hashes) => {
+                let blocks = hashes.get(blocks).unwrap_or_default();
+                self.rolled.extend(blocks.iter().map(|block| next(*block)));
+            }
+            QueryKey::Tokens { tokens, .. } => {
+                let size = self.block_size.as_usize();
+                let tokens = tokens.get(blocks.start * size..blocks.end * size);
+                let blocks = tokens.unwrap_or_default().chunks_exact(size);
+                // In one loop: while a step of the chain is waited for, the next blocks are hashed.
+                self.rolled
+                    .extend(blocks.map(|block| next(block_hash(block, self.seed))));
+            }
+            // Neither needs rolling.
+            QueryKey::SequenceHashes(_) | QueryKey::LineageHashes(_) => {}
+        }
     }
 }

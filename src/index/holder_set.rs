@@ -209,8 +209,23 @@ impl SlotSet {
             .is_some_and(|word| word & slot.bit() != 0)
     }
 
+    pub(crate) fn remove(&mut self, slot: HolderSlot) {
+        if let Some(word) = self.words.get_mut(slot.word()) {
+            *word &= !slot.bit();
+        }
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.words.iter().all(|word| *word == 0)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.words.iter().map(|word| word.count_ones() as usize).sum()
+    }
+
+    /// The words of 64 slots each, from slot 0.
+    pub(crate) fn words(&self) -> std::slice::Iter<'_, u64> {
+        self.words.iter()
     }
 
     /// Adds all that are in `others`.

@@ -77,6 +77,7 @@ pub use chain::QueryChain;
 pub use indexer::{IndexLimits, IndexSizes, PositionalIndexer, RegisterError};
 pub use namespace::{Hashing, Namespace, NamespaceLimitReached, NamespaceSettings, Namespaces};
 pub use parking::ParkingLimits;
+pub use runs::give_back_memory;
 pub use search::{Match, Matches, Search};
 pub use share::{HolderPart, HolderWalk, RestoredRun, WalkedHolder};
 pub use slots::HolderRecord;

@@ -1,9 +1,8 @@
 //! The search: which holders hold how long a prefix.
 //!
 //! A look at one run says of every holder how many of its blocks it has, and comparing two arrays says how far the query agrees
-//! with it. So one look settles all holders that drop out inside of the run. The others have everything up to where the query
-//! leaves the run; they are looked for where it goes on. The last position comes first: where the run of the last block begins at
-//! position 0, that one look answers for all holders, at any depth.
+//! with it. So one look settles all holders that drop out inside of the run, at any depth. The others have everything up to where the
+//! query leaves the run; they are looked for where it goes on, at the last position first: who has that needs no more looks.
 //!
 //! Why the answers are exact although other looks are at other instants: see the index's own documentation.
 
@@ -80,16 +79,71 @@ impl Matches {
     ///
     /// A holder that left while the search ran is left out: it holds nothing now.
     pub fn holders(&self) -> impl Iterator<Item = Match<'_>> {
-        // Mostly nobody has left, and then there is no need to look at every holder.
-        let nobody_left = self.directory.is_complete();
-        self.groups.iter().flat_map(move |group| {
-            let holders = group.slots.iter().filter_map(|slot| self.directory.holder(slot));
-            let is_there = move |holder: &&Arc<HolderRecord>| nobody_left || !holder.is_retired();
-            holders.filter(is_there).map(|holder| Match {
-                holder,
-                matched_blocks: group.matched_blocks,
-            })
-        })
+        let found = self.groups.iter().map(|group| group.slots.len()).sum();
+        Holders {
+            // Mostly nobody has left, and then there is no need to look at every holder.
+            nobody_left: self.directory.is_complete(),
+            directory: &self.directory,
+            groups: self.groups.iter(),
+            matched_blocks: 0,
+            words: [].iter(),
+            word: 0,
+            first_slot: 0,
+            left: found,
+        }
+    }
+}
+
+/// See [`Matches::holders`].
+struct Holders<'m> {
+    directory: &'m Directory,
+    nobody_left: bool,
+    groups: std::slice::Iter<'m, MatchGroup>,
+    /// Of the group whose turn it is.
+    matched_blocks: u32,
+    /// What is left of that group, and of the word that begins with `first_slot`.
+    words: std::slice::Iter<'m, u64>,
+    word: u64,
+    first_slot: usize,
+    left: usize,
+}
+
+impl<'m> Iterator for Holders<'m> {
+    type Item = Match<'m>;
+
+    #[inline]
+    fn next(&mut self) -> Option<Match<'m>> {
+        loop {
+            while self.word == 0 {
+                if let Some(word) = self.words.next() {
+                    (self.word, self.first_slot) = (*word, self.first_slot + 64);
+                } else {
+                    let group = self.groups.next()?;
+                    self.matched_blocks = group.matched_blocks;
+                    self.words = group.slots.words();
+                    // The first word adds 64.
+                    self.first_slot = 0;
+                }
+            }
+            let slot = self.first_slot + self.word.trailing_zeros() as usize - 64;
+            self.word &= self.word - 1;
+            self.left -= 1;
+            if let Some(holder) = self.directory.holder_at(slot)
+                && (self.nobody_left || !holder.is_retired())
+            {
+                let matched_blocks = self.matched_blocks;
+                return Some(Match {
+                    holder,
+                    matched_blocks,
+                });
+            }
+        }
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        // A search keeps only slots that the directory has.
+        let least = if self.nobody_left { self.left } else { 0 };
+        (least, Some(self.left))
     }
 }
 
@@ -107,6 +161,7 @@ pub(crate) fn find(
     let mut finder = Finder {
         store,
         guard,
+        is_rolled: chain.is_rolled(),
         chain,
         asked: asked.as_ref(),
         tick: store.tick(),
@@ -121,6 +176,11 @@ pub(crate) fn find(
         finder.walk();
     }
     let mut groups = finder.groups;
+    // A slot that was given out since has a holder that was not there when the query came.
+    groups.retain(|group| {
+        group.slots.intersect(directory.taken());
+        !group.slots.is_empty()
+    });
     groups.sort_unstable_by_key(|group| std::cmp::Reverse(group.matched_blocks));
     Matches {
         directory,
@@ -157,6 +217,11 @@ pub(super) fn holders_at(store: &RunStore, key: &BlockKey, guard: &Guard) -> Slo
     });
     holding
 }
+
+/// How many hashes of a query are computed before they are compared.
+const ROLLED_AT_ONCE: usize = 64;
+/// Into how many parts a run is cut at once to find where a query leaves it.
+const WAYS: usize = 16;
 
 /// How many runs are looked at one after the other before the search halves what is left instead.
 const STEPS_MAX: usize = 8;
@@ -231,6 +296,8 @@ struct Finder<'f, 'q, 'g> {
     chain: &'f mut QueryChain<'q>,
     /// Whom the query asks about; all where absent.
     asked: Option<&'f SlotSet>,
+    /// Whether the hashes of the query have to be computed, one after the other.
+    is_rolled: bool,
     /// When what is looked at is used, where the index forgets what is not.
     tick: Option<u32>,
     groups: Groups,
@@ -267,20 +334,42 @@ impl<'g> Finder<'_, '_, 'g> {
     /// Up to where the query agrees with a run: it does up to `agreed`, and it cannot beyond `end_max`.
     fn agreement(&mut self, found: Found<'g>, mut agreed: usize, end_max: usize) -> usize {
         let start = found.run.start();
-        let mut is_same = |position: usize| {
-            let hash = found.run.hash(position - start);
-            is_same_at(position, self.chain.hash(position), hash)
+        let mut end_max = end_max;
+        while self.is_rolled && agreed < end_max {
+            // Little is computed beyond the first difference.
+            let end = end_max.min(agreed + ROLLED_AT_ONCE);
+            self.chain.roll(end);
+            if is_same_at(end - 1, self.chain.hash(end - 1), found.run.hash(end - 1 - start)) {
+                agreed = end;
+            } else {
+                end_max = end - 1;
+                break;
+            }
+        }
+        let chain = &*self.chain;
+        let is_same = |position: usize| {
+            is_same_at(
+                position,
+                chain.known_hash(position),
+                found.run.hash(position - start),
+            )
         };
         if agreed >= end_max || is_same(end_max - 1) {
             return end_max.max(agreed);
         }
+        // The first that is known to differ.
         let mut differs = end_max - 1;
         while agreed < differs {
-            let middle = agreed + (differs - agreed) / 2;
-            if is_same(middle) {
-                agreed = middle + 1;
-            } else {
-                differs = middle;
+            let step = (differs - agreed).div_ceil(WAYS);
+            let points = (differs - agreed) / step;
+            let point = |index: usize| agreed + (index + 1) * step - 1;
+            // All points are compared, without a choice in between: so their memory is waited for once.
+            let same: usize = (0..points).map(|index| usize::from(is_same(point(index)))).sum();
+            if same < points {
+                differs = point(same);
+            }
+            if same > 0 {
+                agreed = point(same - 1) + 1;
             }
         }
         agreed
@@ -291,27 +380,7 @@ impl<'g> Finder<'_, '_, 'g> {
         let Some(last) = self.chain.len().checked_sub(1) else {
             return;
         };
-        if self.chain.is_rolled() {
-            // What must be computed is computed only if somebody has the first block.
-            if let Some(first) = self.locate(0) {
-                self.follow_from(first, last);
-            }
-            return;
-        }
-        // The last block answers most queries; but what has no first block is told by that alone.
-        self.store.prefetch(self.chain.hash(last), self.guard);
-        if !self.store.may_have(self.chain.hash(0), self.guard) {
-            return;
-        }
-        if let Some(found) = self.locate(last)
-            && found.run.start() == 0
-            && let Some(look) = self.look(last, found)
-        {
-            let mut asked = self.asked.cloned();
-            let groups = &mut self.groups;
-            let whole = look.split(asked.as_mut(), |depth, slots| push_group(groups, depth, slots));
-            self.settle(last + 1, whole);
-        } else if let Some(first) = self.locate(0) {
+        if let Some(first) = self.locate(0) {
             self.follow_from(first, last);
         }
     }
@@ -319,48 +388,54 @@ impl<'g> Finder<'_, '_, 'g> {
     /// Settles the holders of the first block.
     fn follow_from(&mut self, first: Found<'g>, last: usize) {
         let Some(look) = self.look(0, first) else { return };
+        if look.end <= last && !self.is_rolled {
+            // Both are looked at next, unless all have dropped out.
+            for position in [look.end, last] {
+                self.store.prefetch(self.chain.known_hash(position), self.guard);
+            }
+        }
         let mut asked = self.asked.cloned();
         let groups = &mut self.groups;
         let through = look.split(asked.as_mut(), |depth, slots| push_group(groups, depth, slots));
-        let mut stretches: SmallVec<[Stretch; 4]> = SmallVec::new();
         let begin = Stretch {
             held: look.end,
             limit: last + 1,
             candidates: through,
         };
-        // The last block next: who has it needs no more looks.
-        self.advance(begin, last, &mut stretches);
+        let mut stretches: SmallVec<[Stretch; 4]> = SmallVec::new();
+        self.leave(begin, &mut stretches);
         let mut steps = 0;
         while let Some(stretch) = stretches.pop() {
             steps += 1;
             let next = match steps {
+                // Whoever has the last block needs no more looks.
+                2 if !self.is_rolled => stretch.limit - 1,
                 ..STEPS_MAX => stretch.held,
+                _ if self.is_rolled => stretch.held,
                 _ => stretch.held + (stretch.limit - stretch.held) / 2,
             };
             self.advance(stretch, next, &mut stretches);
         }
     }
 
-    /// Looks for the holders of a stretch at `position`, and leaves behind what is still open.
-    fn advance(&mut self, mut stretch: Stretch, position: usize, open: &mut SmallVec<[Stretch; 4]>) {
-        let mut leave = |groups: &mut Groups, stretch: Stretch| {
-            if stretch.candidates.is_empty() {
-                return;
-            }
-            if stretch.limit <= stretch.held {
-                push_group(groups, stretch.held, stretch.candidates);
-            } else {
-                open.push(stretch);
-            }
-        };
-        if stretch.candidates.is_empty() || stretch.limit <= stretch.held {
-            leave(&mut self.groups, stretch);
+    /// Settles a stretch that is certain, and keeps one that is not.
+    fn leave(&mut self, stretch: Stretch, open: &mut SmallVec<[Stretch; 4]>) {
+        if stretch.candidates.is_empty() {
             return;
         }
+        if stretch.limit <= stretch.held {
+            self.settle(stretch.held, stretch.candidates);
+        } else {
+            open.push(stretch);
+        }
+    }
+
+    /// Looks for the holders of a stretch at `position`, and leaves behind what is still open.
+    fn advance(&mut self, mut stretch: Stretch, position: usize, open: &mut SmallVec<[Stretch; 4]>) {
         let found = self.locate(position);
         let Some(look) = found.and_then(|found| self.look(position, found)) else {
             stretch.limit = position;
-            leave(&mut self.groups, stretch);
+            self.leave(stretch, open);
             return;
         };
         let groups = &mut self.groups;
@@ -378,8 +453,8 @@ impl<'g> Finder<'_, '_, 'g> {
             candidates: through,
         };
         stretch.limit = stretch.limit.min(look.start);
-        leave(&mut self.groups, stretch);
-        leave(&mut self.groups, deeper);
+        self.leave(stretch, open);
+        self.leave(deeper, open);
     }
 
     /// Block by block, for an index whose hashes are no chain: finding a block proves nothing about those before it.

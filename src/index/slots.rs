@@ -54,6 +54,8 @@ impl HolderRecord {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Directory {
     holders: Vec<Option<Arc<HolderRecord>>>,
+    /// The slots that have a holder.
+    taken: SlotSet,
     by_worker: HashMap<WorkerName, Vec<HolderSlot>>,
     /// How many holders had left when this version was made, and how many have until now.
     departures: u64,
@@ -63,7 +65,18 @@ pub(crate) struct Directory {
 impl Directory {
     /// The holder in `slot`. A slot that was given out after this version was made has none.
     pub(crate) fn holder(&self, slot: HolderSlot) -> Option<&Arc<HolderRecord>> {
-        self.holders.get(slot.index())?.as_ref()
+        self.holder_at(slot.index())
+    }
+
+    /// As [`Self::holder`], by the slot's number.
+    #[inline]
+    pub(crate) fn holder_at(&self, slot: usize) -> Option<&Arc<HolderRecord>> {
+        self.holders.get(slot)?.as_ref()
+    }
+
+    /// The slots that have a holder in this version.
+    pub(crate) fn taken(&self) -> &SlotSet {
+        &self.taken
     }
 
     /// All holders, by slot.
@@ -169,6 +182,7 @@ impl Slots {
         let record = Arc::new(HolderRecord::new(id.clone()));
         next.holders.resize(next.holders.len().max(free + 1), None);
         next.holders[free] = Some(Arc::clone(&record));
+        next.taken.insert(slot);
         next.by_worker.entry(id.worker.clone()).or_default().push(slot);
         self.current.store(Arc::new(next));
         Ok((slot, record))
@@ -181,6 +195,7 @@ impl Slots {
         let Some(record) = next.holders.get_mut(slot.index()).and_then(Option::take) else {
             return;
         };
+        next.taken.remove(slot);
         // Before the slot can be given out again: a search that still has the old version drops the holder.
         record.retired.store(true, Ordering::Release);
         next.departures = next.departures_now.fetch_add(1, Ordering::AcqRel) + 1;

@@ -215,7 +215,6 @@ impl HolderWriter {
     }
 
     pub(super) fn publish_sizes(&self) {
-        self.shared.runs.collect();
         let parked = u32::try_from(self.parking.len()).unwrap_or(u32::MAX);
         self.status().set_sizes(self.blocks() as u64, parked);
     }

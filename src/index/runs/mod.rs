@@ -53,6 +53,17 @@ pub(crate) use store::{Found, RunStore};
 pub(crate) use walk::{Life, Listing};
 pub(crate) use writer::RunWriter;
 
+/// How many steps [`give_back_memory`] makes at once; one gives back a few hundred allocations.
+const COLLECTIONS: usize = 64;
+
+/// Gives back memory of all indexes that no query sees any more. Changes do so by themselves, a little at a time; who calls this
+/// regularly, outside of lanes and queries, has what the last of many removals left behind given back, too.
+pub fn give_back_memory() {
+    for _ in 0..COLLECTIONS {
+        crossbeam_epoch::pin().flush();
+    }
+}
+
 /// The place of a block: a run and how many blocks of it come before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Spot {
@@ -60,9 +71,9 @@ pub(crate) struct Spot {
     pub(crate) offset: u16,
 }
 
-/// Asks the processor to load the cache line of `address`, which a later step will need.
+/// Asks the processor to load the cache line of `place`, which a later step will need.
 #[inline]
-fn prefetch<T>(address: *const T) {
+fn prefetch<T: ?Sized>(place: &T) {
     #[cfg(target_arch = "x86_64")]
     #[allow(
         unsafe_code,
@@ -71,8 +82,8 @@ fn prefetch<T>(address: *const T) {
     // SAFETY: a prefetch does not access memory as far as the program can see; any address is allowed.
     unsafe {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T0>(address.cast());
+        _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(place).cast());
     }
     #[cfg(not(target_arch = "x86_64"))]
-    let _ = address;
+    let _ = place;
 }

@@ -22,6 +22,11 @@ pub(super) type Doubles = HashMap<u64, Vec<Spot>>;
 #[derive(Debug)]
 pub(crate) struct RunStore {
     pub(super) table: Table,
+    /// The first blocks of chains once more: so few that they stay in the processor's cache, where a query that nobody has anything
+    /// of is answered.
+    pub(super) roots: Table,
+    /// Whether all first blocks are there. Hashes that are no chain, or meet in one place, can be too much for it.
+    pub(super) has_all_roots: AtomicBool,
     pub(super) slab: Slab,
     /// The table has one place a hash. Where hashes are no chain, one hash can have several; the others are here.
     pub(super) doubles: RwLock<Doubles>,
@@ -35,15 +40,10 @@ pub(crate) struct RunStore {
     pub(super) evicted: AtomicU64,
     /// The clock of recency.
     pub(super) tick: AtomicU32,
-    /// Whether much memory waits to be given back.
-    pub(super) has_garbage: AtomicBool,
     /// Odd while a writer has its turn.
     pub(super) turns: AtomicU64,
     pub(super) state: Mutex<State>,
 }
-
-/// How many steps a collection makes; one gives back a few hundred allocations.
-const COLLECTIONS: usize = 64;
 
 /// A block found.
 #[derive(Debug, Clone, Copy)]
@@ -56,6 +56,8 @@ impl RunStore {
     pub(crate) fn new(capacity: Capacity, total: Arc<Usage>) -> Self {
         let store = Self {
             table: Table::new(),
+            roots: Table::new(),
+            has_all_roots: AtomicBool::new(true),
             slab: Slab::new(),
             doubles: RwLock::default(),
             doubles_count: AtomicU64::new(0),
@@ -64,7 +66,6 @@ impl RunStore {
             total,
             evicted: AtomicU64::new(0),
             tick: AtomicU32::new(1),
-            has_garbage: AtomicBool::new(false),
             turns: AtomicU64::new(0),
             state: Mutex::default(),
         };
@@ -143,30 +144,18 @@ impl RunStore {
         self.table.prefetch(hash, guard);
     }
 
-    /// Whether there may be a block with this hash: whether the table has something like it.
-    #[inline]
-    pub(crate) fn may_have(&self, hash: u64, guard: &Guard) -> bool {
-        self.find(hash, guard, Some).is_some()
-    }
-
-    /// Gives back memory that no reader sees any more, where much of it waits.
-    pub(crate) fn collect(&self) {
-        if self.has_garbage.swap(false, Ordering::Relaxed) {
-            // Each time, a part of what waits.
-            for _ in 0..COLLECTIONS {
-                crossbeam_epoch::pin().flush();
-            }
-        }
-    }
-
     /// The block that `key` names. Where hashes are no chain there may be several; see [`Self::for_each`].
     #[inline]
     pub(crate) fn locate<'g>(&self, key: &BlockKey, guard: &'g Guard) -> Option<Found<'g>> {
-        self.find(key.current, guard, |spot| {
+        let check = |spot: Spot| {
             let offset = usize::from(spot.offset);
             let run = self.slab.get(spot.run, guard)?;
             run.is_at(offset, key).then_some(Found { run, offset })
-        })
+        };
+        if key.position == 0 && self.has_all_roots.load(Ordering::SeqCst) {
+            return self.roots.find(key.current, guard, check);
+        }
+        self.find(key.current, guard, check)
     }
 
     /// The place of a block that `key` names.

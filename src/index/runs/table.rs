@@ -106,6 +106,14 @@ fn spot_of(word: u64) -> Spot {
     }
 }
 
+/// Changes a count that only the one writer changes, which takes no locked instruction; says what it is now.
+#[inline]
+fn change(count: &AtomicU32, by: i32) -> u32 {
+    let now = count.load(Ordering::Relaxed).wrapping_add_signed(by);
+    count.store(now, Ordering::Relaxed);
+    now
+}
+
 #[inline]
 fn is_entry(word: u64) -> bool {
     word > TAKEN_BEFORE
@@ -174,22 +182,11 @@ impl Segment {
             if self.used.load(Ordering::Relaxed) >= self.used_max {
                 return Inserted::NoRoom;
             }
-            self.used.fetch_add(1, Ordering::Relaxed);
+            change(&self.used, 1);
         }
         place.store(word_of(tag, distance, spot), Ordering::Release);
-        self.entries.fetch_add(1, Ordering::Relaxed);
+        change(&self.entries, 1);
         Inserted::Placed
-    }
-
-    /// All entries, with their home buckets.
-    fn entries(&self) -> impl Iterator<Item = (usize, u64)> + '_ {
-        self.buckets.iter().enumerate().flat_map(|(index, bucket)| {
-            let words = bucket.0.iter().map(|place| place.load(Ordering::Relaxed));
-            words.filter(|word| is_entry(*word)).map(move |word| {
-                let home = (index + BUCKETS - distance_of(word)) % BUCKETS;
-                (home, word)
-            })
-        })
     }
 
     fn entries_count(&self) -> u32 {
@@ -367,11 +364,11 @@ impl Table {
             if let Some(place) = found {
                 if has_empty {
                     place.store(EMPTY, Ordering::Release);
-                    segment.used.fetch_sub(1, Ordering::Relaxed);
+                    change(&segment.used, -1);
                 } else {
                     place.store(TAKEN_BEFORE, Ordering::Release);
                 }
-                let entries = segment.entries.fetch_sub(1, Ordering::Relaxed) - 1;
+                let entries = change(&segment.entries, -1);
                 if entries < JOINED_MAX / 2 && segment.depth > 0 {
                     self.join(mixed, guard, spill);
                 }
@@ -389,8 +386,9 @@ impl Table {
         let segment = self.segment(mixed, guard);
         let depth = segment.depth;
         if segment.used.load(Ordering::Relaxed) - segment.entries_count() > segment.used_max / 4 {
-            let rebuilt = fill(depth, mixed.spread(depth), segment.entries(), spill);
-            self.publish(mixed, depth, rebuilt, guard);
+            let mut rebuilt = Filling::new(depth);
+            rebuilt.take(segment);
+            self.publish(mixed, depth, rebuilt.finish(mixed.spread(depth), spill), guard);
             self.retire(segment, guard);
             return true;
         }
@@ -400,12 +398,18 @@ impl Table {
         if depth == self.directory(guard).depth {
             self.double_directory(guard);
         }
-        let bit = 1 << (TAG_BITS - 1 - depth);
-        for side in [0, bit] {
-            let half = segment.entries().filter(|(_, word)| tag_of(*word) & bit == side);
-            let side_bits = if side == 0 { 0 } else { 1 << (63 - depth) };
-            let of_side = Mixed(mixed.0 & !(1 << (63 - depth)) | side_bits);
-            let half = fill(depth + 1, of_side.spread(depth + 1), half, spill);
+        let mut halves = [Filling::new(depth + 1), Filling::new(depth + 1)];
+        for (index, bucket) in segment.buckets.iter().enumerate() {
+            for place in &bucket.0 {
+                let word = place.load(Ordering::Relaxed);
+                let side = low(word >> (63 - depth)) % 2;
+                halves[side].push(index, word);
+            }
+        }
+        let bit = 1 << (63 - depth);
+        for (half, bits) in halves.into_iter().zip([0, bit]) {
+            let of_side = Mixed(mixed.0 & !bit | bits);
+            let half = half.finish(of_side.spread(depth + 1), spill);
             self.publish(of_side, depth + 1, half, guard);
         }
         self.retire(segment, guard);
@@ -420,8 +424,10 @@ impl Table {
         if neighbour.depth != depth || segment.entries_count() + neighbour.entries_count() > JOINED_MAX {
             return;
         }
-        let both = segment.entries().chain(neighbour.entries());
-        let joined = fill(depth - 1, mixed.spread(depth - 1), both, &mut spill);
+        let mut joined = Filling::new(depth - 1);
+        joined.take(segment);
+        joined.take(neighbour);
+        let joined = joined.finish(mixed.spread(depth - 1), &mut spill);
         self.publish(mixed, depth - 1, joined, guard);
         self.retire(segment, guard);
         self.retire(neighbour, guard);
@@ -520,21 +526,63 @@ const SPOT_ZERO: Spot = Spot {
     offset: 0,
 };
 
-/// A segment with these entries; what finds no room near its home goes to `spill`.
-fn fill(
-    depth: u32,
-    spread: u32,
-    entries: impl Iterator<Item = (usize, u64)>,
-    spill: &mut impl FnMut(Spot),
-) -> Segment {
-    let mut segment = Segment::new(depth);
-    for (home, word) in entries {
-        if segment.place(home, tag_of(word), spot_of(word), |_| false) != Inserted::Placed {
-            spill(spot_of(word));
+/// A segment that is being made.
+struct Filling {
+    segment: Segment,
+    /// How many words of each bucket are in use.
+    counts: [u8; BUCKETS],
+    /// What has no room in its home bucket; it is placed last, when it is known where there is some.
+    overflow: Vec<(usize, u64)>,
+}
+
+impl Filling {
+    fn new(depth: u32) -> Self {
+        Self {
+            segment: Segment::new(depth),
+            counts: [0; BUCKETS],
+            overflow: Vec::new(),
         }
     }
-    segment.used_max = USED_MAX - spread;
-    segment
+
+    /// Takes the entries of `segment`.
+    fn take(&mut self, segment: &Segment) {
+        for (index, bucket) in segment.buckets.iter().enumerate() {
+            for place in &bucket.0 {
+                self.push(index, place.load(Ordering::Relaxed));
+            }
+        }
+    }
+
+    /// Takes a word from the bucket `index` of another segment, if it is an entry.
+    #[inline]
+    fn push(&mut self, index: usize, word: u64) {
+        if !is_entry(word) {
+            return;
+        }
+        let home = (index + BUCKETS - distance_of(word)) % BUCKETS;
+        let count = usize::from(self.counts[home]);
+        let Some(place) = self.segment.buckets[home].0.get_mut(count) else {
+            self.overflow.push((home, word));
+            return;
+        };
+        *place.get_mut() = word_of(tag_of(word), 0, spot_of(word));
+        self.counts[home] += 1;
+    }
+
+    /// The segment, which is split `spread` earlier than others; what finds no room near its home goes to `spill`.
+    fn finish(self, spread: u32, spill: &mut impl FnMut(Spot)) -> Segment {
+        let mut segment = self.segment;
+        let entries = self.counts.iter().map(|count| u32::from(*count)).sum();
+        *segment.used.get_mut() = entries;
+        *segment.entries.get_mut() = entries;
+        for (home, word) in self.overflow {
+            if segment.place(home, tag_of(word), spot_of(word), |_| false) != Inserted::Placed {
+                spill(spot_of(word));
+            }
+        }
+        segment.used_max = USED_MAX - spread;
+        segment
+    }
 }
 
 #[cfg(test)]

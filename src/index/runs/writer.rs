@@ -254,6 +254,9 @@ impl<'a> RunWriter<'a> {
         // At most RUN_BLOCKS_MAX.
         meta.len = u16::try_from(len + count).unwrap_or(meta.len);
         let end = meta.len;
+        if len == 0 && count > 0 && first.position == 0 {
+            self.add_root(first.current, Spot { run, offset: 0 });
+        }
         self.store.add_used(count as u64, 0);
         if end == 0 {
             self.free(run);
@@ -379,6 +382,16 @@ impl<'a> RunWriter<'a> {
         hashes.len()
     }
 
+    /// Lets queries see that a chain begins with `hash`; before anybody has it.
+    fn add_root(&self, hash: u64, spot: Spot) {
+        let mut is_complete = true;
+        let spill = |_| is_complete = false;
+        let inserted = self.store.roots.insert(hash, spot, &self.guard, |_| false, spill);
+        if inserted != Inserted::Placed || !is_complete {
+            self.store.has_all_roots.store(false, Ordering::SeqCst);
+        }
+    }
+
     /// Whether the hash has places beside the table, so that even if the table has none now, this is not the only one.
     fn is_double(&self, hash: u64) -> bool {
         self.has_doubles() && self.store.doubles.read().contains_key(&(hash & COMMON_MASK))
@@ -477,6 +490,10 @@ impl<'a> RunWriter<'a> {
 
     /// Makes a block unfindable.
     fn forget(&self, spot: Spot, hash: u64) {
+        if spot.offset == 0 && self.start(spot.run) == 0 {
+            let spill = |_| self.store.has_all_roots.store(false, Ordering::SeqCst);
+            self.store.roots.remove(hash, spot, &self.guard, spill);
+        }
         let mut spilled = Vec::new();
         let was_in = self
             .store
@@ -609,15 +626,16 @@ impl<'a> RunWriter<'a> {
             self.store.slab.clear(&self.guard);
             self.state.free = Vec::new();
             self.state.meta = Vec::new();
-            // What readers no longer see is given back now, and not only with further changes.
-            self.store.has_garbage.store(true, Ordering::Relaxed);
+            self.store.has_all_roots.store(true, Ordering::SeqCst);
+            // There may be no further changes with which it would go: see `give_back_memory`.
+            self.guard.flush();
         }
     }
 }
 
 impl Drop for RunWriter<'_> {
     fn drop(&mut self) {
-        let bytes = self.store.table.bytes();
+        let bytes = self.store.table.bytes() + self.store.roots.bytes();
         let before = std::mem::replace(&mut self.state.table_bytes, bytes);
         self.store.add_used(0, bytes.saturating_sub(before));
         self.store.subtract_used(0, before.saturating_sub(bytes));

@@ -103,6 +103,9 @@ pub trait Writer {
 
     /// Applies the events in order.
     fn apply(&mut self, events: Vec<Self::Event>, timing: Timing) -> Applied;
+
+    /// Does what whoever uses the index is to do now and then.
+    fn upkeep(&mut self) {}
 }
 
 /// An index under comparison.

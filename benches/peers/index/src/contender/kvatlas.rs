@@ -3,7 +3,9 @@
 use std::hint::black_box;
 
 use kvatlas::hash::{BlockHash, Position, SequenceHash};
-use kvatlas::index::{HolderWriter, IndexLimits, Matches, NamespaceSettings, PositionalIndexer, Search};
+use kvatlas::index::{
+    HolderWriter, IndexLimits, Matches, NamespaceSettings, PositionalIndexer, Search, give_back_memory,
+};
 use kvatlas::wire::{Event, HolderId, QueryKey, RemovedBlocks, StoredBlocks, Tier, WorkerName};
 
 use super::{Contender, Form, Reader, Run, Shape, Timing, Writer};
@@ -115,6 +117,10 @@ impl Writer for Holders {
             let applied = self.0[worker as usize].apply(event, Tier::DEVICE, 0);
             applied.parked == 0 && applied.stored + applied.removed > 0
         })
+    }
+
+    fn upkeep(&mut self) {
+        give_back_memory();
     }
 }
 

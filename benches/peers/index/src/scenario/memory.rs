@@ -157,6 +157,7 @@ fn measure<C: Contender>(layout: &Layout) -> Vec<u64> {
         }
     }
     let removed = resident_bytes().saturating_sub(before);
+    writer.upkeep();
     let removed_and_trimmed = trimmed();
     load::<C>(layout, &mut writer);
     let reloaded = trimmed();
