@@ -4,6 +4,7 @@
 //! cargo bench --bench snapshots                                        # 5M blocks on 128 holders
 //! cargo bench --bench snapshots -- --blocks 200000 --holders 16
 //! cargo bench --bench snapshots -- --sharing 8 --tail 50000
+//! cargo bench --bench snapshots -- --formats --blocks 1000000          # both formats beside each other, 64 holders
 //! ```
 //!
 //! - *save*: a snapshot of all holders while nothing else runs; bytes a block, by held blocks.
@@ -14,6 +15,10 @@
 //!   while snapshots are written all the time. *lane* is how long a message then waits for its lane.
 //!
 //! Blocks lie in chains of 1024; every chain is held by `--sharing` holders. Needs a `nats-server`.
+//!
+//! `--formats` compares the formats of snapshots instead: size, time to write, time to load (checked, then applied), and queries
+//! meanwhile, on `--blocks` distinct blocks. First nothing is shared; then eight chains at a time have their first 512 blocks in common, and
+//! each is held by four holders. Needs no `nats-server`.
 
 #![allow(
     clippy::unwrap_used,
@@ -21,6 +26,9 @@
     clippy::panic,
     reason = "a bench fails by panicking"
 )]
+
+#[path = "snapshots/formats.rs"]
+mod formats;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -57,6 +65,7 @@ struct Scale {
     holders: u64,
     sharing: u64,
     tail: u64,
+    compares_formats: bool,
 }
 
 impl Scale {
@@ -66,6 +75,7 @@ impl Scale {
             holders: 128,
             sharing: 1,
             tail: 10_000,
+            compares_formats: false,
         };
         let mut arguments = std::env::args().skip(1);
         while let Some(name) = arguments.next() {
@@ -74,6 +84,10 @@ impl Scale {
                 "--holders" => &mut scale.holders,
                 "--sharing" => &mut scale.sharing,
                 "--tail" => &mut scale.tail,
+                "--formats" => {
+                    (scale.compares_formats, scale.holders) = (true, 64);
+                    continue;
+                }
                 // What cargo adds.
                 "--bench" => continue,
                 _ => panic!("{name}: give --blocks, --holders, --sharing or --tail and a number"),
@@ -99,6 +113,9 @@ impl Scale {
 #[tokio::main]
 async fn main() {
     let scale = Scale::from_arguments();
+    if scale.compares_formats {
+        return formats::compare(scale.blocks, scale.holders).await;
+    }
     let broker = broker().await;
     let nats = async_nats::connect(broker.url()).await.unwrap();
     let folder = tempfile::tempdir().unwrap();
@@ -125,8 +142,13 @@ async fn main() {
         saved.bytes,
         saved.bytes as f64 / held as f64
     );
-    let quiet = measure(&pool, &namespaces, scale, None).await;
-    let during = measure(&pool, &namespaces, scale, Some(&snapshotter)).await;
+    let query = move |number: u64| {
+        let chain = hashes(mix(number) % scale.chains(), QUERY_BLOCKS);
+        let holders = usize::try_from(scale.sharing).unwrap();
+        (QueryKey::SequenceHashes(chain), holders)
+    };
+    let quiet = measure(&pool, &namespaces, query, None).await;
+    let during = measure(&pool, &namespaces, query, Some(&snapshotter)).await;
     quiet.print("no snapshot");
     during.print("while saving");
     drop((snapshotter, pool, namespaces));
@@ -271,16 +293,17 @@ impl Measured {
     }
 }
 
-/// Searches and waits for the lanes for a while; with a snapshotter, while it writes.
+/// Searches and waits for the lanes for a while; with a snapshotter, while it writes. `query` gives queries by number, and how many
+/// holders each must find.
 async fn measure(
     pool: &Arc<LanePool>,
     namespaces: &Arc<Namespaces>,
-    scale: Scale,
+    query: impl Fn(u64) -> (QueryKey, usize) + Send + 'static,
     snapshotter: Option<&Arc<Snapshotter>>,
 ) -> Measured {
     let is_over = Arc::new(AtomicBool::new(false));
     let (namespaces, over) = (Arc::clone(namespaces), Arc::clone(&is_over));
-    let searching = std::thread::spawn(move || search(&namespaces, scale, &over));
+    let searching = std::thread::spawn(move || search(&namespaces, query, &over));
     let (lanes, over) = (Arc::clone(pool), Arc::clone(&is_over));
     let waiting = tokio::spawn(async move {
         let mut lane_us = Histogram::new(3).unwrap();
@@ -313,17 +336,21 @@ async fn measure(
     }
 }
 
-fn search(namespaces: &Namespaces, scale: Scale, is_over: &AtomicBool) -> Histogram<u64> {
+fn search(
+    namespaces: &Namespaces,
+    query: impl Fn(u64) -> (QueryKey, usize),
+    is_over: &AtomicBool,
+) -> Histogram<u64> {
     let found = namespaces.get(&namespace()).unwrap();
     let mut query_ns = Histogram::new(3).unwrap();
     let mut number = 0;
     while !is_over.load(Ordering::Relaxed) {
         number += 1;
-        let query = QueryKey::SequenceHashes(hashes(mix(number) % scale.chains(), QUERY_BLOCKS));
+        let (query, holders) = query(number);
         let started = Instant::now();
         let matches = found.indexer.find_matches(&query, Search::default()).unwrap();
         let elapsed = started.elapsed();
-        assert_eq!(matches.holders().count() as u64, scale.sharing);
+        assert_eq!(matches.holders().count(), holders);
         query_ns
             .record(u64::try_from(elapsed.as_nanos()).unwrap())
             .unwrap();

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::snapshot::SnapshotFormat;
+
 use super::error::ConfigError;
 use super::kind::{Secret, Value, parse_server};
 use super::layers::{Effective, Entry};
@@ -204,8 +206,18 @@ impl<'a> Builder<'a> {
             directory: self.path("snapshots.directory"),
             interval: Duration::from_secs(self.integer("snapshots.interval_seconds")),
             keep: self.integer("snapshots.keep"),
+            format: self.snapshot_format(),
             object_store: self.object_store(),
         }
+    }
+
+    fn snapshot_format(&mut self) -> SnapshotFormat {
+        let format = self.read("snapshots.format", |value| match text(value)? {
+            "forest" => Some(Some(SnapshotFormat::Forest)),
+            "events" => Some(Some(SnapshotFormat::Events)),
+            _ => None,
+        });
+        format.unwrap_or_default()
     }
 
     fn object_store(&mut self) -> Option<ObjectStoreConfig> {

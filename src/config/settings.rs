@@ -471,6 +471,12 @@ pub const SETTINGS: &[Setting] = &[
     ),
     setting!("snapshots.keep", integer(1, 1000), "3", "Snapshots to keep"),
     setting!(
+        "snapshots.format",
+        Kind::Choice(&["forest", "events"]),
+        "forest",
+        "Write each distinct block once, or the events that rebuild each holder, which older builds read",
+    ),
+    setting!(
         "snapshots.object_store",
         Kind::OptionalName,
         "",

@@ -8,6 +8,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::snapshot::SnapshotFormat;
 use crate::wire::Shard;
 
 use super::kind::Secret;
@@ -259,6 +260,8 @@ pub struct SnapshotsConfig {
     pub interval: Duration,
     /// Snapshots to keep.
     pub keep: usize,
+    /// What they are written as.
+    pub format: SnapshotFormat,
     /// Where else to keep them; `None` is nowhere.
     pub object_store: Option<ObjectStoreConfig>,
 }

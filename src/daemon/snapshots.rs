@@ -55,13 +55,14 @@ pub(super) async fn start_snapshots(
     let restored = restore(shared, directory.clone(), Arc::clone(&metrics)).await?;
     log_restored(restored.as_ref(), path);
     shared.readiness.set(Latch::SnapshotLoaded);
+    let snapshotter = Snapshotter::new(
+        Arc::clone(&shared.pool),
+        directory,
+        Arc::clone(&shared.position),
+        Arc::clone(&shared.trust),
+    );
     let snapshots = Arc::new(Snapshots {
-        snapshotter: Arc::new(Snapshotter::new(
-            Arc::clone(&shared.pool),
-            directory,
-            Arc::clone(&shared.position),
-            Arc::clone(&shared.trust),
-        )),
+        snapshotter: Arc::new(snapshotter.with_format(config.format)),
         store,
         last_upload: Mutex::new(None),
         metrics,

@@ -5,6 +5,7 @@ use crate::wire::{BlockNames, Event, StoredBlocks, Tier};
 
 use super::forest::{Block, BlockNumber, Forest};
 use super::holder_set::HolderSlot;
+use super::namespace::Hashing;
 use super::plain::Plain;
 use super::runs::{RunId, RunStore, RunWriter, Spot};
 
@@ -19,6 +20,7 @@ pub(crate) fn plain(
     store: &RunStore,
     plain: &Plain,
     slot: HolderSlot,
+    hashing: Hashing,
     blocks_per_event_max: usize,
 ) -> impl Iterator<Item = (Tier, Event)> {
     let tier = plain.tier();
@@ -26,7 +28,7 @@ pub(crate) fn plain(
     let runs = plain.runs(&store.write()).into_iter();
     runs.flat_map(move |(run, _)| {
         let stretch = Stretch::of(run, plain, slot, &store.write());
-        let events = stretch.events(blocks_max);
+        let events = stretch.events(hashing, blocks_max);
         events.into_iter().map(move |event| (tier, Event::Stored(event)))
     })
 }
@@ -60,13 +62,19 @@ impl<'n> Stretch<'n> {
         }
     }
 
-    fn events(&self, blocks_max: usize) -> Vec<StoredBlocks> {
+    fn events(&self, hashing: Hashing, blocks_max: usize) -> Vec<StoredBlocks> {
         let mut parent = self.parent;
         let mut events = Vec::new();
         for (index, hashes) in self.hashes.chunks(blocks_max).enumerate() {
             let from = index * blocks_max;
             let names = self.names.and_then(|names| names.get(from..from + hashes.len()));
             let position = Position::new((self.start + from) as u64).ok();
+            // Where hashes are recomputed, what comes without names would have to come with its content.
+            let hashes_as_names = || hashes.iter().map(|hash| hash.as_u64()).collect();
+            let engine_hashes = match names {
+                Some(names) => Some(names.to_vec()),
+                None => (hashing == Hashing::Recompute).then(hashes_as_names),
+            };
             events.push(StoredBlocks {
                 names: BlockNames::Sequence {
                     parent,
@@ -74,7 +82,7 @@ impl<'n> Stretch<'n> {
                     hashes: hashes.to_vec(),
                 },
                 content: None,
-                engine_hashes: names.map(<[u64]>::to_vec),
+                engine_hashes,
             });
             let last = names.and_then(<[u64]>::last).copied().map(SequenceHash);
             parent = last.or(hashes.last().copied());

@@ -171,6 +171,18 @@ impl PositionalIndexer {
         Self { shared }
     }
 
+    /// The index of some holder.
+    pub(super) fn of(shared: &Arc<Shared>) -> Self {
+        Self {
+            shared: Arc::clone(shared),
+        }
+    }
+
+    /// What walks look at.
+    pub(super) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
     /// The runs of an index that is stored as such.
     #[cfg(test)]
     pub(crate) fn runs(&self) -> &RunStore {

@@ -22,6 +22,7 @@
 //! | `radix.rs`, `prefix_tree.rs` | the radix tree, see [`IndexKind::Radix`]; every holder is a forest there |
 //! | `capacity.rs`, `runs/eviction.rs` | bounds on size, and forgetting what is beyond them |
 //! | `search.rs`, `chain.rs` | queries |
+//! | `walk.rs`, `share.rs` | all blocks in depth-first order, for snapshots and for looking at a part |
 //! | `slots.rs`, `worker_slots.rs`, `holder_set.rs` | holders by a small number, and sets of them |
 //!
 //! # What a query sees during writes
@@ -65,9 +66,11 @@ mod radix;
 mod resolve;
 mod runs;
 mod search;
+mod share;
 mod slots;
 mod sparse;
 mod storage;
+mod walk;
 mod worker_slots;
 mod writer;
 
@@ -82,6 +85,8 @@ pub use namespace::{Hashing, IndexKind, Namespace, NamespaceLimitReached, Namesp
 pub use parking::ParkingLimits;
 pub use runs::give_back_memory;
 pub use search::{Match, Matches, Search};
+pub use share::{HolderPart, HolderWalk, RestoredRun, WalkedHolder};
 pub use slots::HolderRecord;
 pub use sparse::{BoundedMatches, Bounds, CompressedChainRefused, SparseChain};
+pub use walk::{Walk, WalkedRun};
 pub use writer::HolderWriter;

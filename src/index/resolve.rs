@@ -13,6 +13,7 @@ use super::forest::NewBlock;
 use super::namespace::{Hashing, NamespaceSettings};
 use super::plain::Sequence;
 use super::runs::Spot;
+use super::share::RestoredRun;
 
 /// The parent of an event's blocks, where the holder has it.
 #[derive(Debug, Clone, Copy)]
@@ -63,6 +64,24 @@ struct Start {
     parent_is_known: bool,
     /// Where the parent is, for a holder in the plain form.
     spot: Option<Spot>,
+}
+
+impl<'e> ResolvedSequence<'e> {
+    /// Blocks that were in an index before, under the names that are their hashes. `spot` is their parent's, where it is resident in the
+    /// plain form.
+    pub(super) fn restored(run: &RestoredRun<'e>, spot: Option<Spot>) -> Self {
+        Self {
+            start: Start {
+                position: u64::from(run.position),
+                parent: run.parent,
+                parent_is_known: true,
+                spot,
+            },
+            hashes: Cow::Borrowed(run.hashes),
+            names: None,
+            is_foreign: false,
+        }
+    }
 }
 
 impl ResolvedSequence<'_> {

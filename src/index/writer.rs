@@ -21,23 +21,25 @@ use super::storage::Turn;
 
 /// What a holder holds, in the form that is just enough for it.
 #[derive(Debug, Default)]
-struct Blocks {
+pub(super) struct Blocks {
     /// Nothing while there is a forest, and in a radix tree.
-    plain: Plain,
-    forest: Option<Box<Forest>>,
+    pub(super) plain: Plain,
+    pub(super) forest: Option<Box<Forest>>,
+    /// Counts whatever is more than storing and removing blocks in the form that there is.
+    pub(super) reshaped: u64,
 }
 
 /// The only one who may change what a holder holds. Owned by the holder's lane.
 #[derive(Debug)]
 pub struct HolderWriter {
-    shared: Arc<Shared>,
-    slot: HolderSlot,
+    pub(super) shared: Arc<Shared>,
+    pub(super) slot: HolderSlot,
     record: Arc<HolderRecord>,
-    blocks: Blocks,
+    pub(super) blocks: Blocks,
     parking: Parking,
     has_foreign_chain: bool,
     /// Whether the engine names blocks; not all need have names.
-    uses_names: bool,
+    pub(super) uses_names: bool,
     /// Whether blocks without a name are not taken, see [`Self::take_turn`].
     refuses_nameless: bool,
 }
@@ -113,7 +115,7 @@ impl HolderWriter {
     }
 
     /// Takes a turn, and forgets what the index has evicted since the last one.
-    fn take_turn<'s>(&mut self, shared: &'s Shared, applied: &mut Applied) -> Turn<'s> {
+    pub(super) fn take_turn<'s>(&mut self, shared: &'s Shared, applied: &mut Applied) -> Turn<'s> {
         let mut turn = shared.storage.write();
         let is_cut_shorter = turn.runs_mut().is_some_and(|runs| self.forget_evicted(runs));
         if self.uses_names && !self.refuses_nameless && self.is_cut_short() {
@@ -200,6 +202,7 @@ impl HolderWriter {
         let shared = Arc::clone(&self.shared);
         let turn = &mut self.take_turn(&shared, &mut Applied::default());
         let slot = self.slot;
+        self.blocks.reshaped += 1;
         if let Turn::Runs(runs) = turn {
             self.blocks.plain.clear(slot, runs);
         }
@@ -223,7 +226,7 @@ impl HolderWriter {
         self.shared.slots.release(self.slot);
     }
 
-    fn publish_sizes(&self) {
+    pub(super) fn publish_sizes(&self) {
         let parked = u32::try_from(self.parking.len()).unwrap_or(u32::MAX);
         self.status().set_sizes(self.blocks() as u64, parked);
     }
@@ -301,7 +304,7 @@ impl HolderWriter {
     }
 
     /// Stores a sequence in the plain form as far as it fits, and the rest, if any, in a forest.
-    fn store_sequence(
+    pub(super) fn store_sequence(
         &mut self,
         sequence: &ResolvedSequence<'_>,
         tier: Tier,
@@ -311,11 +314,13 @@ impl HolderWriter {
         let blocks_max = self.shared.limits.blocks_per_holder_max;
         let mut stored = 0;
         let plain = &mut self.blocks.plain;
+        let was = (plain.tier(), plain.has_own_names());
         if let Turn::Runs(runs) = turn
             && self.blocks.forest.is_none()
             && sequence.follows_resident()
             && plain.suits(tier, sequence.names.is_some())
         {
+            self.blocks.reshaped += u64::from(was != (plain.tier(), plain.has_own_names()));
             let outcome = plain.store(sequence.as_plain(), blocks_max, self.slot, runs);
             stored = outcome.stored;
             applied.stored += stored as u64;
@@ -502,8 +507,9 @@ impl HolderWriter {
         drop(self.take_turn(&shared, &mut Applied::default()));
         self.publish_sizes();
         let (blocks, slot) = (&self.blocks.plain, self.slot);
+        let hashing = self.shared.settings.hashing;
         let runs = self.shared.storage.runs().into_iter();
-        let plain = runs.flat_map(move |runs| dump::plain(runs, blocks, slot, blocks_per_event_max));
+        let plain = runs.flat_map(move |runs| dump::plain(runs, blocks, slot, hashing, blocks_per_event_max));
         let forest = self.blocks.forest.as_deref();
         plain.chain(
             forest
@@ -523,7 +529,7 @@ impl Blocks {
     }
 
     /// The block that the engine calls `name`.
-    fn resident(&self, name: u64, turn: &Turn<'_>) -> Option<Resident> {
+    pub(super) fn resident(&self, name: u64, turn: &Turn<'_>) -> Option<Resident> {
         if let Some(forest) = &self.forest {
             let block = forest.block(forest.find_name(name)?);
             return Some(Resident {
@@ -547,6 +553,7 @@ impl Blocks {
         let plain = std::mem::take(&mut self.plain);
         self.forest.get_or_insert_with(|| match turn {
             Turn::Runs(runs) => {
+                self.reshaped += 1;
                 runs.set_keyed(slot, true);
                 Box::new(plain.to_forest(runs))
             }

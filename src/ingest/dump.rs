@@ -1,5 +1,6 @@
 //! A holder's state as a snapshot takes it.
 
+use crate::index::WalkedHolder;
 use crate::snapshot::HolderFrame;
 use crate::wire::{Event, EventBatch, Rank, Tier};
 
@@ -15,6 +16,19 @@ pub struct HolderDump {
     pub frame: HolderFrame,
     /// The events, in order, each with its tier.
     pub(super) events: Vec<(Tier, Event)>,
+    /// The holder as it can be met on a walk. Then there are no events.
+    pub walked: Option<WalkedHolder>,
+}
+
+/// A holder after a walk that was to meet it.
+#[derive(Debug)]
+pub enum Revisited {
+    /// What the walk has found, and the batches since the first dump, make it what it is.
+    Unchanged,
+    /// They do not: this is what it is.
+    Changed(Box<HolderDump>),
+    /// It has left.
+    Gone,
 }
 
 impl HolderDump {

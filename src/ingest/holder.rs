@@ -1,15 +1,15 @@
 //! One holder on its lane: sequence tracking in front of the index.
 
-use crate::index::{Applied, HolderWriter, RejectReason};
-use crate::snapshot::HolderFrame;
+use crate::index::{Applied, HolderWriter, RejectReason, RestoredRun, WalkedHolder};
+use crate::snapshot::{HolderFrame, SnapshotFormat};
 use crate::telemetry::labels::DropReason;
 use crate::telemetry::{AppliedBatch, EventMetrics};
 use crate::tracking::{
     Admission, BatchCursor, DegradedReason, DegradedReasons, Liveness, SequenceTracker, StreamGeneration,
 };
-use crate::wire::{EventBatch, NamespaceName};
+use crate::wire::{EventBatch, NamespaceName, Tier};
 
-use super::dump::{DUMP_EVENT_BLOCKS_MAX, HolderDump};
+use super::dump::{DUMP_EVENT_BLOCKS_MAX, HolderDump, Revisited};
 use super::held::{Held, HoldingLimits, ReceivedBatch};
 
 /// What a holder is after a batch.
@@ -322,10 +322,68 @@ impl Holder {
         }
     }
 
-    /// The holder's state now; `generation` is the stream's, in which it may be unverified.
-    pub(crate) fn dump(&mut self, namespace: &NamespaceName, generation: StreamGeneration) -> HolderDump {
-        // First: it makes up for what has been evicted.
-        let events = self.writer.dump_events(DUMP_EVENT_BLOCKS_MAX).collect();
+    /// Stores runs of a snapshot's forest.
+    pub(crate) fn restore_runs<'r>(
+        &mut self,
+        tier: Tier,
+        runs: impl Iterator<Item = RestoredRun<'r>>,
+        metrics: &EventMetrics,
+    ) {
+        let applied = self.writer.restore_runs(tier, runs);
+        self.report_rejects(&applied, metrics);
+    }
+
+    /// The holder's state now, for a file of this format; `generation` is the stream's, in which it may be unverified.
+    pub(crate) fn dump(
+        &mut self,
+        namespace: &NamespaceName,
+        generation: StreamGeneration,
+        format: SnapshotFormat,
+    ) -> HolderDump {
+        let walked = match format {
+            SnapshotFormat::Forest => self.writer.as_walked(),
+            SnapshotFormat::Events => None,
+        };
+        // Before the frame: it makes up for what has been evicted.
+        let events = match &walked {
+            Some(_) => Vec::new(),
+            None => self.writer.dump_events(DUMP_EVENT_BLOCKS_MAX).collect(),
+        };
+        let frame = self.frame(namespace, generation);
+        HolderDump {
+            frame,
+            events,
+            walked,
+        }
+    }
+
+    /// What has become of the holder since it was dumped as `before`, to be met on a walk that is over now.
+    pub(crate) fn revisit(
+        &mut self,
+        before: &WalkedHolder,
+        dumped: &HolderFrame,
+        generation: StreamGeneration,
+    ) -> Revisited {
+        let is_same = self.writer.as_walked().is_some_and(|now| now.is_same_as(before));
+        // Eviction, and what else no batch brings back.
+        let known = DegradedReasons::from_bits(dumped.degraded_bits);
+        let is_as_certain = self
+            .writer
+            .status()
+            .lasting_reasons()
+            .filtered(|reason| !known.contains(reason))
+            .is_empty();
+        if is_same && is_as_certain {
+            return Revisited::Unchanged;
+        }
+        Revisited::Changed(Box::new(self.dump(
+            &dumped.namespace,
+            generation,
+            SnapshotFormat::Events,
+        )))
+    }
+
+    fn frame(&self, namespace: &NamespaceName, generation: StreamGeneration) -> HolderFrame {
         let id = &self.writer.record().id;
         let cursor = self.tracker.cursor().unwrap_or_default();
         let mut reasons = self.writer.status().lasting_reasons();
@@ -336,7 +394,7 @@ impl Holder {
         if !self.writer.status().is_confirmed(generation) {
             reasons = reasons.with(DegradedReason::Unverified);
         }
-        let frame = HolderFrame {
+        HolderFrame {
             namespace: namespace.clone(),
             worker: id.worker.clone(),
             rank: id.rank,
@@ -348,8 +406,8 @@ impl Holder {
             block_size: self.writer.settings().block_size.as_u32(),
             foreign_chain: self.writer.status().has_foreign_chain(),
             made_us: Some(self.made_us),
-        };
-        HolderDump { frame, events }
+            forest: None,
+        }
     }
 
     /// Removes the holder from the index.

@@ -6,14 +6,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use bytes::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
-use crate::index::Namespace;
-use crate::snapshot::HolderFrame;
+use crate::index::{Namespace, WalkedHolder};
+use crate::snapshot::forest::ForestChunk;
+use crate::snapshot::{HolderFrame, SnapshotFormat};
 use crate::telemetry::labels::ResyncFailure;
 use crate::tracking::StreamGeneration;
 use crate::wire::Rank;
 
 use super::assignment::{InFlight, WorkerKey};
-use super::dump::HolderDump;
+use super::dump::{HolderDump, Revisited};
 use super::held::ResyncNumber;
 use super::holder_resync::{ResyncBegun, ResyncOutcome};
 use super::resync::ResyncAnswer;
@@ -85,11 +86,23 @@ pub(crate) enum Job {
     Batch(BatchJob),
     /// Applies a part of a snapshot.
     Restore(RestoreJob),
+    /// Stores what a part of a snapshot's forest has of the lane's holders.
+    RestoreForest(Arc<ForestChunk>),
+    /// No part of a snapshot's forest follows.
+    EndRestore,
     /// Dumps the first holder after this one.
     DumpNext {
         after: Option<HolderKey>,
         generation: StreamGeneration,
+        format: SnapshotFormat,
         reply: oneshot::Sender<Option<(HolderKey, HolderDump)>>,
+    },
+    /// Looks what has become of a holder that was to be met on a walk.
+    Revisit {
+        holder: HolderKey,
+        before: Box<(WalkedHolder, HolderFrame)>,
+        generation: StreamGeneration,
+        reply: oneshot::Sender<Revisited>,
     },
     /// Takes a step of a resync.
     Resync(ResyncJob),

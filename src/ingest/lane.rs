@@ -1,20 +1,22 @@
 //! A lane: one thread that applies the events of the workers assigned to it, in order.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use tokio::sync::mpsc::UnboundedReceiver;
 
-use crate::index::{Namespace, RegisterError};
+use crate::index::{Namespace, RegisterError, WalkedHolder};
+use crate::snapshot::forest::ForestChunk;
+use crate::snapshot::{HolderFrame, InForest, SnapshotFormat};
 use crate::telemetry::EventMetrics;
 use crate::telemetry::labels::{DropReason, ResyncFailure};
 use crate::tracking::{ListeningClock, Silence, StreamGeneration};
-use crate::wire::{DecodeError, EventBatch, HolderId, Rank, WireLimits};
+use crate::wire::{DecodeError, EventBatch, HolderId, Rank, Tier, WireLimits};
 
 use super::assignment::{Assignments, InFlight, WorkerKey};
-use super::dump::HolderDump;
+use super::dump::{HolderDump, Revisited};
 use super::held::{HoldingLimits, ReceivedBatch};
 use super::holder::{Afterwards, Clocks, Context, Holder};
 use super::job::{BatchJob, HolderKey, Job, Queued, RestoreJob, RestorePart, ResyncJob, ResyncStep};
@@ -32,6 +34,8 @@ pub fn snapshot_limits() -> WireLimits {
 /// The holders of one lane, and what it needs to apply jobs to them.
 pub(crate) struct Lane {
     holders: BTreeMap<HolderKey, Holder>,
+    /// While a snapshot is restored, the holders whose blocks come in its forests, by their numbers there.
+    in_forest: HashMap<u32, (HolderKey, Tier)>,
     assignments: Arc<Assignments>,
     metrics: Arc<MetricsByNamespace>,
     limits: WireLimits,
@@ -50,6 +54,7 @@ impl Lane {
     ) -> Self {
         Self {
             holders: BTreeMap::new(),
+            in_forest: HashMap::new(),
             assignments,
             metrics,
             limits: settings.limits.clone(),
@@ -68,13 +73,24 @@ impl Lane {
             match std::mem::replace(&mut queued.job, Job::Tick { is_listening }) {
                 Job::Batch(batch) => self.apply(batch),
                 Job::Restore(restore) => self.restore(restore),
+                Job::RestoreForest(chunk) => self.restore_forest(&chunk),
+                Job::EndRestore => self.in_forest.clear(),
                 Job::DumpNext {
                     after,
                     generation,
+                    format,
                     reply,
                 } => {
                     // Nobody waiting any more is no reason to stop.
-                    let _ = reply.send(self.dump_next(after, generation));
+                    let _ = reply.send(self.dump_next(after, generation, format));
+                }
+                Job::Revisit {
+                    holder,
+                    before,
+                    generation,
+                    reply,
+                } => {
+                    let _ = reply.send(self.revisit(&holder, &before, generation));
                 }
                 Job::Resync(resync) => self.resync(resync),
                 Job::Tick { is_listening } => self.tick(is_listening),
@@ -221,12 +237,22 @@ impl Lane {
                 return;
             }
         };
-        let holder = match self.holder(namespace, &(worker.clone(), rank)) {
+        let key = (worker.clone(), rank);
+        if matches!(part, RestorePart::Holder(..)) && self.holders.contains_key(&key) {
+            // Of a holder that comes twice, the blocks of the first time are not wanted any more.
+            self.in_forest.retain(|_, (other, _)| *other != key);
+        }
+        let holder = match self.holder(namespace, &key) {
             Ok(holder) => holder,
             Err(error) => return metrics.batch_dropped(drop_reason(&error), worker.worker.as_str(), &error),
         };
         match part {
-            RestorePart::Holder(frame, generation) => holder.restore_cursor(&frame, generation),
+            RestorePart::Holder(frame, generation) => {
+                holder.restore_cursor(&frame, generation);
+                if let Some(InForest { number, tier }) = frame.forest {
+                    self.in_forest.insert(number, (key, tier));
+                }
+            }
             RestorePart::Batch(_, payload) => match EventBatch::decode(&payload, &snapshot_limits()) {
                 Ok(batch) => holder.restore_blocks(batch, clocks, &metrics),
                 Err(error) => self.note_undecodable(worker, &error, &metrics),
@@ -236,14 +262,39 @@ impl Lane {
         }
     }
 
+    fn restore_forest(&mut self, chunk: &ForestChunk) {
+        for (number, runs) in chunk.holders() {
+            let Some((key, tier)) = self.in_forest.get(&number) else {
+                continue;
+            };
+            if let Some(holder) = self.holders.get_mut(key) {
+                holder.restore_runs(*tier, runs, &self.metrics.of(&key.0.namespace));
+            }
+        }
+    }
+
+    fn revisit(
+        &mut self,
+        key: &HolderKey,
+        before: &(WalkedHolder, HolderFrame),
+        generation: StreamGeneration,
+    ) -> Revisited {
+        let (walked, frame) = before;
+        let holder = self.holders.get_mut(key);
+        holder.map_or(Revisited::Gone, |holder| {
+            holder.revisit(walked, frame, generation)
+        })
+    }
+
     fn dump_next(
         &mut self,
         after: Option<HolderKey>,
         generation: StreamGeneration,
+        format: SnapshotFormat,
     ) -> Option<(HolderKey, HolderDump)> {
         let start = after.map_or(Bound::Unbounded, Bound::Excluded);
         let (key, holder) = self.holders.range_mut((start, Bound::Unbounded)).next()?;
-        Some((key.clone(), holder.dump(&key.0.namespace, generation)))
+        Some((key.clone(), holder.dump(&key.0.namespace, generation, format)))
     }
 
     fn resync(&mut self, job: ResyncJob) {

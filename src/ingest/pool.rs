@@ -7,15 +7,13 @@ use bytes::Bytes;
 use tokio::sync::oneshot;
 
 use crate::index::{Namespace, Namespaces};
-use crate::snapshot::{Frame, HolderFrame};
 use crate::telemetry::labels::DropReason;
 use crate::telemetry::{EventMetrics, LaneMetrics, ShardMetrics};
 use crate::tracking::StreamGeneration;
 use crate::wire::{DecodeError, EventBatch, NamespaceName, Shard, WireLimits, WorkerName};
 
 use super::assignment::{Assignments, LaneId, WorkerKey};
-use super::dump::HolderDump;
-use super::job::{BatchJob, HolderKey, Job, JobSender, LaneStopped, RestoreJob, RestorePart, job_queue};
+use super::job::{BatchJob, Job, JobSender, LaneStopped, job_queue};
 use super::lane::Lane;
 use super::metrics::MetricsByNamespace;
 use super::settings::IngestSettings;
@@ -44,11 +42,11 @@ pub(super) struct LaneHandle {
 
 /// A pool of lanes. Dropping it lets the lanes finish their queues.
 pub struct LanePool {
-    lanes: Box<[LaneHandle]>,
+    pub(super) lanes: Box<[LaneHandle]>,
     pub(super) assignments: Arc<Assignments>,
-    namespaces: Arc<Namespaces>,
-    metrics: Arc<MetricsByNamespace>,
-    unattributed: EventMetrics,
+    pub(super) namespaces: Arc<Namespaces>,
+    pub(super) metrics: Arc<MetricsByNamespace>,
+    pub(super) unattributed: EventMetrics,
     limits: WireLimits,
     shard: Option<(Shard, ShardMetrics)>,
 }
@@ -89,7 +87,7 @@ impl LanePool {
     }
 
     /// Whether `worker` belongs to the shard that is taken.
-    fn takes(&self, worker: &WorkerName) -> bool {
+    pub(super) fn takes(&self, worker: &WorkerName) -> bool {
         self.shard.as_ref().is_none_or(|(shard, _)| shard.owns(worker))
     }
 
@@ -177,77 +175,6 @@ impl LanePool {
         &self.lanes[lane.0]
     }
 
-    /// Brings a frame of a snapshot to its holder's lane. `holder` is the holder frame that it belongs to; where it was not in
-    /// doubt, it counts as confirmed in `generation`. Frames of workers of other shards are passed over: the snapshot may have
-    /// been written before the workers were divided.
-    pub async fn restore(
-        &self,
-        holder: &HolderFrame,
-        frame: Frame,
-        generation: StreamGeneration,
-    ) -> Result<(), PoolError> {
-        if !self.takes(&holder.worker) {
-            return Ok(());
-        }
-        let namespace: Arc<Namespace> = match self.namespaces.get_or_create(&holder.namespace) {
-            Ok(namespace) => namespace,
-            Err(error) => {
-                let name = holder.namespace.as_str();
-                self.unattributed
-                    .batch_dropped(DropReason::TooManyNamespaces, name, &error);
-                return Ok(());
-            }
-        };
-        if !holder.fits(namespace.indexer.settings()) {
-            self.metrics.of(&namespace.name).batch_dropped(
-                DropReason::OtherSettings,
-                holder.worker.as_str(),
-                &"hashing or block_size of the namespace is another one than when the snapshot was written",
-            );
-            return Ok(());
-        }
-        let (part, bytes) = match frame {
-            Frame::Stream(_) => return Ok(()),
-            Frame::Holder(frame) => (RestorePart::Holder(frame, generation), 0),
-            Frame::Batch(payload) => {
-                let bytes = payload.len();
-                (RestorePart::Batch(holder.rank, payload), bytes)
-            }
-        };
-        self.send_restore(namespace, holder, part, bytes).await
-    }
-
-    /// Forgets a holder whose frames ended in the middle: with half of its blocks and the cursor of all of them, its next batch
-    /// would seem to make it exact.
-    pub async fn abandon_restore(&self, holder: &HolderFrame) -> Result<(), PoolError> {
-        let Some(namespace) = self.namespaces.get(&holder.namespace) else {
-            return Ok(());
-        };
-        self.send_restore(namespace, holder, RestorePart::Abandon(holder.rank), 0)
-            .await
-    }
-
-    async fn send_restore(
-        &self,
-        namespace: Arc<Namespace>,
-        holder: &HolderFrame,
-        part: RestorePart,
-        bytes: usize,
-    ) -> Result<(), PoolError> {
-        let worker = WorkerKey {
-            namespace: holder.namespace.clone(),
-            worker: holder.worker.clone(),
-        };
-        let (lane, in_flight) = self.assignments.assign(&worker);
-        let job = Job::Restore(RestoreJob {
-            namespace,
-            worker,
-            part,
-            in_flight,
-        });
-        Ok(self.lane(lane).jobs.send(job, bytes).await?)
-    }
-
     /// Waits until all that was dispatched before has been applied.
     pub async fn drain(&self) -> Result<(), PoolError> {
         for lane in &self.lanes {
@@ -294,34 +221,7 @@ impl LanePool {
     pub fn lane_count(&self) -> usize {
         self.lanes.len()
     }
-
-    /// Dumps the holder after `after` on lane number `lane`, in the lane's order; none at the end.
-    ///
-    /// Each holder is dumped at one instant, between two of its batches; different holders at different instants. One that no batch
-    /// has confirmed in `generation` is dumped as unverified.
-    pub async fn dump_next(
-        &self,
-        lane: usize,
-        after: Option<DumpPosition>,
-        generation: StreamGeneration,
-    ) -> Result<Option<(DumpPosition, HolderDump)>, PoolError> {
-        let Some(lane) = self.lanes.get(lane) else {
-            return Ok(None);
-        };
-        let (reply, dumped) = oneshot::channel();
-        lane.jobs.send_control(Job::DumpNext {
-            after: after.map(|after| after.0),
-            generation,
-            reply,
-        })?;
-        let dumped = dumped.await.map_err(|_| PoolError::LaneStopped)?;
-        Ok(dumped.map(|(key, dump)| (DumpPosition(key), dump)))
-    }
 }
-
-/// How far a dump of a lane has come.
-#[derive(Debug, Clone)]
-pub struct DumpPosition(HolderKey);
 
 #[cfg(test)]
 mod tests {
@@ -330,6 +230,7 @@ mod tests {
 
     use crate::hash::{BlockSize, SequenceHash};
     use crate::index::{Hashing, IndexLimits, NamespaceSettings};
+    use crate::snapshot::{Frame, HolderFrame, SnapshotFormat};
     use crate::wire::{Event, EventBatch, QueryKey, StoredBlocks, Tier};
 
     use crate::tracking::LivenessLimits;
@@ -383,6 +284,7 @@ mod tests {
             block_size: 16,
             foreign_chain: false,
             made_us: Some(0),
+            forest: None,
         }
     }
 
@@ -479,7 +381,11 @@ mod tests {
             .unwrap();
         pool.drain().await.unwrap();
         for lane in 0..pool.lane_count() {
-            if let Some((_, dump)) = pool.dump_next(lane, None, never()).await.unwrap() {
+            if let Some((_, dump)) = pool
+                .dump_next(lane, None, never(), SnapshotFormat::default())
+                .await
+                .unwrap()
+            {
                 assert_eq!((dump.frame.hashing, dump.frame.block_size), (Hashing::Engine, 16));
                 restarted
                     .restore(&dump.frame, Frame::Holder(dump.frame.clone()), never())

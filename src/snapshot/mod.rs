@@ -6,13 +6,13 @@
 //! ```text
 //! offset  bytes
 //!      0      8  magic "KVATLSNP"
-//!      8      4  format version, 2
+//!      8      4  format version, 3 or 2
 //!     12      8  when the snapshot was begun, microseconds since the Unix epoch
 //!     20      8  XXH3-64 of bytes 0 to 19
 //!     28         one Zstandard frame, to the end of the file. In it, one after the other:
 //!
 //!            4  length of the payload, at most 64 MiB
-//!            1  kind: 1 holder, 2 batch, 3 end, 4 stream
+//!            1  kind: 1 holder, 2 batch, 3 end, 4 stream, 5 forest
 //!            n  payload
 //!            8  XXH3-64 of length, kind and payload, with the frame's number (from 0) as seed
 //! ```
@@ -22,17 +22,24 @@
 //!   that they belong to, and why its state was not certain, if it was not.
 //! - A *batch* frame is an [`EventBatch`](crate::wire::EventBatch) payload of the wire contract, for the holder before it.
 //!   Frames are applied in order: parents come before their children.
+//! - A *forest* frame (version 3) has blocks of many holders, each distinct block once; see [`forest`]. The holders whose blocks are there
+//!   have a holder frame that says so ([`InForest`]) and no batches; all of them come before the first forest frame.
 //! - The *end* frame says how many holders, batches and blocks came before it. Nothing follows it; a file without it is
 //!   truncated.
 //!
 //! The checksum's seed is the frame's number, so a lost, repeated or swapped frame is found, not only a changed one. It covers what
 //! was compressed, so damage shows whatever the decompressor makes of it.
 //!
-//! Hashes don't compress, but holders of one prefix have the same ones: the compressor looks back over 16 MiB, which is what
-//! makes the difference. A reader grants the decompressor a window of 16 MiB too, and no more.
+//! A holder can come twice: what comes later replaces what came before. So a writer can take back what it has written of a holder that
+//! has meanwhile become something that a forest cannot say.
 //!
-//! Version 1 had no compression and no stream frames; it is still read. Readers refuse versions that they don't know.
+//! Hashes don't compress, but in version 2 holders of one prefix repeat the same ones: the compressor looks back over 16 MiB, which is
+//! what makes the difference. A reader grants the decompressor a window of 16 MiB too, and no more.
+//!
+//! Version 2 is what [`SnapshotFormat::Events`] writes: no forest, and every holder in batches. Version 1 had no compression and no stream
+//! frames. All are read. Readers refuse versions that they don't know.
 
+pub mod forest;
 mod reader;
 mod summary;
 mod writer;
@@ -43,7 +50,7 @@ mod tests;
 use serde::{Deserialize, Serialize};
 
 use crate::index::{Hashing, NamespaceSettings};
-use crate::wire::{NamespaceName, Rank, WorkerName};
+use crate::wire::{NamespaceName, Rank, Tier, WorkerName};
 
 pub use reader::{Frame, SnapshotError, SnapshotReader};
 pub use summary::{HolderSummary, SnapshotContent, SnapshotSummary, summarise, verify};
@@ -51,8 +58,10 @@ pub use writer::SnapshotWriter;
 
 /// The first bytes of every snapshot.
 const MAGIC: [u8; 8] = *b"KVATLSNP";
-/// The version that this build writes. Must change with every incompatible change of the format.
-pub const FORMAT_VERSION: u32 = 2;
+/// The newest version that this build writes and reads. Must change with every incompatible change of the format.
+pub const FORMAT_VERSION: u32 = 3;
+/// The version without forests.
+const EVENTS_VERSION: u32 = 2;
 /// The version before compression, which this build still reads.
 const UNCOMPRESSED_VERSION: u32 = 1;
 /// Bytes before the first frame.
@@ -75,6 +84,26 @@ enum FrameKind {
     Batch = 2,
     End = 3,
     Stream = 4,
+    Forest = 5,
+}
+
+/// How a snapshot says what holders have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum SnapshotFormat {
+    /// The blocks of regular holders as one forest, each distinct block once; events for the others. Version 3.
+    #[default]
+    Forest,
+    /// Events that rebuild each holder. Version 2, which builds before this format read, too.
+    Events,
+}
+
+impl SnapshotFormat {
+    fn version(self) -> u32 {
+        match self {
+            Self::Forest => FORMAT_VERSION,
+            Self::Events => EVENTS_VERSION,
+        }
+    }
 }
 
 /// Up to where a JetStream stream is part of a snapshot: all messages up to `sequence` have been applied to the holders, later
@@ -120,6 +149,18 @@ pub struct HolderFrame {
     /// since the Unix epoch; 0 where none of them says. Absent in older snapshots: it is not known then.
     #[serde(default)]
     pub made_us: Option<u64>,
+    /// Where the blocks are to come in a forest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub forest: Option<InForest>,
+}
+
+/// A holder whose blocks are in a forest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InForest {
+    /// Which of the file's holders with blocks in a forest it is, from 0.
+    pub number: u32,
+    /// The tier that holds all its blocks.
+    pub tier: Tier,
 }
 
 impl HolderFrame {
@@ -143,6 +184,17 @@ pub struct SnapshotTotals {
     pub batches: u64,
     /// Blocks, summed over the holder frames.
     pub blocks: u64,
+    /// Runs of blocks in forests.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub forest_runs: u64,
+    /// Distinct blocks in forests.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub forest_blocks: u64,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde asks for a reference")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// The checksum of a frame.

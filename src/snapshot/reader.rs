@@ -5,9 +5,10 @@ use std::io::{self, BufRead, BufReader, ErrorKind, Read};
 use xxhash_rust::xxh3::xxh3_64;
 use zstd::stream::read::Decoder;
 
+use super::forest::{ForestChunk, ForestError, ForestReader};
 use super::{
-    CONTENT_BYTES_MAX, FORMAT_VERSION, FRAME_BYTES_MAX, FrameKind, HEADER_BYTES, HolderFrame, MAGIC,
-    STREAMS_MAX, SnapshotTotals, StreamCursor, UNCOMPRESSED_VERSION, WINDOW_LOG, frame_checksum,
+    CONTENT_BYTES_MAX, EVENTS_VERSION, FORMAT_VERSION, FRAME_BYTES_MAX, FrameKind, HEADER_BYTES, HolderFrame,
+    MAGIC, STREAMS_MAX, SnapshotTotals, StreamCursor, UNCOMPRESSED_VERSION, WINDOW_LOG, frame_checksum,
 };
 
 /// Why a file is not a snapshot that can be used.
@@ -83,6 +84,20 @@ pub enum SnapshotError {
         /// What is wrong with it.
         reason: String,
     },
+    /// A forest frame whose payload is none.
+    #[error("frame {frame} is no part of a forest: {error}")]
+    Forest {
+        /// The frame, from 0.
+        frame: u64,
+        /// What is wrong with it.
+        error: ForestError,
+    },
+    /// Another frame comes before a forest has ended, or a holder's place in forests is not the next one.
+    #[error("frame {frame} comes where a forest goes on, or numbers a holder wrongly")]
+    MisplacedForest {
+        /// The frame, from 0.
+        frame: u64,
+    },
     /// A batch without a holder before it.
     #[error("frame {frame} is a batch without a holder")]
     BatchWithoutHolder {
@@ -111,6 +126,8 @@ pub enum Frame {
     Holder(HolderFrame),
     /// An encoded event batch of the holder before it.
     Batch(Vec<u8>),
+    /// Blocks of many holders, whose frames came before.
+    Forest(ForestChunk),
 }
 
 /// What follows the header.
@@ -159,6 +176,11 @@ pub struct SnapshotReader<R> {
     streams: u64,
     pub(super) content_bytes: u64,
     totals: SnapshotTotals,
+    forest: ForestReader,
+    /// Holders so far whose blocks are in forests.
+    in_forest: u32,
+    /// Whether a batch would belong to the frame before it.
+    takes_batches: bool,
     is_ended: bool,
 }
 
@@ -195,6 +217,9 @@ impl<R: Read> SnapshotReader<R> {
             streams: 0,
             content_bytes: 0,
             totals: SnapshotTotals::default(),
+            forest: ForestReader::default(),
+            in_forest: 0,
+            takes_batches: false,
             is_ended: false,
         })
     }
@@ -226,6 +251,9 @@ impl<R: Read> SnapshotReader<R> {
         }
         let frame = self.frames;
         let (kind, payload) = self.read_frame()?;
+        if self.forest.is_open() && kind != FrameKind::Forest {
+            return Err(SnapshotError::MisplacedForest { frame });
+        }
         let undecodable = |error: &dyn std::fmt::Display| SnapshotError::Undecodable {
             frame,
             reason: error.to_string(),
@@ -242,11 +270,18 @@ impl<R: Read> SnapshotReader<R> {
             FrameKind::Holder => {
                 let holder: HolderFrame =
                     rmp_serde::from_slice(&payload).map_err(|error| undecodable(&error))?;
-                self.totals.holders += 1;
-                self.totals.blocks = self.totals.blocks.saturating_add(holder.blocks);
+                self.take_holder(&holder, frame)?;
                 Ok(Some(Frame::Holder(holder)))
             }
-            FrameKind::Batch if self.totals.holders == 0 => Err(SnapshotError::BatchWithoutHolder { frame }),
+            FrameKind::Forest => {
+                self.takes_batches = false;
+                let chunk = self.forest.read(&payload, self.in_forest);
+                let chunk = chunk.map_err(|error| SnapshotError::Forest { frame, error })?;
+                self.totals.forest_runs += chunk.runs() as u64;
+                self.totals.forest_blocks += chunk.blocks() as u64;
+                Ok(Some(Frame::Forest(chunk)))
+            }
+            FrameKind::Batch if !self.takes_batches => Err(SnapshotError::BatchWithoutHolder { frame }),
             FrameKind::Batch => {
                 self.totals.batches += 1;
                 Ok(Some(Frame::Batch(payload)))
@@ -257,6 +292,19 @@ impl<R: Read> SnapshotReader<R> {
                 self.end(announced)
             }
         }
+    }
+
+    fn take_holder(&mut self, holder: &HolderFrame, frame: u64) -> Result<(), SnapshotError> {
+        self.totals.holders += 1;
+        self.totals.blocks = self.totals.blocks.saturating_add(holder.blocks);
+        self.takes_batches = holder.forest.is_none();
+        let Some(own) = holder.forest else { return Ok(()) };
+        if self.version <= EVENTS_VERSION || own.number != self.in_forest {
+            return Err(SnapshotError::MisplacedForest { frame });
+        }
+        // What it counts is in memory nowhere, and a file has fewer frames.
+        self.in_forest = self.in_forest.saturating_add(1);
+        Ok(())
     }
 
     fn end(&mut self, announced: SnapshotTotals) -> Result<Option<Frame>, SnapshotError> {
@@ -309,8 +357,12 @@ impl<R: Read> SnapshotReader<R> {
             FrameKind::Batch,
             FrameKind::End,
             FrameKind::Stream,
+            FrameKind::Forest,
         ];
-        let known = known.into_iter().find(|known| *known as u8 == kind);
+        let is_known = |known: &FrameKind| {
+            *known as u8 == kind && (*known != FrameKind::Forest || self.version > EVENTS_VERSION)
+        };
+        let known = known.into_iter().find(is_known);
         Ok((known.ok_or(SnapshotError::UnknownKind { frame, kind })?, payload))
     }
 

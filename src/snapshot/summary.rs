@@ -55,7 +55,7 @@ pub fn summarise<R: Read>(input: R, limits: &WireLimits) -> Result<SnapshotSumma
     let mut holders: Vec<HolderSummary> = Vec::new();
     let content = read_whole(input, limits, |frame| {
         match frame {
-            Frame::Stream(_) => {}
+            Frame::Stream(_) | Frame::Forest(_) => {}
             Frame::Holder(_) if holders.len() == SUMMARY_HOLDERS_MAX => return Err(SnapshotError::TooLong),
             Frame::Holder(holder) => holders.push(HolderSummary { holder, batches: 0 }),
             Frame::Batch(_) => {
@@ -79,7 +79,7 @@ fn read_whole<R: Read>(
     while let Some(frame) = reader.next_frame()? {
         match &frame {
             Frame::Stream(cursor) => streams.push(cursor.clone()),
-            Frame::Holder(_) => {}
+            Frame::Holder(_) | Frame::Forest(_) => {}
             Frame::Batch(payload) => {
                 EventBatch::decode(payload, limits).map_err(|error| SnapshotError::Undecodable {
                     frame: reader.frames() - 1,

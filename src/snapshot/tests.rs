@@ -18,6 +18,7 @@ fn holder(rank: Rank, blocks: u64) -> HolderFrame {
         block_size: 16,
         foreign_chain: true,
         made_us: Some(9),
+        forest: None,
     }
 }
 
@@ -44,7 +45,7 @@ fn cursor(stream: &str) -> StreamCursor {
 }
 
 fn sample() -> Vec<u8> {
-    let mut writer = SnapshotWriter::new(Vec::new(), 123).unwrap();
+    let mut writer = SnapshotWriter::new(Vec::new(), 123, SnapshotFormat::Events).unwrap();
     writer.write_stream(&cursor("EVENTS")).unwrap();
     writer.write_holder(&holder(0, 4)).unwrap();
     writer.write_batch(&batch(10)).unwrap();
@@ -61,6 +62,8 @@ const TOTALS: SnapshotTotals = SnapshotTotals {
     holders: 2,
     batches: 3,
     blocks: 6,
+    forest_runs: 0,
+    forest_blocks: 0,
 };
 
 fn check(bytes: &[u8]) -> Result<SnapshotSummary, SnapshotError> {
@@ -148,7 +151,7 @@ fn snapshots_of_version_1_are_still_read() {
 
 #[test]
 fn holders_that_share_blocks_share_their_bytes() {
-    let mut writer = SnapshotWriter::new(Vec::new(), 123).unwrap();
+    let mut writer = SnapshotWriter::new(Vec::new(), 123, SnapshotFormat::Events).unwrap();
     let hashes = (0..4096_u64).map(|number| SequenceHash(number.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
     let shared = StoredBlocks::by_sequence(None, None, hashes.collect());
     let payload = EventBatch {
@@ -228,10 +231,10 @@ fn lost_repeated_and_swapped_frames_are_found() {
 #[test]
 fn a_later_version_is_named() {
     let mut bytes = sample();
-    bytes[8] = 3;
+    bytes[8] = 4;
     assert!(matches!(
         check(&bytes),
-        Err(SnapshotError::Version { version: 3 })
+        Err(SnapshotError::Version { version: 4 })
     ));
 }
 
@@ -292,7 +295,7 @@ fn bytes_after_the_end_are_refused() {
 
 #[test]
 fn streams_are_named_before_the_holders_and_few() {
-    let mut writer = SnapshotWriter::new(Vec::new(), 0).unwrap();
+    let mut writer = SnapshotWriter::new(Vec::new(), 0, SnapshotFormat::Events).unwrap();
     writer.write_holder(&holder(0, 0)).unwrap();
     writer.write_stream(&cursor("EVENTS")).unwrap();
     let (bytes, ..) = writer.finish().unwrap();
@@ -300,7 +303,7 @@ fn streams_are_named_before_the_holders_and_few() {
         check(&bytes),
         Err(SnapshotError::MisplacedStream { frame: 1 })
     ));
-    let mut writer = SnapshotWriter::new(Vec::new(), 0).unwrap();
+    let mut writer = SnapshotWriter::new(Vec::new(), 0, SnapshotFormat::Events).unwrap();
     for _ in 0..=STREAMS_MAX {
         writer.write_stream(&cursor("EVENTS")).unwrap();
     }
@@ -313,7 +316,7 @@ fn streams_are_named_before_the_holders_and_few() {
 
 #[test]
 fn a_batch_that_is_no_batch_is_refused_although_its_checksum_matches() {
-    let mut writer = SnapshotWriter::new(Vec::new(), 0).unwrap();
+    let mut writer = SnapshotWriter::new(Vec::new(), 0, SnapshotFormat::Events).unwrap();
     writer.write_holder(&holder(0, 0)).unwrap();
     writer.write_batch(b"garbage").unwrap();
     let (bytes, ..) = writer.finish().unwrap();
@@ -321,7 +324,7 @@ fn a_batch_that_is_no_batch_is_refused_although_its_checksum_matches() {
         check(&bytes),
         Err(SnapshotError::Undecodable { frame: 1, .. })
     ));
-    let mut writer = SnapshotWriter::new(Vec::new(), 0).unwrap();
+    let mut writer = SnapshotWriter::new(Vec::new(), 0, SnapshotFormat::Events).unwrap();
     writer.write_batch(&batch(1)).unwrap();
     let (bytes, ..) = writer.finish().unwrap();
     assert!(matches!(
@@ -340,4 +343,78 @@ proptest::proptest! {
         proptest::prop_assert!(check(&compressed(&content)).is_err());
         proptest::prop_assert!(check(&[header(2), content].concat()).is_err());
     }
+}
+
+#[test]
+fn forests_stand_behind_the_frames_of_their_holders() {
+    let in_forest = |rank, number| HolderFrame {
+        forest: Some(InForest {
+            number,
+            tier: Tier::DEVICE,
+        }),
+        ..holder(rank, 2)
+    };
+    let chunk = |flags, numbers: &[u8]| {
+        let payload = [&[flags], numbers, &[1, 1, 0, 1], &[7; 16]].concat();
+        crate::snapshot::forest::ForestFrame {
+            payload,
+            runs: 1,
+            blocks: 2,
+        }
+    };
+    let both = chunk(3, &[2, 0, 0]);
+    let written = |format, write: &dyn Fn(&mut SnapshotWriter<Vec<u8>>)| {
+        let mut writer = SnapshotWriter::new(Vec::new(), 0, format).unwrap();
+        write(&mut writer);
+        check(&writer.finish().unwrap().0)
+    };
+    let forest = SnapshotFormat::Forest;
+    let whole = |writer: &mut SnapshotWriter<Vec<u8>>| {
+        writer.write_holder(&in_forest(0, 0)).unwrap();
+        writer.write_holder(&in_forest(1, 1)).unwrap();
+        writer.write_forest(&both).unwrap();
+        writer.write_holder(&holder(2, 2)).unwrap();
+        writer.write_batch(&batch(1)).unwrap();
+    };
+    let summary = written(forest, &whole).unwrap();
+    assert_eq!(summary.content.version, 3);
+    let totals = summary.content.totals;
+    assert_eq!(
+        (totals.forest_runs, totals.forest_blocks, totals.batches),
+        (1, 2, 1)
+    );
+    assert_eq!(summary.holders[1].holder, in_forest(1, 1));
+
+    let misplaced = |error| matches!(error, Err(SnapshotError::MisplacedForest { .. }));
+    // Version 2 has none.
+    assert!(misplaced(written(SnapshotFormat::Events, &whole)));
+    let alone = |writer: &mut SnapshotWriter<Vec<u8>>| writer.write_forest(&chunk(3, &[0])).unwrap();
+    assert!(matches!(
+        written(SnapshotFormat::Events, &alone),
+        Err(SnapshotError::UnknownKind { kind: 5, .. })
+    ));
+    // Holders are numbered as they come.
+    assert!(misplaced(written(forest, &|writer| {
+        writer.write_holder(&in_forest(0, 1)).unwrap();
+    })));
+    // A forest is not interrupted, has no holders that did not come before, and takes no batches.
+    assert!(misplaced(written(forest, &|writer| {
+        writer.write_holder(&in_forest(0, 0)).unwrap();
+        writer.write_forest(&chunk(1, &[1, 0])).unwrap();
+    })));
+    assert!(matches!(
+        written(forest, &|writer| {
+            writer.write_holder(&in_forest(0, 0)).unwrap();
+            writer.write_forest(&both).unwrap();
+        }),
+        Err(SnapshotError::Forest { .. })
+    ));
+    assert!(matches!(
+        written(forest, &|writer| {
+            writer.write_holder(&in_forest(0, 0)).unwrap();
+            writer.write_forest(&chunk(3, &[1, 0])).unwrap();
+            writer.write_batch(&batch(1)).unwrap();
+        }),
+        Err(SnapshotError::BatchWithoutHolder { .. })
+    ));
 }

@@ -5,8 +5,9 @@ use std::io::{self, Write};
 use xxhash_rust::xxh3::xxh3_64;
 use zstd::stream::write::Encoder;
 
+use super::forest::ForestFrame;
 use super::{
-    FORMAT_VERSION, FRAME_BYTES_MAX, FrameKind, HEADER_BYTES, HolderFrame, MAGIC, SnapshotTotals,
+    FRAME_BYTES_MAX, FrameKind, HEADER_BYTES, HolderFrame, MAGIC, SnapshotFormat, SnapshotTotals,
     StreamCursor, WINDOW_LOG, frame_checksum,
 };
 
@@ -41,10 +42,10 @@ impl<W: Write> Write for Counting<W> {
 
 impl<W: Write> SnapshotWriter<W> {
     /// Begins a snapshot; `created_us` is the time in microseconds since the Unix epoch.
-    pub fn new(mut output: W, created_us: u64) -> io::Result<Self> {
+    pub fn new(mut output: W, created_us: u64, format: SnapshotFormat) -> io::Result<Self> {
         let mut header = Vec::with_capacity(HEADER_BYTES);
         header.extend_from_slice(&MAGIC);
-        header.extend_from_slice(&FORMAT_VERSION.to_le_bytes());
+        header.extend_from_slice(&format.version().to_le_bytes());
         header.extend_from_slice(&created_us.to_le_bytes());
         header.extend_from_slice(&xxh3_64(&header).to_le_bytes());
         output.write_all(&header)?;
@@ -78,6 +79,14 @@ impl<W: Write> SnapshotWriter<W> {
     pub fn write_batch(&mut self, payload: &[u8]) -> io::Result<()> {
         self.write_frame(FrameKind::Batch, payload)?;
         self.totals.batches += 1;
+        Ok(())
+    }
+
+    /// Writes a part of a forest, for holders whose frames came before.
+    pub fn write_forest(&mut self, frame: &ForestFrame) -> io::Result<()> {
+        self.write_frame(FrameKind::Forest, &frame.payload)?;
+        self.totals.forest_runs += frame.runs;
+        self.totals.forest_blocks += frame.blocks;
         Ok(())
     }
 

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::snapshot::{SnapshotTotals, SnapshotWriter};
+use crate::snapshot::{SnapshotFormat, SnapshotTotals, SnapshotWriter};
 use crate::telemetry::labels::SnapshotFailure;
 
 use super::storage::{Disk, Storage, StorageFile};
@@ -195,6 +195,7 @@ impl SnapshotDirectory {
     pub(super) fn write<E>(
         &self,
         created_us: u64,
+        format: SnapshotFormat,
         fill: impl FnOnce(&mut FileWriter<'_, '_>) -> Result<(), E>,
     ) -> Result<Written, E>
     where
@@ -202,7 +203,7 @@ impl SnapshotDirectory {
     {
         let mut temporary = self.temporary()?;
         let path = temporary.path.clone();
-        let mut writer = SnapshotWriter::new(BufWriter::new(&mut temporary), created_us)
+        let mut writer = SnapshotWriter::new(BufWriter::new(&mut temporary), created_us, format)
             .map_err(failed(DirectoryAction::Write, &path))?;
         fill(&mut writer)?;
         let (file, totals, bytes) = writer.finish().map_err(failed(DirectoryAction::Write, &path))?;

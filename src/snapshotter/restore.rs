@@ -145,30 +145,64 @@ impl Restorer {
     fn apply(&self, path: &Path, generation: StreamGeneration, runtime: &Handle) -> Result<(), ApplyError> {
         let file = open(path).map_err(ApplyError::Snapshot)?;
         let mut reader = SnapshotReader::new(file).map_err(ApplyError::Snapshot)?;
-        let mut holder: Option<HolderFrame> = None;
-        loop {
-            let frame = match reader.next_frame() {
-                Ok(Some(frame)) => frame,
-                Ok(None) => break,
-                Err(error) => {
-                    if let Some(holder) = &holder {
-                        runtime
-                            .block_on(self.pool.abandon_restore(holder))
-                            .map_err(ApplyError::Pool)?;
-                    }
-                    return Err(ApplyError::Snapshot(error));
-                }
-            };
-            if let Frame::Holder(next) = &frame {
-                holder = Some(next.clone());
-            }
-            if let Some(holder) = &holder {
+        let mut restored = Restoring::default();
+        let applied = self.apply_frames(&mut reader, &mut restored, generation, runtime);
+        if matches!(applied, Err(ApplyError::Snapshot(_))) {
+            for holder in restored.incomplete() {
                 runtime
-                    .block_on(self.pool.restore(holder, frame, generation))
+                    .block_on(self.pool.abandon_restore(holder))
                     .map_err(ApplyError::Pool)?;
             }
         }
+        runtime
+            .block_on(self.pool.end_restore())
+            .map_err(ApplyError::Pool)?;
+        applied?;
         runtime.block_on(self.pool.drain()).map_err(ApplyError::Pool)
+    }
+
+    fn apply_frames(
+        &self,
+        reader: &mut SnapshotReader<BufReader<File>>,
+        restoring: &mut Restoring,
+        generation: StreamGeneration,
+        runtime: &Handle,
+    ) -> Result<(), ApplyError> {
+        while let Some(frame) = reader.next_frame().map_err(ApplyError::Snapshot)? {
+            if let Frame::Holder(next) = &frame {
+                restoring.begin(next);
+            }
+            let sent = match (frame, &restoring.holder) {
+                (Frame::Forest(chunk), _) => runtime.block_on(self.pool.restore_forest(chunk)),
+                (frame, Some(holder)) => runtime.block_on(self.pool.restore(holder, frame, generation)),
+                (_, None) => Ok(()),
+            };
+            sent.map_err(ApplyError::Pool)?;
+        }
+        Ok(())
+    }
+}
+
+/// The holders of a file that is being applied.
+#[derive(Debug, Default)]
+struct Restoring {
+    /// The last one.
+    holder: Option<HolderFrame>,
+    /// Those whose blocks are in forests.
+    in_forest: Vec<HolderFrame>,
+}
+
+impl Restoring {
+    fn begin(&mut self, holder: &HolderFrame) {
+        if holder.forest.is_some() {
+            self.in_forest.push(holder.clone());
+        }
+        self.holder = Some(holder.clone());
+    }
+
+    /// The holders of which something may be missing when the file ends here.
+    fn incomplete(&self) -> impl Iterator<Item = &HolderFrame> {
+        self.in_forest.iter().chain(&self.holder)
     }
 }
 

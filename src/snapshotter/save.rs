@@ -8,11 +8,12 @@ use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
 use crate::ingest::{LanePool, PoolError, StreamPosition};
-use crate::snapshot::SnapshotTotals;
+use crate::snapshot::{SnapshotFormat, SnapshotTotals};
 use crate::telemetry::labels::SnapshotFailure;
 use crate::tracking::StreamTrust;
 
 use super::directory::{DirectoryError, FileWriter, SnapshotDirectory};
+use super::forest::{Walked, write_dump};
 
 /// Why there is no new snapshot. The older ones are as they were.
 #[derive(Debug, thiserror::Error)]
@@ -69,6 +70,7 @@ pub struct Snapshotter {
     directory: SnapshotDirectory,
     position: Arc<StreamPosition>,
     trust: Arc<StreamTrust>,
+    format: SnapshotFormat,
     saving: Mutex<()>,
 }
 
@@ -86,8 +88,16 @@ impl Snapshotter {
             directory,
             position,
             trust,
+            format: SnapshotFormat::default(),
             saving: Mutex::new(()),
         }
+    }
+
+    /// Writes in this format from now on.
+    #[must_use]
+    pub fn with_format(mut self, format: SnapshotFormat) -> Self {
+        self.format = format;
+        self
     }
 
     /// The directory that the snapshots are in.
@@ -98,9 +108,9 @@ impl Snapshotter {
     /// Dumps all holders, one after the other, into a new snapshot, and removes outdated ones. Blocks: to be called where blocking
     /// is allowed.
     ///
-    /// Every holder is caught between two of its batches, with the cursor that belongs to its blocks, so the batches after the
-    /// cursor can be applied on top. A lane pauses to collect one holder's events at a time; encoding, compressing and writing them
-    /// is not its work. Queries do not notice.
+    /// Every holder's cursor is caught between two of its batches, so the batches after it can be applied on top; see the module for what
+    /// they are applied to. A lane pauses for one holder at a time, to tell its cursor, and to collect its events where it is written as
+    /// events; walking, encoding, compressing and writing is not its work. Queries do not notice.
     pub fn save(&self, runtime: &Handle) -> Result<Saved, SaveError> {
         let _alone = self.saving.try_lock().ok_or(SaveError::Busy)?;
         let started = Instant::now();
@@ -108,7 +118,7 @@ impl Snapshotter {
         let created_us = u64::try_from(since_epoch.as_micros()).unwrap_or(u64::MAX);
         let written = self
             .directory
-            .write::<SaveError>(created_us, |writer| self.fill(writer, runtime))?;
+            .write::<SaveError>(created_us, self.format, |writer| self.fill(writer, runtime))?;
         Ok(Saved {
             path: written.path,
             bytes: written.bytes,
@@ -128,21 +138,25 @@ impl Snapshotter {
     fn fill(&self, writer: &mut FileWriter<'_, '_>, runtime: &Handle) -> Result<(), SaveError> {
         // Both before the first dump: what comes meanwhile is applied again, or doubted again.
         let generation = self.trust.generation();
+        let mut walked = Walked::default();
         if let Some(cursor) = self.position.get() {
             writer.write_stream(&cursor)?;
         }
         for lane in 0..self.pool.lane_count() {
             let mut position = None;
-            while let Some((next, dump)) =
-                runtime.block_on(self.pool.dump_next(lane, position.take(), generation))?
-            {
-                writer.write_holder(&dump.frame)?;
-                for batch in dump.batches() {
-                    writer.write_batch(&batch)?;
-                }
+            loop {
+                let dumping = self
+                    .pool
+                    .dump_next(lane, position.take(), generation, self.format);
+                let Some((next, mut dump)) = runtime.block_on(dumping)? else {
+                    break;
+                };
+                walked.note(lane, &next, &mut dump);
+                write_dump(writer, dump)?;
                 position = Some(next);
             }
         }
-        Ok(())
+        walked.write_forests(writer)?;
+        walked.write_changed(writer, &self.pool, generation, runtime)
     }
 }

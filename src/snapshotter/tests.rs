@@ -156,10 +156,12 @@ async fn a_snapshot_under_load_and_the_stream_behind_it_are_the_whole_state() {
     let folder = tempfile::tempdir().unwrap();
     let world = Arc::new(World::new());
     let snapshotter = world.snapshotter(folder.path());
+    // Before the first snapshot, so that all say where the stream goes on.
+    world.dispatch(1).await;
     let loading = {
         let world = Arc::clone(&world);
         tokio::spawn(async move {
-            for sequence in 1..=MESSAGES {
+            for sequence in 2..=MESSAGES {
                 world.dispatch(sequence).await;
             }
             world.pool.drain().await.unwrap();
@@ -284,4 +286,222 @@ async fn a_snapshot_that_cannot_be_pruned_is_a_snapshot() {
 #[test]
 fn the_default_generation_confirms_nothing() {
     assert!(StreamGeneration::default() < StreamTrust::default().generation());
+}
+
+/// A snapshot in whose middle, after the holders and before the walk, or after it, `meanwhile` happens.
+async fn save_with(
+    world: &Arc<World>,
+    folder: &Path,
+    after_walk: bool,
+    meanwhile: impl AsyncFnOnce(&World) + Send + 'static,
+) {
+    use super::forest::{Walked, write_dump};
+    use crate::snapshot::SnapshotFormat;
+    let (world, folder, runtime) = (Arc::clone(world), folder.to_owned(), Handle::current());
+    blocking(move || {
+        let directory = SnapshotDirectory::open(&folder, 3).unwrap();
+        let generation = world.trust.generation();
+        let format = SnapshotFormat::Forest;
+        let written = directory.write::<SaveError>(1, format, |writer| {
+            let mut walked = Walked::default();
+            writer.write_stream(&world.position.get().unwrap())?;
+            for lane in 0..world.pool.lane_count() {
+                let mut position = None;
+                loop {
+                    let dumping = world.pool.dump_next(lane, position.take(), generation, format);
+                    let Some((next, mut dump)) = runtime.block_on(dumping)? else {
+                        break;
+                    };
+                    walked.note(lane, &next, &mut dump);
+                    write_dump(writer, dump)?;
+                    position = Some(next);
+                }
+            }
+            if after_walk {
+                walked.write_forests(writer)?;
+                runtime.block_on(meanwhile(&world));
+            } else {
+                runtime.block_on(meanwhile(&world));
+                walked.write_forests(writer)?;
+            }
+            walked.write_changed(writer, &world.pool, generation, &runtime)
+        });
+        written.unwrap();
+    })
+    .await;
+}
+
+impl World {
+    /// Brings a batch of one worker to its lane.
+    async fn tell(&self, worker: &str, epoch: u64, seq: u64, events: Vec<Event>) {
+        let batch = EventBatch {
+            epoch,
+            seq,
+            rank: 0,
+            time_us: None,
+            tier: Tier::DEVICE,
+            events,
+        };
+        let worker = WorkerName::new(worker).unwrap();
+        self.pool
+            .dispatch(
+                &namespace(),
+                worker,
+                batch.encode().into(),
+                self.trust.generation(),
+            )
+            .await
+            .unwrap();
+        self.pool.drain().await.unwrap();
+    }
+}
+
+fn stored(hashes: std::ops::Range<u64>) -> Event {
+    Event::Stored(StoredBlocks::by_sequence(
+        None,
+        None,
+        hashes.map(SequenceHash).collect(),
+    ))
+}
+
+fn removed(hashes: std::ops::Range<u64>) -> Event {
+    Event::Removed(RemovedBlocks::by_sequence(hashes.map(SequenceHash).collect()))
+}
+
+/// What a worker's batches 2 to 4 are, in the middle of a snapshot.
+type Meanwhile = Vec<(u64, u64, Vec<Event>)>;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_happens_during_a_walk_is_right_after_it() {
+    let cases: Vec<(&str, Meanwhile)> = vec![
+        ("nothing", vec![]),
+        (
+            "more is stored",
+            vec![(1, 2, vec![stored(10..20)]), (1, 3, vec![stored(30..35)])],
+        ),
+        ("some is removed", vec![(1, 2, vec![removed(14..18)])]),
+        (
+            "it is removed and stored again",
+            vec![
+                (1, 2, vec![removed(12..18)]),
+                (1, 3, vec![stored(10..19)]),
+                (1, 4, vec![removed(16..19)]),
+            ],
+        ),
+        (
+            "what is stored is removed",
+            vec![(1, 2, vec![stored(10..24)]), (1, 3, vec![removed(12..24)])],
+        ),
+        ("it has a hole", vec![(1, 2, vec![removed(12..13)])]),
+        (
+            "it had a hole",
+            vec![(1, 2, vec![removed(12..13)]), (1, 3, vec![stored(10..13)])],
+        ),
+        ("it is cleared", vec![(1, 2, vec![Event::Cleared])]),
+        (
+            "it begins a new epoch",
+            vec![(2, 1, vec![stored(50..54)]), (2, 2, vec![stored(50..60)])],
+        ),
+        ("it is emptied", vec![(1, 2, vec![removed(10..18)])]),
+    ];
+    for (name, batches) in cases {
+        for after_walk in [false, true] {
+            let folder = tempfile::tempdir().unwrap();
+            let world = Arc::new(World::new());
+            for worker in ["other", "gpu"] {
+                world.tell(worker, 1, 1, vec![stored(10..18)]).await;
+            }
+            world.position.set(cursor(1));
+            let sent = batches.clone();
+            save_with(&world, folder.path(), after_walk, async move |world: &World| {
+                for (epoch, seq, events) in sent {
+                    world.tell("gpu", epoch, seq, events).await;
+                }
+            })
+            .await;
+            let restarted = World::new();
+            restarted.restore(folder.path(), Some(STREAM)).await.unwrap();
+            for (epoch, seq, events) in batches.clone() {
+                restarted.tell("gpu", epoch, seq, events).await;
+            }
+            assert_eq!(restarted.holders(), world.holders(), "{name}, {after_walk}");
+            for first in [10, 30, 50] {
+                assert_eq!(
+                    restarted.depths(first),
+                    world.depths(first),
+                    "{name}, {after_walk}"
+                );
+            }
+        }
+    }
+}
+
+impl World {
+    /// How deep each worker has the blocks from `first` on.
+    fn depths(&self, first: u64) -> Vec<(String, u32)> {
+        let query = crate::wire::QueryKey::SequenceHashes((first..first + 20).map(SequenceHash).collect());
+        let namespace = self.namespaces.get(&namespace()).unwrap();
+        let matches = namespace
+            .indexer
+            .find_matches(&query, crate::index::Search::default());
+        let mut depths: Vec<_> = matches
+            .unwrap()
+            .holders()
+            .map(|found| (found.holder.id.worker.to_string(), found.matched_blocks))
+            .collect();
+        depths.sort();
+        depths
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_holder_that_leaves_during_a_walk_is_not_taken_for_whole() {
+    for comes_back in [false, true] {
+        let folder = tempfile::tempdir().unwrap();
+        let world = Arc::new(World::new());
+        for worker in ["other", "gpu"] {
+            world.tell(worker, 1, 1, vec![stored(10..18)]).await;
+        }
+        world.position.set(cursor(1));
+        save_with(&world, folder.path(), false, async move |world: &World| {
+            world.tell("gpu", 1, 2, vec![Event::Goodbye]).await;
+            if comes_back {
+                world.tell("gpu", 1, 3, vec![stored(10..12)]).await;
+            }
+        })
+        .await;
+        let restarted = World::new();
+        restarted.restore(folder.path(), None).await.unwrap();
+        let holders = restarted.holders();
+        let gpu = holders.iter().find(|holder| holder.0 == "gpu").unwrap();
+        assert_eq!(gpu.2, if comes_back { 2 } else { 0 });
+        assert!(gpu.3.contains(crate::tracking::DegradedReason::Gap));
+        assert_eq!(restarted.depths(10).last(), Some(&("other".to_owned(), 8)));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn either_format_brings_the_same_back() {
+    use crate::snapshot::SnapshotFormat;
+    let world = World::new();
+    for sequence in 1..=400 {
+        world.dispatch(sequence).await;
+    }
+    world.pool.drain().await.unwrap();
+    let mut found = Vec::new();
+    for format in [SnapshotFormat::Events, SnapshotFormat::Forest] {
+        let folder = tempfile::tempdir().unwrap();
+        let directory = SnapshotDirectory::open(folder.path(), 3).unwrap();
+        let (pool, position) = (Arc::clone(&world.pool), Arc::clone(&world.position));
+        let snapshotter = Snapshotter::new(pool, directory, position, Arc::clone(&world.trust));
+        let saved = save(&Arc::new(snapshotter.with_format(format))).await;
+        assert_eq!(saved.totals.forest_blocks > 0, format == SnapshotFormat::Forest);
+        assert_eq!(saved.totals.batches > 0, format == SnapshotFormat::Events);
+        let restarted = World::new();
+        restarted.restore(folder.path(), Some(STREAM)).await.unwrap();
+        assert_eq!(restarted.holders(), world.holders());
+        let depths: Vec<_> = (1..60).map(|chain| restarted.depths(chain * 100)).collect();
+        found.push((saved.bytes, depths));
+    }
+    assert_eq!(found[0].1, found[1].1);
 }

@@ -176,6 +176,8 @@ impl From<&SnapshotError> for SnapshotRejection {
             | SnapshotError::FrameChecksum { .. }
             | SnapshotError::UnknownKind { .. }
             | SnapshotError::Undecodable { .. }
+            | SnapshotError::Forest { .. }
+            | SnapshotError::MisplacedForest { .. }
             | SnapshotError::BatchWithoutHolder { .. }
             | SnapshotError::Totals { .. }
             | SnapshotError::TrailingBytes => Self::Damaged,

@@ -1,5 +1,7 @@
 //! Event batches: what a publisher sends.
 
+use serde::{Deserialize, Serialize};
+
 use crate::hash::{BlockHash, Position, PositionalLineageHash, SequenceHash, Token};
 
 use super::error::DecodeError;
@@ -11,8 +13,28 @@ use super::writer::{Writer, count};
 /// Where in a worker's memory hierarchy a block lies. A holder holds a block as long as any tier has it.
 ///
 /// 0 is the accelerator's memory, 1 the host's, 2 a local disk, 3 remote storage; 4 to 7 are free for the publisher.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+#[serde(try_from = "u8", into = "u8")]
 pub struct Tier(u8);
+
+/// There is no such tier.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("there is no tier {0}; tiers are numbered from 0 to {last}", last = Tier::COUNT - 1)]
+pub struct UnknownTier(u8);
+
+impl TryFrom<u8> for Tier {
+    type Error = UnknownTier;
+
+    fn try_from(number: u8) -> Result<Self, UnknownTier> {
+        Self::new(number).ok_or(UnknownTier(number))
+    }
+}
+
+impl From<Tier> for u8 {
+    fn from(tier: Tier) -> Self {
+        tier.0
+    }
+}
 
 impl Tier {
     /// The accelerator's memory.

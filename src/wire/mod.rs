@@ -54,7 +54,9 @@ mod writer;
 #[cfg(test)]
 mod tests;
 
-pub use batch::{BlockContent, BlockNames, Event, EventBatch, RemovedBlocks, StoredBlocks, Tier};
+pub use batch::{
+    BlockContent, BlockNames, Event, EventBatch, RemovedBlocks, StoredBlocks, Tier, UnknownTier,
+};
 pub use error::{DecodeError, ERROR_CODE_HEADER, ERROR_HEADER, ErrorCode, WireError};
 pub use limits::WireLimits;
 pub use name::{HolderId, NameError, NamespaceName, Rank, WorkerName};

@@ -5,9 +5,11 @@ use std::io::{self, BufReader, BufWriter, ErrorKind, Read, Write};
 use std::path::PathBuf;
 
 use clap::Args;
-use kvatlas::snapshot::{Frame, HolderFrame, SnapshotError, SnapshotReader};
+use kvatlas::hash::Position;
+use kvatlas::snapshot::forest::ForestChunk;
+use kvatlas::snapshot::{Frame, HolderFrame, InForest, SnapshotError, SnapshotReader};
 use kvatlas::tracking::DegradedReasons;
-use kvatlas::wire::{EventBatch, NamespaceName, WorkerName};
+use kvatlas::wire::{BlockNames, Event, EventBatch, NamespaceName, StoredBlocks, WorkerName};
 use serde_json::json;
 
 use super::super::event_json::LineBatch;
@@ -72,6 +74,8 @@ fn write_lines(
     let head = json!({ "version": reader.version(), "created_us": reader.created_us() });
     writeln!(output, "{}", json!({ "snapshot": head }))?;
     let mut takes_batches = false;
+    // By their numbers in forests.
+    let mut in_forest: Vec<Option<HolderFrame>> = Vec::new();
     while let Some(frame) = reader.next_frame()? {
         match frame {
             Frame::Stream(cursor) => writeln!(output, "{}", json!({ "stream": cursor }))?,
@@ -80,7 +84,11 @@ fn write_lines(
                 if takes_batches {
                     writeln!(output, "{}", json!({ "holder": holder_json(&holder) }))?;
                 }
+                if holder.forest.is_some() {
+                    in_forest.push(takes_batches.then_some(holder));
+                }
             }
+            Frame::Forest(chunk) => write_forest(&chunk, &in_forest, output)?,
             Frame::Batch(payload) if takes_batches => {
                 let batch =
                     EventBatch::decode(&payload, &limits).map_err(|error| SnapshotError::Undecodable {
@@ -97,6 +105,41 @@ fn write_lines(
         }
     }
     writeln!(output, "{}", json!({ "end": reader.totals() }))?;
+    Ok(())
+}
+
+/// What each wanted holder has of a part of a forest, as one batch behind a line that says whose it is.
+fn write_forest(
+    chunk: &ForestChunk,
+    holders: &[Option<HolderFrame>],
+    output: &mut impl Write,
+) -> Result<(), ExportError> {
+    for (number, runs) in chunk.holders() {
+        let Some(Some(holder)) = holders.get(number as usize) else {
+            continue;
+        };
+        let Some(InForest { tier, .. }) = holder.forest else {
+            continue;
+        };
+        let whose = json!({ "namespace": holder.namespace, "worker": holder.worker, "rank": holder.rank });
+        writeln!(output, "{}", json!({ "continued": whose }))?;
+        let events = runs.map(|run| {
+            Event::Stored(StoredBlocks {
+                names: BlockNames::Sequence {
+                    parent: run.parent,
+                    position: Position::new(u64::from(run.position)).ok(),
+                    hashes: run.hashes.to_vec(),
+                },
+                content: None,
+                engine_hashes: None,
+            })
+        });
+        let line = LineBatch {
+            tier,
+            events: events.collect(),
+        };
+        writeln!(output, "{}", line.to_json()?)?;
+    }
     Ok(())
 }
 
@@ -120,8 +163,8 @@ fn holder_json(holder: &HolderFrame) -> serde_json::Value {
 mod tests {
     use kvatlas::hash::SequenceHash;
     use kvatlas::index::Hashing;
-    use kvatlas::snapshot::{SnapshotWriter, StreamCursor};
-    use kvatlas::wire::{Event, StoredBlocks, Tier};
+    use kvatlas::snapshot::{SnapshotFormat, SnapshotWriter, StreamCursor};
+    use kvatlas::wire::Tier;
 
     use super::*;
 
@@ -138,11 +181,12 @@ mod tests {
             block_size: 16,
             foreign_chain: false,
             made_us: None,
+            forest: None,
         }
     }
 
     fn sample() -> Vec<u8> {
-        let mut writer = SnapshotWriter::new(Vec::new(), 5).unwrap();
+        let mut writer = SnapshotWriter::new(Vec::new(), 5, SnapshotFormat::Forest).unwrap();
         let cursor = StreamCursor {
             stream: "EVENTS".to_owned(),
             created_us: 3,
@@ -176,7 +220,7 @@ mod tests {
         let text = lines(&sample(), "gpu-1").unwrap();
         let mut lines = text.lines();
         for (key, value) in [
-            ("snapshot", json!({ "version": 2, "created_us": 5 })),
+            ("snapshot", json!({ "version": 3, "created_us": 5 })),
             (
                 "stream",
                 json!({ "stream": "EVENTS", "created_us": 3, "sequence": 9 }),

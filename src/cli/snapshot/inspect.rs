@@ -5,7 +5,7 @@ use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use kvatlas::snapshot::{SnapshotError, SnapshotSummary, StreamCursor, summarise};
+use kvatlas::snapshot::{SnapshotError, SnapshotSummary, SnapshotTotals, StreamCursor, summarise};
 use kvatlas::tracking::DegradedReasons;
 use kvatlas::wire::{NamespaceName, Rank, WorkerName};
 use serde::Serialize;
@@ -107,12 +107,15 @@ fn render_summary(path: &Path, summary: &SnapshotSummary) -> String {
             frame.epoch.to_string(),
             frame.seq.to_string(),
             frame.blocks.to_string(),
-            holder.batches.to_string(),
+            match frame.forest {
+                Some(_) => "forest".to_owned(),
+                None => holder.batches.to_string(),
+            },
             describe_state(degraded.is_empty(), degraded),
         ]);
     }
     format!(
-        "{}: format version {}, begun {}, all checksums right\n{}{}, {}, {}\n{}",
+        "{}: format version {}, begun {}, all checksums right\n{}{}, {}, {}{}\n{}",
         path.display(),
         content.version,
         rfc3339(content.created_us),
@@ -120,12 +123,24 @@ fn render_summary(path: &Path, summary: &SnapshotSummary) -> String {
         counted(totals.holders, "holder", "holders"),
         counted(totals.batches, "batch", "batches"),
         counted(totals.blocks, "block", "blocks"),
+        describe_forests(totals),
         if summary.holders.is_empty() {
             String::new()
         } else {
             table.render()
         }
     )
+}
+
+fn describe_forests(totals: SnapshotTotals) -> String {
+    match totals.forest_runs {
+        0 => String::new(),
+        runs => format!(
+            "\nforests: {} of {}",
+            counted(runs, "run", "runs"),
+            counted(totals.forest_blocks, "distinct block", "distinct blocks")
+        ),
+    }
 }
 
 fn describe_stream(cursor: &StreamCursor) -> String {
@@ -207,7 +222,7 @@ struct ContentJson<'a> {
     version: u32,
     created_us: u64,
     streams: &'a [StreamCursor],
-    totals: kvatlas::snapshot::SnapshotTotals,
+    totals: SnapshotTotals,
     holders: Vec<HolderJson<'a>>,
 }
 
@@ -220,6 +235,7 @@ struct HolderJson<'a> {
     seq: u64,
     blocks: u64,
     batches: u64,
+    in_forest: bool,
     degraded: DegradedReasons,
 }
 
@@ -244,6 +260,7 @@ impl<'a> From<&'a SnapshotSummary> for ContentJson<'a> {
             seq: holder.holder.seq,
             blocks: holder.holder.blocks,
             batches: holder.batches,
+            in_forest: holder.holder.forest.is_some(),
             degraded: DegradedReasons::from_bits(holder.holder.degraded_bits),
         });
         Self {
@@ -259,7 +276,8 @@ impl<'a> From<&'a SnapshotSummary> for ContentJson<'a> {
 #[cfg(test)]
 mod tests {
     use kvatlas::index::Hashing;
-    use kvatlas::snapshot::{HolderFrame, HolderSummary, SnapshotContent, SnapshotTotals};
+    use kvatlas::snapshot::{HolderFrame, HolderSummary, InForest, SnapshotContent};
+    use kvatlas::wire::Tier;
 
     use super::*;
 
@@ -276,6 +294,7 @@ mod tests {
             block_size: 16,
             foreign_chain: false,
             made_us: None,
+            forest: None,
         };
         SnapshotSummary {
             content: SnapshotContent {
@@ -290,6 +309,7 @@ mod tests {
                     holders: 1,
                     batches: 2,
                     blocks: 1024,
+                    ..SnapshotTotals::default()
                 },
             },
             holders: vec![HolderSummary { holder, batches: 2 }],
@@ -306,6 +326,22 @@ NAMESPACE  WORKER  RANK  EPOCH  SEQ  BLOCKS  BATCHES  STATE
 llama      gpu-0      1      7   12    1024        2  degraded: gap
 ";
         assert_eq!(render_summary(Path::new("a.kvs"), &summary()), expected);
+    }
+
+    #[test]
+    fn a_forest_is_counted_once() {
+        let mut summary = summary();
+        let totals = &mut summary.content.totals;
+        (totals.forest_runs, totals.forest_blocks) = (1, 512);
+        for summary in &mut summary.holders {
+            summary.holder.forest = Some(InForest {
+                number: 0,
+                tier: Tier::DEVICE,
+            });
+        }
+        let text = render_summary(Path::new("a.kvs"), &summary);
+        assert!(text.contains("1024 blocks\nforests: 1 run of 512 distinct blocks\nNAMESPACE"));
+        assert!(text.contains(" forest  degraded: gap\n"), "{text}");
     }
 
     #[test]

@@ -33,7 +33,9 @@ Examples:
 const EXPORT_EXAMPLES: &str = "\
 The first line is {\"snapshot\":...}, then come {\"stream\":...} for each JetStream stream,
 and {\"holder\":...} for each holder, followed by its batches: lines that `kvatlas publish`
-takes. The last line is {\"end\":...}; without it the snapshot is not whole.
+takes. Batches of holders that were written together come later, each behind a line
+{\"continued\":...} that says whose it is. A holder that comes again replaces what came
+before. The last line is {\"end\":...}; without it the snapshot is not whole.
 
 Examples:
   kvatlas snapshot export /var/lib/kvatlas/snapshot-00001767225600000000.kvs

@@ -80,6 +80,7 @@ mod tests {
                 holders: 1,
                 batches: 2,
                 blocks: 3,
+                ..SnapshotTotals::default()
             },
         };
         assert_eq!(

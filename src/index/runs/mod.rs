@@ -43,12 +43,14 @@ mod run;
 mod slab;
 mod store;
 mod table;
+mod walk;
 mod writer;
 
 pub(crate) use coverage::View;
-pub(crate) use run::{BlockKey, is_same_at};
+pub(crate) use run::{BlockKey, Run, is_same_at};
 pub(crate) use slab::RunId;
 pub(crate) use store::{Found, RunStore};
+pub(crate) use walk::{Life, Listing};
 pub(crate) use writer::RunWriter;
 
 /// How many steps [`give_back_memory`] makes at once; one gives back a few hundred allocations.

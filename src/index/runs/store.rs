@@ -158,6 +158,15 @@ impl RunStore {
         self.find(key.current, guard, check)
     }
 
+    /// The place of a block that `key` names.
+    pub(crate) fn spot(&self, key: &BlockKey) -> Option<Spot> {
+        let guard = &crossbeam_epoch::pin();
+        self.find(key.current, guard, |spot| {
+            let run = self.slab.get(spot.run, guard)?;
+            run.is_at(usize::from(spot.offset), key).then_some(spot)
+        })
+    }
+
     /// Every block that `key` names.
     pub(crate) fn for_each<'g>(&self, key: &BlockKey, guard: &'g Guard, mut each: impl FnMut(Found<'g>)) {
         self.find(key.current, guard, |spot| {

@@ -14,6 +14,7 @@ use super::run::{BlockKey, COMMON_MASK, RUN_BLOCKS_MAX, Run};
 use super::slab::RunId;
 use super::store::RunStore;
 use super::table::Inserted;
+use super::walk::Life;
 
 /// How many blocks ahead the table's memory is asked for.
 const AHEAD: usize = 12;
@@ -35,6 +36,8 @@ struct Meta {
     attached_max: u16,
     /// Whether the run waits in the queue of eviction; kept when the number is given out again.
     is_queued: bool,
+    /// What tells the run from others that had its number before or will have it; 0 while nobody has it.
+    birth: u32,
 }
 
 /// What only writers know.
@@ -42,6 +45,8 @@ struct Meta {
 pub(super) struct State {
     meta: Vec<Meta>,
     free: Vec<RunId>,
+    /// How many runs there have been.
+    births: u32,
     pub(super) eviction: EvictionState,
     /// What the table took when that was last looked at.
     table_bytes: u64,
@@ -62,6 +67,25 @@ impl State {
     /// One more than the largest number of a run.
     pub(super) fn runs_ever(&self) -> usize {
         self.meta.len()
+    }
+
+    /// The run that has this number now, unless nobody has it.
+    pub(super) fn life(&self, run: RunId) -> Option<Life> {
+        let meta = self.meta.get(run.index())?;
+        (meta.birth > 0).then_some(Life {
+            run,
+            birth: meta.birth,
+        })
+    }
+
+    /// The block that a run follows.
+    pub(super) fn parent(&self, run: RunId) -> Option<Spot> {
+        self.meta.get(run.index())?.parent
+    }
+
+    /// Whether a run's hashes are whole, and not the fragments of lineage hashes.
+    pub(super) fn is_whole(&self, run: RunId) -> bool {
+        self.meta.get(run.index()).is_some_and(|meta| meta.is_whole)
     }
 }
 
@@ -260,10 +284,14 @@ impl<'a> RunWriter<'a> {
                 id
             }
         };
+        // Never 0. Numbers come again only after billions of runs: no walk takes that long.
+        self.state.births = self.state.births.checked_add(1).unwrap_or(1);
+        let birth = self.state.births;
         let meta = self.state.meta.get_mut(id.index())?;
         *meta = Meta {
             parent,
             is_whole,
+            birth,
             is_queued: meta.is_queued,
             ..Meta::default()
         };
@@ -588,6 +616,9 @@ impl<'a> RunWriter<'a> {
             self.store.subtract_used(0, run.bytes());
         }
         self.store.slab.set(id, None, &self.guard);
+        if let Some(meta) = self.state.meta.get_mut(id.index()) {
+            meta.birth = 0;
+        }
         self.state.free.push(id);
         if self.state.free.len() == self.state.meta.len() {
             // The numbers in the queue mean nothing any more.

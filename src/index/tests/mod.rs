@@ -13,4 +13,5 @@ mod radix;
 mod random;
 mod rules;
 mod sparse;
+mod walk;
 mod world;

@@ -1,6 +1,6 @@
 //! Tests of the directory, on a sound disk and on failing ones.
 
-use crate::snapshot::verify;
+use crate::snapshot::{SnapshotFormat, verify};
 use crate::wire::WireLimits;
 
 use super::super::faulty_disk::{DiskFault, FaultyDisk};
@@ -12,7 +12,7 @@ fn write(directory: &SnapshotDirectory, created_us: u64) -> PathBuf {
 
 /// A snapshot with some content, so that there is something to write.
 fn try_write(directory: &SnapshotDirectory, created_us: u64) -> Result<Written, DirectoryError> {
-    directory.write(created_us, |writer| {
+    directory.write(created_us, SnapshotFormat::default(), |writer| {
         let cursor = crate::snapshot::StreamCursor {
             stream: "x".repeat(20_000),
             created_us,
@@ -74,7 +74,11 @@ fn a_snapshot_that_fails_leaves_nothing_under_its_name() {
     let folder = tempfile::tempdir().unwrap();
     let directory = SnapshotDirectory::open(folder.path(), 2).unwrap();
     let failure = failed(DirectoryAction::Write, folder.path())(io::Error::other("the disk is full"));
-    assert!(directory.write(5, |_| Err(failure)).is_err());
+    assert!(
+        directory
+            .write(5, SnapshotFormat::default(), |_| Err(failure))
+            .is_err()
+    );
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
 }
 
