@@ -1,11 +1,11 @@
 //! The index alone, in one process without a broker: what a search, a stored and a removed block cost.
 //!
 //! ```sh
-//! cargo bench --bench index
+//! cargo bench --bench index [-- radix]
 //! ```
 //!
 //! Each figure is the median of the rounds, with the least and the greatest. Work: 1M blocks in chains of 1024, on 128 holders in
-//! turn; queries by sequence hashes over random chains.
+//! turn; queries by sequence hashes over random chains. With `radix`, the index is a radix tree, as a namespace can be set to have it.
 
 #![allow(clippy::unwrap_used, reason = "a bench fails by panicking")]
 
@@ -13,7 +13,7 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use kvatlas::hash::SequenceHash;
-use kvatlas::index::{HolderWriter, IndexLimits, NamespaceSettings, PositionalIndexer, Search};
+use kvatlas::index::{HolderWriter, IndexKind, IndexLimits, NamespaceSettings, PositionalIndexer, Search};
 use kvatlas::wire::{Event, HolderId, QueryKey, RemovedBlocks, StoredBlocks, Tier, WorkerName};
 
 const CHAINS: u64 = 1024;
@@ -23,7 +23,18 @@ const ROUNDS: usize = 7;
 const QUERIES: u64 = 20_000;
 
 fn main() {
-    let index = PositionalIndexer::new(NamespaceSettings::default(), IndexLimits::default());
+    let is_radix = std::env::args().any(|argument| argument == IndexKind::Radix.as_str());
+    let settings = NamespaceSettings {
+        index: if is_radix {
+            IndexKind::Radix
+        } else {
+            IndexKind::Lineage
+        },
+        ..NamespaceSettings::default()
+    };
+    println!("index: {}", settings.index.as_str());
+    let index = PositionalIndexer::new(settings, IndexLimits::default());
+    let before = resident_bytes();
     let mut holders: Vec<HolderWriter> = (0..HOLDERS).map(|number| register(&index, number)).collect();
     let mut store = Vec::new();
     for _ in 0..3 {
@@ -43,6 +54,15 @@ fn main() {
         }
     }
     print("store, per block", &store);
+    let shared = index.sizes().bytes / (CHAINS * DEPTH);
+    println!(
+        "{:<24}{shared:>9} bytes, shared by all holders",
+        "memory, per block"
+    );
+    if let (Some(before), Some(now)) = (before, resident_bytes()) {
+        let resident = now.saturating_sub(before) / (CHAINS * DEPTH);
+        println!("{:<24}{resident:>9} bytes, with the holder's own", "");
+    }
     for (name, depth) in [("hit, 1024 deep", 1024), ("hit, 64 deep", 64)] {
         search(&index, name, |number| hashes(mix(number) % CHAINS, depth));
     }
@@ -66,6 +86,14 @@ fn main() {
         }
     });
     print("remove, per block", &[remove]);
+}
+
+/// What the process has in memory, where the system tells.
+fn resident_bytes() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib * 1024)
 }
 
 fn register(index: &PositionalIndexer, number: u64) -> HolderWriter {

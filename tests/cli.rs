@@ -339,15 +339,10 @@ impl Served {
     /// A command about namespace `llama` of this daemon.
     fn run(&self, arguments: &[&str], input: &str) -> Output {
         let (command, rest) = arguments.split_first().unwrap();
-        let always = [
-            *command,
-            "--nats",
-            &self.url,
-            "--timeout",
-            "30s",
-            "--namespace",
-            "llama",
-        ];
+        let mut always = vec![*command, "--nats", &self.url, "--namespace", "llama"];
+        if !rest.contains(&"--timeout") {
+            always.extend(["--timeout", "30s"]);
+        }
         run_with_input(&[&always, rest].concat(), input)
     }
 
@@ -474,6 +469,38 @@ gpu-1      0       1      50 %  degraded: gap  at block 1, which 1 other has (";
         stdout(&status).contains("degraded: gap, unverified"),
         "{}",
         stdout(&status)
+    );
+}
+
+#[test]
+fn a_batch_that_is_published_through_a_stream_is_kept_or_it_is_an_error() {
+    let through_stream = [
+        "publish",
+        "--worker",
+        "gpu-0",
+        "--transport",
+        "jetstream",
+        "--wait",
+    ];
+    let served = Served::start(&["--events-transport", "jetstream"]);
+    let published = served.run(&through_stream, STORED);
+    assert_eq!(published.status.code(), Some(0), "{}", stderr(&published));
+    assert!(
+        stdout(&published).contains("applied: the worker's rank holds 2 blocks, exact"),
+        "{}",
+        stdout(&published)
+    );
+    let (code, log) = served.stop();
+    assert_eq!(code, Some(0), "{log}");
+
+    // The daemon hears it, but no stream has it.
+    let served = Served::start(&[]);
+    let published = served.run(&[&through_stream[..], &["--timeout", "1s"]].concat(), STORED);
+    assert_eq!(published.status.code(), Some(69), "{}", stdout(&published));
+    assert!(
+        stderr(&published).contains("no events stream has acknowledged"),
+        "{}",
+        stderr(&published)
     );
 }
 

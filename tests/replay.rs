@@ -110,6 +110,18 @@ fn every_reply_about_a_small_fleet_is_right() {
 }
 
 #[test]
+fn every_reply_about_a_fleet_that_publishes_through_a_stream_is_right() {
+    let output = replay(&trace(200), &["--embedded", "--transport", "jetstream"]);
+    let report = report(&output);
+    assert_eq!(output.status.code(), Some(0), "{report}");
+    assert_eq!(
+        (count(&report, "requests"), count(&report, "wrong_replies")),
+        (200, 0)
+    );
+    assert_eq!(count(&report, "degraded_replies"), 0, "{report}");
+}
+
+#[test]
 fn with_a_checkpoint_after_each_request_a_seed_repeats_the_run() {
     let trace = trace(120);
     let run = |seed: &str| {

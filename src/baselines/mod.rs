@@ -1,6 +1,7 @@
 //! Baselines: the published designs of a prefix index, side by side with ours, for tests and benches.
 //!
-//! **Nothing here is in the daemon's path.** The daemon serves from [`crate::index`]. These designs are what that one is measured
+//! **Nothing here is in the daemon's path.** The daemon serves from [`crate::index`]. A namespace may be configured to be kept as a
+//! radix tree: that tree is there, too, and design 5 is made of it. These designs are what that one is measured
 //! against, and what it is checked against: three of them reach the same answers in quite other ways.
 //!
 //! They follow the story of the Flash Indexer (six designs, from a nested dictionary to a positional index with jump search).

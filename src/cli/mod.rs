@@ -22,6 +22,7 @@ mod status_report;
 mod table;
 mod text;
 mod time_text;
+mod transport;
 mod vocab;
 
 use clap::{Parser, Subcommand};

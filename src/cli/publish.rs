@@ -17,6 +17,7 @@ use super::lines::{NumberedLine, numbered, open};
 use super::output::{print, say};
 use super::status_report::describe_state;
 use super::text::counted;
+use super::transport::TransportName;
 
 pub(super) const EXAMPLES: &str = r#"A line is one event, or a batch of events with an optional tier:
   {"type":"stored","sequence_hashes":["ea06fc71a5ee6e88","ad01835a37dd294c"]}
@@ -61,6 +62,9 @@ pub(crate) struct PublishArguments {
     #[arg(long, value_name = "NUMBER", default_value_t = 1, requires = "epoch",
         value_parser = clap::value_parser!(u64).range(1..))]
     seq: u64,
+    /// How batches travel: with jetstream, each waits until the events stream has kept the one before.
+    #[arg(long, value_enum, default_value_t)]
+    transport: TransportName,
     /// Pass over bad lines, after reporting them, and publish the others.
     #[arg(long)]
     keep_going: bool,
@@ -143,7 +147,7 @@ pub(crate) async fn publish(arguments: &PublishArguments) -> Result<(), Failure>
         "published {done} to {subject} (epoch {epoch}, last seq {seq})\n"
     ))?;
     outcome?;
-    flushed.map_err(|_| Failure::unavailable("the NATS server did not take the batches in time"))??;
+    flushed.map_err(|_| Failure::unavailable(not_taken(arguments.transport)))??;
     if arguments.wait && published.batches > 0 {
         wait_until_applied(
             arguments,
@@ -154,6 +158,17 @@ pub(crate) async fn publish(arguments: &PublishArguments) -> Result<(), Failure>
         .await?;
     }
     published.check()
+}
+
+/// Why batches were not taken in time.
+fn not_taken(transport: TransportName) -> &'static str {
+    match transport {
+        TransportName::Core => "the NATS server did not take the batches in time",
+        TransportName::Jetstream => {
+            "no events stream has acknowledged the batches in time; have a daemon make it with \
+             --events-transport jetstream, or leave --transport out"
+        }
+    }
 }
 
 /// A publisher that makes a batch of every line. As long as the command runs it answers daemons that miss one.
@@ -174,6 +189,7 @@ async fn publisher(
     };
     let options = PublisherOptions {
         beginning,
+        transport: arguments.transport.into(),
         batch_delay: Duration::ZERO,
         // The server's own limits hold: who writes a line says what is in its batch.
         batch_events_max: usize::MAX,

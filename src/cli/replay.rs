@@ -22,6 +22,7 @@ use super::failure::Failure;
 use super::output::{print, print_json};
 use super::serve::StopSignals;
 use super::table::{Side, Table};
+use super::transport::TransportName;
 
 pub(super) const EXAMPLES: &str = "\
 Ends with 0 when every reply was right, and with 1 when one was wrong.
@@ -60,6 +61,10 @@ pub(crate) struct ReplayArguments {
     /// Start a daemon, and a NATS server for it, in this process; otherwise one must run already.
     #[arg(long, conflicts_with = "urls")]
     embedded: bool,
+    /// How events travel: with jetstream, workers wait until the events stream has kept a batch, and a daemon that is started
+    /// reads it from there.
+    #[arg(long, value_enum, default_value_t)]
+    transport: TransportName,
     #[command(flatten)]
     daemon: DaemonArguments,
     /// Namespace to use; nobody else may use it.
@@ -146,13 +151,18 @@ impl ReplayArguments {
 
     async fn open(&self) -> Result<Session, SimulationError> {
         let namespace = self.namespace.clone();
-        if self.embedded {
+        let session = if self.embedded {
             let prefix = self.daemon.prefix().unwrap_or(EMBEDDED_PREFIX);
-            Session::embedded(embedded_config(prefix, "off")?, namespace).await
+            let mut config = embedded_config(prefix, "off")?;
+            if self.transport == TransportName::Jetstream {
+                config.events.transport = kvatlas::config::Transport::JetStream;
+            }
+            Session::embedded(config, namespace).await?
         } else {
             let config = self.daemon.load(process_environment())?;
-            Session::remote(&config, namespace).await
-        }
+            Session::remote(&config, namespace).await?
+        };
+        Ok(session.publishing_by(self.transport.into()))
     }
 
     fn options(&self) -> ReplayOptions {

@@ -10,7 +10,7 @@ use super::error::ConfigError;
 use super::kind::{Secret, Value, parse_server};
 use super::layers::{Effective, Entry};
 use super::types::{
-    AdminConfig, Authentication, EventsConfig, GatewayConfig, Hashing, LimitsConfig, LogFormat,
+    AdminConfig, Authentication, EventsConfig, GatewayConfig, Hashing, IndexKind, LimitsConfig, LogFormat,
     LoggingConfig, NamespaceConfig, NamespacesConfig, NatsConfig, ObjectStoreConfig, QueriesConfig,
     ReadyConfig, ResyncConfig, ShardingConfig, ShutdownConfig, SnapshotsConfig, StreamConfig, SubjectsConfig,
     Transport,
@@ -18,6 +18,9 @@ use super::types::{
 
 const BLOCK_SIZE: &str = "namespace_defaults.block_size";
 const HASHING: &str = "namespace_defaults.hashing";
+pub(super) const INDEX: &str = "namespace_defaults.index";
+/// The word for a radix tree.
+pub(super) const RADIX: &str = "radix";
 pub(super) const STALE_AFTER: &str = "namespace_defaults.stale_after_ms";
 pub(super) const REMOVE_AFTER: &str = "namespace_defaults.remove_after_ms";
 
@@ -178,9 +181,15 @@ impl<'a> Builder<'a> {
             "recompute" => Some(Some(Hashing::Recompute)),
             _ => None,
         });
+        let index = self.read_over(entries, INDEX, |value| match text(value)? {
+            "lineage" => Some(Some(IndexKind::Lineage)),
+            RADIX => Some(Some(IndexKind::Radix)),
+            _ => None,
+        });
         NamespaceConfig {
             block_size,
             hashing: hashing.unwrap_or(Hashing::Engine),
+            index: index.unwrap_or(IndexKind::Lineage),
             stale_after: self.silence(entries, STALE_AFTER),
             remove_after: self.silence(entries, REMOVE_AFTER),
         }

@@ -3,7 +3,7 @@
 //! A rule is looked at only when each of its settings is [settled](Layers::are_settled), so that one mistake
 //! is reported once.
 
-use super::build::{REMOVE_AFTER, STALE_AFTER};
+use super::build::{INDEX, RADIX, REMOVE_AFTER, STALE_AFTER};
 use super::error::{ConfigError, Origin};
 use super::kind::Value;
 use super::layers::{Entry, Layers};
@@ -34,6 +34,7 @@ pub(super) fn check(layers: &mut Layers) {
         check_silence(layers),
         check_object_store(layers),
         check_namespaces(layers),
+        check_radix(layers),
     ];
     layers.errors.extend(errors.into_iter().flatten());
 }
@@ -193,6 +194,32 @@ fn check_namespaces(layers: &Layers) -> Vec<ConfigError> {
         }
     }
     errors
+}
+
+/// A radix tree forgets nothing, so nothing can bound it: in the defaults, and in what each namespace makes of them.
+fn check_radix(layers: &Layers) -> Vec<ConfigError> {
+    let bounds = [
+        "limits.max_blocks_per_namespace",
+        "limits.max_bytes_per_namespace",
+    ];
+    let given_bounds = bounds.iter().filter(|key| layers.are_settled(&[key]));
+    let Some(bound) = given_bounds.filter_map(|key| given(layers, key)).next() else {
+        return Vec::new();
+    };
+    let rule = format!(
+        "a radix tree forgets no blocks, so it cannot keep to the bound that {bound} sets on every namespace; take out one of \
+         the two"
+    );
+    let own = layers.effective.namespaces.values();
+    own.map(|table| table.entries.get(INDEX))
+        .chain([layers
+            .effective
+            .entry(INDEX)
+            .filter(|_| layers.are_settled(&[INDEX]))])
+        .flatten()
+        .filter(|entry| matches!(&entry.value, Value::Text(kind) if kind == RADIX))
+        .map(|entry| ConfigError::combination(&entry.origin, rule.clone()))
+        .collect()
 }
 
 /// Who gave the setting another value than its default; `None` if nobody did.

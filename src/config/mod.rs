@@ -38,7 +38,7 @@ pub use kind::{Kind, Secret};
 pub use load::Config;
 pub use print::settings_markdown;
 pub use types::{
-    AdminConfig, Authentication, EventsConfig, GatewayConfig, Hashing, LimitsConfig, LogFormat,
+    AdminConfig, Authentication, EventsConfig, GatewayConfig, Hashing, IndexKind, LimitsConfig, LogFormat,
     LoggingConfig, NamespaceConfig, NamespacesConfig, NatsConfig, ObjectStoreConfig, QueriesConfig,
     ReadyConfig, ResyncConfig, ShardingConfig, ShutdownConfig, SnapshotsConfig, StreamConfig, SubjectsConfig,
     Transport,

@@ -440,6 +440,12 @@ pub const SETTINGS: &[Setting] = &[
         "Trust the hashes that engines send, or recompute them, for namespaces that do not say",
     ),
     setting!(
+        "namespace_defaults.index",
+        Kind::Choice(&["lineage", "radix"]),
+        "lineage",
+        "How the index is built, for namespaces that do not say: addressed by lineage hashes, or as a radix tree",
+    ),
+    setting!(
         "namespace_defaults.stale_after_ms",
         integer(0, 86_400_000),
         "30000",

@@ -190,13 +190,13 @@ pub struct LimitsConfig {
     pub max_ranks_per_worker: usize,
     /// Blocks of one holder, at most.
     pub max_blocks_per_holder: usize,
-    /// Distinct blocks of one namespace; 0 is no limit.
+    /// Distinct blocks of one namespace; 0 is no limit, and always where a namespace is a radix tree.
     pub max_blocks_per_namespace: u64,
-    /// Bytes of the distinct blocks of one namespace; 0 is no limit.
+    /// Bytes of the distinct blocks of one namespace; 0 is no limit, and always where a namespace is a radix tree.
     pub max_bytes_per_namespace: u64,
-    /// Distinct blocks of all namespaces together; 0 is no limit.
+    /// Distinct blocks of all namespaces together, radix trees apart; 0 is no limit.
     pub max_blocks_total: u64,
-    /// Bytes of the distinct blocks of all namespaces together; 0 is no limit.
+    /// Bytes of the distinct blocks of all namespaces together, radix trees apart; 0 is no limit.
     pub max_bytes_total: u64,
     /// The longest name of a namespace or worker, in bytes.
     pub max_name_bytes: usize,
@@ -211,6 +211,15 @@ pub enum Hashing {
     Recompute,
 }
 
+/// How the index of a namespace is built.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum IndexKind {
+    /// Addressed by lineage hashes.
+    Lineage,
+    /// As a radix tree.
+    Radix,
+}
+
 /// The contract of one namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NamespaceConfig {
@@ -218,6 +227,8 @@ pub struct NamespaceConfig {
     pub block_size: u32,
     /// Whose hashes key the index.
     pub hashing: Hashing,
+    /// How the index is built.
+    pub index: IndexKind,
     /// Silence after which a holder is stale, if ever.
     pub stale_after: Option<Duration>,
     /// Silence after which a holder is removed, if ever.

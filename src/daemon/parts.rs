@@ -2,7 +2,7 @@
 
 use crate::config::{self, Config, NamespaceConfig};
 use crate::hash::{BlockSize, BlockSizeError};
-use crate::index::{Capacity, Hashing, IndexLimits, NamespaceSettings, Namespaces, ParkingLimits};
+use crate::index::{Capacity, Hashing, IndexKind, IndexLimits, NamespaceSettings, Namespaces, ParkingLimits};
 use crate::ingest::{
     AnswerLimits, HoldingSettings, IngestSettings, LivenessSettings, ResyncSettings, RetryPace,
 };
@@ -30,9 +30,14 @@ fn namespace_settings(config: NamespaceConfig) -> Result<NamespaceSettings, Name
         config::Hashing::Engine => Hashing::Engine,
         config::Hashing::Recompute => Hashing::Recompute,
     };
+    let index = match config.index {
+        config::IndexKind::Lineage => IndexKind::Lineage,
+        config::IndexKind::Radix => IndexKind::Radix,
+    };
     Ok(NamespaceSettings {
         block_size: BlockSize::new(config.block_size)?,
         hashing,
+        index,
     })
 }
 

@@ -13,7 +13,7 @@ use crate::admin::Latch;
 use crate::config::{NatsConfig, ObjectStoreConfig, Transport};
 use crate::connection::{ConnectError, ConnectPatience, connect};
 use crate::ingest::snapshot_limits;
-use crate::snapshotter::{Restored, Restorer, SnapshotDirectory, SnapshotStore, Snapshotter};
+use crate::snapshotter::{Restored, Restorer, SnapshotDirectory, SnapshotStore, Snapshotter, Storage};
 use crate::telemetry::labels::{Connection, SnapshotFailure};
 use crate::telemetry::{ConnectionMetrics, SnapshotMetrics};
 
@@ -31,6 +31,7 @@ pub(super) struct Snapshots {
 /// Restores the newest snapshot, and begins to write new ones.
 pub(super) async fn start_snapshots(
     shared: &Shared,
+    storage: Arc<dyn Storage>,
     nats: &NatsConfig,
     upkeep: &Stage,
 ) -> Result<Option<Arc<Snapshots>>, StartError> {
@@ -39,7 +40,7 @@ pub(super) async fn start_snapshots(
         shared.readiness.set(Latch::SnapshotLoaded);
         return Ok(None);
     };
-    let directory = SnapshotDirectory::open(path, config.keep)?;
+    let directory = SnapshotDirectory::open_on(storage, path, config.keep)?;
     let metrics = Arc::new(SnapshotMetrics::new());
     let store = match &config.object_store {
         Some(store) => Some(connect_store(nats, store, config.keep).await?),

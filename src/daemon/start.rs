@@ -13,7 +13,7 @@ use crate::connection::embedded::{BrokerError, BrokerOptions, EmbeddedBroker, fi
 use crate::connection::{ConnectError, ConnectPatience, ConnectionNotice, connect};
 use crate::index::Namespaces;
 use crate::ingest::{Dispatcher, LanePool, PoolError, Resyncer, ResyncerParts, StreamPosition, Subscriber};
-use crate::snapshotter::{DirectoryError, RestoreError};
+use crate::snapshotter::{DirectoryError, Disk, RestoreError, Storage};
 use crate::telemetry::labels::{Connection, ConnectionEvent};
 use crate::telemetry::{ConnectionMetrics, MetricsError, ProcessMetrics, install_shared};
 use crate::tracking::StreamTrust;
@@ -88,6 +88,11 @@ impl Daemon {
     /// Starts everything. Where NATS cannot be reached it goes on trying in the background, and is not ready until then; all
     /// other faults are errors.
     pub async fn start(config: Config) -> Result<Self, StartError> {
+        Self::start_on(config, Arc::new(Disk)).await
+    }
+
+    /// As [`Self::start`]; snapshots are written to `storage`. For tests of what becomes of them on a disk that fails.
+    pub async fn start_on(config: Config, storage: Arc<dyn Storage>) -> Result<Self, StartError> {
         let metrics = install_shared()?;
         let subjects = Subjects::new(&config.subjects.prefix)?;
         let namespaces = Arc::new(parts::namespaces(&config)?);
@@ -133,7 +138,7 @@ impl Daemon {
             Arc::clone(&shared.trust),
             upkeep.stop.clone(),
         ));
-        let snapshots = start_snapshots(&shared, &nats, &upkeep).await?;
+        let snapshots = start_snapshots(&shared, storage, &nats, &upkeep).await?;
         view.snapshots.lock().clone_from(&snapshots);
         let (events, queries) = if shared.config.gateway.enabled {
             (Stage::default(), start_gateway(&shared, &nats).await?)

@@ -72,7 +72,7 @@ impl TotalUsage {
             return;
         }
         let members: Vec<Arc<Shared>> = self.members.lock().iter().filter_map(Weak::upgrade).collect();
-        if let Some(largest) = members.iter().max_by_key(|member| member.runs.bytes()) {
+        if let Some(largest) = members.iter().max_by_key(|member| member.storage.bytes()) {
             // Whoever was here before may have made room by now.
             largest.evict(self.usage.excess_blocks());
         }

@@ -1,7 +1,7 @@
 //! What one holder holds, whatever it is: a forest of blocks, owned by the holder's lane and so without a lock.
 //!
-//! A holder is kept like this only while it has something that [`super::plain`] cannot keep: holes, several tiers, several names
-//! of a block, or lineage hashes alone.
+//! In an index of runs, a holder is kept like this only while it has something that [`super::plain`] cannot keep: holes, several
+//! tiers, several names of a block, or lineage hashes alone. In a radix tree, every holder is.
 //!
 //! Blocks lie in one vector and are linked by number. A block whose parent is resident stands in its parent's list of
 //! children; one whose parent is missing stands in a list of orphans that the parent adopts when it comes.
@@ -13,7 +13,8 @@ use crate::wire::Tier;
 
 use super::holder_set::HolderSlot;
 use super::place::Place;
-use super::runs::{BlockKey, RunId, RunWriter, Spot};
+use super::runs::{BlockKey, RunWriter, Spot};
+use super::storage::{Standing, Turn};
 
 pub(crate) mod names;
 
@@ -52,51 +53,67 @@ pub(crate) struct Block {
     previous_sibling: BlockNumber,
     /// The tiers that hold it, under whatever name; one bit a tier.
     tiers: u8,
-    /// Whether all ancestors are resident, so that the block stands in the shared runs.
+    /// Whether all ancestors are resident, so that queries find the block.
     counts: bool,
-    /// Where it stands there, while it counts.
-    spot: Spot,
+    /// Where they find it, while it counts.
+    standing: Standing,
 }
-
-const NOWHERE: Spot = Spot {
-    run: RunId::NONE,
-    offset: 0,
-};
 
 fn tier_bit(tier: Tier) -> u8 {
     1 << tier.as_u8()
 }
 
-/// Where a forest's counting blocks are published: the shared runs, under the holder's slot.
+/// Where a forest's counting blocks are published: in the index's storage, under the holder's slot.
 pub(crate) struct Publication<'a, 'w> {
-    pub(crate) writer: &'a mut RunWriter<'w>,
+    pub(crate) turn: &'a mut Turn<'w>,
     pub(crate) slot: HolderSlot,
 }
 
 impl Publication<'_, '_> {
     /// Lets queries find a block whose parent, if it has one, they find at `parent`; says where.
-    fn insert(&mut self, parent: Option<Spot>, block: &Block) -> Option<Spot> {
-        let key = BlockKey::from(block.key);
-        let spot = match self.writer.child(parent, &key) {
-            Some(spot) => spot,
-            None => {
-                let hash = block.sequence_hash.unwrap_or(SequenceHash(key.current));
-                let is_whole = block.sequence_hash.is_some();
-                let added = self.writer.add(parent, key, &[hash], is_whole, false)?;
-                Spot {
-                    run: added.run,
-                    offset: added.end.checked_sub(1)?,
-                }
+    fn insert(&mut self, parent: Option<&Standing>, block: &Block) -> Standing {
+        match (&mut *self.turn, parent) {
+            (Turn::Runs(writer), None) => insert_run(writer, None, block, self.slot),
+            (Turn::Runs(writer), Some(Standing::InRun(parent))) => {
+                insert_run(writer, Some(*parent), block, self.slot)
             }
-        };
-        self.writer.set_cutoff(spot.run, self.slot, spot.offset + 1);
-        Some(spot)
+            (Turn::Radix(store), None) => Standing::InTree(store.insert(None, block.key, self.slot)),
+            (Turn::Radix(store), Some(Standing::InTree(parent))) => {
+                Standing::InTree(store.insert(Some(parent), block.key, self.slot))
+            }
+            // The storage had no room for the parent.
+            (Turn::Runs(_) | Turn::Radix(_), Some(_)) => Standing::Nowhere,
+        }
     }
 
     /// Takes a block that has no children any more from queries.
-    fn remove(&mut self, spot: Spot) {
-        self.writer.set_cutoff(spot.run, self.slot, spot.offset);
+    fn remove(&mut self, standing: Standing) {
+        match (&mut *self.turn, standing) {
+            (Turn::Runs(writer), Standing::InRun(spot)) => {
+                writer.set_cutoff(spot.run, self.slot, spot.offset);
+            }
+            (Turn::Radix(store), Standing::InTree(node)) => store.remove(node, self.slot),
+            (Turn::Runs(_) | Turn::Radix(_), _) => {}
+        }
     }
+}
+
+fn insert_run(writer: &mut RunWriter<'_>, parent: Option<Spot>, block: &Block, slot: HolderSlot) -> Standing {
+    let key = BlockKey::from(block.key);
+    let spot = writer.child(parent, &key).or_else(|| {
+        let hash = block.sequence_hash.unwrap_or(SequenceHash(key.current));
+        let is_whole = block.sequence_hash.is_some();
+        let added = writer.add(parent, key, &[hash], is_whole, false)?;
+        Some(Spot {
+            run: added.run,
+            offset: added.end.checked_sub(1)?,
+        })
+    });
+    let Some(spot) = spot else {
+        return Standing::Nowhere;
+    };
+    writer.set_cutoff(spot.run, slot, spot.offset + 1);
+    Standing::InRun(spot)
 }
 
 /// What became of a stored block.
@@ -202,12 +219,12 @@ impl Forest {
         (Stored::New, moved)
     }
 
-    /// Takes over a new block that stands in the shared runs already, after its parent.
+    /// Takes over a new block that stands in a run already, after its parent.
     pub(crate) fn take_over(&mut self, block: &NewBlock, tier: Tier, spot: Spot) {
         let (number, _) = self.link(block, tier);
         let taken = self.block_mut(number);
         taken.counts = true;
-        taken.spot = spot;
+        taken.standing = Standing::InRun(spot);
     }
 
     fn create(&mut self, block: &NewBlock, tier: Tier, publication: &mut Publication<'_, '_>) {
@@ -232,7 +249,7 @@ impl Forest {
             previous_sibling: BlockNumber::NONE,
             tiers: tier_bit(tier),
             counts: false,
-            spot: NOWHERE,
+            standing: Standing::Nowhere,
         };
         let number = self.allocate(resident);
         if let Some(name) = block.name {
@@ -452,11 +469,11 @@ impl Forest {
     fn publish_subtree(&mut self, root: BlockNumber, publication: &mut Publication<'_, '_>) {
         let subtree = self.collect_subtree(root);
         for number in &subtree {
-            let parent = self.parent(*number).map(|parent| self.block(parent).spot);
-            let spot = publication.insert(parent, self.block(*number)).unwrap_or(NOWHERE);
+            let parent = self.parent(*number).map(|parent| &self.block(parent).standing);
+            let standing = publication.insert(parent, self.block(*number));
             let block = self.block_mut(*number);
             block.counts = true;
-            block.spot = spot;
+            block.standing = standing;
         }
         self.scratch = subtree;
     }
@@ -467,7 +484,7 @@ impl Forest {
         for number in subtree.iter().rev() {
             let block = self.block_mut(*number);
             block.counts = false;
-            publication.remove(block.spot);
+            publication.remove(std::mem::take(&mut block.standing));
         }
         self.scratch = subtree;
     }

@@ -140,6 +140,29 @@ impl HolderSet {
         }
     }
 
+    /// Whether all of `others` are in this set.
+    pub(crate) fn contains_all(&self, others: &SlotSet) -> bool {
+        match self {
+            Self::Inline { .. } => others.iter().all(|slot| self.contains(slot)),
+            Self::Bitmap(words) => {
+                let ours = words.iter().chain(std::iter::repeat(&0));
+                others
+                    .words
+                    .iter()
+                    .zip(ours)
+                    .all(|(theirs, ours)| theirs & !ours == 0)
+            }
+        }
+    }
+
+    /// What the set takes beside its own size, in bytes.
+    pub(crate) fn heap_bytes(&self) -> usize {
+        match self {
+            Self::Inline { .. } => 0,
+            Self::Bitmap(words) => size_of::<Vec<u64>>() + words.capacity() * size_of::<u64>(),
+        }
+    }
+
     /// The one member of a set that has no other.
     pub(crate) fn only(&self) -> Option<HolderSlot> {
         match self {
@@ -328,6 +351,8 @@ mod tests {
             let mut set = slots(&ours);
             set.intersect(&slots(&theirs));
             prop_assert_eq!(indices(&set), both);
+            prop_assert_eq!(entry.contains_all(&slots(&ours)), ours.is_subset(&theirs));
+            prop_assert!(entry.contains_all(&set));
             let mut set = slots(&ours);
             set.subtract(&slots(&theirs));
             prop_assert_eq!(indices(&set), &ours - &theirs);

@@ -12,10 +12,11 @@ use super::chain::QueryChain;
 use super::forest::BLOCKS_MAX;
 use super::namespace::NamespaceSettings;
 use super::parking::ParkingLimits;
-use super::runs::{BlockKey, RunStore};
-use super::search::{self, Matches, Search};
+use super::runs::RunStore;
+use super::search::{Matches, Search};
 use super::slots::{HolderRecord, Slots};
-use super::sparse::{self, BoundedMatches, SparseChain};
+use super::sparse::{BoundedMatches, CompressedChainRefused, SparseChain};
+use super::storage::Storage;
 use super::writer::HolderWriter;
 
 pub use super::slots::RegisterError;
@@ -31,7 +32,7 @@ pub struct IndexLimits {
     pub blocks_per_holder_max: usize,
     /// What may wait for a parent, per holder.
     pub parking: ParkingLimits,
-    /// How large the index may be before it forgets blocks.
+    /// How large the index may be before it forgets blocks. A radix tree forgets none.
     pub capacity: Capacity,
 }
 
@@ -52,7 +53,7 @@ impl Default for IndexLimits {
 pub(crate) struct Shared {
     pub(crate) settings: NamespaceSettings,
     pub(crate) limits: IndexLimits,
-    pub(crate) runs: RunStore,
+    pub(crate) storage: Storage,
     pub(crate) slots: Slots,
     foreign_holders: AtomicU32,
     /// How often the state of a holder has been replaced as a whole.
@@ -63,16 +64,18 @@ pub(crate) struct Shared {
 impl Shared {
     /// Forgets blocks where this index, or all together, have too many. To be called between turns.
     pub(crate) fn make_room(&self) {
-        self.evict(self.runs.excess_blocks());
-        self.total.make_room();
+        if let Some(runs) = self.storage.runs() {
+            self.evict(runs.excess_blocks());
+            self.total.make_room();
+        }
     }
 
     /// Forgets `excess` blocks. Whose they are is degraded first, so that no shortened match counts as exact.
     pub(crate) fn evict(&self, excess: u64) {
-        if excess == 0 {
+        let Some(runs) = self.storage.runs().filter(|_| excess > 0) else {
             return;
-        }
-        let mut writer = self.runs.write();
+        };
+        let mut writer = runs.write();
         // Within the turn: all whose blocks are in the runs are registered by now.
         let directory = self.slots.load();
         writer.evict(excess, |slot, blocks| {
@@ -111,7 +114,8 @@ pub struct IndexSizes {
     pub parked_events: u64,
     /// Holders whose hashes are not the contract's chain.
     pub foreign_holders: u32,
-    /// How often one place was stored with two parents: sequence hashes that are no chain.
+    /// How often one place was stored with two parents: sequence hashes that are no chain. A radix tree does not notice it, because
+    /// it does not matter there.
     pub chain_conflicts: u64,
     /// Distinct blocks forgotten so far because there were too many.
     pub evicted_blocks: u64,
@@ -149,19 +153,21 @@ impl PositionalIndexer {
         Self::sharing(settings, limits, &Arc::default())
     }
 
-    /// An empty index whose size counts in `total`, too.
+    /// An empty index whose size counts in `total`, too, unless it is a radix tree.
     pub fn sharing(settings: NamespaceSettings, mut limits: IndexLimits, total: &Arc<TotalUsage>) -> Self {
         limits.blocks_per_holder_max = limits.blocks_per_holder_max.min(BLOCKS_MAX);
         let shared = Arc::new(Shared {
             settings,
             limits,
-            runs: RunStore::new(limits.capacity, Arc::clone(total.usage())),
+            storage: Storage::new(settings.index, limits.capacity, total.usage()),
             slots: Slots::default(),
             foreign_holders: AtomicU32::new(0),
             replacements: AtomicU64::new(0),
             total: Arc::clone(total),
         });
-        total.join(&shared);
+        if shared.storage.runs().is_some() {
+            total.join(&shared);
+        }
         Self { shared }
     }
 
@@ -177,12 +183,13 @@ impl PositionalIndexer {
         &self.shared
     }
 
+    /// The runs of an index that is stored as such.
     #[cfg(test)]
     pub(crate) fn runs(&self) -> &RunStore {
-        &self.shared.runs
+        self.shared.storage.runs().unwrap()
     }
 
-    /// Block size and hashing of the namespace.
+    /// Block size, hashing and kind of index of the namespace.
     pub fn settings(&self) -> &NamespaceSettings {
         &self.shared.settings
     }
@@ -207,15 +214,29 @@ impl PositionalIndexer {
     pub fn find_chain(&self, chain: &mut QueryChain<'_>, search: Search<'_>) -> Matches {
         // Before the first probe, so that what is replaced from now on is noticed.
         let replacements = self.shared.replacements.load(Ordering::Acquire);
-        search::find(&self.shared.runs, &self.shared.slots, chain, search).begun_at(replacements)
+        self.shared
+            .storage
+            .find(&self.shared.slots, chain, search)
+            .begun_at(replacements)
     }
 
     /// Bounds on how long a prefix each holder holds, from blocks chosen from one chain.
-    pub fn find_bounds(&self, chain: &SparseChain<'_>, search: Search<'_>) -> BoundedMatches {
+    ///
+    /// # Errors
+    ///
+    /// Where the index is a radix tree.
+    pub fn find_bounds(
+        &self,
+        chain: &SparseChain<'_>,
+        search: Search<'_>,
+    ) -> Result<BoundedMatches, CompressedChainRefused> {
         // Before the first probe, so that what is replaced from now on is noticed.
         let replacements = self.shared.replacements.load(Ordering::Acquire);
-        sparse::find_at_one_instant(&self.shared.runs, &self.shared.slots, chain, search)
-            .begun_at(replacements)
+        let matches = self
+            .shared
+            .storage
+            .find_bounds(&self.shared.slots, chain, search)?;
+        Ok(matches.begun_at(replacements))
     }
 
     /// The block at `position` of a query, and how many holders have it; for explaining where a holder dropped out.
@@ -224,11 +245,7 @@ impl PositionalIndexer {
         chain: &mut QueryChain<'_>,
         position: usize,
     ) -> Option<(PositionalLineageHash, usize)> {
-        if position >= chain.len() {
-            return None;
-        }
-        let key = chain.key(position);
-        Some((key, search::holders_of(&self.shared.runs, &BlockKey::from(key))))
+        (position < chain.len()).then(|| self.shared.storage.block_at(chain, position))
     }
 
     /// All holders, in no particular order.
@@ -243,14 +260,14 @@ impl PositionalIndexer {
 
     /// How large the index is.
     pub fn sizes(&self) -> IndexSizes {
-        let directory = self.shared.slots.load();
+        let (directory, storage) = (self.shared.slots.load(), &self.shared.storage);
         let mut sizes = IndexSizes {
-            distinct_blocks: self.shared.runs.len(),
+            distinct_blocks: storage.len(),
             workers: directory.workers(),
             foreign_holders: self.foreign_holders(),
-            chain_conflicts: self.shared.runs.chain_conflicts(),
-            evicted_blocks: self.shared.runs.evicted(),
-            bytes: self.shared.runs.bytes(),
+            chain_conflicts: storage.runs().map_or(0, RunStore::chain_conflicts),
+            evicted_blocks: storage.runs().map_or(0, RunStore::evicted),
+            bytes: storage.bytes(),
             ..IndexSizes::default()
         };
         for holder in directory.holders() {

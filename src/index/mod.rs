@@ -18,10 +18,12 @@
 //! | `plain.rs` | a holder's own state while it is regular: which runs it has how much of |
 //! | `forest.rs` | a holder's own state where it is not: holes, tiers, several names of a block |
 //! | `resolve.rs`, `writer.rs` | events: what their blocks are, and applying them |
+//! | `storage.rs` | which of two storages an index has: runs, or a radix tree |
+//! | `radix.rs`, `prefix_tree.rs` | the radix tree, see [`IndexKind::Radix`]; every holder is a forest there |
 //! | `capacity.rs`, `runs/eviction.rs` | bounds on size, and forgetting what is beyond them |
 //! | `search.rs`, `chain.rs` | queries |
 //! | `walk.rs`, `share.rs` | all blocks in depth-first order, for snapshots and for looking at a part |
-//! | `slots.rs`, `holder_set.rs` | holders by a small number, and sets of them |
+//! | `slots.rs`, `worker_slots.rs`, `holder_set.rs` | holders by a small number, and sets of them |
 //!
 //! # What a query sees during writes
 //!
@@ -59,13 +61,17 @@ mod namespace;
 mod parking;
 mod place;
 mod plain;
+pub(crate) mod prefix_tree;
+mod radix;
 mod resolve;
 mod runs;
 mod search;
 mod share;
 mod slots;
 mod sparse;
+mod storage;
 mod walk;
+mod worker_slots;
 mod writer;
 
 #[cfg(test)]
@@ -75,12 +81,12 @@ pub use applied::{Applied, RejectReason};
 pub use capacity::{Capacity, TotalUsage};
 pub use chain::QueryChain;
 pub use indexer::{IndexLimits, IndexSizes, PositionalIndexer, RegisterError};
-pub use namespace::{Hashing, Namespace, NamespaceLimitReached, NamespaceSettings, Namespaces};
+pub use namespace::{Hashing, IndexKind, Namespace, NamespaceLimitReached, NamespaceSettings, Namespaces};
 pub use parking::ParkingLimits;
 pub use runs::give_back_memory;
 pub use search::{Match, Matches, Search};
 pub use share::{HolderPart, HolderWalk, RestoredRun, WalkedHolder};
 pub use slots::HolderRecord;
-pub use sparse::{BoundedMatches, Bounds, SparseChain};
+pub use sparse::{BoundedMatches, Bounds, CompressedChainRefused, SparseChain};
 pub use walk::{Walk, WalkedRun};
 pub use writer::HolderWriter;

@@ -34,6 +34,28 @@ impl Hashing {
     }
 }
 
+/// How the index of a namespace is built.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum IndexKind {
+    /// Runs of blocks, addressed by hash: a query costs a handful of look-ups, at any depth.
+    #[default]
+    Lineage,
+    /// A concurrent radix tree: a query follows one pointer a block. Exact for every stream, as the other is, but several times
+    /// as large and slow; it forgets nothing at a [`Capacity`], and answers no compressed chains. It is there to check the other
+    /// against, in production too, and for hashes that are no chain, on which its answers and their cost do not depend.
+    Radix,
+}
+
+impl IndexKind {
+    /// The word in the configuration.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Lineage => "lineage",
+            Self::Radix => "radix",
+        }
+    }
+}
+
 /// What all caches of a namespace have in common.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NamespaceSettings {
@@ -41,6 +63,8 @@ pub struct NamespaceSettings {
     pub block_size: BlockSize,
     /// Whose chain the index is keyed by.
     pub hashing: Hashing,
+    /// How the index is built.
+    pub index: IndexKind,
 }
 
 impl Default for NamespaceSettings {
@@ -48,6 +72,7 @@ impl Default for NamespaceSettings {
         Self {
             block_size: BlockSize::DEFAULT,
             hashing: Hashing::default(),
+            index: IndexKind::default(),
         }
     }
 }

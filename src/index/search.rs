@@ -38,13 +38,13 @@ pub struct Match<'a> {
 
 /// Holders that hold the same number of leading blocks.
 #[derive(Debug, Clone)]
-struct MatchGroup {
+pub(super) struct MatchGroup {
     matched_blocks: u32,
     slots: SlotSet,
 }
 
 /// Mostly there are one or two.
-type Groups = SmallVec<[MatchGroup; 2]>;
+pub(super) type Groups = SmallVec<[MatchGroup; 2]>;
 
 /// The holders found, in groups of equal depth.
 #[derive(Debug)]
@@ -57,6 +57,21 @@ pub struct Matches {
 }
 
 impl Matches {
+    /// The `groups` of one search; `directory` must have been taken before.
+    pub(super) fn of(directory: DirectoryGuard<Arc<Directory>>, mut groups: Groups) -> Self {
+        // A slot that was given out since has a holder that was not there when the query came.
+        groups.retain(|group| {
+            group.slots.intersect(directory.taken());
+            !group.slots.is_empty()
+        });
+        groups.sort_unstable_by_key(|group| std::cmp::Reverse(group.matched_blocks));
+        Self {
+            directory,
+            groups,
+            replacements: 0,
+        }
+    }
+
     pub(crate) fn begun_at(mut self, replacements: u64) -> Self {
         self.replacements = replacements;
         self
@@ -175,18 +190,7 @@ pub(crate) fn find(
         finder.groups.clear();
         finder.walk();
     }
-    let mut groups = finder.groups;
-    // A slot that was given out since has a holder that was not there when the query came.
-    groups.retain(|group| {
-        group.slots.intersect(directory.taken());
-        !group.slots.is_empty()
-    });
-    groups.sort_unstable_by_key(|group| std::cmp::Reverse(group.matched_blocks));
-    Matches {
-        directory,
-        groups,
-        replacements: 0,
-    }
+    Matches::of(directory, finder.groups)
 }
 
 /// How many holders a block has.
@@ -483,7 +487,7 @@ impl<'g> Finder<'_, '_, 'g> {
     }
 }
 
-fn push_group(groups: &mut Groups, depth: usize, slots: SlotSet) {
+pub(super) fn push_group(groups: &mut Groups, depth: usize, slots: SlotSet) {
     if !slots.is_empty() {
         groups.push(MatchGroup {
             // Positions are below 2^24.

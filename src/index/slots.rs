@@ -1,6 +1,5 @@
 //! The directory of holders: slot → holder, in versions that queries read without a lock.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -11,6 +10,7 @@ use crate::tracking::{DegradedReason, DegradedReasons, HolderStatus, StreamTrust
 use crate::wire::{HolderId, WorkerName};
 
 use super::holder_set::{HolderSlot, SlotSet};
+use super::worker_slots::WorkerSlots;
 
 /// A registered holder, as queries and the lane share it.
 #[derive(Debug)]
@@ -56,7 +56,7 @@ pub(crate) struct Directory {
     holders: Vec<Option<Arc<HolderRecord>>>,
     /// The slots that have a holder.
     taken: SlotSet,
-    by_worker: HashMap<WorkerName, Vec<HolderSlot>>,
+    by_worker: WorkerSlots,
     /// How many holders had left when this version was made, and how many have until now.
     departures: u64,
     departures_now: Arc<AtomicU64>,
@@ -88,8 +88,7 @@ impl Directory {
     pub(crate) fn slots_of(&self, workers: &[WorkerName]) -> SlotSet {
         workers
             .iter()
-            .filter_map(|worker| self.by_worker.get(worker))
-            .flatten()
+            .flat_map(|worker| self.by_worker.of(worker))
             .copied()
             .collect()
     }
@@ -100,11 +99,11 @@ impl Directory {
     }
 
     pub(crate) fn workers(&self) -> usize {
-        self.by_worker.len()
+        self.by_worker.workers()
     }
 
     fn ranks_of(&self, worker: &WorkerName) -> usize {
-        self.by_worker.get(worker).map_or(0, Vec::len)
+        self.by_worker.of(worker).len()
     }
 }
 
@@ -158,7 +157,8 @@ impl Slots {
     ) -> Result<(HolderSlot, Arc<HolderRecord>), RegisterError> {
         let _changing = self.changing.lock();
         let mut next = Directory::clone(&self.current.load());
-        if next.holders().any(|holder| holder.id == *id) {
+        let mut ranks = next.by_worker.of(&id.worker).iter();
+        if ranks.any(|slot| next.holder(*slot).is_some_and(|holder| holder.id == *id)) {
             return Err(RegisterError::Registered(id.clone()));
         }
         let ranks = next.ranks_of(&id.worker);
@@ -183,7 +183,7 @@ impl Slots {
         next.holders.resize(next.holders.len().max(free + 1), None);
         next.holders[free] = Some(Arc::clone(&record));
         next.taken.insert(slot);
-        next.by_worker.entry(id.worker.clone()).or_default().push(slot);
+        next.by_worker.add(&id.worker, slot);
         self.current.store(Arc::new(next));
         Ok((slot, record))
     }
@@ -199,12 +199,7 @@ impl Slots {
         // Before the slot can be given out again: a search that still has the old version drops the holder.
         record.retired.store(true, Ordering::Release);
         next.departures = next.departures_now.fetch_add(1, Ordering::AcqRel) + 1;
-        if let Some(slots) = next.by_worker.get_mut(&record.id.worker) {
-            slots.retain(|other| *other != slot);
-            if slots.is_empty() {
-                next.by_worker.remove(&record.id.worker);
-            }
-        }
+        next.by_worker.remove(&record.id.worker, slot);
         self.current.store(Arc::new(next));
     }
 }

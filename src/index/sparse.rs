@@ -24,6 +24,14 @@ use super::runs::{BlockKey, RunStore};
 use super::search::{Search, holders_at};
 use super::slots::{Directory, HolderRecord, Slots};
 
+/// The index is a radix tree, which can only be followed block by block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "this namespace is kept as a radix tree, which answers no compressed chains: send the hashes of all blocks, without \
+     positions, or set the namespace's index to lineage"
+)]
+pub struct CompressedChainRefused;
+
 /// Blocks chosen from one chain, by position.
 #[derive(Debug, Clone, Copy)]
 pub struct SparseChain<'a> {

@@ -28,7 +28,7 @@ use crate::hash::{PositionalLineageHash, SequenceHash};
 
 use super::holder_set::HolderSlot;
 use super::indexer::{PositionalIndexer, Shared};
-use super::runs::{BlockKey, Life, Listing, Run, View};
+use super::runs::{BlockKey, Life, Listing, Run, RunStore, View};
 
 /// A run, or the part of one that is below the block at which a walk began.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -117,9 +117,10 @@ struct Open {
 }
 
 impl PositionalIndexer {
-    /// Walks over all blocks. Lists the runs at once, which takes some tens of nanoseconds for each.
+    /// Walks over all blocks; over none of a radix tree. Lists the runs at once, which takes some tens of nanoseconds for each.
     pub fn walk(&self) -> Walk {
-        let listing = self.shared().runs.list();
+        let runs = self.shared().storage.runs();
+        let listing = runs.map(RunStore::list).unwrap_or_default();
         let roots = Open {
             children: listing.roots(),
             len: 0,
@@ -129,7 +130,7 @@ impl PositionalIndexer {
 
     /// Walks over a block and all below it; none where nobody has the block. Lists all runs of the index, as [`Self::walk`] does.
     pub fn walk_below(&self, block: PositionalLineageHash) -> Option<Walk> {
-        let runs = &self.shared().runs;
+        let runs = self.shared().storage.runs()?;
         let listing = runs.list();
         let spot = runs.spot(&BlockKey::from(block))?;
         let nothing = Open {
@@ -193,7 +194,8 @@ impl Walk {
 
     fn meet(&mut self, life: Life, from: u16) -> bool {
         let guard = crossbeam_epoch::pin();
-        let Some((run, view)) = self.shared.runs.look(life, &guard) else {
+        let runs = self.shared.storage.runs();
+        let Some((run, view)) = runs.and_then(|runs| runs.look(life, &guard)) else {
             return false;
         };
         if view.len() <= from {

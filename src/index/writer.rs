@@ -17,11 +17,12 @@ use super::plain::{Plain, Stopped};
 use super::resolve::{self, Resident, Resolved, ResolvedSequence, Unresolved};
 use super::runs::{BlockKey, RunWriter};
 use super::slots::HolderRecord;
+use super::storage::Turn;
 
 /// What a holder holds, in the form that is just enough for it.
 #[derive(Debug, Default)]
 pub(super) struct Blocks {
-    /// Nothing while there is a forest.
+    /// Nothing while there is a forest, and in a radix tree.
     pub(super) plain: Plain,
     pub(super) forest: Option<Box<Forest>>,
     /// Counts whatever is more than storing and removing blocks in the form that there is.
@@ -67,10 +68,11 @@ impl HolderWriter {
         &self.record.status
     }
 
-    /// Replaces the reasons for doubt: the state has been replaced as a whole. Searches that began before notice it.
-    pub fn replace_reasons(&self, reasons: DegradedReasons) {
+    /// Takes the reasons for doubt away that are not in `kept`: the state has been replaced as a whole. Searches that began before
+    /// notice it. Returns what is left.
+    pub fn replace_reasons(&self, kept: DegradedReasons) -> DegradedReasons {
         let replacement = self.shared.count_replacement();
-        self.status().replace_reasons(reasons, replacement);
+        self.status().replace_reasons(kept, replacement)
     }
 
     /// Block size and hashing of the namespace.
@@ -92,10 +94,10 @@ impl HolderWriter {
         match event {
             Event::Stored(stored) => {
                 let shared = Arc::clone(&self.shared);
-                let mut runs = self.take_turn(&shared, &mut applied);
-                self.store(stored, tier, now_us, &mut runs, &mut applied);
-                self.store_ready(&mut runs, &mut applied);
-                drop(runs);
+                let mut turn = self.take_turn(&shared, &mut applied);
+                self.store(stored, tier, now_us, &mut turn, &mut applied);
+                self.store_ready(&mut turn, &mut applied);
+                drop(turn);
                 shared.make_room();
             }
             Event::Removed(removed) => self.remove(&removed, tier, &mut applied),
@@ -113,8 +115,30 @@ impl HolderWriter {
     }
 
     /// Takes a turn, and forgets what the index has evicted since the last one.
-    pub(super) fn take_turn<'s>(&mut self, shared: &'s Shared, applied: &mut Applied) -> RunWriter<'s> {
-        let mut runs = shared.runs.write();
+    pub(super) fn take_turn<'s>(&mut self, shared: &'s Shared, applied: &mut Applied) -> Turn<'s> {
+        let mut turn = shared.storage.write();
+        let is_cut_shorter = turn.runs_mut().is_some_and(|runs| self.forget_evicted(runs));
+        if self.uses_names && !self.refuses_nameless && self.is_cut_short() {
+            // A block without a name may have had one that is forgotten. When that is removed, nobody would know which block is
+            // meant: so such blocks go now, and are no longer taken.
+            self.refuses_nameless = true;
+            if let Some(forest) = &mut self.blocks.forest {
+                let (turn, slot) = (&mut turn, self.slot);
+                let dropped = forest.drop_nameless(&mut Publication { turn, slot });
+                applied.reject(RejectReason::Capacity, dropped);
+            }
+        }
+        if is_cut_shorter {
+            // What they wait for may have gone just now.
+            for event in self.parking.clear() {
+                self.leave_out(&event.stored, &mut turn, applied);
+            }
+        }
+        turn
+    }
+
+    /// Forgets what has been evicted since the last turn; says whether that is anything.
+    fn forget_evicted(&mut self, runs: &mut RunWriter<'_>) -> bool {
         let evicted = runs.take_evicted(self.slot);
         let is_cut_shorter = !evicted.is_empty();
         for evicted in evicted {
@@ -130,28 +154,12 @@ impl HolderWriter {
         if self.blocks.forest.take_if(|forest| forest.len() == 0).is_some() {
             runs.set_keyed(self.slot, false);
         }
-        if self.uses_names && !self.refuses_nameless && self.is_cut_short() {
-            // A block without a name may have had one that is forgotten. When that is removed, nobody would know which block is
-            // meant: so such blocks go now, and are no longer taken.
-            self.refuses_nameless = true;
-            if let Some(forest) = &mut self.blocks.forest {
-                let (writer, slot) = (&mut runs, self.slot);
-                let dropped = forest.drop_nameless(&mut Publication { writer, slot });
-                applied.reject(RejectReason::Capacity, dropped);
-            }
-        }
-        if is_cut_shorter {
-            // What they wait for may have gone just now.
-            for event in self.parking.clear() {
-                self.leave_out(&event.stored, &mut runs, applied);
-            }
-        }
-        runs
+        is_cut_shorter
     }
 
     /// Does not take blocks that cannot be placed because the index has no room for those before them. A name that the engine gives
     /// to one of them means no other block any more.
-    fn leave_out(&mut self, stored: &StoredBlocks, runs: &mut RunWriter<'_>, applied: &mut Applied) {
+    fn leave_out(&mut self, stored: &StoredBlocks, turn: &mut Turn<'_>, applied: &mut Applied) {
         applied.reject(RejectReason::Capacity, stored.names.len());
         let hashes = match &stored.names {
             BlockNames::Sequence { hashes, .. } => hashes.as_slice(),
@@ -163,11 +171,11 @@ impl HolderWriter {
             None => hashes.collect(),
         };
         for name in names {
-            if self.blocks.has_name(name, runs) {
+            if self.blocks.has_name(name, turn) {
                 let slot = self.slot;
-                let forest = self.blocks.as_forest(slot, runs);
+                let forest = self.blocks.as_forest(slot, turn);
                 if let Some(number) = forest.find_name(name) {
-                    forest.drop_name(number, name, &mut Publication { writer: runs, slot });
+                    forest.drop_name(number, name, &mut Publication { turn, slot });
                 }
             }
         }
@@ -192,16 +200,20 @@ impl HolderWriter {
     /// Removes all blocks and forgets what waits for a parent.
     pub fn clear(&mut self) {
         let shared = Arc::clone(&self.shared);
-        let writer = &mut self.take_turn(&shared, &mut Applied::default());
+        let turn = &mut self.take_turn(&shared, &mut Applied::default());
         let slot = self.slot;
         self.blocks.reshaped += 1;
-        self.blocks.plain.clear(slot, writer);
-        if let Some(mut forest) = self.blocks.forest.take() {
-            forest.clear(&mut Publication { writer, slot });
+        if let Turn::Runs(runs) = turn {
+            self.blocks.plain.clear(slot, runs);
         }
-        // What was evicted while others had turns is gone as well.
-        writer.take_evicted(slot);
-        writer.set_keyed(slot, false);
+        if let Some(mut forest) = self.blocks.forest.take() {
+            forest.clear(&mut Publication { turn, slot });
+        }
+        if let Turn::Runs(runs) = turn {
+            // What was evicted while others had turns is gone as well.
+            runs.take_evicted(slot);
+            runs.set_keyed(slot, false);
+        }
         (self.uses_names, self.refuses_nameless) = (false, false);
         self.parking.clear();
         self.set_foreign_chain(false);
@@ -233,15 +245,15 @@ impl HolderWriter {
         stored: StoredBlocks,
         tier: Tier,
         now_us: u64,
-        runs: &mut RunWriter<'_>,
+        turn: &mut Turn<'_>,
         applied: &mut Applied,
     ) {
         let blocks = stored.names.len();
-        match self.resolve(&stored, runs, applied) {
-            Ok(Resolved::Keys(blocks)) => self.store_blocks(blocks, tier, runs, applied),
-            Ok(Resolved::Sequence(sequence)) => self.store_sequence(&sequence, tier, runs, applied),
+        match self.resolve(&stored, turn, applied) {
+            Ok(Resolved::Keys(blocks)) => self.store_blocks(blocks, tier, turn, applied),
+            Ok(Resolved::Sequence(sequence)) => self.store_sequence(&sequence, tier, turn, applied),
             Err(Unresolved::UnknownParent(_)) if self.is_cut_short() => {
-                self.leave_out(&stored, runs, applied);
+                self.leave_out(&stored, turn, applied);
             }
             Err(Unresolved::UnknownParent(parent)) => {
                 let Some(stored) = self.without_surplus_content(stored) else {
@@ -277,10 +289,10 @@ impl HolderWriter {
     fn resolve<'e>(
         &mut self,
         stored: &'e StoredBlocks,
-        runs: &RunWriter<'_>,
+        turn: &Turn<'_>,
         applied: &mut Applied,
     ) -> Result<Resolved<'e>, Unresolved> {
-        let find_parent = |name| self.blocks.resident(name, runs);
+        let find_parent = |name| self.blocks.resident(name, turn);
         let resolved = resolve::resolve(stored, &self.shared.settings, find_parent)?;
         if let Resolved::Sequence(sequence) = &resolved
             && sequence.is_foreign
@@ -296,14 +308,15 @@ impl HolderWriter {
         &mut self,
         sequence: &ResolvedSequence<'_>,
         tier: Tier,
-        runs: &mut RunWriter<'_>,
+        turn: &mut Turn<'_>,
         applied: &mut Applied,
     ) {
         let blocks_max = self.shared.limits.blocks_per_holder_max;
         let mut stored = 0;
         let plain = &mut self.blocks.plain;
         let was = (plain.tier(), plain.has_own_names());
-        if self.blocks.forest.is_none()
+        if let Turn::Runs(runs) = turn
+            && self.blocks.forest.is_none()
             && sequence.follows_resident()
             && plain.suits(tier, sequence.names.is_some())
         {
@@ -322,14 +335,14 @@ impl HolderWriter {
         }
         let mut blocks = sequence.blocks();
         blocks.drain(..stored.min(blocks.len()));
-        self.store_blocks(blocks, tier, runs, applied);
+        self.store_blocks(blocks, tier, turn, applied);
     }
 
     fn store_blocks(
         &mut self,
         blocks: Vec<NewBlock>,
         tier: Tier,
-        writer: &mut RunWriter<'_>,
+        turn: &mut Turn<'_>,
         applied: &mut Applied,
     ) {
         if blocks.is_empty() {
@@ -337,13 +350,13 @@ impl HolderWriter {
         }
         let blocks_max = self.shared.limits.blocks_per_holder_max;
         let (slot, refuses_nameless) = (self.slot, self.refuses_nameless);
-        let forest = self.blocks.as_forest(slot, writer);
+        let forest = self.blocks.as_forest(slot, turn);
         for block in blocks {
             if refuses_nameless && block.name.is_none() {
                 applied.reject(RejectReason::Capacity, 1);
                 continue;
             }
-            let publication = &mut Publication { writer, slot };
+            let publication = &mut Publication { turn, slot };
             let (stored, moved) = forest.store(block, tier, blocks_max, publication);
             applied.reject(RejectReason::Moved, usize::from(moved));
             match stored {
@@ -354,22 +367,22 @@ impl HolderWriter {
     }
 
     /// Stores what waited for blocks that are there now, and then what waited for these.
-    fn store_ready(&mut self, runs: &mut RunWriter<'_>, applied: &mut Applied) {
+    fn store_ready(&mut self, turn: &mut Turn<'_>, applied: &mut Applied) {
         while self.parking.len() > 0 {
             let blocks = &self.blocks;
-            let Some(event) = self.parking.take_ready(|name| blocks.has_name(name, runs)) else {
+            let Some(event) = self.parking.take_ready(|name| blocks.has_name(name, turn)) else {
                 break;
             };
             // What was removed meanwhile stays away, even if an event that came later has stored it again.
             let remains = |name| event.remaining.contains(&name);
-            match self.resolve(&event.stored, runs, applied) {
+            match self.resolve(&event.stored, turn, applied) {
                 Ok(Resolved::Sequence(sequence)) if sequence.names().all(remains) => {
-                    self.store_sequence(&sequence, event.tier, runs, applied);
+                    self.store_sequence(&sequence, event.tier, turn, applied);
                 }
                 Ok(Resolved::Sequence(sequence)) => {
                     let mut blocks = sequence.blocks();
                     blocks.retain(|block| block.name.is_some_and(remains));
-                    self.store_blocks(blocks, event.tier, runs, applied);
+                    self.store_blocks(blocks, event.tier, turn, applied);
                 }
                 // Not reached: lineage hashes wait for nobody.
                 Ok(Resolved::Keys(_)) => {}
@@ -382,23 +395,29 @@ impl HolderWriter {
 
     fn remove(&mut self, removed: &RemovedBlocks, tier: Tier, applied: &mut Applied) {
         let shared = Arc::clone(&self.shared);
-        let runs = &mut self.take_turn(&shared, applied);
+        let turn = &mut self.take_turn(&shared, applied);
         if self.blocks.plain.has_own_names() && !removed.lineage_hashes.is_empty() {
-            self.blocks.as_forest(self.slot, runs);
+            self.blocks.as_forest(self.slot, turn);
         }
-        match &self.blocks.forest {
-            None => self.remove_plain(removed, tier, runs, applied),
-            Some(_) => self.remove_blocks(removed, tier, runs, applied),
+        match turn {
+            Turn::Runs(runs) if self.blocks.forest.is_none() => {
+                let left = self.remove_plain(removed, tier, runs, applied);
+                if !left.is_empty() {
+                    self.remove_keys(left, tier, turn, applied);
+                }
+            }
+            Turn::Runs(_) | Turn::Radix(_) => self.remove_blocks(removed, tier, turn, applied),
         }
     }
 
+    /// Removes what goes without leaving a hole; gives back the blocks that don't.
     fn remove_plain(
         &mut self,
         removed: &RemovedBlocks,
         tier: Tier,
         runs: &mut RunWriter<'_>,
         applied: &mut Applied,
-    ) {
+    ) -> Vec<PositionalLineageHash> {
         let plain = &mut self.blocks.plain;
         let mut spots = Vec::with_capacity(removed.hashes.len() + removed.lineage_hashes.len());
         let mut finder = plain.finder(&removed.hashes);
@@ -421,31 +440,25 @@ impl HolderWriter {
         let found = spots.len();
         if tier != plain.tier() {
             applied.reject(RejectReason::UnknownBlock, found);
-            return;
+            return Vec::new();
         }
         let (gone, left) = plain.remove(spots, self.slot, runs);
         applied.removed += gone as u64;
         // Named twice.
         applied.reject(RejectReason::UnknownBlock, found - gone - left.len());
-        if !left.is_empty() {
-            let keys = left
-                .into_iter()
-                .filter_map(|spot| runs.key(spot))
-                .map(Into::into)
-                .collect();
-            self.remove_keys(keys, tier, runs, applied);
-        }
+        let keys = left.into_iter().filter_map(|spot| runs.key(spot));
+        keys.map(Into::into).collect()
     }
 
     fn remove_blocks(
         &mut self,
         removed: &RemovedBlocks,
         tier: Tier,
-        writer: &mut RunWriter<'_>,
+        turn: &mut Turn<'_>,
         applied: &mut Applied,
     ) {
         let slot = self.slot;
-        let forest = self.blocks.as_forest(slot, writer);
+        let forest = self.blocks.as_forest(slot, turn);
         let mut named: Vec<(PositionalLineageHash, u64)> = Vec::with_capacity(removed.hashes.len());
         for hash in &removed.hashes {
             let name = hash.as_u64();
@@ -460,26 +473,26 @@ impl HolderWriter {
         // Lineage hashes order by position.
         named.sort_unstable_by_key(|(key, _)| std::cmp::Reverse(*key));
         for (_, name) in named {
-            let outcome = forest.remove_name(name, tier, &mut Publication { writer, slot });
+            let outcome = forest.remove_name(name, tier, &mut Publication { turn, slot });
             count_removed(outcome, applied);
         }
-        self.remove_keys(removed.lineage_hashes.clone(), tier, writer, applied);
+        self.remove_keys(removed.lineage_hashes.clone(), tier, turn, applied);
     }
 
     fn remove_keys(
         &mut self,
         mut keys: Vec<PositionalLineageHash>,
         tier: Tier,
-        writer: &mut RunWriter<'_>,
+        turn: &mut Turn<'_>,
         applied: &mut Applied,
     ) {
         let slot = self.slot;
-        let forest = self.blocks.as_forest(slot, writer);
+        let forest = self.blocks.as_forest(slot, turn);
         keys.sort_unstable_by_key(|key| std::cmp::Reverse(*key));
         for key in keys {
             let number: Option<BlockNumber> = forest.find_key(key);
             let outcome = number.map_or(Removed::Unknown, |number| {
-                forest.remove_tier(number, tier, &mut Publication { writer, slot })
+                forest.remove_tier(number, tier, &mut Publication { turn, slot })
             });
             count_removed(outcome, applied);
         }
@@ -493,13 +506,10 @@ impl HolderWriter {
         let shared = Arc::clone(&self.shared);
         drop(self.take_turn(&shared, &mut Applied::default()));
         self.publish_sizes();
-        let plain = dump::plain(
-            &self.shared.runs,
-            &self.blocks.plain,
-            self.slot,
-            self.shared.settings.hashing,
-            blocks_per_event_max,
-        );
+        let (blocks, slot) = (&self.blocks.plain, self.slot);
+        let hashing = self.shared.settings.hashing;
+        let runs = self.shared.storage.runs().into_iter();
+        let plain = runs.flat_map(move |runs| dump::plain(runs, blocks, slot, hashing, blocks_per_event_max));
         let forest = self.blocks.forest.as_deref();
         plain.chain(
             forest
@@ -510,15 +520,16 @@ impl HolderWriter {
 }
 
 impl Blocks {
-    fn has_name(&self, name: u64, runs: &RunWriter<'_>) -> bool {
-        match &self.forest {
-            None => self.plain.find_name(name, runs).is_some(),
-            Some(forest) => forest.find_name(name).is_some(),
+    fn has_name(&self, name: u64, turn: &Turn<'_>) -> bool {
+        match (&self.forest, turn) {
+            (Some(forest), _) => forest.find_name(name).is_some(),
+            (None, Turn::Runs(runs)) => self.plain.find_name(name, runs).is_some(),
+            (None, Turn::Radix(_)) => false,
         }
     }
 
     /// The block that the engine calls `name`.
-    pub(super) fn resident(&self, name: u64, runs: &RunWriter<'_>) -> Option<Resident> {
+    pub(super) fn resident(&self, name: u64, turn: &Turn<'_>) -> Option<Resident> {
         if let Some(forest) = &self.forest {
             let block = forest.block(forest.find_name(name)?);
             return Some(Resident {
@@ -527,6 +538,7 @@ impl Blocks {
                 spot: None,
             });
         }
+        let runs = turn.runs()?;
         let spot = self.plain.find_name(name, runs)?;
         let key = runs.key(spot)?;
         Some(Resident {
@@ -537,12 +549,15 @@ impl Blocks {
     }
 
     /// As a forest, which can keep anything.
-    fn as_forest(&mut self, slot: HolderSlot, runs: &mut RunWriter<'_>) -> &mut Forest {
+    fn as_forest(&mut self, slot: HolderSlot, turn: &mut Turn<'_>) -> &mut Forest {
         let plain = std::mem::take(&mut self.plain);
-        self.forest.get_or_insert_with(|| {
-            self.reshaped += 1;
-            runs.set_keyed(slot, true);
-            Box::new(plain.to_forest(runs))
+        self.forest.get_or_insert_with(|| match turn {
+            Turn::Runs(runs) => {
+                self.reshaped += 1;
+                runs.set_keyed(slot, true);
+                Box::new(plain.to_forest(runs))
+            }
+            Turn::Radix(_) => Box::default(),
         })
     }
 }

@@ -54,6 +54,8 @@ pub(crate) struct Holder {
     /// The largest time, by the publisher's clock, at which an applied batch was made; 0 where none says, and the largest number
     /// where it cannot be known.
     pub(super) made_us: u64,
+    /// Whether it has been counted that there was no room for some of its blocks: eviction, which marks the holder, counts nothing.
+    is_known_short: bool,
 }
 
 /// What is known of the holder's publisher from asking it.
@@ -84,6 +86,7 @@ impl Holder {
             },
             liveness: Liveness::heard_at(clocks.listening_us),
             made_us: 0,
+            is_known_short: false,
         }
     }
 
@@ -104,7 +107,7 @@ impl Holder {
         );
         let has_begun_again = admission == Admission::Duplicate
             && received.batch.time_us.is_some_and(|made| made > self.made_us);
-        if has_begun_again && self.made_us > 0 {
+        if has_begun_again {
             self.begin_again(next, context.metrics);
         }
         if (is_gap || has_begun_again) && context.holding.is_enabled && self.asked.may_answer {
@@ -180,10 +183,9 @@ impl Holder {
 
     /// The state has been replaced as a whole: no reason for doubt is left, but that a resync is under way.
     fn forgive(&mut self) {
-        let is_kept = |reason| matches!(reason, DegradedReason::Resyncing | DegradedReason::Stale);
-        let reasons = self.writer.status().own_reasons();
-        if !reasons.is_empty() {
-            self.writer.replace_reasons(reasons.filtered(is_kept));
+        if !self.writer.status().own_reasons().is_empty() {
+            let kept = DegradedReasons::of(DegradedReason::Resyncing).with(DegradedReason::Stale);
+            self.writer.replace_reasons(kept);
         }
         self.is_whole = true;
         self.asked.has_restarted = false;
@@ -243,11 +245,36 @@ impl Holder {
                 continue;
             }
             metrics.reject_blocks(reason, blocks, self.worker());
-            if let Some(degraded) = degradation(reason) {
-                self.degrade(degraded, metrics);
-                self.is_whole = false;
+            match degradation(reason) {
+                None => {}
+                Some(DegradedReason::Capacity) => {
+                    self.writer.status().degrade(DegradedReason::Capacity);
+                    self.is_whole = false;
+                }
+                Some(degraded) => {
+                    self.degrade(degraded, metrics);
+                    self.is_whole = false;
+                }
             }
         }
+        self.count_shortage(metrics);
+    }
+
+    /// Counts that there is no room for some of the holder's blocks, whoever found out.
+    fn count_shortage(&mut self, metrics: &EventMetrics) {
+        let is_short = self
+            .writer
+            .status()
+            .own_reasons()
+            .contains(DegradedReason::Capacity);
+        if is_short && !self.is_known_short {
+            metrics.holder_degraded(
+                DegradedReason::Capacity,
+                self.worker(),
+                self.writer.record().id.rank,
+            );
+        }
+        self.is_known_short = is_short;
     }
 
     pub(super) fn degrade(&self, reason: DegradedReason, metrics: &EventMetrics) {
@@ -277,8 +304,12 @@ impl Holder {
         // Where it counts as unverified, the next batch that continues the count takes that away: it is not lasting.
         let lasting = reasons.filtered(DegradedReason::is_lasting);
         status.reset_reasons(lasting);
+        self.is_known_short = lasting.contains(DegradedReason::Capacity);
         self.is_whole = lasting.is_empty();
-        if !reasons.contains(DegradedReason::Unverified) {
+        // A stream gives batches again that are part of the snapshot. Without the time there is no telling them from those of a
+        // publisher that counts from the start again.
+        self.made_us = frame.made_us.unwrap_or(u64::MAX);
+        if frame.made_us.is_some() && !reasons.contains(DegradedReason::Unverified) {
             status.confirm(generation);
         }
     }
@@ -374,6 +405,7 @@ impl Holder {
             hashing: self.writer.settings().hashing,
             block_size: self.writer.settings().block_size.as_u32(),
             foreign_chain: self.writer.status().has_foreign_chain(),
+            made_us: Some(self.made_us),
             forest: None,
         }
     }

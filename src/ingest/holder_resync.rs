@@ -2,7 +2,8 @@
 
 use crate::telemetry::labels::DropReason;
 use crate::tracking::{
-    Admission, BatchCursor, DegradedReason, LivenessLimits, SequenceTracker, Silence, StreamGeneration,
+    Admission, BatchCursor, DegradedReason, DegradedReasons, LivenessLimits, SequenceTracker, Silence,
+    StreamGeneration,
 };
 use crate::wire::ResyncAnswerKind;
 
@@ -150,10 +151,14 @@ impl Holder {
         let Some(held) = self.held.take_if(|held| held.resync == Some(number)) else {
             return (ResyncOutcome::Superseded, Afterwards::Stays);
         };
-        // The reasons are about a state that is mended or replaced now. Until that is done, this one stands for them.
-        self.writer
-            .status()
-            .reset_reasons(crate::tracking::DegradedReasons::of(DegradedReason::Resyncing));
+        // The reasons are about a state that is mended or replaced now. Until that is done, the first of these stands for them. What
+        // the index has forgotten for want of room is not among the missing batches.
+        let resyncing = DegradedReasons::of(DegradedReason::Resyncing);
+        let kept = match answer.kind {
+            ResyncAnswerKind::Full => resyncing,
+            ResyncAnswerKind::Missing => resyncing.with(DegradedReason::Capacity),
+        };
+        self.writer.status().retain_reasons(kept);
         self.asked.may_answer = true;
         let cursor = answer.cursor;
         let afterwards = self.apply_answer(answer, generation, context);
@@ -234,13 +239,8 @@ impl Holder {
 
     /// Ends the time in which the holder is resyncing: searches that began in it notice. Says whether reasons for doubt are left.
     fn end_resync(&mut self) -> bool {
-        let left = self
-            .writer
-            .status()
-            .own_reasons()
-            .without(DegradedReason::Resyncing);
-        self.writer.replace_reasons(left);
-        !left.is_empty()
+        let kept = DegradedReasons::all().without(DegradedReason::Resyncing);
+        !self.writer.replace_reasons(kept).is_empty()
     }
 
     /// Gives up on a resync; `may_answer` says whether the publisher may answer another time.

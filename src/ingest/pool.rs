@@ -283,6 +283,7 @@ mod tests {
             hashing: Hashing::Engine,
             block_size: 16,
             foreign_chain: false,
+            made_us: Some(0),
             forest: None,
         }
     }
@@ -395,6 +396,23 @@ mod tests {
         restarted.drain().await.unwrap();
         let namespace = restarted.namespaces.get(&holder.namespace).unwrap();
         assert_eq!(namespace.indexer.foreign_holders(), 1);
+    }
+
+    #[tokio::test]
+    async fn only_where_a_snapshot_knows_the_time_its_holders_can_be_certain() {
+        let trust = crate::tracking::StreamTrust::default();
+        for (made_us, is_certain) in [(Some(5), true), (None, false)] {
+            let pool = pool();
+            let holder = HolderFrame { made_us, ..frame(7) };
+            pool.restore(&holder, Frame::Holder(holder.clone()), trust.generation())
+                .await
+                .unwrap();
+            pool.drain().await.unwrap();
+            let namespace = pool.namespaces.get(&holder.namespace).unwrap();
+            let holders = namespace.indexer.holders();
+            let mut reasons = holders.iter().map(|holder| holder.status.reasons(&trust));
+            assert!(reasons.all(|reasons| reasons.is_empty() == is_certain));
+        }
     }
 
     #[tokio::test]

@@ -21,6 +21,14 @@ pub enum Transport {
     },
 }
 
+impl Transport {
+    /// JetStream, with times that are right for an engine: a batch is given up half a minute after it was sent first.
+    pub const ACKNOWLEDGED: Self = Self::JetStream {
+        acknowledgement_timeout: Duration::from_secs(5),
+        attempts: 6,
+    };
+}
+
 /// Where the numbers begin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Beginning {

@@ -197,6 +197,7 @@ impl Answerer {
         let chain = SparseChain::new(&query.key, positions).map_err(DecodeError::from)?;
         let was_stalled = self.trust.is_stalled();
         let matches = indexer.find_bounds(&chain, search_of(&query.options));
+        let matches = matches.map_err(|error| WireError::new(ErrorCode::BadRequest, error.to_string()))?;
         let reasons = |holder: &HolderRecord| doubted(matches.reasons(holder, &self.trust), was_stalled);
         let (holders, holders_total) = best_of(matches.holders(), &query.options, reasons);
         Ok(QueryReply {

@@ -12,7 +12,7 @@ use crate::config::settings::Setting;
 use crate::config::{Config, NatsConfig, process_environment};
 use crate::connection::{ConnectPatience, connect, round_trip};
 use crate::daemon::{Daemon, StopReport};
-use crate::publisher::{HolderPublisher, PublishedHolder, PublisherOptions};
+use crate::publisher::{HolderPublisher, PublishedHolder, PublisherOptions, Transport};
 use crate::tracking::BatchCursor;
 use crate::wire::{ErrorCode, NamespaceName, StatusReply, Subjects, WorkerName};
 
@@ -60,6 +60,7 @@ pub struct Session {
     daemon: Option<Daemon>,
     routers: QueryClient,
     publishers: Client,
+    transport: Transport,
     subjects: Subjects,
     namespace: NamespaceName,
 }
@@ -119,9 +120,16 @@ impl Session {
             daemon,
             routers: QueryClient::new(open("routers").await?, subjects.clone()),
             publishers: open("publishers").await?,
+            transport: Transport::Core,
             subjects,
             namespace,
         })
+    }
+
+    /// Lets workers publish through `transport`; core NATS unless told otherwise.
+    #[must_use]
+    pub fn publishing_by(self, transport: Transport) -> Self {
+        Self { transport, ..self }
     }
 
     /// Where the daemon of this process serves metrics, if it does.
@@ -157,6 +165,7 @@ impl Session {
             rank: RANK,
         };
         let options = PublisherOptions {
+            transport: self.transport,
             batch_delay: Duration::ZERO,
             ..PublisherOptions::default()
         };

@@ -145,6 +145,10 @@ pub struct HolderFrame {
     /// Whether the holder's hashes were not the contract's chain.
     #[serde(default)]
     pub foreign_chain: bool,
+    /// The largest time, by the publisher's clock, at which one of the batches that the blocks reflect was made, in microseconds
+    /// since the Unix epoch; 0 where none of them says. Absent in older snapshots: it is not known then.
+    #[serde(default)]
+    pub made_us: Option<u64>,
     /// Where the blocks are to come in a forest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub forest: Option<InForest>,

@@ -17,6 +17,7 @@ fn holder(rank: Rank, blocks: u64) -> HolderFrame {
         hashing: Hashing::Recompute,
         block_size: 16,
         foreign_chain: true,
+        made_us: Some(9),
         forest: None,
     }
 }

@@ -155,11 +155,8 @@ impl SnapshotDirectory {
         Self::open_on(Arc::new(Disk), path, keep)
     }
 
-    pub(super) fn open_on(
-        storage: Arc<dyn Storage>,
-        path: &Path,
-        keep: usize,
-    ) -> Result<Self, DirectoryError> {
+    /// As [`Self::open`], on `storage` instead of the machine's file system. Snapshots are read from the machine's all the same.
+    pub fn open_on(storage: Arc<dyn Storage>, path: &Path, keep: usize) -> Result<Self, DirectoryError> {
         storage
             .create_directory(path)
             .map_err(failed(DirectoryAction::CreateDirectory, path))?;

@@ -20,6 +20,7 @@
 //! there: the holder is in doubt until it is resynced.
 
 mod directory;
+mod faulty_disk;
 mod forest;
 mod object_store;
 mod restore;
@@ -30,6 +31,8 @@ mod storage;
 mod tests;
 
 pub use directory::{DirectoryAction, DirectoryError, SnapshotDirectory};
+pub use faulty_disk::{DiskFault, FaultyDisk};
 pub use object_store::{ObjectStoreError, SnapshotStore};
 pub use restore::{RestoreError, Restored, Restorer};
 pub use save::{SaveError, Saved, Snapshotter};
+pub use storage::{Disk, Storage, StorageFile};

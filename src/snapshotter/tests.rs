@@ -7,7 +7,7 @@ use tokio::runtime::Handle;
 
 use crate::hash::SequenceHash;
 use crate::index::{IndexLimits, NamespaceSettings, Namespaces};
-use crate::ingest::{IngestSettings, LanePool, LivenessSettings, StreamPosition};
+use crate::ingest::{HoldingSettings, IngestSettings, LanePool, LivenessSettings, StreamPosition};
 use crate::snapshot::{Frame, SnapshotReader, StreamCursor};
 use crate::telemetry::SnapshotMetrics;
 use crate::tracking::{DegradedReasons, StreamGeneration, StreamTrust};
@@ -40,7 +40,10 @@ impl World {
             lane_queue_bytes: 1 << 20,
             limits: WireLimits::default(),
             shard: None,
-            holding: None,
+            holding: Some(HoldingSettings {
+                bytes_per_holder_max: 1 << 20,
+                wait_max: std::time::Duration::from_secs(60),
+            }),
             liveness: LivenessSettings::default(),
         };
         Self {
@@ -139,7 +142,8 @@ fn message(sequence: u64) -> (WorkerName, Vec<u8>) {
         epoch: 1,
         seq,
         rank: 0,
-        time_us: None,
+        // As publishers say it: a batch that is part of the snapshot and comes again from the stream is a duplicate all the same.
+        time_us: Some(sequence),
         tier: Tier::DEVICE,
         events: vec![event],
     };
@@ -262,10 +266,10 @@ async fn two_snapshots_are_not_written_at_once() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_snapshot_that_cannot_be_pruned_is_a_snapshot() {
-    use super::storage::faulty::{Fault, FaultyDisk};
+    use super::faulty_disk::{DiskFault, FaultyDisk};
     let folder = tempfile::tempdir().unwrap();
     let world = World::new();
-    let disk = Arc::new(FaultyDisk::new(Fault::Remove));
+    let disk = Arc::new(FaultyDisk::new(DiskFault::Remove));
     let snapshotter = Arc::new(Snapshotter::new(
         Arc::clone(&world.pool),
         SnapshotDirectory::open_on(disk, folder.path(), 1).unwrap(),

@@ -78,6 +78,11 @@ impl DegradedReason {
 pub struct DegradedReasons(u32);
 
 impl DegradedReasons {
+    /// The set with every reason.
+    pub fn all() -> Self {
+        DegradedReason::ALL.into_iter().fold(Self::default(), Self::with)
+    }
+
     /// The set with one reason.
     pub fn of(reason: DegradedReason) -> Self {
         Self(reason as u32)
@@ -325,11 +330,18 @@ impl HolderStatus {
         self.reasons.store(reasons.0, Ordering::Release);
     }
 
-    /// As [`Self::reset_reasons`]; `replacement` counts such replacements of all holders that a query can see together.
-    pub fn replace_reasons(&self, reasons: DegradedReasons, replacement: u64) {
+    /// Takes all reasons away that are not in `kept`, and returns what is left. A reason that is added at the same time, by whoever
+    /// evicts blocks, stays or goes as if it had been added before or after, but is never overwritten.
+    pub fn retain_reasons(&self, kept: DegradedReasons) -> DegradedReasons {
+        let before = self.reasons.fetch_and(kept.0, Ordering::AcqRel);
+        DegradedReasons(before & kept.0)
+    }
+
+    /// As [`Self::retain_reasons`]; `replacement` counts such replacements of all holders that a query can see together.
+    pub fn replace_reasons(&self, kept: DegradedReasons, replacement: u64) -> DegradedReasons {
         // Before the reasons go: who does not see them any more sees this.
         self.replacement.store(replacement, Ordering::Release);
-        self.reset_reasons(reasons);
+        self.retain_reasons(kept)
     }
 
     /// The number of the last replacement of the state; 0 if there was none. To be read after the reasons.

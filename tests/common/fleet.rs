@@ -1,18 +1,22 @@
 //! Workers that publish and routers that ask while something goes wrong.
+//!
+//! The workers are [`HolderPublisher`]s, as engines have them, so what a fault has swallowed is asked for and given. They send
+//! no heartbeats by themselves: a fleet sends them, so that it knows the number of every batch.
 
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses a part of it")]
 
 use std::time::{Duration, Instant};
 
+use async_nats::ConnectOptions;
 use futures_util::future::join_all;
-use kvatlas::client::Publisher;
 use kvatlas::hash::SequenceHash;
+use kvatlas::publisher::{Beginning, HolderPublisher, PublishedHolder, PublisherOptions, Transport};
 use kvatlas::tracking::BatchCursor;
 use kvatlas::wire::{Event, StatusReply, Tier};
 use tokio_util::sync::CancellationToken;
 
-use super::truth::{Tally, Truth, Workload, settle};
-use super::{Client, PATIENCE, by_sequence};
+use super::truth::{Tally, Truth, Workload, settle, settle_below};
+use super::{Client, PATIENCE, by_sequence, namespace, subjects, worker};
 
 /// Pause between two batches.
 const PUBLISH_INTERVAL: Duration = Duration::from_millis(1);
@@ -26,21 +30,42 @@ const HEAL_INTERVAL: Duration = Duration::from_millis(20);
 const QUERIES_PER_STATUS: u64 = 16;
 /// A worker begins a new epoch after so many batches, like one that is restarted.
 const BATCHES_PER_EPOCH: u64 = 200;
-
 /// After so many batches one of the anchors begins a new epoch.
 const BATCHES_PER_RENEWAL: u64 = 150;
 /// Workers that have every prompt, whatever happens: whoever names nobody is blind. Two, which begin new epochs in turn.
 const ANCHORS: usize = 2;
 
+/// Settings with which a daemon asks soon again.
+pub const QUICK_RESYNCS: [(&str, &str); 3] = [
+    ("resync.retry_min_ms", "10"),
+    ("resync.retry_max_ms", "200"),
+    ("resync.timeout_ms", "500"),
+];
+
+/// Through a stream: an outage of some seconds is waited for.
+pub const THROUGH_STREAM: Transport = Transport::JetStream {
+    acknowledgement_timeout: Duration::from_millis(300),
+    attempts: 20,
+};
+
+/// A worker: its publisher, and the number of its last batch.
 struct Worker {
     name: String,
-    publisher: Publisher,
+    publisher: HolderPublisher,
+    cursor: BatchCursor,
+}
+
+/// What a fleet's workers publish with.
+struct Engines {
+    nats: async_nats::Client,
+    transport: Transport,
 }
 
 /// Workers, the truth about them, and a router.
 pub struct Fleet {
     pub client: Client,
     pub truth: Truth,
+    engines: Engines,
     workers: Vec<Worker>,
     anchors: Vec<Worker>,
     workload: Workload,
@@ -66,20 +91,25 @@ impl Floors for OneDaemon {
 impl Fleet {
     /// `workers` workers and a router, on the broker at `url`, with a seeded load. A daemon must be there already.
     pub async fn new(url: &str, workers: u64, seed: u64) -> Self {
+        Self::through(url, Transport::Core, workers, seed).await
+    }
+
+    /// As [`Self::new`]; the workers publish through `transport`.
+    pub async fn through(url: &str, transport: Transport, workers: u64, seed: u64) -> Self {
         let mut client = Client::connect(url).await;
         client.queries = client.queries.with_patience(ROUTER_PATIENCE);
-        let worker = |name: String| {
-            let publisher = client.publisher(&name, 0);
-            Worker { name, publisher }
+        let options = ConnectOptions::new().max_reconnects(None);
+        let engines = Engines {
+            nats: options.connect(url).await.unwrap(),
+            transport,
         };
         let workload = Workload::new(seed, 16);
+        let workers = (0..workers).map(|number| engines.worker(format!("gpu-{number}")));
+        let anchors = (0..ANCHORS).map(|number| engines.worker(format!("anchor-{number}")));
         let mut fleet = Self {
-            workers: (0..workers)
-                .map(|number| worker(format!("gpu-{number}")))
-                .collect(),
-            anchors: (0..ANCHORS)
-                .map(|number| worker(format!("anchor-{number}")))
-                .collect(),
+            workers: join_all(workers).await,
+            anchors: join_all(anchors).await,
+            engines,
             client,
             truth: Truth::default(),
             prompts: workload.prompts().to_vec(),
@@ -93,7 +123,7 @@ impl Fleet {
     async fn place_anchors(&mut self) {
         for anchor in &mut self.anchors {
             anchor.publish(&self.truth, everything(&self.prompts)).await;
-            let cursor = anchor.publisher.cursor();
+            let cursor = anchor.cursor;
             self.client.applied(&anchor.name, 0, cursor).await;
             // Other replicas are given the same time again.
             tokio::time::sleep(HEAL_INTERVAL).await;
@@ -119,6 +149,7 @@ impl Fleet {
         let Self {
             client,
             truth,
+            engines,
             workers,
             anchors,
             workload,
@@ -133,15 +164,15 @@ impl Fleet {
             let (mut numbers, mut turns) = ((0..workers.len()).cycle(), (0..ANCHORS).cycle());
             while let Some(number) = numbers.next().filter(|_| !stop.is_cancelled()) {
                 let worker = &mut workers[number];
-                if worker.publisher.cursor().seq >= BATCHES_PER_EPOCH {
-                    worker.begin_again(client);
+                if worker.cursor.seq >= BATCHES_PER_EPOCH {
+                    worker.begin_again(engines).await;
                 }
                 worker.publish(truth, workload.events()).await;
                 batches += 1;
                 if batches.is_multiple_of(BATCHES_PER_RENEWAL)
                     && let Some(turn) = turns.next()
                 {
-                    anchors[turn].begin_again(client);
+                    anchors[turn].begin_again(engines).await;
                     anchors[turn].publish(truth, everything.clone()).await;
                 }
                 tokio::time::sleep(PUBLISH_INTERVAL).await;
@@ -171,41 +202,68 @@ impl Fleet {
         tally
     }
 
-    /// After the faults: what no batch can make good, the workers do by a new epoch; then every reply must be the truth.
+    /// After the faults: workers only show that they live, and every reply must come to be the truth, with everybody exact.
     pub async fn settle(&mut self, tally: &mut Tally) {
         let started = Instant::now();
+        self.beat_until(started, "exact", |holder| holder.exact).await;
+        settle(&self.client, &self.truth, &self.prompts, tally).await;
+        tally.time_to_exactness = Some(started.elapsed());
+    }
+
+    /// As [`Self::settle`], of a daemon whose index has too little room: every reply must come to be part of the truth, and whoever
+    /// is not exact is so for want of room only.
+    pub async fn settle_below(&mut self, tally: &mut Tally) {
+        use kvatlas::tracking::{DegradedReason, DegradedReasons};
+        let started = Instant::now();
+        let full = DegradedReasons::of(DegradedReason::Capacity);
+        let is_settled = |holder: &kvatlas::wire::HolderStatusReply| holder.exact || holder.degraded == full;
+        self.beat_until(started, "as exact as there is room for", is_settled)
+            .await;
+        settle_below(&self.client, &self.truth, &self.prompts, tally).await;
+        tally.time_to_exactness = Some(started.elapsed());
+    }
+
+    /// Sends heartbeats until the daemon is at the last batch of every worker, and `is_settled` holds of it.
+    async fn beat_until(
+        &mut self,
+        started: Instant,
+        what: &str,
+        is_settled: impl Fn(&kvatlas::wire::HolderStatusReply) -> bool,
+    ) {
         loop {
+            let before: Vec<(String, BatchCursor)> =
+                self.members().map(|it| (it.name.clone(), it.cursor)).collect();
             for worker in self.workers.iter_mut().chain(&mut self.anchors) {
                 worker.publish(&self.truth, Vec::new()).await;
             }
             tokio::time::sleep(HEAL_INTERVAL).await;
             let status = self.client.status().await.ok();
-            let is_behind = |worker: &Worker| {
-                status
-                    .as_ref()
-                    .is_none_or(|status| !is_exact(status, &worker.name))
+            let is_there = |(name, cursor): &(String, BatchCursor)| {
+                status.as_ref().is_some_and(|status| {
+                    find(status, name)
+                        .is_some_and(|holder| is_settled(holder) && cursor_of(holder) >= *cursor)
+                })
             };
-            let mut are_exact = true;
-            for worker in self.workers.iter_mut().filter(|worker| is_behind(worker)) {
-                are_exact = false;
-                worker.begin_again(&self.client);
-                worker.publish(&self.truth, self.workload.events()).await;
-            }
-            for anchor in self.anchors.iter_mut().filter(|anchor| is_behind(anchor)) {
-                are_exact = false;
-                anchor.begin_again(&self.client);
-                anchor.publish(&self.truth, everything(&self.prompts)).await;
-            }
-            if are_exact {
-                break;
+            if before.iter().all(is_there) {
+                return;
             }
             assert!(
                 started.elapsed() < PATIENCE,
-                "not exact after {PATIENCE:?}: {status:#?}"
+                "not {what} after {PATIENCE:?}; published {before:?}: {status:#?}"
             );
         }
-        settle(&self.client, &self.truth, &self.prompts, tally).await;
-        tally.time_to_exactness = Some(started.elapsed());
+    }
+
+    fn members(&self) -> impl Iterator<Item = &Worker> {
+        self.workers.iter().chain(&self.anchors)
+    }
+
+    /// How many answers the workers' present incarnations have given to daemons.
+    pub fn answers(&self) -> u64 {
+        let answers = self.members().map(|worker| worker.publisher.counters());
+        answers
+            .map(|counters| counters.answers_full + counters.answers_missing)
+            .sum()
     }
 }
 
@@ -214,27 +272,65 @@ fn everything(prompts: &[Vec<SequenceHash>]) -> Vec<Event> {
     prompts.iter().map(|chain| super::stored(chain.clone())).collect()
 }
 
-fn is_exact(status: &StatusReply, worker: &str) -> bool {
-    let mut holders = status.holders.iter();
-    holders.any(|holder| holder.worker.as_str() == worker && holder.exact)
+fn find<'a>(status: &'a StatusReply, worker: &str) -> Option<&'a kvatlas::wire::HolderStatusReply> {
+    status
+        .holders
+        .iter()
+        .find(|holder| holder.worker.as_str() == worker)
+}
+
+fn cursor_of(holder: &kvatlas::wire::HolderStatusReply) -> BatchCursor {
+    BatchCursor {
+        epoch: holder.epoch,
+        seq: holder.seq,
+    }
+}
+
+impl Engines {
+    async fn worker(&self, name: String) -> Worker {
+        let publisher = self.publisher(&name, 1).await;
+        let cursor = BatchCursor { epoch: 1, seq: 0 };
+        Worker {
+            name,
+            publisher,
+            cursor,
+        }
+    }
+
+    async fn publisher(&self, name: &str, epoch: u64) -> HolderPublisher {
+        let holder = PublishedHolder {
+            namespace: namespace(),
+            worker: worker(name),
+            rank: 0,
+        };
+        let options = PublisherOptions {
+            beginning: Beginning::Epoch(epoch),
+            transport: self.transport,
+            // Every call is a batch, and no batch is sent without a call.
+            batch_delay: Duration::ZERO,
+            heartbeat_interval: Duration::from_secs(24 * 3600),
+            // Small, so that it does not always reach back.
+            ring_batches_max: 32,
+            chunk_bytes_max: 4096,
+            ..PublisherOptions::default()
+        };
+        HolderPublisher::start(self.nats.clone(), &subjects(), holder, options)
+            .await
+            .unwrap()
+    }
 }
 
 impl Worker {
-    /// A new epoch, as after a restart.
-    fn begin_again(&mut self, client: &Client) {
-        let epoch = self.publisher.cursor().epoch + 1;
-        self.publisher = client
-            .publisher(&self.name, 0)
-            .resuming(BatchCursor { epoch, seq: 0 });
+    /// A new epoch, as after a restart. What the one before has queued may still come, and is outdated.
+    async fn begin_again(&mut self, engines: &Engines) {
+        let epoch = self.cursor.epoch + 1;
+        self.publisher = engines.publisher(&self.name, epoch).await;
+        self.cursor = BatchCursor { epoch, seq: 0 };
     }
 
     async fn publish(&mut self, truth: &Truth, events: Vec<Event>) {
-        let before = self.publisher.cursor();
-        let cursor = BatchCursor {
-            seq: before.seq + 1,
-            ..before
-        };
-        truth.apply(&self.name, 0, cursor, &events);
+        self.cursor.seq += 1;
+        truth.apply(&self.name, 0, self.cursor, &events);
         self.publisher.publish(Tier::DEVICE, events).await.unwrap();
     }
 }

@@ -43,6 +43,10 @@ impl Restartable {
         self.broker.as_ref().unwrap().url()
     }
 
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
     /// SIGKILL.
     pub fn kill(&mut self) {
         self.broker.take();

@@ -13,6 +13,7 @@ pub mod jetstream;
 pub mod proxy;
 pub mod relay;
 pub mod truth;
+pub mod way;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -33,6 +34,14 @@ use kvatlas::wire::{
 pub const PATIENCE: Duration = Duration::from_secs(30);
 /// How often it looks.
 const INTERVAL: Duration = Duration::from_millis(5);
+
+/// How many seeded runs a scenario has; `KVATLAS_TEST_FAULT_RUNS` raises it.
+pub fn fault_runs() -> u64 {
+    let given = std::env::var("KVATLAS_TEST_FAULT_RUNS").ok();
+    given.map_or(2, |runs| {
+        runs.parse().expect("KVATLAS_TEST_FAULT_RUNS is a number")
+    })
+}
 
 /// Waits until `look` has an answer; fails the test when it has none in time.
 pub async fn eventually<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {

@@ -4,7 +4,8 @@
 //! the daemon is known to have seen when the query was asked (its *floor*), and ends with the newest state there is when the
 //! reply has come. A reply is **wrong** when it marks a holder exact and claims more blocks, or fewer, than that holder had in any
 //! state of the window. It is **blind** when it names nobody although some holder had the first block all the time.
-//! Degraded claims may be anything: that is what the word is for.
+//! Degraded claims may be anything: that is what the word is for. Except where the only reason is that the index has no room
+//! (`capacity`): then a holder has at least what is claimed, and a claim above every state of the window is **wrong**, too.
 //!
 //! ```text
 //! let truth = Truth::default();
@@ -24,7 +25,7 @@ use std::time::{Duration, Instant};
 
 use kvatlas::client::ClientError;
 use kvatlas::hash::SequenceHash;
-use kvatlas::tracking::BatchCursor;
+use kvatlas::tracking::{BatchCursor, DegradedReason, DegradedReasons};
 use kvatlas::wire::{BlockNames, Event, HolderMatch, QueryReply, RemovedBlocks, StatusReply, StoredBlocks};
 
 use super::{Client, PATIENCE};
@@ -222,15 +223,19 @@ impl Truth {
             }
             (Ok(reply), _) => reply,
         };
-        for found in reply.holders.iter().filter(|found| found.exact) {
+        for found in reply.holders.iter().filter(|found| promises_something(found)) {
             let id = (found.worker.to_string(), found.rank);
             let (least, most) = holders
                 .get(&id)
                 .map_or((0, 0), |history| history.visible_bounds(chain, floor(&id)));
-            if found.matched_blocks < least || found.matched_blocks > most {
-                let claimed = found.matched_blocks;
+            let is_too_little = found.exact && found.matched_blocks < least;
+            if is_too_little || found.matched_blocks > most {
+                let (claimed, word) = (
+                    found.matched_blocks,
+                    if found.exact { "exact" } else { "capacity" },
+                );
                 return Verdict::Wrong(format!(
-                    "{id:?} has {least} to {most} blocks, exact says {claimed}"
+                    "{id:?} has {least} to {most} blocks, {word} says {claimed}"
                 ));
             }
         }
@@ -254,6 +259,25 @@ impl Truth {
         expected
     }
 
+    /// What in a reply is more than the truth of now, or less although it is marked exact; none if nothing is.
+    pub fn excess(&self, chain: &[SequenceHash], reply: &QueryReply) -> Option<String> {
+        let expected: HashMap<_, _> = self
+            .expected(chain)
+            .into_iter()
+            .map(|(worker, rank, matched)| ((worker, rank), matched))
+            .collect();
+        let is_right = |holder: &&HolderMatch| {
+            let id = (holder.worker.to_string(), holder.rank);
+            let has = expected.get(&id).copied().unwrap_or_default();
+            match holder.exact {
+                true => holder.matched_blocks == has,
+                false => promises_something(holder) && holder.matched_blocks <= has,
+            }
+        };
+        let wrong = reply.holders.iter().find(|holder| !is_right(holder))?;
+        Some(format!("expected {expected:?}, found {wrong:?}"))
+    }
+
     /// How a reply differs from the truth of now, with every holder exact; none if it does not.
     pub fn difference(&self, chain: &[SequenceHash], reply: &QueryReply) -> Option<String> {
         let expected = self.expected(chain);
@@ -262,6 +286,11 @@ impl Truth {
         (found != expected || !is_exact)
             .then(|| format!("expected {expected:?}, all exact; found {:?}", reply.holders))
     }
+}
+
+/// Whether a claim is more than a guess: exact, or a lower bound for want of room.
+fn promises_something(found: &HolderMatch) -> bool {
+    found.exact || found.degraded == DegradedReasons::of(DegradedReason::Capacity)
 }
 
 fn found(holder: &HolderMatch) -> (String, u32, u32) {
@@ -276,8 +305,10 @@ pub struct Tally {
     pub degraded: u64,
     pub wrong: u64,
     pub blind: u64,
-    /// The first few that were wrong or blind.
+    /// The first few that were wrong.
     pub examples: Vec<String>,
+    /// The first few that were blind.
+    pub blind_examples: Vec<String>,
     /// From the end of the faults until every reply was the truth and exact.
     pub time_to_exactness: Option<Duration>,
 }
@@ -287,7 +318,7 @@ impl Tally {
 
     pub fn count(&mut self, verdict: Verdict) {
         self.asked += 1;
-        let example = match verdict {
+        let (examples, example) = match verdict {
             Verdict::Exact => {
                 self.exact += 1;
                 return;
@@ -298,15 +329,15 @@ impl Tally {
             }
             Verdict::Wrong(text) => {
                 self.wrong += 1;
-                format!("wrong: {text}")
+                (&mut self.examples, text)
             }
             Verdict::Blind(text) => {
                 self.blind += 1;
-                format!("blind: {text}")
+                (&mut self.blind_examples, text)
             }
         };
-        if self.examples.len() < Self::EXAMPLES_MAX {
-            self.examples.push(example);
+        if examples.len() < Self::EXAMPLES_MAX {
+            examples.push(example);
         }
     }
 
@@ -316,8 +347,18 @@ impl Tally {
         self.degraded += other.degraded;
         self.wrong += other.wrong;
         self.blind += other.blind;
-        self.examples.extend(other.examples);
-        self.examples.truncate(Self::EXAMPLES_MAX);
+        for (all, more) in [
+            (&mut self.examples, other.examples),
+            (&mut self.blind_examples, other.blind_examples),
+        ] {
+            all.extend(more);
+            all.truncate(Self::EXAMPLES_MAX);
+        }
+    }
+
+    /// Fails the test when nobody was named although somebody had what was asked for.
+    pub fn require_sight(&self) {
+        assert_eq!(self.blind, 0, "{:#?}", self.blind_examples);
     }
 
     /// Prints the scenario's line, and fails the test when a reply was wrong.
@@ -361,6 +402,21 @@ pub async fn ask_all(client: &Client, truth: &Truth, prompts: &[Vec<SequenceHash
 /// Asks until every reply is the truth and every holder in it exact; notes how long that took. To be called when the faults have
 /// stopped and nothing is published any more. Replies on the way there are counted like any others.
 pub async fn settle(client: &Client, truth: &Truth, prompts: &[Vec<SequenceHash>], tally: &mut Tally) {
+    settle_by(client, truth, prompts, tally, Truth::difference).await;
+}
+
+/// As [`settle`], of a daemon whose index has too little room: until no reply is more than the truth.
+pub async fn settle_below(client: &Client, truth: &Truth, prompts: &[Vec<SequenceHash>], tally: &mut Tally) {
+    settle_by(client, truth, prompts, tally, Truth::excess).await;
+}
+
+async fn settle_by(
+    client: &Client,
+    truth: &Truth,
+    prompts: &[Vec<SequenceHash>],
+    tally: &mut Tally,
+    fault: impl Fn(&Truth, &[SequenceHash], &QueryReply) -> Option<String>,
+) {
     let started = Instant::now();
     loop {
         let mut difference = None;
@@ -369,7 +425,7 @@ pub async fn settle(client: &Client, truth: &Truth, prompts: &[Vec<SequenceHash>
             let reply = client.ask_with(super::by_sequence(chain)).await;
             tally.count(truth.judge(&window, chain, reply.as_ref()));
             let differs = match &reply {
-                Ok(reply) => truth.difference(chain, reply),
+                Ok(reply) => fault(truth, chain, reply),
                 Err(error) => (!truth.expected(chain).is_empty()).then(|| error.to_string()),
             };
             difference = difference.or(differs);

@@ -155,6 +155,7 @@ fn holder_json(holder: &HolderFrame) -> serde_json::Value {
         "hashing": holder.hashing,
         "block_size": holder.block_size,
         "foreign_chain": holder.foreign_chain,
+        "made_us": holder.made_us,
     })
 }
 
@@ -179,6 +180,7 @@ mod tests {
             hashing: Hashing::Engine,
             block_size: 16,
             foreign_chain: false,
+            made_us: None,
             forest: None,
         }
     }

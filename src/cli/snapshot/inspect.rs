@@ -293,6 +293,7 @@ mod tests {
             hashing: Hashing::Engine,
             block_size: 16,
             foreign_chain: false,
+            made_us: None,
             forest: None,
         };
         SnapshotSummary {

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use tempfile::NamedTempFile;
 
 use super::*;
-use crate::config::types::{Authentication, Hashing, NamespaceConfig};
+use crate::config::types::{Authentication, Hashing, IndexKind, NamespaceConfig};
 
 /// A valid file that uses every type of value and every section.
 const EXAMPLE: &str = r#"
@@ -32,6 +32,7 @@ max_namespaces = 2
 block_size = 32
 [namespaces.llama]
 hashing = "recompute"
+index = "radix"
 [namespaces.qwen]
 block_size = 64
 [snapshots]
@@ -89,6 +90,7 @@ fn every_default_loads() {
         NamespaceConfig {
             block_size: 16,
             hashing: Hashing::Engine,
+            index: IndexKind::Lineage,
             stale_after: Some(Duration::from_secs(30)),
             remove_after: Some(Duration::from_secs(600)),
         }
@@ -196,6 +198,7 @@ fn the_file_is_read() {
         NamespaceConfig {
             block_size: 32,
             hashing: Hashing::Recompute,
+            index: IndexKind::Radix,
             stale_after: Some(Duration::from_secs(30)),
             remove_after: Some(Duration::from_secs(600)),
         }
@@ -205,6 +208,7 @@ fn the_file_is_read() {
         NamespaceConfig {
             block_size: 64,
             hashing: Hashing::Engine,
+            index: IndexKind::Lineage,
             stale_after: Some(Duration::from_secs(30)),
             remove_after: Some(Duration::from_secs(600)),
         }
@@ -255,6 +259,7 @@ max_batch = 0
 [namespaces.llama]
 blocksize = 1
 hashing = "none"
+index = "tree"
 [namespaces."no good"]
 [admin]
 listen = true
@@ -297,7 +302,7 @@ user = "only"
     assert_one(&messages, &["key queries.max_batch:", "from 1 to 65536; it is 0"]);
     assert_one(
         &messages,
-        &["key namespaces.llama.blocksize:", "block_size, hashing"],
+        &["key namespaces.llama.blocksize:", "block_size, hashing, index"],
     );
     assert_one(
         &messages,
@@ -306,6 +311,10 @@ user = "only"
             "one of engine, recompute",
             "\"none\"",
         ],
+    );
+    assert_one(
+        &messages,
+        &["key namespaces.llama.index:", "one of lineage, radix", "\"tree\""],
     );
     assert_one(&messages, &["key namespaces.no good: must be named with 1 to 64"]);
     assert_one(
@@ -329,7 +338,7 @@ user = "only"
         &messages,
         &["key nats.user: nats.user needs nats.password beside it"],
     );
-    assert_eq!(messages.len(), 14, "{messages:#?}");
+    assert_eq!(messages.len(), 15, "{messages:#?}");
     assert!(
         messages[0].contains("line 2,") && messages[1].contains("line 4,"),
         "{messages:#?}"
@@ -449,6 +458,38 @@ fn combinations_are_checked() {
         &messages,
         &["key namespaces.llama: the name is longer than limits.max_name_bytes"],
     );
+}
+
+#[test]
+fn a_radix_tree_cannot_be_bounded() {
+    let bounded = "[limits]\nmax_blocks_per_namespace = 1000\n";
+    let total = "[limits]\nmax_blocks_total = 1000\nmax_bytes_total = 1000\n";
+    let shadow = "[namespaces.shadow]\nindex = \"radix\"\n";
+    let default = "[namespace_defaults]\nindex = \"radix\"\n";
+    let messages = refuse(&[], &[], &format!("{bounded}{shadow}"));
+    assert_one(
+        &messages,
+        &[
+            "key namespaces.shadow.index:",
+            "limits.max_blocks_per_namespace",
+            "radix tree",
+        ],
+    );
+    let bytes = [("limits.max_bytes_per_namespace", "1 GiB")];
+    let messages = refuse(&bytes, &[], default);
+    assert_one(
+        &messages,
+        &[
+            "key namespace_defaults.index:",
+            "--limits-max-bytes-per-namespace",
+        ],
+    );
+    assert_eq!(messages.len(), 1);
+    // The bound is no mistake where no namespace is a radix tree, nor the tree without a bound of its own.
+    assert!(load(&bytes, &[], "[namespaces.shadow]\nindex = \"lineage\"\n").is_ok());
+    let config = load(&[], &[], &format!("{total}{shadow}")).unwrap();
+    assert_eq!(config.namespaces.of("shadow").index, IndexKind::Radix);
+    assert_eq!(config.namespaces.of("other").index, IndexKind::Lineage);
 }
 
 #[test]

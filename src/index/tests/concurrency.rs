@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use crate::hash::SequenceHash;
 use crate::wire::{Event, HolderId, QueryKey, RemovedBlocks, StoredBlocks, Tier, WorkerName};
 
-use super::super::{HolderWriter, IndexLimits, NamespaceSettings, PositionalIndexer, Search};
+use super::super::{HolderWriter, IndexKind, IndexLimits, NamespaceSettings, PositionalIndexer, Search};
 use super::oracle::Oracle;
 use super::random::{Random, setting};
 use super::world::{Path, World};
@@ -203,6 +203,15 @@ impl Drop for Done<'_> {
 
 #[test]
 fn answers_are_exact_at_some_point_while_they_are_made() {
+    change_and_ask(IndexKind::Lineage);
+}
+
+#[test]
+fn answers_of_a_radix_tree_are_exact_at_some_point_while_they_are_made() {
+    change_and_ask(IndexKind::Radix);
+}
+
+fn change_and_ask(index: IndexKind) {
     let operations = setting("KVATLAS_TEST_OPERATIONS", 200_000) / 4;
     let seed = setting("KVATLAS_TEST_SEED", 7);
     eprintln!("KVATLAS_TEST_SEED={seed} makes the same events; how threads interleave is not seeded");
@@ -216,6 +225,7 @@ fn answers_are_exact_at_some_point_while_they_are_made() {
     let block_size = crate::hash::BlockSize::new(super::world::BLOCK_SIZE).unwrap();
     let settings = NamespaceSettings {
         block_size,
+        index,
         ..NamespaceSettings::default()
     };
     let setting = Setting {

@@ -8,8 +8,8 @@ use crate::hash::BlockSize;
 use crate::wire::{HolderId, QueryKey, WorkerName};
 
 use super::super::{
-    Applied, Hashing, HolderWriter, IndexLimits, NamespaceSettings, ParkingLimits, PositionalIndexer,
-    RejectReason, Search,
+    Applied, Hashing, HolderWriter, IndexKind, IndexLimits, NamespaceSettings, ParkingLimits,
+    PositionalIndexer, RejectReason, Search,
 };
 use super::operation::{Operation, Shape};
 use super::oracle::{Oracle, Outcome};
@@ -41,6 +41,7 @@ fn new_index(shape: &Shape) -> PositionalIndexer {
     let settings = NamespaceSettings {
         block_size: BlockSize::new(BLOCK_SIZE).unwrap(),
         hashing: shape.hashing,
+        index: shape.index,
     };
     let limits = IndexLimits {
         blocks_per_holder_max: shape.blocks_per_holder_max,
@@ -244,8 +245,7 @@ impl Run {
         for holder in self.holders {
             holder.writer.retire();
         }
-        let empty = PositionalIndexer::new(NamespaceSettings::default(), IndexLimits::default());
-        assert_eq!(index.sizes(), empty.sizes());
+        assert_eq!(index.sizes(), new_index(&self.shape).sizes());
     }
 }
 
@@ -265,6 +265,7 @@ fn run(shape: Shape, operations: u64, seed: u64) {
 }
 
 const SMALL: Shape = Shape {
+    index: IndexKind::Lineage,
     hashing: Hashing::Engine,
     workers: 4,
     ranks: 3,
@@ -349,6 +350,60 @@ fn full_holders_equal_the_oracle() {
     );
 }
 
+const RADIX: Shape = Shape {
+    index: IndexKind::Radix,
+    ..SMALL
+};
+
+#[test]
+fn a_radix_tree_equals_the_oracle() {
+    run_seeds(RADIX, 30);
+}
+
+#[test]
+fn a_radix_tree_of_recomputed_chains_equals_the_oracle() {
+    let shape = Shape {
+        hashing: Hashing::Recompute,
+        alphabet: 3,
+        ..RADIX
+    };
+    run_seeds(shape, 15);
+}
+
+#[test]
+fn a_radix_tree_of_two_hundred_holders_equals_the_oracle() {
+    let shape = Shape {
+        workers: 100,
+        ranks: 2,
+        paths: 6,
+        depth_max: 12,
+        ..RADIX
+    };
+    run_seeds(shape, 6);
+}
+
+#[test]
+fn a_radix_tree_across_the_modes_equals_the_oracle() {
+    let shape = Shape {
+        workers: 3,
+        ranks: 1,
+        paths: 4,
+        depth_max: 600,
+        alphabet: 4,
+        ..RADIX
+    };
+    run_seeds(shape, 2);
+}
+
+#[test]
+fn full_holders_in_a_radix_tree_equal_the_oracle() {
+    let shape = Shape {
+        blocks_per_holder_max: 25,
+        ..RADIX
+    };
+    run_seeds(shape, 5);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
 
@@ -357,11 +412,13 @@ proptest! {
     fn short_runs_equal_the_oracle(
         world: u64,
         recomputes: bool,
+        is_radix: bool,
         alphabet in 2_u32..5,
         steps in proptest::collection::vec(any::<u64>(), 1..120),
     ) {
         let hashing = if recomputes { Hashing::Recompute } else { Hashing::Engine };
-        let shape = Shape { workers: 2, ranks: 2, paths: 4, depth_max: 8, alphabet, hashing, ..SMALL };
+        let index = if is_radix { IndexKind::Radix } else { IndexKind::Lineage };
+        let shape = Shape { index, workers: 2, ranks: 2, paths: 4, depth_max: 8, alphabet, hashing, ..SMALL };
         let mut run = Run::new(shape, &mut Random::new(world));
         for step in steps {
             let mut random = Random::new(step);

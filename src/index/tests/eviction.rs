@@ -8,7 +8,7 @@ use crate::wire::{Event, HolderId, NamespaceName, QueryKey, StoredBlocks, Tier, 
 
 use super::super::capacity::Usage;
 use super::super::{
-    Capacity, Hashing, HolderWriter, IndexLimits, NamespaceSettings, Namespaces, ParkingLimits,
+    Capacity, Hashing, HolderWriter, IndexKind, IndexLimits, NamespaceSettings, Namespaces, ParkingLimits,
     PositionalIndexer, RejectReason, Search,
 };
 use super::operation::{Operation, Shape};
@@ -251,6 +251,7 @@ impl Churn {
         let settings = NamespaceSettings {
             block_size: BlockSize::new(BLOCK_SIZE).unwrap(),
             hashing: shape.hashing,
+            index: shape.index,
         };
         let limits = IndexLimits {
             parking: PARKING,
@@ -373,6 +374,7 @@ fn churn(shape: Shape, blocks_max: u64, share: u64) {
 }
 
 const SHAPE: Shape = Shape {
+    index: IndexKind::Lineage,
     hashing: Hashing::Engine,
     workers: 5,
     ranks: 1,

@@ -9,6 +9,7 @@ mod names;
 mod operation;
 mod oracle;
 mod parking;
+mod radix;
 mod random;
 mod rules;
 mod sparse;

@@ -3,13 +3,14 @@
 use crate::hash::{BlockHash, Position, SequenceHash};
 use crate::wire::{BlockContent, BlockNames, Event, RemovedBlocks, StoredBlocks, Tier};
 
-use super::super::Hashing;
+use super::super::{Hashing, IndexKind};
 use super::random::{Random, mix};
 use super::world::{Path, World, tokens_of};
 
 /// What a run of the differential test looks like.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Shape {
+    pub(super) index: IndexKind,
     pub(super) hashing: Hashing,
     pub(super) workers: usize,
     pub(super) ranks: u32,

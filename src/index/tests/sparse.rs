@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use crate::hash::{Position, SequenceHash};
 use crate::wire::{Event, HolderId, QueryKey, StoredBlocks, Tier, WorkerName};
 
-use super::super::{IndexLimits, NamespaceSettings, PositionalIndexer, Search, SparseChain};
+use super::super::{
+    CompressedChainRefused, IndexKind, IndexLimits, NamespaceSettings, PositionalIndexer, Search, SparseChain,
+};
 use super::random::Random;
 use super::world::Path;
 
@@ -14,7 +16,7 @@ type Found = BTreeMap<HolderId, (usize, usize)>;
 
 fn find(index: &PositionalIndexer, key: &QueryKey, positions: &[Position], search: Search<'_>) -> Found {
     let chain = SparseChain::new(key, positions).unwrap();
-    let matches = index.find_bounds(&chain, search);
+    let matches = index.find_bounds(&chain, search).unwrap();
     let found: Vec<_> = matches
         .holders()
         .map(|bounds| {
@@ -38,7 +40,7 @@ fn bounds(depth: usize, chosen: &[usize]) -> Option<(usize, usize)> {
     Some((held + 1, missing.unwrap_or(held + 1)))
 }
 
-/// Asks for random blocks of `path` in both forms; `depths` says how many leading blocks everybody holds.
+/// Asks for random blocks of `path` in both forms, which a radix tree refuses; `depths` says how many leading blocks everybody holds.
 pub(super) fn check_bounds(
     random: &mut Random,
     index: &PositionalIndexer,
@@ -67,6 +69,12 @@ pub(super) fn check_bounds(
         QueryKey::SequenceHashes(hashes.collect()),
         QueryKey::LineageHashes(lineage.collect()),
     ] {
+        if index.settings().index == IndexKind::Radix {
+            let chain = SparseChain::new(&key, &positions).unwrap();
+            let refused = index.find_bounds(&chain, Search { workers }).unwrap_err();
+            assert_eq!(refused, CompressedChainRefused);
+            continue;
+        }
         let found = find(index, &key, &positions, Search { workers });
         assert_eq!(found, expected, "{} at {chosen:?}", key.kind());
     }

@@ -3,7 +3,7 @@
 use crate::snapshot::{SnapshotFormat, verify};
 use crate::wire::WireLimits;
 
-use super::super::storage::faulty::{Fault, FaultyDisk};
+use super::super::faulty_disk::{DiskFault, FaultyDisk};
 use super::*;
 
 fn write(directory: &SnapshotDirectory, created_us: u64) -> PathBuf {
@@ -104,12 +104,12 @@ fn a_failing_disk_keeps_the_snapshots_before_and_takes_the_next_when_it_is_mende
         let directory = SnapshotDirectory::open(folder.path(), 2).unwrap();
         try_write(&directory, 5).unwrap().bytes
     };
-    let full = (0..whole).map(|room| (Fault::DiskFull(room), Failure::DiskFull, 1));
+    let full = (0..whole).map(|room| (DiskFault::Full(room), Failure::DiskFull, 1));
     // A directory that cannot be synced has the whole file all the same.
     let others = [
-        (Fault::Sync, Failure::Sync, 1),
-        (Fault::Rename, Failure::Rename, 1),
-        (Fault::SyncDirectory, Failure::Sync, 2),
+        (DiskFault::Sync, Failure::Sync, 1),
+        (DiskFault::Rename, Failure::Rename, 1),
+        (DiskFault::SyncDirectory, Failure::Sync, 2),
     ];
     for (fault, expected, left) in full.chain(others) {
         let folder = tempfile::tempdir().unwrap();
@@ -134,7 +134,7 @@ fn a_failing_disk_keeps_the_snapshots_before_and_takes_the_next_when_it_is_mende
 fn a_crash_before_any_operation_leaves_whole_snapshots_only() {
     let operations = {
         let folder = tempfile::tempdir().unwrap();
-        let disk = FaultyDisk::new(Fault::Crash(u64::MAX));
+        let disk = FaultyDisk::new(DiskFault::Crash(u64::MAX));
         let directory = SnapshotDirectory::open_on(Arc::new(disk.clone()), folder.path(), 1).unwrap();
         write(&directory, 5);
         directory.prune().unwrap();
@@ -144,7 +144,7 @@ fn a_crash_before_any_operation_leaves_whole_snapshots_only() {
     for at in 0..operations {
         let folder = tempfile::tempdir().unwrap();
         write(&SnapshotDirectory::open(folder.path(), 1).unwrap(), 5);
-        let disk = FaultyDisk::new(Fault::Crash(at));
+        let disk = FaultyDisk::new(DiskFault::Crash(at));
         let directory = SnapshotDirectory::open_on(Arc::new(disk), folder.path(), 1).unwrap();
         let crashed = try_write(&directory, 6).and_then(|_| directory.prune());
         assert!(crashed.is_err(), "operation {at}");
@@ -164,7 +164,7 @@ fn a_crash_before_any_operation_leaves_whole_snapshots_only() {
 #[test]
 fn what_cannot_be_removed_does_not_keep_the_rest() {
     let folder = tempfile::tempdir().unwrap();
-    let disk = FaultyDisk::new(Fault::Remove);
+    let disk = FaultyDisk::new(DiskFault::Remove);
     let directory = SnapshotDirectory::open_on(Arc::new(disk.clone()), folder.path(), 1).unwrap();
     write(&directory, 5);
     write(&directory, 6);

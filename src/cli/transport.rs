@@ -1,0 +1,23 @@
+//! How a command publishes.
+
+use clap::ValueEnum;
+use kvatlas::publisher::Transport;
+
+/// How batches travel, as it is written on the command line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub(super) enum TransportName {
+    /// As messages of core NATS.
+    #[default]
+    Core,
+    /// Through a JetStream stream; each batch waits until the stream has the one before.
+    Jetstream,
+}
+
+impl From<TransportName> for Transport {
+    fn from(name: TransportName) -> Self {
+        match name {
+            TransportName::Core => Self::Core,
+            TransportName::Jetstream => Self::ACKNOWLEDGED,
+        }
+    }
+}

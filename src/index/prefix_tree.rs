@@ -1,0 +1,255 @@
+//! A concurrent radix tree of blocks: a lock in every node, and queries that follow one pointer a block.
+//!
+//! A node is a block. It knows its children by a key, and who has it. It is there as long as somebody has it, or it has children.
+//! Lookups and changes of different holders go on at the same time.
+//!
+//! # Locks
+//!
+//! A node's lock is taken while its parent's is held, never the other way. A holder enters a node, and an empty node is erased,
+//! under the lock of the parent; so no holder enters a node that is being erased. The node under which a holder enters another
+//! one cannot be erased either: the holder is in it, and only whoever changes that holder takes it out. (The root is never erased.)
+//! A walk holds one lock at a time, and only while it looks at a node's holders and for one child.
+//!
+//! # What a walk sees
+//!
+//! Each node at an instant of its own, one after the other, from the root on. Let a holder enter nodes parents first and leave
+//! them children first, so that it has a whole path from the root at every instant, and let a walk find the holder in the first
+//! k nodes of its path and not in the next. Then the holder's depth on that path was
+//!
+//! - at least k when the walk looked at the k-th node, since it was in that one;
+//! - at most k at an instant after that: when the walk looked at the next node, or did not find it under the k-th. Where a node
+//!   that the walk stood on or looked at had been erased meanwhile, at the instant of its erasure, when nobody was in it.
+//!
+//! Since the depth changes by one node at a time, it was exactly k in between. So the walk's answer is exact, per holder, at some
+//! point between its start and its end.
+
+use std::fmt;
+use std::hash::Hash;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+use parking_lot::RwLock;
+
+mod children;
+
+use children::Children;
+
+/// The holders of one node.
+pub(crate) trait HolderGroup: Default {
+    /// What names one of them.
+    type Holder: Copy;
+
+    /// Adds `holder`, if it is not in.
+    fn add(&mut self, holder: Self::Holder);
+
+    /// Takes `holder` out, if it is in.
+    fn take(&mut self, holder: Self::Holder);
+
+    /// Whether nobody is in.
+    fn has_nobody(&self) -> bool;
+
+    /// What it takes beside its own size, in bytes.
+    fn heap_bytes(&self) -> usize;
+}
+
+/// A node, as the tree and those who hold it share it.
+pub(crate) type SharedNode<K, G> = Arc<Node<K, G>>;
+
+/// One block; the root stands before position 0.
+pub(crate) struct Node<K, G> {
+    /// Its parent, and the key under which that knows it; the root has none.
+    place: Option<(Weak<Self>, K)>,
+    state: RwLock<State<K, G>>,
+}
+
+struct State<K, G> {
+    children: Children<K, G>,
+    holders: G,
+}
+
+impl<K: Copy + Eq + Hash, G: HolderGroup> State<K, G> {
+    fn new() -> Self {
+        Self {
+            children: Children::default(),
+            holders: G::default(),
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.holders.has_nobody() && self.children.is_empty()
+    }
+
+    fn heap_bytes(&self) -> usize {
+        self.children.heap_bytes() + self.holders.heap_bytes()
+    }
+}
+
+impl<K: Copy + Eq + Hash, G: HolderGroup> Node<K, G> {
+    fn new(place: Option<(Weak<Self>, K)>) -> Self {
+        Self {
+            place,
+            state: RwLock::new(State::new()),
+        }
+    }
+
+    /// The parent, and the key under which that knows this node; none at the root, and when both have been erased.
+    fn above(&self) -> Option<(SharedNode<K, G>, K)> {
+        let (parent, key) = self.place.as_ref()?;
+        Some((parent.upgrade()?, *key))
+    }
+}
+
+/// The tree; the module's documentation has the contract.
+pub(crate) struct PrefixTree<K: Copy + Eq + Hash, G: HolderGroup> {
+    root: SharedNode<K, G>,
+    /// Nodes, without the root.
+    nodes: AtomicU64,
+    /// What is allocated for nodes, beside their own size.
+    heap_bytes: AtomicU64,
+}
+
+impl<K: Copy + Eq + Hash, G: HolderGroup> Default for PrefixTree<K, G> {
+    fn default() -> Self {
+        Self {
+            root: Arc::new(Node::new(None)),
+            nodes: AtomicU64::new(0),
+            heap_bytes: AtomicU64::new(0),
+        }
+    }
+}
+
+impl<K: Copy + Eq + Hash, G: HolderGroup> PrefixTree<K, G> {
+    /// What a node takes, without its tables: two counts of references beside itself.
+    const NODE_BYTES: u64 = (size_of::<Node<K, G>>() + 2 * size_of::<usize>()) as u64;
+
+    /// What stands before all blocks at position 0. Nobody enters it.
+    pub(crate) fn root(&self) -> &SharedNode<K, G> {
+        &self.root
+    }
+
+    /// How many blocks there are.
+    pub(crate) fn len(&self) -> u64 {
+        self.nodes.load(Ordering::Relaxed)
+    }
+
+    /// What the blocks take, in bytes.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.len() * Self::NODE_BYTES + self.heap_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Makes a change, and accounts for the memory that it takes or gives back.
+    fn change<R>(&self, state: &mut State<K, G>, change: impl FnOnce(&mut State<K, G>) -> R) -> R {
+        let before = state.heap_bytes();
+        let result = change(state);
+        let after = state.heap_bytes();
+        if before != after {
+            // Wraps where it shrinks, and comes out right.
+            let grown = (after as u64).wrapping_sub(before as u64);
+            self.heap_bytes.fetch_add(grown, Ordering::Relaxed);
+        }
+        result
+    }
+
+    /// `holder` enters the child `key` of `parent`, which is made if it is not there. The holder must be in `parent`, or that
+    /// be the root.
+    pub(crate) fn enter(&self, parent: &SharedNode<K, G>, key: K, holder: G::Holder) -> SharedNode<K, G> {
+        let above = parent.state.read();
+        if let Some(child) = above.children.get(&key) {
+            self.change(&mut child.state.write(), |state| state.holders.add(holder));
+            return Arc::clone(child);
+        }
+        drop(above);
+        let mut above = parent.state.write();
+        // Another thread may have made it meanwhile.
+        let child = above.children.get(&key).cloned().unwrap_or_else(|| {
+            let child = Arc::new(Node::new(Some((Arc::downgrade(parent), key))));
+            self.nodes.fetch_add(1, Ordering::Relaxed);
+            self.change(&mut above, |above| above.children.insert(key, Arc::clone(&child)));
+            child
+        });
+        self.change(&mut child.state.write(), |state| state.holders.add(holder));
+        child
+    }
+
+    /// `holder` leaves a node. Erases it and its ancestors as far as they have neither holders nor children.
+    pub(crate) fn leave(&self, mut node: SharedNode<K, G>, holder: G::Holder) {
+        {
+            let mut here = node.state.write();
+            self.change(&mut here, |here| here.holders.take(holder));
+            // Most nodes that are left have children or other holders, and their parents' locks are not needed.
+            if !here.is_empty() {
+                return;
+            }
+        }
+        while let Some((parent, key)) = node.above() {
+            let mut above = parent.state.write();
+            if !node.state.read().is_empty() {
+                return;
+            }
+            // Another thread may have erased it first, and another node may stand in its place.
+            if !above
+                .children
+                .get(&key)
+                .is_some_and(|child| Arc::ptr_eq(child, &node))
+            {
+                return;
+            }
+            self.change(&mut above, |above| above.children.remove(&key));
+            self.nodes.fetch_sub(1, Ordering::Relaxed);
+            if !above.is_empty() {
+                return;
+            }
+            drop(above);
+            node = parent;
+        }
+    }
+
+    /// Follows a path from the root: `key` gives the key at each depth, from 0, up to the path's end, and `visit` sees how many
+    /// blocks end with a node, and the node's holders; the walk goes on as long as it says so and there is a node.
+    pub(crate) fn walk(
+        &self,
+        mut key: impl FnMut(usize) -> Option<K>,
+        mut visit: impl FnMut(usize, &G) -> bool,
+    ) {
+        let Some(first) = key(0) else { return };
+        let mut child = self.root.state.read().children.get(&first).cloned();
+        let mut depth = 0;
+        while let Some(node) = child {
+            depth += 1;
+            // Before the lock is taken: hashes may have to be computed for it.
+            let next = key(depth);
+            let state = node.state.read();
+            if !visit(depth, &state.holders) {
+                return;
+            }
+            child = next.and_then(|key| state.children.get(&key).cloned());
+        }
+    }
+}
+
+impl<K: Copy + Eq + Hash, G: HolderGroup> Drop for PrefixTree<K, G> {
+    /// Node by node: a chain of nodes that drop one another would need a stack as deep as the longest prompt.
+    fn drop(&mut self) {
+        let mut pending = vec![Arc::clone(&self.root)];
+        while let Some(node) = pending.pop() {
+            pending.extend(node.state.write().children.take());
+        }
+    }
+}
+
+impl<K, G> fmt::Debug for Node<K, G> {
+    /// Not what is below it: that may be deep.
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Node").finish_non_exhaustive()
+    }
+}
+
+impl<K: Copy + Eq + Hash, G: HolderGroup> fmt::Debug for PrefixTree<K, G> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("PrefixTree")
+            .field("nodes", &self.len())
+            .field("bytes", &self.bytes())
+            .finish_non_exhaustive()
+    }
+}
