@@ -86,10 +86,10 @@ async fn damaged(way: Way) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn damaged_snapshots() {
-    damaged(Way::Core).await;
+    Box::pin(damaged(Way::Core)).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn damaged_snapshots_before_a_stream() {
-    damaged(Way::Stream).await;
+    Box::pin(damaged(Way::Stream)).await;
 }
