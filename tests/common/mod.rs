@@ -205,7 +205,7 @@ impl Client {
             .find(|holder| holder.worker.as_str() == name && holder.rank == rank)
     }
 
-    /// Waits until the daemon has applied the batch at `cursor`.
+    /// Waits until the daemon has applied the batch at `cursor`, and is not just asking the publisher.
     pub async fn applied(&self, name: &str, rank: u32, cursor: BatchCursor) -> HolderStatusReply {
         let what = format!(
             "{name}/{rank} reaches epoch {} batch {}",
@@ -213,11 +213,14 @@ impl Client {
         );
         eventually(&what, async || {
             let holder = self.holder(name, rank).await?;
-            (BatchCursor {
+            let applied = BatchCursor {
                 epoch: holder.epoch,
                 seq: holder.seq,
-            } >= cursor)
-                .then_some(holder)
+            };
+            let is_asking = holder
+                .degraded
+                .contains(kvatlas::tracking::DegradedReason::Resyncing);
+            (applied >= cursor && !is_asking).then_some(holder)
         })
         .await
     }
@@ -253,10 +256,11 @@ pub fn has_gap(status: &HolderStatusReply) -> bool {
     status.degraded.contains(kvatlas::tracking::DegradedReason::Gap)
 }
 
-/// The words for why a holder is degraded.
+/// The words for why a holder is degraded; not that its publisher is being asked just now, which comes and goes.
 pub fn reasons(status: &HolderStatusReply) -> Vec<&'static str> {
     status
         .degraded
+        .without(kvatlas::tracking::DegradedReason::Resyncing)
         .iter()
         .map(kvatlas::tracking::DegradedReason::as_str)
         .collect()
