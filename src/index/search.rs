@@ -50,13 +50,23 @@ pub(super) type Groups = SmallVec<[MatchGroup; 2]>;
 #[derive(Debug)]
 pub struct Matches {
     /// Borrowed from the current version, without counting a reference that all queries share.
-    directory: DirectoryGuard<Arc<Directory>>,
+    /// None where nobody has anything: most such queries end before they need it.
+    directory: Option<DirectoryGuard<Arc<Directory>>>,
     groups: Groups,
     /// How many states had been replaced when the search began.
     replacements: u64,
 }
 
 impl Matches {
+    /// Nobody has the first block.
+    fn none() -> Self {
+        Self {
+            directory: None,
+            groups: Groups::new(),
+            replacements: 0,
+        }
+    }
+
     /// The `groups` of one search; `directory` must have been taken before.
     pub(super) fn of(directory: DirectoryGuard<Arc<Directory>>, mut groups: Groups) -> Self {
         // A slot that was given out since has a holder that was not there when the query came.
@@ -66,7 +76,7 @@ impl Matches {
         });
         groups.sort_unstable_by_key(|group| std::cmp::Reverse(group.matched_blocks));
         Self {
-            directory,
+            directory: Some(directory),
             groups,
             replacements: 0,
         }
@@ -95,10 +105,11 @@ impl Matches {
     /// A holder that left while the search ran is left out: it holds nothing now.
     pub fn holders(&self) -> impl Iterator<Item = Match<'_>> {
         let found = self.groups.iter().map(|group| group.slots.len()).sum();
+        let directory = self.directory.as_ref().map(|directory| &***directory);
         Holders {
             // Mostly nobody has left, and then there is no need to look at every holder.
-            nobody_left: self.directory.is_complete(),
-            directory: &self.directory,
+            nobody_left: directory.is_none_or(Directory::is_complete),
+            directory,
             groups: self.groups.iter(),
             matched_blocks: 0,
             words: [].iter(),
@@ -111,7 +122,7 @@ impl Matches {
 
 /// See [`Matches::holders`].
 struct Holders<'m> {
-    directory: &'m Directory,
+    directory: Option<&'m Directory>,
     nobody_left: bool,
     groups: std::slice::Iter<'m, MatchGroup>,
     /// Of the group whose turn it is.
@@ -143,7 +154,8 @@ impl<'m> Iterator for Holders<'m> {
             let slot = self.first_slot + self.word.trailing_zeros() as usize - 64;
             self.word &= self.word - 1;
             self.left -= 1;
-            if let Some(holder) = self.directory.holder_at(slot)
+            let directory = self.directory;
+            if let Some(holder) = directory.and_then(|directory| directory.holder_at(slot))
                 && (self.nobody_left || !holder.is_retired())
             {
                 let matched_blocks = self.matched_blocks;
@@ -169,9 +181,12 @@ pub(crate) fn find(
     chain: &mut QueryChain<'_>,
     search: Search<'_>,
 ) -> Matches {
+    let guard = &crossbeam_epoch::pin();
+    if chain.is_empty() || !store.may_have_root(chain.hash(0), guard) {
+        return Matches::none();
+    }
     // Before the first look: a holder that joins later was not there when the query came.
     let directory = slots.load();
-    let guard = &crossbeam_epoch::pin();
     let asked = search.workers.map(|workers| directory.slots_of(workers));
     let mut finder = Finder {
         store,

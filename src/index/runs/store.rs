@@ -144,6 +144,12 @@ impl RunStore {
         self.table.prefetch(hash, guard);
     }
 
+    /// Whether there may be a block with this hash at position 0; if not, nobody has one.
+    #[inline]
+    pub(crate) fn may_have_root(&self, hash: u64, guard: &Guard) -> bool {
+        self.roots.find(hash, guard, Some).is_some() || !self.has_all_roots.load(Ordering::SeqCst)
+    }
+
     /// The block that `key` names. Where hashes are no chain there may be several; see [`Self::for_each`].
     #[inline]
     pub(crate) fn locate<'g>(&self, key: &BlockKey, guard: &'g Guard) -> Option<Found<'g>> {
