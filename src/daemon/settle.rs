@@ -3,7 +3,7 @@
 //! A daemon that has just followed the events knows what its snapshot knew, or nothing. While another replica answers, nobody gains
 //! by its answers: it waits until it knows every holder as well as that one does, exactly where that one does, and at most
 //! `ready.settle_ms`. Where nobody answers, any answer is better than none, and it says itself how certain it is: so it begins at
-//! once. Whether somebody answers, and what it knows, its roster tells (see [`RosterReply`]).
+//! once; the same where somebody seems to be there but says nothing for a few seconds. Whether somebody answers, and what it knows, its roster tells (see [`RosterReply`]).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,6 +20,8 @@ use crate::wire::{RosterHolder, RosterReply, RosterRequest};
 const INTERVAL: Duration = Duration::from_millis(100);
 /// How long the other may take for a page.
 const PAGE_PATIENCE: Duration = Duration::from_secs(1);
+/// After so long without a word it does not count as serving: it may be gone without the broker having noticed.
+const SILENCE_MAX: Duration = Duration::from_secs(5);
 
 /// What a starting replica compares.
 pub(super) struct Settling {
@@ -46,11 +48,13 @@ impl Settling {
     /// Returns when it is time to take queries.
     pub(super) async fn settle(self) {
         let deadline = Instant::now() + self.patience;
+        let mut silence_end = Instant::now() + SILENCE_MAX;
         loop {
             match self.ask().await {
                 Other::Absent => return tracing::info!("no other replica takes queries"),
                 Other::Silent => {}
                 Other::Knows(theirs) => {
+                    silence_end = Instant::now() + SILENCE_MAX;
                     let ours = known_holders(&self.namespaces, &self.trust, None);
                     let behind = holders_behind(&theirs, &ours);
                     if behind == 0 {
@@ -67,7 +71,7 @@ impl Settling {
                     }
                 }
             }
-            if Instant::now() >= deadline {
+            if Instant::now() >= deadline.min(silence_end) {
                 return tracing::warn!(
                     "takes queries although a replica that serves did not say what it knows"
                 );

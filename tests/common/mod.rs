@@ -31,7 +31,7 @@ use kvatlas::wire::{
 };
 
 /// How long a test waits for something that must happen.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 /// How often it looks.
 const INTERVAL: Duration = Duration::from_millis(5);
 
