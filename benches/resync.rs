@@ -17,11 +17,13 @@
     reason = "a bench fails by panicking"
 )]
 
-use std::process::{Child, Command, Stdio};
+mod common;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use common::{KilledOnDrop, mix, start_daemon};
 use hdrhistogram::Histogram;
 use kvatlas::client::QueryClient;
 use kvatlas::connection::embedded::{EmbeddedBroker, find_nats_server};
@@ -71,27 +73,15 @@ impl Scale {
     }
 }
 
-/// The daemon; killed when dropped.
-struct Daemon(Child);
-
-impl Daemon {
-    fn start(url: &str, scale: Scale) -> Self {
-        let workers_max = scale.holders.max(4096).to_string();
-        let concurrency = scale.concurrency.to_string();
-        let mut serve = Command::new(env!("CARGO_BIN_EXE_kvatlas"));
-        serve.args(["serve", "--nats-url", url, "--admin-listen", "off"]);
-        serve.args(["--logging-level", "error"]);
-        serve.args(["--limits-max-workers-per-namespace", &workers_max]);
-        serve.args(["--resync-concurrency", &concurrency]);
-        Self(serve.stdin(Stdio::null()).spawn().unwrap())
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+fn start(url: &str, scale: Scale) -> KilledOnDrop {
+    let workers_max = scale.holders.max(4096).to_string();
+    let concurrency = scale.concurrency.to_string();
+    let arguments = [
+        ["--logging-level", "error"],
+        ["--limits-max-workers-per-namespace", &workers_max],
+        ["--resync-concurrency", &concurrency],
+    ];
+    start_daemon(url, arguments.as_flattened())
 }
 
 #[tokio::main]
@@ -111,7 +101,7 @@ async fn main() {
     let nats = async_nats::connect(broker.url()).await.unwrap();
     let client = QueryClient::new(nats, subjects()).with_patience(Duration::from_secs(5));
 
-    let daemon = Daemon::start(broker.url(), scale);
+    let daemon = start(broker.url(), scale);
     let started = Instant::now();
     let is_over = Arc::new(AtomicBool::new(false));
     let routing = tokio::spawn(route(broker.url().to_owned(), scale, Arc::clone(&is_over)));
@@ -219,13 +209,6 @@ fn chain(holder: u64, scale: Scale) -> Vec<SequenceHash> {
     (0..scale.blocks)
         .map(|position| SequenceHash(mix(holder * scale.blocks + position)))
         .collect()
-}
-
-fn mix(number: u64) -> u64 {
-    let mut mixed = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    mixed ^ (mixed >> 31)
 }
 
 /// What Linux says of a process.

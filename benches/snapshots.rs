@@ -27,6 +27,7 @@
     reason = "a bench fails by panicking"
 )]
 
+mod common;
 #[path = "snapshots/formats.rs"]
 mod formats;
 
@@ -37,6 +38,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use async_nats::jetstream;
+use common::mix;
 use hdrhistogram::Histogram;
 use kvatlas::client::{Publisher, QueryClient};
 use kvatlas::config::Config;
@@ -225,13 +227,6 @@ fn hashes(chain: u64, depth: u64) -> Vec<SequenceHash> {
     (0..depth)
         .map(|position| SequenceHash(mix(chain * DEPTH + position)))
         .collect()
-}
-
-fn mix(number: u64) -> u64 {
-    let mut mixed = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    mixed ^ (mixed >> 31)
 }
 
 /// Gives every holder its chains; returns how many batches each has had.

@@ -19,14 +19,17 @@
     reason = "a bench fails by panicking"
 )]
 
+#[path = "../common/mod.rs"]
+mod common;
 mod events;
 mod queries;
 
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use common::{KilledOnDrop, start_daemon};
 use events::{Pace, bench_events, publish_at};
 use futures_util::StreamExt;
 use kvatlas::client::QueryClient;
@@ -72,7 +75,7 @@ async fn bench(scale: Scale) {
     let broker = EmbeddedBroker::start(&find_nats_server(None).unwrap())
         .await
         .unwrap();
-    let _daemon = start_daemon(broker.url());
+    let _daemon = start_daemon(broker.url(), &["--logging-level", "warn"]);
     let _echo = start_child(&["child-echo", broker.url()]);
     let client = async_nats::connect(broker.url()).await.unwrap();
     let queries = QueryClient::new(client.clone(), subjects()).with_patience(Duration::from_secs(10));
@@ -93,30 +96,6 @@ async fn bench(scale: Scale) {
 }
 
 // ---------------------------------------------------------------------------------------------- children
-
-/// A child process that ends with the bench.
-struct KilledOnDrop(Child);
-
-impl Drop for KilledOnDrop {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-fn start_daemon(url: &str) -> KilledOnDrop {
-    let mut daemon = Command::new(env!("CARGO_BIN_EXE_kvatlas"));
-    daemon.args([
-        "serve",
-        "--nats-url",
-        url,
-        "--admin-listen",
-        "off",
-        "--logging-level",
-        "warn",
-    ]);
-    KilledOnDrop(daemon.stdin(Stdio::null()).spawn().unwrap())
-}
 
 fn start_child(arguments: &[&str]) -> KilledOnDrop {
     KilledOnDrop(
