@@ -10,46 +10,23 @@
 mod common;
 
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
 
-use common::{Client, broker, eventually, hashes, matches, reasons, server, stored, stored_after};
+use common::process::Process;
+use common::{
+    Client, broker, eventually, hashes, matches, reasons, server, snapshots_in, stored, stored_after,
+};
 use kvatlas::client::ClientError;
 use kvatlas::connection::embedded::EmbeddedBroker;
 use kvatlas::wire::{Tier, WireLimits};
 
-/// `kvatlas serve` in a process of its own.
-struct Process(Child);
-
-impl Process {
-    fn start(broker: &EmbeddedBroker, snapshots: &Path) -> Self {
-        let mut serve = Command::new(env!("CARGO_BIN_EXE_kvatlas"));
-        serve.args([
-            "serve",
-            "--nats-url",
-            broker.url(),
-            "--admin-listen",
-            "off",
-            "--logging-level",
-            "warn",
-        ]);
-        serve
-            .args(["--snapshots-interval-seconds", "1", "--snapshots-directory"])
-            .arg(snapshots);
-        Self(serve.stdin(Stdio::null()).spawn().unwrap())
-    }
-
-    /// SIGKILL: no drain, no last snapshot.
-    fn kill(mut self) {
-        self.0.kill().unwrap();
-        self.0.wait().unwrap();
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+/// A daemon that writes snapshots all the time.
+fn start(broker: &EmbeddedBroker, snapshots: &Path) -> Process {
+    let (_, folder) = snapshots_in(snapshots);
+    let settings = [
+        ("snapshots.interval_seconds", "1"),
+        ("snapshots.directory", folder.as_str()),
+    ];
+    Process::start(broker.url(), &settings)
 }
 
 /// How many blocks the newest snapshot holds; none while there is none. Every file of a snapshot's name must be whole.
@@ -89,7 +66,7 @@ async fn a_killed_daemon_comes_back_with_its_snapshot() {
     let client = Client::connect(broker.url()).await;
     let (mut steady, mut busy) = (client.publisher("steady", 0), client.publisher("busy", 0));
 
-    let daemon = Process::start(&broker, folder.path());
+    let daemon = start(&broker, folder.path());
     eventually("the daemon answers", async || {
         steady.publish(Tier::DEVICE, Vec::new()).await.unwrap();
         client.holder("steady", 0).await
@@ -120,7 +97,7 @@ async fn a_killed_daemon_comes_back_with_its_snapshot() {
         .unwrap();
     busy.flush().await.unwrap();
 
-    let daemon = Process::start(&broker, folder.path());
+    let daemon = start(&broker, folder.path());
     let status = eventually("the daemon answers again", async || {
         client.holder("steady", 0).await
     })
@@ -147,7 +124,7 @@ async fn killed_at_any_moment_it_leaves_only_whole_snapshots() {
     let client = Client::connect(broker.url()).await;
     let mut blocks = 0;
     for round in 1..=4_u64 {
-        let daemon = Process::start(&broker, folder.path());
+        let daemon = start(&broker, folder.path());
         eventually("the daemon answers", async || match client.status().await {
             Ok(_) | Err(ClientError::Refused(_)) => Some(()),
             Err(_) => None,

@@ -14,7 +14,8 @@ mod common;
 use std::path::Path;
 
 use async_nats::jetstream;
-use common::jetstream::{JETSTREAM, Process, Restartable, STREAM, kept, last_message, servers};
+use common::jetstream::{JETSTREAM, Restartable, STREAM, kept, last_message, servers};
+use common::process::Process;
 use common::{
     Client, PATIENCE, config, daemon, eventually, has_gap, hashes, http_get, matches, reasons, stored,
     stored_after,

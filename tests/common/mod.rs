@@ -10,6 +10,7 @@
 
 pub mod fleet;
 pub mod jetstream;
+pub mod process;
 pub mod proxy;
 pub mod relay;
 pub mod truth;

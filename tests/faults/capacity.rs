@@ -2,7 +2,8 @@
 //! larger, whatever else happens.
 
 use crate::common::fleet::{Fleet, OneDaemon};
-use crate::common::jetstream::{Process, Restartable};
+use crate::common::jetstream::Restartable;
+use crate::common::process::Process;
 use crate::common::truth::Tally;
 use crate::common::way::Way;
 use crate::common::{Client, daemon, server, snapshots_in};

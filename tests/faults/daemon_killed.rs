@@ -1,7 +1,8 @@
 //! Kill -9 of the daemon, at random moments under load.
 
 use crate::common::fleet::{Fleet, OneDaemon};
-use crate::common::jetstream::{Process, Restartable};
+use crate::common::jetstream::Restartable;
+use crate::common::process::Process;
 use crate::common::truth::Tally;
 use crate::common::way::Way;
 use crate::common::{Client, server, snapshots_in};
