@@ -75,7 +75,7 @@ mod worker_slots;
 mod writer;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub use applied::{Applied, RejectReason};
 pub use capacity::{Capacity, TotalUsage};

@@ -4,9 +4,11 @@ use std::collections::HashSet;
 
 use proptest::prelude::*;
 
+use crate::index::tests::random::{Random, setting};
+
 use super::super::{Depth, Design, HolderNumber, PrefixIndex, Sizes};
 use super::oracle::{Oracle, Prefix, blocks, name, query};
-use super::stream::{Alphabet, Operation, Paths, Random, Shape};
+use super::stream::{Alphabet, Operation, Paths, Shape};
 
 /// Threads of the designs that have a pool.
 const LANES: usize = 3;
@@ -148,12 +150,10 @@ fn run(design: Design, shape: &Shape, seed: u64) {
 
 /// The same stream through all designs; the seed comes from the environment, so that a failure can be replayed.
 fn run_all(shape: &Shape) {
-    let setting = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().unwrap());
-    let seed = setting("KVATLAS_TEST_SEED").unwrap_or(20_260_702);
+    let seed = setting("KVATLAS_TEST_SEED", 20_260_702);
     let mut shape = *shape;
-    if let Some(operations) = setting("KVATLAS_TEST_OPERATIONS") {
-        shape.operations = usize::try_from(operations).unwrap();
-    }
+    let operations = setting("KVATLAS_TEST_OPERATIONS", shape.operations as u64);
+    shape.operations = usize::try_from(operations).unwrap();
     eprintln!(
         "KVATLAS_TEST_SEED={seed} replays this run of {} operations",
         shape.operations

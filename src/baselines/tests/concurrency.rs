@@ -3,13 +3,13 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
+use crate::index::tests::random::Random;
 use crate::wire::WorkerName;
 
 use super::super::{
     ConcurrentRadixTree, HolderNumber, JumpIndex, LineageIndex, PrefixIndex, SharedIndex, ThreadPool,
 };
 use super::oracle::{Oracle, Prefix, blocks, name, query};
-use super::stream::Random;
 
 const HOLDERS: u32 = 12;
 const CHANGES: usize = 1500;

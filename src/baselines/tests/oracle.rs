@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashSet};
 
 use crate::hash::{BlockHash, SequenceHash, sequence_hashes};
+use crate::index::tests::random::Random;
 
 use super::super::{Block, Depth, HolderNumber, PrefixQuery};
 
@@ -11,7 +12,7 @@ pub(super) type Prefix = Vec<u32>;
 
 /// The content that a symbol stands for.
 pub(super) fn content(symbol: u32) -> BlockHash {
-    BlockHash(mix(u64::from(symbol)))
+    BlockHash(Random::new(u64::from(symbol)).next())
 }
 
 /// The blocks of a prompt with their names.
@@ -96,12 +97,4 @@ impl Oracle {
     pub(super) fn held_blocks(&self) -> usize {
         self.held.values().map(HashSet::len).sum()
     }
-}
-
-/// Spreads the bits of a number over all bits of another.
-pub(super) fn mix(number: u64) -> u64 {
-    let number = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let number = (number ^ number >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let number = (number ^ number >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    number ^ number >> 31
 }

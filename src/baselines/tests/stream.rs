@@ -1,39 +1,10 @@
 //! Random streams of operations.
 
 use crate::hash::SequenceHash;
+use crate::index::tests::random::Random;
 
 use super::super::HolderNumber;
-use super::oracle::{Oracle, Prefix, mix};
-
-/// A seeded generator (SplitMix64): one number replays a whole stream.
-#[derive(Debug)]
-pub(super) struct Random(u64);
-
-impl Random {
-    pub(super) fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    pub(super) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        mix(self.0)
-    }
-
-    /// A number below `end`, which must not be 0.
-    pub(super) fn below(&mut self, end: usize) -> usize {
-        usize::try_from(self.next() % end as u64).unwrap()
-    }
-
-    pub(super) fn chance(&mut self, percent: usize) -> bool {
-        self.below(100) < percent
-    }
-
-    pub(super) fn shuffle<T>(&mut self, list: &mut [T]) {
-        for last in (1..list.len()).rev() {
-            list.swap(last, self.below(last + 1));
-        }
-    }
-}
+use super::oracle::{Oracle, Prefix};
 
 /// How many different blocks there are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -10,7 +10,7 @@ mod operation;
 mod oracle;
 mod parking;
 mod radix;
-mod random;
+pub(crate) mod random;
 mod rules;
 mod sparse;
 mod walk;
