@@ -26,7 +26,7 @@ pub(super) struct QueueMember {
     filler_subject: String,
     messages: async_nats::Subscriber,
     received: u64,
-    /// How many messages the subscription ends after, once it is being left.
+    /// How many messages the subscription ends after, once it is being left; the largest number until then.
     end: u64,
     fills_left: u32,
 }
@@ -64,8 +64,19 @@ impl QueueMember {
         }
     }
 
-    /// A request that has been received already, if there is one.
-    pub(super) fn next_received(&mut self) -> Option<Message> {
+    /// The next request until the group has been left: first what has been received already, then, when the server has been told to send
+    /// no more, what it sent before. None when the last has been taken.
+    pub(super) async fn next_until_left(&mut self) -> Option<Message> {
+        if self.end == u64::MAX {
+            if let Some(request) = self.next_received() {
+                return Some(request);
+            }
+            self.leave().await;
+        }
+        self.next_while_leaving().await
+    }
+
+    fn next_received(&mut self) -> Option<Message> {
         loop {
             let message = self.messages.next().now_or_never()?;
             if let Some(request) = self.noted(message)? {
@@ -74,16 +85,15 @@ impl QueueMember {
         }
     }
 
-    /// Tells the server to send no more. Call it when [`Self::next_received`] has none left.
-    pub(super) async fn leave(&mut self) {
+    /// Tells the server to send no more.
+    async fn leave(&mut self) {
         self.end = self.received + AHEAD;
         // An error says that the client is closed: then nothing comes any more.
         let _ = self.messages.unsubscribe_after(self.end).await;
         self.fill(AHEAD).await;
     }
 
-    /// The next request after [`Self::leave`]; none when the last has been taken.
-    pub(super) async fn next_while_leaving(&mut self) -> Option<Message> {
+    async fn next_while_leaving(&mut self) -> Option<Message> {
         loop {
             match tokio::time::timeout(FILL_INTERVAL, self.messages.next()).await {
                 Ok(message) => {

@@ -154,11 +154,7 @@ impl QueryService {
         let _ = rosters.drain().await;
         // No new requests; those that the server has sent already are answered.
         for (asked, requests) in [(Asked::Query, &mut queries), (Asked::Status, &mut statuses)] {
-            while let Some(message) = requests.next_received() {
-                self.serve(asked, message).await;
-            }
-            requests.leave().await;
-            while let Some(message) = requests.next_while_leaving().await {
+            while let Some(message) = requests.next_until_left().await {
                 self.serve(asked, message).await;
             }
         }

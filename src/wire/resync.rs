@@ -60,10 +60,7 @@ impl ResyncRequest {
         check_version(version)?;
         Ok(Self {
             rank: rank.unwrap_or_default(),
-            cursor: BatchCursor {
-                epoch: epoch.ok_or(DecodeError::Missing { field: "epoch" })?,
-                seq: seq.ok_or(DecodeError::Missing { field: "seq" })?,
-            },
+            cursor: given_cursor(epoch, seq)?,
             full: full.unwrap_or_default(),
         })
     }
@@ -174,10 +171,7 @@ impl ResyncChunk {
         check_version(version)?;
         Ok(Self {
             rank: rank.unwrap_or_default(),
-            cursor: BatchCursor {
-                epoch: epoch.ok_or(DecodeError::Missing { field: "epoch" })?,
-                seq: seq.ok_or(DecodeError::Missing { field: "seq" })?,
-            },
+            cursor: given_cursor(epoch, seq)?,
             kind: kind.ok_or(DecodeError::Missing { field: "kind" })?,
             number: number.ok_or(DecodeError::Missing { field: "chunk" })?,
             is_last: is_last.unwrap_or_default(),
@@ -216,6 +210,14 @@ fn decode_blobs(reader: &mut Reader<'_>, limits: &WireLimits) -> Result<Vec<Vec<
     (0..blobs)
         .map(|_| reader.blob("batches").map(<[u8]>::to_vec))
         .collect()
+}
+
+/// The batch that a message names; both its numbers are required.
+fn given_cursor(epoch: Option<u64>, seq: Option<u64>) -> Result<BatchCursor, DecodeError> {
+    Ok(BatchCursor {
+        epoch: epoch.ok_or(DecodeError::Missing { field: "epoch" })?,
+        seq: seq.ok_or(DecodeError::Missing { field: "seq" })?,
+    })
 }
 
 #[cfg(test)]
