@@ -118,9 +118,15 @@ impl Usage {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn add(&self, blocks: u64, bytes: u64) {
-        self.blocks.fetch_add(blocks, Ordering::Relaxed);
-        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+    /// More is used, or less.
+    pub(crate) fn change(&self, blocks: i64, bytes: i64) {
+        for (used, change) in [(&self.blocks, blocks), (&self.bytes, bytes)] {
+            // Whoever only reads these counts need not wait for a write that says nothing.
+            if change != 0 {
+                // Wraps around, and so subtracts what is below 0.
+                used.fetch_add(change.cast_unsigned(), Ordering::Relaxed);
+            }
+        }
     }
 
     pub(crate) fn subtract(&self, blocks: u64, bytes: u64) {

@@ -6,7 +6,7 @@ use crate::hash::{
 };
 use crate::wire::QueryKey;
 
-use super::runs::BlockKey;
+use super::runs::{BlockKey, prefetch};
 
 /// The lineage hashes of a query, by position.
 ///
@@ -19,6 +19,23 @@ pub struct QueryChain<'a> {
     len: usize,
     /// The rolling chain as far as it has been computed.
     rolled: Vec<SequenceHash>,
+}
+
+/// How many hashes from the first are asked for at once, at most.
+const PREFETCHED: usize = 128;
+/// Bytes that come into the processor's cache together.
+const CACHE_LINE: usize = 64;
+
+#[inline]
+fn prefetch_ends<T>(hashes: &[T]) {
+    let step = CACHE_LINE / size_of::<T>();
+    hashes
+        .iter()
+        .take(PREFETCHED)
+        .skip(step)
+        .step_by(step)
+        .for_each(prefetch);
+    hashes.last().into_iter().for_each(prefetch);
 }
 
 impl<'a> QueryChain<'a> {
@@ -98,6 +115,17 @@ impl<'a> QueryChain<'a> {
             QueryKey::Tokens { .. } | QueryKey::BlockHashes(_) => &self.rolled,
         };
         hashes.get(index).map_or(0, |hash| hash.as_u64())
+    }
+
+    /// Asks for the memory of what a search compares first, where hashes have been given: common prompts end early, and the last hash
+    /// tells whether all is there.
+    #[inline]
+    pub(crate) fn prefetch(&self) {
+        match self.key {
+            QueryKey::LineageHashes(hashes) => prefetch_ends(hashes),
+            QueryKey::SequenceHashes(hashes) => prefetch_ends(hashes),
+            QueryKey::Tokens { .. } | QueryKey::BlockHashes(_) => {}
+        }
     }
 
     /// What the block at `index`, which must be below [`Self::len`], is found by.

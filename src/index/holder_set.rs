@@ -1,9 +1,7 @@
 //! Sets of holders, by slot.
 
-use smallvec::SmallVec;
-
 /// A holder's place in the sets of one index: a small dense number, reused after the holder has left.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub(crate) struct HolderSlot(u16);
 
 impl HolderSlot {
@@ -13,6 +11,10 @@ impl HolderSlot {
     /// The slot `index`, below [`Self::COUNT_MAX`].
     pub(crate) fn new(index: usize) -> Option<Self> {
         u16::try_from(index).ok().map(Self)
+    }
+
+    pub(crate) fn from_bits(bits: u16) -> Self {
+        Self(bits)
     }
 
     pub(crate) fn index(self) -> usize {
@@ -115,7 +117,7 @@ impl HolderSet {
     fn to_inline(&self) -> Self {
         let mut slots = [HolderSlot(0); INLINE_SLOTS];
         let mut count = 0;
-        for (place, slot) in slots.iter_mut().zip(self.to_slots().iter()) {
+        for (place, slot) in slots.iter_mut().zip(self.to_slots::<SlotSet>().iter()) {
             *place = slot;
             count += 1;
         }
@@ -146,11 +148,7 @@ impl HolderSet {
             Self::Inline { .. } => others.iter().all(|slot| self.contains(slot)),
             Self::Bitmap(words) => {
                 let ours = words.iter().chain(std::iter::repeat(&0));
-                others
-                    .words
-                    .iter()
-                    .zip(ours)
-                    .all(|(theirs, ours)| theirs & !ours == 0)
+                others.words().zip(ours).all(|(theirs, ours)| theirs & !ours == 0)
             }
         }
     }
@@ -163,42 +161,21 @@ impl HolderSet {
         }
     }
 
-    /// The one member of a set that has no other.
-    pub(crate) fn only(&self) -> Option<HolderSlot> {
-        match self {
-            Self::Inline { count: 1, slots } => Some(slots[0]),
-            _ => None,
-        }
-    }
-
     /// The set as a working set of a search.
-    pub(crate) fn to_slots(&self) -> SlotSet {
+    #[inline]
+    pub(crate) fn to_slots<S: SlotBits>(&self) -> S {
         match self {
-            Self::Inline { count, slots } => slots[..usize::from(*count)].iter().copied().collect(),
-            Self::Bitmap(words) => SlotSet {
-                words: SmallVec::from_slice(words),
-            },
+            Self::Inline { count, slots } => slots_of(slots[..usize::from(*count)].iter().copied()),
+            Self::Bitmap(words) => S::from_words(words),
         }
     }
 
     /// `candidates` that are in this set.
-    pub(crate) fn intersection(&self, candidates: &SlotSet) -> SlotSet {
-        match self {
-            Self::Inline { count, slots } => slots[..usize::from(*count)]
-                .iter()
-                .copied()
-                .filter(|slot| candidates.contains(*slot))
-                .collect(),
-            Self::Bitmap(words) => {
-                let words = words
-                    .iter()
-                    .zip(&candidates.words)
-                    .map(|(ours, theirs)| ours & theirs);
-                SlotSet {
-                    words: words.collect(),
-                }
-            }
-        }
+    #[inline]
+    pub(crate) fn intersection<S: SlotBits>(&self, candidates: &S) -> S {
+        let mut both: S = self.to_slots();
+        both.intersect(candidates);
+        both
     }
 }
 
@@ -212,73 +189,127 @@ fn set_bit(words: &mut Vec<u64>, slot: HolderSlot) -> bool {
     is_new
 }
 
-/// A working set of a search: one bit a slot, up to 256 slots without an allocation.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct SlotSet {
-    words: SmallVec<[u64; 4]>,
+/// A working set of a search: one bit a slot. Searches come in one form for each kind of set.
+pub(crate) trait SlotBits: Clone + Default {
+    /// The slots of these words of 64 bits each, from slot 0; without those that this kind of set has no room for.
+    fn from_words(words: &[u64]) -> Self;
+    /// Adds a slot, unless this kind of set has no room for it.
+    fn insert(&mut self, slot: HolderSlot);
+    fn contains(&self, slot: HolderSlot) -> bool;
+    fn is_empty(&self) -> bool;
+    /// Adds all that are in `others`.
+    fn unite(&mut self, others: &Self);
+    /// Takes out all that are in `others`.
+    fn subtract(&mut self, others: &Self);
+    /// Keeps only those that are in `others`.
+    fn intersect(&mut self, others: &Self);
+}
+
+/// The first 64 slots, all that most namespaces have. A set is in a register.
+impl SlotBits for u64 {
+    #[inline]
+    fn from_words(words: &[u64]) -> Self {
+        words.first().copied().unwrap_or_default()
+    }
+
+    #[inline]
+    fn insert(&mut self, slot: HolderSlot) {
+        if slot.word() == 0 {
+            *self |= slot.bit();
+        }
+    }
+
+    #[inline]
+    fn contains(&self, slot: HolderSlot) -> bool {
+        slot.word() == 0 && self & slot.bit() != 0
+    }
+
+    #[inline]
+    fn is_empty(&self) -> bool {
+        *self == 0
+    }
+
+    #[inline]
+    fn unite(&mut self, others: &Self) {
+        *self |= others;
+    }
+
+    #[inline]
+    fn subtract(&mut self, others: &Self) {
+        *self &= !others;
+    }
+
+    #[inline]
+    fn intersect(&mut self, others: &Self) {
+        *self &= others;
+    }
+}
+
+/// Words of a working set that are in the set itself.
+const INLINE_WORDS: usize = 4;
+
+/// Any slots, up to 256 without an allocation.
+#[derive(Debug, Clone)]
+pub(crate) enum SlotSet {
+    /// All of the words, so that what is done to a set takes no loop over as many as there happen to be.
+    Inline([u64; INLINE_WORDS]),
+    /// As many words as are needed.
+    Heap(Vec<u64>),
+}
+
+impl Default for SlotSet {
+    #[inline]
+    fn default() -> Self {
+        Self::Inline([0; INLINE_WORDS])
+    }
 }
 
 impl SlotSet {
-    pub(crate) fn insert(&mut self, slot: HolderSlot) {
-        if self.words.len() <= slot.word() {
-            self.words.resize(slot.word() + 1, 0);
+    /// The words of 64 slots each, from slot 0.
+    #[inline]
+    pub(crate) fn words(&self) -> std::slice::Iter<'_, u64> {
+        match self {
+            Self::Inline(words) => words.iter(),
+            Self::Heap(words) => words.iter(),
         }
-        self.words[slot.word()] |= slot.bit();
     }
 
-    pub(crate) fn contains(&self, slot: HolderSlot) -> bool {
-        self.words
-            .get(slot.word())
-            .is_some_and(|word| word & slot.bit() != 0)
+    #[inline]
+    fn words_mut(&mut self) -> &mut [u64] {
+        match self {
+            Self::Inline(words) => words,
+            Self::Heap(words) => words,
+        }
+    }
+
+    /// As many words, at least.
+    fn grow(&mut self, words: usize) {
+        match self {
+            Self::Inline(inline) if words > INLINE_WORDS => {
+                let mut heap = Vec::with_capacity(words);
+                heap.extend_from_slice(inline);
+                heap.resize(words, 0);
+                *self = Self::Heap(heap);
+            }
+            Self::Heap(heap) if words > heap.len() => heap.resize(words, 0),
+            Self::Inline(_) | Self::Heap(_) => {}
+        }
     }
 
     pub(crate) fn remove(&mut self, slot: HolderSlot) {
-        if let Some(word) = self.words.get_mut(slot.word()) {
+        if let Some(word) = self.words_mut().get_mut(slot.word()) {
             *word &= !slot.bit();
         }
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
-        self.words.iter().all(|word| *word == 0)
-    }
-
+    #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
-        self.words.iter().map(|word| word.count_ones() as usize).sum()
-    }
-
-    /// The words of 64 slots each, from slot 0.
-    pub(crate) fn words(&self) -> std::slice::Iter<'_, u64> {
-        self.words.iter()
-    }
-
-    /// Adds all that are in `others`.
-    pub(crate) fn unite(&mut self, others: &Self) {
-        if self.words.len() < others.words.len() {
-            self.words.resize(others.words.len(), 0);
-        }
-        for (ours, theirs) in self.words.iter_mut().zip(&others.words) {
-            *ours |= theirs;
-        }
-    }
-
-    /// Takes out all that are in `others`.
-    pub(crate) fn subtract(&mut self, others: &Self) {
-        for (ours, theirs) in self.words.iter_mut().zip(&others.words) {
-            *ours &= !theirs;
-        }
-    }
-
-    /// Keeps only those that are in `others`.
-    pub(crate) fn intersect(&mut self, others: &Self) {
-        self.words.truncate(others.words.len());
-        for (ours, theirs) in self.words.iter_mut().zip(&others.words) {
-            *ours &= theirs;
-        }
+        self.words().map(|word| word.count_ones() as usize).sum()
     }
 
     /// The slots in ascending order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = HolderSlot> + '_ {
-        self.words.iter().enumerate().flat_map(|(index, word)| {
+        self.words().enumerate().flat_map(|(index, word)| {
             let mut rest = *word;
             std::iter::from_fn(move || {
                 if rest == 0 {
@@ -292,14 +323,94 @@ impl SlotSet {
     }
 }
 
+impl SlotBits for SlotSet {
+    #[inline]
+    fn from_words(words: &[u64]) -> Self {
+        if words.len() > INLINE_WORDS {
+            return Self::Heap(words.to_vec());
+        }
+        let mut inline = [0; INLINE_WORDS];
+        for (own, word) in inline.iter_mut().zip(words) {
+            *own = *word;
+        }
+        Self::Inline(inline)
+    }
+
+    #[inline]
+    fn insert(&mut self, slot: HolderSlot) {
+        self.grow(slot.word() + 1);
+        if let Some(word) = self.words_mut().get_mut(slot.word()) {
+            *word |= slot.bit();
+        }
+    }
+
+    #[inline]
+    fn contains(&self, slot: HolderSlot) -> bool {
+        let word = self.words().as_slice().get(slot.word());
+        word.is_some_and(|word| word & slot.bit() != 0)
+    }
+
+    #[inline]
+    fn is_empty(&self) -> bool {
+        self.words().fold(0, |any, word| any | word) == 0
+    }
+
+    #[inline]
+    fn unite(&mut self, others: &Self) {
+        if let (Self::Inline(ours), Self::Inline(theirs)) = (&mut *self, others) {
+            for (ours, theirs) in ours.iter_mut().zip(theirs) {
+                *ours |= theirs;
+            }
+            return;
+        }
+        self.grow(others.words().len());
+        for (ours, theirs) in self.words_mut().iter_mut().zip(others.words()) {
+            *ours |= theirs;
+        }
+    }
+
+    #[inline]
+    fn subtract(&mut self, others: &Self) {
+        if let (Self::Inline(ours), Self::Inline(theirs)) = (&mut *self, others) {
+            for (ours, theirs) in ours.iter_mut().zip(theirs) {
+                *ours &= !theirs;
+            }
+            return;
+        }
+        for (ours, theirs) in self.words_mut().iter_mut().zip(others.words()) {
+            *ours &= !theirs;
+        }
+    }
+
+    #[inline]
+    fn intersect(&mut self, others: &Self) {
+        if let (Self::Inline(ours), Self::Inline(theirs)) = (&mut *self, others) {
+            for (ours, theirs) in ours.iter_mut().zip(theirs) {
+                *ours &= theirs;
+            }
+            return;
+        }
+        let theirs = others.words().chain(std::iter::repeat(&0));
+        for (ours, theirs) in self.words_mut().iter_mut().zip(theirs) {
+            *ours &= theirs;
+        }
+    }
+}
+
 impl FromIterator<HolderSlot> for SlotSet {
     fn from_iter<I: IntoIterator<Item = HolderSlot>>(slots: I) -> Self {
-        let mut set = Self::default();
-        for slot in slots {
-            set.insert(slot);
-        }
-        set
+        slots_of(slots)
     }
+}
+
+/// The slots as a working set.
+#[inline]
+pub(crate) fn slots_of<S: SlotBits>(slots: impl IntoIterator<Item = HolderSlot>) -> S {
+    let mut set = S::default();
+    for slot in slots {
+        set.insert(slot);
+    }
+    set
 }
 
 #[cfg(test)]
@@ -330,7 +441,7 @@ mod tests {
                 }
                 prop_assert_eq!(set.len(), model.len());
                 prop_assert_eq!(set.is_empty(), model.is_empty());
-                let slots: Vec<usize> = set.to_slots().iter().map(HolderSlot::index).collect();
+                let slots: Vec<usize> = set.to_slots::<SlotSet>().iter().map(HolderSlot::index).collect();
                 prop_assert_eq!(slots, model.iter().copied().collect::<Vec<_>>());
             }
         }
@@ -339,12 +450,14 @@ mod tests {
         fn working_sets_intersect_and_subtract(
             ours in proptest::collection::btree_set(0_usize..200, 0..30),
             theirs in proptest::collection::btree_set(0_usize..200, 1..30),
+            spread in 1_usize..4,
         ) {
-            let slots = |members: &BTreeSet<usize>| members.iter().filter_map(|m| HolderSlot::new(*m)).collect::<SlotSet>();
-            let indices = |set: &SlotSet| set.iter().map(HolderSlot::index).collect::<BTreeSet<_>>();
-            let mut entry = HolderSet::single(HolderSlot::new(*theirs.first().unwrap()).unwrap());
+            let slot = |member: &usize| HolderSlot::new(member * spread).unwrap();
+            let slots = |members: &BTreeSet<usize>| members.iter().map(slot).collect::<SlotSet>();
+            let indices = |set: &SlotSet| set.iter().map(|slot| slot.index() / spread).collect::<BTreeSet<_>>();
+            let mut entry = HolderSet::single(slot(theirs.first().unwrap()));
             for member in &theirs {
-                entry.insert(HolderSlot::new(*member).unwrap());
+                entry.insert(slot(member));
             }
             let both: BTreeSet<usize> = &ours & &theirs;
             prop_assert_eq!(&indices(&entry.intersection(&slots(&ours))), &both);
@@ -356,6 +469,10 @@ mod tests {
             let mut set = slots(&ours);
             set.subtract(&slots(&theirs));
             prop_assert_eq!(indices(&set), &ours - &theirs);
+            let mut set = slots(&ours);
+            set.unite(&slots(&theirs));
+            prop_assert_eq!((set.len(), set.is_empty()), ((&ours | &theirs).len(), false));
+            prop_assert_eq!(indices(&set), &ours | &theirs);
         }
     }
 }

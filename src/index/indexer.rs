@@ -48,8 +48,10 @@ impl Default for IndexLimits {
     }
 }
 
-/// What lanes and queries of one index share.
+/// What lanes and queries of one index share. Aligned so that the counts of references, which lanes change all the time, are on another
+/// cache line.
 #[derive(Debug)]
+#[repr(align(128))]
 pub(crate) struct Shared {
     pub(crate) settings: NamespaceSettings,
     pub(crate) limits: IndexLimits,

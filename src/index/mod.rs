@@ -37,6 +37,10 @@
 //!   it was e, unless the holder also had a run that begins at e. If its depth was at most e later, it has lost that run first,
 //!   and had e then, since children go before parents. If it was at most e earlier, it got that run last, and had e just before.
 //!
+//! That its depth was at most e is known from not finding the block at e, or from the run itself: where no run follows the block before
+//! e, the block at e is in no other run. It may have come into this one since the look, but it is never in two places: so there was an
+//! instant, at the look or after it, when nobody had it.
+//!
 //! Eviction lowers holders' shares as removals do: one run at a time, children first. Its steps fit the same argument.
 //!
 //! A search settles every holder by one of the two, so every score is exact, per holder, at some point between the query's

@@ -441,6 +441,35 @@ impl Plain {
         }
     }
 
+    /// Removes the blocks of these names where they are the last ones of a run, the deepest first, as engines mostly name them; if they
+    /// are not, nothing is removed, and the answer is false.
+    pub(crate) fn remove_tail(
+        &mut self,
+        names: &[SequenceHash],
+        slot: HolderSlot,
+        writer: &mut RunWriter<'_>,
+    ) -> bool {
+        let Some(deepest) = names.first().filter(|_| !self.has_own_names()) else {
+            return false;
+        };
+        let Some(last) = self.find_name(deepest.as_u64(), writer) else {
+            return false;
+        };
+        let Some(before) = (usize::from(last.offset) + 1).checked_sub(names.len()) else {
+            return false;
+        };
+        let first = Spot {
+            // No deeper than the last.
+            offset: u16::try_from(before).unwrap_or(last.offset),
+            ..last
+        };
+        if !writer.are_backwards(last, names) || !self.is_tail(first, names.len(), writer) {
+            return false;
+        }
+        self.lower(first.run, first.offset, slot, writer);
+        true
+    }
+
     /// Removes blocks that are all held, each named once or several times; gives back those that only a forest can
     /// remove, because a hole would be left behind.
     pub(crate) fn remove(

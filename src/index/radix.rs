@@ -9,7 +9,7 @@
 use crate::hash::PositionalLineageHash;
 
 use super::chain::QueryChain;
-use super::holder_set::{HolderSet, HolderSlot, SlotSet};
+use super::holder_set::{HolderSet, HolderSlot, SlotBits, SlotSet};
 use super::prefix_tree::{HolderGroup, PrefixTree, SharedNode};
 use super::search::{Groups, Matches, Search, push_group};
 use super::slots::Slots;
@@ -119,7 +119,7 @@ struct Drain {
     asked: Option<SlotSet>,
     depth: usize,
     holding: SlotSet,
-    groups: Groups,
+    groups: Groups<SlotSet>,
 }
 
 impl Drain {
@@ -141,7 +141,7 @@ impl Drain {
     }
 
     /// All groups, when no more blocks come.
-    fn finish(mut self) -> Groups {
+    fn finish(mut self) -> Groups<SlotSet> {
         push_group(&mut self.groups, self.depth, self.holding);
         self.groups
     }

@@ -16,8 +16,8 @@ use crate::tracking::{DegradedReasons, StreamTrust};
 use crate::wire::WorkerName;
 
 use super::chain::QueryChain;
-use super::holder_set::SlotSet;
-use super::runs::{BlockKey, Found, RunStore, View, is_same_at};
+use super::holder_set::{SlotBits, SlotSet};
+use super::runs::{BlockKey, Found, Root, RunStore, View, is_same_at};
 use super::slots::{Directory, HolderRecord, Slots};
 
 /// Whom a search asks about.
@@ -38,13 +38,63 @@ pub struct Match<'a> {
 
 /// Holders that hold the same number of leading blocks.
 #[derive(Debug, Clone)]
-pub(super) struct MatchGroup {
+pub(super) struct MatchGroup<S> {
     matched_blocks: u32,
-    slots: SlotSet,
+    slots: S,
 }
 
-/// Mostly there are one or two.
-pub(super) type Groups = SmallVec<[MatchGroup; 2]>;
+/// Groups of one kind of sets. Mostly there are few: those that have the common prompt, and some that have more.
+pub(super) type Groups<S> = SmallVec<[MatchGroup<S>; 2]>;
+
+/// Groups of either kind. Small ones stay as they are: to make larger ones of them would take longer than to find some of them.
+#[derive(Debug)]
+pub(super) enum FoundGroups {
+    Small(Groups<u64>),
+    Any(Groups<SlotSet>),
+}
+
+impl FoundGroups {
+    fn len(&self) -> usize {
+        match self {
+            Self::Small(groups) => groups.len(),
+            Self::Any(groups) => groups.len(),
+        }
+    }
+
+    /// How deep a group is, and its slots in words of 64.
+    #[inline]
+    fn get(&self, index: usize) -> Option<(u32, &[u64])> {
+        match self {
+            Self::Small(groups) => {
+                let group = groups.get(index)?;
+                Some((group.matched_blocks, std::slice::from_ref(&group.slots)))
+            }
+            Self::Any(groups) => {
+                let group = groups.get(index)?;
+                Some((group.matched_blocks, group.slots.words().as_slice()))
+            }
+        }
+    }
+}
+
+/// A kind of sets that a search can be done with.
+pub(super) trait SearchSlots: SlotBits {
+    fn found(groups: Groups<Self>) -> FoundGroups;
+}
+
+impl SearchSlots for u64 {
+    #[inline]
+    fn found(groups: Groups<Self>) -> FoundGroups {
+        FoundGroups::Small(groups)
+    }
+}
+
+impl SearchSlots for SlotSet {
+    #[inline]
+    fn found(groups: Groups<Self>) -> FoundGroups {
+        FoundGroups::Any(groups)
+    }
+}
 
 /// The holders found, in groups of equal depth.
 #[derive(Debug)]
@@ -52,7 +102,7 @@ pub struct Matches {
     /// Borrowed from the current version, without counting a reference that all queries share.
     /// None where nobody has anything: most such queries end before they need it.
     directory: Option<DirectoryGuard<Arc<Directory>>>,
-    groups: Groups,
+    groups: FoundGroups,
     /// How many states had been replaced when the search began.
     replacements: u64,
 }
@@ -62,22 +112,31 @@ impl Matches {
     fn none() -> Self {
         Self {
             directory: None,
-            groups: Groups::new(),
+            groups: FoundGroups::Small(Groups::new()),
             replacements: 0,
         }
     }
 
     /// The `groups` of one search; `directory` must have been taken before.
-    pub(super) fn of(directory: DirectoryGuard<Arc<Directory>>, mut groups: Groups) -> Self {
+    #[inline]
+    pub(super) fn of<S: SearchSlots>(
+        directory: DirectoryGuard<Arc<Directory>>,
+        mut groups: Groups<S>,
+    ) -> Self {
         // A slot that was given out since has a holder that was not there when the query came.
-        groups.retain(|group| {
-            group.slots.intersect(directory.taken());
-            !group.slots.is_empty()
-        });
+        let taken = S::from_words(directory.taken().words().as_slice());
+        let mut is_any_empty = false;
+        for group in &mut groups {
+            group.slots.intersect(&taken);
+            is_any_empty |= group.slots.is_empty();
+        }
+        if is_any_empty {
+            groups.retain(|group| !group.slots.is_empty());
+        }
         groups.sort_unstable_by_key(|group| std::cmp::Reverse(group.matched_blocks));
         Self {
             directory: Some(directory),
-            groups,
+            groups: S::found(groups),
             replacements: 0,
         }
     }
@@ -104,13 +163,16 @@ impl Matches {
     ///
     /// A holder that left while the search ran is left out: it holds nothing now.
     pub fn holders(&self) -> impl Iterator<Item = Match<'_>> {
-        let found = self.groups.iter().map(|group| group.slots.len()).sum();
+        let groups = (0..self.groups.len()).filter_map(|index| self.groups.get(index));
+        let count = |words: &[u64]| words.iter().map(|word| word.count_ones() as usize).sum::<usize>();
+        let found = groups.map(|(_, words)| count(words)).sum();
         let directory = self.directory.as_ref().map(|directory| &***directory);
         Holders {
             // Mostly nobody has left, and then there is no need to look at every holder.
             nobody_left: directory.is_none_or(Directory::is_complete),
             directory,
-            groups: self.groups.iter(),
+            groups: &self.groups,
+            next_group: 0,
             matched_blocks: 0,
             words: [].iter(),
             word: 0,
@@ -124,7 +186,8 @@ impl Matches {
 struct Holders<'m> {
     directory: Option<&'m Directory>,
     nobody_left: bool,
-    groups: std::slice::Iter<'m, MatchGroup>,
+    groups: &'m FoundGroups,
+    next_group: usize,
     /// Of the group whose turn it is.
     matched_blocks: u32,
     /// What is left of that group, and of the word that begins with `first_slot`.
@@ -144,9 +207,10 @@ impl<'m> Iterator for Holders<'m> {
                 if let Some(word) = self.words.next() {
                     (self.word, self.first_slot) = (*word, self.first_slot + 64);
                 } else {
-                    let group = self.groups.next()?;
-                    self.matched_blocks = group.matched_blocks;
-                    self.words = group.slots.words();
+                    let (matched_blocks, words) = self.groups.get(self.next_group)?;
+                    self.next_group += 1;
+                    self.matched_blocks = matched_blocks;
+                    self.words = words.iter();
                     // The first word adds 64.
                     self.first_slot = 0;
                 }
@@ -182,30 +246,54 @@ pub(crate) fn find(
     search: Search<'_>,
 ) -> Matches {
     let guard = &crossbeam_epoch::pin();
-    if chain.is_empty() || !store.may_have_root(chain.hash(0), guard) {
+    if chain.is_empty() {
         return Matches::none();
     }
-    // Before the first look: a holder that joins later was not there when the query came.
+    let root = store.root(chain.hash(0), guard);
+    if root == Root::Nobody {
+        return Matches::none();
+    }
+    // Before the first look, and so before any run is found, which may show the past: a holder that joins later was not there when the
+    // query came, and its slot may have been another's.
     let directory = slots.load();
     let asked = search.workers.map(|workers| directory.slots_of(workers));
-    let mut finder = Finder {
+    // A slot that was given out since is left out in the end, so that sets need no room for it.
+    if directory.is_small() {
+        let groups = groups_of::<u64>(store, chain, root, asked.as_ref(), guard);
+        Matches::of(directory, groups)
+    } else {
+        let groups = groups_of::<SlotSet>(store, chain, root, asked.as_ref(), guard);
+        Matches::of(directory, groups)
+    }
+}
+
+/// Searches with one kind of sets.
+#[inline]
+fn groups_of<S: SearchSlots>(
+    store: &RunStore,
+    chain: &mut QueryChain<'_>,
+    root: Root,
+    asked: Option<&SlotSet>,
+    guard: &Guard,
+) -> Groups<S> {
+    let mut finder: Finder<'_, '_, '_, S> = Finder {
         store,
         guard,
         is_rolled: chain.is_rolled(),
         chain,
-        asked: asked.as_ref(),
+        asked: asked.map(|asked| S::from_words(asked.words().as_slice())),
         tick: store.tick(),
         groups: Groups::new(),
     };
     let conflicts = store.chain_conflicts();
     if conflicts == 0 {
-        finder.follow();
+        finder.follow(root);
     }
     if conflicts > 0 || store.chain_conflicts() != conflicts {
         finder.groups.clear();
         finder.walk();
     }
-    Matches::of(directory, finder.groups)
+    finder.groups
 }
 
 /// How many holders a block has.
@@ -220,8 +308,8 @@ pub(crate) fn holders_of(store: &RunStore, key: &BlockKey) -> usize {
 }
 
 /// The holders of a block. One that has it counts, so it has all blocks before it, too.
-pub(super) fn holders_at(store: &RunStore, key: &BlockKey, guard: &Guard) -> SlotSet {
-    let mut holding = SlotSet::default();
+pub(super) fn holders_at<S: SlotBits>(store: &RunStore, key: &BlockKey, guard: &Guard) -> S {
+    let mut holding = S::default();
     let tick = store.tick();
     store.for_each(key, guard, |found| {
         if let Some(tick) = tick {
@@ -230,6 +318,7 @@ pub(super) fn holders_at(store: &RunStore, key: &BlockKey, guard: &Guard) -> Slo
         let look = Look {
             start: 0,
             end: found.offset + 1,
+            may_go_on: true,
             view: found.run.view(guard),
         };
         holding.unite(&look.split(None, |_, _| {}));
@@ -240,16 +329,19 @@ pub(super) fn holders_at(store: &RunStore, key: &BlockKey, guard: &Guard) -> Slo
 /// How many hashes of a query are computed before they are compared.
 const ROLLED_AT_ONCE: usize = 64;
 /// Into how many parts a run is cut at once to find where a query leaves it.
-const WAYS: usize = 16;
+const WAYS: usize = 4;
+
+/// How many cutoffs are tried before that.
+const HINTS: usize = 3;
 
 /// How many runs are looked at one after the other before the search halves what is left instead.
 const STEPS_MAX: usize = 8;
 
 /// Holders that at one instant had `held` blocks at least, and at one had `limit` at most.
-struct Stretch {
+struct Stretch<S> {
     held: usize,
     limit: usize,
-    candidates: SlotSet,
+    candidates: S,
 }
 
 /// One look at a run.
@@ -258,6 +350,8 @@ struct Look<'g> {
     start: usize,
     /// Where the query leaves the run; after the block that was looked for.
     end: usize,
+    /// Whether other runs may go on from there.
+    may_go_on: bool,
     view: View<'g>,
 }
 
@@ -269,61 +363,44 @@ impl Look<'_> {
 
     /// Splits `candidates` (all holders where absent): those that have everything up to `end` are returned, those that have
     /// something of the run go to `settled` with their depth, and the others stay.
-    fn split(&self, candidates: Option<&mut SlotSet>, mut settled: impl FnMut(usize, SlotSet)) -> SlotSet {
+    fn split<S: SlotBits>(&self, candidates: Option<&mut S>, mut settled: impl FnMut(usize, S)) -> S {
         let needed = self.needed();
-        let full = self.view.full(candidates.as_deref());
-        let mut seen = candidates.as_ref().map(|_| full.clone());
-        let mut depth = usize::from(self.view.len());
-        let (mut through, mut shallow) = if needed <= self.view.len() {
-            (full, SlotSet::default())
-        } else {
-            (SlotSet::default(), full)
-        };
-        for partial in self.view.partial() {
-            if candidates
-                .as_ref()
-                .is_some_and(|candidates| !candidates.contains(partial.slot))
-            {
-                continue;
+        let (mut through, mut seen) = (S::default(), S::default());
+        let is_chosen = candidates.is_some();
+        self.view.for_each_level(candidates.as_deref(), |cutoff, slots| {
+            if is_chosen {
+                seen.unite(&slots);
             }
-            if let Some(seen) = &mut seen {
-                seen.insert(partial.slot);
+            if cutoff < needed {
+                settled(self.start + usize::from(cutoff), slots);
+            } else if through.is_empty() {
+                through = slots;
+            } else {
+                through.unite(&slots);
             }
-            if partial.cutoff >= needed {
-                through.insert(partial.slot);
-                continue;
-            }
-            if usize::from(partial.cutoff) != depth && !shallow.is_empty() {
-                settled(self.start + depth, std::mem::take(&mut shallow));
-            }
-            depth = usize::from(partial.cutoff);
-            shallow.insert(partial.slot);
-        }
-        if !shallow.is_empty() {
-            settled(self.start + depth, shallow);
-        }
-        if let (Some(candidates), Some(seen)) = (candidates, seen) {
+        });
+        if let Some(candidates) = candidates {
             candidates.subtract(&seen);
         }
         through
     }
 }
 
-struct Finder<'f, 'q, 'g> {
+struct Finder<'f, 'q, 'g, S> {
     store: &'f RunStore,
     guard: &'g Guard,
     chain: &'f mut QueryChain<'q>,
     /// Whom the query asks about; all where absent.
-    asked: Option<&'f SlotSet>,
+    asked: Option<S>,
     /// Whether the hashes of the query have to be computed, one after the other.
     is_rolled: bool,
     /// When what is looked at is used, where the index forgets what is not.
     tick: Option<u32>,
-    groups: Groups,
+    groups: Groups<S>,
 }
 
-impl<'g> Finder<'_, '_, 'g> {
-    fn settle(&mut self, depth: usize, slots: SlotSet) {
+impl<'g, S: SlotBits> Finder<'_, '_, 'g, S> {
+    fn settle(&mut self, depth: usize, slots: S) {
         push_group(&mut self.groups, depth, slots);
     }
 
@@ -343,17 +420,24 @@ impl<'g> Finder<'_, '_, 'g> {
         }
         let start = found.run.start();
         let end_max = (start + len).min(self.chain.len());
+        let end = self.agreement(found, &view, position + 1, end_max);
         Some(Look {
             start,
-            end: self.agreement(found, position + 1, end_max),
+            end,
+            may_go_on: found.run.may_go_on_at(end - start),
             view,
         })
     }
 
     /// Up to where the query agrees with a run: it does up to `agreed`, and it cannot beyond `end_max`.
-    fn agreement(&mut self, found: Found<'g>, mut agreed: usize, end_max: usize) -> usize {
+    fn agreement(
+        &mut self,
+        found: Found<'g>,
+        view: &View<'_>,
+        mut agreed: usize,
+        mut end_max: usize,
+    ) -> usize {
         let start = found.run.start();
-        let mut end_max = end_max;
         while self.is_rolled && agreed < end_max {
             // Little is computed beyond the first difference.
             let end = end_max.min(agreed + ROLLED_AT_ONCE);
@@ -373,19 +457,40 @@ impl<'g> Finder<'_, '_, 'g> {
                 found.run.hash(position - start),
             )
         };
-        if agreed >= end_max || is_same(end_max - 1) {
-            return end_max.max(agreed);
+        // The agreement ends no sooner than at `agreed`, and no later than at `limit`.
+        let mut limit = end_max;
+        // Where holders have parted from a run, others have mostly, too: after a common prompt.
+        for end in view
+            .cutoffs()
+            .take(HINTS)
+            .map(|cutoff| start + usize::from(cutoff))
+        {
+            if end <= agreed || end > limit {
+                continue;
+            }
+            if !is_same(end - 1) {
+                limit = end - 1;
+            } else if end == limit || !is_same(end) {
+                return end;
+            } else {
+                agreed = end + 1;
+                break;
+            }
         }
-        // The first that is known to differ.
-        let mut differs = end_max - 1;
-        while agreed < differs {
-            let step = (differs - agreed).div_ceil(WAYS);
-            let points = (differs - agreed) / step;
+        if agreed < limit && limit == end_max {
+            if is_same(end_max - 1) {
+                return end_max;
+            }
+            limit = end_max - 1;
+        }
+        while agreed < limit {
+            let step = (limit - agreed).div_ceil(WAYS);
+            let points = (limit - agreed) / step;
             let point = |index: usize| agreed + (index + 1) * step - 1;
             // All points are compared, without a choice in between: so their memory is waited for once.
             let same: usize = (0..points).map(|index| usize::from(is_same(point(index)))).sum();
             if same < points {
-                differs = point(same);
+                limit = point(same);
             }
             if same > 0 {
                 agreed = point(same - 1) + 1;
@@ -395,11 +500,14 @@ impl<'g> Finder<'_, '_, 'g> {
     }
 
     /// Settles all holders, where hashes are a chain.
-    fn follow(&mut self) {
+    fn follow(&mut self, root: Root) {
         let Some(last) = self.chain.len().checked_sub(1) else {
             return;
         };
-        if let Some(first) = self.locate(0) {
+        self.chain.prefetch();
+        let key = self.chain.block_key(0);
+        let first = self.store.at_root(root, &key, self.guard);
+        if let Some(first) = first.or_else(|| self.store.locate(&key, self.guard)) {
             self.follow_from(first, last);
         }
     }
@@ -407,21 +515,21 @@ impl<'g> Finder<'_, '_, 'g> {
     /// Settles the holders of the first block.
     fn follow_from(&mut self, first: Found<'g>, last: usize) {
         let Some(look) = self.look(0, first) else { return };
-        if look.end <= last && !self.is_rolled {
+        if look.end <= last && look.may_go_on && !self.is_rolled {
             // Both are looked at next, unless all have dropped out.
             for position in [look.end, last] {
                 self.store.prefetch(self.chain.known_hash(position), self.guard);
             }
         }
-        let mut asked = self.asked.cloned();
+        let mut asked = self.asked.clone();
         let groups = &mut self.groups;
         let through = look.split(asked.as_mut(), |depth, slots| push_group(groups, depth, slots));
         let begin = Stretch {
             held: look.end,
-            limit: last + 1,
+            limit: if look.may_go_on { last + 1 } else { look.end },
             candidates: through,
         };
-        let mut stretches: SmallVec<[Stretch; 4]> = SmallVec::new();
+        let mut stretches: SmallVec<[Stretch<S>; 4]> = SmallVec::new();
         self.leave(begin, &mut stretches);
         let mut steps = 0;
         while let Some(stretch) = stretches.pop() {
@@ -438,7 +546,7 @@ impl<'g> Finder<'_, '_, 'g> {
     }
 
     /// Settles a stretch that is certain, and keeps one that is not.
-    fn leave(&mut self, stretch: Stretch, open: &mut SmallVec<[Stretch; 4]>) {
+    fn leave(&mut self, stretch: Stretch<S>, open: &mut SmallVec<[Stretch<S>; 4]>) {
         if stretch.candidates.is_empty() {
             return;
         }
@@ -450,7 +558,7 @@ impl<'g> Finder<'_, '_, 'g> {
     }
 
     /// Looks for the holders of a stretch at `position`, and leaves behind what is still open.
-    fn advance(&mut self, mut stretch: Stretch, position: usize, open: &mut SmallVec<[Stretch; 4]>) {
+    fn advance(&mut self, mut stretch: Stretch<S>, position: usize, open: &mut SmallVec<[Stretch<S>; 4]>) {
         let found = self.locate(position);
         let Some(look) = found.and_then(|found| self.look(position, found)) else {
             stretch.limit = position;
@@ -464,7 +572,9 @@ impl<'g> Finder<'_, '_, 'g> {
         let deeper = Stretch {
             held: look.end,
             // A limit that they have passed by now is none any more.
-            limit: if look.end <= stretch.limit {
+            limit: if !look.may_go_on {
+                look.end
+            } else if look.end <= stretch.limit {
                 stretch.limit
             } else {
                 self.chain.len()
@@ -478,16 +588,16 @@ impl<'g> Finder<'_, '_, 'g> {
 
     /// Block by block, for an index whose hashes are no chain: finding a block proves nothing about those before it.
     fn walk(&mut self) {
-        let mut candidates: Option<SlotSet> = self.asked.cloned();
+        let mut candidates: Option<S> = self.asked.clone();
         for position in 0..self.chain.len() {
             let key = self.chain.block_key(position);
-            let mut holding = holders_at(self.store, &key, self.guard);
+            let mut holding: S = holders_at(self.store, &key, self.guard);
             let mut dropped = match candidates.take() {
                 Some(candidates) => {
                     holding.intersect(&candidates);
                     candidates
                 }
-                None => SlotSet::default(),
+                None => S::default(),
             };
             dropped.subtract(&holding);
             if position > 0 {
@@ -502,7 +612,7 @@ impl<'g> Finder<'_, '_, 'g> {
     }
 }
 
-pub(super) fn push_group(groups: &mut Groups, depth: usize, slots: SlotSet) {
+pub(super) fn push_group<S: SlotBits>(groups: &mut Groups<S>, depth: usize, slots: S) {
     if !slots.is_empty() {
         groups.push(MatchGroup {
             // Positions are below 2^24.

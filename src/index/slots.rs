@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use crate::tracking::{DegradedReason, DegradedReasons, HolderStatus, StreamTrust};
 use crate::wire::{HolderId, WorkerName};
 
-use super::holder_set::{HolderSlot, SlotSet};
+use super::holder_set::{HolderSlot, SlotBits, SlotSet};
 use super::worker_slots::WorkerSlots;
 
 /// A registered holder, as queries and the lane share it.
@@ -72,6 +72,12 @@ impl Directory {
     #[inline]
     pub(crate) fn holder_at(&self, slot: usize) -> Option<&Arc<HolderRecord>> {
         self.holders.get(slot)?.as_ref()
+    }
+
+    /// Whether all slots fit into one word.
+    #[inline]
+    pub(crate) fn is_small(&self) -> bool {
+        self.holders.len() <= u64::BITS as usize
     }
 
     /// The slots that have a holder in this version.

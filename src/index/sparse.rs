@@ -19,7 +19,7 @@ use crate::hash::{Position, PositionalLineageHash, SequenceHash};
 use crate::tracking::{DegradedReasons, StreamTrust};
 use crate::wire::{PositionsError, QueryKey, check_positions};
 
-use super::holder_set::SlotSet;
+use super::holder_set::{SlotBits, SlotSet};
 use super::runs::{BlockKey, RunStore};
 use super::search::{Search, holders_at};
 use super::slots::{Directory, HolderRecord, Slots};
@@ -119,7 +119,7 @@ impl Probe for RunStore {
                 ..BlockKey::from(key)
             },
         };
-        let mut found = holders_at(self, &key, &crossbeam_epoch::pin());
+        let mut found: SlotSet = holders_at(self, &key, &crossbeam_epoch::pin());
         if let Some(among) = among {
             found.intersect(among);
         }

@@ -26,7 +26,7 @@ use std::sync::Arc;
 
 use crate::hash::{PositionalLineageHash, SequenceHash};
 
-use super::holder_set::HolderSlot;
+use super::holder_set::{HolderSlot, SlotSet};
 use super::indexer::{PositionalIndexer, Shared};
 use super::runs::{BlockKey, Life, Listing, Run, RunStore, View};
 
@@ -82,11 +82,9 @@ impl WalkedRun {
         self.hashes
             .extend(offsets.map(|offset| SequenceHash(run.hash(offset))));
         self.holders.clear();
-        let full = view.full(None);
-        self.holders.extend(full.iter().map(|slot| (slot, view.len())));
-        let partial = view.partial().iter();
-        self.holders
-            .extend(partial.map(|partial| (partial.slot, partial.cutoff)));
+        view.for_each_level::<SlotSet>(None, |cutoff, slots| {
+            self.holders.extend(slots.iter().map(|slot| (slot, cutoff)));
+        });
         if from > 0 {
             self.holders.retain_mut(|(_, cutoff)| {
                 *cutoff = cutoff.saturating_sub(from);

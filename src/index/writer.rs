@@ -249,6 +249,12 @@ impl HolderWriter {
         applied: &mut Applied,
     ) {
         let blocks = stored.names.len();
+        if let (Turn::Runs(runs), BlockNames::Sequence { hashes, .. }) = (&*turn, &stored.names)
+            && let Some(first) = hashes.first()
+        {
+            // Looked for after the parent.
+            runs.prefetch(first.as_u64());
+        }
         match self.resolve(&stored, turn, applied) {
             Ok(Resolved::Keys(blocks)) => self.store_blocks(blocks, tier, turn, applied),
             Ok(Resolved::Sequence(sequence)) => self.store_sequence(&sequence, tier, turn, applied),
@@ -419,6 +425,14 @@ impl HolderWriter {
         applied: &mut Applied,
     ) -> Vec<PositionalLineageHash> {
         let plain = &mut self.blocks.plain;
+        if self.parking.len() == 0
+            && tier == plain.tier()
+            && removed.lineage_hashes.is_empty()
+            && plain.remove_tail(&removed.hashes, self.slot, runs)
+        {
+            applied.removed += removed.hashes.len() as u64;
+            return Vec::new();
+        }
         let mut spots = Vec::with_capacity(removed.hashes.len() + removed.lineage_hashes.len());
         let mut finder = plain.finder(&removed.hashes);
         for hash in &removed.hashes {

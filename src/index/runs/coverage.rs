@@ -2,195 +2,179 @@
 
 use smallvec::SmallVec;
 
-use super::super::holder_set::{HolderSet, HolderSlot, SlotSet};
+use super::super::holder_set::{HolderSet, HolderSlot, SlotBits, SlotSet, slots_of};
+use super::few::{Few, Packed, Share};
 
-/// A holder that has only a prefix of the run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Partial {
-    /// How many blocks it has; at least 1, less than the run's length.
-    pub(crate) cutoff: u16,
-    pub(crate) slot: HolderSlot,
+/// The holders of a run that has several, by how much of it they have.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Coverage {
+    /// Deepest first; no two are alike, and none is empty. Many holders mostly have the same: a common prompt.
+    levels: SmallVec<[Level; 2]>,
 }
 
-/// The holders of a run that has several.
+/// Holders that have the same number of blocks.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Coverage {
-    /// The largest cutoff, which is the run's length; at least 1.
-    len: u16,
-    /// The holders of the whole run; never none.
-    full: HolderSet,
-    /// The others, deepest first.
-    partial: SmallVec<[Partial; 4]>,
+struct Level {
+    cutoff: u16,
+    holders: HolderSet,
 }
 
 /// The holders of a run at one instant.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum View<'a> {
-    /// Nobody: the run is coming or going.
-    Nobody,
-    /// One holder has all of it.
-    One { slot: HolderSlot, len: u16 },
-    /// Several.
+    /// So few that a word says it all. Nobody where the run is coming or going.
+    Few(Few),
+    /// More.
     Many(&'a Coverage),
 }
 
 /// As [`View`], owned.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Cover {
-    Nobody,
-    One { slot: HolderSlot, len: u16 },
+    Few(Packed),
     Many(Box<Coverage>),
 }
 
 impl View<'_> {
     /// The largest cutoff: how long the run is.
+    #[inline]
     pub(crate) fn len(&self) -> u16 {
         match self {
-            Self::Nobody => 0,
-            Self::One { len, .. } => *len,
-            Self::Many(coverage) => coverage.len,
+            Self::Few(few) => few.len(),
+            Self::Many(coverage) => coverage.levels.first().map_or(0, |level| level.cutoff),
         }
     }
 
     /// How many blocks of the run `slot` has.
     pub(crate) fn cutoff(&self, slot: HolderSlot) -> u16 {
         match self {
-            Self::Nobody => 0,
-            Self::One { slot: only, len } => {
-                if *only == slot {
-                    *len
-                } else {
-                    0
-                }
-            }
+            Self::Few(few) => few.cutoff(slot),
             Self::Many(coverage) => coverage.cutoff(slot),
         }
     }
 
-    /// The holders of the whole run, or those `among` them.
-    pub(crate) fn full(&self, among: Option<&SlotSet>) -> SlotSet {
-        match (self, among) {
-            (Self::Nobody, _) => SlotSet::default(),
-            (Self::One { slot, .. }, None) => SlotSet::from_iter([*slot]),
-            (Self::One { slot, .. }, Some(among)) => {
-                let is_among = among.contains(*slot);
-                is_among.then_some(*slot).into_iter().collect()
-            }
-            (Self::Many(coverage), None) => coverage.full.to_slots(),
-            (Self::Many(coverage), Some(among)) => coverage.full.intersection(among),
-        }
+    /// The different cutoffs, the largest first; one may come several times.
+    #[inline]
+    pub(crate) fn cutoffs(&self) -> impl Iterator<Item = u16> + '_ {
+        let (few, levels) = match self {
+            Self::Few(few) => (few.holders(), Default::default()),
+            Self::Many(coverage) => (Default::default(), coverage.levels.as_slice()),
+        };
+        let few = few.iter().map(|holder| holder.cutoff);
+        few.chain(levels.iter().map(|level| level.cutoff))
     }
 
-    /// The holders of a shorter prefix, deepest first.
-    pub(crate) fn partial(&self) -> &[Partial] {
+    /// Gives every cutoff to `each`, the largest first, with the holders that have just so much, or those `among` them.
+    #[inline]
+    pub(crate) fn for_each_level<S: SlotBits>(&self, among: Option<&S>, mut each: impl FnMut(u16, S)) {
         match self {
-            Self::Many(coverage) => &coverage.partial,
-            _ => &[],
+            Self::Few(few) => {
+                for level in few.holders().chunk_by(|one, other| one.cutoff == other.cutoff) {
+                    let slots = level.iter().map(|holder| holder.slot);
+                    let slots = slots.filter(|slot| among.is_none_or(|among| among.contains(*slot)));
+                    each(level[0].cutoff, slots_of(slots));
+                }
+            }
+            Self::Many(coverage) => {
+                for level in &coverage.levels {
+                    let holders = &level.holders;
+                    let slots = among.map_or_else(|| holders.to_slots(), |among| holders.intersection(among));
+                    each(level.cutoff, slots);
+                }
+            }
         }
     }
 
     /// How many holders have more than `offset` blocks.
     pub(crate) fn holders_beyond(&self, offset: u16) -> usize {
-        if offset >= self.len() {
-            return 0;
+        match self {
+            Self::Few(few) => {
+                let holders = few.holders().iter();
+                holders.take_while(|holder| holder.cutoff > offset).count()
+            }
+            Self::Many(coverage) => {
+                let levels = coverage.levels.iter();
+                let levels = levels.take_while(|level| level.cutoff > offset);
+                levels.map(|level| level.holders.len()).sum()
+            }
         }
-        let full = match self {
-            Self::Many(coverage) => coverage.full.len(),
-            _ => 1,
-        };
-        full + self
-            .partial()
-            .iter()
-            .take_while(|partial| partial.cutoff > offset)
-            .count()
     }
 
     /// The holders after `slot` has got the cutoff `cutoff` (0: it has left).
     pub(super) fn with(&self, slot: HolderSlot, cutoff: u16) -> Cover {
-        match self {
-            Self::Nobody if cutoff == 0 => Cover::Nobody,
-            Self::Nobody => Cover::One { slot, len: cutoff },
-            Self::One { slot: only, .. } if *only == slot => View::Nobody.with(slot, cutoff),
-            Self::One { slot: only, len } => {
-                let mut coverage = Coverage {
-                    len: *len,
-                    full: HolderSet::single(*only),
-                    partial: SmallVec::new(),
-                };
-                coverage.set(slot, cutoff);
-                coverage.into_cover()
+        let mut coverage = match self {
+            Self::Few(few) => {
+                let next = few.with(Share { cutoff, slot });
+                if let Some(packed) = next.and_then(Few::pack) {
+                    return Cover::Few(packed);
+                }
+                Coverage::from(few)
             }
-            Self::Many(coverage) => {
-                let mut coverage = Coverage::clone(coverage);
-                coverage.set(slot, cutoff);
-                coverage.into_cover()
-            }
+            Self::Many(coverage) => Coverage::clone(coverage),
+        };
+        coverage.set(slot, cutoff);
+        coverage.into_cover()
+    }
+}
+
+impl From<&Few> for Coverage {
+    fn from(few: &Few) -> Self {
+        let mut coverage = Self::default();
+        for holder in few.holders() {
+            coverage.set(holder.slot, holder.cutoff);
         }
+        coverage
     }
 }
 
 impl Coverage {
     fn cutoff(&self, slot: HolderSlot) -> u16 {
-        if self.full.contains(slot) {
-            return self.len;
-        }
-        let own = self.partial.iter().find(|partial| partial.slot == slot);
-        own.map_or(0, |own| own.cutoff)
+        let own = self.levels.iter().find(|level| level.holders.contains(slot));
+        own.map_or(0, |level| level.cutoff)
     }
 
     fn set(&mut self, slot: HolderSlot, cutoff: u16) {
-        if !self.full.remove(slot) {
-            self.partial.retain(|partial| partial.slot != slot);
+        let left = self
+            .levels
+            .iter_mut()
+            .position(|level| level.holders.remove(slot));
+        if let Some(left) = left
+            && self.levels[left].holders.is_empty()
+        {
+            self.levels.remove(left);
         }
-        if cutoff > self.len {
-            self.demote_full();
-            self.len = cutoff;
+        if cutoff == 0 {
+            return;
         }
-        if cutoff == self.len {
-            self.full.insert(slot);
-        } else if cutoff > 0 {
-            self.insert_partial(Partial { cutoff, slot });
-        }
-        if self.full.is_empty() {
-            self.promote_deepest();
-        }
-    }
-
-    fn insert_partial(&mut self, own: Partial) {
-        let place = self
-            .partial
-            .partition_point(|partial| partial.cutoff >= own.cutoff);
-        self.partial.insert(place, own);
-    }
-
-    /// The run becomes longer than all that had the whole of it.
-    fn demote_full(&mut self) {
-        let cutoff = self.len;
-        let demoted = self.full.to_slots();
-        let demoted = demoted.iter().map(|slot| Partial { cutoff, slot });
-        self.partial.insert_many(0, demoted);
-        self.full = HolderSet::default();
-    }
-
-    /// The run becomes as short as what the deepest of the others have.
-    fn promote_deepest(&mut self) {
-        self.len = self.partial.first().map_or(0, |deepest| deepest.cutoff);
-        let count = self
-            .partial
-            .iter()
-            .take_while(|partial| partial.cutoff == self.len)
-            .count();
-        for promoted in self.partial.drain(..count) {
-            self.full.insert(promoted.slot);
+        match self.levels.binary_search_by(|level| cutoff.cmp(&level.cutoff)) {
+            Ok(place) => {
+                self.levels[place].holders.insert(slot);
+            }
+            Err(place) => {
+                let holders = HolderSet::single(slot);
+                self.levels.insert(place, Level { cutoff, holders });
+            }
         }
     }
 
     fn into_cover(self) -> Cover {
-        match (self.full.only(), self.partial.is_empty()) {
-            _ if self.len == 0 => Cover::Nobody,
-            (Some(slot), true) => Cover::One { slot, len: self.len },
-            _ => Cover::Many(Box::new(self)),
+        let packed = self.to_few().and_then(Few::pack);
+        packed.map_or_else(|| Cover::Many(Box::new(self)), Cover::Few)
+    }
+
+    fn to_few(&self) -> Option<Few> {
+        let mut few = Few::default();
+        let count: usize = self.levels.iter().map(|level| level.holders.len()).sum();
+        if count > Few::MAX {
+            return None;
         }
+        for level in &self.levels {
+            let cutoff = level.cutoff;
+            for slot in level.holders.to_slots::<SlotSet>().iter() {
+                few.push(Share { cutoff, slot })?;
+            }
+        }
+        Some(few)
     }
 }
 
@@ -205,11 +189,7 @@ mod tests {
     impl Cover {
         fn view(&self) -> View<'_> {
             match self {
-                Self::Nobody => View::Nobody,
-                Self::One { slot, len } => View::One {
-                    slot: *slot,
-                    len: *len,
-                },
+                Self::Few(packed) => View::Few(packed.unpack()),
                 Self::Many(coverage) => View::Many(coverage),
             }
         }
@@ -217,10 +197,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_coverage_equals_a_map(changes in proptest::collection::vec((0_usize..40, 0_u16..6), 0..200)) {
+        fn a_coverage_equals_a_map(
+            holders in 1_usize..40,
+            changes in proptest::collection::vec((0_usize..40, 0_u16..6), 0..200),
+        ) {
             let mut model: BTreeMap<usize, u16> = BTreeMap::new();
-            let mut cover = Cover::Nobody;
+            let mut cover = Cover::Few(Packed::NOBODY);
             for (index, cutoff) in changes {
+                let index = index % holders;
                 let slot = HolderSlot::new(index * 7).unwrap();
                 cover = cover.view().with(slot, cutoff);
                 model.insert(index, cutoff);
@@ -235,9 +219,21 @@ mod tests {
                     let beyond = model.values().filter(|cutoff| **cutoff > offset).count();
                     prop_assert_eq!(view.holders_beyond(offset), beyond);
                 }
-                let deepest_first = view.partial().windows(2).all(|pair| pair[0].cutoff >= pair[1].cutoff);
-                prop_assert!(deepest_first);
-                prop_assert!(view.partial().iter().all(|partial| partial.cutoff < view.len()));
+                let mut levels = Vec::new();
+                view.for_each_level::<SlotSet>(None, |cutoff, slots| {
+                    assert!(slots.iter().all(|slot| view.cutoff(slot) == cutoff));
+                    levels.push((cutoff, slots.len()));
+                });
+                prop_assert!(levels.windows(2).all(|pair| pair[0].0 > pair[1].0));
+                prop_assert_eq!(levels.iter().map(|(_, holders)| holders).sum::<usize>(), model.len());
+                let mut cutoffs: Vec<u16> = view.cutoffs().collect();
+                cutoffs.dedup();
+                prop_assert_eq!(cutoffs, levels.iter().map(|(cutoff, _)| *cutoff).collect::<Vec<_>>());
+                let some: SlotSet = (0..20).filter_map(|index| HolderSlot::new(index * 7)).collect();
+                view.for_each_level(Some(&some), |cutoff, slots| {
+                    let among = model.iter().filter(|(index, own)| **index < 20 && **own == cutoff);
+                    assert_eq!(slots.len(), among.count());
+                });
             }
         }
     }

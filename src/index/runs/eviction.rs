@@ -100,11 +100,8 @@ impl RunWriter<'_> {
         self.enqueue(run);
     }
 
-    /// Forgets `excess` blocks, and a few more; says how many. Tells `note` whose blocks go, before they do.
-    pub(crate) fn evict(&mut self, excess: u64, mut note: impl FnMut(HolderSlot, u16)) -> u64 {
-        if excess == 0 {
-            return 0;
-        }
+    /// Forgets `excess` blocks, and a few more. Tells `note` whose blocks go, before they do.
+    pub(crate) fn evict(&mut self, excess: u64, mut note: impl FnMut(HolderSlot, u16)) {
         let wanted = excess + (self.store.blocks_max() / SLACK).min(SLACK_BLOCKS_MAX);
         let (mut gone, mut paused) = (0, 0);
         while gone < wanted {
@@ -123,8 +120,7 @@ impl RunWriter<'_> {
                 self.pause();
             }
         }
-        self.store.evicted.fetch_add(gone, Ordering::Relaxed);
-        gone
+        self.store.turns.evicted.fetch_add(gone, Ordering::Relaxed);
     }
 
     /// Takes up to `blocks_max` blocks that no other follows from the end of a run; says how many.

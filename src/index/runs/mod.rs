@@ -14,13 +14,14 @@
 //!
 //! A holder has a prefix of a run or nothing of it, and it has something of a run only if it has the run's parent: the store
 //! keeps only prefix-closed holders ([`super::forest`] keeps what lies behind a hole). So a run needs, per holder, one number:
-//! how many of its blocks it has, the *cutoff*. A run is as long as its largest cutoff, and is gone when nobody has any of it.
+//! how many of its blocks it has, the *cutoff*. Those of up to three holders fit into a word. A run is as long as its largest
+//! cutoff, and is gone when nobody has any of it.
 //!
 //! # Finding a place
 //!
 //! A [`table`](Table) of 8-byte words leads from a hash to (run, offset); the hash is verified in the run's array. So every
 //! position is one probe away, and how far a query agrees with a run is a comparison of two arrays: since a hash names its
-//! whole prefix, the last equal pair is found by bisection.
+//! whole prefix, the last equal pair is found by bisection, after a look at where holders have parted from the run before.
 //!
 //! # Readers and writers
 //!
@@ -28,7 +29,8 @@
 //! and write to no memory that they share:
 //!
 //! - What a run's pointer leads to is immutable, but for the word that says who holds how much ([`Coverage`]), which is
-//!   replaced as a whole, and for the array beyond the run's length, which nobody reads before it is published.
+//!   replaced as a whole, for the number that says where other runs may follow, and for the array beyond the run's length, which
+//!   nobody reads before it is published.
 //!   A run that needs a larger array, or another hash where one was already written, gets a new allocation.
 //! - A reader that meets a replaced run, segment or coverage sees what was true when it was replaced. That was after the reader
 //!   had loaded the pointer: so it is still a state within the reader's query.
@@ -37,8 +39,10 @@
 //!
 //! That answers are exact follows from the steps that a writer makes; see the index's own documentation.
 
+mod cover_word;
 mod coverage;
 mod eviction;
+mod few;
 mod run;
 mod slab;
 mod store;
@@ -49,7 +53,7 @@ mod writer;
 pub(crate) use coverage::View;
 pub(crate) use run::{BlockKey, Run, is_same_at};
 pub(crate) use slab::RunId;
-pub(crate) use store::{Found, RunStore};
+pub(crate) use store::{Found, Root, RunStore};
 pub(crate) use walk::{Life, Listing};
 pub(crate) use writer::RunWriter;
 
@@ -73,7 +77,7 @@ pub(crate) struct Spot {
 
 /// Asks the processor to load the cache line of `place`, which a later step will need.
 #[inline]
-fn prefetch<T: ?Sized>(place: &T) {
+pub(crate) fn prefetch<T: ?Sized>(place: &T) {
     #[cfg(target_arch = "x86_64")]
     #[allow(
         unsafe_code,

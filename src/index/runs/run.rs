@@ -1,13 +1,15 @@
 //! One run, as readers see it.
 
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::alloc::{Layout, alloc_zeroed, handle_alloc_error};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use crossbeam_epoch::Guard;
+use crossbeam_epoch::{Guard, Owned, Pointable};
 
 use crate::hash::{Position, PositionalLineageHash, SequenceHash};
 
-use super::super::holder_set::HolderSlot;
-use super::coverage::{Cover, Coverage, View};
+use super::cover_word::CoverWord;
+use super::coverage::{Cover, View};
+use super::few::Packed;
 
 /// Most blocks of one run; a longer sequence goes on in a child.
 pub(crate) const RUN_BLOCKS_MAX: usize = 4096;
@@ -74,66 +76,87 @@ pub(super) fn current_mask(position: u32) -> u64 {
 pub(super) const COMMON_MASK: u64 =
     u64::MAX >> (64 - PositionalLineageHash::current_fragment_bits(Position::MAX));
 
-/// A run's allocation.
+/// A run's allocation: what is known of the run, and behind it the array of its hashes. So whoever knows where the run is knows where
+/// each hash is, and a short run is a few neighbouring cache lines.
 #[derive(Debug)]
+#[repr(C)]
 pub(crate) struct Run {
-    coverage: CoverageWord,
+    head: Head,
+    hashes: [AtomicU64],
+}
+
+#[derive(Debug)]
+#[repr(C)]
+struct Head {
+    coverage: CoverWord,
+    /// Hash of the first block's parent, as far as it is known; 0 at position 0.
+    parent: u64,
+    /// Position of the first block.
+    start: u32,
+    /// How many blocks there is room for.
+    capacity: u32,
     /// The tick in which it was last used, where there is a capacity.
     used: AtomicU32,
-    /// Position of the first block.
-    pub(super) start: u32,
-    /// Hash of the first block's parent, as far as it is known; 0 at position 0.
-    pub(super) parent: u64,
-    hashes: Box<[AtomicU64]>,
+    /// Runs follow only blocks before this offset; 0 where none does.
+    attached_end: AtomicU32,
 }
+
+/// What a new allocation begins with: a head, and how many hashes, all of them 0.
+pub(crate) struct Blank(Head);
 
 impl Run {
     /// A run of nothing yet, with room for `capacity` blocks.
-    pub(super) fn new(start: u32, parent: u64, capacity: usize) -> Self {
-        Self {
-            coverage: CoverageWord::default(),
-            used: AtomicU32::new(0),
-            start,
+    pub(super) fn new(start: u32, parent: u64, capacity: usize) -> Owned<Self> {
+        Owned::init(Blank(Head {
+            coverage: CoverWord::default(),
             parent,
-            hashes: (0..capacity).map(|_| AtomicU64::new(0)).collect(),
-        }
+            start,
+            capacity: u32::try_from(capacity.min(RUN_BLOCKS_MAX)).unwrap_or_default(),
+            used: AtomicU32::new(0),
+            attached_end: AtomicU32::new(0),
+        }))
     }
 
     /// The same run with room for `capacity` blocks, of which the first `kept` are there.
     /// The holders belong to the new allocation from now on.
-    pub(super) fn grown(&self, capacity: usize, kept: usize) -> Self {
-        let mut hashes = Vec::with_capacity(capacity);
-        hashes.extend(
-            self.hashes
-                .iter()
-                .take(kept)
-                .map(|hash| AtomicU64::new(hash.load(Ordering::Relaxed))),
-        );
-        hashes.resize_with(capacity, AtomicU64::default);
-        Self {
-            coverage: CoverageWord(AtomicPtr::new(self.coverage.0.load(Ordering::Relaxed))),
-            used: AtomicU32::new(self.last_used()),
-            start: self.start,
-            parent: self.parent,
-            hashes: hashes.into_boxed_slice(),
+    pub(super) fn grown(&self, capacity: usize, kept: usize) -> Owned<Self> {
+        let mut grown = Self::new(self.head.start, self.head.parent, capacity);
+        grown.head.coverage = self.head.coverage.handed_over();
+        grown.head.used = AtomicU32::new(self.last_used());
+        grown.head.attached_end = AtomicU32::new(self.head.attached_end.load(Ordering::Relaxed));
+        for (own, hash) in grown.hashes.iter_mut().zip(&self.hashes).take(kept) {
+            *own.get_mut() = hash.load(Ordering::Relaxed);
         }
+        grown
     }
 
     /// Notes that the run is used in this tick. Writes only if that is not known, so that readers of one run mostly only read.
     #[inline]
     pub(crate) fn touch(&self, tick: u32) {
-        if self.used.load(Ordering::Relaxed) < tick {
-            self.used.store(tick, Ordering::Relaxed);
+        if self.head.used.load(Ordering::Relaxed) < tick {
+            self.head.used.store(tick, Ordering::Relaxed);
         }
     }
 
     pub(super) fn last_used(&self) -> u32 {
-        self.used.load(Ordering::Relaxed)
+        self.head.used.load(Ordering::Relaxed)
+    }
+
+    /// Whether another run may follow the block before `offset`. If not, nobody has more than `offset` blocks of a chain that leaves
+    /// the run there: a run is attached before anybody has anything of it.
+    #[inline]
+    pub(crate) fn may_go_on_at(&self, offset: usize) -> bool {
+        offset <= self.head.attached_end.load(Ordering::Acquire) as usize
+    }
+
+    /// From now on, runs may follow blocks before `end`.
+    pub(super) fn set_attached_end(&self, end: u16) {
+        self.head.attached_end.store(u32::from(end), Ordering::Release);
     }
 
     /// What the allocation takes, in bytes.
     pub(super) fn bytes(&self) -> u64 {
-        (size_of::<Self>() + self.hashes.len() * size_of::<AtomicU64>()) as u64
+        size_of_val(self) as u64
     }
 
     pub(super) fn capacity(&self) -> usize {
@@ -158,7 +181,7 @@ impl Run {
 
     /// Position of the first block.
     pub(crate) fn start(&self) -> usize {
-        self.start as usize
+        self.head.start as usize
     }
 
     /// The hash of the parent of the block at `offset`.
@@ -166,14 +189,14 @@ impl Run {
     fn parent_of(&self, offset: usize) -> u64 {
         match offset.checked_sub(1) {
             Some(before) => self.hash(before),
-            None => self.parent,
+            None => self.head.parent,
         }
     }
 
     /// Whether the block at `offset` is the one that `key` names.
     #[inline]
     pub(super) fn is_at(&self, offset: usize, key: &BlockKey) -> bool {
-        self.start as usize + offset == key.position as usize
+        self.head.start as usize + offset == key.position as usize
             && key.is_current(self.hash(offset))
             && key.is_parent(self.parent_of(offset))
     }
@@ -181,7 +204,7 @@ impl Run {
     /// What names the block at `offset`.
     pub(super) fn key(&self, offset: usize) -> BlockKey {
         // Below 2^24, as every position.
-        let position = u32::try_from(self.start as usize + offset).unwrap_or(u32::MAX);
+        let position = u32::try_from(self.head.start as usize + offset).unwrap_or(u32::MAX);
         BlockKey {
             position,
             current: self.hash(offset),
@@ -192,94 +215,140 @@ impl Run {
     /// Who holds how much at this instant.
     #[inline]
     pub(crate) fn view<'g>(&self, guard: &'g Guard) -> View<'g> {
-        self.coverage.view(guard)
+        self.head.coverage.view(guard)
     }
 
     pub(super) fn set_coverage(&self, cover: Cover, guard: &Guard) {
-        self.coverage.set(cover, guard);
+        self.head.coverage.set(cover, guard);
     }
-}
 
-/// Who holds how much of a run, as one word that changes as a whole.
-///
-/// Null: nobody. Odd: one holder of all, packed. Else: a [`Coverage`] on the heap, owned by the run's current allocation.
-#[derive(Debug, Default)]
-struct CoverageWord(AtomicPtr<Coverage>);
+    /// Nobody has anything of it any more.
+    pub(super) fn clear_coverage(&self, guard: &Guard) {
+        self.set_coverage(Cover::Few(Packed::NOBODY), guard);
+    }
 
-const ONE: usize = 1;
-const SLOT_SHIFT: u32 = 16;
-const LEN_SHIFT: u32 = 32;
+    /// What an allocation for `capacity` hashes takes.
+    fn layout(capacity: usize) -> Layout {
+        let hashes = Layout::array::<AtomicU64>(capacity);
+        let both = hashes.and_then(|hashes| Layout::new::<Head>().extend(hashes));
+        // A run's capacity is bounded, so none of this overflows.
+        both.map_or(Layout::new::<Head>(), |(layout, _)| layout)
+            .pad_to_align()
+    }
 
-impl CoverageWord {
+    /// The whole of an allocation, of which only the address is known.
+    ///
+    /// # Safety
+    ///
+    /// `address` comes from `init`, and the allocation has not been freed.
     #[inline]
-    fn view<'g>(&self, _guard: &'g Guard) -> View<'g> {
-        let word = self.0.load(Ordering::Acquire);
-        let packed = word.addr();
-        if packed == 0 {
-            return View::Nobody;
+    #[allow(
+        unsafe_code,
+        reason = "the capacity, which a pointer to a run needs, is in the run"
+    )]
+    unsafe fn at(address: usize) -> *mut Self {
+        let head = address as *mut Head;
+        // SAFETY: the caller says that there is an allocation, which begins with a head that `init` has written.
+        let capacity = unsafe { (*head).capacity };
+        std::ptr::slice_from_raw_parts_mut(head.cast::<AtomicU64>(), capacity as usize) as *mut Self
+    }
+}
+
+/// A thin pointer leads to a run: its capacity is in its head.
+#[allow(
+    unsafe_code,
+    reason = "a box of hashes beside the head costs every search a cache miss that waits for another one"
+)]
+impl Pointable for Run {
+    const ALIGN: usize = align_of::<Head>();
+
+    type Init = Blank;
+
+    unsafe fn init(Blank(head): Blank) -> usize {
+        let layout = Self::layout(head.capacity as usize);
+        // SAFETY: the layout is not empty: it has a head.
+        let memory = unsafe { alloc_zeroed(layout) };
+        if memory.is_null() {
+            handle_alloc_error(layout);
         }
-        if packed & ONE == ONE {
-            let slot = HolderSlot::new(packed >> SLOT_SHIFT & 0xffff);
-            let len = u16::try_from(packed >> LEN_SHIFT).unwrap_or_default();
-            return slot.map_or(View::Nobody, |slot| View::One { slot, len });
+        #[allow(clippy::cast_ptr_alignment, reason = "the layout is aligned for a head")]
+        // SAFETY: the allocation is new, begins with room for a head, and is aligned for it. The hashes behind it are zeroes,
+        // which an `AtomicU64` may be.
+        unsafe {
+            memory.cast::<Head>().write(head);
         }
-        #[allow(
-            unsafe_code,
-            reason = "the one way to read what a pointer leads to without a lock"
-        )]
-        // SAFETY: the word is neither null nor packed, so `set` made it from a box. It is freed only by the `set` that
-        // replaces it (deferred until every guard that was held then is dropped) or with the whole store (which no
-        // reader outlives). A guard is held and lives as long as the reference. Coverages are never changed in place.
-        View::Many(unsafe { &*word })
+        memory as usize
     }
 
-    fn set(&self, cover: Cover, guard: &Guard) {
-        let next = match cover {
-            Cover::Nobody => std::ptr::null_mut(),
-            Cover::One { slot, len } => std::ptr::without_provenance_mut(
-                ONE | slot.index() << SLOT_SHIFT | usize::from(len) << LEN_SHIFT,
-            ),
-            Cover::Many(coverage) => Box::into_raw(coverage),
-        };
-        let before = self.0.swap(next, Ordering::AcqRel);
-        if !before.is_null() && before.addr() & ONE == 0 {
-            #[allow(unsafe_code, reason = "frees what `set` allocated")]
-            // SAFETY: `before` came from the box of an earlier `set`, and the swap has taken it out of the word, so this is
-            // the only place that frees it: writers take turns, and only the run's current allocation is ever set. New
-            // readers cannot find it any more, present ones hold a guard.
-            unsafe {
-                let before = crossbeam_epoch::Shared::from(before.cast_const());
-                guard.defer_destroy(before);
-            }
+    unsafe fn deref<'a>(address: usize) -> &'a Self {
+        // SAFETY: the caller says that `address` comes from `init`, was not dropped, and that nobody changes the run but through
+        // its atomics. Head and array are initialised.
+        unsafe { &*Self::at(address) }
+    }
+
+    unsafe fn deref_mut<'a>(address: usize) -> &'a mut Self {
+        // SAFETY: as in `deref`; and the caller says that there is no other reference.
+        unsafe { &mut *Self::at(address) }
+    }
+
+    unsafe fn drop(address: usize) {
+        // SAFETY: the caller says that `address` comes from `init` and that nobody will use it any more. A box of this type has the
+        // layout with which `init` allocated: see the assertion below, and the test.
+        unsafe {
+            drop(Box::from_raw(Self::at(address)));
         }
     }
 }
 
-const _: () = assert!(usize::BITS == 64, "a coverage is packed into a word of 64 bits");
 const _: () = assert!(
-    align_of::<Coverage>() > 1,
-    "the lowest bit of a pointer to a coverage is free"
+    size_of::<Head>().is_multiple_of(align_of::<AtomicU64>())
+        && align_of::<Head>() >= align_of::<AtomicU64>(),
+    "the array begins right behind the head"
 );
 
 #[cfg(test)]
 mod tests {
+    use super::super::super::holder_set::HolderSlot;
     use super::*;
+
+    fn slot(index: usize) -> HolderSlot {
+        HolderSlot::new(index).unwrap()
+    }
 
     #[test]
     fn a_coverage_survives_packing() {
         let guard = &crossbeam_epoch::pin();
         let run = Run::new(0, 0, 1);
         assert_eq!(run.view(guard).len(), 0);
-        let last = HolderSlot::new(HolderSlot::COUNT_MAX - 1).unwrap();
-        for (slot, len) in [(HolderSlot::new(0).unwrap(), 1), (last, 4096)] {
-            run.set_coverage(Cover::One { slot, len }, guard);
-            assert_eq!((run.view(guard).len(), run.view(guard).cutoff(slot)), (len, len));
+        let last = slot(HolderSlot::COUNT_MAX - 1);
+        run.set_coverage(run.view(guard).with(last, 4096), guard);
+        assert_eq!(
+            (run.view(guard).len(), run.view(guard).cutoff(last)),
+            (4096, 4096)
+        );
+        for index in 0..9 {
+            run.set_coverage(run.view(guard).with(slot(index), 7), guard);
+            assert_eq!(run.view(guard).cutoff(slot(index)), 7);
         }
-        let both = run.view(guard).with(HolderSlot::new(3).unwrap(), 7);
-        run.set_coverage(both, guard);
-        assert_eq!(run.view(guard).cutoff(HolderSlot::new(3).unwrap()), 7);
         assert_eq!(run.view(guard).cutoff(last), 4096);
-        run.set_coverage(Cover::Nobody, guard);
+        run.clear_coverage(guard);
         assert_eq!(run.view(guard).len(), 0);
+    }
+
+    #[test]
+    fn an_allocation_is_a_head_and_its_hashes() {
+        for capacity in [0, 1, 5, RUN_BLOCKS_MAX] {
+            let run = Run::new(3, 4, capacity);
+            assert_eq!(run.capacity(), capacity);
+            assert_eq!(Layout::for_value(&*run), Run::layout(capacity));
+            assert!((0..capacity).all(|offset| run.hash(offset) == 0));
+            run.write(capacity.saturating_sub(1), 77);
+            let grown = run.grown(capacity + 1, capacity);
+            assert_eq!((grown.start(), grown.parent_of(0)), (3, 4));
+            assert_eq!(
+                grown.hash(capacity.saturating_sub(1)),
+                run.hash(capacity.saturating_sub(1))
+            );
+        }
     }
 }

@@ -92,7 +92,7 @@ impl Slab {
     }
 
     /// Puts `run` in the place of what `id` named before. Only for the one writer.
-    pub(super) fn set(&self, id: RunId, run: Option<Run>, guard: &Guard) {
+    pub(super) fn set(&self, id: RunId, run: Option<Owned<Run>>, guard: &Guard) {
         if self.slot(id, guard).is_none() {
             let (chunk, _) = place_of(id.index());
             let new: Chunk = (0..FIRST_CHUNK << chunk).map(|_| Atomic::null()).collect();
@@ -101,7 +101,7 @@ impl Slab {
             }
         }
         let Some(slot) = self.slot(id, guard) else { return };
-        let next = run.map_or(Shared::null(), |run| Owned::new(run).into_shared(guard));
+        let next = run.map_or(Shared::null(), |run| run.into_shared(guard));
         let before = slot.swap(next, Ordering::AcqRel, guard);
         if !before.is_null() {
             #[allow(unsafe_code, reason = "frees what `set` allocated")]

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 
 use crossbeam_epoch::Guard;
+use crossbeam_utils::CachePadded;
 use parking_lot::{Mutex, RwLock};
 
 use super::super::capacity::{Capacity, Usage};
 use super::Spot;
-use super::coverage::Cover;
 use super::run::{BlockKey, COMMON_MASK, Run};
 use super::slab::{RunId, Slab};
 use super::table::Table;
@@ -33,16 +33,25 @@ pub(crate) struct RunStore {
     /// How many places `doubles` has. Readers look there, under its lock, only where there are any.
     pub(super) doubles_count: AtomicU64,
     pub(super) chain_conflicts: AtomicU64,
-    /// What this index uses, and what all together do.
-    usage: Usage,
+    /// What all indexes together use.
     total: Arc<Usage>,
-    /// Blocks forgotten because there were too many.
-    pub(super) evicted: AtomicU64,
+    /// Whether there is a bound on how large the index may be.
+    is_bounded: bool,
     /// The clock of recency.
     pub(super) tick: AtomicU32,
+    pub(super) turns: CachePadded<Turns>,
+}
+
+/// What every turn changes. On cache lines of its own: searches would wait for all that is beside it.
+#[derive(Debug)]
+pub(super) struct Turns {
     /// Odd while a writer has its turn.
-    pub(super) turns: AtomicU64,
+    pub(super) version: AtomicU64,
     pub(super) state: Mutex<State>,
+    /// What this index uses.
+    usage: Usage,
+    /// Blocks forgotten because there were too many.
+    pub(super) evicted: AtomicU64,
 }
 
 /// A block found.
@@ -52,9 +61,22 @@ pub(crate) struct Found<'g> {
     pub(crate) offset: usize,
 }
 
+/// Where a first block may be, as far as its hash says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Root {
+    /// Nobody has one.
+    Nobody,
+    /// Here, if it is not another one with some of the same bits.
+    At(Spot),
+    /// Not in the small table, which has not all.
+    Elsewhere,
+}
+
 impl RunStore {
     pub(crate) fn new(capacity: Capacity, total: Arc<Usage>) -> Self {
+        let usage = Usage::of(capacity);
         let store = Self {
+            is_bounded: usage.is_bounded() || total.is_bounded(),
             table: Table::new(),
             roots: Table::new(),
             has_all_roots: AtomicBool::new(true),
@@ -62,12 +84,14 @@ impl RunStore {
             doubles: RwLock::default(),
             doubles_count: AtomicU64::new(0),
             chain_conflicts: AtomicU64::new(0),
-            usage: Usage::of(capacity),
             total,
-            evicted: AtomicU64::new(0),
             tick: AtomicU32::new(1),
-            turns: AtomicU64::new(0),
-            state: Mutex::default(),
+            turns: CachePadded::new(Turns {
+                version: AtomicU64::new(0),
+                state: Mutex::default(),
+                usage,
+                evicted: AtomicU64::new(0),
+            }),
         };
         // Accounts for the table.
         drop(store.write());
@@ -83,48 +107,45 @@ impl RunStore {
     pub(crate) fn version(&self) -> Option<u64> {
         // What was read before belongs to before.
         fence(Ordering::Acquire);
-        let turns = self.turns.load(Ordering::Acquire);
-        turns.is_multiple_of(2).then_some(turns)
+        let version = self.turns.version.load(Ordering::Acquire);
+        version.is_multiple_of(2).then_some(version)
     }
 
     /// How many distinct blocks there are.
     pub(crate) fn len(&self) -> u64 {
-        self.usage.blocks()
+        self.turns.usage.blocks()
     }
 
     /// What the runs and the table take, in bytes.
     pub(crate) fn bytes(&self) -> u64 {
-        self.usage.bytes()
+        self.turns.usage.bytes()
     }
 
     /// How many blocks were forgotten because there were too many.
     pub(crate) fn evicted(&self) -> u64 {
-        self.evicted.load(Ordering::Relaxed)
+        self.turns.evicted.load(Ordering::Relaxed)
     }
 
-    pub(super) fn add_used(&self, blocks: u64, bytes: u64) {
-        self.usage.add(blocks, bytes);
-        self.total.add(blocks, bytes);
-    }
-
-    pub(super) fn subtract_used(&self, blocks: u64, bytes: u64) {
-        self.usage.subtract(blocks, bytes);
-        self.total.subtract(blocks, bytes);
+    /// Accounts for what a turn has changed.
+    pub(super) fn change_usage(&self, blocks: i64, bytes: i64) {
+        self.turns.usage.change(blocks, bytes);
+        self.total.change(blocks, bytes);
     }
 
     /// Whether there is a bound on how large the index may be.
+    #[inline]
     pub(super) fn is_bounded(&self) -> bool {
-        self.usage.is_bounded() || self.total.is_bounded()
+        self.is_bounded
     }
 
     /// How many blocks fit, roughly.
     pub(super) fn blocks_max(&self) -> u64 {
-        self.usage.blocks_max().min(self.total.blocks_max())
+        self.turns.usage.blocks_max().min(self.total.blocks_max())
     }
 
     /// How many blocks are more than this index may have.
     pub(crate) fn excess_blocks(&self) -> u64 {
-        self.usage.excess_blocks()
+        self.turns.usage.excess_blocks()
     }
 
     /// The tick in which what a search looks at is used; none where nobody asks.
@@ -144,20 +165,34 @@ impl RunStore {
         self.table.prefetch(hash, guard);
     }
 
-    /// Whether there may be a block with this hash at position 0; if not, nobody has one.
+    /// What the small table says of a first block with this hash.
     #[inline]
-    pub(crate) fn may_have_root(&self, hash: u64, guard: &Guard) -> bool {
-        self.roots.find(hash, guard, Some).is_some() || !self.has_all_roots.load(Ordering::SeqCst)
+    pub(crate) fn root(&self, hash: u64, guard: &Guard) -> Root {
+        match self.roots.find(hash, guard, Some) {
+            Some(spot) => Root::At(spot),
+            None if self.has_all_roots.load(Ordering::SeqCst) => Root::Nobody,
+            None => Root::Elsewhere,
+        }
+    }
+
+    /// The first block that `key` names, if it is where [`Self::root`] said.
+    #[inline]
+    pub(crate) fn at_root<'g>(&self, root: Root, key: &BlockKey, guard: &'g Guard) -> Option<Found<'g>> {
+        let Root::At(spot) = root else { return None };
+        self.found_at(spot, key, guard)
+    }
+
+    #[inline]
+    fn found_at<'g>(&self, spot: Spot, key: &BlockKey, guard: &'g Guard) -> Option<Found<'g>> {
+        let offset = usize::from(spot.offset);
+        let run = self.slab.get(spot.run, guard)?;
+        run.is_at(offset, key).then_some(Found { run, offset })
     }
 
     /// The block that `key` names. Where hashes are no chain there may be several; see [`Self::for_each`].
     #[inline]
     pub(crate) fn locate<'g>(&self, key: &BlockKey, guard: &'g Guard) -> Option<Found<'g>> {
-        let check = |spot: Spot| {
-            let offset = usize::from(spot.offset);
-            let run = self.slab.get(spot.run, guard)?;
-            run.is_at(offset, key).then_some(Found { run, offset })
-        };
+        let check = |spot: Spot| self.found_at(spot, key, guard);
         if key.position == 0 && self.has_all_roots.load(Ordering::SeqCst) {
             return self.roots.find(key.current, guard, check);
         }
@@ -208,13 +243,14 @@ impl RunStore {
 
 impl Drop for RunStore {
     fn drop(&mut self) {
-        self.total.subtract(self.usage.blocks(), self.usage.bytes());
+        let usage = &self.turns.usage;
+        self.total.subtract(usage.blocks(), usage.bytes());
         let guard = &crossbeam_epoch::pin();
-        for index in 0..self.state.get_mut().runs_ever() {
+        for index in 0..self.turns.state.get_mut().runs_ever() {
             if let Some(id) = RunId::new(index)
                 && let Some(run) = self.slab.get(id, guard)
             {
-                run.set_coverage(Cover::Nobody, guard);
+                run.clear_coverage(guard);
                 self.slab.set(id, None, guard);
             }
         }

@@ -32,11 +32,16 @@ const USED_MAX: u32 = 3500;
 const USED_SPREAD: u32 = 900;
 /// Two neighbours whose entries together are fewer than this are joined.
 const JOINED_MAX: u32 = 1400;
+/// Whether that can be done is looked at whenever so many more have gone.
+const JOINED_EVERY: u32 = 32;
 /// How far from home an entry may lie, in buckets.
 const DISTANCES: usize = 4;
 const TAG_BITS: u32 = 18;
 /// The directory has at most one segment a tag.
 const DEPTH_MAX: u32 = TAG_BITS;
+
+/// How many hashes ahead the memory is asked for.
+const AHEAD: usize = 16;
 
 /// Two to the power of 64 over the golden ratio (Knuth, *The Art of Computer Programming* 6.4).
 const GOLDEN_RATIO: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -47,8 +52,8 @@ const DISTANCE_SHIFT: u32 = 44;
 const OFFSET_SHIFT: u32 = 32;
 
 /// A hash as the table sees it, mixed.
-#[derive(Debug, Clone, Copy)]
-struct Mixed(u64);
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Mixed(u64);
 
 impl Mixed {
     #[inline]
@@ -123,10 +128,10 @@ fn is_entry(word: u64) -> bool {
 #[repr(align(64))]
 struct Bucket([AtomicU64; BUCKET]);
 
-/// Words whose tags begin alike.
+/// Words whose tags begin alike. The buckets are in the segment itself: whoever knows where it is knows where they are.
 #[derive(Debug)]
 struct Segment {
-    buckets: Box<[Bucket]>,
+    buckets: [Bucket; BUCKETS],
     /// How many leading bits of the tag they have in common.
     depth: u32,
     /// Words in use, marks included, at which it is split or cleaned.
@@ -138,9 +143,8 @@ struct Segment {
 
 impl Segment {
     fn new(depth: u32) -> Self {
-        let bucket = || Bucket([const { AtomicU64::new(EMPTY) }; BUCKET]);
         Self {
-            buckets: std::iter::repeat_with(bucket).take(BUCKETS).collect(),
+            buckets: [const { Bucket([const { AtomicU64::new(EMPTY) }; BUCKET]) }; BUCKETS],
             depth,
             used_max: USED_MAX,
             used: AtomicU32::new(0),
@@ -159,17 +163,26 @@ impl Segment {
         let mut free = None;
         for distance in 0..DISTANCES {
             let start = word_of(tag, distance, SPOT_ZERO) >> DISTANCE_SHIFT;
-            let mut has_empty = false;
-            for place in self.bucket(home, distance) {
+            let bucket = self.bucket(home, distance);
+            // A bit a word, and no branches: nobody can foresee how many words are taken.
+            let (mut alike, mut unused, mut has_empty) = (0_u32, 0_u32, false);
+            for (index, place) in bucket.iter().enumerate() {
                 let word = place.load(Ordering::Relaxed);
-                if is_entry(word) {
-                    if word >> DISTANCE_SHIFT == start && is_same(spot_of(word)) {
-                        return Inserted::Same;
-                    }
-                    continue;
-                }
+                alike |= u32::from(word >> DISTANCE_SHIFT == start) << index;
+                unused |= u32::from(!is_entry(word)) << index;
                 has_empty |= word == EMPTY;
-                free = free.or(Some((place, distance, word)));
+            }
+            alike &= !unused;
+            while alike != 0 {
+                let word = bucket[alike.trailing_zeros() as usize % BUCKET].load(Ordering::Relaxed);
+                if is_same(spot_of(word)) {
+                    return Inserted::Same;
+                }
+                alike &= alike - 1;
+            }
+            if unused != 0 && free.is_none() {
+                let place = &bucket[unused.trailing_zeros() as usize % BUCKET];
+                free = Some((place, distance, place.load(Ordering::Relaxed)));
             }
             if has_empty {
                 break;
@@ -278,16 +291,38 @@ impl Table {
 
     /// What the segments take, in bytes.
     pub(super) fn bytes(&self) -> u64 {
-        let segment = size_of::<Segment>() + BUCKETS * size_of::<Bucket>();
-        self.segments.load(Ordering::Relaxed) * segment as u64
+        self.segments.load(Ordering::Relaxed) * size_of::<Segment>() as u64
     }
 
     /// Asks for the memory that a search for `hash` looks at first.
     #[inline]
-    pub(super) fn prefetch(&self, hash: u64, guard: &Guard) {
+    pub(super) fn prefetch(&self, hash: u64, guard: &Guard) -> Mixed {
         let mixed = self.mix(hash);
         let segment = self.segment(mixed, guard);
         prefetch(segment.bucket(mixed.bucket(), 0));
+        mixed
+    }
+
+    /// The hashes, one after the other, the memory of each asked for a few before its turn.
+    pub(super) fn ahead<'t, H: Iterator<Item = u64>>(
+        &'t self,
+        mut hashes: H,
+        guard: &'t Guard,
+    ) -> Ahead<'t, H> {
+        let mut waiting = [(0, Mixed::default()); AHEAD];
+        let mut count = 0;
+        for (place, hash) in waiting.iter_mut().zip(hashes.by_ref()) {
+            *place = (hash, self.prefetch(hash, guard));
+            count += 1;
+        }
+        Ahead {
+            table: self,
+            guard,
+            hashes,
+            waiting,
+            next: 0,
+            count,
+        }
     }
 
     /// The first place of an entry that may be of `hash` for which `check` gives something.
@@ -329,10 +364,22 @@ impl Table {
         hash: u64,
         spot: Spot,
         guard: &Guard,
+        is_same: impl FnMut(Spot) -> bool,
+        spill: impl FnMut(Spot),
+    ) -> Inserted {
+        self.insert_mixed(self.mix(hash), spot, guard, is_same, spill)
+    }
+
+    /// As [`Self::insert`].
+    #[inline]
+    pub(super) fn insert_mixed(
+        &self,
+        mixed: Mixed,
+        spot: Spot,
+        guard: &Guard,
         mut is_same: impl FnMut(Spot) -> bool,
         mut spill: impl FnMut(Spot),
     ) -> Inserted {
-        let mixed = self.mix(hash);
         for _ in 0..=DEPTH_MAX {
             let segment = self.segment(mixed, guard);
             match segment.place(mixed.bucket(), mixed.tag(), spot, &mut is_same) {
@@ -348,7 +395,18 @@ impl Table {
 
     /// Takes an entry out; says whether it was there.
     pub(super) fn remove(&self, hash: u64, spot: Spot, guard: &Guard, spill: impl FnMut(Spot)) -> bool {
-        let mixed = self.mix(hash);
+        self.remove_mixed(self.mix(hash), spot, guard, spill)
+    }
+
+    /// As [`Self::remove`].
+    #[inline]
+    pub(super) fn remove_mixed(
+        &self,
+        mixed: Mixed,
+        spot: Spot,
+        guard: &Guard,
+        spill: impl FnMut(Spot),
+    ) -> bool {
         let segment = self.segment(mixed, guard);
         for distance in 0..DISTANCES {
             let wanted = word_of(mixed.tag(), distance, spot);
@@ -369,7 +427,7 @@ impl Table {
                     place.store(TAKEN_BEFORE, Ordering::Release);
                 }
                 let entries = change(&segment.entries, -1);
-                if entries < JOINED_MAX / 2 && segment.depth > 0 {
+                if entries < JOINED_MAX / 2 && entries.is_multiple_of(JOINED_EVERY) {
                     self.join(mixed, guard, spill);
                 }
                 return true;
@@ -416,31 +474,37 @@ impl Table {
         true
     }
 
-    /// Joins the segment of `mixed` with its neighbour, if that is sparse, too.
+    /// Joins the segment of `mixed` with its neighbour, if that is sparse, too; and what becomes of them with its own neighbour.
+    #[cold]
     fn join(&self, mixed: Mixed, guard: &Guard, mut spill: impl FnMut(Spot)) {
-        let segment = self.segment(mixed, guard);
-        let depth = segment.depth;
-        let neighbour = self.segment(Mixed(mixed.0 ^ 1 << (64 - depth)), guard);
-        if neighbour.depth != depth || segment.entries_count() + neighbour.entries_count() > JOINED_MAX {
-            return;
-        }
-        let mut joined = Filling::new(depth - 1);
-        joined.take(segment);
-        joined.take(neighbour);
-        let joined = joined.finish(mixed.spread(depth - 1), &mut spill);
-        self.publish(mixed, depth - 1, joined, guard);
-        self.retire(segment, guard);
-        self.retire(neighbour, guard);
-        if depth == self.directory(guard).depth {
-            self.halve_directory(guard);
+        loop {
+            let segment = self.segment(mixed, guard);
+            let depth = segment.depth;
+            if depth == 0 {
+                return;
+            }
+            let neighbour = self.segment(Mixed(mixed.0 ^ 1 << (64 - depth)), guard);
+            if neighbour.depth != depth || segment.entries_count() + neighbour.entries_count() > JOINED_MAX {
+                return;
+            }
+            let mut joined = Filling::new(depth - 1);
+            joined.take(segment);
+            joined.take(neighbour);
+            let joined = joined.finish(mixed.spread(depth - 1), &mut spill);
+            self.publish(mixed, depth - 1, joined, guard);
+            self.retire(segment, guard);
+            self.retire(neighbour, guard);
+            if depth == self.directory(guard).depth {
+                self.halve_directory(guard);
+            }
         }
     }
 
     /// Puts `segment` into all places of the directory that begin like `mixed` for `depth` bits.
-    fn publish(&self, mixed: Mixed, depth: u32, segment: Segment, guard: &Guard) {
+    fn publish(&self, mixed: Mixed, depth: u32, segment: Box<Segment>, guard: &Guard) {
         self.segments.fetch_add(1, Ordering::Relaxed);
         let directory = self.directory(guard);
-        let segment = Owned::new(segment).into_shared(guard);
+        let segment = Owned::<Segment>::from(segment).into_shared(guard);
         let first = low((mixed.0 >> 1) >> (63 - depth)) << (directory.depth - depth);
         let count = 1 << (directory.depth - depth);
         for place in &directory.segments[first..first + count] {
@@ -496,6 +560,37 @@ impl Table {
     }
 }
 
+/// See [`Table::ahead`].
+pub(super) struct Ahead<'t, H> {
+    table: &'t Table,
+    guard: &'t Guard,
+    hashes: H,
+    waiting: [(u64, Mixed); AHEAD],
+    /// Whose turn is next, of all so far.
+    next: usize,
+    /// How many wait.
+    count: usize,
+}
+
+impl<H: Iterator<Item = u64>> Iterator for Ahead<'_, H> {
+    type Item = (u64, Mixed);
+
+    #[inline]
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.count == 0 {
+            return None;
+        }
+        let place = &mut self.waiting[self.next % AHEAD];
+        self.next += 1;
+        let item = *place;
+        match self.hashes.next() {
+            Some(hash) => *place = (hash, self.table.prefetch(hash, self.guard)),
+            None => self.count -= 1,
+        }
+        Some(item)
+    }
+}
+
 impl Drop for Table {
     fn drop(&mut self) {
         let guard = &crossbeam_epoch::pin();
@@ -528,7 +623,7 @@ const SPOT_ZERO: Spot = Spot {
 
 /// A segment that is being made.
 struct Filling {
-    segment: Segment,
+    segment: Box<Segment>,
     /// How many words of each bucket are in use.
     counts: [u8; BUCKETS],
     /// What has no room in its home bucket; it is placed last, when it is known where there is some.
@@ -538,7 +633,7 @@ struct Filling {
 impl Filling {
     fn new(depth: u32) -> Self {
         Self {
-            segment: Segment::new(depth),
+            segment: Box::new(Segment::new(depth)),
             counts: [0; BUCKETS],
             overflow: Vec::new(),
         }
@@ -570,7 +665,7 @@ impl Filling {
     }
 
     /// The segment, which is split `spread` earlier than others; what finds no room near its home goes to `spill`.
-    fn finish(self, spread: u32, spill: &mut impl FnMut(Spot)) -> Segment {
+    fn finish(self, spread: u32, spill: &mut impl FnMut(Spot)) -> Box<Segment> {
         let mut segment = self.segment;
         let entries = self.counts.iter().map(|count| u32::from(*count)).sum();
         *segment.used.get_mut() = entries;

@@ -71,7 +71,7 @@ impl RunStore {
         let mut runs = Vec::new();
         let mut next = 0;
         loop {
-            let state = self.state.lock();
+            let state = self.turns.state.lock();
             let end = state.runs_ever().min(next + RUNS_PER_TURN);
             if next >= end {
                 break;
@@ -91,7 +91,7 @@ impl RunStore {
     pub(crate) fn look<'g>(&self, life: Life, guard: &'g Guard) -> Option<(&'g Run, View<'g>)> {
         let run = self.slab.get(life.run, guard)?;
         let view = run.view(guard);
-        let state = self.state.lock();
+        let state = self.turns.state.lock();
         // It is there now, and so it was when the view was taken.
         let is_there = state.life(life.run) == Some(life) && state.is_whole(life.run);
         is_there.then_some((run, view))
@@ -99,7 +99,7 @@ impl RunStore {
 
     /// The run that has the block at `spot`.
     pub(crate) fn life(&self, spot: Spot) -> Option<Life> {
-        self.state.lock().life(spot.run)
+        self.turns.state.lock().life(spot.run)
     }
 }
 

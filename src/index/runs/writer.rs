@@ -1,23 +1,24 @@
 //! Changing the runs.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 
 use crossbeam_epoch::Guard;
 use parking_lot::MutexGuard;
 
 use crate::hash::SequenceHash;
 
-use super::super::holder_set::HolderSlot;
+use super::super::holder_set::{HolderSlot, SlotSet};
 use super::Spot;
 use super::eviction::EvictionState;
 use super::run::{BlockKey, COMMON_MASK, RUN_BLOCKS_MAX, Run};
 use super::slab::RunId;
 use super::store::RunStore;
-use super::table::Inserted;
+use super::table::{Inserted, Mixed};
 use super::walk::Life;
 
-/// How many blocks ahead the table's memory is asked for.
-const AHEAD: usize = 12;
+/// After so many turns, what readers no longer see is given back. Were that left to the library, searches would do it, too: now and then
+/// one would take microseconds longer.
+const TURNS_PER_COLLECTION: u32 = 32;
 
 /// What only writers know of a run.
 #[derive(Debug, Clone, Copy, Default)]
@@ -50,6 +51,8 @@ pub(super) struct State {
     pub(super) eviction: EvictionState,
     /// What the table took when that was last looked at.
     table_bytes: u64,
+    /// Turns since garbage was last collected.
+    uncollected_turns: u32,
     /// What readers could see, step by step, where a test of the consistency contract asks for it.
     #[cfg(test)]
     pub(super) steps: Option<Vec<Step>>,
@@ -104,17 +107,45 @@ pub(crate) struct RunWriter<'a> {
     pub(super) store: &'a RunStore,
     pub(super) state: MutexGuard<'a, State>,
     guard: Guard,
+    /// Blocks and bytes used since the turn began; negative where less is.
+    used: (i64, i64),
 }
 
 impl<'a> RunWriter<'a> {
     pub(super) fn new(store: &'a RunStore) -> Self {
-        let state = store.state.lock();
-        store.turns.fetch_add(1, Ordering::AcqRel);
-        Self {
+        let state = store.turns.state.lock();
+        let writer = Self {
             store,
             state,
             guard: crossbeam_epoch::pin(),
-        }
+            used: (0, 0),
+        };
+        writer.begin();
+        writer
+    }
+
+    /// Makes the version odd before anything is changed. Only whoever has the turn changes it (Boehm, *Can seqlocks get along with
+    /// programming language memory models?*, 2012).
+    fn begin(&self) {
+        let version = &self.store.turns.version;
+        version.store(version.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        fence(Ordering::Release);
+    }
+
+    /// Makes the version even after everything has been changed, and accounts for it.
+    fn end(&mut self) {
+        let bytes = self.store.table.bytes() + self.store.roots.bytes();
+        let before = std::mem::replace(&mut self.state.table_bytes, bytes);
+        self.use_more(0, signed(bytes) - signed(before));
+        let (blocks, bytes) = std::mem::take(&mut self.used);
+        self.store.change_usage(blocks, bytes);
+        let version = &self.store.turns.version;
+        version.store(version.load(Ordering::Relaxed) + 1, Ordering::Release);
+    }
+
+    fn use_more(&mut self, blocks: i64, bytes: i64) {
+        self.used.0 += blocks;
+        self.used.1 += bytes;
     }
 
     /// Begins to note steps, and gives those noted so far.
@@ -125,9 +156,9 @@ impl<'a> RunWriter<'a> {
 
     /// Lets another writer have a turn, if one waits; for whoever changes much. Readers' garbage can go meanwhile.
     pub(crate) fn pause(&mut self) {
-        self.store.turns.fetch_add(1, Ordering::AcqRel);
+        self.end();
         MutexGuard::bump(&mut self.state);
-        self.store.turns.fetch_add(1, Ordering::AcqRel);
+        self.begin();
         self.guard.repin();
     }
 
@@ -230,6 +261,19 @@ impl<'a> RunWriter<'a> {
             .count()
     }
 
+    /// Whether `hashes` are the whole hashes of the block at `last` and of those before it.
+    pub(crate) fn are_backwards(&self, last: Spot, hashes: &[SequenceHash]) -> bool {
+        let Some(run) = self.run(last.run) else {
+            return false;
+        };
+        let end = usize::from(last.offset) + 1;
+        hashes.len() <= end
+            && (end - hashes.len()..end)
+                .rev()
+                .zip(hashes)
+                .all(|(offset, hash)| run.hash(offset) == hash.as_u64())
+    }
+
     /// Adds blocks that are not there yet: `first`, which follows the one at `parent`, and those after it; as many as one run
     /// can take. Nobody has them before [`Self::set_cutoff`] says so.
     ///
@@ -257,7 +301,7 @@ impl<'a> RunWriter<'a> {
         if len == 0 && count > 0 && first.position == 0 {
             self.add_root(first.current, Spot { run, offset: 0 });
         }
-        self.store.add_used(count as u64, 0);
+        self.use_more(signed(count as u64), 0);
         if end == 0 {
             self.free(run);
         }
@@ -301,9 +345,13 @@ impl<'a> RunWriter<'a> {
             let others = if meta.children == 0 { 0 } else { meta.attached_max };
             meta.attached_max = others.max(parent.offset);
             meta.children += 1;
+            let end = meta.attached_max + 1;
+            if let Some(run) = self.run(parent.run) {
+                run.set_attached_end(end);
+            }
         }
         let run = Run::new(first.position, first.parent.unwrap_or_default(), capacity);
-        self.store.add_used(0, run.bytes());
+        self.use_more(0, signed(run.bytes()));
         self.store.slab.set(id, Some(run), &self.guard);
         Some(id)
     }
@@ -319,16 +367,15 @@ impl<'a> RunWriter<'a> {
             .all(|(offset, hash)| run.hash(offset) == hash.as_u64());
         let is_replaced = end > run.capacity() || !is_same_again;
         if is_replaced {
-            let by_half = (run.capacity() + run.capacity() / 2).min(RUN_BLOCKS_MAX);
             let capacity = if end > run.capacity() {
-                by_half.max(end)
+                (run.capacity() * 2).min(RUN_BLOCKS_MAX).max(end)
             } else {
                 run.capacity()
             };
             let grown = run.grown(capacity, len);
-            self.store.add_used(0, grown.bytes());
-            self.store.subtract_used(0, run.bytes());
+            let more = signed(grown.bytes()) - signed(run.bytes());
             self.store.slab.set(id, Some(grown), &self.guard);
+            self.use_more(0, more);
             let Some(replacement) = self.run(id) else { return };
             run = replacement;
         }
@@ -342,16 +389,11 @@ impl<'a> RunWriter<'a> {
     }
 
     /// Makes the blocks behind the end of a run findable; says how many.
-    fn publish(&mut self, id: RunId, hashes: &[SequenceHash], strict: bool) -> usize {
-        let len = self.meta(id).len;
-        for hash in hashes.iter().take(AHEAD) {
-            self.prefetch(hash.as_u64());
-        }
-        for ((index, hash), offset) in hashes.iter().enumerate().zip(len..) {
-            if let Some(ahead) = hashes.get(index + AHEAD) {
-                self.prefetch(ahead.as_u64());
-            }
-            let (spot, hash) = (Spot { run: id, offset }, hash.as_u64());
+    fn publish(&self, id: RunId, hashes: &[SequenceHash], strict: bool) -> usize {
+        let table = &self.store.table;
+        let ahead = table.ahead(hashes.iter().map(|hash| hash.as_u64()), &self.guard);
+        for (index, ((hash, mixed), offset)) in ahead.zip(self.meta(id).len..).enumerate() {
+            let spot = Spot { run: id, offset };
             if self.is_double(hash) {
                 if strict {
                     return index;
@@ -361,15 +403,8 @@ impl<'a> RunWriter<'a> {
                 continue;
             }
             let is_same = |other| (self.hash(other) ^ hash) & COMMON_MASK == 0;
-            let mut spilled = Vec::new();
-            let inserted = self
-                .store
-                .table
-                .insert(hash, spot, &self.guard, is_same, |other| spilled.push(other));
-            for other in spilled {
-                self.add_double(other, self.hash(other));
-            }
-            match inserted {
+            let spill = |other| self.add_double(other, self.hash(other));
+            match table.insert_mixed(mixed, spot, &self.guard, is_same, spill) {
                 Inserted::Placed => {}
                 Inserted::Same if strict => return index,
                 Inserted::Same => {
@@ -459,19 +494,19 @@ impl<'a> RunWriter<'a> {
     fn truncate(&mut self, id: RunId, len: u16) {
         let end = self.meta(id).len;
         let Some(run) = self.run(id) else { return };
-        for offset in (len..end).take(AHEAD) {
-            self.prefetch(run.hash(usize::from(offset)));
+        if len == 0 && run.start() == 0 {
+            let spill = |_| self.store.has_all_roots.store(false, Ordering::SeqCst);
+            let first = Spot { run: id, offset: 0 };
+            self.store.roots.remove(run.hash(0), first, &self.guard, spill);
         }
-        for offset in len..end {
-            if usize::from(offset) + AHEAD < usize::from(end) {
-                self.prefetch(run.hash(usize::from(offset) + AHEAD));
-            }
-            self.forget(Spot { run: id, offset }, run.hash(usize::from(offset)));
+        let hashes = (len..end).map(|offset| run.hash(usize::from(offset)));
+        for ((hash, mixed), offset) in self.store.table.ahead(hashes, &self.guard).zip(len..) {
+            self.forget(Spot { run: id, offset }, hash, mixed);
         }
-        self.store.subtract_used(u64::from(end - len), 0);
         let (capacity, bytes) = (run.capacity(), run.bytes());
         let is_sparse = capacity > 64 && usize::from(len) < capacity / 4;
         let shrunk = (is_sparse && len > 0).then(|| run.grown(usize::from(len), usize::from(len)));
+        self.use_more(-i64::from(end - len), 0);
         if let Some(meta) = self.state.meta.get_mut(id.index()) {
             meta.len = len;
             if shrunk.is_some() {
@@ -479,8 +514,7 @@ impl<'a> RunWriter<'a> {
             }
         }
         if let Some(shrunk) = shrunk {
-            self.store.add_used(0, shrunk.bytes());
-            self.store.subtract_used(0, bytes);
+            self.use_more(0, signed(shrunk.bytes()) - signed(bytes));
             self.store.slab.set(id, Some(shrunk), &self.guard);
         }
         if len == 0 {
@@ -489,22 +523,19 @@ impl<'a> RunWriter<'a> {
     }
 
     /// Makes a block unfindable.
-    fn forget(&self, spot: Spot, hash: u64) {
-        if spot.offset == 0 && self.start(spot.run) == 0 {
-            let spill = |_| self.store.has_all_roots.store(false, Ordering::SeqCst);
-            self.store.roots.remove(hash, spot, &self.guard, spill);
+    #[inline]
+    fn forget(&self, spot: Spot, hash: u64, mixed: Mixed) {
+        let table = &self.store.table;
+        let spill = |other| self.add_double(other, self.hash(other));
+        let was_in = table.remove_mixed(mixed, spot, &self.guard, spill);
+        if self.has_doubles() {
+            self.forget_double(spot, hash, was_in);
         }
-        let mut spilled = Vec::new();
-        let was_in = self
-            .store
-            .table
-            .remove(hash, spot, &self.guard, |other| spilled.push(other));
-        for other in spilled {
-            self.add_double(other, self.hash(other));
-        }
-        if !self.has_doubles() {
-            return;
-        }
+    }
+
+    /// Where one hash may have several places, and the one that was in the table or not has gone.
+    #[cold]
+    fn forget_double(&self, spot: Spot, hash: u64, was_in: bool) {
         let mut doubles = self.store.doubles.write();
         let Some(places) = doubles.get_mut(&(hash & COMMON_MASK)) else {
             return;
@@ -555,10 +586,14 @@ impl<'a> RunWriter<'a> {
         let Some(run) = self.run(id) else {
             return Vec::new();
         };
-        let view = run.view(&self.guard);
-        let partial = view.partial().iter().filter(|partial| partial.cutoff > offset);
-        let full = view.full(None);
-        full.iter().chain(partial.map(|partial| partial.slot)).collect()
+        let mut holders = Vec::new();
+        run.view(&self.guard)
+            .for_each_level::<SlotSet>(None, |cutoff, slots| {
+                if cutoff > offset {
+                    holders.extend(slots.iter());
+                }
+            });
+        holders
     }
 
     /// How many blocks of `run` the holder has.
@@ -602,6 +637,11 @@ impl<'a> RunWriter<'a> {
         };
         if let Some(meta) = self.state.meta.get_mut(parent.run.index()) {
             meta.children -= 1;
+            if meta.children == 0
+                && let Some(run) = self.store.slab.get(parent.run, &self.guard)
+            {
+                run.set_attached_end(0);
+            }
         }
         if !self.store.is_bounded() {
             return;
@@ -612,9 +652,8 @@ impl<'a> RunWriter<'a> {
 
     fn free(&mut self, id: RunId) {
         self.leave_parent(id);
-        if let Some(run) = self.run(id) {
-            self.store.subtract_used(0, run.bytes());
-        }
+        let bytes = self.run(id).map_or(0, Run::bytes);
+        self.use_more(0, -signed(bytes));
         self.store.slab.set(id, None, &self.guard);
         if let Some(meta) = self.state.meta.get_mut(id.index()) {
             meta.birth = 0;
@@ -635,10 +674,16 @@ impl<'a> RunWriter<'a> {
 
 impl Drop for RunWriter<'_> {
     fn drop(&mut self) {
-        let bytes = self.store.table.bytes() + self.store.roots.bytes();
-        let before = std::mem::replace(&mut self.state.table_bytes, bytes);
-        self.store.add_used(0, bytes.saturating_sub(before));
-        self.store.subtract_used(0, before.saturating_sub(bytes));
-        self.store.turns.fetch_add(1, Ordering::AcqRel);
+        self.end();
+        self.state.uncollected_turns += 1;
+        if self.state.uncollected_turns >= TURNS_PER_COLLECTION {
+            self.state.uncollected_turns = 0;
+            self.guard.flush();
+        }
     }
+}
+
+/// Memory has fewer than 2^63 bytes.
+fn signed(bytes: u64) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX)
 }
