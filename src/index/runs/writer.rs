@@ -16,10 +16,6 @@ use super::store::RunStore;
 use super::table::{Inserted, Mixed};
 use super::walk::Life;
 
-/// After so many turns, what readers no longer see is given back. Were that left to the library, searches would do it, too: now and then
-/// one would take microseconds longer.
-const TURNS_PER_COLLECTION: u32 = 32;
-
 /// What only writers know of a run.
 #[derive(Debug, Clone, Copy, Default)]
 struct Meta {
@@ -51,8 +47,6 @@ pub(super) struct State {
     pub(super) eviction: EvictionState,
     /// What the table took when that was last looked at.
     table_bytes: u64,
-    /// Turns since garbage was last collected.
-    uncollected_turns: u32,
     /// What readers could see, step by step, where a test of the consistency contract asks for it.
     #[cfg(test)]
     pub(super) steps: Option<Vec<Step>>,
@@ -675,11 +669,6 @@ impl<'a> RunWriter<'a> {
 impl Drop for RunWriter<'_> {
     fn drop(&mut self) {
         self.end();
-        self.state.uncollected_turns += 1;
-        if self.state.uncollected_turns >= TURNS_PER_COLLECTION {
-            self.state.uncollected_turns = 0;
-            self.guard.flush();
-        }
     }
 }
 
