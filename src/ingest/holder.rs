@@ -94,6 +94,11 @@ impl Holder {
         self.writer.record().id.worker.as_str()
     }
 
+    /// Whether batches are kept back until it is known what came before them.
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.held.is_some()
+    }
+
     /// Applies a batch, skips it, or keeps it back, by its number.
     pub(crate) fn apply(&mut self, received: ReceivedBatch, context: Context<'_>) -> Afterwards {
         if self.held.is_some() {

@@ -5,6 +5,7 @@ use std::ops::Bound;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
+use tokio::sync::Notify;
 use tokio::sync::mpsc::UnboundedReceiver;
 
 use crate::index::{Namespace, RegisterError, WalkedHolder};
@@ -42,6 +43,8 @@ pub(crate) struct Lane {
     holding: HoldingLimits,
     liveness: Arc<LivenessSettings>,
     listening: ListeningClock,
+    /// Told when a holder begins to wait for what it has missed.
+    doubts: Arc<Notify>,
     started: Instant,
 }
 
@@ -51,6 +54,7 @@ impl Lane {
         metrics: Arc<MetricsByNamespace>,
         settings: &IngestSettings,
         liveness: Arc<LivenessSettings>,
+        doubts: Arc<Notify>,
     ) -> Self {
         Self {
             holders: BTreeMap::new(),
@@ -61,6 +65,7 @@ impl Lane {
             holding: settings.holding_limits(),
             liveness,
             listening: ListeningClock::default(),
+            doubts,
             started: Instant::now(),
         }
     }
@@ -148,8 +153,12 @@ impl Lane {
             metrics,
             holding: &holding,
         };
-        let afterwards = match self.holder(namespace, key) {
-            Ok(holder) => holder.apply(received, context),
+        let (afterwards, has_begun_to_wait) = match self.holder(namespace, key) {
+            Ok(holder) => {
+                let waited = holder.is_waiting();
+                let afterwards = holder.apply(received, context);
+                (afterwards, holder.is_waiting() && !waited)
+            }
             Err(error) => {
                 metrics.batch_dropped(drop_reason(&error), key.0.worker.as_str(), &error);
                 return;
@@ -157,6 +166,9 @@ impl Lane {
         };
         if afterwards == Afterwards::Leaves {
             self.forget(key);
+        }
+        if has_begun_to_wait {
+            self.doubts.notify_one();
         }
     }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 
 use crate::index::{Namespace, Namespaces};
 use crate::telemetry::labels::DropReason;
@@ -48,6 +48,7 @@ pub struct LanePool {
     pub(super) metrics: Arc<MetricsByNamespace>,
     pub(super) unattributed: EventMetrics,
     limits: WireLimits,
+    doubts: Arc<Notify>,
     shard: Option<(Shard, ShardMetrics)>,
 }
 
@@ -58,6 +59,7 @@ impl LanePool {
         let assignments = Arc::new(Assignments::new(lane_count));
         let metrics = Arc::new(MetricsByNamespace::default());
         let liveness = Arc::new(settings.liveness.clone());
+        let doubts = Arc::new(Notify::new());
         let mut lanes = Vec::with_capacity(lane_count);
         for number in 0..lane_count {
             let (jobs, receiver) = job_queue(settings.lane_queue_bytes);
@@ -66,6 +68,7 @@ impl LanePool {
                 Arc::clone(&metrics),
                 settings,
                 Arc::clone(&liveness),
+                Arc::clone(&doubts),
             );
             let thread = std::thread::Builder::new().name(format!("lane-{number}"));
             // Detached: it ends when the pool is dropped and its queue is empty.
@@ -82,8 +85,14 @@ impl LanePool {
             metrics,
             unattributed: EventMetrics::unattributed(),
             limits: settings.limits.clone(),
+            doubts,
             shard: settings.shard.map(|shard| (shard, ShardMetrics::new())),
         })
+    }
+
+    /// Waits until a holder begins to wait for what it has missed.
+    pub(super) async fn doubted(&self) {
+        self.doubts.notified().await;
     }
 
     /// Whether `worker` belongs to the shard that is taken.

@@ -22,8 +22,12 @@ use super::job::HolderKey;
 use super::pool::LanePool;
 use super::resync::{AnswerLimits, Assembly, Attempts, ResyncAnswer, RetryPace, Taken};
 
-/// How often the holders are looked at.
+/// How often the holders are looked at, at least.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
+/// How long after a look the next may begin, at least, if a holder has begun to wait.
+const LOOK_PAUSE: Duration = Duration::from_millis(2);
+/// How many times as long as a look the pause after it is, at least: it takes long where there are many holders.
+const LOOK_PAUSES: u32 = 20;
 
 /// How publishers are asked.
 #[derive(Debug, Clone)]
@@ -90,11 +94,19 @@ impl Resyncer {
         let mut interval = tokio::time::interval(LOOK_INTERVAL);
         interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let (ended, mut endings) = mpsc::unbounded_channel();
+        let pool = Arc::clone(&self.parts.pool);
+        // From when on a holder that begins to wait is looked at without waiting for the interval.
+        let mut rested_at = Instant::now();
         loop {
             tokio::select! {
                 () = stop.cancelled() => return,
                 Some(ending) = endings.recv() => self.settle(ending),
-                _ = interval.tick() => self.look(),
+                () = pool.doubted() => interval.reset_after(rested_at.saturating_duration_since(Instant::now())),
+                _ = interval.tick() => {
+                    let begun = Instant::now();
+                    self.look();
+                    rested_at = Instant::now() + LOOK_PAUSE.max(begun.elapsed() * LOOK_PAUSES);
+                }
             }
             self.start_queued(&ended, &stop);
             self.gauges.set(self.running, self.queue.len());

@@ -3,6 +3,8 @@
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses a part of it")]
 
 use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -32,6 +34,8 @@ pub struct Network {
     pub to_broker: Direction,
     /// From the broker to the daemon.
     pub to_daemon: Direction,
+    /// Whether all that happens only to the connection on which the daemon hears events.
+    pub is_for_events: bool,
 }
 
 /// The proxy; it ends with its last connection when it is dropped.
@@ -72,7 +76,7 @@ async fn accept(listener: TcpListener, port: u16, state: watch::Receiver<Network
             return;
         }
         // Where the broker is gone too, the daemon's connection ends at once.
-        if state.borrow().is_cut {
+        if state.borrow().is_cut && !state.borrow().is_for_events {
             continue;
         }
         let Ok(broker) = TcpStream::connect(("127.0.0.1", port)).await else {
@@ -83,38 +87,74 @@ async fn accept(listener: TcpListener, port: u16, state: watch::Receiver<Network
         broker.set_nodelay(true).unwrap();
         let (from_daemon, to_daemon) = daemon.into_split();
         let (from_broker, to_broker) = broker.into_split();
-        tokio::spawn(carry(from_daemon, to_broker, state.clone(), |network| {
-            network.to_broker
-        }));
-        tokio::spawn(carry(from_broker, to_daemon, state.clone(), |network| {
-            network.to_daemon
-        }));
+        let line = Line::default();
+        let direction: fn(&Network) -> Direction = |network| network.to_broker;
+        tokio::spawn(carry(
+            from_daemon,
+            to_broker,
+            state.clone(),
+            (line.clone(), direction),
+        ));
+        tokio::spawn(carry(
+            from_broker,
+            to_daemon,
+            state.clone(),
+            (line, |network| network.to_daemon),
+        ));
+    }
+}
+
+/// A connection, as far as what it is for is known: the daemon gives it a name in the first thing that it says.
+#[derive(Debug, Clone, Default)]
+struct Line {
+    is_for_events: Arc<AtomicBool>,
+}
+
+impl Line {
+    fn hear(&self, piece: &[u8]) {
+        if String::from_utf8_lossy(piece)
+            .lines()
+            .any(|line| line.starts_with("CONNECT ") && line.contains("-events\""))
+        {
+            self.is_for_events.store(true, Ordering::Release);
+        }
+    }
+
+    fn is_meant(&self, network: &Network) -> bool {
+        !network.is_for_events || self.is_for_events.load(Ordering::Acquire)
+    }
+}
+
+/// A connection and one direction of it.
+type OneWay = (Line, fn(&Network) -> Direction);
+
+fn state_of((line, direction): &OneWay, network: &Network) -> Direction {
+    if line.is_meant(network) {
+        direction(network)
+    } else {
+        Direction::default()
     }
 }
 
 /// Carries one direction of a connection until an end closes it or the line is cut.
-async fn carry(
-    mut from: OwnedReadHalf,
-    to: OwnedWriteHalf,
-    state: watch::Receiver<Network>,
-    direction: fn(&Network) -> Direction,
-) {
+async fn carry(mut from: OwnedReadHalf, to: OwnedWriteHalf, state: watch::Receiver<Network>, way: OneWay) {
     let mut line = state.clone();
     let (pieces, arriving) = mpsc::channel(PIECES_MAX);
-    let delivery = tokio::spawn(deliver(arriving, to, state.clone(), direction));
+    let delivery = tokio::spawn(deliver(arriving, to, state.clone(), way.clone()));
     let mut buffer = vec![0_u8; 16 * 1024];
     loop {
         tokio::select! {
             read = from.read(&mut buffer) => match read {
                 Ok(bytes) if bytes > 0 => {
-                    let due = Instant::now() + direction(&state.borrow()).delay;
+                    way.0.hear(&buffer[..bytes]);
+                    let due = Instant::now() + state_of(&way, &state.borrow()).delay;
                     if pieces.send((due, buffer[..bytes].to_vec())).await.is_err() {
                         break;
                     }
                 }
                 _ => break,
             },
-            () = until_cut(&mut line) => {
+            () = until_cut(&mut line, &way.0) => {
                 // What is on its way is lost.
                 delivery.abort();
                 break;
@@ -124,20 +164,22 @@ async fn carry(
 }
 
 /// Returns when the line is cut, or the proxy is gone.
-async fn until_cut(line: &mut watch::Receiver<Network>) {
-    let _ = line.wait_for(|network| network.is_cut).await;
+async fn until_cut(state: &mut watch::Receiver<Network>, line: &Line) {
+    let _ = state
+        .wait_for(|network| network.is_cut && line.is_meant(network))
+        .await;
 }
 
 async fn deliver(
     mut arriving: mpsc::Receiver<(Instant, Vec<u8>)>,
     mut to: OwnedWriteHalf,
     mut state: watch::Receiver<Network>,
-    direction: fn(&Network) -> Direction,
+    way: OneWay,
 ) {
     while let Some((due, piece)) = arriving.recv().await {
         tokio::time::sleep_until(due).await;
         let is_open = state
-            .wait_for(|network| !direction(network).is_silent)
+            .wait_for(|network| !state_of(&way, network).is_silent)
             .await
             .is_ok();
         if !is_open || to.write_all(&piece).await.is_err() {

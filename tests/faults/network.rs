@@ -6,8 +6,85 @@ use crate::common::fleet::{Fleet, OneDaemon};
 use crate::common::jetstream::Restartable;
 use crate::common::proxy::{Direction, Network, Proxy};
 use crate::common::way::Way;
-use crate::common::{daemon, server};
+use kvatlas::publisher::{HolderPublisher, PublishedHolder, PublisherOptions};
+use kvatlas::wire::{Event, Tier};
+
+use crate::common::{
+    Client, daemon, eventually, hashes, matches, namespace, server, stored, subjects, worker,
+};
 use crate::{SHORT_PATIENCE, pause};
+
+/// Only what the daemon hears of events stops; queries and their replies get through. Nobody can know what is published then, so
+/// replies stay as they were until the publisher is missed, and are marked from then on.
+async fn only_events_fall_silent(way: Way) {
+    let broker = Restartable::start(&server()).await;
+    let proxy = Proxy::to(broker.port()).await;
+    let limits = [("namespace_defaults.stale_after_ms", "400")];
+    let daemon = daemon(&proxy.url(), &way.settings(&limits)).await;
+    let client = Client::connect(broker.url()).await;
+    let holder = PublishedHolder {
+        namespace: namespace(),
+        worker: worker("gpu-0"),
+        rank: 0,
+    };
+    let options = PublisherOptions {
+        heartbeat_interval: Duration::from_millis(50),
+        ..PublisherOptions::default()
+    };
+    let nats = async_nats::connect(broker.url()).await.unwrap();
+    let engine = HolderPublisher::start(nats, &subjects(), holder, options)
+        .await
+        .unwrap();
+    let publish = async |event| {
+        engine.publish(Tier::DEVICE, vec![event]).await.unwrap();
+        engine.flush().await.unwrap();
+    };
+    let asked = hashes(1, 4);
+    let ask = async || matches(&client.ask(asked.clone()).await);
+    publish(stored(asked.clone())).await;
+    eventually("the blocks are known for certain", async || {
+        (ask().await == [("gpu-0".to_owned(), 0, 4, true)]).then_some(())
+    })
+    .await;
+    proxy.set(Network {
+        is_for_events: true,
+        to_daemon: Direction {
+            delay: Duration::ZERO,
+            is_silent: true,
+        },
+        ..Network::default()
+    });
+    publish(Event::Cleared).await;
+    let missed = [("gpu-0".to_owned(), 0, 4, false)];
+    eventually("the publisher is missed", async || {
+        (ask().await == missed).then_some(())
+    })
+    .await;
+    for _ in 0..50 {
+        assert_eq!(
+            ask().await,
+            missed,
+            "as long as nothing is heard, nothing is certain"
+        );
+    }
+    proxy.heal();
+    eventually("what happened is known", async || {
+        ask().await.is_empty().then_some(())
+    })
+    .await;
+    eventually("the holder is exact again", async || {
+        client.holder("gpu-0", 0).await.filter(|holder| holder.exact)
+    })
+    .await;
+    daemon.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn events_that_fall_silent_while_queries_get_through() {
+    for way in [Way::Core, Way::Stream] {
+        only_events_fall_silent(way).await;
+    }
+}
 
 async fn fails(way: Way) {
     const DELAY: Direction = Direction {
