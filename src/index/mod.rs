@@ -21,7 +21,7 @@
 //! | `storage.rs` | which of two storages an index has: runs, or a radix tree |
 //! | `radix.rs`, `prefix_tree.rs` | the radix tree, see [`IndexKind::Radix`]; every holder is a forest there |
 //! | `capacity.rs`, `runs/eviction.rs` | bounds on size, and forgetting what is beyond them |
-//! | `search.rs`, `chain.rs` | queries |
+//! | `search.rs`, `matches.rs`, `chain.rs` | queries, and what they find |
 //! | `walk.rs`, `share.rs` | all blocks in depth-first order, for snapshots and for looking at a part |
 //! | `slots.rs`, `worker_slots.rs`, `holder_set.rs` | holders by a small number, and sets of them |
 //!
@@ -61,6 +61,7 @@ mod dump;
 mod forest;
 mod holder_set;
 mod indexer;
+mod matches;
 mod namespace;
 mod parking;
 mod place;
@@ -85,10 +86,11 @@ pub use applied::{Applied, RejectReason};
 pub use capacity::{Capacity, TotalUsage};
 pub use chain::QueryChain;
 pub use indexer::{IndexLimits, IndexSizes, PositionalIndexer, RegisterError};
+pub use matches::{Match, Matches};
 pub use namespace::{Hashing, IndexKind, Namespace, NamespaceLimitReached, NamespaceSettings, Namespaces};
 pub use parking::ParkingLimits;
 pub use runs::give_back_memory;
-pub use search::{Match, Matches, Search};
+pub use search::Search;
 pub use share::{HolderPart, HolderWalk, RestoredRun, WalkedHolder};
 pub use slots::HolderRecord;
 pub use sparse::{BoundedMatches, Bounds, CompressedChainRefused, SparseChain};

@@ -10,8 +10,9 @@ use crate::hash::PositionalLineageHash;
 
 use super::chain::QueryChain;
 use super::holder_set::{HolderSet, HolderSlot, SlotBits, SlotSet};
+use super::matches::{Groups, Matches, push_group};
 use super::prefix_tree::{HolderGroup, PrefixTree, SharedNode};
-use super::search::{Groups, Matches, Search, push_group};
+use super::search::Search;
 use super::slots::Slots;
 
 /// A block of the tree. Its key is its current fragment: position and parent follow from where it stands.

@@ -6,10 +6,11 @@ use crate::hash::PositionalLineageHash;
 
 use super::capacity::{Capacity, Usage};
 use super::chain::QueryChain;
+use super::matches::Matches;
 use super::namespace::IndexKind;
 use super::radix::{RadixNode, RadixStore};
 use super::runs::{BlockKey, RunStore, RunWriter, Spot};
-use super::search::{self, Matches, Search};
+use super::search::{self, Search};
 use super::slots::Slots;
 use super::sparse::{self, BoundedMatches, CompressedChainRefused, SparseChain};
 
