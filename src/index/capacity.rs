@@ -129,11 +129,6 @@ impl Usage {
         }
     }
 
-    pub(crate) fn subtract(&self, blocks: u64, bytes: u64) {
-        self.blocks.fetch_sub(blocks, Ordering::Relaxed);
-        self.bytes.fetch_sub(bytes, Ordering::Relaxed);
-    }
-
     /// How many blocks are too many.
     pub(crate) fn excess_blocks(&self) -> u64 {
         let blocks = self.blocks().saturating_sub(self.capacity.blocks_max);

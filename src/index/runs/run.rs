@@ -1,7 +1,7 @@
 //! One run, as readers see it.
 
 use std::alloc::{Layout, alloc_zeroed, handle_alloc_error};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use crossbeam_epoch::{Guard, Owned, Pointable};
 
@@ -98,7 +98,7 @@ struct Head {
     /// The tick in which it was last used, where there is a capacity.
     used: AtomicU32,
     /// Runs follow only blocks before this offset; 0 where none does.
-    attached_end: AtomicU32,
+    attached_end: AtomicU16,
 }
 
 /// What a new allocation begins with: a head, and how many hashes, all of them 0.
@@ -113,7 +113,7 @@ impl Run {
             start,
             capacity: u32::try_from(capacity.min(RUN_BLOCKS_MAX)).unwrap_or_default(),
             used: AtomicU32::new(0),
-            attached_end: AtomicU32::new(0),
+            attached_end: AtomicU16::new(0),
         }))
     }
 
@@ -123,7 +123,7 @@ impl Run {
         let mut grown = Self::new(self.head.start, self.head.parent, capacity);
         grown.head.coverage = self.head.coverage.handed_over();
         grown.head.used = AtomicU32::new(self.last_used());
-        grown.head.attached_end = AtomicU32::new(self.head.attached_end.load(Ordering::Relaxed));
+        grown.head.attached_end = AtomicU16::new(self.attached_end());
         for (own, hash) in grown.hashes.iter_mut().zip(&self.hashes).take(kept) {
             *own.get_mut() = hash.load(Ordering::Relaxed);
         }
@@ -146,12 +146,18 @@ impl Run {
     /// the run there: a run is attached before anybody has anything of it.
     #[inline]
     pub(crate) fn may_go_on_at(&self, offset: usize) -> bool {
-        offset <= self.head.attached_end.load(Ordering::Acquire) as usize
+        offset <= usize::from(self.attached_end())
+    }
+
+    /// Runs follow only blocks before this offset; 0 where none does.
+    #[inline]
+    pub(super) fn attached_end(&self) -> u16 {
+        self.head.attached_end.load(Ordering::Acquire)
     }
 
     /// From now on, runs may follow blocks before `end`.
     pub(super) fn set_attached_end(&self, end: u16) {
-        self.head.attached_end.store(u32::from(end), Ordering::Release);
+        self.head.attached_end.store(end, Ordering::Release);
     }
 
     /// What the allocation takes, in bytes.

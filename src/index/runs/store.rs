@@ -244,7 +244,8 @@ impl RunStore {
 impl Drop for RunStore {
     fn drop(&mut self) {
         let usage = &self.turns.usage;
-        self.total.subtract(usage.blocks(), usage.bytes());
+        self.total
+            .change(-usage.blocks().cast_signed(), -usage.bytes().cast_signed());
         let guard = &crossbeam_epoch::pin();
         for index in 0..self.turns.state.get_mut().runs_ever() {
             if let Some(id) = RunId::new(index)

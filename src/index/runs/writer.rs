@@ -29,8 +29,6 @@ struct Meta {
     is_whole: bool,
     /// Runs that follow a block of this one.
     children: u32,
-    /// None of them follows a block beyond this offset.
-    attached_max: u16,
     /// Whether the run waits in the queue of eviction; kept when the number is given out again.
     is_queued: bool,
     /// What tells the run from others that had its number before or will have it; 0 while nobody has it.
@@ -130,7 +128,7 @@ impl<'a> RunWriter<'a> {
     fn end(&mut self) {
         let bytes = self.store.table.bytes() + self.store.roots.bytes();
         let before = std::mem::replace(&mut self.state.table_bytes, bytes);
-        self.use_more(0, signed(bytes) - signed(before));
+        self.use_more(0, bytes.cast_signed() - before.cast_signed());
         let (blocks, bytes) = std::mem::take(&mut self.used);
         self.store.change_usage(blocks, bytes);
         let version = &self.store.turns.version;
@@ -295,7 +293,7 @@ impl<'a> RunWriter<'a> {
         if len == 0 && count > 0 && first.position == 0 {
             self.add_root(first.current, Spot { run, offset: 0 });
         }
-        self.use_more(signed(count as u64), 0);
+        self.use_more((count as u64).cast_signed(), 0);
         if end == 0 {
             self.free(run);
         }
@@ -336,16 +334,13 @@ impl<'a> RunWriter<'a> {
         if let Some(parent) = parent
             && let Some(meta) = self.state.meta.get_mut(parent.run.index())
         {
-            let others = if meta.children == 0 { 0 } else { meta.attached_max };
-            meta.attached_max = others.max(parent.offset);
             meta.children += 1;
-            let end = meta.attached_max + 1;
             if let Some(run) = self.run(parent.run) {
-                run.set_attached_end(end);
+                run.set_attached_end(run.attached_end().max(parent.offset + 1));
             }
         }
         let run = Run::new(first.position, first.parent.unwrap_or_default(), capacity);
-        self.use_more(0, signed(run.bytes()));
+        self.use_more(0, run.bytes().cast_signed());
         self.store.slab.set(id, Some(run), &self.guard);
         Some(id)
     }
@@ -367,7 +362,7 @@ impl<'a> RunWriter<'a> {
                 run.capacity()
             };
             let grown = run.grown(capacity, len);
-            let more = signed(grown.bytes()) - signed(run.bytes());
+            let more = grown.bytes().cast_signed() - run.bytes().cast_signed();
             self.store.slab.set(id, Some(grown), &self.guard);
             self.use_more(0, more);
             let Some(replacement) = self.run(id) else { return };
@@ -508,7 +503,7 @@ impl<'a> RunWriter<'a> {
             }
         }
         if let Some(shrunk) = shrunk {
-            self.use_more(0, signed(shrunk.bytes()) - signed(bytes));
+            self.use_more(0, shrunk.bytes().cast_signed() - bytes.cast_signed());
             self.store.slab.set(id, Some(shrunk), &self.guard);
         }
         if len == 0 {
@@ -566,13 +561,7 @@ impl<'a> RunWriter<'a> {
 
     /// A run's length, and from where on no other run follows its blocks.
     pub(super) fn leaf(&self, id: RunId) -> (u16, u16) {
-        let meta = self.meta(id);
-        let leaf_from = if meta.children == 0 {
-            0
-        } else {
-            meta.attached_max + 1
-        };
-        (meta.len, leaf_from)
+        (self.meta(id).len, self.run(id).map_or(0, Run::attached_end))
     }
 
     /// The holders that have more than `offset` blocks of a run.
@@ -647,7 +636,7 @@ impl<'a> RunWriter<'a> {
     fn free(&mut self, id: RunId) {
         self.leave_parent(id);
         let bytes = self.run(id).map_or(0, Run::bytes);
-        self.use_more(0, -signed(bytes));
+        self.use_more(0, -bytes.cast_signed());
         self.store.slab.set(id, None, &self.guard);
         if let Some(meta) = self.state.meta.get_mut(id.index()) {
             meta.birth = 0;
@@ -670,9 +659,4 @@ impl Drop for RunWriter<'_> {
     fn drop(&mut self) {
         self.end();
     }
-}
-
-/// Memory has fewer than 2^63 bytes.
-fn signed(bytes: u64) -> i64 {
-    i64::try_from(bytes).unwrap_or(i64::MAX)
 }
