@@ -3,7 +3,8 @@
 //! A daemon that has just followed the events knows what its snapshot knew, or nothing. While another replica answers, nobody gains
 //! by its answers: it waits until it knows every holder as well as that one does, exactly where that one does, and at most
 //! `ready.settle_ms`. Where nobody answers, any answer is better than none, and it says itself how certain it is: so it begins at
-//! once; the same where somebody seems to be there but says nothing for a few seconds. Whether somebody answers, and what it knows, its roster tells (see [`RosterReply`]).
+//! once; the same where somebody seems to be there but says nothing for a few seconds. Whether somebody answers, and what it knows,
+//! its roster tells (see [`RosterReply`]).
 
 use std::sync::Arc;
 use std::time::Duration;

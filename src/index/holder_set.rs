@@ -282,6 +282,21 @@ impl SlotSet {
         }
     }
 
+    /// Changes each word by that of `others`, which is 0 where they have none.
+    #[inline]
+    fn combine(&mut self, others: &Self, change: impl Fn(&mut u64, u64)) {
+        if let (Self::Inline(ours), Self::Inline(theirs)) = (&mut *self, others) {
+            for (ours, theirs) in ours.iter_mut().zip(theirs) {
+                change(ours, *theirs);
+            }
+            return;
+        }
+        let theirs = others.words().copied().chain(std::iter::repeat(0));
+        for (ours, theirs) in self.words_mut().iter_mut().zip(theirs) {
+            change(ours, theirs);
+        }
+    }
+
     /// As many words, at least.
     fn grow(&mut self, words: usize) {
         match self {
@@ -357,43 +372,18 @@ impl SlotBits for SlotSet {
 
     #[inline]
     fn unite(&mut self, others: &Self) {
-        if let (Self::Inline(ours), Self::Inline(theirs)) = (&mut *self, others) {
-            for (ours, theirs) in ours.iter_mut().zip(theirs) {
-                *ours |= theirs;
-            }
-            return;
-        }
         self.grow(others.words().len());
-        for (ours, theirs) in self.words_mut().iter_mut().zip(others.words()) {
-            *ours |= theirs;
-        }
+        self.combine(others, |ours, theirs| *ours |= theirs);
     }
 
     #[inline]
     fn subtract(&mut self, others: &Self) {
-        if let (Self::Inline(ours), Self::Inline(theirs)) = (&mut *self, others) {
-            for (ours, theirs) in ours.iter_mut().zip(theirs) {
-                *ours &= !theirs;
-            }
-            return;
-        }
-        for (ours, theirs) in self.words_mut().iter_mut().zip(others.words()) {
-            *ours &= !theirs;
-        }
+        self.combine(others, |ours, theirs| *ours &= !theirs);
     }
 
     #[inline]
     fn intersect(&mut self, others: &Self) {
-        if let (Self::Inline(ours), Self::Inline(theirs)) = (&mut *self, others) {
-            for (ours, theirs) in ours.iter_mut().zip(theirs) {
-                *ours &= theirs;
-            }
-            return;
-        }
-        let theirs = others.words().chain(std::iter::repeat(&0));
-        for (ours, theirs) in self.words_mut().iter_mut().zip(theirs) {
-            *ours &= theirs;
-        }
+        self.combine(others, |ours, theirs| *ours &= theirs);
     }
 }
 

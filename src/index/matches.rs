@@ -60,22 +60,17 @@ impl FoundGroups {
     }
 }
 
-/// A kind of sets that a search can be done with.
-pub(super) trait SearchSlots: SlotBits {
-    fn found(groups: Groups<Self>) -> FoundGroups;
-}
-
-impl SearchSlots for u64 {
+impl From<Groups<u64>> for FoundGroups {
     #[inline]
-    fn found(groups: Groups<Self>) -> FoundGroups {
-        FoundGroups::Small(groups)
+    fn from(groups: Groups<u64>) -> Self {
+        Self::Small(groups)
     }
 }
 
-impl SearchSlots for SlotSet {
+impl From<Groups<SlotSet>> for FoundGroups {
     #[inline]
-    fn found(groups: Groups<Self>) -> FoundGroups {
-        FoundGroups::Any(groups)
+    fn from(groups: Groups<SlotSet>) -> Self {
+        Self::Any(groups)
     }
 }
 
@@ -102,10 +97,10 @@ impl Matches {
 
     /// The `groups` of one search; `directory` must have been taken before.
     #[inline]
-    pub(super) fn of<S: SearchSlots>(
-        directory: DirectoryGuard<Arc<Directory>>,
-        mut groups: Groups<S>,
-    ) -> Self {
+    pub(super) fn of<S: SlotBits>(directory: DirectoryGuard<Arc<Directory>>, mut groups: Groups<S>) -> Self
+    where
+        FoundGroups: From<Groups<S>>,
+    {
         // A slot that was given out since has a holder that was not there when the query came.
         let taken = S::from_words(directory.taken().words().as_slice());
         let mut is_any_empty = false;
@@ -119,7 +114,7 @@ impl Matches {
         groups.sort_unstable_by_key(|group| std::cmp::Reverse(group.matched_blocks));
         Self {
             directory: Some(directory),
-            groups: S::found(groups),
+            groups: groups.into(),
             replacements: 0,
         }
     }

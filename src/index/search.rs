@@ -2,8 +2,8 @@
 //!
 //! A look at one run says of every holder how many of its blocks it has, and comparing two arrays says how far the query agrees
 //! with it. So one look settles all holders that drop out inside of the run, at any depth. The others have everything up to where the
-//! query leaves the run; they are looked for where it goes on, at the last position first: who has that needs no more looks. Where no run follows, nobody has
-//! more.
+//! query leaves the run; they are looked for where it goes on, at the last position first: who has that needs no more looks.
+//! Where no run follows, nobody has more.
 //!
 //! Why the answers are exact although other looks are at other instants: see the index's own documentation.
 
@@ -14,7 +14,7 @@ use crate::wire::WorkerName;
 
 use super::chain::QueryChain;
 use super::holder_set::{SlotBits, SlotSet};
-use super::matches::{Groups, Matches, SearchSlots, push_group};
+use super::matches::{Groups, Matches, push_group};
 use super::runs::{BlockKey, Found, Root, RunStore, View, is_same_at};
 use super::slots::Slots;
 
@@ -56,7 +56,7 @@ pub(crate) fn find(
 
 /// Searches with one kind of sets.
 #[inline]
-fn groups_of<S: SearchSlots>(
+fn groups_of<S: SlotBits>(
     store: &RunStore,
     chain: &mut QueryChain<'_>,
     root: Root,
@@ -270,20 +270,7 @@ impl<'g, S: SlotBits> Finder<'_, '_, 'g, S> {
             }
             limit = end_max - 1;
         }
-        while agreed < limit {
-            let step = (limit - agreed).div_ceil(WAYS);
-            let points = (limit - agreed) / step;
-            let point = |index: usize| agreed + (index + 1) * step - 1;
-            // All points are compared, without a choice in between: so their memory is waited for once.
-            let same: usize = (0..points).map(|index| usize::from(is_same(point(index)))).sum();
-            if same < points {
-                limit = point(same);
-            }
-            if same > 0 {
-                agreed = point(same - 1) + 1;
-            }
-        }
-        agreed
+        bisect(agreed, limit, is_same)
     }
 
     /// Settles all holders, where hashes are a chain.
@@ -397,4 +384,23 @@ impl<'g, S: SlotBits> Finder<'_, '_, 'g, S> {
         }
         self.settle(self.chain.len(), candidates.unwrap_or_default());
     }
+}
+
+/// The first position that is not the same, from `agreed` to `limit`, which is one: all before it are.
+#[inline]
+fn bisect(mut agreed: usize, mut limit: usize, is_same: impl Fn(usize) -> bool) -> usize {
+    while agreed < limit {
+        let step = (limit - agreed).div_ceil(WAYS);
+        let points = (limit - agreed) / step;
+        let point = |index: usize| agreed + (index + 1) * step - 1;
+        // All points are compared, without a choice in between: so their memory is waited for once.
+        let same: usize = (0..points).map(|index| usize::from(is_same(point(index)))).sum();
+        if same < points {
+            limit = point(same);
+        }
+        if same > 0 {
+            agreed = point(same - 1) + 1;
+        }
+    }
+    agreed
 }

@@ -164,10 +164,6 @@ impl Coverage {
 
     fn to_few(&self) -> Option<Few> {
         let mut few = Few::default();
-        let count: usize = self.levels.iter().map(|level| level.holders.len()).sum();
-        if count > Few::MAX {
-            return None;
-        }
         for level in &self.levels {
             let cutoff = level.cutoff;
             for slot in level.holders.to_slots::<SlotSet>().iter() {

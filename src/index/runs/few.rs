@@ -44,7 +44,7 @@ const TWO_BEFORE_ONE: u64 = 5;
 
 impl Few {
     /// Most holders that fit into a word.
-    pub(super) const MAX: usize = 3;
+    const MAX: usize = 3;
 
     /// The holders, deepest first.
     #[inline]
