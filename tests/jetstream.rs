@@ -39,14 +39,6 @@ fn path_text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// Waits until the holder is certain again, without a word from its publisher.
-async fn exact(client: &Client, worker: &str) {
-    eventually("the holder is exact", async || {
-        client.holder(worker, 0).await?.exact.then_some(())
-    })
-    .await;
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_killed_daemon_is_exact_again_without_a_word_from_the_publishers() {
     for server in servers() {
@@ -192,8 +184,8 @@ async fn a_broker_that_comes_back_with_its_store_has_lost_nothing() {
             .unwrap();
             kept(&client.nats, before, 1).await;
             assert!(client.applied("busy", 0, busy.cursor()).await.blocks == blocks);
-            exact(&client, "silent").await;
-            exact(&client, "busy").await;
+            client.exact("silent", 0).await;
+            client.exact("busy", 0).await;
         }
         assert!(
             metric(
@@ -227,7 +219,7 @@ async fn a_broker_that_comes_back_without_its_store_leaves_doubts_until_the_next
         let status = eventually("the daemon answers", async || client.holder("lucky", 0).await).await;
         assert_eq!(reasons(&status), ["unverified"]);
         assert!(client.tell(&mut lucky, "lucky", 0, Vec::new()).await.exact);
-        exact(&client, "lucky").await;
+        client.exact("lucky", 0).await;
         let status = client.tell(&mut loser, "loser", 0, Vec::new()).await;
         assert!(has_gap(&status));
         assert!(metric(&daemon, "kvatlas_stream_consumer_resets_total{reason=\"stream\"}") >= 1);

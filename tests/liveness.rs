@@ -36,13 +36,6 @@ async fn publisher(url: &str, heartbeat_interval: Duration) -> HolderPublisher {
         .unwrap()
 }
 
-async fn is_exact(client: &Client) {
-    eventually("the holder is exact", async || {
-        client.holder(GPU, 0).await.filter(|holder| holder.exact)
-    })
-    .await;
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_silent_holder_is_stale_and_heartbeats_make_it_exact_again() {
     let broker = broker().await;
@@ -115,7 +108,7 @@ async fn what_was_removed_is_learned_again_from_its_next_heartbeat() {
         .publish(Tier::DEVICE, vec![stored(hashes(1, 4))])
         .await
         .unwrap();
-    is_exact(&client).await;
+    client.exact(GPU, 0).await;
     // Somebody takes the holder out, in a later epoch, as an operator would; the engine knows nothing of it.
     let mut operator = client.publisher(GPU, 0).resuming(kvatlas::tracking::BatchCursor {
         epoch: u64::MAX,
@@ -146,7 +139,7 @@ async fn a_goodbye_of_the_publisher_removes_the_holder_at_once() {
         .publish(Tier::DEVICE, vec![stored(hashes(1, 4))])
         .await
         .unwrap();
-    is_exact(&client).await;
+    client.exact(GPU, 0).await;
     engine.say_goodbye().await.unwrap();
     eventually("the holder is gone", async || {
         client.holder(GPU, 0).await.is_none().then_some(())

@@ -206,6 +206,14 @@ impl Client {
             .find(|holder| holder.worker.as_str() == name && holder.rank == rank)
     }
 
+    /// Waits until a holder is exact.
+    pub async fn exact(&self, name: &str, rank: u32) {
+        eventually("the holder is exact", async || {
+            self.holder(name, rank).await?.exact.then_some(())
+        })
+        .await;
+    }
+
     /// Waits until the daemon has applied the batch at `cursor`, and is not just asking the publisher.
     pub async fn applied(&self, name: &str, rank: u32, cursor: BatchCursor) -> HolderStatusReply {
         let what = format!(

@@ -87,35 +87,31 @@ async fn accept(listener: TcpListener, port: u16, state: watch::Receiver<Network
         broker.set_nodelay(true).unwrap();
         let (from_daemon, to_daemon) = daemon.into_split();
         let (from_broker, to_broker) = broker.into_split();
-        let line = Line::default();
-        let direction: fn(&Network) -> Direction = |network| network.to_broker;
-        tokio::spawn(carry(
-            from_daemon,
-            to_broker,
-            state.clone(),
-            (line.clone(), direction),
-        ));
-        tokio::spawn(carry(
-            from_broker,
-            to_daemon,
-            state.clone(),
-            (line, |network| network.to_daemon),
-        ));
+        let is_for_events = Arc::default();
+        let line = |direction| Line {
+            is_for_events: Arc::clone(&is_for_events),
+            direction,
+        };
+        let (there, back) = (
+            line(|network| network.to_broker),
+            line(|network| network.to_daemon),
+        );
+        tokio::spawn(carry(from_daemon, to_broker, state.clone(), there));
+        tokio::spawn(carry(from_broker, to_daemon, state.clone(), back));
     }
 }
 
-/// A connection, as far as what it is for is known: the daemon gives it a name in the first thing that it says.
-#[derive(Debug, Clone, Default)]
+/// One direction of a connection.
+#[derive(Clone)]
 struct Line {
+    /// What is known of what the connection is for: the daemon gives it a name in the first thing that it says.
     is_for_events: Arc<AtomicBool>,
+    direction: fn(&Network) -> Direction,
 }
 
 impl Line {
     fn hear(&self, piece: &[u8]) {
-        if String::from_utf8_lossy(piece)
-            .lines()
-            .any(|line| line.starts_with("CONNECT ") && line.contains("-events\""))
-        {
+        if piece.starts_with(b"CONNECT ") && String::from_utf8_lossy(piece).contains("-events\"") {
             self.is_for_events.store(true, Ordering::Release);
         }
     }
@@ -123,38 +119,35 @@ impl Line {
     fn is_meant(&self, network: &Network) -> bool {
         !network.is_for_events || self.is_for_events.load(Ordering::Acquire)
     }
-}
 
-/// A connection and one direction of it.
-type OneWay = (Line, fn(&Network) -> Direction);
-
-fn state_of((line, direction): &OneWay, network: &Network) -> Direction {
-    if line.is_meant(network) {
-        direction(network)
-    } else {
-        Direction::default()
+    fn direction(&self, network: &Network) -> Direction {
+        if self.is_meant(network) {
+            (self.direction)(network)
+        } else {
+            Direction::default()
+        }
     }
 }
 
 /// Carries one direction of a connection until an end closes it or the line is cut.
-async fn carry(mut from: OwnedReadHalf, to: OwnedWriteHalf, state: watch::Receiver<Network>, way: OneWay) {
-    let mut line = state.clone();
+async fn carry(mut from: OwnedReadHalf, to: OwnedWriteHalf, state: watch::Receiver<Network>, line: Line) {
+    let mut cut = state.clone();
     let (pieces, arriving) = mpsc::channel(PIECES_MAX);
-    let delivery = tokio::spawn(deliver(arriving, to, state.clone(), way.clone()));
+    let delivery = tokio::spawn(deliver(arriving, to, state.clone(), line.clone()));
     let mut buffer = vec![0_u8; 16 * 1024];
     loop {
         tokio::select! {
             read = from.read(&mut buffer) => match read {
                 Ok(bytes) if bytes > 0 => {
-                    way.0.hear(&buffer[..bytes]);
-                    let due = Instant::now() + state_of(&way, &state.borrow()).delay;
+                    line.hear(&buffer[..bytes]);
+                    let due = Instant::now() + line.direction(&state.borrow()).delay;
                     if pieces.send((due, buffer[..bytes].to_vec())).await.is_err() {
                         break;
                     }
                 }
                 _ => break,
             },
-            () = until_cut(&mut line, &way.0) => {
+            () = until_cut(&mut cut, &line) => {
                 // What is on its way is lost.
                 delivery.abort();
                 break;
@@ -174,12 +167,12 @@ async fn deliver(
     mut arriving: mpsc::Receiver<(Instant, Vec<u8>)>,
     mut to: OwnedWriteHalf,
     mut state: watch::Receiver<Network>,
-    way: OneWay,
+    line: Line,
 ) {
     while let Some((due, piece)) = arriving.recv().await {
         tokio::time::sleep_until(due).await;
         let is_open = state
-            .wait_for(|network| !state_of(&way, network).is_silent)
+            .wait_for(|network| !line.direction(network).is_silent)
             .await
             .is_ok();
         if !is_open || to.write_all(&piece).await.is_err() {

@@ -42,7 +42,7 @@ async fn only_events_fall_silent(way: Way) {
     let asked = hashes(1, 4);
     let ask = async || matches(&client.ask(asked.clone()).await);
     publish(stored(asked.clone())).await;
-    is_exact(&client).await;
+    client.exact("gpu-0", 0).await;
     let known = eventually("the blocks are known", async || {
         Some(ask().await).filter(|known| !known.is_empty())
     });
@@ -73,15 +73,8 @@ async fn only_events_fall_silent(way: Way) {
         ask().await.is_empty().then_some(())
     })
     .await;
-    is_exact(&client).await;
+    client.exact("gpu-0", 0).await;
     daemon.stop().await;
-}
-
-async fn is_exact(client: &Client) {
-    eventually("the holder is exact", async || {
-        client.holder("gpu-0", 0).await.filter(|holder| holder.exact)
-    })
-    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
