@@ -13,8 +13,8 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use kvatlas::baselines::{Block, Design, HolderNumber, PrefixIndex, PrefixQuery, Sizes};
-use kvatlas::hash::{BlockHash, sequence_hashes};
+use kvatlas_core::hash::{BlockHash, sequence_hashes};
+use kvatlas_lab::{Block, Design, HolderNumber, PrefixIndex, PrefixQuery, Sizes};
 
 const ROUNDS: usize = 5;
 const QUERIES: usize = 200;

@@ -1,20 +1,20 @@
 //! The index alone, in one process without a broker: what a search, a stored and a removed block cost.
 //!
 //! ```sh
-//! cargo bench --bench index [-- radix]
+//! cargo bench --bench index
 //! ```
 //!
 //! Each figure is the median of the rounds, with the least and the greatest. Work: 1M blocks in chains of 1024, on 128 holders in
-//! turn; queries by sequence hashes over random chains. With `radix`, the index is a radix tree, as a namespace can be set to have it.
+//! turn; queries by sequence hashes over random chains.
 
 #![allow(clippy::unwrap_used, reason = "a bench fails by panicking")]
 
 use std::hint::black_box;
 use std::time::Instant;
 
-use kvatlas::hash::SequenceHash;
-use kvatlas::index::{HolderWriter, IndexKind, IndexLimits, NamespaceSettings, PositionalIndexer, Search};
-use kvatlas::wire::{Event, HolderId, QueryKey, RemovedBlocks, StoredBlocks, Tier, WorkerName};
+use kvatlas_core::hash::SequenceHash;
+use kvatlas_core::index::{HolderWriter, IndexLimits, NamespaceSettings, PositionalIndexer, Search};
+use kvatlas_core::wire::{Event, HolderId, QueryKey, RemovedBlocks, StoredBlocks, Tier, WorkerName};
 
 const CHAINS: u64 = 1024;
 const DEPTH: u64 = 1024;
@@ -23,17 +23,7 @@ const ROUNDS: usize = 7;
 const QUERIES: u64 = 20_000;
 
 fn main() {
-    let is_radix = std::env::args().any(|argument| argument == IndexKind::Radix.as_str());
-    let settings = NamespaceSettings {
-        index: if is_radix {
-            IndexKind::Radix
-        } else {
-            IndexKind::Lineage
-        },
-        ..NamespaceSettings::default()
-    };
-    println!("index: {}", settings.index.as_str());
-    let index = PositionalIndexer::new(settings, IndexLimits::default());
+    let index = PositionalIndexer::new(NamespaceSettings::default(), IndexLimits::default());
     let before = resident_bytes();
     let mut holders: Vec<HolderWriter> = (0..HOLDERS).map(|number| register(&index, number)).collect();
     let mut store = Vec::new();

@@ -25,11 +25,11 @@ use std::time::{Duration, Instant};
 
 use common::{KilledOnDrop, mix, start_daemon};
 use hdrhistogram::Histogram;
-use kvatlas::client::QueryClient;
-use kvatlas::connection::embedded::{EmbeddedBroker, find_nats_server};
-use kvatlas::hash::SequenceHash;
-use kvatlas::publisher::{HolderPublisher, PublishedHolder, PublisherOptions};
-use kvatlas::wire::{
+use kvatlas::daemon::broker::embedded::{EmbeddedBroker, find_nats_server};
+use kvatlas_client::QueryClient;
+use kvatlas_client::publish::{HolderPublisher, PublishedHolder, PublisherOptions};
+use kvatlas_core::hash::SequenceHash;
+use kvatlas_core::wire::{
     Event, NamespaceName, QueryKey, SingleQuery, StatusReply, StoredBlocks, Subjects, Tier, WorkerName,
 };
 

@@ -4,7 +4,6 @@
 //! cargo bench --bench snapshots                                        # 5M blocks on 128 holders
 //! cargo bench --bench snapshots -- --blocks 200000 --holders 16
 //! cargo bench --bench snapshots -- --sharing 8 --tail 50000
-//! cargo bench --bench snapshots -- --formats --blocks 1000000          # both formats beside each other, 64 holders
 //! ```
 //!
 //! - *save*: a snapshot of all holders while nothing else runs; bytes a block, by held blocks.
@@ -15,10 +14,6 @@
 //!   while snapshots are written all the time. *lane* is how long a message then waits for its lane.
 //!
 //! Blocks lie in chains of 1024; every chain is held by `--sharing` holders. Needs a `nats-server`.
-//!
-//! `--formats` compares the formats of snapshots instead: size, time to write, time to load (checked, then applied), and queries
-//! meanwhile, on `--blocks` distinct blocks. First nothing is shared; then eight chains at a time have their first 512 blocks in common, and
-//! each is held by four holders. Needs no `nats-server`.
 
 #![allow(
     clippy::unwrap_used,
@@ -28,8 +23,6 @@
 )]
 
 mod common;
-#[path = "snapshots/formats.rs"]
-mod formats;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -39,19 +32,20 @@ use std::time::{Duration, Instant};
 
 use async_nats::jetstream;
 use common::mix;
+use common::publisher::Publisher;
 use hdrhistogram::Histogram;
-use kvatlas::client::{Publisher, QueryClient};
-use kvatlas::config::Config;
-use kvatlas::connection::embedded::{BrokerOptions, EmbeddedBroker, find_nats_server};
 use kvatlas::daemon::Daemon;
-use kvatlas::hash::SequenceHash;
-use kvatlas::index::{IndexLimits, NamespaceSettings, Namespaces, Search};
-use kvatlas::ingest::{IngestSettings, LanePool, LivenessSettings, StreamPosition};
-use kvatlas::snapshot::StreamCursor;
-use kvatlas::snapshotter::{Saved, SnapshotDirectory, Snapshotter};
-use kvatlas::tracking::{BatchCursor, StreamTrust};
-use kvatlas::wire::{
-    Event, EventBatch, NamespaceName, QueryKey, StoredBlocks, Subjects, Tier, WireLimits, WorkerName,
+use kvatlas::daemon::broker::embedded::{BrokerOptions, EmbeddedBroker, find_nats_server};
+use kvatlas::daemon::config::Config;
+use kvatlas::daemon::lanes::{LanePool, LaneSettings, LivenessSettings, StreamPosition};
+use kvatlas::daemon::snapshots::{Saved, SnapshotDirectory, Snapshotter};
+use kvatlas_client::QueryClient;
+use kvatlas_core::hash::SequenceHash;
+use kvatlas_core::index::{IndexLimits, NamespaceSettings, Namespaces, Search, StreamTrust};
+use kvatlas_core::snapshot::StreamCursor;
+use kvatlas_core::wire::{
+    BatchCursor, Event, EventBatch, NamespaceName, QueryKey, StoredBlocks, Subjects, Tier, WireLimits,
+    WorkerName,
 };
 use tokio::runtime::Handle;
 
@@ -67,7 +61,6 @@ struct Scale {
     holders: u64,
     sharing: u64,
     tail: u64,
-    compares_formats: bool,
 }
 
 impl Scale {
@@ -77,7 +70,6 @@ impl Scale {
             holders: 128,
             sharing: 1,
             tail: 10_000,
-            compares_formats: false,
         };
         let mut arguments = std::env::args().skip(1);
         while let Some(name) = arguments.next() {
@@ -86,10 +78,6 @@ impl Scale {
                 "--holders" => &mut scale.holders,
                 "--sharing" => &mut scale.sharing,
                 "--tail" => &mut scale.tail,
-                "--formats" => {
-                    (scale.compares_formats, scale.holders) = (true, 64);
-                    continue;
-                }
                 // What cargo adds.
                 "--bench" => continue,
                 _ => panic!("{name}: give --blocks, --holders, --sharing or --tail and a number"),
@@ -115,9 +103,6 @@ impl Scale {
 #[tokio::main]
 async fn main() {
     let scale = Scale::from_arguments();
-    if scale.compares_formats {
-        return formats::compare(scale.blocks, scale.holders).await;
-    }
     let broker = broker().await;
     let nats = async_nats::connect(broker.url()).await.unwrap();
     let folder = tempfile::tempdir().unwrap();
@@ -186,6 +171,7 @@ async fn create_stream(nats: &async_nats::Client) -> StreamCursor {
         stream: STREAM.to_owned(),
         created_us: u64::try_from(created_us).unwrap(),
         sequence: 0,
+        digest: None,
     }
 }
 
@@ -211,13 +197,16 @@ fn namespaces() -> Namespaces {
 }
 
 fn pool(namespaces: &Arc<Namespaces>) -> LanePool {
-    let settings = IngestSettings {
+    let settings = LaneSettings {
+        subjects: subjects(),
         lanes: 1,
         lane_queue_bytes: 64 << 20,
+        behind_after: None,
         limits: WireLimits::default(),
         shard: None,
         holding: None,
         liveness: LivenessSettings::default(),
+        epoch_ahead_max: None,
     };
     LanePool::start(&settings, Arc::clone(namespaces)).unwrap()
 }

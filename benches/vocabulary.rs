@@ -16,9 +16,7 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use kvatlas::vocabulary::{
-    Recognizer, RegexAutomaton, RegexLimits, TokenTrie, Vocabulary, VocabularyBuilder,
-};
+use kvatlas_vocab::{Recognizer, RegexAutomaton, RegexLimits, TokenTrie, Vocabulary, VocabularyBuilder};
 
 const WORDS: u64 = 100_000;
 const ROUNDS: usize = 15;

@@ -5,11 +5,11 @@ mod cli;
 use std::process::ExitCode;
 
 use clap::Parser;
-use kvatlas::config::Config;
 use kvatlas::daemon::Daemon;
+use kvatlas::daemon::config::Config;
 use tokio::runtime::{Builder, Runtime};
 
-use cli::{Cli, Command, ExitStatus, Failure, ServeArguments, StopSignals};
+use cli::{Cli, Command, ConfigSource, ExitStatus, Failure, ServeArguments, StopSignals, supervisor};
 
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
@@ -18,12 +18,23 @@ fn main() -> ExitCode {
     };
     let outcome = match cli.command {
         Command::Serve(arguments) => serve(*arguments),
+        Command::Up(arguments) => run(arguments.run()),
+        Command::Bridge(arguments) => run(arguments.run()),
         Command::Query(arguments) => run(cli::query(*arguments)),
+        Command::Status(arguments) => run(cli::status(arguments)),
+        Command::Top(arguments) => run(cli::top(arguments)),
+        Command::Doctor(arguments) => run(cli::doctor(*arguments)),
         Command::Publish(arguments) => run(cli::publish(&arguments)),
         Command::Demo(arguments) => run(arguments.run()),
         Command::Replay(arguments) => run(arguments.run()),
+        Command::Fleet(arguments) => run(arguments.run()),
+        Command::Compare(arguments) => cli::compare(&arguments),
+        Command::Admin(arguments) => run(arguments.run()),
         Command::Snapshot(arguments) => cli::snapshot(&arguments),
         Command::Vocab(arguments) => cli::vocab(&arguments),
+        Command::Probe(arguments) => run(arguments.run()),
+        Command::Completions(arguments) => cli::completions(&arguments),
+        Command::Man(arguments) => cli::man(&arguments),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -56,21 +67,26 @@ fn run(command: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure
 
 /// Runs the daemon from its configuration to its end.
 fn serve(arguments: ServeArguments) -> Result<(), Failure> {
-    let Some(config) = arguments.load()? else {
+    let Some((config, source)) = arguments.load()? else {
         return Ok(());
     };
     cli::start_logging(&config.logging)?;
     let runtime = runtime()?;
-    let outcome = runtime.block_on(live(config));
+    let outcome = runtime.block_on(live(config, &source));
     // Whatever still runs has overrun the drain's bound already.
     runtime.shutdown_background();
     outcome
 }
 
 /// Starts the daemon, keeps it until a signal comes, and drains it.
-async fn live(config: Config) -> Result<(), Failure> {
-    tracing::info!(version = env!("CARGO_PKG_VERSION"), "kvatlas starts");
+async fn live(config: Config, source: &ConfigSource) -> Result<(), Failure> {
+    tracing::info!(
+        version = env!("CARGO_PKG_VERSION"),
+        commit = env!("KVATLAS_COMMIT"),
+        "kvatlas starts"
+    );
     let mut signals = StopSignals::listen()?;
+    let mut hangup = cli::listen_to_hangup()?;
     let daemon = tokio::select! {
         started = Daemon::start(config) => started?,
         signal = signals.next() => {
@@ -79,14 +95,21 @@ async fn live(config: Config) -> Result<(), Failure> {
         }
     };
     cli::announce(&daemon);
+    tokio::spawn(supervisor::keep_watchdog());
+    let announce_ready = async {
+        daemon.ready().await;
+        tracing::info!("ready");
+        supervisor::ready();
+        std::future::pending::<()>().await;
+    };
     let signal = tokio::select! {
-        () = daemon.ready() => {
-            tracing::info!("ready");
-            signals.next().await
-        }
+        () = announce_ready => return Ok(()),
+        () = source.reload_at(&mut hangup, &daemon) => return Ok(()),
         signal = signals.next() => signal,
+        () = daemon.told_to_stop() => "kvatlas admin drain",
     };
     tracing::info!(signal, "draining; another signal ends the process at once");
+    supervisor::stopping();
     tokio::select! {
         report = daemon.stop() => {
             if !report.overran.is_empty() {

@@ -2,9 +2,13 @@
 
 #![allow(
     dead_code,
+    unreachable_pub,
     clippy::unwrap_used,
     reason = "each bench uses some of it, and fails by panicking"
 )]
+
+#[path = "../../tests/integration/support/publisher.rs"]
+pub(crate) mod publisher;
 
 use std::process::{Child, Command, Stdio};
 

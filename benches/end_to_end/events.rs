@@ -5,12 +5,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
-use kvatlas::client::{Publisher, QueryClient};
-use kvatlas::connection::embedded::EmbeddedBroker;
-use kvatlas::hash::SequenceHash;
-use kvatlas::wire::{Event, RemovedBlocks, StoredBlocks, Tier, WorkerName};
+use kvatlas::daemon::broker::embedded::EmbeddedBroker;
+use kvatlas_client::QueryClient;
+use kvatlas_core::hash::SequenceHash;
+use kvatlas_core::wire::{Event, RemovedBlocks, StoredBlocks, Tier, WorkerName};
 
 use crate::{Scale, median, namespace, start_child, subjects, wait_for_cursor};
+
+use crate::common::publisher::Publisher;
 
 /// Blocks in every batch.
 const BATCH_BLOCKS: u64 = 64;
@@ -96,7 +98,7 @@ async fn events_counted(broker: &EmbeddedBroker, client: &async_nats::Client, ba
     ready.next().await.unwrap();
     let started = Instant::now();
     for number in 0..batches {
-        let batch = kvatlas::wire::EventBatch {
+        let batch = kvatlas_core::wire::EventBatch {
             epoch: 1,
             seq: number + 1,
             rank: 0,

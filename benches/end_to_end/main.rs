@@ -9,6 +9,8 @@
 //! request with an empty payload, written with the same client. Half of the prompts are *whole*: one worker holds all of it. The
 //! others are *mixed*: eight workers hold it to eight different depths, the worst case for the search and for the reply's size.
 //!
+//! Flood: small queries one after the other, alone and beside large ones of half a megabyte on another connection.
+//!
 //! Events: published to applied (the daemon's own cursor says when), against a subscriber that only counts. The daemon, the
 //! echo and the counter are each a process of their own with the same runtime; their rounds alternate within one run.
 
@@ -22,6 +24,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod events;
+mod flood;
 mod queries;
 
 use std::process::Command;
@@ -31,11 +34,11 @@ use std::time::{Duration, Instant};
 
 use common::{KilledOnDrop, start_daemon};
 use events::{Pace, bench_events, publish_at};
+use flood::bench_flood;
 use futures_util::StreamExt;
-use kvatlas::client::QueryClient;
-use kvatlas::connection::embedded::{EmbeddedBroker, find_nats_server};
-use kvatlas::tracking::BatchCursor;
-use kvatlas::wire::{NamespaceName, Subjects, WorkerName};
+use kvatlas::daemon::broker::embedded::{EmbeddedBroker, find_nats_server};
+use kvatlas_client::QueryClient;
+use kvatlas_core::wire::{BatchCursor, NamespaceName, Subjects, WorkerName};
 use queries::{bench_queries, load_prompts, wait_for_echo};
 
 #[derive(Clone, Copy)]
@@ -83,6 +86,7 @@ async fn bench(scale: Scale) {
     wait_for_echo(&client).await;
     let drained = bench_events(&broker, &client, &queries, scale).await;
     bench_queries("idle", &client, scale).await;
+    bench_flood(broker.url(), &client, scale).await;
     let pace = Arc::new(Pace::default());
     let publishing = tokio::spawn(publish_at(
         broker.url().to_owned(),

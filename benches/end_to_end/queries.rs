@@ -5,11 +5,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use hdrhistogram::Histogram;
-use kvatlas::client::{Publisher, QueryClient};
-use kvatlas::hash::SequenceHash;
-use kvatlas::wire::{Event, QueryKey, QueryRequest, SingleQuery, StoredBlocks, Tier, WorkerName};
+use kvatlas_client::QueryClient;
+use kvatlas_core::hash::SequenceHash;
+use kvatlas_core::wire::{Event, QueryKey, QueryRequest, SingleQuery, StoredBlocks, Tier, WorkerName};
 
 use crate::{Scale, median, namespace, subjects, wait_for_cursor, wait_until};
+
+use crate::common::publisher::Publisher;
 
 /// Blocks of every query.
 const QUERY_BLOCKS: u64 = 64;
@@ -27,7 +29,7 @@ fn prompt(number: u64) -> Vec<SequenceHash> {
 
 /// What is asked, and of whom.
 #[derive(Clone, Copy, PartialEq)]
-enum Target {
+pub(crate) enum Target {
     /// Prompts that one worker holds as a whole.
     Whole,
     /// Prompts that eight workers hold to eight different depths.
@@ -97,13 +99,18 @@ pub(crate) async fn wait_for_echo(client: &async_nats::Client) {
 }
 
 /// Requests a second, and the latencies in nanoseconds.
-struct Round {
+pub(crate) struct Round {
     rate: f64,
-    latency: Histogram<u64>,
+    pub(crate) latency: Histogram<u64>,
 }
 
 /// Sends `requests` to `target`, `in_flight` at a time.
-async fn round(client: &async_nats::Client, target: Target, in_flight: usize, requests: u64) -> Round {
+pub(crate) async fn round(
+    client: &async_nats::Client,
+    target: Target,
+    in_flight: usize,
+    requests: u64,
+) -> Round {
     let payloads = Arc::new(target.payloads());
     let subject = target.subject();
     let next = Arc::new(AtomicU64::new(0));

@@ -5,11 +5,13 @@ use std::time::Duration;
 
 use async_nats::Client;
 use clap::Args;
-use kvatlas::config::{Config, ConfigErrors, process_environment};
-use kvatlas::connection::{ConnectPatience, ConnectionNotice, connect};
-use kvatlas::wire::Subjects;
+use kvatlas::daemon::broker::{ConnectPatience, ConnectionNotice, Refused, connect};
+use kvatlas::daemon::config::{Config, process_environment};
+use kvatlas_client::publish::Refusals;
+use kvatlas_core::wire::Subjects;
 
 use super::failure::Failure;
+use super::nats_context::Surroundings;
 use super::output::say;
 use super::text::printable;
 
@@ -27,23 +29,60 @@ pub(super) struct DaemonArguments {
     /// What every NATS subject begins with [default: kvatlas] [environment: KVATLAS_SUBJECTS_PREFIX].
     #[arg(long = "subjects-prefix", visible_alias = "prefix", value_name = "PREFIX")]
     prefix: Option<String>,
+    /// Context of the nats command line that says how to reach NATS [default: the chosen one, unless --nats-url or a KVATLAS_NATS_… variable
+    /// is given] [environment: NATS_CONTEXT].
+    #[arg(long, value_name = "NAME", conflicts_with = "urls")]
+    context: Option<String>,
 }
 
 impl DaemonArguments {
-    /// The configuration, as far as a client has one: the flags over the environment over the defaults.
-    pub(super) fn load(&self, environment: Vec<(String, String)>) -> Result<Config, ConfigErrors> {
+    /// The configuration, as far as a client has one: the flags over the environment over the chosen context over the defaults.
+    pub(super) fn load(&self, environment: Vec<(String, String)>) -> Result<Config, Failure> {
+        self.load_among(environment, &Surroundings::of_process())
+    }
+
+    fn load_among(
+        &self,
+        environment: Vec<(String, String)>,
+        surroundings: &Surroundings,
+    ) -> Result<Config, Failure> {
+        let is_given = self.urls.is_some();
+        let (environment, mut flags) =
+            with_context(self.context.as_deref(), is_given, environment, surroundings)?;
         let given = [("nats.url", &self.urls), ("subjects.prefix", &self.prefix)];
-        let flags: BTreeMap<String, String> = given
-            .into_iter()
-            .filter_map(|(key, text)| Some((key.to_owned(), text.clone()?)))
-            .collect();
-        Config::load_for_client(flags, environment.into_iter())
+        flags.extend(
+            given
+                .into_iter()
+                .filter_map(|(key, text)| Some((key.to_owned(), text.clone()?))),
+        );
+        Ok(Config::load_for_client(flags, environment.into_iter())?)
     }
 
     /// What subjects begin with, if a flag says it.
     pub(super) fn prefix(&self) -> Option<&str> {
         self.prefix.as_deref()
     }
+}
+
+/// Names and values of the environment.
+type Variables = Vec<(String, String)>;
+
+/// The environment, and the settings of the context of the nats command line that is named by `flag`; the flag goes over the environment. Of
+/// the context that is merely chosen there is nothing where `is_given` or a variable says how to reach NATS.
+pub(super) fn with_context(
+    flag: Option<&str>,
+    is_given: bool,
+    mut environment: Variables,
+    surroundings: &Surroundings,
+) -> Result<(Variables, BTreeMap<String, String>), Failure> {
+    let is_about_nats = |variable: &(String, String)| variable.0.starts_with("KVATLAS_NATS_");
+    if flag.is_some() {
+        environment.retain(|variable| !is_about_nats(variable));
+    } else if is_given || environment.iter().any(is_about_nats) {
+        return Ok((environment, BTreeMap::new()));
+    }
+    let settings = surroundings.settings(flag).map_err(Failure::usage)?;
+    Ok((environment, settings))
 }
 
 /// How to reach a daemon, and for how long to try.
@@ -61,6 +100,8 @@ pub(super) struct ConnectionArguments {
 pub(super) struct Connection {
     pub(super) nats: Client,
     pub(super) subjects: Subjects,
+    /// What the server refuses.
+    pub(super) refusals: Refusals,
 }
 
 impl ConnectionArguments {
@@ -68,10 +109,24 @@ impl ConnectionArguments {
     pub(super) async fn connect(&self) -> Result<Connection, Failure> {
         let config = self.daemon.load(process_environment())?;
         let subjects = Subjects::new(&config.subjects.prefix).map_err(Failure::usage)?;
-        let warn = |notice| {
+        let refusals = Refusals::default();
+        let hearing = refusals.clone();
+        let inboxes = format!("{}.", config.nats.inbox_prefix);
+        let warn = move |notice| {
             // A server reports a refused subject here and nowhere else.
-            if let ConnectionNotice::Error(text) = notice {
-                say(format_args!("warning: NATS: {}\n", printable(&text)));
+            if let ConnectionNotice::Refused(refusal) = &notice {
+                hearing.note(refusal);
+                if matches!(&refusal.refused, Refused::Message(subject) if subject.starts_with(&inboxes)) {
+                    return;
+                }
+            }
+            if let ConnectionNotice::Error(_) | ConnectionNotice::LameDuck | ConnectionNotice::Refused(_) =
+                notice
+            {
+                say(format_args!(
+                    "warning: NATS: {}\n",
+                    printable(&notice.to_string())
+                ));
             }
         };
         let connecting = connect(
@@ -89,12 +144,16 @@ impl ConnectionArguments {
                     "no NATS server answered within {patience:?}; check the address given with --nats-url"
                 ))
             })??;
-        Ok(Connection { nats, subjects })
+        Ok(Connection {
+            nats,
+            subjects,
+            refusals,
+        })
     }
 }
 
 /// Reads `5`, `2.5s` or `500ms`.
-fn parse_time(text: &str) -> Result<Duration, String> {
+pub(super) fn parse_time(text: &str) -> Result<Duration, String> {
     let (number, seconds_per_unit) = match text.strip_suffix("ms") {
         Some(number) => (number, 0.001),
         None => (text.strip_suffix('s').unwrap_or(text), 1.0),
@@ -122,6 +181,7 @@ mod tests {
         DaemonArguments {
             urls: urls.map(str::to_owned),
             prefix: None,
+            context: None,
         }
     }
 
@@ -159,21 +219,58 @@ mod tests {
             ("KVATLAS_NATS_URL", "nats://one"),
             ("KVATLAS_SUBJECTS_PREFIX", "site"),
         ];
-        let config = arguments(None).load(variables(&environment)).unwrap();
+        let config = arguments(None)
+            .load_among(variables(&environment), &Surroundings::default())
+            .unwrap();
         assert_eq!(config.nats.urls[0].host(), "one");
         assert_eq!(config.subjects.prefix, "site");
         let config = arguments(Some("nats://two"))
-            .load(variables(&environment))
+            .load_among(variables(&environment), &Surroundings::default())
             .unwrap();
         assert_eq!(config.nats.urls[0].host(), "two");
     }
 
     #[test]
+    fn a_context_says_how_to_reach_nats() {
+        let home = tempfile::tempdir().unwrap();
+        let surroundings = Surroundings::in_home(home.path());
+        let directory = home.path().join(".config/nats/context");
+        std::fs::create_dir_all(&directory).unwrap();
+        let context = r#"{"url":"nats://site","user":"me","password":"secret"}"#;
+        std::fs::write(directory.join("site.json"), context).unwrap();
+        let host = |arguments: &DaemonArguments, environment: &[(&str, &str)]| {
+            let config = arguments.load_among(variables(environment), &surroundings);
+            config.unwrap().nats.urls[0].host().to_owned()
+        };
+        let token = [("KVATLAS_NATS_TOKEN", "t"), ("KVATLAS_NATS_URL", "nats://env")];
+        assert_eq!(host(&arguments(None), &[]), "127.0.0.1");
+        // By flag, it goes over the environment.
+        let named = DaemonArguments {
+            context: Some("site".to_owned()),
+            ..arguments(None)
+        };
+        assert_eq!(host(&named, &token), "site");
+        // Chosen, it goes under.
+        std::fs::write(home.path().join(".config/nats/context.txt"), "site").unwrap();
+        assert_eq!(host(&arguments(None), &[]), "site");
+        assert_eq!(
+            host(&arguments(None), &[("KVATLAS_SUBJECTS_PREFIX", "p")]),
+            "site"
+        );
+        assert_eq!(host(&arguments(None), &token), "env");
+        assert_eq!(host(&arguments(Some("nats://flag")), &[]), "flag");
+    }
+
+    #[test]
     fn what_only_the_daemon_reads_does_not_matter() {
         let environment = [("KVATLAS_EVENTS_LANES", "x"), ("KVATLAS_NATS_EMBEDDED", "true")];
-        let config = arguments(Some("nats://a")).load(variables(&environment)).unwrap();
+        let config = arguments(Some("nats://a"))
+            .load_among(variables(&environment), &Surroundings::default())
+            .unwrap();
         assert!(!config.nats.embedded);
-        let failure = arguments(Some("http://a")).load(Vec::new()).unwrap_err();
+        let failure = arguments(Some("http://a"))
+            .load_among(Vec::new(), &Surroundings::default())
+            .unwrap_err();
         assert!(failure.to_string().contains("--nats-url"), "{failure}");
     }
 }

@@ -6,13 +6,14 @@ use std::num::NonZeroUsize;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use kvatlas::config::Config;
-use kvatlas::connection::embedded::{BrokerError, find_nats_server};
+use kvatlas::daemon::broker::embedded::{BrokerError, find_nats_server};
+use kvatlas::daemon::config::Config;
+use kvatlas::daemon::metrics::wants_colour;
 use kvatlas::simulation::{
     FinalCheck, FleetSize, Replay, ReplayOptions, Report, Request, Session, SimulationError, SyntheticLoad,
     embedded_config,
 };
-use kvatlas::wire::{NamespaceName, QueryKey, QueryReply, SingleQuery};
+use kvatlas_core::wire::{NamespaceName, QueryKey, QueryReply, SingleQuery};
 use serde::Serialize;
 
 use super::failure::Failure;
@@ -130,7 +131,7 @@ impl DemoArguments {
 
     async fn open(&self, config: Config) -> Result<Session, Failure> {
         let namespace = NamespaceName::new("demo").map_err(Failure::failed)?;
-        let session = Session::embedded(config, namespace).await?;
+        let session = Box::pin(Session::embedded(config, namespace)).await?;
         self.say(&format!(
             "It listens on {} and ends with the demo. The daemon runs in this process.\n\
              Conversations of several turns go to {}, with room for {} blocks per worker;\n\
@@ -230,9 +231,8 @@ struct Style {
 impl Style {
     /// Plain where standard output is no terminal, or where `NO_COLOR` asks for it.
     fn of_standard_output() -> Self {
-        let is_unwanted = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
         Self {
-            is_plain: is_unwanted || !std::io::stdout().is_terminal(),
+            is_plain: !wants_colour(std::io::stdout().is_terminal()),
         }
     }
 

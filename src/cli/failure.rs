@@ -3,13 +3,13 @@
 use std::fmt;
 use std::process::ExitCode;
 
-use kvatlas::client::ClientError;
-use kvatlas::config::ConfigErrors;
-use kvatlas::connection::ConnectError;
-use kvatlas::connection::embedded::BrokerError;
 use kvatlas::daemon::StartError;
-use kvatlas::publisher::PublisherError;
-use kvatlas::wire::ErrorCode;
+use kvatlas::daemon::broker::ConnectError;
+use kvatlas::daemon::broker::embedded::BrokerError;
+use kvatlas::daemon::config::ConfigErrors;
+use kvatlas_client::ClientError;
+use kvatlas_client::publish::PublisherError;
+use kvatlas_core::wire::ErrorCode;
 
 use super::text::printable;
 
@@ -104,7 +104,8 @@ impl From<PublisherError> for Failure {
             PublisherError::Connection(_) | PublisherError::Stopped | PublisherError::QueueFull { .. } => {
                 Self::unavailable(error)
             }
-            PublisherError::TooLarge { .. }
+            PublisherError::Refused { .. }
+            | PublisherError::TooLarge { .. }
             | PublisherError::TooManyEvents { .. }
             | PublisherError::Table(_) => Self::failed(error),
         }
@@ -117,7 +118,9 @@ impl From<ClientError> for Failure {
             ClientError::NoDaemon { .. } | ClientError::TimedOut { .. } | ClientError::Connection(_) => {
                 Self::unavailable(error)
             }
-            ClientError::Refused(refusal) if refusal.code == ErrorCode::Unavailable => {
+            ClientError::Refused(refusal)
+                if matches!(refusal.code, ErrorCode::Unavailable | ErrorCode::TooManyRequests) =>
+            {
                 Self::unavailable(error)
             }
             ClientError::Refused(_)
@@ -130,7 +133,7 @@ impl From<ClientError> for Failure {
 
 #[cfg(test)]
 mod tests {
-    use kvatlas::wire::WireError;
+    use kvatlas_core::wire::WireError;
 
     use super::*;
 

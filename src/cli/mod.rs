@@ -4,44 +4,67 @@
 //! goes to standard error. A command ends with 0, or with one of the numbers of [`ExitStatus`]. Nothing here
 //! holds logic of the daemon: the commands are thin over the library.
 
+mod admin;
+mod admin_client;
+mod bridge;
+mod compare;
 mod connect;
 mod demo;
-mod event_json;
+mod doctor;
+mod engines;
+mod event_line;
 mod failure;
-mod hash_text;
+mod fleet;
+mod generate;
 mod lines;
+mod namespace;
+mod nats_context;
 mod output;
+mod probe;
 mod publish;
 mod query;
-mod query_json;
 mod query_report;
 mod replay;
 mod serve;
 mod snapshot;
+mod status;
 mod status_report;
+pub(crate) mod supervisor;
 mod table;
 mod text;
-mod time_text;
+mod top;
 mod transport;
+mod up;
 mod vocab;
 
 use clap::{Parser, Subcommand};
 
+pub(crate) use admin::AdminArguments;
+pub(crate) use bridge::BridgeArguments;
+pub(crate) use compare::{CompareArguments, compare};
 pub(crate) use demo::DemoArguments;
+pub(crate) use doctor::{DoctorArguments, doctor};
+pub(crate) use engines::listen_to_hangup;
 pub(crate) use failure::{ExitStatus, Failure};
+pub(crate) use fleet::FleetArguments;
+pub(crate) use generate::{CompletionsArguments, ManArguments, completions, man};
 pub(crate) use output::say;
+pub(crate) use probe::ProbeArguments;
 pub(crate) use publish::{PublishArguments, publish};
 pub(crate) use query::{QueryArguments, query};
 pub(crate) use replay::ReplayArguments;
-pub(crate) use serve::{ServeArguments, StopSignals, announce, start_logging};
+pub(crate) use serve::{ConfigSource, ServeArguments, StopSignals, announce, start_logging};
 pub(crate) use snapshot::{SnapshotArguments, snapshot};
+pub(crate) use status::{StatusArguments, status};
+pub(crate) use top::{TopArguments, top};
+pub(crate) use up::UpArguments;
 pub(crate) use vocab::{VocabArguments, vocab};
 
 /// What the program was asked to do.
 #[derive(Debug, Parser)]
 #[command(
     name = "kvatlas",
-    version,
+    version = concat!(env!("CARGO_PKG_VERSION"), " (", env!("KVATLAS_COMMIT"), ")"),
     about = "A global, exact map of the KV-cache blocks held by every LLM inference worker, served over NATS.",
     after_help = "Exit codes: 0 done, 1 failed, 64 wrong usage or configuration, 69 no broker or no daemon.\n\n\
         Examples:\n  \
@@ -66,9 +89,24 @@ pub(crate) enum Command {
     /// SIGINT stops it in good order; a second signal ends it at once.
     #[command(after_help = serve::EXAMPLES)]
     Serve(Box<ServeArguments>),
+    /// Run a broker, the daemon, a bridge to engines and the listener for HTTP queries in one process.
+    #[command(after_help = up::EXAMPLES)]
+    Up(Box<UpArguments>),
+    /// Follow engines' ZMQ publishers, and tell daemons over NATS what they say.
+    #[command(after_help = bridge::EXAMPLES)]
+    Bridge(Box<BridgeArguments>),
     /// Ask which workers hold how long a prefix, or how far the daemon has followed them.
     #[command(after_help = query::EXAMPLES)]
     Query(Box<QueryArguments>),
+    /// Show all namespaces of a daemon on one screen; the exit code says whether all is well.
+    #[command(after_help = status::EXAMPLES)]
+    Status(StatusArguments),
+    /// Watch the fleet, rates and latencies of a daemon in the terminal.
+    #[command(after_help = top::EXAMPLES)]
+    Top(TopArguments),
+    /// Look at everything that a deployment needs, and say what to mend.
+    #[command(after_help = doctor::EXAMPLES)]
+    Doctor(Box<DoctorArguments>),
     /// Publish the events of one worker, read as JSON lines.
     ///
     /// For tests, for repairs by hand, and as a model for publishers in other languages.
@@ -80,10 +118,28 @@ pub(crate) enum Command {
     /// Replay a trace of requests through a simulated fleet, and check every reply.
     #[command(after_help = replay::EXAMPLES)]
     Replay(Box<ReplayArguments>),
+    /// Simulate a fleet of workers and its router on a daemon that runs, until told to stop.
+    #[command(after_help = fleet::EXAMPLES)]
+    Fleet(FleetArguments),
+    /// Compare policies of routing on the same requests: exact answers, guesses, affinity, round robin, random.
+    #[command(after_help = compare::EXAMPLES)]
+    Compare(Box<CompareArguments>),
+    /// Ask the daemon's admin listener whether it is ready: the health check of containers.
+    #[command(after_help = probe::EXAMPLES)]
+    Probe(ProbeArguments),
+    /// Have daemons forget or resynchronise a worker, write a snapshot, or stop.
+    #[command(after_help = admin::EXAMPLES)]
+    Admin(Box<AdminArguments>),
     /// Look into snapshot files.
     Snapshot(SnapshotArguments),
     /// Ask which tokens of a model's vocabulary may come next.
     Vocab(VocabArguments),
+    /// Print the completions of this command line for a shell.
+    #[command(after_help = generate::COMPLETIONS_EXAMPLES)]
+    Completions(CompletionsArguments),
+    /// Print the manual page.
+    #[command(after_help = generate::MAN_EXAMPLES)]
+    Man(ManArguments),
 }
 
 #[cfg(test)]

@@ -4,14 +4,15 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use kvatlas::client::{ClientError, QueryClient};
-use kvatlas::publisher::{Beginning, HolderPublisher, PublishedHolder, PublisherError, PublisherOptions};
-use kvatlas::tracking::BatchCursor;
-use kvatlas::wire::{ErrorCode, Event, HolderStatusReply, NamespaceName, Rank, WorkerName};
+use kvatlas_client::publish::{
+    Beginning, HolderPublisher, PublishConnection, PublishedHolder, PublisherError, PublisherOptions,
+};
+use kvatlas_client::{ClientError, QueryClient};
+use kvatlas_core::wire::{BatchCursor, ErrorCode, Event, HolderStatusReply, NamespaceName, Rank, WorkerName};
 use tokio::time::Instant;
 
 use super::connect::{Connection, ConnectionArguments};
-use super::event_json::LineBatch;
+use super::event_line::LineBatch;
 use super::failure::Failure;
 use super::lines::{NumberedLine, numbered, open};
 use super::output::{print, say};
@@ -24,7 +25,7 @@ pub(super) const EXAMPLES: &str = r#"A line is one event, or a batch of events w
   {"type":"stored","parent":"ad01835a37dd294c","sequence_hashes":["0x1f"],"tokens":[1,2,3,4]}
   {"tier":1,"events":[{"type":"removed","sequence_hashes":["ea06fc71a5ee6e88"]}]}
   {"events":[]}
-Types are stored, removed, cleared and goodbye; deploy/README.md describes their keys.
+Types are stored, removed, cleared and goodbye; deploy/wire-contract.md describes their keys.
 A hash is a text of 16 hexadecimal digits (32 for a lineage hash), or 0x and fewer,
 or a decimal number.
 
@@ -191,12 +192,13 @@ async fn publisher(
         beginning,
         transport: arguments.transport.into(),
         batch_delay: Duration::ZERO,
-        // The server's own limits hold: who writes a line says what is in its batch.
+        // The server's own limits hold: a line is a batch, as its author wrote it.
         batch_events_max: usize::MAX,
         batch_bytes_max: usize::MAX,
         ..PublisherOptions::default()
     };
-    HolderPublisher::start(connection.nats.clone(), &connection.subjects, holder, options).await
+    let nats = PublishConnection::new(connection.nats.clone(), connection.refusals.clone());
+    HolderPublisher::start(nats, &connection.subjects, holder, options).await
 }
 
 async fn publish_lines(
@@ -356,7 +358,7 @@ mod tests {
             parked_events: 0,
             foreign_chain: false,
             exact: true,
-            degraded: kvatlas::tracking::DegradedReasons::default(),
+            degraded: kvatlas_core::wire::DegradedReasons::default(),
         }
     }
 

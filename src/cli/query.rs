@@ -5,17 +5,18 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 use clap::{ArgGroup, Args};
-use kvatlas::client::QueryClient;
-use kvatlas::hash::Token;
-use kvatlas::wire::{NamespaceName, QueryOptions, SingleQuery, WorkerName};
+use kvatlas_client::QueryClient;
+use kvatlas_core::hash::{BlockHash, Position, PositionalLineageHash, SequenceHash, Token};
+use kvatlas_core::wire::{BatchReply, PROTOCOL_VERSION, QueryKey, QueryOptions, SingleQuery, WorkerName};
+use serde::Deserialize;
+use serde::de::IgnoredAny;
 
 use super::connect::ConnectionArguments;
 use super::failure::Failure;
-use super::hash_text::{HashText, LineageText};
 use super::lines::{numbered, open};
+use super::namespace::CacheArguments;
 use super::output::{print, print_json};
-use super::query_json::{KeyForms, parse_query, place};
-use super::query_report::{check_results, json_of_reply, json_of_results, render_reply, render_results};
+use super::query_report::{check_results, render_reply, render_results};
 use super::status_report::render_status;
 
 pub(super) const EXAMPLES: &str = r#"A hash is 16 hexadecimal digits (32 for a lineage hash), or 0x and fewer.
@@ -28,7 +29,7 @@ Examples:
   kvatlas query --namespace llama --sequence-hashes ea06fc71a5ee6e88,ad01835a37dd294c --explain
   kvatlas query --namespace llama --sequence-hashes ea06fc71a5ee6e88,ad01835a37dd294c --positions 0,63
   kvatlas query --namespace llama --file queries.jsonl --limit 3 --json
-  kvatlas query --namespace llama --status"#;
+  kvatlas query --model meta-llama/Llama-3.1-8B-Instruct --status"#;
 
 /// The longest file of tokens, in bytes.
 const TOKENS_FILE_BYTES_MAX: u64 = 256 << 20;
@@ -39,9 +40,8 @@ const TOKENS_FILE_BYTES_MAX: u64 = 256 << 20;
 pub(crate) struct QueryArguments {
     #[command(flatten)]
     connection: ConnectionArguments,
-    /// Namespace to ask about.
-    #[arg(long, value_name = "NAME")]
-    namespace: NamespaceName,
+    #[command(flatten)]
+    cache: CacheArguments,
     /// Ask how far the daemon has followed each worker.
     #[arg(long, group = "asked", conflicts_with_all = ["workers", "limit", "min_blocks", "explain"])]
     status: bool,
@@ -53,19 +53,20 @@ pub(crate) struct QueryArguments {
     tokens_file: Option<PathBuf>,
     /// Ask for block hashes, joined by commas.
     #[arg(long, group = "asked", value_name = "HASHES", value_delimiter = ',')]
-    block_hashes: Option<Vec<HashText>>,
+    block_hashes: Option<Vec<BlockHash>>,
     /// Ask for sequence hashes, joined by commas.
     #[arg(long, group = "asked", value_name = "HASHES", value_delimiter = ',')]
-    sequence_hashes: Option<Vec<HashText>>,
+    sequence_hashes: Option<Vec<SequenceHash>>,
     /// Ask for lineage hashes, joined by commas.
     #[arg(long, group = "asked", value_name = "HASHES", value_delimiter = ',')]
-    lineage_hashes: Option<Vec<LineageText>>,
+    lineage_hashes: Option<Vec<PositionalLineageHash>>,
     /// Send only the first of the hashes, every so many-th after it, and the last; the answer has bounds.
     #[arg(long, value_name = "COUNT", conflicts_with_all = WHOLE_FORMS)]
     every: Option<NonZeroUsize>,
     /// The position of each hash, joined by commas, where these are not the whole chain; the answer has bounds.
-    #[arg(long, value_name = "NUMBERS", value_delimiter = ',', conflicts_with_all = WHOLE_FORMS, conflicts_with = "every")]
-    positions: Option<Vec<u32>>,
+    #[arg(long, value_name = "NUMBERS", value_delimiter = ',', conflicts_with_all = WHOLE_FORMS,
+        conflicts_with = "every", value_parser = parse_position)]
+    positions: Option<Vec<Position>>,
     /// Ask the queries in a file, one JSON object a line, all at once; - is standard input.
     #[arg(long, group = "asked", value_name = "FILE")]
     file: Option<PathBuf>,
@@ -136,20 +137,22 @@ async fn client(arguments: &QueryArguments) -> Result<QueryClient, Failure> {
 }
 
 async fn status(arguments: &QueryArguments) -> Result<(), Failure> {
-    let status = client(arguments).await?.status(&arguments.namespace).await?;
+    let namespace = arguments.cache.namespace()?;
+    let status = client(arguments).await?.status(&namespace).await?;
     if arguments.json {
         print_json(&status)
     } else {
-        print(&render_status(&arguments.namespace, &status))
+        print(&render_status(&namespace, &status))
     }
 }
 
 async fn query_one(mut arguments: QueryArguments) -> Result<(), Failure> {
     let query = arguments.take_query()?;
+    let namespace = arguments.cache.namespace()?;
     let client = client(&arguments).await?;
-    let reply = client.query(&arguments.namespace, query).await?;
+    let reply = client.query(&namespace, query).await?;
     if arguments.json {
-        print_json(&json_of_reply(&reply))
+        print_json(&reply)
     } else {
         print(&render_reply(&reply, &arguments.options()))
     }
@@ -157,6 +160,7 @@ async fn query_one(mut arguments: QueryArguments) -> Result<(), Failure> {
 
 async fn query_batch(arguments: &QueryArguments, path: &Path) -> Result<(), Failure> {
     let options = arguments.options();
+    let namespace = arguments.cache.namespace()?;
     let mut queries = Vec::new();
     for line in numbered(open(path)?) {
         let line = line?;
@@ -169,13 +173,17 @@ async fn query_batch(arguments: &QueryArguments, path: &Path) -> Result<(), Fail
     }
     let asked: Vec<QueryOptions> = queries.iter().map(|query| query.options.clone()).collect();
     let client = client(arguments).await?;
-    let results = client.query_batch(&arguments.namespace, queries).await?;
+    let results = client.query_batch(&namespace, queries).await?;
+    let reply = BatchReply {
+        v: PROTOCOL_VERSION,
+        results,
+    };
     if arguments.json {
-        print_json(&json_of_results(&results))?;
+        print_json(&reply)?;
     } else {
-        print(&render_results(&results, &asked))?;
+        print(&render_results(&reply.results, &asked))?;
     }
-    check_results(&results, asked.len())
+    check_results(&reply.results, asked.len())
 }
 
 impl QueryArguments {
@@ -190,31 +198,79 @@ impl QueryArguments {
 
     /// The query that the flags spell; it can be large, so it is moved out of them.
     fn take_query(&mut self) -> Result<SingleQuery, Failure> {
-        let tokens = match &self.tokens_file {
-            Some(path) => Some(read_tokens(path)?),
-            None => self.tokens.take(),
-        };
-        let forms = KeyForms {
-            tokens,
-            block_hashes: self.block_hashes.take(),
-            sequence_hashes: self.sequence_hashes.take(),
-            lineage_hashes: self.lineage_hashes.take(),
-            lora_name: self.lora_name.take(),
-            cache_salt: self.cache_salt.take(),
-        };
-        let key = forms.into_key().map_err(Failure::usage)?;
+        let key = self.take_key()?;
         let options = self.options();
         if let Some(stride) = self.every {
             let query = SingleQuery::compressed(key, stride).map_err(Failure::usage)?;
             return Ok(SingleQuery { options, ..query });
         }
-        let positions = self.positions.as_deref().map(|positions| place(&key, positions));
-        Ok(SingleQuery {
+        let query = SingleQuery {
             key,
-            positions: positions.transpose().map_err(Failure::usage)?,
+            positions: self.positions.take(),
             options,
+        };
+        query.check().map_err(Failure::usage)?;
+        Ok(query)
+    }
+
+    /// What is asked for; clap lets exactly one form pass.
+    fn take_key(&mut self) -> Result<QueryKey, Failure> {
+        if let Some(hashes) = self.block_hashes.take() {
+            return Ok(QueryKey::BlockHashes(hashes));
+        }
+        if let Some(hashes) = self.sequence_hashes.take() {
+            return Ok(QueryKey::SequenceHashes(hashes));
+        }
+        if let Some(hashes) = self.lineage_hashes.take() {
+            return Ok(QueryKey::LineageHashes(hashes));
+        }
+        let tokens = match &self.tokens_file {
+            Some(path) => read_tokens(path)?,
+            None => self.tokens.take().unwrap_or_default(),
+        };
+        Ok(QueryKey::Tokens {
+            tokens,
+            lora_name: self.lora_name.take(),
+            cache_salt: self.cache_salt.take(),
         })
     }
+}
+
+/// Reads one line of `--file`. What it does not say about the reply is taken from `defaults`.
+fn parse_query(line: &str, defaults: &QueryOptions) -> Result<SingleQuery, String> {
+    #[derive(Deserialize)]
+    struct Said {
+        workers: Option<IgnoredAny>,
+        limit: Option<IgnoredAny>,
+        min_blocks: Option<IgnoredAny>,
+        explain: Option<IgnoredAny>,
+    }
+    let mut query: SingleQuery = serde_json::from_str(line).map_err(|error| error.to_string())?;
+    let said: Said = serde_json::from_str(line).map_err(|error| error.to_string())?;
+    let options = &mut query.options;
+    if said.workers.is_none() {
+        options.workers.clone_from(&defaults.workers);
+    }
+    if said.limit.is_none() {
+        options.limit = defaults.limit;
+    }
+    if said.min_blocks.is_none() {
+        options.min_blocks = defaults.min_blocks;
+    }
+    if said.explain.is_none() {
+        options.explain = defaults.explain;
+    }
+    query.check().map_err(|error| error.to_string())?;
+    Ok(query)
+}
+
+/// One position of `--positions`.
+fn parse_position(text: &str) -> Result<Position, String> {
+    let number = text
+        .trim()
+        .parse()
+        .map_err(|_| "write whole numbers, joined by commas".to_owned())?;
+    Position::new(number).map_err(|error| error.to_string())
 }
 
 fn read_tokens(path: &Path) -> Result<Vec<Token>, Failure> {
@@ -254,8 +310,6 @@ fn parse_tokens(text: &str) -> Result<Vec<Token>, String> {
 #[cfg(test)]
 mod tests {
     use clap::Parser;
-    use kvatlas::hash::SequenceHash;
-    use kvatlas::wire::QueryKey;
 
     use super::*;
 
@@ -330,6 +384,29 @@ mod tests {
         for arguments in refused {
             assert!(parse(arguments).is_err(), "{arguments:?}");
         }
+    }
+
+    #[test]
+    fn a_line_covers_the_defaults() {
+        let defaults = QueryOptions {
+            limit: Some(9),
+            explain: true,
+            ..QueryOptions::default()
+        };
+        let line = r#"{"tokens":[],"limit":2,"workers":["a"],"min_blocks":3,"explain":false}"#;
+        let expected = QueryOptions {
+            workers: Some(vec![WorkerName::new("a").unwrap()]),
+            limit: Some(2),
+            min_blocks: 3,
+            explain: false,
+        };
+        assert_eq!(parse_query(line, &defaults).unwrap().options, expected);
+        let options = parse_query(r#"{"tokens":[]}"#, &defaults).unwrap().options;
+        assert_eq!((options.limit, options.explain), (Some(9), true));
+        let error = parse_query(r#"{"sequence_hashes":["0x1"],"positions":[1]}"#, &defaults).unwrap_err();
+        assert!(error.contains("explain needs"), "{error}");
+        let error = parse_query("[[1]]", &defaults).unwrap_err();
+        assert!(error.contains("expected an object"), "{error}");
     }
 
     #[test]

@@ -1,11 +1,6 @@
-//! Answers to queries: tables for people, JSON for programs.
+//! Answers to queries, as tables for people.
 
-use kvatlas::tracking::DegradedReasons;
-use kvatlas::wire::{
-    DropOut, ErrorBody, Gathered, HolderMatch, LineageBytes, QueryOptions, QueryReply, QueryResult, Rank,
-    WorkerName,
-};
-use serde::{Serialize, Serializer};
+use kvatlas_core::wire::{DropOut, Gathered, HolderMatch, QueryOptions, QueryReply, QueryResult};
 
 use super::failure::Failure;
 use super::status_report::describe_state;
@@ -106,7 +101,7 @@ fn describe_drop_out(drop_out: &DropOut) -> String {
         "at block {}, which {} ({})",
         drop_out.position,
         counted(drop_out.other_holders.into(), "other has", "others have"),
-        LineageHexadecimal(drop_out.lineage_hash)
+        drop_out.lineage_hash
     )
 }
 
@@ -146,107 +141,9 @@ pub(super) fn check_results(results: &[QueryResult], asked: usize) -> Result<(),
     }
 }
 
-/// A lineage hash in a reply, as 32 hexadecimal digits.
-struct LineageHexadecimal(LineageBytes);
-
-impl std::fmt::Display for LineageHexadecimal {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(formatter, "{:032x}", u128::from_be_bytes(self.0.0))
-    }
-}
-
-impl Serialize for LineageHexadecimal {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-/// A reply with the keys of the wire contract, and hashes in hexadecimal.
-#[derive(Serialize)]
-pub(super) struct ReplyJson<'a> {
-    query_blocks: u32,
-    holders: Vec<HolderJson<'a>>,
-    holders_total: u32,
-    foreign_holders: u32,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    gathered: Option<&'a Gathered>,
-    unseen_blocks_max: u32,
-}
-
-#[derive(Serialize)]
-struct HolderJson<'a> {
-    worker: &'a WorkerName,
-    rank: Rank,
-    matched_blocks: u32,
-    matched_blocks_max: u32,
-    exact: bool,
-    degraded: DegradedReasons,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    dropped_out: Option<DropOutJson>,
-}
-
-#[derive(Serialize)]
-struct DropOutJson {
-    position: u32,
-    lineage_hash: LineageHexadecimal,
-    other_holders: u32,
-}
-
-/// The answers to a batch.
-#[derive(Serialize)]
-pub(super) struct ResultsJson<'a> {
-    results: Vec<ResultJson<'a>>,
-}
-
-#[derive(Serialize)]
-#[serde(rename_all = "snake_case")]
-enum ResultJson<'a> {
-    Reply(ReplyJson<'a>),
-    Error(&'a ErrorBody),
-}
-
-/// The answer to one query, for a program.
-pub(super) fn json_of_reply(reply: &QueryReply) -> ReplyJson<'_> {
-    ReplyJson {
-        query_blocks: reply.query_blocks,
-        holders: reply.holders.iter().map(json_of_holder).collect(),
-        holders_total: reply.holders_total,
-        foreign_holders: reply.foreign_holders,
-        gathered: reply.gathered.as_ref(),
-        unseen_blocks_max: reply.unseen_blocks_max,
-    }
-}
-
-fn json_of_holder(holder: &HolderMatch) -> HolderJson<'_> {
-    HolderJson {
-        worker: &holder.worker,
-        rank: holder.rank,
-        matched_blocks: holder.matched_blocks,
-        matched_blocks_max: holder.blocks_max(),
-        exact: holder.exact,
-        degraded: holder.degraded,
-        dropped_out: holder.dropped_out.as_ref().map(|drop_out| DropOutJson {
-            position: drop_out.position,
-            lineage_hash: LineageHexadecimal(drop_out.lineage_hash),
-            other_holders: drop_out.other_holders,
-        }),
-    }
-}
-
-/// The answers to a batch, for a program.
-pub(super) fn json_of_results(results: &[QueryResult]) -> ResultsJson<'_> {
-    let results = results.iter().map(|result| match result {
-        QueryResult::Reply(reply) => ResultJson::Reply(json_of_reply(reply)),
-        QueryResult::Error(error) => ResultJson::Error(error),
-    });
-    ResultsJson {
-        results: results.collect(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use kvatlas::tracking::DegradedReason;
+    use kvatlas_core::wire::{DegradedReason, DegradedReasons, ErrorBody, WorkerName};
 
     use super::*;
 
@@ -262,11 +159,12 @@ mod tests {
         };
         let dropped_out = DropOut {
             position: 12,
-            lineage_hash: LineageBytes(0x3fc9_1a2b_3c4d_5e6f_785c_ba98_7654_3210_u128.to_be_bytes()),
+            lineage_hash: "3fc91a2b3c4d5e6f785cba9876543210".parse().unwrap(),
             other_holders: 1,
         };
         QueryReply {
             v: 1,
+            behind_us: 0,
             query_blocks: 64,
             holders: vec![
                 holder("gpu-0", 64, DegradedReasons::default()),
@@ -325,18 +223,14 @@ gpu-1      0      12      18 %  degraded: gap
                 gathered: Some(gathered),
                 ..reply()
             };
-            (
-                render_reply(&reply, &asked(false)),
-                serde_json::to_value(json_of_reply(&reply)).unwrap(),
-            )
+            render_reply(&reply, &asked(false))
         };
-        let (text, json) = gathered(vec![0, 2]);
+        let text = gathered(vec![0, 2]);
         assert!(
             text.ends_with("incomplete: of 3 shards, 0, 2 did not answer; their workers are left out\n"),
             "{text}"
         );
-        assert_eq!(json["gathered"]["missing"], serde_json::json!([0, 2]));
-        assert!(!gathered(Vec::new()).0.contains("incomplete"));
+        assert!(!gathered(Vec::new()).contains("incomplete"));
     }
 
     #[test]
@@ -353,21 +247,6 @@ gpu-1      0      12      18 %  degraded: gap
             text.contains("is not shown, and holds at most 3 blocks\n"),
             "{text}"
         );
-        let json = serde_json::to_value(json_of_reply(&bounded)).unwrap();
-        assert_eq!(json["holders"][0]["matched_blocks_max"], 64);
-        assert_eq!(json["holders"][1]["matched_blocks_max"], 16);
-        assert_eq!(json["unseen_blocks_max"], 3);
-    }
-
-    #[test]
-    fn programs_get_hashes_in_hexadecimal() {
-        let json = serde_json::to_value(json_of_reply(&reply())).unwrap();
-        assert_eq!(
-            json["holders"][1]["dropped_out"]["lineage_hash"],
-            "3fc91a2b3c4d5e6f785cba9876543210"
-        );
-        assert_eq!(json["holders"][1]["degraded"], serde_json::json!(["gap"]));
-        assert_eq!(json["holders"][0]["exact"], true);
     }
 
     #[test]
@@ -380,9 +259,6 @@ gpu-1      0      12      18 %  degraded: gap
         let text = render_results(&results, &[asked(false), asked(false)]);
         assert!(text.starts_with("query 1: 64 blocks asked for\n"), "{text}");
         assert!(text.ends_with("\nquery 2: refused: no (error 400)\n"), "{text}");
-        let json = serde_json::to_value(json_of_results(&results)).unwrap();
-        assert_eq!(json["results"][0]["reply"]["query_blocks"], 64);
-        assert_eq!(json["results"][1]["error"]["code"], 400);
         assert!(check_results(&results, 2).is_err());
         assert!(check_results(&results[..1], 2).is_err());
         assert!(check_results(&results[..1], 1).is_ok());

@@ -9,13 +9,13 @@ use std::time::Duration;
 
 use clap::Args;
 use indicatif::{HumanCount, ProgressBar, ProgressStyle};
-use kvatlas::config::process_environment;
+use kvatlas::daemon::config::process_environment;
+use kvatlas::daemon::metrics;
 use kvatlas::simulation::{
     FinalCheck, FleetSize, Replay, ReplayOptions, Report, Request, Session, SimulationError, Tally,
     embedded_config, read_trace,
 };
-use kvatlas::telemetry;
-use kvatlas::wire::NamespaceName;
+use kvatlas_core::wire::NamespaceName;
 
 use super::connect::DaemonArguments;
 use super::failure::Failure;
@@ -149,15 +149,15 @@ impl ReplayArguments {
         verdict(&report)
     }
 
-    async fn open(&self) -> Result<Session, SimulationError> {
+    async fn open(&self) -> Result<Session, Failure> {
         let namespace = self.namespace.clone();
         let session = if self.embedded {
             let prefix = self.daemon.prefix().unwrap_or(EMBEDDED_PREFIX);
             let mut config = embedded_config(prefix, "off")?;
             if self.transport == TransportName::Jetstream {
-                config.events.transport = kvatlas::config::Transport::JetStream;
+                config.events.transport = kvatlas::daemon::config::Transport::JetStream;
             }
-            Session::embedded(config, namespace).await?
+            Box::pin(Session::embedded(config, namespace)).await?
         } else {
             let config = self.daemon.load(process_environment())?;
             Session::remote(&config, namespace).await?
@@ -198,7 +198,7 @@ impl ReplayArguments {
 
 /// Sets the log up for a simulation.
 pub(super) fn start_logging() -> Result<(), Failure> {
-    telemetry::init(telemetry::LogFormat::Text, LOG_FILTER).map_err(Failure::failed)
+    metrics::init(metrics::LogFormat::Text, LOG_FILTER).map_err(Failure::failed)
 }
 
 /// The failure of a run that a signal ended.
@@ -328,6 +328,7 @@ fn render(report: &Report) -> String {
         ("query latency p99.9", latency_text(latency.p999)),
         ("query latency, longest", latency_text(latency.max)),
         ("degraded replies", count_text(report.degraded_replies)),
+        ("in doubt for the moment", count_text(report.momentary_replies)),
         ("replies checked", count_text(report.checked_replies)),
         ("replies wrong", count_text(report.wrong_replies)),
     ];

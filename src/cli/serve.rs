@@ -1,12 +1,13 @@
 //! `kvatlas serve`: what the daemon's life needs around the daemon.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use clap::Args;
-use kvatlas::config::settings::CONFIG_VARIABLE;
-use kvatlas::config::{Config, ConfigErrors, LogFormat, LoggingConfig, SettingFlags, process_environment};
 use kvatlas::daemon::Daemon;
-use kvatlas::telemetry;
+use kvatlas::daemon::config::settings::CONFIG_VARIABLE;
+use kvatlas::daemon::config::{Config, ConfigErrors, LoggingConfig, SettingFlags, process_environment};
+use kvatlas::daemon::metrics;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::failure::Failure;
@@ -40,40 +41,80 @@ pub(crate) struct ServeArguments {
 }
 
 impl ServeArguments {
-    /// The configuration, or everything that is wrong with it; `None` when it was only to be looked at, and has been.
-    pub(crate) fn load(self) -> Result<Option<Config>, Failure> {
+    /// The configuration and its source, or everything that is wrong with it; `None` when it was only to be looked at, and has been.
+    pub(crate) fn load(self) -> Result<Option<(Config, ConfigSource)>, Failure> {
         let Self {
             config: file,
             check_config,
             print_config,
             settings,
         } = self;
-        let config = load(file, settings)?;
+        let named = || std::env::var_os(CONFIG_VARIABLE).filter(|path| !path.is_empty());
+        let source = ConfigSource {
+            file: file.or_else(|| named().map(PathBuf::from)),
+            flags: settings.into_given(),
+        };
+        let config = source.load()?;
         if print_config {
             print(&config.to_toml())?;
         } else if check_config {
             print("the configuration is sound\n")?;
         } else {
-            return Ok(Some(config));
+            return Ok(Some((config, source)));
         }
         Ok(None)
     }
 }
 
-fn load(file: Option<PathBuf>, settings: SettingFlags) -> Result<Config, ConfigErrors> {
-    let named = || std::env::var_os(CONFIG_VARIABLE).filter(|path| !path.is_empty());
-    let file = file.or_else(|| named().map(PathBuf::from));
-    let environment = process_environment().into_iter();
-    Config::load(settings.into_given(), environment, file.as_deref())
+/// Where the configuration is from, so that it can be read again.
+#[derive(Debug)]
+pub(crate) struct ConfigSource {
+    file: Option<PathBuf>,
+    flags: BTreeMap<String, String>,
+}
+
+impl ConfigSource {
+    /// The configuration as it is now.
+    fn load(&self) -> Result<Config, ConfigErrors> {
+        let environment = process_environment().into_iter();
+        Config::load(self.flags.clone(), environment, self.file.as_deref())
+    }
+
+    /// Reads the configuration again at every SIGHUP, for ever, and says what came of it. One with mistakes changes nothing.
+    pub(crate) async fn reload_at(&self, hangup: &mut Signal, daemon: &Daemon) {
+        while hangup.recv().await.is_some() {
+            self.reload(daemon);
+        }
+        std::future::pending().await
+    }
+
+    fn reload(&self, daemon: &Daemon) {
+        let config = match self.load() {
+            Ok(config) => config,
+            Err(error) => {
+                tracing::error!(%error, "the configuration stays as it is");
+                return;
+            }
+        };
+        match daemon.reload(&config) {
+            Ok(report) => {
+                tracing::info!(applied = report.applied.join(", "), "configuration read again");
+                if !report.needs_restart.is_empty() {
+                    let settings = report.needs_restart.join(", ");
+                    tracing::warn!(
+                        settings,
+                        "what has changed here takes effect with the next start only"
+                    );
+                }
+            }
+            Err(error) => tracing::error!(%error, "the configuration stays as it is"),
+        }
+    }
 }
 
 /// Sets up the log of the process.
 pub(crate) fn start_logging(logging: &LoggingConfig) -> Result<(), Failure> {
-    let format = match logging.format {
-        LogFormat::Text => telemetry::LogFormat::Text,
-        LogFormat::Json => telemetry::LogFormat::Json,
-    };
-    telemetry::init(format, &logging.level).map_err(Failure::usage)
+    metrics::init(logging.format, &logging.level).map_err(Failure::usage)
 }
 
 /// Logs where the daemon can be reached.
@@ -90,6 +131,10 @@ pub(crate) fn announce(daemon: &Daemon) {
     match daemon.admin_address() {
         Some(address) => tracing::info!("metrics and probes are at http://{address}/"),
         None => tracing::info!("metrics and probes are off (admin.listen)"),
+    }
+    match daemon.http_address() {
+        Some(address) => tracing::info!("queries over HTTP are at http://{address}/"),
+        None => tracing::info!("queries over HTTP are off (http.listen)"),
     }
 }
 

@@ -1,7 +1,6 @@
 //! The status of a namespace, for people.
 
-use kvatlas::tracking::{DegradedReason, DegradedReasons};
-use kvatlas::wire::{HolderStatusReply, NamespaceName, StatusReply};
+use kvatlas_core::wire::{DegradedReason, DegradedReasons, HolderStatusReply, NamespaceName, StatusReply};
 
 use super::query_report::describe_gathered;
 use super::table::{Side, Table};
@@ -58,7 +57,7 @@ fn row(holder: &HolderStatusReply) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use kvatlas::wire::WorkerName;
+    use kvatlas_core::wire::WorkerName;
 
     use super::*;
 
@@ -81,6 +80,7 @@ mod tests {
         let gap = DegradedReasons::of(DegradedReason::Gap).with(DegradedReason::Unverified);
         let status = StatusReply {
             v: 1,
+            behind_us: 0,
             block_size: 16,
             distinct_blocks: 2000,
             batches_waiting: 3,
@@ -106,6 +106,7 @@ gpu-1      0      7   12    1024       0  degraded: gap, unverified, foreign cha
     #[test]
     fn an_empty_namespace_is_told() {
         let status = StatusReply {
+            behind_us: 0,
             v: 1,
             block_size: 16,
             distinct_blocks: 0,

@@ -33,8 +33,48 @@ impl Table {
         self.rows.push(cells);
     }
 
-    /// The table, each line with a line feed and without trailing spaces.
+    /// The table, each line with a line feed and without trailing spaces. Where standard output is a terminal that is too narrow for
+    /// it, each row becomes a paragraph.
     pub(super) fn render(&self) -> String {
+        self.render_within(
+            terminal_size::terminal_size_of(std::io::stdout()).map(|(width, _)| width.0.into()),
+        )
+    }
+
+    /// The table, or paragraphs where it is wider than `width`.
+    fn render_within(&self, width: Option<usize>) -> String {
+        let table = self.render_table();
+        let widest = table
+            .lines()
+            .map(|line| line.chars().count())
+            .max()
+            .unwrap_or_default();
+        match width {
+            Some(width) if widest > width => self.render_paragraphs(),
+            _ => table,
+        }
+    }
+
+    /// A line for each cell that is not empty, behind the title of its column; an empty line between two rows.
+    fn render_paragraphs(&self) -> String {
+        let Some((titles, rows)) = self.rows.split_first() else {
+            return String::new();
+        };
+        let margin = titles
+            .iter()
+            .map(|title| title.trim().chars().count())
+            .max()
+            .unwrap_or_default();
+        let paragraph = |row: &Vec<String>| -> String {
+            let cells = titles.iter().zip(row).filter(|(_, cell)| !cell.trim().is_empty());
+            cells
+                .map(|(title, cell)| format!("{:<margin$}{GAP}{}\n", title.trim(), cell.trim()))
+                .collect()
+        };
+        rows.iter().map(paragraph).collect::<Vec<_>>().join("\n")
+    }
+
+    fn render_table(&self) -> String {
         let widths: Vec<usize> = (0..self.sides.len())
             .map(|column| {
                 self.rows
@@ -88,6 +128,23 @@ mod tests {
             "a-long-name  12345678",
         ];
         assert_eq!(table.render(), lines.join("\n") + "\n");
+    }
+
+    #[test]
+    fn a_narrow_terminal_gets_paragraphs() {
+        let mut table = Table::new(&[("WORKER", Side::Left), ("BLOCKS", Side::Right), ("", Side::Left)]);
+        table.push(vec!["gpu-0".into(), "7".into(), String::new()]);
+        table.push(vec!["gpu-1".into(), "12".into(), "x".into()]);
+        assert_eq!(table.render_within(Some(18)), table.render_table());
+        let lines = [
+            "WORKER  gpu-0",
+            "BLOCKS  7",
+            "",
+            "WORKER  gpu-1",
+            "BLOCKS  12",
+            "        x",
+        ];
+        assert_eq!(table.render_within(Some(10)), lines.join("\n") + "\n");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! How a command publishes.
 
 use clap::ValueEnum;
-use kvatlas::publisher::Transport;
+use kvatlas_client::publish::Transport;
 
 /// How batches travel, as it is written on the command line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use kvatlas::vocabulary::{
+use kvatlas_vocab::{
     LoadError, RegexAutomaton, RegexLimits, State, TokenId, TokenMask, TokenTrie, TransitionTable,
     Vocabulary, VocabularyFormat,
 };

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::wire::WireError;
+use kvatlas_core::wire::WireError;
 
 /// Why a request has no answer, or a batch was not sent.
 #[derive(Debug, thiserror::Error)]

@@ -1,10 +1,13 @@
 //! Asking: for routers.
 
+use std::pin::pin;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use async_nats::{Client, Message, RequestErrorKind};
+use async_nats::{Client, Message, RequestError, RequestErrorKind};
+use bytes::Bytes;
 
-use crate::wire::{
+use kvatlas_core::wire::{
     BatchReply, ERROR_CODE_HEADER, ERROR_HEADER, ErrorCode, NamespaceName, QueryReply, QueryRequest,
     QueryResult, SingleQuery, StatusReply, Subjects, WireError,
 };
@@ -14,12 +17,17 @@ use super::gather::Gatherer;
 
 /// How long a request waits for its answer unless told otherwise.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// How often a request that waits looks whether the connection is another one.
+const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Asks the daemons of one prefix. Cheap to clone; requests may run side by side.
 ///
+/// NATS loses a request that is under way when a connection breaks, or when a daemon leaves a server of a cluster. So a request is sent
+/// again on each new connection, and once more when half of its patience has passed: asking changes nothing.
+///
 /// ```no_run
-/// use kvatlas::client::QueryClient;
-/// use kvatlas::wire::{NamespaceName, QueryKey, SingleQuery, Subjects};
+/// use kvatlas_client::QueryClient;
+/// use kvatlas_core::wire::{NamespaceName, QueryKey, SingleQuery, Subjects};
 ///
 /// # async fn ask() -> Result<(), Box<dyn std::error::Error>> {
 /// let nats = async_nats::connect("nats://127.0.0.1:4222").await?;
@@ -116,16 +124,17 @@ impl QueryClient {
 
     async fn request(&self, subject: String, payload: Vec<u8>) -> Result<Message, ClientError> {
         let bytes = payload.len();
-        let request = async_nats::Request::new()
-            .payload(payload.into())
-            .timeout(Some(self.patience));
-        let reply = self.nats.send_request(subject.clone(), request).await;
+        let asking = self.ask_twice(&subject, payload.into());
+        let timed_out = |subject| ClientError::TimedOut {
+            subject,
+            patience: self.patience,
+        };
+        let Ok(reply) = tokio::time::timeout(self.patience, asking).await else {
+            return Err(timed_out(subject));
+        };
         let reply = reply.map_err(|error| match error.kind() {
             RequestErrorKind::NoResponders => ClientError::NoDaemon { subject },
-            RequestErrorKind::TimedOut => ClientError::TimedOut {
-                subject,
-                patience: self.patience,
-            },
+            RequestErrorKind::TimedOut => timed_out(subject),
             RequestErrorKind::MaxPayloadExceeded => ClientError::TooLarge {
                 subject,
                 bytes,
@@ -136,6 +145,40 @@ impl QueryClient {
         match refusal(&reply) {
             Some(error) => Err(error),
             None => Ok(reply),
+        }
+    }
+}
+
+impl QueryClient {
+    /// Asks, and asks once more beside it when half of the patience has passed.
+    async fn ask_twice(&self, subject: &str, payload: Bytes) -> Result<Message, RequestError> {
+        let ask = || self.ask_on_each_connection(subject.to_owned(), payload.clone());
+        let mut first = pin!(ask());
+        tokio::select! {
+            reply = &mut first => return reply,
+            () = tokio::time::sleep(self.patience / 2) => {}
+        }
+        tokio::select! {
+            reply = first => reply,
+            reply = ask() => reply,
+        }
+    }
+
+    /// Asks, and asks again whenever the connection is another one.
+    async fn ask_on_each_connection(&self, subject: String, payload: Bytes) -> Result<Message, RequestError> {
+        let statistics = self.nats.statistics();
+        loop {
+            let connection = statistics.connects.load(Ordering::Relaxed);
+            let request = async_nats::Request::new().payload(payload.clone()).timeout(None);
+            let another = async {
+                while statistics.connects.load(Ordering::Relaxed) == connection {
+                    tokio::time::sleep(LOOK_INTERVAL).await;
+                }
+            };
+            tokio::select! {
+                reply = self.nats.send_request(subject.clone(), request) => return reply,
+                () = another => {}
+            }
         }
     }
 }

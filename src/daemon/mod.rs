@@ -1,77 +1,109 @@
-//! The daemon: everything put together, started in order and stopped in order.
+//! The daemon: a global map of the KV-cache blocks of every worker, kept from events and asked by queries.
 //!
-//! Start: embedded broker (where asked for), admin listener, lanes, newest snapshot (from the Object Store, where it has a newer one),
-//! events subscription or stream, comparison with a replica that serves, queries subscription. Each step sets a readiness latch;
-//! queries are served only when the events before them are followed, and when the index knows what another replica knows, or has
-//! had the time to learn it.
+//! | room | what it does | imports |
+//! |---|---|---|
+//! | `life` | start, readiness, drain, stop | every room |
+//! | `sources` | receives events: core NATS, JetStream | `lanes` |
+//! | [`lanes`] | from a message to a change of the index | |
+//! | `resync` | asks publishers for missing batches | `lanes` |
+//! | `queries` | from a request to its reply | `lanes` |
+//! | [`snapshots`] | writes, restores and exchanges files | `lanes` |
+//! | [`admin`] | HTTP listener: metrics, probes, views | |
+//! | `page` | the admin listener's page for a browser | `queries` |
+//! | [`broker`] | connections to NATS, the development broker | |
+//! | `traces` | spans of queries and batches, for a collector | |
+//! | [`metrics`], [`config`] | declarations of metrics and settings; logging | |
 //!
-//! A gateway starts the admin listener and the queries subscription only.
+//! Every room may import `admin` and the rooms of the last three rows. No room imports `life`. The file `shared.rs` holds what `life` hands
+//! to the four rooms that start tasks: `sources`, `resync`, `queries`, `snapshots`.
+//!
+//! # The way of one batch
+//!
+//! From a message on `PREFIX.v1.events.NAMESPACE.WORKER` to the index: four rooms, twelve files.
+//!
+//! 1. A source receives the message: [`CoreNatsSource::run`](sources::core_nats::CoreNatsSource::run), or
+//!    [`JetStreamSource::run`](sources::jetstream::JetStreamSource::run), which also checks the stream's numbers. It adds the *generation*
+//!    of the stream, which tells messages from before a loss from those after it.
+//! 2. [`LanePool::receive`](lanes::LanePool::receive) reads the namespace and the worker from the subject:
+//!    [`Subjects::parse_events`](kvatlas_core::wire::Subjects::parse_events), with the names of `core/wire/name.rs`.
+//! 3. [`LanePool::dispatch`](lanes::LanePool::dispatch) passes over other shards' workers, finds the namespace, and asks
+//!    [`Assignments::assign`](lanes::line::Assignments::assign) for the worker's lane.
+//! 4. The lane's queue takes it. Where it is full, [`JobSender::send_or_drop`](lanes::queue::JobSender::send_or_drop) drops messages of core
+//!    NATS, and [`JobSender::send`](lanes::queue::JobSender::send) waits: with JetStream, here is the back-pressure.
+//! 5. [`Lane::run`](lanes::lane::Lane::run), on the lane's thread, takes the job.
+//! 6. [`EventBatch::decode`](kvatlas_core::wire::EventBatch::decode) checks and decodes the payload, with `core/wire/event.rs` and
+//!    `reader.rs`. If it fails, the worker's holders are degraded.
+//! 7. [`Holder::apply`](lanes::holder::Holder::apply) asks
+//!    [`SequenceTracker::classify`](lanes::sequence::SequenceTracker::classify) what the batch's number means: apply, skip, or hold it
+//!    until missing batches have come.
+//! 8. [`HolderWriter::apply`](kvatlas_core::index::HolderWriter::apply) applies event after event to the index. Its reply says which
+//!    blocks were rejected, and the holder turns that into reasons for doubt.
+//!
+//! | room | files |
+//! |---|---|
+//! | `sources` | `core_nats.rs` or `jetstream.rs` |
+//! | `lanes` | `pool.rs`, `queue.rs`, `lane.rs`, `holder.rs`, `sequence.rs` |
+//! | `core/wire` | `subject.rs`, `name.rs`, `batch.rs`, `event.rs`, `reader.rs` with what it reads: `list.rs`, `tier.rs` |
+//! | `core/index` | `holder/writer.rs`, counted as one. Behind it: `namespace.rs`, `indexer.rs`, the rest of `holder/`, `runs/`, `directory/`; at a bound `capacity/` |
+//!
+//! Beside the way, `metrics/event_metrics.rs` counts, and `lanes/position.rs` notes how far the stream has been handed over.
+//!
+//! # The way of one query
+//!
+//! From a request on `PREFIX.v1.query.NAMESPACE` to its reply: three rooms, twelve files. No lane takes part.
+//!
+//! 1. `LastingRequests::next` gives the requests that the queue group gives this connection.
+//! 2. [`QueryService::run`](queries::service::QueryService::run) answers them one after the other.
+//! 3. [`Answerer::answer_query`](queries::answer::Answerer::answer_query) reads the namespace from the subject
+//!    ([`Subjects::parse_query`](kvatlas_core::wire::Subjects::parse_query)) and decodes the request
+//!    ([`QueryRequest::decode`](kvatlas_core::wire::QueryRequest::decode)).
+//! 4. [`PositionalIndexer::find_chain`](kvatlas_core::index::PositionalIndexer::find_chain) searches the index, without a lock.
+//!    [`find_bounds`](kvatlas_core::index::PositionalIndexer::find_bounds) does so for blocks chosen from a chain.
+//! 5. The answerer orders the holders, adds each holder's reasons for doubt, and encodes the
+//!    [`QueryReply`](kvatlas_core::wire::QueryReply).
+//! 6. [`Responder::send`](queries::responder::Responder::send) sends it, or an error in its place.
+//!
+//! | room | files |
+//! |---|---|
+//! | `queries` | `requests.rs`, `service.rs`, `answer.rs`, `responder.rs` |
+//! | `core/wire` | `subject.rs`, `name.rs`, `query.rs`, `reader.rs`, `list.rs`, `reply.rs`, `reasons.rs` |
+//! | `core/index` | `indexer.rs`, counted as one. Behind it: `namespace.rs`, `search/`, `runs/`, `directory/`; for queries by tokens or block hashes `core/hash` |
+//!
+//! Beside the way, `metrics/query_metrics.rs` counts. A gateway takes requests the same way, and then asks the shards:
+//! [`Gateway::run`](queries::gateway::Gateway::run).
+//!
+//! # Start and stop
+//!
+//! Start: embedded broker (where asked for), lanes, admin listener, newest snapshot (from the Object Store, where it has a newer one),
+//! events, resyncs, comparison with a replica that serves, queries. Each step sets a readiness latch ([`admin::Latch`]). Queries are
+//! served once events are followed, and once the index knows what another replica knows or has had the time to learn it.
+//!
+//! A gateway starts the admin listener and the queries only.
 //!
 //! Stop: no new queries, no new events, lanes drained, a last snapshot, admin listener, broker; all within one time limit.
 
-mod admin_source;
-mod parts;
+#![allow(
+    rustdoc::private_intra_doc_links,
+    reason = "the walks lead through the rooms' own files"
+)]
+
+pub mod admin;
+pub mod broker;
+pub mod config;
+pub mod http;
+pub mod lanes;
+mod life;
+mod listener;
+pub mod metrics;
+mod page;
+#[cfg(test)]
+mod pages;
 mod queries;
-mod settle;
-mod snapshots;
-mod start;
-mod stop;
-mod stream;
-mod upkeep;
+mod resync;
+mod shared;
+pub mod snapshots;
+mod sources;
+mod traces;
 
-use std::net::SocketAddr;
-use std::sync::Arc;
-
-use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
-
-use crate::admin::{AdminServer, Readiness};
-use crate::config::{Config, NatsConfig};
-use crate::connection::embedded::EmbeddedBroker;
-use crate::ingest::LanePool;
-
-use self::snapshots::Snapshots;
-
-pub use start::StartError;
-pub use stop::StopReport;
-
-/// A running daemon, within the current tokio runtime and threads of its own.
-pub struct Daemon {
-    config: Config,
-    nats: NatsConfig,
-    broker: Option<EmbeddedBroker>,
-    admin: Option<AdminServer>,
-    readiness: Arc<Readiness>,
-    pool: Arc<LanePool>,
-    snapshots: Option<Arc<Snapshots>>,
-    queries: Stage,
-    events: Stage,
-    upkeep: Stage,
-}
-
-/// Tasks that are stopped together.
-#[derive(Default)]
-struct Stage {
-    stop: CancellationToken,
-    tasks: TaskTracker,
-}
-
-impl Daemon {
-    /// How NATS is reached: the configuration, with the embedded broker's address in place.
-    pub fn nats(&self) -> &NatsConfig {
-        &self.nats
-    }
-
-    /// Where metrics and probes are served, if anywhere.
-    pub fn admin_address(&self) -> Option<SocketAddr> {
-        self.admin.as_ref().map(AdminServer::local_addr)
-    }
-
-    /// Waits until queries are served.
-    pub async fn ready(&self) {
-        const INTERVAL: std::time::Duration = std::time::Duration::from_millis(5);
-        while !self.readiness.report().is_ready() {
-            tokio::time::sleep(INTERVAL).await;
-        }
-    }
-}
+pub(crate) use life::instance_name;
+pub use life::{Daemon, ReloadReport, StartError, StopReport};

@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::num::NonZeroUsize;
 
-use crate::hash::SequenceHash;
+use kvatlas_core::hash::SequenceHash;
 
 /// One resident block.
 #[derive(Debug)]

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fmt;
 
-use crate::wire::{HolderMatch, QueryReply, WorkerName};
+use kvatlas_core::wire::{HolderMatch, QueryReply, WorkerName};
 
 use super::fleet::{ExpectedHolder, RANK};
 
@@ -131,7 +131,7 @@ fn holder_difference(expected: &[ExpectedHolder], answered: &[HolderMatch]) -> O
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tracking::{DegradedReason, DegradedReasons};
+    use kvatlas_core::wire::{DegradedReason, DegradedReasons};
 
     fn name(text: &str) -> WorkerName {
         WorkerName::new(text).unwrap()
@@ -157,6 +157,7 @@ mod tests {
             dropped_out: None,
         };
         QueryReply {
+            behind_us: 0,
             v: 1,
             query_blocks: 6,
             holders: vec![holder("a", 5), holder("b", 5), holder("c", 2)],

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use crate::client::ClientError;
-use crate::config::ConfigErrors;
-use crate::connection::{ConnectError, RoundTripError};
 use crate::daemon::StartError;
-use crate::publisher::PublisherError;
-use crate::wire::{NameError, NamespaceName, SubjectError};
+use crate::daemon::broker::{ConnectError, RoundTripError};
+use crate::daemon::config::ConfigErrors;
+use kvatlas_client::ClientError;
+use kvatlas_client::publish::PublisherError;
+use kvatlas_core::wire::{NameError, NamespaceName, SubjectError};
 
 /// Why a simulation can't go on. A wrong reply is none of these: it is counted and reported.
 #[derive(Debug, thiserror::Error)]
@@ -61,6 +61,12 @@ pub enum SimulationError {
     /// The histogram of latencies can't be made.
     #[error(transparent)]
     Histogram(#[from] hdrhistogram::CreationError),
+    /// The index does not take the fleet.
+    #[error(transparent)]
+    Register(#[from] kvatlas_core::index::RegisterError),
+    /// A prompt is deeper than an index can be asked for.
+    #[error(transparent)]
+    Depth(#[from] kvatlas_core::hash::PositionError),
     /// A query's task ended without a result.
     #[error("a query was abandoned: {0}")]
     Task(#[from] tokio::task::JoinError),

@@ -2,14 +2,15 @@
 
 use std::num::NonZeroUsize;
 
-use crate::hash::{Position, SequenceHash};
-use crate::tracking::BatchCursor;
-use crate::wire::{Event, NameError, QueryReply, Rank, RemovedBlocks, StoredBlocks, WorkerName};
+use kvatlas_core::hash::{Position, SequenceHash};
+use kvatlas_core::wire::{
+    BatchCursor, Event, NameError, QueryReply, Rank, RemovedBlocks, StoredBlocks, WorkerName,
+};
 
 use super::cache::{Admission, PrefixCache};
-use super::random::Random;
 use super::request::Request;
 use super::router::Router;
+use fastrand::Rng;
 
 /// The data-parallel rank of every simulated worker.
 pub(super) const RANK: Rank = 0;
@@ -94,7 +95,7 @@ impl Fleet {
         };
         Ok(Self {
             workers: size.worker_names()?.into_iter().map(worker).collect(),
-            router: Router::new(size.workers.get(), Random::new(seed)),
+            router: Router::new(size.workers.get(), Rng::with_seed(seed)),
         })
     }
 
@@ -160,7 +161,7 @@ impl Fleet {
 
 /// What an admission changed, in the order that leaves no hole at any time: removals from the leaves up, then the rest of the
 /// chain from its resident prefix on.
-fn events_of(chain: &[SequenceHash], admission: &Admission) -> Vec<Event> {
+pub(super) fn events_of(chain: &[SequenceHash], admission: &Admission) -> Vec<Event> {
     let mut events = Vec::new();
     if !admission.evicted.is_empty() {
         events.push(Event::Removed(RemovedBlocks::by_sequence(
@@ -188,7 +189,7 @@ mod tests {
     use super::super::request::chain_of;
     use super::super::synthetic::SyntheticLoad;
     use super::*;
-    use crate::wire::BlockNames;
+    use kvatlas_core::wire::BlockNames;
 
     fn size(workers: usize, blocks_per_worker: usize) -> FleetSize {
         FleetSize {

@@ -1,6 +1,6 @@
 //! A simulated fleet on a real daemon, over a real NATS server: what `replay` and `demo` run.
 //!
-//! Requests come from a [trace](read_trace) or are [synthetic](SyntheticLoad). For each, a router asks the daemon who holds
+//! Requests come from a [trace](read_trace) or are [synthetic](SyntheticLoad). For each, a router asks the daemon which workers hold
 //! how much of the prompt and picks a worker; the worker admits the prompt to its bounded [cache](PrefixCache) and publishes
 //! what that stored and removed. So the daemon hears of the fleet only what any daemon would, and the simulation knows by
 //! itself what every worker holds: every reply can be [compared](difference) with the truth. Nothing here uses the index.
@@ -13,18 +13,21 @@
 //! | `random_routing` | what a router without knowledge would get |
 //! | `session` | the daemon, in this process or elsewhere |
 //! | `replay`, `check`, `report` | driving, comparing, counting |
+//! | `steady` | a fleet that goes on, for deployments that are tried out |
+//! | `policies` | whether routing on exact answers pays, in virtual time |
 
 mod cache;
 mod check;
 mod error;
 mod fleet;
-mod random;
+pub mod policies;
 mod random_routing;
 mod replay;
 mod report;
 mod request;
 mod router;
 mod session;
+mod steady;
 mod synthetic;
 mod trace;
 
@@ -32,11 +35,11 @@ pub use cache::{Admission, PrefixCache};
 pub use check::{Difference, difference};
 pub use error::SimulationError;
 pub use fleet::{ExpectedHolder, Fleet, FleetSize, Served};
-pub use random::Random;
 pub use replay::{FinalCheck, Replay, ReplayOptions};
 pub use report::{QueryLatency, Report, Tally};
 pub use request::{Request, chain_of};
 pub use router::Router;
 pub use session::{Session, embedded_config};
+pub use steady::{SteadyFleet, SteadyOptions, SteadyTally};
 pub use synthetic::SyntheticLoad;
 pub use trace::{TraceError, parse_trace, read_trace};

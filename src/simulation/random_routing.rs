@@ -1,11 +1,11 @@
 //! What routing without knowledge gets: the measure for routing with it.
 
-use crate::wire::NameError;
+use kvatlas_core::wire::NameError;
 
 use super::fleet::{Fleet, FleetSize};
-use super::random::Random;
 use super::report::ratio;
 use super::request::Request;
+use fastrand::Rng;
 
 /// The share of blocks that a fleet has already when requests go to workers drawn at random: what routing without
 /// knowledge gets.
@@ -19,10 +19,10 @@ pub(super) fn random_routing_hit_rate(
     seed: u64,
 ) -> Result<f64, NameError> {
     let mut fleet = Fleet::new(size, seed)?;
-    let mut random = Random::new(seed);
+    let mut random = Rng::with_seed(seed);
     let (mut hits, mut blocks) = (0, 0);
     for request in requests {
-        let worker = random.index(size.workers.get());
+        let worker = random.usize(..size.workers.get());
         hits += fleet.serve_with(worker, request).admission.hit_blocks;
         blocks += request.chain.len();
     }

@@ -11,19 +11,19 @@ use std::time::{Duration, Instant};
 
 use futures_util::{StreamExt, stream};
 
-use crate::client::{ClientError, QueryClient};
-use crate::hash::SequenceHash;
-use crate::publisher::HolderPublisher;
-use crate::wire::{NamespaceName, QueryKey, QueryReply, QueryResult, SingleQuery, Tier};
+use kvatlas_client::publish::HolderPublisher;
+use kvatlas_client::{ClientError, QueryClient};
+use kvatlas_core::hash::SequenceHash;
+use kvatlas_core::wire::{NamespaceName, QueryKey, QueryReply, QueryResult, SingleQuery, Tier};
 
 use super::check::{Difference, difference};
 use super::error::SimulationError;
 use super::fleet::{ExpectedHolder, Fleet, FleetSize};
-use super::random::Random;
 use super::random_routing::random_routing_hit_rate;
 use super::report::{Report, Tally};
 use super::request::Request;
 use super::session::{Session, known};
+use fastrand::Rng;
 
 /// Most queries in one request for checks.
 const BATCH_QUERIES_MAX: usize = 128;
@@ -64,7 +64,7 @@ pub struct Replay<'session> {
     publishers: Vec<HolderPublisher>,
     /// Workers that have published since the last checkpoint.
     touched: BTreeSet<usize>,
-    sampling: Random,
+    sampling: Rng,
     tally: Tally,
 }
 
@@ -94,7 +94,7 @@ impl<'session> Replay<'session> {
             fleet,
             publishers,
             touched: BTreeSet::new(),
-            sampling: Random::new(options.seed),
+            sampling: Rng::with_seed(options.seed),
             tally: Tally::new()?,
         })
     }
@@ -162,8 +162,7 @@ impl<'session> Replay<'session> {
             self.tally.record_latency(answer.latency);
             if let Some(reply) = answer.reply {
                 matches = self.fleet.matches_in(&reply);
-                let is_degraded = reply.holders.iter().any(|holder| !holder.exact);
-                self.tally.degraded_replies += usize::from(is_degraded);
+                self.tally.record_doubts(&reply);
             }
         }
         let served = self.fleet.serve(request, &matches);
@@ -207,7 +206,7 @@ impl<'session> Replay<'session> {
     pub async fn check_sample(&mut self, requests: &[Request]) -> Result<(), SimulationError> {
         let sampling = &mut self.sampling;
         let drawn: Vec<_> = (0..CHECKPOINT_SAMPLE.min(requests.len()))
-            .filter_map(|_| requests.get(sampling.index(requests.len())))
+            .filter_map(|_| sampling.choice(requests))
             .map(|request| request.chain.as_slice())
             .collect();
         self.check(&drawn).await

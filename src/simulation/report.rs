@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use hdrhistogram::{CreationError, Histogram};
+use kvatlas_core::wire::{DegradedReason, HolderMatch, QueryReply};
 use serde::Serialize;
 
 use super::fleet::FleetSize;
@@ -34,7 +35,7 @@ pub struct Tally {
     pub requests: usize,
     /// Blocks of all requests.
     pub requested_blocks: usize,
-    /// Blocks of requests that the worker who served them held already.
+    /// Blocks of requests that the serving worker held already.
     pub hit_blocks: usize,
     /// Batches published.
     pub batches: usize,
@@ -44,8 +45,10 @@ pub struct Tally {
     pub event_blocks: usize,
     /// Distinct blocks in the daemon's index, when it was asked last.
     pub indexed_blocks: u64,
-    /// Replies during the run, while events were on their way, in which a holder was not exact.
+    /// Replies during the run, while events were on their way, in which a holder was in doubt for longer than the moment.
     pub degraded_replies: usize,
+    /// Further replies in which a holder was in doubt for the moment alone: its events were being applied, or waited for it.
+    pub momentary_replies: usize,
     /// Replies compared with the truth, all events being applied.
     pub checked_replies: usize,
     /// Replies that differed from it.
@@ -73,12 +76,28 @@ impl Tally {
             event_blocks: 0,
             indexed_blocks: 0,
             degraded_replies: 0,
+            momentary_replies: 0,
             checked_replies: 0,
             wrong_replies: 0,
             differences: Vec::new(),
             elapsed: Duration::ZERO,
             latency_us: Histogram::new_with_bounds(1, LATENCY_US_MAX, LATENCY_DIGITS)?,
         })
+    }
+
+    /// Counts a reply by what its holders' states are in doubt for.
+    pub fn record_doubts(&mut self, reply: &QueryReply) {
+        let mut in_doubt = reply.holders.iter().filter(|holder| !holder.exact).peekable();
+        if in_doubt.peek().is_none() {
+            return;
+        }
+        let is_of_the_moment = |holder: &HolderMatch| {
+            !holder.degraded.is_empty() && holder.degraded.iter().all(DegradedReason::is_of_the_moment)
+        };
+        match in_doubt.all(is_of_the_moment) {
+            true => self.momentary_replies += 1,
+            false => self.degraded_replies += 1,
+        }
     }
 
     /// Counts a query's latency.
@@ -143,7 +162,7 @@ pub struct Report {
     pub seed: u64,
     /// Blocks of all requests.
     pub requested_blocks: usize,
-    /// Share of them that the worker who served the request held already.
+    /// Share of them that the serving worker held already.
     pub hit_rate: f64,
     /// The same share when the same requests go to workers drawn at random: what routing without knowledge gets.
     pub random_hit_rate: f64,
@@ -151,8 +170,10 @@ pub struct Report {
     pub wrong_replies: usize,
     /// Replies compared with it.
     pub checked_replies: usize,
-    /// Replies during the run in which a holder was not exact.
+    /// Replies during the run in which a holder was in doubt for longer than the moment.
     pub degraded_replies: usize,
+    /// Further replies in which a holder was in doubt for the moment alone: `changing` or `behind`.
+    pub momentary_replies: usize,
     /// Latencies of the queries of the run.
     pub query_us: QueryLatency,
     /// Batches published.
@@ -188,6 +209,7 @@ impl Report {
             wrong_replies: tally.wrong_replies,
             checked_replies: tally.checked_replies,
             degraded_replies: tally.degraded_replies,
+            momentary_replies: tally.momentary_replies,
             query_us: tally.query_latency(),
             batches: tally.batches,
             events: tally.events,
@@ -221,6 +243,8 @@ fn as_f64(count: usize) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use kvatlas_core::wire::{DegradedReasons, WorkerName};
+
     use super::*;
 
     #[test]
@@ -229,6 +253,42 @@ mod tests {
         assert_eq!(tally.hit_rate(), 0.0);
         assert_eq!(tally.per_second(5), 0.0);
         assert_eq!(ratio(1, 4), 0.25);
+    }
+
+    #[test]
+    fn doubts_of_the_moment_are_counted_apart() {
+        let mut tally = Tally::new().unwrap();
+        let holder = |reasons: &[DegradedReason]| HolderMatch {
+            worker: WorkerName::new("a").unwrap(),
+            rank: 0,
+            matched_blocks: 1,
+            matched_blocks_max: None,
+            exact: reasons.is_empty(),
+            degraded: reasons
+                .iter()
+                .copied()
+                .fold(DegradedReasons::default(), DegradedReasons::with),
+            dropped_out: None,
+        };
+        let (behind, gap) = (DegradedReason::Behind, DegradedReason::Gap);
+        for holders in [
+            vec![],
+            vec![holder(&[])],
+            vec![holder(&[]), holder(&[DegradedReason::Changing])],
+            vec![holder(&[behind]), holder(&[behind, gap])],
+        ] {
+            tally.record_doubts(&QueryReply {
+                behind_us: 0,
+                v: 1,
+                query_blocks: 1,
+                holders_total: 2,
+                holders,
+                foreign_holders: 0,
+                gathered: None,
+                unseen_blocks_max: 0,
+            });
+        }
+        assert_eq!((tally.momentary_replies, tally.degraded_replies), (1, 1));
     }
 
     #[test]

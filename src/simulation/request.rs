@@ -1,6 +1,6 @@
 //! One request of the simulated load.
 
-use crate::hash::{HashSeed, SequenceHash, block_hash, next_sequence_hash};
+use kvatlas_core::hash::{HashSeed, SequenceHash, block_hash, next_sequence_hash};
 
 /// A prompt that arrives at the fleet.
 #[derive(Debug, Clone, PartialEq, Eq)]

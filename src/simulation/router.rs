@@ -8,8 +8,8 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use super::random::Random;
 use super::request::Request;
+use fastrand::Rng;
 
 /// How long a worker computes one block that it does not hold, in microseconds: some 25,000 tokens a second in blocks of 512.
 const BLOCK_WORK_US: u64 = 20_000;
@@ -56,12 +56,12 @@ impl Load {
 pub struct Router {
     loads: Vec<Load>,
     now_us: u64,
-    random: Random,
+    random: Rng,
 }
 
 impl Router {
     /// A router for this many workers, all idle.
-    pub fn new(workers: usize, random: Random) -> Self {
+    pub fn new(workers: usize, random: Rng) -> Self {
         Self {
             loads: (0..workers).map(|_| Load::default()).collect(),
             now_us: 0,
@@ -85,8 +85,7 @@ impl Router {
         let best: Vec<_> = (0..costs.len())
             .filter(|worker| costs.get(*worker) == Some(&least))
             .collect();
-        let drawn = self.random.index(best.len());
-        best.get(drawn).copied().unwrap_or_default()
+        self.random.choice(best).unwrap_or_default()
     }
 
     /// Gives the request, of which the worker holds so many blocks, to the worker.
@@ -123,13 +122,13 @@ mod tests {
 
     #[test]
     fn the_longest_match_wins_among_idle_workers() {
-        let mut router = Router::new(3, Random::new(1));
+        let mut router = Router::new(3, Rng::with_seed(1));
         assert_eq!(router.choose(0, &[2, 7, 4]), 1);
     }
 
     #[test]
     fn a_backlog_outweighs_a_match_until_it_is_worked_off() {
-        let mut router = Router::new(2, Random::new(1));
+        let mut router = Router::new(2, Rng::with_seed(1));
         assert_eq!(router.choose(0, &[10, 0]), 0);
         // Eleven blocks to compute, and nothing to answer after it: 220 ms.
         router.assign(0, &request(11, 0), 0);
@@ -142,7 +141,7 @@ mod tests {
 
     #[test]
     fn a_running_answer_counts_with_all_its_blocks() {
-        let mut router = Router::new(2, Random::new(1));
+        let mut router = Router::new(2, Rng::with_seed(1));
         router.choose(0, &[0, 0]);
         // All blocks are there already: nothing to compute, 40 tokens to answer in a second.
         router.assign(0, &request(11, 40), 11);
@@ -154,7 +153,7 @@ mod tests {
     #[test]
     fn ties_are_drawn_from_the_seed_and_reach_everyone() {
         let draw = |seed| {
-            let mut router = Router::new(4, Random::new(seed));
+            let mut router = Router::new(4, Rng::with_seed(seed));
             (0..64).map(|_| router.choose(0, &[0; 4])).collect::<Vec<_>>()
         };
         assert_eq!(draw(3), draw(3));

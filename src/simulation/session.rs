@@ -7,28 +7,27 @@ use std::time::Duration;
 use async_nats::Client;
 use tokio::time::Instant;
 
-use crate::client::{ClientError, QueryClient};
-use crate::config::settings::Setting;
-use crate::config::{Config, NatsConfig, process_environment};
-use crate::connection::{ConnectPatience, connect, round_trip};
+use crate::daemon::broker::{ConnectPatience, connect, round_trip};
+use crate::daemon::config::{Config, NatsConfig, Setting, process_environment};
 use crate::daemon::{Daemon, StopReport};
-use crate::publisher::{HolderPublisher, PublishedHolder, PublisherOptions, Transport};
-use crate::tracking::BatchCursor;
-use crate::wire::{ErrorCode, NamespaceName, StatusReply, Subjects, WorkerName};
+use kvatlas_client::publish::{HolderPublisher, PublishedHolder, PublisherOptions, Transport};
+use kvatlas_client::{Backoff, ClientError, QueryClient};
+use kvatlas_core::wire::{BatchCursor, ErrorCode, NamespaceName, StatusReply, Subjects, WorkerName};
 
 use super::error::SimulationError;
 use super::fleet::{RANK, WorkerCursor};
 
 /// Messages that wait in a subscription of ours; ours are inboxes for replies.
-const SUBSCRIPTION_CAPACITY: usize = 4096;
+pub(super) const SUBSCRIPTION_CAPACITY: usize = 4096;
 /// How long the daemon may take to get ready, and the broker to answer.
 const READY_PATIENCE: Duration = Duration::from_secs(30);
 /// How long the daemon may go without applying anything that was published.
 const PROGRESS_PATIENCE: Duration = Duration::from_secs(30);
-/// The pause before the daemon is asked again how far it is; doubles up to the longest.
-const POLL_MIN: Duration = Duration::from_micros(500);
-/// The longest pause.
-const POLL_MAX: Duration = Duration::from_millis(50);
+/// Pauses before the daemon is asked again how far it is.
+const POLLS: Backoff = Backoff {
+    pause_min: Duration::from_micros(500),
+    pause_max: Duration::from_millis(50),
+};
 
 /// The key of the setting that names the embedded broker's binary.
 const SERVER_BINARY: &str = "nats.server_binary";
@@ -48,7 +47,7 @@ pub fn embedded_config(prefix: &str, admin: &str) -> Result<Config, SimulationEr
         ("admin.listen", admin),
     ];
     let flags = flags.map(|(key, text)| (key.to_owned(), text.to_owned()));
-    let binary = Setting::find(SERVER_BINARY).map(|setting| setting.variable);
+    let binary = Setting::find(SERVER_BINARY).map(|setting| setting.variable.as_str());
     let environment = process_environment()
         .into_iter()
         .filter(|(variable, _)| binary == Some(variable.as_str()));
@@ -220,7 +219,7 @@ impl Session {
         backlog: impl Fn(Option<&StatusReply>) -> Backlog,
     ) -> Result<Option<StatusReply>, SimulationError> {
         round_trip(&self.publishers, READY_PATIENCE).await?;
-        let mut pause = POLL_MIN;
+        let mut looks = 0_u32;
         let mut progress: Option<(Backlog, Instant)> = None;
         loop {
             let status = self.status().await?;
@@ -239,15 +238,15 @@ impl Session {
                 }
                 _ => progress = Some((now, Instant::now())),
             }
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(POLL_MAX);
+            looks = looks.saturating_add(1);
+            tokio::time::sleep(POLLS.pause(looks)).await;
         }
     }
 
     /// Ends the session, and with it the daemon of this process.
     pub async fn close(self) -> Option<StopReport> {
         match self.daemon {
-            Some(daemon) => Some(daemon.stop().await),
+            Some(daemon) => Some(Box::pin(daemon.stop()).await),
             None => None,
         }
     }
@@ -298,8 +297,7 @@ pub(super) fn known<T>(answer: Result<T, ClientError>) -> Result<Option<T>, Clie
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tracking::DegradedReasons;
-    use crate::wire::{HolderStatusReply, WireError};
+    use kvatlas_core::wire::{DegradedReasons, HolderStatusReply, WireError};
 
     fn status(holders: &[(&str, u64, u64)]) -> StatusReply {
         let holder = |(worker, epoch, seq): &(&str, u64, u64)| HolderStatusReply {
@@ -314,6 +312,7 @@ mod tests {
             degraded: DegradedReasons::default(),
         };
         StatusReply {
+            behind_us: 0,
             v: 1,
             block_size: 16,
             distinct_blocks: 0,

@@ -6,10 +6,10 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use crate::hash::SequenceHash;
+use kvatlas_core::hash::SequenceHash;
 
-use super::random::Random;
 use super::request::{Request, extend_chain};
+use fastrand::Rng;
 
 /// How many conversations go on side by side.
 const CONVERSATIONS: u64 = 160;
@@ -41,7 +41,7 @@ struct Conversation {
 /// An endless load; the same for the same seed. Requests come in the order of their arrival.
 #[derive(Debug)]
 pub struct SyntheticLoad {
-    random: Random,
+    random: Rng,
     system_prompts: Vec<Vec<SequenceHash>>,
     conversations: BinaryHeap<Reverse<Conversation>>,
     conversations_begun: u64,
@@ -52,7 +52,7 @@ impl SyntheticLoad {
     /// The load of `seed`.
     pub fn new(seed: u64) -> Self {
         let mut load = Self {
-            random: Random::new(seed),
+            random: Rng::with_seed(seed),
             system_prompts: Vec::new(),
             conversations: BinaryHeap::new(),
             conversations_begun: 0,
@@ -64,7 +64,7 @@ impl SyntheticLoad {
             load.system_prompts.push(prompt);
         }
         for _ in 0..CONVERSATIONS {
-            let begins_ms = load.random.below(PAUSE_MS.1);
+            let begins_ms = load.random.u64(..PAUSE_MS.1);
             load.begin(begins_ms);
         }
         load
@@ -73,9 +73,9 @@ impl SyntheticLoad {
     /// Begins a conversation on a system prompt. Of two draws the lower counts, so that some prompts are more popular.
     fn begin(&mut self, at_ms: u64) {
         let prompts = self.system_prompts.len();
-        let drawn = self.random.index(prompts).min(self.random.index(prompts));
+        let drawn = self.random.usize(..prompts).min(self.random.usize(..prompts));
         let chain = self.system_prompts.get(drawn).cloned().unwrap_or_default();
-        let turns_left = self.random.between(TURNS.0, TURNS.1);
+        let turns_left = self.random.u64(TURNS.0..=TURNS.1);
         self.conversations_begun += 1;
         self.conversations.push(Reverse(Conversation {
             next_turn_ms: at_ms,
@@ -87,7 +87,7 @@ impl SyntheticLoad {
 
     /// Adds blocks that nobody has said before.
     fn say(&mut self, chain: &mut Vec<SequenceHash>, (least, most): (u64, u64)) {
-        let blocks = self.random.between(least, most);
+        let blocks = self.random.u64(least..=most);
         extend_chain(chain, self.next_block_id..self.next_block_id + blocks);
         self.next_block_id += blocks;
     }
@@ -102,9 +102,9 @@ impl Iterator for SyntheticLoad {
         let request = Request {
             arrival_ms: conversation.next_turn_ms,
             chain: conversation.chain.clone(),
-            output_tokens: self.random.between(ANSWER_TOKENS.0, ANSWER_TOKENS.1),
+            output_tokens: self.random.u64(ANSWER_TOKENS.0..=ANSWER_TOKENS.1),
         };
-        let next_ms = conversation.next_turn_ms + self.random.between(PAUSE_MS.0, PAUSE_MS.1);
+        let next_ms = conversation.next_turn_ms + self.random.u64(PAUSE_MS.0..=PAUSE_MS.1);
         if conversation.turns_left > 1 {
             self.say(&mut conversation.chain, ANSWER_BLOCKS);
             conversation.turns_left -= 1;

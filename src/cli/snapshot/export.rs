@@ -5,14 +5,15 @@ use std::io::{self, BufReader, BufWriter, ErrorKind, Read, Write};
 use std::path::PathBuf;
 
 use clap::Args;
-use kvatlas::hash::Position;
-use kvatlas::snapshot::forest::ForestChunk;
-use kvatlas::snapshot::{Frame, HolderFrame, InForest, SnapshotError, SnapshotReader};
-use kvatlas::tracking::DegradedReasons;
-use kvatlas::wire::{BlockNames, Event, EventBatch, NamespaceName, StoredBlocks, WorkerName};
+use kvatlas_core::hash::Position;
+use kvatlas_core::snapshot::forest::ForestChunk;
+use kvatlas_core::snapshot::{FORMAT_VERSION, Frame, HolderFrame, InForest, SnapshotError, SnapshotReader};
+use kvatlas_core::wire::{
+    BlockNames, DegradedReasons, Event, EventBatch, NamespaceName, StoredBlocks, WorkerName,
+};
 use serde_json::json;
 
-use super::super::event_json::LineBatch;
+use super::super::event_line::LineBatch;
 use super::super::failure::Failure;
 use super::{cannot_open, file_limits};
 
@@ -71,7 +72,7 @@ fn write_lines(
 ) -> Result<(), ExportError> {
     let limits = file_limits();
     let mut reader = SnapshotReader::new(input)?;
-    let head = json!({ "version": reader.version(), "created_us": reader.created_us() });
+    let head = json!({ "version": FORMAT_VERSION, "created_us": reader.created_us() });
     writeln!(output, "{}", json!({ "snapshot": head }))?;
     let mut takes_batches = false;
     // By their numbers in forests.
@@ -108,7 +109,7 @@ fn write_lines(
     Ok(())
 }
 
-/// What each wanted holder has of a part of a forest, as one batch behind a line that says whose it is.
+/// What each wanted holder has of a part of a forest, as one batch behind a line that names the holder.
 fn write_forest(
     chunk: &ForestChunk,
     holders: &[Option<HolderFrame>],
@@ -161,10 +162,10 @@ fn holder_json(holder: &HolderFrame) -> serde_json::Value {
 
 #[cfg(test)]
 mod tests {
-    use kvatlas::hash::SequenceHash;
-    use kvatlas::index::Hashing;
-    use kvatlas::snapshot::{SnapshotFormat, SnapshotWriter, StreamCursor};
-    use kvatlas::wire::Tier;
+    use kvatlas_core::hash::SequenceHash;
+    use kvatlas_core::index::Hashing;
+    use kvatlas_core::snapshot::{SnapshotWriter, StreamCursor};
+    use kvatlas_core::wire::Tier;
 
     use super::*;
 
@@ -186,11 +187,12 @@ mod tests {
     }
 
     fn sample() -> Vec<u8> {
-        let mut writer = SnapshotWriter::new(Vec::new(), 5, SnapshotFormat::Forest).unwrap();
+        let mut writer = SnapshotWriter::new(Vec::new(), 5).unwrap();
         let cursor = StreamCursor {
             stream: "EVENTS".to_owned(),
             created_us: 3,
             sequence: 9,
+            digest: None,
         };
         writer.write_stream(&cursor).unwrap();
         for (worker, hash) in [("gpu-0", 10), ("gpu-1", 11)] {

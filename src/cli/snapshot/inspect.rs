@@ -5,9 +5,8 @@ use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use kvatlas::snapshot::{SnapshotError, SnapshotSummary, SnapshotTotals, StreamCursor, summarise};
-use kvatlas::tracking::DegradedReasons;
-use kvatlas::wire::{NamespaceName, Rank, WorkerName};
+use kvatlas_core::snapshot::{SnapshotError, SnapshotSummary, SnapshotTotals, StreamCursor, summarise};
+use kvatlas_core::wire::{DegradedReasons, NamespaceName, Rank, WorkerName};
 use serde::Serialize;
 
 use super::super::failure::Failure;
@@ -15,8 +14,8 @@ use super::super::output::{print, print_json};
 use super::super::status_report::describe_state;
 use super::super::table::{Side, Table};
 use super::super::text::{counted, printable};
-use super::super::time_text::rfc3339;
 use super::{cannot_open, file_limits, snapshots_in};
+use kvatlas_client::rfc3339;
 
 #[derive(Debug, Args)]
 pub(super) struct InspectArguments {
@@ -275,9 +274,9 @@ impl<'a> From<&'a SnapshotSummary> for ContentJson<'a> {
 
 #[cfg(test)]
 mod tests {
-    use kvatlas::index::Hashing;
-    use kvatlas::snapshot::{HolderFrame, HolderSummary, InForest, SnapshotContent};
-    use kvatlas::wire::Tier;
+    use kvatlas_core::index::Hashing;
+    use kvatlas_core::snapshot::{HolderFrame, HolderSummary, InForest, SnapshotContent};
+    use kvatlas_core::wire::Tier;
 
     use super::*;
 
@@ -298,12 +297,13 @@ mod tests {
         };
         SnapshotSummary {
             content: SnapshotContent {
-                version: 2,
+                version: 3,
                 created_us: 951_782_400_000_000,
                 streams: vec![StreamCursor {
                     stream: "EVENTS".to_owned(),
                     created_us: 951_782_400_000_000,
                     sequence: 17,
+                    digest: None,
                 }],
                 totals: SnapshotTotals {
                     holders: 1,
@@ -319,7 +319,7 @@ mod tests {
     #[test]
     fn a_snapshot_is_a_heading_and_its_holders() {
         let expected = "\
-a.kvs: format version 2, begun 2000-02-29T00:00:00Z, all checksums right
+a.kvs: format version 3, begun 2000-02-29T00:00:00Z, all checksums right
 stream EVENTS of 2000-02-29T00:00:00Z, up to message 17
 1 holder, 2 batches, 1024 blocks
 NAMESPACE  WORKER  RANK  EPOCH  SEQ  BLOCKS  BATCHES  STATE

@@ -8,7 +8,7 @@ use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
-use kvatlas::wire::WireLimits;
+use kvatlas_core::wire::WireLimits;
 
 use self::export::ExportArguments;
 use self::inspect::InspectArguments;

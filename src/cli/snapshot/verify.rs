@@ -5,7 +5,7 @@ use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use kvatlas::snapshot::{SnapshotContent, SnapshotError};
+use kvatlas_core::snapshot::{SnapshotContent, SnapshotError};
 
 use super::super::failure::Failure;
 use super::super::output::print;
@@ -39,7 +39,7 @@ pub(super) fn verify(arguments: &VerifyArguments) -> Result<(), Failure> {
     let mut damaged = 0;
     for path in &files {
         let file = File::open(path).map_err(|error| cannot_open(path, &error))?;
-        let checked = kvatlas::snapshot::verify(BufReader::with_capacity(1 << 20, file), &file_limits());
+        let checked = kvatlas_core::snapshot::verify(BufReader::with_capacity(1 << 20, file), &file_limits());
         damaged += usize::from(checked.is_err());
         print(&verdict(path, &checked))?;
     }
@@ -66,14 +66,14 @@ fn verdict(path: &Path, checked: &Result<SnapshotContent, SnapshotError>) -> Str
 
 #[cfg(test)]
 mod tests {
-    use kvatlas::snapshot::SnapshotTotals;
+    use kvatlas_core::snapshot::SnapshotTotals;
 
     use super::*;
 
     #[test]
     fn the_verdict_is_a_line() {
         let content = SnapshotContent {
-            version: 2,
+            version: 3,
             created_us: 1,
             streams: Vec::new(),
             totals: SnapshotTotals {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::wire::Shard;
+use kvatlas_core::wire::Shard;
 
 /// The replies to one request so far.
 #[derive(Debug)]

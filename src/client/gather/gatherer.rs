@@ -7,7 +7,7 @@ use async_nats::{Client, Message, StatusCode};
 use bytes::Bytes;
 use tokio::time::Instant;
 
-use crate::wire::{
+use kvatlas_core::wire::{
     BatchReply, ErrorCode, Gathered, NamespaceName, PROTOCOL_VERSION, QueryOptions, QueryReply, SHARD_HEADER,
     Shard, SingleQuery, StatusReply, Subjects, WireError,
 };
@@ -109,7 +109,7 @@ impl Gatherer {
         merge(division, StatusReply::decode, merge_statuses)
     }
 
-    /// How many replies came after their request had been answered, since this was asked last.
+    /// How many replies came after their request had been answered, since the last call.
     pub fn take_late_replies(&self) -> u64 {
         self.inbox.take_late()
     }
@@ -193,7 +193,11 @@ fn answered<Reply>(
 ) -> Option<Answered<Reply>> {
     match refusal(message) {
         None => decode(&message.payload).ok().map(Ok),
-        Some(ClientError::Refused(error)) if error.code != ErrorCode::Unavailable => Some(Err(error)),
+        Some(ClientError::Refused(error))
+            if !matches!(error.code, ErrorCode::Unavailable | ErrorCode::TooManyRequests) =>
+        {
+            Some(Err(error))
+        }
         Some(_) => None,
     }
 }

@@ -13,7 +13,7 @@ use futures_util::StreamExt;
 use tokio::sync::mpsc;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use crate::wire::SHARDS_MAX;
+use kvatlas_core::wire::SHARDS_MAX;
 
 use super::super::error::ClientError;
 
@@ -35,7 +35,7 @@ pub(super) struct Inbox {
     _subscription: Arc<DropGuard>,
 }
 
-/// The replies to one request; nobody waits for them any more when it is dropped.
+/// The replies to one request. Replies that come after it is dropped count as late.
 #[derive(Debug)]
 pub(super) struct Replies {
     number: u64,
@@ -89,7 +89,7 @@ impl Inbox {
         }
     }
 
-    /// How many replies came that nobody waited for any more, since this was asked last.
+    /// How many replies came too late for their request, since the last call.
     pub(super) fn take_late(&self) -> u64 {
         self.waiting.late.swap(0, Ordering::Relaxed)
     }

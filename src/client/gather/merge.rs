@@ -5,9 +5,9 @@
 //! workers, which is an answer as long as another shard knows the namespace. Any other error is about the request, and the same
 //! on every shard, so it is the answer.
 
-use crate::wire::{
-    ErrorBody, ErrorCode, Gathered, HolderMatch, QueryOptions, QueryReply, QueryResult, SingleQuery,
-    StatusReply, WireError,
+use kvatlas_core::wire::{
+    ErrorBody, ErrorCode, Gathered, QueryOptions, QueryReply, QueryResult, SingleQuery, StatusReply,
+    WireError,
 };
 
 /// What one shard answered.
@@ -64,14 +64,11 @@ pub(super) fn merge_replies(
         merged.holders.extend(reply.holders);
         merged.holders_total = merged.holders_total.saturating_add(reply.holders_total);
         merged.foreign_holders = merged.foreign_holders.saturating_add(reply.foreign_holders);
+        merged.behind_us = merged.behind_us.max(reply.behind_us);
     }
-    merged.holders.sort_by(|one, other| {
-        let blocks = |holder: &HolderMatch| (holder.matched_blocks, holder.blocks_max());
-        let deepest_first = blocks(other).cmp(&blocks(one));
-        deepest_first
-            .then_with(|| one.worker.cmp(&other.worker))
-            .then_with(|| one.rank.cmp(&other.rank))
-    });
+    merged
+        .holders
+        .sort_by(|one, other| one.order().cmp(&other.order()));
     if let Some(limit) = options.limit {
         merged
             .holders
@@ -127,6 +124,7 @@ pub(super) fn merge_statuses(
         }
         merged.distinct_blocks = merged.distinct_blocks.saturating_add(status.distinct_blocks);
         merged.batches_waiting = merged.batches_waiting.saturating_add(status.batches_waiting);
+        merged.behind_us = merged.behind_us.max(status.behind_us);
         merged.holders.extend(status.holders);
     }
     merged.holders.sort_by(|one, other| {
@@ -142,8 +140,7 @@ pub(super) fn merge_statuses(
 mod tests {
     use proptest::prelude::*;
 
-    use crate::tracking::DegradedReasons;
-    use crate::wire::{PROTOCOL_VERSION, QueryKey, Shard, WorkerName};
+    use kvatlas_core::wire::{DegradedReasons, HolderMatch, PROTOCOL_VERSION, QueryKey, Shard, WorkerName};
 
     use super::*;
 
@@ -166,6 +163,7 @@ mod tests {
         let total = u32::try_from(holders.len()).unwrap();
         holders.truncate(limit.map_or(usize::MAX, |limit| limit as usize));
         QueryReply {
+            behind_us: 0,
             v: PROTOCOL_VERSION,
             query_blocks: 8,
             holders,

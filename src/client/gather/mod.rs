@@ -1,7 +1,7 @@
 //! Asking all shards at once, and making one answer of theirs.
 //!
-//! A request on the shards' subjects ([`Subjects::of_shards`](crate::wire::Subjects::of_shards)) reaches one daemon of every shard,
-//! because each shard is a queue group of its own. Each reply says in the header [`SHARD_HEADER`](crate::wire::SHARD_HEADER) which
+//! A request on the shards' subjects ([`Subjects::of_shards`](kvatlas_core::wire::Subjects::of_shards)) reaches one daemon of every shard,
+//! because each shard is a queue group of its own. Each reply says in the header [`SHARD_HEADER`](kvatlas_core::wire::SHARD_HEADER) which
 //! shard of how many it comes from, so the first reply tells how many to wait for. The gathering ends when all shards of
 //! one division have answered, or when the time is up; the answer then names the shards that are missing.
 //!

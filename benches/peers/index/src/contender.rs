@@ -6,6 +6,7 @@ mod dynamo_event;
 mod dynamo_positional;
 mod dynamo_radix;
 mod kvatlas;
+mod modes;
 
 use crate::measure::Applied;
 use crate::workload::Prompt;
@@ -15,6 +16,7 @@ pub use dynamo_compressed::CompressedTree;
 pub use dynamo_positional::{Binary, Positional, Strided};
 pub use dynamo_radix::RadixTree;
 pub use kvatlas::Kvatlas;
+pub use modes::{Copies, Holes, InMode, Names, TwoTiers};
 
 /// What a query is given as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -116,6 +118,9 @@ pub trait Contender {
     type Reader: Reader;
     /// Its writing side.
     type Writer: Writer;
+
+    /// How many workers the index can have.
+    const WORKERS_MAX: u32 = u32::MAX;
 
     /// An empty index for workers 0 to `workers` − 1.
     fn build(workers: u32) -> (Self::Reader, Self::Writer);

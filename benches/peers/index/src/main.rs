@@ -28,7 +28,7 @@ use std::path::PathBuf;
 use clap::{Parser, ValueEnum};
 
 use report::Ledger;
-use scenario::{Effort, chat, floors, holes, latency, memory, pauses, replay};
+use scenario::{Effort, chat, floors, holes, latency, memory, modes, pauses, replay};
 
 /// Compares the index of kvatlas with those of other projects and prints Markdown tables.
 #[derive(Debug, Parser)]
@@ -74,6 +74,8 @@ enum Part {
     Chat,
     /// C: resident bytes a block, in processes of their own.
     Memory,
+    /// G: what engines really publish: names of their own, two tiers, two copies, holes.
+    Modes,
     /// No times, only right and wrong answers: holes, and the same blocks behind different prefixes.
     Holes,
     /// D: a recorded trace at an offered rate.
@@ -116,6 +118,11 @@ fn main() {
     if runs(Part::Memory) {
         memory::run(effort, &mut ledger);
         memory::print(&ledger);
+    }
+    if runs(Part::Modes) {
+        let layouts = plans::modes(effort);
+        modes::run(&layouts, effort, &mut ledger);
+        modes::print(&layouts, &ledger);
     }
     if runs(Part::Replay) {
         let requests_max = if effort.is_quick {

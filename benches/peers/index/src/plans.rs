@@ -34,6 +34,15 @@ pub const ALL_SHARE: Layout = Layout {
     ..DISTINCT
 };
 
+/// One sequence on 10,000 workers.
+const CROWD: Layout = Layout {
+    name: "one sequence of 1024 blocks, 10,000 workers",
+    blocks: 10_000 * 1024,
+    depth: 1024,
+    workers: 10_000,
+    sharing: Sharing::AllShareAll,
+};
+
 /// Short sequences.
 pub const SHALLOW: Layout = Layout {
     name: "1M blocks, depth 128, distinct",
@@ -98,4 +107,18 @@ pub fn fan_outs(effort: Effort) -> Vec<Plan> {
         questions_max: 4096,
     };
     layouts.iter().map(plan).collect()
+}
+
+/// Scenario G.
+pub fn modes(effort: Effort) -> Vec<Layout> {
+    let large = Layout {
+        name: "20M blocks, depth 1024, distinct",
+        blocks: 20 * MILLION,
+        ..DISTINCT
+    };
+    if effort.is_quick {
+        vec![DISTINCT, LARGE]
+    } else {
+        vec![DISTINCT, LARGE, large, CROWD]
+    }
 }

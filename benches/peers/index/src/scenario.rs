@@ -5,6 +5,7 @@ pub mod floors;
 pub mod holes;
 pub mod latency;
 pub mod memory;
+pub mod modes;
 pub mod pauses;
 pub mod replay;
 

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use kvatlas::hash::{BlockHash, HashSeed, block_hash, sequence_hashes};
+use kvatlas_core::hash::{BlockHash, HashSeed, block_hash, sequence_hashes};
 
 /// Tokens in a block.
 pub const BLOCK_TOKENS: usize = 16;

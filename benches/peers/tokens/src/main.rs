@@ -17,7 +17,7 @@ mod rounds;
 use std::error::Error;
 use std::path::Path;
 
-use kvatlas::vocabulary::{RegexAutomaton, RegexLimits, TokenId, TokenTrie, Vocabulary};
+use kvatlas_vocab::{RegexAutomaton, RegexLimits, TokenId, TokenTrie, Vocabulary};
 use toktrie::{TokRxInfo, TokTrie};
 
 use recognizers::{Counting, Rows};

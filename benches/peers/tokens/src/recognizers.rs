@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use kvatlas::vocabulary::{State, TransitionTable};
+use kvatlas_vocab::{State, TransitionTable};
 use toktrie::recognizer::{FunctionalRecognizer, StackRecognizer};
 
 /// The rows of a table, from a state on: 256 places each, 0 rejecting.
@@ -78,7 +78,7 @@ impl Stack<'_> {
     }
 }
 
-impl kvatlas::vocabulary::Recognizer for Stack<'_> {
+impl kvatlas_vocab::Recognizer for Stack<'_> {
     #[inline(always)]
     fn try_push_byte(&mut self, byte: u8) -> bool {
         self.push(byte)

@@ -3,7 +3,7 @@
 use std::hint::black_box;
 use std::time::Duration;
 
-use kvatlas::vocabulary::{RegexAutomaton, RegexError, RegexLimits, TokenTrie};
+use kvatlas_vocab::{RegexAutomaton, RegexError, RegexLimits, TokenTrie};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::recognizers::Rows;

@@ -41,6 +41,8 @@ impl Contender for ChainIndex {
     const NAME: &'static str = "ChainIndex";
     type Reader = Arc<Index>;
     type Writer = Lanes;
+    // Of `ChainIndex::new`.
+    const WORKERS_MAX: u32 = 256;
 
     fn build(workers: u32) -> (Self::Reader, Self::Writer) {
         let index = Arc::new(Index::new());

@@ -2,17 +2,17 @@
 
 use std::hint::black_box;
 
-use kvatlas::hash::{BlockHash, Position, SequenceHash};
-use kvatlas::index::{
+use kvatlas_core::hash::{BlockHash, Position, SequenceHash};
+use kvatlas_core::index::{
     HolderWriter, IndexLimits, Matches, NamespaceSettings, PositionalIndexer, Search, give_back_memory,
 };
-use kvatlas::wire::{Event, HolderId, QueryKey, RemovedBlocks, StoredBlocks, Tier, WorkerName};
+use kvatlas_core::wire::{Event, HolderId, QueryKey, RemovedBlocks, StoredBlocks, Tier, WorkerName};
 
 use super::{Contender, Form, Reader, Run, Shape, Timing, Writer};
 use crate::measure::{Applied, apply_here};
 use crate::workload::Prompt;
 
-/// `kvatlas::index::PositionalIndexer`.
+/// `kvatlas_core::index::PositionalIndexer`.
 pub struct Kvatlas;
 
 /// Every lane's writers in one place.
@@ -24,7 +24,7 @@ impl Contender for Kvatlas {
     type Writer = Holders;
 
     fn build(workers: u32) -> (Self::Reader, Self::Writer) {
-        let index = PositionalIndexer::new(NamespaceSettings::default(), IndexLimits::default());
+        let index = PositionalIndexer::new(NamespaceSettings::default(), limits_for(workers));
         let holders = (0..workers)
             .map(|number| {
                 let worker = WorkerName::new(&number.to_string()).expect("digits are a worker's name");
@@ -35,6 +35,15 @@ impl Contender for Kvatlas {
             })
             .collect();
         (index, Holders(holders))
+    }
+}
+
+/// Limits that so many workers fit into.
+pub(super) fn limits_for(workers: u32) -> IndexLimits {
+    let limits = IndexLimits::default();
+    IndexLimits {
+        workers_max: limits.workers_max.max(workers as usize),
+        ..limits
     }
 }
 

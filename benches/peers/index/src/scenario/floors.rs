@@ -4,7 +4,7 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use dynamo_kv_router::protocols::{BlockHashOptions, compute_block_hash_for_seq};
-use kvatlas::hash::{BlockHash, BlockSize, HashSeed, block_hashes, sequence_hashes};
+use kvatlas_core::hash::{BlockHash, BlockSize, HashSeed, block_hashes, sequence_hashes};
 
 use crate::contender::{ChainIndex, CompressedTree, Contender, Kvatlas};
 use crate::measure::{Spread, timer_cost_ns};

@@ -1,0 +1,391 @@
+//! From engines' bytes to the contract's events: what a block costs, by format.
+//!
+//! ```sh
+//! cargo bench --package kvatlas-engines --bench engines
+//! ```
+//!
+//! | row | work |
+//! |---|---|
+//! | walk | passing over every value of the payloads: the least that a decoder can do |
+//! | serde | `rmp-serde`, or `serde_json`, into owned structs |
+//! | decode | the decoder of `kvatlas-engines` |
+//! | and translate | then the contract's hashes, names and copies, to events |
+//! | and send | then the contract's bytes |
+//!
+//! Each figure is the median of the rounds in nanoseconds a block, with the least and the greatest. Blocks have 16 tokens. `long` is events
+//! of 64 blocks, `single` is events of one block, `removed` is the removal of both, an event a block, as vLLM writes them. All is done again
+//! and again with the same decoder and translator. The last column counts allocations in one more round.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::cast_precision_loss,
+    dead_code,
+    reason = "a bench fails by panicking, and what serde fills is not read"
+)]
+
+#[path = "../src/engines/tests/common/mod.rs"]
+mod common;
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use kvatlas_core::wire::{EventBatch, Reader};
+use kvatlas_engines::{DecodeLimits, Decoder, EngineBatch, Format, Translation, Translator};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use common::allocations::{Counting, taken_by};
+use common::mutation::messagepack;
+use common::{Change, Engine, Names, Shape, Store, translator};
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+const SIZE: u32 = 16;
+const CHATS: usize = 64;
+const LONG_BLOCKS: usize = 64;
+const LONG_EVENTS: usize = 4;
+const SINGLE_EVENTS: usize = 64;
+const ROUNDS: usize = 15;
+/// Events of one payload.
+const BATCH: usize = 8;
+
+/// Payloads of one kind, and how many blocks they name.
+struct Part {
+    name: &'static str,
+    payloads: Vec<Vec<u8>>,
+    blocks: usize,
+}
+
+fn main() {
+    let changes = Changes::new();
+    println!(
+        "{:<34}{:<10}{:>22}{:>22}{:>22}{:>22}{:>22}{:>14}",
+        "format", "events", "walk", "serde", "decode", "and translate", "and send", "allocations"
+    );
+    for (shape, names, name) in [
+        (Shape::Map, Names::Unsigned, "vLLM, maps"),
+        (Shape::Map, Names::Bytes, "vLLM, maps, names of 32 bytes"),
+        (Shape::Array(9), Names::Unsigned, "vLLM, arrays of 9 slots"),
+        (Shape::Map, Names::Signed, "SGLang, maps"),
+        (Shape::Array(7), Names::Signed, "SGLang, arrays of 7 slots"),
+    ] {
+        let engine = Engine { shape, names };
+        let format = if name.starts_with("vLLM") {
+            Format::Vllm
+        } else {
+            Format::Sglang
+        };
+        let parts = changes.parts(|events| engine.payload(events));
+        let serde = (shape == Shape::Map && names != Names::Bytes).then_some(serde_tagged as Serde);
+        measure(name, format, &parts, serde);
+    }
+    let dynamo = changes.parts(|events| messagepack(&router_events(events)));
+    measure("Dynamo, MessagePack", Format::Dynamo, &dynamo, Some(serde_dynamo));
+    let dynamo = changes.parts(|events| router_events(events).to_string().into_bytes());
+    measure("Dynamo, JSON", Format::Dynamo, &dynamo, Some(serde_dynamo_json));
+    let tensorrt = changes.parts(|events| tensorrt_events(events).to_string().into_bytes());
+    measure(
+        "TensorRT-LLM, JSON",
+        Format::TensorRt,
+        &tensorrt,
+        Some(serde_tensorrt),
+    );
+}
+
+/// What an engine does, by kind.
+struct Changes {
+    long: Vec<Change>,
+    single: Vec<Change>,
+    removed: Vec<Change>,
+}
+
+impl Changes {
+    fn new() -> Self {
+        let mut random = fastrand::Rng::with_seed(7);
+        let (mut long, mut single, mut removed) = (Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..CHATS {
+            let mut parent = None;
+            let sizes = [LONG_BLOCKS; LONG_EVENTS].into_iter().chain([1; SINGLE_EVENTS]);
+            let mut names = Vec::new();
+            for blocks in sizes {
+                let event: Vec<u64> = (0..blocks).map(|_| random.u64(..)).collect();
+                let count = blocks * SIZE as usize;
+                let tokens: Vec<u32> = (0..count).map(|_| random.u32(..128_000)).collect();
+                let store = Change::Store(Store::new(&event, parent, &tokens, SIZE));
+                if blocks == 1 {
+                    single.push(store)
+                } else {
+                    long.push(store)
+                }
+                parent = event.last().copied();
+                names.extend(event);
+            }
+            removed.extend(names.into_iter().rev().map(|name| Change::Remove {
+                names: vec![name],
+                medium: Some("GPU"),
+                group: None,
+            }));
+        }
+        Self {
+            long,
+            single,
+            removed,
+        }
+    }
+
+    fn parts(&self, encode: impl Fn(&[Change]) -> Vec<u8>) -> [Part; 3] {
+        let blocks = |change: &Change| match change {
+            Change::Store(store) => store.names.len(),
+            Change::Remove { names, .. } => names.len(),
+            Change::Clear => 0,
+        };
+        let part = |name, changes: &[Change]| Part {
+            name,
+            payloads: changes.chunks(BATCH).map(&encode).collect(),
+            blocks: changes.iter().map(blocks).sum(),
+        };
+        [
+            part("long", &self.long),
+            part("single", &self.single),
+            part("removed", &self.removed),
+        ]
+    }
+}
+
+type Serde = fn(&[u8]);
+
+/// A decoder and a translator with all that they reuse.
+struct Pipeline {
+    decoder: Decoder,
+    batch: EngineBatch,
+    translator: Translator,
+    output: Translation,
+}
+
+impl Pipeline {
+    fn decode(&mut self, payload: &[u8]) {
+        self.decoder.decode(payload, &mut self.batch).unwrap();
+        black_box(self.batch.events().len());
+    }
+
+    fn translate(&mut self, payload: &[u8]) {
+        self.decode(payload);
+        self.output.clear();
+        self.translator.translate(&self.batch, &mut self.output);
+        assert!(self.output.reasons.is_empty());
+    }
+
+    fn send(&mut self, payload: &[u8]) {
+        self.translate(payload);
+        for part in &mut self.output.parts {
+            let batch = EventBatch {
+                epoch: 1,
+                seq: 1,
+                rank: 0,
+                time_us: Some(1),
+                tier: part.tier,
+                events: std::mem::take(&mut part.events),
+            };
+            black_box(batch.encode());
+            part.events = batch.events;
+        }
+    }
+}
+
+fn measure(name: &str, format: Format, parts: &[Part; 3], serde: Option<Serde>) {
+    let mut pipeline = Pipeline {
+        decoder: Decoder::new(format, DecodeLimits::default()),
+        batch: EngineBatch::default(),
+        translator: translator(SIZE),
+        output: Translation::default(),
+    };
+    let mut figures = vec![[const { Vec::new() }; 5]; parts.len()];
+    for _ in 0..ROUNDS {
+        for (part, figures) in parts.iter().zip(&mut figures) {
+            let mut note = |place: usize, work: &mut dyn FnMut(&[u8])| {
+                let begin = Instant::now();
+                part.payloads.iter().for_each(|payload| work(payload));
+                figures[place].push(begin.elapsed().as_nanos() as f64 / part.blocks as f64);
+            };
+            if !matches!(part.payloads[0].first(), Some(b'[')) {
+                note(0, &mut walk);
+            }
+            if let Some(serde) = serde {
+                note(1, &mut |payload| serde(payload));
+            }
+            note(2, &mut |payload| pipeline.decode(payload));
+            note(3, &mut |payload| pipeline.translate(payload));
+        }
+        // A second time over, as what is stored and removed again would only change copies.
+        for (part, figures) in parts.iter().zip(&mut figures) {
+            let begin = Instant::now();
+            part.payloads.iter().for_each(|payload| pipeline.send(payload));
+            figures[4].push(begin.elapsed().as_nanos() as f64 / part.blocks as f64);
+        }
+    }
+    for (part, figures) in parts.iter().zip(&mut figures) {
+        let work = || {
+            part.payloads
+                .iter()
+                .for_each(|payload| pipeline.translate(payload))
+        };
+        let ((), taken) = taken_by(work);
+        let columns: Vec<String> = figures.iter_mut().map(|rounds| spread(rounds)).collect();
+        let allocations = format!("{} in {}", taken.count, part.blocks);
+        print!("{name:<34}{:<10}", part.name);
+        columns.iter().for_each(|column| print!("{column:>22}"));
+        println!("{allocations:>14}");
+    }
+}
+
+fn walk(payload: &[u8]) {
+    let mut reader = Reader::new(payload, usize::MAX).unwrap();
+    reader.skip().unwrap();
+    black_box(reader);
+}
+
+fn spread(rounds: &mut [f64]) -> String {
+    rounds.sort_by(f64::total_cmp);
+    match (rounds.first(), rounds.get(rounds.len() / 2), rounds.last()) {
+        (Some(least), Some(median), Some(most)) => format!("{median:.0} ({least:.0}–{most:.0})"),
+        _ => "–".to_owned(),
+    }
+}
+
+fn router_events(changes: &[Change]) -> Value {
+    let event = |change: &Change| {
+        let data = match change {
+            Change::Store(store) => {
+                let block =
+                    |name: &u64| json!({"block_hash": name, "tokens_hash": name ^ 1, "mm_extra_info": null});
+                let blocks: Vec<Value> = store.names.iter().map(block).collect();
+                json!({"stored": {"parent_hash": store.parent, "start_position": null, "blocks": blocks}})
+            }
+            Change::Remove { names, .. } => json!({"removed": {"block_hashes": names}}),
+            Change::Clear => json!("cleared"),
+        };
+        json!({"worker_id": 7, "storage_tier": "device", "residency_domain": "worker",
+            "event": {"event_id": 1, "data": data, "dp_rank": 0}})
+    };
+    Value::Array(changes.iter().map(event).collect())
+}
+
+fn tensorrt_events(changes: &[Change]) -> Value {
+    let token = |token: &u32| json!({"type": "unique_token", "token_id": token, "token_extra_id": 0});
+    let event = |change: &Change| {
+        let data = match change {
+            Change::Store(store) => {
+                let block = |(name, tokens): (&u64, &[u32])| {
+                    let tokens: Vec<Value> = tokens.iter().map(token).collect();
+                    json!({"type": "stored_block", "block_hash": name, "tokens": tokens, "cache_level": 0, "priority": 35})
+                };
+                let blocks: Vec<Value> = store
+                    .names
+                    .iter()
+                    .zip(store.tokens.chunks(SIZE as usize))
+                    .map(block)
+                    .collect();
+                json!({"type": "stored", "parent_hash": store.parent, "blocks": blocks})
+            }
+            Change::Remove { names, .. } => json!({"type": "removed", "block_hashes": names}),
+            Change::Clear => json!({"type": "created"}),
+        };
+        json!({"event_id": 1, "data": data, "window_size": null})
+    };
+    Value::Array(changes.iter().map(event).collect())
+}
+
+#[derive(Deserialize)]
+struct TaggedEvent {
+    r#type: String,
+    block_hashes: Option<Vec<i128>>,
+    parent_block_hash: Option<i128>,
+    token_ids: Option<Vec<u32>>,
+    block_size: Option<usize>,
+    lora_id: Option<u64>,
+    medium: Option<String>,
+    lora_name: Option<String>,
+}
+
+fn serde_tagged(payload: &[u8]) {
+    let batch: (f64, Vec<TaggedEvent>, Option<u32>) = rmp_serde::from_slice(payload).unwrap();
+    black_box(batch);
+}
+
+#[derive(Deserialize)]
+struct RouterEvent {
+    worker_id: u64,
+    storage_tier: String,
+    event: CacheEvent,
+}
+
+#[derive(Deserialize)]
+struct CacheEvent {
+    event_id: u64,
+    data: CacheData,
+    dp_rank: u32,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum CacheData {
+    Stored {
+        parent_hash: Option<u64>,
+        start_position: Option<u32>,
+        blocks: Vec<CacheBlock>,
+    },
+    Removed {
+        block_hashes: Vec<u64>,
+    },
+    Cleared,
+}
+
+#[derive(Deserialize)]
+struct CacheBlock {
+    block_hash: u64,
+    tokens_hash: u64,
+}
+
+fn serde_dynamo(payload: &[u8]) {
+    let events: Vec<RouterEvent> = rmp_serde::from_slice(payload).unwrap();
+    black_box(events);
+}
+
+fn serde_dynamo_json(payload: &[u8]) {
+    let events: Vec<RouterEvent> = serde_json::from_slice(payload).unwrap();
+    black_box(events);
+}
+
+#[derive(Deserialize)]
+struct TensorRtEvent {
+    event_id: u64,
+    data: TensorRtData,
+    window_size: Option<u64>,
+}
+
+#[derive(Deserialize)]
+struct TensorRtData {
+    r#type: String,
+    parent_hash: Option<u64>,
+    blocks: Option<Vec<TensorRtBlock>>,
+    block_hashes: Option<Vec<u64>>,
+}
+
+#[derive(Deserialize)]
+struct TensorRtBlock {
+    block_hash: u64,
+    tokens: Vec<TensorRtToken>,
+    cache_level: u32,
+}
+
+#[derive(Deserialize)]
+struct TensorRtToken {
+    token_id: u32,
+    token_extra_id: u64,
+}
+
+fn serde_tensorrt(payload: &[u8]) {
+    let events: Vec<TensorRtEvent> = serde_json::from_slice(payload).unwrap();
+    black_box(events);
+}

@@ -1,0 +1,155 @@
+//! What kvatlas reads in vLLM's and SGLang's events, beside `dynamo_kv_router::zmq_wire` 1.6.1: every recorded payload and a million damaged ones.
+//!
+//! ```sh
+//! cargo run --release --package kvatlas-peers-engines -- [ROUNDS] [SEED]
+//! ```
+//!
+//! A payload's events are compared one by one, each in a batch of its own. Both sides say what an event means: the blocks stored, with
+//! names and block hashes, the blocks removed, a clear, or nothing. A difference has to be of a class that is explained; one that is not
+//! is printed, and the run fails.
+
+mod meaning;
+mod ours;
+mod report;
+mod theirs;
+
+// The payloads and the damage of the tests.
+#[allow(
+    dead_code,
+    clippy::all,
+    reason = "the tests' helpers, of which a part is used here"
+)]
+#[path = "../../../../src/engines/tests/common/mod.rs"]
+mod common;
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use kvatlas_core::wire::{Reader, Value};
+use kvatlas_engines::Format;
+
+use common::mutation::{Random, mutate, payloads};
+use report::Report;
+
+/// Tokens in a block of the payloads made here.
+const MADE_BLOCK_SIZE: u32 = 2;
+
+/// A payload and the block size of its engine.
+struct Sample {
+    format: Format,
+    block_size: u32,
+    bytes: Vec<u8>,
+}
+
+fn main() -> ExitCode {
+    let numbers: Vec<u64> = std::env::args()
+        .skip(1)
+        .filter_map(|text| text.parse().ok())
+        .collect();
+    let rounds = numbers.first().copied().unwrap_or(1_000_000);
+    let seed = numbers.get(1).copied().unwrap_or(1);
+    let mut samples = recorded();
+    println!(
+        "{} recorded payloads; {rounds} damaged ones, seed {seed}",
+        samples.len()
+    );
+    samples.extend(made());
+    let mut report = Report::default();
+    for sample in &samples {
+        compare(sample, &sample.bytes, &mut report);
+    }
+    report.print("undamaged payloads");
+    let good: Vec<_> = samples
+        .iter()
+        .map(|sample| (sample.format, sample.bytes.clone()))
+        .collect();
+    let mut random = Random::new(seed);
+    let mut damaged = Report::default();
+    for _ in 0..rounds {
+        let sample = &samples[random.below(samples.len())];
+        let mut bytes = sample.bytes.clone();
+        mutate(&mut bytes, &good, &mut random);
+        compare(sample, &bytes, &mut damaged);
+    }
+    damaged.print("damaged payloads");
+    if report.unexplained() + damaged.unexplained() > 0 {
+        return ExitCode::FAILURE;
+    }
+    ExitCode::SUCCESS
+}
+
+/// The recorded payloads of the engines that both sides know, if they are here.
+fn recorded() -> Vec<Sample> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../../shared/fixtures/engines");
+    let Ok(entries) = std::fs::read_dir(&folder) else {
+        eprintln!(
+            "SKIPPED: {} is missing, so no recorded payload is compared",
+            folder.display()
+        );
+        return Vec::new();
+    };
+    let mut samples = Vec::new();
+    for entry in entries.flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let (format, block_size) = match name.as_str() {
+            name if name.starts_with("vllm") => (Format::Vllm, 16),
+            name if name.starts_with("sglang") => (Format::Sglang, 64),
+            _ => continue,
+        };
+        if let Ok(bytes) = std::fs::read(entry.path()) {
+            samples.push(Sample {
+                format,
+                block_size,
+                bytes,
+            });
+        }
+    }
+    samples
+}
+
+fn made() -> impl Iterator<Item = Sample> {
+    payloads()
+        .into_iter()
+        .filter(|(format, _)| matches!(format, Format::Vllm | Format::Sglang))
+        .map(|(format, bytes)| Sample {
+            format,
+            block_size: MADE_BLOCK_SIZE,
+            bytes,
+        })
+}
+
+/// Compares the payload as a whole, then event by event.
+fn compare(sample: &Sample, bytes: &[u8], report: &mut Report) {
+    report.count_batch(ours::reads(sample.format, bytes), theirs::reads(bytes));
+    for event in events_of(bytes).unwrap_or_default() {
+        // A batch of this event alone.
+        let single = [&[0x93, 1, 0x91][..], event, &[0]].concat();
+        let ours = ours::meaning(sample.format, sample.block_size, &single);
+        let theirs = theirs::meaning(sample.block_size, &single);
+        report.compare(&ours, &theirs, event);
+    }
+}
+
+/// The bytes of each event; none where the batch's outer form is broken.
+fn events_of(bytes: &[u8]) -> Option<Vec<&[u8]>> {
+    let mut reader = Reader::new(bytes, usize::MAX).ok()?;
+    let Value::Array(2..) = reader.value().ok()? else {
+        return None;
+    };
+    reader.skip().ok()?;
+    let Value::Array(count) = reader.value().ok()? else {
+        return None;
+    };
+    let mut events = Vec::new();
+    for _ in 0..count {
+        let start = reader.offset();
+        reader.skip().ok()?;
+        events.push(bytes.get(start..reader.offset())?);
+    }
+    Some(events)
+}
+
+/// What in an event one of the sides is known to treat in its own way, by what kvatlas's decoder says and a look at the bytes.
+fn traits_of(event: &[u8]) -> meaning::Traits {
+    ours::traits(event)
+}

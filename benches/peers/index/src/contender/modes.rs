@@ -1,0 +1,202 @@
+//! This project's index, given what real engines publish: names of their own, several tiers, several copies, holes.
+
+use std::marker::PhantomData;
+
+use kvatlas_core::hash::{BlockHash, Position, SequenceHash};
+use kvatlas_core::index::{
+    Hashing, HolderWriter, NamespaceSettings, PositionalIndexer, give_back_memory,
+};
+use kvatlas_core::wire::{BlockContent, Event, HolderId, RemovedBlocks, StoredBlocks, Tier, WorkerName};
+
+use super::kvatlas::limits_for;
+use super::{Contender, Run, Timing, Writer};
+use crate::measure::{Applied, apply_here};
+use crate::workload::mix;
+
+/// What an engine publishes.
+pub trait Mode {
+    /// What it is called in the tables.
+    const NAME: &'static str;
+    /// Whose chain the index is keyed by.
+    const HASHING: Hashing;
+
+    /// The events of one stored run.
+    fn stored(worker: u32, run: Run<'_>) -> Vec<(Tier, Event)>;
+
+    /// The events of one removal.
+    fn removed(worker: u32, sequence: &[u64]) -> Vec<(Tier, Event)> {
+        let _ = worker;
+        vec![(Tier::DEVICE, remove(sequence))]
+    }
+}
+
+fn hashes(hashes: &[u64]) -> Vec<SequenceHash> {
+    hashes.iter().copied().map(SequenceHash).collect()
+}
+
+fn store(run: Run<'_>) -> Event {
+    let position = Position::new(u64::from(run.position)).expect("no scenario is deeper than that");
+    let parent = run.parent.map(SequenceHash);
+    Event::Stored(StoredBlocks::by_sequence(
+        parent,
+        Some(position),
+        hashes(run.sequence),
+    ))
+}
+
+fn remove(names: &[u64]) -> Event {
+    Event::Removed(RemovedBlocks::by_sequence(hashes(names)))
+}
+
+/// Every worker calls each block by a name of its own; the chain is computed from block hashes within the timed store.
+pub struct Names;
+
+fn name(worker: u32, sequence: u64) -> u64 {
+    mix(sequence ^ mix(u64::from(worker)))
+}
+
+impl Mode for Names {
+    const NAME: &'static str = "kvatlas, engine's names";
+    const HASHING: Hashing = Hashing::Recompute;
+
+    fn stored(worker: u32, run: Run<'_>) -> Vec<(Tier, Event)> {
+        let names: Vec<u64> = run.sequence.iter().map(|hash| name(worker, *hash)).collect();
+        let parent = run.parent.map(|parent| SequenceHash(name(worker, parent)));
+        let mut stored = StoredBlocks::by_sequence(parent, None, hashes(&names));
+        stored.content = Some(BlockContent::BlockHashes(
+            run.blocks.iter().copied().map(BlockHash).collect(),
+        ));
+        vec![(Tier::DEVICE, Event::Stored(stored))]
+    }
+
+    fn removed(worker: u32, sequence: &[u64]) -> Vec<(Tier, Event)> {
+        let names: Vec<u64> = sequence.iter().map(|hash| name(worker, *hash)).collect();
+        vec![(Tier::DEVICE, remove(&names))]
+    }
+}
+
+/// Every block is on the device and on the host: two events a run.
+pub struct TwoTiers;
+
+impl Mode for TwoTiers {
+    const NAME: &'static str = "kvatlas, two tiers";
+    const HASHING: Hashing = Hashing::Engine;
+
+    fn stored(_: u32, run: Run<'_>) -> Vec<(Tier, Event)> {
+        [Tier::DEVICE, host()].map(|tier| (tier, store(run))).into()
+    }
+
+    fn removed(_: u32, sequence: &[u64]) -> Vec<(Tier, Event)> {
+        [Tier::DEVICE, host()].map(|tier| (tier, remove(sequence))).into()
+    }
+}
+
+fn host() -> Tier {
+    Tier::new(1).expect("there is a second tier")
+}
+
+/// Every block is stored twice, under two names of the engine's own: two events a run, and each removal takes both.
+pub struct Copies;
+
+impl Mode for Copies {
+    const NAME: &'static str = "kvatlas, two copies";
+    const HASHING: Hashing = Hashing::Engine;
+
+    fn stored(worker: u32, run: Run<'_>) -> Vec<(Tier, Event)> {
+        let copy = |number: u64| {
+            let copy_name = |hash: &u64| name(worker, *hash) ^ number;
+            let mut event = store(run);
+            if let Event::Stored(stored) = &mut event {
+                stored.engine_hashes = Some(run.sequence.iter().map(copy_name).collect());
+            }
+            (Tier::DEVICE, event)
+        };
+        vec![copy(0), copy(1)]
+    }
+
+    fn removed(worker: u32, sequence: &[u64]) -> Vec<(Tier, Event)> {
+        let copy = |number: u64| {
+            let names: Vec<u64> = sequence.iter().map(|hash| name(worker, *hash) ^ number).collect();
+            (Tier::DEVICE, remove(&names))
+        };
+        vec![copy(0), copy(1)]
+    }
+}
+
+/// One block in a hundred is removed right after it was stored.
+pub struct Holes;
+
+impl Mode for Holes {
+    const NAME: &'static str = "kvatlas, 1 % missing";
+    const HASHING: Hashing = Hashing::Engine;
+
+    fn stored(_: u32, run: Run<'_>) -> Vec<(Tier, Event)> {
+        let missing: Vec<u64> = run.sequence.iter().copied().skip(50).step_by(100).collect();
+        vec![(Tier::DEVICE, store(run)), (Tier::DEVICE, remove(&missing))]
+    }
+}
+
+/// `kvatlas_core::index::PositionalIndexer` in a mode.
+pub struct InMode<M>(PhantomData<M>);
+
+/// Every lane's writers in one place.
+pub struct Holders<M> {
+    writers: Vec<HolderWriter>,
+    mode: PhantomData<M>,
+}
+
+impl<M: Mode> Contender for InMode<M> {
+    const NAME: &'static str = M::NAME;
+    type Reader = PositionalIndexer;
+    type Writer = Holders<M>;
+
+    fn build(workers: u32) -> (Self::Reader, Self::Writer) {
+        let settings = NamespaceSettings {
+            hashing: M::HASHING,
+            ..NamespaceSettings::default()
+        };
+        let index = PositionalIndexer::new(settings, limits_for(workers));
+        let register = |number: u32| {
+            let worker = WorkerName::new(&number.to_string()).expect("digits are a worker's name");
+            index
+                .register(&HolderId { worker, rank: 0 })
+                .expect("the limits allow as many as the scenarios need")
+        };
+        let writers = (0..workers).map(register).collect();
+        (
+            index,
+            Holders {
+                writers,
+                mode: PhantomData,
+            },
+        )
+    }
+}
+
+impl<M: Mode> Writer for Holders<M> {
+    type Event = (u32, Vec<(Tier, Event)>);
+
+    fn stored(worker: u32, run: Run<'_>) -> Self::Event {
+        (worker, M::stored(worker, run))
+    }
+
+    fn removed(worker: u32, sequence: &[u64]) -> Self::Event {
+        (worker, M::removed(worker, sequence))
+    }
+
+    fn apply(&mut self, events: Vec<Self::Event>, timing: Timing) -> Applied {
+        apply_here(events, timing, |(worker, events)| {
+            let writer = &mut self.writers[worker as usize];
+            let mut is_taken = true;
+            for (tier, event) in events {
+                let applied = writer.apply(event, tier, 0);
+                is_taken &= applied.parked == 0 && applied.stored + applied.removed > 0;
+            }
+            is_taken
+        })
+    }
+
+    fn upkeep(&mut self) {
+        give_back_memory();
+    }
+}

@@ -1,0 +1,302 @@
+#!/usr/bin/env python3
+"""Breaks a running deployment in eight ways, and shows for each the alert and the log line that names the culprit.
+
+    deploy/drill.py            runs the services of deploy/compose as processes, and writes deploy/drill.md
+    deploy/drill.py --print    prints the page and writes nothing
+
+It fails where an alert does not fire, where no line of the log names the culprit, or where the deployment does not recover. The waits
+of the alert rules are shortened, so that it takes minutes and not hours. See deploy/compose/processes.py for what it needs.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Callable
+
+import yaml
+
+DEPLOY = Path(__file__).resolve().parent
+sys.path.insert(0, str(DEPLOY / "compose"))
+from processes import Service, Stack, can_run, enter_namespaces, get, read_env, wait_until  # noqa: E402
+from trouble import publish_raw  # noqa: E402
+
+KVATLAS = "/usr/local/bin/kvatlas"
+PATIENCE_S = 120.0
+# What the drill's deployment has otherwise than that of compose.yaml: faults show sooner.
+OVERRIDES = {
+    "KVATLAS_NAMESPACE_DEFAULTS_STALE_AFTER_MS": "5000",
+    "KVATLAS_SNAPSHOTS_INTERVAL_SECONDS": "3",
+    "NO_COLOR": "1",
+}
+
+
+@dataclass
+class Fault:
+    """One way to break the deployment."""
+
+    title: str
+    # What is done, in words.
+    what: str
+    alert: str
+    # Labels that the alert has to have.
+    labels: dict[str, str]
+    # What a warning or an error in a daemon's log has to say.
+    names: str
+    do: Callable[[Stack], None]
+    mend: Callable[[Stack], None]
+    # The daemon whose log is looked at.
+    told_by: str = "kvatlas-1"
+
+
+def hastened_rules(directory: Path) -> Path:
+    """The alert rules with shorter waits."""
+    rules = yaml.safe_load((DEPLOY / "prometheus/alerts.yml").read_text())
+    for group in rules["groups"]:
+        for rule in group["rules"]:
+            if "for" in rule:
+                rule["for"] = "5s"
+            rule["expr"] = re.sub(r"\[\d+m\]", "[30s]", rule["expr"]).replace("> 3600", "> 20")
+    path = directory / "alerts.yml"
+    path.write_text(yaml.safe_dump(rules))
+    return path
+
+
+def compose_override(directory: Path) -> Path:
+    """A compose file to lay over compose.yaml."""
+    daemon = {"environment": dict(OVERRIDES)}
+    prometheus = {"volumes": [f"{hastened_rules(directory)}:/etc/prometheus/alerts.yml:ro"]}
+    path = directory / "drill.yaml"
+    path.write_text(yaml.safe_dump({"services": {"kvatlas-1": daemon, "kvatlas-2": daemon, "prometheus": prometheus}}))
+    return path
+
+
+def operator(stack: Stack) -> dict[str, str]:
+    return {"user": "operator", "password": read_env(DEPLOY / "compose/.env")["KVATLAS_OPERATOR_PASSWORD"]}
+
+
+def publish(stack: Stack, worker: str, *options: str) -> None:
+    """Publishes one stored block of a worker, as the operator."""
+    who = operator(stack)
+    environment = {"KVATLAS_NATS_USER": who["user"], "KVATLAS_NATS_PASSWORD": who["password"], "KVATLAS_NATS_INBOX_PREFIX": "_INBOX_OPERATOR"}
+    arguments = [f"{key}={value}" for key, value in environment.items()]
+    event = '{"type":"stored","sequence_hashes":["ea06fc71a5ee6e88"]}\n'
+    command = ["/usr/bin/env", *arguments, KVATLAS, "publish", "--namespace", "demo", "--worker", worker, *options]
+    said = stack.execute("fleet", command, text=event)
+    if said.returncode != 0:
+        raise SystemExit(f"{command}: {said.stderr}")
+
+
+def say_goodbye(stack: Stack, worker: str) -> None:
+    who = operator(stack)
+    arguments = [f"KVATLAS_NATS_USER={who['user']}", f"KVATLAS_NATS_PASSWORD={who['password']}", "KVATLAS_NATS_INBOX_PREFIX=_INBOX_OPERATOR"]
+    command = ["/usr/bin/env", *arguments, KVATLAS, "publish", "--namespace", "demo", "--worker", worker]
+    stack.execute("fleet", command, text='{"type":"goodbye"}\n')
+
+
+def damage(stack: Stack, worker: str) -> None:
+    publish(stack, worker)
+    who = operator(stack)
+    for _ in range(20):
+        publish_raw(stack.services["nats-1"].address, who["user"], who["password"], f"kvatlas.v1.events.demo.{worker}", b"not MessagePack")
+        time.sleep(0.5)
+
+
+def lose_batches(stack: Stack, worker: str) -> None:
+    publish(stack, worker, "--epoch", "7", "--seq", "1")
+    publish(stack, worker, "--epoch", "7", "--seq", "5")
+
+
+def stop_brokers(stack: Stack) -> None:
+    for name in ("nats-1", "nats-2", "nats-3"):
+        stack.stop(name, signal.SIGKILL)
+
+
+def start_brokers(stack: Stack) -> None:
+    for name in ("nats-1", "nats-2", "nats-3"):
+        stack.start(name)
+
+
+def restart(stack: Stack, name: str, **environment: str) -> None:
+    service: Service = stack.services[name]
+    stack.stop(name)
+    service.environment.update(environment)
+    stack.start(name)
+
+
+def protect(stack: Stack, name: str, mode: int) -> None:
+    """Lets nobody write to a daemon's snapshot directory, or its user again."""
+    directory = stack.state / "volumes" / name
+    directory.chmod(mode)
+
+
+def faults() -> list[Fault]:
+    right = read_env(DEPLOY / "compose/.env")["KVATLAS_DAEMON_PASSWORD"]
+    return [
+        Fault(
+            "A publisher sends what is no batch",
+            "The worker `broken` publishes one batch and then bytes that are no MessagePack, and answers no questions.",
+            "KvatlasBatchesDropped", {"reason": "undecodable"}, r"broken",
+            lambda stack: damage(stack, "broken"), lambda stack: say_goodbye(stack, "broken"),
+        ),
+        Fault(
+            "Batches are lost, and the publisher is gone",
+            "The worker `lossy` publishes the batches 1 and 5 of an epoch, and nobody answers for it.",
+            "KvatlasHoldersDegraded", {"namespace": "demo"}, r"lossy",
+            lambda stack: lose_batches(stack, "lossy"), lambda stack: say_goodbye(stack, "lossy"),
+        ),
+        Fault(
+            "A worker falls silent",
+            "The worker `silent` publishes one batch, and no heartbeat after it.",
+            "KvatlasHoldersStale", {"namespace": "demo"}, r"silent",
+            lambda stack: publish(stack, "silent"), lambda stack: say_goodbye(stack, "silent"),
+        ),
+        Fault(
+            "Two publishers claim one worker",
+            "Somebody publishes as `worker-03`, which the fleet publishes for, in a newer epoch.",
+            "KvatlasBatchesDropped", {"reason": "stale_epoch"}, r"worker-03",
+            lambda stack: publish(stack, "worker-03"), lambda stack: restart(stack, "fleet"),
+        ),
+        Fault(
+            "All NATS servers are gone",
+            "`nats-1`, `nats-2` and `nats-3` are killed; later they start with their stores.",
+            "KvatlasHoldersDegraded", {"instance": "kvatlas-1:9464"}, r"cannot connect to nats-1:4222",
+            stop_brokers, start_brokers,
+        ),
+        Fault(
+            "A daemon is cut off",
+            "The network of `kvatlas-2` is taken down, and comes back.",
+            "KvatlasDown", {"instance": "kvatlas-2:9464"}, r"disconnected|cannot connect to",
+            lambda stack: stack.cut("kvatlas-2"), lambda stack: stack.mend("kvatlas-2"),
+            told_by="kvatlas-2",
+        ),
+        Fault(
+            "Snapshots cannot be written",
+            "The snapshot directory of `kvatlas-1` becomes one that nobody may write to.",
+            "KvatlasSnapshotOld", {"instance": "kvatlas-1:9464"}, r"snapshot.*/var/lib/kvatlas",
+            lambda stack: protect(stack, "kvatlas-1", 0o500), lambda stack: protect(stack, "kvatlas-1", 0o700),
+        ),
+        Fault(
+            "A daemon has the wrong password",
+            "`kvatlas-2` is started again with another password for NATS.",
+            "KvatlasNotReady", {"instance": "kvatlas-2:9464"}, r"[Aa]uthori[sz]ation",
+            lambda stack: restart(stack, "kvatlas-2", KVATLAS_NATS_PASSWORD="wrong"),
+            lambda stack: restart(stack, "kvatlas-2", KVATLAS_NATS_PASSWORD=right),
+            told_by="kvatlas-2",
+        ),
+    ]
+
+
+def firing(stack: Stack, fault: Fault) -> dict[str, Any] | None:
+    """The fault's alert, while it fires."""
+    status, text = get(stack.url("prometheus", 9090, "/api/v1/alerts"))
+    alerts = json.loads(text)["data"]["alerts"] if status == 200 else []
+    for alert in alerts:
+        labels = {**alert["labels"]}
+        if labels["alertname"] == fault.alert and alert["state"] == "firing" and fault.labels.items() <= labels.items():
+            return dict(alert)
+    return None
+
+
+def telling_line(log: Path, since: int, pattern: str) -> str | None:
+    """The first warning or error after a position in a log that names the culprit, without colours."""
+    text = log.read_bytes()[since:].decode(errors="replace")
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()
+    return next((line for line in lines if re.search(r" (WARN|ERROR) ", line) and re.search(pattern, line)), None)
+
+
+def shown(stack: Stack, fault: Fault) -> str | None:
+    """What the daemon's admin listener shows of the culprit; none where it shows nothing unusual."""
+    _, ready = get(stack.url(fault.told_by, 9464, "/readyz"))
+    if '"ready":false' in ready:
+        return "/readyz: " + "; ".join(json.loads(ready)["reasons"])
+    _, text = get(stack.url(fault.told_by, 9464, "/workers?namespace=demo"))
+    for holder in json.loads(text).get("holders", []) if text.startswith("{") else []:
+        if re.search(fault.names, holder["worker"]) and not holder.get("exact", True):
+            return "/workers: " + json.dumps(holder)
+    return None
+
+
+def is_well(stack: Stack) -> bool:
+    """Whether both daemons are ready, every holder is exact and no alert of the drill fires."""
+    for name in ("kvatlas-1", "kvatlas-2"):
+        if get(stack.url(name, 9464, "/readyz"))[0] != 200:
+            return False
+        _, text = get(stack.url(name, 9464, "/workers?namespace=demo"))
+        holders = json.loads(text)["holders"]
+        if not holders or not all(holder["exact"] for holder in holders):
+            return False
+    status, text = get(stack.url("prometheus", 9090, "/api/v1/alerts"))
+    return status == 200 and not json.loads(text)["data"]["alerts"]
+
+
+def drill(stack: Stack, fault: Fault) -> str:
+    """Breaks, looks, mends; the section of the page."""
+    log = stack.services[fault.told_by].log
+    since = log.stat().st_size
+    begun = time.monotonic()
+    fault.do(stack)
+    alert = wait_until(f"{fault.alert} to fire: {fault.title}", lambda: firing(stack, fault), PATIENCE_S)
+    fired_after = time.monotonic() - begun
+    line = wait_until(f"a line in {log} that names {fault.names}: {fault.title}", lambda: telling_line(log, since, fault.names), PATIENCE_S)
+    page = shown(stack, fault)
+    mended = time.monotonic()
+    fault.mend(stack)
+    wait_until(f"all to be well again: {fault.title}", lambda: is_well(stack), 2 * PATIENCE_S)
+    labels = ", ".join(f'{key}="{value}"' for key, value in sorted(alert["labels"].items()) if key not in ("alertname", "job"))
+    print(f"{fault.title}: {fault.alert} after {fired_after:.0f} s", file=sys.stderr, flush=True)
+    return "\n".join([
+        f"## {fault.title}", "", fault.what, "",
+        f"Alert: [{fault.alert}](operating.md#{fault.alert.lower()}) `{{{labels}}}`: {alert['annotations']['summary']}.", "",
+        f"Log of `{fault.told_by}`:", "", "```text", line, "```", "",
+        *(["Its admin listener:", "", "```text", page, "```", ""] if page else []),
+        f"The alert fired {fired_after:.0f} s after the fault. {time.monotonic() - mended:.0f} s after the repair, no alert was left and every holder was exact.", "",
+    ])
+
+
+HEAD = """# What a bad hour looks like
+
+`deploy/drill.py` has written this page. It runs the deployment of [compose](compose), breaks it in eight ways, one after the other, and
+waits each time until all is well again. It fails where no alert fires, or where no line of the log names the culprit. The alerts' waits are
+shortened to five seconds, their windows to thirty, the age of a snapshot to twenty; those of [alerts.yml](prometheus/alerts.yml) are for
+the real thing. Addresses and times are those of the run.
+"""
+
+
+def main() -> None:
+    if why := can_run():
+        print(why)
+        sys.exit(2)
+    subprocess.run([DEPLOY / "compose/env.sh"], check=True, stderr=subprocess.DEVNULL)
+    enter_namespaces()
+    state = Path(tempfile.mkdtemp(prefix="kvatlas-drill-"))
+    stack = Stack([DEPLOY / "compose/compose.yaml", compose_override(state)], state)
+    sections = []
+    try:
+        stack.up()
+        wait_until("all to be well", lambda: is_well(stack), PATIENCE_S)
+        for fault in faults():
+            sections.append(drill(stack, fault))
+    except BaseException:
+        print(f"the logs are in {state}", file=sys.stderr)
+        raise
+    finally:
+        stack.kill()
+    page = "\n".join([HEAD, *sections])
+    if "--print" in sys.argv:
+        print(page)
+    else:
+        (DEPLOY / "drill.md").write_text(page)
+    shutil.rmtree(state)
+
+
+if __name__ == "__main__":
+    main()

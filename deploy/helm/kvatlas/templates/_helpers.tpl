@@ -1,0 +1,182 @@
+{{- define "kvatlas.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- else -}}
+{{- $name := default .Chart.Name .Values.nameOverride -}}
+{{- ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) | replace "." "-" | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "kvatlas.selector" -}}
+app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "kvatlas.labels" -}}
+{{ include "kvatlas.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end -}}
+
+{{- define "kvatlas.image" -}}
+{{- if .Values.image.digest -}}
+{{ .Values.image.repository }}@{{ .Values.image.digest }}
+{{- else -}}
+{{ .Values.image.repository }}:{{ default .Chart.AppVersion .Values.image.tag }}
+{{- end -}}
+{{- end -}}
+
+{{- define "kvatlas.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create -}}
+{{ default (include "kvatlas.fullname" .) .Values.serviceAccount.name }}
+{{- else -}}
+{{ default "default" .Values.serviceAccount.name }}
+{{- end -}}
+{{- end -}}
+
+{{/* The settings of `config` as TOML. Values are texts, truth values and whole numbers. */}}
+{{- define "kvatlas.tomlValues" -}}
+{{- range $key, $value := . }}
+{{ $key }} = {{ if kindIs "string" $value }}{{ $value | toJson }}{{ else if kindIs "bool" $value }}{{ $value }}{{ else }}{{ $value | int64 }}{{ end }}
+{{- end }}
+{{- end -}}
+{{- define "kvatlas.toml" -}}
+{{- range $section, $settings := .Values.config }}
+{{- if eq $section "namespaces" }}
+{{- range $name, $namespace := $settings }}
+[namespaces.{{ $name }}]
+{{- include "kvatlas.tomlValues" $namespace }}
+{{ end }}
+{{- else }}
+[{{ $section }}]
+{{- include "kvatlas.tomlValues" $settings }}
+{{ end }}
+{{- end }}
+{{- end -}}
+
+{{/* How to reach NATS: a dictionary with root, auth and inboxPrefix. */}}
+{{- define "kvatlas.natsEnv" -}}
+- name: KVATLAS_NATS_URL
+  value: {{ .root.Values.nats.url | quote }}
+- name: KVATLAS_NATS_CONNECTION_NAME
+  valueFrom: { fieldRef: { fieldPath: metadata.name } }
+- name: KVATLAS_NATS_INBOX_PREFIX
+  value: {{ .inboxPrefix | quote }}
+- name: KVATLAS_SUBJECTS_PREFIX
+  value: {{ .root.Values.subjectsPrefix | quote }}
+{{- if .root.Values.nats.tls.required }}
+- name: KVATLAS_NATS_TLS_REQUIRED
+  value: "true"
+{{- end }}
+{{- if .root.Values.nats.tls.caSecret }}
+- name: KVATLAS_NATS_TLS_CA_FILE
+  value: /etc/kvatlas/nats-ca/{{ .root.Values.nats.tls.caKey }}
+{{- end }}
+{{- if eq .auth.kind "credentials" }}
+- name: KVATLAS_NATS_CREDENTIALS_FILE
+  value: /etc/kvatlas/nats/{{ default "nats.creds" .auth.credentialsKey }}
+{{- else if eq .auth.kind "token" }}
+- name: KVATLAS_NATS_TOKEN
+  valueFrom: { secretKeyRef: { name: {{ .auth.secret }}, key: {{ default "token" .auth.tokenKey }} } }
+{{- else if eq .auth.kind "user" }}
+- name: KVATLAS_NATS_USER
+  valueFrom: { secretKeyRef: { name: {{ .auth.secret }}, key: {{ default "user" .auth.userKey }} } }
+- name: KVATLAS_NATS_PASSWORD
+  valueFrom: { secretKeyRef: { name: {{ .auth.secret }}, key: {{ default "password" .auth.passwordKey }} } }
+{{- end }}
+{{- end -}}
+
+{{- define "kvatlas.natsMounts" -}}
+{{- if .root.Values.nats.tls.caSecret }}
+- { name: nats-ca, mountPath: /etc/kvatlas/nats-ca, readOnly: true }
+{{- end }}
+{{- if eq .auth.kind "credentials" }}
+- { name: nats, mountPath: /etc/kvatlas/nats, readOnly: true }
+{{- end }}
+{{- end -}}
+
+{{- define "kvatlas.natsVolumes" -}}
+{{- if .root.Values.nats.tls.caSecret }}
+- name: nats-ca
+  secret: { secretName: {{ .root.Values.nats.tls.caSecret }}, defaultMode: 288 }
+{{- end }}
+{{- if eq .auth.kind "credentials" }}
+- name: nats
+  secret: { secretName: {{ .auth.secret }}, defaultMode: 288 }
+{{- end }}
+{{- end -}}
+
+{{/* Where the admin listener listens. */}}
+{{- define "kvatlas.adminListen" -}}
+{{ ternary "0.0.0.0" "127.0.0.1" (eq .Values.admin.bind "pod") }}:{{ .Values.admin.port }}
+{{- end -}}
+
+{{/* Probes, by request or by command. */}}
+{{- define "kvatlas.probes" -}}
+{{- $requests := eq .Values.admin.bind "pod" -}}
+startupProbe:
+  {{- if $requests }}
+  httpGet: { path: /livez, port: admin }
+  {{- else }}
+  exec: { command: [/usr/local/bin/kvatlas, probe, --live] }
+  timeoutSeconds: 3
+  {{- end }}
+  periodSeconds: 2
+  failureThreshold: 60
+livenessProbe:
+  {{- if $requests }}
+  httpGet: { path: /livez, port: admin }
+  {{- else }}
+  exec: { command: [/usr/local/bin/kvatlas, probe, --live] }
+  {{- end }}
+  periodSeconds: 10
+  timeoutSeconds: 3
+  failureThreshold: 3
+readinessProbe:
+  {{- if $requests }}
+  httpGet: { path: /readyz, port: admin }
+  {{- else }}
+  exec: { command: [/usr/local/bin/kvatlas, probe] }
+  {{- end }}
+  periodSeconds: 3
+  timeoutSeconds: 3
+  failureThreshold: 2
+{{- end -}}
+
+{{- define "kvatlas.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: { drop: [ALL] }
+{{- end -}}
+
+{{/* What all pods have in common, above their containers. */}}
+{{- define "kvatlas.podSpec" -}}
+serviceAccountName: {{ include "kvatlas.serviceAccountName" . }}
+automountServiceAccountToken: false
+# Variables about services would be taken for settings, were they not known by their ends.
+enableServiceLinks: false
+terminationGracePeriodSeconds: {{ .Values.terminationGracePeriodSeconds }}
+securityContext:
+  runAsNonRoot: true
+  runAsUser: 65532
+  runAsGroup: 65532
+  fsGroup: 65532
+  fsGroupChangePolicy: OnRootMismatch
+  seccompProfile: { type: RuntimeDefault }
+{{- with .Values.imagePullSecrets }}
+imagePullSecrets: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.topologySpreadConstraints }}
+topologySpreadConstraints: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- end -}}

@@ -1,0 +1,47 @@
+#!/bin/sh
+# Runs kvatlas beside genuine engines, without a GPU: vLLM's block pool and SGLang's radix cache, with their publishers, from their
+# wheels, which are fetched into .tools/ (about 375 MB, of which a megabyte is kept). Compares every answer over HTTP with what the
+# caches have, and prints a line a scenario. Arguments are those of tests/engines/__main__.py:
+#
+#   deploy/scenario-engines.sh                     all scenarios, with seed 1: about six minutes
+#   deploy/scenario-engines.sh --seed 7 --seeds 3  the seeds 7, 8 and 9
+#   deploy/scenario-engines.sh --short             four of them, once around
+#   deploy/scenario-engines.sh --only restarts     those with this text in their names
+#
+# Without the wheels it says so and skips, and so it does without Python 3.11 or pip; with CI=true those two are failures.
+#
+#   KVATLAS_BIN       a kvatlas to test instead of target/debug/kvatlas
+#   NATS_SERVER_BIN   a nats-server to use instead of one in PATH or .tools/
+set -eu
+
+cd "$(dirname "$0")/.."
+root=$PWD
+environment=$root/.tools/engines-python
+
+skip() {
+    if [ "${CI:-}" = true ]; then
+        echo "scenario-engines: $*" >&2
+        exit 1
+    fi
+    line="SKIPPED: genuine engines: $*"
+    echo "$line" >&2
+    if [ -n "${KVATLAS_TEST_SKIPS:-}" ]; then echo "$line" >>"$KVATLAS_TEST_SKIPS"; fi
+    exit 0
+}
+
+python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null ||
+    skip "there is no Python 3.11 or later; install it, on Debian with: apt-get install python3 python3-venv"
+
+if ! "$environment/bin/python" -c 'import msgspec, zmq, cbor2, xxhash, numpy, pydantic' 2>/dev/null; then
+    rm -rf "$environment"
+    python3 -m venv "$environment" ||
+        skip "no virtual environment could be made; on Debian: apt-get install python3-venv"
+    "$environment/bin/pip" install --quiet --disable-pip-version-check msgspec pyzmq cbor2 xxhash numpy pydantic ||
+        skip "pip could not install what engines import: see what it said above"
+fi
+# Not a failure in CI either: so much cannot be fetched everywhere.
+"$environment/bin/python" tests/engines/fetch.py .tools/engines || CI="" skip "the wheels of vLLM and SGLang could not be fetched: see what pip said above"
+
+deploy/setup.sh
+[ -n "${KVATLAS_BIN:-}" ] || cargo build --locked
+KVATLAS_ENGINES=$root/.tools/engines exec "$environment/bin/python" tests/engines "$@"

@@ -1,0 +1,244 @@
+#!/usr/bin/env python3
+"""Lints the Helm chart, renders it with many values (with --all: every combination of them), and checks each result.
+
+- Every rendered object has the form that Kubernetes' published schemas want, strictly; of a ServiceMonitor and a PrometheusRule, the form
+  that their operator documents.
+- Every selector finds what it is for, every volume and port that is named is there, every container is without rights.
+- The daemon takes the configuration, environment and arguments of every container: `kvatlas serve --check-config`.
+- Values that would not work are refused by the chart's schema.
+
+Not done: installing into a cluster.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, Iterator
+
+import helm_python as helm
+import kubernetes_validate  # type: ignore[import-untyped]
+import yaml
+
+CHART = Path(__file__).resolve().parent / "helm/kvatlas"
+KVATLAS = os.environ["KVATLAS_BIN"]
+KUBERNETES = ["1.27", "1.37"]
+ALERTS = yaml.safe_load((CHART.parent.parent / "prometheus/alerts.yml").read_text())
+
+Values = dict[str, Any]
+
+# Each dimension is what people choose independently of the others.
+DIMENSIONS: list[list[Values]] = [
+    [{}, {"replicas": 3, "fullnameOverride": "map"}],
+    [
+        {},
+        {"nats": {"auth": {"kind": "user", "secret": "nats-user", "userKey": "name"}}},
+        {"nats": {"auth": {"kind": "token", "secret": "nats-token"}}},
+        {
+            "nats": {
+                "url": "tls://one:4222,tls://two:4222",
+                "auth": {"kind": "credentials", "secret": "nats-creds"},
+                "inboxPrefix": "_INBOX_DAEMON",
+                "tls": {"required": True, "caSecret": "nats-ca"},
+            }
+        },
+    ],
+    [{}, {"transport": "jetstream", "snapshots": {"objectStore": "kvatlas", "storageClass": "fast"}}, {"snapshots": {"enabled": False}}],
+    [
+        {},
+        {"http": {"enabled": True, "service": {"type": "LoadBalancer", "annotations": {"a": "b"}}}},
+        {"http": {"enabled": True, "tokenSecret": "http-token"}},
+        {"shards": 3},
+    ],
+    [{}, {"admin": {"bind": "loopback"}}, {"serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}}, "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}}}],
+    [
+        {},
+        {"bridge": {"enabled": True, "engines": ["gpu-0=tcp://vllm-0:5557,replay=tcp://vllm-0:5558"], "model": "meta-llama/Llama-3.1-8B-Instruct"}},
+        {"bridge": {"enabled": True, "engines": ["a=tcp://a:5557"], "auth": {"kind": "user", "secret": "bridge"}, "inboxPrefix": "_INBOX_B"}},
+    ],
+    [{}, {"podDisruptionBudget": {"enabled": False}, "networkPolicy": {"enabled": False}, "serviceAccount": {"create": False}}],
+]
+# Values that meet the templates once, with the defaults for the rest.
+ONCE: list[Values] = [
+    {"config": {"limits": {"max_bytes_total": "8 GiB", "max_workers_per_namespace": 1000}, "namespaces": {"llama-70b": {"block_size": 64, "hashing": "recompute"}}}},
+    {"config": {"logging": {"format": "json", "level": "info,kvatlas=debug"}, "events": {"stream_create": False}}},
+    {"image": {"digest": "sha256:" + "0" * 64}, "imagePullSecrets": [{"name": "registry"}]},
+    {"nodeSelector": {"a": "b"}, "tolerations": [{"key": "gpu", "operator": "Exists"}], "priorityClassName": "high"},
+    {"affinity": {"nodeAffinity": {}}, "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}]},
+    {"podAnnotations": {"a": "b"}, "podLabels": {"c": "d"}, "extraEnv": [{"name": "RUST_BACKTRACE", "value": "1"}]},
+    {"networkPolicy": {"metricsFrom": [], "httpFrom": []}, "http": {"enabled": True}},
+]
+REFUSED: list[tuple[str, Values]] = [
+    ("a word that is no value", {"replica": 2}),
+    ("a URL without a scheme", {"nats": {"url": "nats:4222"}}),
+    ("a password in the URL", {"nats": {"url": "nats://me:secret@nats:4222"}}),
+    ("no secret for a user", {"nats": {"auth": {"kind": "user"}}}),
+    ("a section that the chart sets itself", {"config": {"admin": {"listen": "0.0.0.0:1"}}}),
+    ("a scrape of the loopback address", {"admin": {"bind": "loopback"}, "serviceMonitor": {"enabled": True}}),
+    ("alerts on what nobody scrapes", {"admin": {"bind": "loopback"}, "prometheusRule": {"enabled": True}}),
+    ("HTTP with shards", {"shards": 2, "http": {"enabled": True}}),
+    ("a bridge without engines", {"bridge": {"enabled": True}}),
+    ("a port out of range", {"admin": {"port": 70000}}),
+]
+
+
+def merged(below: Values, above: Values) -> Values:
+    both = {**below, **above}
+    return {key: merged(below[key], above[key]) if isinstance(below.get(key), dict) and isinstance(above.get(key), dict) else item for key, item in both.items()}
+
+
+def choices() -> Iterator[tuple[int, ...]]:
+    """Indexes into the dimensions: such that any two choices of two dimensions meet. With --all, every combination."""
+    met: set[tuple[tuple[int, int], ...]] = set()
+    for choice in itertools.product(*(range(len(dimension)) for dimension in DIMENSIONS)):
+        pairs = set(itertools.combinations(enumerate(choice), 2))
+        if "--all" in sys.argv or not pairs <= met:
+            met |= pairs
+            yield choice
+
+
+def combinations() -> Iterator[Values]:
+    for choice in choices():
+        values: Values = {}
+        for dimension, index in zip(DIMENSIONS, choice):
+            values = merged(values, dimension[index])
+        yield values
+    yield from ONCE
+
+
+def objects(rendered: dict[str, str]) -> list[dict[str, Any]]:
+    documents = (document for name, text in rendered.items() if name.endswith(".yaml") for document in yaml.safe_load_all(text))
+    return [document for document in documents if document]
+
+
+def check_form(item: dict[str, Any]) -> None:
+    if item["kind"] == "ServiceMonitor":
+        endpoint = item["spec"]["endpoints"][0]
+        assert item["apiVersion"] == "monitoring.coreos.com/v1" and set(endpoint) <= {"port", "path", "interval"}, item
+        return
+    if item["kind"] == "PrometheusRule":
+        # What promtool has checked, word for word: the operator hands it to Prometheus as it is.
+        assert item["apiVersion"] == "monitoring.coreos.com/v1" and item["spec"] == ALERTS, item
+        return
+    for version in KUBERNETES:
+        kubernetes_validate.validate(item, version, strict=True)
+
+
+def pods(items: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    for item in items:
+        if item["kind"] in ("StatefulSet", "Deployment"):
+            yield item, item["spec"]["template"]
+
+
+def selects(selector: dict[str, str], labels: dict[str, str]) -> bool:
+    return selector.items() <= labels.items()
+
+
+def check_references(items: list[dict[str, Any]]) -> None:
+    """What is named is there."""
+    named = {(item["kind"], item["metadata"]["name"]) for item in items}
+    assert len(named) == len(items), "two objects have one name"
+    labels = [template["metadata"]["labels"] for _, template in pods(items)]
+    for item in items:
+        spec = item.get("spec", {})
+        if item["kind"] == "Service":
+            found = [template for _, template in pods(items) if selects(spec["selector"], template["metadata"]["labels"])]
+            assert found, item
+            ports = {port["name"] for template in found for container in template["spec"]["containers"] for port in container["ports"]}
+            assert {port["targetPort"] for port in spec["ports"]} <= ports, item
+        if item["kind"] == "PodDisruptionBudget":
+            assert sum(selects(spec["selector"]["matchLabels"], each) for each in labels) == 1, item
+        if item["kind"] == "NetworkPolicy":
+            assert all(selects(spec["podSelector"]["matchLabels"], each) for each in labels), item
+        if item["kind"] == "ServiceMonitor":
+            services = [each for each in items if each["kind"] == "Service" and selects(spec["selector"]["matchLabels"], each["metadata"]["labels"])]
+            assert len(services) == 1 and spec["endpoints"][0]["port"] in {port["name"] for port in services[0]["spec"]["ports"]}, item
+    for owner, template in pods(items):
+        spec = template["spec"]
+        assert selects(owner["spec"]["selector"]["matchLabels"], template["metadata"]["labels"]), owner["metadata"]
+        if owner["kind"] == "StatefulSet":
+            assert ("Service", owner["spec"]["serviceName"]) in named
+        claims = {claim["metadata"]["name"] for claim in owner["spec"].get("volumeClaimTemplates", [])}
+        volumes = {volume["name"] for volume in spec.get("volumes", [])} | claims
+        for container in spec["containers"]:
+            assert {mount["name"] for mount in container.get("volumeMounts", [])} == volumes, owner["metadata"]
+            security = container["securityContext"]
+            assert security["readOnlyRootFilesystem"] and not security["allowPrivilegeEscalation"] and security["capabilities"]["drop"] == ["ALL"]
+        assert spec["securityContext"]["runAsNonRoot"] and spec["automountServiceAccountToken"] is False
+
+
+def check_exposure(items: list[dict[str, Any]], values: Values) -> None:
+    """The admin listener is reached by whom it is meant for, and by probes."""
+    is_loopback = values.get("admin", {}).get("bind") == "loopback"
+    for owner, template in pods(items):
+        for container in template["spec"]["containers"]:
+            listen = next(item["value"] for item in container["env"] if item["name"] == "KVATLAS_ADMIN_LISTEN")
+            assert listen.startswith("127.0.0.1:" if is_loopback else "0.0.0.0:"), owner["metadata"]
+            for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+                assert ("exec" in container[probe]) == is_loopback and ("httpGet" in container[probe]) != is_loopback
+    for policy in (item for item in items if item["kind"] == "NetworkPolicy"):
+        admin = [rule for rule in policy["spec"].get("ingress") or [] if any(port["port"] == "admin" for port in rule["ports"])]
+        assert bool(admin) == (not is_loopback and values.get("networkPolicy", {}).get("metricsFrom") != []), policy
+        assert all(rule["from"] for rule in admin), "the admin listener is open to all"
+
+
+def check_daemon(items: list[dict[str, Any]], checked: set[str]) -> None:
+    """kvatlas takes the configuration of each container. Files of secrets are made up."""
+    toml = next(item["data"]["kvatlas.toml"] for item in items if item["kind"] == "ConfigMap")
+    for _, template in pods(items):
+        [container] = template["spec"]["containers"]
+        if container["args"][0] != "serve":
+            continue
+        with tempfile.TemporaryDirectory() as directory:
+            place = Path(directory)
+            (place / "kvatlas.toml").write_text(toml)
+            environment = {"KVATLAS_CONFIG": str(place / "kvatlas.toml")}
+            for item in container["env"]:
+                value = item.get("value", "made-up")
+                if value.startswith("/etc/kvatlas/"):
+                    (place / item["name"]).write_text("made up")
+                    value = str(place / item["name"])
+                environment[item["name"]] = value
+            arguments = [word for word in container["args"] if word not in ("--config", "/etc/kvatlas/config/kvatlas.toml")]
+            described = toml + str(container["args"]) + str(container["env"])
+            if described in checked:
+                continue
+            checked.add(described)
+            said = subprocess.run([KVATLAS, *arguments, "--check-config"], env=environment, capture_output=True, text=True)
+            assert said.returncode == 0, f"{said.stderr}\n{container['env']}\n{toml}"
+
+
+def main() -> None:
+    findings = [message for message in helm.lint(str(CHART))["messages"] if message.get("severity") not in ("INFO", 1, "info")]
+    assert not findings, findings
+    checked: set[str] = set()
+    seen: set[str] = set()
+    number = 0
+    with helm.Chart.load(str(CHART)) as chart:
+        for values in combinations():
+            number += 1
+            chart.validate_schema(values)
+            items = objects(chart.render(values, name="prod", namespace="inference"))
+            for item in items:
+                text = yaml.safe_dump(item)
+                if text not in seen:
+                    seen.add(text)
+                    check_form(item)
+            check_references(items)
+            check_exposure(items, values)
+            check_daemon(items, checked)
+        for what, values in REFUSED:
+            try:
+                chart.validate_schema(values)
+            except helm.HelmError:
+                continue
+            sys.exit(f"the chart's schema lets through {what}: {values}")
+    print(f"{number} combinations of values rendered; {len(seen)} different objects and {len(checked)} configurations are sound; {len(REFUSED)} mistakes refused")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,342 @@
+//! The engines that a bridge follows.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use async_nats::Client;
+use parking_lot::Mutex;
+use tokio::runtime::Handle;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use kvatlas_client::publish::{HolderPublisher, PublishedHolder, PublisherOptions};
+use kvatlas_core::hash::BlockSize;
+use kvatlas_core::index::{Hashing, NamespaceSettings};
+use kvatlas_core::wire::{
+    Rank, Subjects, WorkerName, instance_of_worker, pool_of_instance, worker_of_instance,
+};
+use kvatlas_engines::{Format, HashMode, TranslatorSettings};
+
+use crate::daemon::http::{
+    EngineKey, EngineRegistry, EngineState, NewEngine, RegisterRefusal, RemovedEngines,
+};
+use crate::daemon::metrics::BridgeMetrics;
+
+use super::follower::{FollowOptions, Follower};
+use super::holders::{Holders, StartRelay};
+use super::progress::{Progress, SharedProgress};
+use super::relay::Relay;
+use super::sources::{Source, SourceTask};
+use super::spec::check_engine;
+use super::task::EngineTask;
+
+/// Of a source whose hashes are the contract's, one block in so many is checked against its tokens.
+const TRUSTED_SAMPLE: u32 = 64;
+
+/// How a bridge works.
+#[derive(Debug, Clone)]
+pub struct BridgeOptions {
+    /// How engines are followed.
+    pub follow: FollowOptions,
+    /// How daemons are told. The settings of the namespace are the engine's.
+    pub publisher: PublisherOptions,
+    /// Most engines that are followed.
+    pub engines_max: usize,
+}
+
+impl Default for BridgeOptions {
+    fn default() -> Self {
+        Self {
+            follow: FollowOptions::default(),
+            publisher: PublisherOptions {
+                // An engine has told a batch already: waiting for more would only cost time.
+                batch_delay: std::time::Duration::from_micros(500),
+                ring_bytes_max: 4 << 20,
+                ..PublisherOptions::default()
+            },
+            engines_max: 1024,
+        }
+    }
+}
+
+/// An engine, and the task that follows it.
+struct Followed {
+    engine: NewEngine,
+    progress: SharedProgress,
+    stop: CancellationToken,
+    says_goodbye: Arc<AtomicBool>,
+}
+
+struct Inner {
+    subjects: Subjects,
+    options: BridgeOptions,
+    runtime: Handle,
+    tasks: TaskTracker,
+    metrics: Arc<BridgeMetrics>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// None until the bridge is started.
+    nats: Option<Client>,
+    is_stopping: bool,
+    engines: BTreeMap<EngineKey, Followed>,
+    /// Those that flags and files gave.
+    given: BTreeSet<EngineKey>,
+}
+
+/// Follows engines. Cheap to clone; all clones are one bridge.
+#[derive(Clone)]
+pub struct Bridge {
+    inner: Arc<Inner>,
+}
+
+impl Bridge {
+    /// A bridge that follows nobody yet; engines that are registered before [`Self::start`] wait for it.
+    ///
+    /// Belongs to the current tokio runtime.
+    pub fn new(subjects: Subjects, options: BridgeOptions) -> Self {
+        Self {
+            inner: Arc::new(Inner {
+                subjects,
+                options,
+                runtime: Handle::current(),
+                tasks: TaskTracker::new(),
+                metrics: Arc::new(BridgeMetrics::new()),
+                state: Mutex::default(),
+            }),
+        }
+    }
+
+    /// Begins to follow, and to tell daemons through `nats`.
+    pub fn start(&self, nats: &Client) {
+        let mut state = self.inner.state.lock();
+        state.nats = Some(nats.clone());
+        for followed in state.engines.values() {
+            self.spawn(followed, nats.clone());
+        }
+    }
+
+    /// Makes the engines that are given by flags and files those in `engines`: others of them are forgotten, changed ones begin anew.
+    /// Engines that were registered otherwise stay.
+    ///
+    /// # Errors
+    ///
+    /// Why each of those engines that are not followed is not.
+    pub fn replace(&self, engines: &[NewEngine]) -> Result<(), Vec<RegisterRefusal>> {
+        let given = {
+            let mut state = self.inner.state.lock();
+            let keys = engines.iter().map(|engine| engine.key.clone()).collect();
+            std::mem::replace(&mut state.given, keys)
+        };
+        let is_outdated =
+            |state: &EngineState| given.contains(&state.engine.key) && !engines.contains(&state.engine);
+        let outdated: BTreeSet<EngineKey> = self
+            .engines()
+            .into_iter()
+            .filter(is_outdated)
+            .map(|state| state.engine.key)
+            .collect();
+        self.unregister(&|key| outdated.contains(key));
+        let refused: Vec<RegisterRefusal> = engines
+            .iter()
+            .filter_map(|engine| self.register(engine.clone()).err())
+            .collect();
+        if refused.is_empty() { Ok(()) } else { Err(refused) }
+    }
+
+    /// Ends to follow all engines, and waits for their tasks. With `says_goodbye`, daemons forget the holders at once; without, they keep
+    /// them until another bridge tells more, or until they are stale.
+    pub async fn stop(&self, says_goodbye: bool) {
+        {
+            let mut state = self.inner.state.lock();
+            state.is_stopping = true;
+            for followed in state.engines.values() {
+                followed.says_goodbye.store(says_goodbye, Ordering::Release);
+                followed.stop.cancel();
+            }
+        }
+        self.inner.tasks.close();
+        self.inner.tasks.wait().await;
+    }
+
+    fn spawn(&self, followed: &Followed, nats: Client) {
+        let inner = Arc::clone(&self.inner);
+        let (engine, progress) = (followed.engine.clone(), followed.progress.clone());
+        let (stop, says_goodbye) = (followed.stop.clone(), Arc::clone(&followed.says_goodbye));
+        let task = async move {
+            if matches!(engine.format, Format::TensorRt | Format::Dynamo) {
+                let task = SourceTask {
+                    options: inner.options.follow.clone(),
+                    engine,
+                    progress,
+                    stop,
+                    says_goodbye,
+                };
+                return inner.follow_source(task, nats).await;
+            }
+            let relay = match inner.own_relay(&engine, nats).await {
+                Ok(relay) => relay,
+                Err(error) => {
+                    return progress.ended(&engine, &error);
+                }
+            };
+            let options = inner.options.follow.clone();
+            let follower = Follower::new(relay, engine.replay.clone(), options.clone());
+            let task = EngineTask {
+                engine,
+                follower,
+                options,
+                progress,
+                stop,
+                says_goodbye,
+            };
+            task.run().await;
+        };
+        self.inner.tasks.spawn_on(task, &self.inner.runtime);
+    }
+}
+
+impl Inner {
+    /// Follows a source that tells of several holders.
+    async fn follow_source(self: Arc<Self>, task: SourceTask, nats: Client) {
+        let (inner, engine) = (Arc::clone(&self), task.engine.clone());
+        let start: StartRelay = Box::new(move |worker, rank| {
+            let (inner, engine, nats) = (Arc::clone(&inner), engine.clone(), nats.clone());
+            Box::pin(async move { inner.relay(&engine, worker, rank, nats).await })
+        });
+        let holders = Holders::new(start);
+        let source = match task.engine.format {
+            Format::Dynamo => Source::plane(holders),
+            _ => match worker_of_instance(&task.engine.key.instance) {
+                Ok(worker) => Source::server(&task.engine, worker, holders),
+                // Engines are checked before they are followed.
+                Err(error) => return tracing::error!(%error, "an engine cannot be followed"),
+            },
+        };
+        task.run(source).await;
+    }
+
+    /// What tells daemons of `engine` itself, in words where that is not possible.
+    async fn own_relay(&self, engine: &NewEngine, nats: Client) -> Result<Relay, String> {
+        let instance = &engine.key.instance;
+        let worker = match engine.format {
+            Format::Mooncake => pool_of_instance(instance),
+            _ => worker_of_instance(instance),
+        };
+        let worker = worker.map_err(|error| error.to_string())?;
+        self.relay(engine, worker, engine.key.rank, nats).await
+    }
+
+    /// What tells daemons of one holder of `engine`, in words where that is not possible.
+    async fn relay(
+        &self,
+        engine: &NewEngine,
+        worker: WorkerName,
+        rank: Rank,
+        nats: Client,
+    ) -> Result<Relay, String> {
+        let block_size = BlockSize::new(engine.block_size).map_err(|error| error.to_string())?;
+        let namespace = engine.key.model.namespace();
+        let name = format!("{}/{rank}", instance_of_worker(&worker));
+        let holder = PublishedHolder {
+            namespace: namespace.map_err(|error| error.to_string())?,
+            worker,
+            rank,
+        };
+        let options = PublisherOptions {
+            settings: NamespaceSettings {
+                block_size,
+                // The translator has computed the contract's hashes.
+                hashing: Hashing::Engine,
+            },
+            ..self.options.publisher.clone()
+        };
+        let publisher = HolderPublisher::start(nats, &self.subjects, holder, options).await;
+        let settings = TranslatorSettings {
+            block_size,
+            blocks_max: self.options.follow.blocks_max,
+            mode: match engine.format {
+                // Its standard is the contract's, and it need not tell tokens.
+                Format::Mooncake => HashMode::Trust {
+                    sample: TRUSTED_SAMPLE,
+                },
+                _ => HashMode::Recompute,
+            },
+            ..TranslatorSettings::default()
+        };
+        Ok(Relay::new(
+            engine.format,
+            &name,
+            settings,
+            publisher.map_err(|error| error.to_string())?,
+            Arc::clone(&self.metrics),
+        ))
+    }
+}
+
+impl EngineRegistry for Bridge {
+    fn register(&self, engine: NewEngine) -> Result<(), RegisterRefusal> {
+        check_engine(&engine)?;
+        let mut state = self.inner.state.lock();
+        if state.is_stopping {
+            return Err(RegisterRefusal::Stopping);
+        }
+        if let Some(known) = state.engines.get(&engine.key) {
+            if known.engine == engine {
+                return Ok(());
+            }
+            return Err(RegisterRefusal::Conflict {
+                endpoint: known.engine.endpoint.clone(),
+                key: Box::new(engine.key),
+            });
+        }
+        let engines_max = self.inner.options.engines_max;
+        if state.engines.len() >= engines_max {
+            return Err(RegisterRefusal::TooMany { engines: engines_max });
+        }
+        let followed = Followed {
+            engine: engine.clone(),
+            progress: SharedProgress::default(),
+            stop: CancellationToken::new(),
+            says_goodbye: Arc::default(),
+        };
+        if let Some(nats) = &state.nats {
+            self.spawn(&followed, nats.clone());
+        }
+        state.engines.insert(engine.key, followed);
+        Ok(())
+    }
+
+    fn unregister(&self, is_meant: &dyn Fn(&EngineKey) -> bool) -> RemovedEngines {
+        let mut state = self.inner.state.lock();
+        let removed: RemovedEngines = state
+            .engines
+            .keys()
+            .filter(|key| is_meant(key))
+            .cloned()
+            .collect();
+        for key in &removed {
+            if let Some(followed) = state.engines.remove(key) {
+                followed.says_goodbye.store(true, Ordering::Release);
+                followed.stop.cancel();
+            }
+        }
+        removed
+    }
+
+    fn engines(&self) -> Vec<EngineState> {
+        let state = self.inner.state.lock();
+        let describe = |followed: &Followed| {
+            let Progress { status, last_error } = followed.progress.get();
+            EngineState {
+                engine: followed.engine.clone(),
+                status,
+                last_error,
+            }
+        };
+        state.engines.values().map(describe).collect()
+    }
+}

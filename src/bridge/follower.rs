@@ -1,0 +1,286 @@
+//! Following one publisher: what connections, gaps and restarts mean. The task around it decides when to connect and when to give up.
+
+use std::time::Duration;
+
+use kvatlas_client::Backoff;
+use kvatlas_client::publish::PublisherError;
+
+use super::continuity::{Continuity, Published, Replayed};
+use super::frames::{Numbered, ReplayMessage};
+use super::relay::Relay;
+use super::sockets::{Replay, SocketError};
+
+/// How engines are followed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FollowOptions {
+    /// How long a connection, and each message of a replay, may take.
+    pub patience: Duration,
+    /// How often the replay socket is asked while nothing seems to be missing: it shows that the engine lives, and what was lost last.
+    pub poll_interval: Duration,
+    /// Silence after which an engine is out of sight. Without a replay socket, only a broken connection shows that.
+    pub silent_after: Duration,
+    /// The pauses between attempts to connect.
+    pub backoff: Backoff,
+    /// Most names of blocks that are kept for one engine.
+    pub blocks_max: usize,
+}
+
+impl Default for FollowOptions {
+    fn default() -> Self {
+        Self {
+            patience: Duration::from_secs(2),
+            poll_interval: Duration::from_secs(1),
+            silent_after: Duration::from_secs(3),
+            backoff: Backoff {
+                pause_min: Duration::from_millis(50),
+                pause_max: Duration::from_secs(5),
+            },
+            blocks_max: 1 << 22,
+        }
+    }
+}
+
+impl FollowOptions {
+    /// The longest time between two looks at an engine: after a longer one, this process has stood still, and the engine has not.
+    pub(super) fn look_interval_max(&self) -> Duration {
+        // What a busy machine may take is no stall.
+        self.poll_interval + Duration::from_secs(1)
+    }
+}
+
+/// Why a publisher cannot be followed just now.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum FollowError {
+    /// A socket of the engine.
+    #[error(transparent)]
+    Socket(#[from] SocketError),
+    /// The way to the daemons: without it there is no following.
+    #[error(transparent)]
+    Publisher(#[from] PublisherError),
+}
+
+/// What has been learnt from a replay.
+enum Verified {
+    /// All that the engine has published has been applied.
+    Whole,
+    /// It is another process; the replay has to be asked again, from its start.
+    Stranger,
+    /// Something in the middle of the answer is missing: what comes before it has been applied.
+    Torn,
+    /// The answer begins behind what has been applied. On an unbroken connection everything still comes.
+    Beyond,
+}
+
+/// How often the replay socket is asked for what does not come, before it is given up.
+const ASK_ATTEMPTS: u32 = 3;
+
+/// Follows one publisher.
+pub(super) struct Follower {
+    relay: Relay,
+    continuity: Continuity,
+    /// Where the replay socket is; none where there is none.
+    replay_endpoint: Option<String>,
+    replay: Option<Replay>,
+    options: FollowOptions,
+    /// Whether the batches of this connection continue what has been applied. After a reconnect that has to be shown.
+    is_verified: bool,
+}
+
+impl Follower {
+    pub(super) fn new(relay: Relay, replay_endpoint: Option<String>, options: FollowOptions) -> Self {
+        Self {
+            relay,
+            continuity: Continuity::default(),
+            replay_endpoint,
+            replay: None,
+            options,
+            is_verified: false,
+        }
+    }
+
+    pub(super) fn relay(&self) -> &Relay {
+        &self.relay
+    }
+
+    pub(super) fn into_relay(self) -> Relay {
+        self.relay
+    }
+
+    /// Whether there is a replay socket to ask.
+    pub(super) fn can_ask(&self) -> bool {
+        self.replay_endpoint.is_some()
+    }
+
+    /// A connection stands, for the first time or again. Where the replay socket shows what has been missed, the engine is in sight
+    /// afterwards; without one, its next batch has to show it.
+    pub(super) async fn connected(&mut self) -> Result<(), FollowError> {
+        self.continuity.reconnect();
+        self.is_verified = false;
+        self.replay = None;
+        if self.can_ask() {
+            return self.verify().await;
+        }
+        Ok(())
+    }
+
+    /// The connection broke, or the engine is silent.
+    pub(super) async fn lost(&mut self) -> Result<(), FollowError> {
+        self.replay = None;
+        Ok(self.relay.lost().await?)
+    }
+
+    /// Looks whether the engine lives and nothing is missing. Without a replay socket, a connection that stands has to do.
+    pub(super) async fn look(&mut self) -> Result<(), FollowError> {
+        if self.can_ask() {
+            return self.verify().await;
+        }
+        if self.is_verified {
+            self.relay.seen(self.options.look_interval_max()).await?;
+        }
+        Ok(())
+    }
+
+    /// Asks the replay socket for what has been missed, and whether the process is still the same.
+    pub(super) async fn verify(&mut self) -> Result<(), FollowError> {
+        match self.ask().await? {
+            Verified::Whole | Verified::Torn => {}
+            // The bridge is so far behind that only the connection can give it what it lacks. Another look shows when it has.
+            Verified::Beyond if self.is_verified => return self.lost().await,
+            Verified::Stranger | Verified::Beyond => {
+                self.relay.restart().await?;
+                self.continuity.restart();
+                // It has been told that nothing is left; from its start it is itself.
+                self.ask().await?;
+            }
+        }
+        self.is_verified = true;
+        Ok(self.relay.seen(self.options.look_interval_max()).await?)
+    }
+
+    /// Asks the replay socket, again while answers have holes: engines drop what a slow reader does not take.
+    async fn ask(&mut self) -> Result<Verified, FollowError> {
+        let mut attempts = ASK_ATTEMPTS;
+        loop {
+            let from = self.continuity.replay_from();
+            attempts -= 1;
+            match self.ask_once(attempts == 0).await? {
+                Verified::Torn if self.continuity.replay_from() > from => attempts = ASK_ATTEMPTS,
+                Verified::Torn => {}
+                verified => return Ok(verified),
+            }
+        }
+    }
+
+    /// One question to the replay socket. Behind a hole in the answer nothing is taken, unless `is_last`: then what is missing is lost.
+    async fn ask_once(&mut self, is_last: bool) -> Result<Verified, FollowError> {
+        let mut replay = match self.replay.take() {
+            Some(replay) => replay,
+            None => {
+                let endpoint = self.replay_endpoint.as_deref().unwrap_or_default();
+                Replay::connect(endpoint, self.options.patience).await?
+            }
+        };
+        self.relay.metrics().asked();
+        replay.ask(self.continuity.replay_from()).await?;
+        let mut is_first = true;
+        let mut verified = Verified::Whole;
+        loop {
+            let Numbered { seq, payload } = match replay.next().await? {
+                ReplayMessage::End => break,
+                ReplayMessage::Batch(numbered) => numbered,
+            };
+            // The rest of an answer that is no good is read all the same: the next answer comes behind it.
+            if let Verified::Whole = verified {
+                match self.continuity.replayed(seq, &payload, is_first) {
+                    Replayed::Known | Replayed::Duplicate => {}
+                    Replayed::Next => self.apply(seq, &payload, true).await?,
+                    Replayed::Gap if !is_first && !is_last => verified = Verified::Torn,
+                    Replayed::Gap => {
+                        self.relay.lose().await?;
+                        self.apply(seq, &payload, true).await?;
+                    }
+                    Replayed::Stranger => verified = Verified::Stranger,
+                    Replayed::Beyond => verified = Verified::Beyond,
+                }
+            }
+            is_first = false;
+        }
+        // Only a socket that has answered to the end can be asked again.
+        self.replay = Some(replay);
+        if is_first && !self.continuity.fits_nothing() {
+            // It has forgotten everything.
+            return Ok(Verified::Stranger);
+        }
+        Ok(verified)
+    }
+
+    /// Takes a batch that was published on the current connection.
+    pub(super) async fn published(&mut self, numbered: Numbered) -> Result<(), FollowError> {
+        let Numbered { seq, payload } = numbered;
+        if !self.is_verified {
+            return self.first_of_connection(seq, &payload).await;
+        }
+        match self.continuity.published(seq) {
+            Published::Next => self.apply(seq, &payload, false).await,
+            Published::Duplicate => Ok(()),
+            Published::Gap if self.can_ask() => {
+                self.verify().await?;
+                match self.continuity.published_again(seq) {
+                    Published::Next => self.apply(seq, &payload, false).await,
+                    Published::Duplicate | Published::Backwards => Ok(()),
+                    Published::Gap => {
+                        self.relay.lose().await?;
+                        self.apply(seq, &payload, false).await
+                    }
+                }
+            }
+            Published::Gap => {
+                self.relay.lose().await?;
+                self.apply(seq, &payload, false).await
+            }
+            // Another process behind the same connection: a proxy's, or the numbers of one that counts anew.
+            Published::Backwards if self.can_ask() => {
+                self.verify().await?;
+                match self.continuity.published_again(seq) {
+                    Published::Next => self.apply(seq, &payload, false).await,
+                    _ => Ok(()),
+                }
+            }
+            Published::Backwards => self.begin_with(seq, &payload).await,
+        }
+    }
+
+    /// The first batch after a reconnect, of an engine without a replay socket: nobody can say what came before it, nor whether it is
+    /// still the same process. Only a count that begins anew is certain.
+    async fn first_of_connection(&mut self, seq: u64, payload: &[u8]) -> Result<(), FollowError> {
+        self.is_verified = true;
+        let has_begun = self.continuity.has_begun();
+        match self.continuity.published(seq) {
+            Published::Next => {
+                if has_begun {
+                    // What it had is worth more than nothing, and is in doubt.
+                    self.relay.lose().await?;
+                }
+                self.apply(seq, payload, false).await?;
+            }
+            _ => self.begin_with(seq, payload).await?,
+        }
+        Ok(self.relay.seen(self.options.look_interval_max()).await?)
+    }
+
+    /// Begins with another process, whose batch `seq` is the first that came.
+    async fn begin_with(&mut self, seq: u64, payload: &[u8]) -> Result<(), FollowError> {
+        self.relay.restart().await?;
+        self.continuity.restart();
+        if seq > 0 {
+            self.relay.lose().await?;
+        }
+        self.apply(seq, payload, false).await
+    }
+
+    async fn apply(&mut self, seq: u64, payload: &[u8], by_replay: bool) -> Result<(), FollowError> {
+        self.relay.apply(payload).await?;
+        self.continuity.applied(seq, payload, by_replay);
+        Ok(())
+    }
+}

@@ -1,0 +1,116 @@
+//! The frames of engines' publishers and replay sockets.
+
+use bytes::Bytes;
+
+/// One numbered payload.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Numbered {
+    pub(super) seq: u64,
+    pub(super) payload: Bytes,
+}
+
+/// What a replay socket sends.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum ReplayMessage {
+    /// A batch that was published before.
+    Batch(Numbered),
+    /// There are no more.
+    End,
+}
+
+/// Why frames are not a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(super) enum FrameError {
+    /// The number of frames is another.
+    #[error("a message has {0} frames; a batch has topic, number and payload")]
+    Count(usize),
+    /// The number is not one.
+    #[error("the number of a batch has {0} bytes instead of 8")]
+    Number(usize),
+}
+
+/// The number that ends a replay: −1.
+const END: u64 = u64::MAX;
+
+fn number(frame: &Bytes) -> Result<u64, FrameError> {
+    let bytes: [u8; 8] = frame
+        .as_ref()
+        .try_into()
+        .map_err(|_| FrameError::Number(frame.len()))?;
+    Ok(u64::from_be_bytes(bytes))
+}
+
+/// A published message: `[topic, number, payload]`.
+pub(super) fn parse_published(frames: &[Bytes]) -> Result<Numbered, FrameError> {
+    let [_topic, seq, payload] = frames else {
+        return Err(FrameError::Count(frames.len()));
+    };
+    Ok(Numbered {
+        seq: number(seq)?,
+        payload: payload.clone(),
+    })
+}
+
+/// A replayed message: `[empty, number, payload]`, and since vLLM 0.26 `[empty, topic, number, payload]`.
+pub(super) fn parse_replayed(frames: &[Bytes]) -> Result<ReplayMessage, FrameError> {
+    let (seq, payload) = match frames {
+        [_empty, seq, payload] | [_empty, _, seq, payload] => (seq, payload),
+        _ => return Err(FrameError::Count(frames.len())),
+    };
+    Ok(match number(seq)? {
+        END => ReplayMessage::End,
+        seq => ReplayMessage::Batch(Numbered {
+            seq,
+            payload: payload.clone(),
+        }),
+    })
+}
+
+/// The question for everything from `start` on: `[empty, number]`.
+pub(super) fn replay_request(start: u64) -> [Bytes; 2] {
+    [Bytes::new(), Bytes::copy_from_slice(&start.to_be_bytes())]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frames(frames: &[&[u8]]) -> Vec<Bytes> {
+        frames.iter().map(|frame| Bytes::copy_from_slice(frame)).collect()
+    }
+
+    const SEVEN: &[u8] = &[0, 0, 0, 0, 0, 0, 0, 7];
+
+    #[test]
+    fn both_framings_of_a_replay_are_read() {
+        let batch = ReplayMessage::Batch(Numbered {
+            seq: 7,
+            payload: Bytes::from_static(b"x"),
+        });
+        assert_eq!(parse_replayed(&frames(&[b"", SEVEN, b"x"])), Ok(batch.clone()));
+        assert_eq!(parse_replayed(&frames(&[b"", b"kv", SEVEN, b"x"])), Ok(batch));
+        assert_eq!(
+            parse_replayed(&frames(&[b"", &[0xff; 8], b""])),
+            Ok(ReplayMessage::End)
+        );
+        assert_eq!(
+            parse_replayed(&frames(&[b"", b"", &[0xff; 8], b""])),
+            Ok(ReplayMessage::End)
+        );
+    }
+
+    #[test]
+    fn other_frames_are_errors() {
+        assert_eq!(parse_published(&frames(&[b"kv", SEVEN, b"x"])).unwrap().seq, 7);
+        assert_eq!(parse_published(&frames(&[b"x"])), Err(FrameError::Count(1)));
+        assert_eq!(
+            parse_published(&frames(&[b"", b"7", b"x"])),
+            Err(FrameError::Number(1))
+        );
+        assert_eq!(parse_replayed(&frames(&[])), Err(FrameError::Count(0)));
+        assert_eq!(
+            parse_replayed(&frames(&[b"", b"", b""])),
+            Err(FrameError::Number(0))
+        );
+    }
+}

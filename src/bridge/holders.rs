@@ -1,0 +1,86 @@
+//! The holders of one source that tells of several workers or ranks.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+
+use kvatlas_client::publish::PublisherError;
+use kvatlas_core::wire::{Rank, WorkerName};
+
+use super::relay::Relay;
+
+/// Most holders of one source; events of further ones are not told.
+const HOLDERS_MAX: usize = 4096;
+
+/// Begins to tell daemons of a worker's rank.
+pub(super) type StartRelay = Box<dyn Fn(WorkerName, Rank) -> StartedRelay + Send + Sync>;
+
+/// A relay that is being started, or in words why there is none.
+pub(super) type StartedRelay = std::pin::Pin<Box<dyn Future<Output = Result<Relay, String>> + Send>>;
+
+/// The relays of a source, by worker and rank.
+pub(super) struct Holders {
+    start: StartRelay,
+    relays: BTreeMap<(WorkerName, Rank), Relay>,
+}
+
+impl Holders {
+    pub(super) fn new(start: StartRelay) -> Self {
+        Self {
+            start,
+            relays: BTreeMap::new(),
+        }
+    }
+
+    /// The relay of a holder, started where there is none yet; none where that fails.
+    pub(super) async fn get(&mut self, worker: &WorkerName, rank: Rank) -> Option<&mut Relay> {
+        let is_full = self.relays.len() >= HOLDERS_MAX;
+        match self.relays.entry((worker.clone(), rank)) {
+            Entry::Occupied(entry) => Some(entry.into_mut()),
+            Entry::Vacant(_) if is_full => {
+                tracing::warn!(%worker, rank, "a source has too many holders; this one is not followed");
+                None
+            }
+            Entry::Vacant(entry) => match (self.start)(worker.clone(), rank).await {
+                Ok(relay) => Some(entry.insert(relay)),
+                Err(error) => {
+                    tracing::error!(%worker, rank, error, "a holder cannot be followed");
+                    None
+                }
+            },
+        }
+    }
+
+    /// All of them, with whose they are.
+    pub(super) fn all(&mut self) -> impl Iterator<Item = (&WorkerName, Rank, &mut Relay)> {
+        self.relays
+            .iter_mut()
+            .map(|((worker, rank), relay)| (worker, *rank, relay))
+    }
+
+    /// The source is out of sight, and so are they.
+    pub(super) async fn lost(&mut self) -> Result<(), PublisherError> {
+        for relay in self.relays.values_mut() {
+            relay.lost().await?;
+        }
+        Ok(())
+    }
+
+    /// Whether everything they have is known for certain.
+    pub(super) fn are_exact(&self) -> bool {
+        self.relays.values().all(Relay::is_exact)
+    }
+
+    /// Ends: daemons forget the holders, or learn that nobody sees them any more.
+    pub(super) async fn end(self, says_goodbye: bool) -> Result<(), PublisherError> {
+        for mut relay in self.relays.into_values() {
+            match says_goodbye {
+                true => relay.say_goodbye().await?,
+                false => {
+                    relay.lost().await?;
+                    relay.flush().await?;
+                }
+            }
+        }
+        Ok(())
+    }
+}

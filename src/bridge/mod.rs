@@ -1,0 +1,37 @@
+//! The bridge: follows engines' ZMQ publishers, and tells daemons by the contract what they say.
+//!
+//! ```text
+//! engine ──PUB──▶ Subscription ─┐
+//!        ◀─DEALER─ Replay ──────┴▶ Follower ─▶ Decoder ─▶ Translator ─▶ HolderPublisher ─▶ NATS
+//! ```
+//!
+//! One task follows one publisher: one port, one data-parallel rank. TensorRT-LLM's servers and Dynamo's event plane tell of several holders;
+//! their tasks are in `sources`. The promises:
+//!
+//! 1. A holder is called exact only while all of the engine's batches since its start, or since a clear, have been applied in order.
+//!    What is missing is asked of the engine's replay socket. What that cannot give back makes the holder `upstream_gap` until the engine
+//!    clears or restarts.
+//! 2. After every reconnect the replay socket is asked for the last batch that was applied. Where it does not give back the same bytes, it is
+//!    another process: a new epoch begins, and nothing of the old one is left. Nothing that came over the new connection counts before.
+//! 3. An engine that is gone, or answers nothing, is `upstream_lost` (and so `unverified`), and heartbeats stop, so that daemons find it stale.
+//! 4. Memory is bounded: messages wait in the engine, names by [`FollowOptions::blocks_max`], batches for daemons by the publisher's ring.
+//!
+//! `deploy/bridge.md` says the same for operators.
+
+mod continuity;
+mod dynamo;
+mod engines;
+mod follower;
+mod frames;
+mod holders;
+mod progress;
+mod relay;
+mod sockets;
+mod sources;
+mod spec;
+mod task;
+mod tensorrt;
+
+pub use engines::{Bridge, BridgeOptions};
+pub use follower::FollowOptions;
+pub use spec::{EngineDefaults, SpecError, parse_engine, parse_engines_file};

@@ -1,0 +1,116 @@
+//! How an engine is followed: told to whoever asks, and to the log.
+
+use std::fmt::Display;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use crate::daemon::http::{EngineStatus, NewEngine};
+use crate::daemon::metrics::LogGate;
+
+static LOST_GATE: LogGate = LogGate::new();
+
+/// How an engine is followed.
+#[derive(Debug, Clone)]
+pub(super) struct Progress {
+    pub(super) status: EngineStatus,
+    pub(super) last_error: Option<String>,
+}
+
+impl Default for Progress {
+    fn default() -> Self {
+        Self {
+            status: EngineStatus::Pending,
+            last_error: None,
+        }
+    }
+}
+
+/// The progress of one engine. Clones share it.
+#[derive(Debug, Clone, Default)]
+pub(super) struct SharedProgress(Arc<Mutex<Progress>>);
+
+impl SharedProgress {
+    /// As it is now.
+    pub(super) fn get(&self) -> Progress {
+        self.0.lock().clone()
+    }
+
+    /// The engine is followed; `is_exact` says whether all that it has is known for certain.
+    pub(super) fn followed(&self, engine: &NewEngine, is_exact: bool) {
+        let status = match is_exact {
+            true => EngineStatus::Exact,
+            false => EngineStatus::Degraded,
+        };
+        let mut progress = self.0.lock();
+        if progress.status != status {
+            tracing::info!(engine = %engine.key, ?status, "engine followed");
+        }
+        *progress = Progress {
+            status,
+            last_error: None,
+        };
+    }
+
+    /// The engine is out of sight, for now.
+    pub(super) fn out_of_sight(&self, engine: &NewEngine, error: &dyn Display) {
+        {
+            let mut progress = self.0.lock();
+            progress.last_error = Some(error.to_string());
+            // One that was never seen stays pending.
+            if progress.status != EngineStatus::Pending {
+                progress.status = EngineStatus::Lost;
+            }
+        }
+        if let Some(suppressed) = LOST_GATE.admit() {
+            let endpoint = &engine.endpoint;
+            tracing::warn!(engine = %engine.key, endpoint, %error, suppressed, "engine out of sight");
+        }
+    }
+
+    /// The engine is not followed any more.
+    pub(super) fn ended(&self, engine: &NewEngine, error: &dyn Display) {
+        *self.0.lock() = Progress {
+            status: EngineStatus::Lost,
+            last_error: Some(error.to_string()),
+        };
+        tracing::error!(engine = %engine.key, %error, "an engine is no longer followed");
+    }
+}
+
+/// Says that the end of following could not be told.
+pub(super) fn log_untold(engine: &NewEngine, error: &dyn Display) {
+    tracing::warn!(engine = %engine.key, %error, "daemons do not know that the engine is no longer followed");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bridge::{EngineDefaults, parse_engine};
+
+    #[test]
+    fn an_engine_that_was_never_seen_is_pending_and_not_lost() {
+        let defaults = EngineDefaults {
+            model: Some("m".to_owned()),
+            ..EngineDefaults::default()
+        };
+        let engines = parse_engine("gpu-0=tcp://127.0.0.1:1", &defaults).unwrap();
+        let engine = &engines[0];
+        let progress = SharedProgress::default();
+        progress.out_of_sight(engine, &"refused");
+        let Progress { status, last_error } = progress.get();
+        assert_eq!(
+            (status, last_error.as_deref()),
+            (EngineStatus::Pending, Some("refused"))
+        );
+        progress.followed(engine, true);
+        assert_eq!(progress.get().last_error, None);
+        progress.out_of_sight(engine, &"gone");
+        assert_eq!(progress.get().status, EngineStatus::Lost);
+        progress.followed(engine, false);
+        assert_eq!(progress.get().status, EngineStatus::Degraded);
+        let progress = SharedProgress::default();
+        progress.ended(engine, &"closed");
+        assert_eq!(progress.get().status, EngineStatus::Lost);
+    }
+}

@@ -1,0 +1,232 @@
+//! The tasks of sources that are no single ZMQ publisher of an engine: TensorRT-LLM's servers, and Dynamo's event plane.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use async_nats::{Client, ConnectOptions, Event};
+use futures_util::{FutureExt, StreamExt};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use kvatlas_client::publish::PublisherError;
+use kvatlas_core::wire::WorkerName;
+
+use crate::daemon::broker::round_trip;
+use crate::daemon::http::NewEngine;
+
+use super::dynamo::{PlaneEvents, parse_plane_message};
+use super::follower::FollowOptions;
+use super::holders::Holders;
+use super::progress::{SharedProgress, log_untold};
+use super::sockets::{SocketError, Subscription};
+use super::tensorrt::{PollError, Poller, ServerEvents};
+
+/// Pause between two questions to a server that had something to say, or nothing.
+const SERVER_PAUSE: Duration = Duration::from_millis(100);
+/// How long the server may take to say that it knows a subscription.
+const CONFIRMATION_PATIENCE: Duration = Duration::from_secs(10);
+/// Messages that may wait for the task.
+const SUBSCRIPTION_CAPACITY: usize = 65_536;
+
+/// Why a source cannot be followed just now.
+#[derive(Debug, thiserror::Error)]
+enum SourceError {
+    #[error(transparent)]
+    Poll(#[from] PollError),
+    #[error(transparent)]
+    Socket(#[from] SocketError),
+    #[error("{0}")]
+    Nats(String),
+    /// The way to the daemons: without it there is no following.
+    #[error(transparent)]
+    Publisher(#[from] PublisherError),
+}
+
+impl SourceError {
+    fn is_final(&self) -> bool {
+        matches!(self, Self::Publisher(_) | Self::Poll(PollError::Publisher(_)))
+    }
+}
+
+/// Follows one source.
+pub(super) struct SourceTask {
+    pub(super) engine: NewEngine,
+    pub(super) options: FollowOptions,
+    pub(super) progress: SharedProgress,
+    pub(super) stop: CancellationToken,
+    pub(super) says_goodbye: Arc<AtomicBool>,
+}
+
+/// What a source tells of, and how.
+pub(super) enum Source {
+    /// A TensorRT-LLM server.
+    Server(ServerEvents),
+    /// Dynamo's event plane.
+    Plane(PlaneEvents),
+}
+
+impl Source {
+    /// The source of a TensorRT-LLM server.
+    pub(super) fn server(engine: &NewEngine, worker: WorkerName, holders: Holders) -> Self {
+        Self::Server(ServerEvents::new(worker, engine.key.rank, holders))
+    }
+
+    /// Dynamo's event plane.
+    pub(super) fn plane(holders: Holders) -> Self {
+        Self::Plane(PlaneEvents::new(holders))
+    }
+
+    fn into_holders(self) -> Holders {
+        match self {
+            Self::Server(events) => events.into_holders(),
+            Self::Plane(events) => events.into_holders(),
+        }
+    }
+
+    async fn lost(&mut self) -> Result<(), PublisherError> {
+        match self {
+            Self::Server(events) => events.holders().lost().await,
+            Self::Plane(events) => events.lost().await,
+        }
+    }
+}
+
+impl SourceTask {
+    /// Follows until it is stopped: connects, and connects again.
+    pub(super) async fn run(self, mut source: Source) {
+        let mut failures = 0;
+        loop {
+            let following = Box::pin(self.follow(&mut source, &mut failures));
+            let Some(ended) = self.stop.run_until_cancelled(following).await else {
+                break;
+            };
+            let error = match ended {
+                Ok(never) => match never {},
+                Err(error) => error,
+            };
+            if error.is_final() {
+                return self.progress.ended(&self.engine, &error);
+            }
+            self.progress.out_of_sight(&self.engine, &error);
+            if source.lost().await.is_err() {
+                return;
+            }
+            failures += 1;
+            let pause = tokio::time::sleep(self.options.backoff.pause(failures));
+            if self.stop.run_until_cancelled(pause).await.is_none() {
+                break;
+            }
+        }
+        let says_goodbye = self.says_goodbye.load(Ordering::Acquire);
+        if let Err(error) = source.into_holders().end(says_goodbye).await {
+            log_untold(&self.engine, &error);
+        }
+    }
+
+    async fn follow(&self, source: &mut Source, failures: &mut u32) -> Result<Infallible, SourceError> {
+        match source {
+            Source::Server(events) => self.poll(events, failures).await,
+            Source::Plane(events) if self.engine.endpoint.starts_with("nats://") => {
+                self.subscribe_nats(events, failures).await
+            }
+            Source::Plane(events) => self.subscribe_zmq(events, failures).await,
+        }
+    }
+
+    async fn poll(&self, events: &mut ServerEvents, failures: &mut u32) -> Result<Infallible, SourceError> {
+        let mut poller = Poller::new(&self.engine.endpoint, self.options.patience)?;
+        loop {
+            let answer = poller.poll().await?;
+            *failures = 0;
+            events.apply(&answer, self.options.look_interval_max()).await?;
+            self.note_followed(events.holders());
+            tokio::time::sleep(SERVER_PAUSE).await;
+        }
+    }
+
+    async fn subscribe_zmq(
+        &self,
+        events: &mut PlaneEvents,
+        failures: &mut u32,
+    ) -> Result<Infallible, SourceError> {
+        let NewEngine { endpoint, topic, .. } = &self.engine;
+        let mut subscription = Subscription::connect(endpoint, topic, self.options.patience).await?;
+        *failures = 0;
+        self.note_followed(events.holders());
+        loop {
+            let frames = subscription.next_frames().await?;
+            match parse_plane_message(&frames) {
+                Ok(envelope) => events.apply(&envelope).await?,
+                // As one that cannot be decoded.
+                Err(error) => {
+                    tracing::debug!(%error, "no message of an event plane");
+                    events.apply(&[]).await?;
+                }
+            }
+            self.note_followed(events.holders());
+        }
+    }
+
+    async fn subscribe_nats(
+        &self,
+        events: &mut PlaneEvents,
+        failures: &mut u32,
+    ) -> Result<Infallible, SourceError> {
+        let (client, mut breaks) = self.connect_nats().await?;
+        let failed = |error: &dyn std::fmt::Display| SourceError::Nats(error.to_string());
+        let subscribed = client.subscribe(self.engine.topic.clone()).await;
+        let mut messages = subscribed.map_err(|error| failed(&error))?;
+        // Following goes on meanwhile: the account may lack the right to an inbox, which nothing else needs.
+        let mut confirmation = std::pin::pin!(round_trip(&client, CONFIRMATION_PATIENCE).fuse());
+        *failures = 0;
+        loop {
+            tokio::select! {
+                biased;
+                broken = breaks.recv() => {
+                    return Err(SourceError::Nats(broken.unwrap_or_default()));
+                }
+                confirmed = &mut confirmation => {
+                    if let Err(error) = confirmed {
+                        tracing::warn!(engine = %self.engine.key, %error, "nothing shows that the event plane is heard");
+                    }
+                }
+                message = messages.next() => match message {
+                    Some(message) => events.apply(&message.payload).await?,
+                    None => return Err(SourceError::Nats("the subscription has ended".to_owned())),
+                },
+            }
+            self.note_followed(events.holders());
+        }
+    }
+
+    /// A connection of its own, and what tells that it broke: it is not made again unseen.
+    async fn connect_nats(&self) -> Result<(Client, mpsc::Receiver<String>), SourceError> {
+        let (broke, breaks) = mpsc::channel(1);
+        let options = ConnectOptions::new()
+            .name("kvatlas-bridge-source")
+            .connection_timeout(self.options.patience)
+            .subscription_capacity(SUBSCRIPTION_CAPACITY)
+            .event_callback(move |event| {
+                let broke = broke.clone();
+                async move {
+                    let is_loss = matches!(
+                        event,
+                        Event::Disconnected | Event::SlowConsumer(_) | Event::Closed
+                    );
+                    if is_loss {
+                        // One is enough to end the connection.
+                        let _ = broke.try_send(event.to_string());
+                    }
+                }
+            });
+        let client = options.connect(&self.engine.endpoint).await;
+        let client = client.map_err(|error| SourceError::Nats(error.to_string()))?;
+        Ok((client, breaks))
+    }
+
+    fn note_followed(&self, holders: &Holders) {
+        self.progress.followed(&self.engine, holders.are_exact());
+    }
+}

@@ -1,0 +1,445 @@
+//! Engines as people write them: flags, and a TOML file.
+
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use kvatlas_core::hash::BlockSize;
+use kvatlas_core::wire::{ModelKey, worker_of_instance};
+use kvatlas_engines::Format;
+
+use crate::daemon::http::{EngineKey, NewEngine, RegisterRefusal};
+
+use super::tensorrt;
+
+/// Most ranks that one line names.
+const RANKS_MAX: u32 = 1024;
+/// Largest file that is read, in bytes.
+const FILE_BYTES_MAX: u64 = 16 << 20;
+
+/// What is wrong with an engine as written.
+#[derive(Debug, thiserror::Error)]
+pub enum SpecError {
+    /// A flag is not of the form.
+    #[error(
+        "--engine {text:?}: {reason}; write NAME=tcp://HOST:PORT and, joined by commas, replay=tcp://HOST:PORT, rank=N, ranks=N, \
+         format=WORD, model=NAME, tenant=NAME, block_size=N, topic=TEXT"
+    )]
+    Flag {
+        /// The flag's value.
+        text: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// The file cannot be read.
+    #[error("cannot read {}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        source: std::io::Error,
+    },
+    /// The file is larger than any list of engines.
+    #[error("{} has more than {FILE_BYTES_MAX} bytes", path.display())]
+    TooLarge {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The file is not of the form.
+    #[error("{}: {reason}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong, and where.
+        reason: String,
+    },
+}
+
+/// What an engine has that does not say.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EngineDefaults {
+    /// The model; an engine has to say where there is none.
+    pub model: Option<String>,
+    /// The tenant.
+    pub tenant: Option<String>,
+    /// Tokens in a block.
+    pub block_size: u32,
+    /// Whose payloads.
+    pub format: Format,
+}
+
+impl Default for EngineDefaults {
+    fn default() -> Self {
+        Self {
+            model: None,
+            tenant: None,
+            block_size: 16,
+            format: Format::Vllm,
+        }
+    }
+}
+
+/// One engine as written.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct EngineText {
+    name: String,
+    endpoint: String,
+    replay: Option<String>,
+    rank: Option<u32>,
+    ranks: Option<u32>,
+    format: Option<String>,
+    model: Option<String>,
+    tenant: Option<String>,
+    block_size: Option<u32>,
+    topic: Option<String>,
+}
+
+/// The engines of one `--engine`: one, or one a rank.
+///
+/// # Errors
+///
+/// [`SpecError::Flag`].
+pub fn parse_engine(text: &str, defaults: &EngineDefaults) -> Result<Vec<NewEngine>, SpecError> {
+    let failed = |reason: String| SpecError::Flag {
+        text: text.to_owned(),
+        reason,
+    };
+    parse_flag(text)
+        .and_then(|engine| engine.resolve(defaults))
+        .map_err(failed)
+}
+
+fn parse_flag(text: &str) -> Result<EngineText, String> {
+    let mut parts = text.split(',');
+    let first = parts.next().unwrap_or_default();
+    let (name, endpoint) = first
+        .split_once('=')
+        .ok_or("the name or the endpoint is missing")?;
+    let mut engine = EngineText {
+        name: name.to_owned(),
+        endpoint: endpoint.to_owned(),
+        ..EngineText::default()
+    };
+    for part in parts {
+        let (key, value) = part
+            .split_once('=')
+            .ok_or_else(|| format!("{part:?} has no value"))?;
+        let number = || {
+            value
+                .parse::<u32>()
+                .map_err(|_| format!("{key} is {value:?}, which is no number"))
+        };
+        let twice = match key {
+            "replay" => engine.replay.replace(value.to_owned()).is_some(),
+            "rank" => engine.rank.replace(number()?).is_some(),
+            "ranks" => engine.ranks.replace(number()?).is_some(),
+            "format" => engine.format.replace(value.to_owned()).is_some(),
+            "model" => engine.model.replace(value.to_owned()).is_some(),
+            "tenant" => engine.tenant.replace(value.to_owned()).is_some(),
+            "block_size" => engine.block_size.replace(number()?).is_some(),
+            "topic" => engine.topic.replace(value.to_owned()).is_some(),
+            _ => return Err(format!("there is no key {key:?}")),
+        };
+        if twice {
+            return Err(format!("{key} is given twice"));
+        }
+    }
+    Ok(engine)
+}
+
+/// The engines of a TOML file: a list of tables `[[engine]]` with the keys `name`, `endpoint`, and those of the flag.
+///
+/// # Errors
+///
+/// All others of [`SpecError`].
+pub fn parse_engines_file(path: &Path, defaults: &EngineDefaults) -> Result<Vec<NewEngine>, SpecError> {
+    #[derive(Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct File {
+        #[serde(default)]
+        engine: Vec<EngineText>,
+    }
+
+    let read = |source| SpecError::Read {
+        path: path.to_owned(),
+        source,
+    };
+    let failed = |reason: String| SpecError::File {
+        path: path.to_owned(),
+        reason,
+    };
+    if std::fs::metadata(path).map_err(read)?.len() > FILE_BYTES_MAX {
+        return Err(SpecError::TooLarge {
+            path: path.to_owned(),
+        });
+    }
+    let text = std::fs::read_to_string(path).map_err(read)?;
+    let file: File = toml::from_str(&text).map_err(|error| failed(error.to_string()))?;
+    let mut engines = Vec::new();
+    for engine in file.engine {
+        let name = engine.name.clone();
+        let resolved = engine.resolve(defaults);
+        engines.extend(resolved.map_err(|reason| failed(format!("engine {name:?}: {reason}")))?);
+    }
+    Ok(engines)
+}
+
+impl EngineText {
+    fn resolve(self, defaults: &EngineDefaults) -> Result<Vec<NewEngine>, String> {
+        let model = self.model.or_else(|| defaults.model.clone());
+        let model = model.ok_or("the model is missing: give --model, or model=NAME with the engine")?;
+        let tenant = self
+            .tenant
+            .or_else(|| defaults.tenant.clone())
+            .unwrap_or_default();
+        let format = match &self.format {
+            None => defaults.format,
+            Some(word) => Format::from_word(word).ok_or_else(|| {
+                let known = Format::ALL.map(Format::as_str).join(", ");
+                format!("format is {word:?}; known are {known}")
+            })?,
+        };
+        let ranks = match (self.rank, self.ranks) {
+            (Some(_), Some(_)) => return Err("give rank or ranks, not both".to_owned()),
+            (rank, None) => rank.unwrap_or_default()..=rank.unwrap_or_default(),
+            (None, Some(ranks @ 1..=RANKS_MAX)) => 0..=ranks - 1,
+            (None, Some(_)) => return Err(format!("ranks goes from 1 to {RANKS_MAX}")),
+        };
+        let is_offset = self.ranks.is_some();
+        let at = |endpoint: &str, rank: u32| {
+            if is_offset {
+                offset(endpoint, rank)
+            } else {
+                Ok(endpoint.to_owned())
+            }
+        };
+        let engine = |rank: u32| {
+            let engine = NewEngine {
+                key: EngineKey {
+                    instance: self.name.clone(),
+                    model: ModelKey::of_tenant(model.clone(), tenant.clone()),
+                    rank,
+                },
+                endpoint: at(&self.endpoint, rank)?,
+                replay: self
+                    .replay
+                    .as_deref()
+                    .map(|replay| at(replay, rank))
+                    .transpose()?,
+                format,
+                block_size: self.block_size.unwrap_or(defaults.block_size),
+                topic: self.topic.clone().unwrap_or_default(),
+            };
+            check_engine(&engine).map_err(|refusal| refusal.to_string())?;
+            Ok(engine)
+        };
+        ranks.map(engine).collect()
+    }
+}
+
+/// The endpoint of a rank: engines give each rank the port after the one before.
+fn offset(endpoint: &str, rank: u32) -> Result<String, String> {
+    let refused = || format!("{endpoint} has no port to which rank {rank} can be added");
+    let (host, port) = endpoint.rsplit_once(':').ok_or_else(refused)?;
+    let port: u32 = port.parse().map_err(|_| refused())?;
+    let port = u16::try_from(port.saturating_add(rank)).map_err(|_| refused())?;
+    Ok(format!("{host}:{port}"))
+}
+
+/// Whether an engine can be followed as it is given.
+///
+/// # Errors
+///
+/// [`RegisterRefusal::Invalid`] says what to change.
+pub(super) fn check_engine(engine: &NewEngine) -> Result<(), RegisterRefusal> {
+    let invalid = |text: String| Err(RegisterRefusal::Invalid(text));
+    if let Err(error) = engine.key.model.namespace() {
+        return invalid(format!(
+            "model {:?}: {error}; serve it under a shorter name",
+            engine.key.model.model
+        ));
+    }
+    if let Err(error) = worker_of_instance(&engine.key.instance) {
+        return invalid(format!("instance {:?}: {error}", engine.key.instance));
+    }
+    if let Err(error) = BlockSize::new(engine.block_size) {
+        return invalid(format!("block_size: {error}"));
+    }
+    if engine.replay.is_some() && matches!(engine.format, Format::TensorRt | Format::Dynamo) {
+        return invalid(format!("{} has no replay socket", engine.format.as_str()));
+    }
+    match engine.format {
+        Format::TensorRt => match tensorrt::parse_endpoint(&engine.endpoint) {
+            Ok(_) => Ok(()),
+            Err(error) => invalid(format!("endpoint: {error}")),
+        },
+        Format::Dynamo if engine.endpoint.starts_with("nats://") => check_subject(engine),
+        Format::Vllm | Format::Sglang | Format::Mooncake | Format::Dynamo => {
+            let mut endpoints = std::iter::once(&engine.endpoint).chain(&engine.replay);
+            endpoints.try_for_each(|endpoint| check_endpoint(endpoint))
+        }
+    }
+}
+
+/// A NATS server without anybody's name in it, and the subject on which events come there.
+fn check_subject(engine: &NewEngine) -> Result<(), RegisterRefusal> {
+    let invalid = |text: String| Err(RegisterRefusal::Invalid(text));
+    if engine.endpoint.contains('@') || engine.endpoint.parse::<async_nats::ServerAddr>().is_err() {
+        return invalid(format!("endpoint {:?} is not nats://HOST:PORT", engine.endpoint));
+    }
+    let is_token = |token: &str| !token.is_empty() && !token.contains(char::is_whitespace);
+    if engine.topic.split('.').all(is_token) {
+        return Ok(());
+    }
+    invalid("give the subject of the events: topic=namespace.NAME.component.NAME.kv-events".to_owned())
+}
+
+/// `tcp://HOST:PORT`, to connect to.
+fn check_endpoint(endpoint: &str) -> Result<(), RegisterRefusal> {
+    let refused = || RegisterRefusal::Invalid(format!("endpoint {endpoint:?} is not tcp://HOST:PORT"));
+    let address = endpoint.strip_prefix("tcp://").ok_or_else(refused)?;
+    let (host, port) = address.rsplit_once(':').ok_or_else(refused)?;
+    let is_host = !host.is_empty() && host != "*" && !host.contains(char::is_whitespace);
+    let is_port = port.parse::<u16>().is_ok_and(|port| port > 0);
+    let is_parsed = endpoint.parse::<zeromq::Endpoint>().is_ok();
+    if is_host && is_port && is_parsed {
+        Ok(())
+    } else {
+        Err(refused())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn defaults() -> EngineDefaults {
+        EngineDefaults {
+            model: Some("o/m".to_owned()),
+            ..EngineDefaults::default()
+        }
+    }
+
+    #[test]
+    fn a_flag_names_an_engine() {
+        let text = "gpu-0=tcp://host:5557,replay=tcp://host:5558,rank=2,format=sglang,block_size=32,topic=kv";
+        let engines = parse_engine(text, &defaults()).unwrap();
+        let expected = NewEngine {
+            key: EngineKey {
+                instance: "gpu-0".to_owned(),
+                model: ModelKey::new("o/m"),
+                rank: 2,
+            },
+            endpoint: "tcp://host:5557".to_owned(),
+            replay: Some("tcp://host:5558".to_owned()),
+            format: Format::Sglang,
+            block_size: 32,
+            topic: "kv".to_owned(),
+        };
+        assert_eq!(engines, [expected]);
+    }
+
+    #[test]
+    fn sources_are_named_by_their_format() {
+        for text in [
+            "a=http://h:8000,format=tensorrt-llm",
+            "a=tcp://h:5557,format=dynamo",
+            "a=nats://h:4222,format=dynamo,topic=namespace.n.component.c.kv-events",
+            "a=tcp://h:5557,format=mooncake",
+        ] {
+            parse_engine(text, &defaults()).unwrap();
+        }
+    }
+
+    #[test]
+    fn ranks_have_ports_of_their_own() {
+        let text = "a=tcp://[::1]:5557,replay=tcp://[::1]:6557,ranks=3,model=x,tenant=t";
+        let engines = parse_engine(text, &EngineDefaults::default()).unwrap();
+        let listed: Vec<_> = engines
+            .iter()
+            .map(|engine| {
+                (
+                    engine.key.rank,
+                    engine.endpoint.as_str(),
+                    engine.replay.as_deref(),
+                )
+            })
+            .collect();
+        assert_eq!(
+            listed,
+            [
+                (0, "tcp://[::1]:5557", Some("tcp://[::1]:6557")),
+                (1, "tcp://[::1]:5558", Some("tcp://[::1]:6558")),
+                (2, "tcp://[::1]:5559", Some("tcp://[::1]:6559")),
+            ]
+        );
+        assert_eq!(engines[0].key.model, ModelKey::of_tenant("x", "t"));
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        for (text, part) in [
+            ("gpu-0", "missing"),
+            ("a=host:5557", "tcp://HOST:PORT"),
+            ("a=tcp://*:5557", "tcp://HOST:PORT"),
+            ("a=tcp://host:0", "tcp://HOST:PORT"),
+            ("a=ipc:///tmp/x", "tcp://HOST:PORT"),
+            ("a=tcp://h:1,rank=x", "no number"),
+            ("a=tcp://h:1,rank=1,rank=2", "twice"),
+            ("a=tcp://h:1,rank=1,ranks=2", "not both"),
+            ("a=tcp://h:65535,ranks=2", "no port"),
+            ("a=tcp://h:1,ranks=0", "from 1 to"),
+            ("a=tcp://h:1,color=red", "no key"),
+            ("a=tcp://h:1,format=x", "known are"),
+            ("a=tcp://h:1,block_size=0", "block_size"),
+            ("a=tcp://h:1,format=tensorrt-llm", "http://HOST:PORT"),
+            ("a=http://h:1,format=tensorrt-llm,replay=tcp://h:2", "no replay"),
+            ("a=nats://h:1,format=dynamo", "topic="),
+            (
+                "a=nats://me:secret@h:1,format=dynamo,topic=kv",
+                "nats://HOST:PORT",
+            ),
+            ("a=http://h:1", "tcp://HOST:PORT"),
+            ("=tcp://h:1", "instance"),
+        ] {
+            let error = parse_engine(text, &defaults()).unwrap_err().to_string();
+            assert!(error.contains(part), "{text}: {error}");
+        }
+        let error = parse_engine("a=tcp://h:1", &EngineDefaults::default())
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("--model"), "{error}");
+    }
+
+    #[test]
+    fn a_file_lists_engines() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("engines.toml");
+        std::fs::write(
+            &path,
+            "[[engine]]\nname = \"a\"\nendpoint = \"tcp://h:1\"\n[[engine]]\nname = \"b\"\nendpoint = \"tcp://h:5\"\nranks = 2\n",
+        )
+        .unwrap();
+        assert_eq!(parse_engines_file(&path, &defaults()).unwrap().len(), 3);
+        for text in [
+            "[[engine]]\nname = \"a\"\n",
+            "[[engine]]\nname = \"a\"\nendpoint = \"tcp://h:1\"\nx = 1\n",
+            "x",
+        ] {
+            std::fs::write(&path, text).unwrap();
+            assert!(
+                matches!(
+                    parse_engines_file(&path, &defaults()),
+                    Err(SpecError::File { .. })
+                ),
+                "{text}"
+            );
+        }
+        std::fs::remove_file(&path).unwrap();
+        assert!(matches!(
+            parse_engines_file(&path, &defaults()),
+            Err(SpecError::Read { .. })
+        ));
+    }
+}

@@ -1,0 +1,132 @@
+//! The task of one engine: connects, follows, and connects again, until it is stopped.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use tokio_util::sync::CancellationToken;
+
+use crate::daemon::http::NewEngine;
+
+use super::follower::{FollowError, FollowOptions, Follower};
+use super::progress::{SharedProgress, log_untold};
+use super::sockets::Subscription;
+
+/// Follows one engine.
+pub(super) struct EngineTask {
+    pub(super) engine: NewEngine,
+    pub(super) follower: Follower,
+    pub(super) options: FollowOptions,
+    pub(super) progress: SharedProgress,
+    /// Ends the task; the holder stays as it is, until it is stale.
+    pub(super) stop: CancellationToken,
+    /// Whether daemons are told to forget the holder at the end.
+    pub(super) says_goodbye: Arc<AtomicBool>,
+}
+
+impl EngineTask {
+    pub(super) async fn run(mut self) {
+        let stop = self.stop.clone();
+        let mut failures = 0;
+        // Until it is connected, nothing is known of it.
+        if self.follower.lost().await.is_err() {
+            return;
+        }
+        loop {
+            let followed = stop
+                .run_until_cancelled(Box::pin(self.follow(&mut failures)))
+                .await;
+            let Some(error) = followed else {
+                break;
+            };
+            if let FollowError::Publisher(error) = &error {
+                return self.progress.ended(&self.engine, error);
+            }
+            self.progress.out_of_sight(&self.engine, &error);
+            if self.follower.lost().await.is_err() {
+                return;
+            }
+            failures += 1;
+            let pause = tokio::time::sleep(self.options.backoff.pause(failures));
+            if stop.run_until_cancelled(pause).await.is_none() {
+                break;
+            }
+        }
+        let mut relay = self.follower.into_relay();
+        let told = match self.says_goodbye.load(Ordering::Acquire) {
+            true => relay.say_goodbye().await,
+            // From now on nobody sees what the engine does.
+            false => match relay.lost().await {
+                Ok(()) => relay.flush().await,
+                failed => failed,
+            },
+        };
+        if let Err(error) = told {
+            log_untold(&self.engine, &error);
+        }
+    }
+
+    /// Follows one connection to its end, and returns why it ended.
+    async fn follow(&mut self, failures: &mut u32) -> FollowError {
+        match self.follow_connection(failures).await {
+            Ok(never) => match never {},
+            Err(error) => error,
+        }
+    }
+
+    async fn follow_connection(
+        &mut self,
+        failures: &mut u32,
+    ) -> Result<std::convert::Infallible, FollowError> {
+        let NewEngine { endpoint, topic, .. } = &self.engine;
+        let mut subscription = Subscription::connect(endpoint, topic, self.options.patience).await?;
+        self.follower.relay().metrics().connected();
+        self.follower.connected().await?;
+        *failures = 0;
+        self.note_followed();
+        let mut heard_at = Instant::now();
+        let mut poll = tokio::time::interval(self.options.poll_interval);
+        poll.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        // The first tick is due at once: it shows what was published before the engine knew of the subscription.
+        loop {
+            let waits_since = Instant::now();
+            let published = tokio::select! {
+                biased;
+                numbered = subscription.next() => Some(numbered?),
+                _ = poll.tick() => None,
+            };
+            // A tick is due all the time.
+            if waits_since.elapsed() >= self.options.look_interval_max() {
+                self.follower.lost().await?;
+                poll.reset_immediately();
+            }
+            match published {
+                Some(numbered) => {
+                    self.follower.published(numbered).await?;
+                    heard_at = Instant::now();
+                    if self.follower.relay().is_in_sight() {
+                        poll.reset();
+                    }
+                    self.note_followed();
+                }
+                None => {
+                    match self.follower.look().await {
+                        Ok(()) => {
+                            heard_at = Instant::now();
+                            self.note_followed();
+                        }
+                        Err(error @ FollowError::Publisher(_)) => return Err(error),
+                        Err(error) if heard_at.elapsed() >= self.options.silent_after => return Err(error),
+                        // One question may fail; the connection stands, and continues the count.
+                        Err(error) => tracing::debug!(engine = %self.engine.key, %error, "a replay failed"),
+                    }
+                }
+            }
+        }
+    }
+
+    fn note_followed(&self) {
+        self.progress
+            .followed(&self.engine, self.follower.relay().is_exact());
+    }
+}

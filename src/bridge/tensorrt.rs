@@ -1,0 +1,318 @@
+//! TensorRT-LLM: its server is asked over HTTP for the events since the last question.
+//!
+//! An answer takes the events out of the server, so there has to be one who asks, and an answer that is lost is lost for good. The events
+//! are numbered from 0 for each rank; the first of a process says which windows it has. So numbers that go on prove that nothing is
+//! missing, and an answer that begins at 0 is another process.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Empty, Limited};
+use hyper::client::conn::http1::{SendRequest, handshake};
+use hyper::header::{CONTENT_LENGTH, HOST};
+use hyper::{Method, Request, Uri};
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use kvatlas_client::publish::PublisherError;
+use kvatlas_core::wire::{Rank, WorkerName};
+use kvatlas_engines::{DecodeLimits, Decoder, EngineBatch, EventNumber, Format};
+
+use super::holders::Holders;
+
+/// Longest answer, in bytes.
+const ANSWER_BYTES_MAX: usize = 16 << 20;
+/// Where events are, unless the endpoint has a path.
+const EVENTS_PATH: &str = "/kv_cache_events";
+
+/// Why the server cannot be asked.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum PollError {
+    /// The connection.
+    #[error("{0}")]
+    Connection(#[from] std::io::Error),
+    /// The protocol.
+    #[error("{0}")]
+    Http(#[from] hyper::Error),
+    /// The answer is none of events.
+    #[error("status {0}")]
+    Status(u16),
+    /// The answer does not end, or is too long.
+    #[error("the answer cannot be read: {0}")]
+    Body(String),
+    /// Nothing came in time.
+    #[error("no answer within {0:?}")]
+    TimedOut(Duration),
+    /// The endpoint is none.
+    #[error("{0} is not http://HOST:PORT")]
+    Endpoint(String),
+    /// The way to the daemons: without it there is no following.
+    #[error(transparent)]
+    Publisher(#[from] PublisherError),
+}
+
+/// Where a server's events are: host and port, and the path.
+pub(super) fn parse_endpoint(endpoint: &str) -> Result<(String, String), PollError> {
+    let refused = || PollError::Endpoint(endpoint.to_owned());
+    let uri: Uri = endpoint.parse().map_err(|_| refused())?;
+    let authority = uri.authority().ok_or_else(refused)?;
+    if uri.scheme_str() != Some("http") || authority.as_str().contains('@') {
+        return Err(refused());
+    }
+    let host = authority.host();
+    let port = authority.port_u16().unwrap_or(80);
+    let path = match uri.path() {
+        "" | "/" => EVENTS_PATH,
+        path => path,
+    };
+    Ok((format!("{host}:{port}"), path.to_owned()))
+}
+
+/// Asks one server.
+pub(super) struct Poller {
+    authority: String,
+    path: String,
+    patience: Duration,
+    connection: Option<SendRequest<Empty<Bytes>>>,
+}
+
+impl Poller {
+    pub(super) fn new(endpoint: &str, patience: Duration) -> Result<Self, PollError> {
+        let (authority, path) = parse_endpoint(endpoint)?;
+        Ok(Self {
+            authority,
+            path,
+            patience,
+            connection: None,
+        })
+    }
+
+    /// The events since the last question. After an error the connection is made anew.
+    pub(super) async fn poll(&mut self) -> Result<Bytes, PollError> {
+        let patience = self.patience;
+        // Taken out: an answer that was given up must not be read as the next one.
+        let connection = self.connection.take();
+        let answered = timeout(patience, self.exchange(connection)).await;
+        let (connection, body) = answered.map_err(|_| PollError::TimedOut(patience))??;
+        self.connection = Some(connection);
+        Ok(body)
+    }
+
+    async fn exchange(
+        &self,
+        connection: Option<SendRequest<Empty<Bytes>>>,
+    ) -> Result<(SendRequest<Empty<Bytes>>, Bytes), PollError> {
+        let mut connection = match connection.filter(|connection| !connection.is_closed()) {
+            Some(connection) => connection,
+            None => self.connect().await?,
+        };
+        connection.ready().await?;
+        let request = Request::builder()
+            .method(Method::POST)
+            .uri(&self.path)
+            .header(HOST, &self.authority)
+            .header(CONTENT_LENGTH, 0)
+            .body(Empty::new())
+            .map_err(|_| PollError::Endpoint(self.authority.clone()))?;
+        let response = connection.send_request(request).await?;
+        let status = response.status();
+        let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX)
+            .collect()
+            .await;
+        let body = body
+            .map_err(|error| PollError::Body(error.to_string()))?
+            .to_bytes();
+        match status.is_success() {
+            true => Ok((connection, body)),
+            false => Err(PollError::Status(status.as_u16())),
+        }
+    }
+
+    async fn connect(&self) -> Result<SendRequest<Empty<Bytes>>, PollError> {
+        let stream = TcpStream::connect(&self.authority).await?;
+        let (sender, connection) = handshake(TokioIo::new(stream)).await?;
+        tokio::spawn(async move {
+            if let Err(error) = connection.await {
+                tracing::debug!(%error, "the connection to an engine's server has ended");
+            }
+        });
+        Ok(sender)
+    }
+}
+
+/// What the numbers of an answer prove about one rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Numbers {
+    /// They go on.
+    Whole,
+    /// Some are missing.
+    Holes,
+    /// They count anew, from the start.
+    Restarted,
+    /// They count anew, and their start is missing.
+    RestartedWithHoles,
+}
+
+/// What `numbers`, of one rank and in order, prove behind the number `last`.
+fn prove(last: Option<u64>, numbers: &[u64]) -> Numbers {
+    let Some(first) = numbers.first().copied() else {
+        return Numbers::Whole;
+    };
+    let has_holes = numbers
+        .windows(2)
+        .any(|pair| matches!(pair, [one, next] if *next != one.wrapping_add(1)));
+    let due = last.map_or(0, |last| last.wrapping_add(1));
+    match (first, has_holes) {
+        (first, false) if first == due => Numbers::Whole,
+        (first, _) if first >= due => Numbers::Holes,
+        (0, false) => Numbers::Restarted,
+        _ => Numbers::RestartedWithHoles,
+    }
+}
+
+/// Tells daemons what one server answers.
+pub(super) struct ServerEvents {
+    worker: WorkerName,
+    /// The rank of events that name none.
+    rank: Rank,
+    holders: Holders,
+    decoder: Decoder,
+    batch: EngineBatch,
+    last: BTreeMap<Rank, u64>,
+}
+
+impl ServerEvents {
+    pub(super) fn new(worker: WorkerName, rank: Rank, holders: Holders) -> Self {
+        Self {
+            worker,
+            rank,
+            holders,
+            decoder: decoder(),
+            batch: EngineBatch::default(),
+            last: BTreeMap::new(),
+        }
+    }
+
+    pub(super) fn holders(&mut self) -> &mut Holders {
+        &mut self.holders
+    }
+
+    pub(super) fn into_holders(self) -> Holders {
+        self.holders
+    }
+
+    /// Applies an answer. `seen_for` is how long daemons may take the engine for alive.
+    pub(super) async fn apply(&mut self, answer: &[u8], seen_for: Duration) -> Result<(), PublisherError> {
+        if let Err(error) = self.decoder.decode(answer, &mut self.batch) {
+            tracing::warn!(worker = %self.worker, %error, "an answer of an engine's server cannot be decoded");
+            // Whatever was in it is gone.
+            self.batch.clear();
+            for (_, _, relay) in self.holders.all() {
+                relay.lose().await?;
+            }
+        }
+        let proven = self.prove_all();
+        let is_restarted =
+            |numbers: &Numbers| matches!(numbers, Numbers::Restarted | Numbers::RestartedWithHoles);
+        if proven.values().any(is_restarted) {
+            // The windows of the process before do not count any more.
+            self.decoder = decoder();
+            let _decoded_before = self.decoder.decode(answer, &mut self.batch);
+        }
+        let batch = std::mem::take(&mut self.batch);
+        let applied = self.apply_batch(&batch, &proven, seen_for).await;
+        self.batch = batch;
+        applied
+    }
+
+    /// What the numbers of the batch prove, by rank; with the rank of the server itself, so that an empty answer says that it lives.
+    fn prove_all(&mut self) -> BTreeMap<Rank, Numbers> {
+        let mut numbers: BTreeMap<Rank, Vec<u64>> = BTreeMap::from([(self.rank, Vec::new())]);
+        for EventNumber { rank, id } in &self.batch.numbers {
+            numbers.entry(rank.unwrap_or(self.rank)).or_default().push(*id);
+        }
+        let mut proven = BTreeMap::new();
+        for (rank, numbers) in numbers {
+            proven.insert(rank, prove(self.last.get(&rank).copied(), &numbers));
+            if let Some(last) = numbers.last() {
+                self.last.insert(rank, *last);
+            }
+        }
+        proven
+    }
+
+    async fn apply_batch(
+        &mut self,
+        batch: &EngineBatch,
+        proven: &BTreeMap<Rank, Numbers>,
+        seen_for: Duration,
+    ) -> Result<(), PublisherError> {
+        for (rank, numbers) in proven {
+            let Some(relay) = self.holders.get(&self.worker, *rank).await else {
+                continue;
+            };
+            match numbers {
+                Numbers::Whole => {}
+                Numbers::Holes => relay.lose().await?,
+                Numbers::Restarted => relay.restart().await?,
+                Numbers::RestartedWithHoles => {
+                    relay.restart().await?;
+                    relay.lose().await?;
+                }
+            }
+            let own_rank = self.rank;
+            relay
+                .apply_events(batch, |event| event.rank.unwrap_or(own_rank) == *rank)
+                .await?;
+        }
+        // Ranks that had nothing to say are as alive as the server.
+        for (_, _, relay) in self.holders.all() {
+            relay.seen(seen_for).await?;
+        }
+        Ok(())
+    }
+}
+
+fn decoder() -> Decoder {
+    Decoder::new(Format::TensorRt, DecodeLimits::default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn endpoints_are_servers() {
+        let parsed = |endpoint| parse_endpoint(endpoint).ok();
+        let events = |authority: &str, path: &str| Some((authority.to_owned(), path.to_owned()));
+        assert_eq!(parsed("http://gpu-0:8000"), events("gpu-0:8000", EVENTS_PATH));
+        assert_eq!(parsed("http://gpu-0/v2/events"), events("gpu-0:80", "/v2/events"));
+        assert_eq!(parsed("http://[::1]:8000/"), events("[::1]:8000", EVENTS_PATH));
+        for refused in [
+            "https://gpu-0:8000",
+            "tcp://gpu-0:8000",
+            "gpu-0:8000",
+            "http://a@b:1",
+            "/x",
+        ] {
+            assert_eq!(parsed(refused), None, "{refused}");
+        }
+    }
+
+    #[test]
+    fn numbers_prove_what_is_missing() {
+        assert_eq!(prove(None, &[]), Numbers::Whole);
+        assert_eq!(prove(Some(7), &[]), Numbers::Whole);
+        assert_eq!(prove(None, &[0, 1, 2]), Numbers::Whole);
+        assert_eq!(prove(Some(2), &[3, 4]), Numbers::Whole);
+        assert_eq!(prove(None, &[1, 2]), Numbers::Holes);
+        assert_eq!(prove(Some(2), &[4]), Numbers::Holes);
+        assert_eq!(prove(Some(2), &[3, 5]), Numbers::Holes);
+        assert_eq!(prove(Some(2), &[0, 1]), Numbers::Restarted);
+        assert_eq!(prove(Some(2), &[0, 2]), Numbers::RestartedWithHoles);
+        assert_eq!(prove(Some(2), &[1]), Numbers::RestartedWithHoles);
+        assert_eq!(prove(Some(u64::MAX), &[0]), Numbers::Whole);
+    }
+}

@@ -1,0 +1,34 @@
+//! Tells the program which commit it was built from.
+
+use std::path::Path;
+use std::process::Command;
+
+fn main() {
+    println!("cargo::rerun-if-env-changed=KVATLAS_COMMIT");
+    let given = std::env::var("KVATLAS_COMMIT")
+        .ok()
+        .filter(|commit| !commit.is_empty());
+    let commit = given
+        .or_else(of_the_checkout)
+        .unwrap_or_else(|| "unknown commit".to_owned());
+    println!("cargo::rustc-env=KVATLAS_COMMIT={commit}");
+}
+
+/// The commit of the checkout; none where the sources are not the root of one.
+fn of_the_checkout() -> Option<String> {
+    let root = git(&["rev-parse", "--show-toplevel"])?;
+    if Path::new(&root) != Path::new(env!("CARGO_MANIFEST_DIR")) {
+        return None;
+    }
+    // The log of HEAD changes with every commit and every switch of branches.
+    let log = git(&["rev-parse", "--git-path", "logs/HEAD"])?;
+    println!("cargo::rerun-if-changed={log}");
+    git(&["rev-parse", "--short=12", "HEAD"])
+}
+
+fn git(arguments: &[&str]) -> Option<String> {
+    let output = Command::new("git").args(arguments).output().ok()?;
+    let text = String::from_utf8(output.stdout).ok()?;
+    let text = text.trim();
+    (output.status.success() && !text.is_empty()).then(|| text.to_owned())
+}

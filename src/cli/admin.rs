@@ -1,0 +1,204 @@
+//! `kvatlas admin`: commands of operators to daemons.
+
+use std::time::Duration;
+
+use async_nats::StatusCode;
+use clap::{Args, Subcommand};
+use futures_util::StreamExt;
+use kvatlas_core::wire::{
+    AdminCommand, AdminHolder, AdminReply, AdminRequest, NamespaceName, Rank, WorkerName,
+};
+use serde::Serialize;
+
+use super::connect::ConnectionArguments;
+use super::failure::Failure;
+use super::output::{print, print_json};
+use super::table::{Side, Table};
+use super::text::printable;
+
+pub(super) const EXAMPLES: &str = "Examples:\n  \
+    kvatlas admin forget llama gpu-0        # all its ranks, on every daemon\n  \
+    kvatlas admin resync llama gpu-0 3\n  \
+    kvatlas admin snapshot\n  \
+    kvatlas admin drain --instance kvatlas@host-1:4711\n\n\
+    Every daemon that hears a command carries it out and replies, unless --instance names one.";
+
+/// How long after the last reply another one is waited for.
+const QUIET: Duration = Duration::from_millis(300);
+/// Most replies that are read.
+const REPLIES_MAX: usize = 4096;
+
+/// The flags of `kvatlas admin`.
+#[derive(Debug, Args)]
+pub(crate) struct AdminArguments {
+    #[command(subcommand)]
+    command: AdminSubcommand,
+}
+
+/// What all commands have in common.
+#[derive(Debug, Args)]
+struct CommonArguments {
+    #[command(flatten)]
+    connection: ConnectionArguments,
+    /// Only this daemon, by the name that it has in replies.
+    #[arg(long, value_name = "NAME")]
+    instance: Option<String>,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+enum AdminSubcommand {
+    /// Forget a worker or one of its ranks, epoch and numbers included; its next batch begins anew.
+    ///
+    /// For a holder whose publisher is locked out by a wrong epoch or number. Follow it with `kvatlas admin snapshot`, or a restart brings
+    /// the holder back.
+    Forget(HolderArguments),
+    /// Doubt a worker or one of its ranks: its publisher is asked for the full state.
+    Resync(HolderArguments),
+    /// Write a snapshot now.
+    Snapshot(CommonArguments),
+    /// Stop in good order; needs --instance or --all.
+    Drain {
+        #[command(flatten)]
+        common: CommonArguments,
+        /// Stop all daemons.
+        #[arg(long)]
+        all: bool,
+    },
+}
+
+#[derive(Debug, Args)]
+struct HolderArguments {
+    /// The namespace.
+    namespace: NamespaceName,
+    /// The worker.
+    worker: WorkerName,
+    /// One data-parallel rank; all where it is not given.
+    rank: Option<Rank>,
+    #[command(flatten)]
+    common: CommonArguments,
+}
+
+impl HolderArguments {
+    fn split(self) -> (CommonArguments, Option<AdminHolder>) {
+        let holder = AdminHolder {
+            namespace: self.namespace,
+            worker: self.worker,
+            rank: self.rank,
+        };
+        (self.common, Some(holder))
+    }
+}
+
+/// What a daemon said.
+#[derive(Debug, Serialize)]
+struct Answer {
+    instance: String,
+    holders: u64,
+    error: Option<String>,
+}
+
+impl AdminArguments {
+    /// Sends the command, and prints what daemons say.
+    pub(crate) async fn run(self) -> Result<(), Failure> {
+        let (command, (common, holder)) = match self.command {
+            AdminSubcommand::Forget(of) => (AdminCommand::Forget, of.split()),
+            AdminSubcommand::Resync(of) => (AdminCommand::Resync, of.split()),
+            AdminSubcommand::Snapshot(common) => (AdminCommand::Snapshot, (common, None)),
+            AdminSubcommand::Drain { common, all } if all == common.instance.is_some() => {
+                return Err(Failure::usage(
+                    "say which daemon is to stop: either --instance NAME or --all",
+                ));
+            }
+            AdminSubcommand::Drain { common, .. } => (AdminCommand::Drain, (common, None)),
+        };
+        let request = AdminRequest {
+            instance: common.instance,
+            holder,
+        };
+        let answers = ask(&common.connection, command, &request).await?;
+        if common.json {
+            print_json(&serde_json::json!({ "daemons": answers }))?;
+        } else {
+            print(&render(command, &answers))?;
+        }
+        let failed = answers.iter().filter(|answer| answer.error.is_some()).count();
+        match failed {
+            0 => Ok(()),
+            failed => Err(Failure::failed(format_args!(
+                "{failed} of {} daemons did not do it",
+                answers.len()
+            ))),
+        }
+    }
+}
+
+/// Sends a command, and reads replies until no more come.
+async fn ask(
+    connection: &ConnectionArguments,
+    command: AdminCommand,
+    request: &AdminRequest,
+) -> Result<Vec<Answer>, Failure> {
+    let connected = connection.connect().await?;
+    let (nats, subject) = (connected.nats, connected.subjects.admin(command));
+    let inbox = nats.new_inbox();
+    let mut replies = nats
+        .subscribe(inbox.clone())
+        .await
+        .map_err(Failure::unavailable)?;
+    nats.publish_with_reply(subject, inbox, request.encode().into())
+        .await
+        .map_err(Failure::unavailable)?;
+    let deadline = tokio::time::Instant::now() + connection.timeout;
+    let mut answers: Vec<Answer> = Vec::new();
+    while answers.len() < REPLIES_MAX {
+        let until = match answers.is_empty() {
+            true => deadline,
+            false => deadline.min(tokio::time::Instant::now() + QUIET),
+        };
+        let Ok(Some(message)) = tokio::time::timeout_at(until, replies.next()).await else {
+            break;
+        };
+        if message.status == Some(StatusCode::NO_RESPONDERS) {
+            break;
+        }
+        let reply = AdminReply::decode(&message.payload)
+            .map_err(|error| Failure::failed(format_args!("a reply cannot be read: {error}")))?;
+        answers.push(Answer {
+            instance: reply.instance,
+            holders: reply.holders,
+            error: reply.error,
+        });
+    }
+    if answers.is_empty() {
+        return Err(Failure::unavailable(
+            "no daemon has carried it out: none listens to commands (admin.commands), none has that name, or you lack the permission",
+        ));
+    }
+    answers.sort_by(|one, other| one.instance.cmp(&other.instance));
+    Ok(answers)
+}
+
+fn render(command: AdminCommand, answers: &[Answer]) -> String {
+    let mut table = Table::new(&[("DAEMON", Side::Left), ("OUTCOME", Side::Left)]);
+    for answer in answers {
+        let outcome = match (&answer.error, command) {
+            (Some(error), _) => printable(error),
+            (None, AdminCommand::Forget) => format!("forgot {}", counted(answer.holders)),
+            (None, AdminCommand::Resync) => format!("asks for {}", counted(answer.holders)),
+            (None, AdminCommand::Snapshot) => "written".to_owned(),
+            (None, AdminCommand::Drain) => "stops".to_owned(),
+        };
+        table.push(vec![printable(&answer.instance), outcome]);
+    }
+    table.render()
+}
+
+fn counted(holders: u64) -> String {
+    match holders {
+        1 => "1 holder".to_owned(),
+        holders => format!("{holders} holders"),
+    }
+}

@@ -1,0 +1,252 @@
+//! A daemon's admin listener, as a client sees it.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
+
+use bytes::Bytes;
+use clap::Args;
+use http_body_util::{BodyExt, Empty, Limited};
+use hyper::body::Incoming;
+use hyper::header::HOST;
+use hyper::{Request, Response, StatusCode, Uri};
+use hyper_util::rt::TokioIo;
+use kvatlas::daemon::config::process_environment;
+use serde::de::DeserializeOwned;
+use tokio::net::TcpStream;
+
+use super::connect::parse_time;
+use super::failure::Failure;
+
+/// The longest answer that is read.
+const ANSWER_BYTES_MAX: usize = 64 << 20;
+/// The port of the admin listener unless configured otherwise.
+const PORT: u16 = 9464;
+const LISTEN_VARIABLE: &str = "KVATLAS_ADMIN_LISTEN";
+
+/// Where a daemon's admin listener is.
+#[derive(Debug, Args)]
+pub(super) struct AdminArguments {
+    /// The daemon's admin listener: HOST, HOST:PORT or http://HOST:PORT [default: 127.0.0.1:9464] [environment: KVATLAS_ADMIN_LISTEN].
+    #[arg(long = "admin", value_name = "ADDRESS")]
+    address: Option<String>,
+    /// How long to wait for an answer: 5, 2.5s or 500ms.
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_time)]
+    pub(super) timeout: Duration,
+}
+
+/// An admin listener.
+#[derive(Debug, Clone)]
+pub(super) struct AdminClient {
+    /// `HOST:PORT`.
+    authority: String,
+    timeout: Duration,
+}
+
+impl AdminArguments {
+    /// The listener at `address`, or the one of the environment.
+    pub(super) fn at(address: Option<String>, timeout: Duration) -> Self {
+        Self { address, timeout }
+    }
+
+    /// The listener that the flag or the environment names.
+    pub(super) fn client(&self) -> Result<AdminClient, Failure> {
+        let environment = process_environment().into_iter();
+        let mut set = environment
+            .filter(|(name, value)| name == LISTEN_VARIABLE && !value.is_empty())
+            .map(|(_, value)| value);
+        let address = self.address.clone().or_else(|| set.next());
+        let address = address.unwrap_or_else(|| format!("127.0.0.1:{PORT}"));
+        let authority = authority(&address).ok_or_else(|| {
+            Failure::usage(format_args!(
+                "{address:?} is not the address of an admin listener; write HOST:PORT, such as 127.0.0.1:{PORT}"
+            ))
+        })?;
+        Ok(AdminClient {
+            authority: reachable(authority),
+            timeout: self.timeout,
+        })
+    }
+}
+
+/// `HOST:PORT` of an address as people write it.
+fn authority(text: &str) -> Option<String> {
+    let bare = text.strip_prefix("http://").unwrap_or(text);
+    let bare = bare.strip_suffix('/').unwrap_or(bare);
+    let uri: Uri = format!("http://{bare}/").parse().ok()?;
+    let authority = uri.authority()?;
+    let is_plain = uri.path() == "/" && uri.query().is_none() && !bare.contains(['/', '@']);
+    let port = authority.port_u16().unwrap_or(PORT);
+    is_plain.then(|| format!("{}:{port}", authority.host()))
+}
+
+/// The address at which a listener is reached from its own machine: one that listens on every address is asked on the loopback.
+fn reachable(authority: String) -> String {
+    let Ok(listens) = authority.parse::<SocketAddr>() else {
+        return authority;
+    };
+    let ip = match listens.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+        ip => ip,
+    };
+    SocketAddr::new(ip, listens.port()).to_string()
+}
+
+impl AdminClient {
+    /// `HOST:PORT`.
+    pub(super) fn authority(&self) -> &str {
+        &self.authority
+    }
+
+    /// The status and the body at `target`, whatever they are.
+    pub(super) async fn body(&self, target: &str) -> Result<(StatusCode, Bytes), Failure> {
+        let answering = async {
+            let response = self.get(target).await?;
+            let status = response.status();
+            let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX);
+            let body = body.collect().await.map_err(|error| self.broken(&error))?;
+            Ok((status, body.to_bytes()))
+        };
+        self.in_time(answering).await
+    }
+
+    /// The JSON at `target`, whether or not the status says that all is well.
+    pub(super) async fn json<T: DeserializeOwned>(&self, target: &str) -> Result<T, Failure> {
+        let (status, body) = self.body(target).await?;
+        let is_answer = status.is_success() || status == StatusCode::SERVICE_UNAVAILABLE;
+        serde_json::from_slice(&body)
+            .ok()
+            .filter(|_| is_answer)
+            .ok_or_else(|| {
+                Failure::failed(format_args!(
+                    "{} answers {target} with {status} and not with what an admin listener of kvatlas says",
+                    self.authority
+                ))
+            })
+    }
+
+    /// The server-sent events at `target`.
+    pub(super) async fn events(&self, target: &str) -> Result<Events, Failure> {
+        let response = self.in_time(self.get(target)).await?;
+        match response.status() {
+            StatusCode::OK => Ok(Events {
+                body: response.into_body(),
+                buffer: Vec::new(),
+            }),
+            StatusCode::SERVICE_UNAVAILABLE => Err(Failure::unavailable(format_args!(
+                "{} has no room for another viewer; close a page or another `kvatlas top`",
+                self.authority
+            ))),
+            status => Err(Failure::failed(format_args!(
+                "{} answers {status}; is it an older kvatlas?",
+                self.authority
+            ))),
+        }
+    }
+
+    async fn get(&self, target: &str) -> Result<Response<Incoming>, Failure> {
+        let stream = TcpStream::connect(&self.authority).await.map_err(|error| {
+            Failure::unavailable(format_args!(
+                "no admin listener answers at {} ({error}); name the daemon's admin.listen with --admin",
+                self.authority
+            ))
+        })?;
+        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
+            .await
+            .map_err(|error| self.broken(&error))?;
+        // Ends with the response's body.
+        tokio::spawn(connection);
+        let request = Request::get(target)
+            .header(HOST, &self.authority)
+            .body(Empty::<Bytes>::new())
+            .map_err(|error| self.broken(&error))?;
+        sender
+            .send_request(request)
+            .await
+            .map_err(|error| self.broken(&error))
+    }
+
+    async fn in_time<T>(&self, answering: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+        tokio::time::timeout(self.timeout, answering).await.map_err(|_| {
+            Failure::unavailable(format_args!(
+                "the admin listener at {} did not answer within {:?}",
+                self.authority, self.timeout
+            ))
+        })?
+    }
+
+    fn broken(&self, error: &dyn std::fmt::Display) -> Failure {
+        Failure::unavailable(format_args!("the admin listener at {}: {error}", self.authority))
+    }
+}
+
+/// A stream of server-sent events.
+#[derive(Debug)]
+pub(super) struct Events {
+    body: Incoming,
+    buffer: Vec<u8>,
+}
+
+impl Events {
+    /// The name and the data of the next event; none at the end of the stream.
+    pub(super) async fn next(&mut self) -> Option<(String, String)> {
+        loop {
+            if let Some(end) = self.buffer.windows(2).position(|two| two == b"\n\n") {
+                let message: Vec<u8> = self.buffer.drain(..end + 2).collect();
+                return Some(parse(&String::from_utf8_lossy(&message)));
+            }
+            let chunk = self.body.frame().await?.ok()?.into_data().ok()?;
+            if self.buffer.len() + chunk.len() > ANSWER_BYTES_MAX {
+                return None;
+            }
+            self.buffer.extend_from_slice(&chunk);
+        }
+    }
+}
+
+fn parse(message: &str) -> (String, String) {
+    let field = |name: &str| {
+        let mut lines = message.lines().filter_map(|line| line.strip_prefix(name));
+        lines.next().unwrap_or_default().to_owned()
+    };
+    (field("event: "), field("data: "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_written_in_several_ways() {
+        for (text, expected) in [
+            ("127.0.0.1:9464", Some("127.0.0.1:9464")),
+            ("http://kvatlas.example:80/", Some("kvatlas.example:80")),
+            ("kvatlas.example", Some("kvatlas.example:9464")),
+            ("[::1]:9464", Some("[::1]:9464")),
+            ("http://a/metrics", None),
+            ("off", Some("off:9464")),
+            ("https://a:1", None),
+            ("user@a:1", None),
+            ("", None),
+            ("a b", None),
+        ] {
+            assert_eq!(authority(text).as_deref(), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_listener_on_every_address_is_asked_on_the_loopback() {
+        let asked = |text: &str| reachable(text.to_owned());
+        assert_eq!(asked("0.0.0.0:9464"), "127.0.0.1:9464");
+        assert_eq!(asked("[::]:9464"), "[::1]:9464");
+        assert_eq!(asked("10.0.0.7:80"), "10.0.0.7:80");
+        assert_eq!(asked("kvatlas:80"), "kvatlas:80");
+    }
+
+    #[test]
+    fn an_event_has_a_name_and_data() {
+        let parsed = parse("retry: 500\nevent: frame\ndata: {\"a\":1}\n\n");
+        assert_eq!(parsed, ("frame".to_owned(), "{\"a\":1}".to_owned()));
+        assert_eq!(parse(":\n\n"), (String::new(), String::new()));
+    }
+}

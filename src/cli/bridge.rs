@@ -1,0 +1,247 @@
+//! `kvatlas bridge`: follows engines, and tells daemons elsewhere.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::Args;
+use kvatlas::bridge::Bridge;
+use kvatlas::daemon::admin::{AdminServer, AdminSource, Latch, Readiness, ReadinessReport, WorkersQuery};
+use kvatlas::daemon::broker::{ConnectPatience, ConnectionNotice, connect};
+use kvatlas::daemon::config::{LoggingConfig, process_environment};
+use kvatlas::daemon::http::{EngineRegistry, HttpLimits, HttpParts, HttpServer, read_token};
+use kvatlas::daemon::metrics::{LogFormat, MetricsHandle, install_shared};
+use kvatlas_core::wire::Subjects;
+
+use super::connect::DaemonArguments;
+use super::engines::{EngineArguments, listen_to_hangup};
+use super::failure::Failure;
+use super::serve::{StopSignals, start_logging};
+use super::supervisor;
+
+pub(super) const EXAMPLES: &str = "\
+Examples:
+  kvatlas bridge --model meta-llama/Llama-3.1-8B-Instruct --engine gpu-0=tcp://gpu-0:5557,replay=tcp://gpu-0:5558
+  kvatlas bridge --engines-file /etc/kvatlas/engines.toml --nats-url nats://nats.example:4222
+  kvatlas bridge --http-listen 127.0.0.1:8091";
+
+/// Messages that may wait for one publisher: questions of daemons.
+const SUBSCRIPTION_CAPACITY: usize = 1024;
+/// How long the stop may take.
+const STOP_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Whom to follow, and whom to tell.
+#[derive(Debug, Args)]
+pub(crate) struct BridgeArguments {
+    #[command(flatten)]
+    daemon: DaemonArguments,
+    #[command(flatten)]
+    engines: EngineArguments,
+    /// Address for metrics and probes; port 0 takes a free one, off disables them.
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9465", value_parser = parse_listen)]
+    admin_listen: Listen,
+    /// Address to register engines at over HTTP; port 0 takes a free one, off disables it.
+    #[arg(long, value_name = "ADDRESS", default_value = "off", value_parser = parse_listen)]
+    http_listen: Listen,
+    /// File with the bearer token that HTTP requests need.
+    #[arg(long, value_name = "FILE")]
+    http_token_file: Option<PathBuf>,
+    /// Which log lines to write.
+    #[arg(
+        long,
+        value_name = "FILTER",
+        default_value = "info,async_nats=warn,zeromq=warn"
+    )]
+    logging_level: String,
+    /// Write log lines as JSON.
+    #[arg(long)]
+    logging_json: bool,
+    /// At the end, tell daemons to forget the engines at once.
+    #[arg(long)]
+    forget: bool,
+}
+
+/// Where to listen, if anywhere.
+#[derive(Debug, Clone, Copy)]
+struct Listen(Option<SocketAddr>);
+
+fn parse_listen(text: &str) -> Result<Listen, String> {
+    match text {
+        "off" => Ok(Listen(None)),
+        address => address
+            .parse()
+            .map(|address| Listen(Some(address)))
+            .map_err(|_| "write ADDRESS:PORT or off".to_owned()),
+    }
+}
+
+/// What the admin listener shows.
+struct View {
+    bridge: Bridge,
+    readiness: Arc<Readiness>,
+    metrics: MetricsHandle,
+}
+
+impl AdminSource for View {
+    fn metrics(&self) -> String {
+        self.metrics.render()
+    }
+
+    fn readiness(&self) -> ReadinessReport {
+        self.readiness.report()
+    }
+
+    fn workers_json(&self, query: &WorkersQuery) -> String {
+        let engines: Vec<_> = self
+            .bridge
+            .engines()
+            .into_iter()
+            .take(query.limit)
+            .map(|state| {
+                serde_json::json!({
+                    "instance": state.engine.key.instance,
+                    "rank": state.engine.key.rank,
+                    "model": state.engine.key.model.model,
+                    "tenant": state.engine.key.model.tenant,
+                    "endpoint": state.engine.endpoint,
+                    "status": format!("{:?}", state.status).to_lowercase(),
+                    "last_error": state.last_error,
+                })
+            })
+            .collect();
+        serde_json::json!({ "engines": engines }).to_string()
+    }
+
+    fn index_json(&self) -> String {
+        serde_json::json!({ "namespaces": [] }).to_string()
+    }
+}
+
+impl BridgeArguments {
+    /// Follows engines until the process is told to stop.
+    pub(crate) async fn run(self) -> Result<(), Failure> {
+        let config = self.daemon.load(process_environment())?;
+        let format = match self.logging_json {
+            true => LogFormat::Json,
+            false => LogFormat::Text,
+        };
+        start_logging(&LoggingConfig {
+            format,
+            level: self.logging_level.clone(),
+        })?;
+        let subjects = Subjects::new(&config.subjects.prefix).map_err(Failure::usage)?;
+        let engines = self.engines.load()?;
+        if engines.is_empty() && self.http_listen.0.is_none() {
+            let text = "there is no engine to follow: give --engine, --engines-file or --http-listen";
+            return Err(Failure::usage(text));
+        }
+        let (mut signals, hangup) = (StopSignals::listen()?, listen_to_hangup()?);
+        let metrics = install_shared().map_err(Failure::failed)?;
+        let bridge = self.engines.bridge(subjects, &engines)?;
+        let readiness = Arc::new(Readiness::new());
+        let view = Arc::new(View {
+            bridge: bridge.clone(),
+            readiness: Arc::clone(&readiness),
+            metrics: metrics.clone(),
+        });
+        let admin = self.start_admin(&view)?;
+        let http = self.start_http(&view, &bridge).await?;
+        let ready = Arc::clone(&readiness);
+        let notice = move |notice: ConnectionNotice| note(&readiness, &notice);
+        let connecting = connect(
+            &config.nats,
+            "bridge",
+            SUBSCRIPTION_CAPACITY,
+            ConnectPatience::Forever,
+            notice,
+        );
+        bridge.start(&connecting.await.map_err(Failure::failed)?);
+        tracing::info!(engines = engines.len(), "the bridge follows engines");
+        tokio::spawn(supervisor::keep_watchdog());
+        let signal = tokio::select! {
+            signal = signals.next() => signal,
+            () = announce_ready(&ready) => "the end of the connection",
+            () = self.engines.reload_at(hangup, &bridge) => "SIGHUP",
+            () = keep_up(metrics) => "upkeep",
+        };
+        tracing::info!(signal, "stopping");
+        supervisor::stopping();
+        if let Some(http) = http {
+            http.stop().await;
+        }
+        let stopping = tokio::time::timeout(STOP_PATIENCE, bridge.stop(self.forget)).await;
+        drop(admin);
+        stopping.map_err(|_| Failure::failed("engines were still followed at the end"))
+    }
+
+    fn start_admin(&self, view: &Arc<View>) -> Result<Option<AdminServer>, Failure> {
+        let source: Arc<dyn AdminSource> = Arc::clone(view) as Arc<dyn AdminSource>;
+        let started = self
+            .admin_listen
+            .0
+            .map(|listen| AdminServer::start(listen, source));
+        started.transpose().map_err(Failure::failed)
+    }
+
+    async fn start_http(&self, view: &Arc<View>, bridge: &Bridge) -> Result<Option<HttpServer>, Failure> {
+        let Some(listen) = self.http_listen.0 else {
+            return Ok(None);
+        };
+        let token = self.http_token_file.as_deref().map(read_token);
+        let parts = HttpParts::of_bridge(
+            Arc::new(bridge.clone()),
+            Arc::clone(view) as Arc<dyn AdminSource>,
+            token.transpose().map_err(Failure::usage)?,
+        );
+        let limits = HttpLimits {
+            connections_max: 256,
+            per_source_max: 64,
+            idle_timeout: Duration::from_secs(75),
+            drain_timeout: Duration::from_secs(2),
+        };
+        let started = HttpServer::start(listen, parts, limits).await;
+        started.map(Some).map_err(Failure::failed)
+    }
+}
+
+/// A bridge is ready while it is connected to NATS: it has nothing to load or to catch up on.
+fn note(readiness: &Readiness, notice: &ConnectionNotice) {
+    match notice {
+        ConnectionNotice::Connected => {
+            tracing::info!("connected to NATS");
+            readiness.set_trouble(Latch::EventsSubscribed, None);
+            Latch::ALL.into_iter().for_each(|latch| readiness.set(latch));
+        }
+        ConnectionNotice::Disconnected => {
+            tracing::warn!("the connection to NATS broke");
+            readiness.clear(Latch::Connected);
+        }
+        ConnectionNotice::Error(text) => readiness.set_trouble(Latch::EventsSubscribed, Some(text.clone())),
+        // A bridge subscribes for resyncs and publishes events: without one of the rights it is of no use.
+        ConnectionNotice::Refused(refusal) => {
+            tracing::error!(%refusal, "the NATS server refuses what the bridge needs");
+            readiness.set_trouble(Latch::EventsSubscribed, Some(refusal.to_string()));
+        }
+        ConnectionNotice::LameDuck | ConnectionNotice::SlowConsumer => {}
+    }
+}
+
+/// Tells the supervisor once NATS is reached; never returns.
+async fn announce_ready(readiness: &Readiness) {
+    const INTERVAL: Duration = Duration::from_millis(20);
+    while !readiness.report().is_ready() {
+        tokio::time::sleep(INTERVAL).await;
+    }
+    supervisor::ready();
+    std::future::pending().await
+}
+
+/// Folds recorded samples away, for ever.
+async fn keep_up(metrics: MetricsHandle) {
+    let mut interval = tokio::time::interval(Duration::from_secs(1));
+    loop {
+        interval.tick().await;
+        metrics.run_upkeep();
+    }
+}

@@ -1,0 +1,147 @@
+//! `kvatlas compare`: whether routing on exact answers pays.
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+
+use clap::Args;
+use kvatlas::simulation::policies::{Comparison, Outcome, ServiceModel, plot};
+use kvatlas::simulation::{FleetSize, Request, SyntheticLoad, read_trace};
+
+use super::failure::Failure;
+use super::output::{print, print_json, say};
+use super::replay::parse_workers;
+use super::table::{Side, Table};
+
+pub(super) const EXAMPLES: &str = "\
+Needs neither a daemon nor a broker: it simulates in virtual time, and repeats exactly for the same seed.
+
+Examples:
+  kvatlas compare --trace conversation_trace.jsonl --workers 16 --speed 2
+  kvatlas compare --plot policies.svg --json";
+
+/// Requests of the synthetic load.
+const SYNTHETIC_REQUESTS: usize = 10_000;
+
+/// What to compare.
+#[derive(Debug, Args)]
+pub(crate) struct CompareArguments {
+    /// Trace in the Mooncake format; without one, the requests of the demo.
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+    /// Take at most so many requests.
+    #[arg(long, value_name = "COUNT")]
+    limit_requests: Option<NonZeroUsize>,
+    /// Simulate so many workers.
+    #[arg(long, value_name = "COUNT", default_value = "16", value_parser = parse_workers)]
+    workers: NonZeroUsize,
+    /// Give each worker room for so many blocks.
+    #[arg(long, value_name = "COUNT", default_value = "2048")]
+    blocks_per_worker: NonZeroUsize,
+    /// Let requests arrive so many times as fast as recorded.
+    #[arg(long, value_name = "FACTOR", default_value = "1", value_parser = parse_speed)]
+    speed: f64,
+    /// Time to compute one block of a prompt, in microseconds.
+    #[arg(long, value_name = "MICROSECONDS", default_value_t = ServiceModel::default().block_us)]
+    block_us: u64,
+    /// Time for one token of an answer, in microseconds.
+    #[arg(long, value_name = "MICROSECONDS", default_value_t = ServiceModel::default().token_us)]
+    token_us: u64,
+    /// Time from a change of a cache until the index knows it, in microseconds.
+    #[arg(long, value_name = "MICROSECONDS", default_value_t = ServiceModel::default().event_delay_us)]
+    event_delay_us: u64,
+    /// What a block to compute weighs beside a block in flight, for the policies with load.
+    #[arg(long, value_name = "WEIGHT", default_value_t = ServiceModel::default().overlap_weight)]
+    overlap_weight: u64,
+    /// Seed of the random numbers.
+    #[arg(long, value_name = "NUMBER", default_value_t = 1)]
+    seed: u64,
+    /// Draw the outcomes as SVG into this file.
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+fn parse_speed(text: &str) -> Result<f64, String> {
+    let speed = text.parse::<f64>().ok();
+    speed
+        .filter(|speed| (0.001..=1000.0).contains(speed))
+        .ok_or_else(|| "write a number from 0.001 to 1000".to_owned())
+}
+
+/// Compares the policies and prints what each achieved.
+pub(crate) fn compare(arguments: &CompareArguments) -> Result<(), Failure> {
+    let requests = arguments.requests()?;
+    let comparison = Comparison {
+        size: FleetSize {
+            workers: arguments.workers,
+            blocks_per_worker: arguments.blocks_per_worker,
+        },
+        model: ServiceModel {
+            block_us: arguments.block_us,
+            token_us: arguments.token_us,
+            event_delay_us: arguments.event_delay_us,
+            overlap_weight: arguments.overlap_weight,
+            ..ServiceModel::default()
+        },
+        speed: arguments.speed,
+        seed: arguments.seed,
+    };
+    let progress = |outcome: &Outcome| {
+        if !arguments.json {
+            say(format_args!("{}: {}\n", outcome.scenario, outcome.policy));
+        }
+    };
+    let outcomes = comparison.run(&requests, progress)?;
+    if let Some(path) = &arguments.plot {
+        let picture = plot(&outcomes).map_err(Failure::failed)?;
+        std::fs::write(path, picture)
+            .map_err(|error| Failure::failed(format_args!("cannot write {}: {error}", path.display())))?;
+    }
+    if arguments.json {
+        return print_json(&serde_json::json!({ "outcomes": outcomes, "seed": arguments.seed }));
+    }
+    print(&render(&outcomes))
+}
+
+impl CompareArguments {
+    fn requests(&self) -> Result<Vec<Request>, Failure> {
+        let limit = self.limit_requests.map(NonZeroUsize::get);
+        match &self.trace {
+            Some(path) => read_trace(path, limit).map_err(Failure::usage),
+            None => Ok(SyntheticLoad::new(self.seed)
+                .take(limit.unwrap_or(SYNTHETIC_REQUESTS))
+                .collect()),
+        }
+    }
+}
+
+fn render(outcomes: &[Outcome]) -> String {
+    let mut table = Table::new(&[
+        ("SCENARIO", Side::Left),
+        ("POLICY", Side::Left),
+        ("HIT", Side::Right),
+        ("COMPUTED", Side::Right),
+        ("FIRST TOKEN", Side::Right),
+        ("P99", Side::Right),
+    ]);
+    let mut scenario = "";
+    for outcome in outcomes {
+        let name = if outcome.scenario == scenario {
+            ""
+        } else {
+            outcome.scenario
+        };
+        scenario = outcome.scenario;
+        table.push(vec![
+            name.to_owned(),
+            outcome.policy.to_owned(),
+            format!("{:.1} %", outcome.hit_rate * 100.0),
+            outcome.computed_blocks.to_string(),
+            format!("{:.0} ms", outcome.first_token_ms_mean),
+            format!("{:.0} ms", outcome.first_token_ms_p99),
+        ]);
+    }
+    table.render()
+}

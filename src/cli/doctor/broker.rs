@@ -1,0 +1,126 @@
+//! The NATS server: whether it can be reached, what it takes, whether it keeps streams.
+
+use std::time::{Duration, Instant};
+
+use async_nats::{Client, jetstream};
+use kvatlas::daemon::broker::{ConnectPatience, ConnectionNotice, Refusal, connect as connect_nats};
+use kvatlas::daemon::config::Config;
+use tokio::sync::mpsc;
+
+use super::report::Check;
+
+/// Messages that may wait for us: a check listens to all events for a moment.
+const SUBSCRIPTION_CAPACITY: usize = 1024;
+/// Refusals that are remembered.
+const REFUSALS_MAX: usize = 64;
+
+/// A connection, and what the server refuses on it.
+pub(super) struct Connected {
+    pub(super) nats: Client,
+    pub(super) refusals: tokio::sync::Mutex<mpsc::Receiver<Refusal>>,
+    round_trip: Duration,
+}
+
+/// Connects, or says why not.
+pub(super) async fn connect(config: &Config, patience: Duration) -> Result<Connected, Check> {
+    let (sender, refusals) = mpsc::channel(REFUSALS_MAX);
+    let notice = move |notice| {
+        if let ConnectionNotice::Refused(refusal) = notice {
+            // Beyond the bound they say nothing new.
+            let _ = sender.try_send(refusal);
+        }
+    };
+    let connecting = connect_nats(
+        &config.nats,
+        "doctor",
+        SUBSCRIPTION_CAPACITY,
+        ConnectPatience::FailFast,
+        notice,
+    );
+    let failed = |found: String| {
+        let mend =
+            "start the NATS server, correct nats.url, or see its log for why it refuses the credentials";
+        Check::failed("broker", found, mend)
+    };
+    let nats = tokio::time::timeout(patience, connecting)
+        .await
+        .map_err(|_| failed(format!("no answer within {patience:?}")))?
+        .map_err(|error| failed(error.to_string()))?;
+    let begun = Instant::now();
+    nats.flush().await.map_err(|error| failed(error.to_string()))?;
+    Ok(Connected {
+        nats,
+        refusals: tokio::sync::Mutex::new(refusals),
+        round_trip: begun.elapsed(),
+    })
+}
+
+impl Connected {
+    /// Who answers, and how fast.
+    pub(super) fn check(&self) -> Check {
+        let info = self.nats.server_info();
+        let found = format!(
+            "nats-server {} at {}:{}, a round trip takes {:.1?}",
+            info.version, info.host, info.port, self.round_trip
+        );
+        Check::fine("broker", found)
+    }
+
+    /// Whether the server takes messages as large as the daemon does.
+    pub(super) fn check_payload(&self, config: &Config) -> Check {
+        let (taken, wanted) = (self.nats.max_payload(), config.queries.max_message_bytes);
+        let found = format!("the server takes messages of {taken} bytes");
+        if taken >= wanted {
+            return Check::fine("max_payload", found);
+        }
+        Check::warning(
+            "max_payload",
+            format!("{found}; the daemon would take {wanted}"),
+            format!(
+                "set max_payload of the NATS server to {wanted}, or queries.max_message_bytes to {taken}"
+            ),
+        )
+    }
+
+    /// Whether JetStream is there, where the configuration needs it.
+    pub(super) async fn check_jetstream(&self, config: &Config, patience: Duration) -> Check {
+        const NAME: &str = "JetStream";
+        let needs_stream = config.events.transport.keeps_events();
+        if !needs_stream && config.snapshots.object_store.is_none() {
+            return Check::skipped(
+                NAME,
+                "not needed: events.transport is core, and there is no snapshots.object_store",
+            );
+        }
+        let mut context = jetstream::new(self.nats.clone());
+        context.set_timeout(patience);
+        if let Err(error) = context.query_account().await {
+            let mend = "turn it on in the server's configuration (jetstream { store_dir: … }) and for the account, and \
+                 let the daemon publish to $JS.API.>";
+            return Check::failed(NAME, error, mend);
+        }
+        if !needs_stream {
+            return Check::fine(NAME, "it answers");
+        }
+        let name = &config.events.stream.name;
+        match context.get_stream(name).await {
+            Ok(stream) => {
+                let info = stream.cached_info();
+                let found = format!(
+                    "the stream {name} keeps {} messages on {} replicas",
+                    info.state.messages, info.config.num_replicas
+                );
+                if info.config.num_replicas < 2 {
+                    let mend = "on a cluster, set events.stream_replicas to 3, so that the loss of a server loses no event";
+                    return Check::warning(NAME, found, mend);
+                }
+                Check::fine(NAME, found)
+            }
+            Err(error) => Check::failed(
+                NAME,
+                format!("the stream {name}: {error}"),
+                "start the daemon, which creates it unless events.stream_create is off",
+            ),
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! The daemon: a probe event's round trip, the disk.
+
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use kvatlas::daemon::config::Config;
+use kvatlas_client::publish::{HolderPublisher, PublishedHolder, PublisherOptions};
+use kvatlas_client::{ClientError, QueryClient};
+use kvatlas_core::hash::SequenceHash;
+use kvatlas_core::wire::{ErrorCode, Event, QueryKey, SingleQuery, StoredBlocks, Subjects, Tier};
+
+use super::DoctorArguments;
+use super::broker::Connected;
+use super::report::Check;
+
+const ROUND_TRIP: &str = "round trip";
+/// Between two questions whether the probe has arrived.
+const ASKING_INTERVAL: Duration = Duration::from_millis(2);
+/// Free room below which the next snapshot may not fit.
+const FREE_BYTES_MIN: u64 = 1 << 30;
+
+/// Publishes one event, asks for it, and takes it back.
+pub(super) async fn check_round_trip(
+    arguments: &DoctorArguments,
+    subjects: &Subjects,
+    connected: &Connected,
+) -> Check {
+    let holder = PublishedHolder {
+        namespace: arguments.namespace.clone(),
+        worker: arguments.worker.clone(),
+        rank: 0,
+    };
+    let options = PublisherOptions {
+        batch_delay: Duration::ZERO,
+        ..PublisherOptions::default()
+    };
+    let started = HolderPublisher::start(connected.nats.clone(), subjects, holder, options).await;
+    let publisher = match started {
+        Ok(publisher) => publisher,
+        Err(error) => return Check::failed(ROUND_TRIP, error, "see the log of the NATS server"),
+    };
+    let begun = Instant::now();
+    let hash = SequenceHash(publisher.cursor().epoch);
+    let stored = Event::Stored(StoredBlocks::by_sequence(None, None, vec![hash]));
+    let arrived = async {
+        publisher
+            .publish(Tier::DEVICE, vec![stored])
+            .await
+            .map_err(|error| error.to_string())?;
+        publisher.flush().await.map_err(|error| error.to_string())?;
+        wait_for(arguments, subjects, connected, hash).await
+    };
+    let limit = tokio::time::timeout(arguments.timeout, arrived).await;
+    let elapsed = begun.elapsed();
+    // Nothing of the probe is to stay.
+    let goodbye = async {
+        let _ = publisher.publish(Tier::DEVICE, vec![Event::Goodbye]).await;
+        let _ = publisher.flush().await;
+    };
+    let _ = tokio::time::timeout(arguments.timeout, goodbye).await;
+    match limit {
+        Ok(Ok(())) => Check::fine(
+            ROUND_TRIP,
+            format!("a probe event was found {elapsed:.1?} after it was published"),
+        ),
+        Ok(Err(trouble)) => Check::failed(
+            ROUND_TRIP,
+            trouble,
+            "start a daemon with the same nats.url and subjects.prefix; /readyz of its admin listener says what it waits for",
+        ),
+        Err(_) => Check::failed(
+            ROUND_TRIP,
+            format!(
+                "a daemon answers, and does not know the probe event within {:?}",
+                arguments.timeout
+            ),
+            "let these credentials publish to the events subject of the probe (--namespace, --worker), and see the daemon's \
+             log for batches that it dropped",
+        ),
+    }
+}
+
+/// Asks until the probe is found and exact, or the daemon says something else.
+async fn wait_for(
+    arguments: &DoctorArguments,
+    subjects: &Subjects,
+    connected: &Connected,
+    hash: SequenceHash,
+) -> Result<(), String> {
+    let client = QueryClient::new(connected.nats.clone(), subjects.clone()).with_patience(arguments.timeout);
+    loop {
+        let query = SingleQuery::new(QueryKey::SequenceHashes(vec![hash]));
+        match client.query(&arguments.namespace, query).await {
+            Ok(reply) => {
+                let mut holders = reply.holders.iter();
+                if holders.any(|holder| holder.worker == arguments.worker && holder.exact) {
+                    return Ok(());
+                }
+            }
+            // The namespace comes into being with its first event.
+            Err(ClientError::Refused(refusal)) if refusal.code == ErrorCode::UnknownNamespace => {}
+            Err(error) => return Err(error.to_string()),
+        }
+        tokio::time::sleep(ASKING_INTERVAL).await;
+    }
+}
+
+/// Whether snapshots can be written.
+pub(super) fn check_disk(config: &Config) -> Check {
+    const NAME: &str = "disk";
+    let Some(directory) = &config.snapshots.directory else {
+        return Check::warning(
+            NAME,
+            "there is no snapshots.directory: a restart begins with an empty map",
+            "set snapshots.directory for a warm start; --config names the daemon's file",
+        );
+    };
+    if let Err(error) = try_to_write(directory) {
+        return Check::failed(
+            NAME,
+            format!("cannot write to {}: {error}", directory.display()),
+            "create it, and let the daemon's user write to it; run the doctor as that user",
+        );
+    }
+    match rustix::fs::statvfs(directory.as_path()) {
+        Err(error) => Check::failed(NAME, error, "see whether the disk is sound"),
+        Ok(found) => {
+            let free = found.f_bavail.saturating_mul(found.f_frsize);
+            // Two snapshots are there while one is written.
+            let wanted = largest_file(directory).saturating_mul(2).max(FREE_BYTES_MIN);
+            let text = format!("{} MiB are free at {}", free >> 20, directory.display());
+            if free >= wanted {
+                return Check::fine(NAME, text);
+            }
+            let mend = format!("make room: {} MiB should be free", wanted >> 20);
+            Check::warning(NAME, text, mend)
+        }
+    }
+}
+
+fn try_to_write(directory: &Path) -> std::io::Result<()> {
+    tempfile::tempfile_in(directory).map(drop)
+}
+
+fn largest_file(directory: &Path) -> u64 {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    let sizes = entries.filter_map(|entry| entry.metadata().ok());
+    sizes.map(|metadata| metadata.len()).max().unwrap_or_default()
+}

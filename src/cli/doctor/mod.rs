@@ -1,0 +1,165 @@
+//! `kvatlas doctor`: looks at everything that a deployment needs, and says what to mend.
+
+mod broker;
+mod daemon;
+mod permissions;
+mod replicas;
+mod report;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use kvatlas::daemon::config::{Config, process_environment};
+use kvatlas_core::wire::{NamespaceName, Subjects, WorkerName};
+
+use super::admin_client::AdminArguments;
+use super::connect::{parse_time, with_context};
+use super::failure::Failure;
+use super::nats_context::Surroundings;
+use super::output::{print, print_json};
+use super::text::printable;
+use replicas::Replica;
+use report::{Check, Report};
+
+pub(super) const EXAMPLES: &str = "The probe publishes one event of a worker of its own, asks for it, and takes it back. \
+    It leaves an empty namespace, unless --namespace names one that is in use.\n\
+    Exit codes: 0 all is well, 1 something is to be mended, 69 no NATS server.\n\n\
+    Examples:\n  \
+    kvatlas doctor\n  \
+    kvatlas doctor --config kvatlas.toml --role daemon\n  \
+    kvatlas doctor --admin 10.0.0.7:9464 --admin 10.0.0.8:9464 --json";
+
+/// What to look at.
+#[derive(Debug, Args)]
+pub(crate) struct DoctorArguments {
+    /// The daemon's configuration file; variables of the environment go over it.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// NATS servers to connect to, joined by commas [default: nats://127.0.0.1:4222] [environment: KVATLAS_NATS_URL].
+    #[arg(long = "nats-url", visible_alias = "nats", value_name = "URLS")]
+    urls: Option<String>,
+    /// What every NATS subject begins with [default: kvatlas] [environment: KVATLAS_SUBJECTS_PREFIX].
+    #[arg(long = "subjects-prefix", visible_alias = "prefix", value_name = "PREFIX")]
+    prefix: Option<String>,
+    /// Context of the nats command line that says how to reach NATS [default: the chosen one, unless --nats-url, --config or a KVATLAS_NATS_…
+    /// variable is given] [environment: NATS_CONTEXT].
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["urls", "config"])]
+    context: Option<String>,
+    /// As whom this connection may do what.
+    #[arg(long, value_enum, default_value_t = Role::All)]
+    role: Role,
+    /// Namespace of the probe event.
+    #[arg(long, value_name = "NAME", default_value = "kvatlas-doctor")]
+    namespace: NamespaceName,
+    /// Worker of the probe event; nobody else may be called so.
+    #[arg(long, value_name = "NAME", default_value = "kvatlas-doctor")]
+    worker: WorkerName,
+    /// Admin listener of a replica; may be given for each [default: those of the daemons that are found on NATS, else 127.0.0.1:9464]
+    /// [environment: KVATLAS_ADMIN_LISTEN].
+    #[arg(long = "admin", value_name = "ADDRESS")]
+    admin: Vec<String>,
+    /// How long to wait for each answer: 5, 2.5s or 500ms.
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_time)]
+    timeout: Duration,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+/// A role of `deploy/nats`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Role {
+    /// Takes in events and answers queries.
+    Daemon,
+    /// Publishes the events of a worker.
+    Publisher,
+    /// Asks.
+    Router,
+    /// All of these, as on a server without permissions.
+    All,
+}
+
+impl Role {
+    fn includes(self, other: Self) -> bool {
+        self == Self::All || self == other
+    }
+}
+
+/// Looks at everything, and fails where something is to be mended.
+pub(crate) async fn doctor(arguments: DoctorArguments) -> Result<(), Failure> {
+    let config = arguments.load()?;
+    let subjects = Subjects::new(&config.subjects.prefix).map_err(Failure::usage)?;
+    let mut report = Report::default();
+    let mut replicas = Vec::new();
+    let is_reachable = match broker::connect(&config, arguments.timeout).await {
+        Ok(connected) => {
+            report.add(connected.check());
+            report.add(connected.check_payload(&config));
+            report.extend(permissions::check(&arguments, &config, &subjects, &connected).await);
+            report.add(connected.check_jetstream(&config, arguments.timeout).await);
+            report.add(daemon::check_round_trip(&arguments, &subjects, &connected).await);
+            if arguments.admin.is_empty() {
+                let (found, checks) =
+                    replicas::find(&connected, &config.subjects.prefix, arguments.timeout).await;
+                report.extend(checks);
+                replicas = found;
+            }
+            true
+        }
+        Err(check) => {
+            report.add(check);
+            for name in ["max_payload", "permissions", "JetStream", "round trip"] {
+                report.add(Check::skipped(name, "there is no NATS server to ask"));
+            }
+            false
+        }
+    };
+    report.add(daemon::check_disk(&config));
+    if replicas.is_empty() {
+        replicas = arguments.replicas()?;
+    }
+    report.extend(replicas::check(&replicas).await);
+    if arguments.json {
+        print_json(&report)?;
+    } else {
+        print(&printable(&report.render()))?;
+    }
+    report.verdict(is_reachable)
+}
+
+impl DoctorArguments {
+    fn load(&self) -> Result<Config, Failure> {
+        let is_given = self.urls.is_some() || self.config.is_some();
+        let surroundings = Surroundings::of_process();
+        let (environment, mut flags) = with_context(
+            self.context.as_deref(),
+            is_given,
+            process_environment(),
+            &surroundings,
+        )?;
+        let given = [("nats.url", &self.urls), ("subjects.prefix", &self.prefix)];
+        flags.extend(
+            given
+                .into_iter()
+                .filter_map(|(key, text)| Some((key.to_owned(), text.clone()?))),
+        );
+        Ok(Config::load(
+            flags,
+            environment.into_iter(),
+            self.config.as_deref(),
+        )?)
+    }
+
+    fn replicas(&self) -> Result<Vec<Replica>, Failure> {
+        let named = |address| {
+            Ok(Replica::named(
+                AdminArguments::at(address, self.timeout).client()?,
+            ))
+        };
+        if self.admin.is_empty() {
+            return Ok(vec![named(None)?]);
+        }
+        self.admin.iter().cloned().map(Some).map(named).collect()
+    }
+}

@@ -1,0 +1,113 @@
+//! What the NATS server lets this connection do.
+//!
+//! It says so only when it is tried. Messages for the trial go where nobody acts on them; subscriptions end at once.
+
+use std::time::Duration;
+
+use kvatlas::daemon::broker::Refused;
+use kvatlas::daemon::config::Config;
+use kvatlas_core::wire::Subjects;
+
+use super::broker::Connected;
+use super::report::Check;
+use super::{DoctorArguments, Role};
+
+/// The server's refusals stand before its answer to a flush; the library passes them on a moment later.
+const PASSING_ON: Duration = Duration::from_millis(200);
+
+/// Tries what each role needs.
+pub(super) async fn check(
+    arguments: &DoctorArguments,
+    config: &Config,
+    subjects: &Subjects,
+    connected: &Connected,
+) -> Vec<Check> {
+    let mut checks = Vec::new();
+    for role in [Role::Daemon, Role::Publisher, Role::Router] {
+        if arguments.role.includes(role) {
+            let needs = Needs::of(role, arguments, config, subjects);
+            checks.push(needs.check(role, connected).await);
+        }
+    }
+    checks
+}
+
+/// The subjects that a role needs.
+struct Needs {
+    subscribe: Vec<String>,
+    /// Only subjects on which an empty message does nothing.
+    publish: Vec<String>,
+}
+
+impl Needs {
+    fn of(role: Role, arguments: &DoctorArguments, config: &Config, subjects: &Subjects) -> Self {
+        let (namespace, worker) = (&arguments.namespace, &arguments.worker);
+        match role {
+            Role::Daemon | Role::All => Self {
+                subscribe: vec![
+                    subjects.all_events(),
+                    subjects.all_queries(),
+                    subjects.all_statuses(),
+                    subjects.roster(&config.queries.queue_group),
+                ],
+                publish: vec![
+                    subjects.resync(namespace, worker, 0),
+                    subjects.roster(&config.queries.queue_group),
+                ],
+            },
+            // That it may publish events is seen from the probe.
+            Role::Publisher => Self {
+                subscribe: vec![subjects.resync(namespace, worker, 0)],
+                publish: Vec::new(),
+            },
+            // A request without a reply subject is not answered.
+            Role::Router => Self {
+                subscribe: Vec::new(),
+                publish: vec![subjects.query(namespace), subjects.status(namespace)],
+            },
+        }
+    }
+
+    async fn check(self, role: Role, connected: &Connected) -> Check {
+        let name = format!("permissions of a {}", format!("{role:?}").to_lowercase());
+        let refused = match self.try_all(connected).await {
+            Ok(refused) => refused,
+            Err(error) => return Check::failed(&name, error, "see the log of the NATS server"),
+        };
+        if refused.is_empty() {
+            let tried = self.subscribe.len() + self.publish.len();
+            return Check::fine(&name, format!("all {tried} subjects that were tried are allowed"));
+        }
+        Check::failed(
+            &name,
+            format!("the server refuses {}", refused.join(", ")),
+            "allow it in the server's configuration, as deploy/nats does, or give the credentials of that role; \
+             --role says which roles these credentials are for",
+        )
+    }
+
+    async fn try_all(&self, connected: &Connected) -> Result<Vec<String>, async_nats::Error> {
+        let nats = &connected.nats;
+        let mut subscriptions = Vec::new();
+        for subject in &self.subscribe {
+            subscriptions.push(nats.subscribe(subject.clone()).await?);
+        }
+        for subject in &self.publish {
+            nats.publish(subject.clone(), bytes::Bytes::new()).await?;
+        }
+        nats.flush().await?;
+        for mut subscription in subscriptions {
+            subscription.unsubscribe().await?;
+        }
+        let mut refusals = connected.refusals.lock().await;
+        let mut refused = Vec::new();
+        while let Ok(Some(refusal)) = tokio::time::timeout(PASSING_ON, refusals.recv()).await {
+            refused.push(match refusal.refused {
+                Refused::Subscription(Some(subject)) => format!("to subscribe to {subject}"),
+                Refused::Subscription(None) => "a subscription".to_owned(),
+                Refused::Message(subject) => format!("to publish to {subject}"),
+            });
+        }
+        Ok(refused)
+    }
+}

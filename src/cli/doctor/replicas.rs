@@ -1,0 +1,295 @@
+//! The replicas: found on NATS, or named; whether each is ready, has the same time, and knows as much as the others.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use kvatlas_client::unix_time_us;
+use serde::Deserialize;
+
+use super::broker::Connected;
+use super::report::Check;
+use crate::cli::admin_client::{AdminArguments, AdminClient};
+
+/// A difference of clocks above which lags and times in the log mislead.
+const SKEW_MAX: Duration = Duration::from_secs(1);
+/// How long the next daemon may take to say that it is there.
+const FINDING_PATIENCE: Duration = Duration::from_millis(500);
+/// Daemons that are looked at, at most.
+const REPLICAS_MAX: usize = 256;
+
+#[derive(Debug, Deserialize)]
+struct Readiness {
+    ready: bool,
+    reasons: Vec<String>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Index {
+    namespaces: Vec<Sizes>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Sizes {
+    holders: u64,
+}
+
+#[derive(Debug, Deserialize)]
+struct Clock {
+    now_us: u64,
+}
+
+/// A daemon of the deployment.
+#[derive(Debug)]
+pub(super) struct Replica {
+    admin: AdminClient,
+    /// Daemons of one group know the same workers; none where the daemon keeps no index.
+    group: Option<String>,
+}
+
+impl Replica {
+    /// One that was named.
+    pub(super) fn named(admin: AdminClient) -> Self {
+        Self {
+            admin,
+            group: Some(String::new()),
+        }
+    }
+}
+
+/// What a daemon tells of itself among the services of NATS.
+#[derive(Debug, Deserialize)]
+struct Ping {
+    metadata: Metadata,
+}
+
+#[derive(Debug, Deserialize)]
+struct Metadata {
+    instance: String,
+    subjects_prefix: String,
+    role: String,
+    shard: Option<String>,
+    /// Its admin listener, if it has one.
+    admin: Option<String>,
+}
+
+/// The daemons that answer as services on NATS, and what is to be said of those that cannot be looked at from here.
+pub(super) async fn find(
+    connected: &Connected,
+    prefix: &str,
+    timeout: Duration,
+) -> (Vec<Replica>, Vec<Check>) {
+    let mut pings = match ask_all(connected).await {
+        Ok(pings) => pings,
+        Err(error) => return (Vec::new(), vec![Check::skipped("replicas", error)]),
+    };
+    pings.retain(|ping| ping.metadata.subjects_prefix == prefix);
+    pings.sort_by(|one, other| one.metadata.instance.cmp(&other.metadata.instance));
+    let own_host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let (mut replicas, mut checks) = (Vec::new(), Vec::new());
+    for Ping { metadata } in pings {
+        match reached_at(&metadata, &own_host) {
+            Ok(address) => match AdminArguments::at(Some(address), timeout).client() {
+                Ok(admin) => replicas.push(Replica {
+                    admin,
+                    group: (metadata.role == "daemon").then(|| metadata.shard.unwrap_or_default()),
+                }),
+                Err(failure) => checks.push(Check::skipped(&metadata.instance, failure)),
+            },
+            Err(why) => checks.push(Check::skipped(&format!("replica {}", metadata.instance), why)),
+        }
+    }
+    (replicas, checks)
+}
+
+/// Where the admin listener of a daemon is reached from `own_host`, or why it is not.
+fn reached_at(metadata: &Metadata, own_host: &str) -> Result<String, &'static str> {
+    let Some(address) = &metadata.admin else {
+        return Err("it has no admin listener (admin.listen)");
+    };
+    let (_, place) = metadata.instance.rsplit_once('@').unwrap_or_default();
+    let host = place.rsplit_once(':').map_or(place, |(host, _)| host);
+    let listens: Option<SocketAddr> = address.parse().ok();
+    match listens {
+        Some(listens)
+            if host == own_host || !(listens.ip().is_loopback() || listens.ip().is_unspecified()) =>
+        {
+            Ok(address.clone())
+        }
+        Some(listens) if listens.ip().is_unspecified() => Ok(format!("{host}:{}", listens.port())),
+        _ => Err("its admin listener is on the loopback address of its machine; run the doctor there"),
+    }
+}
+
+async fn ask_all(connected: &Connected) -> Result<Vec<Ping>, async_nats::Error> {
+    let nats = &connected.nats;
+    let inbox = nats.new_inbox();
+    let mut answers = nats.subscribe(inbox.clone()).await?;
+    nats.publish_with_reply("$SRV.PING.kvatlas", inbox, bytes::Bytes::new())
+        .await?;
+    let mut pings = Vec::new();
+    while let Ok(Some(answer)) = tokio::time::timeout(FINDING_PATIENCE, answers.next()).await {
+        // Others may call their services so, too.
+        pings.extend(serde_json::from_slice::<Ping>(&answer.payload));
+        if pings.len() >= REPLICAS_MAX {
+            break;
+        }
+    }
+    Ok(pings)
+}
+
+/// Whether each replica is ready and has the same time, and whether all of a group know as many holders.
+pub(super) async fn check(replicas: &[Replica]) -> Vec<Check> {
+    let mut checks = Vec::new();
+    let mut holders: BTreeMap<&str, Vec<u64>> = BTreeMap::new();
+    for Replica {
+        admin: replica,
+        group,
+    } in replicas
+    {
+        let name = format!("replica {}", replica.authority());
+        match check_readiness(replica).await {
+            Err(failure) => {
+                let mend = "name the daemon's admin.listen with --admin, once for each replica";
+                checks.push(Check::warning(&name, failure, mend));
+                checks.push(Check::skipped("clock", format!("{name} does not tell its time")));
+            }
+            Ok((readiness, known)) => {
+                if let Some(group) = group {
+                    holders.entry(group).or_default().push(known);
+                }
+                checks.push(if readiness.ready {
+                    Check::fine(&name, format!("ready, knows {known} holders"))
+                } else {
+                    let mend = "deploy/operating.md says what each reason needs";
+                    Check::failed(
+                        &name,
+                        format!("not ready: {}", readiness.reasons.join("; ")),
+                        mend,
+                    )
+                });
+                checks.push(check_clock(replica).await);
+            }
+        }
+    }
+    checks.extend(
+        holders
+            .into_iter()
+            .filter_map(|(group, known)| compare(group, &known)),
+    );
+    checks
+}
+
+/// Whether the daemons of a group know as many holders; nothing of a single one.
+fn compare(group: &str, holders: &[u64]) -> Option<Check> {
+    let (first, rest) = holders.split_first().filter(|(_, rest)| !rest.is_empty())?;
+    let name = match group {
+        "" => "replicas".to_owned(),
+        shard => format!("replicas of shard {shard}"),
+    };
+    Some(if rest.iter().all(|known| known == first) {
+        Check::fine(&name, format!("all {} know {first} holders", holders.len()))
+    } else {
+        Check::warning(
+            &name,
+            format!("they know different numbers of holders: {holders:?}"),
+            "ask again in a minute; if it stays so, one of them does not receive all events, or they are shards",
+        )
+    })
+}
+
+async fn check_readiness(replica: &AdminClient) -> Result<(Readiness, u64), crate::cli::Failure> {
+    let readiness = replica.json("/readyz").await?;
+    let index: Index = replica.json("/index").await?;
+    let holders = index.namespaces.iter().map(|sizes| sizes.holders).sum();
+    Ok((readiness, holders))
+}
+
+/// Compares the daemon's clock with this machine's: it lay somewhere between asking and the answer.
+async fn check_clock(replica: &AdminClient) -> Check {
+    const NAME: &str = "clock";
+    let asked = unix_time_us();
+    let mut events = match replica.events("/page/frames").await {
+        Ok(events) => events,
+        Err(failure) => return Check::skipped(NAME, failure),
+    };
+    let clock = loop {
+        match events.next().await {
+            None => return Check::skipped(NAME, "the daemon told no time"),
+            Some((name, data)) if name == "frame" => break serde_json::from_str::<Clock>(&data),
+            Some(_) => {}
+        }
+    };
+    match clock {
+        Err(error) => Check::skipped(NAME, error),
+        Ok(clock) => judge_clock(asked, unix_time_us(), clock.now_us),
+    }
+}
+
+/// The daemon's time lies between the two of ours, unless the clocks differ.
+fn judge_clock(asked_us: u64, answered_us: u64, theirs_us: u64) -> Check {
+    let ahead = theirs_us.saturating_sub(answered_us);
+    let behind = asked_us.saturating_sub(theirs_us);
+    let skew = Duration::from_micros(ahead.max(behind));
+    if skew <= SKEW_MAX {
+        return Check::fine("clock", format!("the daemon's is at most {SKEW_MAX:?} off"));
+    }
+    let direction = if ahead > 0 { "ahead of" } else { "behind" };
+    Check::failed(
+        "clock",
+        format!("the daemon's is {skew:.1?} {direction} this machine's"),
+        "run an NTP client on both: lags are measured by the publishers' clocks, and a clock that runs ahead makes epochs look stale",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::report::Outcome;
+    use super::*;
+
+    #[test]
+    fn clocks_may_differ_by_a_second() {
+        let at = 1_700_000_000_000_000;
+        let outcome = |theirs| judge_clock(at, at + 1000, theirs).outcome();
+        assert_eq!(outcome(at + 500), Outcome::Fine);
+        assert_eq!(outcome(at + 900_000), Outcome::Fine);
+        assert_eq!(outcome(at - 900_000), Outcome::Fine);
+        assert_eq!(outcome(at + 2_000_000), Outcome::Failed);
+        assert_eq!(outcome(at - 60_000_000), Outcome::Failed);
+    }
+
+    #[test]
+    fn a_listener_is_reached_from_where_it_listens() {
+        let reached = |instance: &str, admin: Option<&str>| {
+            let metadata = Metadata {
+                instance: instance.to_owned(),
+                subjects_prefix: "kvatlas".to_owned(),
+                role: "daemon".to_owned(),
+                shard: None,
+                admin: admin.map(str::to_owned),
+            };
+            reached_at(&metadata, "here").ok()
+        };
+        let at = |address: &str| Some(address.to_owned());
+        assert_eq!(
+            reached("kvatlas@here:7", Some("127.0.0.1:9464")),
+            at("127.0.0.1:9464")
+        );
+        assert_eq!(reached("kvatlas@there:7", Some("127.0.0.1:9464")), None);
+        assert_eq!(
+            reached("kvatlas@there:7", Some("10.0.0.7:9464")),
+            at("10.0.0.7:9464")
+        );
+        assert_eq!(reached("kvatlas@there:7", Some("0.0.0.0:9464")), at("there:9464"));
+        assert_eq!(reached("kvatlas@there:7", Some("[::]:1")), at("there:1"));
+        assert_eq!(reached("kvatlas@here:7", None), None);
+    }
+
+    #[test]
+    fn only_those_of_one_group_are_compared() {
+        assert_eq!(compare("", &[3]), None);
+        assert_eq!(compare("", &[3, 3]).unwrap().outcome(), Outcome::Fine);
+        assert_eq!(compare("0/2", &[3, 4]).unwrap().outcome(), Outcome::Warning);
+    }
+}

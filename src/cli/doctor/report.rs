@@ -1,0 +1,152 @@
+//! What was found, and what is to be mended.
+
+use serde::Serialize;
+
+use crate::cli::failure::Failure;
+
+/// How a check went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Outcome {
+    /// All is well.
+    Fine,
+    /// It works, and may not for long.
+    Warning,
+    /// It does not work.
+    Failed,
+    /// It was not looked at.
+    Skipped,
+}
+
+/// One thing that was looked at.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(super) struct Check {
+    name: String,
+    outcome: Outcome,
+    /// What was found.
+    found: String,
+    /// What to do about it.
+    mend: Option<String>,
+}
+
+#[allow(
+    clippy::needless_pass_by_value,
+    reason = "callers give texts and errors, most of them made for it"
+)]
+impl Check {
+    /// All is well.
+    pub(super) fn fine(name: &str, found: impl ToString) -> Self {
+        Self::new(name, Outcome::Fine, &found, None)
+    }
+
+    /// It works, and may not for long.
+    pub(super) fn warning(name: &str, found: impl ToString, mend: impl ToString) -> Self {
+        Self::new(name, Outcome::Warning, &found, Some(mend.to_string()))
+    }
+
+    /// It does not work.
+    pub(super) fn failed(name: &str, found: impl ToString, mend: impl ToString) -> Self {
+        Self::new(name, Outcome::Failed, &found, Some(mend.to_string()))
+    }
+
+    /// It was not looked at.
+    pub(super) fn skipped(name: &str, why: impl ToString) -> Self {
+        Self::new(name, Outcome::Skipped, &why, None)
+    }
+
+    #[cfg(test)]
+    pub(super) fn outcome(&self) -> Outcome {
+        self.outcome
+    }
+
+    fn new(name: &str, outcome: Outcome, found: &impl ToString, mend: Option<String>) -> Self {
+        Self {
+            name: name.to_owned(),
+            outcome,
+            found: found.to_string(),
+            mend,
+        }
+    }
+}
+
+/// All that was looked at.
+#[derive(Debug, Default, Serialize)]
+pub(super) struct Report {
+    checks: Vec<Check>,
+}
+
+impl Report {
+    pub(super) fn add(&mut self, check: Check) {
+        self.checks.push(check);
+    }
+
+    pub(super) fn extend(&mut self, checks: Vec<Check>) {
+        self.checks.extend(checks);
+    }
+
+    /// A line for each check, and below it what is to be mended.
+    pub(super) fn render(&self) -> String {
+        let mut text = String::new();
+        for check in &self.checks {
+            let sign = match check.outcome {
+                Outcome::Fine => "ok  ",
+                Outcome::Warning => "WARN",
+                Outcome::Failed => "FAIL",
+                Outcome::Skipped => "-   ",
+            };
+            text += &format!("{sign} {}: {}\n", check.name, check.found);
+            if let Some(mend) = &check.mend {
+                text += &format!("     mend: {mend}\n");
+            }
+        }
+        text
+    }
+
+    fn count(&self, outcome: Outcome) -> usize {
+        let is_one = |check: &&Check| check.outcome == outcome;
+        self.checks.iter().filter(is_one).count()
+    }
+
+    /// An error where something is to be mended. A warning is none: it works.
+    pub(super) fn verdict(&self, is_reachable: bool) -> Result<(), Failure> {
+        if !is_reachable {
+            return Err(Failure::unavailable("no NATS server could be reached"));
+        }
+        match self.count(Outcome::Failed) {
+            0 => Ok(()),
+            failed => Err(Failure::failed(format_args!(
+                "{failed} of {} checks failed",
+                self.checks.len()
+            ))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_to_be_mended_stands_below_its_check() {
+        let mut report = Report::default();
+        report.add(Check::fine("broker", "nats-server 2.15"));
+        report.add(Check::warning("disk", "1 % free", "make room"));
+        assert_eq!(report.verdict(true), Ok(()));
+        report.add(Check::failed("round trip", "no answer", "start the daemon"));
+        report.add(Check::skipped("clock", "no admin listener"));
+        let expected = "\
+ok   broker: nats-server 2.15
+WARN disk: 1 % free
+     mend: make room
+FAIL round trip: no answer
+     mend: start the daemon
+-    clock: no admin listener
+";
+        assert_eq!(report.render(), expected);
+        assert_eq!(report.verdict(true), Err(Failure::failed("1 of 4 checks failed")));
+        assert_eq!(
+            report.verdict(false).unwrap_err().status,
+            crate::cli::ExitStatus::Unavailable
+        );
+    }
+}

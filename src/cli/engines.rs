@@ -1,0 +1,128 @@
+//! The engines that `bridge` and `up` follow: what their command lines have in common.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use kvatlas::bridge::{
+    Bridge, BridgeOptions, EngineDefaults, FollowOptions, SpecError, parse_engine, parse_engines_file,
+};
+use kvatlas::daemon::http::NewEngine;
+use kvatlas_core::wire::Subjects;
+use kvatlas_engines::Format;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use super::failure::Failure;
+
+/// Which engines to follow.
+#[derive(Debug, Args)]
+pub(super) struct EngineArguments {
+    /// Follow an engine: NAME=tcp://HOST:PORT and, joined by commas, replay=tcp://HOST:PORT, rank=N, ranks=N, format=WORD, model=NAME,
+    /// tenant=NAME, block_size=N, topic=TEXT. May be given many times.
+    #[arg(long = "engine", value_name = "ENGINE")]
+    engines: Vec<String>,
+    /// TOML file with a list of tables [[engine]], with the same keys beside name and endpoint. Read again at SIGHUP.
+    #[arg(long = "engines-file", value_name = "FILE")]
+    file: Option<PathBuf>,
+    /// The model that engines serve, unless they say.
+    #[arg(long, value_name = "NAME")]
+    model: Option<String>,
+    /// The tenant or routing group that engines serve, unless they say.
+    #[arg(long, value_name = "NAME")]
+    tenant: Option<String>,
+    /// Tokens in a block of engines that do not say.
+    #[arg(long, value_name = "TOKENS", default_value_t = 16)]
+    pub(super) block_size: u32,
+    /// Whose payloads engines publish that do not say: vllm or sglang.
+    #[arg(long, value_name = "WORD", default_value = "vllm", value_parser = parse_format)]
+    format: Format,
+    /// Follow so many engines at most, with those that are registered over HTTP.
+    #[arg(long, value_name = "COUNT", default_value_t = 1024)]
+    max_engines: usize,
+    /// Keep so many names of blocks for one engine at most; one takes about 100 bytes.
+    #[arg(long, value_name = "COUNT", default_value_t = 4_194_304)]
+    max_blocks_per_engine: usize,
+}
+
+fn parse_format(word: &str) -> Result<Format, String> {
+    Format::from_word(word).ok_or_else(|| {
+        let known = Format::ALL.map(Format::as_str).join(", ");
+        format!("known are {known}")
+    })
+}
+
+impl From<SpecError> for Failure {
+    fn from(error: SpecError) -> Self {
+        Self::usage(error)
+    }
+}
+
+impl EngineArguments {
+    /// The model given for all engines.
+    pub(super) fn model(&self) -> Option<&str> {
+        self.model.as_deref()
+    }
+
+    /// The engines, from the flags and the file as it is now.
+    pub(super) fn load(&self) -> Result<Vec<NewEngine>, SpecError> {
+        let defaults = EngineDefaults {
+            model: self.model.clone(),
+            tenant: self.tenant.clone(),
+            block_size: self.block_size,
+            format: self.format,
+        };
+        let mut engines = Vec::new();
+        for text in &self.engines {
+            engines.extend(parse_engine(text, &defaults)?);
+        }
+        if let Some(path) = &self.file {
+            engines.extend(parse_engines_file(path, &defaults)?);
+        }
+        Ok(engines)
+    }
+
+    /// A bridge that will follow `engines`.
+    pub(super) fn bridge(&self, subjects: Subjects, engines: &[NewEngine]) -> Result<Bridge, Failure> {
+        let options = BridgeOptions {
+            follow: FollowOptions {
+                blocks_max: self.max_blocks_per_engine,
+                ..FollowOptions::default()
+            },
+            engines_max: self.max_engines,
+            ..BridgeOptions::default()
+        };
+        let bridge = Bridge::new(subjects, options);
+        bridge.replace(engines).map_err(|refused| {
+            let texts: Vec<String> = refused.iter().map(ToString::to_string).collect();
+            Failure::usage(texts.join("; "))
+        })?;
+        Ok(bridge)
+    }
+
+    /// Reads the file again at every SIGHUP, for ever. A file that cannot be used changes nothing.
+    pub(super) async fn reload_at(&self, mut hangup: Signal, bridge: &Bridge) {
+        while hangup.recv().await.is_some() {
+            let engines = match self.load() {
+                Ok(engines) => engines,
+                Err(error) => {
+                    tracing::error!(%error, "the engines stay as they are");
+                    continue;
+                }
+            };
+            match bridge.replace(&engines) {
+                Ok(()) => tracing::info!(engines = engines.len(), "engines read again"),
+                Err(refused) => {
+                    for refusal in refused {
+                        tracing::error!(%refusal, "an engine is not followed");
+                    }
+                }
+            }
+        }
+        std::future::pending().await
+    }
+}
+
+/// Begins to listen to SIGHUP; from then on it no longer ends the process.
+pub(crate) fn listen_to_hangup() -> Result<Signal, Failure> {
+    signal(SignalKind::hangup())
+        .map_err(|error| Failure::failed(format_args!("cannot listen to signals: {error}")))
+}

@@ -1,0 +1,82 @@
+//! `kvatlas completions` and `kvatlas man`: what shells and `man` need to know, made from the definition of the command line.
+
+use std::path::PathBuf;
+
+use clap::{Args, CommandFactory, ValueEnum};
+use clap_complete::Shell;
+
+use super::Cli;
+use super::failure::Failure;
+use super::output::print;
+
+pub(super) const COMPLETIONS_EXAMPLES: &str = "\
+Examples:
+  kvatlas completions bash > /etc/bash_completion.d/kvatlas
+  kvatlas completions zsh > /usr/local/share/zsh/site-functions/_kvatlas
+  kvatlas completions fish > ~/.config/fish/completions/kvatlas.fish";
+
+pub(super) const MAN_EXAMPLES: &str = "\
+Examples:
+  kvatlas man | man -l -
+  kvatlas man --directory /usr/local/share/man/man1";
+
+/// The name of the program.
+const PROGRAM: &str = "kvatlas";
+
+/// The shells that are supported, each tested.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum ShellName {
+    Bash,
+    Zsh,
+    Fish,
+}
+
+impl From<ShellName> for Shell {
+    fn from(name: ShellName) -> Self {
+        match name {
+            ShellName::Bash => Self::Bash,
+            ShellName::Zsh => Self::Zsh,
+            ShellName::Fish => Self::Fish,
+        }
+    }
+}
+
+/// For which shell.
+#[derive(Debug, Args)]
+pub(crate) struct CompletionsArguments {
+    /// The shell.
+    #[arg(value_enum)]
+    shell: ShellName,
+}
+
+/// Prints the completions for a shell.
+pub(crate) fn completions(arguments: &CompletionsArguments) -> Result<(), Failure> {
+    let mut script = Vec::new();
+    clap_complete::generate(
+        Shell::from(arguments.shell),
+        &mut Cli::command(),
+        PROGRAM,
+        &mut script,
+    );
+    print(&String::from_utf8_lossy(&script))
+}
+
+/// Where to.
+#[derive(Debug, Args)]
+pub(crate) struct ManArguments {
+    /// Write a page for the program and one for each command into this directory, and print nothing.
+    #[arg(long, value_name = "DIRECTORY")]
+    directory: Option<PathBuf>,
+}
+
+/// Prints the program's page, or writes all pages.
+pub(crate) fn man(arguments: &ManArguments) -> Result<(), Failure> {
+    if let Some(directory) = &arguments.directory {
+        return clap_mangen::generate_to(Cli::command(), directory)
+            .map_err(|error| Failure::failed(format_args!("cannot write to {directory:?}: {error}")));
+    }
+    let mut page = Vec::new();
+    let rendered = clap_mangen::Man::new(Cli::command()).render(&mut page);
+    rendered.map_err(|error| Failure::failed(format_args!("cannot render the page: {error}")))?;
+    print(&String::from_utf8_lossy(&page))
+}

@@ -1,0 +1,75 @@
+//! Which cache a command is about.
+
+use clap::{ArgGroup, Args};
+use kvatlas_core::wire::{ModelKey, NamespaceName};
+
+use super::failure::Failure;
+
+/// A cache, by the namespace's own name or by the model's.
+#[derive(Debug, Args)]
+#[group(skip)]
+#[command(group = ArgGroup::new("cache").required(true))]
+pub(super) struct CacheArguments {
+    /// Namespace that is meant.
+    #[arg(long, group = "cache", value_name = "NAME")]
+    namespace: Option<NamespaceName>,
+    /// Model that is meant, in place of its namespace.
+    #[arg(long, group = "cache", value_name = "NAME")]
+    model: Option<String>,
+    /// Tenant or routing group of the model.
+    #[arg(long, value_name = "NAME", requires = "model", conflicts_with = "namespace")]
+    tenant: Option<String>,
+}
+
+impl CacheArguments {
+    /// The namespace.
+    pub(super) fn namespace(&self) -> Result<NamespaceName, Failure> {
+        if let Some(namespace) = &self.namespace {
+            return Ok(namespace.clone());
+        }
+        let model = self.model.as_deref().unwrap_or_default();
+        let key = ModelKey::of_tenant(model, self.tenant.as_deref().unwrap_or_default());
+        let named = key.namespace();
+        named.map_err(|error| Failure::usage(format_args!("--model {model:?}: {error}")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Example {
+        #[command(flatten)]
+        cache: CacheArguments,
+    }
+
+    fn named(arguments: &[&str]) -> Option<String> {
+        let arguments = ["example"].iter().chain(arguments);
+        let parsed = Example::try_parse_from(arguments).ok()?;
+        Some(parsed.cache.namespace().ok()?.to_string())
+    }
+
+    #[test]
+    fn a_model_stands_for_its_namespace() {
+        assert_eq!(named(&["--namespace", "llama"]).as_deref(), Some("llama"));
+        let model = ["--model", "meta-llama/Llama-3.1-8B-Instruct"];
+        assert_eq!(
+            named(&model).as_deref(),
+            Some("meta-llama__Llama-3_d1-8B-Instruct")
+        );
+        let tenant = ["--model", "m", "--tenant", "acme"];
+        assert_eq!(named(&tenant).as_deref(), Some("m_tacme"));
+        for refused in [
+            &[][..],
+            &["--namespace", "a", "--model", "b"],
+            &["--namespace", "a", "--tenant", "b"],
+            &["--tenant", "b"],
+            &["--model", ""],
+        ] {
+            assert_eq!(named(refused), None, "{refused:?}");
+        }
+    }
+}

@@ -1,0 +1,301 @@
+//! `kvatlas status`: all namespaces of a daemon on one screen.
+
+use std::collections::BTreeMap;
+
+use clap::Args;
+use kvatlas_core::wire::DegradedReasons;
+use serde::{Deserialize, Serialize};
+
+use super::admin_client::{AdminArguments, AdminClient};
+use super::failure::Failure;
+use super::output::{print, print_json};
+use super::table::{Side, Table};
+use super::text::{counted, printable};
+
+pub(super) const EXAMPLES: &str = "Exit codes: 0 ready and every holder exact, 1 not so, 69 no daemon.\n\n\
+    Examples:\n  \
+    kvatlas status\n  \
+    kvatlas status --admin 10.0.0.7:9464 --json\n  \
+    until kvatlas status >/dev/null; do sleep 1; done";
+
+/// Holders that are named on the screen.
+const NAMED_MAX: usize = 10;
+/// Pages of degraded holders that are read, of 10,000 each.
+const PAGES_MAX: usize = 100;
+
+/// Whose status to show, and how.
+#[derive(Debug, Args)]
+pub(crate) struct StatusArguments {
+    #[command(flatten)]
+    admin: AdminArguments,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+/// What `/readyz` says.
+#[derive(Debug, Deserialize)]
+struct Readiness {
+    ready: bool,
+    reasons: Vec<String>,
+}
+
+/// What `/index` says.
+#[derive(Debug, Deserialize)]
+struct Index {
+    namespaces: Vec<NamespaceSizes>,
+    messages_waiting: u64,
+}
+
+#[derive(Debug, Deserialize)]
+struct NamespaceSizes {
+    namespace: String,
+    holders: u64,
+    distinct_blocks: u64,
+    held_blocks: u64,
+}
+
+/// What `/workers` says.
+#[derive(Debug, Deserialize)]
+struct Holders {
+    holders: Vec<Holder>,
+    next: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Holder {
+    namespace: String,
+    worker: String,
+    rank: u32,
+    #[serde(default)]
+    degraded: DegradedReasons,
+}
+
+/// The status of a daemon.
+#[derive(Debug, Serialize)]
+struct Status {
+    ready: bool,
+    /// Why it is not ready.
+    reasons: Vec<String>,
+    messages_waiting: u64,
+    namespaces: Vec<NamespaceStatus>,
+}
+
+#[derive(Debug, Default, Serialize)]
+struct NamespaceStatus {
+    namespace: String,
+    holders: u64,
+    degraded: u64,
+    /// How many holders are degraded for each reason; a holder counts under all of its own.
+    reasons: BTreeMap<&'static str, u64>,
+    distinct_blocks: u64,
+    held_blocks: u64,
+    /// Some of the degraded, the first by name.
+    named: Vec<String>,
+}
+
+/// Prints the status; fails where the daemon is not ready or a holder is not exact.
+pub(crate) async fn status(arguments: StatusArguments) -> Result<(), Failure> {
+    let client = arguments.admin.client()?;
+    let status = Status::read(&client).await?;
+    if arguments.json {
+        print_json(&status)?;
+    } else {
+        print(&printable(&status.render(client.authority())))?;
+    }
+    status.verdict()
+}
+
+impl Status {
+    async fn read(client: &AdminClient) -> Result<Self, Failure> {
+        let readiness: Readiness = client.json("/readyz").await?;
+        let index: Index = client.json("/index").await?;
+        let mut namespaces: BTreeMap<String, NamespaceStatus> = BTreeMap::new();
+        for sizes in index.namespaces {
+            let status = NamespaceStatus {
+                namespace: sizes.namespace.clone(),
+                holders: sizes.holders,
+                distinct_blocks: sizes.distinct_blocks,
+                held_blocks: sizes.held_blocks,
+                ..NamespaceStatus::default()
+            };
+            namespaces.insert(sizes.namespace, status);
+        }
+        let mut target = "/workers?state=degraded&limit=10000".to_owned();
+        for _ in 0..PAGES_MAX {
+            let page: Holders = client.json(&target).await?;
+            for holder in page.holders {
+                if let Some(status) = namespaces.get_mut(&holder.namespace) {
+                    status.note(&holder);
+                }
+            }
+            let Some(next) = page.next else { break };
+            target = format!("/workers?state=degraded&limit=10000&after={next}");
+        }
+        Ok(Self {
+            ready: readiness.ready,
+            reasons: readiness.reasons,
+            messages_waiting: index.messages_waiting,
+            namespaces: namespaces.into_values().collect(),
+        })
+    }
+
+    fn totals(&self) -> (u64, u64) {
+        let sum = |count: &dyn Fn(&NamespaceStatus) -> u64| self.namespaces.iter().map(count).sum();
+        (sum(&|status| status.holders), sum(&|status| status.degraded))
+    }
+
+    fn verdict(&self) -> Result<(), Failure> {
+        let (holders, degraded) = self.totals();
+        if !self.ready {
+            return Err(Failure::failed("the daemon is not ready"));
+        }
+        if degraded > 0 {
+            return Err(Failure::failed(format_args!(
+                "{degraded} of {} degraded; `kvatlas doctor` and deploy/operating.md say what to do",
+                counted(holders, "holder is", "holders are")
+            )));
+        }
+        Ok(())
+    }
+
+    /// The status for people, at most 60 columns wide where names are short.
+    fn render(&self, authority: &str) -> String {
+        let ready = if self.ready { "ready" } else { "NOT READY" };
+        let mut text = format!(
+            "{authority}: {ready}, {} waiting\n",
+            counted(self.messages_waiting, "message", "messages")
+        );
+        for reason in &self.reasons {
+            text += &format!("  {reason}\n");
+        }
+        if self.namespaces.is_empty() {
+            return text + "no worker has been heard of\n";
+        }
+        let mut table = Table::new(&[
+            ("NAMESPACE", Side::Left),
+            ("HOLDERS", Side::Right),
+            ("DEGRADED", Side::Right),
+            ("BLOCKS", Side::Right),
+            ("COPIES", Side::Right),
+        ]);
+        for status in &self.namespaces {
+            table.push(vec![
+                status.namespace.clone(),
+                status.holders.to_string(),
+                status.degraded.to_string(),
+                status.distinct_blocks.to_string(),
+                status.held_blocks.to_string(),
+            ]);
+        }
+        text += &table.render();
+        for status in self.namespaces.iter().filter(|status| status.degraded > 0) {
+            text += &status.render_degraded();
+        }
+        text
+    }
+}
+
+impl NamespaceStatus {
+    fn note(&mut self, holder: &Holder) {
+        self.degraded += 1;
+        for reason in holder.degraded.iter() {
+            *self.reasons.entry(reason.as_str()).or_default() += 1;
+        }
+        if self.named.len() < NAMED_MAX {
+            self.named.push(format!("{}/{}", holder.worker, holder.rank));
+        }
+    }
+
+    fn render_degraded(&self) -> String {
+        let reasons: Vec<String> = self
+            .reasons
+            .iter()
+            .map(|(reason, count)| format!("{reason} {count}"))
+            .collect();
+        let more = if self.degraded > self.named.len() as u64 {
+            " …"
+        } else {
+            ""
+        };
+        format!(
+            "degraded in {}: {}\n  {}{more}\n",
+            self.namespace,
+            reasons.join(", "),
+            self.named.join(" ")
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvatlas_core::wire::DegradedReason;
+
+    use super::*;
+
+    fn sound() -> Status {
+        let namespace = |name: &str| NamespaceStatus {
+            namespace: name.to_owned(),
+            holders: 1000,
+            distinct_blocks: 123_456,
+            held_blocks: 12_345_678,
+            ..NamespaceStatus::default()
+        };
+        Status {
+            ready: true,
+            reasons: Vec::new(),
+            messages_waiting: 1,
+            namespaces: vec![namespace("llama"), namespace("qwen")],
+        }
+    }
+
+    #[test]
+    fn a_sound_daemon_is_a_line_a_namespace() {
+        let status = sound();
+        let expected = "\
+127.0.0.1:9464: ready, 1 message waiting
+NAMESPACE  HOLDERS  DEGRADED  BLOCKS    COPIES
+llama         1000         0  123456  12345678
+qwen          1000         0  123456  12345678
+";
+        assert_eq!(status.render("127.0.0.1:9464"), expected);
+        assert_eq!(status.verdict(), Ok(()));
+    }
+
+    #[test]
+    fn what_is_not_right_is_named_and_fails() {
+        let mut status = sound();
+        let gap = DegradedReasons::of(DegradedReason::Gap);
+        for number in 0..12 {
+            status.namespaces[0].note(&Holder {
+                namespace: "llama".to_owned(),
+                worker: format!("gpu-{number}"),
+                rank: 0,
+                degraded: if number == 0 {
+                    gap.with(DegradedReason::Stale)
+                } else {
+                    gap
+                },
+            });
+        }
+        let text = status.render("a:1");
+        assert!(
+            text.contains("degraded in llama: gap 12, stale 1\n  gpu-0/0 gpu-1/0 "),
+            "{text}"
+        );
+        assert!(text.ends_with("gpu-9/0 …\n"), "{text}");
+        let failure = status.verdict().unwrap_err();
+        assert!(
+            failure.to_string().starts_with("12 of 2000 holders are degraded"),
+            "{failure}"
+        );
+        status.ready = false;
+        status.reasons.push("NATS: no".to_owned());
+        assert!(
+            status
+                .render("a:1")
+                .starts_with("a:1: NOT READY, 1 message waiting\n  NATS: no\n")
+        );
+        assert_eq!(status.verdict(), Err(Failure::failed("the daemon is not ready")));
+    }
+}

@@ -1,0 +1,334 @@
+//! Drawing what is shown. All of it fits 60 columns.
+
+use ratatui::Frame;
+use ratatui::layout::{Constraint, Layout, Rect};
+use ratatui::style::{Color, Modifier, Style};
+use ratatui::text::{Line, Span};
+use ratatui::widgets::{Paragraph, Row, Sparkline, Table};
+
+use super::model::Model;
+
+/// Draws, with colours or without.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Painter {
+    with_colours: bool,
+}
+
+impl Painter {
+    /// Without colours where `NO_COLOR` is set (<https://no-color.org>).
+    pub(super) fn for_environment() -> Self {
+        let is_set = std::env::var_os("NO_COLOR").is_some_and(|text| !text.is_empty());
+        Self::new(!is_set)
+    }
+
+    /// With colours or without.
+    pub(super) fn new(with_colours: bool) -> Self {
+        Self { with_colours }
+    }
+
+    fn colour(self, colour: Color) -> Style {
+        match self.with_colours {
+            true => Style::new().fg(colour),
+            false => Style::new(),
+        }
+    }
+
+    /// Draws everything.
+    pub(super) fn draw(self, frame: &mut Frame<'_>, model: &mut Model) {
+        let parts = Layout::vertical([
+            Constraint::Length(4),
+            Constraint::Length(2),
+            Constraint::Min(3),
+            Constraint::Length(1),
+        ]);
+        let [head, history, table, foot] = parts.areas(frame.area());
+        frame.render_widget(Paragraph::new(self.head(model)), head);
+        self.draw_history(frame, model, history);
+        self.draw_table(frame, model, table);
+        frame.render_widget(Paragraph::new(self.foot(model)), foot);
+    }
+
+    fn head(self, model: &Model) -> Vec<Line<'_>> {
+        let (exact, degraded, blocks, copies) = model.totals();
+        let state = match (model.is_connected, model.is_ready) {
+            (false, _) => Span::styled("NO CONNECTION", self.colour(Color::Red)),
+            (true, true) => Span::styled("ready", self.colour(Color::Green)),
+            (true, false) => Span::styled("NOT READY", self.colour(Color::Red)),
+        };
+        let why = model.reasons.join("; ");
+        let title = Style::new().add_modifier(Modifier::BOLD);
+        let doubt = if degraded > 0 {
+            self.colour(Color::Yellow)
+        } else {
+            Style::new()
+        };
+        let mut lines = vec![
+            Line::from(vec![
+                Span::styled("kvatlas ", title),
+                Span::raw(format!("{} {} ", model.hello.version, model.authority)),
+                state,
+                Span::raw(format!(" {why}")),
+            ]),
+            Line::from(vec![
+                Span::raw(format!("{}: {exact} exact  ", model.namespace())),
+                Span::styled(format!("{degraded} degraded"), doubt),
+                Span::raw(format!(
+                    "  {} blocks  {} copies",
+                    compact(blocks),
+                    compact(copies)
+                )),
+            ]),
+        ];
+        if let Some(rates) = &model.rates {
+            let answered = rates.exact + rates.degraded;
+            let share = if answered > 0.0 {
+                format!("{:.0} %", 100.0 * rates.exact / answered)
+            } else {
+                "–".to_owned()
+            };
+            lines.push(Line::raw(format!(
+                "queries {}/s  p50 {}  p99 {}  exact {share}  failed {}/s",
+                rate(rates.queries),
+                time(rates.query_p50_us),
+                time(rates.query_p99_us),
+                rate(rates.failed)
+            )));
+            lines.push(Line::raw(format!(
+                "blocks +{}/s -{}/s  batches {}/s  dropped {}/s",
+                rate(rates.stored),
+                rate(rates.removed),
+                rate(rates.batches),
+                rate(rates.dropped)
+            )));
+        }
+        lines
+    }
+
+    fn draw_history(self, frame: &mut Frame<'_>, model: &Model, area: Rect) {
+        let width = usize::from(area.width);
+        let skipped = model.queries.len().saturating_sub(width);
+        let shown: Vec<u64> = model.queries.iter().skip(skipped).copied().collect();
+        let line = Sparkline::default().data(&shown).style(self.colour(Color::Cyan));
+        frame.render_widget(line, area);
+    }
+
+    fn draw_table(self, frame: &mut Frame<'_>, model: &mut Model, area: Rect) {
+        let doubt = self.colour(Color::Yellow);
+        let rows: Vec<Row<'static>> = model
+            .rows()
+            .into_iter()
+            .map(|holder| {
+                let state = model.state(holder);
+                let style = if state == "exact" { Style::new() } else { doubt };
+                let cells = [
+                    holder.worker.clone(),
+                    format!("{:>4}", holder.rank),
+                    format!("{:>8}", compact(holder.blocks)),
+                    format!("{:>8}", time(Some(holder.lag_us as f64))),
+                    state,
+                ];
+                Row::new(cells).style(style)
+            })
+            .collect();
+        let widths = [
+            Constraint::Fill(1),
+            Constraint::Length(4),
+            Constraint::Length(8),
+            Constraint::Length(8),
+            Constraint::Fill(1),
+        ];
+        let head = Row::new(["WORKER", "RANK", "  BLOCKS", "     LAG", "STATE"]);
+        let table = Table::new(rows, widths)
+            .header(head.style(Style::new().add_modifier(Modifier::BOLD)))
+            .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED));
+        frame.render_stateful_widget(table, area, &mut model.table);
+    }
+
+    fn foot(self, model: &Model) -> Line<'_> {
+        if model.is_typing {
+            return Line::raw(format!("name: {}▏ Enter keeps it, Esc clears it", model.filter));
+        }
+        let degraded = if model.only_degraded {
+            "d all"
+        } else {
+            "d degraded"
+        };
+        let filter = if model.filter.is_empty() {
+            "/ name".to_owned()
+        } else {
+            format!("/{}", model.filter)
+        };
+        Line::raw(format!("q quit  {degraded}  n namespace  {filter}  ↑↓ move"))
+    }
+}
+
+/// A count in at most six characters.
+fn compact(count: u64) -> String {
+    let units = ["", "k", "M", "G", "T", "P", "E"];
+    let (mut number, mut unit) = (count as f64, 0);
+    while number >= 999.5 && unit + 1 < units.len() {
+        number /= 1000.0;
+        unit += 1;
+    }
+    match (unit, number) {
+        (0, _) => count.to_string(),
+        (_, small) if small < 99.5 => format!("{small:.1}{}", units[unit]),
+        (_, large) => format!("{large:.0}{}", units[unit]),
+    }
+}
+
+fn rate(rate: f64) -> String {
+    if rate < 9.95 && rate > 0.0 {
+        return format!("{rate:.1}");
+    }
+    #[allow(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a rate is a small positive number"
+    )]
+    compact(rate.round() as u64)
+}
+
+/// A time in microseconds, in at most seven characters.
+fn time(us: Option<f64>) -> String {
+    match us {
+        None => "–".to_owned(),
+        Some(us) if us < 999.5 => format!("{us:.0} µs"),
+        Some(us) if us < 999.5e3 => format!("{:.1} ms", us / 1e3),
+        Some(us) if us < 599e6 => format!("{:.1} s", us / 1e6),
+        Some(us) => format!("{:.0} min", us / 6e7),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ratatui::Terminal;
+    use ratatui::backend::TestBackend;
+    use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+    use serde_json::json;
+
+    use super::super::model::Next;
+    use super::*;
+
+    fn model() -> Model {
+        let mut model = Model::new("127.0.0.1:9464");
+        model.take(
+            "hello",
+            r#"{"version":"0.1.0","reasons":[[1,"gap"],[128,"stale"]]}"#,
+        );
+        let workers = ["gpu-10", "gpu-2", "gpu-1", "cpu-1\u{1b}[2J"];
+        let added: Vec<_> = workers
+            .iter()
+            .enumerate()
+            .map(|(number, worker)| json!([number, "n", worker, 0]))
+            .collect();
+        let facts: Vec<_> = (0..4)
+            .map(|number| json!([number, 12_345, if number == 1 { 129 } else { 0 }, 1500, 0, 0]))
+            .collect();
+        let frame = json!({
+            "ready": true, "reasons": [],
+            "namespaces": [{"name": "n", "distinct_blocks": 1000, "held_blocks": 2_000_000}],
+            "rates": {
+                "batches": 1.5, "stored": 20.0, "removed": 0.0, "dropped": 0.0, "queries": 48.2, "failed": 0.0,
+                "exact": 3.0, "degraded": 1.0, "query_p50_us": 120.0, "query_p99_us": 3300.0,
+            },
+            "fleet": {"whole": true, "added": added, "facts": facts, "gone": []},
+        });
+        model.take("frame", &frame.to_string());
+        model
+    }
+
+    fn drawn(model: &mut Model, width: u16) -> Vec<String> {
+        let mut terminal = Terminal::new(TestBackend::new(width, 14)).unwrap();
+        terminal
+            .draw(|frame| Painter::new(false).draw(frame, model))
+            .unwrap();
+        let buffer = terminal.backend().buffer();
+        let coloured = buffer
+            .content()
+            .iter()
+            .filter(|cell| cell.fg != Color::Reset || cell.bg != Color::Reset);
+        assert_eq!(coloured.count(), 0, "without colours");
+        let line = |row| {
+            (0..width)
+                .map(|column| buffer[(column, row)].symbol())
+                .collect::<String>()
+        };
+        (0..14).map(|row| line(row).trim_end().to_owned()).collect()
+    }
+
+    fn press(model: &mut Model, code: KeyCode) -> Next {
+        model.press(KeyEvent::new(code, KeyModifiers::NONE))
+    }
+
+    #[test]
+    fn everything_fits_sixty_columns() {
+        let lines = drawn(&mut model(), 60);
+        assert_eq!(lines[0], "kvatlas 0.1.0 127.0.0.1:9464 ready");
+        assert_eq!(lines[1], "all: 3 exact  1 degraded  1.0k blocks  2.0M copies");
+        assert_eq!(
+            lines[2],
+            "queries 48/s  p50 120 µs  p99 3.3 ms  exact 75 %  failed 0/s"
+        );
+        assert_eq!(lines[3], "blocks +20/s -0/s  batches 1.5/s  dropped 0/s");
+        assert_eq!(lines[6], "WORKER             RANK   BLOCKS      LAG STATE");
+        // The degraded first; numbers by their value; control characters are gone.
+        assert_eq!(lines[7], "gpu-2                 0    12.3k   1.5 ms gap, stale");
+        let workers: Vec<&str> = lines[8..11]
+            .iter()
+            .filter_map(|line| line.split(' ').next())
+            .collect();
+        assert_eq!(workers, ["cpu-1[2J", "gpu-1", "gpu-10"]);
+        assert_eq!(lines[13], "q quit  d degraded  n namespace  / name  ↑↓ move");
+    }
+
+    #[test]
+    fn keys_filter_and_move_and_end() {
+        let mut model = model();
+        press(&mut model, KeyCode::Char('d'));
+        assert_eq!(model.rows().len(), 1);
+        press(&mut model, KeyCode::Char('d'));
+        for code in ['/', 'g', 'P', 'U', '-', '1', 'q'].map(KeyCode::Char) {
+            assert_eq!(press(&mut model, code), Next::Go);
+        }
+        press(&mut model, KeyCode::Backspace);
+        assert!(drawn(&mut model, 60)[13].starts_with("name: gPU-1"));
+        press(&mut model, KeyCode::Enter);
+        assert_eq!(model.rows().len(), 2);
+        press(&mut model, KeyCode::End);
+        assert_eq!(model.table.selected(), Some(1));
+        press(&mut model, KeyCode::PageUp);
+        assert_eq!(model.table.selected(), Some(0));
+        assert_eq!(press(&mut model, KeyCode::Esc), Next::Go);
+        assert_eq!(model.rows().len(), 4);
+        press(&mut model, KeyCode::Char('n'));
+        assert_eq!(model.namespace(), "n");
+        press(&mut model, KeyCode::Char('n'));
+        assert_eq!(model.namespace(), "all");
+        model.lose();
+        assert!(drawn(&mut model, 60)[0].ends_with("NO CONNECTION"));
+        assert_eq!(press(&mut model, KeyCode::Char('q')), Next::End);
+    }
+
+    #[test]
+    fn numbers_are_short() {
+        for (count, text) in [
+            (0, "0"),
+            (999, "999"),
+            (1000, "1.0k"),
+            (99_400, "99.4k"),
+            (123_456, "123k"),
+            (u64::MAX, "18.4E"),
+        ] {
+            assert_eq!(compact(count), text);
+        }
+        for (us, text) in [
+            (0.0, "0 µs"),
+            (1500.0, "1.5 ms"),
+            (2e6, "2.0 s"),
+            (3.6e9, "60 min"),
+        ] {
+            assert_eq!(time(Some(us)), text);
+        }
+    }
+}

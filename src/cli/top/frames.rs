@@ -1,0 +1,56 @@
+//! The admin listener's frames, as far as they are shown.
+
+use serde::Deserialize;
+
+/// What does not change while the daemon runs.
+#[derive(Debug, Default, Deserialize)]
+pub(super) struct Hello {
+    pub(super) version: String,
+    /// The words for the bits of a holder's reasons.
+    pub(super) reasons: Vec<(u32, String)>,
+}
+
+/// One frame.
+#[derive(Debug, Deserialize)]
+pub(super) struct Frame {
+    pub(super) ready: bool,
+    /// Why it is not.
+    pub(super) reasons: Vec<String>,
+    pub(super) namespaces: Vec<NamespaceFrame>,
+    pub(super) rates: Option<Rates>,
+    pub(super) fleet: FleetChange,
+}
+
+/// The sizes of a namespace.
+#[derive(Debug, Deserialize)]
+pub(super) struct NamespaceFrame {
+    pub(super) name: String,
+    pub(super) distinct_blocks: u64,
+    pub(super) held_blocks: u64,
+}
+
+/// What happens in a second.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+pub(super) struct Rates {
+    pub(super) batches: f64,
+    pub(super) stored: f64,
+    pub(super) removed: f64,
+    pub(super) dropped: f64,
+    pub(super) queries: f64,
+    pub(super) failed: f64,
+    pub(super) exact: f64,
+    pub(super) degraded: f64,
+    pub(super) query_p50_us: Option<f64>,
+    pub(super) query_p99_us: Option<f64>,
+}
+
+/// What has changed of the holders.
+#[derive(Debug, Deserialize)]
+pub(super) struct FleetChange {
+    pub(super) whole: bool,
+    /// Number, namespace, worker, rank.
+    pub(super) added: Vec<(u64, String, String, u32)>,
+    /// Number, blocks, bits of the reasons, lag, time of the last batch, parked events.
+    pub(super) facts: Vec<(u64, u64, u32, u64, u64, u32)>,
+    pub(super) gone: Vec<u64>,
+}

@@ -1,0 +1,276 @@
+//! What is shown, and what keys change about it.
+
+use std::collections::{HashMap, VecDeque};
+
+use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+use ratatui::widgets::TableState;
+
+use super::frames::{Frame, Hello, NamespaceFrame, Rates};
+use crate::cli::text::printable;
+
+/// Seconds of rates that are kept.
+const HISTORY_MAX: usize = 240;
+/// The longest filter.
+const FILTER_MAX: usize = 64;
+const PAGE: isize = 10;
+
+/// Whether to go on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Next {
+    Go,
+    End,
+}
+
+/// One holder.
+#[derive(Debug, Clone)]
+pub(super) struct Holder {
+    namespace: String,
+    pub(super) worker: String,
+    pub(super) rank: u32,
+    pub(super) blocks: u64,
+    pub(super) lag_us: u64,
+    reasons: u32,
+}
+
+impl Holder {
+    /// Its place in the table: the degraded first, then by name, of which the number at the end counts as one.
+    fn place(&self) -> (bool, (&str, u64), &str, u32, &str) {
+        (
+            self.reasons == 0,
+            natural(&self.worker),
+            &self.worker,
+            self.rank,
+            &self.namespace,
+        )
+    }
+}
+
+/// What is shown.
+#[derive(Debug)]
+pub(super) struct Model {
+    pub(super) authority: String,
+    pub(super) hello: Hello,
+    pub(super) is_connected: bool,
+    pub(super) is_ready: bool,
+    pub(super) reasons: Vec<String>,
+    pub(super) rates: Option<Rates>,
+    /// Queries a second, the newest last.
+    pub(super) queries: VecDeque<u64>,
+    pub(super) filter: String,
+    pub(super) is_typing: bool,
+    pub(super) only_degraded: bool,
+    pub(super) table: TableState,
+    namespaces: Vec<NamespaceFrame>,
+    holders: HashMap<u64, Holder>,
+    /// The one that is shown; all if none is.
+    namespace: Option<String>,
+}
+
+impl Model {
+    /// Nothing is known yet.
+    pub(super) fn new(authority: &str) -> Self {
+        Self {
+            authority: authority.to_owned(),
+            hello: Hello::default(),
+            is_connected: true,
+            is_ready: false,
+            reasons: Vec::new(),
+            rates: None,
+            queries: VecDeque::new(),
+            filter: String::new(),
+            is_typing: false,
+            only_degraded: false,
+            table: TableState::default().with_selected(0),
+            namespaces: Vec::new(),
+            holders: HashMap::new(),
+            namespace: None,
+        }
+    }
+
+    /// Takes in an event of the stream. What cannot be read is passed over: a newer daemon may say more.
+    pub(super) fn take(&mut self, name: &str, data: &str) {
+        self.is_connected = true;
+        match name {
+            "hello" => self.hello = serde_json::from_str(data).unwrap_or_default(),
+            "frame" => {
+                if let Ok(frame) = serde_json::from_str(data) {
+                    self.take_frame(frame);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// The connection is lost.
+    pub(super) fn lose(&mut self) {
+        self.is_connected = false;
+    }
+
+    fn take_frame(&mut self, frame: Frame) {
+        let change = frame.fleet;
+        if change.whole {
+            self.holders.clear();
+        }
+        for (number, namespace, worker, rank) in change.added {
+            let holder = Holder {
+                namespace,
+                // What comes from elsewhere must not steer the terminal.
+                worker: printable(&worker).replace('\n', ""),
+                rank,
+                blocks: 0,
+                lag_us: 0,
+                reasons: 0,
+            };
+            self.holders.entry(number).or_insert(holder);
+        }
+        for (number, blocks, reasons, lag_us, ..) in change.facts {
+            if let Some(holder) = self.holders.get_mut(&number) {
+                (holder.blocks, holder.reasons, holder.lag_us) = (blocks, reasons, lag_us);
+            }
+        }
+        for number in change.gone {
+            self.holders.remove(&number);
+        }
+        if let Some(rates) = &frame.rates {
+            #[allow(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "a rate is a small positive number"
+            )]
+            self.queries.push_back(rates.queries.round() as u64);
+            while self.queries.len() > HISTORY_MAX {
+                self.queries.pop_front();
+            }
+        }
+        self.is_ready = frame.ready;
+        self.reasons = frame.reasons;
+        self.rates = frame.rates;
+        self.namespaces = frame.namespaces;
+        self.keep_selection();
+    }
+
+    /// The name of the namespace that is shown.
+    pub(super) fn namespace(&self) -> &str {
+        self.namespace.as_deref().unwrap_or("all")
+    }
+
+    fn is_of_namespace(&self, name: &str) -> bool {
+        self.namespace.as_deref().is_none_or(|shown| shown == name)
+    }
+
+    /// Holders that are exact, holders that are not, different blocks, copies.
+    pub(super) fn totals(&self) -> (usize, usize, u64, u64) {
+        let holders = self.holders.values();
+        let (mut exact, mut degraded) = (0, 0);
+        for holder in holders.filter(|holder| self.is_of_namespace(&holder.namespace)) {
+            *(if holder.reasons == 0 {
+                &mut exact
+            } else {
+                &mut degraded
+            }) += 1;
+        }
+        let shown = || {
+            self.namespaces
+                .iter()
+                .filter(|one| self.is_of_namespace(&one.name))
+        };
+        let blocks = shown().map(|namespace| namespace.distinct_blocks).sum();
+        let copies = shown().map(|namespace| namespace.held_blocks).sum();
+        (exact, degraded, blocks, copies)
+    }
+
+    /// The holders that are shown: the degraded first, then by name.
+    pub(super) fn rows(&self) -> Vec<&Holder> {
+        let wanted = self.filter.to_lowercase();
+        let is_wanted = |holder: &&Holder| {
+            self.is_of_namespace(&holder.namespace)
+                && (!self.only_degraded || holder.reasons != 0)
+                && holder.worker.to_lowercase().contains(&wanted)
+        };
+        let mut rows: Vec<&Holder> = self.holders.values().filter(is_wanted).collect();
+        rows.sort_unstable_by(|one, other| one.place().cmp(&other.place()));
+        rows
+    }
+
+    /// In words, whether a holder's state is certain.
+    pub(super) fn state(&self, holder: &Holder) -> String {
+        if holder.reasons == 0 {
+            return "exact".to_owned();
+        }
+        let is_one = |(bit, _): &&(u32, String)| holder.reasons & bit != 0;
+        let words: Vec<&str> = self
+            .hello
+            .reasons
+            .iter()
+            .filter(is_one)
+            .map(|(_, word)| word.as_str())
+            .collect();
+        words.join(", ")
+    }
+
+    /// Takes in a key.
+    pub(super) fn press(&mut self, key: KeyEvent) -> Next {
+        let is_control = key.modifiers.contains(KeyModifiers::CONTROL);
+        match key.code {
+            KeyCode::Char('c') if is_control => return Next::End,
+            _ if self.is_typing => self.press_in_filter(key.code),
+            KeyCode::Char('q') | KeyCode::Esc if self.filter.is_empty() => return Next::End,
+            KeyCode::Esc => self.filter.clear(),
+            KeyCode::Char('q') => return Next::End,
+            KeyCode::Char('/') => self.is_typing = true,
+            KeyCode::Char('d') => self.only_degraded = !self.only_degraded,
+            KeyCode::Char('n') => self.take_next_namespace(),
+            KeyCode::Down | KeyCode::Char('j') => self.go(1),
+            KeyCode::Up | KeyCode::Char('k') => self.go(-1),
+            KeyCode::PageDown => self.go(PAGE),
+            KeyCode::PageUp => self.go(-PAGE),
+            KeyCode::Home => self.table.select(Some(0)),
+            KeyCode::End => self.table.select(Some(self.rows().len().saturating_sub(1))),
+            _ => {}
+        }
+        self.keep_selection();
+        Next::Go
+    }
+
+    fn press_in_filter(&mut self, code: KeyCode) {
+        match code {
+            KeyCode::Enter => self.is_typing = false,
+            KeyCode::Esc => {
+                self.is_typing = false;
+                self.filter.clear();
+            }
+            KeyCode::Backspace => {
+                self.filter.pop();
+            }
+            KeyCode::Char(character) if self.filter.len() < FILTER_MAX => self.filter.push(character),
+            _ => {}
+        }
+    }
+
+    fn take_next_namespace(&mut self) {
+        let mut names = self.namespaces.iter().map(|namespace| namespace.name.as_str());
+        let next = match &self.namespace {
+            None => names.next(),
+            Some(shown) => names.skip_while(|name| name != shown).nth(1),
+        };
+        self.namespace = next.map(str::to_owned);
+    }
+
+    fn go(&mut self, step: isize) {
+        let now = self.table.selected().unwrap_or_default();
+        self.table.select(Some(now.saturating_add_signed(step)));
+    }
+
+    fn keep_selection(&mut self) {
+        let last = self.rows().len().saturating_sub(1);
+        let selected = self.table.selected().unwrap_or_default();
+        self.table.select(Some(selected.min(last)));
+    }
+}
+
+/// A key by which `gpu-2` comes before `gpu-10`: the letters, then the number at the end.
+fn natural(name: &str) -> (&str, u64) {
+    let letters = name.trim_end_matches(|character: char| character.is_ascii_digit());
+    let number = name.get(letters.len()..).and_then(|digits| digits.parse().ok());
+    (letters, number.unwrap_or_default())
+}

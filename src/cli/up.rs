@@ -1,0 +1,256 @@
+//! `kvatlas up`: everything for one machine in one process.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use kvatlas::bridge::Bridge;
+use kvatlas::daemon::Daemon;
+use kvatlas::daemon::broker::{ConnectPatience, connect};
+use kvatlas::daemon::config::settings::CONFIG_VARIABLE;
+use kvatlas::daemon::config::{Config, SettingFlags, process_environment};
+use kvatlas::daemon::http::{EngineRegistry, EngineState, EngineStatus, NewEngine};
+use kvatlas_client::QueryClient;
+use kvatlas_core::wire::{Subjects, pool_of_instance, worker_of_instance};
+use kvatlas_engines::Format;
+
+use super::engines::{EngineArguments, listen_to_hangup};
+use super::failure::Failure;
+use super::output::print;
+use super::serve::{StopSignals, announce, start_logging};
+
+pub(super) const EXAMPLES: &str = "\
+It starts a nats-server of its own, unless --nats-url names one: deploy/setup.sh fetches it; otherwise install one in PATH or name one in \
+NATS_SERVER_BIN.
+
+Examples:
+  kvatlas up --model meta-llama/Llama-3.1-8B-Instruct --engine gpu-0=tcp://127.0.0.1:5557,replay=tcp://127.0.0.1:5558
+  kvatlas up --model m --engine a=tcp://127.0.0.1:5557,ranks=2 --http-listen 0.0.0.0:8090";
+
+/// Where queries are answered unless told otherwise.
+const HTTP_LISTEN: &str = "127.0.0.1:8090";
+/// How long engines have to be seen before the start is called done without them.
+const ENGINES_PATIENCE: Duration = Duration::from_secs(5);
+/// Between two looks at them.
+const ENGINES_INTERVAL: Duration = Duration::from_millis(20);
+/// Messages that may wait for one publisher: questions of the daemon.
+const SUBSCRIPTION_CAPACITY: usize = 1024;
+
+/// Whom to follow, and the daemon's settings.
+#[derive(Debug, Args)]
+pub(crate) struct UpArguments {
+    #[command(flatten)]
+    engines: EngineArguments,
+    /// TOML file with settings of the daemon [environment: KVATLAS_CONFIG].
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    #[command(flatten)]
+    settings: SettingFlags,
+}
+
+impl UpArguments {
+    /// Runs the broker, the daemon, the bridge and the listener for queries until the process is told to stop.
+    pub(crate) async fn run(self) -> Result<(), Failure> {
+        let Self {
+            engines: arguments,
+            config: file,
+            settings,
+        } = self;
+        let config = load(settings, file, &arguments)?;
+        start_logging(&config.logging)?;
+        let engines = arguments.load()?;
+        let (mut signals, hangup) = (StopSignals::listen()?, listen_to_hangup()?);
+        let subjects = Subjects::new(&config.subjects.prefix).map_err(Failure::usage)?;
+        let subjects_of_queries = subjects.clone();
+        let bridge = arguments.bridge(subjects, &engines)?;
+        let daemon = tokio::select! {
+            started = Daemon::start_with_engines(config, Arc::new(bridge.clone())) => started?,
+            signal = signals.next() => {
+                tracing::info!(signal, "stopped before the start was done");
+                return Ok(());
+            }
+        };
+        announce(&daemon);
+        let nats = connect(
+            daemon.nats(),
+            "bridge",
+            SUBSCRIPTION_CAPACITY,
+            ConnectPatience::Forever,
+            |_| {},
+        );
+        let nats = nats.await.map_err(Failure::failed)?;
+        bridge.start(&nats);
+        let queries = QueryClient::new(nats, subjects_of_queries);
+        let signal = tokio::select! {
+            signal = follow(&daemon, (&bridge, &queries), &arguments, &engines, &mut signals) => signal?,
+            () = arguments.reload_at(hangup, &bridge) => "SIGHUP",
+        };
+        tracing::info!(signal, "draining; another signal ends the process at once");
+        tokio::select! {
+            stopped = Box::pin(stop(daemon, bridge)) => stopped,
+            signal = signals.next() => Err(Failure::failed(format_args!("ended by {signal} before it was drained"))),
+        }
+    }
+}
+
+/// The settings, with what `up` presumes beneath what is given.
+fn load(settings: SettingFlags, file: Option<PathBuf>, engines: &EngineArguments) -> Result<Config, Failure> {
+    let mut given: BTreeMap<String, String> = settings.into_given();
+    let environment = process_environment();
+    let names_servers =
+        given.contains_key("nats.url") || environment.iter().any(|(name, _)| name == "KVATLAS_NATS_URL");
+    let mut presume = |key: &str, variable: &str, value: &str| {
+        let is_set = environment.iter().any(|(name, _)| name == variable);
+        if !is_set && !given.contains_key(key) {
+            given.insert(key.to_owned(), value.to_owned());
+        }
+    };
+    if !names_servers {
+        presume("nats.embedded", "KVATLAS_NATS_EMBEDDED", "true");
+    }
+    presume("http.listen", "KVATLAS_HTTP_LISTEN", HTTP_LISTEN);
+    let block_size = engines.block_size.to_string();
+    presume(
+        "namespace_defaults.block_size",
+        "KVATLAS_NAMESPACE_DEFAULTS_BLOCK_SIZE",
+        &block_size,
+    );
+    let named = || std::env::var_os(CONFIG_VARIABLE).filter(|path| !path.is_empty());
+    let file = file.or_else(|| named().map(PathBuf::from));
+    Ok(Config::load(given, environment.into_iter(), file.as_deref())?)
+}
+
+/// Says how to ask once that works, and waits for a signal.
+async fn follow(
+    daemon: &Daemon,
+    (bridge, queries): (&Bridge, &QueryClient),
+    arguments: &EngineArguments,
+    engines: &[NewEngine],
+    signals: &mut StopSignals,
+) -> Result<&'static str, Failure> {
+    let getting_ready = async {
+        wait_for_engines(bridge, queries).await;
+        daemon.note_engines_followed();
+        daemon.ready().await;
+    };
+    tokio::select! {
+        () = getting_ready => {}
+        signal = signals.next() => return Ok(signal),
+        () = daemon.told_to_stop() => return Ok("kvatlas admin drain"),
+    }
+    tracing::info!("ready");
+    if let Some(address) = daemon.http_address() {
+        let first = engines.first().map(|engine| engine.key.model.model.as_str());
+        print(&instructions(address, engines.len(), first.or(arguments.model())))?;
+    }
+    tokio::select! {
+        signal = signals.next() => Ok(signal),
+        () = daemon.told_to_stop() => Ok("kvatlas admin drain"),
+    }
+}
+
+/// Waits until the daemon knows what every engine has, as far as the engine tells it. Those that are not there in time are named.
+async fn wait_for_engines(bridge: &Bridge, queries: &QueryClient) {
+    let deadline = Instant::now() + ENGINES_PATIENCE;
+    loop {
+        let mut missing = Vec::new();
+        for state in bridge.engines() {
+            if !is_known(&state, queries).await {
+                missing.push(state.engine.key.to_string());
+            }
+        }
+        if missing.is_empty() {
+            return;
+        }
+        if Instant::now() >= deadline {
+            let engines = missing.join(", ");
+            tracing::warn!(engines, "not seen yet; they are followed when they come");
+            return;
+        }
+        tokio::time::sleep(ENGINES_INTERVAL).await;
+    }
+}
+
+/// Whether the daemon knows what the engine has, or the engine cannot tell it.
+async fn is_known(state: &EngineState, queries: &QueryClient) -> bool {
+    let key = &state.engine.key;
+    match state.status {
+        EngineStatus::Pending | EngineStatus::Lost => return false,
+        EngineStatus::Degraded => return true,
+        EngineStatus::Exact => {}
+    }
+    let worker = match state.engine.format {
+        // They tell of holders that are not known before.
+        Format::TensorRt | Format::Dynamo => return true,
+        Format::Mooncake => pool_of_instance(&key.instance),
+        Format::Vllm | Format::Sglang => worker_of_instance(&key.instance),
+    };
+    let (Ok(namespace), Ok(worker)) = (key.model.namespace(), worker) else {
+        return true;
+    };
+    let status = queries
+        .clone()
+        .with_patience(ENGINES_INTERVAL * 10)
+        .status(&namespace)
+        .await;
+    let holders = status.map(|status| status.holders).unwrap_or_default();
+    holders
+        .iter()
+        .any(|holder| holder.worker == worker && holder.rank == key.rank && holder.exact)
+}
+
+/// What to type next.
+fn instructions(address: SocketAddr, engines: usize, model: Option<&str>) -> String {
+    let Some(model) = model else {
+        return format!(
+            "No engine is followed yet. Register one:\n\n  curl -s http://{address}/register -d '{{\"instance_id\":0,\"endpoint\":\
+             \"tcp://127.0.0.1:5557\",\"model_name\":\"NAME\",\"block_size\":16}}'\n\n"
+        );
+    };
+    let count = match engines {
+        1 => "1 engine is".to_owned(),
+        engines => format!("{engines} engines are"),
+    };
+    let line = curl_line(address, model);
+    format!(
+        "{count} followed. Ask who holds how much of a prompt (here, of the tokens 1 to 64):\n\n  {line}\n\n"
+    )
+}
+
+/// A line for a shell.
+fn curl_line(address: SocketAddr, model: &str) -> String {
+    let model = serde_json::Value::from(model).to_string().replace('\'', "'\\''");
+    format!(
+        "curl -s http://{address}/query -d '{{\"model_name\":{model},\"token_ids\":['$(seq -s, 1 64)']}}'"
+    )
+}
+
+async fn stop(daemon: Daemon, bridge: Bridge) -> Result<(), Failure> {
+    // Whoever reads the daemon's last snapshot finds the engines out of sight.
+    bridge.stop(false).await;
+    let report = daemon.stop().await;
+    if !report.overran.is_empty() {
+        return Err(Failure::failed(report));
+    }
+    tracing::info!("stopped");
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_line_is_for_a_shell() {
+        let address = "127.0.0.1:8090".parse().unwrap();
+        assert_eq!(
+            curl_line(address, "o/it's"),
+            "curl -s http://127.0.0.1:8090/query -d '{\"model_name\":\"o/it'\\''s\",\"token_ids\":['$(seq -s, 1 64)']}'"
+        );
+        assert!(instructions(address, 0, None).contains("/register"));
+        assert!(instructions(address, 2, Some("m")).contains("2 engines are followed"));
+    }
+}

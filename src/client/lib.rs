@@ -1,0 +1,16 @@
+//! The other side of the contract: a client for routers, and a publisher for engines.
+
+mod backoff;
+mod clock;
+mod error;
+mod gather;
+pub mod publish;
+mod query;
+mod refusal;
+
+pub use backoff::Backoff;
+pub use clock::{rfc3339, unix_time_us, unix_us_of};
+pub use error::ClientError;
+pub use gather::{Gatherer, Merged};
+pub use query::QueryClient;
+pub use refusal::{Refusal, Refused};

@@ -1,0 +1,279 @@
+//! Answers to daemons that ask for what they miss.
+
+use kvatlas_core::index::Hashing;
+use kvatlas_core::wire::{
+    BatchCursor, BlockNames, ErrorCode, Event, EventBatch, ResyncAnswerKind, ResyncChunk, ResyncRequest,
+    StoredBlocks, Tier, WireError,
+};
+
+use super::outbox::{Clocks, Outbox, event_bytes};
+
+/// An answer, as the payloads of its chunks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Answer {
+    pub(super) kind: ResyncAnswerKind,
+    pub(super) chunks: Vec<Vec<u8>>,
+}
+
+impl Outbox {
+    /// Answers a daemon: from the ring where that is enough, else with the full state.
+    ///
+    /// # Errors
+    ///
+    /// An error of the contract where the publisher cannot help just now.
+    pub(super) fn answer(&mut self, request: &ResyncRequest, clocks: Clocks) -> Result<Answer, WireError> {
+        if request.rank != self.rank {
+            let text = format!("this publisher is for rank {}", self.rank);
+            return Err(WireError::new(ErrorCode::BadRequest, text));
+        }
+        if !request.full
+            && request.cursor.epoch == self.cursor.epoch
+            && let Some(batches) = self.ring.after(request.cursor.seq)
+        {
+            let batches = batches.map(|payload| payload.to_vec()).collect();
+            return Ok(self.chunks(ResyncAnswerKind::Missing, batches));
+        }
+        let state = self.full_state(clocks)?;
+        Ok(self.chunks(ResyncAnswerKind::Full, state))
+    }
+
+    /// The full state as encoded batches.
+    fn full_state(&mut self, clocks: Clocks) -> Result<Vec<Vec<u8>>, WireError> {
+        let unavailable = |text| WireError::new(ErrorCode::Unavailable, text);
+        let (cursor, rank, bytes_max) = (self.cursor, self.rank, self.options.chunk_bytes_max);
+        let is_recomputed = self.options.settings.hashing == Hashing::Recompute;
+        let table = self.table.as_mut().ok_or_else(|| {
+            unavailable("this publisher took up an epoch of another one and does not know the full state")
+        })?;
+        let events = table
+            .state(clocks.monotonic_us)
+            .ok_or_else(|| unavailable("stored blocks wait for their parent; ask again when they have it"))?;
+        let mut batches = Vec::new();
+        let mut open = empty(cursor, rank, Tier::DEVICE);
+        let mut bytes = 0;
+        for (tier, event) in events {
+            let event = if is_recomputed {
+                event
+            } else {
+                without_repetition(event)
+            };
+            let more = event_bytes(&event);
+            if !open.events.is_empty() && (open.tier != tier || bytes + more > bytes_max) {
+                batches.push(std::mem::replace(&mut open, empty(cursor, rank, tier)).encode());
+                bytes = 0;
+            }
+            open.tier = tier;
+            open.events.push(event);
+            bytes += more;
+        }
+        if !open.events.is_empty() {
+            batches.push(open.encode());
+        }
+        if !self.doubts.is_empty() {
+            let mut doubt = empty(cursor, rank, Tier::DEVICE);
+            doubt.events.push(Event::Doubted(self.doubts));
+            batches.push(doubt.encode());
+        }
+        Ok(batches)
+    }
+
+    /// Spreads batches over chunks; there is always one chunk at least, which has the cursor.
+    fn chunks(&self, kind: ResyncAnswerKind, batches: Vec<Vec<u8>>) -> Answer {
+        const BATCHES_MAX: usize = 1024;
+        let mut groups = vec![Vec::new()];
+        let mut bytes = 0;
+        for batch in batches {
+            let is_full = |group: &Vec<Vec<u8>>| {
+                !group.is_empty()
+                    && (bytes + batch.len() > self.options.chunk_bytes_max || group.len() >= BATCHES_MAX)
+            };
+            if groups.last().is_some_and(is_full) {
+                groups.push(Vec::new());
+                bytes = 0;
+            }
+            bytes += batch.len();
+            if let Some(group) = groups.last_mut() {
+                group.push(batch);
+            }
+        }
+        let settings = &self.options.settings;
+        let is_recomputed = kind == ResyncAnswerKind::Full && settings.hashing == Hashing::Recompute;
+        let last = groups.len() - 1;
+        let chunk = |(number, batches)| ResyncChunk {
+            rank: self.rank,
+            cursor: self.cursor,
+            kind,
+            number: u32::try_from(number).unwrap_or(u32::MAX),
+            is_last: number == last,
+            time_us: self.made_us,
+            recomputed_block_size: is_recomputed.then(|| settings.block_size.as_u32()),
+            batches,
+        };
+        let chunks = groups
+            .into_iter()
+            .enumerate()
+            .map(|numbered| chunk(numbered).encode());
+        Answer {
+            kind,
+            chunks: chunks.collect(),
+        }
+    }
+}
+
+fn empty(cursor: BatchCursor, rank: u32, tier: Tier) -> EventBatch {
+    EventBatch {
+        epoch: cursor.epoch,
+        // A state from before the first batch is empty, but a number of 0 is none.
+        seq: cursor.seq.max(1),
+        rank,
+        time_us: None,
+        tier,
+        events: Vec::new(),
+    }
+}
+
+/// The event without engine hashes that are the sequence hashes again.
+fn without_repetition(event: Event) -> Event {
+    let Event::Stored(stored) = event else {
+        return event;
+    };
+    let is_repetition = match (&stored.names, &stored.engine_hashes) {
+        (BlockNames::Sequence { hashes, .. }, Some(names)) => {
+            hashes.iter().map(|hash| hash.as_u64()).eq(names.iter().copied())
+        }
+        _ => false,
+    };
+    if !is_repetition {
+        return Event::Stored(stored);
+    }
+    Event::Stored(StoredBlocks {
+        engine_hashes: None,
+        ..stored
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use kvatlas_core::hash::SequenceHash;
+    use kvatlas_core::wire::{HolderId, RemovedBlocks, WireLimits, WorkerName};
+
+    use super::super::options::{Beginning, PublisherOptions};
+    use super::*;
+
+    fn outbox(options: PublisherOptions) -> Outbox {
+        let id = HolderId {
+            worker: WorkerName::new("w").unwrap(),
+            rank: 0,
+        };
+        Outbox::new(options, &id, Clocks::default()).unwrap()
+    }
+
+    fn options() -> PublisherOptions {
+        PublisherOptions {
+            beginning: Beginning::Epoch(5),
+            batch_delay: Duration::ZERO,
+            ring_batches_max: 3,
+            chunk_bytes_max: 1000,
+            ..PublisherOptions::default()
+        }
+    }
+
+    fn request(epoch: u64, seq: u64, full: bool) -> ResyncRequest {
+        ResyncRequest {
+            rank: 0,
+            cursor: BatchCursor { epoch, seq },
+            full,
+        }
+    }
+
+    fn publish(outbox: &mut Outbox, batches: u64) {
+        for number in 0..batches {
+            let hashes = (0..50)
+                .map(|block| SequenceHash(1 + number * 100 + block))
+                .collect();
+            let event = Event::Stored(StoredBlocks::by_sequence(None, None, hashes));
+            outbox.add(Tier::DEVICE, vec![event], Clocks::default());
+        }
+    }
+
+    fn chunks(answer: &Answer) -> Vec<ResyncChunk> {
+        let decode = |payload: &Vec<u8>| ResyncChunk::decode(payload, &WireLimits::default()).unwrap();
+        answer.chunks.iter().map(decode).collect()
+    }
+
+    #[test]
+    fn the_ring_answers_where_it_reaches_back() {
+        let mut outbox = outbox(options());
+        publish(&mut outbox, 5);
+        let answer = outbox.answer(&request(5, 2, false), Clocks::default()).unwrap();
+        let found = chunks(&answer);
+        assert!(found.len() > 1 && found.last().unwrap().is_last);
+        assert!(found.iter().all(|chunk| chunk.kind == ResyncAnswerKind::Missing));
+        let batches: Vec<_> = found
+            .iter()
+            .flat_map(|chunk| chunk.decode_batches(&WireLimits::default()).unwrap())
+            .map(|batch| batch.seq)
+            .collect();
+        assert_eq!(batches, [3, 4, 5]);
+        // A daemon that has everything is told so.
+        let nothing = chunks(&outbox.answer(&request(5, 5, false), Clocks::default()).unwrap());
+        assert_eq!(
+            (nothing.len(), nothing[0].is_last, nothing[0].batches.len()),
+            (1, true, 0)
+        );
+    }
+
+    #[test]
+    fn the_table_answers_everything_else() {
+        let mut outbox = outbox(options());
+        publish(&mut outbox, 5);
+        let removed = RemovedBlocks::by_sequence(vec![SequenceHash(50)]);
+        outbox.add(Tier::DEVICE, vec![Event::Removed(removed)], Clocks::default());
+        for question in [
+            request(5, 1, false),
+            request(4, 6, false),
+            request(5, 6, true),
+            request(5, 99, false),
+        ] {
+            let found = chunks(&outbox.answer(&question, Clocks::default()).unwrap());
+            assert!(found.iter().all(|chunk| chunk.kind == ResyncAnswerKind::Full));
+            assert!(
+                found
+                    .iter()
+                    .all(|chunk| chunk.cursor == BatchCursor { epoch: 5, seq: 6 })
+            );
+            let blocks: usize = found
+                .iter()
+                .flat_map(|chunk| chunk.decode_batches(&WireLimits::default()).unwrap())
+                .flat_map(|batch| batch.events)
+                .map(|event| match event {
+                    Event::Stored(stored) => stored.names.len(),
+                    other => panic!("{other:?} is no stored blocks"),
+                })
+                .sum();
+            assert_eq!(blocks, 5 * 50 - 1);
+        }
+    }
+
+    #[test]
+    fn what_is_not_known_is_refused() {
+        let mut outbox = outbox(PublisherOptions {
+            beginning: Beginning::After(BatchCursor { epoch: 5, seq: 7 }),
+            ..options()
+        });
+        publish(&mut outbox, 1);
+        assert!(outbox.answer(&request(5, 7, false), Clocks::default()).is_ok());
+        let refused = outbox
+            .answer(&request(5, 6, false), Clocks::default())
+            .unwrap_err();
+        assert_eq!(refused.code, ErrorCode::Unavailable);
+        let other_rank = ResyncRequest {
+            rank: 1,
+            ..request(5, 7, false)
+        };
+        let refused = outbox.answer(&other_rank, Clocks::default()).unwrap_err();
+        assert_eq!(refused.code, ErrorCode::BadRequest);
+    }
+}

@@ -1,0 +1,47 @@
+//! What a publisher can meet.
+
+use kvatlas_core::index::RegisterError;
+
+/// Why something was not published.
+#[derive(Debug, thiserror::Error)]
+pub enum PublisherError {
+    /// The queue is full: batches come faster than NATS takes them, or the connection is down.
+    #[error(
+        "the queue of {queued_max} batches is full; publish less, wait for room, or raise queue_batches_max"
+    )]
+    QueueFull {
+        /// How many batches may wait.
+        queued_max: usize,
+    },
+    /// The events of one call do not fit into one message.
+    #[error("the events take about {bytes} bytes; at most {bytes_max} fit into a batch, split them")]
+    TooLarge {
+        /// About how many bytes they take.
+        bytes: usize,
+        /// The limit.
+        bytes_max: usize,
+    },
+    /// There are more events in one call than a batch may have.
+    #[error("{events} events are too many for one batch; publish at most {events_max} at once")]
+    TooManyEvents {
+        /// How many there are.
+        events: usize,
+        /// The limit.
+        events_max: usize,
+    },
+    /// The publisher has stopped: it said goodbye, or the runtime has ended.
+    #[error("the publisher has stopped; start another one")]
+    Stopped,
+    /// The connection failed.
+    #[error("NATS: {0}")]
+    Connection(String),
+    /// The server refused a batch, or the subscription to daemons' questions.
+    #[error("the NATS server refuses it: {words}; give the user the right to it")]
+    Refused {
+        /// The server's words.
+        words: String,
+    },
+    /// The table of the holder's blocks cannot be made.
+    #[error("the block table: {0}")]
+    Table(#[from] RegisterError),
+}

@@ -1,0 +1,275 @@
+//! The publisher as an engine sees it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use tokio::sync::mpsc::error::TrySendError;
+use tokio::sync::{mpsc, oneshot};
+
+use kvatlas_core::wire::{BatchCursor, Event, HolderId, NamespaceName, Rank, Subjects, Tier, WorkerName};
+
+use super::error::PublisherError;
+use super::options::PublisherOptions;
+use super::outbox::{Outbox, events_bytes};
+use super::refusals::{PublishConnection, Watches};
+use super::task::{Command, Task, clocks};
+
+/// Whose blocks are published.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PublishedHolder {
+    /// The namespace of its cache.
+    pub namespace: NamespaceName,
+    /// The worker.
+    pub worker: WorkerName,
+    /// Its data-parallel rank; 0 where there is only one.
+    pub rank: Rank,
+}
+
+/// What a publisher has done since it was started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PublisherCounters {
+    /// Batches sent, without heartbeats.
+    pub batches_sent: u64,
+    /// Heartbeats sent.
+    pub heartbeats_sent: u64,
+    /// Batches that the transport did not take; daemons notice the gap and ask for them.
+    pub batches_failed: u64,
+    /// Of those sent, also heartbeats, how many the server refused for want of the right to publish. Known with a
+    /// [`PublishConnection`] only. Publishers of several ranks of one worker on one connection share the number.
+    pub batches_refused: u64,
+    /// Calls that had to wait for room in the queue.
+    pub queue_waits: u64,
+    /// Calls that were refused for want of room.
+    pub queue_refusals: u64,
+    /// Daemons that were given the batches they missed.
+    pub answers_missing: u64,
+    /// Daemons that were given the full state.
+    pub answers_full: u64,
+    /// Daemons that could not be helped.
+    pub answers_refused: u64,
+}
+
+/// As [`PublisherCounters`], while it changes.
+#[derive(Debug, Default)]
+pub(super) struct LiveCounters {
+    pub(super) batches_sent: AtomicU64,
+    pub(super) heartbeats_sent: AtomicU64,
+    pub(super) batches_failed: AtomicU64,
+    pub(super) queue_waits: AtomicU64,
+    pub(super) queue_refusals: AtomicU64,
+    pub(super) answers_missing: AtomicU64,
+    pub(super) answers_full: AtomicU64,
+    pub(super) answers_refused: AtomicU64,
+}
+
+/// What the handle and the task share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) counters: LiveCounters,
+    pub(super) cursor: Mutex<BatchCursor>,
+    /// What the server refuses; absent where the connection does not tell.
+    pub(super) refusals: Option<Watches>,
+}
+
+/// Publishes for one holder, and answers daemons that miss something. See the [module](super).
+///
+/// Dropping it publishes what is queued and then ends in silence, as if the engine had died: daemons keep the blocks until the
+/// holder counts as gone. To leave in good order, [`say_goodbye`](Self::say_goodbye).
+#[derive(Debug)]
+pub struct HolderPublisher {
+    commands: mpsc::Sender<Command>,
+    shared: Arc<Shared>,
+    options: PublisherOptions,
+}
+
+impl HolderPublisher {
+    /// Starts to publish, on a task of the current tokio runtime. A bare [`Client`](async_nats::Client) will do for `nats`, too.
+    ///
+    /// # Errors
+    ///
+    /// [`PublisherError::Connection`] if the client is closed, so that no questions can be received.
+    pub async fn start(
+        nats: impl Into<PublishConnection>,
+        subjects: &Subjects,
+        holder: PublishedHolder,
+        options: PublisherOptions,
+    ) -> Result<Self, PublisherError> {
+        let PublishConnection { nats, refusals } = nats.into();
+        let started = Instant::now();
+        let id = HolderId {
+            worker: holder.worker.clone(),
+            rank: holder.rank,
+        };
+        let outbox = Outbox::new(options.clone(), &id, clocks(started))?;
+        let events_subject = subjects.events(&holder.namespace, &holder.worker);
+        let questions_subject = options
+            .answers_resyncs
+            .then(|| subjects.resync(&holder.namespace, &holder.worker, holder.rank));
+        // Before anything is said that could be refused.
+        let refusals = refusals.map(|all| all.watch(&events_subject, questions_subject.as_deref()));
+        let shared = Arc::new(Shared {
+            counters: LiveCounters::default(),
+            cursor: Mutex::new(outbox.cursor),
+            refusals,
+        });
+        let questions = match &questions_subject {
+            Some(subject) => {
+                let subscribed = nats.subscribe(subject.clone()).await;
+                Some(subscribed.map_err(|error| PublisherError::Connection(error.to_string()))?)
+            }
+            None => None,
+        };
+        let (commands, queue) = mpsc::channel(options.queue_batches_max.max(1));
+        let task = Task::new(nats, events_subject, outbox, Arc::clone(&shared), started);
+        tokio::spawn(task.run(queue, questions));
+        Ok(Self {
+            commands,
+            shared,
+            options,
+        })
+    }
+
+    /// Publishes events, in order; without any, a heartbeat. Waits while the queue is full.
+    ///
+    /// # Errors
+    ///
+    /// [`PublisherError::TooLarge`], [`PublisherError::TooManyEvents`] or [`PublisherError::Stopped`].
+    pub async fn publish(&self, tier: Tier, events: Vec<Event>) -> Result<(), PublisherError> {
+        self.check(&events)?;
+        let command = Command::Publish { tier, events };
+        let command = match self.commands.try_send(command) {
+            Ok(()) => return Ok(()),
+            Err(TrySendError::Closed(_)) => return Err(PublisherError::Stopped),
+            Err(TrySendError::Full(command)) => command,
+        };
+        self.shared.counters.queue_waits.fetch_add(1, Ordering::Relaxed);
+        self.commands
+            .send(command)
+            .await
+            .map_err(|_| PublisherError::Stopped)
+    }
+
+    /// As [`publish`](Self::publish), but fails while the queue is full: for an engine that must not wait. It has to take note of
+    /// what it could not say, and to say it later.
+    ///
+    /// # Errors
+    ///
+    /// [`PublisherError::QueueFull`], and those of [`publish`](Self::publish).
+    pub fn try_publish(&self, tier: Tier, events: Vec<Event>) -> Result<(), PublisherError> {
+        self.check(&events)?;
+        match self.commands.try_send(Command::Publish { tier, events }) {
+            Ok(()) => Ok(()),
+            Err(TrySendError::Closed(_)) => Err(PublisherError::Stopped),
+            Err(TrySendError::Full(_)) => {
+                self.shared
+                    .counters
+                    .queue_refusals
+                    .fetch_add(1, Ordering::Relaxed);
+                Err(PublisherError::QueueFull {
+                    queued_max: self.options.queue_batches_max,
+                })
+            }
+        }
+    }
+
+    fn check(&self, events: &[Event]) -> Result<(), PublisherError> {
+        let (bytes, bytes_max) = (events_bytes(events), self.options.batch_bytes_max);
+        if bytes > bytes_max {
+            return Err(PublisherError::TooLarge { bytes, bytes_max });
+        }
+        let events_max = self.options.batch_events_max;
+        if events.len() > events_max {
+            let events = events.len();
+            return Err(PublisherError::TooManyEvents { events, events_max });
+        }
+        Ok(())
+    }
+
+    /// Publishes what is queued, and begins a new epoch: daemons forget all that the holder had. For a relay whose engine has restarted.
+    ///
+    /// # Errors
+    ///
+    /// [`PublisherError::Stopped`].
+    pub async fn begin_epoch(&self) -> Result<(), PublisherError> {
+        let sent = self.commands.send(Command::BeginEpoch).await;
+        sent.map_err(|_| PublisherError::Stopped)
+    }
+
+    /// Whether heartbeats are sent while there is nothing to publish. They are at first. For a relay that hears nothing of its engine:
+    /// without them, daemons find the holder stale.
+    ///
+    /// # Errors
+    ///
+    /// [`PublisherError::Stopped`].
+    pub async fn set_heartbeats(&self, are_sent: bool) -> Result<(), PublisherError> {
+        self.heartbeat_until((!are_sent).then(Instant::now)).await
+    }
+
+    /// Sends heartbeats for so long only, while there is nothing to publish, unless it is called again. Without this call they are
+    /// sent for good. For a relay that has to look again whether its engine lives, and that may itself stand still.
+    ///
+    /// # Errors
+    ///
+    /// [`PublisherError::Stopped`].
+    pub async fn heartbeat_for(&self, time: Duration) -> Result<(), PublisherError> {
+        // Beyond what the clock can say is for good.
+        self.heartbeat_until(Instant::now().checked_add(time)).await
+    }
+
+    async fn heartbeat_until(&self, until: Option<Instant>) -> Result<(), PublisherError> {
+        let sent = self.commands.send(Command::HeartbeatsUntil(until)).await;
+        sent.map_err(|_| PublisherError::Stopped)
+    }
+
+    /// Waits until everything has left for the server, and returns the last batch then. With a [`PublishConnection`], waits until
+    /// the server has looked at it, too.
+    ///
+    /// # Errors
+    ///
+    /// Each tells of what happened since the last call:
+    /// - [`PublisherError::Stopped`];
+    /// - [`PublisherError::Connection`] if a batch could not be sent;
+    /// - [`PublisherError::Refused`] if the server refused one, or the subscription to questions.
+    pub async fn flush(&self) -> Result<BatchCursor, PublisherError> {
+        let (reply, flushed) = oneshot::channel();
+        self.commands
+            .send(Command::Flush(reply))
+            .await
+            .map_err(|_| PublisherError::Stopped)?;
+        flushed.await.map_err(|_| PublisherError::Stopped)?
+    }
+
+    /// Publishes what is queued and a goodbye, so that daemons forget the holder at once, and ends.
+    ///
+    /// # Errors
+    ///
+    /// As [`flush`](Self::flush).
+    pub async fn say_goodbye(self) -> Result<(), PublisherError> {
+        self.publish(Tier::DEVICE, vec![Event::Goodbye]).await?;
+        self.flush().await.map(|_| ())
+    }
+
+    /// The last batch sent.
+    pub fn cursor(&self) -> BatchCursor {
+        *self.shared.cursor.lock()
+    }
+
+    /// What has been done so far.
+    pub fn counters(&self) -> PublisherCounters {
+        let live = &self.shared.counters;
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        PublisherCounters {
+            batches_sent: read(&live.batches_sent),
+            heartbeats_sent: read(&live.heartbeats_sent),
+            batches_failed: read(&live.batches_failed),
+            batches_refused: self.shared.refusals.as_ref().map_or(0, Watches::messages),
+            queue_waits: read(&live.queue_waits),
+            queue_refusals: read(&live.queue_refusals),
+            answers_missing: read(&live.answers_missing),
+            answers_full: read(&live.answers_full),
+            answers_refused: read(&live.answers_refused),
+        }
+    }
+}

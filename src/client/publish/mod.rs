@@ -1,0 +1,63 @@
+//! The publisher library: what an engine, or a sidecar beside it, needs to keep daemons exact about one holder.
+//!
+//! A [`HolderPublisher`] numbers batches without a gap within an epoch, and keeps what it takes to make good what is lost on the
+//! way: a *ring* of the last batches, and a *block table* of all that the holder has. When a daemon misses something it asks
+//! (see [`ResyncRequest`](kvatlas_core::wire::ResyncRequest)), and is given the missing batches from the ring or the full state from the
+//! table. Heartbeats show daemons that nothing was lost, and that the holder lives.
+//!
+//! ```text
+//! publish ──▶ bounded queue ──▶ open batch ──▶ ring, table ──▶ transport ──▶ events subject
+//!   waits, or is refused         (count, bytes,                (core NATS
+//!   where there is no room         delay)                        or JetStream)
+//!                              daemon ──▶ resync subject ──▶ ring or table ──▶ chunks
+//! ```
+//!
+//! An event that the queue has taken is published in order, exactly once, unless the process dies: then the next incarnation
+//! begins a new epoch, and replaces all that the last one said.
+//!
+//! A server that gives no right to publish takes the bytes, drops the batch, and says so in an error on the connection. Who connects
+//! with [`PublishConnection`] is told: [`flush`](HolderPublisher::flush) fails, and
+//! [`batches_refused`](PublisherCounters::batches_refused) counts. A bare [`Client`](async_nats::Client) keeps that to itself.
+//!
+//! ```no_run
+//! use kvatlas_core::hash::SequenceHash;
+//! use kvatlas_client::publish::{HolderPublisher, PublishConnection, PublishedHolder, PublisherOptions};
+//! use kvatlas_core::wire::{Event, NamespaceName, RemovedBlocks, StoredBlocks, Subjects, Tier, WorkerName};
+//!
+//! # async fn engine() -> Result<(), Box<dyn std::error::Error>> {
+//! let nats = PublishConnection::connect(async_nats::ConnectOptions::new(), "nats://127.0.0.1:4222").await?;
+//! let holder = PublishedHolder {
+//!     namespace: NamespaceName::new("llama")?,
+//!     worker: WorkerName::new("gpu-0")?,
+//!     rank: 0,
+//! };
+//! let publisher =
+//!     HolderPublisher::start(nats, &Subjects::new("kvatlas")?, holder, PublisherOptions::default()).await?;
+//!
+//! // What the engine reports, as it happens. Parents come before their children.
+//! let chain = vec![SequenceHash(11), SequenceHash(22)];
+//! publisher.publish(Tier::DEVICE, vec![Event::Stored(StoredBlocks::by_sequence(None, None, chain))]).await?;
+//! let evicted = RemovedBlocks::by_sequence(vec![SequenceHash(22)]);
+//! publisher.publish(Tier::DEVICE, vec![Event::Removed(evicted)]).await?;
+//!
+//! // Daemons forget the holder at once, instead of waiting for heartbeats that do not come.
+//! publisher.say_goodbye().await?;
+//! # Ok(())
+//! # }
+//! ```
+
+mod answer;
+mod error;
+mod handle;
+mod options;
+mod outbox;
+mod refusals;
+mod ring;
+mod table;
+mod task;
+mod transport;
+
+pub use error::PublisherError;
+pub use handle::{HolderPublisher, PublishedHolder, PublisherCounters};
+pub use options::{Beginning, PublisherOptions, Transport};
+pub use refusals::{PublishConnection, Refusals};

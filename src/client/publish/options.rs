@@ -1,0 +1,95 @@
+//! How to publish.
+
+use std::time::Duration;
+
+use kvatlas_core::index::NamespaceSettings;
+use kvatlas_core::wire::BatchCursor;
+
+/// How batches travel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Transport {
+    /// Core NATS: a batch is sent and not acknowledged. What is lost shows as a gap, and is asked for.
+    #[default]
+    Core,
+    /// JetStream: a batch carries the header `Nats-Msg-Id`, and the next one waits until the stream has acknowledged it. The
+    /// stream has to exist.
+    JetStream {
+        /// How long an acknowledgement may take before the batch is sent again. The stream drops what it has already.
+        acknowledgement_timeout: Duration,
+        /// How often a batch is sent before it is given up. What is given up shows as a gap, and is asked for.
+        attempts: u32,
+    },
+}
+
+impl Transport {
+    /// JetStream, with times that are right for an engine: a batch is given up half a minute after it was sent first.
+    pub const ACKNOWLEDGED: Self = Self::JetStream {
+        acknowledgement_timeout: Duration::from_secs(5),
+        attempts: 6,
+    };
+}
+
+/// Where the numbers begin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Beginning {
+    /// With a new epoch, the time in microseconds: the holder has nothing yet.
+    #[default]
+    NewEpoch,
+    /// With a new epoch of this number, which has to be above every one before: the holder has nothing yet.
+    Epoch(u64),
+    /// After this batch of an incarnation whose blocks are not known here. Daemons can be given what was published since, but
+    /// not the full state.
+    After(BatchCursor),
+}
+
+/// How to publish. [`Default`] is right for an engine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PublisherOptions {
+    /// Where the numbers begin.
+    pub beginning: Beginning,
+    /// How batches travel.
+    pub transport: Transport,
+    /// Block size and hashing of the namespace, as the daemon has them.
+    pub settings: NamespaceSettings,
+    /// The longest silence: a heartbeat ends it.
+    pub heartbeat_interval: Duration,
+    /// How long events wait for others to share a batch with. Zero makes every call a batch.
+    pub batch_delay: Duration,
+    /// Most events of a batch.
+    pub batch_events_max: usize,
+    /// Most bytes of a batch, about. NATS servers take 1 MiB unless configured otherwise.
+    pub batch_bytes_max: usize,
+    /// Most calls that wait to be published; [`publish`](super::HolderPublisher::publish) waits for room, and
+    /// [`try_publish`](super::HolderPublisher::try_publish) fails without.
+    pub queue_batches_max: usize,
+    /// Most batches that are kept for daemons that miss them.
+    pub ring_batches_max: usize,
+    /// Most payload bytes that are kept for them.
+    pub ring_bytes_max: usize,
+    /// Most bytes of one chunk of an answer, about.
+    pub chunk_bytes_max: usize,
+    /// Most answers that are sent at once; further questions are refused, and come again.
+    pub answers_max: usize,
+    /// Whether to answer daemons, and so to keep the ring and the table.
+    pub answers_resyncs: bool,
+}
+
+impl Default for PublisherOptions {
+    fn default() -> Self {
+        Self {
+            beginning: Beginning::NewEpoch,
+            transport: Transport::Core,
+            settings: NamespaceSettings::default(),
+            heartbeat_interval: Duration::from_secs(1),
+            batch_delay: Duration::from_millis(2),
+            batch_events_max: 1024,
+            batch_bytes_max: 512 << 10,
+            queue_batches_max: 1024,
+            ring_batches_max: 4096,
+            ring_bytes_max: 16 << 20,
+            chunk_bytes_max: 256 << 10,
+            answers_max: 4,
+            answers_resyncs: true,
+        }
+    }
+}

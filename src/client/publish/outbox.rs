@@ -1,0 +1,378 @@
+//! The publisher without I/O: numbers, batches, and what is kept of them.
+
+use bytes::Bytes;
+
+use kvatlas_core::index::RegisterError;
+use kvatlas_core::wire::{
+    BatchCursor, BlockContent, BlockNames, DegradedReasons, Event, EventBatch, HolderId, Rank, Tier,
+};
+
+use super::options::{Beginning, PublisherOptions};
+use super::ring::Ring;
+use super::table::BlockTable;
+
+/// A batch that can be sent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct SealedBatch {
+    pub(super) cursor: BatchCursor,
+    pub(super) payload: Bytes,
+    pub(super) is_heartbeat: bool,
+}
+
+/// The clocks at one instant.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Clocks {
+    /// Microseconds on a clock that does not run backwards.
+    pub(super) monotonic_us: u64,
+    /// Microseconds since the Unix epoch.
+    pub(super) unix_us: u64,
+}
+
+/// Events that wait for others to share a batch with.
+#[derive(Debug)]
+struct OpenBatch {
+    tier: Tier,
+    events: Vec<Event>,
+    bytes: usize,
+    since_us: u64,
+}
+
+/// Numbers batches, and keeps what daemons may ask for.
+#[derive(Debug)]
+pub(super) struct Outbox {
+    pub(super) options: PublisherOptions,
+    pub(super) rank: Rank,
+    pub(super) cursor: BatchCursor,
+    /// When the batch at the cursor was made; none if it was made elsewhere, or is not there.
+    pub(super) made_us: Option<u64>,
+    pub(super) ring: Ring,
+    /// None where the blocks of earlier batches are not known.
+    pub(super) table: Option<BlockTable>,
+    open: Option<OpenBatch>,
+    /// What the publisher itself doubts; part of the full state.
+    pub(super) doubts: DegradedReasons,
+    /// Whether the last batch said goodbye: there is no holder any more that a heartbeat could be of.
+    has_left: bool,
+}
+
+impl Outbox {
+    pub(super) fn new(
+        options: PublisherOptions,
+        id: &HolderId,
+        clocks: Clocks,
+    ) -> Result<Self, RegisterError> {
+        let (cursor, knows_blocks) = match options.beginning {
+            Beginning::NewEpoch => (first_of(clocks.unix_us), true),
+            Beginning::Epoch(epoch) => (first_of(epoch), true),
+            Beginning::After(cursor) => (cursor, cursor.seq == 0),
+        };
+        let table = (knows_blocks && options.answers_resyncs)
+            .then(|| BlockTable::new(options.settings, id))
+            .transpose()?;
+        let ring_batches_max = if options.answers_resyncs {
+            options.ring_batches_max
+        } else {
+            0
+        };
+        Ok(Self {
+            ring: Ring::new(cursor.seq, ring_batches_max, options.ring_bytes_max),
+            options,
+            rank: id.rank,
+            cursor,
+            made_us: None,
+            table,
+            open: None,
+            doubts: DegradedReasons::default(),
+            has_left: false,
+        })
+    }
+
+    /// Takes the events of one call. Returns the batches that are full, or must not wait.
+    pub(super) fn add(&mut self, tier: Tier, events: Vec<Event>, clocks: Clocks) -> Vec<SealedBatch> {
+        let bytes = events_bytes(&events);
+        let mut sealed = Vec::new();
+        let is_full = |open: &OpenBatch| {
+            open.tier != tier
+                || open.events.len() + events.len() > self.options.batch_events_max
+                || open.bytes + bytes > self.options.batch_bytes_max
+        };
+        if self.open.as_ref().is_some_and(is_full) {
+            sealed.extend(self.seal(clocks));
+        }
+        // What is last is not kept waiting, and nothing may come behind it in its batch.
+        let is_last = |event: &Event| matches!(event, Event::Goodbye | Event::Doubted(_));
+        let is_urgent = events.is_empty() || events.iter().any(is_last);
+        let open = self.open.get_or_insert_with(|| OpenBatch {
+            tier,
+            events: Vec::new(),
+            bytes: 0,
+            since_us: clocks.monotonic_us,
+        });
+        open.events.extend(events);
+        open.bytes += bytes;
+        if is_urgent || self.options.batch_delay.is_zero() {
+            sealed.extend(self.seal(clocks));
+        }
+        sealed
+    }
+
+    /// When the open batch has waited long enough, in microseconds on the monotonic clock.
+    pub(super) fn due_us(&self) -> Option<u64> {
+        let delay = u64::try_from(self.options.batch_delay.as_micros()).unwrap_or(u64::MAX);
+        self.open.as_ref().map(|open| open.since_us.saturating_add(delay))
+    }
+
+    /// Closes the open batch, if there is one.
+    pub(super) fn seal(&mut self, clocks: Clocks) -> Option<SealedBatch> {
+        let open = self.open.take()?;
+        Some(self.number(open.tier, open.events, clocks))
+    }
+
+    /// A batch that only says that the holder lives and has missed nothing; none after a goodbye.
+    pub(super) fn heartbeat(&mut self, clocks: Clocks) -> Option<SealedBatch> {
+        (!self.has_left).then(|| self.number(Tier::DEVICE, Vec::new(), clocks))
+    }
+
+    fn number(&mut self, tier: Tier, events: Vec<Event>, clocks: Clocks) -> SealedBatch {
+        if self.has_left {
+            self.come_back(clocks);
+        }
+        self.cursor.seq += 1;
+        self.made_us = Some(clocks.unix_us);
+        let batch = EventBatch {
+            epoch: self.cursor.epoch,
+            seq: self.cursor.seq,
+            rank: self.rank,
+            time_us: Some(clocks.unix_us),
+            tier,
+            events,
+        };
+        let payload = Bytes::from(batch.encode());
+        self.ring.push(payload.clone());
+        let is_heartbeat = batch.events.is_empty();
+        self.has_left = batch.events.contains(&Event::Goodbye);
+        for event in &batch.events {
+            match event {
+                Event::Doubted(doubts) => self.doubts = *doubts,
+                Event::Cleared | Event::Goodbye => self.doubts = DegradedReasons::default(),
+                Event::Stored(_) | Event::Removed(_) => {}
+            }
+        }
+        if let Some(table) = &mut self.table {
+            for event in batch.events {
+                table.apply(event, tier, clocks.monotonic_us);
+            }
+        }
+        SealedBatch {
+            cursor: self.cursor,
+            payload,
+            is_heartbeat,
+        }
+    }
+
+    /// Begins a new epoch, in which the holder has nothing, and says so. What waits in the open batch belongs to the old one.
+    pub(super) fn begin_epoch(&mut self, clocks: Clocks) -> Vec<SealedBatch> {
+        let rest = self.seal(clocks);
+        self.come_back(clocks);
+        rest.into_iter().chain(self.heartbeat(clocks)).collect()
+    }
+
+    /// Daemons have forgotten the holder, its numbers included, or are to forget it: it begins anew.
+    fn come_back(&mut self, clocks: Clocks) {
+        let epoch = clocks.unix_us.max(self.cursor.epoch.saturating_add(1));
+        self.cursor = first_of(epoch);
+        self.ring = Ring::new(0, self.options.ring_batches_max, self.options.ring_bytes_max);
+        if let Some(table) = &mut self.table {
+            table.clear();
+        }
+        self.doubts = DegradedReasons::default();
+        self.has_left = false;
+    }
+}
+
+fn first_of(epoch: u64) -> BatchCursor {
+    BatchCursor { epoch, seq: 0 }
+}
+
+/// What a batch takes beside its events.
+const BATCH_BYTES: usize = 64;
+/// What an event takes beside its lists.
+const EVENT_BYTES: usize = 128;
+
+/// About how many bytes these events take in a batch; never less than they do.
+pub(super) fn events_bytes(events: &[Event]) -> usize {
+    BATCH_BYTES + events.iter().map(event_bytes).sum::<usize>()
+}
+
+/// About how many bytes an event takes.
+pub(super) fn event_bytes(event: &Event) -> usize {
+    let lists = match event {
+        Event::Stored(stored) => {
+            let names = match &stored.names {
+                BlockNames::Sequence { hashes, .. } => size_of_val(hashes.as_slice()),
+                BlockNames::Lineage(hashes) => size_of_val(hashes.as_slice()),
+            };
+            let content = match &stored.content {
+                None => 0,
+                Some(BlockContent::BlockHashes(hashes)) => size_of_val(hashes.as_slice()),
+                Some(BlockContent::Tokens {
+                    tokens,
+                    lora_name,
+                    cache_salt,
+                }) => {
+                    let texts = [lora_name, cache_salt];
+                    let text_bytes: usize = texts
+                        .iter()
+                        .map(|text| text.as_ref().map_or(0, String::len))
+                        .sum();
+                    size_of_val(tokens.as_slice()) + text_bytes
+                }
+            };
+            names
+                + content
+                + stored
+                    .engine_hashes
+                    .as_ref()
+                    .map_or(0, |hashes| size_of_val(hashes.as_slice()))
+        }
+        Event::Removed(removed) => {
+            size_of_val(removed.hashes.as_slice()) + size_of_val(removed.lineage_hashes.as_slice())
+        }
+        Event::Cleared | Event::Doubted(_) | Event::Goodbye => 0,
+    };
+    EVENT_BYTES + lists
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use kvatlas_core::hash::SequenceHash;
+    use kvatlas_core::wire::{DegradedReason, StoredBlocks, WireLimits, WorkerName};
+
+    use super::*;
+
+    fn outbox(options: PublisherOptions) -> Outbox {
+        let id = HolderId {
+            worker: WorkerName::new("w").unwrap(),
+            rank: 3,
+        };
+        Outbox::new(options, &id, at(1)).unwrap()
+    }
+
+    fn at(us: u64) -> Clocks {
+        Clocks {
+            monotonic_us: us,
+            unix_us: us,
+        }
+    }
+
+    fn stored(first: u64, count: u64) -> Event {
+        let hashes = (first..first + count).map(SequenceHash).collect();
+        Event::Stored(StoredBlocks::by_sequence(None, None, hashes))
+    }
+
+    fn decoded(sealed: &SealedBatch) -> EventBatch {
+        EventBatch::decode(&sealed.payload, &WireLimits::default()).unwrap()
+    }
+
+    #[test]
+    fn calls_share_a_batch_until_it_is_full_or_due() {
+        let mut outbox = outbox(PublisherOptions {
+            batch_delay: Duration::from_micros(100),
+            batch_events_max: 3,
+            ..PublisherOptions::default()
+        });
+        assert!(outbox.add(Tier::DEVICE, vec![stored(1, 2)], at(10)).is_empty());
+        assert!(outbox.add(Tier::DEVICE, vec![stored(1, 3)], at(20)).is_empty());
+        assert_eq!(outbox.due_us(), Some(110));
+        // Two more would make four.
+        let full = outbox.add(Tier::DEVICE, vec![stored(5, 1), stored(6, 1)], at(30));
+        assert_eq!(full.len(), 1);
+        assert_eq!((decoded(&full[0]).seq, decoded(&full[0]).events.len()), (1, 2));
+        // Another tier needs another batch.
+        let other = outbox.add(Tier::new(1).unwrap(), vec![stored(7, 1)], at(40));
+        assert_eq!(
+            (decoded(&other[0]).seq, decoded(&other[0]).tier),
+            (2, Tier::DEVICE)
+        );
+        let rest = outbox.seal(at(50)).unwrap();
+        assert_eq!((decoded(&rest).seq, decoded(&rest).tier.as_u8()), (3, 1));
+        assert_eq!((decoded(&rest).rank, outbox.due_us()), (3, None));
+    }
+
+    #[test]
+    fn without_a_delay_every_call_is_a_batch() {
+        let mut outbox = outbox(PublisherOptions {
+            batch_delay: Duration::ZERO,
+            beginning: Beginning::Epoch(9),
+            ..PublisherOptions::default()
+        });
+        let sealed = outbox.add(Tier::DEVICE, vec![stored(1, 2)], at(10));
+        assert_eq!(sealed[0].cursor, BatchCursor { epoch: 9, seq: 1 });
+        let heartbeat = outbox.heartbeat(at(20)).unwrap();
+        assert!(heartbeat.is_heartbeat);
+        assert_eq!(heartbeat.cursor.seq, 2);
+    }
+
+    #[test]
+    fn who_comes_back_after_a_goodbye_begins_anew() {
+        let mut outbox = outbox(PublisherOptions::default());
+        let last = outbox.add(Tier::DEVICE, vec![stored(1, 2), Event::Goodbye], at(10));
+        assert_eq!(last.len(), 1);
+        assert_eq!(outbox.heartbeat(at(20)), None);
+        outbox.add(Tier::DEVICE, vec![stored(8, 1)], at(30));
+        let back = outbox.seal(at(40)).unwrap();
+        assert!(back.cursor.epoch > last[0].cursor.epoch);
+        assert_eq!(back.cursor.seq, 1);
+        let blocks = outbox.table.as_mut().unwrap().state(50).unwrap().count();
+        assert_eq!(blocks, 1, "only what was stored since");
+    }
+
+    #[test]
+    fn a_new_epoch_has_nothing_of_the_old_one() {
+        let mut outbox = outbox(PublisherOptions::default());
+        let gap = DegradedReasons::of(DegradedReason::UpstreamGap);
+        let first = outbox.add(Tier::DEVICE, vec![stored(1, 2), Event::Doubted(gap)], at(10));
+        assert_eq!((first.len(), outbox.doubts), (1, gap));
+        outbox.add(Tier::DEVICE, vec![stored(5, 1)], at(20));
+        let sealed = outbox.begin_epoch(at(30));
+        let batches: Vec<EventBatch> = sealed.iter().map(decoded).collect();
+        assert_eq!(
+            (batches.len(), batches[0].epoch, batches[0].seq),
+            (2, first[0].cursor.epoch, 2)
+        );
+        assert_eq!((batches[1].seq, batches[1].events.len()), (1, 0));
+        assert!(batches[1].epoch > batches[0].epoch);
+        assert!(outbox.doubts.is_empty());
+        assert_eq!(outbox.table.as_mut().unwrap().state(40).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn estimates_are_never_too_low() {
+        let tokens = StoredBlocks {
+            content: Some(BlockContent::Tokens {
+                tokens: (0..64).collect(),
+                lora_name: Some("x".repeat(1000)),
+                cache_salt: Some("y".repeat(500)),
+            }),
+            engine_hashes: Some(vec![7; 4]),
+            ..StoredBlocks::by_sequence(Some(SequenceHash(1)), None, vec![SequenceHash(2); 4])
+        };
+        let cases = [
+            vec![stored(1, 4096)],
+            vec![Event::Stored(tokens)],
+            vec![Event::Cleared; 100],
+            Vec::new(),
+        ];
+        for events in cases {
+            let estimate = events_bytes(&events);
+            let mut outbox = outbox(PublisherOptions::default());
+            outbox.add(Tier::DEVICE, events, at(u64::MAX / 2));
+            let bytes = outbox
+                .seal(at(u64::MAX / 2))
+                .map_or(0, |sealed| sealed.payload.len());
+            assert!(bytes <= estimate, "{bytes} > {estimate}");
+        }
+    }
+}

@@ -1,0 +1,294 @@
+//! What the server refuses a publisher.
+//!
+//! NATS answers a message without the right to publish, or a subscription without the right to it, with an error on the connection.
+//! The client library hands it to the connection's event callback, and nowhere else. [`Refusals`] hear it there, and each publisher
+//! watches for what concerns its own subjects.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use async_nats::{Client, ConnectError, ConnectOptions, Event, ToServerAddrs};
+use futures_util::StreamExt;
+use parking_lot::Mutex;
+use tokio::sync::watch;
+
+use super::error::PublisherError;
+use crate::refusal::{Refusal, Refused};
+
+/// How long the server may take to look at what was published.
+const LOOK_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Messages to ourselves behind what was published. The client hands errors over on another way than messages; the second one
+/// leaves them the time to come first.
+const ECHOES: usize = 2;
+
+/// A connection to publish on that tells what the server refuses. Clones share the connection.
+#[derive(Debug, Clone)]
+pub struct PublishConnection {
+    pub(super) nats: Client,
+    pub(super) refusals: Option<Refusals>,
+}
+
+impl PublishConnection {
+    /// Connects. The callback for events that `options` may have is replaced; who needs one hands the events to [`Refusals::hear`]
+    /// in it, and uses [`Self::new`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`ConnectOptions::connect`].
+    pub async fn connect(options: ConnectOptions, servers: impl ToServerAddrs) -> Result<Self, ConnectError> {
+        let refusals = Refusals::default();
+        let hearing = refusals.clone();
+        let options = options.event_callback(move |event| {
+            hearing.hear(&event);
+            std::future::ready(())
+        });
+        let nats = options.connect(servers).await?;
+        Ok(Self::new(nats, refusals))
+    }
+
+    /// A connection whose event callback tells `refusals` everything.
+    pub fn new(nats: Client, refusals: Refusals) -> Self {
+        let refusals = Some(refusals);
+        Self { nats, refusals }
+    }
+
+    /// The connection.
+    pub fn nats(&self) -> &Client {
+        &self.nats
+    }
+}
+
+/// A connection whose refusals nobody hears.
+impl From<Client> for PublishConnection {
+    fn from(nats: Client) -> Self {
+        Self { nats, refusals: None }
+    }
+}
+
+/// What the server refuses on one connection. Clones share it. It remembers what publishers watch for, and nothing else.
+#[derive(Debug, Clone, Default)]
+pub struct Refusals(Arc<Mutex<HashMap<Refused, Watched>>>);
+
+/// One thing that publishers watch for.
+#[derive(Debug)]
+struct Watched {
+    watchers: usize,
+    told: watch::Sender<Told>,
+}
+
+/// How often something was refused, and the server's last words about it.
+#[derive(Debug, Clone, Default)]
+struct Told {
+    times: u64,
+    words: String,
+}
+
+impl Refusals {
+    /// Takes note of an event of the connection. Most are no refusals, and do nothing.
+    pub fn hear(&self, event: &Event) {
+        if let Event::ServerError(error) = event
+            && let Some(refusal) = Refusal::parse(&error.to_string())
+        {
+            self.note(&refusal);
+        }
+    }
+
+    /// Takes note of a refusal.
+    pub fn note(&self, refusal: &Refusal) {
+        let watched = self.0.lock();
+        let any_subscription = refusal.refused == Refused::Subscription(None);
+        let concerned = watched.iter().filter(|(refused, _)| {
+            **refused == refusal.refused || any_subscription && matches!(refused, Refused::Subscription(_))
+        });
+        for (refused, watched) in concerned {
+            watched.told.send_modify(|told| {
+                told.times += 1;
+                told.words.clone_from(&refusal.words);
+                // A publisher goes on; its log must not.
+                if told.times.is_power_of_two() {
+                    let times = told.times;
+                    tracing::warn!(
+                        ?refused,
+                        times,
+                        words = told.words,
+                        "the NATS server refuses this publisher"
+                    );
+                }
+            });
+        }
+    }
+
+    /// Watches for refusals of messages on `events` and of a subscription to `questions`.
+    pub(super) fn watch(&self, events: &str, questions: Option<&str>) -> Watches {
+        let subscription = |subject: &str| Refused::Subscription(Some(subject.to_owned()));
+        Watches {
+            refusals: self.clone(),
+            messages: self.watch_one(Refused::Message(events.to_owned())),
+            questions: questions.map(|subject| self.watch_one(subscription(subject))),
+            asked_again: Mutex::new((0, Instant::now())),
+        }
+    }
+
+    fn watch_one(&self, refused: Refused) -> Watch {
+        let mut watched = self.0.lock();
+        let entry = watched.entry(refused.clone()).or_insert_with(|| Watched {
+            watchers: 0,
+            told: watch::Sender::default(),
+        });
+        entry.watchers += 1;
+        Watch {
+            refusals: self.clone(),
+            told: entry.told.subscribe(),
+            reported: AtomicU64::new(entry.told.borrow().times),
+            refused,
+        }
+    }
+}
+
+/// Watches for one thing that may be refused.
+#[derive(Debug)]
+struct Watch {
+    refusals: Refusals,
+    refused: Refused,
+    told: watch::Receiver<Told>,
+    /// How often it had been refused when that was reported last.
+    reported: AtomicU64,
+}
+
+impl Watch {
+    fn times(&self) -> u64 {
+        self.told.borrow().times
+    }
+
+    /// The server's words, if it was refused since the last call.
+    fn report(&self) -> Option<String> {
+        let told = self.told.borrow();
+        let reported = self.reported.swap(told.times, Ordering::AcqRel);
+        (told.times > reported).then(|| told.words.clone())
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        let mut watched = self.refusals.0.lock();
+        if let Some(entry) = watched.get_mut(&self.refused) {
+            entry.watchers -= 1;
+            if entry.watchers == 0 {
+                watched.remove(&self.refused);
+            }
+        }
+    }
+}
+
+/// What one publisher watches for.
+#[derive(Debug)]
+pub(super) struct Watches {
+    refusals: Refusals,
+    messages: Watch,
+    questions: Option<Watch>,
+    /// At which refusal of the subscription it was asked for again, and when.
+    asked_again: Mutex<(u64, Instant)>,
+}
+
+impl Watches {
+    /// How many messages have been refused.
+    pub(super) fn messages(&self) -> u64 {
+        self.messages.times()
+    }
+
+    /// Waits until the server has seen all that was published before.
+    ///
+    /// # Errors
+    ///
+    /// [`PublisherError::Refused`] if it has refused something since the last call.
+    pub(super) async fn look(&self, nats: &Client) -> Result<(), PublisherError> {
+        for _ in 0..ECHOES {
+            // A server that does not answer is another trouble.
+            let _ = tokio::time::timeout(LOOK_PATIENCE, self.echo(nats)).await;
+        }
+        let questions = self.questions.as_ref().and_then(Watch::report);
+        match self.messages.report().or(questions) {
+            Some(words) => Err(PublisherError::Refused { words }),
+            None => Ok(()),
+        }
+    }
+
+    /// Waits for a message to ourselves. Who has no right to that learns so behind what was refused before.
+    async fn echo(&self, nats: &Client) -> Option<()> {
+        let inbox = nats.new_inbox();
+        let listening = Refused::Subscription(Some(inbox.clone()));
+        let watches =
+            [Refused::Message(inbox.clone()), listening].map(|refused| self.refusals.watch_one(refused));
+        let [mut message, mut subscription] = watches.each_ref().map(|watch| watch.told.clone());
+        let mut echo = nats.subscribe(inbox.clone()).await.ok()?;
+        nats.publish(inbox, bytes::Bytes::new()).await.ok()?;
+        nats.flush().await.ok()?;
+        tokio::select! {
+            _ = echo.next() => {}
+            _ = message.wait_for(|told| told.times > 0) => {}
+            _ = subscription.wait_for(|told| told.times > 0) => {}
+        }
+        Some(())
+    }
+
+    /// The subject of questions, if the subscription to it was refused and has not been tried again within `pause`.
+    pub(super) fn refused_questions(&self, pause: Duration) -> Option<String> {
+        let watch = self.questions.as_ref()?;
+        let times = watch.times();
+        let mut asked_again = self.asked_again.lock();
+        if times <= asked_again.0 || asked_again.1.elapsed() < pause {
+            return None;
+        }
+        *asked_again = (times, Instant::now());
+        match &watch.refused {
+            Refused::Subscription(subject) => subject.clone(),
+            Refused::Message(_) => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refusal(words: &str) -> Refusal {
+        Refusal::parse(words).unwrap()
+    }
+
+    #[test]
+    fn a_publisher_hears_of_its_own_subjects_alone() {
+        let refusals = Refusals::default();
+        let [ours, others] = ["a.gpu-0", "a.gpu-1"].map(|events| refusals.watch(events, Some("q.0")));
+        refusals.note(&refusal(r#"Permissions Violation for Publish to "a.gpu-0""#));
+        assert_eq!((ours.messages(), others.messages()), (1, 0));
+        assert!(ours.messages.report().is_some());
+        assert_eq!(ours.messages.report(), None, "it has been reported");
+        refusals.note(&refusal(r#"Permissions Violation for Subscription to "q.0""#));
+        assert_eq!(ours.refused_questions(Duration::ZERO).as_deref(), Some("q.0"));
+        assert_eq!(ours.refused_questions(Duration::ZERO), None, "asked for again");
+        refusals.note(&refusal("maximum subscriptions exceeded"));
+        assert_eq!(
+            others.refused_questions(Duration::from_secs(3600)),
+            None,
+            "too soon"
+        );
+        assert_eq!(others.refused_questions(Duration::ZERO).as_deref(), Some("q.0"));
+    }
+
+    #[test]
+    fn what_nobody_watches_for_is_not_remembered() {
+        let refusals = Refusals::default();
+        let first = refusals.watch("a", None);
+        let second = refusals.watch("a", None);
+        refusals.note(&refusal(r#"Permissions Violation for Publish to "b""#));
+        assert_eq!(refusals.0.lock().len(), 1);
+        drop(first);
+        refusals.note(&refusal(r#"Permissions Violation for Publish to "a""#));
+        assert_eq!(second.messages(), 1);
+        drop(second);
+        assert!(refusals.0.lock().is_empty());
+    }
+}

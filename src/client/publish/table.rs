@@ -1,0 +1,43 @@
+//! What the holder has, for daemons that need all of it.
+//!
+//! The table is an index of one holder: what an event means is decided by the same code in the publisher and in the daemon, so the
+//! state that a daemon is given is the one that it would have if it had received every batch.
+
+use kvatlas_core::index::{HolderWriter, IndexLimits, NamespaceSettings, PositionalIndexer, RegisterError};
+use kvatlas_core::wire::{Event, HolderId, Tier};
+
+/// Most blocks in an event of a full state.
+const EVENT_BLOCKS_MAX: usize = 4096;
+
+/// The blocks of one holder.
+#[derive(Debug)]
+pub(super) struct BlockTable {
+    writer: HolderWriter,
+}
+
+impl BlockTable {
+    pub(super) fn new(settings: NamespaceSettings, id: &HolderId) -> Result<Self, RegisterError> {
+        let index = PositionalIndexer::new(settings, IndexLimits::default());
+        Ok(Self {
+            writer: index.register(id)?,
+        })
+    }
+
+    /// Takes a change up. `now_us` is a clock in microseconds that does not run backwards.
+    pub(super) fn apply(&mut self, event: Event, tier: Tier, now_us: u64) {
+        self.writer.apply(event, tier, now_us);
+    }
+
+    /// Forgets everything.
+    pub(super) fn clear(&mut self) {
+        self.writer.clear();
+    }
+
+    /// All that the holder has, parents first; none while stored blocks wait for a parent, which is for a moment only. `now_us` is
+    /// as in [`Self::apply`].
+    pub(super) fn state(&mut self, now_us: u64) -> Option<impl Iterator<Item = (Tier, Event)> + '_> {
+        self.writer.expire_parked(now_us);
+        let is_settled = self.writer.status().parked_events() == 0;
+        is_settled.then(|| self.writer.dump_events(EVENT_BLOCKS_MAX))
+    }
+}

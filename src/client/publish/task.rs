@@ -1,0 +1,280 @@
+//! The task of a publisher: nothing else sends its batches.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use async_nats::{Client, HeaderMap, Message, Subject, Subscriber};
+use futures_util::StreamExt;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+
+use kvatlas_core::wire::{
+    BatchCursor, ERROR_CODE_HEADER, ERROR_HEADER, ErrorCode, Event, ResyncAnswerKind, ResyncRequest, Tier,
+    WireError, WireLimits,
+};
+
+use crate::clock::unix_time_us;
+
+use super::error::PublisherError;
+use super::handle::Shared;
+use super::outbox::{Clocks, Outbox, SealedBatch};
+use super::transport::send;
+
+/// What the handle asks of the task.
+#[derive(Debug)]
+pub(super) enum Command {
+    /// Publish these events.
+    Publish { tier: Tier, events: Vec<Event> },
+    /// Begin a new epoch, in which the holder has nothing.
+    BeginEpoch,
+    /// Send heartbeats until then, and be silent between batches afterwards; without a time, send them for good.
+    HeartbeatsUntil(Option<Instant>),
+    /// Answer when all commands before have left for the server.
+    Flush(oneshot::Sender<Result<BatchCursor, PublisherError>>),
+}
+
+/// Sends batches and answers.
+pub(super) struct Task {
+    nats: Client,
+    subject: String,
+    outbox: Outbox,
+    shared: Arc<Shared>,
+    started: Instant,
+    answers: Arc<Semaphore>,
+    /// When a heartbeat is due, if nothing is sent before.
+    heartbeat_at: Instant,
+    /// Until when heartbeats are sent; always where it is absent.
+    beats_until: Option<Instant>,
+    /// Why a batch could not be sent, until somebody asks.
+    failure: Option<String>,
+}
+
+/// The time, on both clocks.
+pub(super) fn clocks(started: Instant) -> Clocks {
+    Clocks {
+        monotonic_us: u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX),
+        unix_us: unix_time_us(),
+    }
+}
+
+impl Task {
+    pub(super) fn new(
+        nats: Client,
+        subject: String,
+        outbox: Outbox,
+        shared: Arc<Shared>,
+        started: Instant,
+    ) -> Self {
+        let answers = Arc::new(Semaphore::new(outbox.options.answers_max.max(1)));
+        let heartbeat_at = Instant::now() + outbox.options.heartbeat_interval;
+        Self {
+            nats,
+            subject,
+            outbox,
+            shared,
+            started,
+            answers,
+            heartbeat_at,
+            beats_until: None,
+            failure: None,
+        }
+    }
+
+    /// Works until the handle is dropped and the queue is empty.
+    pub(super) async fn run(mut self, mut queue: mpsc::Receiver<Command>, questions: Option<Subscriber>) {
+        let mut questions = questions;
+        loop {
+            let wake_at = self.wake_at();
+            tokio::select! {
+                command = queue.recv() => match command {
+                    Some(command) => self.obey(command).await,
+                    None => break,
+                },
+                Some(question) = next(&mut questions) => self.answer(question).await,
+                () = tokio::time::sleep_until(wake_at.into()) => {
+                    self.wake().await;
+                    self.listen_again(&mut questions).await;
+                }
+            }
+        }
+        let sealed = self.outbox.seal(self.clocks());
+        self.send_all(sealed).await;
+    }
+
+    fn clocks(&self) -> Clocks {
+        clocks(self.started)
+    }
+
+    fn wake_at(&self) -> Instant {
+        let due = self
+            .outbox
+            .due_us()
+            .map(|due| self.started + Duration::from_micros(due));
+        due.map_or(self.heartbeat_at, |due| due.min(self.heartbeat_at))
+    }
+
+    /// Sends what is due: the open batch, or else a heartbeat.
+    async fn wake(&mut self) {
+        let clocks = self.clocks();
+        let mut sealed = self.outbox.seal(clocks);
+        let beats = self.beats_until.is_none_or(|until| Instant::now() < until);
+        if sealed.is_none() && beats {
+            sealed = self.outbox.heartbeat(clocks);
+        }
+        self.heartbeat_at = Instant::now() + self.outbox.options.heartbeat_interval;
+        self.send_all(sealed).await;
+    }
+
+    /// Subscribes to questions again where the server has refused that: it does not by itself when the right comes back.
+    async fn listen_again(&mut self, questions: &mut Option<Subscriber>) {
+        let Some(refusals) = &self.shared.refusals else {
+            return;
+        };
+        let pause = self.outbox.options.heartbeat_interval;
+        if let Some(subject) = refusals.refused_questions(pause) {
+            // A closed client has no more questions.
+            *questions = self.nats.subscribe(subject).await.ok();
+        }
+    }
+
+    async fn obey(&mut self, command: Command) {
+        match command {
+            Command::Publish { tier, events } => {
+                let sealed = self.outbox.add(tier, events, self.clocks());
+                self.send_all(sealed).await;
+            }
+            Command::BeginEpoch => {
+                let sealed = self.outbox.begin_epoch(self.clocks());
+                self.send_all(sealed).await;
+            }
+            Command::HeartbeatsUntil(until) => self.beats_until = until,
+            Command::Flush(reply) => {
+                let sealed = self.outbox.seal(self.clocks());
+                self.send_all(sealed).await;
+                let failed = self.failure.take().map_or(Ok(()), Err);
+                let sent = failed
+                    .map_err(PublisherError::Connection)
+                    .map(|()| self.outbox.cursor);
+                // The server may take its time; daemons are answered meanwhile.
+                tokio::spawn(finish_flush(
+                    self.nats.clone(),
+                    Arc::clone(&self.shared),
+                    sent,
+                    reply,
+                ));
+            }
+        }
+    }
+
+    async fn send_all(&mut self, sealed: impl IntoIterator<Item = SealedBatch>) {
+        for batch in sealed {
+            let transport = self.outbox.options.transport;
+            let sent = send(&self.nats, transport, &self.subject, self.outbox.rank, &batch).await;
+            let counters = &self.shared.counters;
+            let counter = match &sent {
+                Err(_) => &counters.batches_failed,
+                Ok(()) if batch.is_heartbeat => &counters.heartbeats_sent,
+                Ok(()) => &counters.batches_sent,
+            };
+            counter.fetch_add(1, Ordering::Relaxed);
+            if let Err(error) = sent {
+                tracing::warn!(subject = self.subject, seq = batch.cursor.seq, %error, "batch not sent");
+                self.failure.get_or_insert_with(|| error.to_string());
+            }
+            *self.shared.cursor.lock() = batch.cursor;
+            self.heartbeat_at = Instant::now() + self.outbox.options.heartbeat_interval;
+        }
+    }
+
+    /// Answers a daemon. The chunks are made at once, so that they are one state; they are sent beside what is published next.
+    async fn answer(&mut self, question: Message) {
+        let Some(reply_to) = question.reply else {
+            return;
+        };
+        let answered = match Arc::clone(&self.answers).try_acquire_owned() {
+            Ok(permit) => self.prepare(&question.payload).map(|chunks| (permit, chunks)),
+            Err(_) => Err(WireError::new(
+                ErrorCode::Unavailable,
+                "this publisher answers others; ask again",
+            )),
+        };
+        match answered {
+            Ok((permit, chunks)) => {
+                tokio::spawn(send_chunks(self.nats.clone(), reply_to, chunks, permit));
+            }
+            Err(error) => {
+                self.count(&self.shared.counters.answers_refused);
+                refuse(&self.nats, reply_to, &error).await;
+            }
+        }
+    }
+
+    fn prepare(&mut self, payload: &[u8]) -> Result<Vec<Vec<u8>>, WireError> {
+        let request = ResyncRequest::decode(payload, &WireLimits::default())?;
+        let answer = self.outbox.answer(&request, clocks(self.started))?;
+        self.count(match answer.kind {
+            ResyncAnswerKind::Missing => &self.shared.counters.answers_missing,
+            ResyncAnswerKind::Full => &self.shared.counters.answers_full,
+        });
+        Ok(answer.chunks)
+    }
+
+    fn count(&self, counter: &AtomicU64) {
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Answers a flush when the server has looked at what was sent.
+async fn finish_flush(
+    nats: Client,
+    shared: Arc<Shared>,
+    sent: Result<BatchCursor, PublisherError>,
+    reply: oneshot::Sender<Result<BatchCursor, PublisherError>>,
+) {
+    let flushed = nats.flush().await;
+    let flushed = flushed.map_err(|error| PublisherError::Connection(error.to_string()));
+    let looked_at = match &shared.refusals {
+        Some(refusals) if flushed.is_ok() => refusals.look(&nats).await,
+        _ => Ok(()),
+    };
+    let outcome = sent.and_then(|cursor| flushed.and(looked_at).map(|()| cursor));
+    // Nobody waiting any more is no fault.
+    let _ = reply.send(outcome);
+}
+
+/// The next question; waits for ever where none are received.
+async fn next(questions: &mut Option<Subscriber>) -> Option<Message> {
+    let question = match questions {
+        Some(questions) => questions.next().await,
+        None => std::future::pending().await,
+    };
+    if question.is_none() {
+        // The client is closed: there will be no more.
+        *questions = None;
+    }
+    question
+}
+
+async fn send_chunks(nats: Client, reply_to: Subject, chunks: Vec<Vec<u8>>, permit: OwnedSemaphorePermit) {
+    for chunk in chunks {
+        if let Err(error) = nats.publish(reply_to.clone(), chunk.into()).await {
+            // The daemon asks again.
+            tracing::debug!(%error, "a resync answer was cut short");
+            break;
+        }
+    }
+    drop(permit);
+}
+
+async fn refuse(nats: &Client, reply_to: Subject, error: &WireError) {
+    let mut headers = HeaderMap::new();
+    // Our own texts are single lines.
+    headers.insert(ERROR_HEADER, error.text.as_str());
+    headers.insert(ERROR_CODE_HEADER, error.code.as_u16().to_string().as_str());
+    if let Err(error) = nats
+        .publish_with_headers(reply_to, headers, bytes::Bytes::new())
+        .await
+    {
+        tracing::debug!(%error, "a resync was not answered");
+    }
+}

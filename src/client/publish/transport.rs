@@ -1,0 +1,109 @@
+//! Sending batches.
+
+use std::time::Duration;
+
+use async_nats::{Client, HeaderMap, Request};
+use serde::Deserialize;
+
+use super::super::backoff::Backoff;
+use super::options::Transport;
+use super::outbox::SealedBatch;
+
+/// A batch could not be sent, in words.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub(super) struct SendError(pub(super) String);
+
+/// A stream's answer to a message, as JSON.
+#[derive(Debug, Deserialize)]
+struct Acknowledgement {
+    #[serde(default)]
+    error: Option<AcknowledgementError>,
+}
+
+#[derive(Debug, Deserialize)]
+struct AcknowledgementError {
+    #[serde(default)]
+    description: String,
+}
+
+/// Pauses before a batch is sent again.
+const RETRIES: Backoff = Backoff {
+    pause_min: Duration::from_millis(100),
+    pause_max: Duration::from_secs(1),
+};
+
+/// Hands a batch to NATS. Waits while the connection takes nothing, and with JetStream until the batch is acknowledged.
+pub(super) async fn send(
+    nats: &Client,
+    transport: Transport,
+    subject: &str,
+    rank: u32,
+    batch: &SealedBatch,
+) -> Result<(), SendError> {
+    match transport {
+        Transport::Core => nats
+            .publish(subject.to_owned(), batch.payload.clone())
+            .await
+            .map_err(|error| SendError(error.to_string())),
+        Transport::JetStream {
+            acknowledgement_timeout,
+            attempts,
+        } => {
+            let mut sent = Err(SendError("no attempt is allowed".to_owned()));
+            for attempt in 0..attempts {
+                if attempt > 0 {
+                    tokio::time::sleep(RETRIES.pause(attempt)).await;
+                }
+                sent = send_acknowledged(nats, subject, rank, batch, acknowledgement_timeout).await;
+                if sent.is_ok() {
+                    break;
+                }
+            }
+            sent
+        }
+    }
+}
+
+async fn send_acknowledged(
+    nats: &Client,
+    subject: &str,
+    rank: u32,
+    batch: &SealedBatch,
+    timeout: Duration,
+) -> Result<(), SendError> {
+    let mut headers = HeaderMap::new();
+    // The same for every attempt, so that the stream keeps one of them.
+    let id = format!("{subject}/{rank}/{}/{}", batch.cursor.epoch, batch.cursor.seq);
+    headers.insert("Nats-Msg-Id", id.as_str());
+    let request = Request::new()
+        .payload(batch.payload.clone())
+        .headers(headers)
+        .timeout(Some(timeout));
+    let reply = nats.send_request(subject.to_owned(), request).await;
+    let reply = reply.map_err(|error| SendError(format!("no stream acknowledges: {error}")))?;
+    check(&reply.payload)
+}
+
+fn check(payload: &[u8]) -> Result<(), SendError> {
+    let acknowledgement: Acknowledgement = serde_json::from_slice(payload)
+        .map_err(|error| SendError(format!("the acknowledgement cannot be read: {error}")))?;
+    match acknowledgement.error {
+        None => Ok(()),
+        Some(error) => Err(SendError(format!("the stream refused: {}", error.description))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_acknowledgement_is_read() {
+        assert_eq!(check(br#"{"stream":"KV","seq":7}"#), Ok(()));
+        assert_eq!(check(br#"{"stream":"KV","seq":7,"duplicate":true}"#), Ok(()));
+        let refused = check(br#"{"error":{"code":503,"description":"no space"},"stream":"KV","seq":0}"#);
+        assert_eq!(refused, Err(SendError("the stream refused: no space".to_owned())));
+        assert!(check(b"").is_err());
+    }
+}

@@ -1,0 +1,106 @@
+//! What a NATS server refuses: a subscription, or a message.
+//!
+//! The server says so in an error on the connection, at any time: when it is asked, or when its configuration is loaded again and the
+//! right is gone. The client library goes on as if nothing had happened. So the words of the error are all there is to know it by.
+
+use std::fmt;
+
+/// What the server refused.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Refused {
+    /// A subscription to this subject. Without a subject it may be any: the server has as many as it allows.
+    Subscription(Option<String>),
+    /// A message on this subject.
+    Message(String),
+}
+
+/// A refusal, and the server's words.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    /// What was refused.
+    pub refused: Refused,
+    /// The server's words.
+    pub words: String,
+}
+
+impl Refusal {
+    /// The refusal that `words` of the server are; none if they are about something else.
+    pub fn parse(words: &str) -> Option<Self> {
+        // Other versions spell it in other cases.
+        let lower = words.to_ascii_lowercase();
+        let refused = if lower.contains("permissions violation for subscription to") {
+            Refused::Subscription(quoted(words))
+        } else if lower.contains("permissions violation for publish to") {
+            Refused::Message(quoted(words)?)
+        } else if lower.contains("maximum subscriptions exceeded") {
+            Refused::Subscription(None)
+        } else {
+            return None;
+        };
+        Some(Self {
+            refused,
+            words: words.to_owned(),
+        })
+    }
+
+    /// Whether a subscription to one of `subjects` was refused, or may have been.
+    pub fn is_subscription_to(&self, subjects: &[String]) -> bool {
+        match &self.refused {
+            Refused::Subscription(Some(subject)) => subjects.contains(subject),
+            Refused::Subscription(None) => true,
+            Refused::Message(_) => false,
+        }
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.words)
+    }
+}
+
+/// The first text in quotation marks.
+fn quoted(words: &str) -> Option<String> {
+    words.split('"').nth(1).map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_refused_is_read_from_the_servers_words() {
+        let refused = |words: &str| Refusal::parse(words).map(|refusal| refusal.refused);
+        let subscription = |subject: &str| Some(Refused::Subscription(Some(subject.to_owned())));
+        assert_eq!(
+            refused(r#"nats: Permissions Violation for Subscription to "a.v1.events.>""#),
+            subscription("a.v1.events.>")
+        );
+        assert_eq!(
+            refused(r#"nats: Permissions Violation for Subscription to "a.>" using queue "q""#),
+            subscription("a.>")
+        );
+        assert_eq!(
+            refused(r#"nats: permissions violation for subscription to "a.>" (sid "7")"#),
+            subscription("a.>")
+        );
+        assert_eq!(
+            refused(r#"nats: Permissions Violation for Publish to "$JS.API.INFO""#),
+            Some(Refused::Message("$JS.API.INFO".to_owned()))
+        );
+        assert_eq!(
+            refused("nats: maximum subscriptions exceeded"),
+            Some(Refused::Subscription(None))
+        );
+        assert_eq!(refused("nats: maximum payload violation"), None);
+    }
+
+    #[test]
+    fn a_refusal_concerns_the_subjects_that_it_names() {
+        let refusal = Refusal::parse(r#"Permissions Violation for Subscription to "a.>""#).unwrap();
+        assert!(refusal.is_subscription_to(&["b".to_owned(), "a.>".to_owned()]));
+        assert!(!refusal.is_subscription_to(&["b".to_owned()]));
+        let any = Refusal::parse("maximum subscriptions exceeded").unwrap();
+        assert!(any.is_subscription_to(&["b".to_owned()]));
+    }
+}

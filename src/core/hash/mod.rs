@@ -1,0 +1,63 @@
+//! The hash contract: how tokens become the keys of the map.
+//!
+//! The hashes form a chain, each step a small value type that is copied, compared and sent without a pointer:
+//!
+//! | type | bits | says |
+//! |---|---|---|
+//! | [`BlockHash`] | 64 | which tokens one block holds |
+//! | [`SequenceHash`] | 64 | which tokens the whole prefix up to and including a block holds |
+//! | [`PositionalSequenceHash`] | 128 | the prefix, its position and a part of the block hash |
+//! | [`PositionalLineageHash`] | 128 | the prefix, its position and which block comes before it |
+//!
+//! Block and sequence hashes are XXH3-64 over little-endian bytes, with the seeds that Dynamo uses, so the
+//! two systems name the same block alike. The test vectors in the submodules pin that; a change to any of
+//! them is a change of the wire contract.
+//!
+//! Hashes are identities, not proofs: XXH3 is fast and not cryptographic. Two different prefixes share a
+//! 64-bit sequence hash by accident once in some 2^32 blocks; a lineage hash keeps at least 51 of those bits,
+//! and beside them the position and as many bits of the parent.
+//!
+//! # From tokens to lineage hashes
+//!
+//! ```
+//! use kvatlas_core::hash::{
+//!     BlockSize, HashSeed, PositionalLineageHash, Token, block_hashes, lineage_hashes, sequence_hashes,
+//! };
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let tokens: Vec<Token> = (1..=40).collect();
+//! let block_size = BlockSize::new(16)?;
+//! let seed = HashSeed::for_cache(None, None);
+//!
+//! // Two full blocks; the eight tokens left over have no hash yet.
+//! let sequence: Vec<_> = sequence_hashes(block_hashes(&tokens, block_size, seed)).collect();
+//! assert_eq!(sequence.len(), 2);
+//! assert_eq!(sequence[1].to_string(), "ad01835a37dd294c");
+//!
+//! let lineage: Vec<PositionalLineageHash> = lineage_hashes(&sequence).collect::<Result<_, _>>()?;
+//! assert!(lineage[1].is_child_of(&lineage[0]));
+//! assert_eq!(lineage[1].position(), 1);
+//! # Ok(())
+//! # }
+//! ```
+
+mod bits;
+mod block;
+mod lineage;
+mod newtype;
+mod positional;
+mod positional_sequence;
+mod radix_tree;
+mod sequence;
+mod text;
+
+pub use block::{
+    BlockHash, BlockSize, BlockSizeError, HashSeed, Token, block_hash, block_hash_with, block_hashes,
+    object_hash,
+};
+pub use lineage::{LineageError, PositionalLineageHash, lineage_hashes, lineage_hashes_from};
+pub use positional::{Position, PositionError, PositionalHash};
+pub use positional_sequence::{PositionalSequenceHash, PositionalSequenceHashError};
+pub use radix_tree::PositionalRadixTree;
+pub use sequence::{SequenceHash, next_sequence_hash, sequence_hashes, sequence_hashes_after};
+pub use text::HashTextError;

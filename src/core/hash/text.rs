@@ -1,0 +1,240 @@
+//! Hashes as people and JSON write them.
+//!
+//! | | 64-bit hash | lineage hash |
+//! |---|---|---|
+//! | text | 16 hexadecimal digits, or `0x` and 1 to 16 | 32 hexadecimal digits, or `0x` and 1 to 32 |
+//! | JSON | such a text, or a decimal number | such a text |
+//! | binary formats | an unsigned integer | 16 bytes, most significant first |
+//!
+//! A text is never decimal. One decimal hash in two thousand would read as a valid hexadecimal one.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::de::{Deserialize, Deserializer, Error, Visitor};
+use serde::{Serialize, Serializer};
+
+use super::lineage::{LineageError, PositionalLineageHash};
+
+/// Why a text is not a hash.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum HashTextError {
+    /// Not hexadecimal, or not of the right length.
+    #[error("{text:?} is not a hash; write {digits} hexadecimal digits, or 0x and at most {digits}")]
+    NotHexadecimal {
+        /// The text as given, shortened.
+        text: String,
+        /// The digits of a full hash.
+        digits: usize,
+    },
+    /// Hexadecimal, but no block has this lineage hash.
+    #[error("{text:?} is not a lineage hash: {source}")]
+    Lineage {
+        /// The text as given.
+        text: String,
+        /// The rule that the number breaks.
+        source: LineageError,
+    },
+}
+
+/// The longest text that an error repeats, in characters.
+const SHOWN_CHARACTERS_MAX: usize = 40;
+
+const HASH_DIGITS: usize = 16;
+const LINEAGE_DIGITS: usize = 32;
+
+fn parse_hexadecimal(text: &str, digits: usize) -> Result<u128, HashTextError> {
+    let refused = || HashTextError::NotHexadecimal {
+        text: text.chars().take(SHOWN_CHARACTERS_MAX).collect(),
+        digits,
+    };
+    let (bare, is_length_allowed) = match text.strip_prefix("0x") {
+        Some(bare) => (bare, (1..=digits).contains(&bare.len())),
+        None => (text, text.len() == digits),
+    };
+    // `from_str_radix` would let a sign pass.
+    if !is_length_allowed || !bare.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        return Err(refused());
+    }
+    u128::from_str_radix(bare, 16).map_err(|_| refused())
+}
+
+/// A 64-bit hash from its text.
+pub(super) fn parse_hash(text: &str) -> Result<u64, HashTextError> {
+    let hash = parse_hexadecimal(text, HASH_DIGITS)?;
+    // Sixteen digits always fit.
+    Ok(u64::try_from(hash).unwrap_or(u64::MAX))
+}
+
+/// A 64-bit hash as a value of the format: a text for people, an integer for machines.
+pub(super) fn serialize_hash<S: Serializer>(hash: u64, serializer: S) -> Result<S::Ok, S::Error> {
+    if serializer.is_human_readable() {
+        serializer.collect_str(&format_args!("{hash:016x}"))
+    } else {
+        serializer.serialize_u64(hash)
+    }
+}
+
+/// A 64-bit hash from such a value.
+pub(super) fn deserialize_hash<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+    struct TextOrNumber;
+
+    impl Visitor<'_> for TextOrNumber {
+        type Value = u64;
+
+        fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+            formatter.write_str("a hash: a text of 16 hexadecimal digits, or a whole number below 2^64")
+        }
+
+        fn visit_u64<E: Error>(self, number: u64) -> Result<u64, E> {
+            Ok(number)
+        }
+
+        fn visit_str<E: Error>(self, text: &str) -> Result<u64, E> {
+            parse_hash(text).map_err(E::custom)
+        }
+    }
+
+    if deserializer.is_human_readable() {
+        deserializer.deserialize_any(TextOrNumber)
+    } else {
+        u64::deserialize(deserializer)
+    }
+}
+
+impl FromStr for PositionalLineageHash {
+    type Err = HashTextError;
+
+    fn from_str(text: &str) -> Result<Self, HashTextError> {
+        let packed = parse_hexadecimal(text, LINEAGE_DIGITS)?;
+        Self::from_u128(packed).map_err(|source| HashTextError::Lineage {
+            text: text.to_owned(),
+            source,
+        })
+    }
+}
+
+impl Serialize for PositionalLineageHash {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        if serializer.is_human_readable() {
+            serializer.collect_str(self)
+        } else {
+            serializer.serialize_bytes(&self.to_be_bytes())
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for PositionalLineageHash {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct TextOrBytes;
+
+        impl Visitor<'_> for TextOrBytes {
+            type Value = PositionalLineageHash;
+
+            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                formatter.write_str("a lineage hash: a text of 32 hexadecimal digits, or 16 bytes")
+            }
+
+            fn visit_str<E: Error>(self, text: &str) -> Result<PositionalLineageHash, E> {
+                text.parse().map_err(E::custom)
+            }
+
+            fn visit_bytes<E: Error>(self, bytes: &[u8]) -> Result<PositionalLineageHash, E> {
+                let bytes =
+                    <[u8; 16]>::try_from(bytes).map_err(|_| E::invalid_length(bytes.len(), &"16 bytes"))?;
+                PositionalLineageHash::from_be_bytes(bytes).map_err(E::custom)
+            }
+        }
+
+        if deserializer.is_human_readable() {
+            deserializer.deserialize_str(TextOrBytes)
+        } else {
+            deserializer.deserialize_bytes(TextOrBytes)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::{BlockHash, Position, SequenceHash};
+    use super::*;
+
+    #[test]
+    fn a_text_is_hexadecimal_and_a_number_is_decimal() {
+        assert_eq!("1234567890123456".parse(), Ok(BlockHash(0x1234_5678_9012_3456)));
+        assert_eq!("0xAB".parse(), Ok(SequenceHash(0xab)));
+        let from_json = |json: &str| serde_json::from_str::<SequenceHash>(json);
+        assert_eq!(
+            from_json("1234567890123456").unwrap(),
+            SequenceHash(1_234_567_890_123_456)
+        );
+        assert_eq!(from_json("18446744073709551615").unwrap(), SequenceHash(u64::MAX));
+        assert_eq!(from_json("\"0x1f\"").unwrap(), SequenceHash(31));
+        for json in ["-1", "1.5", "18446744073709551616", "\"31\"", "null", "true"] {
+            assert!(from_json(json).is_err(), "{json}");
+        }
+    }
+
+    #[test]
+    fn other_texts_are_refused() {
+        let long = "f".repeat(17);
+        for text in [
+            "",
+            "0x",
+            "ab",
+            "+123456789012345",
+            "0x+1",
+            &long,
+            "é234567890123456",
+            "0x0x1",
+        ] {
+            assert!(text.parse::<BlockHash>().is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_lineage_hash_is_checked() {
+        let text = "3fc91a2b3c4d5e6f785cba9876543210";
+        let hash: PositionalLineageHash = text.parse().unwrap();
+        assert_eq!(hash.position(), 255);
+        let json = format!("\"{text}\"");
+        assert_eq!(serde_json::to_string(&hash).unwrap(), json);
+        assert_eq!(
+            serde_json::from_str::<PositionalLineageHash>(&json).unwrap(),
+            hash
+        );
+        assert!(matches!(
+            "f".repeat(32).parse::<PositionalLineageHash>(),
+            Err(HashTextError::Lineage { .. })
+        ));
+        assert!("3fc9".parse::<PositionalLineageHash>().is_err());
+        let not_canonical = rmp_serde::to_vec(&serde_bytes::Bytes::new(&[0xff; 16])).unwrap();
+        assert!(rmp_serde::from_slice::<PositionalLineageHash>(&not_canonical).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn a_hash_is_read_back(hash in any::<u64>(), position in 0..1_u64 << 24) {
+            let hash = SequenceHash(hash);
+            prop_assert_eq!(hash.to_string().parse(), Ok(hash));
+            prop_assert_eq!(format!("{hash:#x}").parse(), Ok(hash));
+            let json = serde_json::to_string(&hash).unwrap();
+            prop_assert_eq!(serde_json::from_str::<SequenceHash>(&json).unwrap(), hash);
+            let packed = rmp_serde::to_vec(&hash).unwrap();
+            prop_assert_eq!(&packed, &rmp_serde::to_vec(&hash.as_u64()).unwrap());
+            prop_assert_eq!(rmp_serde::from_slice::<SequenceHash>(&packed).unwrap(), hash);
+            let lineage = PositionalLineageHash::at(Position::new(position).unwrap(), hash, hash);
+            let packed = rmp_serde::to_vec(&lineage).unwrap();
+            prop_assert_eq!(packed.len(), 2 + 16);
+            prop_assert_eq!(rmp_serde::from_slice::<PositionalLineageHash>(&packed).unwrap(), lineage);
+        }
+
+        #[test]
+        fn any_text_gives_an_answer(text in "\\PC{0,40}") {
+            let _ = text.parse::<BlockHash>();
+            let _ = text.parse::<PositionalLineageHash>();
+        }
+    }
+}

@@ -1,0 +1,356 @@
+//! Sets of holders, by slot.
+
+/// A holder's place in the sets of one index: a small dense number, reused after the holder has left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub(crate) struct HolderSlot(u16);
+
+impl HolderSlot {
+    /// Most slots an index can have.
+    pub(crate) const COUNT_MAX: usize = 1 << 16;
+
+    /// The slot `index`, below [`Self::COUNT_MAX`].
+    pub(crate) fn new(index: usize) -> Option<Self> {
+        u16::try_from(index).ok().map(Self)
+    }
+
+    pub(crate) fn from_bits(bits: u16) -> Self {
+        Self(bits)
+    }
+
+    pub(crate) fn index(self) -> usize {
+        usize::from(self.0)
+    }
+
+    fn word(self) -> usize {
+        self.index() / 64
+    }
+
+    fn bit(self) -> u64 {
+        1 << (self.index() % 64)
+    }
+}
+
+/// A working set of a search: one bit a slot. Searches come in one form for each kind of set.
+pub(crate) trait SlotBits: Clone + Default {
+    /// The slots of these words of 64 bits each, from slot 0; without those that this kind of set has no room for.
+    fn from_words(words: &[u64]) -> Self;
+    /// Adds a slot, unless this kind of set has no room for it.
+    fn insert(&mut self, slot: HolderSlot);
+    /// Adds the slots of one word of 64, unless this kind of set has no room for them.
+    fn insert_word(&mut self, word: usize, bits: u64);
+    fn contains(&self, slot: HolderSlot) -> bool;
+    fn is_empty(&self) -> bool;
+    /// Adds all that are in `others`.
+    fn unite(&mut self, others: &Self);
+    /// Takes out all that are in `others`.
+    fn subtract(&mut self, others: &Self);
+    /// Keeps only those that are in `others`.
+    fn intersect(&mut self, others: &Self);
+}
+
+/// The first 64 slots, all that most namespaces have. A set is in a register.
+impl SlotBits for u64 {
+    #[inline]
+    fn from_words(words: &[u64]) -> Self {
+        words.first().copied().unwrap_or_default()
+    }
+
+    #[inline]
+    fn insert(&mut self, slot: HolderSlot) {
+        if slot.word() == 0 {
+            *self |= slot.bit();
+        }
+    }
+
+    #[inline]
+    fn insert_word(&mut self, word: usize, bits: u64) {
+        if word == 0 {
+            *self |= bits;
+        }
+    }
+
+    #[inline]
+    fn contains(&self, slot: HolderSlot) -> bool {
+        slot.word() == 0 && self & slot.bit() != 0
+    }
+
+    #[inline]
+    fn is_empty(&self) -> bool {
+        *self == 0
+    }
+
+    #[inline]
+    fn unite(&mut self, others: &Self) {
+        *self |= others;
+    }
+
+    #[inline]
+    fn subtract(&mut self, others: &Self) {
+        *self &= !others;
+    }
+
+    #[inline]
+    fn intersect(&mut self, others: &Self) {
+        *self &= others;
+    }
+}
+
+/// Words of a working set that are in the set itself.
+const INLINE_WORDS: usize = 4;
+
+/// Any slots, up to 256 without an allocation.
+#[derive(Debug, Clone)]
+pub(crate) enum SlotSet {
+    /// All of the words, so that what is done to a set takes no loop over as many as there happen to be.
+    Inline([u64; INLINE_WORDS]),
+    /// As many words as are needed.
+    Heap(Vec<u64>),
+}
+
+impl Default for SlotSet {
+    #[inline]
+    fn default() -> Self {
+        Self::Inline([0; INLINE_WORDS])
+    }
+}
+
+impl SlotSet {
+    /// The words of 64 slots each, from slot 0.
+    #[inline]
+    pub(crate) fn words(&self) -> std::slice::Iter<'_, u64> {
+        match self {
+            Self::Inline(words) => words.iter(),
+            Self::Heap(words) => words.iter(),
+        }
+    }
+
+    #[inline]
+    fn words_mut(&mut self) -> &mut [u64] {
+        match self {
+            Self::Inline(words) => words,
+            Self::Heap(words) => words,
+        }
+    }
+
+    /// Changes each word by that of `others`, which is 0 where they have none.
+    #[inline]
+    fn combine(&mut self, others: &Self, change: impl Fn(&mut u64, u64)) {
+        if let (Self::Inline(ours), Self::Inline(theirs)) = (&mut *self, others) {
+            for (ours, theirs) in ours.iter_mut().zip(theirs) {
+                change(ours, *theirs);
+            }
+            return;
+        }
+        let theirs = others.words().copied().chain(std::iter::repeat(0));
+        for (ours, theirs) in self.words_mut().iter_mut().zip(theirs) {
+            change(ours, theirs);
+        }
+    }
+
+    /// As many words, at least.
+    fn grow(&mut self, words: usize) {
+        match self {
+            Self::Inline(inline) if words > INLINE_WORDS => {
+                let mut heap = Vec::with_capacity(words);
+                heap.extend_from_slice(inline);
+                heap.resize(words, 0);
+                *self = Self::Heap(heap);
+            }
+            Self::Heap(heap) if words > heap.len() => heap.resize(words, 0),
+            Self::Inline(_) | Self::Heap(_) => {}
+        }
+    }
+
+    pub(crate) fn remove(&mut self, slot: HolderSlot) {
+        if let Some(word) = self.words_mut().get_mut(slot.word()) {
+            *word &= !slot.bit();
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.words().map(|word| word.count_ones() as usize).sum()
+    }
+
+    /// The slots in ascending order.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = HolderSlot> + '_ {
+        self.words().enumerate().flat_map(|(index, word)| {
+            let mut rest = *word;
+            std::iter::from_fn(move || {
+                if rest == 0 {
+                    return None;
+                }
+                let bit = rest.trailing_zeros() as usize;
+                rest &= rest - 1;
+                HolderSlot::new(index * 64 + bit)
+            })
+        })
+    }
+}
+
+impl SlotBits for SlotSet {
+    #[inline]
+    fn from_words(words: &[u64]) -> Self {
+        if words.len() > INLINE_WORDS {
+            return Self::Heap(words.to_vec());
+        }
+        let mut inline = [0; INLINE_WORDS];
+        for (own, word) in inline.iter_mut().zip(words) {
+            *own = *word;
+        }
+        Self::Inline(inline)
+    }
+
+    #[inline]
+    fn insert(&mut self, slot: HolderSlot) {
+        self.insert_word(slot.word(), slot.bit());
+    }
+
+    #[inline]
+    fn insert_word(&mut self, word: usize, bits: u64) {
+        self.grow(word + 1);
+        if let Some(own) = self.words_mut().get_mut(word) {
+            *own |= bits;
+        }
+    }
+
+    #[inline]
+    fn contains(&self, slot: HolderSlot) -> bool {
+        let word = self.words().as_slice().get(slot.word());
+        word.is_some_and(|word| word & slot.bit() != 0)
+    }
+
+    #[inline]
+    fn is_empty(&self) -> bool {
+        self.words().fold(0, |any, word| any | word) == 0
+    }
+
+    #[inline]
+    fn unite(&mut self, others: &Self) {
+        self.grow(others.words().len());
+        self.combine(others, |ours, theirs| *ours |= theirs);
+    }
+
+    #[inline]
+    fn subtract(&mut self, others: &Self) {
+        self.combine(others, |ours, theirs| *ours &= !theirs);
+    }
+
+    #[inline]
+    fn intersect(&mut self, others: &Self) {
+        self.combine(others, |ours, theirs| *ours &= theirs);
+    }
+}
+
+impl FromIterator<HolderSlot> for SlotSet {
+    fn from_iter<I: IntoIterator<Item = HolderSlot>>(slots: I) -> Self {
+        slots_of(slots)
+    }
+}
+
+/// Adds slots to a set, cheaply where many of one word come one after the other.
+#[derive(Debug)]
+pub(crate) struct SlotGatherer<S> {
+    set: S,
+    word: usize,
+    bits: u64,
+}
+
+impl<S: SlotBits> SlotGatherer<S> {
+    #[inline]
+    pub(crate) fn new() -> Self {
+        Self {
+            set: S::default(),
+            word: 0,
+            bits: 0,
+        }
+    }
+
+    #[inline]
+    pub(crate) fn insert(&mut self, slot: HolderSlot) {
+        if slot.word() != self.word {
+            self.set.insert_word(self.word, self.bits);
+            (self.word, self.bits) = (slot.word(), 0);
+        }
+        self.bits |= slot.bit();
+    }
+
+    /// The set of all that were added.
+    #[inline]
+    pub(crate) fn finish(mut self) -> S {
+        self.set.insert_word(self.word, self.bits);
+        self.set
+    }
+}
+
+/// The slots as a working set.
+#[inline]
+pub(crate) fn slots_of<S: SlotBits>(slots: impl IntoIterator<Item = HolderSlot>) -> S {
+    let mut set = SlotGatherer::new();
+    for slot in slots {
+        set.insert(slot);
+    }
+    set.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn gathered_slots_are_a_set(slots in proptest::collection::vec(0_usize..300, 0..200)) {
+            let gathered: SlotSet = slots_of(slots.iter().map(|index| HolderSlot::new(*index).unwrap()));
+            let model: BTreeSet<usize> = slots.iter().copied().collect();
+            prop_assert!(gathered.iter().map(HolderSlot::index).eq(model.iter().copied()));
+            let small: u64 = slots_of(slots.iter().map(|index| HolderSlot::new(*index).unwrap()));
+            let expected = model.iter().take_while(|index| **index < 64).fold(0, |word, index| word | 1 << index);
+            prop_assert_eq!(small, expected);
+        }
+
+        #[test]
+        fn a_set_equals_a_model(changes in proptest::collection::vec((any::<bool>(), 0_usize..300), 0..200)) {
+            let (mut model, mut set) = (BTreeSet::new(), SlotSet::default());
+            for (insert, index) in changes {
+                let slot = HolderSlot::new(index).unwrap();
+                if insert {
+                    set.insert(slot);
+                    model.insert(index);
+                } else {
+                    set.remove(slot);
+                    model.remove(&index);
+                }
+                prop_assert_eq!((set.len(), set.is_empty()), (model.len(), model.is_empty()));
+                prop_assert_eq!(set.contains(slot), model.contains(&index));
+                let slots: Vec<usize> = set.iter().map(HolderSlot::index).collect();
+                prop_assert_eq!(slots, model.iter().copied().collect::<Vec<_>>());
+            }
+        }
+
+        #[test]
+        fn working_sets_intersect_and_subtract(
+            ours in proptest::collection::btree_set(0_usize..200, 0..30),
+            theirs in proptest::collection::btree_set(0_usize..200, 1..30),
+            spread in 1_usize..4,
+        ) {
+            let slot = |member: &usize| HolderSlot::new(member * spread).unwrap();
+            let slots = |members: &BTreeSet<usize>| members.iter().map(slot).collect::<SlotSet>();
+            let indices = |set: &SlotSet| set.iter().map(|slot| slot.index() / spread).collect::<BTreeSet<_>>();
+            let both: BTreeSet<usize> = &ours & &theirs;
+            let mut set = slots(&ours);
+            set.intersect(&slots(&theirs));
+            prop_assert_eq!(indices(&set), both);
+            let mut set = slots(&ours);
+            set.subtract(&slots(&theirs));
+            prop_assert_eq!(indices(&set), &ours - &theirs);
+            let mut set = slots(&ours);
+            set.unite(&slots(&theirs));
+            prop_assert_eq!((set.len(), set.is_empty()), ((&ours | &theirs).len(), false));
+            prop_assert_eq!(indices(&set), &ours | &theirs);
+        }
+    }
+}

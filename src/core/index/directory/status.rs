@@ -1,0 +1,380 @@
+//! Whether a holder's state is certain, in a form that queries read without a lock.
+//!
+//! Two kinds of doubt exist. A *reason* is a fact about the holder (a gap, an undecodable batch) and stays until a new
+//! epoch, a `cleared` event or a resync replaces the state. A doubt about the *stream* (the connection broke, the client dropped
+//! messages, a snapshot was loaded) concerns all holders at once: it begins a new generation of the stream, and each
+//! holder is trusted again when a batch received in that generation continues its count.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+use crate::wire::{BatchCursor, DegradedReason, DegradedReasons, HolderId, HolderStatusReply};
+
+/// A generation of the event stream; a later one begins with every doubt about the stream as a whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct StreamGeneration(u64);
+
+/// The current generation of the event stream, shared by those who doubt it and those who ask; and whether the events that are
+/// applied lie far behind those that were published.
+///
+/// Begins at generation 1, so that a holder that no batch has confirmed (generation 0) is not trusted.
+#[derive(Debug)]
+pub struct StreamTrust {
+    generation: AtomicU64,
+    /// The last generation whose subscription the server is known to have; 0 if there was none.
+    followed: AtomicU64,
+    stalls: AtomicU64,
+    ended_stalls: AtomicU64,
+}
+
+/// A time in which events wait to be applied, although none is lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StreamStall(u64);
+
+impl Default for StreamTrust {
+    fn default() -> Self {
+        Self {
+            generation: AtomicU64::new(1),
+            followed: AtomicU64::new(0),
+            stalls: AtomicU64::new(0),
+            ended_stalls: AtomicU64::new(0),
+        }
+    }
+}
+
+impl StreamTrust {
+    /// The current generation.
+    pub fn generation(&self) -> StreamGeneration {
+        StreamGeneration(self.generation.load(Ordering::Acquire))
+    }
+
+    /// Says that what is published from now on is received in `generation`.
+    pub fn follow(&self, generation: StreamGeneration) {
+        self.followed.fetch_max(generation.0, Ordering::AcqRel);
+    }
+
+    /// The current generation, if its messages are being received; none after a doubt, until the stream is followed again, and none
+    /// in a stall.
+    ///
+    /// What a publisher says about itself after this proves something for this generation: what it publishes later is received.
+    pub fn followed(&self) -> Option<StreamGeneration> {
+        if self.is_stalled() {
+            return None;
+        }
+        let followed = self.followed.load(Ordering::Acquire);
+        let generation = self.generation();
+        (followed >= generation.0).then_some(generation)
+    }
+
+    /// Doubts the stream: no holder is trusted until a batch received in the new generation continues its count.
+    pub fn doubt(&self) -> StreamGeneration {
+        StreamGeneration(self.generation.fetch_add(1, Ordering::AcqRel) + 1)
+    }
+
+    /// Begins a time in which no holder is trusted because events wait that will be applied later. What a holder's batches have
+    /// confirmed counts again when it [ends](Self::end_stall).
+    pub fn stall(&self) -> StreamStall {
+        StreamStall(self.stalls.fetch_add(1, Ordering::AcqRel) + 1)
+    }
+
+    /// Ends `stall` and those before it: all events that had been published when it ended, or a moment before, have been applied.
+    /// A later one goes on.
+    pub fn end_stall(&self, stall: StreamStall) {
+        self.ended_stalls.fetch_max(stall.0, Ordering::AcqRel);
+    }
+
+    /// The last stall, if it has not ended.
+    pub fn current_stall(&self) -> Option<StreamStall> {
+        // The end first: one that comes in between is then taken for one that lasts, never the other way round.
+        let ended = self.ended_stalls.load(Ordering::Acquire);
+        let last = self.stalls.load(Ordering::Acquire);
+        (last > ended).then_some(StreamStall(last))
+    }
+
+    /// Whether events wait to be applied. A search that began before the end of a stall has not seen them: to be asked before it.
+    pub fn is_stalled(&self) -> bool {
+        self.current_stall().is_some()
+    }
+}
+
+/// What the lane of a holder tells the queries about it. One lane writes; anyone reads.
+#[derive(Debug, Default)]
+pub struct HolderStatus {
+    reasons: AtomicU32,
+    confirmed_generation: AtomicU64,
+    epoch: AtomicU64,
+    seq: AtomicU64,
+    blocks: AtomicU64,
+    parked_events: AtomicU32,
+    applied_at_us: AtomicU64,
+    lag_us: AtomicU64,
+    replacement: AtomicU64,
+    foreign_chain: AtomicBool,
+    lower_tiers: AtomicBool,
+}
+
+impl HolderStatus {
+    /// Why the holder's state is not certain, in the current generation of the stream.
+    pub fn reasons(&self, trust: &StreamTrust) -> DegradedReasons {
+        // First whether the stream is trusted, then the reasons: a batch behind a gap adds its reason and then confirms. The
+        // other way round, a reader in between would see neither the doubt nor the reason.
+        let is_confirmed = !trust.is_stalled() && self.is_confirmed(trust.generation());
+        let reasons = DegradedReasons::from_bits(self.reasons.load(Ordering::Acquire));
+        // A publisher that has lost sight of its engine verifies nothing.
+        if is_confirmed && !reasons.contains(DegradedReason::UpstreamLost) {
+            return reasons;
+        }
+        reasons.with(DegradedReason::Unverified)
+    }
+
+    /// Whether asking the publisher can make the state certain, in the current generation of the stream.
+    pub fn is_worth_a_resync(&self, trust: &StreamTrust) -> bool {
+        let is_unconfirmed = trust.is_stalled() || !self.is_confirmed(trust.generation());
+        is_unconfirmed || self.own_reasons().iter().any(DegradedReason::is_worth_a_resync)
+    }
+
+    /// The reasons that only a new epoch, a `cleared` event or a resync takes away; what a snapshot keeps.
+    pub fn lasting_reasons(&self) -> DegradedReasons {
+        DegradedReasons::from_bits(self.reasons.load(Ordering::Acquire)).filtered(DegradedReason::is_lasting)
+    }
+
+    /// All reasons that have been added and not been taken away.
+    pub fn own_reasons(&self) -> DegradedReasons {
+        DegradedReasons::from_bits(self.reasons.load(Ordering::Acquire))
+    }
+
+    /// Adds a reason; says whether it is new.
+    pub fn degrade(&self, reason: DegradedReason) -> bool {
+        self.reasons.fetch_or(reason as u32, Ordering::AcqRel) & reason as u32 == 0
+    }
+
+    /// Takes a reason away that says nothing about the blocks; says whether it was there.
+    pub fn recover(&self, reason: DegradedReason) -> bool {
+        self.reasons.fetch_and(!(reason as u32), Ordering::AcqRel) & reason as u32 != 0
+    }
+
+    /// Replaces all reasons by `reasons`: the state has been replaced as a whole.
+    pub fn reset_reasons(&self, reasons: DegradedReasons) {
+        self.reasons.store(reasons.bits(), Ordering::Release);
+    }
+
+    /// Takes all reasons away that are not in `kept`, and returns what is left. A reason that is added at the same time, by whoever
+    /// evicts blocks, stays or goes as if it had been added before or after, but is never overwritten.
+    pub fn retain_reasons(&self, kept: DegradedReasons) -> DegradedReasons {
+        let before = self.reasons.fetch_and(kept.bits(), Ordering::AcqRel);
+        DegradedReasons::from_bits(before & kept.bits())
+    }
+
+    /// As [`Self::retain_reasons`]; `replacement` counts such replacements of all holders that a query can see together.
+    pub fn replace_reasons(&self, kept: DegradedReasons, replacement: u64) -> DegradedReasons {
+        // Before the reasons go: who does not see them any more sees this.
+        self.replacement.store(replacement, Ordering::Release);
+        self.retain_reasons(kept)
+    }
+
+    /// The number of the last replacement of the state; 0 if there was none. To be read after the reasons.
+    pub fn replacement(&self) -> u64 {
+        self.replacement.load(Ordering::Acquire)
+    }
+
+    /// Whether a batch received in `generation` or later continued the count.
+    pub fn is_confirmed(&self, generation: StreamGeneration) -> bool {
+        self.confirmed_generation.load(Ordering::Acquire) >= generation.0
+    }
+
+    /// A batch received in `generation` continued the count.
+    pub fn confirm(&self, generation: StreamGeneration) {
+        self.confirmed_generation.store(generation.0, Ordering::Release);
+    }
+
+    /// Publishes the cursor after a batch.
+    pub fn set_cursor(&self, cursor: BatchCursor) {
+        self.epoch.store(cursor.epoch, Ordering::Release);
+        self.seq.store(cursor.seq, Ordering::Release);
+    }
+
+    /// The last batch applied. Epoch and number are read one after the other; across a change of epoch they may belong
+    /// to neighbouring batches.
+    pub fn cursor(&self) -> BatchCursor {
+        BatchCursor {
+            epoch: self.epoch.load(Ordering::Acquire),
+            seq: self.seq.load(Ordering::Acquire),
+        }
+    }
+
+    /// Publishes how much the holder holds, and how many stored events wait for a parent.
+    pub fn set_sizes(&self, blocks: u64, parked_events: u32) {
+        self.blocks.store(blocks, Ordering::Relaxed);
+        self.parked_events.store(parked_events, Ordering::Relaxed);
+    }
+
+    /// What a status reply says of the holder `id`.
+    pub fn report(&self, id: &HolderId, trust: &StreamTrust) -> HolderStatusReply {
+        let cursor = self.cursor();
+        let degraded = self.reasons(trust);
+        HolderStatusReply {
+            worker: id.worker.clone(),
+            rank: id.rank,
+            epoch: cursor.epoch,
+            seq: cursor.seq,
+            blocks: self.blocks(),
+            parked_events: self.parked_events(),
+            foreign_chain: self.has_foreign_chain(),
+            exact: degraded.is_empty(),
+            degraded,
+        }
+    }
+
+    /// Takes blocks off that the index has forgotten; until the lane publishes sizes again.
+    pub fn note_evicted(&self, blocks: u64) {
+        // What the lane publishes meanwhile is newer.
+        let fewer = |before: u64| Some(before.saturating_sub(blocks));
+        let _ = self
+            .blocks
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, fewer);
+    }
+
+    /// Blocks that the holder holds.
+    pub fn blocks(&self) -> u64 {
+        self.blocks.load(Ordering::Relaxed)
+    }
+
+    /// Stored events that wait for their parent.
+    pub fn parked_events(&self) -> u32 {
+        self.parked_events.load(Ordering::Relaxed)
+    }
+
+    /// Publishes whether the holder's hashes are not the contract's chain.
+    pub fn set_foreign_chain(&self, is_foreign: bool) {
+        self.foreign_chain.store(is_foreign, Ordering::Relaxed);
+    }
+
+    /// Whether the holder's hashes are not the contract's chain, so that queries by tokens or block hashes cannot
+    /// find its blocks. Queries by its own hashes can, and are as exact as ever; so this is no degradation.
+    pub fn has_foreign_chain(&self) -> bool {
+        self.foreign_chain.load(Ordering::Relaxed)
+    }
+
+    /// Publishes whether blocks may lie in another tier than the device's: before the first such block can be found.
+    pub fn set_lower_tiers(&self, has_any: bool) {
+        self.lower_tiers.store(has_any, Ordering::Release);
+    }
+
+    /// Whether blocks may lie in another tier than the device's; to be asked after a search.
+    pub fn has_lower_tiers(&self) -> bool {
+        self.lower_tiers.load(Ordering::Acquire)
+    }
+
+    /// Publishes when a batch was applied (microseconds since the Unix epoch), and how old it was then.
+    pub fn set_applied(&self, at_us: u64, lag_us: u64) {
+        self.applied_at_us.store(at_us, Ordering::Relaxed);
+        self.lag_us.store(lag_us, Ordering::Relaxed);
+    }
+
+    /// When the last batch was applied, in microseconds since the Unix epoch; 0 if none was.
+    pub fn applied_at_us(&self) -> u64 {
+        self.applied_at_us.load(Ordering::Relaxed)
+    }
+
+    /// How old the last batch was when it was applied, in microseconds, by the publisher's clock.
+    pub fn lag_us(&self) -> u64 {
+        self.lag_us.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_holder_is_trusted_only_when_a_batch_of_the_current_generation_confirmed_it() {
+        let trust = StreamTrust::default();
+        let status = HolderStatus::default();
+        assert_eq!(
+            status.reasons(&trust),
+            DegradedReasons::of(DegradedReason::Unverified)
+        );
+        status.confirm(trust.generation());
+        assert!(status.reasons(&trust).is_empty());
+        let before = trust.generation();
+        trust.doubt();
+        assert!(status.reasons(&trust).contains(DegradedReason::Unverified));
+        // A batch that was received before the doubt proves nothing about the time after it.
+        status.confirm(before);
+        assert!(status.reasons(&trust).contains(DegradedReason::Unverified));
+        status.confirm(trust.generation());
+        assert!(status.reasons(&trust).is_empty());
+    }
+
+    #[test]
+    fn nobody_is_trusted_during_a_stall_and_everybody_as_before_after_it() {
+        let trust = StreamTrust::default();
+        let (confirmed, unconfirmed) = (HolderStatus::default(), HolderStatus::default());
+        confirmed.confirm(trust.generation());
+        let (first, second) = (trust.stall(), trust.stall());
+        assert_eq!(trust.current_stall(), Some(second));
+        trust.end_stall(first);
+        assert!(confirmed.reasons(&trust).contains(DegradedReason::Unverified));
+        trust.end_stall(second);
+        assert!(confirmed.reasons(&trust).is_empty() && !trust.is_stalled());
+        assert!(unconfirmed.reasons(&trust).contains(DegradedReason::Unverified));
+        // The end of one that is over takes nothing back.
+        let third = trust.stall();
+        trust.end_stall(first);
+        assert_eq!(trust.current_stall(), Some(third));
+    }
+
+    #[test]
+    fn a_reader_never_sees_the_confirmation_without_the_reason_before_it() {
+        let trust = StreamTrust::default();
+        let holders: Vec<HolderStatus> = (0..200_000).map(|_| HolderStatus::default()).collect();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for holder in &holders {
+                    holder.degrade(DegradedReason::Gap);
+                    holder.confirm(trust.generation());
+                }
+            });
+            for holder in &holders {
+                loop {
+                    let reasons = holder.reasons(&trust);
+                    assert!(!reasons.is_empty(), "the gap was not seen");
+                    if !reasons.contains(DegradedReason::Unverified) {
+                        break;
+                    }
+                }
+            }
+        });
+    }
+
+    #[test]
+    fn reasons_stay_until_the_state_is_replaced() {
+        let status = HolderStatus::default();
+        assert!(status.degrade(DegradedReason::Gap));
+        assert!(!status.degrade(DegradedReason::Gap));
+        assert!(status.degrade(DegradedReason::Stale));
+        assert!(status.own_reasons().contains(DegradedReason::Stale));
+        assert!(status.degrade(DegradedReason::Capacity));
+        assert_eq!(
+            status.lasting_reasons(),
+            DegradedReasons::of(DegradedReason::Gap).with(DegradedReason::Capacity)
+        );
+        status.reset_reasons(DegradedReasons::default());
+        assert!(status.lasting_reasons().is_empty());
+    }
+
+    #[test]
+    fn a_stream_is_followed_again_only_with_a_subscription_of_its_generation() {
+        let trust = StreamTrust::default();
+        assert_eq!(trust.followed(), None);
+        let first = trust.generation();
+        trust.follow(first);
+        assert_eq!(trust.followed(), Some(first));
+        let second = trust.doubt();
+        assert_eq!(trust.followed(), None);
+        // A subscription that was made before the doubt does not help.
+        trust.follow(first);
+        assert_eq!(trust.followed(), None);
+        trust.follow(second);
+        assert_eq!(trust.followed(), Some(second));
+    }
+}

@@ -1,0 +1,90 @@
+//! What applying events did.
+
+use crate::wire::DegradedReasons;
+
+/// Why blocks of an event were not taken, or were taken with a note. Label values of a metric.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(usize)]
+pub enum RejectReason {
+    /// A removed block was not held; nothing is lost by that.
+    UnknownBlock,
+    /// A block lost its place or its name to another one, which has moved there.
+    Moved,
+    /// A position beyond what a lineage hash can carry.
+    PositionOutOfRange,
+    /// The holder is full; or it was, or the index was, and the blocks follow one that was left out for that.
+    Capacity,
+    /// The namespace recomputes the chain, but the event has no block hashes or tokens, or its parent no sequence hash.
+    MissingContent,
+    /// The tokens do not make whole blocks of the namespace's size.
+    ContentMismatch,
+    /// The engine's hashes are not the contract's chain. The blocks are held, but only under the engine's hashes.
+    ForeignChain,
+    /// Blocks whose parent had not come were dropped to make room.
+    ParkingFull,
+    /// Blocks were dropped because their parent did not come in time.
+    ParkingExpired,
+    /// A block came under the name that others had given as their parent's sequence hash: they have been placed behind another block.
+    AmbiguousParent,
+}
+
+impl RejectReason {
+    /// All reasons, by their number.
+    pub const ALL: [Self; 10] = [
+        Self::UnknownBlock,
+        Self::Moved,
+        Self::PositionOutOfRange,
+        Self::Capacity,
+        Self::MissingContent,
+        Self::ContentMismatch,
+        Self::ForeignChain,
+        Self::ParkingFull,
+        Self::ParkingExpired,
+        Self::AmbiguousParent,
+    ];
+
+    /// A stable word for metrics and logs.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::UnknownBlock => "unknown_block",
+            Self::Moved => "moved",
+            Self::PositionOutOfRange => "position_out_of_range",
+            Self::Capacity => "capacity",
+            Self::MissingContent => "missing_content",
+            Self::ContentMismatch => "content_mismatch",
+            Self::ForeignChain => "foreign_chain",
+            Self::ParkingFull => "parking_full",
+            Self::ParkingExpired => "parking_expired",
+            Self::AmbiguousParent => "ambiguous_parent",
+        }
+    }
+}
+
+/// What applying events did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Applied {
+    /// Blocks stored; those that were held already count too.
+    pub stored: u64,
+    /// Blocks removed; those that another tier still holds count too.
+    pub removed: u64,
+    /// Whether everything was cleared.
+    pub cleared: bool,
+    /// What the publisher doubts from now on, if it said so.
+    pub doubted: Option<DegradedReasons>,
+    /// Whether the holder said goodbye.
+    pub goodbye: bool,
+    /// Stored events that began to wait for their parent.
+    pub parked: u64,
+    rejected: [u64; RejectReason::ALL.len()],
+}
+
+impl Applied {
+    /// How many blocks met this fate.
+    pub fn rejected(&self, reason: RejectReason) -> u64 {
+        self.rejected[reason as usize]
+    }
+
+    pub(crate) fn reject(&mut self, reason: RejectReason, blocks: usize) {
+        self.rejected[reason as usize] += blocks as u64;
+    }
+}

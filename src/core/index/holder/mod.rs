@@ -1,0 +1,277 @@
+//! What one holder has, and how events change it. The lane and whoever evicts blocks take turns at it under a lock.
+//!
+//! A block that the holder has is in one of two places:
+//!
+//! - among the runs, at a [`Spot`] that says its whole prefix. The holder keeps intervals of each run ([`part`]).
+//! - among the orphans ([`orphans`]), while the holder has never had its parent.
+//!
+//! | file | what |
+//! |---|---|
+//! | `part.rs` | intervals of one run, with tiers and names |
+//! | `orphans.rs` | blocks whose parent is not known |
+//! | `names.rs` | finding blocks by name or lineage hash; several names of one block |
+//! | `store.rs`, `remove.rs` | what stored and removed events do |
+//! | `parking.rs`, `claims.rs` | events whose parent has not come; blocks whose parent may be another one |
+//! | `resolve.rs` | what the blocks of a stored event are |
+//! | `dump.rs` | the blocks as events |
+//! | `writer.rs`, `applied.rs` | applying events, and what that did |
+
+mod applied;
+mod claims;
+mod dump;
+mod names;
+mod orphans;
+pub(super) mod parking;
+mod part;
+mod remove;
+mod resolve;
+mod store;
+mod writer;
+
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+use parking_lot::Mutex;
+
+use crate::index::directory::{HolderRecord, HolderSlot};
+use crate::wire::Tier;
+
+use super::runs::{NameMap, RunId, RunWriter, Spot};
+use orphans::{Names, Orphans};
+use parking::Parking;
+use part::{Attributes, Form, Part};
+
+pub use applied::{Applied, RejectReason};
+pub use writer::HolderWriter;
+
+/// A holder, as its lane, queries and whoever evicts blocks share it.
+#[derive(Debug)]
+pub(crate) struct Holder {
+    pub(super) record: Arc<HolderRecord>,
+    /// Its blocks change only under this lock, in steps that queries see whole or not at all.
+    pub(super) state: Mutex<HolderState>,
+}
+
+/// What became of a block to be removed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Outcome {
+    /// It is gone.
+    Gone,
+    /// Another tier or name still holds it.
+    Remains,
+    /// It was not there, or not in that tier.
+    Unknown,
+}
+
+/// The blocks of one holder.
+#[derive(Debug)]
+pub(crate) struct HolderState {
+    pub(super) slot: HolderSlot,
+    parts: HashMap<RunId, Part>,
+    /// Places of blocks that the engine calls by a name in their part.
+    own: NameMap,
+    /// Names of blocks that have several, and the places of these names.
+    many: HashMap<Spot, Names>,
+    further: HashMap<u64, Spot>,
+    orphans: Orphans,
+    pub(super) parking: Parking,
+    /// Blocks among the runs.
+    placed: usize,
+    /// Whether all its blocks can be found by lineage hash.
+    is_keyed: bool,
+    /// Runs of which it has got more or less since readers were told.
+    touched: Vec<RunId>,
+    /// What is accounted for, in bytes.
+    bytes: i64,
+    /// Whether the engine names blocks; not all need have names.
+    uses_names: bool,
+    /// Whether blocks without a name are not taken.
+    refuses_nameless: bool,
+    /// Whether blocks have been evicted since the last event.
+    is_cut: bool,
+    /// Where blocks were stored last.
+    tiers: u8,
+    /// Counts whatever is more than getting and losing blocks at the ends of what there is.
+    reshaped: u64,
+}
+
+impl HolderState {
+    pub(super) fn new(slot: HolderSlot) -> Self {
+        Self {
+            slot,
+            parts: HashMap::new(),
+            own: NameMap::default(),
+            many: HashMap::new(),
+            further: HashMap::new(),
+            orphans: Orphans::default(),
+            parking: Parking::default(),
+            placed: 0,
+            is_keyed: false,
+            touched: Vec::new(),
+            bytes: 0,
+            uses_names: false,
+            refuses_nameless: false,
+            is_cut: false,
+            tiers: 0,
+            reshaped: 0,
+        }
+    }
+
+    /// How many blocks are held, behind holes too.
+    pub(super) fn blocks(&self) -> usize {
+        self.placed + self.orphans.len()
+    }
+
+    fn attributes(&self, spot: Spot) -> Option<Attributes> {
+        self.parts.get(&spot.run)?.get(spot.offset)
+    }
+
+    /// Whether the holder has the block at a place.
+    fn has(&self, spot: Spot) -> bool {
+        self.attributes(spot).is_some()
+    }
+
+    fn touch(&mut self, run: RunId) {
+        if self.touched.last() != Some(&run) {
+            self.touched.push(run);
+        }
+    }
+
+    /// Changes what there is at a place.
+    fn set(&mut self, spot: Spot, attributes: Option<Attributes>) {
+        if let Some(part) = self.parts.get_mut(&spot.run) {
+            part.set(spot.offset, spot.offset + 1, attributes);
+            self.touch(spot.run);
+        }
+    }
+
+    /// Tells readers of all that has changed, in one step, and gives back what is no longer needed. What was done before could not be seen:
+    /// readers go by the entries alone.
+    fn publish(&mut self, runs: &mut RunWriter<'_>) {
+        let mut touched = std::mem::take(&mut self.touched);
+        if touched.len() > 1 {
+            touched.sort_unstable();
+            touched.dedup();
+        }
+        let steps = &runs.store.steps;
+        if !touched.is_empty() {
+            steps.begin(self.slot);
+        }
+        for run in &touched {
+            let Some(part) = self.parts.get_mut(run) else {
+                continue;
+            };
+            let is_open = part.end() < part.shown && part.end() < runs.attached_end(*run);
+            self.reshaped += u64::from(is_open || !part.is_simple());
+            part.shown = part.end();
+            let tiers = part.get(0).map_or(0, Attributes::tiers);
+            if tiers != 0 && tiers != self.tiers {
+                self.reshaped += u64::from(self.tiers != 0);
+                self.tiers = tiers;
+            }
+            part.hint = runs.set_entry(*run, self.slot, part.entry(self.slot), part.hint);
+            if part.is_empty() {
+                self.parts.remove(run);
+            }
+        }
+        if !touched.is_empty() {
+            steps.end(self.slot);
+        }
+        // Only now: what is cut off one run can go on with another.
+        for run in &touched {
+            runs.trim(*run);
+        }
+        touched.clear();
+        self.touched = touched;
+        if self.parts.is_empty() && self.parts.capacity() > 0 {
+            self.parts = HashMap::new();
+            self.touched = Vec::new();
+        }
+        self.account(runs);
+    }
+
+    /// The one tier of all blocks, where the holder has every block with all that come before it, by its sequence hash.
+    fn regular_tier(&self, runs: &RunWriter<'_>) -> Option<Tier> {
+        if self.orphans.len() > 0 {
+            return None;
+        }
+        let mut tiers = 0;
+        for (run, part) in &self.parts {
+            let parent = runs.run(*run).and_then(super::runs::Run::parent);
+            if !part.is_simple() || parent.is_some_and(|parent| self.attributes(parent).is_none()) {
+                return None;
+            }
+            tiers |= part.get(0)?.tiers();
+        }
+        let is_one = tiers.is_power_of_two();
+        is_one
+            .then(|| Tier::new(u8::try_from(tiers.trailing_zeros()).ok()?))
+            .flatten()
+    }
+
+    fn account(&mut self, runs: &RunWriter<'_>) {
+        let parts = self.parts.capacity() * size_of::<(RunId, Part)>();
+        let aliases = self.many.capacity() * size_of::<(Spot, Names)>()
+            + self.further.capacity() * size_of::<(u64, Spot)>();
+        let bytes = self.own.bytes() + (parts + aliases + self.orphans.bytes() + self.names_bytes()) as u64;
+        let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
+        runs.store.change_usage(0, bytes - self.bytes);
+        self.bytes = bytes;
+    }
+
+    /// What names in parts take, roughly: as many as the map has.
+    fn names_bytes(&self) -> usize {
+        self.own.len() * 8
+    }
+
+    /// The runs of which it has something, children first: so each goes at once.
+    fn held_runs(&self, runs: &RunWriter<'_>) -> Vec<RunId> {
+        let mut held: Vec<RunId> = self.parts.keys().copied().collect();
+        held.sort_by_cached_key(|run| std::cmp::Reverse(runs.run(*run).map_or(0, |run| run.start())));
+        held
+    }
+
+    /// Removes all blocks of some runs. Only before [`Self::reset`].
+    fn clear_runs(&mut self, held: &[RunId], runs: &mut RunWriter<'_>) {
+        let steps = &runs.store.steps;
+        steps.begin(self.slot);
+        for run in held {
+            if let Some(part) = self.parts.remove(run) {
+                runs.set_entry(*run, self.slot, super::runs::Entry::default(), part.hint);
+            }
+        }
+        steps.end(self.slot);
+        for run in held {
+            runs.trim(*run);
+        }
+    }
+
+    /// Forgets everything but the slot. There are no blocks left.
+    fn reset(&mut self, runs: &mut RunWriter<'_>) {
+        runs.store.change_usage(0, -self.bytes);
+        let reshaped = self.reshaped + 1;
+        *self = Self {
+            reshaped,
+            ..Self::new(self.slot)
+        };
+    }
+
+    /// Forgets the blocks of a run from `cutoff` on; says how many those were.
+    pub(super) fn evict(&mut self, run: RunId, cutoff: u16, runs: &mut RunWriter<'_>) -> usize {
+        self.is_cut = true;
+        let before = self.placed;
+        let end = self.parts.get(&run).map_or(0, Part::end);
+        self.erase_all(run, cutoff, end, runs);
+        self.publish(runs);
+        before - self.placed
+    }
+}
+
+/// Whether a name is that of a block under `form`.
+fn is_nameless(form: Form) -> bool {
+    form == Form::Nameless
+}
+
+fn reject_full(applied: &mut Applied, blocks: usize) {
+    applied.reject(RejectReason::Capacity, blocks);
+}

@@ -1,0 +1,420 @@
+//! Finding a holder's blocks by name or lineage hash, and blocks that have several names.
+//!
+//! A name is in exactly one of four tables, by the form of its block: `Hash` in the places of the runs, `Own` in the holder's map,
+//! `Many` among the further names, and that of a block without a place among the orphans.
+
+use crate::hash::{PositionalLineageHash, SequenceHash};
+
+use super::orphans::{Alias, Names, add_name};
+use super::part::Form;
+use super::resolve::Resident;
+use super::{HolderState, Outcome};
+use crate::index::runs::{RUN_BLOCKS_MAX, RunId, RunWriter, Spot, Wanted, is_same_at};
+use smallvec::SmallVec;
+
+/// A block that a holder has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Found {
+    Placed(Spot),
+    Orphan(PositionalLineageHash),
+}
+
+impl HolderState {
+    /// The block that the engine calls `name`.
+    pub(super) fn find_name(&self, name: u64, runs: &RunWriter<'_>) -> Option<Found> {
+        if let Some(spot) = self.find_spot(name, runs) {
+            return Some(Found::Placed(spot));
+        }
+        if self.orphans.len() == 0 {
+            return None;
+        }
+        self.orphans.find_name(name).map(Found::Orphan)
+    }
+
+    /// As [`Self::find_name`], of a block that has a place.
+    pub(super) fn find_spot(&self, name: u64, runs: &RunWriter<'_>) -> Option<Spot> {
+        if !self.further.is_empty()
+            && let Some(spot) = self.further.get(&name)
+        {
+            return Some(*spot);
+        }
+        if let Some(spot) = self.find_own(name) {
+            return Some(spot);
+        }
+        runs.find_place(name, |spot| {
+            let is_named = runs.hash(spot) == name
+                && self
+                    .attributes(spot)
+                    .is_some_and(|held| held.form() == Form::Hash);
+            is_named.then_some(spot)
+        })
+    }
+
+    fn find_own(&self, name: u64) -> Option<Spot> {
+        if self.own.len() == 0 {
+            return None;
+        }
+        self.own.find(name, |spot| {
+            let part = self.parts.get(&spot.run)?;
+            (part.name(spot.offset) == name).then_some(spot)
+        })
+    }
+
+    /// The place of the block with this lineage hash, and this sequence hash, where that is known. Makes blocks be found that way first.
+    pub(super) fn find_key(
+        &mut self,
+        key: PositionalLineageHash,
+        whole: Option<SequenceHash>,
+        runs: &mut RunWriter<'_>,
+    ) -> Option<Spot> {
+        self.make_keyed(runs);
+        let (position, current) = (key.position(), key.current_hash_fragment());
+        runs.find_place(current, |spot| {
+            let own = runs.position(spot);
+            let is_it = u64::from(own) == position
+                && is_same_at(own, runs.hash(spot), current)
+                && whole.is_none_or(|whole| runs.is(spot, Wanted::whole(whole.0)))
+                && runs.key(spot) == key
+                && self.attributes(spot).is_some();
+            is_it.then_some(spot)
+        })
+    }
+
+    /// The places of all blocks with this lineage hash: of one, if it is a chain's.
+    pub(super) fn find_keys(
+        &mut self,
+        key: PositionalLineageHash,
+        runs: &mut RunWriter<'_>,
+    ) -> SmallVec<[Found; 2]> {
+        self.make_keyed(runs);
+        let mut found = SmallVec::new();
+        let (position, current) = (key.position(), key.current_hash_fragment());
+        runs.find_place(current, |spot| {
+            let is_it = u64::from(runs.position(spot)) == position
+                && runs.key(spot) == key
+                && self.attributes(spot).is_some();
+            if is_it {
+                found.push(Found::Placed(spot));
+            }
+            None::<()>
+        });
+        found
+    }
+
+    /// All blocks with this sequence hash. Where hashes are a chain, there is one at most.
+    pub(super) fn find_hash(
+        &mut self,
+        hash: u64,
+        runs: &mut RunWriter<'_>,
+    ) -> SmallVec<[(PositionalLineageHash, Found); 2]> {
+        self.make_keyed(runs);
+        let mut found = SmallVec::new();
+        runs.find_place(hash, |spot| {
+            let is_it = self.attributes(spot).is_some_and(|held| {
+                let own = runs.hash(spot);
+                own == hash || !held.is_whole() && is_same_at(runs.position(spot), own, hash)
+            });
+            if is_it {
+                found.push((runs.key(spot), Found::Placed(spot)));
+            }
+            None::<()>
+        });
+        let orphans = self.orphans.with_hash(hash);
+        found.extend(orphans.map(|key| (key, Found::Orphan(key))));
+        found
+    }
+
+    /// The block that an event names as a parent: the engine's name for it, or else its sequence hash. `position` is that of the child,
+    /// where the event has one. Where hashes are no chain, blocks of that name can stand elsewhere.
+    pub(super) fn find_parent(
+        &mut self,
+        name: u64,
+        position: Option<u64>,
+        runs: &mut RunWriter<'_>,
+    ) -> Option<Resident> {
+        let precedes =
+            |key: PositionalLineageHash| position.is_none_or(|position| position == key.position() + 1);
+        let named = self.find_name(name, runs).map(|found| self.resident(found, runs));
+        if let Some(named) = named.filter(|named| precedes(named.key)) {
+            return Some(named);
+        }
+        let hashed = self.find_hash(name, runs).into_iter();
+        let (_, first) = hashed
+            .filter(|(key, _)| precedes(*key))
+            .min_by_key(|(key, _)| *key)?;
+        let resident = self.resident(first, runs);
+        Some(Resident {
+            // Of a block that was stored by its lineage hash, the event says the rest.
+            sequence_hash: resident.sequence_hash.or(Some(SequenceHash(name))),
+            ..resident
+        })
+    }
+
+    fn resident(&self, found: Found, runs: &RunWriter<'_>) -> Resident {
+        match found {
+            Found::Placed(spot) => Resident {
+                key: runs.key(spot),
+                sequence_hash: self.sequence_hash(spot, runs),
+                spot: Some(spot),
+            },
+            Found::Orphan(key) => Resident {
+                key,
+                sequence_hash: self.orphans.get(key).and_then(|orphan| orphan.sequence_hash),
+                spot: None,
+            },
+        }
+    }
+
+    fn make_keyed(&mut self, runs: &mut RunWriter<'_>) {
+        if !self.is_keyed {
+            self.is_keyed = true;
+            // What is not published would be cut off while others have turns.
+            self.publish(runs);
+            let held: Vec<RunId> = self.parts.keys().copied().collect();
+            for (number, run) in held.into_iter().enumerate() {
+                runs.place(run, RUN_BLOCKS_MAX);
+                if number % 16 == 15 {
+                    runs.pause();
+                }
+            }
+        }
+    }
+
+    /// Whether `name` means another block than the one at `spot`.
+    pub(super) fn find_other(
+        &self,
+        name: u64,
+        spot: Spot,
+        form: Form,
+        runs: &RunWriter<'_>,
+    ) -> Option<Found> {
+        // Mostly no table has anything that a name can clash with.
+        let found = match form {
+            Form::Hash if self.own.len() == 0 && self.further.is_empty() && !runs.has_doubles() => None,
+            Form::Own if self.further.is_empty() && !self.has_hash_names() => self.find_own(name),
+            _ => self.find_spot(name, runs),
+        };
+        match found {
+            Some(found) if found != spot => Some(Found::Placed(found)),
+            Some(_) => None,
+            None if self.orphans.len() == 0 => None,
+            None => self.orphans.find_name(name).map(Found::Orphan),
+        }
+    }
+
+    /// Whether some block may be named by its hash.
+    pub(super) fn has_hash_names(&self) -> bool {
+        self.own.len() < self.placed
+    }
+
+    /// Takes a name from a block; a block that loses its last name is gone.
+    pub(super) fn drop_name(&mut self, found: Found, name: u64, runs: &mut RunWriter<'_>) {
+        match found {
+            Found::Orphan(key) => {
+                self.orphans.withdraw(key, Some(name), u8::MAX);
+            }
+            Found::Placed(spot) => {
+                self.withdraw_many(spot, Some(name), u8::MAX, runs)
+                    .unwrap_or_else(|| {
+                        self.erase_all(spot.run, spot.offset, spot.offset + 1, runs);
+                        Outcome::Gone
+                    });
+            }
+        }
+    }
+
+    /// Gives a block that has a place a further name, or a tier more under one that it has; false where it has too many.
+    pub(super) fn name_again(&mut self, spot: Spot, name: u64, tiers: u8, runs: &mut RunWriter<'_>) -> bool {
+        let Some(held) = self.attributes(spot) else {
+            return false;
+        };
+        let mut names = match held.form() {
+            Form::Many => self.many.remove(&spot).unwrap_or_default(),
+            Form::Nameless => {
+                // The first name takes over what was stored without one.
+                self.set_names(
+                    spot,
+                    Names::from_elem(
+                        Alias {
+                            name,
+                            tiers: tiers | held.tiers(),
+                        },
+                        1,
+                    ),
+                    runs,
+                );
+                return true;
+            }
+            Form::Own | Form::Hash => {
+                let first = self.take_single_name(spot, runs);
+                Names::from_elem(
+                    Alias {
+                        name: first,
+                        tiers: held.tiers(),
+                    },
+                    1,
+                )
+            }
+        };
+        let is_taken = add_name(&mut names, name, tiers);
+        self.set_names(spot, names, runs);
+        is_taken
+    }
+
+    /// Takes the one name of a block out of its table.
+    fn take_single_name(&mut self, spot: Spot, runs: &RunWriter<'_>) -> u64 {
+        match self.attributes(spot).map(super::part::Attributes::form) {
+            Some(Form::Own) => {
+                let name = self.parts.get(&spot.run).map_or(0, |part| part.name(spot.offset));
+                self.own.remove(name, spot);
+                name
+            }
+            _ => runs.hash(spot),
+        }
+    }
+
+    /// Gives a block these names, in place of those in no table any more.
+    fn set_names(&mut self, spot: Spot, names: Names, runs: &mut RunWriter<'_>) {
+        let Some(held) = self.attributes(spot) else { return };
+        let tiers = names.iter().fold(0, |tiers, alias| tiers | alias.tiers);
+        let held = held.with_tiers(tiers);
+        if let [only] = names.as_slice() {
+            let form = self.form_of(spot, only.name, held.is_whole(), runs);
+            self.set(spot, Some(held.with_form(form)));
+            if form == Form::Own {
+                self.own.insert(only.name, spot);
+                if let Some(part) = self.parts.get_mut(&spot.run) {
+                    part.set_names(spot.offset, &[only.name]);
+                }
+            }
+            return;
+        }
+        self.set(spot, Some(held.with_form(Form::Many)));
+        for alias in &names {
+            self.further.insert(alias.name, spot);
+        }
+        self.many.insert(spot, names);
+    }
+
+    /// In what form a block at `spot` can keep its one name.
+    pub(super) fn form_of(&self, spot: Spot, name: u64, is_whole: bool, runs: &mut RunWriter<'_>) -> Form {
+        if !is_whole || runs.hash(spot) != name {
+            return Form::Own;
+        }
+        runs.place(spot.run, spot.offset + 1);
+        if runs.is_placed(spot) {
+            Form::Hash
+        } else {
+            Form::Own
+        }
+    }
+
+    /// Takes tiers from one name, or from all names, of a block that has several; none where it has not.
+    pub(super) fn withdraw_many(
+        &mut self,
+        spot: Spot,
+        name: Option<u64>,
+        tiers: u8,
+        runs: &mut RunWriter<'_>,
+    ) -> Option<Outcome> {
+        if self.many.is_empty() {
+            return None;
+        }
+        let mut names = self.many.remove(&spot)?;
+        let mut held = 0;
+        for alias in names
+            .iter_mut()
+            .filter(|alias| name.is_none_or(|name| name == alias.name))
+        {
+            held |= alias.tiers & tiers;
+            alias.tiers &= !tiers;
+        }
+        for alias in names.iter().filter(|alias| alias.tiers == 0) {
+            self.further.remove(&alias.name);
+        }
+        names.retain(|alias| alias.tiers != 0);
+        match names.as_slice() {
+            [] => {
+                self.set(spot, None);
+                self.placed -= 1;
+                return Some(Outcome::Gone);
+            }
+            [last] => {
+                self.further.remove(&last.name);
+            }
+            _ => {}
+        }
+        self.set_names(spot, names, runs);
+        Some(if held == 0 {
+            Outcome::Unknown
+        } else {
+            Outcome::Remains
+        })
+    }
+
+    /// Takes all names of the blocks from `from` to `to` out of their tables, and the blocks from the holder.
+    pub(super) fn erase_all(&mut self, run: RunId, from: u16, to: u16, runs: &mut RunWriter<'_>) {
+        let mut at = from;
+        while at < to {
+            let Some(part) = self.parts.get(&run) else { return };
+            let (end, held) = part.extent(at, to);
+            match held.map(super::part::Attributes::form) {
+                None => {}
+                Some(Form::Many) => {
+                    self.withdraw_many(Spot { run, offset: at }, None, u8::MAX, runs);
+                    at += 1;
+                    continue;
+                }
+                Some(form) => self.erase_uniform(run, at, end, form),
+            }
+            at = end;
+        }
+    }
+
+    /// Takes blocks of one form, none of which has several names, from the holder.
+    pub(super) fn erase_uniform(&mut self, run: RunId, from: u16, to: u16, form: Form) {
+        let Some(part) = self.parts.get_mut(&run) else {
+            return;
+        };
+        if form == Form::Own {
+            let names = part.names(from, to);
+            for (index, (name, offset)) in names.iter().zip(from..).enumerate() {
+                if let Some(ahead) = names.get(index + crate::index::runs::AHEAD) {
+                    self.own.prefetch(*ahead);
+                }
+                self.own.remove(*name, Spot { run, offset });
+            }
+        }
+        part.set(from, to, None);
+        self.placed -= usize::from(to - from);
+        self.touch(run);
+    }
+
+    /// The names of a block that has a place, oldest first, each with its tiers; none where it is nameless.
+    pub(super) fn names_of(&self, spot: Spot, runs: &RunWriter<'_>) -> Names {
+        let Some(held) = self.attributes(spot) else {
+            return Names::new();
+        };
+        let only = |name| {
+            Names::from_elem(
+                Alias {
+                    name,
+                    tiers: held.tiers(),
+                },
+                1,
+            )
+        };
+        match held.form() {
+            Form::Nameless => Names::new(),
+            Form::Many => self.many.get(&spot).cloned().unwrap_or_default(),
+            Form::Hash => only(runs.hash(spot)),
+            Form::Own => only(self.parts.get(&spot.run).map_or(0, |part| part.name(spot.offset))),
+        }
+    }
+
+    /// The whole sequence hash of a block that has a place, where the holder knows it.
+    pub(super) fn sequence_hash(&self, spot: Spot, runs: &RunWriter<'_>) -> Option<SequenceHash> {
+        let held = self.attributes(spot)?;
+        held.is_whole().then(|| SequenceHash(runs.hash(spot)))
+    }
+}

@@ -1,0 +1,158 @@
+//! Stored events whose parent has not come yet.
+
+use std::collections::{HashMap, HashSet};
+
+use crate::hash::PositionalLineageHash;
+use crate::wire::{BlockNames, StoredBlocks, Tier};
+
+use crate::index::settings::ParkingLimits;
+
+use crate::index::block::NewBlock;
+
+/// An event that waits.
+#[derive(Debug)]
+pub(crate) struct ParkedEvent {
+    /// What the engine calls the parent.
+    pub(crate) parent: u64,
+    pub(crate) stored: StoredBlocks,
+    pub(crate) tier: Tier,
+    /// What the engine calls the blocks of this event that have not been removed while it waited.
+    pub(crate) remaining: HashSet<u64>,
+    deadline_us: u64,
+    stamp: u64,
+}
+
+/// Most removals of one holder that are kept in mind while events wait.
+pub(crate) const UNPLACED_MAX: usize = 65_536;
+
+/// A removed block that is not held by that name. It may be one of an event that waits, whose places are not known yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Unplaced {
+    /// By its sequence hash.
+    Hash(u64),
+    /// By its lineage hash.
+    Key(PositionalLineageHash),
+}
+
+/// The events of one holder that wait for their parents, oldest first.
+#[derive(Debug, Default)]
+pub(crate) struct Parking {
+    events: Vec<ParkedEvent>,
+    blocks: usize,
+    /// Counts the events that had to wait.
+    stamp: u64,
+    /// What was removed while some event waited, and how many events had had to wait when it last was.
+    unplaced: HashMap<(Tier, Unplaced), u64>,
+}
+
+impl Parking {
+    pub(crate) fn len(&self) -> usize {
+        self.events.len()
+    }
+
+    /// Forgets what waits; gives it back.
+    pub(crate) fn clear(&mut self) -> Vec<ParkedEvent> {
+        std::mem::take(self).events
+    }
+
+    /// Lets `stored` wait for `parent`; says how many blocks had to be dropped to stay within the bounds.
+    pub(crate) fn park(
+        &mut self,
+        parent: u64,
+        stored: StoredBlocks,
+        tier: Tier,
+        now_us: u64,
+        limits: ParkingLimits,
+    ) -> usize {
+        let mut dropped = 0;
+        if limits.events_max == 0 || stored.names.len() > limits.blocks_max {
+            return stored.names.len();
+        }
+        if self.events.is_empty() {
+            self.unplaced = HashMap::new();
+        }
+        self.stamp += 1;
+        while self.events.len() >= limits.events_max || self.blocks + stored.names.len() > limits.blocks_max {
+            dropped += self.take(0).stored.names.len();
+        }
+        self.blocks += stored.names.len();
+        let deadline_us = now_us.saturating_add(limits.wait_us_max);
+        let remaining = match (&stored.engine_hashes, &stored.names) {
+            (Some(names), _) => names.iter().copied().collect(),
+            (None, BlockNames::Sequence { hashes, .. }) => hashes.iter().map(|hash| hash.as_u64()).collect(),
+            (None, BlockNames::Lineage(_)) => HashSet::new(),
+        };
+        self.events.push(ParkedEvent {
+            parent,
+            stored,
+            tier,
+            remaining,
+            deadline_us,
+            stamp: self.stamp,
+        });
+        dropped
+    }
+
+    fn take(&mut self, index: usize) -> ParkedEvent {
+        let event = self.events.remove(index);
+        self.blocks -= event.stored.names.len();
+        event
+    }
+
+    /// The oldest event whose parent `is_known` now.
+    pub(crate) fn take_ready(&mut self, mut is_known: impl FnMut(u64) -> bool) -> Option<ParkedEvent> {
+        let index = self.events.iter().position(|event| is_known(event.parent))?;
+        Some(self.take(index))
+    }
+
+    /// Drops what has waited too long; says how many blocks that were.
+    pub(crate) fn expire(&mut self, now_us: u64) -> usize {
+        let mut dropped = 0;
+        while self
+            .events
+            .first()
+            .is_some_and(|event| event.deadline_us <= now_us)
+        {
+            dropped += self.take(0).stored.names.len();
+        }
+        dropped
+    }
+
+    /// Notes that a block which is not held was removed: it must not come with an event that waits. Says how many blocks had to be dropped
+    /// to stay within the bounds.
+    pub(crate) fn note_unplaced(&mut self, removed: Unplaced, tier: Tier) -> usize {
+        let Some(oldest) = self.events.first().map(|event| event.stamp) else {
+            return 0;
+        };
+        self.unplaced.insert((tier, removed), self.stamp);
+        if self.unplaced.len() <= UNPLACED_MAX {
+            return 0;
+        }
+        self.unplaced.retain(|_, stamp| *stamp >= oldest);
+        if self.unplaced.len() <= UNPLACED_MAX / 2 {
+            return 0;
+        }
+        let dropped = self.blocks;
+        (self.events, self.blocks, self.unplaced) = (Vec::new(), 0, HashMap::new());
+        dropped
+    }
+
+    /// Whether a block of an event that has waited was removed meanwhile.
+    pub(crate) fn is_gone(&self, event: &ParkedEvent, block: &NewBlock) -> bool {
+        let is_removed = |removed| {
+            let stamp = self.unplaced.get(&(event.tier, removed));
+            stamp.is_some_and(|stamp| *stamp >= event.stamp)
+        };
+        let hash = block.sequence_hash.map(|hash| Unplaced::Hash(hash.as_u64()));
+        is_removed(Unplaced::Key(block.key)) || hash.is_some_and(is_removed)
+    }
+
+    /// Notes that the block called `name` was removed; says whether an event that waits has it.
+    pub(crate) fn note_removed(&mut self, name: u64, tier: Tier) -> bool {
+        let mut is_noted = false;
+        for event in self.events.iter_mut().filter(|event| event.tier == tier) {
+            is_noted |= event.remaining.remove(&name);
+        }
+        is_noted
+    }
+}

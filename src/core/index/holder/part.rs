@@ -1,0 +1,316 @@
+//! What a holder has of one run: intervals, each with its tiers, and the engine's names.
+
+use smallvec::SmallVec;
+
+use crate::index::directory::HolderSlot;
+use crate::index::runs::Entry;
+use crate::wire::Tier;
+
+/// What all blocks of an interval have in common.
+///
+/// The low byte has one bit a tier. Above it stands how the engine names the blocks, and what is known of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Attributes(u16);
+
+/// How the engine names a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Form {
+    /// By its lineage hash alone.
+    Nameless,
+    /// By its sequence hash.
+    Hash,
+    /// By a name in the part.
+    Own,
+    /// By several names.
+    Many,
+}
+
+const FORM_SHIFT: u32 = 8;
+/// The whole sequence hash is known to the holder.
+const WHOLE: u16 = 1 << 10;
+
+impl Attributes {
+    pub(super) fn new(tiers: u8, form: Form, is_whole: bool) -> Self {
+        let whole = if is_whole { WHOLE } else { 0 };
+        Self(u16::from(tiers) | (form as u16) << FORM_SHIFT | whole)
+    }
+
+    #[allow(clippy::cast_possible_truncation, reason = "the low byte is meant")]
+    pub(super) fn tiers(self) -> u8 {
+        self.0 as u8
+    }
+
+    pub(super) fn form(self) -> Form {
+        match self.0 >> FORM_SHIFT & 3 {
+            0 => Form::Nameless,
+            1 => Form::Hash,
+            2 => Form::Own,
+            _ => Form::Many,
+        }
+    }
+
+    pub(super) fn is_whole(self) -> bool {
+        self.0 & WHOLE != 0
+    }
+
+    pub(super) fn with_tiers(self, tiers: u8) -> Self {
+        Self(self.0 & !0xff | u16::from(tiers))
+    }
+
+    pub(super) fn with_whole(self, is_whole: bool) -> Self {
+        Self::new(self.tiers(), self.form(), self.is_whole() || is_whole)
+    }
+
+    pub(super) fn with_form(self, form: Form) -> Self {
+        Self::new(self.tiers(), form, self.is_whole())
+    }
+}
+
+pub(super) fn tier_bit(tier: Tier) -> u8 {
+    1 << tier.as_u8()
+}
+
+/// Blocks with the same attributes, one after the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Interval {
+    pub(super) from: u16,
+    pub(super) to: u16,
+    pub(super) attributes: Attributes,
+}
+
+/// What a holder has of one run.
+#[derive(Debug, Default)]
+pub(super) struct Part {
+    /// In order; neighbours differ or have a hole between them.
+    intervals: SmallVec<[Interval; 2]>,
+    /// Names of blocks, from `names_from` on; of blocks that are named otherwise it says nothing.
+    names: Vec<u64>,
+    names_from: u16,
+    /// Where the blocks ended when readers were last told.
+    pub(super) shown: u16,
+    /// Where the run has the holder's entry, probably.
+    pub(super) hint: u32,
+}
+
+fn push(intervals: &mut SmallVec<[Interval; 2]>, next: Interval) {
+    if next.from >= next.to {
+        return;
+    }
+    match intervals.last_mut() {
+        Some(last) if last.to == next.from && last.attributes == next.attributes => last.to = next.to,
+        _ => intervals.push(next),
+    }
+}
+
+impl Part {
+    pub(super) fn is_empty(&self) -> bool {
+        self.intervals.is_empty()
+    }
+
+    pub(super) fn intervals(&self) -> &[Interval] {
+        &self.intervals
+    }
+
+    /// One more than the offset of the last block.
+    pub(super) fn end(&self) -> u16 {
+        self.intervals.last().map_or(0, |last| last.to)
+    }
+
+    fn index_of(&self, offset: u16) -> usize {
+        match self.intervals.as_slice() {
+            [] => 0,
+            [one] => usize::from(one.to <= offset),
+            several => several.partition_point(|interval| interval.to <= offset),
+        }
+    }
+
+    /// The interval with the block at `offset`.
+    pub(super) fn interval_at(&self, offset: u16) -> Option<Interval> {
+        let interval = *self.intervals.get(self.index_of(offset))?;
+        (interval.from <= offset).then_some(interval)
+    }
+
+    pub(super) fn get(&self, offset: u16) -> Option<Attributes> {
+        Some(self.interval_at(offset)?.attributes)
+    }
+
+    /// What there is at `from`, and up to where it is the same, no further than `to`.
+    pub(super) fn extent(&self, from: u16, to: u16) -> (u16, Option<Attributes>) {
+        match self.intervals.get(self.index_of(from)) {
+            None => (to, None),
+            Some(next) if next.from > from => (to.min(next.from), None),
+            Some(own) => (to.min(own.to), Some(own.attributes)),
+        }
+    }
+
+    /// Replaces what there is from `from` to `to`.
+    pub(super) fn set(&mut self, from: u16, to: u16, attributes: Option<Attributes>) {
+        if from >= to {
+            return;
+        }
+        let own = attributes.map(|attributes| Interval { from, to, attributes });
+        if from >= self.end() {
+            if let Some(own) = own {
+                push(&mut self.intervals, own);
+            }
+            return;
+        }
+        // One more on each side, which may become one with the new.
+        let low = self.index_of(from).saturating_sub(1);
+        let high = (self.index_of(to) + 1).min(self.intervals.len());
+        let mut pieces: SmallVec<[Interval; 2]> = SmallVec::new();
+        let window = &self.intervals[low..high];
+        for interval in window {
+            push(
+                &mut pieces,
+                Interval {
+                    to: interval.to.min(from),
+                    ..*interval
+                },
+            );
+        }
+        if let Some(own) = own {
+            push(&mut pieces, own);
+        }
+        for interval in window {
+            push(
+                &mut pieces,
+                Interval {
+                    from: interval.from.max(to),
+                    ..*interval
+                },
+            );
+        }
+        let rest: SmallVec<[Interval; 2]> = self.intervals.drain(high..).collect();
+        self.intervals.truncate(low);
+        for piece in pieces.into_iter().chain(rest) {
+            push(&mut self.intervals, piece);
+        }
+        let end = self.end();
+        if end == 0 {
+            self.names = Vec::new();
+        } else if usize::from(end) < usize::from(self.names_from) + self.names.len() {
+            self.names
+                .truncate(usize::from(end.saturating_sub(self.names_from)));
+            if self.names.capacity() > 64 && self.names.len() < self.names.capacity() / 2 {
+                self.names.shrink_to(self.names.len() * 5 / 4);
+            }
+        }
+    }
+
+    /// The name of the block at `offset`, where it has one of its own.
+    pub(super) fn name(&self, offset: u16) -> u64 {
+        let index = usize::from(offset).wrapping_sub(usize::from(self.names_from));
+        self.names.get(index).copied().unwrap_or(0)
+    }
+
+    pub(super) fn names(&self, from: u16, to: u16) -> &[u64] {
+        let place = |offset: u16| usize::from(offset.saturating_sub(self.names_from));
+        self.names.get(place(from)..place(to)).unwrap_or_default()
+    }
+
+    /// Sets the names of the blocks from `from` on.
+    pub(super) fn set_names(&mut self, from: u16, names: &[u64]) {
+        if self.names.is_empty() {
+            self.names_from = from;
+        }
+        if from < self.names_from {
+            let gap = usize::from(self.names_from - from);
+            self.names.splice(0..0, std::iter::repeat_n(0, gap));
+            self.names_from = from;
+        }
+        let first = usize::from(from - self.names_from);
+        let end = first + names.len();
+        if end > self.names.capacity() {
+            let room = end.max(self.names.len() + self.names.len() / 4);
+            self.names.reserve_exact(room - self.names.len());
+        }
+        if first >= self.names.len() {
+            self.names.resize(first, 0);
+            self.names.extend_from_slice(names);
+            return;
+        }
+        if self.names.len() < end {
+            self.names.resize(end, 0);
+        }
+        self.names[first..end].copy_from_slice(names);
+    }
+
+    /// Whether it is nothing but leading blocks, all in one tier and by their hashes; or nothing at all.
+    pub(super) fn is_simple(&self) -> bool {
+        match self.intervals.as_slice() {
+            [] => true,
+            [one] => {
+                let held = one.attributes;
+                one.from == 0 && held.form() == Form::Hash && held.tiers().is_power_of_two()
+            }
+            _ => false,
+        }
+    }
+
+    /// Leading blocks in any of `tiers`.
+    fn reach(&self, tiers: u8) -> u16 {
+        let mut reach = 0;
+        for interval in &self.intervals {
+            if interval.from != reach || interval.attributes.tiers() & tiers == 0 {
+                break;
+            }
+            reach = interval.to;
+        }
+        reach
+    }
+
+    /// What readers see.
+    pub(super) fn entry(&self, slot: HolderSlot) -> Entry {
+        if self.intervals.is_empty() {
+            return Entry::default();
+        }
+        Entry::new(
+            slot,
+            [0b1, 0b11, u8::MAX].map(|tiers| self.reach(tiers)),
+            self.end(),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvatlas_lab::random::Random;
+
+    use super::*;
+
+    #[test]
+    fn a_part_equals_an_array() {
+        let mut random = Random::new(3);
+        for _ in 0..200 {
+            let mut part = Part::default();
+            let mut model: [Option<Attributes>; 40] = [None; 40];
+            for _ in 0..60 {
+                let (one, other) = (random.below(41), random.below(41));
+                let (from, to) = (one.min(other), one.max(other));
+                let tiers = [0, 1, 2, 3][random.below(4)];
+                let attributes = (tiers > 0).then(|| Attributes::new(tiers, Form::Hash, true));
+                model[from..to].fill(attributes);
+                part.set(
+                    u16::try_from(from).unwrap(),
+                    u16::try_from(to).unwrap(),
+                    attributes,
+                );
+                for (offset, expected) in (0..).zip(&model) {
+                    assert_eq!(part.get(offset), *expected);
+                }
+                let differs =
+                    |pair: &[Interval]| pair[0].to < pair[1].from || pair[0].attributes != pair[1].attributes;
+                assert!(part.intervals.windows(2).all(differs));
+                let reach = |bits: u8| {
+                    let has = |held: &&Option<Attributes>| held.is_some_and(|held| held.tiers() & bits != 0);
+                    model.iter().take_while(has).count()
+                };
+                assert_eq!(
+                    [1, 2, 255].map(|bits| usize::from(part.reach(bits))),
+                    [1, 2, 255].map(reach)
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,322 @@
+//! What removed events do to a holder's blocks.
+
+use std::collections::HashSet;
+use std::ops::Range;
+
+use smallvec::SmallVec;
+
+use crate::hash::{PositionalLineageHash, SequenceHash};
+use crate::wire::Tier;
+
+use crate::index::holder::parking::Unplaced;
+
+use super::names::Found;
+use super::part::{Form, Interval, tier_bit};
+use super::{Applied, HolderState, Outcome, RejectReason};
+use crate::index::runs::{AHEAD, RunId, RunWriter, Spot};
+
+/// Neighbours that have been named and are removed together, all in one interval.
+struct Stretch {
+    run: RunId,
+    from: u16,
+    to: u16,
+    interval: Interval,
+}
+
+impl Stretch {
+    fn contains(&self, spot: Spot) -> bool {
+        spot.run == self.run && (self.from..self.to).contains(&spot.offset)
+    }
+
+    /// Takes a neighbour in.
+    fn extend(&mut self, spot: Spot) -> bool {
+        let is_inside = (self.interval.from..self.interval.to).contains(&spot.offset);
+        if spot.run != self.run || !is_inside {
+            return false;
+        }
+        if spot.offset == self.to {
+            self.to += 1;
+        } else if spot.offset + 1 == self.from {
+            self.from -= 1;
+        } else {
+            return false;
+        }
+        true
+    }
+}
+
+/// What an event removes by hashes that are no names.
+#[derive(Debug, Default)]
+pub(super) struct Others {
+    /// Each with whether an event that waits has a block of that name.
+    hashes: Vec<(u64, bool)>,
+    /// The names that came before; known only since the first hash that is none.
+    named: HashSet<u64>,
+}
+
+impl Others {
+    /// Adds a hash that is no name now; `before` came before it.
+    fn add(&mut self, before: &[SequenceHash], hash: u64, waits: bool, applied: &mut Applied) {
+        if self.hashes.is_empty() && self.named.is_empty() {
+            self.named.extend(before.iter().map(|name| name.0));
+        }
+        if self.named.contains(&hash) {
+            // It was a name, and has been removed.
+            return applied.reject(RejectReason::UnknownBlock, 1);
+        }
+        self.hashes.push((hash, waits));
+    }
+
+    /// The hashes that are no names, each with whether an event that waits has a block of that name.
+    pub(super) fn into_hashes(self) -> Vec<(u64, bool)> {
+        self.hashes
+    }
+
+    fn note_named(&mut self, name: u64) {
+        if !self.hashes.is_empty() {
+            self.named.insert(name);
+        }
+    }
+}
+
+impl HolderState {
+    /// Notes that blocks go by their lineage hashes: those of events that wait, too.
+    pub(super) fn note_removed_keys(
+        &mut self,
+        keys: &[PositionalLineageHash],
+        tier: Tier,
+        applied: &mut Applied,
+    ) {
+        self.note_unplaced(keys.iter().copied().map(Unplaced::Key), tier, applied);
+    }
+
+    /// Removes some of the blocks that an event gives by `names`. What is none goes to `others`.
+    pub(super) fn remove_names(
+        &mut self,
+        names: &[SequenceHash],
+        blocks: Range<usize>,
+        tier: Tier,
+        others: &mut Others,
+        runs: &mut RunWriter<'_>,
+        applied: &mut Applied,
+    ) {
+        let mut open: Option<Stretch> = None;
+        // Whether the block before was the neighbour of another: then the next mostly is, too, and no table is asked for it.
+        let mut is_in_order = false;
+        for (index, SequenceHash(name)) in names.iter().enumerate().take(blocks.end).skip(blocks.start) {
+            if let Some(ahead) = names.get(index + AHEAD)
+                && !is_in_order
+            {
+                if self.own.len() > 0 {
+                    self.own.prefetch(ahead.0);
+                } else {
+                    runs.prefetch_place(ahead.0);
+                }
+            }
+            // A block that is held can be part of an event that waits, too: it must not come back with that.
+            let waits = self.parking.len() > 0 && self.parking.note_removed(*name, tier);
+            if let Some(stretch) = &mut open
+                && let Some(next) = self.neighbour(stretch, *name, runs)
+                && stretch.extend(next)
+            {
+                is_in_order = true;
+                others.note_named(*name);
+                continue;
+            }
+            is_in_order = false;
+            let mut found = self.find_name(*name, runs);
+            if let Some(stretch) = open.take() {
+                let is_named_again = matches!(found, Some(Found::Placed(spot)) if stretch.contains(spot));
+                if let Some(Found::Placed(spot)) = found
+                    && !is_named_again
+                {
+                    let mut stretch = stretch;
+                    if stretch.extend(spot) {
+                        others.note_named(*name);
+                        open = Some(stretch);
+                        continue;
+                    }
+                    self.close(&stretch, tier, applied);
+                } else {
+                    self.close(&stretch, tier, applied);
+                    found = self.find_name(*name, runs);
+                }
+            }
+            match found {
+                None => others.add(&names[..index], *name, waits, applied),
+                Some(Found::Orphan(key)) => {
+                    others.note_named(*name);
+                    let outcome = self.orphans.withdraw(key, Some(*name), tier_bit(tier));
+                    count(outcome, applied);
+                }
+                Some(Found::Placed(spot)) => {
+                    others.note_named(*name);
+                    if let Some(outcome) = self.withdraw_many(spot, Some(*name), tier_bit(tier), runs) {
+                        count(outcome, applied);
+                    } else if let Some(interval) = self
+                        .parts
+                        .get(&spot.run)
+                        .and_then(|part| part.interval_at(spot.offset))
+                    {
+                        open = Some(Stretch {
+                            run: spot.run,
+                            from: spot.offset,
+                            to: spot.offset + 1,
+                            interval,
+                        });
+                    }
+                }
+            }
+        }
+        if let Some(stretch) = open {
+            self.close(&stretch, tier, applied);
+        }
+    }
+
+    /// Notes removals that may mean blocks of events that wait.
+    fn note_unplaced(&mut self, removed: impl Iterator<Item = Unplaced>, tier: Tier, applied: &mut Applied) {
+        if self.parking.len() > 0 {
+            let dropped = removed.map(|removed| self.parking.note_unplaced(removed, tier));
+            applied.reject(RejectReason::ParkingFull, dropped.sum());
+        }
+    }
+
+    /// Removes blocks by sequence hashes: each goes under all its names, as by its lineage hash.
+    pub(super) fn remove_hashes(
+        &mut self,
+        hashes: &[(u64, bool)],
+        tier: Tier,
+        runs: &mut RunWriter<'_>,
+        applied: &mut Applied,
+    ) {
+        let unplaced = hashes.iter().filter(|(_, waits)| !waits);
+        let unplaced = unplaced.map(|(hash, _)| Unplaced::Hash(*hash));
+        self.note_unplaced(unplaced, tier, applied);
+        for (hash, waits) in hashes.iter().copied() {
+            let found = self.find_hash(hash, runs);
+            if found.is_empty() {
+                let outcome = if waits { Outcome::Gone } else { Outcome::Unknown };
+                count(outcome, applied);
+            }
+            for (_, found) in found {
+                self.remove_found(found, tier, runs, applied);
+            }
+        }
+    }
+
+    /// Removes a block from a tier, under all its names.
+    fn remove_found(&mut self, found: Found, tier: Tier, runs: &mut RunWriter<'_>, applied: &mut Applied) {
+        let bit = tier_bit(tier);
+        let spot = match found {
+            Found::Orphan(key) => return count(self.orphans.withdraw(key, None, bit), applied),
+            Found::Placed(spot) => spot,
+        };
+        if let Some(outcome) = self.withdraw_many(spot, None, bit, runs) {
+            return count(outcome, applied);
+        }
+        let part = self.parts.get(&spot.run);
+        if let Some(interval) = part.and_then(|part| part.interval_at(spot.offset)) {
+            let stretch = Stretch {
+                run: spot.run,
+                from: spot.offset,
+                to: spot.offset + 1,
+                interval,
+            };
+            self.close(&stretch, tier, applied);
+        }
+    }
+
+    /// The block beside a stretch that has this name.
+    fn neighbour(&self, stretch: &Stretch, name: u64, runs: &RunWriter<'_>) -> Option<Spot> {
+        let before = stretch
+            .from
+            .checked_sub(1)
+            .filter(|offset| *offset >= stretch.interval.from);
+        let after = Some(stretch.to).filter(|offset| *offset < stretch.interval.to);
+        let offsets = [before, after].into_iter().flatten();
+        let mut spots = offsets.map(|offset| Spot {
+            run: stretch.run,
+            offset,
+        });
+        match stretch.interval.attributes.form() {
+            Form::Hash => spots.find(|spot| runs.hash(*spot) == name),
+            Form::Own => {
+                let part = self.parts.get(&stretch.run)?;
+                spots.find(|spot| part.name(spot.offset) == name)
+            }
+            Form::Nameless | Form::Many => None,
+        }
+    }
+
+    /// Takes the blocks of a stretch from a tier.
+    fn close(&mut self, stretch: &Stretch, tier: Tier, applied: &mut Applied) {
+        let (held, bit) = (stretch.interval.attributes, tier_bit(tier));
+        let blocks = usize::from(stretch.to - stretch.from);
+        if held.tiers() & bit == 0 {
+            return applied.reject(RejectReason::UnknownBlock, blocks);
+        }
+        applied.removed += blocks as u64;
+        if held.tiers() == bit {
+            return self.erase_uniform(stretch.run, stretch.from, stretch.to, held.form());
+        }
+        if let Some(part) = self.parts.get_mut(&stretch.run) {
+            part.set(
+                stretch.from,
+                stretch.to,
+                Some(held.with_tiers(held.tiers() & !bit)),
+            );
+            self.touch(stretch.run);
+        }
+    }
+
+    /// Removes blocks by lineage hashes, each under all its names.
+    pub(super) fn remove_keys(
+        &mut self,
+        keys: &[PositionalLineageHash],
+        tier: Tier,
+        runs: &mut RunWriter<'_>,
+        applied: &mut Applied,
+    ) {
+        for key in keys {
+            let mut found: SmallVec<[Found; 2]> = self.find_keys(*key, runs);
+            if self.orphans.get(*key).is_some() {
+                found.push(Found::Orphan(*key));
+            }
+            if found.is_empty() {
+                count(Outcome::Unknown, applied);
+            }
+            for found in found {
+                self.remove_found(found, tier, runs, applied);
+            }
+        }
+    }
+
+    /// Takes the blocks that have no name from the holder; says how many.
+    pub(super) fn drop_nameless(&mut self, runs: &mut RunWriter<'_>) -> usize {
+        let nameless = |interval: &&Interval| interval.attributes.form() == Form::Nameless;
+        let stretches: Vec<(RunId, Interval)> = self
+            .parts
+            .iter()
+            .flat_map(|(run, part)| {
+                part.intervals()
+                    .iter()
+                    .filter(nameless)
+                    .map(|interval| (*run, *interval))
+            })
+            .collect();
+        let mut dropped = self.orphans.drop_nameless();
+        for (run, interval) in stretches {
+            dropped += usize::from(interval.to - interval.from);
+            self.erase_uniform(run, interval.from, interval.to, Form::Nameless);
+        }
+        self.publish(runs);
+        dropped
+    }
+}
+
+fn count(outcome: Outcome, applied: &mut Applied) {
+    match outcome {
+        Outcome::Gone | Outcome::Remains => applied.removed += 1,
+        Outcome::Unknown => applied.reject(RejectReason::UnknownBlock, 1),
+    }
+}

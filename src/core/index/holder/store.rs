@@ -1,0 +1,586 @@
+//! What stored events do to a holder's blocks.
+
+use crate::hash::{Position, PositionalLineageHash, SequenceHash, lineage_hashes_from};
+use crate::wire::Tier;
+
+use super::names::Found;
+use super::orphans::{Names, Orphan, add_name};
+use super::part::{Attributes, Form, tier_bit};
+use super::{Applied, HolderState, RejectReason, is_nameless, reject_full};
+use crate::index::block::{NewBlock, current_mask};
+use crate::index::runs::{AHEAD, RunId, RunWriter, Spot, Wanted};
+
+/// Blocks one after the other, the first after `parent`, a block that the holder has or had, or at position 0.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Sequence<'a> {
+    pub(super) parent: Option<Spot>,
+    pub(super) position: u32,
+    pub(super) hashes: &'a [SequenceHash],
+    /// What the engine calls them; none where that is their hashes.
+    pub(super) names: Option<&'a [u64]>,
+}
+
+/// How stored blocks are taken.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Terms {
+    pub(super) tier: Tier,
+    /// Most blocks of the holder.
+    pub(super) blocks_max: usize,
+}
+
+impl<'a> Sequence<'a> {
+    /// What follows the first `done` blocks, the last of which is at `parent`.
+    pub(super) fn after(&self, done: usize, parent: Spot) -> Sequence<'a> {
+        Sequence {
+            parent: Some(parent),
+            position: self.position + u32::try_from(done).unwrap_or(u32::MAX),
+            hashes: self.hashes.get(done..).unwrap_or_default(),
+            names: self.names.map(|names| names.get(done..).unwrap_or_default()),
+        }
+    }
+
+    fn name(&self, index: usize) -> Option<u64> {
+        match self.names {
+            Some(names) => names.get(index).copied(),
+            None => self.hashes.get(index).map(|hash| hash.0),
+        }
+    }
+}
+
+/// After so many blocks others have a turn.
+const TURN_BLOCKS: usize = 4096;
+
+impl HolderState {
+    /// Stores a sequence, as much of it as is good for a turn. Of the blocks that are not `kept`, where that says which are, only the places
+    /// are made, and no more.
+    ///
+    /// Where something is left, gives how many blocks are done, and the place of the last of them, which is held.
+    pub(super) fn store_sequence(
+        &mut self,
+        sequence: &Sequence<'_>,
+        kept: Option<&[bool]>,
+        terms: Terms,
+        runs: &mut RunWriter<'_>,
+        applied: &mut Applied,
+    ) -> Option<(usize, Spot)> {
+        let (mut parent, mut done) = (sequence.parent, 0);
+        while let Some(rest) = sequence.hashes.get(done..).filter(|rest| !rest.is_empty()) {
+            let room = terms.blocks_max.saturating_sub(self.blocks());
+            // Where the holder is full, nothing is made that it cannot have.
+            let position = sequence.position + u32::try_from(done).unwrap_or(u32::MAX);
+            let known = runs.child(parent, position, Wanted::whole(rest[0].0));
+            let rest = if known.is_none() && room < rest.len() && kept.is_none() {
+                &rest[..room]
+            } else {
+                rest
+            };
+            if rest.is_empty() {
+                self.store_beyond(sequence, done, parent, terms, runs, applied);
+                return None;
+            }
+            let Some((first, count)) = runs.put(parent, position, rest, true) else {
+                reject_full(applied, sequence.hashes.len() - done);
+                return None;
+            };
+            self.touch(first.run);
+            let end = first.offset + u16::try_from(count).unwrap_or(0);
+            if let Some(kept) = kept {
+                for (index, offset) in (done..).zip(first.offset..end) {
+                    if kept.get(index) == Some(&true) {
+                        let spot = Spot { offset, ..first };
+                        self.hold(sequence, index, spot, offset + 1, terms, runs, applied);
+                    }
+                }
+            } else {
+                self.hold(sequence, done, first, end, terms, runs, applied);
+            }
+            done += count;
+            let last = Spot {
+                offset: end - 1,
+                ..first
+            };
+            parent = Some(last);
+            self.adopt(first.run, first.offset, end, terms, runs, applied);
+            // What nobody is known to have would be cut off meanwhile.
+            let is_held = self.attributes(last).is_some();
+            if done % TURN_BLOCKS < count && done < sequence.hashes.len() && is_held {
+                return Some((done, last));
+            }
+        }
+        None
+    }
+
+    /// What a full holder does with the blocks of a sequence from `index` on, the first of which it does not have.
+    fn store_beyond(
+        &mut self,
+        sequence: &Sequence<'_>,
+        index: usize,
+        parent: Option<Spot>,
+        terms: Terms,
+        runs: &mut RunWriter<'_>,
+        applied: &mut Applied,
+    ) {
+        if self.orphans.len() == 0 {
+            return reject_full(applied, sequence.hashes.len() - index);
+        }
+        let before = match index.checked_sub(1) {
+            Some(before) => sequence.hashes.get(before).copied(),
+            None => parent.map(|parent| SequenceHash(runs.hash(parent))),
+        };
+        let position = u64::from(sequence.position) + index as u64;
+        let hashes = sequence.hashes.get(index..).unwrap_or_default();
+        let keys = lineage_hashes_from(position, before, hashes);
+        for (index, (key, hash)) in (index..).zip(keys.zip(hashes)) {
+            if let Ok(key) = key {
+                let (sequence_hash, name) = (Some(*hash), sequence.name(index));
+                let block = NewBlock {
+                    key,
+                    sequence_hash,
+                    name,
+                };
+                self.store_block(&block, terms, runs, applied);
+            }
+        }
+    }
+
+    /// Holds the blocks of a run from `first` up to `end`: those of the sequence from `index` on.
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "a stretch of a sequence and where it lies"
+    )]
+    fn hold(
+        &mut self,
+        sequence: &Sequence<'_>,
+        index: usize,
+        first: Spot,
+        end: u16,
+        terms: Terms,
+        runs: &mut RunWriter<'_>,
+        applied: &mut Applied,
+    ) {
+        if self.is_keyed {
+            runs.place(first.run, end);
+        }
+        let mut at = first;
+        while at.offset < end {
+            let own = index + usize::from(at.offset - first.offset);
+            let part = self.parts.entry(at.run).or_default();
+            let (to, held) = part.extent(at.offset, end);
+            at.offset += match held {
+                None => self.hold_new(sequence, own, at, to, terms, runs, applied),
+                Some(held) => self.hold_again(sequence, own, at, to, held, terms, runs, applied),
+            };
+        }
+    }
+
+    /// Holds new blocks, as many as go together; says how many are done.
+    #[allow(clippy::too_many_arguments, reason = "as `hold`")]
+    fn hold_new(
+        &mut self,
+        sequence: &Sequence<'_>,
+        index: usize,
+        at: Spot,
+        to: u16,
+        terms: Terms,
+        runs: &mut RunWriter<'_>,
+        applied: &mut Applied,
+    ) -> u16 {
+        let Some(name) = sequence.name(index) else {
+            return to - at.offset;
+        };
+        let form = self.form_of(at, name, true, runs);
+        if form == Form::Hash {
+            runs.place(at.run, to);
+        }
+        if self.orphans.len() > 0 && self.merge_orphan(at, runs) {
+            return 0;
+        }
+        if let Some(other) = self.find_other(name, at, form, runs) {
+            applied.reject(RejectReason::Moved, 1);
+            self.drop_name(other, name, runs);
+            return 0;
+        }
+        let room = terms.blocks_max.saturating_sub(self.blocks());
+        if room == 0 {
+            reject_full(applied, 1);
+            return 1;
+        }
+        let wanted = usize::from(to - at.offset).min(room);
+        let count = self.count_alike(sequence, index, at, wanted, form, runs);
+        let count_blocks = u16::try_from(count).unwrap_or(u16::MAX);
+        let held = Attributes::new(tier_bit(terms.tier), form, true);
+        let Some(part) = self.parts.get_mut(&at.run) else {
+            return count_blocks;
+        };
+        part.set(at.offset, at.offset + count_blocks, Some(held));
+        if form == Form::Own {
+            match sequence.names {
+                Some(names) => part.set_names(at.offset, &names[index..index + count]),
+                None => {
+                    let names: Vec<u64> = sequence.hashes[index..index + count]
+                        .iter()
+                        .map(|hash| hash.0)
+                        .collect();
+                    part.set_names(at.offset, &names);
+                }
+            }
+        }
+        self.placed += count;
+        applied.stored += count as u64;
+        self.touch(at.run);
+        count_blocks
+    }
+
+    /// How many blocks from `at` on, at least the first, can be held together with it. Puts their names in the table of `form`.
+    fn count_alike(
+        &mut self,
+        sequence: &Sequence<'_>,
+        index: usize,
+        at: Spot,
+        wanted: usize,
+        form: Form,
+        runs: &RunWriter<'_>,
+    ) -> usize {
+        // Blocks without a place may be at one of these.
+        if self.orphans.len() > 0 {
+            if form == Form::Own {
+                self.own.insert(sequence.name(index).unwrap_or(0), at);
+            }
+            return 1;
+        }
+        let has_others = !self.further.is_empty() || self.has_hash_names();
+        let clashes = self.own.len() > 0 || !self.further.is_empty() || runs.has_doubles();
+        let hashes = runs.hashes(at.run, at.offset, at.offset + u16::try_from(wanted).unwrap_or(0));
+        let mut count = 0;
+        for (offset, hash) in (at.offset..).zip(hashes) {
+            let Some(name) = sequence.name(index + count) else {
+                break;
+            };
+            let spot = Spot { offset, ..at };
+            if (name == hash) != (form == Form::Hash) && count > 0 {
+                break;
+            }
+            match form {
+                Form::Hash => {
+                    // Equal hashes may be in one stretch.
+                    if runs.has_double(hash) {
+                        return count.max(1);
+                    }
+                    if clashes
+                        && count > 0
+                        && (!runs.is_placed(spot) || self.find_other(name, spot, form, runs).is_some())
+                    {
+                        break;
+                    }
+                }
+                _ => {
+                    if let Some(ahead) = sequence.name(index + count + AHEAD) {
+                        self.own.prefetch(ahead);
+                    }
+                    if count > 0 && self.find_new_clash(name, spot, index, at, sequence, has_others, runs) {
+                        break;
+                    }
+                    self.own.insert(name, spot);
+                }
+            }
+            count += 1;
+        }
+        count
+    }
+
+    /// Whether a name is another block's, those before it in the same stretch included.
+    #[allow(clippy::too_many_arguments, reason = "as `hold`")]
+    fn find_new_clash(
+        &self,
+        name: u64,
+        spot: Spot,
+        index: usize,
+        at: Spot,
+        sequence: &Sequence<'_>,
+        has_others: bool,
+        runs: &RunWriter<'_>,
+    ) -> bool {
+        let own = self.own.find(name, |other| {
+            let is_before = other.run == at.run && (at.offset..spot.offset).contains(&other.offset);
+            let other_name = if is_before {
+                sequence.name(index + usize::from(other.offset - at.offset))
+            } else {
+                self.parts.get(&other.run).map(|part| part.name(other.offset))
+            };
+            (other_name == Some(name)).then_some(())
+        });
+        own.is_some() || has_others && self.find_spot(name, runs).is_some_and(|other| other != spot)
+    }
+
+    /// Stores blocks again that are held already; says how many are done.
+    #[allow(clippy::too_many_arguments, reason = "as `hold`")]
+    fn hold_again(
+        &mut self,
+        sequence: &Sequence<'_>,
+        index: usize,
+        at: Spot,
+        to: u16,
+        held: Attributes,
+        terms: Terms,
+        runs: &mut RunWriter<'_>,
+        applied: &mut Applied,
+    ) -> u16 {
+        let Some(part) = self.parts.get_mut(&at.run) else {
+            return to - at.offset;
+        };
+        let is_same = |(offset, hash): (u16, u64)| {
+            let name = sequence.name(index + usize::from(offset - at.offset));
+            match held.form() {
+                Form::Hash => name == Some(hash),
+                Form::Own => name == Some(part.name(offset)),
+                Form::Nameless | Form::Many => false,
+            }
+        };
+        let hashes = runs.hashes(at.run, at.offset, to);
+        let same = (at.offset..to)
+            .zip(hashes)
+            .take_while(|pair| is_same(*pair))
+            .count();
+        if same > 0 {
+            let count = u16::try_from(same).unwrap_or(u16::MAX);
+            let tiers = held.tiers() | tier_bit(terms.tier);
+            let next = held.with_tiers(tiers).with_whole(true);
+            if next != held {
+                part.set(at.offset, at.offset + count, Some(next));
+                self.touch(at.run);
+            }
+            applied.stored += same as u64;
+            return count;
+        }
+        let name = sequence.name(index);
+        self.extend(at, name, true, terms, runs, applied);
+        1
+    }
+
+    /// Stores one block again that has a place: with a tier, a name, or a whole hash more.
+    fn extend(
+        &mut self,
+        at: Spot,
+        name: Option<u64>,
+        is_whole: bool,
+        terms: Terms,
+        runs: &mut RunWriter<'_>,
+        applied: &mut Applied,
+    ) {
+        if let Some(name) = name
+            && let Some(other) = self.find_other(name, at, Form::Many, runs)
+        {
+            applied.reject(RejectReason::Moved, 1);
+            self.drop_name(other, name, runs);
+        }
+        let Some(held) = self.attributes(at) else { return };
+        self.set(at, Some(held.with_whole(is_whole)));
+        let tiers = tier_bit(terms.tier);
+        let name = name.or_else(|| self.names_of(at, runs).first().map(|alias| alias.name));
+        let is_taken = match name {
+            Some(name) => self.name_again(at, name, tiers, runs),
+            None => {
+                let held = held.with_whole(is_whole);
+                self.set(at, Some(held.with_tiers(held.tiers() | tiers)));
+                true
+            }
+        };
+        if is_taken {
+            applied.stored += 1;
+        } else {
+            reject_full(applied, 1);
+        }
+    }
+
+    /// Stores a block that is known by its lineage hash, or whose parent is.
+    pub(super) fn store_block(
+        &mut self,
+        block: &NewBlock,
+        terms: Terms,
+        runs: &mut RunWriter<'_>,
+        applied: &mut Applied,
+    ) {
+        if self.refuses_nameless && block.name.is_none() {
+            return reject_full(applied, 1);
+        }
+        let own = self.find_key(block.key, block.sequence_hash, runs);
+        let mut has_moved = false;
+        if let Some(name) = block.name
+            && let Some(other) = self.find_name(name, runs)
+            && other != own.map_or(Found::Orphan(block.key), Found::Placed)
+        {
+            has_moved = true;
+            self.drop_name(other, name, runs);
+        }
+        // Of two sequence hashes that one lineage hash stands for, the later stays, as long as nobody knows their places.
+        let known = self
+            .orphans
+            .get(block.key)
+            .and_then(|orphan| orphan.sequence_hash);
+        if own.is_none()
+            && known
+                .zip(block.sequence_hash)
+                .is_some_and(|(own, other)| own != other)
+        {
+            has_moved = true;
+            self.orphans.remove(block.key);
+        }
+        applied.reject(RejectReason::Moved, usize::from(has_moved));
+        if let Some(spot) = own {
+            if let Some(hash) = block.sequence_hash {
+                runs.refine(spot, &[hash]);
+            }
+            let is_whole = block.sequence_hash.is_some();
+            return self.extend(spot, block.name, is_whole, terms, runs, applied);
+        }
+        let tiers = tier_bit(terms.tier);
+        if self.orphans.get(block.key).is_some() {
+            if self
+                .orphans
+                .extend(block.key, block.sequence_hash, block.name, tiers)
+            {
+                applied.stored += 1;
+            } else {
+                reject_full(applied, 1);
+            }
+            return;
+        }
+        if self.blocks() >= terms.blocks_max {
+            return reject_full(applied, 1);
+        }
+        let mut orphan = Orphan {
+            key: block.key,
+            sequence_hash: block.sequence_hash,
+            nameless: 0,
+            names: Names::new(),
+        };
+        match block.name {
+            Some(name) => drop(add_name(&mut orphan.names, name, tiers)),
+            None => orphan.nameless = tiers,
+        }
+        applied.stored += 1;
+        self.settle(orphan, terms, runs, applied);
+    }
+
+    /// Gives a new block its place, if its parent has one, and then those that waited for it.
+    fn settle(&mut self, orphan: Orphan, terms: Terms, runs: &mut RunWriter<'_>, applied: &mut Applied) {
+        let key = orphan.key;
+        let parent = match key.position() {
+            0 => None,
+            _ => match self.find_before(key, runs) {
+                Some(parent) => Some(parent),
+                None => return self.orphans.insert(orphan),
+            },
+        };
+        let Some(spot) = self.settle_after(parent, &orphan, runs, applied) else {
+            return;
+        };
+        self.adopt(spot.run, spot.offset, spot.offset + 1, terms, runs, applied);
+    }
+
+    /// The place of the block before the one with this lineage hash, where the holder has it.
+    fn find_before(&self, key: PositionalLineageHash, runs: &RunWriter<'_>) -> Option<Spot> {
+        let (position, fragment) = (key.position(), key.parent_hash_fragment());
+        runs.find_place(fragment, |spot| {
+            let own = runs.position(spot);
+            let is_it = u64::from(own) + 1 == position
+                && (runs.hash(spot) ^ fragment) & current_mask(own) == 0
+                && self.attributes(spot).is_some();
+            is_it.then_some(spot)
+        })
+    }
+
+    fn settle_after(
+        &mut self,
+        parent: Option<Spot>,
+        orphan: &Orphan,
+        runs: &mut RunWriter<'_>,
+        applied: &mut Applied,
+    ) -> Option<Spot> {
+        let fragment = SequenceHash(orphan.key.current_hash_fragment());
+        let hash = orphan.sequence_hash.unwrap_or(fragment);
+        let position = Position::from(orphan.key).as_u32();
+        let is_whole = orphan.sequence_hash.is_some();
+        let Some((spot, _)) = runs.put(parent, position, &[hash], is_whole) else {
+            reject_full(applied, 1);
+            return None;
+        };
+        self.settle_at(spot, orphan, runs);
+        Some(spot)
+    }
+
+    fn settle_at(&mut self, spot: Spot, orphan: &Orphan, runs: &mut RunWriter<'_>) {
+        self.touch(spot.run);
+        // It can have no other name than in the orphan's list, and so be found by its hash.
+        runs.place(spot.run, spot.offset + 1);
+        if self.attributes(spot).is_none() {
+            let held = Attributes::new(orphan.nameless, Form::Nameless, orphan.sequence_hash.is_some());
+            let part = self.parts.entry(spot.run).or_default();
+            part.set(spot.offset, spot.offset + 1, Some(held));
+            self.placed += 1;
+        }
+        self.add_names(spot, orphan, runs);
+    }
+
+    /// Where a block without a place turns out to be the one at `at`, that becomes held; says whether it is so.
+    fn merge_orphan(&mut self, at: Spot, runs: &mut RunWriter<'_>) -> bool {
+        let key = runs.key(at);
+        let is_it = self.orphans.get(key).is_some_and(|orphan| {
+            let hash = orphan.sequence_hash;
+            hash.is_none_or(|hash| runs.is(at, Wanted::whole(hash.0)))
+        });
+        if is_it && let Some(orphan) = self.orphans.remove(key) {
+            self.settle_at(at, &orphan, runs);
+        }
+        is_it
+    }
+
+    fn add_names(&mut self, spot: Spot, orphan: &Orphan, runs: &mut RunWriter<'_>) {
+        if let Some(held) = self.attributes(spot) {
+            let held = held.with_whole(orphan.sequence_hash.is_some());
+            let nameless = if is_nameless(held.form()) {
+                orphan.nameless
+            } else {
+                0
+            };
+            self.set(spot, Some(held.with_tiers(held.tiers() | nameless)));
+        }
+        for alias in &orphan.names {
+            self.name_again(spot, alias.name, alias.tiers, runs);
+        }
+    }
+
+    /// Gives their places to the blocks that waited for those from `from` to `to`, and to those that waited for them.
+    fn adopt(
+        &mut self,
+        run: RunId,
+        from: u16,
+        to: u16,
+        terms: Terms,
+        runs: &mut RunWriter<'_>,
+        applied: &mut Applied,
+    ) {
+        if self.orphans.len() == 0 {
+            return;
+        }
+        let mut parents: Vec<Spot> = (from..to).map(|offset| Spot { run, offset }).collect();
+        while let Some(parent) = parents.pop() {
+            if self.attributes(parent).is_none() {
+                continue;
+            }
+            let position = runs.position(parent);
+            let fragment = runs.hash(parent) & current_mask(position);
+            while let Some(key) = self.orphans.child_of(u64::from(position), fragment) {
+                let Some(orphan) = self.orphans.remove(key) else {
+                    break;
+                };
+                if let Some(spot) = self.settle_after(Some(parent), &orphan, runs, applied) {
+                    parents.push(spot);
+                }
+                if self.blocks() > terms.blocks_max {
+                    break;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,513 @@
+//! Applying events to one holder.
+
+use std::sync::Arc;
+
+use parking_lot::MutexGuard;
+
+use crate::hash::SequenceHash;
+use crate::index::block::NewBlock;
+use crate::index::directory::{HolderRecord, HolderSlot, HolderStatus};
+use crate::index::indexer::Shared;
+use crate::index::runs::RunWriter;
+use crate::index::settings::{Hashing, NamespaceSettings};
+use crate::wire::{
+    BlockContent, BlockNames, DegradedReason, DegradedReasons, Event, RemovedBlocks, StoredBlocks, Tier,
+};
+
+use super::claims::Claims;
+use super::names::Found;
+use super::parking::ParkedEvent;
+use super::remove::Others;
+use super::resolve::{self, Resolved, ResolvedSequence, Unresolved};
+use super::store::{Sequence, Terms};
+use super::{Applied, Holder, HolderState, RejectReason, dump};
+
+/// The only one who may change what a holder holds, but for eviction. Owned by the holder's lane.
+#[derive(Debug)]
+pub struct HolderWriter {
+    pub(in crate::index) shared: Arc<Shared>,
+    pub(in crate::index) holder: Arc<Holder>,
+    has_foreign_chain: bool,
+    claims: Claims,
+}
+
+/// What a turn of a lane works with.
+struct Turn<'a, 's> {
+    shared: &'a Shared,
+    holder: &'a Holder,
+    state: &'a mut MutexGuard<'s, HolderState>,
+    runs: RunWriter<'s>,
+    applied: &'a mut Applied,
+    claims: &'a mut Claims,
+    foreign: bool,
+}
+
+impl HolderWriter {
+    pub(in crate::index) fn new(shared: Arc<Shared>, holder: Arc<Holder>) -> Self {
+        Self {
+            shared,
+            holder,
+            has_foreign_chain: false,
+            claims: Claims::default(),
+        }
+    }
+
+    /// The holder as queries see it.
+    pub fn record(&self) -> &Arc<HolderRecord> {
+        &self.holder.record
+    }
+
+    /// Whether queries can trust it.
+    pub fn status(&self) -> &HolderStatus {
+        &self.holder.record.status
+    }
+
+    /// Takes the reasons for doubt away that are not in `kept`: the state has been replaced as a whole. Searches that began before
+    /// notice it. Returns what is left.
+    pub fn replace_reasons(&self, kept: DegradedReasons) -> DegradedReasons {
+        let replacement = self.shared.count_replacement();
+        self.status().replace_reasons(kept, replacement)
+    }
+
+    /// Block size and hashing of the namespace.
+    pub fn settings(&self) -> &NamespaceSettings {
+        &self.shared.settings
+    }
+
+    /// How many blocks are held, behind holes too.
+    pub fn blocks(&self) -> usize {
+        self.holder.state.lock().blocks()
+    }
+
+    /// Applies one event. `now_us` is any clock in microseconds that does not run backwards; it only times out
+    /// what waits for a parent.
+    pub fn apply(&mut self, event: Event, tier: Tier, now_us: u64) -> Applied {
+        let mut applied = Applied::default();
+        match event {
+            Event::Stored(stored) => {
+                self.note_tier(tier);
+                let uses_names =
+                    matches!(stored.names, BlockNames::Sequence { .. }) || stored.engine_hashes.is_some();
+                self.change(&mut applied, uses_names, |turn| {
+                    turn.store(stored, tier, now_us);
+                    turn.store_ready(tier_terms(turn.shared, tier));
+                });
+                self.shared.make_room();
+            }
+            Event::Removed(removed) => {
+                let uses_names = !removed.hashes.is_empty();
+                self.change(&mut applied, uses_names, |turn| turn.remove(&removed, tier));
+            }
+            Event::Cleared => {
+                self.clear();
+                applied.cleared = true;
+            }
+            Event::Doubted(reasons) => applied.doubted = Some(reasons),
+            Event::Goodbye => {
+                self.clear();
+                applied.goodbye = true;
+            }
+        }
+        applied
+    }
+
+    /// Makes one step.
+    fn change(&mut self, applied: &mut Applied, uses_names: bool, change: impl FnOnce(&mut Turn<'_, '_>)) {
+        let (shared, holder) = (Arc::clone(&self.shared), Arc::clone(&self.holder));
+        let mut state = holder.state.lock();
+        state.uses_names |= uses_names;
+        let mut turn = Turn {
+            shared: &shared,
+            holder: &holder,
+            state: &mut state,
+            runs: shared.runs.write(),
+            applied,
+            claims: &mut self.claims,
+            foreign: false,
+        };
+        turn.prepare();
+        change(&mut turn);
+        let is_foreign = turn.foreign;
+        turn.state.publish(&mut turn.runs);
+        drop(turn);
+        publish_sizes(&holder, &state);
+        drop(state);
+        if is_foreign {
+            self.set_foreign_chain(true);
+        }
+    }
+
+    /// As [`Self::apply`], for events of a dump. They give an absent parent by its sequence hash or a fragment of that, never by a name.
+    pub fn restore(&mut self, event: Event, tier: Tier, now_us: u64) -> Applied {
+        self.claims.is_paused = true;
+        let applied = self.apply(event, tier, now_us);
+        self.claims.is_paused = false;
+        applied
+    }
+
+    /// Whether blocks stand behind a parent that is not there and that an event may have meant otherwise. A dump does not say so.
+    pub fn has_claims(&self) -> bool {
+        !self.claims.is_empty()
+    }
+
+    /// Notes that blocks may lie in `tier` from now on.
+    pub(in crate::index) fn note_tier(&self, tier: Tier) {
+        if tier != Tier::DEVICE {
+            self.status().set_lower_tiers(true);
+        }
+    }
+
+    /// Drops stored events whose parent did not come in time.
+    pub fn expire_parked(&mut self, now_us: u64) -> Applied {
+        let mut applied = Applied::default();
+        let mut state = self.holder.state.lock();
+        let dropped = state.parking.expire(now_us);
+        if dropped > 0 {
+            applied.reject(RejectReason::ParkingExpired, dropped);
+            publish_sizes(&self.holder, &state);
+        }
+        applied
+    }
+
+    /// Removes all blocks and forgets what waits for a parent.
+    pub fn clear(&mut self) {
+        {
+            let mut state = self.holder.state.lock();
+            let mut runs = self.shared.runs.write();
+            for held in state.held_runs(&runs).chunks(TURN_RUNS) {
+                state.clear_runs(held, &mut runs);
+                runs.pause_for(|| MutexGuard::bump(&mut state));
+            }
+            state.reset(&mut runs);
+            drop(runs);
+            publish_sizes(&self.holder, &state);
+        }
+        self.claims = Claims::default();
+        self.set_foreign_chain(false);
+        self.status().set_lower_tiers(false);
+    }
+
+    /// Removes all blocks and gives the holder's slot back.
+    pub fn retire(mut self) {
+        self.clear();
+        let slot = self.holder.state.lock().slot;
+        self.shared.release(slot);
+    }
+
+    /// Notes whether the holder's hashes are not the contract's chain.
+    pub fn set_foreign_chain(&mut self, is_foreign: bool) {
+        if self.has_foreign_chain != is_foreign {
+            self.has_foreign_chain = is_foreign;
+            self.status().set_foreign_chain(is_foreign);
+            self.shared.count_foreign_holder(is_foreign);
+        }
+    }
+
+    /// The holder's slot and tier, and how often it has been reshaped, where it has every block with all that come before it, in one
+    /// tier, by its sequence hash; none where it is not so, or it has nothing.
+    pub(in crate::index) fn regular(&mut self) -> Option<(HolderSlot, Tier, u64)> {
+        // Makes up for what has been evicted.
+        self.change(&mut Applied::default(), false, |_| {});
+        let state = self.holder.state.lock();
+        let tier = state.regular_tier(&self.shared.runs.write())?;
+        Some((state.slot, tier, state.reshaped))
+    }
+
+    /// Stores blocks that were in an index before, under the names that are their hashes, after the block that has the hash `parent`.
+    /// Where that is not there, they are counted and left out.
+    pub(in crate::index) fn restore_run(
+        &mut self,
+        parent: Option<SequenceHash>,
+        position: u32,
+        hashes: &[SequenceHash],
+        tier: Tier,
+        applied: &mut Applied,
+    ) {
+        self.note_tier(tier);
+        self.change(applied, true, |turn| turn.restore(parent, position, hashes, tier));
+        self.shared.make_room();
+    }
+
+    /// Events that, applied in this order, make a fresh holder equal to this one: same blocks, names, tiers and holes,
+    /// parents before children. Stored events that wait for their parent are not part of it.
+    ///
+    /// `blocks_per_event_max` bounds each event.
+    ///
+    /// This is the public way to get an index as events. A snapshot file ([`crate::snapshot`]) holds the same, compactly, for all holders.
+    pub fn dump_events(&mut self, blocks_per_event_max: usize) -> impl Iterator<Item = (Tier, Event)> + '_ {
+        self.change(&mut Applied::default(), false, |_| {});
+        let hashing = self.shared.settings.hashing;
+        dump::events(
+            &self.holder.state,
+            &self.shared.runs,
+            hashing,
+            blocks_per_event_max,
+        )
+    }
+}
+
+/// After so many blocks others have a turn.
+const TURN_BLOCKS: usize = 1024;
+/// And after so many runs.
+const TURN_RUNS: usize = 16;
+
+fn publish_sizes(holder: &Holder, state: &HolderState) {
+    let parked = u32::try_from(state.parking.len()).unwrap_or(u32::MAX);
+    holder.record.status.set_sizes(state.blocks() as u64, parked);
+}
+
+fn tier_terms(shared: &Shared, tier: Tier) -> Terms {
+    Terms {
+        tier,
+        blocks_max: shared.limits.blocks_per_holder_max,
+    }
+}
+
+impl Turn<'_, '_> {
+    /// Lets queries and others see what there is so far, in the middle of a long event. Blocks may be evicted meanwhile.
+    fn breathe(&mut self) {
+        self.state.publish(&mut self.runs);
+        let state = &mut *self.state;
+        self.runs.pause_for(|| MutexGuard::bump(state));
+    }
+
+    /// Makes up for what has been evicted since the last turn.
+    fn prepare(&mut self) {
+        if self.state.uses_names && !self.state.refuses_nameless && self.is_cut_short() {
+            // A block without a name may have had one that is forgotten. When that is removed, nobody would know which block is
+            // meant: so such blocks go now, and are no longer taken.
+            self.state.refuses_nameless = true;
+            let dropped = self.state.drop_nameless(&mut self.runs);
+            self.applied.reject(RejectReason::Capacity, dropped);
+        }
+        if std::mem::take(&mut self.state.is_cut) {
+            // What they wait for may have gone.
+            for event in self.state.parking.clear() {
+                self.leave_out(&event.stored);
+            }
+        }
+    }
+
+    /// Whether the engine has blocks that the index has no room for. Then a parent that is unknown here need not have been lost.
+    fn is_cut_short(&self) -> bool {
+        let reasons = self.holder.record.status.own_reasons();
+        reasons.contains(DegradedReason::Capacity)
+    }
+
+    /// Does not take blocks that cannot be placed because the index has no room for those before them. A name that the engine gives
+    /// to one of them means no other block any more.
+    fn leave_out(&mut self, stored: &StoredBlocks) {
+        self.applied.reject(RejectReason::Capacity, stored.names.len());
+        let names: Vec<u64> = match (&stored.engine_hashes, &stored.names) {
+            (Some(names), _) => names.clone(),
+            (None, BlockNames::Sequence { hashes, .. }) => hashes.iter().map(|hash| hash.as_u64()).collect(),
+            (None, BlockNames::Lineage(_)) => Vec::new(),
+        };
+        for name in names {
+            if let Some(found) = self.state.find_name(name, &self.runs) {
+                self.state.drop_name(found, name, &mut self.runs);
+            }
+        }
+    }
+
+    fn resolve<'e>(&mut self, stored: &'e StoredBlocks) -> Result<Resolved<'e>, Unresolved> {
+        let (state, runs) = (&mut **self.state, &mut self.runs);
+        let find_parent = |name, position| state.find_parent(name, position, runs);
+        let resolved = resolve::resolve(stored, &self.shared.settings, find_parent)?;
+        if let Resolved::Sequence(sequence) = &resolved
+            && sequence.is_foreign
+        {
+            self.applied
+                .reject(RejectReason::ForeignChain, sequence.hashes.len());
+            self.foreign = true;
+        }
+        Ok(resolved)
+    }
+
+    fn store(&mut self, stored: StoredBlocks, tier: Tier, now_us: u64) {
+        let blocks = stored.names.len();
+        let terms = tier_terms(self.shared, tier);
+        match self.resolve(&stored) {
+            Ok(Resolved::Keys(blocks)) => {
+                let contradicted = self.claims.contradicted_by(&blocks);
+                self.applied.reject(RejectReason::AmbiguousParent, contradicted);
+                self.store_blocks(&blocks, terms);
+            }
+            Ok(Resolved::Sequence(sequence)) => {
+                self.note_claims(&sequence);
+                self.store_sequence(&sequence, terms);
+            }
+            Err(Unresolved::UnknownParent(_)) if self.is_cut_short() => self.leave_out(&stored),
+            Err(Unresolved::UnknownParent(parent)) => {
+                let Some(stored) = self.without_surplus_content(stored) else {
+                    return self.applied.reject(RejectReason::ContentMismatch, blocks);
+                };
+                self.applied.parked += 1;
+                let limits = self.shared.limits.parking;
+                let dropped = self.state.parking.park(parent, stored, tier, now_us, limits);
+                self.applied.reject(RejectReason::ParkingFull, dropped);
+            }
+            Err(Unresolved::Rejected(reason)) => self.applied.reject(reason, blocks),
+        }
+    }
+
+    /// Notes a parent that is not held, and whether a block comes under the name that was noted as another's sequence hash.
+    fn note_claims(&mut self, sequence: &ResolvedSequence<'_>) {
+        let claims_max = self.shared.limits.parking.blocks_max;
+        if let Some((parent, position)) = sequence.claim()
+            && !self.claims.add(parent, position, claims_max)
+        {
+            self.applied
+                .reject(RejectReason::AmbiguousParent, sequence.hashes.len());
+        }
+        if sequence.names.is_some() && !self.claims.is_empty() {
+            let contradicted = self.claims.contradicted_by(&sequence.blocks());
+            self.applied.reject(RejectReason::AmbiguousParent, contradicted);
+        }
+    }
+
+    /// The event as it may wait. What waits is bounded in blocks, so its content must not be more than the blocks need: where
+    /// the engine's hashes are the keys it needs none.
+    fn without_surplus_content(&self, mut stored: StoredBlocks) -> Option<StoredBlocks> {
+        if self.shared.settings.hashing == Hashing::Engine || stored.engine_hashes.is_some() {
+            stored.content = None;
+        }
+        match &stored.content {
+            Some(BlockContent::Tokens { tokens, .. }) => {
+                let block_size = self.shared.settings.block_size.as_usize();
+                let expected = stored.names.len().saturating_mul(block_size);
+                (tokens.len() == expected).then_some(stored)
+            }
+            _ => Some(stored),
+        }
+    }
+
+    fn store_blocks(&mut self, blocks: &[NewBlock], terms: Terms) {
+        for (number, blocks) in blocks.chunks(TURN_BLOCKS).enumerate() {
+            if number > 0 {
+                self.breathe();
+            }
+            for block in blocks {
+                self.state.store_block(block, terms, &mut self.runs, self.applied);
+            }
+        }
+    }
+
+    /// Stores blocks that have places; only those that are `kept`, where that says which are.
+    fn store_placed(&mut self, sequence: &Sequence<'_>, kept: Option<&[bool]>, terms: Terms) {
+        let (mut sequence, mut kept) = (*sequence, kept);
+        loop {
+            let (state, runs) = (&mut **self.state, &mut self.runs);
+            let Some((done, last)) = state.store_sequence(&sequence, kept, terms, runs, self.applied) else {
+                return;
+            };
+            self.breathe();
+            sequence = sequence.after(done, last);
+            kept = kept.and_then(|kept| kept.get(done..));
+            if !self.state.has(last) {
+                // It has been evicted meanwhile.
+                return self.applied.reject(RejectReason::Capacity, sequence.hashes.len());
+            }
+        }
+    }
+
+    fn store_sequence(&mut self, sequence: &ResolvedSequence<'_>, terms: Terms) {
+        match sequence.placed() {
+            Some(placed) => self.store_placed(&placed, None, terms),
+            None => self.store_blocks(&sequence.blocks(), terms),
+        }
+    }
+
+    /// As [`Self::store_sequence`], of an event that has waited: without the blocks that were removed meanwhile.
+    fn store_rest(&mut self, sequence: &ResolvedSequence<'_>, event: &ParkedEvent, terms: Terms) {
+        let mut blocks = sequence.blocks();
+        let parking = &self.state.parking;
+        let remains = |block: &NewBlock| {
+            let is_there = block.name.is_some_and(|name| event.remaining.contains(&name));
+            is_there && !parking.is_gone(event, block)
+        };
+        let kept: Vec<bool> = blocks.iter().map(remains).collect();
+        if kept.iter().all(|kept| *kept) {
+            return self.store_sequence(sequence, terms);
+        }
+        if let Some(placed) = sequence.placed() {
+            return self.store_placed(&placed, Some(&kept), terms);
+        }
+        let mut kept = kept.into_iter();
+        blocks.retain(|_| kept.next() == Some(true));
+        self.store_blocks(&blocks, terms);
+    }
+
+    /// Stores what waited for blocks that are there now, and then what waited for these.
+    fn store_ready(&mut self, terms: Terms) {
+        while self.state.parking.len() > 0 {
+            let (state, runs) = (&mut **self.state, &mut self.runs);
+            let mut parking = std::mem::take(&mut state.parking);
+            let ready = parking.take_ready(|name| state.find_parent(name, None, runs).is_some());
+            self.state.parking = parking;
+            let Some(event) = ready else { break };
+            let terms = Terms {
+                tier: event.tier,
+                ..terms
+            };
+            match self.resolve(&event.stored) {
+                Ok(Resolved::Sequence(sequence)) => {
+                    self.note_claims(&sequence);
+                    self.store_rest(&sequence, &event, terms);
+                }
+                // Not reached: lineage hashes wait for nobody.
+                Ok(Resolved::Keys(_)) => {}
+                Err(Unresolved::Rejected(reason)) => self.applied.reject(reason, event.stored.names.len()),
+                // Not reached: the parent was found just now.
+                Err(Unresolved::UnknownParent(_)) => {}
+            }
+        }
+    }
+
+    fn remove(&mut self, removed: &RemovedBlocks, tier: Tier) {
+        let (names, mut others) = (&removed.hashes, Others::default());
+        self.state
+            .note_removed_keys(&removed.lineage_hashes, tier, self.applied);
+        for from in (0..names.len()).step_by(TURN_BLOCKS) {
+            if from > 0 {
+                self.breathe();
+            }
+            let blocks = from..names.len().min(from + TURN_BLOCKS);
+            let (state, runs) = (&mut **self.state, &mut self.runs);
+            state.remove_names(names, blocks, tier, &mut others, runs, self.applied);
+        }
+        let hashes = others.into_hashes();
+        for (number, hashes) in hashes.chunks(TURN_BLOCKS).enumerate() {
+            if number > 0 {
+                self.breathe();
+            }
+            let (state, runs) = (&mut **self.state, &mut self.runs);
+            state.remove_hashes(hashes, tier, runs, self.applied);
+        }
+        for (number, keys) in removed.lineage_hashes.chunks(TURN_BLOCKS).enumerate() {
+            if number > 0 {
+                self.breathe();
+            }
+            let (state, runs) = (&mut **self.state, &mut self.runs);
+            state.remove_keys(keys, tier, runs, self.applied);
+        }
+    }
+
+    fn restore(&mut self, parent: Option<SequenceHash>, position: u32, hashes: &[SequenceHash], tier: Tier) {
+        let spot = match parent {
+            None => None,
+            Some(parent) => match self.state.find_name(parent.0, &self.runs) {
+                Some(Found::Placed(spot)) if self.runs.position(spot) + 1 == position => Some(spot),
+                _ => return self.applied.reject(RejectReason::Capacity, hashes.len()),
+            },
+        };
+        let sequence = Sequence {
+            parent: spot,
+            position,
+            hashes,
+            names: None,
+        };
+        let terms = tier_terms(self.shared, tier);
+        self.store_placed(&sequence, None, terms);
+    }
+}

@@ -1,0 +1,327 @@
+//! Walking over all blocks of an index, or over those below one block, while it changes.
+//!
+//! # Order
+//!
+//! The blocks of an index are a forest, and its runs are one, too: a run that branches off another one's block is the other's child. A
+//! walk meets the runs in depth-first order, each before its children; of two children the one that branches off later comes first.
+//! That is the order of a flat trie ([`crate::trie`]) whose nodes are runs, so whoever follows needs a stack and no more:
+//!
+//! ```text
+//! run 2, from position 0   a b c d e f g      holders: w1 has 7 blocks of it, w2 has 7, w3 has 3
+//! run 3, from position 3         x y z        holders: w3 has 3       (child of c)
+//! run 4, from position 7                 h i  holders: w2 has 2       (child of g)
+//!
+//! met: run 2 (depth 1, position 0), run 4 (depth 2, position 7), run 3 (depth 2, position 3)
+//! ```
+//!
+//! # What a walk sees
+//!
+//! The runs are listed first, in short turns, and then looked at one by one in turns of their own, so neither queries nor lanes wait
+//! long for a walk. Each run is met as it was at one instant; different runs at different instants. What comes after the list is made is not met,
+//! what goes before its turn is not, and neither is what follows a run that has gone. So what a walk finds of one holder need not be
+//! what it had at any instant: whoever needs that must know what changed meanwhile.
+
+use std::cmp::Reverse;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crate::hash::{PositionalLineageHash, SequenceHash};
+use crate::index::directory::{HolderSlot, SlotBits, SlotSet};
+
+use crate::index::indexer::{PositionalIndexer, Shared};
+use crate::index::runs::{RunId, RunWriter, Spot};
+
+/// Runs listed in one turn: some tens of microseconds.
+const RUNS_PER_TURN: u32 = 1024;
+
+/// A run, told from others that had its number before or will have it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Life {
+    run: RunId,
+    birth: u32,
+}
+
+/// A run and what it follows.
+#[derive(Debug, Clone, Copy)]
+struct Listed {
+    parent: Option<Life>,
+    offset: u16,
+    own: Life,
+}
+
+/// The runs that there were, each followed by those that begin at one of its blocks, later blocks first.
+#[derive(Debug, Default)]
+struct Listing {
+    /// By parent.
+    runs: Vec<Listed>,
+}
+
+impl Listing {
+    /// Lists all runs. Writers have turns meanwhile: what comes or goes then may be missing or be there.
+    fn of(shared: &Shared) -> Self {
+        let mut runs = Vec::new();
+        let mut next = 1;
+        loop {
+            let turn = shared.runs.write();
+            let end = turn.runs_end().min(next + RUNS_PER_TURN);
+            if next >= end {
+                break;
+            }
+            runs.extend((next..end).filter_map(|number| listed(&turn, RunId::new(number))));
+            next = end;
+        }
+        runs.sort_unstable_by_key(|listed: &Listed| (listed.parent, Reverse(listed.offset), listed.own));
+        Self { runs }
+    }
+
+    /// The runs that follow a block of `parent`, those of later blocks first; those at position 0 where it is none.
+    fn children(&self, parent: Option<Life>) -> Range<usize> {
+        let start = self.runs.partition_point(|listed| listed.parent < parent);
+        let of_parent = self.runs.get(start..).unwrap_or_default();
+        start..start + of_parent.partition_point(|listed| listed.parent == parent)
+    }
+
+    /// A run of the list, and the offset of the block that it follows in its parent.
+    fn run(&self, index: usize) -> Option<(Life, u16)> {
+        let listed = self.runs.get(index)?;
+        Some((listed.own, listed.offset))
+    }
+}
+
+fn life(turn: &RunWriter<'_>, id: RunId) -> Option<Life> {
+    let run = turn.run(id).filter(|run| run.len() > 0)?;
+    let birth = run.birth.load(Ordering::Relaxed);
+    Some(Life { run: id, birth })
+}
+
+fn listed(turn: &RunWriter<'_>, id: RunId) -> Option<Listed> {
+    let own = life(turn, id)?;
+    let parent = turn.run(id)?.parent();
+    Some(Listed {
+        parent: parent.and_then(|parent| life(turn, parent.run)),
+        offset: parent.map_or(0, |parent| parent.offset),
+        own,
+    })
+}
+
+/// A run, or the part of one that is below the block at which a walk began.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct WalkedRun {
+    depth: usize,
+    position: usize,
+    hashes: Vec<SequenceHash>,
+    /// Deepest first.
+    pub(super) holders: Vec<(HolderSlot, u16)>,
+}
+
+impl WalkedRun {
+    /// A run that no index has, and that nobody holds.
+    #[cfg(test)]
+    pub(crate) fn sample(depth: usize, position: usize, hashes: Vec<SequenceHash>) -> Self {
+        Self {
+            depth,
+            position,
+            hashes,
+            holders: Vec::new(),
+        }
+    }
+
+    /// How many runs lie on the path to this one, itself included; at least 1.
+    pub fn depth(&self) -> usize {
+        self.depth
+    }
+
+    /// Position of the first block.
+    pub fn position(&self) -> usize {
+        self.position
+    }
+
+    /// The blocks' sequence hashes, each the child of the one before. The first is a child of the block one position before it in the
+    /// run of the next smaller depth that was met last.
+    pub fn hashes(&self) -> &[SequenceHash] {
+        &self.hashes
+    }
+
+    /// How many holders have more than `offset` of the blocks.
+    pub fn holders_beyond(&self, offset: usize) -> usize {
+        self.holders
+            .partition_point(|(_, cutoff)| usize::from(*cutoff) > offset)
+    }
+
+    /// Pairs of a holder and one of the blocks that it has.
+    pub fn copies(&self) -> usize {
+        self.holders.iter().map(|(_, reach)| usize::from(*reach)).sum()
+    }
+
+    fn fill(&mut self, depth: usize, turn: &RunWriter<'_>, run: RunId, from: u16, above: Option<&SlotSet>) {
+        let first = Spot { run, offset: from };
+        self.depth = depth;
+        self.position = turn.position(first) as usize;
+        let len = turn.run(run).map_or(0, |run| run.len());
+        self.hashes.clear();
+        self.hashes.extend(turn.hashes(run, from, len).map(SequenceHash));
+        self.holders.clear();
+        for entry in turn.entries(run) {
+            let reach = entry.reach(2).saturating_sub(from);
+            if reach > 0 && above.is_none_or(|above| above.contains(entry.slot())) {
+                self.holders.push((entry.slot(), reach));
+            }
+        }
+        self.holders
+            .sort_unstable_by_key(|(slot, reach)| (Reverse(*reach), *slot));
+    }
+}
+
+/// A walk over an index; see [`PositionalIndexer::walk`] and [`PositionalIndexer::walk_below`].
+#[derive(Debug)]
+pub struct Walk {
+    shared: Arc<Shared>,
+    listing: Listing,
+    /// The run to begin with, and how many of its blocks to leave out, where the walk does not begin at the roots.
+    first: Option<(Life, u16)>,
+    /// The open runs.
+    path: Vec<Open>,
+    met: WalkedRun,
+}
+
+/// A run whose children are still to be met.
+#[derive(Debug)]
+struct Open {
+    children: Range<usize>,
+    /// How many blocks of it were met.
+    len: u16,
+    /// What each holder had of it, deepest first, from its first block on.
+    holders: Vec<(HolderSlot, u16)>,
+}
+
+impl Open {
+    fn of(children: Range<usize>) -> Self {
+        Self {
+            children,
+            len: 0,
+            holders: Vec::new(),
+        }
+    }
+}
+
+impl PositionalIndexer {
+    /// Walks over all blocks. Lists the runs at once, which takes some tens of nanoseconds for each.
+    pub fn walk(&self) -> Walk {
+        let listing = Listing::of(self.shared());
+        let roots = Open::of(listing.children(None));
+        Walk::new(self, listing, None, roots)
+    }
+
+    /// Walks over a block and all below it; none where nobody has the block. Lists all runs of the index, as [`Self::walk`] does.
+    pub fn walk_below(&self, block: PositionalLineageHash) -> Option<Walk> {
+        let listing = Listing::of(self.shared());
+        let mut turn = self.shared().runs.write();
+        turn.place_all();
+        let spot = turn.find_place(block.current_hash_fragment(), |spot| {
+            (turn.key(spot) == block).then_some(spot)
+        })?;
+        let first = (life(&turn, spot.run)?, spot.offset);
+        Some(Walk::new(self, listing, Some(first), Open::of(0..0)))
+    }
+}
+
+impl Walk {
+    fn new(index: &PositionalIndexer, listing: Listing, first: Option<(Life, u16)>, roots: Open) -> Self {
+        Self {
+            shared: Arc::clone(index.shared()),
+            listing,
+            first,
+            path: vec![roots],
+            met: WalkedRun::default(),
+        }
+    }
+
+    /// The next run; none at the end.
+    #[allow(
+        clippy::should_implement_trait,
+        reason = "gives out its one buffer again and again, which an iterator cannot"
+    )]
+    pub fn next(&mut self) -> Option<&WalkedRun> {
+        if let Some((life, from)) = self.first.take()
+            && self.meet(life, from, None)
+        {
+            return Some(&self.met);
+        }
+        loop {
+            let is_root = self.path.len() == 1;
+            let open = self.path.last_mut()?;
+            let Some(index) = open.children.next() else {
+                self.path.pop();
+                continue;
+            };
+            let Some((life, offset)) = self.listing.run(index) else {
+                continue;
+            };
+            // What follows a block that has come since its run was met has come since then, too.
+            if is_root || offset < open.len {
+                let above = (!is_root).then(|| {
+                    let count = open.holders.partition_point(|(_, reach)| *reach > offset);
+                    open.holders[..count]
+                        .iter()
+                        .map(|(slot, _)| *slot)
+                        .collect::<SlotSet>()
+                });
+                if self.meet(life, 0, above.as_ref()) {
+                    return Some(&self.met);
+                }
+            }
+        }
+    }
+
+    /// Goes on after what is below the run that was met last. To be called at most once for a run.
+    pub fn skip_subtree(&mut self) {
+        if self.path.len() > 1 {
+            self.path.pop();
+        }
+    }
+
+    /// Meets a run, of which only holders count that have what is `above` it.
+    fn meet(&mut self, wanted: Life, from: u16, above: Option<&SlotSet>) -> bool {
+        let turn = self.shared.runs.write();
+        let len = turn.run(wanted.run).map_or(0, |run| run.len());
+        if life(&turn, wanted.run) != Some(wanted) || len <= from {
+            return false;
+        }
+        let depth = self.path.len();
+        if above.is_none() && from > 0
+            || depth == 1
+                && turn.position(Spot {
+                    run: wanted.run,
+                    offset: from,
+                }) > 0
+        {
+            let above = turn.holders_to(
+                Spot {
+                    run: wanted.run,
+                    offset: from,
+                },
+                None,
+            );
+            self.met.fill(depth, &turn, wanted.run, from, Some(&above));
+        } else {
+            self.met.fill(depth, &turn, wanted.run, from, above);
+        }
+        let mut children = self.listing.children(Some(wanted));
+        // Those of later blocks come first.
+        let is_below = |index: &usize| self.listing.run(*index).is_some_and(|(_, offset)| offset >= from);
+        children.end = children.start + children.clone().take_while(is_below).count();
+        let holders = self
+            .met
+            .holders
+            .iter()
+            .map(|(slot, reach)| (*slot, reach + from))
+            .collect();
+        self.path.push(Open {
+            children,
+            len,
+            holders,
+        });
+        true
+    }
+}

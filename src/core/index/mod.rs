@@ -1,0 +1,72 @@
+//! The index: which holder holds which prefix.
+//!
+//! # Model
+//!
+//! A block is what its whole prefix makes it: the *runs* are a tree of blocks (`runs`), and a block's place in it says every block
+//! before it. A holder has some blocks of the tree, in tiers, under names of its own (`holder`). What it has of a run is a short list of
+//! intervals: a hole or a second tier splits an interval, and nothing else changes.
+//!
+//! A block *counts* when the holder has all blocks before it. A search (`search`) goes from position 0 on through the runs along the
+//! query, and keeps those holders whose leading blocks of each run reach far enough.
+//!
+//! Two blocks of the same hash under different parents are different blocks. A holder has at most one block of a name, and the block that
+//! gets the name takes it from the other. A search for given hashes relies on the contract, by which a hash stands for its whole
+//! prefix; once anything is known that contradicts that, it compares every hash ([`PositionalIndexer::foreign_holders`],
+//! [`IndexSizes::chain_conflicts`]).
+//!
+//! # What a query sees during writes
+//!
+//! A holder changes in steps (`steps`). A search that meets no step of a holder, from its first look to its last, is exact for it.
+//! Numbered, each with the test that holds it:
+//!
+//! 1. A block's place never becomes another block's as long as somebody has it: a run is cut, and its number given out again, only
+//!    where no holder has anything. (`tests::differential`)
+//! 2. So whatever a search reads about places that one holder has all the time is true all the time, however it mixes instants of
+//!    others' places. (`tests::interleaved`)
+//! 3. Tables move no entry while they can be read, and a table is replaced by one that has all that are still there: a run that is there
+//!    all the time is found. (`tests::concurrency`)
+//! 4. A holder's stamp changes before the first change of a step can be seen, and after the last. A search that finds the stamp as old as
+//!    its beginning has seen no part of a step. (`tests::interleaved`)
+//! 5. Who did make a step is searched again, in the end under the holder's lock, where it makes none. (`tests::concurrency`)
+//! 6. Locks are taken in one order: eviction, a holder's state, the runs. Nobody who has the runs waits for a holder.
+//! 7. A long event is several steps, with what is done so far published before each ends: so nobody waits for all of it.
+//!    (`tests::defects`)
+//!
+//! # Where what is
+//!
+//! | room | what |
+//! |---|---|
+//! | `runs/` | what all holders share |
+//! | `holder/` | one holder's own state, and applying events |
+//! | `search/` | queries |
+//! | `listing/` | walks, and regular holders for snapshots |
+//! | `directory/` | who is there: holders by a small number, sets of them, and whether queries can trust them |
+//! | `capacity/` | bounds on size, and forgetting what is beyond them |
+//!
+//! The index knows no clock, does no I/O and has no async code.
+
+mod block;
+mod capacity;
+mod directory;
+mod holder;
+mod hook;
+mod indexer;
+mod listing;
+mod namespace;
+mod runs;
+mod search;
+mod settings;
+mod steps;
+
+#[cfg(test)]
+mod tests;
+
+pub use capacity::TotalUsage;
+pub use directory::{HolderRecord, HolderStatus, RegisterError, StreamGeneration, StreamStall, StreamTrust};
+pub use holder::{Applied, HolderWriter, RejectReason};
+pub use indexer::{IndexSizes, PositionalIndexer};
+pub use listing::{HolderPart, HolderWalk, RestoredRun, Walk, WalkedHolder, WalkedRun};
+pub use namespace::{Namespace, NamespaceRefused, Namespaces};
+pub use runs::give_back_memory;
+pub use search::{BoundedMatches, Bounds, Match, Matches, QueryChain, Search, SparseChain, TierDepth};
+pub use settings::{Capacity, Hashing, IndexLimits, NamespaceSettings, ParkingLimits};

@@ -1,0 +1,71 @@
+//! What one holder has of one run, in one word, so that a reader sees all of it at one instant.
+
+use crate::index::directory::HolderSlot;
+
+/// How many leading blocks of a run a holder has without a hole, in its tiers, and where its last block ends.
+///
+/// ```text
+/// bit 63      48 47   36 35   24 23       12 11      0
+///     ┌─────────┬───────┬───────┬───────────┬────────┐
+///     │  slot   │  end  │  all  │ to host   │ device │
+///     └─────────┴───────┴───────┴───────────┴────────┘
+/// ```
+///
+/// 0 is nobody: whoever has something of a run has an end above 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Entry(u64);
+
+/// Bits of a count; no run has 2^12 blocks.
+const COUNT_BITS: u32 = 12;
+const COUNT_MASK: u64 = (1 << COUNT_BITS) - 1;
+
+impl Entry {
+    /// `reaches`: leading blocks on the device, on device or host, in any tier. `end`: one more than the last offset.
+    pub(crate) fn new(slot: HolderSlot, reaches: [u16; 3], end: u16) -> Self {
+        let [device, host, all] = reaches.map(u64::from);
+        let slot = (slot.index() as u64) << (4 * COUNT_BITS);
+        Self(
+            slot | u64::from(end) << (3 * COUNT_BITS) | all << (2 * COUNT_BITS) | host << COUNT_BITS | device,
+        )
+    }
+
+    pub(super) fn from_bits(bits: u64) -> Self {
+        Self(bits)
+    }
+
+    pub(super) fn bits(self) -> u64 {
+        self.0
+    }
+
+    /// Whether this is what nobody has.
+    #[inline]
+    pub(crate) fn is_none(self) -> bool {
+        self.0 == 0
+    }
+
+    #[inline]
+    #[allow(
+        clippy::cast_possible_truncation,
+        reason = "the slot is in the highest 16 bits"
+    )]
+    pub(crate) fn slot(self) -> HolderSlot {
+        HolderSlot::from_bits((self.0 >> (4 * COUNT_BITS)) as u16)
+    }
+
+    /// One more than the offset of the holder's last block.
+    pub(crate) fn end(self) -> u16 {
+        self.count(3)
+    }
+
+    /// Leading blocks in the tiers of `step`: 0 for the device, 1 for device and host, 2 for all.
+    #[inline]
+    pub(crate) fn reach(self, step: u32) -> u16 {
+        self.count(step)
+    }
+
+    #[inline]
+    #[allow(clippy::cast_possible_truncation, reason = "masked to 12 bits")]
+    fn count(self, number: u32) -> u16 {
+        (self.0 >> (number * COUNT_BITS) & COUNT_MASK) as u16
+    }
+}

@@ -1,0 +1,151 @@
+//! What all holders share: runs of blocks, who has how much of each, and the tables that lead to them.
+//!
+//! | file | what |
+//! |---|---|
+//! | `run.rs`, `slab.rs` | one run as readers see it; runs by number |
+//! | `words.rs` | arrays that readers look at without a lock |
+//! | `print.rs` | fingerprints: whether a query agrees with 32 blocks of a run, at one comparison |
+//! | `entry.rs` | what one holder has of a run, in one word |
+//! | `heads.rs` | from a block and the hash after it to the run that goes on there, for readers |
+//! | `name_map.rs` | from a name or hash to a place, for writers |
+//! | `places.rs` | finding blocks by their hashes, for writers |
+//! | `store.rs`, `writer.rs` | the runs of an index, and changing them |
+
+mod entry;
+mod heads;
+mod name_map;
+mod places;
+mod print;
+mod run;
+mod slab;
+mod store;
+mod words;
+mod writer;
+
+pub(crate) use entry::Entry;
+pub(crate) use name_map::NameMap;
+pub(crate) use print::CHUNK;
+pub(crate) use run::{Column, Run};
+pub(crate) use store::RunStore;
+pub(crate) use writer::{AHEAD, RunWriter};
+
+use crate::index::block::current_mask;
+
+/// Most blocks of one run; a longer sequence goes on in a child.
+pub(crate) const RUN_BLOCKS_MAX: u16 = 4032;
+
+/// A run's number, from 1; given out again after the run is gone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct RunId(u32);
+
+impl RunId {
+    pub(crate) fn new(number: u32) -> Self {
+        Self(number)
+    }
+
+    /// One more than the largest number.
+    pub(crate) const END: u32 = 1 << 26;
+
+    fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// The place of a block: a run and how many blocks of it come before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Spot {
+    pub(crate) run: RunId,
+    pub(crate) offset: u16,
+}
+
+/// Bits of an offset in a spot's number.
+const OFFSET_BITS: u32 = 12;
+/// Bits of a spot's number.
+const SPOT_BITS: u32 = 38;
+
+impl Spot {
+    /// As a number below 2^38; never 0.
+    fn bits(self) -> u64 {
+        u64::from(self.run.0) << OFFSET_BITS | u64::from(self.offset)
+    }
+
+    #[allow(
+        clippy::cast_possible_truncation,
+        reason = "both parts are masked to what fits"
+    )]
+    fn from_bits(bits: u64) -> Self {
+        Self {
+            run: RunId((bits >> OFFSET_BITS) as u32 & (RunId::END - 1)),
+            offset: (bits & ((1 << OFFSET_BITS) - 1)) as u16,
+        }
+    }
+}
+
+/// Whether two sequence hashes, or fragments of them, are of one block at `position`, as far as a lineage hash can tell.
+#[inline]
+pub(crate) fn is_same_at(position: u32, one: u64, other: u64) -> bool {
+    (one ^ other) & current_mask(position) == 0
+}
+
+/// A hash that a block is looked for by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Wanted {
+    pub(crate) hash: u64,
+    /// Whether it is a whole sequence hash, and not the fragment of a lineage hash.
+    pub(crate) is_whole: bool,
+}
+
+impl Wanted {
+    pub(crate) fn whole(hash: u64) -> Self {
+        Self { hash, is_whole: true }
+    }
+
+    pub(crate) fn fragment(hash: u64) -> Self {
+        Self {
+            hash,
+            is_whole: false,
+        }
+    }
+}
+
+/// Two random words for a table whose collisions nobody can plan.
+fn random_key(number: u64) -> u64 {
+    use std::hash::BuildHasher;
+    std::hash::RandomState::new().hash_one(number) | 1
+}
+
+/// Mixes two words with a secret between them.
+#[inline]
+#[allow(clippy::cast_possible_truncation, reason = "both halves are used")]
+fn fold(one: u64, other: u64) -> u64 {
+    let product = u128::from(one) * u128::from(other);
+    product as u64 ^ (product >> 64) as u64
+}
+
+/// Asks the processor to load the cache line of `place`, which a later step will need.
+#[inline]
+pub(crate) fn prefetch<T: ?Sized>(place: &T) {
+    #[cfg(target_arch = "x86_64")]
+    #[allow(
+        unsafe_code,
+        reason = "a hint without an effect on memory; probing without it costs a cache miss per block stored"
+    )]
+    // SAFETY: a prefetch does not access memory as far as the program can see; any address is allowed.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(place).cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = place;
+}
+
+/// How many steps [`give_back_memory`] makes at once; one gives back a few hundred allocations.
+const COLLECTIONS: usize = 64;
+
+/// Gives back memory of all indexes that no query sees any more. Changes do so by themselves, a little at a time; who calls this
+/// regularly, outside of lanes and queries, has what the last of many removals left behind given back, too.
+pub fn give_back_memory() {
+    for _ in 0..COLLECTIONS {
+        crossbeam_epoch::pin().flush();
+    }
+}

@@ -1,0 +1,132 @@
+//! Finding blocks by their hashes, whoever has them: for the parents and removals of events.
+
+use std::sync::atomic::Ordering;
+
+use crate::index::block::COMMON_MASK;
+
+use super::writer::RunWriter;
+use super::{RUN_BLOCKS_MAX, RunId, Spot};
+
+/// Most places found by one hash. Blocks beyond are found by names alone.
+const EQUAL_MAX: usize = 16;
+/// How far ahead memory is asked for.
+const AHEAD: u16 = 16;
+
+impl RunWriter<'_> {
+    /// Makes the first `end` blocks of a run be found by their hashes.
+    pub(crate) fn place(&mut self, id: RunId, end: u16) {
+        let Some(run) = self.store.slab.get(id, &self.guard) else {
+            return;
+        };
+        let placed = u16::try_from(run.placed.load(Ordering::Relaxed)).unwrap_or(0);
+        let end = end.min(run.len());
+        if placed >= end {
+            return;
+        }
+        let (column, store, guard) = (run.column(&self.guard), self.store, &self.guard);
+        let key_of = |offset: u16| column.hash(usize::from(offset)) & COMMON_MASK;
+        let state = &mut *self.state;
+        for offset in placed..end.min(placed + AHEAD) {
+            state.places.prefetch(key_of(offset));
+        }
+        for offset in placed..end {
+            if offset + AHEAD < end {
+                state.places.prefetch(key_of(offset + AHEAD));
+            }
+            let key = key_of(offset);
+            let is_equal = |spot: Spot| {
+                let other = store.slab.get(spot.run, guard);
+                other.is_some_and(|run| run.column(guard).hash(usize::from(spot.offset)) & COMMON_MASK == key)
+            };
+            let spot = Spot { run: id, offset };
+            let equal = state.places.insert_unless(key, spot, EQUAL_MAX, is_equal);
+            state.doubles += usize::from(equal > 0 && equal < EQUAL_MAX);
+        }
+        run.placed.store(u32::from(end), Ordering::Relaxed);
+        self.account_places();
+    }
+
+    fn account_places(&mut self) {
+        self.store.set_doubles(self.state.doubles);
+        let bytes = self.state.places.bytes().cast_signed();
+        self.store.change_usage(0, bytes - self.state.places_bytes);
+        self.state.places_bytes = bytes;
+    }
+
+    fn equal_places(&self, key: u64) -> usize {
+        let mut equal = 0;
+        self.state.places.find(key, |spot| {
+            equal += usize::from(self.hash(spot) & COMMON_MASK == key);
+            None::<()>
+        });
+        equal
+    }
+
+    /// Makes blocks of a run no longer be found by their hashes: those that are placed of `from` to `to`.
+    pub(super) fn displace(&mut self, id: RunId, from: u16, to: u16) {
+        if from >= to {
+            return;
+        }
+        let Some(run) = self.store.slab.get(id, &self.guard) else {
+            return;
+        };
+        let column = run.column(&self.guard);
+        for offset in from..to.min(from + AHEAD) {
+            let ahead = column.hash(usize::from(offset));
+            self.state.places.prefetch(ahead & COMMON_MASK);
+        }
+        for offset in from..to {
+            if offset + AHEAD < to {
+                let ahead = column.hash(usize::from(offset + AHEAD));
+                self.state.places.prefetch(ahead & COMMON_MASK);
+            }
+            let key = column.hash(usize::from(offset)) & COMMON_MASK;
+            let is_gone = self.state.places.remove(key, Spot { run: id, offset });
+            if is_gone && self.state.doubles > 0 && self.equal_places(key) > 0 {
+                self.state.doubles -= 1;
+            }
+        }
+        self.account_places();
+    }
+
+    /// Makes all blocks be found by their hashes from now on.
+    pub(crate) fn place_all(&mut self) {
+        if self.state.places_all {
+            return;
+        }
+        self.state.places_all = true;
+        for number in 1..self.state.next {
+            self.place(RunId(number), RUN_BLOCKS_MAX);
+            if number % 256 == 0 {
+                self.pause();
+            }
+        }
+    }
+
+    /// The first place with these bits of a hash for which `check` gives something. Only of blocks that have been placed.
+    pub(crate) fn find_place<T>(&self, hash: u64, check: impl FnMut(Spot) -> Option<T>) -> Option<T> {
+        self.state.places.find(hash & COMMON_MASK, check)
+    }
+
+    /// Whether this hash has several places.
+    pub(crate) fn has_double(&self, hash: u64) -> bool {
+        self.state.doubles > 0 && self.equal_places(hash & COMMON_MASK) > 1
+    }
+
+    /// Whether some hash has several places.
+    pub(crate) fn has_doubles(&self) -> bool {
+        self.state.doubles > 0
+    }
+
+    /// Whether a placed block is found by its hash: too many others can have it.
+    pub(crate) fn is_placed(&self, spot: Spot) -> bool {
+        self.state.doubles == 0
+            || self
+                .find_place(self.hash(spot), |other| (other == spot).then_some(()))
+                .is_some()
+    }
+
+    pub(crate) fn prefetch_place(&self, hash: u64) {
+        self.state.places.prefetch(hash & COMMON_MASK);
+    }
+}

@@ -1,0 +1,237 @@
+//! One run, as readers see it.
+//!
+//! ```text
+//! run 2, from position 0   a b c d e f g      w1 has 7 blocks of it, w2 has 7, w3 has 3
+//! run 3, after c                 x y z        w3 has 3
+//! run 4, after g                         h i  w2 has 2
+//! ```
+//!
+//! A run is an array of the sequence hashes of consecutive blocks, each the child of the one before. It hangs at any block of
+//! another run, or nowhere, at position 0: so its place says the whole prefix of each of its blocks, whatever the hashes are.
+//!
+//! Every field is a word that can be read at any time. A number can be another run's by the time a reader looks: what it reads then is
+//! nonsense, and harmless. See the index's own documentation for why no answer is made of it.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use crossbeam_epoch::Guard;
+
+use super::entry::Entry;
+use super::print::CHUNK;
+use super::words::Words;
+use super::{Spot, Wanted, is_same_at};
+
+/// Holders that a run has room for without an allocation of its own.
+pub(super) const INLINE_ENTRIES: usize = 2;
+
+/// A run. The first cache line is what readers need.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub(crate) struct Run {
+    /// The block that it follows, as a number; 0 at position 0.
+    pub(super) parent: AtomicU64,
+    /// Hash of the first block.
+    pub(super) first: AtomicU64,
+    /// Position of the first block.
+    pub(super) start: AtomicU32,
+    pub(super) len: AtomicU32,
+    /// Fingerprints, then hashes.
+    pub(super) column: Words,
+    pub(super) entries: [AtomicU64; INLINE_ENTRIES],
+    /// Entries of further holders.
+    pub(super) more: Words,
+    /// The tick in which it was last used, where there is a capacity.
+    pub(crate) used: AtomicU32,
+    /// How many of its blocks, from the first, can be found by their hashes.
+    pub(super) placed: AtomicU32,
+    /// Which blocks have a fragment for a hash, one bit each; nothing where all hashes are whole.
+    pub(super) short: Words,
+    /// Whether another run after the same block begins with the same fragment.
+    pub(super) is_twin: AtomicU32,
+    /// How many holders have its last block.
+    pub(super) tops: AtomicU32,
+    /// How many runs that had this number came before.
+    pub(crate) birth: AtomicU32,
+    /// Whether eviction has it in its queue.
+    pub(crate) queued: AtomicU32,
+}
+
+/// The hashes of a run and their fingerprints, as one array.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Column<'g> {
+    prints: &'g [AtomicU64],
+    hashes: &'g [AtomicU64],
+    short: &'g Words,
+}
+
+/// Words of a column with room for `blocks`.
+pub(super) fn column_words(blocks: usize) -> usize {
+    blocks + blocks / CHUNK
+}
+
+impl<'g> Column<'g> {
+    #[inline]
+    fn of(words: &'g [AtomicU64], short: &'g Words) -> Self {
+        // There are n blocks and n / 32 fingerprints.
+        let (prints, hashes) = words.split_at(words.len() / (CHUNK + 1));
+        Self {
+            prints,
+            hashes,
+            short,
+        }
+    }
+
+    /// Whether the block at `offset`, at `position` of its chain, is the one that is wanted, as far as both hashes are known.
+    #[inline]
+    pub(crate) fn is(&self, offset: usize, position: u32, wanted: Wanted, guard: &Guard) -> bool {
+        let own = self.hash(offset);
+        own == wanted.hash
+            || is_same_at(position, own, wanted.hash)
+                && (!wanted.is_whole || self.is_completed_by(offset, position, wanted.hash, guard))
+    }
+
+    /// Whether only a fragment of the hash at `offset` is known, which is that of `whole`.
+    #[cold]
+    fn is_completed_by(&self, offset: usize, position: u32, whole: u64, guard: &Guard) -> bool {
+        if is_short(self.short, offset, guard) {
+            return is_same_at(position, self.hash(offset), whole);
+        }
+        // It may have been completed since it was compared.
+        self.hash(offset) == whole
+    }
+
+    /// For how many blocks there is room.
+    #[inline]
+    pub(crate) fn capacity(&self) -> usize {
+        self.hashes.len()
+    }
+
+    /// The hash at `offset`; 0 beyond the column.
+    #[inline]
+    pub(crate) fn hash(&self, offset: usize) -> u64 {
+        self.hashes
+            .get(offset)
+            .map_or(0, |hash| hash.load(Ordering::Relaxed))
+    }
+
+    pub(super) fn set_hash(&self, offset: usize, hash: u64) {
+        if let Some(word) = self.hashes.get(offset) {
+            word.store(hash, Ordering::Relaxed);
+        }
+    }
+
+    /// The fingerprint of the blocks from `chunk` times 32 on.
+    #[inline]
+    pub(crate) fn print(&self, chunk: usize) -> u64 {
+        self.prints
+            .get(chunk)
+            .map_or(0, |print| print.load(Ordering::Relaxed))
+    }
+
+    pub(super) fn set_print(&self, chunk: usize, print: u64) {
+        if let Some(word) = self.prints.get(chunk) {
+            word.store(print, Ordering::Relaxed);
+        }
+    }
+
+    /// Asks for the hash at `offset`.
+    #[inline]
+    pub(crate) fn prefetch(&self, offset: usize) {
+        self.hashes.get(offset).into_iter().for_each(super::prefetch);
+    }
+
+    /// Asks for the first `count` fingerprints, or for the hashes where there are none.
+    #[inline]
+    pub(crate) fn prefetch_prints(&self, count: usize) {
+        let prints = self.prints.iter().take(count).step_by(8);
+        prints.chain(self.hashes.first()).for_each(super::prefetch);
+    }
+}
+
+#[inline]
+fn is_short(short: &Words, offset: usize, guard: &Guard) -> bool {
+    let word = short.get(guard).get(offset / 64);
+    word.is_some_and(|word| word.load(Ordering::Acquire) >> (offset % 64) & 1 == 1)
+}
+
+impl Run {
+    pub(super) fn new() -> Self {
+        Self {
+            parent: AtomicU64::new(0),
+            first: AtomicU64::new(0),
+            start: AtomicU32::new(0),
+            len: AtomicU32::new(0),
+            column: Words::new(),
+            entries: [const { AtomicU64::new(0) }; INLINE_ENTRIES],
+            more: Words::new(),
+            used: AtomicU32::new(0),
+            placed: AtomicU32::new(0),
+            short: Words::new(),
+            is_twin: AtomicU32::new(0),
+            tops: AtomicU32::new(0),
+            birth: AtomicU32::new(0),
+            queued: AtomicU32::new(0),
+        }
+    }
+
+    /// Position of the first block.
+    #[inline]
+    pub(crate) fn start(&self) -> u32 {
+        self.start.load(Ordering::Acquire)
+    }
+
+    /// How many blocks it has; never more than [`super::RUN_BLOCKS_MAX`].
+    #[inline]
+    pub(crate) fn len(&self) -> u16 {
+        u16::try_from(self.len.load(Ordering::Acquire)).unwrap_or(0)
+    }
+
+    /// The block that it follows.
+    pub(crate) fn parent(&self) -> Option<Spot> {
+        let bits = self.parent.load(Ordering::Acquire);
+        (bits != 0).then(|| Spot::from_bits(bits))
+    }
+
+    #[inline]
+    pub(crate) fn column<'g>(&'g self, guard: &'g Guard) -> Column<'g> {
+        Column::of(self.column.get(guard), &self.short)
+    }
+
+    /// Whether only a fragment of the hash at `offset` is known.
+    pub(super) fn is_short(&self, offset: usize, guard: &Guard) -> bool {
+        is_short(&self.short, offset, guard)
+    }
+
+    /// Whether it follows `parent` with the block that is wanted, as far as both hashes are known.
+    #[inline]
+    pub(crate) fn is_head(&self, parent: Option<Spot>, position: u32, wanted: Wanted, guard: &Guard) -> bool {
+        let parent = parent.map_or(0, Spot::bits);
+        let first = || self.first.load(Ordering::Acquire);
+        self.parent.load(Ordering::Acquire) == parent
+            && is_same_at(position, first(), wanted.hash)
+            && (!wanted.is_whole
+                || first() == wanted.hash
+                || self.is_short(0, guard)
+                || first() == wanted.hash)
+            && self.len.load(Ordering::Acquire) > 0
+    }
+
+    /// What each holder has; each entry is of one instant.
+    #[inline]
+    pub(crate) fn entries<'g>(&'g self, guard: &'g Guard) -> impl Iterator<Item = Entry> + 'g {
+        let more = self.more.get(guard);
+        let words = self.entries.iter().chain(more);
+        words
+            .map(|word| Entry::from_bits(word.load(Ordering::Acquire)))
+            .filter(|entry| !entry.is_none())
+    }
+
+    /// Notes that it is used in `tick`.
+    #[inline]
+    pub(crate) fn touch(&self, tick: u32) {
+        // Only once a tick, so that readers don't all write to a hot run.
+        if self.used.load(Ordering::Relaxed) != tick {
+            self.used.store(tick, Ordering::Relaxed);
+        }
+    }
+}

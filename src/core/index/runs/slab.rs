@@ -1,0 +1,98 @@
+//! Runs by number. A run stays where it is for as long as the slab has any: its memory is only ever another run's.
+
+use std::sync::OnceLock;
+use std::sync::atomic::Ordering;
+
+use crossbeam_epoch::{Atomic, Guard, Owned, Shared};
+
+use super::RunId;
+use super::run::Run;
+
+/// Runs of a chunk.
+const CHUNK_RUNS: usize = 256;
+/// Chunks of a shelf.
+const SHELF_CHUNKS: usize = 1024;
+const SHELVES: usize = RunId::END as usize / CHUNK_RUNS / SHELF_CHUNKS;
+
+type Chunk = Vec<Run>;
+type Shelf = Vec<Atomic<Chunk>>;
+
+/// The runs of one index.
+#[derive(Debug)]
+pub(super) struct Slab {
+    shelves: Vec<OnceLock<Shelf>>,
+}
+
+impl Slab {
+    pub(super) fn new() -> Self {
+        Self {
+            shelves: (0..SHELVES).map(|_| OnceLock::new()).collect(),
+        }
+    }
+
+    #[inline]
+    fn chunk(&self, index: usize) -> Option<&Atomic<Chunk>> {
+        let number = index / CHUNK_RUNS;
+        self.shelves
+            .get(number / SHELF_CHUNKS)?
+            .get()?
+            .get(number % SHELF_CHUNKS)
+    }
+
+    /// The run `id`; none where no run ever had that number since the slab was cleared.
+    #[inline]
+    pub(super) fn get<'g>(&self, id: RunId, guard: &'g Guard) -> Option<&'g Run> {
+        let chunk = self.chunk(id.index())?.load(Ordering::Acquire, guard);
+        #[allow(
+            unsafe_code,
+            reason = "the one way to read what a pointer leads to without a lock"
+        )]
+        // SAFETY: a chunk comes from `Owned` in `make` and is freed only by `clear`, deferred until every guard held then is
+        // dropped; ours is held and lives as long as the reference.
+        let chunk = unsafe { chunk.as_ref() }?;
+        chunk.get(id.index() % CHUNK_RUNS)
+    }
+
+    /// Makes room for the run `id`; says by how many bytes the slab has grown. Only for the one writer.
+    pub(super) fn make(&self, id: RunId, guard: &Guard) -> usize {
+        let number = id.index() / CHUNK_RUNS;
+        let Some(shelf) = self.shelves.get(number / SHELF_CHUNKS) else {
+            return 0;
+        };
+        let shelf = shelf.get_or_init(|| (0..SHELF_CHUNKS).map(|_| Atomic::null()).collect());
+        let Some(chunk) = shelf.get(number % SHELF_CHUNKS) else {
+            return 0;
+        };
+        if !chunk.load(Ordering::Relaxed, guard).is_null() {
+            return 0;
+        }
+        let runs: Chunk = (0..CHUNK_RUNS).map(|_| Run::new()).collect();
+        chunk.store(Owned::new(runs), Ordering::Release);
+        CHUNK_RUNS * size_of::<Run>()
+    }
+
+    /// Gives back all chunks; says how many bytes those are. Only for the one writer, when there are no runs.
+    pub(super) fn clear(&self, guard: &Guard) -> usize {
+        let mut bytes = 0;
+        for chunk in self.shelves.iter().filter_map(OnceLock::get).flatten() {
+            let before = chunk.swap(Shared::null(), Ordering::AcqRel, guard);
+            if before.is_null() {
+                continue;
+            }
+            bytes += CHUNK_RUNS * size_of::<Run>();
+            #[allow(unsafe_code, reason = "frees what `make` allocated")]
+            // SAFETY: the swap has taken `before` out of the one place that led to it; new readers cannot find it any more,
+            // present ones hold a guard.
+            unsafe {
+                guard.defer_destroy(before);
+            }
+        }
+        bytes
+    }
+}
+
+impl Drop for Slab {
+    fn drop(&mut self) {
+        self.clear(&crossbeam_epoch::pin());
+    }
+}

@@ -1,0 +1,254 @@
+//! The runs of one index.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use crossbeam_epoch::Guard;
+use crossbeam_utils::CachePadded;
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+
+use super::heads::{HeadCounts, Heads};
+use super::name_map::NameMap;
+use super::print::Prints;
+use super::run::Run;
+use super::slab::Slab;
+use super::writer::RunWriter;
+use super::{RunId, Spot, Wanted, current_mask};
+use crate::index::capacity::{Queue, Usage};
+use crate::index::settings::Capacity;
+use crate::index::steps::Steps;
+
+/// All runs of one index.
+#[derive(Debug)]
+pub(crate) struct RunStore {
+    pub(super) slab: Slab,
+    pub(super) heads: Heads,
+    pub(crate) prints: Prints,
+    /// When each holder has changed.
+    pub(crate) steps: Steps,
+    /// What all indexes together use.
+    total: Arc<Usage>,
+    is_bounded: bool,
+    /// The clock of recency.
+    pub(super) tick: AtomicU32,
+    turns: CachePadded<Turns>,
+}
+
+#[derive(Debug)]
+struct Turns {
+    state: Mutex<State>,
+    usage: Usage,
+    evicted: AtomicU64,
+    doubles: AtomicU64,
+    twins: AtomicU64,
+}
+
+/// What only writers know.
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(super) free: Vec<RunId>,
+    /// The number that no run ever had.
+    pub(super) next: u32,
+    pub(super) runs: usize,
+    pub(super) births: u32,
+    /// How many runs begin after each block, for runs that any begin after.
+    pub(super) attached: HashMap<RunId, BTreeMap<u16, u32>>,
+    pub(super) heads: HeadCounts,
+    /// Blocks by their hashes, as far as runs are placed.
+    pub(super) places: NameMap,
+    /// How many places have a hash that another one has, too.
+    pub(super) doubles: usize,
+    /// Whether all blocks are to be found by their hashes.
+    pub(super) places_all: bool,
+    pub(super) places_bytes: i64,
+    /// Bytes that no reader needs and that have not been given back yet.
+    pub(super) garbage: usize,
+    pub(crate) queue: Queue,
+    /// Blocks stored in this tick.
+    pub(crate) stored: u64,
+}
+
+impl RunStore {
+    pub(crate) fn new(capacity: Capacity, total: Arc<Usage>) -> Self {
+        let usage = Usage::of(capacity);
+        Self {
+            is_bounded: usage.is_bounded() || total.is_bounded(),
+            slab: Slab::new(),
+            heads: Heads::new(),
+            prints: Prints::new(),
+            steps: Steps::default(),
+            total,
+            tick: AtomicU32::new(1),
+            turns: CachePadded::new(Turns {
+                state: Mutex::new(State {
+                    free: Vec::new(),
+                    next: 1,
+                    runs: 0,
+                    births: 0,
+                    attached: HashMap::new(),
+                    heads: HeadCounts::default(),
+                    places: NameMap::default(),
+                    doubles: 0,
+                    places_all: false,
+                    places_bytes: 0,
+                    garbage: 0,
+                    queue: Queue::default(),
+                    stored: 0,
+                }),
+                usage,
+                evicted: AtomicU64::new(0),
+                doubles: AtomicU64::new(0),
+                twins: AtomicU64::new(0),
+            }),
+        }
+    }
+
+    /// Takes a turn at changing the store.
+    pub(crate) fn write(&self) -> RunWriter<'_> {
+        RunWriter::new(self)
+    }
+
+    pub(super) fn state(&self) -> &Mutex<State> {
+        &self.turns.state
+    }
+
+    /// How many blocks the runs have.
+    pub(crate) fn len(&self) -> u64 {
+        self.turns.usage.blocks()
+    }
+
+    /// What everything that events make grow takes, in bytes.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.turns.usage.bytes()
+    }
+
+    /// How many blocks were forgotten because there were too many.
+    pub(crate) fn evicted(&self) -> u64 {
+        self.turns.evicted.load(Ordering::Relaxed)
+    }
+
+    /// How many places have a hash that another one has, too: hashes that are no chain.
+    pub(crate) fn doubles(&self) -> u64 {
+        self.turns.doubles.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_doubles(&self, doubles: usize) {
+        self.turns.doubles.store(doubles as u64, Ordering::Relaxed);
+    }
+
+    pub(crate) fn count_evicted(&self, blocks: u64) {
+        self.turns.evicted.fetch_add(blocks, Ordering::Relaxed);
+    }
+
+    /// Accounts for what has changed.
+    pub(crate) fn change_usage(&self, blocks: i64, bytes: i64) {
+        self.turns.usage.change(blocks, bytes);
+        self.total.change(blocks, bytes);
+    }
+
+    /// Whether there is a bound on how large the index may be.
+    #[inline]
+    pub(crate) fn is_bounded(&self) -> bool {
+        self.is_bounded
+    }
+
+    /// How many blocks fit, roughly.
+    pub(crate) fn blocks_max(&self) -> u64 {
+        self.turns.usage.blocks_max().min(self.total.blocks_max())
+    }
+
+    /// How many blocks are more than this index may have.
+    pub(crate) fn excess_blocks(&self) -> u64 {
+        self.turns.usage.excess_blocks()
+    }
+
+    /// Lets the clock of recency go on.
+    pub(crate) fn count_tick(&self) {
+        self.tick.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The tick in which what a search looks at is used; none where nobody asks.
+    #[inline]
+    pub(crate) fn tick(&self) -> Option<u32> {
+        self.is_bounded.then(|| self.tick.load(Ordering::Relaxed))
+    }
+
+    /// All runs that go on after `parent` with a block of this fragment.
+    pub(crate) fn heads_of(
+        &self,
+        parent: Option<Spot>,
+        position: u32,
+        fragment: u64,
+        guard: &Guard,
+    ) -> SmallVec<[RunId; 2]> {
+        let key = self.heads.hash(parent, fragment & current_mask(position));
+        let mut found = SmallVec::new();
+        let wanted = Wanted::fragment(fragment);
+        self.heads.find(key, guard, |id| {
+            let run = self.slab.get(id, guard);
+            if run.is_some_and(|run| run.is_head(parent, position, wanted, guard)) {
+                found.push(id);
+            }
+            false
+        });
+        found
+    }
+
+    /// How many runs begin with the fragment of another one after the same block.
+    #[inline]
+    pub(crate) fn twins(&self) -> u64 {
+        self.turns.twins.load(Ordering::Acquire)
+    }
+
+    pub(super) fn count_twin(&self, is_more: bool) {
+        if is_more {
+            self.turns.twins.fetch_add(1, Ordering::AcqRel);
+        } else {
+            self.turns.twins.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+
+    /// The run `id`, if there is one.
+    pub(crate) fn run<'g>(&self, id: RunId, guard: &'g Guard) -> Option<&'g Run> {
+        self.slab.get(id, guard)
+    }
+
+    /// The run that goes on after `parent`, or begins at position 0, with the block that is wanted.
+    #[inline]
+    pub(crate) fn head<'g>(
+        &self,
+        parent: Option<Spot>,
+        position: u32,
+        wanted: Wanted,
+        guard: &'g Guard,
+    ) -> Option<(RunId, &'g Run)> {
+        let key = self.heads.hash(parent, wanted.hash & current_mask(position));
+        let mut found = None;
+        self.heads.find(key, guard, |id| {
+            found = self
+                .slab
+                .get(id, guard)
+                .filter(|run| run.is_head(parent, position, wanted, guard))
+                .map(|run| (id, run));
+            found.is_some()
+        });
+        found
+    }
+
+    /// Asks for the memory that [`Self::head`] looks at first.
+    #[inline]
+    pub(crate) fn prefetch_head(&self, parent: Option<Spot>, position: u32, hash: u64, guard: &Guard) {
+        let key = self.heads.hash(parent, hash & current_mask(position));
+        self.heads.prefetch(key, guard);
+    }
+}
+
+impl Drop for RunStore {
+    fn drop(&mut self) {
+        let usage = &self.turns.usage;
+        self.total
+            .change(-usage.blocks().cast_signed(), -usage.bytes().cast_signed());
+    }
+}

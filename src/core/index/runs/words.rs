@@ -1,0 +1,68 @@
+//! Arrays of words that readers look at without a lock, replaced as a whole where they grow.
+
+use std::mem::MaybeUninit;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crossbeam_epoch::{Atomic, Guard, Owned, Shared};
+
+/// A pointer to an array of words. An empty array takes no memory.
+///
+/// One writer at a time replaces arrays; words may change in place.
+#[derive(Debug)]
+pub(crate) struct Words(Atomic<[MaybeUninit<AtomicU64>]>);
+
+impl Words {
+    pub(crate) fn new() -> Self {
+        Self(Atomic::null())
+    }
+
+    /// The array as it is now.
+    #[inline]
+    pub(crate) fn get<'g>(&self, guard: &'g Guard) -> &'g [AtomicU64] {
+        let words = self.0.load(Ordering::Acquire, guard);
+        #[allow(
+            unsafe_code,
+            reason = "the one way to read what a pointer leads to without a lock"
+        )]
+        // SAFETY: an array comes from `replace`, which has initialized every word before it published the pointer, and
+        // `MaybeUninit<T>` has the layout of `T`. It is freed only when every guard held at its replacement is dropped;
+        // ours is held and lives as long as the reference.
+        unsafe {
+            words
+                .as_ref()
+                .map_or(&[], |words| &*(std::ptr::from_ref(words) as *const [AtomicU64]))
+        }
+    }
+
+    /// Publishes an array of `len` words in place of the one before; gives back how many words that had.
+    pub(crate) fn replace(&self, len: usize, word: impl Fn(usize) -> u64, guard: &Guard) -> usize {
+        let mut next = Shared::null();
+        if len > 0 {
+            let mut words = Owned::<[MaybeUninit<AtomicU64>]>::init(len);
+            for (index, place) in words.iter_mut().enumerate() {
+                place.write(AtomicU64::new(word(index)));
+            }
+            next = words.into_shared(guard);
+        }
+        let before = self.get(guard).len();
+        let old = self.0.swap(next, Ordering::AcqRel, guard);
+        if !old.is_null() {
+            #[allow(unsafe_code, reason = "frees what `replace` has allocated")]
+            // SAFETY: the swap has taken `old` out of the one place that led to it. New readers cannot find it; present
+            // ones hold a guard.
+            unsafe {
+                guard.defer_destroy(old);
+            }
+        }
+        before
+    }
+}
+
+impl Drop for Words {
+    fn drop(&mut self) {
+        let old = std::mem::replace(&mut self.0, Atomic::null());
+        #[allow(unsafe_code, reason = "frees what `replace` has allocated")]
+        // SAFETY: whoever drops `self` is the only one who can reach the array.
+        drop(unsafe { old.try_into_owned() });
+    }
+}

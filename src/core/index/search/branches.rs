@@ -1,0 +1,84 @@
+//! Searches by fragments, where several blocks that follow the same one have the same.
+//!
+//! A lineage hash does not tell two sequence hashes apart that agree in all bits it keeps. So a search by lineage hashes follows all of
+//! them, block by block, and every holder counts as far as it goes along any of them. By accident there are none: 2^51 blocks make one.
+
+use smallvec::SmallVec;
+
+use crate::index::directory::SlotBits;
+
+use super::super::hook::point;
+use super::super::runs::{Spot, Wanted};
+use super::{Finder, position, settle};
+
+impl<S: SlotBits> Finder<'_, '_, '_, S> {
+    /// As [`Finder::follow`], along every branch.
+    pub(super) fn follow_branches(&mut self, candidates: Option<&S>) {
+        let mut depths: Vec<(usize, S)> = Vec::new();
+        let mut open: Vec<(Option<Spot>, usize, Option<S>)> = vec![(None, 0, candidates.cloned())];
+        while let Some((before, index, among)) = open.pop() {
+            if let Some(among) = &among {
+                depths.push((index, among.clone()));
+            }
+            if index >= self.chain.len() {
+                continue;
+            }
+            let fragment = self.chain.hash(index);
+            for child in self.children(before, index, fragment) {
+                let through = self.holders_of(child, among.as_ref());
+                if !through.is_empty() {
+                    open.push((Some(child), index + 1, Some(through)));
+                }
+            }
+        }
+        depths.sort_by_key(|(depth, _)| std::cmp::Reverse(*depth));
+        let mut seen = S::default();
+        for (depth, mut slots) in depths {
+            slots.subtract(&seen);
+            settle(&mut self.found, position(depth), &slots);
+            seen.unite(&slots);
+        }
+    }
+
+    /// The blocks after `before` that have this fragment.
+    fn children(&self, before: Option<Spot>, index: usize, fragment: u64) -> SmallVec<[Spot; 2]> {
+        let mut found = SmallVec::new();
+        point();
+        if let Some(before) = before
+            && let Some(run) = self.store.run(before.run, self.guard)
+        {
+            let next = Spot {
+                offset: before.offset + 1,
+                ..before
+            };
+            let (column, offset) = (run.column(self.guard), usize::from(next.offset));
+            let wanted = Wanted::fragment(fragment);
+            if next.offset < run.len() && column.is(offset, position(index), wanted, self.guard) {
+                found.push(next);
+            }
+        }
+        let heads = self.store.heads_of(before, position(index), fragment, self.guard);
+        found.extend(heads.into_iter().map(|run| Spot { run, offset: 0 }));
+        found
+    }
+
+    fn holders_of(&self, spot: Spot, among: Option<&S>) -> S {
+        let mut found = S::default();
+        let Some(run) = self.store.run(spot.run, self.guard) else {
+            return found;
+        };
+        if let Some(tick) = self.store.tick() {
+            run.touch(tick);
+        }
+        point();
+        for entry in run.entries(self.guard) {
+            if entry.reach(self.tiers as u32) > spot.offset {
+                found.insert(entry.slot());
+            }
+        }
+        if let Some(among) = among {
+            found.intersect(among);
+        }
+        found
+    }
+}

@@ -1,0 +1,227 @@
+//! What a search finds: holders in groups of equal depth.
+
+use std::sync::Arc;
+
+use arc_swap::Guard as DirectoryGuard;
+use smallvec::SmallVec;
+
+use crate::wire::DegradedReasons;
+
+use crate::index::directory::{Directory, HolderRecord, SlotBits, SlotSet, StreamTrust};
+
+/// One holder and how long a prefix it holds.
+#[derive(Debug, Clone, Copy)]
+pub struct Match<'a> {
+    /// The holder.
+    pub holder: &'a Arc<HolderRecord>,
+    /// How many leading blocks it holds, without a hole; at least 1.
+    pub matched_blocks: u32,
+}
+
+/// Holders that hold the same number of leading blocks.
+#[derive(Debug, Clone)]
+pub(crate) struct MatchGroup<S> {
+    matched_blocks: u32,
+    slots: S,
+}
+
+/// Groups of one kind of sets. Mostly there are few: those that have the common prompt, and some that have more.
+pub(crate) type Groups<S> = SmallVec<[MatchGroup<S>; 2]>;
+
+/// Groups of either kind. Small ones stay as they are: to make larger ones of them would take longer than to find some of them.
+#[derive(Debug)]
+pub(crate) enum FoundGroups {
+    Small(Groups<u64>),
+    Any(Groups<SlotSet>),
+}
+
+impl FoundGroups {
+    fn len(&self) -> usize {
+        match self {
+            Self::Small(groups) => groups.len(),
+            Self::Any(groups) => groups.len(),
+        }
+    }
+
+    /// How deep a group is, and its slots in words of 64.
+    #[inline]
+    fn get(&self, index: usize) -> Option<(u32, &[u64])> {
+        match self {
+            Self::Small(groups) => {
+                let group = groups.get(index)?;
+                Some((group.matched_blocks, std::slice::from_ref(&group.slots)))
+            }
+            Self::Any(groups) => {
+                let group = groups.get(index)?;
+                Some((group.matched_blocks, group.slots.words().as_slice()))
+            }
+        }
+    }
+}
+
+impl From<Groups<u64>> for FoundGroups {
+    #[inline]
+    fn from(groups: Groups<u64>) -> Self {
+        Self::Small(groups)
+    }
+}
+
+impl From<Groups<SlotSet>> for FoundGroups {
+    #[inline]
+    fn from(groups: Groups<SlotSet>) -> Self {
+        Self::Any(groups)
+    }
+}
+
+/// The holders found, in groups of equal depth.
+#[derive(Debug)]
+pub struct Matches {
+    /// Borrowed from the current version, without counting a reference that all queries share.
+    /// None where nobody has anything: most such queries end before they need it.
+    directory: Option<DirectoryGuard<Arc<Directory>>>,
+    groups: FoundGroups,
+    /// How many states had been replaced when the search began.
+    replacements: u64,
+}
+
+impl Matches {
+    /// Nobody has the first block.
+    pub(crate) fn none() -> Self {
+        Self {
+            directory: None,
+            groups: FoundGroups::Small(Groups::new()),
+            replacements: 0,
+        }
+    }
+
+    /// The `groups` of one search; `directory` must have been taken before.
+    #[inline]
+    pub(crate) fn of<S: SlotBits>(directory: DirectoryGuard<Arc<Directory>>, mut groups: Groups<S>) -> Self
+    where
+        FoundGroups: From<Groups<S>>,
+    {
+        // A slot that was given out since has a holder that was not there when the query came.
+        let taken = S::from_words(directory.taken().words().as_slice());
+        let mut is_any_empty = false;
+        for group in &mut groups {
+            group.slots.intersect(&taken);
+            is_any_empty |= group.slots.is_empty();
+        }
+        if is_any_empty {
+            groups.retain(|group| !group.slots.is_empty());
+        }
+        groups.sort_unstable_by_key(|group| std::cmp::Reverse(group.matched_blocks));
+        Self {
+            directory: Some(directory),
+            groups: groups.into(),
+            replacements: 0,
+        }
+    }
+
+    pub(crate) fn begun_at(mut self, replacements: u64) -> Self {
+        self.replacements = replacements;
+        self
+    }
+
+    /// Why the state in which `holder` was found is not certain.
+    ///
+    /// Where it has been replaced since the search began, the reasons of now are those of another state than the one that was
+    /// searched: the holder counts as unverified.
+    pub fn reasons(&self, holder: &HolderRecord, trust: &StreamTrust) -> DegradedReasons {
+        holder.reasons_since(self.replacements, trust)
+    }
+
+    /// How many groups of holders of equal depth there are.
+    pub fn groups(&self) -> usize {
+        self.groups.len()
+    }
+
+    /// The holders with at least one matched block, deepest first; in no particular order within one depth.
+    ///
+    /// A holder that left while the search ran is left out: it holds nothing now.
+    pub fn holders(&self) -> impl Iterator<Item = Match<'_>> {
+        let groups = (0..self.groups.len()).filter_map(|index| self.groups.get(index));
+        let count = |words: &[u64]| words.iter().map(|word| word.count_ones() as usize).sum::<usize>();
+        let found = groups.map(|(_, words)| count(words)).sum();
+        let directory = self.directory.as_ref().map(|directory| &***directory);
+        Holders {
+            // Mostly nobody has left, and then there is no need to look at every holder.
+            nobody_left: directory.is_none_or(Directory::is_complete),
+            directory,
+            groups: &self.groups,
+            next_group: 0,
+            matched_blocks: 0,
+            words: [].iter(),
+            word: 0,
+            first_slot: 0,
+            left: found,
+        }
+    }
+}
+
+/// See [`Matches::holders`].
+struct Holders<'m> {
+    directory: Option<&'m Directory>,
+    nobody_left: bool,
+    groups: &'m FoundGroups,
+    next_group: usize,
+    /// Of the group whose turn it is.
+    matched_blocks: u32,
+    /// What is left of that group, and of the word that begins with `first_slot`.
+    words: std::slice::Iter<'m, u64>,
+    word: u64,
+    first_slot: usize,
+    left: usize,
+}
+
+impl<'m> Iterator for Holders<'m> {
+    type Item = Match<'m>;
+
+    #[inline]
+    fn next(&mut self) -> Option<Match<'m>> {
+        loop {
+            while self.word == 0 {
+                if let Some(word) = self.words.next() {
+                    (self.word, self.first_slot) = (*word, self.first_slot + 64);
+                } else {
+                    let (matched_blocks, words) = self.groups.get(self.next_group)?;
+                    self.next_group += 1;
+                    self.matched_blocks = matched_blocks;
+                    self.words = words.iter();
+                    // The first word adds 64.
+                    self.first_slot = 0;
+                }
+            }
+            let slot = self.first_slot + self.word.trailing_zeros() as usize - 64;
+            self.word &= self.word - 1;
+            self.left -= 1;
+            let directory = self.directory;
+            if let Some(holder) = directory.and_then(|directory| directory.holder_at(slot))
+                && (self.nobody_left || !holder.is_retired())
+            {
+                let matched_blocks = self.matched_blocks;
+                return Some(Match {
+                    holder,
+                    matched_blocks,
+                });
+            }
+        }
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        // A search keeps only slots that the directory has.
+        let least = if self.nobody_left { self.left } else { 0 };
+        (least, Some(self.left))
+    }
+}
+
+/// Adds holders that were found to have `depth` blocks, if there are any.
+pub(crate) fn push_group<S: SlotBits>(groups: &mut Groups<S>, depth: usize, slots: S) {
+    if !slots.is_empty() {
+        groups.push(MatchGroup {
+            // Positions are below 2^24.
+            matched_blocks: u32::try_from(depth).unwrap_or(u32::MAX),
+            slots,
+        });
+    }
+}

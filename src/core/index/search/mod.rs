@@ -1,0 +1,384 @@
+//! The search: which holders hold how long a prefix.
+//!
+//! A search goes from run to run, from position 0 on. In each run it compares fingerprints to find where the query leaves the run,
+//! and then looks at what each holder has of it: who has less drops out there; who has all of it goes on to the run that continues
+//! with the query's next block.
+//!
+//! A sequence hash stands for its whole prefix: the contract says so. So the last block that agrees is looked for by its own hash, where
+//! the query has it given. Once anything contradicts that, a hash under two parents or a holder whose hashes are a foreign chain,
+//! every hash is compared, as long as that is there.
+//!
+//! Why the answers are exact although looks are at different instants: see the index's own documentation. Holders that made a step
+//! meanwhile are searched again, in the end under their lock.
+
+mod bounds;
+mod branches;
+mod chain;
+mod matches;
+mod sparse;
+
+use crossbeam_epoch::Guard;
+use smallvec::SmallVec;
+
+use crate::wire::WorkerName;
+
+use crate::index::directory::{Directory, HolderSlot, SlotBits, SlotGatherer, SlotSet};
+
+use super::hook::point;
+use super::indexer::Shared;
+use super::runs::{CHUNK, Column, RunId, RunStore, Spot, Wanted};
+use super::steps::Moment;
+
+use matches::{FoundGroups, Groups, push_group};
+
+pub use bounds::{BoundedMatches, Bounds, SparseChain};
+pub use chain::QueryChain;
+pub use matches::{Match, Matches};
+pub(crate) use sparse::find_bounds;
+
+/// Holders that hold the same number of leading blocks.
+type Found<S> = SmallVec<[(u32, S); 4]>;
+
+/// In how many parts a stretch is cut to find where a query and a run part.
+const PIVOTS: usize = 16;
+
+/// How often holders that change are searched again before their lock is taken.
+const ATTEMPTS_MAX: usize = 4;
+
+/// Which tiers count. Each step counts those before it, too: a block that is on the device is as near as one on the host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum TierDepth {
+    /// The device alone.
+    Device,
+    /// Device and host.
+    Host,
+    /// Wherever blocks lie.
+    #[default]
+    All,
+}
+
+/// Whom a search asks about.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Search<'a> {
+    /// Only these workers; all where it is absent.
+    pub workers: Option<&'a [WorkerName]>,
+}
+
+/// Runs one search.
+pub(crate) fn find(
+    shared: &Shared,
+    chain: &mut QueryChain<'_>,
+    search: Search<'_>,
+    tiers: TierDepth,
+) -> Matches {
+    let guard = &crossbeam_epoch::pin();
+    if chain.is_empty() {
+        return Matches::none();
+    }
+    chain.prefetch();
+    point();
+    let moment = shared.runs.steps.now();
+    point();
+    let first = wanted(chain, 0);
+    if shared.runs.head(None, 0, first, guard).is_none() && shared.runs.steps.is_quiet_since(moment) {
+        return Matches::none();
+    }
+    // Holders that join later were not there when the query came, and their slots may have been others'.
+    let directory = shared.slots.load();
+    let asked = search.workers.map(|workers| directory.slots_of(workers));
+    if directory.is_small() {
+        let groups = find_all::<u64>(shared, &directory, chain, asked.as_ref(), tiers, moment, guard);
+        Matches::of(directory, groups)
+    } else {
+        let groups = find_all::<SlotSet>(shared, &directory, chain, asked.as_ref(), tiers, moment, guard);
+        Matches::of(directory, groups)
+    }
+}
+
+/// Searches with one kind of sets.
+fn find_all<S: SlotBits>(
+    shared: &Shared,
+    directory: &Directory,
+    chain: &mut QueryChain<'_>,
+    asked: Option<&SlotSet>,
+    tiers: TierDepth,
+    mut moment: Moment,
+    guard: &Guard,
+) -> Groups<S>
+where
+    FoundGroups: From<Groups<S>>,
+{
+    let mut asked: Option<S> = asked.map(|asked| S::from_words(asked.words().as_slice()));
+    let mut found: Found<S> = Found::new();
+    for _ in 0..ATTEMPTS_MAX {
+        let mut finder = Finder::new(shared, chain, tiers, guard);
+        finder.follow(asked.as_ref());
+        let settled = finder.found;
+        point();
+        if shared.runs.steps.is_quiet_since(moment) {
+            merge(&mut found, settled, None);
+            return groups_of(found);
+        }
+        let changed: SlotSet = directory
+            .taken()
+            .iter()
+            .filter(|slot| asked.as_ref().is_none_or(|asked| asked.contains(*slot)))
+            .filter(|slot| shared.runs.steps.has_changed(*slot, moment))
+            .collect();
+        let changed = S::from_words(changed.words().as_slice());
+        merge(&mut found, settled, Some(&changed));
+        if changed.is_empty() {
+            return groups_of(found);
+        }
+        asked = Some(changed);
+        moment = shared.runs.steps.now();
+    }
+    // Whoever changes all the time is looked at between two steps.
+    let left = directory.taken().iter();
+    let left: Vec<HolderSlot> = left
+        .filter(|slot| asked.as_ref().is_some_and(|asked| asked.contains(*slot)))
+        .collect();
+    for slot in left {
+        let Some(holder) = shared.holder(slot) else {
+            continue;
+        };
+        let _state = holder.state.lock();
+        let mut only = S::default();
+        only.insert(slot);
+        let mut finder = Finder::new(shared, chain, tiers, guard);
+        finder.follow(Some(&only));
+        merge(&mut found, finder.found, None);
+    }
+    groups_of(found)
+}
+
+/// Adds what was found of holders that are not `changed`.
+fn merge<S: SlotBits>(found: &mut Found<S>, settled: Found<S>, changed: Option<&S>) {
+    for (depth, mut slots) in settled {
+        if let Some(changed) = changed {
+            slots.subtract(changed);
+        }
+        settle(found, depth, &slots);
+    }
+}
+
+fn settle<S: SlotBits>(found: &mut Found<S>, depth: u32, slots: &S) {
+    if depth == 0 || slots.is_empty() {
+        return;
+    }
+    match found.iter_mut().find(|(other, _)| *other == depth) {
+        Some((_, others)) => others.unite(slots),
+        None => found.push((depth, slots.clone())),
+    }
+}
+
+fn groups_of<S: SlotBits>(found: Found<S>) -> Groups<S> {
+    let mut groups = Groups::new();
+    for (depth, slots) in found {
+        push_group(&mut groups, depth as usize, slots);
+    }
+    groups
+}
+
+/// One pass over the runs along a query.
+struct Finder<'f, 'q, 'g, S> {
+    store: &'f RunStore,
+    chain: &'f mut QueryChain<'q>,
+    tiers: TierDepth,
+    guard: &'g Guard,
+    /// Whether no hash is known that does not name all before it.
+    is_chain: bool,
+    found: Found<S>,
+    /// Holders that drop out within a run, each with its depth.
+    dropped: SmallVec<[(u32, HolderSlot); 8]>,
+}
+
+impl<'f, 'q, 'g, S: SlotBits> Finder<'f, 'q, 'g, S> {
+    fn new(shared: &'f Shared, chain: &'f mut QueryChain<'q>, tiers: TierDepth, guard: &'g Guard) -> Self {
+        Self {
+            store: &shared.runs,
+            chain,
+            tiers,
+            guard,
+            is_chain: shared.is_chain(),
+            found: Found::new(),
+            dropped: SmallVec::new(),
+        }
+    }
+
+    /// Settles all holders, or the `candidates`.
+    fn follow(&mut self, candidates: Option<&S>) {
+        if !self.chain.is_whole() && self.store.twins() > 0 {
+            return self.follow_branches(candidates);
+        }
+        let mut candidates: Option<S> = candidates.cloned();
+        let tick = self.store.tick();
+        let (mut before, mut start): (Option<Spot>, usize) = (None, 0);
+        loop {
+            let first = wanted(self.chain, start);
+            point();
+            let head = self.store.head(before, position(start), first, self.guard);
+            let Some((id, run)) = head else { break };
+            if let Some(tick) = tick {
+                run.touch(tick);
+            }
+            point();
+            let column = run.column(self.guard);
+            point();
+            let len = usize::from(run.len()).min(column.capacity());
+            let agreed = self.agreement(column, start, len);
+            if agreed == 0 {
+                break;
+            }
+            let end = start + agreed;
+            let is_last = end >= self.chain.len();
+            if !is_last {
+                // The next hash decides where it goes on, if it does.
+                let next = self.chain.hash(end);
+                let spot = spot(id, agreed - 1);
+                self.store.prefetch_head(spot, position(end), next, self.guard);
+            }
+            let (mut through, mut seen) = (SlotGatherer::new(), SlotGatherer::new());
+            let (step, dropped) = (self.tiers as u32, &mut self.dropped);
+            point();
+            run.entries(self.guard).for_each(|entry| {
+                point();
+                let slot = entry.slot();
+                if let Some(candidates) = &candidates {
+                    if !candidates.contains(slot) {
+                        return;
+                    }
+                    seen.insert(slot);
+                }
+                let reach = usize::from(entry.reach(step));
+                if reach >= agreed {
+                    through.insert(slot);
+                } else if start + reach > 0 {
+                    dropped.push((position(start + reach), slot));
+                }
+            });
+            if let Some(mut rest) = candidates.take() {
+                rest.subtract(&seen.finish());
+                settle(&mut self.found, position(start), &rest);
+            }
+            self.settle_dropped();
+            candidates = Some(through.finish());
+            start = end;
+            before = spot(id, agreed - 1);
+            if is_last || candidates.as_ref().is_some_and(S::is_empty) {
+                break;
+            }
+        }
+        if let Some(candidates) = candidates {
+            settle(&mut self.found, position(start), &candidates);
+        }
+    }
+
+    /// Groups those that have dropped out.
+    fn settle_dropped(&mut self) {
+        self.dropped.sort_unstable();
+        for group in self.dropped.chunk_by(|one, other| one.0 == other.0) {
+            let mut slots = S::default();
+            for (_, slot) in group {
+                slots.insert(*slot);
+            }
+            if let Some((depth, _)) = group.first() {
+                settle(&mut self.found, *depth, &slots);
+            }
+        }
+        self.dropped.clear();
+    }
+
+    /// How many of the first `len` blocks of a run the query has from `start` on.
+    fn agreement(&mut self, column: Column<'_>, start: usize, len: usize) -> usize {
+        let len = len.min(self.chain.len() - start);
+        if self.is_chain && !self.chain.is_rolled() {
+            self.last_agreement(column, start, len)
+        } else {
+            self.first_difference(column, start, len)
+        }
+    }
+
+    /// As [`Self::agreement`], where each hash names all before it: the end is looked at first, then where they part.
+    fn last_agreement(&mut self, column: Column<'_>, start: usize, len: usize) -> usize {
+        let Some(last) = len.checked_sub(1) else { return 0 };
+        point();
+        if self.is_same(column, start, last) {
+            return len;
+        }
+        // All before `same` are the same, the one at `different` is not.
+        let (mut same, mut different) = (0, last);
+        while same < different {
+            let step = (different - same).div_ceil(PIVOTS);
+            let pivots = (same + step - 1..different).step_by(step);
+            for pivot in pivots.clone() {
+                column.prefetch(pivot);
+                self.chain.prefetch_at(start + pivot);
+            }
+            point();
+            let (mut from, mut to) = (same, different);
+            for pivot in pivots {
+                if !self.is_same(column, start, pivot) {
+                    to = pivot;
+                    break;
+                }
+                from = pivot + 1;
+            }
+            (same, different) = (from, to);
+        }
+        same
+    }
+
+    fn is_same(&mut self, column: Column<'_>, start: usize, offset: usize) -> bool {
+        let wanted = wanted(self.chain, start + offset);
+        column.is(offset, position(start + offset), wanted, self.guard)
+    }
+
+    /// As [`Self::agreement`], whatever the hashes are: all are looked at.
+    fn first_difference(&mut self, column: Column<'_>, start: usize, len: usize) -> usize {
+        column.prefetch_prints(len / CHUNK);
+        let is_whole = self.chain.is_whole();
+        let mut hashes = [0; CHUNK];
+        let mut agreed = 0;
+        while agreed < len {
+            point();
+            if len - agreed >= CHUNK
+                && let Some(whole) = self.chain.whole(start + agreed)
+                && self.store.prints.of(whole) == column.print(agreed / CHUNK)
+            {
+                agreed += CHUNK;
+                continue;
+            }
+            let loaded = self.chain.load(start + agreed, &mut hashes).min(len - agreed);
+            let is_same = |(index, hash): &(usize, &u64)| {
+                let hash = **hash;
+                let at = position(start + agreed + index);
+                column.is(agreed + index, at, Wanted { hash, is_whole }, self.guard)
+            };
+            let same = hashes[..loaded].iter().enumerate().take_while(is_same).count();
+            agreed += same;
+            if same < CHUNK {
+                break;
+            }
+        }
+        agreed
+    }
+}
+
+/// What the block of a query at `index` is found by.
+fn wanted(chain: &mut QueryChain<'_>, index: usize) -> Wanted {
+    Wanted {
+        hash: chain.hash(index),
+        is_whole: chain.is_whole(),
+    }
+}
+
+/// Positions are below 2^24.
+fn position(index: usize) -> u32 {
+    u32::try_from(index).unwrap_or(u32::MAX)
+}
+
+fn spot(run: RunId, offset: usize) -> Option<Spot> {
+    let offset = u16::try_from(offset).ok()?;
+    Some(Spot { run, offset })
+}

@@ -1,0 +1,118 @@
+//! What can be set of an index: block size and hashing, and bounds.
+
+use serde::{Deserialize, Serialize};
+
+use crate::hash::BlockSize;
+
+/// Whose chain the index is keyed by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Hashing {
+    /// The sequence hashes in events are the contract's chain, or queries use the same foreign one.
+    #[default]
+    Engine,
+    /// The sequence hashes in events are opaque names; the chain is computed from the block hashes or tokens beside them.
+    Recompute,
+}
+
+impl Hashing {
+    /// The word in the configuration.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Engine => "engine",
+            Self::Recompute => "recompute",
+        }
+    }
+}
+
+/// What all caches of a namespace have in common.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NamespaceSettings {
+    /// Tokens in a block.
+    pub block_size: BlockSize,
+    /// Whose chain the index is keyed by.
+    pub hashing: Hashing,
+}
+
+impl Default for NamespaceSettings {
+    fn default() -> Self {
+        Self {
+            block_size: BlockSize::DEFAULT,
+            hashing: Hashing::default(),
+        }
+    }
+}
+
+/// Bounds on one index.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct IndexLimits {
+    /// Most workers.
+    pub workers_max: usize,
+    /// Most data-parallel ranks of one worker.
+    pub ranks_per_worker_max: usize,
+    /// Most blocks of one holder.
+    pub blocks_per_holder_max: usize,
+    /// What may wait for a parent, per holder.
+    pub parking: ParkingLimits,
+    /// How large the index may be before it forgets blocks.
+    pub capacity: Capacity,
+}
+
+impl Default for IndexLimits {
+    fn default() -> Self {
+        Self {
+            workers_max: 4096,
+            ranks_per_worker_max: 64,
+            blocks_per_holder_max: 1 << 24,
+            parking: ParkingLimits::default(),
+            capacity: Capacity::UNBOUNDED,
+        }
+    }
+}
+
+/// Bounds on what waits for a parent, per holder.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ParkingLimits {
+    /// Most events that wait.
+    pub events_max: usize,
+    /// Most blocks that wait, in all events together.
+    pub blocks_max: usize,
+    /// How long an event waits, in microseconds.
+    pub wait_us_max: u64,
+}
+
+impl Default for ParkingLimits {
+    fn default() -> Self {
+        Self {
+            events_max: 64,
+            blocks_max: 65_536,
+            wait_us_max: 30_000_000,
+        }
+    }
+}
+
+/// Bounds on what is shared with queries. At a bound an index forgets blocks: leaves first, least recently stored or matched
+/// first.
+///
+/// Bytes are those of the shared runs, of the tables that lead to them, and of what is kept for each holder.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Capacity {
+    /// Most distinct blocks.
+    pub blocks_max: u64,
+    /// Most bytes.
+    pub bytes_max: u64,
+}
+
+impl Capacity {
+    /// No bounds.
+    pub const UNBOUNDED: Self = Self {
+        blocks_max: u64::MAX,
+        bytes_max: u64::MAX,
+    };
+}
+
+impl Default for Capacity {
+    fn default() -> Self {
+        Self::UNBOUNDED
+    }
+}

@@ -1,0 +1,396 @@
+//! The index against the oracle: the same operations, then every answer and the whole state compared.
+
+use std::collections::{BTreeMap, HashSet};
+
+use proptest::prelude::*;
+
+use crate::hash::BlockSize;
+use crate::wire::{HolderId, QueryKey, WorkerName};
+
+use super::api::{
+    Applied, Hashing, HolderWriter, IndexLimits, NamespaceSettings, ParkingLimits, PositionalIndexer,
+    QueryChain, RejectReason, Search, TierDepth,
+};
+use super::operation::{Operation, Shape};
+use super::oracle::{Oracle, Outcome};
+use super::sparse::check_bounds;
+use super::world::{BLOCK_SIZE, PlainKey, World};
+use kvatlas_lab::random::{Random, setting};
+
+const PARKING: ParkingLimits = ParkingLimits {
+    events_max: 6,
+    blocks_max: 2000,
+    wait_us_max: u64::MAX,
+};
+
+struct Holder {
+    id: HolderId,
+    writer: HolderWriter,
+    oracle: Oracle,
+}
+
+/// An index and its oracles.
+struct Run {
+    shape: Shape,
+    world: World,
+    index: PositionalIndexer,
+    holders: Vec<Holder>,
+}
+
+fn new_index(shape: &Shape) -> PositionalIndexer {
+    let settings = NamespaceSettings {
+        block_size: BlockSize::new(BLOCK_SIZE).unwrap(),
+        hashing: shape.hashing,
+    };
+    let limits = IndexLimits {
+        blocks_per_holder_max: shape.blocks_per_holder_max,
+        parking: PARKING,
+        ..IndexLimits::default()
+    };
+    PositionalIndexer::new(settings, limits)
+}
+
+fn new_oracle(shape: &Shape) -> Oracle {
+    Oracle::new(
+        shape.hashing == Hashing::Recompute,
+        shape.blocks_per_holder_max,
+        PARKING,
+    )
+}
+
+/// What both sides count about an event.
+fn outcome_of(applied: &Applied) -> Outcome {
+    Outcome {
+        stored: applied.stored,
+        removed: applied.removed,
+        unknown: applied.rejected(RejectReason::UnknownBlock),
+        moved: applied.rejected(RejectReason::Moved),
+        parked: applied.parked,
+        parking_full: applied.rejected(RejectReason::ParkingFull),
+        missing_content: applied.rejected(RejectReason::MissingContent),
+        capacity: applied.rejected(RejectReason::Capacity),
+    }
+}
+
+impl Run {
+    fn new(shape: Shape, random: &mut Random) -> Self {
+        let world = World::new(random, shape.paths, shape.depth_max, shape.alphabet);
+        let index = new_index(&shape);
+        let mut holders = Vec::new();
+        for worker in 0..shape.workers {
+            for rank in 0..shape.ranks {
+                let worker = WorkerName::new(&format!("worker-{worker}")).unwrap();
+                let id = HolderId { worker, rank };
+                let writer = index.register(&id).unwrap();
+                let oracle = new_oracle(&shape);
+                holders.push(Holder { id, writer, oracle });
+            }
+        }
+        Self {
+            shape,
+            world,
+            index,
+            holders,
+        }
+    }
+
+    fn step(&mut self, random: &mut Random) {
+        match Operation::random(random, &self.shape, &self.world) {
+            Operation::Apply { holder, tier, event } => {
+                let holder = &mut self.holders[holder];
+                let expected = holder.oracle.apply(&event, tier);
+                let applied = holder.writer.apply(event.clone(), tier, 0);
+                assert_eq!(outcome_of(&applied), expected, "{event:?} in {tier:?}");
+                assert_eq!(holder.writer.blocks(), holder.oracle.len(), "{event:?}");
+                let parked = holder.writer.status().parked_events();
+                assert_eq!(parked as usize, holder.oracle.parked(), "{event:?}");
+            }
+            Operation::Replace { holder, before } => self.replace(holder, before),
+            Operation::Restore { blocks_per_event_max } => self.restore(blocks_per_event_max),
+        }
+    }
+
+    /// Two holders leave and register again in the other order, so that each gets the other's slot.
+    fn replace(&mut self, one: usize, other: usize) {
+        let mut leaving = vec![one, other];
+        leaving.dedup();
+        let holders: Vec<_> = std::mem::take(&mut self.holders)
+            .into_iter()
+            .enumerate()
+            .collect();
+        let mut kept: BTreeMap<usize, Holder> = BTreeMap::new();
+        let mut ids = Vec::new();
+        for (number, holder) in holders {
+            if leaving.contains(&number) {
+                ids.push((number, holder.id));
+                holder.writer.retire();
+            } else {
+                kept.insert(number, holder);
+            }
+        }
+        for (number, id) in ids.into_iter().rev() {
+            let writer = self.index.register(&id).unwrap();
+            let oracle = new_oracle(&self.shape);
+            kept.insert(number, Holder { id, writer, oracle });
+        }
+        self.holders = kept.into_values().collect();
+    }
+
+    /// Dumps everything into a fresh index and goes on with that.
+    fn restore(&mut self, blocks_per_event_max: usize) {
+        let fresh = new_index(&self.shape);
+        for holder in &mut self.holders {
+            let mut writer = fresh.register(&holder.id).unwrap();
+            let mut rebuilt = new_oracle(&self.shape);
+            for (tier, event) in holder.writer.dump_events(blocks_per_event_max) {
+                if let crate::wire::Event::Stored(stored) = &event {
+                    assert!(stored.names.len() <= blocks_per_event_max);
+                }
+                rebuilt.apply(&event, tier);
+                writer.apply(event, tier, 0);
+            }
+            // By the rules of the oracle, the events say exactly what the holder held.
+            assert_eq!(rebuilt.contents(), holder.oracle.contents(), "{}", holder.id);
+            assert_eq!(writer.blocks(), holder.oracle.len());
+            holder.writer = writer;
+            holder.oracle.forget_parked();
+        }
+        self.index = fresh;
+        self.check_state();
+    }
+
+    fn check_random_query(&self, random: &mut Random) {
+        let path = if random.chance(50) {
+            self.world.paths[random.below(self.world.paths.len())].clone()
+        } else {
+            self.world.branch(random, self.shape.depth_max)
+        };
+        let workers: Option<Vec<WorkerName>> = random.chance(40).then(|| {
+            let any =
+                |_| WorkerName::new(&format!("worker-{}", random.below(self.shape.workers + 1))).unwrap();
+            (0..3).map(any).collect()
+        });
+        for key in path.queries() {
+            self.check_query(&key, &path.keys, workers.as_deref());
+            self.check_tiers(&key, &path.keys);
+        }
+        let depth = |holder: &Holder| (holder.id.clone(), holder.oracle.matched(&path.keys));
+        let depths = self.holders.iter().map(depth).collect();
+        check_bounds(random, &self.index, &depths, &path, workers.as_deref());
+    }
+
+    fn check_query(&self, query: &QueryKey, keys: &[PlainKey], workers: Option<&[WorkerName]>) {
+        let is_asked = |id: &HolderId| workers.is_none_or(|workers| workers.contains(&id.worker));
+        let expected: BTreeMap<HolderId, usize> = self
+            .holders
+            .iter()
+            .filter(|holder| is_asked(&holder.id))
+            .map(|holder| (holder.id.clone(), holder.oracle.matched(keys)))
+            .filter(|(_, matched)| *matched > 0)
+            .collect();
+        let matches = self.index.find_matches(query, Search { workers }).unwrap();
+        let found: Vec<_> = matches
+            .holders()
+            .map(|found| (found.holder.id.clone(), found.matched_blocks as usize))
+            .collect();
+        assert!(
+            found.is_sorted_by_key(|(_, matched)| std::cmp::Reverse(*matched)),
+            "deepest first"
+        );
+        assert_eq!(
+            found.len(),
+            expected.len(),
+            "{} {found:?} {expected:?}",
+            query.kind()
+        );
+        assert_eq!(
+            found.into_iter().collect::<BTreeMap<_, _>>(),
+            expected,
+            "{}",
+            query.kind()
+        );
+    }
+
+    fn check_tiers(&self, query: &QueryKey, keys: &[PlainKey]) {
+        let mut chain = QueryChain::new(query, self.index.settings().block_size).unwrap();
+        for (tiers, bits) in [
+            (TierDepth::Device, 1),
+            (TierDepth::Host, 3),
+            (TierDepth::All, 255),
+        ] {
+            let matches = self.index.find_in_tiers(&mut chain, Search::default(), tiers);
+            let found: BTreeMap<HolderId, usize> = matches
+                .holders()
+                .map(|found| (found.holder.id.clone(), found.matched_blocks as usize))
+                .collect();
+            let expected: BTreeMap<HolderId, usize> = self
+                .holders
+                .iter()
+                .map(|holder| (holder.id.clone(), holder.oracle.matched_in(keys, bits)))
+                .filter(|(_, matched)| *matched > 0)
+                .collect();
+            assert_eq!(found, expected, "{} {tiers:?}", query.kind());
+        }
+    }
+
+    fn check_state(&self) {
+        let sizes = self.index.sizes();
+        let counting: HashSet<PlainKey> = self
+            .holders
+            .iter()
+            .flat_map(|holder| holder.oracle.counting_keys())
+            .collect();
+        // Those before a block that is held, too.
+        assert!(sizes.distinct_blocks >= counting.len() as u64, "{sizes:?}");
+        let held: usize = self.holders.iter().map(|holder| holder.oracle.len()).sum();
+        assert_eq!(sizes.held_blocks, held as u64);
+        let parked: usize = self.holders.iter().map(|holder| holder.oracle.parked()).sum();
+        assert_eq!(sizes.parked_events, parked as u64);
+        assert_eq!(
+            (sizes.holders, sizes.workers),
+            (self.holders.len(), self.shape.workers)
+        );
+        assert_eq!((sizes.foreign_holders, sizes.chain_conflicts), (0, 0));
+        for path in &self.world.paths {
+            for query in path.queries() {
+                self.check_query(&query, &path.keys, None);
+            }
+        }
+    }
+
+    /// The whole state, twice through a dump, and down to nothing.
+    fn finish(mut self) {
+        self.check_state();
+        for blocks_per_event_max in [usize::MAX, 3, 1] {
+            self.restore(blocks_per_event_max);
+        }
+        let index = self.index.clone();
+        for holder in self.holders {
+            holder.writer.retire();
+        }
+        assert_eq!(index.sizes(), new_index(&self.shape).sizes());
+    }
+}
+
+fn run(shape: Shape, operations: u64, seed: u64) {
+    let mut random = Random::new(seed);
+    let mut run = Run::new(shape, &mut random);
+    for operation in 1..=operations {
+        run.step(&mut random);
+        if operation % 7 == 0 {
+            run.check_random_query(&mut random);
+        }
+        if operation % 2500 == 0 {
+            run.check_state();
+        }
+    }
+    run.finish();
+}
+
+const SMALL: Shape = Shape {
+    hashing: Hashing::Engine,
+    workers: 4,
+    ranks: 3,
+    paths: 12,
+    depth_max: 20,
+    alphabet: 2,
+    tiers: 3,
+    blocks_per_holder_max: usize::MAX,
+};
+
+/// Runs `share` percent of the configured operations with each of three seeds; a failure names its seed.
+fn run_seeds(shape: Shape, share: u64) {
+    let operations = setting("KVATLAS_TEST_OPERATIONS", 200_000) * share / 100;
+    let seed = setting("KVATLAS_TEST_SEED", 20_260_701);
+    eprintln!("KVATLAS_TEST_SEED={seed} replays this run of {operations} operations");
+    run(shape, operations, seed);
+}
+
+#[test]
+fn small_alphabets_equal_the_oracle() {
+    run_seeds(SMALL, 40);
+}
+
+#[test]
+fn large_alphabets_equal_the_oracle() {
+    let shape = Shape {
+        alphabet: 500,
+        workers: 12,
+        ranks: 1,
+        paths: 20,
+        ..SMALL
+    };
+    run_seeds(shape, 20);
+}
+
+#[test]
+fn recomputed_chains_equal_the_oracle() {
+    run_seeds(
+        Shape {
+            hashing: Hashing::Recompute,
+            alphabet: 3,
+            ..SMALL
+        },
+        30,
+    );
+}
+
+#[test]
+fn two_hundred_holders_equal_the_oracle() {
+    let shape = Shape {
+        workers: 100,
+        ranks: 2,
+        paths: 6,
+        depth_max: 12,
+        alphabet: 2,
+        ..SMALL
+    };
+    run_seeds(shape, 6);
+}
+
+#[test]
+fn chains_across_the_modes_equal_the_oracle() {
+    let shape = Shape {
+        workers: 3,
+        ranks: 1,
+        paths: 4,
+        depth_max: 600,
+        alphabet: 4,
+        ..SMALL
+    };
+    run_seeds(shape, 2);
+}
+
+#[test]
+fn full_holders_equal_the_oracle() {
+    run_seeds(
+        Shape {
+            blocks_per_holder_max: 25,
+            ..SMALL
+        },
+        5,
+    );
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Short runs, which shrink to the few operations that matter.
+    #[test]
+    fn short_runs_equal_the_oracle(
+        world: u64,
+        recomputes: bool,
+        alphabet in 2_u32..5,
+        steps in proptest::collection::vec(any::<u64>(), 1..120),
+    ) {
+        let hashing = if recomputes { Hashing::Recompute } else { Hashing::Engine };
+        let shape = Shape { workers: 2, ranks: 2, paths: 4, depth_max: 8, alphabet, hashing, ..SMALL };
+        let mut run = Run::new(shape, &mut Random::new(world));
+        for step in steps {
+            let mut random = Random::new(step);
+            run.step(&mut random);
+            run.check_random_query(&mut random);
+        }
+        run.finish();
+    }
+}

@@ -1,0 +1,218 @@
+//! Forms of events that the contract allows beside the usual ones, one test a row of its table.
+
+use crate::hash::{BlockHash, BlockSize, Position, PositionalLineageHash, SequenceHash, lineage_hashes};
+use crate::wire::{
+    BlockContent, BlockNames, Event, HolderId, QueryKey, RemovedBlocks, StoredBlocks, Tier, WorkerName,
+};
+
+use super::api::{
+    Applied, Hashing, HolderWriter, IndexLimits, NamespaceSettings, PositionalIndexer, RejectReason, Search,
+};
+use crate::index::holder::parking::UNPLACED_MAX;
+
+fn holder(hashing: Hashing) -> (PositionalIndexer, HolderWriter) {
+    let settings = NamespaceSettings {
+        block_size: BlockSize::DEFAULT,
+        hashing,
+    };
+    let index = PositionalIndexer::new(settings, IndexLimits::default());
+    let worker = WorkerName::new("w").unwrap();
+    let writer = index.register(&HolderId { worker, rank: 0 }).unwrap();
+    (index, writer)
+}
+
+fn sequence(hashes: &[u64]) -> Vec<SequenceHash> {
+    hashes.iter().copied().map(SequenceHash).collect()
+}
+
+/// Blocks behind `parent`, under names of the engine's own where there are any.
+fn stored(parent: Option<u64>, position: Option<u64>, chain: &[u64], names: Option<&[u64]>) -> Event {
+    Event::Stored(StoredBlocks {
+        names: BlockNames::Sequence {
+            parent: parent.map(SequenceHash),
+            position: position.map(|position| Position::new(position).unwrap()),
+            hashes: sequence(chain),
+        },
+        content: None,
+        engine_hashes: names.map(<[u64]>::to_vec),
+    })
+}
+
+fn keys(chain: &[u64]) -> Vec<PositionalLineageHash> {
+    lineage_hashes(&sequence(chain))
+        .collect::<Result<_, _>>()
+        .unwrap()
+}
+
+fn by_lineage(chain: &[u64]) -> Event {
+    Event::Stored(StoredBlocks {
+        names: BlockNames::Lineage(keys(chain)),
+        content: None,
+        engine_hashes: None,
+    })
+}
+
+fn removed_keys(chain: &[u64], at: usize) -> Event {
+    Event::Removed(RemovedBlocks {
+        hashes: Vec::new(),
+        lineage_hashes: vec![keys(chain)[at]],
+    })
+}
+
+fn removed(hashes: &[u64]) -> Event {
+    Event::Removed(RemovedBlocks::by_sequence(sequence(hashes)))
+}
+
+fn apply(writer: &mut HolderWriter, event: Event) -> Applied {
+    writer.apply(event, Tier::DEVICE, 0)
+}
+
+fn matched(index: &PositionalIndexer, chain: &[u64]) -> u32 {
+    let query = QueryKey::SequenceHashes(sequence(chain));
+    let matches = index.find_matches(&query, Search::default()).unwrap();
+    matches.holders().map(|found| found.matched_blocks).sum()
+}
+
+#[test]
+fn what_waits_and_is_removed_by_its_lineage_hash_stays_away() {
+    let (index, mut writer) = holder(Hashing::Engine);
+    apply(&mut writer, stored(Some(1), None, &[2, 3, 4], None));
+    apply(&mut writer, removed_keys(&[1, 2, 3, 4], 2));
+    apply(&mut writer, stored(None, None, &[1], None));
+    assert_eq!(matched(&index, &[1, 2, 3, 4]), 2);
+    // What waits from now on was stored after the removal.
+    apply(&mut writer, stored(Some(77), None, &[78], None));
+    apply(&mut writer, stored(Some(2), None, &[3], None));
+    assert_eq!(matched(&index, &[1, 2, 3, 4]), 4);
+}
+
+#[test]
+fn what_waits_under_another_name_and_is_removed_by_its_sequence_hash_stays_away() {
+    let (index, mut writer) = holder(Hashing::Engine);
+    apply(&mut writer, stored(Some(10), None, &[2, 3], Some(&[20, 30])));
+    apply(&mut writer, removed(&[3]));
+    apply(&mut writer, stored(None, None, &[1], Some(&[10])));
+    assert_eq!(matched(&index, &[1, 2, 3]), 2);
+}
+
+#[test]
+fn a_removal_from_another_tier_leaves_what_waits_alone() {
+    let (index, mut writer) = holder(Hashing::Engine);
+    apply(&mut writer, stored(Some(1), None, &[2], None));
+    writer.apply(removed_keys(&[1, 2], 1), Tier::new(1).unwrap(), 0);
+    apply(&mut writer, stored(None, None, &[1], None));
+    assert_eq!(matched(&index, &[1, 2]), 2);
+}
+
+#[test]
+fn a_parent_is_found_by_its_sequence_hash_whatever_it_is_called() {
+    // Regular under names of its own; irregular; by lineage hashes.
+    for shape in 0..3 {
+        let (index, mut writer) = holder(Hashing::Engine);
+        match shape {
+            0 => {
+                apply(&mut writer, stored(None, None, &[1, 2], Some(&[10, 20])));
+            }
+            1 => {
+                apply(&mut writer, stored(None, None, &[1, 2], Some(&[10, 20])));
+                writer.apply(stored(None, None, &[1], Some(&[11])), Tier::new(1).unwrap(), 0);
+            }
+            _ => {
+                apply(&mut writer, by_lineage(&[1, 2]));
+            }
+        }
+        let applied = apply(&mut writer, stored(Some(2), None, &[3], Some(&[30])));
+        assert_eq!((applied.parked, applied.stored), (0, 1), "shape {shape}");
+        assert_eq!(matched(&index, &[1, 2, 3]), 3, "shape {shape}");
+    }
+}
+
+#[test]
+fn what_waits_for_a_sequence_hash_comes_with_a_block_of_another_name() {
+    let (index, mut writer) = holder(Hashing::Engine);
+    assert_eq!(apply(&mut writer, stored(Some(2), None, &[3], None)).parked, 1);
+    apply(&mut writer, stored(None, None, &[1, 2], Some(&[10, 20])));
+    assert_eq!(matched(&index, &[1, 2, 3]), 3);
+    assert_eq!(index.sizes().parked_events, 0);
+}
+
+#[test]
+fn a_recomputed_chain_goes_on_behind_a_parent_named_by_its_sequence_hash() {
+    let (index, mut writer) = holder(Hashing::Recompute);
+    let content = |blocks: &[u64], parent: Option<u64>, names: &[u64]| {
+        let mut event = stored(parent, None, names, None);
+        if let Event::Stored(stored) = &mut event {
+            let hashes = blocks.iter().copied().map(BlockHash).collect();
+            stored.content = Some(BlockContent::BlockHashes(hashes));
+        }
+        event
+    };
+    apply(&mut writer, content(&[1, 2], None, &[10, 20]));
+    let blocks = [1, 2, 3].map(BlockHash);
+    let chain: Vec<SequenceHash> = crate::hash::sequence_hashes(blocks).collect();
+    let applied = apply(&mut writer, content(&[3], Some(chain[1].as_u64()), &[30]));
+    assert_eq!(applied.stored, 1);
+    let query = QueryKey::SequenceHashes(chain);
+    let matches = index.find_matches(&query, Search::default()).unwrap();
+    assert_eq!(matches.holders().next().unwrap().matched_blocks, 3);
+}
+
+#[test]
+fn a_removal_by_sequence_hash_takes_a_block_under_all_its_names() {
+    for has_two_names in [false, true] {
+        let (index, mut writer) = holder(Hashing::Engine);
+        apply(&mut writer, stored(None, None, &[1, 2, 3], Some(&[10, 20, 30])));
+        if has_two_names {
+            apply(&mut writer, stored(Some(10), None, &[2], Some(&[21])));
+        }
+        let applied = apply(&mut writer, removed(&[2]));
+        assert_eq!(
+            (applied.removed, applied.rejected(RejectReason::UnknownBlock)),
+            (1, 0)
+        );
+        assert_eq!(matched(&index, &[1, 2, 3]), 1);
+        assert_eq!(writer.blocks(), 2);
+        // Behind the hole, too.
+        assert_eq!(apply(&mut writer, removed(&[3])).removed, 1);
+        apply(&mut writer, stored(Some(10), None, &[2], Some(&[20])));
+        assert_eq!(matched(&index, &[1, 2, 3]), 2);
+    }
+}
+
+#[test]
+fn a_block_stored_by_its_lineage_hash_is_removed_by_its_sequence_hash() {
+    let (index, mut writer) = holder(Hashing::Engine);
+    apply(&mut writer, by_lineage(&[1, 2]));
+    assert_eq!(apply(&mut writer, removed(&[2])).removed, 1);
+    assert_eq!(matched(&index, &[1, 2]), 1);
+}
+
+#[test]
+fn a_position_with_an_absent_parent_is_taken_at_its_word_until_that_is_contradicted() {
+    let (index, mut writer) = holder(Hashing::Engine);
+    // By the parent's sequence hash: found as soon as that is there.
+    apply(&mut writer, stored(Some(2), Some(2), &[3], Some(&[30])));
+    let applied = apply(&mut writer, stored(None, None, &[1, 2], Some(&[10, 20])));
+    assert_eq!(applied.rejected(RejectReason::AmbiguousParent), 0);
+    assert_eq!(matched(&index, &[1, 2, 3]), 3);
+    // By the engine's name, which nobody could know: noticed as soon as the name comes.
+    apply(&mut writer, stored(Some(50), Some(2), &[6], Some(&[60])));
+    assert!(writer.has_claims());
+    let applied = apply(&mut writer, stored(None, None, &[4, 5], Some(&[40, 50])));
+    assert_eq!(applied.rejected(RejectReason::AmbiguousParent), 1);
+    // The same in a dump, where it is a sequence hash for certain.
+    let (_, mut restored) = holder(Hashing::Engine);
+    restored.restore(stored(Some(50), Some(2), &[6], Some(&[60])), Tier::DEVICE, 0);
+    assert!(!restored.has_claims());
+}
+
+#[test]
+fn removals_are_kept_in_mind_within_bounds() {
+    let (index, mut writer) = holder(Hashing::Engine);
+    apply(&mut writer, stored(Some(1), None, &[2], None));
+    let many: Vec<u64> = (10..11 + UNPLACED_MAX as u64).collect();
+    let applied = apply(&mut writer, removed(&many));
+    // Nobody could say any more whether the block that waited was among them.
+    assert_eq!(applied.rejected(RejectReason::ParkingFull), 1);
+    assert_eq!(index.sizes().parked_events, 0);
+}

@@ -1,0 +1,409 @@
+//! Indexes that are too small for what their holders have.
+
+use std::sync::Arc;
+
+use crate::hash::{BlockSize, SequenceHash};
+use crate::wire::{DegradedReason, Event, HolderId, NamespaceName, QueryKey, StoredBlocks, Tier, WorkerName};
+
+use super::api::{
+    Capacity, Hashing, HolderWriter, IndexLimits, NamespaceSettings, Namespaces, ParkingLimits,
+    PositionalIndexer, RejectReason, Search,
+};
+use super::operation::{Operation, Shape};
+use super::oracle::Oracle;
+use super::world::{BLOCK_SIZE, Path, World};
+use crate::index::capacity::Usage;
+use kvatlas_lab::random::{Random, setting};
+
+fn blocks(blocks_max: u64) -> Capacity {
+    Capacity {
+        blocks_max,
+        ..Capacity::UNBOUNDED
+    }
+}
+
+fn limits(capacity: Capacity) -> IndexLimits {
+    IndexLimits {
+        capacity,
+        ..IndexLimits::default()
+    }
+}
+
+fn index_of(capacity: Capacity) -> PositionalIndexer {
+    PositionalIndexer::new(NamespaceSettings::default(), limits(capacity))
+}
+
+fn register(index: &PositionalIndexer, worker: &str) -> HolderWriter {
+    let worker = WorkerName::new(worker).unwrap();
+    index.register(&HolderId { worker, rank: 0 }).unwrap()
+}
+
+/// A chain's blocks from `from` on; different chains have different hashes.
+fn hashes(chain: u64, from: u64, to: u64) -> Vec<SequenceHash> {
+    (from..to)
+        .map(|block| SequenceHash(chain << 32 | (block + 1)))
+        .collect()
+}
+
+fn store(writer: &mut HolderWriter, parent: Option<SequenceHash>, hashes: Vec<SequenceHash>) {
+    let stored = StoredBlocks::by_sequence(parent, None, hashes);
+    writer.apply(Event::Stored(stored), Tier::DEVICE, 0);
+}
+
+/// The deepest match of a chain.
+fn depth(index: &PositionalIndexer, hashes: Vec<SequenceHash>) -> u32 {
+    let matches = index.find_matches(&QueryKey::SequenceHashes(hashes), Search::default());
+    matches
+        .unwrap()
+        .holders()
+        .map(|found| found.matched_blocks)
+        .max()
+        .unwrap_or(0)
+}
+
+#[test]
+fn the_chain_that_was_used_longest_ago_goes_first_and_from_its_end() {
+    let index = index_of(blocks(100));
+    let mut writer = register(&index, "a");
+    for chain in 0..10 {
+        store(&mut writer, None, hashes(chain, 0, 10));
+    }
+    assert_eq!(index.sizes().evicted_blocks, 0);
+    assert_eq!(depth(&index, hashes(0, 0, 10)), 10, "and is used by that");
+    assert!(writer.status().own_reasons().is_empty());
+    store(&mut writer, None, hashes(10, 0, 10));
+    let depths: Vec<u32> = (0..11).map(|chain| depth(&index, hashes(chain, 0, 10))).collect();
+    // Ten must go, and one more goes.
+    assert_eq!(depths, [10, 0, 9, 10, 10, 10, 10, 10, 10, 10, 10]);
+    assert_eq!(
+        (index.sizes().evicted_blocks, index.sizes().distinct_blocks),
+        (11, 99)
+    );
+    assert!(writer.status().own_reasons().contains(DegradedReason::Capacity));
+}
+
+#[test]
+fn a_shared_prefix_goes_only_after_what_follows_it() {
+    let index = index_of(blocks(200));
+    let (mut writer, mut other) = (register(&index, "a"), register(&index, "b"));
+    let prefix = hashes(1, 0, 20);
+    let branches: Vec<Vec<SequenceHash>> = (10..18).map(|branch| hashes(branch, 20, 30)).collect();
+    store(&mut writer, None, prefix.clone());
+    for branch in &branches {
+        store(&mut writer, prefix.last().copied(), branch.clone());
+    }
+    let whole = |branch: &Vec<SequenceHash>| [prefix.clone(), branch.clone()].concat();
+    let mut lost_prefix = false;
+    for chain in 100..140 {
+        store(&mut other, None, hashes(chain, 0, 10));
+        let rest: Vec<u32> = branches
+            .iter()
+            .map(|branch| depth(&index, whole(branch)))
+            .collect();
+        // Whatever is left of a branch, the whole prefix is there with it.
+        assert!(rest.iter().all(|depth| *depth >= 20) || rest.iter().all(|depth| depth == &rest[0]));
+        lost_prefix |= rest[0] < 20;
+        assert!(index.sizes().distinct_blocks <= 200);
+    }
+    assert!(!lost_prefix, "queries kept it in use");
+    for chain in 200..240 {
+        store(&mut other, None, hashes(chain, 0, 10));
+    }
+    assert_eq!(depth(&index, whole(&branches[0])), 0);
+}
+
+#[test]
+fn what_follows_a_forgotten_block_is_not_taken_and_nobody_is_asked_for_it() {
+    let index = index_of(blocks(50));
+    let (mut writer, mut other) = (register(&index, "a"), register(&index, "b"));
+    store(&mut writer, None, hashes(1, 0, 10));
+    for chain in 2..20 {
+        store(&mut other, None, hashes(chain, 0, 10));
+    }
+    assert_eq!(depth(&index, hashes(1, 0, 10)), 0);
+    let stored = StoredBlocks::by_sequence(hashes(1, 9, 10).pop(), None, hashes(1, 10, 14));
+    let applied = writer.apply(Event::Stored(stored), Tier::DEVICE, 0);
+    assert_eq!((applied.rejected(RejectReason::Capacity), applied.parked), (4, 0));
+    assert!(!DegradedReason::Capacity.is_worth_a_resync());
+    // Its start comes again, and with it what follows.
+    store(&mut writer, None, hashes(1, 0, 12));
+    assert_eq!(depth(&index, hashes(1, 0, 14)), 12);
+}
+
+#[test]
+fn bytes_are_bounded_too_and_go_back_to_nothing() {
+    let bytes_max = 1 << 20;
+    let capacity = Capacity {
+        bytes_max,
+        ..Capacity::UNBOUNDED
+    };
+    let index = index_of(capacity);
+    let empty = index.sizes().bytes;
+    let mut writer = register(&index, "a");
+    for chain in 0..3000 {
+        store(&mut writer, None, hashes(chain, 0, 64));
+        assert!(
+            index.sizes().bytes <= bytes_max + 64 * 1024,
+            "{:?}",
+            index.sizes()
+        );
+    }
+    let sizes = index.sizes();
+    assert!(
+        sizes.evicted_blocks > 100_000 && sizes.distinct_blocks > 20_000,
+        "{sizes:?}"
+    );
+    assert_eq!(depth(&index, hashes(2999, 0, 64)), 64);
+    writer.retire();
+    assert_eq!((index.sizes().bytes, index.sizes().distinct_blocks), (empty, 0));
+}
+
+#[test]
+fn where_all_namespaces_together_have_too_much_the_largest_gives_way() {
+    let namespaces = Namespaces::within(
+        blocks(1000),
+        NamespaceSettings::default(),
+        Vec::new(),
+        IndexLimits::default(),
+        4,
+    );
+    let named = |name| {
+        namespaces
+            .get_or_create(&NamespaceName::new(name).unwrap())
+            .unwrap()
+    };
+    let (large, small) = (named("large"), named("small"));
+    let mut writer = register(&large.indexer, "a");
+    for chain in 0..90 {
+        store(&mut writer, None, hashes(chain, 0, 10));
+    }
+    let mut writer = register(&small.indexer, "a");
+    for chain in 0..30 {
+        store(&mut writer, None, hashes(chain, 0, 10));
+        let both = [&large, &small].map(|namespace| namespace.indexer.sizes().distinct_blocks);
+        assert!(both.iter().sum::<u64>() <= 1000, "{both:?}");
+    }
+    assert_eq!(small.indexer.sizes().evicted_blocks, 0);
+    assert_eq!(small.indexer.sizes().distinct_blocks, 300);
+    assert!(large.indexer.sizes().evicted_blocks >= 200);
+}
+
+#[test]
+fn an_index_that_is_gone_takes_no_room() {
+    let total = Arc::new(super::api::TotalUsage::of(blocks(1000)));
+    let make = || PositionalIndexer::sharing(NamespaceSettings::default(), IndexLimits::default(), &total);
+    let index = make();
+    let mut writer = register(&index, "a");
+    store(&mut writer, None, hashes(1, 0, 700));
+    assert_eq!(Usage::blocks(total.usage()), 700);
+    drop((writer, index));
+    assert_eq!(Usage::blocks(total.usage()), 0);
+    let index = make();
+    let mut writer = register(&index, "a");
+    store(&mut writer, None, hashes(2, 0, 900));
+    assert_eq!(
+        (index.sizes().distinct_blocks, index.sizes().evicted_blocks),
+        (900, 0)
+    );
+}
+
+struct Holder {
+    id: HolderId,
+    writer: HolderWriter,
+    oracle: Oracle,
+}
+
+/// Any changes of holders of all kinds, in an index that has room for some of their blocks.
+struct Churn {
+    shape: Shape,
+    world: World,
+    index: PositionalIndexer,
+    blocks_max: u64,
+    holders: Vec<Holder>,
+}
+
+const PARKING: ParkingLimits = ParkingLimits {
+    events_max: 6,
+    blocks_max: 2000,
+    wait_us_max: u64::MAX,
+};
+
+impl Churn {
+    fn new(shape: Shape, blocks_max: u64, random: &mut Random) -> Self {
+        let world = World::new(random, shape.paths, shape.depth_max, shape.alphabet);
+        let index = Self::index(&shape, blocks_max);
+        let ids = (0..shape.workers).map(|worker| HolderId {
+            worker: WorkerName::new(&format!("worker-{worker}")).unwrap(),
+            rank: 0,
+        });
+        let holders = ids.map(|id| Self::holder(&index, &shape, id)).collect();
+        Self {
+            shape,
+            world,
+            index,
+            blocks_max,
+            holders,
+        }
+    }
+
+    fn index(shape: &Shape, blocks_max: u64) -> PositionalIndexer {
+        let settings = NamespaceSettings {
+            block_size: BlockSize::new(BLOCK_SIZE).unwrap(),
+            hashing: shape.hashing,
+        };
+        let limits = IndexLimits {
+            parking: PARKING,
+            ..limits(blocks(blocks_max))
+        };
+        PositionalIndexer::new(settings, limits)
+    }
+
+    fn holder(index: &PositionalIndexer, shape: &Shape, id: HolderId) -> Holder {
+        let oracle = Oracle::new(shape.hashing == Hashing::Recompute, usize::MAX, PARKING);
+        let writer = index.register(&id).unwrap();
+        Holder { id, writer, oracle }
+    }
+
+    fn step(&mut self, random: &mut Random) {
+        match Operation::random(random, &self.shape, &self.world) {
+            Operation::Apply { holder, tier, event } => {
+                let holder = &mut self.holders[holder];
+                holder.oracle.apply(&event, tier);
+                let clears = matches!(event, Event::Cleared | Event::Goodbye);
+                let applied = holder.writer.apply(event, tier, 0);
+                if applied.rejected(RejectReason::Capacity) > 0 {
+                    holder.writer.status().degrade(DegradedReason::Capacity);
+                }
+                if clears {
+                    holder.writer.status().recover(DegradedReason::Capacity);
+                }
+            }
+            Operation::Replace { holder, .. } => {
+                let last = self.holders.len() - 1;
+                self.holders.swap(holder, last);
+                let Holder { id, writer, .. } = self.holders.pop().unwrap();
+                writer.retire();
+                self.holders.push(Self::holder(&self.index, &self.shape, id));
+                self.holders.swap(holder, last);
+            }
+            Operation::Restore { blocks_per_event_max } => self.restore(blocks_per_event_max),
+        }
+        let sizes = self.index.sizes();
+        assert!(sizes.distinct_blocks <= self.blocks_max, "{sizes:?}");
+    }
+
+    fn restore(&mut self, blocks_per_event_max: usize) {
+        // A dump makes up for what has been evicted, so the depths are those behind it.
+        let dump = |holder: &mut Holder| holder.writer.dump_events(blocks_per_event_max).collect();
+        let dumps: Vec<Vec<_>> = self.holders.iter_mut().map(dump).collect();
+        let before: Vec<Vec<u32>> = self.world.paths.iter().map(|path| self.depths(path)).collect();
+        let fresh = Self::index(&self.shape, self.blocks_max);
+        for (holder, events) in self.holders.iter_mut().zip(dumps) {
+            let writer = fresh.register(&holder.id).unwrap();
+            let reasons = holder.writer.status().own_reasons();
+            holder.writer = writer;
+            holder.writer.status().reset_reasons(reasons);
+            holder.oracle.forget_parked();
+            for (tier, event) in events {
+                holder.writer.apply(event, tier, 0);
+            }
+        }
+        self.index = fresh;
+        assert_eq!(self.index.sizes().evicted_blocks, 0, "what was there fits");
+        let after: Vec<Vec<u32>> = self.world.paths.iter().map(|path| self.depths(path)).collect();
+        assert_eq!(before, after);
+    }
+
+    /// How deep each holder has a path.
+    fn depths(&self, path: &Path) -> Vec<u32> {
+        let [query, ..] = path.queries();
+        let matches = self.index.find_matches(&query, Search::default()).unwrap();
+        let depth_of = |holder: &Holder| {
+            let found = matches.holders().find(|found| found.holder.id == holder.id);
+            found.map_or(0, |found| found.matched_blocks)
+        };
+        self.holders.iter().map(depth_of).collect()
+    }
+
+    fn check(&self, path: &Path) {
+        for query in path.queries() {
+            let matches = self.index.find_matches(&query, Search::default()).unwrap();
+            for holder in &self.holders {
+                let expected = holder.oracle.matched(&path.keys);
+                let found = matches.holders().find(|found| found.holder.id == holder.id);
+                let found = found.map_or(0, |found| found.matched_blocks as usize);
+                assert!(found <= expected, "{} of {expected}: {found}", holder.id);
+                let is_certain = holder.writer.status().own_reasons().is_empty();
+                assert!(
+                    found == expected || !is_certain,
+                    "{} of {expected}: {found}",
+                    holder.id
+                );
+            }
+        }
+    }
+}
+
+fn churn(shape: Shape, blocks_max: u64, share: u64) {
+    let operations = setting("KVATLAS_TEST_OPERATIONS", 200_000) * share / 100;
+    let seed = setting("KVATLAS_TEST_SEED", 20_260_702);
+    eprintln!("KVATLAS_TEST_SEED={seed} replays this run of {operations} operations");
+    let mut random = Random::new(seed);
+    let mut churn = Churn::new(shape, blocks_max, &mut random);
+    let mut evicted = 0;
+    for operation in 0..operations {
+        churn.step(&mut random);
+        evicted = evicted.max(churn.index.sizes().evicted_blocks);
+        if operation % 5 == 0 {
+            let path = churn.world.branch(&mut random, shape.depth_max);
+            churn.check(&path);
+            let path = &churn.world.paths[random.below(shape.paths)];
+            churn.check(path);
+        }
+    }
+    assert!(evicted > 0, "the bound was met");
+    let index = churn.index.clone();
+    for holder in churn.holders {
+        holder.writer.retire();
+    }
+    let sizes = index.sizes();
+    assert_eq!((sizes.distinct_blocks, sizes.held_blocks), (0, 0));
+    assert_eq!(sizes.bytes, index_of(blocks(blocks_max)).sizes().bytes);
+}
+
+const SHAPE: Shape = Shape {
+    hashing: Hashing::Engine,
+    workers: 5,
+    ranks: 1,
+    paths: 12,
+    depth_max: 20,
+    alphabet: 2,
+    tiers: 3,
+    blocks_per_holder_max: usize::MAX,
+};
+
+#[test]
+fn a_small_index_never_credits_more_than_the_oracle() {
+    churn(SHAPE, 60, 15);
+}
+
+#[test]
+fn a_small_index_of_recomputed_chains_never_credits_more_than_the_oracle() {
+    let shape = Shape {
+        hashing: Hashing::Recompute,
+        alphabet: 3,
+        ..SHAPE
+    };
+    churn(shape, 60, 10);
+}
+
+#[test]
+fn a_small_index_of_one_tier_never_credits_more_than_the_oracle() {
+    let shape = Shape {
+        tiers: 1,
+        alphabet: 40,
+        workers: 8,
+        ..SHAPE
+    };
+    churn(shape, 100, 10);
+}

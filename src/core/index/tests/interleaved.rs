@@ -1,0 +1,91 @@
+//! A whole step of a writer at each point of a search: the answer is what holders had before it or after it, never a mixture.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use crate::hash::BlockSize;
+use crate::index::hook;
+use crate::wire::{HolderId, WorkerName};
+
+use super::api::{Hashing, HolderWriter, IndexLimits, NamespaceSettings, PositionalIndexer, Search};
+use super::operation::{Operation, Shape};
+use super::oracle::Oracle;
+use super::world::{BLOCK_SIZE, Path, World};
+use kvatlas_lab::random::{Random, setting};
+
+const SHAPE: Shape = Shape {
+    hashing: Hashing::Engine,
+    workers: 3,
+    ranks: 1,
+    paths: 6,
+    depth_max: 80,
+    alphabet: 2,
+    tiers: 2,
+    blocks_per_holder_max: usize::MAX,
+};
+
+struct Holder {
+    writer: HolderWriter,
+    oracle: Oracle,
+}
+
+fn holders(index: &PositionalIndexer) -> Vec<Holder> {
+    let limits = IndexLimits::default();
+    let holder = |rank| {
+        let worker = WorkerName::new("w").unwrap();
+        Holder {
+            writer: index.register(&HolderId { worker, rank }).unwrap(),
+            oracle: Oracle::new(false, usize::MAX, limits.parking),
+        }
+    };
+    (0..3).map(holder).collect()
+}
+
+fn depths(holders: &[Holder], path: &Path) -> Vec<usize> {
+    holders
+        .iter()
+        .map(|holder| holder.oracle.matched(&path.keys))
+        .collect()
+}
+
+#[test]
+fn an_answer_is_of_before_a_step_or_of_after_it() {
+    let operations = setting("KVATLAS_TEST_OPERATIONS", 200_000) / 4;
+    let seed = setting("KVATLAS_TEST_SEED", 11);
+    eprintln!("KVATLAS_TEST_SEED={seed} replays this run of {operations} operations");
+    let mut random = Random::new(seed);
+    let world = World::new(&mut random, SHAPE.paths, SHAPE.depth_max, SHAPE.alphabet);
+    let settings = NamespaceSettings {
+        block_size: BlockSize::new(BLOCK_SIZE).unwrap(),
+        ..NamespaceSettings::default()
+    };
+    let index = PositionalIndexer::new(settings, IndexLimits::default());
+    let held = Rc::new(RefCell::new(holders(&index)));
+    let mut happened = 0_u64;
+    for _ in 0..operations {
+        let Operation::Apply { holder, tier, event } = Operation::random(&mut random, &SHAPE, &world) else {
+            continue;
+        };
+        let path = &world.paths[random.below(SHAPE.paths)];
+        let query = &path.queries()[random.below(4)];
+        let before = depths(&held.borrow(), path);
+        let writers = Rc::clone(&held);
+        hook::tests::set(random.below(24), move || {
+            let Holder { writer, oracle } = &mut writers.borrow_mut()[holder];
+            oracle.apply(&event, tier);
+            writer.apply(event, tier, 0);
+        });
+        let matches = index.find_matches(query, Search::default()).unwrap();
+        happened += u64::from(!hook::tests::clear());
+        let after = depths(&held.borrow(), path);
+        for (rank, (before, after)) in (0..).zip(before.into_iter().zip(after)) {
+            let found = matches.holders().find(|found| found.holder.id.rank == rank);
+            let found = found.map_or(0, |found| found.matched_blocks as usize);
+            assert!(
+                found == before || found == after,
+                "{found} is neither {before} nor {after}"
+            );
+        }
+    }
+    assert!(happened > operations / 10, "{happened} of {operations}");
+}

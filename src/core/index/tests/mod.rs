@@ -1,0 +1,23 @@
+//! Tests of the index against a brute-force oracle, and of the rules that the oracle takes for granted.
+
+mod concurrency;
+mod defects;
+mod differential;
+mod event_forms;
+mod eviction;
+mod foreign;
+mod interleaved;
+mod names;
+mod operation;
+mod oracle;
+mod parking;
+mod rules;
+mod sparse;
+mod walk;
+mod whole_hashes;
+mod world;
+
+/// The index under test.
+mod api {
+    pub(super) use crate::index::*;
+}

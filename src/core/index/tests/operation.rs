@@ -1,0 +1,204 @@
+//! Random changes of what a holder holds, as events.
+
+use crate::hash::{BlockHash, Position, SequenceHash};
+use crate::wire::{BlockContent, BlockNames, Event, RemovedBlocks, StoredBlocks, Tier};
+
+use super::api::Hashing;
+use super::world::{Path, World, tokens_of};
+use kvatlas_lab::random::{Random, mix};
+
+/// What a run of the differential test looks like.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Shape {
+    pub(super) hashing: Hashing,
+    pub(super) workers: usize,
+    pub(super) ranks: u32,
+    pub(super) paths: usize,
+    pub(super) depth_max: usize,
+    pub(super) alphabet: u32,
+    pub(super) tiers: u8,
+    pub(super) blocks_per_holder_max: usize,
+}
+
+/// One step of a run.
+#[derive(Debug, Clone)]
+pub(super) enum Operation {
+    /// A holder gets an event.
+    Apply { holder: usize, tier: Tier, event: Event },
+    /// A holder leaves and registers again; its slot may go to another one before.
+    Replace { holder: usize, before: usize },
+    /// All holders are dumped into a fresh index, which the run goes on with.
+    Restore { blocks_per_event_max: usize },
+}
+
+/// What the engine calls a block. A block has several names where an engine hashes more than the contract does.
+pub(super) fn name_of(hashing: Hashing, hash: u64, variant: u64) -> u64 {
+    match (hashing, variant) {
+        (Hashing::Engine, 0) => hash,
+        (Hashing::Engine, _) => mix(hash ^ variant),
+        (Hashing::Recompute, _) => mix(hash ^ (variant + 77)),
+    }
+}
+
+impl Operation {
+    pub(super) fn random(random: &mut Random, shape: &Shape, world: &World) -> Self {
+        let holders = shape.workers * shape.ranks as usize;
+        let holder = random.below(holders);
+        match random.below(1000) {
+            0..3 => {
+                return Self::Replace {
+                    holder,
+                    before: random.below(holders),
+                };
+            }
+            3..5 => {
+                return Self::Restore {
+                    blocks_per_event_max: 1 + random.below(20),
+                };
+            }
+            _ => {}
+        }
+        // The first path of each holder's liking comes up often, so that long chains build up.
+        let path = if random.chance(50) {
+            holder % shape.paths
+        } else {
+            random.below(shape.paths)
+        };
+        let path = &world.paths[path];
+        let tier = if random.chance(70) {
+            0
+        } else {
+            random.below(usize::from(shape.tiers))
+        };
+        let event = match random.below(1000) {
+            0..3 => Event::Cleared,
+            3..5 => Event::Goodbye,
+            5..550 => Event::Stored(store(random, shape.hashing, path)),
+            _ => Event::Removed(remove(random, shape.hashing, path)),
+        };
+        let tier = Tier::new(u8::try_from(tier).unwrap()).unwrap();
+        Self::Apply { holder, tier, event }
+    }
+}
+
+fn variant(random: &mut Random) -> u64 {
+    if random.chance(80) {
+        0
+    } else {
+        1 + random.next() % 2
+    }
+}
+
+fn store(random: &mut Random, hashing: Hashing, path: &Path) -> StoredBlocks {
+    let from = if random.chance(45) {
+        0
+    } else {
+        random.below(path.len())
+    };
+    let to = from + random.below(path.len() - from + 1);
+    let variant = variant(random);
+    let names: Vec<u64> = path.chain[from..to]
+        .iter()
+        .map(|hash| name_of(hashing, *hash, variant))
+        .collect();
+    if random.chance(25) {
+        let mut order: Vec<usize> = (from..to).collect();
+        random.shuffle(&mut order);
+        let keys = order.iter().map(|index| path.keys[*index].lineage()).collect();
+        let engine_hashes = random
+            .chance(60)
+            .then(|| order.iter().map(|index| names[index - from]).collect());
+        return StoredBlocks {
+            names: BlockNames::Lineage(keys),
+            content: None,
+            engine_hashes,
+        };
+    }
+    let before = from.checked_sub(1);
+    let position = random.chance(30).then(|| Position::new(from as u64).unwrap());
+    let parent = before.map(|before| name_of(hashing, path.chain[before], variant));
+    // A parent can be named by its sequence hash, too.
+    let parent = if random.chance(if position.is_some() { 50 } else { 15 }) {
+        before.map(|before| path.chain[before])
+    } else {
+        parent
+    };
+    let chain: Vec<u64> = path.chain[from..to].to_vec();
+    let (hashes, engine_hashes, content) = match hashing {
+        Hashing::Engine => (chain, (variant != 0).then_some(names), None),
+        // The true chain beside the names needs no content.
+        Hashing::Recompute if random.chance(10) => (chain, Some(names), None),
+        Hashing::Recompute => (names, None, content(random, path, from, to)),
+    };
+    StoredBlocks {
+        names: BlockNames::Sequence {
+            parent: parent.map(SequenceHash),
+            position,
+            hashes: hashes.into_iter().map(SequenceHash).collect(),
+        },
+        content,
+        engine_hashes,
+    }
+}
+
+fn content(random: &mut Random, path: &Path, from: usize, to: usize) -> Option<BlockContent> {
+    match random.below(20) {
+        0 => None,
+        1..10 => Some(BlockContent::BlockHashes(
+            path.blocks[from..to].iter().copied().map(BlockHash).collect(),
+        )),
+        _ => Some(BlockContent::Tokens {
+            tokens: path.symbols[from..to]
+                .iter()
+                .flat_map(|symbol| tokens_of(*symbol))
+                .collect(),
+            lora_name: None,
+            cache_salt: None,
+        }),
+    }
+}
+
+fn remove(random: &mut Random, hashing: Hashing, path: &Path) -> RemovedBlocks {
+    let depth = path.len();
+    let range = match random.below(5) {
+        // The tail, as engines evict; the head; a stretch in the middle; one block; all.
+        0 | 1 => random.below(depth)..depth,
+        2 => 0..1 + random.below(depth),
+        3 => {
+            let from = random.below(depth);
+            from..from + random.below(depth - from + 1)
+        }
+        _ => {
+            let one = random.below(depth);
+            one..one + 1
+        }
+    };
+    let mut removed = RemovedBlocks::default();
+    let variant = variant(random);
+    let by_lineage = random.chance(30);
+    let by_sequence = random.chance(15);
+    for index in range {
+        if by_lineage || random.chance(3) {
+            removed.lineage_hashes.push(path.keys[index].lineage());
+        } else {
+            let name = if by_sequence {
+                path.chain[index]
+            } else {
+                name_of(hashing, path.chain[index], variant)
+            };
+            removed.hashes.push(SequenceHash(name));
+        }
+    }
+    if random.chance(5) {
+        removed.hashes.push(SequenceHash(random.next()));
+    }
+    // Engines name what they evict in any order, sometimes twice.
+    if random.chance(50) {
+        random.shuffle(&mut removed.hashes);
+        random.shuffle(&mut removed.lineage_hashes);
+    }
+    if random.chance(5) {
+        removed.hashes.extend(removed.hashes.first().copied());
+    }
+    removed
+}

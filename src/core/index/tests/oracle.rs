@@ -1,0 +1,416 @@
+//! The oracle: what one holder holds, written down naively.
+//!
+//! No links, no counting flags, no shared table, no search: a map from lineage hash to block, a map from name to lineage hash, and loops.
+
+use std::collections::{HashMap, HashSet};
+
+use crate::wire::{BlockContent, BlockNames, Event, RemovedBlocks, StoredBlocks, Tier};
+
+use super::api::ParkingLimits;
+use super::world::{PlainKey, block_hash_of_tokens, next_hash};
+
+/// A block in a comparable form: position, parent and fragment, tiers without a name, names with their tiers.
+pub(super) type Content = ((u64, Option<u64>, u64), u8, Vec<(u64, u8)>);
+
+#[derive(Debug)]
+struct Block {
+    sequence: Option<u64>,
+    /// The tiers that hold it without a name, one bit each; none once it has a name.
+    nameless: u8,
+    /// Its names, oldest first, each with the tiers that hold it under that name.
+    names: Vec<(u64, u8)>,
+}
+
+#[derive(Debug)]
+struct Parked {
+    parent: u64,
+    stored: StoredBlocks,
+    tier: Tier,
+    removed: Gone,
+}
+
+/// What was removed while an event waited.
+#[derive(Debug, Default, Clone)]
+struct Gone {
+    names: HashSet<u64>,
+    /// What was no name.
+    hashes: HashSet<u64>,
+    keys: HashSet<PlainKey>,
+}
+
+/// What the rules say an event does.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Outcome {
+    pub(super) stored: u64,
+    pub(super) removed: u64,
+    pub(super) unknown: u64,
+    pub(super) moved: u64,
+    pub(super) parked: u64,
+    pub(super) parking_full: u64,
+    pub(super) missing_content: u64,
+    pub(super) capacity: u64,
+}
+
+/// One holder.
+#[derive(Debug)]
+pub(super) struct Oracle {
+    recomputes: bool,
+    blocks_max: usize,
+    parking: ParkingLimits,
+    blocks: HashMap<PlainKey, Block>,
+    names: HashMap<u64, PlainKey>,
+    parked: Vec<Parked>,
+}
+
+impl Oracle {
+    pub(super) fn new(recomputes: bool, blocks_max: usize, parking: ParkingLimits) -> Self {
+        Self {
+            recomputes,
+            blocks_max,
+            parking,
+            blocks: HashMap::new(),
+            names: HashMap::new(),
+            parked: Vec::new(),
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.blocks.len()
+    }
+
+    pub(super) fn parked(&self) -> usize {
+        self.parked.len()
+    }
+
+    /// A dump does not have what waits for a parent.
+    pub(super) fn forget_parked(&mut self) {
+        self.parked.clear();
+    }
+
+    pub(super) fn holds(&self, key: PlainKey) -> bool {
+        self.blocks.contains_key(&key)
+    }
+
+    /// Leading keys that the holder holds, one after the other.
+    pub(super) fn matched(&self, keys: &[PlainKey]) -> usize {
+        keys.iter().take_while(|key| self.holds(**key)).count()
+    }
+
+    /// As [`Self::matched`], of blocks in one of these tiers, one bit each.
+    pub(super) fn matched_in(&self, keys: &[PlainKey], tiers: u8) -> usize {
+        let is_in = |key: &&PlainKey| {
+            self.blocks.get(key).is_some_and(|block| {
+                let names = block.names.iter();
+                names.fold(block.nameless, |held, (_, tiers)| held | tiers) & tiers != 0
+            })
+        };
+        keys.iter().take_while(is_in).count()
+    }
+
+    /// The keys that queries can find: whose chain down to position 0 is resident.
+    pub(super) fn counting_keys(&self) -> Vec<PlainKey> {
+        let mut keys: Vec<PlainKey> = self.blocks.keys().copied().collect();
+        keys.sort_by_key(|key| key.position);
+        let mut counting: HashSet<(u64, u64)> = HashSet::new();
+        keys.retain(|key| {
+            let counts = key
+                .parent
+                .is_none_or(|parent| counting.contains(&(key.position - 1, parent)));
+            if counts {
+                counting.insert((key.position, key.current));
+            }
+            counts
+        });
+        keys
+    }
+
+    /// What the holder holds, names and tiers included, in a comparable form.
+    pub(super) fn contents(&self) -> Vec<Content> {
+        let content = |(key, block): (&PlainKey, &Block)| (order(key), block.nameless, block.names.clone());
+        let mut all: Vec<_> = self.blocks.iter().map(content).collect();
+        all.sort();
+        all
+    }
+
+    pub(super) fn apply(&mut self, event: &Event, tier: Tier) -> Outcome {
+        let mut outcome = Outcome::default();
+        match event {
+            Event::Stored(stored) => {
+                self.store(stored, tier, &Gone::default(), &mut outcome);
+                self.store_parked(&mut outcome);
+            }
+            Event::Removed(removed) => self.remove(removed, tier, &mut outcome),
+            Event::Doubted(_) => {}
+            Event::Cleared | Event::Goodbye => {
+                self.blocks.clear();
+                self.names.clear();
+                self.parked.clear();
+            }
+        }
+        outcome
+    }
+
+    fn store_parked(&mut self, outcome: &mut Outcome) {
+        loop {
+            let is_ready = |parked: &Parked| self.parent(parked.parent, None).is_some();
+            let Some(index) = self.parked.iter().position(is_ready) else {
+                return;
+            };
+            let parked = self.parked.remove(index);
+            self.store(&parked.stored, parked.tier, &parked.removed, outcome);
+        }
+    }
+
+    fn store(&mut self, stored: &StoredBlocks, tier: Tier, removed: &Gone, outcome: &mut Outcome) {
+        let engine = stored.engine_hashes.as_ref();
+        match &stored.names {
+            BlockNames::Lineage(keys) => {
+                for (index, key) in keys.iter().enumerate() {
+                    let name = engine.map(|names| names[index]);
+                    self.store_block(PlainKey::from(*key), None, name, tier, outcome);
+                }
+            }
+            BlockNames::Sequence { hashes, .. } if hashes.is_empty() => {}
+            BlockNames::Sequence {
+                parent,
+                position,
+                hashes,
+            } => {
+                let explicit = position.map(|position| position.as_u64());
+                let Some((position, parent, is_known)) = self.start(parent.map(u64::from), explicit) else {
+                    self.park(parent.unwrap().as_u64(), stored, tier, outcome);
+                    return;
+                };
+                let hashes: Vec<u64> = hashes.iter().copied().map(u64::from).collect();
+                let names = engine.unwrap_or(&hashes);
+                let chain = if self.recomputes && engine.is_none() {
+                    let content = content_of(stored);
+                    if content.is_empty() || !is_known {
+                        outcome.missing_content += hashes.len() as u64;
+                        return;
+                    }
+                    let mut parent = parent;
+                    let step = |block: &u64| *parent.insert(next_hash(parent, *block));
+                    content.iter().map(step).collect()
+                } else {
+                    hashes.clone()
+                };
+                let keys = PlainKey::run(position, parent, &chain);
+                for ((key, sequence), name) in keys.into_iter().zip(chain).zip(names) {
+                    let is_gone = removed.names.contains(name)
+                        || removed.hashes.contains(&sequence)
+                        || removed.keys.contains(&key);
+                    if !is_gone {
+                        self.store_block(key, Some(sequence), Some(*name), tier, outcome);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Position of the first block, its parent, and whether that is the parent's whole sequence hash.
+    fn start(&self, parent: Option<u64>, explicit: Option<u64>) -> Option<(u64, Option<u64>, bool)> {
+        let Some(parent) = parent else {
+            return Some((0, None, true));
+        };
+        if let Some((position, hash, is_known)) = self.parent(parent, explicit) {
+            return Some((position + 1, Some(hash), is_known));
+        }
+        explicit.map(|position| (position, Some(parent), false))
+    }
+
+    /// Position and hash of the block that an event names as a parent, and whether that is its whole sequence hash.
+    fn parent(&self, name: u64, child: Option<u64>) -> Option<(u64, u64, bool)> {
+        let precedes = |key: &PlainKey| child.is_none_or(|child| child == key.position + 1);
+        if let Some(key) = self.names.get(&name).filter(|key| precedes(key)) {
+            let sequence = self.blocks[key].sequence;
+            return Some((key.position, sequence.unwrap_or(key.current), sequence.is_some()));
+        }
+        let key = self.hashed(name).into_iter().find(precedes)?;
+        Some((key.position, name, true))
+    }
+
+    /// The blocks with a sequence hash, by position.
+    fn hashed(&self, hash: u64) -> Vec<PlainKey> {
+        let is_it = |key: &PlainKey, block: &Block| match block.sequence {
+            Some(sequence) => sequence == hash,
+            None => key.current == PlainKey::new(key.position, None, hash).current,
+        };
+        let blocks = self.blocks.iter().filter(|(key, block)| is_it(key, block));
+        let mut keys: Vec<PlainKey> = blocks.map(|(key, _)| *key).collect();
+        keys.sort_by_key(order);
+        keys
+    }
+
+    fn park(&mut self, parent: u64, stored: &StoredBlocks, tier: Tier, outcome: &mut Outcome) {
+        outcome.parked += 1;
+        self.parked.push(Parked {
+            parent,
+            stored: stored.clone(),
+            tier,
+            removed: Gone::default(),
+        });
+        let blocks = |parked: &[Parked]| parked.iter().map(|event| event.stored.names.len()).sum::<usize>();
+        assert!(stored.names.len() <= self.parking.blocks_max, "not modelled");
+        while self.parked.len() > self.parking.events_max || blocks(&self.parked) > self.parking.blocks_max {
+            outcome.parking_full += self.parked.remove(0).stored.names.len() as u64;
+        }
+    }
+
+    fn store_block(
+        &mut self,
+        key: PlainKey,
+        sequence: Option<u64>,
+        name: Option<u64>,
+        tier: Tier,
+        outcome: &mut Outcome,
+    ) {
+        if let Some(name) = name
+            && let Some(other) = self.names.get(&name).copied()
+            && other != key
+        {
+            outcome.moved += 1;
+            let block = self.blocks.get_mut(&other).unwrap();
+            block.names.retain(|(other, _)| *other != name);
+            self.names.remove(&name);
+            if block.names.is_empty() {
+                self.blocks.remove(&other);
+            }
+        }
+        if !self.blocks.contains_key(&key) && self.blocks.len() >= self.blocks_max {
+            outcome.capacity += 1;
+            return;
+        }
+        outcome.stored += 1;
+        let block = self.blocks.entry(key).or_insert(Block {
+            sequence,
+            nameless: 0,
+            names: Vec::new(),
+        });
+        block.sequence = block.sequence.or(sequence);
+        let bit = 1 << tier.as_u8();
+        match name {
+            Some(name) => {
+                self.names.insert(name, key);
+                if block.names.is_empty() {
+                    // The first name takes over what was stored without one.
+                    block
+                        .names
+                        .push((name, std::mem::take(&mut block.nameless) | bit));
+                } else if let Some((_, tiers)) = block.names.iter_mut().find(|(known, _)| *known == name) {
+                    *tiers |= bit;
+                } else {
+                    block.names.push((name, bit));
+                }
+            }
+            None => match block.names.first_mut() {
+                Some((_, tiers)) => *tiers |= bit,
+                None => block.nameless |= bit,
+            },
+        }
+    }
+
+    fn remove(&mut self, removed: &RemovedBlocks, tier: Tier, outcome: &mut Outcome) {
+        let bit = 1 << tier.as_u8();
+        let keys: Vec<PlainKey> = removed
+            .lineage_hashes
+            .iter()
+            .copied()
+            .map(PlainKey::from)
+            .collect();
+        for parked in self.parked.iter_mut().filter(|parked| parked.tier == tier) {
+            parked.removed.keys.extend(keys.iter().copied());
+        }
+        let (mut seen, mut hashes) = (HashSet::new(), Vec::new());
+        for name in removed.hashes.iter().map(|hash| hash.as_u64()) {
+            let waits = self.note_removed(name, tier);
+            if let Some(key) = self.names.get(&name).copied() {
+                seen.insert(name);
+                count(self.withdraw(key, Some(name), bit), outcome);
+            } else if seen.contains(&name) {
+                count(false, outcome);
+            } else {
+                hashes.push((name, waits));
+            }
+        }
+        // What was no name is a sequence hash.
+        for (hash, waits) in hashes {
+            if !waits {
+                for parked in self.parked.iter_mut().filter(|parked| parked.tier == tier) {
+                    parked.removed.hashes.insert(hash);
+                }
+            }
+            let found = self.hashed(hash);
+            if found.is_empty() {
+                count(waits, outcome);
+            }
+            for key in found {
+                count(self.withdraw(key, None, bit), outcome);
+            }
+        }
+        for key in keys {
+            let is_gone = self.holds(key) && self.withdraw(key, None, bit);
+            count(is_gone, outcome);
+        }
+    }
+
+    /// What waits for a parent must not come back.
+    fn note_removed(&mut self, name: u64, tier: Tier) -> bool {
+        let mut is_noted = false;
+        for parked in self.parked.iter_mut().filter(|parked| parked.tier == tier) {
+            let BlockNames::Sequence { hashes, .. } = &parked.stored.names else {
+                unreachable!("lineage hashes wait for nobody");
+            };
+            let has_name = match &parked.stored.engine_hashes {
+                Some(names) => names.contains(&name),
+                None => hashes.iter().any(|hash| hash.as_u64() == name),
+            };
+            is_noted |= has_name && parked.removed.names.insert(name);
+        }
+        is_noted
+    }
+
+    /// Takes a tier from a block under one name, or under all; a block that nothing holds any more is gone.
+    fn withdraw(&mut self, key: PlainKey, name: Option<u64>, bit: u8) -> bool {
+        let block = self.blocks.get_mut(&key).unwrap();
+        let mut is_withdrawn = name.is_none() && block.nameless & bit != 0;
+        if name.is_none() {
+            block.nameless &= !bit;
+        }
+        for (known, tiers) in &mut block.names {
+            if name.is_none_or(|name| name == *known) {
+                is_withdrawn |= *tiers & bit != 0;
+                *tiers &= !bit;
+            }
+        }
+        for (name, _) in block.names.iter().filter(|(_, tiers)| *tiers == 0) {
+            self.names.remove(name);
+        }
+        block.names.retain(|(_, tiers)| *tiers != 0);
+        if block.names.is_empty() && block.nameless == 0 {
+            self.blocks.remove(&key);
+        }
+        is_withdrawn
+    }
+}
+
+/// By position, then by parent.
+fn order(key: &PlainKey) -> (u64, Option<u64>, u64) {
+    (key.position, key.parent, key.current)
+}
+
+fn count(is_removed: bool, outcome: &mut Outcome) {
+    outcome.removed += u64::from(is_removed);
+    outcome.unknown += u64::from(!is_removed);
+}
+
+fn content_of(stored: &StoredBlocks) -> Vec<u64> {
+    match &stored.content {
+        None => Vec::new(),
+        Some(BlockContent::BlockHashes(hashes)) => hashes.iter().copied().map(u64::from).collect(),
+        Some(BlockContent::Tokens { tokens, .. }) => {
+            let size = super::world::BLOCK_SIZE as usize;
+            tokens.chunks(size).map(block_hash_of_tokens).collect()
+        }
+    }
+}

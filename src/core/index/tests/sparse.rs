@@ -1,0 +1,121 @@
+//! Bounds from compressed chains, against the oracle's depths.
+
+use std::collections::BTreeMap;
+
+use crate::hash::{Position, SequenceHash};
+use crate::wire::{Event, HolderId, QueryKey, StoredBlocks, Tier, WorkerName};
+
+use super::api::{IndexLimits, NamespaceSettings, PositionalIndexer, Search, SparseChain};
+use super::world::Path;
+use kvatlas_lab::random::Random;
+
+/// At least and at most so many blocks.
+type Found = BTreeMap<HolderId, (usize, usize)>;
+
+fn find(index: &PositionalIndexer, key: &QueryKey, positions: &[Position], search: Search<'_>) -> Found {
+    let chain = SparseChain::new(key, positions).unwrap();
+    let matches = index.find_bounds(&chain, search);
+    let found: Vec<_> = matches
+        .holders()
+        .map(|bounds| {
+            let blocks = (bounds.matched_blocks as usize, bounds.matched_blocks_max as usize);
+            (bounds.holder.id.clone(), blocks)
+        })
+        .collect();
+    let by_holder: Found = found.iter().cloned().collect();
+    assert_eq!(by_holder.len(), found.len(), "a holder is named twice");
+    by_holder
+}
+
+/// The tightest bounds that the chosen blocks allow; none for a holder of none of them.
+fn bounds(depth: usize, chosen: &[usize]) -> Option<(usize, usize)> {
+    let held = chosen
+        .iter()
+        .copied()
+        .filter(|position| *position < depth)
+        .max()?;
+    let missing = chosen.iter().copied().find(|position| *position >= depth);
+    Some((held + 1, missing.unwrap_or(held + 1)))
+}
+
+/// Asks for random blocks of `path` in both forms; `depths` says how many leading blocks everybody holds.
+pub(super) fn check_bounds(
+    random: &mut Random,
+    index: &PositionalIndexer,
+    depths: &BTreeMap<HolderId, usize>,
+    path: &Path,
+    workers: Option<&[WorkerName]>,
+) {
+    let percent = 1 + random.below(100);
+    let mut chosen: Vec<usize> = (0..path.len()).filter(|_| random.chance(percent)).collect();
+    if chosen.is_empty() {
+        chosen.push(random.below(path.len()));
+    }
+    let positions: Vec<Position> = chosen
+        .iter()
+        .map(|position| Position::new(*position as u64).unwrap())
+        .collect();
+    let hashes = chosen.iter().map(|position| SequenceHash(path.chain[*position]));
+    let lineage = chosen.iter().map(|position| path.keys[*position].lineage());
+    let is_asked = |id: &HolderId| workers.is_none_or(|workers| workers.contains(&id.worker));
+    let expected: Found = depths
+        .iter()
+        .filter(|(id, _)| is_asked(id))
+        .filter_map(|(id, depth)| Some((id.clone(), bounds(*depth, &chosen)?)))
+        .collect();
+    for key in [
+        QueryKey::SequenceHashes(hashes.collect()),
+        QueryKey::LineageHashes(lineage.collect()),
+    ] {
+        let found = find(index, &key, &positions, Search { workers });
+        assert_eq!(found, expected, "{} at {chosen:?}", key.kind());
+    }
+}
+
+fn holder(name: &str) -> HolderId {
+    HolderId {
+        worker: WorkerName::new(name).unwrap(),
+        rank: 0,
+    }
+}
+
+fn hashes(hashes: &[u64]) -> Vec<SequenceHash> {
+    hashes.iter().copied().map(SequenceHash).collect()
+}
+
+fn at(positions: &[u64]) -> Vec<Position> {
+    positions.iter().map(|at| Position::new(*at).unwrap()).collect()
+}
+
+#[test]
+fn hashes_that_are_no_chain_prove_only_what_has_no_gap() {
+    let index = PositionalIndexer::new(NamespaceSettings::default(), IndexLimits::default());
+    let mut writers = Vec::new();
+    // The third block has one hash behind two prefixes.
+    for (name, blocks) in [("a", [1, 2, 3, 4]), ("b", [1, 9, 3, 4])] {
+        let mut writer = index.register(&holder(name)).unwrap();
+        let stored = StoredBlocks::by_sequence(None, None, hashes(&blocks));
+        writer.apply(Event::Stored(stored), Tier::DEVICE, 0);
+        writers.push(writer);
+    }
+    // And with it the fourth.
+    assert_eq!(index.sizes().chain_conflicts, 2);
+    let ask = |blocks: &[u64], positions: &[u64]| {
+        let key = QueryKey::SequenceHashes(hashes(blocks));
+        find(&index, &key, &at(positions), Search::default())
+    };
+    let expect = |bounds: [(&str, (usize, usize)); 2]| -> Found {
+        bounds.map(|(name, blocks)| (holder(name), blocks)).into()
+    };
+    // `b` has other blocks in the gap, and nothing tells.
+    assert_eq!(ask(&[1, 4], &[0, 3]), expect([("a", (1, 4)), ("b", (1, 4))]));
+    assert_eq!(
+        ask(&[1, 2, 4], &[0, 1, 3]),
+        expect([("a", (2, 4)), ("b", (1, 1))])
+    );
+    assert_eq!(
+        ask(&[1, 2, 3, 4], &[0, 1, 2, 3]),
+        expect([("a", (4, 4)), ("b", (1, 1))])
+    );
+    assert_eq!(ask(&[3, 5], &[2, 3]), expect([("a", (0, 3)), ("b", (0, 3))]));
+}

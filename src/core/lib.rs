@@ -1,0 +1,13 @@
+//! What every part of kvatlas stands on: no I/O, no async, no clock.
+//!
+//! - [`hash`]: the hash contract, shared with Dynamo.
+//! - [`wire`]: the MessagePack contract. `deploy/wire-contract.md` describes it for other languages.
+//! - [`index`]: the exact index, for use without a daemon.
+//! - [`snapshot`]: the file format of snapshots.
+//! - [`trie`]: flat tries in depth-first order.
+
+pub mod hash;
+pub mod index;
+pub mod snapshot;
+pub mod trie;
+pub mod wire;

@@ -1,0 +1,282 @@
+//! Writing a forest.
+
+use crate::hash::SequenceHash;
+use crate::index::{HolderPart, WalkedRun};
+use crate::trie::{Outline, OutlineRecord};
+
+use super::bytes::put;
+use super::{
+    BEGINS, CANDIDATES_MAX, ENDS, EXCEPT, FRAME_BYTES, ONLY, PARTS_MAX, PATH_ENTRIES_MAX, RUN_BLOCKS_MAX,
+};
+
+/// Whether a run was written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pushed {
+    /// It is written.
+    Taken,
+    /// No holder has blocks of it and the whole path before it. The runs below it must be skipped.
+    Unheld,
+    /// Its path has more blocks, runs and holders than a reader takes. The runs below it must be skipped.
+    TooWide,
+}
+
+/// The payload of a frame, and counts of its content.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ForestFrame {
+    /// The payload.
+    pub payload: Vec<u8>,
+    /// Runs in it.
+    pub runs: u64,
+    /// Their blocks.
+    pub blocks: u64,
+}
+
+/// Turns runs, in the order of a walk, into frames. Takes memory for a frame and for the path.
+#[derive(Debug)]
+pub struct ForestEncoder {
+    /// The holders' numbers, sorted.
+    holders: Vec<u32>,
+    outline: Outline<Encoded>,
+    path: Vec<Level>,
+    /// Runs on the path, plus their holders.
+    path_entries: usize,
+    frame: Frame,
+    full: Option<ForestFrame>,
+    is_begun: bool,
+    /// A frame is closed when it has this many bytes.
+    pub(super) frame_bytes: usize,
+}
+
+/// A run on the path.
+#[derive(Debug)]
+struct Level {
+    start: usize,
+    /// How many of its blocks children can still branch off.
+    len: usize,
+    /// What holders have of it, by their numbers.
+    parts: Vec<HolderPart>,
+}
+
+/// A run, but for its pops.
+#[derive(Debug)]
+struct Encoded {
+    columns: Vec<u8>,
+    hashes: Vec<SequenceHash>,
+    parts: usize,
+    candidates: usize,
+}
+
+#[derive(Debug, Default)]
+struct Frame {
+    columns: Vec<u8>,
+    hashes: Vec<u8>,
+    runs: u64,
+    parts: usize,
+    candidates: usize,
+}
+
+/// A candidate by its place among the candidates, and how many blocks it has.
+type Taken = (usize, HolderPart);
+
+impl ForestEncoder {
+    /// A forest of these holders; their numbers are those that they have in the file.
+    pub fn new(mut holders: Vec<u32>) -> Self {
+        holders.sort_unstable();
+        holders.dedup();
+        Self {
+            holders,
+            outline: Outline::new(),
+            path: Vec::new(),
+            path_entries: 0,
+            frame: Frame::default(),
+            full: None,
+            is_begun: false,
+            frame_bytes: FRAME_BYTES,
+        }
+    }
+
+    /// Adds a run. `parts` are what holders have of it, sorted by the holders' numbers. The run's parent is the last run of the next smaller
+    /// depth. To be followed by [`take_frame`](Self::take_frame).
+    ///
+    /// Blocks of a holder that lacks an earlier block are left out.
+    pub fn push(&mut self, run: &WalkedRun, parts: &[HolderPart]) -> Pushed {
+        self.leave_to(run.depth().saturating_sub(1));
+        let Some(branch) = self.branch(run) else {
+            return Pushed::Unheld;
+        };
+        let (candidates, taken) = self.take_parts(branch, parts, run.hashes().len());
+        let len = taken.iter().map(|(_, part)| usize::from(part.blocks)).max();
+        let Some((len, hashes)) = len.and_then(|len| Some((len, run.hashes().get(..len)?))) else {
+            return Pushed::Unheld;
+        };
+        if self.path_entries + 1 + taken.len() + run.position() + len > PATH_ENTRIES_MAX {
+            return Pushed::TooWide;
+        }
+        let mut columns = Vec::with_capacity(8);
+        if let (Some(branch), Some(parent)) = (branch, self.path.last_mut()) {
+            put(&mut columns, (parent.len - 1 - branch) as u64);
+            parent.len = branch + 1;
+        }
+        put(&mut columns, len as u64 - 1);
+        put_changes(&mut columns, len, candidates, &taken);
+        let encoded = Encoded {
+            columns,
+            hashes: hashes.to_vec(),
+            parts: taken.len(),
+            candidates,
+        };
+        self.path_entries += 1 + taken.len();
+        self.path.push(Level {
+            start: run.position(),
+            len,
+            parts: taken.into_iter().map(|(_, part)| part).collect(),
+        });
+        if let Some(before) = self.outline.enter(encoded) {
+            self.append(before);
+        }
+        Pushed::Taken
+    }
+
+    /// A frame that is full, if there is one.
+    pub fn take_frame(&mut self) -> Option<ForestFrame> {
+        self.full.take()
+    }
+
+    /// The last frame.
+    pub fn finish(mut self) -> Vec<ForestFrame> {
+        if let Some(last) = std::mem::take(&mut self.outline).finish() {
+            self.append(last);
+        }
+        let mut frames: Vec<ForestFrame> = self.full.take().into_iter().collect();
+        frames.push(self.close(ENDS));
+        frames
+    }
+
+    /// The offset of the block that a run branches off; inner none at position 0, outer none where the parent has no such block.
+    fn branch(&self, run: &WalkedRun) -> Option<Option<usize>> {
+        match self.path.last() {
+            _ if self.path.len() + 1 != run.depth() => None,
+            None => (run.position() == 0).then_some(None),
+            Some(parent) => {
+                let branch = run.position().checked_sub(parent.start + 1)?;
+                (branch < parent.len).then_some(Some(branch))
+            }
+        }
+    }
+
+    /// How many candidates there are, and the parts of those that have blocks of the run.
+    fn take_parts(&self, branch: Option<usize>, parts: &[HolderPart], len: usize) -> (usize, Vec<Taken>) {
+        let mut candidates = 0;
+        let mut taken = Vec::new();
+        let mut parts = parts.iter().peekable();
+        let mut consider = |number: u32| {
+            while parts.next_if(|part| part.holder < number).is_some() {}
+            if let Some(part) = parts.next_if(|part| part.holder == number) {
+                // No longer than the run, which is no longer than a frame can say.
+                let most = u16::try_from(len.min(RUN_BLOCKS_MAX)).unwrap_or(u16::MAX);
+                let blocks = part.blocks.min(most);
+                if blocks > 0 {
+                    let holder = number;
+                    taken.push((candidates, HolderPart { holder, blocks }));
+                }
+            }
+            candidates += 1;
+        };
+        match (branch, self.path.last()) {
+            (Some(branch), Some(parent)) => {
+                let has_branch = |part: &&HolderPart| usize::from(part.blocks) > branch;
+                let above = parent.parts.iter().filter(has_branch);
+                above.for_each(|part| consider(part.holder));
+            }
+            _ => self.holders.iter().for_each(|number| consider(*number)),
+        }
+        (candidates, taken)
+    }
+
+    fn leave_to(&mut self, depth: usize) {
+        while self.path.len() > depth {
+            if let Some(level) = self.path.pop() {
+                self.path_entries -= 1 + level.parts.len();
+            }
+            // As many are open in the outline as are on the path.
+            let left = self.outline.leave();
+            debug_assert!(left.is_ok(), "the outline follows the path");
+        }
+    }
+
+    fn append(&mut self, record: OutlineRecord<Encoded>) {
+        let OutlineRecord { payload, pops } = record;
+        if self.frame.bytes() >= self.frame_bytes || self.frame.has_no_room_for(&payload) {
+            self.full = Some(self.close(0));
+        }
+        let frame = &mut self.frame;
+        frame.columns.extend_from_slice(&payload.columns);
+        put(&mut frame.columns, pops);
+        let hashes = payload.hashes.iter().map(|hash| hash.as_u64().to_le_bytes());
+        frame.hashes.extend(hashes.flatten());
+        frame.runs += 1;
+        frame.parts += payload.parts;
+        frame.candidates += payload.candidates;
+    }
+
+    fn close(&mut self, flags: u8) -> ForestFrame {
+        let frame = std::mem::take(&mut self.frame);
+        let begins = !std::mem::replace(&mut self.is_begun, true);
+        let mut payload = Vec::with_capacity(frame.bytes() + 16);
+        payload.push(flags | if begins { BEGINS } else { 0 });
+        if begins {
+            put(&mut payload, self.holders.len() as u64);
+            let mut next = 0;
+            for number in &self.holders {
+                put(&mut payload, u64::from(*number) - next);
+                next = u64::from(*number) + 1;
+            }
+        }
+        put(&mut payload, frame.runs);
+        payload.extend_from_slice(&frame.columns);
+        payload.extend_from_slice(&frame.hashes);
+        ForestFrame {
+            payload,
+            runs: frame.runs,
+            blocks: frame.hashes.len() as u64 / 8,
+        }
+    }
+}
+
+impl Frame {
+    fn bytes(&self) -> usize {
+        self.columns.len() + self.hashes.len()
+    }
+
+    fn has_no_room_for(&self, run: &Encoded) -> bool {
+        self.parts + run.parts > PARTS_MAX || self.candidates + run.candidates > CANDIDATES_MAX
+    }
+}
+
+/// Writes which of the candidates have how much of a run, in the shorter form.
+fn put_changes(columns: &mut Vec<u8>, len: usize, candidates: usize, taken: &[Taken]) {
+    let lacks = |part: &HolderPart| (len - usize::from(part.blocks)) as u64;
+    let whole = taken.iter().filter(|(_, part)| lacks(part) == 0).count();
+    let mut next = 0;
+    let mut put_change = |columns: &mut Vec<u8>, place: usize, lacks: u64| {
+        put(columns, (place - next) as u64);
+        put(columns, lacks);
+        next = place + 1;
+    };
+    if candidates - whole > taken.len() {
+        put(columns, (taken.len() as u64) << 1 | ONLY);
+        for (place, part) in taken {
+            put_change(columns, *place, lacks(part));
+        }
+        return;
+    }
+    put(columns, ((candidates - whole) as u64) << 1 | EXCEPT);
+    let mut taken = taken.iter().peekable();
+    for place in 0..candidates {
+        let own = taken.next_if(|(own, _)| *own == place);
+        let lacking = own.map_or(len as u64, |(_, part)| lacks(part));
+        if lacking > 0 {
+            put_change(columns, place, lacking - 1);
+        }
+    }
+}

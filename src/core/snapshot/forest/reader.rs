@@ -1,0 +1,300 @@
+//! Reading a forest from an untrusted file.
+
+use crate::hash::{Position, SequenceHash};
+use crate::index::{HolderPart, RestoredRun};
+use crate::trie::OutlineReader;
+
+use super::bytes::Bytes;
+use super::{BEGINS, CANDIDATES_MAX, ENDS, ForestError, ONLY, PARTS_MAX, PATH_ENTRIES_MAX, RUN_BLOCKS_MAX};
+
+/// The checked runs of one frame, and the parts that holders have of them.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ForestChunk {
+    runs: Vec<Run>,
+    hashes: Vec<SequenceHash>,
+    /// By holder; of each in the order of the runs.
+    parts: Vec<Part>,
+    /// How many holders were looked at for them.
+    candidates: usize,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Run {
+    position: u32,
+    parent: Option<SequenceHash>,
+    /// Where its hashes begin.
+    first: usize,
+    len: u16,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Part {
+    holder: u32,
+    run: u32,
+    blocks: u16,
+}
+
+impl ForestChunk {
+    /// How many runs there are.
+    pub fn runs(&self) -> usize {
+        self.runs.len()
+    }
+
+    /// How many distinct blocks there are.
+    pub fn blocks(&self) -> usize {
+        self.hashes.len()
+    }
+
+    /// About how many bytes the chunk takes in memory.
+    pub fn bytes(&self) -> usize {
+        self.runs.len() * size_of::<Run>() + self.hashes.len() * 8 + self.parts.len() * size_of::<Part>()
+    }
+
+    /// The runs of each holder, by the holder's number. Parents come before children.
+    pub fn holders(&self) -> impl Iterator<Item = (u32, impl Iterator<Item = RestoredRun<'_>>)> {
+        let by_holder = self.parts.chunk_by(|one, other| one.holder == other.holder);
+        by_holder.filter_map(|parts| {
+            let number = parts.first()?.holder;
+            Some((number, parts.iter().filter_map(|part| self.restored(*part))))
+        })
+    }
+
+    fn restored(&self, part: Part) -> Option<RestoredRun<'_>> {
+        let run = self.runs.get(part.run as usize)?;
+        let end = run.first + usize::from(part.blocks);
+        Some(RestoredRun {
+            position: run.position,
+            parent: run.parent,
+            hashes: self.hashes.get(run.first..end)?,
+        })
+    }
+}
+
+/// Follows the forests of one file from frame to frame.
+#[derive(Debug, Default)]
+pub(in super::super) struct ForestReader {
+    forest: Option<Forest>,
+}
+
+/// A forest that has begun.
+#[derive(Debug)]
+struct Forest {
+    /// The holders' numbers, sorted.
+    holders: Vec<u32>,
+    outline: OutlineReader,
+    levels: Vec<Level>,
+    /// Runs on the path, plus their holders.
+    path_entries: usize,
+    /// The hashes on the path.
+    path: Vec<SequenceHash>,
+}
+
+/// A run on the path.
+#[derive(Debug)]
+struct Level {
+    start: usize,
+    /// How many of its blocks children can still branch off.
+    len: usize,
+    parts: Vec<HolderPart>,
+}
+
+impl ForestReader {
+    /// Whether a forest has begun and not ended.
+    pub(in super::super) fn is_open(&self) -> bool {
+        self.forest.is_some()
+    }
+
+    /// Reads a frame's payload; `holders` is how many walked holders the file has named so far.
+    pub(in super::super) fn read(
+        &mut self,
+        payload: &[u8],
+        holders: u32,
+    ) -> Result<ForestChunk, ForestError> {
+        let mut bytes = Bytes(payload);
+        let flags = bytes.byte()?;
+        let begins = flags & BEGINS != 0;
+        if flags & !(BEGINS | ENDS) != 0 || begins == self.is_open() {
+            return Err(ForestError::Flags { flags });
+        }
+        let mut forest = match self.forest.take() {
+            Some(forest) => forest,
+            None => Forest::begin(&mut bytes, holders)?,
+        };
+        let chunk = forest.read(&mut bytes)?;
+        if flags & ENDS != 0 {
+            forest.outline.finish()?;
+        } else {
+            self.forest = Some(forest);
+        }
+        Ok(chunk)
+    }
+}
+
+impl Forest {
+    fn begin(bytes: &mut Bytes<'_>, known: u32) -> Result<Self, ForestError> {
+        let known = known as usize;
+        let count = bytes.at_most(known, "the number of holders")?;
+        let mut holders = Vec::new();
+        let mut next = 0;
+        for _ in 0..count {
+            let most = known.saturating_sub(next + 1);
+            let number = next + bytes.at_most(most, "the distance between holders")?;
+            if number >= known {
+                return Err(ForestError::OutOfRange {
+                    what: "the number of a holder",
+                    number: number as u64,
+                    most,
+                });
+            }
+            // Below `known`, which is a u32.
+            holders.push(u32::try_from(number).unwrap_or(u32::MAX));
+            next = number + 1;
+        }
+        Ok(Self {
+            holders,
+            outline: OutlineReader::new(PATH_ENTRIES_MAX as u64),
+            levels: Vec::new(),
+            path_entries: 0,
+            path: Vec::new(),
+        })
+    }
+
+    fn read(&mut self, bytes: &mut Bytes<'_>) -> Result<ForestChunk, ForestError> {
+        let mut chunk = ForestChunk::default();
+        let mut blocks = 0;
+        let count = bytes.number()?;
+        for run in 0..count {
+            // A run has several bytes of a payload that is shorter than that.
+            let number = u32::try_from(run).map_err(|_| ForestError::Cut)?;
+            let len = self.read_run(bytes, number, blocks, &mut chunk)?;
+            blocks += len;
+        }
+        if bytes.0.len() != blocks * 8 {
+            let bytes = bytes.0.len();
+            return Err(ForestError::Hashes { blocks, bytes });
+        }
+        let (hashes, _) = bytes.0.as_chunks::<8>();
+        chunk
+            .hashes
+            .extend(hashes.iter().map(|hash| SequenceHash(u64::from_le_bytes(*hash))));
+        self.find_parents(&mut chunk);
+        // Stable: each holder's parts stay in the order of the runs.
+        chunk.parts.sort_by_key(|part| part.holder);
+        Ok(chunk)
+    }
+
+    /// Reads a run's columns; gives its length.
+    fn read_run(
+        &mut self,
+        bytes: &mut Bytes<'_>,
+        number: u32,
+        first: usize,
+        chunk: &mut ForestChunk,
+    ) -> Result<usize, ForestError> {
+        let (start, candidates) = self.candidates(bytes)?;
+        let len = 1 + bytes.at_most(RUN_BLOCKS_MAX - 1, "the length of a run")?;
+        let position = u32::try_from(start).map_err(|_| ForestError::Position)?;
+        if (start + len) as u64 > Position::MAX.as_u64() + 1 {
+            return Err(ForestError::Position);
+        }
+        let parts = read_changes(bytes, len, &candidates)?;
+        chunk.candidates += candidates.len();
+        if chunk.parts.len() + parts.len() > PARTS_MAX || chunk.candidates > CANDIDATES_MAX {
+            return Err(ForestError::TooManyParts);
+        }
+        let entries = self.path_entries + 1 + parts.len();
+        if entries + start + len > PATH_ENTRIES_MAX {
+            return Err(ForestError::TooWide);
+        }
+        chunk.runs.push(Run {
+            position,
+            parent: None,
+            first,
+            // At most `RUN_BLOCKS_MAX`.
+            len: u16::try_from(len).unwrap_or(u16::MAX),
+        });
+        chunk.parts.extend(parts.iter().map(|part| Part {
+            holder: part.holder,
+            run: number,
+            blocks: part.blocks,
+        }));
+        self.path_entries = entries;
+        self.levels.push(Level { start, len, parts });
+        let pops = bytes.number()?;
+        self.outline.take(pops)?;
+        for _ in 0..pops {
+            if let Some(level) = self.levels.pop() {
+                self.path_entries -= 1 + level.parts.len();
+            }
+        }
+        Ok(len)
+    }
+
+    /// The position of the next run, and the holders that can have some of it.
+    fn candidates(&mut self, bytes: &mut Bytes<'_>) -> Result<(usize, Vec<u32>), ForestError> {
+        let Some(parent) = self.levels.last_mut() else {
+            return Ok((0, self.holders.clone()));
+        };
+        let behind = bytes.at_most(parent.len - 1, "the distance of a branch from its parent's end")?;
+        let branch = parent.len - 1 - behind;
+        parent.len = branch + 1;
+        let has_branch = |part: &&HolderPart| usize::from(part.blocks) > branch;
+        let candidates = parent.parts.iter().filter(has_branch).map(|part| part.holder);
+        Ok((parent.start + branch + 1, candidates.collect()))
+    }
+
+    /// Follows the path through the hashes, to tell which one each run follows.
+    fn find_parents(&mut self, chunk: &mut ForestChunk) {
+        for run in &mut chunk.runs {
+            self.path.truncate(run.position as usize);
+            run.parent = self.path.last().copied();
+            let own = chunk.hashes.get(run.first..run.first + usize::from(run.len));
+            self.path.extend_from_slice(own.unwrap_or_default());
+        }
+    }
+}
+
+/// How many blocks of a run each candidate has.
+fn read_changes(
+    bytes: &mut Bytes<'_>,
+    len: usize,
+    candidates: &[u32],
+) -> Result<Vec<HolderPart>, ForestError> {
+    let most = candidates.len().saturating_mul(2) + 1;
+    let head = bytes.at_most(most, "the number of changes")?;
+    let is_only = (head & 1) as u64 == ONLY;
+    let mut parts = Vec::new();
+    let mut rest = candidates;
+    for _ in 0..head >> 1 {
+        let most = rest.len().checked_sub(1).ok_or(ForestError::OutOfRange {
+            what: "the number of changes",
+            number: head as u64 >> 1,
+            most: candidates.len(),
+        })?;
+        let gap = bytes.at_most(most, "the distance between changes")?;
+        let lacks = bytes.at_most(len - 1, "what a holder lacks")?;
+        let (passed, from) = rest.split_at(gap);
+        if !is_only {
+            parts.extend(passed.iter().filter_map(|holder| part(*holder, len)));
+        }
+        let Some((holder, after)) = from.split_first() else {
+            return Err(ForestError::Cut);
+        };
+        let lacks = if is_only { lacks } else { lacks + 1 };
+        parts.extend(part(*holder, len - lacks));
+        rest = after;
+    }
+    if !is_only {
+        parts.extend(rest.iter().filter_map(|holder| part(*holder, len)));
+    }
+    if parts.iter().any(|part| usize::from(part.blocks) == len) {
+        Ok(parts)
+    } else {
+        Err(ForestError::Unheld)
+    }
+}
+
+fn part(holder: u32, blocks: usize) -> Option<HolderPart> {
+    let blocks = u16::try_from(blocks).ok().filter(|blocks| *blocks > 0)?;
+    Some(HolderPart { holder, blocks })
+}

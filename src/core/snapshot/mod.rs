@@ -1,0 +1,201 @@
+//! The snapshot file format: what `dump_events` gives of a whole index, compactly.
+//!
+//! [`dump_events`](crate::index::HolderWriter::dump_events) is the public way to get a holder's blocks as events. A snapshot holds the
+//! same for all holders, and beside it the cursor of each: its epoch and the number of its last applied batch. `kvatlas snapshot export`
+//! prints a file as JSON lines.
+//!
+//! # Layout
+//!
+//! All numbers are little-endian.
+//!
+//! ```text
+//! offset  bytes
+//!      0      8  magic "KVATLSNP"
+//!      8      4  format version, 3
+//!     12      8  when the snapshot was begun, microseconds since the Unix epoch
+//!     20      8  XXH3-64 of bytes 0 to 19
+//!     28         one Zstandard frame, to the end of the file. In it, one after the other:
+//!
+//!            4  length of the payload, at most 64 MiB
+//!            1  kind: 1 holder, 2 batch, 3 end, 4 stream, 5 forest
+//!            n  payload
+//!            8  XXH3-64 of length, kind and payload, with the frame's number (from 0) as seed
+//! ```
+//!
+//! | frame | payload | place |
+//! |---|---|---|
+//! | stream | MessagePack map [`StreamCursor`]: how far a JetStream stream is surely part of the snapshot | before the first holder |
+//! | holder | MessagePack map [`HolderFrame`]: name, cursor, reasons for doubt | before its blocks |
+//! | batch | an [`EventBatch`](crate::wire::EventBatch) of the wire contract; parents come before their children | after its holder |
+//! | forest | blocks of many holders, each distinct block once; see [`forest`] | after the frames of its holders |
+//! | end | MessagePack map [`SnapshotTotals`]: counts of what came before | last; a file without it is truncated |
+//!
+//! - A regular holder (no hole, one tier, the contract's names) has its blocks in a forest. Its frame says so ([`InForest`]), and no batch
+//!   follows it.
+//! - Any other holder has batches: the events of `dump_events`.
+//! - A holder can come twice. The later frame replaces the earlier one. A writer uses this to correct a holder that has changed in a way
+//!   that a forest cannot express.
+//!
+//! # Damage
+//!
+//! The frame's number seeds the checksum, so lost, repeated and swapped frames are found, too. The checksum covers the bytes before
+//! compression. Whatever a damaged file decompresses to, the checksum finds it.
+//!
+//! A compressor looks back over at most 16 MiB. A reader grants the decompressor a window of that size and no more.
+//!
+//! Readers refuse every version but their own ([`SnapshotError::Version`]).
+
+pub mod forest;
+mod reader;
+mod summary;
+mod writer;
+
+#[cfg(test)]
+mod tests;
+
+use serde::{Deserialize, Serialize};
+
+use crate::index::{Hashing, NamespaceSettings};
+use crate::wire::{NamespaceName, Rank, Tier, WorkerName};
+
+pub use reader::{Frame, SnapshotError, SnapshotReader};
+pub use summary::{HolderSummary, SnapshotContent, SnapshotSummary, summarise, verify};
+pub use writer::SnapshotWriter;
+
+/// The first bytes of every snapshot.
+const MAGIC: [u8; 8] = *b"KVATLSNP";
+/// The version that this build writes and reads. Must change with every incompatible change of the format.
+pub const FORMAT_VERSION: u32 = 3;
+/// Bytes before the first frame.
+const HEADER_BYTES: usize = 28;
+/// Longest payload of a frame, in bytes. A reader takes no more memory than this for a frame, whatever the file says.
+pub const FRAME_BYTES_MAX: usize = 64 << 20;
+/// Most bytes of a decompressed snapshot: some billions of blocks. It bounds how long a small file can keep a reader busy.
+pub const CONTENT_BYTES_MAX: u64 = 64 << 30;
+/// How far the compressor looks back, as a power of two.
+const WINDOW_LOG: u32 = 24;
+/// Most stream frames.
+const STREAMS_MAX: u64 = 64;
+
+/// Kinds of frames. The numbers must be kept stable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+enum FrameKind {
+    Holder = 1,
+    Batch = 2,
+    End = 3,
+    Stream = 4,
+    Forest = 5,
+}
+
+/// How far a JetStream stream is surely part of a snapshot. Every message up to `sequence` has been applied to the holders, and some later
+/// ones.
+///
+/// Replaying the messages after it, in order, completes the state. Batch numbers tell which batches the snapshot has already.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StreamCursor {
+    /// The stream's name.
+    pub stream: String,
+    /// When the stream was created, in microseconds since the Unix epoch. It tells a stream from a later one of the same name, which counts
+    /// its messages anew.
+    pub created_us: u64,
+    /// Sequence number of the last message that is surely part of the snapshot; 0 where none is.
+    pub sequence: u64,
+    /// Digest of that message ([`message_digest`]). It tells the stream from an older copy of itself that has grown again. Absent where
+    /// the message was not read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub digest: Option<u64>,
+}
+
+/// What a message of a stream is recognised by: XXH3-64 of its subject, a zero byte and its payload.
+pub fn message_digest(subject: &str, payload: &[u8]) -> u64 {
+    let mut hasher = xxhash_rust::xxh3::Xxh3::new();
+    hasher.update(subject.as_bytes());
+    hasher.update(&[0]);
+    hasher.update(payload);
+    hasher.digest()
+}
+
+/// A holder whose blocks follow.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HolderFrame {
+    /// The namespace.
+    pub namespace: NamespaceName,
+    /// The worker.
+    pub worker: WorkerName,
+    /// Its data-parallel rank.
+    pub rank: Rank,
+    /// Epoch of the last batch that the blocks reflect.
+    pub epoch: u64,
+    /// Number of that batch.
+    pub seq: u64,
+    /// Why the state was not certain: the bits of [`DegradedReasons`](crate::wire::DegradedReasons).
+    pub degraded_bits: u32,
+    /// How many blocks the holder held.
+    pub blocks: u64,
+    /// Which chain the blocks are keyed by: the engine's, or the daemon's own.
+    #[serde(default)]
+    pub hashing: Hashing,
+    /// Tokens in a block; 0 where the snapshot does not say.
+    #[serde(default)]
+    pub block_size: u32,
+    /// Whether the holder's hashes were not the contract's chain.
+    #[serde(default)]
+    pub foreign_chain: bool,
+    /// High-water mark of the publisher's clock over the batches in the blocks, in microseconds since the Unix epoch. 0 where no batch has a
+    /// time; absent where the mark is not known.
+    #[serde(default)]
+    pub made_us: Option<u64>,
+    /// The holder's place in the forests, where its blocks come in one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub forest: Option<InForest>,
+}
+
+/// A holder whose blocks are in a forest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InForest {
+    /// Its number among the file's holders with blocks in a forest, from 0.
+    pub number: u32,
+    /// The tier that holds all its blocks.
+    pub tier: Tier,
+}
+
+impl HolderFrame {
+    /// Whether queries in a namespace with these settings find the blocks: both must use the same chain, of blocks of the same size.
+    pub fn fits(&self, settings: &NamespaceSettings) -> bool {
+        // Names of the engine's own say nothing about the size of a block.
+        let is_unknown = self.block_size == 0 && self.hashing == Hashing::Engine;
+        self.hashing == settings.hashing && (is_unknown || self.block_size == settings.block_size.as_u32())
+    }
+}
+
+/// What a whole snapshot holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct SnapshotTotals {
+    /// Holder frames.
+    pub holders: u64,
+    /// Batch frames.
+    pub batches: u64,
+    /// Blocks, summed over the holder frames.
+    pub blocks: u64,
+    /// Runs of blocks in forests.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub forest_runs: u64,
+    /// Distinct blocks in forests.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub forest_blocks: u64,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde asks for a reference")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
+/// The checksum of a frame.
+fn frame_checksum(number: u64, length: [u8; 4], kind: u8, payload: &[u8]) -> u64 {
+    let mut hasher = xxhash_rust::xxh3::Xxh3::with_seed(number);
+    hasher.update(&length);
+    hasher.update(&[kind]);
+    hasher.update(payload);
+    hasher.digest()
+}

@@ -1,0 +1,100 @@
+//! Summaries of a snapshot, and the check that it is whole.
+
+use std::io::Read;
+
+use serde::Serialize;
+
+use crate::wire::{EventBatch, WireLimits};
+
+use super::{
+    FORMAT_VERSION, Frame, HolderFrame, SnapshotError, SnapshotReader, SnapshotTotals, StreamCursor,
+};
+
+/// Most holders that a summary lists. More than a daemon can have; keeps a hostile file from filling the memory.
+const SUMMARY_HOLDERS_MAX: usize = 1 << 20;
+
+/// The content of a whole snapshot, without its holders.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct SnapshotContent {
+    /// Version of the format.
+    pub version: u32,
+    /// When it was begun, in microseconds since the Unix epoch.
+    pub created_us: u64,
+    /// How far streams are part of it.
+    pub streams: Vec<StreamCursor>,
+    /// Counts over all holders.
+    pub totals: SnapshotTotals,
+}
+
+/// One holder of a snapshot.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct HolderSummary {
+    /// The holder and its cursor.
+    #[serde(flatten)]
+    pub holder: HolderFrame,
+    /// Batches that rebuild it.
+    pub batches: u64,
+}
+
+/// The content of a whole snapshot.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct SnapshotSummary {
+    /// All but the holders.
+    #[serde(flatten)]
+    pub content: SnapshotContent,
+    /// The holders, in the file's order.
+    pub holders: Vec<HolderSummary>,
+}
+
+/// Reads a snapshot to its end and checks everything in it, every event included, within `limits`. Takes no more memory than
+/// [`SnapshotReader`].
+pub fn verify<R: Read>(input: R, limits: &WireLimits) -> Result<SnapshotContent, SnapshotError> {
+    read_whole(input, limits, |_| Ok(()))
+}
+
+/// As [`verify`], and lists the holders.
+pub fn summarise<R: Read>(input: R, limits: &WireLimits) -> Result<SnapshotSummary, SnapshotError> {
+    let mut holders: Vec<HolderSummary> = Vec::new();
+    let content = read_whole(input, limits, |frame| {
+        match frame {
+            Frame::Stream(_) | Frame::Forest(_) => {}
+            Frame::Holder(_) if holders.len() == SUMMARY_HOLDERS_MAX => return Err(SnapshotError::TooLong),
+            Frame::Holder(holder) => holders.push(HolderSummary { holder, batches: 0 }),
+            Frame::Batch(_) => {
+                if let Some(holder) = holders.last_mut() {
+                    holder.batches += 1;
+                }
+            }
+        }
+        Ok(())
+    })?;
+    Ok(SnapshotSummary { content, holders })
+}
+
+fn read_whole<R: Read>(
+    input: R,
+    limits: &WireLimits,
+    mut take: impl FnMut(Frame) -> Result<(), SnapshotError>,
+) -> Result<SnapshotContent, SnapshotError> {
+    let mut reader = SnapshotReader::new(input)?;
+    let mut streams = Vec::new();
+    while let Some(frame) = reader.next_frame()? {
+        match &frame {
+            Frame::Stream(cursor) => streams.push(cursor.clone()),
+            Frame::Holder(_) | Frame::Forest(_) => {}
+            Frame::Batch(payload) => {
+                EventBatch::decode(payload, limits).map_err(|error| SnapshotError::Undecodable {
+                    frame: reader.frames() - 1,
+                    reason: error.to_string(),
+                })?;
+            }
+        }
+        take(frame)?;
+    }
+    Ok(SnapshotContent {
+        version: FORMAT_VERSION,
+        created_us: reader.created_us(),
+        streams,
+        totals: reader.totals(),
+    })
+}

@@ -1,0 +1,176 @@
+//! Replies: what they mean, and their bytes.
+
+use kvatlas_core::wire::{
+    BatchReply, DegradedReason, DegradedReasons, DropOut, ErrorBody, Gathered, HolderMatch,
+    HolderStatusReply, QueryReply, QueryResult, StatusReply, WorkerName,
+};
+use serde_json::{Value, json};
+
+use super::{hex, lineage_chain};
+
+fn holder(worker: &str, rank: u32, matched_blocks: u32) -> HolderMatch {
+    HolderMatch {
+        worker: WorkerName::new(worker).unwrap(),
+        rank,
+        matched_blocks,
+        matched_blocks_max: None,
+        exact: true,
+        degraded: DegradedReasons::default(),
+        dropped_out: None,
+    }
+}
+
+fn reply(holders: Vec<HolderMatch>) -> QueryReply {
+    QueryReply {
+        behind_us: 0,
+        v: 1,
+        query_blocks: 2,
+        holders_total: u32::try_from(holders.len()).unwrap(),
+        holders,
+        foreign_holders: 0,
+        gathered: None,
+        unseen_blocks_max: 0,
+    }
+}
+
+fn words(reasons: DegradedReasons) -> Vec<&'static str> {
+    reasons.iter().map(DegradedReason::as_str).collect()
+}
+
+fn gathered_meaning(gathered: Option<&Gathered>) -> Option<Value> {
+    gathered.map(|gathered| json!({ "shards": gathered.shards, "missing": gathered.missing }))
+}
+
+/// A holder with every field, whatever the payload leaves out.
+fn holder_meaning(holder: &HolderMatch) -> Value {
+    let drop_out = holder.dropped_out.as_ref().map(|drop_out| {
+        json!({
+            "position": drop_out.position,
+            "lineage_hash": hex(&drop_out.lineage_hash.to_be_bytes()),
+            "other_holders": drop_out.other_holders,
+        })
+    });
+    json!({
+        "worker": holder.worker.as_str(),
+        "rank": holder.rank,
+        "matched_blocks": holder.matched_blocks,
+        "matched_blocks_max": holder.blocks_max(),
+        "exact": holder.exact,
+        "degraded": words(holder.degraded),
+        "dropped_out": drop_out,
+    })
+}
+
+fn reply_meaning(reply: &QueryReply) -> Value {
+    json!({
+        "query_blocks": reply.query_blocks,
+        "holders": reply.holders.iter().map(holder_meaning).collect::<Vec<_>>(),
+        "holders_total": reply.holders_total,
+        "foreign_holders": reply.foreign_holders,
+        "unseen_blocks_max": reply.unseen_blocks_max,
+        "gathered": gathered_meaning(reply.gathered.as_ref()),
+    })
+}
+
+pub(super) fn query_replies() -> Vec<Value> {
+    let doubted = HolderMatch {
+        exact: false,
+        degraded: DegradedReasons::of(DegradedReason::Gap).with(DegradedReason::Resyncing),
+        dropped_out: Some(DropOut {
+            position: 1,
+            lineage_hash: lineage_chain()[1],
+            other_holders: 3,
+        }),
+        ..holder("gpu-1", 5, 1)
+    };
+    let compressed = QueryReply {
+        query_blocks: 4096,
+        unseen_blocks_max: 63,
+        ..reply(vec![HolderMatch {
+            matched_blocks_max: Some(127),
+            ..holder("gpu-0", 0, 64)
+        }])
+    };
+    let gathered = QueryReply {
+        holders_total: 9,
+        foreign_holders: 2,
+        gathered: Some(Gathered {
+            shards: 3,
+            missing: vec![1],
+        }),
+        ..reply(vec![holder("gpu-0", 0, 2)])
+    };
+    let vector = |name: &str, reply: &QueryReply| {
+        let payload = reply.encode();
+        assert_eq!(&QueryReply::decode(&payload).unwrap(), reply);
+        json!({ "name": name, "meaning": reply_meaning(reply), "payload": hex(&payload) })
+    };
+    vec![
+        vector("nobody", &reply(Vec::new())),
+        vector(
+            "one exact, one degraded and explained",
+            &reply(vec![holder("gpu-0", 0, 2), doubted]),
+        ),
+        vector("bounds", &compressed),
+        vector("gathered from shards", &gathered),
+    ]
+}
+
+pub(super) fn query_batch_replies() -> Vec<Value> {
+    let error = ErrorBody {
+        code: 413,
+        text: "too long".to_owned(),
+    };
+    let found = reply(vec![holder("gpu-0", 0, 2)]);
+    let meaning = json!({ "results": [{ "reply": reply_meaning(&found) }, { "error": { "code": 413, "text": "too long" } }] });
+    let both = BatchReply {
+        v: 1,
+        results: vec![QueryResult::Reply(found), QueryResult::Error(error)],
+    };
+    let payload = both.encode();
+    assert_eq!(BatchReply::decode(&payload).unwrap(), both);
+    vec![json!({ "name": "one reply and one error", "meaning": meaning, "payload": hex(&payload) })]
+}
+
+pub(super) fn status_replies() -> Vec<Value> {
+    let holder = HolderStatusReply {
+        worker: WorkerName::new("gpu-0").unwrap(),
+        rank: 1,
+        epoch: 1_800_000_000_000_000,
+        seq: 42,
+        blocks: 70_000,
+        parked_events: 2,
+        foreign_chain: true,
+        exact: false,
+        degraded: DegradedReasons::of(DegradedReason::UnknownParent),
+    };
+    let meaning = json!({
+        "block_size": 16,
+        "distinct_blocks": 70_000,
+        "batches_waiting": 3,
+        "holders": [{
+            "worker": holder.worker.as_str(),
+            "rank": holder.rank,
+            "epoch": holder.epoch,
+            "seq": holder.seq,
+            "blocks": holder.blocks,
+            "parked_events": holder.parked_events,
+            "foreign_chain": holder.foreign_chain,
+            "exact": holder.exact,
+            "degraded": words(holder.degraded),
+        }],
+        "gathered": null,
+    });
+    let status = StatusReply {
+        behind_us: 0,
+        v: 1,
+        block_size: 16,
+        distinct_blocks: 70_000,
+        batches_waiting: 3,
+        holders: vec![holder],
+        gathered: None,
+    };
+    let payload = status.encode();
+    assert_eq!(StatusReply::decode(&payload).unwrap(), status);
+    vec![json!({ "name": "one degraded holder", "meaning": meaning, "payload": hex(&payload) })]
+}

@@ -1,0 +1,157 @@
+//! The layout as a stream: for each node, the levels to pop after it.
+
+/// Why a stream is no forest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum OutlineError {
+    /// More nodes were left than entered.
+    #[error("no node is open to be left; leave each node once")]
+    NothingOpen,
+    /// A record pops more levels than are open.
+    #[error("record {record} pops {pops} levels, and only {open} are open; the data is damaged")]
+    PopsTooFar {
+        /// Which record, from 0.
+        record: u64,
+        /// What it says.
+        pops: u64,
+        /// How many levels are open, the record's own included.
+        open: u64,
+    },
+    /// A path is longer than allowed.
+    #[error("record {record} opens more than {depth_max} levels; the data is damaged")]
+    TooDeep {
+        /// Which record, from 0.
+        record: u64,
+        /// The most levels allowed.
+        depth_max: u64,
+    },
+    /// The last record leaves levels open.
+    #[error("{open} levels are open after the last record; the data has been cut")]
+    Cut {
+        /// How many are open.
+        open: u64,
+    },
+}
+
+/// A node of a stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OutlineRecord<P> {
+    /// What the node carries.
+    pub payload: P,
+    /// How many levels to pop after the node: 0 if its first child comes next, else the `num_parents` of the layout.
+    pub pops: u64,
+}
+
+/// Turns a walk, given as nodes that are entered and left, into records. It holds one node back: the next node tells how many levels to
+/// pop after it.
+#[derive(Debug, Clone)]
+pub struct Outline<P> {
+    held: Option<P>,
+    open: u64,
+    pops: u64,
+}
+
+impl<P> Default for Outline<P> {
+    fn default() -> Self {
+        Self {
+            held: None,
+            open: 0,
+            pops: 0,
+        }
+    }
+}
+
+impl<P> Outline<P> {
+    /// An outline without nodes.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Opens a node below the open one, or a root, and gives the record of the node entered before, if any.
+    pub fn enter(&mut self, payload: P) -> Option<OutlineRecord<P>> {
+        self.open += 1;
+        let pops = std::mem::take(&mut self.pops);
+        let before = self.held.replace(payload)?;
+        Some(OutlineRecord {
+            payload: before,
+            pops,
+        })
+    }
+
+    /// Ends the open node's subtree.
+    ///
+    /// # Errors
+    ///
+    /// If no node is open.
+    pub fn leave(&mut self) -> Result<(), OutlineError> {
+        self.open = self.open.checked_sub(1).ok_or(OutlineError::NothingOpen)?;
+        self.pops += 1;
+        Ok(())
+    }
+
+    /// Leaves what is open, and gives the last record, if there was any node.
+    #[must_use]
+    pub fn finish(self) -> Option<OutlineRecord<P>> {
+        let payload = self.held?;
+        Some(OutlineRecord {
+            payload,
+            pops: self.pops + self.open,
+        })
+    }
+}
+
+/// Follows the pops of records from elsewhere, and tells each record's depth.
+#[derive(Debug, Clone)]
+pub struct OutlineReader {
+    depth_max: u64,
+    /// Levels open before the next record.
+    open: u64,
+    records: u64,
+}
+
+impl OutlineReader {
+    /// A reader that allows paths of up to `depth_max` nodes.
+    #[must_use]
+    pub fn new(depth_max: u64) -> Self {
+        Self {
+            depth_max,
+            open: 0,
+            records: 0,
+        }
+    }
+
+    /// Takes the next record's pops, and gives its depth; roots have 1.
+    ///
+    /// # Errors
+    ///
+    /// If it lies too deep, or pops more levels than are open.
+    pub fn take(&mut self, pops: u64) -> Result<u64, OutlineError> {
+        let record = self.records;
+        if self.open >= self.depth_max {
+            return Err(OutlineError::TooDeep {
+                record,
+                depth_max: self.depth_max,
+            });
+        }
+        let depth = self.open + 1;
+        self.open = depth.checked_sub(pops).ok_or(OutlineError::PopsTooFar {
+            record,
+            pops,
+            open: depth,
+        })?;
+        self.records += 1;
+        Ok(depth)
+    }
+
+    /// Makes sure that the last record was the last.
+    ///
+    /// # Errors
+    ///
+    /// If levels are open.
+    pub fn finish(self) -> Result<(), OutlineError> {
+        match self.open {
+            0 => Ok(()),
+            open => Err(OutlineError::Cut { open }),
+        }
+    }
+}

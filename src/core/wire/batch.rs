@@ -1,0 +1,125 @@
+//! Event batches: what a publisher sends.
+
+use serde::{Deserialize, Deserializer};
+
+use super::entries::{Entries, Message, serialize_entries};
+use super::error::DecodeError;
+use super::event::Event;
+use super::human::deserialize_fields;
+use super::limits::WireLimits;
+use super::name::Rank;
+use super::reader::{Reader, check_version, set_once};
+use super::tier::Tier;
+use super::writer::encode;
+
+/// One message on an events subject: a gap-free numbered list of changes of one holder.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EventBatch {
+    /// The publisher's incarnation. A higher one replaces all that the holder had.
+    pub epoch: u64,
+    /// Number of the batch in its epoch: 1, 2, 3, … without a gap. Every batch has one, a heartbeat too.
+    pub seq: u64,
+    /// Data-parallel rank of the holder.
+    pub rank: Rank,
+    /// When the publisher made the batch, in microseconds since the Unix epoch.
+    ///
+    /// Gives the lag. It also tells a redelivered batch from one of a publisher that restarted in the same epoch and counts from 1
+    /// again: the restarted one is later than every batch before.
+    pub time_us: Option<u64>,
+    /// The tier that the stored and removed blocks lie in; [`Tier::DEVICE`] where it is absent.
+    pub tier: Tier,
+    /// The changes, applied in this order. None at all makes the batch a heartbeat.
+    pub events: Vec<Event>,
+}
+
+impl EventBatch {
+    /// The payload for an events subject.
+    pub fn encode(&self) -> Vec<u8> {
+        encode(self)
+    }
+
+    /// Decodes a payload within `limits`.
+    ///
+    /// # Errors
+    ///
+    /// [`DecodeError`] if it is no batch of this version, or exceeds a limit.
+    pub fn decode(payload: &[u8], limits: &WireLimits) -> Result<Self, DecodeError> {
+        let mut reader = Reader::new(payload, limits.message_bytes_max)?;
+        let mut fields = BatchFields::default();
+        reader.map("the batch", |reader, key| fields.read(reader, key, limits))?;
+        reader.finish()?;
+        fields.into_batch()
+    }
+}
+
+impl Message for EventBatch {
+    fn write<E: Entries>(&self, entries: &mut E) -> Result<(), E::Error> {
+        entries.number("v", super::PROTOCOL_VERSION)?;
+        entries.number("epoch", self.epoch)?;
+        entries.number("seq", self.seq)?;
+        entries.number("rank", u64::from(self.rank))?;
+        entries.optional_number("time_us", self.time_us)?;
+        if self.tier != Tier::DEVICE {
+            entries.number("tier", u64::from(self.tier.as_u8()))?;
+        }
+        entries.maps("events", &self.events)
+    }
+}
+
+/// All fields that a batch may have, as they come in.
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct BatchFields {
+    v: Option<u64>,
+    epoch: Option<u64>,
+    seq: Option<u64>,
+    rank: Option<Rank>,
+    time_us: Option<Option<u64>>,
+    tier: Option<Tier>,
+    events: Option<Vec<Event>>,
+}
+
+impl BatchFields {
+    fn read(&mut self, reader: &mut Reader<'_>, key: &[u8], limits: &WireLimits) -> Result<(), DecodeError> {
+        match key {
+            b"v" => set_once(&mut self.v, "v", reader.unsigned("v")?),
+            b"epoch" => set_once(&mut self.epoch, "epoch", reader.unsigned("epoch")?),
+            b"seq" => set_once(&mut self.seq, "seq", reader.unsigned("seq")?),
+            b"rank" => set_once(&mut self.rank, "rank", reader.unsigned_32("rank")?),
+            b"time_us" => set_once(&mut self.time_us, "time_us", reader.optional_unsigned("time_us")?),
+            b"tier" => set_once(&mut self.tier, "tier", Tier::decode(reader)?),
+            b"events" => set_once(&mut self.events, "events", decode_events(reader, limits)?),
+            _ => reader.skip(),
+        }
+    }
+
+    fn into_batch(self) -> Result<EventBatch, DecodeError> {
+        check_version(self.v)?;
+        let seq = self.seq.ok_or(DecodeError::Missing { field: "seq" })?;
+        if seq == 0 {
+            return Err(DecodeError::Combination(
+                "seq is 0; number the batches of an epoch from 1",
+            ));
+        }
+        Ok(EventBatch {
+            epoch: self.epoch.ok_or(DecodeError::Missing { field: "epoch" })?,
+            seq,
+            rank: self.rank.unwrap_or_default(),
+            time_us: self.time_us.flatten(),
+            tier: self.tier.unwrap_or_default(),
+            events: self.events.unwrap_or_default(),
+        })
+    }
+}
+fn decode_events(reader: &mut Reader<'_>, limits: &WireLimits) -> Result<Vec<Event>, DecodeError> {
+    let events = reader.array("events", limits.events_max)?;
+    (0..events).map(|_| Event::decode(reader, limits)).collect()
+}
+
+serialize_entries!(EventBatch);
+
+impl<'de> Deserialize<'de> for EventBatch {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserialize_fields(deserializer, BatchFields::into_batch)
+    }
+}

@@ -1,0 +1,296 @@
+//! The entries of a message's map, stated once for every form that it is written in.
+//!
+//! A message writes its entries to an [`Entries`]. Three stand behind that trait: the MessagePack writer, serde (JSON, for people and
+//! for HTTP), and a count, which MessagePack needs in front of a map.
+
+use std::convert::Infallible;
+
+use serde::ser::SerializeMap;
+use serde::{Serialize, Serializer};
+
+use crate::hash::{BlockHash, Position, PositionalLineageHash, SequenceHash, Token};
+
+/// A message, or a part of one, that travels as a map with text keys.
+pub(super) trait Message {
+    /// Writes the entries in their order.
+    fn write<E: Entries>(&self, entries: &mut E) -> Result<(), E::Error>;
+}
+
+/// Takes the entries of a map.
+pub(super) trait Entries {
+    /// Why an entry was not taken.
+    type Error;
+
+    /// Whether entries that say only the default are wanted too. Bytes are saved where machines read.
+    fn wants_defaults(&self) -> bool;
+
+    /// A number.
+    fn number(&mut self, key: &'static str, value: u64) -> Result<(), Self::Error>;
+
+    /// A boolean.
+    fn flag(&mut self, key: &'static str, value: bool) -> Result<(), Self::Error>;
+
+    /// A text.
+    fn text(&mut self, key: &'static str, value: &str) -> Result<(), Self::Error>;
+
+    /// One hash.
+    fn hash(&mut self, key: &'static str, value: SequenceHash) -> Result<(), Self::Error>;
+
+    /// One lineage hash.
+    fn lineage(&mut self, key: &'static str, value: PositionalLineageHash) -> Result<(), Self::Error>;
+
+    /// A list of hashes, tokens or positions: one blob where machines read.
+    fn list<T: ListElement>(&mut self, key: &'static str, list: &[T]) -> Result<(), Self::Error>;
+
+    /// A list of numbers that stays an array.
+    fn numbers(&mut self, key: &'static str, numbers: &[u32]) -> Result<(), Self::Error>;
+
+    /// A list of texts.
+    fn texts<'a>(
+        &mut self,
+        key: &'static str,
+        texts: impl Iterator<Item = &'a str> + Clone,
+    ) -> Result<(), Self::Error>;
+
+    /// A list of blobs.
+    fn blobs(&mut self, key: &'static str, blobs: &[Vec<u8>]) -> Result<(), Self::Error>;
+
+    /// A map within this one.
+    fn map<M: Message>(&mut self, key: &'static str, message: &M) -> Result<(), Self::Error>;
+
+    /// A list of maps.
+    fn maps<M: Message>(&mut self, key: &'static str, messages: &[M]) -> Result<(), Self::Error>;
+
+    /// A text, where there is one.
+    fn optional_text(&mut self, key: &'static str, value: Option<&String>) -> Result<(), Self::Error> {
+        value.map_or(Ok(()), |value| self.text(key, value))
+    }
+
+    /// A number, where there is one.
+    fn optional_number(&mut self, key: &'static str, value: Option<u64>) -> Result<(), Self::Error> {
+        value.map_or(Ok(()), |value| self.number(key, value))
+    }
+}
+
+/// An element of a list that travels as one blob.
+pub(super) trait ListElement: Copy {
+    /// The element as serde writes it.
+    type Text: Serialize;
+
+    /// The element as serde writes it.
+    fn text(self) -> Self::Text;
+
+    /// Appends the element to a blob.
+    fn append(self, blob: &mut Vec<u8>);
+}
+
+macro_rules! list_element {
+    ($element:ty as $text:ty, $to_text:expr, $to_bytes:expr) => {
+        impl ListElement for $element {
+            type Text = $text;
+
+            fn text(self) -> Self::Text {
+                let to_text: fn($element) -> $text = $to_text;
+                to_text(self)
+            }
+
+            fn append(self, blob: &mut Vec<u8>) {
+                let to_bytes: fn($element) -> [u8; size_of::<$element>()] = $to_bytes;
+                blob.extend_from_slice(&to_bytes(self));
+            }
+        }
+    };
+}
+
+// An engine's hash reads like every other hash.
+list_element!(u64 as SequenceHash, SequenceHash, u64::to_le_bytes);
+list_element!(Token as Token, |token| token, Token::to_le_bytes);
+list_element!(Position as u32, Position::as_u32, |position| position
+    .as_u32()
+    .to_le_bytes());
+list_element!(BlockHash as Self, |hash| hash, |hash| hash.as_u64().to_le_bytes());
+list_element!(SequenceHash as Self, |hash| hash, |hash| hash
+    .as_u64()
+    .to_le_bytes());
+list_element!(
+    PositionalLineageHash as Self,
+    |hash| hash,
+    PositionalLineageHash::to_be_bytes
+);
+
+/// How many entries a message's map has in MessagePack.
+pub(super) fn count_entries(message: &impl Message) -> u32 {
+    let mut count = Count(0);
+    let Ok(()) = message.write(&mut count);
+    count.0
+}
+
+struct Count(u32);
+
+impl Count {
+    fn one_more(&mut self) -> Result<(), Infallible> {
+        self.0 += 1;
+        Ok(())
+    }
+}
+
+impl Entries for Count {
+    type Error = Infallible;
+
+    fn wants_defaults(&self) -> bool {
+        false
+    }
+
+    fn number(&mut self, _: &'static str, _: u64) -> Result<(), Infallible> {
+        self.one_more()
+    }
+
+    fn flag(&mut self, _: &'static str, _: bool) -> Result<(), Infallible> {
+        self.one_more()
+    }
+
+    fn text(&mut self, _: &'static str, _: &str) -> Result<(), Infallible> {
+        self.one_more()
+    }
+
+    fn hash(&mut self, _: &'static str, _: SequenceHash) -> Result<(), Infallible> {
+        self.one_more()
+    }
+
+    fn lineage(&mut self, _: &'static str, _: PositionalLineageHash) -> Result<(), Infallible> {
+        self.one_more()
+    }
+
+    fn list<T: ListElement>(&mut self, _: &'static str, _: &[T]) -> Result<(), Infallible> {
+        self.one_more()
+    }
+
+    fn numbers(&mut self, _: &'static str, _: &[u32]) -> Result<(), Infallible> {
+        self.one_more()
+    }
+
+    fn texts<'a>(
+        &mut self,
+        _: &'static str,
+        _: impl Iterator<Item = &'a str> + Clone,
+    ) -> Result<(), Infallible> {
+        self.one_more()
+    }
+
+    fn blobs(&mut self, _: &'static str, _: &[Vec<u8>]) -> Result<(), Infallible> {
+        self.one_more()
+    }
+
+    fn map<M: Message>(&mut self, _: &'static str, _: &M) -> Result<(), Infallible> {
+        self.one_more()
+    }
+
+    fn maps<M: Message>(&mut self, _: &'static str, _: &[M]) -> Result<(), Infallible> {
+        self.one_more()
+    }
+}
+
+/// A message as a map of serde's.
+pub(super) fn serialize<S: Serializer>(message: &impl Message, serializer: S) -> Result<S::Ok, S::Error> {
+    let wants_defaults = serializer.is_human_readable();
+    let map = serializer.serialize_map(None)?;
+    let mut entries = SerdeEntries { map, wants_defaults };
+    message.write(&mut entries)?;
+    entries.map.end()
+}
+
+struct SerdeEntries<M> {
+    map: M,
+    wants_defaults: bool,
+}
+
+impl<S: SerializeMap> Entries for SerdeEntries<S> {
+    type Error = S::Error;
+
+    fn wants_defaults(&self) -> bool {
+        self.wants_defaults
+    }
+
+    fn number(&mut self, key: &'static str, value: u64) -> Result<(), S::Error> {
+        self.map.serialize_entry(key, &value)
+    }
+
+    fn flag(&mut self, key: &'static str, value: bool) -> Result<(), S::Error> {
+        self.map.serialize_entry(key, &value)
+    }
+
+    fn text(&mut self, key: &'static str, value: &str) -> Result<(), S::Error> {
+        self.map.serialize_entry(key, value)
+    }
+
+    fn hash(&mut self, key: &'static str, value: SequenceHash) -> Result<(), S::Error> {
+        self.map.serialize_entry(key, &value)
+    }
+
+    fn lineage(&mut self, key: &'static str, value: PositionalLineageHash) -> Result<(), S::Error> {
+        self.map.serialize_entry(key, &value)
+    }
+
+    fn list<T: ListElement>(&mut self, key: &'static str, list: &[T]) -> Result<(), S::Error> {
+        let texts = list.iter().map(|element| element.text());
+        self.map.serialize_entry(key, &Sequence(texts))
+    }
+
+    fn numbers(&mut self, key: &'static str, numbers: &[u32]) -> Result<(), S::Error> {
+        self.map.serialize_entry(key, numbers)
+    }
+
+    fn texts<'a>(
+        &mut self,
+        key: &'static str,
+        texts: impl Iterator<Item = &'a str> + Clone,
+    ) -> Result<(), S::Error> {
+        self.map.serialize_entry(key, &Sequence(texts))
+    }
+
+    fn blobs(&mut self, key: &'static str, blobs: &[Vec<u8>]) -> Result<(), S::Error> {
+        let blobs = blobs.iter().map(|blob| serde_bytes::Bytes::new(blob));
+        self.map.serialize_entry(key, &Sequence(blobs))
+    }
+
+    fn map<M: Message>(&mut self, key: &'static str, message: &M) -> Result<(), S::Error> {
+        self.map.serialize_entry(key, &Nested(message))
+    }
+
+    fn maps<M: Message>(&mut self, key: &'static str, messages: &[M]) -> Result<(), S::Error> {
+        self.map
+            .serialize_entry(key, &Sequence(messages.iter().map(Nested)))
+    }
+}
+
+/// What an iterator gives, as a list of serde's.
+struct Sequence<I>(I);
+
+impl<T: Serialize, I: Iterator<Item = T> + Clone> Serialize for Sequence<I> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.0.clone())
+    }
+}
+
+/// A message within another.
+#[derive(Clone, Copy)]
+struct Nested<'a, M>(&'a M);
+
+impl<M: Message> Serialize for Nested<'_, M> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serialize(self.0, serializer)
+    }
+}
+
+/// Lets serde write messages as their entries.
+macro_rules! serialize_entries {
+    ($($message:ty),+ $(,)?) => {
+        $(impl serde::Serialize for $message {
+            fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                $crate::wire::entries::serialize(self, serializer)
+            }
+        })+
+    };
+}
+
+pub(super) use serialize_entries;

@@ -1,0 +1,89 @@
+//! The wire contract, version 1: MessagePack over NATS.
+//!
+//! `deploy/wire-contract.md` describes the same contract for people who write a publisher or a router in
+//! another language; this module is its implementation. The contract in short:
+//!
+//! | subject | who sends | payload |
+//! |---|---|---|
+//! | `PREFIX.v1.events.NAMESPACE.WORKER` | publisher | one [`EventBatch`] |
+//! | `PREFIX.v1.query.NAMESPACE` | router, request-reply | a [`QueryRequest`], answered by [`QueryReply`] or [`BatchReply`] |
+//! | `PREFIX.v1.status.NAMESPACE` | anyone, request-reply | empty, answered by [`StatusReply`] |
+//! | `PREFIX.v1.resync.NAMESPACE.WORKER.RANK` | daemon, request-reply | a [`ResyncRequest`], answered by [`ResyncChunk`]s |
+//! | `PREFIX.v1.shards.query.NAMESPACE`, `PREFIX.v1.shards.status.NAMESPACE` | gathering clients, gateways | as above, answered by every [`Shard`] |
+//! | `PREFIX.v1.roster.GROUP` | a starting replica, request-reply | one [`RosterRequest`], answered by [`RosterReply`] |
+//!
+//! Daemons without a shard, and gateways, answer on the plain subjects; sharded daemons answer on the shards' subjects only, so
+//! that no request is answered twice. Every reply of a sharded daemon has the header [`SHARD_HEADER`].
+//!
+//! Every payload is one MessagePack map with text keys. `v` names the version of the contract and may be
+//! left out (it is 1 then); a decoder rejects a version it does not know and ignores keys it does not know,
+//! so that the contract can grow. A list of hashes is either one `bin` blob (little-endian u64, or 16 bytes
+//! big-endian for a lineage hash) or an array; a list of tokens is a `bin` blob of little-endian u32, or an array.
+//!
+//! # Compressed chains
+//!
+//! A sequence or lineage hash names its whole prefix, so a query need not send all of them. With `positions`, the hashes are those of
+//! blocks chosen from one chain. Take a holder that has the chosen block at position p, but not the next chosen one, at position q. It
+//! holds between p + 1 and q leading blocks: `matched_blocks` is the lower bound and `matched_blocks_max` the upper. The holder held
+//! a number within these bounds at some instant between the query's arrival and its reply. A holder without any chosen block is not
+//! found. It holds at most `unseen_blocks_max` blocks, the first position chosen. To refine, ask these workers for the positions
+//! between the bounds, `matched_blocks` to `matched_blocks_max` − 1. All of them close the gap.
+//!
+//! A sequence hash without the one before it says nothing about its parent. It is looked up by its position and its own 64 bits. Where hashes are no chain, a block proves nothing about the blocks before it. The lower bound
+//! then ends where the positions sent from 0 on have their first gap.
+//!
+//! Decoding never recurses and never allocates more than the limits in [`WireLimits`] allow: a length is
+//! checked against its limit and against the bytes that are really there before memory is taken for it.
+
+mod admin;
+mod batch;
+mod cursor;
+mod entries;
+mod error;
+mod event;
+mod human;
+mod limits;
+mod list;
+mod model;
+mod name;
+mod positions;
+mod query;
+mod reader;
+mod reasons;
+mod reply;
+mod resync;
+mod roster;
+mod shard;
+mod subject;
+mod tier;
+mod writer;
+
+#[cfg(test)]
+mod tests;
+
+pub use admin::{AdminCommand, AdminHolder, AdminReply, AdminRequest};
+pub use batch::EventBatch;
+pub use cursor::BatchCursor;
+pub use error::{DecodeError, ERROR_CODE_HEADER, ERROR_HEADER, ErrorCode, PositionsError, WireError};
+pub use event::{BlockContent, BlockNames, Event, RemovedBlocks, StoredBlocks};
+pub use limits::WireLimits;
+pub use model::{
+    DEFAULT_TENANT, ModelKey, instance_of_worker, is_pool, pool_of_instance, worker_of_instance,
+};
+pub use name::{HolderId, NameError, NamespaceName, Rank, WorkerName};
+pub(crate) use positions::check_positions;
+pub use query::{QueryKey, QueryOptions, QueryRequest, SingleQuery};
+pub use reader::{Reader, Value};
+pub use reasons::{DegradedReason, DegradedReasons};
+pub use reply::{
+    BatchReply, DropOut, ErrorBody, Gathered, HolderMatch, HolderStatusReply, QueryReply, QueryResult,
+    ReplyOrder, StatusReply,
+};
+pub use resync::{ResyncAnswerKind, ResyncChunk, ResyncRequest};
+pub use roster::{ROSTER_PAGE_MAX, RosterHolder, RosterKey, RosterReply, RosterRequest};
+pub use shard::{SHARD_HEADER, SHARDS_MAX, Shard, ShardError};
+pub use subject::{SubjectError, Subjects};
+pub use tier::{Tier, UnknownTier};
+
+/// The version of the contract that this build speaks; the `v1` in subjects and the `v` in payloads.
+pub const PROTOCOL_VERSION: u64 = 1;

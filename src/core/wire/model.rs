@@ -1,0 +1,283 @@
+//! Model names as names of namespaces, and instance names as names of workers.
+//!
+//! A namespace is a subject token of at most 64 bytes, and `meta-llama/Llama-3.1-8B-Instruct` is none. This mapping makes one of it that
+//! people can still read, and every such token leads back to its model. Letters, digits and `-` stand for themselves; `_` begins a code:
+//!
+//! | code | stands for |
+//! |---|---|
+//! | `__` | `/` |
+//! | `_d` | `.` |
+//! | `_u` | `_` |
+//! | `_c` | `:` |
+//! | `_t` | the end of the model; the tenant follows |
+//! | `_xHH` | any other byte of the UTF-8 text, in lower-case hexadecimal |
+//!
+//! A worker's name that begins with `_p` is a pool: storage that every worker of the namespace can load from.
+//!
+//! So the model above is the namespace `meta-llama__Llama-3_d1-8B-Instruct`, and that of tenant `acme` is
+//! `meta-llama__Llama-3_d1-8B-Instruct_tacme`. The tenant `default` is not written. Adapters need no namespace of their own: they share the
+//! one of their base model, and their name enters the block hashes.
+
+use std::fmt;
+
+use super::name::{NameError, NamespaceName, WorkerName};
+
+/// The tenant that is meant where none is named.
+pub const DEFAULT_TENANT: &str = "default";
+
+/// A model's cache, as engines and gateways name it: the model, and the tenant or routing group it is kept apart for.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ModelKey {
+    /// The name under which the model is served. Adapters count as their base model.
+    pub model: String,
+    /// The tenant or routing group; [`DEFAULT_TENANT`] where there is none.
+    pub tenant: String,
+}
+
+impl ModelKey {
+    /// The cache of `model` for the default tenant.
+    pub fn new(model: impl Into<String>) -> Self {
+        Self::of_tenant(model, DEFAULT_TENANT)
+    }
+
+    /// The cache of `model` for `tenant`; an empty tenant is the default one.
+    pub fn of_tenant(model: impl Into<String>, tenant: impl Into<String>) -> Self {
+        let tenant: String = tenant.into();
+        let is_unnamed = tenant.is_empty();
+        Self {
+            model: model.into(),
+            tenant: if is_unnamed {
+                DEFAULT_TENANT.to_owned()
+            } else {
+                tenant
+            },
+        }
+    }
+
+    /// The namespace of the cache.
+    ///
+    /// # Errors
+    ///
+    /// [`NameError::Empty`] for a model without a name, and [`NameError::TooLong`] where the codes take more than 64 bytes: serve the
+    /// model under a shorter name.
+    pub fn namespace(&self) -> Result<NamespaceName, NameError> {
+        if self.model.is_empty() {
+            return NamespaceName::new("");
+        }
+        let mut name = String::with_capacity(self.model.len() + 16);
+        encode(&self.model, &mut name);
+        if self.tenant != DEFAULT_TENANT {
+            name.push_str("_t");
+            encode(&self.tenant, &mut name);
+        }
+        NamespaceName::new(&name)
+    }
+
+    /// The cache whose namespace is called `namespace`; none for a name that this mapping does not make.
+    pub fn of_namespace(namespace: &NamespaceName) -> Option<Self> {
+        let (model, rest) = decode(namespace.as_str())?;
+        let tenant = match rest {
+            None => DEFAULT_TENANT.to_owned(),
+            Some(rest) => {
+                let (tenant, rest) = decode(rest)?;
+                let is_canonical = rest.is_none() && !tenant.is_empty() && tenant != DEFAULT_TENANT;
+                is_canonical.then_some(tenant)?
+            }
+        };
+        (!model.is_empty()).then_some(Self { model, tenant })
+    }
+}
+
+impl fmt::Display for ModelKey {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.model)?;
+        if self.tenant == DEFAULT_TENANT {
+            return Ok(());
+        }
+        write!(formatter, " (tenant {})", self.tenant)
+    }
+}
+
+/// The worker that a gateway calls `instance`, by the same codes.
+///
+/// # Errors
+///
+/// As [`ModelKey::namespace`].
+pub fn worker_of_instance(instance: &str) -> Result<WorkerName, NameError> {
+    let mut name = String::with_capacity(instance.len() + 8);
+    encode(instance, &mut name);
+    WorkerName::new(&name)
+}
+
+/// What the names of pools begin with; no instance's does.
+const POOL_PREFIX: &str = "_p";
+
+/// The holder for what the pool `instance` owns: storage that every worker of the namespace can load from.
+///
+/// # Errors
+///
+/// As [`ModelKey::namespace`].
+pub fn pool_of_instance(instance: &str) -> Result<WorkerName, NameError> {
+    let mut name = String::from(POOL_PREFIX);
+    encode(instance, &mut name);
+    WorkerName::new(&name)
+}
+
+/// Whether `worker` is no worker, but a pool.
+pub fn is_pool(worker: &WorkerName) -> bool {
+    worker.as_str().starts_with(POOL_PREFIX)
+}
+
+/// What a gateway calls `worker`, which may be a pool; the worker's own name where no instance has it.
+pub fn instance_of_worker(worker: &WorkerName) -> String {
+    let name = worker.as_str();
+    match decode(name.strip_prefix(POOL_PREFIX).unwrap_or(name)) {
+        Some((instance, None)) => instance,
+        _ => worker.as_str().to_owned(),
+    }
+}
+
+fn encode(text: &str, name: &mut String) {
+    for byte in text.bytes() {
+        match byte {
+            b'/' => name.push_str("__"),
+            b'.' => name.push_str("_d"),
+            b'_' => name.push_str("_u"),
+            b':' => name.push_str("_c"),
+            b'-' => name.push('-'),
+            byte if byte.is_ascii_alphanumeric() => name.push(char::from(byte)),
+            byte => {
+                name.push_str("_x");
+                for digit in [byte >> 4, byte & 15] {
+                    name.push(char::from_digit(digit.into(), 16).unwrap_or('0'));
+                }
+            }
+        }
+    }
+}
+
+/// The text that `name` stands for up to the end of the model, and what follows that. None where `name` is not what [`encode`] makes.
+fn decode(name: &str) -> Option<(String, Option<&str>)> {
+    let mut text = Vec::with_capacity(name.len());
+    let mut rest = name;
+    let mut tenant = None;
+    while let Some(first) = rest.bytes().next() {
+        rest = rest.get(1..)?;
+        if first != b'_' {
+            text.push(first);
+            continue;
+        }
+        let code = rest.bytes().next()?;
+        rest = rest.get(1..)?;
+        match code {
+            b'_' => text.push(b'/'),
+            b'd' => text.push(b'.'),
+            b'u' => text.push(b'_'),
+            b'c' => text.push(b':'),
+            b't' => {
+                tenant = Some(rest);
+                break;
+            }
+            b'x' => {
+                let digits = rest.get(..2)?;
+                rest = rest.get(2..)?;
+                text.push(other_byte(digits)?);
+            }
+            _ => return None,
+        }
+    }
+    Some((String::from_utf8(text).ok()?, tenant))
+}
+
+/// The byte that `_x` and these digits stand for; none for bytes that are written otherwise.
+fn other_byte(digits: &str) -> Option<u8> {
+    let is_lower = |digit: u8| digit.is_ascii_digit() || (b'a'..=b'f').contains(&digit);
+    let byte = digits.bytes().all(is_lower).then_some(digits)?;
+    let byte = u8::from_str_radix(byte, 16).ok()?;
+    let has_own_code = byte.is_ascii_alphanumeric() || b"/._:-".contains(&byte);
+    (!has_own_code).then_some(byte)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// The documentation and clients in other languages have these: they must be kept stable.
+    #[test]
+    fn the_mapping_is_pinned() {
+        for (model, tenant, namespace) in [
+            ("llama", "default", "llama"),
+            (
+                "meta-llama/Llama-3.1-8B-Instruct",
+                "default",
+                "meta-llama__Llama-3_d1-8B-Instruct",
+            ),
+            ("Qwen/Qwen3:latest", "acme", "Qwen__Qwen3_clatest_tacme"),
+            ("my_model", "a_b", "my_umodel_ta_ub"),
+            ("ä", "default", "_xc3_xa4"),
+        ] {
+            let key = ModelKey::of_tenant(model, tenant);
+            assert_eq!(key.namespace().unwrap().as_str(), namespace);
+        }
+        assert_eq!(
+            worker_of_instance("10.0.0.1:8000").unwrap().as_str(),
+            "10_d0_d0_d1_c8000"
+        );
+    }
+
+    #[test]
+    fn names_that_no_model_has_are_told() {
+        for name in [
+            "a_",
+            "a_q",
+            "_x2",
+            "_x2d",
+            "_xC3_xa4",
+            "_xff",
+            "a_t",
+            "a_tdefault",
+            "a_tb_tc",
+            "_ta",
+        ] {
+            let namespace = NamespaceName::new(name).unwrap();
+            assert_eq!(ModelKey::of_namespace(&namespace), None, "{name}");
+        }
+        assert!(ModelKey::new("").namespace().is_err());
+        let long = ModelKey::new(".".repeat(33)).namespace();
+        assert_eq!(long, Err(NameError::TooLong { bytes: 66, max: 64 }));
+        let worker = WorkerName::new("a_q").unwrap();
+        assert_eq!(instance_of_worker(&worker), "a_q");
+    }
+
+    proptest! {
+        #[test]
+        fn every_name_leads_back_to_its_model(model in ".{1,24}", tenant in ".{0,8}") {
+            let key = ModelKey::of_tenant(model, tenant);
+            if let Ok(namespace) = key.namespace() {
+                prop_assert_eq!(ModelKey::of_namespace(&namespace), Some(key));
+            }
+        }
+
+        #[test]
+        fn no_two_models_share_a_name(name in "[a-c_tdux0-9-]{1,12}") {
+            let namespace = NamespaceName::new(&name).unwrap();
+            if let Some(key) = ModelKey::of_namespace(&namespace) {
+                prop_assert_eq!(key.namespace(), Ok(namespace));
+            }
+        }
+
+        #[test]
+        fn every_worker_leads_back_to_its_instance(instance in ".{1,24}") {
+            if let Ok(worker) = worker_of_instance(&instance) {
+                prop_assert!(!is_pool(&worker));
+                prop_assert_eq!(instance_of_worker(&worker), instance.clone());
+            }
+            if let Ok(pool) = pool_of_instance(&instance) {
+                prop_assert!(is_pool(&pool));
+                prop_assert_eq!(instance_of_worker(&pool), instance);
+            }
+        }
+    }
+}

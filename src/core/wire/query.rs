@@ -1,0 +1,369 @@
+//! Query requests: what a router asks.
+
+use serde::{Deserialize, Deserializer};
+
+use crate::hash::{BlockHash, Position, PositionalLineageHash, SequenceHash, Token};
+
+use super::entries::{Entries, Message, serialize_entries};
+use super::error::{DecodeError, PositionsError};
+use super::human::deserialize_fields;
+use super::limits::WireLimits;
+use super::name::WorkerName;
+use super::positions::check_positions;
+use super::reader::{Reader, check_version, set_once};
+use super::writer::encode;
+
+/// What is asked for, in one of four forms. All are prefixes that start at position 0, unless [`SingleQuery::positions`] chooses
+/// blocks of one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum QueryKey {
+    /// The prompt's tokens; the namespace's block size cuts them into blocks.
+    Tokens {
+        /// The tokens. A tail that does not fill a block is not asked for.
+        tokens: Vec<Token>,
+        /// Name of the LoRA adapter, if any.
+        lora_name: Option<String>,
+        /// Salt that keeps caches apart, if any.
+        cache_salt: Option<String>,
+    },
+    /// The hash of each block's tokens.
+    BlockHashes(Vec<BlockHash>),
+    /// The sequence hash of each block; needs no hashing in the daemon.
+    ///
+    /// They must be one rolling chain: each names its whole prefix.
+    SequenceHashes(Vec<SequenceHash>),
+    /// The lineage hash of each block, each the child of the one before.
+    LineageHashes(Vec<PositionalLineageHash>),
+}
+
+impl QueryKey {
+    /// A stable word for the form, used in metrics.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Tokens { .. } => "tokens",
+            Self::BlockHashes(_) => "block_hashes",
+            Self::SequenceHashes(_) => "sequence_hashes",
+            Self::LineageHashes(_) => "lineage_hashes",
+        }
+    }
+}
+
+/// What the reply should have.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct QueryOptions {
+    /// Answer only for these workers; for all where it is absent.
+    pub workers: Option<Vec<WorkerName>>,
+    /// At most this many holders, the best first; all where it is absent.
+    pub limit: Option<u32>,
+    /// Leave out holders with fewer matched blocks; 1 where it is absent or 0. Where only bounds are known, those that have fewer
+    /// for certain.
+    pub min_blocks: u32,
+    /// Say where each holder dropped out.
+    pub explain: bool,
+}
+
+/// One query.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SingleQuery {
+    /// What is asked for.
+    pub key: QueryKey,
+    /// Compressed chains: the position of each hash in `key`, ascending, where these are not the whole prefix but blocks chosen
+    /// from one. The reply has bounds. [`SingleQuery::check`] says which fit; absent for whole prefixes.
+    pub positions: Option<Vec<Position>>,
+    /// What the reply should have.
+    pub options: QueryOptions,
+}
+
+impl SingleQuery {
+    /// A query with default options.
+    pub fn new(key: QueryKey) -> Self {
+        Self {
+            key,
+            positions: None,
+            options: QueryOptions::default(),
+        }
+    }
+
+    /// Whether the parts of the query fit together. Every decoded query does.
+    ///
+    /// # Errors
+    ///
+    /// [`DecodeError::Combination`] for `explain` beside positions, [`DecodeError::Positions`] for positions that do not fit the
+    /// hashes, and [`DecodeError::BrokenChain`] for lineage hashes that are not one chain from position 0.
+    pub fn check(&self) -> Result<(), DecodeError> {
+        match (&self.positions, &self.key) {
+            (Some(_), _) if self.options.explain => Err(DecodeError::Combination(
+                "explain needs the whole chain; leave out positions or explain",
+            )),
+            (Some(positions), key) => Ok(check_positions(key, positions)?),
+            (None, QueryKey::LineageHashes(hashes)) => check_chain(hashes),
+            (None, _) => Ok(()),
+        }
+    }
+}
+
+/// The payload of a request on a query subject.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum QueryRequest {
+    /// One query, answered by a [`QueryReply`](super::QueryReply).
+    Single(SingleQuery),
+    /// Several queries, answered by a [`BatchReply`](super::BatchReply) in the same order.
+    Batch(Vec<SingleQuery>),
+}
+
+impl QueryRequest {
+    /// The payload for a query subject.
+    pub fn encode(&self) -> Vec<u8> {
+        encode(self)
+    }
+
+    /// Decodes a payload within `limits`.
+    ///
+    /// The limit on depth holds for each query; the limit on the message bounds them all together.
+    pub fn decode(payload: &[u8], limits: &WireLimits) -> Result<Self, DecodeError> {
+        let mut reader = Reader::new(payload, limits.message_bytes_max)?;
+        let mut fields = QueryFields::default();
+        reader.map("the request", |reader, key| match key {
+            b"v" => set_once(&mut fields.v, "v", reader.unsigned("v")?),
+            b"queries" => {
+                let queries = decode_queries(reader, limits)?;
+                set_once(&mut fields.queries, "queries", queries)
+            }
+            _ => fields.read(reader, key, limits),
+        })?;
+        reader.finish()?;
+        fields.into_request()
+    }
+}
+
+impl Message for QueryRequest {
+    fn write<E: Entries>(&self, entries: &mut E) -> Result<(), E::Error> {
+        entries.number("v", super::PROTOCOL_VERSION)?;
+        match self {
+            Self::Single(query) => query.write(entries),
+            Self::Batch(queries) => entries.maps("queries", queries),
+        }
+    }
+}
+
+impl Message for SingleQuery {
+    fn write<E: Entries>(&self, entries: &mut E) -> Result<(), E::Error> {
+        match &self.key {
+            QueryKey::Tokens {
+                tokens,
+                lora_name,
+                cache_salt,
+            } => {
+                entries.list("tokens", tokens)?;
+                entries.optional_text("lora_name", lora_name.as_ref())?;
+                entries.optional_text("cache_salt", cache_salt.as_ref())?;
+            }
+            QueryKey::BlockHashes(hashes) => entries.list("block_hashes", hashes)?,
+            QueryKey::SequenceHashes(hashes) => entries.list("sequence_hashes", hashes)?,
+            QueryKey::LineageHashes(hashes) => entries.list("lineage_hashes", hashes)?,
+        }
+        if let Some(positions) = &self.positions {
+            entries.list("positions", positions)?;
+        }
+        let options = &self.options;
+        if let Some(workers) = &options.workers {
+            entries.texts("workers", workers.iter().map(WorkerName::as_str))?;
+        }
+        entries.optional_number("limit", options.limit.map(u64::from))?;
+        if options.min_blocks != 0 {
+            entries.number("min_blocks", u64::from(options.min_blocks))?;
+        }
+        if options.explain {
+            entries.flag("explain", true)?;
+        }
+        Ok(())
+    }
+}
+
+serialize_entries!(QueryRequest, SingleQuery);
+
+impl<'de> Deserialize<'de> for QueryRequest {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserialize_fields(deserializer, |fields: QueryFields| {
+            fields.refuse_strays()?;
+            fields.into_request()
+        })
+    }
+}
+
+impl<'de> Deserialize<'de> for SingleQuery {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserialize_fields(deserializer, |fields: QueryFields| {
+            if fields.v.is_some() || fields.queries.is_some() {
+                return Err(DecodeError::Combination(
+                    "v and queries belong to a request; write one query",
+                ));
+            }
+            fields.refuse_strays()?;
+            fields.into_query()
+        })
+    }
+}
+
+fn decode_queries(reader: &mut Reader<'_>, limits: &WireLimits) -> Result<Vec<SingleQuery>, DecodeError> {
+    let queries = reader.array("queries", limits.queries_max)?;
+    let decode_one = |_| {
+        let mut fields = QueryFields::default();
+        reader.map("a query", |reader, key| fields.read(reader, key, limits))?;
+        fields.into_query()
+    };
+    (0..queries).map(decode_one).collect()
+}
+
+/// The fields of one query, or of a request, as they come in.
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct QueryFields {
+    v: Option<u64>,
+    queries: Option<Vec<SingleQuery>>,
+    tokens: Option<Vec<Token>>,
+    lora_name: Option<Option<String>>,
+    cache_salt: Option<Option<String>>,
+    block_hashes: Option<Vec<BlockHash>>,
+    sequence_hashes: Option<Vec<SequenceHash>>,
+    lineage_hashes: Option<Vec<PositionalLineageHash>>,
+    positions: Option<Vec<Position>>,
+    workers: Option<Vec<WorkerName>>,
+    limit: Option<Option<u64>>,
+    min_blocks: Option<u32>,
+    explain: Option<bool>,
+}
+
+impl QueryFields {
+    fn read(&mut self, reader: &mut Reader<'_>, key: &[u8], limits: &WireLimits) -> Result<(), DecodeError> {
+        let depth = limits.query_depth_max;
+        let tokens = depth.saturating_mul(limits.tokens_per_block_max);
+        match key {
+            b"tokens" => reader.list_once(&mut self.tokens, "tokens", tokens),
+            b"lora_name" => reader.text_once(&mut self.lora_name, "lora_name", limits.text_bytes_max),
+            b"cache_salt" => reader.text_once(&mut self.cache_salt, "cache_salt", limits.text_bytes_max),
+            b"block_hashes" => reader.list_once(&mut self.block_hashes, "block_hashes", depth),
+            b"sequence_hashes" => reader.list_once(&mut self.sequence_hashes, "sequence_hashes", depth),
+            b"lineage_hashes" => reader.list_once(&mut self.lineage_hashes, "lineage_hashes", depth),
+            b"positions" => set_once(&mut self.positions, "positions", decode_positions(reader, depth)?),
+            b"workers" => set_once(&mut self.workers, "workers", decode_workers(reader, limits)?),
+            b"limit" => set_once(&mut self.limit, "limit", reader.optional_unsigned("limit")?),
+            b"min_blocks" => set_once(
+                &mut self.min_blocks,
+                "min_blocks",
+                reader.unsigned_32("min_blocks")?,
+            ),
+            b"explain" => set_once(&mut self.explain, "explain", reader.boolean("explain")?),
+            _ => reader.skip(),
+        }
+    }
+
+    fn has_key(&self) -> bool {
+        self.tokens.is_some()
+            || self.block_hashes.is_some()
+            || self.sequence_hashes.is_some()
+            || self.lineage_hashes.is_some()
+    }
+
+    /// Refuses fields that say nothing in a query of this form. Machines may send them, so that the contract can grow; a person has
+    /// made a mistake.
+    fn refuse_strays(&self) -> Result<(), DecodeError> {
+        let has_content_name = self.lora_name.is_some() || self.cache_salt.is_some();
+        if has_content_name && self.tokens.is_none() {
+            return Err(DecodeError::Combination(
+                "lora_name and cache_salt belong to tokens; leave them out",
+            ));
+        }
+        Ok(())
+    }
+
+    fn into_request(mut self) -> Result<QueryRequest, DecodeError> {
+        check_version(self.v)?;
+        match self.queries.take() {
+            Some(_) if self.has_key() => Err(DecodeError::Combination(
+                "send queries or one query's own fields, not both",
+            )),
+            Some(queries) => Ok(QueryRequest::Batch(queries)),
+            None => self.into_query().map(QueryRequest::Single),
+        }
+    }
+
+    fn into_query(self) -> Result<SingleQuery, DecodeError> {
+        let options = QueryOptions {
+            workers: self.workers,
+            // A limit beyond 32 bits is no limit.
+            limit: self
+                .limit
+                .flatten()
+                .map(|limit| u32::try_from(limit).unwrap_or(u32::MAX)),
+            min_blocks: self.min_blocks.unwrap_or_default(),
+            explain: self.explain.unwrap_or_default(),
+        };
+        let key = match (
+            self.tokens,
+            self.block_hashes,
+            self.sequence_hashes,
+            self.lineage_hashes,
+        ) {
+            (Some(tokens), None, None, None) => QueryKey::Tokens {
+                tokens,
+                lora_name: self.lora_name.flatten(),
+                cache_salt: self.cache_salt.flatten(),
+            },
+            (None, Some(hashes), None, None) => QueryKey::BlockHashes(hashes),
+            (None, None, Some(hashes), None) => QueryKey::SequenceHashes(hashes),
+            (None, None, None, Some(hashes)) => QueryKey::LineageHashes(hashes),
+            (None, None, None, None) => {
+                return Err(DecodeError::Combination(
+                    "nothing is asked for; send tokens, block_hashes, sequence_hashes or lineage_hashes",
+                ));
+            }
+            _ => {
+                return Err(DecodeError::Combination(
+                    "send only one of tokens, block_hashes, sequence_hashes and lineage_hashes",
+                ));
+            }
+        };
+        let query = SingleQuery {
+            key,
+            positions: self.positions,
+            options,
+        };
+        query.check()?;
+        Ok(query)
+    }
+}
+
+fn decode_positions(reader: &mut Reader<'_>, count_max: usize) -> Result<Vec<Position>, DecodeError> {
+    let positions: Vec<u32> = reader.list("positions", count_max)?;
+    let position = |position: u32| Position::new(u64::from(position)).map_err(PositionsError::from);
+    Ok(positions.into_iter().map(position).collect::<Result<_, _>>()?)
+}
+
+fn decode_workers(reader: &mut Reader<'_>, limits: &WireLimits) -> Result<Vec<WorkerName>, DecodeError> {
+    let workers = reader.array("workers", limits.filter_workers_max)?;
+    let decode_one = |_| {
+        let text = reader.text("workers", limits.name_bytes_max)?;
+        WorkerName::bounded(text, limits.name_bytes_max).map_err(|source| DecodeError::Name {
+            field: "workers",
+            source,
+        })
+    };
+    (0..workers).map(decode_one).collect()
+}
+
+/// Lineage hashes must be one chain from position 0, or a match of one would not prove the prefix of the next.
+fn check_chain(hashes: &[PositionalLineageHash]) -> Result<(), DecodeError> {
+    let mut before: Option<&PositionalLineageHash> = None;
+    for (index, hash) in hashes.iter().enumerate() {
+        let continues = match before {
+            None => hash.position() == 0,
+            Some(parent) => hash.is_child_of(parent),
+        };
+        if !continues {
+            return Err(DecodeError::BrokenChain { index });
+        }
+        before = Some(hash);
+    }
+    Ok(())
+}

@@ -1,0 +1,399 @@
+//! Replies: what the daemon answers.
+
+use std::cmp::Reverse;
+
+use serde::Deserialize;
+
+use crate::hash::PositionalLineageHash;
+
+use super::entries::{Entries, Message, serialize_entries};
+use super::error::WireError;
+use super::model::is_pool;
+use super::name::{Rank, WorkerName};
+use super::reasons::{DegradedReason, DegradedReasons};
+use super::writer::{encode, encode_into};
+
+/// Where a holder dropped out of a query.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct DropOut {
+    /// Position of the first block that the holder does not have.
+    pub position: u32,
+    /// That block's lineage hash.
+    pub lineage_hash: PositionalLineageHash,
+    /// How many holders do have that block.
+    pub other_holders: u32,
+}
+
+/// One holder of a prefix.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct HolderMatch {
+    /// The worker.
+    pub worker: WorkerName,
+    /// Its data-parallel rank.
+    pub rank: Rank,
+    /// How many leading blocks of the query it holds, without a hole. For a compressed chain this is the lower bound.
+    pub matched_blocks: u32,
+    /// The upper bound for a compressed chain. Absent where it equals `matched_blocks`.
+    #[serde(default)]
+    pub matched_blocks_max: Option<u32>,
+    /// Whether the daemon knows the holder's state for certain. Where it does not, `degraded` says why.
+    pub exact: bool,
+    /// Why the state is not certain; absent where it is.
+    #[serde(default)]
+    pub degraded: DegradedReasons,
+    /// Where the holder dropped out; only with `explain`, and absent where it holds the whole query.
+    #[serde(default)]
+    pub dropped_out: Option<DropOut>,
+}
+
+/// What a reply was gathered from; only in replies that a gateway or a gathering client put together.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct Gathered {
+    /// How many shards there are.
+    pub shards: u32,
+    /// The shards, from 0, that did not answer in time: nothing is known of their workers. Absent where all answered.
+    #[serde(default)]
+    pub missing: Vec<u32>,
+}
+
+/// The answer to one query.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct QueryReply {
+    /// Version of the contract.
+    pub v: u64,
+    /// How many blocks were asked for; of a compressed chain, how many it stands for.
+    pub query_blocks: u32,
+    /// The holders, in the order of [`ReplyOrder`].
+    pub holders: Vec<HolderMatch>,
+    /// How many holders matched before `limit` cut the list.
+    pub holders_total: u32,
+    /// How many holders of the namespace a query in this form cannot find: their engines' hashes are not the contract's chain. Ask by
+    /// the engine's own hashes, or set the namespace to `recompute`. Absent where it is 0.
+    #[serde(default)]
+    pub foreign_holders: u32,
+    /// Which shards the reply was gathered from; absent in a daemon's own.
+    #[serde(default)]
+    pub gathered: Option<Gathered>,
+    /// Of a compressed chain: the first position chosen. Holders without any chosen block are not found, and hold at most so many
+    /// leading blocks. Absent where it is 0.
+    #[serde(default)]
+    pub unseen_blocks_max: u32,
+    /// The age of the oldest event of the namespace that the daemon knows of and has not applied, in microseconds; 0, or absent, where all are
+    /// applied.
+    #[serde(default)]
+    pub behind_us: u64,
+}
+
+impl HolderMatch {
+    /// The upper bound on the leading blocks that it holds; `matched_blocks` where that is exact.
+    pub fn blocks_max(&self) -> u32 {
+        self.matched_blocks_max.unwrap_or(self.matched_blocks)
+    }
+
+    /// Its place among the holders of a reply.
+    pub fn order(&self) -> ReplyOrder<'_> {
+        ReplyOrder::new(self.matched_blocks, self.blocks_max(), &self.worker, self.rank)
+    }
+}
+
+/// A holder's place among the holders of a reply; the least comes first.
+///
+/// Most matched blocks first, then the highest upper bound, then worker and rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ReplyOrder<'a> {
+    matched_blocks: Reverse<u32>,
+    matched_blocks_max: Reverse<u32>,
+    worker: &'a WorkerName,
+    rank: Rank,
+}
+
+impl<'a> ReplyOrder<'a> {
+    /// The place of a holder with these bounds.
+    pub fn new(matched_blocks: u32, matched_blocks_max: u32, worker: &'a WorkerName, rank: Rank) -> Self {
+        Self {
+            matched_blocks: Reverse(matched_blocks),
+            matched_blocks_max: Reverse(matched_blocks_max),
+            worker,
+            rank,
+        }
+    }
+}
+
+/// An error within a reply.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct ErrorBody {
+    /// The number; see [`ErrorCode`](super::ErrorCode).
+    pub code: u16,
+    /// What to change.
+    pub text: String,
+}
+
+impl From<&WireError> for ErrorBody {
+    fn from(error: &WireError) -> Self {
+        Self {
+            code: error.code.as_u16(),
+            text: error.text.clone(),
+        }
+    }
+}
+
+/// The answer to one query of a batch.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum QueryResult {
+    /// It was answered.
+    Reply(QueryReply),
+    /// It was not.
+    Error(ErrorBody),
+}
+
+/// The answers to a batch of queries, in their order.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct BatchReply {
+    /// Version of the contract.
+    pub v: u64,
+    /// One answer a query.
+    pub results: Vec<QueryResult>,
+}
+
+/// How far the daemon has followed one holder.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct HolderStatusReply {
+    /// The worker.
+    pub worker: WorkerName,
+    /// Its data-parallel rank.
+    pub rank: Rank,
+    /// Epoch of the last batch applied.
+    pub epoch: u64,
+    /// Number of the last batch applied.
+    pub seq: u64,
+    /// Blocks that it holds.
+    pub blocks: u64,
+    /// Stored events that wait for their parent.
+    pub parked_events: u32,
+    /// Whether the engine's hashes are not the contract's chain.
+    #[serde(default)]
+    pub foreign_chain: bool,
+    /// Whether its state is certain.
+    pub exact: bool,
+    /// Why it is not; absent where it is.
+    #[serde(default)]
+    pub degraded: DegradedReasons,
+}
+
+/// The answer on a status subject.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct StatusReply {
+    /// Version of the contract.
+    pub v: u64,
+    /// Tokens in a block.
+    pub block_size: u32,
+    /// Distinct blocks that some holder can be asked for.
+    pub distinct_blocks: u64,
+    /// Batches, of all namespaces, that have been received but not applied yet.
+    pub batches_waiting: u64,
+    /// All holders, by worker and rank.
+    pub holders: Vec<HolderStatusReply>,
+    /// Which shards the reply was gathered from; absent in a daemon's own.
+    #[serde(default)]
+    pub gathered: Option<Gathered>,
+    /// The age of the oldest event of the namespace that the daemon knows of and has not applied, in microseconds; 0, or absent, where all are
+    /// applied.
+    #[serde(default)]
+    pub behind_us: u64,
+}
+
+impl Message for DropOut {
+    fn write<E: Entries>(&self, entries: &mut E) -> Result<(), E::Error> {
+        entries.number("position", u64::from(self.position))?;
+        entries.lineage("lineage_hash", self.lineage_hash)?;
+        entries.number("other_holders", u64::from(self.other_holders))
+    }
+}
+
+impl Message for HolderMatch {
+    fn write<E: Entries>(&self, entries: &mut E) -> Result<(), E::Error> {
+        entries.text("worker", self.worker.as_str())?;
+        entries.number("rank", u64::from(self.rank))?;
+        if is_pool(&self.worker) {
+            entries.text("kind", "pool")?;
+        }
+        entries.number("matched_blocks", u64::from(self.matched_blocks))?;
+        if self.matched_blocks_max.is_some() || entries.wants_defaults() {
+            entries.number("matched_blocks_max", u64::from(self.blocks_max()))?;
+        }
+        entries.flag("exact", self.exact)?;
+        write_reasons(self.degraded, entries)?;
+        match &self.dropped_out {
+            Some(drop_out) => entries.map("dropped_out", drop_out),
+            None => Ok(()),
+        }
+    }
+}
+
+fn write_reasons<E: Entries>(degraded: DegradedReasons, entries: &mut E) -> Result<(), E::Error> {
+    if degraded.is_empty() && !entries.wants_defaults() {
+        return Ok(());
+    }
+    entries.texts(
+        "degraded",
+        DegradedReason::ALL
+            .iter()
+            .filter(move |reason| degraded.contains(**reason))
+            .map(|reason| reason.as_str()),
+    )
+}
+
+fn write_age<E: Entries>(behind_us: u64, entries: &mut E) -> Result<(), E::Error> {
+    if behind_us == 0 && !entries.wants_defaults() {
+        return Ok(());
+    }
+    entries.number("behind_us", behind_us)
+}
+
+impl Message for Gathered {
+    fn write<E: Entries>(&self, entries: &mut E) -> Result<(), E::Error> {
+        entries.number("shards", u64::from(self.shards))?;
+        if self.missing.is_empty() && !entries.wants_defaults() {
+            return Ok(());
+        }
+        entries.numbers("missing", &self.missing)
+    }
+}
+
+impl Message for QueryReply {
+    fn write<E: Entries>(&self, entries: &mut E) -> Result<(), E::Error> {
+        entries.number("v", self.v)?;
+        entries.number("query_blocks", u64::from(self.query_blocks))?;
+        entries.maps("holders", &self.holders)?;
+        entries.number("holders_total", u64::from(self.holders_total))?;
+        if self.foreign_holders != 0 || entries.wants_defaults() {
+            entries.number("foreign_holders", u64::from(self.foreign_holders))?;
+        }
+        if let Some(gathered) = &self.gathered {
+            entries.map("gathered", gathered)?;
+        }
+        if self.unseen_blocks_max != 0 || entries.wants_defaults() {
+            entries.number("unseen_blocks_max", u64::from(self.unseen_blocks_max))?;
+        }
+        write_age(self.behind_us, entries)
+    }
+}
+
+impl Message for ErrorBody {
+    fn write<E: Entries>(&self, entries: &mut E) -> Result<(), E::Error> {
+        entries.number("code", u64::from(self.code))?;
+        entries.text("text", &self.text)
+    }
+}
+
+impl Message for QueryResult {
+    fn write<E: Entries>(&self, entries: &mut E) -> Result<(), E::Error> {
+        match self {
+            Self::Reply(reply) => entries.map("reply", reply),
+            Self::Error(error) => entries.map("error", error),
+        }
+    }
+}
+
+impl Message for BatchReply {
+    fn write<E: Entries>(&self, entries: &mut E) -> Result<(), E::Error> {
+        entries.number("v", self.v)?;
+        entries.maps("results", &self.results)
+    }
+}
+
+impl Message for HolderStatusReply {
+    fn write<E: Entries>(&self, entries: &mut E) -> Result<(), E::Error> {
+        entries.text("worker", self.worker.as_str())?;
+        entries.number("rank", u64::from(self.rank))?;
+        entries.number("epoch", self.epoch)?;
+        entries.number("seq", self.seq)?;
+        entries.number("blocks", self.blocks)?;
+        entries.number("parked_events", u64::from(self.parked_events))?;
+        if self.foreign_chain || entries.wants_defaults() {
+            entries.flag("foreign_chain", self.foreign_chain)?;
+        }
+        entries.flag("exact", self.exact)?;
+        write_reasons(self.degraded, entries)
+    }
+}
+
+impl Message for StatusReply {
+    fn write<E: Entries>(&self, entries: &mut E) -> Result<(), E::Error> {
+        entries.number("v", self.v)?;
+        entries.number("block_size", u64::from(self.block_size))?;
+        entries.number("distinct_blocks", self.distinct_blocks)?;
+        entries.number("batches_waiting", self.batches_waiting)?;
+        entries.maps("holders", &self.holders)?;
+        if let Some(gathered) = &self.gathered {
+            entries.map("gathered", gathered)?;
+        }
+        write_age(self.behind_us, entries)
+    }
+}
+
+serialize_entries!(
+    DropOut,
+    HolderMatch,
+    Gathered,
+    QueryReply,
+    ErrorBody,
+    QueryResult,
+    BatchReply,
+    HolderStatusReply,
+    StatusReply,
+);
+
+/// About what a holder takes in a reply, in bytes.
+const HOLDER_BYTES: usize = 80;
+
+impl QueryReply {
+    /// The reply as a MessagePack map.
+    pub fn encode(&self) -> Vec<u8> {
+        let bytes = HOLDER_BYTES * (1 + self.holders.len());
+        encode_into(Vec::with_capacity(bytes), self)
+    }
+
+    /// Decodes a reply.
+    ///
+    /// # Errors
+    ///
+    /// What `rmp_serde` says of a payload that is no such reply.
+    pub fn decode(payload: &[u8]) -> Result<Self, rmp_serde::decode::Error> {
+        rmp_serde::from_slice(payload)
+    }
+}
+
+impl BatchReply {
+    /// The reply as a MessagePack map.
+    pub fn encode(&self) -> Vec<u8> {
+        encode(self)
+    }
+
+    /// Decodes a reply.
+    ///
+    /// # Errors
+    ///
+    /// What `rmp_serde` says of a payload that is no such reply.
+    pub fn decode(payload: &[u8]) -> Result<Self, rmp_serde::decode::Error> {
+        rmp_serde::from_slice(payload)
+    }
+}
+
+impl StatusReply {
+    /// The reply as a MessagePack map.
+    pub fn encode(&self) -> Vec<u8> {
+        let bytes = HOLDER_BYTES * (1 + self.holders.len());
+        encode_into(Vec::with_capacity(bytes), self)
+    }
+
+    /// Decodes a reply.
+    ///
+    /// # Errors
+    ///
+    /// What `rmp_serde` says of a payload that is no such reply.
+    pub fn decode(payload: &[u8]) -> Result<Self, rmp_serde::decode::Error> {
+        rmp_serde::from_slice(payload)
+    }
+}

@@ -1,0 +1,300 @@
+//! Resynchronisation: how a daemon asks a publisher for what it has missed.
+//!
+//! The daemon sends a [`ResyncRequest`] with the cursor that it has applied everything up to. The publisher answers, on the
+//! request's reply subject, with one or more [`ResyncChunk`]s, numbered from 0; the last one is marked. Together they are either
+//! the batches after that cursor, as they were published, or the holder's full state. Every chunk repeats the cursor at which
+//! the daemon is when it has applied them all.
+//!
+//! A publisher that cannot answer now replies with the error headers of the contract instead.
+
+use super::batch::EventBatch;
+use super::cursor::BatchCursor;
+use super::entries::{Entries, Message};
+use super::error::DecodeError;
+use super::limits::WireLimits;
+use super::name::Rank;
+use super::reader::{Reader, check_version, set_once};
+use super::writer::encode;
+
+/// A daemon's question: what has come after `cursor`?
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ResyncRequest {
+    /// The rank that the question is about; the subject says so too.
+    pub rank: Rank,
+    /// Up to here the daemon has applied everything. Batch number 0 of epoch 0 stands for nothing.
+    pub cursor: BatchCursor,
+    /// Whether the daemon's state is so damaged that only the full state helps.
+    pub full: bool,
+}
+
+impl ResyncRequest {
+    /// The payload for a resync subject.
+    pub fn encode(&self) -> Vec<u8> {
+        encode(self)
+    }
+
+    /// Decodes a payload within `limits`.
+    ///
+    /// # Errors
+    ///
+    /// [`DecodeError`] if it is no request of this version.
+    pub fn decode(payload: &[u8], limits: &WireLimits) -> Result<Self, DecodeError> {
+        let mut reader = Reader::new(payload, limits.message_bytes_max)?;
+        let (mut version, mut rank, mut epoch, mut seq, mut full) = (None, None, None, None, None);
+        reader.map("the request", |reader, key| match key {
+            b"v" => set_once(&mut version, "v", reader.unsigned("v")?),
+            b"rank" => set_once(&mut rank, "rank", reader.unsigned_32("rank")?),
+            b"epoch" => set_once(&mut epoch, "epoch", reader.unsigned("epoch")?),
+            b"seq" => set_once(&mut seq, "seq", reader.unsigned("seq")?),
+            b"full" => set_once(&mut full, "full", reader.boolean("full")?),
+            _ => reader.skip(),
+        })?;
+        reader.finish()?;
+        check_version(version)?;
+        Ok(Self {
+            rank: rank.unwrap_or_default(),
+            cursor: given_cursor(epoch, seq)?,
+            full: full.unwrap_or_default(),
+        })
+    }
+}
+
+impl Message for ResyncRequest {
+    fn write<E: Entries>(&self, entries: &mut E) -> Result<(), E::Error> {
+        entries.number("v", super::PROTOCOL_VERSION)?;
+        entries.number("rank", u64::from(self.rank))?;
+        entries.number("epoch", self.cursor.epoch)?;
+        entries.number("seq", self.cursor.seq)?;
+        entries.flag("full", self.full)
+    }
+}
+
+/// What the chunks of an answer are together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ResyncAnswerKind {
+    /// The batches after the request's cursor, in order; none if the daemon has missed nothing.
+    Missing,
+    /// All that the holder has, parents before children. What the daemon had goes.
+    Full,
+}
+
+impl ResyncAnswerKind {
+    const EXPECTED: &'static str = "missing, full";
+
+    /// The word on the wire.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Missing => "missing",
+            Self::Full => "full",
+        }
+    }
+}
+
+/// A part of a publisher's answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ResyncChunk {
+    /// The rank that the answer is about.
+    pub rank: Rank,
+    /// Where the daemon is when it has applied the whole answer. The same in every chunk.
+    pub cursor: BatchCursor,
+    /// What the answer is. The same in every chunk.
+    pub kind: ResyncAnswerKind,
+    /// Number of the chunk, from 0 without a gap.
+    pub number: u32,
+    /// Whether it is the last one.
+    pub is_last: bool,
+    /// When the batch at `cursor` was made, as that batch says. Later batches with lower numbers are then of a publisher that restarted
+    /// in the same epoch; earlier ones are redeliveries.
+    pub time_us: Option<u64>,
+    /// The block size with which the publisher has computed the sequence hashes of a full state from the blocks' content. Absent where
+    /// the hashes are the names of its events.
+    pub recomputed_block_size: Option<u32>,
+    /// Encoded event batches. In a full state they have [`stored`](super::Event::Stored) events only, and their `seq` means
+    /// nothing.
+    pub batches: Vec<Vec<u8>>,
+}
+
+/// Longest word of `kind` that is looked at.
+const KIND_BYTES_MAX: usize = 64;
+
+impl ResyncChunk {
+    /// The payload for the request's reply subject.
+    pub fn encode(&self) -> Vec<u8> {
+        encode(self)
+    }
+
+    /// Decodes a payload within `limits`. The batches in it are left as they are; see [`Self::decode_batches`].
+    ///
+    /// # Errors
+    ///
+    /// [`DecodeError`] if it is no chunk of this version.
+    pub fn decode(payload: &[u8], limits: &WireLimits) -> Result<Self, DecodeError> {
+        let mut reader = Reader::new(payload, limits.message_bytes_max)?;
+        let (mut version, mut rank, mut epoch, mut seq) = (None, None, None, None);
+        let (mut kind, mut number, mut is_last, mut batches) = (None, None, None, None);
+        let (mut block_size, mut time_us) = (None, None);
+        reader.map("the chunk", |reader, key| match key {
+            b"v" => set_once(&mut version, "v", reader.unsigned("v")?),
+            b"rank" => set_once(&mut rank, "rank", reader.unsigned_32("rank")?),
+            b"epoch" => set_once(&mut epoch, "epoch", reader.unsigned("epoch")?),
+            b"seq" => set_once(&mut seq, "seq", reader.unsigned("seq")?),
+            b"kind" => set_once(&mut kind, "kind", decode_kind(reader)?),
+            b"chunk" => set_once(&mut number, "chunk", reader.unsigned_32("chunk")?),
+            b"last" => set_once(&mut is_last, "last", reader.boolean("last")?),
+            b"time_us" => set_once(&mut time_us, "time_us", reader.optional_unsigned("time_us")?),
+            b"recomputed_block_size" => {
+                let value = reader.unsigned_32("recomputed_block_size")?;
+                set_once(&mut block_size, "recomputed_block_size", value)
+            }
+            b"batches" => set_once(&mut batches, "batches", decode_blobs(reader, limits)?),
+            _ => reader.skip(),
+        })?;
+        reader.finish()?;
+        check_version(version)?;
+        Ok(Self {
+            rank: rank.unwrap_or_default(),
+            cursor: given_cursor(epoch, seq)?,
+            kind: kind.ok_or(DecodeError::Missing { field: "kind" })?,
+            number: number.ok_or(DecodeError::Missing { field: "chunk" })?,
+            is_last: is_last.unwrap_or_default(),
+            time_us: time_us.flatten(),
+            recomputed_block_size: block_size,
+            batches: batches.unwrap_or_default(),
+        })
+    }
+
+    /// The batches in the chunk, in their order.
+    ///
+    /// # Errors
+    ///
+    /// The [`DecodeError`] of the first that is no batch.
+    pub fn decode_batches(&self, limits: &WireLimits) -> Result<Vec<EventBatch>, DecodeError> {
+        self.batches
+            .iter()
+            .map(|payload| EventBatch::decode(payload, limits))
+            .collect()
+    }
+}
+
+impl Message for ResyncChunk {
+    fn write<E: Entries>(&self, entries: &mut E) -> Result<(), E::Error> {
+        entries.number("v", super::PROTOCOL_VERSION)?;
+        entries.number("rank", u64::from(self.rank))?;
+        entries.number("epoch", self.cursor.epoch)?;
+        entries.number("seq", self.cursor.seq)?;
+        entries.text("kind", self.kind.as_str())?;
+        entries.optional_number("time_us", self.time_us)?;
+        entries.optional_number("recomputed_block_size", self.recomputed_block_size.map(u64::from))?;
+        entries.number("chunk", u64::from(self.number))?;
+        entries.flag("last", self.is_last)?;
+        entries.blobs("batches", &self.batches)
+    }
+}
+
+fn decode_kind(reader: &mut Reader<'_>) -> Result<ResyncAnswerKind, DecodeError> {
+    match reader.text("kind", KIND_BYTES_MAX)? {
+        "missing" => Ok(ResyncAnswerKind::Missing),
+        "full" => Ok(ResyncAnswerKind::Full),
+        _ => Err(DecodeError::UnknownWord {
+            field: "kind",
+            expected: ResyncAnswerKind::EXPECTED,
+        }),
+    }
+}
+
+fn decode_blobs(reader: &mut Reader<'_>, limits: &WireLimits) -> Result<Vec<Vec<u8>>, DecodeError> {
+    let blobs = reader.array("batches", limits.events_max)?;
+    (0..blobs)
+        .map(|_| reader.blob("batches").map(<[u8]>::to_vec))
+        .collect()
+}
+
+/// The batch that a message names; both its numbers are required.
+fn given_cursor(epoch: Option<u64>, seq: Option<u64>) -> Result<BatchCursor, DecodeError> {
+    Ok(BatchCursor {
+        epoch: epoch.ok_or(DecodeError::Missing { field: "epoch" })?,
+        seq: seq.ok_or(DecodeError::Missing { field: "seq" })?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn cursor() -> impl Strategy<Value = BatchCursor> {
+        (any::<u64>(), any::<u64>()).prop_map(|(epoch, seq)| BatchCursor { epoch, seq })
+    }
+
+    fn chunk() -> impl Strategy<Value = ResyncChunk> {
+        let kind = prop_oneof![Just(ResyncAnswerKind::Missing), Just(ResyncAnswerKind::Full)];
+        let blobs = vec(vec(any::<u8>(), 0..40), 0..5);
+        let optional = (
+            proptest::option::of(any::<u64>()),
+            proptest::option::of(any::<u32>()),
+        );
+        let flags = (any::<u32>(), any::<bool>());
+        (any::<u32>(), cursor(), kind, flags, optional, blobs).prop_map(
+            |(rank, cursor, kind, (number, is_last), (time_us, recomputed_block_size), batches)| {
+                ResyncChunk {
+                    rank,
+                    cursor,
+                    kind,
+                    number,
+                    is_last,
+                    time_us,
+                    recomputed_block_size,
+                    batches,
+                }
+            },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_encoded_decodes_back(rank in any::<u32>(), cursor in cursor(), full in any::<bool>(), chunk in chunk()) {
+            let limits = WireLimits::default();
+            let request = ResyncRequest { rank, cursor, full };
+            prop_assert_eq!(ResyncRequest::decode(&request.encode(), &limits), Ok(request));
+            prop_assert_eq!(ResyncChunk::decode(&chunk.encode(), &limits), Ok(chunk));
+        }
+
+        #[test]
+        fn damage_is_an_error_and_never_a_panic(chunk in chunk(), at in any::<prop::sample::Index>(), flip in 1_u8..) {
+            let limits = WireLimits::default();
+            let whole = chunk.encode();
+            let cut = at.index(whole.len());
+            prop_assert!(ResyncChunk::decode(&whole[..cut], &limits).is_err());
+            let mut damaged = whole;
+            damaged[cut] ^= flip;
+            if let Ok(decoded) = ResyncChunk::decode(&damaged, &limits) {
+                let _ = decoded.decode_batches(&limits);
+            }
+        }
+    }
+
+    #[test]
+    fn more_batches_than_allowed_are_refused() {
+        let limits = WireLimits {
+            events_max: 2,
+            ..WireLimits::default()
+        };
+        let chunk = ResyncChunk {
+            rank: 0,
+            cursor: BatchCursor::default(),
+            kind: ResyncAnswerKind::Full,
+            number: 0,
+            is_last: true,
+            time_us: None,
+            recomputed_block_size: None,
+            batches: vec![Vec::new(); 3],
+        };
+        let refused = ResyncChunk::decode(&chunk.encode(), &limits);
+        assert!(matches!(
+            refused,
+            Err(DecodeError::TooLong { count: 3, max: 2, .. })
+        ));
+    }
+}

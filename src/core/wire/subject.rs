@@ -1,0 +1,264 @@
+//! The subjects of the contract, under a configurable prefix.
+
+use super::admin::AdminCommand;
+use super::name::{NameError, NamespaceName, Rank, WorkerName};
+
+/// Why a subject or a prefix is not one of the contract's.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SubjectError {
+    /// The subject does not have the contract's shape.
+    #[error("subject {subject:?} is not {expected}")]
+    Shape {
+        /// The subject as received.
+        subject: String,
+        /// The shape that was expected.
+        expected: String,
+    },
+    /// A token of the subject is not a name.
+    #[error("subject {subject:?}: {source}")]
+    Name {
+        /// The subject as received.
+        subject: String,
+        /// What is wrong with the token.
+        source: NameError,
+    },
+    /// The prefix cannot be part of a subject.
+    #[error("prefix {prefix:?} must be tokens out of A-Z a-z 0-9 _ - joined by dots, at most 64 bytes")]
+    Prefix {
+        /// The prefix as configured.
+        prefix: String,
+    },
+}
+
+/// Builds and parses the subjects under one prefix.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Subjects {
+    root: String,
+    events: String,
+    query: String,
+    status: String,
+    resync: String,
+}
+
+impl Subjects {
+    /// The subjects under `prefix`: tokens out of `[A-Za-z0-9_-]` joined by dots, at most 64 bytes.
+    pub fn new(prefix: &str) -> Result<Self, SubjectError> {
+        let is_sound = prefix.len() <= 64 && prefix.split('.').all(|token| NamespaceName::new(token).is_ok());
+        if !is_sound {
+            return Err(SubjectError::Prefix {
+                prefix: prefix.to_owned(),
+            });
+        }
+        Ok(Self {
+            root: format!("{prefix}.v1."),
+            events: format!("{prefix}.v1.events."),
+            query: format!("{prefix}.v1.query."),
+            status: format!("{prefix}.v1.status."),
+            resync: format!("{prefix}.v1.resync."),
+        })
+    }
+
+    /// These subjects, with the shards' own for queries and status requests. Every shard answers a request on them; one daemon answers
+    /// a request on the plain subjects.
+    #[must_use]
+    pub fn of_shards(&self) -> Self {
+        Self {
+            query: format!("{}shards.query.", self.root),
+            status: format!("{}shards.status.", self.root),
+            ..self.clone()
+        }
+    }
+
+    /// The subject of rosters: replicas that answer in `queue_group` tell there which holders they know.
+    pub fn roster(&self, queue_group: &str) -> String {
+        format!("{}roster.{queue_group}", self.root)
+    }
+
+    /// Where operators send `command`.
+    pub fn admin(&self, command: AdminCommand) -> String {
+        format!("{}admin.{}", self.root, command.as_str())
+    }
+
+    /// All subjects of commands.
+    pub fn all_admin(&self) -> String {
+        format!("{}admin.*", self.root)
+    }
+
+    /// The command of a subject.
+    pub fn parse_admin(&self, subject: &str) -> Option<AdminCommand> {
+        let token = subject.strip_prefix(&self.root)?.strip_prefix("admin.")?;
+        AdminCommand::of_token(token)
+    }
+
+    /// Where `worker` publishes its batches for `namespace`.
+    pub fn events(&self, namespace: &NamespaceName, worker: &WorkerName) -> String {
+        format!("{}{namespace}.{worker}", self.events)
+    }
+
+    /// All events subjects.
+    pub fn all_events(&self) -> String {
+        format!("{}>", self.events)
+    }
+
+    /// Where the publisher of one rank of `worker` is asked for what a daemon has missed.
+    pub fn resync(&self, namespace: &NamespaceName, worker: &WorkerName, rank: Rank) -> String {
+        format!("{}{namespace}.{worker}.{rank}", self.resync)
+    }
+
+    /// Where queries about `namespace` go.
+    pub fn query(&self, namespace: &NamespaceName) -> String {
+        format!("{}{namespace}", self.query)
+    }
+
+    /// All query subjects. Ends in `>` so that a malformed subject is answered with an error, not with silence.
+    pub fn all_queries(&self) -> String {
+        format!("{}>", self.query)
+    }
+
+    /// A subject within [`Self::all_queries`] that carries no request: `~` is in no name. A daemon that leaves its queue group publishes
+    /// fillers there, and daemons ignore them.
+    pub fn query_filler(&self) -> String {
+        format!("{}~", self.query)
+    }
+
+    /// As [`Self::query_filler`], within [`Self::all_statuses`].
+    pub fn status_filler(&self) -> String {
+        format!("{}~", self.status)
+    }
+
+    /// Where status requests about `namespace` go.
+    pub fn status(&self, namespace: &NamespaceName) -> String {
+        format!("{}{namespace}", self.status)
+    }
+
+    /// All status subjects.
+    pub fn all_statuses(&self) -> String {
+        format!("{}>", self.status)
+    }
+
+    /// Whether a reply may go to `subject`: whoever asks chooses it, and must not speak with the rights of whoever answers. So it may be
+    /// neither one of these subjects nor one of the server's own, which begin with `$`.
+    pub fn may_reply_to(&self, subject: &str) -> bool {
+        !subject.starts_with('$') && !subject.starts_with(&self.root)
+    }
+
+    /// The namespace and worker an events subject speaks for.
+    pub fn parse_events(
+        &self,
+        subject: &str,
+        name_bytes_max: usize,
+    ) -> Result<(NamespaceName, WorkerName), SubjectError> {
+        let shape = || SubjectError::Shape {
+            subject: subject.to_owned(),
+            expected: format!("{}NAMESPACE.WORKER", self.events),
+        };
+        let (namespace, worker) = subject
+            .strip_prefix(&self.events)
+            .and_then(|rest| rest.split_once('.'))
+            .ok_or_else(shape)?;
+        let named = |source| SubjectError::Name {
+            subject: subject.to_owned(),
+            source,
+        };
+        Ok((
+            NamespaceName::bounded(namespace, name_bytes_max).map_err(named)?,
+            WorkerName::bounded(worker, name_bytes_max).map_err(named)?,
+        ))
+    }
+
+    /// The namespace a query subject asks about.
+    pub fn parse_query(&self, subject: &str, name_bytes_max: usize) -> Result<NamespaceName, SubjectError> {
+        Self::parse_tail(&self.query, subject, name_bytes_max)
+    }
+
+    /// The namespace a status subject asks about.
+    pub fn parse_status(&self, subject: &str, name_bytes_max: usize) -> Result<NamespaceName, SubjectError> {
+        Self::parse_tail(&self.status, subject, name_bytes_max)
+    }
+
+    fn parse_tail(head: &str, subject: &str, name_bytes_max: usize) -> Result<NamespaceName, SubjectError> {
+        let tail = subject.strip_prefix(head).ok_or_else(|| SubjectError::Shape {
+            subject: subject.to_owned(),
+            expected: format!("{head}NAMESPACE"),
+        })?;
+        NamespaceName::bounded(tail, name_bytes_max).map_err(|source| SubjectError::Name {
+            subject: subject.to_owned(),
+            source,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_built_parses_back() {
+        let subjects = Subjects::new("site-1.kvatlas").unwrap();
+        let namespace = NamespaceName::new("llama").unwrap();
+        let worker = WorkerName::new("gpu-0").unwrap();
+        let events = subjects.events(&namespace, &worker);
+        assert_eq!(events, "site-1.kvatlas.v1.events.llama.gpu-0");
+        assert_eq!(
+            subjects.parse_events(&events, 64),
+            Ok((namespace.clone(), worker))
+        );
+        assert_eq!(
+            subjects.parse_query(&subjects.query(&namespace), 64),
+            Ok(namespace.clone())
+        );
+        assert_eq!(
+            subjects.parse_status(&subjects.status(&namespace), 64),
+            Ok(namespace)
+        );
+    }
+
+    #[test]
+    fn shards_have_subjects_of_their_own() {
+        let subjects = Subjects::new("site-1").unwrap();
+        let shards = subjects.of_shards();
+        let (namespace, worker) = (
+            NamespaceName::new("llama").unwrap(),
+            WorkerName::new("w").unwrap(),
+        );
+        assert_eq!(shards.query(&namespace), "site-1.v1.shards.query.llama");
+        assert_eq!(shards.status(&namespace), "site-1.v1.shards.status.llama");
+        assert_eq!(
+            shards.events(&namespace, &worker),
+            subjects.events(&namespace, &worker)
+        );
+        assert_eq!(
+            shards.parse_query(&shards.query(&namespace), 64),
+            Ok(namespace.clone())
+        );
+        assert!(subjects.parse_query(&shards.query(&namespace), 64).is_err());
+        assert_eq!(subjects.roster("kvatlas"), "site-1.v1.roster.kvatlas");
+        assert_eq!(subjects.admin(AdminCommand::Drain), "site-1.v1.admin.drain");
+        assert_eq!(
+            subjects.parse_admin("site-1.v1.admin.drain"),
+            Some(AdminCommand::Drain)
+        );
+        assert_eq!(subjects.parse_admin("site-1.v1.admin.x"), None);
+    }
+
+    #[test]
+    fn foreign_subjects_are_errors() {
+        let subjects = Subjects::new("kvatlas").unwrap();
+        for subject in [
+            "kvatlas.v1.events.llama",
+            "kvatlas.v1.events.a.b.c",
+            "other.v1.events.a.b",
+            "kvatlas.v1.events.a.",
+        ] {
+            assert!(subjects.parse_events(subject, 64).is_err(), "{subject}");
+        }
+        assert!(subjects.parse_query("kvatlas.v1.query.a.b", 64).is_err());
+    }
+
+    #[test]
+    fn a_prefix_is_checked() {
+        for prefix in ["", ".", "a..b", "a.>", "a b", &"x".repeat(65)] {
+            assert!(Subjects::new(prefix).is_err(), "{prefix:?}");
+        }
+    }
+}

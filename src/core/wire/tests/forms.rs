@@ -1,0 +1,237 @@
+//! The other forms a publisher or router may choose: arrays for blobs, keys in any order, keys nobody knows yet.
+
+use proptest::prelude::*;
+use rmp::encode;
+
+use crate::hash::{PositionalLineageHash, SequenceHash};
+
+use super::super::{
+    BlockContent, BlockNames, Event, EventBatch, QueryKey, QueryRequest, RemovedBlocks, StoredBlocks,
+    WireLimits,
+};
+use super::generate;
+
+/// Map entries in the order in which they are to travel.
+type Entries = Vec<(String, Vec<u8>)>;
+
+fn value(write: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    write(&mut bytes);
+    bytes
+}
+
+fn number(number: u64) -> Vec<u8> {
+    value(|bytes| drop(encode::write_uint(bytes, number)))
+}
+
+fn text(text: &str) -> Vec<u8> {
+    value(|bytes| drop(encode::write_str(bytes, text)))
+}
+
+fn array(elements: impl IntoIterator<Item = Vec<u8>>) -> Vec<u8> {
+    let elements: Vec<Vec<u8>> = elements.into_iter().collect();
+    value(|bytes| {
+        encode::write_array_len(bytes, u32::try_from(elements.len()).unwrap()).unwrap();
+        bytes.extend(elements.concat());
+    })
+}
+
+fn map(entries: &Entries) -> Vec<u8> {
+    value(|bytes| {
+        encode::write_map_len(bytes, u32::try_from(entries.len()).unwrap()).unwrap();
+        for (key, value) in entries {
+            encode::write_str(bytes, key).unwrap();
+            bytes.extend(value);
+        }
+    })
+}
+
+/// Hashes as an array of integers.
+fn numbers<T: Copy + Into<u64>>(list: &[T]) -> Vec<u8> {
+    array(list.iter().map(|element| number((*element).into())))
+}
+
+fn lineage(list: &[PositionalLineageHash]) -> Vec<u8> {
+    array(
+        list.iter()
+            .map(|key| value(|bytes| drop(encode::write_bin(bytes, &key.to_be_bytes())))),
+    )
+}
+
+fn entry(key: &str, value: Vec<u8>) -> (String, Vec<u8>) {
+    (key.to_owned(), value)
+}
+
+fn optional_text(key: &str, content: Option<&String>) -> (String, Vec<u8>) {
+    // Absent is nil here, which must mean the same as leaving the key out.
+    entry(key, content.map_or(vec![0xc0], |content| text(content)))
+}
+
+fn tokens_entries(tokens: &[u32], lora_name: Option<&String>, cache_salt: Option<&String>) -> Entries {
+    vec![
+        entry("tokens", numbers(tokens)),
+        optional_text("lora_name", lora_name),
+        optional_text("cache_salt", cache_salt),
+    ]
+}
+
+fn stored_entries(stored: &StoredBlocks) -> Entries {
+    let mut entries = vec![entry("type", text("stored"))];
+    match &stored.names {
+        BlockNames::Lineage(keys) => entries.push(entry("lineage_hashes", lineage(keys))),
+        BlockNames::Sequence {
+            parent,
+            position,
+            hashes,
+        } => {
+            entries.push(entry(
+                "parent",
+                parent.map_or(vec![0xc0], |parent| number(parent.as_u64())),
+            ));
+            entries.push(entry(
+                "position",
+                position.map_or(vec![0xc0], |position| number(position.as_u64())),
+            ));
+            entries.push(entry("sequence_hashes", numbers(hashes)));
+        }
+    }
+    match &stored.content {
+        None => {}
+        Some(BlockContent::BlockHashes(hashes)) => entries.push(entry("block_hashes", numbers(hashes))),
+        Some(BlockContent::Tokens {
+            tokens,
+            lora_name,
+            cache_salt,
+        }) => {
+            entries.extend(tokens_entries(tokens, lora_name.as_ref(), cache_salt.as_ref()));
+        }
+    }
+    if let Some(names) = &stored.engine_hashes {
+        entries.push(entry("engine_hashes", numbers(names)));
+    }
+    entries
+}
+
+fn event_entries(event: &Event) -> Entries {
+    match event {
+        Event::Stored(stored) => stored_entries(stored),
+        Event::Removed(RemovedBlocks {
+            hashes,
+            lineage_hashes,
+        }) => vec![
+            entry("type", text("removed")),
+            entry("sequence_hashes", numbers(hashes)),
+            entry("lineage_hashes", lineage(lineage_hashes)),
+        ],
+        Event::Cleared => vec![entry("type", text("cleared"))],
+        Event::Doubted(reasons) => {
+            let words = reasons.iter().map(|reason| text(reason.as_str()));
+            vec![entry("type", text("doubted")), entry("reasons", array(words))]
+        }
+        Event::Goodbye => vec![entry("type", text("goodbye"))],
+    }
+}
+
+/// Something a later version of the contract might send.
+fn unknown(depth: usize) -> Vec<u8> {
+    let mut nested = vec![0x91; depth];
+    // Keys of any type, a float, an extension, a negative number.
+    nested.extend([
+        0x83, 0xa1, b'k', 0xcb, 0, 0, 0, 0, 0, 0, 0, 0, 0x01, 0xd4, 1, 2, 0xc0, 0xff,
+    ]);
+    nested
+}
+
+/// Adds keys nobody knows and turns the order around.
+fn disguise(mut entries: Entries, rotation: usize, depth: usize) -> Vec<u8> {
+    entries.push(entry("new_in_version_2", unknown(depth)));
+    entries.push(entry("", number(7)));
+    entries.push(entry(
+        "big",
+        value(|bytes| drop(encode::write_bin(bytes, &[9; 3000]))),
+    ));
+    // A key that nobody knows may even come twice.
+    entries.push(entry("big", vec![0xc2]));
+    let rotation = rotation % entries.len();
+    entries.rotate_left(rotation);
+    entries.reverse();
+    map(&entries)
+}
+
+proptest! {
+    #[test]
+    fn arrays_are_blobs_and_order_is_free(batch in generate::batch(), rotation: usize, depth in 0_usize..3000) {
+        let events = batch.events.iter().map(|event| disguise(event_entries(event), rotation / 7, depth / 3));
+        let entries = vec![
+            entry("v", number(1)),
+            entry("epoch", number(batch.epoch)),
+            entry("seq", number(batch.seq)),
+            entry("rank", number(u64::from(batch.rank))),
+            entry("time_us", batch.time_us.map_or(vec![0xc0], number)),
+            entry("tier", number(u64::from(batch.tier.as_u8()))),
+            entry("events", array(events)),
+        ];
+        let payload = disguise(entries, rotation, depth);
+        prop_assert_eq!(EventBatch::decode(&payload, &WireLimits::default()), Ok(batch));
+    }
+
+    #[test]
+    fn queries_too(request in generate::request(), rotation: usize, depth in 0_usize..3000) {
+        let queries = match &request {
+            QueryRequest::Single(query) => std::slice::from_ref(query),
+            QueryRequest::Batch(queries) => queries,
+        };
+        let mut all: Vec<Entries> = Vec::new();
+        for query in queries {
+            let mut entries = match &query.key {
+                QueryKey::Tokens { tokens, lora_name, cache_salt } => {
+                    tokens_entries(tokens, lora_name.as_ref(), cache_salt.as_ref())
+                }
+                QueryKey::BlockHashes(hashes) => vec![entry("block_hashes", numbers(hashes))],
+                QueryKey::SequenceHashes(hashes) => vec![entry("sequence_hashes", numbers(hashes))],
+                QueryKey::LineageHashes(hashes) => vec![entry("lineage_hashes", lineage(hashes))],
+            };
+            if let Some(positions) = &query.positions {
+                let positions = positions.iter().map(|position| number(position.as_u64()));
+                entries.push(entry("positions", array(positions)));
+            }
+            let options = &query.options;
+            if let Some(workers) = &options.workers {
+                entries.push(entry("workers", array(workers.iter().map(|worker| text(worker.as_str())))));
+            }
+            entries.push(entry("limit", options.limit.map_or(vec![0xc0], |limit| number(u64::from(limit)))));
+            entries.push(entry("min_blocks", number(u64::from(options.min_blocks))));
+            entries.push(entry("explain", vec![if options.explain { 0xc3 } else { 0xc2 }]));
+            all.push(entries);
+        }
+        let payload = match &request {
+            QueryRequest::Single(_) => disguise(all.remove(0), rotation, depth),
+            QueryRequest::Batch(_) => {
+                let queries = all.into_iter().map(|entries| disguise(entries, rotation / 5, depth / 3));
+                disguise(vec![entry("queries", array(queries))], rotation, depth)
+            }
+        };
+        prop_assert_eq!(QueryRequest::decode(&payload, &WireLimits::default()), Ok(request));
+    }
+}
+
+#[test]
+fn a_signed_hash_is_a_negative_number_and_refused() {
+    let entries = vec![entry(
+        "sequence_hashes",
+        array([vec![0xd3, 0x80, 0, 0, 0, 0, 0, 0, 0]]),
+    )];
+    assert!(QueryRequest::decode(&map(&entries), &WireLimits::default()).is_err());
+    let entries = vec![entry(
+        "sequence_hashes",
+        array([vec![0xd3, 0x70, 0, 0, 0, 0, 0, 0, 0]]),
+    )];
+    let decoded = QueryRequest::decode(&map(&entries), &WireLimits::default()).unwrap();
+    let QueryRequest::Single(query) = decoded else {
+        panic!("one query")
+    };
+    assert_eq!(
+        query.key,
+        QueryKey::SequenceHashes(vec![SequenceHash(0x70 << 56)])
+    );
+}

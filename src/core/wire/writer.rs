@@ -1,0 +1,134 @@
+//! MessagePack into a byte vector.
+
+use std::convert::Infallible;
+
+use rmp::encode;
+
+use crate::hash::{PositionalLineageHash, SequenceHash};
+
+use super::entries::{Entries, ListElement, Message, count_entries};
+
+/// A message as MessagePack.
+pub(super) fn encode(message: &impl Message) -> Vec<u8> {
+    encode_into(Vec::new(), message)
+}
+
+/// As [`encode`], behind what `bytes` has. A caller that knows the length gives a vector with that capacity.
+pub(super) fn encode_into(bytes: Vec<u8>, message: &impl Message) -> Vec<u8> {
+    let mut writer = Writer { bytes };
+    writer.message(message);
+    writer.bytes
+}
+
+/// Writes values one after the other. Writing to memory cannot fail, so the results of `rmp` are dropped.
+struct Writer {
+    bytes: Vec<u8>,
+}
+
+impl Writer {
+    fn array(&mut self, elements: usize) {
+        // Lists here come from memory within the limits of the contract, far below 2^32.
+        let elements = u32::try_from(elements).unwrap_or(u32::MAX);
+        let _ = encode::write_array_len(&mut self.bytes, elements);
+    }
+
+    fn word(&mut self, text: &str) {
+        let _ = encode::write_str(&mut self.bytes, text);
+    }
+
+    fn blob(&mut self, bytes: &[u8]) {
+        let _ = encode::write_bin(&mut self.bytes, bytes);
+    }
+
+    fn message(&mut self, message: &impl Message) {
+        let _ = encode::write_map_len(&mut self.bytes, count_entries(message));
+        let Ok(()) = message.write(self);
+    }
+}
+
+impl Entries for Writer {
+    type Error = Infallible;
+
+    fn wants_defaults(&self) -> bool {
+        false
+    }
+
+    fn number(&mut self, key: &'static str, value: u64) -> Result<(), Infallible> {
+        self.word(key);
+        let _ = encode::write_uint(&mut self.bytes, value);
+        Ok(())
+    }
+
+    fn flag(&mut self, key: &'static str, value: bool) -> Result<(), Infallible> {
+        self.word(key);
+        let _ = encode::write_bool(&mut self.bytes, value);
+        Ok(())
+    }
+
+    fn text(&mut self, key: &'static str, value: &str) -> Result<(), Infallible> {
+        self.word(key);
+        self.word(value);
+        Ok(())
+    }
+
+    fn hash(&mut self, key: &'static str, value: SequenceHash) -> Result<(), Infallible> {
+        self.number(key, value.as_u64())
+    }
+
+    fn lineage(&mut self, key: &'static str, value: PositionalLineageHash) -> Result<(), Infallible> {
+        self.word(key);
+        self.blob(&value.to_be_bytes());
+        Ok(())
+    }
+
+    fn list<T: ListElement>(&mut self, key: &'static str, list: &[T]) -> Result<(), Infallible> {
+        self.word(key);
+        let bytes = u32::try_from(std::mem::size_of_val(list)).unwrap_or(u32::MAX);
+        let _ = encode::write_bin_len(&mut self.bytes, bytes);
+        self.bytes.reserve(std::mem::size_of_val(list));
+        for element in list {
+            element.append(&mut self.bytes);
+        }
+        Ok(())
+    }
+
+    fn numbers(&mut self, key: &'static str, numbers: &[u32]) -> Result<(), Infallible> {
+        self.word(key);
+        self.array(numbers.len());
+        for number in numbers {
+            let _ = encode::write_uint(&mut self.bytes, u64::from(*number));
+        }
+        Ok(())
+    }
+
+    fn texts<'a>(
+        &mut self,
+        key: &'static str,
+        texts: impl Iterator<Item = &'a str> + Clone,
+    ) -> Result<(), Infallible> {
+        self.word(key);
+        self.array(texts.clone().count());
+        texts.for_each(|text| self.word(text));
+        Ok(())
+    }
+
+    fn blobs(&mut self, key: &'static str, blobs: &[Vec<u8>]) -> Result<(), Infallible> {
+        self.word(key);
+        self.array(blobs.len());
+        blobs.iter().for_each(|blob| self.blob(blob));
+        Ok(())
+    }
+
+    fn map<M: Message>(&mut self, key: &'static str, message: &M) -> Result<(), Infallible> {
+        self.word(key);
+        self.message(message);
+        Ok(())
+    }
+
+    fn maps<M: Message>(&mut self, key: &'static str, messages: &[M]) -> Result<(), Infallible> {
+        self.word(key);
+        self.array(messages.len());
+        messages.iter().for_each(|message| self.message(message));
+        Ok(())
+    }
+}

@@ -1,0 +1,325 @@
+//! Readiness as a set of latches: one for each precondition of serving.
+
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use parking_lot::Mutex;
+use serde_json::json;
+
+/// A precondition of serving.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Latch {
+    /// A connection to NATS stands: the one that brings the events, or a gateway's.
+    Connected,
+    /// The snapshot is loaded, or it is settled that there is none to load.
+    SnapshotLoaded,
+    /// The subscription to events is in place at the broker.
+    EventsSubscribed,
+    /// The subscription to queries is in place at the broker.
+    QueriesSubscribed,
+    /// Events that were published before the start are applied.
+    CaughtUp,
+    /// The index knows what a serving replica knows, or has had the time to learn it, or no replica serves.
+    Settled,
+    /// What the engines have that a bridge in this process follows is known, or they have had the time to be seen; or there is no bridge.
+    EnginesFollowed,
+}
+
+impl Latch {
+    /// Every latch, in the usual order of a start.
+    pub const ALL: [Self; 7] = [
+        Self::Connected,
+        Self::SnapshotLoaded,
+        Self::EventsSubscribed,
+        Self::QueriesSubscribed,
+        Self::CaughtUp,
+        Self::Settled,
+        Self::EnginesFollowed,
+    ];
+
+    /// The name in reports.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Connected => "connected",
+            Self::SnapshotLoaded => "snapshot_loaded",
+            Self::EventsSubscribed => "events_subscribed",
+            Self::QueriesSubscribed => "queries_subscribed",
+            Self::CaughtUp => "caught_up",
+            Self::Settled => "settled",
+            Self::EnginesFollowed => "engines_followed",
+        }
+    }
+
+    /// What the daemon waits for while the latch is not set, for a person to read.
+    const fn awaited(self) -> &'static str {
+        match self {
+            Self::Connected => "a NATS server to be reached",
+            Self::SnapshotLoaded => "the newest snapshot to be loaded",
+            Self::EventsSubscribed => "the NATS server to take the subscription to events",
+            Self::QueriesSubscribed => "the NATS server to take the subscription to queries",
+            Self::CaughtUp => "the events from before the start to be applied",
+            Self::Settled => "the index to know as much as a replica that takes queries",
+            Self::EnginesFollowed => "the engines of the bridge to be seen",
+        }
+    }
+
+    const fn bit(self) -> u8 {
+        1 << self as u8
+    }
+}
+
+const DRAINING: u8 = 1 << 7;
+const ALL_LATCHES: u8 = (1 << Latch::ALL.len()) - 1;
+
+type Troubles = [Option<String>; Latch::ALL.len()];
+
+/// The latches, shared by the parts of the daemon that set them and the probe that reads them.
+///
+/// The daemon is ready while every latch is set and it is not draining. A latch may be cleared again, for example
+/// when the server takes a right away; draining is for good.
+#[derive(Default)]
+pub struct Readiness {
+    bits: AtomicU8,
+    /// Whether each connection that was named stands now.
+    connections: Mutex<Vec<Box<dyn Fn() -> bool + Send + Sync>>>,
+    /// By latch: the last trouble with the connection that the latch waits for; none while it stands.
+    troubles: Mutex<Troubles>,
+}
+
+impl Readiness {
+    /// No latch set, not draining.
+    pub const fn new() -> Self {
+        Self {
+            bits: AtomicU8::new(0),
+            connections: Mutex::new(Vec::new()),
+            troubles: Mutex::new([const { None }; Latch::ALL.len()]),
+        }
+    }
+
+    /// Records that a precondition is met. A thread that sees the latch set also sees the caller's earlier writes.
+    pub fn set(&self, latch: Latch) {
+        self.bits.fetch_or(latch.bit(), Ordering::AcqRel);
+    }
+
+    /// Records that a precondition is no longer met.
+    pub fn clear(&self, latch: Latch) {
+        self.bits.fetch_and(!latch.bit(), Ordering::AcqRel);
+    }
+
+    /// Names a connection of [`Latch::Connected`]; `stands` says whether it stands at the moment. From now on the latch is as the
+    /// connections are: set while one of them stands.
+    pub fn follow_connection(&self, stands: impl Fn() -> bool + Send + Sync + 'static) {
+        self.connections.lock().push(Box::new(stands));
+    }
+
+    /// Records the trouble with the connection that `latch` waits for, in words for a person; none when it stands. It explains why the
+    /// daemon is not ready, and does not decide it.
+    pub fn set_trouble(&self, latch: Latch, trouble: Option<String>) {
+        self.troubles.lock()[latch as usize] = trouble;
+    }
+
+    /// Records that the daemon is stopping; it is not ready from now on.
+    pub fn start_draining(&self) {
+        self.bits.fetch_or(DRAINING, Ordering::AcqRel);
+        // They end with those who use them.
+        self.connections.lock().clear();
+    }
+
+    /// Whether a question that has reached the daemon may be answered: every latch but [`Latch::Connected`] is set, and it is not
+    /// draining. While no NATS server can be reached, answers call no holder exact.
+    pub fn may_answer(&self) -> bool {
+        self.bits.load(Ordering::Acquire) | Latch::Connected.bit() == ALL_LATCHES
+    }
+
+    fn bits(&self) -> u8 {
+        let bits = self.bits.load(Ordering::Acquire);
+        let connections = self.connections.lock();
+        if connections.is_empty() {
+            return bits;
+        }
+        match connections.iter().any(|stands| stands()) {
+            true => bits | Latch::Connected.bit(),
+            false => bits & !Latch::Connected.bit(),
+        }
+    }
+
+    /// All latches as they are at one time.
+    pub fn report(&self) -> ReadinessReport {
+        ReadinessReport {
+            bits: self.bits(),
+            troubles: self.troubles.lock().clone(),
+        }
+    }
+}
+
+/// The state of all latches at one time, and what keeps them from being set.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReadinessReport {
+    bits: u8,
+    troubles: Troubles,
+}
+
+impl ReadinessReport {
+    /// Whether every latch is set and the daemon is not draining.
+    pub const fn is_ready(&self) -> bool {
+        self.bits == ALL_LATCHES
+    }
+
+    /// Whether a latch is set.
+    pub const fn is_set(&self, latch: Latch) -> bool {
+        self.bits & latch.bit() != 0
+    }
+
+    /// Whether the daemon is stopping.
+    pub const fn is_draining(&self) -> bool {
+        self.bits & DRAINING != 0
+    }
+
+    /// Why the daemon is not ready, a sentence for each reason; empty when it is.
+    pub fn reasons(&self) -> Vec<String> {
+        if self.is_ready() {
+            return Vec::new();
+        }
+        let draining = self.is_draining().then(|| "the daemon is stopping".to_owned());
+        let awaited = Latch::ALL
+            .into_iter()
+            .filter(|latch| !self.is_set(*latch))
+            .map(|latch| format!("waiting for {}", latch.awaited()));
+        let mut reasons: Vec<String> = draining.into_iter().chain(awaited).collect();
+        for trouble in self.troubles.iter().flatten() {
+            let trouble = format!("NATS: {trouble}");
+            // A server that refuses one connection mostly refuses all of them in the same words.
+            if !reasons.contains(&trouble) {
+                reasons.push(trouble);
+            }
+        }
+        reasons
+    }
+
+    /// The report as JSON: `{"ready":…,"draining":…,"latches":{"snapshot_loaded":…,…},"reasons":[…]}`.
+    pub fn to_json(&self) -> String {
+        let latches: serde_json::Map<String, serde_json::Value> = Latch::ALL
+            .iter()
+            .map(|latch| (latch.as_str().to_owned(), self.is_set(*latch).into()))
+            .collect();
+        let (ready, draining) = (self.is_ready(), self.is_draining());
+        json!({ "ready": ready, "draining": draining, "latches": latches, "reasons": self.reasons() })
+            .to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn ready_once_every_latch_is_set_and_never_while_draining() {
+        let readiness = Readiness::new();
+        for latch in Latch::ALL {
+            assert!(!readiness.report().is_ready());
+            readiness.set(latch);
+            assert!(readiness.report().is_set(latch));
+        }
+        assert!(readiness.report().is_ready());
+        readiness.clear(Latch::CaughtUp);
+        assert!(!readiness.report().is_ready());
+        readiness.set(Latch::CaughtUp);
+        readiness.start_draining();
+        assert!(!readiness.report().is_ready());
+        assert!(readiness.report().is_draining());
+        assert!(Latch::ALL.iter().all(|latch| readiness.report().is_set(*latch)));
+    }
+
+    #[test]
+    fn the_report_names_each_latch() {
+        let readiness = Readiness::new();
+        readiness.set(Latch::EventsSubscribed);
+        let json: serde_json::Value = serde_json::from_str(&readiness.report().to_json()).expect("JSON");
+        assert_eq!(
+            json,
+            json!({
+                "ready": false,
+                "draining": false,
+                "latches": {
+                    "connected": false,
+                    "snapshot_loaded": false,
+                    "events_subscribed": true,
+                    "queries_subscribed": false,
+                    "caught_up": false,
+                    "settled": false,
+                    "engines_followed": false,
+                },
+                "reasons": [
+                    "waiting for a NATS server to be reached",
+                    "waiting for the newest snapshot to be loaded",
+                    "waiting for the NATS server to take the subscription to queries",
+                    "waiting for the events from before the start to be applied",
+                    "waiting for the index to know as much as a replica that takes queries",
+                    "waiting for the engines of the bridge to be seen",
+                ],
+            })
+        );
+    }
+
+    #[test]
+    fn trouble_is_told_until_it_is_over_or_no_longer_matters() {
+        let readiness = Readiness::new();
+        readiness.set_trouble(Latch::EventsSubscribed, Some("cannot connect".to_owned()));
+        readiness.set_trouble(Latch::QueriesSubscribed, Some("cannot connect".to_owned()));
+        assert!(
+            readiness
+                .report()
+                .reasons()
+                .contains(&"NATS: cannot connect".to_owned())
+        );
+        assert_eq!(readiness.report().reasons().len(), Latch::ALL.len() + 1);
+        readiness.set_trouble(Latch::EventsSubscribed, None);
+        readiness.set_trouble(Latch::QueriesSubscribed, None);
+        assert_eq!(readiness.report().reasons().len(), Latch::ALL.len());
+        readiness.set_trouble(Latch::EventsSubscribed, Some("a hiccup".to_owned()));
+        Latch::ALL.into_iter().for_each(|latch| readiness.set(latch));
+        assert_eq!(readiness.report().reasons(), Vec::<String>::new());
+        readiness.start_draining();
+        assert_eq!(readiness.report().reasons()[0], "the daemon is stopping");
+    }
+
+    #[test]
+    fn ready_while_one_of_the_connections_stands() {
+        use std::sync::Arc;
+        use std::sync::atomic::AtomicBool;
+
+        let readiness = Readiness::new();
+        Latch::ALL.into_iter().for_each(|latch| readiness.set(latch));
+        let stands = [false, false].map(|stands| Arc::new(AtomicBool::new(stands)));
+        for one in stands.clone() {
+            readiness.follow_connection(move || one.load(Ordering::Relaxed));
+        }
+        assert!(!readiness.report().is_ready() && readiness.may_answer());
+        assert_eq!(
+            readiness.report().reasons(),
+            ["waiting for a NATS server to be reached"]
+        );
+        stands[1].store(true, Ordering::Relaxed);
+        assert!(readiness.report().is_ready());
+        readiness.clear(Latch::Settled);
+        assert!(!readiness.may_answer());
+    }
+
+    proptest! {
+        #[test]
+        fn latches_do_not_touch_each_other(
+            steps in prop::collection::vec((0..Latch::ALL.len(), any::<bool>()), 0..40),
+        ) {
+            let readiness = Readiness::new();
+            let mut expected = [false; Latch::ALL.len()];
+            for (index, set) in steps {
+                expected[index] = set;
+                if set { readiness.set(Latch::ALL[index]) } else { readiness.clear(Latch::ALL[index]) }
+                let report = readiness.report();
+                prop_assert_eq!(Latch::ALL.map(|latch| report.is_set(latch)), expected);
+                prop_assert_eq!(report.is_ready(), expected.iter().all(|set| *set));
+            }
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! Rules about several settings at once.
+//!
+//! A rule is checked only when each of its settings is [settled](Layers::are_settled), so that one mistake is reported
+//! once.
+
+use super::declare::Setting;
+use super::effective::{Entries, Entry};
+use super::error::{ConfigError, Origin};
+use super::layers::Layers;
+
+/// The ways to authenticate to NATS. At most one may be given.
+const AUTHENTICATION: [&str; 4] = [
+    "nats.credentials_file",
+    "nats.nkey_seed_file",
+    "nats.token",
+    "nats.user",
+];
+
+/// A certificate and its key.
+const CERTIFICATE: [&str; 2] = ["nats.tls_cert_file", "nats.tls_key_file"];
+
+/// Settings about a NATS server that somebody else runs.
+const NOT_FOR_EMBEDDED: [&str; 11] = [
+    "nats.url",
+    "nats.credentials_file",
+    "nats.nkey_seed_file",
+    "nats.token",
+    "nats.user",
+    "nats.password",
+    "nats.tls_required",
+    "nats.tls_first",
+    "nats.tls_ca_file",
+    "nats.tls_cert_file",
+    "nats.tls_key_file",
+];
+
+/// Settings about an index, which a gateway does not have.
+const NOT_FOR_GATEWAY: [&str; 3] = ["sharding.shard", "snapshots.directory", "http.listen"];
+
+const STALE_AFTER: &str = "namespace_defaults.stale_after_ms";
+const REMOVE_AFTER: &str = "namespace_defaults.remove_after_ms";
+const NAMESPACES: &str = "namespaces";
+
+/// Checks every rule.
+pub(super) fn check(layers: &mut Layers) {
+    let errors = [
+        check_authentication(layers),
+        check_certificate(layers),
+        check_excluded(layers, "nats.embedded", &NOT_FOR_EMBEDDED, |embedded| {
+            format!("is not for the embedded NATS server that {embedded} asks for; give one of the two")
+        }),
+        check_excluded(layers, "gateway.enabled", &NOT_FOR_GATEWAY, |gateway| {
+            format!("is not for a gateway, which {gateway} asks for: it has no index; give one of the two")
+        }),
+        check_lane_queue(layers),
+        check_resync(layers),
+        check_silence(layers),
+        check_object_store(layers),
+        check_namespaces(layers),
+    ];
+    layers.errors.extend(errors.into_iter().flatten());
+}
+
+fn check_authentication(layers: &Layers) -> Vec<ConfigError> {
+    let mut errors = Vec::new();
+    if !layers.are_settled(&AUTHENTICATION) || !layers.are_settled(&["nats.password"]) {
+        return errors;
+    }
+    for (key, other) in [("nats.user", "nats.password"), ("nats.password", "nats.user")] {
+        errors.extend(check_needed(layers, key, other, ""));
+    }
+    let mut ways = AUTHENTICATION.iter().filter_map(|key| given(layers, key));
+    if let (Some(first), Some(second)) = (ways.next(), ways.next()) {
+        let rule = format!(
+            "a second way to authenticate to NATS, beside {first}; give one of {}",
+            AUTHENTICATION.join(", ")
+        );
+        errors.push(ConfigError::combination(second, rule));
+    }
+    errors
+}
+
+fn check_certificate(layers: &Layers) -> Vec<ConfigError> {
+    if !layers.are_settled(&CERTIFICATE) {
+        return Vec::new();
+    }
+    let [certificate, key] = CERTIFICATE;
+    let pairs = [(certificate, key), (key, certificate)];
+    let check = |(key, other)| check_needed(layers, key, other, "");
+    pairs.into_iter().flat_map(check).collect()
+}
+
+fn check_object_store(layers: &Layers) -> Vec<ConfigError> {
+    let (store, directory) = ("snapshots.object_store", "snapshots.directory");
+    if !layers.are_settled(&[store, directory]) {
+        return Vec::new();
+    }
+    check_needed(
+        layers,
+        store,
+        directory,
+        ": snapshots are written and fetched there",
+    )
+}
+
+/// A setting that needs another one beside it.
+fn check_needed(layers: &Layers, key: &str, other: &str, reason: &str) -> Vec<ConfigError> {
+    let origin = given(layers, key).filter(|_| given(layers, other).is_none());
+    let error = |origin| ConfigError::combination(origin, format!("{key} needs {other} beside it{reason}"));
+    origin.map(error).into_iter().collect()
+}
+
+/// Settings that have no meaning while a switch is on. The rule names the origin of the switch.
+fn check_excluded(
+    layers: &Layers,
+    switch: &str,
+    excluded: &[&str],
+    rule: impl Fn(&Origin) -> String,
+) -> Vec<ConfigError> {
+    if !layers.are_settled(&[switch]) {
+        return Vec::new();
+    }
+    let Some(switched_on_by) = given(layers, switch) else {
+        return Vec::new();
+    };
+    excluded
+        .iter()
+        .filter(|key| layers.are_settled(&[key]))
+        .filter_map(|key| given(layers, key))
+        .map(|origin| ConfigError::combination(origin, rule(switched_on_by)))
+        .collect()
+}
+
+fn check_lane_queue(layers: &Layers) -> Vec<ConfigError> {
+    let (queue, message) = ("events.lane_queue_bytes", "events.max_message_bytes");
+    let is_right = integer(layers, queue) >= integer(layers, message);
+    check_pair(layers, [queue, message], is_right, || {
+        format!("{queue} must be at least {message}, or a lane could never take the largest message")
+    })
+}
+
+fn check_resync(layers: &Layers) -> Vec<ConfigError> {
+    let (least, most) = ("resync.retry_min_ms", "resync.retry_max_ms");
+    let is_right = integer(layers, least) <= integer(layers, most);
+    check_pair(layers, [least, most], is_right, || {
+        format!("{least} must be at most {most}")
+    })
+}
+
+/// Two settings that must fit together. The first that was given is to blame.
+fn check_pair(
+    layers: &Layers,
+    keys: [&str; 2],
+    is_right: bool,
+    rule: impl FnOnce() -> String,
+) -> Vec<ConfigError> {
+    if is_right || !layers.are_settled(&keys) {
+        return Vec::new();
+    }
+    let origin = keys.iter().find_map(|key| given(layers, key));
+    vec![ConfigError::combination(
+        origin.unwrap_or(&Origin::Default),
+        rule(),
+    )]
+}
+
+/// A holder cannot be removed before it is stale. The rule holds for the defaults, and for each named namespace.
+fn check_silence(layers: &Layers) -> Vec<ConfigError> {
+    if !layers.are_settled(&[STALE_AFTER, REMOVE_AFTER]) {
+        return Vec::new();
+    }
+    const RULE: &str =
+        "a holder must be stale before it is removed: remove_after_ms must be above stale_after_ms, or 0";
+    let none = Entries::new();
+    let is_right = |own: &Entries| {
+        let number = |key| {
+            let entry = own.get(key).or_else(|| layers.effective.entry(key));
+            entry.and_then(number_of).unwrap_or_default()
+        };
+        number(REMOVE_AFTER) == 0 || number(REMOVE_AFTER) > number(STALE_AFTER)
+    };
+    let keys = [REMOVE_AFTER, STALE_AFTER];
+    let mut errors = check_pair(layers, keys, is_right(&none), || RULE.to_owned());
+    for (_, table) in layers.effective.named(NAMESPACES) {
+        let own = keys.iter().find_map(|key| table.entries.get(key));
+        if let Some(entry) = own
+            && !is_right(&table.entries)
+        {
+            errors.push(ConfigError::combination(&entry.origin, RULE));
+        }
+    }
+    errors
+}
+
+fn check_namespaces(layers: &Layers) -> Vec<ConfigError> {
+    let mut errors = Vec::new();
+    let limit = |key| integer(layers, key).filter(|_| layers.are_settled(&[key]));
+    let length = |length: usize| u64::try_from(length).unwrap_or(u64::MAX);
+    let namespaces = layers.effective.named(NAMESPACES);
+    let count = length(namespaces.clone().count());
+    if let Some(max) = limit("limits.max_namespaces")
+        && let Some((_, last)) = namespaces.clone().last()
+        && count > max
+    {
+        let rule = format!("{count} namespaces are configured, but limits.max_namespaces is {max}; raise it");
+        errors.push(ConfigError::combination(&last.origin, rule));
+    }
+    if let Some(max) = limit("limits.max_name_bytes") {
+        for (_, table) in namespaces.filter(|(name, _)| length(name.len()) > max) {
+            let rule = format!("the name is longer than limits.max_name_bytes, which is {max}");
+            errors.push(ConfigError::combination(&table.origin, rule));
+        }
+    }
+    errors
+}
+
+/// The origin of a value that is not the default; `None` for the default.
+///
+/// A default that is spelt out counts for nothing, so that a printed configuration loads back.
+fn given<'a>(layers: &'a Layers, key: &str) -> Option<&'a Origin> {
+    let entry = layers.effective.entry(key)?;
+    let setting = Setting::find(key)?;
+    (setting.kind.parse(setting.default).as_ref() != Some(&entry.value)).then_some(&entry.origin)
+}
+
+fn integer(layers: &Layers, key: &str) -> Option<u64> {
+    layers.effective.entry(key).and_then(number_of)
+}
+
+fn number_of(entry: &Entry) -> Option<u64> {
+    entry.value.integer()
+}

@@ -1,0 +1,108 @@
+//! The values in force, and how a table of settings reads them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::error::{ConfigError, Origin};
+use super::kind::Value;
+use super::rule::Rule;
+
+/// A value and its origin.
+#[derive(Debug, Clone)]
+pub(super) struct Entry {
+    pub(super) value: Value,
+    pub(super) origin: Origin,
+}
+
+/// Values by the key of their setting.
+pub(super) type Entries = BTreeMap<&'static str, Entry>;
+
+/// One named table of the file, such as `[namespaces.llama]`.
+#[derive(Debug, Clone)]
+pub(super) struct NamedEntries {
+    pub(super) origin: Origin,
+    /// By the key of the default that the entry overrides.
+    pub(super) entries: Entries,
+}
+
+/// The values in force.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Effective {
+    pub(super) entries: Entries,
+    /// By the table that holds them and by their names: `namespaces`, then `llama`.
+    pub(super) named: BTreeMap<&'static str, BTreeMap<String, NamedEntries>>,
+}
+
+impl Effective {
+    pub(super) fn entry(&self, key: &str) -> Option<&Entry> {
+        self.entries.get(key)
+    }
+
+    /// The keys of the settings whose values differ, whatever their origins; and the tables of named ones that differ.
+    pub(super) fn differences(&self, other: &Effective) -> Vec<&'static str> {
+        let is_changed = |(key, entry): &(&&'static str, &Entry)| {
+            other.entry(key).is_none_or(|others| others.value != entry.value)
+        };
+        let changed = self.entries.iter().filter(is_changed).map(|(key, _)| *key);
+        let tables: BTreeSet<_> = self.named.keys().chain(other.named.keys()).copied().collect();
+        let different = tables
+            .into_iter()
+            .filter(|table| self.plain(table) != other.plain(table));
+        changed.chain(different).collect()
+    }
+
+    /// The values in the named tables of a table, without their origins.
+    fn plain(&self, table: &str) -> Vec<(&str, &'static str, &Value)> {
+        let mut values = Vec::new();
+        for (name, table) in self.named(table) {
+            values.extend(
+                table
+                    .entries
+                    .iter()
+                    .map(|(key, entry)| (name.as_str(), *key, &entry.value)),
+            );
+        }
+        values
+    }
+
+    /// The named tables in this table of the file, by name.
+    pub(super) fn named(&self, table: &str) -> impl Iterator<Item = (&String, &NamedEntries)> + Clone {
+        self.named.get(table).into_iter().flatten()
+    }
+}
+
+/// The values in force, as a table of settings reads them. The entries of a named table cover the others.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Values<'a> {
+    effective: &'a Effective,
+    overrides: Option<&'a Entries>,
+}
+
+impl<'a> Values<'a> {
+    pub(super) fn new(effective: &'a Effective) -> Values<'a> {
+        Values {
+            effective,
+            overrides: None,
+        }
+    }
+
+    /// Reads one value.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::Table`] if no such setting is declared, or its bounds do not fit `T`.
+    pub(super) fn get<T>(&self, key: &'static str, rule: &Rule<T>) -> Result<T, ConfigError> {
+        let own = self.overrides.and_then(|overrides| overrides.get(key));
+        own.or_else(|| self.effective.entry(key))
+            .and_then(|entry| (rule.read)(&entry.value))
+            .ok_or(ConfigError::Table { key })
+    }
+
+    /// For each named table in this table of the file: its name, and the values in force there.
+    pub(super) fn named(&self, table: &str) -> impl Iterator<Item = (&'a String, Values<'a>)> {
+        let effective = self.effective;
+        effective.named(table).map(move |(name, table)| {
+            let overrides = Some(&table.entries);
+            (name, Values { effective, overrides })
+        })
+    }
+}

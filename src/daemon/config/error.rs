@@ -1,0 +1,183 @@
+//! Mistakes in a configuration, and their origins.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use thiserror::Error;
+
+/// The origin of a value, from the weakest to the strongest.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Origin {
+    /// The default.
+    Default,
+    /// The configuration file.
+    File {
+        /// The file.
+        path: PathBuf,
+        /// The line, from 1.
+        line: usize,
+        /// The dotted key.
+        key: String,
+    },
+    /// An environment variable, by its name.
+    Environment(String),
+    /// A flag, by its name without the dashes.
+    Flag(String),
+}
+
+impl Origin {
+    /// The origin of a setting, or of a part of one, in a file.
+    pub(super) fn file(path: &Path, line: usize, key: impl Into<String>) -> Origin {
+        Origin::File {
+            path: path.to_owned(),
+            line,
+            key: key.into(),
+        }
+    }
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Origin::Default => formatter.write_str("the default"),
+            Origin::File { path, line, key } => {
+                // Debug formatting keeps a strange path from breaking out of its line.
+                write!(formatter, "file {path:?} line {line}, key {}", key.escape_debug())
+            }
+            Origin::Environment(name) => write!(formatter, "environment {}", name.escape_debug()),
+            Origin::Flag(name) => write!(formatter, "flag --{}", name.escape_debug()),
+        }
+    }
+}
+
+/// One mistake in a configuration. No message holds a secret.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("file {path:?}: cannot be read ({reason}); name a readable file of UTF-8 text")]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// The error of the operating system.
+        reason: String,
+    },
+    /// The file is not TOML.
+    #[error("file {path:?} line {line}: not valid TOML: {reason}")]
+    Syntax {
+        /// The file.
+        path: PathBuf,
+        /// The line, from 1.
+        line: usize,
+        /// The parser's message.
+        reason: String,
+    },
+    /// A key, variable or flag that names no setting.
+    #[error("{origin}: there is no such setting;{} allowed here: {allowed}", guess(meant.as_deref()))]
+    Unknown {
+        /// Its origin.
+        origin: Origin,
+        /// The names that are allowed there.
+        allowed: String,
+        /// The setting that was probably meant.
+        meant: Option<String>,
+    },
+    /// A value of the wrong type or out of range.
+    #[error("{origin}: must be {allowed}; it is {found}")]
+    Value {
+        /// Its origin.
+        origin: Origin,
+        /// The allowed values.
+        allowed: String,
+        /// The value, unless it is a secret.
+        found: String,
+    },
+    /// A value that is allowed by itself but not beside another.
+    #[error("{origin}: {rule}")]
+    Combination {
+        /// Its origin.
+        origin: Origin,
+        /// The broken rule, and how to keep it.
+        rule: String,
+    },
+    /// A defect of kvatlas: a setting is read that is not declared, or its bounds exceed its type.
+    #[error("setting {key}: the table of settings and the loader disagree; please report this")]
+    Table {
+        /// The dotted key.
+        key: &'static str,
+    },
+}
+
+/// The words of a guess.
+fn guess(meant: Option<&str>) -> String {
+    meant.map_or_else(String::new, |meant| format!(" did you mean {meant}?"))
+}
+
+impl ConfigError {
+    pub(super) fn value(origin: Origin, allowed: String, found: String) -> ConfigError {
+        ConfigError::Value {
+            origin,
+            allowed,
+            found,
+        }
+    }
+
+    /// The line of the file that has the mistake, from 1; `None` for a mistake elsewhere.
+    pub fn line(&self) -> Option<usize> {
+        match self {
+            ConfigError::Syntax { line, .. } => Some(*line),
+            ConfigError::Unknown { origin, .. }
+            | ConfigError::Value { origin, .. }
+            | ConfigError::Combination { origin, .. } => match origin {
+                Origin::File { line, .. } => Some(*line),
+                Origin::Default | Origin::Environment(_) | Origin::Flag(_) => None,
+            },
+            ConfigError::Unreadable { .. } | ConfigError::Table { .. } => None,
+        }
+    }
+
+    pub(super) fn combination(origin: &Origin, rule: impl Into<String>) -> ConfigError {
+        ConfigError::Combination {
+            origin: origin.clone(),
+            rule: rule.into(),
+        }
+    }
+}
+
+/// All mistakes in a configuration; never empty.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConfigErrors(Vec<ConfigError>);
+
+impl ConfigErrors {
+    /// `Err` if there are any.
+    pub(super) fn check(errors: Vec<ConfigError>) -> Result<(), ConfigErrors> {
+        if errors.is_empty() {
+            Ok(())
+        } else {
+            Err(ConfigErrors(errors))
+        }
+    }
+
+    /// The errors: those of the file first, by line, then of the environment, the flags and the combinations.
+    pub fn as_slice(&self) -> &[ConfigError] {
+        &self.0
+    }
+}
+
+impl From<ConfigError> for ConfigErrors {
+    fn from(error: ConfigError) -> ConfigErrors {
+        ConfigErrors(vec![error])
+    }
+}
+
+impl fmt::Display for ConfigErrors {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let plural = if self.0.len() == 1 { "" } else { "s" };
+        write!(formatter, "{} error{plural} in the configuration:", self.0.len())?;
+        for error in &self.0 {
+            write!(formatter, "\n  - {error}")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for ConfigErrors {}

@@ -1,0 +1,197 @@
+//! The flags of the settings, for a command line to flatten in.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use clap::error::Error;
+use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
+
+use super::declare::Setting;
+use super::kind::Kind;
+use super::settings::SETTINGS;
+
+/// The settings that were given as flags, not yet checked.
+///
+/// Flatten it into a command: `#[command(flatten)] settings: SettingFlags`. [`Config::load`](super::Config::load) checks
+/// the values, and reports a wrong flag together with all other mistakes. A flag for yes or no may stand alone
+/// (`--nats-tls-required`) or have a value (`--nats-tls-required=false`).
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct SettingFlags {
+    given: BTreeMap<String, String>,
+}
+
+impl SettingFlags {
+    /// The texts given, by the dotted key of their setting.
+    pub fn into_given(self) -> BTreeMap<String, String> {
+        self.given
+    }
+}
+
+impl fmt::Debug for SettingFlags {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The keys alone: a value could be a password.
+        formatter.debug_set().entries(self.given.keys()).finish()
+    }
+}
+
+impl Args for SettingFlags {
+    fn augment_args(command: Command) -> Command {
+        command.args(SETTINGS.iter().map(argument))
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl FromArgMatches for SettingFlags {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, Error> {
+        let mut flags = SettingFlags::default();
+        flags.update_from_arg_matches(matches)?;
+        Ok(flags)
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), Error> {
+        for setting in SETTINGS.iter() {
+            // An error would say that the command was built without these arguments: then none is given.
+            if let Ok(Some(text)) = matches.try_get_one::<String>(setting.key) {
+                self.given.insert(setting.key.to_owned(), text.clone());
+            }
+        }
+        Ok(())
+    }
+}
+
+fn argument(setting: &'static Setting) -> Arg {
+    let argument = Arg::new(setting.key)
+        .long(setting.flag.as_str())
+        .action(ArgAction::Set)
+        .value_name(value_name(setting.kind))
+        .help(help(setting))
+        .help_heading(setting.section());
+    let argument = match setting.alias {
+        Some(alias) => argument.visible_alias(alias),
+        None => argument,
+    };
+    match setting.kind {
+        Kind::Boolean => argument
+            .num_args(0..=1)
+            .require_equals(true)
+            .default_missing_value("true"),
+        _ => argument,
+    }
+}
+
+fn value_name(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Boolean => "BOOLEAN",
+        Kind::Integer { .. } => "NUMBER",
+        Kind::Bytes { .. } => "BYTES",
+        Kind::Choice(_) => "WORD",
+        Kind::ServerUrls => "URLS",
+        Kind::SubjectPrefix => "PREFIX",
+        Kind::Name | Kind::OptionalName => "NAME",
+        Kind::ListenAddress => "ADDRESS",
+        Kind::LogFilter => "FILTER",
+        Kind::OptionalText | Kind::Secret => "TEXT",
+        Kind::OptionalHttpUrl => "URL",
+        Kind::OptionalShard => "INDEX/COUNT",
+        Kind::OptionalPath | Kind::OptionalFile => "PATH",
+    }
+}
+
+fn help(setting: &Setting) -> String {
+    let words = match setting.kind {
+        Kind::Choice(words) => format!(" [values: {}]", words.join(", ")),
+        _ => String::new(),
+    };
+    let default = match setting.default {
+        "" => String::new(),
+        default => format!(" [default: {default}]"),
+    };
+    format!(
+        "{}{words}{default} [environment: {}]",
+        setting.help, setting.variable
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Example {
+        #[command(flatten)]
+        settings: SettingFlags,
+    }
+
+    fn given(arguments: &[&str]) -> BTreeMap<String, String> {
+        let arguments = std::iter::once(&"example").chain(arguments);
+        Example::try_parse_from(arguments).unwrap().settings.into_given()
+    }
+
+    #[test]
+    fn the_command_is_sound() {
+        <Example as clap::CommandFactory>::command().debug_assert();
+    }
+
+    #[test]
+    fn only_the_flags_given_are_yielded() {
+        assert_eq!(given(&[]), BTreeMap::new());
+        let expected = [
+            ("nats.url".to_owned(), "nats://a".to_owned()),
+            ("events.lanes".into(), "x".into()),
+        ];
+        assert_eq!(
+            given(&["--nats-url", "nats://a", "--events-lanes=x"]),
+            BTreeMap::from(expected)
+        );
+    }
+
+    #[test]
+    fn a_boolean_stands_alone_or_has_a_value() {
+        for (argument, key, text) in [
+            ("--nats-tls-required", "nats.tls_required", "true"),
+            ("--nats-tls-required=false", "nats.tls_required", "false"),
+            ("--embedded", "nats.embedded", "true"),
+            ("--nats-embedded", "nats.embedded", "true"),
+            ("--embedded=maybe", "nats.embedded", "maybe"),
+        ] {
+            assert_eq!(
+                given(&[argument]).get(key).map(String::as_str),
+                Some(text),
+                "{argument}"
+            );
+        }
+    }
+
+    #[test]
+    fn help_shows_the_default_and_the_variable() {
+        let help = <Example as clap::CommandFactory>::command()
+            .render_long_help()
+            .to_string();
+        for setting in SETTINGS.iter() {
+            assert!(help.contains(&format!("--{}", setting.flag)), "{}", setting.flag);
+            assert!(help.contains(&setting.variable), "{}", setting.variable);
+        }
+        assert!(help.contains("[default: nats://127.0.0.1:4222]"));
+        assert!(help.contains("[values: engine, recompute]"));
+    }
+
+    #[test]
+    fn an_unknown_flag_is_refused() {
+        assert!(Example::try_parse_from(["example", "--nats-urll", "x"]).is_err());
+    }
+
+    #[test]
+    fn debug_shows_no_value() {
+        let example = Example::try_parse_from(["example", "--nats-token", "hunter2"]).unwrap();
+        let shown = format!("{example:?}");
+        assert!(
+            shown.contains("nats.token") && !shown.contains("hunter2"),
+            "{shown}"
+        );
+    }
+}

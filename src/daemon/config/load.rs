@@ -1,0 +1,99 @@
+//! Lays the sources over one another and checks the result.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use super::declare::Setting;
+use super::error::{ConfigError, ConfigErrors, Origin};
+use super::layers::Layers;
+use super::settings::{Config, SETTINGS};
+use super::{combinations, environment, file, print, suggest};
+
+/// Sections that say how to reach a daemon.
+const CLIENT_SECTIONS: [&str; 2] = ["nats", "subjects"];
+
+impl Config {
+    /// Loads the configuration from the flags given, by the dotted keys of their settings, the variables of
+    /// the environment, and the file, if there is one.
+    ///
+    /// Variables that do not begin with [`ENVIRONMENT_PREFIX`](super::declare::ENVIRONMENT_PREFIX) are
+    /// passed over.
+    ///
+    /// # Errors
+    ///
+    /// All mistakes, in every source.
+    pub fn load(
+        flags: BTreeMap<String, String>,
+        environment: impl Iterator<Item = (String, String)>,
+        file: Option<&Path>,
+    ) -> Result<Config, ConfigErrors> {
+        let mut layers = Layers::new();
+        if let Some(path) = file {
+            file::read(path, &mut layers);
+        }
+        environment::read(environment, &mut layers);
+        read_flags(flags, &mut layers);
+        combinations::check(&mut layers);
+        ConfigErrors::check(layers.errors)?;
+        Config::read(layers.effective).map_err(ConfigErrors::from)
+    }
+
+    /// Loads what a client needs to reach a daemon: how to reach NATS, and what subjects begin with.
+    ///
+    /// The sources are `flags`, by the dotted keys of their settings, and the environment. The client finds the daemon that
+    /// reads the same environment. Variables that only the daemon reads are passed over.
+    ///
+    /// # Errors
+    ///
+    /// All mistakes, in both sources.
+    pub fn load_for_client(
+        flags: BTreeMap<String, String>,
+        environment: impl Iterator<Item = (String, String)>,
+    ) -> Result<Config, ConfigErrors> {
+        Config::load(flags, environment.filter(|(name, _)| is_for_clients(name)), None)
+    }
+
+    /// The keys of the settings whose values differ; `namespaces` where the tables of namespaces do.
+    pub fn changed_settings(&self, other: &Config) -> Vec<&'static str> {
+        self.effective.differences(&other.effective)
+    }
+
+    /// The values in force as a TOML file, each with its help and its origin in comments.
+    ///
+    /// The text loads back to the same configuration, except that secrets are left out.
+    pub fn to_toml(&self) -> String {
+        print::to_toml(&self.effective)
+    }
+}
+
+/// Whether a variable tells a client how to reach a daemon. The settings of an embedded server do not.
+fn is_for_clients(variable: &str) -> bool {
+    SETTINGS.iter().any(|setting| {
+        setting.variable == variable
+            && CLIENT_SECTIONS.contains(&setting.section())
+            && !matches!(setting.key, "nats.embedded" | "nats.server_binary")
+    })
+}
+
+fn read_flags(flags: BTreeMap<String, String>, layers: &mut Layers) {
+    for (key, text) in flags {
+        if let Some(setting) = Setting::find(&key) {
+            layers.give_text(setting, &text, Origin::Flag(setting.flag.clone()));
+        } else {
+            let meant = suggest::meant(&key, SETTINGS.iter().map(|setting| setting.key));
+            let allowed = SETTINGS
+                .iter()
+                .map(|setting| setting.key)
+                .collect::<Vec<_>>()
+                .join(", ");
+            layers.errors.push(ConfigError::Unknown {
+                origin: Origin::Flag(key),
+                allowed,
+                meant,
+            });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

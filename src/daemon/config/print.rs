@@ -1,0 +1,55 @@
+//! Writes the configuration in force.
+
+use std::fmt::Write as _;
+
+use super::declare::Setting;
+use super::effective::{Effective, Entry};
+use super::kind::Value;
+use super::settings::{SETTINGS, named_in, sections, tables_of_named};
+
+/// The values in force as a TOML file, each with its help and its origin.
+pub(super) fn to_toml(effective: &Effective) -> String {
+    let mut document = String::from("# The configuration in force. Secrets are left out: give them again.\n");
+    for section in sections() {
+        push(&mut document, format_args!("\n[{section}]\n"));
+        for setting in SETTINGS.iter().filter(|setting| setting.section() == section) {
+            if let Some(entry) = effective.entry(setting.key) {
+                push(&mut document, format_args!("# {}.\n", setting.help));
+                push_entry(&mut document, setting, entry);
+            }
+        }
+    }
+    for table in tables_of_named() {
+        for (name, named) in effective.named(table) {
+            push(&mut document, format_args!("\n[{table}.{name}]\n"));
+            for setting in named_in(table) {
+                let own = named.entries.get(setting.key);
+                if let Some(entry) = own.or_else(|| effective.entry(setting.key)) {
+                    push_entry(&mut document, setting, entry);
+                }
+            }
+        }
+    }
+    document
+}
+
+fn push_entry(document: &mut String, setting: &Setting, entry: &Entry) {
+    // A set secret stays a comment: as a value, its stars would become the password.
+    let is_hidden = matches!(&entry.value, Value::Secret(secret) if !secret.expose().is_empty());
+    let comment = if is_hidden { "# " } else { "" };
+    push(document, format_args!("# From {}.\n", entry.origin));
+    push(
+        document,
+        format_args!(
+            "{comment}{} = {}\n",
+            setting.name(),
+            setting.kind.to_toml(&entry.value)
+        ),
+    );
+}
+
+/// Appends formatted text.
+pub(super) fn push(text: &mut String, arguments: std::fmt::Arguments<'_>) {
+    // Writing to a string does not fail: `fmt::Write` is fallible for other writers.
+    let _ = text.write_fmt(arguments);
+}

@@ -1,0 +1,30 @@
+//! Guesses what somebody meant who wrote a name that is none.
+
+/// How alike two names have to be, from 0 to 1, to be taken for one with a mistake in it.
+const LIKENESS_MIN: f64 = 0.8;
+
+/// Of the names that are allowed, the one most like `name`; none where none is much like it.
+pub(super) fn meant<'a>(name: &str, allowed: impl Iterator<Item = &'a str>) -> Option<String> {
+    let likeness = |other: &str| strsim::jaro_winkler(&name.to_lowercase(), &other.to_lowercase());
+    let rated = allowed.map(|other| (likeness(other), other));
+    let best = rated.max_by(|one, other| one.0.total_cmp(&other.0))?;
+    (best.0 >= LIKENESS_MIN).then(|| best.1.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slip_is_guessed_and_a_stranger_is_not() {
+        let allowed = ["KVATLAS_NATS_URL", "KVATLAS_NATS_USER", "KVATLAS_LOGGING_LEVEL"];
+        let meant = |name| meant(name, allowed.into_iter());
+        assert_eq!(meant("KVATLAS_NATS_ULR").as_deref(), Some("KVATLAS_NATS_URL"));
+        assert_eq!(
+            meant("KVATLAS_LOGING_LEVEL").as_deref(),
+            Some("KVATLAS_LOGGING_LEVEL")
+        );
+        assert_eq!(meant("kvatlas_nats_user").as_deref(), Some("KVATLAS_NATS_USER"));
+        assert_eq!(meant("PATH"), None);
+    }
+}

@@ -1,0 +1,118 @@
+//! The bearer token.
+
+use std::path::{Path, PathBuf};
+
+use axum::http::header::AUTHORIZATION;
+use axum::http::{HeaderMap, HeaderValue};
+
+use crate::daemon::config::Secret;
+
+/// Longest token that is read from a file.
+const TOKEN_BYTES_MAX: usize = 4096;
+
+/// Why there is no token in a file.
+#[derive(Debug, thiserror::Error)]
+pub enum TokenError {
+    /// It cannot be read.
+    #[error("cannot read http.token_file {}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        source: std::io::Error,
+    },
+    /// What is in it is no token.
+    #[error(
+        "http.token_file {} must have one line of 1 to {TOKEN_BYTES_MAX} visible ASCII characters",
+        path.display()
+    )]
+    NoToken {
+        /// The file.
+        path: PathBuf,
+    },
+}
+
+/// The token in the first line of a file.
+///
+/// # Errors
+///
+/// [`TokenError`] where it cannot be read or is no token.
+pub fn read_token(path: &Path) -> Result<Secret, TokenError> {
+    let text = std::fs::read_to_string(path).map_err(|source| TokenError::Read {
+        path: path.to_owned(),
+        source,
+    })?;
+    let token = text.trim_end_matches(['\r', '\n']);
+    let is_sound =
+        (1..=TOKEN_BYTES_MAX).contains(&token.len()) && token.bytes().all(|byte| byte.is_ascii_graphic());
+    if !is_sound {
+        return Err(TokenError::NoToken {
+            path: path.to_owned(),
+        });
+    }
+    Ok(Secret::new(token.to_owned()))
+}
+
+/// Whether a request has the token, if one is needed.
+pub(super) fn is_allowed(headers: &HeaderMap, token: Option<&Secret>) -> bool {
+    let Some(token) = token else {
+        return true;
+    };
+    let given = headers.get(AUTHORIZATION).map(HeaderValue::as_bytes);
+    let given = given.and_then(|given| given.strip_prefix(b"Bearer "));
+    given.is_some_and(|given| is_same(given, token.expose().as_bytes()))
+}
+
+/// Compares in a time that tells nothing but the length.
+fn is_same(given: &[u8], token: &[u8]) -> bool {
+    let differing = given
+        .iter()
+        .zip(token)
+        .fold(0, |bits, (one, other)| bits | (one ^ other));
+    given.len() == token.len() && std::hint::black_box(differing) == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_token_opens() {
+        let token = Secret::new("s3cret".to_owned());
+        let asked = |value: &'static str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(AUTHORIZATION, HeaderValue::from_static(value));
+            is_allowed(&headers, Some(&token))
+        };
+        assert!(asked("Bearer s3cret"));
+        for wrong in [
+            "Bearer s3cre",
+            "Bearer s3creT",
+            "Bearer s3cret ",
+            "s3cret",
+            "Basic s3cret",
+            "",
+        ] {
+            assert!(!asked(wrong), "{wrong:?}");
+        }
+        assert!(!is_allowed(&HeaderMap::new(), Some(&token)));
+        assert!(is_allowed(&HeaderMap::new(), None));
+    }
+
+    #[test]
+    fn a_token_is_one_line() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("token");
+        std::fs::write(&path, "abc\n").unwrap();
+        assert_eq!(read_token(&path).unwrap().expose(), "abc");
+        for wrong in ["", "\n", "a b", "a\nb", "ä"] {
+            std::fs::write(&path, wrong).unwrap();
+            assert!(
+                matches!(read_token(&path), Err(TokenError::NoToken { .. })),
+                "{wrong:?}"
+            );
+        }
+        std::fs::remove_file(&path).unwrap();
+        assert!(matches!(read_token(&path), Err(TokenError::Read { .. })));
+    }
+}

@@ -1,0 +1,285 @@
+//! The contract's own queries over HTTP: the same fields, answers and errors as on NATS, as JSON.
+//!
+//! A JSON request is turned into the contract's MessagePack and decoded by the contract's decoder, so that nothing is allowed or refused
+//! here that is not on NATS.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::extract::{Query, State};
+use axum::response::Response;
+use serde::de::{Error, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use kvatlas_core::wire::{
+    ErrorCode, ModelKey, NamespaceName, QueryReply, QueryRequest, QueryResult, WireError, WireLimits,
+};
+
+use crate::daemon::queries::{AnyReply, described};
+
+use super::error::{ContractError, HttpError};
+use super::hash_json::{HashJson, LineageJson};
+use super::routes::{Payload, Shared, json_response};
+
+/// A request, or one query of a batch.
+#[derive(Debug, Default, Deserialize, Serialize)]
+#[serde(default)]
+struct RequestJson {
+    #[serde(skip_serializing)]
+    namespace: Option<String>,
+    #[serde(skip_serializing)]
+    model: Option<String>,
+    #[serde(skip_serializing)]
+    tenant: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    v: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "bounded_queries")]
+    queries: Option<Vec<RequestJson>>,
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "tokens_blob")]
+    tokens: Option<Vec<u32>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    lora_name: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cache_salt: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "hashes_blob")]
+    block_hashes: Option<Vec<HashJson>>,
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "hashes_blob")]
+    sequence_hashes: Option<Vec<HashJson>>,
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "lineage_blob")]
+    lineage_hashes: Option<Vec<LineageJson>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    positions: Option<Vec<u64>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    workers: Option<Vec<String>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    limit: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    min_blocks: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    explain: Option<bool>,
+}
+
+/// Most queries in a body, whatever the configuration says: the most that `queries.max_batch` can be. A query takes two bytes of a body and some
+/// hundreds of memory, so that more than these are refused while they are read.
+const QUERIES_MAX: usize = 65_536;
+
+fn bounded_queries<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Vec<RequestJson>>, D::Error> {
+    struct Queries;
+
+    impl<'de> Visitor<'de> for Queries {
+        type Value = Option<Vec<RequestJson>>;
+
+        fn expecting(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            write!(formatter, "a list of at most {QUERIES_MAX} queries")
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Self::Value, A::Error> {
+            let mut queries = Vec::new();
+            while let Some(query) = items.next_element()? {
+                if queries.len() == QUERIES_MAX {
+                    return Err(A::Error::invalid_length(QUERIES_MAX + 1, &self));
+                }
+                queries.push(query);
+            }
+            Ok(Some(queries))
+        }
+
+        fn visit_none<E: Error>(self) -> Result<Self::Value, E> {
+            Ok(None)
+        }
+
+        fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+            deserializer.deserialize_seq(self)
+        }
+    }
+
+    deserializer.deserialize_option(Queries)
+}
+
+fn blob<S: Serializer, const WIDTH: usize>(
+    values: impl ExactSizeIterator<Item = [u8; WIDTH]>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    let mut bytes = Vec::with_capacity(values.len() * WIDTH);
+    values.for_each(|value| bytes.extend_from_slice(&value));
+    serializer.serialize_bytes(&bytes)
+}
+
+fn tokens_blob<S: Serializer>(tokens: &Option<Vec<u32>>, serializer: S) -> Result<S::Ok, S::Error> {
+    let tokens = tokens.as_deref().unwrap_or_default();
+    blob(tokens.iter().map(|token| token.to_le_bytes()), serializer)
+}
+
+fn hashes_blob<S: Serializer>(hashes: &Option<Vec<HashJson>>, serializer: S) -> Result<S::Ok, S::Error> {
+    let hashes = hashes.as_deref().unwrap_or_default();
+    blob(hashes.iter().map(|hash| hash.0.to_le_bytes()), serializer)
+}
+
+fn lineage_blob<S: Serializer>(hashes: &Option<Vec<LineageJson>>, serializer: S) -> Result<S::Ok, S::Error> {
+    let hashes = hashes.as_deref().unwrap_or_default();
+    blob(hashes.iter().map(|hash| hash.0.to_be_bytes()), serializer)
+}
+
+/// The namespace that a request names, by its own name or by the model's.
+pub(super) fn namespace_of(
+    namespace: Option<&str>,
+    model: Option<&str>,
+    tenant: Option<&str>,
+) -> Result<NamespaceName, HttpError> {
+    match (namespace, model) {
+        (Some(_), Some(_)) => Err(HttpError::BadRequest(
+            "send namespace or model, not both".to_owned(),
+        )),
+        (Some(_), None) if tenant.is_some() => {
+            let text = "tenant goes with model; a namespace has its tenant in its name";
+            Err(HttpError::BadRequest(text.to_owned()))
+        }
+        (Some(name), None) => NamespaceName::new(name).map_err(|error| HttpError::name("namespace", &error)),
+        (None, Some(model)) => {
+            let key = ModelKey::of_tenant(model, tenant.unwrap_or_default());
+            key.namespace().map_err(|error| HttpError::name("model", &error))
+        }
+        (None, None) => Err(HttpError::BadRequest("namespace or model is missing".to_owned())),
+    }
+}
+
+impl RequestJson {
+    fn to_contract(&self, limits: &WireLimits) -> Result<QueryRequest, HttpError> {
+        let payload =
+            rmp_serde::to_vec_named(self).map_err(|error| HttpError::BadRequest(error.to_string()))?;
+        Ok(QueryRequest::decode(&payload, limits)?)
+    }
+}
+
+/// `POST /v1/query`.
+pub(super) async fn query(
+    State(shared): State<Arc<Shared>>,
+    payload: Payload,
+) -> Result<Response, ContractError> {
+    let started = Instant::now();
+    let index = shared.index()?;
+    let request: RequestJson = payload.json()?;
+    let namespace = namespace_of(
+        request.namespace.as_deref(),
+        request.model.as_deref(),
+        request.tenant.as_deref(),
+    )?;
+    let request = request.to_contract(&index.answerer.limits())?;
+    let reply = index
+        .answerer
+        .answer_request(&namespace, &request, shared.reply_bytes_max());
+    let reply = reply.inspect_err(|error| index.errors.failed(error.code, &error.text))?;
+    let (kind, queries) = described(&request);
+    index.count(&namespace, kind, queries, started.elapsed(), reply.prompts());
+    Ok(match &reply {
+        AnyReply::Single(reply) => json_response(reply, Some(is_exact(reply))),
+        AnyReply::Batch(reply) => {
+            let mut replies = reply.results.iter().filter_map(|result| match result {
+                QueryResult::Reply(reply) => Some(reply),
+                QueryResult::Error(_) => None,
+            });
+            let all_exact = replies.all(is_exact);
+            json_response(reply, Some(all_exact))
+        }
+    })
+}
+
+fn is_exact(reply: &QueryReply) -> bool {
+    reply.holders.iter().all(|holder| holder.exact)
+}
+
+/// Which namespace's status is asked for.
+#[derive(Debug, Deserialize)]
+pub(super) struct StatusQuery {
+    namespace: Option<String>,
+    model: Option<String>,
+    tenant: Option<String>,
+}
+
+/// `GET /v1/status`.
+pub(super) async fn holders_status(
+    State(shared): State<Arc<Shared>>,
+    query: Result<Query<StatusQuery>, axum::extract::rejection::QueryRejection>,
+) -> Result<Response, ContractError> {
+    let Query(query) = query.map_err(|error| HttpError::BadRequest(error.body_text()))?;
+    let index = shared.index()?;
+    let namespace = namespace_of(
+        query.namespace.as_deref(),
+        query.model.as_deref(),
+        query.tenant.as_deref(),
+    )?;
+    let namespace = index.answerer.namespace(&namespace)?;
+    let reply = index.answerer.status(&namespace, index.pool.messages_waiting());
+    if reply.holders.len() > STATUS_HOLDERS_MAX {
+        let text = format!(
+            "the namespace has {} holders, a status at most {STATUS_HOLDERS_MAX}; ask the admin listener for /workers",
+            reply.holders.len()
+        );
+        return Err(WireError::new(ErrorCode::TooLarge, text).into());
+    }
+    let all_exact = reply.holders.iter().all(|holder| holder.exact);
+    Ok(json_response(&reply, Some(all_exact)))
+}
+
+/// Most holders of one status reply.
+const STATUS_HOLDERS_MAX: usize = 100_000;
+
+#[cfg(test)]
+mod tests {
+    use kvatlas_core::wire::{QueryKey, SingleQuery};
+
+    use super::*;
+
+    fn parsed(text: &str) -> Result<QueryRequest, HttpError> {
+        let request: RequestJson = serde_json::from_str(text).unwrap();
+        request.to_contract(&WireLimits::default())
+    }
+
+    #[test]
+    fn json_says_what_the_contract_says() {
+        let single =
+            parsed(r#"{"model":"m","tokens":[1,2,4294967295],"lora_name":"a","limit":3,"x":1}"#).unwrap();
+        let mut expected = SingleQuery::new(QueryKey::Tokens {
+            tokens: vec![1, 2, u32::MAX],
+            lora_name: Some("a".to_owned()),
+            cache_salt: None,
+        });
+        expected.options.limit = Some(3);
+        assert_eq!(single, QueryRequest::Single(expected));
+        let batch = parsed(r#"{"queries":[{"sequence_hashes":[-1]},{"block_hashes":["0x7"]}]}"#).unwrap();
+        let QueryRequest::Batch(queries) = batch else {
+            panic!("not a batch");
+        };
+        assert_eq!(queries[0].key, QueryKey::SequenceHashes(vec![u64::MAX.into()]));
+        assert_eq!(queries[1].key, QueryKey::BlockHashes(vec![7.into()]));
+    }
+
+    #[test]
+    fn the_contract_refuses_what_it_refuses_on_nats() {
+        for text in [
+            "{}",
+            r#"{"tokens":[1],"block_hashes":[1]}"#,
+            r#"{"queries":[{"tokens":[1]}],"tokens":[1]}"#,
+            r#"{"tokens":[1],"v":2}"#,
+            r#"{"tokens":[1],"workers":["a b"]}"#,
+            r#"{"sequence_hashes":[1,2],"positions":[5]}"#,
+        ] {
+            assert!(matches!(parsed(text), Err(HttpError::Contract(_))), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_namespace_has_one_name() {
+        let named =
+            |namespace, model, tenant| namespace_of(namespace, model, tenant).map(|name| name.to_string());
+        assert_eq!(named(Some("a"), None, None), Ok("a".to_owned()));
+        assert_eq!(
+            named(None, Some("o/m-1.5"), Some("t")),
+            Ok("o__m-1_d5_tt".to_owned())
+        );
+        assert!(named(Some("a"), Some("a"), None).is_err());
+        assert!(named(Some("a"), None, Some("t")).is_err());
+        assert!(named(Some("a.b"), None, None).is_err());
+        assert!(named(None, None, None).is_err());
+    }
+}

@@ -1,0 +1,276 @@
+//! The queries of Mooncake and of Dynamo. A body with `model_name` is Dynamo's, one with `model` Mooncake's.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::extract::State;
+use axum::response::Response;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use kvatlas_core::wire::{
+    DEFAULT_TENANT, ErrorCode, ModelKey, QueryKey, WireError, WireLimits, worker_of_instance,
+};
+
+use crate::daemon::metrics::labels::QueryKind;
+use crate::daemon::queries::Found;
+
+use super::error::{DialectError, HttpError};
+use super::hash_json::HashJson;
+use super::routes::{Payload, Shared, json_response};
+use super::scores::{Scores, Words};
+
+/// The fields of both routes in both dialects.
+#[derive(Debug, Deserialize)]
+struct QueryJson {
+    model: Option<String>,
+    model_name: Option<String>,
+    token_ids: Option<Vec<u32>>,
+    block_hashes: Option<Vec<HashJson>>,
+    #[serde(alias = "block_hash")]
+    seq_hashes: Option<Vec<HashJson>>,
+    lora_name: Option<String>,
+    lora_id: Option<i64>,
+    cache_salt: Option<String>,
+    tenant_id: Option<String>,
+    routing_group: Option<String>,
+    instance_id: Option<Instance>,
+    block_size: Option<u32>,
+}
+
+/// An instance's name: a text with Mooncake, a number with Dynamo.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(untagged)]
+pub(super) enum Instance {
+    Text(String),
+    Number(u64),
+}
+
+impl Instance {
+    /// A number where the text is one, written as a number is.
+    pub(super) fn of_text(text: &str) -> Self {
+        match text.parse::<u64>() {
+            Ok(number) if number.to_string() == text => Self::Number(number),
+            _ => Self::Text(text.to_owned()),
+        }
+    }
+
+    pub(super) fn into_text(self) -> String {
+        match self {
+            Self::Text(text) => text,
+            Self::Number(number) => number.to_string(),
+        }
+    }
+}
+
+/// Whose a body is, and the cache that it names.
+pub(super) fn cache_of(
+    model: Option<&str>,
+    model_name: Option<&str>,
+    tenant_id: Option<String>,
+    routing_group: Option<String>,
+) -> Result<(Words, ModelKey), HttpError> {
+    match (model, model_name) {
+        (Some(model), None) => Ok((
+            Words::Mooncake,
+            ModelKey::of_tenant(model, tenant_id.unwrap_or_default()),
+        )),
+        // `tenant_id` is accepted and ignored in this dialect.
+        (None, Some(model)) => Ok((
+            Words::Dynamo,
+            ModelKey::of_tenant(model, routing_group.unwrap_or_default()),
+        )),
+        (None, None) => Err(HttpError::BadRequest("model or model_name is missing".to_owned())),
+        (Some(_), Some(_)) => Err(HttpError::BadRequest(
+            "send model (Mooncake's dialect) or model_name (Dynamo's), not both".to_owned(),
+        )),
+    }
+}
+
+/// An empty name is none.
+fn named(text: Option<String>) -> Option<String> {
+    text.filter(|text| !text.is_empty())
+}
+
+impl QueryJson {
+    fn cache(&self) -> Result<(Words, ModelKey), HttpError> {
+        cache_of(
+            self.model.as_deref(),
+            self.model_name.as_deref(),
+            self.tenant_id.clone(),
+            self.routing_group.clone(),
+        )
+    }
+
+    fn tokens(&mut self, words: Words) -> Result<QueryKey, HttpError> {
+        let missing = || HttpError::BadRequest("token_ids is missing".to_owned());
+        let tokens = self.token_ids.take().ok_or_else(missing)?;
+        let lora_name = named(self.lora_name.take());
+        if words == Words::Mooncake && self.lora_id.is_some_and(|number| number > 0) {
+            let text = match lora_name {
+                Some(_) => "lora_id does not go beside lora_name; send lora_name alone",
+                None => "lora_id is deprecated, and numbers of adapters are not known here; send lora_name",
+            };
+            return Err(HttpError::BadRequest(text.to_owned()));
+        }
+        Ok(QueryKey::Tokens {
+            tokens,
+            lora_name,
+            cache_salt: named(self.cache_salt.take()),
+        })
+    }
+
+    fn hashes(&mut self, words: Words) -> Result<QueryKey, HttpError> {
+        let missing = |field: &str| HttpError::BadRequest(format!("{field} is missing"));
+        match words {
+            Words::Mooncake => {
+                let hashes = self.seq_hashes.take().ok_or_else(|| missing("seq_hashes"))?;
+                Ok(QueryKey::SequenceHashes(
+                    hashes.into_iter().map(|hash| hash.0.into()).collect(),
+                ))
+            }
+            Words::Dynamo if self.cache_salt.is_some() => Err(HttpError::BadRequest(
+                "cache_salt is not accepted by /query_by_hash; block_hashes must already include it"
+                    .to_owned(),
+            )),
+            Words::Dynamo => {
+                let hashes = self.block_hashes.take().ok_or_else(|| missing("block_hashes"))?;
+                Ok(QueryKey::BlockHashes(
+                    hashes.into_iter().map(|hash| hash.0.into()).collect(),
+                ))
+            }
+        }
+    }
+
+    fn check_block_size(&self, words: Words, found: &Found) -> Result<(), HttpError> {
+        match (words, self.block_size) {
+            (Words::Mooncake, None) => Err(HttpError::BadRequest("block_size is missing".to_owned())),
+            (Words::Mooncake, Some(asked)) if asked != found.block_size => {
+                let size = found.block_size;
+                let text = format!("the blocks of this model have {size} tokens here, not {asked}");
+                Err(HttpError::BadRequest(text))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Which of the two routes is asked.
+#[derive(Clone, Copy)]
+enum By {
+    Tokens,
+    Hashes,
+}
+
+/// `POST /query`.
+pub(super) async fn query(
+    State(shared): State<Arc<Shared>>,
+    payload: Payload,
+) -> Result<Response, DialectError> {
+    answer(&shared, &payload, By::Tokens)
+}
+
+/// `POST /query_by_hash`.
+pub(super) async fn query_by_hash(
+    State(shared): State<Arc<Shared>>,
+    payload: Payload,
+) -> Result<Response, DialectError> {
+    answer(&shared, &payload, By::Hashes)
+}
+
+fn answer(shared: &Shared, payload: &Payload, by: By) -> Result<Response, DialectError> {
+    let started = Instant::now();
+    let index = shared.index()?;
+    let mut request: QueryJson = payload.json()?;
+    let (words, cache) = request.cache()?;
+    let namespace = cache
+        .namespace()
+        .map_err(|error| HttpError::name("model", &error))?;
+    let key = match by {
+        By::Tokens => request.tokens(words)?,
+        By::Hashes => request.hashes(words)?,
+    };
+    let kind = match &key {
+        QueryKey::Tokens { .. } => QueryKind::Tokens,
+        QueryKey::BlockHashes(_) => QueryKind::BlockHashes,
+        _ => QueryKind::SequenceHashes,
+    };
+    check_texts(&key, &index.answerer.limits())?;
+    let instance = request.instance_id.take().filter(|_| words == Words::Mooncake);
+    let worker = instance.map(|instance| worker_of_instance(&instance.into_text()));
+    let worker = worker
+        .transpose()
+        .map_err(|error| HttpError::name("instance_id", &error))?;
+    let found = index.answerer.find(&namespace, &key, worker);
+    let found = found.inspect_err(|error| index.errors.failed(error.code, &error.text))?;
+    request.check_block_size(words, &found)?;
+    index.count(
+        &namespace,
+        kind,
+        1,
+        started.elapsed(),
+        std::iter::once(found.prompt()),
+    );
+    let scores = Scores::new(found);
+    Ok(respond(&scores, words, &cache))
+}
+
+/// Whether the texts that enter the hashes are as short as the contract wants them.
+fn check_texts(key: &QueryKey, limits: &WireLimits) -> Result<(), WireError> {
+    let QueryKey::Tokens {
+        lora_name,
+        cache_salt,
+        ..
+    } = key
+    else {
+        return Ok(());
+    };
+    for (field, text) in [("lora_name", lora_name), ("cache_salt", cache_salt)] {
+        let (bytes, bytes_max) = (text.as_ref().map_or(0, String::len), limits.text_bytes_max);
+        if bytes > bytes_max {
+            let text = format!("{field} has {bytes} bytes; at most {bytes_max} are allowed");
+            return Err(WireError::new(ErrorCode::TooLarge, text));
+        }
+    }
+    Ok(())
+}
+
+fn respond(scores: &Scores, words: Words, cache: &ModelKey) -> Response {
+    #[derive(Serialize)]
+    struct Dynamo<S, I> {
+        scores: S,
+        frequencies: [u32; 0],
+        instances: I,
+    }
+
+    let exact = Some(scores.are_exact());
+    match words {
+        Words::Mooncake => {
+            let tenant = cache.tenant.as_str();
+            let answer = std::collections::BTreeMap::from([(tenant, scores.by_instance(words))]);
+            json_response(&answer, exact)
+        }
+        Words::Dynamo => json_response(
+            &Dynamo {
+                scores: scores.by_rank(),
+                // How often blocks were looked up: not kept here, and left out by Dynamo where it is 0.
+                frequencies: [],
+                instances: scores.by_instance(words),
+            },
+            exact,
+        ),
+    }
+}
+
+/// The key of a cache in `/dump`, and in other places where one text names it.
+pub(super) fn label_of(namespace: &kvatlas_core::wire::NamespaceName) -> String {
+    match ModelKey::of_namespace(namespace) {
+        Some(key) => format!("{}:{}", key.model, key.tenant),
+        None => format!("{namespace}:{DEFAULT_TENANT}"),
+    }
+}
+
+/// `{"status": "ok"}`.
+pub(super) fn status_ok() -> Value {
+    json!({ "status": "ok" })
+}

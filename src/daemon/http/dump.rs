@@ -1,0 +1,229 @@
+//! `GET /dump`: all blocks of all holders, namespace by namespace, as a stream that takes no more memory than one holder a lane.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use axum::body::{Body, Bytes};
+use axum::extract::State;
+use axum::http::HeaderValue;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::Response;
+use http_body_util::StreamBody;
+use hyper::body::Frame;
+use serde::Serialize;
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
+
+use kvatlas_core::hash::SequenceHash;
+use kvatlas_core::index::StreamGeneration;
+use kvatlas_core::wire::{BlockNames, Event, NamespaceName, Rank, Tier, instance_of_worker};
+
+use crate::daemon::lanes::{DumpPosition, HolderDump, LanePool, PoolError};
+
+use super::dialect::label_of;
+use super::error::{DialectError, HttpError};
+use super::routes::Shared;
+
+/// Pieces that wait to be sent.
+const PIECES_MAX: usize = 4;
+/// About how long a piece is, in bytes.
+const PIECE_BYTES: usize = 64 << 10;
+
+/// `GET /dump`.
+pub(super) async fn dump(State(shared): State<Arc<Shared>>) -> Result<Response, DialectError> {
+    let index = shared.index()?;
+    let Ok(permit) = Arc::clone(&index.dumps).try_acquire_owned() else {
+        return Err(HttpError::Unavailable("another dump is under way; ask again".to_owned()).into());
+    };
+    let namespaces = index.answerer.namespaces().all();
+    let namespaces = namespaces.iter().map(|namespace| {
+        (
+            namespace.name.clone(),
+            namespace.indexer.settings().block_size.as_u32(),
+        )
+    });
+    let writer = Writer {
+        pool: Arc::clone(&index.pool),
+        generation: index.answerer.trust().generation(),
+        namespaces: namespaces.collect(),
+    };
+    let (pieces, mut written) = mpsc::channel(PIECES_MAX);
+    tokio::spawn(writer.write(pieces, permit));
+    let stream = futures_util::stream::poll_fn(move |context| written.poll_recv(context));
+    let frames = futures_util::StreamExt::map(stream, |piece: Bytes| Ok::<_, Infallible>(Frame::data(piece)));
+    let mut response = Response::new(Body::new(StreamBody::new(frames)));
+    let json = HeaderValue::from_static("application/json");
+    response.headers_mut().insert(CONTENT_TYPE, json);
+    Ok(response)
+}
+
+/// One event of a dump: with the keys of the contract, and whose it is.
+#[derive(Serialize)]
+struct EventJson {
+    instance_id: String,
+    rank: Rank,
+    tier: Tier,
+    r#type: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    parent: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    position: Option<u32>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    sequence_hashes: Vec<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    lineage_hashes: Vec<String>,
+}
+
+/// Why a dump ends early. The answer is cut off then, and is no JSON.
+enum Ended {
+    ClientLeft,
+    LanesStopped,
+}
+
+impl From<PoolError> for Ended {
+    fn from(_: PoolError) -> Self {
+        Self::LanesStopped
+    }
+}
+
+struct Writer {
+    pool: Arc<LanePool>,
+    generation: StreamGeneration,
+    namespaces: Vec<(NamespaceName, u32)>,
+}
+
+/// A lane's next holder, and what comes after it.
+struct Cursor {
+    lane: usize,
+    next: Option<(DumpPosition, HolderDump)>,
+}
+
+impl Writer {
+    async fn write(self, pieces: mpsc::Sender<Bytes>, permit: OwnedSemaphorePermit) {
+        let mut output = Output {
+            pieces,
+            text: Vec::with_capacity(PIECE_BYTES * 2),
+        };
+        if let Err(Ended::LanesStopped) = self.write_all(&mut output).await {
+            tracing::warn!("a dump was cut short: the lanes have stopped");
+        }
+        drop(permit);
+    }
+
+    /// Lanes dump their holders by namespace, and so do we: one pass over all lanes serves all namespaces.
+    async fn write_all(&self, output: &mut Output) -> Result<(), Ended> {
+        let mut cursors = Vec::new();
+        for lane in 0..self.pool.lane_count() {
+            let next = self.next_of(lane, None).await?;
+            cursors.push(Cursor { lane, next });
+        }
+        output.push(b"{").await?;
+        for (number, (namespace, block_size)) in self.namespaces.iter().enumerate() {
+            let label = serde_json::to_string(&label_of(namespace)).unwrap_or_default();
+            let comma = if number > 0 { "," } else { "" };
+            let head = format!("{comma}{label}:{{\"block_size\":{block_size},\"events\":[");
+            output.push(head.as_bytes()).await?;
+            let mut is_first = true;
+            for cursor in &mut cursors {
+                while let Some((position, dump)) = self.take(cursor, namespace).await? {
+                    write_holder(dump, &mut is_first, output).await?;
+                    cursor.next = self.next_of(cursor.lane, Some(position)).await?;
+                }
+            }
+            output.push(b"]}").await?;
+        }
+        output.push(b"}").await?;
+        output.flush().await
+    }
+
+    /// The lane's next holder, if it is of `namespace`. Holders of namespaces before it came too late for this dump.
+    async fn take(
+        &self,
+        cursor: &mut Cursor,
+        namespace: &NamespaceName,
+    ) -> Result<Option<(DumpPosition, HolderDump)>, Ended> {
+        while let Some((position, dump)) = cursor.next.take() {
+            match dump.frame.namespace.cmp(namespace) {
+                std::cmp::Ordering::Equal => return Ok(Some((position, dump))),
+                std::cmp::Ordering::Less => cursor.next = self.next_of(cursor.lane, Some(position)).await?,
+                std::cmp::Ordering::Greater => {
+                    cursor.next = Some((position, dump));
+                    break;
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    async fn next_of(
+        &self,
+        lane: usize,
+        after: Option<DumpPosition>,
+    ) -> Result<Option<(DumpPosition, HolderDump)>, PoolError> {
+        self.pool
+            .dump_next_with_blocks(lane, after, self.generation)
+            .await
+    }
+}
+
+async fn write_holder(dump: HolderDump, is_first: &mut bool, output: &mut Output) -> Result<(), Ended> {
+    let (instance_id, rank) = (instance_of_worker(&dump.frame.worker), dump.frame.rank);
+    for (tier, event) in dump.into_events() {
+        let Event::Stored(stored) = event else {
+            continue;
+        };
+        let mut json = EventJson {
+            instance_id: instance_id.clone(),
+            rank,
+            tier,
+            r#type: "stored",
+            parent: None,
+            position: None,
+            sequence_hashes: Vec::new(),
+            lineage_hashes: Vec::new(),
+        };
+        match stored.names {
+            BlockNames::Sequence {
+                parent,
+                position,
+                hashes,
+            } => {
+                json.parent = parent.as_ref().map(SequenceHash::to_string);
+                json.position = position.map(|position| position.as_u32());
+                json.sequence_hashes = hashes.iter().map(SequenceHash::to_string).collect();
+            }
+            BlockNames::Lineage(hashes) => {
+                let text = |hash: &kvatlas_core::hash::PositionalLineageHash| {
+                    format!("{:032x}", u128::from_be_bytes(hash.to_be_bytes()))
+                };
+                json.lineage_hashes = hashes.iter().map(text).collect();
+            }
+        }
+        if !std::mem::take(is_first) {
+            output.push(b",").await?;
+        }
+        let text = serde_json::to_vec(&json).unwrap_or_default();
+        output.push(&text).await?;
+    }
+    Ok(())
+}
+
+struct Output {
+    pieces: mpsc::Sender<Bytes>,
+    text: Vec<u8>,
+}
+
+impl Output {
+    async fn push(&mut self, text: &[u8]) -> Result<(), Ended> {
+        self.text.extend_from_slice(text);
+        if self.text.len() >= PIECE_BYTES {
+            self.flush().await?;
+        }
+        Ok(())
+    }
+
+    async fn flush(&mut self) -> Result<(), Ended> {
+        let text = std::mem::take(&mut self.text);
+        let sent = self.pieces.send(text.into()).await;
+        sent.map_err(|_| Ended::ClientLeft)
+    }
+}

@@ -1,0 +1,119 @@
+//! What the routes need of a bridge that runs in the same process.
+
+use std::fmt;
+
+use kvatlas_core::wire::{ModelKey, Rank};
+use kvatlas_engines::Format;
+
+/// Names one publisher of an engine: an instance, a model, a rank.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct EngineKey {
+    /// What gateways call the instance.
+    pub instance: String,
+    /// The model, and for whom.
+    pub model: ModelKey,
+    /// The data-parallel rank.
+    pub rank: Rank,
+}
+
+impl fmt::Display for EngineKey {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{}/{} of {}", self.instance, self.rank, self.model)
+    }
+}
+
+/// One publisher to follow.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewEngine {
+    /// Who it is.
+    pub key: EngineKey,
+    /// Where it publishes, such as `tcp://host:5557`.
+    pub endpoint: String,
+    /// Where it replays what was missed, if anywhere.
+    pub replay: Option<String>,
+    /// Whose payloads it publishes.
+    pub format: Format,
+    /// Tokens in a block.
+    pub block_size: u32,
+    /// What the topics begin with that are followed; empty for all.
+    pub topic: String,
+}
+
+/// How an engine is followed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EngineStatus {
+    /// Not connected yet.
+    Pending,
+    /// Connected, and what it has is known for certain.
+    Exact,
+    /// Connected, and something was lost that it cannot give back.
+    Degraded,
+    /// The connection broke, or the engine is silent.
+    Lost,
+}
+
+impl EngineStatus {
+    /// Dynamo's word for it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Pending => "pending",
+            Self::Exact | Self::Degraded => "active",
+            Self::Lost => "failed",
+        }
+    }
+}
+
+/// An engine that is followed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EngineState {
+    /// How it was given.
+    pub engine: NewEngine,
+    /// How it is followed.
+    pub status: EngineStatus,
+    /// What went wrong last; none while nothing is.
+    pub last_error: Option<String>,
+}
+
+/// Why an engine is not followed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum RegisterRefusal {
+    /// The same instance, model and rank is followed otherwise.
+    #[error("{key} is followed at {endpoint} already; unregister it first")]
+    Conflict {
+        /// Who it is.
+        key: Box<EngineKey>,
+        /// Where it is followed.
+        endpoint: String,
+    },
+    /// A part of the registration cannot be used.
+    #[error("{0}")]
+    Invalid(String),
+    /// As many engines are followed as may be.
+    #[error("{engines} engines are followed; no more are allowed (--max-engines)")]
+    TooMany {
+        /// The limit.
+        engines: usize,
+    },
+    /// The bridge is stopping.
+    #[error("the bridge is stopping")]
+    Stopping,
+}
+
+/// Engines that are no longer followed.
+pub type RemovedEngines = Vec<EngineKey>;
+
+/// The engines that a bridge follows. No method waits.
+pub trait EngineRegistry: Send + Sync {
+    /// Begins to follow an engine. Does nothing where it is followed in just this way.
+    ///
+    /// # Errors
+    ///
+    /// [`RegisterRefusal`].
+    fn register(&self, engine: NewEngine) -> Result<(), RegisterRefusal>;
+
+    /// Ends to follow all engines for which `is_meant` holds, and returns them.
+    fn unregister(&self, is_meant: &dyn Fn(&EngineKey) -> bool) -> RemovedEngines;
+
+    /// The engines, in the order of their keys.
+    fn engines(&self) -> Vec<EngineState>;
+}

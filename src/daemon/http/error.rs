@@ -1,0 +1,195 @@
+//! What can be wrong with a request, and the one place that maps it to HTTP.
+
+use axum::Json;
+use axum::http::header::{ALLOW, RETRY_AFTER, WWW_AUTHENTICATE};
+use axum::http::{HeaderValue, StatusCode};
+use axum::response::{IntoResponse, Response};
+use serde_json::json;
+
+use kvatlas_core::wire::{DecodeError, ErrorBody, ErrorCode, NameError, PROTOCOL_VERSION, WireError};
+
+use super::engines::RegisterRefusal;
+
+/// Why a request is not answered as asked.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(super) enum HttpError {
+    /// An error of the contract.
+    #[error("{}", .0.text)]
+    Contract(WireError),
+    /// The body is not the JSON that the route takes, or its fields contradict each other.
+    #[error("{0}")]
+    BadRequest(String),
+    /// The body is longer than allowed.
+    #[error("the body has more than {bytes_max} bytes (http.max_body_bytes); ask for a shorter prefix")]
+    BodyTooLarge { bytes_max: usize },
+    /// The body did not come in time.
+    #[error("the body did not come within {milliseconds} ms (http.request_timeout_ms)")]
+    BodyTimedOut { milliseconds: u128 },
+    /// The token is missing or wrong.
+    #[error("send the header Authorization: Bearer TOKEN with the token of http.token_file")]
+    Unauthorized,
+    /// There is no such route.
+    #[error("there is no such route; GET /openapi.json has them all")]
+    NoRoute,
+    /// The route takes another method.
+    #[error("this route takes {allowed} only")]
+    Method { allowed: &'static str },
+    /// What is named is not there.
+    #[error("{0}")]
+    NotFound(String),
+    /// What is named is there already, and differs.
+    #[error("{0}")]
+    Conflict(String),
+    /// Not now.
+    #[error("{0}")]
+    Unavailable(String),
+}
+
+impl HttpError {
+    fn status(&self) -> StatusCode {
+        match self {
+            Self::Contract(error) => match error.code {
+                ErrorCode::UnknownNamespace => StatusCode::NOT_FOUND,
+                ErrorCode::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+                ErrorCode::TooManyRequests => StatusCode::TOO_MANY_REQUESTS,
+                ErrorCode::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+                // HTTP's own 505 is about the version of HTTP.
+                ErrorCode::BadRequest | ErrorCode::UnsupportedVersion => StatusCode::BAD_REQUEST,
+            },
+            Self::BadRequest(_) => StatusCode::BAD_REQUEST,
+            Self::BodyTooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::BodyTimedOut { .. } => StatusCode::REQUEST_TIMEOUT,
+            Self::Unauthorized => StatusCode::UNAUTHORIZED,
+            Self::NoRoute | Self::NotFound(_) => StatusCode::NOT_FOUND,
+            Self::Method { .. } => StatusCode::METHOD_NOT_ALLOWED,
+            Self::Conflict(_) => StatusCode::CONFLICT,
+            Self::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
+        }
+    }
+
+    /// The number that the body has: the contract's where it has one, else that of the status.
+    fn code(&self) -> u16 {
+        match self {
+            Self::Contract(error) => error.code.as_u16(),
+            other => other.status().as_u16(),
+        }
+    }
+
+    /// The response, in the words of the contract or in those of the dialects.
+    pub(super) fn respond(&self, is_dialect: bool) -> Response {
+        let text = self.to_string();
+        let body = if is_dialect {
+            json!({ "error": text })
+        } else {
+            let code = self.code();
+            json!({ "v": PROTOCOL_VERSION, "error": ErrorBody { code, text } })
+        };
+        let mut response = (self.status(), Json(body)).into_response();
+        let header = match self {
+            Self::Unauthorized => Some((WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"))),
+            Self::Method { allowed } => Some((ALLOW, HeaderValue::from_static(allowed))),
+            _ if self.status() == StatusCode::SERVICE_UNAVAILABLE => {
+                Some((RETRY_AFTER, HeaderValue::from_static("1")))
+            }
+            _ => None,
+        };
+        if let Some((name, value)) = header {
+            response.headers_mut().insert(name, value);
+        }
+        response
+    }
+
+    /// The error for a name that is none.
+    pub(super) fn name(field: &'static str, error: &NameError) -> Self {
+        Self::BadRequest(format!("{field}: {error}"))
+    }
+}
+
+impl From<WireError> for HttpError {
+    fn from(error: WireError) -> Self {
+        Self::Contract(error)
+    }
+}
+
+impl From<DecodeError> for HttpError {
+    fn from(error: DecodeError) -> Self {
+        Self::Contract(error.into())
+    }
+}
+
+impl From<RegisterRefusal> for HttpError {
+    fn from(refusal: RegisterRefusal) -> Self {
+        match refusal {
+            RegisterRefusal::Conflict { .. } => Self::Conflict(refusal.to_string()),
+            RegisterRefusal::Invalid(_) => Self::BadRequest(refusal.to_string()),
+            RegisterRefusal::TooMany { .. } | RegisterRefusal::Stopping => {
+                Self::Unavailable(refusal.to_string())
+            }
+        }
+    }
+}
+
+/// An error in the contract's words.
+#[derive(Debug)]
+pub(super) struct ContractError(pub(super) HttpError);
+
+impl<E: Into<HttpError>> From<E> for ContractError {
+    fn from(error: E) -> Self {
+        Self(error.into())
+    }
+}
+
+impl IntoResponse for ContractError {
+    fn into_response(self) -> Response {
+        self.0.respond(false)
+    }
+}
+
+/// An error in the dialects' words.
+#[derive(Debug)]
+pub(super) struct DialectError(pub(super) HttpError);
+
+impl<E: Into<HttpError>> From<E> for DialectError {
+    fn from(error: E) -> Self {
+        Self(error.into())
+    }
+}
+
+impl IntoResponse for DialectError {
+    fn into_response(self) -> Response {
+        self.0.respond(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_status_of_every_error_is_pinned() {
+        let contract = |code| HttpError::from(WireError::new(code, "x"));
+        for (error, status) in [
+            (contract(ErrorCode::BadRequest), 400),
+            (contract(ErrorCode::UnknownNamespace), 404),
+            (contract(ErrorCode::TooLarge), 413),
+            (contract(ErrorCode::TooManyRequests), 429),
+            (contract(ErrorCode::Unavailable), 503),
+            (contract(ErrorCode::UnsupportedVersion), 400),
+            (HttpError::BodyTooLarge { bytes_max: 1 }, 413),
+            (HttpError::BodyTimedOut { milliseconds: 1 }, 408),
+            (HttpError::Unauthorized, 401),
+            (HttpError::NoRoute, 404),
+            (HttpError::Method { allowed: "GET" }, 405),
+            (HttpError::Conflict(String::new()), 409),
+        ] {
+            assert_eq!(error.respond(false).status().as_u16(), status, "{error:?}");
+        }
+        let headers = contract(ErrorCode::Unavailable).respond(true).headers().clone();
+        assert_eq!(headers[RETRY_AFTER], "1");
+        assert_eq!(
+            HttpError::Unauthorized.respond(true).headers()[WWW_AUTHENTICATE],
+            "Bearer"
+        );
+        assert_eq!(contract(ErrorCode::UnsupportedVersion).code(), 505);
+    }
+}

@@ -1,0 +1,43 @@
+//! The query listener: the same answers as on NATS over HTTP, in the contract's words and in those of other indexers.
+//!
+//! | route | answer |
+//! |---|---|
+//! | `POST /v1/query` | our reply as JSON; counts blocks |
+//! | `GET /v1/status` | how far the holders of a namespace have been followed |
+//! | `POST /query`, `POST /query_by_hash` | the dialects of Mooncake and Dynamo; count tokens |
+//! | `POST /register`, `POST /unregister` | begin and end to follow an engine, where a bridge runs in the process |
+//! | `GET /workers` | who is known, and how engines are followed |
+//! | `GET /dump` | all blocks of all holders, as a stream |
+//! | `GET /health` | 200 while queries are answered, else 503 |
+//! | `GET /metrics` | as on the admin listener |
+//! | `GET /openapi.json` | this list, for programs |
+//!
+//! Answers are made inline from the index: reading takes no lock, and connections are spread over all cores. The header
+//! `x-kvatlas-exact` is `false` where the state of any holder in the answer is not certain.
+//!
+//! Bounded are the connections, the head and body of a request, the time to send them, and the time to finish at a stop. With a token,
+//! every route but `/health` needs `Authorization: Bearer TOKEN`. There is no encryption: put a proxy in front for that.
+
+mod auth;
+mod contract;
+mod dialect;
+mod dump;
+mod engines;
+mod error;
+mod hash_json;
+mod openapi;
+mod registration;
+mod routes;
+mod scores;
+mod server;
+#[cfg(test)]
+mod tests;
+mod workers;
+
+pub use auth::{TokenError, read_token};
+pub use engines::{
+    EngineKey, EngineRegistry, EngineState, EngineStatus, NewEngine, RegisterRefusal, RemovedEngines,
+};
+pub use routes::HttpParts;
+pub(crate) use routes::IndexParts;
+pub use server::{HttpLimits, HttpServer, HttpStartError};

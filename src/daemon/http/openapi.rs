@@ -1,0 +1,17 @@
+//! `GET /openapi.json`.
+
+use axum::body::Body;
+use axum::http::HeaderValue;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::Response;
+
+/// The document; a test holds it against the routes and against real answers.
+pub(super) const DOCUMENT: &str = include_str!("openapi.json");
+
+/// `GET /openapi.json`.
+pub(super) async fn document() -> Response {
+    let mut response = Response::new(Body::from(DOCUMENT));
+    let json = HeaderValue::from_static("application/json");
+    response.headers_mut().insert(CONTENT_TYPE, json);
+    response
+}

@@ -1,0 +1,140 @@
+//! `POST /register` and `POST /unregister`, in both dialects.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::Response;
+use serde::Deserialize;
+use serde_json::json;
+
+use kvatlas_core::wire::{ModelKey, Rank};
+use kvatlas_engines::Format;
+
+use super::dialect::{Instance, cache_of, status_ok};
+use super::engines::{EngineKey, NewEngine};
+use super::error::{DialectError, HttpError};
+use super::routes::{Payload, Shared, json_response};
+use super::scores::Words;
+
+/// The fields of both dialects.
+#[derive(Debug, Deserialize)]
+struct RegisterJson {
+    instance_id: Instance,
+    endpoint: String,
+    replay_endpoint: Option<String>,
+    r#type: Option<String>,
+    modelname: Option<String>,
+    model_name: Option<String>,
+    tenant_id: Option<String>,
+    routing_group: Option<String>,
+    block_size: u32,
+    dp_rank: Option<Rank>,
+}
+
+/// `POST /register`.
+pub(super) async fn register(
+    State(shared): State<Arc<Shared>>,
+    payload: Payload,
+) -> Result<Response, DialectError> {
+    let engines = shared.engines()?;
+    let request: RegisterJson = payload.json()?;
+    let (words, model) = cache_of(
+        request.modelname.as_deref(),
+        request.model_name.as_deref(),
+        request.tenant_id,
+        request.routing_group,
+    )?;
+    let rank = match (words, request.dp_rank) {
+        (Words::Mooncake, None) => return Err(HttpError::BadRequest("dp_rank is missing".to_owned()).into()),
+        (_, rank) => rank.unwrap_or_default(),
+    };
+    let format = format_of(request.r#type.as_deref())?;
+    let instance = request.instance_id.into_text();
+    engines.register(NewEngine {
+        key: EngineKey {
+            instance: instance.clone(),
+            model,
+            rank,
+        },
+        endpoint: request.endpoint,
+        replay: request.replay_endpoint.filter(|endpoint| !endpoint.is_empty()),
+        format,
+        block_size: request.block_size,
+        topic: String::new(),
+    })?;
+    Ok(match words {
+        Words::Mooncake => json_response(
+            &json!({"status": "registered successfully", "instance_id": instance}),
+            None,
+        ),
+        Words::Dynamo => {
+            let mut response = json_response(&status_ok(), None);
+            *response.status_mut() = StatusCode::CREATED;
+            response
+        }
+    })
+}
+
+fn format_of(word: Option<&str>) -> Result<Format, HttpError> {
+    let Some(word) = word else {
+        return Ok(Format::Vllm);
+    };
+    Format::from_word(word).ok_or_else(|| {
+        let known = Format::ALL.map(Format::as_str).join(", ");
+        HttpError::BadRequest(format!("type is {word:?}; known are {known}"))
+    })
+}
+
+#[derive(Debug, Deserialize)]
+struct UnregisterJson {
+    instance_id: Instance,
+    #[serde(alias = "model")]
+    modelname: Option<String>,
+    model_name: Option<String>,
+    tenant_id: Option<String>,
+    routing_group: Option<String>,
+    dp_rank: Option<Rank>,
+}
+
+/// `POST /unregister`.
+pub(super) async fn unregister(
+    State(shared): State<Arc<Shared>>,
+    payload: Payload,
+) -> Result<Response, DialectError> {
+    let engines = shared.engines()?;
+    let request: UnregisterJson = payload.json()?;
+    // Without a group, Dynamo means all of them.
+    let names_group = request.routing_group.is_some();
+    let (words, model) = cache_of(
+        request.modelname.as_deref(),
+        request.model_name.as_deref(),
+        request.tenant_id,
+        request.routing_group,
+    )?;
+    let instance = request.instance_id.into_text();
+    let is_meant = |key: &EngineKey| {
+        let is_model = match (words, names_group) {
+            (Words::Dynamo, false) => key.model.model == model.model,
+            _ => key.model == model,
+        };
+        key.instance == instance && is_model && request.dp_rank.is_none_or(|rank| rank == key.rank)
+    };
+    let removed = engines.unregister(&is_meant);
+    if removed.is_empty() && words == Words::Dynamo {
+        return Err(HttpError::NotFound(format!("instance {instance} of {model} is not followed")).into());
+    }
+    Ok(match words {
+        Words::Dynamo => json_response(&status_ok(), None),
+        Words::Mooncake => {
+            let removed: Vec<String> = removed.iter().map(mooncake_label).collect();
+            let answer = json!({"status": "unregistered successfully", "removed_instances": removed});
+            json_response(&answer, None)
+        }
+    })
+}
+
+fn mooncake_label(key: &EngineKey) -> String {
+    let ModelKey { tenant, .. } = &key.model;
+    format!("{}|{tenant}|{}", key.instance, key.rank)
+}

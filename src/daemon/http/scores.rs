@@ -1,0 +1,187 @@
+//! The answers of the dialects: tokens by instance, tier and rank.
+//!
+//! Tiers are cumulative: the host's figure is what is reached with device and host together, the disk's what is reached with all.
+
+use serde::ser::{Serialize, SerializeMap, Serializer};
+
+use kvatlas_core::wire::{Rank, instance_of_worker, is_pool};
+
+use crate::daemon::queries::{Found, FoundHolder};
+
+/// In whose words the figures are given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Words {
+    Mooncake,
+    Dynamo,
+}
+
+/// What was found, by instance.
+pub(super) struct Scores {
+    block_size: u32,
+    holders: Vec<FoundHolder>,
+}
+
+impl Scores {
+    pub(super) fn new(found: Found) -> Self {
+        let mut holders = found.holders;
+        // A gateway would send requests to it.
+        holders.retain(|holder| !is_pool(&holder.id.worker));
+        holders.sort_unstable_by(|one, other| one.id.cmp(&other.id));
+        Self {
+            block_size: found.block_size,
+            holders,
+        }
+    }
+
+    /// Whether the state of every holder in the answer is certain.
+    pub(super) fn are_exact(&self) -> bool {
+        self.holders.iter().all(|holder| holder.is_exact)
+    }
+
+    fn instances(&self) -> impl Iterator<Item = Ranks<'_>> {
+        let groups = self
+            .holders
+            .chunk_by(|one, other| one.id.worker == other.id.worker);
+        groups.map(|holders| Ranks {
+            holders,
+            block_size: self.block_size,
+        })
+    }
+
+    /// `{INSTANCE: {RANK: n}}` of the device's tier.
+    pub(super) fn by_rank(&self) -> impl Serialize {
+        MapOf(|| self.instances().map(|ranks| (ranks.instance(), ranks)))
+    }
+
+    /// `{INSTANCE: {figures}}`.
+    pub(super) fn by_instance(&self, words: Words) -> impl Serialize {
+        MapOf(move || {
+            self.instances()
+                .map(move |ranks| (ranks.instance(), Figures { ranks, words }))
+        })
+    }
+}
+
+/// The ranks of one instance; as a map, each with what it has on the device.
+#[derive(Clone, Copy)]
+struct Ranks<'a> {
+    holders: &'a [FoundHolder],
+    block_size: u32,
+}
+
+impl Ranks<'_> {
+    fn instance(&self) -> String {
+        self.holders
+            .first()
+            .map_or_else(String::new, |holder| instance_of_worker(&holder.id.worker))
+    }
+
+    fn tokens(&self, blocks: u32) -> u64 {
+        u64::from(blocks) * u64::from(self.block_size)
+    }
+
+    /// The largest figure of the ranks.
+    fn longest(&self, blocks: impl Fn(&FoundHolder) -> u32) -> u64 {
+        let blocks = self.holders.iter().map(blocks).max();
+        self.tokens(blocks.unwrap_or_default())
+    }
+
+    fn on_device(&self) -> impl Iterator<Item = (Rank, u64)> {
+        let of_rank = |holder: &FoundHolder| {
+            let [device, _] = holder.near_blocks;
+            (holder.id.rank, self.tokens(device))
+        };
+        self.holders.iter().map(of_rank)
+    }
+}
+
+impl Serialize for Ranks<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.on_device())
+    }
+}
+
+struct Figures<'a> {
+    ranks: Ranks<'a>,
+    words: Words,
+}
+
+impl Serialize for Figures<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let [device, host, disk, ranks] = match self.words {
+            Words::Mooncake => ["GPU", "CPU", "DISK", "DP"],
+            Words::Dynamo => ["gpu", "cpu", "disk", "dp"],
+        };
+        let longest = self.ranks.longest(|holder| holder.matched_blocks);
+        let [on_device, with_host] = [0, 1].map(|step| self.ranks.longest(|holder| holder.near_blocks[step]));
+        let mut map = serializer.serialize_map(None)?;
+        map.serialize_entry("longest_matched", &longest)?;
+        map.serialize_entry(device, &on_device)?;
+        map.serialize_entry(host, &with_host)?;
+        map.serialize_entry(disk, &longest)?;
+        map.serialize_entry(ranks, &self.ranks)?;
+        map.end()
+    }
+}
+
+/// A map of what an iterator gives.
+struct MapOf<F>(F);
+
+impl<F, I, K, V> Serialize for MapOf<F>
+where
+    F: Fn() -> I,
+    I: Iterator<Item = (K, V)>,
+    K: Serialize,
+    V: Serialize,
+{
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use kvatlas_core::wire::{HolderId, WorkerName};
+
+    use super::*;
+
+    fn holder(worker: &str, rank: u32, matched_blocks: u32, near_blocks: [u32; 2]) -> FoundHolder {
+        let worker = WorkerName::new(worker).unwrap();
+        FoundHolder {
+            id: HolderId { worker, rank },
+            matched_blocks,
+            is_exact: true,
+            near_blocks,
+        }
+    }
+
+    #[test]
+    fn figures_are_the_largest_of_the_ranks() {
+        let scores = Scores::new(Found {
+            block_size: 16,
+            asked_blocks: 9,
+            holders: vec![
+                holder("b_dc", 0, 4, [1, 3]),
+                holder("a", 1, 2, [2, 2]),
+                holder("a", 0, 3, [3, 3]),
+                holder("_pstore", 0, 9, [0, 9]),
+                holder("b_dc", 1, 2, [2, 2]),
+            ],
+        });
+        let mooncake = serde_json::to_value(scores.by_instance(Words::Mooncake)).unwrap();
+        let expected = json!({
+            "a": {"longest_matched": 48, "GPU": 48, "CPU": 48, "DISK": 48, "DP": {"0": 48, "1": 32}},
+            "b.c": {"longest_matched": 64, "GPU": 32, "CPU": 48, "DISK": 64, "DP": {"0": 16, "1": 32}},
+        });
+        assert_eq!(mooncake, expected);
+        let dynamo = serde_json::to_value(scores.by_instance(Words::Dynamo)).unwrap();
+        let expected =
+            json!({"longest_matched": 48, "gpu": 48, "cpu": 48, "disk": 48, "dp": {"0": 48, "1": 32}});
+        assert_eq!(dynamo["a"], expected);
+        let ranks = serde_json::to_value(scores.by_rank()).unwrap();
+        assert_eq!(ranks, json!({"a": {"0": 48, "1": 32}, "b.c": {"0": 16, "1": 32}}));
+        assert!(scores.are_exact());
+    }
+}

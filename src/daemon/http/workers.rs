@@ -1,0 +1,149 @@
+//! `GET /workers`: who is known, and how engines are followed.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, State};
+use axum::response::Response;
+use serde::{Deserialize, Serialize};
+
+use kvatlas_core::wire::{DEFAULT_TENANT, ModelKey, Rank, instance_of_worker};
+
+use super::dialect::Instance;
+use super::engines::{EngineState, EngineStatus};
+use super::error::{DialectError, HttpError};
+use super::routes::{Index, Shared, json_response};
+
+/// Most workers in one answer.
+const WORKERS_MAX: usize = 10_000;
+
+/// Which workers are asked for.
+#[derive(Debug, Deserialize)]
+pub(super) struct WorkersQuery {
+    model_name: Option<String>,
+    routing_group: Option<String>,
+}
+
+/// How one rank is followed.
+#[derive(Debug, Serialize)]
+struct Listener {
+    endpoint: String,
+    status: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    last_error: Option<String>,
+}
+
+/// One instance.
+#[derive(Debug, Serialize)]
+struct Worker {
+    instance_id: Instance,
+    /// `zmq` for an engine that the bridge in this process follows, `nats` for others.
+    source: &'static str,
+    status: &'static str,
+    model_name: String,
+    routing_group: String,
+    block_size: u32,
+    endpoints: BTreeMap<Rank, String>,
+    listeners: BTreeMap<Rank, Listener>,
+    /// Whether the index knows all its ranks for certain; absent where it knows none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    exact: Option<bool>,
+}
+
+/// By model and instance.
+type Workers = BTreeMap<(ModelKey, String), Worker>;
+
+/// `GET /workers`.
+pub(super) async fn workers(
+    State(shared): State<Arc<Shared>>,
+    query: Result<Query<WorkersQuery>, QueryRejection>,
+) -> Result<Response, DialectError> {
+    let Query(query) = query.map_err(|error| HttpError::BadRequest(error.body_text()))?;
+    let is_wanted = |model: &ModelKey| {
+        query.model_name.as_ref().is_none_or(|name| *name == model.model)
+            && query
+                .routing_group
+                .as_ref()
+                .is_none_or(|group| *group == model.tenant)
+    };
+    let (index, engines) = shared.known();
+    let mut workers = Workers::new();
+    let engines = engines.map(|engines| engines.engines()).unwrap_or_default();
+    for state in engines
+        .into_iter()
+        .filter(|state| is_wanted(&state.engine.key.model))
+    {
+        add_engine(&mut workers, state);
+    }
+    if let Some(index) = index {
+        add_known(&mut workers, index, is_wanted);
+    }
+    let listed: Vec<&Worker> = workers.values().take(WORKERS_MAX).collect();
+    Ok(json_response(&listed, None))
+}
+
+fn add_engine(workers: &mut Workers, state: EngineState) {
+    let EngineState {
+        engine,
+        status,
+        last_error,
+    } = state;
+    let key = (engine.key.model.clone(), engine.key.instance.clone());
+    let worker = workers.entry(key).or_insert_with(|| Worker {
+        instance_id: Instance::of_text(&engine.key.instance),
+        source: "zmq",
+        status: status.as_str(),
+        model_name: engine.key.model.model.clone(),
+        routing_group: engine.key.model.tenant.clone(),
+        block_size: engine.block_size,
+        endpoints: BTreeMap::new(),
+        listeners: BTreeMap::new(),
+        exact: None,
+    });
+    if status == EngineStatus::Lost {
+        worker.status = status.as_str();
+    }
+    worker.endpoints.insert(engine.key.rank, engine.endpoint.clone());
+    let listener = Listener {
+        endpoint: engine.endpoint,
+        status: status.as_str(),
+        last_error,
+    };
+    worker.listeners.insert(engine.key.rank, listener);
+}
+
+/// Adds what the index knows of each worker.
+fn add_known(workers: &mut Workers, index: &Index, is_wanted: impl Fn(&ModelKey) -> bool) {
+    for namespace in index.answerer.namespaces().all() {
+        // A namespace whose name no model makes is its own model.
+        let model = ModelKey::of_namespace(&namespace.name).unwrap_or_else(|| ModelKey {
+            model: namespace.name.to_string(),
+            tenant: DEFAULT_TENANT.to_owned(),
+        });
+        if !is_wanted(&model) {
+            continue;
+        }
+        for holder in namespace.indexer.holders() {
+            if workers.len() >= WORKERS_MAX {
+                return;
+            }
+            let instance = instance_of_worker(&holder.id.worker);
+            let is_exact = index.answerer.is_exact(&namespace.name, &holder);
+            let worker = workers
+                .entry((model.clone(), instance.clone()))
+                .or_insert_with(|| Worker {
+                    instance_id: Instance::of_text(&instance),
+                    source: "nats",
+                    status: "active",
+                    model_name: model.model.clone(),
+                    routing_group: model.tenant.clone(),
+                    block_size: namespace.indexer.settings().block_size.as_u32(),
+                    endpoints: BTreeMap::new(),
+                    listeners: BTreeMap::new(),
+                    exact: None,
+                });
+            worker.exact = Some(worker.exact.unwrap_or(true) && is_exact);
+        }
+    }
+}

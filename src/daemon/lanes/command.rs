@@ -1,0 +1,71 @@
+//! What operators have lanes do to holders.
+
+use std::sync::Arc;
+
+use tokio::sync::oneshot;
+
+use kvatlas_core::wire::{AdminHolder, Rank};
+
+use super::clock::now_us;
+use super::lane::{CommandJob, HolderKey, Job, Lane};
+use super::line::WorkerKey;
+use super::pool::{LanePool, PoolError};
+
+/// What to do to holders.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum HolderCommand {
+    /// Forget them, their epochs and numbers included.
+    Forget,
+    /// Doubt them, so that their publishers are asked for the full state.
+    Doubt,
+}
+
+impl LanePool {
+    /// Carries a command out on holders of a worker, behind the batches that have come before; says how many there were.
+    pub(crate) async fn command(&self, of: &AdminHolder, command: HolderCommand) -> Result<u64, PoolError> {
+        let worker = WorkerKey {
+            namespace: of.namespace.clone(),
+            worker: of.worker.clone(),
+        };
+        let (lane, in_flight) = self.assignments.assign(&worker);
+        let line = Arc::clone(in_flight.line());
+        let (reply, done) = oneshot::channel();
+        let job = Job::Command(CommandJob {
+            worker,
+            rank: of.rank,
+            command,
+            reply,
+            in_flight,
+        });
+        self.lane(lane).jobs.send(&line, job, 0, now_us()).await?;
+        done.await.map_err(|_| PoolError::LaneStopped)
+    }
+}
+
+impl Lane {
+    /// Carries out a command of an operator.
+    pub(super) fn command(&mut self, job: CommandJob) {
+        let ranks = job.rank.map_or(Rank::MIN..=Rank::MAX, |rank| rank..=rank);
+        let (first, last) = (*ranks.start(), *ranks.end());
+        let keys = (job.worker.clone(), first)..=(job.worker.clone(), last);
+        let mut count = 0;
+        match job.command {
+            HolderCommand::Doubt => {
+                for (_, holder) in self.holders.range_mut(keys) {
+                    holder.note_operator_doubt();
+                    count += 1;
+                }
+            }
+            HolderCommand::Forget => {
+                let found: Vec<HolderKey> = self.holders.range(keys).map(|(key, _)| key.clone()).collect();
+                for key in found {
+                    self.forget(&key);
+                    count += 1;
+                }
+            }
+        }
+        // Who asked may have gone.
+        let _ = job.reply.send(count);
+        self.finish(&job.worker, job.in_flight);
+    }
+}

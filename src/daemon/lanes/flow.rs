@@ -1,0 +1,300 @@
+//! How far the index is behind what has been received, and which batches are half applied. By namespace, for queries, without a lock
+//! where nothing is wrong.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+use dashmap::DashMap;
+use parking_lot::Mutex;
+
+use kvatlas_core::wire::{HolderId, NamespaceName};
+
+/// Batches that are remembered after they have been applied. A search that saw more of them end counts as one that may have seen parts of
+/// any.
+const STEPS_REMEMBERED: usize = 256;
+
+/// The flows of all namespaces.
+#[derive(Debug)]
+pub(crate) struct Flows {
+    lanes: usize,
+    by_namespace: DashMap<NamespaceName, Arc<NamespaceFlow>>,
+}
+
+impl Flows {
+    pub(super) fn new(lanes: usize) -> Self {
+        Self {
+            lanes,
+            by_namespace: DashMap::new(),
+        }
+    }
+
+    /// The flow of a namespace; made if it does not exist.
+    pub(super) fn of(&self, namespace: &NamespaceName) -> Arc<NamespaceFlow> {
+        if let Some(found) = self.get(namespace) {
+            return found;
+        }
+        let made = self
+            .by_namespace
+            .entry(namespace.clone())
+            .or_insert_with(|| Arc::new(NamespaceFlow::new(self.lanes)));
+        Arc::clone(&made)
+    }
+
+    /// The flow of a namespace; none where no event has come.
+    pub(crate) fn get(&self, namespace: &NamespaceName) -> Option<Arc<NamespaceFlow>> {
+        let found = self.by_namespace.get(namespace)?;
+        Some(Arc::clone(&found))
+    }
+
+    /// Forgets the flows of namespaces that nobody uses.
+    pub(super) fn prune(&self) {
+        self.by_namespace.retain(|_, flow| Arc::strong_count(flow) > 1);
+    }
+}
+
+/// The flow of one namespace.
+#[derive(Debug)]
+pub(crate) struct NamespaceFlow {
+    lanes: Box<[LaneWaits]>,
+    pub(super) steps: Steps,
+}
+
+/// The lines of a namespace in one lane that have messages waiting.
+#[derive(Debug, Default)]
+struct LaneWaits {
+    /// When the oldest message came; 0 where none waits.
+    oldest_us: AtomicU64,
+    /// Since when each line waits, and its number. Only the lane's queue uses it, while it is locked.
+    lines: Mutex<BTreeSet<(u64, u64)>>,
+}
+
+impl NamespaceFlow {
+    fn new(lanes: usize) -> Self {
+        Self {
+            lanes: (0..lanes).map(|_| LaneWaits::default()).collect(),
+            steps: Steps::default(),
+        }
+    }
+
+    /// The oldest message of `line` that waits came at `since_us`, and before this call at `before_us`; 0 is none.
+    pub(super) fn note_line(&self, lane: usize, line: u64, before_us: u64, since_us: u64) {
+        let Some(waits) = self.lanes.get(lane) else {
+            return;
+        };
+        let mut lines = waits.lines.lock();
+        if before_us > 0 {
+            lines.remove(&(before_us, line));
+        }
+        if since_us > 0 {
+            lines.insert((since_us, line));
+        }
+        let oldest = lines.first().map_or(0, |(since, _)| *since);
+        waits.oldest_us.store(oldest, Ordering::Release);
+    }
+
+    /// When the oldest message came that is not applied yet; none where none waits.
+    pub(super) fn oldest_us(&self) -> Option<u64> {
+        let lanes = self
+            .lanes
+            .iter()
+            .map(|waits| waits.oldest_us.load(Ordering::Acquire));
+        lanes.filter(|oldest| *oldest > 0).min()
+    }
+}
+
+/// The batches that must be seen whole or not at all: a search in between sees a state that its holder never had.
+///
+/// `changes` counts every beginning and every end of such a batch. A search that finds the same count before and after, and none begun,
+/// has seen none in parts.
+#[derive(Debug, Default)]
+pub(crate) struct Steps {
+    changes: AtomicU64,
+    open: AtomicU64,
+    recent: Mutex<RecentSteps>,
+}
+
+#[derive(Debug, Default)]
+struct RecentSteps {
+    /// In the order in which they began. `ended_at` is the count at the end; none while the batch is being applied.
+    steps: VecDeque<Step>,
+    /// The latest end of those that have been forgotten.
+    forgotten_until: u64,
+}
+
+#[derive(Debug)]
+struct Step {
+    holder: HolderId,
+    begun_at: u64,
+    ended_at: Option<u64>,
+}
+
+/// A batch that is being applied. It ends when this is dropped.
+#[derive(Debug)]
+pub(super) struct OpenStep {
+    flow: Arc<NamespaceFlow>,
+    begun_at: u64,
+}
+
+/// The moment at which a search begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct SearchMark {
+    changes: u64,
+    is_any_open: bool,
+}
+
+/// Which holders a search may have seen in parts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum SeenInParts {
+    /// Nobody.
+    Nobody,
+    /// These.
+    These(Vec<HolderId>),
+    /// Any: more batches ended than are remembered.
+    Any,
+}
+
+impl NamespaceFlow {
+    /// Begins a batch of `holder` that must be seen whole.
+    pub(super) fn begin_step(self: &Arc<Self>, holder: &HolderId) -> OpenStep {
+        let steps = &self.steps;
+        let mut recent = steps.recent.lock();
+        steps.open.fetch_add(1, Ordering::AcqRel);
+        let begun_at = steps.changes.fetch_add(1, Ordering::AcqRel) + 1;
+        if recent.steps.len() >= STEPS_REMEMBERED {
+            recent.forget_oldest();
+        }
+        recent.steps.push_back(Step {
+            holder: holder.clone(),
+            begun_at,
+            ended_at: None,
+        });
+        // What is written to the index from here on is seen after the count.
+        fence(Ordering::Release);
+        OpenStep {
+            flow: Arc::clone(self),
+            begun_at,
+        }
+    }
+
+    /// Marks the moment before a search.
+    pub(crate) fn mark_search(&self) -> SearchMark {
+        let steps = &self.steps;
+        // The count first: a batch that begins in between shows in the one or in the other.
+        let changes = steps.changes.load(Ordering::Acquire);
+        SearchMark {
+            changes,
+            is_any_open: steps.open.load(Ordering::Acquire) > 0,
+        }
+    }
+
+    /// Whom a search that began at `mark` may have seen in parts.
+    pub(crate) fn seen_in_parts(&self, mark: SearchMark) -> SeenInParts {
+        fence(Ordering::Acquire);
+        let steps = &self.steps;
+        if !mark.is_any_open && steps.changes.load(Ordering::Acquire) == mark.changes {
+            return SeenInParts::Nobody;
+        }
+        let recent = steps.recent.lock();
+        if recent.forgotten_until > mark.changes {
+            return SeenInParts::Any;
+        }
+        let may_be_seen = |step: &&Step| step.ended_at.is_none_or(|ended| ended > mark.changes);
+        let mut holders: Vec<HolderId> = Vec::new();
+        for step in recent.steps.iter().filter(may_be_seen) {
+            if !holders.contains(&step.holder) {
+                holders.push(step.holder.clone());
+            }
+        }
+        match holders.is_empty() {
+            true => SeenInParts::Nobody,
+            false => SeenInParts::These(holders),
+        }
+    }
+}
+
+impl RecentSteps {
+    /// Forgets the oldest batch that has been applied.
+    fn forget_oldest(&mut self) {
+        let oldest = self.steps.iter().position(|step| step.ended_at.is_some());
+        let forgotten = oldest.and_then(|index| self.steps.remove(index));
+        if let Some(ended) = forgotten.and_then(|step| step.ended_at) {
+            self.forgotten_until = self.forgotten_until.max(ended);
+        }
+    }
+}
+
+impl Drop for OpenStep {
+    fn drop(&mut self) {
+        let steps = &self.flow.steps;
+        let mut recent = steps.recent.lock();
+        let ended_at = steps.changes.fetch_add(1, Ordering::AcqRel) + 1;
+        let begun_at = self.begun_at;
+        if let Some(step) = recent.steps.iter_mut().rfind(|step| step.begun_at == begun_at) {
+            step.ended_at = Some(ended_at);
+        }
+        steps.open.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvatlas_core::wire::WorkerName;
+
+    use super::*;
+
+    fn holder(name: &str) -> HolderId {
+        HolderId {
+            worker: WorkerName::new(name).unwrap(),
+            rank: 0,
+        }
+    }
+
+    #[test]
+    fn the_oldest_message_of_all_lines_and_lanes_counts() {
+        let flow = NamespaceFlow::new(2);
+        assert_eq!(flow.oldest_us(), None);
+        flow.note_line(0, 1, 0, 50);
+        flow.note_line(1, 2, 0, 40);
+        flow.note_line(1, 3, 0, 45);
+        assert_eq!(flow.oldest_us(), Some(40));
+        flow.note_line(1, 2, 40, 60);
+        assert_eq!(flow.oldest_us(), Some(45));
+        flow.note_line(1, 3, 45, 0);
+        flow.note_line(0, 1, 50, 0);
+        assert_eq!(flow.oldest_us(), Some(60));
+        flow.note_line(1, 2, 60, 0);
+        assert_eq!(flow.oldest_us(), None);
+    }
+
+    #[test]
+    fn a_search_knows_whom_it_may_have_seen_in_parts() {
+        let flow = Arc::new(NamespaceFlow::new(1));
+        let before = flow.mark_search();
+        assert_eq!(flow.seen_in_parts(before), SeenInParts::Nobody);
+        let step = flow.begin_step(&holder("a"));
+        let during = flow.mark_search();
+        let these = SeenInParts::These(vec![holder("a")]);
+        assert_eq!(flow.seen_in_parts(before), these);
+        assert_eq!(flow.seen_in_parts(during), these);
+        drop(step);
+        assert_eq!(flow.seen_in_parts(before), these);
+        assert_eq!(flow.seen_in_parts(during), these);
+        assert_eq!(flow.seen_in_parts(flow.mark_search()), SeenInParts::Nobody);
+    }
+
+    #[test]
+    fn where_too_many_batches_have_ended_anybody_may_have_been_seen_in_parts() {
+        let flow = Arc::new(NamespaceFlow::new(1));
+        let before = flow.mark_search();
+        let lasting = flow.begin_step(&holder("long"));
+        for _ in 0..STEPS_REMEMBERED {
+            drop(flow.begin_step(&holder("a")));
+        }
+        assert_eq!(flow.seen_in_parts(before), SeenInParts::Any);
+        // The one that is being applied is never forgotten.
+        let now = flow.mark_search();
+        assert_eq!(flow.seen_in_parts(now), SeenInParts::These(vec![holder("long")]));
+        drop(lasting);
+    }
+}

@@ -1,0 +1,208 @@
+//! How old the state is that queries are answered from.
+//!
+//! Events wait in three places, and each shows how long:
+//!
+//! | where | what shows it |
+//! |---|---|
+//! | in a lane's queue | when the oldest message of the namespace came ([`NamespaceFlow`]) |
+//! | in the stream, with JetStream | since when the daemon knows of messages that it has not read |
+//! | in the broker, the network or the socket | the *pulse*: a message to ourselves on the connection of the events. Whatever the broker had sent before it has been handed to the lanes when it comes back |
+//!
+//! The pulse also tells a daemon that was stopped, or a machine that was suspended, that it has not read its sockets for a while.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use kvatlas_core::wire::{HolderId, NamespaceName};
+
+use super::clock::now_us;
+use super::flow::{Flows, NamespaceFlow, SearchMark, SeenInParts};
+use super::line::{Assignments, WorkerKey};
+
+/// How old the state is, shared by the source, the lanes and the queries.
+#[derive(Debug)]
+pub(crate) struct Freshness {
+    flows: Arc<Flows>,
+    assignments: Arc<Assignments>,
+    /// Beyond this, holders are behind; never where it is absent. In microseconds.
+    behind_after_us: Option<u64>,
+    /// All events that the broker had sent at this time have been handed to the lanes; 0 while the events are not followed.
+    heard_us: AtomicU64,
+    /// Since when messages of the stream are known that have not been read; 0 where there are none.
+    unread_since_us: AtomicU64,
+}
+
+impl Freshness {
+    pub(super) fn new(
+        flows: Arc<Flows>,
+        assignments: Arc<Assignments>,
+        behind_after: Option<Duration>,
+    ) -> Self {
+        let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        Self {
+            flows,
+            assignments,
+            behind_after_us: behind_after.map(micros),
+            heard_us: AtomicU64::new(0),
+            unread_since_us: AtomicU64::new(0),
+        }
+    }
+
+    /// Of a daemon that follows no events.
+    #[cfg(test)]
+    pub(crate) fn without_events() -> Self {
+        let flows = Arc::new(Flows::new(1));
+        let assignments = Arc::new(Assignments::new(1, Arc::clone(&flows)));
+        Self::new(flows, assignments, None)
+    }
+
+    /// All events that the broker had sent at `at_us` have been handed to the lanes. With 0, nothing is known of the broker: another doubt
+    /// stands for that.
+    pub(crate) fn heard(&self, at_us: u64) {
+        self.heard_us.store(at_us, Ordering::Release);
+    }
+
+    /// Messages of the stream have been known since `since_us` and are not read yet; 0 where there are none.
+    pub(crate) fn set_unread(&self, since_us: u64) {
+        self.unread_since_us.store(since_us, Ordering::Release);
+    }
+
+    /// When a message that is handed over now may have come. After a standstill it may have waited in the socket since the last time that
+    /// the broker was heard.
+    pub(super) fn came_us(&self) -> u64 {
+        let now_us = now_us();
+        let heard_us = self.heard_us.load(Ordering::Acquire);
+        let is_heard = heard_us == 0
+            || self
+                .behind_after_us
+                .is_none_or(|limit| now_us.saturating_sub(heard_us) <= limit);
+        if is_heard { now_us } else { heard_us }
+    }
+
+    /// How often the pulse is to be felt; never where nobody asks.
+    pub(crate) fn pulse_interval(&self) -> Option<Duration> {
+        let behind_after = Duration::from_micros(self.behind_after_us?);
+        Some((behind_after / 5).clamp(Duration::from_millis(5), Duration::from_secs(1)))
+    }
+
+    /// How old the state of a namespace is now. To be asked before a search.
+    pub(crate) fn look(&self, namespace: &NamespaceName) -> Look<'_> {
+        let flow = self.flows.get(namespace);
+        let now_us = now_us();
+        let age = |since_us: u64| {
+            if since_us == 0 {
+                0
+            } else {
+                now_us.saturating_sub(since_us)
+            }
+        };
+        let is_over = |age_us: u64| self.behind_after_us.is_some_and(|limit| age_us > limit);
+        let unheard = Some(age(self.heard_us.load(Ordering::Acquire))).filter(|age| is_over(*age));
+        let unread_us = age(self.unread_since_us.load(Ordering::Acquire));
+        let queued_us = flow.as_ref().and_then(|flow| flow.oldest_us()).map_or(0, age);
+        let everybody_us = unread_us.max(unheard.unwrap_or_default());
+        Look {
+            freshness: self,
+            now_us,
+            behind_us: queued_us.max(everybody_us),
+            is_everybody_behind: is_over(everybody_us),
+            is_anybody_behind: is_over(queued_us.max(everybody_us)),
+            flow,
+        }
+    }
+
+    /// The time that the lane has spent on a worker, in microseconds.
+    pub(crate) fn spent_us(&self, worker: &WorkerKey) -> u64 {
+        self.assignments.line_of(worker).map_or(0, |line| line.spent_us())
+    }
+}
+
+/// How old the state of a namespace was at one moment.
+#[derive(Debug)]
+pub(crate) struct Look<'f> {
+    freshness: &'f Freshness,
+    now_us: u64,
+    /// The age of the oldest event that was known and not applied, in microseconds; 0 where there was none.
+    pub(crate) behind_us: u64,
+    is_everybody_behind: bool,
+    is_anybody_behind: bool,
+    flow: Option<Arc<NamespaceFlow>>,
+}
+
+impl Look<'_> {
+    /// Whether the state of `holder` was older than is allowed.
+    pub(crate) fn is_behind(&self, namespace: &NamespaceName, holder: &HolderId) -> bool {
+        if self.is_everybody_behind || !self.is_anybody_behind {
+            return self.is_everybody_behind;
+        }
+        let worker = WorkerKey {
+            namespace: namespace.clone(),
+            worker: holder.worker.clone(),
+        };
+        let line = self.freshness.assignments.line_of(&worker);
+        let since_us = line.and_then(|line| line.waiting_since_us());
+        let limit_us = self.freshness.behind_after_us;
+        since_us
+            .zip(limit_us)
+            .is_some_and(|(since, limit)| self.now_us.saturating_sub(since) > limit)
+    }
+
+    /// Marks the moment before a search.
+    pub(crate) fn mark_search(&self) -> Option<SearchMark> {
+        self.flow.as_ref().map(|flow| flow.mark_search())
+    }
+
+    /// Whom a search that began at `mark` may have seen in parts.
+    pub(crate) fn seen_in_parts(&self, mark: Option<SearchMark>) -> SeenInParts {
+        match (&self.flow, mark) {
+            (Some(flow), Some(mark)) => flow.seen_in_parts(mark),
+            _ => SeenInParts::Nobody,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of a daemon that allows `behind_after`, and heard the broker `unheard` ago.
+    fn freshness(behind_after: Option<Duration>, unheard: Duration) -> (Freshness, u64) {
+        let flows = Arc::new(Flows::new(1));
+        let assignments = Arc::new(Assignments::new(1, Arc::clone(&flows)));
+        let freshness = Freshness::new(flows, assignments, behind_after);
+        let heard_us = now_us() - u64::try_from(unheard.as_micros()).unwrap();
+        freshness.heard(heard_us);
+        (freshness, heard_us)
+    }
+
+    #[test]
+    fn after_a_standstill_a_message_may_be_as_old_as_the_last_sign_of_the_broker() {
+        let (long, short) = (Duration::from_secs(2), Duration::from_secs(600));
+        let (stood_still, heard_us) = freshness(Some(Duration::from_secs(1)), long);
+        assert_eq!(stood_still.came_us(), heard_us);
+        // What came since is new again once the broker has been heard.
+        stood_still.heard(now_us());
+        assert!(stood_still.came_us() > heard_us);
+        // Where nobody asks, where the silence is allowed, and where the events are not followed, it has come now.
+        let before_us = now_us();
+        let (unasked, _) = freshness(None, long);
+        let (allowed, _) = freshness(Some(short), long);
+        let (unfollowed, _) = freshness(Some(Duration::ZERO), long);
+        unfollowed.heard(0);
+        for now in [unasked, allowed, unfollowed] {
+            assert!(now.came_us() >= before_us);
+        }
+    }
+
+    #[test]
+    fn everybody_is_behind_while_the_broker_is_not_heard() {
+        let namespace = NamespaceName::new("llama").unwrap();
+        let (silent, _) = freshness(Some(Duration::from_secs(1)), Duration::from_secs(2));
+        let look = silent.look(&namespace);
+        assert!(look.is_everybody_behind && look.behind_us >= 2_000_000);
+        silent.heard(now_us());
+        let look = silent.look(&namespace);
+        assert!(!look.is_everybody_behind && look.behind_us == 0);
+    }
+}

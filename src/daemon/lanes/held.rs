@@ -1,0 +1,119 @@
+//! Batches that a holder holds until the missing ones before them have come.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use kvatlas_core::wire::{DegradedReason, DegradedReasons};
+
+use super::sequence::ReceivedBatch;
+
+/// Bounds on held batches.
+#[derive(Debug, Clone)]
+pub(super) struct HoldingLimits {
+    /// Whether batches are held at all. Without resyncs nobody would ask for the missing ones.
+    pub(super) is_enabled: bool,
+    /// Most payload bytes of one holder.
+    pub(super) bytes_per_holder_max: usize,
+    /// Most payload bytes of all holders of the lane.
+    pub(super) bytes_max: usize,
+    /// How long batches wait for an answer, in microseconds.
+    pub(super) wait_us_max: u64,
+    held_bytes: Arc<AtomicUsize>,
+}
+
+impl HoldingLimits {
+    pub(super) fn new(
+        is_enabled: bool,
+        bytes_per_holder_max: usize,
+        bytes_max: usize,
+        wait_us_max: u64,
+    ) -> Self {
+        Self {
+            is_enabled,
+            bytes_per_holder_max,
+            bytes_max,
+            wait_us_max,
+            held_bytes: Arc::default(),
+        }
+    }
+}
+
+/// What a batch costs beside its payload.
+const BATCH_OVERHEAD_BYTES: usize = 256;
+
+/// The held batches of one holder, in the order in which they came.
+#[derive(Debug)]
+pub(super) struct Held {
+    batches: VecDeque<ReceivedBatch>,
+    bytes: usize,
+    lane_bytes: Arc<AtomicUsize>,
+    /// When holding began, in microseconds on the lane's clock.
+    pub(super) since_us: u64,
+    /// The resync whose answer the batches wait for; none while none has begun.
+    pub(super) resync: Option<ResyncNumber>,
+    /// Reasons for doubt that have come since the resync began.
+    doubts: DegradedReasons,
+}
+
+/// The number of a resync. It tells the resyncs of one holder apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ResyncNumber(pub(super) u64);
+
+/// There is no room for another batch. The batch is given back.
+#[derive(Debug)]
+pub(super) struct NoRoom(pub(super) ReceivedBatch);
+
+impl Held {
+    pub(super) fn new(limits: &HoldingLimits, since_us: u64) -> Self {
+        Self {
+            batches: VecDeque::new(),
+            bytes: 0,
+            lane_bytes: Arc::clone(&limits.held_bytes),
+            since_us,
+            resync: None,
+            doubts: DegradedReasons::default(),
+        }
+    }
+
+    /// A resync begins: what its answer says is not older than what has come so far.
+    pub(super) fn begin(&mut self, number: ResyncNumber, now_us: u64) {
+        self.resync = Some(number);
+        self.since_us = now_us;
+        self.doubts = DegradedReasons::default();
+    }
+
+    /// Notes a reason for doubt.
+    pub(super) fn note_doubt(&mut self, reason: DegradedReason) {
+        self.doubts = self.doubts.with(reason);
+    }
+
+    /// The reasons that have come since the resync began. Its answer can be older.
+    pub(super) fn doubts(&self) -> DegradedReasons {
+        self.doubts
+    }
+
+    /// Holds one more batch.
+    pub(super) fn push(&mut self, received: ReceivedBatch, limits: &HoldingLimits) -> Result<(), NoRoom> {
+        let bytes = received.bytes + BATCH_OVERHEAD_BYTES;
+        let on_lane = self.lane_bytes.load(Ordering::Relaxed);
+        if self.bytes + bytes > limits.bytes_per_holder_max || on_lane + bytes > limits.bytes_max {
+            return Err(NoRoom(received));
+        }
+        self.lane_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.bytes += bytes;
+        self.batches.push_back(received);
+        Ok(())
+    }
+
+    /// The batches, in order. Their memory no longer counts as held.
+    pub(super) fn into_batches(mut self) -> VecDeque<ReceivedBatch> {
+        std::mem::take(&mut self.batches)
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.lane_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}

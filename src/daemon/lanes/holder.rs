@@ -1,0 +1,413 @@
+//! One holder on its lane: the checks on its batches' numbers, then the index.
+
+use std::sync::Arc;
+
+use crate::daemon::metrics::labels::DropReason;
+use crate::daemon::metrics::{AppliedBatch, EventMetrics};
+use kvatlas_core::index::{Applied, HolderWriter, RejectReason, StreamGeneration};
+use kvatlas_core::wire::{BatchCursor, DegradedReason, DegradedReasons, Event, EventBatch};
+
+use super::flow::{NamespaceFlow, OpenStep};
+use super::held::{Held, HoldingLimits};
+use super::liveness::{LivenessLimits, Silence, silence};
+use super::sequence::{Admission, ReceivedBatch, SequenceTracker, cursor_of};
+
+/// Whether a holder is still there after a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Afterwards {
+    Stays,
+    /// Its publisher said goodbye.
+    Leaves,
+}
+
+/// The clocks at the time of a job. The lane reads them; a holder has none of its own.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Clocks {
+    /// Microseconds on a clock that does not run backwards.
+    pub(super) monotonic_us: u64,
+    /// Microseconds since the Unix epoch.
+    pub(super) unix_us: u64,
+    /// Microseconds in which messages could be heard.
+    pub(super) listening_us: u64,
+}
+
+/// What a lane lends a holder for one job.
+#[derive(Clone, Copy)]
+pub(crate) struct Context<'a> {
+    pub(super) clocks: Clocks,
+    pub(super) holding: &'a HoldingLimits,
+}
+
+/// One holder of a lane.
+pub(crate) struct Holder {
+    pub(super) writer: HolderWriter,
+    pub(super) metrics: Arc<EventMetrics>,
+    flow: Arc<NamespaceFlow>,
+    pub(super) tracker: SequenceTracker,
+    /// Whether the blocks are exactly the publisher's blocks at the tracker's cursor. Only then do the next batches lead to an exact state.
+    pub(super) is_whole: bool,
+    /// Batches that wait for missing ones before them; none where nothing is missing.
+    pub(super) held: Option<Held>,
+    pub(super) asked: Asked,
+    /// When the publisher was last heard of, in microseconds of listening.
+    heard_us: u64,
+    /// High-water mark of the batches received in the newest epoch, applied or not. An answer that ends before it is not believed.
+    pub(super) seen: BatchCursor,
+    /// High-water mark of the publisher's clock over the same batches, in microseconds. 0 where no batch has a time; the largest number
+    /// where the mark is not known.
+    pub(super) made_us: u64,
+    /// Whether the lack of room has been counted. Eviction degrades the holder without counting.
+    pub(super) is_known_short: bool,
+}
+
+/// What is known of a holder's publisher from resyncs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Asked {
+    /// How many resyncs there were.
+    pub(super) times: u64,
+    /// Whether a resync may help; false once nobody answered.
+    pub(super) may_answer: bool,
+    /// Whether numbering restarted within the epoch. The publisher's cursor may then be behind ours.
+    pub(super) has_restarted: bool,
+    /// Whether the blocks are those of an ended epoch, kept until the new epoch's blocks are known.
+    pub(super) has_outlived: bool,
+}
+
+impl Holder {
+    /// A holder that has no blocks yet, and whose publisher has just been heard of.
+    pub(super) fn new(
+        writer: HolderWriter,
+        metrics: Arc<EventMetrics>,
+        flow: Arc<NamespaceFlow>,
+        clocks: Clocks,
+    ) -> Self {
+        Self {
+            writer,
+            metrics,
+            flow,
+            tracker: SequenceTracker::default(),
+            is_whole: true,
+            held: None,
+            asked: Asked {
+                times: 0,
+                may_answer: true,
+                has_restarted: false,
+                has_outlived: false,
+            },
+            heard_us: clocks.listening_us,
+            seen: BatchCursor::default(),
+            made_us: 0,
+            is_known_short: false,
+        }
+    }
+
+    pub(super) fn worker(&self) -> &str {
+        self.writer.record().id.worker.as_str()
+    }
+
+    /// Whether batches are held until missing ones before them have come.
+    pub(super) fn is_waiting(&self) -> bool {
+        self.held.is_some()
+    }
+
+    /// Takes a batch: by its number it is applied, skipped, or held.
+    pub(crate) fn apply(&mut self, received: ReceivedBatch, context: Context<'_>) -> Afterwards {
+        let next = cursor_of(&received.batch);
+        let has_begun_again = self.has_begun_again(&received.batch);
+        self.note_received(&received.batch);
+        if has_begun_again {
+            self.begin_again(next);
+        }
+        if self.held.is_some() {
+            return self.apply_while_holding(received, context);
+        }
+        let admission = self.tracker.classify(next);
+        let is_gap = matches!(
+            admission,
+            Admission::Gap { .. } | Admission::NewEpoch { missed: 1.. }
+        );
+        if (is_gap || has_begun_again) && context.holding.is_enabled && self.asked.may_answer {
+            return self.hold_at_gap(received, context);
+        }
+        self.apply_now(received, context)
+    }
+
+    /// Applies a batch, or skips it, by its number. Missing batches before it stay missing.
+    pub(super) fn apply_now(&mut self, received: ReceivedBatch, context: Context<'_>) -> Afterwards {
+        let batch = received.batch;
+        let before = self.tracker.cursor();
+        let next = cursor_of(&batch);
+        // Ends when the batch has been applied.
+        let _step = self.begin_step(&batch);
+        match self.tracker.admit(next) {
+            Admission::Next => {}
+            Admission::Gap { missed } => {
+                self.note_gap(next, missed);
+                self.is_whole = false;
+            }
+            Admission::NewEpoch { missed } => self.begin_epoch(before, next, missed),
+            Admission::Duplicate => {
+                self.drop_batch(DropReason::Duplicate, next.seq);
+                return Afterwards::Stays;
+            }
+            Admission::StaleEpoch => {
+                self.drop_batch(DropReason::StaleEpoch, next.epoch);
+                return Afterwards::Stays;
+            }
+        }
+        // The stream is trusted again: each earlier batch has been applied or is known to be missing. The changes of this batch are
+        // exact at every step.
+        self.writer.status().confirm(received.generation);
+        let afterwards = self.apply_events(batch, context.clocks);
+        self.writer.status().set_cursor(next);
+        self.hear(context.clocks);
+        afterwards
+    }
+
+    /// Begins a batch that queries must see whole or not at all: half done, it shows a state that the holder never had, and that is no lower
+    /// bound of the state before or after it. None for other batches.
+    fn begin_step(&self, batch: &EventBatch) -> Option<OpenStep> {
+        let takes = |event: &Event| matches!(event, Event::Removed(_) | Event::Cleared);
+        let stores = |event: &Event| matches!(event, Event::Stored(_));
+        let is_new_epoch = matches!(
+            self.tracker.classify(cursor_of(batch)),
+            Admission::NewEpoch { .. }
+        );
+        let has_taken = (is_new_epoch && self.writer.blocks() > 0) || batch.events.iter().any(takes);
+        let is_mixed = has_taken && batch.events.iter().any(stores);
+        is_mixed.then(|| self.flow.begin_step(&self.writer.record().id))
+    }
+
+    /// Takes note that messages of the worker were dropped. The holder is unverified until a batch continues the count. An answer to a resync
+    /// that is under way may be older than what was dropped: the holder waits for it no longer.
+    pub(super) fn note_lost(&mut self, context: Context<'_>) -> Afterwards {
+        self.writer.status().confirm(StreamGeneration::default());
+        self.release(context)
+    }
+
+    /// Counts a batch that is not applied. `number` is the batch number or the epoch that is the reason.
+    pub(super) fn drop_batch(&self, reason: DropReason, number: u64) {
+        self.metrics.batch_dropped(reason, self.worker(), &number);
+    }
+
+    /// Counts `missed` batches that are missing before `next`, and degrades the holder.
+    pub(super) fn note_gap(&self, next: BatchCursor, missed: u64) {
+        self.metrics
+            .sequence_gap(self.worker(), next.seq - missed, next.seq);
+        self.degrade(DegradedReason::Gap);
+    }
+
+    fn begin_epoch(&mut self, before: Option<BatchCursor>, next: BatchCursor, missed: u64) {
+        self.writer.clear();
+        self.forgive();
+        self.asked.may_answer = true;
+        if let Some(before) = before {
+            self.metrics
+                .epoch_changed(self.worker(), &before.epoch, &next.epoch);
+        }
+        if missed > 0 {
+            self.note_gap(next, missed);
+            self.is_whole = false;
+        }
+    }
+
+    /// Whether numbering restarted without a new epoch: a number comes again, in a batch that was made later than all before.
+    ///
+    /// A redelivery has the time of the first delivery. Without times, or with a clock that stands still, a restart cannot be told.
+    fn has_begun_again(&self, batch: &EventBatch) -> bool {
+        let at = cursor_of(batch);
+        at.epoch == self.seen.epoch
+            && at.seq <= self.seen.seq
+            && batch.time_us.is_some_and(|made| made > self.made_us)
+    }
+
+    /// Raises the high-water marks.
+    fn note_received(&mut self, batch: &EventBatch) {
+        let at = cursor_of(batch);
+        let made_us = batch.time_us.unwrap_or_default();
+        if at.epoch > self.seen.epoch {
+            (self.seen, self.made_us) = (at, made_us);
+        } else if at.epoch == self.seen.epoch {
+            self.seen.seq = self.seen.seq.max(at.seq);
+            self.made_us = self.made_us.max(made_us);
+        }
+    }
+
+    /// Takes note that numbering restarted without a new epoch. Batches of the new count do not continue the blocks of the old one.
+    fn begin_again(&mut self, next: BatchCursor) {
+        self.drop_held();
+        self.note_gap(next, next.seq.saturating_sub(1));
+        self.asked.has_restarted = true;
+        self.is_whole = false;
+        self.seen = next;
+        let start = BatchCursor { seq: 0, ..next };
+        self.tracker = SequenceTracker::resuming(start);
+        self.writer.status().set_cursor(start);
+    }
+
+    /// Withdraws the reasons for doubt after the whole state was replaced. A resync that is under way stays a reason.
+    fn forgive(&mut self) {
+        if !self.writer.status().own_reasons().is_empty() {
+            let kept = DegradedReasons::of(DegradedReason::Resyncing).with(DegradedReason::Stale);
+            self.writer.replace_reasons(kept);
+        }
+        self.is_whole = true;
+        self.asked.has_restarted = false;
+        self.asked.has_outlived = false;
+    }
+
+    /// Notes what the publisher itself doubts. The blocks are those that it told, and so are whole.
+    fn note_doubts(&mut self, doubts: DegradedReasons) {
+        for reason in doubts.upstream().iter() {
+            self.degrade(reason);
+        }
+        let is_kept = |reason: DegradedReason| !reason.is_upstream() || doubts.contains(reason);
+        let reasons = self.writer.status().own_reasons();
+        if reasons.iter().any(|reason| !is_kept(reason)) {
+            // A search that began in the doubt notices.
+            self.writer
+                .replace_reasons(DegradedReasons::all().filtered(is_kept));
+        }
+    }
+
+    /// Takes note that the publisher is alive.
+    pub(super) fn hear(&mut self, clocks: Clocks) {
+        self.heard_us = clocks.listening_us;
+        self.writer.status().recover(DegradedReason::Stale);
+    }
+
+    /// Applies the events of a batch to the index, in order.
+    pub(super) fn apply_events(&mut self, batch: EventBatch, clocks: Clocks) -> Afterwards {
+        let started = std::time::Instant::now();
+        let mut total = AppliedBatch::default();
+        let mut afterwards = Afterwards::Stays;
+        for event in batch.events {
+            let applied = self.writer.apply(event, batch.tier, clocks.monotonic_us);
+            if applied.cleared {
+                // An empty holder is a certain state.
+                self.forgive();
+                total.clears += 1;
+            }
+            if let Some(doubts) = applied.doubted {
+                self.note_doubts(doubts);
+            }
+            if applied.goodbye {
+                afterwards = Afterwards::Leaves;
+            }
+            total.blocks_stored += applied.stored;
+            total.blocks_removed += applied.removed;
+            self.report_rejects(&applied);
+        }
+        total.elapsed = started.elapsed();
+        let lag_us = batch
+            .time_us
+            .map(|made_us| clocks.unix_us.saturating_sub(made_us));
+        total.lag = lag_us.map(std::time::Duration::from_micros);
+        self.metrics.batch_applied(&total);
+        self.writer
+            .status()
+            .set_applied(clocks.unix_us, lag_us.unwrap_or_default());
+        afterwards
+    }
+
+    /// Times out events that wait for a parent, and held batches.
+    pub(super) fn tick(&mut self, context: Context<'_>) -> Afterwards {
+        let applied = self.writer.expire_parked(context.clocks.monotonic_us);
+        self.report_rejects(&applied);
+        self.time_out_holding(context)
+    }
+
+    /// How silent the holder is. A stale holder is degraded, one that counts as gone is counted.
+    pub(super) fn check_liveness(&self, limits: &LivenessLimits, context: Context<'_>) -> Silence {
+        let silence = silence(self.heard_us, context.clocks.listening_us, limits);
+        match silence {
+            Silence::Alive => {}
+            Silence::Stale => self.degrade(DegradedReason::Stale),
+            Silence::Gone => self
+                .metrics
+                .holder_removed(self.worker(), self.writer.record().id.rank),
+        }
+        silence
+    }
+
+    /// Degrades the holder: a batch of its worker could not be decoded. What is asked for already may be older than that batch.
+    pub(super) fn note_undecodable(&mut self) {
+        self.doubt(DegradedReason::Undecodable);
+    }
+
+    /// Degrades the holder: a batch of an epoch that is not believed was dropped. If it was right, the blocks are outdated.
+    pub(super) fn note_unbelieved(&mut self) {
+        self.doubt(DegradedReason::Gap);
+    }
+
+    /// Degrades the holder for something that the answer to a resync under way need not know of.
+    fn doubt(&mut self, reason: DegradedReason) {
+        if let Some(held) = &mut self.held {
+            held.note_doubt(reason);
+        }
+        self.degrade(reason);
+    }
+
+    /// Counts rejected blocks, and degrades the holder where they make its state uncertain.
+    pub(super) fn report_rejects(&mut self, applied: &Applied) {
+        for reason in RejectReason::ALL {
+            let blocks = applied.rejected(reason);
+            if blocks == 0 {
+                continue;
+            }
+            self.metrics.reject_blocks(reason, blocks, self.worker());
+            match degradation(reason) {
+                None => {}
+                Some(DegradedReason::Capacity) => {
+                    self.writer.status().degrade(DegradedReason::Capacity);
+                    self.is_whole = false;
+                }
+                Some(degraded) => {
+                    self.doubt(degraded);
+                    self.is_whole = false;
+                }
+            }
+        }
+        self.count_shortage();
+    }
+
+    /// Counts once that there is no room for some of the holder's blocks, whether an event or eviction found out.
+    fn count_shortage(&mut self) {
+        let reasons = self.writer.status().own_reasons();
+        let is_short = reasons.contains(DegradedReason::Capacity);
+        if is_short && !self.is_known_short {
+            self.count_degraded(DegradedReason::Capacity);
+        }
+        self.is_known_short = is_short;
+    }
+
+    /// Degrades the holder. A reason that it did not have is counted.
+    pub(super) fn degrade(&self, reason: DegradedReason) {
+        if self.writer.status().degrade(reason) {
+            self.count_degraded(reason);
+        }
+    }
+
+    fn count_degraded(&self, reason: DegradedReason) {
+        self.metrics
+            .holder_degraded(reason, self.worker(), self.writer.record().id.rank);
+    }
+
+    /// Removes the holder from the index.
+    pub(super) fn retire(self) {
+        self.writer.retire();
+    }
+}
+
+/// The reason for doubt that a reject is; none where nothing is lost by it.
+fn degradation(reason: RejectReason) -> Option<DegradedReason> {
+    match reason {
+        RejectReason::UnknownBlock | RejectReason::Moved | RejectReason::ForeignChain => None,
+        RejectReason::PositionOutOfRange
+        | RejectReason::MissingContent
+        | RejectReason::ContentMismatch
+        | RejectReason::AmbiguousParent => Some(DegradedReason::Rejected),
+        RejectReason::Capacity => Some(DegradedReason::Capacity),
+        RejectReason::ParkingFull | RejectReason::ParkingExpired => Some(DegradedReason::UnknownParent),
+    }
+}

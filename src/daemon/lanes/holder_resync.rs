@@ -1,0 +1,323 @@
+//! A holder's part in a resync: it holds batches, then applies the publisher's answer and the held batches.
+
+use crate::daemon::metrics::labels::DropReason;
+use kvatlas_core::index::StreamGeneration;
+use kvatlas_core::wire::{BatchCursor, DegradedReason, DegradedReasons, Event, EventBatch, ResyncAnswerKind};
+
+use super::held::{Held, NoRoom, ResyncNumber};
+use super::holder::{Afterwards, Context, Holder};
+use super::replace::remove_surplus;
+use super::sequence::{Admission, ReceivedBatch, SequenceTracker, cursor_of};
+
+/// A publisher's whole answer. Its chunks agree with each other and with the request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ResyncAnswer {
+    /// The missing batches, or the full state.
+    pub kind: ResyncAnswerKind,
+    /// The holder's cursor once the answer has been applied.
+    pub cursor: BatchCursor,
+    /// When the batch at the cursor was made, in microseconds since the Unix epoch; none where the publisher does not say.
+    pub time_us: Option<u64>,
+    /// The missing batches without a gap, or batches that store all the holder's blocks.
+    pub batches: Vec<EventBatch>,
+}
+
+/// A resync that has begun, and what to ask the publisher for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ResyncBegun {
+    pub(crate) number: ResyncNumber,
+    /// All batches up to this one have been applied.
+    pub(crate) cursor: BatchCursor,
+    /// The newest batch that has been received. An answer that ends before it contradicts it.
+    pub(crate) seen: BatchCursor,
+    /// Whether only the full state helps.
+    pub(crate) full: bool,
+}
+
+/// How a resync ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ResyncOutcome {
+    /// The holder is exact, as far as the stream is trusted.
+    Exact,
+    /// The answer was applied, and reasons for doubt are left.
+    Incomplete,
+    /// The answer came too late: the holder waited for it no longer.
+    Superseded,
+}
+
+impl Holder {
+    /// Takes a batch while others are held.
+    pub(super) fn apply_while_holding(
+        &mut self,
+        received: ReceivedBatch,
+        context: Context<'_>,
+    ) -> Afterwards {
+        let next = cursor_of(&received.batch);
+        match self.tracker.classify(next) {
+            // The first batch of a new epoch: its state does not depend on held batches.
+            Admission::NewEpoch { missed: 0 } => {
+                self.held = None;
+                let afterwards = self.apply_now(received, context);
+                self.end_resync();
+                return afterwards;
+            }
+            Admission::StaleEpoch => {
+                self.drop_batch(DropReason::StaleEpoch, next.epoch);
+                return Afterwards::Stays;
+            }
+            Admission::Duplicate => {
+                self.drop_batch(DropReason::Duplicate, next.seq);
+                return Afterwards::Stays;
+            }
+            Admission::Next | Admission::Gap { .. } | Admission::NewEpoch { .. } => {}
+        }
+        self.hear(context.clocks);
+        let Some(held) = &mut self.held else {
+            return self.apply_now(received, context);
+        };
+        match held.push(received, context.holding) {
+            Ok(()) => Afterwards::Stays,
+            Err(NoRoom(received)) => match self.release(context) {
+                Afterwards::Stays => self.apply_now(received, context),
+                leaves @ Afterwards::Leaves => leaves,
+            },
+        }
+    }
+
+    /// Holds a batch with missing ones before it, so that those can be applied first.
+    pub(super) fn hold_at_gap(&mut self, received: ReceivedBatch, context: Context<'_>) -> Afterwards {
+        let next = cursor_of(&received.batch);
+        match self.tracker.classify(next) {
+            Admission::Gap { missed } => self.note_gap(next, missed),
+            Admission::NewEpoch { missed } => self.outlive_epoch(next, missed),
+            // Numbering restarted, which has been noted.
+            Admission::Next | Admission::Duplicate | Admission::StaleEpoch => {}
+        }
+        self.hear(context.clocks);
+        let mut held = Held::new(context.holding, context.clocks.monotonic_us);
+        match held.push(received, context.holding) {
+            Ok(()) => {
+                self.held = Some(held);
+                Afterwards::Stays
+            }
+            Err(NoRoom(received)) => self.apply_now(received, context),
+        }
+    }
+
+    /// Takes note of a new epoch whose first batches are missing.
+    ///
+    /// The blocks of the ended epoch stay until the new epoch's blocks are known. To a router they are worth more than none.
+    fn outlive_epoch(&mut self, next: BatchCursor, missed: u64) {
+        if let Some(before) = self.tracker.cursor() {
+            self.metrics
+                .epoch_changed(self.worker(), &before.epoch, &next.epoch);
+            self.asked.has_outlived = true;
+        }
+        self.note_gap(next, missed);
+        // An epoch begins without blocks. A holder without blocks is in that state already.
+        self.is_whole = self.writer.blocks() == 0 && self.writer.status().parked_events() == 0;
+        self.asked.has_restarted = false;
+        let start = BatchCursor { seq: 0, ..next };
+        self.tracker = SequenceTracker::resuming(start);
+        self.writer.status().set_cursor(start);
+    }
+
+    /// Begins a resync: batches are held from now on.
+    pub(super) fn begin_resync(&mut self, context: Context<'_>) -> ResyncBegun {
+        self.asked.times += 1;
+        let number = ResyncNumber(self.asked.times);
+        let now_us = context.clocks.monotonic_us;
+        let held = self
+            .held
+            .get_or_insert_with(|| Held::new(context.holding, now_us));
+        held.begin(number, now_us);
+        self.degrade(DegradedReason::Resyncing);
+        let cursor = self.tracker.cursor().unwrap_or_default();
+        let (cursor, full) = match self.asked.has_restarted {
+            true => (BatchCursor { seq: 0, ..cursor }, true),
+            false => (cursor, !self.is_whole),
+        };
+        ResyncBegun {
+            number,
+            cursor,
+            seen: self.seen,
+            full,
+        }
+    }
+
+    /// Applies the publisher's answer, then the held batches. The publisher was asked in `generation` of the stream.
+    pub(super) fn finish_resync(
+        &mut self,
+        number: ResyncNumber,
+        answer: ResyncAnswer,
+        generation: StreamGeneration,
+        context: Context<'_>,
+    ) -> (ResyncOutcome, Afterwards) {
+        let Some(held) = self.held.take_if(|held| held.resync == Some(number)) else {
+            return (ResyncOutcome::Superseded, Afterwards::Stays);
+        };
+        // The answer mends or replaces the state, and with it the reasons for doubt. `Resyncing` stands for them until that is done.
+        // Missing batches do not bring back evicted blocks.
+        let resyncing = DegradedReasons::of(DegradedReason::Resyncing);
+        // What came after the question may have come after the answer.
+        let later = held.doubts();
+        let kept = match answer.kind {
+            // Blocks that were left out meanwhile are part of a full state: their events came before the question.
+            ResyncAnswerKind::Full => resyncing.union(later.filtered(comes_from_outside)),
+            // Nor do they take back what the publisher has said of itself before them.
+            ResyncAnswerKind::Missing => {
+                let own = self.writer.status().own_reasons();
+                let kept = resyncing.with(DegradedReason::Capacity).union(later);
+                kept.union(own.upstream())
+            }
+        };
+        self.writer.status().retain_reasons(kept);
+        self.asked.may_answer = true;
+        let cursor = answer.cursor;
+        let afterwards = self.apply_answer(answer, generation, context);
+        // What is held is received once more.
+        self.seen = cursor;
+        let afterwards = match afterwards {
+            Afterwards::Stays => self.apply_held(held, context),
+            Afterwards::Leaves => afterwards,
+        };
+        if self.tracker.cursor() == Some(cursor) {
+            self.writer.status().set_cursor(cursor);
+        }
+        self.hear(context.clocks);
+        let remaining = self.end_resync();
+        self.writer.status().confirm(generation);
+        let outcome = if remaining {
+            ResyncOutcome::Incomplete
+        } else {
+            ResyncOutcome::Exact
+        };
+        (outcome, afterwards)
+    }
+
+    fn apply_answer(
+        &mut self,
+        answer: ResyncAnswer,
+        generation: StreamGeneration,
+        context: Context<'_>,
+    ) -> Afterwards {
+        if answer.kind == ResyncAnswerKind::Full {
+            let is_foreign = self.writer.status().has_foreign_chain();
+            let batches = answer.batches.iter();
+            let state = batches.flat_map(|batch| batch.events.iter().map(|event| (batch.tier, event)));
+            let state = state.filter(|(_, event)| !matches!(event, Event::Doubted(_)));
+            remove_surplus(&mut self.writer, state, context.clocks.monotonic_us);
+            // The full state comes without content, from which a foreign chain could be recognised again.
+            self.writer.set_foreign_chain(is_foreign);
+            self.tracker = SequenceTracker::resuming(answer.cursor);
+            self.is_whole = true;
+            self.asked.has_restarted = false;
+            self.asked.has_outlived = false;
+            self.made_us = answer.time_us.unwrap_or(u64::MAX);
+            for batch in answer.batches {
+                self.apply_events(batch, context.clocks);
+            }
+            return Afterwards::Stays;
+        }
+        for batch in answer.batches {
+            let received = ReceivedBatch {
+                batch,
+                generation,
+                bytes: 0,
+            };
+            if self.apply_now(received, context) == Afterwards::Leaves {
+                return Afterwards::Leaves;
+            }
+        }
+        Afterwards::Stays
+    }
+
+    /// Applies the held batches; at a gap, the rest is held again.
+    fn apply_held(&mut self, held: Held, context: Context<'_>) -> Afterwards {
+        for received in held.into_batches() {
+            if self.apply(received, context) == Afterwards::Leaves {
+                return Afterwards::Leaves;
+            }
+        }
+        Afterwards::Stays
+    }
+
+    /// Withdraws the reason `Resyncing`; returns true if other reasons for doubt are left. Searches that began before notice the change.
+    fn end_resync(&mut self) -> bool {
+        let kept = DegradedReasons::all().without(DegradedReason::Resyncing);
+        let left = self.writer.replace_reasons(kept);
+        // What the publisher doubts itself, asking it again does not help.
+        !left.filtered(|reason| !reason.is_upstream()).is_empty()
+    }
+
+    /// Ends a resync without an answer. `may_answer` says whether asking again may help.
+    pub(super) fn abandon_resync(
+        &mut self,
+        number: ResyncNumber,
+        may_answer: bool,
+        context: Context<'_>,
+    ) -> Afterwards {
+        if self.held.as_ref().and_then(|held| held.resync) != Some(number) {
+            return Afterwards::Stays;
+        }
+        self.asked.may_answer = may_answer;
+        self.release(context)
+    }
+
+    /// Takes note that an answer contradicts what was received. Nobody knows which of the two is right: only a full state that ends no
+    /// earlier than all that was received settles it.
+    pub(super) fn note_contradiction(&mut self) {
+        self.degrade(DegradedReason::Gap);
+        self.is_whole = false;
+    }
+
+    /// Doubts the holder because an operator says so: its publisher is asked for the full state.
+    pub(super) fn note_operator_doubt(&mut self) {
+        self.asked.may_answer = true;
+        self.is_whole = false;
+        self.degrade(DegradedReason::Gap);
+    }
+
+    /// Drops the held batches. They belong to a count that has ended; a resync that waits for their turn is superseded.
+    pub(super) fn drop_held(&mut self) {
+        let Some(held) = self.held.take() else { return };
+        for received in held.into_batches() {
+            self.drop_batch(DropReason::StaleEpoch, received.batch.epoch);
+        }
+        self.end_resync();
+    }
+
+    /// Applies the held batches without an answer. Missing batches before them stay missing.
+    pub(super) fn release(&mut self, context: Context<'_>) -> Afterwards {
+        let Some(held) = self.held.take() else {
+            return Afterwards::Stays;
+        };
+        if std::mem::take(&mut self.asked.has_outlived) {
+            self.writer.clear();
+        }
+        let mut afterwards = Afterwards::Stays;
+        for received in held.into_batches() {
+            afterwards = self.apply_now(received, context);
+            if afterwards == Afterwards::Leaves {
+                break;
+            }
+        }
+        self.end_resync();
+        afterwards
+    }
+
+    /// Releases batches that have been held for too long.
+    pub(super) fn time_out_holding(&mut self, context: Context<'_>) -> Afterwards {
+        let now_us = context.clocks.monotonic_us;
+        let is_over = |held: &Held| now_us.saturating_sub(held.since_us) >= context.holding.wait_us_max;
+        if self.held.as_ref().is_some_and(is_over) {
+            return self.release(context);
+        }
+        Afterwards::Stays
+    }
+}
+
+/// Whether a reason came with a message, and not with the time.
+fn comes_from_outside(reason: DegradedReason) -> bool {
+    matches!(reason, DegradedReason::Undecodable | DegradedReason::Gap)
+}

@@ -1,0 +1,211 @@
+//! A holder's part in snapshots: what a dump takes of it, and how it is rebuilt from a file.
+
+use kvatlas_core::index::{RestoredRun, StreamGeneration, WalkedHolder};
+use kvatlas_core::snapshot::HolderFrame;
+use kvatlas_core::wire::{
+    BatchCursor, DegradedReason, DegradedReasons, Event, EventBatch, NamespaceName, Rank, Tier,
+};
+
+use super::holder::Holder;
+use super::sequence::SequenceTracker;
+
+/// Most blocks in an event of a dump. It keeps frames small, whatever the configuration allows on the wire.
+const DUMP_EVENT_BLOCKS_MAX: usize = 4096;
+/// A batch of a dump is closed when it has this many blocks.
+const DUMP_BATCH_BLOCKS: usize = 16_384;
+
+/// A holder's state at one instant: its cursor, and events that rebuild its blocks.
+#[derive(Debug)]
+pub struct HolderDump {
+    /// The holder's name and cursor.
+    pub frame: HolderFrame,
+    /// The events, in order, each with its tier.
+    events: Vec<(Tier, Event)>,
+    /// A regular holder, whose blocks a walk over the index finds. Then there are no events.
+    pub walked: Option<WalkedHolder>,
+}
+
+/// A holder after the walk over the index that was to find its blocks.
+#[derive(Debug)]
+pub enum Revisited {
+    /// Its dump holds: the walk's blocks and the batches since the dump lead to its present state.
+    Unchanged,
+    /// Its dump does not hold. This is its present state, as events.
+    Changed(Box<HolderDump>),
+    /// It has left.
+    Gone,
+}
+
+impl HolderDump {
+    /// The events, in order, each with its tier.
+    pub fn into_events(self) -> Vec<(Tier, Event)> {
+        self.events
+    }
+
+    /// The events as encoded batches, in order. Encoding is the caller's work and not the lane's.
+    pub fn batches(self) -> impl Iterator<Item = Vec<u8>> {
+        let HolderFrame { epoch, seq, rank, .. } = self.frame;
+        let mut events = self.events.into_iter().peekable();
+        std::iter::from_fn(move || {
+            let tier = events.peek()?.0;
+            let mut batch = empty_batch(epoch, seq, rank, tier);
+            let mut blocks = 0;
+            while blocks < DUMP_BATCH_BLOCKS
+                && batch.events.len() < DUMP_EVENT_BLOCKS_MAX
+                && let Some((_, event)) = events.next_if(|(next, _)| *next == tier)
+            {
+                blocks += match &event {
+                    Event::Stored(stored) => stored.names.len(),
+                    _ => 0,
+                };
+                batch.events.push(event);
+            }
+            Some(batch.encode())
+        })
+    }
+}
+
+fn empty_batch(epoch: u64, seq: u64, rank: Rank, tier: Tier) -> EventBatch {
+    EventBatch {
+        epoch,
+        seq: seq.max(1),
+        rank,
+        time_us: None,
+        tier,
+        events: Vec::new(),
+    }
+}
+
+impl Holder {
+    /// Takes over the cursor and the reasons for doubt of a snapshot. The holder's blocks follow: [`Self::restore_blocks`],
+    /// [`Self::restore_runs`].
+    ///
+    /// The holder is cleared first, for it can come twice. It left and came back on another lane during the snapshot, or an older snapshot
+    /// follows one that could not be read to its end.
+    ///
+    /// A holder that was not in doubt when it was dumped counts as confirmed in `generation`.
+    pub(super) fn restore_cursor(&mut self, frame: &HolderFrame, generation: StreamGeneration) {
+        self.held = None;
+        self.writer.clear();
+        self.writer.set_foreign_chain(frame.foreign_chain);
+        let cursor = BatchCursor {
+            epoch: frame.epoch,
+            seq: frame.seq,
+        };
+        self.tracker = SequenceTracker::resuming(cursor);
+        let status = self.writer.status();
+        status.set_cursor(cursor);
+        let reasons = DegradedReasons::from_bits(frame.degraded_bits);
+        // `Unverified` does not last: the next batch that continues the count withdraws it.
+        let lasting = reasons.filtered(DegradedReason::is_lasting);
+        status.reset_reasons(lasting);
+        self.is_known_short = lasting.contains(DegradedReason::Capacity);
+        self.is_whole = lasting.filtered(|reason| !reason.is_upstream()).is_empty();
+        // A stream redelivers batches that are part of the snapshot. Without the time they look like those of a publisher whose numbering
+        // restarted.
+        self.made_us = frame.made_us.unwrap_or(u64::MAX);
+        self.seen = cursor;
+        if frame.made_us.is_some() && !reasons.contains(DegradedReason::Unverified) {
+            status.confirm(generation);
+        }
+    }
+
+    /// Stores blocks of a snapshot.
+    pub(super) fn restore_blocks(&mut self, batch: EventBatch, now_us: u64) {
+        for event in batch.events {
+            let applied = self.writer.restore(event, batch.tier, now_us);
+            self.report_rejects(&applied);
+        }
+    }
+
+    /// Takes over the cursor of a snapshot's holder whose blocks cannot be used here: its publisher must be asked for the full state.
+    pub(super) fn refuse_blocks(&mut self, frame: &HolderFrame) {
+        self.restore_cursor(frame, StreamGeneration::default());
+        self.degrade(DegradedReason::Rejected);
+        self.is_whole = false;
+    }
+
+    /// Stores runs of a snapshot's forest.
+    pub(super) fn restore_runs<'r>(&mut self, tier: Tier, runs: impl Iterator<Item = RestoredRun<'r>>) {
+        let applied = self.writer.restore_runs(tier, runs);
+        self.report_rejects(&applied);
+    }
+
+    /// The holder's state now. A regular holder is dumped without its blocks, any other one with events that rebuild it.
+    ///
+    /// A holder that no batch has confirmed in `generation` is dumped as unverified.
+    pub(super) fn dump(&mut self, namespace: &NamespaceName, generation: StreamGeneration) -> HolderDump {
+        match self.writer.as_walked() {
+            Some(walked) => HolderDump {
+                frame: self.frame(namespace, generation),
+                events: Vec::new(),
+                walked: Some(walked),
+            },
+            None => self.dump_as_events(namespace, generation),
+        }
+    }
+
+    /// The holder's state now, with events that rebuild it.
+    pub(super) fn dump_as_events(
+        &mut self,
+        namespace: &NamespaceName,
+        generation: StreamGeneration,
+    ) -> HolderDump {
+        // Before the frame: `dump_events` first accounts for evicted blocks, which can add a reason for doubt.
+        let events = self.writer.dump_events(DUMP_EVENT_BLOCKS_MAX).collect();
+        HolderDump {
+            frame: self.frame(namespace, generation),
+            events,
+            walked: None,
+        }
+    }
+
+    /// Compares the holder with its dump: `before` and `dumped` are what it was before the walk over the index.
+    pub(super) fn revisit(
+        &mut self,
+        before: &WalkedHolder,
+        dumped: &HolderFrame,
+        generation: StreamGeneration,
+    ) -> Revisited {
+        let is_same = self.writer.as_walked().is_some_and(|now| now.is_same_as(before));
+        // Reasons that no batch withdraws, such as eviction, must have been known.
+        let known = DegradedReasons::from_bits(dumped.degraded_bits);
+        let is_as_certain = self
+            .writer
+            .status()
+            .lasting_reasons()
+            .filtered(|reason| !known.contains(reason))
+            .is_empty();
+        if is_same && is_as_certain {
+            return Revisited::Unchanged;
+        }
+        Revisited::Changed(Box::new(self.dump_as_events(&dumped.namespace, generation)))
+    }
+
+    fn frame(&self, namespace: &NamespaceName, generation: StreamGeneration) -> HolderFrame {
+        let id = &self.writer.record().id;
+        let cursor = self.tracker.cursor().unwrap_or_default();
+        let mut reasons = self.writer.status().lasting_reasons();
+        if self.writer.status().parked_events() > 0 || self.writer.has_claims() {
+            // Events that wait for a parent are not dumped, nor what parents blocks may have meant.
+            reasons = reasons.with(DegradedReason::UnknownParent);
+        }
+        if !self.writer.status().is_confirmed(generation) {
+            reasons = reasons.with(DegradedReason::Unverified);
+        }
+        HolderFrame {
+            namespace: namespace.clone(),
+            worker: id.worker.clone(),
+            rank: id.rank,
+            epoch: cursor.epoch,
+            seq: cursor.seq,
+            degraded_bits: reasons.bits(),
+            blocks: self.writer.blocks() as u64,
+            hashing: self.writer.settings().hashing,
+            block_size: self.writer.settings().block_size.as_u32(),
+            foreign_chain: self.writer.status().has_foreign_chain(),
+            made_us: Some(self.made_us),
+            forest: None,
+        }
+    }
+}

@@ -1,0 +1,482 @@
+//! A lane: one thread that applies the events of the workers assigned to it, in order.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use tokio::sync::{Notify, oneshot};
+
+use crate::daemon::config::Live;
+use crate::daemon::metrics::EventMetrics;
+use crate::daemon::metrics::labels::{DropReason, LabelValue, LaneWork, ResyncFailure};
+use crate::daemon::traces::OpenSpan;
+use kvatlas_client::unix_time_us;
+use kvatlas_core::index::{Namespace, RegisterError, StreamGeneration, WalkedHolder};
+use kvatlas_core::snapshot::HolderFrame;
+use kvatlas_core::snapshot::forest::ForestChunk;
+use kvatlas_core::wire::{DecodeError, EventBatch, HolderId, Rank, Tier};
+
+use super::command::HolderCommand;
+use super::flow::Flows;
+use super::held::{HoldingLimits, ResyncNumber};
+use super::holder::{Afterwards, Clocks, Context, Holder};
+use super::holder_resync::{ResyncAnswer, ResyncBegun, ResyncOutcome};
+use super::holder_snapshot::{HolderDump, Revisited};
+use super::line::{Assignments, InFlight, WorkerKey};
+use super::liveness::{ListeningClock, Silence};
+use super::queue::{JobReceiver, LineJob};
+use super::sequence::ReceivedBatch;
+use super::settings::{LaneLimits, LaneSettings, LivenessSettings, epoch_max_at};
+
+/// A holder's key. The holders of a lane are in the order of their keys.
+pub(crate) type HolderKey = (WorkerKey, Rank);
+
+/// What a lane can be told to do.
+pub(crate) enum Job {
+    /// Decode a message and apply its batch.
+    Batch(BatchJob),
+    /// Doubt the holders of a worker: messages were dropped here.
+    Lost(LostJob),
+    /// Take over a frame of a snapshot.
+    Restore(RestoreJob),
+    /// Store the blocks that the lane's holders have in a part of a snapshot's forest.
+    RestoreForest(Arc<ForestChunk>),
+    /// The snapshot ends here: no further part of a forest follows.
+    EndRestore,
+    /// Dump the first holder behind `after`; with all its blocks, or without those that a walk over the index finds.
+    DumpNext {
+        after: Option<HolderKey>,
+        with_blocks: bool,
+        generation: StreamGeneration,
+        reply: oneshot::Sender<Option<(HolderKey, HolderDump)>>,
+    },
+    /// Compare a holder with what was dumped of it, after a walk over the index.
+    Revisit {
+        holder: HolderKey,
+        before: Box<(WalkedHolder, HolderFrame)>,
+        generation: StreamGeneration,
+        reply: oneshot::Sender<Revisited>,
+    },
+    /// Take a step of a holder's resync.
+    Resync(ResyncJob),
+    /// Do what an operator wants.
+    Command(CommandJob),
+    /// Time out what has waited for too long, and look for silent holders.
+    Tick {
+        /// Whether messages can be heard now.
+        is_listening: bool,
+    },
+    /// Answer: all jobs before this one are done.
+    Barrier(oneshot::Sender<()>),
+}
+
+impl Job {
+    /// What the lane's time for the job counts as.
+    fn work(&self) -> LaneWork {
+        match self {
+            Self::Batch(_) | Self::Lost(_) => LaneWork::Events,
+            Self::Resync(_) => LaneWork::Resync,
+            Self::Restore(_)
+            | Self::RestoreForest(_)
+            | Self::EndRestore
+            | Self::DumpNext { .. }
+            | Self::Revisit { .. } => LaneWork::Snapshot,
+            Self::Command(_) | Self::Tick { .. } | Self::Barrier(_) => LaneWork::Upkeep,
+        }
+    }
+}
+
+/// The time that a lane has spent on each kind of work, in microseconds.
+#[derive(Debug, Default)]
+pub(crate) struct LaneTimes([AtomicU64; LaneWork::COUNT]);
+
+impl LaneTimes {
+    fn spend(&self, work: LaneWork, elapsed: Duration) {
+        let elapsed_us = u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX);
+        self.0[work.index()].fetch_add(elapsed_us, Ordering::Relaxed);
+    }
+
+    /// The time spent on `work` so far.
+    pub(super) fn spent(&self, work: LaneWork) -> Duration {
+        Duration::from_micros(self.0[work.index()].load(Ordering::Relaxed))
+    }
+}
+
+/// A message for a worker of the lane.
+pub(crate) struct BatchJob {
+    pub(super) namespace: Arc<Namespace>,
+    pub(super) metrics: Arc<EventMetrics>,
+    pub(super) worker: WorkerKey,
+    pub(super) payload: Bytes,
+    pub(super) generation: StreamGeneration,
+    pub(super) in_flight: InFlight,
+    /// Ends with the job.
+    pub(super) span: Option<OpenSpan>,
+}
+
+/// The mark of messages of a worker that were dropped because the queue was full.
+pub(crate) struct LostJob {
+    worker: WorkerKey,
+    in_flight: InFlight,
+}
+
+impl LineJob for Job {
+    fn into_mark(self) -> Result<Self, Self> {
+        match self {
+            Self::Batch(batch) => {
+                let detail = "the queue of its lane is full (events.lane_queue_bytes)";
+                let worker = batch.worker.worker.as_str();
+                batch.metrics.batch_dropped(DropReason::LaneFull, worker, &detail);
+                Ok(Self::Lost(LostJob {
+                    worker: batch.worker,
+                    in_flight: batch.in_flight,
+                }))
+            }
+            other => Err(other),
+        }
+    }
+
+    fn merge_mark(&mut self, mark: Self) -> Result<(), Self> {
+        match (self, mark) {
+            (Self::Lost(_), Self::Lost(_)) => Ok(()),
+            (_, other) => Err(other),
+        }
+    }
+}
+
+/// A frame of a snapshot for a worker of the lane.
+pub(crate) struct RestoreJob {
+    pub(super) namespace: Arc<Namespace>,
+    pub(super) metrics: Arc<EventMetrics>,
+    pub(super) worker: WorkerKey,
+    pub(super) part: RestorePart,
+    pub(super) in_flight: InFlight,
+}
+
+/// What a frame of a snapshot is to its holder.
+#[derive(Debug)]
+pub(crate) enum RestorePart {
+    /// Begins a holder, which is confirmed in this generation.
+    Holder(HolderFrame, StreamGeneration),
+    /// Begins a holder whose blocks were stored under other settings than the namespace has now: it comes without them.
+    Refused(HolderFrame),
+    /// Has blocks of the holder of this rank, as an event batch.
+    Batch(Rank, Vec<u8>),
+    /// The rest of the holder of this rank cannot be read: forget the holder, since it never was in this state.
+    Abandon(Rank),
+}
+
+/// A command about a worker of the lane.
+pub(crate) struct CommandJob {
+    pub(super) worker: WorkerKey,
+    /// One rank; all where it is absent.
+    pub(super) rank: Option<Rank>,
+    pub(super) command: HolderCommand,
+    /// How many holders it was carried out on.
+    pub(super) reply: oneshot::Sender<u64>,
+    pub(super) in_flight: InFlight,
+}
+
+/// A step of the resync of a worker of the lane.
+#[derive(Debug)]
+pub(crate) struct ResyncJob {
+    pub(super) holder: HolderKey,
+    pub(super) step: ResyncStep,
+    pub(super) in_flight: InFlight,
+}
+
+/// The steps of a resync.
+#[derive(Debug)]
+pub(crate) enum ResyncStep {
+    /// Hold batches from now on, and answer what to ask the publisher for. No answer where there is no such holder.
+    Begin(oneshot::Sender<ResyncBegun>),
+    /// Apply the publisher's answer to the request that was made in this generation of the stream.
+    Finish {
+        number: ResyncNumber,
+        answer: ResyncAnswer,
+        generation: StreamGeneration,
+        reply: oneshot::Sender<ResyncOutcome>,
+    },
+    /// Go on without an answer.
+    Abandon {
+        number: ResyncNumber,
+        failure: ResyncFailure,
+    },
+}
+
+/// The holders of one lane, and what it needs to apply jobs to them.
+pub(crate) struct Lane {
+    pub(super) holders: BTreeMap<HolderKey, Holder>,
+    /// While a snapshot is restored: the holders whose blocks come in its forests, by their numbers there.
+    pub(super) in_forest: HashMap<u32, (HolderKey, Tier)>,
+    assignments: Arc<Assignments>,
+    flows: Arc<Flows>,
+    limits: Live<LaneLimits>,
+    pub(super) holding: HoldingLimits,
+    liveness: Arc<LivenessSettings>,
+    listening: ListeningClock,
+    /// Told when a holder begins to wait for missing batches.
+    doubts: Arc<Notify>,
+    started: Instant,
+}
+
+impl Lane {
+    pub(super) fn new(
+        assignments: Arc<Assignments>,
+        flows: Arc<Flows>,
+        settings: &LaneSettings,
+        liveness: Arc<LivenessSettings>,
+        doubts: Arc<Notify>,
+        limits: Live<LaneLimits>,
+    ) -> Self {
+        Self {
+            holders: BTreeMap::new(),
+            in_forest: HashMap::new(),
+            assignments,
+            flows,
+            limits,
+            holding: settings.holding_limits(),
+            liveness,
+            listening: ListeningClock::default(),
+            doubts,
+            started: Instant::now(),
+        }
+    }
+
+    /// Works until all senders are gone and the queue is empty.
+    pub(crate) fn run(mut self, jobs: &JobReceiver<Job>, times: &LaneTimes) {
+        while let Some(mut taken) = jobs.next() {
+            let started = Instant::now();
+            let Some(job) = taken.job.take() else {
+                continue;
+            };
+            let work = job.work();
+            self.work(job);
+            let elapsed = started.elapsed();
+            times.spend(work, elapsed);
+            jobs.done(taken, elapsed);
+        }
+    }
+
+    /// Does one job. A reply that nobody waits for any more is no reason to stop.
+    fn work(&mut self, job: Job) {
+        match job {
+            Job::Batch(batch) => self.apply(batch),
+            Job::Lost(lost) => self.note_lost(lost),
+            Job::Restore(restore) => self.restore(restore),
+            Job::RestoreForest(chunk) => self.restore_forest(&chunk),
+            Job::EndRestore => self.in_forest.clear(),
+            Job::DumpNext {
+                after,
+                with_blocks,
+                generation,
+                reply,
+            } => {
+                let _ = reply.send(self.dump_next(after, with_blocks, generation));
+            }
+            Job::Revisit {
+                holder,
+                before,
+                generation,
+                reply,
+            } => {
+                let _ = reply.send(self.revisit(&holder, &before, generation));
+            }
+            Job::Resync(resync) => self.resync(resync),
+            Job::Command(command) => self.command(command),
+            Job::Tick { is_listening } => self.tick(is_listening),
+            Job::Barrier(reply) => {
+                let _ = reply.send(());
+            }
+        }
+    }
+
+    /// Decodes a message and applies its batch to the holder that it names.
+    fn apply(&mut self, mut job: BatchJob) {
+        let decoded = EventBatch::decode(&job.payload, &self.limits.now().wire);
+        match decoded {
+            Err(error) => {
+                if let Some(span) = &mut job.span {
+                    span.fail(&error);
+                }
+                self.note_undecodable(&job.worker, &error, &job.metrics);
+            }
+            Ok(batch) => {
+                let key = (job.worker.clone(), batch.rank);
+                let received = ReceivedBatch {
+                    batch,
+                    generation: job.generation,
+                    bytes: job.payload.len(),
+                };
+                self.apply_batch(&job.namespace, &job.metrics, &key, received);
+            }
+        }
+        self.finish(&job.worker, job.in_flight);
+    }
+
+    /// Doubts all holders of a worker: a message that was dropped may have been for any rank.
+    fn note_lost(&mut self, lost: LostJob) {
+        let context = Context {
+            clocks: self.clocks(),
+            holding: &self.holding,
+        };
+        let worker = lost.worker.clone();
+        let ranks = (worker.clone(), Rank::MIN)..=(worker, Rank::MAX);
+        let mut leaving = Vec::new();
+        for (key, holder) in self.holders.range_mut(ranks) {
+            if holder.note_lost(context) == Afterwards::Leaves {
+                leaving.push(key.clone());
+            }
+        }
+        for key in leaving {
+            self.forget(&key);
+        }
+        self.doubts.notify_one();
+        self.finish(&lost.worker, lost.in_flight);
+    }
+
+    fn apply_batch(
+        &mut self,
+        namespace: &Namespace,
+        metrics: &Arc<EventMetrics>,
+        key: &HolderKey,
+        received: ReceivedBatch,
+    ) {
+        let (clocks, holding) = (self.clocks(), self.holding.clone());
+        let epoch = received.batch.epoch;
+        if epoch > epoch_max_at(clocks.unix_us, self.limits.now().epoch_ahead_max) {
+            metrics.batch_dropped(DropReason::EpochAhead, key.0.worker.as_str(), &epoch);
+            if let Some(holder) = self.holders.get_mut(key) {
+                holder.note_unbelieved();
+            }
+            return;
+        }
+        let context = Context {
+            clocks,
+            holding: &holding,
+        };
+        let (afterwards, has_begun_to_wait) = match self.holder(namespace, metrics, key) {
+            Ok(holder) => {
+                let waited = holder.is_waiting();
+                let afterwards = holder.apply(received, context);
+                (afterwards, holder.is_waiting() && !waited)
+            }
+            Err(error) => {
+                metrics.batch_dropped(drop_reason(&error), key.0.worker.as_str(), &error);
+                return;
+            }
+        };
+        if afterwards == Afterwards::Leaves {
+            self.forget(key);
+        }
+        if has_begun_to_wait {
+            self.doubts.notify_one();
+        }
+    }
+
+    /// The holder; registered in the index if it is new.
+    pub(super) fn holder(
+        &mut self,
+        namespace: &Namespace,
+        metrics: &Arc<EventMetrics>,
+        key: &HolderKey,
+    ) -> Result<&mut Holder, RegisterError> {
+        let id = || HolderId {
+            worker: key.0.worker.clone(),
+            rank: key.1,
+        };
+        if !self.holders.contains_key(key) {
+            let writer = namespace.indexer.register(&id())?;
+            let flow = self.flows.of(&key.0.namespace);
+            let holder = Holder::new(writer, Arc::clone(metrics), flow, self.clocks());
+            self.holders.insert(key.clone(), holder);
+        }
+        // Inserted above where it was missing.
+        self.holders
+            .get_mut(key)
+            .ok_or_else(|| RegisterError::Registered(id()))
+    }
+
+    /// Removes a holder from the lane and from the index.
+    pub(super) fn forget(&mut self, key: &HolderKey) {
+        if let Some(holder) = self.holders.remove(key) {
+            holder.retire();
+        }
+    }
+
+    /// Ends a job of a worker. A worker without a holder needs no lane.
+    pub(super) fn finish(&mut self, worker: &WorkerKey, in_flight: InFlight) {
+        drop(in_flight);
+        self.release_if_empty(worker);
+    }
+
+    fn release_if_empty(&mut self, worker: &WorkerKey) {
+        if self.ranks(worker).next().is_none() {
+            self.assignments.release(worker);
+        }
+    }
+
+    /// The holders of one worker.
+    fn ranks(&mut self, worker: &WorkerKey) -> impl Iterator<Item = &mut Holder> {
+        self.holders
+            .range_mut((worker.clone(), Rank::MIN)..=(worker.clone(), Rank::MAX))
+            .map(|(_, holder)| holder)
+    }
+
+    /// Degrades all holders of a worker: a payload that cannot be decoded may have been for any rank.
+    pub(super) fn note_undecodable(
+        &mut self,
+        worker: &WorkerKey,
+        error: &DecodeError,
+        metrics: &EventMetrics,
+    ) {
+        let reason = match error {
+            DecodeError::Oversized { .. } => DropReason::Oversized,
+            _ => DropReason::Undecodable,
+        };
+        metrics.batch_dropped(reason, worker.worker.as_str(), error);
+        for holder in self.ranks(worker) {
+            holder.note_undecodable();
+        }
+    }
+
+    fn tick(&mut self, is_listening: bool) {
+        self.listening.look(self.clocks().monotonic_us, is_listening);
+        let context = Context {
+            clocks: self.clocks(),
+            holding: &self.holding,
+        };
+        let mut leaving = Vec::new();
+        for (key, holder) in &mut self.holders {
+            let afterwards = holder.tick(context);
+            let silence = holder.check_liveness(self.liveness.of(&key.0.namespace), context);
+            if silence == Silence::Gone || afterwards == Afterwards::Leaves {
+                leaving.push(key.clone());
+            }
+        }
+        for key in leaving {
+            self.forget(&key);
+            self.release_if_empty(&key.0);
+        }
+    }
+
+    pub(super) fn clocks(&self) -> Clocks {
+        Clocks {
+            monotonic_us: u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX),
+            unix_us: unix_time_us(),
+            listening_us: self.listening.now_us(),
+        }
+    }
+}
+
+/// The word in metrics for a holder that the index has no room for.
+pub(super) fn drop_reason(error: &RegisterError) -> DropReason {
+    match error {
+        RegisterError::TooManyRanks { .. } => DropReason::TooManyRanks,
+        RegisterError::TooManyWorkers { .. }
+        | RegisterError::NoSlot { .. }
+        | RegisterError::Registered(_) => DropReason::TooManyWorkers,
+    }
+}

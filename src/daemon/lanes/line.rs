@@ -1,0 +1,226 @@
+//! Which lane a worker has, and its line of jobs there.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use dashmap::DashMap;
+use dashmap::mapref::entry::Entry;
+
+use kvatlas_core::wire::{NamespaceName, WorkerName};
+
+use super::flow::{Flows, NamespaceFlow};
+
+/// A worker within a namespace.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct WorkerKey {
+    pub(crate) namespace: NamespaceName,
+    pub(crate) worker: WorkerName,
+}
+
+/// A lane's number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct LaneId(pub(crate) usize);
+
+/// A worker's line of jobs.
+#[derive(Debug)]
+pub(crate) struct Line {
+    /// Tells the lines apart.
+    pub(super) number: u64,
+    flow: Arc<NamespaceFlow>,
+    in_flight: AtomicUsize,
+    /// When the oldest message that is not applied yet came; 0 where none waits.
+    waiting_since_us: AtomicU64,
+    /// The time spent on the line as the queue counts it, in microseconds.
+    turn_us: AtomicU64,
+    /// The time that the lane has spent on the line, in microseconds.
+    spent_us: AtomicU64,
+}
+
+impl Line {
+    fn new(number: u64, flow: Arc<NamespaceFlow>) -> Self {
+        Self {
+            number,
+            flow,
+            in_flight: AtomicUsize::new(0),
+            waiting_since_us: AtomicU64::new(0),
+            turn_us: AtomicU64::new(0),
+            spent_us: AtomicU64::new(0),
+        }
+    }
+
+    /// When the oldest message that is not applied yet came, on the clock of [`now_us`](super::clock::now_us); none where none waits.
+    pub(crate) fn waiting_since_us(&self) -> Option<u64> {
+        Some(self.waiting_since_us.load(Ordering::Acquire)).filter(|since| *since > 0)
+    }
+
+    /// The time that the lane has spent on the line, in microseconds.
+    pub(crate) fn spent_us(&self) -> u64 {
+        self.spent_us.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn turn_us(&self) -> u64 {
+        self.turn_us.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn spend(&self, turn_us: u64, elapsed_us: u64) {
+        self.turn_us.store(turn_us, Ordering::Relaxed);
+        self.spent_us.fetch_add(elapsed_us, Ordering::Relaxed);
+    }
+
+    /// A message that came at `came_us` waits. Says whether it is the only one. The queue of `lane` must be locked, here and below.
+    pub(super) fn begin_waiting(&self, lane: usize, came_us: u64) -> bool {
+        let is_first = self.waiting_since_us.load(Ordering::Relaxed) == 0;
+        if is_first {
+            self.wait_since(lane, came_us);
+        }
+        is_first
+    }
+
+    /// The oldest message that waits now came at `came_us`.
+    pub(super) fn go_on_waiting(&self, lane: usize, came_us: u64) {
+        self.wait_since(lane, came_us);
+    }
+
+    /// No message waits any more.
+    pub(super) fn end_waiting(&self, lane: usize) {
+        self.wait_since(lane, 0);
+    }
+
+    fn wait_since(&self, lane: usize, since_us: u64) {
+        let before = self.waiting_since_us.swap(since_us, Ordering::AcqRel);
+        self.flow.note_line(lane, self.number, before, since_us);
+    }
+}
+
+/// A job on its way to its lane. While it exists, its worker keeps that lane.
+#[derive(Debug)]
+pub(crate) struct InFlight(Arc<Line>);
+
+impl InFlight {
+    /// The worker's line.
+    pub(crate) fn line(&self) -> &Arc<Line> {
+        &self.0
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.0.in_flight.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// A worker's lane and line.
+#[derive(Debug)]
+struct Assignment {
+    lane: LaneId,
+    line: Arc<Line>,
+}
+
+/// The assignments of all workers to lanes.
+#[derive(Debug)]
+pub(crate) struct Assignments {
+    by_worker: DashMap<WorkerKey, Assignment>,
+    workers_of_lane: Box<[AtomicUsize]>,
+    lines_made: AtomicU64,
+    flows: Arc<Flows>,
+}
+
+impl Assignments {
+    pub(crate) fn new(lanes: usize, flows: Arc<Flows>) -> Self {
+        Self {
+            by_worker: DashMap::new(),
+            workers_of_lane: (0..lanes).map(|_| AtomicUsize::new(0)).collect(),
+            lines_made: AtomicU64::new(0),
+            flows,
+        }
+    }
+
+    /// The lane of `worker`: the one it has, or the one with the fewest workers.
+    pub(crate) fn assign(&self, worker: &WorkerKey) -> (LaneId, InFlight) {
+        let entry = self.by_worker.entry(worker.clone());
+        let assignment = match entry {
+            Entry::Occupied(occupied) => occupied.into_ref(),
+            Entry::Vacant(vacant) => {
+                let lane = self.least_loaded();
+                self.workers_of_lane[lane.0].fetch_add(1, Ordering::Relaxed);
+                let number = self.lines_made.fetch_add(1, Ordering::Relaxed);
+                let line = Arc::new(Line::new(number, self.flows.of(&worker.namespace)));
+                vacant.insert(Assignment { lane, line })
+            }
+        };
+        // Under the entry's lock, so that `release` cannot miss it.
+        assignment.line.in_flight.fetch_add(1, Ordering::AcqRel);
+        (assignment.lane, InFlight(Arc::clone(&assignment.line)))
+    }
+
+    fn least_loaded(&self) -> LaneId {
+        let loads = self
+            .workers_of_lane
+            .iter()
+            .map(|workers| workers.load(Ordering::Relaxed));
+        LaneId(
+            loads
+                .enumerate()
+                .min_by_key(|(_, workers)| *workers)
+                .map_or(0, |(lane, _)| lane),
+        )
+    }
+
+    /// Forgets the lane of a worker that has no holder left. While jobs are on their way to it, the worker keeps the lane; the last of
+    /// these jobs calls this again.
+    pub(crate) fn release(&self, worker: &WorkerKey) {
+        let is_idle =
+            |_: &WorkerKey, assignment: &Assignment| assignment.line.in_flight.load(Ordering::Acquire) == 0;
+        if let Some((_, assignment)) = self.by_worker.remove_if(worker, is_idle) {
+            self.workers_of_lane[assignment.lane.0].fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// The line of a worker; none where it has none.
+    pub(crate) fn line_of(&self, worker: &WorkerKey) -> Option<Arc<Line>> {
+        let found = self.by_worker.get(worker)?;
+        Some(Arc::clone(&found.line))
+    }
+
+    /// How many workers have a lane.
+    pub(crate) fn len(&self) -> usize {
+        self.by_worker.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn worker(name: &str) -> WorkerKey {
+        WorkerKey {
+            namespace: NamespaceName::new("n").unwrap(),
+            worker: WorkerName::new(name).unwrap(),
+        }
+    }
+
+    fn two_lanes() -> Assignments {
+        Assignments::new(2, Arc::new(Flows::new(2)))
+    }
+
+    #[test]
+    fn a_worker_keeps_its_lane_and_workers_spread() {
+        let assignments = two_lanes();
+        let (first, _one) = assignments.assign(&worker("a"));
+        let (second, _two) = assignments.assign(&worker("b"));
+        assert_ne!(first, second);
+        assert_eq!(assignments.assign(&worker("a")).0, first);
+    }
+
+    #[test]
+    fn an_assignment_is_freed_only_when_nothing_is_on_its_way() {
+        let assignments = two_lanes();
+        let (lane, in_flight) = assignments.assign(&worker("a"));
+        assignments.release(&worker("a"));
+        assert_eq!(assignments.assign(&worker("a")).0, lane);
+        assert_eq!(assignments.len(), 1);
+        drop(in_flight);
+        assignments.release(&worker("a"));
+        assert_eq!(assignments.len(), 0);
+    }
+}

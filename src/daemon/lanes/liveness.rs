@@ -1,0 +1,113 @@
+//! Whether a holder's publisher is still heard of.
+//!
+//! A publisher sends heartbeats. After a while of silence its holder is *stale*: replies say so, and keep the known blocks. After a second,
+//! longer while the holder counts as gone.
+//!
+//! Silence is measured in time in which this daemon could listen. Time without a connection does not count, nor time in which the daemon
+//! was stopped or starved. So an outage of the broker, a suspended machine or a jumping clock cannot make a whole fleet look dead.
+
+use std::time::Duration;
+
+/// How long a holder may be silent. The limits of a namespace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct LivenessLimits {
+    /// After this long it is stale; never where it is absent.
+    pub stale_after: Option<Duration>,
+    /// After this long it is removed; never where it is absent.
+    pub remove_after: Option<Duration>,
+}
+
+/// How silent a holder is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Silence {
+    /// Heard of lately.
+    Alive,
+    /// Silent for longer than it should be.
+    Stale,
+    /// Silent for so long that it counts as gone.
+    Gone,
+}
+
+/// Counts the time in which messages could be heard, in microseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct ListeningClock {
+    heard_us: u64,
+    looked_us: Option<u64>,
+}
+
+impl ListeningClock {
+    /// The most that one look counts. A daemon that looks less often was not listening in between.
+    pub(super) const STEP_US_MAX: u64 = 2_000_000;
+
+    /// Counts the time since the last look, if messages could be heard. `now_us` is the time on a clock in microseconds; a clock that runs
+    /// backwards counts nothing.
+    pub(super) fn look(&mut self, now_us: u64, is_listening: bool) {
+        let since = self.looked_us.map_or(0, |looked| now_us.saturating_sub(looked));
+        self.looked_us = Some(now_us);
+        if is_listening {
+            self.heard_us += since.min(Self::STEP_US_MAX);
+        }
+    }
+
+    /// The time counted so far.
+    pub(super) fn now_us(&self) -> u64 {
+        self.heard_us
+    }
+}
+
+/// How silent a holder is that was last heard of at `heard_us`. Both times are those of a [`ListeningClock`].
+pub(super) fn silence(heard_us: u64, now_us: u64, limits: &LivenessLimits) -> Silence {
+    let silent = Duration::from_micros(now_us.saturating_sub(heard_us));
+    let is_over = |limit: Option<Duration>| limit.is_some_and(|limit| silent >= limit);
+    if is_over(limits.remove_after) {
+        Silence::Gone
+    } else if is_over(limits.stale_after) {
+        Silence::Stale
+    } else {
+        Silence::Alive
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: u64 = 1_000_000;
+    const LIMITS: LivenessLimits = LivenessLimits {
+        stale_after: Some(Duration::from_secs(3)),
+        remove_after: Some(Duration::from_secs(10)),
+    };
+
+    #[test]
+    fn silence_grows_with_the_time_listened() {
+        let mut clock = ListeningClock::default();
+        clock.look(0, true);
+        let heard_us = clock.now_us();
+        let mut seen = Vec::new();
+        for second in 1..=10 {
+            clock.look(second * SECOND, true);
+            seen.push(silence(heard_us, clock.now_us(), &LIMITS));
+        }
+        assert_eq!(seen[..2], [Silence::Alive; 2]);
+        assert_eq!(seen[2..9], [Silence::Stale; 7]);
+        assert_eq!(seen[9], Silence::Gone);
+        assert_eq!(silence(clock.now_us(), clock.now_us(), &LIMITS), Silence::Alive);
+    }
+
+    #[test]
+    fn jumps_and_outages_make_nobody_look_dead() {
+        let mut clock = ListeningClock::default();
+        clock.look(5 * SECOND, true);
+        let heard_us = clock.now_us();
+        // The machine was suspended for a day, the clock was set back, the broker was away for an hour.
+        clock.look(86_400 * SECOND, true);
+        clock.look(SECOND, true);
+        (0..3600).for_each(|second| clock.look((2 + second) * SECOND, false));
+        assert_eq!(silence(heard_us, clock.now_us(), &LIMITS), Silence::Alive);
+    }
+
+    #[test]
+    fn without_limits_nobody_is_stale() {
+        assert_eq!(silence(0, u64::MAX, &LivenessLimits::default()), Silence::Alive);
+    }
+}

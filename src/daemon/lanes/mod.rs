@@ -1,0 +1,65 @@
+//! Lanes: from a message on an events subject to a change of the index.
+//!
+//! ```text
+//! a source ──▶ LanePool ──▶ queue ──▶ lane 0 ──▶ holders of some workers ──▶ index
+//!                      └──▶ queue ──▶ lane 1 ──▶ holders of other workers ──▶ index
+//! ```
+//!
+//! - A worker has one lane while it has a holder or a message on its way. Its batches are applied in the order in which they came.
+//! - A lane works on the worker that it has spent the least time on: one worker delays the others by one batch at most.
+//! - A lane's queue is bounded in bytes. While it is full, messages of core NATS are dropped, first those of workers with more than their
+//!   share. Their holders are unverified. Messages of JetStream stay in the stream.
+//! - A holder with a gap holds its batches while its publisher is asked for the missing ones.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `pool.rs` | takes messages, starts the lanes |
+//! | `line.rs` | which lane a worker has, and its line of jobs |
+//! | `queue.rs` | the bounded, fair queue in front of a lane |
+//! | `flow.rs`, `freshness.rs`, `clock.rs` | how old the state is, and which batches are half applied, as queries are told |
+//! | `lane.rs` | the jobs of a lane, and its thread |
+//! | `holder.rs` | one holder: checks on batch numbers, then the index |
+//! | `position.rs` | how far the stream has been handed over |
+//! | `sequence.rs`, `liveness.rs`, `held.rs` | batch numbers; silence; held batches |
+//! | `snapshot.rs`, `holder_snapshot.rs` | dumping and restoring: the way to the lane, and the holder's part |
+//! | `command.rs` | what operators have lanes do |
+//! | `resync.rs`, `holder_resync.rs`, `replace.rs` | resyncs: the way to the lane, and the holder's part |
+
+mod clock;
+mod command;
+mod flow;
+mod freshness;
+mod held;
+pub(crate) mod holder;
+mod holder_resync;
+mod holder_snapshot;
+pub(crate) mod lane;
+pub(crate) mod line;
+mod liveness;
+mod pool;
+mod position;
+pub(crate) mod queue;
+mod replace;
+mod resync;
+pub(crate) mod sequence;
+mod settings;
+mod snapshot;
+
+#[cfg(test)]
+mod tests;
+
+pub(crate) use clock::now_us;
+pub(crate) use command::HolderCommand;
+pub(crate) use flow::SeenInParts;
+pub(crate) use freshness::{Freshness, Look};
+pub use holder_resync::ResyncAnswer;
+pub(crate) use holder_resync::{ResyncBegun, ResyncOutcome};
+pub use holder_snapshot::{HolderDump, Revisited};
+pub(crate) use lane::HolderKey;
+pub(crate) use line::WorkerKey;
+pub use liveness::LivenessLimits;
+pub use pool::{LanePool, PoolError};
+pub use position::StreamPosition;
+pub use settings::{HoldingSettings, LaneSettings, LivenessSettings};
+pub(crate) use settings::{LaneLimits, epoch_max};
+pub use snapshot::{DumpPosition, snapshot_limits};

@@ -1,0 +1,380 @@
+//! The lanes together: a message comes in, and the pool puts it into the queue of its worker's lane.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use bytes::Bytes;
+use dashmap::DashMap;
+use tokio::sync::{Notify, oneshot};
+
+use crate::daemon::config::Live;
+use crate::daemon::metrics::labels::{DropReason, LabelValue, LaneWork, namespace_label};
+use crate::daemon::metrics::{EventMetrics, LaneMetrics, ShardMetrics};
+use crate::daemon::traces::OpenSpan;
+use kvatlas_core::index::{Namespace, NamespaceRefused, Namespaces, StreamGeneration};
+use kvatlas_core::wire::{DecodeError, EventBatch, NamespaceName, Shard, Subjects, WorkerName};
+
+use super::flow::Flows;
+use super::freshness::Freshness;
+use super::lane::{BatchJob, Job, Lane, LaneTimes};
+use super::line::{Assignments, LaneId, WorkerKey};
+use super::queue::{JobSender, LaneStopped, job_queue};
+use super::settings::{LaneLimits, LaneSettings};
+
+/// Why the pool cannot do something.
+#[derive(Debug, thiserror::Error)]
+pub enum PoolError {
+    /// A lane's thread could not be started.
+    #[error("cannot start a lane: {0}")]
+    Spawn(#[from] std::io::Error),
+    /// A lane has stopped.
+    #[error("a lane has stopped")]
+    LaneStopped,
+}
+
+impl From<LaneStopped> for PoolError {
+    fn from(_: LaneStopped) -> Self {
+        Self::LaneStopped
+    }
+}
+
+pub(super) struct LaneHandle {
+    pub(super) jobs: JobSender<Job>,
+    times: Arc<LaneTimes>,
+    metrics: LaneMetrics,
+}
+
+/// A message on its way to its lane.
+struct Arrival {
+    lane: LaneId,
+    job: BatchJob,
+    bytes: usize,
+}
+
+/// A pool of lanes. Dropping it lets the lanes finish their queues.
+pub struct LanePool {
+    pub(super) lanes: Box<[LaneHandle]>,
+    pub(super) assignments: Arc<Assignments>,
+    flows: Arc<Flows>,
+    freshness: Arc<Freshness>,
+    pub(super) namespaces: Arc<Namespaces>,
+    /// Made when a namespace first has a message. Bounded by the limit on namespaces.
+    metrics: DashMap<NamespaceName, Arc<EventMetrics>>,
+    pub(super) unattributed: EventMetrics,
+    subjects: Subjects,
+    limits: Live<LaneLimits>,
+    doubts: Arc<Notify>,
+    shard: Option<(Shard, ShardMetrics)>,
+}
+
+impl LanePool {
+    /// Starts the lanes' threads.
+    pub fn start(settings: &LaneSettings, namespaces: Arc<Namespaces>) -> Result<Self, PoolError> {
+        let lane_count = settings.lanes.max(1);
+        let flows = Arc::new(Flows::new(lane_count));
+        let assignments = Arc::new(Assignments::new(lane_count, Arc::clone(&flows)));
+        let liveness = Arc::new(settings.liveness.clone());
+        let doubts = Arc::new(Notify::new());
+        let limits = Live::new(LaneLimits::of(settings));
+        let mut lanes = Vec::with_capacity(lane_count);
+        for number in 0..lane_count {
+            let (jobs, receiver) = job_queue(number, settings.lane_queue_bytes);
+            let lane = Lane::new(
+                Arc::clone(&assignments),
+                Arc::clone(&flows),
+                settings,
+                Arc::clone(&liveness),
+                Arc::clone(&doubts),
+                limits.clone(),
+            );
+            let thread = std::thread::Builder::new().name(format!("lane-{number}"));
+            // Detached: it ends when the pool is dropped and its queue is empty.
+            let times = Arc::new(LaneTimes::default());
+            let spent = Arc::clone(&times);
+            thread.spawn(move || lane.run(&receiver, &spent))?;
+            lanes.push(LaneHandle {
+                jobs,
+                times,
+                metrics: LaneMetrics::for_lane(number),
+            });
+        }
+        let behind_after = settings.behind_after;
+        Ok(Self {
+            lanes: lanes.into(),
+            freshness: Arc::new(Freshness::new(
+                Arc::clone(&flows),
+                Arc::clone(&assignments),
+                behind_after,
+            )),
+            flows,
+            assignments,
+            namespaces,
+            metrics: DashMap::new(),
+            unattributed: EventMetrics::unattributed(),
+            subjects: settings.subjects.clone(),
+            limits,
+            doubts,
+            shard: settings.shard.map(|shard| (shard, ShardMetrics::new())),
+        })
+    }
+
+    /// The bounds on what publishers say, which a reload may replace.
+    pub(crate) fn limits(&self) -> &Live<LaneLimits> {
+        &self.limits
+    }
+
+    /// How old the state is that queries are answered from.
+    pub(crate) fn freshness(&self) -> Arc<Freshness> {
+        Arc::clone(&self.freshness)
+    }
+
+    /// Waits until a holder begins to wait for missing batches.
+    pub(crate) async fn doubted(&self) {
+        self.doubts.notified().await;
+    }
+
+    /// Whether `worker` belongs to this daemon's shard.
+    pub(super) fn takes(&self, worker: &WorkerName) -> bool {
+        self.shard.as_ref().is_none_or(|(shard, _)| shard.owns(worker))
+    }
+
+    /// Takes a message that came on an events subject in `generation` of the stream, and puts it into its lane's queue. Waits while the
+    /// queue is full. A message that cannot be taken is counted with its reason.
+    /// `span` ends with the message.
+    pub(crate) async fn receive(
+        &self,
+        subject: &str,
+        payload: Bytes,
+        generation: StreamGeneration,
+        span: Option<OpenSpan>,
+    ) {
+        let name_bytes_max = self.limits.now().wire.name_bytes_max;
+        match self.subjects.parse_events(subject, name_bytes_max) {
+            Err(error) => self
+                .unattributed
+                .batch_dropped(DropReason::BadSubject, subject, &error),
+            Ok((namespace, worker)) => {
+                let arrival = self.admit(&namespace, worker, payload, generation, span);
+                let dispatched = self.send(arrival).await;
+                if dispatched.is_err() {
+                    tracing::error!("a lane has stopped; its workers' events are lost");
+                }
+            }
+        }
+    }
+
+    /// As [`Self::receive`], and never waits. Where a queue is full, messages are dropped, and counted, and their workers are doubted.
+    pub(crate) fn receive_or_drop(
+        &self,
+        subject: &str,
+        payload: Bytes,
+        generation: StreamGeneration,
+        span: Option<OpenSpan>,
+    ) {
+        let name_bytes_max = self.limits.now().wire.name_bytes_max;
+        match self.subjects.parse_events(subject, name_bytes_max) {
+            Err(error) => self
+                .unattributed
+                .batch_dropped(DropReason::BadSubject, subject, &error),
+            Ok((namespace, worker)) => {
+                let Some(arrival) = self.admit(&namespace, worker, payload, generation, span) else {
+                    return;
+                };
+                let line = Arc::clone(arrival.job.in_flight.line());
+                let jobs = &self.lane(arrival.lane).jobs;
+                let sent = jobs.send_or_drop(
+                    &line,
+                    Job::Batch(arrival.job),
+                    arrival.bytes,
+                    self.freshness.came_us(),
+                );
+                if sent.is_err() {
+                    tracing::error!("a lane has stopped; its workers' events are lost");
+                }
+            }
+        }
+    }
+
+    /// Puts the message of a worker into its lane's queue; waits while the queue is full. A message for a worker of another shard is
+    /// counted and not read.
+    pub async fn dispatch(
+        &self,
+        namespace: &NamespaceName,
+        worker: WorkerName,
+        payload: Bytes,
+        generation: StreamGeneration,
+    ) -> Result<(), PoolError> {
+        let arrival = self.admit(namespace, worker, payload, generation, None);
+        self.send(arrival).await
+    }
+
+    async fn send(&self, arrival: Option<Arrival>) -> Result<(), PoolError> {
+        let Some(arrival) = arrival else { return Ok(()) };
+        let (metrics, line) = (
+            Arc::clone(&arrival.job.metrics),
+            Arc::clone(arrival.job.in_flight.line()),
+        );
+        let jobs = &self.lane(arrival.lane).jobs;
+        let sent = jobs
+            .send(
+                &line,
+                Job::Batch(arrival.job),
+                arrival.bytes,
+                self.freshness.came_us(),
+            )
+            .await;
+        if sent.is_err() {
+            metrics.batch_dropped(DropReason::LaneStopped, "", &"the daemon is stopping");
+        }
+        Ok(sent?)
+    }
+
+    /// The job that a worker's message is; none, and counted, where it is not taken.
+    fn admit(
+        &self,
+        namespace: &NamespaceName,
+        worker: WorkerName,
+        payload: Bytes,
+        generation: StreamGeneration,
+        span: Option<OpenSpan>,
+    ) -> Option<Arrival> {
+        if let Some((shard, metrics)) = &self.shard
+            && !shard.owns(&worker)
+        {
+            metrics.other_shard_messages.increment(1);
+            return None;
+        }
+        let namespace = self.admit_namespace(namespace, &payload)?;
+        let metrics = self.metrics_of(&namespace.name);
+        metrics.message_received(payload.len() as u64);
+        let key = WorkerKey {
+            namespace: namespace.name.clone(),
+            worker,
+        };
+        let payload = self.trim(payload);
+        let bytes = payload.len();
+        let (lane, in_flight) = self.assignments.assign(&key);
+        let job = BatchJob {
+            namespace,
+            metrics,
+            worker: key,
+            payload,
+            generation,
+            in_flight,
+            span,
+        };
+        Some(Arrival { lane, job, bytes })
+    }
+
+    /// The metrics of a namespace.
+    pub(super) fn metrics_of(&self, namespace: &NamespaceName) -> Arc<EventMetrics> {
+        if let Some(found) = self.metrics.get(namespace) {
+            return Arc::clone(&found);
+        }
+        let made = self
+            .metrics
+            .entry(namespace.clone())
+            .or_insert_with(|| Arc::new(EventMetrics::for_namespace(namespace_label(namespace.as_str()))));
+        Arc::clone(&made)
+    }
+
+    /// The namespace of a message. A new one is made for a batch that can be decoded only: garbage on invented subjects must not use up
+    /// the namespaces.
+    fn admit_namespace(&self, name: &NamespaceName, payload: &[u8]) -> Option<Arc<Namespace>> {
+        if let Some(namespace) = self.namespaces.get(name) {
+            return Some(namespace);
+        }
+        if let Err(error) = EventBatch::decode(payload, &self.limits.now().wire) {
+            let reason = match error {
+                DecodeError::Oversized { .. } => DropReason::Oversized,
+                _ => DropReason::Undecodable,
+            };
+            self.unattributed.batch_dropped(reason, name.as_str(), &error);
+            return None;
+        }
+        let created = self.namespaces.get_or_create(name);
+        let count = |error| self.refuse_namespace(name, &error);
+        created.map_err(count).ok()
+    }
+
+    /// Counts what cannot be taken because its namespace cannot be made.
+    pub(super) fn refuse_namespace(&self, name: &NamespaceName, error: &NamespaceRefused) {
+        let reason = match error {
+            NamespaceRefused::LimitReached { .. } => DropReason::TooManyNamespaces,
+            NamespaceRefused::NotNamed => DropReason::NamespaceNotNamed,
+        };
+        self.unattributed.batch_dropped(reason, name.as_str(), error);
+    }
+
+    /// Drops what is kept for a namespace that has been forgotten.
+    pub(crate) fn forget_namespace(&self, name: &NamespaceName) {
+        self.metrics.remove(name);
+    }
+
+    /// Cuts an oversized payload to one byte over the limit, and copies it: a slice would keep the whole message in memory. The lane
+    /// refuses it and degrades the worker's holders.
+    fn trim(&self, payload: Bytes) -> Bytes {
+        let bytes_max = self.limits.now().wire.message_bytes_max;
+        if payload.len() > bytes_max {
+            Bytes::copy_from_slice(&payload[..=bytes_max])
+        } else {
+            payload
+        }
+    }
+
+    pub(super) fn lane(&self, lane: LaneId) -> &LaneHandle {
+        &self.lanes[lane.0]
+    }
+
+    /// Waits until every message before this call has been applied.
+    pub async fn drain(&self) -> Result<(), PoolError> {
+        for lane in &self.lanes {
+            let (reply, done) = oneshot::channel();
+            lane.jobs.send_control(Job::Barrier(reply))?;
+            done.await.map_err(|_| PoolError::LaneStopped)?;
+        }
+        Ok(())
+    }
+
+    /// Times out what has waited for too long, and looks for silent holders, on every lane. To be called about once a second.
+    ///
+    /// `is_listening` says whether events can be heard now. While they cannot, no holder counts as silent.
+    pub fn tick(&self, is_listening: bool) {
+        self.flows.prune();
+        for lane in &self.lanes {
+            // A stopped lane has nothing to time out.
+            let _ = lane.jobs.send_control(Job::Tick { is_listening });
+        }
+    }
+
+    /// Publishes the lanes' backlogs as metrics.
+    pub fn publish_backlogs(&self) {
+        for lane in &self.lanes {
+            let backlog = lane.jobs.backlog();
+            let messages = backlog.messages.load(Ordering::Relaxed) as u64;
+            lane.metrics
+                .set_queue(messages, backlog.bytes.load(Ordering::Relaxed) as u64);
+            for work in LaneWork::ALL {
+                lane.metrics.set_busy(*work, lane.times.spent(*work));
+            }
+        }
+    }
+
+    /// How many messages wait for a lane.
+    pub fn messages_waiting(&self) -> u64 {
+        self.lanes
+            .iter()
+            .map(|lane| lane.jobs.backlog().messages.load(Ordering::Relaxed) as u64)
+            .sum()
+    }
+
+    /// How many workers have a lane.
+    pub fn assigned_workers(&self) -> usize {
+        self.assignments.len()
+    }
+
+    /// How many lanes there are.
+    pub fn lane_count(&self) -> usize {
+        self.lanes.len()
+    }
+}

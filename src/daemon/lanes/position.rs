@@ -1,0 +1,36 @@
+//! How far the events stream has been handed to the lanes.
+
+use parking_lot::Mutex;
+
+use kvatlas_core::snapshot::StreamCursor;
+
+/// The last message of the events stream that the lanes have been handed; none without JetStream.
+///
+/// A snapshot reads the position and then dumps the holders. A dump waits in a lane's queue behind the messages before it, so every
+/// message up to the position is part of the snapshot.
+#[derive(Debug, Default)]
+pub struct StreamPosition(Mutex<Option<StreamCursor>>);
+
+impl StreamPosition {
+    /// The position.
+    pub fn get(&self) -> Option<StreamCursor> {
+        self.0.lock().clone()
+    }
+
+    /// Begins at a position.
+    pub fn set(&self, cursor: StreamCursor) {
+        *self.0.lock() = Some(cursor);
+    }
+
+    /// Moves on within the stream, to a message with this digest; to one that was not read where that is absent.
+    pub(crate) fn advance(&self, sequence: u64, digest: Option<u64>) {
+        if let Some(cursor) = self.0.lock().as_mut() {
+            (cursor.sequence, cursor.digest) = (sequence, digest);
+        }
+    }
+
+    /// The sequence number of the last message; 0 where there is none.
+    pub(crate) fn sequence(&self) -> u64 {
+        self.0.lock().as_ref().map_or(0, |cursor| cursor.sequence)
+    }
+}

@@ -1,0 +1,232 @@
+//! Tests of the queue, without a lane.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kvatlas_core::wire::{NamespaceName, WorkerName};
+
+use super::super::flow::Flows;
+use super::super::line::{Assignments, InFlight, WorkerKey};
+use super::*;
+
+/// A message with a number, or a mark with the number of messages that it stands for.
+#[derive(Debug, PartialEq, Eq)]
+enum Work {
+    Message(u32),
+    Kept(u32),
+    Mark(u32),
+}
+
+impl LineJob for Work {
+    fn into_mark(self) -> Result<Self, Self> {
+        match self {
+            Self::Message(_) => Ok(Self::Mark(1)),
+            other => Err(other),
+        }
+    }
+
+    fn merge_mark(&mut self, mark: Self) -> Result<(), Self> {
+        match (self, mark) {
+            (Self::Mark(count), Self::Mark(more)) => {
+                *count += more;
+                Ok(())
+            }
+            (_, other) => Err(other),
+        }
+    }
+}
+
+struct World {
+    sender: JobSender<Work>,
+    receiver: JobReceiver<Work>,
+    lines: Vec<InFlight>,
+    flow: Arc<super::super::flow::NamespaceFlow>,
+}
+
+/// Room for `messages` messages without a payload.
+fn world(messages: usize) -> World {
+    let flows = Arc::new(Flows::new(1));
+    let assignments = Assignments::new(1, Arc::clone(&flows));
+    let namespace = NamespaceName::new("n").unwrap();
+    let line = |name: &str| {
+        let worker = WorkerName::new(name).unwrap();
+        let namespace = namespace.clone();
+        assignments.assign(&WorkerKey { namespace, worker }).1
+    };
+    let lines = ["a", "b", "c"].map(line).into();
+    let (sender, receiver) = job_queue(0, messages * MESSAGE_OVERHEAD_BYTES);
+    World {
+        sender,
+        receiver,
+        lines,
+        flow: flows.of(&namespace),
+    }
+}
+
+impl World {
+    fn send(&self, line: usize, job: Work) {
+        self.send_at(line, job, 1);
+    }
+
+    fn send_at(&self, line: usize, job: Work, came_us: u64) {
+        self.sender
+            .send_or_drop(self.lines[line].line(), job, 0, came_us)
+            .unwrap();
+    }
+
+    /// Does the next job, which takes `micros`.
+    fn work(&self, micros: u64) -> Work {
+        let mut taken = self.receiver.next().unwrap();
+        let job = taken.job.take().unwrap();
+        self.receiver.done(taken, Duration::from_micros(micros));
+        job
+    }
+
+    /// The jobs that are left, each of which takes a microsecond.
+    fn rest(self) -> Vec<Work> {
+        drop(self.sender);
+        let mut rest = Vec::new();
+        while let Some(mut taken) = self.receiver.next() {
+            rest.extend(taken.job.take());
+            self.receiver.done(taken, Duration::from_micros(1));
+        }
+        rest
+    }
+}
+
+#[test]
+fn who_takes_more_than_his_share_is_worked_on_last() {
+    let world = world(100);
+    for number in 0..3 {
+        world.send(0, Work::Message(number));
+    }
+    assert_eq!(world.work(1_000), Work::Message(0));
+    world.send(1, Work::Message(10));
+    world.send(1, Work::Message(11));
+    assert_eq!(world.work(10), Work::Message(10));
+    assert_eq!(world.work(10), Work::Message(11));
+    assert_eq!(world.work(1_000), Work::Message(1));
+    // Who was idle has saved nothing up, and owes nothing.
+    world.send(2, Work::Message(20));
+    assert_eq!(world.rest(), [Work::Message(20), Work::Message(2)]);
+}
+
+#[test]
+fn a_line_is_worked_on_in_order() {
+    let world = world(100);
+    for number in 0..50 {
+        world.send(usize::try_from(number % 2).unwrap(), Work::Message(number));
+    }
+    let mut last = [None, None];
+    for job in world.rest() {
+        let Work::Message(number) = job else {
+            panic!("{job:?}");
+        };
+        let line = usize::try_from(number % 2).unwrap();
+        assert!(last[line] < Some(number), "{number} after {:?}", last[line]);
+        last[line] = Some(number);
+    }
+}
+
+#[test]
+fn control_jobs_wait_for_what_came_before_and_fences_for_nobody_behind_them() {
+    let world = world(100);
+    world.send(0, Work::Message(0));
+    world.send(0, Work::Message(1));
+    world.sender.send_control(Work::Kept(100)).unwrap();
+    world.send(1, Work::Message(2));
+    assert_eq!(world.work(1_000), Work::Message(0));
+    // A later message of another line may go first, an earlier one must.
+    assert_eq!(world.work(1), Work::Message(2));
+    assert_eq!(world.work(1), Work::Message(1));
+    assert_eq!(world.work(1), Work::Kept(100));
+
+    let fence = world.sender.send_fence(Work::Kept(101), 0);
+    futures_util::FutureExt::now_or_never(fence).unwrap().unwrap();
+    world.send(1, Work::Message(3));
+    assert_eq!(world.work(1), Work::Kept(101));
+    assert_eq!(world.rest(), [Work::Message(3)]);
+}
+
+#[test]
+fn a_full_queue_drops_messages_of_those_with_more_than_their_share() {
+    let world = world(6);
+    for number in 0..10 {
+        world.send(0, Work::Message(number));
+    }
+    // The others displace the newest of the longest line.
+    world.send(1, Work::Message(20));
+    world.send(1, Work::Message(21));
+    world.send(1, Work::Message(22));
+    let backlog = world.sender.backlog();
+    let bytes = backlog.bytes.load(std::sync::atomic::Ordering::Relaxed);
+    assert!(bytes <= 6 * MESSAGE_OVERHEAD_BYTES);
+    let rest = world.rest();
+    let dropped: u32 = rest
+        .iter()
+        .map(|job| match job {
+            Work::Mark(count) => *count,
+            _ => 0,
+        })
+        .sum();
+    let kept = rest.iter().filter(|job| matches!(job, Work::Message(_))).count();
+    assert_eq!((kept, dropped), (6, 7), "{rest:?}");
+    for number in 20..23 {
+        assert!(rest.contains(&Work::Message(number)), "{rest:?}");
+    }
+    let marks = rest.iter().filter(|job| matches!(job, Work::Mark(_))).count();
+    assert_eq!(marks, 1, "marks beside each other become one: {rest:?}");
+}
+
+#[test]
+fn what_must_not_be_dropped_is_kept() {
+    let world = world(2);
+    for number in 0..4 {
+        world.send(0, Work::Kept(number));
+    }
+    world.send(0, Work::Message(9));
+    assert_eq!(world.rest().len(), 5);
+}
+
+#[test]
+fn control_jobs_are_done_after_messages_that_were_dropped() {
+    let world = world(2);
+    for number in 0..5 {
+        world.send(0, Work::Message(number));
+    }
+    world.sender.send_control(Work::Kept(100)).unwrap();
+    world.send(1, Work::Message(10));
+    let rest = world.rest();
+    assert!(rest.contains(&Work::Kept(100)), "{rest:?}");
+}
+
+#[test]
+fn the_age_of_what_waits_is_that_of_the_oldest_message() {
+    let world = world(10);
+    assert_eq!(world.flow.oldest_us(), None);
+    world.send_at(0, Work::Message(0), 100);
+    world.send_at(1, Work::Message(1), 200);
+    assert_eq!(world.flow.oldest_us(), Some(100));
+    let taken = world.receiver.next().unwrap();
+    assert_eq!(world.flow.oldest_us(), Some(100), "it is not applied yet");
+    world.receiver.done(taken, Duration::from_micros(5));
+    assert_eq!(world.flow.oldest_us(), Some(200));
+    world.work(1);
+    assert_eq!(world.flow.oldest_us(), None);
+}
+
+#[tokio::test]
+async fn who_waits_for_room_gets_it() {
+    let world = world(1);
+    world.send(0, Work::Message(0));
+    let (first, second) = tokio::join!(
+        world.sender.send(world.lines[1].line(), Work::Message(1), 0, 1),
+        async {
+            tokio::task::yield_now().await;
+            world.work(1)
+        }
+    );
+    first.unwrap();
+    assert_eq!(second, Work::Message(0));
+    assert_eq!(world.rest(), [Work::Message(1)]);
+}

@@ -1,0 +1,112 @@
+//! The lanes' part in a resync: each step goes to the lane of its holder.
+
+use std::sync::Arc;
+
+use tokio::sync::oneshot;
+
+use crate::daemon::metrics::labels::ResyncFailure;
+use kvatlas_core::index::StreamGeneration;
+
+use super::clock::now_us;
+use super::held::ResyncNumber;
+use super::holder::{Afterwards, Context, Holder};
+use super::holder_resync::{ResyncAnswer, ResyncBegun, ResyncOutcome};
+use super::lane::{HolderKey, Job, Lane, ResyncJob, ResyncStep};
+use super::pool::{LanePool, PoolError};
+
+impl LanePool {
+    /// Begins the resync of a holder; none where there is no such holder any more.
+    pub(crate) async fn begin_resync(&self, holder: &HolderKey) -> Result<Option<ResyncBegun>, PoolError> {
+        let (reply, begun) = oneshot::channel();
+        self.send_resync(holder, ResyncStep::Begin(reply), 0).await?;
+        Ok(begun.await.ok())
+    }
+
+    /// Applies the publisher's answer to a holder. The publisher was asked in `generation` of the stream; `bytes` is about how much memory
+    /// the answer takes.
+    pub(crate) async fn finish_resync(
+        &self,
+        holder: &HolderKey,
+        number: ResyncNumber,
+        answer: ResyncAnswer,
+        generation: StreamGeneration,
+        bytes: usize,
+    ) -> Result<ResyncOutcome, PoolError> {
+        let (reply, done) = oneshot::channel();
+        let step = ResyncStep::Finish {
+            number,
+            answer,
+            generation,
+            reply,
+        };
+        self.send_resync(holder, step, bytes).await?;
+        // A holder that has left meanwhile does not answer.
+        Ok(done.await.unwrap_or(ResyncOutcome::Superseded))
+    }
+
+    /// Lets a holder go on without an answer.
+    pub(crate) async fn abandon_resync(
+        &self,
+        holder: &HolderKey,
+        number: ResyncNumber,
+        failure: ResyncFailure,
+    ) -> Result<(), PoolError> {
+        self.send_resync(holder, ResyncStep::Abandon { number, failure }, 0)
+            .await
+    }
+
+    async fn send_resync(&self, holder: &HolderKey, step: ResyncStep, bytes: usize) -> Result<(), PoolError> {
+        let (lane, in_flight) = self.assignments.assign(&holder.0);
+        let line = Arc::clone(in_flight.line());
+        let job = Job::Resync(ResyncJob {
+            holder: holder.clone(),
+            step,
+            in_flight,
+        });
+        Ok(self.lane(lane).jobs.send(&line, job, bytes, now_us()).await?)
+    }
+}
+
+impl Lane {
+    /// Takes a step of a holder's resync.
+    pub(super) fn resync(&mut self, job: ResyncJob) {
+        let context = Context {
+            clocks: self.clocks(),
+            holding: &self.holding,
+        };
+        let afterwards = self
+            .holders
+            .get_mut(&job.holder)
+            .map_or(Afterwards::Stays, |holder| take_step(holder, job.step, context));
+        if afterwards == Afterwards::Leaves {
+            self.forget(&job.holder);
+        }
+        self.finish(&job.holder.0, job.in_flight);
+    }
+}
+
+/// A reply that nobody waits for any more is no reason to stop: held batches time out.
+fn take_step(holder: &mut Holder, step: ResyncStep, context: Context<'_>) -> Afterwards {
+    match step {
+        ResyncStep::Begin(reply) => {
+            let _ = reply.send(holder.begin_resync(context));
+            Afterwards::Stays
+        }
+        ResyncStep::Finish {
+            number,
+            answer,
+            generation,
+            reply,
+        } => {
+            let (outcome, afterwards) = holder.finish_resync(number, answer, generation, context);
+            let _ = reply.send(outcome);
+            afterwards
+        }
+        ResyncStep::Abandon { number, failure } => {
+            if failure == ResyncFailure::CursorBehind {
+                holder.note_contradiction();
+            }
+            holder.abandon_resync(number, failure != ResyncFailure::NoResponder, context)
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! Sequence tracking: what the numbers on batches prove about one holder's state.
+//!
+//! A publisher numbers the batches of one epoch 1, 2, 3, … without a gap. A batch that continues the count proves that nothing
+//! before it was lost. A batch that does not continue it proves a loss. Nothing here does I/O or knows the time.
+
+use kvatlas_core::index::StreamGeneration;
+use kvatlas_core::wire::{BatchCursor, EventBatch};
+
+/// A decoded batch as it was received.
+#[derive(Debug)]
+pub(crate) struct ReceivedBatch {
+    pub(super) batch: EventBatch,
+    /// The generation of the stream in which it came.
+    pub(super) generation: StreamGeneration,
+    /// Length of its payload.
+    pub(super) bytes: usize,
+}
+
+/// The epoch and the number of a batch.
+pub(super) fn cursor_of(batch: &EventBatch) -> BatchCursor {
+    BatchCursor {
+        epoch: batch.epoch,
+        seq: batch.seq,
+    }
+}
+
+/// What to do with a batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Admission {
+    /// It continues the count: apply it; nothing before it was lost.
+    Next,
+    /// `missed` batches before it never came. Apply it; the holder's state is no longer certain.
+    Gap {
+        /// How many.
+        missed: u64,
+    },
+    /// It begins a new epoch. Drop the holder's blocks, then apply it. Where `missed` is above 0, the epoch's first batches never came.
+    NewEpoch {
+        /// How many.
+        missed: u64,
+    },
+    /// It was applied before: skip it.
+    Duplicate,
+    /// It belongs to an epoch that has ended: skip it.
+    StaleEpoch,
+}
+
+impl Admission {
+    /// Whether the batch's events are to be applied.
+    pub(super) fn applies(self) -> bool {
+        matches!(self, Self::Next | Self::Gap { .. } | Self::NewEpoch { .. })
+    }
+}
+
+/// Follows the numbers of one holder's batches.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct SequenceTracker {
+    cursor: Option<BatchCursor>,
+}
+
+impl SequenceTracker {
+    /// A tracker that takes up where a snapshot left off.
+    pub(super) fn resuming(cursor: BatchCursor) -> Self {
+        Self { cursor: Some(cursor) }
+    }
+
+    /// The last batch admitted, if any.
+    pub(super) fn cursor(&self) -> Option<BatchCursor> {
+        self.cursor
+    }
+
+    /// What to do with the batch at `next`; the cursor stays.
+    pub(crate) fn classify(&self, next: BatchCursor) -> Admission {
+        match self.cursor {
+            Some(last) if next.epoch < last.epoch => Admission::StaleEpoch,
+            Some(last) if next.epoch == last.epoch && next.seq <= last.seq => Admission::Duplicate,
+            Some(last) if next.epoch == last.epoch => match next.seq - last.seq - 1 {
+                0 => Admission::Next,
+                missed => Admission::Gap { missed },
+            },
+            _ => Admission::NewEpoch {
+                missed: next.seq.saturating_sub(1),
+            },
+        }
+    }
+
+    /// Decides what to do with the batch at `next`, and moves the cursor to it where it applies.
+    pub(super) fn admit(&mut self, next: BatchCursor) -> Admission {
+        let admission = self.classify(next);
+        if admission.applies() {
+            self.cursor = Some(next);
+        }
+        admission
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(epoch: u64, seq: u64) -> BatchCursor {
+        BatchCursor { epoch, seq }
+    }
+
+    #[test]
+    fn a_count_without_gaps_is_certain() {
+        let mut tracker = SequenceTracker::default();
+        assert_eq!(tracker.admit(at(7, 1)), Admission::NewEpoch { missed: 0 });
+        assert_eq!(tracker.admit(at(7, 2)), Admission::Next);
+        assert_eq!(tracker.cursor(), Some(at(7, 2)));
+    }
+
+    #[test]
+    fn what_was_missed_is_counted() {
+        let mut tracker = SequenceTracker::default();
+        assert_eq!(tracker.admit(at(7, 5)), Admission::NewEpoch { missed: 4 });
+        assert_eq!(tracker.admit(at(7, 9)), Admission::Gap { missed: 3 });
+        assert_eq!(tracker.admit(at(8, 1)), Admission::NewEpoch { missed: 0 });
+    }
+
+    #[test]
+    fn what_came_before_does_not_move_the_cursor() {
+        let mut tracker = SequenceTracker::resuming(at(7, 5));
+        assert_eq!(tracker.admit(at(7, 5)), Admission::Duplicate);
+        assert_eq!(tracker.admit(at(7, 1)), Admission::Duplicate);
+        assert_eq!(tracker.admit(at(6, 99)), Admission::StaleEpoch);
+        assert_eq!(tracker.admit(at(7, 6)), Admission::Next);
+    }
+
+    #[test]
+    fn the_largest_numbers_do_not_overflow() {
+        let mut tracker = SequenceTracker::resuming(at(u64::MAX, u64::MAX - 1));
+        assert_eq!(tracker.admit(at(u64::MAX, u64::MAX)), Admission::Next);
+        assert_eq!(tracker.admit(at(u64::MAX, u64::MAX)), Admission::Duplicate);
+    }
+}

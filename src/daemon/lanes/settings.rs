@@ -1,0 +1,170 @@
+//! Settings of the lanes.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use crate::daemon::config::{Config, NamespaceConfig};
+use kvatlas_client::unix_time_us;
+use kvatlas_core::wire::{NamespaceName, Shard, Subjects, WireLimits};
+
+use super::held::HoldingLimits;
+use super::liveness::LivenessLimits;
+
+/// How the lanes take messages.
+#[derive(Debug, Clone)]
+pub struct LaneSettings {
+    /// The subjects that messages come on.
+    pub subjects: Subjects,
+    /// Threads that apply events; at least 1.
+    pub lanes: usize,
+    /// What may wait for one lane, in bytes.
+    pub lane_queue_bytes: usize,
+    /// The age of the oldest event that waits beyond which holders are degraded; never where it is absent.
+    pub behind_after: Option<Duration>,
+    /// Bounds on messages.
+    pub limits: WireLimits,
+    /// The shard whose workers are taken; all workers where it is absent.
+    pub shard: Option<Shard>,
+    /// Bounds on the batches that a holder holds during a resync; none are held where it is absent.
+    pub holding: Option<HoldingSettings>,
+    /// How long holders may be silent.
+    pub liveness: LivenessSettings,
+    /// How far an epoch may lie ahead of the clock; without a bound where it is absent.
+    pub epoch_ahead_max: Option<Duration>,
+}
+
+/// Bounds on what publishers say.
+#[derive(Debug, Clone)]
+pub(crate) struct LaneLimits {
+    /// Bounds on messages.
+    pub(crate) wire: WireLimits,
+    /// How far an epoch may lie ahead of the clock; without a bound where it is absent.
+    pub(crate) epoch_ahead_max: Option<Duration>,
+}
+
+impl LaneLimits {
+    /// The bounds in a configuration.
+    pub(crate) fn of_config(config: &Config) -> Self {
+        Self {
+            wire: event_limits(config),
+            epoch_ahead_max: epoch_ahead_max(config),
+        }
+    }
+
+    pub(super) fn of(settings: &LaneSettings) -> Self {
+        Self {
+            wire: settings.limits.clone(),
+            epoch_ahead_max: settings.epoch_ahead_max,
+        }
+    }
+}
+
+/// Bounds on the batches that wait until missing ones before them have come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HoldingSettings {
+    /// Most payload bytes of one holder. All holders of a lane together hold no more than the lane's queue takes.
+    pub bytes_per_holder_max: usize,
+    /// How long they wait for an answer.
+    pub wait_max: Duration,
+}
+
+/// How long the holders of each namespace may be silent.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct LivenessSettings {
+    /// For namespaces without limits of their own.
+    pub default: LivenessLimits,
+    /// For these namespaces.
+    pub overrides: HashMap<NamespaceName, LivenessLimits>,
+}
+
+impl LivenessSettings {
+    fn of_config(config: &Config) -> Self {
+        let limits = |namespace: &NamespaceConfig| LivenessLimits {
+            stale_after: namespace.stale_after,
+            remove_after: namespace.remove_after,
+        };
+        let overrides = config.namespaces.overrides.iter();
+        Self {
+            default: limits(&config.namespaces.default),
+            overrides: overrides
+                // A name that is not valid was refused when the namespaces were made.
+                .filter_map(|(name, namespace)| Some((NamespaceName::new(name).ok()?, limits(namespace))))
+                .collect(),
+        }
+    }
+
+    /// The limits of a namespace.
+    pub fn of(&self, namespace: &NamespaceName) -> &LivenessLimits {
+        self.overrides.get(namespace).unwrap_or(&self.default)
+    }
+}
+
+impl LaneSettings {
+    /// The settings in a configuration, for messages on `subjects`.
+    pub(crate) fn of(config: &Config, subjects: &Subjects) -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        Self {
+            subjects: subjects.clone(),
+            lanes: config.events.lane_count(cores),
+            lane_queue_bytes: config.events.lane_queue_bytes,
+            behind_after: config.events.behind_after,
+            limits: event_limits(config),
+            shard: config.sharding.shard,
+            holding: (config.resync.concurrency > 0).then(|| HoldingSettings {
+                bytes_per_holder_max: config.resync.max_held_bytes,
+                // A resync gives up earlier. This bounds the wait for a turn.
+                wait_max: config.resync.timeout * 2,
+            }),
+            liveness: LivenessSettings::of_config(config),
+            epoch_ahead_max: epoch_ahead_max(config),
+        }
+    }
+
+    /// The same bounds on held batches, for one lane.
+    pub(super) fn holding_limits(&self) -> HoldingLimits {
+        let Some(holding) = &self.holding else {
+            return HoldingLimits::new(false, 0, 0, 0);
+        };
+        let wait_us_max = u64::try_from(holding.wait_max.as_micros()).unwrap_or(u64::MAX);
+        HoldingLimits::new(
+            true,
+            holding.bytes_per_holder_max,
+            self.lane_queue_bytes,
+            wait_us_max,
+        )
+    }
+}
+
+/// How far an epoch may lie ahead of the clock; without a bound where the setting is 0.
+fn epoch_ahead_max(config: &Config) -> Option<Duration> {
+    let ahead_max = config.events.max_epoch_ahead;
+    (!ahead_max.is_zero()).then_some(ahead_max)
+}
+
+/// The largest epoch that is believed now.
+pub(crate) fn epoch_max(ahead_max: Option<Duration>) -> u64 {
+    epoch_max_at(unix_time_us(), ahead_max)
+}
+
+/// The largest epoch that is believed at a time in microseconds since the Unix epoch. A clock that has not been set tells nothing.
+pub(super) fn epoch_max_at(now_us: u64, ahead_max: Option<Duration>) -> u64 {
+    /// The year 2020.
+    const CLOCK_MIN_US: u64 = 1_577_836_800_000_000;
+    match ahead_max {
+        Some(ahead_max) if now_us >= CLOCK_MIN_US => {
+            now_us.saturating_add(u64::try_from(ahead_max.as_micros()).unwrap_or(u64::MAX))
+        }
+        _ => u64::MAX,
+    }
+}
+
+/// Bounds on messages on events subjects.
+fn event_limits(config: &Config) -> WireLimits {
+    WireLimits {
+        message_bytes_max: config.events.max_message_bytes,
+        events_max: config.events.max_events_per_batch,
+        blocks_per_event_max: config.events.max_blocks_per_event,
+        name_bytes_max: config.limits.max_name_bytes,
+        ..WireLimits::default()
+    }
+}

@@ -1,0 +1,321 @@
+//! The lanes' part in snapshots: dumping holders, and taking them over from a file.
+//!
+//! The pool brings each frame of a file to the lane of its holder, and each request for a dump to its lane. The lane does the work
+//! between two of the holder's batches.
+
+use std::ops::Bound;
+use std::sync::Arc;
+
+use tokio::sync::oneshot;
+
+use crate::daemon::metrics::EventMetrics;
+use crate::daemon::metrics::labels::DropReason;
+use kvatlas_core::index::{Namespace, StreamGeneration, WalkedHolder};
+use kvatlas_core::snapshot::forest::ForestChunk;
+use kvatlas_core::snapshot::{FRAME_BYTES_MAX, Frame, HolderFrame, InForest};
+use kvatlas_core::wire::{EventBatch, WireLimits};
+
+use super::clock::now_us;
+use super::holder::Holder;
+use super::holder_snapshot::{HolderDump, Revisited};
+use super::lane::{HolderKey, Job, Lane, RestoreJob, RestorePart, drop_reason};
+use super::line::WorkerKey;
+use super::pool::{LanePool, PoolError};
+
+/// Limits on the batches in a snapshot. Its checksums have been checked; these limits bound a hostile file.
+pub fn snapshot_limits() -> WireLimits {
+    WireLimits {
+        message_bytes_max: FRAME_BYTES_MAX,
+        ..WireLimits::default()
+    }
+}
+
+/// How far a dump of a lane has come.
+#[derive(Debug, Clone)]
+pub struct DumpPosition(HolderKey);
+
+impl LanePool {
+    /// Brings a frame of a snapshot to its holder's lane. `holder` is the holder frame that it belongs to. A holder that was not in
+    /// doubt counts as confirmed in `generation`.
+    ///
+    /// Frames for workers of other shards are passed over: the snapshot may be older than the division into shards.
+    pub async fn restore(
+        &self,
+        holder: &HolderFrame,
+        frame: Frame,
+        generation: StreamGeneration,
+    ) -> Result<(), PoolError> {
+        if !self.takes(&holder.worker) {
+            return Ok(());
+        }
+        let namespace: Arc<Namespace> = match self.namespaces.get_or_create(&holder.namespace) {
+            Ok(namespace) => namespace,
+            Err(error) => {
+                self.refuse_namespace(&holder.namespace, &error);
+                return Ok(());
+            }
+        };
+        if !holder.fits(namespace.indexer.settings()) {
+            return self.refuse(namespace, holder, frame).await;
+        }
+        let (part, bytes) = match frame {
+            Frame::Stream(_) | Frame::Forest(_) => return Ok(()),
+            Frame::Holder(frame) => (RestorePart::Holder(frame, generation), 0),
+            Frame::Batch(payload) => {
+                let bytes = payload.len();
+                (RestorePart::Batch(holder.rank, payload), bytes)
+            }
+        };
+        self.send_restore(namespace, holder, part, bytes).await
+    }
+
+    /// Brings a part of a snapshot's forest to all lanes. Each lane stores the blocks of its own holders, whose frames have come before.
+    /// Waits while a lane's queue is full.
+    pub async fn restore_forest(&self, chunk: ForestChunk) -> Result<(), PoolError> {
+        let bytes = chunk.bytes();
+        let chunk = Arc::new(chunk);
+        for lane in &self.lanes {
+            let job = Job::RestoreForest(Arc::clone(&chunk));
+            lane.jobs.send_fence(job, bytes).await?;
+        }
+        Ok(())
+    }
+
+    /// Tells the lanes that the snapshot ends here.
+    pub async fn end_restore(&self) -> Result<(), PoolError> {
+        for lane in &self.lanes {
+            lane.jobs.send_fence(Job::EndRestore, 0).await?;
+        }
+        Ok(())
+    }
+
+    /// Forgets a holder whose frames ended in the middle. It has half of its blocks and the cursor of all of them, so its next batch would
+    /// seem to make it exact.
+    pub async fn abandon_restore(&self, holder: &HolderFrame) -> Result<(), PoolError> {
+        let Some(namespace) = self.namespaces.get(&holder.namespace) else {
+            return Ok(());
+        };
+        self.send_restore(namespace, holder, RestorePart::Abandon(holder.rank), 0)
+            .await
+    }
+
+    /// Takes over a holder without its blocks: they were stored under another hashing or block size than the namespace has now. Its
+    /// publisher is asked for its full state.
+    async fn refuse(
+        &self,
+        namespace: Arc<Namespace>,
+        holder: &HolderFrame,
+        frame: Frame,
+    ) -> Result<(), PoolError> {
+        let Frame::Holder(frame) = frame else {
+            return Ok(());
+        };
+        let settings = *namespace.indexer.settings();
+        self.metrics_of(&namespace.name).batch_dropped(
+            DropReason::OtherSettings,
+            holder.worker.as_str(),
+            &format_args!(
+                "the snapshot has hashing {} and block_size {}, the namespace {} and {}; the publisher is asked for its full state",
+                holder.hashing.as_str(),
+                holder.block_size,
+                settings.hashing.as_str(),
+                settings.block_size.as_u32()
+            ),
+        );
+        self.send_restore(namespace, holder, RestorePart::Refused(frame), 0)
+            .await
+    }
+
+    async fn send_restore(
+        &self,
+        namespace: Arc<Namespace>,
+        holder: &HolderFrame,
+        part: RestorePart,
+        bytes: usize,
+    ) -> Result<(), PoolError> {
+        let worker = WorkerKey {
+            namespace: holder.namespace.clone(),
+            worker: holder.worker.clone(),
+        };
+        let (lane, in_flight) = self.assignments.assign(&worker);
+        let line = Arc::clone(in_flight.line());
+        let job = Job::Restore(RestoreJob {
+            metrics: self.metrics_of(&namespace.name),
+            namespace,
+            worker,
+            part,
+            in_flight,
+        });
+        Ok(self.lane(lane).jobs.send(&line, job, bytes, now_us()).await?)
+    }
+
+    /// Dumps the first holder behind `after` on lane number `lane`; none at the end.
+    ///
+    /// - Each holder is dumped at one instant, between two of its batches. Different holders are dumped at different instants.
+    /// - A holder that no batch has confirmed in `generation` is dumped as unverified.
+    /// - A regular holder is dumped without its blocks: a walk over the index finds them.
+    pub async fn dump_next(
+        &self,
+        lane: usize,
+        after: Option<DumpPosition>,
+        generation: StreamGeneration,
+    ) -> Result<Option<(DumpPosition, HolderDump)>, PoolError> {
+        self.dump(lane, after, false, generation).await
+    }
+
+    /// As [`Self::dump_next`], with the blocks of every holder.
+    pub async fn dump_next_with_blocks(
+        &self,
+        lane: usize,
+        after: Option<DumpPosition>,
+        generation: StreamGeneration,
+    ) -> Result<Option<(DumpPosition, HolderDump)>, PoolError> {
+        self.dump(lane, after, true, generation).await
+    }
+
+    async fn dump(
+        &self,
+        lane: usize,
+        after: Option<DumpPosition>,
+        with_blocks: bool,
+        generation: StreamGeneration,
+    ) -> Result<Option<(DumpPosition, HolderDump)>, PoolError> {
+        let Some(lane) = self.lanes.get(lane) else {
+            return Ok(None);
+        };
+        let (reply, dumped) = oneshot::channel();
+        lane.jobs.send_control(Job::DumpNext {
+            after: after.map(|after| after.0),
+            with_blocks,
+            generation,
+            reply,
+        })?;
+        let dumped = dumped.await.map_err(|_| PoolError::LaneStopped)?;
+        Ok(dumped.map(|(key, dump)| (DumpPosition(key), dump)))
+    }
+
+    /// Compares a holder with its dump, after the walk over the index: `dumped` and `walked` are what lane number `lane` gave.
+    pub async fn revisit(
+        &self,
+        lane: usize,
+        position: DumpPosition,
+        walked: WalkedHolder,
+        dumped: HolderFrame,
+        generation: StreamGeneration,
+    ) -> Result<Revisited, PoolError> {
+        let Some(lane) = self.lanes.get(lane) else {
+            return Ok(Revisited::Gone);
+        };
+        let (reply, revisited) = oneshot::channel();
+        lane.jobs.send_control(Job::Revisit {
+            holder: position.0,
+            before: Box::new((walked, dumped)),
+            generation,
+            reply,
+        })?;
+        revisited.await.map_err(|_| PoolError::LaneStopped)
+    }
+}
+
+impl Lane {
+    /// Takes over a frame of a snapshot.
+    pub(super) fn restore(&mut self, job: RestoreJob) {
+        self.restore_part(&job.namespace, &job.metrics, &job.worker, job.part);
+        self.finish(&job.worker, job.in_flight);
+    }
+
+    fn restore_part(
+        &mut self,
+        namespace: &Namespace,
+        metrics: &Arc<EventMetrics>,
+        worker: &WorkerKey,
+        part: RestorePart,
+    ) {
+        match part {
+            RestorePart::Abandon(rank) => self.forget(&(worker.clone(), rank)),
+            RestorePart::Refused(frame) => {
+                if let Some(holder) = self.restored_holder(namespace, metrics, &(worker.clone(), frame.rank))
+                {
+                    holder.refuse_blocks(&frame);
+                }
+            }
+            RestorePart::Holder(frame, generation) => {
+                let key = (worker.clone(), frame.rank);
+                if self.holders.contains_key(&key) {
+                    // The holder comes a second time: blocks that a forest still has for the first time are outdated.
+                    self.in_forest.retain(|_, (other, _)| *other != key);
+                }
+                let Some(holder) = self.restored_holder(namespace, metrics, &key) else {
+                    return;
+                };
+                holder.restore_cursor(&frame, generation);
+                if let Some(InForest { number, tier }) = frame.forest {
+                    self.in_forest.insert(number, (key, tier));
+                }
+            }
+            RestorePart::Batch(rank, payload) => {
+                let now_us = self.clocks().monotonic_us;
+                let Some(holder) = self.restored_holder(namespace, metrics, &(worker.clone(), rank)) else {
+                    return;
+                };
+                match EventBatch::decode(&payload, &snapshot_limits()) {
+                    Ok(batch) => holder.restore_blocks(batch, now_us),
+                    Err(error) => self.note_undecodable(worker, &error, metrics),
+                }
+            }
+        }
+    }
+
+    /// The holder of a frame; none, and counted, where the index has no room for it.
+    fn restored_holder(
+        &mut self,
+        namespace: &Namespace,
+        metrics: &Arc<EventMetrics>,
+        key: &HolderKey,
+    ) -> Option<&mut Holder> {
+        let count = |error| metrics.batch_dropped(drop_reason(&error), key.0.worker.as_str(), &error);
+        self.holder(namespace, metrics, key).map_err(count).ok()
+    }
+
+    /// Stores the blocks that the lane's holders have in a part of a forest.
+    pub(super) fn restore_forest(&mut self, chunk: &ForestChunk) {
+        for (number, runs) in chunk.holders() {
+            let Some((key, tier)) = self.in_forest.get(&number) else {
+                continue;
+            };
+            if let Some(holder) = self.holders.get_mut(key) {
+                holder.restore_runs(*tier, runs);
+            }
+        }
+    }
+
+    /// Compares a holder with what was dumped of it.
+    pub(super) fn revisit(
+        &mut self,
+        key: &HolderKey,
+        before: &(WalkedHolder, HolderFrame),
+        generation: StreamGeneration,
+    ) -> Revisited {
+        let (walked, frame) = before;
+        let holder = self.holders.get_mut(key);
+        holder.map_or(Revisited::Gone, |holder| {
+            holder.revisit(walked, frame, generation)
+        })
+    }
+
+    /// Dumps the first holder behind `after`.
+    pub(super) fn dump_next(
+        &mut self,
+        after: Option<HolderKey>,
+        with_blocks: bool,
+        generation: StreamGeneration,
+    ) -> Option<(HolderKey, HolderDump)> {
+        let start = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let (key, holder) = self.holders.range_mut((start, Bound::Unbounded)).next()?;
+        let dump = match with_blocks {
+            true => holder.dump_as_events(&key.0.namespace, generation),
+            false => holder.dump(&key.0.namespace, generation),
+        };
+        Some((key.clone(), dump))
+    }
+}

@@ -1,0 +1,241 @@
+//! Tests of the pool with real lanes.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kvatlas_core::hash::{BlockSize, SequenceHash};
+use kvatlas_core::index::{Hashing, IndexLimits, NamespaceSettings, Namespaces, StreamGeneration};
+use kvatlas_core::snapshot::{Frame, HolderFrame};
+use kvatlas_core::wire::{
+    DegradedReason, Event, EventBatch, NamespaceName, QueryKey, Shard, StoredBlocks, Subjects, Tier,
+    WireLimits, WorkerName,
+};
+
+use super::*;
+
+fn pool() -> LanePool {
+    pool_with(LivenessLimits::default(), None)
+}
+
+fn pool_of(shard: Option<Shard>) -> LanePool {
+    pool_with(LivenessLimits::default(), shard)
+}
+
+fn pool_with(limits: LivenessLimits, shard: Option<Shard>) -> LanePool {
+    let settings = NamespaceSettings {
+        block_size: BlockSize::DEFAULT,
+        ..NamespaceSettings::default()
+    };
+    let namespaces = Namespaces::new(settings, Vec::new(), IndexLimits::default(), 16);
+    let settings = LaneSettings {
+        subjects: Subjects::new("kvatlas").unwrap(),
+        lanes: 2,
+        lane_queue_bytes: 1 << 20,
+        behind_after: None,
+        limits: WireLimits::default(),
+        shard,
+        holding: None,
+        liveness: LivenessSettings {
+            default: limits,
+            overrides: HashMap::new(),
+        },
+        epoch_ahead_max: None,
+    };
+    LanePool::start(&settings, Arc::new(namespaces)).unwrap()
+}
+
+/// A generation that confirms nothing.
+fn never() -> StreamGeneration {
+    StreamGeneration::default()
+}
+
+fn frame(seq: u64) -> HolderFrame {
+    HolderFrame {
+        namespace: NamespaceName::new("llama").unwrap(),
+        worker: WorkerName::new("gpu-0").unwrap(),
+        rank: 0,
+        epoch: 1,
+        seq,
+        degraded_bits: 0,
+        blocks: 3,
+        hashing: Hashing::Engine,
+        block_size: 16,
+        foreign_chain: false,
+        made_us: Some(0),
+        forest: None,
+    }
+}
+
+fn stored(first: u64, seq: u64) -> Frame {
+    let hashes = (first..first + 3).map(SequenceHash).collect();
+    let batch = EventBatch {
+        epoch: 1,
+        seq,
+        rank: 0,
+        time_us: None,
+        tier: Tier::DEVICE,
+        events: vec![Event::Stored(StoredBlocks::by_sequence(None, None, hashes))],
+    };
+    Frame::Batch(batch.encode())
+}
+
+/// How many of the blocks `first`, `first` + 1, … some holder has.
+fn depth(pool: &LanePool, first: u64) -> Option<u32> {
+    let namespace = pool.namespaces.get(&frame(1).namespace).unwrap();
+    let query = QueryKey::SequenceHashes((first..first + 3).map(SequenceHash).collect());
+    let matches = namespace
+        .indexer
+        .find_matches(&query, kvatlas_core::index::Search::default());
+    matches.unwrap().holders().map(|found| found.matched_blocks).max()
+}
+
+#[tokio::test]
+async fn a_holder_that_a_snapshot_has_twice_is_what_it_was_last() {
+    let pool = pool();
+    for (first, seq) in [(10, 7), (20, 9)] {
+        let holder = frame(seq);
+        pool.restore(&holder, Frame::Holder(holder.clone()), never())
+            .await
+            .unwrap();
+        pool.restore(&holder, stored(first, seq), never()).await.unwrap();
+    }
+    pool.drain().await.unwrap();
+    assert_eq!((depth(&pool, 10), depth(&pool, 20)), (None, Some(3)));
+}
+
+#[tokio::test]
+async fn only_the_workers_of_the_shard_are_taken() {
+    let holder = frame(7);
+    for index in 0..2 {
+        let shard = Shard::new(index, 2).unwrap();
+        let pool = pool_of(Some(shard));
+        let expected = usize::from(shard.owns(&holder.worker));
+        pool.restore(&holder, Frame::Holder(holder.clone()), never())
+            .await
+            .unwrap();
+        pool.drain().await.unwrap();
+        assert_eq!(pool.assigned_workers(), expected);
+        let (pool, generation) = (
+            pool_of(Some(shard)),
+            kvatlas_core::index::StreamTrust::default().generation(),
+        );
+        let Frame::Batch(payload) = stored(10, 1) else {
+            unreachable!("a batch")
+        };
+        let (namespace, worker) = (holder.namespace.clone(), holder.worker.clone());
+        pool.dispatch(&namespace, worker, payload.into(), generation)
+            .await
+            .unwrap();
+        pool.drain().await.unwrap();
+        assert_eq!(pool.assigned_workers(), expected);
+        assert_eq!(pool.namespaces.get(&namespace).is_some(), expected == 1);
+    }
+}
+
+#[tokio::test]
+async fn blocks_of_other_settings_are_not_restored_and_their_publisher_is_asked() {
+    let other_hashing = HolderFrame {
+        hashing: Hashing::Recompute,
+        ..frame(7)
+    };
+    let other_size = HolderFrame {
+        block_size: 32,
+        ..frame(7)
+    };
+    for holder in [other_hashing, other_size] {
+        let pool = pool();
+        pool.restore(&holder, Frame::Holder(holder.clone()), never())
+            .await
+            .unwrap();
+        pool.restore(&holder, stored(10, 7), never()).await.unwrap();
+        pool.drain().await.unwrap();
+        assert_eq!(depth(&pool, 10), None);
+        let namespace = pool.namespaces.get(&holder.namespace).unwrap();
+        let [known] = &namespace.indexer.holders()[..] else {
+            panic!("the holder is known by name")
+        };
+        let reasons = known.status.own_reasons();
+        assert!(reasons.contains(DegradedReason::Rejected));
+        assert_eq!((known.status.cursor().epoch, known.status.cursor().seq), (1, 7));
+    }
+}
+
+#[tokio::test]
+async fn a_foreign_chain_is_still_known_after_a_restart() {
+    let (pool, restarted) = (pool(), pool());
+    let holder = HolderFrame {
+        foreign_chain: true,
+        ..frame(7)
+    };
+    pool.restore(&holder, Frame::Holder(holder.clone()), never())
+        .await
+        .unwrap();
+    pool.drain().await.unwrap();
+    for lane in 0..pool.lane_count() {
+        if let Some((_, dump)) = pool.dump_next(lane, None, never()).await.unwrap() {
+            assert_eq!((dump.frame.hashing, dump.frame.block_size), (Hashing::Engine, 16));
+            restarted
+                .restore(&dump.frame, Frame::Holder(dump.frame.clone()), never())
+                .await
+                .unwrap();
+        }
+    }
+    restarted.drain().await.unwrap();
+    let namespace = restarted.namespaces.get(&holder.namespace).unwrap();
+    assert_eq!(namespace.indexer.foreign_holders(), 1);
+}
+
+#[tokio::test]
+async fn only_where_a_snapshot_knows_the_time_its_holders_can_be_certain() {
+    let trust = kvatlas_core::index::StreamTrust::default();
+    for (made_us, is_certain) in [(Some(5), true), (None, false)] {
+        let pool = pool();
+        let holder = HolderFrame { made_us, ..frame(7) };
+        pool.restore(&holder, Frame::Holder(holder.clone()), trust.generation())
+            .await
+            .unwrap();
+        pool.drain().await.unwrap();
+        let namespace = pool.namespaces.get(&holder.namespace).unwrap();
+        let holders = namespace.indexer.holders();
+        let mut reasons = holders.iter().map(|holder| holder.status.reasons(&trust));
+        assert!(reasons.all(|reasons| reasons.is_empty() == is_certain));
+    }
+}
+
+#[tokio::test]
+async fn a_holder_whose_frames_end_in_the_middle_is_forgotten() {
+    let pool = pool();
+    let holder = frame(7);
+    pool.restore(&holder, Frame::Holder(holder.clone()), never())
+        .await
+        .unwrap();
+    pool.restore(&holder, stored(10, 7), never()).await.unwrap();
+    pool.abandon_restore(&holder).await.unwrap();
+    pool.drain().await.unwrap();
+    assert_eq!(depth(&pool, 10), None);
+    assert_eq!(pool.assigned_workers(), 0);
+}
+
+#[tokio::test]
+async fn nobody_counts_as_silent_while_nothing_can_be_heard() {
+    let limits = LivenessLimits {
+        stale_after: Some(Duration::from_micros(1)),
+        remove_after: Some(Duration::from_micros(2)),
+    };
+    let pool = pool_with(limits, None);
+    let holder = frame(7);
+    pool.restore(&holder, Frame::Holder(holder.clone()), never())
+        .await
+        .unwrap();
+    for _ in 0..100 {
+        pool.tick(false);
+        pool.drain().await.unwrap();
+    }
+    assert_eq!(pool.assigned_workers(), 1);
+    // As soon as it could be heard, and is not, it is gone.
+    while pool.assigned_workers() > 0 {
+        pool.tick(true);
+        pool.drain().await.unwrap();
+    }
+}

@@ -1,0 +1,142 @@
+//! Commands of operators: on NATS subjects of their own, heard by every daemon.
+
+use std::sync::Arc;
+
+use async_nats::{Client, Message, Subscriber};
+use futures_util::StreamExt;
+use parking_lot::Mutex;
+use tokio_util::sync::CancellationToken;
+
+use crate::daemon::broker::{ConnectError, ConnectionNotice, connect_counted};
+use crate::daemon::lanes::{HolderCommand, LanePool};
+use crate::daemon::metrics::labels::Connection;
+use crate::daemon::shared::{Shared, Stage};
+use crate::daemon::snapshots::SnapshotKeeper;
+use kvatlas_core::wire::{AdminCommand, AdminReply, AdminRequest, PROTOCOL_VERSION, Subjects};
+
+use super::instance::instance_name;
+
+/// Commands that may wait. They are carried out one after the other.
+const CAPACITY: usize = 64;
+/// Most bytes of a command.
+const COMMAND_BYTES_MAX: usize = 4096;
+
+/// Carries out the commands of operators.
+struct Commands {
+    client: Client,
+    subjects: Subjects,
+    instance: String,
+    pool: Arc<LanePool>,
+    snapshots: Option<Arc<SnapshotKeeper>>,
+    drain: CancellationToken,
+}
+
+/// Listens to commands from now on, as a task of `upkeep`, unless `admin.commands` is off. `drain` is cancelled when one says so.
+pub(super) async fn start_commands(
+    shared: &Shared,
+    snapshots: Option<Arc<SnapshotKeeper>>,
+    drain: &CancellationToken,
+    upkeep: &Stage,
+) -> Result<(), ConnectError> {
+    if !shared.config.admin.commands {
+        return Ok(());
+    }
+    let warned = Mutex::new(false);
+    let notice = move |notice: &ConnectionNotice| {
+        if let ConnectionNotice::Error(error) = notice
+            && !std::mem::replace(&mut *warned.lock(), true)
+        {
+            tracing::warn!(error, "commands of operators may not be heard (admin.commands)");
+        }
+    };
+    let client = connect_counted(&shared.nats, Connection::Admin, "admin", CAPACITY, notice).await?;
+    let messages = match client.subscribe(shared.subjects.all_admin()).await {
+        Ok(messages) => messages,
+        Err(error) => {
+            tracing::error!(%error, "commands of operators are not heard");
+            return Ok(());
+        }
+    };
+    let commands = Commands {
+        client,
+        subjects: shared.subjects.clone(),
+        instance: instance_name(&shared.nats.connection_name),
+        pool: Arc::clone(&shared.pool),
+        snapshots,
+        drain: drain.clone(),
+    };
+    upkeep.tasks.spawn(commands.run(messages, upkeep.stop.clone()));
+    Ok(())
+}
+
+impl Commands {
+    async fn run(self, mut messages: Subscriber, stop: CancellationToken) {
+        loop {
+            let message = tokio::select! {
+                () = stop.cancelled() => return,
+                message = messages.next() => message,
+            };
+            let Some(message) = message else { return };
+            self.take(message).await;
+        }
+    }
+
+    async fn take(&self, message: Message) {
+        let Some(command) = self.subjects.parse_admin(&message.subject) else {
+            return;
+        };
+        let request = match AdminRequest::decode(&message.payload) {
+            Ok(request) if message.payload.len() <= COMMAND_BYTES_MAX => request,
+            _ => return tracing::warn!(command = command.as_str(), "a command cannot be read"),
+        };
+        let is_meant = |instance: &String| *instance == self.instance;
+        if !request.instance.as_ref().is_none_or(is_meant) {
+            return;
+        }
+        let outcome = self.carry_out(command, &request).await;
+        let (holders, error) = match outcome {
+            Ok(holders) => (holders, None),
+            Err(error) => (0, Some(error)),
+        };
+        tracing::info!(
+            command = command.as_str(),
+            ?request,
+            holders,
+            error,
+            "a command of an operator"
+        );
+        let reply = AdminReply {
+            v: PROTOCOL_VERSION,
+            instance: self.instance.clone(),
+            holders,
+            error,
+        };
+        if let Some(subject) = message.reply {
+            let sent = self.client.publish(subject, reply.encode().into()).await;
+            if sent.is_err() || self.client.flush().await.is_err() {
+                tracing::warn!("the reply to a command could not be sent");
+            }
+        }
+        if command == AdminCommand::Drain && reply.error.is_none() {
+            self.drain.cancel();
+        }
+    }
+
+    /// How many holders a command was carried out on, or why it was not carried out.
+    async fn carry_out(&self, command: AdminCommand, request: &AdminRequest) -> Result<u64, String> {
+        let holder = match command {
+            AdminCommand::Forget => HolderCommand::Forget,
+            AdminCommand::Resync => HolderCommand::Doubt,
+            AdminCommand::Snapshot => {
+                let keeper = self.snapshots.as_ref();
+                let keeper = keeper.ok_or("no snapshot directory is configured (snapshots.directory)")?;
+                return keeper.save().await.map(|()| 0);
+            }
+            // After the reply.
+            AdminCommand::Drain => return Ok(0),
+        };
+        let of = request.holder.as_ref().ok_or("the command names no worker")?;
+        let done = self.pool.command(of, holder).await;
+        done.map_err(|error| error.to_string())
+    }
+}

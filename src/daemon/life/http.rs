@@ -1,0 +1,67 @@
+//! Starting to answer over HTTP.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::daemon::admin::AdminSource;
+use crate::daemon::config::Config;
+use crate::daemon::http::{EngineRegistry, HttpLimits, HttpParts, HttpServer, IndexParts, read_token};
+use crate::daemon::queries::{Answerer, query_limits};
+use crate::daemon::shared::Shared;
+
+use kvatlas_core::wire::WireLimits;
+
+use super::start::StartError;
+
+/// Time that a request in progress still has at the stop.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Bounds on queries over HTTP: the body bounds the message.
+pub(super) fn http_limits(config: &Config) -> WireLimits {
+    WireLimits {
+        message_bytes_max: config.http.max_body_bytes,
+        ..query_limits(config)
+    }
+}
+
+/// Starts the query listener, if one is configured. Until the daemon is ready it answers that it is not.
+pub(super) async fn start_http(
+    shared: &Shared,
+    metrics: Arc<dyn AdminSource>,
+    engines: Option<Arc<dyn EngineRegistry>>,
+) -> Result<Option<HttpServer>, StartError> {
+    let config = &shared.config.http;
+    let Some(listen) = config.listen else {
+        return Ok(None);
+    };
+    let token = config.token_file.as_deref().map(read_token).transpose()?;
+    let answerer = Answerer::new(
+        Arc::clone(&shared.namespaces),
+        Arc::clone(&shared.trust),
+        shared.pool.freshness(),
+        shared.subjects.clone(),
+        shared.http_limits.clone(),
+    )
+    .sampled_by(&shared.sample);
+    let parts = HttpParts {
+        index: Some(IndexParts {
+            answerer,
+            pool: Arc::clone(&shared.pool),
+            readiness: Arc::clone(&shared.readiness),
+            shard: shared.config.sharding.shard.map(|shard| shard.to_string()),
+        }),
+        engines,
+        metrics,
+        token,
+        body_bytes_max: config.max_body_bytes,
+        request_timeout: config.request_timeout,
+        tracer: shared.tracer.clone(),
+    };
+    let limits = HttpLimits {
+        connections_max: config.max_connections,
+        per_source_max: config.max_connections_per_source,
+        idle_timeout: config.idle_timeout,
+        drain_timeout: DRAIN_TIMEOUT,
+    };
+    Ok(Some(HttpServer::start(listen, parts, limits).await?))
+}

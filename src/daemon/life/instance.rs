@@ -1,0 +1,8 @@
+//! What a daemon calls itself, so that people can tell it from others.
+
+/// `NAME@HOST:PID`, with the name of its connections.
+pub(crate) fn instance_name(connection_name: &str) -> String {
+    let system = rustix::system::uname();
+    let host = system.nodename().to_string_lossy();
+    format!("{connection_name}@{host}:{}", std::process::id())
+}

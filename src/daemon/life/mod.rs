@@ -1,0 +1,86 @@
+//! The life of a daemon: started in order, stopped in order.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tokio_util::sync::CancellationToken;
+
+use crate::daemon::admin::{AdminServer, Latch, Readiness};
+use crate::daemon::broker::embedded::EmbeddedBroker;
+use crate::daemon::config::{Config, NatsConfig};
+use crate::daemon::http::HttpServer;
+use crate::daemon::lanes::LanePool;
+use crate::daemon::shared::Stage;
+use crate::daemon::snapshots::SnapshotKeeper;
+
+mod commands;
+mod http;
+mod instance;
+mod namespaces;
+mod reload;
+mod start;
+mod stop;
+mod upkeep;
+mod view;
+mod watch;
+
+pub(crate) use instance::instance_name;
+use reload::DaemonLimits;
+pub use reload::ReloadReport;
+pub use start::StartError;
+pub use stop::StopReport;
+
+/// A running daemon. It uses the current tokio runtime, and threads of its own for the lanes and the admin listener.
+pub struct Daemon {
+    config: Config,
+    /// The configuration that was taken last, at the start or by a reload.
+    in_force: Mutex<Config>,
+    limits: DaemonLimits,
+    nats: NatsConfig,
+    broker: Option<EmbeddedBroker>,
+    admin: Option<AdminServer>,
+    http: Option<HttpServer>,
+    readiness: Arc<Readiness>,
+    pool: Arc<LanePool>,
+    snapshots: Option<Arc<SnapshotKeeper>>,
+    queries: Stage,
+    events: Stage,
+    upkeep: Stage,
+    drain: CancellationToken,
+}
+
+impl Daemon {
+    /// How NATS is reached: the configuration, with the embedded broker's address in place.
+    pub fn nats(&self) -> &NatsConfig {
+        &self.nats
+    }
+
+    /// Where metrics and probes are served, if anywhere.
+    pub fn admin_address(&self) -> Option<SocketAddr> {
+        self.admin.as_ref().map(AdminServer::local_addr)
+    }
+
+    /// Where queries are answered over HTTP, if anywhere.
+    pub fn http_address(&self) -> Option<SocketAddr> {
+        self.http.as_ref().map(HttpServer::local_addr)
+    }
+
+    /// Waits until an operator tells the daemon to stop.
+    pub async fn told_to_stop(&self) {
+        self.drain.cancelled().await;
+    }
+
+    /// The engines that a bridge in this process has to follow have been seen, or have had the time for it.
+    pub fn note_engines_followed(&self) {
+        self.readiness.set(Latch::EnginesFollowed);
+    }
+
+    /// Waits until queries are served.
+    pub async fn ready(&self) {
+        const INTERVAL: std::time::Duration = std::time::Duration::from_millis(5);
+        while !self.readiness.report().is_ready() {
+            tokio::time::sleep(INTERVAL).await;
+        }
+    }
+}

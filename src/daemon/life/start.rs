@@ -1,0 +1,277 @@
+//! Starting, step by step. The order is in [`Daemon::start_on`].
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tokio_util::sync::CancellationToken;
+
+use crate::daemon::admin::{AdminError, AdminServer, AdminSource, Latch, Readiness};
+use crate::daemon::broker::ConnectError;
+use crate::daemon::broker::embedded::{BrokerError, BrokerOptions, EmbeddedBroker, find_nats_server};
+use crate::daemon::config::{Config, Live, NatsConfig};
+use crate::daemon::http::{EngineRegistry, HttpStartError, TokenError};
+use crate::daemon::lanes::{LanePool, LaneSettings, PoolError};
+use crate::daemon::metrics::{MetricsError, MetricsHandle, ProcessMetrics, install_shared};
+use crate::daemon::page::Page;
+use crate::daemon::queries::{Answerer, query_limits, start_gateway, start_queries};
+use crate::daemon::resync::start_resyncer;
+use crate::daemon::shared::{Shared, Stage};
+use crate::daemon::snapshots::{
+    DirectoryError, Disk, LockError, RestoreError, SnapshotStartError, Storage, start_snapshots,
+};
+use crate::daemon::sources::start_events;
+use crate::daemon::traces::{Tracer, start_traces};
+use kvatlas_core::wire::{SubjectError, Subjects};
+
+use super::Daemon;
+use super::commands::start_commands;
+use super::http::{http_limits, start_http};
+use super::instance::instance_name;
+use super::namespaces::{NamespaceError, namespaces};
+use super::reload::DaemonLimits;
+use super::upkeep::keep_up;
+use super::view::DaemonView;
+
+/// Why the daemon cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The embedded broker.
+    #[error("the embedded NATS server: {0}")]
+    Broker(#[from] BrokerError),
+    /// The embedded broker's address.
+    #[error("the embedded NATS server's address {url}: {source}")]
+    BrokerAddress {
+        /// The address.
+        url: String,
+        /// What is wrong with it.
+        source: std::io::Error,
+    },
+    /// The admin listener.
+    #[error(transparent)]
+    Admin(#[from] AdminError),
+    /// The query listener.
+    #[error(transparent)]
+    Http(#[from] HttpStartError),
+    /// The token of the query listener.
+    #[error(transparent)]
+    Token(#[from] TokenError),
+    /// The metrics recorder.
+    #[error(transparent)]
+    Metrics(#[from] MetricsError),
+    /// The lanes.
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+    /// The connection to NATS.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// The subject prefix.
+    #[error(transparent)]
+    Subjects(#[from] SubjectError),
+    /// A namespace of the configuration.
+    #[error(transparent)]
+    Namespace(#[from] NamespaceError),
+    /// The snapshot directory.
+    #[error(transparent)]
+    SnapshotDirectory(#[from] DirectoryError),
+    /// Another daemon uses the snapshot directory.
+    #[error(transparent)]
+    SnapshotLock(#[from] LockError),
+    /// The snapshot to start from.
+    #[error(transparent)]
+    Restore(#[from] RestoreError),
+    /// Reading the snapshot was interrupted.
+    #[error("reading the snapshot was interrupted: {0}")]
+    Interrupted(#[from] tokio::task::JoinError),
+}
+
+impl From<SnapshotStartError> for StartError {
+    fn from(error: SnapshotStartError) -> Self {
+        match error {
+            SnapshotStartError::Directory(error) => error.into(),
+            SnapshotStartError::Lock(error) => error.into(),
+            SnapshotStartError::Connect(error) => error.into(),
+            SnapshotStartError::Restore(error) => error.into(),
+            SnapshotStartError::Interrupted(error) => error.into(),
+        }
+    }
+}
+
+impl Daemon {
+    /// Starts everything. While NATS cannot be reached, the daemon goes on trying in the background and is not ready. All other faults are
+    /// errors.
+    pub async fn start(config: Config) -> Result<Self, StartError> {
+        Self::start_on(config, Arc::new(Disk)).await
+    }
+
+    /// As [`Self::start`]; engines can be registered over HTTP, and `engines` follows them. The daemon is not ready before
+    /// [`Self::note_engines_followed`].
+    pub async fn start_with_engines(
+        config: Config,
+        engines: Arc<dyn EngineRegistry>,
+    ) -> Result<Self, StartError> {
+        Box::pin(Self::start_all(config, Arc::new(Disk), Some(engines))).await
+    }
+
+    /// As [`Self::start`], with snapshots written to `storage`: for tests on a disk that fails.
+    pub async fn start_on(config: Config, storage: Arc<dyn Storage>) -> Result<Self, StartError> {
+        Box::pin(Self::start_all(config, storage, None)).await
+    }
+
+    async fn start_all(
+        config: Config,
+        storage: Arc<dyn Storage>,
+        engines: Option<Arc<dyn EngineRegistry>>,
+    ) -> Result<Self, StartError> {
+        let metrics = install_shared()?;
+        let (mut shared, broker) = share(config).await?;
+        let view = Arc::new(view(&shared, metrics));
+        let upkeep = Stage::default();
+        shared.tracer = spawn_traces(&shared, &upkeep);
+        let source: Arc<dyn AdminSource> = Arc::clone(&view) as Arc<dyn AdminSource>;
+        let listen = shared.config.admin.listen;
+        let admin = listen
+            .map(|listen| AdminServer::start(listen, Arc::clone(&source)))
+            .transpose()?;
+        shared.admin_address = admin.as_ref().map(AdminServer::local_addr);
+        if engines.is_none() {
+            shared.readiness.set(Latch::EnginesFollowed);
+        }
+        let http = start_http(&shared, source, engines).await?;
+        upkeep.tasks.spawn(keep_up(
+            Arc::clone(&view),
+            Arc::clone(&shared.pool),
+            Arc::clone(&shared.trust),
+            shared.empty_namespace.clone(),
+            upkeep.stop.clone(),
+        ));
+        let snapshots = start_snapshots(&shared, storage, &upkeep).await?;
+        view.snapshots.lock().clone_from(&snapshots);
+        let drain = CancellationToken::new();
+        start_commands(&shared, snapshots.clone(), &drain, &upkeep).await?;
+        let (events, queries) = if shared.config.gateway.enabled {
+            (Stage::default(), start_gateway(&shared).await?)
+        } else {
+            let (events, followed) = start_events(&shared).await?;
+            start_resyncer(&shared, &events).await?;
+            (events, start_queries(&shared, followed).await?)
+        };
+        Ok(Self {
+            in_force: Mutex::new(shared.config.clone()),
+            limits: DaemonLimits {
+                queries: shared.query_limits,
+                http: shared.http_limits,
+                empty_namespace: shared.empty_namespace,
+            },
+            config: shared.config,
+            nats: shared.nats,
+            broker,
+            admin,
+            http,
+            readiness: shared.readiness,
+            pool: shared.pool,
+            snapshots,
+            queries,
+            events,
+            upkeep,
+            drain,
+        })
+    }
+}
+
+/// Starts the embedded broker, where it is asked for, and the lanes; makes what the rooms share.
+async fn share(config: Config) -> Result<(Shared, Option<EmbeddedBroker>), StartError> {
+    let subjects = Subjects::new(&config.subjects.prefix)?;
+    let namespaces = Arc::new(namespaces(&config)?);
+    let (nats, broker) = broker(&config).await?;
+    let settings = LaneSettings::of(&config, &subjects);
+    let (query_limits, http_limits) = (query_limits(&config), http_limits(&config));
+    let empty_namespace = config.limits.empty_namespace;
+    let shared = Shared {
+        pool: Arc::new(LanePool::start(&settings, Arc::clone(&namespaces))?),
+        config,
+        nats,
+        subjects,
+        namespaces,
+        trust: Arc::default(),
+        position: Arc::default(),
+        readiness: Arc::new(Readiness::new()),
+        admin_address: None,
+        tracer: None,
+        sample: Arc::default(),
+        query_limits: Live::new(query_limits),
+        http_limits: Live::new(http_limits),
+        empty_namespace: Live::new(empty_namespace),
+    };
+    if shared.config.events.transport.keeps_events() {
+        // Until the stream has been read up to its end, nothing is certain.
+        shared.trust.stall();
+    }
+    Ok((shared, broker))
+}
+
+/// Sends spans as a task of `upkeep`, which ends after those who open them; what opens them, where there is a collector.
+fn spawn_traces(shared: &Shared, upkeep: &Stage) -> Option<Tracer> {
+    let instance = instance_name(&shared.nats.connection_name);
+    let (tracer, exporting) = start_traces(&shared.config.traces, instance, upkeep.stop.clone())?;
+    upkeep.tasks.spawn(exporting);
+    Some(tracer)
+}
+
+fn view(shared: &Shared, metrics: MetricsHandle) -> DaemonView {
+    // What people ask on the page is not part of the sample.
+    let answerer = Answerer::new(
+        Arc::clone(&shared.namespaces),
+        Arc::clone(&shared.trust),
+        shared.pool.freshness(),
+        shared.subjects.clone(),
+        shared.query_limits.clone(),
+    );
+    let page = Page::new(
+        answerer,
+        Arc::clone(&shared.readiness),
+        Arc::clone(&shared.sample),
+        metrics.clone(),
+    );
+    DaemonView {
+        namespaces: Arc::clone(&shared.namespaces),
+        trust: Arc::clone(&shared.trust),
+        readiness: Arc::clone(&shared.readiness),
+        pool: Arc::clone(&shared.pool),
+        metrics,
+        process: ProcessMetrics::new(),
+        gauges: Mutex::new(HashMap::new()),
+        snapshots: Mutex::new(None),
+        page: Arc::new(page),
+    }
+}
+
+/// The configured servers, or a broker of our own and its address.
+async fn broker(config: &Config) -> Result<(NatsConfig, Option<EmbeddedBroker>), StartError> {
+    let needs_jetstream = config.events.transport.keeps_events() || config.snapshots.object_store.is_some();
+    let config = &config.nats;
+    if !config.embedded {
+        return Ok((config.clone(), None));
+    }
+    let binary = find_nats_server(config.server_binary.as_deref())?;
+    let options = BrokerOptions {
+        with_jetstream: needs_jetstream,
+        ..BrokerOptions::default()
+    };
+    let broker = EmbeddedBroker::start_with(&binary, options).await?;
+    let url = broker.url().to_owned();
+    tracing::warn!(
+        url, binary = %binary.display(), pid = broker.pid(),
+        "started an embedded nats-server for DEVELOPMENT: it has no persistence, no access control and ends with this process"
+    );
+    let address = url
+        .parse()
+        .map_err(|source| StartError::BrokerAddress { url, source })?;
+    Ok((
+        NatsConfig {
+            urls: vec![address],
+            ..config.clone()
+        },
+        Some(broker),
+    ))
+}

@@ -1,0 +1,94 @@
+//! Stopping, step by step, within one time limit.
+
+use std::fmt;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::Daemon;
+
+/// The steps of a stop that did not end in time.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct StopReport {
+    /// The steps that overran or failed, in order; empty when all went well.
+    pub overran: Vec<String>,
+}
+
+impl fmt::Display for StopReport {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.overran.is_empty() {
+            return formatter.write_str("everything stopped in time");
+        }
+        write!(formatter, "did not stop in time: {}", self.overran.join(", "))
+    }
+}
+
+/// The time limit, and the steps that have overrun it.
+struct Deadline {
+    at: Instant,
+    report: StopReport,
+}
+
+impl Deadline {
+    async fn step(&mut self, name: &str, step: impl Future<Output = ()>) {
+        // A step after the time is up still gets a moment: most steps are quick.
+        let at = self.at.max(Instant::now() + Duration::from_millis(50));
+        if tokio::time::timeout_at(at, step).await.is_err() {
+            self.report.overran.push(name.to_owned());
+        }
+    }
+}
+
+impl Daemon {
+    /// Stops in order: no new queries, no new events, received events applied, a last snapshot, the listeners closed.
+    ///
+    /// Takes about `shutdown.drain_seconds` at most. The report names the steps that were cut short.
+    pub async fn stop(self) -> StopReport {
+        let at = Instant::now() + self.config.shutdown.drain;
+        let mut deadline = Deadline {
+            at,
+            report: StopReport::default(),
+        };
+        self.readiness.start_draining();
+        deadline.step("queries", self.queries.end()).await;
+        if let Some(http) = &self.http {
+            deadline.step("http", http.stop()).await;
+        }
+        deadline.step("events", self.events.end()).await;
+        let lanes = async {
+            if let Err(error) = self.pool.drain().await {
+                tracing::error!(%error, "the lanes cannot be drained");
+            }
+        };
+        deadline.step("lanes", lanes).await;
+        deadline.step("upkeep", self.upkeep.end()).await;
+        if let Some(snapshots) = &self.snapshots {
+            let saving = async {
+                // Counted and logged.
+                let _ = snapshots.save().await;
+            };
+            deadline.step("snapshot", saving).await;
+            snapshots.leave();
+        }
+        let Self { admin, broker, .. } = self;
+        if let Some(admin) = admin {
+            let stopping = async {
+                match tokio::task::spawn_blocking(move || admin.stop()).await {
+                    Ok(Ok(())) => {}
+                    Ok(Err(error)) => tracing::warn!(%error, "the admin listener did not stop"),
+                    Err(error) => tracing::warn!(%error, "the admin listener did not stop"),
+                }
+            };
+            deadline.step("admin", stopping).await;
+        }
+        if let Some(broker) = broker {
+            let stopping = async {
+                if let Err(error) = broker.stop().await {
+                    tracing::warn!(%error, "the embedded NATS server did not stop");
+                }
+            };
+            deadline.step("broker", stopping).await;
+        }
+        deadline.report
+    }
+}

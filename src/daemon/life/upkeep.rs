@@ -1,0 +1,51 @@
+//! What a running daemon does by the clock.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::time::MissedTickBehavior;
+use tokio_util::sync::CancellationToken;
+
+use crate::daemon::config::Live;
+use crate::daemon::lanes::LanePool;
+use kvatlas_core::index::StreamTrust;
+
+use super::view::DaemonView;
+use super::watch::HolderWatch;
+
+/// How often gauges are published, what waits is timed out, and silent holders are looked for.
+const UPKEEP_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Publishes gauges, times out what waits, looks for silent holders and names those that stay degraded, until `stop` is cancelled.
+pub(super) async fn keep_up(
+    view: Arc<DaemonView>,
+    pool: Arc<LanePool>,
+    trust: Arc<StreamTrust>,
+    empty_namespace: Live<Duration>,
+    stop: CancellationToken,
+) {
+    let started = Instant::now();
+    let microseconds = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+    let mut watch = HolderWatch::new(Instant::now());
+    let mut interval = tokio::time::interval(UPKEEP_INTERVAL);
+    interval.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return,
+            _ = interval.tick() => {
+                pool.tick(trust.followed().is_some());
+                let mut look = watch.look();
+                view.publish(|namespace, holder, reasons| look.saw(namespace, holder, reasons));
+                look.end(Instant::now());
+                let empty_namespace = **empty_namespace.now();
+                if !empty_namespace.is_zero() {
+                    view.forget_empty_namespaces(
+                        microseconds(started.elapsed()),
+                        microseconds(empty_namespace),
+                    );
+                }
+                view.run_upkeep();
+            }
+        }
+    }
+}

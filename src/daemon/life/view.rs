@@ -1,0 +1,251 @@
+//! What the admin listener shows of a running daemon.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use serde::Serialize;
+
+use crate::daemon::admin::{
+    AdminSource, PageAnswer, PageRequest, Readiness, ReadinessReport, WorkersCursor, WorkersQuery,
+};
+use crate::daemon::lanes::{LanePool, WorkerKey};
+use crate::daemon::metrics::labels::{HolderState, namespace_label};
+use crate::daemon::metrics::{MetricsHandle, NamespaceGauges, ProcessMetrics};
+use crate::daemon::page::Page;
+use crate::daemon::queries::report;
+use kvatlas_core::index::{HolderStatus, IndexSizes, Namespace, Namespaces, StreamTrust, give_back_memory};
+use kvatlas_core::wire::{DegradedReason, DegradedReasons, HolderId, HolderStatusReply, NamespaceName};
+
+use crate::daemon::snapshots::SnapshotKeeper;
+
+/// Reads the daemon's state for metrics, probes and people.
+pub(super) struct DaemonView {
+    pub(super) namespaces: Arc<Namespaces>,
+    pub(super) trust: Arc<StreamTrust>,
+    pub(super) readiness: Arc<Readiness>,
+    pub(super) pool: Arc<LanePool>,
+    pub(super) metrics: MetricsHandle,
+    pub(super) process: ProcessMetrics,
+    pub(super) gauges: Mutex<HashMap<NamespaceName, NamespaceGauges>>,
+    /// None until the newest snapshot is loaded, and without a snapshot directory.
+    pub(super) snapshots: Mutex<Option<Arc<SnapshotKeeper>>>,
+    pub(super) page: Arc<Page>,
+}
+
+impl DaemonView {
+    /// Brings all gauges up to date. `seen` is told of every holder: where it is, and why it is not exact.
+    pub(super) fn publish(&self, mut seen: impl FnMut(&NamespaceName, &HolderId, DegradedReasons)) {
+        self.process.set_ready(self.readiness.report().is_ready());
+        self.process.publish_usage();
+        self.pool.publish_backlogs();
+        if let Some(snapshots) = &*self.snapshots.lock() {
+            snapshots.publish_age();
+        }
+        let mut gauges = self.gauges.lock();
+        for namespace in self.namespaces.all() {
+            let gauges = gauges
+                .entry(namespace.name.clone())
+                .or_insert_with(|| NamespaceGauges::for_namespace(namespace_label(namespace.name.as_str())));
+            self.publish_sizes(&namespace, gauges, &mut seen);
+        }
+    }
+
+    /// Forgets namespaces that have been empty for long. Their gauges say so to the end.
+    pub(super) fn forget_empty_namespaces(&self, now_us: u64, empty_us_max: u64) {
+        for namespace in self.namespaces.forget_empty(now_us, empty_us_max) {
+            tracing::info!(
+                namespace = namespace.name.as_str(),
+                "a namespace without holders is forgotten"
+            );
+            if let Some(gauges) = self.gauges.lock().remove(&namespace.name) {
+                self.publish_sizes(&namespace, &gauges, |_, _, _| {});
+            }
+            self.pool.forget_namespace(&namespace.name);
+        }
+    }
+
+    /// Folds recorded samples into their histograms, so that they do not pile up while nobody scrapes.
+    pub(super) fn run_upkeep(&self) {
+        self.metrics.run_upkeep();
+        give_back_memory();
+    }
+
+    fn publish_sizes(
+        &self,
+        namespace: &Namespace,
+        gauges: &NamespaceGauges,
+        mut seen: impl FnMut(&NamespaceName, &HolderId, DegradedReasons),
+    ) {
+        let holders = namespace.indexer.holders();
+        let freshness = self.pool.freshness();
+        let look = freshness.look(&namespace.name);
+        gauges.behind.set(Duration::from_micros(look.behind_us));
+        let reasons: Vec<_> = holders
+            .iter()
+            .map(|holder| {
+                let reasons = report(holder, &self.trust, &look, &namespace.name).degraded;
+                seen(&namespace.name, &holder.id, reasons);
+                reasons
+            })
+            .collect();
+        let exact = reasons.iter().filter(|reasons| reasons.is_empty()).count();
+        gauges
+            .holders
+            .get(HolderState::Degraded)
+            .set((holders.len() - exact) as f64);
+        gauges.holders.get(HolderState::Exact).set(exact as f64);
+        for reason in DegradedReason::ALL {
+            let has = reasons.iter().filter(|reasons| reasons.contains(reason)).count();
+            gauges.degraded_holders.get(reason).set(has as f64);
+        }
+        let is_stale = |status: &HolderStatus| status.own_reasons().contains(DegradedReason::Stale);
+        let stale = holders.iter().filter(|holder| is_stale(&holder.status)).count();
+        gauges.stale_holders.set(stale as f64);
+        let lag_us = holders.iter().map(|holder| holder.status.lag_us()).max();
+        let lag = Duration::from_micros(lag_us.unwrap_or_default());
+        gauges.event_lag.set(lag);
+        let sizes = namespace.indexer.sizes();
+        gauges.workers.set(sizes.workers as f64);
+        gauges.held_blocks.set(sizes.held_blocks as f64);
+        gauges.distinct_blocks.set(sizes.distinct_blocks as f64);
+        gauges.set_evicted(sizes.evicted_blocks);
+        gauges.index_bytes.set(sizes.bytes as f64);
+        gauges.parked_events.set(sizes.parked_events as f64);
+        gauges.chain_conflicts.set(sizes.chain_conflicts as f64);
+    }
+}
+
+/// One holder, as `/workers` shows it.
+#[derive(Serialize)]
+struct HolderJson {
+    namespace: NamespaceName,
+    #[serde(flatten)]
+    status: HolderStatusReply,
+    applied_at_us: u64,
+    lag_us: u64,
+    /// The time that the lane has spent on the worker, with all its ranks.
+    worker_lane_us: u64,
+}
+
+impl HolderJson {
+    fn cursor(&self) -> WorkersCursor {
+        WorkersCursor {
+            namespace: self.namespace.as_str().to_owned(),
+            worker: self.status.worker.as_str().to_owned(),
+            rank: self.status.rank,
+        }
+    }
+}
+
+/// One namespace, as `/index` shows it.
+#[derive(Serialize)]
+struct NamespaceJson {
+    namespace: NamespaceName,
+    block_size: u32,
+    hashing: &'static str,
+    distinct_blocks: u64,
+    held_blocks: u64,
+    evicted_blocks: u64,
+    bytes: u64,
+    holders: usize,
+    workers: usize,
+    parked_events: u64,
+    foreign_holders: u32,
+    chain_conflicts: u64,
+}
+
+impl AdminSource for DaemonView {
+    fn metrics(&self) -> String {
+        self.publish(|_, _, _| {});
+        self.metrics.render()
+    }
+
+    fn readiness(&self) -> ReadinessReport {
+        self.readiness.report()
+    }
+
+    fn workers_json(&self, query: &WorkersQuery) -> String {
+        let is_wanted = |name: &NamespaceName| {
+            query
+                .namespace
+                .as_ref()
+                .is_none_or(|wanted| wanted == name.as_str())
+        };
+        let freshness = self.pool.freshness();
+        let (mut holders, mut total, mut is_cut) = (Vec::<HolderJson>::new(), 0, false);
+        for namespace in self.namespaces.all() {
+            if !is_wanted(&namespace.name) {
+                continue;
+            }
+            let mut records = namespace.indexer.holders();
+            records.sort_unstable_by(|one, other| one.id.cmp(&other.id));
+            let look = freshness.look(&namespace.name);
+            for record in records {
+                let status = report(&record, &self.trust, &look, &namespace.name);
+                if !query.wants(status.degraded) {
+                    continue;
+                }
+                total += 1;
+                let holder = HolderJson {
+                    namespace: namespace.name.clone(),
+                    status,
+                    applied_at_us: record.status.applied_at_us(),
+                    lag_us: record.status.lag_us(),
+                    worker_lane_us: freshness.spent_us(&WorkerKey {
+                        namespace: namespace.name.clone(),
+                        worker: record.id.worker.clone(),
+                    }),
+                };
+                if query
+                    .after
+                    .as_ref()
+                    .is_some_and(|after| holder.cursor() <= *after)
+                {
+                    continue;
+                }
+                if holders.len() < query.limit {
+                    holders.push(holder);
+                } else {
+                    is_cut = true;
+                }
+            }
+        }
+        let last = holders.last().filter(|_| is_cut);
+        let next = last.map(|holder| holder.cursor().to_text());
+        serde_json::json!({ "holders": holders, "holders_total": total, "next": next }).to_string()
+    }
+
+    fn index_json(&self) -> String {
+        let describe = |namespace: &Arc<Namespace>| {
+            let sizes: IndexSizes = namespace.indexer.sizes();
+            let settings = namespace.indexer.settings();
+            NamespaceJson {
+                namespace: namespace.name.clone(),
+                block_size: settings.block_size.as_u32(),
+                hashing: settings.hashing.as_str(),
+                distinct_blocks: sizes.distinct_blocks,
+                held_blocks: sizes.held_blocks,
+                evicted_blocks: sizes.evicted_blocks,
+                bytes: sizes.bytes,
+                holders: sizes.holders,
+                workers: sizes.workers,
+                parked_events: sizes.parked_events,
+                foreign_holders: sizes.foreign_holders,
+                chain_conflicts: sizes.chain_conflicts,
+            }
+        };
+        let namespaces: Vec<NamespaceJson> = self.namespaces.all().iter().map(describe).collect();
+        serde_json::json!({
+            "namespaces": namespaces,
+            "messages_waiting": self.pool.messages_waiting(),
+            "assigned_workers": self.pool.assigned_workers(),
+        })
+        .to_string()
+    }
+
+    fn page(&self, request: PageRequest<'_>) -> Option<PageAnswer> {
+        Page::respond(&self.page, request)
+    }
+}

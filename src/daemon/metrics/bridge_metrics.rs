@@ -1,0 +1,181 @@
+//! What is counted, and logged, about the engines that a bridge follows.
+
+use std::collections::HashSet;
+use std::fmt::Display;
+
+use metrics::{Counter, Gauge};
+use parking_lot::Mutex;
+
+use kvatlas_engines::Reason;
+
+use super::LogGate;
+use super::declare::metric_group;
+use super::labels::{LabelValue, PerLabel};
+
+static UNDECODABLE_GATE: LogGate = LogGate::new();
+static LEFT_OUT_GATES: [LogGate; Reason::ALL.len()] = [const { LogGate::new() }; Reason::ALL.len()];
+
+/// Most engines with series of their own while the process lives.
+const ENGINES_MAX: usize = 1024;
+/// The label of all others.
+const OTHER_ENGINES: &str = "(other)";
+
+metric_group! {
+    /// What a bridge does not tell of engines' events.
+    BridgeMetrics::new() keeping {
+        /// The engines that have series.
+        named: Mutex<HashSet<String>> = Mutex::default()
+    } {
+        /// Payloads of engines that could not be decoded.
+        undecodable: Counter = "kvatlas_bridge_undecodable_total", Count;
+        /// Events of engines, or blocks of them, that daemons are not told, by reason.
+        left_out: PerLabel<Reason, Counter> = "kvatlas_bridge_events_left_out_total", Count;
+    }
+}
+
+impl BridgeMetrics {
+    /// The handles of one engine. Engines beyond the first thousand share one label.
+    pub fn of_engine(&self, name: &str) -> EngineMetrics {
+        let mut named = self.named.lock();
+        let has_room = named.contains(name) || named.len() < ENGINES_MAX;
+        if has_room {
+            named.insert(name.to_owned());
+        }
+        EngineMetrics::labelled(if has_room { name } else { OTHER_ENGINES })
+    }
+
+    /// Counts a payload that could not be decoded, and logs it.
+    pub fn undecodable(&self, engine: &dyn Display, error: &dyn Display) {
+        self.undecodable.increment(1);
+        if let Some(suppressed) = UNDECODABLE_GATE.admit() {
+            tracing::warn!(%engine, %error, suppressed, "a payload of an engine cannot be decoded");
+        }
+    }
+
+    /// Counts what of an engine's events was left out, and logs it.
+    pub fn left_out(&self, reason: Reason, times: u64, engine: &dyn Display) {
+        self.left_out.get(reason).increment(times);
+        let Some(suppressed) = LEFT_OUT_GATES[reason.index()].admit() else {
+            return;
+        };
+        let reason = reason.as_str();
+        tracing::debug!(%engine, reason, times, suppressed, "left out of an engine's events");
+    }
+}
+
+impl LabelValue for Reason {
+    const KEY: &'static str = "reason";
+    const ALL: &'static [Self] = &Self::ALL;
+
+    fn as_str(self) -> &'static str {
+        self.as_str()
+    }
+
+    fn index(self) -> usize {
+        // In the order of `ALL`, which the crate's tests hold.
+        self as usize
+    }
+}
+
+metric_group! {
+    /// One engine that a bridge follows.
+    EngineMetrics::labelled(engine: &str) {
+        /// Batches that an engine has published or replayed, and that were applied.
+        batches: Counter = "kvatlas_bridge_batches_total", Count;
+        /// Payload bytes of the batches that an engine has published or replayed.
+        bytes: Counter = "kvatlas_bridge_received_bytes_total", Bytes;
+        /// Connections made to an engine's publisher.
+        connections: Counter = "kvatlas_bridge_connections_total", Count;
+        /// Times that an engine's replay socket was asked.
+        replays: Counter = "kvatlas_bridge_replays_total", Count;
+        /// Times that batches of an engine were found to be lost for good.
+        gaps: Counter = "kvatlas_bridge_gaps_total", Count;
+        /// Times that an engine was found to be another process.
+        restarts: Counter = "kvatlas_bridge_restarts_total", Count;
+        /// 1 while what an engine has is known for certain, else 0.
+        exact: Gauge = "kvatlas_bridge_engine_exact", Count;
+    }
+}
+
+impl EngineMetrics {
+    /// Counts a batch of the engine.
+    pub fn received(&self, bytes: usize) {
+        self.batches.increment(1);
+        self.bytes.increment(bytes as u64);
+    }
+
+    /// Counts a connection.
+    pub fn connected(&self) {
+        self.connections.increment(1);
+    }
+
+    /// Counts a question to the replay socket.
+    pub fn asked(&self) {
+        self.replays.increment(1);
+    }
+
+    /// Counts batches that the engine cannot give back, and logs it.
+    pub fn lost_batches(&self, engine: &dyn Display) {
+        self.gaps.increment(1);
+        tracing::warn!(%engine, "batches of an engine are lost; in doubt until it clears or restarts");
+    }
+
+    /// Counts a new process of the engine, and logs it.
+    pub fn restarted(&self, engine: &dyn Display) {
+        self.restarts.increment(1);
+        tracing::info!(%engine, "the engine is another process: nothing of the old one is left");
+    }
+
+    /// Records whether what the engine has is known for certain.
+    pub fn set_exact(&self, is_exact: bool) {
+        self.exact.set(if is_exact { 1.0 } else { 0.0 });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::recorder::tests::rendered;
+    use super::*;
+
+    #[test]
+    fn each_call_reaches_its_own_series() {
+        let text = rendered(|| {
+            let bridge = BridgeMetrics::new();
+            bridge.undecodable(&"a/0", &"no batch");
+            bridge.left_out(Reason::Placeholder, 3, &"a/0");
+            let engine = bridge.of_engine("a/0");
+            engine.received(7);
+            engine.connected();
+            engine.asked();
+            engine.lost_batches(&"a/0");
+            engine.restarted(&"a/0");
+            engine.set_exact(true);
+        });
+        for line in [
+            "kvatlas_bridge_undecodable_total 1",
+            "kvatlas_bridge_events_left_out_total{reason=\"placeholder\"} 3",
+            "kvatlas_bridge_batches_total{engine=\"a/0\"} 1",
+            "kvatlas_bridge_received_bytes_total{engine=\"a/0\"} 7",
+            "kvatlas_bridge_connections_total{engine=\"a/0\"} 1",
+            "kvatlas_bridge_replays_total{engine=\"a/0\"} 1",
+            "kvatlas_bridge_gaps_total{engine=\"a/0\"} 1",
+            "kvatlas_bridge_restarts_total{engine=\"a/0\"} 1",
+            "kvatlas_bridge_engine_exact{engine=\"a/0\"} 1",
+        ] {
+            assert!(text.lines().any(|found| found == line), "missing: {line}\n{text}");
+        }
+    }
+
+    #[test]
+    fn engines_without_end_share_a_label() {
+        let text = rendered(|| {
+            let bridge = BridgeMetrics::new();
+            (0..ENGINES_MAX + 5).for_each(|number| bridge.of_engine(&number.to_string()).connected());
+        });
+        let series = text
+            .lines()
+            .filter(|line| line.starts_with("kvatlas_bridge_connections_total{"));
+        assert_eq!(series.count(), ENGINES_MAX + 1);
+        assert!(text.contains("kvatlas_bridge_connections_total{engine=\"(other)\"} 5"));
+    }
+}

@@ -1,0 +1,54 @@
+//! The list of all groups of metrics.
+
+use super::declare::{Group, GroupDescription, MetricDescription};
+use super::{
+    AdminMetrics, BridgeMetrics, BuildMetrics, ConnectionMetrics, EngineMetrics, EventMetrics, GatherMetrics,
+    HttpConnectionMetrics, HttpMetrics, LaneMetrics, MissingShardMetrics, NamespaceGauges, ProcessMetrics,
+    QueryErrorMetrics, QueryMetrics, ResyncGauges, ResyncMetrics, ShardMetrics, SnapshotMetrics,
+    StreamMetrics, TraceMetrics,
+};
+
+/// Lists every group. A new group is added here.
+macro_rules! groups {
+    ($($group:ident,)+) => {
+        /// The description of every metric, by group.
+        pub fn groups() -> Vec<GroupDescription> {
+            vec![$(<$group as Group>::describe()),+]
+        }
+
+        /// Records something in every series that a process can have with one value for each open label.
+        #[cfg(test)]
+        pub(super) fn touch_every_series() {
+            $(<$group as Group>::touch_example();)+
+        }
+    };
+}
+
+groups! {
+    EventMetrics,
+    NamespaceGauges,
+    ResyncMetrics,
+    ResyncGauges,
+    QueryMetrics,
+    QueryErrorMetrics,
+    ShardMetrics,
+    GatherMetrics,
+    MissingShardMetrics,
+    SnapshotMetrics,
+    StreamMetrics,
+    LaneMetrics,
+    ConnectionMetrics,
+    AdminMetrics,
+    HttpMetrics,
+    HttpConnectionMetrics,
+    BridgeMetrics,
+    EngineMetrics,
+    TraceMetrics,
+    ProcessMetrics,
+    BuildMetrics,
+}
+
+/// The description of every metric.
+pub fn all() -> Vec<MetricDescription> {
+    groups().into_iter().flat_map(|group| group.metrics).collect()
+}

@@ -1,0 +1,29 @@
+//! The query box.
+
+use kvatlas_core::wire::{QueryRequest, SingleQuery};
+
+use crate::daemon::queries::AnyReply;
+
+use super::parameters::Parameters;
+use super::{Page, Refusal};
+
+/// Holders that are listed at most; how many there are is told.
+const HOLDERS_MAX: u32 = 200;
+
+impl Page {
+    /// Answers a query of the wire contract, written as JSON. Says where each holder drops out.
+    pub(super) fn ask(&self, parameters: &Parameters) -> Result<String, Refusal> {
+        let name = parameters.namespace()?;
+        let bad_query = |error: &dyn std::fmt::Display| Refusal::Parameters(format!("the query: {error}"));
+        let mut query: SingleQuery =
+            serde_json::from_str(parameters.required("query")?).map_err(|error| bad_query(&error))?;
+        query.check().map_err(|error| bad_query(&error))?;
+        query.options.explain = query.positions.is_none();
+        query.options.limit = Some(query.options.limit.unwrap_or(HOLDERS_MAX).min(HOLDERS_MAX));
+        let request = QueryRequest::Single(query);
+        match self.answerer.answer_request(&name, &request, usize::MAX)? {
+            AnyReply::Single(reply) => serde_json::to_string(&reply).map_err(|_| Refusal::Failed),
+            AnyReply::Batch(_) => Err(Refusal::Failed),
+        }
+    }
+}

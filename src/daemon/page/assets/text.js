@@ -1,0 +1,42 @@
+// Elements and words. Text from outside becomes text nodes only, never markup.
+
+/** An element with properties and children; a string becomes a text node. */
+export function make(tag, properties = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (name.includes("-") || name === "role" || name === "for") element.setAttribute(name, value);
+    else element[name] = value;
+  }
+  element.append(...children);
+  return element;
+}
+
+/** Sets the text of an element if it is another one: what is read aloud must not be repeated. */
+export function say(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
+const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+const short = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 });
+
+export const count = (number) => whole.format(number);
+export const compact = (number) => short.format(number);
+export const percent = (part, all) => (all > 0 ? `${Math.round((100 * part) / all)} %` : "–");
+export const counted = (number, one, several) => `${count(number)} ${number === 1 ? one : several}`;
+
+/** A time in microseconds. */
+export function time(us) {
+  if (us === null || us === undefined) return "–";
+  if (us < 1000) return `${Math.round(us)} µs`;
+  if (us < 1e6) return `${(us / 1e3).toPrecision(3)} ms`;
+  if (us < 6e7) return `${(us / 1e6).toPrecision(3)} s`;
+  if (us < 3.6e9) return `${Math.round(us / 6e7)} min`;
+  return `${Math.round(us / 3.6e9)} h`;
+}
+
+export function bytes(number) {
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let unit = 0;
+  while (number >= 1024 && unit < units.length - 1) { number /= 1024; unit += 1; }
+  return `${number.toPrecision(number < 1000 ? 3 : 4)} ${units[unit]}`;
+}

@@ -1,0 +1,141 @@
+//! One prefix: who holds it, where each drops out, what its loss would cost.
+
+use std::time::Instant;
+
+use serde::Serialize;
+
+use kvatlas_core::hash::PositionalLineageHash;
+use kvatlas_core::wire::{
+    DegradedReasons, NamespaceName, QueryKey, QueryOptions, QueryReply, QueryRequest, SingleQuery,
+};
+
+use crate::daemon::queries::{AnyReply, SAMPLED_BLOCKS_MAX};
+
+use super::held::{Below, below};
+use super::parameters::Parameters;
+use super::{Page, Refusal, asked};
+
+/// Holders that are listed at most; how many there are is told.
+const HOLDERS_MAX: u32 = 200;
+
+#[derive(Serialize)]
+struct Explanation {
+    /// Position of the first block of the node, and behind its last.
+    start: usize,
+    end: usize,
+    block_size: u32,
+    /// Those that hold at least the first block of the whole prefix, deepest first.
+    holders: Vec<HolderJson>,
+    holders_total: u32,
+    /// How many hold the whole prefix.
+    complete: u32,
+    loss: Loss,
+}
+
+#[derive(Serialize)]
+struct HolderJson {
+    worker: String,
+    rank: u32,
+    blocks: u32,
+    degraded: DegradedReasons,
+    /// The first block that it lacks, and how many others have that.
+    dropped_out: Option<(u32, u32)>,
+}
+
+/// What it would cost if nobody held the node's blocks any more.
+#[derive(Serialize)]
+struct Loss {
+    /// What is held at and below the first block of the node: none of it could be found.
+    below: Below,
+    /// Queries of the sample that ask for the whole prefix, of how many, over how many seconds.
+    asking: usize,
+    sampled: usize,
+    seconds: u64,
+    /// Tokens that each of those queries would have to compute again.
+    tokens: u64,
+}
+
+impl Page {
+    /// Explains the node of an atlas whose last block is given.
+    pub(super) fn explain(&self, parameters: &Parameters) -> Result<String, Refusal> {
+        let (name, lens, block) = (parameters.namespace()?, parameters.lens()?, parameters.block()?);
+        let namespace = self.answerer.namespace(&name)?;
+        let (start, prefix) = self.find_node(|kept| kept.namespace == name && kept.lens == lens, block)?;
+        let end = prefix.len();
+        let reply = self.reply(
+            &name,
+            &prefix,
+            QueryOptions {
+                limit: Some(HOLDERS_MAX),
+                explain: true,
+                ..QueryOptions::default()
+            },
+        )?;
+        // Beyond those that are listed, too.
+        let complete = self.reply(
+            &name,
+            &prefix,
+            QueryOptions {
+                limit: Some(0),
+                min_blocks: u32::try_from(end).unwrap_or(u32::MAX),
+                ..QueryOptions::default()
+            },
+        )?;
+        let queries = self.sample.queries(&name);
+        let block_size = namespace.indexer.settings().block_size.as_u32();
+        let below = prefix.get(start).map(|first| below(&namespace.indexer, *first));
+        let holders = reply.holders.into_iter().map(|holder| HolderJson {
+            worker: holder.worker.as_str().to_owned(),
+            rank: holder.rank,
+            blocks: holder.matched_blocks,
+            degraded: holder.degraded,
+            dropped_out: holder.dropped_out.map(|at| (at.position, at.other_holders)),
+        });
+        let explanation = Explanation {
+            start,
+            end,
+            block_size,
+            complete: complete.holders_total,
+            holders: holders.collect(),
+            holders_total: reply.holders_total,
+            loss: Loss {
+                below: below.unwrap_or_default(),
+                asking: asked::asking(
+                    &queries,
+                    prefix.get(..end.min(SAMPLED_BLOCKS_MAX)).unwrap_or(&prefix),
+                ),
+                sampled: queries.len(),
+                seconds: asked::seconds(&queries, Instant::now()),
+                tokens: (end - start) as u64 * u64::from(block_size),
+            },
+        };
+        serde_json::to_string(&explanation).map_err(|_| Refusal::Failed)
+    }
+
+    fn reply(
+        &self,
+        name: &NamespaceName,
+        prefix: &[PositionalLineageHash],
+        options: QueryOptions,
+    ) -> Result<QueryReply, Refusal> {
+        let query = SingleQuery::new(QueryKey::LineageHashes(prefix.to_vec()));
+        let request = QueryRequest::Single(SingleQuery { options, ..query });
+        match self.answerer.answer_request(name, &request, usize::MAX)? {
+            AnyReply::Single(reply) => Ok(reply),
+            AnyReply::Batch(_) => Err(Refusal::Failed),
+        }
+    }
+
+    /// The first position of the newest such node, and all blocks up to its end.
+    fn find_node(
+        &self,
+        is_wanted: impl Fn(&super::KeptAtlas) -> bool,
+        block: PositionalLineageHash,
+    ) -> Result<(usize, Vec<PositionalLineageHash>), Refusal> {
+        let atlases = self.atlases.lock();
+        let mut wanted = atlases.iter().rev().filter(|kept| is_wanted(kept));
+        let node = wanted.find_map(|kept| kept.atlas.node(block));
+        let node = node.ok_or(Refusal::Outdated)?;
+        Ok((node.start, node.prefix().to_vec()))
+    }
+}

@@ -1,0 +1,47 @@
+//! The files of the page.
+
+use hyper::header::{CONTENT_SECURITY_POLICY, HeaderName, HeaderValue, REFERRER_POLICY, VARY};
+use hyper::{Response, StatusCode};
+
+use crate::daemon::admin::AdminBody;
+
+use super::respond as respond_with;
+
+/// Nothing but the page's own files and answers, no inline code, no frame around it.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
+     base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; \
+     trusted-types 'none'";
+
+const HTML: &str = "text/html; charset=utf-8";
+const CSS: &str = "text/css; charset=utf-8";
+const SCRIPT: &str = "text/javascript; charset=utf-8";
+const SVG: &str = "image/svg+xml";
+
+/// Path, type and text of every file.
+const FILES: [(&str, &str, &str); 9] = [
+    ("/", HTML, include_str!("assets/index.html")),
+    ("/page/page.css", CSS, include_str!("assets/page.css")),
+    ("/page/icon.svg", SVG, include_str!("assets/icon.svg")),
+    ("/page/page.js", SCRIPT, include_str!("assets/page.js")),
+    ("/page/text.js", SCRIPT, include_str!("assets/text.js")),
+    ("/page/fleet.js", SCRIPT, include_str!("assets/fleet.js")),
+    ("/page/plots.js", SCRIPT, include_str!("assets/plots.js")),
+    ("/page/atlas.js", SCRIPT, include_str!("assets/atlas.js")),
+    ("/page/ask.js", SCRIPT, include_str!("assets/ask.js")),
+];
+
+/// The file at `path`, if there is one.
+pub(super) fn respond(path: &str) -> Option<Response<AdminBody>> {
+    let (_, content_type, text) = FILES.iter().find(|(file, _, _)| *file == path)?;
+    let mut response = respond_with(StatusCode::OK, content_type, AdminBody::whole(*text));
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY));
+    headers.insert(REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
+    headers.insert(
+        HeaderName::from_static("cross-origin-opener-policy"),
+        HeaderValue::from_static("same-origin"),
+    );
+    // The same path gives others the list of routes.
+    headers.insert(VARY, HeaderValue::from_static("Accept"));
+    Some(response)
+}

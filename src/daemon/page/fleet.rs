@@ -1,0 +1,247 @@
+//! What has changed of the holders since a client last heard of them.
+//!
+//! All streams share one book. It numbers each look at the index, and notes with every holder the number of the look at which something
+//! about it was last new. A client that has heard of look 7 is sent the holders with a greater number.
+
+use std::collections::{HashMap, VecDeque};
+
+use serde::Serialize;
+
+use kvatlas_core::index::{HolderRecord, Namespace, StreamTrust};
+use kvatlas_core::wire::{HolderId, NamespaceName};
+
+/// Holders that are shown at most: the first by namespace. How many there are is told.
+pub(super) const HOLDERS_MAX: usize = 50_000;
+/// Holders that have gone and are remembered, for clients that have not heard of it yet.
+const GONE_MAX: usize = 10_000;
+
+/// A holder's number on the page, never used again for another.
+type Number = u64;
+
+/// The book of all holders.
+#[derive(Debug, Default)]
+pub(super) struct Fleet {
+    look: u64,
+    next: Number,
+    namespaces: HashMap<NamespaceName, HashMap<HolderId, Entry>>,
+    gone: VecDeque<(u64, Number)>,
+    /// Who has heard of less than this look must be told everything.
+    complete_since: u64,
+    shown: usize,
+    total: usize,
+}
+
+#[derive(Debug)]
+struct Entry {
+    number: Number,
+    facts: Facts,
+    added: u64,
+    changed: u64,
+    seen: u64,
+}
+
+/// What is shown of a holder, besides its name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Facts {
+    blocks: u64,
+    /// The bits of the degraded reasons; 0 if it is exact.
+    reasons: u32,
+    lag_us: u64,
+    applied_at_us: u64,
+    parked_events: u32,
+}
+
+/// What a client is told. Numbers stand in arrays, in this order, to keep a frame of thousands of holders short:
+///
+/// * `added`: number, namespace, worker, rank;
+/// * `facts`: number, blocks, bits of the reasons, lag in microseconds, time of the last batch in microseconds, parked events.
+#[derive(Debug, Serialize)]
+pub(super) struct FleetChange<'a> {
+    /// Whether the client is to forget what it knew.
+    whole: bool,
+    added: Vec<(Number, &'a str, &'a str, u32)>,
+    facts: Vec<(Number, u64, u32, u64, u64, u32)>,
+    gone: Vec<Number>,
+    shown: usize,
+    total: usize,
+}
+
+impl Facts {
+    fn of(record: &HolderRecord, trust: &StreamTrust) -> Self {
+        let status = &record.status;
+        Self {
+            blocks: status.blocks(),
+            reasons: status.reasons(trust).bits(),
+            lag_us: status.lag_us(),
+            applied_at_us: status.applied_at_us(),
+            parked_events: status.parked_events(),
+        }
+    }
+}
+
+impl Fleet {
+    /// Looks at all holders.
+    pub(super) fn look<'n>(&mut self, namespaces: impl Iterator<Item = &'n Namespace>, trust: &StreamTrust) {
+        self.look += 1;
+        (self.shown, self.total) = (0, 0);
+        for namespace in namespaces {
+            let holders = namespace.indexer.holders();
+            self.total += holders.len();
+            for record in &holders {
+                if self.shown == HOLDERS_MAX {
+                    break;
+                }
+                self.shown += 1;
+                self.note(&namespace.name, &record.id, Facts::of(record, trust));
+            }
+        }
+        self.forget_unseen();
+    }
+
+    fn note(&mut self, namespace: &NamespaceName, id: &HolderId, facts: Facts) {
+        let look = self.look;
+        if !self.namespaces.contains_key(namespace) {
+            self.namespaces.insert(namespace.clone(), HashMap::new());
+        }
+        let Some(entries) = self.namespaces.get_mut(namespace) else {
+            return;
+        };
+        if let Some(entry) = entries.get_mut(id) {
+            entry.seen = look;
+            if entry.facts != facts {
+                (entry.facts, entry.changed) = (facts, look);
+            }
+            return;
+        }
+        self.next += 1;
+        let entry = Entry {
+            number: self.next,
+            facts,
+            added: look,
+            changed: look,
+            seen: look,
+        };
+        entries.insert(id.clone(), entry);
+    }
+
+    fn forget_unseen(&mut self) {
+        let (look, gone) = (self.look, &mut self.gone);
+        for entries in self.namespaces.values_mut() {
+            entries.retain(|_, entry| {
+                if entry.seen != look {
+                    gone.push_back((look, entry.number));
+                }
+                entry.seen == look
+            });
+        }
+        self.namespaces.retain(|_, entries| !entries.is_empty());
+        while gone.len() > GONE_MAX {
+            if let Some((at, _)) = gone.pop_front() {
+                self.complete_since = at;
+            }
+        }
+    }
+
+    /// What is new for a client that has heard of `heard`, which is brought up to date. A new client has heard of 0.
+    pub(super) fn change(&self, heard: &mut u64) -> FleetChange<'_> {
+        let whole = *heard == 0 || *heard < self.complete_since;
+        let since = if whole { 0 } else { *heard };
+        let (mut added, mut facts) = (Vec::new(), Vec::new());
+        for (namespace, entries) in &self.namespaces {
+            for (id, entry) in entries {
+                if entry.added > since {
+                    added.push((entry.number, namespace.as_str(), id.worker.as_str(), id.rank));
+                }
+                if entry.changed > since {
+                    let known = &entry.facts;
+                    facts.push((
+                        entry.number,
+                        known.blocks,
+                        known.reasons,
+                        known.lag_us,
+                        known.applied_at_us,
+                        known.parked_events,
+                    ));
+                }
+            }
+        }
+        let is_news = |(at, _): &&(u64, Number)| *at > since && !whole;
+        let gone = self.gone.iter().filter(is_news).map(|(_, number)| *number);
+        let gone = gone.collect();
+        *heard = self.look;
+        FleetChange {
+            whole,
+            added,
+            facts,
+            gone,
+            shown: self.shown,
+            total: self.total,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvatlas_core::index::{IndexLimits, NamespaceSettings, Namespaces};
+    use kvatlas_core::wire::{DegradedReason, WorkerName};
+
+    use super::*;
+
+    #[test]
+    fn a_client_hears_of_each_change_once() {
+        let namespaces = Namespaces::new(
+            NamespaceSettings::default(),
+            Vec::new(),
+            IndexLimits::default(),
+            4,
+        );
+        let namespace = namespaces
+            .get_or_create(&NamespaceName::new("n").unwrap())
+            .unwrap();
+        let trust = StreamTrust::default();
+        let register = |name: &str| {
+            let worker = WorkerName::new(name).unwrap();
+            namespace.indexer.register(&HolderId { worker, rank: 0 }).unwrap()
+        };
+        let (first, second) = (register("a"), register("b"));
+        let (mut fleet, mut heard) = (Fleet::default(), 0);
+        fleet.look(std::iter::once(&*namespace), &trust);
+        let change = fleet.change(&mut heard);
+        assert!(change.whole);
+        assert_eq!(
+            (change.added.len(), change.facts.len(), change.gone.len()),
+            (2, 2, 0)
+        );
+        fleet.look(std::iter::once(&*namespace), &trust);
+        let change = fleet.change(&mut heard);
+        assert!(!change.whole && change.facts.is_empty() && change.added.is_empty());
+
+        first.status().degrade(DegradedReason::Gap);
+        fleet.look(std::iter::once(&*namespace), &trust);
+        let mut late = 0;
+        assert_eq!(fleet.change(&mut late).facts.len(), 2, "who is new hears all");
+        let change = fleet.change(&mut heard);
+        let [(number, _, reasons, ..)] = change.facts[..] else {
+            panic!("one holder has changed: {change:?}");
+        };
+        assert_ne!(reasons & DegradedReason::Gap as u32, 0);
+
+        second.retire();
+        fleet.look(std::iter::once(&*namespace), &trust);
+        let change = fleet.change(&mut heard);
+        assert_eq!(change.gone.len(), 1);
+        assert_ne!(change.gone[0], number);
+        assert_eq!((change.shown, change.total), (1, 1));
+    }
+
+    #[test]
+    fn who_missed_too_many_departures_is_told_everything() {
+        let fleet = Fleet {
+            look: 9,
+            complete_since: 5,
+            ..Fleet::default()
+        };
+        assert!(fleet.change(&mut 4).whole);
+        assert!(!fleet.change(&mut 5).whole);
+    }
+}

@@ -1,0 +1,180 @@
+//! The tree of the prefixes that are held, from a walk over the index.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kvatlas_core::hash::{PositionalLineageHash, SequenceHash, lineage_hashes};
+use kvatlas_core::index::{PositionalIndexer, Walk};
+
+use super::atlas::Branch;
+
+/// Runs that a walk meets at most.
+const RUNS_MAX: usize = 100_000;
+/// Blocks of all the runs that it keeps, at most: 8 bytes each.
+const BLOCKS_MAX: usize = 1 << 21;
+/// Time that a walk takes at most, after the runs are listed.
+const TIME_MAX: Duration = Duration::from_millis(500);
+/// Depth of a prefix that can be shown.
+const DEPTH_MAX: usize = 8192;
+
+/// One run of the walk.
+struct Met {
+    parent: Option<usize>,
+    start: usize,
+    hashes: Vec<SequenceHash>,
+    weight: u64,
+}
+
+/// The branches of the index's tree, parents first, and whether the walk ended at a bound. The weight of a branch is how many copies are
+/// held of its blocks and of all behind them.
+pub(super) fn branches(indexer: &PositionalIndexer) -> (Vec<Branch>, bool) {
+    let (mut met, partial) = meet(&mut indexer.walk());
+    // Children come after their parents.
+    for index in (0..met.len()).rev() {
+        if let Some(parent) = met[index].parent {
+            met[parent].weight += met[index].weight;
+        }
+    }
+    let mut branches: Vec<Branch> = Vec::with_capacity(met.len());
+    for run in &met {
+        branches.push(Branch {
+            parent: run.parent,
+            start: run.start,
+            end: run.start + run.hashes.len(),
+            weight: run.weight,
+            path: Arc::default(),
+        });
+    }
+    for index in super::atlas::heaviest(&branches, super::atlas::NODES_MAX) {
+        branches[index].path = path(&met, index).into();
+    }
+    (branches, partial)
+}
+
+fn meet(walk: &mut Walk) -> (Vec<Met>, bool) {
+    let begun = Instant::now();
+    let (mut met, mut open, mut blocks) = (Vec::<Met>::new(), Vec::<usize>::new(), 0);
+    while let Some(run) = walk.next() {
+        if met.len() == RUNS_MAX || blocks > BLOCKS_MAX || begun.elapsed() > TIME_MAX {
+            return (met, true);
+        }
+        open.truncate(run.depth() - 1);
+        if run.position() + run.hashes().len() > DEPTH_MAX {
+            walk.skip_subtree();
+            continue;
+        }
+        blocks += run.hashes().len();
+        open.push(met.len());
+        met.push(Met {
+            parent: open.iter().rev().nth(1).copied(),
+            start: run.position(),
+            hashes: run.hashes().to_vec(),
+            weight: run.copies() as u64,
+        });
+    }
+    (met, false)
+}
+
+/// All blocks from position 0 to the last of a run.
+fn path(met: &[Met], index: usize) -> Vec<PositionalLineageHash> {
+    let mut lineage = Vec::new();
+    let mut next = Some(index);
+    while let Some(run) = next.and_then(|index| met.get(index)) {
+        lineage.push(run);
+        next = run.parent;
+    }
+    let mut sequence: Vec<SequenceHash> = Vec::new();
+    for run in lineage.iter().rev() {
+        sequence.truncate(run.start);
+        sequence.extend_from_slice(&run.hashes);
+    }
+    // Positions are below the bound on the depth.
+    lineage_hashes(&sequence).map_while(Result::ok).collect()
+}
+
+/// What is held at and below a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
+pub(super) struct Below {
+    /// Different blocks.
+    blocks: u64,
+    /// Pairs of a holder and a block.
+    copies: u64,
+    /// Whether there is more that was not counted.
+    partial: bool,
+}
+
+/// Counts what is held at and below a block.
+pub(super) fn below(indexer: &PositionalIndexer, block: PositionalLineageHash) -> Below {
+    let mut counted = Below::default();
+    let Some(mut walk) = indexer.walk_below(block) else {
+        return counted;
+    };
+    let (begun, mut runs) = (Instant::now(), 0);
+    while let Some(run) = walk.next() {
+        if runs == RUNS_MAX || begun.elapsed() > TIME_MAX {
+            counted.partial = true;
+            break;
+        }
+        runs += 1;
+        counted.blocks += run.hashes().len() as u64;
+        counted.copies += run.copies() as u64;
+    }
+    counted
+}
+
+#[cfg(test)]
+mod tests {
+    use kvatlas_core::index::{IndexLimits, NamespaceSettings};
+    use kvatlas_core::wire::{Event, HolderId, StoredBlocks, Tier, WorkerName};
+
+    use super::*;
+
+    fn index(holders: &[(&str, &[&[u64]])]) -> PositionalIndexer {
+        let index = PositionalIndexer::new(NamespaceSettings::default(), IndexLimits::default());
+        for (worker, chains) in holders {
+            let worker = WorkerName::new(worker).unwrap();
+            let mut writer = index.register(&HolderId { worker, rank: 0 }).unwrap();
+            for chain in *chains {
+                let hashes = chain.iter().copied().map(SequenceHash).collect();
+                let stored = StoredBlocks::by_sequence(None, None, hashes);
+                writer.apply(Event::Stored(stored), Tier::DEVICE, 0);
+            }
+        }
+        index
+    }
+
+    #[test]
+    fn weights_are_copies_of_the_blocks_and_of_those_behind_them() {
+        let index = index(&[
+            ("a", &[&[1, 2, 3, 4], &[1, 2, 8]]),
+            ("b", &[&[1, 2, 3]]),
+            ("c", &[&[9]]),
+        ]);
+        let (branches, partial) = branches(&index);
+        assert!(!partial);
+        let roots: u64 = branches
+            .iter()
+            .filter(|branch| branch.parent.is_none())
+            .map(|branch| branch.weight)
+            .sum();
+        assert_eq!(roots, 5 + 3 + 1);
+        for branch in &branches {
+            assert_eq!(branch.path.len(), branch.end);
+            if let Some(parent) = branch.parent {
+                let parent = &branches[parent];
+                assert!(parent.weight >= branch.weight);
+                assert_eq!(parent.path[..branch.start], branch.path[..branch.start]);
+            }
+        }
+        let leaf = branches.iter().find(|branch| branch.start == 2).expect("the 8");
+        assert_eq!((leaf.end, leaf.weight), (3, 1));
+        let counted = below(&index, leaf.path[1]);
+        let expected = Below {
+            blocks: 4,
+            copies: 6,
+            partial: false,
+        };
+        assert_eq!(counted, expected, "2, 3, 4 and 8");
+        assert_eq!(below(&index, leaf.path[2]).copies, 1);
+    }
+}

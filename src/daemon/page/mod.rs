@@ -1,0 +1,259 @@
+//! The page that the admin listener shows a browser: the fleet, rates, the exactness of answers, an atlas of hot prefixes, a query box.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `assets/` | the page itself: HTML, CSS, ECMAScript modules; embedded, without a build step, nothing loaded from elsewhere |
+//! | `files.rs` | serving them, under a strict Content-Security-Policy |
+//! | `stream.rs` | server-sent events: a frame a second, an atlas every few seconds |
+//! | `fleet.rs` | what has changed of the holders since a client last heard of them |
+//! | `rates.rs` | rates and latencies, from two readings of the metrics |
+//! | `atlas.rs` | the tree of the hottest prefixes |
+//! | `asked.rs`, `held.rs` | where that tree comes from: the sample of recent queries, or a walk over the index |
+//! | `explain.rs` | one prefix: who holds it, where each drops out, what its loss would cost |
+//! | `ask.rs` | the query box |
+//!
+//! All of it reads. Streams, questions at a time, holders, nodes of an atlas and blocks of a walk are bounded. Whatever takes longer than
+//! microseconds runs on a thread for blocking work, so that probes are answered meanwhile.
+
+mod ask;
+mod asked;
+mod atlas;
+mod explain;
+mod files;
+mod fleet;
+mod held;
+mod parameters;
+mod rates;
+mod stream;
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use hyper::header::{CACHE_CONTROL, CONNECTION, CONTENT_TYPE, HeaderValue, X_CONTENT_TYPE_OPTIONS};
+use hyper::{Response, StatusCode};
+use parking_lot::Mutex;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use kvatlas_core::wire::{ErrorCode, NamespaceName, WireError};
+
+use crate::daemon::admin::{AdminBody, PageAnswer, PageRequest, Readiness};
+use crate::daemon::metrics::MetricsHandle;
+use crate::daemon::queries::{Answerer, QuerySample};
+
+use atlas::{Atlas, Lens};
+use fleet::Fleet;
+use parameters::Parameters;
+use rates::Meter;
+
+/// Streams at a time.
+const STREAMS_MAX: usize = 16;
+/// Questions that are worked on at a time; a further one waits.
+const QUESTIONS_MAX: usize = 2;
+/// Questions that wait at most.
+const WAITING_MAX: usize = 16;
+/// Atlases that are kept, so that a prefix in one can be explained.
+const ATLASES_MAX: usize = 8;
+
+/// What the page shows, read from the daemon.
+pub(crate) struct Page {
+    answerer: Answerer,
+    readiness: Arc<Readiness>,
+    sample: Arc<QuerySample>,
+    metrics: MetricsHandle,
+    /// One for all streams, brought up to date when the first of them asks.
+    frame: Mutex<SharedFrame>,
+    /// The newest last.
+    atlases: Mutex<VecDeque<KeptAtlas>>,
+    streams: Arc<Semaphore>,
+    questions: Arc<Semaphore>,
+    waiting: Arc<Semaphore>,
+}
+
+struct SharedFrame {
+    fleet: Fleet,
+    meter: Meter,
+}
+
+struct KeptAtlas {
+    namespace: NamespaceName,
+    lens: Lens,
+    atlas: Arc<Atlas>,
+}
+
+/// Why a question has no answer.
+#[derive(Debug, thiserror::Error)]
+enum Refusal {
+    #[error("{0}")]
+    Parameters(String),
+    #[error(transparent)]
+    Wire(#[from] WireError),
+    #[error("this prefix is no longer in the picture; choose it again in a newer one")]
+    Outdated,
+    #[error("too many pages are open; close one, or try again later")]
+    Busy,
+    #[error("the answer could not be made; the daemon's log says why")]
+    Failed,
+}
+
+impl Refusal {
+    fn status(&self) -> StatusCode {
+        match self {
+            Self::Parameters(_) => StatusCode::BAD_REQUEST,
+            Self::Wire(error) => match error.code {
+                ErrorCode::UnknownNamespace => StatusCode::NOT_FOUND,
+                _ => StatusCode::BAD_REQUEST,
+            },
+            Self::Outdated => StatusCode::GONE,
+            Self::Busy => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Failed => StatusCode::INTERNAL_SERVER_ERROR,
+        }
+    }
+}
+
+impl Page {
+    /// A page that asks `answerer`.
+    pub(crate) fn new(
+        answerer: Answerer,
+        readiness: Arc<Readiness>,
+        sample: Arc<QuerySample>,
+        metrics: MetricsHandle,
+    ) -> Self {
+        Self {
+            answerer,
+            readiness,
+            sample,
+            metrics,
+            frame: Mutex::new(SharedFrame {
+                fleet: Fleet::default(),
+                meter: Meter::default(),
+            }),
+            atlases: Mutex::default(),
+            streams: Arc::new(Semaphore::new(STREAMS_MAX)),
+            questions: Arc::new(Semaphore::new(QUESTIONS_MAX)),
+            waiting: Arc::new(Semaphore::new(WAITING_MAX)),
+        }
+    }
+
+    /// The answer to a request for the page or for what it loads; none where there is no such path. Must be called in a runtime.
+    pub(crate) fn respond(self: &Arc<Self>, request: PageRequest<'_>) -> Option<PageAnswer> {
+        if let Some(response) = files::respond(request.path) {
+            return Some(PageAnswer(Box::pin(std::future::ready(response))));
+        }
+        let route = Route::of(request.path)?;
+        let (page, parameters) = (Arc::clone(self), Parameters::parse(request.query));
+        Some(PageAnswer(Box::pin(async move {
+            let answered = match parameters {
+                Err(refusal) => Err(refusal),
+                Ok(parameters) => page.answer(route, parameters).await,
+            };
+            answered.unwrap_or_else(|refusal| {
+                let text = serde_json::json!({ "error": refusal.to_string() }).to_string();
+                respond(refusal.status(), JSON, AdminBody::whole(text))
+            })
+        })))
+    }
+
+    async fn answer(
+        self: Arc<Self>,
+        route: Route,
+        parameters: Parameters,
+    ) -> Result<Response<AdminBody>, Refusal> {
+        match route {
+            Route::Frames => self.frames(),
+            Route::Atlases => {
+                let (namespace, lens) = (parameters.namespace()?, parameters.lens()?);
+                self.atlas_stream(namespace, lens)
+            }
+            Route::Explain => self.json(move |page| page.explain(&parameters)).await,
+            Route::Ask => self.json(move |page| page.ask(&parameters)).await,
+        }
+    }
+
+    /// What `work` gives, made on a thread for blocking work.
+    async fn json(
+        self: Arc<Self>,
+        work: impl FnOnce(&Self) -> Result<String, Refusal> + Send + 'static,
+    ) -> Result<Response<AdminBody>, Refusal> {
+        let text = self.in_background(work).await??;
+        Ok(respond(StatusCode::OK, JSON, AdminBody::whole(text)))
+    }
+
+    /// Runs `work` when its turn comes.
+    async fn in_background<T: Send + 'static>(
+        self: &Arc<Self>,
+        work: impl FnOnce(&Self) -> T + Send + 'static,
+    ) -> Result<T, Refusal> {
+        let _place = permit(&self.waiting)?;
+        let turn = Arc::clone(&self.questions).acquire_owned().await;
+        let turn = turn.map_err(|_| Refusal::Busy)?;
+        let page = Arc::clone(self);
+        let working = tokio::task::spawn_blocking(move || {
+            let done = work(&page);
+            drop(turn);
+            done
+        });
+        working.await.map_err(|_| Refusal::Failed)
+    }
+
+    /// Keeps an atlas in place of the one before it, so that its prefixes can be explained.
+    fn keep_atlas(&self, namespace: &NamespaceName, lens: Lens, atlas: Arc<Atlas>) {
+        let mut atlases = self.atlases.lock();
+        // The one before stays for a while: a client may still show it.
+        let is_same = |kept: &&KeptAtlas| kept.namespace == *namespace && kept.lens == lens;
+        if atlases.iter().filter(is_same).count() > 1
+            && let Some(oldest) = atlases.iter().position(|kept| is_same(&kept))
+        {
+            atlases.remove(oldest);
+        }
+        if atlases.len() >= ATLASES_MAX {
+            atlases.pop_front();
+        }
+        atlases.push_back(KeptAtlas {
+            namespace: namespace.clone(),
+            lens,
+            atlas,
+        });
+    }
+}
+
+fn permit(semaphore: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, Refusal> {
+    Arc::clone(semaphore)
+        .try_acquire_owned()
+        .map_err(|_| Refusal::Busy)
+}
+
+const JSON: &str = "application/json";
+
+#[derive(Debug, Clone, Copy)]
+enum Route {
+    Frames,
+    Atlases,
+    Explain,
+    Ask,
+}
+
+impl Route {
+    fn of(path: &str) -> Option<Self> {
+        Some(match path {
+            "/page/frames" => Self::Frames,
+            "/page/atlas" => Self::Atlases,
+            "/page/explain" => Self::Explain,
+            "/page/ask" => Self::Ask,
+            _ => return None,
+        })
+    }
+}
+
+/// An answer after which the connection ends: it would otherwise reach its age limit in the middle of a stream.
+fn respond(status: StatusCode, content_type: &'static str, body: AdminBody) -> Response<AdminBody> {
+    let mut response = Response::new(body);
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    headers.insert(CONNECTION, HeaderValue::from_static("close"));
+    response
+}

@@ -1,0 +1,59 @@
+//! The parameters of a request of the page.
+
+use kvatlas_core::hash::PositionalLineageHash;
+use kvatlas_core::wire::NamespaceName;
+
+use crate::daemon::admin::percent_decode;
+
+use super::Refusal;
+use super::atlas::Lens;
+
+/// `name=value` pairs, each name at most once.
+#[derive(Debug, Default)]
+pub(super) struct Parameters(Vec<(String, String)>);
+
+impl Parameters {
+    /// Reads the part of a target after the question mark.
+    pub(super) fn parse(query: &str) -> Result<Self, Refusal> {
+        let mut pairs: Vec<(String, String)> = Vec::new();
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            let value = percent_decode(value)
+                .ok_or_else(|| Refusal::Parameters("the query string is not well encoded".to_owned()))?;
+            if pairs.iter().any(|(known, _)| known == name) {
+                return Err(Refusal::Parameters("a parameter is given twice".to_owned()));
+            }
+            pairs.push((name.to_owned(), value));
+        }
+        Ok(Self(pairs))
+    }
+
+    /// The value of a parameter that must be there.
+    pub(super) fn required(&self, name: &str) -> Result<&str, Refusal> {
+        let found = self.0.iter().find(|(known, _)| known == name);
+        found
+            .map(|(_, value)| value.as_str())
+            .ok_or_else(|| Refusal::Parameters(format!("the parameter {name} is missing")))
+    }
+
+    /// The parameter `namespace`.
+    pub(super) fn namespace(&self) -> Result<NamespaceName, Refusal> {
+        let name = NamespaceName::new(self.required("namespace")?);
+        name.map_err(|error| Refusal::Parameters(format!("namespace: {error}")))
+    }
+
+    /// The parameter `lens`.
+    pub(super) fn lens(&self) -> Result<Lens, Refusal> {
+        match self.required("lens")? {
+            "asked" => Ok(Lens::Asked),
+            "held" => Ok(Lens::Held),
+            _ => Err(Refusal::Parameters("lens must be asked or held".to_owned())),
+        }
+    }
+
+    /// The parameter `block`.
+    pub(super) fn block(&self) -> Result<PositionalLineageHash, Refusal> {
+        let hash = self.required("block")?.parse();
+        hash.map_err(|error| Refusal::Parameters(format!("block: {error}")))
+    }
+}

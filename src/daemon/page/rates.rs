@@ -1,0 +1,251 @@
+//! Rates and latencies, from two readings of the metrics.
+//!
+//! They are read from the text that Prometheus scrapes, so that the page and a dashboard cannot disagree.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use serde::Serialize;
+
+use crate::daemon::queries::AnswerCounts;
+
+/// What happened in a second, on average since the last reading.
+#[derive(Debug, Clone, PartialEq, Serialize, Default)]
+pub(super) struct Rates {
+    /// Batches applied.
+    batches: f64,
+    /// Blocks stored.
+    stored: f64,
+    /// Blocks removed.
+    removed: f64,
+    /// Batches dropped whole.
+    dropped: f64,
+    /// Queries answered.
+    queries: f64,
+    /// Queries answered with an error, and replies that were not sent.
+    failed: f64,
+    /// Answers of which every holder was exact.
+    exact: f64,
+    /// Answers with a degraded holder.
+    degraded: f64,
+    /// Answers without a holder.
+    empty: f64,
+    /// Half of the queries took at most so long; none where there were none.
+    query_p50_us: Option<f64>,
+    /// Of a hundred queries, 99 took at most so long.
+    query_p99_us: Option<f64>,
+    /// Of a hundred batches, 99 were applied within so long.
+    apply_p99_us: Option<f64>,
+    /// Messages that wait for a lane now.
+    waiting: f64,
+    /// Memory of the process in RAM now.
+    resident_bytes: f64,
+}
+
+/// What is read of the metrics, summed over all labels but a histogram's bound.
+#[derive(Debug, Default)]
+struct Reading {
+    sums: BTreeMap<&'static str, f64>,
+    /// Upper bounds in seconds, and how many samples were at most so large.
+    queries: Buckets,
+    applied: Buckets,
+}
+
+type Buckets = Vec<(f64, f64)>;
+
+const SUMS: [&str; 9] = [
+    "kvatlas_batches_applied_total",
+    "kvatlas_blocks_stored_total",
+    "kvatlas_blocks_removed_total",
+    "kvatlas_batches_dropped_total",
+    "kvatlas_queries_total",
+    "kvatlas_query_errors_total",
+    "kvatlas_query_replies_dropped_total",
+    "kvatlas_lane_queue_messages",
+    "kvatlas_process_resident_memory_bytes",
+];
+const QUERIES: &str = "kvatlas_query_duration_seconds_bucket";
+const APPLIED: &str = "kvatlas_batch_apply_duration_seconds_bucket";
+
+impl Reading {
+    fn of(text: &str) -> Self {
+        let mut reading = Self::default();
+        for line in text.lines().filter(|line| !line.starts_with('#')) {
+            let Some((series, value)) = line.rsplit_once(' ') else {
+                continue;
+            };
+            let name = series.split_once('{').map_or(series, |(name, _)| name);
+            let Ok(value) = value.parse::<f64>() else { continue };
+            if let Some(known) = SUMS.iter().find(|known| **known == name) {
+                *reading.sums.entry(known).or_default() += value;
+            } else if name == QUERIES {
+                add_bucket(&mut reading.queries, series, value);
+            } else if name == APPLIED {
+                add_bucket(&mut reading.applied, series, value);
+            }
+        }
+        for buckets in [&mut reading.queries, &mut reading.applied] {
+            buckets.sort_unstable_by(|one, other| one.0.total_cmp(&other.0));
+        }
+        reading
+    }
+
+    fn sum(&self, name: &str) -> f64 {
+        self.sums.get(name).copied().unwrap_or_default()
+    }
+}
+
+fn add_bucket(buckets: &mut Buckets, series: &str, value: f64) {
+    let bound = series
+        .split_once("le=\"")
+        .and_then(|(_, rest)| rest.split_once('"'))
+        .and_then(|(bound, _)| bound.parse::<f64>().ok());
+    let Some(bound) = bound else { return };
+    match buckets.iter_mut().find(|(known, _)| *known == bound) {
+        Some((_, sum)) => *sum += value,
+        None => buckets.push((bound, value)),
+    }
+}
+
+/// The value in microseconds that a share of the samples between two readings does not exceed, interpolated within its bucket.
+fn quantile_us(before: &Buckets, now: &Buckets, share: f64) -> Option<f64> {
+    let earlier = |bound: f64| {
+        let same = before.iter().find(|(known, _)| *known == bound);
+        same.map_or(0.0, |(_, count)| *count)
+    };
+    let new: Buckets = now
+        .iter()
+        .map(|(bound, count)| (*bound, count - earlier(*bound)))
+        .collect();
+    let (_, total) = *new.last()?;
+    if total <= 0.0 {
+        return None;
+    }
+    let wanted = total * share;
+    let (mut lower, mut below) = (0.0, 0.0);
+    for (bound, count) in new {
+        if count >= wanted {
+            // Above the last bound nothing is known but that bound.
+            let within = if bound.is_finite() && count > below {
+                lower + (bound - lower) * (wanted - below) / (count - below)
+            } else {
+                lower
+            };
+            return Some(within * 1e6);
+        }
+        (lower, below) = (bound, count);
+    }
+    None
+}
+
+/// Remembers the last reading.
+#[derive(Debug, Default)]
+pub(super) struct Meter {
+    last: Option<(Instant, Reading, AnswerCounts)>,
+    rates: Option<Rates>,
+}
+
+impl Meter {
+    /// When it was last read.
+    pub(super) fn read_at(&self) -> Option<Instant> {
+        self.last.as_ref().map(|(at, _, _)| *at)
+    }
+
+    /// The last rates; none before the second reading.
+    pub(super) fn rates(&self) -> Option<&Rates> {
+        self.rates.as_ref()
+    }
+
+    /// Reads the metrics' text, at the time `now`.
+    pub(super) fn read(&mut self, text: &str, answers: AnswerCounts, now: Instant) {
+        let reading = Reading::of(text);
+        self.rates = self.last.as_ref().map(|(at, before, answered)| {
+            let seconds = now.saturating_duration_since(*at).as_secs_f64().max(0.001);
+            let rate = |name| (reading.sum(name) - before.sum(name)).max(0.0) / seconds;
+            // Counts below 2^53 are exact as floating-point numbers.
+            let answered_rate = |now: u64, then: u64| now.saturating_sub(then) as f64 / seconds;
+            Rates {
+                batches: rate("kvatlas_batches_applied_total"),
+                stored: rate("kvatlas_blocks_stored_total"),
+                removed: rate("kvatlas_blocks_removed_total"),
+                dropped: rate("kvatlas_batches_dropped_total"),
+                queries: rate("kvatlas_queries_total"),
+                failed: rate("kvatlas_query_errors_total") + rate("kvatlas_query_replies_dropped_total"),
+                exact: answered_rate(answers.exact, answered.exact),
+                degraded: answered_rate(answers.degraded, answered.degraded),
+                empty: answered_rate(answers.empty, answered.empty),
+                query_p50_us: quantile_us(&before.queries, &reading.queries, 0.5),
+                query_p99_us: quantile_us(&before.queries, &reading.queries, 0.99),
+                apply_p99_us: quantile_us(&before.applied, &reading.applied, 0.99),
+                waiting: reading.sum("kvatlas_lane_queue_messages"),
+                resident_bytes: reading.sum("kvatlas_process_resident_memory_bytes"),
+            }
+        });
+        self.last = Some((now, reading, answers));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::daemon::metrics;
+
+    #[test]
+    fn every_metric_that_is_read_exists() {
+        let declared: Vec<&str> = metrics::all().into_iter().map(|metric| metric.name).collect();
+        let bases = [QUERIES, APPLIED].map(|name| name.trim_end_matches("_bucket"));
+        for name in SUMS.into_iter().chain(bases) {
+            assert!(declared.contains(&name), "{name}");
+        }
+    }
+
+    #[test]
+    fn rates_are_differences_by_time() {
+        let before = "\
+# TYPE kvatlas_queries_total counter
+kvatlas_queries_total{namespace=\"a\",kind=\"tokens\"} 10
+kvatlas_queries_total{namespace=\"b\",kind=\"tokens\"} 5
+kvatlas_query_duration_seconds_bucket{namespace=\"a\",le=\"0.001\"} 10
+kvatlas_query_duration_seconds_bucket{namespace=\"a\",le=\"0.002\"} 10
+kvatlas_query_duration_seconds_bucket{namespace=\"a\",le=\"+Inf\"} 10
+";
+        let after = "\
+kvatlas_queries_total{namespace=\"a\",kind=\"tokens\"} 110
+kvatlas_queries_total{namespace=\"b\",kind=\"tokens\"} 105
+kvatlas_query_duration_seconds_bucket{namespace=\"a\",le=\"0.001\"} 60
+kvatlas_query_duration_seconds_bucket{namespace=\"a\",le=\"0.002\"} 110
+kvatlas_query_duration_seconds_bucket{namespace=\"a\",le=\"+Inf\"} 110
+kvatlas_lane_queue_messages{lane=\"0\"} 3
+";
+        let mut meter = Meter::default();
+        let begun = Instant::now();
+        let answers = |exact| AnswerCounts {
+            exact,
+            ..AnswerCounts::default()
+        };
+        meter.read(before, answers(1), begun);
+        assert_eq!(meter.rates(), None);
+        meter.read(after, answers(5), begun + Duration::from_secs(2));
+        let expected = Rates {
+            queries: 100.0,
+            exact: 2.0,
+            query_p50_us: Some(1000.0),
+            query_p99_us: Some(1980.0),
+            waiting: 3.0,
+            ..Rates::default()
+        };
+        assert_eq!(meter.rates(), Some(&expected));
+        meter.read(after, answers(5), begun + Duration::from_secs(3));
+        assert_eq!(meter.rates().and_then(|rates| rates.query_p50_us), None);
+    }
+
+    #[test]
+    fn what_is_beyond_the_last_bound_is_told_as_that_bound() {
+        let now = vec![(0.5, 0.0), (1.0, 1.0), (f64::INFINITY, 100.0)];
+        assert_eq!(quantile_us(&Vec::new(), &now, 0.99), Some(1e6));
+        assert_eq!(quantile_us(&now, &now, 0.99), None);
+        assert_eq!(quantile_us(&Vec::new(), &Vec::new(), 0.5), None);
+    }
+}

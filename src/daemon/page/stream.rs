@@ -1,0 +1,259 @@
+//! Server-sent events: a frame a second, an atlas every few seconds.
+//!
+//! A stream ends by itself before its connection reaches the admin listener's age limit, and the browser opens the next one. It also ends
+//! when the daemon drains, so that no open page delays a stop.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use hyper::{Response, StatusCode};
+use serde::Serialize;
+use tokio::sync::mpsc::{Sender, channel};
+
+use kvatlas_client::unix_time_us;
+use kvatlas_core::wire::{DegradedReason, NamespaceName};
+
+use crate::daemon::admin::{AdminBody, ReadinessReport};
+
+use super::atlas::{Atlas, Lens};
+use super::fleet::FleetChange;
+use super::rates::Rates;
+use super::{Page, Refusal, SharedFrame, asked, held, permit, respond};
+
+/// Between two frames.
+const FRAME_INTERVAL: Duration = Duration::from_secs(1);
+/// Between two looks at the drain.
+const DRAIN_INTERVAL: Duration = Duration::from_millis(250);
+/// The least time between two atlases; more if making one takes long.
+const ATLAS_INTERVAL: Duration = Duration::from_secs(3);
+/// What making atlases may take of the time of one core: one part in so many.
+const ATLAS_SHARE: u32 = 20;
+/// Life of a stream: shorter than that of a connection, with the time for which one may have been idle before.
+const STREAM_AGE_MAX: Duration = Duration::from_secs(50);
+/// Messages that wait for a slow client.
+const WAITING_MAX: usize = 2;
+
+const EVENT_STREAM: &str = "text/event-stream";
+
+/// What does not change while the daemon runs.
+#[derive(Serialize)]
+struct Hello {
+    version: &'static str,
+    commit: &'static str,
+    /// The words for the bits of a holder's reasons.
+    reasons: Vec<(u32, &'static str)>,
+}
+
+#[derive(Serialize)]
+struct Frame<'a> {
+    /// Microseconds since the Unix epoch.
+    now_us: u64,
+    ready: bool,
+    /// Why it is not.
+    reasons: Vec<String>,
+    namespaces: Vec<NamespaceJson>,
+    rates: Option<&'a Rates>,
+    fleet: FleetChange<'a>,
+}
+
+#[derive(Serialize)]
+struct NamespaceJson {
+    name: String,
+    block_size: u32,
+    holders: usize,
+    distinct_blocks: u64,
+    held_blocks: u64,
+    bytes: u64,
+}
+
+impl Page {
+    /// A stream of frames.
+    pub(super) fn frames(self: Arc<Self>) -> Result<Response<AdminBody>, Refusal> {
+        let permit = permit(&self.streams)?;
+        Ok(stream(async move |out: Output| {
+            self.send_frames(&out).await;
+            drop(permit);
+        }))
+    }
+
+    async fn send_frames(&self, out: &Output) -> Option<()> {
+        out.send("hello", &Hello::new()).await?;
+        let mut heard = 0;
+        while !self.is_over(out) {
+            let text = self.frame(&mut heard);
+            out.send_text("frame", text?).await?;
+            self.pause(out, FRAME_INTERVAL).await?;
+        }
+        Some(())
+    }
+
+    /// A stream of atlases of one namespace.
+    pub(super) fn atlas_stream(
+        self: Arc<Self>,
+        namespace: NamespaceName,
+        lens: Lens,
+    ) -> Result<Response<AdminBody>, Refusal> {
+        self.answerer.namespace(&namespace)?;
+        let permit = permit(&self.streams)?;
+        Ok(stream(async move |out: Output| {
+            self.send_atlases(&out, &namespace, lens).await;
+            drop(permit);
+        }))
+    }
+
+    async fn send_atlases(
+        self: &Arc<Self>,
+        out: &Output,
+        namespace: &NamespaceName,
+        lens: Lens,
+    ) -> Option<()> {
+        while !self.is_over(out) {
+            let begun = Instant::now();
+            let name = namespace.clone();
+            let made = self.in_background(move |page| page.atlas(&name, lens)).await;
+            match made {
+                Ok(Ok(atlas)) => {
+                    self.keep_atlas(namespace, lens, Arc::clone(&atlas));
+                    out.send("atlas", &*atlas).await?;
+                }
+                Ok(Err(refusal)) | Err(refusal) => {
+                    out.send("trouble", &refusal.to_string()).await?;
+                }
+            }
+            let pause = begun.elapsed().saturating_mul(ATLAS_SHARE).max(ATLAS_INTERVAL);
+            self.pause(out, pause).await?;
+        }
+        Some(())
+    }
+
+    /// A new atlas.
+    fn atlas(&self, name: &NamespaceName, lens: Lens) -> Result<Arc<Atlas>, Refusal> {
+        let namespace = self.answerer.namespace(name)?;
+        let trust = self.answerer.trust();
+        Ok(Arc::new(match lens {
+            Lens::Asked => {
+                let queries = self.sample.queries(name);
+                let branches = asked::branches(&queries);
+                let mut atlas = Atlas::new(&namespace, trust, &branches, queries.len() as u64);
+                atlas.seconds = Some(asked::seconds(&queries, Instant::now()));
+                atlas
+            }
+            Lens::Held => {
+                let (branches, partial) = held::branches(&namespace.indexer);
+                let roots = branches.iter().filter(|branch| branch.parent.is_none());
+                let total = roots.map(|branch| branch.weight).sum();
+                let mut atlas = Atlas::new(&namespace, trust, &branches, total);
+                atlas.partial = partial;
+                atlas
+            }
+        }))
+    }
+
+    /// One frame for a client that has heard of `heard`, which is brought up to date.
+    fn frame(&self, heard: &mut u64) -> Option<String> {
+        let namespaces = self.answerer.namespaces().all();
+        let mut shared = self.frame.lock();
+        let now = Instant::now();
+        let is_old = |at: Instant| now.saturating_duration_since(at) * 10 >= FRAME_INTERVAL * 9;
+        if shared.meter.read_at().is_none_or(is_old) {
+            let SharedFrame { fleet, meter } = &mut *shared;
+            fleet.look(
+                namespaces.iter().map(|namespace| &**namespace),
+                self.answerer.trust(),
+            );
+            meter.read(&self.metrics.render(), self.sample.counts(), now);
+        }
+        let report: ReadinessReport = self.readiness.report();
+        let frame = Frame {
+            now_us: unix_time_us(),
+            ready: report.is_ready(),
+            reasons: report.reasons(),
+            namespaces: namespaces
+                .iter()
+                .map(|namespace| NamespaceJson::of(namespace))
+                .collect(),
+            rates: shared.meter.rates(),
+            fleet: shared.fleet.change(heard),
+        };
+        serde_json::to_string(&frame).ok()
+    }
+
+    fn is_over(&self, out: &Output) -> bool {
+        out.begun.elapsed() > STREAM_AGE_MAX || self.readiness.report().is_draining()
+    }
+
+    /// Waits; none if the client has gone or the stream is over.
+    async fn pause(&self, out: &Output, pause: Duration) -> Option<()> {
+        let until = tokio::time::Instant::now() + pause;
+        loop {
+            let step = until.min(tokio::time::Instant::now() + DRAIN_INTERVAL);
+            tokio::select! {
+                () = tokio::time::sleep_until(step) => {}
+                () = out.sender.closed() => return None,
+            }
+            if self.is_over(out) {
+                return None;
+            }
+            if step == until {
+                return Some(());
+            }
+        }
+    }
+}
+
+impl Hello {
+    fn new() -> Self {
+        let reasons = DegradedReason::ALL.map(|reason| (reason as u32, reason.as_str()));
+        Self {
+            version: env!("CARGO_PKG_VERSION"),
+            commit: env!("KVATLAS_COMMIT"),
+            reasons: reasons.to_vec(),
+        }
+    }
+}
+
+impl NamespaceJson {
+    fn of(namespace: &kvatlas_core::index::Namespace) -> Self {
+        let sizes = namespace.indexer.sizes();
+        Self {
+            name: namespace.name.as_str().to_owned(),
+            block_size: namespace.indexer.settings().block_size.as_u32(),
+            holders: sizes.holders,
+            distinct_blocks: sizes.distinct_blocks,
+            held_blocks: sizes.held_blocks,
+            bytes: sizes.bytes,
+        }
+    }
+}
+
+/// The other end of a stream.
+struct Output {
+    sender: Sender<Bytes>,
+    begun: Instant,
+}
+
+impl Output {
+    /// Sends an event; none if the client has gone.
+    async fn send(&self, event: &str, data: &impl Serialize) -> Option<()> {
+        self.send_text(event, serde_json::to_string(data).ok()?).await
+    }
+
+    /// As [`Self::send`]; JSON text has no line feeds, so the data is one line.
+    async fn send_text(&self, event: &str, data: String) -> Option<()> {
+        // Over and again at once: the browser opens the next stream without a pause that a person would notice.
+        let message = format!("retry: 500\nevent: {event}\ndata: {data}\n\n");
+        self.sender.send(message.into()).await.ok()
+    }
+}
+
+/// An answer that `write` goes on writing.
+fn stream<W>(write: impl FnOnce(Output) -> W) -> Response<AdminBody>
+where
+    W: Future<Output = ()> + Send + 'static,
+{
+    let (sender, receiver) = channel(WAITING_MAX);
+    let begun = Instant::now();
+    tokio::spawn(write(Output { sender, begun }));
+    respond(StatusCode::OK, EVENT_STREAM, AdminBody::Stream(receiver))
+}

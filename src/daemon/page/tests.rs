@@ -1,0 +1,223 @@
+//! Tests of the page's answers, against an index with a few holders.
+
+use bytes::Bytes;
+use http_body_util::BodyExt;
+use kvatlas_core::hash::SequenceHash;
+use kvatlas_core::index::{IndexLimits, NamespaceSettings, Namespaces};
+use kvatlas_core::wire::{
+    Event, HolderId, QueryKey, QueryRequest, SingleQuery, StoredBlocks, Subjects, Tier, WireLimits,
+    WorkerName,
+};
+use serde_json::Value;
+
+use super::*;
+use crate::daemon::lanes::Freshness;
+
+struct World {
+    page: Arc<Page>,
+    sampled: Answerer,
+    readiness: Arc<Readiness>,
+}
+
+/// Holders of `[1, 2, 3]`, `[1, 2]` and `[1, 8]` in the namespace `n`.
+fn world() -> World {
+    let namespaces = Namespaces::new(
+        NamespaceSettings::default(),
+        Vec::new(),
+        IndexLimits::default(),
+        4,
+    );
+    let namespace = namespaces.get_or_create(&name()).unwrap();
+    for (worker, hashes) in [("a", &[1, 2, 3][..]), ("b", &[1, 2]), ("c", &[1, 8])] {
+        let worker = WorkerName::new(worker).unwrap();
+        let mut writer = namespace.indexer.register(&HolderId { worker, rank: 0 }).unwrap();
+        let hashes = hashes.iter().copied().map(SequenceHash).collect();
+        let stored = StoredBlocks::by_sequence(None, None, hashes);
+        writer.apply(Event::Stored(stored), Tier::DEVICE, 0);
+    }
+    let subjects = Subjects::new("kvatlas").unwrap();
+    let answerer = Answerer::new(
+        Arc::new(namespaces),
+        Arc::default(),
+        Arc::new(Freshness::without_events()),
+        subjects,
+        WireLimits::default().into(),
+    );
+    let sample = Arc::new(QuerySample::default());
+    let readiness = Arc::new(Readiness::new());
+    World {
+        page: Arc::new(Page::new(
+            answerer.clone(),
+            Arc::clone(&readiness),
+            Arc::clone(&sample),
+            MetricsHandle::empty(),
+        )),
+        sampled: answerer.sampled_by(&sample),
+        readiness,
+    }
+}
+
+fn name() -> NamespaceName {
+    NamespaceName::new("n").unwrap()
+}
+
+impl World {
+    async fn get(&self, path: &str, query: &str) -> Response<AdminBody> {
+        let answer = self.page.respond(PageRequest { path, query });
+        answer.expect("there is such a path").0.await
+    }
+
+    async fn json(&self, path: &str, query: &str) -> (StatusCode, Value) {
+        let response = self.get(path, query).await;
+        let status = response.status();
+        let body = response.into_body().collect().await.unwrap().to_bytes();
+        (status, serde_json::from_slice(&body).unwrap())
+    }
+
+    /// The data of the first event of that name.
+    async fn event(&self, path: &str, query: &str, event: &str) -> Value {
+        let mut body = self.get(path, query).await.into_body();
+        loop {
+            let chunk: Bytes = body
+                .frame()
+                .await
+                .expect("an event")
+                .unwrap()
+                .into_data()
+                .unwrap();
+            let text = String::from_utf8(chunk.to_vec()).unwrap();
+            if let Some((_, data)) = text.split_once(&format!("event: {event}\ndata: ")) {
+                return serde_json::from_str(data.trim_end()).unwrap();
+            }
+        }
+    }
+
+    fn ask(&self, hashes: &[u64]) {
+        let hashes = hashes.iter().copied().map(SequenceHash).collect();
+        let query = SingleQuery::new(QueryKey::SequenceHashes(hashes));
+        let request = QueryRequest::Single(query);
+        self.sampled
+            .answer_request(&name(), &request, usize::MAX)
+            .unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_hot_prefix_is_drawn_and_explained() {
+    let world = world();
+    world.ask(&[1, 2, 3]);
+    for (lens, total) in [("asked", 1), ("held", 7)] {
+        let query = format!("namespace=n&lens={lens}");
+        let atlas = world.event("/page/atlas", &query, "atlas").await;
+        assert_eq!(atlas["total"], total, "{atlas}");
+        let nodes = atlas["nodes"].as_array().unwrap();
+        let node = nodes.iter().find(|node| node["end"] == 3).expect("the deepest");
+        assert_eq!(node["all"], 1);
+        assert_eq!(node["names"], serde_json::json!(["a/0"]));
+        let query = format!("{query}&block={}", node["block"].as_str().unwrap());
+        let (status, explained) = world.json("/page/explain", &query).await;
+        assert_eq!(status, StatusCode::OK, "{explained}");
+        assert_eq!(
+            (&explained["complete"], &explained["holders_total"]),
+            (&1.into(), &3.into())
+        );
+        let dropped: Vec<&Value> = explained["holders"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|holder| &holder["dropped_out"])
+            .collect();
+        assert_eq!(
+            dropped,
+            [
+                &Value::Null,
+                &serde_json::json!([2, 1]),
+                &serde_json::json!([1, 2])
+            ]
+        );
+        assert_eq!(
+            (&explained["loss"]["asking"], &explained["loss"]["sampled"]),
+            (&1.into(), &1.into())
+        );
+        let start = node["start"].as_u64().unwrap();
+        // From the node's first block on: 1, 2, 3 and 8, or 3 alone.
+        let copies = [7, 3, 1][usize::try_from(start).unwrap()];
+        assert_eq!(explained["loss"]["below"]["copies"], copies, "{explained}");
+        assert_eq!(explained["loss"]["tokens"], (3 - start) * 16);
+    }
+}
+
+#[tokio::test]
+async fn what_cannot_be_answered_is_refused_in_words() {
+    let world = world();
+    let block = "block=00000000000000000000000000000000";
+    for (path, query, status) in [
+        ("/page/ask", "", 400),
+        ("/page/ask", "namespace=n&query=%7B%7D", 400),
+        ("/page/ask", "namespace=n&namespace=n", 400),
+        ("/page/ask", "namespace=n&query=%ff", 400),
+        ("/page/ask", "namespace=%2F&query=%7B%7D", 400),
+        ("/page/ask", "namespace=m&query=%7B%22tokens%22:[1]%7D", 404),
+        ("/page/atlas", "namespace=m&lens=asked", 404),
+        ("/page/atlas", "namespace=n&lens=other", 400),
+        ("/page/explain", &format!("namespace=n&lens=asked&{block}"), 410),
+        ("/page/explain", "namespace=n&lens=asked&block=1", 400),
+    ] {
+        let (answered, body) = world.json(path, query).await;
+        assert_eq!(answered.as_u16(), status, "{path}?{query}: {body}");
+        assert!(
+            body["error"].as_str().is_some_and(|text| !text.is_empty()),
+            "{body}"
+        );
+    }
+    let unknown = world.page.respond(PageRequest {
+        path: "/page/other",
+        query: "",
+    });
+    assert!(unknown.is_none());
+}
+
+#[tokio::test]
+async fn a_query_is_answered_with_where_each_drops_out() {
+    let query =
+        "namespace=n&query=%7B%22sequence_hashes%22:[%220000000000000001%22,%220000000000000008%22]%7D";
+    let (status, reply) = world().json("/page/ask", query).await;
+    assert_eq!(status, StatusCode::OK, "{reply}");
+    assert_eq!(reply["holders"][0]["worker"], "c");
+    assert_eq!(reply["holders"][1]["dropped_out"]["position"], 1);
+}
+
+#[tokio::test]
+async fn frames_tell_the_fleet_and_end_with_the_daemon() {
+    let world = world();
+    let frame = world.event("/page/frames", "", "frame").await;
+    assert_eq!(frame["fleet"]["added"].as_array().map(Vec::len), Some(3));
+    assert_eq!(frame["namespaces"][0]["distinct_blocks"], 4);
+    world.readiness.start_draining();
+    let body = world.get("/page/frames", "").await.into_body();
+    let rest = body.collect().await.unwrap().to_bytes();
+    assert!(
+        !rest.windows(12).any(|part| part == b"event: frame"),
+        "it has ended at once"
+    );
+}
+
+#[tokio::test]
+async fn streams_are_bounded_and_give_their_place_back() {
+    let world = world();
+    let mut open = Vec::new();
+    for _ in 0..STREAMS_MAX {
+        open.push(world.get("/page/frames", "").await);
+    }
+    let refused = world.get("/page/frames", "").await;
+    assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
+    drop(open);
+    let freed = async {
+        while world.get("/page/frames", "").await.status() != StatusCode::OK {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(std::time::Duration::from_secs(30), freed)
+        .await
+        .expect("a place is free again");
+}

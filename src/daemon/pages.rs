@@ -1,0 +1,20 @@
+//! Pages of `deploy/` that are made from declarations.
+
+use std::path::Path;
+
+/// The environment variable that has the tests write the pages, instead of comparing them.
+const WRITE_VARIABLE: &str = "KVATLAS_TEST_WRITE_PAGES";
+
+/// Requires that the page `deploy/NAME` has this text.
+#[track_caller]
+pub(crate) fn require_page(name: &str, text: &str) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy").join(name);
+    if std::env::var_os(WRITE_VARIABLE).is_some() {
+        std::fs::write(&path, text).unwrap();
+    }
+    let page = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(
+        page == text,
+        "deploy/{name} is not what the declarations say; write it with {WRITE_VARIABLE}=1 cargo test --lib page"
+    );
+}

@@ -1,0 +1,523 @@
+//! From a request's payload to a reply's, without I/O.
+
+use std::sync::Arc;
+
+use crate::daemon::config::Live;
+use crate::daemon::lanes::{Freshness, Look};
+use crate::daemon::metrics::AnsweredPrompt;
+use crate::daemon::metrics::labels::QueryKind;
+use kvatlas_core::hash::Position;
+use kvatlas_core::index::{
+    Bounds, HolderRecord, Namespace, Namespaces, PositionalIndexer, QueryChain, Search, SparseChain,
+    StreamTrust,
+};
+use kvatlas_core::wire::{
+    BatchReply, DecodeError, DegradedReason, DegradedReasons, DropOut, ErrorCode, HolderId, HolderMatch,
+    HolderStatusReply, NamespaceName, PROTOCOL_VERSION, QueryKey, QueryOptions, QueryReply, QueryRequest,
+    QueryResult, ReplyOrder, SingleQuery, StatusReply, Subjects, WireError, WireLimits,
+};
+
+use super::prompts::{prompt_of, prompts_of, state_of};
+use super::responder::reply_too_large;
+use super::roster;
+use super::sample::QuerySample;
+use super::whole::{Seen, search_whole};
+
+mod found;
+
+pub(crate) use found::{Found, FoundHolder};
+
+/// An encoded reply, and how it is counted.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    /// The payload.
+    pub(super) payload: Vec<u8>,
+    /// The form of the (first) query.
+    pub(super) kind: QueryKind,
+    /// The namespace asked about.
+    pub(super) namespace: NamespaceName,
+    /// The answer itself; none where no prompt was asked about.
+    pub(super) reply: Option<AnyReply>,
+}
+
+/// The reply to a request: one answer, or one for each of its queries.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum AnyReply {
+    /// To a single query.
+    Single(QueryReply),
+    /// To a batch of queries.
+    Batch(BatchReply),
+}
+
+impl AnyReply {
+    fn encode(&self) -> Vec<u8> {
+        match self {
+            Self::Single(reply) => reply.encode(),
+            Self::Batch(reply) => reply.encode(),
+        }
+    }
+
+    /// What was found of each prompt that was answered.
+    pub(crate) fn prompts(&self) -> impl Iterator<Item = AnsweredPrompt> {
+        let (single, batch) = match self {
+            Self::Single(reply) => (Some(reply), None),
+            Self::Batch(reply) => (None, Some(prompts_of(reply))),
+        };
+        single
+            .map(prompt_of)
+            .into_iter()
+            .chain(batch.into_iter().flatten())
+    }
+}
+
+/// Answers requests from the index.
+#[derive(Debug, Clone)]
+pub(crate) struct Answerer {
+    namespaces: Arc<Namespaces>,
+    trust: Arc<StreamTrust>,
+    freshness: Arc<Freshness>,
+    subjects: Subjects,
+    limits: Live<WireLimits>,
+    sample: Option<Arc<QuerySample>>,
+}
+
+impl Answerer {
+    /// Answers from `namespaces`. `trust` says which holders are verified, and `freshness` how old their states are.
+    pub(crate) fn new(
+        namespaces: Arc<Namespaces>,
+        trust: Arc<StreamTrust>,
+        freshness: Arc<Freshness>,
+        subjects: Subjects,
+        limits: Live<WireLimits>,
+    ) -> Self {
+        Self {
+            namespaces,
+            trust,
+            freshness,
+            subjects,
+            limits,
+            sample: None,
+        }
+    }
+
+    /// The same, whose answers are counted in `sample`, and some of them kept.
+    pub(crate) fn sampled_by(self, sample: &Arc<QuerySample>) -> Self {
+        Self {
+            sample: Some(Arc::clone(sample)),
+            ..self
+        }
+    }
+
+    /// Answers a request on a query subject. `reply_bytes_max` is the length of the longest reply that can be sent. A longer one is given up
+    /// before it takes the memory.
+    pub(crate) fn answer_query(
+        &self,
+        subject: &str,
+        payload: &[u8],
+        reply_bytes_max: usize,
+    ) -> Result<Answer, WireError> {
+        let limits = self.limits.now();
+        let name = self.subjects.parse_query(subject, limits.name_bytes_max)?;
+        let request = QueryRequest::decode(payload, &limits)?;
+        let reply = self.answer_request(&name, &request, reply_bytes_max)?;
+        let payload = reply.encode();
+        let (kind, _) = described(&request);
+        Ok(Answer {
+            payload,
+            kind,
+            namespace: name,
+            reply: Some(reply),
+        })
+    }
+
+    /// Answers a request about the namespace `name`; `reply_bytes_max` is as for [`Self::answer_query`].
+    pub(crate) fn answer_request(
+        &self,
+        name: &NamespaceName,
+        request: &QueryRequest,
+        reply_bytes_max: usize,
+    ) -> Result<AnyReply, WireError> {
+        let namespace = self.namespace(name)?;
+        Ok(match request {
+            QueryRequest::Single(query) => AnyReply::Single(self.reply(&namespace, query)?),
+            QueryRequest::Batch(queries) => {
+                let results = self.replies(&namespace, queries, reply_bytes_max)?;
+                let v = PROTOCOL_VERSION;
+                AnyReply::Batch(BatchReply { v, results })
+            }
+        })
+    }
+
+    /// The namespaces that are answered for.
+    pub(crate) fn namespaces(&self) -> &Namespaces {
+        &self.namespaces
+    }
+
+    /// What says which holders are verified.
+    pub(crate) fn trust(&self) -> &StreamTrust {
+        &self.trust
+    }
+
+    /// Whether the state of a holder is certain now.
+    pub(crate) fn is_exact(&self, namespace: &NamespaceName, holder: &HolderRecord) -> bool {
+        let look = self.freshness.look(namespace);
+        report(holder, &self.trust, &look, namespace).exact
+    }
+
+    /// How far the holders of a namespace have been followed. `batches_waiting` is how many messages wait for a lane.
+    pub(crate) fn status(&self, namespace: &Namespace, batches_waiting: u64) -> StatusReply {
+        let look = self.freshness.look(&namespace.name);
+        status(namespace, &self.trust, &look, batches_waiting)
+    }
+
+    fn doubts<'n>(&self, namespace: &'n NamespaceName) -> Doubts<'_, 'n> {
+        Doubts {
+            namespace,
+            was_stalled: self.trust.is_stalled(),
+            look: self.freshness.look(namespace),
+        }
+    }
+
+    /// The bounds on requests.
+    pub(crate) fn limits(&self) -> WireLimits {
+        WireLimits::clone(&self.limits.now())
+    }
+
+    /// Answers a request on a status subject. `batches_waiting` is how many messages wait for a lane.
+    pub(super) fn answer_status(&self, subject: &str, batches_waiting: u64) -> Result<Answer, WireError> {
+        let name = self
+            .subjects
+            .parse_status(subject, self.limits.now().name_bytes_max)?;
+        let namespace = self.namespace(&name)?;
+        let reply = self.status(&namespace, batches_waiting);
+        let payload = reply.encode();
+        Ok(Answer {
+            payload,
+            kind: QueryKind::Status,
+            namespace: name,
+            reply: None,
+        })
+    }
+
+    /// Answers a replica that asks which holders are known.
+    pub(super) fn answer_roster(&self, payload: &[u8]) -> Result<Vec<u8>, WireError> {
+        roster::answer(&self.namespaces, &self.trust, payload)
+    }
+
+    /// The namespace `name`, or the error that says that it is unknown.
+    pub(crate) fn namespace(&self, name: &NamespaceName) -> Result<Arc<Namespace>, WireError> {
+        self.namespaces.get(name).ok_or_else(|| {
+            let text = format!(
+                "no events have come for namespace {name:?} and no configuration names it; check the name, or ask \
+                 again when a worker has published"
+            );
+            WireError::new(ErrorCode::UnknownNamespace, text)
+        })
+    }
+
+    fn replies(
+        &self,
+        namespace: &Namespace,
+        queries: &[SingleQuery],
+        reply_bytes_max: usize,
+    ) -> Result<Vec<QueryResult>, WireError> {
+        let mut results = Vec::with_capacity(queries.len());
+        let mut holders = 0_usize;
+        for query in queries {
+            results.push(match self.reply(namespace, query) {
+                Ok(reply) => {
+                    holders += reply.holders.len();
+                    QueryResult::Reply(reply)
+                }
+                Err(error) => QueryResult::Error((&error).into()),
+            });
+            let bytes = holders.saturating_mul(HOLDER_BYTES_MIN);
+            if bytes > reply_bytes_max {
+                return Err(reply_too_large(bytes, reply_bytes_max));
+            }
+        }
+        Ok(results)
+    }
+
+    fn reply(&self, namespace: &Namespace, query: &SingleQuery) -> Result<QueryReply, WireError> {
+        if let Some(positions) = &query.positions {
+            return self.reply_with_bounds(namespace, query, positions);
+        }
+        let indexer = &namespace.indexer;
+        let mut chain = self.chain(indexer, &query.key)?;
+        let options = &query.options;
+        let doubts = self.doubts(&namespace.name);
+        let seen = search_whole(&doubts.look, || {
+            indexer.find_chain(&mut chain, search_of(options))
+        });
+        let matches = &seen.found;
+        let found = matches.holders().map(|found| Bounds {
+            holder: found.holder,
+            matched_blocks: found.matched_blocks,
+            matched_blocks_max: found.matched_blocks,
+        });
+        let reasons = |holder: &HolderRecord| doubts.of(holder, matches.reasons(holder, &self.trust), &seen);
+        let (mut holders, mut holders_total) = best_of(found, options, reasons);
+        holders_total += add_changing(&mut holders, &seen, options);
+        if options.explain {
+            explain(indexer, &mut chain, &mut holders);
+        }
+        if let Some(sample) = &self.sample {
+            sample.answered(state_of(holders.iter().map(|holder| holder.exact)));
+            sample.offer(&namespace.name, &mut chain);
+        }
+        let is_content = matches!(query.key, QueryKey::Tokens { .. } | QueryKey::BlockHashes(_));
+        Ok(QueryReply {
+            v: PROTOCOL_VERSION,
+            query_blocks: saturating_u32(chain.len()),
+            holders,
+            holders_total,
+            foreign_holders: if is_content { indexer.foreign_holders() } else { 0 },
+            gathered: None,
+            unseen_blocks_max: 0,
+            behind_us: doubts.look.behind_us,
+        })
+    }
+
+    /// The chain that `key` asks for, within the limits.
+    fn chain<'k>(&self, indexer: &PositionalIndexer, key: &'k QueryKey) -> Result<QueryChain<'k>, WireError> {
+        let chain = QueryChain::new(key, indexer.settings().block_size);
+        let chain = chain.map_err(|error| WireError::new(ErrorCode::TooLarge, error.to_string()))?;
+        let (blocks, max) = (chain.len(), self.limits.now().query_depth_max);
+        if blocks > max {
+            let text =
+                format!("the query has {blocks} blocks; at most {max} are allowed, ask for a shorter prefix");
+            return Err(WireError::new(ErrorCode::TooLarge, text));
+        }
+        Ok(chain)
+    }
+
+    /// The answer to a query that sends blocks chosen from a chain.
+    fn reply_with_bounds(
+        &self,
+        namespace: &Namespace,
+        query: &SingleQuery,
+        positions: &[Position],
+    ) -> Result<QueryReply, WireError> {
+        let chain = SparseChain::new(&query.key, positions).map_err(DecodeError::from)?;
+        let doubts = self.doubts(&namespace.name);
+        let search = search_of(&query.options);
+        let seen = search_whole(&doubts.look, || namespace.indexer.find_bounds(&chain, search));
+        let matches = &seen.found;
+        let reasons = |holder: &HolderRecord| doubts.of(holder, matches.reasons(holder, &self.trust), &seen);
+        let (mut holders, mut holders_total) = best_of(matches.holders(), &query.options, reasons);
+        holders_total += add_changing(&mut holders, &seen, &query.options);
+        if let Some(sample) = &self.sample {
+            sample.answered(state_of(holders.iter().map(|holder| holder.exact)));
+        }
+        Ok(QueryReply {
+            v: PROTOCOL_VERSION,
+            query_blocks: chain.query_blocks(),
+            holders,
+            holders_total,
+            foreign_holders: 0,
+            unseen_blocks_max: chain.unseen_blocks_max(),
+            gathered: None,
+            behind_us: doubts.look.behind_us,
+        })
+    }
+}
+
+fn search_of(options: &QueryOptions) -> Search<'_> {
+    Search {
+        workers: options.workers.as_deref(),
+    }
+}
+
+/// What has to be known from before a search.
+struct Doubts<'f, 'n> {
+    namespace: &'n NamespaceName,
+    was_stalled: bool,
+    look: Look<'f>,
+}
+
+impl Doubts<'_, '_> {
+    /// The reasons of now, and those of before the search. A stall may have ended before the search saw the events that had waited; and so
+    /// may a wait.
+    fn of<T>(&self, holder: &HolderRecord, reasons: DegradedReasons, seen: &Seen<T>) -> DegradedReasons {
+        let mut reasons = reasons;
+        if self.was_stalled {
+            reasons = reasons.with(DegradedReason::Unverified);
+        }
+        if seen.is_changing(&holder.id) {
+            reasons = reasons.with(DegradedReason::Changing);
+        }
+        with_wait(reasons, &self.look, self.namespace, &holder.id)
+    }
+}
+
+/// The reasons, and `Behind` where the holder's events wait for too long. One that is unverified is not known to be anywhere.
+fn with_wait(
+    reasons: DegradedReasons,
+    look: &Look<'_>,
+    namespace: &NamespaceName,
+    holder: &HolderId,
+) -> DegradedReasons {
+    if !reasons.contains(DegradedReason::Unverified) && look.is_behind(namespace, holder) {
+        return reasons.with(DegradedReason::Behind);
+    }
+    reasons
+}
+
+/// Adds the holders that the search may have seen in parts, and not found: nothing is known of what they have. Returns how many.
+fn add_changing<T>(holders: &mut Vec<HolderMatch>, seen: &Seen<T>, options: &QueryOptions) -> u32 {
+    let mut added = 0;
+    for id in seen.changing() {
+        let is_asked = options
+            .workers
+            .as_ref()
+            .is_none_or(|asked| asked.contains(&id.worker));
+        let is_there = |holder: &HolderMatch| holder.worker == id.worker && holder.rank == id.rank;
+        if !is_asked || holders.iter().any(is_there) {
+            continue;
+        }
+        added += 1;
+        let limit = options
+            .limit
+            .map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX));
+        if holders.len() < limit {
+            holders.push(HolderMatch {
+                worker: id.worker.clone(),
+                rank: id.rank,
+                matched_blocks: 0,
+                matched_blocks_max: None,
+                exact: false,
+                degraded: DegradedReasons::of(DegradedReason::Changing),
+                dropped_out: None,
+            });
+        }
+    }
+    added
+}
+
+/// The holders that the options ask for, best first, and how many there are without the limit.
+fn best_of<'a>(
+    found: impl Iterator<Item = Bounds<'a>>,
+    options: &QueryOptions,
+    reasons: impl Fn(&HolderRecord) -> DegradedReasons,
+) -> (Vec<HolderMatch>, u32) {
+    let blocks_min = options.min_blocks.max(1);
+    let mut found: Vec<_> = found
+        .filter(|found| found.matched_blocks_max >= blocks_min)
+        .collect();
+    found.sort_unstable_by(|one, other| place(one).cmp(&place(other)));
+    let total = saturating_u32(found.len());
+    let limit = options
+        .limit
+        .map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX));
+    found.truncate(limit);
+    let holders = found.iter().map(|found| {
+        let degraded = reasons(found.holder);
+        let is_bounded = found.matched_blocks_max > found.matched_blocks;
+        HolderMatch {
+            worker: found.holder.id.worker.clone(),
+            rank: found.holder.id.rank,
+            matched_blocks: found.matched_blocks,
+            matched_blocks_max: is_bounded.then_some(found.matched_blocks_max),
+            exact: degraded.is_empty(),
+            degraded,
+            dropped_out: None,
+        }
+    });
+    (holders.collect(), total)
+}
+
+fn place<'a>(found: &Bounds<'a>) -> ReplyOrder<'a> {
+    let id = &found.holder.id;
+    ReplyOrder::new(
+        found.matched_blocks,
+        found.matched_blocks_max,
+        &id.worker,
+        id.rank,
+    )
+}
+
+/// The fewest bytes that a holder takes in a reply: its four keys, and the shortest values.
+const HOLDER_BYTES_MIN: usize = 39;
+
+/// Adds to every holder where it dropped out. Holders of one depth share the look-up.
+fn explain(indexer: &PositionalIndexer, chain: &mut QueryChain<'_>, holders: &mut [HolderMatch]) {
+    let mut last: Option<(u32, Option<DropOut>)> = None;
+    for holder in holders {
+        let depth = holder.matched_blocks;
+        let dropped_out = match &last {
+            Some((same, dropped_out)) if *same == depth => dropped_out.clone(),
+            _ => {
+                let position = usize::try_from(depth).unwrap_or(usize::MAX);
+                indexer.block_at(chain, position).map(|(key, holders)| DropOut {
+                    position: depth,
+                    lineage_hash: key,
+                    other_holders: saturating_u32(holders),
+                })
+            }
+        };
+        holder.dropped_out.clone_from(&dropped_out);
+        last = Some((depth, dropped_out));
+    }
+}
+
+fn status(namespace: &Namespace, trust: &StreamTrust, look: &Look<'_>, batches_waiting: u64) -> StatusReply {
+    let mut holders = namespace.indexer.holders();
+    holders.sort_unstable_by(|one, other| one.id.cmp(&other.id));
+    let holders = holders
+        .iter()
+        .map(|holder| report(holder, trust, look, &namespace.name));
+    StatusReply {
+        v: PROTOCOL_VERSION,
+        block_size: namespace.indexer.settings().block_size.as_u32(),
+        distinct_blocks: namespace.indexer.sizes().distinct_blocks,
+        batches_waiting,
+        holders: holders.collect(),
+        gathered: None,
+        behind_us: look.behind_us,
+    }
+}
+
+/// What a status reply says of a holder.
+pub(crate) fn report(
+    holder: &HolderRecord,
+    trust: &StreamTrust,
+    look: &Look<'_>,
+    namespace: &NamespaceName,
+) -> HolderStatusReply {
+    let mut report = holder.status.report(&holder.id, trust);
+    report.degraded = with_wait(report.degraded, look, namespace, &holder.id);
+    report.exact = report.degraded.is_empty();
+    report
+}
+
+/// A batch is counted under the form of its first query.
+pub(super) fn kind_of_batch(queries: &[SingleQuery]) -> QueryKind {
+    queries
+        .first()
+        .map_or(QueryKind::SequenceHashes, |query| kind_of(&query.key))
+}
+
+/// The form of the (first) query of a request, and how many it has.
+pub(crate) fn described(request: &QueryRequest) -> (QueryKind, usize) {
+    match request {
+        QueryRequest::Single(query) => (kind_of(&query.key), 1),
+        QueryRequest::Batch(queries) => (kind_of_batch(queries), queries.len()),
+    }
+}
+
+pub(super) fn kind_of(key: &QueryKey) -> QueryKind {
+    match key {
+        QueryKey::Tokens { .. } => QueryKind::Tokens,
+        QueryKey::BlockHashes(_) => QueryKind::BlockHashes,
+        QueryKey::SequenceHashes(_) => QueryKind::SequenceHashes,
+        QueryKey::LineageHashes(_) => QueryKind::LineageHashes,
+    }
+}
+
+fn saturating_u32(count: usize) -> u32 {
+    u32::try_from(count).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,305 @@
+//! The micro service protocol of NATS: `$SRV.PING`, `$SRV.INFO` and `$SRV.STATS`, so that `nats micro` finds the daemons and what they have
+//! answered.
+//!
+//! The protocol is that of NATS's ADR-32. The client library has it, too, but there it owns the subscriptions of the endpoints; here they
+//! belong to a queue group that is left without losing a request. So only the questions are answered here.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use async_nats::{Client, Message, Subject};
+use futures_util::StreamExt;
+use futures_util::stream::select_all;
+use parking_lot::Mutex;
+use serde::Serialize;
+use tokio_util::sync::CancellationToken;
+
+use crate::daemon::broker::SubscribeError;
+use crate::daemon::instance_name;
+use crate::daemon::shared::Shared;
+use kvatlas_client::{rfc3339, unix_time_us};
+use kvatlas_core::wire::{Subjects, WireError};
+
+use super::requests::{Asked, ServedRequests};
+
+/// What the service is called; every daemon and gateway is one instance.
+const NAME: &str = "kvatlas";
+const DESCRIPTION: &str = "Who holds which prefix of a prompt in its KV cache";
+/// Longest text of an error that is told.
+const ERROR_CHARACTERS_MAX: usize = 512;
+
+/// What one endpoint has done since the start.
+#[derive(Debug, Default)]
+struct EndpointCounts {
+    requests: AtomicU64,
+    errors: AtomicU64,
+    nanoseconds: AtomicU64,
+    last_error: Mutex<String>,
+}
+
+/// What the requests of a process came to, over all its connections.
+#[derive(Debug)]
+pub(crate) struct ServiceCounts {
+    queries: EndpointCounts,
+    statuses: EndpointCounts,
+    started_us: u64,
+}
+
+impl ServiceCounts {
+    /// Nothing was asked yet.
+    pub(super) fn new() -> Self {
+        Self {
+            queries: EndpointCounts::default(),
+            statuses: EndpointCounts::default(),
+            started_us: unix_time_us(),
+        }
+    }
+
+    /// Counts a request that took so long, and its error where it had one.
+    pub(super) fn count(&self, asked: Asked, elapsed: Duration, error: Option<&WireError>) {
+        let counts = match asked {
+            Asked::Query => &self.queries,
+            Asked::Status => &self.statuses,
+        };
+        let nanoseconds = u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX);
+        counts.requests.fetch_add(1, Ordering::Relaxed);
+        counts.nanoseconds.fetch_add(nanoseconds, Ordering::Relaxed);
+        if let Some(error) = error {
+            counts.errors.fetch_add(1, Ordering::Relaxed);
+            let text = format!("{}:{}", error.code.as_u16(), error.text);
+            *counts.last_error.lock() = text.chars().take(ERROR_CHARACTERS_MAX).collect();
+        }
+    }
+}
+
+/// Who an instance is; part of every answer.
+#[derive(Debug, Clone, Serialize)]
+struct Identity {
+    name: &'static str,
+    id: String,
+    version: &'static str,
+    metadata: BTreeMap<&'static str, String>,
+}
+
+#[derive(Serialize)]
+struct Ping<'a> {
+    r#type: &'static str,
+    #[serde(flatten)]
+    identity: &'a Identity,
+}
+
+#[derive(Serialize)]
+struct Info<'a> {
+    r#type: &'static str,
+    #[serde(flatten)]
+    identity: &'a Identity,
+    description: &'static str,
+    endpoints: [EndpointInfo<'a>; 2],
+}
+
+#[derive(Serialize)]
+struct EndpointInfo<'a> {
+    name: &'static str,
+    subject: &'a str,
+    queue_group: &'a str,
+    metadata: BTreeMap<&'static str, &'static str>,
+}
+
+#[derive(Serialize)]
+struct Stats<'a> {
+    r#type: &'static str,
+    #[serde(flatten)]
+    identity: &'a Identity,
+    started: String,
+    endpoints: [EndpointStats<'a>; 2],
+}
+
+#[derive(Serialize)]
+struct EndpointStats<'a> {
+    name: &'static str,
+    subject: &'a str,
+    queue_group: &'a str,
+    num_requests: u64,
+    num_errors: u64,
+    last_error: String,
+    /// In nanoseconds, as the next.
+    processing_time: u64,
+    average_processing_time: u64,
+}
+
+/// The names of the endpoints, in the order of [`ServedRequests::subscriptions`].
+const ENDPOINTS: [&str; 2] = ["query", "status"];
+
+/// Answers questions after the service.
+pub(super) struct Discovery {
+    client: Client,
+    identity: Identity,
+    subjects: [String; 2],
+    queue_group: String,
+    counts: Arc<ServiceCounts>,
+    /// Says where no reply may go.
+    contract: Subjects,
+}
+
+impl Discovery {
+    /// Answers on `client` for a daemon that takes the `served` requests.
+    pub(super) fn new(
+        client: Client,
+        shared: &Shared,
+        served: &ServedRequests,
+        counts: Arc<ServiceCounts>,
+    ) -> Self {
+        let role = match shared.config.gateway.enabled {
+            true => "gateway",
+            false => "daemon",
+        };
+        let mut metadata = BTreeMap::from([
+            ("instance", instance_name(&shared.nats.connection_name)),
+            ("commit", env!("KVATLAS_COMMIT").to_owned()),
+            ("role", role.to_owned()),
+            ("subjects_prefix", shared.config.subjects.prefix.clone()),
+        ]);
+        if let Some(admin) = shared.admin_address {
+            metadata.insert("admin", admin.to_string());
+        }
+        if let Some(shard) = served.shard() {
+            metadata.insert("shard", shard.to_string());
+        }
+        // As unique as the inboxes of a client have to be.
+        let inbox = client.new_inbox();
+        let id = inbox.rsplit('.').next().unwrap_or_default().to_owned();
+        Self {
+            client,
+            identity: Identity {
+                name: NAME,
+                id,
+                version: env!("CARGO_PKG_VERSION"),
+                metadata,
+            },
+            subjects: served.subscriptions(),
+            queue_group: served.queue_group().to_owned(),
+            counts,
+            contract: served.subjects().clone(),
+        }
+    }
+
+    /// Answers until `stop` is cancelled.
+    ///
+    /// # Errors
+    ///
+    /// [`SubscribeError`] if the connection is closed.
+    pub(super) async fn run(self, stop: CancellationToken) -> Result<(), SubscribeError> {
+        let mut questions = Vec::new();
+        for verb in ["PING", "INFO", "STATS"] {
+            let Identity { name, id, .. } = &self.identity;
+            for subject in [
+                format!("$SRV.{verb}"),
+                format!("$SRV.{verb}.{name}"),
+                format!("$SRV.{verb}.{name}.{id}"),
+            ] {
+                let subscribed = self.client.subscribe(subject.clone()).await;
+                questions.push(subscribed.map_err(|error| SubscribeError::new(&subject, &error))?);
+            }
+        }
+        let mut questions = select_all(questions);
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => return Ok(()),
+                question = questions.next() => match question {
+                    Some(question) => self.answer(question).await,
+                    None => return Ok(()),
+                },
+            }
+        }
+    }
+
+    async fn answer(&self, question: Message) {
+        // Whoever asks does not speak with the daemon's rights.
+        let is_allowed = |subject: &Subject| self.contract.may_reply_to(subject);
+        let Some(reply_to) = question.reply.filter(is_allowed) else {
+            return;
+        };
+        let answer = match question.subject.split('.').nth(1) {
+            Some("PING") => to_json(&Ping {
+                r#type: "io.nats.micro.v1.ping_response",
+                identity: &self.identity,
+            }),
+            Some("INFO") => to_json(&self.info()),
+            _ => to_json(&self.stats()),
+        };
+        // An error means that the client is closed.
+        let _ = self.client.publish(reply_to, answer.into()).await;
+    }
+
+    fn info(&self) -> Info<'_> {
+        let endpoint = |index: usize| EndpointInfo {
+            name: ENDPOINTS[index],
+            subject: &self.subjects[index],
+            queue_group: &self.queue_group,
+            metadata: BTreeMap::from([("format", "application/msgpack"), ("contract", "v1")]),
+        };
+        Info {
+            r#type: "io.nats.micro.v1.info_response",
+            identity: &self.identity,
+            description: DESCRIPTION,
+            endpoints: [endpoint(0), endpoint(1)],
+        }
+    }
+
+    fn stats(&self) -> Stats<'_> {
+        let endpoint = |index: usize, counts: &EndpointCounts| {
+            let requests = counts.requests.load(Ordering::Relaxed);
+            let nanoseconds = counts.nanoseconds.load(Ordering::Relaxed);
+            EndpointStats {
+                name: ENDPOINTS[index],
+                subject: &self.subjects[index],
+                queue_group: &self.queue_group,
+                num_requests: requests,
+                num_errors: counts.errors.load(Ordering::Relaxed),
+                last_error: counts.last_error.lock().clone(),
+                processing_time: nanoseconds,
+                average_processing_time: nanoseconds.checked_div(requests).unwrap_or_default(),
+            }
+        };
+        Stats {
+            r#type: "io.nats.micro.v1.stats_response",
+            identity: &self.identity,
+            started: rfc3339(self.counts.started_us),
+            endpoints: [
+                endpoint(0, &self.counts.queries),
+                endpoint(1, &self.counts.statuses),
+            ],
+        }
+    }
+}
+
+fn to_json(answer: &impl Serialize) -> Vec<u8> {
+    // Texts and numbers: nothing in them can fail.
+    serde_json::to_vec(answer).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use kvatlas_core::wire::ErrorCode;
+
+    use super::*;
+
+    #[test]
+    fn requests_and_errors_are_counted_by_endpoint() {
+        let counts = ServiceCounts::new();
+        counts.count(Asked::Query, Duration::from_micros(3), None);
+        let error = WireError::new(ErrorCode::TooLarge, "é".repeat(ERROR_CHARACTERS_MAX));
+        counts.count(Asked::Query, Duration::from_micros(5), Some(&error));
+        counts.count(Asked::Status, Duration::from_micros(1), None);
+        let of = |counts: &EndpointCounts| {
+            [&counts.requests, &counts.errors, &counts.nanoseconds].map(|count| count.load(Ordering::Relaxed))
+        };
+        assert_eq!(of(&counts.queries), [2, 1, 8000]);
+        assert_eq!(of(&counts.statuses), [1, 0, 1000]);
+        let last = counts.queries.last_error.lock();
+        assert!(last.starts_with("413:é"), "{last}");
+        assert_eq!(last.chars().count(), ERROR_CHARACTERS_MAX);
+    }
+}

@@ -1,0 +1,40 @@
+//! Queries: from a request to its reply.
+//!
+//! A daemon with an index answers inline, one request after the other on each connection. An answer costs microseconds, less than
+//! handing it to another task. Several connections share the requests by queue group, as several replicas do.
+//!
+//! A gateway answers the same subjects by asking the shards, many requests at a time.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `start.rs` | connections, and when to begin |
+//! | `turns.rs` | one connection after the other: leaving a server that is about to shut down |
+//! | `requests.rs` | which requests come, and leaving the queue group without losing one |
+//! | `service.rs` | one connection of a daemon with an index |
+//! | `answer.rs` | from a request's payload to a reply's, without I/O |
+//! | `observed.rs` | what is seen of requests from outside: counts and spans |
+//! | `prompts.rs` | what an answer found of each prompt, for metrics |
+//! | `responder.rs` | sending replies and errors |
+//! | `sample.rs` | which prompts are asked about, for people who look |
+//! | `discovery.rs` | the micro service protocol of NATS: `$SRV.PING`, `INFO`, `STATS` |
+//! | `gateway.rs` | one connection of a gateway |
+//! | `roster.rs`, `settle.rs` | comparing with another replica before the first answer |
+
+pub(crate) mod answer;
+mod discovery;
+pub(crate) mod gateway;
+mod observed;
+mod prompts;
+pub(crate) mod requests;
+pub(crate) mod responder;
+mod roster;
+mod sample;
+pub(crate) mod service;
+mod settle;
+mod start;
+mod turns;
+mod whole;
+
+pub(crate) use answer::{Answerer, AnyReply, Found, FoundHolder, described, report};
+pub(crate) use sample::{AnswerCounts, BLOCKS_MAX as SAMPLED_BLOCKS_MAX, QuerySample, SampledQuery};
+pub(crate) use start::{query_limits, start_gateway, start_queries};

@@ -1,0 +1,60 @@
+//! What is seen of requests from outside: counts for who asks after services, and spans for who traces.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_nats::Message;
+
+use crate::daemon::traces::{OpenSpan, SpanKind, Tracer};
+use kvatlas_core::wire::WireError;
+
+use super::discovery::ServiceCounts;
+use super::requests::Asked;
+
+/// Those who see requests. Clones are the same.
+#[derive(Debug, Clone)]
+pub(super) struct Observers {
+    counts: Arc<ServiceCounts>,
+    /// None where there is no collector.
+    tracer: Option<Tracer>,
+}
+
+impl Observers {
+    pub(super) fn new(tracer: Option<Tracer>) -> Self {
+        Self {
+            counts: Arc::new(ServiceCounts::new()),
+            tracer,
+        }
+    }
+
+    /// What was counted.
+    pub(super) fn counts(&self) -> Arc<ServiceCounts> {
+        Arc::clone(&self.counts)
+    }
+
+    /// A request begins; its span, where it is to be traced.
+    pub(super) fn begin(&self, asked: Asked, request: &Message) -> Option<OpenSpan> {
+        let name = match asked {
+            Asked::Query => "kvatlas query",
+            Asked::Status => "kvatlas status",
+        };
+        let tracer = self.tracer.as_ref()?;
+        let mut span = tracer.open_message(request, name, SpanKind::Server)?;
+        span.note("rpc.system", "nats");
+        Some(span)
+    }
+
+    /// The request has taken so long; `error` is why it is not answered as asked.
+    pub(super) fn end(
+        &self,
+        asked: Asked,
+        span: Option<OpenSpan>,
+        elapsed: Duration,
+        error: Option<&WireError>,
+    ) {
+        self.counts.count(asked, elapsed, error);
+        if let (Some(mut span), Some(error)) = (span, error) {
+            span.fail(error);
+        }
+    }
+}

@@ -1,0 +1,407 @@
+//! Which requests a daemon receives, and how it leaves its queue group without losing one.
+//!
+//! # Leaving a queue group
+//!
+//! The client library forgets a subscription when it unsubscribes; its `drain` does not wait for the server either. Requests that the
+//! server sent before it knew would stay unanswered. The library does support a subscription that ends after N messages, and it counts
+//! like the server. So a member leaves in two steps:
+//!
+//! 1. Unsubscribe after N more messages.
+//! 2. Pad with fillers up to N: messages of our own, on a subject that cannot carry a request.
+//!
+//! Some fillers go to the other members, which pass over them.
+
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::time::Duration;
+
+use async_nats::{Client, Message};
+use futures_util::{FutureExt, StreamExt};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::daemon::broker::{SubscribeError, round_trip};
+use kvatlas_client::Backoff;
+use kvatlas_core::wire::{Shard, Subjects};
+
+/// How long the server may take to confirm a subscription before it is asked again.
+const CONFIRMATION_PATIENCE: Duration = Duration::from_secs(5);
+/// Round trips that confirm a subscription. The client hands the server's errors over on another way than messages; the second trip leaves
+/// them the time to come first.
+const CONFIRMATION_TRIPS: usize = 2;
+/// Pauses before subscriptions that the server refused are tried again.
+const RETRIES: Backoff = Backoff {
+    pause_min: Duration::from_millis(100),
+    pause_max: Duration::from_secs(2),
+};
+/// How long subscriptions that were replaced have for the messages that are under way.
+const REPLACED_PATIENCE: Duration = Duration::from_secs(1);
+/// N: more messages than can be under way while the server learns of the end.
+const AHEAD: u64 = 128;
+/// How long to wait for messages before more fillers are sent.
+const FILL_INTERVAL: Duration = Duration::from_millis(5);
+/// How often fillers are sent. In a group of M members, one filler in M comes back.
+const FILLS_MAX: u32 = 200;
+
+/// Which requests a daemon answers.
+#[derive(Debug, Clone)]
+pub(super) struct ServedRequests {
+    subjects: Subjects,
+    queue_group: String,
+    shard: Option<Shard>,
+}
+
+impl ServedRequests {
+    /// Those under `subjects` that fall to a member of `queue_group`.
+    ///
+    /// With a shard, those on the shards' subjects that fall to a replica of the shard. Each shard is a queue group of its own, so every
+    /// shard gets every request.
+    pub(super) fn new(subjects: &Subjects, queue_group: &str, shard: Option<Shard>) -> Self {
+        match shard {
+            None => Self {
+                subjects: subjects.clone(),
+                queue_group: queue_group.to_owned(),
+                shard,
+            },
+            Some(of) => Self {
+                subjects: subjects.of_shards(),
+                queue_group: format!("{queue_group}-{}-of-{}", of.index(), of.count()),
+                shard,
+            },
+        }
+    }
+
+    /// Who shares the requests.
+    pub(super) fn queue_group(&self) -> &str {
+        &self.queue_group
+    }
+
+    /// The subjects of the requests.
+    pub(super) fn subjects(&self) -> &Subjects {
+        &self.subjects
+    }
+
+    /// The shard whose workers are known; all workers where it is absent.
+    pub(super) fn shard(&self) -> Option<Shard> {
+        self.shard
+    }
+
+    /// Where replicas that answer the same requests tell which holders they know.
+    pub(super) fn roster_subject(&self) -> String {
+        self.subjects.roster(&self.queue_group)
+    }
+
+    /// The subjects that requests are subscribed to.
+    pub(super) fn subscriptions(&self) -> [String; 2] {
+        [self.subjects.all_queries(), self.subjects.all_statuses()]
+    }
+
+    /// Joins the queue group, and waits until the server has confirmed that. Where the server refuses, tries again for ever: rights come
+    /// back. `refusals` must change with every refusal.
+    pub(super) async fn join_confirmed(
+        &self,
+        client: &Client,
+        refusals: &watch::Receiver<u64>,
+    ) -> Result<Requests, SubscribeError> {
+        let mut failures = 0_u32;
+        loop {
+            let before = *refusals.borrow();
+            let requests = self.join(client).await?;
+            for _ in 0..CONFIRMATION_TRIPS {
+                while let Err(error) = round_trip(client, CONFIRMATION_PATIENCE).await {
+                    tracing::warn!(%error, "the query subscription is not confirmed yet");
+                }
+            }
+            if *refusals.borrow() == before {
+                return Ok(requests);
+            }
+            failures = failures.saturating_add(1);
+            tokio::time::sleep(RETRIES.pause(failures)).await;
+        }
+    }
+
+    /// Joins the queue group for queries and for status requests.
+    async fn join(&self, client: &Client) -> Result<Requests, SubscribeError> {
+        let (subjects, group) = (&self.subjects, &self.queue_group);
+        Ok(Requests {
+            queries: QueueMember::join(client, subjects.all_queries(), subjects.query_filler(), group)
+                .await?,
+            statuses: QueueMember::join(client, subjects.all_statuses(), subjects.status_filler(), group)
+                .await?,
+        })
+    }
+
+    /// Subscribes to the requests of replicas that compare what they know.
+    pub(super) async fn subscribe_roster(
+        &self,
+        client: &Client,
+    ) -> Result<async_nats::Subscriber, SubscribeError> {
+        let (subject, group) = (self.roster_subject(), self.queue_group.clone());
+        let subscribed = client.queue_subscribe(subject.clone(), group).await;
+        subscribed.map_err(|error| SubscribeError::new(&subject, &error))
+    }
+}
+
+/// The kinds of requests.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Asked {
+    Query,
+    Status,
+}
+
+/// The requests that the server sends to one connection.
+pub(super) struct Requests {
+    queries: QueueMember,
+    statuses: QueueMember,
+}
+
+impl Requests {
+    /// The next request; none when the client is closed.
+    async fn next(&mut self) -> Option<(Asked, Message)> {
+        tokio::select! {
+            Some(message) = self.statuses.next() => Some((Asked::Status, message)),
+            message = self.queries.next() => message.map(|message| (Asked::Query, message)),
+        }
+    }
+
+    /// Ends subscriptions that others have replaced, and returns the requests that still came.
+    async fn replaced(&mut self) -> VecDeque<(Asked, Message)> {
+        let mut left = VecDeque::new();
+        let draining = async {
+            for (asked, member) in [
+                (Asked::Query, &mut self.queries),
+                (Asked::Status, &mut self.statuses),
+            ] {
+                let _ = member.messages.drain().await;
+                while let Some(message) = member.next().await {
+                    left.push_back((asked, message));
+                }
+            }
+        };
+        // A server that does not answer in time is another trouble.
+        let _ = tokio::time::timeout(REPLACED_PATIENCE, draining).await;
+        left
+    }
+
+    /// The next request while the queue group is being left: all that the server has sent are answered. None after the last one.
+    async fn next_until_left(&mut self) -> Option<(Asked, Message)> {
+        if let Some(message) = self.queries.next_until_left().await {
+            return Some((Asked::Query, message));
+        }
+        let message = self.statuses.next_until_left().await?;
+        Some((Asked::Status, message))
+    }
+}
+
+/// The requests of one connection, also where the server takes the right to them away and gives it back.
+pub(super) struct LastingRequests {
+    client: Client,
+    served: ServedRequests,
+    refusals: watch::Receiver<u64>,
+    current: Requests,
+    /// Requests that came on subscriptions that have been replaced.
+    left: VecDeque<(Asked, Message)>,
+    rejoining: Option<Rejoining>,
+}
+
+type Rejoining = Pin<Box<dyn Future<Output = Result<Requests, SubscribeError>> + Send>>;
+
+/// What [`LastingRequests::next`] has.
+pub(super) enum NextRequest {
+    /// A request.
+    Request(Asked, Message),
+    /// The server has confirmed the subscriptions again.
+    Rejoined,
+    /// The client is closed.
+    Closed,
+}
+
+impl LastingRequests {
+    /// Joins the queue group on `client`, and waits until the server has confirmed that. None if `stop` was cancelled first.
+    ///
+    /// `refusals` must change with every refusal of one of [`ServedRequests::subscriptions`].
+    pub(super) async fn join(
+        client: Client,
+        served: ServedRequests,
+        refusals: watch::Receiver<u64>,
+        stop: &CancellationToken,
+    ) -> Result<Option<Self>, SubscribeError> {
+        let joining = stop.run_until_cancelled(served.join_confirmed(&client, &refusals));
+        let Some(joined) = joining.await else {
+            return Ok(None);
+        };
+        Ok(Some(Self {
+            client,
+            served,
+            refusals,
+            current: joined?,
+            left: VecDeque::new(),
+            rejoining: None,
+        }))
+    }
+
+    /// The next request, or what happened in its place.
+    pub(super) async fn next(&mut self) -> Result<NextRequest, SubscribeError> {
+        loop {
+            if let Some((asked, message)) = self.left.pop_front() {
+                return Ok(NextRequest::Request(asked, message));
+            }
+            tokio::select! {
+                // The connection's end shows in the requests.
+                Ok(()) = self.refusals.changed(), if self.rejoining.is_none() => self.rejoin(),
+                joined = settled(&mut self.rejoining) => {
+                    self.rejoining = None;
+                    let mut old = std::mem::replace(&mut self.current, joined?);
+                    self.left = old.replaced().await;
+                    return Ok(NextRequest::Rejoined);
+                }
+                request = self.current.next() => {
+                    return Ok(request.map_or(NextRequest::Closed, |(asked, message)| {
+                        NextRequest::Request(asked, message)
+                    }));
+                }
+            }
+        }
+    }
+
+    /// The next request while the queue group is being left: all that the server has sent are answered. None after the last one.
+    pub(super) async fn next_until_left(&mut self) -> Option<(Asked, Message)> {
+        self.rejoining = None;
+        match self.left.pop_front() {
+            Some(request) => Some(request),
+            None => self.current.next_until_left().await,
+        }
+    }
+
+    fn rejoin(&mut self) {
+        let (client, served, refusals) = (self.client.clone(), self.served.clone(), self.refusals.clone());
+        self.rejoining = Some(Box::pin(async move {
+            tokio::time::sleep(RETRIES.pause_min).await;
+            served.join_confirmed(&client, &refusals).await
+        }));
+    }
+}
+
+/// Waits for the subscriptions that are being made; for ever where there are none.
+async fn settled(rejoining: &mut Option<Rejoining>) -> Result<Requests, SubscribeError> {
+    match rejoining {
+        Some(rejoining) => rejoining.await,
+        None => std::future::pending().await,
+    }
+}
+
+/// A membership in a queue group.
+struct QueueMember {
+    client: Client,
+    filler_subject: String,
+    messages: async_nats::Subscriber,
+    received: u64,
+    /// After how many messages the subscription ends. The largest number until the group is being left.
+    end: u64,
+    fills_left: u32,
+}
+
+impl QueueMember {
+    /// Joins the queue group `group` on `subject`. `filler_subject` is a subject that `subject` matches and that carries no request.
+    async fn join(
+        client: &Client,
+        subject: String,
+        filler_subject: String,
+        group: &str,
+    ) -> Result<Self, SubscribeError> {
+        let subscribed = client.queue_subscribe(subject.clone(), group.to_owned()).await;
+        let messages = subscribed.map_err(|error| SubscribeError::new(&subject, &error))?;
+        Ok(Self {
+            client: client.clone(),
+            filler_subject,
+            messages,
+            received: 0,
+            end: u64::MAX,
+            fills_left: FILLS_MAX,
+        })
+    }
+
+    /// The next request; none when the client is closed.
+    async fn next(&mut self) -> Option<Message> {
+        loop {
+            let message = self.messages.next().await;
+            if let Some(request) = self.noted(message)? {
+                return Some(request);
+            }
+        }
+    }
+
+    /// The next request while the group is being left: first the buffered ones, then those that the server sent before it knew. None after
+    /// the last one.
+    async fn next_until_left(&mut self) -> Option<Message> {
+        if self.end == u64::MAX {
+            if let Some(request) = self.next_received() {
+                return Some(request);
+            }
+            self.leave().await;
+        }
+        self.next_while_leaving().await
+    }
+
+    fn next_received(&mut self) -> Option<Message> {
+        loop {
+            let message = self.messages.next().now_or_never()?;
+            if let Some(request) = self.noted(message)? {
+                return Some(request);
+            }
+        }
+    }
+
+    /// Tells the server after how many messages to end.
+    async fn leave(&mut self) {
+        self.end = self.received + AHEAD;
+        // An error means that the client is closed: no message comes any more.
+        let _ = self.messages.unsubscribe_after(self.end).await;
+        self.fill(AHEAD).await;
+    }
+
+    async fn next_while_leaving(&mut self) -> Option<Message> {
+        loop {
+            match tokio::time::timeout(FILL_INTERVAL, self.messages.next()).await {
+                Ok(message) => {
+                    if let Some(request) = self.noted(message)? {
+                        return Some(request);
+                    }
+                }
+                Err(_) if self.fills_left == 0 => {
+                    // The server refuses the fillers, or is gone.
+                    tracing::debug!(
+                        subject = self.filler_subject,
+                        "leaving without the server's confirmation"
+                    );
+                    let _ = self.messages.drain().await;
+                }
+                Err(_) => {
+                    self.fills_left -= 1;
+                    self.fill(self.end.saturating_sub(self.received).max(1)).await;
+                }
+            }
+        }
+    }
+
+    /// Counts a message. The inner option is none for a filler.
+    fn noted(&mut self, message: Option<Message>) -> Option<Option<Message>> {
+        let message = message?;
+        self.received += 1;
+        Some((message.subject.as_str() != self.filler_subject).then_some(message))
+    }
+
+    async fn fill(&self, count: u64) {
+        for _ in 0..count {
+            if self
+                .client
+                .publish(self.filler_subject.clone(), bytes::Bytes::new())
+                .await
+                .is_err()
+            {
+                return;
+            }
+        }
+        let _ = self.client.flush().await;
+    }
+}

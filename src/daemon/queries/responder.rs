@@ -1,0 +1,117 @@
+//! Sending replies. Answers and errors become messages here and nowhere else.
+
+use async_nats::{Client, HeaderMap, Subject};
+
+use crate::daemon::metrics::QueryErrorMetrics;
+use crate::daemon::metrics::labels::ReplyDropReason;
+use kvatlas_core::wire::{
+    ERROR_CODE_HEADER, ERROR_HEADER, ErrorBody, ErrorCode, PROTOCOL_VERSION, SHARD_HEADER, Shard, Subjects,
+    WireError,
+};
+
+/// Sends replies on one connection.
+pub(crate) struct Responder {
+    client: Client,
+    subjects: Subjects,
+    shard: Option<Shard>,
+    pub(super) errors: QueryErrorMetrics,
+}
+
+impl Responder {
+    /// Replies on `client`. The replies of a sharded daemon have a header with the shard.
+    pub(super) fn new(client: Client, subjects: Subjects, shard: Option<Shard>) -> Self {
+        Self {
+            client,
+            subjects,
+            shard,
+            errors: QueryErrorMetrics::new(),
+        }
+    }
+
+    /// The length of the longest reply that the server takes, in bytes.
+    pub(super) fn reply_bytes_max(&self) -> usize {
+        match self.client.server_info().max_payload {
+            0 => usize::MAX,
+            bytes_max => bytes_max,
+        }
+    }
+
+    /// Sends an encoded reply, or an error in its place. Sends nothing where the reply would reach others than whoever asked.
+    pub(crate) async fn send(&self, reply_to: Subject, reply: Result<Vec<u8>, WireError>) {
+        if !self.subjects.may_reply_to(&reply_to) {
+            return self
+                .errors
+                .reply_dropped(ReplyDropReason::ForbiddenReplySubject, &reply_to);
+        }
+        let mut headers = HeaderMap::new();
+        if let Some(shard) = self.shard {
+            headers.insert(SHARD_HEADER, shard.to_string().as_str());
+        }
+        let payload = reply.unwrap_or_else(|error| {
+            self.errors.failed(error.code, &error.text);
+            error_reply(&error, &mut headers)
+        });
+        let sent = if headers.is_empty() {
+            self.client.publish(reply_to, payload.into()).await
+        } else {
+            self.client
+                .publish_with_headers(reply_to, headers, payload.into())
+                .await
+        };
+        if let Err(error) = sent {
+            self.errors.reply_dropped(ReplyDropReason::PublishFailed, &error);
+        }
+    }
+}
+
+/// The error in place of a reply that is too long: it has at least `bytes`.
+pub(super) fn reply_too_large(bytes: usize, bytes_max: usize) -> WireError {
+    let text = format!(
+        "the reply has {bytes} bytes or more, the server takes {bytes_max}; set limit or min_blocks, or ask for less at once"
+    );
+    WireError::new(ErrorCode::TooLarge, text)
+}
+
+/// The reply to a query, or an error in its place where the server would not take it.
+pub(super) fn check_size(payload: Vec<u8>, bytes_max: usize) -> Result<Vec<u8>, WireError> {
+    match payload.len() {
+        bytes if bytes <= bytes_max => Ok(payload),
+        bytes => Err(reply_too_large(bytes, bytes_max)),
+    }
+}
+
+/// As [`check_size`], for the reply to a status request.
+pub(super) fn check_status_size(payload: Vec<u8>, bytes_max: usize) -> Result<Vec<u8>, WireError> {
+    let bytes = payload.len();
+    if bytes <= bytes_max {
+        return Ok(payload);
+    }
+    let text = format!(
+        "the reply has {bytes} bytes, the server takes {bytes_max}; ask the admin listener for /workers instead"
+    );
+    Err(WireError::new(ErrorCode::TooLarge, text))
+}
+
+/// The payload of an error reply; the headers are added to `headers`.
+fn error_reply(error: &WireError, headers: &mut HeaderMap) -> Vec<u8> {
+    // A header is one line.
+    let text: String = error
+        .text
+        .chars()
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .collect();
+    headers.insert(ERROR_HEADER, text.as_str());
+    headers.insert(ERROR_CODE_HEADER, error.code.as_u16().to_string().as_str());
+    let body = rmp_serde::to_vec_named(&ErrorReply {
+        v: PROTOCOL_VERSION,
+        error: error.into(),
+    });
+    body.unwrap_or_default()
+}
+
+/// The body of an error reply. It repeats the headers, for clients that read the payload only.
+#[derive(serde::Serialize)]
+struct ErrorReply {
+    v: u64,
+    error: ErrorBody,
+}

@@ -1,0 +1,207 @@
+//! Which prompts are asked about, and how certain the answers are: counts of all answers, and a sample of recent queries.
+//!
+//! The sample is a ring of the last [`QUERIES_MAX`] sampled queries, at most one every [`SAMPLING_INTERVAL`]. That bounds its memory to
+//! some megabytes and its work to a small share of one core, at any rate of queries. Counts in it are exact for the queries that it
+//! keeps: a sketch of counters would save memory and lose the chains, which the atlas needs to ask the index who holds them.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use crate::daemon::metrics::labels::AnswerState;
+use kvatlas_core::hash::PositionalLineageHash;
+use kvatlas_core::index::QueryChain;
+use kvatlas_core::wire::NamespaceName;
+
+/// Queries that are kept at most.
+const QUERIES_MAX: usize = 2048;
+/// Leading blocks of a query that are kept at most.
+pub(crate) const BLOCKS_MAX: usize = 256;
+/// Blocks of all kept queries together, at most: 16 bytes each.
+const BLOCKS_TOTAL_MAX: usize = 1 << 18;
+/// At most one query is kept in so much time.
+const SAMPLING_INTERVAL: Duration = Duration::from_millis(20);
+
+/// One query of the sample.
+#[derive(Debug, Clone)]
+pub(crate) struct SampledQuery {
+    /// When it was answered.
+    pub(crate) at: Instant,
+    /// The leading blocks that it asked for, at least one.
+    pub(crate) blocks: Arc<[PositionalLineageHash]>,
+    namespace: NamespaceName,
+}
+
+/// How many queries were answered, by how certain the answer was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
+pub(crate) struct AnswerCounts {
+    /// All holders in the answer were exact.
+    pub(crate) exact: u64,
+    /// Some holder in the answer was degraded.
+    pub(crate) degraded: u64,
+    /// Nobody held anything of the prompt.
+    pub(crate) empty: u64,
+}
+
+/// Counts of all answers, and a sample of recent queries.
+#[derive(Debug)]
+pub(crate) struct QuerySample {
+    begun: Instant,
+    /// Milliseconds since `begun` before which no query is kept.
+    next_ms: AtomicU64,
+    exact: AtomicU64,
+    degraded: AtomicU64,
+    empty: AtomicU64,
+    kept: Mutex<Kept>,
+}
+
+#[derive(Debug, Default)]
+struct Kept {
+    queries: VecDeque<SampledQuery>,
+    blocks: usize,
+}
+
+impl Default for QuerySample {
+    fn default() -> Self {
+        Self {
+            begun: Instant::now(),
+            next_ms: AtomicU64::new(0),
+            exact: AtomicU64::new(0),
+            degraded: AtomicU64::new(0),
+            empty: AtomicU64::new(0),
+            kept: Mutex::default(),
+        }
+    }
+}
+
+impl QuerySample {
+    /// Counts an answer.
+    pub(crate) fn answered(&self, state: AnswerState) {
+        let count = match state {
+            AnswerState::Empty => &self.empty,
+            AnswerState::Exact => &self.exact,
+            AnswerState::Degraded => &self.degraded,
+        };
+        count.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Keeps a query if it is time for one.
+    pub(crate) fn offer(&self, namespace: &NamespaceName, chain: &mut QueryChain<'_>) {
+        if !chain.is_empty() && self.is_time() {
+            let blocks = (0..chain.len().min(BLOCKS_MAX)).map(|index| chain.key(index));
+            self.keep(namespace.clone(), blocks.collect());
+        }
+    }
+
+    /// All answers so far.
+    pub(crate) fn counts(&self) -> AnswerCounts {
+        AnswerCounts {
+            exact: self.exact.load(Ordering::Relaxed),
+            degraded: self.degraded.load(Ordering::Relaxed),
+            empty: self.empty.load(Ordering::Relaxed),
+        }
+    }
+
+    /// The kept queries about a namespace, oldest first.
+    pub(crate) fn queries(&self, namespace: &NamespaceName) -> Vec<SampledQuery> {
+        let kept = self.kept.lock();
+        let about = kept.queries.iter().filter(|query| query.namespace == *namespace);
+        about.cloned().collect()
+    }
+
+    /// Whether no query was kept for long enough; true for one caller only.
+    fn is_time(&self) -> bool {
+        let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        let now = millis(self.begun.elapsed());
+        let next = self.next_ms.load(Ordering::Relaxed);
+        let after = now.saturating_add(millis(SAMPLING_INTERVAL));
+        now >= next
+            && self
+                .next_ms
+                .compare_exchange(next, after, Ordering::Relaxed, Ordering::Relaxed)
+                .is_ok()
+    }
+
+    fn keep(&self, namespace: NamespaceName, blocks: Arc<[PositionalLineageHash]>) {
+        let mut kept = self.kept.lock();
+        kept.blocks += blocks.len();
+        kept.queries.push_back(SampledQuery {
+            at: Instant::now(),
+            blocks,
+            namespace,
+        });
+        while kept.queries.len() > QUERIES_MAX || kept.blocks > BLOCKS_TOTAL_MAX {
+            let Some(oldest) = kept.queries.pop_front() else {
+                break;
+            };
+            kept.blocks -= oldest.blocks.len();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvatlas_core::hash::{BlockSize, SequenceHash};
+    use kvatlas_core::wire::QueryKey;
+
+    use super::*;
+
+    fn name(text: &str) -> NamespaceName {
+        NamespaceName::new(text).unwrap()
+    }
+
+    #[test]
+    fn answers_count_by_how_certain_they_are() {
+        let sample = QuerySample::default();
+        for state in [AnswerState::Empty, AnswerState::Exact, AnswerState::Degraded] {
+            sample.answered(state);
+        }
+        sample.answered(AnswerState::Exact);
+        let expected = AnswerCounts {
+            exact: 2,
+            degraded: 1,
+            empty: 1,
+        };
+        assert_eq!(sample.counts(), expected);
+    }
+
+    #[test]
+    fn the_ring_keeps_the_newest_within_both_bounds() {
+        let sample = QuerySample::default();
+        let key = QueryKey::SequenceHashes((0..1000).map(SequenceHash).collect());
+        let mut chain = QueryChain::new(&key, BlockSize::DEFAULT).unwrap();
+        sample.offer(&name("a"), &mut chain);
+        let [first] = &sample.queries(&name("a"))[..] else {
+            panic!("the first query is kept");
+        };
+        assert_eq!(first.blocks.len(), BLOCKS_MAX, "a long query is cut");
+        assert!(sample.queries(&name("b")).is_empty());
+        for _ in 0..2 * QUERIES_MAX {
+            sample.keep(name("b"), Arc::clone(&first.blocks));
+        }
+        let kept = sample.queries(&name("b"));
+        assert_eq!(kept.len() * BLOCKS_MAX, BLOCKS_TOTAL_MAX);
+        assert!(sample.queries(&name("a")).is_empty(), "the oldest went first");
+        for _ in 0..2 * QUERIES_MAX {
+            sample.keep(name("c"), first.blocks[..1].into());
+        }
+        assert_eq!(sample.queries(&name("c")).len(), QUERIES_MAX);
+        assert_eq!(sample.kept.lock().blocks, QUERIES_MAX);
+    }
+
+    #[test]
+    fn a_flood_of_queries_is_sampled_by_the_clock() {
+        let sample = QuerySample::default();
+        let key = QueryKey::SequenceHashes(vec![SequenceHash(1)]);
+        let mut chain = QueryChain::new(&key, BlockSize::DEFAULT).unwrap();
+        let begun = Instant::now();
+        for _ in 0..10_000 {
+            sample.offer(&name("a"), &mut chain);
+        }
+        let slots = begun.elapsed().as_millis() / SAMPLING_INTERVAL.as_millis() + 2;
+        assert!(sample.queries(&name("a")).len() as u128 <= slots);
+    }
+}

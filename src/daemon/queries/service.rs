@@ -1,0 +1,298 @@
+//! Serving queries from the index, on one connection.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use async_nats::{Client, Message};
+use futures_util::StreamExt;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use crate::daemon::broker::SubscribeError;
+use crate::daemon::lanes::LanePool;
+use crate::daemon::metrics::QueryMetrics;
+use crate::daemon::metrics::labels::{NAMESPACE_LABELS_MAX, ReplyDropReason, namespace_label};
+use kvatlas_core::wire::{ErrorCode, NamespaceName, WireError};
+
+use super::answer::{Answer, Answerer, AnyReply};
+use super::observed::Observers;
+use super::requests::{Asked, LastingRequests, NextRequest, ServedRequests};
+use super::responder::{Responder, check_size, check_status_size};
+
+/// Requests of more bytes than this are large. They wait for each other, and small ones do not wait for them.
+const LARGE_BYTES: usize = 32 << 10;
+/// Bytes in one unit of the room for large requests. A semaphore counts units in 32 bits.
+const BYTES_PER_UNIT: usize = 1024;
+
+/// Serves queries on one connection.
+pub(crate) struct QueryService {
+    client: Client,
+    served: ServedRequests,
+    refusals: watch::Receiver<u64>,
+    answering: Answering,
+    /// Bytes of large requests that may wait.
+    waiting_bytes_max: usize,
+}
+
+/// Answers requests, one after the other.
+struct Answering {
+    answerer: Answerer,
+    pool: Arc<LanePool>,
+    metrics: HashMap<NamespaceName, QueryMetrics>,
+    responder: Responder,
+    observers: Observers,
+}
+
+/// A large request, and its share of the room.
+struct Large {
+    message: Message,
+    _room: OwnedSemaphorePermit,
+}
+
+/// The large requests of one connection: answered by a task of their own, and refused where too many wait.
+struct LargeRequests {
+    waiting: mpsc::UnboundedSender<Large>,
+    room: Arc<Semaphore>,
+    bytes_max: usize,
+    task: JoinHandle<()>,
+}
+
+impl LargeRequests {
+    /// Room for about `bytes_max`.
+    fn start(mut answering: Answering, bytes_max: usize) -> Self {
+        let (waiting, mut requests) = mpsc::unbounded_channel::<Large>();
+        let task = tokio::spawn(async move {
+            while let Some(large) = requests.recv().await {
+                answering.serve(Asked::Query, large.message).await;
+                // Small requests go first.
+                tokio::task::yield_now().await;
+            }
+        });
+        Self {
+            waiting,
+            room: Arc::new(Semaphore::new((bytes_max / BYTES_PER_UNIT).max(1))),
+            bytes_max,
+            task,
+        }
+    }
+
+    /// Room for a request of `bytes`; an error where too many wait.
+    fn room_for(&self, bytes: usize) -> Result<OwnedSemaphorePermit, WireError> {
+        // One that is larger than the room finds it when nobody else waits.
+        let units = bytes.min(self.bytes_max) / BYTES_PER_UNIT;
+        let units = u32::try_from(units).unwrap_or(u32::MAX);
+        Arc::clone(&self.room).try_acquire_many_owned(units).map_err(|_| {
+            let text = format!(
+                "large requests of {} bytes wait on this connection already (queries.max_waiting_bytes); ask again later, \
+                 or for less at once",
+                self.bytes_max
+            );
+            WireError::new(ErrorCode::TooManyRequests, text)
+        })
+    }
+
+    fn take(&self, message: Message, room: OwnedSemaphorePermit) {
+        // The task lasts until this end is dropped.
+        let _ = self.waiting.send(Large { message, _room: room });
+    }
+
+    /// Waits until all requests have been answered.
+    async fn end(self) {
+        drop(self.waiting);
+        let _ = self.task.await;
+    }
+}
+
+impl QueryService {
+    /// A service on `client`, which shares the requests with the others of their queue group.
+    ///
+    /// - `refusals` must change with every refusal of a subscription to requests.
+    /// - Large requests of `waiting_bytes_max` together may wait.
+    /// - Every request is shown to `observers`.
+    pub(super) fn new(
+        client: Client,
+        served: ServedRequests,
+        refusals: watch::Receiver<u64>,
+        answerer: Answerer,
+        pool: Arc<LanePool>,
+        waiting_bytes_max: usize,
+        observers: Observers,
+    ) -> Self {
+        let answering = Answering {
+            responder: Responder::new(client.clone(), served.subjects().clone(), served.shard()),
+            answerer,
+            pool,
+            metrics: HashMap::new(),
+            observers,
+        };
+        Self {
+            client,
+            served,
+            refusals,
+            answering,
+            waiting_bytes_max,
+        }
+    }
+
+    /// Serves until `stop` is cancelled, then answers the requests that the server has sent. Calls `subscribed` whenever the server has
+    /// confirmed the subscriptions: at first, and when it has given a right back that it took away.
+    pub(crate) async fn run(
+        mut self,
+        stop: CancellationToken,
+        subscribed: impl Fn(),
+    ) -> Result<(), SubscribeError> {
+        let mut rosters = self.served.subscribe_roster(&self.client).await?;
+        let (client, served) = (self.client.clone(), self.served.clone());
+        let joined = LastingRequests::join(client, served, self.refusals.clone(), &stop).await?;
+        let Some(mut requests) = joined else {
+            return Ok(());
+        };
+        subscribed();
+        let large = LargeRequests::start(
+            self.answering.again(&self.client, &self.served),
+            self.waiting_bytes_max,
+        );
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => break,
+                Some(message) = rosters.next() => self.answering.serve_roster(message).await,
+                request = requests.next() => match request? {
+                    NextRequest::Request(asked, message) => self.serve(asked, message, &large).await,
+                    NextRequest::Rejoined => {
+                        rosters = self.served.subscribe_roster(&self.client).await?;
+                        subscribed();
+                    }
+                    NextRequest::Closed => return Ok(()),
+                },
+            }
+        }
+        // From here on no replica compares itself with this one. A replica that has just asked will ask again.
+        let _ = rosters.drain().await;
+        while let Some((asked, message)) = requests.next_until_left().await {
+            self.serve(asked, message, &large).await;
+        }
+        large.end().await;
+        let _ = self.client.flush().await;
+        Ok(())
+    }
+
+    /// Answers one request, or leaves it to those who answer large ones.
+    async fn serve(&mut self, asked: Asked, message: Message, large: &LargeRequests) {
+        let reply_to = match (asked, &message.reply) {
+            (Asked::Query, Some(reply_to)) if message.payload.len() > LARGE_BYTES => reply_to.clone(),
+            _ => return self.answering.serve(asked, message).await,
+        };
+        match large.room_for(message.payload.len()) {
+            Ok(room) => large.take(message, room),
+            Err(error) => {
+                let observers = &self.answering.observers;
+                let span = observers.begin(asked, &message);
+                observers.end(asked, span, Duration::ZERO, Some(&error));
+                self.answering.responder.send(reply_to, Err(error)).await;
+            }
+        }
+    }
+}
+
+impl Answering {
+    /// The same on the same connection, for another task.
+    fn again(&self, client: &Client, served: &ServedRequests) -> Self {
+        Self {
+            responder: Responder::new(client.clone(), served.subjects().clone(), served.shard()),
+            answerer: self.answerer.clone(),
+            pool: Arc::clone(&self.pool),
+            metrics: HashMap::new(),
+            observers: self.observers.clone(),
+        }
+    }
+
+    /// Answers one request.
+    async fn serve(&mut self, asked: Asked, message: Message) {
+        let started = Instant::now();
+        let span = self.observers.begin(asked, &message);
+        let Some(reply_to) = message.reply else {
+            return self
+                .responder
+                .errors
+                .reply_dropped(ReplyDropReason::NoReplySubject, &message.subject);
+        };
+        let bytes_max = self.responder.reply_bytes_max();
+        let (subject, payload) = (&message.subject, &message.payload);
+        let reply = match asked {
+            Asked::Query => {
+                let answer = self.answerer.answer_query(subject, payload, bytes_max);
+                answer.and_then(|answer| {
+                    self.count(&answer, started.elapsed());
+                    check_size(answer.payload, bytes_max)
+                })
+            }
+            Asked::Status => {
+                let answer = self.answerer.answer_status(subject, self.pool.messages_waiting());
+                answer.and_then(|answer| {
+                    self.count(&answer, started.elapsed());
+                    check_status_size(answer.payload, bytes_max)
+                })
+            }
+        };
+        self.observers
+            .end(asked, span, started.elapsed(), reply.as_ref().err());
+        self.responder.send(reply_to, reply).await;
+    }
+
+    async fn serve_roster(&self, message: Message) {
+        if let Some(reply_to) = message.reply {
+            self.responder
+                .send(reply_to, self.answerer.answer_roster(&message.payload))
+                .await;
+        }
+    }
+
+    fn count(&mut self, answer: &Answer, elapsed: Duration) {
+        // Only namespaces that exist are answered, but some of them have gone since.
+        if !self.metrics.contains_key(&answer.namespace) {
+            if self.metrics.len() >= NAMESPACE_LABELS_MAX {
+                self.metrics.clear();
+            }
+            let metrics = QueryMetrics::for_namespace(namespace_label(answer.namespace.as_str()));
+            self.metrics.insert(answer.namespace.clone(), metrics);
+        }
+        if let Some(metrics) = self.metrics.get(&answer.namespace) {
+            metrics.answered(answer.kind, elapsed);
+            let prompts = answer.reply.iter().flat_map(AnyReply::prompts);
+            prompts.for_each(|prompt| metrics.found(prompt));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn large_requests(bytes_max: usize) -> LargeRequests {
+        LargeRequests {
+            waiting: mpsc::unbounded_channel().0,
+            room: Arc::new(Semaphore::new((bytes_max / BYTES_PER_UNIT).max(1))),
+            bytes_max,
+            task: tokio::spawn(async {}),
+        }
+    }
+
+    #[tokio::test]
+    async fn large_requests_are_refused_where_too_many_wait() {
+        let large = large_requests(256 << 10);
+        let first = large.room_for(100 << 10).unwrap();
+        let second = large.room_for(100 << 10).unwrap();
+        let refused = large.room_for(100 << 10).unwrap_err();
+        assert_eq!(refused.code, ErrorCode::TooManyRequests);
+        assert!(refused.text.contains("queries.max_waiting_bytes"), "{refused}");
+        drop(first);
+        let third = large.room_for(100 << 10).unwrap();
+        drop((second, third));
+        // One that is larger than all the room is answered alone.
+        let alone = large.room_for(1 << 20).unwrap();
+        assert!(large.room_for(1 << 10).is_err());
+        drop(alone);
+    }
+}

@@ -1,0 +1,133 @@
+//! When a starting replica takes queries.
+//!
+//! A daemon that has just begun to follow the events knows its snapshot, or nothing. It asks for the roster of a replica that serves
+//! ([`RosterReply`]):
+//!
+//! - A replica answers: wait until this daemon knows every holder as well, at most `ready.settle_ms`. Meanwhile the other one's answers are
+//!   better.
+//! - No replica answers: take queries at once. Any answer is better than none, and it says how certain it is.
+//! - A replica takes queries but does not tell its roster for a few seconds: take queries.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_nats::{Client, RequestErrorKind};
+use tokio::time::Instant;
+
+use super::roster::{holders_behind, known_holders};
+use kvatlas_core::index::{Namespaces, StreamTrust};
+use kvatlas_core::wire::{RosterHolder, RosterReply, RosterRequest};
+
+/// Pause between two looks at the other's roster.
+const INTERVAL: Duration = Duration::from_millis(100);
+/// How long the other may take for a page.
+const PAGE_PATIENCE: Duration = Duration::from_secs(1);
+/// Most holders of another's roster: more than any daemon has.
+const ROSTER_HOLDERS_MAX: usize = 1 << 20;
+/// Most bytes of its pages together.
+const ROSTER_BYTES_MAX: usize = 128 << 20;
+/// After so long without a roster the other does not count as serving: it may be gone without the broker having noticed.
+const SILENCE_MAX: Duration = Duration::from_secs(5);
+
+/// What a starting replica compares.
+pub(super) struct Settling {
+    pub(super) client: Client,
+    /// Where replicas that answer the same requests tell their rosters.
+    pub(super) roster_subject: String,
+    pub(super) namespaces: Arc<Namespaces>,
+    pub(super) trust: Arc<StreamTrust>,
+    /// How long to try, at most.
+    pub(super) patience: Duration,
+}
+
+/// Another replica's roster.
+enum Other {
+    /// No other replica takes queries.
+    Absent,
+    /// One takes queries, but has not told its roster now.
+    Silent,
+    /// Its whole roster.
+    Knows(Vec<RosterHolder>),
+}
+
+impl Settling {
+    /// Returns when it is time to take queries.
+    pub(super) async fn settle(self) {
+        let deadline = Instant::now() + self.patience;
+        let mut silence_end = Instant::now() + SILENCE_MAX;
+        loop {
+            // All pages together: each may come in time, and the last never.
+            let asked = tokio::time::timeout(SILENCE_MAX, self.ask()).await;
+            match asked.unwrap_or(Other::Silent) {
+                Other::Absent => return tracing::info!("no other replica takes queries"),
+                Other::Silent => {}
+                Other::Knows(theirs) => {
+                    silence_end = Instant::now() + SILENCE_MAX;
+                    let ours = known_holders(&self.namespaces, &self.trust, None);
+                    let behind = holders_behind(&theirs, &ours);
+                    if behind == 0 {
+                        return tracing::info!(
+                            holders = theirs.len(),
+                            "knows as much as a replica that serves"
+                        );
+                    }
+                    if Instant::now() >= deadline {
+                        return tracing::warn!(
+                            behind, holders = theirs.len(), patience = ?self.patience,
+                            "takes queries although it knows less than a replica that serves (ready.settle_ms)"
+                        );
+                    }
+                }
+            }
+            if Instant::now() >= deadline.min(silence_end) {
+                return tracing::warn!(
+                    "takes queries although a replica that serves did not say what it knows"
+                );
+            }
+            tokio::time::sleep(INTERVAL).await;
+        }
+    }
+
+    async fn ask(&self) -> Other {
+        let mut known: Vec<RosterHolder> = Vec::new();
+        let mut bytes = 0;
+        loop {
+            let after = known.last().map(|holder| holder.key.clone());
+            let payload = RosterRequest { after }.encode();
+            let request = async_nats::Request::new()
+                .payload(payload.into())
+                .timeout(Some(PAGE_PATIENCE));
+            let page = match self
+                .client
+                .send_request(self.roster_subject.clone(), request)
+                .await
+            {
+                Ok(message) => {
+                    bytes += message.payload.len();
+                    RosterReply::decode(&message.payload)
+                }
+                Err(error) if error.kind() == RequestErrorKind::NoResponders => return Other::Absent,
+                Err(_) => return Other::Silent,
+            };
+            match page {
+                // Pages go forward, or they would never end.
+                Ok(page)
+                    if bytes <= ROSTER_BYTES_MAX
+                        && known.len() + page.holders.len() <= ROSTER_HOLDERS_MAX
+                        && (!page.more || goes_forward(&known, &page.holders)) =>
+                {
+                    known.extend(page.holders);
+                    if !page.more {
+                        return Other::Knows(known);
+                    }
+                }
+                Ok(_) | Err(_) => return Other::Silent,
+            }
+        }
+    }
+}
+
+fn goes_forward(known: &[RosterHolder], page: &[RosterHolder]) -> bool {
+    page.last()
+        .is_some_and(|last| known.last().is_none_or(|before| last.key > before.key))
+}

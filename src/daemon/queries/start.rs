@@ -1,0 +1,185 @@
+//! Starting to answer: from the index, or as a gateway.
+
+use std::sync::Arc;
+
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::daemon::admin::Latch;
+use crate::daemon::broker::{ConnectError, SubscribeError, connect_counted};
+use crate::daemon::config::Config;
+use crate::daemon::metrics::labels::Connection;
+use crate::daemon::shared::{Shared, Stage};
+use kvatlas_core::wire::WireLimits;
+
+use super::answer::Answerer;
+use super::discovery::Discovery;
+use super::gateway::{Gateway, GatewaySettings};
+use super::observed::Observers;
+use super::requests::ServedRequests;
+use super::service::QueryService;
+use super::settle::Settling;
+use super::turns::{Connected, Connector, Subscribed, serve_in_turns};
+
+/// Bounds on messages on query subjects.
+pub(crate) fn query_limits(config: &Config) -> WireLimits {
+    WireLimits {
+        message_bytes_max: config.queries.max_message_bytes,
+        query_depth_max: config.queries.max_depth_blocks,
+        queries_max: config.queries.max_batch,
+        filter_workers_max: config.limits.max_workers_per_namespace,
+        name_bytes_max: config.limits.max_name_bytes,
+        ..WireLimits::default()
+    }
+}
+
+/// Serves queries once `followed` is true (events are followed) and the index knows what another replica knows.
+pub(crate) async fn start_queries(
+    shared: &Shared,
+    followed: watch::Receiver<bool>,
+) -> Result<Stage, ConnectError> {
+    let config = &shared.config;
+    let group = &config.queries.queue_group;
+    let served = ServedRequests::new(&shared.subjects, group, config.sharding.shard);
+    let stage = Stage::default();
+    let (settled, is_settled) = watch::channel(false);
+    let observers = Observers::new(shared.tracer.clone());
+    for number in 0..config.queries.connections {
+        let connector = Connector::new(shared, &served, number);
+        let first = connector.connect().await?;
+        if number == 0 {
+            let settling = Settling {
+                client: first.client.clone(),
+                roster_subject: served.roster_subject(),
+                namespaces: Arc::clone(&shared.namespaces),
+                trust: Arc::clone(&shared.trust),
+                patience: config.ready.settle,
+            };
+            spawn_settling(shared, &stage, settling, followed.clone(), settled.clone());
+            spawn_discovery(shared, &stage, &served, &observers, is_settled.clone()).await?;
+        }
+        let answerer = Answerer::new(
+            Arc::clone(&shared.namespaces),
+            Arc::clone(&shared.trust),
+            shared.pool.freshness(),
+            served.subjects().clone(),
+            shared.query_limits.clone(),
+        )
+        .sampled_by(&shared.sample);
+        let (served, is_settled, observers) = (served.clone(), is_settled.clone(), observers.clone());
+        let (pool, waiting_bytes_max) = (Arc::clone(&shared.pool), config.queries.max_waiting_bytes);
+        let serve = move |connected: Connected, stop: CancellationToken, subscribed: Subscribed| {
+            let Connected { client, refusals, .. } = connected;
+            let service = QueryService::new(
+                client,
+                served.clone(),
+                refusals,
+                answerer.clone(),
+                Arc::clone(&pool),
+                waiting_bytes_max,
+                observers.clone(),
+            );
+            let mut is_settled = is_settled.clone();
+            async move {
+                tokio::select! {
+                    _ = is_settled.wait_for(|settled| *settled) => {}
+                    () = stop.cancelled() => return Ok(()),
+                }
+                service.run(stop, subscribed).await
+            }
+        };
+        serve_in_turns(&stage, connector, first, serve);
+    }
+    Ok(stage)
+}
+
+/// Compares with another replica once events are followed; then `settled` becomes true.
+fn spawn_settling(
+    shared: &Shared,
+    stage: &Stage,
+    settling: Settling,
+    mut followed: watch::Receiver<bool>,
+    settled: watch::Sender<bool>,
+) {
+    let (stop, readiness) = (stage.stop.clone(), Arc::clone(&shared.readiness));
+    stage.tasks.spawn(async move {
+        let settle = async {
+            let _ = followed.wait_for(|followed| *followed).await;
+            settling.settle().await;
+        };
+        tokio::select! {
+            () = settle => {
+                readiness.set(Latch::Settled);
+                settled.send_replace(true);
+            }
+            () = stop.cancelled() => {}
+        }
+    });
+}
+
+/// Answers by asking the shards. A gateway has nothing to load, to follow or to compare.
+pub(crate) async fn start_gateway(shared: &Shared) -> Result<Stage, ConnectError> {
+    for latch in [Latch::EventsSubscribed, Latch::CaughtUp, Latch::Settled] {
+        shared.readiness.set(latch);
+    }
+    let config = &shared.config;
+    let connections = config.queries.connections;
+    let settings = GatewaySettings {
+        deadline: config.gateway.deadline,
+        gathers_max: config.gateway.max_gathers.div_ceil(connections),
+        limits: shared.query_limits.clone(),
+        observers: Observers::new(shared.tracer.clone()),
+    };
+    let stage = Stage::default();
+    let (_at_once, is_settled) = watch::channel(true);
+    for number in 0..connections {
+        let served = ServedRequests::new(&shared.subjects, &config.queries.queue_group, None);
+        let connector = Connector::new(shared, &served, number);
+        let first = connector.connect().await?;
+        if number == 0 {
+            spawn_discovery(shared, &stage, &served, &settings.observers, is_settled.clone()).await?;
+        }
+        let settings = settings.clone();
+        let serve = move |connected: Connected, stop: CancellationToken, subscribed: Subscribed| {
+            let Connected { client, refusals, .. } = connected;
+            let (served, settings) = (served.clone(), settings.clone());
+            async move {
+                match Gateway::new(client, served, refusals, settings).await {
+                    Ok(gateway) => gateway.run(stop, subscribed).await,
+                    Err(error) => Err(SubscribeError::new("its own inbox", &error)),
+                }
+            }
+        };
+        let current = serve_in_turns(&stage, connector, first, serve);
+        shared.readiness.follow_connection(move || current.stands());
+    }
+    Ok(stage)
+}
+
+/// Lets others find the daemon among the services of NATS, from when it takes queries until `stage` stops. On a connection of its own:
+/// those that serve requests come and go. Without the right to it nobody finds the daemon, and it answers all the same.
+async fn spawn_discovery(
+    shared: &Shared,
+    stage: &Stage,
+    served: &ServedRequests,
+    observers: &Observers,
+    mut is_settled: watch::Receiver<bool>,
+) -> Result<(), ConnectError> {
+    const CAPACITY: usize = 256;
+    if !shared.config.queries.discovery {
+        return Ok(());
+    }
+    let client = connect_counted(&shared.nats, Connection::Queries, "services", CAPACITY, |_| {}).await?;
+    let discovery = Discovery::new(client, shared, served, observers.counts());
+    let stop = stage.stop.clone();
+    stage.tasks.spawn(async move {
+        let settling = async { is_settled.wait_for(|settled| *settled).await.is_ok() };
+        if stop.run_until_cancelled(settling).await != Some(true) {
+            return;
+        }
+        if let Err(error) = discovery.run(stop).await {
+            tracing::debug!(%error, "nobody finds the daemon among the services any more");
+        }
+    });
+    Ok(())
+}

@@ -1,0 +1,189 @@
+//! Serving on one connection after the other.
+//!
+//! A NATS server that is about to shut down says so: it is a lame duck. It takes no new connections, and ends the old ones some time
+//! later; what is under way on them is lost then. So the next connection is made at once, to another server. When it takes requests, the
+//! one before is left as at a daemon's end: everything that the server has sent to it is answered.
+
+use std::sync::Arc;
+
+use async_nats::Client;
+use async_nats::connection::State;
+use parking_lot::Mutex;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::daemon::admin::{Latch, Readiness};
+use crate::daemon::broker::{ConnectError, ConnectionNotice, SubscribeError, connect_counted};
+use crate::daemon::config::NatsConfig;
+use crate::daemon::metrics::labels::Connection;
+use crate::daemon::shared::{Shared, Stage};
+
+use super::requests::ServedRequests;
+
+/// A connection that serves requests.
+pub(super) struct Connected {
+    pub(super) client: Client,
+    /// Changes with every refusal of a subscription to requests; the daemon is not ready from then on.
+    pub(super) refusals: watch::Receiver<u64>,
+    /// Becomes true when the server is about to shut down.
+    is_lame: watch::Receiver<bool>,
+}
+
+/// Makes the connections.
+#[derive(Clone)]
+pub(super) struct Connector {
+    nats: NatsConfig,
+    readiness: Arc<Readiness>,
+    subscriptions: [String; 2],
+    role: String,
+    capacity: usize,
+}
+
+impl Connector {
+    /// For the connection `number` of those on which the `served` requests come.
+    pub(super) fn new(shared: &Shared, served: &ServedRequests, number: usize) -> Self {
+        Self {
+            nats: shared.nats.clone(),
+            readiness: Arc::clone(&shared.readiness),
+            subscriptions: served.subscriptions(),
+            role: format!("queries-{number}"),
+            capacity: shared.config.events.subscription_capacity,
+        }
+    }
+
+    /// The first connection.
+    pub(super) async fn connect(&self) -> Result<Connected, ConnectError> {
+        self.connect_to(&self.nats).await
+    }
+
+    /// Another connection, to one of the servers that `client` knows: also to one that it has heard of from its server.
+    async fn connect_beside(&self, client: &Client) -> Result<Connected, ConnectError> {
+        let mut nats = self.nats.clone();
+        if let Ok(pool) = client.server_pool().await {
+            nats.urls = pool.into_iter().map(|server| server.addr).collect();
+        }
+        self.connect_to(&nats).await
+    }
+
+    async fn connect_to(&self, nats: &NatsConfig) -> Result<Connected, ConnectError> {
+        let (readiness, subscriptions) = (Arc::clone(&self.readiness), self.subscriptions.clone());
+        let (refusals, refusals_seen) = watch::channel(0_u64);
+        let (lame, is_lame) = watch::channel(false);
+        let latch = Latch::QueriesSubscribed;
+        let notice = move |notice: &ConnectionNotice| match notice {
+            ConnectionNotice::Connected => {
+                lame.send_replace(false);
+                readiness.set_trouble(latch, None);
+            }
+            ConnectionNotice::Error(text) => readiness.set_trouble(latch, Some(text.clone())),
+            ConnectionNotice::Refused(refusal) => {
+                readiness.set_trouble(latch, Some(refusal.to_string()));
+                if refusal.is_subscription_to(&subscriptions) {
+                    readiness.clear(latch);
+                    refusals.send_modify(|refusals| *refusals += 1);
+                }
+            }
+            ConnectionNotice::LameDuck => {
+                lame.send_replace(true);
+            }
+            ConnectionNotice::Disconnected | ConnectionNotice::SlowConsumer => {}
+        };
+        let connected = connect_counted(nats, Connection::Queries, &self.role, self.capacity, notice);
+        Ok(Connected {
+            client: connected.await?,
+            refusals: refusals_seen,
+            is_lame,
+        })
+    }
+}
+
+/// Calls back whenever the server has confirmed the subscriptions.
+pub(super) type Subscribed = Box<dyn Fn() + Send + Sync>;
+
+/// What serves on a connection, one after the other.
+struct Turns<Serve> {
+    connector: Connector,
+    stop: CancellationToken,
+    tasks: TaskTracker,
+    current: Current,
+    serve: Serve,
+}
+
+/// The connection that takes requests at the moment, or will.
+#[derive(Clone)]
+pub(super) struct Current(Arc<Mutex<Client>>);
+
+impl Current {
+    /// Whether it stands.
+    pub(super) fn stands(&self) -> bool {
+        self.0.lock().connection_state() == State::Connected
+    }
+}
+
+/// Has `serve` serve on `first`, and on the connections after it, until the stage ends.
+pub(super) fn serve_in_turns<Serve, Serving>(
+    stage: &Stage,
+    connector: Connector,
+    first: Connected,
+    serve: Serve,
+) -> Current
+where
+    Serve: Fn(Connected, CancellationToken, Subscribed) -> Serving + Send + Sync + 'static,
+    Serving: Future<Output = Result<(), SubscribeError>> + Send + 'static,
+{
+    let turns = Turns {
+        connector,
+        stop: stage.stop.clone(),
+        tasks: stage.tasks.clone(),
+        current: Current(Arc::new(Mutex::new(first.client.clone()))),
+        serve,
+    };
+    let current = turns.current.clone();
+    Arc::new(turns).begin(first, None);
+    current
+}
+
+impl<Serve, Serving> Turns<Serve>
+where
+    Serve: Fn(Connected, CancellationToken, Subscribed) -> Serving + Send + Sync + 'static,
+    Serving: Future<Output = Result<(), SubscribeError>> + Send + 'static,
+{
+    /// Serves on `connected`. Whoever serves on the one `before` it leaves when this one takes requests.
+    fn begin(self: Arc<Self>, connected: Connected, before: Option<CancellationToken>) {
+        let own = self.stop.child_token();
+        let (mut is_lame, client) = (connected.is_lame.clone(), connected.client.clone());
+        let readiness = Arc::clone(&self.connector.readiness);
+        let (current, taking) = (self.current.clone(), client.clone());
+        let subscribed: Subscribed = Box::new(move || {
+            *current.0.lock() = taking.clone();
+            if let Some(before) = &before {
+                before.cancel();
+            }
+            readiness.set_trouble(Latch::QueriesSubscribed, None);
+            readiness.set(Latch::QueriesSubscribed);
+        });
+        let serving = (self.serve)(connected, own.clone(), subscribed);
+        let used = client.clone();
+        self.tasks.spawn(async move {
+            if let Err(error) = serving.await {
+                tracing::error!(%error, "queries are no longer answered");
+            }
+            // The server counts the messages of a subscription anew when a client connects again. So it may still send some for which
+            // there is nobody here, and would for ever. An error means that the connection is closed.
+            let _ = used.drain().await;
+        });
+        let tasks = self.tasks.clone();
+        tasks.spawn(own.clone().run_until_cancelled_owned(async move {
+            // The connection may also have ended.
+            if is_lame.wait_for(|is_lame| *is_lame).await.is_err() {
+                return;
+            }
+            tracing::info!("the NATS server is about to shut down; another connection takes over");
+            match self.connector.connect_beside(&client).await {
+                Ok(next) => self.begin(next, Some(own)),
+                Err(error) => tracing::error!(%error, "no other connection takes over"),
+            }
+        }));
+    }
+}

@@ -1,0 +1,63 @@
+//! Searches that see batches whole.
+//!
+//! A search can run while a batch is being applied. It then may see a state that the holder never had. So a search is repeated until it has
+//! run between two batches, a few times at most. After that, the holders whose batches came in between are *changing*.
+
+use std::time::{Duration, Instant};
+
+use kvatlas_core::wire::HolderId;
+
+use crate::daemon::lanes::{Look, SeenInParts};
+
+/// How often a search is repeated at least.
+const REPEATED_MIN: usize = 3;
+
+/// How long a search is repeated beyond that: longer than most batches take to apply.
+const REPEATED_FOR: Duration = Duration::from_micros(500);
+
+/// What a search found, and whom it may have seen in parts.
+pub(super) struct Seen<T> {
+    pub(super) found: T,
+    changing: SeenInParts,
+}
+
+/// Searches until what is found is whole, within bounds.
+pub(super) fn search_whole<T>(look: &Look<'_>, mut search: impl FnMut() -> T) -> Seen<T> {
+    let mut tries = 0;
+    let mut started = None;
+    loop {
+        let mark = look.mark_search();
+        let found = search();
+        let changing = look.seen_in_parts(mark);
+        tries += 1;
+        if changing == SeenInParts::Nobody {
+            return Seen { found, changing };
+        }
+        // The clock is asked only where a batch came in between.
+        let started: &Instant = started.get_or_insert_with(Instant::now);
+        if tries > REPEATED_MIN && started.elapsed() >= REPEATED_FOR {
+            return Seen { found, changing };
+        }
+        // The lane may need this processor to come to the end of its batch.
+        std::thread::yield_now();
+    }
+}
+
+impl<T> Seen<T> {
+    /// Whether the search may have seen `holder` in parts.
+    pub(super) fn is_changing(&self, holder: &HolderId) -> bool {
+        match &self.changing {
+            SeenInParts::Nobody => false,
+            SeenInParts::These(holders) => holders.contains(holder),
+            SeenInParts::Any => true,
+        }
+    }
+
+    /// The holders that the search may have seen in parts, as far as they are known one by one. Some of them may not have been found.
+    pub(super) fn changing(&self) -> &[HolderId] {
+        match &self.changing {
+            SeenInParts::These(holders) => holders,
+            SeenInParts::Nobody | SeenInParts::Any => &[],
+        }
+    }
+}

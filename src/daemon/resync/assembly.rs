@@ -1,0 +1,402 @@
+//! From the chunks of a publisher's answer to one checked answer. No I/O, no clock.
+
+use crate::daemon::lanes::ResyncAnswer;
+use crate::daemon::metrics::labels::ResyncFailure;
+use kvatlas_core::wire::{
+    BatchCursor, Event, EventBatch, ResyncAnswerKind, ResyncChunk, ResyncRequest, WireLimits,
+};
+
+/// Bounds on one answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct AnswerLimits {
+    /// Most payload bytes of all chunks together.
+    pub(super) bytes_max: usize,
+    /// Most chunks.
+    pub(super) chunks_max: u32,
+}
+
+/// What is known without the answer. An answer that contradicts it is not believed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Evidence {
+    /// The newest batch that had been received when the publisher was asked.
+    pub(super) seen: BatchCursor,
+    /// The largest epoch that is believed.
+    pub(super) epoch_max: u64,
+}
+
+/// The state of an answer after a chunk.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Taken {
+    /// More chunks follow.
+    More,
+    /// The chunk belongs to an epoch that has ended, and is passed over.
+    Outdated,
+    /// The chunk was the last one.
+    Whole(ResyncAnswer),
+}
+
+/// Puts an answer together.
+///
+/// Several publishers may claim the worker. Then all of them answer, and the highest epoch wins, as on the events subject.
+#[derive(Debug)]
+pub(super) struct Assembly {
+    request: ResyncRequest,
+    evidence: Evidence,
+    /// The block size of a namespace that recomputes the chain.
+    recomputed_block_size: Option<u32>,
+    limits: AnswerLimits,
+    wire: WireLimits,
+    answer: Option<ResyncAnswer>,
+    next_chunk: u32,
+    bytes: usize,
+    /// All chunks that came, from any publisher. The bound on them ends a flood.
+    chunks: u32,
+    has_seen_outdated: bool,
+}
+
+impl Assembly {
+    pub(super) fn new(
+        request: ResyncRequest,
+        evidence: Evidence,
+        recomputed_block_size: Option<u32>,
+        limits: AnswerLimits,
+        wire: WireLimits,
+    ) -> Self {
+        Self {
+            request,
+            evidence,
+            recomputed_block_size,
+            limits,
+            wire,
+            answer: None,
+            next_chunk: 0,
+            bytes: 0,
+            chunks: 0,
+            has_seen_outdated: false,
+        }
+    }
+
+    /// How many payload bytes have come.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Whether a chunk of an ended epoch has come.
+    pub(super) fn has_seen_outdated(&self) -> bool {
+        self.has_seen_outdated
+    }
+
+    /// Takes the next message on the reply subject.
+    pub(super) fn take(&mut self, payload: &[u8]) -> Result<Taken, ResyncFailure> {
+        self.chunks = self.chunks.saturating_add(1);
+        self.bytes = self.bytes.saturating_add(payload.len());
+        if self.chunks > self.limits.chunks_max || self.bytes > self.limits.bytes_max {
+            return Err(ResyncFailure::TooLarge);
+        }
+        let chunk = ResyncChunk::decode(payload, &self.wire).map_err(|_| ResyncFailure::Undecodable)?;
+        if chunk.rank != self.request.rank {
+            return Err(ResyncFailure::WrongRank);
+        }
+        if chunk.cursor.epoch > self.evidence.epoch_max {
+            return Err(ResyncFailure::EpochAhead);
+        }
+        let known = self.request.cursor.epoch.max(self.evidence.seen.epoch);
+        let epoch_min = self.answer.as_ref().map_or(known, |answer| answer.cursor.epoch);
+        if chunk.cursor.epoch < epoch_min {
+            self.has_seen_outdated = true;
+            return Ok(Taken::Outdated);
+        }
+        let is_newer = self
+            .answer
+            .as_ref()
+            .is_some_and(|answer| chunk.cursor.epoch > answer.cursor.epoch);
+        if is_newer {
+            self.answer = None;
+            self.next_chunk = 0;
+        }
+        self.add(&chunk)
+    }
+
+    fn add(&mut self, chunk: &ResyncChunk) -> Result<Taken, ResyncFailure> {
+        if chunk.number != self.next_chunk {
+            return Err(ResyncFailure::OutOfOrder);
+        }
+        self.next_chunk += 1;
+        let answer = match &mut self.answer {
+            Some(answer) if answer.cursor != chunk.cursor || answer.kind != chunk.kind => {
+                return Err(ResyncFailure::Contradiction);
+            }
+            Some(answer) => answer,
+            none => {
+                check_beginning(&self.request, self.evidence.seen, chunk)?;
+                if chunk.kind == ResyncAnswerKind::Full
+                    && chunk.recomputed_block_size != self.recomputed_block_size
+                {
+                    return Err(ResyncFailure::OtherSettings);
+                }
+                none.insert(ResyncAnswer {
+                    kind: chunk.kind,
+                    cursor: chunk.cursor,
+                    time_us: chunk.time_us,
+                    batches: Vec::new(),
+                })
+            }
+        };
+        let batches = chunk.decode_batches(&self.wire);
+        for batch in batches.map_err(|_| ResyncFailure::Undecodable)? {
+            check_batch(&self.request, answer, &batch)?;
+            answer.batches.push(batch);
+        }
+        if !chunk.is_last {
+            return Ok(Taken::More);
+        }
+        let Some(answer) = self.answer.take() else {
+            return Ok(Taken::More);
+        };
+        let reached = answer
+            .batches
+            .last()
+            .map_or(self.request.cursor.seq, |last| last.seq);
+        if answer.kind == ResyncAnswerKind::Missing && reached != answer.cursor.seq {
+            return Err(ResyncFailure::WrongBatches);
+        }
+        Ok(Taken::Whole(answer))
+    }
+}
+
+/// Whether the first chunk can begin an answer to the request.
+fn check_beginning(
+    request: &ResyncRequest,
+    seen: BatchCursor,
+    chunk: &ResyncChunk,
+) -> Result<(), ResyncFailure> {
+    let is_behind = |known: BatchCursor| chunk.cursor.epoch == known.epoch && chunk.cursor.seq < known.seq;
+    if is_behind(request.cursor) || is_behind(seen) {
+        return Err(ResyncFailure::CursorBehind);
+    }
+    let is_same_epoch = chunk.cursor.epoch == request.cursor.epoch;
+    // Missing batches prove nothing on top of a damaged state, or of another epoch's state.
+    if chunk.kind == ResyncAnswerKind::Missing && (request.full || !is_same_epoch) {
+        return Err(ResyncFailure::Contradiction);
+    }
+    Ok(())
+}
+
+fn check_batch(
+    request: &ResyncRequest,
+    answer: &ResyncAnswer,
+    batch: &EventBatch,
+) -> Result<(), ResyncFailure> {
+    let is_right = match answer.kind {
+        ResyncAnswerKind::Missing => {
+            let before = answer.batches.last().map_or(request.cursor.seq, |last| last.seq);
+            batch.epoch == answer.cursor.epoch
+                && batch.seq.checked_sub(1) == Some(before)
+                && batch.seq <= answer.cursor.seq
+        }
+        ResyncAnswerKind::Full => {
+            let may_have = |event: &Event| matches!(event, Event::Stored(_) | Event::Doubted(_));
+            batch.events.iter().all(may_have)
+        }
+    };
+    if is_right && batch.rank == request.rank {
+        Ok(())
+    } else {
+        Err(ResyncFailure::WrongBatches)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvatlas_core::hash::SequenceHash;
+    use kvatlas_core::wire::{StoredBlocks, Tier};
+
+    use super::*;
+
+    const LIMITS: AnswerLimits = AnswerLimits {
+        bytes_max: 1 << 16,
+        chunks_max: 8,
+    };
+
+    fn at(epoch: u64, seq: u64) -> BatchCursor {
+        BatchCursor { epoch, seq }
+    }
+
+    fn assembly(full: bool) -> Assembly {
+        let request = ResyncRequest {
+            rank: 2,
+            cursor: at(5, 10),
+            full,
+        };
+        let evidence = Evidence {
+            seen: at(5, 11),
+            epoch_max: 1_000,
+        };
+        Assembly::new(request, evidence, None, LIMITS, WireLimits::default())
+    }
+
+    fn batch(seq: u64, events: Vec<Event>) -> EventBatch {
+        EventBatch {
+            epoch: 5,
+            seq,
+            rank: 2,
+            time_us: None,
+            tier: Tier::DEVICE,
+            events,
+        }
+    }
+
+    fn stored() -> Event {
+        Event::Stored(StoredBlocks::by_sequence(None, None, vec![SequenceHash(1)]))
+    }
+
+    fn chunk(kind: ResyncAnswerKind, number: u32, is_last: bool, batches: &[EventBatch]) -> ResyncChunk {
+        ResyncChunk {
+            rank: 2,
+            cursor: at(5, 12),
+            kind,
+            number,
+            is_last,
+            time_us: None,
+            recomputed_block_size: None,
+            batches: batches.iter().map(EventBatch::encode).collect(),
+        }
+    }
+
+    fn missing(number: u32, is_last: bool, seqs: &[u64]) -> ResyncChunk {
+        let batches: Vec<_> = seqs.iter().map(|seq| batch(*seq, Vec::new())).collect();
+        chunk(ResyncAnswerKind::Missing, number, is_last, &batches)
+    }
+
+    fn full(number: u32, is_last: bool) -> ResyncChunk {
+        chunk(
+            ResyncAnswerKind::Full,
+            number,
+            is_last,
+            &[batch(1, vec![stored()])],
+        )
+    }
+
+    fn failure(assembly: &mut Assembly, chunks: &[ResyncChunk]) -> Option<ResyncFailure> {
+        chunks
+            .iter()
+            .find_map(|chunk| assembly.take(&chunk.encode()).err())
+    }
+
+    #[test]
+    fn chunks_in_order_make_an_answer() {
+        let mut missing_batches = assembly(false);
+        assert_eq!(
+            missing_batches.take(&missing(0, false, &[11]).encode()),
+            Ok(Taken::More)
+        );
+        let Ok(Taken::Whole(answer)) = missing_batches.take(&missing(1, true, &[12]).encode()) else {
+            panic!("the second chunk is the last");
+        };
+        assert_eq!((answer.cursor, answer.batches.len()), (at(5, 12), 2));
+        let mut state = assembly(true);
+        assert_eq!(state.take(&full(0, false).encode()), Ok(Taken::More));
+        assert!(matches!(state.take(&full(1, true).encode()), Ok(Taken::Whole(_))));
+        // Nothing but what is held.
+        let nothing = ResyncChunk {
+            cursor: at(5, 11),
+            ..missing(0, true, &[11])
+        };
+        assert!(matches!(
+            assembly(false).take(&nothing.encode()),
+            Ok(Taken::Whole(_))
+        ));
+    }
+
+    #[test]
+    fn lies_are_told_apart() {
+        use ResyncFailure as F;
+        let other_rank = ResyncChunk {
+            rank: 3,
+            ..missing(0, true, &[11, 12])
+        };
+        let behind = ResyncChunk {
+            cursor: at(5, 9),
+            ..full(0, true)
+        };
+        // Number 11 has been received, although it is not applied.
+        let behind_the_held = ResyncChunk {
+            cursor: at(5, 10),
+            ..missing(0, true, &[])
+        };
+        let from_the_future = ResyncChunk {
+            cursor: at(1_001, 1),
+            ..full(0, true)
+        };
+        let moved = ResyncChunk {
+            cursor: at(5, 13),
+            ..full(1, true)
+        };
+        let foreign_events = chunk(ResyncAnswerKind::Full, 0, true, &[batch(1, vec![Event::Cleared])]);
+        let other_chain = ResyncChunk {
+            recomputed_block_size: Some(16),
+            ..full(0, true)
+        };
+        let cases: [(bool, Vec<ResyncChunk>, F); 13] = [
+            (false, vec![behind_the_held], F::CursorBehind),
+            (true, vec![from_the_future], F::EpochAhead),
+            (true, vec![other_chain], F::OtherSettings),
+            (false, vec![other_rank], F::WrongRank),
+            (true, vec![behind], F::CursorBehind),
+            (true, vec![full(0, false), moved], F::Contradiction),
+            (true, vec![missing(0, true, &[11, 12])], F::Contradiction),
+            (true, vec![full(1, true)], F::OutOfOrder),
+            (true, vec![full(0, false), full(2, true)], F::OutOfOrder),
+            (true, vec![full(0, false), full(0, true)], F::OutOfOrder),
+            (false, vec![missing(0, true, &[12])], F::WrongBatches),
+            (false, vec![missing(0, true, &[11])], F::WrongBatches),
+            (true, vec![foreign_events], F::WrongBatches),
+        ];
+        for (is_full, chunks, expected) in cases {
+            assert_eq!(
+                failure(&mut assembly(is_full), &chunks),
+                Some(expected),
+                "{chunks:?}"
+            );
+        }
+        assert_eq!(assembly(true).take(b"garbage"), Err(F::Undecodable));
+    }
+
+    #[test]
+    fn an_answer_without_end_is_cut_off() {
+        let endless: Vec<_> = (0..20).map(|number| full(number, false)).collect();
+        assert_eq!(
+            failure(&mut assembly(true), &endless),
+            Some(ResyncFailure::TooLarge)
+        );
+        let mut assembly = assembly(true);
+        assert_eq!(
+            assembly.take(&vec![0; LIMITS.bytes_max + 1]),
+            Err(ResyncFailure::TooLarge)
+        );
+    }
+
+    #[test]
+    fn the_newest_incarnation_is_believed() {
+        let newer = |number, is_last| ResyncChunk {
+            cursor: at(6, 1),
+            ..full(number, is_last)
+        };
+        let older = ResyncChunk {
+            cursor: at(4, 99),
+            ..full(0, true)
+        };
+        let mut assembly = assembly(false);
+        assert_eq!(assembly.take(&older.encode()), Ok(Taken::Outdated));
+        assert_eq!(assembly.take(&missing(0, false, &[11]).encode()), Ok(Taken::More));
+        assert_eq!(assembly.take(&newer(0, false).encode()), Ok(Taken::More));
+        assert_eq!(
+            assembly.take(&missing(1, true, &[12]).encode()),
+            Ok(Taken::Outdated)
+        );
+        let Ok(Taken::Whole(answer)) = assembly.take(&newer(1, true).encode()) else {
+            panic!("the newer answer is whole");
+        };
+        assert_eq!(answer.cursor, at(6, 1));
+    }
+}

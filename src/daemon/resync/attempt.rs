@@ -1,0 +1,184 @@
+//! One attempt at one holder: ask its publisher, and apply the answer.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use async_nats::{Client, StatusCode};
+use futures_util::StreamExt;
+
+use crate::daemon::config::Config;
+use crate::daemon::lanes::{HolderKey, LanePool, ResyncAnswer, ResyncBegun, ResyncOutcome, epoch_max};
+use crate::daemon::metrics::ResyncMetrics;
+use crate::daemon::metrics::labels::ResyncFailure;
+use kvatlas_client::Backoff;
+use kvatlas_core::index::{Hashing, Namespaces, StreamGeneration, StreamTrust};
+use kvatlas_core::wire::{ERROR_CODE_HEADER, ResyncRequest, Subjects};
+
+use super::assembly::{AnswerLimits, Assembly, Evidence, Taken};
+use super::slots::Slot;
+
+/// How publishers are asked.
+#[derive(Debug, Clone)]
+pub(super) struct ResyncSettings {
+    /// Most publishers that are asked at once.
+    pub(super) concurrency: usize,
+    /// How long an answer may take.
+    pub(super) timeout: Duration,
+    /// Bounds on an answer.
+    pub(super) answer: AnswerLimits,
+    /// The pauses between attempts at one holder.
+    pub(super) backoff: Backoff,
+}
+
+impl ResyncSettings {
+    /// The settings in a configuration.
+    pub(super) fn of(config: &Config) -> Self {
+        /// Fewest bytes of a useful chunk. Most chunks are far larger.
+        const BYTES_PER_CHUNK_MIN: usize = 1024;
+        let chunks_max = (config.resync.max_answer_bytes / BYTES_PER_CHUNK_MIN).max(64);
+        Self {
+            concurrency: config.resync.concurrency,
+            timeout: config.resync.timeout,
+            answer: AnswerLimits {
+                bytes_max: config.resync.max_answer_bytes,
+                chunks_max: u32::try_from(chunks_max).unwrap_or(u32::MAX),
+            },
+            backoff: Backoff {
+                pause_min: config.resync.retry_min,
+                pause_max: config.resync.retry_max,
+            },
+        }
+    }
+}
+
+/// What a resyncer works with.
+pub(super) struct ResyncerParts {
+    pub(super) client: Client,
+    /// Where publishers are asked.
+    pub(super) subjects: Subjects,
+    /// The namespaces of the holders that are looked at.
+    pub(super) namespaces: Arc<Namespaces>,
+    /// Where the answers are applied.
+    pub(super) pool: Arc<LanePool>,
+    /// Whether the stream is followed. If it is not, no answer proves anything.
+    pub(super) trust: Arc<StreamTrust>,
+}
+
+/// One attempt at one holder.
+pub(super) struct Attempt {
+    pub(super) parts: Arc<ResyncerParts>,
+    pub(super) settings: Arc<ResyncSettings>,
+    pub(super) metrics: Arc<ResyncMetrics>,
+    pub(super) holder: HolderKey,
+    /// The generation of the stream in which the publisher is asked.
+    pub(super) generation: StreamGeneration,
+}
+
+impl Attempt {
+    /// Asks the publisher, and applies its answer. `slot` is kept until that is done.
+    pub(super) async fn run(self, mut slot: Slot) -> Result<(), ResyncFailure> {
+        let started = Instant::now();
+        let pool = &self.parts.pool;
+        let begun = pool.begin_resync(&self.holder).await;
+        let Some(begun) = begun.map_err(|_| ResyncFailure::Disconnected)? else {
+            return Err(ResyncFailure::Superseded);
+        };
+        self.metrics.started.increment(1);
+        let mut assembly = self.assembly(&begun);
+        let asking = self.ask(&begun, &mut assembly, &mut slot);
+        let asked = tokio::time::timeout(self.settings.timeout, asking).await;
+        let answer = match asked {
+            Ok(answer) => answer,
+            Err(_) if assembly.has_seen_outdated() => Err(ResyncFailure::StaleEpoch),
+            Err(_) => Err(ResyncFailure::TimedOut),
+        };
+        let answer = match answer {
+            Ok(answer) => answer,
+            Err(failure) => {
+                // A stopped lane needs no news.
+                let _ = pool.abandon_resync(&self.holder, begun.number, failure).await;
+                return Err(failure);
+            }
+        };
+        let (batches, bytes) = (answer.batches.len(), assembly.bytes());
+        let outcome = pool
+            .finish_resync(&self.holder, begun.number, answer, self.generation, bytes)
+            .await;
+        match outcome.map_err(|_| ResyncFailure::Disconnected)? {
+            ResyncOutcome::Exact => {
+                let named = format!("{}/{}", self.holder.0.worker, self.holder.1);
+                self.metrics.succeeded(&named, batches, started.elapsed());
+                Ok(())
+            }
+            ResyncOutcome::Incomplete => Err(ResyncFailure::Incomplete),
+            ResyncOutcome::Superseded => Err(ResyncFailure::Superseded),
+        }
+    }
+
+    fn request(&self, begun: &ResyncBegun) -> ResyncRequest {
+        ResyncRequest {
+            rank: self.holder.1,
+            cursor: begun.cursor,
+            full: begun.full,
+        }
+    }
+
+    fn assembly(&self, begun: &ResyncBegun) -> Assembly {
+        let namespace = self.parts.namespaces.get(&self.holder.0.namespace);
+        let recomputed_block_size = namespace.and_then(|namespace| {
+            let settings = namespace.indexer.settings();
+            (settings.hashing == Hashing::Recompute).then(|| settings.block_size.as_u32())
+        });
+        let limits = self.parts.pool.limits().now();
+        Assembly::new(
+            self.request(begun),
+            Evidence {
+                seen: begun.seen,
+                epoch_max: epoch_max(limits.epoch_ahead_max),
+            },
+            recomputed_block_size,
+            self.settings.answer,
+            limits.wire.clone(),
+        )
+    }
+
+    /// Asks, and puts the answer together.
+    async fn ask(
+        &self,
+        begun: &ResyncBegun,
+        assembly: &mut Assembly,
+        slot: &mut Slot,
+    ) -> Result<ResyncAnswer, ResyncFailure> {
+        let client = &self.parts.client;
+        let (worker, rank) = &self.holder;
+        let subject = self
+            .parts
+            .subjects
+            .resync(&worker.namespace, &worker.worker, *rank);
+        let inbox = client.new_inbox();
+        let disconnected = |_| ResyncFailure::Disconnected;
+        let subscribed = client.subscribe(inbox.clone()).await;
+        let mut chunks = subscribed.map_err(|_| ResyncFailure::Disconnected)?;
+        let payload = self.request(begun).encode();
+        client
+            .publish_with_reply(subject, inbox, payload.into())
+            .await
+            .map_err(disconnected)?;
+        let mut next = slot.wait_for(chunks.next()).await;
+        while let Some(message) = next {
+            if message.status == Some(StatusCode::NO_RESPONDERS) {
+                return Err(ResyncFailure::NoResponder);
+            }
+            let headers = message.headers.as_ref();
+            if headers.is_some_and(|headers| headers.get(ERROR_CODE_HEADER).is_some()) {
+                return Err(ResyncFailure::Refused);
+            }
+            match assembly.take(&message.payload)? {
+                Taken::More | Taken::Outdated => {}
+                Taken::Whole(answer) => return Ok(answer),
+            }
+            next = chunks.next().await;
+        }
+        Err(ResyncFailure::Disconnected)
+    }
+}

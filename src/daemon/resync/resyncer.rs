@@ -1,0 +1,225 @@
+//! Looks for holders in doubt, and asks their publishers, a few at a time.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::sync::mpsc;
+use tokio::time::MissedTickBehavior;
+use tokio_util::sync::CancellationToken;
+
+use crate::daemon::broker::{ConnectError, connect_counted};
+use crate::daemon::lanes::{HolderKey, WorkerKey};
+use crate::daemon::metrics::labels::{Connection, NAMESPACE_LABELS_MAX, ResyncFailure, namespace_label};
+use crate::daemon::metrics::{ResyncGauges, ResyncMetrics};
+use crate::daemon::shared::{Shared, Stage};
+use kvatlas_core::index::{HolderRecord, StreamTrust};
+use kvatlas_core::wire::{HolderId, NamespaceName};
+
+use super::attempt::{Attempt, ResyncSettings, ResyncerParts};
+use super::pace::Attempts;
+use super::queue::FairQueue;
+use super::slots::Slots;
+
+/// How often the holders are looked at, at least.
+const LOOK_INTERVAL: Duration = Duration::from_millis(50);
+/// Shortest pause between two looks, where a holder has begun to wait.
+const LOOK_PAUSE: Duration = Duration::from_millis(2);
+/// Shortest pause after a look, as a multiple of the look's duration. A look at many holders takes long.
+const LOOK_PAUSES: u32 = 20;
+
+/// Asks publishers from now on, as a task of `events`; does nothing where `resync.concurrency` is 0.
+pub(crate) async fn start_resyncer(shared: &Shared, events: &Stage) -> Result<(), ConnectError> {
+    let config = &shared.config;
+    if config.resync.concurrency == 0 {
+        return Ok(());
+    }
+    let capacity = config.events.subscription_capacity;
+    // A connection of its own: a flood of chunks must not cause events to be dropped.
+    let client = connect_counted(&shared.nats, Connection::Resync, "resync", capacity, |_| {}).await?;
+    let parts = ResyncerParts {
+        client,
+        subjects: shared.subjects.clone(),
+        namespaces: Arc::clone(&shared.namespaces),
+        pool: Arc::clone(&shared.pool),
+        trust: Arc::clone(&shared.trust),
+    };
+    let resyncer = Resyncer::new(parts, ResyncSettings::of(config));
+    events.tasks.spawn(resyncer.run(events.stop.clone()));
+    Ok(())
+}
+
+/// Asks the publishers of holders in doubt.
+struct Resyncer {
+    parts: Arc<ResyncerParts>,
+    settings: Arc<ResyncSettings>,
+    attempts: HashMap<HolderKey, Attempts>,
+    queue: FairQueue<WorkerKey, (HolderKey, Arc<HolderRecord>)>,
+    slots: Slots,
+    metrics: HashMap<NamespaceName, Arc<ResyncMetrics>>,
+    gauges: ResyncGauges,
+}
+
+/// How an attempt at a holder ended.
+struct Ended {
+    holder: HolderKey,
+    result: Result<(), ResyncFailure>,
+}
+
+impl Resyncer {
+    fn new(parts: ResyncerParts, settings: ResyncSettings) -> Self {
+        Self {
+            parts: Arc::new(parts),
+            slots: Slots::new(settings.concurrency),
+            settings: Arc::new(settings),
+            attempts: HashMap::new(),
+            queue: FairQueue::new(),
+            metrics: HashMap::new(),
+            gauges: ResyncGauges::new(),
+        }
+    }
+
+    /// Works until `stop` is cancelled. Attempts that are running then are given up.
+    async fn run(mut self, stop: CancellationToken) {
+        let mut interval = tokio::time::interval(LOOK_INTERVAL);
+        interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let (ended, mut endings) = mpsc::unbounded_channel();
+        let pool = Arc::clone(&self.parts.pool);
+        // From then on a holder that begins to wait is looked at early, before the interval is over.
+        let mut rested_at = Instant::now();
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => return,
+                Some(ending) = endings.recv() => self.settle(ending),
+                () = pool.doubted() => interval.reset_after(rested_at.saturating_duration_since(Instant::now())),
+                _ = interval.tick() => {
+                    let begun = Instant::now();
+                    self.look();
+                    rested_at = Instant::now() + LOOK_PAUSE.max(begun.elapsed() * LOOK_PAUSES);
+                }
+            }
+            self.start_queued(&ended, &stop);
+            self.gauges.running.set(self.slots.taken() as f64);
+            self.gauges.waiting.set(self.queue.len() as f64);
+        }
+    }
+
+    /// Queues the holders that are in doubt and may be asked for.
+    fn look(&mut self) {
+        let now = Instant::now();
+        let mut doubted = 0;
+        for namespace in self.parts.namespaces.all() {
+            for record in namespace.indexer.holders() {
+                if !is_in_doubt(&record, &self.parts.trust) {
+                    continue;
+                }
+                doubted += 1;
+                let worker = WorkerKey {
+                    namespace: namespace.name.clone(),
+                    worker: record.id.worker.clone(),
+                };
+                let key = (worker.clone(), record.id.rank);
+                let attempts = self.attempts.entry(key.clone()).or_default();
+                if attempts.is_due(now) {
+                    attempts.is_busy = true;
+                    self.queue.push(worker, attempts.prospect(), (key, record));
+                }
+            }
+        }
+        if self.attempts.len() > doubted {
+            self.forget_the_settled();
+        }
+    }
+
+    /// Forgets the failures of holders that are exact by now, or gone.
+    fn forget_the_settled(&mut self) {
+        let mut in_doubt = std::collections::HashSet::new();
+        for namespace in self.parts.namespaces.all() {
+            for record in namespace.indexer.holders() {
+                if is_in_doubt(&record, &self.parts.trust) {
+                    in_doubt.insert((namespace.name.clone(), record.id.clone()));
+                }
+            }
+        }
+        self.attempts.retain(|(worker, rank), attempts| {
+            let id = HolderId {
+                worker: worker.worker.clone(),
+                rank: *rank,
+            };
+            attempts.is_busy || in_doubt.contains(&(worker.namespace.clone(), id))
+        });
+    }
+
+    /// Starts as many attempts as may run.
+    fn start_queued(&mut self, ended: &mpsc::UnboundedSender<Ended>, stop: &CancellationToken) {
+        while let Some(slot) = self.slots.take() {
+            // Without the stream no answer would prove anything: the queue waits.
+            let Some(generation) = self.parts.trust.followed() else {
+                return;
+            };
+            let Some((holder, record)) = self.queue.pop() else {
+                return;
+            };
+            if record.is_retired() || !is_in_doubt(&record, &self.parts.trust) {
+                // Its next batch has made it exact.
+                self.attempts.remove(&holder);
+                continue;
+            }
+            let attempt = Attempt {
+                parts: Arc::clone(&self.parts),
+                settings: Arc::clone(&self.settings),
+                metrics: self.metrics_of(&holder.0.namespace),
+                holder,
+                generation,
+            };
+            let (ended, stop) = (ended.clone(), stop.clone());
+            tokio::spawn(async move {
+                let holder = attempt.holder.clone();
+                tokio::select! {
+                    () = stop.cancelled() => {}
+                    result = Box::pin(attempt.run(slot)) => {
+                        // An error means that the resyncer has stopped.
+                        let _ = ended.send(Ended { holder, result });
+                    }
+                }
+            });
+        }
+    }
+
+    fn settle(&mut self, ended: Ended) {
+        let Ended { holder, result } = ended;
+        match result {
+            Ok(()) => {
+                self.attempts.remove(&holder);
+            }
+            Err(failure) => {
+                let named = format!("{}/{}", holder.0.worker, holder.1);
+                let metrics = self.metrics_of(&holder.0.namespace);
+                let attempts = self.attempts.entry(holder).or_default();
+                let is_unanswered = failure == ResyncFailure::NoResponder;
+                if is_unanswered && !std::mem::replace(&mut attempts.is_unanswered_told, true) {
+                    metrics.unanswered(&named);
+                }
+                metrics.failed(failure, &named);
+                let was_silent = failure == ResyncFailure::TimedOut;
+                attempts.fail(Instant::now(), was_silent, &self.settings.backoff);
+            }
+        }
+    }
+
+    fn metrics_of(&mut self, namespace: &NamespaceName) -> Arc<ResyncMetrics> {
+        // Only namespaces that were admitted have holders, but some of them have gone since.
+        if self.metrics.len() >= NAMESPACE_LABELS_MAX {
+            self.metrics.clear();
+        }
+        let metrics = self
+            .metrics
+            .entry(namespace.clone())
+            .or_insert_with(|| Arc::new(ResyncMetrics::for_namespace(namespace_label(namespace.as_str()))));
+        Arc::clone(metrics)
+    }
+}
+
+fn is_in_doubt(record: &HolderRecord, trust: &StreamTrust) -> bool {
+    record.status.is_worth_a_resync(trust)
+}

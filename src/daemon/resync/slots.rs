@@ -1,0 +1,108 @@
+//! How many publishers are asked at once.
+//!
+//! A slot stands for the memory that an answer takes. A publisher that says nothing takes none: after a moment its slot goes to the next one,
+//! and it gets one again when its answer begins. So publishers that never answer don't hold up those that do.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// How long a publisher may say nothing before others have its slot.
+const SILENCE_MAX: Duration = Duration::from_millis(250);
+/// How many publishers without a slot may be waited for, for each slot.
+const SILENT_PER_SLOT: usize = 256;
+
+/// The slots of a daemon.
+#[derive(Debug, Clone)]
+pub(super) struct Slots {
+    answering: Arc<Semaphore>,
+    silent: Arc<Semaphore>,
+    count: usize,
+}
+
+/// A slot, or a place among the silent.
+#[derive(Debug)]
+pub(super) struct Slot {
+    slots: Slots,
+    answering: Option<OwnedSemaphorePermit>,
+    silent: Option<OwnedSemaphorePermit>,
+}
+
+impl Slots {
+    pub(super) fn new(count: usize) -> Self {
+        Self {
+            answering: Arc::new(Semaphore::new(count)),
+            silent: Arc::new(Semaphore::new(count.saturating_mul(SILENT_PER_SLOT))),
+            count,
+        }
+    }
+
+    /// A slot, if one is free.
+    pub(super) fn take(&self) -> Option<Slot> {
+        let permit = Arc::clone(&self.answering).try_acquire_owned().ok()?;
+        Some(Slot {
+            slots: self.clone(),
+            answering: Some(permit),
+            silent: None,
+        })
+    }
+
+    /// How many are taken.
+    pub(super) fn taken(&self) -> usize {
+        self.count.saturating_sub(self.answering.available_permits())
+    }
+}
+
+impl Slot {
+    /// Waits for the first word of an answer. Others have the slot while it does not come.
+    pub(super) async fn wait_for<T>(&mut self, first: impl Future<Output = T>) -> T {
+        let mut first = pin!(first);
+        if let Ok(came) = tokio::time::timeout(SILENCE_MAX, &mut first).await {
+            return came;
+        }
+        if let Ok(permit) = Arc::clone(&self.slots.silent).try_acquire_owned() {
+            self.silent = Some(permit);
+            self.answering = None;
+        }
+        let came = first.await;
+        if self.answering.is_none() {
+            // Never closed.
+            self.answering = Arc::clone(&self.slots.answering).acquire_owned().await.ok();
+            self.silent = None;
+        }
+        came
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn whoever_is_silent_gives_its_slot_up_until_it_speaks() {
+        let slots = Slots::new(1);
+        let mut slot = slots.take().unwrap();
+        assert!(slots.take().is_none());
+        let (speak, spoken) = tokio::sync::oneshot::channel();
+        let mut waiting = tokio::spawn(async move {
+            let said = slot.wait_for(spoken).await;
+            (said, slot)
+        });
+        let other = loop {
+            if let Some(other) = slots.take() {
+                break other;
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        };
+        speak.send(7).unwrap();
+        let early = tokio::time::timeout(Duration::from_millis(20), &mut waiting).await;
+        assert!(early.is_err(), "it waits for a slot");
+        drop(other);
+        let (said, slot) = waiting.await.unwrap();
+        assert_eq!((said, slots.taken()), (Ok(7), 1));
+        drop(slot);
+        assert_eq!(slots.taken(), 0);
+    }
+}

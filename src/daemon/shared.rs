@@ -1,0 +1,58 @@
+//! What the rooms of a starting daemon share, and the tasks that they start.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use kvatlas_core::index::{Namespaces, StreamTrust};
+use kvatlas_core::wire::{Subjects, WireLimits};
+
+use super::admin::Readiness;
+use super::config::{Config, Live, NatsConfig};
+use super::lanes::{LanePool, StreamPosition};
+use super::queries::QuerySample;
+use super::traces::Tracer;
+
+/// What the rooms of a starting daemon share.
+pub(crate) struct Shared {
+    pub(crate) config: Config,
+    /// How NATS is reached: the configuration, with the embedded broker's address in place.
+    pub(crate) nats: NatsConfig,
+    pub(crate) subjects: Subjects,
+    pub(crate) namespaces: Arc<Namespaces>,
+    pub(crate) trust: Arc<StreamTrust>,
+    pub(crate) position: Arc<StreamPosition>,
+    pub(crate) readiness: Arc<Readiness>,
+    pub(crate) pool: Arc<LanePool>,
+    /// Where the admin listener is, once it is there.
+    pub(crate) admin_address: Option<SocketAddr>,
+    /// What queries ask about, for people who look.
+    pub(crate) sample: Arc<QuerySample>,
+    /// Opens spans, where there is a collector.
+    pub(crate) tracer: Option<Tracer>,
+    /// Bounds on queries over NATS.
+    pub(crate) query_limits: Live<WireLimits>,
+    /// Bounds on queries over HTTP.
+    pub(crate) http_limits: Live<WireLimits>,
+    /// Time without a holder after which a namespace is forgotten.
+    pub(crate) empty_namespace: Live<Duration>,
+}
+
+/// Tasks that are stopped together.
+#[derive(Default)]
+pub(crate) struct Stage {
+    pub(crate) stop: CancellationToken,
+    pub(crate) tasks: TaskTracker,
+}
+
+impl Stage {
+    /// Tells the tasks to stop, and waits until all have ended.
+    pub(crate) async fn end(&self) {
+        self.stop.cancel();
+        self.tasks.close();
+        self.tasks.wait().await;
+    }
+}

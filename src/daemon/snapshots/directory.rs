@@ -1,0 +1,290 @@
+//! The files of a snapshot directory.
+//!
+//! A snapshot is written to a temporary file beside the others, synced, and renamed to `snapshot-MICROSECONDS.kvs`. Then the directory is
+//! synced. So a file of that name is whole unless the disk damaged it. A crash leaves a temporary file at most, which the next snapshot
+//! removes.
+
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::daemon::metrics::labels::SnapshotFailure;
+use kvatlas_core::snapshot::{SnapshotTotals, SnapshotWriter};
+
+use super::storage::{Disk, Storage, StorageFile};
+
+/// Names of snapshots: prefix, 20 digits, suffix. They sort by time.
+const PREFIX: &str = "snapshot-";
+const SUFFIX: &str = ".kvs";
+/// Names of files that are being written.
+const TEMPORARY_PREFIX: &str = ".writing-";
+
+/// Why an operation on a snapshot directory or a file in it failed.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {} {}: {source}", action.words(), path.display())]
+pub struct DirectoryError {
+    /// What was attempted.
+    pub action: DirectoryAction,
+    /// On which path.
+    pub path: PathBuf,
+    /// The system's error.
+    pub source: io::Error,
+}
+
+/// An operation on a snapshot directory or a file in it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DirectoryAction {
+    /// Make the directory.
+    CreateDirectory,
+    /// List the directory.
+    List,
+    /// Make a file.
+    Create,
+    /// Read it.
+    Read,
+    /// Write to it.
+    Write,
+    /// Bring its content to the disk.
+    Sync,
+    /// Give it its name.
+    Rename,
+    /// Bring the directory's names to the disk.
+    SyncDirectory,
+    /// Remove a file.
+    Remove,
+}
+
+impl DirectoryAction {
+    fn words(self) -> &'static str {
+        match self {
+            Self::CreateDirectory => "create the snapshot directory",
+            Self::List => "read the snapshot directory",
+            Self::Create => "create",
+            Self::Read => "read",
+            Self::Write => "write",
+            Self::Sync => "sync",
+            Self::Rename => "rename a snapshot to",
+            Self::SyncDirectory => "sync the snapshot directory",
+            Self::Remove => "remove",
+        }
+    }
+}
+
+impl DirectoryError {
+    /// The word for it in metrics.
+    pub fn failure(&self) -> SnapshotFailure {
+        match self.action {
+            _ if self.source.kind() == io::ErrorKind::StorageFull => SnapshotFailure::DiskFull,
+            DirectoryAction::Write => SnapshotFailure::Write,
+            DirectoryAction::Sync | DirectoryAction::SyncDirectory => SnapshotFailure::Sync,
+            DirectoryAction::Rename => SnapshotFailure::Rename,
+            DirectoryAction::CreateDirectory
+            | DirectoryAction::List
+            | DirectoryAction::Create
+            | DirectoryAction::Read
+            | DirectoryAction::Remove => SnapshotFailure::Directory,
+        }
+    }
+}
+
+fn failed(action: DirectoryAction, path: &Path) -> impl FnOnce(io::Error) -> DirectoryError + use<'_> {
+    move |source| DirectoryError {
+        action,
+        path: path.to_owned(),
+        source,
+    }
+}
+
+/// A directory of snapshots.
+#[derive(Debug, Clone)]
+pub struct SnapshotDirectory {
+    path: PathBuf,
+    keep: usize,
+    storage: Arc<dyn Storage>,
+}
+
+/// A snapshot that has been written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Written {
+    pub(super) path: PathBuf,
+    pub(super) bytes: u64,
+    pub(super) totals: SnapshotTotals,
+}
+
+/// A file that does not have a snapshot's name yet. Dropping it removes it.
+pub(super) struct Temporary<'a> {
+    directory: &'a SnapshotDirectory,
+    path: PathBuf,
+    file: Box<dyn StorageFile>,
+    is_kept: bool,
+}
+
+impl Temporary<'_> {
+    /// Where it lies.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for Temporary<'_> {
+    fn drop(&mut self) {
+        if !self.is_kept {
+            // A file that cannot be removed now is removed after the next snapshot.
+            let _ = self.directory.storage.remove(&self.path);
+        }
+    }
+}
+
+impl Write for Temporary<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.file.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+/// Writes the frames of a snapshot to a file.
+pub(super) type FileWriter<'a, 'b> = SnapshotWriter<BufWriter<&'a mut Temporary<'b>>>;
+
+impl SnapshotDirectory {
+    /// The directory at `path`, made if it does not exist, in which the newest `keep` snapshots are kept.
+    pub fn open(path: &Path, keep: usize) -> Result<Self, DirectoryError> {
+        Self::open_on(Arc::new(Disk), path, keep)
+    }
+
+    /// As [`Self::open`], on `storage` instead of the machine's file system. Snapshots are read from the machine's all the same.
+    pub fn open_on(storage: Arc<dyn Storage>, path: &Path, keep: usize) -> Result<Self, DirectoryError> {
+        storage
+            .create_directory(path)
+            .map_err(failed(DirectoryAction::CreateDirectory, path))?;
+        Ok(Self {
+            path: path.to_owned(),
+            keep: keep.max(1),
+            storage,
+        })
+    }
+
+    /// How many snapshots are kept.
+    pub fn keep(&self) -> usize {
+        self.keep
+    }
+
+    /// The snapshots in it, newest first.
+    pub fn snapshots(&self) -> Result<Vec<PathBuf>, DirectoryError> {
+        let mut snapshots = self.files(|name| stamp_of(name).is_some())?;
+        snapshots.sort_unstable_by(|one, other| other.cmp(one));
+        Ok(snapshots)
+    }
+
+    fn files(&self, is_wanted: impl Fn(&str) -> bool) -> Result<Vec<PathBuf>, DirectoryError> {
+        let mut paths = self
+            .storage
+            .list(&self.path)
+            .map_err(failed(DirectoryAction::List, &self.path))?;
+        paths.retain(|path| {
+            let name = path.file_name().and_then(|name| name.to_str());
+            name.is_some_and(&is_wanted)
+        });
+        Ok(paths)
+    }
+
+    /// Writes a snapshot with `fill`. The file gets its name only when it is whole and on disk.
+    pub(super) fn write<E>(
+        &self,
+        created_us: u64,
+        fill: impl FnOnce(&mut FileWriter<'_, '_>) -> Result<(), E>,
+    ) -> Result<Written, E>
+    where
+        E: From<DirectoryError>,
+    {
+        let mut temporary = self.temporary()?;
+        let path = temporary.path.clone();
+        let mut writer = SnapshotWriter::new(BufWriter::new(&mut temporary), created_us)
+            .map_err(failed(DirectoryAction::Write, &path))?;
+        fill(&mut writer)?;
+        let (file, totals, bytes) = writer.finish().map_err(failed(DirectoryAction::Write, &path))?;
+        // Flushed by `finish`; dropping it would try again and swallow the error.
+        drop(file.into_parts());
+        let stamp = created_us.max(self.newest_stamp()?.map_or(0, |newest| newest.saturating_add(1)));
+        let path = self.persist(temporary, &snapshot_name(stamp))?;
+        Ok(Written { path, bytes, totals })
+    }
+
+    /// A new file without a snapshot's name.
+    pub(super) fn temporary(&self) -> Result<Temporary<'_>, DirectoryError> {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let path = self
+            .path
+            .join(format!("{TEMPORARY_PREFIX}{}-{number}", std::process::id()));
+        let created = self.storage.create(&path);
+        let file = created.map_err(failed(DirectoryAction::Create, &path))?;
+        Ok(Temporary {
+            directory: self,
+            path,
+            file,
+            is_kept: false,
+        })
+    }
+
+    /// Syncs a file, then gives it the name of a snapshot. Both survive a crash afterwards.
+    pub(super) fn persist(
+        &self,
+        mut temporary: Temporary<'_>,
+        name: &str,
+    ) -> Result<PathBuf, DirectoryError> {
+        temporary
+            .file
+            .sync()
+            .map_err(failed(DirectoryAction::Sync, &temporary.path))?;
+        let path = self.path.join(name);
+        self.storage
+            .rename(&temporary.path, &path)
+            .map_err(failed(DirectoryAction::Rename, &path))?;
+        temporary.is_kept = true;
+        self.storage
+            .sync_directory(&self.path)
+            .map_err(failed(DirectoryAction::SyncDirectory, &self.path))?;
+        Ok(path)
+    }
+
+    /// The time in the newest snapshot's name. The next name gets a later time, also when the clock was set back: it is to be loaded first and
+    /// removed last.
+    pub(super) fn newest_stamp(&self) -> Result<Option<u64>, DirectoryError> {
+        let newest = self.snapshots()?.into_iter().next();
+        Ok(newest.and_then(|path| stamp_of(path.file_name()?.to_str()?)))
+    }
+
+    /// Removes all but the newest snapshots, and temporary files that crashes left. Only one process may write to the directory.
+    pub(super) fn prune(&self) -> Result<(), DirectoryError> {
+        let outdated = self.snapshots()?.into_iter().skip(self.keep);
+        let left_behind = self.files(|name| name.starts_with(TEMPORARY_PREFIX))?;
+        let mut first_error = None;
+        for path in outdated.chain(left_behind) {
+            let removed = self.storage.remove(&path);
+            if let Err(error) = removed.map_err(failed(DirectoryAction::Remove, &path)) {
+                // The others can go all the same.
+                first_error.get_or_insert(error);
+            }
+        }
+        first_error.map_or(Ok(()), Err)
+    }
+}
+
+/// The name of the snapshot with this time.
+pub(super) fn snapshot_name(stamp: u64) -> String {
+    format!("{PREFIX}{stamp:020}{SUFFIX}")
+}
+
+/// The time in a snapshot's name; none where it is no such name.
+pub(super) fn stamp_of(name: &str) -> Option<u64> {
+    let digits = name.strip_prefix(PREFIX)?.strip_suffix(SUFFIX)?;
+    let is_stamp = digits.len() == 20 && digits.bytes().all(|byte| byte.is_ascii_digit());
+    is_stamp.then(|| digits.parse().ok())?
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,232 @@
+//! The snapshots of a running daemon: loaded at start, written by the clock and at the end, exchanged with the Object Store.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use parking_lot::Mutex;
+use tokio::runtime::Handle;
+use tokio::time::MissedTickBehavior;
+use tokio_util::sync::CancellationToken;
+
+use crate::daemon::admin::Latch;
+use crate::daemon::broker::{ConnectError, connect_counted};
+use crate::daemon::config::{NatsConfig, ObjectStoreConfig};
+use crate::daemon::instance_name;
+use crate::daemon::lanes::snapshot_limits;
+use crate::daemon::metrics::SnapshotMetrics;
+use crate::daemon::metrics::labels::{Connection, SnapshotFailure};
+use crate::daemon::shared::{Shared, Stage};
+
+use super::directory::{DirectoryError, SnapshotDirectory};
+use super::lock::{DirectoryLock, LockError};
+use super::object_store::SnapshotStore;
+use super::restore::{RestoreError, Restored, Restorer};
+use super::save::Snapshotter;
+use super::storage::Storage;
+
+/// Why a daemon cannot start with its snapshots.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SnapshotStartError {
+    /// The snapshot directory.
+    #[error(transparent)]
+    Directory(#[from] DirectoryError),
+    /// Another daemon uses the snapshot directory.
+    #[error(transparent)]
+    Lock(#[from] LockError),
+    /// The connection to the Object Store.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// The snapshot to start from.
+    #[error(transparent)]
+    Restore(#[from] RestoreError),
+    /// Reading the snapshot was interrupted.
+    #[error("reading the snapshot was interrupted: {0}")]
+    Interrupted(#[from] tokio::task::JoinError),
+}
+
+/// Writes the snapshots of a running daemon.
+pub(crate) struct SnapshotKeeper {
+    snapshotter: Arc<Snapshotter>,
+    store: Option<SnapshotStore>,
+    last_upload: Mutex<Option<Instant>>,
+    metrics: Arc<SnapshotMetrics>,
+    lock: Mutex<Option<DirectoryLock>>,
+}
+
+/// Restores the newest snapshot, and begins to write new ones, as a task of `upkeep`. None where no directory is configured.
+pub(crate) async fn start_snapshots(
+    shared: &Shared,
+    storage: Arc<dyn Storage>,
+    upkeep: &Stage,
+) -> Result<Option<Arc<SnapshotKeeper>>, SnapshotStartError> {
+    let config = &shared.config.snapshots;
+    let Some(path) = &config.directory else {
+        shared.readiness.set(Latch::SnapshotLoaded);
+        return Ok(None);
+    };
+    let directory = SnapshotDirectory::open_on(storage, path, config.keep)?;
+    let lock = DirectoryLock::take(path, &instance_name(&shared.nats.connection_name))?;
+    let metrics = Arc::new(SnapshotMetrics::new());
+    let store = match &config.object_store {
+        Some(store) => Some(connect_store(&shared.nats, store, config.keep).await?),
+        None => None,
+    };
+    if let Some(store) = &store {
+        let fetched = store.fetch_newer(&directory, &snapshot_limits(), &metrics).await;
+        if let Err(error) = fetched {
+            metrics.fetch_failed(&error);
+        }
+    }
+    let restored = restore(shared, directory.clone(), Arc::clone(&metrics)).await?;
+    log_restored(restored.as_ref(), path);
+    shared.readiness.set(Latch::SnapshotLoaded);
+    let snapshotter = Snapshotter::new(
+        Arc::clone(&shared.pool),
+        directory,
+        Arc::clone(&shared.position),
+        Arc::clone(&shared.trust),
+    );
+    let keeper = Arc::new(SnapshotKeeper {
+        snapshotter: Arc::new(snapshotter),
+        store,
+        last_upload: Mutex::new(None),
+        metrics,
+        lock: Mutex::new(Some(lock)),
+    });
+    upkeep
+        .tasks
+        .spawn(Arc::clone(&keeper).save_regularly(config.interval, upkeep.stop.clone()));
+    Ok(Some(keeper))
+}
+
+async fn connect_store(
+    nats: &NatsConfig,
+    config: &ObjectStoreConfig,
+    keep: usize,
+) -> Result<SnapshotStore, ConnectError> {
+    const CAPACITY: usize = 1024;
+    // A connection of its own: large files must not hold up events.
+    let client = connect_counted(nats, Connection::Snapshots, "snapshots", CAPACITY, |_| {}).await?;
+    Ok(SnapshotStore::new(client, config.clone(), keep))
+}
+
+async fn restore(
+    shared: &Shared,
+    directory: SnapshotDirectory,
+    metrics: Arc<SnapshotMetrics>,
+) -> Result<Option<Restored>, SnapshotStartError> {
+    let events = &shared.config.events;
+    let restorer = Restorer {
+        pool: Arc::clone(&shared.pool),
+        limits: snapshot_limits(),
+        stream: events
+            .transport
+            .keeps_events()
+            .then(|| events.stream.name.clone()),
+        position: Arc::clone(&shared.position),
+        trust: Arc::clone(&shared.trust),
+        metrics,
+    };
+    let runtime = Handle::current();
+    let restoring = tokio::task::spawn_blocking(move || restorer.restore_newest(&directory, &runtime));
+    Ok(restoring.await??)
+}
+
+fn log_restored(restored: Option<&Restored>, directory: &Path) {
+    let Some(restored) = restored else {
+        tracing::info!(directory = %directory.display(), "there is no snapshot to start from");
+        return;
+    };
+    let then = match &restored.cursor {
+        Some(_) => "the events stream is read from there",
+        None => "holders are unverified until their next batch",
+    };
+    tracing::info!(
+        path = %restored.path.display(), holders = restored.totals.holders, blocks = restored.totals.blocks,
+        created_us = restored.created_us, stream_sequence = restored.cursor.as_ref().map(|cursor| cursor.sequence),
+        elapsed_seconds = restored.elapsed.as_secs_f64(), "started from a snapshot; {then}"
+    );
+}
+
+impl SnapshotKeeper {
+    /// Writes a snapshot every `period` until `stop` is cancelled, and sends it to the Object Store when that is due. At the stop it finishes
+    /// writing; it breaks off sending.
+    async fn save_regularly(self: Arc<Self>, period: Duration, stop: CancellationToken) {
+        let start = tokio::time::Instant::now() + period;
+        let mut interval = tokio::time::interval_at(start, period);
+        interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => return,
+                _ = interval.tick() => {}
+            }
+            // Counted and logged.
+            let _ = self.save().await;
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = self.upload_if_due() => {}
+            }
+        }
+    }
+
+    /// Writes one snapshot, and counts how it went; says why there is none.
+    pub(crate) async fn save(&self) -> Result<(), String> {
+        let (snapshotter, metrics) = (Arc::clone(&self.snapshotter), Arc::clone(&self.metrics));
+        let runtime = Handle::current();
+        let written = tokio::task::spawn_blocking(move || match snapshotter.save(&runtime) {
+            Ok(saved) => {
+                metrics.written(saved.bytes, saved.elapsed, SystemTime::now());
+                if let Some(error) = &saved.prune_error {
+                    metrics.prune_failed(error);
+                }
+                tracing::debug!(
+                    path = %saved.path.display(), bytes = saved.bytes, holders = saved.totals.holders,
+                    blocks = saved.totals.blocks, elapsed = ?saved.elapsed, "snapshot written"
+                );
+                Ok(())
+            }
+            Err(error) => {
+                metrics.failed(error.failure(), &error);
+                Err(error.to_string())
+            }
+        });
+        written.await.unwrap_or_else(|error| {
+            self.metrics.failed(SnapshotFailure::Interrupted, &error);
+            Err(error.to_string())
+        })
+    }
+
+    /// Sends the newest snapshot to the Object Store, unless one was sent a short time ago.
+    async fn upload_if_due(&self) {
+        let Some(store) = &self.store else { return };
+        let is_due = |last: &Instant| last.elapsed() >= store.config().interval;
+        if !self.last_upload.lock().as_ref().is_none_or(is_due) {
+            return;
+        }
+        let started = Instant::now();
+        let newest = match self.snapshotter.directory().snapshots() {
+            Ok(snapshots) => snapshots.into_iter().next(),
+            Err(error) => return self.metrics.upload_failed(&error),
+        };
+        let Some(path) = newest else { return };
+        match store.upload(&path).await {
+            Ok(bytes) => {
+                *self.last_upload.lock() = Some(started);
+                let name = path.file_name().unwrap_or_default().to_string_lossy();
+                self.metrics.uploaded(&name, bytes, started.elapsed());
+            }
+            Err(error) => self.metrics.upload_failed(&error),
+        }
+    }
+
+    /// Lets another daemon have the directory: nothing more is written.
+    pub(crate) fn leave(&self) {
+        self.lock.lock().take();
+    }
+
+    /// Publishes how old the newest snapshot is.
+    pub(crate) fn publish_age(&self) {
+        self.metrics.publish_age(SystemTime::now());
+    }
+}

@@ -1,0 +1,59 @@
+//! Snapshots: writing what the lanes dump to files, bringing the newest good file back at start, and exchanging files with the NATS
+//! Object Store. The file format is in [`kvatlas_core::snapshot`].
+//!
+//! | file | subject |
+//! |---|---|
+//! | `keeper.rs` | when: at start, by the clock, at the end |
+//! | `save.rs`, `walked.rs` | writing a file; the holders whose blocks a walk over the index finds |
+//! | `restore.rs` | loading a file |
+//! | `directory.rs`, `storage.rs` | the files of a directory; the file system behind it |
+//! | `lock.rs` | one daemon a directory |
+//! | `object_store.rs` | sending and fetching files |
+//!
+//! # Why a snapshot and the stream behind it are complete
+//!
+//! 1. The position in the stream is read before the first holder is dumped.
+//! 2. Each holder is dumped between two of its batches, together with its cursor.
+//! 3. So every message up to the position is part of the snapshot. Of the later messages some are.
+//! 4. The stream is replayed from the position. Batch numbers tell which batches the snapshot has already.
+//!
+//! A batch that cannot be decoded has no number. Replaying it degrades the holder again, which is safe.
+//!
+//! Without a stream nothing is replayed. The holder's next batch shows a gap, as after every pause of the daemon, and the holder is in
+//! doubt until it is resynced.
+//!
+//! # Holders in a forest
+//!
+//! A regular holder is dumped without its blocks. A walk over the index ([`kvatlas_core::index::Walk`]) finds them later, run by run, at
+//! different instants. The result is a fuzzy checkpoint: the blocks at the cursor, changed by some of the batches after it. Replaying the
+//! stream makes it converge:
+//!
+//! - A block that a later batch names is settled by that batch, as the replay is in order.
+//! - A block that no later batch names has not changed since the cursor, and the walk has found it.
+//!
+//! Some changes no batch tells: the holder left, was cleared, was resynced, became irregular, or lost blocks to eviction. After the walk
+//! the lanes compare each holder with its dump. A holder that changed in such a way is written again, as events, with its new cursor. The
+//! later frame replaces the earlier one.
+
+mod directory;
+mod keeper;
+mod lock;
+mod object_store;
+mod restore;
+mod save;
+mod storage;
+mod walked;
+
+#[cfg(test)]
+#[path = "../../../tests/integration/support/faulty_disk.rs"]
+mod faulty_disk;
+#[cfg(test)]
+mod tests;
+
+pub use directory::{DirectoryAction, DirectoryError, SnapshotDirectory};
+pub(crate) use keeper::{SnapshotKeeper, SnapshotStartError, start_snapshots};
+pub use lock::{DirectoryLock, LockError};
+pub use object_store::{ObjectStoreError, SnapshotStore};
+pub use restore::{RestoreError, Restored, Restorer};
+pub use save::{SaveError, Saved, Snapshotter};
+pub use storage::{Disk, Storage, StorageFile};

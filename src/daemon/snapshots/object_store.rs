@@ -1,0 +1,321 @@
+//! Snapshots in the NATS Object Store, so that a fresh replica on another machine starts warm.
+//!
+//! - Objects have the names of files.
+//! - Replicas can share a bucket. Each sends its snapshots, and each removes all but the newest.
+//! - A start fetches the newest object that is newer than the newest file, checks it, and puts it among the files. A damaged object is passed
+//!   over, as a damaged file is.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use async_nats::Client;
+use async_nats::jetstream::context::{GetStreamError, GetStreamErrorKind};
+use async_nats::jetstream::object_store::{self, ObjectMetadata, ObjectStore};
+use async_nats::jetstream::stream::StorageType;
+use async_nats::jetstream::{self, Context, ErrorCode};
+use futures_util::StreamExt;
+use tokio::io::AsyncReadExt;
+
+use crate::daemon::config::ObjectStoreConfig;
+use crate::daemon::metrics::SnapshotMetrics;
+use crate::daemon::metrics::labels::SnapshotRejection;
+use kvatlas_core::snapshot::verify;
+use kvatlas_core::wire::WireLimits;
+
+use super::directory::{DirectoryAction, DirectoryError, SnapshotDirectory, stamp_of};
+
+/// How long a bucket that the daemon makes keeps objects. An older snapshot is of no use. Pieces that a killed daemon left behind go the
+/// same way.
+const BUCKET_AGE_MAX: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+/// Bytes of one piece of an object. Below the least `max_payload` that servers usually have.
+const PIECE_BYTES: usize = 512 << 10;
+/// Most objects of a bucket that are looked at.
+const OBJECTS_MAX: usize = 10_000;
+
+/// Why a snapshot was not exchanged.
+#[derive(Debug, thiserror::Error)]
+pub enum ObjectStoreError {
+    /// There is no bucket, and none can be made.
+    #[error("cannot use the Object Store bucket {bucket}: {reason}; does the server have JetStream?")]
+    Bucket {
+        /// Its name.
+        bucket: String,
+        /// The client's words.
+        reason: String,
+    },
+    /// The objects cannot be listed.
+    #[error("cannot list the Object Store bucket {bucket}: {reason}")]
+    List {
+        /// Its name.
+        bucket: String,
+        /// The client's words.
+        reason: String,
+    },
+    /// An object could not be sent, fetched or removed.
+    #[error("cannot {action} {name}: {reason}")]
+    Object {
+        /// What was attempted.
+        action: &'static str,
+        /// The object.
+        name: String,
+        /// The client's words.
+        reason: String,
+    },
+    /// It is larger than it may be.
+    #[error("{name} has more than {bytes_max} bytes; raise snapshots.object_store_max_bytes")]
+    TooLarge {
+        /// The object.
+        name: String,
+        /// The limit.
+        bytes_max: u64,
+    },
+    /// The file cannot be read or written.
+    #[error(transparent)]
+    Directory(#[from] DirectoryError),
+    /// It took too long.
+    #[error("not within {0:?}, see snapshots.object_store_patience_seconds")]
+    TimedOut(Duration),
+}
+
+/// The bucket of one daemon.
+pub struct SnapshotStore {
+    jetstream: Context,
+    config: ObjectStoreConfig,
+    keep: usize,
+}
+
+impl SnapshotStore {
+    /// The bucket of `config`, in which the newest `keep` snapshots are kept. Asks the server nothing yet.
+    pub fn new(client: Client, config: ObjectStoreConfig, keep: usize) -> Self {
+        Self {
+            jetstream: jetstream::new(client),
+            config,
+            keep: keep.max(1),
+        }
+    }
+
+    /// How the bucket is configured.
+    pub fn config(&self) -> &ObjectStoreConfig {
+        &self.config
+    }
+
+    /// Sends a file under its name, and removes outdated objects. A file that was sent in part only does not become an object.
+    pub async fn upload(&self, path: &Path) -> Result<u64, ObjectStoreError> {
+        let name = path
+            .file_name()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned();
+        let unreadable = |source| DirectoryError {
+            action: DirectoryAction::Read,
+            path: path.to_owned(),
+            source,
+        };
+        let mut file = tokio::fs::File::open(path).await.map_err(unreadable)?;
+        let bytes = file.metadata().await.map_err(unreadable)?.len();
+        if bytes > self.config.snapshot_bytes_max {
+            return Err(self.too_large(&name));
+        }
+        let bucket = self.open_or_create().await?;
+        let metadata = ObjectMetadata {
+            name: name.clone(),
+            chunk_size: Some(PIECE_BYTES),
+            ..ObjectMetadata::default()
+        };
+        let put = bucket.put(metadata, &mut file).await;
+        put.map_err(|error| object_error("send", &name, &error))?;
+        self.prune(&bucket).await?;
+        Ok(bytes)
+    }
+
+    /// Fetches the newest whole snapshot into `directory`, if it is newer than all files there. Damaged ones are counted and passed over.
+    /// Returns none where none is newer.
+    pub async fn fetch_newer(
+        &self,
+        directory: &SnapshotDirectory,
+        limits: &WireLimits,
+        metrics: &SnapshotMetrics,
+    ) -> Result<Option<PathBuf>, ObjectStoreError> {
+        let patience = self.config.patience;
+        tokio::time::timeout(patience, self.fetch_newest(directory, limits, metrics))
+            .await
+            .unwrap_or(Err(ObjectStoreError::TimedOut(patience)))
+    }
+
+    async fn fetch_newest(
+        &self,
+        directory: &SnapshotDirectory,
+        limits: &WireLimits,
+        metrics: &SnapshotMetrics,
+    ) -> Result<Option<PathBuf>, ObjectStoreError> {
+        let Some(bucket) = self.open_if_there().await? else {
+            return Ok(None);
+        };
+        let newest = directory.newest_stamp()?;
+        for (stamp, name) in self.snapshots(&bucket).await? {
+            if Some(stamp) <= newest {
+                break;
+            }
+            let started = Instant::now();
+            match self.fetch(&bucket, &name, directory, limits, metrics).await {
+                Ok(Some((path, bytes))) => {
+                    metrics.fetched(&name, bytes, started.elapsed());
+                    return Ok(Some(path));
+                }
+                // Rejected, and counted as such.
+                Ok(None) => {}
+                Err(error) => metrics.fetch_failed(&error),
+            }
+        }
+        Ok(None)
+    }
+
+    /// Fetches one object; none where it is not a whole snapshot.
+    async fn fetch(
+        &self,
+        bucket: &ObjectStore,
+        name: &str,
+        directory: &SnapshotDirectory,
+        limits: &WireLimits,
+        metrics: &SnapshotMetrics,
+    ) -> Result<Option<(PathBuf, u64)>, ObjectStoreError> {
+        let failed = |error: &dyn std::fmt::Display| object_error("fetch", name, error);
+        let mut object = bucket.get(name).await.map_err(|error| failed(&error))?;
+        let mut temporary = directory.temporary()?;
+        let mut piece = vec![0; PIECE_BYTES];
+        let mut bytes = 0;
+        loop {
+            // The client compares the digest at the end.
+            let length = object.read(&mut piece).await.map_err(|error| failed(&error))?;
+            if length == 0 {
+                break;
+            }
+            bytes += length as u64;
+            if bytes > self.config.snapshot_bytes_max {
+                return Err(self.too_large(name));
+            }
+            let (read, _) = piece.split_at(length);
+            temporary.write_all(read).map_err(|source| DirectoryError {
+                action: DirectoryAction::Write,
+                path: temporary.path().to_owned(),
+                source,
+            })?;
+        }
+        let limits = limits.clone();
+        let path = temporary.path().to_owned();
+        let checking = tokio::task::spawn_blocking(move || {
+            let file = std::fs::File::open(&path).map_err(kvatlas_core::snapshot::SnapshotError::Io)?;
+            verify(std::io::BufReader::new(file), &limits)
+        });
+        match checking.await.map_err(|error| failed(&error))? {
+            Ok(_) => Ok(Some((directory.persist(temporary, name)?, bytes))),
+            Err(error) => {
+                metrics.rejected(SnapshotRejection::from(&error), &name, &error);
+                Ok(None)
+            }
+        }
+    }
+
+    async fn prune(&self, bucket: &ObjectStore) -> Result<(), ObjectStoreError> {
+        for (_, name) in self.snapshots(bucket).await?.into_iter().skip(self.keep) {
+            match bucket.delete(&name).await {
+                Ok(()) => {}
+                // Another replica was faster.
+                Err(error) if error.kind() == object_store::DeleteErrorKind::NotFound => {}
+                Err(error) => return Err(object_error("remove", &name, &error)),
+            }
+        }
+        Ok(())
+    }
+
+    /// The snapshots in the bucket with their times, newest first. Other objects are ignored.
+    ///
+    /// A list waits for every object that was there when it began. One that is removed meanwhile may never come, so the list has a
+    /// deadline.
+    async fn snapshots(&self, bucket: &ObjectStore) -> Result<Vec<(u64, String)>, ObjectStoreError> {
+        let patience = self.config.patience;
+        tokio::time::timeout(patience, self.list(bucket))
+            .await
+            .unwrap_or(Err(ObjectStoreError::TimedOut(patience)))
+    }
+
+    async fn list(&self, bucket: &ObjectStore) -> Result<Vec<(u64, String)>, ObjectStoreError> {
+        let failed = |error: &dyn std::fmt::Display| ObjectStoreError::List {
+            bucket: self.config.bucket.clone(),
+            reason: error.to_string(),
+        };
+        let mut objects = bucket
+            .list()
+            .await
+            .map_err(|error| failed(&error))?
+            .take(OBJECTS_MAX);
+        let mut found = Vec::new();
+        while let Some(object) = objects.next().await {
+            let object = object.map_err(|error| failed(&error))?;
+            if let Some(stamp) = stamp_of(&object.name).filter(|_| !object.deleted) {
+                found.push((stamp, object.name));
+            }
+        }
+        found.sort_unstable_by(|one, other| other.cmp(one));
+        Ok(found)
+    }
+
+    async fn open_if_there(&self) -> Result<Option<ObjectStore>, ObjectStoreError> {
+        // Asked first as the stream that it is: the error of a bucket does not say whether it is missing.
+        match self
+            .jetstream
+            .get_stream(format!("OBJ_{}", self.config.bucket))
+            .await
+        {
+            Ok(_) => {}
+            Err(error) if is_missing(&error) => return Ok(None),
+            Err(error) => return Err(self.unusable(&error)),
+        }
+        let bucket = self.jetstream.get_object_store(&self.config.bucket).await;
+        bucket.map(Some).map_err(|error| self.unusable(&error))
+    }
+
+    async fn open_or_create(&self) -> Result<ObjectStore, ObjectStoreError> {
+        if let Some(bucket) = self.open_if_there().await? {
+            return Ok(bucket);
+        }
+        let config = object_store::Config {
+            bucket: self.config.bucket.clone(),
+            description: Some("snapshots of kvatlas".to_owned()),
+            max_age: BUCKET_AGE_MAX,
+            max_bytes: -1,
+            storage: StorageType::File,
+            num_replicas: self.config.replicas,
+            ..object_store::Config::default()
+        };
+        let created = self.jetstream.create_object_store(config).await;
+        created.map_err(|error| self.unusable(&error))
+    }
+
+    fn unusable(&self, error: &dyn std::fmt::Display) -> ObjectStoreError {
+        ObjectStoreError::Bucket {
+            bucket: self.config.bucket.clone(),
+            reason: error.to_string(),
+        }
+    }
+
+    fn too_large(&self, name: &str) -> ObjectStoreError {
+        ObjectStoreError::TooLarge {
+            name: name.to_owned(),
+            bytes_max: self.config.snapshot_bytes_max,
+        }
+    }
+}
+
+fn is_missing(error: &GetStreamError) -> bool {
+    matches!(error.kind(), GetStreamErrorKind::JetStream(error) if error.error_code() == ErrorCode::STREAM_NOT_FOUND)
+}
+
+fn object_error(action: &'static str, name: &str, error: &dyn std::fmt::Display) -> ObjectStoreError {
+    ObjectStoreError::Object {
+        action,
+        name: name.to_owned(),
+        reason: error.to_string(),
+    }
+}

@@ -1,0 +1,213 @@
+//! Starting from a snapshot.
+
+use std::fs::File;
+use std::io::BufReader;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::runtime::Handle;
+
+use crate::daemon::lanes::{LanePool, PoolError, StreamPosition};
+use crate::daemon::metrics::labels::SnapshotRejection;
+use crate::daemon::metrics::{RestoredSnapshot, SnapshotMetrics};
+use kvatlas_core::index::{StreamGeneration, StreamTrust};
+use kvatlas_core::snapshot::{
+    Frame, HolderFrame, SnapshotContent, SnapshotError, SnapshotReader, SnapshotTotals, StreamCursor, verify,
+};
+use kvatlas_core::wire::WireLimits;
+
+use super::directory::{DirectoryError, SnapshotDirectory};
+
+/// The snapshot that the daemon started from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Restored {
+    /// The file.
+    pub path: PathBuf,
+    /// What it holds.
+    pub totals: SnapshotTotals,
+    /// When it was begun, in microseconds since the Unix epoch.
+    pub created_us: u64,
+    /// Where the events stream goes on behind the snapshot; none where it says nothing about the stream.
+    pub cursor: Option<StreamCursor>,
+    /// How long it took to check and load.
+    pub elapsed: Duration,
+}
+
+/// Why the daemon cannot start from its snapshots.
+#[derive(Debug, thiserror::Error)]
+pub enum RestoreError {
+    /// The directory cannot be read.
+    #[error(transparent)]
+    Directory(#[from] DirectoryError),
+    /// A lane has stopped.
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+}
+
+/// Brings a snapshot back to the lanes.
+pub struct Restorer {
+    /// The lanes.
+    pub pool: Arc<LanePool>,
+    /// Bounds on the snapshot's batches.
+    pub limits: WireLimits,
+    /// The events stream that will be read behind the snapshot; none with core NATS.
+    pub stream: Option<String>,
+    /// Where to go on in the stream: set by [`Self::restore_newest`].
+    pub position: Arc<StreamPosition>,
+    /// Holders that were exact are confirmed in its generation, if the stream is read on behind the snapshot.
+    pub trust: Arc<StreamTrust>,
+    /// Counts restored and rejected snapshots.
+    pub metrics: Arc<SnapshotMetrics>,
+}
+
+enum ApplyError {
+    Snapshot(SnapshotError),
+    Pool(PoolError),
+}
+
+impl Restorer {
+    /// Brings the newest whole snapshot to the lanes, and waits until they have applied it. Blocks: to be called where blocking is allowed.
+    ///
+    /// - A file that is not whole is logged as an error, counted, and left where it is.
+    /// - A file is read twice: to check it to its end, then to apply it. So no part of a damaged file is applied.
+    pub fn restore_newest(
+        &self,
+        directory: &SnapshotDirectory,
+        runtime: &Handle,
+    ) -> Result<Option<Restored>, RestoreError> {
+        for path in directory.snapshots()? {
+            let started = Instant::now();
+            let content = match open(&path).and_then(|file| verify(file, &self.limits)) {
+                Ok(content) => content,
+                Err(error) => {
+                    self.reject(&path, &error);
+                    continue;
+                }
+            };
+            let cursor = self.cursor_of(&content);
+            // Only a stream proves that nothing is missing behind the snapshot.
+            let generation = cursor
+                .as_ref()
+                .map_or(StreamGeneration::default(), |_| self.trust.generation());
+            match self.apply(&path, generation, runtime) {
+                Ok(()) => return Ok(Some(self.restored(path, &content, cursor, started.elapsed()))),
+                // Damaged since it was checked. Whole holders stay, but no stream position proves that they are complete.
+                Err(ApplyError::Snapshot(error)) => {
+                    self.trust.doubt();
+                    self.reject(&path, &error);
+                }
+                Err(ApplyError::Pool(error)) => return Err(error.into()),
+            }
+        }
+        Ok(None)
+    }
+
+    fn restored(
+        &self,
+        path: PathBuf,
+        content: &SnapshotContent,
+        cursor: Option<StreamCursor>,
+        elapsed: Duration,
+    ) -> Restored {
+        if let Some(cursor) = &cursor {
+            self.position.set(cursor.clone());
+        }
+        self.metrics.restored(&RestoredSnapshot {
+            holders: content.totals.holders,
+            blocks: content.totals.blocks,
+            created_us: content.created_us,
+            elapsed,
+        });
+        Restored {
+            path,
+            totals: content.totals,
+            created_us: content.created_us,
+            cursor,
+            elapsed,
+        }
+    }
+
+    fn reject(&self, path: &Path, error: &SnapshotError) {
+        self.metrics
+            .rejected(SnapshotRejection::from(error), &path.display(), error);
+    }
+
+    fn cursor_of(&self, content: &SnapshotContent) -> Option<StreamCursor> {
+        let stream = self.stream.as_ref()?;
+        content
+            .streams
+            .iter()
+            .find(|cursor| cursor.stream == *stream)
+            .cloned()
+    }
+
+    fn apply(&self, path: &Path, generation: StreamGeneration, runtime: &Handle) -> Result<(), ApplyError> {
+        let file = open(path).map_err(ApplyError::Snapshot)?;
+        let mut reader = SnapshotReader::new(file).map_err(ApplyError::Snapshot)?;
+        let mut restored = Restoring::default();
+        let applied = self.apply_frames(&mut reader, &mut restored, generation, runtime);
+        if matches!(applied, Err(ApplyError::Snapshot(_))) {
+            for holder in restored.incomplete() {
+                runtime
+                    .block_on(self.pool.abandon_restore(holder))
+                    .map_err(ApplyError::Pool)?;
+            }
+        }
+        runtime
+            .block_on(self.pool.end_restore())
+            .map_err(ApplyError::Pool)?;
+        applied?;
+        runtime.block_on(self.pool.drain()).map_err(ApplyError::Pool)
+    }
+
+    fn apply_frames(
+        &self,
+        reader: &mut SnapshotReader<BufReader<File>>,
+        restoring: &mut Restoring,
+        generation: StreamGeneration,
+        runtime: &Handle,
+    ) -> Result<(), ApplyError> {
+        while let Some(frame) = reader.next_frame().map_err(ApplyError::Snapshot)? {
+            if let Frame::Holder(next) = &frame {
+                restoring.begin(next);
+            }
+            let sent = match (frame, &restoring.holder) {
+                (Frame::Forest(chunk), _) => runtime.block_on(self.pool.restore_forest(chunk)),
+                (frame, Some(holder)) => runtime.block_on(self.pool.restore(holder, frame, generation)),
+                (_, None) => Ok(()),
+            };
+            sent.map_err(ApplyError::Pool)?;
+        }
+        Ok(())
+    }
+}
+
+/// The holders of a file that is being applied.
+#[derive(Debug, Default)]
+struct Restoring {
+    /// The last one.
+    holder: Option<HolderFrame>,
+    /// Those whose blocks are in forests.
+    in_forest: Vec<HolderFrame>,
+}
+
+impl Restoring {
+    fn begin(&mut self, holder: &HolderFrame) {
+        if holder.forest.is_some() {
+            self.in_forest.push(holder.clone());
+        }
+        self.holder = Some(holder.clone());
+    }
+
+    /// The holders that may be incomplete if the file ends here.
+    fn incomplete(&self) -> impl Iterator<Item = &HolderFrame> {
+        self.in_forest.iter().chain(&self.holder)
+    }
+}
+
+fn open(path: &Path) -> Result<BufReader<File>, SnapshotError> {
+    File::open(path)
+        .map(|file| BufReader::with_capacity(1 << 20, file))
+        .map_err(SnapshotError::Io)
+}

@@ -1,0 +1,150 @@
+//! Writing a snapshot while serving.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use tokio::runtime::Handle;
+
+use crate::daemon::lanes::{LanePool, PoolError, StreamPosition};
+use crate::daemon::metrics::labels::SnapshotFailure;
+use kvatlas_client::unix_time_us;
+use kvatlas_core::index::StreamTrust;
+use kvatlas_core::snapshot::SnapshotTotals;
+
+use super::directory::{DirectoryError, FileWriter, SnapshotDirectory};
+use super::walked::{Walked, write_dump};
+
+/// Why there is no new snapshot. The older ones are as they were.
+#[derive(Debug, thiserror::Error)]
+pub enum SaveError {
+    /// A file could not be written.
+    #[error(transparent)]
+    Directory(#[from] DirectoryError),
+    /// A lane has stopped.
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+    /// Writing failed in the middle.
+    #[error("cannot write the snapshot: {0}")]
+    Write(#[from] std::io::Error),
+    /// Another snapshot is being written.
+    #[error(
+        "another snapshot is still being written; raise snapshots.interval_seconds if this happens often"
+    )]
+    Busy,
+}
+
+impl SaveError {
+    /// The word for it in metrics.
+    pub fn failure(&self) -> SnapshotFailure {
+        match self {
+            Self::Directory(error) => error.failure(),
+            Self::Pool(_) => SnapshotFailure::LaneStopped,
+            Self::Write(error) if error.kind() == std::io::ErrorKind::StorageFull => {
+                SnapshotFailure::DiskFull
+            }
+            Self::Write(_) => SnapshotFailure::Write,
+            Self::Busy => SnapshotFailure::Busy,
+        }
+    }
+}
+
+/// A snapshot that has been written.
+#[derive(Debug)]
+pub struct Saved {
+    /// The file.
+    pub path: PathBuf,
+    /// Its length in bytes.
+    pub bytes: u64,
+    /// What it holds.
+    pub totals: SnapshotTotals,
+    /// How long it took.
+    pub elapsed: Duration,
+    /// Why outdated snapshots could not be removed; none where they were.
+    pub prune_error: Option<DirectoryError>,
+}
+
+/// Writes the snapshots of one daemon, one at a time.
+pub struct Snapshotter {
+    pool: Arc<LanePool>,
+    directory: SnapshotDirectory,
+    position: Arc<StreamPosition>,
+    trust: Arc<StreamTrust>,
+    saving: Mutex<()>,
+}
+
+impl Snapshotter {
+    /// A snapshotter that writes the holders of `pool` to `directory`.
+    ///
+    /// - `position` is how far the events stream has been handed to the lanes.
+    /// - Holders that are not confirmed in the generation of `trust` are written as unverified.
+    pub fn new(
+        pool: Arc<LanePool>,
+        directory: SnapshotDirectory,
+        position: Arc<StreamPosition>,
+        trust: Arc<StreamTrust>,
+    ) -> Self {
+        Self {
+            pool,
+            directory,
+            position,
+            trust,
+            saving: Mutex::new(()),
+        }
+    }
+
+    /// The directory that the snapshots are in.
+    pub fn directory(&self) -> &SnapshotDirectory {
+        &self.directory
+    }
+
+    /// Writes all holders to a new snapshot, and removes outdated ones. Blocks: to be called where blocking is allowed.
+    ///
+    /// Each holder is dumped between two of its batches. A lane pauses for one holder at a time, to take its cursor and, for an irregular
+    /// holder, to collect its events. Walking, encoding, compressing and writing happen on the calling thread. Queries do not wait.
+    pub fn save(&self, runtime: &Handle) -> Result<Saved, SaveError> {
+        let _alone = self.saving.try_lock().ok_or(SaveError::Busy)?;
+        let started = Instant::now();
+        let written = self
+            .directory
+            .write::<SaveError>(unix_time_us(), |writer| self.fill(writer, runtime))?;
+        Ok(Saved {
+            path: written.path,
+            bytes: written.bytes,
+            totals: written.totals,
+            elapsed: started.elapsed(),
+            prune_error: self.directory.prune().err(),
+        })
+    }
+
+    /// Does `work` as if a snapshot were being written.
+    #[cfg(test)]
+    pub(super) fn while_saving<T>(&self, work: impl FnOnce() -> T) -> T {
+        let _alone = self.saving.lock();
+        work()
+    }
+
+    fn fill(&self, writer: &mut FileWriter<'_, '_>, runtime: &Handle) -> Result<(), SaveError> {
+        // Both before the first dump: later batches are replayed, and a later loss of messages degrades the holders again.
+        let generation = self.trust.generation();
+        let mut walked = Walked::default();
+        if let Some(cursor) = self.position.get() {
+            writer.write_stream(&cursor)?;
+        }
+        for lane in 0..self.pool.lane_count() {
+            let mut position = None;
+            loop {
+                let dumping = self.pool.dump_next(lane, position.take(), generation);
+                let Some((next, mut dump)) = runtime.block_on(dumping)? else {
+                    break;
+                };
+                walked.note(lane, &next, &mut dump);
+                write_dump(writer, dump)?;
+                position = Some(next);
+            }
+        }
+        walked.write_forests(writer)?;
+        walked.write_changed(writer, &self.pool, generation, runtime)
+    }
+}

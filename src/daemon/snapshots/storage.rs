@@ -1,0 +1,66 @@
+//! The file system behind a snapshot directory. Tests replace it by one that fails.
+
+use std::fmt::Debug;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+/// A file that is being written.
+pub trait StorageFile: Write + Send {
+    /// Brings the written bytes to the disk.
+    fn sync(&mut self) -> io::Result<()>;
+}
+
+/// A file system.
+pub trait Storage: Debug + Send + Sync {
+    /// Makes a file that must not exist yet.
+    fn create(&self, path: &Path) -> io::Result<Box<dyn StorageFile>>;
+    /// Gives a file another name. A file that has this name is replaced.
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
+    /// Removes a file.
+    fn remove(&self, path: &Path) -> io::Result<()>;
+    /// The paths in a directory.
+    fn list(&self, directory: &Path) -> io::Result<Vec<PathBuf>>;
+    /// Makes a directory with its parents, unless it is there.
+    fn create_directory(&self, path: &Path) -> io::Result<()>;
+    /// Brings a directory's names to the disk.
+    fn sync_directory(&self, path: &Path) -> io::Result<()>;
+}
+
+/// The file system of the machine.
+#[derive(Debug, Clone, Copy)]
+pub struct Disk;
+
+impl StorageFile for File {
+    fn sync(&mut self) -> io::Result<()> {
+        self.sync_all()
+    }
+}
+
+impl Storage for Disk {
+    fn create(&self, path: &Path) -> io::Result<Box<dyn StorageFile>> {
+        let file = OpenOptions::new().write(true).create_new(true).open(path)?;
+        Ok(Box::new(file))
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        std::fs::rename(from, to)
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        std::fs::remove_file(path)
+    }
+
+    fn list(&self, directory: &Path) -> io::Result<Vec<PathBuf>> {
+        let entries = std::fs::read_dir(directory)?;
+        entries.map(|entry| Ok(entry?.path())).collect()
+    }
+
+    fn create_directory(&self, path: &Path) -> io::Result<()> {
+        std::fs::create_dir_all(path)
+    }
+
+    fn sync_directory(&self, path: &Path) -> io::Result<()> {
+        File::open(path)?.sync_all()
+    }
+}

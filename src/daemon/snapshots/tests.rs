@@ -1,0 +1,584 @@
+//! Tests of saving and restoring with real lanes.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use tokio::runtime::Handle;
+
+use crate::daemon::lanes::{HoldingSettings, LanePool, LaneSettings, LivenessSettings, StreamPosition};
+use crate::daemon::metrics::SnapshotMetrics;
+use kvatlas_core::hash::SequenceHash;
+use kvatlas_core::index::{
+    IndexLimits, NamespaceSettings, Namespaces, QueryChain, Search, StreamGeneration, StreamTrust, TierDepth,
+};
+use kvatlas_core::snapshot::{Frame, SnapshotReader, StreamCursor};
+use kvatlas_core::wire::{
+    DegradedReasons, Event, EventBatch, NamespaceName, RemovedBlocks, StoredBlocks, Tier, WireLimits,
+    WorkerName,
+};
+
+use super::*;
+
+const STREAM: &str = "EVENTS";
+
+/// A daemon's lanes, and what goes with them.
+struct World {
+    namespaces: Arc<Namespaces>,
+    pool: Arc<LanePool>,
+    position: Arc<StreamPosition>,
+    trust: Arc<StreamTrust>,
+}
+
+impl World {
+    fn new() -> Self {
+        Self::keeping_back(Some(HoldingSettings {
+            bytes_per_holder_max: 1 << 20,
+            wait_max: std::time::Duration::from_secs(60),
+        }))
+    }
+
+    fn keeping_back(holding: Option<HoldingSettings>) -> Self {
+        let namespaces = Arc::new(Namespaces::new(
+            NamespaceSettings::default(),
+            Vec::new(),
+            IndexLimits::default(),
+            4,
+        ));
+        let settings = LaneSettings {
+            subjects: kvatlas_core::wire::Subjects::new("kvatlas").unwrap(),
+            lanes: 2,
+            lane_queue_bytes: 1 << 20,
+            behind_after: None,
+            limits: WireLimits::default(),
+            shard: None,
+            holding,
+            liveness: LivenessSettings::default(),
+            epoch_ahead_max: None,
+        };
+        Self {
+            pool: Arc::new(LanePool::start(&settings, Arc::clone(&namespaces)).unwrap()),
+            namespaces,
+            position: Arc::default(),
+            trust: Arc::default(),
+        }
+    }
+
+    /// Hands over the message `sequence` of the stream.
+    async fn dispatch(&self, sequence: u64) {
+        let (worker, payload) = message(sequence);
+        let generation = self.trust.generation();
+        self.pool
+            .dispatch(&namespace(), worker, payload.into(), generation)
+            .await
+            .unwrap();
+        self.position.set(cursor(sequence));
+    }
+
+    fn snapshotter(&self, folder: &Path) -> Arc<Snapshotter> {
+        Arc::new(Snapshotter::new(
+            Arc::clone(&self.pool),
+            SnapshotDirectory::open(folder, 3).unwrap(),
+            Arc::clone(&self.position),
+            Arc::clone(&self.trust),
+        ))
+    }
+
+    async fn restore(&self, folder: &Path, stream: Option<&str>) -> Option<Restored> {
+        let restorer = Restorer {
+            pool: Arc::clone(&self.pool),
+            limits: crate::daemon::lanes::snapshot_limits(),
+            stream: stream.map(str::to_owned),
+            position: Arc::clone(&self.position),
+            trust: Arc::clone(&self.trust),
+            metrics: Arc::new(SnapshotMetrics::new()),
+        };
+        let (directory, runtime) = (SnapshotDirectory::open(folder, 3).unwrap(), Handle::current());
+        blocking(move || restorer.restore_newest(&directory, &runtime).unwrap()).await
+    }
+
+    /// Every holder: who, up to which batch, with how many blocks, and why it is not certain.
+    fn holders(&self) -> Vec<(String, u64, u64, DegradedReasons)> {
+        let Some(namespace) = self.namespaces.get(&namespace()) else {
+            return Vec::new();
+        };
+        let describe = |holder: &Arc<kvatlas_core::index::HolderRecord>| {
+            let status = &holder.status;
+            (
+                holder.id.worker.to_string(),
+                status.cursor().seq,
+                status.blocks(),
+                status.reasons(&self.trust),
+            )
+        };
+        let mut holders: Vec<_> = namespace.indexer.holders().iter().map(describe).collect();
+        holders.sort_by(|one, other| one.0.cmp(&other.0));
+        holders
+    }
+}
+
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    tokio::task::spawn_blocking(work).await.unwrap()
+}
+
+async fn save(snapshotter: &Arc<Snapshotter>) -> Saved {
+    let (snapshotter, runtime) = (Arc::clone(snapshotter), Handle::current());
+    blocking(move || snapshotter.save(&runtime).unwrap()).await
+}
+
+fn namespace() -> NamespaceName {
+    NamespaceName::new("llama").unwrap()
+}
+
+fn cursor(sequence: u64) -> StreamCursor {
+    StreamCursor {
+        stream: STREAM.to_owned(),
+        created_us: 7,
+        sequence,
+        digest: None,
+    }
+}
+
+/// The message `sequence`, from 1: four workers take turns to store eight blocks, and to remove the last three of them the time after.
+fn message(sequence: u64) -> (WorkerName, Vec<u8>) {
+    let (worker, seq) = ((sequence - 1) % 4, (sequence - 1) / 4 + 1);
+    let first = seq.div_ceil(2) * 100;
+    let hashes = |range: std::ops::Range<u64>| range.map(|block| SequenceHash(first + block)).collect();
+    let event = if seq % 2 == 1 {
+        Event::Stored(StoredBlocks::by_sequence(None, None, hashes(0..8)))
+    } else {
+        Event::Removed(RemovedBlocks::by_sequence(hashes(5..8)))
+    };
+    let batch = EventBatch {
+        epoch: 1,
+        seq,
+        rank: 0,
+        // As publishers say it: a batch that is part of the snapshot and comes again from the stream is a duplicate all the same.
+        time_us: Some(sequence),
+        tier: Tier::DEVICE,
+        events: vec![event],
+    };
+    (WorkerName::new(&format!("gpu-{worker}")).unwrap(), batch.encode())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_snapshot_under_load_and_the_stream_behind_it_are_the_whole_state() {
+    const MESSAGES: u64 = 4000;
+    let folder = tempfile::tempdir().unwrap();
+    let world = Arc::new(World::new());
+    let snapshotter = world.snapshotter(folder.path());
+    // Before the first snapshot, so that all say where the stream goes on.
+    world.dispatch(1).await;
+    let loading = {
+        let world = Arc::clone(&world);
+        tokio::spawn(async move {
+            for sequence in 2..=MESSAGES {
+                world.dispatch(sequence).await;
+            }
+            world.pool.drain().await.unwrap();
+        })
+    };
+    while !loading.is_finished() {
+        save(&snapshotter).await;
+    }
+    loading.await.unwrap();
+    // The newest three: one may have been begun when all was over.
+    for path in SnapshotDirectory::open(folder.path(), 3)
+        .unwrap()
+        .snapshots()
+        .unwrap()
+    {
+        let alone = tempfile::tempdir().unwrap();
+        std::fs::copy(&path, alone.path().join(path.file_name().unwrap())).unwrap();
+        let restarted = World::new();
+        let restored = restarted.restore(alone.path(), Some(STREAM)).await.unwrap();
+        let position = restored.cursor.map_or(0, |cursor| cursor.sequence);
+        for sequence in position + 1..=MESSAGES {
+            restarted.dispatch(sequence).await;
+        }
+        restarted.pool.drain().await.unwrap();
+        assert_eq!(restarted.holders(), world.holders(), "from message {position}");
+        assert!(restarted.holders().iter().all(|holder| holder.3.is_empty()));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_a_stream_makes_restored_holders_certain_and_only_those_that_were() {
+    let folder = tempfile::tempdir().unwrap();
+    let world = World::new();
+    for sequence in 1..=4 {
+        world.dispatch(sequence).await;
+    }
+    // The stream lost something: only the first worker's next batch comes after that.
+    world.pool.drain().await.unwrap();
+    world.trust.doubt();
+    world.dispatch(5).await;
+    save(&world.snapshotter(folder.path())).await;
+
+    let (with, without, other) = (World::new(), World::new(), World::new());
+    with.restore(folder.path(), Some(STREAM)).await.unwrap();
+    without.restore(folder.path(), None).await.unwrap();
+    other.restore(folder.path(), Some("OTHERS")).await.unwrap();
+    let certain =
+        |world: &World| -> Vec<bool> { world.holders().iter().map(|holder| holder.3.is_empty()).collect() };
+    assert_eq!(certain(&with), [true, false, false, false]);
+    assert_eq!(certain(&without), [false; 4]);
+    assert_eq!(certain(&other), [false; 4]);
+    assert_eq!(
+        (with.position.get(), other.position.get()),
+        (Some(cursor(5)), None)
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_damaged_snapshot_gives_way_to_the_one_before_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let world = World::new();
+    let snapshotter = world.snapshotter(folder.path());
+    world.dispatch(1).await;
+    let old = save(&snapshotter).await;
+    for sequence in 2..=400 {
+        world.dispatch(sequence).await;
+    }
+    let new = save(&snapshotter).await;
+    let whole = std::fs::read(&new.path).unwrap();
+    // Every length of the header, and a spread of lengths of the body.
+    let lengths = (0..64).chain((64..whole.len()).step_by(whole.len() / 40));
+    for length in lengths {
+        std::fs::write(&new.path, &whole[..length]).unwrap();
+        let restarted = World::new();
+        let restored = restarted.restore(folder.path(), Some(STREAM)).await.unwrap();
+        assert_eq!(restored.path, old.path, "cut at {length}");
+        assert_eq!(restarted.position.get(), Some(cursor(1)));
+        assert_eq!(restarted.holders().len(), 1);
+    }
+    std::fs::write(&old.path, b"").unwrap();
+    assert_eq!(World::new().restore(folder.path(), None).await, None);
+    std::fs::write(&new.path, &whole).unwrap();
+    assert_eq!(
+        World::new().restore(folder.path(), None).await.unwrap().path,
+        new.path
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_snapshots_are_not_written_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let world = World::new();
+    let snapshotter = world.snapshotter(folder.path());
+    let runtime = Handle::current();
+    let refused = {
+        let snapshotter = Arc::clone(&snapshotter);
+        blocking(move || snapshotter.while_saving(|| snapshotter.save(&runtime).unwrap_err())).await
+    };
+    assert!(matches!(refused, SaveError::Busy));
+    save(&snapshotter).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_snapshot_that_cannot_be_pruned_is_a_snapshot() {
+    use super::faulty_disk::{DiskFault, FaultyDisk};
+    let folder = tempfile::tempdir().unwrap();
+    let world = World::new();
+    let disk = Arc::new(FaultyDisk::new(DiskFault::Remove));
+    let snapshotter = Arc::new(Snapshotter::new(
+        Arc::clone(&world.pool),
+        SnapshotDirectory::open_on(disk, folder.path(), 1).unwrap(),
+        Arc::clone(&world.position),
+        Arc::clone(&world.trust),
+    ));
+    assert!(save(&snapshotter).await.prune_error.is_none());
+    let saved = save(&snapshotter).await;
+    assert!(saved.prune_error.is_some());
+    let mut reader = SnapshotReader::new(std::fs::File::open(saved.path).unwrap()).unwrap();
+    assert_eq!(reader.next_frame().unwrap(), None::<Frame>);
+}
+
+#[test]
+fn the_default_generation_confirms_nothing() {
+    assert!(StreamGeneration::default() < StreamTrust::default().generation());
+}
+
+/// A snapshot in whose middle, after the holders and before the walk, or after it, `meanwhile` happens.
+async fn save_with(
+    world: &Arc<World>,
+    folder: &Path,
+    after_walk: bool,
+    meanwhile: impl AsyncFnOnce(&World) + Send + 'static,
+) {
+    use super::walked::{Walked, write_dump};
+    let (world, folder, runtime) = (Arc::clone(world), folder.to_owned(), Handle::current());
+    blocking(move || {
+        let directory = SnapshotDirectory::open(&folder, 3).unwrap();
+        let generation = world.trust.generation();
+        let written = directory.write::<SaveError>(1, |writer| {
+            let mut walked = Walked::default();
+            writer.write_stream(&world.position.get().unwrap())?;
+            for lane in 0..world.pool.lane_count() {
+                let mut position = None;
+                loop {
+                    let dumping = world.pool.dump_next(lane, position.take(), generation);
+                    let Some((next, mut dump)) = runtime.block_on(dumping)? else {
+                        break;
+                    };
+                    walked.note(lane, &next, &mut dump);
+                    write_dump(writer, dump)?;
+                    position = Some(next);
+                }
+            }
+            if after_walk {
+                walked.write_forests(writer)?;
+                runtime.block_on(meanwhile(&world));
+            } else {
+                runtime.block_on(meanwhile(&world));
+                walked.write_forests(writer)?;
+            }
+            walked.write_changed(writer, &world.pool, generation, &runtime)
+        });
+        written.unwrap();
+    })
+    .await;
+}
+
+impl World {
+    /// Brings a batch of one worker to its lane.
+    async fn tell(&self, worker: &str, epoch: u64, seq: u64, events: Vec<Event>) {
+        self.tell_of(Tier::DEVICE, worker, epoch, seq, events).await;
+    }
+
+    /// As [`Self::tell`], of blocks in a tier.
+    async fn tell_of(&self, tier: Tier, worker: &str, epoch: u64, seq: u64, events: Vec<Event>) {
+        let batch = EventBatch {
+            epoch,
+            seq,
+            rank: 0,
+            time_us: None,
+            tier,
+            events,
+        };
+        let worker = WorkerName::new(worker).unwrap();
+        self.pool
+            .dispatch(
+                &namespace(),
+                worker,
+                batch.encode().into(),
+                self.trust.generation(),
+            )
+            .await
+            .unwrap();
+        self.pool.drain().await.unwrap();
+    }
+}
+
+fn stored(hashes: std::ops::Range<u64>) -> Event {
+    Event::Stored(StoredBlocks::by_sequence(
+        None,
+        None,
+        hashes.map(SequenceHash).collect(),
+    ))
+}
+
+fn removed(hashes: std::ops::Range<u64>) -> Event {
+    Event::Removed(RemovedBlocks::by_sequence(hashes.map(SequenceHash).collect()))
+}
+
+/// What a worker's batches 2 to 4 are, in the middle of a snapshot.
+type Meanwhile = Vec<(u64, u64, Vec<Event>)>;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_happens_during_a_walk_is_right_after_it() {
+    let cases: Vec<(&str, Meanwhile)> = vec![
+        ("nothing", vec![]),
+        (
+            "more is stored",
+            vec![(1, 2, vec![stored(10..20)]), (1, 3, vec![stored(30..35)])],
+        ),
+        ("some is removed", vec![(1, 2, vec![removed(14..18)])]),
+        (
+            "it is removed and stored again",
+            vec![
+                (1, 2, vec![removed(12..18)]),
+                (1, 3, vec![stored(10..19)]),
+                (1, 4, vec![removed(16..19)]),
+            ],
+        ),
+        (
+            "what is stored is removed",
+            vec![(1, 2, vec![stored(10..24)]), (1, 3, vec![removed(12..24)])],
+        ),
+        ("it has a hole", vec![(1, 2, vec![removed(12..13)])]),
+        (
+            "it had a hole",
+            vec![(1, 2, vec![removed(12..13)]), (1, 3, vec![stored(10..13)])],
+        ),
+        ("it is cleared", vec![(1, 2, vec![Event::Cleared])]),
+        (
+            "it begins a new epoch",
+            vec![(2, 1, vec![stored(50..54)]), (2, 2, vec![stored(50..60)])],
+        ),
+        ("it is emptied", vec![(1, 2, vec![removed(10..18)])]),
+    ];
+    for (name, batches) in cases {
+        for after_walk in [false, true] {
+            let folder = tempfile::tempdir().unwrap();
+            let world = Arc::new(World::new());
+            for worker in ["other", "gpu"] {
+                world.tell(worker, 1, 1, vec![stored(10..18)]).await;
+            }
+            world.position.set(cursor(1));
+            let sent = batches.clone();
+            save_with(&world, folder.path(), after_walk, async move |world: &World| {
+                for (epoch, seq, events) in sent {
+                    world.tell("gpu", epoch, seq, events).await;
+                }
+            })
+            .await;
+            let restarted = World::new();
+            restarted.restore(folder.path(), Some(STREAM)).await.unwrap();
+            for (epoch, seq, events) in batches.clone() {
+                restarted.tell("gpu", epoch, seq, events).await;
+            }
+            assert_eq!(restarted.holders(), world.holders(), "{name}, {after_walk}");
+            for first in [10, 30, 50] {
+                assert_eq!(
+                    restarted.depths(first),
+                    world.depths(first),
+                    "{name}, {after_walk}"
+                );
+            }
+        }
+    }
+}
+
+impl World {
+    /// How deep each worker has the blocks from `first` on.
+    fn depths(&self, first: u64) -> Vec<(String, u32)> {
+        let query =
+            kvatlas_core::wire::QueryKey::SequenceHashes((first..first + 20).map(SequenceHash).collect());
+        let namespace = self.namespaces.get(&namespace()).unwrap();
+        let matches = namespace
+            .indexer
+            .find_matches(&query, kvatlas_core::index::Search::default());
+        let mut depths: Vec<_> = matches
+            .unwrap()
+            .holders()
+            .map(|found| (found.holder.id.worker.to_string(), found.matched_blocks))
+            .collect();
+        depths.sort();
+        depths
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_holder_that_leaves_during_a_walk_is_not_taken_for_whole() {
+    for comes_back in [false, true] {
+        let folder = tempfile::tempdir().unwrap();
+        // What comes back in the middle of an epoch is applied at once.
+        let world = Arc::new(World::keeping_back(None));
+        for worker in ["other", "gpu"] {
+            world.tell(worker, 1, 1, vec![stored(10..18)]).await;
+        }
+        world.position.set(cursor(1));
+        save_with(&world, folder.path(), false, async move |world: &World| {
+            world.tell("gpu", 1, 2, vec![Event::Goodbye]).await;
+            if comes_back {
+                world.tell("gpu", 1, 3, vec![stored(10..12)]).await;
+            }
+        })
+        .await;
+        let restarted = World::new();
+        restarted.restore(folder.path(), None).await.unwrap();
+        let holders = restarted.holders();
+        let gpu = holders.iter().find(|holder| holder.0 == "gpu").unwrap();
+        assert_eq!(gpu.2, if comes_back { 2 } else { 0 });
+        assert!(gpu.3.contains(kvatlas_core::wire::DegradedReason::Gap));
+        assert_eq!(restarted.depths(10).last(), Some(&("other".to_owned(), 8)));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_snapshot_brings_back_what_queries_found() {
+    let world = World::new();
+    for sequence in 1..=400 {
+        world.dispatch(sequence).await;
+    }
+    world.pool.drain().await.unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let saved = save(&world.snapshotter(folder.path())).await;
+    assert!(saved.totals.forest_blocks > 0);
+    let restarted = World::new();
+    restarted.restore(folder.path(), Some(STREAM)).await.unwrap();
+    assert_eq!(restarted.holders(), world.holders());
+    // Each chain of a hundred blocks, and some that nobody has.
+    for chain in 1..60 {
+        let depths = world.depths(chain * 100);
+        assert_eq!(depths.is_empty(), chain > 50);
+        assert_eq!(restarted.depths(chain * 100), depths);
+    }
+}
+
+/// How deep the one holder has the blocks from 10 on: on the device, there or on the host, anywhere.
+fn depths_of_tiers(world: &World) -> [u32; 3] {
+    let namespace = world.namespaces.get(&namespace()).unwrap();
+    let query = kvatlas_core::wire::QueryKey::SequenceHashes((10..20).map(SequenceHash).collect());
+    let block_size = namespace.indexer.settings().block_size;
+    [TierDepth::Device, TierDepth::Host, TierDepth::All].map(|tiers| {
+        let mut chain = QueryChain::new(&query, block_size).unwrap();
+        let matches = namespace
+            .indexer
+            .find_in_tiers(&mut chain, Search::default(), tiers);
+        matches.holders().next().map_or(0, |found| found.matched_blocks)
+    })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn names_tiers_copies_and_holes_are_kept_over_a_restart() {
+    let host = Tier::new(1).unwrap();
+    // Block b is called b + 100, and its second copy b + 500.
+    let named = |parent: Option<u64>, hashes: std::ops::Range<u64>, add: u64| {
+        let mut stored = StoredBlocks::by_sequence(
+            parent.map(SequenceHash),
+            None,
+            hashes.clone().map(SequenceHash).collect(),
+        );
+        stored.engine_hashes = Some(hashes.map(|hash| hash + add).collect());
+        vec![Event::Stored(stored)]
+    };
+    let world = World::new();
+    world.tell("gpu", 1, 1, named(None, 10..20, 100)).await;
+    world.tell_of(host, "gpu", 1, 2, named(None, 10..14, 100)).await;
+    world.tell("gpu", 1, 3, named(Some(111), 12..13, 500)).await;
+    world.tell("gpu", 1, 4, vec![removed(116..117)]).await;
+    let folder = tempfile::tempdir().unwrap();
+    save(&world.snapshotter(folder.path())).await;
+    let restarted = World::new();
+    restarted.restore(folder.path(), None).await.unwrap();
+    let expected = [
+        // What is there.
+        [6, 6, 6],
+        // A copy is left, and the block is on the host, too.
+        [6, 6, 6],
+        // The last copy on the device; only what was stored on the host is there under the first name.
+        [2, 6, 6],
+        // No more on the host.
+        [2, 2, 2],
+        // The hole before is filled under its names, the one behind it not.
+        [6, 6, 6],
+        // And that one.
+        [10, 10, 10],
+    ];
+    let changes = [
+        (Tier::DEVICE, vec![removed(112..113)]),
+        (Tier::DEVICE, vec![removed(512..513)]),
+        (host, vec![removed(112..113)]),
+        (Tier::DEVICE, named(Some(111), 12..13, 100)),
+        (Tier::DEVICE, named(Some(115), 16..17, 100)),
+    ];
+    for world in [&world, &restarted] {
+        assert_eq!(depths_of_tiers(world), expected[0]);
+        for ((seq, (tier, events)), expected) in (5..).zip(changes.clone()).zip(&expected[1..]) {
+            world.tell_of(tier, "gpu", 1, seq, events).await;
+            assert_eq!(depths_of_tiers(world), *expected, "batch {seq}");
+        }
+        assert_eq!(world.holders()[0].2, 10);
+    }
+}

@@ -1,0 +1,147 @@
+//! The holders of a snapshot whose blocks a walk over the index finds. They are written as a forest.
+
+use std::collections::BTreeMap;
+
+use tokio::runtime::Handle;
+
+use crate::daemon::lanes::{DumpPosition, HolderDump, LanePool, Revisited};
+use kvatlas_core::index::{HolderWalk, StreamGeneration, WalkedHolder};
+use kvatlas_core::snapshot::forest::{ForestEncoder, Pushed};
+use kvatlas_core::snapshot::{HolderFrame, InForest};
+use kvatlas_core::wire::{DegradedReason, DegradedReasons, NamespaceName, Rank, WorkerName};
+
+use super::directory::FileWriter;
+use super::save::SaveError;
+
+type HolderName = (NamespaceName, WorkerName, Rank);
+
+/// The holders whose blocks walks find, each with its frame in the file.
+#[derive(Debug, Default)]
+pub(super) struct Walked {
+    holders: Vec<Visit>,
+    /// How many holder frames came up to the last one of each holder.
+    last_frames: BTreeMap<HolderName, u64>,
+    frames: u64,
+}
+
+#[derive(Debug)]
+struct Visit {
+    /// Which of the file's holder frames it is.
+    own_frame: u64,
+    lane: usize,
+    position: DumpPosition,
+    walked: WalkedHolder,
+    frame: HolderFrame,
+}
+
+impl Walked {
+    /// Notes a holder that is about to be written; lane number `lane` has dumped it. If a walk finds its blocks, its frame gets its number in
+    /// the forests.
+    pub(super) fn note(&mut self, lane: usize, position: &DumpPosition, dump: &mut HolderDump) {
+        self.frames += 1;
+        self.last_frames.insert(name_of(&dump.frame), self.frames);
+        let Some(walked) = dump.walked.take() else { return };
+        dump.frame.forest = Some(InForest {
+            // Fewer than an index has slots, in fewer namespaces than fit a u16.
+            number: u32::try_from(self.holders.len()).unwrap_or(u32::MAX),
+            tier: walked.tier(),
+        });
+        self.holders.push(Visit {
+            own_frame: self.frames,
+            lane,
+            position: position.clone(),
+            walked,
+            frame: dump.frame.clone(),
+        });
+    }
+
+    /// Walks over the indexes and writes the blocks, one forest for each namespace.
+    pub(super) fn write_forests(&mut self, writer: &mut FileWriter<'_, '_>) -> Result<(), SaveError> {
+        let mut namespaces: BTreeMap<NamespaceName, Vec<u32>> = BTreeMap::new();
+        for (number, visit) in (0..).zip(&self.holders) {
+            let numbers = namespaces.entry(visit.frame.namespace.clone()).or_default();
+            numbers.push(number);
+        }
+        for numbers in namespaces.into_values() {
+            self.write_forest(numbers, writer)?;
+        }
+        Ok(())
+    }
+
+    fn write_forest(&mut self, numbers: Vec<u32>, writer: &mut FileWriter<'_, '_>) -> Result<(), SaveError> {
+        let holders = numbers.iter().filter_map(|number| {
+            let visit = self.holders.get(*number as usize)?;
+            Some((*number, &visit.walked))
+        });
+        let Some(mut walk) = HolderWalk::new(holders) else {
+            return Ok(());
+        };
+        let mut encoder = ForestEncoder::new(numbers);
+        let mut left_out = Vec::new();
+        while let Some((run, parts)) = walk.next() {
+            match encoder.push(run, parts) {
+                Pushed::Taken => {}
+                Pushed::Unheld => walk.skip_subtree(),
+                Pushed::TooWide => {
+                    left_out.extend(parts.iter().map(|part| part.holder));
+                    walk.skip_subtree();
+                }
+            }
+            if let Some(frame) = encoder.take_frame() {
+                writer.write_forest(&frame)?;
+            }
+        }
+        for frame in encoder.finish() {
+            writer.write_forest(&frame)?;
+        }
+        for number in left_out {
+            if let Some(visit) = self.holders.get_mut(number as usize) {
+                visit.walked.give_up();
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes holders again, as events, whose dump no longer holds: the walk's blocks and their later batches do not lead to their state.
+    pub(super) fn write_changed(
+        self,
+        writer: &mut FileWriter<'_, '_>,
+        pool: &LanePool,
+        generation: StreamGeneration,
+        runtime: &Handle,
+    ) -> Result<(), SaveError> {
+        for visit in self.holders {
+            if self.last_frames.get(&name_of(&visit.frame)) != Some(&visit.own_frame) {
+                // It left and came back. Its later frame has been written.
+                continue;
+            }
+            let mut frame = visit.frame.clone();
+            let revisiting = pool.revisit(visit.lane, visit.position, visit.walked, visit.frame, generation);
+            match runtime.block_on(revisiting)? {
+                Revisited::Unchanged => {}
+                Revisited::Changed(dump) => write_dump(writer, *dump)?,
+                Revisited::Gone => {
+                    // The walk may have missed blocks that it had before it left. If it comes back, it must not count as whole.
+                    let reasons = DegradedReasons::from_bits(frame.degraded_bits).with(DegradedReason::Gap);
+                    frame.degraded_bits = reasons.bits();
+                    (frame.blocks, frame.forest) = (0, None);
+                    writer.write_holder(&frame)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Writes a holder's frame, and its events as batches.
+pub(super) fn write_dump(writer: &mut FileWriter<'_, '_>, dump: HolderDump) -> Result<(), SaveError> {
+    writer.write_holder(&dump.frame)?;
+    for batch in dump.batches() {
+        writer.write_batch(&batch)?;
+    }
+    Ok(())
+}
+
+fn name_of(frame: &HolderFrame) -> HolderName {
+    (frame.namespace.clone(), frame.worker.clone(), frame.rank)
+}

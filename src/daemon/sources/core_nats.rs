@@ -1,0 +1,223 @@
+//! Events from core NATS: a subscription.
+//!
+//! A broken connection or a full buffer loses messages. A loss shows as a gap in the batch numbers, but only at the holder's next
+//! batch. Until then its state is in doubt. So each such incident begins a new *generation* of the stream: holders are unverified
+//! until a batch received in that generation continues their count.
+//!
+//! Messages that were buffered before the incident belong to the old generation. Each generation therefore has a subscription of its
+//! own. The steps of the change:
+//!
+//! 1. Subscribe again, and wait until the server has confirmed it.
+//! 2. Unsubscribe the old subscription, and hand over its buffered messages first.
+//! 3. A message that came on both subscriptions is a duplicate by its number.
+//!
+//! The server may refuse the subscription, or take the right to it away while it stands. It says so in an error on the connection. Each
+//! such refusal is an incident, too. The source then subscribes again and again, until the server has the subscription and says nothing
+//! against it for as long as two round trips take.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_nats::{Client, Message};
+use futures_util::{FutureExt, StreamExt};
+use tokio::sync::watch;
+use tokio::task::coop::unconstrained;
+use tokio_util::sync::CancellationToken;
+
+use crate::daemon::broker::{SubscribeError, round_trip};
+use crate::daemon::lanes::LanePool;
+use kvatlas_client::Backoff;
+
+use crate::daemon::traces::Tracer;
+
+use super::pulse::{Beat, Pulse};
+use super::span_of;
+use kvatlas_core::index::{StreamGeneration, StreamTrust};
+
+/// Pause before a new subscription. Incidents come in swarms, since a full buffer drops message after message; one subscription serves
+/// them all.
+const INCIDENT_PAUSE: Duration = Duration::from_millis(100);
+/// How long the server may take to confirm a subscription before it is asked again.
+const CONFIRMATION_PATIENCE: Duration = Duration::from_secs(5);
+/// Round trips that confirm a subscription. The client hands the server's errors over on another way than messages; the second trip leaves
+/// them the time to come first.
+const CONFIRMATION_TRIPS: usize = 2;
+/// Messages that are handed over at once before anything else is looked at.
+const MESSAGES_AT_ONCE: usize = 256;
+/// Pauses before a subscription that the server refused is tried again.
+const RETRIES: Backoff = Backoff {
+    pause_min: Duration::from_millis(100),
+    pause_max: Duration::from_secs(2),
+};
+
+/// Receives events by a subscription, and hands them to the lanes.
+pub(crate) struct CoreNatsSource {
+    client: Client,
+    subject: String,
+    pool: Arc<LanePool>,
+    trust: Arc<StreamTrust>,
+    /// Counts the incidents that may have lost messages.
+    incidents: watch::Receiver<u64>,
+    /// Counts the refusals of the subscription.
+    refusals: watch::Receiver<u64>,
+    subscribed: watch::Sender<bool>,
+    /// Messages that the client buffers, at most.
+    buffered_max: usize,
+    /// Opens spans, where there is a collector.
+    tracer: Option<Tracer>,
+}
+
+/// What a [`CoreNatsSource`] is told of its connection.
+pub(super) struct Notices {
+    /// Counts the incidents that may have lost messages. The stream must be doubted before it changes.
+    pub(super) incidents: watch::Receiver<u64>,
+    /// Counts the refusals of the subscription. Each is an incident, too.
+    pub(super) refusals: watch::Receiver<u64>,
+    /// Messages that the client buffers for the subscription, at most.
+    pub(super) buffered_max: usize,
+    /// Opens spans, where there is a collector.
+    pub(super) tracer: Option<Tracer>,
+}
+
+/// A subscription that the server has confirmed.
+struct Confirmed {
+    messages: async_nats::Subscriber,
+    generation: StreamGeneration,
+}
+
+type Pending<'a> = Pin<Box<dyn Future<Output = Result<Confirmed, SubscribeError>> + Send + 'a>>;
+
+impl CoreNatsSource {
+    /// A source on `client`, for the messages on `subject`.
+    ///
+    /// `subscribed` becomes true whenever the server has confirmed a subscription. Whoever learns of a refusal makes it false.
+    pub(super) fn new(
+        client: Client,
+        subject: String,
+        pool: Arc<LanePool>,
+        trust: Arc<StreamTrust>,
+        notices: Notices,
+        subscribed: watch::Sender<bool>,
+    ) -> Self {
+        Self {
+            client,
+            subject,
+            pool,
+            trust,
+            incidents: notices.incidents,
+            refusals: notices.refusals,
+            buffered_max: notices.buffered_max,
+            tracer: notices.tracer,
+            subscribed,
+        }
+    }
+
+    /// Receives until `stop` is cancelled, then hands over the buffered messages.
+    pub(crate) async fn run(self, stop: CancellationToken) -> Result<(), SubscribeError> {
+        let mut incidents = self.incidents.clone();
+        let mut current = tokio::select! {
+            confirmed = self.subscribe(Duration::ZERO) => confirmed?,
+            () = stop.cancelled() => return Ok(()),
+        };
+        self.subscribed.send_replace(true);
+        let mut pulse = Pulse::new(self.client.clone(), self.pool.freshness()).await?;
+        let mut pending: Option<Pending<'_>> = None;
+        loop {
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => break,
+                // One at a time: further incidents are looked at when this one is settled.
+                changed = incidents.changed(), if pending.is_none() => {
+                    if changed.is_err() {
+                        break;
+                    }
+                    pending = Some(Box::pin(self.subscribe(INCIDENT_PAUSE)));
+                }
+                confirmed = settle(&mut pending) => {
+                    pending = None;
+                    self.subscribed.send_replace(true);
+                    let old = std::mem::replace(&mut current, confirmed?);
+                    self.close(old).await;
+                }
+                beat = pulse.beat() => if let Beat::Felt(sent_us) = beat {
+                    // What came before the pulse is in the buffer, or has been handed over.
+                    self.hand_over_buffered(&mut current, self.buffered_max);
+                    pulse.confirm(sent_us);
+                },
+                message = current.messages.next() => match message {
+                    Some(message) => {
+                        self.hand_over(message, current.generation);
+                        self.hand_over_buffered(&mut current, MESSAGES_AT_ONCE);
+                    }
+                    // The client is closed.
+                    None => break,
+                },
+            }
+        }
+        drop(pending);
+        self.close(current).await;
+        Ok(())
+    }
+
+    /// Subscribes, and waits until the server has confirmed it. Tries for ever, since a daemon outlives its broker, and rights come back.
+    async fn subscribe(&self, pause: Duration) -> Result<Confirmed, SubscribeError> {
+        tokio::time::sleep(pause).await;
+        let mut failures = 0_u32;
+        loop {
+            // Before the server is asked: an incident from here on begins a later generation.
+            let generation = self.trust.generation();
+            let refusals = *self.refusals.borrow();
+            let subscribed = self.client.subscribe(self.subject.clone()).await;
+            let messages = subscribed.map_err(|error| SubscribeError::new(&self.subject, &error))?;
+            for _ in 0..CONFIRMATION_TRIPS {
+                while let Err(error) = round_trip(&self.client, CONFIRMATION_PATIENCE).await {
+                    tracing::warn!(%error, "the events subscription is not confirmed yet");
+                }
+            }
+            if *self.refusals.borrow() == refusals {
+                self.trust.follow(generation);
+                return Ok(Confirmed { messages, generation });
+            }
+            self.subscribed.send_replace(false);
+            failures = failures.saturating_add(1);
+            tokio::time::sleep(RETRIES.pause(failures)).await;
+        }
+    }
+
+    /// Ends a subscription, and hands over its buffered messages.
+    async fn close(&self, mut old: Confirmed) {
+        if let Err(error) = old.messages.unsubscribe().await {
+            tracing::debug!(%error, "the connection is closed already");
+        }
+        while let Some(message) = old.messages.next().await {
+            self.hand_over(message, old.generation);
+        }
+    }
+
+    /// Hands over the messages that have come, `messages_max` at most.
+    fn hand_over_buffered(&self, current: &mut Confirmed, messages_max: usize) {
+        for _ in 0..messages_max {
+            // Without the runtime's budget, which would make the buffer look empty.
+            let Some(Some(message)) = unconstrained(current.messages.next()).now_or_never() else {
+                return;
+            };
+            self.hand_over(message, current.generation);
+        }
+    }
+
+    /// Never waits: what has no room in the lanes is dropped there, and its worker is doubted.
+    fn hand_over(&self, message: Message, generation: StreamGeneration) {
+        let span = span_of(self.tracer.as_ref(), &message);
+        self.pool
+            .receive_or_drop(&message.subject, message.payload, generation, span);
+    }
+}
+
+/// Waits for the subscription that is being made; for ever where there is none.
+async fn settle(pending: &mut Option<Pending<'_>>) -> Result<Confirmed, SubscribeError> {
+    match pending {
+        Some(pending) => pending.await,
+        None => std::future::pending().await,
+    }
+}

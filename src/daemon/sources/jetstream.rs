@@ -1,0 +1,555 @@
+//! Events from JetStream: a stream, read in order from the end of a snapshot.
+//!
+//! - The stream numbers its messages without a gap. A missing number is a loss that shows at once, and not only at the holder's next
+//!   batch.
+//! - A holder that was exact in the snapshot is exact again once the rest of the stream has been applied, even if it stays silent.
+//! - Messages are pulled, a bounded number at a time, and not acknowledged. The daemon keeps the position itself, in snapshots.
+//! - The connection can break, the server can fall silent, a message can be skipped. After each of these, a new consumer begins behind
+//!   the last message that the lanes have. Until it has read the stream up to its end, all holders are unverified: a
+//!   [stall](StreamTrust::stall).
+//! - The server can refuse requests, or take the right to them away. This is a break, too. A first request shows that a new consumer
+//!   can be read before holders are trusted again.
+//! - A store can be rolled back to an older copy, and grow again: then other messages have the numbers of those that were read. So a consumer
+//!   begins with the last message that was read, and that must be the same as it was.
+//! - Messages can be gone for good: the stream's limits dropped them, or another stream took its name. This begins a new generation, as a
+//!   loss of core NATS does.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_nats::Client;
+use async_nats::jetstream::consumer::{Consumer, pull};
+use async_nats::jetstream::{self, Context, Message};
+use futures_util::{FutureExt, StreamExt};
+use tokio::sync::watch;
+use tokio::task::coop::unconstrained;
+use tokio_util::sync::CancellationToken;
+
+use crate::daemon::config::StreamConfig;
+use crate::daemon::lanes::{LanePool, StreamPosition, now_us};
+use crate::daemon::metrics::StreamMetrics;
+use crate::daemon::metrics::labels::ConsumerReset;
+use crate::daemon::traces::Tracer;
+use kvatlas_client::Backoff;
+use kvatlas_core::index::{StreamStall, StreamTrust};
+use kvatlas_core::snapshot::{StreamCursor, message_digest};
+
+use super::pulse::{Beat, Pulse};
+use super::span_of;
+use super::stream::{EventStream, StreamError, StreamSpan};
+
+/// Most messages that are pulled at once.
+const PULL_MESSAGES_MAX: usize = 1024;
+/// Most bytes that are pulled at once, unless a single message may be larger.
+const PULL_BYTES: usize = 32 << 20;
+/// How often the server says that it has no messages. After twice that long without a word, a new consumer is made.
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(5);
+/// How long one request for messages lasts.
+const PULL_DURATION: Duration = Duration::from_secs(30);
+/// How long the server may take to answer the first request for messages.
+const PROBE_PATIENCE: Duration = Duration::from_secs(5);
+/// How many times are remembered at which the stream was known to have more than was read.
+const SIGHTINGS_MAX: usize = 64;
+/// The least time between two of them, in microseconds.
+const SIGHTING_INTERVAL_US: u64 = 10_000;
+/// Pauses before a new consumer is made.
+const RETRIES: Backoff = Backoff {
+    pause_min: Duration::from_millis(100),
+    pause_max: Duration::from_secs(4),
+};
+
+/// Reads the events stream, and hands its messages to the lanes.
+pub(crate) struct JetStreamSource {
+    jetstream: Context,
+    client: Client,
+    subject: String,
+    pool: Arc<LanePool>,
+    config: StreamConfig,
+    /// Messages that may wait in the stream while holders still count as exact.
+    lag_max: u64,
+    trust: Arc<StreamTrust>,
+    position: Arc<StreamPosition>,
+    incidents: watch::Receiver<u64>,
+    attached: watch::Sender<bool>,
+    caught_up: watch::Sender<bool>,
+    metrics: StreamMetrics,
+    tracer: Option<Tracer>,
+}
+
+/// What a [`JetStreamSource`] works with, beside the connection.
+pub(super) struct JetStreamParts {
+    /// The subject of all events.
+    pub(super) subject: String,
+    /// Where messages go.
+    pub(super) pool: Arc<LanePool>,
+    /// The stream.
+    pub(super) config: StreamConfig,
+    /// Messages that may wait in the stream while holders still count as exact. At most half as many are pulled at once.
+    pub(super) lag_max: usize,
+    /// Says which holders are verified. A stall must have begun before the first query is answered.
+    pub(super) trust: Arc<StreamTrust>,
+    /// Where to go on reading; kept up to date.
+    pub(super) position: Arc<StreamPosition>,
+    /// Must change whenever the connection broke.
+    pub(super) incidents: watch::Receiver<u64>,
+    /// Becomes true whenever the stream is read. Whoever learns of a refusal makes it false.
+    pub(super) attached: watch::Sender<bool>,
+    /// Becomes true when the stream has been read up to its end for the first time.
+    pub(super) caught_up: watch::Sender<bool>,
+    /// Opens spans, where there is a collector.
+    pub(super) tracer: Option<Tracer>,
+}
+
+/// A consumer, and how far it has to read.
+struct Attached {
+    /// The message that the first request brought, if the stream had one.
+    first: Option<Message>,
+    messages: pull::Stream,
+    /// The last message that was read before, and where the stream begins: the consumer gives that message once more.
+    check: Option<Check>,
+    /// Sequence number of the last message that must have been applied before holders are trusted again.
+    target: u64,
+    stall: Option<StreamStall>,
+    /// The consumer's number of the next message.
+    delivery: u64,
+    unread: Unread,
+}
+
+/// Since when the stream is known to have messages that are not read.
+#[derive(Debug, Default)]
+struct Unread {
+    /// The last message of the stream, and when the server told its number; in the order of time.
+    sightings: VecDeque<(u64, u64)>,
+}
+
+impl Unread {
+    /// Message `sequence` has been read at `now_us`, and `waiting` were behind it. Returns since when the next message is known; 0 where there
+    /// is none.
+    fn note(&mut self, sequence: u64, waiting: u64, now_us: u64) -> u64 {
+        while self.sightings.front().is_some_and(|(last, _)| *last <= sequence) {
+            self.sightings.pop_front();
+        }
+        let is_due = self
+            .sightings
+            .back()
+            .is_none_or(|(_, at)| now_us.saturating_sub(*at) >= SIGHTING_INTERVAL_US);
+        if waiting > 0 && is_due && self.sightings.len() < SIGHTINGS_MAX {
+            self.sightings.push_back((sequence + waiting, now_us));
+        }
+        self.sightings.front().map_or(0, |(_, at)| *at)
+    }
+}
+
+/// Why a consumer has to be made anew, and the detail for the log.
+type Broken = (ConsumerReset, String);
+
+/// What a consumer begins with.
+struct Check {
+    /// Number of the last message that was read.
+    sequence: u64,
+    /// What it is recognised by.
+    digest: u64,
+    /// Before the first message of the stream.
+    beginning: StreamCursor,
+}
+
+/// Why a consumer is no longer read.
+enum Detached {
+    Stopped,
+    Reset(ConsumerReset, String),
+}
+
+impl JetStreamSource {
+    /// A source on `client`.
+    pub(super) fn new(client: Client, parts: JetStreamParts) -> Self {
+        Self {
+            jetstream: jetstream::new(client.clone()),
+            client,
+            subject: parts.subject,
+            pool: parts.pool,
+            config: parts.config,
+            lag_max: parts.lag_max as u64,
+            trust: parts.trust,
+            position: parts.position,
+            incidents: parts.incidents,
+            attached: parts.attached,
+            caught_up: parts.caught_up,
+            metrics: StreamMetrics::new(),
+            tracer: parts.tracer,
+        }
+    }
+
+    /// Reads until `stop` is cancelled. Tries for ever, since a daemon outlives its broker. Unread messages stay in the stream.
+    pub(crate) async fn run(mut self, stop: CancellationToken) {
+        loop {
+            let attached = tokio::select! {
+                attached = self.attach() => attached,
+                () = stop.cancelled() => return,
+            };
+            match self.follow(attached, &stop).await {
+                Detached::Stopped => return,
+                Detached::Reset(reason, detail) => self.metrics.reset(reason, &detail),
+            }
+            // A server that refuses every request must not be given a consumer for each.
+            tokio::select! {
+                () = tokio::time::sleep(RETRIES.pause_min) => {}
+                () = stop.cancelled() => return,
+            }
+        }
+    }
+
+    async fn attach(&mut self) -> Attached {
+        let mut failures = 0_u32;
+        loop {
+            // Before anything is asked: a break from here on makes the consumer anew.
+            self.incidents.borrow_and_update();
+            let stall = self.trust.stall();
+            match self.try_attach(stall).await {
+                Ok(attached) => return attached,
+                Err(error) => tracing::warn!(%error, "the events stream cannot be read yet"),
+            }
+            failures = failures.saturating_add(1);
+            tokio::time::sleep(RETRIES.pause(failures)).await;
+        }
+    }
+
+    async fn try_attach(&self, stall: StreamStall) -> Result<Attached, StreamError> {
+        let stream = EventStream::open(&self.jetstream, &self.config, self.subject.clone()).await?;
+        let cursor = self.resume(&stream);
+        let StreamSpan { first, last } = stream.span();
+        let check = check_of(&cursor, first, stream.beginning());
+        let consumer = stream
+            .consume_from(cursor.sequence + u64::from(check.is_none()))
+            .await?;
+        let waiting = consumer.cached_info().num_pending;
+        if waiting == 0 && last > cursor.sequence {
+            // All of it went while we asked.
+            self.note_lost(last - cursor.sequence, cursor.sequence + 1);
+            self.position.advance(last, None);
+        }
+        self.metrics.set_progress(cursor.sequence, waiting);
+        let first = self.probe(&consumer).await?;
+        let messages = consumer
+            .stream()
+            .max_messages_per_batch(self.pull_messages())
+            .max_bytes_per_batch(self.pull_bytes())
+            .heartbeat(HEARTBEAT_INTERVAL)
+            .expires(PULL_DURATION)
+            .messages();
+        let name = self.config.name.clone();
+        let messages = messages
+            .await
+            .map_err(|source| StreamError::Pull { name, source })?;
+        Ok(Attached {
+            first,
+            messages,
+            check,
+            target: if waiting == 0 { 0 } else { last },
+            stall: Some(stall),
+            delivery: 1,
+            unread: Unread::default(),
+        })
+    }
+
+    /// Asks for one message. The server's answer, if only that there is none, shows that messages can be asked for and come.
+    async fn probe(&self, consumer: &Consumer<pull::Config>) -> Result<Option<Message>, StreamError> {
+        let failed = |reason: String| StreamError::Probe {
+            name: self.config.name.clone(),
+            reason,
+        };
+        let asking = async {
+            let mut found = consumer
+                .fetch()
+                .max_messages(1)
+                .messages()
+                .await
+                .map_err(|error| failed(error.to_string()))?;
+            let first = found.next().await.transpose();
+            first.map_err(|error| failed(error.to_string()))
+        };
+        match tokio::time::timeout(PROBE_PATIENCE, asking).await {
+            Ok(answered) => answered,
+            Err(_) => Err(failed(format!("no answer within {PROBE_PATIENCE:?}"))),
+        }
+    }
+
+    /// How many messages to pull at once: fewer than the client can buffer, which would drop the rest.
+    fn pull_messages(&self) -> usize {
+        let half = usize::try_from(self.lag_max / 2).unwrap_or(usize::MAX);
+        half.clamp(1, PULL_MESSAGES_MAX)
+    }
+
+    /// How many bytes to pull at once. A message that is larger than a pull allows would never come.
+    fn pull_bytes(&self) -> usize {
+        PULL_BYTES.max(self.client.server_info().max_payload.saturating_mul(2))
+    }
+
+    /// Where to go on in the stream. Messages before it that were never read are lost.
+    fn resume(&self, stream: &EventStream) -> StreamCursor {
+        let (beginning, span) = (stream.beginning(), stream.span());
+        let cursor = match self.position.get() {
+            None => beginning,
+            Some(last) if !is_continued(&last, &beginning, span) => {
+                let detail = format!(
+                    "read up to {} of another stream of the name {}",
+                    last.sequence, last.stream
+                );
+                self.metrics.reset(ConsumerReset::Stream, &detail);
+                self.doubt();
+                beginning
+            }
+            Some(last) if last.sequence < beginning.sequence => {
+                self.note_lost(beginning.sequence - last.sequence, last.sequence + 1);
+                beginning
+            }
+            Some(last) => {
+                if last.digest.is_some() && last.sequence < span.first {
+                    // The message to compare with is gone: the stream may have been another one meanwhile.
+                    self.doubt();
+                }
+                last
+            }
+        };
+        self.position.set(cursor.clone());
+        cursor
+    }
+
+    fn note_lost(&self, messages: u64, expected: u64) {
+        // Before anything behind the loss is applied.
+        self.doubt();
+        self.metrics.lost(messages, expected);
+    }
+
+    /// Begins a new generation, and follows it at once: messages behind a loss are read as before.
+    fn doubt(&self) {
+        self.trust.follow(self.trust.doubt());
+    }
+
+    async fn follow(&mut self, mut attached: Attached, stop: &CancellationToken) -> Detached {
+        let freshness = self.pool.freshness();
+        let mut pulse = match Pulse::new(self.client.clone(), Arc::clone(&freshness)).await {
+            Ok(pulse) => pulse,
+            Err(error) => return Detached::Reset(ConsumerReset::Connection, error.to_string()),
+        };
+        freshness.set_unread(0);
+        self.attached.send_replace(true);
+        if let Some(first) = attached.first.take()
+            && let Err((reason, detail)) = self.take(first, &mut attached).await
+        {
+            return Detached::Reset(reason, detail);
+        }
+        if attached.check.is_none() {
+            self.end_stall(&mut attached, 0).await;
+        }
+        loop {
+            let taken = tokio::select! {
+                biased;
+                () = stop.cancelled() => return Detached::Stopped,
+                changed = self.incidents.changed() => {
+                    let detail = "the connection broke, or the server refused a request".to_owned();
+                    return match changed {
+                        Ok(()) => Detached::Reset(ConsumerReset::Connection, detail),
+                        // The connection is closed: the daemon is stopping.
+                        Err(_) => Detached::Stopped,
+                    };
+                }
+                beat = pulse.beat() => match beat {
+                    Beat::Felt(sent_us) => {
+                        let taken = self.take_buffered(&mut attached).await;
+                        pulse.confirm(sent_us);
+                        taken
+                    }
+                    Beat::Sent | Beat::Other => Ok(()),
+                },
+                next = attached.messages.next() => self.take_next(next, &mut attached).await,
+            };
+            if let Err((reason, detail)) = taken {
+                return Detached::Reset(reason, detail);
+            }
+        }
+    }
+
+    /// Hands over the messages that have come.
+    async fn take_buffered(&self, attached: &mut Attached) -> Result<(), Broken> {
+        for _ in 0..self.lag_max {
+            // Without the runtime's budget, which would make the buffer look empty.
+            let Some(next) = unconstrained(attached.messages.next()).now_or_never() else {
+                break;
+            };
+            self.take_next(next, attached).await?;
+        }
+        Ok(())
+    }
+
+    async fn take_next(
+        &self,
+        next: Option<Result<Message, pull::MessagesError>>,
+        attached: &mut Attached,
+    ) -> Result<(), Broken> {
+        match next {
+            Some(Ok(message)) => self.take(message, attached).await,
+            Some(Err(error)) => Err((ConsumerReset::Delivery, error.to_string())),
+            None => Err((ConsumerReset::Delivery, "the consumer has ended".to_owned())),
+        }
+    }
+
+    /// Hands a message over, if it is the next one.
+    async fn take(&self, message: Message, attached: &mut Attached) -> Result<(), Broken> {
+        let (sequence, delivery, waiting) = match message.info() {
+            Ok(info) => (info.stream_sequence, info.consumer_sequence, info.pending),
+            Err(error) => return Err((ConsumerReset::Delivery, error.to_string())),
+        };
+        match attached.check.take() {
+            None => {}
+            Some(check) if sequence <= check.sequence => {
+                let at = (sequence, delivery, waiting);
+                return self.recheck(&check, &message, at, attached).await;
+            }
+            // It is gone since it was found, and nothing can be compared any more.
+            Some(_) => self.doubt(),
+        }
+        let last = self.position.sequence();
+        if delivery != attached.delivery || sequence <= last {
+            let detail = format!(
+                "message {sequence} came as delivery {delivery} and not {}, behind message {last}",
+                attached.delivery
+            );
+            return Err((ConsumerReset::Skipped, detail));
+        }
+        attached.delivery += 1;
+        if sequence > last + 1 {
+            // Every delivery came, so the stream itself has a hole.
+            self.note_lost(sequence - last - 1, last + 1);
+        }
+        let message = message.split().0;
+        let generation = self.trust.generation();
+        let span = span_of(self.tracer.as_ref(), &message);
+        let digest = message_digest(&message.subject, &message.payload);
+        self.pool
+            .receive(&message.subject, message.payload, generation, span)
+            .await;
+        // After the lane has it: a snapshot's position must not run ahead of what it dumps.
+        self.position.advance(sequence, Some(digest));
+        self.metrics.set_progress(sequence, waiting);
+        let unread_since_us = attached.unread.note(sequence, waiting, now_us());
+        self.pool.freshness().set_unread(unread_since_us);
+        if attached.stall.is_none() && waiting > self.lag_max {
+            attached.stall = Some(self.trust.stall());
+            attached.target = sequence + waiting;
+        }
+        if waiting <= PULL_MESSAGES_MAX as u64 {
+            self.end_stall(attached, sequence).await;
+        }
+        Ok(())
+    }
+
+    /// Compares the first message of a consumer with the last one that was read before.
+    async fn recheck(
+        &self,
+        check: &Check,
+        message: &Message,
+        (sequence, delivery, waiting): (u64, u64, u64),
+        attached: &mut Attached,
+    ) -> Result<(), (ConsumerReset, String)> {
+        let digest = message_digest(&message.subject, &message.payload);
+        if delivery != attached.delivery || sequence != check.sequence || digest != check.digest {
+            // Whatever was read behind this one is of no use: the stream is read from its beginning.
+            self.doubt();
+            self.position.set(check.beginning.clone());
+            let detail = format!(
+                "message {} of the stream is another one than was read under that number: its store is an older copy that has grown again",
+                check.sequence
+            );
+            return Err((ConsumerReset::Stream, detail));
+        }
+        attached.delivery += 1;
+        self.metrics.set_progress(sequence, waiting);
+        self.end_stall(attached, sequence).await;
+        Ok(())
+    }
+
+    /// Ends the stall once every message up to the target has been applied.
+    async fn end_stall(&self, attached: &mut Attached, sequence: u64) {
+        if sequence < attached.target {
+            return;
+        }
+        let Some(stall) = attached.stall.take() else {
+            return;
+        };
+        if self.pool.drain().await.is_err() {
+            tracing::error!("a lane has stopped; its workers' events are lost");
+            attached.stall = Some(stall);
+            return;
+        }
+        self.trust.follow(self.trust.generation());
+        self.trust.end_stall(stall);
+        self.caught_up.send_replace(true);
+    }
+}
+
+/// What the stream is to be compared with before it is read on behind `cursor`; nothing where the message at the cursor is not known or no
+/// longer there.
+fn check_of(cursor: &StreamCursor, first: u64, beginning: StreamCursor) -> Option<Check> {
+    let digest = cursor.digest.filter(|_| cursor.sequence >= first)?;
+    Some(Check {
+        sequence: cursor.sequence,
+        digest,
+        beginning,
+    })
+}
+
+/// Whether `last` is a position in the stream that begins at `beginning`.
+fn is_continued(last: &StreamCursor, beginning: &StreamCursor, span: StreamSpan) -> bool {
+    let is_same = last.stream == beginning.stream && last.created_us == beginning.created_us;
+    is_same && last.sequence <= span.last
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cursor(created_us: u64, sequence: u64) -> StreamCursor {
+        StreamCursor {
+            stream: "EVENTS".to_owned(),
+            created_us,
+            sequence,
+            digest: None,
+        }
+    }
+
+    #[test]
+    fn the_next_message_is_known_since_the_end_behind_it_was_seen() {
+        let mut unread = Unread::default();
+        assert_eq!(unread.note(1, 0, 100), 0);
+        assert_eq!(unread.note(2, 8, 200), 200);
+        let later = 200 + SIGHTING_INTERVAL_US;
+        assert_eq!(unread.note(3, 20, later), 200);
+        // Message 10 was the last one seen at first.
+        assert_eq!(unread.note(9, 14, later + 1), 200);
+        assert_eq!(unread.note(10, 13, later + 2), later);
+        assert_eq!(unread.note(23, 0, later + 3), 0);
+    }
+
+    #[test]
+    fn a_message_that_is_known_and_there_is_compared() {
+        let known = StreamCursor {
+            digest: Some(77),
+            ..cursor(7, 5)
+        };
+        assert!(check_of(&known, 5, cursor(7, 4)).is_some_and(|check| check.digest == 77));
+        assert!(check_of(&known, 6, cursor(7, 5)).is_none());
+        assert!(check_of(&cursor(7, 5), 5, cursor(7, 4)).is_none());
+    }
+
+    #[test]
+    fn a_position_counts_only_in_the_stream_it_was_taken_in() {
+        let span = StreamSpan { first: 5, last: 9 };
+        let beginning = cursor(7, 4);
+        assert!(is_continued(&cursor(7, 9), &beginning, span));
+        assert!(is_continued(&cursor(7, 0), &beginning, span));
+        // Beyond its end: it has lost what we have read, and numbers others the same.
+        assert!(!is_continued(&cursor(7, 10), &beginning, span));
+        assert!(!is_continued(&cursor(8, 9), &beginning, span));
+    }
+}

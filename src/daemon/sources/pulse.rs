@@ -1,0 +1,104 @@
+//! The pulse of the connection that brings the events: a message to ourselves, again and again.
+//!
+//! The broker sends what it has for us in order. So whatever it had sent before the pulse has come when the pulse is back; and once the
+//! source has handed that over to the lanes, the index is at most as old as what waits there.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_nats::{Client, Subscriber};
+use futures_util::StreamExt;
+use tokio::time::{Instant, Sleep};
+
+use crate::daemon::broker::SubscribeError;
+use crate::daemon::lanes::{Freshness, now_us};
+
+/// After so long without its return, a pulse is sent again: the connection may have lost it.
+const LOST_AFTER: Duration = Duration::from_secs(2);
+
+/// Sends the pulse and feels it.
+pub(super) struct Pulse {
+    client: Client,
+    freshness: Arc<Freshness>,
+    inbox: String,
+    echoes: Subscriber,
+    /// None where nobody asks how old the state is.
+    interval: Option<Duration>,
+    /// When the next one is due.
+    due: Pin<Box<Sleep>>,
+    /// The one that is under way: its number, and when it was sent.
+    under_way: Option<(u64, u64)>,
+    sent: u64,
+}
+
+/// What [`Pulse::beat`] has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Beat {
+    /// The pulse was sent.
+    Sent,
+    /// The pulse of this time is back.
+    Felt(u64),
+    /// A message that is no pulse of ours.
+    Other,
+}
+
+impl Pulse {
+    /// A pulse on `client`, which brings the events.
+    pub(super) async fn new(client: Client, freshness: Arc<Freshness>) -> Result<Self, SubscribeError> {
+        let inbox = client.new_inbox();
+        let subscribed = client.subscribe(inbox.clone()).await;
+        let echoes = subscribed.map_err(|error| SubscribeError::new(&inbox, &error))?;
+        Ok(Self {
+            interval: freshness.pulse_interval(),
+            client,
+            freshness,
+            inbox,
+            echoes,
+            due: Box::pin(tokio::time::sleep(Duration::ZERO)),
+            under_way: None,
+            sent: 0,
+        })
+    }
+
+    /// Waits for the next thing to happen; can be dropped at any time. After [`Beat::Felt`], call [`Self::confirm`] once all messages that
+    /// have come are handed over.
+    pub(super) async fn beat(&mut self) -> Beat {
+        let Some(interval) = self.interval else {
+            return std::future::pending().await;
+        };
+        tokio::select! {
+            biased;
+            Some(message) = self.echoes.next() => self.felt(&message.payload),
+            () = &mut self.due => {
+                let (number, sent_us) = (self.sent + 1, now_us());
+                let payload = number.to_be_bytes().to_vec();
+                // An error means that the client is closed.
+                let _ = self.client.publish(self.inbox.clone(), payload.into()).await;
+                self.sent = number;
+                self.under_way = Some((number, sent_us));
+                self.due.as_mut().reset(Instant::now() + LOST_AFTER.max(interval));
+                Beat::Sent
+            }
+        }
+    }
+
+    fn felt(&mut self, payload: &[u8]) -> Beat {
+        match self.under_way {
+            Some((number, sent_us)) if payload == number.to_be_bytes() => {
+                self.under_way = None;
+                let interval = self.interval.unwrap_or(LOST_AFTER);
+                let travelled = Duration::from_micros(now_us().saturating_sub(sent_us));
+                let pause = interval.saturating_sub(travelled);
+                self.due.as_mut().reset(Instant::now() + pause);
+                Beat::Felt(sent_us)
+            }
+            _ => Beat::Other,
+        }
+    }
+
+    /// All messages that had come before the pulse of `sent_us` have been handed over.
+    pub(super) fn confirm(&self, sent_us: u64) {
+        self.freshness.heard(sent_us);
+    }
+}

@@ -1,0 +1,174 @@
+//! Starting to follow the events, from core NATS or from a JetStream stream.
+
+use std::sync::Arc;
+
+use tokio::sync::watch;
+
+use crate::daemon::admin::{Latch, Readiness};
+use crate::daemon::broker::{ConnectError, ConnectionNotice, Refusal, connect_counted, follow_connection};
+use crate::daemon::config::Transport;
+use crate::daemon::metrics::labels::Connection;
+use crate::daemon::shared::{Shared, Stage};
+
+use super::core_nats::{CoreNatsSource, Notices};
+use super::jetstream::{JetStreamParts, JetStreamSource};
+
+/// Begins to follow the events. The receiver becomes true once queries can be answered: with core NATS when the server has the
+/// subscription, with JetStream when the stream has been read up to its end.
+pub(crate) async fn start_events(shared: &Shared) -> Result<(Stage, watch::Receiver<bool>), ConnectError> {
+    match shared.config.events.transport {
+        Transport::Core => start_core_nats(shared).await,
+        Transport::JetStream => start_jetstream(shared).await,
+    }
+}
+
+async fn start_core_nats(shared: &Shared) -> Result<(Stage, watch::Receiver<bool>), ConnectError> {
+    let (incidents, incidents_seen) = watch::channel(0_u64);
+    let (refusals, refusals_seen) = watch::channel(0_u64);
+    let (subscribed, is_subscribed) = watch::channel(false);
+    let (trust, subject) = (Arc::clone(&shared.trust), shared.subjects.all_events());
+    let (readiness, subscription) = (Arc::clone(&shared.readiness), subscribed.clone());
+    let notice = move |notice: &ConnectionNotice| {
+        note_trouble(&readiness, notice);
+        let is_refusal = is_refused(notice, |refusal| {
+            refusal.is_subscription_to(std::slice::from_ref(&subject))
+        });
+        if is_refusal {
+            subscription.send_replace(false);
+            refusals.send_modify(|refusals| *refusals += 1);
+        }
+        if is_refusal || notice.loses_messages() {
+            trust.doubt();
+            incidents.send_modify(|incidents| *incidents += 1);
+        }
+    };
+    let capacity = shared.config.events.subscription_capacity;
+    let client = connect_counted(&shared.nats, Connection::Events, "events", capacity, notice).await?;
+    follow_connection(&shared.readiness, &client);
+    let source = CoreNatsSource::new(
+        client,
+        shared.subjects.all_events(),
+        Arc::clone(&shared.pool),
+        Arc::clone(&shared.trust),
+        Notices {
+            incidents: incidents_seen,
+            refusals: refusals_seen,
+            buffered_max: capacity,
+            tracer: shared.tracer.clone(),
+        },
+        subscribed,
+    );
+    let stage = Stage::default();
+    let (stop, trust) = (stage.stop.clone(), Arc::clone(&shared.trust));
+    stage.tasks.spawn(async move {
+        let ended = source.run(stop.clone()).await;
+        if stop.is_cancelled() {
+            return;
+        }
+        // No holder can be confirmed any more, so none is called exact.
+        trust.doubt();
+        match ended {
+            Ok(()) => tracing::error!("events are no longer followed: the connection is closed"),
+            Err(error) => tracing::error!(%error, "events are no longer followed"),
+        }
+    });
+    follow_subscription(shared, &stage, is_subscribed.clone());
+    // Core NATS keeps no message from before the subscription: there is nothing to catch up with.
+    set_when_true(shared, &stage, is_subscribed.clone(), Latch::CaughtUp);
+    Ok((stage, is_subscribed))
+}
+
+async fn start_jetstream(shared: &Shared) -> Result<(Stage, watch::Receiver<bool>), ConnectError> {
+    let (incidents, incidents_seen) = watch::channel(0_u64);
+    let (attached, is_attached) = watch::channel(false);
+    let (caught_up, is_caught_up) = watch::channel(false);
+    let (trust, readiness) = (Arc::clone(&shared.trust), Arc::clone(&shared.readiness));
+    let subscription = attached.clone();
+    let notice = move |notice: &ConnectionNotice| {
+        note_trouble(&readiness, notice);
+        // All that is asked on this connection is needed to read the stream: requests, and the inboxes of their answers.
+        let is_refusal = is_refused(notice, |_| true);
+        if is_refusal {
+            subscription.send_replace(false);
+        }
+        if is_refusal || notice.loses_messages() {
+            // The stream keeps the messages. Until they have been read, no holder is certain.
+            trust.stall();
+            incidents.send_modify(|incidents| *incidents += 1);
+        }
+    };
+    let config = &shared.config.events;
+    let capacity = config.subscription_capacity;
+    let client = connect_counted(&shared.nats, Connection::Events, "events", capacity, notice).await?;
+    follow_connection(&shared.readiness, &client);
+    let parts = JetStreamParts {
+        subject: shared.subjects.all_events(),
+        pool: Arc::clone(&shared.pool),
+        config: config.stream.clone(),
+        lag_max: capacity,
+        trust: Arc::clone(&shared.trust),
+        position: Arc::clone(&shared.position),
+        incidents: incidents_seen,
+        attached,
+        caught_up,
+        tracer: shared.tracer.clone(),
+    };
+    let stage = Stage::default();
+    stage
+        .tasks
+        .spawn(JetStreamSource::new(client, parts).run(stage.stop.clone()));
+    follow_subscription(shared, &stage, is_attached);
+    set_when_true(shared, &stage, is_caught_up.clone(), Latch::CaughtUp);
+    Ok((stage, is_caught_up))
+}
+
+/// Notes what a person reads where the daemon is not ready.
+fn note_trouble(readiness: &Readiness, notice: &ConnectionNotice) {
+    let latch = Latch::EventsSubscribed;
+    match notice {
+        ConnectionNotice::Connected => readiness.set_trouble(latch, None),
+        ConnectionNotice::Error(text) => readiness.set_trouble(latch, Some(text.clone())),
+        ConnectionNotice::Refused(refusal) => readiness.set_trouble(latch, Some(refusal.to_string())),
+        ConnectionNotice::Disconnected | ConnectionNotice::LameDuck | ConnectionNotice::SlowConsumer => {}
+    }
+}
+
+fn is_refused(notice: &ConnectionNotice, concerns_us: impl Fn(&Refusal) -> bool) -> bool {
+    matches!(notice, ConnectionNotice::Refused(refusal) if concerns_us(refusal))
+}
+
+/// Keeps the latch of the subscription to events as `is_subscribed` is: the server may take the right to it away, and give it back.
+fn follow_subscription(shared: &Shared, stage: &Stage, mut is_subscribed: watch::Receiver<bool>) {
+    let (readiness, stop) = (Arc::clone(&shared.readiness), stage.stop.clone());
+    let latch = Latch::EventsSubscribed;
+    let following = async move {
+        loop {
+            if *is_subscribed.borrow_and_update() {
+                readiness.set_trouble(latch, None);
+                readiness.set(latch);
+            } else {
+                readiness.clear(latch);
+            }
+            if is_subscribed.changed().await.is_err() {
+                return;
+            }
+        }
+    };
+    stage
+        .tasks
+        .spawn(async move { stop.run_until_cancelled(following).await });
+}
+
+fn set_when_true(shared: &Shared, stage: &Stage, mut is_met: watch::Receiver<bool>, latch: Latch) {
+    let (readiness, stop) = (Arc::clone(&shared.readiness), stage.stop.clone());
+    stage.tasks.spawn(async move {
+        tokio::select! {
+            met = is_met.wait_for(|met| *met) => {
+                if met.is_ok() {
+                    readiness.set(latch);
+                }
+            }
+            () = stop.cancelled() => {}
+        }
+    });
+}

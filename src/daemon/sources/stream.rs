@@ -1,0 +1,215 @@
+//! The JetStream stream that keeps the events.
+
+use std::time::Duration;
+
+use async_nats::jetstream::consumer::{AckPolicy, Consumer, DeliverPolicy, StreamError as PullError, pull};
+use async_nats::jetstream::context::{CreateStreamError, GetStreamError, GetStreamErrorKind};
+use async_nats::jetstream::stream::{self, ConsumerError, DiscardPolicy, RetentionPolicy, StorageType};
+use async_nats::jetstream::{Context, ErrorCode};
+
+use crate::daemon::config::StreamConfig;
+use kvatlas_core::snapshot::StreamCursor;
+
+/// How long the server keeps an idle consumer. A new one is made after every break.
+const CONSUMER_IDLE_MAX: Duration = Duration::from_secs(60);
+
+/// Why the events stream cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum StreamError {
+    /// It does not exist and is not to be created.
+    #[error("the stream {name} does not exist; create it, or set events.stream_create")]
+    Missing {
+        /// Its name.
+        name: String,
+    },
+    /// The server cannot say anything about it.
+    #[error("cannot look up the stream {name}: {source}; does the server have JetStream?")]
+    LookUp {
+        /// Its name.
+        name: String,
+        /// The client's words.
+        source: GetStreamError,
+    },
+    /// The server does not create it.
+    #[error(
+        "cannot create the stream {name}: {source}; see events.stream_max_bytes and events.stream_replicas"
+    )]
+    Create {
+        /// Its name.
+        name: String,
+        /// The client's words.
+        source: CreateStreamError,
+    },
+    /// It holds other messages than our events.
+    #[error(
+        "the stream {name} has the subjects {subjects:?}, but must have {expected:?} and no other, so that its numbers prove \
+         that nothing was lost; correct it, or name another in events.stream"
+    )]
+    Subjects {
+        /// Its name.
+        name: String,
+        /// Its subjects.
+        subjects: Vec<String>,
+        /// What they must be.
+        expected: String,
+    },
+    /// It drops messages once they have been read.
+    #[error(
+        "the stream {name} does not have the retention policy \"limits\"; correct it, or name another in events.stream"
+    )]
+    Retention {
+        /// Its name.
+        name: String,
+    },
+    /// The messages cannot be asked for.
+    #[error("cannot read the stream {name}: {source}")]
+    Pull {
+        /// Its name.
+        name: String,
+        /// The client's words.
+        source: PullError,
+    },
+    /// The first request for a message was not answered.
+    #[error(
+        "cannot read the stream {name}: {reason}; may the daemon publish to $JS.API.CONSUMER.MSG.NEXT.>?"
+    )]
+    Probe {
+        /// Its name.
+        name: String,
+        /// What came instead.
+        reason: String,
+    },
+    /// The server does not create a consumer.
+    #[error("cannot create a consumer of the stream {name}: {source}")]
+    Consumer {
+        /// The stream's name.
+        name: String,
+        /// The client's words.
+        source: ConsumerError,
+    },
+}
+
+/// The stream, as the server describes it.
+pub(super) struct EventStream {
+    stream: stream::Stream,
+    subject: String,
+}
+
+/// Messages that the stream has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct StreamSpan {
+    /// Sequence number of the first; one above the last where there is none.
+    pub(super) first: u64,
+    /// Sequence number of the last that there ever was; 0 where there was none.
+    pub(super) last: u64,
+}
+
+impl EventStream {
+    /// Looks the stream up; creates it where it is missing and `config` allows it. `subject` is what it must keep.
+    pub(super) async fn open(
+        jetstream: &Context,
+        config: &StreamConfig,
+        subject: String,
+    ) -> Result<Self, StreamError> {
+        let name = || config.name.clone();
+        let stream = match jetstream.get_stream(&config.name).await {
+            Ok(stream) => stream,
+            Err(error) if is_missing(&error) && config.create => {
+                jetstream
+                    .create_stream(stream_config(config, &subject))
+                    .await
+                    .map_err(|source| StreamError::Create { name: name(), source })?;
+                // Looked up again: two replicas may create it at once, and it is one of them that did.
+                let created = jetstream.get_stream(&config.name).await;
+                created.map_err(|source| StreamError::LookUp { name: name(), source })?
+            }
+            Err(error) if is_missing(&error) => return Err(StreamError::Missing { name: name() }),
+            Err(source) => {
+                return Err(StreamError::LookUp { name: name(), source });
+            }
+        };
+        let found = &stream.cached_info().config;
+        if found.subjects.as_slice() != [subject.as_str()] {
+            return Err(StreamError::Subjects {
+                name: name(),
+                subjects: found.subjects.clone(),
+                expected: subject,
+            });
+        }
+        if found.retention != RetentionPolicy::Limits {
+            return Err(StreamError::Retention { name: name() });
+        }
+        Ok(Self { stream, subject })
+    }
+
+    /// What it had when it was looked up.
+    pub(super) fn span(&self) -> StreamSpan {
+        let state = &self.stream.cached_info().state;
+        StreamSpan {
+            first: state.first_sequence.max(1),
+            last: state.last_sequence,
+        }
+    }
+
+    /// Before its first message.
+    pub(super) fn beginning(&self) -> StreamCursor {
+        let info = self.stream.cached_info();
+        let created_us = info.created.unix_timestamp_nanos() / 1000;
+        StreamCursor {
+            stream: info.config.name.clone(),
+            created_us: u64::try_from(created_us).unwrap_or_default(),
+            sequence: self.span().first - 1,
+            digest: None,
+        }
+    }
+
+    /// A consumer that begins with the message `sequence`; the server forgets it soon after we do.
+    pub(super) async fn consume_from(&self, sequence: u64) -> Result<Consumer<pull::Config>, StreamError> {
+        let config = pull::Config {
+            deliver_policy: DeliverPolicy::ByStartSequence {
+                start_sequence: sequence,
+            },
+            ack_policy: AckPolicy::None,
+            filter_subject: self.subject.clone(),
+            inactive_threshold: CONSUMER_IDLE_MAX,
+            memory_storage: true,
+            num_replicas: 1,
+            ..pull::Config::default()
+        };
+        let created = self.stream.create_consumer(config).await;
+        created.map_err(|source| StreamError::Consumer {
+            name: self.stream.cached_info().config.name.clone(),
+            source,
+        })
+    }
+}
+
+fn is_missing(error: &GetStreamError) -> bool {
+    matches!(error.kind(), GetStreamErrorKind::JetStream(error) if error.error_code() == ErrorCode::STREAM_NOT_FOUND)
+}
+
+fn stream_config(config: &StreamConfig, subject: &str) -> stream::Config {
+    // To a server, -1 is no limit.
+    let limit = |limit: u64| {
+        if limit == 0 {
+            -1
+        } else {
+            i64::try_from(limit).unwrap_or(i64::MAX)
+        }
+    };
+    stream::Config {
+        name: config.name.clone(),
+        description: Some("KV events for kvatlas".to_owned()),
+        subjects: vec![subject.to_owned()],
+        retention: RetentionPolicy::Limits,
+        // The oldest go, never the newest: a publisher is not to be held up.
+        discard: DiscardPolicy::Old,
+        storage: StorageType::File,
+        max_age: config.age_max,
+        max_bytes: limit(config.bytes_max),
+        max_messages: limit(config.messages_max),
+        max_messages_per_subject: -1,
+        num_replicas: config.replicas,
+        ..stream::Config::default()
+    }
+}

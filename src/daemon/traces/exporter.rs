@@ -1,0 +1,137 @@
+//! Sending spans to a collector: a bounded number waits, and what cannot be sent is counted and dropped.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::client::conn::http1::handshake;
+use hyper::header::{CONTENT_TYPE, HOST};
+use hyper::{Request, Uri};
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
+use tokio::sync::mpsc::{Receiver, channel};
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+
+use crate::daemon::config::TracesConfig;
+use crate::daemon::metrics::TraceMetrics;
+
+use super::otlp;
+use super::span::{Span, Tracer};
+
+/// Most spans of one request.
+const SPANS_AT_ONCE: usize = 512;
+/// How long spans wait for others to be sent with.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// How long a collector may take.
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// Longest answer that is read.
+const ANSWER_BYTES_MAX: usize = 64 << 10;
+
+/// Why spans were not taken.
+#[derive(Debug, thiserror::Error)]
+enum ExportError {
+    #[error("{0}")]
+    Connection(#[from] std::io::Error),
+    #[error("{0}")]
+    Http(#[from] hyper::Error),
+    #[error("{0}")]
+    Request(String),
+    #[error("the collector answers {0}")]
+    Status(u16),
+    #[error("the collector did not answer within {0:?}")]
+    TimedOut(Duration),
+}
+
+/// What opens spans where a collector is configured, and the task that sends them until `stop` is cancelled and all have been sent.
+pub(crate) fn start_traces(
+    config: &TracesConfig,
+    instance: String,
+    stop: CancellationToken,
+) -> Option<(Tracer, impl Future<Output = ()> + Send + use<>)> {
+    let endpoint: Uri = config.endpoint.as_ref()?.parse().ok()?;
+    let (spans, finished) = channel(config.spans_max);
+    let metrics = Arc::new(TraceMetrics::new());
+    let tracer = Tracer {
+        spans,
+        metrics: Arc::clone(&metrics),
+    };
+    let exporter = Exporter {
+        endpoint,
+        instance,
+        metrics,
+    };
+    Some((tracer, exporter.run(finished, stop)))
+}
+
+struct Exporter {
+    endpoint: Uri,
+    instance: String,
+    metrics: Arc<TraceMetrics>,
+}
+
+impl Exporter {
+    async fn run(self, mut finished: Receiver<Span>, stop: CancellationToken) {
+        let mut spans = Vec::with_capacity(SPANS_AT_ONCE);
+        while !stop.is_cancelled() {
+            let received = stop
+                .run_until_cancelled(finished.recv_many(&mut spans, SPANS_AT_ONCE))
+                .await;
+            if received == Some(0) {
+                break;
+            }
+            let filling = async {
+                while spans.len() < SPANS_AT_ONCE {
+                    let room = SPANS_AT_ONCE - spans.len();
+                    if finished.recv_many(&mut spans, room).await == 0 {
+                        break;
+                    }
+                }
+            };
+            let _ = stop.run_until_cancelled(timeout(PATIENCE, filling)).await;
+            self.send(&mut spans).await;
+        }
+        // What is there is sent; nobody waits for more.
+        finished.close();
+        while finished.recv_many(&mut spans, SPANS_AT_ONCE).await > 0 {
+            self.send(&mut spans).await;
+        }
+    }
+
+    async fn send(&self, spans: &mut Vec<Span>) {
+        if spans.is_empty() {
+            return;
+        }
+        let body = otlp::request(&self.instance, spans).to_string();
+        let sent = timeout(TIMEOUT, self.post(body.into())).await;
+        match sent.unwrap_or(Err(ExportError::TimedOut(TIMEOUT))) {
+            Ok(()) => self.metrics.exported(spans.len() as u64),
+            Err(error) => self.metrics.export_failed(spans.len() as u64, &error),
+        }
+        spans.clear();
+    }
+
+    async fn post(&self, body: Bytes) -> Result<(), ExportError> {
+        let host = self.endpoint.host().unwrap_or_default();
+        let port = self.endpoint.port_u16().unwrap_or(80);
+        let stream = TcpStream::connect((host.trim_matches(['[', ']']), port)).await?;
+        let (mut sender, connection) = handshake(TokioIo::new(stream)).await?;
+        // Ends with the answer.
+        tokio::spawn(connection);
+        let path = self.endpoint.path_and_query().map_or("/", |path| path.as_str());
+        let request = Request::post(path)
+            .header(HOST, format!("{host}:{port}"))
+            .header(CONTENT_TYPE, "application/json")
+            .body(Full::new(body))
+            .map_err(|error| ExportError::Request(error.to_string()))?;
+        let answer = sender.send_request(request).await?;
+        let status = answer.status();
+        // What it says of spans that it refused is for its own log.
+        let _ = Limited::new(answer.into_body(), ANSWER_BYTES_MAX).collect().await;
+        match status.is_success() {
+            true => Ok(()),
+            false => Err(ExportError::Status(status.as_u16())),
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! Spans: opened where a request or a message comes in, and finished when they are dropped.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use async_nats::Message;
+use tokio::sync::mpsc::Sender;
+
+use crate::daemon::metrics::TraceMetrics;
+use kvatlas_client::unix_time_us;
+
+use super::context::{TRACEPARENT, TraceContext};
+
+/// Longest text of an attribute or of an error, in characters.
+const TEXT_CHARACTERS_MAX: usize = 256;
+
+/// On which side of an exchange a span is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SpanKind {
+    /// It answers a request.
+    Server,
+    /// It takes in a message.
+    Consumer,
+}
+
+/// A value of an attribute.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Attribute {
+    Text(String),
+    Number(u64),
+}
+
+/// A span that is over.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Span {
+    pub(super) context: TraceContext,
+    pub(super) span_id: u64,
+    pub(super) name: &'static str,
+    pub(super) kind: SpanKind,
+    /// In microseconds since the Unix epoch, as the next.
+    pub(super) start_us: u64,
+    pub(super) end_us: u64,
+    pub(super) attributes: Vec<(&'static str, Attribute)>,
+    pub(super) error: Option<String>,
+}
+
+/// Opens spans. Cheap to clone.
+#[derive(Clone)]
+pub(crate) struct Tracer {
+    pub(super) spans: Sender<Span>,
+    pub(super) metrics: Arc<TraceMetrics>,
+}
+
+impl std::fmt::Debug for Tracer {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Tracer").finish_non_exhaustive()
+    }
+}
+
+impl Tracer {
+    /// As [`Self::open`], of the trace that a message's header names.
+    pub(crate) fn open_message(
+        &self,
+        message: &Message,
+        name: &'static str,
+        kind: SpanKind,
+    ) -> Option<OpenSpan> {
+        let traceparent = message.headers.as_ref()?.get(TRACEPARENT)?;
+        let mut span = self.open(traceparent.as_str(), name, kind)?;
+        span.note("messaging.destination.name", &message.subject);
+        span.count("messaging.message.body.size", message.payload.len() as u64);
+        Some(span)
+    }
+
+    /// A span of the trace that `traceparent` names; none where that is not to be traced.
+    pub(crate) fn open(&self, traceparent: &str, name: &'static str, kind: SpanKind) -> Option<OpenSpan> {
+        let context = TraceContext::sampled(traceparent)?;
+        let start_us = unix_time_us();
+        Some(OpenSpan(Box::new(Opened {
+            tracer: self.clone(),
+            begun: Instant::now(),
+            span: Some(Span {
+                context,
+                // 0 is no number of a span.
+                span_id: fastrand::u64(1..),
+                name,
+                kind,
+                start_us,
+                end_us: start_us,
+                attributes: Vec::new(),
+                error: None,
+            }),
+        })))
+    }
+}
+
+/// A span that is not over: it is when this is dropped.
+pub(crate) struct OpenSpan(Box<Opened>);
+
+struct Opened {
+    tracer: Tracer,
+    begun: Instant,
+    span: Option<Span>,
+}
+
+impl OpenSpan {
+    /// Says something about it, in words.
+    pub(crate) fn note(&mut self, key: &'static str, text: &str) {
+        self.set(key, Attribute::Text(cut(text)));
+    }
+
+    /// Says something about it, as a number.
+    pub(crate) fn count(&mut self, key: &'static str, number: u64) {
+        self.set(key, Attribute::Number(number));
+    }
+
+    /// What it is about has failed.
+    pub(crate) fn fail(&mut self, error: &dyn std::fmt::Display) {
+        if let Some(span) = &mut self.0.span {
+            span.error = Some(cut(&error.to_string()));
+        }
+    }
+
+    fn set(&mut self, key: &'static str, value: Attribute) {
+        if let Some(span) = &mut self.0.span {
+            span.attributes.push((key, value));
+        }
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        let Some(mut span) = self.span.take() else { return };
+        let elapsed_us = u64::try_from(self.begun.elapsed().as_micros()).unwrap_or(u64::MAX);
+        span.end_us = span.start_us.saturating_add(elapsed_us);
+        // Nobody waits for a collector.
+        if self.tracer.spans.try_send(span).is_err() {
+            self.tracer.metrics.queue_full();
+        }
+    }
+}
+
+fn cut(text: &str) -> String {
+    text.chars().take(TEXT_CHARACTERS_MAX).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SAMPLED: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+
+    #[test]
+    fn a_span_is_sent_when_it_is_dropped_and_never_waits() {
+        let (spans, mut finished) = tokio::sync::mpsc::channel(1);
+        let tracer = Tracer {
+            spans,
+            metrics: Arc::new(TraceMetrics::new()),
+        };
+        let mut open = tracer.open(SAMPLED, "query", SpanKind::Server).unwrap();
+        open.note("namespace", &"é".repeat(1000));
+        open.count("blocks", 7);
+        open.fail(&"too deep");
+        assert!(finished.try_recv().is_err());
+        drop(open);
+        // There is no room for this one.
+        drop(tracer.open(SAMPLED, "query", SpanKind::Server));
+        let span = finished.try_recv().unwrap();
+        assert!(finished.try_recv().is_err());
+        assert!(span.end_us >= span.start_us && span.span_id != 0);
+        assert_eq!(span.error.as_deref(), Some("too deep"));
+        let text = Attribute::Text("é".repeat(TEXT_CHARACTERS_MAX));
+        assert_eq!(
+            span.attributes,
+            [("namespace", text), ("blocks", Attribute::Number(7))]
+        );
+        assert!(tracer.open("00-0-0-00", "query", SpanKind::Server).is_none());
+    }
+}

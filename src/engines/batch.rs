@@ -1,0 +1,297 @@
+//! What all engines' payloads decode into.
+//!
+//! A batch is made once and filled again and again: events refer to spans of lists that all events share, so that decoding takes no
+//! memory of its own for a block or an event once the lists have grown.
+
+use kvatlas_core::hash::Token;
+use kvatlas_core::wire::{Rank, Tier};
+
+use crate::reason::{Reason, ReasonCounts};
+
+/// A part of one of the lists of an [`EngineBatch`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Span {
+    start: usize,
+    end: usize,
+}
+
+impl Span {
+    pub(crate) fn new(start: usize, end: usize) -> Self {
+        Self { start, end }
+    }
+
+    /// How many elements it spans.
+    pub fn len(self) -> usize {
+        self.end.saturating_sub(self.start)
+    }
+
+    /// Whether it spans none.
+    pub fn is_empty(self) -> bool {
+        self.len() == 0
+    }
+
+    pub(crate) fn of<T>(self, list: &[T]) -> &[T] {
+        list.get(self.start..self.end).unwrap_or_default()
+    }
+}
+
+/// Which group of layers an event is about. Engines with several kinds of attention keep a cache for each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Group {
+    /// The number of the group, where the event has one.
+    pub index: Option<u32>,
+    /// Whether the group is main attention, where the event says what it is.
+    pub is_main: Option<bool>,
+}
+
+/// What tells two blocks with the same tokens apart, beside adapter and salt: an image, or prompt embeddings.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct BlockObject {
+    /// Index of the block within its event.
+    pub block: u32,
+    /// The hash that enters the block hash.
+    pub hash: u64,
+}
+
+/// What stored blocks consist of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Content {
+    /// Tokens. Block number i has those from i × `step` on, `window` of them.
+    Tokens {
+        /// The tokens of all blocks.
+        tokens: Span,
+        /// From the first token of a block to that of the next.
+        step: usize,
+        /// How many tokens enter the hash of a block: more than its size where the engine looks ahead.
+        window: usize,
+    },
+    /// The block hash of each block, among the hashes of the batch.
+    BlockHashes(Span),
+    /// Nothing is said: the names are the contract's own.
+    Absent,
+    /// The tokens are not block size × blocks. So it is with groups of layers that keep some blocks only; elsewhere it is a mistake.
+    Misfit,
+}
+
+/// Blocks that an engine has stored: consecutive ones of one sequence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EngineStored {
+    /// What the engine calls the blocks.
+    pub names: Span,
+    /// What it calls the block before the first; none at position 0.
+    pub parent: Option<u64>,
+    /// Position of the first block, where the event says so.
+    pub position: Option<u64>,
+    /// Tokens in a block, where the event says so.
+    pub block_size: Option<u64>,
+    /// What the blocks consist of.
+    pub content: Content,
+    /// Where they lie.
+    pub tier: Tier,
+    /// The group of layers.
+    pub group: Group,
+    /// Name of the LoRA adapter, if any.
+    pub lora_name: Option<Span>,
+    /// Number of the LoRA adapter, for engines that tell no name.
+    pub lora_id: Option<u64>,
+    /// Salt that keeps caches apart. Engines may tell it with the first block of a sequence only.
+    pub cache_salt: Option<Span>,
+    /// Objects, ascending by block.
+    pub objects: Span,
+}
+
+/// Blocks that an engine has removed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EngineRemoved {
+    /// What the engine calls the blocks.
+    pub names: Span,
+    /// Where they lay; every tier where it is absent.
+    pub tier: Option<Tier>,
+    /// The group of layers.
+    pub group: Group,
+}
+
+/// One change, in the engine's own terms.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EngineChange {
+    /// Blocks were stored.
+    Stored(EngineStored),
+    /// One copy of each of these blocks was removed.
+    Removed(EngineRemoved),
+    /// A block has gone from one tier to another.
+    Moved {
+        /// What the engine calls the block.
+        name: u64,
+        /// Where it lay.
+        from: Tier,
+        /// Where it lies.
+        to: Tier,
+    },
+    /// All blocks were removed, from every tier.
+    Cleared,
+}
+
+/// One change, and whose it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EngineEvent {
+    /// The worker or the pool, for formats that name it in each event.
+    pub owner: Option<Span>,
+    /// The rank, for formats that name it in each event; otherwise that of the batch counts.
+    pub rank: Option<Rank>,
+    /// The engine's number of the event, for formats that number events.
+    pub id: Option<u64>,
+    /// The change.
+    pub change: EngineChange,
+}
+
+/// The envelope that Dynamo's event plane puts around events.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Envelope {
+    /// Who published it.
+    pub publisher: u64,
+    /// The publisher's number of it.
+    pub sequence: u64,
+}
+
+/// The number of an event of a payload, whether or not it is among the events of the batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EventNumber {
+    /// The rank whose events are numbered, where the event says so.
+    pub rank: Option<Rank>,
+    /// The number.
+    pub id: u64,
+}
+
+/// One decoded payload.
+#[derive(Debug, Clone, Default)]
+pub struct EngineBatch {
+    /// When the engine made it, in seconds since the Unix epoch.
+    pub time: Option<f64>,
+    /// The data-parallel rank, where the payload says so.
+    pub rank: Option<Rank>,
+    /// The envelope, if there was one.
+    pub envelope: Option<Envelope>,
+    /// What of the payload is not among the events, and why.
+    pub reasons: ReasonCounts,
+    /// The numbers of all events, in order, for formats whose numbers are the only proof that nothing is missing: TensorRT-LLM's.
+    pub numbers: Vec<EventNumber>,
+    events: Vec<EngineEvent>,
+    pub(crate) hashes: Vec<u64>,
+    pub(crate) tokens: Vec<Token>,
+    pub(crate) objects: Vec<BlockObject>,
+    pub(crate) text: String,
+}
+
+/// How far the lists were filled before an event, so that an event that fails leaves nothing behind.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Mark {
+    events: usize,
+    pub(crate) hashes: usize,
+    pub(crate) tokens: usize,
+    pub(crate) objects: usize,
+    text: usize,
+}
+
+impl EngineBatch {
+    /// The events, in order.
+    pub fn events(&self) -> &[EngineEvent] {
+        &self.events
+    }
+
+    /// The names or block hashes of a span.
+    pub fn hashes(&self, span: Span) -> &[u64] {
+        span.of(&self.hashes)
+    }
+
+    /// The tokens of a span.
+    pub fn tokens(&self, span: Span) -> &[Token] {
+        span.of(&self.tokens)
+    }
+
+    /// The objects of a span.
+    pub fn objects(&self, span: Span) -> &[BlockObject] {
+        span.of(&self.objects)
+    }
+
+    /// The text of a span.
+    pub fn text(&self, span: Span) -> &str {
+        self.text.get(span.start..span.end).unwrap_or_default()
+    }
+
+    /// Bytes of memory that the batch keeps for the next payloads.
+    pub fn capacity_bytes(&self) -> usize {
+        self.events.capacity() * size_of::<EngineEvent>()
+            + self.numbers.capacity() * size_of::<EventNumber>()
+            + self.hashes.capacity() * size_of::<u64>()
+            + self.tokens.capacity() * size_of::<Token>()
+            + self.objects.capacity() * size_of::<BlockObject>()
+            + self.text.capacity()
+    }
+
+    /// Empties the batch. Its memory is kept.
+    pub fn clear(&mut self) {
+        self.time = None;
+        self.rank = None;
+        self.envelope = None;
+        self.reasons = ReasonCounts::default();
+        self.numbers.clear();
+        self.events.clear();
+        self.hashes.clear();
+        self.tokens.clear();
+        self.objects.clear();
+        self.text.clear();
+    }
+
+    pub(crate) fn mark(&self) -> Mark {
+        Mark {
+            events: self.events.len(),
+            hashes: self.hashes.len(),
+            tokens: self.tokens.len(),
+            objects: self.objects.len(),
+            text: self.text.len(),
+        }
+    }
+
+    pub(crate) fn rewind(&mut self, mark: Mark) {
+        self.events.truncate(mark.events);
+        self.hashes.truncate(mark.hashes);
+        self.tokens.truncate(mark.tokens);
+        self.objects.truncate(mark.objects);
+        self.text.truncate(mark.text);
+    }
+
+    pub(crate) fn push(&mut self, event: EngineEvent) {
+        self.events.push(event);
+    }
+
+    /// Leaves an event out.
+    pub(crate) fn leave_out(&mut self, reason: Reason, mark: Mark) {
+        self.rewind(mark);
+        self.reasons.count(reason);
+    }
+
+    pub(crate) fn push_text(&mut self, text: &str) -> Span {
+        let start = self.text.len();
+        self.text.push_str(text);
+        Span::new(start, self.text.len())
+    }
+
+    /// The hashes from `start` to the end of the list.
+    pub(crate) fn hashes_since(&self, start: usize) -> Span {
+        Span::new(start, self.hashes.len())
+    }
+
+    /// The tokens from `start` to the end of the list.
+    pub(crate) fn tokens_since(&self, start: usize) -> Span {
+        Span::new(start, self.tokens.len())
+    }
+
+    /// Appends `count` tokens of `span`, from its token number `from` on.
+    pub(crate) fn extend_tokens_from(&mut self, span: Span, from: usize, count: usize) {
+        let start = span.start + from;
+        let end = (start + count).min(span.end);
+        if start < end && end <= self.tokens.len() {
+            self.tokens.extend_from_within(start..end);
+        }
+    }
+}

@@ -1,0 +1,510 @@
+//! One tagged event of vLLM, SGLang or Mooncake: its fields, whichever way they came.
+
+use kvatlas_core::hash::Token;
+use kvatlas_core::wire::{DecodeError, Reader, Tier, Value};
+
+use crate::batch::{
+    Content, EngineBatch, EngineChange, EngineEvent, EngineRemoved, EngineStored, Group, Span,
+};
+use crate::limits::DecodeLimits;
+use crate::reason::Reason;
+
+use super::extra_keys::{ExtraKeys, read_extra_keys, read_object_lists};
+use super::media::tier_of_medium;
+use super::{Format, Verdict, array_or_nil, field};
+
+/// What an event is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Tag {
+    Stored,
+    Removed,
+    Cleared,
+    /// Announced as without meaning.
+    Ignored,
+    Unknown,
+}
+
+impl Tag {
+    /// The tag with the name `name`: vLLM's and SGLang's, or Mooncake's.
+    pub(super) fn of(name: &[u8]) -> Self {
+        match name {
+            b"BlockStored" | b"stored" => Self::Stored,
+            b"BlockRemoved" | b"removed" => Self::Removed,
+            b"AllBlocksCleared" | b"cleared" => Self::Cleared,
+            b"Ignored" => Self::Ignored,
+            _ => Self::Unknown,
+        }
+    }
+}
+
+/// A field of a tagged event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Key {
+    Type,
+    EventType,
+    Names,
+    SequenceNames,
+    Parent,
+    ParentHash,
+    Position,
+    Tokens,
+    BlockSize,
+    LoraId,
+    LoraName,
+    CacheSalt,
+    Medium,
+    Locality,
+    Ownership,
+    Backend,
+    GroupIndex,
+    GroupKind,
+    GroupWindow,
+    ExtraKeys,
+    Objects,
+    Lookahead,
+    Other,
+}
+
+impl Key {
+    /// The field with the name `name`. A name that is not UTF-8 is damage; one that nobody knows is of a later version.
+    pub(super) fn of(name: &[u8]) -> Result<Self, DecodeError> {
+        Ok(match name {
+            b"type" => Self::Type,
+            b"event_type" => Self::EventType,
+            b"block_hashes" => Self::Names,
+            b"seq_hashes" => Self::SequenceNames,
+            b"parent_block_hash" => Self::Parent,
+            b"parent_hash" => Self::ParentHash,
+            b"base_block_idx" => Self::Position,
+            b"token_ids" => Self::Tokens,
+            b"block_size" => Self::BlockSize,
+            b"lora_id" => Self::LoraId,
+            b"lora_name" => Self::LoraName,
+            b"cache_salt" => Self::CacheSalt,
+            b"medium" => Self::Medium,
+            b"locality" => Self::Locality,
+            b"ownership" => Self::Ownership,
+            b"backend_id" => Self::Backend,
+            b"group_idx" => Self::GroupIndex,
+            b"kv_cache_spec_kind" => Self::GroupKind,
+            b"kv_cache_spec_sliding_window" => Self::GroupWindow,
+            b"extra_keys" => Self::ExtraKeys,
+            b"block_mm_infos" => Self::Objects,
+            b"lookahead_token_ids" => Self::Lookahead,
+            _ => {
+                std::str::from_utf8(name).map_err(|_| DecodeError::NotUtf8 { field: "a key" })?;
+                Self::Other
+            }
+        })
+    }
+}
+
+/// Main attention: what a prefix needs in whole.
+const MAIN_KINDS: [&str; 3] = ["full_attention", "mla_attention", "sink_full_attention"];
+
+/// Tokens as a list, or as overlapping pairs, the way engines with speculative decoding by bigrams write them.
+#[derive(Debug, Clone, Copy)]
+struct TokenList {
+    tokens: Span,
+    is_bigram: bool,
+}
+
+/// All fields that a tagged event may have.
+pub(super) struct Fields<'a> {
+    pub(super) tag: Option<Tag>,
+    names: Option<Span>,
+    /// Mooncake's names, which are the contract's hashes; they count before the engine's.
+    sequence_names: Option<Span>,
+    /// The outer option is whether the field was there: without it nobody knows that a block has no parent.
+    parent: Option<Option<u64>>,
+    position: Option<u64>,
+    tokens: Option<TokenList>,
+    block_size: Option<u64>,
+    lora_id: Option<u64>,
+    lora_name: Option<&'a str>,
+    cache_salt: Option<&'a str>,
+    medium: Option<&'a str>,
+    locality: Option<&'a str>,
+    ownership: Option<&'a str>,
+    backend: Option<Value<'a>>,
+    group: Group,
+    /// Read when the names, the adapter and the place in the sequence are known.
+    extra_keys: Option<Reader<'a>>,
+    objects: Option<Reader<'a>>,
+    lookahead: Option<Reader<'a>>,
+    /// Whether the event is a map: newer than the versions that told images by a bare text.
+    is_map: bool,
+    /// The keys that have come, as bits.
+    seen: u32,
+}
+
+impl<'a> Fields<'a> {
+    pub(super) fn new(is_map: bool) -> Self {
+        Self {
+            tag: None,
+            names: None,
+            sequence_names: None,
+            parent: None,
+            position: None,
+            tokens: None,
+            block_size: None,
+            lora_id: None,
+            lora_name: None,
+            cache_salt: None,
+            medium: None,
+            locality: None,
+            ownership: None,
+            backend: None,
+            group: Group::default(),
+            extra_keys: None,
+            objects: None,
+            lookahead: None,
+            is_map,
+            seen: 0,
+        }
+    }
+
+    /// Reads the value of the field `key`, which may come once.
+    pub(super) fn read(
+        &mut self,
+        key: Key,
+        reader: &mut Reader<'a>,
+        batch: &mut EngineBatch,
+        limits: &DecodeLimits,
+    ) -> Result<(), DecodeError> {
+        let text = limits.text_bytes_max;
+        if key != Key::Other {
+            let bit = 1 << key as u32;
+            if self.seen & bit != 0 {
+                return Err(DecodeError::Repeated { field: "a key" });
+            }
+            self.seen |= bit;
+        }
+        match key {
+            Key::Type | Key::EventType => self.tag = Some(Tag::of(reader.text("type", text)?.as_bytes())),
+            Key::Names => self.names = read_names("block_hashes", reader, batch)?,
+            Key::SequenceNames => self.sequence_names = read_names("seq_hashes", reader, batch)?,
+            Key::Parent | Key::ParentHash => {
+                let parent = field::optional_name("parent_block_hash", reader)?;
+                self.parent = Some(parent.or(self.parent.flatten()));
+            }
+            Key::Position => self.position = reader.optional_unsigned("base_block_idx")?,
+            Key::Tokens => self.tokens = read_tokens(reader, batch)?,
+            Key::BlockSize => self.block_size = reader.optional_unsigned("block_size")?,
+            Key::LoraId => self.lora_id = reader.optional_unsigned("lora_id")?,
+            Key::LoraName => self.lora_name = field::optional_text("lora_name", reader, text)?,
+            Key::CacheSalt => self.cache_salt = field::optional_text("cache_salt", reader, text)?,
+            Key::Medium => self.medium = field::optional_text("medium", reader, text)?,
+            Key::Locality => self.locality = field::optional_text("locality", reader, text)?,
+            Key::Ownership => self.ownership = field::optional_text("ownership", reader, text)?,
+            Key::Backend => self.backend = Some(reader.value()?).filter(is_owner),
+            Key::GroupIndex => self.group.index = field::optional_32("group_idx", reader)?,
+            Key::GroupKind => {
+                let kind = field::optional_text("kv_cache_spec_kind", reader, text)?;
+                self.group.is_main = kind.map(|kind| MAIN_KINDS.contains(&kind));
+            }
+            // The kind says already that it is a window; what is no number is damage.
+            Key::GroupWindow => drop(reader.optional_unsigned("kv_cache_spec_sliding_window")?),
+            Key::ExtraKeys => self.extra_keys = Some(deferred(reader)?),
+            Key::Objects => self.objects = Some(deferred(reader)?),
+            Key::Lookahead => self.lookahead = Some(deferred(reader)?),
+            Key::Other => reader.skip()?,
+        }
+        Ok(())
+    }
+
+    /// Where LoRA names are told by a text, SGLang puts a map with the salt.
+    pub(super) fn read_lora_name_or_metadata(
+        &mut self,
+        reader: &mut Reader<'a>,
+        batch: &mut EngineBatch,
+        limits: &DecodeLimits,
+    ) -> Result<(), DecodeError> {
+        let Value::Map(entries) = reader.clone().value()? else {
+            return self.read(Key::LoraName, reader, batch, limits);
+        };
+        reader.value()?;
+        let mut has_salt = false;
+        for _ in 0..entries {
+            match reader.value()? {
+                Value::Text(b"cache_salt") => {
+                    has_salt = true;
+                    self.read(Key::CacheSalt, reader, batch, limits)?;
+                }
+                _ => reader.skip()?,
+            }
+        }
+        let missing = DecodeError::Missing { field: "cache_salt" };
+        if has_salt { Ok(()) } else { Err(missing) }
+    }
+
+    /// Makes the event of the fields.
+    pub(super) fn finish(
+        self,
+        batch: &mut EngineBatch,
+        format: Format,
+        limits: &DecodeLimits,
+    ) -> Result<Verdict, DecodeError> {
+        let Some(tag) = self.tag else {
+            return Err(DecodeError::Missing { field: "type" });
+        };
+        match tag {
+            Tag::Unknown => return Ok(Verdict::LeftOut(Reason::UnknownEvent)),
+            Tag::Ignored => return Ok(Verdict::LeftOut(Reason::Ignored)),
+            Tag::Stored | Tag::Removed | Tag::Cleared => {}
+        }
+        if self.ownership.is_some() {
+            return Ok(Verdict::LeftOut(Reason::OtherOwner));
+        }
+        if self.locality.is_some_and(|locality| locality != "LOCAL") {
+            return Ok(Verdict::LeftOut(Reason::Remote));
+        }
+        let tier = match self.medium {
+            None if format == Format::Mooncake => Tier::new(1),
+            None => Some(Tier::DEVICE),
+            Some(medium) => tier_of_medium(medium.as_bytes()),
+        };
+        let Some(tier) = tier else {
+            return Ok(Verdict::LeftOut(Reason::UnknownMedium));
+        };
+        let owner = push_owner(self.backend, batch)?;
+        let change = match tag {
+            Tag::Stored => match self.stored(tier, batch, limits)? {
+                Ok(stored) => EngineChange::Stored(stored),
+                Err(reason) => return Ok(Verdict::LeftOut(reason)),
+            },
+            Tag::Removed => EngineChange::Removed(EngineRemoved {
+                names: self.names_span()?,
+                tier: Some(tier),
+                group: self.group,
+            }),
+            _ => EngineChange::Cleared,
+        };
+        batch.push(EngineEvent {
+            owner,
+            rank: None,
+            id: None,
+            change,
+        });
+        Ok(Verdict::Taken)
+    }
+
+    fn names_span(&self) -> Result<Span, DecodeError> {
+        self.sequence_names.or(self.names).ok_or(DecodeError::Missing {
+            field: "block_hashes",
+        })
+    }
+
+    fn stored(
+        self,
+        tier: Tier,
+        batch: &mut EngineBatch,
+        limits: &DecodeLimits,
+    ) -> Result<Result<EngineStored, Reason>, DecodeError> {
+        let names = self.names_span()?;
+        if names.is_empty() {
+            return Ok(Err(Reason::Ignored));
+        }
+        let parent = match (self.parent, self.position) {
+            (Some(parent), _) => parent,
+            (None, Some(_)) => None,
+            (None, None) => {
+                return Err(DecodeError::Missing {
+                    field: "parent_block_hash",
+                });
+            }
+        };
+        let content = match self.content(names, batch)? {
+            Ok(content) => content,
+            Err(reason) => return Ok(Err(reason)),
+        };
+        let start = batch.objects.len();
+        let mut salt = None;
+        if let Some(mut reader) = self.extra_keys {
+            let keys = ExtraKeys {
+                blocks: names.len(),
+                lora_name: self.lora_name,
+                starts_sequence: parent.is_none(),
+                images_are_pairs: self.is_map,
+                text_bytes_max: limits.text_bytes_max,
+            };
+            salt = read_extra_keys(&keys, &mut reader, batch)?;
+        }
+        if let Some(mut reader) = self.objects {
+            // They say what the extra keys say, in another way.
+            batch.objects.truncate(start);
+            read_object_lists(names.len(), &mut reader, batch)?;
+        }
+        Ok(Ok(EngineStored {
+            names,
+            parent,
+            position: self.position,
+            block_size: self.block_size,
+            content,
+            tier,
+            group: self.group,
+            lora_name: self.lora_name.map(|name| batch.push_text(name)),
+            lora_id: self.lora_id,
+            cache_salt: self.cache_salt.or(salt).map(|salt| batch.push_text(salt)),
+            objects: Span::new(start, batch.objects.len()),
+        }))
+    }
+
+    /// The tokens, with those that the engine looks ahead to.
+    fn content(&self, names: Span, batch: &mut EngineBatch) -> Result<Result<Content, Reason>, DecodeError> {
+        let list = match self.tokens {
+            Some(list) if !list.tokens.is_empty() => list,
+            _ if self.sequence_names.is_some() => return Ok(Ok(Content::Absent)),
+            _ => return Ok(Err(Reason::Placeholder)),
+        };
+        let blocks = names.len();
+        let count = list.tokens.len() - usize::from(list.is_bigram);
+        let size = match self.block_size {
+            Some(size) => usize::try_from(size).unwrap_or(usize::MAX),
+            None if self.sequence_names.is_some() => count / blocks,
+            None => return Err(DecodeError::Missing { field: "block_size" }),
+        };
+        if size == 0 || size.checked_mul(blocks) != Some(count) {
+            return Ok(Ok(Content::Misfit));
+        }
+        let plain = Content::Tokens {
+            tokens: list.tokens,
+            step: size,
+            window: size + usize::from(list.is_bigram),
+        };
+        match &self.lookahead {
+            Some(reader) if !list.is_bigram => {
+                let widened = widen(list.tokens, size, blocks, &mut reader.clone(), batch)?;
+                Ok(Ok(widened.unwrap_or(plain)))
+            }
+            _ => Ok(Ok(plain)),
+        }
+    }
+}
+
+/// The position of a value that is read later, once it has been passed over.
+fn deferred<'a>(reader: &mut Reader<'a>) -> Result<Reader<'a>, DecodeError> {
+    let here = reader.clone();
+    reader.skip()?;
+    Ok(here)
+}
+
+fn is_owner(value: &Value<'_>) -> bool {
+    !matches!(value, Value::Nil)
+}
+
+/// Who owns the blocks of an event, as text.
+pub(super) fn push_owner(
+    owner: Option<Value<'_>>,
+    batch: &mut EngineBatch,
+) -> Result<Option<Span>, DecodeError> {
+    match owner {
+        None => Ok(None),
+        Some(Value::Text(bytes)) => match std::str::from_utf8(bytes) {
+            Ok(text) => Ok(Some(batch.push_text(text))),
+            Err(_) => Err(DecodeError::NotUtf8 { field: "backend_id" }),
+        },
+        Some(Value::Unsigned(number)) => Ok(Some(batch.push_text(itoa(number, &mut [0; 20])))),
+        Some(other) => Err(DecodeError::wrong_type("backend_id", "a text or a number", other)),
+    }
+}
+
+/// `number` in decimal, without memory of its own.
+fn itoa(mut number: u64, buffer: &mut [u8; 20]) -> &str {
+    let mut start = buffer.len();
+    for cell in buffer.iter_mut().rev() {
+        // A digit fits a byte.
+        *cell = b'0' + u8::try_from(number % 10).unwrap_or_default();
+        start -= 1;
+        number /= 10;
+        if number == 0 {
+            break;
+        }
+    }
+    std::str::from_utf8(buffer.get(start..).unwrap_or_default()).unwrap_or_default()
+}
+
+fn read_names(
+    field: &'static str,
+    reader: &mut Reader<'_>,
+    batch: &mut EngineBatch,
+) -> Result<Option<Span>, DecodeError> {
+    let start = batch.hashes.len();
+    field::names(field, reader, &mut batch.hashes)?;
+    Ok(Some(batch.hashes_since(start)))
+}
+
+/// Tokens one by one, or pairs of which each begins with the second of the one before.
+fn read_tokens(reader: &mut Reader<'_>, batch: &mut EngineBatch) -> Result<Option<TokenList>, DecodeError> {
+    let Some(count) = array_or_nil(reader, "token_ids")? else {
+        return Ok(None);
+    };
+    let start = batch.tokens.len();
+    let is_bigram = count > 0 && matches!(reader.clone().value()?, Value::Array(_));
+    if is_bigram {
+        read_pairs(count, reader, &mut batch.tokens)?;
+    } else {
+        reader.unsigned_32_list("token_ids", count, &mut batch.tokens)?;
+    }
+    Ok(Some(TokenList {
+        tokens: batch.tokens_since(start),
+        is_bigram,
+    }))
+}
+
+fn read_pairs(count: usize, reader: &mut Reader<'_>, tokens: &mut Vec<Token>) -> Result<(), DecodeError> {
+    let broken = DecodeError::Combination("pairs of tokens that do not overlap");
+    let mut last = None;
+    tokens.reserve(count + 1);
+    for _ in 0..count {
+        if reader.array("token_ids", 2)? != 2 {
+            return Err(broken);
+        }
+        let first = reader.unsigned_32("token_ids")?;
+        if last.is_some_and(|last| last != first) {
+            return Err(broken);
+        }
+        tokens.push(first);
+        last = Some(reader.unsigned_32("token_ids")?);
+    }
+    tokens.extend(last);
+    Ok(())
+}
+
+/// Writes each block's tokens and those that it looks ahead to one after the other. None where there is nothing to look ahead to.
+fn widen(
+    tokens: Span,
+    size: usize,
+    blocks: usize,
+    reader: &mut Reader<'_>,
+    batch: &mut EngineBatch,
+) -> Result<Option<Content>, DecodeError> {
+    let Some(lists) = array_or_nil(reader, "lookahead_token_ids")? else {
+        return Ok(None);
+    };
+    if lists != blocks {
+        return Err(DecodeError::LengthMismatch {
+            field: "lookahead_token_ids",
+            count: lists,
+            blocks,
+        });
+    }
+    let start = batch.tokens.len();
+    let mut ahead = None;
+    for block in 0..blocks {
+        let count = reader.array("lookahead_token_ids", usize::MAX)?;
+        if *ahead.get_or_insert(count) != count {
+            return Err(DecodeError::Combination(
+                "lookahead_token_ids of different lengths",
+            ));
+        }
+        batch.extend_tokens_from(tokens, block * size, size);
+        reader.unsigned_32_list("lookahead_token_ids", count, &mut batch.tokens)?;
+    }
+    let window = size + ahead.unwrap_or_default();
+    Ok(Some(Content::Tokens {
+        tokens: batch.tokens_since(start),
+        step: window,
+        window,
+    }))
+}

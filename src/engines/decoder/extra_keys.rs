@@ -1,0 +1,212 @@
+//! What makes blocks with the same tokens different: extra keys.
+//!
+//! vLLM lists them for each block, in this order: the adapter's name, images, the salt (with the first block of a sequence only), digests of
+//! prompt embeddings. An image is a pair of its identifier and an offset; before vLLM 0.19 it was the identifier alone.
+
+use kvatlas_core::hash::object_hash;
+use kvatlas_core::wire::{DecodeError, Reader, Value};
+
+use crate::batch::{BlockObject, EngineBatch};
+
+use super::array_or_nil;
+
+/// What Dynamo puts before a salt, so that it can be told from other texts.
+const DYNAMO_SALT_PREFIX: &str = "dynamo-cache-salt:";
+/// The length of an identifier that is a hash in hexadecimal digits.
+const DIGEST_DIGITS: usize = 64;
+/// How many of the digits enter the object hash.
+const HASH_DIGITS: usize = 16;
+
+/// What has to be known of an event to read its extra keys.
+pub(super) struct ExtraKeys<'a> {
+    pub(super) blocks: usize,
+    pub(super) lora_name: Option<&'a str>,
+    /// Whether the first block is the first of its sequence, and so may have a salt.
+    pub(super) starts_sequence: bool,
+    /// Whether images are always pairs, so that a text alone can only be a salt.
+    pub(super) images_are_pairs: bool,
+    pub(super) text_bytes_max: usize,
+}
+
+/// Appends the objects that the keys name, and returns the salt among them.
+pub(super) fn read_extra_keys<'a>(
+    keys: &ExtraKeys<'_>,
+    reader: &mut Reader<'a>,
+    batch: &mut EngineBatch,
+) -> Result<Option<&'a str>, DecodeError> {
+    let mut salt = None;
+    let blocks = array_or_nil(reader, "extra_keys")?.unwrap_or_default();
+    if blocks != keys.blocks && blocks != 0 {
+        return Err(DecodeError::LengthMismatch {
+            field: "extra_keys",
+            count: blocks,
+            blocks: keys.blocks,
+        });
+    }
+    for block in 0..blocks {
+        let start = batch.objects.len();
+        let found = read_block(keys, block, reader, batch)?;
+        batch.objects.get_mut(start..).unwrap_or_default().sort_unstable();
+        salt = salt.or(found);
+    }
+    Ok(salt)
+}
+
+/// Reads the keys of one block.
+fn read_block<'a>(
+    keys: &ExtraKeys<'_>,
+    block: usize,
+    reader: &mut Reader<'a>,
+    batch: &mut EngineBatch,
+) -> Result<Option<&'a str>, DecodeError> {
+    let may_have_salt = keys.starts_sequence && block == 0;
+    let mut lora_name = keys.lora_name;
+    // The last text alone is the salt; those before it are images.
+    let mut last_text: Option<&str> = None;
+    for _ in 0..array_or_nil(reader, "extra_keys")?.unwrap_or_default() {
+        match reader.value()? {
+            Value::Text(bytes) => {
+                let text = checked_text(bytes, keys.text_bytes_max)?;
+                if lora_name == Some(text) {
+                    lora_name = None;
+                    continue;
+                }
+                // A text that may be the salt waits for the next, which may be it instead.
+                let image = match may_have_salt && !text.is_empty() {
+                    true => last_text.replace(text),
+                    false => Some(text).filter(|text| !text.is_empty()),
+                };
+                if let Some(image) = image {
+                    push(batch, block, identifier_hash(image));
+                }
+            }
+            Value::Blob(bytes) => push(batch, block, object_hash(bytes)),
+            Value::Unsigned(number) => push(batch, block, number),
+            Value::Negative(number) => push(batch, block, number.cast_unsigned()),
+            Value::Array(2) => {
+                let hash = identifier(reader, keys.text_bytes_max)?;
+                // Where the image begins says nothing that its block's tokens don't.
+                match reader.value()? {
+                    Value::Unsigned(_) | Value::Negative(_) => push(batch, block, hash),
+                    other => return Err(DecodeError::wrong_type("extra_keys", "an offset", other)),
+                }
+            }
+            other => {
+                return Err(DecodeError::wrong_type(
+                    "extra_keys",
+                    "texts, blobs, integers or pairs",
+                    other,
+                ));
+            }
+        }
+    }
+    Ok(match last_text {
+        Some(text) if is_image(text, keys.images_are_pairs) => {
+            push(batch, block, identifier_hash(text));
+            None
+        }
+        Some(text) => Some(text.strip_prefix(DYNAMO_SALT_PREFIX).unwrap_or(text)),
+        None => None,
+    })
+}
+
+fn checked_text(bytes: &[u8], bytes_max: usize) -> Result<&str, DecodeError> {
+    let field = "extra_keys";
+    if bytes.len() > bytes_max {
+        return Err(DecodeError::TextTooLong {
+            field,
+            bytes: bytes.len(),
+            max: bytes_max,
+        });
+    }
+    std::str::from_utf8(bytes).map_err(|_| DecodeError::NotUtf8 { field })
+}
+
+/// The object hash of an image's identifier.
+fn identifier(reader: &mut Reader<'_>, text_bytes_max: usize) -> Result<u64, DecodeError> {
+    match reader.value()? {
+        Value::Text(bytes) => checked_text(bytes, text_bytes_max).map(identifier_hash),
+        Value::Blob(bytes) => Ok(object_hash(bytes)),
+        other => Err(DecodeError::wrong_type("extra_keys", "an identifier", other)),
+    }
+}
+
+/// As Dynamo maps an identifier: the first 16 of 64 hexadecimal digits as a number, else the hash of the text.
+pub(super) fn identifier_hash(identifier: &str) -> u64 {
+    digest_head(identifier).unwrap_or_else(|| object_hash(identifier.as_bytes()))
+}
+
+fn digest_head(identifier: &str) -> Option<u64> {
+    let is_digest =
+        identifier.len() == DIGEST_DIGITS && identifier.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let head = identifier.get(..HASH_DIGITS).filter(|_| is_digest)?;
+    u64::from_str_radix(head, 16).ok()
+}
+
+/// Whether a text alone, where a salt may stand, is an image of the versions that told these so. Dynamo marks its own with zeros.
+fn is_image(text: &str, images_are_pairs: bool) -> bool {
+    let is_marked = || text.bytes().skip(HASH_DIGITS).all(|byte| byte == b'0');
+    digest_head(text).is_some() && (!images_are_pairs || is_marked())
+}
+
+fn push(batch: &mut EngineBatch, block: usize, hash: u64) {
+    // The bytes of a payload are counted in 32 bits, and so are its blocks.
+    let block = u32::try_from(block).unwrap_or(u32::MAX);
+    batch.objects.push(BlockObject { block, hash });
+}
+
+/// Appends the objects of Dynamo's `block_mm_infos`: for each block nil, or a map with `mm_objects`, each a map with `mm_hash`.
+pub(super) fn read_object_lists(
+    blocks: usize,
+    reader: &mut Reader<'_>,
+    batch: &mut EngineBatch,
+) -> Result<(), DecodeError> {
+    let lists = array_or_nil(reader, "block_mm_infos")?.unwrap_or_default();
+    if lists != blocks && lists != 0 {
+        return Err(DecodeError::LengthMismatch {
+            field: "block_mm_infos",
+            count: lists,
+            blocks,
+        });
+    }
+    for block in 0..lists {
+        let start = batch.objects.len();
+        read_block_info(block, reader, batch)?;
+        batch.objects.get_mut(start..).unwrap_or_default().sort_unstable();
+    }
+    Ok(())
+}
+
+fn read_block_info(
+    block: usize,
+    reader: &mut Reader<'_>,
+    batch: &mut EngineBatch,
+) -> Result<(), DecodeError> {
+    let entries = match reader.value()? {
+        Value::Nil => return Ok(()),
+        Value::Map(entries) => entries,
+        other => return Err(DecodeError::wrong_type("block_mm_infos", "maps or nil", other)),
+    };
+    for _ in 0..entries {
+        if !matches!(reader.value()?, Value::Text(b"mm_objects")) {
+            reader.skip()?;
+            continue;
+        }
+        for _ in 0..array_or_nil(reader, "mm_objects")?.unwrap_or_default() {
+            let mut hash = None;
+            reader.map("mm_objects", |reader, key| {
+                match key {
+                    b"mm_hash" => hash = Some(reader.unsigned("mm_hash")?),
+                    _ => reader.skip()?,
+                }
+                Ok(())
+            })?;
+            push(
+                batch,
+                block,
+                hash.ok_or(DecodeError::Missing { field: "mm_hash" })?,
+            );
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,89 @@
+//! Single values as engines write them.
+
+use kvatlas_core::wire::{DecodeError, Rank, Reader, Value};
+
+/// A name of a block: an unsigned integer, a signed one with the same 64 bits, or a byte string, of which the last eight count.
+pub(super) fn name(field: &'static str, value: Value<'_>) -> Result<u64, DecodeError> {
+    match value {
+        Value::Unsigned(name) => Ok(name),
+        Value::Negative(name) => Ok(name.cast_unsigned()),
+        Value::Blob(bytes) => bytes
+            .last_chunk::<8>()
+            .map(|last| u64::from_be_bytes(*last))
+            .ok_or(DecodeError::RaggedBlob {
+                field,
+                bytes: bytes.len(),
+                element: size_of::<u64>(),
+            }),
+        other => Err(DecodeError::wrong_type(
+            field,
+            "an integer or at least eight bytes",
+            other,
+        )),
+    }
+}
+
+/// A name, or nil for none.
+pub(super) fn optional_name(
+    field: &'static str,
+    reader: &mut Reader<'_>,
+) -> Result<Option<u64>, DecodeError> {
+    match reader.value()? {
+        Value::Nil => Ok(None),
+        value => name(field, value).map(Some),
+    }
+}
+
+/// Appends a list of names.
+pub(super) fn names(
+    field: &'static str,
+    reader: &mut Reader<'_>,
+    names: &mut Vec<u64>,
+) -> Result<(), DecodeError> {
+    let count = reader.array(field, usize::MAX)?;
+    names.reserve(count);
+    for _ in 0..count {
+        names.push(name(field, reader.value()?)?);
+    }
+    Ok(())
+}
+
+/// An integer of 32 bits that has no sign, or nil for none.
+pub(super) fn optional_32(field: &'static str, reader: &mut Reader<'_>) -> Result<Option<u32>, DecodeError> {
+    let value = reader.optional_unsigned(field)?;
+    value
+        .map(|value| {
+            u32::try_from(value).map_err(|_| DecodeError::OutOfRange {
+                field,
+                value,
+                max: u64::from(u32::MAX),
+            })
+        })
+        .transpose()
+}
+
+/// A rank, or nil for none.
+pub(super) fn rank(reader: &mut Reader<'_>) -> Result<Option<Rank>, DecodeError> {
+    optional_32("rank", reader)
+}
+
+/// Seconds since the Unix epoch, or nil for none.
+pub(super) fn time(reader: &mut Reader<'_>) -> Result<Option<f64>, DecodeError> {
+    match reader.value()? {
+        Value::Nil => Ok(None),
+        Value::Float(seconds) => Ok(Some(seconds)),
+        #[expect(clippy::cast_precision_loss, reason = "whole seconds are far below 2^53")]
+        Value::Unsigned(seconds) => Ok(Some(seconds as f64)),
+        other => Err(DecodeError::wrong_type("ts", "a number", other)),
+    }
+}
+
+/// A text of at most `bytes_max` bytes; none for nil and for the empty text, which engines send alike.
+pub(super) fn optional_text<'a>(
+    field: &'static str,
+    reader: &mut Reader<'a>,
+    bytes_max: usize,
+) -> Result<Option<&'a str>, DecodeError> {
+    let text = reader.optional_text(field, bytes_max)?;
+    Ok(text.filter(|text| !text.is_empty()))
+}

@@ -1,0 +1,51 @@
+//! What engines call the places where blocks lie.
+
+use kvatlas_core::wire::Tier;
+
+/// Media by tier: device, host, local disk, remote storage.
+const MEDIA: [(u8, &[&str]); 4] = [
+    (0, &["GPU", "DEVICE"]),
+    (1, &["CPU", "CPU_PINNED", "CPU_TIER1", "HOST_PINNED"]),
+    (2, &["DISK", "STORAGE", "NVME", "CPU_TIER2"]),
+    (3, &["EXTERNAL", "NETWORK", "REMOTE", "SHARED"]),
+];
+
+/// The tier of a medium, in any case of letters; none for a medium that has none.
+pub(super) fn tier_of_medium(medium: &[u8]) -> Option<Tier> {
+    let has = |names: &[&str]| {
+        names
+            .iter()
+            .any(|name| name.as_bytes().eq_ignore_ascii_case(medium))
+    };
+    MEDIA
+        .into_iter()
+        .find(|(_, names)| has(names))
+        .and_then(|(tier, _)| Tier::new(tier))
+}
+
+/// The accelerator's memory is level 0, the host's is level 1, a disk level 2.
+pub(super) fn tier_of_level(level: u64) -> Option<Tier> {
+    u8::try_from(level)
+        .ok()
+        .filter(|level| *level <= 2)
+        .and_then(Tier::new)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn media_have_tiers() {
+        let tier = |medium: &str| tier_of_medium(medium.as_bytes()).map(Tier::as_u8);
+        assert_eq!(tier("GPU"), Some(0));
+        assert_eq!(tier("cpu"), Some(1));
+        assert_eq!(tier("CPU_PINNED"), Some(1));
+        assert_eq!(tier("STORAGE"), Some(2));
+        assert_eq!(tier("EXTERNAL"), Some(3));
+        assert_eq!(tier("FS"), None);
+        assert_eq!(tier(""), None);
+        assert_eq!(tier_of_level(1).map(Tier::as_u8), Some(1));
+        assert_eq!(tier_of_level(3), None);
+    }
+}

@@ -1,0 +1,220 @@
+//! From an engine's bytes to an [`EngineBatch`].
+//!
+//! | format | payload | decoded by |
+//! |---|---|---|
+//! | vLLM, SGLang, Mooncake Store | MessagePack, a batch of tagged maps or tagged arrays | `tagged` |
+//! | Dynamo | MessagePack or JSON: one router event, a list, or either in an envelope | `dynamo` |
+//! | TensorRT-LLM | JSON: a list of events | `tensorrt` |
+//!
+//! Decoding does not recurse, and takes memory only for what the payload's bytes can hold. JSON is turned into MessagePack first, so that
+//! one reader checks all formats.
+//!
+//! An event that can't be read is counted and passed over; the others of its batch count. A batch that can't be read is an error.
+
+mod dynamo;
+mod event;
+mod extra_keys;
+mod field;
+mod json;
+mod media;
+mod tagged;
+mod tensorrt;
+
+use kvatlas_core::wire::{DecodeError, Reader, Value};
+
+use crate::batch::EngineBatch;
+use crate::limits::DecodeLimits;
+use crate::reason::Reason;
+
+/// Who speaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Format {
+    /// vLLM's `EventBatch`, arrays and maps of every published length.
+    Vllm,
+    /// SGLang's, which differs in media and salts.
+    Sglang,
+    /// Mooncake Store's RFC #1527.
+    Mooncake,
+    /// Dynamo's `RouterEvent`.
+    Dynamo,
+    /// TensorRT-LLM's event list.
+    TensorRt,
+}
+
+impl Format {
+    /// All formats.
+    pub const ALL: [Self; 5] = [
+        Self::Vllm,
+        Self::Sglang,
+        Self::Mooncake,
+        Self::Dynamo,
+        Self::TensorRt,
+    ];
+
+    /// A stable word for configuration, metrics and logs.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Vllm => "vllm",
+            Self::Sglang => "sglang",
+            Self::Mooncake => "mooncake",
+            Self::Dynamo => "dynamo",
+            Self::TensorRt => "tensorrt-llm",
+        }
+    }
+
+    /// The format with the word `word`, in any case.
+    pub fn from_word(word: &str) -> Option<Self> {
+        let named = |format: &Self| format.as_str().eq_ignore_ascii_case(word);
+        match word {
+            "trtllm" | "tensorrt" => Some(Self::TensorRt),
+            _ => Self::ALL.into_iter().find(named),
+        }
+    }
+}
+
+/// Why a payload could not be decoded. Nothing of it counts, and the holders that it is about are in doubt.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BatchError {
+    /// The bytes are not what the format has at the top.
+    #[error(transparent)]
+    Payload(#[from] DecodeError),
+    /// The bytes look like JSON, and are not.
+    #[error("the payload is not JSON: line {line}, column {column}")]
+    Json {
+        /// Line of the first mistake, from 1.
+        line: usize,
+        /// Column of the first mistake, from 1.
+        column: usize,
+    },
+    /// An envelope within an envelope.
+    #[error("an envelope within an envelope")]
+    Nested,
+}
+
+/// Decodes the payloads of one publisher.
+#[derive(Debug)]
+pub struct Decoder {
+    format: Format,
+    limits: DecodeLimits,
+    /// The payload as MessagePack, where it came as JSON.
+    transcoded: Vec<u8>,
+    /// What was in an envelope as a list of numbers.
+    enveloped: Vec<u8>,
+    scratch: Vec<u64>,
+    windows: tensorrt::Windows,
+}
+
+impl Decoder {
+    /// A decoder of one publisher's payloads.
+    pub fn new(format: Format, limits: DecodeLimits) -> Self {
+        Self {
+            format,
+            limits,
+            transcoded: Vec::new(),
+            enveloped: Vec::new(),
+            scratch: Vec::new(),
+            windows: tensorrt::Windows::default(),
+        }
+    }
+
+    /// The format.
+    pub fn format(&self) -> Format {
+        self.format
+    }
+
+    /// Decodes `payload` into `batch`, which is emptied first.
+    ///
+    /// What can't be read of it is counted in [`EngineBatch::reasons`].
+    ///
+    /// # Errors
+    ///
+    /// [`BatchError`] when the payload is no batch at all. The batch is empty then.
+    pub fn decode(&mut self, payload: &[u8], batch: &mut EngineBatch) -> Result<(), BatchError> {
+        batch.clear();
+        let decoded = self.decode_payload(payload, batch);
+        if decoded.is_err() {
+            batch.clear();
+        }
+        decoded
+    }
+
+    fn decode_payload(&mut self, payload: &[u8], batch: &mut EngineBatch) -> Result<(), BatchError> {
+        let bytes_max = self.limits.payload_bytes_max;
+        let mut transcoded = std::mem::take(&mut self.transcoded);
+        let bytes = match json::is_json(payload) {
+            true => json::transcode(payload, bytes_max, &mut transcoded).map(|()| transcoded.as_slice()),
+            false => Ok(payload),
+        };
+        let decoded = bytes.and_then(|bytes| {
+            // Transcoded bytes may be more than the payload's; these were checked.
+            let mut reader = Reader::new(bytes, bytes_max.max(transcoded.len()))?;
+            self.decode_messagepack(&mut reader, batch)?;
+            Ok(reader.finish()?)
+        });
+        transcoded.clear();
+        self.transcoded = transcoded;
+        decoded
+    }
+
+    fn decode_messagepack(
+        &mut self,
+        reader: &mut Reader<'_>,
+        batch: &mut EngineBatch,
+    ) -> Result<(), BatchError> {
+        match self.format {
+            Format::Vllm | Format::Sglang | Format::Mooncake => {
+                tagged::decode_batch(reader, batch, self.format, &self.limits)
+            }
+            Format::Dynamo => {
+                let mut enveloped = std::mem::take(&mut self.enveloped);
+                let decoded = dynamo::decode(reader, batch, &mut self.scratch, &mut enveloped, &self.limits);
+                self.enveloped = enveloped;
+                decoded
+            }
+            Format::TensorRt => tensorrt::decode(reader, batch, &mut self.windows, &self.limits),
+        }
+    }
+}
+
+/// What became of one event that could be read.
+enum Verdict {
+    /// It is among the events.
+    Taken,
+    /// It is not, for a reason.
+    LeftOut(Reason),
+}
+
+/// Decodes `count` events with `decode_event`. One that can't be read is passed over and counted.
+fn decode_each<'a>(
+    reader: &mut Reader<'a>,
+    batch: &mut EngineBatch,
+    count: usize,
+    mut decode_event: impl FnMut(&mut Reader<'a>, &mut EngineBatch) -> Result<Verdict, DecodeError>,
+) -> Result<(), DecodeError> {
+    for _ in 0..count {
+        let mark = batch.mark();
+        let mut attempt = reader.clone();
+        match decode_event(&mut attempt, batch) {
+            Ok(verdict) => {
+                *reader = attempt;
+                if let Verdict::LeftOut(reason) = verdict {
+                    batch.leave_out(reason, mark);
+                }
+            }
+            Err(_) => {
+                reader.skip()?;
+                batch.leave_out(Reason::Malformed, mark);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The head of an array, or that of none for nil.
+fn array_or_nil(reader: &mut Reader<'_>, field: &'static str) -> Result<Option<usize>, DecodeError> {
+    match reader.value()? {
+        Value::Nil => Ok(None),
+        Value::Array(count) => Ok(Some(count)),
+        other => Err(DecodeError::wrong_type(field, "an array or nil", other)),
+    }
+}

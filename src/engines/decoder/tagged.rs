@@ -1,0 +1,186 @@
+//! Batches of tagged events: vLLM, SGLang, Mooncake.
+//!
+//! A batch is an array `[ts, events, rank]` or a map. An event is a map with a `type`, or an array that begins with it:
+//!
+//! ```text
+//! BlockStored   1 block_hashes  2 parent_block_hash  3 token_ids  4 block_size  5 lora_id  6 medium  7 lora_name
+//!               8 extra_keys  9 group_idx  10 kv_cache_spec_kind  11 kv_cache_spec_sliding_window
+//!               12 locality  13 ownership  14 session_id  15 lookahead_token_ids
+//! BlockRemoved  1 block_hashes  2 medium  3 group_idx  then texts and numbers that tell themselves apart
+//! ```
+
+use kvatlas_core::wire::{DecodeError, Reader, Value};
+
+use crate::batch::EngineBatch;
+use crate::limits::DecodeLimits;
+
+use super::event::{Fields, Key, Tag};
+use super::{BatchError, Format, Verdict, decode_each, field};
+
+/// The slots of a stored event from number 8 on. Numbers 1 to 7 are read one by one.
+const STORED_TAIL: [Key; 8] = [
+    Key::ExtraKeys,
+    Key::GroupIndex,
+    Key::GroupKind,
+    Key::GroupWindow,
+    Key::Locality,
+    Key::Ownership,
+    Key::Other,
+    Key::Lookahead,
+];
+const STORED_HEAD: [Key; 6] = [
+    Key::Names,
+    Key::Parent,
+    Key::Tokens,
+    Key::BlockSize,
+    Key::LoraId,
+    Key::Medium,
+];
+/// The slot of the adapter's name.
+const LORA_NAME_SLOT: usize = 7;
+/// Where Dynamo's older forks of vLLM told images, before the group.
+const GROUP_SLOT: usize = 9;
+
+/// Decodes one batch.
+pub(super) fn decode_batch(
+    reader: &mut Reader<'_>,
+    batch: &mut EngineBatch,
+    format: Format,
+    limits: &DecodeLimits,
+) -> Result<(), BatchError> {
+    match reader.value()? {
+        Value::Array(fields @ 2..) => {
+            batch.time = field::time(reader)?;
+            decode_events(reader, batch, format, limits)?;
+            if fields > 2 {
+                batch.rank = field::rank(reader)?;
+            }
+            for _ in 3..fields {
+                reader.skip()?;
+            }
+        }
+        Value::Map(entries) => {
+            for _ in 0..entries {
+                match reader.value()? {
+                    Value::Text(b"ts") => batch.time = field::time(reader)?,
+                    Value::Text(b"events") => decode_events(reader, batch, format, limits)?,
+                    Value::Text(b"data_parallel_rank" | b"dp_rank" | b"attn_dp_rank") => {
+                        batch.rank = field::rank(reader)?.or(batch.rank);
+                    }
+                    _ => reader.skip()?,
+                }
+            }
+        }
+        other => {
+            return Err(DecodeError::wrong_type("the batch", "[ts, events, rank] or a map", other).into());
+        }
+    }
+    Ok(())
+}
+
+fn decode_events(
+    reader: &mut Reader<'_>,
+    batch: &mut EngineBatch,
+    format: Format,
+    limits: &DecodeLimits,
+) -> Result<(), DecodeError> {
+    let count = reader.array("events", limits.events_max)?;
+    decode_each(reader, batch, count, |reader, batch| {
+        decode_event(reader, batch, format, limits)
+    })
+}
+
+fn decode_event(
+    reader: &mut Reader<'_>,
+    batch: &mut EngineBatch,
+    format: Format,
+    limits: &DecodeLimits,
+) -> Result<Verdict, DecodeError> {
+    match reader.value()? {
+        Value::Map(entries) => {
+            let mut fields = Fields::new(true);
+            for _ in 0..entries {
+                match reader.value()? {
+                    Value::Text(key) => fields.read(Key::of(key)?, reader, batch, limits)?,
+                    other => return Err(DecodeError::wrong_type("an event", "text keys", other)),
+                }
+            }
+            fields.finish(batch, format, limits)
+        }
+        Value::Array(slots @ 1..) => {
+            let tag = Tag::of(reader.text("type", limits.text_bytes_max)?.as_bytes());
+            let mut fields = Fields::new(false);
+            fields.tag = Some(tag);
+            match tag {
+                Tag::Stored => read_stored_slots(slots, &mut fields, reader, batch, limits)?,
+                Tag::Removed => read_removed_slots(slots, &mut fields, reader, batch, limits)?,
+                Tag::Cleared if slots > 1 => {
+                    fields.read(Key::Ownership, reader, batch, limits)?;
+                    skip(slots - 2, reader)?;
+                }
+                _ => skip(slots - 1, reader)?,
+            }
+            fields.finish(batch, format, limits)
+        }
+        other => Err(DecodeError::wrong_type("an event", "a map or an array", other)),
+    }
+}
+
+fn skip(values: usize, reader: &mut Reader<'_>) -> Result<(), DecodeError> {
+    (0..values).try_for_each(|_| reader.skip())
+}
+
+fn read_stored_slots<'a>(
+    slots: usize,
+    fields: &mut Fields<'a>,
+    reader: &mut Reader<'a>,
+    batch: &mut EngineBatch,
+    limits: &DecodeLimits,
+) -> Result<(), DecodeError> {
+    // How many slots the images have pushed the others back.
+    let mut pushed = 0;
+    for slot in 1..slots {
+        let has_images = slot == GROUP_SLOT && matches!(reader.clone().value()?, Value::Array(_));
+        if let Some(key) = STORED_HEAD.get(slot - 1) {
+            fields.read(*key, reader, batch, limits)?;
+        } else if slot == LORA_NAME_SLOT {
+            fields.read_lora_name_or_metadata(reader, batch, limits)?;
+        } else if has_images {
+            pushed = 1;
+            fields.read(Key::Objects, reader, batch, limits)?;
+        } else if let Some(key) = STORED_TAIL.get(slot - LORA_NAME_SLOT - 1 - pushed) {
+            fields.read(*key, reader, batch, limits)?;
+        } else {
+            reader.skip()?;
+        }
+    }
+    Ok(())
+}
+
+fn read_removed_slots<'a>(
+    slots: usize,
+    fields: &mut Fields<'a>,
+    reader: &mut Reader<'a>,
+    batch: &mut EngineBatch,
+    limits: &DecodeLimits,
+) -> Result<(), DecodeError> {
+    for slot in 1..slots {
+        let key = match slot {
+            1 => Key::Names,
+            2 => Key::Medium,
+            3 => Key::GroupIndex,
+            // A group's kind, its window, the locality, the owner: versions differ in which of them they have.
+            _ => match reader.clone().value()? {
+                Value::Text(b"LOCAL" | b"REMOTE") => Key::Locality,
+                Value::Text(kind) if kind.ends_with(b"attention") || kind.starts_with(b"sliding_window") => {
+                    Key::GroupKind
+                }
+                Value::Text(b"mamba") => Key::GroupKind,
+                Value::Text(_) => Key::Ownership,
+                _ => Key::Other,
+            },
+        };
+        fields.read(key, reader, batch, limits)?;
+    }
+    Ok(())
+}

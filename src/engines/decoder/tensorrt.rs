@@ -1,0 +1,426 @@
+//! TensorRT-LLM's events: a JSON list of `{event_id, data, window_size}`.
+//!
+//! | `data.type` | meaning |
+//! |---|---|
+//! | `created` | an attention window begins to have events; nothing is stored |
+//! | `stored` | `parent_hash`, and `blocks` with `block_hash`, `tokens`, `cache_level`, `lora_id`, `mm_keys` |
+//! | `removed` | `block_hashes`, in whichever level they lie |
+//! | `updated` | a block has moved from one `cache_level` to another |
+//!
+//! Engines with sliding windows have events for each window size. The widest is main attention, the others are left out.
+
+use kvatlas_core::hash::Token;
+use kvatlas_core::wire::{DecodeError, Reader, Value};
+
+use crate::batch::{
+    BlockObject, Content, EngineBatch, EngineChange, EngineEvent, EngineRemoved, EngineStored, EventNumber,
+    Group, Mark, Span,
+};
+use crate::limits::DecodeLimits;
+use crate::reason::Reason;
+
+use super::extra_keys::identifier_hash;
+use super::media::tier_of_level;
+use super::{BatchError, Verdict, array_or_nil, decode_each, field};
+
+/// The widest attention window that an engine has told of.
+#[derive(Debug, Default)]
+pub(super) struct Windows {
+    widest: Option<u64>,
+}
+
+impl Windows {
+    /// Whether events of `window` are of main attention.
+    fn is_main(&self, window: Option<u64>) -> bool {
+        match (window, self.widest) {
+            (Some(window), Some(widest)) => window >= widest,
+            _ => true,
+        }
+    }
+}
+
+/// Decodes a list of events, or one.
+pub(super) fn decode(
+    reader: &mut Reader<'_>,
+    batch: &mut EngineBatch,
+    windows: &mut Windows,
+    limits: &DecodeLimits,
+) -> Result<(), BatchError> {
+    let count = match reader.clone().value()? {
+        Value::Array(_) => reader.array("events", limits.events_max)?,
+        _ => 1,
+    };
+    Ok(decode_each(reader, batch, count, |reader, batch| {
+        decode_event(reader, batch, windows, limits)
+    })?)
+}
+
+/// What all changes of one event have in common.
+#[derive(Default)]
+struct Head {
+    id: Option<u64>,
+    rank: Option<u32>,
+    window: Option<u64>,
+}
+
+fn decode_event<'a>(
+    reader: &mut Reader<'a>,
+    batch: &mut EngineBatch,
+    windows: &mut Windows,
+    limits: &DecodeLimits,
+) -> Result<Verdict, DecodeError> {
+    let mut head = Head::default();
+    let mut data: Option<Reader<'a>> = None;
+    reader.map("an event", |reader, key| {
+        match key {
+            b"event_id" => head.id = reader.optional_unsigned("event_id")?,
+            b"attention_dp_rank" => head.rank = field::rank(reader)?,
+            b"window_size" => head.window = reader.optional_unsigned("window_size")?,
+            b"data" => {
+                data = Some(reader.clone());
+                reader.skip()?;
+            }
+            _ => reader.skip()?,
+        }
+        Ok(())
+    })?;
+    if let Some(id) = head.id {
+        batch.numbers.push(EventNumber { rank: head.rank, id });
+    }
+    let mut data = data.ok_or(DecodeError::Missing { field: "data" })?;
+    decode_data(&head, &mut data, batch, windows, limits)
+}
+
+/// The fields of `data`, of any type.
+#[derive(Default)]
+struct Data<'a> {
+    kind: Option<&'a str>,
+    /// The outer option is whether the field was there.
+    parent: Option<Option<u64>>,
+    blocks: Option<Reader<'a>>,
+    names: Option<Span>,
+    name: Option<u64>,
+    level: Option<Reader<'a>>,
+}
+
+fn decode_data<'a>(
+    head: &Head,
+    reader: &mut Reader<'a>,
+    batch: &mut EngineBatch,
+    windows: &mut Windows,
+    limits: &DecodeLimits,
+) -> Result<Verdict, DecodeError> {
+    let mut data = Data::default();
+    let entries = match reader.value()? {
+        Value::Map(entries) => entries,
+        other => return Err(DecodeError::wrong_type("data", "a map", other)),
+    };
+    for _ in 0..entries {
+        match reader.value()? {
+            Value::Text(b"type") => data.kind = reader.optional_text("type", limits.text_bytes_max)?,
+            Value::Text(b"parent_hash") => data.parent = Some(field::optional_name("parent_hash", reader)?),
+            Value::Text(b"block_hash") => data.name = field::optional_name("block_hash", reader)?,
+            Value::Text(b"block_hashes") => {
+                let start = batch.hashes.len();
+                field::names("block_hashes", reader, &mut batch.hashes)?;
+                data.names = Some(batch.hashes_since(start));
+            }
+            Value::Text(b"blocks") => data.blocks = Some(later(reader)?),
+            Value::Text(b"cache_level") => data.level = Some(later(reader)?),
+            _ => reader.skip()?,
+        }
+    }
+    let kind = data.kind.ok_or(DecodeError::Missing { field: "type" })?;
+    if kind == "created" {
+        windows.widest = windows.widest.max(head.window);
+        return Ok(Verdict::LeftOut(Reason::Ignored));
+    }
+    if !windows.is_main(head.window) {
+        return Ok(Verdict::LeftOut(Reason::OtherGroup));
+    }
+    windows.widest = windows.widest.or(head.window);
+    if windows.widest < head.window {
+        // What was taken for main attention so far was a narrower window.
+        return Err(DecodeError::Combination(
+            "a window wider than all that were created",
+        ));
+    }
+    match kind {
+        "stored" => {
+            let mut blocks = data.blocks.ok_or(DecodeError::Missing { field: "blocks" })?;
+            let parent = data.parent.ok_or(DecodeError::Missing { field: "parent_hash" })?;
+            StoredEvent::new(head, parent, batch).read(&mut blocks, batch, limits)
+        }
+        "removed" => {
+            let names = data.names.ok_or(DecodeError::Missing {
+                field: "block_hashes",
+            })?;
+            let change = EngineChange::Removed(EngineRemoved {
+                names,
+                tier: None,
+                group: Group::default(),
+            });
+            Ok(take(head, change, batch))
+        }
+        "updated" => updated(head, &data, batch),
+        _ => Ok(Verdict::LeftOut(Reason::UnknownEvent)),
+    }
+}
+
+fn later<'a>(reader: &mut Reader<'a>) -> Result<Reader<'a>, DecodeError> {
+    let here = reader.clone();
+    reader.skip()?;
+    Ok(here)
+}
+
+fn take(head: &Head, change: EngineChange, batch: &mut EngineBatch) -> Verdict {
+    batch.push(EngineEvent {
+        owner: None,
+        rank: head.rank,
+        id: head.id,
+        change,
+    });
+    Verdict::Taken
+}
+
+/// A change of a block's level; other changes, such as that of its priority, say nothing about who holds what.
+fn updated(head: &Head, data: &Data<'_>, batch: &mut EngineBatch) -> Result<Verdict, DecodeError> {
+    let name = data.name.ok_or(DecodeError::Missing { field: "block_hash" })?;
+    let Some(level) = &data.level else {
+        return Ok(Verdict::LeftOut(Reason::Ignored));
+    };
+    let mut level = level.clone();
+    if matches!(level.clone().value()?, Value::Nil) {
+        return Ok(Verdict::LeftOut(Reason::Ignored));
+    }
+    let (mut old, mut new) = (None, None);
+    level.map("cache_level", |reader, key| {
+        match key {
+            b"old_value" => old = Some(reader.unsigned("old_value")?),
+            b"new_value" => new = Some(reader.unsigned("new_value")?),
+            _ => reader.skip()?,
+        }
+        Ok(())
+    })?;
+    let tier = |level: Option<u64>, field| {
+        let level = level.ok_or(DecodeError::Missing { field })?;
+        tier_of_level(level).ok_or(DecodeError::OutOfRange {
+            field,
+            value: level,
+            max: 2,
+        })
+    };
+    let change = EngineChange::Moved {
+        name,
+        from: tier(old, "old_value")?,
+        to: tier(new, "new_value")?,
+    };
+    Ok(take(head, change, batch))
+}
+
+/// One block of a stored event.
+#[derive(Default)]
+struct Block {
+    name: Option<u64>,
+    level: u64,
+    tokens: usize,
+    lora_id: Option<u64>,
+    cache_salt: Option<Span>,
+}
+
+/// A stored event while it is read. Blocks of one level, adapter and salt make one change; another level begins the next.
+struct StoredEvent<'a> {
+    head: &'a Head,
+    parent: Option<u64>,
+    /// Tokens in a block, as the first block has them.
+    size: Option<usize>,
+    /// What the current change has in common.
+    level: u64,
+    lora_id: Option<u64>,
+    cache_salt: Option<Span>,
+    /// How far the lists were filled before the current change.
+    mark: Mark,
+    blocks: u32,
+}
+
+impl<'a> StoredEvent<'a> {
+    fn new(head: &'a Head, parent: Option<u64>, batch: &EngineBatch) -> Self {
+        Self {
+            head,
+            parent,
+            size: None,
+            level: 0,
+            lora_id: None,
+            cache_salt: None,
+            mark: batch.mark(),
+            blocks: 0,
+        }
+    }
+
+    fn read(
+        mut self,
+        reader: &mut Reader<'_>,
+        batch: &mut EngineBatch,
+        limits: &DecodeLimits,
+    ) -> Result<Verdict, DecodeError> {
+        let count = array_or_nil(reader, "blocks")?.unwrap_or_default();
+        if count == 0 {
+            return Ok(Verdict::LeftOut(Reason::Ignored));
+        }
+        let mut rest = count;
+        while rest > 0 {
+            rest -= 1;
+            let before = batch.mark();
+            let block = self.read_block(reader, batch, limits)?;
+            let is_whole = *self.size.get_or_insert(block.tokens) == block.tokens && block.tokens > 0;
+            if !is_whole {
+                // A part of a block, which is always the last.
+                batch.rewind(before);
+                batch.reasons.count(Reason::BlockSize);
+                break;
+            }
+            if self.blocks > 0 && (block.level, block.lora_id) != (self.level, self.lora_id) {
+                self.begin_next(before, batch)?;
+            }
+            batch
+                .hashes
+                .push(block.name.ok_or(DecodeError::Missing { field: "block_hash" })?);
+            self.level = block.level;
+            self.lora_id = block.lora_id;
+            self.cache_salt = self.cache_salt.or(block.cache_salt);
+            self.blocks += 1;
+        }
+        (0..rest).try_for_each(|_| reader.skip())?;
+        self.finish(batch.mark(), batch)?;
+        Ok(Verdict::Taken)
+    }
+
+    /// Finishes the change of the blocks before `start`, and begins one with the block from there on.
+    fn begin_next(&mut self, start: Mark, batch: &mut EngineBatch) -> Result<(), DecodeError> {
+        self.finish(start, batch)?;
+        self.parent = start
+            .hashes
+            .checked_sub(1)
+            .and_then(|last| batch.hashes.get(last).copied());
+        self.mark = start;
+        self.blocks = 0;
+        for object in batch.objects.get_mut(start.objects..).unwrap_or_default() {
+            object.block = 0;
+        }
+        Ok(())
+    }
+
+    /// Makes a change of the blocks up to `end`.
+    fn finish(&self, end: Mark, batch: &mut EngineBatch) -> Result<(), DecodeError> {
+        let Some(size) = self.size.filter(|_| self.blocks > 0) else {
+            return Ok(());
+        };
+        let tier = tier_of_level(self.level).ok_or(DecodeError::OutOfRange {
+            field: "cache_level",
+            value: self.level,
+            max: 2,
+        })?;
+        let stored = EngineStored {
+            names: Span::new(self.mark.hashes, end.hashes),
+            parent: self.parent,
+            position: None,
+            block_size: Some(size as u64),
+            content: Content::Tokens {
+                tokens: Span::new(self.mark.tokens, end.tokens),
+                step: size,
+                window: size,
+            },
+            tier,
+            group: Group::default(),
+            lora_name: None,
+            lora_id: self.lora_id,
+            cache_salt: self.cache_salt,
+            objects: Span::new(self.mark.objects, end.objects),
+        };
+        take(self.head, EngineChange::Stored(stored), batch);
+        Ok(())
+    }
+
+    fn read_block(
+        &self,
+        reader: &mut Reader<'_>,
+        batch: &mut EngineBatch,
+        limits: &DecodeLimits,
+    ) -> Result<Block, DecodeError> {
+        let mut block = Block::default();
+        let objects = batch.objects.len();
+        reader.map("a block", |reader, key| {
+            match key {
+                b"block_hash" => block.name = Some(field::name("block_hash", reader.value()?)?),
+                b"cache_level" => block.level = reader.optional_unsigned("cache_level")?.unwrap_or_default(),
+                b"lora_id" => block.lora_id = reader.optional_unsigned("lora_id")?,
+                b"cache_salt" => {
+                    let salt = field::optional_text("cache_salt", reader, limits.text_bytes_max)?;
+                    block.cache_salt = salt.map(|salt| batch.push_text(salt));
+                }
+                b"tokens" => {
+                    let before = batch.tokens.len();
+                    read_tokens(self.blocks, reader, batch)?;
+                    block.tokens = batch.tokens.len() - before;
+                }
+                b"mm_keys" => read_image_keys(self.blocks, reader, batch, limits)?,
+                _ => reader.skip()?,
+            }
+            Ok(())
+        })?;
+        batch
+            .objects
+            .get_mut(objects..)
+            .unwrap_or_default()
+            .sort_unstable();
+        Ok(block)
+    }
+}
+
+/// Tokens with extra ids. Each run of one extra id other than 0 is an object: the id stands for what the tokens are placeholders of.
+fn read_tokens(block: u32, reader: &mut Reader<'_>, batch: &mut EngineBatch) -> Result<(), DecodeError> {
+    let count = array_or_nil(reader, "tokens")?.unwrap_or_default();
+    batch.tokens.reserve(count);
+    let mut run = 0;
+    for _ in 0..count {
+        let (mut token, mut extra) = (None::<Token>, 0);
+        reader.map("tokens", |reader, key| {
+            match key {
+                b"token_id" => token = Some(reader.unsigned_32("token_id")?),
+                b"token_extra_id" => extra = reader.optional_unsigned("token_extra_id")?.unwrap_or_default(),
+                _ => reader.skip()?,
+            }
+            Ok(())
+        })?;
+        batch
+            .tokens
+            .push(token.ok_or(DecodeError::Missing { field: "token_id" })?);
+        if extra != run && extra != 0 {
+            batch.objects.push(BlockObject { block, hash: extra });
+        }
+        run = extra;
+    }
+    Ok(())
+}
+
+/// Images: maps with a `hash`, a text of hexadecimal digits.
+fn read_image_keys(
+    block: u32,
+    reader: &mut Reader<'_>,
+    batch: &mut EngineBatch,
+    limits: &DecodeLimits,
+) -> Result<(), DecodeError> {
+    for _ in 0..array_or_nil(reader, "mm_keys")?.unwrap_or_default() {
+        let mut hash = None;
+        reader.map("mm_keys", |reader, key| {
+            match key {
+                b"hash" => hash = Some(identifier_hash(reader.text("hash", limits.text_bytes_max)?)),
+                _ => reader.skip()?,
+            }
+            Ok(())
+        })?;
+        let hash = hash.ok_or(DecodeError::Missing { field: "hash" })?;
+        batch.objects.push(BlockObject { block, hash });
+    }
+    Ok(())
+}

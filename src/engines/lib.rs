@@ -1,0 +1,27 @@
+//! What engines say of their caches, in the contract's words: no I/O, no async, no clock.
+//!
+//! - [`Decoder`] reads the payloads of vLLM, SGLang, TensorRT-LLM, Dynamo and Mooncake Store into an [`EngineBatch`].
+//! - [`Translator`] makes events of the contract of it, for one holder: it computes the contract's hashes, knows what the engine calls
+//!   each block, counts copies, and gives the full state for a resync.
+//!
+//! What of a batch doesn't become an event is counted with a [`Reason`]. Some reasons leave the holder's state in doubt
+//! ([`Reason::degrades`]); with the others the index knows less than the engine has, by design. It never knows more.
+//!
+//! `deploy/engines.md` lists formats, versions and what enters a block hash.
+
+mod batch;
+mod decoder;
+mod limits;
+mod reason;
+mod translator;
+
+pub use batch::{
+    BlockObject, Content, EngineBatch, EngineChange, EngineEvent, EngineRemoved, EngineStored, Envelope,
+    EventNumber, Group, Span,
+};
+pub use decoder::{BatchError, Decoder, Format};
+pub use limits::DecodeLimits;
+pub use reason::{Reason, ReasonCounts};
+pub use translator::{
+    HashMode, Translation, TranslationPart, Translator, TranslatorSettings, content_hashes,
+};

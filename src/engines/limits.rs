@@ -1,0 +1,22 @@
+//! Bounds on what one payload of an engine may carry.
+
+/// The bounds that a decoder enforces before it spends memory. A payload beyond one of them is refused as a whole.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DecodeLimits {
+    /// Longest payload, in bytes. What is decoded takes at most twelve times as much memory.
+    pub payload_bytes_max: usize,
+    /// Most events in one payload.
+    pub events_max: usize,
+    /// Longest text that is looked at, in bytes: names of adapters, salts, identifiers of images.
+    pub text_bytes_max: usize,
+}
+
+impl Default for DecodeLimits {
+    fn default() -> Self {
+        Self {
+            payload_bytes_max: 16 << 20,
+            events_max: 65_536,
+            text_bytes_max: 4096,
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! Why an event, or a part of one, is not in the index.
+
+/// Why something in an engine's batch did not become an event of the contract.
+///
+/// The words are label values of metrics. They must be kept stable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(usize)]
+pub enum Reason {
+    /// A field has a type or a value that it can't have, or a required field is missing.
+    Malformed,
+    /// An event of a type that nobody here knows. What it changed is unknown.
+    UnknownEvent,
+    /// The tokens are not block size × blocks.
+    TokenCount,
+    /// A stored block is its own parent.
+    SelfParent,
+    /// A stored block is its own ancestor.
+    Cycle,
+    /// A name that stands for a block of other content already, or comes twice in one event.
+    NameConflict,
+    /// A block with content that is held already comes under another name: the engine knows of a difference that its events do not
+    /// tell.
+    HiddenKey,
+    /// The parent is not held, so the position and the chain are unknown.
+    UnknownParent,
+    /// The salt of a block differs from the one of its parent.
+    SaltConflict,
+    /// Content is needed to compute the chain, and the event has none.
+    NoContent,
+    /// A sampled name is not the contract's hash of its content, though the engine claims so.
+    ForeignChain,
+    /// The table of names is full.
+    TableFull,
+    /// The position is above what a lineage hash can carry, or a block has more copies than can be counted.
+    OutOfRange,
+    /// The block size is not the namespace's: a part of a block, or a wrong configuration.
+    BlockSize,
+    /// A group of layers that is not main attention, such as a sliding window.
+    OtherGroup,
+    /// A group of layers that no stored event has described, other than group 0.
+    UnknownGroup,
+    /// The block lies elsewhere: its locality is not local.
+    Remote,
+    /// The block is owned by another system than the engine.
+    OtherOwner,
+    /// The medium has no tier.
+    UnknownMedium,
+    /// A block without tokens and size, announced for an offload.
+    Placeholder,
+    /// A block of an adapter that has a number, but no known name.
+    UnnamedAdapter,
+    /// A removed block that was not held in that tier.
+    NotHeld,
+    /// An event that changes nothing that is held.
+    Ignored,
+}
+
+impl Reason {
+    /// All reasons.
+    pub const ALL: [Self; 23] = [
+        Self::Malformed,
+        Self::UnknownEvent,
+        Self::TokenCount,
+        Self::SelfParent,
+        Self::Cycle,
+        Self::NameConflict,
+        Self::HiddenKey,
+        Self::UnknownParent,
+        Self::SaltConflict,
+        Self::NoContent,
+        Self::ForeignChain,
+        Self::TableFull,
+        Self::OutOfRange,
+        Self::BlockSize,
+        Self::OtherGroup,
+        Self::UnknownGroup,
+        Self::Remote,
+        Self::OtherOwner,
+        Self::UnknownMedium,
+        Self::Placeholder,
+        Self::UnnamedAdapter,
+        Self::NotHeld,
+        Self::Ignored,
+    ];
+
+    /// Whether the holder's state is in doubt afterwards. The others are left out by design: the index knows less than the engine has,
+    /// and never more.
+    pub fn degrades(self) -> bool {
+        self < Self::BlockSize
+    }
+
+    /// A stable word for metrics and logs.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Malformed => "malformed",
+            Self::UnknownEvent => "unknown_event",
+            Self::TokenCount => "token_count",
+            Self::SelfParent => "self_parent",
+            Self::Cycle => "cycle",
+            Self::NameConflict => "name_conflict",
+            Self::HiddenKey => "hidden_key",
+            Self::UnknownParent => "unknown_parent",
+            Self::SaltConflict => "salt_conflict",
+            Self::NoContent => "no_content",
+            Self::ForeignChain => "foreign_chain",
+            Self::TableFull => "table_full",
+            Self::OutOfRange => "out_of_range",
+            Self::BlockSize => "block_size",
+            Self::OtherGroup => "other_group",
+            Self::UnknownGroup => "unknown_group",
+            Self::Remote => "remote",
+            Self::OtherOwner => "other_owner",
+            Self::UnknownMedium => "unknown_medium",
+            Self::Placeholder => "placeholder",
+            Self::UnnamedAdapter => "unnamed_adapter",
+            Self::NotHeld => "not_held",
+            Self::Ignored => "ignored",
+        }
+    }
+}
+
+/// How often each [`Reason`] occurred.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ReasonCounts([u64; Reason::ALL.len()]);
+
+impl ReasonCounts {
+    /// Counts `reason` once.
+    pub fn count(&mut self, reason: Reason) {
+        self.add(reason, 1);
+    }
+
+    /// Counts `reason` as often as `times` says.
+    pub fn add(&mut self, reason: Reason, times: u64) {
+        if let Some(count) = self.0.get_mut(reason as usize) {
+            *count = count.saturating_add(times);
+        }
+    }
+
+    /// Adds all counts of `other`.
+    pub fn merge(&mut self, other: &Self) {
+        for (reason, times) in other.iter() {
+            self.add(reason, times);
+        }
+    }
+
+    /// How often `reason` occurred.
+    pub fn of(&self, reason: Reason) -> u64 {
+        self.0.get(reason as usize).copied().unwrap_or_default()
+    }
+
+    /// The reasons that occurred, and how often.
+    pub fn iter(&self) -> impl Iterator<Item = (Reason, u64)> + '_ {
+        Reason::ALL
+            .into_iter()
+            .map(|reason| (reason, self.of(reason)))
+            .filter(|(_, times)| *times > 0)
+    }
+
+    /// Whether nothing was counted.
+    pub fn is_empty(&self) -> bool {
+        self.0.iter().all(|count| *count == 0)
+    }
+
+    /// The first reason of [`Reason::ALL`] that occurred and leaves the holder's state in doubt.
+    pub fn doubt(&self) -> Option<Reason> {
+        self.iter()
+            .map(|(reason, _)| reason)
+            .find(|reason| reason.degrades())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_reasons_have_their_own_place_and_word() {
+        for (place, reason) in Reason::ALL.into_iter().enumerate() {
+            assert_eq!(reason as usize, place);
+            let same = Reason::ALL
+                .into_iter()
+                .filter(|other| other.as_str() == reason.as_str());
+            assert_eq!(same.count(), 1, "{reason:?}");
+        }
+    }
+
+    #[test]
+    fn only_what_leaves_doubt_is_a_doubt() {
+        let mut counts = ReasonCounts::default();
+        assert!(counts.is_empty());
+        counts.count(Reason::Placeholder);
+        counts.count(Reason::BlockSize);
+        assert_eq!(counts.doubt(), None);
+        counts.add(Reason::UnknownParent, 2);
+        counts.count(Reason::ForeignChain);
+        assert_eq!(counts.doubt(), Some(Reason::UnknownParent));
+        let mut sum = ReasonCounts::default();
+        sum.merge(&counts);
+        assert_eq!(sum, counts);
+        assert_eq!(sum.iter().count(), 4);
+    }
+}

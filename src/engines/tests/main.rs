@@ -1,0 +1,13 @@
+//! The decoders and the translator, against recorded payloads, damaged ones, and a naive model.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test stops at the first surprise"
+)]
+
+mod common;
+mod fixtures;
+mod fuzz;
+mod oracle;
+mod rules;

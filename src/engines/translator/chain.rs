@@ -1,0 +1,194 @@
+//! The blocks that a holder's names stand for: each once, by its sequence hash.
+
+use hashbrown::HashMap;
+use hashbrown::hash_map::Entry;
+
+use kvatlas_core::hash::{HashSeed, SequenceHash};
+
+use crate::reason::Reason;
+
+use super::output::Translation;
+use super::tiers::TierIndex;
+
+/// Where a block is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Slot(u32);
+
+impl Slot {
+    pub(super) fn place(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// One block of the contract.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Block {
+    pub(super) sequence: SequenceHash,
+    /// None at position 0.
+    pub(super) parent: Option<SequenceHash>,
+    pub(super) position: u32,
+    /// The seed of the sequence; children inherit it.
+    pub(super) seed: HashSeed,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Kept {
+    sequence: SequenceHash,
+    /// Without meaning at position 0.
+    parent: SequenceHash,
+    seed: HashSeed,
+    position: u32,
+    /// How many names stand for the block. One that has none is kept until its removal has been published.
+    names: u32,
+    /// The tiers that it was published as held in.
+    published: u8,
+    is_free: bool,
+}
+
+impl Kept {
+    fn block(&self) -> Block {
+        Block {
+            sequence: self.sequence,
+            parent: (self.position > 0).then_some(self.parent),
+            position: self.position,
+            seed: self.seed,
+        }
+    }
+}
+
+/// All blocks of a holder.
+#[derive(Debug, Default)]
+pub(super) struct Chain {
+    kept: Vec<Kept>,
+    free: Vec<Slot>,
+    by_sequence: HashMap<SequenceHash, Slot>,
+}
+
+impl Chain {
+    pub(super) fn len(&self) -> usize {
+        self.by_sequence.len()
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.kept.clear();
+        self.free.clear();
+        self.by_sequence.clear();
+    }
+
+    pub(super) fn get(&self, slot: Slot) -> Option<Block> {
+        self.kept.get(slot.place()).map(Kept::block)
+    }
+
+    /// The slots in use.
+    pub(super) fn slots(&self) -> Vec<Slot> {
+        self.by_sequence.values().copied().collect()
+    }
+
+    /// The blocks that were published as held in `tier`.
+    pub(super) fn published(&self, tier: TierIndex) -> impl Iterator<Item = Block> {
+        self.kept
+            .iter()
+            .filter(move |kept| kept.published & tier.bit() != 0)
+            .map(Kept::block)
+    }
+
+    /// The slot of `block`, which is kept from now on.
+    pub(super) fn slot_of(&mut self, block: Block) -> Result<Slot, Reason> {
+        let vacant = match self.by_sequence.entry(block.sequence) {
+            Entry::Occupied(entry) => {
+                let slot = *entry.get();
+                let is_same = self
+                    .kept
+                    .get(slot.place())
+                    .is_some_and(|kept| kept.block() == block);
+                // Two prefixes with one hash: one of them can't be told from the other.
+                return is_same.then_some(slot).ok_or(Reason::NameConflict);
+            }
+            Entry::Vacant(vacant) => vacant,
+        };
+        let kept = Kept {
+            sequence: block.sequence,
+            parent: block.parent.unwrap_or(SequenceHash::from(0)),
+            seed: block.seed,
+            position: block.position,
+            names: 0,
+            published: 0,
+            is_free: false,
+        };
+        let slot = match self.free.pop() {
+            Some(slot) => slot,
+            None => Slot(u32::try_from(self.kept.len()).map_err(|_| Reason::TableFull)?),
+        };
+        match self.kept.get_mut(slot.place()) {
+            Some(place) => *place = kept,
+            None => self.kept.push(kept),
+        }
+        vacant.insert(slot);
+        Ok(slot)
+    }
+
+    /// Counts one more name of the block.
+    pub(super) fn add_name(&mut self, slot: Slot) {
+        if let Some(kept) = self.kept.get_mut(slot.place()) {
+            kept.names += 1;
+        }
+    }
+
+    /// Counts one name less.
+    pub(super) fn drop_name(&mut self, slot: Slot) {
+        if let Some(kept) = self.kept.get_mut(slot.place()) {
+            kept.names = kept.names.saturating_sub(1);
+        }
+    }
+
+    /// Forgets the block if no name stands for it any more.
+    pub(super) fn free_unnamed(&mut self, slot: Slot) {
+        let Some(kept) = self.kept.get_mut(slot.place()) else {
+            return;
+        };
+        if kept.names == 0 && !kept.is_free {
+            kept.is_free = true;
+            kept.published = 0;
+            let sequence = kept.sequence;
+            self.by_sequence.remove(&sequence);
+            self.free.push(slot);
+        }
+    }
+
+    /// Emits that the block is held in `tier`, unless that was published before.
+    pub(super) fn publish(&mut self, slot: Slot, tier: TierIndex, output: &mut Translation) {
+        let Some(kept) = self.kept.get_mut(slot.place()) else {
+            return;
+        };
+        if kept.published & tier.bit() == 0 {
+            kept.published |= tier.bit();
+            output.push_stored(tier.tier(), &kept.block());
+        }
+    }
+
+    /// Emits that the block is no longer held in `tier`, if it was published.
+    pub(super) fn withdraw(&mut self, slot: Slot, tier: TierIndex, output: &mut Translation) {
+        let Some(kept) = self.kept.get_mut(slot.place()) else {
+            return;
+        };
+        if kept.published & tier.bit() != 0 {
+            kept.published &= !tier.bit();
+            output.push_removed(tier.tier(), kept.sequence);
+        }
+    }
+
+    /// Whether `ancestor` is the block `from` or comes before it in its chain.
+    pub(super) fn has_ancestor(&self, from: SequenceHash, ancestor: Block) -> bool {
+        let mut at = Some(from);
+        while let Some(sequence) = at {
+            if sequence == ancestor.sequence {
+                return true;
+            }
+            let block = self.by_sequence.get(&sequence).and_then(|slot| self.get(*slot));
+            at = block
+                .filter(|block| block.position > ancestor.position)
+                .and_then(|block| block.parent);
+        }
+        false
+    }
+}

@@ -1,0 +1,169 @@
+//! Sequence hashes of an event's blocks: computed from their content, or taken from the engine.
+
+use kvatlas_core::hash::{
+    BlockHash, HashSeed, SequenceHash, block_hash, block_hash_with, next_sequence_hash,
+};
+
+use crate::batch::{BlockObject, Content, EngineBatch, EngineStored};
+use crate::reason::Reason;
+
+/// The sequence hashes of one event at a time.
+#[derive(Debug, Default)]
+pub(super) struct Contents {
+    chain: Vec<SequenceHash>,
+}
+
+impl Contents {
+    /// The sequence hashes of the last event.
+    pub(super) fn chain(&self) -> &[SequenceHash] {
+        &self.chain
+    }
+
+    /// Computes them from the event's content.
+    pub(super) fn compute(
+        &mut self,
+        batch: &EngineBatch,
+        stored: &EngineStored,
+        parent: Option<SequenceHash>,
+        seed: HashSeed,
+    ) -> Result<(), Reason> {
+        self.chain.clear();
+        self.chain.reserve(stored.names.len());
+        let mut before = parent;
+        let mut blocks = BlockHashes::new(batch, stored, seed)?;
+        for _ in 0..stored.names.len() {
+            let hash = next_sequence_hash(before, blocks.next().ok_or(Reason::TokenCount)?);
+            self.chain.push(hash);
+            before = Some(hash);
+        }
+        Ok(())
+    }
+
+    /// Takes them from the engine's names.
+    pub(super) fn take_names(&mut self, names: &[u64]) {
+        self.chain.clear();
+        self.chain.extend(names.iter().copied().map(SequenceHash::from));
+    }
+
+    /// Checks every `sample`th block against its content, where the event has it. `unchecked` counts blocks since the last check.
+    pub(super) fn check(
+        &self,
+        batch: &EngineBatch,
+        stored: &EngineStored,
+        parent: Option<SequenceHash>,
+        seed: HashSeed,
+        sample: u32,
+        unchecked: &mut u32,
+    ) -> Result<(), Reason> {
+        if stored.content == Content::Misfit {
+            return Err(Reason::TokenCount);
+        }
+        if sample == 0 || stored.content == Content::Absent {
+            return Ok(());
+        }
+        let mut before = parent;
+        let mut blocks = BlockHashes::new(batch, stored, seed)?;
+        for claimed in &self.chain {
+            *unchecked += 1;
+            if *unchecked >= sample {
+                *unchecked = 0;
+                let content = blocks.next().ok_or(Reason::TokenCount)?;
+                if next_sequence_hash(before, content) != *claimed {
+                    return Err(Reason::ForeignChain);
+                }
+            } else {
+                blocks.pass();
+            }
+            before = Some(*claimed);
+        }
+        Ok(())
+    }
+}
+
+/// The block hash of each block of a stored event, in the cache with the seed `seed`.
+///
+/// # Errors
+///
+/// The [`Reason`] why the event's content gives none.
+pub fn content_hashes(
+    batch: &EngineBatch,
+    stored: &EngineStored,
+    seed: HashSeed,
+) -> Result<Vec<BlockHash>, Reason> {
+    let mut blocks = BlockHashes::new(batch, stored, seed)?;
+    let next = |_| blocks.next().ok_or(Reason::TokenCount);
+    (0..stored.names.len()).map(next).collect()
+}
+
+/// The block hashes of an event, one after the other.
+struct BlockHashes<'a> {
+    source: Source<'a>,
+    objects: &'a [BlockObject],
+    block: u32,
+    seed: HashSeed,
+}
+
+enum Source<'a> {
+    Tokens {
+        tokens: &'a [u32],
+        step: usize,
+        window: usize,
+    },
+    Hashes(&'a [u64]),
+}
+
+impl<'a> BlockHashes<'a> {
+    fn new(batch: &'a EngineBatch, stored: &EngineStored, seed: HashSeed) -> Result<Self, Reason> {
+        let source = match stored.content {
+            Content::Tokens { tokens, step, window } => Source::Tokens {
+                tokens: batch.tokens(tokens),
+                step,
+                window,
+            },
+            Content::BlockHashes(hashes) => Source::Hashes(batch.hashes(hashes)),
+            Content::Absent => return Err(Reason::NoContent),
+            Content::Misfit => return Err(Reason::TokenCount),
+        };
+        Ok(Self {
+            source,
+            objects: batch.objects(stored.objects),
+            block: 0,
+            seed,
+        })
+    }
+
+    /// Passes over the objects up to those of the current block, and returns these.
+    fn take_objects(&mut self) -> &'a [BlockObject] {
+        let count = self
+            .objects
+            .iter()
+            .take_while(|object| object.block == self.block)
+            .count();
+        let (own, rest) = self.objects.split_at(count);
+        self.objects = rest;
+        self.block += 1;
+        own
+    }
+
+    /// Goes on without computing a hash.
+    fn pass(&mut self) {
+        self.take_objects();
+    }
+
+    fn next(&mut self) -> Option<BlockHash> {
+        let place = self.block as usize;
+        let own = self.take_objects();
+        match &self.source {
+            Source::Hashes(hashes) => hashes.get(place).copied().map(BlockHash::from),
+            Source::Tokens { tokens, step, window } => {
+                let start = place * step;
+                let tokens = tokens.get(start..start + window)?;
+                if own.is_empty() {
+                    return Some(block_hash(tokens, self.seed));
+                }
+                let objects = own.iter().map(|object| object.hash);
+                Some(block_hash_with(tokens, objects, self.seed))
+            }
+        }
+    }
+}

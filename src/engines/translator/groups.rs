@@ -1,0 +1,166 @@
+//! Groups of layers: which of them a prefix needs, and what each has.
+//!
+//! An engine with several kinds of attention keeps a cache for each group of layers. A prefix can be used where all groups of main attention
+//! have it. Sliding windows and state-space layers need its end only, and are left out.
+
+use crate::batch::Group;
+use crate::reason::Reason;
+
+use super::chain::{Block, Chain, Slot};
+use super::lane::{Added, Lane};
+use super::tiers::TierIndex;
+
+/// Most groups of main attention.
+const LANES_MAX: usize = 16;
+/// Most groups that are remembered as something else.
+const OTHERS_MAX: usize = 256;
+
+/// A group that counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct LaneId(usize);
+
+/// All groups of a holder.
+#[derive(Debug, Default)]
+pub(super) struct Groups {
+    /// The group's number and what it has. Events without a number have a lane of their own, which counts for all groups.
+    lanes: Vec<(Option<u32>, Lane)>,
+    /// Groups that don't count.
+    others: Vec<u32>,
+}
+
+impl Groups {
+    /// How many names there are in all groups.
+    pub(super) fn names(&self) -> usize {
+        self.lanes.iter().map(|(_, lane)| lane.len()).sum()
+    }
+
+    /// Takes everything away. What the groups are stays known.
+    pub(super) fn clear(&mut self) {
+        self.lanes.iter_mut().for_each(|(_, lane)| lane.clear());
+    }
+
+    fn lane_with(&self, index: Option<u32>) -> Option<LaneId> {
+        self.lanes.iter().position(|(lane, _)| *lane == index).map(LaneId)
+    }
+
+    /// Learns from a stored event what its group is. Returns its lane, and whether what is held may have changed.
+    pub(super) fn learn(&mut self, group: Group, chain: &mut Chain) -> (Result<LaneId, Reason>, bool) {
+        match (group.index, group.is_main) {
+            (None, Some(false)) => (Err(Reason::OtherGroup), false),
+            (Some(index), Some(false)) => {
+                let changes = self.set_other(index, chain);
+                (Err(Reason::OtherGroup), changes)
+            }
+            (Some(index), Some(true)) => {
+                self.others.retain(|other| *other != index);
+                self.lane_or_new(Some(index))
+            }
+            (Some(index), None) if self.others.contains(&index) => (Err(Reason::OtherGroup), false),
+            (Some(index @ 1..), None) => match self.lane_with(Some(index)) {
+                Some(lane) => (Ok(lane), false),
+                None => (Err(Reason::UnknownGroup), false),
+            },
+            (index, _) => self.lane_or_new(index),
+        }
+    }
+
+    fn set_other(&mut self, index: u32, chain: &mut Chain) -> bool {
+        if !self.others.contains(&index) && self.others.len() < OTHERS_MAX {
+            self.others.push(index);
+        }
+        let Some(LaneId(place)) = self.lane_with(Some(index)) else {
+            return false;
+        };
+        let (_, mut lane) = self.lanes.remove(place);
+        lane.take_all(chain);
+        true
+    }
+
+    fn lane_or_new(&mut self, index: Option<u32>) -> (Result<LaneId, Reason>, bool) {
+        if let Some(lane) = self.lane_with(index) {
+            return (Ok(lane), false);
+        }
+        if self.lanes.len() >= LANES_MAX {
+            return (Err(Reason::OutOfRange), false);
+        }
+        let needs_more = index.is_some() && self.lanes.iter().any(|(lane, _)| lane.is_some());
+        self.lanes.push((index, Lane::default()));
+        (Ok(LaneId(self.lanes.len() - 1)), needs_more)
+    }
+
+    /// The lane of a removed event's group; none where the event doesn't say.
+    pub(super) fn lane_of(&self, group: Group) -> Result<Option<LaneId>, Reason> {
+        match (group.index, group.is_main) {
+            (_, Some(false)) => Err(Reason::OtherGroup),
+            (None, _) => Ok(None),
+            (Some(index), _) if self.others.contains(&index) => Err(Reason::OtherGroup),
+            (Some(index), _) => match self.lane_with(Some(index)) {
+                Some(lane) => Ok(Some(lane)),
+                None if index == 0 => Ok(None),
+                None => Err(Reason::UnknownGroup),
+            },
+        }
+    }
+
+    /// The lane itself, or those that have `name`: the one without a number before all others.
+    pub(super) fn lanes_with(&self, lane: Option<LaneId>, name: u64) -> impl Iterator<Item = LaneId> + use<> {
+        let has = |lane: &(Option<u32>, Lane)| lane.1.find(name).is_some();
+        let ungrouped = || self.lanes.iter().position(|lane| lane.0.is_none() && has(lane));
+        let mask = match lane.map(|lane| lane.0).or_else(ungrouped) {
+            Some(place) => 1_u32 << place,
+            None => (0..)
+                .zip(&self.lanes)
+                .filter(|(_, lane)| has(lane))
+                .map(|(place, _)| 1 << place)
+                .sum(),
+        };
+        (0..LANES_MAX)
+            .filter(move |place| mask & 1 << place != 0)
+            .map(LaneId)
+    }
+
+    /// What `name` stands for in the lane, or else in any.
+    pub(super) fn find(&self, lane: LaneId, name: u64) -> Option<Slot> {
+        self.find_in(lane, name)
+            .or_else(|| self.lanes.iter().find_map(|(_, lane)| lane.find(name)))
+    }
+
+    pub(super) fn find_in(&self, lane: LaneId, name: u64) -> Option<Slot> {
+        self.lanes.get(lane.0).and_then(|(_, lane)| lane.find(name))
+    }
+
+    pub(super) fn has_copy(&self, lane: LaneId, name: u64, tier: TierIndex) -> bool {
+        self.lanes
+            .get(lane.0)
+            .is_some_and(|(_, lane)| lane.has_copy(name, tier))
+    }
+
+    pub(super) fn add(
+        &mut self,
+        lane: LaneId,
+        name: u64,
+        block: Block,
+        tier: TierIndex,
+        chain: &mut Chain,
+    ) -> Result<Added, Reason> {
+        let (_, lane) = self.lanes.get_mut(lane.0).ok_or(Reason::UnknownGroup)?;
+        lane.add(name, block, tier, chain)
+    }
+
+    pub(super) fn take(&mut self, lane: LaneId, name: u64, tier: TierIndex, chain: &mut Chain) -> bool {
+        self.lanes
+            .get_mut(lane.0)
+            .is_some_and(|(_, lane)| lane.take(name, tier, chain))
+    }
+
+    /// Whether a prefix with the block can be used from `tier`: all groups have it there.
+    pub(super) fn holds(&self, slot: Slot, tier: TierIndex) -> bool {
+        if let [(_, only)] = self.lanes.as_slice() {
+            return only.holds(slot, tier);
+        }
+        let mut numbered = self.lanes.iter().filter(|(index, _)| index.is_some()).peekable();
+        let all_have = numbered.peek().is_some() && numbered.all(|(_, lane)| lane.holds(slot, tier));
+        let mut ungrouped = self.lanes.iter().filter(|(index, _)| index.is_none());
+        all_have || ungrouped.any(|(_, lane)| lane.holds(slot, tier))
+    }
+}

@@ -1,0 +1,155 @@
+//! What one group of layers has: the engine's names, and how many copies each tier has of a block.
+
+use hashbrown::HashMap;
+use hashbrown::hash_map::Entry;
+
+use crate::reason::Reason;
+
+use super::chain::{Block, Chain, Slot};
+use super::tiers::{TIERS, TierIndex};
+
+#[derive(Debug, Clone, Copy)]
+struct Name {
+    slot: Slot,
+    copies: [u16; TIERS],
+}
+
+/// What came of adding a copy.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Added {
+    pub(super) slot: Slot,
+    /// Whether the block is held under another name too.
+    pub(super) is_alias: bool,
+}
+
+/// The names of one group.
+#[derive(Debug, Default)]
+pub(super) struct Lane {
+    names: HashMap<u64, Name>,
+    /// By the place of a slot: how many names have a copy of its block in each tier.
+    held: Vec<[u16; TIERS]>,
+}
+
+impl Lane {
+    pub(super) fn len(&self) -> usize {
+        self.names.len()
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.names.clear();
+        self.held.clear();
+    }
+
+    pub(super) fn find(&self, name: u64) -> Option<Slot> {
+        self.names.get(&name).map(|name| name.slot)
+    }
+
+    pub(super) fn has_copy(&self, name: u64, tier: TierIndex) -> bool {
+        let copies = self
+            .names
+            .get(&name)
+            .and_then(|name| name.copies.get(tier.place()));
+        copies.is_some_and(|copies| *copies > 0)
+    }
+
+    /// Whether the group has the block in `tier`, under whichever name.
+    pub(super) fn holds(&self, slot: Slot, tier: TierIndex) -> bool {
+        let held = self
+            .held
+            .get(slot.place())
+            .and_then(|held| held.get(tier.place()));
+        held.is_some_and(|held| *held > 0)
+    }
+
+    /// Adds a copy of `block`, which the engine calls `name`. Changes nothing where that fails.
+    pub(super) fn add(
+        &mut self,
+        name: u64,
+        block: Block,
+        tier: TierIndex,
+        chain: &mut Chain,
+    ) -> Result<Added, Reason> {
+        match self.names.entry(name) {
+            Entry::Occupied(mut entry) => {
+                let entry = entry.get_mut();
+                if chain.get(entry.slot) != Some(block) {
+                    return Err(Reason::NameConflict);
+                }
+                let copies = entry.copies.get_mut(tier.place()).ok_or(Reason::UnknownMedium)?;
+                *copies = copies.checked_add(1).ok_or(Reason::OutOfRange)?;
+                let (slot, is_first) = (entry.slot, *copies == 1);
+                if is_first {
+                    self.count_held(slot, tier);
+                }
+                Ok(Added {
+                    slot,
+                    is_alias: false,
+                })
+            }
+            Entry::Vacant(entry) => {
+                let slot = chain.slot_of(block)?;
+                let mut copies = [0; TIERS];
+                if let Some(copies) = copies.get_mut(tier.place()) {
+                    *copies = 1;
+                }
+                entry.insert(Name { slot, copies });
+                chain.add_name(slot);
+                let is_alias = TierIndex::ALL.into_iter().any(|tier| self.holds(slot, tier));
+                self.count_held(slot, tier);
+                Ok(Added { slot, is_alias })
+            }
+        }
+    }
+
+    fn count_held(&mut self, slot: Slot, tier: TierIndex) {
+        if self.held.len() <= slot.place() {
+            self.held.resize(slot.place() + 1, [0; TIERS]);
+        }
+        let held = self
+            .held
+            .get_mut(slot.place())
+            .and_then(|held| held.get_mut(tier.place()));
+        if let Some(held) = held {
+            *held = held.saturating_add(1);
+        }
+    }
+
+    /// Takes a copy away. Returns whether there was one. The name goes with its last copy.
+    pub(super) fn take(&mut self, name: u64, tier: TierIndex, chain: &mut Chain) -> bool {
+        let Entry::Occupied(mut entry) = self.names.entry(name) else {
+            return false;
+        };
+        let slot = entry.get().slot;
+        let Some(copies) = entry
+            .get_mut()
+            .copies
+            .get_mut(tier.place())
+            .filter(|copies| **copies > 0)
+        else {
+            return false;
+        };
+        *copies -= 1;
+        if *copies == 0 {
+            let held = self
+                .held
+                .get_mut(slot.place())
+                .and_then(|held| held.get_mut(tier.place()));
+            if let Some(held) = held {
+                *held = held.saturating_sub(1);
+            }
+        }
+        if entry.get().copies == [0; TIERS] {
+            entry.remove();
+            chain.drop_name(slot);
+        }
+        true
+    }
+
+    /// Takes all names away.
+    pub(super) fn take_all(&mut self, chain: &mut Chain) {
+        for (_, name) in self.names.drain() {
+            chain.drop_name(name.slot);
+        }
+        self.held.clear();
+    }
+}

@@ -1,0 +1,62 @@
+//! The full state of a holder, for a resync.
+
+use hashbrown::HashMap;
+
+use kvatlas_core::hash::SequenceHash;
+
+use super::Translator;
+use super::chain::Block;
+use super::output::Translation;
+use super::tiers::TierIndex;
+
+/// No block.
+const NONE: usize = usize::MAX;
+
+impl Translator {
+    /// Appends to `output` everything that the holder has, as stored events only: tier by tier, parents before children.
+    ///
+    /// Takes time and memory in proportion to what is held.
+    pub fn full_state(&self, output: &mut Translation) {
+        for tier in TierIndex::ALL {
+            let blocks: Vec<Block> = self.chain.published(tier).collect();
+            for block in in_order(&blocks) {
+                output.push_stored(tier.tier(), block);
+            }
+        }
+    }
+}
+
+/// The blocks, each chain in one piece where it can be, parents before children.
+fn in_order(blocks: &[Block]) -> impl Iterator<Item = &Block> {
+    let places: HashMap<SequenceHash, usize> = blocks
+        .iter()
+        .enumerate()
+        .map(|(place, block)| (block.sequence, place))
+        .collect();
+    let mut first_child = vec![NONE; blocks.len()];
+    let mut next_sibling = vec![NONE; blocks.len()];
+    let mut ready = Vec::new();
+    for (place, block) in blocks.iter().enumerate() {
+        let parent = block.parent.and_then(|parent| places.get(&parent).copied());
+        match parent.and_then(|parent| first_child.get_mut(parent)) {
+            Some(first) => {
+                let before = std::mem::replace(first, place);
+                if let Some(next) = next_sibling.get_mut(place) {
+                    *next = before;
+                }
+            }
+            // Its parent is not held in this tier.
+            None => ready.push(place),
+        }
+    }
+    std::iter::from_fn(move || {
+        let place = ready.pop()?;
+        // The children come next, the first of them last in the list and so at once.
+        let mut child = first_child.get(place).copied().unwrap_or(NONE);
+        while child != NONE {
+            ready.push(child);
+            child = next_sibling.get(child).copied().unwrap_or(NONE);
+        }
+        blocks.get(place)
+    })
+}

@@ -1,0 +1,51 @@
+//! Tiers that engines use, as places of an array.
+
+use kvatlas_core::wire::Tier;
+
+/// How many tiers engines use: device, host, disk, remote storage.
+pub(super) const TIERS: usize = 4;
+
+/// One of the tiers that engines use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct TierIndex(u8);
+
+impl TierIndex {
+    pub(super) const ALL: [Self; TIERS] = [Self(0), Self(1), Self(2), Self(3)];
+
+    /// None for a tier that no engine uses.
+    pub(super) fn of(tier: Tier) -> Option<Self> {
+        Self::ALL.get(usize::from(tier.as_u8())).copied()
+    }
+
+    pub(super) fn tier(self) -> Tier {
+        Tier::new(self.0).unwrap_or(Tier::DEVICE)
+    }
+
+    /// The tier's place in an array.
+    pub(super) fn place(self) -> usize {
+        usize::from(self.0)
+    }
+
+    /// The tier's bit in a set.
+    pub(super) fn bit(self) -> u8 {
+        1 << self.0
+    }
+}
+
+/// Several tiers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct TierSet(u8);
+
+impl TierSet {
+    pub(super) const ALL: Self = Self(0b1111);
+
+    pub(super) fn one(tier: TierIndex) -> Self {
+        Self(tier.bit())
+    }
+
+    pub(super) fn iter(self) -> impl Iterator<Item = TierIndex> {
+        TierIndex::ALL
+            .into_iter()
+            .filter(move |tier| self.0 & tier.bit() != 0)
+    }
+}

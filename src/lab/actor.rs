@@ -1,0 +1,130 @@
+//! Design 2: any index behind a single-threaded actor.
+
+use std::io;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::{self, JoinHandle};
+
+use kvatlas_core::hash::SequenceHash;
+
+use super::prefix_index::{Block, Depth, HolderNumber, PrefixIndex, PrefixQuery, Sizes};
+
+/// Messages that may wait for the actor; a sender waits when there are as many.
+const WAITING_MAX: usize = 2048;
+
+/// What the actor is asked to do.
+enum Message {
+    Store(HolderNumber, Option<SequenceHash>, Vec<Block>),
+    Remove(HolderNumber, Vec<SequenceHash>),
+    Clear(HolderNumber),
+    Find(PrefixQuery, SyncSender<Vec<Depth>>),
+    Flush(SyncSender<()>),
+    RefusedStores(SyncSender<u64>),
+    Sizes(SyncSender<Sizes>),
+}
+
+/// Design 2: an index that one thread owns; all others talk to it through a channel.
+///
+/// # Promise
+///
+/// That of the index within. Reads and writes are applied in the order in which they were sent, so that an answer is exact of all
+/// that its asker had sent before.
+///
+/// # Cost
+///
+/// No lock, no sharing, and one core: every query queues behind every event, and every event behind every query. The published
+/// actor reads two channels with an async runtime; one channel keeps the order and needs none.
+#[derive(Debug)]
+pub struct Actor {
+    /// Absent only while the actor is dropped.
+    messages: Option<SyncSender<Message>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Actor {
+    /// An actor around the index that `make` gives. It is made in the actor's own thread, so it need not be `Send`.
+    ///
+    /// # Errors
+    ///
+    /// When the system gives no thread.
+    pub fn new<I: PrefixIndex>(make: impl FnOnce() -> I + Send + 'static) -> io::Result<Self> {
+        let (messages, inbox) = sync_channel(WAITING_MAX);
+        let thread = thread::Builder::new()
+            .name("baseline-actor".into())
+            .spawn(move || serve(make(), &inbox))?;
+        Ok(Self {
+            messages: Some(messages),
+            thread: Some(thread),
+        })
+    }
+
+    /// Only a panic ends the thread before the actor is dropped; then nothing is there to send to, and answers are empty.
+    fn send(&self, message: Message) {
+        if let Some(messages) = &self.messages {
+            let _ = messages.send(message);
+        }
+    }
+
+    fn ask<T: Default>(&self, message: impl FnOnce(SyncSender<T>) -> Message) -> T {
+        let (reply, answer) = sync_channel(1);
+        self.send(message(reply));
+        answer.recv().unwrap_or_default()
+    }
+}
+
+fn serve(mut index: impl PrefixIndex, inbox: &Receiver<Message>) {
+    // A reply that cannot be sent has lost its asker, who does not wait any more.
+    while let Ok(message) = inbox.recv() {
+        match message {
+            Message::Store(holder, parent, blocks) => index.store(holder, parent, &blocks),
+            Message::Remove(holder, names) => index.remove(holder, &names),
+            Message::Clear(holder) => index.clear(holder),
+            Message::Find(query, reply) => drop(reply.send(index.find_matches(&query))),
+            Message::Flush(reply) => {
+                index.flush();
+                let _ = reply.send(());
+            }
+            Message::RefusedStores(reply) => drop(reply.send(index.refused_stores())),
+            Message::Sizes(reply) => drop(reply.send(index.sizes())),
+        }
+    }
+}
+
+impl PrefixIndex for Actor {
+    fn store(&mut self, holder: HolderNumber, parent: Option<SequenceHash>, blocks: &[Block]) {
+        self.send(Message::Store(holder, parent, blocks.to_vec()));
+    }
+
+    fn remove(&mut self, holder: HolderNumber, names: &[SequenceHash]) {
+        self.send(Message::Remove(holder, names.to_vec()));
+    }
+
+    fn clear(&mut self, holder: HolderNumber) {
+        self.send(Message::Clear(holder));
+    }
+
+    fn find_matches(&self, query: &PrefixQuery) -> Vec<Depth> {
+        self.ask(|reply| Message::Find(query.clone(), reply))
+    }
+
+    fn flush(&self) {
+        self.ask(Message::Flush);
+    }
+
+    fn refused_stores(&self) -> u64 {
+        self.ask(Message::RefusedStores)
+    }
+
+    fn sizes(&self) -> Sizes {
+        self.ask(Message::Sizes)
+    }
+}
+
+impl Drop for Actor {
+    fn drop(&mut self) {
+        // Without a sender the thread ends when it has done what was sent.
+        self.messages = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}

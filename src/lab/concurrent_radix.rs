@@ -1,0 +1,137 @@
+//! Design 5: the concurrent radix tree.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use dashmap::DashMap;
+use hashbrown::{HashMap, HashSet};
+use parking_lot::RwLock;
+
+use super::prefix_tree::{HolderGroup, PrefixTree, SharedNode};
+use kvatlas_core::hash::{BlockHash, SequenceHash};
+
+use super::drain::Drain;
+use super::pool::SharedIndex;
+use super::prefix_index::{Block, Depth, HolderNumber, PrefixQuery, Sizes};
+
+type Holders = HashSet<HolderNumber>;
+
+type Names = HashMap<SequenceHash, SharedNode<BlockHash, Holders>>;
+
+impl HolderGroup for Holders {
+    type Holder = HolderNumber;
+
+    fn add(&mut self, holder: HolderNumber) {
+        self.insert(holder);
+    }
+
+    fn take(&mut self, holder: HolderNumber) {
+        self.remove(&holder);
+    }
+
+    fn has_nobody(&self) -> bool {
+        self.is_empty()
+    }
+
+    fn heap_bytes(&self) -> usize {
+        self.allocation_size()
+    }
+}
+
+/// Design 5: design 4 with a lock in every node, and the holders' names in a concurrent map. Made to be put in a
+/// [`ThreadPool`](super::ThreadPool): events on sticky threads, queries inline.
+///
+/// # Promise
+///
+/// Exact at rest, as the [`RadixTree`](super::RadixTree) is. While events are applied, a query sees the blocks of its path at
+/// different instants: where a holder removes and stores in front of a hole meanwhile, its depth can be one that it never had.
+///
+/// # Locks
+///
+/// A holder's names are locked while an event of that holder is applied, and the tree's locks are taken under that.
+///
+/// # Cost
+///
+/// As design 4, and two atomic writes a block that a query passes, to the lock of a node that all queries of that prefix share.
+#[derive(Debug, Default)]
+pub struct ConcurrentRadixTree {
+    tree: PrefixTree<BlockHash, Holders>,
+    names: DashMap<HolderNumber, RwLock<Names>>,
+    refused_stores: AtomicU64,
+}
+
+impl SharedIndex for ConcurrentRadixTree {
+    fn store(&self, holder: HolderNumber, parent: Option<SequenceHash>, blocks: &[Block]) {
+        if blocks.is_empty() {
+            return;
+        }
+        let parent = match parent {
+            None => Some(Arc::clone(self.tree.root())),
+            Some(name) => self
+                .names
+                .get(&holder)
+                .and_then(|names| names.read().get(&name).cloned()),
+        };
+        let Some(mut node) = parent else {
+            self.refused_stores.fetch_add(1, Ordering::Relaxed);
+            return;
+        };
+        let names = self.names.entry(holder).or_default().downgrade();
+        let mut names = names.write();
+        for block in blocks {
+            node = self.tree.enter(&node, block.content, holder);
+            let before = names.insert(block.name, Arc::clone(&node));
+            // A name that moves leaves its old place.
+            if let Some(before) = before.filter(|before| !Arc::ptr_eq(before, &node)) {
+                self.tree.leave(before, holder);
+            }
+        }
+    }
+
+    fn remove(&self, holder: HolderNumber, names: &[SequenceHash]) {
+        let is_empty = {
+            let Some(held) = self.names.get(&holder) else {
+                return;
+            };
+            let mut held = held.write();
+            for name in names {
+                if let Some(node) = held.remove(name) {
+                    self.tree.leave(node, holder);
+                }
+            }
+            held.is_empty()
+        };
+        // Nobody else changes this holder, so it is empty still.
+        if is_empty {
+            self.names.remove(&holder);
+        }
+    }
+
+    fn clear(&self, holder: HolderNumber) {
+        let Some((_, held)) = self.names.remove(&holder) else {
+            return;
+        };
+        for node in held.into_inner().into_values() {
+            self.tree.leave(node, holder);
+        }
+    }
+
+    fn find_matches(&self, query: &PrefixQuery) -> Vec<Depth> {
+        let mut drain = Drain::default();
+        let key = |depth: usize| query.blocks().get(depth).copied();
+        self.tree.walk(key, |_, holders| drain.step(holders));
+        drain.finish()
+    }
+
+    fn refused_stores(&self) -> u64 {
+        self.refused_stores.load(Ordering::Relaxed)
+    }
+
+    fn sizes(&self) -> Sizes {
+        Sizes {
+            entries: usize::try_from(self.tree.len()).unwrap_or(usize::MAX),
+            names: self.names.iter().map(|names| names.read().len()).sum(),
+            holders: self.names.len(),
+        }
+    }
+}

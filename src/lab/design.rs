@@ -1,0 +1,88 @@
+//! All designs, by name.
+
+use std::io;
+
+use kvatlas_core::wire::WorkerName;
+
+use super::actor::Actor;
+use super::concurrent_radix::ConcurrentRadixTree;
+use super::inverted::InvertedIndex;
+use super::jump::JumpIndex;
+use super::lineage::LineageIndex;
+use super::nested::NestedDictionary;
+use super::pool::ThreadPool;
+use super::prefix_index::PrefixIndex;
+use super::radix::RadixTree;
+
+/// One of the seven designs, in the order in which they came about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Design {
+    /// 1: [`NestedDictionary`].
+    NestedDictionary,
+    /// 2: [`Actor`] around the nested dictionary.
+    Actor,
+    /// 3: [`InvertedIndex`].
+    InvertedIndex,
+    /// 4: [`RadixTree`].
+    RadixTree,
+    /// 5: [`ConcurrentRadixTree`] in a thread pool.
+    ConcurrentRadixTree,
+    /// 6: [`JumpIndex`] in a thread pool.
+    JumpIndex,
+    /// 7: [`LineageIndex`], ours, in a thread pool.
+    LineageIndex,
+}
+
+impl Design {
+    /// All designs.
+    pub const ALL: [Self; 7] = [
+        Self::NestedDictionary,
+        Self::Actor,
+        Self::InvertedIndex,
+        Self::RadixTree,
+        Self::ConcurrentRadixTree,
+        Self::JumpIndex,
+        Self::LineageIndex,
+    ];
+
+    /// What people call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::NestedDictionary => "nested dictionary",
+            Self::Actor => "actor",
+            Self::InvertedIndex => "inverted index",
+            Self::RadixTree => "radix tree",
+            Self::ConcurrentRadixTree => "concurrent radix tree",
+            Self::JumpIndex => "positional, jump search",
+            Self::LineageIndex => "lineage (ours)",
+        }
+    }
+
+    /// Whether its answers are exact; those that are not conflate blocks of equal content.
+    pub fn is_exact(self) -> bool {
+        match self {
+            Self::NestedDictionary | Self::Actor | Self::InvertedIndex => false,
+            Self::RadixTree | Self::ConcurrentRadixTree | Self::JumpIndex | Self::LineageIndex => true,
+        }
+    }
+
+    /// An empty index of this design; `lanes` threads apply the events of those that have a pool.
+    ///
+    /// # Errors
+    ///
+    /// When the system gives no thread.
+    pub fn build(self, lanes: usize) -> io::Result<Box<dyn PrefixIndex>> {
+        Ok(match self {
+            Self::NestedDictionary => Box::new(NestedDictionary::default()),
+            Self::Actor => Box::new(Actor::new(NestedDictionary::default)?),
+            Self::InvertedIndex => Box::new(InvertedIndex::default()),
+            Self::RadixTree => Box::new(RadixTree::default()),
+            Self::ConcurrentRadixTree => Box::new(ThreadPool::new(ConcurrentRadixTree::default(), lanes)?),
+            Self::JumpIndex => Box::new(ThreadPool::new(JumpIndex::default(), lanes)?),
+            Self::LineageIndex => {
+                let worker = WorkerName::new("baseline").map_err(io::Error::other)?;
+                Box::new(ThreadPool::new(LineageIndex::new(worker), lanes)?)
+            }
+        })
+    }
+}

@@ -1,0 +1,101 @@
+//! Design 3: the inverted index.
+
+use hashbrown::{HashMap, HashSet};
+
+use kvatlas_core::hash::{BlockHash, SequenceHash};
+
+use super::drain::Drain;
+use super::prefix_index::{Block, Depth, HolderNumber, PrefixIndex, PrefixQuery, Sizes};
+
+/// Design 3: block hash → holders, and beside it holder → (sequence hash → block hash) for removals.
+///
+/// # Promise
+///
+/// As [`NestedDictionary`](super::NestedDictionary): exact as long as no two different blocks that a holder holds have the same
+/// block hash, and every store names a parent that the holder holds.
+///
+/// # Wrong by design
+///
+/// - **It conflates blocks of equal content**: the entry of a block hash does not know positions or prefixes, so a holder of
+///   `A B` matches the query `B A` whole, and one of `X B` and `A` matches `A B`.
+/// - **The first removal takes the content away.** The names of a holder's blocks are kept exactly, but the entry of a content
+///   says only that the holder has it, not how often: removing one of two blocks with the same content hides the other.
+/// - **It does not look at parents**, so it refuses nothing.
+///
+/// # Cost
+///
+/// A query follows the prompt once and drops each holder once: depth + holders, with one look-up in a table of all blocks at
+/// each position.
+#[derive(Debug, Default)]
+pub struct InvertedIndex {
+    holders_of: HashMap<BlockHash, HashSet<HolderNumber>>,
+    names: HashMap<HolderNumber, HashMap<SequenceHash, BlockHash>>,
+}
+
+impl InvertedIndex {
+    fn withdraw(&mut self, holder: HolderNumber, content: BlockHash) {
+        if let Some(holders) = self.holders_of.get_mut(&content) {
+            holders.remove(&holder);
+            if holders.is_empty() {
+                self.holders_of.remove(&content);
+            }
+        }
+    }
+}
+
+impl PrefixIndex for InvertedIndex {
+    fn store(&mut self, holder: HolderNumber, _parent: Option<SequenceHash>, blocks: &[Block]) {
+        if blocks.is_empty() {
+            return;
+        }
+        let names = self.names.entry(holder).or_default();
+        for block in blocks {
+            names.insert(block.name, block.content);
+            self.holders_of.entry(block.content).or_default().insert(holder);
+        }
+    }
+
+    fn remove(&mut self, holder: HolderNumber, names: &[SequenceHash]) {
+        for name in names {
+            let Some(held) = self.names.get_mut(&holder) else {
+                return;
+            };
+            let content = held.remove(name);
+            if held.is_empty() {
+                self.names.remove(&holder);
+            }
+            if let Some(content) = content {
+                self.withdraw(holder, content);
+            }
+        }
+    }
+
+    fn clear(&mut self, holder: HolderNumber) {
+        for content in self.names.remove(&holder).unwrap_or_default().into_values() {
+            self.withdraw(holder, content);
+        }
+    }
+
+    fn find_matches(&self, query: &PrefixQuery) -> Vec<Depth> {
+        let mut drain = Drain::default();
+        for content in query.blocks() {
+            match self.holders_of.get(content) {
+                Some(holders) if drain.step(holders) => {}
+                _ => break,
+            }
+        }
+        drain.finish()
+    }
+
+    fn refused_stores(&self) -> u64 {
+        0
+    }
+
+    fn sizes(&self) -> Sizes {
+        Sizes {
+            entries: self.holders_of.len(),
+            names: self.names.values().map(HashMap::len).sum(),
+            holders: self.names.len(),
+        }
+    }
+}

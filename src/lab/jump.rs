@@ -1,0 +1,232 @@
+//! Design 6: the positional index with jump search.
+
+use std::num::NonZeroUsize;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use dashmap::DashMap;
+use dashmap::mapref::entry::Entry;
+use hashbrown::{HashMap, HashSet};
+use parking_lot::RwLock;
+
+use kvatlas_core::hash::{BlockHash, SequenceHash};
+
+use super::jump_search;
+use super::pool::SharedIndex;
+use super::prefix_index::{Block, Depth, HolderNumber, PrefixQuery, Sizes};
+use super::sequence_entry::SeqEntry;
+
+/// How many blocks a search jumps over unless told otherwise; the published choice.
+pub const DEFAULT_JUMP_SIZE: NonZeroUsize = NonZeroUsize::new(32).expect("32 is not zero");
+
+/// Design 6: (position, block hash) → [`SeqEntry`], and beside it holder → (sequence hash → position and block hash).
+/// Made to be put in a [`ThreadPool`](super::ThreadPool).
+///
+/// # Promise
+///
+/// Exact at rest, if the sequence hashes are the contract's chain over the block hashes: a search computes them from the
+/// query. With other chains a prompt is not found. While events are applied, a query sees its probes at different instants.
+///
+/// # What is mended
+///
+/// - The published search compares how many holders two positions have. As many others may have joined as have dropped out;
+///   here the *sets* are compared.
+/// - It takes an entry with one prefix for the query's without a look at the hash, so it matches blocks of equal content behind
+///   another prefix. Here such an entry is believed only on the way: the rolling hash is computed as far as holders were found
+///   and no further, and **the prefix of every answer is verified**. Who fails is searched for again with hashes throughout.
+/// - A holder with a hole can be found behind it. Holders with holes are known, and walked block by block.
+///
+/// # Cost
+///
+/// Depth / jump look-ups, a scan of one jump for each that drops out, and one rolling hash a matched block, 4 ns each. A miss
+/// needs no hash.
+#[derive(Debug)]
+pub struct JumpIndex {
+    pub(super) entries: DashMap<(usize, BlockHash), SeqEntry>,
+    held: DashMap<HolderNumber, RwLock<HeldBlocks>>,
+    /// Holders that have a block whose parent they do not have.
+    pub(super) holed: RwLock<HashSet<HolderNumber>>,
+    pub(super) jump_size: usize,
+    refused_stores: AtomicU64,
+}
+
+/// A block as its holder's events see it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Held {
+    position: usize,
+    content: BlockHash,
+    parent: Option<SequenceHash>,
+}
+
+/// What one holder has, by name.
+#[derive(Debug, Default)]
+struct HeldBlocks {
+    blocks: HashMap<SequenceHash, Held>,
+    /// Resident blocks by their parents' names, whether those are resident or not.
+    children: HashMap<SequenceHash, usize>,
+    /// Blocks above position 0 whose parent is not resident.
+    orphans: usize,
+}
+
+impl HeldBlocks {
+    fn insert(&mut self, name: SequenceHash, held: Held) {
+        self.orphans -= self.children.get(&name).copied().unwrap_or_default();
+        if let Some(parent) = held.parent {
+            *self.children.entry(parent).or_default() += 1;
+            self.orphans += usize::from(!self.blocks.contains_key(&parent));
+        }
+        self.blocks.insert(name, held);
+    }
+
+    fn remove(&mut self, name: SequenceHash) -> Option<Held> {
+        let held = self.blocks.remove(&name)?;
+        if let Some(parent) = held.parent {
+            self.orphans -= usize::from(!self.blocks.contains_key(&parent));
+            if let Some(children) = self.children.get_mut(&parent) {
+                *children -= 1;
+                if *children == 0 {
+                    self.children.remove(&parent);
+                }
+            }
+        }
+        self.orphans += self.children.get(&name).copied().unwrap_or_default();
+        Some(held)
+    }
+}
+
+impl Default for JumpIndex {
+    fn default() -> Self {
+        Self::new(DEFAULT_JUMP_SIZE)
+    }
+}
+
+impl JumpIndex {
+    /// An empty index whose searches jump over `jump_size` blocks.
+    pub fn new(jump_size: NonZeroUsize) -> Self {
+        Self {
+            entries: DashMap::new(),
+            held: DashMap::new(),
+            holed: RwLock::default(),
+            jump_size: jump_size.get(),
+            refused_stores: AtomicU64::new(0),
+        }
+    }
+
+    fn publish(&self, holder: HolderNumber, name: SequenceHash, held: Held) {
+        self.entries
+            .entry((held.position, held.content))
+            .or_insert_with(|| SeqEntry::vacant(name))
+            .insert(name, holder);
+    }
+
+    /// Takes a block out, and its entry with its last holder.
+    fn withdraw(&self, holder: HolderNumber, name: SequenceHash, held: Held) {
+        if let Entry::Occupied(mut entry) = self.entries.entry((held.position, held.content))
+            && entry.get_mut().remove(name, holder)
+        {
+            entry.remove();
+        }
+    }
+
+    fn note_holes(&self, holder: HolderNumber, has_holes: bool) {
+        // Most events change nothing about holes; searches hold the lock for reading.
+        if self.holed.read().contains(&holder) == has_holes {
+            return;
+        }
+        let mut holed = self.holed.write();
+        if has_holes {
+            holed.insert(holder);
+        } else {
+            holed.remove(&holder);
+        }
+    }
+
+    /// Where the block after `parent` stands.
+    fn next_position(&self, holder: HolderNumber, parent: Option<SequenceHash>) -> Option<usize> {
+        let Some(parent) = parent else {
+            return Some(0);
+        };
+        let held = self.held.get(&holder)?;
+        let parent = held.read().blocks.get(&parent).map(|held| held.position);
+        parent.map(|position| position + 1)
+    }
+}
+
+impl SharedIndex for JumpIndex {
+    fn store(&self, holder: HolderNumber, parent: Option<SequenceHash>, blocks: &[Block]) {
+        if blocks.is_empty() {
+            return;
+        }
+        let Some(first) = self.next_position(holder, parent) else {
+            self.refused_stores.fetch_add(1, Ordering::Relaxed);
+            return;
+        };
+        let held_blocks = self.held.entry(holder).or_default().downgrade();
+        let mut held_blocks = held_blocks.write();
+        let mut parent = parent;
+        for (position, block) in (first..).zip(blocks) {
+            let held = Held {
+                position,
+                content: block.content,
+                parent,
+            };
+            parent = Some(block.name);
+            if held_blocks.blocks.get(&block.name) == Some(&held) {
+                continue;
+            }
+            // A name that moves leaves its old place.
+            if let Some(before) = held_blocks.remove(block.name) {
+                self.withdraw(holder, block.name, before);
+            }
+            held_blocks.insert(block.name, held);
+            self.publish(holder, block.name, held);
+        }
+        self.note_holes(holder, held_blocks.orphans > 0);
+    }
+
+    fn remove(&self, holder: HolderNumber, names: &[SequenceHash]) {
+        let is_empty = {
+            let Some(held_blocks) = self.held.get(&holder) else {
+                return;
+            };
+            let mut held_blocks = held_blocks.write();
+            for name in names {
+                if let Some(held) = held_blocks.remove(*name) {
+                    // Before the block can be missed, so that no search at rest jumps over it.
+                    self.note_holes(holder, held_blocks.orphans > 0);
+                    self.withdraw(holder, *name, held);
+                }
+            }
+            held_blocks.blocks.is_empty()
+        };
+        // Nobody else changes this holder, so it is empty still.
+        if is_empty {
+            self.held.remove(&holder);
+        }
+    }
+
+    fn clear(&self, holder: HolderNumber) {
+        let Some((_, held_blocks)) = self.held.remove(&holder) else {
+            return;
+        };
+        for (name, held) in held_blocks.into_inner().blocks {
+            self.withdraw(holder, name, held);
+        }
+        self.note_holes(holder, false);
+    }
+
+    fn find_matches(&self, query: &PrefixQuery) -> Vec<Depth> {
+        jump_search::find(self, query.blocks())
+    }
+
+    fn refused_stores(&self) -> u64 {
+        self.refused_stores.load(Ordering::Relaxed)
+    }
+
+    fn sizes(&self) -> Sizes {
+        Sizes {
+            entries: self.entries.len(),
+            names: self.held.iter().map(|held| held.read().blocks.len()).sum(),
+            holders: self.held.len().max(self.holed.read().len()),
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! The search of design 6.
+
+use hashbrown::HashSet;
+
+use kvatlas_core::hash::{BlockHash, SequenceHash, next_sequence_hash};
+
+use super::jump::JumpIndex;
+use super::prefix_index::{Depth, HolderNumber};
+use super::sequence_entry::SeqEntry;
+
+type Holders = HashSet<HolderNumber>;
+
+/// Whether an entry with one prefix is taken for the query's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Trust {
+    /// Without a look at the hash. Errs only towards holders that do not hold the prefix.
+    Believe,
+    /// Only if it is.
+    Verify,
+}
+
+/// One search: the query, and its rolling hashes as far as they were needed.
+struct JumpSearch<'a> {
+    index: &'a JumpIndex,
+    blocks: &'a [BlockHash],
+    rolled: Vec<SequenceHash>,
+    depths: Vec<Depth>,
+}
+
+/// Who holds how long a prefix of the prompt with these blocks.
+pub(super) fn find(index: &JumpIndex, blocks: &[BlockHash]) -> Vec<Depth> {
+    if blocks.is_empty() {
+        return Vec::new();
+    }
+    let mut search = JumpSearch {
+        index,
+        blocks,
+        rolled: Vec::new(),
+        depths: Vec::new(),
+    };
+    let mut active = search.look(0, Trust::Verify, |holders| holders.cloned().unwrap_or_default());
+    let holed = search.take_holed(&mut active);
+    search.walk(holed);
+    search.jump(active, Trust::Believe);
+    let failed = search.take_unverified();
+    if !failed.is_empty() {
+        search.jump(failed, Trust::Verify);
+    }
+    search.depths
+}
+
+impl JumpSearch<'_> {
+    /// The query's sequence hash at `position`. Rolled on from the last that was needed.
+    fn name(&mut self, position: usize) -> Option<SequenceHash> {
+        let missing = self.blocks.get(self.rolled.len()..=position).unwrap_or_default();
+        for block in missing {
+            self.rolled
+                .push(next_sequence_hash(self.rolled.last().copied(), *block));
+        }
+        self.rolled.get(position).copied()
+    }
+
+    /// What `view` says about the holders of the query's block at `position`.
+    fn look<T>(&mut self, position: usize, trust: Trust, view: impl FnOnce(Option<&Holders>) -> T) -> T {
+        let index = self.index;
+        let Some(content) = self.blocks.get(position).copied() else {
+            return view(None);
+        };
+        let entry = index.entries.get(&(position, content));
+        let name = match entry.as_deref() {
+            None => return view(None),
+            Some(SeqEntry::Single(_, holders)) if trust == Trust::Believe => return view(Some(holders)),
+            Some(_) => self.name(position),
+        };
+        let holders = entry.as_deref().zip(name);
+        view(holders.and_then(|(entry, name)| entry.holders(name)))
+    }
+
+    fn take_holed(&self, active: &mut Holders) -> Holders {
+        let holed = self.index.holed.read();
+        if holed.is_empty() {
+            return Holders::new();
+        }
+        active.extract_if(|holder| holed.contains(holder)).collect()
+    }
+
+    fn note(&mut self, holders: impl IntoIterator<Item = HolderNumber>, matched_blocks: usize) {
+        let depths = holders
+            .into_iter()
+            .map(|holder| Depth::new(holder, matched_blocks));
+        self.depths.extend(depths);
+    }
+
+    /// Splits those who do not have the block at `position` from `active`.
+    fn split_missing(&mut self, position: usize, trust: Trust, active: &mut Holders) -> Holders {
+        self.look(position, trust, |here| match here {
+            None => std::mem::take(active),
+            Some(here) if active.iter().all(|holder| here.contains(holder)) => Holders::new(),
+            Some(here) => active.extract_if(|holder| !here.contains(holder)).collect(),
+        })
+    }
+
+    /// Block by block, for holders with holes; all have the block at position 0.
+    fn walk(&mut self, mut active: Holders) {
+        for position in 1..self.blocks.len() {
+            if active.is_empty() {
+                return;
+            }
+            let missing = self.split_missing(position, Trust::Verify, &mut active);
+            self.note(missing, position);
+        }
+        self.note(active, self.blocks.len());
+    }
+
+    /// Jump by jump, for holders without holes; all have the block at position 0.
+    fn jump(&mut self, mut active: Holders, trust: Trust) {
+        let last = self.blocks.len() - 1;
+        let mut current = 0;
+        while current < last && !active.is_empty() {
+            let next = (current + self.index.jump_size).min(last);
+            // The sets are compared: those of the active holders that are not in the entry, not how many are.
+            let mut missing = self.split_missing(next, trust, &mut active);
+            for position in current + 1..=next {
+                if missing.is_empty() {
+                    break;
+                }
+                let dropped = self.split_missing(position, trust, &mut missing);
+                self.note(dropped, position);
+            }
+            // Who has come back meanwhile goes on.
+            active.extend(missing);
+            current = next;
+        }
+        self.note(active, self.blocks.len());
+    }
+
+    /// Takes the depths back whose last block has another prefix than the query's.
+    ///
+    /// The others are right: a holder without holes that has the query's block at `depth - 1` has all before it, and it was
+    /// found to have none of this content at `depth`.
+    fn take_unverified(&mut self) -> Holders {
+        let mut depths = std::mem::take(&mut self.depths);
+        depths.sort_unstable_by_key(|depth| depth.matched_blocks);
+        let mut failed = Holders::new();
+        for group in depths.chunk_by(|one, other| one.matched_blocks == other.matched_blocks) {
+            let last = group
+                .first()
+                .map_or(0, |depth| depth.matched_blocks as usize)
+                .saturating_sub(1);
+            let mut holders: Holders = group.iter().map(|depth| depth.holder).collect();
+            failed.extend(self.split_missing(last, Trust::Verify, &mut holders));
+            self.note(holders, last + 1);
+        }
+        failed
+    }
+}

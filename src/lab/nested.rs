@@ -1,0 +1,77 @@
+//! Design 1: the naive nested dictionary.
+
+use hashbrown::HashMap;
+
+use kvatlas_core::hash::{BlockHash, SequenceHash};
+
+use super::prefix_index::{Block, Depth, HolderNumber, PrefixIndex, PrefixQuery, Sizes};
+
+/// Design 1: holder → (block hash → sequence hash).
+///
+/// # Promise
+///
+/// Exact as long as no two different blocks that a holder holds have the same block hash, and every store names a parent that
+/// the holder holds.
+///
+/// # Wrong by design
+///
+/// - **It conflates blocks of equal content.** A query matches whatever blocks the holder has with these contents, in whatever
+///   order and after whatever prefix: a holder of `A B` matches the query `B A` whole.
+/// - **A content has one name.** Of several blocks of one content only the last name is kept: a removal by an older name finds
+///   nothing, and a removal by the last name takes the content away though the holder still has it elsewhere.
+/// - **It does not look at parents**, so it refuses nothing.
+///
+/// # Cost
+///
+/// A query costs depth × holders, and a removed block a scan of all that its holder has.
+#[derive(Debug, Default)]
+pub struct NestedDictionary {
+    holders: HashMap<HolderNumber, HashMap<BlockHash, SequenceHash>>,
+}
+
+impl PrefixIndex for NestedDictionary {
+    fn store(&mut self, holder: HolderNumber, _parent: Option<SequenceHash>, blocks: &[Block]) {
+        if blocks.is_empty() {
+            return;
+        }
+        let held = self.holders.entry(holder).or_default();
+        held.extend(blocks.iter().map(|block| (block.content, block.name)));
+    }
+
+    fn remove(&mut self, holder: HolderNumber, names: &[SequenceHash]) {
+        let Some(held) = self.holders.get_mut(&holder) else {
+            return;
+        };
+        for name in names {
+            held.retain(|_, other| other != name);
+        }
+        if held.is_empty() {
+            self.holders.remove(&holder);
+        }
+    }
+
+    fn clear(&mut self, holder: HolderNumber) {
+        self.holders.remove(&holder);
+    }
+
+    fn find_matches(&self, query: &PrefixQuery) -> Vec<Depth> {
+        let depths = self.holders.iter().map(|(holder, held)| {
+            let is_held = |content: &&BlockHash| held.contains_key(*content);
+            Depth::new(*holder, query.blocks().iter().take_while(is_held).count())
+        });
+        depths.filter(|depth| depth.matched_blocks > 0).collect()
+    }
+
+    fn refused_stores(&self) -> u64 {
+        0
+    }
+
+    fn sizes(&self) -> Sizes {
+        let entries = self.holders.values().map(HashMap::len).sum();
+        Sizes {
+            entries,
+            names: entries,
+            holders: self.holders.len(),
+        }
+    }
+}

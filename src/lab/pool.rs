@@ -1,0 +1,162 @@
+//! The thread pool of designs 5 to 7: events on sticky threads, queries inline.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::{self, JoinHandle};
+
+use hashbrown::HashMap;
+
+use kvatlas_core::hash::SequenceHash;
+
+use super::prefix_index::{Block, Depth, HolderNumber, PrefixIndex, PrefixQuery, Sizes};
+
+/// Messages that may wait for one thread; a sender waits when there are as many.
+const WAITING_MAX: usize = 2048;
+
+/// An index that many threads share.
+///
+/// The calls that change one holder must come one after the other; those for different holders, and queries, may run side by
+/// side. The methods mean what those of [`PrefixIndex`] mean.
+pub trait SharedIndex: Send + Sync + 'static {
+    /// `holder` holds `blocks`.
+    fn store(&self, holder: HolderNumber, parent: Option<SequenceHash>, blocks: &[Block]);
+
+    /// `holder` no longer holds the blocks with these names.
+    fn remove(&self, holder: HolderNumber, names: &[SequenceHash]);
+
+    /// `holder` holds nothing any more.
+    fn clear(&self, holder: HolderNumber);
+
+    /// Who holds how long a prefix of `query`.
+    fn find_matches(&self, query: &PrefixQuery) -> Vec<Depth>;
+
+    /// Stores that were refused because the holder did not hold the parent.
+    fn refused_stores(&self) -> u64;
+
+    /// How large the index is. May walk over all of it.
+    fn sizes(&self) -> Sizes;
+}
+
+/// One change for a thread to apply.
+enum Message {
+    Store(HolderNumber, Option<SequenceHash>, Vec<Block>),
+    Remove(HolderNumber, Vec<SequenceHash>),
+    Clear(HolderNumber),
+    Flush(SyncSender<()>),
+}
+
+#[derive(Debug)]
+struct Lane {
+    messages: SyncSender<Message>,
+    thread: JoinHandle<()>,
+}
+
+/// A [`SharedIndex`] whose events are applied by a pool of threads, and whose queries run on the thread that asks.
+///
+/// Each holder is assigned to one thread when its first event comes, in turn, and stays there: its events are applied in order,
+/// and no two threads ever change one holder.
+#[derive(Debug)]
+pub struct ThreadPool<I> {
+    index: Arc<I>,
+    lanes: Vec<Lane>,
+    assigned: HashMap<HolderNumber, usize>,
+}
+
+impl<I: SharedIndex> ThreadPool<I> {
+    /// A pool of `lanes` threads, at least one, around `index`.
+    ///
+    /// # Errors
+    ///
+    /// When the system gives no thread.
+    pub fn new(index: I, lanes: usize) -> io::Result<Self> {
+        let mut pool = Self {
+            index: Arc::new(index),
+            lanes: Vec::new(),
+            assigned: HashMap::new(),
+        };
+        for number in 0..lanes.max(1) {
+            let (messages, inbox) = sync_channel(WAITING_MAX);
+            let index = Arc::clone(&pool.index);
+            let thread = thread::Builder::new()
+                .name(format!("baseline-lane-{number}"))
+                .spawn(move || apply_all(&*index, &inbox))?;
+            pool.lanes.push(Lane { messages, thread });
+        }
+        Ok(pool)
+    }
+
+    /// The index, for queries on other threads.
+    pub fn index(&self) -> Arc<I> {
+        Arc::clone(&self.index)
+    }
+
+    fn send(&mut self, holder: HolderNumber, message: Message) {
+        let next = self.assigned.len() % self.lanes.len().max(1);
+        let lane = *self.assigned.entry(holder).or_insert(next);
+        // Only a panic ends a lane before its pool is dropped; then nobody is there to apply the message.
+        if let Some(lane) = self.lanes.get(lane) {
+            let _ = lane.messages.send(message);
+        }
+    }
+}
+
+fn apply_all(index: &impl SharedIndex, inbox: &Receiver<Message>) {
+    while let Ok(message) = inbox.recv() {
+        match message {
+            Message::Store(holder, parent, blocks) => index.store(holder, parent, &blocks),
+            Message::Remove(holder, names) => index.remove(holder, &names),
+            Message::Clear(holder) => index.clear(holder),
+            // Who does not wait any more needs no reply.
+            Message::Flush(reply) => {
+                let _ = reply.send(());
+            }
+        }
+    }
+}
+
+impl<I: SharedIndex> PrefixIndex for ThreadPool<I> {
+    fn store(&mut self, holder: HolderNumber, parent: Option<SequenceHash>, blocks: &[Block]) {
+        self.send(holder, Message::Store(holder, parent, blocks.to_vec()));
+    }
+
+    fn remove(&mut self, holder: HolderNumber, names: &[SequenceHash]) {
+        self.send(holder, Message::Remove(holder, names.to_vec()));
+    }
+
+    fn clear(&mut self, holder: HolderNumber) {
+        self.send(holder, Message::Clear(holder));
+    }
+
+    fn find_matches(&self, query: &PrefixQuery) -> Vec<Depth> {
+        self.index.find_matches(query)
+    }
+
+    fn flush(&self) {
+        let (reply, replies) = sync_channel(self.lanes.len());
+        for lane in &self.lanes {
+            let _ = lane.messages.send(Message::Flush(reply.clone()));
+        }
+        drop(reply);
+        // Ends when every lane has replied or is gone.
+        while replies.recv().is_ok() {}
+    }
+
+    fn refused_stores(&self) -> u64 {
+        self.index.refused_stores()
+    }
+
+    fn sizes(&self) -> Sizes {
+        self.index.sizes()
+    }
+}
+
+impl<I> Drop for ThreadPool<I> {
+    fn drop(&mut self) {
+        for Lane { messages, thread } in self.lanes.drain(..) {
+            // Without a sender the thread ends when it has done what was sent.
+            drop(messages);
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! The trait that all designs implement, and what its methods take and give.
+
+use std::sync::Arc;
+
+use kvatlas_core::hash::{BlockHash, SequenceHash, sequence_hashes};
+use kvatlas_core::wire::QueryKey;
+
+/// A holder, by number: the baselines know no names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct HolderNumber(pub u32);
+
+/// One block of a stored event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Block {
+    /// Its content.
+    pub content: BlockHash,
+    /// Its name: the hash of the whole prefix up to and including it.
+    pub name: SequenceHash,
+}
+
+/// A prompt, in the forms that the designs look it up by. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct PrefixQuery {
+    blocks: Arc<[BlockHash]>,
+    chain: Arc<QueryKey>,
+}
+
+impl PrefixQuery {
+    /// The query for the prompt with these blocks.
+    pub fn new(blocks: &[BlockHash]) -> Self {
+        let chain = sequence_hashes(blocks.iter().copied()).collect();
+        Self {
+            blocks: blocks.into(),
+            chain: Arc::new(QueryKey::SequenceHashes(chain)),
+        }
+    }
+
+    /// Block hashes, by position: what designs 1 to 6 look up.
+    pub fn blocks(&self) -> &[BlockHash] {
+        &self.blocks
+    }
+
+    /// Sequence hashes, by position: what design 7 looks up.
+    pub fn chain(&self) -> &QueryKey {
+        &self.chain
+    }
+}
+
+/// How many leading blocks of a query one holder holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Depth {
+    /// The holder.
+    pub holder: HolderNumber,
+    /// Leading blocks, without a hole; at least 1.
+    pub matched_blocks: u32,
+}
+
+impl Depth {
+    /// `matched_blocks` as a depth; it is bounded by the length of a query, which fits.
+    pub(super) fn new(holder: HolderNumber, matched_blocks: usize) -> Self {
+        Self {
+            holder,
+            matched_blocks: u32::try_from(matched_blocks).unwrap_or(u32::MAX),
+        }
+    }
+}
+
+/// How large an index is. All are 0 when nobody holds anything.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Sizes {
+    /// Entries that queries look up: nodes, keys, or hashes in the dictionaries of all holders.
+    pub entries: usize,
+    /// Names that removals look up, summed over all holders.
+    pub names: usize,
+    /// Holders that have any state.
+    pub holders: usize,
+}
+
+/// An index of who holds which prefix. The module's documentation has the contract.
+pub trait PrefixIndex {
+    /// `holder` holds `blocks`, which follow one another after the block named `parent`, or start at position 0.
+    fn store(&mut self, holder: HolderNumber, parent: Option<SequenceHash>, blocks: &[Block]);
+
+    /// `holder` no longer holds the blocks with these names.
+    fn remove(&mut self, holder: HolderNumber, names: &[SequenceHash]);
+
+    /// `holder` holds nothing any more.
+    fn clear(&mut self, holder: HolderNumber);
+
+    /// Who holds how long a prefix of `query`, in no particular order; holders of nothing are left out.
+    fn find_matches(&self, query: &PrefixQuery) -> Vec<Depth>;
+
+    /// Returns when all that was handed over before is applied.
+    fn flush(&self) {}
+
+    /// Stores that were refused because the holder did not hold the parent.
+    fn refused_stores(&self) -> u64;
+
+    /// How large the index is. May walk over all of it.
+    fn sizes(&self) -> Sizes;
+}
+
+impl<I: PrefixIndex + ?Sized> PrefixIndex for Box<I> {
+    fn store(&mut self, holder: HolderNumber, parent: Option<SequenceHash>, blocks: &[Block]) {
+        (**self).store(holder, parent, blocks);
+    }
+
+    fn remove(&mut self, holder: HolderNumber, names: &[SequenceHash]) {
+        (**self).remove(holder, names);
+    }
+
+    fn clear(&mut self, holder: HolderNumber) {
+        (**self).clear(holder);
+    }
+
+    fn find_matches(&self, query: &PrefixQuery) -> Vec<Depth> {
+        (**self).find_matches(query)
+    }
+
+    fn flush(&self) {
+        (**self).flush();
+    }
+
+    fn refused_stores(&self) -> u64 {
+        (**self).refused_stores()
+    }
+
+    fn sizes(&self) -> Sizes {
+        (**self).sizes()
+    }
+}

@@ -1,0 +1,181 @@
+//! Design 4: the radix tree.
+
+use std::cell::RefCell;
+use std::rc::{Rc, Weak};
+
+use hashbrown::{HashMap, HashSet};
+
+use kvatlas_core::hash::{BlockHash, SequenceHash};
+
+use super::drain::Drain;
+use super::prefix_index::{Block, Depth, HolderNumber, PrefixIndex, PrefixQuery, Sizes};
+
+type SharedNode = Rc<RefCell<Node>>;
+
+/// One block of the tree; the root stands before position 0.
+#[derive(Debug, Default)]
+struct Node {
+    /// Its parent, and the content under which that knows it; the root has none.
+    place: Option<(Weak<RefCell<Node>>, BlockHash)>,
+    children: HashMap<BlockHash, SharedNode>,
+    holders: HashSet<HolderNumber>,
+}
+
+/// Design 4: a tree in which each node knows its children by block hash and its holders, and beside it
+/// holder → (sequence hash → node) for events.
+///
+/// # Promise
+///
+/// Exact, whatever the holders' sequence hashes are: they are only names, so the hashes of any engine will do as long as a
+/// holder has one name for a block. Blocks of equal content meet only under one parent, where they are the same block.
+///
+/// # What is mended
+///
+/// The published tree drops the children of a node with its last holder. That loses blocks which are still held behind a hole,
+/// so that they never match again when the hole is filled. Here a node stays as long as it has holders or children, and what a
+/// removal empties is erased upwards.
+///
+/// # Cost
+///
+/// A query follows one pointer a block, each a likely cache miss, and looks at the holders at every block. One thread only.
+#[derive(Debug)]
+pub struct RadixTree {
+    root: SharedNode,
+    names: HashMap<HolderNumber, HashMap<SequenceHash, SharedNode>>,
+    refused_stores: u64,
+}
+
+impl Default for RadixTree {
+    fn default() -> Self {
+        Self {
+            root: SharedNode::default(),
+            names: HashMap::new(),
+            refused_stores: 0,
+        }
+    }
+}
+
+/// The child of `parent` with this content, made if it is not there, with `holder` among its holders.
+fn enter(parent: &SharedNode, content: BlockHash, holder: HolderNumber) -> SharedNode {
+    let mut above = parent.borrow_mut();
+    let child = above.children.entry(content).or_insert_with(|| {
+        Rc::new(RefCell::new(Node {
+            place: Some((Rc::downgrade(parent), content)),
+            ..Node::default()
+        }))
+    });
+    child.borrow_mut().holders.insert(holder);
+    Rc::clone(child)
+}
+
+/// Takes `holder` from a node, and erases it and its ancestors as far as they have neither holders nor children.
+fn withdraw(node: SharedNode, holder: HolderNumber) {
+    node.borrow_mut().holders.remove(&holder);
+    let mut node = node;
+    loop {
+        let place = {
+            let here = node.borrow();
+            if !here.holders.is_empty() || !here.children.is_empty() {
+                return;
+            }
+            here.place.clone()
+        };
+        let Some((parent, content)) = place.and_then(|(parent, content)| Some((parent.upgrade()?, content)))
+        else {
+            return;
+        };
+        parent.borrow_mut().children.remove(&content);
+        node = parent;
+    }
+}
+
+impl PrefixIndex for RadixTree {
+    fn store(&mut self, holder: HolderNumber, parent: Option<SequenceHash>, blocks: &[Block]) {
+        if blocks.is_empty() {
+            return;
+        }
+        let parent = match parent {
+            None => Some(&self.root),
+            Some(name) => self.names.get(&holder).and_then(|names| names.get(&name)),
+        };
+        let Some(mut node) = parent.cloned() else {
+            self.refused_stores += 1;
+            return;
+        };
+        let names = self.names.entry(holder).or_default();
+        for block in blocks {
+            node = enter(&node, block.content, holder);
+            let before = names.insert(block.name, Rc::clone(&node));
+            // A name that moves leaves its old place.
+            if let Some(before) = before.filter(|before| !Rc::ptr_eq(before, &node)) {
+                withdraw(before, holder);
+            }
+        }
+    }
+
+    fn remove(&mut self, holder: HolderNumber, names: &[SequenceHash]) {
+        let Some(held) = self.names.get_mut(&holder) else {
+            return;
+        };
+        for name in names {
+            if let Some(node) = held.remove(name) {
+                withdraw(node, holder);
+            }
+        }
+        if held.is_empty() {
+            self.names.remove(&holder);
+        }
+    }
+
+    fn clear(&mut self, holder: HolderNumber) {
+        for node in self.names.remove(&holder).unwrap_or_default().into_values() {
+            withdraw(node, holder);
+        }
+    }
+
+    fn find_matches(&self, query: &PrefixQuery) -> Vec<Depth> {
+        let mut drain = Drain::default();
+        let mut node = Rc::clone(&self.root);
+        for content in query.blocks() {
+            let child = node.borrow().children.get(content).cloned();
+            let Some(child) = child else {
+                break;
+            };
+            if !drain.step(&child.borrow().holders) {
+                break;
+            }
+            node = child;
+        }
+        drain.finish()
+    }
+
+    fn refused_stores(&self) -> u64 {
+        self.refused_stores
+    }
+
+    fn sizes(&self) -> Sizes {
+        let mut entries = 0;
+        let mut pending = vec![Rc::clone(&self.root)];
+        while let Some(node) = pending.pop() {
+            let here = node.borrow();
+            entries += here.children.len();
+            pending.extend(here.children.values().cloned());
+        }
+        Sizes {
+            entries,
+            names: self.names.values().map(HashMap::len).sum(),
+            holders: self.names.len(),
+        }
+    }
+}
+
+impl Drop for RadixTree {
+    /// Node by node: a chain of nodes that drop one another would need a stack as deep as the longest prompt.
+    fn drop(&mut self) {
+        self.names.clear();
+        let mut pending = vec![Rc::clone(&self.root)];
+        while let Some(node) = pending.pop() {
+            pending.extend(node.borrow_mut().children.drain().map(|(_, child)| child));
+        }
+    }
+}

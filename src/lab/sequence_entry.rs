@@ -1,0 +1,76 @@
+//! The entries of design 6.
+
+use hashbrown::{HashMap, HashSet};
+
+use kvatlas_core::hash::SequenceHash;
+
+use super::prefix_index::HolderNumber;
+
+/// Who has a block of one content at one position, by the prefix that it ends.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SeqEntry {
+    /// All have the same prefix before it; the common case, without a map.
+    Single(SequenceHash, HashSet<HolderNumber>),
+    /// Several prefixes meet in this content at this position.
+    Multi(HashMap<SequenceHash, HashSet<HolderNumber>>),
+}
+
+impl SeqEntry {
+    /// An entry that nobody has yet.
+    pub(super) fn vacant(name: SequenceHash) -> Self {
+        Self::Single(name, HashSet::new())
+    }
+
+    /// Who has it under `name`.
+    pub(super) fn holders(&self, name: SequenceHash) -> Option<&HashSet<HolderNumber>> {
+        match self {
+            Self::Single(only, holders) => (*only == name).then_some(holders),
+            Self::Multi(names) => names.get(&name),
+        }
+    }
+
+    /// Adds `holder` under `name`.
+    pub(super) fn insert(&mut self, name: SequenceHash, holder: HolderNumber) {
+        match self {
+            Self::Single(only, holders) if *only == name => {
+                holders.insert(holder);
+            }
+            Self::Single(only, holders) => {
+                let known = (*only, std::mem::take(holders));
+                let new = (name, HashSet::from_iter([holder]));
+                *self = Self::Multi(HashMap::from_iter([known, new]));
+            }
+            Self::Multi(names) => {
+                names.entry(name).or_default().insert(holder);
+            }
+        }
+    }
+
+    /// Takes `holder` out under `name`; says whether nobody is left.
+    pub(super) fn remove(&mut self, name: SequenceHash, holder: HolderNumber) -> bool {
+        match self {
+            Self::Single(only, holders) => {
+                if *only == name {
+                    holders.remove(&holder);
+                }
+                holders.is_empty()
+            }
+            Self::Multi(names) => {
+                if let Some(holders) = names.get_mut(&name) {
+                    holders.remove(&holder);
+                    if holders.is_empty() {
+                        names.remove(&name);
+                    }
+                }
+                // There were at least two, so at least one is left.
+                if names.len() == 1 {
+                    let last = names.drain().next();
+                    if let Some((only, holders)) = last {
+                        *self = Self::Single(only, holders);
+                    }
+                }
+                false
+            }
+        }
+    }
+}

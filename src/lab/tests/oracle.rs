@@ -1,0 +1,100 @@
+//! The oracle: every holder's prefixes, written out block by block.
+
+use std::collections::{BTreeMap, HashSet};
+
+use crate::random::Random;
+use kvatlas_core::hash::{BlockHash, SequenceHash, sequence_hashes};
+
+use crate::{Block, Depth, HolderNumber, PrefixQuery};
+
+/// A block as the oracle knows it: the symbols of the whole prefix up to and including it. No hash, so nothing can collide.
+pub(super) type Prefix = Vec<u32>;
+
+/// The content that a symbol stands for.
+pub(super) fn content(symbol: u32) -> BlockHash {
+    BlockHash(Random::new(u64::from(symbol)).next())
+}
+
+/// The blocks of a prompt with their names.
+pub(super) fn blocks(symbols: &[u32]) -> Vec<Block> {
+    let contents: Vec<BlockHash> = symbols.iter().copied().map(content).collect();
+    let names = sequence_hashes(contents.iter().copied());
+    contents
+        .iter()
+        .zip(names)
+        .map(|(content, name)| Block {
+            content: *content,
+            name,
+        })
+        .collect()
+}
+
+/// The name of the last block of a prefix; none where it has no block.
+pub(super) fn name(prefix: &[u32]) -> Option<SequenceHash> {
+    blocks(prefix).last().map(|block| block.name)
+}
+
+pub(super) fn query(symbols: &[u32]) -> PrefixQuery {
+    let contents: Vec<BlockHash> = symbols.iter().copied().map(content).collect();
+    PrefixQuery::new(&contents)
+}
+
+/// What everybody holds.
+#[derive(Debug, Default)]
+pub(super) struct Oracle {
+    held: BTreeMap<HolderNumber, HashSet<Prefix>>,
+    pub(super) refused_stores: u64,
+}
+
+impl Oracle {
+    pub(super) fn holds(&self, holder: HolderNumber, prefix: &[u32]) -> bool {
+        prefix.is_empty() || self.held.get(&holder).is_some_and(|held| held.contains(prefix))
+    }
+
+    /// The blocks of `path` from `from` on.
+    pub(super) fn store(&mut self, holder: HolderNumber, path: &[u32], from: usize) {
+        if from == path.len() {
+            return;
+        }
+        if !self.holds(holder, &path[..from]) {
+            self.refused_stores += 1;
+            return;
+        }
+        let held = self.held.entry(holder).or_default();
+        held.extend((from + 1..=path.len()).map(|end| path[..end].to_vec()));
+    }
+
+    pub(super) fn remove(&mut self, holder: HolderNumber, prefixes: &[Prefix]) {
+        if let Some(held) = self.held.get_mut(&holder) {
+            for prefix in prefixes {
+                held.remove(prefix);
+            }
+        }
+    }
+
+    pub(super) fn clear(&mut self, holder: HolderNumber) {
+        self.held.remove(&holder);
+    }
+
+    /// The depths of all holders, by holder.
+    pub(super) fn matches(&self, path: &[u32]) -> Vec<Depth> {
+        let depth = |(holder, held): (&HolderNumber, &HashSet<Prefix>)| {
+            let is_held = |end: &usize| held.contains(&path[..*end]);
+            Depth::new(*holder, (1..=path.len()).take_while(is_held).count())
+        };
+        let depths = self.held.iter().map(depth);
+        depths.filter(|depth| depth.matched_blocks > 0).collect()
+    }
+
+    /// All that a holder holds, in an order of its own.
+    pub(super) fn prefixes(&self, holder: HolderNumber) -> Vec<Prefix> {
+        self.held
+            .get(&holder)
+            .map_or_else(Vec::new, |held| held.iter().cloned().collect())
+    }
+
+    /// How many blocks are held, summed over all holders.
+    pub(super) fn held_blocks(&self) -> usize {
+        self.held.values().map(HashSet::len).sum()
+    }
+}

@@ -1,0 +1,88 @@
+"""How to publish."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Final, Literal, TypeAlias
+
+from ..errors import InvalidValueError
+from ..events import Cursor
+from ..hashing import BLOCK_SIZE
+
+Hashing: TypeAlias = Literal["engine", "recompute"]
+"""Whether a namespace takes the hashes in events for its chain, or computes the chain from the content beside them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """JetStream: a batch is sent until the stream has acknowledged it, and the next one waits. The stream has to exist.
+
+    :param timeout: seconds that an acknowledgement may take before the batch is sent again.
+    :param attempts: how often a batch is sent before it is given up. What is given up shows as a gap, and is asked for.
+    """
+
+    timeout: float = 5.0
+    attempts: int = 6
+
+
+@dataclass(frozen=True, slots=True)
+class PublisherOptions:
+    """How to publish. The defaults are right for an engine.
+
+    :param epoch: the incarnation, which has to be above every one before; the time in microseconds where it is absent.
+    :param after: instead of ``epoch``: goes on behind this batch of an incarnation whose blocks are not known here. Daemons
+        can be given what was published since, but not the full state.
+    :param transport: core NATS where it is absent.
+    :param block_size: tokens in a block, as in the daemon's namespace.
+    :param hashing: as in the daemon's namespace.
+    :param heartbeat_interval: the longest silence, in seconds; a heartbeat ends it.
+    :param batch_delay: seconds that events wait for others to share a batch with. Zero makes every call a batch.
+    :param batch_events_max: most events of a batch.
+    :param batch_bytes_max: most bytes of a batch, about; never more than the NATS server takes.
+    :param queue_batches_max: most calls that wait to be published.
+    :param ring_batches_max: most batches that are kept for daemons that miss them.
+    :param ring_bytes_max: most payload bytes that are kept for them.
+    :param chunk_bytes_max: most bytes of one chunk of an answer, about; never more than the NATS server takes.
+    :param answers_max: most answers that are sent at once; further questions are refused, and come again.
+    :param answers_resyncs: whether to answer daemons, and so to keep the ring and the block table.
+    """
+
+    epoch: int | None = None
+    after: Cursor | None = None
+    transport: Acknowledged | None = None
+    block_size: int = BLOCK_SIZE
+    hashing: Hashing = "engine"
+    heartbeat_interval: float = 1.0
+    batch_delay: float = 0.002
+    batch_events_max: int = 1024
+    batch_bytes_max: int = 512 << 10
+    queue_batches_max: int = 1024
+    ring_batches_max: int = 4096
+    ring_bytes_max: int = 16 << 20
+    chunk_bytes_max: int = 256 << 10
+    answers_max: int = 4
+    answers_resyncs: bool = True
+
+    def __post_init__(self) -> None:
+        if self.epoch is not None and self.after is not None:
+            raise InvalidValueError("give epoch or after, not both")
+        if self.hashing not in ("engine", "recompute"):
+            raise InvalidValueError(f"hashing {self.hashing!r} is not one of engine, recompute")
+        for name, least in _LEAST.items():
+            if getattr(self, name) < least:
+                raise InvalidValueError(f"{name} must be at least {least}")
+
+
+_LEAST: Final[dict[str, float]] = {
+    "block_size": 1,
+    "heartbeat_interval": 0.001,
+    "batch_delay": 0,
+    "batch_events_max": 1,
+    "batch_bytes_max": 1,
+    "queue_batches_max": 1,
+    "ring_batches_max": 0,
+    "ring_bytes_max": 0,
+    "chunk_bytes_max": 1,
+    "answers_max": 1,
+}
+assert set(_LEAST) <= {field.name for field in fields(PublisherOptions)}

@@ -1,0 +1,268 @@
+"""Numbers batches, keeps what daemons may ask for, and answers them. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, NamedTuple
+
+import msgpack
+
+from ..errors import RefusedError, refusal
+from ..events import (
+    PROTOCOL_VERSION,
+    Cleared,
+    Cursor,
+    Doubted,
+    Event,
+    Goodbye,
+    Tier,
+    encode_batch,
+    event_bytes,
+    events_bytes,
+)
+from .options import PublisherOptions
+from .ring import Ring
+from .table import BlockTable
+
+CHUNK_BATCHES_MAX: Final = 1024
+"""Most batches in one chunk of an answer."""
+
+
+class Clocks(NamedTuple):
+    """The time: seconds on a clock that does not run backwards, and microseconds since the Unix epoch."""
+
+    monotonic: float
+    unix_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class SealedBatch:
+    """A batch that can be sent."""
+
+    cursor: Cursor
+    payload: bytes
+    is_heartbeat: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ResyncRequest:
+    """A daemon's question: what has come after ``cursor``?"""
+
+    rank: int
+    cursor: Cursor
+    full: bool
+
+    @classmethod
+    def decode(cls, payload: bytes) -> ResyncRequest:
+        """Reads a request.
+
+        :raises RefusedError: with the number that the contract has for what is wrong.
+        """
+        try:
+            fields = msgpack.unpackb(payload, max_map_len=64)
+        except (ValueError, TypeError, msgpack.UnpackException):
+            raise refusal(400, "the request is not one MessagePack map") from None
+        if not isinstance(fields, dict):
+            raise refusal(400, "the request is no map")
+        if fields.get("v", 1) != PROTOCOL_VERSION:
+            raise refusal(505, "another version of the contract is not spoken here; send v = 1")
+        rank, full = fields.get("rank", 0), fields.get("full", False)
+        numbers = (rank, fields.get("epoch"), fields.get("seq"))
+        if not all(type(number) is int and number >= 0 for number in numbers) or type(full) is not bool:
+            raise refusal(
+                400, "the request needs numbers for rank, epoch and seq, and true or false for full"
+            )
+        return cls(rank, Cursor(fields["epoch"], fields["seq"]), full)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer, as the payloads of its chunks."""
+
+    kind: Literal["missing", "full"]
+    chunks: list[bytes]
+
+
+@dataclass(slots=True)
+class _OpenBatch:
+    """Events that wait for others to share a batch with."""
+
+    tier: int
+    events: list[Event]
+    size: int
+    since: float
+
+
+class Outbox:
+    """What a publisher knows of one holder."""
+
+    def __init__(self, options: PublisherOptions, rank: int, clocks: Clocks) -> None:
+        self.options = options
+        self.rank = rank
+        if options.after is not None:
+            self.cursor = options.after
+        else:
+            self.cursor = Cursor(clocks.unix_us if options.epoch is None else options.epoch, 0)
+        knows_blocks = options.after is None or options.after.seq == 0
+        self.table = (
+            BlockTable(options.block_size, options.hashing)
+            if knows_blocks and options.answers_resyncs
+            else None
+        )
+        self._ring = self._ring_after(self.cursor.seq)
+        self._made_us: int | None = None
+        self._open: _OpenBatch | None = None
+        self._doubts: Sequence[str] = ()
+        self._has_left = False
+
+    def _ring_after(self, seq: int) -> Ring:
+        batches_max = self.options.ring_batches_max if self.options.answers_resyncs else 0
+        return Ring(seq, batches_max, self.options.ring_bytes_max)
+
+    def add(self, tier: int, events: Sequence[Event], clocks: Clocks) -> list[SealedBatch]:
+        """Takes the events of one call. Returns the batches that are full, or must not wait."""
+        size = events_bytes(events)
+        sealed: list[SealedBatch] = []
+        held = self._open
+        if held is not None and (
+            held.tier != tier
+            or len(held.events) + len(events) > self.options.batch_events_max
+            or held.size + size > self.options.batch_bytes_max
+        ):
+            sealed += self.seal(clocks)
+        if self._open is None:
+            self._open = _OpenBatch(tier, [], 0, clocks.monotonic)
+        self._open.events += events
+        self._open.size += size
+        # What is last is not kept waiting, and nothing may come behind it in its batch.
+        is_urgent = not events or any(isinstance(event, Goodbye | Doubted) for event in events)
+        if is_urgent or self.options.batch_delay == 0:
+            sealed += self.seal(clocks)
+        return sealed
+
+    def due(self) -> float | None:
+        """When the open batch has waited long enough."""
+        return None if self._open is None else self._open.since + self.options.batch_delay
+
+    def seal(self, clocks: Clocks) -> list[SealedBatch]:
+        """Closes the open batch, if there is one."""
+        if self._open is None:
+            return []
+        held, self._open = self._open, None
+        return [self._number(held.tier, held.events, clocks)]
+
+    def heartbeat(self, clocks: Clocks) -> list[SealedBatch]:
+        """A batch that only says that the holder lives and has missed nothing; none after a goodbye."""
+        return [] if self._has_left else [self._number(Tier.DEVICE, [], clocks)]
+
+    def _number(self, tier: int, events: list[Event], clocks: Clocks) -> SealedBatch:
+        if self._has_left:
+            self._come_back(clocks)
+        self.cursor = Cursor(self.cursor.epoch, self.cursor.seq + 1)
+        self._made_us = clocks.unix_us
+        payload = encode_batch(self.cursor, self.rank, events, tier=tier, time_us=clocks.unix_us)
+        self._ring.push(payload)
+        self._has_left = any(isinstance(event, Goodbye) for event in events)
+        for event in events:
+            if isinstance(event, Doubted):
+                self._doubts = event.reasons
+            elif isinstance(event, Cleared | Goodbye):
+                self._doubts = ()
+            if self.table is not None:
+                self.table.apply(event, tier, clocks.monotonic)
+        return SealedBatch(self.cursor, payload, not events)
+
+    def begin_epoch(self, clocks: Clocks) -> list[SealedBatch]:
+        """Begins a new epoch, in which the holder has nothing, and says so.
+
+        What waits in the open batch belongs to the old one.
+        """
+        rest = self.seal(clocks)
+        self._come_back(clocks)
+        return rest + self.heartbeat(clocks)
+
+    def _come_back(self, clocks: Clocks) -> None:
+        """Daemons have forgotten the holder, its numbers included, or are to forget it: it begins anew."""
+        self.cursor = Cursor(max(clocks.unix_us, self.cursor.epoch + 1), 0)
+        self._ring = self._ring_after(0)
+        if self.table is not None:
+            self.table.clear()
+        self._doubts = ()
+        self._has_left = False
+
+    def answer(self, request: ResyncRequest, clocks: Clocks) -> Answer:
+        """Answers a daemon: from the ring where that is enough, else with the full state.
+
+        :raises RefusedError: where the publisher cannot help just now.
+        """
+        if request.rank != self.rank:
+            raise refusal(400, f"this publisher is for rank {self.rank}")
+        if not request.full and request.cursor.epoch == self.cursor.epoch:
+            batches = self._ring.after(request.cursor.seq)
+            if batches is not None:
+                return self._answer("missing", batches)
+        return self._answer("full", self._full_state(clocks))
+
+    def _full_state(self, clocks: Clocks) -> list[bytes]:
+        if self.table is None:
+            raise refusal(
+                503, "this publisher took up an epoch of another one and does not know the full state"
+            )
+        state = self.table.state(clocks.monotonic)
+        if state is None:
+            raise refusal(503, "stored blocks wait for their parent; ask again when they have it")
+        # A state from before the first batch is empty, but a number of 0 is none.
+        cursor = Cursor(self.cursor.epoch, max(self.cursor.seq, 1))
+        batches: list[bytes] = []
+        tier, events, size = Tier.DEVICE, list[Event](), 0
+        for event_tier, event in state:
+            more = event_bytes(event)
+            if events and (tier != event_tier or size + more > self.options.chunk_bytes_max):
+                batches.append(encode_batch(cursor, self.rank, events, tier=tier))
+                events, size = [], 0
+            tier = event_tier
+            events.append(event)
+            size += more
+        if events:
+            batches.append(encode_batch(cursor, self.rank, events, tier=tier))
+        if self._doubts:
+            batches.append(encode_batch(cursor, self.rank, [Doubted(self._doubts)]))
+        return batches
+
+    def _answer(self, kind: Literal["missing", "full"], batches: Iterable[bytes]) -> Answer:
+        groups = self._groups(batches)
+        entries: dict[str, Any] = {
+            "v": PROTOCOL_VERSION,
+            "rank": self.rank,
+            "epoch": self.cursor.epoch,
+            "seq": self.cursor.seq,
+            "kind": kind,
+        }
+        if self._made_us is not None:
+            entries["time_us"] = self._made_us
+        if kind == "full" and self.options.hashing == "recompute":
+            entries["recomputed_block_size"] = self.options.block_size
+        last = len(groups) - 1
+        chunks = [
+            msgpack.packb(entries | {"chunk": number, "last": number == last, "batches": group})
+            for number, group in enumerate(groups)
+        ]
+        return Answer(kind, chunks)
+
+    def _groups(self, batches: Iterable[bytes]) -> list[list[bytes]]:
+        """Spreads batches over chunks; there is always one chunk at least, which has the cursor."""
+        groups: list[list[bytes]] = [[]]
+        size = 0
+        for batch in batches:
+            group = groups[-1]
+            is_full = size + len(batch) > self.options.chunk_bytes_max or len(group) >= CHUNK_BATCHES_MAX
+            if group and is_full:
+                groups.append([])
+                size = 0
+            size += len(batch)
+            groups[-1].append(batch)
+        return groups
+
+
+__all__ = ["Answer", "Clocks", "Outbox", "RefusedError", "ResyncRequest", "SealedBatch"]

@@ -1,0 +1,218 @@
+"""Requests that every shard answers, and one answer out of theirs.
+
+Every holder belongs to one shard, so lists of holders are joined, put into the order of the contract, and only then cut to the
+limit: the best ``limit`` of all are among the best ``limit`` of each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import reduce
+from typing import Final, TypeVar
+
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from .errors import (
+    NoDaemonError,
+    RefusedError,
+    TimedOutError,
+    UnavailableError,
+    UndecodableError,
+    UnknownNamespaceError,
+    refusal,
+)
+from .wire import ERROR_CODE_HEADER, ERROR_HEADER, Gathered, Query, QueryReply, StatusReply
+
+SHARD_HEADER: Final = "Kvatlas-Shard"
+"""Header of every reply of a sharded daemon: which shard it is, and of how many."""
+
+SHARDS_MAX: Final = 256
+REPLIES_MAX: Final = 4 * SHARDS_MAX
+"""Replies that wait for one request, at most."""
+
+_T = TypeVar("_T")
+_SHARD: Final = re.compile(r"(\d{1,3})/(\d{1,3})")
+
+
+def refusal_of(message: Msg) -> RefusedError | None:
+    """The error that a reply's headers carry, if any."""
+    headers = message.headers or {}
+    code = headers.get(ERROR_CODE_HEADER)
+    if code is None:
+        return None
+    return refusal(int(code) if code.isdecimal() else 0, headers.get(ERROR_HEADER, ""))
+
+
+def _shard_of(message: Msg) -> tuple[int, int] | None:
+    """Index and number of shards that a reply says it comes from."""
+    found = _SHARD.fullmatch((message.headers or {}).get(SHARD_HEADER, ""))
+    if found is None:
+        return None
+    index, count = int(found[1]), int(found[2])
+    return (index, count) if index < count <= SHARDS_MAX else None
+
+
+class Collection:
+    """Replies as they come in, by the division of the workers that they belong to."""
+
+    def __init__(self) -> None:
+        self._divisions: dict[int, dict[int, Msg]] = {}
+
+    def add(self, shard: tuple[int, int], reply: Msg) -> bool:
+        """Adds a reply; says whether its division is complete. Of two replies of one shard the first is kept."""
+        index, count = shard
+        replies = self._divisions.setdefault(count, {})
+        replies.setdefault(index, reply)
+        return len(replies) == count
+
+    def best(self) -> tuple[int, dict[int, Msg]] | None:
+        """The division of which the largest part has answered; of equals that with more shards."""
+        return max(
+            self._divisions.items(),
+            key=lambda division: (len(division[1]) / division[0], division[0]),
+            default=None,
+        )
+
+
+async def gather(
+    connection: Client,
+    subject: str,
+    payload: bytes,
+    patience: float,
+    decode: Callable[[bytes], _T],
+) -> tuple[list[_T], Gathered]:
+    """What the shards answer, and which did.
+
+    :raises NoDaemonError: if no shard listens.
+    :raises TimedOutError: if none answered in time.
+    :raises RefusedError: if the shards refused, or those that did not answer may know better.
+    """
+    deadline = time.monotonic() + patience
+    inbox = connection.new_inbox()
+    replies = await connection.subscribe(inbox, pending_msgs_limit=REPLIES_MAX)
+    collection = Collection()
+    try:
+        await connection.publish(subject, payload, reply=inbox)
+        while (left := deadline - time.monotonic()) > 0:
+            try:
+                reply = await replies.next_msg(left)
+            except asyncio.TimeoutError:
+                break
+            if (reply.headers or {}).get("Status") == "503":
+                raise NoDaemonError(subject)
+            shard = _shard_of(reply)
+            if shard is not None and collection.add(shard, reply):
+                break
+    finally:
+        await replies.unsubscribe()
+    best = collection.best()
+    if best is None:
+        raise TimedOutError(subject, patience)
+    return _sort_out(*best, decode)
+
+
+def _sort_out(
+    shards: int, replies: dict[int, Msg], decode: Callable[[bytes], _T]
+) -> tuple[list[_T], Gathered]:
+    """The answers of those that know the namespace. A shard whose reply is of no use counts as missing."""
+    known: list[_T] = []
+    missing = set(range(shards))
+    unknown: RefusedError | None = None
+    for index, message in replies.items():
+        refused = refusal_of(message)
+        if isinstance(refused, UnavailableError):
+            continue
+        if refused is None:
+            try:
+                known.append(decode(message.data))
+            except UndecodableError:
+                continue
+        elif isinstance(refused, UnknownNamespaceError):
+            unknown = refused
+        else:
+            raise refused
+        missing.discard(index)
+    gathered = Gathered(shards, tuple(sorted(missing)))
+    if known:
+        return known, gathered
+    if missing or unknown is None:
+        absent = ", ".join(map(str, gathered.missing))
+        raise refusal(
+            503,
+            f"no shard that answered has heard of the namespace, and of {shards} shards {absent} did not answer; ask again",
+        )
+    raise unknown
+
+
+def _agreed(what: str, one: object, other: object) -> None:
+    if one != other:
+        text = f"the shards disagree on {what}; configure the namespace alike on all of them"
+        raise refusal(503, text)
+
+
+def merge_replies(replies: Sequence[QueryReply], query: Query, gathered: Gathered) -> QueryReply:
+    """One answer to one query."""
+
+    def join(merged: QueryReply, more: QueryReply) -> QueryReply:
+        _agreed("how many tokens a block has", merged.query_blocks, more.query_blocks)
+        return replace(
+            merged,
+            holders=merged.holders + more.holders,
+            holders_total=merged.holders_total + more.holders_total,
+            foreign_holders=merged.foreign_holders + more.foreign_holders,
+        )
+
+    merged = reduce(join, replies)
+    ordered = sorted(
+        merged.holders,
+        key=lambda found: (-found.matched_blocks, -found.matched_blocks_max, found.worker, found.rank),
+    )
+    return replace(merged, holders=tuple(ordered[: query.limit]), gathered=gathered)
+
+
+def merge_results(
+    lists: Sequence[tuple[QueryReply | RefusedError, ...]], queries: Sequence[Query], gathered: Gathered
+) -> tuple[QueryReply | RefusedError, ...]:
+    """One answer to several queries, each merged by itself."""
+    for results in lists:
+        _agreed("how many queries were asked", len(results), len(queries))
+    return tuple(
+        _merge_result([results[number] for results in lists], query, gathered)
+        for number, query in enumerate(queries)
+    )
+
+
+def _merge_result(
+    results: Sequence[QueryReply | RefusedError], query: Query, gathered: Gathered
+) -> QueryReply | RefusedError:
+    replies = []
+    for result in results:
+        if isinstance(result, RefusedError):
+            return result
+        replies.append(result)
+    try:
+        return merge_replies(replies, query, gathered)
+    except RefusedError as disagreement:
+        return disagreement
+
+
+def merge_statuses(statuses: Sequence[StatusReply], gathered: Gathered) -> StatusReply:
+    """One status. A block that several shards know is counted by each."""
+
+    def join(merged: StatusReply, more: StatusReply) -> StatusReply:
+        _agreed("how many tokens a block has", merged.block_size, more.block_size)
+        return replace(
+            merged,
+            holders=merged.holders + more.holders,
+            distinct_blocks=merged.distinct_blocks + more.distinct_blocks,
+            batches_waiting=merged.batches_waiting + more.batches_waiting,
+        )
+
+    merged = reduce(join, statuses)
+    ordered = sorted(merged.holders, key=lambda found: (found.worker, found.rank))
+    return replace(merged, holders=tuple(ordered), gathered=gathered)

@@ -1,0 +1,479 @@
+"""The publisher: what an engine, or a sidecar beside it, needs to keep daemons exact about one holder.
+
+A :class:`Publisher` numbers batches without a gap within an epoch, and keeps what it takes to make good what is lost on the way:
+a *ring* of the last batches, and a *block table* of all that the holder has. When a daemon misses something it asks, and is given
+the missing batches from the ring or the full state from the table. Heartbeats show daemons that nothing was lost, and that the
+holder lives.
+
+.. code-block:: text
+
+    publish ──▶ bounded queue ──▶ open batch ──▶ ring, table ──▶ NATS
+      waits, or is refused         (count, bytes,
+      where there is no room         delay)
+                                 daemon ──▶ resync subject ──▶ ring or table ──▶ chunks
+
+The full state is made at once, so that it is one state: about two seconds for a million blocks, in which the event loop does
+nothing else. Where an engine holds that many, give the publisher a process or a thread with a loop of its own.
+
+An event that the queue has taken is published in order, exactly once, unless the process dies: then the next incarnation begins a
+new epoch, and replaces all that the last one said.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, Final, TypeAlias
+
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+
+from ._publish.options import Acknowledged, PublisherOptions
+from ._publish.outbox import Clocks, Outbox, ResyncRequest, SealedBatch
+from .errors import (
+    BatchTooLargeError,
+    ConnectionFailedError,
+    InvalidValueError,
+    NotSentError,
+    QueueFullError,
+    RefusedError,
+    StoppedError,
+    TooManyEventsError,
+    refusal,
+)
+from .events import (
+    Cleared,
+    Cursor,
+    Doubted,
+    Event,
+    Goodbye,
+    Removed,
+    Stored,
+    StoredByLineage,
+    Tier,
+    events_bytes,
+)
+from .subjects import PREFIX, Subjects
+from .wire import ERROR_CODE_HEADER, ERROR_HEADER
+
+_LOG: Final = logging.getLogger("kvatlas.publisher")
+
+_PAUSE: Final = 0.05
+"""Pause while the connection takes nothing, and before a batch that was not acknowledged is sent again."""
+
+_QUESTIONS_MAX: Final = 64
+"""Questions that wait in the subscription, at most. Daemons ask again."""
+
+_OVERHEAD: Final = 16 << 10
+"""What a chunk or batch may take beside what is counted."""
+
+Events: TypeAlias = Event | Iterable[Event]
+
+
+@dataclass(slots=True)
+class PublisherCounters:
+    """What a publisher has done since it was started.
+
+    :param batches_sent: without heartbeats.
+    :param batches_failed: batches that NATS did not take; daemons notice the gap and ask for them.
+    :param calls_dropped: calls that :meth:`Publisher.aclose` had no time for.
+    :param queue_waits: calls that had to wait for room in the queue.
+    :param queue_refusals: calls that were refused for want of room.
+    :param answers_missing: daemons that were given the batches they missed.
+    :param answers_full: daemons that were given the full state.
+    :param answers_refused: daemons that could not be helped.
+    """
+
+    batches_sent: int = 0
+    heartbeats_sent: int = 0
+    batches_failed: int = 0
+    calls_dropped: int = 0
+    queue_waits: int = 0
+    queue_refusals: int = 0
+    answers_missing: int = 0
+    answers_full: int = 0
+    answers_refused: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Flush:
+    """Answer when all calls before have left for the server."""
+
+    done: asyncio.Future[Cursor]
+
+
+@dataclass(frozen=True, slots=True)
+class _BeginEpoch:
+    """Begin a new epoch, in which the holder has nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Heartbeats:
+    """Send heartbeats, or be silent between batches."""
+
+    are_sent: bool
+
+
+_Publish: TypeAlias = tuple[int, list[Event]]
+_Command: TypeAlias = _Publish | _BeginEpoch | _Heartbeats | _Flush
+
+
+class Publisher:
+    """Publishes for one holder, and answers daemons that miss something.
+
+    Leaving the ``async with`` block says goodbye; leaving it by an exception, and :meth:`aclose`, end in silence, as if the engine
+    had died: daemons keep the blocks until the holder counts as gone.
+    """
+
+    def __init__(self, connection: Client, subject: str, rank: int, options: PublisherOptions) -> None:
+        """For :meth:`start`, which also subscribes to questions."""
+        self._nats = connection
+        self._subject = subject
+        self._options = options
+        self._outbox = Outbox(options, rank, _clocks())
+        self._queue: asyncio.Queue[_Command | None] = asyncio.Queue(options.queue_batches_max)
+        self._heartbeat_at = time.monotonic() + options.heartbeat_interval
+        self._beats = True
+        self._sent = self._outbox.cursor
+        self._failure: str | None = None
+        self._stopped = False
+        self._questions: Subscription | None = None
+        self._answers: set[asyncio.Task[None]] = set()
+        self._task: asyncio.Task[None] | None = None
+        self.counters = PublisherCounters()
+
+    @classmethod
+    async def start(
+        cls,
+        connection: Client,
+        namespace: str,
+        worker: str,
+        rank: int = 0,
+        options: PublisherOptions | None = None,
+        *,
+        prefix: str = PREFIX,
+    ) -> Publisher:
+        """Starts to publish on ``connection``, which stays the caller's.
+
+        :raises InvalidValueError: for a name that is none.
+        :raises ConnectionFailedError: if the connection is closed, so that no questions can be received.
+        """
+        if not 0 <= rank < 1 << 32:
+            raise InvalidValueError(f"rank {rank} is not an unsigned integer of 32 bits")
+        subjects = Subjects(prefix)
+        given = options or PublisherOptions()
+        room = max(connection.max_payload - _OVERHEAD, 1)
+        given = replace(
+            given,
+            batch_bytes_max=min(given.batch_bytes_max, room),
+            chunk_bytes_max=min(given.chunk_bytes_max, room),
+        )
+        publisher = cls(connection, subjects.events(namespace, worker), rank, given)
+        if given.answers_resyncs:
+            await publisher._listen(subjects.resync(namespace, worker, rank))
+        publisher._task = asyncio.create_task(publisher._run(), name=f"kvatlas publisher {worker}/{rank}")
+        return publisher
+
+    async def _listen(self, subject: str) -> None:
+        try:
+            self._questions = await self._nats.subscribe(
+                subject, cb=self._answer, pending_msgs_limit=_QUESTIONS_MAX
+            )
+        except nats.errors.Error as error:
+            raise ConnectionFailedError(f"NATS: {error}") from error
+
+    async def __aenter__(self) -> Publisher:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        if kind is None and not self._stopped:
+            await self.say_goodbye()
+        else:
+            await self.aclose()
+
+    @property
+    def cursor(self) -> Cursor:
+        """The last batch sent."""
+        return self._sent
+
+    # What the engine calls.
+
+    async def publish(self, events: Events = (), *, tier: int = Tier.DEVICE) -> None:
+        """Publishes events, in order; without any, a heartbeat. Waits while the queue is full.
+
+        :raises PublisherError: :class:`BatchTooLargeError`, :class:`TooManyEventsError` or :class:`StoppedError`.
+        """
+        call = self._checked(events, tier)
+        if self._queue.full():
+            self.counters.queue_waits += 1
+        await self._put(call)
+
+    def try_publish(self, events: Events = (), *, tier: int = Tier.DEVICE) -> None:
+        """As :meth:`publish`, but fails while the queue is full: for an engine that must not wait.
+
+        The engine has to take note of what it could not say, and to say it later.
+
+        :raises QueueFullError: and those of :meth:`publish`.
+        """
+        call = self._checked(events, tier)
+        try:
+            self._queue.put_nowait(call)
+        except asyncio.QueueFull:
+            self.counters.queue_refusals += 1
+            raise QueueFullError(self._options.queue_batches_max) from None
+
+    async def begin_epoch(self) -> None:
+        """Publishes what is queued, and begins a new epoch: daemons forget all that the holder had.
+
+        For a relay whose engine has restarted.
+
+        :raises StoppedError: if the publisher has stopped.
+        """
+        await self._put(_BeginEpoch())
+
+    async def set_heartbeats(self, are_sent: bool) -> None:
+        """Says whether heartbeats are sent while there is nothing to publish. They are at first.
+
+        For a relay that hears nothing of its engine: without them, daemons find the holder stale.
+
+        :raises StoppedError: if the publisher has stopped.
+        """
+        await self._put(_Heartbeats(are_sent))
+
+    async def flush(self) -> Cursor:
+        """Waits until everything has left for the server, and returns the last batch then.
+
+        :raises NotSentError: if a batch could not be sent since the last call.
+        :raises StoppedError: if the publisher has stopped.
+        """
+        if self._task is None:
+            raise StoppedError
+        done: asyncio.Future[Cursor] = asyncio.get_running_loop().create_future()
+        await self._put(_Flush(done))
+        either: tuple[asyncio.Future[Any], ...] = (done, self._task)
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not done.done():
+            raise StoppedError
+        return done.result()
+
+    async def say_goodbye(self) -> None:
+        """Publishes what is queued and a goodbye, so that daemons forget the holder at once, and ends.
+
+        :raises PublisherError: as :meth:`flush`.
+        """
+        try:
+            await self.publish(Goodbye())
+            await self.flush()
+        finally:
+            await self.aclose()
+
+    async def aclose(self, patience: float = 10.0) -> None:
+        """Publishes what is queued, and ends in silence. What NATS has not taken after ``patience`` seconds is dropped."""
+        if not self._stopped:
+            self._stopped = True
+            try:
+                await asyncio.wait_for(self._drain(), patience)
+            except asyncio.TimeoutError:
+                self.counters.calls_dropped += self._queue.qsize()
+                _LOG.warning("closed with %d calls not published", self._queue.qsize())
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        if self._questions is not None:
+            questions, self._questions = self._questions, None
+            if not self._nats.is_closed:
+                await questions.unsubscribe()
+        for sending in self._answers:
+            sending.cancel()
+
+    async def _drain(self) -> None:
+        if self._task is not None and not self._task.done():
+            await self._queue.put(None)
+            await asyncio.wait([self._task])
+
+    def _checked(self, events: Events, tier: int) -> _Publish:
+        if self._stopped:
+            raise StoppedError
+        listed = [events] if isinstance(events, _EVENT_TYPES) else list(events)
+        if not all(isinstance(event, _EVENT_TYPES) for event in listed):
+            raise InvalidValueError("what is published must be events")
+        if not 0 <= tier < len(Tier):
+            raise InvalidValueError(f"there is no tier {tier}; tiers are numbered from 0 to {len(Tier) - 1}")
+        size, size_max = events_bytes(listed), self._options.batch_bytes_max
+        if size > size_max:
+            raise BatchTooLargeError(size, size_max)
+        if len(listed) > self._options.batch_events_max:
+            raise TooManyEventsError(len(listed), self._options.batch_events_max)
+        return int(tier), listed
+
+    async def _put(self, command: _Command) -> None:
+        if self._stopped:
+            raise StoppedError
+        await self._queue.put(command)
+
+    # The task: the only one who sends batches.
+
+    async def _run(self) -> None:
+        try:
+            while (command := await self._next()) is not None:
+                await self._obey(command)
+            await self._send_all(self._outbox.seal(_clocks()))
+        finally:
+            self._stopped = True
+            self._refuse_queued()
+
+    async def _obey(self, command: _Command) -> None:
+        match command:
+            case _Flush():
+                await self._send_all(self._outbox.seal(_clocks()))
+                await self._confirm(command)
+            case _BeginEpoch():
+                await self._send_all(self._outbox.begin_epoch(_clocks()))
+            case _Heartbeats(are_sent):
+                self._beats = are_sent
+            case (tier, events):
+                await self._send_all(self._outbox.add(tier, events, _clocks()))
+
+    async def _next(self) -> _Command | None:
+        """The next call; sends what falls due meanwhile."""
+        while True:
+            due = self._outbox.due()
+            wake_at = self._heartbeat_at if due is None else min(due, self._heartbeat_at)
+            wait = wake_at - time.monotonic()
+            if wait > 0:
+                try:
+                    return self._queue.get_nowait()
+                except asyncio.QueueEmpty:
+                    pass
+                try:
+                    return await asyncio.wait_for(self._queue.get(), wait)
+                except asyncio.TimeoutError:
+                    continue
+            clocks = _clocks()
+            self._heartbeat_at = clocks.monotonic + self._options.heartbeat_interval
+            sealed = self._outbox.seal(clocks)
+            if not sealed and self._beats:
+                sealed = self._outbox.heartbeat(clocks)
+            await self._send_all(sealed)
+
+    async def _confirm(self, flush: _Flush) -> None:
+        failure, self._failure = self._failure, None
+        try:
+            if failure is None:
+                await self._nats.flush()
+        except (nats.errors.Error, OSError) as error:
+            failure = str(error)
+        if flush.done.done():
+            return
+        if failure is None:
+            flush.done.set_result(self._outbox.cursor)
+        else:
+            flush.done.set_exception(NotSentError(f"NATS: {failure}"))
+
+    def _refuse_queued(self) -> None:
+        while not self._queue.empty():
+            command = self._queue.get_nowait()
+            if isinstance(command, _Flush) and not command.done.done():
+                command.done.set_exception(StoppedError())
+
+    async def _send_all(self, sealed: Iterable[SealedBatch]) -> None:
+        for batch in sealed:
+            try:
+                await self._send(batch)
+            except (nats.errors.Error, OSError, NotSentError) as error:
+                self.counters.batches_failed += 1
+                _LOG.warning("batch %d of %s not sent: %s", batch.cursor.seq, self._subject, error)
+                if self._failure is None:
+                    self._failure = str(error)
+            else:
+                if batch.is_heartbeat:
+                    self.counters.heartbeats_sent += 1
+                else:
+                    self.counters.batches_sent += 1
+            self._sent = batch.cursor
+            self._heartbeat_at = time.monotonic() + self._options.heartbeat_interval
+
+    async def _send(self, batch: SealedBatch) -> None:
+        transport = self._options.transport
+        if transport is None:
+            while True:
+                try:
+                    return await self._nats.publish(self._subject, batch.payload)
+                except nats.errors.OutboundBufferLimitError:
+                    # The connection is down and its buffer full: wait, so that the queue fills and pushes back.
+                    await asyncio.sleep(_PAUSE)
+        failure = "no attempt is allowed"
+        for attempt in range(transport.attempts):
+            if attempt:
+                await asyncio.sleep(_PAUSE)
+            try:
+                return await self._send_acknowledged(batch, transport)
+            except (nats.errors.Error, NotSentError) as error:
+                failure = str(error)
+        raise NotSentError(failure)
+
+    async def _send_acknowledged(self, batch: SealedBatch, transport: Acknowledged) -> None:
+        # The id is the same for every attempt, so that the stream keeps one of them.
+        identity = f"{self._subject}/{self._outbox.rank}/{batch.cursor.epoch}/{batch.cursor.seq}"
+        reply = await self._nats.request(
+            self._subject, batch.payload, timeout=transport.timeout, headers={"Nats-Msg-Id": identity}
+        )
+        try:
+            acknowledgement = json.loads(reply.data)
+            error = acknowledgement.get("error")
+        except (ValueError, AttributeError) as unreadable:
+            raise NotSentError(f"the acknowledgement cannot be read: {unreadable}") from None
+        if error is not None:
+            raise NotSentError(f"the stream refused: {error}")
+
+    # Answers. Their chunks are made at once, so that they are one state; they are sent beside what is published next.
+
+    async def _answer(self, question: Msg) -> None:
+        if not question.reply:
+            return
+        try:
+            if len(self._answers) >= self._options.answers_max:
+                raise refusal(503, "this publisher answers others; ask again")
+            answer = self._outbox.answer(ResyncRequest.decode(question.data), _clocks())
+        except RefusedError as refused:
+            self.counters.answers_refused += 1
+            await self._refuse(question.reply, refused)
+            return
+        if answer.kind == "missing":
+            self.counters.answers_missing += 1
+        else:
+            self.counters.answers_full += 1
+        sending = asyncio.create_task(self._send_chunks(question.reply, answer.chunks))
+        self._answers.add(sending)
+        sending.add_done_callback(self._answers.discard)
+
+    async def _send_chunks(self, reply_to: str, chunks: list[bytes]) -> None:
+        try:
+            for chunk in chunks:
+                await self._nats.publish(reply_to, chunk)
+        except (nats.errors.Error, OSError) as error:
+            # The daemon asks again.
+            _LOG.debug("a resync answer was cut short: %s", error)
+
+    async def _refuse(self, reply_to: str, refused: RefusedError) -> None:
+        headers = {ERROR_HEADER: refused.text, ERROR_CODE_HEADER: str(refused.code)}
+        try:
+            await self._nats.publish(reply_to, headers=headers)
+        except (nats.errors.Error, OSError) as error:
+            _LOG.debug("a resync was not answered: %s", error)
+
+
+_EVENT_TYPES: Final = (Stored, StoredByLineage, Removed, Cleared, Doubted, Goodbye)
+
+
+def _clocks() -> Clocks:
+    return Clocks(time.monotonic(), time.time_ns() // 1000)

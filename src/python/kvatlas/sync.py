@@ -1,0 +1,172 @@
+"""The clients without ``await``, for programs that have no event loop.
+
+All connections of a process share one thread with an event loop. The objects may be used from any thread.
+
+.. code-block:: python
+
+    with kvatlas.sync.connect("nats://127.0.0.1:4222") as connection:
+        publisher = connection.publisher("llama", "gpu-0")
+        publisher.publish(kvatlas.Stored(chain))
+        reply = connection.queries().query("llama", kvatlas.Query.by_tokens(tokens))
+        publisher.say_goodbye()
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Sequence
+from functools import cache
+from types import TracebackType
+from typing import Any, TypeVar
+
+from nats.aio.client import Client
+
+from . import client as _client
+from ._publish.options import PublisherOptions
+from .errors import RefusedError
+from .events import Cursor, Tier
+from .publisher import Events, PublisherCounters
+from .publisher import Publisher as _AsyncPublisher
+from .subjects import PREFIX
+from .wire import HolderStatus, Query, QueryReply, StatusReply
+
+_T = TypeVar("_T")
+
+
+@cache
+def _loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    # A daemon thread: a program that forgets to close its connection can end all the same.
+    threading.Thread(target=loop.run_forever, name="kvatlas", daemon=True).start()
+    return loop
+
+
+def _run(coroutine: Coroutine[Any, Any, _T]) -> _T:
+    return asyncio.run_coroutine_threadsafe(coroutine, _loop()).result()
+
+
+def connect(
+    url: str = "nats://127.0.0.1:4222", *, prefix: str = PREFIX, patience: float = 5.0, **options: Any
+) -> Connection:
+    """A connection to NATS that reconnects for ever; ``options`` are those of ``nats.connect``.
+
+    :param prefix: what every subject begins with.
+    :param patience: seconds that a request waits for its answer.
+    :raises ConnectionFailedError: if no server can be reached.
+    """
+    return Connection(_run(_client.connect(url, **options)), prefix, patience)
+
+
+class Connection:
+    """A connection to NATS, made by :func:`connect`. Closed when its ``with`` block is left."""
+
+    def __init__(self, connection: Client, prefix: str, patience: float) -> None:
+        self._nats = connection
+        self._prefix = prefix
+        self._patience = patience
+
+    def queries(self, *, gathering: bool = False) -> QueryClient:
+        """A client that asks; with ``gathering``, all shards."""
+        return QueryClient(
+            _client.QueryClient(self._nats, prefix=self._prefix, patience=self._patience, gathering=gathering)
+        )
+
+    def publisher(
+        self, namespace: str, worker: str, rank: int = 0, options: PublisherOptions | None = None
+    ) -> Publisher:
+        """A publisher for one holder. Close it, or say goodbye, before the connection is closed."""
+        started = _AsyncPublisher.start(self._nats, namespace, worker, rank, options, prefix=self._prefix)
+        return Publisher(_run(started))
+
+    def close(self) -> None:
+        """Sends what is on its way, and closes the connection."""
+        _run(_client.disconnect(self._nats))
+
+    def __enter__(self) -> Connection:
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class QueryClient:
+    """As :class:`kvatlas.QueryClient`."""
+
+    def __init__(self, client: _client.QueryClient) -> None:
+        self._client = client
+
+    def query(self, namespace: str, query: Query) -> QueryReply:
+        """Which holders hold how long a prefix."""
+        return _run(self._client.query(namespace, query))
+
+    def query_batch(self, namespace: str, queries: Sequence[Query]) -> tuple[QueryReply | RefusedError, ...]:
+        """Several queries in one request; the answers come in the same order."""
+        return _run(self._client.query_batch(namespace, queries))
+
+    def status(self, namespace: str) -> StatusReply:
+        """How far a daemon has followed the holders of a namespace."""
+        return _run(self._client.status(namespace))
+
+    def applied(self, namespace: str, worker: str, cursor: Cursor, rank: int = 0) -> HolderStatus:
+        """Waits until a daemon has applied a publisher's batch and all before."""
+        return _run(self._client.applied(namespace, worker, cursor, rank))
+
+
+class Publisher:
+    """As :class:`kvatlas.Publisher`."""
+
+    def __init__(self, publisher: _AsyncPublisher) -> None:
+        self._publisher = publisher
+
+    @property
+    def cursor(self) -> Cursor:
+        """The last batch sent."""
+        return self._publisher.cursor
+
+    @property
+    def counters(self) -> PublisherCounters:
+        """What has been done so far."""
+        return self._publisher.counters
+
+    def publish(self, events: Events = (), *, tier: int = Tier.DEVICE) -> None:
+        """Publishes events, in order. Waits while the queue is full."""
+        _run(self._publisher.publish(events, tier=tier))
+
+    def try_publish(self, events: Events = (), *, tier: int = Tier.DEVICE) -> None:
+        """As :meth:`publish`, but fails while the queue is full."""
+
+        async def attempt() -> None:
+            self._publisher.try_publish(events, tier=tier)
+
+        _run(attempt())
+
+    def begin_epoch(self) -> None:
+        """Publishes what is queued, and begins a new epoch: daemons forget all that the holder had."""
+        _run(self._publisher.begin_epoch())
+
+    def set_heartbeats(self, are_sent: bool) -> None:
+        """Says whether heartbeats are sent while there is nothing to publish."""
+        _run(self._publisher.set_heartbeats(are_sent))
+
+    def flush(self) -> Cursor:
+        """Waits until everything has left for the server, and returns the last batch then."""
+        return _run(self._publisher.flush())
+
+    def say_goodbye(self) -> None:
+        """Publishes what is queued and a goodbye, and ends."""
+        _run(self._publisher.say_goodbye())
+
+    def close(self) -> None:
+        """Publishes what is queued, and ends in silence."""
+        _run(self._publisher.aclose())
+
+    def __enter__(self) -> Publisher:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _run(self._publisher.__aexit__(kind, error, trace))

@@ -1,0 +1,365 @@
+"""Queries and replies as they travel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, Final, TypeVar
+
+import msgpack
+
+from .errors import InvalidValueError, RefusedError, UndecodableError, refusal
+from .events import PROTOCOL_VERSION, Cursor, blob, check_text, lineage_blob, put_tokens
+from .hashing import POSITION_MAX, LineageHash, little_endian, unsigned_array
+from .subjects import check_name
+
+ERROR_HEADER: Final = "Nats-Service-Error"
+"""Header with the text of an error reply."""
+
+ERROR_CODE_HEADER: Final = "Nats-Service-Error-Code"
+"""Header with the number of an error reply."""
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """Which holders hold how long a prefix of a prompt? Made by one of the four ``by_…`` methods.
+
+    :param workers: answer only for these workers; all where it is absent.
+    :param limit: at most so many holders, the best first; all where it is absent.
+    :param min_blocks: leave out holders with fewer matched blocks.
+    :param explain: say where each holder dropped out.
+    """
+
+    key: dict[str, Any]
+    workers: tuple[str, ...] | None = None
+    limit: int | None = None
+    min_blocks: int = 0
+    explain: bool = False
+
+    @classmethod
+    def by_tokens(
+        cls, tokens: Sequence[int], *, lora_name: str | None = None, cache_salt: str | None = None
+    ) -> Query:
+        """By the prompt's tokens; the daemon cuts and hashes them."""
+        check_text(lora_name, "lora_name")
+        check_text(cache_salt, "cache_salt")
+        key: dict[str, Any] = {}
+        put_tokens(key, tokens, lora_name, cache_salt)
+        return cls(key)
+
+    @classmethod
+    def by_block_hashes(cls, hashes: Sequence[int]) -> Query:
+        """By the block hash of each block."""
+        return cls({"block_hashes": blob(hashes)})
+
+    @classmethod
+    def by_sequence_hashes(cls, hashes: Sequence[int], *, positions: Sequence[int] | None = None) -> Query:
+        """By the sequence hash of each block: the cheapest form.
+
+        With ``positions``, the hashes are those of blocks chosen from one chain, and the answer has bounds.
+        """
+        return cls({"sequence_hashes": blob(hashes)} | _positions(positions, len(hashes)))
+
+    @classmethod
+    def by_lineage_hashes(
+        cls, hashes: Sequence[LineageHash], *, positions: Sequence[int] | None = None
+    ) -> Query:
+        """By lineage hashes: one chain from position 0, or blocks chosen from one at ``positions``."""
+        return cls({"lineage_hashes": lineage_blob(hashes)} | _positions(positions, len(hashes)))
+
+    def narrowed(
+        self,
+        *,
+        workers: Iterable[str] | None = None,
+        limit: int | None = None,
+        min_blocks: int = 0,
+        explain: bool = False,
+    ) -> Query:
+        """The same query with these options."""
+        chosen = None if workers is None else tuple(check_name(worker, "worker") for worker in workers)
+        if (limit is not None and limit < 0) or min_blocks < 0:
+            raise InvalidValueError("limit and min_blocks must not be below 0")
+        return replace(self, workers=chosen, limit=limit, min_blocks=min_blocks, explain=explain)
+
+    def entries(self) -> dict[str, Any]:
+        """The query as a map."""
+        entries = dict(self.key)
+        if self.workers is not None:
+            entries["workers"] = list(self.workers)
+        if self.limit is not None:
+            entries["limit"] = self.limit
+        if self.min_blocks:
+            entries["min_blocks"] = self.min_blocks
+        if self.explain:
+            entries["explain"] = True
+        return entries
+
+
+def _positions(positions: Sequence[int] | None, hashes: int) -> dict[str, bytes]:
+    if positions is None:
+        return {}
+    if len(positions) != hashes or not positions:
+        raise InvalidValueError(f"{len(positions)} positions for {hashes} hashes; give one a hash")
+    if any(after <= before for before, after in pairwise(positions)):
+        raise InvalidValueError("positions must ascend")
+    if positions[-1] > POSITION_MAX:
+        raise InvalidValueError(f"positions go up to {POSITION_MAX}")
+    return {"positions": little_endian(unsigned_array("I", positions, "positions"))}
+
+
+def encode_query(query: Query) -> bytes:
+    """The payload of a request with one query."""
+    payload: bytes = msgpack.packb({"v": PROTOCOL_VERSION} | query.entries())
+    return payload
+
+
+def encode_queries(queries: Iterable[Query]) -> bytes:
+    """The payload of a request with several queries."""
+    listed = [query.entries() for query in queries]
+    payload: bytes = msgpack.packb({"v": PROTOCOL_VERSION, "queries": listed})
+    return payload
+
+
+@dataclass(frozen=True, slots=True)
+class DropOut:
+    """Where a holder dropped out of a query.
+
+    :param position: of the first block that the holder does not have.
+    :param lineage_hash: that block's.
+    :param other_holders: how many holders do have that block.
+    """
+
+    position: int
+    lineage_hash: LineageHash
+    other_holders: int
+
+
+@dataclass(frozen=True, slots=True)
+class HolderMatch:
+    """One holder of a prefix.
+
+    :param matched_blocks: leading blocks of the query that it holds, without a hole; of a compressed chain, at least so many.
+    :param matched_blocks_max: of a compressed chain: how many it holds at most; else ``matched_blocks``.
+    :param exact: whether its state is known for certain.
+    :param degraded: why it is not.
+    :param dropped_out: with ``explain``, unless it holds the whole query.
+    :param fields: the whole map, for keys that this release does not know.
+    """
+
+    worker: str
+    rank: int
+    matched_blocks: int
+    matched_blocks_max: int
+    exact: bool
+    degraded: tuple[str, ...]
+    dropped_out: DropOut | None
+    fields: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """What a reply was put together from.
+
+    :param shards: how many there are.
+    :param missing: those that did not answer in time: nothing is known of their workers.
+    """
+
+    shards: int
+    missing: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class QueryReply:
+    """The answer to one query.
+
+    :param query_blocks: how many blocks were asked for; of a compressed chain, how many it stands for.
+    :param holders: most matched blocks first, then by worker and rank.
+    :param holders_total: how many matched before ``limit`` cut the list.
+    :param foreign_holders: holders that a query by tokens or block hashes cannot find.
+    :param unseen_blocks_max: of a compressed chain: how many blocks a holder of none of the blocks sent can hold.
+    :param gathered: in a reply that was put together from those of shards.
+    :param fields: the whole map, for keys that this release does not know.
+    """
+
+    query_blocks: int
+    holders: tuple[HolderMatch, ...]
+    holders_total: int
+    foreign_holders: int
+    unseen_blocks_max: int
+    gathered: Gathered | None
+    fields: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class HolderStatus:
+    """How far a daemon has followed one holder. ``cursor`` is the last batch applied."""
+
+    worker: str
+    rank: int
+    cursor: Cursor
+    blocks: int
+    parked_events: int
+    foreign_chain: bool
+    exact: bool
+    degraded: tuple[str, ...]
+    fields: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class StatusReply:
+    """How far a daemon has followed a namespace.
+
+    :param block_size: tokens in a block.
+    :param distinct_blocks: blocks that some holder can be asked for.
+    :param batches_waiting: batches received but not applied yet, of all namespaces.
+    """
+
+    block_size: int
+    distinct_blocks: int
+    batches_waiting: int
+    holders: tuple[HolderStatus, ...]
+    gathered: Gathered | None
+    fields: dict[str, Any]
+
+    def holder(self, worker: str, rank: int = 0) -> HolderStatus | None:
+        """One holder, if the daemon knows it."""
+        return next((found for found in self.holders if (found.worker, found.rank) == (worker, rank)), None)
+
+
+_T = TypeVar("_T")
+_Required: Final = object()
+
+
+class _Map:
+    """A map of a reply, read field by field."""
+
+    def __init__(self, value: object, what: str) -> None:
+        if not isinstance(value, dict):
+            raise UndecodableError(f"{what} is no map")
+        self.fields: dict[str, Any] = value
+
+    def take(self, key: str, kind: type[_T], default: object = _Required) -> _T:
+        value = self.fields.get(key, default)
+        if value is _Required:
+            raise UndecodableError(f"{key} is missing")
+        # `True` is an `int` for Python, and none for the contract.
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise UndecodableError(f"{key} is no {kind.__name__}")
+        return value
+
+    def several(self, key: str, read: Callable[[object], _T], default: object = _Required) -> tuple[_T, ...]:
+        listed: list[object] = self.take(key, list, default)
+        return tuple(read(item) for item in listed)
+
+    def optional(self, key: str, read: Callable[[object], _T]) -> _T | None:
+        value = self.fields.get(key)
+        return None if value is None else read(value)
+
+
+def _unpack(payload: bytes) -> _Map:
+    try:
+        value = msgpack.unpackb(payload)
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise UndecodableError(f"it is not one MessagePack map: {error}") from None
+    found = _Map(value, "the reply")
+    if found.take("v", int, 1) != PROTOCOL_VERSION:
+        raise UndecodableError("it speaks another version of the contract")
+    return found
+
+
+def _drop_out(value: object) -> DropOut:
+    found = _Map(value, "dropped_out")
+    try:
+        lineage = LineageHash.from_bytes(found.take("lineage_hash", bytes))
+    except InvalidValueError as error:
+        raise UndecodableError(str(error)) from None
+    return DropOut(found.take("position", int), lineage, found.take("other_holders", int))
+
+
+def _match(value: object) -> HolderMatch:
+    found = _Map(value, "a holder")
+    matched = found.take("matched_blocks", int)
+    return HolderMatch(
+        worker=found.take("worker", str),
+        rank=found.take("rank", int),
+        matched_blocks=matched,
+        matched_blocks_max=found.take("matched_blocks_max", int, matched),
+        exact=found.take("exact", bool),
+        degraded=found.several("degraded", str, []),
+        dropped_out=found.optional("dropped_out", _drop_out),
+        fields=found.fields,
+    )
+
+
+def _gathered(value: object) -> Gathered:
+    found = _Map(value, "gathered")
+    missing: list[int] = found.take("missing", list, [])
+    return Gathered(found.take("shards", int), tuple(missing))
+
+
+def _query_reply(found: _Map) -> QueryReply:
+    return QueryReply(
+        query_blocks=found.take("query_blocks", int),
+        holders=found.several("holders", _match),
+        holders_total=found.take("holders_total", int),
+        foreign_holders=found.take("foreign_holders", int, 0),
+        unseen_blocks_max=found.take("unseen_blocks_max", int, 0),
+        gathered=found.optional("gathered", _gathered),
+        fields=found.fields,
+    )
+
+
+def decode_query_reply(payload: bytes) -> QueryReply:
+    """Reads the answer to one query.
+
+    :raises UndecodableError: if it is none of this version.
+    """
+    return _query_reply(_unpack(payload))
+
+
+def _result(value: object) -> QueryReply | RefusedError:
+    found = _Map(value, "a result")
+    if "error" in found.fields:
+        error = _Map(found.fields["error"], "an error")
+        return refusal(error.take("code", int), error.take("text", str))
+    return _query_reply(_Map(found.fields.get("reply"), "a reply"))
+
+
+def decode_batch_reply(payload: bytes) -> tuple[QueryReply | RefusedError, ...]:
+    """Reads the answers to several queries, in their order.
+
+    :raises UndecodableError: if they are none of this version.
+    """
+    return _unpack(payload).several("results", _result)
+
+
+def _holder_status(value: object) -> HolderStatus:
+    found = _Map(value, "a holder")
+    return HolderStatus(
+        worker=found.take("worker", str),
+        rank=found.take("rank", int),
+        cursor=Cursor(found.take("epoch", int), found.take("seq", int)),
+        blocks=found.take("blocks", int),
+        parked_events=found.take("parked_events", int),
+        foreign_chain=found.take("foreign_chain", bool, False),
+        exact=found.take("exact", bool),
+        degraded=found.several("degraded", str, []),
+        fields=found.fields,
+    )
+
+
+def decode_status_reply(payload: bytes) -> StatusReply:
+    """Reads the answer to a status request.
+
+    :raises UndecodableError: if it is none of this version.
+    """
+    found = _unpack(payload)
+    return StatusReply(
+        block_size=found.take("block_size", int),
+        distinct_blocks=found.take("distinct_blocks", int),
+        batches_waiting=found.take("batches_waiting", int),
+        holders=found.several("holders", _holder_status),
+        gathered=found.optional("gathered", _gathered),
+        fields=found.fields,
+    )

@@ -1,0 +1,244 @@
+"""The query client and the wrapper without `await`, against a real daemon."""
+
+from __future__ import annotations
+
+import doctest
+import random
+import threading
+from pathlib import Path
+
+import nats.errors
+import pytest
+from processes import Broker, Daemon
+from world import NAMESPACE, hashes, options, world
+
+import kvatlas
+import kvatlas.hashing
+import kvatlas.models
+import kvatlas.sync
+from kvatlas import LineageHash, Query, QueryClient, QueryReply, Removed, Stored, StoredByLineage
+
+
+async def test_all_forms_of_a_query_get_the_same_answer(broker: Broker, daemon: Daemon) -> None:
+    async with world(broker.url) as here:
+        named = {"lora_name": "my-lora", "cache_salt": "tenant-a"}
+        tokens = list(range(1, 101))
+        blocks = kvatlas.block_hashes(tokens, **named)
+        sequence = kvatlas.sequence_hashes(blocks)
+        lineage = list(kvatlas.lineage_hashes(sequence))
+        assert len(sequence) == 6, "the tail of four tokens is no block"
+        await (await here.publisher("by-sequence")).publish(Stored(sequence[:5]))
+        await (await here.publisher("by-lineage")).publish(StoredByLineage(lineage[:3]))
+        expected = [("by-sequence", 0, 5, True), ("by-lineage", 0, 3, True)]
+        await here.matching(sequence, expected)
+        queries = [
+            Query.by_tokens(tokens, **named),
+            Query.by_block_hashes(blocks),
+            Query.by_sequence_hashes(sequence),
+            Query.by_lineage_hashes(lineage),
+        ]
+        alone = [await here.queries.query(NAMESPACE, query) for query in queries]
+        for reply in (*alone, *await here.queries.query_batch(NAMESPACE, queries)):
+            assert isinstance(reply, QueryReply)
+            assert reply.query_blocks == 6
+            found = [
+                (holder.worker, holder.rank, holder.matched_blocks, holder.exact) for holder in reply.holders
+            ]
+            assert found == expected
+
+
+async def test_options_narrow_the_answer_and_explain_it(broker: Broker, daemon: Daemon) -> None:
+    async with world(broker.url) as here:
+        for worker, count in [("a", 5), ("b", 3), ("c", 5), ("d", 1)]:
+            await (await here.publisher(worker)).publish(Stored(hashes(10, count)))
+        everybody = [("a", 0, 5, True), ("c", 0, 5, True), ("b", 0, 3, True), ("d", 0, 1, True)]
+        await here.matching(hashes(10, 6), everybody)
+
+        async def names(**narrowed: object) -> list[str]:
+            return [holder.worker for holder in (await here.ask(hashes(10, 6), **narrowed)).holders]
+
+        assert await names(min_blocks=3) == ["a", "c", "b"]
+        assert await names(workers=["b", "d", "nobody"]) == ["b", "d"]
+        limited = await here.ask(hashes(10, 6), limit=2)
+        assert (len(limited.holders), limited.holders_total) == (2, 4)
+        explained = await here.ask(hashes(10, 6), explain=True)
+        dropped = explained.holders[2].dropped_out
+        assert dropped is not None
+        lineage = list(kvatlas.lineage_hashes(hashes(10, 6)))
+        assert (dropped.position, dropped.lineage_hash, dropped.other_holders) == (3, lineage[3], 2)
+
+
+async def test_a_compressed_chain_has_bounds(broker: Broker, daemon: Daemon) -> None:
+    async with world(broker.url) as here:
+        await (await here.publisher()).publish(Stored(hashes(10, 100)))
+        await here.matching(hashes(10, 100), [("gpu-0", 0, 100, True)])
+        positions = [0, 64, 128]
+        query = Query.by_sequence_hashes([10 + position for position in positions], positions=positions)
+        reply = await here.queries.query(NAMESPACE, query)
+        [holder] = reply.holders
+        assert (holder.matched_blocks, holder.matched_blocks_max, reply.query_blocks) == (65, 128, 129)
+        lineage = list(kvatlas.lineage_hashes(hashes(10, 129)))
+        chosen = [lineage[position] for position in positions]
+        assert (
+            await here.queries.query(NAMESPACE, Query.by_lineage_hashes(chosen, positions=positions)) == reply
+        )
+
+
+async def test_every_error_has_a_type(tmp_path: Path) -> None:
+    with Broker(tmp_path / "broker", max_payload=32_768) as broker:
+        async with world(broker.url, has_daemon=False) as here:
+            short = QueryClient(here.nats, patience=0.1)
+            with pytest.raises(kvatlas.NoDaemonError):
+                await short.status(NAMESPACE)
+            # Somebody who listens, and says nothing.
+            silent = await here.nats.subscribe("kvatlas.v1.status.llama")
+            with pytest.raises(kvatlas.TimedOutError):
+                await short.status(NAMESPACE)
+            await silent.unsubscribe()
+
+            async def garbage(question: object) -> None:
+                await question.respond(b"garbage")  # type: ignore[attr-defined]
+
+            answering = await here.nats.subscribe("kvatlas.v1.status.llama", cb=garbage)
+            with pytest.raises(kvatlas.UndecodableError):
+                await here.queries.status(NAMESPACE)
+            await answering.unsubscribe()
+        with Daemon(broker.url, queries_max_depth_blocks=100) as _:
+            async with world(broker.url) as here:
+                with pytest.raises(kvatlas.UnknownNamespaceError) as unknown:
+                    await here.queries.status("nobody")
+                assert unknown.value.code == 404
+                await (await here.publisher()).publish(Stored([1]))
+                await here.matching([1], [("gpu-0", 0, 1, True)])
+                with pytest.raises(kvatlas.LimitExceededError):
+                    await here.ask(hashes(1, 101))
+                with pytest.raises(kvatlas.BadRequestError):
+                    await here.queries.query(NAMESPACE, Query({}))
+                apart = [Query.by_sequence_hashes([1]), Query.by_sequence_hashes(hashes(1, 101))]
+                with pytest.raises(kvatlas.LimitExceededError):
+                    await here.queries.query_batch(NAMESPACE, apart)
+                with pytest.raises(kvatlas.RequestTooLargeError):
+                    await here.ask(hashes(1, 5000))
+        with pytest.raises(kvatlas.ConnectionFailedError):
+            await here.queries.status(NAMESPACE)
+    with pytest.raises(kvatlas.ConnectionFailedError):
+        await kvatlas.connect(broker.url, patience=0.2)
+
+
+def test_the_clients_without_await(broker: Broker, daemon: Daemon) -> None:
+    with kvatlas.sync.connect(broker.url, patience=30.0) as connection:
+        queries = connection.queries()
+        with connection.publisher("llama", "gpu-0", options=options()) as publisher:
+            publisher.publish(Stored(hashes(10, 3)))
+            publisher.try_publish(Removed([12]))
+            cursor = publisher.flush()
+            assert cursor.seq >= 2
+            assert publisher.cursor >= cursor
+            while True:
+                try:
+                    reply = queries.query("llama", Query.by_sequence_hashes(hashes(10, 3)))
+                except (kvatlas.NoDaemonError, kvatlas.UnknownNamespaceError):
+                    continue
+                if reply.holders and reply.holders[0].exact and reply.holders[0].matched_blocks == 2:
+                    break
+            found = queries.status("llama").holder("gpu-0")
+            assert found is not None
+            assert found.blocks == 2
+            results: list[object] = []
+
+            def from_another_thread() -> None:
+                results.extend(queries.query_batch("llama", [Query.by_sequence_hashes([10])] * 2))
+
+            thread = threading.Thread(target=from_another_thread)
+            thread.start()
+            thread.join(30)
+            assert len(results) == 2
+        with pytest.raises(kvatlas.StoppedError):
+            publisher.publish()
+        while queries.status("llama").holder("gpu-0") is not None:
+            pass
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Stored([-1]),
+        lambda: Stored([1 << 64]),
+        lambda: Stored(["1"]),
+        lambda: Stored([1], position=3),
+        lambda: Stored([1], parent=5, position=0),
+        lambda: Stored([1], parent=1 << 64),
+        lambda: Stored([1], position=-1),
+        lambda: Stored([1, 2], parent=5, position=(1 << 24) - 1),
+        lambda: Stored([1, 2], engine_hashes=[1]),
+        lambda: Stored([1, 2], block_hashes=[1]),
+        lambda: Stored([1, 2], tokens=[1, 2, 3]),
+        lambda: Stored([1], tokens=[1 << 32]),
+        lambda: Stored([1], tokens=[1], block_hashes=[1]),
+        lambda: Stored([1], tokens=[1], lora_name="x" * 1025),
+        lambda: Stored([1], lora_name="x"),
+        lambda: StoredByLineage([LineageHash.of(1, None, 0)], engine_hashes=[]),
+        lambda: Query.by_sequence_hashes([1], positions=[]),
+        lambda: Query.by_sequence_hashes([1, 2], positions=[5, 5]),
+        lambda: Query.by_sequence_hashes([1], positions=[1 << 24]),
+        lambda: Query.by_tokens([-1]),
+        lambda: Query.by_tokens([1], cache_salt="x" * 1025),
+        lambda: Query.by_tokens([1]).narrowed(workers=["a.b"]),
+        lambda: Query.by_tokens([1]).narrowed(limit=-1),
+        lambda: kvatlas.PublisherOptions(epoch=1, after=kvatlas.Cursor(1, 1)),
+        lambda: kvatlas.PublisherOptions(heartbeat_interval=0),
+        lambda: kvatlas.PublisherOptions(hashing="other"),
+        lambda: kvatlas.block_hashes([1], 0),
+        lambda: kvatlas.Doubted(["gap"]),
+    ],
+)
+def test_what_the_contract_does_not_allow_cannot_be_said(make: object) -> None:
+    with pytest.raises(kvatlas.InvalidValueError):
+        make()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("model", "tenant", "namespace"),
+    [
+        ("llama", "default", "llama"),
+        ("meta-llama/Llama-3.1-8B-Instruct", "", "meta-llama__Llama-3_d1-8B-Instruct"),
+        ("Qwen/Qwen3:latest", "acme", "Qwen__Qwen3_clatest_tacme"),
+        ("my_model", "a_b", "my_umodel_ta_ub"),
+        ("ä", "default", "_xc3_xa4"),
+    ],
+)
+def test_models_are_namespaces(model: str, tenant: str, namespace: str) -> None:
+    key = kvatlas.ModelKey(model, tenant)
+    assert key.namespace() == namespace
+    assert kvatlas.ModelKey.of_namespace(namespace) == key
+
+
+def test_every_name_leads_back_to_its_model() -> None:
+    pick = random.Random(7)
+    for _ in range(3000):
+        name = "".join(pick.choices("abc_tdux0_9-", k=pick.randrange(1, 13)))
+        key = kvatlas.ModelKey.of_namespace(name)
+        assert key is None or key.namespace() == name
+        model, tenant = ("".join(pick.choices("ab_/.:tdux ä", k=pick.randrange(1, 7))) for _ in range(2))
+        key = kvatlas.ModelKey(model, tenant)
+        assert kvatlas.ModelKey.of_namespace(key.namespace()) == key
+        assert kvatlas.instance_of_worker(kvatlas.worker_of_instance(model)) == model
+    for name in ["a_", "a_q", "_x2", "_x2d", "_xC3_xa4", "_xff", "a_t", "a_tdefault", "a_tb_tc", "_ta"]:
+        assert kvatlas.ModelKey.of_namespace(name) is None, name
+    assert kvatlas.instance_of_worker("a_q") == "a_q"
+    for model in ("", "." * 33):
+        with pytest.raises(kvatlas.InvalidValueError):
+            kvatlas.ModelKey(model).namespace()
+
+
+def test_the_examples_in_the_documentation_hold() -> None:
+    for module in (kvatlas.hashing, kvatlas.models):
+        outcome = doctest.testmod(module)
+        assert outcome.attempted > 0
+        assert outcome.failed == 0
+
+
+def test_errors_are_of_one_family() -> None:
+    assert issubclass(kvatlas.TimedOutError, TimeoutError)
+    assert issubclass(kvatlas.InvalidValueError, ValueError)
+    assert not issubclass(kvatlas.KvatlasError, nats.errors.Error)

@@ -1,0 +1,60 @@
+"""The programs in the documentation run as they stand."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+from processes import REPOSITORY, Broker, Daemon
+from world import world
+
+from kvatlas import Stored
+
+
+def programs(page: str) -> list[str]:
+    """The blocks of Python of a page that are whole programs."""
+    blocks = re.findall(r"```python\n(.*?)```", (REPOSITORY / page).read_text(), re.DOTALL)
+    return [block for block in blocks if "import " in block]
+
+
+def run(program: str, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+async def test_the_programs_of_the_clients_page(broker: Broker, daemon: Daemon) -> None:
+    async with world(broker.url):
+        pass
+    publish, vectors = programs("deploy/clients.md")
+    assert run(publish, broker.url) == "gpu-0 holds 3 of 4 blocks\n"
+    assert run(vectors) == "all block hashes are the contract's\n"
+
+
+async def test_the_program_of_the_wire_contract(broker: Broker, daemon: Daemon) -> None:
+    async with world(broker.url):
+        pass
+    [program] = programs("deploy/wire-contract.md")
+    printed = run(program, broker.url)
+    assert "'matched_blocks': 2, 'exact': True" in printed
+    assert "'matched_blocks': 1, 'exact': True" in printed
+
+
+@pytest.mark.parametrize("which", [0, 1])
+async def test_the_programs_of_the_package_page(broker: Broker, daemon: Daemon, which: int) -> None:
+    async with world(broker.url) as here:
+        # So that the namespace is there to be asked about.
+        await (await here.publisher("other")).publish(Stored([1]))
+        await here.matching([1], [("other", 0, 1, True)])
+        program = programs("src/python/README.md")[which]
+        assert "nats://127.0.0.1:4222" in program
+        run(program.replace("nats://127.0.0.1:4222", broker.url))

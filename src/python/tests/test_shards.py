@@ -1,0 +1,94 @@
+"""A client that gathers the answers of shards says what one daemon with all workers would say."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from processes import Broker, running
+from world import NAMESPACE, eventually, hashes, world
+
+import kvatlas
+from kvatlas import Query, QueryClient, QueryReply, Stored
+
+WORKERS = 9
+
+
+async def test_a_client_gathers_what_one_daemon_would_say(broker: Broker) -> None:
+    with contextlib.ExitStack() as stack:
+        daemons = [stack.enter_context(running(broker.url, shard=f"{index}/3")) for index in range(3)]
+        async with world(broker.url, has_daemon=False) as here:
+            queries = QueryClient(here.nats, gathering=True)
+            chain = Query.by_sequence_hashes(hashes(10, 20))
+            for number in range(WORKERS):
+                publisher = await here.publisher(f"gpu-{number}")
+                await publisher.publish(Stored(hashes(10, number + 1)))
+            expected = [(f"gpu-{number}", number + 1) for number in reversed(range(WORKERS))]
+
+            async def all_known() -> QueryReply | None:
+                try:
+                    reply = await queries.query(NAMESPACE, chain)
+                except (kvatlas.NoDaemonError, kvatlas.RefusedError):
+                    return None
+                is_whole = reply.gathered is not None and not reply.gathered.missing
+                is_exact = all(holder.exact for holder in reply.holders)
+                return reply if is_whole and is_exact and len(reply.holders) == WORKERS else None
+
+            reply = await eventually("all workers are known", all_known)
+            assert [(holder.worker, holder.matched_blocks) for holder in reply.holders] == expected
+            assert reply.gathered is not None
+            assert (reply.gathered.shards, reply.holders_total) == (3, WORKERS)
+            # The limit holds for the whole, not for each shard.
+            limited = chain.narrowed(limit=4)
+            first, second = await queries.query_batch(NAMESPACE, [limited, chain])
+            assert isinstance(first, QueryReply)
+            assert isinstance(second, QueryReply)
+            assert [(holder.worker, holder.matched_blocks) for holder in first.holders] == expected[:4]
+            assert len(second.holders) == WORKERS
+            status = await queries.status(NAMESPACE)
+            assert [holder.worker for holder in status.holders] == [
+                f"gpu-{number}" for number in range(WORKERS)
+            ]
+            with pytest.raises(kvatlas.UnknownNamespaceError):
+                await queries.status("nobody")
+
+            # Without a shard the answer says which.
+            gone = kvatlas.shard_of("gpu-0", 3)
+            daemons[gone].stop()
+            queries.patience = 0.5
+            partial = await queries.query(NAMESPACE, chain)
+            assert partial.gathered is not None
+            assert partial.gathered.missing == (gone,)
+            left = [(worker, depth) for worker, depth in expected if kvatlas.shard_of(worker, 3) != gone]
+            assert [(holder.worker, holder.matched_blocks) for holder in partial.holders] == left
+            with pytest.raises(kvatlas.UnavailableError):
+                await queries.status("nobody")
+            for daemon in daemons:
+                daemon.stop()
+            with pytest.raises(kvatlas.NoDaemonError):
+                await queries.query(NAMESPACE, chain)
+
+
+async def test_replies_that_are_of_no_use(broker: Broker) -> None:
+    """Shards that answer nonsense count as missing, and a change of their number is told apart."""
+    async with world(broker.url, has_daemon=False) as here:
+        queries = QueryClient(here.nats, gathering=True, patience=0.5)
+        empty = bytes.fromhex("85a17601aa626c6f636b5f73697a6510af64697374696e63745f626c6f636b7300")
+        empty += bytes.fromhex("af626174636865735f77616974696e6700a7686f6c6465727390")
+
+        async def answer(question: object) -> None:
+            for shard, payload in [
+                ("0/2", b"garbage"),
+                ("1/2", empty),
+                ("0/3", empty),
+                ("0/3", b"a second one"),
+                ("4/3", empty),
+                ("x", empty),
+                ("1/3", empty),
+            ]:
+                headers = {"Kvatlas-Shard": shard}
+                await here.nats.publish(question.reply, payload, headers=headers)  # type: ignore[attr-defined]
+
+        await here.nats.subscribe("kvatlas.v1.shards.status.llama", cb=answer)
+        status = await queries.status(NAMESPACE)
+        assert status.gathered == kvatlas.Gathered(2, (0,)), "the division that was complete first"

@@ -1,0 +1,150 @@
+//! Does routing on exact answers pay? Policies compared on the same requests, the same fleet and the same clock.
+//!
+//! This is a discrete-event simulation in virtual time, so a run is the same for the same seed. Each policy gets a fleet of
+//! its own, because where a request goes decides what the caches hold afterwards.
+//!
+//! | module | subject |
+//! |---|---|
+//! | `service` | the model of a worker: a queue of prompts, a cache, decoding beside it |
+//! | `knowledge` | what a router knows: an index fed with events, or its own guesses |
+//! | `router` | the policies, and the load that each weighs |
+//! | `run` | the clock: arrivals, prompts computed, events heard, restarts |
+//! | `outcome` | hit rate, computed blocks, time to first token |
+//! | `plot` | the same as a picture |
+//!
+//! # The model
+//!
+//! A worker computes prompts one after the other, `block_us` for each block that its cache lacks when the prompt's turn comes.
+//! The first token follows one `token_us` later. Then the answer is decoded beside other work, and the blocks stay busy
+//! until it ends. A prompt's blocks enter the cache when they are computed, and evict the least recently used leaves.
+//!
+//! An index hears of that `event_delay_us` later. A lost event is noticed with the worker's next one, or with its
+//! heartbeat: from then on the index knows what it would have known. A router that guesses hears nothing. It assumes that a worker has
+//! what it was sent, in a cache of the right size: the best guess that there is.
+
+mod knowledge;
+mod outcome;
+mod plot;
+mod router;
+mod run;
+mod service;
+
+use std::num::NonZeroUsize;
+
+use super::fleet::FleetSize;
+use super::request::Request;
+
+pub use outcome::Outcome;
+pub use plot::{PlotError, plot};
+pub use router::Policy;
+
+/// The costs of the model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ServiceModel {
+    /// Time to compute one block, in microseconds.
+    pub block_us: u64,
+    /// Time for a token of an answer, in microseconds.
+    pub token_us: u64,
+    /// Time from a change of a cache until an index knows it, in microseconds.
+    pub event_delay_us: u64,
+    /// Time between two heartbeats of a worker, in microseconds.
+    pub heartbeat_us: u64,
+    /// What a block to compute weighs beside a block in flight, where a policy weighs load.
+    pub overlap_weight: u64,
+}
+
+impl Default for ServiceModel {
+    /// Some 25,000 prompt tokens and 40 answer tokens a second in blocks of 512; events within 5 ms, a heartbeat a second. A block in flight
+    /// costs other requests a tenth of what a block to compute costs.
+    fn default() -> Self {
+        Self {
+            block_us: 20_000,
+            token_us: 25_000,
+            event_delay_us: 5_000,
+            heartbeat_us: 1_000_000,
+            overlap_weight: 10,
+        }
+    }
+}
+
+/// What goes wrong while requests arrive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Scenario {
+    /// Its name in tables.
+    pub name: &'static str,
+    /// Routers that share the requests, each with knowledge of its own load and guesses only.
+    pub routers: NonZeroUsize,
+    /// How often some worker restarts with an empty cache, in microseconds of simulated time; never where 0.
+    pub restart_every_us: u64,
+    /// How many events of a thousand are lost on the way.
+    pub lost_events_per_mille: u32,
+}
+
+impl Scenario {
+    /// The scenarios of a comparison: nothing wrong, four routers, restarts, lost events.
+    pub const ALL: [Self; 4] = [
+        Self {
+            name: "one router",
+            ..Self::QUIET
+        },
+        Self {
+            name: "four routers",
+            routers: NonZeroUsize::MIN.saturating_add(3),
+            ..Self::QUIET
+        },
+        Self {
+            name: "a restart a minute",
+            restart_every_us: 60_000_000,
+            ..Self::QUIET
+        },
+        Self {
+            name: "5 % of events lost",
+            lost_events_per_mille: 50,
+            ..Self::QUIET
+        },
+    ];
+
+    const QUIET: Self = Self {
+        name: "",
+        routers: NonZeroUsize::MIN,
+        restart_every_us: 0,
+        lost_events_per_mille: 0,
+    };
+}
+
+/// What is compared.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Comparison {
+    /// The fleet.
+    pub size: FleetSize,
+    /// The costs.
+    pub model: ServiceModel,
+    /// How many times as fast as recorded requests arrive.
+    pub speed: f64,
+    /// Decides what is left to chance.
+    pub seed: u64,
+}
+
+impl Comparison {
+    /// Serves the requests under every scenario by every policy, in this order; `observe` is called after each run.
+    ///
+    /// # Errors
+    ///
+    /// [`SimulationError`](super::SimulationError) where the index does not take the fleet or a histogram can't be made: errors in this
+    /// program.
+    pub fn run(
+        &self,
+        requests: &[Request],
+        mut observe: impl FnMut(&Outcome),
+    ) -> Result<Vec<Outcome>, super::SimulationError> {
+        let mut outcomes = Vec::new();
+        for scenario in Scenario::ALL {
+            for policy in Policy::ALL {
+                let outcome = run::run(self, &scenario, policy, requests)?;
+                observe(&outcome);
+                outcomes.push(outcome);
+            }
+        }
+        Ok(outcomes)
+    }
+}

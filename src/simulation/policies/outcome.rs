@@ -1,0 +1,75 @@
+//! What a policy achieved.
+
+use hdrhistogram::{CreationError, Histogram};
+use serde::Serialize;
+
+/// The figures of one policy under one scenario.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Outcome {
+    /// What went wrong meanwhile.
+    pub scenario: &'static str,
+    /// The policy.
+    pub policy: &'static str,
+    /// Requests served.
+    pub requests: usize,
+    /// Share of the prompts' blocks that were cached where they went.
+    pub hit_rate: f64,
+    /// Blocks that the workers computed.
+    pub computed_blocks: u64,
+    /// Time to the first token, in milliseconds: mean.
+    pub first_token_ms_mean: f64,
+    /// The median.
+    pub first_token_ms_p50: f64,
+    /// The 99th percentile.
+    pub first_token_ms_p99: f64,
+}
+
+/// The longest time that is told apart, in microseconds: a day.
+const LONGEST_US: u64 = 86_400_000_000;
+
+/// Counts while a run goes on.
+#[derive(Debug)]
+pub(super) struct Counts {
+    prompt_blocks: u64,
+    hit_blocks: u64,
+    computed_blocks: u64,
+    first_token_us: Histogram<u64>,
+}
+
+impl Counts {
+    pub(super) fn new() -> Result<Self, CreationError> {
+        Ok(Self {
+            prompt_blocks: 0,
+            hit_blocks: 0,
+            computed_blocks: 0,
+            first_token_us: Histogram::new_with_bounds(1, LONGEST_US, 3)?,
+        })
+    }
+
+    /// Counts a prompt whose turn has come.
+    pub(super) fn begun(&mut self, prompt_blocks: u64, hit_blocks: u64) {
+        self.computed_blocks += prompt_blocks.saturating_sub(hit_blocks);
+    }
+
+    /// Counts a first token.
+    pub(super) fn first_token(&mut self, prompt_blocks: u64, hit_blocks: u64, waited_us: u64) {
+        self.prompt_blocks += prompt_blocks;
+        self.hit_blocks += hit_blocks;
+        self.first_token_us.saturating_record(waited_us);
+    }
+
+    #[allow(clippy::cast_precision_loss, reason = "figures for people")]
+    pub(super) fn outcome(&self, scenario: &'static str, policy: &'static str) -> Outcome {
+        let first_token_ms = |us: u64| us as f64 / 1000.0;
+        Outcome {
+            scenario,
+            policy,
+            requests: usize::try_from(self.first_token_us.len()).unwrap_or(usize::MAX),
+            hit_rate: self.hit_blocks as f64 / self.prompt_blocks.max(1) as f64,
+            computed_blocks: self.computed_blocks,
+            first_token_ms_mean: self.first_token_us.mean() / 1000.0,
+            first_token_ms_p50: first_token_ms(self.first_token_us.value_at_quantile(0.5)),
+            first_token_ms_p99: first_token_ms(self.first_token_us.value_at_quantile(0.99)),
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! The policies, and the load that a router weighs.
+
+use fastrand::Rng;
+
+/// How many leading blocks decide where affinity sends a prompt. More than the system prompt, which most prompts share.
+const AFFINITY_BLOCKS: usize = 3;
+/// How far above the mean load the home of a prompt may be before affinity with load goes on to the next worker, in hundredths.
+const AFFINITY_LOAD_MAX_PERCENT: u128 = 125;
+
+/// How a router picks a worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Policy {
+    /// The least of: blocks to compute by the index, and blocks in flight.
+    ExactWithLoad,
+    /// The most matched blocks by the index.
+    Exact,
+    /// The least of: blocks to compute by the router's guess, and blocks in flight.
+    GuessWithLoad,
+    /// The most matched blocks by the router's guess.
+    Guess,
+    /// The worker that the first blocks hash to, or the next one whose load is near the mean.
+    AffinityWithLoad,
+    /// The worker that the first blocks hash to.
+    Affinity,
+    /// The fewest blocks in flight.
+    LeastLoaded,
+    /// One after the other.
+    RoundRobin,
+    /// Drawn.
+    Random,
+}
+
+impl Policy {
+    /// All policies, in the order of tables.
+    pub const ALL: [Self; 9] = [
+        Self::ExactWithLoad,
+        Self::Exact,
+        Self::GuessWithLoad,
+        Self::Guess,
+        Self::AffinityWithLoad,
+        Self::Affinity,
+        Self::LeastLoaded,
+        Self::RoundRobin,
+        Self::Random,
+    ];
+
+    /// Its name in tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::ExactWithLoad => "exact answers, with load",
+            Self::Exact => "exact answers",
+            Self::GuessWithLoad => "own guesses, with load",
+            Self::Guess => "own guesses",
+            Self::AffinityWithLoad => "first blocks, with load",
+            Self::Affinity => "first blocks",
+            Self::LeastLoaded => "least loaded",
+            Self::RoundRobin => "round robin",
+            Self::Random => "random",
+        }
+    }
+
+    /// Whether it asks an index.
+    pub(super) fn asks_the_index(self) -> bool {
+        matches!(self, Self::Exact | Self::ExactWithLoad)
+    }
+
+    /// Whether it keeps guesses.
+    pub(super) fn guesses(self) -> bool {
+        matches!(self, Self::Guess | Self::GuessWithLoad)
+    }
+}
+
+/// What a router has given to one worker and has not heard the end of.
+#[derive(Debug, Clone, Copy, Default)]
+struct Load {
+    /// Blocks that the worker still has to compute, as the router expects.
+    to_compute: u64,
+    /// Blocks of the prompts that are under way.
+    in_flight: u64,
+}
+
+impl Load {
+    fn cost(self, overlap_weight: u64) -> u64 {
+        self.to_compute * overlap_weight + self.in_flight
+    }
+}
+
+/// One router: its account of loads.
+#[derive(Debug)]
+pub(super) struct Router {
+    loads: Vec<Load>,
+    /// What a block to compute weighs beside a block in flight.
+    overlap_weight: u64,
+    next: usize,
+    random: Rng,
+}
+
+impl Router {
+    /// A router for this many idle workers.
+    pub(super) fn new(workers: usize, overlap_weight: u64, random: Rng) -> Self {
+        Self {
+            loads: vec![Load::default(); workers],
+            overlap_weight,
+            next: 0,
+            random,
+        }
+    }
+
+    /// The worker for a prompt of these blocks. `matched` has one number a worker, zeros where the policy knows nothing.
+    pub(super) fn choose(&mut self, policy: Policy, matched: &[u64], prompt: &[u64]) -> usize {
+        let (blocks, weight) = (prompt.len() as u64, self.overlap_weight);
+        match policy {
+            Policy::ExactWithLoad | Policy::GuessWithLoad => {
+                let cost = |worker: usize, load: &Load| {
+                    let missing = blocks.saturating_sub(matched.get(worker).copied().unwrap_or_default());
+                    load.cost(weight) + missing * weight
+                };
+                self.least(cost)
+            }
+            Policy::Exact | Policy::Guess => {
+                self.least(|worker, _| u64::MAX - matched.get(worker).copied().unwrap_or_default())
+            }
+            Policy::AffinityWithLoad => self.near_home(prompt),
+            Policy::Affinity => self.home(prompt),
+            Policy::LeastLoaded => self.least(|_, load| load.cost(weight)),
+            Policy::RoundRobin => {
+                self.next = (self.next + 1) % self.loads.len().max(1);
+                self.next
+            }
+            Policy::Random => self.random.usize(..self.loads.len().max(1)),
+        }
+    }
+
+    /// Notes that a prompt goes to a worker.
+    pub(super) fn sent(&mut self, worker: usize, expected_blocks: u64, blocks: u64) {
+        if let Some(load) = self.loads.get_mut(worker) {
+            load.to_compute += expected_blocks;
+            load.in_flight += blocks;
+        }
+    }
+
+    /// Notes the first token of an answer: the prompt is computed.
+    pub(super) fn computed(&mut self, worker: usize, expected_blocks: u64) {
+        if let Some(load) = self.loads.get_mut(worker) {
+            load.to_compute = load.to_compute.saturating_sub(expected_blocks);
+        }
+    }
+
+    /// Notes the end of an answer.
+    pub(super) fn answered(&mut self, worker: usize, blocks: u64) {
+        if let Some(load) = self.loads.get_mut(worker) {
+            load.in_flight = load.in_flight.saturating_sub(blocks);
+        }
+    }
+
+    /// The worker of the least cost; among equals chance decides.
+    fn least(&mut self, cost: impl Fn(usize, &Load) -> u64) -> usize {
+        let costs: Vec<u64> = self
+            .loads
+            .iter()
+            .enumerate()
+            .map(|(worker, load)| cost(worker, load))
+            .collect();
+        let least = costs.iter().min().copied().unwrap_or_default();
+        let best: Vec<usize> = (0..costs.len())
+            .filter(|worker| costs.get(*worker) == Some(&least))
+            .collect();
+        self.random.choice(best).unwrap_or_default()
+    }
+
+    fn home(&self, prompt: &[u64]) -> usize {
+        let workers = self.loads.len().max(1) as u64;
+        // A sequence hash names the whole prefix up to its block.
+        let first = prompt.get(..AFFINITY_BLOCKS).unwrap_or(prompt);
+        let last = first.last().copied().unwrap_or_default();
+        usize::try_from(last % workers).unwrap_or_default()
+    }
+
+    /// Consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam, 2018).
+    fn near_home(&self, prompt: &[u64]) -> usize {
+        let (home, workers) = (self.home(prompt), self.loads.len().max(1));
+        let weight = self.overlap_weight;
+        let total: u64 = self.loads.iter().map(|load| load.cost(weight)).sum();
+        let with_this = u128::from(total) + prompt.len() as u128 * u128::from(weight);
+        let fits = |worker: &usize| {
+            let load = self.loads.get(*worker).map_or(0, |load| load.cost(weight));
+            u128::from(load) * workers as u128 * 100 <= with_this * AFFINITY_LOAD_MAX_PERCENT
+        };
+        (0..workers)
+            .map(|step| (home + step) % workers)
+            .find(fits)
+            .unwrap_or(home)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn router(workers: usize) -> Router {
+        Router::new(workers, 1, Rng::with_seed(1))
+    }
+
+    #[test]
+    fn with_load_a_match_is_worth_the_blocks_that_it_saves() {
+        let mut router = router(2);
+        assert_eq!(router.choose(Policy::ExactWithLoad, &[0, 5], &[1; 8]), 1);
+        router.sent(1, 3, 8);
+        // Worker 1 has 11 blocks of load and saves 5.
+        assert_eq!(router.choose(Policy::ExactWithLoad, &[0, 5], &[1; 8]), 0);
+        assert_eq!(router.choose(Policy::Exact, &[0, 5], &[1; 8]), 1);
+        router.computed(1, 3);
+        router.answered(1, 8);
+        assert_eq!(router.choose(Policy::GuessWithLoad, &[0, 5], &[1; 8]), 1);
+    }
+
+    #[test]
+    fn affinity_stays_until_its_home_is_loaded() {
+        let mut router = router(3);
+        let prompt = [9, 9, 7, 1];
+        assert_eq!(router.choose(Policy::Affinity, &[], &prompt), 1);
+        assert_eq!(router.choose(Policy::AffinityWithLoad, &[], &prompt), 1);
+        router.sent(1, 40, 40);
+        assert_eq!(router.choose(Policy::Affinity, &[], &prompt), 1);
+        assert_eq!(router.choose(Policy::AffinityWithLoad, &[], &prompt), 2);
+    }
+
+    #[test]
+    fn without_knowledge_everyone_has_a_turn() {
+        let mut router = router(4);
+        for policy in [Policy::RoundRobin, Policy::Random, Policy::LeastLoaded] {
+            let chosen: std::collections::BTreeSet<usize> =
+                (0..200).map(|_| router.choose(policy, &[0; 4], &[1])).collect();
+            assert_eq!(chosen.len(), 4, "{policy:?}");
+        }
+    }
+}

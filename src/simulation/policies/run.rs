@@ -1,0 +1,358 @@
+//! The clock: what happens when.
+
+use std::collections::BTreeMap;
+
+use kvatlas_core::wire::Event;
+
+use super::super::error::SimulationError;
+use super::super::fleet::events_of;
+use super::super::request::Request;
+use super::knowledge::{Guesses, Heard};
+use super::outcome::{Counts, Outcome};
+use super::router::{Policy, Router};
+use super::service::{Ticket, Worker};
+use super::{Comparison, Scenario};
+use fastrand::Rng;
+
+/// What happens at some time.
+enum Happening {
+    /// A request arrives at a router.
+    Arrival(usize),
+    /// A worker has computed a prompt, unless it has restarted since.
+    Computed {
+        worker: usize,
+        life: u32,
+        hit_blocks: usize,
+    },
+    /// An answer is complete.
+    Answered {
+        worker: usize,
+        router: usize,
+        blocks: u64,
+    },
+    /// The index hears of a worker's changes.
+    Heard { worker: usize, events: Vec<Event> },
+    /// A worker's heartbeat shows what was lost.
+    Heartbeat(usize),
+    /// Some worker restarts.
+    Restart,
+}
+
+/// A run under way.
+struct Run<'a> {
+    comparison: &'a Comparison,
+    scenario: &'a Scenario,
+    policy: Policy,
+    requests: &'a [Request],
+    /// By time and, among equals, in the order of planning.
+    plan: BTreeMap<(u64, u64), Happening>,
+    planned: u64,
+    workers: Vec<Worker>,
+    routers: Vec<(Router, Guesses)>,
+    heard: Option<Heard>,
+    /// What was lost on the way to the index, by worker.
+    lost: Vec<Vec<Event>>,
+    /// Requests that have not had their first token.
+    open: usize,
+    random: Rng,
+    counts: Counts,
+}
+
+/// Serves all requests by one policy under one scenario.
+pub(super) fn run(
+    comparison: &Comparison,
+    scenario: &Scenario,
+    policy: Policy,
+    requests: &[Request],
+) -> Result<Outcome, SimulationError> {
+    let mut run = Run::new(comparison, scenario, policy, requests)?;
+    while let Some(((now_us, _), happening)) = run.plan.pop_first() {
+        run.happen(now_us, happening)?;
+    }
+    Ok(run.counts.outcome(scenario.name, policy.name()))
+}
+
+impl<'a> Run<'a> {
+    fn new(
+        comparison: &'a Comparison,
+        scenario: &'a Scenario,
+        policy: Policy,
+        requests: &'a [Request],
+    ) -> Result<Self, SimulationError> {
+        let size = comparison.size;
+        let count = size.workers.get();
+        let mut random = Rng::with_seed(comparison.seed);
+        let routers = (0..scenario.routers.get()).map(|_| {
+            let router = Router::new(
+                count,
+                comparison.model.overlap_weight,
+                Rng::with_seed(random.u64(..)),
+            );
+            (router, Guesses::new(count, size.blocks_per_worker))
+        });
+        let mut run = Self {
+            comparison,
+            scenario,
+            policy,
+            requests,
+            plan: BTreeMap::new(),
+            planned: 0,
+            workers: (0..count).map(|_| Worker::new(size.blocks_per_worker)).collect(),
+            routers: routers.collect(),
+            heard: policy.asks_the_index().then(|| Heard::new(size)).transpose()?,
+            lost: vec![Vec::new(); count],
+            open: requests.len(),
+            random,
+            counts: Counts::new()?,
+        };
+        for (number, request) in requests.iter().enumerate() {
+            run.plan(arrival_us(request, comparison.speed), Happening::Arrival(number));
+        }
+        if scenario.restart_every_us > 0 {
+            run.plan(scenario.restart_every_us, Happening::Restart);
+        }
+        Ok(run)
+    }
+
+    fn plan(&mut self, at_us: u64, happening: Happening) {
+        self.planned += 1;
+        self.plan.insert((at_us, self.planned), happening);
+    }
+
+    fn happen(&mut self, now_us: u64, happening: Happening) -> Result<(), SimulationError> {
+        match happening {
+            Happening::Arrival(number) => self.arrive(now_us, number)?,
+            Happening::Computed {
+                worker,
+                life,
+                hit_blocks,
+            } => {
+                if self.workers.get(worker).is_some_and(|worker| worker.life == life) {
+                    self.computed(now_us, worker, hit_blocks);
+                }
+            }
+            Happening::Answered {
+                worker,
+                router,
+                blocks,
+            } => {
+                if let Some((router, _)) = self.routers.get_mut(router) {
+                    router.answered(worker, blocks);
+                }
+            }
+            Happening::Heard { worker, events } => {
+                if let Some(heard) = &mut self.heard {
+                    heard.apply(worker, events);
+                }
+            }
+            Happening::Heartbeat(worker) => self.deliver(now_us, worker, Vec::new()),
+            Happening::Restart => self.restart(now_us),
+        }
+        Ok(())
+    }
+
+    fn arrive(&mut self, now_us: u64, number: usize) -> Result<(), SimulationError> {
+        let Some(request) = self.requests.get(number) else {
+            return Ok(());
+        };
+        let chosen = self.random.usize(..self.routers.len().max(1));
+        let Some((router, guesses)) = self.routers.get_mut(chosen) else {
+            return Ok(());
+        };
+        let matched = match &self.heard {
+            Some(heard) => heard.matches(&request.chain)?,
+            None if self.policy.guesses() => guesses.matches(&request.chain),
+            None => vec![0; self.workers.len()],
+        };
+        let prompt: Vec<u64> = request.chain.iter().map(|hash| hash.as_u64()).collect();
+        let worker = router.choose(self.policy, &matched, &prompt);
+        let blocks = prompt.len() as u64;
+        let expected_blocks = blocks.saturating_sub(matched.get(worker).copied().unwrap_or_default());
+        router.sent(worker, expected_blocks, blocks);
+        if self.policy.guesses() {
+            guesses.sent(worker, &request.chain);
+        }
+        if let Some(worker) = self.workers.get_mut(worker) {
+            worker.enqueue(Ticket {
+                request: number,
+                router: chosen,
+                arrived_us: now_us,
+                expected_blocks,
+            });
+        }
+        self.begin(now_us, worker);
+        Ok(())
+    }
+
+    /// Lets a worker begin with its next prompt, if it can.
+    fn begin(&mut self, now_us: u64, number: usize) {
+        let Some(worker) = self.workers.get_mut(number) else {
+            return;
+        };
+        let Some(request) = worker
+            .begin()
+            .and_then(|ticket| self.requests.get(ticket.request))
+        else {
+            return;
+        };
+        let hit_blocks = worker.hit_blocks(&request.chain);
+        let missing = (request.chain.len() - hit_blocks) as u64;
+        let computed = Happening::Computed {
+            worker: number,
+            life: worker.life,
+            hit_blocks,
+        };
+        self.counts.begun(request.chain.len() as u64, hit_blocks as u64);
+        self.plan(now_us + missing * self.comparison.model.block_us, computed);
+    }
+
+    fn computed(&mut self, now_us: u64, number: usize, hit_blocks: usize) {
+        let model = self.comparison.model;
+        let Some(worker) = self.workers.get_mut(number) else {
+            return;
+        };
+        let ticket = worker.computing();
+        let Some(request) = ticket.and_then(|ticket| self.requests.get(ticket.request)) else {
+            return;
+        };
+        let Some((ticket, admission)) = worker.finish(&request.chain) else {
+            return;
+        };
+        let blocks = request.chain.len() as u64;
+        let first_token_us = now_us + model.token_us;
+        self.counts
+            .first_token(blocks, hit_blocks as u64, first_token_us - ticket.arrived_us);
+        self.open -= 1;
+        if let Some((router, _)) = self.routers.get_mut(ticket.router) {
+            router.computed(number, ticket.expected_blocks);
+        }
+        let answered = Happening::Answered {
+            worker: number,
+            router: ticket.router,
+            blocks,
+        };
+        self.plan(now_us + model.token_us * request.output_tokens.max(1), answered);
+        self.publish(now_us, number, events_of(&request.chain, &admission));
+        self.begin(now_us, number);
+    }
+
+    /// Sends a worker's changes to the index; some are lost.
+    fn publish(&mut self, now_us: u64, worker: usize, events: Vec<Event>) {
+        if self.heard.is_none() || events.is_empty() {
+            return;
+        }
+        let is_lost = self.random.u64(..1000) < u64::from(self.scenario.lost_events_per_mille);
+        if !is_lost {
+            self.deliver(now_us, worker, events);
+            return;
+        }
+        if let Some(lost) = self.lost.get_mut(worker) {
+            lost.extend(events);
+        }
+        let heartbeat_us = self.comparison.model.heartbeat_us.max(1);
+        let next_us = (now_us / heartbeat_us + 1) * heartbeat_us;
+        self.plan(next_us, Happening::Heartbeat(worker));
+    }
+
+    /// Brings what was lost before, and then these events, to the index.
+    fn deliver(&mut self, now_us: u64, worker: usize, events: Vec<Event>) {
+        let mut all = self.lost.get_mut(worker).map(std::mem::take).unwrap_or_default();
+        all.extend(events);
+        if !all.is_empty() {
+            let heard = Happening::Heard { worker, events: all };
+            self.plan(now_us + self.comparison.model.event_delay_us, heard);
+        }
+    }
+
+    fn restart(&mut self, now_us: u64) {
+        let number = self.random.usize(..self.workers.len().max(1));
+        if let Some(worker) = self.workers.get_mut(number) {
+            worker.restart();
+        }
+        self.publish(now_us, number, vec![Event::Cleared]);
+        self.begin(now_us, number);
+        // Without requests nothing would end the run.
+        if self.open > 0 {
+            self.plan(now_us + self.scenario.restart_every_us, Happening::Restart);
+        }
+    }
+}
+
+#[allow(
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "simulated time of hours, to the microsecond"
+)]
+fn arrival_us(request: &Request, speed: f64) -> u64 {
+    (request.arrival_ms as f64 * 1000.0 / speed) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroUsize;
+
+    use super::super::super::fleet::FleetSize;
+    use super::super::super::synthetic::SyntheticLoad;
+    use super::super::ServiceModel;
+    use super::*;
+
+    fn comparison(workers: usize) -> Comparison {
+        Comparison {
+            size: FleetSize {
+                workers: NonZeroUsize::new(workers).unwrap(),
+                blocks_per_worker: NonZeroUsize::new(400).unwrap(),
+            },
+            model: ServiceModel::default(),
+            speed: 1.0,
+            seed: 5,
+        }
+    }
+
+    fn requests() -> Vec<Request> {
+        SyntheticLoad::new(3).take(400).collect()
+    }
+
+    fn of(policy: Policy, scenario: &Scenario) -> Outcome {
+        run(&comparison(4), scenario, policy, &requests()).unwrap()
+    }
+
+    #[test]
+    fn every_request_gets_its_first_token_under_every_policy_and_scenario() {
+        for scenario in Scenario::ALL {
+            for policy in Policy::ALL {
+                let outcome = of(policy, &scenario);
+                assert_eq!(outcome.requests, 400, "{outcome:?}");
+                // Nothing comes before its prompt is computed and a token made.
+                assert!(outcome.first_token_ms_p50 >= 24.0, "{outcome:?}");
+                assert_eq!(outcome, of(policy, &scenario));
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_hit_is_not_computed() {
+        let total: u64 = requests().iter().map(|request| request.chain.len() as u64).sum();
+        for policy in Policy::ALL {
+            let outcome = of(policy, &Scenario::ALL[0]);
+            #[allow(clippy::cast_precision_loss, reason = "small numbers")]
+            let hit = 1.0 - outcome.computed_blocks as f64 / total as f64;
+            assert!((hit - outcome.hit_rate).abs() < 1e-9, "{outcome:?}");
+        }
+    }
+
+    #[test]
+    fn knowledge_finds_more_than_chance() {
+        let exact = of(Policy::Exact, &Scenario::ALL[0]);
+        let random = of(Policy::Random, &Scenario::ALL[0]);
+        assert!(exact.hit_rate > random.hit_rate, "{exact:?} {random:?}");
+    }
+
+    #[test]
+    fn with_one_worker_all_policies_are_one() {
+        let alone = comparison(1);
+        let outcomes = Policy::ALL.map(|policy| run(&alone, &Scenario::ALL[0], policy, &requests()).unwrap());
+        let hits: Vec<u64> = outcomes.iter().map(|outcome| outcome.computed_blocks).collect();
+        assert!(hits.windows(2).all(|pair| pair[0] == pair[1]), "{hits:?}");
+    }
+}

@@ -1,0 +1,85 @@
+//! One worker of the model: prompts wait in a queue, and are computed one after the other.
+
+use std::collections::VecDeque;
+use std::num::NonZeroUsize;
+
+use kvatlas_core::hash::SequenceHash;
+
+use super::super::cache::{Admission, PrefixCache};
+
+/// A request at a worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Ticket {
+    /// Which request it is.
+    pub(super) request: usize,
+    /// The router that sent it.
+    pub(super) router: usize,
+    /// When it arrived at the router, in microseconds.
+    pub(super) arrived_us: u64,
+    /// Blocks that the router expects the worker to compute.
+    pub(super) expected_blocks: u64,
+}
+
+/// A worker.
+#[derive(Debug)]
+pub(super) struct Worker {
+    capacity: NonZeroUsize,
+    cache: PrefixCache,
+    waiting: VecDeque<Ticket>,
+    /// The prompt that is being computed.
+    computing: Option<Ticket>,
+    /// Counts restarts: what was begun before one is not finished after it.
+    pub(super) life: u32,
+}
+
+impl Worker {
+    /// A worker with an empty cache.
+    pub(super) fn new(capacity: NonZeroUsize) -> Self {
+        Self {
+            capacity,
+            cache: PrefixCache::new(capacity),
+            waiting: VecDeque::new(),
+            computing: None,
+            life: 0,
+        }
+    }
+
+    /// Takes a request into the queue.
+    pub(super) fn enqueue(&mut self, ticket: Ticket) {
+        self.waiting.push_back(ticket);
+    }
+
+    /// Begins with the next prompt, if the worker is idle and one waits.
+    pub(super) fn begin(&mut self) -> Option<Ticket> {
+        if self.computing.is_none() {
+            self.computing = self.waiting.pop_front();
+            return self.computing;
+        }
+        None
+    }
+
+    /// The prompt that is being computed.
+    pub(super) fn computing(&self) -> Option<Ticket> {
+        self.computing
+    }
+
+    /// How many leading blocks of a prompt the cache has now.
+    pub(super) fn hit_blocks(&self, chain: &[SequenceHash]) -> usize {
+        self.cache.matched_blocks(chain)
+    }
+
+    /// Ends the prompt that is being computed; its blocks are in the cache now.
+    pub(super) fn finish(&mut self, chain: &[SequenceHash]) -> Option<(Ticket, Admission)> {
+        let ticket = self.computing.take()?;
+        Some((ticket, self.cache.admit(chain)))
+    }
+
+    /// Loses the cache. What was being computed and what waits begins again.
+    pub(super) fn restart(&mut self) {
+        self.cache = PrefixCache::new(self.capacity);
+        self.life += 1;
+        if let Some(ticket) = self.computing.take() {
+            self.waiting.push_front(ticket);
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! A fleet that goes on at a steady rate on a daemon that may come and go.
+//!
+//! Unlike a [replay](super::Replay), nothing is checked, and no failure ends it. A request that gets no answer goes to any worker, as it
+//! would in a fleet.
+
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use kvatlas_client::publish::{HolderPublisher, PublishedHolder, PublisherOptions, Transport};
+use kvatlas_client::{ClientError, QueryClient};
+use kvatlas_core::wire::{ErrorCode, NamespaceName, QueryKey, SingleQuery, Subjects, Tier};
+use tokio::time::{Instant, MissedTickBehavior};
+
+use super::error::SimulationError;
+use super::fleet::{Fleet, FleetSize, RANK};
+use super::session::SUBSCRIPTION_CAPACITY;
+use super::synthetic::SyntheticLoad;
+use crate::daemon::broker::{ConnectPatience, connect};
+use crate::daemon::config::Config;
+
+/// How long a router waits for an answer.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(1);
+/// How long the workers' leave may take.
+const GOODBYE_PATIENCE: Duration = Duration::from_secs(3);
+
+/// How the fleet goes on.
+#[derive(Debug, Clone)]
+pub struct SteadyOptions {
+    /// The namespace of the workers. Nobody else may use their names in it.
+    pub namespace: NamespaceName,
+    /// The fleet.
+    pub size: FleetSize,
+    /// Requests a second.
+    pub rate: NonZeroU32,
+    /// Decides the conversations, and between equally good workers.
+    pub seed: u64,
+    /// How events travel.
+    pub transport: Transport,
+}
+
+/// What happened since the last look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct SteadyTally {
+    /// Requests served.
+    pub requests: u64,
+    /// Their blocks.
+    pub requested_blocks: usize,
+    /// Their blocks that the chosen worker held.
+    pub hit_blocks: usize,
+    /// Requests that the daemon did not answer.
+    pub unanswered: u64,
+    /// Answers that named a degraded holder.
+    pub degraded: u64,
+}
+
+/// A fleet under way.
+pub struct SteadyFleet {
+    options: SteadyOptions,
+    routers: QueryClient,
+    fleet: Fleet,
+    publishers: Vec<HolderPublisher>,
+    load: SyntheticLoad,
+    tally: SteadyTally,
+}
+
+impl SteadyFleet {
+    /// A fleet of empty workers. It does not wait for NATS or the daemon.
+    ///
+    /// # Errors
+    ///
+    /// [`SimulationError::Connect`] if the credentials cannot be used; [`SimulationError::Prefix`] if the subjects' prefix cannot.
+    pub async fn start(config: &Config, options: SteadyOptions) -> Result<Self, SimulationError> {
+        let subjects = Subjects::new(&config.subjects.prefix)?;
+        let open = |role: &'static str| {
+            connect(
+                &config.nats,
+                role,
+                SUBSCRIPTION_CAPACITY,
+                ConnectPatience::Forever,
+                move |notice| tracing::info!(role, %notice, "NATS"),
+            )
+        };
+        let routers = QueryClient::new(open("routers").await?, subjects.clone());
+        let nats = open("publishers").await?;
+        let fleet = Fleet::new(options.size, options.seed)?;
+        let mut publishers = Vec::with_capacity(options.size.workers.get());
+        for name in fleet.names() {
+            let holder = PublishedHolder {
+                namespace: options.namespace.clone(),
+                worker: name.clone(),
+                rank: RANK,
+            };
+            let how = PublisherOptions {
+                transport: options.transport,
+                ..PublisherOptions::default()
+            };
+            publishers.push(HolderPublisher::start(nats.clone(), &subjects, holder, how).await?);
+        }
+        Ok(Self {
+            routers: routers.with_patience(ANSWER_PATIENCE),
+            fleet,
+            publishers,
+            load: SyntheticLoad::new(options.seed),
+            tally: SteadyTally::default(),
+            options,
+        })
+    }
+
+    /// Serves requests for `time`, and tells what happened.
+    ///
+    /// # Errors
+    ///
+    /// [`SimulationError::Publisher`] if a publisher has ended.
+    pub async fn go_on(&mut self, time: Duration) -> Result<SteadyTally, SimulationError> {
+        let mut arrivals = tokio::time::interval(Duration::from_secs(1) / self.options.rate.get());
+        // What a slow answer held up is not made up for.
+        arrivals.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let until = Instant::now() + time;
+        while arrivals.tick().await < until {
+            self.serve_next().await?;
+        }
+        Ok(std::mem::take(&mut self.tally))
+    }
+
+    /// Takes the leave of all workers, so that daemons forget them.
+    pub async fn say_goodbye(self) {
+        let leave = self.publishers.into_iter().map(HolderPublisher::say_goodbye);
+        let leaves = futures_util::future::join_all(leave);
+        if tokio::time::timeout(GOODBYE_PATIENCE, leaves).await.is_err() {
+            tracing::warn!("not every worker could take its leave; daemons forget the others after a while");
+        }
+    }
+
+    /// Routes one request by the daemon's answer, and publishes what that changed.
+    async fn serve_next(&mut self) -> Result<(), SimulationError> {
+        let Some(request) = self.load.next() else {
+            return Ok(());
+        };
+        let query = SingleQuery::new(QueryKey::SequenceHashes(request.chain.clone()));
+        let mut matches = vec![0; self.options.size.workers.get()];
+        match self.routers.query(&self.options.namespace, query).await {
+            Ok(reply) => {
+                matches = self.fleet.matches_in(&reply);
+                self.tally.degraded += u64::from(reply.holders.iter().any(|holder| !holder.exact));
+            }
+            // Nobody has published yet.
+            Err(ClientError::Refused(error)) if error.code == ErrorCode::UnknownNamespace => {}
+            Err(error) => {
+                tracing::debug!(%error, "no answer");
+                self.tally.unanswered += 1;
+            }
+        }
+        let served = self.fleet.serve(&request, &matches);
+        self.tally.requests += 1;
+        self.tally.requested_blocks += request.chain.len();
+        self.tally.hit_blocks += served.admission.hit_blocks;
+        if let Some(publisher) = self.publishers.get(served.worker)
+            && !served.events.is_empty()
+        {
+            publisher.publish(Tier::DEVICE, served.events).await?;
+        }
+        Ok(())
+    }
+}

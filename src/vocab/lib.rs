@@ -1,0 +1,70 @@
+//! Token vocabularies: which tokens may follow, and how a text falls into tokens.
+//!
+//! A [`Vocabulary`] says which bytes each token stands for; [`load`](Vocabulary::load) reads it from the usual files. A [`TokenTrie`] is
+//! its flat trie (see [`trie`](kvatlas_core::trie)), eight bytes a node, built for one question: *which tokens does a recogniser of bytes
+//! allow next?* The answer is a [`TokenMask`], or written into logits. A [`Recognizer`] can be anything with a stack;
+//! a [`TransitionTable`] is one that needs none, such as the [`RegexAutomaton`] of a regular expression, and is faster.
+//!
+//! # What is allowed
+//!
+//! With `n` beginning at the root, the set is that of
+//!
+//! ```text
+//! fn traverse(n) {
+//!     allow(n.token);                    // nodes without a token name a bogus one
+//!     for c in n.children {
+//!         if try_push_byte(c.byte) {
+//!             traverse(c);
+//!             pop_bytes(1);
+//!         }
+//!     }
+//! }
+//! ```
+//!
+//! # The odd cases
+//!
+//! - Up to [`VOCABULARY_SIZE_MAX`] (2^24) tokens of up to [`TOKEN_BYTES_MAX`] bytes.
+//! - Several tokens with the same bytes are allowed together; look-ups and tokenisation give the lowest.
+//! - A token without bytes, which is what special tokens are here, is never in a mask and never comes out of tokenisation: no text leads
+//!   to it, and a model that may always choose it need not get anywhere. To allow such a token, set its bit in the mask.
+//! - A mask holds exactly as many tokens as the vocabulary, so the bogus ones don't show.
+//!
+//! # Where the time goes
+//!
+//! The notes' loop has a chain: load the state, load the transition, store the state, and load it again for the child. Over a table, two walks
+//! from both ends of the trie take turns, so that two chains are always under way. Nodes are packed so that a step needs few
+//! instructions (see [`TokenNode`]). Where nearly all is rejected, the chain that counts leads from each rejected node to the next, and a
+//! list of the roots' bytes cuts it where it is longest. `table_walk.rs` lists what was tried and what each idea gave.
+//!
+//! ```sh
+//! cargo test -p kvatlas-vocab               # property tests
+//! benches/peers/tokens/run.sh --check       # equal to toktrie 1.9.1 on 131,072 tokens
+//! benches/peers/tokens/run.sh               # the same, and time a node beside it
+//! cargo bench --bench vocabulary            # time a node, without fetching anything
+//! ```
+
+mod error;
+mod greedy;
+mod load;
+mod mask;
+mod recognizer;
+mod regex;
+mod table;
+mod table_walk;
+mod token;
+mod token_trie;
+mod tokens;
+mod traverse;
+
+#[cfg(test)]
+mod tests;
+
+pub use error::{LogitsError, MaskError, UnknownByte, VocabularyError};
+pub use load::{LoadError, VOCABULARY_FILE_BYTES_MAX, VocabularyFormat};
+pub use mask::TokenMask;
+pub use recognizer::Recognizer;
+pub use regex::{RegexAutomaton, RegexError, RegexLimits};
+pub use table::{State, TABLE_STATES_MAX, TableError, TableRecognizer, TableRow, TransitionTable};
+pub use token::{TOKEN_BYTES_MAX, TokenId, TokenNode, VOCABULARY_SIZE_MAX};
+pub use token_trie::TokenTrie;
+pub use tokens::{Vocabulary, VocabularyBuilder};

@@ -1,0 +1,50 @@
+//! Mistral's `tekken.json`: special tokens first, then tokens in base64 by rank, cut off where the vocabulary ends.
+
+use std::borrow::Cow;
+
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+
+use super::{LoadError, VocabularyFormat, decode_base64, from_json};
+use crate::tokens::{Vocabulary, VocabularyBuilder};
+
+#[derive(Deserialize)]
+struct TekkenFile<'a> {
+    config: TekkenConfig,
+    #[serde(borrow)]
+    vocab: Vec<TekkenToken<'a>>,
+    /// Names of special tokens, for which no text stands.
+    #[serde(rename = "special_tokens")]
+    _special_tokens: Option<IgnoredAny>,
+}
+
+#[derive(Deserialize)]
+struct TekkenConfig {
+    /// All tokens, special ones included. The file may hold more.
+    default_vocab_size: u64,
+    default_num_special_tokens: u64,
+}
+
+#[derive(Deserialize)]
+struct TekkenToken<'a> {
+    rank: u64,
+    #[serde(borrow)]
+    token_bytes: Cow<'a, str>,
+}
+
+pub(super) fn parse(content: &[u8]) -> Result<Vocabulary, LoadError> {
+    let file: TekkenFile = from_json(content, VocabularyFormat::Tekken)?;
+    let size = file.config.default_vocab_size;
+    let special = file.config.default_num_special_tokens;
+    let ranks = size
+        .checked_sub(special)
+        .ok_or(LoadError::Config { special, size })?;
+    let mut builder = VocabularyBuilder::new();
+    builder.reserve(size)?;
+    for token in file.vocab.iter().filter(|token| token.rank < ranks) {
+        let id = token.rank + special;
+        let bytes = decode_base64(token.token_bytes.as_bytes()).ok_or(LoadError::Base64 { id })?;
+        builder.insert(id, bytes)?;
+    }
+    Ok(builder.build()?)
+}

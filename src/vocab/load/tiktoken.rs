@@ -1,0 +1,26 @@
+//! tiktoken's files: a line a token, its bytes in base64 and its rank, which is its number.
+
+use super::{LoadError, decode_base64};
+use crate::tokens::{Vocabulary, VocabularyBuilder};
+
+pub(super) fn parse(content: &[u8]) -> Result<Vocabulary, LoadError> {
+    let mut builder = VocabularyBuilder::new();
+    for (index, line) in content.split(|byte| *byte == b'\n').enumerate() {
+        if line.trim_ascii().is_empty() {
+            continue;
+        }
+        let (bytes, rank) = parse_line(line).ok_or(LoadError::Line { line: index + 1 })?;
+        builder.insert(rank, bytes)?;
+    }
+    Ok(builder.build()?)
+}
+
+/// The bytes and the rank of a line.
+pub(super) fn parse_line(line: &[u8]) -> Option<(Vec<u8>, u64)> {
+    let text = std::str::from_utf8(line).ok()?;
+    let (bytes, rank) = text.trim_end().split_once(' ')?;
+    // `parse` would let a plus sign pass.
+    let is_number = rank.bytes().all(|digit| digit.is_ascii_digit());
+    let rank = rank.parse().ok().filter(|_| is_number)?;
+    Some((decode_base64(bytes)?, rank))
+}

@@ -1,0 +1,148 @@
+//! Sets of tokens, as bits or as logits.
+
+#![allow(unsafe_code, reason = "one write a node, whose place the types promise")]
+
+use super::error::MaskError;
+use super::token::TokenId;
+
+/// Bogus tokens are spread over this many words behind the real ones. Were there but one, each node without a token would wait
+/// for the word that the one before it has just written: a chain through half of all nodes.
+const BOGUS_WORDS: usize = 16;
+
+/// Room for the tokens of a vocabulary of `size`, in whole words.
+fn real_words(size: usize) -> usize {
+    size.div_ceil(u64::BITS as usize)
+}
+
+/// The number that stands for 'no token' in the node made as `ordinal`th, in a vocabulary of `size`.
+pub(super) fn bogus_token(size: usize, ordinal: usize) -> u32 {
+    let word = real_words(size) + ordinal % BOGUS_WORDS;
+    // At most 2^24 and 16 words of 64: within the 25 bits of a node.
+    u32::try_from(word * u64::BITS as usize).unwrap_or(u32::MAX)
+}
+
+/// A set of tokens of one vocabulary: one bit a token.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TokenMask {
+    /// Beyond the real words, room for bogus tokens, which is zero except during a traversal.
+    words: Vec<u64>,
+    size: usize,
+}
+
+impl TokenMask {
+    /// The empty set, for a vocabulary of `size` tokens.
+    #[must_use]
+    pub fn new(size: usize) -> Self {
+        Self {
+            words: vec![0; real_words(size) + BOGUS_WORDS],
+            size,
+        }
+    }
+
+    /// The size of the vocabulary in tokens.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// The bits: token `t` is bit `t % 64` of word `t / 64`. Bits beyond the vocabulary are zero.
+    #[must_use]
+    pub fn words(&self) -> &[u64] {
+        self.words.get(..real_words(self.size)).unwrap_or_default()
+    }
+
+    /// Whether the token is in the set.
+    #[must_use]
+    pub fn contains(&self, token: TokenId) -> bool {
+        let word = self.words().get(token.index() / 64).copied().unwrap_or_default();
+        word >> (token.0 % 64) & 1 == 1
+    }
+
+    /// Adds a token, such as the one that ends a text. Returns false, and adds nothing, for a token out of range.
+    pub fn insert(&mut self, token: TokenId) -> bool {
+        let is_real = token.index() < self.size;
+        match self.words.get_mut(token.index() / 64) {
+            Some(word) if is_real => *word |= 1 << (token.0 % 64),
+            _ => {}
+        }
+        is_real
+    }
+
+    /// Makes the set empty.
+    pub fn clear(&mut self) {
+        self.words.fill(0);
+    }
+
+    /// How many tokens are in the set.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.words().iter().map(|word| word.count_ones() as usize).sum()
+    }
+
+    /// The tokens of the set, in order.
+    pub fn iter(&self) -> impl Iterator<Item = TokenId> {
+        (0_u32..).zip(self.words()).flat_map(|(index, word)| {
+            let mut rest = *word;
+            std::iter::from_fn(move || {
+                let bit = (rest != 0).then(|| rest.trailing_zeros())?;
+                rest &= rest - 1;
+                Some(TokenId(index * 64 + bit))
+            })
+        })
+    }
+
+    /// Makes sure that the mask is one for a vocabulary of `size`.
+    pub(super) fn check(&self, size: usize) -> Result<(), MaskError> {
+        if self.size == size {
+            Ok(())
+        } else {
+            Err(MaskError {
+                mask: self.size,
+                vocabulary: size,
+            })
+        }
+    }
+
+    /// All words, those for bogus tokens included.
+    pub(super) fn all_words_mut(&mut self) -> &mut [u64] {
+        &mut self.words
+    }
+
+    /// Forgets the bogus tokens.
+    pub(super) fn clear_bogus(&mut self) {
+        if let Some(bogus) = self.words.get_mut(real_words(self.size)..) {
+            bogus.fill(0);
+        }
+    }
+}
+
+/// Where a traversal puts what it allows.
+pub(super) trait AllowToken {
+    /// Allows a token.
+    ///
+    /// # Safety
+    ///
+    /// The token is one of a node, bogus or not, of the trie of a vocabulary that is as large as the one that this was made for.
+    unsafe fn allow_of_node(&mut self, token: u32);
+}
+
+impl AllowToken for TokenMask {
+    #[inline(always)]
+    unsafe fn allow_of_node(&mut self, token: u32) {
+        // SAFETY: there are words for all tokens and all bogus ones.
+        unsafe { *self.words.get_unchecked_mut((token >> 6) as usize) |= 1_u64.wrapping_shl(token) };
+    }
+}
+
+/// Logits as in the notes: what is allowed becomes 0. The last one is for all bogus tokens.
+pub(super) struct Logits<'a>(pub(super) &'a mut [f32]);
+
+impl AllowToken for Logits<'_> {
+    #[inline(always)]
+    unsafe fn allow_of_node(&mut self, token: u32) {
+        let last = self.0.len().saturating_sub(1);
+        if let Some(logit) = self.0.get_mut((token as usize).min(last)) {
+            *logit = 0.0;
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! A token's number, and the eight bytes of a node.
+
+use std::fmt;
+
+use kvatlas_core::trie::{FlatNode, Links};
+
+/// The most tokens of a vocabulary: numbers from 0 to one less.
+pub const VOCABULARY_SIZE_MAX: usize = 1 << 24;
+
+/// The most bytes of a token. The longest token met so far, 1,024 blanks, has just as many.
+pub const TOKEN_BYTES_MAX: usize = 1 << (PARENTS_BITS - 1);
+
+/// A token's number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TokenId(pub u32);
+
+impl TokenId {
+    /// The number as an index.
+    #[must_use]
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+impl fmt::Display for TokenId {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(formatter)
+    }
+}
+
+const BYTE_BITS: u32 = 8;
+const INNER_PARENTS_BITS: u32 = 5;
+const SIZE_BITS: u32 = 15;
+/// One more than a token's number needs, for the bogus numbers of nodes without a token.
+const TOKEN_BITS: u32 = 25;
+/// With a sign.
+const PARENTS_BITS: u32 = 11;
+
+const INNER_PARENTS_SHIFT: u32 = BYTE_BITS;
+const SIZE_SHIFT: u32 = INNER_PARENTS_SHIFT + INNER_PARENTS_BITS;
+const TOKEN_SHIFT: u32 = SIZE_SHIFT + SIZE_BITS;
+const PARENTS_SHIFT: u32 = TOKEN_SHIFT + TOKEN_BITS;
+const _: () = assert!(PARENTS_SHIFT + PARENTS_BITS == u64::BITS);
+
+const INNER_PARENTS_MAX: u64 = (1 << INNER_PARENTS_BITS) - 1;
+const SIZE_MAX: u64 = (1 << SIZE_BITS) - 1;
+const TOKEN_MASK: u64 = (1 << TOKEN_BITS) - 1;
+
+/// A node of a token trie, in 64 bits:
+///
+/// ```text
+/// bit   63             53 52                        28 27            13 12         8 7      0
+///      ┌─────────────────┬────────────────────────────┬────────────────┬────────────┬────────┐
+/// leaf │ 1 - num_parents │ token                      │ 1              │ 0          │ byte   │
+///      ├─────────────────┼────────────────────────────┼────────────────┼────────────┼────────┤
+/// inner│ 1               │ token                      │ subtree_size   │ num_parents│ byte   │
+///      ├─────────────────┼────────────────────────────┼────────────────┼────────────┼────────┤
+/// large│ 1               │ token                      │ 1              │ 0          │ byte   │
+///      └─────────────────┴────────────────────────────┴────────────────┴────────────┴────────┘
+///       11 bits, signed   25, bogus if no token ends   15               5            8
+/// ```
+///
+/// A node with children has its pops in a field of its own, so that the first field is just what a walk needs on the way *in*: how the
+/// depth of the next node differs. That saves the choice between two numbers at each node. Past a subtree, the difference is the first field
+/// less the other.
+///
+/// A large node, whose size or pops have no room, has children and carries neither number. Past it, the walk of tables goes in with a state
+/// that rejects everything, so that it needs no choice there either; other walks look the numbers up.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct TokenNode(u64);
+
+impl TokenNode {
+    /// A node with these bits of a token's number, bogus or not, and no links yet.
+    pub(super) fn new(byte: u8, token: u32) -> Self {
+        Self(u64::from(byte) | ((u64::from(token) & TOKEN_MASK) << TOKEN_SHIFT))
+    }
+
+    /// The last byte of the path to the node.
+    #[inline(always)]
+    #[must_use]
+    #[expect(clippy::cast_possible_truncation, reason = "the byte is the lowest")]
+    pub fn byte(self) -> u8 {
+        self.0 as u8
+    }
+
+    /// The token, or a bogus one: a number that is not below the vocabulary's size.
+    #[inline(always)]
+    #[must_use]
+    pub fn token_bits(self) -> u32 {
+        ((self.0 >> TOKEN_SHIFT) & TOKEN_MASK) as u32
+    }
+
+    /// Whether the node has no children.
+    #[inline(always)]
+    #[must_use]
+    pub fn is_leaf(self) -> bool {
+        self.depth_into() < 1
+    }
+
+    /// Whether the node has children and no room for its links.
+    #[inline(always)]
+    pub(super) fn is_large(self) -> bool {
+        self.depth_past() > 0
+    }
+
+    /// `subtree_size`; 1 for a large node.
+    #[inline(always)]
+    #[allow(clippy::cast_possible_truncation, reason = "the field has 15 bits")]
+    pub(super) fn stored_size(self) -> usize {
+        (self.0 >> SIZE_SHIFT & SIZE_MAX) as usize
+    }
+
+    /// How the depth of the next node differs on the way into the subtree: by 1, or by `1 - num_parents` if the node is a leaf.
+    #[inline(always)]
+    #[allow(clippy::cast_possible_truncation, reason = "the field has 11 bits")]
+    pub(super) fn depth_into(self) -> isize {
+        (self.0 as i64 >> PARENTS_SHIFT) as isize
+    }
+
+    /// `num_parents` of a node with children; 0 for a large one and for a leaf.
+    #[inline(always)]
+    #[allow(clippy::cast_possible_truncation, reason = "the field has 5 bits")]
+    pub(super) fn inner_parents(self) -> usize {
+        (self.0 >> INNER_PARENTS_SHIFT & INNER_PARENTS_MAX) as usize
+    }
+
+    /// The node as a damaged file would have it.
+    #[cfg(test)]
+    pub(super) fn with_bit_flipped(self, bit: u32) -> Self {
+        Self(self.0 ^ 1 << bit)
+    }
+
+    /// How the depth of the next node differs on the way past the subtree: by `1 - num_parents`; by 1 past a large node, where the way
+    /// past is the way into.
+    #[inline(always)]
+    pub(super) fn depth_past(self) -> isize {
+        self.depth_into() - self.inner_parents().cast_signed()
+    }
+}
+
+impl fmt::Debug for TokenNode {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("TokenNode")
+            .field("byte", &self.byte())
+            .field("token", &self.token_bits())
+            .field("links", &self.links())
+            .finish()
+    }
+}
+
+impl FlatNode for TokenNode {
+    type Label = u8;
+    const DEPTH_MAX: usize = TOKEN_BYTES_MAX;
+
+    fn label(&self) -> u8 {
+        self.byte()
+    }
+
+    fn links(&self) -> Option<Links> {
+        (!self.is_large()).then(|| Links {
+            subtree_size: self.stored_size(),
+            // In a damaged node, the depth may be anything.
+            num_parents: (1 - self.depth_past()).cast_unsigned(),
+        })
+    }
+
+    fn with_links(self, links: Links) -> Self {
+        let (size, pops) = (links.subtree_size as u64, links.num_parents as u64);
+        let has_room = size <= SIZE_MAX && pops <= INNER_PARENTS_MAX;
+        let (change, size, inner) = match links.is_leaf() {
+            true => (1_u64.wrapping_sub(pops), 1, 0),
+            false if has_room => (1, size, pops),
+            false => (1, 1, 0),
+        };
+        let kept = TOKEN_MASK << TOKEN_SHIFT | u64::from(u8::MAX);
+        Self(self.0 & kept | change << PARENTS_SHIFT | size << SIZE_SHIFT | inner << INNER_PARENTS_SHIFT)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn a_node_gives_back_what_was_packed(
+            byte in any::<u8>(),
+            token in 0..1_u32 << TOKEN_BITS,
+            subtree_size in prop_oneof![1..100_usize, 1..1_usize << 17],
+            num_parents in prop_oneof![1..100_usize, 1..=TokenNode::DEPTH_MAX],
+            before in 1..100_usize,
+        ) {
+            let links = Links { subtree_size, num_parents };
+            let other = Links { subtree_size: before, num_parents: before };
+            let node = TokenNode::new(byte, token).with_links(other).with_links(links);
+            prop_assert_eq!(node.byte(), byte);
+            prop_assert_eq!(node.token_bits(), token);
+            prop_assert_eq!(node.is_leaf(), subtree_size == 1);
+            let has_room = subtree_size == 1 || subtree_size < 1 << 15 && num_parents < 1 << 5;
+            prop_assert_eq!(node.links(), has_room.then_some(links));
+        }
+    }
+
+    #[test]
+    fn a_node_has_eight_bytes() {
+        assert_eq!(size_of::<TokenNode>(), 8);
+    }
+}

@@ -1,0 +1,188 @@
+//! The trie of a vocabulary.
+
+use super::error::{LogitsError, MaskError, VocabularyError};
+use super::mask::{Logits, TokenMask, bogus_token};
+use super::recognizer::Recognizer;
+use super::table::{State, TransitionTable};
+use super::token::{TokenId, TokenNode};
+use super::tokens::Vocabulary;
+use super::{table_walk, traverse};
+use kvatlas_core::trie::FlatTrie;
+
+/// A first byte, and where its subtree begins and ends.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Root {
+    pub(super) start: u32,
+    pub(super) end: u32,
+    pub(super) byte: u8,
+}
+
+/// The flat trie of a vocabulary's tokens. It does not change, and can be shared among threads.
+#[derive(Debug, Clone)]
+pub struct TokenTrie {
+    flat: FlatTrie<TokenNode>,
+    roots: Vec<Root>,
+    /// The first root of each byte.
+    first_roots: Vec<Option<u32>>,
+    vocabulary_size: usize,
+}
+
+impl TokenTrie {
+    /// Builds the trie.
+    ///
+    /// # Errors
+    ///
+    /// If the tokens make more than 2^32 nodes.
+    pub fn new(vocabulary: &Vocabulary) -> Result<Self, VocabularyError> {
+        let vocabulary_size = vocabulary.size();
+        let entries = vocabulary.iter().filter(|(_, bytes)| !bytes.is_empty());
+        let entries = entries.map(|(token, bytes)| (bytes, token)).collect();
+        let mut ordinal = 0;
+        let flat = FlatTrie::from_entries(entries, |byte, token: Option<TokenId>| {
+            ordinal += 1;
+            let bogus = || bogus_token(vocabulary_size, ordinal);
+            TokenNode::new(byte, token.map_or_else(bogus, |token| token.0))
+        })?;
+        let mut roots = Vec::new();
+        let mut first_roots = vec![None; 1 << u8::BITS];
+        // A trie has no more nodes than that.
+        let number = |index: usize| u32::try_from(index).unwrap_or(u32::MAX);
+        for (index, node) in flat.roots() {
+            let (start, end) = (number(index), number(flat.subtree_end(index)));
+            let byte = node.byte();
+            roots.push(Root { start, end, byte });
+            if let Some(first) = first_roots.get_mut(usize::from(byte)) {
+                first.get_or_insert(start);
+            }
+        }
+        Ok(Self {
+            flat,
+            roots,
+            first_roots,
+            vocabulary_size,
+        })
+    }
+
+    /// The layout below, for walks of other kinds.
+    #[must_use]
+    pub fn flat(&self) -> &FlatTrie<TokenNode> {
+        &self.flat
+    }
+
+    /// How many nodes there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.flat.len()
+    }
+
+    /// Whether no token has any bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.flat.is_empty()
+    }
+
+    /// The size of the vocabulary in tokens.
+    #[must_use]
+    pub fn vocabulary_size(&self) -> usize {
+        self.vocabulary_size
+    }
+
+    /// A mask for this vocabulary, with nothing allowed.
+    #[must_use]
+    pub fn empty_mask(&self) -> TokenMask {
+        TokenMask::new(self.vocabulary_size)
+    }
+
+    /// Adds to `mask` every token whose bytes the recogniser allows, one after the other, from where it stands.
+    ///
+    /// # Errors
+    ///
+    /// If the mask is for a vocabulary of another size.
+    pub fn allow(&self, recognizer: &mut impl Recognizer, mask: &mut TokenMask) -> Result<(), MaskError> {
+        mask.check(self.vocabulary_size)?;
+        traverse::traverse(self, recognizer, mask);
+        mask.clear_bogus();
+        Ok(())
+    }
+
+    /// Like [`allow`](Self::allow), for a table and a state of it to begin with: the same set, in less time.
+    ///
+    /// # Errors
+    ///
+    /// If the mask is for a vocabulary of another size.
+    pub fn allow_by_table(
+        &self,
+        table: &TransitionTable,
+        state: State,
+        mask: &mut TokenMask,
+    ) -> Result<(), MaskError> {
+        mask.check(self.vocabulary_size)?;
+        table_walk::walk(self, table, state, mask);
+        mask.clear_bogus();
+        Ok(())
+    }
+
+    /// Like [`allow`](Self::allow), but sets the logits of allowed tokens to 0, and leaves the others as they are. The last
+    /// logit that is needed, one beyond the tokens, is for nodes without a token and means nothing.
+    ///
+    /// # Errors
+    ///
+    /// If there are fewer logits than one more than the vocabulary has tokens.
+    pub fn allow_logits(
+        &self,
+        recognizer: &mut impl Recognizer,
+        logits: &mut [f32],
+    ) -> Result<(), LogitsError> {
+        let needed = self.vocabulary_size + 1;
+        let count = logits.len();
+        let logits = logits.get_mut(..needed).ok_or(LogitsError {
+            logits: count,
+            needed,
+        })?;
+        traverse::traverse(self, recognizer, &mut Logits(logits));
+        Ok(())
+    }
+
+    /// The lowest token with exactly these bytes.
+    #[must_use]
+    pub fn token(&self, bytes: &[u8]) -> Option<TokenId> {
+        let found = self.longest_prefix(bytes)?;
+        (found.1 == bytes.len()).then_some(found.0)
+    }
+
+    /// The token that is the longest prefix of `bytes`, and its length in bytes.
+    #[must_use]
+    pub fn longest_prefix(&self, bytes: &[u8]) -> Option<(TokenId, usize)> {
+        let (first, rest) = bytes.split_first()?;
+        let root = self.first_roots.get(usize::from(*first)).copied().flatten()?;
+        let mut index = root as usize;
+        let mut longest = self.token_at(index).map(|token| (token, 1));
+        for (length, byte) in (2..).zip(rest) {
+            // Siblings are in order.
+            let mut siblings = self
+                .flat
+                .children(index)
+                .skip_while(|(_, node)| node.byte() < *byte);
+            let Some((child, _)) = siblings.next().filter(|(_, node)| node.byte() == *byte) else {
+                break;
+            };
+            index = child;
+            longest = self.token_at(index).map(|token| (token, length)).or(longest);
+        }
+        longest
+    }
+
+    /// The token of the node at `index`.
+    fn token_at(&self, index: usize) -> Option<TokenId> {
+        let token = TokenId(self.flat.get(index)?.token_bits());
+        (token.index() < self.vocabulary_size).then_some(token)
+    }
+
+    pub(super) fn nodes(&self) -> &[TokenNode] {
+        self.flat.nodes()
+    }
+
+    pub(super) fn roots(&self) -> &[Root] {
+        &self.roots
+    }
+}

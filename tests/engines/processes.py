@@ -1,0 +1,251 @@
+"""The broker, the daemon, the bridge and the engines as processes that can be killed and stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).parents[2]
+HERE = Path(__file__).parent
+PATIENCE = 30.0
+
+Prompt = tuple[list[int], str | None, str | None]
+
+
+# Below the ports that the system gives to outgoing connections, which would take one of them between two lives.
+_PORTS = range(12_000, 32_000)
+_next_port = _PORTS[os.getpid() % len(_PORTS)]
+
+
+def free_ports(count: int) -> list[int]:
+    """So many ports that are free now, one behind the other; never the same twice."""
+    global _next_port
+    for _ in range(len(_PORTS)):
+        if _next_port + count > _PORTS.stop:
+            _next_port = _PORTS.start
+        ports = list(range(_next_port, _next_port + count))
+        _next_port += count
+        if all(map(_is_free, ports)):
+            return ports
+    raise RuntimeError("no free ports")
+
+
+def _is_free(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.socket() as one:
+        one.bind(("127.0.0.1", port))
+        return True
+    return False
+
+
+def wait_until(what: str, condition: Callable[[], bool], patience: float = PATIENCE) -> None:
+    """Waits until the condition holds."""
+    deadline = time.monotonic() + patience
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not within {patience} s: {what}")
+        time.sleep(0.005)
+
+
+def _binary(variable: str, *places: str | None) -> str:
+    for place in (os.environ.get(variable), *places):
+        if place and Path(place).exists():
+            return place
+    raise FileNotFoundError(f"nothing to test with: name a binary in {variable}")
+
+
+def kvatlas() -> str:
+    """The program to test."""
+    return _binary("KVATLAS_BIN", str(REPOSITORY / "target/debug/kvatlas"))
+
+
+class Process:
+    """A process that can be started again with the same command."""
+
+    def __init__(self, command: list[str], log: Path) -> None:
+        self._command, self._log = command, log
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Starts it."""
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("KVATLAS_")}
+        with self._log.open("ab") as log:
+            self._child = subprocess.Popen(
+                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
+            )
+
+    def stop(self) -> None:
+        """Asks it to end, and waits."""
+        if self._child:
+            self._child.terminate()
+            self._child.wait(PATIENCE)
+            self._child = None
+
+    def kill(self) -> None:
+        """SIGKILL: no drain."""
+        if self._child:
+            self._child.kill()
+            self._child.wait(PATIENCE)
+            self._child = None
+
+    def pause(self) -> None:
+        """It does nothing until `resume`."""
+        assert self._child
+        self._child.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """It goes on."""
+        assert self._child
+        self._child.send_signal(signal.SIGCONT)
+
+
+class Broker(Process):
+    """A nats-server with JetStream."""
+
+    def __init__(self, folder: Path, port: int) -> None:
+        self.port = port
+        binary = _binary("NATS_SERVER_BIN", shutil.which("nats-server"), str(REPOSITORY / ".tools/nats-server"))
+        configuration = folder / "nats.conf"
+        configuration.write_text(
+            f'listen = "127.0.0.1:{port}"\njetstream {{ store_dir = "{folder / "jetstream"}", max_file_store = 1G }}\n'
+        )
+        super().__init__([binary, "-c", str(configuration)], folder / "broker.log")
+
+    def start(self) -> None:
+        super().start()
+        wait_until("the broker listens", self._listens)
+
+    def _listens(self) -> bool:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
+            return True
+        return False
+
+
+class Daemon(Process):
+    """`kvatlas serve` or `up`, and questions to it over HTTP."""
+
+    def __init__(
+        self, folder: Path, nats_port: int, port: int, settings: dict[str, object], command: list[str]
+    ) -> None:
+        self._port = port
+        command = [kvatlas(), *command, "--nats-url", f"nats://127.0.0.1:{nats_port}", "--admin-listen", "off"]
+        command += ["--http-listen", f"127.0.0.1:{port}", "--snapshots-directory", str(folder / "snapshots")]
+        for key, value in settings.items():
+            command += [f"--{key}", str(value)]
+        super().__init__(command, folder / "daemon.log")
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+
+    def start(self) -> None:
+        """Starts it, and waits until it answers queries."""
+        super().start()
+        wait_until("the daemon is ready", self._is_ready)
+
+    def _is_ready(self) -> bool:
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=2)
+            connection.request("GET", "/health")
+            return connection.getresponse().status == 200
+        return False
+
+    def ask(self, path: str, body: object = None) -> Any:
+        """The answer as JSON; none where there is an error."""
+        for is_last in (False, True):
+            try:
+                payload = None if body is None else json.dumps(body)
+                self._connection.request("GET" if body is None else "POST", path, payload)
+                response = self._connection.getresponse()
+                answer = json.loads(response.read())
+                return answer if response.status == 200 else None
+            except (OSError, http.client.HTTPException):
+                # The connection is from before a restart.
+                self._connection.close()
+                if is_last:
+                    raise
+        return None
+
+
+class Bridge(Process):
+    """`kvatlas bridge`."""
+
+    def __init__(self, folder: Path, nats_port: int, arguments: list[str]) -> None:
+        command = [kvatlas(), "bridge", "--nats-url", f"nats://127.0.0.1:{nats_port}", "--admin-listen", "off"]
+        super().__init__([*command, *arguments], folder / "bridge.log")
+
+
+class Host:
+    """A process with engines; see `host.py`."""
+
+    def __init__(self, kind: str, engines: list[dict[str, Any]], log: Path) -> None:
+        self.kind, self.engines, self._log = kind, engines, log
+        self._child: subprocess.Popen[str] | None = None
+        # When the caches may have changed last.
+        self.changed_at = 0.0
+        self.start()
+
+    def start(self) -> None:
+        """Starts engines with empty caches, on the ports that they have."""
+        description = json.dumps({"kind": self.kind, "engines": self.engines})
+        with self._log.open("a") as log:
+            self._child = subprocess.Popen(
+                [sys.executable, str(HERE / "host.py"), description],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+        self._answer()
+        self.changed_at = time.monotonic()
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        if self._child:
+            self._child.kill()
+            self._child.wait(PATIENCE)
+            self._child = None
+        self.changed_at = time.monotonic()
+
+    @property
+    def lives(self) -> bool:
+        """Whether the process runs."""
+        return self._child is not None
+
+    def _answer(self) -> Any:
+        assert self._child and self._child.stdout
+        line = self._child.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the engines have ended; see {self._log}")
+        return json.loads(line)
+
+    def _command(self, command: object) -> Any:
+        assert self._child and self._child.stdin
+        self._child.stdin.write(json.dumps(command) + "\n")
+        self._child.stdin.flush()
+        return self._answer()
+
+    def serve(self, requests: list[tuple[int, Prompt]]) -> None:
+        """Serves prompts, each by the engine of that number."""
+        if requests:
+            self._command({"serve": requests})
+            self.changed_at = time.monotonic()
+
+    def reset(self, engine: int) -> None:
+        """Clears the cache of an engine."""
+        self._command({"reset": engine})
+        self.changed_at = time.monotonic()
+
+    def depths(self, prompts: list[Prompt]) -> list[list[int]]:
+        """What the caches have now of each prompt, by engine. A dead engine has nothing."""
+        if not self._child:
+            return [[0] * len(prompts) for _ in self.engines]
+        depths: list[list[int]] = self._command({"depths": prompts})
+        return depths

@@ -1,0 +1,282 @@
+"""What may happen to engines and to kvatlas. Each scenario serves conversations, breaks something, and compares every answer.
+
+A scenario fails where an answer that is called exact is wrong, or where holders do not become exact again in time.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from processes import wait_until
+from world import Layout, World
+
+Play = Callable[[World, random.Random, int], None]
+
+
+@dataclass
+class Scenario:
+    """A scenario, and in which worlds it is played."""
+
+    name: str
+    play: Play
+    layout: Layout = field(default_factory=Layout)
+    # How often its fault happens, in the long form.
+    rounds: int = 3
+
+
+JETSTREAM: dict[str, object] = {"events-transport": "jetstream", "events-stream-max-bytes": "256 MiB"}
+BOTH = ("vllm", "sglang")
+
+
+def quiet(world: World, seeded: random.Random, rounds: int) -> None:
+    """Chats, evictions and resets."""
+    for number in range(10 * rounds):
+        world.serve(20)
+        if number % 4 == 3:
+            world.reset(seeded.randrange(100))
+        if number % 2:
+            world.serve(3)
+        world.compare(10)
+    world.settles(10)
+
+
+def daemon_restarts(world: World, seeded: random.Random, rounds: int) -> None:
+    """The daemon ends or is killed, engines go on meanwhile or not; its first answers count."""
+    for number in range(rounds):
+        world.serve(100)
+        world.compare(10)
+        if number % 2:
+            # Longer than between two snapshots.
+            time.sleep(2.5)
+            world.serve(10)
+            world.compare(5)
+        if seeded.random() < 0.5:
+            world.daemon.stop()
+        else:
+            world.daemon.kill()
+        if seeded.random() < 0.5:
+            world.serve(30)
+        world.daemon.start()
+        # Exact when ready: no grace.
+        world.compare(40, behind=0)
+        world.settles(20)
+
+
+def bridge_restarts(world: World, seeded: random.Random, rounds: int) -> None:
+    """The bridge ends or is killed; engines go on."""
+    for _ in range(rounds):
+        world.serve(60)
+        world.compare(10)
+        if seeded.random() < 0.5:
+            world.bridge.stop()
+        else:
+            world.bridge.kill()
+        if seeded.random() < 0.5:
+            world.serve(40)
+            world.compare(10, behind=5)
+        world.bridge.start()
+        world.compare(20, behind=5)
+        world.settles(20)
+
+
+def engine_restarts(world: World, seeded: random.Random, rounds: int) -> None:
+    """An engine is killed and starts again on the same ports, empty; before and after its first event."""
+    for _ in range(rounds):
+        world.serve(80)
+        world.compare(10)
+        host = seeded.choice(world.hosts)
+        host.kill()
+        world.compare(20)
+        if seeded.random() < 0.5:
+            world.none_exact(host, 5)
+            world.serve(10, but=host)
+            world.compare(10)
+        host.start()
+        # Before its first event.
+        world.compare(20)
+        if seeded.random() < 0.5:
+            world.settles(10)
+        host.serve([(0, world.chats.prompt())])
+        world.compare(20)
+        world.serve(20)
+        world.settles(20)
+
+
+def blind(world: World, seeded: random.Random, rounds: int) -> None:
+    """Engines without a replay socket are killed and start again: what they lost sight of is in doubt until they clear."""
+
+    def clears() -> bool:
+        # Before the bridge is connected, a clear is lost.
+        for number in range(len(world.holders)):
+            world.reset(number)
+        return world.are_exact()
+
+    for _ in range(rounds):
+        wait_until("all engines have cleared", clears)
+        world.serve(60)
+        world.compare(20)
+        assert world.are_exact()
+        host = seeded.choice(world.hosts)
+        host.kill()
+        world.none_exact(host, 5)
+        world.compare(10)
+        host.start()
+        world.compare(10)
+        world.serve(60)
+        world.compare(20)
+
+
+def silence(world: World, seeded: random.Random, rounds: int) -> None:
+    """Nothing arrives from engines while requests are served."""
+    for _ in range(rounds):
+        world.serve(40)
+        world.compare(10)
+        for proxy in world.proxies:
+            proxy.silence()
+        world.serve(300)
+        # What cannot be known yet: then it is marked.
+        world.compare(10, behind=8)
+        for host in world.hosts:
+            world.none_exact(host, 8)
+        world.compare(20)
+        for proxy in world.proxies:
+            proxy.heal()
+        world.compare(20, behind=3)
+        world.settles(20)
+
+
+def stalls(world: World, seeded: random.Random, rounds: int) -> None:
+    """The daemon, the bridge or both stand still while 300 requests are served."""
+    for number in range(rounds):
+        world.serve(40)
+        world.compare(10)
+        stalled = {(world.daemon, world.bridge)[number % 2], *((world.bridge, world.daemon) if number % 3 == 2 else ())}
+        for process in stalled:
+            process.pause()
+        begun = time.monotonic()
+        world.serve(300)
+        if world.daemon not in stalled:
+            world.compare(20, behind=6)
+            for host in world.hosts:
+                world.none_exact(host, 6)
+            world.compare(20)
+        time.sleep(max(0.0, begun + seeded.choice((0.5, 2, 4)) - time.monotonic()))
+        for process in stalled:
+            process.resume()
+        world.compare(30, behind=3)
+        world.settles(20)
+
+
+def drops(world: World, seeded: random.Random, rounds: int) -> None:
+    """Messages of engines are lost on the way, more and more of them."""
+    for share in (0.01, 0.05, 0.2, 0.5)[: max(2, rounds)]:
+        for proxy in world.proxies:
+            proxy.lose(share)
+        for _ in range(6):
+            world.serve(40)
+            if seeded.random() < 0.3:
+                world.reset(seeded.randrange(100))
+            world.compare(10)
+        # The last messages may be lost, too: the poll finds that.
+        world.compare(20)
+        for proxy in world.proxies:
+            proxy.heal()
+        world.settles(20)
+
+
+def cuts(world: World, seeded: random.Random, rounds: int) -> None:
+    """Connections to engines break, for a moment or longer, while they go on."""
+    for _ in range(2 * rounds):
+        world.serve(40)
+        some = seeded.sample(world.proxies, 1 + seeded.randrange(len(world.proxies)))
+        for proxy in some:
+            proxy.cut()
+        world.serve(40)
+        world.compare(10, behind=8)
+        if seeded.random() < 0.5:
+            victim = seeded.choice(world.hosts)
+            victim.kill()
+            victim.start()
+        for proxy in some:
+            proxy.heal()
+        world.serve(20)
+        world.compare(10, behind=8)
+        world.settles(20)
+
+
+def kills(world: World, seeded: random.Random, rounds: int) -> None:
+    """Any part is killed, one after the other, while engines go on."""
+    for number in range(3 * rounds):
+        world.serve(50)
+        part = (number + seeded.randrange(2)) % 4
+        if part == 0:
+            host = seeded.choice(world.hosts)
+            host.kill()
+            world.compare(5, behind=5)
+            host.start()
+        elif part == 1:
+            world.bridge.kill()
+            world.serve(20)
+            world.bridge.start()
+        elif part == 2:
+            world.daemon.kill()
+            world.serve(20)
+            world.daemon.start()
+        else:
+            world.broker.kill()
+            world.serve(20)
+            world.compare(5, behind=5)
+            world.broker.start()
+        world.compare(10, behind=5)
+        world.serve(20)
+        world.compare(10, behind=5)
+        world.settles(20)
+
+
+def late(world: World, seeded: random.Random, rounds: int) -> None:
+    """The bridge starts when replays no longer reach back to the start: in doubt until the engine clears, and never wrong."""
+    world.bridge.kill()
+    world.serve(400)
+    world.bridge.start()
+    world.serve(40)
+    world.compare(20, behind=5)
+    for number in range(len(world.holders)):
+        world.reset(number)
+    world.serve(40)
+    world.settles(20)
+
+
+MIXED = Layout(kinds=BOTH, engines=4)
+PROXIED = replace(MIXED, has_proxies=True)
+NAMES = replace(
+    MIXED, salts=(None, "tenant-a", "tenant-b"), adapters=(None, None, "my-lora", "other-lora"), blocks=500
+)
+
+SCENARIOS = [
+    Scenario("quiet, vLLM", quiet, Layout()),
+    Scenario("quiet, vLLM, xxhash", quiet, Layout(hash_fn="xxhash_cbor")),
+    Scenario("quiet, SGLang", quiet, Layout(kinds=("sglang",))),
+    Scenario("quiet, SGLang, pages of 64", quiet, Layout(kinds=("sglang",), block_size=64, blocks=100)),
+    Scenario("salts and adapters", quiet, NAMES),
+    Scenario("four ranks", quiet, replace(MIXED, ranks=4, engines=2, blocks=150)),
+    Scenario("fifty engines", quiet, replace(MIXED, engines=50, engines_a_process=10, blocks=100), rounds=1),
+    Scenario("daemon restarts", daemon_restarts, MIXED, rounds=6),
+    Scenario("daemon restarts, JetStream", daemon_restarts, replace(MIXED, settings=JETSTREAM), rounds=6),
+    Scenario("`up` restarts", daemon_restarts, replace(MIXED, is_one_process=True), rounds=4),
+    Scenario("bridge restarts", bridge_restarts, MIXED, rounds=4),
+    Scenario("engine restarts", engine_restarts, MIXED, rounds=6),
+    Scenario("engine restarts, no replay", blind, replace(MIXED, has_replay=False)),
+    Scenario("engine restarts, four ranks", engine_restarts, replace(MIXED, ranks=4, engines=2)),
+    Scenario("engine restarts, `up`", engine_restarts, replace(MIXED, is_one_process=True)),
+    Scenario("silence of engines", silence, PROXIED, rounds=2),
+    Scenario("stalls", stalls, MIXED, rounds=6),
+    Scenario("stalls, `up`", stalls, replace(MIXED, is_one_process=True), rounds=3),
+    Scenario("messages lost", drops, PROXIED, rounds=4),
+    Scenario("connections cut", cuts, PROXIED, rounds=3),
+    Scenario("kills of each part", kills, NAMES, rounds=4),
+    Scenario("kills, JetStream, ranks", kills, replace(NAMES, ranks=2, settings=JETSTREAM), rounds=4),
+    Scenario("replay too short", late, replace(MIXED, buffer_steps=20)),
+]

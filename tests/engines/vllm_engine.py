@@ -1,0 +1,152 @@
+"""vLLM's own block pool, hashing and ZMQ publisher, without a GPU: the modules of its wheel under stubs.
+
+The folder with the wheel's vllm/ is named by KVATLAS_ENGINES.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from stubs import Stubs
+
+GENUINE = {
+    "vllm.distributed.kv_events",
+    "vllm.v1.core.block_pool",
+    "vllm.v1.core.kv_cache_utils",
+    "vllm.utils.hashing",
+    "vllm.utils.math_utils",
+}
+# What the genuine modules use in isinstance().
+SPECS = (
+    "AttentionSpec ChunkedLocalAttentionSpec FullAttentionSpec KVCacheConfig KVCacheGroupSpec KVCacheSpec KVCacheTensor MambaSpec "
+    "MLAAttentionSpec SlidingWindowSpec UniformTypeKVCacheSpecs CrossAttentionSpec"
+)
+
+
+class _Config:
+    def __init__(self, **values: Any) -> None:
+        self.__dict__.update(values)
+
+
+def _logger(name: str) -> logging.Logger:
+    logger = logging.getLogger(name)
+    for once in ("info_once", "warning_once", "debug_once"):
+        setattr(logger, once, logger.info)
+    return logger
+
+
+def _fill(module: Any) -> None:
+    if module.__name__ == "vllm.v1.kv_cache_interface":
+        base = type("Spec", (), {})
+        for name in SPECS.split():
+            setattr(module, name, type(name, (base,), {}))
+    if module.__name__ == "vllm.config.kv_events":
+        module.KVEventsConfig = _Config
+    if module.__name__ == "vllm.logger":
+        module.init_logger = _logger
+    if module.__name__ == "vllm.multimodal.utils":
+        module.get_mm_features_in_window = lambda *_, **__: (0, [])
+    if module.__name__ == "vllm.v1.request":
+        module.Request = object
+
+
+Stubs(Path(os.environ["KVATLAS_ENGINES"]), {"vllm", "torch"}, GENUINE, _fill).install()
+_kv_events = importlib.import_module("vllm.distributed.kv_events")
+_block_pool = importlib.import_module("vllm.v1.core.block_pool")
+_utils = importlib.import_module("vllm.v1.core.kv_cache_utils")
+_hashing = importlib.import_module("vllm.utils.hashing")
+
+
+class _Adapter:
+    """What the pool reads of a LoRA request."""
+
+    def __init__(self, name: str) -> None:
+        self.name = self.lora_name = name
+        self.lora_path = f"/adapters/{name}"
+        self.adapter_id = self.lora_int_id = 1 + sum(name.encode())
+
+
+class _Request:
+    """What the pool reads of a request."""
+
+    prompt_is_token_ids = None
+
+    def __init__(self, number: int, tokens: list[int], salt: str | None, adapter: str | None) -> None:
+        self.request_id = str(number)
+        self.all_token_ids = self.prompt_token_ids = tokens
+        self.num_tokens = len(tokens)
+        self.mm_features: list[Any] = []
+        self.cache_salt = salt
+        self.lora_request = _Adapter(adapter) if adapter else None
+        self.prompt_embeds = None
+        self.prompt_embeds_per_block_hashes: dict[Any, Any] = {}
+        self.session_id = None
+        self.block_hashes: list[Any] = []
+        self.kv_hints = None
+        self.skip_reading_prefix_cache = False
+
+
+class Engine:
+    """Serves prompts as the scheduler does: finds the cached prefix, allocates, caches full blocks, frees in reverse."""
+
+    FORMAT = "vllm"
+
+    def __init__(
+        self, endpoint: str, replay: str | None, rank: int, blocks: int, block_size: int, buffer_steps: int, hash_fn: str
+    ) -> None:
+        self._size, self._count = block_size, 0
+        function = getattr(_hashing, hash_fn)
+        _utils.init_none_hash(function)
+        self._pool = _block_pool.BlockPool(
+            num_gpu_blocks=blocks, enable_caching=True, hash_block_size=block_size, enable_kv_cache_events=True
+        )
+        self._hasher = _utils.get_request_block_hasher(block_size, function)
+        self._publisher = _kv_events.ZmqEventPublisher(rank, endpoint, replay, buffer_steps=buffer_steps)
+
+    def _request(self, tokens: list[int], salt: str | None, adapter: str | None) -> _Request:
+        self._count += 1
+        request = _Request(self._count, tokens, salt, adapter)
+        request.block_hashes = self._hasher(request)
+        return request
+
+    def _cached(self, hashes: list[Any]) -> list[Any]:
+        found: list[Any] = []
+        for block_hash in hashes:
+            got = self._pool.get_cached_block(block_hash, [0])
+            if not got:
+                break
+            found.append(got[0])
+        return found
+
+    def depth(self, tokens: list[int], salt: str | None = None, adapter: str | None = None) -> int:
+        """How many leading blocks the pool has now."""
+        return len(self._cached(self._request(tokens, salt, adapter).block_hashes))
+
+    def serve(self, tokens: list[int], salt: str | None = None, adapter: str | None = None) -> None:
+        """Serves a prompt, if there is room, and publishes what changed."""
+        request = self._request(tokens, salt, adapter)
+        full = len(tokens) // self._size
+        hit = self._cached(request.block_hashes[: max(0, (len(tokens) - 1) // self._size)])
+        need = -(-len(tokens) // self._size) - len(hit)
+        if need > self._pool.get_num_free_blocks() - sum(1 for block in hit if block.ref_cnt == 0):
+            return
+        self._pool.touch(hit)
+        blocks = hit + self._pool.get_new_blocks(need)
+        self._pool.cache_full_blocks(request, blocks, len(hit), full, self._size, 0)
+        self._pool.free_blocks(reversed(blocks))
+        self._flush()
+
+    def reset(self) -> None:
+        """Clears the cache."""
+        self._pool.reset_prefix_cache()
+        self._flush()
+
+    def _flush(self) -> None:
+        events = self._pool.take_events()
+        if events:
+            self._publisher.publish(_kv_events.KVEventBatch(ts=time.time(), events=events))

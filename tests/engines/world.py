@@ -1,0 +1,273 @@
+"""Engines, the bridge, the broker and the daemon; and the comparison of every answer with what the caches have."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from chats import Chats
+from processes import Bridge, Broker, Daemon, Host, Process, Prompt, free_ports, kvatlas, wait_until
+from proxy import Loop, Proxy
+
+MODEL = "meta-llama/Llama-3.1-8B-Instruct"
+
+# Time in which an answer may be behind an engine that works undisturbed, in seconds.
+BEHIND = 2.0
+
+
+@dataclass
+class Counts:
+    """What came of comparing answers, a holder and a prompt each."""
+
+    answers: int = 0
+    exact: int = 0
+    wrong: int = 0
+    wrong_exact: int = 0
+    # The longest that holders took to be exact again, and that an answer was called exact and was behind, in seconds.
+    seconds: float = 0.0
+    behind: float = 0.0
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Layout:
+    """What a world consists of."""
+
+    kinds: tuple[str, ...] = ("vllm",)
+    engines: int = 4
+    ranks: int = 1
+    engines_a_process: int = 1
+    blocks: int = 300
+    block_size: int = 16
+    buffer_steps: int = 10_000
+    hash_fn: str = "sha256_cbor"
+    salts: tuple[str | None, ...] = (None,)
+    adapters: tuple[str | None, ...] = (None,)
+    has_proxies: bool = False
+    has_replay: bool = True
+    # `kvatlas up`: daemon and bridge in one process.
+    is_one_process: bool = False
+    settings: dict[str, object] = field(default_factory=dict)
+
+
+@dataclass
+class Holder:
+    """One publisher, and where its truth is."""
+
+    worker: str
+    rank: int
+    host: Host
+    place: int
+
+
+class World:
+    """All processes of one scenario."""
+
+    def __init__(self, layout: Layout, seed: int, folder: Path) -> None:
+        self.layout, self.counts = layout, Counts()
+        self.chats = Chats(seed, layout.block_size, list(layout.salts), list(layout.adapters))
+        self.hosts: list[Host] = []
+        self.holders: list[Holder] = []
+        self.proxies: list[Proxy] = []
+        self._loop = Loop() if layout.has_proxies else None
+        self._seed = seed
+        folder.mkdir(parents=True)
+        tables = self._engines(folder)
+        nats_port, port = free_ports(2)
+        self.broker = Broker(folder, nats_port)
+        # Noticed within seconds, so that a scenario need not wait for long.
+        settings: dict[str, object] = {"namespace-defaults-stale-after-ms": 3000, "snapshots-interval-seconds": 2}
+        settings |= {"namespace-defaults-block-size": layout.block_size, **layout.settings}
+        file = folder / "engines.toml"
+        file.write_text(tables)
+        follow = ["--engines-file", str(file), "--model", MODEL, "--block-size", str(layout.block_size)]
+        self.bridge: Process
+        if layout.is_one_process:
+            self.bridge = self.daemon = Daemon(folder, nats_port, port, settings, ["up", *follow])
+        else:
+            self.daemon = Daemon(folder, nats_port, port, settings, ["serve"])
+            self.bridge = Bridge(folder, nats_port, follow)
+
+    def _engines(self, folder: Path) -> str:
+        """Starts the engines. Returns the bridge's file of them."""
+        layout, tables = self.layout, []
+        for number in range(0, layout.engines, layout.engines_a_process):
+            kind = layout.kinds[(number // layout.engines_a_process) % len(layout.kinds)]
+            engines: list[dict[str, Any]] = []
+            begun: list[Holder] = []
+            for engine in range(number, min(number + layout.engines_a_process, layout.engines)):
+                publishing, replaying = free_ports(layout.ranks), free_ports(layout.ranks)
+                for rank in range(layout.ranks):
+                    given = {
+                        "endpoint": f"tcp://*:{publishing[0]}",
+                        "replay": f"tcp://*:{replaying[0]}" if layout.has_replay else None,
+                        "rank": rank,
+                        "blocks": layout.blocks,
+                        "block_size": layout.block_size,
+                        "buffer_steps": layout.buffer_steps,
+                        "hash_fn": layout.hash_fn,
+                    }
+                    engines.append(given)
+                tables.append(self._table(f"{kind}-{engine}", kind, publishing, replaying))
+                begun += [Holder(f"{kind}-{engine}", rank, None, 0) for rank in range(layout.ranks)]  # type: ignore[arg-type]
+            host = Host(kind, engines, folder / f"engines-{number}.log")
+            for place, holder in enumerate(begun):
+                holder.host, holder.place = host, place
+            self.hosts.append(host)
+            self.holders += begun
+        return "".join(tables)
+
+    def _table(self, name: str, kind: str, publishing: list[int], replaying: list[int]) -> str:
+        if self._loop:
+            publishing = [self._proxy(port, True) for port in publishing]
+            replaying = [self._proxy(port, False) for port in replaying]
+            assert len(publishing) == 1, "a proxy's ports are not one behind the other"
+        lines = ["[[engine]]", f'name = "{name}"', f'endpoint = "tcp://127.0.0.1:{publishing[0]}"']
+        if self.layout.has_replay:
+            lines.append(f'replay = "tcp://127.0.0.1:{replaying[0]}"')
+        lines += [f"ranks = {self.layout.ranks}", f'format = "{kind}"', f"block_size = {self.layout.block_size}"]
+        return "\n".join(lines) + "\n"
+
+    def _proxy(self, target: int, loses_messages: bool) -> int:
+        assert self._loop
+        [port] = free_ports(1)
+        self._seed += 1
+        self.proxies.append(Proxy(self._loop, port, target, self._seed, loses_messages))
+        return port
+
+    def __enter__(self) -> World:
+        try:
+            self.broker.start()
+            if not self.layout.is_one_process:
+                self.bridge.start()
+            self.daemon.start()
+            if self.layout.has_replay:
+                self.all_exact()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in {self.bridge, self.daemon, self.broker}:
+            process.kill()
+        for host in self.hosts:
+            host.kill()
+
+    def serve(self, requests: int, but: Host | None = None) -> None:
+        """Serves so many requests, by the engines that live, `but` one process."""
+        spread = [holder for holder in self.holders if holder.host.lives and holder.host is not but]
+        orders: dict[int, list[tuple[int, Prompt]]] = {}
+        hosts = {id(holder.host): holder.host for holder in spread}
+        for number in range(requests):
+            prompt = self.chats.prompt()
+            # Most turns of a conversation go where the ones before went.
+            key = hash(tuple(prompt[0][:64])) if number % 3 else number * 7919
+            holder = spread[key % len(spread)]
+            orders.setdefault(id(holder.host), []).append((holder.place, prompt))
+        for host, order in orders.items():
+            hosts[host].serve(order)
+
+    def reset(self, number: int) -> None:
+        """Clears the cache of a holder."""
+        holder = self.holders[number % len(self.holders)]
+        holder.host.reset(holder.place)
+
+    def status(self) -> dict[tuple[str, int], bool]:
+        """Which holders are exact."""
+        answer = self.daemon.ask(f"/v1/status?model={MODEL.replace('/', '%2F')}")
+        listed = answer["holders"] if answer else []
+        return {(holder["worker"], holder.get("rank", 0)): holder["exact"] for holder in listed}
+
+    def are_exact(self) -> bool:
+        """Whether all holders are called exact."""
+        status = self.status()
+        return all(status.get((holder.worker, holder.rank)) for holder in self.holders)
+
+    def all_exact(self, patience: float = 30.0) -> None:
+        """Waits until all holders are exact."""
+        begun = time.monotonic()
+        wait_until("all holders are exact", self.are_exact, patience)
+        self.counts.seconds = max(self.counts.seconds, time.monotonic() - begun)
+
+    def settles(self, count: int, patience: float = 30.0) -> None:
+        """Waits until all holders are exact, and so many answers are, too: right without a doubt."""
+        deadline = time.monotonic() + patience
+        self.all_exact(patience)
+        while self.compare(count) > 0:
+            # A busy machine may make a holder doubtful again for a moment.
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"not within {patience} s: all answers are exact")
+            self.all_exact(patience)
+
+    def none_exact(self, host: Host, patience: float) -> None:
+        """Waits until none of a process's holders is called exact."""
+        mine = {(holder.worker, holder.rank) for holder in self.holders if holder.host is host}
+        wait_until("the holders are in doubt", lambda: not any(self.status().get(holder) for holder in mine), patience)
+
+    def compare(self, count: int, behind: float = BEHIND) -> int:
+        """Compares the answers to so many prompts with the caches, which nobody changes meanwhile; returns how many were not exact.
+
+        An answer that is called exact has to be right once the engine has not changed for `behind` seconds; until then it may be wrong,
+        and is asked again.
+        """
+        probes = self.chats.probes(count)
+        truth = self._truth(probes)
+        doubted = 0
+        for number, probe in enumerate(probes):
+            begun = time.monotonic()
+            while True:
+                wrong, exact = self._ask(probe, {holder: depths[number] for holder, depths in truth.items()})
+                changed_at = max(holder.host.changed_at for holder in self.holders)
+                false = wrong & exact
+                if false:
+                    self.counts.behind = max(self.counts.behind, time.monotonic() - max(changed_at, begun))
+                if not false or time.monotonic() > changed_at + behind:
+                    break
+                time.sleep(0.005)
+            self.counts.answers += len(self.holders)
+            self.counts.exact += len(exact)
+            self.counts.wrong += len(wrong)
+            self.counts.wrong_exact += len(false)
+            doubted += len(self.holders) - len(exact)
+            if false and len(self.counts.notes) < 3:
+                self.counts.notes.append(f"{sorted(false)} of a prompt of {len(probe[0])} tokens")
+        return doubted
+
+    def _truth(self, probes: list[Prompt]) -> dict[tuple[str, int], list[int]]:
+        truth: dict[tuple[str, int], list[int]] = {}
+        for host in self.hosts:
+            depths = host.depths(probes)
+            for holder in self.holders:
+                if holder.host is host:
+                    truth[holder.worker, holder.rank] = depths[holder.place]
+        return truth
+
+    def _ask(
+        self, probe: Prompt, truth: dict[tuple[str, int], int]
+    ) -> tuple[set[tuple[str, int]], set[tuple[str, int]]]:
+        """Which holders' depths are wrong, and which are called exact. Who is not in the answer has nothing, as exactly as its status."""
+        tokens, salt, adapter = probe
+        query: dict[str, object] = {"model": MODEL, "tokens": tokens}
+        query |= {"cache_salt": salt} if salt else {}
+        query |= {"lora_name": adapter} if adapter else {}
+        before = self.status()
+        answer = self.daemon.ask("/v1/query", query)
+        after = self.status()
+        found = {(one["worker"], one.get("rank", 0)): one for one in answer["holders"]} if answer else {}
+        wrong = {holder for holder, depth in truth.items() if depth != found.get(holder, {"matched_blocks": 0})["matched_blocks"]}
+        unlisted = {holder for holder in truth if holder not in found and before.get(holder) and after.get(holder)}
+        return wrong, unlisted | {holder for holder, one in found.items() if one["exact"]}
+
+
+def summary(name: str, counts: Counts, lost: Counter[str]) -> str:
+    """One line of a table."""
+    share = 100 * counts.exact / max(1, counts.answers)
+    notes = "; ".join([*(f"{count} {what}" for what, count in lost.items()), *counts.notes])
+    return f"| {name} | {counts.answers:,} | {share:.1f} % | {counts.wrong} | {counts.wrong_exact} | {counts.behind:.2f} s | {counts.seconds:.1f} s | {notes} |"
+
+
+__all__ = ["BEHIND", "MODEL", "Counts", "Layout", "World", "kvatlas", "summary"]

@@ -1,0 +1,327 @@
+//! Honest workers and routers beside hostile ones, on one broker and in one namespace.
+//!
+//! The hostile ones do whatever the permissions of `deploy/nats` leave them: a publisher anything on the subjects of its own workers, and
+//! anything as the answer to a daemon's question about them; a router anything on query subjects. What they do is drawn from a seed. The
+//! honest ones are checked against the truth all the time: no reply that is marked exact is wrong, and in the end every reply is the truth.
+//! The daemon neither ends nor panics, and its memory keeps within a bound.
+//!
+//! `KVATLAS_TEST_ATTACK_SECONDS` makes it longer, and `KVATLAS_TEST_ATTACK_SEED` repeats one.
+
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use kvatlas_client::publish::Transport;
+use kvatlas_core::hash::SequenceHash;
+use kvatlas_core::wire::{
+    BatchCursor, BlockNames, DegradedReasons, Event, EventBatch, QueryRequest, ResyncAnswerKind, ResyncChunk,
+    StoredBlocks, Tier,
+};
+use tokio::time::Instant;
+
+use crate::support::fleet::{Fleet, OneDaemon, QUICK_RESYNCS};
+use crate::support::metrics::total;
+use crate::support::process::Process;
+use crate::support::truth::{HOSTILE, Workload};
+use crate::support::{broker, by_sequence, hashes, removed, stored, stored_after};
+
+/// How long the short form attacks.
+const SHORT: Duration = Duration::from_secs(5);
+/// Hostile workers.
+const WORKERS: u64 = 6;
+/// What a daemon in this test may take at most, in bytes: twice what its queues and answers may hold together.
+const MEMORY_MAX: u64 = 512 << 20;
+
+fn number_of(variable: &str) -> Option<u64> {
+    let text = std::env::var(variable).ok()?;
+    Some(text.parse().unwrap_or_else(|_| panic!("{variable} is a number")))
+}
+
+/// A seeded source of hostile acts.
+struct Attacker {
+    nats: async_nats::Client,
+    random: fastrand::Rng,
+    /// The prompts of the honest.
+    prompts: Vec<Vec<SequenceHash>>,
+}
+
+impl Attacker {
+    /// Some bytes.
+    fn noise(&mut self, length_max: usize) -> Vec<u8> {
+        let length = self.random.usize(..=length_max);
+        std::iter::repeat_with(|| self.random.u8(..))
+            .take(length)
+            .collect()
+    }
+
+    fn prompt(&mut self) -> Vec<SequenceHash> {
+        let number = self.random.usize(..self.prompts.len());
+        self.prompts[number].clone()
+    }
+
+    /// A number that lies where mistakes are made.
+    fn number(&mut self) -> u64 {
+        match self.random.u8(..8) {
+            0 => 0,
+            1 => u64::MAX,
+            2 => 1 << 63,
+            3 => self.random.u64(..),
+            _ => self.random.u64(1..50),
+        }
+    }
+
+    fn subject(&mut self) -> String {
+        let worker = format!("{HOSTILE}{}", self.random.u64(..WORKERS));
+        match self.random.u8(..20) {
+            0 => format!("kvatlas.v1.events.junk-{}.{worker}", self.random.u16(..)),
+            1 => format!("kvatlas.v1.events.llama.{worker}.more"),
+            2 => format!("kvatlas.v1.events.{worker}"),
+            _ => format!("kvatlas.v1.events.llama.{worker}"),
+        }
+    }
+
+    fn event(&mut self) -> Event {
+        let chain = self.prompt();
+        let (some, most) = (self.random.usize(1..chain.len()), chain.len() as u64);
+        match self.random.u8(..12) {
+            // What the honest have, in their order and in others.
+            0..=2 => stored(chain),
+            3 => stored(chain.into_iter().rev().collect()),
+            4 => stored_after(chain[some].0, chain[..some].to_vec()),
+            5 => stored_after(self.number(), hashes(self.random.u64(..1000), most)),
+            6 => removed(chain[some..].to_vec()),
+            // Many blocks with one name.
+            7 => stored(vec![chain[0]; 200]),
+            8 => Event::Stored(StoredBlocks {
+                names: BlockNames::Sequence {
+                    parent: None,
+                    position: None,
+                    hashes: chain,
+                },
+                content: None,
+                engine_hashes: Some(vec![7; self.random.usize(..30)]),
+            }),
+            9 => Event::Cleared,
+            10 => Event::Doubted(DegradedReasons::default()),
+            _ => Event::Goodbye,
+        }
+    }
+
+    fn batch(&mut self) -> EventBatch {
+        let events = self.random.usize(..6);
+        EventBatch {
+            epoch: self.number(),
+            seq: self.number(),
+            rank: match self.random.u8(..10) {
+                0 => self.random.u32(..),
+                other => u32::from(other % 3),
+            },
+            time_us: self.random.bool().then(|| self.number()),
+            tier: Tier::DEVICE,
+            events: (0..events).map(|_| self.event()).collect(),
+        }
+    }
+
+    /// A batch's payload, sound or not.
+    fn payload(&mut self) -> Vec<u8> {
+        let mut payload = match self.random.u8(..24) {
+            0 => return self.noise(2000),
+            // As large as an event may be, and larger.
+            1 => {
+                let blocks = self.random.u64(30_000..80_000);
+                let first = self.random.u64(..4) << 40;
+                let mut batch = self.batch();
+                batch.events = vec![stored(hashes(first, blocks))];
+                batch.encode()
+            }
+            _ => self.batch().encode(),
+        };
+        match self.random.u8(..6) {
+            0 => payload.truncate(self.random.usize(..=payload.len())),
+            1 => {
+                for _ in 0..self.random.usize(1..4) {
+                    let at = self.random.usize(..payload.len());
+                    payload[at] = self.random.u8(..);
+                }
+            }
+            _ => {}
+        }
+        payload
+    }
+
+    /// What a hostile router asks.
+    fn question(&mut self) -> Vec<u8> {
+        match self.random.u8(..8) {
+            0 => Vec::new(),
+            1 | 2 => self.noise(500),
+            3 => {
+                let mut payload = QueryRequest::Single(by_sequence(&self.prompt())).encode();
+                let at = self.random.usize(..payload.len());
+                payload[at] = self.random.u8(..);
+                payload
+            }
+            4 => QueryRequest::Batch(vec![by_sequence(&hashes(1, 10_000)); 4]).encode(),
+            5 => QueryRequest::Batch(vec![by_sequence(&self.prompt()); 300]).encode(),
+            _ => QueryRequest::Single(by_sequence(&self.prompt())).encode(),
+        }
+    }
+
+    async fn ask(&mut self) {
+        let subject = match self.random.u8(..8) {
+            0 => "kvatlas.v1.query.nobody".to_owned(),
+            1 => "kvatlas.v1.query.llama.more".to_owned(),
+            2 => "kvatlas.v1.status.llama".to_owned(),
+            _ => "kvatlas.v1.query.llama".to_owned(),
+        };
+        let payload = self.question();
+        // The server lets whoever asks name any subject.
+        let reply_to = match self.random.u8(..6) {
+            0 => "kvatlas.v1.events.llama.gpu-0".to_owned(),
+            1 => "kvatlas.v1.events.llama.anchor-0".to_owned(),
+            2 => "$JS.API.STREAM.PURGE.KVATLAS_EVENTS".to_owned(),
+            3 => return self.nats.publish(subject, payload.into()).await.unwrap(),
+            _ => self.nats.new_inbox(),
+        };
+        let sent = self.nats.publish_with_reply(subject, reply_to, payload.into());
+        sent.await.unwrap();
+    }
+
+    async fn act(&mut self) {
+        match self.random.u8(..10) {
+            0..=6 => {
+                let (subject, payload) = (self.subject(), self.payload());
+                // Many at once, now and then.
+                let times = if self.random.u8(..50) == 0 { 30 } else { 1 };
+                for _ in 0..times {
+                    let sent = self.nats.publish(subject.clone(), payload.clone().into());
+                    sent.await.unwrap();
+                }
+            }
+            _ => self.ask().await,
+        }
+    }
+
+    /// Acts for so long, and returns how often it has.
+    async fn attack(&mut self, time: Duration) -> u64 {
+        let (end, mut acts) = (Instant::now() + time, 0);
+        while Instant::now() < end {
+            self.act().await;
+            acts += 1;
+            if self.random.u8(..8) == 0 {
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        }
+        acts
+    }
+
+    /// What a hostile publisher answers to a question: nothing, noise, lies, and answers without an end.
+    fn answer(&mut self) -> Vec<Vec<u8>> {
+        let cursor = BatchCursor {
+            epoch: self.number(),
+            seq: self.number(),
+        };
+        let kinds = [ResyncAnswerKind::Full, ResyncAnswerKind::Missing];
+        let kind = kinds[self.random.usize(..2)];
+        let rank = self.random.u32(..3);
+        let (count, ends) = match self.random.u8(..6) {
+            0 => return Vec::new(),
+            1 => return vec![self.noise(1000)],
+            2 => (400, false),
+            _ => (self.random.u32(1..5), self.random.bool()),
+        };
+        let skips = self.random.u8(..5) == 0;
+        (0..count)
+            .map(|number| ResyncChunk {
+                rank,
+                cursor,
+                kind,
+                number: number + u32::from(skips && number > 1),
+                is_last: ends && number + 1 == count,
+                time_us: None,
+                recomputed_block_size: None,
+                batches: (0..self.random.u8(..4)).map(|_| self.payload()).collect(),
+            })
+            .map(|chunk| chunk.encode())
+            .filter(|payload| payload.len() < 1 << 20)
+            .collect()
+    }
+}
+
+/// Answers questions about the hostile workers, for ever.
+async fn answer(mut attacker: Attacker) {
+    let mut questions = attacker.nats.subscribe("kvatlas.v1.resync.>").await.unwrap();
+    while let Some(question) = questions.next().await {
+        let (true, Some(reply_to)) = (question.subject.contains(HOSTILE), question.reply) else {
+            continue;
+        };
+        for chunk in attacker.answer() {
+            let _ = attacker.nats.publish(reply_to.clone(), chunk.into()).await;
+        }
+    }
+}
+
+/// The most memory that a process has had, in bytes.
+fn memory_peak(pid: u32) -> Option<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kibibytes: u64 = line.trim().strip_suffix(" kB")?.parse().ok()?;
+    Some(kibibytes << 10)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_honest_are_answered_for_rightly_whatever_the_hostile_do() {
+    let seed = number_of("KVATLAS_TEST_ATTACK_SEED").unwrap_or(7);
+    let time = number_of("KVATLAS_TEST_ATTACK_SECONDS").map_or(SHORT, Duration::from_secs);
+    let broker = broker().await;
+    let bounds = [
+        ("events.lanes", "2"),
+        ("events.lane_queue_bytes", "4 MiB"),
+        ("limits.max_namespaces", "8"),
+        ("limits.max_workers_per_namespace", "32"),
+        ("limits.max_ranks_per_worker", "8"),
+        ("limits.max_blocks_per_holder", "100000"),
+        ("resync.max_answer_bytes", "4 MiB"),
+        ("queries.max_waiting_bytes", "1 MiB"),
+    ];
+    let settings: Vec<_> = QUICK_RESYNCS.into_iter().chain(bounds).collect();
+    let mut daemon = Process::serve(broker.url(), &settings);
+    let mut fleet = Fleet::through(broker.url(), Transport::Core, 4, seed).await;
+    let attacker = async |seed| Attacker {
+        nats: async_nats::connect(broker.url()).await.unwrap(),
+        random: fastrand::Rng::with_seed(seed),
+        prompts: Workload::new(seed, 16).prompts().to_vec(),
+    };
+    let mut hostile = attacker(seed).await;
+    let answering = tokio::spawn(answer(attacker(seed + 1).await));
+    let mut acts = 0;
+    let attack = async { acts = hostile.attack(time).await };
+    let mut tally = Box::pin(fleet.under_load(&OneDaemon, attack)).await;
+    assert!(daemon.runs(), "seed {seed}: the daemon has ended");
+    fleet.settle(&mut tally).await;
+    answering.abort();
+    tally.report(&format!(
+        "hostile publishers and routers, seed {seed}, {acts} acts"
+    ));
+    let dropped = |reason: &str| {
+        total(
+            &daemon,
+            "kvatlas_batches_dropped_total",
+            &format!("reason=\"{reason}\""),
+        )
+    };
+    for reason in ["undecodable", "bad_subject", "epoch_ahead", "too_many_ranks"] {
+        assert!(
+            dropped(reason) > 0.0,
+            "seed {seed}: the attack did not reach {reason}"
+        );
+    }
+    match memory_peak(daemon.pid()) {
+        Some(peak) => {
+            println!("seed {seed}: {} MiB at most", peak >> 20);
+            assert!(peak <= MEMORY_MAX, "seed {seed}: {peak} bytes");
+        }
+        None => crate::support::skipped("this system does not say how much memory a process has had"),
+    }
+    let (code, log) = daemon.stop();
+    assert_eq!(code, Some(0), "seed {seed}: {log}");
+    assert!(!log.contains("panicked"), "seed {seed}: {log}");
+}

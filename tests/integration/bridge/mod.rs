@@ -1,0 +1,532 @@
+//! The bridge, between publishers with the library that engines use and a real daemon.
+
+mod life;
+mod python;
+mod sources;
+
+use std::time::Duration;
+
+use kvatlas::bridge::{Bridge, BridgeOptions, EngineDefaults, FollowOptions, parse_engine};
+use kvatlas::daemon::Daemon;
+use kvatlas::daemon::broker::embedded::EmbeddedBroker;
+use kvatlas::daemon::http::EngineRegistry;
+use kvatlas_client::{Backoff, ClientError};
+use kvatlas_core::wire::{ErrorCode, HolderMatch, HolderStatusReply, NamespaceName, QueryKey, SingleQuery};
+use serde_json::{Value, json};
+
+use crate::support::http::HttpClient;
+use crate::support::process::kvatlas;
+use crate::support::{Client, PATIENCE, broker, config, daemon, eventually, reasons, subjects};
+use python::{Publishers, Spec, python};
+
+const BLOCK: u32 = 4;
+
+/// A daemon, and a bridge that tells it what publishers say.
+struct Site {
+    broker: EmbeddedBroker,
+    daemon: Daemon,
+    client: Client,
+    bridge: Bridge,
+}
+
+/// Times that let a test see the end of a silence.
+fn options() -> BridgeOptions {
+    BridgeOptions {
+        follow: FollowOptions {
+            patience: Duration::from_millis(500),
+            poll_interval: Duration::from_millis(100),
+            silent_after: Duration::from_millis(300),
+            backoff: Backoff {
+                pause_min: Duration::from_millis(20),
+                pause_max: Duration::from_millis(100),
+            },
+            ..FollowOptions::default()
+        },
+        ..BridgeOptions::default()
+    }
+}
+
+fn namespace() -> NamespaceName {
+    NamespaceName::new("m").unwrap()
+}
+
+impl Site {
+    async fn new(settings: &[(&str, &str)]) -> Self {
+        let broker = broker().await;
+        let mut all = vec![("namespace_defaults.block_size", "4")];
+        all.extend_from_slice(settings);
+        let daemon = daemon(broker.url(), &all).await;
+        let client = Client::connect(broker.url()).await;
+        let bridge = Bridge::new(subjects(), options());
+        bridge.start(&client.nats);
+        Self {
+            broker,
+            daemon,
+            client,
+            bridge,
+        }
+    }
+
+    fn follow(&self, publishers: &Publishers, engine: usize, name: &str) {
+        follow(&self.bridge, publishers, engine, name);
+    }
+
+    async fn holder(&self, name: &str) -> Option<HolderStatusReply> {
+        let status = self.client.queries.status(&namespace()).await.ok()?;
+        status
+            .holders
+            .into_iter()
+            .find(|holder| holder.worker.as_str() == name)
+    }
+
+    /// Waits until the holder has so many blocks, for these reasons in doubt.
+    async fn settles(&self, name: &str, blocks: u64, doubts: &[&str]) {
+        let last = std::cell::RefCell::new(None);
+        let what = || {
+            format!(
+                "{name} has {blocks} blocks and doubts {doubts:?}; last {:?}",
+                last.borrow()
+            )
+        };
+        let looked = eventually("settled", async || {
+            let holder = self.holder(name).await;
+            let is_it = holder
+                .as_ref()
+                .is_some_and(|holder| holder.blocks == blocks && reasons(holder) == doubts);
+            last.replace(holder);
+            is_it.then_some(())
+        });
+        if tokio::time::timeout(PATIENCE, looked).await.is_err() {
+            panic!("not in time: {}", what());
+        }
+    }
+
+    /// Who holds how much of the tokens 1, 2, … `blocks` × 4, of the sequence `which`.
+    async fn ask(&self, which: u32, blocks: u32) -> Vec<HolderMatch> {
+        let key = QueryKey::Tokens {
+            tokens: tokens(which, 0, blocks),
+            lora_name: None,
+            cache_salt: None,
+        };
+        let answered = self
+            .client
+            .queries
+            .query(&namespace(), SingleQuery::new(key))
+            .await;
+        match answered {
+            Ok(reply) => reply.holders,
+            // The first event has not come yet.
+            Err(ClientError::Refused(error)) if error.code == ErrorCode::UnknownNamespace => Vec::new(),
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    async fn depth(&self, which: u32, name: &str) -> u32 {
+        let holders = self.ask(which, 64).await;
+        let found = holders.iter().find(|holder| holder.worker.as_str() == name);
+        found.map_or(0, |holder| holder.matched_blocks)
+    }
+}
+
+fn follow(bridge: &Bridge, publishers: &Publishers, engine: usize, name: &str) {
+    let defaults = EngineDefaults {
+        model: Some("m".to_owned()),
+        block_size: BLOCK,
+        ..EngineDefaults::default()
+    };
+    for engine in parse_engine(&publishers.flag(engine, name), &defaults).unwrap() {
+        bridge.register(engine).unwrap();
+    }
+}
+
+/// The tokens of `count` blocks of the sequence `which`, from block `first` on.
+fn tokens(which: u32, first: u32, count: u32) -> Vec<u32> {
+    (first * BLOCK..(first + count) * BLOCK)
+        .map(|token| which * 100_000 + token)
+        .collect()
+}
+
+/// What the engine calls a block: no hash of the contract.
+fn name_of(which: u32, block: u32) -> u64 {
+    0x1000_0000_0000 + u64::from(which) * 1000 + u64::from(block)
+}
+
+/// vLLM's event for blocks of the sequence `which`.
+fn stored(which: u32, first: u32, count: u32) -> Value {
+    let names: Vec<u64> = (first..first + count)
+        .map(|block| name_of(which, block))
+        .collect();
+    let parent = first.checked_sub(1).map(|block| name_of(which, block));
+    json!([
+        "BlockStored",
+        names,
+        parent,
+        tokens(which, first, count),
+        BLOCK,
+        null,
+        "GPU"
+    ])
+}
+
+fn removed(which: u32, first: u32, count: u32) -> Value {
+    let names: Vec<u64> = (first..first + count)
+        .map(|block| name_of(which, block))
+        .collect();
+    json!(["BlockRemoved", names, "GPU"])
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_engines_publish_is_answered() {
+    let Some(python) = python() else { return };
+    for framing in [3, 4] {
+        let site = Site::new(&[]).await;
+        let mut publishers = Publishers::start(
+            &python,
+            &[Spec {
+                framing,
+                ..Spec::default()
+            }],
+        );
+        // Before anyone follows: the replay has it.
+        publishers.publish(0, &json!([stored(1, 0, 8)]));
+        site.follow(&publishers, 0, "gpu-0");
+        site.settles("gpu-0", 8, &[]).await;
+        publishers.publish(0, &json!([stored(1, 8, 2), stored(2, 0, 3)]));
+        publishers.publish(0, &json!([removed(1, 9, 1)]));
+        site.settles("gpu-0", 12, &[]).await;
+        assert_eq!(
+            (site.depth(1, "gpu-0").await, site.depth(2, "gpu-0").await),
+            (9, 3)
+        );
+        assert!(site.ask(1, 64).await.iter().all(|holder| holder.exact));
+        // Nothing of a payload that is no batch is believed.
+        publishers.publish_raw(0, "c1");
+        site.settles("gpu-0", 12, &["upstream_gap"]).await;
+        publishers.publish(0, &json!([["AllBlocksCleared"], stored(2, 0, 1)]));
+        site.settles("gpu-0", 1, &[]).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_lost_on_the_way_is_asked_for() {
+    let Some(python) = python() else { return };
+    let site = Site::new(&[]).await;
+    let mut publishers = Publishers::start(&python, &[Spec::default()]);
+    site.follow(&publishers, 0, "gpu-0");
+    publishers.publish(0, &json!([stored(1, 0, 2)]));
+    site.settles("gpu-0", 2, &[]).await;
+    publishers.publish_lost(0, &json!([stored(1, 2, 2)]));
+    publishers.publish_lost(0, &json!([stored(1, 4, 2)]));
+    publishers.publish(0, &json!([stored(1, 6, 2)]));
+    site.settles("gpu-0", 8, &[]).await;
+    // Nothing follows the last one: the poll finds it.
+    publishers.publish_lost(0, &json!([removed(1, 4, 4)]));
+    site.settles("gpu-0", 4, &[]).await;
+    assert_eq!(site.depth(1, "gpu-0").await, 4);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replay_with_holes_is_asked_for_again() {
+    let Some(python) = python() else { return };
+    let site = Site::new(&[]).await;
+    let torn = Spec {
+        torn: 3,
+        ..Spec::default()
+    };
+    let mut publishers = Publishers::start(&python, &[torn]);
+    for part in 0..20 {
+        publishers.publish_lost(0, &json!([stored(1, part, 1)]));
+    }
+    site.follow(&publishers, 0, "gpu-0");
+    site.settles("gpu-0", 20, &[]).await;
+    assert_eq!(site.depth(1, "gpu-0").await, 20);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_bridge_that_stood_still_is_believed_when_it_has_looked_again() {
+    let Some(python) = python() else { return };
+    let broker = broker().await;
+    let settings = [
+        ("namespace_defaults.block_size", "4"),
+        ("namespace_defaults.stale_after_ms", "2500"),
+    ];
+    let _daemon = daemon(broker.url(), &settings).await;
+    let client = Client::connect(broker.url()).await;
+    let mut publishers = Publishers::start(&python, &[Spec::default()]);
+    let flag = publishers.flag(0, "gpu-0");
+    let bridge = kvatlas(&["bridge", "--nats-url", broker.url(), "--admin-listen", "off"])
+        .args(["--logging-level", "error", "--model", "m", "--block-size", "4"])
+        .args(["--engine", &flag])
+        .spawn()
+        .unwrap();
+    let bridge = Killed(bridge);
+    let holder = async || {
+        let status = client.queries.status(&namespace()).await.ok()?;
+        status.holders.into_iter().next()
+    };
+    publishers.publish(0, &json!([stored(1, 0, 1)]));
+    eventually("the bridge follows", async || {
+        holder().await.filter(|holder| holder.exact && holder.blocks == 1)
+    })
+    .await;
+    let pid = rustix::process::Pid::from_child(&bridge.0);
+    rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
+    for part in 1..500 {
+        publishers.publish(0, &json!([stored(1, part, 1)]));
+    }
+    eventually("the holder is stale", async || {
+        holder().await.filter(|holder| !holder.exact)
+    })
+    .await;
+    rustix::process::kill_process(pid, rustix::process::Signal::CONT).unwrap();
+    let seen = eventually("the holder is exact again", async || {
+        holder().await.filter(|holder| holder.exact)
+    })
+    .await;
+    assert_eq!(seen.blocks, 500, "exact before everything was read: {seen:?}");
+}
+
+/// A child that does not outlive the test.
+struct Killed(std::process::Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_given_back_stays_in_doubt_until_a_clear() {
+    let Some(python) = python() else { return };
+    let site = Site::new(&[]).await;
+    // It remembers two batches only.
+    let mut publishers = Publishers::start(
+        &python,
+        &[Spec {
+            buffer: 2,
+            ..Spec::default()
+        }],
+    );
+    for which in 0..5 {
+        publishers.publish(0, &json!([stored(which, 0, 1)]));
+    }
+    site.follow(&publishers, 0, "gpu-0");
+    site.settles("gpu-0", 2, &["upstream_gap"]).await;
+    assert!(site.ask(4, 1).await.iter().all(|holder| !holder.exact));
+    publishers.publish(0, &json!([stored(7, 0, 1)]));
+    site.settles("gpu-0", 3, &["upstream_gap"]).await;
+    // A second daemon learns of the doubt by asking.
+    let second = daemon(
+        site.broker.url(),
+        &[
+            ("namespace_defaults.block_size", "4"),
+            ("queries.queue_group", "second"),
+            ("http.listen", "127.0.0.1:0"),
+        ],
+    )
+    .await;
+    let mut http = HttpClient::connect(second.http_address().unwrap()).await;
+    eventually("the second daemon knows of the doubt", async || {
+        let status = http.get("/v1/status?namespace=m").await;
+        let holder = (status.status == 200).then(|| status.json()["holders"][0].clone())?;
+        (holder["blocks"] == 3 && holder["degraded"] == json!(["upstream_gap"])).then_some(())
+    })
+    .await;
+    publishers.publish(0, &json!([["AllBlocksCleared"]]));
+    publishers.publish(0, &json!([stored(8, 0, 2)]));
+    site.settles("gpu-0", 2, &[]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_process_has_nothing_of_the_old_one() {
+    let Some(python) = python() else { return };
+    let site = Site::new(&[]).await;
+    let mut publishers = Publishers::start(&python, &[Spec::default()]);
+    site.follow(&publishers, 0, "gpu-0");
+    // It comes back with fewer, as many, and more batches than were seen of it.
+    for (round, batches) in [(1, 0), (2, 1), (3, 3), (4, 9)] {
+        for part in 0..3 {
+            publishers.publish(0, &json!([stored(100 + round, part, 1)]));
+        }
+        eventually("the old blocks are known", async || {
+            (site.depth(100 + round, "gpu-0").await == 3).then_some(())
+        })
+        .await;
+        publishers.kill();
+        eventually("nobody says that the old blocks are exact", async || {
+            let holders = site.ask(100 + round, 3).await;
+            holders.iter().all(|holder| !holder.exact).then_some(())
+        })
+        .await;
+        publishers = publishers.restart(&python);
+        for batch in 0..batches {
+            publishers.publish(0, &json!([stored(200 + round, batch, 1)]));
+        }
+        site.settles("gpu-0", u64::from(batches), &[]).await;
+        assert_eq!(site.depth(100 + round, "gpu-0").await, 0);
+        assert_eq!(site.depth(200 + round, "gpu-0").await, batches);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_replay_socket_only_a_count_from_its_start_is_certain() {
+    let Some(python) = python() else { return };
+    let site = Site::new(&[]).await;
+    let spec = Spec {
+        has_replay: false,
+        ..Spec::default()
+    };
+    let mut publishers = Publishers::start(&python, &[spec, spec]);
+    publishers.publish(1, &json!([stored(1, 0, 1)]));
+    site.follow(&publishers, 0, "early");
+    site.follow(&publishers, 1, "late");
+    // Until it says something, nothing is known of it.
+    site.settles("early", 0, &["unverified", "upstream_lost"]).await;
+    // What is sent before that is lost, and nobody can give it back.
+    (0..2).for_each(|engine| publishers.wait_for_subscriber(engine));
+    publishers.publish(0, &json!([stored(1, 0, 2)]));
+    publishers.publish(1, &json!([stored(2, 0, 2)]));
+    site.settles("early", 2, &[]).await;
+    site.settles("late", 2, &["upstream_gap"]).await;
+    publishers.publish_lost(0, &json!([stored(1, 2, 1)]));
+    publishers.publish(0, &json!([stored(3, 0, 1)]));
+    site.settles("early", 3, &["upstream_gap"]).await;
+    // A new process counts from its start again.
+    publishers = publishers.restart(&python);
+    site.settles("early", 3, &["unverified", "upstream_gap", "upstream_lost"])
+        .await;
+    publishers.wait_for_subscriber(0);
+    publishers.publish(0, &json!([stored(4, 0, 1)]));
+    site.settles("early", 1, &[]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_out_of_sight_is_unverified_and_then_stale() {
+    let Some(python) = python() else { return };
+    let site = Site::new(&[("namespace_defaults.stale_after_ms", "1500")]).await;
+    let mut publishers = Publishers::start(&python, &[Spec::default()]);
+    site.follow(&publishers, 0, "gpu-0");
+    publishers.publish(0, &json!([stored(1, 0, 2)]));
+    site.settles("gpu-0", 2, &[]).await;
+    // It hangs: the connection stands, and nothing comes.
+    let pid = rustix::process::Pid::from_raw(publishers.pid()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
+    site.settles("gpu-0", 2, &["unverified", "upstream_lost"]).await;
+    site.settles("gpu-0", 2, &["unverified", "stale", "upstream_lost"])
+        .await;
+    rustix::process::kill_process(pid, rustix::process::Signal::CONT).unwrap();
+    site.settles("gpu-0", 2, &[]).await;
+    publishers.publish(0, &json!([stored(1, 2, 1)]));
+    site.settles("gpu-0", 3, &[]).await;
+    publishers.kill();
+    site.settles("gpu-0", 3, &["unverified", "upstream_lost"]).await;
+    // A bridge that ends says that nobody sees the engine.
+    site.bridge.stop(false).await;
+    site.settles("gpu-0", 3, &["unverified", "stale", "upstream_lost"])
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn fifty_engines_at_once() {
+    let Some(python) = python() else { return };
+    let site = Site::new(&[]).await;
+    let specs: Vec<Spec> = (0..50)
+        .map(|number| Spec {
+            framing: 3 + number % 2,
+            ..Spec::default()
+        })
+        .collect();
+    let mut publishers = Publishers::start(&python, &specs);
+    for engine in 0..50 {
+        site.follow(&publishers, engine, &format!("gpu-{engine}"));
+    }
+    for round in 0..10 {
+        for engine in 0..50 {
+            let which = u32::try_from(engine).unwrap();
+            let event = json!([stored(which, round, 1)]);
+            // One batch in five never arrives.
+            match (round + which) % 5 {
+                0 => publishers.publish_lost(engine, &event),
+                _ => publishers.publish(engine, &event),
+            };
+        }
+    }
+    for engine in 0..50_u32 {
+        let name = format!("gpu-{engine}");
+        site.settles(&name, 10, &[]).await;
+        assert_eq!(site.depth(engine, &name).await, 10);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn engines_come_and_go_over_http() {
+    let Some(python) = python() else { return };
+    let broker = broker().await;
+    let bridge = Bridge::new(subjects(), options());
+    let settings = [
+        ("namespace_defaults.block_size", "4"),
+        ("http.listen", "127.0.0.1:0"),
+    ];
+    let config = config(broker.url(), &settings);
+    let daemon = Daemon::start_with_engines(config, std::sync::Arc::new(bridge.clone()))
+        .await
+        .unwrap();
+    daemon.note_engines_followed();
+    daemon.ready().await;
+    let client = Client::connect(broker.url()).await;
+    bridge.start(&client.nats);
+    let mut publishers = Publishers::start(&python, &[Spec::default(), Spec::default()]);
+    publishers.publish(0, &json!([stored(1, 0, 2)]));
+    publishers.publish(1, &json!([stored(1, 0, 3)]));
+    let mut http = HttpClient::connect(daemon.http_address().unwrap()).await;
+    let dynamo = json!({"instance_id": 7, "endpoint": publishers.endpoint(0), "replay_endpoint": publishers.replay(0), "model_name": "m", "block_size": 4});
+    let registered = http.post("/register", &dynamo).await;
+    assert_eq!(
+        (registered.status, registered.json()),
+        (201, json!({"status": "ok"}))
+    );
+    // Again is no conflict, elsewhere is.
+    assert_eq!(http.post("/register", &dynamo).await.status, 201);
+    let mut other = dynamo.clone();
+    other["endpoint"] = json!(publishers.endpoint(1));
+    assert_eq!(http.post("/register", &other).await.status, 409);
+    let mut bad = dynamo.clone();
+    bad["endpoint"] = json!("ipc:///tmp/x");
+    assert_eq!(http.post("/register", &bad).await.status, 400);
+    let mooncake = json!({"instance_id": "b.c", "endpoint": publishers.endpoint(1), "replay_endpoint": publishers.replay(1), "type": "vLLM", "modelname": "m", "block_size": 4, "dp_rank": 1});
+    let registered = http.post("/register", &mooncake).await;
+    assert_eq!(
+        registered.json(),
+        json!({"status": "registered successfully", "instance_id": "b.c"})
+    );
+    let query = json!({"model_name": "m", "token_ids": tokens(1, 0, 3)});
+    eventually("both are found", async || {
+        let scores = http.post("/query", &query).await.json()["scores"].clone();
+        (scores == json!({"7": {"0": 8}, "b.c": {"1": 12}})).then_some(())
+    })
+    .await;
+    let workers = http.get("/workers").await.json();
+    assert_eq!(workers[0]["instance_id"], 7);
+    assert_eq!(workers[0]["listeners"]["0"]["status"], "active");
+    assert_eq!(workers[1]["endpoints"]["1"], json!(publishers.endpoint(1)));
+    let gone = http
+        .post("/unregister", &json!({"instance_id": 7, "model_name": "m"}))
+        .await;
+    assert_eq!((gone.status, gone.json()), (200, json!({"status": "ok"})));
+    assert_eq!(
+        http.post("/unregister", &json!({"instance_id": 7, "model_name": "m"}))
+            .await
+            .status,
+        404
+    );
+    let gone = http
+        .post("/unregister", &json!({"instance_id": "b.c", "modelname": "m"}))
+        .await;
+    assert_eq!(gone.json()["removed_instances"], json!(["b.c|default|1"]));
+    eventually("both are forgotten", async || {
+        let scores = http.post("/query", &query).await.json()["scores"].clone();
+        (scores == json!({})).then_some(())
+    })
+    .await;
+}

@@ -1,0 +1,260 @@
+//! Sources that are no ZMQ publisher of one engine: TensorRT-LLM's server, Dynamo's event plane, Mooncake Store's pool.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::routing::post;
+use axum::{Json, Router};
+use kvatlas::daemon::http::{EngineRegistry, EngineStatus};
+use kvatlas_core::hash::{BlockSize, HashSeed, block_hashes, sequence_hashes};
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+
+use super::python::{Publishers, Spec, python};
+use super::{BLOCK, EngineDefaults, Site, parse_engine, tokens};
+use crate::support::eventually;
+use crate::support::http::HttpClient;
+
+impl Site {
+    /// Follows what the text of `--engine` says, and waits until it is connected.
+    async fn follow_source(&self, text: &str) {
+        let defaults = EngineDefaults {
+            model: Some("m".to_owned()),
+            block_size: BLOCK,
+            ..EngineDefaults::default()
+        };
+        for engine in parse_engine(text, &defaults).unwrap() {
+            self.bridge.register(engine).unwrap();
+        }
+        eventually("the source is connected", async || {
+            let engines = self.bridge.engines();
+            engines
+                .iter()
+                .all(|engine| engine.status != EngineStatus::Pending)
+                .then_some(())
+        })
+        .await;
+    }
+}
+
+/// The contract's hashes of `count` blocks of the sequence `which`: of each block, and of each prefix.
+fn hashes(which: u32, count: u32) -> (Vec<u64>, Vec<u64>) {
+    let size = BlockSize::new(BLOCK).unwrap();
+    let blocks: Vec<_> = block_hashes(&tokens(which, 0, count), size, HashSeed::default()).collect();
+    let sequences = sequence_hashes(blocks.iter().copied());
+    let sequences = sequences.map(|hash| hash.as_u64()).collect();
+    (blocks.iter().map(|hash| hash.as_u64()).collect(), sequences)
+}
+
+/// Dynamo's event of the blocks `first` to `first + count` of the sequence `which`.
+fn router_stored(worker: u64, which: u32, first: usize, count: usize) -> Value {
+    let (blocks, sequences) = hashes(which, u32::try_from(first + count).unwrap());
+    let stored: Vec<Value> = (first..first + count)
+        .map(|place| json!({"block_hash": sequences[place], "tokens_hash": blocks[place], "mm_extra_info": null}))
+        .collect();
+    let parent = first.checked_sub(1).map(|before| sequences[before]);
+    let data = json!({"stored": {"parent_hash": parent, "start_position": null, "blocks": stored}});
+    router_event(worker, &data)
+}
+
+fn router_event(worker: u64, data: &Value) -> Value {
+    let event = json!({"event_id": 1, "data": data, "dp_rank": 0});
+    json!({"worker_id": worker, "storage_tier": "device", "residency_domain": "worker", "event": event})
+}
+
+fn removed(worker: u64, which: u32, place: usize) -> Value {
+    let (_, sequences) = hashes(which, u32::try_from(place + 1).unwrap());
+    router_event(worker, &json!({"removed": {"block_hashes": [sequences[place]]}}))
+}
+
+fn envelope(publisher: u64, sequence: u64, events: &Value) -> Vec<u8> {
+    let payload = rmp_serde::to_vec_named(events).unwrap();
+    let envelope = json!({"publisher_id": publisher, "sequence": sequence, "published_at": 1, "topic": "kv-events", "payload": payload});
+    rmp_serde::to_vec_named(&envelope).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn dynamos_event_plane_over_nats_is_followed() {
+    let site = Site::new(&[]).await;
+    let subject = "namespace.n.component.c.kv-events";
+    let text = format!("plane={},format=dynamo,topic={subject}", site.broker.url());
+    site.follow_source(&text).await;
+    let publish = async |payload: Vec<u8>| {
+        site.client.nats.publish(subject, payload.into()).await.unwrap();
+        site.client.nats.flush().await.unwrap();
+    };
+    publish(envelope(1, 0, &router_stored(7, 1, 0, 3))).await;
+    site.settles("7", 3, &[]).await;
+    assert_eq!(site.depth(1, "7").await, 3);
+    // A list of events, of two workers.
+    publish(envelope(
+        1,
+        1,
+        &json!([removed(7, 1, 2), router_stored(8, 1, 0, 1)]),
+    ))
+    .await;
+    site.settles("7", 2, &[]).await;
+    site.settles("8", 1, &[]).await;
+    // One that came twice, and one that came late.
+    publish(envelope(1, 1, &router_stored(7, 2, 0, 2))).await;
+    publish(envelope(1, 3, &router_stored(7, 1, 2, 1))).await;
+    site.settles("7", 3, &["upstream_gap"]).await;
+    site.settles("8", 1, &["upstream_gap"]).await;
+    publish(envelope(1, 4, &router_event(7, &json!("cleared")))).await;
+    site.settles("7", 0, &[]).await;
+    // The same worker from another publisher is another process.
+    publish(envelope(2, 0, &router_stored(8, 3, 0, 2))).await;
+    site.settles("8", 2, &[]).await;
+    assert_eq!((site.depth(1, "8").await, site.depth(3, "8").await), (0, 2));
+    // JSON, without an envelope: nothing proves that it is all.
+    let event = serde_json::to_vec(&json!([router_stored(9, 1, 0, 2)])).unwrap();
+    publish(event).await;
+    site.settles("9", 2, &["upstream_gap"]).await;
+    // Nobody knows of whom that was.
+    publish(b"\xc1".to_vec()).await;
+    site.settles("8", 2, &["upstream_gap"]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn dynamos_event_plane_over_zeromq_is_followed() {
+    let Some(python) = python() else { return };
+    let site = Site::new(&[]).await;
+    let spec = Spec {
+        has_replay: false,
+        ..Spec::default()
+    };
+    let mut publishers = Publishers::start(&python, &[spec]);
+    site.follow_source(&format!("{},format=dynamo", publishers.flag(0, "plane")))
+        .await;
+    publishers.wait_for_subscriber(0);
+    publishers.publish_plane(0, &envelope(5, 0, &router_stored(7, 1, 0, 3)));
+    site.settles("7", 3, &[]).await;
+    publishers.publish_plane(0, &envelope(5, 2, &removed(7, 1, 2)));
+    site.settles("7", 2, &["upstream_gap"]).await;
+    publishers.kill();
+    site.settles("7", 2, &["unverified", "upstream_gap", "upstream_lost"])
+        .await;
+}
+
+/// An event of RFC #1527.
+fn pool_event(kind: &str, hashes: &[u64], first: usize) -> Value {
+    json!({"event_type": kind, "seq_hashes": hashes, "base_block_idx": first, "backend_id": "node-1", "medium": "cpu"})
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_mooncake_store_owns_is_a_pools() {
+    let Some(python) = python() else { return };
+    let site = Site::new(&[("http.listen", "127.0.0.1:0")]).await;
+    let mut publishers = Publishers::start(&python, &[Spec::default(), Spec::default()]);
+    let batch = |event: Value| {
+        let payload = rmp_serde::to_vec_named(&json!([1.5, [event], 0])).unwrap();
+        payload
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect::<String>()
+    };
+    let (_, sequences) = hashes(1, 4);
+    publishers.publish_raw(0, &batch(pool_event("stored", &sequences, 0)));
+    publishers.publish(1, &json!([super::stored(1, 0, 2)]));
+    site.follow_source(&format!("{},format=mooncake", publishers.flag(0, "store")))
+        .await;
+    site.follow(&publishers, 1, "gpu-0");
+    site.settles("_pstore", 4, &[]).await;
+    site.settles("gpu-0", 2, &[]).await;
+    let mut http = HttpClient::connect(site.daemon.http_address().unwrap()).await;
+    let answer = http
+        .post("/v1/query", &json!({"model": "m", "tokens": tokens(1, 0, 8)}))
+        .await
+        .json();
+    let listed: Vec<_> = answer["holders"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|holder| (&holder["worker"], &holder["kind"], &holder["matched_blocks"]))
+        .collect();
+    assert_eq!(
+        listed,
+        [
+            (&json!("_pstore"), &json!("pool"), &json!(4)),
+            (&json!("gpu-0"), &Value::Null, &json!(2))
+        ]
+    );
+    // A gateway sends no request to a pool.
+    let dialect = http
+        .post(
+            "/query",
+            &json!({"model_name": "m", "token_ids": tokens(1, 0, 8)}),
+        )
+        .await
+        .json();
+    assert_eq!(dialect["scores"], json!({"gpu-0": {"0": 8}}));
+    publishers.publish_raw(0, &batch(pool_event("removed", &sequences[3..], 3)));
+    site.settles("_pstore", 3, &[]).await;
+}
+
+/// What a server of TensorRT-LLM has to say: each answer takes it out.
+type Said = Arc<Mutex<Vec<Value>>>;
+
+/// A server of TensorRT-LLM, as far as events go.
+async fn server(address: &str) -> (Said, std::net::SocketAddr, tokio::task::JoinHandle<()>) {
+    let said = Said::default();
+    let answer = async |State(said): State<Said>| Json(std::mem::take(&mut *said.lock()));
+    let router = Router::new()
+        .route("/kv_cache_events", post(answer))
+        .with_state(Arc::clone(&said));
+    let listener = tokio::net::TcpListener::bind(address).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let serving = tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
+    (said, address, serving)
+}
+
+fn trt_created(id: u64) -> Value {
+    json!({"event_id": id, "data": {"type": "created", "num_blocks_per_cache_level": [100, 50]}, "window_size": null})
+}
+
+fn trt_stored(id: u64, which: u32, first: u32, count: u32) -> Value {
+    let block = |place: u32| {
+        let tokens: Vec<Value> = tokens(which, place, 1)
+            .into_iter()
+            .map(|token| json!({"type": "unique_token", "token_id": token, "token_extra_id": 0}))
+            .collect();
+        json!({"type": "stored_block", "block_hash": super::name_of(which, place), "tokens": tokens, "cache_level": 0, "priority": 35})
+    };
+    let blocks: Vec<Value> = (first..first + count).map(block).collect();
+    let parent = first.checked_sub(1).map(|before| super::name_of(which, before));
+    json!({"event_id": id, "data": {"type": "stored", "parent_hash": parent, "blocks": blocks}, "window_size": null})
+}
+
+fn trt_removed(id: u64, which: u32, place: u32) -> Value {
+    json!({"event_id": id, "data": {"type": "removed", "block_hashes": [super::name_of(which, place)]}, "window_size": null})
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_of_tensorrt_llm_is_asked_for_its_events() {
+    let site = Site::new(&[]).await;
+    let (said, address, serving) = server("127.0.0.1:0").await;
+    said.lock().extend([trt_created(0), trt_stored(1, 1, 0, 3)]);
+    site.follow_source(&format!("gpu-0=http://{address},format=tensorrt-llm"))
+        .await;
+    site.settles("gpu-0", 3, &[]).await;
+    said.lock().extend([trt_removed(2, 1, 2), trt_stored(3, 2, 0, 1)]);
+    site.settles("gpu-0", 3, &[]).await;
+    eventually("the removal is applied", async || {
+        (site.depth(1, "gpu-0").await == 2).then_some(())
+    })
+    .await;
+    // Somebody else took event 4.
+    said.lock().push(trt_removed(5, 1, 1));
+    site.settles("gpu-0", 2, &["upstream_gap"]).await;
+    serving.abort();
+    site.settles("gpu-0", 2, &["unverified", "upstream_gap", "upstream_lost"])
+        .await;
+    // Another process counts from the start.
+    let (said, _, _serving) = server(&address.to_string()).await;
+    said.lock().extend([trt_created(0), trt_stored(1, 3, 0, 1)]);
+    site.settles("gpu-0", 1, &[]).await;
+    assert_eq!(
+        (site.depth(1, "gpu-0").await, site.depth(3, "gpu-0").await),
+        (0, 1)
+    );
+}

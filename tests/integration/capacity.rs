@@ -1,0 +1,48 @@
+//! A daemon whose index is too small: it forgets, says so, and never answers more than is there.
+
+use crate::support::metrics::metric;
+use crate::support::process::Process;
+use crate::support::{Client, broker, hashes, matches, reasons, removed, stored, stored_after};
+use kvatlas_core::wire::Event;
+
+const LIMIT: &str = "1000";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_has_no_room_is_left_out_and_the_answers_say_so() {
+    let broker = broker().await;
+    let daemon = Process::serve(broker.url(), &[("limits.max_blocks_per_namespace", LIMIT)]);
+    let client = Client::connect(broker.url()).await;
+    let (mut early, mut late) = (client.publisher("early", 0), client.publisher("late", 0));
+    client
+        .tell(&mut early, "early", 0, vec![stored(hashes(1, 100))])
+        .await;
+    for chain in 1..=20 {
+        let event = stored(hashes(chain * 10_000, 100));
+        client.tell(&mut late, "late", 0, vec![event]).await;
+    }
+    assert_eq!(matches(&client.ask(hashes(1, 100)).await), [], "it is the oldest");
+    assert_eq!(
+        matches(&client.ask(hashes(200_000, 100)).await),
+        [("late".to_owned(), 0, 100, false)],
+        "the newest is there, but nobody says that this is all"
+    );
+    assert_eq!(reasons(&client.holder("early", 0).await.unwrap()), ["capacity"]);
+    assert!(metric(&daemon, "kvatlas_distinct_blocks{namespace=\"llama\"}") <= 1000);
+    assert!(metric(&daemon, "kvatlas_blocks_evicted_total{namespace=\"llama\"}") >= 1100);
+
+    // What follows a forgotten block is left out, and what removes one means nothing.
+    let events = vec![stored_after(100, hashes(101, 5)), removed(hashes(90, 11))];
+    let status = client.tell(&mut early, "early", 0, events).await;
+    assert_eq!((reasons(&status), status.parked_events), (vec!["capacity"], 0));
+    let rejected = "kvatlas_blocks_rejected_total{namespace=\"llama\",reason=\"capacity\"}";
+    assert_eq!(metric(&daemon, rejected), 5);
+
+    // From nothing on it is exact again.
+    let events = vec![Event::Cleared, stored(hashes(1, 10))];
+    assert!(client.tell(&mut early, "early", 0, events).await.exact);
+    assert_eq!(
+        matches(&client.ask(hashes(1, 100)).await),
+        [("early".to_owned(), 0, 10, true)]
+    );
+    daemon.stop();
+}

@@ -1,0 +1,121 @@
+//! What is shipped to run the daemon with, each checked by its own tool: the systemd unit, the alerts.
+
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use crate::support::process::kvatlas;
+use crate::support::{PATIENCE, broker, skipped};
+
+fn shipped(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy").join(path)
+}
+
+/// What a tool says of something that it accepts; none where the tool is not here.
+fn accepted(tool: &str, arguments: &[&str], file: &str) -> Option<String> {
+    let path = shipped(file);
+    let output = Command::new(tool)
+        .args(arguments)
+        .arg(path.file_name()?)
+        .current_dir(path.parent()?)
+        .output();
+    let Ok(output) = output else {
+        skipped(&format!("{tool}, which checks deploy/{file}, is not installed"));
+        return None;
+    };
+    let said =
+        String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    assert!(
+        output.status.success(),
+        "{tool} {arguments:?} deploy/{file}: {said}"
+    );
+    Some(said)
+}
+
+#[test]
+fn each_alert_fires_for_its_fault_and_has_a_runbook() {
+    let rules = std::fs::read_to_string(shipped("prometheus/alerts.yml")).unwrap();
+    let tests = std::fs::read_to_string(shipped("prometheus/alerts_test.yml")).unwrap();
+    let runbook = std::fs::read_to_string(shipped("operating.md")).unwrap();
+    let alerts: Vec<&str> = rules
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("- alert: "))
+        .collect();
+    assert!(!alerts.is_empty());
+    for alert in alerts {
+        assert!(
+            tests.contains(&format!("alertname: {alert}\n")),
+            "{alert} has no test"
+        );
+        assert!(
+            runbook.contains(&format!("\n### {alert}\n")),
+            "{alert} has no runbook"
+        );
+    }
+    accepted("promtool", &["check", "rules"], "prometheus/alerts.yml");
+    accepted("promtool", &["test", "rules"], "prometheus/alerts_test.yml");
+}
+
+#[test]
+fn the_chart_has_the_same_alerts() {
+    let [one, other] = ["prometheus/alerts.yml", "helm/kvatlas/files/alerts.yml"]
+        .map(|path| std::fs::read_to_string(shipped(path)).unwrap());
+    assert_eq!(one, other, "copy deploy/prometheus/alerts.yml to the chart");
+}
+
+#[test]
+fn the_units_leave_their_services_no_more_than_they_need() {
+    let arguments = ["security", "--offline=true", "--threshold=25", "--no-pager"];
+    for unit in ["systemd/kvatlas.service", "systemd/kvatlas-bridge.service"] {
+        let said = accepted("systemd-analyze", &arguments, unit);
+        assert!(said.is_none_or(|said| said.contains("Overall exposure level")));
+    }
+}
+
+/// The next thing that the daemon tells its supervisor.
+fn told(socket: &UnixDatagram, wanted: &str) {
+    let deadline = Instant::now() + PATIENCE;
+    let mut buffer = [0; 256];
+    while Instant::now() < deadline {
+        let Ok(length) = socket.recv(&mut buffer) else {
+            continue;
+        };
+        if std::str::from_utf8(&buffer[..length]).unwrap().trim() == wanted {
+            return;
+        }
+    }
+    panic!("the supervisor was not told {wanted} within {PATIENCE:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_supervisor_is_told_of_the_start_the_life_and_the_end() {
+    supervised(&["serve", "--admin-listen", "off"]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_supervisor_of_a_bridge_is_told_too() {
+    // Nobody is there to be followed: the bridge goes on trying.
+    let engine = "--engine=gpu-0=tcp://127.0.0.1:1";
+    supervised(&["bridge", "--admin-listen", "off", "--model", "m", engine]).await;
+}
+
+async fn supervised(arguments: &[&str]) {
+    let broker = broker().await;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("notify");
+    let socket = UnixDatagram::bind(&path).unwrap();
+    socket.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+    let mut daemon = kvatlas(arguments)
+        .args(["--nats-url", broker.url()])
+        .env("NOTIFY_SOCKET", &path)
+        .env("WATCHDOG_USEC", "200000")
+        .spawn()
+        .unwrap();
+    told(&socket, "READY=1");
+    told(&socket, "WATCHDOG=1");
+    let pid = rustix::process::Pid::from_child(&daemon);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    told(&socket, "STOPPING=1");
+    assert!(daemon.wait().unwrap().success());
+}

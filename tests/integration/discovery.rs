@@ -1,0 +1,200 @@
+//! The micro service protocol of NATS, as `nats micro` and the clients of every language speak it.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use kvatlas::daemon::broker::embedded::{BrokerOptions, EmbeddedBroker};
+use kvatlas_core::hash::SequenceHash;
+use serde_json::{Value, json};
+
+use crate::support::jetstream::{JETSTREAM, STREAM};
+use crate::support::process::kvatlas;
+use crate::support::{Client, broker, daemon, eventually, hashes, server, stored};
+
+/// Every answer to a question, once so many have come.
+async fn asked(client: &Client, subject: &str, answers: usize) -> Vec<Value> {
+    eventually(&format!("{answers} answer {subject}"), async || {
+        let inbox = client.nats.new_inbox();
+        let mut replies = client.nats.subscribe(inbox.clone()).await.unwrap();
+        let question = (subject.to_owned(), inbox);
+        client
+            .nats
+            .publish_with_reply(question.0, question.1, "".into())
+            .await
+            .unwrap();
+        let mut found = Vec::new();
+        while let Ok(Some(reply)) = tokio::time::timeout(Duration::from_millis(500), replies.next()).await {
+            // The server says where nobody listens.
+            if reply.status.is_none() {
+                found.push(serde_json::from_slice(&reply.payload).unwrap());
+            }
+            if found.len() == answers {
+                return Some(found);
+            }
+        }
+        None
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn daemons_are_found_and_tell_what_they_have_answered() {
+    let broker = broker().await;
+    let url = broker.url();
+    let one = daemon(url, &[]).await;
+    let client = Client::connect(url).await;
+    let mut publisher = client.publisher("gpu-0", 0);
+    client
+        .tell(&mut publisher, "gpu-0", 0, vec![stored(hashes(1, 4))])
+        .await;
+
+    let pings = asked(&client, "$SRV.PING", 1).await;
+    assert_eq!(pings[0]["type"], "io.nats.micro.v1.ping_response");
+    assert_eq!(pings[0]["name"], "kvatlas");
+    assert_eq!(pings[0]["version"], env!("CARGO_PKG_VERSION"));
+    let metadata = pings[0]["metadata"].as_object().unwrap();
+    assert_eq!(metadata["role"], "daemon");
+    assert!(metadata.values().all(Value::is_string), "{metadata:?}");
+    let id = pings[0]["id"].as_str().unwrap();
+
+    let info = &asked(&client, &format!("$SRV.INFO.kvatlas.{id}"), 1).await[0];
+    assert_eq!(info["type"], "io.nats.micro.v1.info_response");
+    assert!(!info["description"].as_str().unwrap().is_empty());
+    let endpoints = info["endpoints"].as_array().unwrap();
+    let told: Vec<_> = endpoints
+        .iter()
+        .map(|endpoint| [&endpoint["name"], &endpoint["subject"], &endpoint["queue_group"]])
+        .collect();
+    assert_eq!(
+        told,
+        [
+            [&json!("query"), &json!("kvatlas.v1.query.>"), &json!("kvatlas")],
+            [&json!("status"), &json!("kvatlas.v1.status.>"), &json!("kvatlas")],
+        ]
+    );
+
+    let stats = || async { asked(&client, "$SRV.STATS.kvatlas", 1).await.remove(0) };
+    let before = stats().await["endpoints"][0].clone();
+    client.ask(hashes(1, 4)).await;
+    client.ask(hashes(1, 4)).await;
+    let too_deep = (0..70_000).map(SequenceHash).collect();
+    let query = kvatlas_core::wire::SingleQuery::new(kvatlas_core::wire::QueryKey::SequenceHashes(too_deep));
+    client.ask_with(query).await.unwrap_err();
+    let after = stats().await;
+    assert_eq!(after["type"], "io.nats.micro.v1.stats_response");
+    let started = after["started"].as_str().unwrap();
+    assert!(started.ends_with('Z') && started.contains('T'), "{started}");
+    let after = &after["endpoints"][0];
+    let more = |key: &str| after[key].as_u64().unwrap() - before[key].as_u64().unwrap();
+    assert_eq!((more("num_requests"), more("num_errors")), (3, 1));
+    assert!(more("processing_time") > 0);
+    assert!(after["average_processing_time"].as_u64().unwrap() > 0);
+    assert!(
+        after["last_error"].as_str().unwrap().starts_with("413:"),
+        "{after}"
+    );
+
+    // Each instance answers for itself; one that stops answers no more.
+    let other = daemon(url, &[("sharding.shard", "0/2")]).await;
+    let gateway = daemon(url, &[("gateway.enabled", "true")]).await;
+    let pings = asked(&client, "$SRV.PING.kvatlas", 3).await;
+    let ids: BTreeSet<&str> = pings.iter().map(|ping| ping["id"].as_str().unwrap()).collect();
+    assert_eq!(ids.len(), 3, "{pings:?}");
+    let roles: BTreeSet<(Option<&str>, Option<&str>)> = pings
+        .iter()
+        .map(|ping| {
+            (
+                ping["metadata"]["role"].as_str(),
+                ping["metadata"]["shard"].as_str(),
+            )
+        })
+        .collect();
+    let expected = [
+        (Some("daemon"), None),
+        (Some("daemon"), Some("0/2")),
+        (Some("gateway"), None),
+    ];
+    assert_eq!(roles, BTreeSet::from(expected));
+    other.stop().await;
+    gateway.stop().await;
+    let pings = asked(&client, "$SRV.PING", 1).await;
+    assert_eq!(pings[0]["id"], id);
+    one.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_daemon_that_is_not_to_be_found_is_not() {
+    let broker = broker().await;
+    let daemon = daemon(broker.url(), &[("queries.discovery", "false")]).await;
+    let client = Client::connect(broker.url()).await;
+    let answer = client.nats.request("$SRV.PING", "".into()).await;
+    assert!(answer.is_err(), "{answer:?}");
+    daemon.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_doctor_finds_the_replicas_itself() {
+    let broker = broker().await;
+    let one = daemon(broker.url(), &[]).await;
+    let other = daemon(broker.url(), &[]).await;
+    let elsewhere = daemon(broker.url(), &[("subjects.prefix", "another")]).await;
+    let client = Client::connect(broker.url()).await;
+    asked(&client, "$SRV.PING", 3).await;
+    let url = broker.url().to_owned();
+    let looking = tokio::task::spawn_blocking(move || {
+        let mut doctor = kvatlas(&["doctor", "--nats-url", &url, "--json"]);
+        doctor.output().unwrap()
+    });
+    let found: Value = serde_json::from_slice(&looking.await.unwrap().stdout).unwrap();
+    let checks = found["checks"].as_array().unwrap();
+    let names: Vec<&str> = checks
+        .iter()
+        .map(|check| check["name"].as_str().unwrap())
+        .collect();
+    for daemon in [&one, &other] {
+        let name = format!("replica {}", daemon.admin_address().unwrap());
+        assert!(names.contains(&name.as_str()), "{name} is not in {names:?}");
+    }
+    assert!(names.contains(&"replicas"), "{names:?}");
+    let not_ours = elsewhere.admin_address().unwrap().to_string();
+    assert!(!names.iter().any(|name| name.contains(&not_ours)), "{names:?}");
+    for daemon in [one, other, elsewhere] {
+        daemon.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_asks_does_not_speak_with_the_rights_of_the_daemon() {
+    let options = BrokerOptions {
+        with_jetstream: true,
+        ..BrokerOptions::default()
+    };
+    let broker = EmbeddedBroker::start_with(&server(), options).await.unwrap();
+    let daemon = daemon(broker.url(), &[JETSTREAM]).await;
+    let client = Client::connect(broker.url()).await;
+    let mut publisher = client.publisher("gpu-0", 0);
+    client
+        .tell(&mut publisher, "gpu-0", 0, vec![stored(hashes(1, 4))])
+        .await;
+    let before = messages_in_stream(&client).await;
+    assert!(before > 0);
+    // The stream keeps whatever is said there, as if the worker had said it.
+    for verb in ["PING", "INFO", "STATS"] {
+        let (question, reply_to) = (format!("$SRV.{verb}"), "kvatlas.v1.events.llama.gpu-0");
+        let sent = client.nats.publish_with_reply(question, reply_to, "".into());
+        sent.await.unwrap();
+    }
+    // Behind those questions.
+    for verb in ["PING", "INFO", "STATS"] {
+        asked(&client, &format!("$SRV.{verb}"), 1).await;
+    }
+    assert_eq!(messages_in_stream(&client).await, before);
+    daemon.stop().await;
+}
+
+async fn messages_in_stream(client: &Client) -> u64 {
+    let stores = async_nats::jetstream::new(client.nats.clone());
+    let stream = stores.get_stream(STREAM).await.unwrap();
+    stream.cached_info().state.messages
+}

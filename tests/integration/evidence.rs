@@ -1,0 +1,600 @@
+//! What a daemon believes: answers, epochs, stores and clocks that contradict what it has received. None may lead to an answer that is
+//! marked exact and is not.
+
+use std::io::Write;
+use std::path::Path;
+use std::process::Stdio;
+
+use async_nats::{Message, Subscriber};
+use futures_util::StreamExt;
+use kvatlas::daemon::Daemon;
+use kvatlas::daemon::broker::round_trip;
+use kvatlas_client::publish::{HolderPublisher, PublishedHolder, PublisherOptions};
+use kvatlas_core::wire::{
+    BatchCursor, Event, EventBatch, NamespaceName, ResyncAnswerKind, ResyncChunk, ResyncRequest,
+    RosterHolder, RosterKey, RosterReply, RosterRequest, Tier, WireLimits, WorkerName,
+};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::support::jetstream::{JETSTREAM, Restartable, broker_on_store, kept};
+use crate::support::process::{Process, kvatlas};
+use crate::support::publisher::Publisher;
+use crate::support::{
+    Client, PATIENCE, broker, config, daemon, eventually, hashes, matches, namespace, reasons, server,
+    snapshots_in, stored, subjects, worker,
+};
+
+/// A publisher of which every word is said by the test.
+struct Engine {
+    client: Client,
+    name: &'static str,
+    questions: Subscriber,
+}
+
+impl Engine {
+    async fn begin(url: &str, name: &'static str) -> Self {
+        let client = Client::connect(url).await;
+        let subject = subjects().resync(&namespace(), &worker(name), 0);
+        let questions = client.nats.subscribe(subject).await.unwrap();
+        client.nats.flush().await.unwrap();
+        Self {
+            client,
+            name,
+            questions,
+        }
+    }
+
+    async fn say(&self, cursor: BatchCursor, time_us: Option<u64>, events: Vec<Event>) {
+        self.send(batch(cursor, time_us, events).encode()).await;
+    }
+
+    async fn send(&self, payload: Vec<u8>) {
+        let subject = subjects().events(&namespace(), &worker(self.name));
+        self.client.nats.publish(subject, payload.into()).await.unwrap();
+        self.client.nats.flush().await.unwrap();
+    }
+
+    /// The daemon's next question.
+    async fn asked(&mut self) -> (ResyncRequest, Message) {
+        let question = tokio::time::timeout(PATIENCE, self.questions.next()).await;
+        let question = question.expect("the daemon asks").unwrap();
+        let request = ResyncRequest::decode(&question.payload, &WireLimits::default()).unwrap();
+        (request, question)
+    }
+
+    async fn answer(
+        &self,
+        to: &Message,
+        kind: ResyncAnswerKind,
+        cursor: BatchCursor,
+        batches: &[EventBatch],
+    ) {
+        let chunk = ResyncChunk {
+            rank: 0,
+            cursor,
+            kind,
+            number: 0,
+            is_last: true,
+            time_us: None,
+            recomputed_block_size: None,
+            batches: batches.iter().map(EventBatch::encode).collect(),
+        };
+        let reply = to.reply.clone().unwrap();
+        self.client
+            .nats
+            .publish(reply, chunk.encode().into())
+            .await
+            .unwrap();
+        self.client.nats.flush().await.unwrap();
+    }
+
+    async fn is_degraded(&self, reason: &str) {
+        eventually(&format!("the holder is degraded: {reason}"), async || {
+            let holder = self.client.holder(self.name, 0).await?;
+            reasons(&holder).contains(&reason).then_some(())
+        })
+        .await;
+    }
+}
+
+fn at(seq: u64) -> BatchCursor {
+    BatchCursor { epoch: 1, seq }
+}
+
+fn batch(cursor: BatchCursor, time_us: Option<u64>, events: Vec<Event>) -> EventBatch {
+    EventBatch {
+        epoch: cursor.epoch,
+        seq: cursor.seq,
+        rank: 0,
+        time_us,
+        tier: Tier::DEVICE,
+        events,
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_does_not_forgive_what_came_after_the_question() {
+    let broker = broker().await;
+    let daemon = daemon(broker.url(), &[]).await;
+    let mut engine = Engine::begin(broker.url(), "gpu-0").await;
+    engine.say(at(1), None, vec![stored(hashes(1, 4))]).await;
+    engine.client.applied("gpu-0", 0, at(1)).await;
+    engine.say(at(3), None, vec![]).await;
+    let (_, question) = engine.asked().await;
+    // Whatever it was, the answer below is older.
+    engine.send(b"garbage".to_vec()).await;
+    engine.is_degraded("undecodable").await;
+    let missing = [batch(at(2), None, vec![]), batch(at(3), None, vec![])];
+    engine
+        .answer(&question, ResyncAnswerKind::Missing, at(3), &missing)
+        .await;
+    // It is asked again, because that answer settled nothing.
+    let (_, question) = engine.asked().await;
+    let holder = engine.client.holder("gpu-0", 0).await.unwrap();
+    assert!(
+        !holder.exact && reasons(&holder).contains(&"undecodable"),
+        "{holder:?}"
+    );
+    let lost = [batch(at(4), None, vec![stored(hashes(1, 5))])];
+    engine
+        .answer(&question, ResyncAnswerKind::Missing, at(4), &lost)
+        .await;
+    engine.client.exact("gpu-0", 0).await;
+    assert_eq!(engine.client.holder("gpu-0", 0).await.unwrap().blocks, 5);
+    daemon.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_that_ends_before_what_was_received_is_not_believed() {
+    let broker = broker().await;
+    let daemon = daemon(broker.url(), &[("resync.retry_min_ms", "20")]).await;
+    let mut engine = Engine::begin(broker.url(), "gpu-0").await;
+    engine.say(at(1), Some(1), vec![stored(hashes(1, 4))]).await;
+    engine.client.applied("gpu-0", 0, at(1)).await;
+    // Number 5 has been received, so nobody can have published up to 2 only.
+    engine.say(at(5), Some(5), vec![stored(hashes(1, 9))]).await;
+    let state = [batch(at(1), None, vec![stored(hashes(1, 2))])];
+    for _ in 0..3 {
+        let (_, question) = engine.asked().await;
+        engine
+            .answer(&question, ResyncAnswerKind::Full, at(2), &state)
+            .await;
+    }
+    let (request, question) = engine.asked().await;
+    assert!(request.full, "only the full state settles it");
+    let holder = engine.client.holder("gpu-0", 0).await.unwrap();
+    assert!(!holder.exact, "{holder:?}");
+    let state = [batch(at(1), None, vec![stored(hashes(1, 9))])];
+    engine
+        .answer(&question, ResyncAnswerKind::Full, at(5), &state)
+        .await;
+    engine.client.exact("gpu-0", 0).await;
+    assert_eq!(engine.client.holder("gpu-0", 0).await.unwrap().blocks, 9);
+    daemon.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_publisher_that_dies_between_the_question_and_its_answer_leaves_its_holder_degraded() {
+    let broker = broker().await;
+    let daemon = daemon(broker.url(), &[("resync.timeout_ms", "200")]).await;
+    let mut engine = Engine::begin(broker.url(), "gpu-0").await;
+    engine.say(at(1), Some(1), vec![stored(hashes(1, 4))]).await;
+    engine.client.applied("gpu-0", 0, at(1)).await;
+    engine.say(at(3), Some(3), vec![stored(hashes(1, 6))]).await;
+    let _ = engine.asked().await;
+    engine.questions.unsubscribe().await.unwrap();
+    engine.is_degraded("gap").await;
+    // What came is applied all the same, and stays in doubt.
+    let holder = engine.client.applied("gpu-0", 0, at(3)).await;
+    assert!(!holder.exact && holder.blocks == 6, "{holder:?}");
+    // The next incarnation begins anew.
+    let reborn = BatchCursor { epoch: 2, seq: 1 };
+    engine.say(reborn, Some(4), vec![stored(hashes(1, 2))]).await;
+    engine.client.exact("gpu-0", 0).await;
+    assert_eq!(engine.client.holder("gpu-0", 0).await.unwrap().blocks, 2);
+    daemon.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn times_tell_a_restart_in_the_same_epoch_and_without_them_it_is_not_noticed() {
+    let broker = broker().await;
+    let daemon = daemon(broker.url(), &[]).await;
+    let engine = Engine::begin(broker.url(), "gpu-0").await;
+    for (epoch, time) in [(1, None), (2, Some(7))] {
+        let at = |seq| BatchCursor { epoch, seq };
+        for seq in 1..=3 {
+            engine.say(at(seq), time, vec![stored(hashes(1, seq))]).await;
+        }
+        engine.client.applied("gpu-0", 0, at(3)).await;
+        // It counts from the start again. Without a time, or with a clock that stands still, that looks like a repeated batch.
+        for seq in 1..=3 {
+            engine.say(at(seq), time, vec![stored(hashes(100, 1))]).await;
+        }
+        engine.say(at(4), time, vec![]).await;
+        let holder = engine.client.applied("gpu-0", 0, at(4)).await;
+        assert_eq!((holder.blocks, holder.exact), (3, true), "as the contract says");
+        // A clock that runs backwards does no harm to batches that count on.
+        engine
+            .say(at(5), time.map(|time| time - 1), vec![stored(hashes(1, 5))])
+            .await;
+        assert!(engine.client.applied("gpu-0", 0, at(5)).await.exact);
+    }
+    // With times that grow, it shows at the first batch.
+    let at = |seq| BatchCursor { epoch: 3, seq };
+    for seq in 1..=3 {
+        engine.say(at(seq), Some(seq), vec![stored(hashes(1, seq))]).await;
+    }
+    engine.client.applied("gpu-0", 0, at(3)).await;
+    engine.say(at(1), Some(9), vec![stored(hashes(100, 1))]).await;
+    engine.is_degraded("gap").await;
+    daemon.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_epoch_far_ahead_of_the_clock_is_not_believed() {
+    let broker = broker().await;
+    let daemon = daemon(broker.url(), &[]).await;
+    let mut engine = Engine::begin(broker.url(), "gpu-0").await;
+    engine.say(at(1), None, vec![stored(hashes(1, 4))]).await;
+    engine.client.applied("gpu-0", 0, at(1)).await;
+    let future = BatchCursor {
+        epoch: u64::MAX,
+        seq: 1,
+    };
+    engine.say(future, None, vec![Event::Cleared]).await;
+    // If it were right, the blocks would be outdated: so the publisher is asked. Its answer is checked, too.
+    let (_, question) = engine.asked().await;
+    engine
+        .answer(&question, ResyncAnswerKind::Full, future, &[])
+        .await;
+    let (_, question) = engine.asked().await;
+    assert_eq!(engine.client.holder("gpu-0", 0).await.unwrap().epoch, 1);
+    engine
+        .answer(&question, ResyncAnswerKind::Missing, at(1), &[])
+        .await;
+    engine.client.exact("gpu-0", 0).await;
+    assert_eq!(engine.client.holder("gpu-0", 0).await.unwrap().blocks, 4);
+    daemon.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_operator_resets_a_holder_whose_publisher_is_locked_out() {
+    let broker = broker().await;
+    let daemon = daemon(broker.url(), &[("events.max_epoch_ahead_seconds", "0")]).await;
+    let engine = Engine::begin(broker.url(), "gpu-0").await;
+    let future = BatchCursor {
+        epoch: u64::MAX,
+        seq: 1,
+    };
+    engine.say(future, None, vec![stored(hashes(1, 9))]).await;
+    engine.client.applied("gpu-0", 0, future).await;
+    let url = broker.url().to_owned();
+    let forget = move || {
+        kvatlas(&["admin", "forget", "llama", "gpu-0", "--nats-url", &url])
+            .output()
+            .unwrap()
+    };
+    let output = tokio::task::spawn_blocking(forget).await.unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(
+        output.status.success() && said.contains("forgot 1 holder"),
+        "{said} {output:?}"
+    );
+    engine.say(at(1), None, vec![stored(hashes(1, 2))]).await;
+    let holder = engine.client.applied("gpu-0", 0, at(1)).await;
+    assert_eq!((holder.epoch, holder.blocks, holder.exact), (1, 2, true));
+    daemon.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn operators_have_a_holder_resynchronised_a_snapshot_written_and_a_daemon_stopped() {
+    let broker = broker().await;
+    let folder = tempfile::tempdir().unwrap();
+    let (_, directory) = snapshots_in(folder.path());
+    let mut process = Process::logged(&["--nats-url", broker.url(), "--snapshots-directory", &directory]);
+    process.wait_for_line(|line| line["message"] == "ready");
+    let mut engine = Engine::begin(broker.url(), "gpu-0").await;
+    engine.say(at(1), None, vec![stored(hashes(1, 4))]).await;
+    engine.client.applied("gpu-0", 0, at(1)).await;
+    let url = broker.url().to_owned();
+    let admin = move |arguments: &'static [&'static str]| {
+        let url = url.clone();
+        tokio::task::spawn_blocking(move || {
+            let output = kvatlas(&["admin"])
+                .args(arguments)
+                .args(["--nats-url", &url])
+                .output();
+            output.unwrap()
+        })
+    };
+    let asking = admin(&["resync", "llama", "gpu-0", "0"]);
+    let (request, question) = engine.asked().await;
+    assert!(request.full);
+    let state = [batch(at(1), None, vec![stored(hashes(1, 3))])];
+    engine
+        .answer(&question, ResyncAnswerKind::Full, at(1), &state)
+        .await;
+    assert!(asking.await.unwrap().status.success());
+    engine.client.exact("gpu-0", 0).await;
+    assert_eq!(engine.client.holder("gpu-0", 0).await.unwrap().blocks, 3);
+    assert!(admin(&["snapshot"]).await.unwrap().status.success());
+    let has_snapshot = |folder: &Path| {
+        let names = std::fs::read_dir(folder)
+            .unwrap()
+            .map(|entry| entry.unwrap().path());
+        names
+            .into_iter()
+            .any(|path| path.extension().is_some_and(|suffix| suffix == "kvs"))
+    };
+    assert!(has_snapshot(folder.path()));
+    assert_eq!(admin(&["drain"]).await.unwrap().status.code(), Some(64));
+    assert_eq!(
+        admin(&["drain", "--instance", "nobody", "--timeout", "300ms"])
+            .await
+            .unwrap()
+            .status
+            .code(),
+        Some(69)
+    );
+    assert!(admin(&["drain", "--all"]).await.unwrap().status.success());
+    process.wait_for_line(|line| line["message"] == "stopped");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_store_that_was_rolled_back_and_has_grown_again_is_noticed() {
+    for restarts in [false, true] {
+        let mut broker = Restartable::start(&server()).await;
+        let folder = tempfile::tempdir().unwrap();
+        let (key, directory) = snapshots_in(folder.path());
+        let settings = [JETSTREAM, (key, directory.as_str())];
+        let mut first = Some(daemon(broker.url(), &settings).await);
+        let engine = Engine::begin(broker.url(), "gpu-0").await;
+        engine.say(at(1), Some(1), vec![stored(hashes(1, 1))]).await;
+        engine.client.applied("gpu-0", 0, at(1)).await;
+        broker.kill();
+        let copy = broker.copy_of_store();
+        broker.restart().await;
+        for seq in 2..=6 {
+            engine.say(at(seq), Some(seq), vec![stored(hashes(1, seq))]).await;
+        }
+        engine.client.applied("gpu-0", 0, at(6)).await;
+        if restarts {
+            first.take().unwrap().stop().await;
+        }
+        broker.kill();
+        // The older copy gets other messages under the numbers that were read, and more.
+        let elsewhere = broker_on_store(&server(), copy.path()).await;
+        let writer = Engine::begin(elsewhere.url(), "gpu-0").await;
+        let reborn = |seq| BatchCursor { epoch: 2, seq };
+        for seq in 1..=20 {
+            writer
+                .say(reborn(seq), Some(100 + seq), vec![stored(hashes(500, 2))])
+                .await;
+        }
+        kept(&writer.client.nats, 1, 20).await;
+        drop(elsewhere);
+        broker.replace_store(copy);
+        broker.restart().await;
+        let second = match first {
+            Some(first) => first,
+            None => daemon(broker.url(), &settings).await,
+        };
+        let client = Client::connect(broker.url()).await;
+        eventually("the daemon has what the stream has", async || {
+            let holder = client.holder("gpu-0", 0).await?;
+            let is_old = holder.epoch == 1;
+            (!is_old && holder.seq == 20 && holder.exact).then_some(())
+        })
+        .await;
+        let reply = client.ask(hashes(500, 2)).await;
+        assert_eq!(matches(&reply), [("gpu-0".to_owned(), 0, 2, true)]);
+        assert!(client.ask(hashes(1, 6)).await.holders.is_empty());
+        second.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restart_with_another_block_size_says_so_and_asks() {
+    let broker = broker().await;
+    let folder = tempfile::tempdir().unwrap();
+    let (key, directory) = snapshots_in(folder.path());
+    let first = daemon(broker.url(), &[(key, directory.as_str())]).await;
+    let client = Client::connect(broker.url()).await;
+    let holder = PublishedHolder {
+        namespace: namespace(),
+        worker: worker("gpu-0"),
+        rank: 0,
+    };
+    let publisher = HolderPublisher::start(
+        client.nats.clone(),
+        &subjects(),
+        holder,
+        PublisherOptions::default(),
+    )
+    .await
+    .unwrap();
+    publisher
+        .publish(Tier::DEVICE, vec![stored(hashes(1, 4))])
+        .await
+        .unwrap();
+    publisher.flush().await.unwrap();
+    eventually("the blocks are known", async || {
+        (client.holder("gpu-0", 0).await?.blocks == 4).then_some(())
+    })
+    .await;
+    first.stop().await;
+    let mut second = Process::logged(&[
+        "--nats-url",
+        broker.url(),
+        "--snapshots-directory",
+        &directory,
+        "--namespace-defaults-block-size",
+        "32",
+    ]);
+    second.wait_for_line(|line| line.to_string().contains("block_size 16, the namespace"));
+    eventually("the publisher has told everything again", async || {
+        let holder = client.holder("gpu-0", 0).await?;
+        (holder.exact && holder.blocks == 4).then_some(())
+    })
+    .await;
+    drop(publisher);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn silent_publishers_do_not_hold_up_one_that_answers() {
+    const SILENT: usize = 100;
+    let broker = broker().await;
+    let client = Client::connect(broker.url()).await;
+    let mut silent = Vec::new();
+    for number in 0..SILENT {
+        // Ranks of one worker, as an engine with a broken resync would have them.
+        let rank = u32::try_from(number % 50).unwrap();
+        let name = format!("silent-{}", number / 50);
+        let subject = subjects().resync(&namespace(), &worker(&name), rank);
+        silent.push(client.nats.subscribe(subject).await.unwrap());
+    }
+    let holder = PublishedHolder {
+        namespace: namespace(),
+        worker: worker("answers"),
+        rank: 0,
+    };
+    let publisher = HolderPublisher::start(
+        client.nats.clone(),
+        &subjects(),
+        holder,
+        PublisherOptions::default(),
+    )
+    .await
+    .unwrap();
+    publisher
+        .publish(Tier::DEVICE, vec![stored(hashes(1, 4))])
+        .await
+        .unwrap();
+    publisher.flush().await.unwrap();
+    let patient = [("resync.concurrency", "2"), ("resync.timeout_ms", "600000")];
+    let daemon = daemon(broker.url(), &patient).await;
+    for number in 0..SILENT {
+        let rank = u32::try_from(number % 50).unwrap();
+        let mut publisher = client
+            .publisher(&format!("silent-{}", number / 50), rank)
+            .resuming(at(4));
+        publisher.publish(Tier::DEVICE, vec![]).await.unwrap();
+    }
+    client.exact("answers", 0).await;
+    assert_eq!(client.holder("answers", 0).await.unwrap().blocks, 4);
+    daemon.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_endless_roster_does_not_keep_a_daemon_from_its_queries() {
+    let broker = broker().await;
+    let liar = Client::connect(broker.url()).await;
+    let mut requests = liar.nats.subscribe(subjects().roster("kvatlas")).await.unwrap();
+    round_trip(&liar.nats, PATIENCE).await.unwrap();
+    let nats = liar.nats.clone();
+    let lying = tokio::spawn(async move {
+        let mut number = 0_u64;
+        while let Some(request) = requests.next().await {
+            assert!(RosterRequest::decode(&request.payload).is_ok());
+            let mut holders = Vec::new();
+            for _ in 0..100 {
+                number += 1;
+                let key = RosterKey {
+                    namespace: namespace(),
+                    worker: WorkerName::new(&format!("made-up-{number:020}")).unwrap(),
+                    rank: 0,
+                };
+                holders.push(RosterHolder { key, exact: true });
+            }
+            let more = true;
+            let page = RosterReply { v: 1, holders, more };
+            let reply = request.reply.unwrap();
+            nats.publish(reply, page.encode().into()).await.unwrap();
+        }
+    });
+    daemon(broker.url(), &[]).await.stop().await;
+    lying.abort();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_namespace_that_nobody_uses_gives_its_place_back() {
+    let broker = broker().await;
+    let settings = [
+        ("limits.max_namespaces", "1"),
+        ("limits.empty_namespace_seconds", "1"),
+    ];
+    let daemon = daemon(broker.url(), &settings).await;
+    let client = Client::connect(broker.url()).await;
+    let junk = NamespaceName::new("junk").unwrap();
+    let mut other = Publisher::new(client.nats.clone(), &subjects(), &junk, &worker("x"), 0);
+    other
+        .publish(Tier::DEVICE, vec![stored(hashes(1, 1))])
+        .await
+        .unwrap();
+    eventually("the namespace is there", async || {
+        let status = client.queries.status(&junk).await.ok()?;
+        (status.holders.len() == 1).then_some(())
+    })
+    .await;
+    other.publish(Tier::DEVICE, vec![Event::Goodbye]).await.unwrap();
+    let mut publisher = client.publisher("gpu-0", 0);
+    eventually("another namespace has its place", async || {
+        publisher.publish(Tier::DEVICE, vec![]).await.unwrap();
+        client.holder("gpu-0", 0).await.map(drop)
+    })
+    .await;
+    assert!(client.queries.status(&junk).await.is_err());
+    daemon.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_daemon_is_told_who_has_the_snapshot_directory() {
+    let broker = broker().await;
+    let folder = tempfile::tempdir().unwrap();
+    let (key, directory) = snapshots_in(folder.path());
+    let settings = [(key, directory.as_str())];
+    let first = daemon(broker.url(), &settings).await;
+    let refused = Daemon::start(config(broker.url(), &settings)).await;
+    let words = refused.err().expect("the directory is in use").to_string();
+    assert!(words.contains("in use by kvatlas@"), "{words}");
+    first.stop().await;
+    daemon(broker.url(), &settings).await.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_suspended_publisher_is_stale_and_comes_back_exact() {
+    let broker = broker().await;
+    let daemon = daemon(broker.url(), &[("namespace_defaults.stale_after_ms", "2500")]).await;
+    let client = Client::connect(broker.url()).await;
+    let mut process = kvatlas(&[
+        "publish",
+        "--namespace",
+        "llama",
+        "--worker",
+        "gpu-0",
+        "--nats-url",
+        broker.url(),
+    ])
+    .stdin(Stdio::piped())
+    .stdout(Stdio::null())
+    .spawn()
+    .unwrap();
+    let mut lines = process.stdin.take().unwrap();
+    lines
+        .write_all(b"{\"type\":\"stored\",\"sequence_hashes\":[\"0x1\",\"0x2\"]}\n")
+        .unwrap();
+    lines.flush().unwrap();
+    client.exact("gpu-0", 0).await;
+    let pid = Pid::from_child(&process);
+    kill_process(pid, Signal::STOP).unwrap();
+    eventually("the holder is stale", async || {
+        let holder = client.holder("gpu-0", 0).await?;
+        reasons(&holder).contains(&"stale").then_some(())
+    })
+    .await;
+    kill_process(pid, Signal::CONT).unwrap();
+    client.exact("gpu-0", 0).await;
+    drop(lines);
+    process.wait().unwrap();
+    daemon.stop().await;
+}

@@ -1,0 +1,243 @@
+//! A cluster of three NATS servers, which keep the events stream three times. Two daemons are on different servers, and so are the workers.
+//!
+//! The short form goes one way where the long one goes several, and leaves out what takes longest.
+
+use super::pause;
+use super::replicas::AllReplicas;
+use crate::support::cluster::{Cluster, SERVERS};
+use crate::support::fleet::Fleet;
+use crate::support::truth::Tally;
+use crate::support::way::Way;
+use crate::support::{PATIENCE, daemon, http_get, is_long_form, old_server, server, skipped};
+use kvatlas::daemon::Daemon;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// Pause between two batches: as many as three servers that share a machine with everything else can keep.
+const PACE: Duration = Duration::from_millis(5);
+/// How long nothing happens between two faults.
+const CALM_MS: u64 = 1500;
+/// Clusters that run at once: elections go by the clock.
+static TURN: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+
+/// The ways that events travel in a scenario: in its short form only the first.
+fn ways(all: &[Way]) -> &[Way] {
+    if is_long_form() { all } else { &all[..1] }
+}
+
+/// A cluster with two daemons.
+struct Scene {
+    cluster: Cluster,
+    daemons: Vec<Daemon>,
+    fleet: Fleet,
+    floors: AllReplicas,
+    /// For looks at the stream.
+    looks: async_nats::Client,
+}
+
+impl Scene {
+    async fn start(binary: &Path, way: Way, copies: &str) -> Self {
+        let cluster = Cluster::start(binary).await;
+        let mut daemons = Vec::new();
+        for number in 0..2 {
+            let settings = way.settings(&[("events.stream_replicas", copies)]);
+            daemons.push(daemon(cluster.url(number), &settings).await);
+        }
+        let floors = AllReplicas::default();
+        let addresses = daemons.iter().filter_map(Daemon::admin_address);
+        *floors.0.lock() = addresses.collect();
+        let servers: Vec<String> = (0..SERVERS)
+            .map(|number| cluster.url(number).to_owned())
+            .collect();
+        let fleet = Fleet::across(&servers[2], &servers, way.publishers(), 4, 1)
+            .await
+            .with_pace(PACE);
+        let looks = async_nats::ConnectOptions::new()
+            .max_reconnects(None)
+            .connect(
+                servers
+                    .iter()
+                    .map(|url| url.parse::<async_nats::ServerAddr>().unwrap())
+                    .collect::<Vec<_>>(),
+            )
+            .await
+            .unwrap();
+        Self {
+            cluster,
+            daemons,
+            fleet,
+            floors,
+            looks,
+        }
+    }
+
+    /// Lets `faults` happen under load, and waits until everything is known again.
+    async fn suffer(&mut self, faults: impl AsyncFnOnce(&mut Cluster, &async_nats::Client)) -> Tally {
+        let happens = async {
+            pause(CALM_MS).await;
+            faults(&mut self.cluster, &self.looks).await;
+            pause(CALM_MS).await;
+        };
+        let mut tally = Box::pin(self.fleet.under_load(&self.floors, happens)).await;
+        self.wait_for_daemons().await;
+        Box::pin(self.fleet.settle(&mut tally)).await;
+        tally
+    }
+
+    /// Waits until every daemon has every worker exact: whoever is asked, the reply is the truth then. Workers only show that they live.
+    async fn wait_for_daemons(&mut self) {
+        let started = Instant::now();
+        let addresses = self.floors.0.lock().clone();
+        loop {
+            self.fleet.beat().await;
+            let pages: Vec<String> = addresses
+                .iter()
+                .map(|address| http_get(*address, "/workers").1)
+                .collect();
+            let is_exact = |page: &String| {
+                let json: serde_json::Value = serde_json::from_str(page).unwrap();
+                let holders = json["holders"].as_array().unwrap();
+                holders.iter().all(|holder| holder["exact"] == true)
+            };
+            if pages.iter().all(is_exact) {
+                return;
+            }
+            assert!(started.elapsed() < PATIENCE, "not exact: {pages:#?}");
+        }
+    }
+
+    async fn end(self) {
+        for daemon in self.daemons {
+            daemon.stop().await;
+        }
+    }
+}
+
+async fn leader_killed(way: Way) {
+    let _turn = TURN.lock().await;
+    let mut scene = Box::pin(Scene::start(&server(), way, "3")).await;
+    let tally = scene
+        .suffer(async |cluster, looks| {
+            let leader = cluster.leader(looks).await;
+            cluster.kill(leader);
+            pause(CALM_MS).await;
+            cluster.restart(leader).await;
+        })
+        .await;
+    tally.report(&format!("cluster: the stream's leader killed ({way})"));
+    scene.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_leader_of_the_stream_is_killed() {
+    for way in ways(&[Way::Acknowledged, Way::Stream]) {
+        leader_killed(*way).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_server_is_killed_in_turn() {
+    if !is_long_form() {
+        return skipped("each server of a cluster killed in turn: only with deploy/faults.sh");
+    }
+    for way in [Way::Core, Way::Stream] {
+        let _turn = TURN.lock().await;
+        let mut scene = Box::pin(Scene::start(&server(), way, "3")).await;
+        let tally = scene
+            .suffer(async |cluster, _| {
+                for number in 0..SERVERS {
+                    cluster.kill(number);
+                    pause(CALM_MS).await;
+                    cluster.restart(number).await;
+                    pause(CALM_MS).await;
+                }
+            })
+            .await;
+        tally.report(&format!("cluster: each server killed in turn ({way})"));
+        scene.end().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_is_cut_off_from_the_others() {
+    for way in ways(&[Way::Core, Way::Stream]).iter().copied() {
+        let _turn = TURN.lock().await;
+        let mut scene = Box::pin(Scene::start(&server(), way, "3")).await;
+        let tally = scene
+            .suffer(async |cluster, _| {
+                // A daemon and a third of the workers are on it.
+                cluster.cut_off(0);
+                pause(2 * CALM_MS).await;
+                cluster.heal(0);
+                pause(CALM_MS).await;
+            })
+            .await;
+        tally.report(&format!("cluster: a server cut off and found again ({way})"));
+        scene.end().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_server_of_a_daemon_retires() {
+    for way in ways(&[Way::Stream, Way::Core]).iter().copied() {
+        let _turn = TURN.lock().await;
+        let mut scene = Box::pin(Scene::start(&server(), way, "3")).await;
+        let tally = scene
+            .suffer(async |cluster, _| {
+                cluster.retire(0).await;
+                pause(CALM_MS).await;
+                cluster.restart(0).await;
+            })
+            .await;
+        tally.report(&format!("cluster: lame duck of a daemon's server ({way})"));
+        tally.require_sight();
+        scene.end().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_servers_are_upgraded_one_after_the_other() {
+    if !is_long_form() {
+        return skipped("a cluster upgraded server by server: only with deploy/faults.sh");
+    }
+    let Some(old) = old_server() else {
+        return;
+    };
+    for way in [Way::Core, Way::Stream] {
+        let _turn = TURN.lock().await;
+        let mut scene = Box::pin(Scene::start(&old, way, "3")).await;
+        let tally = scene
+            .suffer(async |cluster, looks| {
+                for number in 0..SERVERS {
+                    cluster.retire(number).await;
+                    cluster.replace_binary(number, &server());
+                    cluster.restart(number).await;
+                    if way != Way::Core {
+                        cluster.leader(looks).await;
+                    }
+                    pause(CALM_MS).await;
+                }
+            })
+            .await;
+        tally.report(&format!("cluster: rolling upgrade from an older version ({way})"));
+        tally.require_sight();
+        scene.end().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_stream_is_moved_to_another_server() {
+    if !is_long_form() {
+        return skipped("a stream moved within a cluster: only with deploy/faults.sh");
+    }
+    let _turn = TURN.lock().await;
+    let mut scene = Box::pin(Scene::start(&server(), Way::Stream, "1")).await;
+    let tally = scene
+        .suffer(async |cluster, looks| {
+            let next = (cluster.leader(looks).await + 1) % SERVERS;
+            cluster.move_stream(looks, next).await;
+        })
+        .await;
+    tally.report("cluster: the stream moved to another server (JetStream)");
+    scene.end().await;
+}

@@ -1,0 +1,537 @@
+//! Queries over HTTP, in the contract's words and in the dialects, against a real daemon.
+
+use kvatlas::daemon::Daemon;
+use kvatlas_core::hash::{BlockHash, BlockSize, HashSeed, SequenceHash, block_hashes, sequence_hashes};
+use kvatlas_core::wire::{
+    BatchCursor, Event, ModelKey, NamespaceName, QueryKey, Rank, SingleQuery, StoredBlocks, Tier,
+    worker_of_instance,
+};
+use serde_json::{Value, json};
+
+use crate::support::http::{Answer, HttpClient};
+use crate::support::publisher::Publisher;
+use crate::support::{Client, broker, daemon, eventually, subjects};
+
+const MODEL: &str = "meta-llama/Llama-3.1-8B-Instruct";
+
+/// A daemon with one model: `10.0.0.1:8000` has four blocks of the tokens 1, 2, … on rank 0 and two on rank 1, `7` has three.
+struct Site {
+    _broker: kvatlas::daemon::broker::embedded::EmbeddedBroker,
+    daemon: Daemon,
+    client: Client,
+    http: HttpClient,
+}
+
+fn namespace() -> NamespaceName {
+    ModelKey::new(MODEL).namespace().unwrap()
+}
+
+fn tokens(blocks: u32) -> Vec<u32> {
+    (1..=blocks * 16).collect()
+}
+
+fn blocks(count: u32) -> Vec<BlockHash> {
+    block_hashes(
+        &tokens(count),
+        BlockSize::DEFAULT,
+        HashSeed::for_cache(None, None),
+    )
+    .collect()
+}
+
+fn chain(count: u32) -> Vec<SequenceHash> {
+    sequence_hashes(blocks(count)).collect()
+}
+
+fn stored(count: u32) -> Event {
+    Event::Stored(StoredBlocks::by_sequence(None, None, chain(count)))
+}
+
+async fn site(settings: &[(&str, &str)]) -> Site {
+    let broker = broker().await;
+    let mut all = vec![("http.listen", "127.0.0.1:0")];
+    all.extend_from_slice(settings);
+    let daemon = daemon(broker.url(), &all).await;
+    let client = Client::connect(broker.url()).await;
+    let http = HttpClient::connect(daemon.http_address().unwrap()).await;
+    let site = Site {
+        _broker: broker,
+        daemon,
+        client,
+        http,
+    };
+    site.tell("10.0.0.1:8000", 0, Tier::DEVICE, stored(4), 1).await;
+    site.tell("10.0.0.1:8000", 1, Tier::DEVICE, stored(2), 1).await;
+    site.tell("7", 0, Tier::DEVICE, stored(3), 1).await;
+    site
+}
+
+impl Site {
+    /// Publishes batch `seq` of a holder, and waits until it is applied.
+    async fn tell(&self, instance: &str, rank: Rank, tier: Tier, event: Event, seq: u64) {
+        let worker = worker_of_instance(instance).unwrap();
+        let nats = self.client.nats.clone();
+        let publisher = Publisher::new(nats, &subjects(), &namespace(), &worker, rank);
+        let cursor = BatchCursor {
+            epoch: 1,
+            seq: seq - 1,
+        };
+        publisher
+            .resuming(cursor)
+            .publish(tier, vec![event])
+            .await
+            .unwrap();
+        eventually("the batch is applied", async || {
+            let status = self.client.queries.status(&namespace()).await.ok()?;
+            let is_it = |holder: &&kvatlas_core::wire::HolderStatusReply| {
+                holder.worker == worker && holder.rank == rank && holder.seq >= seq
+            };
+            status.holders.iter().find(is_it).map(|_| ())
+        })
+        .await;
+    }
+
+    async fn post(&mut self, path: &str, body: Value) -> Answer {
+        self.http.post(path, &body).await
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_contract_is_the_same_as_on_nats() {
+    let mut site = site(&[]).await;
+    let key = QueryKey::Tokens {
+        tokens: tokens(5),
+        lora_name: None,
+        cache_salt: None,
+    };
+    let on_nats = site
+        .client
+        .queries
+        .query(&namespace(), SingleQuery::new(key))
+        .await
+        .unwrap();
+    let over_http = site
+        .post("/v1/query", json!({"model": MODEL, "tokens": tokens(5)}))
+        .await;
+    assert_eq!((over_http.status, over_http.is_exact()), (200, true));
+    assert_eq!(over_http.json(), serde_json::to_value(&on_nats).unwrap());
+    assert_eq!(over_http.json()["query_blocks"], 5);
+
+    let status = site
+        .http
+        .get("/v1/status?namespace=meta-llama__Llama-3_d1-8B-Instruct")
+        .await;
+    let on_nats = site.client.queries.status(&namespace()).await.unwrap();
+    assert_eq!(status.json(), serde_json::to_value(&on_nats).unwrap());
+
+    let batch = json!({"model": MODEL, "queries": [{"tokens": tokens(1)}, {"sequence_hashes": [1], "positions": [0]}]});
+    let batch = site.post("/v1/query", batch).await.json();
+    assert_eq!(batch["results"][0]["reply"]["holders_total"], 3);
+    assert_eq!(batch["results"][1]["reply"]["holders_total"], 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn dialects_count_tokens() {
+    let mut site = site(&[]).await;
+    let signed: Vec<i64> = blocks(5).iter().map(|hash| hash.as_u64().cast_signed()).collect();
+    let dynamo = json!({
+        "scores": {"10.0.0.1:8000": {"0": 64, "1": 32}, "7": {"0": 48}},
+        "frequencies": [],
+        "instances": {
+            "10.0.0.1:8000": {"longest_matched": 64, "gpu": 64, "cpu": 64, "disk": 64, "dp": {"0": 64, "1": 32}},
+            "7": {"longest_matched": 48, "gpu": 48, "cpu": 48, "disk": 48, "dp": {"0": 48}},
+        }
+    });
+    let asked = site
+        .post("/query", json!({"model_name": MODEL, "token_ids": tokens(5)}))
+        .await;
+    assert_eq!(
+        (asked.status, asked.is_exact(), asked.json()),
+        (200, true, dynamo.clone())
+    );
+    let asked =
+        json!({"model_name": MODEL, "block_hashes": signed, "cache_salt": null, "tenant_id": "ignored"});
+    assert_eq!(site.post("/query_by_hash", asked).await.json(), dynamo);
+
+    let figures = json!({"longest_matched": 48, "GPU": 48, "CPU": 48, "DISK": 48, "DP": {"0": 48}});
+    let mooncake = json!({"default": {"7": figures}});
+    let asked = json!({"model": MODEL, "token_ids": tokens(5), "block_size": 16, "instance_id": "7"});
+    assert_eq!(site.post("/query", asked).await.json(), mooncake);
+    let asked = json!({"model": MODEL, "seq_hashes": chain(5), "block_size": 16, "instance_id": "7"});
+    assert_eq!(site.post("/query_by_hash", asked).await.json(), mooncake);
+
+    // Four blocks on the host and five on the disk, of which three are on the device.
+    for (seq, tier, count) in [(2, 1, 4), (3, 2, 5)] {
+        site.tell("7", 0, Tier::new(tier).unwrap(), stored(count), seq)
+            .await;
+    }
+    let asked = site
+        .post("/query", json!({"model_name": MODEL, "token_ids": tokens(5)}))
+        .await
+        .json();
+    assert_eq!(
+        asked["instances"]["7"],
+        json!({"longest_matched": 80, "gpu": 48, "cpu": 64, "disk": 80, "dp": {"0": 48}})
+    );
+    assert_eq!(asked["scores"]["7"], json!({"0": 48}));
+    // A clear leaves nothing elsewhere.
+    site.tell("7", 0, Tier::DEVICE, Event::Cleared, 4).await;
+    site.tell("7", 0, Tier::DEVICE, stored(1), 5).await;
+    let asked = site
+        .post("/query", json!({"model_name": MODEL, "token_ids": tokens(5)}))
+        .await
+        .json();
+    assert_eq!(asked["instances"]["7"]["gpu"], 16);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_doubt_shows_in_the_header() {
+    let mut site = site(&[("resync.concurrency", "0")]).await;
+    // Batch 2 never comes.
+    site.tell("7", 0, Tier::DEVICE, stored(3), 3).await;
+    for (path, body) in [
+        ("/v1/query", json!({"model": MODEL, "tokens": tokens(1)})),
+        ("/query", json!({"model_name": MODEL, "token_ids": tokens(1)})),
+        (
+            "/query",
+            json!({"model": MODEL, "token_ids": tokens(1), "block_size": 16}),
+        ),
+    ] {
+        let answer = site.post(path, body).await;
+        assert_eq!((answer.status, answer.is_exact()), (200, false), "{path}");
+    }
+    // It is not among the holders of the other instance.
+    let asked =
+        json!({"model": MODEL, "token_ids": tokens(1), "block_size": 16, "instance_id": "10.0.0.1:8000"});
+    assert!(site.post("/query", asked).await.is_exact());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bad_requests_have_typed_answers() {
+    let mut site = site(&[("http.max_body_bytes", "4096"), ("queries.max_depth_blocks", "8")]).await;
+    for (path, body, status) in [
+        ("/v1/query", json!({"model": "other", "tokens": [1]}), 404),
+        ("/v1/query", json!({"tokens": [1]}), 400),
+        ("/v1/query", json!({"model": MODEL}), 400),
+        ("/v1/query", json!({"model": MODEL, "tokens": [1], "v": 2}), 400),
+        ("/v1/query", json!({"model": MODEL, "tokens": [-1]}), 400),
+        ("/v1/query", json!({"model": MODEL, "tokens": tokens(9)}), 413),
+        ("/v1/query", json!([1]), 400),
+        ("/v1/nothing", json!({}), 404),
+        ("/query", json!({"model_name": "other", "token_ids": [1]}), 404),
+        (
+            "/query",
+            json!({"model_name": MODEL, "model": MODEL, "token_ids": [1]}),
+            400,
+        ),
+        ("/query", json!({"model_name": MODEL}), 400),
+        ("/query", json!({"model": MODEL, "token_ids": [1]}), 400),
+        (
+            "/query",
+            json!({"model": MODEL, "token_ids": [1], "block_size": 32}),
+            400,
+        ),
+        (
+            "/query",
+            json!({"model": MODEL, "token_ids": [1], "block_size": 16, "lora_id": 3}),
+            400,
+        ),
+        (
+            "/query_by_hash",
+            json!({"model_name": MODEL, "block_hashes": [1], "cache_salt": "x"}),
+            400,
+        ),
+        (
+            "/query",
+            json!({"model_name": MODEL, "token_ids": [0], "x": "y".repeat(5000)}),
+            413,
+        ),
+        (
+            "/register",
+            json!({"instance_id": 1, "endpoint": "tcp://a:1", "model_name": MODEL, "block_size": 16}),
+            404,
+        ),
+        ("/nothing", json!({}), 404),
+        ("/workers", json!({}), 405),
+    ] {
+        let answer = site.post(path, body.clone()).await;
+        assert_eq!(
+            answer.status,
+            status,
+            "{path} {body}: {}",
+            String::from_utf8_lossy(&answer.body)
+        );
+        let error = &answer.json()["error"];
+        match path.starts_with("/v1/") {
+            true => assert!(error["code"].is_u64() && error["text"].is_string(), "{error}"),
+            false => assert!(error.is_string(), "{error}"),
+        }
+        if status == 413 {
+            // What is left of a body that was refused is not read as a request.
+            site.http = HttpClient::connect(site.daemon.http_address().unwrap()).await;
+        }
+    }
+    for body in [&b"{"[..], b"", b"\xff", b"{\"model\":\"a\",\"tokens\":[1e99]}"] {
+        assert_eq!(site.http.ask("POST", "/v1/query", body).await.status, 400);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_guards_every_route_but_health() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("token");
+    std::fs::write(&path, "s3cret\n").unwrap();
+    let mut site = site(&[("http.token_file", path.to_str().unwrap())]).await;
+    let asked = json!({"model": MODEL, "tokens": tokens(1)});
+    let refused = site.post("/v1/query", asked.clone()).await;
+    assert_eq!(
+        (refused.status, refused.headers["www-authenticate"].as_str()),
+        (401, "Bearer")
+    );
+    for path in ["/workers", "/dump", "/metrics", "/openapi.json", "/nothing"] {
+        assert_eq!(site.http.get(path).await.status, 401, "{path}");
+    }
+    assert_eq!(site.http.get("/health").await.status, 200);
+    let mut http = HttpClient::connect(site.daemon.http_address().unwrap())
+        .await
+        .with_token("s3cret");
+    assert_eq!(http.post("/v1/query", &asked).await.status, 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_and_times_are_bounded() {
+    let site = site(&[
+        ("http.max_connections", "2"),
+        ("http.idle_timeout_ms", "200"),
+        ("http.request_timeout_ms", "50"),
+    ])
+    .await;
+    let address = site.daemon.http_address().unwrap();
+    // The site's own connection is idle for longer than allowed, sooner or later.
+    let mut idle = site.http;
+    assert!(idle.is_closed().await);
+    let mut slow = HttpClient::connect(address).await;
+    slow.send(b"POST /v1/query HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n{")
+        .await;
+    let answer = slow.answer().await;
+    assert_eq!(answer.status, 408);
+    // Two have begun a request, and a third takes the place of the first.
+    let busy = "POST /v1/query HTTP/1.1\r\nHost: a\r\n";
+    let mut held = Vec::new();
+    for _ in 0..2 {
+        let mut client = HttpClient::connect(address).await;
+        client.send(busy.as_bytes()).await;
+        held.push(client);
+    }
+    let mut third = HttpClient::connect(address).await;
+    assert_eq!(third.get("/health").await.status, 200);
+    assert!(held[0].is_closed().await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn workers_and_dumps_show_what_is_known() {
+    let mut site = site(&[]).await;
+    let workers = site
+        .http
+        .get(&format!("/workers?model_name={}", MODEL.replace('/', "%2F")))
+        .await
+        .json();
+    let listed: Vec<_> = workers
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|worker| {
+            (
+                worker["instance_id"].clone(),
+                worker["source"].clone(),
+                worker["exact"].clone(),
+            )
+        })
+        .collect();
+    assert_eq!(
+        listed,
+        [
+            (json!("10.0.0.1:8000"), json!("nats"), json!(true)),
+            (json!(7), json!("nats"), json!(true))
+        ]
+    );
+    assert_eq!(site.http.get("/workers?model_name=other").await.json(), json!([]));
+
+    let dump = site.http.get("/dump").await.json();
+    let model = &dump[format!("{MODEL}:default")];
+    assert_eq!(model["block_size"], 16);
+    let of_seven: Vec<_> = model["events"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|event| event["instance_id"] == "7")
+        .collect();
+    let expected: Vec<String> = chain(3).iter().map(SequenceHash::to_string).collect();
+    assert_eq!(of_seven.len(), 1);
+    assert_eq!(of_seven[0]["sequence_hashes"], json!(expected));
+    // One dump after the other.
+    assert_eq!(site.http.get("/dump").await.status, 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn answers_have_the_form_of_the_document() {
+    let mut site = site(&[]).await;
+    let document = site.http.get("/openapi.json").await.json();
+    let answers = [
+        (
+            "post",
+            "/v1/query",
+            "200",
+            site.post(
+                "/v1/query",
+                json!({"model": MODEL, "tokens": tokens(5), "explain": true}),
+            )
+            .await,
+        ),
+        (
+            "post",
+            "/v1/query",
+            "200",
+            site.post("/v1/query", json!({"model": MODEL, "queries": [{"tokens": [1]}]}))
+                .await,
+        ),
+        (
+            "post",
+            "/v1/query",
+            "default",
+            site.post("/v1/query", json!({})).await,
+        ),
+        (
+            "get",
+            "/v1/status",
+            "200",
+            site.http.get(&format!("/v1/status?model={MODEL}")).await,
+        ),
+        (
+            "post",
+            "/query",
+            "200",
+            site.post("/query", json!({"model_name": MODEL, "token_ids": tokens(5)}))
+                .await,
+        ),
+        (
+            "post",
+            "/query",
+            "200",
+            site.post(
+                "/query",
+                json!({"model": MODEL, "token_ids": tokens(5), "block_size": 16}),
+            )
+            .await,
+        ),
+        ("post", "/query", "default", site.post("/query", json!({})).await),
+        ("get", "/workers", "200", site.http.get("/workers").await),
+        ("get", "/dump", "200", site.http.get("/dump").await),
+        ("get", "/health", "200", site.http.get("/health").await),
+    ];
+    for (method, path, status, answer) in answers {
+        let mut response = &document["paths"][path][method]["responses"][status];
+        if let Some(reference) = response["$ref"].as_str() {
+            response = document.pointer(&reference[1..]).unwrap();
+        }
+        let schema = &response["content"]["application/json"]["schema"];
+        check(&document, schema, &answer.json()).unwrap_or_else(|fault| panic!("{path} {status}: {fault}"));
+    }
+}
+
+/// Whether a value has the form of a schema: the part of JSON Schema that the document uses.
+fn check(document: &Value, schema: &Value, value: &Value) -> Result<(), String> {
+    if let Some(reference) = schema["$ref"].as_str() {
+        let target = document
+            .pointer(&reference[1..])
+            .ok_or_else(|| format!("no {reference}"))?;
+        return check(document, target, value);
+    }
+    if let Some(forms) = schema["oneOf"].as_array() {
+        let faults: Vec<String> = forms
+            .iter()
+            .filter_map(|form| check(document, form, value).err())
+            .collect();
+        let fitting = forms.len() - faults.len();
+        // An empty object is an answer of any kind.
+        return if fitting >= 1 {
+            Ok(())
+        } else {
+            Err(faults.join("; or "))
+        };
+    }
+    check_type(&schema["type"], value)?;
+    if let Some(allowed) = schema["enum"].as_array()
+        && !allowed.contains(value)
+    {
+        return Err(format!("{value} is none of {allowed:?}"));
+    }
+    if let Some(items) = value.as_array() {
+        return items
+            .iter()
+            .try_for_each(|item| check(document, &schema["items"], item));
+    }
+    let Some(fields) = value.as_object() else {
+        return Ok(());
+    };
+    for name in schema["required"].as_array().into_iter().flatten() {
+        if !fields.contains_key(name.as_str().unwrap()) {
+            return Err(format!("{name} is missing in {value}"));
+        }
+    }
+    for (name, field) in fields {
+        match (&schema["properties"][name], &schema["additionalProperties"]) {
+            (Value::Null, Value::Bool(false)) => return Err(format!("{name} is not in the document")),
+            (Value::Null, Value::Null) => {}
+            (Value::Null, others) => check(document, others, field)?,
+            (known, _) => check(document, known, field).map_err(|fault| format!("{name}: {fault}"))?,
+        }
+    }
+    Ok(())
+}
+
+fn check_type(types: &Value, value: &Value) -> Result<(), String> {
+    let found = match value {
+        Value::Null => "null",
+        Value::Bool(_) => "boolean",
+        Value::Number(_) => "integer",
+        Value::String(_) => "string",
+        Value::Array(_) => "array",
+        Value::Object(_) => "object",
+    };
+    let is_allowed = match types {
+        Value::Null => true,
+        Value::Array(types) => types.iter().any(|name| name == found),
+        name => name == found,
+    };
+    is_allowed
+        .then_some(())
+        .ok_or_else(|| format!("{value} is not {types}"))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_body_takes_no_more_memory_than_its_limits_let_it() {
+    let mut site = site(&[("http.max_body_bytes", "1 MiB")]).await;
+    // Two bytes each: without a bound while they are read, they would become hundreds of bytes each.
+    let bomb = format!(
+        "{{\"model\":\"{MODEL}\",\"queries\":[{}{{}}]}}",
+        "{},".repeat(70_000)
+    );
+    let answer = site.http.ask("POST", "/v1/query", bomb.as_bytes()).await;
+    assert_eq!(answer.status, 400);
+    let text = String::from_utf8(answer.body).unwrap();
+    assert!(text.contains("at most 65536 queries"), "{text}");
+    // Fewer are read, and refused by the contract's limit.
+    let many = json!({ "model": MODEL, "queries": vec![json!({ "sequence_hashes": [1] }); 300] });
+    assert_eq!(site.http.post("/v1/query", &many).await.status, 413);
+    for field in ["lora_name", "cache_salt"] {
+        let long = "x".repeat(1025);
+        let query = json!({ "model_name": MODEL, "token_ids": tokens(1), field: long });
+        let answer = site.http.post("/query", &query).await;
+        assert_eq!(answer.status, 413, "{field}");
+        let allowed = "x".repeat(1024);
+        let query = json!({ "model_name": MODEL, "token_ids": tokens(1), field: allowed });
+        assert_eq!(site.http.post("/query", &query).await.status, 200, "{field}");
+    }
+    site.daemon.stop().await;
+}

@@ -1,0 +1,389 @@
+//! Events through JetStream: a snapshot and the stream behind it are the exact state, whatever was killed.
+//!
+//! `KVATLAS_TEST_KILLS=50 KVATLAS_TEST_SEED=7 cargo test --test integration jetstream` kills the daemon as often, at other moments.
+
+use std::path::Path;
+use std::time::Duration;
+
+use crate::support::jetstream::{JETSTREAM, Restartable, STREAM, kept, last_message, servers};
+use crate::support::metrics::metric;
+use crate::support::process::Process;
+use crate::support::{
+    Client, PATIENCE, config, daemon, eventually, has_gap, hashes, matches, namespace, reasons, removed,
+    stored, stored_after, subjects, worker,
+};
+use async_nats::jetstream;
+use kvatlas::daemon::Daemon;
+use kvatlas_client::publish::{HolderPublisher, PublishedHolder, PublisherOptions};
+use kvatlas_core::wire::{BatchCursor, Tier};
+
+fn path_text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_daemon_is_exact_again_without_a_word_from_the_publishers() {
+    for server in servers() {
+        let broker = Restartable::start(&server).await;
+        let folder = tempfile::tempdir().unwrap();
+        let settings = [
+            JETSTREAM,
+            ("snapshots.directory", path_text(folder.path())),
+            ("snapshots.interval_seconds", "1"),
+        ];
+        let client = Client::connect(broker.url()).await;
+        let (mut silent, mut busy) = (client.publisher("silent", 0), client.publisher("busy", 0));
+
+        let process = Process::start(broker.url(), &settings);
+        eventually("the daemon has made the stream", async || {
+            last_message(&client.nats).await
+        })
+        .await;
+        client
+            .tell(&mut silent, "silent", 0, vec![stored(hashes(10, 5))])
+            .await;
+        client
+            .tell(&mut busy, "busy", 0, vec![stored(hashes(10, 2))])
+            .await;
+        let mut blocks = 2;
+        let mut process = Some(process);
+        let mut random = kill_seed();
+        for round in 0..kills() {
+            // Killed while it applies, or while it writes a snapshot: at another moment every time.
+            if round % 3 == 2 {
+                newer_snapshot(folder.path()).await;
+            }
+            let before = last_message(&client.nats).await.unwrap();
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let batches = 20 + (random >> 33) % 200;
+            let kill_at = (random >> 17) % batches;
+            for batch in 0..batches {
+                if batch == kill_at {
+                    client.nats.flush().await.unwrap();
+                    process.take().unwrap().kill();
+                }
+                let more = vec![stored_after(9 + blocks, hashes(10 + blocks, 1))];
+                busy.publish(Tier::DEVICE, more).await.unwrap();
+                blocks += 1;
+            }
+            kept(&client.nats, before, batches).await;
+            process = Some(Process::start(broker.url(), &settings));
+            // It answers only when it has caught up, so its first answer is the truth.
+            let status = eventually("the daemon answers", async || client.holder("busy", 0).await).await;
+            assert_eq!(
+                (status.blocks, reasons(&status)),
+                (blocks, vec![]),
+                "round {round}"
+            );
+            let expected = [
+                ("busy".to_owned(), 0, u32::try_from(blocks).unwrap(), true),
+                ("silent".to_owned(), 0, 5, true),
+            ];
+            let reply = client.ask(hashes(10, blocks + 20)).await;
+            assert_eq!(matches(&reply), expected, "round {round}");
+        }
+    }
+}
+
+/// How often the daemon is killed: `KVATLAS_TEST_KILLS`, or a few times.
+fn kills() -> u64 {
+    std::env::var("KVATLAS_TEST_KILLS").map_or(6, |text| text.parse().unwrap())
+}
+
+/// What the moments of the kills follow from: `KVATLAS_TEST_SEED`, or 1.
+fn kill_seed() -> u64 {
+    let seed = std::env::var("KVATLAS_TEST_SEED").map_or(1, |text| text.parse().unwrap());
+    println!("seed {seed}");
+    seed
+}
+
+/// Waits until a snapshot is written that was not there.
+async fn newer_snapshot(folder: &Path) {
+    let newest = || {
+        let paths = std::fs::read_dir(folder)
+            .unwrap()
+            .map(|entry| entry.unwrap().path());
+        paths
+            .filter(|path| path.extension().is_some_and(|suffix| suffix == "kvs"))
+            .max()
+    };
+    let before = newest();
+    eventually("a snapshot is written", async || {
+        (newest() > before).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fresh_daemon_reads_the_stream_before_it_is_ready() {
+    for server in servers() {
+        let broker = Restartable::start(&server).await;
+        let client = Client::connect(broker.url()).await;
+        let first = daemon(broker.url(), &[JETSTREAM]).await;
+        let mut publisher = client.publisher("gpu-0", 0);
+        publisher
+            .publish(Tier::DEVICE, vec![stored(hashes(10, 1))])
+            .await
+            .unwrap();
+        for number in 1..3000 {
+            let more = vec![stored_after(9 + number, hashes(10 + number, 1))];
+            publisher.publish(Tier::DEVICE, more).await.unwrap();
+        }
+        client.applied("gpu-0", 0, publisher.cursor()).await;
+        assert!(first.stop().await.overran.is_empty());
+
+        // A buffer of 16 messages would overflow with core NATS: here the rest waits in the stream.
+        let settings = [JETSTREAM, ("events.subscription_capacity", "16")];
+        let second = Process::serve(broker.url(), &settings);
+        let reply = client.ask(hashes(10, 3000)).await;
+        assert_eq!(matches(&reply), [("gpu-0".to_owned(), 0, 3000, true)]);
+        assert_eq!(metric(&second, "kvatlas_stream_sequence"), 3000);
+        assert_eq!(metric(&second, "kvatlas_stream_lag_messages"), 0);
+        second.stop();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_broker_that_comes_back_with_its_store_has_lost_nothing() {
+    for server in servers() {
+        let mut broker = Restartable::start(&server).await;
+        let client = Client::connect(broker.url()).await;
+        let daemon = Process::serve(broker.url(), &[JETSTREAM]);
+        let (mut silent, mut busy) = (client.publisher("silent", 0), client.publisher("busy", 0));
+        for (publisher, name) in [(&mut silent, "silent"), (&mut busy, "busy")] {
+            let told = client.tell(publisher, name, 0, vec![stored(hashes(10, 3))]).await;
+            assert!(told.exact);
+        }
+        for blocks in [4, 5] {
+            broker.kill();
+            broker.restart().await;
+            let before = eventually("the broker is back", async || last_message(&client.nats).await).await;
+            busy.publish(
+                Tier::DEVICE,
+                vec![stored_after(8 + blocks, hashes(9 + blocks, 1))],
+            )
+            .await
+            .unwrap();
+            kept(&client.nats, before, 1).await;
+            assert!(client.applied("busy", 0, busy.cursor()).await.blocks == blocks);
+            client.exact("silent", 0).await;
+            client.exact("busy", 0).await;
+        }
+        assert!(
+            metric(
+                &daemon,
+                "kvatlas_stream_consumer_resets_total{reason=\"connection\"}"
+            ) >= 1
+        );
+        daemon.stop();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_broker_that_comes_back_without_its_store_leaves_doubts_until_the_next_batch() {
+    for server in servers() {
+        let mut broker = Restartable::start(&server).await;
+        let client = Client::connect(broker.url()).await;
+        let daemon = Process::serve(broker.url(), &[JETSTREAM]);
+        let (mut lucky, mut loser) = (client.publisher("lucky", 0), client.publisher("loser", 0));
+        for (publisher, name) in [(&mut lucky, "lucky"), (&mut loser, "loser")] {
+            client.tell(publisher, name, 0, vec![stored(hashes(10, 3))]).await;
+        }
+        broker.kill();
+        // Published into the void: the number is taken, nothing travels.
+        let mut loser = loser.resuming(BatchCursor { epoch: 1, seq: 2 });
+        broker.forget_store();
+        broker.restart().await;
+        eventually("the daemon makes the stream again", async || {
+            last_message(&client.nats).await
+        })
+        .await;
+        let status = eventually("the daemon answers", async || client.holder("lucky", 0).await).await;
+        assert_eq!(reasons(&status), ["unverified"]);
+        client.tell(&mut lucky, "lucky", 0, Vec::new()).await;
+        client.exact("lucky", 0).await;
+        let status = client.tell(&mut loser, "loser", 0, Vec::new()).await;
+        assert!(has_gap(&status));
+        assert!(metric(&daemon, "kvatlas_stream_consumer_resets_total{reason=\"stream\"}") >= 1);
+        daemon.stop();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn messages_that_the_streams_limits_took_are_missed() {
+    for server in servers() {
+        let broker = Restartable::start(&server).await;
+        let folder = tempfile::tempdir().unwrap();
+        let settings = [
+            JETSTREAM,
+            ("snapshots.directory", path_text(folder.path())),
+            ("events.stream_max_messages", "4"),
+        ];
+        let client = Client::connect(broker.url()).await;
+        let first = daemon(broker.url(), &settings).await;
+        let (mut silent, mut busy) = (client.publisher("silent", 0), client.publisher("busy", 0));
+        for (publisher, name) in [(&mut silent, "silent"), (&mut busy, "busy")] {
+            client.tell(publisher, name, 0, vec![stored(hashes(10, 3))]).await;
+        }
+        first.stop().await;
+        for _ in 0..10 {
+            busy.publish(Tier::DEVICE, Vec::new()).await.unwrap();
+        }
+        kept(&client.nats, 2, 10).await;
+
+        let second = Process::serve(broker.url(), &settings);
+        assert_eq!(
+            reasons(&client.holder("silent", 0).await.unwrap()),
+            ["unverified"]
+        );
+        assert!(has_gap(&client.holder("busy", 0).await.unwrap()));
+        assert!(metric(&second, "kvatlas_stream_messages_lost_total") >= 6);
+        assert!(
+            client.tell(&mut silent, "silent", 0, Vec::new()).await.exact,
+            "nothing of it was lost"
+        );
+        second.stop();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn messages_that_grew_too_old_in_the_stream_are_missed_and_asked_for() {
+    for server in servers() {
+        let broker = Restartable::start(&server).await;
+        let folder = tempfile::tempdir().unwrap();
+        let settings = [
+            JETSTREAM,
+            ("snapshots.directory", path_text(folder.path())),
+            ("events.stream_max_age_seconds", "1"),
+        ];
+        let client = Client::connect(broker.url()).await;
+        let first = daemon(broker.url(), &settings).await;
+        let holder = PublishedHolder {
+            namespace: namespace(),
+            worker: worker("gpu-0"),
+            rank: 0,
+        };
+        let options = PublisherOptions {
+            batch_delay: Duration::ZERO,
+            heartbeat_interval: Duration::from_secs(3600),
+            ..PublisherOptions::default()
+        };
+        let engine = HolderPublisher::start(client.nats.clone(), &subjects(), holder, options)
+            .await
+            .unwrap();
+        let publish = async |events| engine.publish(Tier::DEVICE, events).await.unwrap();
+        publish(vec![stored(hashes(1, 3))]).await;
+        let known = engine.flush().await.unwrap();
+        client.applied("gpu-0", 0, known).await;
+        first.stop().await;
+        // Said while nobody listens, and gone before somebody does.
+        publish(vec![removed(hashes(2, 2))]).await;
+        publish(vec![stored_after(1, hashes(10, 2))]).await;
+        let last = engine.flush().await.unwrap();
+        kept(&client.nats, 1, 2).await;
+        eventually("the messages are too old", async || {
+            let stream = async_nats::jetstream::new(client.nats.clone());
+            let stream = stream.get_stream(STREAM).await.ok()?;
+            (stream.cached_info().state.messages == 0).then_some(())
+        })
+        .await;
+
+        let second = Process::serve(broker.url(), &settings);
+        assert!(metric(&second, "kvatlas_stream_messages_lost_total") >= 2);
+        let chain = [hashes(1, 1), hashes(10, 2)].concat();
+        let told = client.ask(chain.clone()).await;
+        let is_exact = told.holders.iter().any(|holder| holder.exact);
+        assert!(
+            !is_exact || told.holders[0].matched_blocks == 3,
+            "it cannot know: {told:?}"
+        );
+        // Silent ones are asked, too, once the next word of theirs comes.
+        publish(Vec::new()).await;
+        client.applied("gpu-0", 0, last).await;
+        client.exact("gpu-0", 0).await;
+        let told = matches(&client.ask(chain).await);
+        assert_eq!(told, [("gpu-0".to_owned(), 0, 3, true)]);
+        second.stop();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn messages_removed_from_the_middle_of_the_stream_are_missed() {
+    for server in servers() {
+        let broker = Restartable::start(&server).await;
+        let client = Client::connect(broker.url()).await;
+        let first = daemon(broker.url(), &[JETSTREAM]).await;
+        let (mut steady, mut holed) = (client.publisher("steady", 0), client.publisher("holed", 0));
+        for _ in 0..3 {
+            client.tell(&mut steady, "steady", 0, Vec::new()).await;
+            client.tell(&mut holed, "holed", 0, Vec::new()).await;
+        }
+        first.stop().await;
+        let stream = jetstream::new(client.nats.clone())
+            .get_stream(STREAM)
+            .await
+            .unwrap();
+        // The second batch of the holder.
+        stream.delete_message(4).await.unwrap();
+
+        let second = Process::serve(broker.url(), &[JETSTREAM]);
+        assert!(has_gap(&client.holder("holed", 0).await.unwrap()));
+        assert!(
+            client.holder("steady", 0).await.unwrap().exact,
+            "its later batch proves it"
+        );
+        assert!(metric(&second, "kvatlas_stream_messages_lost_total") >= 1);
+        second.stop();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_of_something_else_is_not_taken_for_the_events() {
+    for server in servers() {
+        let broker = Restartable::start(&server).await;
+        let client = Client::connect(broker.url()).await;
+        let jetstream = jetstream::new(client.nats.clone());
+        let foreign = jetstream::stream::Config {
+            name: STREAM.to_owned(),
+            subjects: vec!["kvatlas.v1.events.>".to_owned(), "other.>".to_owned()],
+            ..jetstream::stream::Config::default()
+        };
+        jetstream.create_stream(foreign).await.unwrap();
+        let daemon = Daemon::start(config(broker.url(), &[JETSTREAM])).await.unwrap();
+        let waited = tokio::time::timeout(std::time::Duration::from_secs(1), daemon.ready()).await;
+        assert!(waited.is_err(), "ready although the stream cannot prove anything");
+        jetstream.delete_stream(STREAM).await.unwrap();
+        tokio::time::timeout(PATIENCE, daemon.ready())
+            .await
+            .expect("ready with a stream of its own");
+        daemon.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_embedded_server_has_jetstream_where_it_is_needed() {
+    let given = [
+        ("nats.embedded", "true"),
+        ("admin.listen", "off"),
+        ("events.transport", "jetstream"),
+    ];
+    let given = given.map(|(key, value)| (key.to_owned(), value.to_owned()));
+    let config = kvatlas::daemon::config::Config::load(given.into(), std::iter::empty(), None).unwrap();
+    let daemon = Daemon::start(config).await.unwrap();
+    tokio::time::timeout(PATIENCE, daemon.ready())
+        .await
+        .expect("the stream is made and read");
+    daemon.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_that_is_missing_is_not_made_where_that_is_not_allowed() {
+    let broker = Restartable::start(&servers()[0]).await;
+    let client = Client::connect(broker.url()).await;
+    let settings = [JETSTREAM, ("events.stream_create", "false")];
+    let daemon = Daemon::start(config(broker.url(), &settings)).await.unwrap();
+    let waited = tokio::time::timeout(std::time::Duration::from_secs(1), daemon.ready()).await;
+    assert!(waited.is_err());
+    assert_eq!(last_message(&client.nats).await, None);
+    daemon.stop().await;
+}

@@ -1,0 +1,44 @@
+//! The daemon and the command line against a real broker: one binary, a module a subject.
+//!
+//! `cargo test --test integration jetstream::` runs one subject. What several subjects need is in [`support`].
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    unreachable_pub,
+    reason = "a test fails by panicking, and its modules are seen by this binary alone"
+)]
+
+mod attacker;
+mod bad_input;
+mod behind;
+mod bridge;
+mod capacity;
+mod cli;
+mod crash;
+mod deployment;
+mod discovery;
+mod documentation;
+mod doubts;
+mod evidence;
+mod faults;
+mod flood;
+mod ground_truth;
+mod http;
+mod identity;
+mod jetstream;
+mod liveness;
+mod main_job;
+mod object_store;
+mod outage;
+mod permissions;
+mod refusals;
+mod replay;
+mod resync;
+mod shards;
+mod snapshot_restarts;
+mod support;
+mod traces;
+mod transitions;
+mod truthfulness;

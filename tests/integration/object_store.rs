@@ -1,0 +1,167 @@
+//! Snapshots in the Object Store: a fresh replica on another machine starts warm.
+
+use std::path::Path;
+use std::time::Duration;
+
+use crate::support::jetstream::{JETSTREAM, Restartable, servers};
+use crate::support::{Client, broker, daemon, eventually, hashes, matches, reasons, stored};
+use async_nats::jetstream::{self, object_store::ObjectStore};
+use futures_util::StreamExt;
+
+const BUCKET: &str = "snapshots";
+
+/// How long a list of the bucket may take.
+const LIST_PATIENCE: Duration = Duration::from_secs(2);
+
+fn settings(folder: &Path) -> Vec<(&'static str, String)> {
+    vec![
+        ("snapshots.directory", folder.display().to_string()),
+        ("snapshots.interval_seconds", "1".to_owned()),
+        ("snapshots.object_store", BUCKET.to_owned()),
+        ("snapshots.object_store_interval_seconds", "1".to_owned()),
+        ("snapshots.object_store_patience_seconds", "5".to_owned()),
+        ("snapshots.keep", "2".to_owned()),
+    ]
+}
+
+fn borrowed<'a>(settings: &'a [(&'static str, String)]) -> Vec<(&'static str, &'a str)> {
+    settings
+        .iter()
+        .map(|(key, value)| (*key, value.as_str()))
+        .collect()
+}
+
+async fn bucket(client: &Client) -> Option<ObjectStore> {
+    let jetstream = jetstream::new(client.nats.clone());
+    jetstream.get_object_store(BUCKET).await.ok()
+}
+
+/// The names of the objects, oldest first; none where the list did not end in time.
+async fn objects(client: &Client) -> Vec<String> {
+    let Some(bucket) = bucket(client).await else {
+        return Vec::new();
+    };
+    let Ok(list) = bucket.list().await else {
+        return Vec::new();
+    };
+    // A list waits for objects that the daemon removes meanwhile.
+    let names = list.map(|object| object.unwrap().name).collect::<Vec<String>>();
+    let Ok(mut names) = tokio::time::timeout(LIST_PATIENCE, names).await else {
+        return Vec::new();
+    };
+    names.sort();
+    names
+}
+
+/// Waits for an object that is newer than all of `before`.
+async fn newer_object(client: &Client, before: &[String]) -> Vec<String> {
+    eventually("a snapshot is in the bucket", async || {
+        let now = objects(client).await;
+        (now.last() > before.last()).then_some(now)
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fresh_replica_on_another_machine_starts_warm() {
+    for server in servers() {
+        let broker = Restartable::start(&server).await;
+        let client = Client::connect(broker.url()).await;
+        let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+
+        let here = settings(folders[0].path());
+        let mut here = borrowed(&here);
+        here.push(JETSTREAM);
+        let first = daemon(broker.url(), &here).await;
+        let mut publisher = client.publisher("gpu-0", 0);
+        client
+            .tell(&mut publisher, "gpu-0", 0, vec![stored(hashes(10, 5))])
+            .await;
+        let seen = objects(&client).await;
+        let seen = newer_object(&client, &seen).await;
+        let seen = newer_object(&client, &seen).await;
+        // One more proves that those beyond `keep` go.
+        assert!(newer_object(&client, &seen).await.len() <= 3);
+        first.stop().await;
+        // What the stream had is gone: only the bucket knows of the holder.
+        let jetstream = jetstream::new(client.nats.clone());
+        let stream = jetstream
+            .get_stream(crate::support::jetstream::STREAM)
+            .await
+            .unwrap();
+        stream.purge().await.unwrap();
+
+        let there = settings(folders[1].path());
+        let mut there = borrowed(&there);
+        there.push(JETSTREAM);
+        let second = daemon(broker.url(), &there).await;
+        // The message that was read last has gone with the others, so the stream cannot be told from another one: what the bucket knows is
+        // there, and waits for its publisher's next batch.
+        assert_eq!(
+            matches(&client.ask(hashes(10, 5)).await),
+            [("gpu-0".to_owned(), 0, 5, false)]
+        );
+        client.tell(&mut publisher, "gpu-0", 0, Vec::new()).await;
+        assert_eq!(
+            matches(&client.ask(hashes(10, 5)).await),
+            [("gpu-0".to_owned(), 0, 5, true)]
+        );
+        second.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_damaged_object_is_passed_over() {
+    for server in servers() {
+        let broker = Restartable::start(&server).await;
+        let client = Client::connect(broker.url()).await;
+        let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+        let here = settings(folders[0].path());
+        let first = daemon(broker.url(), &borrowed(&here)).await;
+        let mut publisher = client.publisher("gpu-0", 0);
+        client
+            .tell(&mut publisher, "gpu-0", 0, vec![stored(hashes(10, 5))])
+            .await;
+        let seen = objects(&client).await;
+        newer_object(&client, &seen).await;
+        newer_object(&client, &seen).await;
+        first.stop().await;
+        let bucket = bucket(&client).await.unwrap();
+        for (name, content) in [
+            (
+                "snapshot-09000000000000000001.kvs",
+                &b"KVATLSNP and then nothing"[..],
+            ),
+            ("snapshot-09000000000000000000.kvs", &[0; 2 << 20]),
+            ("notes.txt", b"none of ours"),
+        ] {
+            let mut content = content;
+            bucket.put(name, &mut content).await.unwrap();
+        }
+        let there = settings(folders[1].path());
+        let mut there = borrowed(&there);
+        there.push(("snapshots.object_store_max_bytes", "1 MiB"));
+        let second = daemon(broker.url(), &there).await;
+        let status = client.holder("gpu-0", 0).await.unwrap();
+        assert_eq!((status.blocks, reasons(&status)), (5, vec!["unverified"]));
+        assert!(client.tell(&mut publisher, "gpu-0", 0, Vec::new()).await.exact);
+        second.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_broker_without_jetstream_costs_the_bucket_and_nothing_else() {
+    let broker = broker().await;
+    let client = Client::connect(broker.url()).await;
+    let folder = tempfile::tempdir().unwrap();
+    let settings = settings(folder.path());
+    let daemon = daemon(broker.url(), &borrowed(&settings)).await;
+    let mut publisher = client.publisher("gpu-0", 0);
+    client
+        .tell(&mut publisher, "gpu-0", 0, vec![stored(hashes(10, 5))])
+        .await;
+    let report = daemon.stop().await;
+    assert!(report.overran.is_empty(), "{report}");
+    let written = std::fs::read_dir(folder.path()).unwrap().count();
+    assert!(written >= 1, "no snapshot in the directory");
+}

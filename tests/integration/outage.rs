@@ -1,0 +1,67 @@
+//! While no NATS server can be reached: what the daemon says of itself, and what it answers.
+
+use std::net::SocketAddr;
+
+use serde_json::{Value, json};
+
+use crate::support::http::HttpClient;
+use crate::support::jetstream::Restartable;
+use crate::support::way::Way;
+use crate::support::{Client, daemon, eventually, hashes, http_get, namespace, server, stored};
+
+async fn readyz(address: SocketAddr) -> (u16, Value) {
+    let asked = tokio::task::spawn_blocking(move || http_get(address, "/readyz"));
+    let (code, body) = asked.await.unwrap();
+    (code, serde_json::from_str(&body).unwrap())
+}
+
+async fn outage(way: Way) {
+    let mut broker = Restartable::start(&server()).await;
+    let daemon = daemon(broker.url(), &way.settings(&[("http.listen", "127.0.0.1:0")])).await;
+    let client = Client::connect(broker.url()).await;
+    let mut publisher = client.publisher("gpu-0", 0);
+    client
+        .tell(&mut publisher, "gpu-0", 0, vec![stored(hashes(1, 4))])
+        .await;
+    client.exact("gpu-0", 0).await;
+    let admin = daemon.admin_address().unwrap();
+    assert_eq!(readyz(admin).await.0, 200);
+
+    broker.kill();
+    let report = eventually("the daemon is not ready", async || {
+        let (code, report) = readyz(admin).await;
+        (code == 503).then_some(report)
+    })
+    .await;
+    assert_eq!(report["latches"]["connected"], json!(false), "{report}");
+    let reasons = report["reasons"].as_array().unwrap();
+    assert!(
+        reasons.contains(&json!("waiting for a NATS server to be reached")),
+        "{report}"
+    );
+
+    // Who asks over HTTP gets an answer that calls nobody exact.
+    let mut http = HttpClient::connect(daemon.http_address().unwrap()).await;
+    let query = json!({ "namespace": namespace().as_str(), "sequence_hashes": [1, 2, 3, 4] });
+    let answer = http.post("/v1/query", &query).await;
+    assert_eq!(answer.status, 200, "{:?}", String::from_utf8_lossy(&answer.body));
+    assert!(!answer.is_exact());
+    assert_eq!(http.get("/health").await.status, 503);
+
+    broker.restart().await;
+    eventually("the daemon is ready again", async || {
+        (readyz(admin).await.0 == 200).then_some(())
+    })
+    .await;
+    daemon.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_daemon_without_a_server_is_not_ready() {
+    outage(Way::Core).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_daemon_without_a_server_for_its_stream_is_not_ready() {
+    outage(Way::Stream).await;
+}

@@ -1,0 +1,483 @@
+//! What each role may do with the server configurations of `deploy/nats`, and what the server refuses it.
+
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use kvatlas::daemon::Daemon;
+use kvatlas::daemon::broker::embedded::{BrokerOptions, EmbeddedBroker};
+use kvatlas_client::QueryClient;
+use kvatlas_client::publish::{
+    Beginning, HolderPublisher, PublishConnection, PublishedHolder, PublisherError, PublisherOptions,
+};
+use kvatlas_core::wire::{
+    AdminCommand, AdminHolder, AdminReply, AdminRequest, BatchCursor, Event, HolderStatusReply, Tier,
+};
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+
+use crate::support::metrics::{counter, total};
+use crate::support::process::Process;
+use crate::support::{
+    PATIENCE, by_sequence, config, eventually, hashes, matches, namespace, server, stored, subjects, worker,
+};
+
+const USERS: &str = include_str!("../../deploy/nats/users.conf");
+const ACCOUNTS: &str = include_str!("../../deploy/nats/accounts.conf");
+
+/// The roles, and the names of their passwords in the configurations.
+const ROLES: [(&str, &str); 6] = [
+    ("daemon", "KVATLAS_DAEMON_PASSWORD"),
+    ("gpu-0", "KVATLAS_GPU_0_PASSWORD"),
+    ("rack-1", "KVATLAS_RACK_1_PASSWORD"),
+    ("router", "KVATLAS_ROUTER_PASSWORD"),
+    ("gateway", "KVATLAS_GATEWAY_PASSWORD"),
+    ("operator", "KVATLAS_OPERATOR_PASSWORD"),
+];
+
+fn password(role: &str) -> String {
+    format!("secret-of-{role}")
+}
+
+fn inbox_prefix(role: &str) -> String {
+    match role {
+        "gpu-0" | "rack-1" => format!("_INBOX_{role}"),
+        _ => format!("_INBOX_{}", role.to_uppercase()),
+    }
+}
+
+async fn broker(configuration: &str) -> EmbeddedBroker {
+    // The server looks for variables in the file before the environment.
+    let mut config_lines: Vec<String> = ROLES
+        .iter()
+        .map(|(role, variable)| format!("{variable}: \"{}\"", password(role)))
+        .collect();
+    config_lines.push(configuration.to_owned());
+    let options = BrokerOptions {
+        config_lines,
+        ..BrokerOptions::default()
+    };
+    EmbeddedBroker::start_with(&server(), options).await.unwrap()
+}
+
+/// A client in some role, and what the server refuses it.
+struct InRole {
+    nats: async_nats::Client,
+    refusals: UnboundedReceiver<String>,
+}
+
+impl InRole {
+    async fn connect(url: &str, role: &str) -> Self {
+        let (sender, refusals) = unbounded_channel();
+        let nats = async_nats::ConnectOptions::new()
+            .user_and_password(role.to_owned(), password(role))
+            .custom_inbox_prefix(inbox_prefix(role))
+            .event_callback(move |event| {
+                if let async_nats::Event::ServerError(error) = event {
+                    let _ = sender.send(error.to_string());
+                }
+                std::future::ready(())
+            })
+            .connect(url)
+            .await
+            .unwrap();
+        Self { nats, refusals }
+    }
+
+    fn queries(&self) -> QueryClient {
+        QueryClient::new(self.nats.clone(), subjects()).with_patience(PATIENCE)
+    }
+
+    /// Waits until the server has refused something on `subject`.
+    async fn is_refused(&mut self, subject: &str) {
+        let refused = async {
+            loop {
+                let words = self.refusals.recv().await.expect("the connection is open");
+                if words.to_lowercase().contains("permissions violation") && words.contains(subject) {
+                    return;
+                }
+            }
+        };
+        tokio::time::timeout(PATIENCE, refused)
+            .await
+            .unwrap_or_else(|_| panic!("nobody refused {subject}"));
+    }
+
+    async fn may_not_publish(&mut self, subject: &str) {
+        self.nats.publish(subject.to_owned(), "x".into()).await.unwrap();
+        self.nats.flush().await.unwrap();
+        self.is_refused(subject).await;
+    }
+
+    async fn may_not_listen(&mut self, subject: &str) {
+        let _subscriber = self.nats.subscribe(subject.to_owned()).await.unwrap();
+        self.nats.flush().await.unwrap();
+        self.is_refused(subject).await;
+    }
+
+    async fn publisher(&self, name: &str, epoch: u64) -> HolderPublisher {
+        let holder = PublishedHolder {
+            namespace: namespace(),
+            worker: worker(name),
+            rank: 0,
+        };
+        let options = PublisherOptions {
+            heartbeat_interval: Duration::from_millis(50),
+            beginning: Beginning::Epoch(epoch),
+            ..PublisherOptions::default()
+        };
+        HolderPublisher::start(self.nats.clone(), &subjects(), holder, options)
+            .await
+            .unwrap()
+    }
+}
+
+async fn daemon(url: &str, role: &str, more: &[(&str, &str)]) -> Daemon {
+    let (password, prefix) = (password(role), inbox_prefix(role));
+    let mut settings = vec![
+        ("nats.user", role),
+        ("nats.password", password.as_str()),
+        ("nats.inbox_prefix", prefix.as_str()),
+    ];
+    settings.extend_from_slice(more);
+    let daemon = Daemon::start(config(url, &settings)).await.unwrap();
+    tokio::time::timeout(PATIENCE, daemon.ready())
+        .await
+        .expect("the daemon becomes ready");
+    daemon
+}
+
+async fn holder(queries: &QueryClient, name: &str) -> Option<HolderStatusReply> {
+    let status = queries.status(&namespace()).await.ok()?;
+    status
+        .holders
+        .into_iter()
+        .find(|holder| holder.worker.as_str() == name)
+}
+
+async fn is_exact_with(queries: &QueryClient, name: &str, blocks: u64) {
+    eventually("the holder is exact", async || {
+        let holder = holder(queries, name).await?;
+        (holder.exact && holder.blocks == blocks).then_some(())
+    })
+    .await;
+}
+
+/// Has the daemons forget a worker.
+async fn an_operator_forgets_a_worker(url: &str, daemons: usize) {
+    let operator = InRole::connect(url, "operator").await;
+    let inbox = operator.nats.new_inbox();
+    let mut replies = operator.nats.subscribe(inbox.clone()).await.unwrap();
+    let request = AdminRequest {
+        instance: None,
+        holder: Some(AdminHolder {
+            namespace: namespace(),
+            worker: worker("gpu-0"),
+            rank: None,
+        }),
+    };
+    let subject = subjects().admin(AdminCommand::Forget);
+    operator
+        .nats
+        .publish_with_reply(subject, inbox, request.encode().into())
+        .await
+        .unwrap();
+    for _ in 0..daemons {
+        let reply = tokio::time::timeout(PATIENCE, replies.next()).await;
+        let reply = AdminReply::decode(&reply.expect("each daemon replies").unwrap().payload).unwrap();
+        assert_eq!((reply.holders, reply.error), (1, None));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_operator_commands_all_daemons_with_either_configuration() {
+    for configuration in [USERS, ACCOUNTS] {
+        let broker = broker(configuration).await;
+        let daemons = [
+            daemon(broker.url(), "daemon", &[]).await,
+            daemon(broker.url(), "daemon", &[]).await,
+        ];
+        let engine = InRole::connect(broker.url(), "gpu-0").await;
+        let publisher = engine.publisher("gpu-0", 7).await;
+        publisher
+            .publish(Tier::DEVICE, vec![stored(hashes(1, 3))])
+            .await
+            .unwrap();
+        let queries = InRole::connect(broker.url(), "operator").await.queries();
+        // Whichever of them answers.
+        for _ in 0..20 {
+            is_exact_with(&queries, "gpu-0", 3).await;
+        }
+        an_operator_forgets_a_worker(broker.url(), daemons.len()).await;
+        // Its next heartbeat begins anew.
+        is_exact_with(&queries, "gpu-0", 3).await;
+        for daemon in daemons {
+            daemon.stop().await;
+        }
+    }
+}
+
+/// Publishes in chunks that need many messages, restarts the daemon, and waits until it has been told everything again.
+async fn publishers_work_as_they_should(url: &str) {
+    let first = daemon(url, "daemon", &[]).await;
+    let (engine, rack) = (
+        InRole::connect(url, "gpu-0").await,
+        InRole::connect(url, "rack-1").await,
+    );
+    let router = InRole::connect(url, "router").await;
+    let publisher = engine.publisher("gpu-0", 7).await;
+    for start in 0..40_u64 {
+        let blocks = hashes(1 + start * 10_000, 10_000);
+        publisher
+            .publish(Tier::DEVICE, vec![stored(blocks)])
+            .await
+            .unwrap();
+    }
+    let other = rack.publisher("gpu-2", 7).await;
+    other
+        .publish(Tier::DEVICE, vec![stored(hashes(1, 3))])
+        .await
+        .unwrap();
+    let queries = router.queries();
+    is_exact_with(&queries, "gpu-0", 400_000).await;
+    is_exact_with(&queries, "gpu-2", 3).await;
+    first.stop().await;
+    // A daemon that knows nothing is given the full state, which takes several chunks of a MiB at most.
+    let second = daemon(url, "daemon", &[]).await;
+    is_exact_with(&queries, "gpu-0", 400_000).await;
+    is_exact_with(&queries, "gpu-2", 3).await;
+    let query = by_sequence(&hashes(1, 3));
+    let reply = queries.query(&namespace(), query).await.unwrap();
+    let found: Vec<(String, u32)> = matches(&reply)
+        .into_iter()
+        .map(|(name, _, blocks, _)| (name, blocks))
+        .collect();
+    assert_eq!(found, [("gpu-0".to_owned(), 3), ("gpu-2".to_owned(), 3)]);
+    second.stop().await;
+}
+
+async fn nobody_does_what_others_should(url: &str) {
+    let mut engine = InRole::connect(url, "gpu-0").await;
+    engine.may_not_publish("kvatlas.v1.events.llama.gpu-1").await;
+    engine.may_not_publish("kvatlas.v1.query.llama").await;
+    engine.may_not_publish("_INBOX_ROUTER.x").await;
+    engine.may_not_listen("kvatlas.v1.events.>").await;
+    engine.may_not_listen("kvatlas.v1.resync.*.gpu-1.*").await;
+    engine.may_not_listen("_INBOX_DAEMON.>").await;
+    let mut rack = InRole::connect(url, "rack-1").await;
+    rack.may_not_publish("kvatlas.v1.events.llama.gpu-0").await;
+    let mut router = InRole::connect(url, "router").await;
+    router.may_not_publish("kvatlas.v1.events.llama.gpu-0").await;
+    router.may_not_publish("kvatlas.v1.query.other").await;
+    router.may_not_publish("kvatlas.v1.resync.llama.gpu-0.0").await;
+    router.may_not_listen("kvatlas.v1.events.>").await;
+    router.may_not_listen("kvatlas.v1.query.>").await;
+    router.may_not_listen("kvatlas.v1.shards.query.>").await;
+    router.may_not_listen("_INBOX_GATEWAY.>").await;
+    for mut other in [engine, rack, router] {
+        other.may_not_publish("kvatlas.v1.admin.forget").await;
+        other.may_not_listen("kvatlas.v1.admin.*").await;
+    }
+    let mut gateway = InRole::connect(url, "gateway").await;
+    gateway.may_not_publish("kvatlas.v1.admin.drain").await;
+    gateway.may_not_publish("kvatlas.v1.events.llama.gpu-0").await;
+    gateway.may_not_listen("kvatlas.v1.shards.query.>").await;
+    let mut operator = InRole::connect(url, "operator").await;
+    operator.may_not_publish("kvatlas.v1.resync.llama.gpu-0.0").await;
+    operator.may_not_listen("kvatlas.v1.events.>").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn users_with_permissions_do_their_work_and_no_other() {
+    let broker = broker(USERS).await;
+    Box::pin(publishers_work_as_they_should(broker.url())).await;
+    nobody_does_what_others_should(broker.url()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn accounts_share_what_is_exported_and_nothing_else() {
+    let broker = broker(ACCOUNTS).await;
+    Box::pin(publishers_work_as_they_should(broker.url())).await;
+    // Events of another account are not even refused: they don't arrive.
+    let mut router = InRole::connect(broker.url(), "router").await;
+    router.may_not_publish("kvatlas.v1.events.llama.gpu-0").await;
+    let mut engine = InRole::connect(broker.url(), "gpu-0").await;
+    engine.may_not_publish("kvatlas.v1.events.llama.gpu-1").await;
+    engine.may_not_publish("kvatlas.v1.query.llama").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gateway_answers_for_the_shards_with_the_rights_of_a_gateway() {
+    let broker = broker(USERS).await;
+    let url = broker.url();
+    let shards = [
+        daemon(url, "daemon", &[("sharding.shard", "0/2")]).await,
+        daemon(url, "daemon", &[("sharding.shard", "1/2")]).await,
+    ];
+    let gateway = daemon(url, "gateway", &[("gateway.enabled", "true")]).await;
+    let engine = InRole::connect(url, "gpu-0").await;
+    let publisher = engine.publisher("gpu-0", 7).await;
+    publisher
+        .publish(Tier::DEVICE, vec![stored(hashes(1, 3))])
+        .await
+        .unwrap();
+    let queries = InRole::connect(url, "router").await.queries();
+    is_exact_with(&queries, "gpu-0", 3).await;
+    for daemon in shards.into_iter().chain([gateway]) {
+        daemon.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_operator_takes_a_worker_out() {
+    let broker = broker(USERS).await;
+    let daemon = daemon(broker.url(), "daemon", &[]).await;
+    let engine = InRole::connect(broker.url(), "gpu-0").await;
+    let publisher = engine.publisher("gpu-0", 7).await;
+    publisher
+        .publish(Tier::DEVICE, vec![stored(hashes(1, 3))])
+        .await
+        .unwrap();
+    let operator = InRole::connect(broker.url(), "operator").await;
+    let queries = operator.queries();
+    is_exact_with(&queries, "gpu-0", 3).await;
+    drop(publisher);
+    let cursor = BatchCursor { epoch: 8, seq: 0 };
+    let mut last_words = crate::support::publisher::Publisher::new(
+        operator.nats.clone(),
+        &subjects(),
+        &namespace(),
+        &worker("gpu-0"),
+        0,
+    )
+    .resuming(cursor);
+    last_words
+        .publish(Tier::DEVICE, vec![Event::Goodbye])
+        .await
+        .unwrap();
+    eventually("the worker is forgotten", async || {
+        holder(&queries, "gpu-0").await.is_none().then_some(())
+    })
+    .await;
+    daemon.stop().await;
+}
+
+/// `kvatlas publish` as the publisher of gpu-0, for a worker; its exit code and what it said.
+async fn publish_by_command(url: &str, worker: &'static str) -> (Option<i32>, String) {
+    let url = url.to_owned();
+    let running = tokio::task::spawn_blocking(move || {
+        let folder = tempfile::tempdir().unwrap();
+        let lines = folder.path().join("lines");
+        std::fs::write(&lines, "{\"type\":\"stored\",\"sequence_hashes\":[1,2,3]}\n").unwrap();
+        let arguments = [
+            "publish",
+            "--nats-url",
+            &url,
+            "--namespace",
+            "llama",
+            "--worker",
+            worker,
+        ];
+        let output = crate::support::process::kvatlas(&arguments)
+            .arg(&lines)
+            .env("KVATLAS_NATS_USER", "gpu-0")
+            .env("KVATLAS_NATS_PASSWORD", password("gpu-0"))
+            .env("KVATLAS_NATS_INBOX_PREFIX", inbox_prefix("gpu-0"))
+            .output()
+            .unwrap();
+        (
+            output.status.code(),
+            String::from_utf8_lossy(&output.stderr).into_owned(),
+        )
+    });
+    running.await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_publish_that_the_server_refuses_is_an_error() {
+    let broker = broker(USERS).await;
+    let (code, said) = publish_by_command(broker.url(), "gpu-0").await;
+    assert_eq!(code, Some(0), "{said}");
+    let (code, said) = publish_by_command(broker.url(), "gpu-1").await;
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("Permissions Violation"), "{said}");
+}
+
+/// The library's publisher, as gpu-0, for `name`.
+async fn publish_with_library(url: &str, name: &str) -> HolderPublisher {
+    let options = async_nats::ConnectOptions::new()
+        .user_and_password("gpu-0".to_owned(), password("gpu-0"))
+        .custom_inbox_prefix(inbox_prefix("gpu-0"));
+    let nats = PublishConnection::connect(options, url).await.unwrap();
+    let holder = PublishedHolder {
+        namespace: namespace(),
+        worker: worker(name),
+        rank: 0,
+    };
+    let publisher = HolderPublisher::start(nats, &subjects(), holder, PublisherOptions::default())
+        .await
+        .unwrap();
+    let events = vec![stored(hashes(1, 3))];
+    publisher.publish(Tier::DEVICE, events).await.unwrap();
+    publisher
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_publish_that_the_server_refuses_is_an_error_of_the_library() {
+    let broker = broker(USERS).await;
+    let ours = publish_with_library(broker.url(), "gpu-0").await;
+    ours.flush().await.unwrap();
+    assert_eq!(ours.counters().batches_refused, 0);
+    ours.say_goodbye().await.unwrap();
+
+    let others = publish_with_library(broker.url(), "gpu-1").await;
+    let refused = others.flush().await.unwrap_err();
+    assert!(matches!(&refused, PublisherError::Refused { .. }), "{refused}");
+    assert!(refused.to_string().contains("Permissions Violation"), "{refused}");
+    assert!(others.counters().batches_refused >= 1);
+    // It goes on: each batch may be the first that is taken.
+    let events = vec![stored(hashes(4, 3))];
+    others.publish(Tier::DEVICE, events).await.unwrap();
+    let refused = others.say_goodbye().await.unwrap_err();
+    assert!(matches!(&refused, PublisherError::Refused { .. }), "{refused}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reply_does_not_speak_with_the_rights_of_the_daemon() {
+    let broker = broker(USERS).await;
+    let user = [
+        ("nats.user", "daemon".to_owned()),
+        ("nats.password", password("daemon")),
+        ("nats.inbox_prefix", inbox_prefix("daemon")),
+    ];
+    let settings: Vec<(&str, &str)> = user.iter().map(|(key, text)| (*key, text.as_str())).collect();
+    // A process of its own, for metrics of its own.
+    let daemon = Process::serve(broker.url(), &settings);
+    let engine = InRole::connect(broker.url(), "gpu-0").await;
+    let publisher = engine.publisher("gpu-0", 7).await;
+    publisher
+        .publish(Tier::DEVICE, vec![stored(hashes(1, 3))])
+        .await
+        .unwrap();
+    let router = InRole::connect(broker.url(), "router").await;
+    let queries = router.queries();
+    is_exact_with(&queries, "gpu-0", 3).await;
+    // The server lets whoever asks name any subject for the reply, and lets the daemon reply there.
+    let subjects = [
+        "kvatlas.v1.events.llama.gpu-0",
+        "kvatlas.v1.admin.drain",
+        "$JS.API.STREAM.DELETE.KVATLAS_EVENTS",
+    ];
+    for reply_to in subjects {
+        for asked in ["kvatlas.v1.query.llama", "kvatlas.v1.status.llama"] {
+            let sent = router.nats.publish_with_reply(asked, reply_to, "x".into()).await;
+            sent.unwrap();
+        }
+    }
+    let dropped = "kvatlas_query_replies_dropped_total{reason=\"forbidden_reply_subject\"}";
+    eventually("no reply is sent there", async || {
+        (counter(&daemon, dropped) == 6).then_some(())
+    })
+    .await;
+    let holder = holder(&queries, "gpu-0").await.unwrap();
+    assert!(holder.exact, "{holder:?}");
+    assert!(total(&daemon, "kvatlas_batches_dropped_total", "") == 0.0);
+}

@@ -1,0 +1,241 @@
+//! Rights that the NATS server takes away from the daemon while it runs, or does not give it at first.
+
+use std::path::PathBuf;
+
+use kvatlas::daemon::Daemon;
+use kvatlas::daemon::broker::embedded::{BrokerOptions, EmbeddedBroker};
+use kvatlas_client::QueryClient;
+use kvatlas_core::wire::{BatchCursor, Tier};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use crate::support::jetstream::JETSTREAM;
+use crate::support::{
+    Client, PATIENCE, config, eventually, hashes, http_get, matches, reasons, server, stored, stored_after,
+    subjects,
+};
+
+const GPU: &str = "gpu-0";
+/// What the daemon needs, each with a name for [`Scene::without`].
+const SUBSCRIPTIONS: [&str; 4] = [
+    "kvatlas.v1.events.>",
+    "kvatlas.v1.query.>",
+    "kvatlas.v1.status.>",
+    "kvatlas.v1.roster.>",
+];
+const MESSAGES: [&str; 3] = ["kvatlas.v1.resync.>", "kvatlas.v1.roster.>", "$JS.API.>"];
+
+/// A broker whose daemon has rights that can change.
+struct Scene {
+    broker: EmbeddedBroker,
+    folder: tempfile::TempDir,
+}
+
+impl Scene {
+    /// A broker that gives the daemon all its rights but `missing`.
+    async fn without(missing: &[&str]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        write_rights(&folder.path().join("rights.conf"), missing);
+        // The server takes paths for those behind its own directory.
+        let name = folder.path().file_name().unwrap().to_str().unwrap();
+        let options = BrokerOptions {
+            config_lines: vec![format!("include \"../{name}/rights.conf\"")],
+            with_jetstream: true,
+            ..BrokerOptions::default()
+        };
+        let broker = EmbeddedBroker::start_with(&server(), options).await.unwrap();
+        Self { broker, folder }
+    }
+
+    fn rights(&self) -> PathBuf {
+        self.folder.path().join("rights.conf")
+    }
+
+    /// Takes the rights in `missing` away, gives all others, and has the server load its configuration again.
+    fn reload_without(&self, missing: &[&str]) {
+        write_rights(&self.rights(), missing);
+        let pid = Pid::from_raw(i32::try_from(self.broker.pid()).unwrap()).unwrap();
+        kill_process(pid, Signal::HUP).unwrap();
+    }
+
+    async fn daemon(&self, settings: &[(&str, &str)]) -> Daemon {
+        let mut all = vec![("nats.user", "daemon"), ("nats.password", "secret")];
+        all.extend_from_slice(settings);
+        Daemon::start(config(self.broker.url(), &all)).await.unwrap()
+    }
+
+    async fn client(&self) -> Client {
+        let options = async_nats::ConnectOptions::new();
+        let options = options.user_and_password("anybody".to_owned(), "secret".to_owned());
+        let nats = options.connect(self.broker.url()).await.unwrap();
+        Client {
+            queries: QueryClient::new(nats.clone(), subjects()).with_patience(PATIENCE),
+            nats,
+        }
+    }
+}
+
+fn write_rights(path: &std::path::Path, missing: &[&str]) {
+    let list = |all: &[&str]| {
+        let kept = all.iter().filter(|subject| !missing.contains(subject));
+        let quoted: Vec<String> = kept.map(|subject| format!("\"{subject}\"")).collect();
+        quoted.join(", ")
+    };
+    let text = format!(
+        "authorization {{ users: [\n\
+         {{ user: anybody, password: secret }}\n\
+         {{ user: daemon, password: secret, permissions: {{\n\
+           subscribe: {{ allow: [{}, \"_INBOX.>\"] }}\n\
+           publish: {{ allow: [{}, \"_INBOX.>\"] }}\n\
+         }} }}\n] }}\n",
+        list(&SUBSCRIPTIONS),
+        list(&MESSAGES),
+    );
+    std::fs::write(path, text).unwrap();
+}
+
+async fn is_ready(daemon: &Daemon) -> (bool, String) {
+    let address = daemon.admin_address().unwrap();
+    let (code, body) = tokio::task::spawn_blocking(move || http_get(address, "/readyz"))
+        .await
+        .unwrap();
+    (code == 200, body)
+}
+
+async fn becomes_ready(daemon: &Daemon) {
+    eventually("the daemon is ready", async || {
+        is_ready(daemon).await.0.then_some(())
+    })
+    .await;
+}
+
+/// Waits until the daemon is not ready, and says so in the server's words about `subject`.
+async fn becomes_unready(daemon: &Daemon, subject: &str) {
+    eventually(
+        &format!("the daemon says that {subject} is refused"),
+        async || {
+            let (ready, body) = is_ready(daemon).await;
+            let report: Value = serde_json::from_str(&body).unwrap();
+            let said = report["reasons"].as_array()?.iter().any(|reason| {
+                let reason = reason.as_str().unwrap();
+                reason.contains("Permissions Violation") && reason.contains(subject)
+            });
+            (!ready && said).then_some(())
+        },
+    )
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn events_that_the_server_no_longer_gives_make_nobody_exact_until_it_gives_them_again() {
+    let scene = Scene::without(&[]).await;
+    let daemon = scene.daemon(&[]).await;
+    becomes_ready(&daemon).await;
+    let client = scene.client().await;
+    let mut publisher = client.publisher(GPU, 0);
+    assert!(
+        client
+            .tell(&mut publisher, GPU, 0, vec![stored(hashes(10, 4))])
+            .await
+            .exact
+    );
+
+    scene.reload_without(&["kvatlas.v1.events.>"]);
+    becomes_unready(&daemon, "kvatlas.v1.events.>").await;
+    let unseen = vec![stored_after(13, hashes(14, 2))];
+    publisher.publish(Tier::DEVICE, unseen).await.unwrap();
+    publisher.flush().await.unwrap();
+    let status = client.holder(GPU, 0).await.unwrap();
+    assert_eq!((status.blocks, reasons(&status)), (4, vec!["unverified"]));
+    let reply = client.ask(hashes(10, 6)).await;
+    assert_eq!(matches(&reply), [(GPU.to_owned(), 0, 4, false)]);
+
+    scene.reload_without(&[]);
+    becomes_ready(&daemon).await;
+    let mut publisher = publisher.resuming(BatchCursor { epoch: 2, seq: 0 });
+    client
+        .tell(&mut publisher, GPU, 0, vec![stored(hashes(10, 6))])
+        .await;
+    client.exact(GPU, 0).await;
+    daemon.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_daemon_without_the_right_to_events_is_not_ready_until_it_has_it() {
+    let scene = Scene::without(&["kvatlas.v1.events.>"]).await;
+    let daemon = scene.daemon(&[]).await;
+    becomes_unready(&daemon, "kvatlas.v1.events.>").await;
+    scene.reload_without(&[]);
+    becomes_ready(&daemon).await;
+    let client = scene.client().await;
+    let mut publisher = client.publisher(GPU, 0);
+    assert!(
+        client
+            .tell(&mut publisher, GPU, 0, vec![stored(hashes(10, 4))])
+            .await
+            .exact
+    );
+    daemon.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn queries_that_the_server_no_longer_gives_show_in_readiness_and_are_answered_again() {
+    let scene = Scene::without(&[]).await;
+    let daemon = scene.daemon(&[]).await;
+    becomes_ready(&daemon).await;
+    let client = scene.client().await;
+    let mut publisher = client.publisher(GPU, 0);
+    client
+        .tell(&mut publisher, GPU, 0, vec![stored(hashes(10, 4))])
+        .await;
+
+    scene.reload_without(&["kvatlas.v1.query.>"]);
+    becomes_unready(&daemon, "kvatlas.v1.query.>").await;
+    assert!(
+        client.holder(GPU, 0).await.unwrap().exact,
+        "status requests are answered meanwhile"
+    );
+    scene.reload_without(&[]);
+    becomes_ready(&daemon).await;
+    let reply = client.ask(hashes(10, 6)).await;
+    assert_eq!(matches(&reply), [(GPU.to_owned(), 0, 4, true)]);
+    daemon.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_that_may_no_longer_be_asked_for_makes_nobody_exact_until_it_may() {
+    let scene = Scene::without(&[]).await;
+    let daemon = scene.daemon(&[JETSTREAM]).await;
+    becomes_ready(&daemon).await;
+    let client = scene.client().await;
+    let mut publisher = client.publisher(GPU, 0);
+    assert!(
+        client
+            .tell(&mut publisher, GPU, 0, vec![stored(hashes(10, 4))])
+            .await
+            .exact
+    );
+
+    // A request that is under way is still answered. The next one is refused, at the latest when a consumer is made anew.
+    scene.reload_without(&["$JS.API.>"]);
+    let mut blocks = 4;
+    eventually("the refusal shows", async || {
+        let more = vec![stored_after(9 + blocks, hashes(10 + blocks, 1))];
+        publisher.publish(Tier::DEVICE, more).await.unwrap();
+        blocks += 1;
+        (!is_ready(&daemon).await.0).then_some(())
+    })
+    .await;
+    becomes_unready(&daemon, "$JS.API").await;
+    let status = client.holder(GPU, 0).await.unwrap();
+    assert_eq!(reasons(&status), ["unverified"]);
+
+    scene.reload_without(&[]);
+    becomes_ready(&daemon).await;
+    eventually("the stream has been read to its end", async || {
+        let holder = client.holder(GPU, 0).await?;
+        (holder.exact && holder.blocks == blocks).then_some(())
+    })
+    .await;
+    daemon.stop().await;
+}

@@ -1,0 +1,304 @@
+//! Shards, gateways and replicas on a real broker.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use crate::support::metrics::counter;
+use crate::support::process::Process;
+use crate::support::{
+    Client, PATIENCE, broker, daemon, eventually, hashes, http_get, matches, namespace, stored, subjects,
+};
+use kvatlas_client::{ClientError, QueryClient};
+use kvatlas_core::wire::{
+    ErrorCode, Gathered, QueryKey, QueryOptions, QueryReply, QueryResult, SHARD_HEADER, Shard, SingleQuery,
+    Tier,
+};
+
+const WORKERS: u32 = 12;
+
+/// Workers `gpu-0`, `gpu-1`, …, of which each holds one block more than the one before.
+async fn publish(client: &Client) {
+    for number in 0..WORKERS {
+        let mut publisher = client.publisher(&format!("gpu-{number}"), 0);
+        let blocks = stored(hashes(10, u64::from(number) + 1));
+        publisher.publish(Tier::DEVICE, vec![blocks]).await.unwrap();
+        publisher.flush().await.unwrap();
+    }
+}
+
+/// What one daemon with all workers would say.
+fn expected(limit: usize) -> Vec<(String, u32, u32, bool)> {
+    let holder = |number| (format!("gpu-{number}"), 0, number + 1, true);
+    (0..WORKERS).rev().map(holder).take(limit).collect()
+}
+
+fn shard(url: &str, shard: &str) -> Process {
+    Process::serve(url, &[("sharding.shard", shard)])
+}
+
+async fn gathering(client: &Client, patience: Duration) -> QueryClient {
+    let queries = QueryClient::new(client.nats.clone(), subjects()).with_patience(patience);
+    queries.gathering().await.unwrap()
+}
+
+fn query(limit: Option<u32>) -> SingleQuery {
+    let options = QueryOptions {
+        limit,
+        ..QueryOptions::default()
+    };
+    SingleQuery {
+        options,
+        ..SingleQuery::new(QueryKey::SequenceHashes(hashes(10, 20)))
+    }
+}
+
+fn missing(reply: &QueryReply) -> (u32, Vec<u32>) {
+    let gathered = reply.gathered.clone().unwrap();
+    (gathered.shards, gathered.missing)
+}
+
+/// Waits until all workers are known to whomever `queries` asks.
+async fn all_known(queries: &QueryClient) -> QueryReply {
+    eventually("all workers are known", async || {
+        let reply = queries.query(&namespace(), query(None)).await.ok()?;
+        (reply.holders.len() == WORKERS as usize).then_some(reply)
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_gathers_what_one_daemon_would_say() {
+    let broker = broker().await;
+    let mut shards = Vec::new();
+    for name in ["0/3", "1/3", "2/3"] {
+        shards.push(shard(broker.url(), name));
+    }
+    let client = Client::connect(broker.url()).await;
+    let queries = gathering(&client, PATIENCE).await;
+    publish(&client).await;
+    let reply = all_known(&queries).await;
+    assert_eq!(matches(&reply), expected(usize::MAX));
+    assert_eq!((missing(&reply), reply.holders_total), ((3, Vec::new()), WORKERS));
+
+    // The limit holds for the whole, not for each shard.
+    let reply = queries.query(&namespace(), query(Some(4))).await.unwrap();
+    assert_eq!((matches(&reply), reply.holders_total), (expected(4), WORKERS));
+    let results = queries
+        .query_batch(&namespace(), vec![query(Some(1)), query(None)])
+        .await
+        .unwrap();
+    let [QueryResult::Reply(first), QueryResult::Reply(second)] = &results[..] else {
+        panic!("{results:?}");
+    };
+    assert_eq!(
+        (matches(first), matches(second)),
+        (expected(1), expected(usize::MAX))
+    );
+    let status = queries.status(&namespace()).await.unwrap();
+    let names: BTreeSet<_> = status
+        .holders
+        .iter()
+        .map(|holder| holder.worker.to_string())
+        .collect();
+    assert_eq!(
+        (names.len(), status.gathered.unwrap().shards),
+        (WORKERS as usize, 3)
+    );
+
+    // Errors are those of the shards, and nobody listens for plain clients.
+    let unknown = queries.query(&"nobody".parse().unwrap(), query(None)).await;
+    assert!(matches!(unknown, Err(ClientError::Refused(error)) if error.code == ErrorCode::UnknownNamespace));
+    assert!(matches!(
+        client.ask_with(query(None)).await,
+        Err(ClientError::NoDaemon { .. })
+    ));
+    let passed_over = counter(&shards[0], "kvatlas_other_shard_messages_total");
+    assert!(passed_over > 0, "workers of other shards are not taken");
+    for shard in shards {
+        shard.stop();
+    }
+    let nobody = queries.query(&namespace(), query(None)).await;
+    assert!(matches!(nobody, Err(ClientError::NoDaemon { .. })), "{nobody:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn missing_shards_are_named() {
+    let broker = broker().await;
+    let (first, second) = (shard(broker.url(), "0/3"), shard(broker.url(), "2/3"));
+    let client = Client::connect(broker.url()).await;
+    publish(&client).await;
+    let queries = gathering(&client, Duration::from_millis(300)).await;
+    let of = |index| Shard::new(index, 3).unwrap();
+    let known: Vec<_> = expected(usize::MAX)
+        .into_iter()
+        .filter(|(name, ..)| !of(1).owns(&name.parse().unwrap()))
+        .collect();
+    let reply = eventually("the two shards know their workers", async || {
+        let reply = queries.query(&namespace(), query(None)).await.ok()?;
+        (reply.holders.len() == known.len()).then_some(reply)
+    })
+    .await;
+    assert_eq!((matches(&reply), missing(&reply)), (known, (3, vec![1])));
+    // Shard 1 may know the namespace, so that the others do not is no answer.
+    let unknown = queries.query(&"nobody".parse().unwrap(), query(None)).await;
+    assert!(matches!(unknown, Err(ClientError::Refused(error)) if error.code == ErrorCode::Unavailable));
+    first.stop();
+    second.stop();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gateway_answers_plain_clients_for_all_shards() {
+    let broker = broker().await;
+    let gateway = Process::serve(broker.url(), &[("gateway.enabled", "true")]);
+    let client = Client::connect(broker.url()).await;
+    let nobody = client.ask_with(query(None)).await;
+    assert!(
+        matches!(&nobody, Err(ClientError::Refused(error)) if error.code == ErrorCode::Unavailable),
+        "{nobody:?}"
+    );
+    let (first, second) = (shard(broker.url(), "0/2"), shard(broker.url(), "1/2"));
+    publish(&client).await;
+    let reply = all_known(&client.queries).await;
+    assert_eq!(matches(&reply), expected(usize::MAX));
+    assert_eq!(
+        reply.gathered,
+        Some(Gathered {
+            shards: 2,
+            missing: Vec::new()
+        })
+    );
+    let results = client
+        .queries
+        .query_batch(&namespace(), vec![query(Some(2))])
+        .await
+        .unwrap();
+    assert!(matches!(&results[..], [QueryResult::Reply(reply)] if matches(reply) == expected(2)));
+    assert_eq!(client.status().await.unwrap().holders.len(), WORKERS as usize);
+
+    // What is wrong with a request is said by the gateway itself.
+    let refused = client
+        .nats
+        .request(subjects().query(&namespace()), "garbage".into())
+        .await
+        .unwrap();
+    let headers = refused.headers.unwrap();
+    assert_eq!(headers.get("Nats-Service-Error-Code").unwrap().as_str(), "400");
+    // Its replies are whole; those of the shards say what they are part of.
+    assert!(headers.get(SHARD_HEADER).is_none());
+    let payload = kvatlas_core::wire::QueryRequest::Single(query(None)).encode();
+    let part = client
+        .nats
+        .request(subjects().of_shards().query(&namespace()), payload.into())
+        .await
+        .unwrap();
+    let of: Shard = part
+        .headers
+        .unwrap()
+        .get(SHARD_HEADER)
+        .unwrap()
+        .as_str()
+        .parse()
+        .unwrap();
+    assert_eq!(of.count(), 2);
+
+    second.stop();
+    let reply = client.ask_with(query(None)).await.unwrap();
+    assert_eq!(missing(&reply), (2, vec![1]));
+    assert!(counter(&gateway, "kvatlas_gathers_total{outcome=\"complete\"}") > 0);
+    assert!(counter(&gateway, "kvatlas_gathers_total{outcome=\"partial\"}") > 0);
+    assert!(counter(&gateway, "kvatlas_shard_replies_missing_total{shard=\"1\"}") > 0);
+    gateway.stop();
+    first.stop();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gateway_refuses_what_is_too_much_at_once() {
+    let broker = broker().await;
+    // One shard of two never answers, so every gather lasts until the deadline.
+    let settings = [
+        ("gateway.enabled", "true"),
+        ("gateway.max_gathers", "1"),
+        ("gateway.deadline_ms", "1000"),
+    ];
+    let gateway = daemon(broker.url(), &settings).await;
+    let first = shard(broker.url(), "0/2");
+    let client = Client::connect(broker.url()).await;
+    publish(&client).await;
+    let ask = || client.ask_with(query(None));
+    let (one, other) = tokio::join!(ask(), ask());
+    let is_overloaded = |reply: &Result<QueryReply, ClientError>| matches!(reply, Err(ClientError::Refused(error)) if error.text.contains("gateway.max_gathers"));
+    assert!(is_overloaded(&one) != is_overloaded(&other), "{one:?} {other:?}");
+    gateway.stop().await;
+    first.stop();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_number_of_shards_can_be_changed_without_a_blind_moment() {
+    let broker = broker().await;
+    let old = [shard(broker.url(), "0/2"), shard(broker.url(), "1/2")];
+    let client = Client::connect(broker.url()).await;
+    let queries = gathering(&client, PATIENCE).await;
+    let mut new = Vec::new();
+    for name in ["0/3", "1/3", "2/3"] {
+        new.push(shard(broker.url(), name));
+    }
+    publish(&client).await;
+    eventually("both divisions know all workers", async || {
+        let known: usize = old.iter().chain(&new).map(workers_of).sum();
+        (known == 2 * WORKERS as usize).then_some(())
+    })
+    .await;
+    let ask = async || queries.query(&namespace(), query(None)).await.unwrap();
+    let reply = ask().await;
+    assert_eq!(
+        (matches(&reply), missing(&reply).1),
+        (expected(usize::MAX), Vec::new())
+    );
+    for daemon in old {
+        daemon.stop();
+        assert_eq!(matches(&ask().await), expected(usize::MAX));
+    }
+    assert_eq!(missing(&ask().await), (3, Vec::new()));
+    for daemon in new {
+        daemon.stop();
+    }
+}
+
+/// How many workers a daemon knows.
+fn workers_of(daemon: &Process) -> usize {
+    let (_, body) = http_get(daemon.admin_address(), "/workers");
+    let json: serde_json::Value = serde_json::from_str(&body).unwrap();
+    json["holders"].as_array().unwrap().len()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_shard_shares_its_requests_out_among_its_replicas() {
+    let broker = broker().await;
+    let mut daemons = Vec::new();
+    for name in ["0/2", "0/2", "1/2", "1/2"] {
+        daemons.push(shard(broker.url(), name));
+    }
+    let client = Client::connect(broker.url()).await;
+    let queries = gathering(&client, PATIENCE).await;
+    publish(&client).await;
+    eventually("all replicas know their workers", async || {
+        (daemons.iter().map(workers_of).sum::<usize>() == 2 * WORKERS as usize).then_some(())
+    })
+    .await;
+    let ask = async || queries.query(&namespace(), query(None)).await.unwrap();
+    for _ in 0..50 {
+        assert_eq!(matches(&ask().await), expected(usize::MAX));
+    }
+    // One replica of each shard goes: nothing is missing.
+    for index in [2, 0] {
+        daemons.remove(index).stop();
+        let reply = ask().await;
+        assert_eq!(
+            (matches(&reply), missing(&reply)),
+            (expected(usize::MAX), (2, Vec::new()))
+        );
+    }
+    for daemon in daemons {
+        daemon.stop();
+    }
+}

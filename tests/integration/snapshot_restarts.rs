@@ -1,0 +1,133 @@
+//! Restarts from snapshots, over a real broker.
+
+use std::path::{Path, PathBuf};
+
+use crate::support::jetstream::{JETSTREAM, Restartable, servers};
+use crate::support::{Client, daemon, hashes, matches, reasons, removed, snapshots_in, stored, stored_after};
+use kvatlas_core::snapshot::{Frame, SnapshotReader, verify};
+use kvatlas_core::wire::{Tier, WireLimits};
+
+type Settings<'a> = [(&'a str, &'a str)];
+
+fn newest(folder: &Path) -> PathBuf {
+    let entries = std::fs::read_dir(folder).unwrap();
+    let paths = entries.map(|entry| entry.unwrap().path());
+    paths
+        .filter(|path| path.extension().is_some_and(|suffix| suffix == "kvs"))
+        .max()
+        .unwrap()
+}
+
+/// How many holders, batches and distinct blocks in forests the newest snapshot has.
+fn content(folder: &Path) -> (u64, u64, u64) {
+    let file = std::fs::File::open(newest(folder)).unwrap();
+    let totals = verify(std::io::BufReader::new(file), &WireLimits::default())
+        .unwrap()
+        .totals;
+    (totals.holders, totals.batches, totals.forest_blocks)
+}
+
+/// Two holders that share a prefix, and one that has a hole.
+async fn fill(client: &Client) {
+    for (name, branch) in [("gpu-0", 20), ("gpu-1", 30)] {
+        let mut publisher = client.publisher(name, 0);
+        let events = vec![stored(hashes(10, 4)), stored_after(12, hashes(branch, 3))];
+        client.tell(&mut publisher, name, 0, events).await;
+    }
+    let mut holey = client.publisher("gpu-2", 0);
+    let events = vec![stored(hashes(10, 4)), removed(hashes(11, 1))];
+    client.tell(&mut holey, "gpu-2", 0, events).await;
+}
+
+async fn check(client: &Client, is_exact: bool) {
+    let of = |name: &str, blocks| (name.to_owned(), 0, blocks, is_exact);
+    assert_eq!(
+        matches(&client.ask(hashes(10, 6)).await),
+        [of("gpu-0", 4), of("gpu-1", 4), of("gpu-2", 1)]
+    );
+    let branch = [hashes(10, 3), hashes(30, 3)].concat();
+    assert_eq!(
+        matches(&client.ask(branch).await),
+        [of("gpu-1", 6), of("gpu-0", 3), of("gpu-2", 1)]
+    );
+    for (name, blocks) in [("gpu-0", 7), ("gpu-1", 7), ("gpu-2", 3)] {
+        assert_eq!(client.holder(name, 0).await.unwrap().blocks, blocks, "{name}");
+    }
+}
+
+async fn restart_again_and_again(url: &str, more: &Settings<'_>, is_exact: bool) {
+    let folder = tempfile::tempdir().unwrap();
+    let (key, directory) = snapshots_in(folder.path());
+    let settings = [&[(key, directory.as_str())][..], more].concat();
+    let first = daemon(url, &settings).await;
+    let client = Client::connect(url).await;
+    fill(&client).await;
+    assert!(first.stop().await.overran.is_empty());
+    // Blocks 10 to 13, and two branches; the holder with a hole is written as events.
+    assert_eq!(content(folder.path()), (3, 1, 10));
+
+    // A snapshot of restored holders is what the first one was.
+    for _ in 0..2 {
+        let restarted = daemon(url, &settings).await;
+        check(&client, is_exact).await;
+        assert!(restarted.stop().await.overran.is_empty());
+        let (holders, _, blocks) = content(folder.path());
+        assert_eq!((holders, blocks), (3, 10));
+    }
+
+    let last = daemon(url, &settings).await;
+    check(&client, is_exact).await;
+    last.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn with_jetstream_a_restart_is_exact() {
+    for server in servers() {
+        let broker = Restartable::start(&server).await;
+        Box::pin(restart_again_and_again(broker.url(), &[JETSTREAM], true)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_stream_a_restart_is_warm() {
+    let broker = crate::support::broker().await;
+    Box::pin(restart_again_and_again(broker.url(), &[], false)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_holder_from_a_forest_goes_on_where_it_was() {
+    let broker = crate::support::broker().await;
+    let folder = tempfile::tempdir().unwrap();
+    let (key, directory) = snapshots_in(folder.path());
+    let settings = [(key, directory.as_str())];
+    let first = daemon(broker.url(), &settings).await;
+    let client = Client::connect(broker.url()).await;
+    let mut publisher = client.publisher("gpu-0", 3);
+    let events = vec![stored(hashes(10, 4)), stored_after(12, hashes(20, 3))];
+    client.tell(&mut publisher, "gpu-0", 3, events).await;
+    first.stop().await;
+    let file = std::fs::File::open(newest(folder.path())).unwrap();
+    let mut reader = SnapshotReader::new(std::io::BufReader::new(file)).unwrap();
+    assert!(matches!(reader.next_frame(), Ok(Some(Frame::Holder(holder))) if holder.forest.is_some()));
+
+    let second = daemon(broker.url(), &settings).await;
+    let status = client
+        .tell(
+            &mut publisher,
+            "gpu-0",
+            3,
+            vec![removed(hashes(21, 2)), stored_after(20, hashes(40, 1))],
+        )
+        .await;
+    assert_eq!((status.blocks, reasons(&status)), (6, vec![]));
+    let branch = [hashes(10, 3), hashes(20, 1), hashes(40, 2)].concat();
+    assert_eq!(
+        matches(&client.ask(branch).await),
+        [("gpu-0".to_owned(), 3, 5, true)]
+    );
+    publisher
+        .publish(Tier::DEVICE, vec![removed(hashes(40, 1))])
+        .await
+        .unwrap();
+    second.stop().await;
+}

@@ -1,0 +1,212 @@
+//! Three NATS servers in one cluster, with JetStream, whose routes can be cut.
+
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+
+use async_nats::jetstream::context::GetStreamErrorKind;
+use async_nats::jetstream::{self, ErrorCode, stream};
+use kvatlas::daemon::broker::embedded::{BrokerOptions, EmbeddedBroker};
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::jetstream::STREAM;
+use super::proxy::{Network, Proxy};
+use super::{eventually, port_of};
+
+/// The servers of a cluster.
+pub const SERVERS: usize = 3;
+
+/// A cluster. Its servers are numbered from 0, and keep their ports and their stores.
+pub struct Cluster {
+    servers: Vec<Server>,
+    /// The way from a server to each of the others; to itself there is none.
+    routes: Vec<Vec<Option<Proxy>>>,
+}
+
+struct Server {
+    binary: PathBuf,
+    store: tempfile::TempDir,
+    options: BrokerOptions,
+    broker: Option<EmbeddedBroker>,
+    url: String,
+}
+
+impl Cluster {
+    /// Three servers of this binary, which have elected a leader of the stores.
+    pub async fn start(binary: &Path) -> Self {
+        let ports: Vec<u16> = (0..SERVERS).map(|_| free_port()).collect();
+        let mut cluster = Self {
+            servers: Vec::new(),
+            routes: Vec::new(),
+        };
+        for number in 0..SERVERS {
+            let mut routes = Vec::new();
+            for (other, port) in ports.iter().enumerate() {
+                routes.push(match other == number {
+                    true => None,
+                    false => Some(Proxy::to(*port).await),
+                });
+            }
+            let server = Server::start(binary, number, ports[number], &routes).await;
+            cluster.routes.push(routes);
+            cluster.servers.push(server);
+        }
+        let nats = async_nats::connect(cluster.url(0)).await.unwrap();
+        let stores = jetstream::new(nats);
+        eventually("the servers have elected a leader", async || {
+            // Only a leader knows that there is no such stream.
+            match stores.get_stream("NONE").await.err()?.kind() {
+                GetStreamErrorKind::JetStream(error) => {
+                    (error.error_code() == ErrorCode::STREAM_NOT_FOUND).then_some(())
+                }
+                _ => None,
+            }
+        })
+        .await;
+        cluster
+    }
+
+    /// Where a server is.
+    pub fn url(&self, number: usize) -> &str {
+        &self.servers[number].url
+    }
+
+    /// SIGKILL.
+    pub fn kill(&mut self, number: usize) {
+        self.servers[number].broker.take();
+    }
+
+    /// Starts a server again that has ended.
+    pub async fn restart(&mut self, number: usize) {
+        self.servers[number].begin().await;
+    }
+
+    /// From the next start on a server is of this binary.
+    pub fn replace_binary(&mut self, number: usize, binary: &Path) {
+        binary.clone_into(&mut self.servers[number].binary);
+    }
+
+    /// Tells a server to shut down in good order, and waits until it has: it hands its stores over, and ends its connections one after the
+    /// other.
+    pub async fn retire(&mut self, number: usize) {
+        let broker = self.servers[number].broker.as_ref().unwrap();
+        let pid = Pid::from_raw(i32::try_from(broker.pid()).unwrap()).unwrap();
+        kill_process(pid, Signal::USR2).unwrap();
+        eventually("the server has shut down", async || {
+            let broker = self.servers[number].broker.as_mut().unwrap();
+            broker.has_ended().unwrap().then_some(())
+        })
+        .await;
+        self.kill(number);
+    }
+
+    /// Cuts a server off from the others; its clients stay with it.
+    pub fn cut_off(&self, number: usize) {
+        self.set_routes_of(
+            number,
+            Network {
+                is_cut: true,
+                ..Network::default()
+            },
+        );
+    }
+
+    /// The server finds the others again.
+    pub fn heal(&self, number: usize) {
+        self.set_routes_of(number, Network::default());
+    }
+
+    fn set_routes_of(&self, number: usize, network: Network) {
+        let from = self.routes[number].iter();
+        let to = self.routes.iter().map(|routes| &routes[number]);
+        from.chain(to).flatten().for_each(|proxy| proxy.set(network));
+    }
+
+    /// The number of the server that leads the events stream.
+    pub async fn leader(&self, nats: &async_nats::Client) -> usize {
+        let stores = jetstream::new(nats.clone());
+        eventually("the stream has a leader", async || {
+            let stream = stores.get_stream(STREAM).await.ok()?;
+            let leader = stream.cached_info().cluster.as_ref()?.leader.as_ref()?;
+            leader.strip_prefix("server-")?.parse().ok()
+        })
+        .await
+    }
+
+    /// Has the events stream moved to a server, and waits until it is there.
+    pub async fn move_stream(&self, nats: &async_nats::Client, number: usize) {
+        let stores = jetstream::new(nats.clone());
+        let stream = stores.get_stream(STREAM).await.unwrap();
+        let config = stream::Config {
+            placement: Some(stream::Placement {
+                tags: vec![name_of(number)],
+                ..stream::Placement::default()
+            }),
+            ..stream.cached_info().config.clone()
+        };
+        stores.update_stream(config).await.unwrap();
+        eventually("the stream has moved", async || {
+            let stream = stores.get_stream(STREAM).await.ok()?;
+            let cluster = stream.cached_info().cluster.as_ref()?;
+            let is_there = cluster.leader.as_deref() == Some(&name_of(number)) && cluster.replicas.is_empty();
+            is_there.then_some(())
+        })
+        .await;
+    }
+}
+
+impl Server {
+    async fn start(binary: &Path, number: usize, port: u16, routes: &[Option<Proxy>]) -> Self {
+        let routes: Vec<String> = routes
+            .iter()
+            .flatten()
+            .map(|proxy| format!("{:?}", proxy.url()))
+            .collect();
+        let name = name_of(number);
+        let store = tempfile::tempdir().unwrap();
+        let config_lines = vec![
+            format!("server_name: {name}\nserver_tags: [{name}]"),
+            // Nobody is told a way past the proxies.
+            format!(
+                "cluster {{ name: kvatlas, listen: \"127.0.0.1:{port}\", advertise: \"127.0.0.1:1\", routes: [{}] }}",
+                routes.join(", ")
+            ),
+            // The least that the server takes, for its duration.
+            "lame_duck_grace_period: \"1s\"\nlame_duck_duration: \"30s\"".to_owned(),
+        ];
+        let options = BrokerOptions {
+            config_lines,
+            jetstream_directory: Some(store.path().to_owned()),
+            ..BrokerOptions::default()
+        };
+        let mut server = Self {
+            binary: binary.to_owned(),
+            store,
+            options,
+            broker: None,
+            url: String::new(),
+        };
+        server.begin().await;
+        server
+    }
+
+    async fn begin(&mut self) {
+        assert!(self.broker.is_none() && self.store.path().exists());
+        let broker = EmbeddedBroker::start_with(&self.binary, self.options.clone())
+            .await
+            .unwrap();
+        // From now on it has this port.
+        self.options.port = Some(port_of(&broker));
+        broker.url().clone_into(&mut self.url);
+        self.broker = Some(broker);
+    }
+}
+
+fn name_of(number: usize) -> String {
+    format!("server-{number}")
+}
+
+/// A port that nobody listens on at the moment.
+fn free_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap().port()
+}

@@ -1,0 +1,354 @@
+//! Workers that publish and routers that ask while something goes wrong.
+//!
+//! The workers are [`HolderPublisher`]s, as engines have them, so what a fault has swallowed is asked for and given. They send
+//! no heartbeats by themselves: a fleet sends them, so that it knows the number of every batch.
+
+use std::time::{Duration, Instant};
+
+use async_nats::ConnectOptions;
+use futures_util::future::join_all;
+use kvatlas_client::publish::{Beginning, HolderPublisher, PublishedHolder, PublisherOptions, Transport};
+use kvatlas_core::hash::SequenceHash;
+use kvatlas_core::wire::{BatchCursor, Event, StatusReply, Tier};
+use tokio_util::sync::CancellationToken;
+
+use super::truth::{Tally, Truth, Workload, settle, settle_below};
+use super::{Client, PATIENCE, by_sequence, namespace, subjects, worker};
+
+/// Pause between two batches.
+const PUBLISH_INTERVAL: Duration = Duration::from_millis(1);
+/// How long a router waits for an answer unless told otherwise.
+const ROUTER_PATIENCE: Duration = Duration::from_secs(5);
+/// Routers that ask side by side.
+const ROUTERS: usize = 4;
+/// Pause between two looks at whether all holders are exact.
+const HEAL_INTERVAL: Duration = Duration::from_millis(20);
+/// After so many queries, what the daemon has applied is asked for.
+const QUERIES_PER_STATUS: u64 = 16;
+/// A worker begins a new epoch after so many batches, like one that is restarted.
+const BATCHES_PER_EPOCH: u64 = 200;
+/// After so many batches one of the anchors begins a new epoch.
+const BATCHES_PER_RENEWAL: u64 = 150;
+/// Workers that have every prompt, whatever happens: whoever names nobody is blind. Two, which begin new epochs in turn.
+const ANCHORS: usize = 2;
+
+/// Settings with which a daemon asks soon again.
+pub const QUICK_RESYNCS: [(&str, &str); 3] = [
+    ("resync.retry_min_ms", "10"),
+    ("resync.retry_max_ms", "200"),
+    ("resync.timeout_ms", "500"),
+];
+
+/// Through a stream: an outage of some seconds is waited for.
+pub const THROUGH_STREAM: Transport = Transport::JetStream {
+    acknowledgement_timeout: Duration::from_millis(300),
+    attempts: 20,
+};
+
+/// A worker: its publisher, and the number of its last batch.
+struct Worker {
+    name: String,
+    publisher: HolderPublisher,
+    cursor: BatchCursor,
+}
+
+/// What a fleet's workers publish with.
+struct Engines {
+    /// The workers use them in turn.
+    connections: Vec<async_nats::Client>,
+    transport: Transport,
+}
+
+/// Workers, the truth about them, and a router.
+pub struct Fleet {
+    pub client: Client,
+    pub truth: Truth,
+    engines: Engines,
+    workers: Vec<Worker>,
+    anchors: Vec<Worker>,
+    workload: Workload,
+    prompts: Vec<Vec<SequenceHash>>,
+    /// Pause between two batches.
+    pace: Duration,
+}
+
+/// Tells which states the daemons that answer have certainly seen.
+pub trait Floors {
+    async fn raise(&self, client: &Client, truth: &Truth);
+}
+
+/// One daemon answers: its status says it.
+pub struct OneDaemon;
+
+impl Floors for OneDaemon {
+    async fn raise(&self, client: &Client, truth: &Truth) {
+        if let Ok(status) = client.status().await {
+            truth.raise_floors(&status);
+        }
+    }
+}
+
+impl Fleet {
+    /// `workers` workers that publish through `transport`, and a router, on the broker at `url`, with a seeded load. A daemon must
+    /// be there already.
+    pub async fn through(url: &str, transport: Transport, workers: u64, seed: u64) -> Self {
+        Self::across(url, &[url.to_owned()], transport, workers, seed).await
+    }
+
+    /// As [`Self::through`], with the router and the workers on different brokers of a cluster.
+    pub async fn across(
+        router: &str,
+        brokers: &[String],
+        transport: Transport,
+        workers: u64,
+        seed: u64,
+    ) -> Self {
+        let mut client = Client::connect(router).await;
+        client.queries = client.queries.with_patience(ROUTER_PATIENCE);
+        let connect = async |url: &String| {
+            let options = ConnectOptions::new().max_reconnects(None);
+            options.connect(url).await.unwrap()
+        };
+        let engines = Engines {
+            connections: join_all(brokers.iter().map(connect)).await,
+            transport,
+        };
+        let workload = Workload::new(seed, 16);
+        let workers = (0..workers).map(|number| engines.worker(format!("gpu-{number}")));
+        let anchors = (0..ANCHORS).map(|number| engines.worker(format!("anchor-{number}")));
+        let mut fleet = Self {
+            workers: join_all(workers).await,
+            anchors: join_all(anchors).await,
+            engines,
+            client,
+            truth: Truth::default(),
+            prompts: workload.prompts().to_vec(),
+            workload,
+            pace: PUBLISH_INTERVAL,
+        };
+        fleet.place_anchors().await;
+        fleet
+    }
+
+    /// From here on there is always somebody who has what is asked for.
+    async fn place_anchors(&mut self) {
+        for anchor in &mut self.anchors {
+            anchor.publish(&self.truth, everything(&self.prompts)).await;
+            let cursor = anchor.cursor;
+            self.client.applied(&anchor.name, 0, cursor).await;
+            // Other replicas are given the same time again.
+            tokio::time::sleep(HEAL_INTERVAL).await;
+            self.truth.raise_floor(&anchor.name, 0, cursor);
+        }
+    }
+
+    /// Lets routers wait for `patience`: a request that a fault has swallowed is given up after that.
+    #[must_use]
+    pub fn with_patience(mut self, patience: Duration) -> Self {
+        self.client.queries = self.client.queries.with_patience(patience);
+        self
+    }
+
+    /// Lets so much time pass between two batches.
+    #[must_use]
+    pub fn with_pace(mut self, pace: Duration) -> Self {
+        self.pace = pace;
+        self
+    }
+
+    /// A number below `bound`, of the same seed as the load.
+    pub fn below(&mut self, bound: u64) -> u64 {
+        self.workload.below(bound)
+    }
+
+    /// Publishes and asks while `faults` happen; returns what the replies were worth.
+    pub async fn under_load(&mut self, floors: &impl Floors, faults: impl Future<Output = ()>) -> Tally {
+        let stop = CancellationToken::new();
+        let Self {
+            client,
+            truth,
+            engines,
+            workers,
+            anchors,
+            workload,
+            prompts,
+            pace,
+        } = self;
+        let faults = async {
+            faults.await;
+            stop.cancel();
+        };
+        let publish = async {
+            let (mut batches, everything) = (0_u64, everything(prompts));
+            let (mut numbers, mut turns) = ((0..workers.len()).cycle(), (0..ANCHORS).cycle());
+            while let Some(number) = numbers.next().filter(|_| !stop.is_cancelled()) {
+                let worker = &mut workers[number];
+                if worker.cursor.seq >= BATCHES_PER_EPOCH {
+                    worker.begin_again(engines).await;
+                }
+                worker.publish(truth, workload.events()).await;
+                batches += 1;
+                if batches.is_multiple_of(BATCHES_PER_RENEWAL)
+                    && let Some(turn) = turns.next()
+                {
+                    anchors[turn].begin_again(engines).await;
+                    anchors[turn].publish(truth, everything.clone()).await;
+                }
+                tokio::time::sleep(*pace).await;
+            }
+        };
+        let ask = async |first: usize| {
+            let mut tally = Tally::default();
+            let mut chains = prompts.iter().cycle().skip(first);
+            while let Some(chain) = chains.next().filter(|_| !stop.is_cancelled()) {
+                let window = truth.window();
+                let reply = client.ask_with(by_sequence(chain)).await;
+                tally.count(truth.judge(&window, chain, reply.as_ref()));
+                if tally.asked.is_multiple_of(QUERIES_PER_STATUS) {
+                    floors.raise(client, truth).await;
+                }
+                if reply.is_err() {
+                    // Nobody there: not as often as the machine can.
+                    tokio::time::sleep(PUBLISH_INTERVAL).await;
+                }
+            }
+            tally
+        };
+        let routers = join_all((0..ROUTERS).map(|number| ask(number * prompts.len() / ROUTERS)));
+        let ((), tallies, ()) = tokio::join!(publish, routers, faults);
+        let mut tally = Tally::default();
+        tallies.into_iter().for_each(|asked| tally.add(asked));
+        tally
+    }
+
+    /// After the faults: workers only show that they live, and every reply must come to be the truth, with everybody exact.
+    pub async fn settle(&mut self, tally: &mut Tally) {
+        let started = Instant::now();
+        self.beat_until(started, "exact", |holder| holder.exact).await;
+        settle(&self.client, &self.truth, &self.prompts, tally).await;
+        tally.time_to_exactness = Some(started.elapsed());
+    }
+
+    /// As [`Self::settle`], of a daemon whose index has too little room: every reply must come to be part of the truth, and whoever
+    /// is not exact is so for want of room only.
+    pub async fn settle_below(&mut self, tally: &mut Tally) {
+        use kvatlas_core::wire::{DegradedReason, DegradedReasons};
+        let started = Instant::now();
+        let full = DegradedReasons::of(DegradedReason::Capacity);
+        let is_settled =
+            |holder: &kvatlas_core::wire::HolderStatusReply| holder.exact || holder.degraded == full;
+        self.beat_until(started, "as exact as there is room for", is_settled)
+            .await;
+        settle_below(&self.client, &self.truth, &self.prompts, tally).await;
+        tally.time_to_exactness = Some(started.elapsed());
+    }
+
+    /// Sends heartbeats until the daemon is at the last batch of every worker, and `is_settled` holds of it.
+    async fn beat_until(
+        &mut self,
+        started: Instant,
+        what: &str,
+        is_settled: impl Fn(&kvatlas_core::wire::HolderStatusReply) -> bool,
+    ) {
+        loop {
+            let before: Vec<(String, BatchCursor)> =
+                self.members().map(|it| (it.name.clone(), it.cursor)).collect();
+            self.beat().await;
+            let status = self.client.status().await.ok();
+            let is_there = |(name, cursor): &(String, BatchCursor)| {
+                status.as_ref().is_some_and(|status| {
+                    find(status, name)
+                        .is_some_and(|holder| is_settled(holder) && cursor_of(holder) >= *cursor)
+                })
+            };
+            if before.iter().all(is_there) {
+                return;
+            }
+            assert!(
+                started.elapsed() < PATIENCE,
+                "not {what} after {PATIENCE:?}; published {before:?}: {status:#?}"
+            );
+        }
+    }
+
+    /// Sends a heartbeat for every worker.
+    pub async fn beat(&mut self) {
+        for worker in self.workers.iter_mut().chain(&mut self.anchors) {
+            worker.publish(&self.truth, Vec::new()).await;
+        }
+        tokio::time::sleep(HEAL_INTERVAL).await;
+    }
+
+    fn members(&self) -> impl Iterator<Item = &Worker> {
+        self.workers.iter().chain(&self.anchors)
+    }
+}
+
+/// All prompts, as one holder has them.
+fn everything(prompts: &[Vec<SequenceHash>]) -> Vec<Event> {
+    prompts.iter().map(|chain| super::stored(chain.clone())).collect()
+}
+
+fn find<'a>(status: &'a StatusReply, worker: &str) -> Option<&'a kvatlas_core::wire::HolderStatusReply> {
+    status
+        .holders
+        .iter()
+        .find(|holder| holder.worker.as_str() == worker)
+}
+
+fn cursor_of(holder: &kvatlas_core::wire::HolderStatusReply) -> BatchCursor {
+    BatchCursor {
+        epoch: holder.epoch,
+        seq: holder.seq,
+    }
+}
+
+impl Engines {
+    async fn worker(&self, name: String) -> Worker {
+        let publisher = self.publisher(&name, 1).await;
+        let cursor = BatchCursor { epoch: 1, seq: 0 };
+        Worker {
+            name,
+            publisher,
+            cursor,
+        }
+    }
+
+    async fn publisher(&self, name: &str, epoch: u64) -> HolderPublisher {
+        let holder = PublishedHolder {
+            namespace: namespace(),
+            worker: worker(name),
+            rank: 0,
+        };
+        let options = PublisherOptions {
+            beginning: Beginning::Epoch(epoch),
+            transport: self.transport,
+            // Every call is a batch, and no batch is sent without a call.
+            batch_delay: Duration::ZERO,
+            heartbeat_interval: Duration::from_secs(24 * 3600),
+            // Small, so that it does not always reach back.
+            ring_batches_max: 32,
+            chunk_bytes_max: 4096,
+            ..PublisherOptions::default()
+        };
+        let number = name.bytes().map(usize::from).sum::<usize>() % self.connections.len();
+        HolderPublisher::start(self.connections[number].clone(), &subjects(), holder, options)
+            .await
+            .unwrap()
+    }
+}
+
+impl Worker {
+    /// A new epoch, as after a restart. What the one before has queued may still come, and is outdated.
+    async fn begin_again(&mut self, engines: &Engines) {
+        let epoch = self.cursor.epoch + 1;
+        self.publisher = engines.publisher(&self.name, epoch).await;
+        self.cursor = BatchCursor { epoch, seq: 0 };
+    }
+
+    async fn publish(&mut self, truth: &Truth, events: Vec<Event>) {
+        self.cursor.seq += 1;
+        truth.apply(&self.name, 0, self.cursor, &events);
+        self.publisher.publish(Tier::DEVICE, events).await.unwrap();
+    }
+}

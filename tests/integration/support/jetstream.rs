@@ -1,0 +1,116 @@
+//! A broker with JetStream whose store outlives it, and a look at the events stream.
+
+use std::path::{Path, PathBuf};
+
+use async_nats::jetstream;
+use kvatlas::daemon::broker::embedded::{BrokerOptions, EmbeddedBroker};
+
+use super::{eventually, old_server, port_of, server};
+
+/// The name of the stream in all tests: the default.
+pub const STREAM: &str = "KVATLAS_EVENTS";
+
+/// Settings for a daemon that follows the stream.
+pub const JETSTREAM: (&str, &str) = ("events.transport", "jetstream");
+
+/// The servers to test with: the current one, and Debian's where the environment names one.
+pub fn servers() -> Vec<PathBuf> {
+    std::iter::once(server()).chain(old_server()).collect()
+}
+
+/// A broker that can be killed and started again on its port, with or without its store.
+pub struct Restartable {
+    binary: PathBuf,
+    store: tempfile::TempDir,
+    broker: Option<EmbeddedBroker>,
+    port: u16,
+}
+
+impl Restartable {
+    pub async fn start(binary: &Path) -> Self {
+        let store = tempfile::tempdir().unwrap();
+        let broker = start(binary, store.path(), None).await;
+        Self {
+            binary: binary.to_owned(),
+            port: port_of(&broker),
+            store,
+            broker: Some(broker),
+        }
+    }
+
+    pub fn url(&self) -> &str {
+        self.broker.as_ref().unwrap().url()
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// SIGKILL.
+    pub fn kill(&mut self) {
+        self.broker.take();
+    }
+
+    pub async fn restart(&mut self) {
+        self.broker = Some(start(&self.binary, self.store.path(), Some(self.port)).await);
+    }
+
+    /// A copy of the store, as a backup would have it. The broker must have been killed.
+    pub fn copy_of_store(&self) -> tempfile::TempDir {
+        assert!(self.broker.is_none(), "its store is in use");
+        let copy = tempfile::tempdir().unwrap();
+        copy_folder(self.store.path(), copy.path());
+        copy
+    }
+
+    /// Brings another store in the place of its own. The broker must have been killed.
+    pub fn replace_store(&mut self, store: tempfile::TempDir) {
+        assert!(self.broker.is_none(), "its store is in use");
+        self.store = store;
+    }
+
+    pub fn forget_store(&mut self) {
+        assert!(self.broker.is_none(), "its store is in use");
+        self.store = tempfile::tempdir().unwrap();
+    }
+}
+
+fn copy_folder(from: &Path, to: &Path) {
+    for entry in std::fs::read_dir(from).unwrap().map(Result::unwrap) {
+        let target = to.join(entry.file_name());
+        if entry.file_type().unwrap().is_dir() {
+            std::fs::create_dir(&target).unwrap();
+            copy_folder(&entry.path(), &target);
+        } else {
+            std::fs::copy(entry.path(), target).unwrap();
+        }
+    }
+}
+
+/// A broker on a port of its own with a store that stays when it is dropped.
+pub async fn broker_on_store(binary: &Path, store: &Path) -> EmbeddedBroker {
+    start(binary, store, None).await
+}
+
+async fn start(binary: &Path, store: &Path, port: Option<u16>) -> EmbeddedBroker {
+    let options = BrokerOptions {
+        port,
+        jetstream_directory: Some(store.to_owned()),
+        ..BrokerOptions::default()
+    };
+    EmbeddedBroker::start_with(binary, options).await.unwrap()
+}
+
+/// The sequence number of the last message in the stream; none while there is no stream.
+pub async fn last_message(nats: &async_nats::Client) -> Option<u64> {
+    let stream = jetstream::new(nats.clone()).get_stream(STREAM).await.ok()?;
+    Some(stream.cached_info().state.last_sequence)
+}
+
+/// Waits until the stream has kept `messages` more than `before`.
+pub async fn kept(nats: &async_nats::Client, before: u64, messages: u64) {
+    eventually("the stream keeps what was published", async || {
+        (last_message(nats).await? >= before + messages).then_some(())
+    })
+    .await;
+}

@@ -1,0 +1,336 @@
+//! A real broker and a real daemon for every test.
+
+pub mod certificates;
+pub mod cluster;
+pub mod faulty_disk;
+pub mod fleet;
+pub mod http;
+pub mod jetstream;
+pub mod metrics;
+pub mod process;
+pub mod proxy;
+pub mod publisher;
+pub mod relay;
+pub mod truth;
+pub mod way;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use kvatlas::daemon::Daemon;
+use kvatlas::daemon::broker::embedded::{BrokerOptions, EmbeddedBroker, find_nats_server};
+use kvatlas::daemon::config::Config;
+use kvatlas_client::{ClientError, QueryClient};
+use kvatlas_core::hash::SequenceHash;
+use kvatlas_core::wire::{
+    BatchCursor, Event, HolderStatusReply, NamespaceName, QueryKey, QueryReply, RemovedBlocks, SingleQuery,
+    StatusReply, StoredBlocks, Subjects, Tier, WorkerName,
+};
+
+use publisher::Publisher;
+
+/// How long a test waits for something that must happen.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+/// How long one look at a holder may take. A request may go to a killed daemon, whose end the broker has not noticed yet.
+const LOOK_PATIENCE: Duration = Duration::from_secs(5);
+/// How often it looks.
+const INTERVAL: Duration = Duration::from_millis(5);
+
+/// How many seeded runs a scenario has; `KVATLAS_TEST_FAULT_RUNS` raises it.
+pub fn fault_runs() -> u64 {
+    let given = std::env::var("KVATLAS_TEST_FAULT_RUNS").ok();
+    given.map_or(2, |runs| {
+        runs.parse().expect("KVATLAS_TEST_FAULT_RUNS is a number")
+    })
+}
+
+/// Whether scenarios run in their long form: where `KVATLAS_TEST_FAULT_RUNS` says how long.
+pub fn is_long_form() -> bool {
+    std::env::var_os("KVATLAS_TEST_FAULT_RUNS").is_some()
+}
+
+/// Waits until `look` has an answer; fails the test when it has none in time.
+pub async fn eventually<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
+    let looking = async {
+        loop {
+            if let Some(found) = look().await {
+                return found;
+            }
+            tokio::time::sleep(INTERVAL).await;
+        }
+    };
+    // Also a look that never ends is over at the deadline.
+    tokio::time::timeout(PATIENCE, looking)
+        .await
+        .unwrap_or_else(|_| panic!("not within {PATIENCE:?}: {what}"))
+}
+
+/// Says that something is not checked here and why, though the test passes. `deploy/test.sh` counts what this writes to the file
+/// that `KVATLAS_TEST_SKIPS` names.
+pub fn skipped(why: &str) {
+    use std::io::Write;
+    let line = format!("SKIPPED: {why}\n");
+    // Not with `eprintln!`, which says nothing in a test that passes.
+    std::io::stderr().write_all(line.as_bytes()).unwrap();
+    if let Some(path) = std::env::var_os("KVATLAS_TEST_SKIPS") {
+        let mut file = std::fs::OpenOptions::new()
+            .append(true)
+            .create(true)
+            .open(path)
+            .unwrap();
+        file.write_all(line.as_bytes()).unwrap();
+    }
+}
+
+/// The current server.
+pub fn server() -> PathBuf {
+    find_nats_server(None).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// Debian's older server, where the environment names one.
+pub fn old_server() -> Option<PathBuf> {
+    let named = std::env::var_os("KVATLAS_TEST_OLD_NATS_SERVER").map(PathBuf::from);
+    if named.is_none() {
+        skipped("KVATLAS_TEST_OLD_NATS_SERVER names no older nats-server to test against");
+    }
+    named
+}
+
+/// A broker on a port of its own.
+pub async fn broker() -> EmbeddedBroker {
+    EmbeddedBroker::start(&server()).await.unwrap()
+}
+
+/// A broker on `port`, to come back where another one was.
+pub async fn broker_on(port: u16) -> EmbeddedBroker {
+    let options = BrokerOptions {
+        port: Some(port),
+        ..BrokerOptions::default()
+    };
+    EmbeddedBroker::start_with(&server(), options).await.unwrap()
+}
+
+/// The port in a broker's URL.
+pub fn port_of(broker: &EmbeddedBroker) -> u16 {
+    broker.url().rsplit(':').next().unwrap().parse().unwrap()
+}
+
+/// A configuration for tests: the defaults, a free admin port, and `settings` on top.
+pub fn config(url: &str, settings: &[(&str, &str)]) -> Config {
+    let mut given = BTreeMap::from([
+        ("nats.url".to_owned(), url.to_owned()),
+        ("admin.listen".to_owned(), "127.0.0.1:0".to_owned()),
+        // A busy machine is slow; tests of slowness say so.
+        ("events.behind_after_ms".to_owned(), "30000".to_owned()),
+    ]);
+    for (key, value) in settings {
+        given.insert((*key).to_owned(), (*value).to_owned());
+    }
+    Config::load(given, std::iter::empty(), None).unwrap()
+}
+
+/// A daemon that is ready.
+pub async fn daemon(url: &str, settings: &[(&str, &str)]) -> Daemon {
+    let daemon = Daemon::start(config(url, settings)).await.unwrap();
+    tokio::time::timeout(PATIENCE, daemon.ready())
+        .await
+        .expect("the daemon becomes ready");
+    daemon
+}
+
+/// A settings entry for a snapshot directory.
+pub fn snapshots_in(directory: &Path) -> (&'static str, String) {
+    ("snapshots.directory", directory.display().to_string())
+}
+
+pub fn namespace() -> NamespaceName {
+    NamespaceName::new("llama").unwrap()
+}
+
+pub fn worker(name: &str) -> WorkerName {
+    WorkerName::new(name).unwrap()
+}
+
+pub fn subjects() -> Subjects {
+    Subjects::new("kvatlas").unwrap()
+}
+
+/// Sequence hashes `first`, `first` + 1, …
+pub fn hashes(first: u64, count: u64) -> Vec<SequenceHash> {
+    (first..first + count).map(SequenceHash).collect()
+}
+
+/// Blocks stored from position 0.
+pub fn stored(hashes: Vec<SequenceHash>) -> Event {
+    Event::Stored(StoredBlocks::by_sequence(None, None, hashes))
+}
+
+/// Blocks stored behind `parent`.
+pub fn stored_after(parent: u64, hashes: Vec<SequenceHash>) -> Event {
+    Event::Stored(StoredBlocks::by_sequence(
+        Some(SequenceHash(parent)),
+        None,
+        hashes,
+    ))
+}
+
+pub fn removed(hashes: Vec<SequenceHash>) -> Event {
+    Event::Removed(RemovedBlocks::by_sequence(hashes))
+}
+
+/// A query by sequence hashes.
+pub fn by_sequence(chain: &[SequenceHash]) -> SingleQuery {
+    SingleQuery::new(QueryKey::SequenceHashes(chain.to_vec()))
+}
+
+/// A client's side: a connection, a query client, publishers.
+pub struct Client {
+    pub nats: async_nats::Client,
+    pub queries: QueryClient,
+}
+
+impl Client {
+    pub async fn connect(url: &str) -> Self {
+        let nats = async_nats::ConnectOptions::new()
+            .max_reconnects(None)
+            .connect(url)
+            .await
+            .unwrap();
+        Self {
+            queries: QueryClient::new(nats.clone(), subjects()).with_patience(PATIENCE),
+            nats,
+        }
+    }
+
+    /// A publisher for a rank of a worker, in epoch 1.
+    pub fn publisher(&self, name: &str, rank: u32) -> Publisher {
+        let cursor = BatchCursor { epoch: 1, seq: 0 };
+        Publisher::new(self.nats.clone(), &subjects(), &namespace(), &worker(name), rank).resuming(cursor)
+    }
+
+    pub async fn ask(&self, hashes: Vec<SequenceHash>) -> QueryReply {
+        self.ask_with(SingleQuery::new(QueryKey::SequenceHashes(hashes)))
+            .await
+            .unwrap()
+    }
+
+    pub async fn ask_with(&self, query: SingleQuery) -> Result<QueryReply, ClientError> {
+        self.queries.query(&namespace(), query).await
+    }
+
+    pub async fn status(&self) -> Result<StatusReply, ClientError> {
+        self.queries.status(&namespace()).await
+    }
+
+    /// The status of one holder; none while the daemon does not know it, or does not answer.
+    pub async fn holder(&self, name: &str, rank: u32) -> Option<HolderStatusReply> {
+        let queries = self.queries.clone().with_patience(LOOK_PATIENCE);
+        let status = queries.status(&namespace()).await.ok()?;
+        status
+            .holders
+            .into_iter()
+            .find(|holder| holder.worker.as_str() == name && holder.rank == rank)
+    }
+
+    /// Waits until a holder is exact.
+    pub async fn exact(&self, name: &str, rank: u32) {
+        eventually("the holder is exact", async || {
+            self.holder(name, rank).await?.exact.then_some(())
+        })
+        .await;
+    }
+
+    /// Waits until the daemon has applied the batch at `cursor`, and is not just asking the publisher.
+    pub async fn applied(&self, name: &str, rank: u32, cursor: BatchCursor) -> HolderStatusReply {
+        let what = format!(
+            "{name}/{rank} reaches epoch {} batch {}",
+            cursor.epoch, cursor.seq
+        );
+        eventually(&what, async || {
+            let holder = self.holder(name, rank).await?;
+            let applied = BatchCursor {
+                epoch: holder.epoch,
+                seq: holder.seq,
+            };
+            let is_asking = holder
+                .degraded
+                .contains(kvatlas_core::wire::DegradedReason::Resyncing);
+            (applied >= cursor && !is_asking).then_some(holder)
+        })
+        .await
+    }
+
+    /// Publishes one batch and waits until it has been applied.
+    pub async fn tell(
+        &self,
+        publisher: &mut Publisher,
+        name: &str,
+        rank: u32,
+        events: Vec<Event>,
+    ) -> HolderStatusReply {
+        let cursor = publisher.publish(Tier::DEVICE, events).await.unwrap();
+        self.applied(name, rank, cursor).await
+    }
+}
+
+/// (worker, rank, matched blocks, exact) of every holder of a reply, in its order.
+pub fn matches(reply: &QueryReply) -> Vec<(String, u32, u32, bool)> {
+    let holder = |holder: &kvatlas_core::wire::HolderMatch| {
+        (
+            holder.worker.to_string(),
+            holder.rank,
+            holder.matched_blocks,
+            holder.exact,
+        )
+    };
+    reply.holders.iter().map(holder).collect()
+}
+
+/// Whether batches of the holder are known to be missing.
+pub fn has_gap(status: &HolderStatusReply) -> bool {
+    status.degraded.contains(kvatlas_core::wire::DegradedReason::Gap)
+}
+
+/// The words for why a holder is degraded; not that its publisher is being asked just now, which comes and goes.
+pub fn reasons(status: &HolderStatusReply) -> Vec<&'static str> {
+    status
+        .degraded
+        .without(kvatlas_core::wire::DegradedReason::Resyncing)
+        .iter()
+        .map(kvatlas_core::wire::DegradedReason::as_str)
+        .collect()
+}
+
+/// One GET on the admin listener: status code and body.
+pub fn http_get(address: std::net::SocketAddr, path: &str) -> (u16, String) {
+    use std::io::{Read, Write};
+    let mut stream = std::net::TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    write!(
+        stream,
+        "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    )
+    .unwrap();
+    let mut response = String::new();
+    stream.read_to_string(&mut response).unwrap();
+    let (head, body) = response.split_once("\r\n\r\n").unwrap();
+    let code = head.split(' ').nth(1).unwrap().parse().unwrap();
+    (code, dechunk(head, body))
+}
+
+fn dechunk(head: &str, body: &str) -> String {
+    if !head.to_ascii_lowercase().contains("transfer-encoding: chunked") {
+        return body.to_owned();
+    }
+    let (mut rest, mut whole) = (body, String::new());
+    while let Some((size, tail)) = rest.split_once("\r\n") {
+        let size = usize::from_str_radix(size, 16).unwrap();
+        if size == 0 {
+            break;
+        }
+        whole.push_str(&tail[..size]);
+        rest = &tail[size + 2..];
+    }
+    whole
+}

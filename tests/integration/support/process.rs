@@ -1,0 +1,166 @@
+//! The real binary: one command, or a daemon that can be killed.
+
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use super::PATIENCE;
+
+/// The binary, without the settings of whoever runs the tests.
+pub fn kvatlas(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kvatlas"));
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("KVATLAS_") {
+            command.env_remove(name);
+        }
+    }
+    // A context that they have chosen for the nats command line is none of ours.
+    command
+        .env("XDG_CONFIG_HOME", "/nonexistent")
+        .env_remove("NATS_CONTEXT");
+    command.args(arguments).stdin(Stdio::null());
+    command
+}
+
+/// A busy machine is slow; tests of slowness say so.
+const PATIENT: (&str, &str) = ("events.behind_after_ms", "30000");
+
+/// The flags for settings, which are patient unless they say otherwise. One that is `true` stands without a value.
+fn flags(settings: &[(&str, &str)]) -> Vec<String> {
+    let is_patient = settings.iter().all(|(key, _)| *key != PATIENT.0);
+    let settings: Vec<_> = settings
+        .iter()
+        .copied()
+        .chain(is_patient.then_some(PATIENT))
+        .collect();
+    let flag = |(key, value): &(&str, &str)| {
+        let name = format!("--{}", key.replace(['.', '_'], "-"));
+        std::iter::once(name).chain((*value != "true").then(|| (*value).to_owned()))
+    };
+    settings.iter().flat_map(flag).collect()
+}
+
+/// `kvatlas serve` in a process of its own, killed when dropped. Its metrics are its own; those of daemons within the test's
+/// process are one set.
+pub struct Process {
+    daemon: Child,
+    /// The lines of its log, where it is read.
+    log: Receiver<String>,
+    admin_address: Option<SocketAddr>,
+}
+
+impl Process {
+    /// Starts a daemon for the broker at `url`, and does not wait.
+    pub fn start(url: &str, settings: &[(&str, &str)]) -> Self {
+        let mut serve = kvatlas(&["serve", "--nats-url", url, "--admin-listen", "off"]);
+        serve.args(["--logging-level", "warn"]).args(flags(settings));
+        let (_, log) = channel();
+        Self {
+            daemon: serve.spawn().unwrap(),
+            log,
+            admin_address: None,
+        }
+    }
+
+    /// Starts a daemon for the broker at `url`, with an admin listener, and waits until it is ready.
+    pub fn serve(url: &str, settings: &[(&str, &str)]) -> Self {
+        let mut arguments = vec!["--nats-url".to_owned(), url.to_owned()];
+        arguments.extend(flags(settings));
+        let mut process = Self::logged(&arguments);
+        let prefix = "metrics and probes are at http://";
+        let line = process.wait_for_line(|line| message(line).starts_with(prefix));
+        let address = message(&line).trim_start_matches(prefix).trim_end_matches('/');
+        process.admin_address = Some(address.parse().unwrap());
+        process.wait_for_line(|line| message(line) == "ready");
+        process
+    }
+
+    /// Starts a daemon with these further arguments, an admin listener, and a log for [`Self::wait_for_line`].
+    pub fn logged(arguments: &[impl AsRef<std::ffi::OsStr>]) -> Self {
+        let mut serve = kvatlas(&[
+            "serve",
+            "--logging-format",
+            "json",
+            "--admin-listen",
+            "127.0.0.1:0",
+        ]);
+        let mut daemon = serve.args(arguments).stderr(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(daemon.stderr.take().unwrap()).lines();
+        let (line, log) = channel();
+        // Read to the end, also when nobody listens: a full pipe would stop the daemon.
+        std::thread::spawn(move || {
+            lines.map_while(Result::ok).for_each(|text| {
+                let _ = line.send(text);
+            });
+        });
+        Self {
+            daemon,
+            log,
+            admin_address: None,
+        }
+    }
+
+    /// The process id.
+    pub fn pid(&self) -> u32 {
+        self.daemon.id()
+    }
+
+    /// Whether it still runs.
+    pub fn runs(&mut self) -> bool {
+        self.daemon.try_wait().unwrap().is_none()
+    }
+
+    /// Where the metrics of a daemon from [`Self::serve`] are.
+    pub fn admin_address(&self) -> SocketAddr {
+        self.admin_address.expect("a daemon with an admin listener")
+    }
+
+    /// The next line of the log that is wanted. Fails the test when the daemon ends first.
+    pub fn wait_for_line(&mut self, is_wanted: impl Fn(&Value) -> bool) -> Value {
+        let mut read = Vec::new();
+        while let Ok(line) = self.log.recv_timeout(PATIENCE) {
+            match serde_json::from_str(&line) {
+                Ok(parsed) if is_wanted(&parsed) => return parsed,
+                _ => read.push(line),
+            }
+        }
+        panic!(
+            "the daemon ended, or said nothing for {PATIENCE:?}; its log:\n{}",
+            read.join("\n")
+        );
+    }
+
+    /// Stops it by signal; its exit code and the rest of its log.
+    pub fn stop(mut self) -> (Option<i32>, String) {
+        kill_process(Pid::from_child(&self.daemon), Signal::TERM).unwrap();
+        let rest: Vec<String> = self.log.iter().collect();
+        (self.daemon.wait().unwrap().code(), rest.join("\n"))
+    }
+
+    /// Sends it a signal.
+    pub fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.daemon), signal).unwrap();
+    }
+
+    /// SIGKILL: no drain, no last snapshot.
+    pub fn kill(mut self) {
+        self.daemon.kill().unwrap();
+        self.daemon.wait().unwrap();
+    }
+}
+
+fn message(line: &Value) -> &str {
+    line["message"].as_str().unwrap_or_default()
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // Both fail only when it has ended already.
+        let _ = self.daemon.kill();
+        let _ = self.daemon.wait();
+    }
+}

@@ -1,0 +1,180 @@
+//! A TCP proxy between a daemon and its broker, whose network can fail: cut, delayed, or silent in one direction.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
+
+/// Pieces on their way in one direction of a connection, at most; then the sender has to wait, as on a real line.
+const PIECES_MAX: usize = 1024;
+
+/// What a line does to one direction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Direction {
+    /// How much later everything arrives.
+    pub delay: Duration,
+    /// Whether nothing arrives; it does when this ends.
+    pub is_silent: bool,
+}
+
+/// What the network does at one time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Network {
+    /// Whether connections break and none is made.
+    pub is_cut: bool,
+    /// From the daemon to the broker.
+    pub to_broker: Direction,
+    /// From the broker to the daemon.
+    pub to_daemon: Direction,
+    /// Whether all that happens only to the connection on which the daemon hears events.
+    pub is_for_events: bool,
+}
+
+/// The proxy; it ends with its last connection when it is dropped.
+pub struct Proxy {
+    address: SocketAddr,
+    network: watch::Sender<Network>,
+}
+
+impl Proxy {
+    /// Listens on a free port, and leads to the broker at `port` of this machine.
+    pub async fn to(port: u16) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (network, state) = watch::channel(Network::default());
+        tokio::spawn(accept(listener, port, state));
+        Self { address, network }
+    }
+
+    /// Where the daemon finds its broker.
+    pub fn url(&self) -> String {
+        format!("nats://{}", self.address)
+    }
+
+    /// Changes what the network does from now on.
+    pub fn set(&self, network: Network) {
+        self.network.send_replace(network);
+    }
+
+    /// Everything works again.
+    pub fn heal(&self) {
+        self.set(Network::default());
+    }
+}
+
+async fn accept(listener: TcpListener, port: u16, state: watch::Receiver<Network>) {
+    while let Ok((daemon, _)) = listener.accept().await {
+        if state.has_changed().is_err() {
+            return;
+        }
+        // Where the broker is gone too, the daemon's connection ends at once.
+        if state.borrow().is_cut && !state.borrow().is_for_events {
+            continue;
+        }
+        let Ok(broker) = TcpStream::connect(("127.0.0.1", port)).await else {
+            continue;
+        };
+        // A line must not be slower than asked for.
+        daemon.set_nodelay(true).unwrap();
+        broker.set_nodelay(true).unwrap();
+        let (from_daemon, to_daemon) = daemon.into_split();
+        let (from_broker, to_broker) = broker.into_split();
+        let is_for_events = Arc::default();
+        let line = |direction| Line {
+            is_for_events: Arc::clone(&is_for_events),
+            direction,
+        };
+        let (there, back) = (
+            line(|network| network.to_broker),
+            line(|network| network.to_daemon),
+        );
+        tokio::spawn(carry(from_daemon, to_broker, state.clone(), there));
+        tokio::spawn(carry(from_broker, to_daemon, state.clone(), back));
+    }
+}
+
+/// One direction of a connection.
+#[derive(Clone)]
+struct Line {
+    /// What is known of what the connection is for: the daemon gives it a name in the first thing that it says.
+    is_for_events: Arc<AtomicBool>,
+    direction: fn(&Network) -> Direction,
+}
+
+impl Line {
+    fn hear(&self, piece: &[u8]) {
+        if piece.starts_with(b"CONNECT ") && String::from_utf8_lossy(piece).contains("-events@") {
+            self.is_for_events.store(true, Ordering::Release);
+        }
+    }
+
+    fn is_meant(&self, network: &Network) -> bool {
+        !network.is_for_events || self.is_for_events.load(Ordering::Acquire)
+    }
+
+    fn direction(&self, network: &Network) -> Direction {
+        if self.is_meant(network) {
+            (self.direction)(network)
+        } else {
+            Direction::default()
+        }
+    }
+}
+
+/// Carries one direction of a connection until an end closes it or the line is cut.
+async fn carry(mut from: OwnedReadHalf, to: OwnedWriteHalf, state: watch::Receiver<Network>, line: Line) {
+    let mut cut = state.clone();
+    let (pieces, arriving) = mpsc::channel(PIECES_MAX);
+    let delivery = tokio::spawn(deliver(arriving, to, state.clone(), line.clone()));
+    let mut buffer = vec![0_u8; 16 * 1024];
+    loop {
+        tokio::select! {
+            read = from.read(&mut buffer) => match read {
+                Ok(bytes) if bytes > 0 => {
+                    line.hear(&buffer[..bytes]);
+                    let due = Instant::now() + line.direction(&state.borrow()).delay;
+                    if pieces.send((due, buffer[..bytes].to_vec())).await.is_err() {
+                        break;
+                    }
+                }
+                _ => break,
+            },
+            () = until_cut(&mut cut, &line) => {
+                // What is on its way is lost.
+                delivery.abort();
+                break;
+            }
+        }
+    }
+}
+
+/// Returns when the line is cut, or the proxy is gone.
+async fn until_cut(state: &mut watch::Receiver<Network>, line: &Line) {
+    let _ = state
+        .wait_for(|network| network.is_cut && line.is_meant(network))
+        .await;
+}
+
+async fn deliver(
+    mut arriving: mpsc::Receiver<(Instant, Vec<u8>)>,
+    mut to: OwnedWriteHalf,
+    mut state: watch::Receiver<Network>,
+    line: Line,
+) {
+    while let Some((due, piece)) = arriving.recv().await {
+        tokio::time::sleep_until(due).await;
+        let is_open = state
+            .wait_for(|network| !line.direction(network).is_silent)
+            .await
+            .is_ok();
+        if !is_open || to.write_all(&piece).await.is_err() {
+            return;
+        }
+    }
+}

@@ -1,0 +1,345 @@
+//! A relay between publishers and a daemon, which does what a network at its worst does.
+//!
+//! Publishers use the prefix [`ORIGIN`]; the relay passes their batches on under the daemon's prefix, with faults. It notes in the
+//! [`Truth`] what a publisher has said *before* it passes it on, and what the daemon has been given. Questions of the daemon and the
+//! answers to them pass through the relay too, so nothing overtakes a batch that the truth does not know yet.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use async_nats::{HeaderMap, Message, Subscriber};
+use futures_util::StreamExt;
+use kvatlas::daemon::broker::round_trip;
+use kvatlas_core::wire::{BatchCursor, EventBatch, ResyncChunk, Subjects, Tier, WireLimits};
+use tokio_util::sync::CancellationToken;
+
+use super::publisher::Publisher;
+use super::truth::{Holder, Truth, Workload};
+use super::{Client, PATIENCE, namespace, subjects, worker};
+
+/// The prefix that publishers use.
+pub const ORIGIN: &str = "origin";
+
+/// Chances in a thousand that something happens to a batch.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Faults {
+    pub drop: u64,
+    pub duplicate: u64,
+    /// Held back until the next batch has passed.
+    pub reorder: u64,
+    /// One byte changed.
+    pub corrupt: u64,
+}
+
+/// What becomes of the chunks of an answer.
+pub type AnswerFault = Arc<dyn Fn(Vec<ResyncChunk>) -> Vec<Vec<u8>> + Send + Sync>;
+
+#[derive(Default)]
+struct State {
+    faults: Faults,
+    answer_fault: Option<AnswerFault>,
+    /// Whether questions are kept from the publishers.
+    is_deaf: bool,
+    /// Whether answers wait.
+    holds_answers: bool,
+    answers_faulted: u64,
+    answers_held: u64,
+    /// The newest version of each holder that the daemon has been given.
+    delivered: HashMap<Holder, usize>,
+}
+
+/// A relay that runs until it is dropped.
+pub struct Relay {
+    state: Arc<Mutex<State>>,
+    stop: CancellationToken,
+    publishers: async_nats::Client,
+    truth: Arc<Truth>,
+    nats: async_nats::Client,
+    probes: AtomicU64,
+}
+
+/// Subjects on the publishers' side.
+pub fn origin() -> Subjects {
+    Subjects::new(ORIGIN).unwrap()
+}
+
+impl Relay {
+    pub async fn start(url: &str, truth: Arc<Truth>, seed: u64) -> Self {
+        let options = async_nats::ConnectOptions::new()
+            .subscription_capacity(1 << 20)
+            .max_reconnects(None);
+        let nats = options.connect(url).await.unwrap();
+        let batches = nats.subscribe(origin().all_events()).await.unwrap();
+        let questions = nats.subscribe("kvatlas.v1.resync.>").await.unwrap();
+        round_trip(&nats, PATIENCE).await.unwrap();
+        let state = Arc::new(Mutex::new(State::default()));
+        let stop = CancellationToken::new();
+        let worker = Worker {
+            nats: nats.clone(),
+            truth: Arc::clone(&truth),
+            state: Arc::clone(&state),
+            dice: Workload::new(seed, 1),
+            held_back: HashMap::new(),
+            held_answers: Vec::new(),
+        };
+        tokio::spawn(worker.run(batches, questions, stop.clone()));
+        Self {
+            state,
+            stop,
+            publishers: async_nats::connect(url).await.unwrap(),
+            truth,
+            nats,
+            probes: AtomicU64::new(0),
+        }
+    }
+
+    /// Waits until the daemon has worked off all that it was given, and raises the floors of the truth to that. Needs a daemon with
+    /// one lane: a probe behind everything shows how far it is.
+    pub async fn barrier(&self, client: &Client) {
+        let delivered = self.state.lock().unwrap().delivered.clone();
+        let epoch = 1 + self.probes.fetch_add(1, Ordering::Relaxed);
+        let mut probe = Publisher::new(self.nats.clone(), &subjects(), &namespace(), &worker("probe"), 0)
+            .resuming(BatchCursor { epoch, seq: 0 });
+        let cursor = probe.publish(Tier::DEVICE, Vec::new()).await.unwrap();
+        client.applied("probe", 0, cursor).await;
+        for (holder, version) in delivered {
+            self.truth.raise_floor_to(&holder, version);
+        }
+    }
+
+    /// A connection for publishers.
+    pub fn publishers(&self) -> async_nats::Client {
+        self.publishers.clone()
+    }
+
+    pub fn set_faults(&self, faults: Faults) {
+        self.state.lock().unwrap().faults = faults;
+    }
+
+    /// Lets answers be changed, until called with none.
+    pub fn set_answer_fault(&self, fault: Option<AnswerFault>) {
+        self.state.lock().unwrap().answer_fault = fault;
+    }
+
+    /// How many answers have been changed.
+    pub fn answers_faulted(&self) -> u64 {
+        self.state.lock().unwrap().answers_faulted
+    }
+
+    /// Has answers wait, or lets go those that do.
+    pub fn hold_answers(&self, holds: bool) {
+        self.state.lock().unwrap().holds_answers = holds;
+    }
+
+    /// How many answers have had to wait.
+    pub fn answers_held(&self) -> u64 {
+        self.state.lock().unwrap().answers_held
+    }
+
+    /// Keeps questions from the publishers, or does not.
+    pub fn set_deaf(&self, is_deaf: bool) {
+        self.state.lock().unwrap().is_deaf = is_deaf;
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+/// The version of a holder that a batch has made, if it has made one.
+type Made = Option<(Holder, usize)>;
+
+struct Worker {
+    nats: async_nats::Client,
+    truth: Arc<Truth>,
+    state: Arc<Mutex<State>>,
+    dice: Workload,
+    held_back: HashMap<String, VecDeque<(bytes::Bytes, Made)>>,
+    held_answers: Vec<Answer>,
+}
+
+impl Worker {
+    async fn run(mut self, mut batches: Subscriber, mut questions: Subscriber, stop: CancellationToken) {
+        let (answered, mut answers) = tokio::sync::mpsc::unbounded_channel::<Answer>();
+        let mut looks = tokio::time::interval(std::time::Duration::from_millis(5));
+        loop {
+            tokio::select! {
+                // What a publisher has said before it answers is noted before its answer is passed on.
+                biased;
+                () = stop.cancelled() => return,
+                Some(batch) = batches.next() => self.pass_batch(batch).await,
+                Some(question) = questions.next() => self.pass_question(question, answered.clone()).await,
+                Some(answer) = answers.recv() => {
+                    while let Ok(Some(batch)) =
+                        tokio::time::timeout(std::time::Duration::ZERO, batches.next()).await
+                    {
+                        self.pass_batch(batch).await;
+                    }
+                    self.held_answers.push(answer);
+                    self.pass_answers().await;
+                }
+                _ = looks.tick() => self.pass_answers().await,
+            }
+        }
+    }
+
+    fn happens(&mut self, chance: u64) -> bool {
+        chance > 0 && self.dice.below(1000) < chance
+    }
+
+    async fn pass_batch(&mut self, message: Message) {
+        let Some(subject) = message.subject.strip_prefix(ORIGIN) else {
+            return;
+        };
+        let subject = format!("kvatlas{subject}");
+        let faults = self.state.lock().unwrap().faults;
+        let mut made = None;
+        if let Ok((_, worker)) = subjects().parse_events(&subject, 64)
+            && let Ok(batch) = EventBatch::decode(&message.payload, &WireLimits::default())
+        {
+            let cursor = BatchCursor {
+                epoch: batch.epoch,
+                seq: batch.seq,
+            };
+            let version = self
+                .truth
+                .apply(worker.as_str(), batch.rank, cursor, &batch.events);
+            made = Some(((worker.to_string(), batch.rank), version));
+        }
+        if self.happens(faults.drop) {
+            return;
+        }
+        if self.happens(faults.reorder) {
+            let late = self.held_back.entry(subject).or_default();
+            late.push_back((message.payload, made));
+            return;
+        }
+        let mut payload = message.payload;
+        if self.happens(faults.corrupt) && !payload.is_empty() {
+            // Cut short: a byte that is changed within a hash nobody could see.
+            let at = usize::try_from(self.dice.below(payload.len() as u64)).unwrap();
+            payload.truncate(at);
+        }
+        let times = if self.happens(faults.duplicate) { 2 } else { 1 };
+        for _ in 0..times {
+            self.deliver(&subject, payload.clone(), made.clone()).await;
+        }
+        for (late, made) in self.held_back.remove(&subject).unwrap_or_default() {
+            self.deliver(&subject, late, made).await;
+        }
+    }
+
+    async fn deliver(&self, subject: &str, payload: bytes::Bytes, made: Made) {
+        self.nats.publish(subject.to_owned(), payload).await.unwrap();
+        if let Some((holder, version)) = made {
+            let mut state = self.state.lock().unwrap();
+            let newest = state.delivered.entry(holder).or_default();
+            *newest = (*newest).max(version);
+        }
+    }
+
+    /// Asks the publisher in the daemon's place, and waits for the answer beside everything else.
+    async fn pass_question(
+        &mut self,
+        question: Message,
+        answered: tokio::sync::mpsc::UnboundedSender<Answer>,
+    ) {
+        let (Some(reply_to), Some(subject)) = (question.reply, question.subject.strip_prefix("kvatlas"))
+        else {
+            return;
+        };
+        if self.state.lock().unwrap().is_deaf {
+            return;
+        }
+        let inbox = self.nats.new_inbox();
+        let mut chunks = self.nats.subscribe(inbox.clone()).await.unwrap();
+        let subject = format!("{ORIGIN}{subject}");
+        self.nats
+            .publish_with_reply(subject, inbox, question.payload)
+            .await
+            .unwrap();
+        tokio::spawn(async move {
+            let reply_to = reply_to.to_string();
+            let mut chunks_so_far = Vec::new();
+            let patience = std::time::Duration::from_secs(5);
+            // On after the last chunk: another publisher may claim the worker, and answer too.
+            while let Ok(Some(message)) = tokio::time::timeout(patience, chunks.next()).await {
+                let reply_to = reply_to.clone();
+                if message.headers.is_some() || message.status.is_some() {
+                    let headers = message.headers;
+                    let chunks = Vec::new();
+                    let _ = answered.send(Answer {
+                        reply_to,
+                        headers,
+                        chunks,
+                    });
+                    continue;
+                }
+                let chunk = ResyncChunk::decode(&message.payload, &WireLimits::default()).unwrap();
+                let is_last = chunk.is_last;
+                chunks_so_far.push(chunk);
+                if is_last {
+                    let chunks = std::mem::take(&mut chunks_so_far);
+                    let headers = None;
+                    let _ = answered.send(Answer {
+                        reply_to,
+                        headers,
+                        chunks,
+                    });
+                }
+            }
+        });
+    }
+
+    async fn pass_answers(&mut self) {
+        {
+            let mut state = self.state.lock().unwrap();
+            if state.holds_answers {
+                state.answers_held = state.answers_held.max(self.held_answers.len() as u64);
+                return;
+            }
+        }
+        for answer in std::mem::take(&mut self.held_answers) {
+            self.pass_answer(answer).await;
+        }
+    }
+
+    async fn pass_answer(&mut self, answer: Answer) {
+        let Answer {
+            reply_to,
+            headers,
+            chunks,
+        } = answer;
+        if chunks.is_empty() {
+            let headers = headers.unwrap_or_default();
+            self.nats
+                .publish_with_headers(reply_to, headers, bytes::Bytes::new())
+                .await
+                .unwrap();
+            return;
+        }
+        let fault = {
+            let mut state = self.state.lock().unwrap();
+            state.answers_faulted += u64::from(state.answer_fault.is_some());
+            state.answer_fault.clone()
+        };
+        let payloads = match fault {
+            Some(fault) => fault(chunks),
+            None => chunks.iter().map(ResyncChunk::encode).collect(),
+        };
+        for payload in payloads {
+            self.nats.publish(reply_to.clone(), payload.into()).await.unwrap();
+        }
+    }
+}
+
+/// A publisher's whole answer.
+struct Answer {
+    reply_to: String,
+    headers: Option<HeaderMap>,
+    chunks: Vec<ResyncChunk>,
+}

@@ -1,0 +1,520 @@
+//! Ground truth, and what replies are worth beside it: for every scenario in which something goes wrong.
+//!
+//! Truth keeps every state that a holder was ever in. A query has a *window*: it begins with the newest state of each holder that
+//! the daemon is known to have seen when the query was asked (its *floor*), and ends with the newest state there is when the
+//! reply has come. A reply is **wrong** when it marks a holder exact and claims more blocks, or fewer, than that holder had in any
+//! state of the window. It is **blind** when it names nobody although some holder had the first block all the time.
+//! Degraded claims may be anything: that is what the word is for. Except where the only reason is that the index has no room
+//! (`capacity`): then a holder has at least what is claimed, and a claim above every state of the window is **wrong**, too.
+//!
+//! ```text
+//! let truth = Truth::default();
+//! truth.apply("gpu-0", 0, cursor, &events);      // before the batch leaves
+//! let window = truth.window();                   // before a query is asked
+//! let reply = client.ask_with(query).await;
+//! tally.count(truth.judge(&window, &chain, reply.as_ref()));
+//! truth.raise_floors(&client.status().await?);   // now and then: what the daemon has applied can't be un-applied
+//! ```
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use kvatlas_client::ClientError;
+use kvatlas_core::hash::SequenceHash;
+use kvatlas_core::wire::{
+    BatchCursor, BlockNames, DegradedReason, DegradedReasons, Event, HolderMatch, QueryReply, RemovedBlocks,
+    StatusReply, StoredBlocks,
+};
+
+use super::{Client, PATIENCE};
+
+/// What the names of hostile workers begin with. They may claim what they like, so replies are judged without them.
+pub const HOSTILE: &str = "hostile-";
+
+/// Worker and rank.
+pub type Holder = (String, u32);
+
+/// One change of one block: from this version on it is held, or not.
+type Change = (usize, bool);
+
+/// Every state of one holder. Version 0 is the empty one before its first batch.
+#[derive(Default)]
+struct History {
+    changes: HashMap<SequenceHash, Vec<Change>>,
+    held: HashMap<SequenceHash, ()>,
+    /// The versions on whose way the holder was emptied first. Changes are applied block by block, so a query may see that.
+    emptied: Vec<usize>,
+    /// The cursor that made each version from 1 on, in the order in which they were made.
+    cursors: Vec<BatchCursor>,
+    floor: usize,
+}
+
+impl History {
+    fn head(&self) -> usize {
+        self.cursors.len()
+    }
+
+    fn set(&mut self, hash: SequenceHash, is_held: bool) {
+        let before = if is_held {
+            self.held.insert(hash, ())
+        } else {
+            self.held.remove(&hash)
+        };
+        if before.is_some() != is_held {
+            let version = self.head();
+            self.changes.entry(hash).or_default().push((version, is_held));
+        }
+    }
+
+    fn clear(&mut self) {
+        let held: Vec<SequenceHash> = self.held.keys().copied().collect();
+        held.into_iter().for_each(|hash| self.set(hash, false));
+        self.emptied.push(self.head());
+    }
+
+    fn apply(&mut self, cursor: BatchCursor, events: &[Event]) {
+        // What has been replaced by a higher epoch says nothing any more.
+        if self.cursors.last().is_some_and(|last| cursor.epoch < last.epoch) {
+            return;
+        }
+        // A new incarnation begins with nothing, and so does one that counts from the start again.
+        let begins_anew = self
+            .cursors
+            .last()
+            .is_some_and(|last| cursor.epoch > last.epoch || cursor.seq <= last.seq);
+        self.cursors.push(cursor);
+        if begins_anew {
+            self.clear();
+        }
+        for event in events {
+            match event {
+                Event::Stored(StoredBlocks {
+                    names: BlockNames::Sequence { hashes, .. },
+                    ..
+                }) => hashes.iter().for_each(|hash| self.set(*hash, true)),
+                Event::Removed(RemovedBlocks { hashes, .. }) => {
+                    hashes.iter().for_each(|hash| self.set(*hash, false));
+                }
+                Event::Cleared | Event::Goodbye => self.clear(),
+                Event::Doubted(_) => {}
+                Event::Stored(_) => panic!("the truth knows blocks by their sequence hashes"),
+            }
+        }
+    }
+
+    fn holds(&self, hash: SequenceHash, version: usize) -> bool {
+        let changes = self.changes.get(&hash).map(Vec::as_slice).unwrap_or_default();
+        let after = changes.partition_point(|(since, _)| *since <= version);
+        after.checked_sub(1).is_some_and(|last| changes[last].1)
+    }
+
+    fn matched(&self, chain: &[SequenceHash], version: usize) -> u32 {
+        let held = chain.iter().take_while(|hash| self.holds(**hash, version));
+        u32::try_from(held.count()).unwrap()
+    }
+
+    /// The fewest and the most leading blocks of `chain` in any state from `floor` on.
+    fn bounds(&self, chain: &[SequenceHash], floor: usize) -> (u32, u32) {
+        let matched = (floor..=self.head()).map(|version| self.matched(chain, version));
+        matched.fold((u32::MAX, 0), |(least, most), matched| {
+            (least.min(matched), most.max(matched))
+        })
+    }
+
+    /// As [`Self::bounds`], with what can be seen between two states: a holder that is emptied and filled again has less.
+    fn visible_bounds(&self, chain: &[SequenceHash], floor: usize) -> (u32, u32) {
+        let (least, most) = self.bounds(chain, floor);
+        let is_emptied = self.emptied.last().is_some_and(|version| *version > floor);
+        (if is_emptied { 0 } else { least }, most)
+    }
+
+    /// The newest version that a daemon at `cursor` has seen.
+    fn version_at(&self, cursor: BatchCursor) -> usize {
+        let seen = self.cursors.iter().rposition(|made| *made <= cursor);
+        seen.map_or(0, |index| index + 1)
+    }
+}
+
+/// What every holder really had, and when.
+#[derive(Default)]
+pub struct Truth(Mutex<BTreeMap<Holder, History>>);
+
+/// The oldest state of each holder that a reply may still be about.
+#[derive(Debug, Clone, Default)]
+pub struct Window(HashMap<Holder, usize>);
+
+/// What a reply was.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    /// Every holder in it is marked exact, and is.
+    Exact,
+    /// Some holder in it is marked degraded; those that are marked exact are.
+    Degraded,
+    /// A holder is marked exact and is not: the text says which.
+    Wrong(String),
+    /// No answer, or one without holders, although a holder had the first block all the time.
+    Blind(String),
+}
+
+impl Truth {
+    /// A holder's batch. To be called before the batch can reach a daemon. Returns the version of the holder that it makes.
+    pub fn apply(&self, worker: &str, rank: u32, cursor: BatchCursor, events: &[Event]) -> usize {
+        let mut holders = self.0.lock().unwrap();
+        let history = holders.entry((worker.to_owned(), rank)).or_default();
+        history.apply(cursor, events);
+        history.head()
+    }
+
+    /// As [`Self::raise_floor`], for a version that [`Self::apply`] has returned.
+    pub fn raise_floor_to(&self, holder: &Holder, version: usize) {
+        let mut holders = self.0.lock().unwrap();
+        if let Some(history) = holders.get_mut(holder) {
+            history.floor = history.floor.max(version);
+        }
+    }
+
+    /// From now on no query may be answered with a state of the holder from before `cursor` as if it were exact.
+    pub fn raise_floor(&self, worker: &str, rank: u32, cursor: BatchCursor) {
+        let mut holders = self.0.lock().unwrap();
+        if let Some(history) = holders.get_mut(&(worker.to_owned(), rank)) {
+            history.floor = history.floor.max(history.version_at(cursor));
+        }
+    }
+
+    /// Raises the floors to what a daemon says to have applied. With several daemons, call it only with what the slowest says.
+    pub fn raise_floors(&self, status: &StatusReply) {
+        for holder in &status.holders {
+            let cursor = BatchCursor {
+                epoch: holder.epoch,
+                seq: holder.seq,
+            };
+            self.raise_floor(holder.worker.as_str(), holder.rank, cursor);
+        }
+    }
+
+    /// The window of a query that is asked now.
+    pub fn window(&self) -> Window {
+        let holders = self.0.lock().unwrap();
+        Window(
+            holders
+                .iter()
+                .map(|(id, history)| (id.clone(), history.floor))
+                .collect(),
+        )
+    }
+
+    /// What a reply about `chain`, whose query was asked when `window` began, is worth.
+    pub fn judge(
+        &self,
+        window: &Window,
+        chain: &[SequenceHash],
+        reply: Result<&QueryReply, &ClientError>,
+    ) -> Verdict {
+        let holders = self.0.lock().unwrap();
+        let floor = |id: &Holder| window.0.get(id).copied().unwrap_or_default();
+        let always_there = holders
+            .iter()
+            .find(|(id, history)| history.bounds(chain, floor(id)).0 > 0)
+            .map(|(id, _)| id);
+        let reply = match (reply, always_there) {
+            (Err(error), Some(id)) => return Verdict::Blind(format!("{id:?} has it, but: {error}")),
+            // Nobody need have it: an error says as much as an empty list.
+            (Err(_), None) => return Verdict::Exact,
+            (Ok(reply), Some(id)) if honest(reply).next().is_none() => {
+                return Verdict::Blind(format!("{id:?} has it, but nobody is named"));
+            }
+            (Ok(reply), _) => reply,
+        };
+        for found in honest(reply).filter(|found| promises_something(found)) {
+            let id = (found.worker.to_string(), found.rank);
+            let (least, most) = holders
+                .get(&id)
+                .map_or((0, 0), |history| history.visible_bounds(chain, floor(&id)));
+            let is_too_little = found.exact && found.matched_blocks < least;
+            if is_too_little || found.matched_blocks > most {
+                let (claimed, word) = (
+                    found.matched_blocks,
+                    if found.exact { "exact" } else { "capacity" },
+                );
+                return Verdict::Wrong(format!(
+                    "{id:?} has {least} to {most} blocks, {word} says {claimed}"
+                ));
+            }
+        }
+        if honest(reply).all(|found| found.exact) {
+            Verdict::Exact
+        } else {
+            Verdict::Degraded
+        }
+    }
+
+    /// The holders of `chain` now, as a reply lists them.
+    pub fn expected(&self, chain: &[SequenceHash]) -> Vec<(String, u32, u32)> {
+        let holders = self.0.lock().unwrap();
+        let mut expected: Vec<_> = holders
+            .iter()
+            .map(|((worker, rank), history)| (worker.clone(), *rank, history.matched(chain, history.head())))
+            .filter(|(_, _, matched)| *matched > 0)
+            .collect();
+        // Deepest first, then by worker and rank, in which order the map gives them.
+        expected.sort_by_key(|(_, _, matched)| std::cmp::Reverse(*matched));
+        expected
+    }
+
+    /// What in a reply is more than the truth of now, or less although it is marked exact; none if nothing is.
+    pub fn excess(&self, chain: &[SequenceHash], reply: &QueryReply) -> Option<String> {
+        let expected: HashMap<_, _> = self
+            .expected(chain)
+            .into_iter()
+            .map(|(worker, rank, matched)| ((worker, rank), matched))
+            .collect();
+        let is_right = |holder: &&HolderMatch| {
+            let id = (holder.worker.to_string(), holder.rank);
+            let has = expected.get(&id).copied().unwrap_or_default();
+            match holder.exact {
+                true => holder.matched_blocks == has,
+                false => promises_something(holder) && holder.matched_blocks <= has,
+            }
+        };
+        let wrong = honest(reply).find(|holder| !is_right(holder))?;
+        Some(format!("expected {expected:?}, found {wrong:?}"))
+    }
+
+    /// How a reply differs from the truth of now, with every holder exact; none if it does not.
+    pub fn difference(&self, chain: &[SequenceHash], reply: &QueryReply) -> Option<String> {
+        let expected = self.expected(chain);
+        let found: Vec<_> = honest(reply).map(found).collect();
+        let is_exact = honest(reply).all(|holder| holder.exact);
+        (found != expected || !is_exact)
+            .then(|| format!("expected {expected:?}, all exact; found {:?}", reply.holders))
+    }
+}
+
+/// The holders that somebody answers for.
+fn honest(reply: &QueryReply) -> impl Iterator<Item = &HolderMatch> {
+    let is_honest = |holder: &&HolderMatch| !holder.worker.as_str().starts_with(HOSTILE);
+    reply.holders.iter().filter(is_honest)
+}
+
+/// Whether a claim is more than a guess: exact, or a lower bound for want of room.
+fn promises_something(found: &HolderMatch) -> bool {
+    found.exact || found.degraded == DegradedReasons::of(DegradedReason::Capacity)
+}
+
+fn found(holder: &HolderMatch) -> (String, u32, u32) {
+    (holder.worker.to_string(), holder.rank, holder.matched_blocks)
+}
+
+/// The replies of a scenario, counted by what they were worth.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Tally {
+    pub asked: u64,
+    pub exact: u64,
+    pub degraded: u64,
+    pub wrong: u64,
+    pub blind: u64,
+    /// The first few that were wrong.
+    pub examples: Vec<String>,
+    /// The first few that were blind.
+    pub blind_examples: Vec<String>,
+    /// From the end of the faults until every reply was the truth and exact.
+    pub time_to_exactness: Option<Duration>,
+}
+
+impl Tally {
+    const EXAMPLES_MAX: usize = 5;
+
+    pub fn count(&mut self, verdict: Verdict) {
+        self.asked += 1;
+        let (examples, example) = match verdict {
+            Verdict::Exact => {
+                self.exact += 1;
+                return;
+            }
+            Verdict::Degraded => {
+                self.degraded += 1;
+                return;
+            }
+            Verdict::Wrong(text) => {
+                self.wrong += 1;
+                (&mut self.examples, text)
+            }
+            Verdict::Blind(text) => {
+                self.blind += 1;
+                (&mut self.blind_examples, text)
+            }
+        };
+        if examples.len() < Self::EXAMPLES_MAX {
+            examples.push(example);
+        }
+    }
+
+    pub fn add(&mut self, other: Self) {
+        self.asked += other.asked;
+        self.exact += other.exact;
+        self.degraded += other.degraded;
+        self.wrong += other.wrong;
+        self.blind += other.blind;
+        for (all, more) in [
+            (&mut self.examples, other.examples),
+            (&mut self.blind_examples, other.blind_examples),
+        ] {
+            all.extend(more);
+            all.truncate(Self::EXAMPLES_MAX);
+        }
+    }
+
+    /// Fails the test when nobody was named although somebody had what was asked for.
+    pub fn require_sight(&self) {
+        assert_eq!(self.blind, 0, "{:#?}", self.blind_examples);
+    }
+
+    /// Prints the scenario's line, and fails the test when a reply was wrong.
+    pub fn report(&self, scenario: &str) {
+        println!("{scenario}: {self}");
+        assert_eq!(self.wrong, 0, "{scenario}: {:#?}", self.examples);
+        assert!(self.asked > 0, "{scenario}: nothing was asked");
+    }
+}
+
+impl fmt::Display for Tally {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            asked,
+            exact,
+            degraded,
+            wrong,
+            blind,
+            ..
+        } = self;
+        write!(
+            formatter,
+            "queries {asked}, exact {exact}, degraded {degraded}, wrong {wrong}, blind {blind}"
+        )?;
+        match self.time_to_exactness {
+            Some(time) => write!(formatter, ", exact after {:.3} s", time.as_secs_f64()),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Asks about all `prompts` once, and counts the replies.
+pub async fn ask_all(client: &Client, truth: &Truth, prompts: &[Vec<SequenceHash>], tally: &mut Tally) {
+    for chain in prompts {
+        let window = truth.window();
+        let reply = client.ask_with(super::by_sequence(chain)).await;
+        tally.count(truth.judge(&window, chain, reply.as_ref()));
+    }
+}
+
+/// Asks until every reply is the truth and every holder in it exact; notes how long that took. To be called when the faults have
+/// stopped and nothing is published any more. Replies on the way there are counted like any others.
+pub async fn settle(client: &Client, truth: &Truth, prompts: &[Vec<SequenceHash>], tally: &mut Tally) {
+    settle_by(client, truth, prompts, tally, Truth::difference).await;
+}
+
+/// As [`settle`], of a daemon whose index has too little room: until no reply is more than the truth.
+pub async fn settle_below(client: &Client, truth: &Truth, prompts: &[Vec<SequenceHash>], tally: &mut Tally) {
+    settle_by(client, truth, prompts, tally, Truth::excess).await;
+}
+
+async fn settle_by(
+    client: &Client,
+    truth: &Truth,
+    prompts: &[Vec<SequenceHash>],
+    tally: &mut Tally,
+    fault: impl Fn(&Truth, &[SequenceHash], &QueryReply) -> Option<String>,
+) {
+    let started = Instant::now();
+    loop {
+        let mut difference = None;
+        for chain in prompts {
+            let window = truth.window();
+            let reply = client.ask_with(super::by_sequence(chain)).await;
+            tally.count(truth.judge(&window, chain, reply.as_ref()));
+            let differs = match &reply {
+                Ok(reply) => fault(truth, chain, reply),
+                Err(error) => (!truth.expected(chain).is_empty()).then(|| error.to_string()),
+            };
+            difference = difference.or(differs);
+        }
+        match difference {
+            None => break,
+            Some(text) => assert!(
+                started.elapsed() < PATIENCE,
+                "not the truth after {PATIENCE:?}: {text}"
+            ),
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    tally.time_to_exactness = Some(started.elapsed());
+}
+
+/// A seeded source of events: prompts that share prefixes, stored in part and removed in part, with holes.
+pub struct Workload {
+    state: u64,
+    prompts: Vec<Vec<SequenceHash>>,
+}
+
+impl Workload {
+    /// Blocks of a prompt.
+    const DEPTH: u64 = 24;
+    /// Of which so many are shared by the prompts of a family.
+    const SHARED: u64 = 8;
+    /// Prompts of a family.
+    const FAMILY: u64 = 4;
+
+    pub fn new(seed: u64, prompts: u64) -> Self {
+        let block = |prompt: u64, position: u64| {
+            let (family, member) = (prompt / Self::FAMILY + 1, prompt % Self::FAMILY);
+            let branch = if position < Self::SHARED { 0 } else { member + 1 };
+            SequenceHash(family << 32 | branch << 16 | (position + 1))
+        };
+        let chain = |prompt| (0..Self::DEPTH).map(|position| block(prompt, position)).collect();
+        Self {
+            state: seed,
+            prompts: (0..prompts).map(chain).collect(),
+        }
+    }
+
+    /// All that can be asked for.
+    pub fn prompts(&self) -> &[Vec<SequenceHash>] {
+        &self.prompts
+    }
+
+    /// A number below `bound` (splitmix64).
+    pub fn below(&mut self, bound: u64) -> u64 {
+        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.state;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ (mixed >> 31)) % bound
+    }
+
+    fn index(&mut self, bound: usize) -> usize {
+        usize::try_from(self.below(bound as u64)).unwrap()
+    }
+
+    /// Some prompt.
+    pub fn prompt(&mut self) -> Vec<SequenceHash> {
+        let number = self.index(self.prompts.len());
+        self.prompts[number].clone()
+    }
+
+    /// The events of some holder's next batch: mostly stores, some removals, seldom a `cleared`.
+    pub fn events(&mut self) -> Vec<Event> {
+        let chain = self.prompt();
+        let length = 1 + self.index(chain.len());
+        match self.below(40) {
+            0 => vec![Event::Cleared, super::stored(chain[..length].to_vec())],
+            1..=12 => {
+                let first = self.index(chain.len());
+                let last = first + 1 + self.index(chain.len() - first);
+                vec![super::removed(chain[first..last].to_vec())]
+            }
+            _ => vec![super::stored(chain[..length].to_vec())],
+        }
+    }
+}

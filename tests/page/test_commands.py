@@ -1,0 +1,209 @@
+"""The same facts from the shell: `kvatlas status`, `kvatlas top`, `kvatlas doctor`."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from site_of_tests import PATIENCE, Broker, Daemon, Fleet, environment, eventually, kvatlas_binary
+
+UNUSED = "127.0.0.1:9"
+
+
+def run(*words: str, **variables: str) -> tuple[int, str, str]:
+    """The exit code, and what was printed."""
+    done = subprocess.run(
+        [kvatlas_binary(), *words], capture_output=True, text=True, env=environment() | variables, timeout=PATIENCE
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def degraded(daemon: Daemon) -> int:
+    said = json.loads(run("status", "--admin", daemon.admin, "--json")[1])
+    return sum(namespace["degraded"] for namespace in said["namespaces"])
+
+
+def test_status_is_one_screen_and_an_exit_code(daemon: Daemon, fleet: Fleet) -> None:
+    eventually("all is applied", lambda: degraded(daemon) == len(fleet.broken))
+    code, said, failure = run("status", "--admin", daemon.admin)
+    lines = said.splitlines()
+    assert code == 1 and f"2 of {len(fleet.workers)} holders are degraded" in failure
+    assert lines[0].startswith(f"{daemon.admin.removeprefix('http://')}: ready")
+    assert lines[2].split()[:3] == ["llama", "1000", "2"]
+    assert lines[3] == "degraded in llama: gap 2" and lines[4].split() == [f"{name}/0" for name in fleet.broken]
+    assert max(map(len, lines)) <= 60
+    code, said, _ = run("status", "--admin", daemon.admin, "--json")
+    [namespace] = json.loads(said)["namespaces"]
+    assert (namespace["holders"], namespace["reasons"]) == (1000, {"gap": 2})
+    assert run("status", "--admin", UNUSED)[0] == 69
+    assert run("status", KVATLAS_ADMIN_LISTEN="a b")[0] == 64
+
+
+def test_a_sound_daemon_exits_with_zero() -> None:
+    sound = Daemon()
+    try:
+        eventually("it is ready", lambda: run("status", "--admin", sound.admin)[0] == 0)
+        assert "no worker has been heard of" in run("status", "--admin", sound.admin)[1]
+    finally:
+        sound.kill()
+
+
+# With CI set, a missing terminal is a failure.
+needs_tmux = pytest.mark.skipif(not shutil.which("tmux") and not os.environ.get("CI"), reason="there is no tmux; install it")
+
+
+class Terminal:
+    """A terminal of 60 columns in which a command runs."""
+
+    def __init__(self, directory: Path, *words: str, variables: str = "") -> None:
+        self._tmux = ["tmux", "-S", str(directory / "tmux"), "-f", "/dev/null"]
+        command = f"env {variables} {shlex.join([kvatlas_binary(), *words])}; echo ended with $?; exec cat"
+        self._run("new-session", "-d", "-x", "60", "-y", "20", command)
+
+    def _run(self, *words: str) -> str:
+        ran = subprocess.run([*self._tmux, *words], capture_output=True, text=True, check=True, env=environment())
+        return ran.stdout
+
+    def lines(self, *flags: str) -> list[str]:
+        return self._run("capture-pane", "-p", "-t", ":", *flags).splitlines()
+
+    def press(self, *keys: str) -> None:
+        self._run("send-keys", "-t", ":", *keys)
+
+    def close(self) -> None:
+        self._run("kill-server")
+
+
+@pytest.fixture
+def top(tmp_path: Path, daemon: Daemon, fleet: Fleet) -> Iterator[Terminal]:
+    terminal = Terminal(tmp_path, "top", "--admin", daemon.admin)
+    yield terminal
+    terminal.close()
+
+
+@needs_tmux
+def test_top_shows_the_fleet_and_obeys_keys(top: Terminal, fleet: Fleet) -> None:
+    eventually("the fleet is shown", lambda: "998 exact  2 degraded" in "\n".join(top.lines()))
+    eventually("rates are shown", lambda: any(line.startswith("queries ") for line in top.lines()))
+    shown = "\n".join(top.lines())
+    assert " ready" in shown and shown.index(f"{fleet.broken[0]} ") < shown.index("gpu-0 ")
+    assert "gap" in shown and "q quit" in shown
+    assert any("\x1b[38;5;" in line for line in top.lines("-e")), "with colours"
+    top.press("d")
+    eventually("only the degraded", lambda: "gpu-0 " not in "\n".join(top.lines()))
+    top.press("d")
+    top.press("/", *"gpu-77", "Enter")
+    eventually("only these", lambda: "gpu-770" in "\n".join(top.lines()) and "gpu-0 " not in "\n".join(top.lines()))
+    top.press("q")
+    eventually("it ends", lambda: "ended with 0" in "\n".join(top.lines()))
+
+
+@needs_tmux
+def test_top_without_colours_or_a_terminal(tmp_path: Path, daemon: Daemon, fleet: Fleet) -> None:
+    terminal = Terminal(tmp_path, "top", "--admin", daemon.admin, variables="NO_COLOR=1")
+    eventually("the fleet is shown", lambda: "998 exact  2 degraded" in "\n".join(terminal.lines()))
+    with_escapes = "\n".join(terminal.lines("-e"))
+    # 39 and 49 are the terminal's own.
+    assert re.findall(r"\x1b\[(?:\d+;)*(?:3[0-8]|4[0-8])[;m]", with_escapes) == []
+    terminal.close()
+    code, _, failure = run("top", "--admin", daemon.admin)
+    assert code == 64 and "kvatlas status" in failure
+    assert run("top", "--admin", UNUSED)[0] == 69
+
+
+def checks(*words: str, **variables: str) -> tuple[int, dict[str, dict[str, str]]]:
+    """The exit code of the doctor, and its checks by name."""
+    code, said, failure = run("doctor", "--json", *words, **variables)
+    assert said, failure
+    return code, {check["name"]: check for check in json.loads(said)["checks"]}
+
+
+def known_holders(daemon: Daemon) -> int:
+    said = json.loads(run("status", "--admin", daemon.admin, "--json")[1])
+    return sum(namespace["holders"] for namespace in said["namespaces"])
+
+
+def outcomes(found: dict[str, dict[str, str]]) -> dict[str, str]:
+    return {name: check["outcome"] for name, check in found.items()}
+
+
+def test_the_doctor_finds_a_sound_deployment_well(tmp_path: Path) -> None:
+    sound = Daemon()
+    try:
+        eventually("it is ready", lambda: run("status", "--admin", sound.admin)[0] == 0)
+        directory = {"KVATLAS_SNAPSHOTS_DIRECTORY": str(tmp_path)}
+        code, found = checks("--nats-url", sound.nats, "--admin", sound.admin, "--admin", sound.admin, **directory)
+        assert code == 0, found
+        assert all(outcome in ("fine", "skipped") for name, outcome in outcomes(found).items() if name != "disk"), found
+        assert outcomes(found)["round trip"] == outcomes(found)["clock"] == outcomes(found)["replicas"] == "fine"
+        assert all(check["mend"] for check in found.values() if check["outcome"] in ("failed", "warning"))
+        # Nothing of the probe stays but its empty namespace.
+        eventually("the probe has gone", lambda: known_holders(sound) == 0)
+        namespaces = json.loads(run("status", "--admin", sound.admin, "--json")[1])["namespaces"]
+        assert [(namespace["namespace"], namespace["holders"]) for namespace in namespaces] == [("kvatlas-doctor", 0)]
+        said = run("doctor", "--nats-url", sound.nats, "--admin", sound.admin)[1]
+        assert "ok   round trip: a probe event was found" in said and "WARN disk: there is no snapshots.directory" in said
+    finally:
+        sound.kill()
+
+
+def test_the_doctor_says_what_to_mend(tmp_path: Path) -> None:
+    code, found = checks("--nats-url", f"nats://{UNUSED}", "--admin", UNUSED)
+    assert code == 69 and outcomes(found)["broker"] == "failed" and outcomes(found)["round trip"] == "skipped"
+
+    users = """
+        max_payload: 65536
+        authorization { users: [
+            { user: all, password: p }
+            { user: router, password: p, permissions: {
+                publish: ["kvatlas.v1.query.>", "kvatlas.v1.status.>"], subscribe: ["_INBOX.>"] } }
+        ] }
+    """
+    broker = Broker(tmp_path / "broker", users)
+    nowhere = tmp_path / "file"
+    nowhere.touch()
+    nats = ["--nats-url", f"nats://{broker.address}", "--timeout", "1"]
+    everything, router = ({"KVATLAS_NATS_USER": user, "KVATLAS_NATS_PASSWORD": "p"} for user in ("all", "router"))
+    faults = {
+        "KVATLAS_EVENTS_TRANSPORT": "jetstream",
+        "KVATLAS_SNAPSHOTS_DIRECTORY": str(nowhere / "snapshots"),
+    }
+    code, found = checks(*nats, "--admin", UNUSED, **everything, **faults)
+    assert code == 1
+    expected = {
+        "broker": "fine",
+        "max_payload": "warning",
+        "permissions of a daemon": "fine",
+        "JetStream": "failed",
+        "round trip": "failed",
+        "disk": "failed",
+        f"replica {UNUSED}": "warning",
+    }
+    assert expected.items() <= outcomes(found).items(), found
+    assert "65536 bytes" in found["max_payload"]["found"]
+
+    _, found = checks(*nats, "--admin", UNUSED, **router)
+    assert outcomes(found)["permissions of a router"] == "fine"
+    assert "to subscribe to kvatlas.v1.events.>" in found["permissions of a daemon"]["found"]
+    assert "to publish to kvatlas.v1.resync." in found["permissions of a daemon"]["found"]
+    assert outcomes(found)["permissions of a publisher"] == "failed"
+    assert "permissions of a daemon" not in checks(*nats, "--admin", UNUSED, "--role", "router", **router)[1]
+
+    # A daemon is there, and hears nothing of a publisher that may not publish.
+    daemon = Daemon("--nats-user", "all", "--nats-password", "p", nats=f"nats://{broker.address}")
+    try:
+        eventually("it is ready", lambda: run("status", "--admin", daemon.admin)[0] == 0)
+        _, found = checks(*nats, "--admin", UNUSED, "--role", "router", **router)
+        assert outcomes(found)["round trip"] == "failed" and "does not know the probe" in found["round trip"]["found"]
+        code, found = checks(*nats, "--admin", daemon.admin, **everything)
+        assert outcomes(found)["round trip"] == "fine", found
+    finally:
+        daemon.kill()
+        broker.stop()

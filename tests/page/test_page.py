@@ -1,0 +1,340 @@
+"""The page of the admin listener in a real browser."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import time
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+import pytest
+from selenium.webdriver import ActionChains, Chrome, Keys
+from selenium.webdriver.common.by import By
+from selenium.webdriver.support.select import Select
+from site_of_tests import REPOSITORY, Daemon, Fleet, Stub, eventually, frame
+
+
+SCREENSHOT_BYTES_MAX = 150_000
+
+
+def text(browser: Chrome, selector: str) -> str:
+    return browser.find_element(By.CSS_SELECTOR, selector).text
+
+
+def names(browser: Chrome) -> list[str]:
+    """The workers in the rows that can be seen, from the top."""
+    rows = browser.execute_script("""
+        return [...document.querySelectorAll('#grid-body .row')].filter((row) => !row.hidden)
+            .map((row) => [Number(row.getAttribute('aria-rowindex')), row.querySelector('.name').textContent])
+    """)
+    return [name for _, name in sorted(rows)]
+
+
+def active(browser: Chrome, selector: str) -> Any:
+    """The element that the keyboard is at within a widget."""
+    current = browser.find_element(By.CSS_SELECTOR, selector).get_attribute("aria-activedescendant")
+    return browser.execute_script("return document.getElementById(arguments[0])", current) if current else None
+
+
+def press(browser: Chrome, *keys: str) -> None:
+    ActionChains(browser).send_keys(*keys).perform()
+
+
+def opened(browser: Chrome, daemon: Daemon, fleet: Fleet) -> Chrome:
+    browser.get(daemon.admin + "/")
+    wanted = f"{len(fleet.workers):,} holders"
+    eventually("the fleet is shown", lambda: text(browser, "#fleet-count") == wanted)
+    return browser
+
+
+def test_the_fleet_loads_from_the_daemon_alone(browser: Chrome, daemon: Daemon, fleet: Fleet) -> None:
+    opened(browser, daemon, fleet)
+    assert browser.title == "kvatlas"
+    eventually("it is ready", lambda: text(browser, "#readiness") == "ready")
+    tiles = {tile.text.split("\n")[1]: tile.text.split("\n")[0] for tile in browser.find_elements(By.CSS_SELECTOR, ".tile")}
+    assert tiles["exact holders"] == f"{len(fleet.workers) - len(fleet.broken):,}"
+    assert tiles["degraded holders"] == str(len(fleet.broken))
+    eventually("rates are shown", lambda: "/s" in text(browser, "#plots figcaption"))
+    paths = browser.execute_script("return [...document.querySelectorAll('.plot path')].map((path) => path.getAttribute('d'))")
+    eventually("a line is drawn", lambda: any(path and "L" in path for path in paths) or paths_of(browser))
+    loaded = browser.execute_script("return performance.getEntriesByType('resource').map((entry) => entry.name)")
+    assert loaded and all(url.startswith(daemon.admin) for url in loaded), loaded
+    # The broken ones stand first, and say why.
+    assert names(browser)[: len(fleet.broken)] == fleet.broken
+    assert "gap" in text(browser, "#grid-body .state-degraded")
+
+
+def paths_of(browser: Chrome) -> bool:
+    return browser.execute_script(
+        "return [...document.querySelectorAll('.plot path')].some((path) => (path.getAttribute('d') ?? '').includes('L'))"
+    )
+
+
+def test_only_visible_rows_exist_and_filters_find_the_others(browser: Chrome, daemon: Daemon, fleet: Fleet) -> None:
+    opened(browser, daemon, fleet)
+    assert len(browser.find_elements(By.CSS_SELECTOR, "#grid-body .row")) < 60
+    browser.find_element(By.ID, "filter-name").send_keys("GPU-99")
+    expected = [name for name in fleet.workers if "gpu-99" in name]
+    eventually("only these are left", lambda: text(browser, "#fleet-count") == f"{len(expected)} holders")
+    assert sorted(names(browser)) == sorted(expected)
+    browser.find_element(By.ID, "filter-name").clear()
+    press(browser, "x", Keys.BACKSPACE)
+    state = Select(browser.find_element(By.ID, "filter-state"))
+    for choice, count in (("degraded: gap", 2), ("degraded", 2), ("degraded: stale", 0), ("exact", 998), ("all", 1000)):
+        state.select_by_visible_text(choice)
+        wanted = f"{count:,} holders"
+        eventually(choice, lambda wanted=wanted: text(browser, "#fleet-count") == wanted)
+    # The same over HTTP, for scripts.
+    with urlopen(daemon.admin + "/workers?state=degraded&reason=gap&limit=1") as answer:
+        page = json.load(answer)
+    assert (page["holders_total"], page["holders"][0]["worker"]) == (2, fleet.broken[0])
+    with urlopen(f"{daemon.admin}/workers?state=degraded&reason=gap&limit=1&after={page['next']}") as answer:
+        page = json.load(answer)
+    assert (page["holders"][0]["worker"], page["next"]) == (fleet.broken[1], None)
+
+
+def test_the_keyboard_reaches_everything(browser: Chrome, daemon: Daemon, fleet: Fleet) -> None:
+    opened(browser, daemon, fleet)
+    press(browser, Keys.TAB)
+    assert browser.switch_to.active_element.get_attribute("class") == "skip"
+    reached = set()
+    for _ in range(25):
+        press(browser, Keys.TAB)
+        reached.add(browser.switch_to.active_element.get_attribute("id"))
+    wanted = {"namespace", "theme", "filter-name", "filter-state", "grid", "lens", "icicle", "ask-text"}
+    assert wanted <= reached, wanted - reached
+
+    browser.execute_script("document.getElementById('grid').focus()")
+    press(browser, Keys.END)
+    last = max(name for name in fleet.workers if name not in fleet.broken)
+    eventually("the last row", lambda: active(browser, "#grid").get_attribute("aria-rowindex") == "1001")
+    press(browser, Keys.ARROW_UP)
+    assert active(browser, "#grid").get_attribute("aria-rowindex") == "1000"
+    press(browser, Keys.HOME, Keys.ARROW_DOWN, Keys.ENTER)
+    eventually("a holder is told", lambda: text(browser, "#holder").startswith(fleet.broken[1]))
+    assert "gap" in text(browser, "#holder") and last
+
+    eventually("the atlas is drawn", lambda: active(browser, "#icicle"))
+    browser.execute_script("document.getElementById('icicle').focus()")
+    press(browser, Keys.ARROW_DOWN)
+    assert active(browser, "#icicle").get_attribute("aria-level") == "2"
+    press(browser, Keys.ARROW_UP)
+    assert active(browser, "#icicle").get_attribute("aria-level") == "1"
+    press(browser, Keys.ENTER)
+    eventually("a prefix is explained", lambda: "would compute" in text(browser, "#explained"))
+
+
+def test_the_atlas_says_who_holds_a_prefix(browser: Chrome, daemon: Daemon, fleet: Fleet) -> None:
+    opened(browser, daemon, fleet)
+    eventually("the atlas is drawn", lambda: active(browser, "#icicle"))
+    eventually("queries are sampled", lambda: "sampled queries over" in text(browser, "#atlas-note"))
+    # The hottest prefix is the first family's.
+    eventually("the hottest", lambda: chosen_hottest(browser, len(fleet.families[0])))
+    eventually("it is explained", lambda: "What its loss would cost" in text(browser, "#explained"))
+    chain = fleet.families[0]
+    key = ",".join(f'"{number:016x}"' for number in chain)
+    target = f"{daemon.admin}/page/ask?namespace=llama&query=%7B%22sequence_hashes%22:[{key.replace(chr(34), '%22')}]%7D"
+    with urlopen(target) as answer:
+        reply = json.load(answer)
+    said = text(browser, "#explained")
+    assert f"{len(chain)} blocks deep, {16 * len(chain)} tokens" in said
+    total = reply["holders_total"]
+    # Workers go on storing meanwhile.
+    assert int(said.split(" holders have all of it")[0].split("\n")[-1].replace(",", "")) <= total
+    assert "could no longer be found" in said and "sampled queries" in said
+    Select(browser.find_element(By.ID, "lens")).select_by_value("held")
+    eventually("copies", lambda: "copies of blocks" in text(browser, "#atlas-note"))
+    eventually("the atlas is drawn", lambda: active(browser, "#icicle"))
+
+
+def chosen_hottest(browser: Chrome, blocks: int) -> bool:
+    node = browser.execute_script("""
+        return [...document.querySelectorAll('[role=treeitem][aria-level="1"]')].find((node) => parseFloat(node.style.left) === 0)
+    """)
+    if node is None or not node.text.startswith(f"{blocks} blocks "):
+        return False
+    browser.execute_script("arguments[0].click()", node)
+    return True
+
+
+def test_the_query_box_answers_tokens_and_hashes(browser: Chrome, daemon: Daemon, fleet: Fleet) -> None:
+    opened(browser, daemon, fleet)
+    form = Select(browser.find_element(By.ID, "ask-form-of"))
+    box = browser.find_element(By.ID, "ask-text")
+    form.select_by_value("sequence_hashes")
+    box.send_keys(" ".join(f"{number:016x}" for number in fleet.families[0][:4]))
+    box.send_keys(Keys.CONTROL, Keys.ENTER)
+    eventually("an answer", lambda: "4 blocks asked for" in text(browser, "#answer"))
+    assert "gpu-" in text(browser, "#answer table")
+    form.select_by_value("tokens")
+    box.clear()
+    box.send_keys(", ".join(map(str, range(1, 41))))
+    browser.find_element(By.CSS_SELECTOR, "#ask-form button").click()
+    eventually("an answer", lambda: "2 blocks asked for; 0 holders" in text(browser, "#answer"))
+    for bad, says in (("1, two", "is no token"), ("", "at least one"), ("1 " * 9000, "too long for the page")):
+        browser.execute_script("arguments[0].value = arguments[1]", box, bad)
+        browser.find_element(By.CSS_SELECTOR, "#ask-form button").click()
+        eventually(says, lambda says=says: says in text(browser, "#answer [role=alert]"))
+    form.select_by_value("block_hashes")
+    browser.execute_script("arguments[0].value = 'zz'", box)
+    browser.expected_messages.append("status of 400")
+    browser.find_element(By.CSS_SELECTOR, "#ask-form button").click()
+    eventually("a refusal", lambda: "the query: " in text(browser, "#answer [role=alert]"))
+
+
+HOSTILE = [
+    "<img src=x onerror=pwned()>",
+    "</div><script>pwned()</script>",
+    '" onfocus="pwned()" autofocus="',
+    "javascript:pwned()",
+    "constructor",
+    "__proto__",
+    "\u202egnp.exe",
+    "a" * 4000,
+    "{{7*7}}${7*7}",
+    "&lt;b&gt;",
+]
+
+
+def test_hostile_names_are_text(browser: Chrome, daemon: Daemon) -> None:
+    added = [[number, "n", name, 0] for number, name in enumerate(HOSTILE)]
+    facts = [[number, 1, 129, 0, 0, 0] for number in range(len(HOSTILE))]
+    node = {
+        "parent": None, "start": 0, "end": 1, "weight": 1, "some": 1, "all": 1, "exact": 0,
+        "names": ["<img src=x onerror=pwned()>/0"], "block": "\" onclick=\"pwned()",
+    }  # fmt: skip
+    atlas = {"total": 1, "seconds": 1, "partial": False, "left_out": 0, "block_size": 16, "nodes": [node]}
+    stub = Stub(daemon, lambda: iter([frame({"added": added, "facts": facts}, len(HOSTILE))]), atlas)
+    browser.expected_messages.append("status of 410")
+    browser.get(stub.url)
+    eventually("all are shown", lambda: sorted(names(browser)) == sorted(HOSTILE))
+    eventually("the atlas is drawn", lambda: active(browser, "#icicle"))
+    browser.execute_script("document.querySelector('[role=treeitem]').click()")
+    eventually("the refusal is text", lambda: "<img src=x" in text(browser, "#explained"))
+    browser.execute_script("document.querySelector('#grid-body .row').click()")
+    eventually("the holder is told", lambda: text(browser, "#holder"))
+    assert browser.execute_script("return typeof pwned") == "undefined"
+    assert browser.execute_script("return document.scripts.length") == 1
+    assert browser.execute_script("return document.images.length") == 1, "the one in the heading"
+    assert browser.find_elements(By.CSS_SELECTOR, "[onerror], [onfocus], [onclick], main b > b, main script") == []
+    assert "<script>" in browser.find_element(By.ID, "readiness").get_attribute("title")
+    stub.close()
+
+
+def test_ten_thousand_holders_stay_smooth(browser: Chrome, daemon: Daemon, record_property: Any) -> None:
+    count, frames = 10_000, 8
+
+    def changing() -> Iterator[dict[str, Any]]:
+        added = [[number, "n", f"gpu-{number}", 0] for number in range(count)]
+        for tick in range(frames):
+            now = int(time.time() * 1e6)
+            facts = [[number, number + tick, number % 7 == 0, 100 + tick, now, 0] for number in range(count)]
+            first = {"added": added, "facts": facts}
+            yield frame(first if tick == 0 else {"whole": False, "facts": facts}, count)
+            time.sleep(0.5)
+
+    nothing = {"total": 0, "seconds": 0, "partial": False, "left_out": 0, "block_size": 16, "nodes": []}
+    stub = Stub(daemon, changing, nothing)
+    browser.get(stub.url)
+    eventually("all are counted", lambda: text(browser, "#fleet-count") == "10,000 holders")
+    # Every frame of the animation while the table scrolls and everything changes.
+    times = browser.execute_async_script("""
+        const [done] = arguments, grid = document.getElementById('grid'), times = [];
+        let last = performance.now();
+        const step = (now) => {
+            times.push(now - last);
+            last = now;
+            grid.scrollTop += 900;
+            if (times.length < 150) requestAnimationFrame(step); else done(times);
+        };
+        requestAnimationFrame(step);
+    """)
+    times.sort()
+    record_property("frame_ms_p50_p99", (times[75], times[148]))
+    print(f"10,000 holders: a frame takes {times[75]:.1f} ms (p50), {times[148]:.1f} ms (p99)")
+    assert len(browser.find_elements(By.CSS_SELECTOR, "#grid-body .row")) < 60
+    browser.execute_script("document.getElementById('grid').focus()")
+    press(browser, Keys.END)
+    eventually("the last row", lambda: active(browser, "#grid").get_attribute("aria-rowindex") == "10001")
+    stub.close()
+
+
+def test_another_site_gets_nothing(daemon: Daemon) -> None:
+    for path in ("/page/frames", "/page/page.js", "/page/ask?namespace=llama&query=%7B%7D"):
+        request = Request(daemon.admin + path, headers={"sec-fetch-site": "cross-site"})
+        with pytest.raises(Exception, match="403"):
+            urlopen(request)
+    request = Request(daemon.admin + "/", headers={"accept": "text/html"})
+    with urlopen(request) as page:
+        policy = page.headers["content-security-policy"]
+    assert "default-src 'none'" in policy and "unsafe" not in policy and "trusted-types" in policy
+
+
+def test_streams_are_few_and_come_back(daemon: Daemon) -> None:
+    held = [urlopen(daemon.admin + "/page/frames") for _ in range(16)]
+    with pytest.raises(Exception, match="503"):
+        urlopen(daemon.admin + "/page/frames")
+    assert urlopen(daemon.admin + "/livez").read() == b"ok"
+    for stream in held:
+        stream.close()
+
+    def room() -> bool:
+        try:
+            urlopen(daemon.admin + "/page/frames").close()
+        except OSError:
+            return False
+        return True
+
+    eventually("there is room again", room)
+
+
+def test_nothing_on_the_page_is_out_of_reach(browser: Chrome, daemon: Daemon, fleet: Fleet) -> None:
+    """What the rules of axe find: names, roles, contrast, in both colour schemes."""
+    opened(browser, daemon, fleet)
+    eventually("the atlas is drawn", lambda: chosen_hottest(browser, len(fleet.families[0])))
+    eventually("it is explained", lambda: "What its loss would cost" in text(browser, "#explained"))
+    browser.execute_script(files("axe_core_python").joinpath("axe.min.js").read_text())
+    for theme in ("light", "dark"):
+        Select(browser.find_element(By.ID, "theme")).select_by_value(theme)
+        found = browser.execute_async_script("axe.run().then(arguments[0])")
+        faults = [(fault["id"], [node["html"][:120] for node in fault["nodes"]][:3]) for fault in found["violations"]]
+        assert faults == [], (theme, faults)
+
+
+def test_screenshots(browser: Chrome, daemon: Daemon, fleet: Fleet, tmp_path: Path) -> None:
+    """Pictures for the documentation; KVATLAS_TEST_WRITE_PAGES=1 puts them there."""
+    opened(browser, daemon, fleet)
+    eventually("the atlas is drawn", lambda: chosen_hottest(browser, len(fleet.families[0])))
+    eventually("it is explained", lambda: "What its loss would cost" in text(browser, "#explained"))
+    seconds = 20 if os.environ.get("KVATLAS_TEST_WRITE_PAGES") else 1
+    wanted = time.monotonic() + seconds
+    eventually("some seconds of rates", lambda: time.monotonic() > wanted)
+    directory = REPOSITORY / "deploy" if os.environ.get("KVATLAS_TEST_WRITE_PAGES") else tmp_path
+    for theme in ("light", "dark"):
+        Select(browser.find_element(By.ID, "theme")).select_by_value(theme)
+        height = browser.execute_script("return document.documentElement.scrollHeight")
+        size = {"width": 1440, "height": min(height, 1450), "deviceScaleFactor": 1, "mobile": False}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        shot = browser.execute_cdp_cmd("Page.captureScreenshot", {"format": "webp", "quality": 70})
+        picture = base64.b64decode(shot["data"])
+        assert 10_000 < len(picture) < SCREENSHOT_BYTES_MAX
+        (directory / f"page-{theme}.webp").write_bytes(picture)
+
+
+def test_an_open_page_delays_no_stop(browser: Chrome) -> None:
+    daemon = Daemon()
+    try:
+        browser.get(daemon.admin + "/")
+        eventually("it is ready", lambda: text(browser, "#readiness") == "ready")
+        browser.expected_messages += ["ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED_ENCODING"]
+        daemon.stop()
+        eventually("the page notices", lambda: text(browser, "#readiness") == "no connection")
+    finally:
+        daemon.kill()
+
+
