@@ -281,6 +281,7 @@ def test_streams_are_few_and_come_back(daemon: Daemon) -> None:
         urlopen(daemon.admin + "/page/frames")
     assert urlopen(daemon.admin + "/livez").read() == b"ok"
     for stream in held:
+        assert stream.readline().startswith(b"retry"), "no stream was closed for the requests beside it"
         stream.close()
 
     def room() -> bool:

@@ -35,6 +35,9 @@ pub use server::{AdminError, AdminServer};
 pub(crate) use workers_query::percent_decode;
 pub use workers_query::{StateFilter, WORKERS_LIMIT_DEFAULT, WORKERS_LIMIT_MAX, WorkersCursor, WorkersQuery};
 
+/// Streamed answers at a time. One source may have more connections than that, so that no stream is closed for a request beside it.
+pub(crate) const STREAMS_MAX: usize = 16;
+
 /// A request for the page, or for what it loads.
 #[derive(Debug, Clone, Copy)]
 pub struct PageRequest<'a> {

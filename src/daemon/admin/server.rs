@@ -62,7 +62,8 @@ impl Default for AdminLimits {
         Self {
             connections: ConnectionLimits {
                 connections_max: 64,
-                per_source_max: 16,
+                // Twice what streams of the page may take: a stream is never displaced by a request beside it.
+                per_source_max: 2 * super::STREAMS_MAX,
                 head_timeout: Duration::from_secs(5),
                 age_max: Some(Duration::from_secs(60)),
                 drain_timeout: Duration::from_secs(2),

@@ -38,7 +38,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use kvatlas_core::wire::{ErrorCode, NamespaceName, WireError};
 
-use crate::daemon::admin::{AdminBody, PageAnswer, PageRequest, Readiness};
+use crate::daemon::admin::{AdminBody, PageAnswer, PageRequest, Readiness, STREAMS_MAX};
 use crate::daemon::metrics::MetricsHandle;
 use crate::daemon::queries::{Answerer, QuerySample};
 
@@ -47,8 +47,6 @@ use fleet::Fleet;
 use parameters::Parameters;
 use rates::Meter;
 
-/// Streams at a time.
-const STREAMS_MAX: usize = 16;
 /// Questions that are worked on at a time; a further one waits.
 const QUESTIONS_MAX: usize = 2;
 /// Questions that wait at most.
