@@ -18,30 +18,15 @@ cd "$(dirname "$0")/.."
 root=$PWD
 environment=$root/.tools/engines-python
 
-skip() {
-    if [ "${CI:-}" = true ]; then
-        echo "scenario-engines: $*" >&2
-        exit 1
-    fi
-    line="SKIPPED: genuine engines: $*"
-    echo "$line" >&2
-    if [ -n "${KVATLAS_TEST_SKIPS:-}" ]; then echo "$line" >>"$KVATLAS_TEST_SKIPS"; fi
-    exit 0
-}
+checks="genuine engines"
+. deploy/testing.sh
 
-python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null ||
-    skip "there is no Python 3.11 or later; install it, on Debian with: apt-get install python3 python3-venv"
-
-if ! "$environment/bin/python" -c 'import msgspec, zmq, cbor2, xxhash, numpy, pydantic' 2>/dev/null; then
-    rm -rf "$environment"
-    python3 -m venv "$environment" ||
-        skip "no virtual environment could be made; on Debian: apt-get install python3-venv"
-    "$environment/bin/pip" install --quiet --disable-pip-version-check msgspec pyzmq cbor2 xxhash numpy pydantic ||
-        skip "pip could not install what engines import: see what it said above"
-fi
+make_environment "$environment" 11
+"$environment/bin/python" -c 'import msgspec, zmq, cbor2, xxhash, numpy, pydantic' 2>/dev/null ||
+    pip_install "$environment" msgspec pyzmq cbor2 xxhash numpy pydantic
 # Not a failure in CI either: so much cannot be fetched everywhere.
-"$environment/bin/python" tests/engines/fetch.py .tools/engines || CI="" skip "the wheels of vLLM and SGLang could not be fetched: see what pip said above"
+"$environment/bin/python" tests/engines/fetch.py .tools/engines || CI="" skip_all "the wheels of vLLM and SGLang could not be fetched: see what pip said above"
 
 deploy/setup.sh
-[ -n "${KVATLAS_BIN:-}" ] || cargo build --locked
+need_kvatlas
 KVATLAS_ENGINES=$root/.tools/engines exec "$environment/bin/python" tests/engines "$@"

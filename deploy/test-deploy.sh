@@ -10,31 +10,16 @@ cd "$(dirname "$0")/.."
 root=$PWD
 python=$root/.tools/deploy/bin/python
 
-skip() {
-    if [ "${CI:-}" = true ]; then
-        echo "test-deploy: $*" >&2
-        exit 1
-    fi
-    line="SKIPPED: $*"
-    echo "$line" >&2
-    if [ -n "${KVATLAS_TEST_SKIPS:-}" ]; then echo "$line" >>"$KVATLAS_TEST_SKIPS"; fi
-}
+checks="deploy/"
+. deploy/testing.sh
 
 has() { command -v "$1" >/dev/null 2>&1; }
-
-need_python() {
-    if ! "$python" -c '' 2>/dev/null; then
-        rm -rf .tools/deploy
-        python3 -m venv .tools/deploy
-    fi
-    "$root/.tools/deploy/bin/pip" install --quiet --disable-pip-version-check -r deploy/test-requirements.txt
-}
 
 check_scripts() {
     # Each file is checked as the script that it is; what they import lies beside compose.yaml.
     MYPYPATH=deploy/compose "$python" -m mypy --cache-dir .tools/mypy --strict deploy/compose/*.py deploy/drill.py deploy/licences.py deploy/test-*.py
     if has shellcheck; then
-        shellcheck deploy/test-deploy.sh deploy/release.sh deploy/compose/env.sh deploy/container/build.sh deploy/debian/build.sh deploy/debian/p*
+        shellcheck --external-sources deploy/test*.sh deploy/scenario-engines.sh deploy/release.sh deploy/compose/env.sh deploy/container/build.sh deploy/debian/build.sh deploy/debian/p*
     else
         skip "shellcheck, which checks the scripts of deploy/, is not installed"
     fi
@@ -43,7 +28,8 @@ check_scripts() {
 # What licences.py cannot know: advisories. The database is fetched, so that this is no failure where there is no network.
 check_advisories() {
     if cargo deny --version >/dev/null 2>&1; then
-        cargo deny --locked check
+        cargo deny --locked check bans licenses sources
+        cargo deny --locked check advisories || echo "advisories were not looked at, or there are some: see above"
     else
         echo "cargo-deny is not installed: advisories are not looked at (deploy/releasing.md does)"
     fi
@@ -128,15 +114,12 @@ check_as_processes() {
     esac
 }
 
-export KVATLAS_BIN="${KVATLAS_BIN:-$root/target/debug/kvatlas}"
-[ -x "$KVATLAS_BIN" ] || cargo build --locked
+need_kvatlas
 
 check_completions
 check_manual
-if ! has python3 || ! need_python; then
-    skip "the checks of deploy/ that need Python 3.10 or later with venv and pip"
-    exit 0
-fi
+make_environment "$root/.tools/deploy" 10
+pip_install "$root/.tools/deploy" -r deploy/test-requirements.txt
 check_scripts
 check_compose
 check_debian

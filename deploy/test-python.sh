@@ -10,41 +10,15 @@ set -eu
 cd "$(dirname "$0")/.."
 root=$PWD
 environment=$root/.tools/python
+checks="the tests of the Python package"
+. deploy/testing.sh
 
-skip() {
-    if [ "${CI:-}" = true ]; then
-        echo "test-python: $*" >&2
-        exit 1
-    fi
-    line="SKIPPED: the tests of the Python package: $*"
-    echo "$line" >&2
-    if [ -n "${KVATLAS_TEST_SKIPS:-}" ]; then echo "$line" >>"$KVATLAS_TEST_SKIPS"; fi
-    exit 0
-}
+make_environment "$environment" 10
+pip_install "$environment" -r deploy/router-example/requirements.txt
+install_kvatlas "$environment" test
+need_kvatlas
 
-python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null ||
-    skip "there is no Python 3.10 or later; install it, on Debian with: apt-get install python3 python3-venv"
-
-if ! "$environment/bin/python" -c '' 2>/dev/null; then
-    rm -rf "$environment"
-    python3 -m venv "$environment" ||
-        skip "no virtual environment could be made; on Debian: apt-get install python3-venv"
-fi
-
-# From a copy: pip leaves its work beside what it builds.
-copy=$(mktemp -d)
-trap 'rm -rf "$copy"' EXIT
-trap 'exit 1' HUP INT TERM
-cp -R src/python/pyproject.toml src/python/README.md src/python/kvatlas "$copy"
-"$environment/bin/pip" install --quiet --disable-pip-version-check "$copy[test]" -r deploy/router-example/requirements.txt ||
-    skip "pip could not install the package: see what it said above"
-# The version stays the same while the sources change.
-"$environment/bin/pip" install --quiet --disable-pip-version-check --no-deps --force-reinstall "$copy"
-
-export KVATLAS_BIN="${KVATLAS_BIN:-$root/target/debug/kvatlas}"
-[ -x "$KVATLAS_BIN" ] || cargo build --locked
-
-(cd deploy/router-example && "$environment/bin/mypy" --cache-dir "$root/.tools/mypy" --strict --ignore-missing-imports *.py)
+(cd deploy/router-example && "$environment/bin/mypy" --cache-dir "$root/.tools/mypy" --strict --ignore-missing-imports ./*.py)
 cd src/python
 "$environment/bin/mypy" --cache-dir "$root/.tools/mypy"
-"$environment/bin/pytest" -q -p no:cacheprovider "$@"
+pytest_twice "$environment/bin/python" "$@"

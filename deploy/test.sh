@@ -4,6 +4,8 @@
 set -eu
 
 cd "$(dirname "$0")/.."
+checks="deploy/test.sh"
+. deploy/testing.sh
 
 # A check that is left out appends a line to this file.
 KVATLAS_TEST_SKIPS=$(mktemp)
@@ -26,7 +28,7 @@ step cargo doc --locked --workspace --no-deps
 # a time keep two cores busy.
 cores=$(getconf _NPROCESSORS_ONLN)
 export RUST_TEST_THREADS="${RUST_TEST_THREADS:-$((cores > 6 ? cores : 6))}"
-step cargo test --locked --workspace
+step cargo_test_twice
 # What was just built is what everything below runs.
 export KVATLAS_BIN="$PWD/target/debug/kvatlas"
 # Genuine engines beside it, in the short form. Their wheels are large: they are fetched only on request, and by CI.

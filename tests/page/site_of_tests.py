@@ -192,6 +192,7 @@ class Fleet:
             await self._store(connection, worker, seqs, self._prompts[-1][0])
         healthy = [worker for worker in self.workers if worker not in self.broken]
         await connection.flush()
+        await self._known(asking)
         self._published.set()
         while not self._stop.is_set():
             for _ in range(8):
@@ -201,6 +202,17 @@ class Fleet:
                 await asking.query(NAMESPACE, kvatlas.Query.by_sequence_hashes(self.prompt()))
             await asyncio.sleep(0.05)
         await connection.close()
+
+    async def _known(self, asking: kvatlas.QueryClient) -> None:
+        """Waits until the daemon has applied something: until then it refuses questions."""
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            try:
+                await asking.query(NAMESPACE, kvatlas.Query.by_sequence_hashes(self.prompt()))
+                return
+            except kvatlas.UnknownNamespaceError:
+                assert time.monotonic() < deadline, "the namespace is not known in time"
+                await asyncio.sleep(0.02)
 
     async def _store(self, connection: Any, worker: str, seqs: dict[str, int], prompt: list[int]) -> None:
         seqs[worker] += 1

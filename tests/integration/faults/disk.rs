@@ -82,7 +82,7 @@ async fn all(way: Way, faults: impl IntoIterator<Item = DiskFault>, name: &str) 
     let (mut tally, mut longest) = (Tally::default(), Duration::ZERO);
     for (seed, fault) in (1..).zip(faults) {
         let one = Box::pin(fails(way, fault, seed)).await;
-        assert_eq!(one.wrong, 0, "{fault:?}: {:#?}", one.examples);
+        assert_eq!(one.wrong, 0, "{fault:?}: answers were wrong: {:#?}", one.examples);
         longest = longest.max(one.time_to_exactness.unwrap());
         tally.add(one);
     }

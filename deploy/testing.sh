@@ -1,0 +1,111 @@
+# shellcheck shell=sh
+# What the scripts that test share. It is sourced, in the root of the repository; the caller sets $checks, the name of what it checks.
+: "${checks:?}"
+
+# Says why something is left out, and has deploy/test.sh count it. With CI=true it is a failure.
+skip() {
+    if [ "${CI:-}" = true ]; then
+        echo "$checks: $*" >&2
+        exit 1
+    fi
+    line="SKIPPED: $checks: $*"
+    echo "$line" >&2
+    if [ -n "${KVATLAS_TEST_SKIPS:-}" ]; then echo "$line" >>"$KVATLAS_TEST_SKIPS"; fi
+}
+
+# Leaves out everything that the script checks.
+skip_all() {
+    skip "$@"
+    exit 0
+}
+
+# Makes a virtual environment of Python in the folder $1, unless it is there; $2 is the least minor version.
+make_environment() {
+    python3 -c "import sys; sys.exit(sys.version_info < (3, $2))" 2>/dev/null ||
+        skip_all "there is no Python 3.$2 or later; install it, on Debian with: apt-get install python3 python3-venv"
+    if "$1/bin/python" -c '' 2>/dev/null; then return; fi
+    rm -rf "$1"
+    python3 -m venv "$1" || skip_all "no virtual environment could be made; on Debian: apt-get install python3-venv"
+}
+
+# Installs with pip into the environment $1; the rest are the arguments of pip.
+pip_install() {
+    into=$1
+    shift
+    "$into/bin/pip" install --quiet --disable-pip-version-check "$@" ||
+        skip_all "pip could not install what is needed: see what it said above"
+}
+
+# Installs the Python package of this repository into the environment $1, with the extra $2 if it is not empty.
+install_kvatlas() {
+    # From a copy: pip leaves its work beside what it builds.
+    copy=$(mktemp -d)
+    cp -R src/python/pyproject.toml src/python/README.md src/python/kvatlas "$copy"
+    pip_install "$1" "$copy${2:+[$2]}"
+    # The version stays the same while the sources change.
+    pip_install "$1" --no-deps --force-reinstall "$copy"
+    rm -r "$copy"
+}
+
+# The binary under test.
+need_kvatlas() {
+    export KVATLAS_BIN="${KVATLAS_BIN:-$PWD/target/debug/kvatlas}"
+    [ -x "$KVATLAS_BIN" ] || cargo build --locked
+}
+
+# Tests with real processes miss a deadline now and then where a machine is busy. Such a test has a second try, alone, and is counted
+# as flaky. There is none after a wrong answer, none where more than this many have failed, and none with KVATLAS_TEST_STRICT=1.
+FLAKY_MAX=5
+
+# Counts tests that passed with their second try.
+flaky() {
+    line="FLAKY: $checks: passed with the second try only: $*"
+    echo "$line" >&2
+    if [ -n "${KVATLAS_TEST_SKIPS:-}" ]; then echo "$line" >>"$KVATLAS_TEST_SKIPS"; fi
+}
+
+# Runs pytest with the interpreter $1 in this folder; the rest are its arguments.
+pytest_twice() {
+    interpreter=$1
+    shift
+    cache=$(mktemp -d)
+    tried=0
+    "$interpreter" -B -m pytest -q -o cache_dir="$cache" "$@" || tried=$?
+    failed=$("$interpreter" -c 'import json, sys; print(*json.load(open(sys.argv[1])))' "$cache/v/cache/lastfailed" 2>/dev/null) || failed=
+    # Exit status 1: tests ran and some failed.
+    if [ "$tried" -eq 1 ] && [ "${KVATLAS_TEST_STRICT:-}" != 1 ] && [ -n "$failed" ]; then
+        echo "== a second try of: $failed"
+        tried=0
+        "$interpreter" -B -m pytest -q -o cache_dir="$cache" --last-failed --last-failed-no-failures none "$@" || tried=$?
+        if [ "$tried" -eq 0 ]; then flaky "$failed"; fi
+    fi
+    rm -r "$cache"
+    return "$tried"
+}
+
+# Runs the tests of the workspace.
+cargo_test_twice() {
+    log=$(mktemp)
+    tried=0
+    { cargo test --locked --workspace --no-fail-fast 2>&1 || echo "cargo test failed: $?"; } | tee "$log"
+    if tail -n 1 "$log" | grep -q '^cargo test failed: '; then
+        tried=1
+        failed=$(sed -n 's/^test \([^ ]*\) \.\.\. FAILED$/\1/p' "$log" | sort -u)
+        count=$(printf '%s' "$failed" | grep -c .) || true
+        if [ "${KVATLAS_TEST_STRICT:-}" != 1 ] && [ "$count" -gt 0 ] && [ "$count" -le "$FLAKY_MAX" ] &&
+            ! grep -q 'answers were wrong' "$log"; then
+            # shellcheck disable=SC2086,SC2116
+            echo "== a second try of: $(echo $failed)"
+            # Integration tests only: a unit test has no such excuse, and is missed in the count.
+            # shellcheck disable=SC2086
+            if RUST_TEST_THREADS=1 cargo test --locked --package kvatlas --test integration -- --exact $failed 2>&1 | tee "$log" &&
+                grep -q "^test result: ok\. $count passed" "$log"; then
+                tried=0
+                # shellcheck disable=SC2086
+                flaky $failed
+            fi
+        fi
+    fi
+    rm -f "$log"
+    return "$tried"
+}
