@@ -76,7 +76,11 @@ async fn damaged(way: Way) {
         fleet.settle(&mut started).await;
         longest = longest.max(started.time_to_exactness.unwrap());
         tally.add(started);
-        assert_eq!(tally.wrong, 0, "{what}: answers were wrong: {:#?}", tally.examples);
+        assert_eq!(
+            tally.wrong, 0,
+            "{what}: answers were wrong: {:#?}",
+            tally.examples
+        );
         damaged.stop().await;
     }
     tally.time_to_exactness = Some(longest);

@@ -374,7 +374,11 @@ impl Tally {
     /// Prints the scenario's line, and fails the test when a reply was wrong.
     pub fn report(&self, scenario: &str) {
         println!("{scenario}: {self}");
-        assert_eq!(self.wrong, 0, "{scenario}: answers were wrong: {:#?}", self.examples);
+        assert_eq!(
+            self.wrong, 0,
+            "{scenario}: answers were wrong: {:#?}",
+            self.examples
+        );
         assert!(self.asked > 0, "{scenario}: nothing was asked");
     }
 }
