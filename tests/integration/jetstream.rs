@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use crate::support::jetstream::{JETSTREAM, Restartable, STREAM, kept, last_message, servers};
+use crate::support::jetstream::{JETSTREAM, Restartable, STREAM, followed, kept, last_message, servers};
 use crate::support::metrics::metric;
 use crate::support::process::Process;
 use crate::support::{
@@ -35,10 +35,7 @@ async fn a_killed_daemon_is_exact_again_without_a_word_from_the_publishers() {
         let (mut silent, mut busy) = (client.publisher("silent", 0), client.publisher("busy", 0));
 
         let process = Process::start(broker.url(), &settings);
-        eventually("the daemon has made the stream", async || {
-            last_message(&client.nats).await
-        })
-        .await;
+        followed(&client.nats).await;
         client
             .tell(&mut silent, "silent", 0, vec![stored(hashes(10, 5))])
             .await;
@@ -194,10 +191,7 @@ async fn a_broker_that_comes_back_without_its_store_leaves_doubts_until_the_next
         let mut loser = loser.resuming(BatchCursor { epoch: 1, seq: 2 });
         broker.forget_store();
         broker.restart().await;
-        eventually("the daemon makes the stream again", async || {
-            last_message(&client.nats).await
-        })
-        .await;
+        followed(&client.nats).await;
         let status = eventually("the daemon answers", async || client.holder("lucky", 0).await).await;
         assert_eq!(reasons(&status), ["unverified"]);
         client.tell(&mut lucky, "lucky", 0, Vec::new()).await;

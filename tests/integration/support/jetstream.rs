@@ -107,6 +107,15 @@ pub async fn last_message(nats: &async_nats::Client) -> Option<u64> {
     Some(stream.cached_info().state.last_sequence)
 }
 
+/// Waits until a daemon follows the stream. While it is being made, the server shows it before it takes messages.
+pub async fn followed(nats: &async_nats::Client) {
+    eventually("a daemon follows the stream", async || {
+        let stream = jetstream::new(nats.clone()).get_stream(STREAM).await.ok()?;
+        (stream.cached_info().state.consumer_count > 0).then_some(())
+    })
+    .await;
+}
+
 /// Waits until the stream has kept `messages` more than `before`.
 pub async fn kept(nats: &async_nats::Client, before: u64, messages: u64) {
     eventually("the stream keeps what was published", async || {
