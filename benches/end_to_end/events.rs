@@ -14,14 +14,14 @@ use crate::{Scale, median, namespace, start_child, subjects, wait_for_cursor};
 
 use crate::common::publisher::Publisher;
 
-/// Blocks in every batch.
-const BATCH_BLOCKS: u64 = 64;
+/// Blocks in every batch of the load beside queries.
+const LOAD_BLOCKS: u64 = 64;
 
 /// Batches of one worker: stores of a chain, each followed later by its removal, so that the index does not grow for ever.
-fn events_of(number: u64) -> Vec<Event> {
+fn events_of(number: u64, blocks: u64) -> Vec<Event> {
     let chain = |number: u64| -> Vec<SequenceHash> {
-        let first = (1 << 40) | (number * BATCH_BLOCKS);
-        (first..first + BATCH_BLOCKS)
+        let first = (1 << 40) | (number * blocks);
+        (first..first + blocks)
             .map(|block| SequenceHash(block.wrapping_mul(0x9e37_79b9_7f4a_7c15)))
             .collect()
     };
@@ -33,52 +33,60 @@ fn events_of(number: u64) -> Vec<Event> {
     }
 }
 
-/// Batches a second, from the first publish to the last one applied; and the same for a bare counter.
+/// Batches a second, from the first publish to the last one applied; and the same for a bare counter. Returns the rate of the largest
+/// batches.
 pub(crate) async fn bench_events(
     broker: &EmbeddedBroker,
     client: &async_nats::Client,
     queries: &QueryClient,
     scale: Scale,
 ) -> f64 {
-    println!(
-        "events, drained ({BATCH_BLOCKS} blocks a batch, alternately stored and removed, one publisher)"
-    );
-    let (mut applied, mut counted) = (Vec::new(), Vec::new());
-    for repetition in 0..scale.repetitions {
-        for turn in 0..2 {
-            if (repetition + turn) % 2 == 0 {
-                applied.push(events_applied(client, queries, scale.batches, repetition).await);
-            } else {
-                counted.push(events_counted(broker, client, scale.batches).await);
+    println!("events, drained (alternately stored and removed, one publisher)");
+    println!("blocks  kvatlas, batches/s               counter, messages/s              kvatlas / counter");
+    let mut applied_of_last = 0.0;
+    for blocks in [1, 4, 64] {
+        let batches = scale.batches * if blocks == LOAD_BLOCKS { 1 } else { 3 };
+        let (mut applied, mut counted) = (Vec::new(), Vec::new());
+        for repetition in 0..scale.repetitions {
+            for turn in 0..2 {
+                if (repetition + turn) % 2 == 0 {
+                    let name = format!("drained-{blocks}-{repetition}");
+                    applied.push(events_applied(client, queries, batches, blocks, &name).await);
+                } else {
+                    counted.push(events_counted(broker, client, batches, blocks).await);
+                }
             }
         }
-    }
-    for (name, rates) in [("kvatlas", &applied), ("counter", &counted)] {
-        let middle = median(rates.iter().copied());
+        let shown = |rates: &[f64]| {
+            let least = rates.iter().copied().fold(f64::MAX, f64::min);
+            let most = rates.iter().copied().fold(0.0, f64::max);
+            format!("{:.0} ({least:.0}–{most:.0})", median(rates.iter().copied()))
+        };
+        let share = median(applied.iter().copied()) / median(counted.iter().copied());
         println!(
-            "{name:<10}{:>12.0} batches/s ({:.0}–{:.0}) {:>12.0} blocks/s",
-            middle,
-            rates.iter().copied().fold(f64::MAX, f64::min),
-            rates.iter().copied().fold(0.0, f64::max),
-            middle * BATCH_BLOCKS as f64
+            "{blocks:>6}  {:<32} {:<32} {:.0} %",
+            shown(&applied),
+            shown(&counted),
+            share * 100.0
         );
+        applied_of_last = median(applied.into_iter());
     }
-    let (applied, counted) = (median(applied.into_iter()), median(counted.into_iter()));
-    println!("kvatlas / counter: {:.0} %", applied / counted * 100.0);
-    applied
+    applied_of_last
 }
 
 async fn events_applied(
     client: &async_nats::Client,
     queries: &QueryClient,
     batches: u64,
-    repetition: usize,
+    blocks: u64,
+    worker: &str,
 ) -> f64 {
-    let worker = WorkerName::new(&format!("drained-{repetition}")).unwrap();
+    let worker = WorkerName::new(worker).unwrap();
     let mut publisher = Publisher::new(client.clone(), &subjects(), &namespace(), &worker, 0);
     let started = Instant::now();
     for number in 0..batches {
-        publisher.publish(Tier::DEVICE, events_of(number)).await.unwrap();
+        let events = events_of(number, blocks);
+        publisher.publish(Tier::DEVICE, events).await.unwrap();
     }
     publisher.flush().await.unwrap();
     wait_for_cursor(queries, &worker, publisher.cursor()).await;
@@ -90,7 +98,12 @@ async fn events_applied(
     rate
 }
 
-async fn events_counted(broker: &EmbeddedBroker, client: &async_nats::Client, batches: u64) -> f64 {
+async fn events_counted(
+    broker: &EmbeddedBroker,
+    client: &async_nats::Client,
+    batches: u64,
+    blocks: u64,
+) -> f64 {
     let mut ready = client.subscribe("bench.counter.ready").await.unwrap();
     let mut done = client.subscribe("bench.counter.done").await.unwrap();
     client.flush().await.unwrap();
@@ -104,7 +117,7 @@ async fn events_counted(broker: &EmbeddedBroker, client: &async_nats::Client, ba
             rank: 0,
             time_us: Some(number),
             tier: Tier::DEVICE,
-            events: events_of(number),
+            events: events_of(number, blocks),
         };
         client
             .publish("bench.events.bench.counted", batch.encode().into())
@@ -134,7 +147,7 @@ pub(crate) async fn publish_at(url: String, rate: f64, pace: Arc<Pace>) -> f64 {
         interval.tick().await;
         while (published as f64) < started.elapsed().as_secs_f64() * rate {
             publisher
-                .publish(Tier::DEVICE, events_of(published))
+                .publish(Tier::DEVICE, events_of(published, LOAD_BLOCKS))
                 .await
                 .unwrap();
             published += 1;

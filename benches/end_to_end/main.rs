@@ -3,6 +3,7 @@
 //! ```sh
 //! cargo bench --bench end_to_end            # about two minutes
 //! cargo bench --bench end_to_end -- --quick
+//! cargo bench --bench end_to_end -- events
 //! ```
 //!
 //! Queries: client → broker → responder → broker → client, 64 blocks by sequence hash, against a responder that answers every
@@ -41,6 +42,16 @@ use kvatlas_client::QueryClient;
 use kvatlas_core::wire::{BatchCursor, NamespaceName, Subjects, WorkerName};
 use queries::{bench_queries, load_prompts, wait_for_echo};
 
+/// A daemon that loses nothing while a publisher sends as fast as it can: nobody paces it.
+const PATIENT: [&str; 6] = [
+    "--logging-level",
+    "warn",
+    "--events-subscription-capacity",
+    "1000000",
+    "--events-lane-queue-bytes",
+    "1000000000",
+];
+
 #[derive(Clone, Copy)]
 struct Scale {
     repetitions: usize,
@@ -55,6 +66,8 @@ async fn main() {
     match words.as_slice() {
         ["child-echo", url] => echo(url).await,
         ["child-count", url, count] => count_messages(url, count.parse().unwrap()).await,
+        // The events alone.
+        _ if words.contains(&"events") => bench_events_alone().await,
         _ if words.contains(&"--quick") => {
             bench(Scale {
                 repetitions: 3,
@@ -74,11 +87,27 @@ async fn main() {
     }
 }
 
+async fn bench_events_alone() {
+    let broker = EmbeddedBroker::start(&find_nats_server(None).unwrap())
+        .await
+        .unwrap();
+    let _daemon = start_daemon(broker.url(), &PATIENT);
+    let client = async_nats::connect(broker.url()).await.unwrap();
+    let queries = QueryClient::new(client.clone(), subjects()).with_patience(Duration::from_secs(10));
+    load_prompts(&client, &queries).await;
+    let scale = Scale {
+        repetitions: 5,
+        requests: 0,
+        batches: 40_000,
+    };
+    bench_events(&broker, &client, &queries, scale).await;
+}
+
 async fn bench(scale: Scale) {
     let broker = EmbeddedBroker::start(&find_nats_server(None).unwrap())
         .await
         .unwrap();
-    let _daemon = start_daemon(broker.url(), &["--logging-level", "warn"]);
+    let _daemon = start_daemon(broker.url(), &PATIENT);
     let _echo = start_child(&["child-echo", broker.url()]);
     let client = async_nats::connect(broker.url()).await.unwrap();
     let queries = QueryClient::new(client.clone(), subjects()).with_patience(Duration::from_secs(10));

@@ -24,13 +24,14 @@
 //! 1. A source receives the message: [`CoreNatsSource::run`](sources::core_nats::CoreNatsSource::run), or
 //!    [`JetStreamSource::run`](sources::jetstream::JetStreamSource::run), which also checks the stream's numbers. It adds the *generation*
 //!    of the stream, which tells messages from before a loss from those after it.
-//! 2. [`LanePool::receive`](lanes::LanePool::receive) reads the namespace and the worker from the subject:
+//! 2. [`LanePool::sort`](lanes::LanePool::sort), and with JetStream [`LanePool::receive`](lanes::LanePool::receive), reads the namespace
+//!    and the worker from the subject:
 //!    [`Subjects::parse_events`](kvatlas_core::wire::Subjects::parse_events), with the names of `core/wire/name.rs`.
-//! 3. [`LanePool::dispatch`](lanes::LanePool::dispatch) passes over other shards' workers, finds the namespace, and asks
+//! 3. [`LanePool::admit`](lanes::LanePool::admit) passes over other shards' workers, finds the namespace, and asks
 //!    [`Assignments::assign`](lanes::line::Assignments::assign) for the worker's lane.
-//! 4. The lane's queue takes it. Where it is full, [`JobSender::send_or_drop`](lanes::queue::JobSender::send_or_drop) drops messages of core
+//! 4. The lane's queue takes it, together with what else has come. Where it is full, [`JobSender::send_or_drop`](lanes::queue::JobSender::send_or_drop) drops messages of core
 //!    NATS, and [`JobSender::send`](lanes::queue::JobSender::send) waits: with JetStream, here is the back-pressure.
-//! 5. [`Lane::run`](lanes::lane::Lane::run), on the lane's thread, takes the job.
+//! 5. [`Lane::run`](lanes::lane::Lane::run), on the lane's thread, takes the next jobs of a worker.
 //! 6. [`EventBatch::decode`](kvatlas_core::wire::EventBatch::decode) checks and decodes the payload, with `core/wire/event.rs` and
 //!    `reader.rs`. If it fails, the worker's holders are degraded.
 //! 7. [`Holder::apply`](lanes::holder::Holder::apply) asks

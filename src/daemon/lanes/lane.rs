@@ -246,17 +246,24 @@ impl Lane {
     }
 
     /// Works until all senders are gone and the queue is empty.
-    pub(crate) fn run(mut self, jobs: &JobReceiver<Job>, times: &LaneTimes) {
-        while let Some(mut taken) = jobs.next() {
+    pub(crate) fn run(mut self, queue: &JobReceiver<Job>, times: &LaneTimes) {
+        let mut jobs = Vec::new();
+        let mut next = queue.next(&mut jobs);
+        while let Some(turn) = next {
             let started = Instant::now();
-            let Some(job) = taken.job.take() else {
-                continue;
-            };
-            let work = job.work();
-            self.work(job);
-            let elapsed = started.elapsed();
-            times.spend(work, elapsed);
-            jobs.done(taken, elapsed);
+            let mut since = started;
+            let mut rest = jobs.drain(..).peekable();
+            while let Some(job) = rest.next() {
+                let work = job.work();
+                self.work(job);
+                if rest.peek().is_none_or(|next| next.work() != work) {
+                    let now = Instant::now();
+                    times.spend(work, now - since);
+                    since = now;
+                }
+            }
+            drop(rest);
+            next = queue.next_after(turn, since - started, &mut jobs);
         }
     }
 
@@ -302,18 +309,22 @@ impl Lane {
                     span.fail(&error);
                 }
                 self.note_undecodable(&job.worker, &error, &job.metrics);
+                self.finish(&job.worker, job.in_flight);
             }
             Ok(batch) => {
-                let key = (job.worker.clone(), batch.rank);
+                let key = (job.worker, batch.rank);
                 let received = ReceivedBatch {
                     batch,
                     generation: job.generation,
                     bytes: job.payload.len(),
                 };
-                self.apply_batch(&job.namespace, &job.metrics, &key, received);
+                let has_holder = self.apply_batch(&job.namespace, &job.metrics, &key, received);
+                drop(job.in_flight);
+                if !has_holder {
+                    self.release_if_empty(&key.0);
+                }
             }
         }
-        self.finish(&job.worker, job.in_flight);
     }
 
     /// Doubts all holders of a worker: a message that was dropped may have been for any rank.
@@ -337,21 +348,20 @@ impl Lane {
         self.finish(&lost.worker, lost.in_flight);
     }
 
+    /// Applies a batch. Says whether its holder is there afterwards.
     fn apply_batch(
         &mut self,
         namespace: &Namespace,
         metrics: &Arc<EventMetrics>,
         key: &HolderKey,
         received: ReceivedBatch,
-    ) {
+    ) -> bool {
         let (clocks, holding) = (self.clocks(), self.holding.clone());
         let epoch = received.batch.epoch;
         if epoch > epoch_max_at(clocks.unix_us, self.limits.now().epoch_ahead_max) {
             metrics.batch_dropped(DropReason::EpochAhead, key.0.worker.as_str(), &epoch);
-            if let Some(holder) = self.holders.get_mut(key) {
-                holder.note_unbelieved();
-            }
-            return;
+            let holder = self.holders.get_mut(key);
+            return holder.map(Holder::note_unbelieved).is_some();
         }
         let context = Context {
             clocks,
@@ -365,7 +375,7 @@ impl Lane {
             }
             Err(error) => {
                 metrics.batch_dropped(drop_reason(&error), key.0.worker.as_str(), &error);
-                return;
+                return false;
             }
         };
         if afterwards == Afterwards::Leaves {
@@ -374,6 +384,7 @@ impl Lane {
         if has_begun_to_wait {
             self.doubts.notify_one();
         }
+        afterwards == Afterwards::Stays
     }
 
     /// The holder; registered in the index if it is new.

@@ -88,7 +88,9 @@ impl Line {
 
     fn wait_since(&self, lane: usize, since_us: u64) {
         let before = self.waiting_since_us.swap(since_us, Ordering::AcqRel);
-        self.flow.note_line(lane, self.number, before, since_us);
+        if before != since_us {
+            self.flow.note_line(lane, self.number, before, since_us);
+        }
     }
 }
 

@@ -58,6 +58,7 @@ pub use holder_snapshot::{HolderDump, Revisited};
 pub(crate) use lane::HolderKey;
 pub(crate) use line::WorkerKey;
 pub use liveness::LivenessLimits;
+pub(crate) use pool::Inbox;
 pub use pool::{LanePool, PoolError};
 pub use position::StreamPosition;
 pub use settings::{HoldingSettings, LaneSettings, LivenessSettings};

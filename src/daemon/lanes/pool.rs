@@ -21,6 +21,9 @@ use super::line::{Assignments, LaneId, WorkerKey};
 use super::queue::{JobSender, LaneStopped, job_queue};
 use super::settings::{LaneLimits, LaneSettings};
 
+/// Small jobs of one worker that a lane does in one turn at most.
+const TURN_JOBS_MAX: usize = 32;
+
 /// Why the pool cannot do something.
 #[derive(Debug, thiserror::Error)]
 pub enum PoolError {
@@ -51,6 +54,21 @@ struct Arrival {
     bytes: usize,
 }
 
+/// Messages that have been sorted by their lanes. Whoever sorts bounds how many there are before they are handed over.
+pub(crate) struct Inbox {
+    by_lane: Box<[Vec<Arrival>]>,
+}
+
+impl Inbox {
+    fn add(&mut self, arrival: Option<Arrival>) {
+        if let Some(arrival) = arrival
+            && let Some(arrivals) = self.by_lane.get_mut(arrival.lane.0)
+        {
+            arrivals.push(arrival);
+        }
+    }
+}
+
 /// A pool of lanes. Dropping it lets the lanes finish their queues.
 pub struct LanePool {
     pub(super) lanes: Box<[LaneHandle]>,
@@ -78,7 +96,7 @@ impl LanePool {
         let limits = Live::new(LaneLimits::of(settings));
         let mut lanes = Vec::with_capacity(lane_count);
         for number in 0..lane_count {
-            let (jobs, receiver) = job_queue(number, settings.lane_queue_bytes);
+            let (jobs, receiver) = job_queue(number, settings.lane_queue_bytes, TURN_JOBS_MAX);
             let lane = Lane::new(
                 Arc::clone(&assignments),
                 Arc::clone(&flows),
@@ -163,9 +181,10 @@ impl LanePool {
         }
     }
 
-    /// As [`Self::receive`], and never waits. Where a queue is full, messages are dropped, and counted, and their workers are doubted.
-    pub(crate) fn receive_or_drop(
+    /// As [`Self::receive`], for many messages, and never waits: [`Self::hand_over`] puts what has been sorted into the queues.
+    pub(crate) fn sort(
         &self,
+        inbox: &mut Inbox,
         subject: &str,
         payload: Bytes,
         generation: StreamGeneration,
@@ -177,21 +196,34 @@ impl LanePool {
                 .unattributed
                 .batch_dropped(DropReason::BadSubject, subject, &error),
             Ok((namespace, worker)) => {
-                let Some(arrival) = self.admit(&namespace, worker, payload, generation, span) else {
-                    return;
-                };
-                let line = Arc::clone(arrival.job.in_flight.line());
-                let jobs = &self.lane(arrival.lane).jobs;
-                let sent = jobs.send_or_drop(
-                    &line,
-                    Job::Batch(arrival.job),
-                    arrival.bytes,
-                    self.freshness.came_us(),
-                );
-                if sent.is_err() {
-                    tracing::error!("a lane has stopped; its workers' events are lost");
-                }
+                let arrival = self.admit(&namespace, worker, payload, generation, span);
+                inbox.add(arrival);
             }
+        }
+    }
+
+    /// Puts sorted messages into the queues of their lanes. Where a queue is full, messages are dropped, and counted, and their workers are
+    /// doubted.
+    pub(crate) fn hand_over(&self, inbox: &mut Inbox) {
+        let came_us = self.freshness.came_us();
+        for (lane, arrivals) in self.lanes.iter().zip(&mut inbox.by_lane) {
+            if arrivals.is_empty() {
+                continue;
+            }
+            let jobs = arrivals.drain(..).map(|arrival| {
+                let line = Arc::clone(arrival.job.in_flight.line());
+                (line, Job::Batch(arrival.job), arrival.bytes)
+            });
+            if lane.jobs.send_or_drop(jobs, came_us).is_err() {
+                tracing::error!("a lane has stopped; its workers' events are lost");
+            }
+        }
+    }
+
+    /// An inbox for messages of this pool.
+    pub(crate) fn inbox(&self) -> Inbox {
+        Inbox {
+            by_lane: self.lanes.iter().map(|_| Vec::new()).collect(),
         }
     }
 

@@ -2,7 +2,7 @@
 //!
 //! Each worker has a *line* of jobs, which are done in order. Between lines, the lane works on the one whose worker it has spent the least
 //! time on. A line that was empty begins with the time of the line whose turn it is: idle workers save nothing up. So a worker that takes
-//! more than its share is worked on last, and delays nobody by more than one job.
+//! more than its share is worked on last, and delays nobody by more than one turn: one job, or a few small ones.
 //!
 //! A full queue drops messages of core NATS: those of the arriving worker if its line has more than an even share of the room, else the
 //! newest of the longest line. A dropped message leaves a mark in its place, so that its worker's holders are doubted in order.
@@ -16,13 +16,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use tokio::sync::Notify;
 
 use super::line::Line;
 
 /// What a message costs beside its payload, in bytes.
 const MESSAGE_OVERHEAD_BYTES: usize = 256;
+/// Bytes of the jobs of one turn at most, unless it is a single job.
+const TURN_BYTES_MAX: usize = 32 * 1024;
 
 /// What can wait in a line.
 pub(crate) trait LineJob: Sized {
@@ -107,6 +109,8 @@ struct Shared<J> {
     work: Condvar,
     room: Notify,
     bytes_max: usize,
+    /// Jobs of one turn at most.
+    turn_jobs_max: usize,
     backlog: Backlog,
     /// The lane's number.
     lane: usize,
@@ -118,11 +122,10 @@ pub(crate) struct JobSender<J>(Arc<Shared<J>>);
 /// The lane's end of its queue.
 pub(crate) struct JobReceiver<J>(Arc<Shared<J>>);
 
-/// A job that the lane has taken. To be given back when it is done.
-pub(crate) struct Taken<J> {
-    /// The job; the lane takes it out.
-    pub(crate) job: Option<J>,
+/// What the lane works on: a control job, or the next jobs of a line. To be given back when it is done.
+pub(crate) struct Turn {
     from: Origin,
+    jobs: usize,
     bytes: usize,
 }
 
@@ -131,13 +134,18 @@ enum Origin {
     Control { is_fence: bool },
 }
 
-/// A queue that holds about `bytes_max` at most, in front of the lane with the number `lane`.
-pub(crate) fn job_queue<J: LineJob>(lane: usize, bytes_max: usize) -> (JobSender<J>, JobReceiver<J>) {
+/// A queue that holds about `bytes_max` at most, in front of the lane with the number `lane`. A turn has `turn_jobs_max` jobs at most.
+pub(crate) fn job_queue<J: LineJob>(
+    lane: usize,
+    bytes_max: usize,
+    turn_jobs_max: usize,
+) -> (JobSender<J>, JobReceiver<J>) {
     let shared = Arc::new(Shared {
         state: Mutex::new(State::new()),
         work: Condvar::new(),
         room: Notify::new(),
         bytes_max,
+        turn_jobs_max: turn_jobs_max.max(1),
         backlog: Backlog::default(),
         lane,
     });
@@ -216,10 +224,10 @@ impl<J: LineJob> State<J> {
         }
     }
 
-    fn leave_era(&mut self, era: u64) {
+    fn leave_era(&mut self, era: u64, jobs: usize) {
         let index = usize::try_from(era - self.first_era).unwrap_or(usize::MAX);
         if let Some(era) = self.eras.get_mut(index) {
-            era.outstanding -= 1;
+            era.outstanding -= jobs;
         }
         self.end_eras();
     }
@@ -233,32 +241,45 @@ impl<J: LineJob> State<J> {
         }
     }
 
-    /// The next job, if there is one.
-    fn take(&mut self) -> Option<Taken<J>> {
+    /// Begins the next turn, if there is work: moves its jobs to `jobs`, `jobs_max` at most.
+    fn take(&mut self, jobs: &mut Vec<J>, jobs_max: usize) -> Option<Turn> {
         if let Some(Control { job, bytes, is_fence }) = self.ready.pop_front() {
-            return Some(Taken {
-                job: Some(job),
+            jobs.push(job);
+            return Some(Turn {
                 from: Origin::Control { is_fence },
+                jobs: 1,
                 bytes,
             });
         }
         let (turn_us, number) = self.turns.pop_first()?;
         self.turn_us = turn_us;
         let queue = self.lines.get_mut(&number)?;
-        let waiting = queue.jobs.pop_front()?;
-        queue.bytes -= waiting.bytes;
-        Some(Taken {
-            job: Some(waiting.job),
+        let first = queue.jobs.pop_front()?;
+        let (era, mut bytes, mut taken) = (first.era, first.bytes, 1);
+        jobs.push(first.job);
+        // Of one era, so that a control job between them keeps its place.
+        let fits = |next: &Waiting<J>, bytes: usize| next.era == era && bytes + next.bytes <= TURN_BYTES_MAX;
+        while taken < jobs_max
+            && queue.jobs.front().is_some_and(|next| fits(next, bytes))
+            && let Some(next) = queue.jobs.pop_front()
+        {
+            bytes += next.bytes;
+            taken += 1;
+            jobs.push(next.job);
+        }
+        queue.bytes -= bytes;
+        Some(Turn {
             from: Origin::Line {
                 line: Arc::clone(&queue.line),
-                era: waiting.era,
+                era,
             },
-            bytes: waiting.bytes,
+            jobs: taken,
+            bytes,
         })
     }
 
-    /// Ends a turn of a line, which took `elapsed_us`.
-    fn end_turn(&mut self, line: &Line, era: u64, elapsed_us: u64, lane: usize) {
+    /// Ends a turn of a line with `jobs` jobs, which took `elapsed_us`.
+    fn end_turn(&mut self, line: &Line, era: u64, jobs: usize, elapsed_us: u64, lane: usize) {
         if let Some(queue) = self.lines.get_mut(&line.number) {
             queue.turn_us = queue.turn_us.saturating_add(elapsed_us.max(1));
             line.spend(queue.turn_us, elapsed_us);
@@ -270,7 +291,7 @@ impl<J: LineJob> State<J> {
                 self.lines.remove(&line.number);
             }
         }
-        self.leave_era(era);
+        self.leave_era(era, jobs);
     }
 
     /// Whether a line may have `bytes` more at the cost of others: it then has no more than an even share of `bytes_max`.
@@ -287,7 +308,7 @@ impl<J: LineJob> State<J> {
         let longest = self.lines.values_mut().max_by_key(|queue| queue.bytes)?;
         let dropped = longest.drop_newest()?;
         for era in &dropped.vacated {
-            self.leave_era(*era);
+            self.leave_era(*era, 1);
         }
         Some(dropped)
     }
@@ -393,6 +414,40 @@ impl<J: LineJob> Shared<J> {
             freed.await;
         }
     }
+
+    /// Queues a job in its line. Where there is no room, it or others are dropped.
+    fn push_or_drop(
+        &self,
+        state: &mut State<J>,
+        line: Arc<Line>,
+        job: J,
+        bytes: usize,
+        came_us: u64,
+    ) -> Result<(), LaneStopped> {
+        if !self.has_room(bytes) && state.may_displace(line.number, bytes, self.bytes_max) {
+            while !self.has_room(bytes)
+                && let Some(dropped) = state.drop_of_longest()
+            {
+                self.discount(dropped.vacated.len(), dropped.bytes);
+            }
+        }
+        if self.has_room(bytes) {
+            return self.push(state, Arrival::Line(line, job, bytes, came_us), bytes);
+        }
+        let (job, bytes) = match job.into_mark() {
+            Ok(mark) => (mark, 0),
+            Err(kept) => (kept, bytes),
+        };
+        let may_merge = bytes == 0 && !state.is_fenced;
+        let merged = match state.lines.get_mut(&line.number) {
+            Some(queue) if may_merge => queue.merge_mark(job),
+            _ => Err(job),
+        };
+        match merged {
+            Ok(()) => Ok(()),
+            Err(job) => self.push(state, Arrival::Line(line, job, bytes, came_us), bytes),
+        }
+    }
 }
 
 impl<J: LineJob> JobSender<J> {
@@ -409,43 +464,19 @@ impl<J: LineJob> JobSender<J> {
         self.0.send(arrival, bytes).await
     }
 
-    /// Queues a job of about `bytes` in `line` at once. Where there is no room, it or others are dropped.
+    /// Queues jobs, each of about so many bytes, in their lines at once, for messages that came at `came_us`. Where there is no room, they or
+    /// others are dropped.
     pub(crate) fn send_or_drop(
         &self,
-        line: &Arc<Line>,
-        job: J,
-        bytes: usize,
+        jobs: impl IntoIterator<Item = (Arc<Line>, J, usize)>,
         came_us: u64,
     ) -> Result<(), LaneStopped> {
-        let (shared, bytes) = (&*self.0, bytes + MESSAGE_OVERHEAD_BYTES);
-        let mut state = shared.state.lock();
-        let arrival = |job, bytes| Arrival::Line(Arc::clone(line), job, bytes, came_us);
-        if shared.has_room(bytes) {
-            return shared.push(&mut state, arrival(job, bytes), bytes);
+        let mut state = self.0.state.lock();
+        for (line, job, bytes) in jobs {
+            self.0
+                .push_or_drop(&mut state, line, job, bytes + MESSAGE_OVERHEAD_BYTES, came_us)?;
         }
-        if state.may_displace(line.number, bytes, shared.bytes_max) {
-            while !shared.has_room(bytes)
-                && let Some(dropped) = state.drop_of_longest()
-            {
-                shared.discount(dropped.vacated.len(), dropped.bytes);
-            }
-        }
-        if shared.has_room(bytes) {
-            return shared.push(&mut state, arrival(job, bytes), bytes);
-        }
-        let (job, bytes) = match job.into_mark() {
-            Ok(mark) => (mark, 0),
-            Err(kept) => (kept, bytes),
-        };
-        let may_merge = bytes == 0 && !state.is_fenced;
-        let merged = match state.lines.get_mut(&line.number) {
-            Some(queue) if may_merge => queue.merge_mark(job),
-            _ => Err(job),
-        };
-        match merged {
-            Ok(()) => Ok(()),
-            Err(job) => shared.push(&mut state, arrival(job, bytes), bytes),
-        }
+        Ok(())
     }
 
     /// Queues a control job at once.
@@ -485,30 +516,46 @@ impl<J> Drop for JobSender<J> {
 }
 
 impl<J: LineJob> JobReceiver<J> {
-    /// The next job; waits for it. None when the sender is gone and the queue is empty.
-    pub(crate) fn next(&self) -> Option<Taken<J>> {
+    /// Begins the next turn, and moves its jobs to `jobs`; waits for it. None when the sender is gone and the queue is empty.
+    pub(crate) fn next(&self, jobs: &mut Vec<J>) -> Option<Turn> {
         let mut state = self.0.state.lock();
+        self.begin_turn(&mut state, jobs)
+    }
+
+    /// Ends a turn, which took `elapsed`, and begins the next one as [`Self::next`] does.
+    pub(crate) fn next_after(&self, turn: Turn, elapsed: Duration, jobs: &mut Vec<J>) -> Option<Turn> {
+        let mut state = self.0.state.lock();
+        self.end_turn(&mut state, turn, elapsed);
+        self.begin_turn(&mut state, jobs)
+    }
+
+    /// Ends a turn, which took `elapsed`.
+    #[cfg(test)]
+    fn done(&self, turn: Turn, elapsed: Duration) {
+        let mut state = self.0.state.lock();
+        self.end_turn(&mut state, turn, elapsed);
+    }
+
+    fn begin_turn(&self, state: &mut MutexGuard<'_, State<J>>, jobs: &mut Vec<J>) -> Option<Turn> {
         loop {
-            if let Some(taken) = state.take() {
-                return Some(taken);
+            if let Some(turn) = state.take(jobs, self.0.turn_jobs_max) {
+                return Some(turn);
             }
             if state.is_closed {
                 return None;
             }
-            self.0.work.wait(&mut state);
+            self.0.work.wait(state);
         }
     }
 
-    /// Ends a job, which took `elapsed`.
-    pub(crate) fn done(&self, taken: Taken<J>, elapsed: Duration) {
+    fn end_turn(&self, state: &mut State<J>, turn: Turn, elapsed: Duration) {
         let elapsed_us = u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX);
-        let mut state = self.0.state.lock();
-        match taken.from {
-            Origin::Line { line, era } => state.end_turn(&line, era, elapsed_us, self.0.lane),
+        match turn.from {
+            Origin::Line { line, era } => state.end_turn(&line, era, turn.jobs, elapsed_us, self.0.lane),
             Origin::Control { is_fence: true } => state.end_fence(self.0.lane),
             Origin::Control { is_fence: false } => {}
         }
-        self.0.discount(1, taken.bytes);
+        self.0.discount(turn.jobs, turn.bytes);
     }
 }
 

@@ -26,7 +26,7 @@ use tokio::task::coop::unconstrained;
 use tokio_util::sync::CancellationToken;
 
 use crate::daemon::broker::{SubscribeError, round_trip};
-use crate::daemon::lanes::LanePool;
+use crate::daemon::lanes::{Inbox, LanePool};
 use kvatlas_client::Backoff;
 
 use crate::daemon::traces::Tracer;
@@ -122,6 +122,7 @@ impl CoreNatsSource {
         };
         self.subscribed.send_replace(true);
         let mut pulse = Pulse::new(self.client.clone(), self.pool.freshness()).await?;
+        let mut inbox = self.pool.inbox();
         let mut pending: Option<Pending<'_>> = None;
         loop {
             tokio::select! {
@@ -138,17 +139,17 @@ impl CoreNatsSource {
                     pending = None;
                     self.subscribed.send_replace(true);
                     let old = std::mem::replace(&mut current, confirmed?);
-                    self.close(old).await;
+                    self.close(&mut inbox, old).await;
                 }
                 beat = pulse.beat() => if let Beat::Felt(sent_us) = beat {
                     // What came before the pulse is in the buffer, or has been handed over.
-                    self.hand_over_buffered(&mut current, self.buffered_max);
+                    self.hand_over_buffered(&mut inbox, &mut current, self.buffered_max);
                     pulse.confirm(sent_us);
                 },
                 message = current.messages.next() => match message {
                     Some(message) => {
-                        self.hand_over(message, current.generation);
-                        self.hand_over_buffered(&mut current, MESSAGES_AT_ONCE);
+                        self.sort(&mut inbox, message, current.generation);
+                        self.hand_over_buffered(&mut inbox, &mut current, MESSAGES_AT_ONCE);
                     }
                     // The client is closed.
                     None => break,
@@ -156,7 +157,7 @@ impl CoreNatsSource {
             }
         }
         drop(pending);
-        self.close(current).await;
+        self.close(&mut inbox, current).await;
         Ok(())
     }
 
@@ -186,31 +187,36 @@ impl CoreNatsSource {
     }
 
     /// Ends a subscription, and hands over its buffered messages.
-    async fn close(&self, mut old: Confirmed) {
+    async fn close(&self, inbox: &mut Inbox, mut old: Confirmed) {
         if let Err(error) = old.messages.unsubscribe().await {
             tracing::debug!(%error, "the connection is closed already");
         }
         while let Some(message) = old.messages.next().await {
-            self.hand_over(message, old.generation);
+            self.sort(inbox, message, old.generation);
+            self.hand_over_buffered(inbox, &mut old, MESSAGES_AT_ONCE);
         }
     }
 
-    /// Hands over the messages that have come, `messages_max` at most.
-    fn hand_over_buffered(&self, current: &mut Confirmed, messages_max: usize) {
-        for _ in 0..messages_max {
+    /// Hands over what has been sorted and the messages that have come, `messages_max` of them at most. Never waits: what has no room in the
+    /// lanes is dropped there, and its worker is doubted.
+    fn hand_over_buffered(&self, inbox: &mut Inbox, current: &mut Confirmed, messages_max: usize) {
+        for number in 1..=messages_max {
             // Without the runtime's budget, which would make the buffer look empty.
             let Some(Some(message)) = unconstrained(current.messages.next()).now_or_never() else {
-                return;
+                break;
             };
-            self.hand_over(message, current.generation);
+            self.sort(inbox, message, current.generation);
+            if number % MESSAGES_AT_ONCE == 0 {
+                self.pool.hand_over(inbox);
+            }
         }
+        self.pool.hand_over(inbox);
     }
 
-    /// Never waits: what has no room in the lanes is dropped there, and its worker is doubted.
-    fn hand_over(&self, message: Message, generation: StreamGeneration) {
+    fn sort(&self, inbox: &mut Inbox, message: Message, generation: StreamGeneration) {
         let span = span_of(self.tracer.as_ref(), &message);
         self.pool
-            .receive_or_drop(&message.subject, message.payload, generation, span);
+            .sort(inbox, &message.subject, message.payload, generation, span);
     }
 }
 

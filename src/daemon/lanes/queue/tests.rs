@@ -43,8 +43,13 @@ struct World {
     flow: Arc<super::super::flow::NamespaceFlow>,
 }
 
-/// Room for `messages` messages without a payload.
+/// Room for `messages` messages without a payload, of which each is a turn.
 fn world(messages: usize) -> World {
+    world_of_turns(messages, 1)
+}
+
+/// The same, with turns of several messages.
+fn world_of_turns(messages: usize, turn_jobs_max: usize) -> World {
     let flows = Arc::new(Flows::new(1));
     let assignments = Assignments::new(1, Arc::clone(&flows));
     let namespace = NamespaceName::new("n").unwrap();
@@ -54,7 +59,7 @@ fn world(messages: usize) -> World {
         assignments.assign(&WorkerKey { namespace, worker }).1
     };
     let lines = ["a", "b", "c"].map(line).into();
-    let (sender, receiver) = job_queue(0, messages * MESSAGE_OVERHEAD_BYTES);
+    let (sender, receiver) = job_queue(0, messages * MESSAGE_OVERHEAD_BYTES, turn_jobs_max);
     World {
         sender,
         receiver,
@@ -69,26 +74,29 @@ impl World {
     }
 
     fn send_at(&self, line: usize, job: Work, came_us: u64) {
-        self.sender
-            .send_or_drop(self.lines[line].line(), job, 0, came_us)
-            .unwrap();
+        let line = Arc::clone(self.lines[line].line());
+        self.sender.send_or_drop([(line, job, 0)], came_us).unwrap();
     }
 
     /// Does the next job, which takes `micros`.
     fn work(&self, micros: u64) -> Work {
-        let mut taken = self.receiver.next().unwrap();
-        let job = taken.job.take().unwrap();
-        self.receiver.done(taken, Duration::from_micros(micros));
-        job
+        self.turn(micros).pop().unwrap()
+    }
+
+    /// Does the jobs of the next turn, which takes `micros`.
+    fn turn(&self, micros: u64) -> Vec<Work> {
+        let mut jobs = Vec::new();
+        let turn = self.receiver.next(&mut jobs).unwrap();
+        self.receiver.done(turn, Duration::from_micros(micros));
+        jobs
     }
 
     /// The jobs that are left, each of which takes a microsecond.
     fn rest(self) -> Vec<Work> {
         drop(self.sender);
         let mut rest = Vec::new();
-        while let Some(mut taken) = self.receiver.next() {
-            rest.extend(taken.job.take());
-            self.receiver.done(taken, Duration::from_micros(1));
+        while let Some(turn) = self.receiver.next(&mut rest) {
+            self.receiver.done(turn, Duration::from_micros(1));
         }
         rest
     }
@@ -126,6 +134,39 @@ fn a_line_is_worked_on_in_order() {
         assert!(last[line] < Some(number), "{number} after {:?}", last[line]);
         last[line] = Some(number);
     }
+}
+
+#[test]
+fn a_turn_has_small_jobs_of_one_line_between_two_control_jobs() {
+    let world = world_of_turns(10_000, 3);
+    for number in 0..5 {
+        world.send(0, Work::Message(number));
+    }
+    world.sender.send_control(Work::Kept(100)).unwrap();
+    world.send(0, Work::Message(5));
+    world.send(1, Work::Message(10));
+    let messages = |numbers: &[u32]| numbers.iter().copied().map(Work::Message).collect::<Vec<_>>();
+    assert_eq!(world.turn(10), messages(&[0, 1, 2]));
+    assert_eq!(
+        world.turn(100),
+        messages(&[10]),
+        "others are not delayed by more than a turn"
+    );
+    assert_eq!(
+        world.turn(1),
+        messages(&[3, 4]),
+        "the next job came after the control job"
+    );
+    assert_eq!(world.turn(1), [Work::Kept(100)]);
+    assert_eq!(world.turn(1), messages(&[5]));
+    assert_eq!(world.sender.backlog().messages.load(Ordering::Relaxed), 0);
+    assert_eq!(world.sender.backlog().bytes.load(Ordering::Relaxed), 0);
+
+    let line = |bytes| (Arc::clone(world.lines[2].line()), Work::Message(1), bytes);
+    let large = [line(1), line(TURN_BYTES_MAX), line(1), line(1)];
+    world.sender.send_or_drop(large, 1).unwrap();
+    let turns: Vec<_> = (0..3).map(|_| world.turn(1).len()).collect();
+    assert_eq!(turns, [1, 1, 2], "a large job is a turn of its own");
 }
 
 #[test]
@@ -207,9 +248,9 @@ fn the_age_of_what_waits_is_that_of_the_oldest_message() {
     world.send_at(0, Work::Message(0), 100);
     world.send_at(1, Work::Message(1), 200);
     assert_eq!(world.flow.oldest_us(), Some(100));
-    let taken = world.receiver.next().unwrap();
+    let turn = world.receiver.next(&mut Vec::new()).unwrap();
     assert_eq!(world.flow.oldest_us(), Some(100), "it is not applied yet");
-    world.receiver.done(taken, Duration::from_micros(5));
+    world.receiver.done(turn, Duration::from_micros(5));
     assert_eq!(world.flow.oldest_us(), Some(200));
     world.work(1);
     assert_eq!(world.flow.oldest_us(), None);
