@@ -172,6 +172,7 @@ impl Bridge {
                     options: inner.options.follow.clone(),
                     engine,
                     progress,
+                    metrics: Arc::clone(&inner.metrics),
                     stop,
                     says_goodbye,
                 };

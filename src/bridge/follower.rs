@@ -1,5 +1,6 @@
 //! Following one publisher: what connections, gaps and restarts mean. The task around it decides when to connect and when to give up.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use kvatlas_client::Backoff;
@@ -57,6 +58,13 @@ pub(super) enum FollowError {
     /// The way to the daemons: without it there is no following.
     #[error(transparent)]
     Publisher(#[from] PublisherError),
+}
+
+impl FollowError {
+    /// Whether the engine broke a bound, so that its connection was ended.
+    pub(super) fn is_cut(&self) -> bool {
+        matches!(self, Self::Socket(error) if error.is_cut())
+    }
 }
 
 /// What has been learnt from a replay.
@@ -177,7 +185,8 @@ impl Follower {
             Some(replay) => replay,
             None => {
                 let endpoint = self.replay_endpoint.as_deref().unwrap_or_default();
-                Replay::connect(endpoint, self.options.patience).await?
+                let metrics = Arc::clone(self.relay.bridge_metrics());
+                Replay::connect(endpoint, self.options.patience, metrics).await?
             }
         };
         self.relay.metrics().asked();

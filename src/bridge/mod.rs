@@ -1,8 +1,8 @@
 //! The bridge: follows engines' ZMQ publishers, and tells daemons by the contract what they say.
 //!
 //! ```text
-//! engine ──PUB──▶ Subscription ─┐
-//!        ◀─DEALER─ Replay ──────┴▶ Follower ─▶ Decoder ─▶ Translator ─▶ HolderPublisher ─▶ NATS
+//! engine ──PUB──▶ Guard ─▶ Subscription ─┐
+//!        ◀─DEALER─ Guard ◀▶ Replay ─────┴▶ Follower ─▶ Decoder ─▶ Translator ─▶ HolderPublisher ─▶ NATS
 //! ```
 //!
 //! One task follows one publisher: one port, one data-parallel rank. TensorRT-LLM's servers and Dynamo's event plane tell of several holders;
@@ -14,7 +14,8 @@
 //! 2. After every reconnect the replay socket is asked for the last batch that was applied. Where it does not give back the same bytes, it is
 //!    another process: a new epoch begins, and nothing of the old one is left. Nothing that came over the new connection counts before.
 //! 3. An engine that is gone, or answers nothing, is `upstream_lost` (and so `unverified`), and heartbeats stop, so that daemons find it stale.
-//! 4. Memory is bounded: messages wait in the engine, names by [`FollowOptions::blocks_max`], batches for daemons by the publisher's ring.
+//! 4. Memory is bounded: messages wait in the engine, and a connection with a message beyond the bounds ends (`guard`); names by
+//!    [`FollowOptions::blocks_max`], batches for daemons by the publisher's ring.
 //!
 //! `deploy/bridge.md` says the same for operators.
 
@@ -23,6 +24,7 @@ mod dynamo;
 mod engines;
 mod follower;
 mod frames;
+mod guard;
 mod holders;
 mod progress;
 mod relay;
@@ -31,6 +33,7 @@ mod sources;
 mod spec;
 mod task;
 mod tensorrt;
+mod walker;
 
 pub use engines::{Bridge, BridgeOptions};
 pub use follower::FollowOptions;

@@ -66,6 +66,10 @@ impl Relay {
         &self.engine_metrics
     }
 
+    pub(super) fn bridge_metrics(&self) -> &Arc<BridgeMetrics> {
+        &self.metrics
+    }
+
     /// Applies one payload, and tells daemons.
     pub(super) async fn apply(&mut self, payload: &[u8]) -> Result<(), PublisherError> {
         self.engine_metrics.received(payload.len());

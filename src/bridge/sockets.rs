@@ -1,5 +1,7 @@
-//! The two sockets of an engine. Both are made anew after every fault, so that a connection is never replaced unseen.
+//! The two sockets of an engine, each behind a guard. Both are made anew after every fault, so that a connection is never replaced unseen.
 
+use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -10,7 +12,11 @@ use zeromq::{
     DealerSocket, Socket, SocketEvent, SocketOptions, SocketRecv, SocketSend, SubSocket, ZmqError, ZmqMessage,
 };
 
+use crate::daemon::metrics::BridgeMetrics;
+use crate::daemon::metrics::labels::FrameFault;
+
 use super::frames::{FrameError, Numbered, ReplayMessage, parse_published, parse_replayed, replay_request};
+use super::guard::Guard;
 
 /// Why a socket cannot be used any more.
 #[derive(Debug, thiserror::Error)]
@@ -18,6 +24,12 @@ pub(super) enum SocketError {
     /// The library's error.
     #[error("{0}")]
     Zmq(#[from] ZmqError),
+    /// The connection cannot be made.
+    #[error("{0}")]
+    Network(#[from] io::Error),
+    /// It announced more than the bridge takes.
+    #[error("the connection was ended: {0}")]
+    Cut(FrameFault),
     /// The publisher went away.
     #[error("the connection has ended")]
     Closed,
@@ -29,20 +41,70 @@ pub(super) enum SocketError {
     Frames(#[from] FrameError),
 }
 
+impl SocketError {
+    /// Whether the peer broke a bound.
+    pub(super) fn is_cut(&self) -> bool {
+        matches!(self, Self::Cut(_))
+    }
+}
+
 fn options(connect_timeout: Duration) -> SocketOptions {
     let mut options = SocketOptions::default();
     options.connect_timeout(connect_timeout);
     options
 }
 
-fn frames(message: ZmqMessage) -> Vec<Bytes> {
-    message.into_vec()
+/// Connects `socket` to `endpoint` through a guard, within `patience`.
+async fn connect(
+    socket: &mut impl Socket,
+    endpoint: &str,
+    patience: Duration,
+    metrics: Arc<BridgeMetrics>,
+) -> Result<Guard, SocketError> {
+    let connecting = async {
+        let guard = Guard::connect(endpoint, metrics).await?;
+        match socket.connect(guard.local()).await {
+            Ok(()) => Ok(guard),
+            Err(error) => Err(explain(&guard, error.into())),
+        }
+    };
+    let connected = timeout(patience, connecting).await;
+    connected.map_err(|_| SocketError::TimedOut(patience))?
+}
+
+/// Why a connection ended: the guard knows more than the library.
+fn explain(guard: &Guard, error: SocketError) -> SocketError {
+    guard.fault().map_or(error, SocketError::Cut)
+}
+
+/// The next message of a socket. What had been received before its connection broke comes first.
+async fn receive(
+    socket: &mut impl SocketRecv,
+    events: &mut BoxStream<'static, SocketEvent>,
+    guard: &Guard,
+) -> Result<Vec<Bytes>, SocketError> {
+    loop {
+        tokio::select! {
+            biased;
+            message = socket.recv() => {
+                return message.map(ZmqMessage::into_vec).map_err(|error| explain(guard, error.into()));
+            }
+            event = events.next() => match event {
+                // The library would connect again by itself, and nobody would know what is between.
+                Some(SocketEvent::Disconnected(_) | SocketEvent::Closed) | None => {
+                    return Err(explain(guard, SocketError::Closed));
+                }
+                Some(_) => {}
+            },
+        }
+    }
 }
 
 /// A connection to a publisher, until it breaks.
 pub(super) struct Subscription {
     socket: SubSocket,
     events: BoxStream<'static, SocketEvent>,
+    guard: Guard,
 }
 
 impl Subscription {
@@ -51,14 +113,18 @@ impl Subscription {
         endpoint: &str,
         topic: &str,
         connect_timeout: Duration,
+        metrics: Arc<BridgeMetrics>,
     ) -> Result<Self, SocketError> {
         let mut socket = SubSocket::with_options(options(connect_timeout));
         let events = socket.monitor().boxed();
         // Before the connection, so that nothing is published on it unseen.
         socket.subscribe(topic).await?;
-        let connected = timeout(connect_timeout, socket.connect(endpoint)).await;
-        connected.map_err(|_| SocketError::TimedOut(connect_timeout))??;
-        Ok(Self { socket, events })
+        let guard = connect(&mut socket, endpoint, connect_timeout, metrics).await?;
+        Ok(Self {
+            socket,
+            events,
+            guard,
+        })
     }
 
     /// The next batch. What had been received before the connection broke comes first.
@@ -68,19 +134,7 @@ impl Subscription {
 
     /// The next message, whatever it is.
     pub(super) async fn next_frames(&mut self) -> Result<Vec<Bytes>, SocketError> {
-        loop {
-            tokio::select! {
-                biased;
-                message = self.socket.recv() => return Ok(frames(message?)),
-                event = self.events.next() => match event {
-                    // The library would connect again by itself, and nobody would know what is between.
-                    Some(SocketEvent::Disconnected(_) | SocketEvent::Closed) | None => {
-                        return Err(SocketError::Closed);
-                    }
-                    Some(_) => {}
-                },
-            }
-        }
+        receive(&mut self.socket, &mut self.events, &self.guard).await
     }
 }
 
@@ -88,19 +142,24 @@ impl Subscription {
 pub(super) struct Replay {
     socket: DealerSocket,
     events: BoxStream<'static, SocketEvent>,
+    guard: Guard,
     patience: Duration,
 }
 
 impl Replay {
     /// Connects. `patience` is how long the next message of an answer may take.
-    pub(super) async fn connect(endpoint: &str, patience: Duration) -> Result<Self, SocketError> {
+    pub(super) async fn connect(
+        endpoint: &str,
+        patience: Duration,
+        metrics: Arc<BridgeMetrics>,
+    ) -> Result<Self, SocketError> {
         let mut socket = DealerSocket::with_options(options(patience));
         let events = socket.monitor().boxed();
-        let connected = timeout(patience, socket.connect(endpoint)).await;
-        connected.map_err(|_| SocketError::TimedOut(patience))??;
+        let guard = connect(&mut socket, endpoint, patience, metrics).await?;
         Ok(Self {
             socket,
             events,
+            guard,
             patience,
         })
     }
@@ -117,22 +176,8 @@ impl Replay {
     /// The next message of the answer.
     pub(super) async fn next(&mut self) -> Result<ReplayMessage, SocketError> {
         let patience = self.patience;
-        let next = timeout(patience, self.receive()).await;
-        next.map_err(|_| SocketError::TimedOut(patience))?
-    }
-
-    async fn receive(&mut self) -> Result<ReplayMessage, SocketError> {
-        loop {
-            tokio::select! {
-                biased;
-                message = self.socket.recv() => return Ok(parse_replayed(&frames(message?))?),
-                event = self.events.next() => match event {
-                    Some(SocketEvent::Disconnected(_) | SocketEvent::Closed) | None => {
-                        return Err(SocketError::Closed);
-                    }
-                    Some(_) => {}
-                },
-            }
-        }
+        let next = timeout(patience, receive(&mut self.socket, &mut self.events, &self.guard)).await;
+        let frames = next.map_err(|_| SocketError::TimedOut(patience))??;
+        Ok(parse_replayed(&frames)?)
     }
 }

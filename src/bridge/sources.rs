@@ -15,6 +15,7 @@ use kvatlas_core::wire::WorkerName;
 
 use crate::daemon::broker::round_trip;
 use crate::daemon::http::NewEngine;
+use crate::daemon::metrics::BridgeMetrics;
 
 use super::dynamo::{PlaneEvents, parse_plane_message};
 use super::follower::FollowOptions;
@@ -48,6 +49,10 @@ impl SourceError {
     fn is_final(&self) -> bool {
         matches!(self, Self::Publisher(_) | Self::Poll(PollError::Publisher(_)))
     }
+
+    fn is_cut(&self) -> bool {
+        matches!(self, Self::Socket(error) if error.is_cut())
+    }
 }
 
 /// Follows one source.
@@ -55,6 +60,7 @@ pub(super) struct SourceTask {
     pub(super) engine: NewEngine,
     pub(super) options: FollowOptions,
     pub(super) progress: SharedProgress,
+    pub(super) metrics: Arc<BridgeMetrics>,
     pub(super) stop: CancellationToken,
     pub(super) says_goodbye: Arc<AtomicBool>,
 }
@@ -98,6 +104,7 @@ impl SourceTask {
     pub(super) async fn run(self, mut source: Source) {
         let mut failures = 0;
         loop {
+            let failed_before = failures;
             let following = Box::pin(self.follow(&mut source, &mut failures));
             let Some(ended) = self.stop.run_until_cancelled(following).await else {
                 break;
@@ -113,7 +120,11 @@ impl SourceTask {
             if source.lost().await.is_err() {
                 return;
             }
-            failures += 1;
+            if error.is_cut() {
+                // As for an engine.
+                failures = failures.max(failed_before);
+            }
+            failures = failures.saturating_add(1);
             let pause = tokio::time::sleep(self.options.backoff.pause(failures));
             if self.stop.run_until_cancelled(pause).await.is_none() {
                 break;
@@ -152,7 +163,8 @@ impl SourceTask {
         failures: &mut u32,
     ) -> Result<Infallible, SourceError> {
         let NewEngine { endpoint, topic, .. } = &self.engine;
-        let mut subscription = Subscription::connect(endpoint, topic, self.options.patience).await?;
+        let (patience, metrics) = (self.options.patience, Arc::clone(&self.metrics));
+        let mut subscription = Subscription::connect(endpoint, topic, patience, metrics).await?;
         *failures = 0;
         self.note_followed(events.holders());
         loop {

@@ -33,6 +33,7 @@ impl EngineTask {
             return;
         }
         loop {
+            let failed_before = failures;
             let followed = stop
                 .run_until_cancelled(Box::pin(self.follow(&mut failures)))
                 .await;
@@ -46,7 +47,11 @@ impl EngineTask {
             if self.follower.lost().await.is_err() {
                 return;
             }
-            failures += 1;
+            if error.is_cut() {
+                // That it could be connected to is no reason to come back sooner.
+                failures = failures.max(failed_before);
+            }
+            failures = failures.saturating_add(1);
             let pause = tokio::time::sleep(self.options.backoff.pause(failures));
             if stop.run_until_cancelled(pause).await.is_none() {
                 break;
@@ -79,7 +84,9 @@ impl EngineTask {
         failures: &mut u32,
     ) -> Result<std::convert::Infallible, FollowError> {
         let NewEngine { endpoint, topic, .. } = &self.engine;
-        let mut subscription = Subscription::connect(endpoint, topic, self.options.patience).await?;
+        let metrics = Arc::clone(self.follower.relay().bridge_metrics());
+        let patience = self.options.patience;
+        let mut subscription = Subscription::connect(endpoint, topic, patience, metrics).await?;
         self.follower.relay().metrics().connected();
         self.follower.connected().await?;
         *failures = 0;

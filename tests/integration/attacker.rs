@@ -20,7 +20,7 @@ use tokio::time::Instant;
 
 use crate::support::fleet::{Fleet, OneDaemon, QUICK_RESYNCS};
 use crate::support::metrics::total;
-use crate::support::process::Process;
+use crate::support::process::{Process, memory_peak};
 use crate::support::truth::{HOSTILE, Workload};
 use crate::support::{broker, by_sequence, hashes, removed, stored, stored_after};
 
@@ -257,14 +257,6 @@ async fn answer(mut attacker: Attacker) {
             let _ = attacker.nats.publish(reply_to.clone(), chunk.into()).await;
         }
     }
-}
-
-/// The most memory that a process has had, in bytes.
-fn memory_peak(pid: u32) -> Option<u64> {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
-    let kibibytes: u64 = line.trim().strip_suffix(" kB")?.parse().ok()?;
-    Some(kibibytes << 10)
 }
 
 #[tokio::test(flavor = "multi_thread")]

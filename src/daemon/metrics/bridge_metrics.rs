@@ -10,9 +10,10 @@ use kvatlas_engines::Reason;
 
 use super::LogGate;
 use super::declare::metric_group;
-use super::labels::{LabelValue, PerLabel};
+use super::labels::{FrameFault, LabelValue, PerLabel};
 
 static UNDECODABLE_GATE: LogGate = LogGate::new();
+static CUT_GATE: LogGate = LogGate::new();
 static LEFT_OUT_GATES: [LogGate; Reason::ALL.len()] = [const { LogGate::new() }; Reason::ALL.len()];
 
 /// Most engines with series of their own while the process lives.
@@ -30,6 +31,8 @@ metric_group! {
         undecodable: Counter = "kvatlas_bridge_undecodable_total", Count;
         /// Events of engines, or blocks of them, that daemons are not told, by reason.
         left_out: PerLabel<Reason, Counter> = "kvatlas_bridge_events_left_out_total", Count;
+        /// Connections to engines that the bridge ended because more was announced on them than it takes, by reason.
+        cut: PerLabel<FrameFault, Counter> = "kvatlas_bridge_connections_cut_total", Count;
     }
 }
 
@@ -49,6 +52,14 @@ impl BridgeMetrics {
         self.undecodable.increment(1);
         if let Some(suppressed) = UNDECODABLE_GATE.admit() {
             tracing::warn!(%engine, %error, suppressed, "a payload of an engine cannot be decoded");
+        }
+    }
+
+    /// Counts a connection that was ended because of what its peer announced, and logs it.
+    pub fn connection_cut(&self, fault: FrameFault, endpoint: &dyn Display) {
+        self.cut.get(fault).increment(1);
+        if let Some(suppressed) = CUT_GATE.admit() {
+            tracing::warn!(%endpoint, reason = %fault, suppressed, "a connection to an engine was ended");
         }
     }
 
@@ -143,6 +154,7 @@ mod tests {
             let bridge = BridgeMetrics::new();
             bridge.undecodable(&"a/0", &"no batch");
             bridge.left_out(Reason::Placeholder, 3, &"a/0");
+            bridge.connection_cut(FrameFault::TooManyFrames, &"tcp://a:1");
             let engine = bridge.of_engine("a/0");
             engine.received(7);
             engine.connected();
@@ -154,6 +166,7 @@ mod tests {
         for line in [
             "kvatlas_bridge_undecodable_total 1",
             "kvatlas_bridge_events_left_out_total{reason=\"placeholder\"} 3",
+            "kvatlas_bridge_connections_cut_total{reason=\"too_many_frames\"} 1",
             "kvatlas_bridge_batches_total{engine=\"a/0\"} 1",
             "kvatlas_bridge_received_bytes_total{engine=\"a/0\"} 7",
             "kvatlas_bridge_connections_total{engine=\"a/0\"} 1",

@@ -306,6 +306,20 @@ impl From<&SnapshotError> for SnapshotRejection {
 }
 
 label_values! {
+    /// Why a bridge ended a connection to an engine.
+    FrameFault: "reason" {
+        /// A frame is longer than 32 MiB.
+        FrameTooLong => "frame_too_long",
+        /// The frames of a message are longer than 64 MiB together.
+        MessageTooLong => "message_too_long",
+        /// A message has more than 16 frames.
+        TooManyFrames => "too_many_frames",
+        /// A command of the protocol is longer than 4 KiB.
+        CommandTooLong => "command_too_long",
+    }
+}
+
+label_values! {
     /// Why the consumer of the events stream was made anew.
     ConsumerReset: "reason" {
         /// The connection broke.
@@ -535,6 +549,7 @@ mod tests {
         check::<ResyncFailure>();
         check::<SnapshotFailure>();
         check::<SnapshotRejection>();
+        check::<FrameFault>();
         check::<ConsumerReset>();
         check::<RejectReason>();
         check::<DegradedReason>();

@@ -44,7 +44,7 @@ fn flags(settings: &[(&str, &str)]) -> Vec<String> {
     settings.iter().flat_map(flag).collect()
 }
 
-/// `kvatlas serve` in a process of its own, killed when dropped. Its metrics are its own; those of daemons within the test's
+/// `kvatlas serve`, or a bridge, in a process of its own, killed when dropped. Its metrics are its own; those of daemons within the test's
 /// process are one set.
 pub struct Process {
     daemon: Child,
@@ -88,7 +88,24 @@ impl Process {
             "--admin-listen",
             "127.0.0.1:0",
         ]);
-        let mut daemon = serve.args(arguments).stderr(Stdio::piped()).spawn().unwrap();
+        serve.args(arguments);
+        Self::read(serve)
+    }
+
+    /// Starts a bridge that tells the broker at `url`, with these further arguments, and waits for its admin listener.
+    pub fn bridge(url: &str, arguments: &[&str]) -> Self {
+        let listening = ["--admin-listen", "127.0.0.1:0", "--logging-json"];
+        let mut bridge = kvatlas(&["bridge", "--nats-url", url]);
+        bridge.args(listening).args(arguments);
+        let mut process = Self::read(bridge);
+        let line = process.wait_for_line(|line| message(line) == "admin listener started");
+        process.admin_address = Some(line["local_addr"].as_str().unwrap().parse().unwrap());
+        process
+    }
+
+    /// Starts a command, and reads its log.
+    fn read(mut command: Command) -> Self {
+        let mut daemon = command.stderr(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(daemon.stderr.take().unwrap()).lines();
         let (line, log) = channel();
         // Read to the end, also when nobody listens: a full pipe would stop the daemon.
@@ -114,7 +131,7 @@ impl Process {
         self.daemon.try_wait().unwrap().is_none()
     }
 
-    /// Where the metrics of a daemon from [`Self::serve`] are.
+    /// Where the metrics of a process from [`Self::serve`] or [`Self::bridge`] are.
     pub fn admin_address(&self) -> SocketAddr {
         self.admin_address.expect("a daemon with an admin listener")
     }
@@ -163,4 +180,12 @@ impl Drop for Process {
         let _ = self.daemon.kill();
         let _ = self.daemon.wait();
     }
+}
+
+/// The most memory that a process has had, in bytes.
+pub fn memory_peak(pid: u32) -> Option<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kibibytes: u64 = line.trim().strip_suffix(" kB")?.parse().ok()?;
+    Some(kibibytes << 10)
 }
