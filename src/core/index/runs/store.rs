@@ -45,6 +45,8 @@ struct Turns {
     twins: AtomicU64,
 }
 
+    /// Blocks that are not found by their hashes: nobody knows whether others have these, too.
+    unplaced: AtomicU64,
 /// What only writers know.
 #[derive(Debug)]
 pub(crate) struct State {
@@ -63,6 +65,8 @@ pub(crate) struct State {
     /// Whether all blocks are to be found by their hashes.
     pub(super) places_all: bool,
     pub(super) places_bytes: i64,
+    /// How many blocks are not found by their hashes.
+    pub(super) unplaced: u64,
     /// Bytes that no reader needs and that have not been given back yet.
     pub(super) garbage: usize,
     pub(crate) queue: Queue,
@@ -95,6 +99,7 @@ impl RunStore {
                     places_bytes: 0,
                     garbage: 0,
                     queue: Queue::default(),
+                    unplaced: 0,
                     stored: 0,
                 }),
                 usage,
@@ -104,6 +109,7 @@ impl RunStore {
             }),
         }
     }
+                unplaced: AtomicU64::new(0),
 
     /// Takes a turn at changing the store.
     pub(crate) fn write(&self) -> RunWriter<'_> {
@@ -136,6 +142,19 @@ impl RunStore {
 
     pub(super) fn set_doubles(&self, doubles: usize) {
         self.turns.doubles.store(doubles as u64, Ordering::Relaxed);
+    }
+
+    /// Whether every block is found by its hash, and none has that of another one: as far as is known, hashes are a chain.
+    #[inline]
+    pub(crate) fn is_chain(&self) -> bool {
+        self.doubles() == 0 && self.turns.unplaced.load(Ordering::Relaxed) == 0
+    }
+
+    /// Tells readers how many blocks are not found by their hashes. Only for the one writer.
+    pub(super) fn set_unplaced(&self, unplaced: u64) {
+        if self.turns.unplaced.load(Ordering::Relaxed) != unplaced {
+            self.turns.unplaced.store(unplaced, Ordering::Relaxed);
+        }
     }
 
     pub(crate) fn count_evicted(&self, blocks: u64) {

@@ -38,6 +38,11 @@ impl<'s> RunWriter<'s> {
         }
     }
 
+    /// Tells readers whether all blocks are found by their hashes: before they can see any that is not.
+    pub(crate) fn show_unplaced(&mut self) {
+        self.store.set_unplaced(self.state.unplaced);
+    }
+
     /// Lets others have a turn. All that is between two calls of this type's other functions is a good time.
     pub(crate) fn pause(&mut self) {
         self.collect();
@@ -361,6 +366,7 @@ impl<'s> RunWriter<'s> {
             self.place(id, u16::try_from(end).unwrap_or(RUN_BLOCKS_MAX));
         }
         self.note_stored(id, count as u64);
+        self.state.unplaced += count as u64;
         count
     }
 
@@ -458,13 +464,17 @@ impl<'s> RunWriter<'s> {
         let Some(run) = self.store.slab.get(id, &self.guard) else {
             return;
         };
-        run.placed.store(placed.min(u32::from(kept)), Ordering::Relaxed);
+        let still_placed = placed.min(u32::from(kept));
+        run.placed.store(still_placed, Ordering::Relaxed);
+        let unplaced = |len: u16, placed: u32| u64::from(u32::from(len) - placed);
+        let (before, after) = (unplaced(len, placed), unplaced(kept, still_placed));
         run.len.store(u32::from(kept), Ordering::Release);
         self.store.change_usage(i64::from(kept) - i64::from(len), 0);
         let column = run.column(&self.guard);
         let room = usize::from(kept) + usize::from(kept) / 8;
         if kept > 0 && column.capacity() > 64 && room < column.capacity() / 2 {
             let bytes = resize(run, usize::from(kept), room, &mut self.state, &self.guard);
+        self.state.unplaced -= before - after;
             self.store.change_usage(0, bytes);
         }
     }
@@ -520,6 +530,7 @@ impl Drop for RunWriter<'_> {
     }
 }
 
+        self.show_unplaced();
 /// Gives a run room for `room` blocks, of which the first `kept` are there; says by how many bytes it has grown.
 fn resize(run: &Run, kept: usize, room: usize, state: &mut State, guard: &Guard) -> i64 {
     let old = run.column(guard);

@@ -5,8 +5,8 @@
 //! with the query's next block.
 //!
 //! A sequence hash stands for its whole prefix: the contract says so. So the last block that agrees is looked for by its own hash, where
-//! the query has it given. Once anything contradicts that, a hash under two parents or a holder whose hashes are a foreign chain,
-//! every hash is compared, as long as that is there.
+//! the query has it given. Every hash is compared where anything contradicts that, or could without being noticed: a hash under two
+//! parents, a holder whose hashes are a foreign chain, blocks that are not found by their hashes.
 //!
 //! Why the answers are exact although looks are at different instants: see the index's own documentation. Holders that made a step
 //! meanwhile are searched again, in the end under their lock.
