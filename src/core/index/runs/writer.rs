@@ -127,7 +127,7 @@ impl<'s> RunWriter<'s> {
     }
 
     /// The hashes of a run from `from` on, up to `to`.
-    pub(crate) fn hashes(&self, run: RunId, from: u16, to: u16) -> impl Iterator<Item = u64> + '_ {
+    pub(crate) fn hashes(&self, run: RunId, from: u16, to: u16) -> impl DoubleEndedIterator<Item = u64> + '_ {
         let column = self.column(run);
         (from..to).map(move |offset| column.map_or(0, |column| column.hash(usize::from(offset))))
     }
