@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use super::heads::{HeadCounts, Heads};
+use super::known::{Digest, KnownChunk, KnownChunks};
 use super::name_map::NameMap;
 use super::print::Prints;
 use super::run::Run;
@@ -27,6 +28,7 @@ pub(crate) struct RunStore {
     pub(super) slab: Slab,
     pub(super) heads: Heads,
     pub(crate) prints: Prints,
+    pub(crate) known: KnownChunks,
     /// When each holder has changed.
     pub(crate) steps: Steps,
     /// What all indexes together use.
@@ -43,11 +45,11 @@ struct Turns {
     usage: Usage,
     evicted: AtomicU64,
     doubles: AtomicU64,
+    /// Blocks that are not found by their hashes: nobody knows whether others have these, too.
+    unplaced: AtomicU64,
     twins: AtomicU64,
 }
 
-    /// Blocks that are not found by their hashes: nobody knows whether others have these, too.
-    unplaced: AtomicU64,
 /// What only writers know.
 #[derive(Debug)]
 pub(crate) struct State {
@@ -63,11 +65,11 @@ pub(crate) struct State {
     pub(super) places: NameMap,
     /// How many places have a hash that another one has, too.
     pub(super) doubles: usize,
+    /// How many blocks are not found by their hashes.
+    pub(super) unplaced: u64,
     /// Whether all blocks are to be found by their hashes.
     pub(super) places_all: bool,
     pub(super) places_bytes: i64,
-    /// How many blocks are not found by their hashes.
-    pub(super) unplaced: u64,
     /// Bytes that no reader needs and that have not been given back yet.
     pub(super) garbage: usize,
     pub(crate) queue: Queue,
@@ -83,6 +85,7 @@ impl RunStore {
             slab: Slab::new(),
             heads: Heads::new(),
             prints: Prints::new(),
+            known: KnownChunks::new(),
             steps: Steps::default(),
             total,
             tick: AtomicU32::new(1),
@@ -96,21 +99,21 @@ impl RunStore {
                     heads: HeadCounts::default(),
                     places: NameMap::default(),
                     doubles: 0,
+                    unplaced: 0,
                     places_all: false,
                     places_bytes: 0,
                     garbage: 0,
                     queue: Queue::default(),
-                    unplaced: 0,
                     stored: 0,
                 }),
                 usage,
                 evicted: AtomicU64::new(0),
                 doubles: AtomicU64::new(0),
+                unplaced: AtomicU64::new(0),
                 twins: AtomicU64::new(0),
             }),
         }
     }
-                unplaced: AtomicU64::new(0),
 
     /// Takes a turn at changing the store.
     pub(crate) fn write(&self) -> RunWriter<'_> {
@@ -141,10 +144,6 @@ impl RunStore {
         self.turns.doubles.load(Ordering::Relaxed)
     }
 
-    pub(super) fn set_doubles(&self, doubles: usize) {
-        self.turns.doubles.store(doubles as u64, Ordering::Relaxed);
-    }
-
     /// Whether every block is found by its hash, and none has that of another one: as far as is known, hashes are a chain.
     #[inline]
     pub(crate) fn is_chain(&self) -> bool {
@@ -156,6 +155,10 @@ impl RunStore {
         if self.turns.unplaced.load(Ordering::Relaxed) != unplaced {
             self.turns.unplaced.store(unplaced, Ordering::Relaxed);
         }
+    }
+
+    pub(super) fn set_doubles(&self, doubles: usize) {
+        self.turns.doubles.store(doubles as u64, Ordering::Relaxed);
     }
 
     pub(crate) fn count_evicted(&self, blocks: u64) {
@@ -187,6 +190,14 @@ impl RunStore {
     /// Lets the clock of recency go on.
     pub(crate) fn count_tick(&self) {
         self.tick.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Keeps what is known of a chunk for later searches.
+    pub(crate) fn learn(&self, digest: Digest, chunk: &KnownChunk, guard: &Guard) {
+        let grown = self.known.insert(digest, chunk, || self.len(), guard);
+        if grown != 0 {
+            self.change_usage(0, grown);
+        }
     }
 
     /// The tick in which what a search looks at is used; none where nobody asks.

@@ -279,15 +279,18 @@ impl<'s> RunWriter<'s> {
                 word.fetch_and(!(1 << (offset % 64)), Ordering::AcqRel);
             }
         }
-        let last = (usize::from(spot.offset) + hashes.len()).div_ceil(CHUNK);
-        for chunk in usize::from(spot.offset) / CHUNK..last.min(usize::from(run.len()) / CHUNK) {
+        let (base, offset) = (run.chunks_from(), usize::from(spot.offset));
+        let last = (offset + hashes.len()).saturating_sub(base).div_ceil(CHUNK);
+        let whole = usize::from(run.len()).saturating_sub(base) / CHUNK;
+        for chunk in offset.saturating_sub(base) / CHUNK..last.min(whole) {
             self.set_print(run, chunk);
         }
     }
 
     fn set_print(&self, run: &Run, chunk: usize) {
         let column = run.column(&self.guard);
-        let words = std::array::from_fn(|index| SequenceHash(column.hash(chunk * CHUNK + index)));
+        let first = run.chunks_from() + chunk * CHUNK;
+        let words = std::array::from_fn(|index| SequenceHash(column.hash(first + index)));
         column.set_print(chunk, self.store.prints.of(&words));
     }
 
@@ -356,17 +359,18 @@ impl<'s> RunWriter<'s> {
             column.set_hash(offset, hash.0);
         }
         bytes += mark_short(run, len..end, is_whole, &mut self.state, &self.guard);
-        for chunk in len / CHUNK..end / CHUNK {
+        let chunks = |blocks: usize| blocks.saturating_sub(run.chunks_from()) / CHUNK;
+        for chunk in chunks(len)..chunks(end) {
             self.set_print(run, chunk);
         }
         run.tops.store(0, Ordering::Relaxed);
         run.len.store(u32::try_from(end).unwrap_or(0), Ordering::Release);
         self.store.change_usage(i64::try_from(count).unwrap_or(0), bytes);
+        self.state.unplaced += count as u64;
         if self.state.places_all {
             self.place(id, u16::try_from(end).unwrap_or(RUN_BLOCKS_MAX));
         }
         self.note_stored(id, count as u64);
-        self.state.unplaced += count as u64;
         count
     }
 
@@ -470,11 +474,11 @@ impl<'s> RunWriter<'s> {
         let (before, after) = (unplaced(len, placed), unplaced(kept, still_placed));
         run.len.store(u32::from(kept), Ordering::Release);
         self.store.change_usage(i64::from(kept) - i64::from(len), 0);
+        self.state.unplaced -= before - after;
         let column = run.column(&self.guard);
         let room = usize::from(kept) + usize::from(kept) / 8;
         if kept > 0 && column.capacity() > 64 && room < column.capacity() / 2 {
             let bytes = resize(run, usize::from(kept), room, &mut self.state, &self.guard);
-        self.state.unplaced -= before - after;
             self.store.change_usage(0, bytes);
         }
     }
@@ -503,7 +507,7 @@ impl<'s> RunWriter<'s> {
             state.queue.clear();
             let gone = self.store.slab.clear(&self.guard);
             state.garbage += gone;
-            bytes -= i64::try_from(gone).unwrap_or(0);
+            bytes += self.store.known.clear(&self.guard) - i64::try_from(gone).unwrap_or(0);
         }
         self.store.change_usage(0, bytes);
         let used = run.used.load(Ordering::Relaxed);
@@ -526,11 +530,11 @@ impl<'s> RunWriter<'s> {
 
 impl Drop for RunWriter<'_> {
     fn drop(&mut self) {
+        self.show_unplaced();
         self.collect();
     }
 }
 
-        self.show_unplaced();
 /// Gives a run room for `room` blocks, of which the first `kept` are there; says by how many bytes it has grown.
 fn resize(run: &Run, kept: usize, room: usize, state: &mut State, guard: &Guard) -> i64 {
     let old = run.column(guard);
