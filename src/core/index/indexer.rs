@@ -58,7 +58,7 @@ impl Shared {
     /// Whether nothing is known that contradicts that a hash stands for its whole prefix.
     #[inline]
     pub(crate) fn is_chain(&self) -> bool {
-        self.runs.doubles() == 0 && self.foreign_holders.load(Ordering::Relaxed) == 0
+        self.runs.is_chain() && self.foreign_holders.load(Ordering::Relaxed) == 0
     }
 
     /// The holder that has a slot now.

@@ -11,8 +11,9 @@
 //!
 //! Two blocks of the same hash under different parents are different blocks. A holder has at most one block of a name, and the block that
 //! gets the name takes it from the other. A search for given hashes relies on the contract, by which a hash stands for its whole
-//! prefix; once anything is known that contradicts that, it compares every hash ([`PositionalIndexer::foreign_holders`],
-//! [`IndexSizes::chain_conflicts`]).
+//! prefix. It does so only while that is known to hold of all blocks there are: every block is found by its hash, none has another's
+//! ([`IndexSizes::chain_conflicts`]), and no holder's hashes are foreign ([`PositionalIndexer::foreign_holders`]). Otherwise it compares
+//! every hash. Where engines use names of their own, blocks need not be found by their hashes, and mostly are not.
 //!
 //! # What a query sees during writes
 //!

@@ -153,6 +153,7 @@ impl HolderState {
             touched.sort_unstable();
             touched.dedup();
         }
+        runs.show_unplaced();
         let steps = &runs.store.steps;
         if !touched.is_empty() {
             steps.begin(self.slot);

@@ -72,6 +72,10 @@ impl Others {
         self.hashes
     }
 
+    fn is_empty(&self) -> bool {
+        self.hashes.is_empty()
+    }
+
     fn note_named(&mut self, name: u64) {
         if !self.hashes.is_empty() {
             self.named.insert(name);
@@ -103,8 +107,21 @@ impl HolderState {
         let mut open: Option<Stretch> = None;
         // Whether the block before was the neighbour of another: then the next mostly is, too, and no table is asked for it.
         let mut is_in_order = false;
-        for (index, SequenceHash(name)) in names.iter().enumerate().take(blocks.end).skip(blocks.start) {
-            if let Some(ahead) = names.get(index + AHEAD)
+        let mut index = blocks.start;
+        while let Some(SequenceHash(name)) = names[..blocks.end].get(index) {
+            // Mostly engines name neighbours one after the other: then no table is asked.
+            if let Some(stretch) = &mut open
+                && self.parking.len() == 0
+                && others.is_empty()
+            {
+                let along = self.follow(stretch, &names[index..blocks.end], runs);
+                if along > 0 {
+                    (index, is_in_order) = (index + along, true);
+                    continue;
+                }
+            }
+            index += 1;
+            if let Some(ahead) = names.get(index - 1 + AHEAD)
                 && !is_in_order
             {
                 if self.own.len() > 0 {
@@ -143,7 +160,7 @@ impl HolderState {
                 }
             }
             match found {
-                None => others.add(&names[..index], *name, waits, applied),
+                None => others.add(&names[..index - 1], *name, waits, applied),
                 Some(Found::Orphan(key)) => {
                     others.note_named(*name);
                     let outcome = self.orphans.withdraw(key, Some(*name), tier_bit(tier));
@@ -224,6 +241,40 @@ impl HolderState {
             };
             self.close(&stretch, tier, applied);
         }
+    }
+
+    /// Takes those neighbours of a stretch in that have these names, one after the other in either direction; says how many.
+    fn follow(&self, stretch: &mut Stretch, names: &[SequenceHash], runs: &RunWriter<'_>) -> usize {
+        let (run, from, to) = (stretch.run, stretch.from, stretch.to);
+        let interval = stretch.interval;
+        let (forward, backward) = match interval.attributes.form() {
+            Form::Hash => {
+                let is_same = |(hash, name): &(u64, &SequenceHash)| *hash == name.0;
+                let forward = runs.hashes(run, to, interval.to).zip(names);
+                let backward = runs.hashes(run, interval.from, from).rev().zip(names);
+                (
+                    forward.take_while(is_same).count(),
+                    backward.take_while(is_same).count(),
+                )
+            }
+            Form::Own => {
+                let Some(part) = self.parts.get(&run) else {
+                    return 0;
+                };
+                let is_same = |(own, name): &(&u64, &SequenceHash)| **own == name.0;
+                let (after, before) = (part.names(to, interval.to), part.names(interval.from, from));
+                let forward = after.iter().zip(names).take_while(is_same).count();
+                let backward = before.iter().rev().zip(names).take_while(is_same).count();
+                (forward, backward)
+            }
+            Form::Nameless | Form::Many => (0, 0),
+        };
+        // A name has one place: at most one of the two is not 0.
+        stretch.to += u16::try_from(forward).unwrap_or(0);
+        if forward == 0 {
+            stretch.from -= u16::try_from(backward).unwrap_or(0);
+        }
+        if forward > 0 { forward } else { backward }
     }
 
     /// The block beside a stretch that has this name.

@@ -277,39 +277,33 @@ impl HolderState {
                     if let Some(ahead) = sequence.name(index + count + AHEAD) {
                         self.own.prefetch(ahead);
                     }
-                    if count > 0 && self.find_new_clash(name, spot, index, at, sequence, has_others, runs) {
+                    if count > 0
+                        && has_others
+                        && self.find_spot(name, runs).is_some_and(|other| other != spot)
+                    {
                         break;
                     }
-                    self.own.insert(name, spot);
+                    let parts = &self.parts;
+                    // Those before it in the same stretch are not in the part yet.
+                    let is_equal = |other: Spot| {
+                        let is_before = other.run == at.run && (at.offset..offset).contains(&other.offset);
+                        let other_name = if is_before {
+                            sequence.name(index + usize::from(other.offset - at.offset))
+                        } else {
+                            parts.get(&other.run).map(|part| part.name(other.offset))
+                        };
+                        other_name == Some(name)
+                    };
+                    // `find_other` has looked for the first.
+                    let equal_max = if count == 0 { usize::MAX } else { 1 };
+                    if self.own.insert_unless(name, spot, equal_max, is_equal) >= equal_max {
+                        break;
+                    }
                 }
             }
             count += 1;
         }
         count
-    }
-
-    /// Whether a name is another block's, those before it in the same stretch included.
-    #[allow(clippy::too_many_arguments, reason = "as `hold`")]
-    fn find_new_clash(
-        &self,
-        name: u64,
-        spot: Spot,
-        index: usize,
-        at: Spot,
-        sequence: &Sequence<'_>,
-        has_others: bool,
-        runs: &RunWriter<'_>,
-    ) -> bool {
-        let own = self.own.find(name, |other| {
-            let is_before = other.run == at.run && (at.offset..spot.offset).contains(&other.offset);
-            let other_name = if is_before {
-                sequence.name(index + usize::from(other.offset - at.offset))
-            } else {
-                self.parts.get(&other.run).map(|part| part.name(other.offset))
-            };
-            (other_name == Some(name)).then_some(())
-        });
-        own.is_some() || has_others && self.find_spot(name, runs).is_some_and(|other| other != spot)
     }
 
     /// Stores blocks again that are held already; says how many are done.

@@ -43,6 +43,7 @@ impl RunWriter<'_> {
             state.doubles += usize::from(equal > 0 && equal < EQUAL_MAX);
         }
         run.placed.store(u32::from(end), Ordering::Relaxed);
+        self.state.unplaced -= u64::from(end - placed);
         self.account_places();
     }
 

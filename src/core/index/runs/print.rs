@@ -1,4 +1,5 @@
-//! Fingerprints of 32 consecutive hashes, so that a query that agrees with a run reads one word of it for 32 blocks.
+//! Fingerprints of 32 consecutive hashes, from positions on that are multiples of 32: a query that agrees with a run reads one word of it
+//! for 32 blocks.
 //!
 //! Universal hashing under secret random words (NH: Black et al., *UMAC*, 1999, on words of 64 bits): two different chunks of hashes
 //! have the same sum of 128 bits with probability 2^-64 at most, whoever chose them. The two halves of the sum are mixed to one word under

@@ -120,7 +120,7 @@ impl<'g> Column<'g> {
         }
     }
 
-    /// The fingerprint of the blocks from `chunk` times 32 on.
+    /// The fingerprint of the chunk of this number, from [`Run::chunks_from`] on.
     #[inline]
     pub(crate) fn print(&self, chunk: usize) -> u64 {
         self.prints
@@ -178,6 +178,12 @@ impl Run {
     #[inline]
     pub(crate) fn start(&self) -> u32 {
         self.start.load(Ordering::Acquire)
+    }
+
+    /// Offset of the first block whose position is a multiple of 32: from there on blocks have fingerprints.
+    #[inline]
+    pub(crate) fn chunks_from(&self) -> usize {
+        (self.start() as usize).next_multiple_of(CHUNK) - self.start() as usize
     }
 
     /// How many blocks it has; never more than [`super::RUN_BLOCKS_MAX`].

@@ -1,15 +1,17 @@
 //! The runs of one index.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crossbeam_epoch::Guard;
 use crossbeam_utils::CachePadded;
+use hashbrown::HashMap;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use super::heads::{HeadCounts, Heads};
+use super::known::{Digest, KnownChunk, KnownChunks};
 use super::name_map::NameMap;
 use super::print::Prints;
 use super::run::Run;
@@ -26,6 +28,7 @@ pub(crate) struct RunStore {
     pub(super) slab: Slab,
     pub(super) heads: Heads,
     pub(crate) prints: Prints,
+    pub(crate) known: KnownChunks,
     /// When each holder has changed.
     pub(crate) steps: Steps,
     /// What all indexes together use.
@@ -42,6 +45,8 @@ struct Turns {
     usage: Usage,
     evicted: AtomicU64,
     doubles: AtomicU64,
+    /// Blocks that are not found by their hashes: nobody knows whether others have these, too.
+    unplaced: AtomicU64,
     twins: AtomicU64,
 }
 
@@ -60,6 +65,8 @@ pub(crate) struct State {
     pub(super) places: NameMap,
     /// How many places have a hash that another one has, too.
     pub(super) doubles: usize,
+    /// How many blocks are not found by their hashes.
+    pub(super) unplaced: u64,
     /// Whether all blocks are to be found by their hashes.
     pub(super) places_all: bool,
     pub(super) places_bytes: i64,
@@ -78,6 +85,7 @@ impl RunStore {
             slab: Slab::new(),
             heads: Heads::new(),
             prints: Prints::new(),
+            known: KnownChunks::new(),
             steps: Steps::default(),
             total,
             tick: AtomicU32::new(1),
@@ -91,6 +99,7 @@ impl RunStore {
                     heads: HeadCounts::default(),
                     places: NameMap::default(),
                     doubles: 0,
+                    unplaced: 0,
                     places_all: false,
                     places_bytes: 0,
                     garbage: 0,
@@ -100,6 +109,7 @@ impl RunStore {
                 usage,
                 evicted: AtomicU64::new(0),
                 doubles: AtomicU64::new(0),
+                unplaced: AtomicU64::new(0),
                 twins: AtomicU64::new(0),
             }),
         }
@@ -132,6 +142,19 @@ impl RunStore {
     /// How many places have a hash that another one has, too: hashes that are no chain.
     pub(crate) fn doubles(&self) -> u64 {
         self.turns.doubles.load(Ordering::Relaxed)
+    }
+
+    /// Whether every block is found by its hash, and none has that of another one: as far as is known, hashes are a chain.
+    #[inline]
+    pub(crate) fn is_chain(&self) -> bool {
+        self.doubles() == 0 && self.turns.unplaced.load(Ordering::Relaxed) == 0
+    }
+
+    /// Tells readers how many blocks are not found by their hashes. Only for the one writer.
+    pub(super) fn set_unplaced(&self, unplaced: u64) {
+        if self.turns.unplaced.load(Ordering::Relaxed) != unplaced {
+            self.turns.unplaced.store(unplaced, Ordering::Relaxed);
+        }
     }
 
     pub(super) fn set_doubles(&self, doubles: usize) {
@@ -167,6 +190,14 @@ impl RunStore {
     /// Lets the clock of recency go on.
     pub(crate) fn count_tick(&self) {
         self.tick.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Keeps what is known of a chunk for later searches.
+    pub(crate) fn learn(&self, digest: Digest, chunk: &KnownChunk, guard: &Guard) {
+        let grown = self.known.insert(digest, chunk, || self.len(), guard);
+        if grown != 0 {
+            self.change_usage(0, grown);
+        }
     }
 
     /// The tick in which what a search looks at is used; none where nobody asks.

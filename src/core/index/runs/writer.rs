@@ -38,6 +38,11 @@ impl<'s> RunWriter<'s> {
         }
     }
 
+    /// Tells readers whether all blocks are found by their hashes: before they can see any that is not.
+    pub(crate) fn show_unplaced(&mut self) {
+        self.store.set_unplaced(self.state.unplaced);
+    }
+
     /// Lets others have a turn. All that is between two calls of this type's other functions is a good time.
     pub(crate) fn pause(&mut self) {
         self.collect();
@@ -122,7 +127,7 @@ impl<'s> RunWriter<'s> {
     }
 
     /// The hashes of a run from `from` on, up to `to`.
-    pub(crate) fn hashes(&self, run: RunId, from: u16, to: u16) -> impl Iterator<Item = u64> + '_ {
+    pub(crate) fn hashes(&self, run: RunId, from: u16, to: u16) -> impl DoubleEndedIterator<Item = u64> + '_ {
         let column = self.column(run);
         (from..to).map(move |offset| column.map_or(0, |column| column.hash(usize::from(offset))))
     }
@@ -274,15 +279,18 @@ impl<'s> RunWriter<'s> {
                 word.fetch_and(!(1 << (offset % 64)), Ordering::AcqRel);
             }
         }
-        let last = (usize::from(spot.offset) + hashes.len()).div_ceil(CHUNK);
-        for chunk in usize::from(spot.offset) / CHUNK..last.min(usize::from(run.len()) / CHUNK) {
+        let (base, offset) = (run.chunks_from(), usize::from(spot.offset));
+        let last = (offset + hashes.len()).saturating_sub(base).div_ceil(CHUNK);
+        let whole = usize::from(run.len()).saturating_sub(base) / CHUNK;
+        for chunk in offset.saturating_sub(base) / CHUNK..last.min(whole) {
             self.set_print(run, chunk);
         }
     }
 
     fn set_print(&self, run: &Run, chunk: usize) {
         let column = run.column(&self.guard);
-        let words = std::array::from_fn(|index| SequenceHash(column.hash(chunk * CHUNK + index)));
+        let first = run.chunks_from() + chunk * CHUNK;
+        let words = std::array::from_fn(|index| SequenceHash(column.hash(first + index)));
         column.set_print(chunk, self.store.prints.of(&words));
     }
 
@@ -351,12 +359,14 @@ impl<'s> RunWriter<'s> {
             column.set_hash(offset, hash.0);
         }
         bytes += mark_short(run, len..end, is_whole, &mut self.state, &self.guard);
-        for chunk in len / CHUNK..end / CHUNK {
+        let chunks = |blocks: usize| blocks.saturating_sub(run.chunks_from()) / CHUNK;
+        for chunk in chunks(len)..chunks(end) {
             self.set_print(run, chunk);
         }
         run.tops.store(0, Ordering::Relaxed);
         run.len.store(u32::try_from(end).unwrap_or(0), Ordering::Release);
         self.store.change_usage(i64::try_from(count).unwrap_or(0), bytes);
+        self.state.unplaced += count as u64;
         if self.state.places_all {
             self.place(id, u16::try_from(end).unwrap_or(RUN_BLOCKS_MAX));
         }
@@ -458,9 +468,13 @@ impl<'s> RunWriter<'s> {
         let Some(run) = self.store.slab.get(id, &self.guard) else {
             return;
         };
-        run.placed.store(placed.min(u32::from(kept)), Ordering::Relaxed);
+        let still_placed = placed.min(u32::from(kept));
+        run.placed.store(still_placed, Ordering::Relaxed);
+        let unplaced = |len: u16, placed: u32| u64::from(u32::from(len) - placed);
+        let (before, after) = (unplaced(len, placed), unplaced(kept, still_placed));
         run.len.store(u32::from(kept), Ordering::Release);
         self.store.change_usage(i64::from(kept) - i64::from(len), 0);
+        self.state.unplaced -= before - after;
         let column = run.column(&self.guard);
         let room = usize::from(kept) + usize::from(kept) / 8;
         if kept > 0 && column.capacity() > 64 && room < column.capacity() / 2 {
@@ -493,7 +507,7 @@ impl<'s> RunWriter<'s> {
             state.queue.clear();
             let gone = self.store.slab.clear(&self.guard);
             state.garbage += gone;
-            bytes -= i64::try_from(gone).unwrap_or(0);
+            bytes += self.store.known.clear(&self.guard) - i64::try_from(gone).unwrap_or(0);
         }
         self.store.change_usage(0, bytes);
         let used = run.used.load(Ordering::Relaxed);
@@ -516,6 +530,7 @@ impl<'s> RunWriter<'s> {
 
 impl Drop for RunWriter<'_> {
     fn drop(&mut self) {
+        self.show_unplaced();
         self.collect();
     }
 }

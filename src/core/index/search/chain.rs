@@ -1,24 +1,26 @@
 //! A query as a chain of lineage hashes, each computed when the search first needs it.
 
-use crate::hash::{
-    BlockHash, BlockSize, HashSeed, Position, PositionError, PositionalLineageHash, SequenceHash, block_hash,
-    next_sequence_hash,
-};
+use crate::hash::{BlockSize, HashSeed, Position, PositionError, PositionalLineageHash, SequenceHash};
 use crate::wire::QueryKey;
 
-use crate::index::runs::prefetch;
+use crate::index::runs::{CHUNK, prefetch};
+
+use super::rolled::{Content, Memory, Rolled};
 
 /// The lineage hashes of a query, by position.
 ///
 /// Lineage and sequence hashes need no hashing at all. Block hashes and tokens are hashed only as far as the search looks.
 #[derive(Debug)]
 pub struct QueryChain<'a> {
-    key: &'a QueryKey,
-    block_size: BlockSize,
-    seed: HashSeed,
+    hashes: Hashes<'a>,
     len: usize,
-    /// The rolling chain as far as it has been computed.
-    rolled: Vec<SequenceHash>,
+}
+
+#[derive(Debug)]
+enum Hashes<'a> {
+    Sequence(&'a [SequenceHash]),
+    Lineage(&'a [PositionalLineageHash]),
+    Rolled(Rolled<'a>),
 }
 
 /// How many hashes from the first are asked for at once, at most.
@@ -41,28 +43,23 @@ fn prefetch_ends<T>(hashes: &[T]) {
 impl<'a> QueryChain<'a> {
     /// The chain of `key`; `block_size` cuts tokens into blocks. Fails where it is deeper than a position can say.
     pub fn new(key: &'a QueryKey, block_size: BlockSize) -> Result<Self, PositionError> {
-        let mut seed = HashSeed::default();
-        let len = match key {
+        let rolled = |content: Content<'a>| (content.len(), Hashes::Rolled(Rolled::new(content)));
+        let (len, hashes) = match key {
             QueryKey::Tokens {
                 tokens,
                 lora_name,
                 cache_salt,
-            } => {
-                seed = HashSeed::for_cache(lora_name.as_deref(), cache_salt.as_deref());
-                tokens.len() / block_size.as_usize()
-            }
-            QueryKey::BlockHashes(hashes) => hashes.len(),
-            QueryKey::SequenceHashes(hashes) => hashes.len(),
-            QueryKey::LineageHashes(hashes) => hashes.len(),
+            } => rolled(Content::Tokens {
+                tokens,
+                size: block_size,
+                seed: HashSeed::for_cache(lora_name.as_deref(), cache_salt.as_deref()),
+            }),
+            QueryKey::BlockHashes(hashes) => rolled(Content::Blocks(hashes)),
+            QueryKey::SequenceHashes(hashes) => (hashes.len(), Hashes::Sequence(hashes)),
+            QueryKey::LineageHashes(hashes) => (hashes.len(), Hashes::Lineage(hashes)),
         };
         Position::new((len as u64).saturating_sub(1))?;
-        Ok(Self {
-            key,
-            block_size,
-            seed,
-            len,
-            rolled: Vec::new(),
-        })
+        Ok(Self { hashes, len })
     }
 
     /// How many blocks are asked for.
@@ -77,14 +74,14 @@ impl<'a> QueryChain<'a> {
 
     /// The lineage hash at `index`, which must be below [`Self::len`].
     pub fn key(&mut self, index: usize) -> PositionalLineageHash {
-        if let QueryKey::LineageHashes(hashes) = self.key {
+        if let Hashes::Lineage(hashes) = self.hashes {
             return hashes[index];
         }
-        let current = self.sequence_hash(index);
+        let current = SequenceHash(self.hash(index, None));
         // The first block has no parent; `at` does not look at the value there.
         let parent = index
             .checked_sub(1)
-            .map_or(SequenceHash(0), |before| self.sequence_hash(before));
+            .map_or(SequenceHash(0), |before| SequenceHash(self.hash(before, None)));
         // `new` has checked the largest.
         let position = Position::new(index as u64).unwrap_or(Position::MAX);
         PositionalLineageHash::at(position, parent, current)
@@ -93,133 +90,83 @@ impl<'a> QueryChain<'a> {
     /// Whether the hashes are whole sequence hashes, and not the fragments of lineage hashes.
     #[inline]
     pub(crate) fn is_whole(&self) -> bool {
-        !matches!(self.key, QueryKey::LineageHashes(_))
+        !matches!(self.hashes, Hashes::Lineage(_))
     }
 
     /// Whether hashes have to be computed, one after the other.
     pub(crate) fn is_rolled(&self) -> bool {
-        matches!(self.key, QueryKey::BlockHashes(_) | QueryKey::Tokens { .. })
+        matches!(self.hashes, Hashes::Rolled(_))
     }
 
     /// The sequence hash of the block at `index`, which must be below [`Self::len`], or the fragment of it that is known.
     #[inline]
-    pub(crate) fn hash(&mut self, index: usize) -> u64 {
-        match self.key {
-            QueryKey::LineageHashes(hashes) => hashes[index].current_hash_fragment(),
-            _ => self.sequence_hash(index).as_u64(),
+    pub(crate) fn hash(&mut self, index: usize, memory: Option<Memory<'_>>) -> u64 {
+        match &mut self.hashes {
+            Hashes::Sequence(hashes) => hashes[index].as_u64(),
+            Hashes::Lineage(hashes) => hashes[index].current_hash_fragment(),
+            Hashes::Rolled(rolled) => rolled.hash(index, memory).as_u64(),
         }
     }
 
-    /// The sequence hashes of `COUNT` blocks from `from` on, where so many are asked for and the query has more of them than fragments.
+    /// The fingerprint of the 32 blocks from `from` on, a multiple of 32, where so many are asked for and the query has more of them than
+    /// fragments.
     #[inline]
-    pub(crate) fn whole<const COUNT: usize>(&mut self, from: usize) -> Option<&[SequenceHash; COUNT]> {
-        let to = from + COUNT;
-        if to > self.len {
-            return None;
-        }
-        let hashes = match self.key {
-            QueryKey::LineageHashes(_) => return None,
-            QueryKey::SequenceHashes(hashes) => hashes,
-            QueryKey::Tokens { .. } | QueryKey::BlockHashes(_) => {
-                if self.rolled.len() < to {
-                    self.roll(to);
-                }
-                &self.rolled
+    pub(crate) fn print(&mut self, from: usize, memory: Memory<'_>) -> Option<u64> {
+        match &mut self.hashes {
+            Hashes::Sequence(hashes) => {
+                let hashes = hashes.get(from..)?.first_chunk()?;
+                Some(memory.store.prints.of(hashes))
             }
-        };
-        hashes.get(from..)?.first_chunk()
+            Hashes::Lineage(_) => None,
+            Hashes::Rolled(rolled) => rolled.print(from, memory),
+        }
     }
 
-    /// Fills `hashes` with those of the blocks from `from` on, as [`Self::hash`] gives them; says how many there are.
+    /// Fills `hashes` with those of the blocks from `from` on, as [`Self::hash`] gives them. They exist, and no multiple of 32 is among the
+    /// positions after the first.
     #[inline]
-    pub(crate) fn load<const COUNT: usize>(&mut self, from: usize, hashes: &mut [u64; COUNT]) -> usize {
-        let to = (from + COUNT).min(self.len);
-        if self.is_rolled() && self.rolled.len() < to {
-            self.roll(to);
-        }
-        let from = from.min(to);
-        match self.key {
-            QueryKey::LineageHashes(keys) => {
-                for (hash, key) in hashes.iter_mut().zip(&keys[from..to]) {
-                    *hash = key.current_hash_fragment();
-                }
-            }
-            QueryKey::SequenceHashes(given) => {
-                for (hash, given) in hashes.iter_mut().zip(&given[from..to]) {
+    pub(crate) fn load(&mut self, from: usize, hashes: &mut [u64], memory: Memory<'_>) {
+        debug_assert!(from % CHUNK + hashes.len() <= CHUNK);
+        match &mut self.hashes {
+            Hashes::Sequence(given) => {
+                for (hash, given) in hashes.iter_mut().zip(&given[from..]) {
                     *hash = given.as_u64();
                 }
             }
-            QueryKey::Tokens { .. } | QueryKey::BlockHashes(_) => {
-                for (hash, rolled) in hashes.iter_mut().zip(&self.rolled[from..to]) {
-                    *hash = rolled.as_u64();
+            Hashes::Lineage(given) => {
+                for (hash, given) in hashes.iter_mut().zip(&given[from..]) {
+                    *hash = given.current_hash_fragment();
                 }
             }
+            Hashes::Rolled(rolled) => rolled.load(from, hashes, Some(memory)),
         }
-        to - from
+    }
+
+    /// Keeps for later searches what has been computed of the first `agreed` blocks, which somebody has.
+    pub(crate) fn learn(&mut self, agreed: usize, memory: Memory<'_>) {
+        if let Hashes::Rolled(rolled) = &mut self.hashes {
+            rolled.learn(agreed, memory);
+        }
     }
 
     /// Asks for the memory of what a search compares first, where hashes have been given: common prompts end early, and the last hash
     /// tells whether all is there.
     #[inline]
     pub(crate) fn prefetch(&self) {
-        match self.key {
-            QueryKey::LineageHashes(hashes) => prefetch_ends(hashes),
-            QueryKey::SequenceHashes(hashes) => prefetch_ends(hashes),
-            QueryKey::Tokens { .. } | QueryKey::BlockHashes(_) => {}
+        match self.hashes {
+            Hashes::Lineage(hashes) => prefetch_ends(hashes),
+            Hashes::Sequence(hashes) => prefetch_ends(hashes),
+            Hashes::Rolled(_) => {}
         }
     }
 
     /// Asks for the memory of the hash at `index`, where it has been given.
     #[inline]
     pub(crate) fn prefetch_at(&self, index: usize) {
-        match self.key {
-            QueryKey::LineageHashes(hashes) => hashes.get(index).into_iter().for_each(prefetch),
-            QueryKey::SequenceHashes(hashes) => hashes.get(index).into_iter().for_each(prefetch),
-            QueryKey::Tokens { .. } | QueryKey::BlockHashes(_) => {}
-        }
-    }
-
-    #[inline]
-    fn sequence_hash(&mut self, index: usize) -> SequenceHash {
-        if let QueryKey::SequenceHashes(hashes) = self.key {
-            return hashes[index];
-        }
-        if self.rolled.len() <= index {
-            self.roll(index + 1);
-        }
-        self.rolled[index]
-    }
-
-    /// Computes the chain up to `len` blocks.
-    pub(crate) fn roll(&mut self, len: usize) {
-        let from = self.rolled.len();
-        let blocks = from..len.min(self.len);
-        if self.rolled.capacity() < blocks.end {
-            // The first block alone decides most misses; a second one means all, or many.
-            let wanted = if blocks.end == 1 { 1 } else { self.len };
-            self.rolled.reserve_exact(wanted.saturating_sub(from));
-        }
-        let mut last = self.rolled.last().copied();
-        let mut next = |block: BlockHash| {
-            let hash = next_sequence_hash(last, block);
-            last = Some(hash);
-            hash
-        };
-        match self.key {
-            QueryKey::BlockHashes(hashes) => {
-                let blocks = hashes.get(blocks).unwrap_or_default();
-                self.rolled.extend(blocks.iter().map(|block| next(*block)));
-            }
-            QueryKey::Tokens { tokens, .. } => {
-                let size = self.block_size.as_usize();
-                let tokens = tokens.get(blocks.start * size..blocks.end * size);
-                let blocks = tokens.unwrap_or_default().chunks_exact(size);
-                // In one loop: while a step of the chain is waited for, the next blocks are hashed.
-                self.rolled
-                    .extend(blocks.map(|block| next(block_hash(block, self.seed))));
-            }
-            // Neither needs rolling.
-            QueryKey::SequenceHashes(_) | QueryKey::LineageHashes(_) => {}
+        match self.hashes {
+            Hashes::Lineage(hashes) => hashes.get(index).into_iter().for_each(prefetch),
+            Hashes::Sequence(hashes) => hashes.get(index).into_iter().for_each(prefetch),
+            Hashes::Rolled(_) => {}
         }
     }
 }

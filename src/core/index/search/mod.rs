@@ -5,8 +5,8 @@
 //! with the query's next block.
 //!
 //! A sequence hash stands for its whole prefix: the contract says so. So the last block that agrees is looked for by its own hash, where
-//! the query has it given. Once anything contradicts that, a hash under two parents or a holder whose hashes are a foreign chain,
-//! every hash is compared, as long as that is there.
+//! the query has it given. Every hash is compared where anything contradicts that, or could without being noticed: a hash under two
+//! parents, a holder whose hashes are a foreign chain, blocks that are not found by their hashes.
 //!
 //! Why the answers are exact although looks are at different instants: see the index's own documentation. Holders that made a step
 //! meanwhile are searched again, in the end under their lock.
@@ -15,6 +15,7 @@ mod bounds;
 mod branches;
 mod chain;
 mod matches;
+mod rolled;
 mod sparse;
 
 use crossbeam_epoch::Guard;
@@ -30,6 +31,7 @@ use super::runs::{CHUNK, Column, RunId, RunStore, Spot, Wanted};
 use super::steps::Moment;
 
 use matches::{FoundGroups, Groups, push_group};
+use rolled::Memory;
 
 pub use bounds::{BoundedMatches, Bounds, SparseChain};
 pub use chain::QueryChain;
@@ -79,7 +81,7 @@ pub(crate) fn find(
     point();
     let moment = shared.runs.steps.now();
     point();
-    let first = wanted(chain, 0);
+    let first = wanted(chain, 0, None);
     if shared.runs.head(None, 0, first, guard).is_none() && shared.runs.steps.is_quiet_since(moment) {
         return Matches::none();
     }
@@ -193,7 +195,7 @@ struct Finder<'f, 'q, 'g, S> {
     dropped: SmallVec<[(u32, HolderSlot); 8]>,
 }
 
-impl<'f, 'q, 'g, S: SlotBits> Finder<'f, 'q, 'g, S> {
+impl<'f, 'q, 'g: 'f, S: SlotBits> Finder<'f, 'q, 'g, S> {
     fn new(shared: &'f Shared, chain: &'f mut QueryChain<'q>, tiers: TierDepth, guard: &'g Guard) -> Self {
         Self {
             store: &shared.runs,
@@ -215,7 +217,7 @@ impl<'f, 'q, 'g, S: SlotBits> Finder<'f, 'q, 'g, S> {
         let tick = self.store.tick();
         let (mut before, mut start): (Option<Spot>, usize) = (None, 0);
         loop {
-            let first = wanted(self.chain, start);
+            let first = wanted(self.chain, start, Some(self.memory()));
             point();
             let head = self.store.head(before, position(start), first, self.guard);
             let Some((id, run)) = head else { break };
@@ -234,7 +236,7 @@ impl<'f, 'q, 'g, S: SlotBits> Finder<'f, 'q, 'g, S> {
             let is_last = end >= self.chain.len();
             if !is_last {
                 // The next hash decides where it goes on, if it does.
-                let next = self.chain.hash(end);
+                let next = self.chain.hash(end, Some(self.memory()));
                 let spot = spot(id, agreed - 1);
                 self.store.prefetch_head(spot, position(end), next, self.guard);
             }
@@ -271,6 +273,14 @@ impl<'f, 'q, 'g, S: SlotBits> Finder<'f, 'q, 'g, S> {
         }
         if let Some(candidates) = candidates {
             settle(&mut self.found, position(start), &candidates);
+        }
+        self.chain.learn(start, self.memory());
+    }
+
+    fn memory(&self) -> Memory<'f> {
+        Memory {
+            store: self.store,
+            guard: self.guard,
         }
     }
 
@@ -330,34 +340,38 @@ impl<'f, 'q, 'g, S: SlotBits> Finder<'f, 'q, 'g, S> {
     }
 
     fn is_same(&mut self, column: Column<'_>, start: usize, offset: usize) -> bool {
-        let wanted = wanted(self.chain, start + offset);
+        let wanted = wanted(self.chain, start + offset, None);
         column.is(offset, position(start + offset), wanted, self.guard)
     }
 
-    /// As [`Self::agreement`], whatever the hashes are: all are looked at.
+    /// As [`Self::agreement`], whatever the hashes are: all are compared.
     fn first_difference(&mut self, column: Column<'_>, start: usize, len: usize) -> usize {
         column.prefetch_prints(len / CHUNK);
+        let memory = self.memory();
         let is_whole = self.chain.is_whole();
         let mut hashes = [0; CHUNK];
         let mut agreed = 0;
         while agreed < len {
             point();
-            if len - agreed >= CHUNK
-                && let Some(whole) = self.chain.whole(start + agreed)
-                && self.store.prints.of(whole) == column.print(agreed / CHUNK)
+            let at = start + agreed;
+            // Fingerprints are of blocks from a multiple of 32 on.
+            let hashes = &mut hashes[..(CHUNK - at % CHUNK).min(len - agreed)];
+            if hashes.len() == CHUNK
+                && let Some(print) = self.chain.print(at, memory)
+                && print == column.print(agreed / CHUNK)
             {
                 agreed += CHUNK;
                 continue;
             }
-            let loaded = self.chain.load(start + agreed, &mut hashes).min(len - agreed);
+            self.chain.load(at, hashes, memory);
             let is_same = |(index, hash): &(usize, &u64)| {
                 let hash = **hash;
-                let at = position(start + agreed + index);
+                let at = position(at + index);
                 column.is(agreed + index, at, Wanted { hash, is_whole }, self.guard)
             };
-            let same = hashes[..loaded].iter().enumerate().take_while(is_same).count();
+            let same = hashes.iter().enumerate().take_while(is_same).count();
             agreed += same;
-            if same < CHUNK {
+            if same < hashes.len() {
                 break;
             }
         }
@@ -366,9 +380,9 @@ impl<'f, 'q, 'g, S: SlotBits> Finder<'f, 'q, 'g, S> {
 }
 
 /// What the block of a query at `index` is found by.
-fn wanted(chain: &mut QueryChain<'_>, index: usize) -> Wanted {
+fn wanted(chain: &mut QueryChain<'_>, index: usize, memory: Option<Memory<'_>>) -> Wanted {
     Wanted {
-        hash: chain.hash(index),
+        hash: chain.hash(index, memory),
         is_whole: chain.is_whole(),
     }
 }

@@ -78,6 +78,38 @@ fn a_block_that_moves_is_credited_in_one_place() {
     assert_eq!(depth(&index, hashes([2, 5, 7])), 2);
 }
 
+/// A hash under two parents is noticed whatever the engine calls the blocks: each holder counts along its own blocks alone.
+#[test]
+fn hashes_that_are_no_chain_are_noticed_under_names_too() {
+    let index = new_index();
+    let (mut one, mut other, mut unnamed) = (register(&index, 0), register(&index, 1), register(&index, 2));
+    let store_named = |writer: &mut HolderWriter, chain: &[u64], names: u64| {
+        let mut stored = StoredBlocks::by_sequence(None, None, hashes(chain.iter().copied()));
+        stored.engine_hashes = Some((names..).take(chain.len()).collect());
+        writer.apply(Event::Stored(stored), Tier::DEVICE, 0);
+    };
+    let ask = |chain: &[u64]| {
+        let key = QueryKey::SequenceHashes(hashes(chain.iter().copied()));
+        let matches = index.find_matches(&key, Search::default()).unwrap();
+        let mut found: Vec<(u32, u32)> = matches
+            .holders()
+            .map(|found| (found.holder.id.rank, found.matched_blocks))
+            .collect();
+        found.sort_unstable();
+        found
+    };
+    store_named(&mut one, &[1, 2, 3], 100);
+    store_named(&mut other, &[1, 8, 3], 200);
+    assert_eq!(ask(&[1, 2, 3]), [(0, 3), (1, 1)]);
+    assert_eq!(ask(&[1, 8, 3]), [(0, 1), (1, 3)]);
+    // Beside a holder whose blocks are called by their hashes.
+    store(&mut unnamed, None, hashes([1, 9, 3]));
+    assert_eq!(ask(&[1, 9, 3]), [(0, 1), (1, 1), (2, 3)]);
+    remove(&mut other, hashes([200, 201, 202]));
+    assert_eq!(ask(&[1, 9, 3]), [(0, 1), (2, 3)]);
+    assert_eq!(ask(&[1, 2, 3]), [(0, 3), (2, 1)]);
+}
+
 /// Defect 4: one 51-bit fragment for very many blocks costs as much as any other blocks.
 #[test]
 fn one_fragment_of_many_blocks_takes_neither_long_nor_much() {

@@ -7,6 +7,7 @@ mod event_forms;
 mod eviction;
 mod foreign;
 mod interleaved;
+mod known;
 mod names;
 mod operation;
 mod oracle;
