@@ -109,14 +109,16 @@ impl HolderState {
         let mut is_in_order = false;
         let mut index = blocks.start;
         while let Some(SequenceHash(name)) = names[..blocks.end].get(index) {
+            // A block that is held can be part of an event that waits, too: it must not come back with that.
+            let waits = self.parking.len() > 0 && self.parking.note_removed(*name, tier);
             // Mostly engines name neighbours one after the other: then no table is asked.
-            if let Some(stretch) = &mut open
-                && self.parking.len() == 0
-                && others.is_empty()
-            {
-                let along = self.follow(stretch, &names[index..blocks.end], runs);
+            let is_alone = self.parking.len() > 0 || !others.is_empty();
+            let end = if is_alone { index + 1 } else { blocks.end };
+            if let Some(stretch) = &mut open {
+                let along = self.follow(stretch, &names[index..end], runs);
                 if along > 0 {
                     (index, is_in_order) = (index + along, true);
+                    others.note_named(*name);
                     continue;
                 }
             }
@@ -129,16 +131,6 @@ impl HolderState {
                 } else {
                     runs.prefetch_place(ahead.0);
                 }
-            }
-            // A block that is held can be part of an event that waits, too: it must not come back with that.
-            let waits = self.parking.len() > 0 && self.parking.note_removed(*name, tier);
-            if let Some(stretch) = &mut open
-                && let Some(next) = self.neighbour(stretch, *name, runs)
-                && stretch.extend(next)
-            {
-                is_in_order = true;
-                others.note_named(*name);
-                continue;
             }
             is_in_order = false;
             let mut found = self.find_name(*name, runs);
@@ -275,28 +267,6 @@ impl HolderState {
             stretch.from -= u16::try_from(backward).unwrap_or(0);
         }
         if forward > 0 { forward } else { backward }
-    }
-
-    /// The block beside a stretch that has this name.
-    fn neighbour(&self, stretch: &Stretch, name: u64, runs: &RunWriter<'_>) -> Option<Spot> {
-        let before = stretch
-            .from
-            .checked_sub(1)
-            .filter(|offset| *offset >= stretch.interval.from);
-        let after = Some(stretch.to).filter(|offset| *offset < stretch.interval.to);
-        let offsets = [before, after].into_iter().flatten();
-        let mut spots = offsets.map(|offset| Spot {
-            run: stretch.run,
-            offset,
-        });
-        match stretch.interval.attributes.form() {
-            Form::Hash => spots.find(|spot| runs.hash(*spot) == name),
-            Form::Own => {
-                let part = self.parts.get(&stretch.run)?;
-                spots.find(|spot| part.name(spot.offset) == name)
-            }
-            Form::Nameless | Form::Many => None,
-        }
     }
 
     /// Takes the blocks of a stretch from a tier.

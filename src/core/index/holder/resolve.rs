@@ -233,7 +233,9 @@ fn recompute(
             block_hashes(tokens, size, seed).collect()
         }
     };
-    Ok(sequence_hashes_after(start.parent, hashes.iter().copied()).collect())
+    let mut chain = Vec::with_capacity(hashes.len());
+    chain.extend(sequence_hashes_after(start.parent, hashes.iter().copied()));
+    Ok(chain)
 }
 
 /// Whether hashes are not the contract's chain. One block an event is enough: a foreign engine's never are.
