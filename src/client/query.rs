@@ -4,7 +4,7 @@ use std::pin::pin;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use async_nats::{Client, Message, RequestError, RequestErrorKind};
+use async_nats::{Client, HeaderMap, Message, RequestError, RequestErrorKind};
 use bytes::Bytes;
 
 use kvatlas_core::wire::{
@@ -90,7 +90,13 @@ impl QueryClient {
         let options = query.options.clone();
         let payload = QueryRequest::Single(query).encode();
         if let Some(gatherer) = &self.gatherer {
-            let merged = gatherer.query(namespace, &options, payload.into(), self.patience);
+            let merged = gatherer.query(
+                namespace,
+                &options,
+                payload.into(),
+                HeaderMap::new(),
+                self.patience,
+            );
             return Ok(merged.await?.reply);
         }
         let reply = self.request(self.subjects.query(namespace), payload).await?;
@@ -106,7 +112,13 @@ impl QueryClient {
         let request = QueryRequest::Batch(queries);
         let payload = request.encode();
         if let (Some(gatherer), QueryRequest::Batch(queries)) = (&self.gatherer, &request) {
-            let merged = gatherer.query_batch(namespace, queries, payload.into(), self.patience);
+            let merged = gatherer.query_batch(
+                namespace,
+                queries,
+                payload.into(),
+                HeaderMap::new(),
+                self.patience,
+            );
             return Ok(merged.await?.reply.results);
         }
         let reply = self.request(self.subjects.query(namespace), payload).await?;
@@ -116,7 +128,10 @@ impl QueryClient {
     /// How far a daemon has followed the holders of a namespace.
     pub async fn status(&self, namespace: &NamespaceName) -> Result<StatusReply, ClientError> {
         if let Some(gatherer) = &self.gatherer {
-            return Ok(gatherer.status(namespace, self.patience).await?.reply);
+            return Ok(gatherer
+                .status(namespace, HeaderMap::new(), self.patience)
+                .await?
+                .reply);
         }
         let reply = self.request(self.subjects.status(namespace), Vec::new()).await?;
         Ok(StatusReply::decode(&reply.payload)?)

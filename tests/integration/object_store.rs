@@ -4,9 +4,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use crate::support::jetstream::{JETSTREAM, Restartable, servers};
-use crate::support::{Client, broker, daemon, eventually, hashes, matches, reasons, stored};
+use crate::support::{Client, broker, config, daemon, eventually, hashes, matches, reasons, stored};
 use async_nats::jetstream::{self, object_store::ObjectStore};
 use futures_util::StreamExt;
+use kvatlas::daemon::Daemon;
 
 const BUCKET: &str = "snapshots";
 
@@ -36,7 +37,7 @@ async fn bucket(client: &Client) -> Option<ObjectStore> {
     jetstream.get_object_store(BUCKET).await.ok()
 }
 
-/// The names of the objects, oldest first; none where the list did not end in time.
+/// The names of the snapshots, oldest first; none where the list did not end in time.
 async fn objects(client: &Client) -> Vec<String> {
     let Some(bucket) = bucket(client).await else {
         return Vec::new();
@@ -49,6 +50,7 @@ async fn objects(client: &Client) -> Vec<String> {
     let Ok(mut names) = tokio::time::timeout(LIST_PATIENCE, names).await else {
         return Vec::new();
     };
+    names.retain(|name| name.starts_with("snapshot-"));
     names.sort();
     names
 }
@@ -164,4 +166,73 @@ async fn a_broker_without_jetstream_costs_the_bucket_and_nothing_else() {
     assert!(report.overran.is_empty(), "{report}");
     let written = std::fs::read_dir(folder.path()).unwrap().count();
     assert!(written >= 1, "no snapshot in the directory");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn daemons_that_follow_other_workers_are_told_whose_the_bucket_is() {
+    for server in servers() {
+        let broker = Restartable::start(&server).await;
+        let client = Client::connect(broker.url()).await;
+        let folders: [_; 3] = std::array::from_fn(|_| tempfile::tempdir().unwrap());
+        let [here, there, elsewhere] = folders.each_ref().map(|folder| settings(folder.path()));
+        let of_shard = |settings, shard| {
+            let mut settings = borrowed(settings);
+            settings.push(("sharding.shard", shard));
+            settings
+        };
+        let first = daemon(broker.url(), &of_shard(&here, "0/2")).await;
+        let mut prefixed = borrowed(&elsewhere);
+        prefixed.push(("subjects.prefix", "other"));
+        for (settings, own) in [
+            (of_shard(&there, "1/2"), "shard 1/2 of kvatlas"),
+            (borrowed(&elsewhere), "all workers of kvatlas"),
+            (prefixed, "all workers of other"),
+        ] {
+            let refused = Daemon::start(config(broker.url(), &settings)).await;
+            let words = refused
+                .err()
+                .expect("the bucket is another deployment's")
+                .to_string();
+            for part in [
+                "shard 0/2 of kvatlas (says kvatlas@",
+                own,
+                "snapshots.object_store",
+            ] {
+                assert!(words.contains(part), "{words}");
+            }
+        }
+        // A replica shares it, and both send their snapshots.
+        let replica = daemon(broker.url(), &of_shard(&there, "0/2")).await;
+        let seen = objects(&client).await;
+        newer_object(&client, &seen).await;
+        for daemon in [first, replica] {
+            daemon.stop().await;
+        }
+        // Without the claim it is free.
+        bucket(&client).await.unwrap().delete("deployment").await.unwrap();
+        daemon(broker.url(), &of_shard(&elsewhere, "1/2"))
+            .await
+            .stop()
+            .await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_two_deployments_that_start_at_once_one_gets_the_bucket() {
+    let broker = Restartable::start(&crate::support::server()).await;
+    let folders: [_; 2] = std::array::from_fn(|_| tempfile::tempdir().unwrap());
+    let [one, other] = folders.each_ref().map(|folder| settings(folder.path()));
+    let (one, mut other) = (borrowed(&one), borrowed(&other));
+    other.push(("subjects.prefix", "other"));
+    let started = tokio::join!(
+        Daemon::start(config(broker.url(), &one)),
+        Daemon::start(config(broker.url(), &other)),
+    );
+    match started {
+        (Ok(daemon), Err(refused)) | (Err(refused), Ok(daemon)) => {
+            assert!(refused.to_string().contains("all workers of"), "{refused}");
+            daemon.stop().await;
+        }
+        (one, other) => panic!("{:?} and {:?}", one.err(), other.err()),
+    }
 }

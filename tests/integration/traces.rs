@@ -10,6 +10,7 @@ use kvatlas_core::wire::{BatchCursor, EventBatch, QueryRequest, Tier};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
+use crate::support::process::Process;
 use crate::support::way::Way;
 use crate::support::{
     Client, broker, by_sequence, daemon, eventually, hashes, http_get, namespace, stored, subjects, worker,
@@ -193,4 +194,48 @@ async fn errors_are_in_spans_and_a_lost_collector_is_counted() {
     })
     .await;
     daemon.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_spans_of_a_gateway_and_of_its_shards_are_of_one_trace() {
+    let broker = broker().await;
+    let (received, endpoint) = collector().await;
+    // Processes of their own: a gateway beside its shards.
+    let traces = ("traces.endpoint", endpoint.as_str());
+    let shards: [_; 2] = ["0/2", "1/2"].map(|shard| {
+        let settings = [traces, ("sharding.shard", shard)];
+        Process::serve(broker.url(), &settings)
+    });
+    let gateway = Process::serve(broker.url(), &[traces, ("gateway.enabled", "true")]);
+    let client = Client::connect(broker.url()).await;
+    let mut publisher = client.publisher("gpu-0", 0);
+    client
+        .tell(&mut publisher, "gpu-0", 0, vec![stored(hashes(1, 4))])
+        .await;
+    let query = QueryRequest::Single(by_sequence(&hashes(1, 4))).encode();
+    for (name, subject, payload) in [
+        ("kvatlas query", subjects().query(&namespace()), query),
+        ("kvatlas status", subjects().status(&namespace()), Vec::new()),
+    ] {
+        let asked = client
+            .nats
+            .request_with_headers(subject, traced("01"), payload.into());
+        asked.await.unwrap();
+        let found = eventually("spans of the gateway and of both shards", async || {
+            let found = spans(&received, name).await;
+            (found.len() == 3).then_some(found)
+        })
+        .await;
+        assert!(found.iter().all(|span| span["traceId"] == TRACE), "{found:?}");
+        let of_parent = |parent: &Value| {
+            let of_parent = found.iter().filter(|span| span["parentSpanId"] == *parent);
+            of_parent.collect::<Vec<_>>()
+        };
+        let top = of_parent(&json!(PARENT));
+        let [top] = &top[..] else { panic!("{found:?}") };
+        assert_eq!(of_parent(&top["spanId"]).len(), 2, "{found:?}");
+    }
+    for process in shards.into_iter().chain([gateway]) {
+        process.stop();
+    }
 }

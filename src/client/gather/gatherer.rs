@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use async_nats::{Client, Message, StatusCode};
+use async_nats::{Client, HeaderMap, Message, StatusCode};
 use bytes::Bytes;
 use tokio::time::Instant;
 
@@ -51,7 +51,7 @@ impl Gatherer {
         })
     }
 
-    /// Asks a query with these `options`, encoded in `payload`; waits for `patience` at most.
+    /// Asks a query with these `options`, encoded in `payload`; waits for `patience` at most. The shards get the `headers`.
     ///
     /// # Errors
     ///
@@ -62,16 +62,17 @@ impl Gatherer {
         namespace: &NamespaceName,
         options: &QueryOptions,
         payload: Bytes,
+        headers: HeaderMap,
         patience: Duration,
     ) -> Result<Merged<QueryReply>, ClientError> {
         let subject = self.subjects.query(namespace);
-        let division = self.gather(subject, payload, patience).await?;
+        let division = self.gather(subject, payload, headers, patience).await?;
         merge(division, QueryReply::decode, |replies, gathered| {
             merge_replies(replies, options, gathered)
         })
     }
 
-    /// Asks the `queries` that `payload` encodes as one request; waits for `patience` at most.
+    /// Asks the `queries` that `payload` encodes as one request; waits for `patience` at most. The shards get the `headers`.
     ///
     /// # Errors
     ///
@@ -81,10 +82,11 @@ impl Gatherer {
         namespace: &NamespaceName,
         queries: &[SingleQuery],
         payload: Bytes,
+        headers: HeaderMap,
         patience: Duration,
     ) -> Result<Merged<BatchReply>, ClientError> {
         let subject = self.subjects.query(namespace);
-        let division = self.gather(subject, payload, patience).await?;
+        let division = self.gather(subject, payload, headers, patience).await?;
         merge(division, BatchReply::decode, |replies, gathered| {
             let lists = replies.into_iter().map(|reply| reply.results).collect();
             Ok(BatchReply {
@@ -94,7 +96,8 @@ impl Gatherer {
         })
     }
 
-    /// Asks one daemon of every shard how far it has followed the holders of a namespace; waits for `patience` at most.
+    /// Asks one daemon of every shard how far it has followed the holders of a namespace; waits for `patience` at most. The shards get the
+    /// `headers`.
     ///
     /// # Errors
     ///
@@ -102,10 +105,11 @@ impl Gatherer {
     pub async fn status(
         &self,
         namespace: &NamespaceName,
+        headers: HeaderMap,
         patience: Duration,
     ) -> Result<Merged<StatusReply>, ClientError> {
         let subject = self.subjects.status(namespace);
-        let division = self.gather(subject, Bytes::new(), patience).await?;
+        let division = self.gather(subject, Bytes::new(), headers, patience).await?;
         merge(division, StatusReply::decode, merge_statuses)
     }
 
@@ -118,15 +122,23 @@ impl Gatherer {
         &self,
         subject: String,
         payload: Bytes,
+        headers: HeaderMap,
         patience: Duration,
     ) -> Result<Division<Message>, ClientError> {
         let deadline = Instant::now() + patience;
         let replies = self.inbox.expect();
-        let sent = self
-            .nats
-            .publish_with_reply(subject.clone(), replies.reply_to.clone(), payload);
-        sent.await
-            .map_err(|error| ClientError::Connection(error.to_string()))?;
+        let (reply_to, asked) = (replies.reply_to.clone(), subject.clone());
+        // Empty headers would be sent as such.
+        let sent = match headers.is_empty() {
+            true => self.nats.publish_with_reply(asked, reply_to, payload).await,
+            false => {
+                let sent = self
+                    .nats
+                    .publish_with_reply_and_headers(asked, reply_to, headers, payload);
+                sent.await
+            }
+        };
+        sent.map_err(|error| ClientError::Connection(error.to_string()))?;
         match collect(replies, deadline).await {
             Some(collection) => collection
                 .into_best()

@@ -18,7 +18,8 @@ use crate::daemon::queries::{Answerer, query_limits, start_gateway, start_querie
 use crate::daemon::resync::start_resyncer;
 use crate::daemon::shared::{Shared, Stage};
 use crate::daemon::snapshots::{
-    DirectoryError, Disk, LockError, RestoreError, SnapshotStartError, Storage, start_snapshots,
+    DirectoryError, Disk, LockError, ObjectStoreError, RestoreError, SnapshotStartError, Storage,
+    start_snapshots,
 };
 use crate::daemon::sources::start_events;
 use crate::daemon::traces::{Tracer, start_traces};
@@ -77,6 +78,9 @@ pub enum StartError {
     /// Another daemon uses the snapshot directory.
     #[error(transparent)]
     SnapshotLock(#[from] LockError),
+    /// Daemons that follow other workers use the Object Store bucket.
+    #[error(transparent)]
+    ObjectStore(#[from] ObjectStoreError),
     /// The snapshot to start from.
     #[error(transparent)]
     Restore(#[from] RestoreError),
@@ -90,6 +94,7 @@ impl From<SnapshotStartError> for StartError {
         match error {
             SnapshotStartError::Directory(error) => error.into(),
             SnapshotStartError::Lock(error) => error.into(),
+            SnapshotStartError::ObjectStore(error) => error.into(),
             SnapshotStartError::Connect(error) => error.into(),
             SnapshotStartError::Restore(error) => error.into(),
             SnapshotStartError::Interrupted(error) => error.into(),

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use async_nats::{Client, Message, Subject};
+use async_nats::{Client, HeaderMap, Message, Subject};
 use dashmap::DashMap;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio_util::sync::CancellationToken;
@@ -172,23 +172,23 @@ impl Parts {
         permit: OwnedSemaphorePermit,
     ) {
         let started = Instant::now();
-        let span = self.settings.observers.begin(asked, &message);
+        let observers = &self.settings.observers;
+        let span = observers.begin(asked, &message);
+        let headers = observers.passed_on(span.as_ref(), &message);
         let reply = match asked {
-            Asked::Query => self.query(&message).await,
-            Asked::Status => self.status(&message).await,
+            Asked::Query => self.query(&message, headers).await,
+            Asked::Status => self.status(&message, headers).await,
         };
         let reply = reply.map(|reply| {
             self.count(&reply, started.elapsed());
             reply.payload
         });
-        self.settings
-            .observers
-            .end(asked, span, started.elapsed(), reply.as_ref().err());
+        observers.end(asked, span, started.elapsed(), reply.as_ref().err());
         self.responder.send(reply_to, reply).await;
         drop(permit);
     }
 
-    async fn query(&self, message: &Message) -> Result<Reply, WireError> {
+    async fn query(&self, message: &Message, headers: HeaderMap) -> Result<Reply, WireError> {
         let limits = WireLimits::clone(&self.settings.limits.now());
         let namespace = self
             .subjects
@@ -200,7 +200,7 @@ impl Parts {
             QueryRequest::Single(query) => {
                 let merged = self
                     .gatherer
-                    .query(&namespace, &query.options, asked, deadline)
+                    .query(&namespace, &query.options, asked, headers, deadline)
                     .await;
                 let merged = merged.map_err(|error| self.failed(error))?;
                 let prompts = vec![prompt_of(&merged.reply)];
@@ -214,7 +214,7 @@ impl Parts {
             QueryRequest::Batch(queries) => {
                 let merged = self
                     .gatherer
-                    .query_batch(&namespace, queries, asked, deadline)
+                    .query_batch(&namespace, queries, asked, headers, deadline)
                     .await;
                 let merged = merged.map_err(|error| self.failed(error))?;
                 let (kind, prompts) = (kind_of_batch(queries), prompts_of(&merged.reply).collect());
@@ -230,10 +230,13 @@ impl Parts {
         })
     }
 
-    async fn status(&self, message: &Message) -> Result<Reply, WireError> {
+    async fn status(&self, message: &Message, headers: HeaderMap) -> Result<Reply, WireError> {
         let name_bytes_max = self.settings.limits.now().name_bytes_max;
         let namespace = self.subjects.parse_status(&message.subject, name_bytes_max)?;
-        let merged = self.gatherer.status(&namespace, self.settings.deadline).await;
+        let merged = self
+            .gatherer
+            .status(&namespace, headers, self.settings.deadline)
+            .await;
         let merged = merged.map_err(|error| self.failed(error))?;
         let payload = merged.reply.encode();
         Ok(Reply {

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_nats::Message;
+use async_nats::{HeaderMap, Message};
 
-use crate::daemon::traces::{OpenSpan, SpanKind, Tracer};
+use crate::daemon::traces::{OpenSpan, SpanKind, TRACEPARENT, Tracer};
 use kvatlas_core::wire::WireError;
 
 use super::discovery::ServiceCounts;
@@ -42,6 +42,17 @@ impl Observers {
         let mut span = tracer.open_message(request, name, SpanKind::Server)?;
         span.note("rpc.system", "nats");
         Some(span)
+    }
+
+    /// The headers of what is asked of others for this request: theirs are spans of the same trace.
+    pub(super) fn passed_on(&self, span: Option<&OpenSpan>, request: &Message) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        let received = || Some(request.headers.as_ref()?.get(TRACEPARENT)?.as_str().to_owned());
+        // Who has no span of its own lets others have the sender's.
+        if let Some(traceparent) = span.and_then(OpenSpan::traceparent).or_else(received) {
+            headers.insert(TRACEPARENT, traceparent.as_str());
+        }
+        headers
     }
 
     /// The request has taken so long; `error` is why it is not answered as asked.

@@ -11,16 +11,17 @@ use tokio_util::sync::CancellationToken;
 
 use crate::daemon::admin::Latch;
 use crate::daemon::broker::{ConnectError, connect_counted};
-use crate::daemon::config::{NatsConfig, ObjectStoreConfig};
+use crate::daemon::config::ObjectStoreConfig;
 use crate::daemon::instance_name;
 use crate::daemon::lanes::snapshot_limits;
 use crate::daemon::metrics::SnapshotMetrics;
 use crate::daemon::metrics::labels::{Connection, SnapshotFailure};
 use crate::daemon::shared::{Shared, Stage};
 
+use super::claim::Deployment;
 use super::directory::{DirectoryError, SnapshotDirectory};
 use super::lock::{DirectoryLock, LockError};
-use super::object_store::SnapshotStore;
+use super::object_store::{ObjectStoreError, SnapshotStore};
 use super::restore::{RestoreError, Restored, Restorer};
 use super::save::Snapshotter;
 use super::storage::Storage;
@@ -37,6 +38,9 @@ pub(crate) enum SnapshotStartError {
     /// The connection to the Object Store.
     #[error(transparent)]
     Connect(#[from] ConnectError),
+    /// The Object Store.
+    #[error(transparent)]
+    ObjectStore(#[from] ObjectStoreError),
     /// The snapshot to start from.
     #[error(transparent)]
     Restore(#[from] RestoreError),
@@ -66,16 +70,18 @@ pub(crate) async fn start_snapshots(
         return Ok(None);
     };
     let directory = SnapshotDirectory::open_on(storage, path, config.keep)?;
-    let lock = DirectoryLock::take(path, &instance_name(&shared.nats.connection_name))?;
+    let instance = instance_name(&shared.nats.connection_name);
+    let lock = DirectoryLock::take(path, &instance)?;
     let metrics = Arc::new(SnapshotMetrics::new());
     let store = match &config.object_store {
-        Some(store) => Some(connect_store(&shared.nats, store, config.keep).await?),
+        Some(store) => Some(connect_store(shared, store, instance).await?),
         None => None,
     };
     if let Some(store) = &store {
-        let fetched = store.fetch_newer(&directory, &snapshot_limits(), &metrics).await;
-        if let Err(error) = fetched {
-            metrics.fetch_failed(&error);
+        match store.fetch_newer(&directory, &snapshot_limits(), &metrics).await {
+            Err(taken @ ObjectStoreError::Taken { .. }) => return Err(taken.into()),
+            Err(error) => metrics.fetch_failed(&error),
+            Ok(_) => {}
         }
     }
     let restored = restore(shared, directory.clone(), Arc::clone(&metrics)).await?;
@@ -101,14 +107,25 @@ pub(crate) async fn start_snapshots(
 }
 
 async fn connect_store(
-    nats: &NatsConfig,
+    shared: &Shared,
     config: &ObjectStoreConfig,
-    keep: usize,
+    instance: String,
 ) -> Result<SnapshotStore, ConnectError> {
     const CAPACITY: usize = 1024;
     // A connection of its own: large files must not hold up events.
-    let client = connect_counted(nats, Connection::Snapshots, "snapshots", CAPACITY, |_| {}).await?;
-    Ok(SnapshotStore::new(client, config.clone(), keep))
+    let client = connect_counted(&shared.nats, Connection::Snapshots, "snapshots", CAPACITY, |_| {}).await?;
+    let deployment = Deployment {
+        prefix: shared.config.subjects.prefix.clone(),
+        shard: shared.config.sharding.shard,
+    };
+    let keep = shared.config.snapshots.keep;
+    Ok(SnapshotStore::new(
+        client,
+        config.clone(),
+        keep,
+        deployment,
+        instance,
+    ))
 }
 
 async fn restore(

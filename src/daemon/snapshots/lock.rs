@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 /// The name of the file.
 const LOCK_FILE: &str = ".lock";
-/// Most bytes of a name that are shown.
-const OWNER_BYTES_MAX: u64 = 256;
+/// Most bytes of a name that are read, and most of its characters that are shown.
+const OWNER_BYTES_MAX: usize = 256;
 
 /// Why a directory cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -74,16 +74,17 @@ impl DirectoryLock {
 fn owner_in(file: &mut File) -> String {
     let mut owner = Vec::new();
     // What cannot be read is not named.
-    let _ = file.take(OWNER_BYTES_MAX).read_to_end(&mut owner);
-    let owner = String::from_utf8_lossy(&owner);
-    let owner: String = owner
-        .chars()
-        .filter(|character| !character.is_control())
-        .collect();
-    match owner.is_empty() {
-        true => "another daemon".to_owned(),
-        false => owner,
+    let _ = file.take(OWNER_BYTES_MAX as u64).read_to_end(&mut owner);
+    match shown(&String::from_utf8_lossy(&owner)) {
+        owner if owner.is_empty() => "another daemon".to_owned(),
+        owner => owner,
     }
+}
+
+/// A name that others have written, as people may see it.
+pub(super) fn shown(name: &str) -> String {
+    let characters = name.chars().filter(|character| !character.is_control());
+    characters.take(OWNER_BYTES_MAX).collect()
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@
 //! | `directory.rs`, `storage.rs` | the files of a directory; the file system behind it |
 //! | `lock.rs` | one daemon a directory |
 //! | `object_store.rs` | sending and fetching files |
+//! | `claim.rs` | one deployment a bucket |
 //!
 //! # Why a snapshot and the stream behind it are complete
 //!
@@ -35,6 +36,7 @@
 //! the lanes compare each holder with its dump. A holder that changed in such a way is written again, as events, with its new cursor. The
 //! later frame replaces the earlier one.
 
+mod claim;
 mod directory;
 mod keeper;
 mod lock;
@@ -50,6 +52,7 @@ mod faulty_disk;
 #[cfg(test)]
 mod tests;
 
+pub use claim::Deployment;
 pub use directory::{DirectoryAction, DirectoryError, SnapshotDirectory};
 pub(crate) use keeper::{SnapshotKeeper, SnapshotStartError, start_snapshots};
 pub use lock::{DirectoryLock, LockError};

@@ -1,7 +1,9 @@
 //! Snapshots in the NATS Object Store, so that a fresh replica on another machine starts warm.
 //!
 //! - Objects have the names of files.
-//! - Replicas can share a bucket. Each sends its snapshots, and each removes all but the newest.
+//! - Replicas share a bucket. Each sends its snapshots, and each removes all but the newest.
+//! - Daemons that follow other workers can't: a [claim](super::claim) in the bucket says whose it is.
+//! - Two replicas that begin a snapshot in the same microsecond give it the same name. The one that was sent last stays, whole.
 //! - A start fetches the newest object that is newer than the newest file, checks it, and puts it among the files. A damaged object is passed
 //!   over, as a damaged file is.
 
@@ -23,6 +25,7 @@ use crate::daemon::metrics::labels::SnapshotRejection;
 use kvatlas_core::snapshot::verify;
 use kvatlas_core::wire::WireLimits;
 
+use super::claim::{Claim, ClaimError, Deployment};
 use super::directory::{DirectoryAction, DirectoryError, SnapshotDirectory, stamp_of};
 
 /// How long a bucket that the daemon makes keeps objects. An older snapshot is of no use. Pieces that a killed daemon left behind go the
@@ -39,6 +42,29 @@ pub enum ObjectStoreError {
     /// There is no bucket, and none can be made.
     #[error("cannot use the Object Store bucket {bucket}: {reason}; does the server have JetStream?")]
     Bucket {
+        /// Its name.
+        bucket: String,
+        /// The client's words.
+        reason: String,
+    },
+    /// The bucket belongs to daemons that follow other workers.
+    #[error(
+        "the Object Store bucket {bucket} has the snapshots of {deployment} (says {instance}), and this daemon follows \
+         {own}; give it a bucket of its own (snapshots.object_store)"
+    )]
+    Taken {
+        /// Its name.
+        bucket: String,
+        /// Whose snapshots it has.
+        deployment: String,
+        /// The daemon that said so.
+        instance: String,
+        /// The deployment of this daemon.
+        own: String,
+    },
+    /// The bucket cannot be claimed.
+    #[error("cannot claim the Object Store bucket {bucket}: {reason}")]
+    Claim {
         /// Its name.
         bucket: String,
         /// The client's words.
@@ -83,13 +109,24 @@ pub struct SnapshotStore {
     jetstream: Context,
     config: ObjectStoreConfig,
     keep: usize,
+    deployment: Deployment,
+    claim: Claim,
 }
 
 impl SnapshotStore {
-    /// The bucket of `config`, in which the newest `keep` snapshots are kept. Asks the server nothing yet.
-    pub fn new(client: Client, config: ObjectStoreConfig, keep: usize) -> Self {
+    /// The bucket of `config`, in which the newest `keep` snapshots of `deployment` are kept. `instance` is what the daemon calls itself.
+    /// Asks the server nothing yet.
+    pub fn new(
+        client: Client,
+        config: ObjectStoreConfig,
+        keep: usize,
+        deployment: Deployment,
+        instance: String,
+    ) -> Self {
         Self {
             jetstream: jetstream::new(client),
+            claim: Claim::new(&config.bucket, &deployment, instance),
+            deployment,
             config,
             keep: keep.max(1),
         }
@@ -117,7 +154,7 @@ impl SnapshotStore {
         if bytes > self.config.snapshot_bytes_max {
             return Err(self.too_large(&name));
         }
-        let bucket = self.open_or_create().await?;
+        let bucket = self.claimed().await?;
         let metadata = ObjectMetadata {
             name: name.clone(),
             chunk_size: Some(PIECE_BYTES),
@@ -131,6 +168,10 @@ impl SnapshotStore {
 
     /// Fetches the newest whole snapshot into `directory`, if it is newer than all files there. Damaged ones are counted and passed over.
     /// Returns none where none is newer.
+    ///
+    /// # Errors
+    ///
+    /// [`ObjectStoreError::Taken`] if the bucket belongs to daemons that follow other workers; others if the server does not answer.
     pub async fn fetch_newer(
         &self,
         directory: &SnapshotDirectory,
@@ -149,9 +190,7 @@ impl SnapshotStore {
         limits: &WireLimits,
         metrics: &SnapshotMetrics,
     ) -> Result<Option<PathBuf>, ObjectStoreError> {
-        let Some(bucket) = self.open_if_there().await? else {
-            return Ok(None);
-        };
+        let bucket = self.claimed().await?;
         let newest = directory.newest_stamp()?;
         for (stamp, name) in self.snapshots(&bucket).await? {
             if Some(stamp) <= newest {
@@ -291,6 +330,25 @@ impl SnapshotStore {
         };
         let created = self.jetstream.create_object_store(config).await;
         created.map_err(|error| self.unusable(&error))
+    }
+
+    /// The bucket, as this deployment's.
+    async fn claimed(&self) -> Result<ObjectStore, ObjectStoreError> {
+        let bucket = self.open_or_create().await?;
+        let name = || self.config.bucket.clone();
+        let staked = self.claim.stake(&self.jetstream).await;
+        staked.map(|()| bucket).map_err(|error| match error {
+            ClaimError::Taken { deployment, instance } => ObjectStoreError::Taken {
+                bucket: name(),
+                deployment,
+                instance,
+                own: self.deployment.to_string(),
+            },
+            ClaimError::Failed(reason) => ObjectStoreError::Claim {
+                bucket: name(),
+                reason,
+            },
+        })
     }
 
     fn unusable(&self, error: &dyn std::fmt::Display) -> ObjectStoreError {

@@ -24,6 +24,11 @@ impl TraceContext {
         let is_sound = is_known && is_sampled && trace_id != 0 && parent_id != 0;
         is_sound.then_some(Self { trace_id, parent_id })
     }
+
+    /// The `traceparent` of what is asked by the span `span_id` of this trace.
+    pub(super) fn below(&self, span_id: u64) -> String {
+        format!("00-{:032x}-{span_id:016x}-01", self.trace_id)
+    }
 }
 
 /// Exactly `digits` hexadecimal digits in lower case.

@@ -114,6 +114,12 @@ impl OpenSpan {
         self.set(key, Attribute::Number(number));
     }
 
+    /// The header by which others join the trace, below this span.
+    pub(crate) fn traceparent(&self) -> Option<String> {
+        let span = self.0.span.as_ref()?;
+        Some(span.context.below(span.span_id))
+    }
+
     /// What it is about has failed.
     pub(crate) fn fail(&mut self, error: &dyn std::fmt::Display) {
         if let Some(span) = &mut self.0.span {
@@ -158,6 +164,7 @@ mod tests {
             metrics: Arc::new(TraceMetrics::new()),
         };
         let mut open = tracer.open(SAMPLED, "query", SpanKind::Server).unwrap();
+        let below = TraceContext::sampled(&open.traceparent().unwrap()).unwrap();
         open.note("namespace", &"é".repeat(1000));
         open.count("blocks", 7);
         open.fail(&"too deep");
@@ -168,6 +175,10 @@ mod tests {
         let span = finished.try_recv().unwrap();
         assert!(finished.try_recv().is_err());
         assert!(span.end_us >= span.start_us && span.span_id != 0);
+        assert_eq!(
+            (below.trace_id, below.parent_id),
+            (span.context.trace_id, span.span_id)
+        );
         assert_eq!(span.error.as_deref(), Some("too deep"));
         let text = Attribute::Text("é".repeat(TEXT_CHARACTERS_MAX));
         assert_eq!(

@@ -1,0 +1,160 @@
+//! Whose a bucket is: all replicas of one deployment use it, and nobody else.
+//!
+//! Daemons that follow different workers must not share a bucket. Each would remove the other's snapshots as outdated, and a fresh one
+//! would start from a snapshot without its own workers. So an object without content says which deployment the bucket belongs to.
+//!
+//! - Its metadata name the deployment, and the daemon that has written it last.
+//! - It is written anew with every snapshot that is sent. In a bucket whose objects expire it goes with the last snapshot.
+//! - The server takes it only where nobody else has written it since it was read. So of two deployments one gets the bucket.
+
+use std::collections::HashMap;
+use std::fmt;
+
+use async_nats::header::NATS_ROLLUP;
+use async_nats::jetstream::Context;
+use async_nats::jetstream::context::PublishErrorKind;
+use async_nats::jetstream::message::PublishMessage;
+use async_nats::jetstream::object_store::ObjectInfo;
+use async_nats::jetstream::stream::LastRawMessageErrorKind;
+
+use kvatlas_core::wire::Shard;
+
+use super::lock::shown;
+
+/// The name of the object.
+const OBJECT: &str = "deployment";
+/// The same in base64, as the Object Store has it in subjects.
+const OBJECT_TOKEN: &str = "ZGVwbG95bWVudA==";
+/// The key of its metadata under which the deployment is.
+const DEPLOYMENT: &str = "deployment";
+/// The key of its metadata under which the daemon is.
+const INSTANCE: &str = "instance";
+/// The digest of nothing, as the Object Store writes it.
+const DIGEST_OF_NOTHING: &str = "SHA-256=47DEQpj8HBSa-_TImW-5JCeuQeRkm5NMpJWZG3hSuFU=";
+/// The message takes the place of those before it on its subject.
+const ROLLUP_OF_SUBJECT: &str = "sub";
+/// How often a claim is tried while other replicas write theirs.
+const TRIES_MAX: u32 = 8;
+
+/// Which workers a daemon follows. Replicas are equal in this.
+#[derive(Debug, Clone)]
+pub struct Deployment {
+    /// The prefix of the subjects.
+    pub prefix: String,
+    /// The shard whose workers are followed; none for all workers.
+    pub shard: Option<Shard>,
+}
+
+impl fmt::Display for Deployment {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.shard {
+            Some(shard) => write!(formatter, "shard {shard} of {}", self.prefix),
+            None => write!(formatter, "all workers of {}", self.prefix),
+        }
+    }
+}
+
+/// Why a bucket is not claimed.
+#[derive(Debug)]
+pub(super) enum ClaimError {
+    /// It belongs to another deployment.
+    Taken {
+        /// Which.
+        deployment: String,
+        /// The daemon that said so.
+        instance: String,
+    },
+    /// The server did not do what was asked, in its words.
+    Failed(String),
+}
+
+/// A daemon's claim to a bucket.
+#[derive(Debug, Clone)]
+pub(super) struct Claim {
+    bucket: String,
+    deployment: String,
+    instance: String,
+}
+
+impl Claim {
+    /// The claim of the daemon that calls itself `instance` to `bucket`, for its `deployment`.
+    pub(super) fn new(bucket: &str, deployment: &Deployment, instance: String) -> Self {
+        Self {
+            bucket: bucket.to_owned(),
+            deployment: deployment.to_string(),
+            instance,
+        }
+    }
+
+    /// Claims the bucket, which must be there, or says that it is still this deployment's.
+    pub(super) async fn stake(&self, jetstream: &Context) -> Result<(), ClaimError> {
+        for _ in 0..TRIES_MAX {
+            let last_sequence = self.check(jetstream).await?;
+            if self.write(jetstream, last_sequence).await? {
+                return Ok(());
+            }
+        }
+        Err(ClaimError::Failed("others write to it all the time".to_owned()))
+    }
+
+    /// The stream's number of the claim that is there, if it is this deployment's; 0 without one.
+    async fn check(&self, jetstream: &Context) -> Result<u64, ClaimError> {
+        let stream = jetstream.get_stream_no_info(format!("OBJ_{}", self.bucket));
+        let stream = stream.await.map_err(|error| failed(&error))?;
+        let message = match stream.get_last_raw_message_by_subject(&self.subject()).await {
+            Ok(message) => message,
+            Err(error) if error.kind() == LastRawMessageErrorKind::NoMessageFound => return Ok(0),
+            Err(error) => return Err(failed(&error)),
+        };
+        let object: Option<ObjectInfo> = serde_json::from_slice(&message.payload).ok();
+        let of = |key: &str| object.as_ref().and_then(|object| object.metadata.get(key));
+        if object.as_ref().is_some_and(|object| object.deleted) || of(DEPLOYMENT) == Some(&self.deployment) {
+            return Ok(message.sequence);
+        }
+        let words = |key, otherwise| of(key).map_or(String::from(otherwise), |text| shown(text));
+        Err(ClaimError::Taken {
+            deployment: words(DEPLOYMENT, "something else"),
+            instance: words(INSTANCE, "somebody"),
+        })
+    }
+
+    /// Writes the claim, if the last one has this number in the stream; returns whether it had.
+    async fn write(&self, jetstream: &Context, last_sequence: u64) -> Result<bool, ClaimError> {
+        let object = ObjectInfo {
+            name: OBJECT.to_owned(),
+            description: Some("whose snapshots these are".to_owned()),
+            metadata: HashMap::from([
+                (DEPLOYMENT.to_owned(), self.deployment.clone()),
+                (INSTANCE.to_owned(), self.instance.clone()),
+            ]),
+            headers: None,
+            options: None,
+            bucket: self.bucket.clone(),
+            nuid: OBJECT.to_owned(),
+            size: 0,
+            chunks: 0,
+            modified: None,
+            digest: Some(DIGEST_OF_NOTHING.to_owned()),
+            deleted: false,
+        };
+        let payload = serde_json::to_vec(&object).map_err(|error| failed(&error))?;
+        let message = PublishMessage::build()
+            .header(NATS_ROLLUP, ROLLUP_OF_SUBJECT)
+            .expected_last_subject_sequence(last_sequence)
+            .payload(payload.into());
+        let sent = jetstream.send_publish(self.subject(), message).await;
+        match sent.map_err(|error| failed(&error))?.await {
+            Ok(_) => Ok(true),
+            Err(error) if error.kind() == PublishErrorKind::WrongLastSequence => Ok(false),
+            Err(error) => Err(failed(&error)),
+        }
+    }
+
+    fn subject(&self) -> String {
+        format!("$O.{}.M.{OBJECT_TOKEN}", self.bucket)
+    }
+}
+
+fn failed(error: &dyn fmt::Display) -> ClaimError {
+    ClaimError::Failed(error.to_string())
+}
