@@ -11,7 +11,8 @@ fn main() {
     let commit = given
         .or_else(of_the_checkout)
         .unwrap_or_else(|| "unknown commit".to_owned());
-    println!("cargo::rustc-env=KVATLAS_COMMIT={commit}");
+    // Cargo hands this to programs that it runs, too. Under a name with the prefix of settings, `cargo run -- serve` would refuse it.
+    println!("cargo::rustc-env=BUILD_COMMIT={commit}");
 }
 
 /// The commit of the checkout; none where the sources are not the root of one.

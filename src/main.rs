@@ -82,7 +82,7 @@ fn serve(arguments: ServeArguments) -> Result<(), Failure> {
 async fn live(config: Config, source: &ConfigSource) -> Result<(), Failure> {
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
-        commit = env!("KVATLAS_COMMIT"),
+        commit = env!("BUILD_COMMIT"),
         "kvatlas starts"
     );
     let mut signals = StopSignals::listen()?;

@@ -64,7 +64,7 @@ pub(crate) use vocab::{VocabArguments, vocab};
 #[derive(Debug, Parser)]
 #[command(
     name = "kvatlas",
-    version = concat!(env!("CARGO_PKG_VERSION"), " (", env!("KVATLAS_COMMIT"), ")"),
+    version = concat!(env!("CARGO_PKG_VERSION"), " (", env!("BUILD_COMMIT"), ")"),
     about = "A global, exact map of the KV-cache blocks held by every LLM inference worker, served over NATS.",
     after_help = "Exit codes: 0 done, 1 failed, 64 wrong usage or configuration, 69 no broker or no daemon.\n\n\
         Examples:\n  \

@@ -513,3 +513,11 @@ fn no_error_repeats_a_password_in_a_url() {
         assert!(!stderr(&output).contains("hunter2"), "{}", stderr(&output));
     }
 }
+
+#[test]
+fn cargo_hands_programs_nothing_that_looks_like_a_setting() {
+    let mut check = kvatlas(&["serve", "--check-config"]);
+    let handed = std::env::vars_os().find(|(name, _)| name == "KVATLAS_COMMIT");
+    let output = check.envs(handed).output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+}

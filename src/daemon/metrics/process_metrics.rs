@@ -50,7 +50,7 @@ metric_group! {
 
 /// Records the values that hold as long as the process lives.
 pub(crate) fn record_start(started_at: SystemTime) {
-    let build = BuildMetrics::of(env!("CARGO_PKG_VERSION"), env!("KVATLAS_COMMIT"));
+    let build = BuildMetrics::of(env!("CARGO_PKG_VERSION"), env!("BUILD_COMMIT"));
     build.info.set(1.0);
     ProcessMetrics::new().start_time.set(unix_seconds(started_at));
 }
@@ -177,7 +177,7 @@ mod tests {
         let build = format!(
             "kvatlas_build_info{{version=\"{}\",commit=\"{}\"}} 1",
             env!("CARGO_PKG_VERSION"),
-            env!("KVATLAS_COMMIT")
+            env!("BUILD_COMMIT")
         );
         for line in [
             build.as_str(),

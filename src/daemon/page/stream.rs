@@ -207,7 +207,7 @@ impl Hello {
         let reasons = DegradedReason::ALL.map(|reason| (reason as u32, reason.as_str()));
         Self {
             version: env!("CARGO_PKG_VERSION"),
-            commit: env!("KVATLAS_COMMIT"),
+            commit: env!("BUILD_COMMIT"),
             reasons: reasons.to_vec(),
         }
     }

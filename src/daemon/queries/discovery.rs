@@ -157,7 +157,7 @@ impl Discovery {
         };
         let mut metadata = BTreeMap::from([
             ("instance", instance_name(&shared.nats.connection_name)),
-            ("commit", env!("KVATLAS_COMMIT").to_owned()),
+            ("commit", env!("BUILD_COMMIT").to_owned()),
             ("role", role.to_owned()),
             ("subjects_prefix", shared.config.subjects.prefix.clone()),
         ]);
