@@ -32,6 +32,7 @@
 //! 6. Locks are taken in one order: eviction, a holder's state, the runs. Nobody who has the runs waits for a holder.
 //! 7. A long event is several steps, with what is done so far published before each ends: so nobody waits for all of it.
 //!    (`tests::defects`)
+//! 8. What is kept of a prompt that was hashed before depends on the prompt alone, and is never out of date. (`tests::known`)
 //!
 //! # Where what is
 //!

@@ -65,6 +65,11 @@ pub fn find_figure(layout: &Layout, form: Form, kind: Kind) -> String {
     format!("{}, {}, {}", layout.name, form.as_str(), kind.as_str())
 }
 
+/// The figure of the first search for each prompt that is held, in a form that has to be hashed.
+pub fn first_figure(layout: &Layout, form: Form) -> String {
+    format!("{}, {}, hit, asked first", layout.name, form.as_str())
+}
+
 /// The figure of a write; `what` is one of the constants in [`writes`].
 pub fn write_figure(layout: &Layout, what: &str) -> String {
     format!("{}, {what}", layout.name)
@@ -136,14 +141,15 @@ fn measure<C: Contender>(work: &Work<'_>, ledger: &mut Ledger) {
     record_writes::<C>(work, ledger, &stored, writes::STORE, writes::WORST_STORE);
     for &form in work.plan.forms {
         for (kind, questions) in &work.questions {
-            for &(shape, _) in <C::Reader as Reader>::SHAPES {
+            for (number, &(shape, _)) in <C::Reader as Reader>::SHAPES.iter().enumerate() {
                 let figure = find_figure(layout, form, *kind);
                 let row = row::<C>(shape);
-                ledger.record(
-                    &figure,
-                    &row,
-                    time_searches(&reader, questions, form, shape, work.repetition),
-                );
+                let [first, later] = time_searches(&reader, questions, form, shape, work.repetition);
+                ledger.record(&figure, &row, later);
+                // Hits are asked before prompts that begin in the same way.
+                if form != Form::Native && *kind == Kind::Hit && number == 0 {
+                    ledger.record(&first_figure(layout, form), &row, first);
+                }
                 for question in questions {
                     let mut query = C::Reader::query(form, &question.prompt);
                     let is_right = reader.answer(&mut query, shape) == question.expected;
@@ -163,14 +169,14 @@ fn measure<C: Contender>(work: &Work<'_>, ledger: &mut Ledger) {
     }
 }
 
-/// Nanoseconds a search.
+/// Nanoseconds a search: when it is first asked, and later.
 fn time_searches<R: Reader>(
     reader: &R,
     questions: &[Question],
     form: Form,
     shape: Shape,
     repetition: usize,
-) -> f64 {
+) -> [f64; 2] {
     let depth = questions
         .first()
         .map_or(0, |question| question.prompt.blocks.len());
@@ -184,8 +190,8 @@ fn time_searches<R: Reader>(
     } else {
         1024_usize.div_ceil(questions.len()).max(2)
     };
-    let mut times = Vec::new();
-    // The pass before the first is not counted: it leaves the caches as every later pass finds them.
+    // The pass before the first is counted apart: it leaves the caches, and what an index keeps of queries, as later ones find them.
+    let mut times = [Vec::new(), Vec::new()];
     for pass in 0..=passes {
         let order = shuffled(questions.len(), (repetition * (passes + 1) + pass) as u64 + 2);
         for asked in order.chunks(batch) {
@@ -198,12 +204,10 @@ fn time_searches<R: Reader>(
                 black_box(reader.find(query, shape));
             }
             let elapsed = started.elapsed().as_nanos() as f64 - timer_cost_ns();
-            if pass > 0 {
-                times.push(elapsed / queries.len() as f64);
-            }
+            times[usize::from(pass > 0)].push(elapsed / queries.len() as f64);
         }
     }
-    Spread::of(&times).map_or(f64::NAN, |spread| spread.median)
+    times.map(|times| Spread::of(&times).map_or(f64::NAN, |spread| spread.median))
 }
 
 fn store_all<C: Contender>(work: &Work<'_>, writer: &mut C::Writer) -> Applied {
@@ -272,10 +276,12 @@ pub fn print(title: &str, plans: &[Plan], ledger: &Ledger) {
     let rows = contender::rows();
     for form in Form::ALL {
         for plan in plans.iter().filter(|plan| plan.forms.contains(&form)) {
-            let columns: Vec<Column> = plan
-                .kinds
-                .iter()
+            let first = (form != Form::Native)
+                .then(|| Column::new("hit, asked first", first_figure(&plan.layout, form)));
+            let kinds = plan.kinds.iter();
+            let columns: Vec<Column> = kinds
                 .map(|&kind| Column::new(kind.as_str(), find_figure(&plan.layout, form, kind)))
+                .chain(first)
                 .collect();
             let heading = format!(
                 "{title}. {}. Search, ns, from {}",
