@@ -4,8 +4,8 @@
 //! halves, which say whether a run has the same blocks. All of that depends on nothing but the prompt and the index's secret words: so
 //! an entry is never out of date, and losing one costs time alone.
 //!
-//! A chunk is found by a digest of the whole prompt up to its end, of 128 bits: NH ([`super::print`]) of 64 words at a time, and a
-//! polynomial over these sums modulo 2^127 - 1. Under secret words two different prompts have the same with probability 2^-64 at most.
+//! A chunk is found by a digest of the whole prompt up to its end, of 128 bits: NH ([`super::print`]) of 64 words at a time, and NH of these
+//! sums. Under secret words two different prompts have the same with a probability of about 2^-63.
 //!
 //! The table is a lockless one (R. Hyatt and T. Mann, "A lock-less transposition-table implementation for parallel search", 2002): a
 //! line's key is stored mixed with a sum of its content, so that half of one entry and half of another make no entry.
@@ -32,8 +32,6 @@ const LINE_BLOCKS: u64 = 16;
 const LINE_WORDS: usize = 8;
 /// Lines among which an entry has a choice.
 const WAYS: usize = 2;
-/// 2^127 - 1, a prime.
-const PRIME: u128 = (1 << 127) - 1;
 
 /// What is known of a chunk, one of each half.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,13 +44,17 @@ pub(crate) struct KnownChunk {
 
 /// The digest of a prompt up to some place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Digest(u128);
+pub(crate) struct Digest {
+    sum: u128,
+    /// Of how many sums of NH it is.
+    sums: u64,
+}
 
 /// The known chunks of an index.
 #[derive(Debug)]
 pub(crate) struct KnownChunks {
     sums: [u64; SUM_WORDS],
-    factor: u128,
+    places: [u64; 4],
     beginning: [u64; 2],
     check: [u64; 4],
     table: Words,
@@ -62,10 +64,9 @@ pub(crate) struct KnownChunks {
 
 impl KnownChunks {
     pub(super) fn new() -> Self {
-        let words = |number: u64| u128::from(random_key(number)) << 64 | u128::from(random_key(number + 1));
         Self {
             sums: std::array::from_fn(|number| random_key(number as u64)),
-            factor: words(0) % PRIME,
+            places: std::array::from_fn(|number| random_key(number as u64)),
             beginning: std::array::from_fn(|number| random_key(number as u64)),
             check: std::array::from_fn(|number| random_key(number as u64)),
             table: Words::new(),
@@ -76,7 +77,10 @@ impl KnownChunks {
     /// The digest of nothing, of a kind of prompts with a seed.
     pub(crate) fn beginning(&self, kind: u64, seed: u64) -> Digest {
         let [one, other] = self.beginning;
-        Digest(u128::from(fold(kind ^ one, other)) << 62 ^ u128::from(fold(seed ^ other, one)))
+        Digest {
+            sum: u128::from(fold(kind ^ one, other)) << 64 | u128::from(fold(seed ^ other, one)),
+            sums: 0,
+        }
     }
 
     /// The digest of a prompt that goes on with these blocks.
@@ -96,7 +100,10 @@ impl KnownChunks {
 
     #[inline]
     fn extend_by<W>(&self, digest: Digest, items: &[W], word: impl Fn(&W) -> u64) -> Digest {
-        let mut digest = digest.0;
+        let Digest {
+            mut sum,
+            sums: mut place,
+        } = digest;
         for items in items.chunks(SUM_WORDS) {
             // Two sums, so that neither waits for the other.
             let mut sums = [0_u128; 2];
@@ -119,9 +126,14 @@ impl KnownChunks {
                 };
                 sums[0] = sums[0].wrapping_add(u128::from(factor(0)) * u128::from(factor(1)));
             }
-            digest = multiply(add(digest, sums[0].wrapping_add(sums[1])), self.factor);
+            let [low, high] = halves(sums[0].wrapping_add(sums[1]));
+            let own = self.places;
+            let low = low.wrapping_add(fold(place ^ own[0], own[1]));
+            let high = high.wrapping_add(fold(place ^ own[2], own[3]));
+            sum = sum.wrapping_add(u128::from(low) * u128::from(high));
+            place += 1;
         }
-        Digest(digest)
+        Digest { sum, sums: place }
     }
 
     /// Asks for the memory that [`Self::find`] looks at.
@@ -158,10 +170,10 @@ impl KnownChunks {
         let is_free = |line: &&[AtomicU64; LINE_WORDS]| line[1].load(Ordering::Relaxed) == 0;
         // Mostly the other one is free; else either may go.
         let free = lines.clone().find(is_free);
-        let any = lines.nth(usize::from(digest.0 >> 126 & 1 == 1));
+        let any = lines.nth(usize::from(chunk.ends[1] & 1 == 1));
         if let Some(line) = free.or(any) {
             let words = [chunk.ends[0], chunk.ends[1], chunk.prints[0], chunk.prints[1]];
-            let [low, high] = halves(digest.0);
+            let [low, high] = halves(digest.sum);
             for (place, word) in line
                 .iter()
                 .zip([low ^ self.sum(words), high].into_iter().chain(words))
@@ -218,14 +230,15 @@ impl KnownChunks {
         }
         let skipped = words.as_ptr().align_offset(LINE_WORDS * 8) % LINE_WORDS;
         let (lines, _) = words[skipped..].as_chunks::<LINE_WORDS>();
-        let first = (digest.0 as usize & (ways - 1)) * WAYS;
+        let ([low, high], [one, other]) = (halves(digest.sum), self.beginning);
+        let first = (fold(low ^ one, high ^ other) as usize & (ways - 1)) * WAYS;
         std::array::from_fn(|way| lines.get(first + way))
     }
 
     #[inline]
     fn read(&self, line: &[AtomicU64; LINE_WORDS], digest: Digest) -> Option<KnownChunk> {
         let word = |number: usize| line[number].load(Ordering::Relaxed);
-        let [low, high] = halves(digest.0);
+        let [low, high] = halves(digest.sum);
         if word(1) != high {
             return None;
         }
@@ -259,67 +272,14 @@ fn halves(number: u128) -> [u64; 2] {
     [number as u64, (number >> 64) as u64]
 }
 
-/// Modulo the prime, or the prime more.
-#[inline]
-fn reduce(number: u128) -> u128 {
-    (number & PRIME) + (number >> 127)
-}
-
-/// Below the prime.
-#[inline]
-fn canonical(number: u128) -> u128 {
-    let number = reduce(number);
-    if number >= PRIME { number - PRIME } else { number }
-}
-
-/// Modulo the prime, of any two numbers.
-#[inline]
-fn add(one: u128, other: u128) -> u128 {
-    canonical(canonical(one) + canonical(other))
-}
-
-/// Modulo the prime, of two numbers below it.
-#[inline]
-fn multiply(one: u128, other: u128) -> u128 {
-    let ([low, high], [other_low, other_high]) = (halves(one), halves(other));
-    let times = |one: u64, other: u64| u128::from(one) * u128::from(other);
-    // The high halves are below 2^63, and 2^128 is 2.
-    let [middle_low, middle_high] = halves(times(low, other_high) + times(high, other_low));
-    let twice = 2 * (times(high, other_high) + u128::from(middle_high));
-    let sum = reduce(twice) + reduce(u128::from(middle_low) << 64);
-    canonical(reduce(sum) + reduce(times(low, other_low)))
-}
-
 #[cfg(test)]
 mod tests {
-    use kvatlas_lab::random::Random;
-
     use super::*;
 
     fn chunk(number: u64) -> KnownChunk {
         KnownChunk {
             ends: [number, number + 1],
             prints: [number + 2, number + 3],
-        }
-    }
-
-    #[test]
-    fn multiplying_is_that_of_the_field() {
-        let mut random = Random::new(5);
-        let mut number = || (u128::from(random.next()) << 64 | u128::from(random.next())) % PRIME;
-        for (one, other) in (0..1000)
-            .map(|_| (number(), number()))
-            .chain([(PRIME - 1, PRIME - 1), (0, 7)])
-        {
-            // By doubling and adding.
-            let (mut expected, mut power) = (0, one);
-            for bit in 0..127 {
-                if other >> bit & 1 == 1 {
-                    expected = (expected + power) % PRIME;
-                }
-                power = power * 2 % PRIME;
-            }
-            assert_eq!(multiply(one, other), expected, "{one} * {other}");
         }
     }
 

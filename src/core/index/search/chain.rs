@@ -20,7 +20,10 @@ pub struct QueryChain<'a> {
 enum Hashes<'a> {
     Sequence(&'a [SequenceHash]),
     Lineage(&'a [PositionalLineageHash]),
-    Rolled(Rolled<'a>),
+    /// To be computed, one after the other.
+    Content(Content<'a>),
+    /// The same, as soon as more than the first is looked at.
+    Rolled(Box<Rolled<'a>>),
 }
 
 /// How many hashes from the first are asked for at once, at most.
@@ -43,7 +46,7 @@ fn prefetch_ends<T>(hashes: &[T]) {
 impl<'a> QueryChain<'a> {
     /// The chain of `key`; `block_size` cuts tokens into blocks. Fails where it is deeper than a position can say.
     pub fn new(key: &'a QueryKey, block_size: BlockSize) -> Result<Self, PositionError> {
-        let rolled = |content: Content<'a>| (content.len(), Hashes::Rolled(Rolled::new(content)));
+        let rolled = |content: Content<'a>| (content.len(), Hashes::Content(content));
         let (len, hashes) = match key {
             QueryKey::Tokens {
                 tokens,
@@ -95,13 +98,17 @@ impl<'a> QueryChain<'a> {
 
     /// Whether hashes have to be computed, one after the other.
     pub(crate) fn is_rolled(&self) -> bool {
-        matches!(self.hashes, Hashes::Rolled(_))
+        matches!(self.hashes, Hashes::Content(_) | Hashes::Rolled(_))
     }
 
     /// The sequence hash of the block at `index`, which must be below [`Self::len`], or the fragment of it that is known.
     #[inline]
     pub(crate) fn hash(&mut self, index: usize, memory: Option<Memory<'_>>) -> u64 {
         match &mut self.hashes {
+            Hashes::Content(content) if index == 0 => content.first().as_u64(),
+            Hashes::Content(_) => self
+                .rolled()
+                .map_or(0, |rolled| rolled.hash(index, memory).as_u64()),
             Hashes::Sequence(hashes) => hashes[index].as_u64(),
             Hashes::Lineage(hashes) => hashes[index].current_hash_fragment(),
             Hashes::Rolled(rolled) => rolled.hash(index, memory).as_u64(),
@@ -118,7 +125,7 @@ impl<'a> QueryChain<'a> {
                 Some(memory.store.prints.of(hashes))
             }
             Hashes::Lineage(_) => None,
-            Hashes::Rolled(rolled) => rolled.print(from, memory),
+            Hashes::Content(_) | Hashes::Rolled(_) => self.rolled()?.print(from, memory),
         }
     }
 
@@ -138,7 +145,11 @@ impl<'a> QueryChain<'a> {
                     *hash = given.current_hash_fragment();
                 }
             }
-            Hashes::Rolled(rolled) => rolled.load(from, hashes, Some(memory)),
+            Hashes::Content(_) | Hashes::Rolled(_) => {
+                if let Some(rolled) = self.rolled() {
+                    rolled.load(from, hashes, Some(memory));
+                }
+            }
         }
     }
 
@@ -149,6 +160,16 @@ impl<'a> QueryChain<'a> {
         }
     }
 
+    fn rolled(&mut self) -> Option<&mut Rolled<'a>> {
+        if let Hashes::Content(content) = self.hashes {
+            self.hashes = Hashes::Rolled(Box::new(Rolled::new(content)));
+        }
+        match &mut self.hashes {
+            Hashes::Rolled(rolled) => Some(rolled),
+            Hashes::Content(_) | Hashes::Sequence(_) | Hashes::Lineage(_) => None,
+        }
+    }
+
     /// Asks for the memory of what a search compares first, where hashes have been given: common prompts end early, and the last hash
     /// tells whether all is there.
     #[inline]
@@ -156,7 +177,7 @@ impl<'a> QueryChain<'a> {
         match self.hashes {
             Hashes::Lineage(hashes) => prefetch_ends(hashes),
             Hashes::Sequence(hashes) => prefetch_ends(hashes),
-            Hashes::Rolled(_) => {}
+            Hashes::Content(_) | Hashes::Rolled(_) => {}
         }
     }
 
@@ -166,7 +187,7 @@ impl<'a> QueryChain<'a> {
         match self.hashes {
             Hashes::Lineage(hashes) => hashes.get(index).into_iter().for_each(prefetch),
             Hashes::Sequence(hashes) => hashes.get(index).into_iter().for_each(prefetch),
-            Hashes::Rolled(_) => {}
+            Hashes::Content(_) | Hashes::Rolled(_) => {}
         }
     }
 }

@@ -26,6 +26,14 @@ impl Content<'_> {
         }
     }
 
+    /// The sequence hash of the first block, which must exist. It alone decides most misses.
+    #[inline]
+    pub(super) fn first(&self) -> SequenceHash {
+        let mut first = [SequenceHash(0)];
+        self.roll(0, 1, None, &mut first);
+        first[0]
+    }
+
     /// Adds the hashes of the blocks from `from` to `to` to `hashes`; `last` is the one before.
     fn roll(&self, from: usize, to: usize, last: Option<SequenceHash>, hashes: &mut [SequenceHash]) {
         let mut last = last;
@@ -63,14 +71,14 @@ pub(crate) struct Memory<'m> {
 /// Blocks of a unit: half a known chunk, and what one fingerprint is of.
 const UNIT: usize = CHUNK;
 /// How many chunks are digested ahead, so that what is known of them is in the processor's cache when it is needed.
-const AHEAD: usize = 4;
+const AHEAD: usize = 6;
 
 /// The blocks from a multiple of 32 on.
 #[derive(Debug, Clone, Copy, Default)]
 struct Unit {
     /// Where its hashes are, and how many of them have been computed.
-    place: usize,
-    computed: usize,
+    place: u32,
+    computed: u32,
     end: Option<SequenceHash>,
     print: Option<u64>,
 }
@@ -85,7 +93,6 @@ pub(super) struct Rolled<'a> {
     hashes: Vec<SequenceHash>,
     /// Of the prompt up to the end of each chunk.
     digests: Vec<Digest>,
-    first: Option<SequenceHash>,
 }
 
 impl<'a> Rolled<'a> {
@@ -95,7 +102,6 @@ impl<'a> Rolled<'a> {
             units: Vec::new(),
             hashes: Vec::new(),
             digests: Vec::new(),
-            first: None,
         }
     }
 
@@ -103,12 +109,7 @@ impl<'a> Rolled<'a> {
     #[inline]
     pub(super) fn hash(&mut self, index: usize, memory: Option<Memory<'_>>) -> SequenceHash {
         if index == 0 {
-            // It alone decides most misses.
-            return *self.first.get_or_insert_with(|| {
-                let mut first = [SequenceHash(0)];
-                self.content.roll(0, 1, None, &mut first);
-                first[0]
-            });
+            return self.content.first();
         }
         let (unit, offset) = (index / UNIT, index % UNIT);
         self.open(unit, memory);
@@ -118,7 +119,7 @@ impl<'a> Rolled<'a> {
             return end;
         }
         self.compute(unit, offset + 1);
-        self.hashes[self.units[unit].place + offset]
+        self.hashes[self.units[unit].place as usize + offset]
     }
 
     /// Fills `hashes` with those of the blocks from `from` on, all of one unit.
@@ -127,7 +128,7 @@ impl<'a> Rolled<'a> {
         self.open(unit, memory);
         let end = offset + hashes.len();
         self.compute(unit, end);
-        let place = self.units[unit].place;
+        let place = self.units[unit].place as usize;
         for (hash, own) in hashes.iter_mut().zip(&self.hashes[place + offset..place + end]) {
             *hash = own.0;
         }
@@ -143,7 +144,7 @@ impl<'a> Rolled<'a> {
         self.open(unit, Some(memory));
         if self.units[unit].print.is_none() {
             self.compute(unit, UNIT);
-            let place = self.units[unit].place;
+            let place = self.units[unit].place as usize;
             let hashes = self.hashes[place..].first_chunk()?;
             self.units[unit].print = Some(memory.store.prints.of(hashes));
         }
@@ -157,7 +158,7 @@ impl<'a> Rolled<'a> {
             let Some(digest) = self.digests.get(chunk).copied() else {
                 return;
             };
-            let is_computed = |unit: &Unit| unit.computed == UNIT;
+            let is_computed = |unit: &Unit| unit.computed as usize == UNIT;
             let Some(units) = self.units.get(first / UNIT..first / UNIT + 2) else {
                 return;
             };
@@ -236,6 +237,7 @@ impl<'a> Rolled<'a> {
     /// Computes the first `count` hashes of a unit that is open; there are so many blocks.
     fn compute(&mut self, unit: usize, count: usize) {
         let Unit { place, computed, .. } = self.units[unit];
+        let (place, computed) = (place as usize, computed as usize);
         if computed >= count {
             return;
         }
@@ -251,7 +253,9 @@ impl<'a> Rolled<'a> {
         let hashes = &mut self.hashes[place + computed..place + count];
         self.content.roll(from + computed, from + count, last, hashes);
         let own = &mut self.units[unit];
-        (own.place, own.computed) = (place, count);
+        // Both are below 2^25: positions are.
+        own.place = u32::try_from(place).unwrap_or(u32::MAX);
+        own.computed = u32::try_from(count).unwrap_or(0);
         if count == UNIT {
             own.end = self.hashes.get(place + UNIT - 1).copied();
         }
