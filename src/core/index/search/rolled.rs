@@ -153,6 +153,9 @@ impl<'a> Rolled<'a> {
 
     /// Keeps for later searches what has been computed of the first `agreed` blocks, which somebody has.
     pub(super) fn learn(&mut self, agreed: usize, memory: Memory<'_>) {
+        if self.hashes.is_empty() {
+            return;
+        }
         for chunk in 0..agreed / CHUNK_BLOCKS {
             let first = chunk * CHUNK_BLOCKS;
             let Some(digest) = self.digests.get(chunk).copied() else {
@@ -214,6 +217,9 @@ impl<'a> Rolled<'a> {
             return None;
         }
         let known = &memory.store.known;
+        if chunk == 0 {
+            self.digests.reserve_exact(chunks);
+        }
         for next in self.digests.len()..chunks.min(chunk + 1 + AHEAD) {
             let blocks = next * CHUNK_BLOCKS..(next + 1) * CHUNK_BLOCKS;
             let before = self.digests.last().copied();
