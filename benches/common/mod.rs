@@ -33,6 +33,8 @@ impl Drop for KilledOnDrop {
 /// `kvatlas serve` with these further arguments.
 pub(crate) fn start_daemon(url: &str, arguments: &[&str]) -> KilledOnDrop {
     let mut serve = Command::new(env!("CARGO_BIN_EXE_kvatlas"));
+    // `cargo bench` has what the build script has set in the environment, and the daemon takes that for a setting.
+    serve.env_remove("KVATLAS_COMMIT");
     serve.args(["serve", "--nats-url", url, "--admin-listen", "off"]);
     serve.args(arguments);
     KilledOnDrop(serve.stdin(Stdio::null()).spawn().unwrap())

@@ -3,13 +3,14 @@
 //! ```sh
 //! cargo bench --bench end_to_end            # about two minutes
 //! cargo bench --bench end_to_end -- --quick
+//! cargo bench --bench end_to_end -- --flood # the flood alone
 //! ```
 //!
 //! Queries: client → broker → responder → broker → client, 64 blocks by sequence hash, against a responder that answers every
 //! request with an empty payload, written with the same client. Half of the prompts are *whole*: one worker holds all of it. The
 //! others are *mixed*: eight workers hold it to eight different depths, the worst case for the search and for the reply's size.
 //!
-//! Flood: small queries one after the other, alone and beside large ones of half a megabyte on another connection.
+//! Flood: small queries one after the other, alone and beside large requests on another connection.
 //!
 //! Events: published to applied (the daemon's own cursor says when), against a subscriber that only counts. The daemon, the
 //! echo and the counter are each a process of their own with the same runtime; their rounds alternate within one run.
@@ -34,7 +35,7 @@ use std::time::{Duration, Instant};
 
 use common::{KilledOnDrop, start_daemon};
 use events::{Pace, bench_events, publish_at};
-use flood::bench_flood;
+use flood::{bench_flood, flood};
 use futures_util::StreamExt;
 use kvatlas::daemon::broker::embedded::{EmbeddedBroker, find_nats_server};
 use kvatlas_client::QueryClient;
@@ -55,26 +56,26 @@ async fn main() {
     match words.as_slice() {
         ["child-echo", url] => echo(url).await,
         ["child-count", url, count] => count_messages(url, count.parse().unwrap()).await,
-        _ if words.contains(&"--quick") => {
-            bench(Scale {
-                repetitions: 3,
-                requests: 10_000,
-                batches: 5_000,
-            })
-            .await;
-        }
+        ["child-flood", url, subject, form] => flood(url, subject, form.parse().unwrap()).await,
         _ => {
-            bench(Scale {
-                repetitions: 5,
-                requests: 60_000,
-                batches: 40_000,
-            })
-            .await
+            let scale = match words.contains(&"--quick") {
+                true => Scale {
+                    repetitions: 3,
+                    requests: 10_000,
+                    batches: 5_000,
+                },
+                false => Scale {
+                    repetitions: 5,
+                    requests: 60_000,
+                    batches: 40_000,
+                },
+            };
+            bench(scale, words.contains(&"--flood")).await;
         }
     }
 }
 
-async fn bench(scale: Scale) {
+async fn bench(scale: Scale, only_flood: bool) {
     let broker = EmbeddedBroker::start(&find_nats_server(None).unwrap())
         .await
         .unwrap();
@@ -84,6 +85,9 @@ async fn bench(scale: Scale) {
     let queries = QueryClient::new(client.clone(), subjects()).with_patience(Duration::from_secs(10));
     load_prompts(&client, &queries).await;
     wait_for_echo(&client).await;
+    if only_flood {
+        return bench_flood(broker.url(), &client, scale).await;
+    }
     let drained = bench_events(&broker, &client, &queries, scale).await;
     bench_queries("idle", &client, scale).await;
     bench_flood(broker.url(), &client, scale).await;
