@@ -3,14 +3,15 @@
 //! ```sh
 //! cargo bench --bench end_to_end            # about two minutes
 //! cargo bench --bench end_to_end -- --quick
-//! cargo bench --bench end_to_end -- events
+//! cargo bench --bench end_to_end -- --events # the events alone
+//! cargo bench --bench end_to_end -- --flood # the flood alone
 //! ```
 //!
 //! Queries: client → broker → responder → broker → client, 64 blocks by sequence hash, against a responder that answers every
 //! request with an empty payload, written with the same client. Half of the prompts are *whole*: one worker holds all of it. The
 //! others are *mixed*: eight workers hold it to eight different depths, the worst case for the search and for the reply's size.
 //!
-//! Flood: small queries one after the other, alone and beside large ones of half a megabyte on another connection.
+//! Flood: small queries one after the other, alone and beside large requests on another connection.
 //!
 //! Events: published to applied (the daemon's own cursor says when), against a subscriber that only counts. The daemon, the
 //! echo and the counter are each a process of their own with the same runtime; their rounds alternate within one run.
@@ -35,7 +36,7 @@ use std::time::{Duration, Instant};
 
 use common::{KilledOnDrop, start_daemon};
 use events::{Pace, bench_events, publish_at};
-use flood::bench_flood;
+use flood::{bench_flood, flood};
 use futures_util::StreamExt;
 use kvatlas::daemon::broker::embedded::{EmbeddedBroker, find_nats_server};
 use kvatlas_client::QueryClient;
@@ -66,44 +67,39 @@ async fn main() {
     match words.as_slice() {
         ["child-echo", url] => echo(url).await,
         ["child-count", url, count] => count_messages(url, count.parse().unwrap()).await,
-        // The events alone.
-        _ if words.contains(&"events") => bench_events_alone().await,
-        _ if words.contains(&"--quick") => {
-            bench(Scale {
-                repetitions: 3,
-                requests: 10_000,
-                batches: 5_000,
-            })
-            .await;
-        }
+        ["child-flood", url, subject, form] => flood(url, subject, form.parse().unwrap()).await,
         _ => {
-            bench(Scale {
-                repetitions: 5,
-                requests: 60_000,
-                batches: 40_000,
-            })
-            .await
+            let scale = match words.contains(&"--quick") {
+                true => Scale {
+                    repetitions: 3,
+                    requests: 10_000,
+                    batches: 5_000,
+                },
+                false => Scale {
+                    repetitions: 5,
+                    requests: 60_000,
+                    batches: 40_000,
+                },
+            };
+            let part = match (words.contains(&"--events"), words.contains(&"--flood")) {
+                (true, _) => Part::Events,
+                (_, true) => Part::Flood,
+                _ => Part::All,
+            };
+            bench(scale, part).await;
         }
     }
 }
 
-async fn bench_events_alone() {
-    let broker = EmbeddedBroker::start(&find_nats_server(None).unwrap())
-        .await
-        .unwrap();
-    let _daemon = start_daemon(broker.url(), &PATIENT);
-    let client = async_nats::connect(broker.url()).await.unwrap();
-    let queries = QueryClient::new(client.clone(), subjects()).with_patience(Duration::from_secs(10));
-    load_prompts(&client, &queries).await;
-    let scale = Scale {
-        repetitions: 5,
-        requests: 0,
-        batches: 40_000,
-    };
-    bench_events(&broker, &client, &queries, scale).await;
+/// What is measured.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Part {
+    All,
+    Events,
+    Flood,
 }
 
-async fn bench(scale: Scale) {
+async fn bench(scale: Scale, part: Part) {
     let broker = EmbeddedBroker::start(&find_nats_server(None).unwrap())
         .await
         .unwrap();
@@ -113,7 +109,13 @@ async fn bench(scale: Scale) {
     let queries = QueryClient::new(client.clone(), subjects()).with_patience(Duration::from_secs(10));
     load_prompts(&client, &queries).await;
     wait_for_echo(&client).await;
+    if part == Part::Flood {
+        return bench_flood(broker.url(), &client, scale).await;
+    }
     let drained = bench_events(&broker, &client, &queries, scale).await;
+    if part == Part::Events {
+        return;
+    }
     bench_queries("idle", &client, scale).await;
     bench_flood(broker.url(), &client, scale).await;
     let pace = Arc::new(Pace::default());

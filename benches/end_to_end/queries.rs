@@ -41,7 +41,7 @@ pub(crate) enum Target {
 impl Target {
     const ALL: [Self; 3] = [Self::Whole, Self::Mixed, Self::Echo];
 
-    fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Whole => "whole",
             Self::Mixed => "mixed",
@@ -49,7 +49,7 @@ impl Target {
         }
     }
 
-    fn subject(self) -> String {
+    pub(crate) fn subject(self) -> String {
         match self {
             Self::Whole | Self::Mixed => subjects().query(&namespace()),
             Self::Echo => "bench.echo".to_owned(),

@@ -11,7 +11,7 @@ use kvatlas::daemon::admin::{AdminServer, AdminSource, Latch, Readiness, Readine
 use kvatlas::daemon::broker::{ConnectPatience, ConnectionNotice, connect};
 use kvatlas::daemon::config::{LoggingConfig, process_environment};
 use kvatlas::daemon::http::{EngineRegistry, HttpLimits, HttpParts, HttpServer, read_token};
-use kvatlas::daemon::metrics::{LogFormat, MetricsHandle, install_shared};
+use kvatlas::daemon::metrics::{LogFormat, LogGate, MetricsHandle, install_shared};
 use kvatlas_core::wire::Subjects;
 
 use super::connect::DaemonArguments;
@@ -48,11 +48,7 @@ pub(crate) struct BridgeArguments {
     #[arg(long, value_name = "FILE")]
     http_token_file: Option<PathBuf>,
     /// Which log lines to write.
-    #[arg(
-        long,
-        value_name = "FILTER",
-        default_value = "info,async_nats=warn,zeromq=warn"
-    )]
+    #[arg(long, value_name = "FILTER", default_value = "info,zeromq=warn")]
     logging_level: String,
     /// Write log lines as JSON.
     #[arg(long)]
@@ -205,6 +201,9 @@ impl BridgeArguments {
     }
 }
 
+/// One line a second about errors of the connection.
+static ERRORS: LogGate = LogGate::new();
+
 /// A bridge is ready while it is connected to NATS: it has nothing to load or to catch up on.
 fn note(readiness: &Readiness, notice: &ConnectionNotice) {
     match notice {
@@ -217,7 +216,12 @@ fn note(readiness: &Readiness, notice: &ConnectionNotice) {
             tracing::warn!("the connection to NATS broke");
             readiness.clear(Latch::Connected);
         }
-        ConnectionNotice::Error(text) => readiness.set_trouble(Latch::EventsSubscribed, Some(text.clone())),
+        ConnectionNotice::Error(text) => {
+            if let Some(suppressed) = ERRORS.admit() {
+                tracing::warn!(text, suppressed, "connection to NATS");
+            }
+            readiness.set_trouble(Latch::EventsSubscribed, Some(text.clone()));
+        }
         // A bridge subscribes for resyncs and publishes events: without one of the rights it is of no use.
         ConnectionNotice::Refused(refusal) => {
             tracing::error!(%refusal, "the NATS server refuses what the bridge needs");

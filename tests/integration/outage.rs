@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use crate::support::http::HttpClient;
 use crate::support::jetstream::Restartable;
+use crate::support::process::Process;
 use crate::support::way::Way;
 use crate::support::{Client, daemon, eventually, hashes, http_get, namespace, server, stored};
 
@@ -64,4 +65,27 @@ async fn a_daemon_without_a_server_is_not_ready() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_daemon_without_a_server_for_its_stream_is_not_ready() {
     outage(Way::Stream).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_start_that_waits_for_its_bucket_says_why() {
+    let folder = tempfile::tempdir().unwrap();
+    let directory = folder.path().display().to_string();
+    // Nobody listens there. The bucket is waited for before anything else connects.
+    let mut daemon = Process::logged(&[
+        "--nats-url",
+        "nats://127.0.0.1:1",
+        "--snapshots-directory",
+        &directory,
+        "--snapshots-object-store",
+        "warm",
+    ]);
+    let line = daemon.wait_for_line(|line| line["message"] == "admin listener started");
+    let address: SocketAddr = line["local_addr"].as_str().unwrap().parse().unwrap();
+    eventually("the reason is there", async || {
+        let reasons = readyz(address).await.1["reasons"].to_string();
+        let why = ["newest snapshot", "NATS: cannot connect to 127.0.0.1:1"];
+        why.iter().all(|why| reasons.contains(why)).then_some(())
+    })
+    .await;
 }

@@ -296,8 +296,8 @@ tables! {
     pub LoggingConfig in [logging] {
         /// Format of the log lines.
         format: LogFormat = "text", choice();
-        /// Which log lines to write.
-        level: String = "info,async_nats=warn", text(Kind::LogFilter);
+        /// Which log lines to write; those of the NATS client only where async_nats is named.
+        level: String = "info", text(Kind::LogFilter);
     }
 
     /// Where spans of traced requests go.

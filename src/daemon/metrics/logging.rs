@@ -41,6 +41,9 @@ pub enum LoggingError {
     NotSet,
 }
 
+/// The crate of the NATS client.
+const NATS_CLIENT: &str = "async_nats";
+
 /// Changes the filter of a log.
 type ChangeFilter = Box<dyn Fn(EnvFilter) + Send + Sync>;
 
@@ -78,8 +81,14 @@ pub fn set_filter(filter: &str) -> Result<(), LoggingError> {
     Ok(())
 }
 
+/// Lines of the NATS client come only where the filter names it. It says the same many times a second; what it has to say is in lines of
+/// ours, with a bound.
 fn parse(filter: &str) -> Result<EnvFilter, LoggingError> {
-    EnvFilter::try_new(filter).map_err(|source| LoggingError::Filter {
+    let parsed = match filter.contains(NATS_CLIENT) {
+        true => EnvFilter::try_new(filter),
+        false => EnvFilter::try_new(format!("{filter},{NATS_CLIENT}=off")),
+    };
+    parsed.map_err(|source| LoggingError::Filter {
         filter: filter.to_owned(),
         source,
     })
@@ -209,6 +218,19 @@ pub(crate) mod tests {
         assert!(begins_with_rfc3339(
             lines[1]["timestamp"].as_str().expect("a time")
         ));
+    }
+
+    #[test]
+    fn the_nats_client_is_heard_only_where_it_is_named() {
+        let lines = |filter| {
+            capture(LogFormat::Text, filter, false, || {
+                tracing::error!(target: "async_nats::connector", "authorization violation");
+            })
+        };
+        for silent in ["info", "trace", "warn,kvatlas=debug"] {
+            assert_eq!(lines(silent), "", "{silent}");
+        }
+        assert!(lines("info,async_nats=warn").contains("authorization violation"));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
 use crate::daemon::admin::Latch;
-use crate::daemon::broker::{ConnectError, connect_counted};
+use crate::daemon::broker::{ConnectError, ConnectionNotice, connect_counted};
 use crate::daemon::config::ObjectStoreConfig;
 use crate::daemon::instance_name;
 use crate::daemon::lanes::snapshot_limits;
@@ -112,8 +112,15 @@ async fn connect_store(
     instance: String,
 ) -> Result<SnapshotStore, ConnectError> {
     const CAPACITY: usize = 1024;
+    let readiness = Arc::clone(&shared.readiness);
+    // At its start the daemon waits for this connection before it makes others.
+    let notice = move |notice: &ConnectionNotice| match notice {
+        ConnectionNotice::Connected => readiness.set_trouble(Latch::SnapshotLoaded, None),
+        ConnectionNotice::Error(text) => readiness.set_trouble(Latch::SnapshotLoaded, Some(text.clone())),
+        _ => {}
+    };
     // A connection of its own: large files must not hold up events.
-    let client = connect_counted(&shared.nats, Connection::Snapshots, "snapshots", CAPACITY, |_| {}).await?;
+    let client = connect_counted(&shared.nats, Connection::Snapshots, "snapshots", CAPACITY, notice).await?;
     let deployment = Deployment {
         prefix: shared.config.subjects.prefix.clone(),
         shard: shared.config.sharding.shard,

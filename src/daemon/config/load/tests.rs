@@ -99,7 +99,7 @@ fn every_default_loads() {
         config.admin.listen,
         Some(SocketAddr::from(([127, 0, 0, 1], 9464)))
     );
-    assert_eq!(config.logging.level, "info,async_nats=warn");
+    assert_eq!(config.logging.level, "info");
 }
 
 #[test]
