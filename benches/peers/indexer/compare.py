@@ -442,9 +442,9 @@ def main() -> int:
             well = conformance("leaves are removed", given.seed, given.steps, False, site)
             well &= conformance("any block is removed", given.seed + 1, given.steps, True, site)
             if given.seconds:
+                speed(site, given.seed, given.seconds, given.rounds, folder)
                 visibility(site, given.seed, 300)
                 relayed(site, given.seed, 30_000)
-                speed(site, given.seed, given.seconds, given.rounds, folder)
         except BaseException:
             print((folder / "log").read_text(errors="replace")[-4000:], file=sys.stderr)
             raise
