@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from urllib.request import Request, urlopen
 
 import kvatlas
+from selenium.common.exceptions import NoSuchElementException, StaleElementReferenceException
 
 REPOSITORY = Path(__file__).parents[2]
 PATIENCE = 60.0
@@ -28,13 +29,24 @@ _T = TypeVar("_T")
 
 
 def eventually(what: str, look: Callable[[], _T | None]) -> _T:
-    """Waits until `look` has an answer that counts."""
+    """Waits until `look` has an answer that counts. What the page has replaced meanwhile, or has not made yet, has none."""
     deadline = time.monotonic() + PATIENCE
     while True:
-        if found := look():
-            return found
+        with contextlib.suppress(NoSuchElementException, StaleElementReferenceException):
+            if found := look():
+                return found
         assert time.monotonic() < deadline, f"not within {PATIENCE} s: {what}"
         time.sleep(0.02)
+
+
+def eventually_there(look: Callable[[], _T]) -> _T:
+    """What `look` sees, once nothing of it is replaced meanwhile."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            return look()
+        except StaleElementReferenceException:
+            assert time.monotonic() < deadline, "the page replaces it all the time"
 
 
 def binary(variable: str, *places: str | None) -> str:

@@ -16,14 +16,21 @@ import pytest
 from selenium.webdriver import ActionChains, Chrome, Keys
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.select import Select
-from site_of_tests import REPOSITORY, Daemon, Fleet, Stub, eventually, frame
+from site_of_tests import REPOSITORY, Daemon, Fleet, Stub, eventually, eventually_there, frame
 
 
 SCREENSHOT_BYTES_MAX = 150_000
 
 
 def text(browser: Chrome, selector: str) -> str:
-    return browser.find_element(By.CSS_SELECTOR, selector).text
+    """What an element shows. The page may replace it between the search and the look."""
+    return eventually_there(lambda: browser.find_element(By.CSS_SELECTOR, selector).text)
+
+
+def tiles(browser: Chrome) -> dict[str, str]:
+    """The numbers of the overview by what they count."""
+    shown = eventually_there(lambda: [tile.text for tile in browser.find_elements(By.CSS_SELECTOR, ".tile")])
+    return {lines[1]: lines[0] for lines in (tile.split("\n") for tile in shown)}
 
 
 def names(browser: Chrome) -> list[str]:
@@ -56,9 +63,9 @@ def test_the_fleet_loads_from_the_daemon_alone(browser: Chrome, daemon: Daemon, 
     opened(browser, daemon, fleet)
     assert browser.title == "kvatlas"
     eventually("it is ready", lambda: text(browser, "#readiness") == "ready")
-    tiles = {tile.text.split("\n")[1]: tile.text.split("\n")[0] for tile in browser.find_elements(By.CSS_SELECTOR, ".tile")}
-    assert tiles["exact holders"] == f"{len(fleet.workers) - len(fleet.broken):,}"
-    assert tiles["degraded holders"] == str(len(fleet.broken))
+    exact = f"{len(fleet.workers) - len(fleet.broken):,}"
+    eventually("the exact are counted", lambda: tiles(browser)["exact holders"] == exact)
+    assert tiles(browser)["degraded holders"] == str(len(fleet.broken))
     eventually("rates are shown", lambda: "/s" in text(browser, "#plots figcaption"))
     paths = browser.execute_script("return [...document.querySelectorAll('.plot path')].map((path) => path.getAttribute('d'))")
     eventually("a line is drawn", lambda: any(path and "L" in path for path in paths) or paths_of(browser))
