@@ -55,7 +55,12 @@ async fn becomes_ready(daemon: &Daemon) {
 
 /// Waits until the daemon answers whoever connects with `options`, or does not.
 async fn is_connected(url: &str, options: ConnectOptions, expected: bool) {
-    let queries = QueryClient::new(options.connect(url).await.unwrap(), subjects());
+    // While the server reads its configuration again, it may refuse whoever comes.
+    let nats = eventually("the router is let in", async || {
+        options.clone().connect(url).await.ok()
+    })
+    .await;
+    let queries = QueryClient::new(nats, subjects());
     eventually(
         &format!("that the daemon is connected is {expected}"),
         async || {

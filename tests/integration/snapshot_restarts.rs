@@ -72,7 +72,8 @@ async fn restart_again_and_again(url: &str, more: &Settings<'_>, is_exact: bool)
         check(&client, is_exact).await;
         assert!(restarted.stop().await.overran.is_empty());
         let (holders, _, blocks) = content(folder.path());
-        assert_eq!((holders, blocks), (3, 10));
+        // A holder that begins a resync while the snapshot is written is in it twice.
+        assert!(holders >= 3 && blocks == 10, "{holders} holders, {blocks} blocks");
     }
 
     let last = daemon(url, &settings).await;
