@@ -64,20 +64,36 @@ flaky() {
     if [ -n "${KVATLAS_TEST_SKIPS:-}" ]; then echo "$line" >>"$KVATLAS_TEST_SKIPS"; fi
 }
 
+# Whether so many tests, of which the log is in the file $2, may have a second try.
+may_try_again() {
+    [ "${KVATLAS_TEST_STRICT:-}" != 1 ] && [ "$1" -gt 0 ] && [ "$1" -le "$FLAKY_MAX" ] && ! grep -q 'answers were wrong' "$2"
+}
+
+# Runs a command, and keeps what it says in the file $1, too.
+logged() {
+    log=$1
+    shift
+    { "$@" 2>&1 || echo "failed with status $?"; } | tee "$log"
+    ! tail -n 1 "$log" | grep -q '^failed with status '
+}
+
 # Runs pytest with the interpreter $1 in this folder; the rest are its arguments.
 pytest_twice() {
     interpreter=$1
     shift
     cache=$(mktemp -d)
     tried=0
-    "$interpreter" -B -m pytest -q -o cache_dir="$cache" "$@" || tried=$?
-    failed=$("$interpreter" -c 'import json, sys; print(*json.load(open(sys.argv[1])))' "$cache/v/cache/lastfailed" 2>/dev/null) || failed=
-    # Exit status 1: tests ran and some failed.
-    if [ "$tried" -eq 1 ] && [ "${KVATLAS_TEST_STRICT:-}" != 1 ] && [ -n "$failed" ]; then
-        echo "== a second try of: $failed"
-        tried=0
-        "$interpreter" -B -m pytest -q -o cache_dir="$cache" --last-failed --last-failed-no-failures none "$@" || tried=$?
-        if [ "$tried" -eq 0 ]; then flaky "$failed"; fi
+    logged "$cache/log" "$interpreter" -B -m pytest -q -o cache_dir="$cache" "$@" || tried=1
+    if [ "$tried" -ne 0 ]; then
+        failed=$("$interpreter" -c 'import json, sys; print(*json.load(open(sys.argv[1])))' "$cache/v/cache/lastfailed" 2>/dev/null) || failed=
+        count=$(($(printf '%s' "$failed" | wc -w)))
+        if may_try_again "$count" "$cache/log"; then
+            echo "== a second try of: $failed"
+            if logged "$cache/log" "$interpreter" -B -m pytest -q -o cache_dir="$cache" --last-failed --last-failed-no-failures none "$@"; then
+                tried=0
+                flaky "$failed"
+            fi
+        fi
     fi
     rm -r "$cache"
     return "$tried"
@@ -85,27 +101,23 @@ pytest_twice() {
 
 # Runs the tests of the workspace.
 cargo_test_twice() {
-    log=$(mktemp)
+    said=$(mktemp)
     tried=0
-    { cargo test --locked --workspace --no-fail-fast 2>&1 || echo "cargo test failed: $?"; } | tee "$log"
-    if tail -n 1 "$log" | grep -q '^cargo test failed: '; then
-        tried=1
-        failed=$(sed -n 's/^test \([^ ]*\) \.\.\. FAILED$/\1/p' "$log" | sort -u)
-        count=$(printf '%s' "$failed" | grep -c .) || true
-        if [ "${KVATLAS_TEST_STRICT:-}" != 1 ] && [ "$count" -gt 0 ] && [ "$count" -le "$FLAKY_MAX" ] &&
-            ! grep -q 'answers were wrong' "$log"; then
-            # shellcheck disable=SC2086,SC2116
-            echo "== a second try of: $(echo $failed)"
+    logged "$said" cargo test --locked --workspace --no-fail-fast || tried=1
+    if [ "$tried" -ne 0 ]; then
+        failed=$(sed -n 's/^test \([^ ]*\) \.\.\. FAILED$/\1/p' "$said" | sort -u | tr '\n' ' ')
+        count=$(($(printf '%s' "$failed" | wc -w)))
+        if may_try_again "$count" "$said"; then
+            echo "== a second try of: $failed"
             # Integration tests only: a unit test has no such excuse, and is missed in the count.
             # shellcheck disable=SC2086
-            if RUST_TEST_THREADS=1 cargo test --locked --package kvatlas --test integration -- --exact $failed 2>&1 | tee "$log" &&
-                grep -q "^test result: ok\. $count passed" "$log"; then
+            if RUST_TEST_THREADS=1 logged "$said" cargo test --locked --package kvatlas --test integration -- --exact $failed &&
+                grep -q "^test result: ok\. $count passed" "$said"; then
                 tried=0
-                # shellcheck disable=SC2086
-                flaky $failed
+                flaky "$failed"
             fi
         fi
     fi
-    rm -f "$log"
+    rm -f "$said"
     return "$tried"
 }

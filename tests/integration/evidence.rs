@@ -8,6 +8,7 @@ use std::process::Stdio;
 use async_nats::{Message, Subscriber};
 use futures_util::StreamExt;
 use kvatlas::daemon::Daemon;
+use kvatlas::daemon::broker::embedded::EmbeddedBroker;
 use kvatlas::daemon::broker::round_trip;
 use kvatlas_client::publish::{HolderPublisher, PublishedHolder, PublisherOptions};
 use kvatlas_core::wire::{
@@ -88,6 +89,11 @@ impl Engine {
         self.client.nats.flush().await.unwrap();
     }
 
+    async fn is_exact_with(&self, blocks: u64) {
+        self.client.exact(self.name, 0).await;
+        assert_eq!(self.client.holder(self.name, 0).await.unwrap().blocks, blocks);
+    }
+
     async fn is_degraded(&self, reason: &str) {
         eventually(&format!("the holder is degraded: {reason}"), async || {
             let holder = self.client.holder(self.name, 0).await?;
@@ -95,6 +101,19 @@ impl Engine {
         })
         .await;
     }
+}
+
+/// A daemon with these settings, and an engine that has told it, at `time_us`, of four blocks. The broker must be kept.
+async fn engine_with_blocks(
+    settings: &[(&str, &str)],
+    time_us: Option<u64>,
+) -> (EmbeddedBroker, Daemon, Engine) {
+    let broker = broker().await;
+    let daemon = daemon(broker.url(), settings).await;
+    let engine = Engine::begin(broker.url(), "gpu-0").await;
+    engine.say(at(1), time_us, vec![stored(hashes(1, 4))]).await;
+    engine.client.applied("gpu-0", 0, at(1)).await;
+    (broker, daemon, engine)
 }
 
 fn at(seq: u64) -> BatchCursor {
@@ -114,11 +133,7 @@ fn batch(cursor: BatchCursor, time_us: Option<u64>, events: Vec<Event>) -> Event
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_answer_does_not_forgive_what_came_after_the_question() {
-    let broker = broker().await;
-    let daemon = daemon(broker.url(), &[]).await;
-    let mut engine = Engine::begin(broker.url(), "gpu-0").await;
-    engine.say(at(1), None, vec![stored(hashes(1, 4))]).await;
-    engine.client.applied("gpu-0", 0, at(1)).await;
+    let (_broker, daemon, mut engine) = engine_with_blocks(&[], None).await;
     engine.say(at(3), None, vec![]).await;
     let (_, question) = engine.asked().await;
     // Whatever it was, the answer below is older.
@@ -139,18 +154,13 @@ async fn an_answer_does_not_forgive_what_came_after_the_question() {
     engine
         .answer(&question, ResyncAnswerKind::Missing, at(4), &lost)
         .await;
-    engine.client.exact("gpu-0", 0).await;
-    assert_eq!(engine.client.holder("gpu-0", 0).await.unwrap().blocks, 5);
+    engine.is_exact_with(5).await;
     daemon.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_answer_that_ends_before_what_was_received_is_not_believed() {
-    let broker = broker().await;
-    let daemon = daemon(broker.url(), &[("resync.retry_min_ms", "20")]).await;
-    let mut engine = Engine::begin(broker.url(), "gpu-0").await;
-    engine.say(at(1), Some(1), vec![stored(hashes(1, 4))]).await;
-    engine.client.applied("gpu-0", 0, at(1)).await;
+    let (_broker, daemon, mut engine) = engine_with_blocks(&[("resync.retry_min_ms", "20")], Some(1)).await;
     // Number 5 has been received, so nobody can have published up to 2 only.
     engine.say(at(5), Some(5), vec![stored(hashes(1, 9))]).await;
     let state = [batch(at(1), None, vec![stored(hashes(1, 2))])];
@@ -168,18 +178,13 @@ async fn an_answer_that_ends_before_what_was_received_is_not_believed() {
     engine
         .answer(&question, ResyncAnswerKind::Full, at(5), &state)
         .await;
-    engine.client.exact("gpu-0", 0).await;
-    assert_eq!(engine.client.holder("gpu-0", 0).await.unwrap().blocks, 9);
+    engine.is_exact_with(9).await;
     daemon.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_publisher_that_dies_between_the_question_and_its_answer_leaves_its_holder_degraded() {
-    let broker = broker().await;
-    let daemon = daemon(broker.url(), &[("resync.timeout_ms", "200")]).await;
-    let mut engine = Engine::begin(broker.url(), "gpu-0").await;
-    engine.say(at(1), Some(1), vec![stored(hashes(1, 4))]).await;
-    engine.client.applied("gpu-0", 0, at(1)).await;
+    let (_broker, daemon, mut engine) = engine_with_blocks(&[("resync.timeout_ms", "200")], Some(1)).await;
     engine.say(at(3), Some(3), vec![stored(hashes(1, 6))]).await;
     let _ = engine.asked().await;
     engine.questions.unsubscribe().await.unwrap();
@@ -190,8 +195,7 @@ async fn a_publisher_that_dies_between_the_question_and_its_answer_leaves_its_ho
     // The next incarnation begins anew.
     let reborn = BatchCursor { epoch: 2, seq: 1 };
     engine.say(reborn, Some(4), vec![stored(hashes(1, 2))]).await;
-    engine.client.exact("gpu-0", 0).await;
-    assert_eq!(engine.client.holder("gpu-0", 0).await.unwrap().blocks, 2);
+    engine.is_exact_with(2).await;
     daemon.stop().await;
 }
 
@@ -232,11 +236,7 @@ async fn times_tell_a_restart_in_the_same_epoch_and_without_them_it_is_not_notic
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_epoch_far_ahead_of_the_clock_is_not_believed() {
-    let broker = broker().await;
-    let daemon = daemon(broker.url(), &[]).await;
-    let mut engine = Engine::begin(broker.url(), "gpu-0").await;
-    engine.say(at(1), None, vec![stored(hashes(1, 4))]).await;
-    engine.client.applied("gpu-0", 0, at(1)).await;
+    let (_broker, daemon, mut engine) = engine_with_blocks(&[], None).await;
     let future = BatchCursor {
         epoch: u64::MAX,
         seq: 1,
@@ -252,8 +252,7 @@ async fn an_epoch_far_ahead_of_the_clock_is_not_believed() {
     engine
         .answer(&question, ResyncAnswerKind::Missing, at(1), &[])
         .await;
-    engine.client.exact("gpu-0", 0).await;
-    assert_eq!(engine.client.holder("gpu-0", 0).await.unwrap().blocks, 4);
+    engine.is_exact_with(4).await;
     daemon.stop().await;
 }
 
@@ -315,8 +314,7 @@ async fn operators_have_a_holder_resynchronised_a_snapshot_written_and_a_daemon_
         .answer(&question, ResyncAnswerKind::Full, at(1), &state)
         .await;
     assert!(asking.await.unwrap().status.success());
-    engine.client.exact("gpu-0", 0).await;
-    assert_eq!(engine.client.holder("gpu-0", 0).await.unwrap().blocks, 3);
+    engine.is_exact_with(3).await;
     assert!(admin(&["snapshot"]).await.unwrap().status.success());
     let has_snapshot = |folder: &Path| {
         let names = std::fs::read_dir(folder)

@@ -166,18 +166,9 @@ impl LanePool {
         generation: StreamGeneration,
         span: Option<OpenSpan>,
     ) {
-        let name_bytes_max = self.limits.now().wire.name_bytes_max;
-        match self.subjects.parse_events(subject, name_bytes_max) {
-            Err(error) => self
-                .unattributed
-                .batch_dropped(DropReason::BadSubject, subject, &error),
-            Ok((namespace, worker)) => {
-                let arrival = self.admit(&namespace, worker, payload, generation, span);
-                let dispatched = self.send(arrival).await;
-                if dispatched.is_err() {
-                    tracing::error!("a lane has stopped; its workers' events are lost");
-                }
-            }
+        let arrival = self.arrival(subject, payload, generation, span);
+        if self.send(arrival).await.is_err() {
+            tracing::error!("a lane has stopped; its workers' events are lost");
         }
     }
 
@@ -190,16 +181,7 @@ impl LanePool {
         generation: StreamGeneration,
         span: Option<OpenSpan>,
     ) {
-        let name_bytes_max = self.limits.now().wire.name_bytes_max;
-        match self.subjects.parse_events(subject, name_bytes_max) {
-            Err(error) => self
-                .unattributed
-                .batch_dropped(DropReason::BadSubject, subject, &error),
-            Ok((namespace, worker)) => {
-                let arrival = self.admit(&namespace, worker, payload, generation, span);
-                inbox.add(arrival);
-            }
-        }
+        inbox.add(self.arrival(subject, payload, generation, span));
     }
 
     /// Puts sorted messages into the queues of their lanes. Where a queue is full, messages are dropped, and counted, and their workers are
@@ -259,6 +241,25 @@ impl LanePool {
             metrics.batch_dropped(DropReason::LaneStopped, "", &"the daemon is stopping");
         }
         Ok(sent?)
+    }
+
+    /// The job that a message on an events subject is; none, and counted, where it is not taken.
+    fn arrival(
+        &self,
+        subject: &str,
+        payload: Bytes,
+        generation: StreamGeneration,
+        span: Option<OpenSpan>,
+    ) -> Option<Arrival> {
+        let name_bytes_max = self.limits.now().wire.name_bytes_max;
+        match self.subjects.parse_events(subject, name_bytes_max) {
+            Ok((namespace, worker)) => self.admit(&namespace, worker, payload, generation, span),
+            Err(error) => {
+                self.unattributed
+                    .batch_dropped(DropReason::BadSubject, subject, &error);
+                None
+            }
+        }
     }
 
     /// The job that a worker's message is; none, and counted, where it is not taken.

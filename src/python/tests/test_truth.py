@@ -96,7 +96,7 @@ class Router:
             elif found.exact:
                 self.exact += 1
                 is_true = least <= found.matched_blocks <= most
-                assert is_true, f"{found} is called exact; it had {least} to {most}"
+                assert is_true, f"answers were wrong: {found} is called exact; it had {least} to {most}"
                 is_settled &= found.matched_blocks == self._truth.last[number]
             else:
                 self.degraded += 1
