@@ -16,10 +16,11 @@ use super::prefix_index::{Block, Depth, HolderNumber, PrefixIndex, PrefixQuery, 
 ///
 /// # Wrong by design
 ///
-/// - **It conflates blocks of equal content**: the entry of a block hash does not know positions or prefixes, so a holder of
+/// - **It conflates blocks of equal content**: the entry of a block hash does not know positions or prefixes. So a holder of
 ///   `A B` matches the query `B A` whole, and one of `X B` and `A` matches `A B`.
-/// - **The first removal takes the content away.** The names of a holder's blocks are kept exactly, but the entry of a content
-///   says only that the holder has it, not how often: removing one of two blocks with the same content hides the other.
+/// - **The first removal takes the content away.** The names of a holder's blocks are kept exactly. But the entry of a
+///   content says only that the holder has it, not how often. Removing one of two blocks with the same content hides the
+///   other.
 /// - **It does not look at parents**, so it refuses nothing.
 ///
 /// # Cost

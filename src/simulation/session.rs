@@ -22,9 +22,9 @@ pub(super) const SUBSCRIPTION_CAPACITY: usize = 4096;
 /// How long the daemon may take to get ready, and the broker to answer.
 const READY_PATIENCE: Duration = Duration::from_secs(30);
 /// How long the daemon may go without applying anything that was published.
-const PROGRESS_PATIENCE: Duration = Duration::from_secs(30);
+pub(super) const PROGRESS_PATIENCE: Duration = Duration::from_secs(30);
 /// Pauses before the daemon is asked again how far it is.
-const POLLS: Backoff = Backoff {
+pub(super) const POLLS: Backoff = Backoff {
     pause_min: Duration::from_micros(500),
     pause_max: Duration::from_millis(50),
 };

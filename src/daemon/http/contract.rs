@@ -19,7 +19,7 @@ use crate::daemon::queries::{AnyReply, described};
 
 use super::error::{ContractError, HttpError};
 use super::hash_json::{HashJson, LineageJson};
-use super::routes::{Payload, Shared, json_response};
+use super::shared::{Payload, Shared, json_response};
 
 /// A request, or one query of a batch.
 #[derive(Debug, Default, Deserialize, Serialize)]

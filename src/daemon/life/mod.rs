@@ -16,7 +16,6 @@ use crate::daemon::snapshots::SnapshotKeeper;
 
 mod commands;
 mod http;
-mod instance;
 mod namespaces;
 mod reload;
 mod start;
@@ -25,7 +24,6 @@ mod upkeep;
 mod view;
 mod watch;
 
-pub(crate) use instance::instance_name;
 use reload::DaemonLimits;
 pub use reload::ReloadReport;
 pub use start::StartError;

@@ -11,16 +11,14 @@ use crate::daemon::broker::ConnectError;
 use crate::daemon::broker::embedded::{BrokerError, BrokerOptions, EmbeddedBroker, find_nats_server};
 use crate::daemon::config::{Config, Live, NatsConfig};
 use crate::daemon::http::{EngineRegistry, HttpStartError, TokenError};
+use crate::daemon::instance_name;
 use crate::daemon::lanes::{LanePool, LaneSettings, PoolError};
 use crate::daemon::metrics::{MetricsError, MetricsHandle, ProcessMetrics, install_shared};
 use crate::daemon::page::Page;
 use crate::daemon::queries::{Answerer, query_limits, start_gateway, start_queries};
 use crate::daemon::resync::start_resyncer;
 use crate::daemon::shared::{Shared, Stage};
-use crate::daemon::snapshots::{
-    DirectoryError, Disk, LockError, ObjectStoreError, RestoreError, SnapshotStartError, Storage,
-    start_snapshots,
-};
+use crate::daemon::snapshots::{Disk, SnapshotStartError, Storage, start_snapshots};
 use crate::daemon::sources::start_events;
 use crate::daemon::traces::{Tracer, start_traces};
 use kvatlas_core::wire::{SubjectError, Subjects};
@@ -28,7 +26,6 @@ use kvatlas_core::wire::{SubjectError, Subjects};
 use super::Daemon;
 use super::commands::start_commands;
 use super::http::{http_limits, start_http};
-use super::instance::instance_name;
 use super::namespaces::{NamespaceError, namespaces};
 use super::reload::DaemonLimits;
 use super::upkeep::keep_up;
@@ -72,32 +69,16 @@ pub enum StartError {
     /// A namespace of the configuration.
     #[error(transparent)]
     Namespace(#[from] NamespaceError),
-    /// The snapshot directory.
+    /// The snapshots.
     #[error(transparent)]
-    SnapshotDirectory(#[from] DirectoryError),
-    /// Another daemon uses the snapshot directory.
-    #[error(transparent)]
-    SnapshotLock(#[from] LockError),
-    /// Daemons that follow other workers use the Object Store bucket.
-    #[error(transparent)]
-    ObjectStore(#[from] ObjectStoreError),
-    /// The snapshot to start from.
-    #[error(transparent)]
-    Restore(#[from] RestoreError),
-    /// Reading the snapshot was interrupted.
-    #[error("reading the snapshot was interrupted: {0}")]
-    Interrupted(#[from] tokio::task::JoinError),
+    Snapshots(SnapshotStartError),
 }
 
 impl From<SnapshotStartError> for StartError {
     fn from(error: SnapshotStartError) -> Self {
         match error {
-            SnapshotStartError::Directory(error) => error.into(),
-            SnapshotStartError::Lock(error) => error.into(),
-            SnapshotStartError::ObjectStore(error) => error.into(),
-            SnapshotStartError::Connect(error) => error.into(),
-            SnapshotStartError::Restore(error) => error.into(),
-            SnapshotStartError::Interrupted(error) => error.into(),
+            SnapshotStartError::Connect(error) => Self::Connect(error),
+            other => Self::Snapshots(other),
         }
     }
 }
