@@ -11,8 +11,8 @@ use super::prefix_index::{Block, Depth, HolderNumber, PrefixIndex, PrefixQuery, 
 ///
 /// # Promise
 ///
-/// As [`NestedDictionary`](super::NestedDictionary): exact as long as no two different blocks that a holder holds have the same
-/// block hash, and every store names a parent that the holder holds.
+/// As [`NestedDictionary`](super::NestedDictionary). It is exact as long as a holder's different blocks have different block
+/// hashes, and every store names a parent that the holder holds.
 ///
 /// # Wrong by design
 ///

@@ -10,8 +10,8 @@ use super::prefix_index::{Block, Depth, HolderNumber, PrefixIndex, PrefixQuery, 
 ///
 /// # Promise
 ///
-/// Exact as long as no two different blocks that a holder holds have the same block hash, and every store names a parent that
-/// the holder holds.
+/// Exact as long as a holder's different blocks have different block hashes, and every store names a parent that the holder
+/// holds.
 ///
 /// # Wrong by design
 ///

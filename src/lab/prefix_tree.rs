@@ -204,7 +204,7 @@ impl<K: Copy + Eq + Hash, G: HolderGroup> PrefixTree<K, G> {
         }
     }
 
-    /// Follows a path from the root: `key` gives the key at each depth, from 0, up to the path's end, and `visit` sees how many
+    /// Follows a path from the root: `key` gives the key at each depth, from 0, up to the path's end. `visit` sees how many
     /// blocks end with a node, and the node's holders; the walk goes on as long as it says so and there is a node.
     pub(crate) fn walk(
         &self,

@@ -34,8 +34,8 @@ const SERVER_BINARY: &str = "nats.server_binary";
 
 /// A configuration for a daemon with an embedded broker in this process, without snapshots.
 ///
-/// `admin` is an address to listen on or `off`. Of the environment, only the broker's binary counts, so that a simulation is
-/// the same everywhere and touches no file of a daemon that is set up there.
+/// `admin` is an address to listen on or `off`. Of the environment, only the broker's binary counts. So a simulation is the
+/// same everywhere, and touches no file of a daemon that is set up there.
 ///
 /// # Errors
 ///

@@ -25,7 +25,7 @@
 //!
 //! - Up to [`VOCABULARY_SIZE_MAX`] (2^24) tokens of up to [`TOKEN_BYTES_MAX`] bytes.
 //! - Several tokens with the same bytes are allowed together; look-ups and tokenisation give the lowest.
-//! - Special tokens are tokens without bytes here. Such a token is never in a mask and never comes out of tokenisation: no
+//! - Special tokens are tokens without bytes here. Such a token is never in a mask and never comes out of tokenisation. No
 //!   text leads to it, and a model that always chose it would never end. To allow such a token, set its bit in the mask.
 //! - A mask holds exactly as many tokens as the vocabulary, so the bogus ones don't show.
 //!
@@ -44,6 +44,7 @@
 //! cargo bench --bench vocabulary            # time a node, without fetching anything
 //! ```
 
+mod allow;
 mod error;
 mod greedy;
 mod load;

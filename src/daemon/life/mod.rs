@@ -15,6 +15,7 @@ use crate::daemon::shared::Stage;
 use crate::daemon::snapshots::SnapshotKeeper;
 
 mod commands;
+mod error;
 mod http;
 mod namespaces;
 mod reload;
@@ -24,9 +25,9 @@ mod upkeep;
 mod view;
 mod watch;
 
+pub use error::StartError;
 use reload::DaemonLimits;
 pub use reload::ReloadReport;
-pub use start::StartError;
 pub use stop::StopReport;
 
 /// A running daemon. It uses the current tokio runtime, and threads of its own for the lanes and the admin listener.
