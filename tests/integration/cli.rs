@@ -3,9 +3,11 @@
 use std::io::Write;
 use std::net::TcpListener;
 use std::process::{Output, Stdio};
+use std::time::Instant;
 
 use serde_json::Value;
 
+use crate::support::PATIENCE;
 use crate::support::process::{Process, kvatlas};
 
 const USAGE: i32 = 64;
@@ -300,6 +302,17 @@ impl Served {
         run_with_input(&[&always, rest].concat(), input)
     }
 
+    /// As [`Self::run`], again while a publisher is just being asked, which comes and goes.
+    fn run_settled(&self, rest: &[&str], input: &str) -> Output {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let output = self.run(rest, input);
+            if !stdout(&output).contains("resyncing") || Instant::now() > deadline {
+                return output;
+            }
+        }
+    }
+
     /// Stops it by signal; its exit code and the rest of its log.
     fn stop(self) -> (Option<i32>, String) {
         self.daemon.stop()
@@ -343,7 +356,7 @@ applied: the worker's rank holds 2 blocks, exact
     );
 
     let tokens: Vec<String> = (1..=32).map(|token| token.to_string()).collect();
-    let found = served.run(&["query", "--tokens-file", "-", "--explain"], &tokens.join(" "));
+    let found = served.run_settled(&["query", "--tokens-file", "-", "--explain"], &tokens.join(" "));
     let expected = "\
 2 blocks asked for
 WORKER  RANK  BLOCKS  OF QUERY  STATE          DROPPED OUT
