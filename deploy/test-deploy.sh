@@ -114,12 +114,12 @@ check_as_processes() {
     esac
 }
 
+make_environment "$root/.tools/deploy" 10
+pip_install "$root/.tools/deploy" -r deploy/test-requirements.txt
 need_kvatlas
 
 check_completions
 check_manual
-make_environment "$root/.tools/deploy" 10
-pip_install "$root/.tools/deploy" -r deploy/test-requirements.txt
 check_scripts
 check_compose
 check_debian

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Checks everything that a change must pass, cheapest first, and stops at the first failure. Says at the end which checks
-# were left out for want of what they need. With CI=true some of those are failures instead.
+# Checks everything that a change must pass, cheapest first, and stops at the first failure; what runs at the same time is carried to its
+# end. Says at the end which checks were left out for want of what they need. With CI=true some of those are failures instead.
 set -eu
 
 cd "$(dirname "$0")/.."
@@ -10,7 +10,13 @@ checks="deploy/test.sh"
 # A check that is left out appends a line to this file.
 KVATLAS_TEST_SKIPS=$(mktemp)
 export KVATLAS_TEST_SKIPS
-trap 'rm -f "$KVATLAS_TEST_SKIPS"' EXIT
+said_by_services=$(mktemp)
+services=""
+finish() {
+    if [ -n "$services" ]; then kill "$services" 2>/dev/null || true; fi
+    rm -f "$KVATLAS_TEST_SKIPS" "$said_by_services"
+}
+trap finish EXIT
 trap 'exit 1' HUP INT TERM
 
 step() {
@@ -19,32 +25,32 @@ step() {
 }
 
 step deploy/setup.sh
+# The environments of Python are made while cargo builds.
+KVATLAS_TEST_PREPARE=1 timeout 1800 deploy/test-services.sh >/dev/null 2>&1 </dev/null &
+services=$!
 step cargo fmt --check
 # Benches are checked here and not built: a release build of all of them takes longer than everything else.
 step cargo clippy --locked --workspace --all-targets -- -D warnings
 export RUSTDOCFLAGS="-D warnings"
 step cargo doc --locked --workspace --no-deps
+step cargo test --locked --workspace --no-run
+# What was just built is what everything below runs.
+export KVATLAS_BIN="$PWD/target/debug/kvatlas"
+# What is missing now is said below.
+wait "$services" || true
+# All of it mostly waits, so two things run beside each other. `timeout` makes this one a group of processes, which ends as one.
+timeout 1800 deploy/test-services.sh >"$said_by_services" 2>&1 </dev/null &
+services=$!
 # The library, the binary, the integration tests, and the examples in the documentation. Integration tests mostly wait: six at
 # a time keep two cores busy.
 cores=$(getconf _NPROCESSORS_ONLN)
 export RUST_TEST_THREADS="${RUST_TEST_THREADS:-$((cores > 6 ? cores : 6))}"
-step cargo_test_twice
-# What was just built is what everything below runs.
-export KVATLAS_BIN="$PWD/target/debug/kvatlas"
-# Genuine engines beside it, in the short form. Their wheels are large: they are fetched only on request, and by CI.
-if [ "${CI:-}" = true ] || [ -d .tools/engines/vllm ]; then
-    step deploy/scenario-engines.sh --short
-else
-    line="SKIPPED: genuine engines: deploy/scenario-engines.sh --short fetches 375 MB for them"
-    echo "$line" >&2
-    echo "$line" >>"$KVATLAS_TEST_SKIPS"
-fi
-# The Python package, against the daemon that was just built.
-step deploy/test-python.sh
-# The page of the admin listener, in a real browser.
-step deploy/test-page.sh
-# Dashboards, alerts, compose, packages: against the same daemon.
-step deploy/test-deploy.sh
+outcome=0
+step cargo_test_twice || outcome=1
+wait "$services" || outcome=1
+services=""
+cat "$said_by_services"
+[ "$outcome" = 0 ]
 
 if [ -s "$KVATLAS_TEST_SKIPS" ]; then
     skipped=$(sort -u "$KVATLAS_TEST_SKIPS")

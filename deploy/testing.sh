@@ -36,8 +36,10 @@ pip_install() {
         skip_all "pip could not install what is needed: see what it said above"
 }
 
-# Installs the Python package of this repository into the environment $1, with the extra $2 if it is not empty.
+# Installs the Python package of this repository into the environment $1, with the extra $2 if it is not empty, unless it is there as it is.
 install_kvatlas() {
+    made_of=$(find src/python/pyproject.toml src/python/README.md src/python/kvatlas -type f ! -name '*.pyc' -exec cksum {} + | sort)
+    if [ "$(cat "$1/made-of" 2>/dev/null)" = "$made_of" ]; then return; fi
     # From a copy: pip leaves its work beside what it builds.
     copy=$(mktemp -d)
     cp -R src/python/pyproject.toml src/python/README.md src/python/kvatlas "$copy"
@@ -45,10 +47,12 @@ install_kvatlas() {
     # The version stays the same while the sources change.
     pip_install "$1" --no-deps --force-reinstall "$copy"
     rm -r "$copy"
+    echo "$made_of" >"$1/made-of"
 }
 
-# The binary under test.
+# The binary under test. With KVATLAS_TEST_PREPARE=1 a script ends here, when it has made its environment.
 need_kvatlas() {
+    if [ "${KVATLAS_TEST_PREPARE:-}" = 1 ]; then exit 0; fi
     export KVATLAS_BIN="${KVATLAS_BIN:-$PWD/target/debug/kvatlas}"
     [ -x "$KVATLAS_BIN" ] || cargo build --locked
 }

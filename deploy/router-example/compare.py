@@ -69,7 +69,7 @@ def free_ports(count: int) -> list[int]:
 
 
 @contextlib.contextmanager
-def processes(kvatlas: str, policy: str, blocks: int, block_ms: float) -> Iterator[tuple[str, list[str]]]:
+def processes(policy: str, options: argparse.Namespace) -> Iterator[tuple[str, list[str]]]:
     """All that a policy needs; gives the URL of the router, and those that must answer before it is of use."""
     router, http, *ports = free_ports(2 + 3 * len(ENGINES))
     started: list[subprocess.Popen[bytes]] = []
@@ -84,18 +84,19 @@ def processes(kvatlas: str, policy: str, blocks: int, block_ms: float) -> Iterat
             listen, events, replay = ports[3 * number : 3 * number + 3]
             endpoints = [f"tcp://127.0.0.1:{events}", f"tcp://127.0.0.1:{replay}"]
             start(
-                sys.executable, str(HERE / "engine.py"), "--listen", str(listen), "--blocks", str(blocks),
-                "--block-ms", str(block_ms), "--events", endpoints[0], "--replay", endpoints[1],
+                sys.executable, str(HERE / "engine.py"), "--listen", str(listen), "--blocks", str(options.blocks),
+                "--block-ms", str(options.block_ms), "--events", endpoints[0], "--replay", endpoints[1],
             )  # fmt: skip
             told += ["--engine", f"{name}={endpoints[0]},replay={endpoints[1]}"]
             routed += ["--engine", f"{name}=http://127.0.0.1:{listen}"]
         start(
-            kvatlas, "up", "--model", MODEL, *told, "--http-listen", f"127.0.0.1:{http}",
+            options.kvatlas, "up", "--model", MODEL, *told, "--http-listen", f"127.0.0.1:{http}",
             "--admin-listen", "off", "--logging-level", "error",
         )  # fmt: skip
         start(
             sys.executable, str(HERE / "router.py"), "--listen", str(router), "--model", MODEL,
-            "--kvatlas", f"http://127.0.0.1:{http}", "--policy", policy, *routed,
+            "--kvatlas", f"http://127.0.0.1:{http}", "--policy", policy,
+            "--patience", str(options.patience), *routed,
         )  # fmt: skip
         healths = [f"http://127.0.0.1:{port}/health" for port in (http, *ports[::3])]
         yield f"http://127.0.0.1:{router}", [*healths, f"http://127.0.0.1:{router}/stats"]
@@ -164,7 +165,7 @@ async def measure(policy: str, options: argparse.Namespace) -> Figures:
     figures = Figures(0, 0, [], 0)
     pick = random.Random(options.seed)
     waiting = iter(chats(options.seed, options.chats))
-    with processes(options.kvatlas, policy, options.blocks, options.block_ms) as (router, needed):
+    with processes(policy, options) as (router, needed):
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE)) as session:
             await ready(session, *needed)
 
@@ -209,6 +210,9 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=1500, help="blocks in each engine's cache")
     parser.add_argument(
         "--block-ms", type=float, default=0.3, help="milliseconds that an engine needs for a block"
+    )
+    parser.add_argument(
+        "--patience", type=float, default=0.1, help="seconds that the router waits for kvatlas"
     )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="print figures for a program")

@@ -24,8 +24,8 @@ from aiohttp import web
 from text import tokens_of
 
 BLOCK_SIZE = 16
-# What an answer may take. Usually it is there in a millisecond.
-KVATLAS_TIMEOUT = aiohttp.ClientTimeout(total=0.1)
+# What an answer may take, in seconds. Usually it is there in a millisecond.
+PATIENCE = 0.1
 # What is about the connection between client and router, or changes on the way.
 OWN_HEADERS = frozenset({"host", "content-length", "transfer-encoding", "connection", "content-encoding"})
 
@@ -38,6 +38,7 @@ class Router:
         self._kvatlas = options.kvatlas.rstrip("/")
         self._model = options.model
         self._asks = options.policy == "kvatlas"
+        self._patience = aiohttp.ClientTimeout(total=options.patience)
         self._turns = itertools.cycle(self._engines)
         # Blocks on their way to each engine.
         self._under_way: Counter[str] = Counter()
@@ -65,7 +66,7 @@ class Router:
         question = {"model": self._model, "tokens": tokens, "workers": list(self._engines)}
         try:
             async with self._http.post(
-                f"{self._kvatlas}/v1/query", json=question, timeout=KVATLAS_TIMEOUT
+                f"{self._kvatlas}/v1/query", json=question, timeout=self._patience
             ) as answer:
                 if answer.status == 404:
                     # No worker of the model has stored anything yet.
@@ -141,6 +142,9 @@ def main() -> None:
         "--engine", action="append", required=True, metavar="NAME=URL", help="an engine, by its worker's name"
     )
     parser.add_argument("--policy", choices=["kvatlas", "round-robin"], default="kvatlas")
+    parser.add_argument(
+        "--patience", type=float, default=PATIENCE, help="seconds that an answer of kvatlas may take"
+    )
     options = parser.parse_args()
 
     async def application() -> web.Application:

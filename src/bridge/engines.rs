@@ -50,7 +50,7 @@ impl Default for BridgeOptions {
         Self {
             follow: FollowOptions::default(),
             publisher: PublisherOptions {
-                // An engine has told a batch already: waiting for more would only cost time.
+                // An engine's batches are whole already; only a burst of them is sent together.
                 batch_delay: std::time::Duration::from_micros(500),
                 ring_bytes_max: 4 << 20,
                 ..PublisherOptions::default()

@@ -11,6 +11,7 @@ use hyper::header::HOST;
 use hyper::{Request, Response, StatusCode, Uri};
 use hyper_util::rt::TokioIo;
 use kvatlas::daemon::config::process_environment;
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use tokio::net::TcpStream;
 
@@ -40,6 +41,13 @@ pub(super) struct AdminClient {
     /// `HOST:PORT`.
     authority: String,
     timeout: Duration,
+}
+
+/// What `/readyz` says.
+#[derive(Debug, Deserialize)]
+pub(super) struct Readiness {
+    pub(super) ready: bool,
+    pub(super) reasons: Vec<String>,
 }
 
 impl AdminArguments {
@@ -108,6 +116,11 @@ impl AdminClient {
             Ok((status, body.to_bytes()))
         };
         self.in_time(answering).await
+    }
+
+    /// Whether the daemon is ready, and if not, why.
+    pub(super) async fn readiness(&self) -> Result<Readiness, Failure> {
+        self.json("/readyz").await
     }
 
     /// The JSON at `target`, whether or not the status says that all is well.

@@ -33,13 +33,6 @@ pub(crate) struct StatusArguments {
     json: bool,
 }
 
-/// What `/readyz` says.
-#[derive(Debug, Deserialize)]
-struct Readiness {
-    ready: bool,
-    reasons: Vec<String>,
-}
-
 /// What `/index` says.
 #[derive(Debug, Deserialize)]
 struct Index {
@@ -108,7 +101,7 @@ pub(crate) async fn status(arguments: StatusArguments) -> Result<(), Failure> {
 
 impl Status {
     async fn read(client: &AdminClient) -> Result<Self, Failure> {
-        let readiness: Readiness = client.json("/readyz").await?;
+        let readiness = client.readiness().await?;
         let index: Index = client.json("/index").await?;
         let mut namespaces: BTreeMap<String, NamespaceStatus> = BTreeMap::new();
         for sizes in index.namespaces {

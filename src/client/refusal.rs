@@ -1,7 +1,8 @@
 //! What a NATS server refuses: a subscription, or a message.
 //!
-//! The server says so in an error on the connection, at any time: when it is asked, or when its configuration is loaded again and the
-//! right is gone. The client library goes on as if nothing had happened. So the words of the error are all there is to know it by.
+//! The server says so in an error on the connection, at any time. It is asked, or its configuration is loaded again and the
+//! right is gone. The client library goes on as if nothing had happened. So the words of the error are all there is to know
+//! it by.
 
 use std::fmt;
 

@@ -19,7 +19,7 @@
 //!
 //! # The way of one batch
 //!
-//! From a message on `PREFIX.v1.events.NAMESPACE.WORKER` to the index: four rooms, twelve files.
+//! From a message on `PREFIX.v1.events.NAMESPACE.WORKER` to the index: four rooms, thirteen files.
 //!
 //! 1. A source receives the message: [`CoreNatsSource::run`](sources::core_nats::CoreNatsSource::run), or
 //!    [`JetStreamSource::run`](sources::jetstream::JetStreamSource::run), which also checks the stream's numbers. It adds the *generation*
@@ -43,7 +43,7 @@
 //! | room | files |
 //! |---|---|
 //! | `sources` | `core_nats.rs` or `jetstream.rs` |
-//! | `lanes` | `pool.rs`, `queue.rs`, `lane.rs`, `holder.rs`, `sequence.rs` |
+//! | `lanes` | `pool.rs`, `line.rs`, `queue.rs`, `lane.rs`, `holder.rs`, `sequence.rs` |
 //! | `core/wire` | `subject.rs`, `name.rs`, `batch.rs`, `event.rs`, `reader.rs` with what it reads: `list.rs`, `tier.rs` |
 //! | `core/index` | `holder/writer.rs`, counted as one. Behind it: `namespace.rs`, `indexer.rs`, the rest of `holder/`, `runs/`, `directory/`; at a bound `capacity/` |
 //!
@@ -92,6 +92,7 @@ pub mod admin;
 pub mod broker;
 pub mod config;
 pub mod http;
+mod instance;
 pub mod lanes;
 mod life;
 mod listener;
@@ -106,5 +107,5 @@ pub mod snapshots;
 mod sources;
 mod traces;
 
-pub(crate) use life::instance_name;
+pub(crate) use instance::instance_name;
 pub use life::{Daemon, ReloadReport, StartError, StopReport};

@@ -1,7 +1,7 @@
 //! What all engines' payloads decode into.
 //!
-//! A batch is made once and filled again and again: events refer to spans of lists that all events share, so that decoding takes no
-//! memory of its own for a block or an event once the lists have grown.
+//! A batch is made once and filled again and again. Events refer to spans of lists that all events share. Once the lists have
+//! grown, decoding a block or an event allocates nothing.
 
 use kvatlas_core::hash::Token;
 use kvatlas_core::wire::{Rank, Tier};

@@ -1,8 +1,8 @@
 //! What engines say of their caches, in the contract's words: no I/O, no async, no clock.
 //!
 //! - [`Decoder`] reads the payloads of vLLM, SGLang, TensorRT-LLM, Dynamo and Mooncake Store into an [`EngineBatch`].
-//! - [`Translator`] makes events of the contract of it, for one holder: it computes the contract's hashes, knows what the engine calls
-//!   each block, counts copies, and gives the full state for a resync.
+//! - [`Translator`] turns it into events of the contract, for one holder. It computes the contract's hashes, knows what the
+//!   engine calls each block, counts copies, and gives the full state for a resync.
 //!
 //! What of a batch doesn't become an event is counted with a [`Reason`]. Some reasons leave the holder's state in doubt
 //! ([`Reason::degrades`]); with the others the index knows less than the engine has, by design. It never knows more.

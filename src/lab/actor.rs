@@ -26,8 +26,8 @@ enum Message {
 ///
 /// # Promise
 ///
-/// That of the index within. Reads and writes are applied in the order in which they were sent, so that an answer is exact of all
-/// that its asker had sent before.
+/// That of the index within. Reads and writes are applied in the order in which they were sent. So an answer counts all that
+/// its asker had sent before.
 ///
 /// # Cost
 ///

@@ -11,15 +11,16 @@ use super::prefix_index::{Block, Depth, HolderNumber, PrefixIndex, PrefixQuery, 
 ///
 /// # Promise
 ///
-/// As [`NestedDictionary`](super::NestedDictionary): exact as long as no two different blocks that a holder holds have the same
-/// block hash, and every store names a parent that the holder holds.
+/// As [`NestedDictionary`](super::NestedDictionary). It is exact as long as a holder's different blocks have different block
+/// hashes, and every store names a parent that the holder holds.
 ///
 /// # Wrong by design
 ///
-/// - **It conflates blocks of equal content**: the entry of a block hash does not know positions or prefixes, so a holder of
+/// - **It conflates blocks of equal content**: the entry of a block hash does not know positions or prefixes. So a holder of
 ///   `A B` matches the query `B A` whole, and one of `X B` and `A` matches `A B`.
-/// - **The first removal takes the content away.** The names of a holder's blocks are kept exactly, but the entry of a content
-///   says only that the holder has it, not how often: removing one of two blocks with the same content hides the other.
+/// - **The first removal takes the content away.** The names of a holder's blocks are kept exactly. But the entry of a
+///   content says only that the holder has it, not how often. Removing one of two blocks with the same content hides the
+///   other.
 /// - **It does not look at parents**, so it refuses nothing.
 ///
 /// # Cost

@@ -30,9 +30,10 @@ pub const DEFAULT_JUMP_SIZE: NonZeroUsize = NonZeroUsize::new(32).expect("32 is 
 ///
 /// - The published search compares how many holders two positions have. As many others may have joined as have dropped out;
 ///   here the *sets* are compared.
-/// - It takes an entry with one prefix for the query's without a look at the hash, so it matches blocks of equal content behind
-///   another prefix. Here such an entry is believed only on the way: the rolling hash is computed as far as holders were found
-///   and no further, and **the prefix of every answer is verified**. Who fails is searched for again with hashes throughout.
+/// - The published search takes an entry with one prefix for the query's, without a look at the hash. So it matches blocks of
+///   equal content behind another prefix. Here such an entry is believed only on the way. The rolling hash is computed as far
+///   as holders were found, and **the prefix of every answer is verified**. A holder that fails is searched for again with
+///   hashes throughout.
 /// - A holder with a hole can be found behind it. Holders with holes are known, and walked block by block.
 ///
 /// # Cost

@@ -136,8 +136,8 @@ impl JumpSearch<'_> {
 
     /// Takes the depths back whose last block has another prefix than the query's.
     ///
-    /// The others are right: a holder without holes that has the query's block at `depth - 1` has all before it, and it was
-    /// found to have none of this content at `depth`.
+    /// The others are right. A holder without holes that has the query's block at `depth - 1` has all before it. It was found
+    /// to have none of this content at `depth`.
     fn take_unverified(&mut self) -> Holders {
         let mut depths = std::mem::take(&mut self.depths);
         depths.sort_unstable_by_key(|depth| depth.matched_blocks);

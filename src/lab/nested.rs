@@ -10,15 +10,15 @@ use super::prefix_index::{Block, Depth, HolderNumber, PrefixIndex, PrefixQuery, 
 ///
 /// # Promise
 ///
-/// Exact as long as no two different blocks that a holder holds have the same block hash, and every store names a parent that
-/// the holder holds.
+/// Exact as long as a holder's different blocks have different block hashes, and every store names a parent that the holder
+/// holds.
 ///
 /// # Wrong by design
 ///
-/// - **It conflates blocks of equal content.** A query matches whatever blocks the holder has with these contents, in whatever
-///   order and after whatever prefix: a holder of `A B` matches the query `B A` whole.
-/// - **A content has one name.** Of several blocks of one content only the last name is kept: a removal by an older name finds
-///   nothing, and a removal by the last name takes the content away though the holder still has it elsewhere.
+/// - **It conflates blocks of equal content.** A query matches all blocks of these contents, in any order and after any
+///   prefix. A holder of `A B` matches the query `B A` whole.
+/// - **A content has one name.** Of several blocks of one content only the last name is kept. A removal by an older name
+///   finds nothing. A removal by the last name takes the content away, though the holder still has it elsewhere.
 /// - **It does not look at parents**, so it refuses nothing.
 ///
 /// # Cost

@@ -54,8 +54,8 @@ struct Lane {
 
 /// A [`SharedIndex`] whose events are applied by a pool of threads, and whose queries run on the thread that asks.
 ///
-/// Each holder is assigned to one thread when its first event comes, in turn, and stays there: its events are applied in order,
-/// and no two threads ever change one holder.
+/// Each holder is assigned to one thread when its first event comes, in turn, and stays there. So its events are applied in
+/// order, and no two threads ever change one holder.
 #[derive(Debug)]
 pub struct ThreadPool<I> {
     index: Arc<I>,

@@ -5,15 +5,15 @@
 //!
 //! # Locks
 //!
-//! A node's lock is taken while its parent's is held, never the other way. A holder enters a node, and an empty node is erased,
-//! under the lock of the parent; so no holder enters a node that is being erased. The node under which a holder enters another
-//! one cannot be erased either: the holder is in it, and only whoever changes that holder takes it out. (The root is never erased.)
-//! A walk holds one lock at a time, and only while it looks at a node's holders and for one child.
+//! A node's lock is taken while its parent's is held, never the other way. A holder enters a node, and an empty node is
+//! erased, under the lock of the parent; so no holder enters a node that is being erased. The node under which a holder
+//! enters another one cannot be erased either. The holder is in it, and only the writer of that holder takes it out. (The
+//! root is never erased.) A walk holds one lock at a time, and only while it looks at a node's holders and for one child.
 //!
 //! # What a walk sees
 //!
-//! Each node at an instant of its own, one after the other, from the root on. Let a holder enter nodes parents first and leave
-//! them children first, so that it has a whole path from the root at every instant, and let a walk find the holder in the first
+//! Each node at an instant of its own, one after the other, from the root on. Let a holder enter nodes parents first and
+//! leave them children first. So it has a whole path from the root at every instant. Let a walk find the holder in the first
 //! k nodes of its path and not in the next. Then the holder's depth on that path was
 //!
 //! - at least k when the walk looked at the k-th node, since it was in that one;
@@ -204,7 +204,7 @@ impl<K: Copy + Eq + Hash, G: HolderGroup> PrefixTree<K, G> {
         }
     }
 
-    /// Follows a path from the root: `key` gives the key at each depth, from 0, up to the path's end, and `visit` sees how many
+    /// Follows a path from the root: `key` gives the key at each depth, from 0, up to the path's end. `visit` sees how many
     /// blocks end with a node, and the node's holders; the walk goes on as long as it says so and there is a node.
     pub(crate) fn walk(
         &self,

@@ -26,7 +26,7 @@ struct Node {
 ///
 /// # Promise
 ///
-/// Exact, whatever the holders' sequence hashes are: they are only names, so the hashes of any engine will do as long as a
+/// Exact, whatever the holders' sequence hashes are. They are only names: the hashes of any engine will do, as long as a
 /// holder has one name for a block. Blocks of equal content meet only under one parent, where they are the same block.
 ///
 /// # What is mended

@@ -84,8 +84,8 @@ impl PrefixCache {
     /// Admits a request: touches its resident prefix, inserts the rest, evicts what must go. A chain longer than the
     /// capacity is cut to it.
     ///
-    /// None of the request's own blocks is evicted: were the oldest leaf one of them, all leaves would be, so every resident
-    /// block would be part of the request, and the request fits.
+    /// None of the request's own blocks is evicted. If the oldest leaf were one of them, all leaves would be. Every resident
+    /// block would then be part of the request, and the request fits.
     pub fn admit(&mut self, chain: &[SequenceHash]) -> Admission {
         self.admissions += 1;
         let hit_blocks = self.matched_blocks(chain);

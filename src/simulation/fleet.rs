@@ -159,8 +159,8 @@ impl Fleet {
     }
 }
 
-/// What an admission changed, in the order that leaves no hole at any time: removals from the leaves up, then the rest of the
-/// chain from its resident prefix on.
+/// What an admission changed, in the order that leaves no hole at any time. Removals come first, from the leaves up. Then
+/// comes the rest of the chain, from its resident prefix on.
 pub(super) fn events_of(chain: &[SequenceHash], admission: &Admission) -> Vec<Event> {
     let mut events = Vec::new();
     if !admission.evicted.is_empty() {

@@ -1,9 +1,10 @@
 //! A simulated fleet on a real daemon, over a real NATS server: what `replay` and `demo` run.
 //!
-//! Requests come from a [trace](read_trace) or are [synthetic](SyntheticLoad). For each, a router asks the daemon which workers hold
-//! how much of the prompt and picks a worker; the worker admits the prompt to its bounded [cache](PrefixCache) and publishes
-//! what that stored and removed. So the daemon hears of the fleet only what any daemon would, and the simulation knows by
-//! itself what every worker holds: every reply can be [compared](difference) with the truth. Nothing here uses the index.
+//! Requests come from a [trace](read_trace) or are [synthetic](SyntheticLoad). For each, a router asks the daemon which
+//! workers hold how much of the prompt and picks a worker; the worker admits the prompt to its bounded [cache](PrefixCache)
+//! and publishes what that stored and removed. So the daemon hears of the fleet only what any daemon would. The simulation
+//! knows by itself what every worker holds. Every reply can be [compared](difference) with the truth. Nothing here uses the
+//! index.
 //!
 //! | module | subject |
 //! |---|---|

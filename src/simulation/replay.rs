@@ -14,7 +14,9 @@ use futures_util::{StreamExt, stream};
 use kvatlas_client::publish::HolderPublisher;
 use kvatlas_client::{ClientError, QueryClient};
 use kvatlas_core::hash::SequenceHash;
-use kvatlas_core::wire::{NamespaceName, QueryKey, QueryReply, QueryResult, SingleQuery, Tier};
+use kvatlas_core::wire::{
+    DegradedReason, HolderMatch, NamespaceName, QueryKey, QueryReply, QueryResult, SingleQuery, Tier,
+};
 
 use super::check::{Difference, difference};
 use super::error::SimulationError;
@@ -22,7 +24,7 @@ use super::fleet::{ExpectedHolder, Fleet, FleetSize};
 use super::random_routing::random_routing_hit_rate;
 use super::report::{Report, Tally};
 use super::request::Request;
-use super::session::{Session, known};
+use super::session::{POLLS, PROGRESS_PATIENCE, Session, known};
 use fastrand::Rng;
 
 /// Most queries in one request for checks.
@@ -243,13 +245,7 @@ impl<'session> Replay<'session> {
         while !left.is_empty() {
             let (batch, rest) = left.split_at(batch_length(left, self.options.size.workers.get()));
             left = rest;
-            let queries: Vec<_> = batch.iter().copied().map(query).collect();
-            let answers = self
-                .session
-                .routers()
-                .query_batch(self.session.namespace(), queries)
-                .await;
-            let Some(results) = known(answers)? else {
+            let Some(results) = self.settled(batch).await? else {
                 // Nothing was ever published: nobody holds anything.
                 continue;
             };
@@ -260,6 +256,27 @@ impl<'session> Replay<'session> {
             }
         }
         Ok(())
+    }
+
+    /// The replies about these chains; none where nothing was ever published. All events are applied: where the daemon says that it
+    /// may be behind, the machine is busy, and it is asked again.
+    async fn settled(&self, batch: &[&[SequenceHash]]) -> Result<Option<Vec<QueryResult>>, SimulationError> {
+        let asked_first = Instant::now();
+        let mut asked = 0_u32;
+        loop {
+            let queries: Vec<_> = batch.iter().copied().map(query).collect();
+            let routers = self.session.routers();
+            let results = known(routers.query_batch(self.session.namespace(), queries).await)?;
+            let is_momentary = results.iter().flatten().any(|result| match result {
+                QueryResult::Reply(reply) => reply.holders.iter().any(may_be_behind),
+                QueryResult::Error(_) => false,
+            });
+            if !is_momentary || asked_first.elapsed() >= PROGRESS_PATIENCE {
+                return Ok(results);
+            }
+            asked = asked.saturating_add(1);
+            tokio::time::sleep(POLLS.pause(asked)).await;
+        }
     }
 
     fn difference(&self, chain: &[SequenceHash], result: Option<&QueryResult>) -> Option<Difference> {
@@ -301,6 +318,11 @@ fn batch_length(chains: &[&[SequenceHash]], workers: usize) -> usize {
         bytes <= BATCH_BYTES
     });
     fitting.count().max(1).min(chains.len())
+}
+
+/// Whether the daemon doubts a holder because it may not have received everything yet.
+fn may_be_behind(holder: &HolderMatch) -> bool {
+    holder.degraded.contains(DegradedReason::Behind)
 }
 
 fn query(chain: &[SequenceHash]) -> SingleQuery {

@@ -16,7 +16,7 @@ pub struct Request {
 /// The chain of a prompt whose blocks are known by an identifier each.
 ///
 /// An identifier stands for the tokens of a block that nobody has. Its block hash is that of a block of two tokens, its
-/// halves: equal identifiers get equal hashes, in every run and on every machine, and the rest is the hash contract.
+/// halves. Equal identifiers get equal hashes, in every run and on every machine. The rest is the hash contract.
 pub fn chain_of(block_ids: &[u64]) -> Vec<SequenceHash> {
     let mut chain = Vec::with_capacity(block_ids.len());
     extend_chain(&mut chain, block_ids.iter().copied());

@@ -13,7 +13,7 @@ use fastrand::Rng;
 
 /// How long a worker computes one block that it does not hold, in microseconds: some 25,000 tokens a second in blocks of 512.
 const BLOCK_WORK_US: u64 = 20_000;
-/// What a block of a running request costs another request, in microseconds: answering reads the block again for each token,
+/// What a block of a running request costs another request, in microseconds. Answering reads the block again for each token,
 /// which is far less than to compute it.
 const RUNNING_BLOCK_US: u64 = 2_000;
 /// How long a worker takes for a token of an answer, in microseconds.

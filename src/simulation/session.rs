@@ -22,9 +22,9 @@ pub(super) const SUBSCRIPTION_CAPACITY: usize = 4096;
 /// How long the daemon may take to get ready, and the broker to answer.
 const READY_PATIENCE: Duration = Duration::from_secs(30);
 /// How long the daemon may go without applying anything that was published.
-const PROGRESS_PATIENCE: Duration = Duration::from_secs(30);
+pub(super) const PROGRESS_PATIENCE: Duration = Duration::from_secs(30);
 /// Pauses before the daemon is asked again how far it is.
-const POLLS: Backoff = Backoff {
+pub(super) const POLLS: Backoff = Backoff {
     pause_min: Duration::from_micros(500),
     pause_max: Duration::from_millis(50),
 };
@@ -34,8 +34,8 @@ const SERVER_BINARY: &str = "nats.server_binary";
 
 /// A configuration for a daemon with an embedded broker in this process, without snapshots.
 ///
-/// `admin` is an address to listen on or `off`. Of the environment, only the broker's binary counts, so that a simulation is
-/// the same everywhere and touches no file of a daemon that is set up there.
+/// `admin` is an address to listen on or `off`. Of the environment, only the broker's binary counts. So a simulation is the
+/// same everywhere, and touches no file of a daemon that is set up there.
 ///
 /// # Errors
 ///

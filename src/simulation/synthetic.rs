@@ -1,7 +1,7 @@
 //! A synthetic load: many conversations of several turns on top of a few shared system prompts.
 //!
-//! Every turn asks with all that was said before, so a worker that served the turn before holds nearly the whole prompt, and
-//! any worker holds its system prompt: what a router needs to know who is who for.
+//! Every turn asks with all that was said before. The worker that served the turn before holds nearly the whole prompt. Any
+//! worker holds its system prompt. So a router must tell the workers apart.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

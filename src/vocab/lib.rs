@@ -25,16 +25,17 @@
 //!
 //! - Up to [`VOCABULARY_SIZE_MAX`] (2^24) tokens of up to [`TOKEN_BYTES_MAX`] bytes.
 //! - Several tokens with the same bytes are allowed together; look-ups and tokenisation give the lowest.
-//! - A token without bytes, which is what special tokens are here, is never in a mask and never comes out of tokenisation: no text leads
-//!   to it, and a model that may always choose it need not get anywhere. To allow such a token, set its bit in the mask.
+//! - Special tokens are tokens without bytes here. Such a token is never in a mask and never comes out of tokenisation. No
+//!   text leads to it, and a model that always chose it would never end. To allow such a token, set its bit in the mask.
 //! - A mask holds exactly as many tokens as the vocabulary, so the bogus ones don't show.
 //!
 //! # Where the time goes
 //!
-//! The notes' loop has a chain: load the state, load the transition, store the state, and load it again for the child. Over a table, two walks
-//! from both ends of the trie take turns, so that two chains are always under way. Nodes are packed so that a step needs few
-//! instructions (see [`TokenNode`]). Where nearly all is rejected, the chain that counts leads from each rejected node to the next, and a
-//! list of the roots' bytes cuts it where it is longest. `table_walk.rs` lists what was tried and what each idea gave.
+//! The notes' loop has a chain: load the state, load the transition, store the state, and load it again for the child. Over a
+//! table, two walks from both ends of the trie take turns, so that two chains are always under way. Nodes are packed so that
+//! a step needs few instructions (see [`TokenNode`]). Where nearly all is rejected, the chain leads from each rejected node
+//! to the next. A list of the roots' bytes cuts it where it is longest. `table_walk.rs` lists what was tried and what each
+//! idea gave.
 //!
 //! ```sh
 //! cargo test -p kvatlas-vocab               # property tests
@@ -43,6 +44,7 @@
 //! cargo bench --bench vocabulary            # time a node, without fetching anything
 //! ```
 
+mod allow;
 mod error;
 mod greedy;
 mod load;

@@ -5,8 +5,8 @@
 use super::error::MaskError;
 use super::token::TokenId;
 
-/// Bogus tokens are spread over this many words behind the real ones. Were there but one, each node without a token would wait
-/// for the word that the one before it has just written: a chain through half of all nodes.
+/// Bogus tokens are spread over this many words behind the real ones. With only one, each node without a token would wait for
+/// the word that the one before it has just written. That would be a chain through half of all nodes.
 const BOGUS_WORDS: usize = 16;
 
 /// Room for the tokens of a vocabulary of `size`, in whole words.
@@ -122,7 +122,8 @@ pub(super) trait AllowToken {
     ///
     /// # Safety
     ///
-    /// The token is one of a node, bogus or not, of the trie of a vocabulary that is as large as the one that this was made for.
+    /// The token is one of a node, bogus or not. The node's trie is of a vocabulary as large as the one that this was made
+    /// for.
     unsafe fn allow_of_node(&mut self, token: u32);
 }
 

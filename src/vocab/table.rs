@@ -52,8 +52,8 @@ pub enum TableError {
 
 /// A deterministic automaton over bytes.
 ///
-/// A state is stored as the place of its row, so that the next state is one load: no multiplication, and no classes of bytes, which
-/// cost a load more a node than the smaller rows saved.
+/// A state is stored as the place of its row, so that the next state is one load, without a multiplication. There are no
+/// classes of bytes: they cost a load more a node than the smaller rows saved.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TransitionTable {
     /// Rows of 256 places of rows. The first row is the dead state's: all zero. Every place is a multiple of 256 below the length.

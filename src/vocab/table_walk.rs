@@ -2,11 +2,11 @@
 //!
 //! # The chain, and what was tried
 //!
-//! From a node to its child there is a chain: load the state from the stack, load the transition, store the new state, load it again. A store
-//! that is loaded at once takes as long as everything else together. Two things keep the processor busy meanwhile: siblings don't wait for
-//! each other, so it works on several at once by itself; and two *lanes*, one from the first root on and one from the last root back, take
-//! turns at single nodes, so that at any time two chains are under way that have nothing to do with each other. What is left is the
-//! number of instructions a node.
+//! From a node to its child there is a chain: load the state from the stack, load the transition, store the new state, load
+//! it again. A store that is loaded at once takes as long as everything else together. Two things keep the processor busy
+//! meanwhile. Siblings don't wait for each other, so it works on several at once by itself. And two *lanes*, one from the
+//! first root on and one from the last root back, take turns at single nodes. So two independent chains are under way at any
+//! time. What is left is the number of instructions a node.
 //!
 //! Time a node, as a multiple of `toktrie`'s in the same run, on a vocabulary of 131,072 tokens (266,312 nodes) with tables of
 //! regular expressions. The first three rows are whole walks in an exploratory program; those below say what one idea alone
@@ -143,14 +143,14 @@ impl Lane {
     ///
     /// The argument, in terms of what `walk` checks and what types promise:
     ///
-    /// - *Nodes.* `node` and `end` delimit the rest of the subtree of a root. The links of a `FlatTrie` are sound, so one step into the subtree of
-    ///   a node or past it leads to another node before `end`, or to `end`: a node that is not a leaf has a child. The size of a leaf
-    ///   is 1, and a large node says that it is 1, which is a step into it.
+    /// - *Nodes.* `node` and `end` delimit the rest of the subtree of a root. The links of a `FlatTrie` are sound. So one
+    ///   step into the subtree of a node or past it leads to a node before `end`, or to `end`. A node that is not a leaf has
+    ///   a child. The size of a leaf is 1, and a large node says that it is 1, which is a step into it.
     /// - *Stack.* Since pops are sound too, `top` is entry `depth - 1` for a node of this depth. Depths are from 1 to [`TOKEN_BYTES_MAX`], the
     ///   greatest of the type of node; the entry written is `depth`. Every entry read was written: the bottom by `new`, the
     ///   others at the node's parent. At `end`, `top` is the bottom again.
-    /// - *Table.* Every entry of the stack is the checked start or has been read from the table, whose every place has a whole row of 256
-    ///   behind it. The row of the dead state leads only to itself.
+    /// - *Table.* Every entry of the stack is the checked start or has been read from the table. Every place in the table has
+    ///   a whole row of 256 behind it. The row of the dead state leads only to itself.
     /// - *Mask.* It is for this vocabulary, which `walk` checks: it has words for all tokens and all bogus tokens.
     #[inline(always)]
     unsafe fn step(&mut self, shared: &Shared) {

@@ -60,9 +60,9 @@ const TOKEN_MASK: u64 = (1 << TOKEN_BITS) - 1;
 ///       11 bits, signed   25, bogus if no token ends   15               5            8
 /// ```
 ///
-/// A node with children has its pops in a field of its own, so that the first field is just what a walk needs on the way *in*: how the
-/// depth of the next node differs. That saves the choice between two numbers at each node. Past a subtree, the difference is the first field
-/// less the other.
+/// A node with children has its pops in a field of its own. So the first field is what a walk needs on the way *in*: how the
+/// depth of the next node differs. That saves the choice between two numbers at each node. Past a subtree, the difference is
+/// the first field less the other.
 ///
 /// A large node, whose size or pops have no room, has children and carries neither number. Past it, the walk of tables goes in with a state
 /// that rejects everything, so that it needs no choice there either; other walks look the numbers up.

@@ -1,9 +1,9 @@
 //! Honest workers and routers beside hostile ones, on one broker and in one namespace.
 //!
-//! The hostile ones do whatever the permissions of `deploy/nats` leave them: a publisher anything on the subjects of its own workers, and
-//! anything as the answer to a daemon's question about them; a router anything on query subjects. What they do is drawn from a seed. The
-//! honest ones are checked against the truth all the time: no reply that is marked exact is wrong, and in the end every reply is the truth.
-//! The daemon neither ends nor panics, and its memory keeps within a bound.
+//! The hostile ones do whatever the permissions of `deploy/nats` leave them. A publisher sends anything on the subjects of
+//! its own workers, and anything as the answer to a daemon's question about them; a router anything on query subjects. What
+//! they do is drawn from a seed. The honest ones are checked against the truth all the time: no reply that is marked exact is
+//! wrong, and in the end every reply is the truth. The daemon neither ends nor panics, and its memory keeps within a bound.
 //!
 //! `KVATLAS_TEST_ATTACK_SECONDS` makes it longer, and `KVATLAS_TEST_ATTACK_SEED` repeats one.
 

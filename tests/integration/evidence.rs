@@ -10,7 +10,7 @@ use futures_util::StreamExt;
 use kvatlas::daemon::Daemon;
 use kvatlas::daemon::broker::embedded::EmbeddedBroker;
 use kvatlas::daemon::broker::round_trip;
-use kvatlas_client::publish::{HolderPublisher, PublishedHolder, PublisherOptions};
+use kvatlas_client::publish::{HolderPublisher, PublisherOptions};
 use kvatlas_core::wire::{
     BatchCursor, Event, EventBatch, NamespaceName, ResyncAnswerKind, ResyncChunk, ResyncRequest,
     RosterHolder, RosterKey, RosterReply, RosterRequest, Tier, WireLimits, WorkerName,
@@ -21,8 +21,8 @@ use crate::support::jetstream::{JETSTREAM, Restartable, broker_on_store, kept};
 use crate::support::process::{Process, kvatlas};
 use crate::support::publisher::Publisher;
 use crate::support::{
-    Client, PATIENCE, broker, config, daemon, eventually, hashes, matches, namespace, reasons, server,
-    snapshots_in, stored, subjects, worker,
+    Client, PATIENCE, broker, config, daemon, engine, eventually, hashes, matches, namespace, reasons,
+    server, snapshots_in, stored, subjects, worker,
 };
 
 /// A publisher of which every word is said by the test.
@@ -391,6 +391,21 @@ async fn a_store_that_was_rolled_back_and_has_grown_again_is_noticed() {
     }
 }
 
+/// The library's publisher, which has told of four blocks.
+async fn library_engine(client: &Client, name: &str) -> HolderPublisher {
+    let publisher = engine(
+        client.nats.clone(),
+        &subjects(),
+        name,
+        PublisherOptions::default(),
+    )
+    .await;
+    let blocks = vec![stored(hashes(1, 4))];
+    publisher.publish(Tier::DEVICE, blocks).await.unwrap();
+    publisher.flush().await.unwrap();
+    publisher
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_restart_with_another_block_size_says_so_and_asks() {
     let broker = broker().await;
@@ -398,24 +413,7 @@ async fn a_restart_with_another_block_size_says_so_and_asks() {
     let (key, directory) = snapshots_in(folder.path());
     let first = daemon(broker.url(), &[(key, directory.as_str())]).await;
     let client = Client::connect(broker.url()).await;
-    let holder = PublishedHolder {
-        namespace: namespace(),
-        worker: worker("gpu-0"),
-        rank: 0,
-    };
-    let publisher = HolderPublisher::start(
-        client.nats.clone(),
-        &subjects(),
-        holder,
-        PublisherOptions::default(),
-    )
-    .await
-    .unwrap();
-    publisher
-        .publish(Tier::DEVICE, vec![stored(hashes(1, 4))])
-        .await
-        .unwrap();
-    publisher.flush().await.unwrap();
+    let publisher = library_engine(&client, "gpu-0").await;
     eventually("the blocks are known", async || {
         (client.holder("gpu-0", 0).await?.blocks == 4).then_some(())
     })
@@ -451,24 +449,7 @@ async fn silent_publishers_do_not_hold_up_one_that_answers() {
         let subject = subjects().resync(&namespace(), &worker(&name), rank);
         silent.push(client.nats.subscribe(subject).await.unwrap());
     }
-    let holder = PublishedHolder {
-        namespace: namespace(),
-        worker: worker("answers"),
-        rank: 0,
-    };
-    let publisher = HolderPublisher::start(
-        client.nats.clone(),
-        &subjects(),
-        holder,
-        PublisherOptions::default(),
-    )
-    .await
-    .unwrap();
-    publisher
-        .publish(Tier::DEVICE, vec![stored(hashes(1, 4))])
-        .await
-        .unwrap();
-    publisher.flush().await.unwrap();
+    let _publisher = library_engine(&client, "answers").await;
     let patient = [("resync.concurrency", "2"), ("resync.timeout_ms", "600000")];
     let daemon = daemon(broker.url(), &patient).await;
     for number in 0..SILENT {

@@ -8,7 +8,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use kvatlas::daemon::Daemon;
 use kvatlas::daemon::broker::embedded::{BrokerOptions, EmbeddedBroker};
-use kvatlas_client::publish::{HolderPublisher, PublishedHolder, PublisherOptions};
+use kvatlas_client::publish::PublisherOptions;
 use kvatlas_client::{ClientError, QueryClient};
 use kvatlas_core::wire::Tier;
 use nkeys::KeyPair;
@@ -18,8 +18,8 @@ use serde_json::json;
 use crate::support::certificates::{Authority, Certificate, text};
 use crate::support::process::kvatlas;
 use crate::support::{
-    Client, PATIENCE, by_sequence, config, eventually, hashes, matches, namespace, server, stored, subjects,
-    worker,
+    Client, PATIENCE, by_sequence, config, engine, eventually, hashes, matches, namespace, server, stored,
+    subjects,
 };
 
 const UNAVAILABLE: i32 = 69;
@@ -82,18 +82,11 @@ async fn is_of_use(url: &str, options: ConnectOptions) {
         queries: QueryClient::new(nats.clone(), subjects()).with_patience(PATIENCE),
         nats,
     };
-    let holder = PublishedHolder {
-        namespace: namespace(),
-        worker: worker("gpu-0"),
-        rank: 0,
-    };
     let options = PublisherOptions {
         heartbeat_interval: Duration::from_millis(50),
         ..PublisherOptions::default()
     };
-    let publisher = HolderPublisher::start(client.nats.clone(), &subjects(), holder, options)
-        .await
-        .unwrap();
+    let publisher = engine(client.nats.clone(), &subjects(), "gpu-0", options).await;
     let events = vec![stored(hashes(1, 3))];
     publisher.publish(Tier::DEVICE, events).await.unwrap();
     let expected = [("gpu-0".to_owned(), 0, 3, true)];

@@ -8,13 +8,14 @@ use std::time::Duration;
 use crate::support::jetstream::{JETSTREAM, Restartable, STREAM, followed, kept, last_message, servers};
 use crate::support::metrics::metric;
 use crate::support::process::Process;
+use crate::support::publisher::Publisher;
 use crate::support::{
-    Client, PATIENCE, config, daemon, eventually, has_gap, hashes, matches, namespace, reasons, removed,
-    stored, stored_after, subjects, worker,
+    Client, PATIENCE, config, daemon, engine, eventually, has_gap, hashes, matches, reasons, removed, stored,
+    stored_after, subjects,
 };
 use async_nats::jetstream;
 use kvatlas::daemon::Daemon;
-use kvatlas_client::publish::{HolderPublisher, PublishedHolder, PublisherOptions};
+use kvatlas_client::publish::PublisherOptions;
 use kvatlas_core::wire::{BatchCursor, Tier};
 
 fn path_text(path: &Path) -> &str {
@@ -140,17 +141,23 @@ async fn a_fresh_daemon_reads_the_stream_before_it_is_ready() {
     }
 }
 
+/// The publishers of two workers that have told of three blocks each.
+async fn of_three_blocks(client: &Client, names: [&str; 2]) -> [Publisher; 2] {
+    let mut publishers = names.map(|name| client.publisher(name, 0));
+    for (publisher, name) in publishers.iter_mut().zip(names) {
+        let told = client.tell(publisher, name, 0, vec![stored(hashes(10, 3))]).await;
+        assert!(told.exact);
+    }
+    publishers
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_broker_that_comes_back_with_its_store_has_lost_nothing() {
     for server in servers() {
         let mut broker = Restartable::start(&server).await;
         let client = Client::connect(broker.url()).await;
         let daemon = Process::serve(broker.url(), &[JETSTREAM]);
-        let (mut silent, mut busy) = (client.publisher("silent", 0), client.publisher("busy", 0));
-        for (publisher, name) in [(&mut silent, "silent"), (&mut busy, "busy")] {
-            let told = client.tell(publisher, name, 0, vec![stored(hashes(10, 3))]).await;
-            assert!(told.exact);
-        }
+        let [_, mut busy] = of_three_blocks(&client, ["silent", "busy"]).await;
         for blocks in [4, 5] {
             broker.kill();
             broker.restart().await;
@@ -182,10 +189,7 @@ async fn a_broker_that_comes_back_without_its_store_leaves_doubts_until_the_next
         let mut broker = Restartable::start(&server).await;
         let client = Client::connect(broker.url()).await;
         let daemon = Process::serve(broker.url(), &[JETSTREAM]);
-        let (mut lucky, mut loser) = (client.publisher("lucky", 0), client.publisher("loser", 0));
-        for (publisher, name) in [(&mut lucky, "lucky"), (&mut loser, "loser")] {
-            client.tell(publisher, name, 0, vec![stored(hashes(10, 3))]).await;
-        }
+        let [mut lucky, loser] = of_three_blocks(&client, ["lucky", "loser"]).await;
         broker.kill();
         // Published into the void: the number is taken, nothing travels.
         let mut loser = loser.resuming(BatchCursor { epoch: 1, seq: 2 });
@@ -215,10 +219,7 @@ async fn messages_that_the_streams_limits_took_are_missed() {
         ];
         let client = Client::connect(broker.url()).await;
         let first = daemon(broker.url(), &settings).await;
-        let (mut silent, mut busy) = (client.publisher("silent", 0), client.publisher("busy", 0));
-        for (publisher, name) in [(&mut silent, "silent"), (&mut busy, "busy")] {
-            client.tell(publisher, name, 0, vec![stored(hashes(10, 3))]).await;
-        }
+        let [mut silent, mut busy] = of_three_blocks(&client, ["silent", "busy"]).await;
         first.stop().await;
         for _ in 0..10 {
             busy.publish(Tier::DEVICE, Vec::new()).await.unwrap();
@@ -252,19 +253,12 @@ async fn messages_that_grew_too_old_in_the_stream_are_missed_and_asked_for() {
         ];
         let client = Client::connect(broker.url()).await;
         let first = daemon(broker.url(), &settings).await;
-        let holder = PublishedHolder {
-            namespace: namespace(),
-            worker: worker("gpu-0"),
-            rank: 0,
-        };
         let options = PublisherOptions {
             batch_delay: Duration::ZERO,
             heartbeat_interval: Duration::from_secs(3600),
             ..PublisherOptions::default()
         };
-        let engine = HolderPublisher::start(client.nats.clone(), &subjects(), holder, options)
-            .await
-            .unwrap();
+        let engine = engine(client.nats.clone(), &subjects(), "gpu-0", options).await;
         let publish = async |events| engine.publish(Tier::DEVICE, events).await.unwrap();
         publish(vec![stored(hashes(1, 3))]).await;
         let known = engine.flush().await.unwrap();

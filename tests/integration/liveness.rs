@@ -5,27 +5,20 @@ use std::time::Duration;
 use crate::support::metrics::{counter, metric};
 use crate::support::process::Process;
 use crate::support::{
-    Client, broker, daemon, eventually, hashes, matches, namespace, reasons, stored, subjects, worker,
+    Client, broker, daemon, engine, eventually, hashes, matches, reasons, stored, subjects,
 };
-use kvatlas_client::publish::{HolderPublisher, PublishedHolder, PublisherOptions};
+use kvatlas_client::publish::{HolderPublisher, PublisherOptions};
 use kvatlas_core::wire::Tier;
 
 const GPU: &str = "gpu-0";
 
 async fn publisher(url: &str, heartbeat_interval: Duration) -> HolderPublisher {
     let nats = async_nats::connect(url).await.unwrap();
-    let holder = PublishedHolder {
-        namespace: namespace(),
-        worker: worker(GPU),
-        rank: 0,
-    };
     let options = PublisherOptions {
         heartbeat_interval,
         ..PublisherOptions::default()
     };
-    HolderPublisher::start(nats, &subjects(), holder, options)
-        .await
-        .unwrap()
+    engine(nats, &subjects(), GPU, options).await
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -8,7 +8,7 @@ use kvatlas::daemon::Daemon;
 use kvatlas::daemon::broker::embedded::{BrokerOptions, EmbeddedBroker};
 use kvatlas::daemon::broker::round_trip;
 use kvatlas_client::publish::{
-    Beginning, HolderPublisher, PublishConnection, PublishedHolder, PublisherError, PublisherOptions,
+    Beginning, HolderPublisher, PublishConnection, PublisherError, PublisherOptions,
 };
 use kvatlas_client::{ClientError, QueryClient};
 use kvatlas_core::wire::{
@@ -20,7 +20,8 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use crate::support::metrics::{counter, total};
 use crate::support::process::Process;
 use crate::support::{
-    PATIENCE, by_sequence, config, eventually, hashes, matches, namespace, server, stored, subjects, worker,
+    PATIENCE, by_sequence, config, engine, eventually, hashes, matches, namespace, server, stored, subjects,
+    worker,
 };
 
 const USERS: &str = include_str!("../../deploy/nats/users.conf");
@@ -117,19 +118,12 @@ impl InRole {
     }
 
     async fn publisher(&self, name: &str, epoch: u64) -> HolderPublisher {
-        let holder = PublishedHolder {
-            namespace: namespace(),
-            worker: worker(name),
-            rank: 0,
-        };
         let options = PublisherOptions {
             heartbeat_interval: Duration::from_millis(50),
             beginning: Beginning::Epoch(epoch),
             ..PublisherOptions::default()
         };
-        HolderPublisher::start(self.nats.clone(), &subjects(), holder, options)
-            .await
-            .unwrap()
+        engine(self.nats.clone(), &subjects(), name, options).await
     }
 }
 
@@ -190,6 +184,14 @@ async fn an_operator_forgets_a_worker(url: &str, daemons: usize) {
     }
 }
 
+/// The publisher of gpu-0, in epoch 7, which has told of three blocks.
+async fn of_three_blocks(url: &str) -> HolderPublisher {
+    let publisher = InRole::connect(url, "gpu-0").await.publisher("gpu-0", 7).await;
+    let blocks = vec![stored(hashes(1, 3))];
+    publisher.publish(Tier::DEVICE, blocks).await.unwrap();
+    publisher
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_operator_commands_all_daemons_with_either_configuration() {
     for configuration in [USERS, ACCOUNTS] {
@@ -198,12 +200,7 @@ async fn an_operator_commands_all_daemons_with_either_configuration() {
             daemon(broker.url(), "daemon", &[]).await,
             daemon(broker.url(), "daemon", &[]).await,
         ];
-        let engine = InRole::connect(broker.url(), "gpu-0").await;
-        let publisher = engine.publisher("gpu-0", 7).await;
-        publisher
-            .publish(Tier::DEVICE, vec![stored(hashes(1, 3))])
-            .await
-            .unwrap();
+        let _publisher = of_three_blocks(broker.url()).await;
         let queries = InRole::connect(broker.url(), "operator").await.queries();
         // Whichever of them answers.
         for _ in 0..20 {
@@ -397,12 +394,7 @@ async fn a_gateway_answers_for_the_shards_with_the_rights_of_a_gateway() {
         daemon(url, "daemon", &[("sharding.shard", "1/2")]).await,
     ];
     let gateway = daemon(url, "gateway", &[("gateway.enabled", "true")]).await;
-    let engine = InRole::connect(url, "gpu-0").await;
-    let publisher = engine.publisher("gpu-0", 7).await;
-    publisher
-        .publish(Tier::DEVICE, vec![stored(hashes(1, 3))])
-        .await
-        .unwrap();
+    let _publisher = of_three_blocks(url).await;
     let queries = InRole::connect(url, "router").await.queries();
     is_exact_with(&queries, "gpu-0", 3).await;
     for daemon in shards.into_iter().chain([gateway]) {
@@ -436,12 +428,7 @@ async fn daemons_and_gateways_may_learn_that_they_have_seen_every_request() {
 async fn an_operator_takes_a_worker_out() {
     let broker = broker(USERS).await;
     let daemon = daemon(broker.url(), "daemon", &[]).await;
-    let engine = InRole::connect(broker.url(), "gpu-0").await;
-    let publisher = engine.publisher("gpu-0", 7).await;
-    publisher
-        .publish(Tier::DEVICE, vec![stored(hashes(1, 3))])
-        .await
-        .unwrap();
+    let publisher = of_three_blocks(broker.url()).await;
     let operator = InRole::connect(broker.url(), "operator").await;
     let queries = operator.queries();
     is_exact_with(&queries, "gpu-0", 3).await;
@@ -513,14 +500,7 @@ async fn publish_with_library(url: &str, name: &str) -> HolderPublisher {
         .user_and_password("gpu-0".to_owned(), password("gpu-0"))
         .custom_inbox_prefix(inbox_prefix("gpu-0"));
     let nats = PublishConnection::connect(options, url).await.unwrap();
-    let holder = PublishedHolder {
-        namespace: namespace(),
-        worker: worker(name),
-        rank: 0,
-    };
-    let publisher = HolderPublisher::start(nats, &subjects(), holder, PublisherOptions::default())
-        .await
-        .unwrap();
+    let publisher = engine(nats, &subjects(), name, PublisherOptions::default()).await;
     let events = vec![stored(hashes(1, 3))];
     publisher.publish(Tier::DEVICE, events).await.unwrap();
     publisher
@@ -557,12 +537,7 @@ async fn a_reply_does_not_speak_with_the_rights_of_the_daemon() {
     let settings: Vec<(&str, &str)> = user.iter().map(|(key, text)| (*key, text.as_str())).collect();
     // A process of its own, for metrics of its own.
     let daemon = Process::serve(broker.url(), &settings);
-    let engine = InRole::connect(broker.url(), "gpu-0").await;
-    let publisher = engine.publisher("gpu-0", 7).await;
-    publisher
-        .publish(Tier::DEVICE, vec![stored(hashes(1, 3))])
-        .await
-        .unwrap();
+    let _publisher = of_three_blocks(broker.url()).await;
     let router = InRole::connect(broker.url(), "router").await;
     let queries = router.queries();
     is_exact_with(&queries, "gpu-0", 3).await;

@@ -10,6 +10,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use crate::support::jetstream::JETSTREAM;
+use crate::support::publisher::Publisher;
 use crate::support::{
     Client, PATIENCE, config, eventually, hashes, http_get, matches, reasons, server, stored, stored_after,
     subjects,
@@ -126,19 +127,27 @@ async fn becomes_unready(daemon: &Daemon, subject: &str) {
     .await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn events_that_the_server_no_longer_gives_make_nobody_exact_until_it_gives_them_again() {
+/// A publisher that has told of four blocks, which are known exactly.
+async fn four_blocks_are_told(client: &Client) -> Publisher {
+    let mut publisher = client.publisher(GPU, 0);
+    let blocks = vec![stored(hashes(10, 4))];
+    assert!(client.tell(&mut publisher, GPU, 0, blocks).await.exact);
+    publisher
+}
+
+/// A daemon with every right, which knows four blocks.
+async fn with_four_blocks(settings: &[(&str, &str)]) -> (Scene, Daemon, Client, Publisher) {
     let scene = Scene::without(&[]).await;
-    let daemon = scene.daemon(&[]).await;
+    let daemon = scene.daemon(settings).await;
     becomes_ready(&daemon).await;
     let client = scene.client().await;
-    let mut publisher = client.publisher(GPU, 0);
-    assert!(
-        client
-            .tell(&mut publisher, GPU, 0, vec![stored(hashes(10, 4))])
-            .await
-            .exact
-    );
+    let publisher = four_blocks_are_told(&client).await;
+    (scene, daemon, client, publisher)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn events_that_the_server_no_longer_gives_make_nobody_exact_until_it_gives_them_again() {
+    let (scene, daemon, client, mut publisher) = with_four_blocks(&[]).await;
 
     scene.reload_without(&["kvatlas.v1.events.>"]);
     becomes_unready(&daemon, "kvatlas.v1.events.>").await;
@@ -167,27 +176,13 @@ async fn a_daemon_without_the_right_to_events_is_not_ready_until_it_has_it() {
     becomes_unready(&daemon, "kvatlas.v1.events.>").await;
     scene.reload_without(&[]);
     becomes_ready(&daemon).await;
-    let client = scene.client().await;
-    let mut publisher = client.publisher(GPU, 0);
-    assert!(
-        client
-            .tell(&mut publisher, GPU, 0, vec![stored(hashes(10, 4))])
-            .await
-            .exact
-    );
+    four_blocks_are_told(&scene.client().await).await;
     daemon.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn queries_that_the_server_no_longer_gives_show_in_readiness_and_are_answered_again() {
-    let scene = Scene::without(&[]).await;
-    let daemon = scene.daemon(&[]).await;
-    becomes_ready(&daemon).await;
-    let client = scene.client().await;
-    let mut publisher = client.publisher(GPU, 0);
-    client
-        .tell(&mut publisher, GPU, 0, vec![stored(hashes(10, 4))])
-        .await;
+    let (scene, daemon, client, _) = with_four_blocks(&[]).await;
 
     scene.reload_without(&["kvatlas.v1.query.>"]);
     becomes_unready(&daemon, "kvatlas.v1.query.>").await;
@@ -204,17 +199,7 @@ async fn queries_that_the_server_no_longer_gives_show_in_readiness_and_are_answe
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_that_may_no_longer_be_asked_for_makes_nobody_exact_until_it_may() {
-    let scene = Scene::without(&[]).await;
-    let daemon = scene.daemon(&[JETSTREAM]).await;
-    becomes_ready(&daemon).await;
-    let client = scene.client().await;
-    let mut publisher = client.publisher(GPU, 0);
-    assert!(
-        client
-            .tell(&mut publisher, GPU, 0, vec![stored(hashes(10, 4))])
-            .await
-            .exact
-    );
+    let (scene, daemon, client, mut publisher) = with_four_blocks(&[JETSTREAM]).await;
 
     // A request that is under way is still answered. The next one is refused, at the latest when a consumer is made anew.
     scene.reload_without(&["$JS.API.>"]);

@@ -12,14 +12,12 @@ use crate::support::relay::{AnswerFault, Faults, Relay, origin};
 use crate::support::truth::{Tally, Truth, Workload, ask_all, settle};
 use crate::support::way::Way;
 use crate::support::{
-    Client, broker, by_sequence, daemon, eventually, fault_runs, hashes, namespace, reasons, server, stored,
-    subjects, worker,
+    Client, broker, by_sequence, daemon, engine, eventually, fault_runs, hashes, reasons, server, stored,
+    subjects,
 };
 use kvatlas::daemon::metrics::labels::ResyncFailure;
-use kvatlas_client::publish::{Beginning, HolderPublisher, PublishedHolder, PublisherOptions};
-use kvatlas_core::wire::{
-    BatchCursor, Event, EventBatch, ResyncAnswerKind, ResyncChunk, Subjects, Tier, WireLimits,
-};
+use kvatlas_client::publish::{Beginning, HolderPublisher, PublisherOptions};
+use kvatlas_core::wire::{BatchCursor, Event, EventBatch, ResyncAnswerKind, ResyncChunk, Tier, WireLimits};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -37,22 +35,6 @@ fn options() -> PublisherOptions {
         chunk_bytes_max: 700,
         ..PublisherOptions::default()
     }
-}
-
-async fn publisher(
-    nats: async_nats::Client,
-    subjects: &Subjects,
-    name: &str,
-    options: PublisherOptions,
-) -> HolderPublisher {
-    let holder = PublishedHolder {
-        namespace: namespace(),
-        worker: worker(name),
-        rank: 0,
-    };
-    HolderPublisher::start(nats, subjects, holder, options)
-        .await
-        .unwrap()
 }
 
 /// A fleet behind a relay, and a router that asks all the time.
@@ -77,8 +59,12 @@ impl Scene {
     }
 
     async fn through(way: Way, seed: u64, workers: usize) -> Self {
+        Self::with(&[ONE_LANE, SMALL_ANSWERS], way, seed, workers).await
+    }
+
+    async fn with(settings: &[(&str, &str)], way: Way, seed: u64, workers: usize) -> Self {
         let broker = Restartable::start(&server()).await;
-        let daemon = Process::serve(broker.url(), &way.settings(&[ONE_LANE, SMALL_ANSWERS]));
+        let daemon = Process::serve(broker.url(), &way.settings(settings));
         let client = Arc::new(Client::connect(broker.url()).await);
         let truth = Arc::new(Truth::default());
         let relay = Relay::start(broker.url(), Arc::clone(&truth), seed).await;
@@ -86,7 +72,7 @@ impl Scene {
         let mut publishers = Vec::new();
         for number in 0..workers {
             let name = format!("gpu-{number}");
-            publishers.push(publisher(relay.publishers(), &origin(), &name, options()).await);
+            publishers.push(engine(relay.publishers(), &origin(), &name, options()).await);
         }
         let stop_router = CancellationToken::new();
         let router = tokio::spawn(route(
@@ -236,7 +222,7 @@ async fn a_publisher_restarts_with_a_new_epoch_or_lower_numbers() {
             };
             let nats = scene.relay.publishers();
             scene.publishers =
-                vec![publisher(nats.clone(), &origin(), "gpu-9", start(Beginning::Epoch(5))).await];
+                vec![engine(nats.clone(), &origin(), "gpu-9", start(Beginning::Epoch(5))).await];
             scene.publish(60).await;
             // The engine dies, and comes back with an empty cache; with luck the daemon hears its first batches.
             scene.publishers.clear();
@@ -244,7 +230,7 @@ async fn a_publisher_restarts_with_a_new_epoch_or_lower_numbers() {
                 drop,
                 ..Faults::default()
             });
-            scene.publishers = vec![publisher(nats, &origin(), "gpu-9", start(beginning)).await];
+            scene.publishers = vec![engine(nats, &origin(), "gpu-9", start(beginning)).await];
             scene.publish(3).await;
             scene.relay.set_faults(Faults::default());
             scene.publish(10).await;
@@ -264,7 +250,7 @@ async fn two_claim_one_worker(way: Way) {
     };
     let nats = scene.relay.publishers();
     // The one with the lower epoch goes on as if nothing were, and answers questions too.
-    let replaced = publisher(nats.clone(), &origin(), "gpu-9", start(5)).await;
+    let replaced = engine(nats.clone(), &origin(), "gpu-9", start(5)).await;
     for number in 0..20 {
         replaced
             .publish(Tier::DEVICE, vec![stored(hashes(900 + number, 3))])
@@ -272,7 +258,7 @@ async fn two_claim_one_worker(way: Way) {
             .unwrap();
     }
     replaced.flush().await.unwrap();
-    scene.publishers = vec![publisher(nats, &origin(), "gpu-9", start(6)).await];
+    scene.publishers = vec![engine(nats, &origin(), "gpu-9", start(6)).await];
     scene.relay.set_faults(Faults {
         drop: 150,
         ..Faults::default()
@@ -298,12 +284,13 @@ async fn two_publishers_claim_one_worker() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_is_cleared_while_its_resync_runs() {
-    let settings = |scene: &Scene| (scene.relay.answers_held(), scene.workload.prompts()[0].clone());
     for (way, round) in WAYS
         .into_iter()
         .flat_map(|way| (0..3).map(move |round| (way, round)))
     {
-        let mut scene = Box::pin(Scene::through(way, 40 + round, 1)).await;
+        // The daemon waits for its answer, however busy the machine is.
+        let settings = [ONE_LANE, SMALL_ANSWERS, ("resync.timeout_ms", "60000")];
+        let mut scene = Box::pin(Scene::with(&settings, way, 40 + round, 1)).await;
         scene.publish(40).await;
         scene.relay.hold_answers(true);
         // Lost, and shown by the next one.
@@ -319,7 +306,7 @@ async fn a_worker_is_cleared_while_its_resync_runs() {
         })
         .await;
         // The answer was made before this, and comes after it.
-        let (_, chain) = settings(&scene);
+        let chain = scene.workload.prompts()[0].clone();
         let events = match round {
             0 => vec![Event::Cleared],
             1 => vec![Event::Cleared, stored(chain[..5].to_vec())],
@@ -518,7 +505,7 @@ async fn a_thousand_workers_join_at_once_and_a_daemon_that_knows_none_of_them_le
         };
         publishers.push((
             name.clone(),
-            publisher(engines.clone(), &subjects(), &name, options).await,
+            engine(engines.clone(), &subjects(), &name, options).await,
         ));
     }
     let mut tally = Tally::default();
@@ -557,13 +544,13 @@ async fn full_buffer(way: Way) {
     let client = Client::connect(broker.url()).await;
     let (truth, workload) = (Truth::default(), Workload::new(7, 8));
     let prompts = workload.prompts().to_vec();
-    let engine = async_nats::connect(broker.url()).await.unwrap();
+    let nats = async_nats::connect(broker.url()).await.unwrap();
     let options = PublisherOptions {
         beginning: Beginning::Epoch(1),
         heartbeat_interval: Duration::from_millis(100),
         ..options()
     };
-    let flood = publisher(engine, &subjects(), "gpu-0", options).await;
+    let flood = engine(nats, &subjects(), "gpu-0", options).await;
     let mut tally = Tally::default();
     for number in 0..BATCHES {
         let chain = &prompts[usize::try_from(number % 8).unwrap()];

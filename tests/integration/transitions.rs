@@ -1,5 +1,5 @@
-//! Every transition that an operator wants to see has a metric: gaps, resyncs that start, succeed and fail, holders that fall silent
-//! and are removed, blocks that are evicted, the age of the newest snapshot, the lag of the events.
+//! Every transition that an operator wants to see has a metric. Gaps; resyncs that start, succeed and fail; holders that fall
+//! silent and are removed; evicted blocks; the age of the newest snapshot; the lag of the events.
 //!
 //! Alone in its binary: the metrics are those of the process.
 
@@ -8,26 +8,17 @@ use std::time::Duration;
 use crate::support::fleet::QUICK_RESYNCS;
 use crate::support::metrics::{counted, page, require_declared};
 use crate::support::process::Process;
-use crate::support::{
-    Client, broker, hashes, namespace, snapshots_in, stored, stored_after, subjects, worker,
-};
-use kvatlas_client::publish::{HolderPublisher, PublishedHolder, PublisherOptions};
+use crate::support::{Client, broker, engine, hashes, snapshots_in, stored, stored_after, subjects};
+use kvatlas_client::publish::{HolderPublisher, PublisherOptions};
 use kvatlas_core::wire::{BatchCursor, Tier};
 
-async fn engine(url: &str, name: &str) -> HolderPublisher {
-    let holder = PublishedHolder {
-        namespace: namespace(),
-        worker: worker(name),
-        rank: 0,
-    };
+async fn engine_at(url: &str, name: &str) -> HolderPublisher {
     let options = PublisherOptions {
         heartbeat_interval: Duration::from_millis(50),
         ..PublisherOptions::default()
     };
     let nats = async_nats::connect(url).await.unwrap();
-    HolderPublisher::start(nats, &subjects(), holder, options)
-        .await
-        .unwrap()
+    engine(nats, &subjects(), name, options).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -44,7 +35,7 @@ async fn every_transition_is_counted() {
         ("limits.max_blocks_per_namespace", "1000"),
     ]);
     // It has said something before there was a daemon.
-    let early = engine(broker.url(), "early").await;
+    let early = engine_at(broker.url(), "early").await;
     early
         .publish(Tier::DEVICE, vec![stored(hashes(1, 4))])
         .await
@@ -76,7 +67,7 @@ async fn every_transition_is_counted() {
     counted(&daemon, "kvatlas_holders_removed_total", "").await;
 
     // More than there is room for.
-    let late = engine(broker.url(), "late").await;
+    let late = engine_at(broker.url(), "late").await;
     for chain in 1..=12 {
         let first = chain * 10_000;
         let events = vec![

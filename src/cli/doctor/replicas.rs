@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use super::broker::Connected;
 use super::report::Check;
-use crate::cli::admin_client::{AdminArguments, AdminClient};
+use crate::cli::admin_client::{AdminArguments, AdminClient, Readiness};
 
 /// A difference of clocks above which lags and times in the log mislead.
 const SKEW_MAX: Duration = Duration::from_secs(1);
@@ -18,12 +18,6 @@ const SKEW_MAX: Duration = Duration::from_secs(1);
 const FINDING_PATIENCE: Duration = Duration::from_millis(500);
 /// Daemons that are looked at, at most.
 const REPLICAS_MAX: usize = 256;
-
-#[derive(Debug, Deserialize)]
-struct Readiness {
-    ready: bool,
-    reasons: Vec<String>,
-}
 
 #[derive(Debug, Deserialize)]
 struct Index {
@@ -200,7 +194,7 @@ fn compare(group: &str, holders: &[u64]) -> Option<Check> {
 }
 
 async fn check_readiness(replica: &AdminClient) -> Result<(Readiness, u64), crate::cli::Failure> {
-    let readiness = replica.json("/readyz").await?;
+    let readiness = replica.readiness().await?;
     let index: Index = replica.json("/index").await?;
     let holders = index.namespaces.iter().map(|sizes| sizes.holders).sum();
     Ok((readiness, holders))

@@ -15,7 +15,7 @@ use serde_json::json;
 
 use super::super::event_line::LineBatch;
 use super::super::failure::Failure;
-use super::{cannot_open, file_limits};
+use super::files::{cannot_open, file_limits};
 
 #[derive(Debug, Args)]
 pub(super) struct ExportArguments {

@@ -14,7 +14,7 @@ use super::super::output::{print, print_json};
 use super::super::status_report::describe_state;
 use super::super::table::{Side, Table};
 use super::super::text::{counted, printable};
-use super::{cannot_open, file_limits, snapshots_in};
+use super::files::{cannot_open, file_limits, snapshots_in};
 use kvatlas_client::rfc3339;
 
 #[derive(Debug, Args)]

@@ -1,14 +1,11 @@
 //! `kvatlas snapshot`: looking into snapshot files.
 
 mod export;
+mod files;
 mod inspect;
 mod verify;
 
-use std::fmt::Display;
-use std::path::{Path, PathBuf};
-
 use clap::{Args, Subcommand};
-use kvatlas_core::wire::WireLimits;
 
 use self::export::ExportArguments;
 use self::inspect::InspectArguments;
@@ -41,9 +38,6 @@ Examples:
   kvatlas snapshot export /var/lib/kvatlas/snapshot-00001767225600000000.kvs
   kvatlas snapshot export a.kvs --worker gpu-0 | jq -c .holder.blocks?";
 
-/// What names of snapshots end with.
-const EXTENSION: &str = "kvs";
-
 /// What to do with snapshots.
 #[derive(Debug, Args)]
 pub(crate) struct SnapshotArguments {
@@ -70,36 +64,5 @@ pub(crate) fn snapshot(arguments: &SnapshotArguments) -> Result<(), Failure> {
         SnapshotCommand::Inspect(arguments) => inspect::inspect(arguments),
         SnapshotCommand::Verify(arguments) => verify::verify(arguments),
         SnapshotCommand::Export(arguments) => export::export(arguments),
-    }
-}
-
-fn cannot_open(path: &Path, error: &dyn Display) -> Failure {
-    Failure::usage(format_args!(
-        "cannot open {path:?}: {error}; name a snapshot or a directory of them"
-    ))
-}
-
-/// The files of a directory that are named like snapshots, newest first.
-fn snapshots_in(directory: &Path) -> Result<Vec<PathBuf>, Failure> {
-    let unreadable = |error| Failure::usage(format_args!("cannot read the directory {directory:?}: {error}"));
-    let mut paths = Vec::new();
-    for entry in std::fs::read_dir(directory).map_err(unreadable)? {
-        let path = entry.map_err(unreadable)?.path();
-        if path.extension().is_some_and(|extension| extension == EXTENSION) {
-            paths.push(path);
-        }
-    }
-    // Names carry the time in a fixed width.
-    paths.sort_unstable_by(|one, other| other.cmp(one));
-    Ok(paths)
-}
-
-/// The daemon's limits don't matter: what a snapshot holds is to be seen in any case. A frame is bounded all the same.
-fn file_limits() -> WireLimits {
-    WireLimits {
-        message_bytes_max: usize::MAX,
-        events_max: usize::MAX,
-        blocks_per_event_max: usize::MAX,
-        ..WireLimits::default()
     }
 }

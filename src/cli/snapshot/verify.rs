@@ -10,7 +10,7 @@ use kvatlas_core::snapshot::{SnapshotContent, SnapshotError};
 use super::super::failure::Failure;
 use super::super::output::print;
 use super::super::text::counted;
-use super::{cannot_open, file_limits, snapshots_in};
+use super::files::{cannot_open, file_limits, snapshots_in};
 
 #[derive(Debug, Args)]
 pub(super) struct VerifyArguments {

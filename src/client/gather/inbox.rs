@@ -1,7 +1,7 @@
 //! One subscription for the replies to all requests that are under way.
 //!
-//! The client library takes one reply a request; a gathered request has one of every shard. A subscription for each request would
-//! change the server's tables with every one, so all share one with a wildcard, and the last token of the reply's subject tells
+//! The client library takes one reply a request; a gathered request has one of every shard. A subscription for each request
+//! would change the server's tables every time. So all share one with a wildcard. The last token of the reply's subject tells
 //! which request it is for.
 
 use std::sync::Arc;

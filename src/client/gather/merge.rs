@@ -1,9 +1,9 @@
 //! One answer out of the shards' answers: no I/O.
 //!
-//! Every holder belongs to one shard, so lists of holders are joined, put into the order of the contract, and only then cut to the
-//! limit: the best `limit` of all are among the best `limit` of each. A shard that has not heard of a namespace has none of its
-//! workers, which is an answer as long as another shard knows the namespace. Any other error is about the request, and the same
-//! on every shard, so it is the answer.
+//! Every holder belongs to one shard. Lists of holders are joined, put into the order of the contract, and only then cut to
+//! the limit: the best `limit` of all are among the best `limit` of each. A shard that does not know a namespace has none of
+//! its workers. That counts as an answer if another shard knows the namespace. Any other error is about the request, and the
+//! same on every shard, so it is the answer.
 
 use kvatlas_core::wire::{
     ErrorBody, ErrorCode, Gathered, QueryOptions, QueryReply, QueryResult, SingleQuery, StatusReply,

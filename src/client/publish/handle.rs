@@ -75,8 +75,8 @@ pub(super) struct Shared {
 
 /// Publishes for one holder, and answers daemons that miss something. See the [module](super).
 ///
-/// Dropping it publishes what is queued and then ends in silence, as if the engine had died: daemons keep the blocks until the
-/// holder counts as gone. To leave in good order, [`say_goodbye`](Self::say_goodbye).
+/// Dropping it publishes what is queued and then ends in silence, as if the engine had died. Daemons keep the blocks until
+/// the holder counts as gone. To leave in good order, [`say_goodbye`](Self::say_goodbye).
 #[derive(Debug)]
 pub struct HolderPublisher {
     commands: mpsc::Sender<Command>,

@@ -1,9 +1,9 @@
 //! The publisher library: what an engine, or a sidecar beside it, needs to keep daemons exact about one holder.
 //!
-//! A [`HolderPublisher`] numbers batches without a gap within an epoch, and keeps what it takes to make good what is lost on the
-//! way: a *ring* of the last batches, and a *block table* of all that the holder has. When a daemon misses something it asks
-//! (see [`ResyncRequest`](kvatlas_core::wire::ResyncRequest)), and is given the missing batches from the ring or the full state from the
-//! table. Heartbeats show daemons that nothing was lost, and that the holder lives.
+//! A [`HolderPublisher`] numbers batches without a gap within an epoch. It keeps what makes good a loss on the way: a *ring*
+//! of the last batches, and a *block table* of all that the holder has. When a daemon misses something it asks (see
+//! [`ResyncRequest`](kvatlas_core::wire::ResyncRequest)), and is given the missing batches from the ring or the full state
+//! from the table. Heartbeats show daemons that nothing was lost, and that the holder lives.
 //!
 //! ```text
 //! publish ──▶ bounded queue ──▶ open batch ──▶ ring, table ──▶ transport ──▶ events subject
@@ -12,8 +12,8 @@
 //!                              daemon ──▶ resync subject ──▶ ring or table ──▶ chunks
 //! ```
 //!
-//! An event that the queue has taken is published in order, exactly once, unless the process dies: then the next incarnation
-//! begins a new epoch, and replaces all that the last one said.
+//! An event that the queue has taken is published in order, exactly once, unless the process dies. The next incarnation
+//! begins a new epoch, which replaces all that the last one said.
 //!
 //! A server that gives no right to publish takes the bytes, drops the batch, and says so in an error on the connection. Who connects
 //! with [`PublishConnection`] is told: [`flush`](HolderPublisher::flush) fails, and

@@ -53,7 +53,8 @@ pub struct PublisherOptions {
     pub settings: NamespaceSettings,
     /// The longest silence: a heartbeat ends it.
     pub heartbeat_interval: Duration,
-    /// How long events wait for others to share a batch with. Zero makes every call a batch.
+    /// The least time between two batches: events that come sooner share the next one. After a pause they are sent at once. Zero makes
+    /// every call a batch.
     pub batch_delay: Duration,
     /// Most events of a batch.
     pub batch_events_max: usize,

@@ -34,7 +34,6 @@ struct OpenBatch {
     tier: Tier,
     events: Vec<Event>,
     bytes: usize,
-    since_us: u64,
 }
 
 /// Numbers batches, and keeps what daemons may ask for.
@@ -49,6 +48,8 @@ pub(super) struct Outbox {
     /// None where the blocks of earlier batches are not known.
     pub(super) table: Option<BlockTable>,
     open: Option<OpenBatch>,
+    /// When the last batch was numbered, in microseconds on the monotonic clock.
+    numbered_us: Option<u64>,
     /// What the publisher itself doubts; part of the full state.
     pub(super) doubts: DegradedReasons,
     /// Whether the last batch said goodbye: there is no holder any more that a heartbeat could be of.
@@ -82,6 +83,7 @@ impl Outbox {
             made_us: None,
             table,
             open: None,
+            numbered_us: None,
             doubts: DegradedReasons::default(),
             has_left: false,
         })
@@ -106,7 +108,6 @@ impl Outbox {
             tier,
             events: Vec::new(),
             bytes: 0,
-            since_us: clocks.monotonic_us,
         });
         open.events.extend(events);
         open.bytes += bytes;
@@ -116,10 +117,12 @@ impl Outbox {
         sealed
     }
 
-    /// When the open batch has waited long enough, in microseconds on the monotonic clock.
+    /// When the open batch has to go, in microseconds on the monotonic clock: a delay after the batch before it. After a pause that is at
+    /// once, so that only events in quick succession wait for each other.
     pub(super) fn due_us(&self) -> Option<u64> {
+        self.open.as_ref()?;
         let delay = u64::try_from(self.options.batch_delay.as_micros()).unwrap_or(u64::MAX);
-        self.open.as_ref().map(|open| open.since_us.saturating_add(delay))
+        Some(self.numbered_us.map_or(0, |before| before.saturating_add(delay)))
     }
 
     /// Closes the open batch, if there is one.
@@ -139,6 +142,7 @@ impl Outbox {
         }
         self.cursor.seq += 1;
         self.made_us = Some(clocks.unix_us);
+        self.numbered_us = Some(clocks.monotonic_us);
         let batch = EventBatch {
             epoch: self.cursor.epoch,
             seq: self.cursor.seq,
@@ -285,11 +289,11 @@ mod tests {
         });
         assert!(outbox.add(Tier::DEVICE, vec![stored(1, 2)], at(10)).is_empty());
         assert!(outbox.add(Tier::DEVICE, vec![stored(1, 3)], at(20)).is_empty());
-        assert_eq!(outbox.due_us(), Some(110));
         // Two more would make four.
         let full = outbox.add(Tier::DEVICE, vec![stored(5, 1), stored(6, 1)], at(30));
         assert_eq!(full.len(), 1);
         assert_eq!((decoded(&full[0]).seq, decoded(&full[0]).events.len()), (1, 2));
+        assert_eq!(outbox.due_us(), Some(130));
         // Another tier needs another batch.
         let other = outbox.add(Tier::new(1).unwrap(), vec![stored(7, 1)], at(40));
         assert_eq!(
@@ -299,6 +303,23 @@ mod tests {
         let rest = outbox.seal(at(50)).unwrap();
         assert_eq!((decoded(&rest).seq, decoded(&rest).tier.as_u8()), (3, 1));
         assert_eq!((decoded(&rest).rank, outbox.due_us()), (3, None));
+    }
+
+    #[test]
+    fn only_what_follows_a_batch_closely_waits() {
+        let mut outbox = outbox(PublisherOptions {
+            batch_delay: Duration::from_micros(100),
+            ..PublisherOptions::default()
+        });
+        assert_eq!(outbox.due_us(), None);
+        outbox.add(Tier::DEVICE, vec![stored(1, 2)], at(10));
+        assert!(outbox.due_us().unwrap() <= 10, "nothing was sent before it");
+        outbox.seal(at(10)).unwrap();
+        outbox.add(Tier::DEVICE, vec![stored(5, 1)], at(20));
+        assert_eq!(outbox.due_us(), Some(110));
+        outbox.seal(at(110)).unwrap();
+        outbox.add(Tier::DEVICE, vec![stored(6, 1)], at(500));
+        assert!(outbox.due_us().unwrap() <= 500, "the last one is long ago");
     }
 
     #[test]

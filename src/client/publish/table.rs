@@ -1,7 +1,7 @@
 //! What the holder has, for daemons that need all of it.
 //!
-//! The table is an index of one holder: what an event means is decided by the same code in the publisher and in the daemon, so the
-//! state that a daemon is given is the one that it would have if it had received every batch.
+//! The table is an index of one holder. The same code decides in the publisher and in the daemon what an event means. So a
+//! daemon is given the state that it would have if it had received every batch.
 
 use kvatlas_core::index::{HolderWriter, IndexLimits, NamespaceSettings, PositionalIndexer, RegisterError};
 use kvatlas_core::wire::{Event, HolderId, Tier};

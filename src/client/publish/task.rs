@@ -87,7 +87,13 @@ impl Task {
             let wake_at = self.wake_at();
             tokio::select! {
                 command = queue.recv() => match command {
-                    Some(command) => self.obey(command).await,
+                    Some(command) => {
+                        self.obey(command).await;
+                        // A timer would round up to its next tick.
+                        if queue.is_empty() {
+                            self.send_due().await;
+                        }
+                    }
                     None => break,
                 },
                 Some(question) = next(&mut questions) => self.answer(question).await,
@@ -111,6 +117,15 @@ impl Task {
             .due_us()
             .map(|due| self.started + Duration::from_micros(due));
         due.map_or(self.heartbeat_at, |due| due.min(self.heartbeat_at))
+    }
+
+    /// Sends the open batch, if it has to go.
+    async fn send_due(&mut self) {
+        let clocks = self.clocks();
+        if self.outbox.due_us().is_some_and(|due| due <= clocks.monotonic_us) {
+            let sealed = self.outbox.seal(clocks);
+            self.send_all(sealed).await;
+        }
     }
 
     /// Sends what is due: the open batch, or else a heartbeat.

@@ -118,8 +118,8 @@ impl PositionalLineageHash {
     ///
     /// # Errors
     ///
-    /// Any [`LineageError`] about an encoding: a mode that does not exist or is not the position's, a parent
-    /// fragment at position 0, or a current fragment that is not cut to what a child can hold.
+    /// Any [`LineageError`] about an encoding. The mode does not exist, or is not the position's. There is a parent fragment
+    /// at position 0. Or the current fragment is not cut to what a child can hold.
     pub fn from_u128(packed: u128) -> Result<Self, LineageError> {
         let hash = Self(packed);
         let mode = hash.mode();

@@ -9,9 +9,8 @@ use dashmap::mapref::one::{Ref, RefMut};
 use super::lineage::PositionalLineageHash;
 use super::positional::PositionalHash;
 
-/// Shards of one position's map. Few: the map's writers mostly hold the outer shard anyway, and a deep
-/// sequence makes thousands of these maps, which with the default of four shards per core would each take
-/// kilobytes.
+/// Shards of one position's map. Few, because the map's writers mostly hold the outer shard anyway. A deep sequence makes
+/// thousands of these maps. With the default of four shards per core, each would take kilobytes.
 const LEVEL_SHARDS: usize = 2;
 
 /// Values keyed by positional hash, grouped by position.
@@ -23,17 +22,16 @@ const LEVEL_SHARDS: usize = 2;
 ///
 /// # Guards and deadlock
 ///
-/// [`PositionalRadixTree::prefix`] and [`PositionalRadixTree::position`] return guards that lock a shard of
-/// the outer map: `prefix` for writing, `position` for reading. A shard covers many positions. While a thread
-/// holds a guard it must not call any other method of the same tree: a second lock on the shard, for whatever
-/// position, can wait forever. Nor may a guard live across an `await`. Copy what is needed out of the guard
-/// and drop it.
+/// [`PositionalRadixTree::prefix`] and [`PositionalRadixTree::position`] return guards that lock a shard of the outer map:
+/// `prefix` for writing, `position` for reading. A shard covers many positions. While a thread holds a guard it must not call
+/// any other method of the same tree. A second lock on the shard, for whatever position, can wait forever. Nor may a guard
+/// live across an `await`. Copy what is needed out of the guard and drop it.
 ///
 /// # What concurrent calls see
 ///
 /// Each single operation is atomic. [`PositionalRadixTree::len`], [`PositionalRadixTree::is_empty`] and
-/// [`PositionalRadixTree::find_parent`] walk over shards: they see each entry that stays during the whole
-/// call, and may or may not see one that comes or goes meanwhile.
+/// [`PositionalRadixTree::find_parent`] walk over shards. They see each entry that stays during the whole call. They may or
+/// may not see one that comes or goes meanwhile.
 pub struct PositionalRadixTree<K, V>
 where
     K: PositionalHash + Hash + Eq + Clone,
@@ -87,8 +85,8 @@ where
         removed.map(|(_, value)| value)
     }
 
-    /// Erases the map of `position` unless another thread has put something in since it was seen empty: that
-    /// is checked again under the lock that keeps everybody else out.
+    /// Erases the map of `position` unless another thread has put something in since it was seen empty. That is checked again
+    /// under the exclusive lock.
     fn erase_if_empty(&self, position: u64) {
         self.levels.remove_if(&position, |_, level| level.is_empty());
     }

@@ -1,86 +1,16 @@
 //! The index of one namespace.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-
-use parking_lot::{Mutex, RwLock};
 
 use crate::hash::{PositionError, PositionalLineageHash};
 use crate::wire::{HolderId, QueryKey};
 
-use super::capacity::TotalUsage;
-use super::directory::{HolderRecord, HolderSlot, RegisterError, Slots};
-use super::holder::{Holder, HolderState, HolderWriter};
-use super::runs::RunStore;
+use super::directory::{HolderRecord, RegisterError};
+use super::holder::Holder;
 use super::search::{self, BoundedMatches, Matches, QueryChain, Search, SparseChain, TierDepth};
 use super::settings::{IndexLimits, NamespaceSettings};
-
-/// What lanes and queries of one index share. Aligned so that the counts of references, which lanes change all the time, are on another
-/// cache line.
-#[derive(Debug)]
-#[repr(align(128))]
-pub(crate) struct Shared {
-    pub(crate) settings: NamespaceSettings,
-    pub(crate) limits: IndexLimits,
-    pub(crate) runs: RunStore,
-    pub(crate) slots: Slots,
-    /// Holders by slot.
-    holders: RwLock<Vec<Option<Arc<Holder>>>>,
-    /// Held by whoever evicts.
-    pub(crate) evicting: Mutex<()>,
-    foreign_holders: AtomicU32,
-    /// How often the state of a holder has been replaced as a whole.
-    replacements: AtomicU64,
-    total: Arc<TotalUsage>,
-}
-
-impl Shared {
-    /// Forgets blocks where this index, or all together, have too many. To be called between turns.
-    pub(crate) fn make_room(&self) {
-        if self.runs.is_bounded() {
-            self.evict(|| self.runs.excess_blocks());
-            self.total.make_room();
-        }
-    }
-
-    pub(crate) fn count_replacement(&self) -> u64 {
-        self.replacements.fetch_add(1, Ordering::AcqRel) + 1
-    }
-
-    pub(crate) fn count_foreign_holder(&self, joins: bool) {
-        if joins {
-            self.foreign_holders.fetch_add(1, Ordering::Relaxed);
-        } else {
-            self.foreign_holders.fetch_sub(1, Ordering::Relaxed);
-        }
-    }
-
-    /// Whether nothing is known that contradicts that a hash stands for its whole prefix.
-    #[inline]
-    pub(crate) fn is_chain(&self) -> bool {
-        self.runs.is_chain() && self.foreign_holders.load(Ordering::Relaxed) == 0
-    }
-
-    /// The holder that has a slot now.
-    pub(crate) fn holder(&self, slot: HolderSlot) -> Option<Arc<Holder>> {
-        self.holders.read().get(slot.index())?.clone()
-    }
-
-    fn add(&self, holder: &Arc<Holder>, slot: HolderSlot) {
-        let mut holders = self.holders.write();
-        let len = holders.len().max(slot.index() + 1);
-        holders.resize(len, None);
-        holders[slot.index()] = Some(Arc::clone(holder));
-    }
-
-    /// Gives the slot of a holder back that has no blocks.
-    pub(crate) fn release(&self, slot: HolderSlot) {
-        if let Some(holder) = self.holders.write().get_mut(slot.index()) {
-            *holder = None;
-        }
-        self.slots.release(slot);
-    }
-}
+use super::shared::{Shared, TotalUsage};
+use super::writer::HolderWriter;
 
 /// How large an index is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -137,18 +67,7 @@ impl PositionalIndexer {
 
     /// An empty index whose size counts in `total`, too.
     pub fn sharing(settings: NamespaceSettings, limits: IndexLimits, total: &Arc<TotalUsage>) -> Self {
-        let shared = Arc::new(Shared {
-            settings,
-            limits,
-            runs: RunStore::new(limits.capacity, Arc::clone(total.usage())),
-            slots: Slots::default(),
-            holders: RwLock::default(),
-            evicting: Mutex::default(),
-            foreign_holders: AtomicU32::new(0),
-            replacements: AtomicU64::new(0),
-            total: Arc::clone(total),
-        });
-        total.join(&shared);
+        let shared = Shared::new(settings, limits, total);
         Self { shared }
     }
 
@@ -174,8 +93,7 @@ impl PositionalIndexer {
         let limits = &self.shared.limits;
         let (workers_max, ranks_max) = (limits.workers_max, limits.ranks_per_worker_max);
         let (slot, record) = self.shared.slots.register(id, workers_max, ranks_max)?;
-        let state = Mutex::new(HolderState::new(slot));
-        let holder = Arc::new(Holder { record, state });
+        let holder = Arc::new(Holder::new(record, slot));
         self.shared.add(&holder, slot);
         Ok(HolderWriter::new(Arc::clone(&self.shared), holder))
     }
@@ -194,14 +112,14 @@ impl PositionalIndexer {
     /// As [`Self::find_chain`], where only blocks in these tiers count.
     pub fn find_in_tiers(&self, chain: &mut QueryChain<'_>, search: Search<'_>, tiers: TierDepth) -> Matches {
         // Before the first probe, so that what is replaced from now on is noticed.
-        let replacements = self.shared.replacements.load(Ordering::Acquire);
+        let replacements = self.shared.replacements();
         search::find(&self.shared, chain, search, tiers).begun_at(replacements)
     }
 
     /// Bounds on how long a prefix each holder holds, from blocks chosen from one chain.
     pub fn find_bounds(&self, chain: &SparseChain<'_>, search: Search<'_>) -> BoundedMatches {
         // Before the first probe, so that what is replaced from now on is noticed.
-        let replacements = self.shared.replacements.load(Ordering::Acquire);
+        let replacements = self.shared.replacements();
         search::find_bounds(&self.shared, chain, search).begun_at(replacements)
     }
 
@@ -232,7 +150,7 @@ impl PositionalIndexer {
 
     /// Holders whose hashes are not the contract's chain.
     pub fn foreign_holders(&self) -> u32 {
-        self.shared.foreign_holders.load(Ordering::Relaxed)
+        self.shared.foreign_holders()
     }
 
     /// How large the index is.

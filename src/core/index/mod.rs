@@ -17,7 +17,7 @@
 //!
 //! # What a query sees during writes
 //!
-//! A holder changes in steps (`steps`). A search that meets no step of a holder, from its first look to its last, is exact for it.
+//! A holder changes in steps (`steps`). A search in whose time a holder makes no step about a run that the search looks at is exact for it.
 //! Numbered, each with the test that holds it:
 //!
 //! 1. A block's place never becomes another block's as long as somebody has it: a run is cut, and its number given out again, only
@@ -26,24 +26,38 @@
 //!    others' places. (`tests::interleaved`)
 //! 3. Tables move no entry while they can be read, and a table is replaced by one that has all that are still there: a run that is there
 //!    all the time is found. (`tests::concurrency`)
-//! 4. A holder's stamp changes before the first change of a step can be seen, and after the last. A search that finds the stamp as old as
-//!    its beginning has seen no part of a step. (`tests::interleaved`)
-//! 5. Who did make a step is searched again, in the end under the holder's lock, where it makes none. (`tests::concurrency`)
-//! 6. Locks are taken in one order: eviction, a holder's state, the runs. Nobody who has the runs waits for a holder.
-//! 7. A long event is several steps, with what is done so far published before each ends: so nobody waits for all of it.
+//! 4. A step says whose it is and which runs it changes. The clock moves after that and before the first change can be seen, and again after
+//!    the last. Steps take turns. So a search knows all steps from its beginning to its end, or that there were too many.
+//!    (`steps`, `tests::interleaved`)
+//! 5. A step about other runs than those that a search has looked at changes nothing that the search has read of that holder. Where the
+//!    search has found a next block, it has looked at its run. Where it has found none, the holder did not have the block at some instant
+//!    of that look: what a holder has all the time is found (2, 3). So the answer is the holder's state at an instant of the search.
+//!    (`tests::interleaved`, `tests::concurrency`)
+//! 6. Who did make a step about such a run is searched again, in the end under the holder's lock, where it makes none.
+//!    (`tests::concurrency`)
+//! 7. Locks are taken in one order: eviction, a holder's state, the runs. Nobody who has the runs waits for a holder.
+//! 8. A long event is several steps, with what is done so far published before each ends: so nobody waits for all of it.
 //!    (`tests::defects`)
-//! 8. What is kept of a prompt that was hashed before depends on the prompt alone, and is never out of date. (`tests::known`)
+//! 9. What is kept of a prompt that was hashed before depends on the prompt alone, and is never out of date. (`tests::known`)
 //!
 //! # Where what is
 //!
-//! | room | what |
+//! Each uses only those above it:
+//!
+//! | room or file | what |
 //! |---|---|
-//! | `runs/` | what all holders share |
-//! | `holder/` | one holder's own state, and applying events |
-//! | `search/` | queries |
-//! | `listing/` | walks, and regular holders for snapshots |
+//! | `settings`, `block`, `usage` | what can be set, what blocks are found by, what is used of a capacity |
 //! | `directory/` | who is there: holders by a small number, sets of them, and whether queries can trust them |
-//! | `capacity/` | bounds on size, and forgetting what is beyond them |
+//! | `steps` | when holders have changed |
+//! | `runs/` | what all holders share |
+//! | `holder/` | one holder's own state, and what events do to it |
+//! | `shared` | one index, and several that are bounded together |
+//! | `capacity` | forgetting what is beyond the bounds |
+//! | `search/` | queries |
+//! | `writer` | applying events to a holder |
+//! | `indexer` | the index of a namespace |
+//! | `listing/` | walks, and regular holders for snapshots |
+//! | `namespace` | all namespaces |
 //!
 //! The index knows no clock, does no I/O and has no async code.
 
@@ -58,17 +72,21 @@ mod namespace;
 mod runs;
 mod search;
 mod settings;
+mod shared;
 mod steps;
+mod usage;
+mod writer;
 
 #[cfg(test)]
 mod tests;
 
-pub use capacity::TotalUsage;
 pub use directory::{HolderRecord, HolderStatus, RegisterError, StreamGeneration, StreamStall, StreamTrust};
-pub use holder::{Applied, HolderWriter, RejectReason};
+pub use holder::{Applied, RejectReason};
 pub use indexer::{IndexSizes, PositionalIndexer};
 pub use listing::{HolderPart, HolderWalk, RestoredRun, Walk, WalkedHolder, WalkedRun};
 pub use namespace::{Namespace, NamespaceRefused, Namespaces};
 pub use runs::give_back_memory;
 pub use search::{BoundedMatches, Bounds, Match, Matches, QueryChain, Search, SparseChain, TierDepth};
 pub use settings::{Capacity, Hashing, IndexLimits, NamespaceSettings, ParkingLimits};
+pub use shared::TotalUsage;
+pub use writer::HolderWriter;

@@ -9,9 +9,9 @@ use parking_lot::Mutex;
 
 use crate::wire::NamespaceName;
 
-use super::capacity::TotalUsage;
 use super::indexer::PositionalIndexer;
 use super::settings::{Capacity, IndexLimits, NamespaceSettings};
+use super::shared::TotalUsage;
 
 /// One namespace and its index.
 #[derive(Debug)]

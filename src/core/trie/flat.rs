@@ -54,8 +54,8 @@ impl<N: FlatNode> FlatTrie<N> {
 
     /// The links of the node at `index`, carried by it or not.
     ///
-    /// Those of a node that has no room for them follow from its children's, and so on down: that takes as many steps as those nodes
-    /// have children, and as a rule far fewer than the subtree has nodes.
+    /// Those of a node that has no room for them follow from its children's, and so on down. That takes as many steps as
+    /// those nodes have children: as a rule far fewer than the subtree has nodes.
     #[must_use]
     pub fn links(&self, index: usize) -> Option<Links> {
         links(&self.nodes, index)

@@ -33,9 +33,9 @@
 //!   (`subtree_size` is 1), it is `d + 1 - num_parents`.
 //! - *past* the subtree: the index grows by `subtree_size`, and the next depth is `d + 1 - num_parents`.
 //!
-//! In the example, a walk that is not interested in what begins with `ay` visits `a` (depth 1), `ax` (2), `ay` (2), skips to index
-//! 2 + 3 = 5, `az` (2), `aza` (3), and pops three levels to `b` (1), `c` (1). [`DepthFirst`] is that walk. A walk that keeps a stack
-//! of its own, such as that of the token trie, pops `num_parents` entries where the depth falls.
+//! In the example, a walk leaves out what begins with `ay`. It visits `a` (depth 1), `ax` (2) and `ay` (2), and skips to
+//! index 2 + 3 = 5. Then come `az` (2) and `aza` (3). It pops three levels to `b` (1), `c` (1). [`DepthFirst`] is that walk.
+//! A walk that keeps a stack of its own, such as that of the token trie, pops `num_parents` entries where the depth falls.
 //!
 //! # One layout, two uses
 //!

@@ -4,9 +4,8 @@
 
 use serde::Deserialize;
 
-use super::entries::{Entries, Message};
+use super::entries::{Entries, Message, coded};
 use super::name::{NamespaceName, Rank, WorkerName};
-use super::writer::encode;
 
 /// What an operator can have a daemon do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -111,29 +110,7 @@ impl Message for AdminReply {
     }
 }
 
-/// Keys that are not known are passed over, like in every payload.
-macro_rules! coded {
-    ($type:ty) => {
-        impl $type {
-            /// As a MessagePack map.
-            pub fn encode(&self) -> Vec<u8> {
-                encode(self)
-            }
-
-            /// Decodes what [`Self::encode`] wrote.
-            ///
-            /// # Errors
-            ///
-            /// What `rmp_serde` says of a payload that is something else.
-            pub fn decode(payload: &[u8]) -> Result<Self, rmp_serde::decode::Error> {
-                rmp_serde::from_slice(payload)
-            }
-        }
-    };
-}
-
-coded!(AdminRequest);
-coded!(AdminReply);
+coded!(AdminRequest, AdminReply);
 
 #[cfg(test)]
 mod tests {

@@ -23,8 +23,8 @@ pub struct EventBatch {
     pub rank: Rank,
     /// When the publisher made the batch, in microseconds since the Unix epoch.
     ///
-    /// Gives the lag. It also tells a redelivered batch from one of a publisher that restarted in the same epoch and counts from 1
-    /// again: the restarted one is later than every batch before.
+    /// Gives the lag. It also tells a redelivered batch from a restart in the same epoch, where the publisher counts from 1
+    /// again. After a restart, the time is later than that of every batch before.
     pub time_us: Option<u64>,
     /// The tier that the stored and removed blocks lie in; [`Tier::DEVICE`] where it is absent.
     pub tier: Tier,

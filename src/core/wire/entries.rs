@@ -293,4 +293,25 @@ macro_rules! serialize_entries {
     };
 }
 
-pub(super) use serialize_entries;
+/// Messages that are written as their entries and read with serde. Keys that are not known are passed over, like in every payload.
+macro_rules! coded {
+    ($($message:ty),+ $(,)?) => {
+        $(impl $message {
+            /// As a MessagePack map.
+            pub fn encode(&self) -> Vec<u8> {
+                $crate::wire::writer::encode(self)
+            }
+
+            /// Decodes what [`Self::encode`] wrote.
+            ///
+            /// # Errors
+            ///
+            /// What `rmp_serde` says of a payload that is something else.
+            pub fn decode(payload: &[u8]) -> Result<Self, rmp_serde::decode::Error> {
+                rmp_serde::from_slice(payload)
+            }
+        })+
+    };
+}
+
+pub(super) use {coded, serialize_entries};

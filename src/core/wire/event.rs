@@ -88,8 +88,8 @@ pub enum Event {
     Removed(RemovedBlocks),
     /// All blocks were removed, from every tier. What follows is the holder's full state, so it is exact again.
     Cleared,
-    /// What the publisher itself doubts about the blocks that it tells, from now on: it has lost events on the way from the engine, or
-    /// sight of the engine. Only reasons for which [`DegradedReason::is_upstream`] holds; none at all ends the doubt, and so do
+    /// What the publisher itself doubts about its blocks from now on. It has lost events on the way from the engine, or sight
+    /// of the engine. Only reasons for which [`DegradedReason::is_upstream`] holds; none at all ends the doubt, and so do
     /// [`Self::Cleared`] and a new epoch.
     Doubted(DegradedReasons),
     /// The holder shuts down in an orderly way and is forgotten.

@@ -32,8 +32,8 @@
 //! A sequence hash without the one before it says nothing about its parent. It is looked up by its position and its own 64 bits. Where hashes are no chain, a block proves nothing about the blocks before it. The lower bound
 //! then ends where the positions sent from 0 on have their first gap.
 //!
-//! Decoding never recurses and never allocates more than the limits in [`WireLimits`] allow: a length is
-//! checked against its limit and against the bytes that are really there before memory is taken for it.
+//! Decoding never recurses and never allocates more than the limits in [`WireLimits`] allow. Before memory is taken for a
+//! length, it is checked against its limit and against the bytes that are there.
 
 mod admin;
 mod batch;

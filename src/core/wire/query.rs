@@ -88,8 +88,8 @@ impl SingleQuery {
     ///
     /// # Errors
     ///
-    /// [`DecodeError::Combination`] for `explain` beside positions, [`DecodeError::Positions`] for positions that do not fit the
-    /// hashes, and [`DecodeError::BrokenChain`] for lineage hashes that are not one chain from position 0.
+    /// [`DecodeError::Combination`] for `explain` beside positions. [`DecodeError::Positions`] for positions that do not fit
+    /// the hashes. [`DecodeError::BrokenChain`] for lineage hashes that are not one chain from position 0.
     pub fn check(&self) -> Result<(), DecodeError> {
         match (&self.positions, &self.key) {
             (Some(_), _) if self.options.explain => Err(DecodeError::Combination(

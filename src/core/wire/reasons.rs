@@ -20,8 +20,8 @@ pub enum DegradedReason {
     UnknownParent = 1 << 3,
     /// A limit on blocks or bytes was reached, and blocks were left out or evicted. The holder has at least the reported blocks.
     Capacity = 1 << 4,
-    /// Batches may have been lost since the last one that continued the count: the connection broke, messages
-    /// were dropped, or the state comes from a snapshot.
+    /// Batches may have been lost since the last one that continued the count. The connection broke, messages were dropped,
+    /// or the state comes from a snapshot.
     Unverified = 1 << 5,
     /// The publisher has been asked for what is missing, and the answer is not applied yet.
     Resyncing = 1 << 6,
@@ -77,8 +77,8 @@ impl DegradedReason {
         !self.is_of_the_moment() && !matches!(self, Self::Unverified | Self::Resyncing | Self::Stale)
     }
 
-    /// Whether a resync can remove the reason. A full holder stays full, a silent publisher does not answer, and one that doubts what it has
-    /// itself knows no more when it is asked.
+    /// Whether a resync can remove the reason. A full holder stays full. A silent publisher does not answer. A publisher that
+    /// doubts its own state knows no more when it is asked.
     pub fn is_worth_a_resync(self) -> bool {
         !self.is_upstream()
             && !self.is_of_the_moment()

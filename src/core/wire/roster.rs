@@ -5,9 +5,8 @@
 
 use serde::Deserialize;
 
-use super::entries::{Entries, Message};
+use super::entries::{Entries, Message, coded};
 use super::name::{NamespaceName, Rank, WorkerName};
-use super::writer::encode;
 
 /// Most holders in one page; keeps a page far below what a NATS server takes.
 pub const ROSTER_PAGE_MAX: usize = 2048;
@@ -83,29 +82,7 @@ impl Message for RosterReply {
     }
 }
 
-/// Keys that are not known are passed over, like in every payload.
-macro_rules! coded {
-    ($type:ty) => {
-        impl $type {
-            /// As a MessagePack map.
-            pub fn encode(&self) -> Vec<u8> {
-                encode(self)
-            }
-
-            /// Decodes what [`Self::encode`] wrote.
-            ///
-            /// # Errors
-            ///
-            /// What `rmp_serde` says of a payload that is something else.
-            pub fn decode(payload: &[u8]) -> Result<Self, rmp_serde::decode::Error> {
-                rmp_serde::from_slice(payload)
-            }
-        }
-    };
-}
-
-coded!(RosterRequest);
-coded!(RosterReply);
+coded!(RosterRequest, RosterReply);
 
 #[cfg(test)]
 mod tests {

@@ -6,8 +6,8 @@
 //! `unsafe`, and unlike Linux's parent-death signal it is not tied to the thread that started the child. On a
 //! machine without `/bin/sh` that one case leaves the child running.
 //!
-//! The child is in a process group of its own, so that Ctrl-C in a terminal reaches only us and there is still
-//! a broker to drain to.
+//! The child is in a process group of its own. So Ctrl-C in a terminal reaches only us, and there is still a broker to drain
+//! to.
 
 use std::fs::File;
 use std::io;
@@ -42,8 +42,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// How much of the end of the server's log an error quotes, in bytes.
 const LOG_TAIL_BYTES: usize = 2048;
 
-/// JetStream's room. A server that is not told takes a share of what the disk has free, and then refuses a stream
-/// that could grow larger, however little it holds.
+/// JetStream's room. A server that is not told takes a share of what the disk has free. It then refuses a stream that could
+/// grow larger, however little the stream holds.
 const JETSTREAM_LIMITS: &str = "jetstream { max_file_store: 1TB }\n";
 
 /// The name of the configuration file in the server's directory.

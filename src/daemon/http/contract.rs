@@ -1,7 +1,7 @@
 //! The contract's own queries over HTTP: the same fields, answers and errors as on NATS, as JSON.
 //!
-//! A JSON request is turned into the contract's MessagePack and decoded by the contract's decoder, so that nothing is allowed or refused
-//! here that is not on NATS.
+//! A JSON request is turned into the contract's MessagePack and decoded by the contract's decoder. So the same is allowed and
+//! refused here as on NATS.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -19,7 +19,7 @@ use crate::daemon::queries::{AnyReply, described};
 
 use super::error::{ContractError, HttpError};
 use super::hash_json::{HashJson, LineageJson};
-use super::routes::{Payload, Shared, json_response};
+use super::shared::{Payload, Shared, json_response};
 
 /// A request, or one query of a batch.
 #[derive(Debug, Default, Deserialize, Serialize)]

@@ -17,8 +17,8 @@ use crate::daemon::queries::Found;
 
 use super::error::{DialectError, HttpError};
 use super::hash_json::HashJson;
-use super::routes::{Payload, Shared, json_response};
 use super::scores::{Scores, Words};
+use super::shared::{Payload, Shared, json_response};
 
 /// The fields of both routes in both dialects.
 #[derive(Debug, Deserialize)]

@@ -21,7 +21,7 @@ use crate::daemon::lanes::{DumpPosition, HolderDump, LanePool, PoolError};
 
 use super::dialect::label_of;
 use super::error::{DialectError, HttpError};
-use super::routes::Shared;
+use super::shared::Shared;
 
 /// Pieces that wait to be sent.
 const PIECES_MAX: usize = 4;

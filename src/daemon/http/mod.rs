@@ -30,6 +30,7 @@ mod registration;
 mod routes;
 mod scores;
 mod server;
+mod shared;
 #[cfg(test)]
 mod tests;
 mod workers;
@@ -38,6 +39,6 @@ pub use auth::{TokenError, read_token};
 pub use engines::{
     EngineKey, EngineRegistry, EngineState, EngineStatus, NewEngine, RegisterRefusal, RemovedEngines,
 };
-pub use routes::HttpParts;
-pub(crate) use routes::IndexParts;
 pub use server::{HttpLimits, HttpServer, HttpStartError};
+pub use shared::HttpParts;
+pub(crate) use shared::IndexParts;

@@ -14,8 +14,8 @@ use kvatlas_engines::Format;
 use super::dialect::{Instance, cache_of, status_ok};
 use super::engines::{EngineKey, NewEngine};
 use super::error::{DialectError, HttpError};
-use super::routes::{Payload, Shared, json_response};
 use super::scores::Words;
+use super::shared::{Payload, Shared, json_response};
 
 /// The fields of both dialects.
 #[derive(Debug, Deserialize)]

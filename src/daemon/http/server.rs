@@ -13,7 +13,8 @@ use tokio_util::task::TaskTracker;
 use crate::daemon::listener::{Acceptor, ConnectionCounts, ConnectionLimits};
 use crate::daemon::metrics::HttpConnectionMetrics;
 
-use super::routes::{HttpParts, Shared, router};
+use super::routes::router;
+use super::shared::{HttpParts, Shared};
 
 /// Why the listener cannot start.
 #[derive(Debug, thiserror::Error)]

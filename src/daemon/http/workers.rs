@@ -13,7 +13,7 @@ use kvatlas_core::wire::{DEFAULT_TENANT, ModelKey, Rank, instance_of_worker};
 use super::dialect::Instance;
 use super::engines::{EngineState, EngineStatus};
 use super::error::{DialectError, HttpError};
-use super::routes::{Index, Shared, json_response};
+use super::shared::{Index, Shared, json_response};
 
 /// Most workers in one answer.
 const WORKERS_MAX: usize = 10_000;

@@ -7,18 +7,9 @@ use tokio::sync::oneshot;
 use kvatlas_core::wire::{AdminHolder, Rank};
 
 use super::clock::now_us;
-use super::lane::{CommandJob, HolderKey, Job, Lane};
+use super::lane::{CommandJob, HolderCommand, HolderKey, Job, Lane};
 use super::line::WorkerKey;
 use super::pool::{LanePool, PoolError};
-
-/// What to do to holders.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum HolderCommand {
-    /// Forget them, their epochs and numbers included.
-    Forget,
-    /// Doubt them, so that their publishers are asked for the full state.
-    Doubt,
-}
 
 impl LanePool {
     /// Carries a command out on holders of a worker, behind the batches that have come before; says how many there were.

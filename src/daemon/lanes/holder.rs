@@ -164,8 +164,8 @@ impl Holder {
         afterwards
     }
 
-    /// Begins a batch that queries must see whole or not at all: half done, it shows a state that the holder never had, and that is no lower
-    /// bound of the state before or after it. None for other batches.
+    /// Begins a batch that queries must see whole or not at all. Half done, it shows a state that the holder never had, and
+    /// no lower bound of the state before or after it. None for other batches.
     fn begin_step(&self, batch: &EventBatch) -> Option<OpenStep> {
         let takes = |event: &Event| matches!(event, Event::Removed(_) | Event::Cleared);
         let stores = |event: &Event| matches!(event, Event::Stored(_));

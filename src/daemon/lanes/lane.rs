@@ -18,7 +18,6 @@ use kvatlas_core::snapshot::HolderFrame;
 use kvatlas_core::snapshot::forest::ForestChunk;
 use kvatlas_core::wire::{DecodeError, EventBatch, HolderId, Rank, Tier};
 
-use super::command::HolderCommand;
 use super::flow::Flows;
 use super::held::{HoldingLimits, ResyncNumber};
 use super::holder::{Afterwards, Clocks, Context, Holder};
@@ -166,6 +165,15 @@ pub(crate) enum RestorePart {
     Batch(Rank, Vec<u8>),
     /// The rest of the holder of this rank cannot be read: forget the holder, since it never was in this state.
     Abandon(Rank),
+}
+
+/// What to do to holders.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum HolderCommand {
+    /// Forget them, their epochs and numbers included.
+    Forget,
+    /// Doubt them, so that their publishers are asked for the full state.
+    Doubt,
 }
 
 /// A command about a worker of the lane.

@@ -49,13 +49,12 @@ mod snapshot;
 mod tests;
 
 pub(crate) use clock::now_us;
-pub(crate) use command::HolderCommand;
 pub(crate) use flow::SeenInParts;
 pub(crate) use freshness::{Freshness, Look};
 pub use holder_resync::ResyncAnswer;
 pub(crate) use holder_resync::{ResyncBegun, ResyncOutcome};
 pub use holder_snapshot::{HolderDump, Revisited};
-pub(crate) use lane::HolderKey;
+pub(crate) use lane::{HolderCommand, HolderKey};
 pub(crate) use line::WorkerKey;
 pub use liveness::LivenessLimits;
 pub(crate) use pool::Inbox;

@@ -1,12 +1,13 @@
 //! The queue in front of a lane: bounded in bytes, fair by the time that the lane spends on each worker.
 //!
-//! Each worker has a *line* of jobs, which are done in order. Between lines, the lane works on the one whose worker it has spent the least
-//! time on. A line that was empty begins with the time of the line whose turn it is: idle workers save nothing up. So a worker that takes
-//! more than its share is worked on last, and delays nobody by more than one turn: one job, or a few small ones.
+//! Each worker has a *line* of jobs, which are done in order. Between lines, the lane works on the one whose worker it has
+//! spent the least time on. A line that was empty begins with the time of the line whose turn it is: idle workers save
+//! nothing up. So a worker that takes more than its share is worked on last. It delays the others by one turn at most: one
+//! job, or a few small ones.
 //!
-//! A full queue drops messages of core NATS: those of the arriving worker if its line has more than an even share of the room, else the
-//! newest of the longest line. A dropped message leaves a mark in its place, so that its worker's holders are doubted in order.
-//! Messages of JetStream wait for room instead.
+//! A full queue drops messages of core NATS. If the arriving worker's line has more than an even share of the room, its
+//! messages are dropped, else the newest of the longest line. A dropped message leaves a mark in its place, so that its
+//! worker's holders are doubted in order. Messages of JetStream wait for room instead.
 //!
 //! A *control job* is done when all jobs that were queued before it are done; later ones may overtake it. A *fence* cannot be overtaken.
 

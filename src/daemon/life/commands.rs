@@ -8,13 +8,12 @@ use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
 use crate::daemon::broker::{Buffer, ConnectError, ConnectionNotice, connect_counted};
+use crate::daemon::instance_name;
 use crate::daemon::lanes::{HolderCommand, LanePool};
 use crate::daemon::metrics::labels::Connection;
 use crate::daemon::shared::{Shared, Stage};
 use crate::daemon::snapshots::SnapshotKeeper;
 use kvatlas_core::wire::{AdminCommand, AdminReply, AdminRequest, PROTOCOL_VERSION, Subjects};
-
-use super::instance::instance_name;
 
 /// Commands that may wait. They are carried out one after the other.
 const CAPACITY: usize = 64;

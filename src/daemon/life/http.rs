@@ -11,7 +11,7 @@ use crate::daemon::shared::Shared;
 
 use kvatlas_core::wire::WireLimits;
 
-use super::start::StartError;
+use super::error::StartError;
 
 /// Time that a request in progress still has at the stop.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);

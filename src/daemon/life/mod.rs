@@ -15,8 +15,8 @@ use crate::daemon::shared::Stage;
 use crate::daemon::snapshots::SnapshotKeeper;
 
 mod commands;
+mod error;
 mod http;
-mod instance;
 mod namespaces;
 mod reload;
 mod start;
@@ -25,10 +25,9 @@ mod upkeep;
 mod view;
 mod watch;
 
-pub(crate) use instance::instance_name;
+pub use error::StartError;
 use reload::DaemonLimits;
 pub use reload::ReloadReport;
-pub use start::StartError;
 pub use stop::StopReport;
 
 /// A running daemon. It uses the current tokio runtime, and threads of its own for the lanes and the admin listener.

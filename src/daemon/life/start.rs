@@ -6,101 +6,30 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
-use crate::daemon::admin::{AdminError, AdminServer, AdminSource, Latch, Readiness};
-use crate::daemon::broker::ConnectError;
-use crate::daemon::broker::embedded::{BrokerError, BrokerOptions, EmbeddedBroker, find_nats_server};
+use crate::daemon::admin::{AdminServer, AdminSource, Latch, Readiness};
+use crate::daemon::broker::embedded::{BrokerOptions, EmbeddedBroker, find_nats_server};
 use crate::daemon::config::{Config, Live, NatsConfig};
-use crate::daemon::http::{EngineRegistry, HttpStartError, TokenError};
-use crate::daemon::lanes::{LanePool, LaneSettings, PoolError};
-use crate::daemon::metrics::{MetricsError, MetricsHandle, ProcessMetrics, install_shared};
+use crate::daemon::http::EngineRegistry;
+use crate::daemon::instance_name;
+use crate::daemon::lanes::{LanePool, LaneSettings};
+use crate::daemon::metrics::{MetricsHandle, ProcessMetrics, install_shared};
 use crate::daemon::page::Page;
 use crate::daemon::queries::{Answerer, query_limits, start_gateway, start_queries};
 use crate::daemon::resync::start_resyncer;
 use crate::daemon::shared::{Shared, Stage};
-use crate::daemon::snapshots::{
-    DirectoryError, Disk, LockError, ObjectStoreError, RestoreError, SnapshotStartError, Storage,
-    start_snapshots,
-};
+use crate::daemon::snapshots::{Disk, Storage, start_snapshots};
 use crate::daemon::sources::start_events;
 use crate::daemon::traces::{Tracer, start_traces};
-use kvatlas_core::wire::{SubjectError, Subjects};
+use kvatlas_core::wire::Subjects;
 
 use super::Daemon;
 use super::commands::start_commands;
+use super::error::StartError;
 use super::http::{http_limits, start_http};
-use super::instance::instance_name;
-use super::namespaces::{NamespaceError, namespaces};
+use super::namespaces::namespaces;
 use super::reload::DaemonLimits;
 use super::upkeep::keep_up;
 use super::view::DaemonView;
-
-/// Why the daemon cannot start.
-#[derive(Debug, thiserror::Error)]
-pub enum StartError {
-    /// The embedded broker.
-    #[error("the embedded NATS server: {0}")]
-    Broker(#[from] BrokerError),
-    /// The embedded broker's address.
-    #[error("the embedded NATS server's address {url}: {source}")]
-    BrokerAddress {
-        /// The address.
-        url: String,
-        /// What is wrong with it.
-        source: std::io::Error,
-    },
-    /// The admin listener.
-    #[error(transparent)]
-    Admin(#[from] AdminError),
-    /// The query listener.
-    #[error(transparent)]
-    Http(#[from] HttpStartError),
-    /// The token of the query listener.
-    #[error(transparent)]
-    Token(#[from] TokenError),
-    /// The metrics recorder.
-    #[error(transparent)]
-    Metrics(#[from] MetricsError),
-    /// The lanes.
-    #[error(transparent)]
-    Pool(#[from] PoolError),
-    /// The connection to NATS.
-    #[error(transparent)]
-    Connect(#[from] ConnectError),
-    /// The subject prefix.
-    #[error(transparent)]
-    Subjects(#[from] SubjectError),
-    /// A namespace of the configuration.
-    #[error(transparent)]
-    Namespace(#[from] NamespaceError),
-    /// The snapshot directory.
-    #[error(transparent)]
-    SnapshotDirectory(#[from] DirectoryError),
-    /// Another daemon uses the snapshot directory.
-    #[error(transparent)]
-    SnapshotLock(#[from] LockError),
-    /// Daemons that follow other workers use the Object Store bucket.
-    #[error(transparent)]
-    ObjectStore(#[from] ObjectStoreError),
-    /// The snapshot to start from.
-    #[error(transparent)]
-    Restore(#[from] RestoreError),
-    /// Reading the snapshot was interrupted.
-    #[error("reading the snapshot was interrupted: {0}")]
-    Interrupted(#[from] tokio::task::JoinError),
-}
-
-impl From<SnapshotStartError> for StartError {
-    fn from(error: SnapshotStartError) -> Self {
-        match error {
-            SnapshotStartError::Directory(error) => error.into(),
-            SnapshotStartError::Lock(error) => error.into(),
-            SnapshotStartError::ObjectStore(error) => error.into(),
-            SnapshotStartError::Connect(error) => error.into(),
-            SnapshotStartError::Restore(error) => error.into(),
-            SnapshotStartError::Interrupted(error) => error.into(),
-        }
-    }
-}
 
 impl Daemon {
     /// Starts everything. While NATS cannot be reached, the daemon goes on trying in the background and is not ready. All other faults are

@@ -1,8 +1,8 @@
 //! The means to declare metrics: one row gives a metric its handle, name, unit, buckets and help.
 //!
-//! Names follow the conventions that `promtool check metrics` enforces: lower snake case with the prefix `kvatlas_`,
-//! base units spelled out (`_seconds`, `_bytes`), `_total` on counters and on nothing else. The unit tests of this
-//! module check the same rules. Dashboards rely on a released name: add, don't rename.
+//! Names follow the conventions that `promtool check metrics` enforces. They are in lower snake case with the prefix
+//! `kvatlas_`. Base units are spelled out (`_seconds`, `_bytes`). `_total` is on counters and on nothing else. The unit tests
+//! of this module check the same rules. Dashboards rely on a released name: add, don't rename.
 
 use metrics::{Counter, Gauge, Histogram, Label, Unit};
 

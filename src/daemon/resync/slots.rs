@@ -1,7 +1,7 @@
 //! How many publishers are asked at once.
 //!
-//! A slot stands for the memory that an answer takes. A publisher that says nothing takes none: after a moment its slot goes to the next one,
-//! and it gets one again when its answer begins. So publishers that never answer don't hold up those that do.
+//! A slot stands for the memory that an answer takes. A publisher that says nothing takes none. After a moment its slot goes
+//! to the next one. It gets a slot again when its answer begins. So publishers that never answer don't hold up those that do.
 
 use std::pin::pin;
 use std::sync::Arc;

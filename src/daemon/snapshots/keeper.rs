@@ -28,7 +28,7 @@ use super::storage::Storage;
 
 /// Why a daemon cannot start with its snapshots.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum SnapshotStartError {
+pub enum SnapshotStartError {
     /// The snapshot directory.
     #[error(transparent)]
     Directory(#[from] DirectoryError),

@@ -54,7 +54,8 @@ mod tests;
 
 pub use claim::Deployment;
 pub use directory::{DirectoryAction, DirectoryError, SnapshotDirectory};
-pub(crate) use keeper::{SnapshotKeeper, SnapshotStartError, start_snapshots};
+pub use keeper::SnapshotStartError;
+pub(crate) use keeper::{SnapshotKeeper, start_snapshots};
 pub use lock::{DirectoryLock, LockError};
 pub use object_store::{ObjectStoreError, SnapshotStore};
 pub use restore::{RestoreError, Restored, Restorer};

@@ -1,7 +1,8 @@
 //! What makes blocks with the same tokens different: extra keys.
 //!
-//! vLLM lists them for each block, in this order: the adapter's name, images, the salt (with the first block of a sequence only), digests of
-//! prompt embeddings. An image is a pair of its identifier and an offset; before vLLM 0.19 it was the identifier alone.
+//! vLLM lists them for each block, in this order: the adapter's name, images, the salt, digests of prompt embeddings. The
+//! salt is with the first block of a sequence only. An image is a pair of its identifier and an offset; before vLLM 0.19 it
+//! was the identifier alone.
 
 use kvatlas_core::hash::object_hash;
 use kvatlas_core::wire::{DecodeError, Reader, Value};

@@ -1,10 +1,10 @@
 //! From an [`EngineBatch`] to events of the contract, for one holder.
 //!
-//! A translator computes the contract's sequence hash of each block and remembers what the engine calls it, so that its events name blocks
-//! by the contract's hashes alone: a daemon needs no table of names for the holder. Its promises:
+//! A translator computes the contract's sequence hash of each block and remembers what the engine calls it. Its events name
+//! blocks by the contract's hashes alone, so a daemon needs no table of names for the holder. Its promises:
 //!
-//! 1. What its events say a holder has in a tier is what the engine's events said, copies counted: a block is stored with its first copy
-//!    and removed with its last. Test: `oracle::events_add_up_to_the_cache`.
+//! 1. In each tier its events say the same as the engine's events, copies counted. A block is stored with its first copy and
+//!    removed with its last. Test: `oracle::events_add_up_to_the_cache`.
 //! 2. It never says more. An event that contradicts itself or what came before is left out as a whole, and counted. Test:
 //!    `rules::contradictions_are_left_out`.
 //! 3. The full state is what its events so far add up to, parents before children. Test: `oracle::events_add_up_to_the_cache`.

@@ -346,14 +346,15 @@ class Publisher:
     async def _next(self) -> _Command | None:
         """The next call; sends what falls due meanwhile."""
         while True:
+            try:
+                # What waits already shares a batch, as long as it has room.
+                return self._queue.get_nowait()
+            except asyncio.QueueEmpty:
+                pass
             due = self._outbox.due()
             wake_at = self._heartbeat_at if due is None else min(due, self._heartbeat_at)
             wait = wake_at - time.monotonic()
             if wait > 0:
-                try:
-                    return self._queue.get_nowait()
-                except asyncio.QueueEmpty:
-                    pass
                 try:
                     return await asyncio.wait_for(self._queue.get(), wait)
                 except asyncio.TimeoutError:

@@ -126,8 +126,13 @@ class Broker(_Process):
         return self
 
 
-# Settings with which a daemon asks soon again.
-QUICK = {"resync-retry-min-ms": 10, "resync-retry-max-ms": 200, "resync-timeout-ms": 2000}
+# Settings with which a daemon asks soon again, and does not count a busy machine as a slow broker.
+SETTINGS = {
+    "resync-retry-min-ms": 10,
+    "resync-retry-max-ms": 200,
+    "resync-timeout-ms": 2000,
+    "events-behind-after-ms": 30000,
+}
 
 
 class Daemon(_Process):
@@ -136,7 +141,7 @@ class Daemon(_Process):
     def __init__(self, url: str, **settings: object) -> None:
         super().__init__()
         self._url = url
-        self._settings = QUICK | {key.replace("_", "-"): value for key, value in settings.items()}
+        self._settings = SETTINGS | {key.replace("_", "-"): value for key, value in settings.items()}
 
     def start(self) -> None:
         """Starts it; what it knew before it has forgotten."""

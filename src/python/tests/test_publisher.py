@@ -18,12 +18,14 @@ from kvatlas import (
     Doubted,
     Goodbye,
     Publisher,
+    PublisherOptions,
     Query,
     Removed,
     Stored,
     StoredByLineage,
     Tier,
 )
+from kvatlas._publish.outbox import Clocks, Outbox
 
 
 async def test_events_in_matches_out_for_several_ranks(broker: Broker, daemon: Daemon) -> None:
@@ -645,3 +647,14 @@ async def test_leaving_the_block_says_goodbye_and_an_exception_is_silence(
         assert publisher.cursor.seq >= 1
         found = await here.applied(Cursor(publisher.cursor.epoch, 1))
         assert found.blocks == 3
+
+
+def test_only_what_follows_a_batch_closely_waits() -> None:
+    outbox = Outbox(PublisherOptions(batch_delay=0.5, epoch=1), 0, Clocks(0.0, 0))
+    assert outbox.due() is None
+    outbox.add(0, [Stored([1])], Clocks(10.0, 10))
+    due = outbox.due()
+    assert due is not None and due <= 10.0, "nothing was sent before it"
+    assert len(outbox.seal(Clocks(10.0, 10))) == 1
+    outbox.add(0, [Stored([2])], Clocks(10.1, 11))
+    assert outbox.due() == 10.5

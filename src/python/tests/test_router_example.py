@@ -89,17 +89,18 @@ def test_routing_by_answers_beats_round_robin() -> None:
             "18",
             "--block-ms",
             "0.1",
+            "--patience",
+            "20",
         ],
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    # Of 144 requests. A busy machine may keep the router waiting for once.
-    assert found["kvatlas"]["unanswered"] < 8, done.stderr
+    assert found["kvatlas"]["unanswered"] == 0, done.stderr
     assert found["kvatlas"]["hit_rate"] > found["round-robin"]["hit_rate"] + 0.03
     assert found["kvatlas"]["computed_tokens"] < found["round-robin"]["computed_tokens"]
 

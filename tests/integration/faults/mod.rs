@@ -1,6 +1,6 @@
-//! What users of a daemon meet sooner or later: it is killed, its broker is killed, the network fails, disks are full or lie, clocks
-//! jump, there is too little room, replicas are restarted one after the other. While it happens no reply that is marked exact is
-//! wrong; afterwards every reply is the truth.
+//! What users of a daemon meet sooner or later. It is killed, its broker is killed, the network fails, or disks are full or
+//! lie. Clocks jump, there is too little room, or replicas are restarted one after the other. While it happens no reply that
+//! is marked exact is wrong; afterwards every reply is the truth.
 //!
 //! Each scenario prints what its replies were worth. `deploy/faults.sh` runs the long form, and with it the scenarios of
 //! [`crate::resync`]: what publishers, and the way from them, do wrong.

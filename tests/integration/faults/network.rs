@@ -6,13 +6,11 @@ use crate::support::fleet::{Fleet, OneDaemon};
 use crate::support::jetstream::Restartable;
 use crate::support::proxy::{Direction, Network, Proxy};
 use crate::support::way::Way;
-use kvatlas_client::publish::{HolderPublisher, PublishedHolder, PublisherOptions};
+use kvatlas_client::publish::PublisherOptions;
 use kvatlas_core::wire::{Event, Tier};
 
 use super::{SHORT_PATIENCE, pause};
-use crate::support::{
-    Client, daemon, eventually, hashes, matches, namespace, server, stored, subjects, worker,
-};
+use crate::support::{Client, daemon, engine, eventually, hashes, matches, server, stored, subjects};
 
 /// Only what the daemon hears of events stops; queries and their replies get through. Nobody can know what is published then, so
 /// replies stay as they were until the publisher is missed, and are marked from then on.
@@ -22,19 +20,12 @@ async fn only_events_fall_silent(way: Way) {
     let limits = [("namespace_defaults.stale_after_ms", "400")];
     let daemon = daemon(&proxy.url(), &way.settings(&limits)).await;
     let client = Client::connect(broker.url()).await;
-    let holder = PublishedHolder {
-        namespace: namespace(),
-        worker: worker("gpu-0"),
-        rank: 0,
-    };
     let options = PublisherOptions {
         heartbeat_interval: Duration::from_millis(50),
         ..PublisherOptions::default()
     };
     let nats = async_nats::connect(broker.url()).await.unwrap();
-    let engine = HolderPublisher::start(nats, &subjects(), holder, options)
-        .await
-        .unwrap();
+    let engine = engine(nats, &subjects(), "gpu-0", options).await;
     let publish = async |event| {
         engine.publish(Tier::DEVICE, vec![event]).await.unwrap();
         engine.flush().await.unwrap();

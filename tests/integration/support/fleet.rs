@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 
 use async_nats::ConnectOptions;
 use futures_util::future::join_all;
-use kvatlas_client::publish::{Beginning, HolderPublisher, PublishedHolder, PublisherOptions, Transport};
+use kvatlas_client::publish::{Beginning, HolderPublisher, PublisherOptions, Transport};
 use kvatlas_core::hash::SequenceHash;
 use kvatlas_core::wire::{BatchCursor, Event, StatusReply, Tier};
 use tokio_util::sync::CancellationToken;
 
 use super::truth::{Tally, Truth, Workload, settle, settle_below};
-use super::{Client, PATIENCE, by_sequence, namespace, subjects, worker};
+use super::{Client, PATIENCE, by_sequence, engine, subjects};
 
 /// Pause between two batches.
 const PUBLISH_INTERVAL: Duration = Duration::from_millis(1);
@@ -229,8 +229,8 @@ impl Fleet {
         tally.time_to_exactness = Some(started.elapsed());
     }
 
-    /// As [`Self::settle`], of a daemon whose index has too little room: every reply must come to be part of the truth, and whoever
-    /// is not exact is so for want of room only.
+    /// As [`Self::settle`], of a daemon whose index has too little room. Every reply must come to be part of the truth, and
+    /// no holder may be inexact for another reason.
     pub async fn settle_below(&mut self, tally: &mut Tally) {
         use kvatlas_core::wire::{DegradedReason, DegradedReasons};
         let started = Instant::now();
@@ -315,11 +315,6 @@ impl Engines {
     }
 
     async fn publisher(&self, name: &str, epoch: u64) -> HolderPublisher {
-        let holder = PublishedHolder {
-            namespace: namespace(),
-            worker: worker(name),
-            rank: 0,
-        };
         let options = PublisherOptions {
             beginning: Beginning::Epoch(epoch),
             transport: self.transport,
@@ -332,9 +327,7 @@ impl Engines {
             ..PublisherOptions::default()
         };
         let number = name.bytes().map(usize::from).sum::<usize>() % self.connections.len();
-        HolderPublisher::start(self.connections[number].clone(), &subjects(), holder, options)
-            .await
-            .unwrap()
+        engine(self.connections[number].clone(), &subjects(), name, options).await
     }
 }
 

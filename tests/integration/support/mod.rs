@@ -23,6 +23,7 @@ use std::time::Duration;
 use kvatlas::daemon::Daemon;
 use kvatlas::daemon::broker::embedded::{BrokerOptions, EmbeddedBroker, find_nats_server};
 use kvatlas::daemon::config::Config;
+use kvatlas_client::publish::{HolderPublisher, PublishConnection, PublishedHolder, PublisherOptions};
 use kvatlas_client::{ClientError, QueryClient};
 use kvatlas_core::hash::SequenceHash;
 use kvatlas_core::wire::{
@@ -280,6 +281,23 @@ impl Client {
         let cursor = publisher.publish(Tier::DEVICE, events).await.unwrap();
         self.applied(name, rank, cursor).await
     }
+}
+
+/// The library's publisher, as an engine has it, for rank 0 of a worker.
+pub async fn engine(
+    nats: impl Into<PublishConnection>,
+    subjects: &Subjects,
+    name: &str,
+    options: PublisherOptions,
+) -> HolderPublisher {
+    let holder = PublishedHolder {
+        namespace: namespace(),
+        worker: worker(name),
+        rank: 0,
+    };
+    HolderPublisher::start(nats, subjects, holder, options)
+        .await
+        .unwrap()
 }
 
 /// (worker, rank, matched blocks, exact) of every holder of a reply, in its order.

@@ -1,11 +1,12 @@
 //! Ground truth, and what replies are worth beside it: for every scenario in which something goes wrong.
 //!
-//! Truth keeps every state that a holder was ever in. A query has a *window*: it begins with the newest state of each holder that
-//! the daemon is known to have seen when the query was asked (its *floor*), and ends with the newest state there is when the
-//! reply has come. A reply is **wrong** when it marks a holder exact and claims more blocks, or fewer, than that holder had in any
-//! state of the window. It is **blind** when it names nobody although some holder had the first block all the time.
-//! Degraded claims may be anything: that is what the word is for. Except where the only reason is that the index has no room
-//! (`capacity`): then a holder has at least what is claimed, and a claim above every state of the window is **wrong**, too.
+//! Truth keeps every state that a holder was ever in. A query has a *window* of states. It begins with the newest state of
+//! each holder that the daemon is known to have seen when the query was asked: the *floor*. It ends with the newest state
+//! there is when the reply has come. A reply is **wrong** when it marks a holder exact and claims more blocks, or fewer, than
+//! that holder had in any state of the window. It is **blind** when it names nobody although some holder had the first block
+//! all the time. Degraded claims may be anything: that is what the word is for. It is different where the only reason is that
+//! the index has no room (`capacity`). Then a holder has at least what is claimed. A claim above every state of the window is
+//! **wrong**, too.
 //!
 //! ```text
 //! let truth = Truth::default();

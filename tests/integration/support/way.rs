@@ -27,10 +27,11 @@ impl Way {
         }
     }
 
-    /// The daemon's settings for it, and `more`.
+    /// The daemon's settings for it, and `more`, which count where both have one.
     pub fn settings<'a>(self, more: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
         let transport = (self != Self::Core).then_some(JETSTREAM);
-        let quick = QUICK_RESYNCS.into_iter();
+        let is_free = |(key, _): &(&str, &str)| more.iter().all(|(other, _)| other != key);
+        let quick = QUICK_RESYNCS.into_iter().filter(is_free);
         quick.chain(transport).chain(more.iter().copied()).collect()
     }
 }

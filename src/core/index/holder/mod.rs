@@ -14,7 +14,7 @@
 //! | `parking.rs`, `claims.rs` | events whose parent has not come; blocks whose parent may be another one |
 //! | `resolve.rs` | what the blocks of a stored event are |
 //! | `dump.rs` | the blocks as events |
-//! | `writer.rs`, `applied.rs` | applying events, and what that did |
+//! | `turn.rs`, `applied.rs` | applying events, and what that did |
 
 mod applied;
 mod claims;
@@ -26,7 +26,7 @@ mod part;
 mod remove;
 mod resolve;
 mod store;
-mod writer;
+mod turn;
 
 use std::sync::Arc;
 
@@ -37,12 +37,14 @@ use crate::index::directory::{HolderRecord, HolderSlot};
 use crate::wire::Tier;
 
 use super::runs::{NameMap, RunId, RunWriter, Spot};
+use super::steps::RunSet;
 use orphans::{Names, Orphans};
 use parking::Parking;
 use part::{Attributes, Form, Part};
 
 pub use applied::{Applied, RejectReason};
-pub use writer::HolderWriter;
+pub(super) use claims::Claims;
+pub(super) use turn::{Home, Turn};
 
 /// A holder, as its lane, queries and whoever evicts blocks share it.
 #[derive(Debug)]
@@ -96,7 +98,7 @@ pub(crate) struct HolderState {
 }
 
 impl HolderState {
-    pub(super) fn new(slot: HolderSlot) -> Self {
+    fn new(slot: HolderSlot) -> Self {
         Self {
             slot,
             parts: HashMap::new(),
@@ -156,7 +158,7 @@ impl HolderState {
         runs.show_unplaced();
         let steps = &runs.store.steps;
         if !touched.is_empty() {
-            steps.begin(self.slot);
+            steps.begin(self.slot, run_set(&touched));
         }
         for run in &touched {
             let Some(part) = self.parts.get_mut(run) else {
@@ -235,7 +237,7 @@ impl HolderState {
     /// Removes all blocks of some runs. Only before [`Self::reset`].
     fn clear_runs(&mut self, held: &[RunId], runs: &mut RunWriter<'_>) {
         let steps = &runs.store.steps;
-        steps.begin(self.slot);
+        steps.begin(self.slot, run_set(held));
         for run in held {
             if let Some(part) = self.parts.remove(run) {
                 runs.set_entry(*run, self.slot, super::runs::Entry::default(), part.hint);
@@ -266,6 +268,12 @@ impl HolderState {
         self.publish(runs);
         before - self.placed
     }
+}
+
+fn run_set(runs: &[RunId]) -> RunSet {
+    let mut set = RunSet::default();
+    runs.iter().for_each(|run| set.insert(run.number()));
+    set
 }
 
 /// Whether a name is that of a block under `form`.

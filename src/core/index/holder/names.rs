@@ -378,9 +378,11 @@ impl HolderState {
         };
         if form == Form::Own {
             let names = part.names(from, to);
+            let ahead = crate::index::runs::AHEAD;
+            names.iter().take(ahead).for_each(|name| self.own.prefetch(*name));
             for (index, (name, offset)) in names.iter().zip(from..).enumerate() {
-                if let Some(ahead) = names.get(index + crate::index::runs::AHEAD) {
-                    self.own.prefetch(*ahead);
+                if let Some(next) = names.get(index + ahead) {
+                    self.own.prefetch(*next);
                 }
                 self.own.remove(*name, Spot { run, offset });
             }

@@ -251,6 +251,10 @@ impl HolderState {
         let has_others = !self.further.is_empty() || self.has_hash_names();
         let clashes = self.own.len() > 0 || !self.further.is_empty() || runs.has_doubles();
         let hashes = runs.hashes(at.run, at.offset, at.offset + u16::try_from(wanted).unwrap_or(0));
+        if form == Form::Own {
+            let first = (index..index + wanted.min(AHEAD)).filter_map(|index| sequence.name(index));
+            first.for_each(|name| self.own.prefetch(name));
+        }
         let mut count = 0;
         for (offset, hash) in (at.offset..).zip(hashes) {
             let Some(name) = sequence.name(index + count) else {

@@ -11,8 +11,9 @@ use std::sync::Arc;
 
 use crate::hash::SequenceHash;
 use crate::index::directory::{HolderRecord, HolderSlot};
-use crate::index::holder::{Applied, HolderWriter};
+use crate::index::holder::Applied;
 use crate::index::indexer::PositionalIndexer;
+use crate::index::writer::HolderWriter;
 use crate::wire::Tier;
 
 use super::walk::{Walk, WalkedRun};

@@ -29,8 +29,9 @@ use std::sync::atomic::Ordering;
 use crate::hash::{PositionalLineageHash, SequenceHash};
 use crate::index::directory::{HolderSlot, SlotBits, SlotSet};
 
-use crate::index::indexer::{PositionalIndexer, Shared};
+use crate::index::indexer::PositionalIndexer;
 use crate::index::runs::{RunId, RunWriter, Spot};
+use crate::index::shared::Shared;
 
 /// Runs listed in one turn: some tens of microseconds.
 const RUNS_PER_TURN: u32 = 1024;

@@ -7,6 +7,9 @@
 //! A chunk is found by a digest of the whole prompt up to its end, of 128 bits: NH ([`super::print`]) of 64 words at a time, and NH of these
 //! sums. Under secret words two different prompts have the same with a probability of about 2^-63.
 //!
+//! A prompt that comes for the first time mostly never comes again. So of what is new only one chunk is digested and kept, marked as the
+//! last. When a prompt goes on after such a chunk, it has come before, and the rest is kept, too.
+//!
 //! The table is a lockless one (R. Hyatt and T. Mann, "A lock-less transposition-table implementation for parallel search", 2002): a
 //! line's key is stored mixed with a sum of its content, so that half of one entry and half of another make no entry.
 
@@ -40,6 +43,8 @@ pub(crate) struct KnownChunk {
     pub(crate) ends: [u64; 2],
     /// Fingerprints of all hashes.
     pub(crate) prints: [u64; 2],
+    /// Whether nothing has been kept yet of what came after it.
+    pub(crate) is_last: bool,
 }
 
 /// The digest of a prompt up to some place.
@@ -136,19 +141,24 @@ impl KnownChunks {
         Digest { sum, sums: place }
     }
 
-    /// Asks for the memory that [`Self::find`] looks at.
+    /// Where the chunk is kept that ends a prompt with this digest; asks for that memory.
     #[inline]
-    pub(crate) fn prefetch(&self, digest: Digest, guard: &Guard) {
-        for line in self.lines(digest, guard).into_iter().flatten() {
-            line.first().into_iter().for_each(prefetch);
-        }
+    pub(crate) fn prefetch(&self, digest: Digest, guard: &Guard) -> usize {
+        let lines = self.table(guard);
+        let place = self.place(digest, lines.len());
+        lines
+            .get(place..place + WAYS)
+            .into_iter()
+            .flatten()
+            .for_each(prefetch);
+        place
     }
 
-    /// What is known of the chunk that ends a prompt with this digest.
+    /// What is known of the chunk that ends a prompt with this digest, where [`Self::prefetch`] has said.
     #[inline]
-    pub(crate) fn find(&self, digest: Digest, guard: &Guard) -> Option<KnownChunk> {
-        let mut lines = self.lines(digest, guard).into_iter().flatten();
-        lines.find_map(|line| self.read(line, digest))
+    pub(crate) fn find(&self, digest: Digest, place: usize, guard: &Guard) -> Option<KnownChunk> {
+        let lines = self.table(guard).get(place..place + WAYS)?;
+        lines.iter().find_map(|line| self.read(line, digest))
     }
 
     /// Keeps what is known of a chunk, in place of another one where there are too many. The index has `blocks()` blocks. Says by how many
@@ -161,18 +171,28 @@ impl KnownChunks {
         guard: &Guard,
     ) -> i64 {
         let grown = self.fit(blocks, guard);
-        let ways = self.lines(digest, guard);
-        let mut lines = ways.iter().flatten().copied();
-        let is_own = |line: &&[AtomicU64; LINE_WORDS]| self.read(line, digest).is_some();
-        if lines.clone().any(|line| is_own(&line)) {
+        let table = self.table(guard);
+        let place = self.place(digest, table.len());
+        let mut lines = table.get(place..place + WAYS).unwrap_or_default().iter();
+        let own = lines
+            .clone()
+            .find_map(|line| self.read(line, digest).map(|known| (line, known)));
+        if own.is_some_and(|(_, known)| known == *chunk) {
             return grown;
         }
         let is_free = |line: &&[AtomicU64; LINE_WORDS]| line[1].load(Ordering::Relaxed) == 0;
         // Mostly the other one is free; else either may go.
         let free = lines.clone().find(is_free);
         let any = lines.nth(usize::from(chunk.ends[1] & 1 == 1));
-        if let Some(line) = free.or(any) {
-            let words = [chunk.ends[0], chunk.ends[1], chunk.prints[0], chunk.prints[1]];
+        if let Some(line) = own.map(|(line, _)| line).or(free).or(any) {
+            let [one, two] = chunk.ends;
+            let words = [
+                one,
+                two,
+                chunk.prints[0],
+                chunk.prints[1],
+                u64::from(chunk.is_last),
+            ];
             let [low, high] = halves(digest.sum);
             for (place, word) in line
                 .iter()
@@ -217,22 +237,27 @@ impl KnownChunks {
         bytes(words) - bytes(before)
     }
 
-    /// The lines that can have an entry.
+    /// The lines, each a cache line.
+    #[inline]
+    fn table<'g>(&self, guard: &'g Guard) -> &'g [[AtomicU64; LINE_WORDS]] {
+        let words = self.table.get(guard);
+        // The one line more leaves room to begin where a cache line does.
+        let skipped = (words.as_ptr().addr().wrapping_neg() / size_of::<u64>()) % LINE_WORDS;
+        let Some(words) = words.get(skipped..) else {
+            return &[];
+        };
+        let lines = ((words.len() + skipped) / LINE_WORDS).saturating_sub(1);
+        words.as_chunks().0.get(..lines).unwrap_or_default()
+    }
+
+    /// The first of the lines that can have an entry, of so many.
     #[inline]
     #[allow(clippy::cast_possible_truncation, reason = "masked to the number of lines")]
-    fn lines<'g>(&self, digest: Digest, guard: &'g Guard) -> [Option<&'g [AtomicU64; LINE_WORDS]>; WAYS] {
-        let words = self.table.get(guard);
-        let Some(ways) = (words.len() / LINE_WORDS).saturating_sub(1).checked_div(WAYS) else {
-            return [None; WAYS];
-        };
-        if ways == 0 {
-            return [None; WAYS];
-        }
-        let skipped = words.as_ptr().align_offset(LINE_WORDS * 8) % LINE_WORDS;
-        let (lines, _) = words[skipped..].as_chunks::<LINE_WORDS>();
+    fn place(&self, digest: Digest, lines: usize) -> usize {
         let ([low, high], [one, other]) = (halves(digest.sum), self.beginning);
-        let first = (fold(low ^ one, high ^ other) as usize & (ways - 1)) * WAYS;
-        std::array::from_fn(|way| lines.get(first + way))
+        // There are none, or a power of two.
+        let ways = lines / WAYS;
+        (fold(low ^ one, high ^ other) as usize & ways.saturating_sub(1)) * WAYS
     }
 
     #[inline]
@@ -242,18 +267,21 @@ impl KnownChunks {
         if word(1) != high {
             return None;
         }
-        let words = [word(2), word(3), word(4), word(5)];
+        let words = [word(2), word(3), word(4), word(5), word(6)];
         (word(0) ^ self.sum(words) == low).then_some(KnownChunk {
             ends: [words[0], words[1]],
             prints: [words[2], words[3]],
+            is_last: words[4] != 0,
         })
     }
 
     #[inline]
-    fn sum(&self, words: [u64; 4]) -> u64 {
-        let [one, two, three, four] = words;
+    fn sum(&self, words: [u64; 5]) -> u64 {
+        let [one, two, three, four, five] = words;
         let keys = self.check;
-        fold(one ^ keys[0], two.wrapping_add(keys[1])) ^ fold(three ^ keys[2], four.wrapping_add(keys[3]))
+        let sum = fold(one ^ keys[0], two.wrapping_add(keys[1]))
+            ^ fold(three ^ keys[2], four.wrapping_add(keys[3]));
+        sum.wrapping_add(five)
     }
 }
 
@@ -276,10 +304,15 @@ fn halves(number: u128) -> [u64; 2] {
 mod tests {
     use super::*;
 
+    fn find(known: &KnownChunks, digest: Digest, guard: &Guard) -> Option<KnownChunk> {
+        known.find(digest, known.prefetch(digest, guard), guard)
+    }
+
     fn chunk(number: u64) -> KnownChunk {
         KnownChunk {
             ends: [number, number + 1],
             prints: [number + 2, number + 3],
+            is_last: number % 2 == 1,
         }
     }
 
@@ -311,14 +344,14 @@ mod tests {
             let digest = |number: u64| known.extend_by_hashes(known.beginning(0, 0), &[BlockHash(number)]);
             for number in 0..1000 {
                 bytes += known.insert(digest(number), &chunk(number), || blocks, guard);
-                let found = known.find(digest(number), guard);
+                let found = find(&known, digest(number), guard);
                 assert_eq!(
                     found,
                     (blocks >= 32).then(|| chunk(number)),
                     "{number} of {blocks}"
                 );
             }
-            let kept = (0..1000).filter_map(|number| known.find(digest(number), guard).zip(Some(number)));
+            let kept = (0..1000).filter_map(|number| find(&known, digest(number), guard).zip(Some(number)));
             let kept = kept
                 .inspect(|(found, number)| assert_eq!(*found, chunk(*number)))
                 .count() as u64;
@@ -352,7 +385,7 @@ mod tests {
                             guard,
                         );
                         let number = (step + writer) % 12;
-                        if let Some(found) = known.find(digest(number), guard) {
+                        if let Some(found) = find(known, digest(number), guard) {
                             assert_eq!(found, chunk(number * 1000));
                         }
                     }

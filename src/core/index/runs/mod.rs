@@ -10,6 +10,7 @@
 //! | `heads.rs` | from a block and the hash after it to the run that goes on there, for readers |
 //! | `name_map.rs` | from a name or hash to a place, for writers |
 //! | `places.rs` | finding blocks by their hashes, for writers |
+//! | `recency.rs` | which runs were used longest ago |
 //! | `store.rs`, `writer.rs` | the runs of an index, and changing them |
 
 mod entry;
@@ -18,6 +19,7 @@ mod known;
 mod name_map;
 mod places;
 mod print;
+mod recency;
 mod run;
 mod slab;
 mod store;
@@ -28,6 +30,7 @@ pub(crate) use entry::Entry;
 pub(crate) use known::{CHUNK_BLOCKS, Digest, KnownChunk};
 pub(crate) use name_map::NameMap;
 pub(crate) use print::CHUNK;
+pub(crate) use recency::Victim;
 pub(crate) use run::{Column, Run};
 pub(crate) use store::RunStore;
 pub(crate) use writer::{AHEAD, RunWriter};
@@ -48,6 +51,10 @@ impl RunId {
 
     /// One more than the largest number.
     pub(crate) const END: u32 = 1 << 26;
+
+    pub(crate) fn number(self) -> u32 {
+        self.0
+    }
 
     fn index(self) -> usize {
         self.0 as usize

@@ -3,10 +3,12 @@
 //! A slot is a tag of 26 bits and a place of 38. Whoever looks verifies the whole name at the place. The tag alone says where a slot
 //! belongs, so growing, splitting and removing read no names:
 //!
-//! - A map is cut into segments by the highest bits of the tag; the others give the slot within the segment.
-//! - The slots of a segment are in the order of their tags, each at its home or as little behind it as that allows (linear probing in
-//!   order: O. Amble and D. E. Knuth, "Ordered hash tables", 1974). So growing and splitting are one pass over memory.
-//! - A segment grows by half; beyond [`SEGMENT_MAX`] slots it is cut in two. So no step takes long.
+//! - A map is cut into segments by the highest bits of the tag; the others give the bucket within the segment.
+//! - A bucket is a cache line of 8 slots. A slot lies in its tag's home bucket, or behind it where all from there on are full. So a search
+//!   ends at the first bucket with room, and a removal from a full bucket looks whether a later slot may now come nearer to its home.
+//! - A segment grows by three quarters; beyond [`SEGMENT_MAX`] buckets it is cut in two. So no step takes long.
+//!
+//! A bucket is looked at as a whole, without a branch for each slot: what cannot be predicted costs more than what is not needed.
 //!
 //! The tag is taken from a hash under a secret key: nobody can plan collisions.
 
@@ -14,9 +16,10 @@ use super::{SPOT_BITS, Spot, fold, prefetch, random_key};
 
 const TAG_BITS: u32 = 64 - SPOT_BITS;
 const TAG_MASK: u64 = (1 << TAG_BITS) - 1;
-const HOMES_MIN: usize = 8;
-/// Slots beyond which a segment is cut in two, as long as tags tell the halves apart.
-const SEGMENT_MAX: usize = 8192;
+/// Slots of a bucket.
+const WIDTH: usize = 8;
+/// Buckets beyond which a segment is cut in two, as long as tags tell the halves apart.
+const SEGMENT_MAX: usize = 1024;
 /// Most bits of the tag that tell segments apart.
 const DEPTH_MAX: u32 = 12;
 
@@ -29,15 +32,20 @@ pub(crate) struct NameMap {
     depth: u32,
     segments: Vec<Segment>,
     len: usize,
-    /// Slots of all segments.
-    slots: usize,
+    /// Buckets of all segments.
+    buckets: usize,
 }
+
+/// Slots that come into the processor's cache together; an empty one is 0.
+#[derive(Debug, Clone, Copy, Default)]
+#[repr(align(64))]
+struct Bucket([u64; WIDTH]);
 
 #[derive(Debug, Default)]
 struct Segment {
-    /// Those behind the last home take what does not fit before. The last one is empty.
-    slots: Vec<u64>,
-    /// How many slots are some tag's home.
+    /// Those behind the last home take what does not fit before.
+    buckets: Vec<Bucket>,
+    /// How many buckets are some tag's home.
     homes: usize,
     len: usize,
     /// How many of the tag's highest bits all its names have in common.
@@ -52,7 +60,7 @@ impl Default for NameMap {
             depth: 0,
             segments: Vec::new(),
             len: 0,
-            slots: 0,
+            buckets: 0,
         }
     }
 }
@@ -65,7 +73,8 @@ impl NameMap {
 
     /// What it takes, in bytes.
     pub(crate) fn bytes(&self) -> u64 {
-        (self.slots * 8 + self.directory.len() * 4 + self.segments.len() * size_of::<Segment>()) as u64
+        let buckets = self.buckets * size_of::<Bucket>();
+        (buckets + self.directory.len() * 4 + self.segments.len() * size_of::<Segment>()) as u64
     }
 
     #[inline]
@@ -85,9 +94,9 @@ impl NameMap {
     pub(crate) fn prefetch(&self, name: u64) {
         let tag = self.tag(name);
         if let Some(segment) = self.segments.get(self.segment_of(tag))
-            && let Some(slot) = segment.slots.get(segment.home(tag))
+            && let Some(bucket) = segment.buckets.get(segment.home(tag))
         {
-            prefetch(slot);
+            prefetch(bucket);
         }
     }
 
@@ -96,11 +105,20 @@ impl NameMap {
     pub(crate) fn find<T>(&self, name: u64, mut check: impl FnMut(Spot) -> Option<T>) -> Option<T> {
         let tag = self.tag(name);
         let segment = self.segments.get(self.segment_of(tag))?;
-        let slots = segment.slots.get(segment.first(tag)..)?;
-        let mut equal = slots
-            .iter()
-            .take_while(|slot| **slot >> SPOT_BITS == tag && **slot != 0);
-        equal.find_map(|slot| check(Spot::from_bits(*slot)))
+        for bucket in segment.buckets.get(segment.home(tag)..)? {
+            let (empty, mut same) = bucket.masks(tag);
+            while same != 0 {
+                let found = check(Spot::from_bits(bucket.0[same.trailing_zeros() as usize]));
+                if found.is_some() {
+                    return found;
+                }
+                same &= same - 1;
+            }
+            if empty != 0 {
+                break;
+            }
+        }
+        None
     }
 
     /// Adds a place for `name`.
@@ -121,28 +139,40 @@ impl NameMap {
         let tag = self.tag(name);
         let number = self.roomy_segment(tag);
         let segment = &mut self.segments[number];
-        let (mut place, mut equal) = (segment.first(tag), 0);
-        while segment.slots[place] >> SPOT_BITS == tag && segment.slots[place] != 0 {
-            equal += usize::from(is_equal(Spot::from_bits(segment.slots[place])));
+        let (mut place, mut equal) = (segment.home(tag), 0);
+        loop {
+            if place == segment.buckets.len() {
+                segment.buckets.push(Bucket::default());
+                self.buckets += 1;
+            }
+            let bucket = &mut segment.buckets[place];
+            let (empty, mut same) = bucket.masks(tag);
+            while same != 0 {
+                equal += usize::from(is_equal(Spot::from_bits(
+                    bucket.0[same.trailing_zeros() as usize],
+                )));
+                same &= same - 1;
+            }
+            if empty != 0 {
+                if equal < equal_max {
+                    bucket.0[empty.trailing_zeros() as usize] = tag << SPOT_BITS | spot.bits();
+                    segment.len += 1;
+                    self.len += 1;
+                }
+                return equal;
+            }
             place += 1;
         }
-        if equal < equal_max {
-            self.slots += segment.put(place, tag << SPOT_BITS | spot.bits());
-            self.len += 1;
-        }
-        equal
     }
 
     /// The number of the segment where the tag belongs, with room for one more.
     #[inline]
     fn roomy_segment(&mut self, tag: u64) -> usize {
-        if self.segments.is_empty() {
-            self.directory = vec![0];
-            self.segments.push(Segment::default());
-        }
         loop {
             let number = self.segment_of(tag);
-            if !self.segments[number].is_full() {
+            if let Some(segment) = self.segments.get(number)
+                && !segment.is_full()
+            {
                 return number;
             }
             self.grow(number);
@@ -156,31 +186,38 @@ impl NameMap {
         let Some(segment) = self.segments.get_mut(number) else {
             return false;
         };
-        if !segment.take(tag << SPOT_BITS | spot.bits()) {
+        if !segment.take(tag, tag << SPOT_BITS | spot.bits()) {
             return false;
         }
         self.len -= 1;
-        let slots = segment.slots.len();
+        let before = segment.buckets.len();
         if self.len == 0 {
             let keys = self.keys;
             *self = Self {
                 keys,
                 ..Self::default()
             };
-        } else if segment.homes > HOMES_MIN && segment.len * 4 < segment.homes {
+        } else if segment.homes > 1 && segment.len * 4 < segment.homes * WIDTH {
             segment.resize(segment.homes / 2);
-            self.slots = self.slots + segment.slots.len() - slots;
+            self.buckets = self.buckets + segment.buckets.len() - before;
         }
         true
     }
 
     /// Makes room in a segment.
+    #[cold]
     fn grow(&mut self, number: usize) {
-        let segment = &mut self.segments[number];
-        let slots = segment.slots.len();
-        if slots < SEGMENT_MAX || segment.depth == DEPTH_MAX {
-            segment.resize(segment.homes + segment.homes / 2);
-            self.slots += segment.slots.len() - slots;
+        let Some(segment) = self.segments.get_mut(number) else {
+            self.directory = vec![0];
+            self.segments.push(Segment::of([].into_iter(), 1, 0));
+            self.buckets = 1;
+            return;
+        };
+        let before = segment.buckets.len();
+        let roomy = |homes: usize| homes + homes * 3 / 4 + 1;
+        if segment.homes < SEGMENT_MAX || segment.depth == DEPTH_MAX {
+            segment.resize(roomy(segment.homes));
+            self.buckets = self.buckets + segment.buckets.len() - before;
             return;
         }
         if segment.depth == self.depth {
@@ -188,17 +225,14 @@ impl NameMap {
             self.directory = self.directory.iter().flat_map(|segment| [*segment; 2]).collect();
         }
         let segment = &mut self.segments[number];
-        let depth = segment.depth + 1;
-        let old = std::mem::take(&mut segment.slots);
+        let (depth, homes) = (segment.depth + 1, roomy(segment.homes / 2));
+        let old = std::mem::take(&mut segment.buckets);
         let bit = 1 << (u64::BITS - depth);
-        let is_upper = |slot: &u64| slot & bit != 0;
-        let middle = old.iter().position(is_upper).unwrap_or(old.len());
-        let (lower, upper) = old.split_at(middle);
-        let [lower, upper] = [lower, upper].map(|half| {
-            let len = half.iter().filter(|slot| **slot != 0).count();
-            Segment::of(half, len + len * 3 / 4, depth)
+        let [lower, upper] = [0, bit].map(|half| {
+            let slots = old.iter().flat_map(|bucket| bucket.0);
+            Segment::of(slots.filter(move |slot| slot & bit == half), homes, depth)
         });
-        self.slots = self.slots - slots + lower.slots.len() + upper.slots.len();
+        self.buckets = self.buckets - before + lower.buckets.len() + upper.buckets.len();
         self.segments[number] = lower;
         let new = u32::try_from(self.segments.len()).unwrap_or(u32::MAX);
         self.segments.push(upper);
@@ -211,99 +245,133 @@ impl NameMap {
     }
 }
 
+impl Bucket {
+    /// Which slots are empty, and which others have this tag: one bit each.
+    #[inline]
+    fn masks(&self, tag: u64) -> (u32, u32) {
+        let (mut empty, mut same) = (0, 0);
+        for (index, slot) in self.0.iter().enumerate() {
+            empty |= u32::from(*slot == 0) << index;
+            same |= u32::from(slot >> SPOT_BITS == tag) << index;
+        }
+        (empty, same & !empty)
+    }
+
+    /// Which slots are empty, and which are this one.
+    #[inline]
+    fn places(&self, wanted: u64) -> (u32, u32) {
+        let (mut empty, mut same) = (0, 0);
+        for (index, slot) in self.0.iter().enumerate() {
+            empty |= u32::from(*slot == 0) << index;
+            same |= u32::from(*slot == wanted) << index;
+        }
+        (empty, same)
+    }
+}
+
 impl Segment {
-    /// A segment with `homes` homes and those of `slots` that are not empty, which are in order.
-    fn of(slots: &[u64], homes: usize, depth: u32) -> Self {
-        let homes = homes.max(HOMES_MIN);
+    /// A segment with `homes` homes and those of `slots` that are not empty.
+    fn of(slots: impl Iterator<Item = u64>, homes: usize, depth: u32) -> Self {
+        let homes = homes.max(1);
         let mut segment = Self {
-            slots: vec![0; homes + homes / 64 + 4],
+            buckets: vec![Bucket::default(); homes],
             homes,
             len: 0,
             depth,
         };
-        let mut next = 0;
-        for slot in slots {
-            // An empty one is written, too, where nothing is yet: that costs less than to ask.
-            next = segment.home(slot >> SPOT_BITS).max(next);
-            if next + 1 >= segment.slots.len() {
-                segment.slots.push(0);
+        let mut filled = vec![0_u8; homes];
+        let mut rest = Vec::new();
+        for slot in slots.filter(|slot| *slot != 0) {
+            let home = segment.home(slot >> SPOT_BITS);
+            let next = usize::from(filled[home]);
+            if let Some(place) = segment.buckets[home].0.get_mut(next) {
+                *place = slot;
+                filled[home] += 1;
+                segment.len += 1;
+            } else {
+                rest.push((home, slot));
             }
-            segment.slots[next] = *slot;
-            next += usize::from(*slot != 0);
-            segment.len += usize::from(*slot != 0);
+        }
+        for (home, slot) in rest {
+            segment.put_behind(home, slot);
         }
         segment
     }
 
-    fn is_full(&self) -> bool {
-        self.len * 10 >= self.homes * 7
+    /// Puts a slot into the first bucket from `home` on that has room.
+    fn put_behind(&mut self, home: usize, slot: u64) {
+        let behind = self.buckets[home..].iter_mut();
+        let place = behind.flat_map(|bucket| &mut bucket.0).find(|place| **place == 0);
+        match place {
+            Some(place) => *place = slot,
+            None => {
+                let mut bucket = Bucket::default();
+                bucket.0[0] = slot;
+                self.buckets.push(bucket);
+            }
+        }
+        self.len += 1;
     }
 
-    /// Where a tag belongs. Grows with the tag, so that growing keeps the order.
     #[inline]
-    #[allow(clippy::cast_possible_truncation, reason = "below the number of slots")]
+    fn is_full(&self) -> bool {
+        self.len * 5 >= self.homes * WIDTH * 4
+    }
+
+    /// The bucket where a tag belongs.
+    #[inline]
+    #[allow(clippy::cast_possible_truncation, reason = "below the number of buckets")]
     fn home(&self, tag: u64) -> usize {
         let own = tag << self.depth & TAG_MASK;
         ((own * self.homes as u64) >> TAG_BITS) as usize
     }
 
-    /// Where the first slot of this tag is or would be.
+    /// Takes a slot out.
     #[inline]
-    fn first(&self, tag: u64) -> usize {
-        let (mut place, least) = (self.home(tag), (tag << SPOT_BITS).saturating_sub(1));
-        // An empty slot is as one that comes after all others.
-        while self.slots[place].wrapping_sub(1) < least {
-            place += 1;
-        }
-        place
-    }
-
-    /// Puts a slot at `place`, and moves those that follow it up to the next that is empty. Says by how many slots the segment has grown.
-    #[inline]
-    fn put(&mut self, place: usize, word: u64) -> usize {
-        let (mut place, mut word) = (place, word);
-        while word != 0 {
-            word = std::mem::replace(&mut self.slots[place], word);
-            place += 1;
-        }
-        self.len += 1;
-        // The last one stays empty: there every search ends.
-        let is_last = place == self.slots.len();
-        if is_last {
-            self.slots.push(0);
-        }
-        usize::from(is_last)
-    }
-
-    /// Takes a slot out, and moves those behind it that are not at home one back.
-    fn take(&mut self, word: u64) -> bool {
-        if self.slots.is_empty() {
-            return false;
-        }
-        let tag = word >> SPOT_BITS;
-        let mut place = self.first(tag);
-        while self.slots[place] != word {
-            if self.slots[place] == 0 || self.slots[place] >> SPOT_BITS != tag {
+    fn take(&mut self, tag: u64, wanted: u64) -> bool {
+        let mut place = self.home(tag);
+        while let Some(bucket) = self.buckets.get_mut(place) {
+            let (empty, same) = bucket.places(wanted);
+            if same != 0 {
+                bucket.0[same.trailing_zeros() as usize] = 0;
+                self.len -= 1;
+                if empty == 0 {
+                    self.fill(place);
+                }
+                return true;
+            }
+            if empty != 0 {
                 return false;
             }
             place += 1;
         }
-        loop {
-            let next = self.slots[place + 1];
-            if next == 0 || self.home(next >> SPOT_BITS) > place {
+        false
+    }
+
+    /// A bucket that was full has room now: takes a slot there that belongs there or before, from a later one, and so on.
+    fn fill(&mut self, place: usize) {
+        let mut open = place;
+        for from in place + 1..self.buckets.len() {
+            let bucket = self.buckets[from];
+            let is_full = bucket.0.iter().all(|slot| *slot != 0);
+            let belongs = |slot: &u64| *slot != 0 && self.home(*slot >> SPOT_BITS) <= open;
+            if let Some(index) = bucket.0.iter().position(belongs) {
+                let room = self.buckets[open].0.iter_mut().find(|slot| **slot == 0);
+                if let Some(room) = room {
+                    *room = bucket.0[index];
+                }
+                self.buckets[from].0[index] = 0;
+                open = from;
+            }
+            if !is_full {
                 break;
             }
-            self.slots[place] = next;
-            place += 1;
         }
-        self.slots[place] = 0;
-        self.len -= 1;
-        true
     }
 
     fn resize(&mut self, homes: usize) {
-        let old = std::mem::take(&mut self.slots);
-        *self = Self::of(&old, homes, self.depth);
+        let old = std::mem::take(&mut self.buckets);
+        *self = Self::of(old.iter().flat_map(|bucket| bucket.0), homes, self.depth);
     }
 }
 

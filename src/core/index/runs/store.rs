@@ -14,13 +14,14 @@ use super::heads::{HeadCounts, Heads};
 use super::known::{Digest, KnownChunk, KnownChunks};
 use super::name_map::NameMap;
 use super::print::Prints;
+use super::recency::Queue;
 use super::run::Run;
 use super::slab::Slab;
 use super::writer::RunWriter;
 use super::{RunId, Spot, Wanted, current_mask};
-use crate::index::capacity::{Queue, Usage};
 use crate::index::settings::Capacity;
 use crate::index::steps::Steps;
+use crate::index::usage::Usage;
 
 /// All runs of one index.
 #[derive(Debug)]
@@ -37,6 +38,8 @@ pub(crate) struct RunStore {
     /// The clock of recency.
     pub(super) tick: AtomicU32,
     turns: CachePadded<Turns>,
+    /// Not beside what every event changes.
+    doubts: CachePadded<Doubts>,
 }
 
 #[derive(Debug)]
@@ -44,6 +47,11 @@ struct Turns {
     state: Mutex<State>,
     usage: Usage,
     evicted: AtomicU64,
+}
+
+/// What contradicts that hashes are a chain, or could without being noticed. Every search asks.
+#[derive(Debug, Default)]
+struct Doubts {
     doubles: AtomicU64,
     /// Blocks that are not found by their hashes: nobody knows whether others have these, too.
     unplaced: AtomicU64,
@@ -108,10 +116,8 @@ impl RunStore {
                 }),
                 usage,
                 evicted: AtomicU64::new(0),
-                doubles: AtomicU64::new(0),
-                unplaced: AtomicU64::new(0),
-                twins: AtomicU64::new(0),
             }),
+            doubts: CachePadded::default(),
         }
     }
 
@@ -141,24 +147,26 @@ impl RunStore {
 
     /// How many places have a hash that another one has, too: hashes that are no chain.
     pub(crate) fn doubles(&self) -> u64 {
-        self.turns.doubles.load(Ordering::Relaxed)
+        self.doubts.doubles.load(Ordering::Relaxed)
     }
 
     /// Whether every block is found by its hash, and none has that of another one: as far as is known, hashes are a chain.
     #[inline]
     pub(crate) fn is_chain(&self) -> bool {
-        self.doubles() == 0 && self.turns.unplaced.load(Ordering::Relaxed) == 0
+        self.doubles() == 0 && self.doubts.unplaced.load(Ordering::Relaxed) == 0
     }
 
     /// Tells readers how many blocks are not found by their hashes. Only for the one writer.
     pub(super) fn set_unplaced(&self, unplaced: u64) {
-        if self.turns.unplaced.load(Ordering::Relaxed) != unplaced {
-            self.turns.unplaced.store(unplaced, Ordering::Relaxed);
+        if self.doubts.unplaced.load(Ordering::Relaxed) != unplaced {
+            self.doubts.unplaced.store(unplaced, Ordering::Relaxed);
         }
     }
 
     pub(super) fn set_doubles(&self, doubles: usize) {
-        self.turns.doubles.store(doubles as u64, Ordering::Relaxed);
+        if self.doubles() != doubles as u64 {
+            self.doubts.doubles.store(doubles as u64, Ordering::Relaxed);
+        }
     }
 
     pub(crate) fn count_evicted(&self, blocks: u64) {
@@ -230,14 +238,14 @@ impl RunStore {
     /// How many runs begin with the fragment of another one after the same block.
     #[inline]
     pub(crate) fn twins(&self) -> u64 {
-        self.turns.twins.load(Ordering::Acquire)
+        self.doubts.twins.load(Ordering::Acquire)
     }
 
     pub(super) fn count_twin(&self, is_more: bool) {
         if is_more {
-            self.turns.twins.fetch_add(1, Ordering::AcqRel);
+            self.doubts.twins.fetch_add(1, Ordering::AcqRel);
         } else {
-            self.turns.twins.fetch_sub(1, Ordering::AcqRel);
+            self.doubts.twins.fetch_sub(1, Ordering::AcqRel);
         }
     }
 

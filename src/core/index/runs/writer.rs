@@ -347,10 +347,11 @@ impl<'s> RunWriter<'s> {
         if run.column(&self.guard).capacity() < end {
             let capacity = run.column(&self.guard).capacity();
             // What grows once mostly grows again.
-            let room = if capacity == 0 {
-                end
-            } else {
-                end.max(capacity + capacity / 4 + 8)
+            let room = match end {
+                end if capacity == 0 => end,
+                // Chats append little each time.
+                ..512 => end + end / 2,
+                end => end + end / 4,
             };
             bytes = resize(run, len, room, &mut self.state, &self.guard);
         }

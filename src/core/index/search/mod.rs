@@ -26,9 +26,9 @@ use crate::wire::WorkerName;
 use crate::index::directory::{Directory, HolderSlot, SlotBits, SlotGatherer, SlotSet};
 
 use super::hook::point;
-use super::indexer::Shared;
-use super::runs::{CHUNK, Column, RunId, RunStore, Spot, Wanted};
-use super::steps::Moment;
+use super::runs::{CHUNK, Column, Run, RunId, RunStore, Spot, Wanted};
+use super::shared::Shared;
+use super::steps::{Moment, RunSet};
 
 use matches::{FoundGroups, Groups, push_group};
 use rolled::Memory;
@@ -82,7 +82,8 @@ pub(crate) fn find(
     let moment = shared.runs.steps.now();
     point();
     let first = wanted(chain, 0, None);
-    if shared.runs.head(None, 0, first, guard).is_none() && shared.runs.steps.is_quiet_since(moment) {
+    if shared.runs.head(None, 0, first, guard).is_none() {
+        // One look: nobody had it all the time.
         return Matches::none();
     }
     // Holders that join later were not there when the query came, and their slots may have been others'.
@@ -115,23 +116,22 @@ where
     for _ in 0..ATTEMPTS_MAX {
         let mut finder = Finder::new(shared, chain, tiers, guard);
         finder.follow(asked.as_ref());
-        let settled = finder.found;
+        let (settled, seen) = (finder.found, finder.seen);
         point();
-        if shared.runs.steps.is_quiet_since(moment) {
+        let mut changed: S = match shared.runs.steps.changed(moment, seen) {
+            Some(changed) => changed,
+            None => stamped(shared, directory, moment),
+        };
+        if let Some(asked) = &asked
+            && !changed.is_empty()
+        {
+            changed.intersect(asked);
+        }
+        if changed.is_empty() {
             merge(&mut found, settled, None);
             return groups_of(found);
         }
-        let changed: SlotSet = directory
-            .taken()
-            .iter()
-            .filter(|slot| asked.as_ref().is_none_or(|asked| asked.contains(*slot)))
-            .filter(|slot| shared.runs.steps.has_changed(*slot, moment))
-            .collect();
-        let changed = S::from_words(changed.words().as_slice());
         merge(&mut found, settled, Some(&changed));
-        if changed.is_empty() {
-            return groups_of(found);
-        }
         asked = Some(changed);
         moment = shared.runs.steps.now();
     }
@@ -154,8 +154,23 @@ where
     groups_of(found)
 }
 
+/// The holders that made a step since `moment`, by their stamps.
+#[cold]
+fn stamped<S: SlotBits>(shared: &Shared, directory: &Directory, moment: Moment) -> S {
+    let changed: SlotSet = directory
+        .taken()
+        .iter()
+        .filter(|slot| shared.runs.steps.has_changed(*slot, moment))
+        .collect();
+    S::from_words(changed.words().as_slice())
+}
+
 /// Adds what was found of holders that are not `changed`.
 fn merge<S: SlotBits>(found: &mut Found<S>, settled: Found<S>, changed: Option<&S>) {
+    if found.is_empty() && changed.is_none() {
+        *found = settled;
+        return;
+    }
     for (depth, mut slots) in settled {
         if let Some(changed) = changed {
             slots.subtract(changed);
@@ -191,6 +206,8 @@ struct Finder<'f, 'q, 'g, S> {
     /// Whether no hash is known that does not name all before it.
     is_chain: bool,
     found: Found<S>,
+    /// The runs that were looked at.
+    seen: RunSet,
     /// Holders that drop out within a run, each with its depth.
     dropped: SmallVec<[(u32, HolderSlot); 8]>,
 }
@@ -204,6 +221,7 @@ impl<'f, 'q, 'g: 'f, S: SlotBits> Finder<'f, 'q, 'g, S> {
             guard,
             is_chain: shared.is_chain(),
             found: Found::new(),
+            seen: RunSet::default(),
             dropped: SmallVec::new(),
         }
     }
@@ -211,6 +229,7 @@ impl<'f, 'q, 'g: 'f, S: SlotBits> Finder<'f, 'q, 'g, S> {
     /// Settles all holders, or the `candidates`.
     fn follow(&mut self, candidates: Option<&S>) {
         if !self.chain.is_whole() && self.store.twins() > 0 {
+            self.seen = RunSet::ALL;
             return self.follow_branches(candidates);
         }
         let mut candidates: Option<S> = candidates.cloned();
@@ -221,6 +240,7 @@ impl<'f, 'q, 'g: 'f, S: SlotBits> Finder<'f, 'q, 'g, S> {
             point();
             let head = self.store.head(before, position(start), first, self.guard);
             let Some((id, run)) = head else { break };
+            self.seen.insert(id.number());
             if let Some(tick) = tick {
                 run.touch(tick);
             }
@@ -240,31 +260,13 @@ impl<'f, 'q, 'g: 'f, S: SlotBits> Finder<'f, 'q, 'g, S> {
                 let spot = spot(id, agreed - 1);
                 self.store.prefetch_head(spot, position(end), next, self.guard);
             }
-            let (mut through, mut seen) = (SlotGatherer::new(), SlotGatherer::new());
-            let (step, dropped) = (self.tiers as u32, &mut self.dropped);
             point();
-            run.entries(self.guard).for_each(|entry| {
-                point();
-                let slot = entry.slot();
-                if let Some(candidates) = &candidates {
-                    if !candidates.contains(slot) {
-                        return;
-                    }
-                    seen.insert(slot);
-                }
-                let reach = usize::from(entry.reach(step));
-                if reach >= agreed {
-                    through.insert(slot);
-                } else if start + reach > 0 {
-                    dropped.push((position(start + reach), slot));
-                }
-            });
-            if let Some(mut rest) = candidates.take() {
-                rest.subtract(&seen.finish());
-                settle(&mut self.found, position(start), &rest);
-            }
+            let through = match candidates.take() {
+                None => self.look_at(run, start, agreed),
+                Some(candidates) => self.look_for(&candidates, run, start, agreed),
+            };
             self.settle_dropped();
-            candidates = Some(through.finish());
+            candidates = Some(through);
             start = end;
             before = spot(id, agreed - 1);
             if is_last || candidates.as_ref().is_some_and(S::is_empty) {
@@ -275,6 +277,50 @@ impl<'f, 'q, 'g: 'f, S: SlotBits> Finder<'f, 'q, 'g, S> {
             settle(&mut self.found, position(start), &candidates);
         }
         self.chain.learn(start, self.memory());
+    }
+
+    /// The holders of the first `agreed` blocks of a run that begins at `start`. Notes those that have fewer.
+    #[inline]
+    fn look_at(&mut self, run: &Run, start: usize, agreed: usize) -> S {
+        let (step, mut through) = (self.tiers as u32, SlotGatherer::new());
+        for list in run.entry_lists(self.guard) {
+            for entry in list.entries() {
+                point();
+                let reach = usize::from(entry.reach(step));
+                if reach >= agreed {
+                    through.insert(entry.slot());
+                } else if start + reach > 0 {
+                    self.dropped.push((position(start + reach), entry.slot()));
+                }
+            }
+        }
+        through.finish()
+    }
+
+    /// As [`Self::look_at`], among `candidates`. Those that have nothing of the run end with the block before.
+    #[inline]
+    fn look_for(&mut self, candidates: &S, run: &Run, start: usize, agreed: usize) -> S {
+        let (step, mut through, mut seen) = (self.tiers as u32, SlotGatherer::new(), SlotGatherer::new());
+        for list in run.entry_lists(self.guard) {
+            for entry in list.entries() {
+                point();
+                let slot = entry.slot();
+                if !candidates.contains(slot) {
+                    continue;
+                }
+                seen.insert(slot);
+                let reach = usize::from(entry.reach(step));
+                if reach >= agreed {
+                    through.insert(slot);
+                } else if start + reach > 0 {
+                    self.dropped.push((position(start + reach), slot));
+                }
+            }
+        }
+        let mut rest = candidates.clone();
+        rest.subtract(&seen.finish());
+        settle(&mut self.found, position(start), &rest);
+        through.finish()
     }
 
     fn memory(&self) -> Memory<'f> {

@@ -34,6 +34,16 @@ impl Content<'_> {
         first[0]
     }
 
+    /// How many chunks are digested ahead, so that what is known of them is in the processor's cache when it is needed.
+    #[inline]
+    fn ahead(&self) -> usize {
+        match self {
+            Self::Blocks(_) => 6,
+            // To digest one takes as long as to get what is known of it.
+            Self::Tokens { .. } => 1,
+        }
+    }
+
     /// Adds the hashes of the blocks from `from` to `to` to `hashes`; `last` is the one before.
     fn roll(&self, from: usize, to: usize, last: Option<SequenceHash>, hashes: &mut [SequenceHash]) {
         let mut last = last;
@@ -70,8 +80,6 @@ pub(crate) struct Memory<'m> {
 
 /// Blocks of a unit: half a known chunk, and what one fingerprint is of.
 const UNIT: usize = CHUNK;
-/// How many chunks are digested ahead, so that what is known of them is in the processor's cache when it is needed.
-const AHEAD: usize = 6;
 
 /// The blocks from a multiple of 32 on.
 #[derive(Debug, Clone, Copy, Default)]
@@ -91,8 +99,13 @@ pub(super) struct Rolled<'a> {
     units: Vec<Unit>,
     /// Those of units, in the order in which units needed any.
     hashes: Vec<SequenceHash>,
-    /// Of the prompt up to the end of each chunk.
-    digests: Vec<Digest>,
+    /// Of the prompt up to the end of each chunk, and where that is kept.
+    digests: Vec<(Digest, usize)>,
+    /// How many chunks are digested at most, and kept.
+    chunks: usize,
+    /// How many chunks were known, one after the other, and whether nothing is kept of what came after the last of them.
+    known: usize,
+    has_last: bool,
 }
 
 impl<'a> Rolled<'a> {
@@ -102,6 +115,9 @@ impl<'a> Rolled<'a> {
             units: Vec::new(),
             hashes: Vec::new(),
             digests: Vec::new(),
+            chunks: content.len() / CHUNK_BLOCKS,
+            known: 0,
+            has_last: false,
         }
     }
 
@@ -156,28 +172,38 @@ impl<'a> Rolled<'a> {
         if self.hashes.is_empty() {
             return;
         }
-        for chunk in 0..agreed / CHUNK_BLOCKS {
-            let first = chunk * CHUNK_BLOCKS;
-            let Some(digest) = self.digests.get(chunk).copied() else {
-                return;
-            };
-            let is_computed = |unit: &Unit| unit.computed as usize == UNIT;
-            let Some(units) = self.units.get(first / UNIT..first / UNIT + 2) else {
-                return;
-            };
-            if !units.iter().all(is_computed) {
-                continue;
-            }
-            let [one, other] = [first, first + UNIT].map(|from| {
-                let print = self.print(from, memory).unwrap_or_default();
-                (self.units[from / UNIT].end.map_or(0, SequenceHash::as_u64), print)
-            });
-            let chunk = KnownChunk {
-                ends: [one.0, other.0],
-                prints: [one.1, other.1],
-            };
-            memory.store.learn(digest, &chunk, memory.guard);
+        let kept = self.chunks.min(agreed / CHUNK_BLOCKS);
+        if self.has_last && kept > self.known {
+            // Now something is kept of what comes after it.
+            self.keep(self.known - 1, false, memory);
         }
+        let is_first_time = !self.has_last;
+        for chunk in self.known..kept {
+            self.keep(chunk, is_first_time, memory);
+        }
+    }
+
+    /// Keeps a chunk of which all is known or has been computed.
+    fn keep(&mut self, chunk: usize, is_last: bool, memory: Memory<'_>) {
+        let first = chunk * CHUNK_BLOCKS;
+        let Some((digest, _)) = self.digests.get(chunk).copied() else {
+            return;
+        };
+        let mut halves = [(0, 0); 2];
+        for (half, from) in halves.iter_mut().zip([first, first + UNIT]) {
+            let print = self.print(from, memory);
+            let end = self.units.get(from / UNIT).and_then(|unit| unit.end);
+            let (Some(end), Some(print)) = (end, print) else {
+                return;
+            };
+            *half = (end.as_u64(), print);
+        }
+        let chunk = KnownChunk {
+            ends: halves.map(|half| half.0),
+            prints: halves.map(|half| half.1),
+            is_last,
+        };
+        memory.store.learn(digest, &chunk, memory.guard);
     }
 
     /// Makes a unit be there, and the ends of all before it.
@@ -197,7 +223,7 @@ impl<'a> Rolled<'a> {
                 .filter(|_| next.is_multiple_of(2))
                 .and_then(|memory| self.recall(next / 2, memory));
             match known {
-                Some(KnownChunk { ends, prints }) => {
+                Some(KnownChunk { ends, prints, .. }) => {
                     let unit = |(end, print): (u64, u64)| Unit {
                         end: Some(SequenceHash(end)),
                         print: Some(print),
@@ -212,17 +238,33 @@ impl<'a> Rolled<'a> {
 
     /// What is known of a chunk.
     fn recall(&mut self, chunk: usize, memory: Memory<'_>) -> Option<KnownChunk> {
-        let chunks = self.content.len() / CHUNK_BLOCKS;
-        if chunk >= chunks {
+        if chunk >= self.chunks {
             return None;
         }
-        let known = &memory.store.known;
         if chunk == 0 {
-            self.digests.reserve_exact(chunks);
+            self.digests.reserve_exact(self.chunks);
         }
-        for next in self.digests.len()..chunks.min(chunk + 1 + AHEAD) {
+        // Of a prompt that comes for the first time, no more is digested than must be.
+        let ahead = if chunk == 0 { 0 } else { self.content.ahead() };
+        self.digest(self.chunks.min(chunk + 1 + ahead), memory);
+        let (digest, place) = self.digests[chunk];
+        let found = memory.store.known.find(digest, place, memory.guard);
+        match found {
+            Some(found) if self.known == chunk => {
+                (self.known, self.has_last) = (chunk + 1, found.is_last);
+            }
+            None if self.known == chunk && !self.has_last => self.chunks = chunk + 1,
+            _ => {}
+        }
+        found
+    }
+
+    /// Digests the first `chunks` chunks.
+    fn digest(&mut self, chunks: usize, memory: Memory<'_>) {
+        let known = &memory.store.known;
+        for next in self.digests.len()..chunks {
             let blocks = next * CHUNK_BLOCKS..(next + 1) * CHUNK_BLOCKS;
-            let before = self.digests.last().copied();
+            let before = self.digests.last().map(|(digest, _)| *digest);
             let digest = match self.content {
                 Content::Blocks(hashes) => {
                     let before = before.unwrap_or_else(|| known.beginning(0, 0));
@@ -234,10 +276,9 @@ impl<'a> Rolled<'a> {
                     known.extend_by_tokens(before, &tokens[blocks.start * size..blocks.end * size])
                 }
             };
-            known.prefetch(digest, memory.guard);
-            self.digests.push(digest);
+            let place = known.prefetch(digest, memory.guard);
+            self.digests.push((digest, place));
         }
-        known.find(self.digests[chunk], memory.guard)
     }
 
     /// Computes the first `count` hashes of a unit that is open; there are so many blocks.

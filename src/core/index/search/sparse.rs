@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use crate::index::block::BlockKey;
 use crate::index::directory::{SlotBits, SlotSet};
-use crate::index::indexer::Shared;
 use crate::index::runs::{RunWriter, Spot};
+use crate::index::shared::Shared;
 
 use super::Search;
 use super::bounds::{self, BoundedMatches, Probe, SparseChain};

@@ -12,7 +12,7 @@ use super::api::{
 use super::operation::{Operation, Shape};
 use super::oracle::Oracle;
 use super::world::{BLOCK_SIZE, Path, World};
-use crate::index::capacity::Usage;
+use crate::index::usage::Usage;
 use kvatlas_lab::random::{Random, setting};
 
 fn blocks(blocks_max: u64) -> Capacity {

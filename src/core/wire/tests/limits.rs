@@ -214,20 +214,24 @@ fn queries_of_a_request_are_bounded() {
     check_queries(request, |limits| &mut limits.queries_max);
 }
 
+/// A query for one block of these workers.
+fn query_of(workers: Vec<WorkerName>) -> Vec<u8> {
+    let options = QueryOptions {
+        workers: Some(workers),
+        ..QueryOptions::default()
+    };
+    let query = SingleQuery {
+        options,
+        ..SingleQuery::new(QueryKey::SequenceHashes(chain(1)))
+    };
+    QueryRequest::Single(query).encode()
+}
+
 #[test]
 fn workers_of_a_filter_are_bounded() {
     let request = |count| {
-        let workers = Some(vec![WorkerName::new("w").unwrap(); count]);
-        let options = QueryOptions {
-            workers,
-            ..QueryOptions::default()
-        };
-        let key = QueryKey::SequenceHashes(chain(1));
-        let query = SingleQuery {
-            options,
-            ..SingleQuery::new(key)
-        };
-        QueryRequest::Single(query).encode()
+        let name = WorkerName::new("w").unwrap();
+        query_of(vec![name; count])
     };
     check_queries(request, |limits| &mut limits.filter_workers_max);
 }
@@ -235,17 +239,8 @@ fn workers_of_a_filter_are_bounded() {
 #[test]
 fn names_are_bounded_in_bytes() {
     let request = |bytes: usize| {
-        let workers = Some(vec![WorkerName::new(&"w".repeat(bytes)).unwrap()]);
-        let options = QueryOptions {
-            workers,
-            ..QueryOptions::default()
-        };
-        let key = QueryKey::SequenceHashes(chain(1));
-        let query = SingleQuery {
-            options,
-            ..SingleQuery::new(key)
-        };
-        QueryRequest::Single(query).encode()
+        let name = WorkerName::new(&"w".repeat(bytes)).unwrap();
+        query_of(vec![name])
     };
     check_queries(request, |limits| &mut limits.name_bytes_max);
 }

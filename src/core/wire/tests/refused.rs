@@ -6,6 +6,22 @@ use crate::hash::{PositionalLineageHash, SequenceHash};
 
 use super::super::{DecodeError, ErrorCode, EventBatch, QueryRequest, WireError, WireLimits};
 
+/// What a query may say.
+const QUERY_KEYS: [&str; 12] = [
+    "tokens",
+    "lora_name",
+    "cache_salt",
+    "block_hashes",
+    "sequence_hashes",
+    "lineage_hashes",
+    "positions",
+    "workers",
+    "limit",
+    "min_blocks",
+    "explain",
+    "queries",
+];
+
 /// A JSON value as MessagePack.
 fn pack(value: &serde_json::Value) -> Vec<u8> {
     rmp_serde::to_vec(value).unwrap()
@@ -121,20 +137,7 @@ fn wrong_types_are_refused() {
             },
         );
     }
-    for field in [
-        "tokens",
-        "lora_name",
-        "cache_salt",
-        "block_hashes",
-        "sequence_hashes",
-        "lineage_hashes",
-        "positions",
-        "workers",
-        "limit",
-        "min_blocks",
-        "explain",
-        "queries",
-    ] {
+    for field in QUERY_KEYS {
         let is_number = matches!(field, "limit" | "min_blocks");
         let takes_text = matches!(field, "lora_name" | "cache_salt");
         let is_right = move |value: &serde_json::Value| {
@@ -192,21 +195,7 @@ fn a_key_sent_twice_is_refused() {
             "{key}: {decoded:?}"
         );
     }
-    let query_keys = [
-        "tokens",
-        "lora_name",
-        "cache_salt",
-        "block_hashes",
-        "sequence_hashes",
-        "lineage_hashes",
-        "positions",
-        "workers",
-        "limit",
-        "min_blocks",
-        "explain",
-        "queries",
-    ];
-    for key in query_keys {
+    for key in QUERY_KEYS {
         let value: &[u8] = match key {
             "limit" | "min_blocks" => &[1],
             "explain" => &[0xc3],

@@ -36,7 +36,8 @@ class PublisherOptions:
     :param block_size: tokens in a block, as in the daemon's namespace.
     :param hashing: as in the daemon's namespace.
     :param heartbeat_interval: the longest silence, in seconds; a heartbeat ends it.
-    :param batch_delay: seconds that events wait for others to share a batch with. Zero makes every call a batch.
+    :param batch_delay: the least time between two batches, in seconds: events that come sooner share the next one. After a pause
+        they are sent at once. Zero makes every call a batch.
     :param batch_events_max: most events of a batch.
     :param batch_bytes_max: most bytes of a batch, about; never more than the NATS server takes.
     :param queue_batches_max: most calls that wait to be published.

@@ -91,7 +91,6 @@ class _OpenBatch:
     tier: int
     events: list[Event]
     size: int
-    since: float
 
 
 class Outbox:
@@ -113,6 +112,7 @@ class Outbox:
         self._ring = self._ring_after(self.cursor.seq)
         self._made_us: int | None = None
         self._open: _OpenBatch | None = None
+        self._numbered = float("-inf")
         self._doubts: Sequence[str] = ()
         self._has_left = False
 
@@ -132,7 +132,7 @@ class Outbox:
         ):
             sealed += self.seal(clocks)
         if self._open is None:
-            self._open = _OpenBatch(tier, [], 0, clocks.monotonic)
+            self._open = _OpenBatch(tier, [], 0)
         self._open.events += events
         self._open.size += size
         # What is last is not kept waiting, and nothing may come behind it in its batch.
@@ -142,8 +142,8 @@ class Outbox:
         return sealed
 
     def due(self) -> float | None:
-        """When the open batch has waited long enough."""
-        return None if self._open is None else self._open.since + self.options.batch_delay
+        """When the open batch has to go: a delay after the batch before it, which after a pause is at once."""
+        return None if self._open is None else self._numbered + self.options.batch_delay
 
     def seal(self, clocks: Clocks) -> list[SealedBatch]:
         """Closes the open batch, if there is one."""
@@ -161,6 +161,7 @@ class Outbox:
             self._come_back(clocks)
         self.cursor = Cursor(self.cursor.epoch, self.cursor.seq + 1)
         self._made_us = clocks.unix_us
+        self._numbered = clocks.monotonic
         payload = encode_batch(self.cursor, self.rank, events, tier=tier, time_us=clocks.unix_us)
         self._ring.push(payload)
         self._has_left = any(isinstance(event, Goodbye) for event in events)

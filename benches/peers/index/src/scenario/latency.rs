@@ -70,6 +70,11 @@ pub fn first_figure(layout: &Layout, form: Form) -> String {
     format!("{}, {}, hit, asked first", layout.name, form.as_str())
 }
 
+/// The figure of the second search for it: an index may keep what it has hashed only when a prompt comes again.
+pub fn second_figure(layout: &Layout, form: Form) -> String {
+    format!("{}, {}, hit, asked again", layout.name, form.as_str())
+}
+
 /// The figure of a write; `what` is one of the constants in [`writes`].
 pub fn write_figure(layout: &Layout, what: &str) -> String {
     format!("{}, {what}", layout.name)
@@ -144,11 +149,12 @@ fn measure<C: Contender>(work: &Work<'_>, ledger: &mut Ledger) {
             for (number, &(shape, _)) in <C::Reader as Reader>::SHAPES.iter().enumerate() {
                 let figure = find_figure(layout, form, *kind);
                 let row = row::<C>(shape);
-                let [first, later] = time_searches(&reader, questions, form, shape, work.repetition);
+                let [first, second, later] = time_searches(&reader, questions, form, shape, work.repetition);
                 ledger.record(&figure, &row, later);
                 // Hits are asked before prompts that begin in the same way.
                 if form != Form::Native && *kind == Kind::Hit && number == 0 {
                     ledger.record(&first_figure(layout, form), &row, first);
+                    ledger.record(&second_figure(layout, form), &row, second);
                 }
                 for question in questions {
                     let mut query = C::Reader::query(form, &question.prompt);
@@ -169,14 +175,14 @@ fn measure<C: Contender>(work: &Work<'_>, ledger: &mut Ledger) {
     }
 }
 
-/// Nanoseconds a search: when it is first asked, and later.
+/// Nanoseconds a search: when it is first asked, when it is asked again, and later.
 fn time_searches<R: Reader>(
     reader: &R,
     questions: &[Question],
     form: Form,
     shape: Shape,
     repetition: usize,
-) -> [f64; 2] {
+) -> [f64; 3] {
     let depth = questions
         .first()
         .map_or(0, |question| question.prompt.blocks.len());
@@ -186,12 +192,12 @@ fn time_searches<R: Reader>(
         Form::Tokens => (4_096 / depth.max(1)).clamp(1, 16),
     };
     let passes = if form == Form::Tokens {
-        1
+        2
     } else {
-        1024_usize.div_ceil(questions.len()).max(2)
+        1024_usize.div_ceil(questions.len()).max(3)
     };
-    // The pass before the first is counted apart: it leaves the caches, and what an index keeps of queries, as later ones find them.
-    let mut times = [Vec::new(), Vec::new()];
+    // The first two are counted apart: they leave the caches, and what an index keeps of queries, as later ones find them.
+    let mut times = [Vec::new(), Vec::new(), Vec::new()];
     for pass in 0..=passes {
         let order = shuffled(questions.len(), (repetition * (passes + 1) + pass) as u64 + 2);
         for asked in order.chunks(batch) {
@@ -204,7 +210,7 @@ fn time_searches<R: Reader>(
                 black_box(reader.find(query, shape));
             }
             let elapsed = started.elapsed().as_nanos() as f64 - timer_cost_ns();
-            times[usize::from(pass > 0)].push(elapsed / queries.len() as f64);
+            times[pass.min(2)].push(elapsed / queries.len() as f64);
         }
     }
     times.map(|times| Spread::of(&times).map_or(f64::NAN, |spread| spread.median))
@@ -276,12 +282,16 @@ pub fn print(title: &str, plans: &[Plan], ledger: &Ledger) {
     let rows = contender::rows();
     for form in Form::ALL {
         for plan in plans.iter().filter(|plan| plan.forms.contains(&form)) {
-            let first = (form != Form::Native)
-                .then(|| Column::new("hit, asked first", first_figure(&plan.layout, form)));
+            let first = (form != Form::Native).then(|| {
+                [
+                    Column::new("hit, asked first", first_figure(&plan.layout, form)),
+                    Column::new("asked again", second_figure(&plan.layout, form)),
+                ]
+            });
             let kinds = plan.kinds.iter();
             let columns: Vec<Column> = kinds
                 .map(|&kind| Column::new(kind.as_str(), find_figure(&plan.layout, form, kind)))
-                .chain(first)
+                .chain(first.into_iter().flatten())
                 .collect();
             let heading = format!(
                 "{title}. {}. Search, ns, from {}",

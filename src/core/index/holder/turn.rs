@@ -1,18 +1,15 @@
-//! Applying events to one holder.
+//! A turn of a lane: what one event does to its holder.
 
 use std::sync::Arc;
 
-use parking_lot::MutexGuard;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::hash::SequenceHash;
 use crate::index::block::NewBlock;
-use crate::index::directory::{HolderRecord, HolderSlot, HolderStatus};
-use crate::index::indexer::Shared;
-use crate::index::runs::RunWriter;
-use crate::index::settings::{Hashing, NamespaceSettings};
-use crate::wire::{
-    BlockContent, BlockNames, DegradedReason, DegradedReasons, Event, RemovedBlocks, StoredBlocks, Tier,
-};
+use crate::index::directory::{HolderRecord, HolderSlot};
+use crate::index::runs::{RunStore, RunWriter};
+use crate::index::settings::{Hashing, IndexLimits, NamespaceSettings};
+use crate::wire::{BlockContent, BlockNames, DegradedReason, Event, RemovedBlocks, StoredBlocks, Tier};
 
 use super::claims::Claims;
 use super::names::Found;
@@ -22,18 +19,10 @@ use super::resolve::{self, Resolved, ResolvedSequence, Unresolved};
 use super::store::{Sequence, Terms};
 use super::{Applied, Holder, HolderState, RejectReason, dump};
 
-/// The only one who may change what a holder holds, but for eviction. Owned by the holder's lane.
-#[derive(Debug)]
-pub struct HolderWriter {
-    pub(in crate::index) shared: Arc<Shared>,
-    pub(in crate::index) holder: Arc<Holder>,
-    has_foreign_chain: bool,
-    claims: Claims,
-}
-
 /// What a turn of a lane works with.
-struct Turn<'a, 's> {
-    shared: &'a Shared,
+pub(in crate::index) struct Turn<'a, 's> {
+    settings: &'a NamespaceSettings,
+    limits: &'a IndexLimits,
     holder: &'a Holder,
     state: &'a mut MutexGuard<'s, HolderState>,
     runs: RunWriter<'s>,
@@ -42,208 +31,12 @@ struct Turn<'a, 's> {
     foreign: bool,
 }
 
-impl HolderWriter {
-    pub(in crate::index) fn new(shared: Arc<Shared>, holder: Arc<Holder>) -> Self {
-        Self {
-            shared,
-            holder,
-            has_foreign_chain: false,
-            claims: Claims::default(),
-        }
-    }
-
-    /// The holder as queries see it.
-    pub fn record(&self) -> &Arc<HolderRecord> {
-        &self.holder.record
-    }
-
-    /// Whether queries can trust it.
-    pub fn status(&self) -> &HolderStatus {
-        &self.holder.record.status
-    }
-
-    /// Takes the reasons for doubt away that are not in `kept`: the state has been replaced as a whole. Searches that began before
-    /// notice it. Returns what is left.
-    pub fn replace_reasons(&self, kept: DegradedReasons) -> DegradedReasons {
-        let replacement = self.shared.count_replacement();
-        self.status().replace_reasons(kept, replacement)
-    }
-
-    /// Block size and hashing of the namespace.
-    pub fn settings(&self) -> &NamespaceSettings {
-        &self.shared.settings
-    }
-
-    /// How many blocks are held, behind holes too.
-    pub fn blocks(&self) -> usize {
-        self.holder.state.lock().blocks()
-    }
-
-    /// Applies one event. `now_us` is any clock in microseconds that does not run backwards; it only times out
-    /// what waits for a parent.
-    pub fn apply(&mut self, event: Event, tier: Tier, now_us: u64) -> Applied {
-        let mut applied = Applied::default();
-        match event {
-            Event::Stored(stored) => {
-                self.note_tier(tier);
-                let uses_names =
-                    matches!(stored.names, BlockNames::Sequence { .. }) || stored.engine_hashes.is_some();
-                self.change(&mut applied, uses_names, |turn| {
-                    turn.store(stored, tier, now_us);
-                    turn.store_ready(tier_terms(turn.shared, tier));
-                });
-                self.shared.make_room();
-            }
-            Event::Removed(removed) => {
-                let uses_names = !removed.hashes.is_empty();
-                self.change(&mut applied, uses_names, |turn| turn.remove(&removed, tier));
-            }
-            Event::Cleared => {
-                self.clear();
-                applied.cleared = true;
-            }
-            Event::Doubted(reasons) => applied.doubted = Some(reasons),
-            Event::Goodbye => {
-                self.clear();
-                applied.goodbye = true;
-            }
-        }
-        applied
-    }
-
-    /// Makes one step.
-    fn change(&mut self, applied: &mut Applied, uses_names: bool, change: impl FnOnce(&mut Turn<'_, '_>)) {
-        let (shared, holder) = (Arc::clone(&self.shared), Arc::clone(&self.holder));
-        let mut state = holder.state.lock();
-        state.uses_names |= uses_names;
-        let mut turn = Turn {
-            shared: &shared,
-            holder: &holder,
-            state: &mut state,
-            runs: shared.runs.write(),
-            applied,
-            claims: &mut self.claims,
-            foreign: false,
-        };
-        turn.prepare();
-        change(&mut turn);
-        let is_foreign = turn.foreign;
-        turn.state.publish(&mut turn.runs);
-        drop(turn);
-        publish_sizes(&holder, &state);
-        drop(state);
-        if is_foreign {
-            self.set_foreign_chain(true);
-        }
-    }
-
-    /// As [`Self::apply`], for events of a dump. They give an absent parent by its sequence hash or a fragment of that, never by a name.
-    pub fn restore(&mut self, event: Event, tier: Tier, now_us: u64) -> Applied {
-        self.claims.is_paused = true;
-        let applied = self.apply(event, tier, now_us);
-        self.claims.is_paused = false;
-        applied
-    }
-
-    /// Whether blocks stand behind a parent that is not there and that an event may have meant otherwise. A dump does not say so.
-    pub fn has_claims(&self) -> bool {
-        !self.claims.is_empty()
-    }
-
-    /// Notes that blocks may lie in `tier` from now on.
-    pub(in crate::index) fn note_tier(&self, tier: Tier) {
-        if tier != Tier::DEVICE {
-            self.status().set_lower_tiers(true);
-        }
-    }
-
-    /// Drops stored events whose parent did not come in time.
-    pub fn expire_parked(&mut self, now_us: u64) -> Applied {
-        let mut applied = Applied::default();
-        let mut state = self.holder.state.lock();
-        let dropped = state.parking.expire(now_us);
-        if dropped > 0 {
-            applied.reject(RejectReason::ParkingExpired, dropped);
-            publish_sizes(&self.holder, &state);
-        }
-        applied
-    }
-
-    /// Removes all blocks and forgets what waits for a parent.
-    pub fn clear(&mut self) {
-        {
-            let mut state = self.holder.state.lock();
-            let mut runs = self.shared.runs.write();
-            for held in state.held_runs(&runs).chunks(TURN_RUNS) {
-                state.clear_runs(held, &mut runs);
-                runs.pause_for(|| MutexGuard::bump(&mut state));
-            }
-            state.reset(&mut runs);
-            drop(runs);
-            publish_sizes(&self.holder, &state);
-        }
-        self.claims = Claims::default();
-        self.set_foreign_chain(false);
-        self.status().set_lower_tiers(false);
-    }
-
-    /// Removes all blocks and gives the holder's slot back.
-    pub fn retire(mut self) {
-        self.clear();
-        let slot = self.holder.state.lock().slot;
-        self.shared.release(slot);
-    }
-
-    /// Notes whether the holder's hashes are not the contract's chain.
-    pub fn set_foreign_chain(&mut self, is_foreign: bool) {
-        if self.has_foreign_chain != is_foreign {
-            self.has_foreign_chain = is_foreign;
-            self.status().set_foreign_chain(is_foreign);
-            self.shared.count_foreign_holder(is_foreign);
-        }
-    }
-
-    /// The holder's slot and tier, and how often it has been reshaped, where it has every block with all that come before it, in one
-    /// tier, by its sequence hash; none where it is not so, or it has nothing.
-    pub(in crate::index) fn regular(&mut self) -> Option<(HolderSlot, Tier, u64)> {
-        // Makes up for what has been evicted.
-        self.change(&mut Applied::default(), false, |_| {});
-        let state = self.holder.state.lock();
-        let tier = state.regular_tier(&self.shared.runs.write())?;
-        Some((state.slot, tier, state.reshaped))
-    }
-
-    /// Stores blocks that were in an index before, under the names that are their hashes, after the block that has the hash `parent`.
-    /// Where that is not there, they are counted and left out.
-    pub(in crate::index) fn restore_run(
-        &mut self,
-        parent: Option<SequenceHash>,
-        position: u32,
-        hashes: &[SequenceHash],
-        tier: Tier,
-        applied: &mut Applied,
-    ) {
-        self.note_tier(tier);
-        self.change(applied, true, |turn| turn.restore(parent, position, hashes, tier));
-        self.shared.make_room();
-    }
-
-    /// Events that, applied in this order, make a fresh holder equal to this one: same blocks, names, tiers and holes,
-    /// parents before children. Stored events that wait for their parent are not part of it.
-    ///
-    /// `blocks_per_event_max` bounds each event.
-    ///
-    /// This is the public way to get an index as events. A snapshot file ([`crate::snapshot`]) holds the same, compactly, for all holders.
-    pub fn dump_events(&mut self, blocks_per_event_max: usize) -> impl Iterator<Item = (Tier, Event)> + '_ {
-        self.change(&mut Applied::default(), false, |_| {});
-        let hashing = self.shared.settings.hashing;
-        dump::events(
-            &self.holder.state,
-            &self.shared.runs,
-            hashing,
-            blocks_per_event_max,
-        )
-    }
+/// The index that a holder is of.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::index) struct Home<'a> {
+    pub(in crate::index) settings: &'a NamespaceSettings,
+    pub(in crate::index) limits: &'a IndexLimits,
+    pub(in crate::index) runs: &'a RunStore,
 }
 
 /// After so many blocks others have a turn.
@@ -251,19 +44,114 @@ const TURN_BLOCKS: usize = 1024;
 /// And after so many runs.
 const TURN_RUNS: usize = 16;
 
-fn publish_sizes(holder: &Holder, state: &HolderState) {
-    let parked = u32::try_from(state.parking.len()).unwrap_or(u32::MAX);
-    holder.record.status.set_sizes(state.blocks() as u64, parked);
-}
+impl Holder {
+    pub(in crate::index) fn new(record: Arc<HolderRecord>, slot: HolderSlot) -> Self {
+        let state = Mutex::new(HolderState::new(slot));
+        Self { record, state }
+    }
 
-fn tier_terms(shared: &Shared, tier: Tier) -> Terms {
-    Terms {
-        tier,
-        blocks_max: shared.limits.blocks_per_holder_max,
+    /// How many blocks are held, behind holes too.
+    pub(in crate::index) fn blocks(&self) -> usize {
+        self.state.lock().blocks()
+    }
+
+    /// Makes one step; says whether hashes have turned out not to be the contract's chain.
+    pub(in crate::index) fn change(
+        &self,
+        home: Home<'_>,
+        claims: &mut Claims,
+        applied: &mut Applied,
+        uses_names: bool,
+        change: impl FnOnce(&mut Turn<'_, '_>),
+    ) -> bool {
+        let mut state = self.state.lock();
+        state.uses_names |= uses_names;
+        let mut turn = Turn {
+            settings: home.settings,
+            limits: home.limits,
+            holder: self,
+            state: &mut state,
+            runs: home.runs.write(),
+            applied,
+            claims,
+            foreign: false,
+        };
+        turn.prepare();
+        change(&mut turn);
+        let is_foreign = turn.foreign;
+        turn.state.publish(&mut turn.runs);
+        drop(turn);
+        self.publish_sizes(&state);
+        is_foreign
+    }
+
+    /// Drops stored events whose parent did not come in time.
+    pub(in crate::index) fn expire_parked(&self, now_us: u64) -> Applied {
+        let mut applied = Applied::default();
+        let mut state = self.state.lock();
+        let dropped = state.parking.expire(now_us);
+        if dropped > 0 {
+            applied.reject(RejectReason::ParkingExpired, dropped);
+            self.publish_sizes(&state);
+        }
+        applied
+    }
+
+    /// Removes all blocks and forgets what waits for a parent.
+    pub(in crate::index) fn clear(&self, runs: &RunStore) {
+        let mut state = self.state.lock();
+        let mut runs = runs.write();
+        for held in state.held_runs(&runs).chunks(TURN_RUNS) {
+            state.clear_runs(held, &mut runs);
+            runs.pause_for(|| MutexGuard::bump(&mut state));
+        }
+        state.reset(&mut runs);
+        drop(runs);
+        self.publish_sizes(&state);
+    }
+
+    /// The holder's slot and tier, and how often it has been reshaped, where it has every block with all that come before it, in one
+    /// tier, by its sequence hash; none where it is not so, or it has nothing.
+    pub(in crate::index) fn regular(&self, runs: &RunStore) -> Option<(HolderSlot, Tier, u64)> {
+        let state = self.state.lock();
+        let tier = state.regular_tier(&runs.write())?;
+        Some((state.slot, tier, state.reshaped))
+    }
+
+    /// The blocks as events.
+    pub(in crate::index) fn dump_events<'h>(
+        &'h self,
+        home: Home<'h>,
+        blocks_per_event_max: usize,
+    ) -> impl Iterator<Item = (Tier, Event)> + use<'h> {
+        dump::events(
+            &self.state,
+            home.runs,
+            home.settings.hashing,
+            blocks_per_event_max,
+        )
+    }
+
+    fn publish_sizes(&self, state: &HolderState) {
+        let parked = u32::try_from(state.parking.len()).unwrap_or(u32::MAX);
+        self.record.status.set_sizes(state.blocks() as u64, parked);
     }
 }
 
 impl Turn<'_, '_> {
+    /// Applies a stored event, and then what has waited for its blocks.
+    pub(in crate::index) fn stored(&mut self, stored: StoredBlocks, tier: Tier, now_us: u64) {
+        self.store(stored, tier, now_us);
+        self.store_ready(self.terms(tier));
+    }
+
+    fn terms(&self, tier: Tier) -> Terms {
+        Terms {
+            tier,
+            blocks_max: self.limits.blocks_per_holder_max,
+        }
+    }
+
     /// Lets queries and others see what there is so far, in the middle of a long event. Blocks may be evicted meanwhile.
     fn breathe(&mut self) {
         self.state.publish(&mut self.runs);
@@ -313,7 +201,7 @@ impl Turn<'_, '_> {
     fn resolve<'e>(&mut self, stored: &'e StoredBlocks) -> Result<Resolved<'e>, Unresolved> {
         let (state, runs) = (&mut **self.state, &mut self.runs);
         let find_parent = |name, position| state.find_parent(name, position, runs);
-        let resolved = resolve::resolve(stored, &self.shared.settings, find_parent)?;
+        let resolved = resolve::resolve(stored, self.settings, find_parent)?;
         if let Resolved::Sequence(sequence) = &resolved
             && sequence.is_foreign
         {
@@ -326,7 +214,7 @@ impl Turn<'_, '_> {
 
     fn store(&mut self, stored: StoredBlocks, tier: Tier, now_us: u64) {
         let blocks = stored.names.len();
-        let terms = tier_terms(self.shared, tier);
+        let terms = self.terms(tier);
         match self.resolve(&stored) {
             Ok(Resolved::Keys(blocks)) => {
                 let contradicted = self.claims.contradicted_by(&blocks);
@@ -343,7 +231,7 @@ impl Turn<'_, '_> {
                     return self.applied.reject(RejectReason::ContentMismatch, blocks);
                 };
                 self.applied.parked += 1;
-                let limits = self.shared.limits.parking;
+                let limits = self.limits.parking;
                 let dropped = self.state.parking.park(parent, stored, tier, now_us, limits);
                 self.applied.reject(RejectReason::ParkingFull, dropped);
             }
@@ -353,7 +241,7 @@ impl Turn<'_, '_> {
 
     /// Notes a parent that is not held, and whether a block comes under the name that was noted as another's sequence hash.
     fn note_claims(&mut self, sequence: &ResolvedSequence<'_>) {
-        let claims_max = self.shared.limits.parking.blocks_max;
+        let claims_max = self.limits.parking.blocks_max;
         if let Some((parent, position)) = sequence.claim()
             && !self.claims.add(parent, position, claims_max)
         {
@@ -369,12 +257,12 @@ impl Turn<'_, '_> {
     /// The event as it may wait. What waits is bounded in blocks, so its content must not be more than the blocks need: where
     /// the engine's hashes are the keys it needs none.
     fn without_surplus_content(&self, mut stored: StoredBlocks) -> Option<StoredBlocks> {
-        if self.shared.settings.hashing == Hashing::Engine || stored.engine_hashes.is_some() {
+        if self.settings.hashing == Hashing::Engine || stored.engine_hashes.is_some() {
             stored.content = None;
         }
         match &stored.content {
             Some(BlockContent::Tokens { tokens, .. }) => {
-                let block_size = self.shared.settings.block_size.as_usize();
+                let block_size = self.settings.block_size.as_usize();
                 let expected = stored.names.len().saturating_mul(block_size);
                 (tokens.len() == expected).then_some(stored)
             }
@@ -464,7 +352,8 @@ impl Turn<'_, '_> {
         }
     }
 
-    fn remove(&mut self, removed: &RemovedBlocks, tier: Tier) {
+    /// Applies a removed event.
+    pub(in crate::index) fn remove(&mut self, removed: &RemovedBlocks, tier: Tier) {
         let (names, mut others) = (&removed.hashes, Others::default());
         self.state
             .note_removed_keys(&removed.lineage_hashes, tier, self.applied);
@@ -493,7 +382,15 @@ impl Turn<'_, '_> {
         }
     }
 
-    fn restore(&mut self, parent: Option<SequenceHash>, position: u32, hashes: &[SequenceHash], tier: Tier) {
+    /// Stores blocks that were in an index before, under the names that are their hashes, after the block that has the hash `parent`.
+    /// Where that is not there, they are counted and left out.
+    pub(in crate::index) fn restore(
+        &mut self,
+        parent: Option<SequenceHash>,
+        position: u32,
+        hashes: &[SequenceHash],
+        tier: Tier,
+    ) {
         let spot = match parent {
             None => None,
             Some(parent) => match self.state.find_name(parent.0, &self.runs) {
@@ -507,7 +404,7 @@ impl Turn<'_, '_> {
             hashes,
             names: None,
         };
-        let terms = tier_terms(self.shared, tier);
+        let terms = self.terms(tier);
         self.store_placed(&sequence, None, terms);
     }
 }

@@ -1,60 +1,11 @@
-//! How large indexes may be: bounds on blocks and bytes, of one index and of all together.
-
-mod eviction;
+//! What is used of a capacity, by one index or by several together.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
 
-use parking_lot::Mutex;
-
-pub(crate) use eviction::Queue;
-
-use super::indexer::Shared;
 use super::settings::Capacity;
 
 /// What a distinct block takes, roughly: how many blocks to forget for some bytes.
 const BLOCK_BYTES: u64 = 32;
-
-/// What several indexes use together, and who they are.
-#[derive(Debug, Default)]
-pub struct TotalUsage {
-    usage: Arc<Usage>,
-    members: Mutex<Vec<Weak<Shared>>>,
-}
-
-impl TotalUsage {
-    /// Nothing used of `capacity`.
-    pub fn of(capacity: Capacity) -> Self {
-        Self {
-            usage: Arc::new(Usage::of(capacity)),
-            members: Mutex::default(),
-        }
-    }
-
-    /// What is used.
-    pub(crate) fn usage(&self) -> &Arc<Usage> {
-        &self.usage
-    }
-
-    pub(super) fn join(&self, index: &Arc<Shared>) {
-        if self.usage.is_bounded() {
-            let mut members = self.members.lock();
-            members.retain(|member| member.strong_count() > 0);
-            members.push(Arc::downgrade(index));
-        }
-    }
-
-    /// Has the largest index forget blocks where all together have too many. No index's turn may be held.
-    pub(super) fn make_room(&self) {
-        if self.usage.excess_blocks() == 0 {
-            return;
-        }
-        let members: Vec<Arc<Shared>> = self.members.lock().iter().filter_map(Weak::upgrade).collect();
-        if let Some(largest) = members.iter().max_by_key(|member| member.runs.bytes()) {
-            largest.evict(|| self.usage.excess_blocks());
-        }
-    }
-}
 
 /// A capacity and what is used of it.
 #[derive(Debug)]

@@ -1,0 +1,89 @@
+//! How recently runs were used, in ticks of a clock that goes with the blocks stored, and which blocks are to be forgotten first.
+//!
+//! A run has been used when a holder got more of it, or a search looked at it. It is as recent as the last child it had.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::sync::atomic::Ordering;
+
+use crate::index::directory::HolderSlot;
+
+use super::RunId;
+use super::writer::RunWriter;
+
+/// Ticks in which the whole capacity is stored once.
+const TICKS: u64 = 256;
+/// Runs that may have a leaf, by the tick in which they were used when they were put here; each at most once.
+#[derive(Debug, Default)]
+pub(crate) struct Queue(BinaryHeap<Reverse<(u32, RunId)>>);
+
+impl Queue {
+    /// All runs are gone.
+    pub(super) fn clear(&mut self) {
+        self.0 = BinaryHeap::new();
+    }
+}
+
+/// Blocks to be forgotten: those of a run from `cutoff` on.
+pub(crate) struct Victim {
+    pub(crate) run: RunId,
+    pub(crate) cutoff: u16,
+    pub(crate) holders: Vec<HolderSlot>,
+}
+
+impl RunWriter<'_> {
+    /// Notes that `blocks` were added to a run, which is used now.
+    pub(crate) fn note_stored(&mut self, id: RunId, blocks: u64) {
+        if !self.store.is_bounded() {
+            return;
+        }
+        let state = self.state_mut();
+        state.stored += blocks;
+        if state.stored > self.store.blocks_max() / TICKS {
+            self.state_mut().stored = 0;
+            self.store.count_tick();
+        }
+        let tick = self.store.tick().unwrap_or_default();
+        self.use_run(id, tick);
+    }
+
+    /// Notes that a run, which has a leaf now, was used in `tick`.
+    pub(crate) fn use_run(&mut self, id: RunId, tick: u32) {
+        if !self.store.is_bounded() {
+            return;
+        }
+        let Some(run) = self.run(id) else { return };
+        let used = run.used.load(Ordering::Relaxed).max(tick);
+        run.used.store(used, Ordering::Relaxed);
+        if run.queued.swap(1, Ordering::Relaxed) == 0 {
+            self.state_mut().queue.0.push(Reverse((used, id)));
+        }
+    }
+
+    /// The leaf that was used longest ago, `blocks_max` blocks of it at most.
+    pub(crate) fn next_victim(&mut self, blocks_max: u64) -> Option<Victim> {
+        loop {
+            let Reverse((tick, id)) = self.state_mut().queue.0.pop()?;
+            let attached_end = self.attached_end(id);
+            let Some(run) = self.run(id) else { continue };
+            run.queued.store(0, Ordering::Relaxed);
+            let (len, used) = (run.len(), run.used.load(Ordering::Relaxed));
+            if len <= attached_end {
+                continue;
+            }
+            if used > tick {
+                self.use_run(id, used);
+                continue;
+            }
+            let leaf = u64::from(len - attached_end);
+            // No longer than the leaf.
+            let cutoff = len - u16::try_from(leaf.min(blocks_max)).unwrap_or(len - attached_end);
+            let holders = self.holders_beyond(id, cutoff);
+            return Some(Victim {
+                run: id,
+                cutoff,
+                holders,
+            });
+        }
+    }
+}

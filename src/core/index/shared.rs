@@ -1,0 +1,146 @@
+//! What lanes and queries of one index share, and what several indexes do.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+use parking_lot::{Mutex, RwLock};
+
+use super::directory::{HolderSlot, Slots};
+use super::holder::{Holder, Home};
+use super::runs::RunStore;
+use super::settings::{Capacity, IndexLimits, NamespaceSettings};
+use super::usage::Usage;
+
+/// What lanes and queries of one index share. Aligned so that the counts of references, which lanes change all the time, are on another
+/// cache line.
+#[derive(Debug)]
+#[repr(align(128))]
+pub(crate) struct Shared {
+    pub(crate) settings: NamespaceSettings,
+    pub(crate) limits: IndexLimits,
+    pub(crate) runs: RunStore,
+    pub(crate) slots: Slots,
+    /// Holders by slot.
+    holders: RwLock<Vec<Option<Arc<Holder>>>>,
+    /// Held by whoever evicts.
+    pub(crate) evicting: Mutex<()>,
+    foreign_holders: AtomicU32,
+    /// How often the state of a holder has been replaced as a whole.
+    replacements: AtomicU64,
+    pub(super) total: Arc<TotalUsage>,
+}
+
+impl Shared {
+    /// An empty index whose size counts in `total`, too.
+    pub(super) fn new(
+        settings: NamespaceSettings,
+        limits: IndexLimits,
+        total: &Arc<TotalUsage>,
+    ) -> Arc<Self> {
+        let shared = Arc::new(Self {
+            settings,
+            limits,
+            runs: RunStore::new(limits.capacity, Arc::clone(&total.usage)),
+            slots: Slots::default(),
+            holders: RwLock::default(),
+            evicting: Mutex::default(),
+            foreign_holders: AtomicU32::new(0),
+            replacements: AtomicU64::new(0),
+            total: Arc::clone(total),
+        });
+        total.join(&shared);
+        shared
+    }
+
+    /// What a holder's turns need of the index.
+    pub(super) fn home(&self) -> Home<'_> {
+        Home {
+            settings: &self.settings,
+            limits: &self.limits,
+            runs: &self.runs,
+        }
+    }
+
+    /// How often the state of a holder has been replaced as a whole.
+    pub(super) fn replacements(&self) -> u64 {
+        self.replacements.load(Ordering::Acquire)
+    }
+
+    /// How many holders' hashes are not the contract's chain.
+    pub(super) fn foreign_holders(&self) -> u32 {
+        self.foreign_holders.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn count_replacement(&self) -> u64 {
+        self.replacements.fetch_add(1, Ordering::AcqRel) + 1
+    }
+
+    pub(crate) fn count_foreign_holder(&self, joins: bool) {
+        if joins {
+            self.foreign_holders.fetch_add(1, Ordering::Relaxed);
+        } else {
+            self.foreign_holders.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether nothing is known that contradicts that a hash stands for its whole prefix.
+    #[inline]
+    pub(crate) fn is_chain(&self) -> bool {
+        self.runs.is_chain() && self.foreign_holders() == 0
+    }
+
+    /// The holder that has a slot now.
+    pub(crate) fn holder(&self, slot: HolderSlot) -> Option<Arc<Holder>> {
+        self.holders.read().get(slot.index())?.clone()
+    }
+
+    pub(super) fn add(&self, holder: &Arc<Holder>, slot: HolderSlot) {
+        let mut holders = self.holders.write();
+        let len = holders.len().max(slot.index() + 1);
+        holders.resize(len, None);
+        holders[slot.index()] = Some(Arc::clone(holder));
+    }
+
+    /// Gives the slot of a holder back that has no blocks.
+    pub(crate) fn release(&self, slot: HolderSlot) {
+        if let Some(holder) = self.holders.write().get_mut(slot.index()) {
+            *holder = None;
+        }
+        self.slots.release(slot);
+    }
+}
+
+/// What several indexes use together, and who they are.
+#[derive(Debug, Default)]
+pub struct TotalUsage {
+    usage: Arc<Usage>,
+    members: Mutex<Vec<Weak<Shared>>>,
+}
+
+impl TotalUsage {
+    /// Nothing used of `capacity`.
+    pub fn of(capacity: Capacity) -> Self {
+        Self {
+            usage: Arc::new(Usage::of(capacity)),
+            members: Mutex::default(),
+        }
+    }
+
+    /// What is used.
+    pub(super) fn usage(&self) -> &Arc<Usage> {
+        &self.usage
+    }
+
+    fn join(&self, index: &Arc<Shared>) {
+        if self.usage.is_bounded() {
+            let mut members = self.members.lock();
+            members.retain(|member| member.strong_count() > 0);
+            members.push(Arc::downgrade(index));
+        }
+    }
+
+    /// The indexes that use it.
+    pub(super) fn members(&self) -> Vec<Arc<Shared>> {
+        self.members.lock().iter().filter_map(Weak::upgrade).collect()
+    }
+}

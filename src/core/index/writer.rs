@@ -1,0 +1,181 @@
+//! Applying events to one holder.
+
+use std::sync::Arc;
+
+use crate::hash::SequenceHash;
+use crate::wire::{BlockNames, DegradedReasons, Event, Tier};
+
+use super::directory::{HolderRecord, HolderSlot, HolderStatus};
+use super::holder::{Applied, Claims, Holder, Turn};
+use super::settings::NamespaceSettings;
+use super::shared::Shared;
+
+/// The only one who may change what a holder holds, but for eviction. Owned by the holder's lane.
+#[derive(Debug)]
+pub struct HolderWriter {
+    pub(in crate::index) shared: Arc<Shared>,
+    pub(in crate::index) holder: Arc<Holder>,
+    has_foreign_chain: bool,
+    claims: Claims,
+}
+
+impl HolderWriter {
+    pub(in crate::index) fn new(shared: Arc<Shared>, holder: Arc<Holder>) -> Self {
+        Self {
+            shared,
+            holder,
+            has_foreign_chain: false,
+            claims: Claims::default(),
+        }
+    }
+
+    /// The holder as queries see it.
+    pub fn record(&self) -> &Arc<HolderRecord> {
+        &self.holder.record
+    }
+
+    /// Whether queries can trust it.
+    pub fn status(&self) -> &HolderStatus {
+        &self.holder.record.status
+    }
+
+    /// Takes the reasons for doubt away that are not in `kept`: the state has been replaced as a whole. Searches that began before
+    /// notice it. Returns what is left.
+    pub fn replace_reasons(&self, kept: DegradedReasons) -> DegradedReasons {
+        let replacement = self.shared.count_replacement();
+        self.status().replace_reasons(kept, replacement)
+    }
+
+    /// Block size and hashing of the namespace.
+    pub fn settings(&self) -> &NamespaceSettings {
+        &self.shared.settings
+    }
+
+    /// How many blocks are held, behind holes too.
+    pub fn blocks(&self) -> usize {
+        self.holder.blocks()
+    }
+
+    /// Applies one event. `now_us` is any clock in microseconds that does not run backwards; it only times out
+    /// what waits for a parent.
+    pub fn apply(&mut self, event: Event, tier: Tier, now_us: u64) -> Applied {
+        let mut applied = Applied::default();
+        match event {
+            Event::Stored(stored) => {
+                self.note_tier(tier);
+                let uses_names =
+                    matches!(stored.names, BlockNames::Sequence { .. }) || stored.engine_hashes.is_some();
+                self.change(&mut applied, uses_names, |turn| turn.stored(stored, tier, now_us));
+                self.shared.make_room();
+            }
+            Event::Removed(removed) => {
+                let uses_names = !removed.hashes.is_empty();
+                self.change(&mut applied, uses_names, |turn| turn.remove(&removed, tier));
+            }
+            Event::Cleared => {
+                self.clear();
+                applied.cleared = true;
+            }
+            Event::Doubted(reasons) => applied.doubted = Some(reasons),
+            Event::Goodbye => {
+                self.clear();
+                applied.goodbye = true;
+            }
+        }
+        applied
+    }
+
+    /// Makes one step.
+    fn change(&mut self, applied: &mut Applied, uses_names: bool, change: impl FnOnce(&mut Turn<'_, '_>)) {
+        let home = self.shared.home();
+        if self
+            .holder
+            .change(home, &mut self.claims, applied, uses_names, change)
+        {
+            self.set_foreign_chain(true);
+        }
+    }
+
+    /// As [`Self::apply`], for events of a dump. They give an absent parent by its sequence hash or a fragment of that, never by a name.
+    pub fn restore(&mut self, event: Event, tier: Tier, now_us: u64) -> Applied {
+        self.claims.is_paused = true;
+        let applied = self.apply(event, tier, now_us);
+        self.claims.is_paused = false;
+        applied
+    }
+
+    /// Whether blocks stand behind a parent that is not there and that an event may have meant otherwise. A dump does not say so.
+    pub fn has_claims(&self) -> bool {
+        !self.claims.is_empty()
+    }
+
+    /// Notes that blocks may lie in `tier` from now on.
+    pub(in crate::index) fn note_tier(&self, tier: Tier) {
+        if tier != Tier::DEVICE {
+            self.status().set_lower_tiers(true);
+        }
+    }
+
+    /// Drops stored events whose parent did not come in time.
+    pub fn expire_parked(&mut self, now_us: u64) -> Applied {
+        self.holder.expire_parked(now_us)
+    }
+
+    /// Removes all blocks and forgets what waits for a parent.
+    pub fn clear(&mut self) {
+        self.holder.clear(&self.shared.runs);
+        self.claims = Claims::default();
+        self.set_foreign_chain(false);
+        self.status().set_lower_tiers(false);
+    }
+
+    /// Removes all blocks and gives the holder's slot back.
+    pub fn retire(mut self) {
+        self.clear();
+        let slot = self.holder.state.lock().slot;
+        self.shared.release(slot);
+    }
+
+    /// Notes whether the holder's hashes are not the contract's chain.
+    pub fn set_foreign_chain(&mut self, is_foreign: bool) {
+        if self.has_foreign_chain != is_foreign {
+            self.has_foreign_chain = is_foreign;
+            self.status().set_foreign_chain(is_foreign);
+            self.shared.count_foreign_holder(is_foreign);
+        }
+    }
+
+    /// The holder's slot and tier, and how often it has been reshaped, where it has every block with all that come before it, in one
+    /// tier, by its sequence hash; none where it is not so, or it has nothing.
+    pub(in crate::index) fn regular(&mut self) -> Option<(HolderSlot, Tier, u64)> {
+        // Makes up for what has been evicted.
+        self.change(&mut Applied::default(), false, |_| {});
+        self.holder.regular(&self.shared.runs)
+    }
+
+    /// Stores blocks that were in an index before, under the names that are their hashes, after the block that has the hash `parent`.
+    /// Where that is not there, they are counted and left out.
+    pub(in crate::index) fn restore_run(
+        &mut self,
+        parent: Option<SequenceHash>,
+        position: u32,
+        hashes: &[SequenceHash],
+        tier: Tier,
+        applied: &mut Applied,
+    ) {
+        self.note_tier(tier);
+        self.change(applied, true, |turn| turn.restore(parent, position, hashes, tier));
+        self.shared.make_room();
+    }
+
+    /// Events that, applied in this order, make a fresh holder equal to this one: same blocks, names, tiers and holes,
+    /// parents before children. Stored events that wait for their parent are not part of it.
+    ///
+    /// `blocks_per_event_max` bounds each event.
+    ///
+    /// This is the public way to get an index as events. A snapshot file ([`crate::snapshot`]) holds the same, compactly, for all holders.
+    pub fn dump_events(&mut self, blocks_per_event_max: usize) -> impl Iterator<Item = (Tier, Event)> + '_ {
+        self.change(&mut Applied::default(), false, |_| {});
+        self.holder.dump_events(self.shared.home(), blocks_per_event_max)
+    }
+}

@@ -1,0 +1,266 @@
+//! What all routes share: the parts that they serve, the bodies of requests, and JSON in return.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use axum::body::{Body, Bytes};
+use axum::extract::{FromRequest, Request};
+use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use axum::http::{HeaderName, HeaderValue};
+use axum::response::Response;
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use parking_lot::Mutex;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use kvatlas_core::wire::NamespaceName;
+
+use crate::daemon::admin::{AdminSource, Readiness};
+use crate::daemon::config::Secret;
+use crate::daemon::lanes::LanePool;
+use crate::daemon::metrics::labels::{HttpRoute, NAMESPACE_LABELS_MAX, PerLabel, QueryKind, namespace_label};
+use crate::daemon::metrics::{AnsweredPrompt, HttpMetrics, QueryErrorMetrics, QueryMetrics};
+use crate::daemon::queries::Answerer;
+use crate::daemon::traces::Tracer;
+
+use super::engines::EngineRegistry;
+use super::error::HttpError;
+
+/// Says whether all holders in an answer are exact.
+static EXACT: HeaderName = HeaderName::from_static("x-kvatlas-exact");
+const JSON: HeaderValue = HeaderValue::from_static("application/json");
+
+/// What queries are answered from.
+pub(crate) struct IndexParts {
+    /// Answers queries.
+    pub(crate) answerer: Answerer,
+    /// The lanes, for dumps and the backlog.
+    pub(crate) pool: Arc<LanePool>,
+    /// Whether queries are answered yet.
+    pub(crate) readiness: Arc<Readiness>,
+    /// The part of the workers that this daemon knows, as text; none where it knows all.
+    pub(crate) shard: Option<String>,
+}
+
+/// What the routes serve.
+pub struct HttpParts {
+    /// The index; none in a process that only runs a bridge.
+    pub(crate) index: Option<IndexParts>,
+    /// The bridge; none where none runs in this process.
+    pub engines: Option<Arc<dyn EngineRegistry>>,
+    /// What `/metrics` gives.
+    pub metrics: Arc<dyn AdminSource>,
+    /// The token that requests need.
+    pub token: Option<Secret>,
+    /// Longest body of a request, in bytes.
+    pub body_bytes_max: usize,
+    /// Time in which a request's body has to come.
+    pub request_timeout: Duration,
+    /// Opens spans, where there is a collector.
+    pub(crate) tracer: Option<Tracer>,
+}
+
+impl HttpParts {
+    /// The parts of a process that only runs a bridge: engines can be registered there.
+    pub fn of_bridge(
+        engines: Arc<dyn EngineRegistry>,
+        metrics: Arc<dyn AdminSource>,
+        token: Option<Secret>,
+    ) -> Self {
+        Self {
+            index: None,
+            engines: Some(engines),
+            metrics,
+            token,
+            body_bytes_max: 64 << 10,
+            request_timeout: Duration::from_secs(10),
+            tracer: None,
+        }
+    }
+}
+
+/// The index, and what is counted of its queries.
+pub(super) struct Index {
+    pub(super) answerer: Answerer,
+    pub(super) pool: Arc<LanePool>,
+    pub(super) errors: QueryErrorMetrics,
+    pub(super) readiness: Arc<Readiness>,
+    pub(super) shard: Option<HeaderValue>,
+    /// One for each namespace that was asked about: only those that exist are answered, so their number is bounded.
+    metrics: ArcSwap<HashMap<NamespaceName, Arc<QueryMetrics>>>,
+    adding: Mutex<()>,
+    /// One dump at a time: each takes a turn of every lane.
+    pub(super) dumps: Arc<tokio::sync::Semaphore>,
+}
+
+impl Index {
+    fn new(parts: IndexParts) -> Self {
+        Self {
+            answerer: parts.answerer,
+            pool: parts.pool,
+            errors: QueryErrorMetrics::new(),
+            readiness: parts.readiness,
+            shard: parts.shard.and_then(|shard| HeaderValue::from_str(&shard).ok()),
+            metrics: ArcSwap::default(),
+            adding: Mutex::new(()),
+            dumps: Arc::new(tokio::sync::Semaphore::new(1)),
+        }
+    }
+
+    /// Counts queries that were answered, and what they found of their prompts.
+    pub(super) fn count(
+        &self,
+        namespace: &NamespaceName,
+        kind: QueryKind,
+        queries: usize,
+        elapsed: Duration,
+        prompts: impl Iterator<Item = AnsweredPrompt>,
+    ) {
+        let known = self.metrics.load();
+        let metrics = match known.get(namespace) {
+            Some(metrics) => Arc::clone(metrics),
+            None => self.add_metrics(namespace),
+        };
+        (0..queries).for_each(|_| metrics.answered(kind, elapsed));
+        prompts.for_each(|prompt| metrics.found(prompt));
+    }
+
+    fn add_metrics(&self, namespace: &NamespaceName) -> Arc<QueryMetrics> {
+        let _adding = self.adding.lock();
+        let mut known = HashMap::clone(&self.metrics.load());
+        if known.len() >= NAMESPACE_LABELS_MAX {
+            known.clear();
+        }
+        let added = known
+            .entry(namespace.clone())
+            .or_insert_with(|| Arc::new(QueryMetrics::for_namespace(namespace_label(namespace.as_str()))));
+        let added = Arc::clone(added);
+        self.metrics.store(Arc::new(known));
+        added
+    }
+}
+
+/// What all requests share.
+pub(super) struct Shared {
+    pub(super) index: Option<Index>,
+    engines: Option<Arc<dyn EngineRegistry>>,
+    pub(super) metrics_source: Arc<dyn AdminSource>,
+    pub(super) metrics: PerLabel<HttpRoute, HttpMetrics>,
+    pub(super) token: Option<Secret>,
+    body_bytes_max: usize,
+    pub(super) request_timeout: Duration,
+    pub(super) tracer: Option<Tracer>,
+}
+
+impl Shared {
+    pub(super) fn new(parts: HttpParts) -> Self {
+        Self {
+            index: parts.index.map(Index::new),
+            engines: parts.engines,
+            metrics_source: parts.metrics,
+            metrics: PerLabel::new(HttpMetrics::of_route),
+            token: parts.token,
+            body_bytes_max: parts.body_bytes_max,
+            request_timeout: parts.request_timeout,
+            tracer: parts.tracer,
+        }
+    }
+
+    /// The index, once it may be asked.
+    pub(super) fn index(&self) -> Result<&Index, HttpError> {
+        let missing = || HttpError::NotFound("this process has no index; it only follows engines".to_owned());
+        let index = self.index.as_ref().ok_or_else(missing)?;
+        if index.readiness.may_answer() {
+            return Ok(index);
+        }
+        let reasons = index.readiness.report().reasons().join("; ");
+        Err(HttpError::Unavailable(format!("not ready: {reasons}")))
+    }
+
+    /// The bridge.
+    pub(super) fn engines(&self) -> Result<&dyn EngineRegistry, HttpError> {
+        let missing = || {
+            let text = "no bridge runs in this process; start kvatlas up, or kvatlas bridge --http-listen";
+            HttpError::NotFound(text.to_owned())
+        };
+        self.engines.as_deref().ok_or_else(missing)
+    }
+
+    /// The index whether or not it may be asked yet, and the bridge; either may be missing.
+    pub(super) fn known(&self) -> (Option<&Index>, Option<&dyn EngineRegistry>) {
+        (self.index.as_ref(), self.engines.as_deref())
+    }
+
+    /// Longest reply: it is made before it is sent.
+    pub(super) fn reply_bytes_max(&self) -> usize {
+        const REPLY_BYTES_MAX: usize = 64 << 20;
+        REPLY_BYTES_MAX
+    }
+}
+
+/// The body of a request, within the limits.
+pub(super) struct Payload(Bytes);
+
+impl Payload {
+    /// What the body says.
+    pub(super) fn json<T: DeserializeOwned>(&self) -> Result<T, HttpError> {
+        serde_json::from_slice(&self.0)
+            .map_err(|error| HttpError::BadRequest(format!("the body is not what this route takes: {error}")))
+    }
+}
+
+impl FromRequest<Arc<Shared>> for Payload {
+    type Rejection = Response;
+
+    async fn from_request(request: Request, shared: &Arc<Shared>) -> Result<Self, Response> {
+        let is_contract = is_contract(request.uri().path());
+        let body = read_body(request, shared).await;
+        body.map(Self).map_err(|error| error.respond(!is_contract))
+    }
+}
+
+async fn read_body(request: Request, shared: &Shared) -> Result<Bytes, HttpError> {
+    let bytes_max = shared.body_bytes_max;
+    let announced = request.headers().get(CONTENT_LENGTH);
+    let announced = announced.and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
+    if announced.is_some_and(|bytes| bytes > bytes_max) {
+        return Err(HttpError::BodyTooLarge { bytes_max });
+    }
+    let body = Limited::new(request.into_body(), bytes_max).collect();
+    let timeout = shared.request_timeout;
+    match tokio::time::timeout(timeout, body).await {
+        Ok(Ok(collected)) => Ok(collected.to_bytes()),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(HttpError::BodyTooLarge { bytes_max }),
+        Ok(Err(error)) => Err(HttpError::BadRequest(format!("the body cannot be read: {error}"))),
+        Err(_) => {
+            let milliseconds = timeout.as_millis();
+            Err(HttpError::BodyTimedOut { milliseconds })
+        }
+    }
+}
+
+/// Whether a path answers in the contract's words.
+pub(super) fn is_contract(path: &str) -> bool {
+    path.starts_with("/v1/")
+}
+
+/// A JSON response; `exact` says whether all holders in it are.
+pub(super) fn json_response(body: &impl Serialize, exact: Option<bool>) -> Response {
+    let bytes = match serde_json::to_vec(body) {
+        Ok(bytes) => bytes,
+        Err(error) => {
+            let text = format!("the reply cannot be written: {error}");
+            return HttpError::Unavailable(text).respond(true);
+        }
+    };
+    let mut response = Response::new(Body::from(bytes));
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, JSON);
+    if let Some(exact) = exact {
+        let value = if exact { "true" } else { "false" };
+        headers.insert(EXACT.clone(), HeaderValue::from_static(value));
+    }
+    response
+}

@@ -1,0 +1,64 @@
+//! Why a daemon cannot start.
+
+use crate::daemon::admin::AdminError;
+use crate::daemon::broker::ConnectError;
+use crate::daemon::broker::embedded::BrokerError;
+use crate::daemon::http::{HttpStartError, TokenError};
+use crate::daemon::lanes::PoolError;
+use crate::daemon::metrics::MetricsError;
+use crate::daemon::snapshots::SnapshotStartError;
+use kvatlas_core::wire::SubjectError;
+
+use super::namespaces::NamespaceError;
+
+/// Why the daemon cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The embedded broker.
+    #[error("the embedded NATS server: {0}")]
+    Broker(#[from] BrokerError),
+    /// The embedded broker's address.
+    #[error("the embedded NATS server's address {url}: {source}")]
+    BrokerAddress {
+        /// The address.
+        url: String,
+        /// What is wrong with it.
+        source: std::io::Error,
+    },
+    /// The admin listener.
+    #[error(transparent)]
+    Admin(#[from] AdminError),
+    /// The query listener.
+    #[error(transparent)]
+    Http(#[from] HttpStartError),
+    /// The token of the query listener.
+    #[error(transparent)]
+    Token(#[from] TokenError),
+    /// The metrics recorder.
+    #[error(transparent)]
+    Metrics(#[from] MetricsError),
+    /// The lanes.
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+    /// The connection to NATS.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// The subject prefix.
+    #[error(transparent)]
+    Subjects(#[from] SubjectError),
+    /// A namespace of the configuration.
+    #[error(transparent)]
+    Namespace(#[from] NamespaceError),
+    /// The snapshots.
+    #[error(transparent)]
+    Snapshots(SnapshotStartError),
+}
+
+impl From<SnapshotStartError> for StartError {
+    fn from(error: SnapshotStartError) -> Self {
+        match error {
+            SnapshotStartError::Connect(error) => Self::Connect(error),
+            other => Self::Snapshots(other),
+        }
+    }
+}

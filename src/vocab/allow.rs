@@ -1,0 +1,60 @@
+//! What of a vocabulary may come next, as a mask or in logits.
+
+use super::error::{LogitsError, MaskError};
+use super::mask::{Logits, TokenMask};
+use super::recognizer::Recognizer;
+use super::table::{State, TransitionTable};
+use super::token_trie::TokenTrie;
+use super::{table_walk, traverse};
+
+impl TokenTrie {
+    /// Adds to `mask` every token whose bytes the recogniser allows, one after the other, from where it stands.
+    ///
+    /// # Errors
+    ///
+    /// If the mask is for a vocabulary of another size.
+    pub fn allow(&self, recognizer: &mut impl Recognizer, mask: &mut TokenMask) -> Result<(), MaskError> {
+        mask.check(self.vocabulary_size())?;
+        traverse::traverse(self, recognizer, mask);
+        mask.clear_bogus();
+        Ok(())
+    }
+
+    /// Like [`allow`](Self::allow), for a table and a state of it to begin with: the same set, in less time.
+    ///
+    /// # Errors
+    ///
+    /// If the mask is for a vocabulary of another size.
+    pub fn allow_by_table(
+        &self,
+        table: &TransitionTable,
+        state: State,
+        mask: &mut TokenMask,
+    ) -> Result<(), MaskError> {
+        mask.check(self.vocabulary_size())?;
+        table_walk::walk(self, table, state, mask);
+        mask.clear_bogus();
+        Ok(())
+    }
+
+    /// Like [`allow`](Self::allow), but sets the logits of allowed tokens to 0, and leaves the others as they are. The last
+    /// logit that is needed, one beyond the tokens, is for nodes without a token and means nothing.
+    ///
+    /// # Errors
+    ///
+    /// If there are fewer logits than one more than the vocabulary has tokens.
+    pub fn allow_logits(
+        &self,
+        recognizer: &mut impl Recognizer,
+        logits: &mut [f32],
+    ) -> Result<(), LogitsError> {
+        let needed = self.vocabulary_size() + 1;
+        let count = logits.len();
+        let logits = logits.get_mut(..needed).ok_or(LogitsError {
+            logits: count,
+            needed,
+        })?;
+        traverse::traverse(self, recognizer, &mut Logits(logits));
+        Ok(())
+    }
+}
