@@ -170,6 +170,7 @@ async fn flood_with_library(url: &str, subject: &str, form: Form, stop: &AtomicB
 }
 
 /// Each request is on a connection of its own: the server ends it.
+#[allow(clippy::disallowed_methods, reason = "the rate of the flood is by the clock")]
 fn flood_without_library(url: &str, subject: &str, form: Form, stop: &AtomicBool) -> [u64; 3] {
     let payload = (form.payload)();
     let address = url.trim_start_matches("nats://");
