@@ -39,7 +39,7 @@ impl Content<'_> {
     fn ahead(&self) -> usize {
         match self {
             Self::Blocks(_) => 6,
-            // To digest one takes as long as to get what is known of it.
+            // To digest one takes as long as to get what is known of it, and may be for nothing.
             Self::Tokens { .. } => 1,
         }
     }
@@ -106,6 +106,8 @@ pub(super) struct Rolled<'a> {
     /// How many chunks were known, one after the other, and whether nothing is kept of what came after the last of them.
     known: usize,
     has_last: bool,
+    /// Whether the prompt has not come before, from the first chunk on that is not known.
+    is_new: bool,
 }
 
 impl<'a> Rolled<'a> {
@@ -118,6 +120,7 @@ impl<'a> Rolled<'a> {
             chunks: content.len() / CHUNK_BLOCKS,
             known: 0,
             has_last: false,
+            is_new: false,
         }
     }
 
@@ -177,9 +180,8 @@ impl<'a> Rolled<'a> {
             // Now something is kept of what comes after it.
             self.keep(self.known - 1, false, memory);
         }
-        let is_first_time = !self.has_last;
         for chunk in self.known..kept {
-            self.keep(chunk, is_first_time, memory);
+            self.keep(chunk, self.is_new, memory);
         }
     }
 
@@ -244,16 +246,22 @@ impl<'a> Rolled<'a> {
         if chunk == 0 {
             self.digests.reserve_exact(self.chunks);
         }
-        // Of a prompt that comes for the first time, no more is digested than must be.
-        let ahead = if chunk == 0 { 0 } else { self.content.ahead() };
-        self.digest(self.chunks.min(chunk + 1 + ahead), memory);
-        let (digest, place) = self.digests[chunk];
-        let found = memory.store.known.find(digest, place, memory.guard);
+        self.digest(self.chunks.min(chunk + 1 + self.content.ahead()), memory);
+        let find = |(digest, place): &(Digest, usize)| memory.store.known.find(*digest, *place, memory.guard);
+        let found = find(&self.digests[chunk]);
         match found {
             Some(found) if self.known == chunk => {
                 (self.known, self.has_last) = (chunk + 1, found.is_last);
             }
-            None if self.known == chunk && !self.has_last => self.chunks = chunk + 1,
+            // What is missing may have given way to something else, and what comes after it be known.
+            None if self.known == chunk
+                && !self.has_last
+                && !self.digests[chunk + 1..]
+                    .iter()
+                    .any(|digest| find(digest).is_some()) =>
+            {
+                (self.chunks, self.is_new) = (chunk + 1, true);
+            }
             _ => {}
         }
         found
