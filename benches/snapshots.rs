@@ -228,7 +228,7 @@ async fn fill(pool: &LanePool, scale: Scale) -> Vec<u64> {
             let seq = &mut batches[usize::try_from(number).unwrap()];
             *seq += 1;
             let batch = batch(*seq, hashes(chain, DEPTH));
-            pool.dispatch(&namespace(), worker(number), batch.encode().into(), generation)
+            pool.dispatch(&namespace(), worker(number), &batch.encode(), generation)
                 .await
                 .unwrap();
         }

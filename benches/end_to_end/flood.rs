@@ -2,9 +2,16 @@
 //!
 //! The flood comes from a process and a connection of its own. Beside each form of it, small queries go to the daemon and, as a control, to
 //! the bare responder while that gets the same flood.
+//!
+//! Floods enter by one of two doors: in the daemon's own account, where messages may be as large as the server takes, or in an account for
+//! routers with the limit of `deploy/nats/accounts.conf`. There the server refuses a larger message at its first line, and ends the
+//! connection. The flood then comes without the client library, which would refuse by itself, and connects again at once.
 
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -18,35 +25,88 @@ use crate::{Scale, median};
 /// Blocks in each query of a large request.
 const BLOCKS: u64 = 16_000;
 
+/// The server's configuration. Whoever says nothing is in the account of the daemon; a flood may be in the one of routers.
+pub(crate) const ACCOUNTS: &str = r#"
+no_auth_user: core
+accounts {
+  KVATLAS: {
+    users: [{ user: core, password: core }]
+    exports: [{ service: "kvatlas.v1.query.>" }, { service: "bench.echo" }]
+  }
+  ROUTERS: {
+    limits: { max_payload: 128KB }
+    users: [{ user: router, password: router }]
+    imports: [
+      { service: { account: KVATLAS, subject: "kvatlas.v1.query.>" } }
+      { service: { account: KVATLAS, subject: "bench.echo" } }
+    ]
+  }
+}
+"#;
+
+/// Where a flood enters.
+#[derive(Clone, Copy, PartialEq)]
+enum Door {
+    /// In the daemon's account.
+    Open,
+    /// In the account of routers, with messages that it allows.
+    Limited,
+    /// In the account of routers, with messages that it does not allow.
+    Shut,
+}
+
 /// What a flood is made of.
 #[derive(Clone, Copy)]
 struct Form {
     name: &'static str,
+    door: Door,
     /// Requests a second.
     rate: u32,
     payload: fn() -> Bytes,
 }
 
-const FORMS: [Form; 4] = [
+const FORMS: [Form; 7] = [
     Form {
         name: "500/s of 1 MB",
+        door: Door::Open,
         rate: 500,
         payload: || batch(8),
     },
     Form {
         name: "200/s of 0.5 MB",
+        door: Door::Open,
         rate: 200,
         payload: || batch(4),
     },
     Form {
         name: "500/s of 1 MB, too deep",
+        door: Door::Open,
         rate: 500,
         payload: too_deep,
     },
     Form {
         name: "500/s of 1 MB, garbage",
+        door: Door::Open,
         rate: 500,
         payload: || vec![0xc1; 1 << 20].into(),
+    },
+    Form {
+        name: "500/s of 1 MB, limited",
+        door: Door::Shut,
+        rate: 500,
+        payload: || batch(8),
+    },
+    Form {
+        name: "500/s of 128 kB, limited",
+        door: Door::Limited,
+        rate: 500,
+        payload: || batch(1),
+    },
+    Form {
+        name: "4000/s of 128 kB, limited",
+        door: Door::Limited,
+        rate: 4000,
+        payload: || batch(1),
     },
 ];
 
@@ -65,25 +125,36 @@ fn too_deep() -> Bytes {
 }
 
 /// Sends a flood to `subject` until the standard input ends. Then says how long it lasted in milliseconds, and how many requests were
-/// sent, answered and refused.
+/// sent, answered and refused, the last two by the daemon or the server.
 pub(crate) async fn flood(url: &str, subject: &str, form: usize) {
-    let Form { rate, payload, .. } = FORMS[form];
-    let payload = payload();
-    let client = async_nats::connect(url).await.unwrap();
-    let inbox = client.new_inbox();
-    let mut replies = client.subscribe(inbox.clone()).await.unwrap();
-    let mut due = tokio::time::interval(Duration::from_secs(1) / rate);
-    let (mut sent, mut answered, mut refused) = (0_u64, 0_u64, 0_u64);
-    let (stop, stopped) = tokio::sync::oneshot::channel();
+    let form = FORMS[form];
+    let stop = Arc::new(AtomicBool::new(false));
+    let stopping = Arc::clone(&stop);
     std::thread::spawn(move || {
         let _ = std::io::stdin().read(&mut [0]);
-        let _ = stop.send(());
+        stopping.store(true, Ordering::Relaxed);
     });
-    let mut stopped = std::pin::pin!(stopped);
     let started = Instant::now();
-    loop {
+    let [sent, answered, refused] = match form.door {
+        Door::Shut => flood_without_library(url, subject, form, &stop),
+        Door::Open | Door::Limited => flood_with_library(url, subject, form, &stop).await,
+    };
+    println!("{} {sent} {answered} {refused}", started.elapsed().as_millis());
+}
+
+async fn flood_with_library(url: &str, subject: &str, form: Form, stop: &AtomicBool) -> [u64; 3] {
+    let payload = (form.payload)();
+    let options = match form.door {
+        Door::Limited => async_nats::ConnectOptions::with_user_and_password("router".into(), "router".into()),
+        Door::Open | Door::Shut => async_nats::ConnectOptions::new(),
+    };
+    let client = options.connect(url).await.unwrap();
+    let inbox = client.new_inbox();
+    let mut replies = client.subscribe(inbox.clone()).await.unwrap();
+    let mut due = tokio::time::interval(Duration::from_secs(1) / form.rate);
+    let (mut sent, mut answered, mut refused) = (0_u64, 0_u64, 0_u64);
+    while !stop.load(Ordering::Relaxed) {
         tokio::select! {
-            _ = &mut stopped => break,
             _ = due.tick() => {
                 let publishing = client.publish_with_reply(subject.to_owned(), inbox.clone(), payload.clone());
                 publishing.await.unwrap();
@@ -95,7 +166,37 @@ pub(crate) async fn flood(url: &str, subject: &str, form: usize) {
             }
         }
     }
-    println!("{} {sent} {answered} {refused}", started.elapsed().as_millis());
+    [sent, answered, refused]
+}
+
+/// Each request is on a connection of its own: the server ends it.
+#[allow(clippy::disallowed_methods, reason = "the rate of the flood is by the clock")]
+fn flood_without_library(url: &str, subject: &str, form: Form, stop: &AtomicBool) -> [u64; 3] {
+    let payload = (form.payload)();
+    let address = url.trim_start_matches("nats://");
+    let (mut sent, mut refused) = (0_u64, 0_u64);
+    let mut due = Instant::now();
+    while !stop.load(Ordering::Relaxed) {
+        std::thread::sleep(due.saturating_duration_since(Instant::now()));
+        due += Duration::from_secs(1) / form.rate;
+        let connection = TcpStream::connect(address).unwrap();
+        let mut words = BufReader::new(connection.try_clone().unwrap());
+        words.read_line(&mut String::new()).unwrap();
+        let first = format!(
+            "CONNECT {{\"user\":\"router\",\"pass\":\"router\",\"verbose\":false,\"protocol\":1}}\r\nPUB {subject} flood {}\r\n",
+            payload.len()
+        );
+        // The server may have ended the connection meanwhile.
+        let _ = (&connection)
+            .write_all(first.as_bytes())
+            .and_then(|()| (&connection).write_all(&payload));
+        sent += 1;
+        // An error, or the end of the connection.
+        let mut said = String::new();
+        let _ = words.read_line(&mut said);
+        refused += u64::from(said.is_empty() || said.starts_with("-ERR"));
+    }
+    [sent, 0, refused]
 }
 
 /// What came of floods, summed up.
@@ -151,7 +252,7 @@ async fn beside(
 pub(crate) async fn bench_flood(url: &str, client: &async_nats::Client, scale: Scale) {
     println!("\nsmall queries, one after the other, beside a flood of large requests");
     println!(
-        "{:<26}{:>8}{:>9}{:>9}{:>9}{:>10}{:>10}{:>10}{:>10}",
+        "{:<27}{:>8}{:>9}{:>9}{:>9}{:>10}{:>10}{:>10}{:>10}",
         "flood", "target", "p50 µs", "p99 µs", "p999 µs", "of quiet", "sent/s", "answered", "refused"
     );
     let requests = (scale.requests / 8).max(3_000);
@@ -184,7 +285,7 @@ fn print_row(form: &str, target: Target, rounds: &[Round], quiet: &[Round], floo
     let [p50, p99, p999] = [0.5, 0.99, 0.999].map(|quantile| quantile_us(rounds, quantile));
     let share = p99 / quantile_us(quiet, 0.99);
     print!(
-        "{form:<26}{:>8}{p50:>9.0}{p99:>9.0}{p999:>9.0}{share:>10.1}",
+        "{form:<27}{:>8}{p50:>9.0}{p99:>9.0}{p999:>9.0}{share:>10.1}",
         target.name()
     );
     match flooded {

@@ -38,7 +38,7 @@ use common::{KilledOnDrop, start_daemon};
 use events::{Pace, bench_events, publish_at};
 use flood::{bench_flood, flood};
 use futures_util::StreamExt;
-use kvatlas::daemon::broker::embedded::{EmbeddedBroker, find_nats_server};
+use kvatlas::daemon::broker::embedded::{BrokerOptions, EmbeddedBroker, find_nats_server};
 use kvatlas_client::QueryClient;
 use kvatlas_core::wire::{BatchCursor, NamespaceName, Subjects, WorkerName};
 use queries::{bench_queries, load_prompts, wait_for_echo};
@@ -99,25 +99,64 @@ enum Part {
     Flood,
 }
 
-async fn bench(scale: Scale, part: Part) {
-    let broker = EmbeddedBroker::start(&find_nats_server(None).unwrap())
-        .await
-        .unwrap();
-    let _daemon = start_daemon(broker.url(), &PATIENT);
-    let _echo = start_child(&["child-echo", broker.url()]);
-    let client = async_nats::connect(broker.url()).await.unwrap();
-    let queries = QueryClient::new(client.clone(), subjects()).with_patience(Duration::from_secs(10));
-    load_prompts(&client, &queries).await;
-    wait_for_echo(&client).await;
-    if part == Part::Flood {
-        return bench_flood(broker.url(), &client, scale).await;
+/// A broker with what is measured.
+struct Scene {
+    client: async_nats::Client,
+    queries: QueryClient,
+    _daemon: KilledOnDrop,
+    _echo: KilledOnDrop,
+    broker: EmbeddedBroker,
+}
+
+impl Scene {
+    /// With these lines in the broker's configuration.
+    async fn start(config_lines: &[&str]) -> Self {
+        let options = BrokerOptions {
+            config_lines: config_lines.iter().map(|line| (*line).to_owned()).collect(),
+            ..BrokerOptions::default()
+        };
+        let broker = EmbeddedBroker::start_with(&find_nats_server(None).unwrap(), options)
+            .await
+            .unwrap();
+        let daemon = start_daemon(broker.url(), &PATIENT);
+        let echo = start_child(&["child-echo", broker.url()]);
+        let client = async_nats::connect(broker.url()).await.unwrap();
+        let queries = QueryClient::new(client.clone(), subjects()).with_patience(Duration::from_secs(10));
+        load_prompts(&client, &queries).await;
+        wait_for_echo(&client).await;
+        Self {
+            client,
+            queries,
+            _daemon: daemon,
+            _echo: echo,
+            broker,
+        }
     }
+}
+
+async fn bench(scale: Scale, part: Part) {
+    if part != Part::Flood {
+        bench_undisturbed(scale, part).await;
+    }
+    if part != Part::Events {
+        let scene = Scene::start(&[flood::ACCOUNTS]).await;
+        bench_flood(scene.broker.url(), &scene.client, scale).await;
+    }
+}
+
+async fn bench_undisturbed(scale: Scale, part: Part) {
+    let Scene {
+        broker,
+        client,
+        queries,
+        _daemon,
+        _echo,
+    } = Scene::start(&[]).await;
     let drained = bench_events(&broker, &client, &queries, scale).await;
     if part == Part::Events {
         return;
     }
     bench_queries("idle", &client, scale).await;
-    bench_flood(broker.url(), &client, scale).await;
     let pace = Arc::new(Pace::default());
     let publishing = tokio::spawn(publish_at(
         broker.url().to_owned(),

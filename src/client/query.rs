@@ -2,7 +2,7 @@
 
 use std::pin::pin;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_nats::{Client, HeaderMap, Message, RequestError, RequestErrorKind};
 use bytes::Bytes;
@@ -19,11 +19,16 @@ use super::gather::Gatherer;
 const PATIENCE: Duration = Duration::from_secs(5);
 /// How often a request that waits looks whether the connection is another one.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+/// On so many connections a request is sent at most: a server may end the connection because of it.
+const CONNECTIONS_MAX: usize = 8;
+/// The share of the patience for which a request that nobody listens to is sent again: one part in so many.
+const NOBODY_PARTS: u32 = 20;
 
 /// Asks the daemons of one prefix. Cheap to clone; requests may run side by side.
 ///
 /// NATS loses a request that is under way when a connection breaks, or when a daemon leaves a server of a cluster. So a request is sent
-/// again on each new connection, and once more when half of its patience has passed: asking changes nothing.
+/// again on each new connection, and once more when half of its patience has passed: asking changes nothing. Where no daemon listens, it is
+/// sent again for a twentieth of the patience: daemons whose server has gone are with another one soon.
 ///
 /// ```no_run
 /// use kvatlas_client::QueryClient;
@@ -182,7 +187,9 @@ impl QueryClient {
     /// Asks, and asks again whenever the connection is another one.
     async fn ask_on_each_connection(&self, subject: String, payload: Bytes) -> Result<Message, RequestError> {
         let statistics = self.nats.statistics();
-        loop {
+        let asked = Instant::now();
+        let mut connections = 0;
+        while connections < CONNECTIONS_MAX {
             let connection = statistics.connects.load(Ordering::Relaxed);
             let request = async_nats::Request::new().payload(payload.clone()).timeout(None);
             let another = async {
@@ -191,10 +198,24 @@ impl QueryClient {
                 }
             };
             tokio::select! {
-                reply = self.nats.send_request(subject.clone(), request) => return reply,
-                () = another => {}
+                reply = self.nats.send_request(subject.clone(), request) => match reply {
+                    Err(error)
+                        if error.kind() == RequestErrorKind::NoResponders
+                            && asked.elapsed() < self.patience / NOBODY_PARTS =>
+                    {
+                        tokio::time::sleep(LOOK_INTERVAL).await;
+                    }
+                    reply => return reply,
+                },
+                () = another => connections += 1,
             }
         }
+        let text = format!(
+            "the connection ended {CONNECTIONS_MAX} times with a request of {} bytes under way; does the server take \
+             as much from this account (max_payload)?",
+            payload.len()
+        );
+        Err(RequestError::with_source(RequestErrorKind::Other, text))
     }
 }
 

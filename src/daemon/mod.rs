@@ -45,7 +45,7 @@
 //! | `sources` | `core_nats.rs` or `jetstream.rs` |
 //! | `lanes` | `pool.rs`, `line.rs`, `queue.rs`, `lane.rs`, `holder.rs`, `sequence.rs` |
 //! | `core/wire` | `subject.rs`, `name.rs`, `batch.rs`, `event.rs`, `reader.rs` with what it reads: `list.rs`, `tier.rs` |
-//! | `core/index` | `holder/writer.rs`, counted as one. Behind it: `namespace.rs`, `indexer.rs`, the rest of `holder/`, `runs/`, `directory/`; at a bound `capacity/` |
+//! | `core/index` | `writer.rs`, counted as one. Behind it: `namespace.rs`, `indexer.rs`, `shared.rs`, `holder/`, `runs/`, `directory/`; at a bound `capacity.rs` |
 //!
 //! Beside the way, `metrics/event_metrics.rs` counts, and `lanes/position.rs` notes how far the stream has been handed over.
 //!

@@ -3,8 +3,8 @@
 use crate::support::metrics::total;
 use crate::support::process::Process;
 use crate::support::{
-    Client, broker, config, daemon, eventually, hashes, http_get, matches, namespace, skipped, stored,
-    subjects, worker,
+    Client, broker, config, daemon, eventually, hashes, http_get, lasting_port, matches, namespace, skipped,
+    stored, subjects, worker,
 };
 use kvatlas::daemon::Daemon;
 use kvatlas::daemon::broker::embedded::{BrokerOptions, EmbeddedBroker};
@@ -312,9 +312,8 @@ async fn a_reply_that_no_server_would_take_is_an_error_with_advice() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_broker_that_is_not_there_yet_is_waited_for() {
-    let first = broker().await;
-    let (url, port) = (first.url().to_owned(), crate::support::port_of(&first));
-    first.stop().await.unwrap();
+    let port = lasting_port();
+    let url = format!("nats://127.0.0.1:{port}");
     let daemon = Daemon::start(config(&url, &[])).await.unwrap();
     let (code, body) = http_get(daemon.admin_address().unwrap(), "/readyz");
     assert_eq!(code, 503, "{body}");

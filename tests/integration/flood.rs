@@ -1,9 +1,9 @@
 //! Queries that are too many or too large at once: they are refused early, and small ones are answered meanwhile.
 
 use kvatlas_client::ClientError;
-use kvatlas_core::wire::{ErrorCode, QueryRequest, SingleQuery};
+use kvatlas_core::wire::{ErrorCode, QueryOptions, QueryRequest, SingleQuery, Tier};
 
-use crate::support::{Client, broker, by_sequence, daemon, hashes, matches, namespace, stored};
+use crate::support::{Client, broker, by_sequence, daemon, eventually, hashes, matches, namespace, stored};
 
 /// Large requests that are sent at once: 48 MiB.
 const LARGE: usize = 96;
@@ -52,5 +52,58 @@ async fn large_requests_are_refused_early_and_small_ones_answered_meanwhile() {
     // Later there is room again.
     let answer = flooding.queries.query_batch(&namespace(), large).await;
     assert_eq!(answer.unwrap().len(), 4);
+    daemon.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_for_a_large_status_wait_for_each_other_and_no_query_waits_for_them() {
+    const HOLDERS: u32 = 1000;
+    let broker = broker().await;
+    let settings = [
+        ("queries.max_waiting_bytes", "64 KiB"),
+        ("limits.max_ranks_per_worker", "1000"),
+    ];
+    let daemon = daemon(broker.url(), &settings).await;
+    let (client, flooding) = (
+        Client::connect(broker.url()).await,
+        Client::connect(broker.url()).await,
+    );
+    for rank in 0..HOLDERS {
+        let mut publisher = client.publisher("gpu-0", rank);
+        publisher
+            .publish(Tier::DEVICE, vec![stored(hashes(1, 4))])
+            .await
+            .unwrap();
+    }
+    let has_all = async || {
+        let status = client.status().await.ok()?;
+        (status.holders.len() == HOLDERS as usize).then_some(())
+    };
+    eventually("all holders are known", has_all).await;
+    let flood = futures_util::future::join_all((0..LARGE).map(|_| flooding.status()));
+    let small = async {
+        for _ in 0..50 {
+            let query = SingleQuery {
+                options: QueryOptions {
+                    limit: Some(1),
+                    ..QueryOptions::default()
+                },
+                ..by_sequence(&hashes(1, 6))
+            };
+            let reply = client.ask_with(query).await.unwrap();
+            assert_eq!(matches(&reply), [("gpu-0".to_owned(), 0, 4, true)]);
+        }
+    };
+    let (answers, ()) = tokio::join!(flood, small);
+    for answer in &answers {
+        match answer {
+            Ok(status) => assert_eq!(status.holders.len(), HOLDERS as usize),
+            Err(ClientError::Refused(error)) => {
+                assert_eq!(error.code, ErrorCode::TooManyRequests, "{error}");
+            }
+            Err(error) => panic!("neither answered nor refused: {error}"),
+        }
+    }
+    assert!(answers.iter().any(Result::is_ok), "the first finds room");
     daemon.stop().await;
 }

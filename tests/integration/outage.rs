@@ -1,14 +1,19 @@
 //! While no NATS server can be reached: what the daemon says of itself, and what it answers.
 
 use std::net::SocketAddr;
+use std::sync::atomic::Ordering;
 
+use kvatlas_client::{ClientError, QueryClient};
+use kvatlas_core::wire::ErrorCode;
 use serde_json::{Value, json};
 
 use crate::support::http::HttpClient;
 use crate::support::jetstream::Restartable;
 use crate::support::process::Process;
 use crate::support::way::Way;
-use crate::support::{Client, daemon, eventually, hashes, http_get, namespace, server, stored};
+use crate::support::{
+    Client, PATIENCE, broker, daemon, eventually, hashes, http_get, namespace, server, stored, subjects,
+};
 
 async fn readyz(address: SocketAddr) -> (u16, Value) {
     let asked = tokio::task::spawn_blocking(move || http_get(address, "/readyz"));
@@ -88,4 +93,24 @@ async fn a_start_that_waits_for_its_bucket_says_why() {
         why.iter().all(|why| reasons.contains(why)).then_some(())
     })
     .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_waits_a_moment_for_daemons_that_change_their_server() {
+    let broker = broker().await;
+    let nats = async_nats::connect(broker.url()).await.unwrap();
+    let queries = QueryClient::new(nats.clone(), subjects()).with_patience(10 * PATIENCE);
+    let asking = tokio::spawn(async move { queries.status(&namespace()).await });
+    let statistics = nats.statistics();
+    eventually("the server says that nobody listens", async || {
+        (statistics.in_messages.load(Ordering::Relaxed) > 0).then_some(())
+    })
+    .await;
+    let daemon = daemon(broker.url(), &[]).await;
+    let answer = asking.await.unwrap();
+    assert!(
+        matches!(&answer, Err(ClientError::Refused(error)) if error.code == ErrorCode::UnknownNamespace),
+        "{answer:?}"
+    );
+    daemon.stop().await;
 }

@@ -1,16 +1,19 @@
 //! What each role may do with the server configurations of `deploy/nats`, and what the server refuses it.
 
+use std::io::{Read, Write};
 use std::time::Duration;
 
 use futures_util::StreamExt;
 use kvatlas::daemon::Daemon;
 use kvatlas::daemon::broker::embedded::{BrokerOptions, EmbeddedBroker};
-use kvatlas_client::QueryClient;
+use kvatlas::daemon::broker::round_trip;
 use kvatlas_client::publish::{
     Beginning, HolderPublisher, PublishConnection, PublisherError, PublisherOptions,
 };
+use kvatlas_client::{ClientError, QueryClient};
 use kvatlas_core::wire::{
-    AdminCommand, AdminHolder, AdminReply, AdminRequest, BatchCursor, Event, HolderStatusReply, Tier,
+    AdminCommand, AdminHolder, AdminReply, AdminRequest, BatchCursor, Event, HolderStatusReply, QueryRequest,
+    SingleQuery, Tier,
 };
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
@@ -301,6 +304,87 @@ async fn accounts_share_what_is_exported_and_nothing_else() {
     engine.may_not_publish("kvatlas.v1.query.llama").await;
 }
 
+/// The longest query by hash that a message of `bytes` may carry, and its length.
+fn longest_query(bytes: usize) -> (SingleQuery, usize) {
+    const BYTES_PER_BLOCK: usize = 8;
+    let encoded = |query: &SingleQuery| QueryRequest::Single(query.clone()).encode().len();
+    let beside = encoded(&by_sequence(&hashes(1, 10_000))) - 10_000 * BYTES_PER_BLOCK;
+    let blocks = (bytes - beside) / BYTES_PER_BLOCK;
+    let query = by_sequence(&hashes(1, blocks as u64));
+    let length = encoded(&query);
+    (query, length)
+}
+
+/// Publishes `blocks` on many ranks of a worker, in batches that a server with a small `max_payload` would take, too.
+async fn hold_on_ranks(engine: &InRole, ranks: u32, blocks: u64) {
+    for rank in 0..ranks {
+        let (nats, name) = (engine.nats.clone(), worker("gpu-0"));
+        let mut publisher =
+            crate::support::publisher::Publisher::new(nats, &subjects(), &namespace(), &name, rank);
+        let batch = stored(hashes(1, blocks));
+        publisher.publish(Tier::DEVICE, vec![batch]).await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_router_in_an_account_of_its_own_cannot_send_more_than_a_long_query() {
+    const LIMIT: usize = 128 << 10;
+    const RANKS: u32 = 12;
+    let broker = broker(ACCOUNTS).await;
+    let limit = LIMIT.to_string();
+    let daemon = daemon(broker.url(), "daemon", &[("queries.max_message_bytes", &limit)]).await;
+    let engine = InRole::connect(broker.url(), "gpu-0").await;
+    hold_on_ranks(&engine, RANKS, 3).await;
+    let router = InRole::connect(broker.url(), "router").await;
+    let queries = router.queries();
+    is_exact_with(&queries, "gpu-0", 3).await;
+    // A query at the daemon's own limit.
+    let (query, length) = longest_query(LIMIT);
+    assert!((LIMIT - 8..=LIMIT).contains(&length), "{length}");
+    let reply = queries.query(&namespace(), query).await.unwrap();
+    assert_eq!(reply.holders[0].matched_blocks, 3);
+    // A reply may be larger than what the router may send.
+    let asked = vec![by_sequence(&hashes(1, 3)); 256];
+    let results = queries.query_batch(&namespace(), asked).await.unwrap();
+    let bytes: usize = results
+        .iter()
+        .map(|result| rmp_serde::to_vec_named(result).unwrap().len())
+        .sum();
+    assert!(bytes > LIMIT, "{bytes}");
+    // The client does not read what limit the account has: its connection ends. It does not try for ever.
+    let (query, _) = longest_query(2 * LIMIT);
+    let error = queries.query(&namespace(), query).await.unwrap_err();
+    let names_the_limit = |text: &String| text.contains("max_payload");
+    assert!(
+        matches!(&error, ClientError::Connection(text) if names_the_limit(text)),
+        "{error}"
+    );
+    // Whoever does not care is refused at the first line, and cut off.
+    let user = format!(
+        r#"{{"user":"router","pass":"{}","verbose":false}}"#,
+        password("router")
+    );
+    let said = said_to(
+        broker.url(),
+        &format!("CONNECT {user}\r\nPUB kvatlas.v1.query.llama x {}\r\n", LIMIT + 1),
+    );
+    assert!(said.contains("Maximum Payload Violation"), "{said}");
+    daemon.stop().await;
+}
+
+/// What a server says to these words until it ends the connection.
+fn said_to(url: &str, words: &str) -> String {
+    let address = url.trim_start_matches("nats://");
+    let mut connection = std::net::TcpStream::connect(address).unwrap();
+    connection.set_read_timeout(Some(PATIENCE)).unwrap();
+    connection.write_all(words.as_bytes()).unwrap();
+    let mut said = String::new();
+    connection
+        .read_to_string(&mut said)
+        .expect("the server ends the connection");
+    said
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_gateway_answers_for_the_shards_with_the_rights_of_a_gateway() {
     let broker = broker(USERS).await;
@@ -316,6 +400,28 @@ async fn a_gateway_answers_for_the_shards_with_the_rights_of_a_gateway() {
     for daemon in shards.into_iter().chain([gateway]) {
         daemon.stop().await;
     }
+}
+
+/// Waits until a daemon that ends has told the server on `filler` that it leaves its queue group.
+async fn leaves_in_good_order(url: &str, leaving: Daemon, filler: &str) {
+    let listener = InRole::connect(url, "daemon").await;
+    let mut fillers = listener.nats.subscribe(filler.to_owned()).await.unwrap();
+    round_trip(&listener.nats, PATIENCE).await.unwrap();
+    leaving.stop().await;
+    let filled = tokio::time::timeout(PATIENCE, fillers.next()).await;
+    assert!(matches!(filled, Ok(Some(_))), "nobody may publish on {filler}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn daemons_and_gateways_may_learn_that_they_have_seen_every_request() {
+    let broker = broker(USERS).await;
+    let url = broker.url();
+    let whole = daemon(url, "daemon", &[]).await;
+    leaves_in_good_order(url, whole, "kvatlas.v1.query.~").await;
+    let shard = daemon(url, "daemon", &[("sharding.shard", "0/2")]).await;
+    let gateway = daemon(url, "gateway", &[("gateway.enabled", "true")]).await;
+    leaves_in_good_order(url, gateway, "kvatlas.v1.status.~").await;
+    leaves_in_good_order(url, shard, "kvatlas.v1.shards.query.~").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -2,8 +2,8 @@
 //! broken connections, restarts.
 
 use crate::support::{
-    Client, broker, broker_on, daemon, eventually, hashes, matches, namespace, port_of, reasons, removed,
-    snapshots_in, stored, stored_after, subjects, worker,
+    Client, broker, broker_on, daemon, eventually, hashes, lasting_port, matches, namespace, reasons,
+    removed, snapshots_in, stored, stored_after, subjects, worker,
 };
 use kvatlas_core::wire::{BatchCursor, Event, EventBatch, Tier};
 
@@ -202,8 +202,9 @@ async fn a_parent_that_never_comes_is_given_up_on() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn after_a_broker_restart_a_holder_is_unverified_until_its_next_batch() {
-    let first = broker().await;
-    let (url, port) = (first.url().to_owned(), port_of(&first));
+    let port = lasting_port();
+    let first = broker_on(port).await;
+    let url = first.url().to_owned();
     let daemon = daemon(&url, &[]).await;
     let client = Client::connect(&url).await;
     let (mut quiet, mut lossy) = (client.publisher(GPU, 0), client.publisher("gpu-1", 0));

@@ -53,6 +53,8 @@ impl Needs {
                 publish: vec![
                     subjects.resync(namespace, worker, 0),
                     subjects.roster(&config.queries.queue_group),
+                    subjects.query_filler(),
+                    subjects.status_filler(),
                 ],
             },
             // That it may publish events is seen from the probe.

@@ -1,14 +1,20 @@
 //! Replies as they come in, sorted by the division that their shard belongs to.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 
-use kvatlas_core::wire::Shard;
+use kvatlas_core::wire::{SHARDS_MAX, Shard};
 
-/// The replies to one request so far.
+/// Replies that are kept at most, of whatever divisions.
+const REPLIES_MAX: usize = 4 * SHARDS_MAX as usize;
+
+/// The replies to one request so far. Whoever sees the request can reply for any number of shards, so what is kept is bounded.
 #[derive(Debug)]
 pub(super) struct Collection<T> {
     /// By the number of shards, then by the shard's index.
     divisions: BTreeMap<u32, BTreeMap<u32, T>>,
+    /// Replies that still may be kept, and their bytes.
+    room: (usize, usize),
 }
 
 /// The replies of one division of the workers.
@@ -20,26 +26,37 @@ pub(super) struct Division<T> {
     pub(super) replies: BTreeMap<u32, T>,
 }
 
-impl<T> Default for Collection<T> {
-    fn default() -> Self {
+impl<T> Collection<T> {
+    /// Keeps replies of `bytes_max` together.
+    pub(super) fn within(bytes_max: usize) -> Self {
         Self {
             divisions: BTreeMap::new(),
+            room: (REPLIES_MAX, bytes_max),
         }
     }
-}
 
-impl<T> Collection<T> {
-    /// Adds a reply; says whether its division is complete. Of two replies of one shard the first is kept.
-    pub(super) fn add(&mut self, shard: Shard, reply: T) -> bool {
+    /// Adds a reply of `bytes`; says whether that was the last one: its division is complete, or there is no room for it. Of two replies of
+    /// one shard the first is kept.
+    pub(super) fn add(&mut self, shard: Shard, reply: T, bytes: usize) -> bool {
         let replies = self.divisions.entry(shard.count()).or_default();
-        replies.entry(shard.index()).or_insert(reply);
+        if let Entry::Vacant(place) = replies.entry(shard.index()) {
+            let (Some(count), Some(bytes)) = (self.room.0.checked_sub(1), self.room.1.checked_sub(bytes))
+            else {
+                return true;
+            };
+            self.room = (count, bytes);
+            place.insert(reply);
+        }
         u32::try_from(replies.len()).is_ok_and(|answered| answered == shard.count())
     }
 
     /// The division of which the largest part has answered; of equals that with more shards. None without a reply.
     pub(super) fn into_best(self) -> Option<Division<T>> {
         let parts = |division: &Division<T>| (division.replies.len() as u64, u64::from(division.shards));
-        let divisions = self.divisions.into_iter();
+        let divisions = self
+            .divisions
+            .into_iter()
+            .filter(|(_, replies)| !replies.is_empty());
         divisions
             .map(|(shards, replies)| Division { shards, replies })
             .max_by(|one, other| {
@@ -63,11 +80,11 @@ mod tests {
 
     #[test]
     fn the_first_complete_division_ends_the_wait() {
-        let mut collection = Collection::default();
-        assert!(!collection.add(shard(0, 2), "a"));
-        assert!(!collection.add(shard(2, 3), "b"));
-        assert!(!collection.add(shard(0, 2), "a again"));
-        assert!(collection.add(shard(1, 2), "c"));
+        let mut collection = Collection::within(3);
+        assert!(!collection.add(shard(0, 2), "a", 1));
+        assert!(!collection.add(shard(2, 3), "b", 1));
+        assert!(!collection.add(shard(0, 2), "a again", 1));
+        assert!(collection.add(shard(1, 2), "c", 1));
         let best = collection.into_best().unwrap();
         assert_eq!(
             (best.shards, best.replies),
@@ -77,7 +94,20 @@ mod tests {
 
     #[test]
     fn nothing_is_no_division() {
-        assert_eq!(Collection::<()>::default().into_best(), None);
+        assert_eq!(Collection::<()>::within(1).into_best(), None);
+    }
+
+    #[test]
+    fn replies_for_shards_without_end_are_not_collected() {
+        let mut collection = Collection::within(10);
+        assert!(!collection.add(shard(0, 3), "a", 6));
+        assert!(collection.add(shard(0, 200), "no room for its bytes", 6));
+        let best = collection.into_best().unwrap();
+        assert_eq!((best.shards, best.replies), (3, BTreeMap::from([(0, "a")])));
+        let mut collection = Collection::within(usize::MAX);
+        let all = (2..=SHARDS_MAX).flat_map(|count| (0..count - 1).map(move |index| shard(index, count)));
+        let kept = all.take_while(|shard| !collection.add(*shard, (), 0)).count();
+        assert_eq!(kept, REPLIES_MAX);
     }
 
     proptest! {
@@ -85,9 +115,9 @@ mod tests {
         fn the_best_division_has_the_largest_part(
             replies in prop::collection::vec((1..6_u32).prop_flat_map(|count| (0..count, Just(count))), 1..20),
         ) {
-            let mut collection = Collection::default();
+            let mut collection = Collection::within(usize::MAX);
             for (index, count) in &replies {
-                collection.add(shard(*index, *count), ());
+                collection.add(shard(*index, *count), (), 1);
             }
             let part = |count: u32| {
                 let answered: std::collections::BTreeSet<_> =

@@ -18,6 +18,9 @@ use super::collection::{Collection, Division};
 use super::inbox::{Inbox, Replies};
 use super::merge::{Answered, merge_replies, merge_results, merge_statuses, sort_out};
 
+/// Bytes of the replies to one request that are kept, at most.
+const REPLY_BYTES_MAX: usize = 64 << 20;
+
 /// An answer that was put together, and what from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Merged<T> {
@@ -150,7 +153,7 @@ impl Gatherer {
 
 /// Collects until a division is complete or the time is up; none if nobody is subscribed.
 async fn collect(mut replies: Replies, deadline: Instant) -> Option<Collection<Message>> {
-    let mut collection = Collection::default();
+    let mut collection = Collection::within(REPLY_BYTES_MAX);
     while let Ok(Some(reply)) = tokio::time::timeout_at(deadline, replies.next()).await {
         if reply.status == Some(StatusCode::NO_RESPONDERS) {
             return None;
@@ -159,7 +162,8 @@ async fn collect(mut replies: Replies, deadline: Instant) -> Option<Collection<M
             tracing::debug!(subject = %reply.subject, "a reply names no shard");
             continue;
         };
-        if collection.add(shard, reply) {
+        let bytes = reply.payload.len();
+        if collection.add(shard, reply, bytes) {
             break;
         }
     }

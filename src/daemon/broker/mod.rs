@@ -2,8 +2,10 @@
 
 mod credentials;
 pub mod embedded;
+mod intake;
 mod nats;
 
+pub(crate) use intake::Intake;
 pub use kvatlas_client::{Refusal, Refused};
+pub(crate) use nats::{Buffer, SubscribeError, connect_counted, follow_connection};
 pub use nats::{ConnectError, ConnectPatience, ConnectionNotice, RoundTripError, connect, round_trip};
-pub(crate) use nats::{SubscribeError, connect_counted, follow_connection};

@@ -1,6 +1,7 @@
 //! Connections to NATS. They reconnect for ever, with jitter, and report their incidents.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_nats::connection::State;
@@ -14,10 +15,11 @@ use crate::daemon::metrics::labels::{Connection, ConnectionEvent};
 use kvatlas_client::{Backoff, Refusal};
 
 use super::credentials;
+use super::intake::Intake;
 
-/// Pauses between attempts to connect.
+/// Pauses between attempts to connect. Short at first: in a cluster another server is there at once.
 const RECONNECTS: Backoff = Backoff {
-    pause_min: Duration::from_millis(50),
+    pause_min: Duration::from_millis(10),
     pause_max: Duration::from_secs(4),
 };
 /// How often the server is asked whether it is still there.
@@ -121,6 +123,25 @@ pub enum ConnectPatience {
     Forever,
 }
 
+/// What a connection may have received that is not taken yet.
+#[derive(Debug, Clone)]
+pub(crate) struct Buffer {
+    /// Messages of one subscription, at most.
+    pub(crate) messages_max: usize,
+    /// Bytes of all, where they are bounded. Whoever takes them tells it, and watches it.
+    pub(crate) intake: Option<Arc<Intake>>,
+}
+
+impl Buffer {
+    /// A bound on messages alone.
+    pub(crate) fn of_messages(messages_max: usize) -> Self {
+        Self {
+            messages_max,
+            intake: None,
+        }
+    }
+}
+
 /// Connects to the servers of `config`.
 ///
 /// - `role` becomes part of the connection's name in the server's monitoring.
@@ -133,19 +154,36 @@ pub async fn connect(
     patience: ConnectPatience,
     notice: impl Fn(ConnectionNotice) + Send + Sync + 'static,
 ) -> Result<Client, ConnectError> {
+    let buffer = Buffer::of_messages(subscription_capacity);
+    connect_with(config, role, buffer, patience, notice).await
+}
+
+pub(super) async fn connect_with(
+    config: &NatsConfig,
+    role: &str,
+    buffer: Buffer,
+    patience: ConnectPatience,
+    notice: impl Fn(ConnectionNotice) + Send + Sync + 'static,
+) -> Result<Client, ConnectError> {
     let name = |url: &async_nats::ServerAddr| format!("{}:{}", url.host(), url.port());
     let urls = config.urls.iter().map(name).collect::<Vec<_>>().join(", ");
     let servers = urls.clone();
     let authentication = config.authentication.clone();
     check_credentials(&authentication.current())?;
+    let intake = buffer.intake.clone();
     let present = move |nonce: Vec<u8>| {
-        let presented = credentials::present_to_client(&authentication.current(), &nonce);
-        std::future::ready(presented)
+        let (authentication, intake) = (authentication.current(), intake.clone());
+        async move {
+            if let Some(intake) = intake {
+                intake.room().await;
+            }
+            credentials::present_to_client(&authentication, &nonce)
+        }
     };
     let mut options = ConnectOptions::with_auth_callback(present)
         .name(connection_name(&config.connection_name, role))
         .custom_inbox_prefix(config.inbox_prefix.clone())
-        .subscription_capacity(subscription_capacity)
+        .subscription_capacity(buffer.messages_max)
         .ping_interval(PING_INTERVAL)
         .require_tls(config.tls_required)
         .max_reconnects(None)
@@ -168,10 +206,14 @@ pub async fn connect(
     if patience == ConnectPatience::Forever {
         options = options.retry_on_initial_connect();
     }
-    options
+    let client = options
         .connect(config.urls.as_slice())
         .await
-        .map_err(|source| ConnectError::Connect { urls, source })
+        .map_err(|source| ConnectError::Connect { urls, source })?;
+    if let Some(intake) = &buffer.intake {
+        intake.count(&client);
+    }
+    Ok(client)
 }
 
 /// What the server's monitoring shows of a connection: whose it is, what it is for, where, and of which version.
@@ -198,7 +240,7 @@ pub(crate) async fn connect_counted(
     config: &NatsConfig,
     connection: Connection,
     role: &str,
-    subscription_capacity: usize,
+    buffer: Buffer,
     notice: impl Fn(&ConnectionNotice) + Send + Sync + 'static,
 ) -> Result<Client, ConnectError> {
     let metrics = ConnectionMetrics::for_connection(connection);
@@ -213,14 +255,7 @@ pub(crate) async fn connect_counted(
         metrics.happened(event, &happened);
         notice(&happened);
     };
-    connect(
-        config,
-        role,
-        subscription_capacity,
-        ConnectPatience::Forever,
-        counted,
-    )
-    .await
+    connect_with(config, role, buffer, ConnectPatience::Forever, counted).await
 }
 
 /// Lets the readiness fall while `client` is not connected.

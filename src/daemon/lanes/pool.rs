@@ -162,7 +162,7 @@ impl LanePool {
     pub(crate) async fn receive(
         &self,
         subject: &str,
-        payload: Bytes,
+        payload: &[u8],
         generation: StreamGeneration,
         span: Option<OpenSpan>,
     ) {
@@ -177,7 +177,7 @@ impl LanePool {
         &self,
         inbox: &mut Inbox,
         subject: &str,
-        payload: Bytes,
+        payload: &[u8],
         generation: StreamGeneration,
         span: Option<OpenSpan>,
     ) {
@@ -215,7 +215,7 @@ impl LanePool {
         &self,
         namespace: &NamespaceName,
         worker: WorkerName,
-        payload: Bytes,
+        payload: &[u8],
         generation: StreamGeneration,
     ) -> Result<(), PoolError> {
         let arrival = self.admit(namespace, worker, payload, generation, None);
@@ -247,7 +247,7 @@ impl LanePool {
     fn arrival(
         &self,
         subject: &str,
-        payload: Bytes,
+        payload: &[u8],
         generation: StreamGeneration,
         span: Option<OpenSpan>,
     ) -> Option<Arrival> {
@@ -267,7 +267,7 @@ impl LanePool {
         &self,
         namespace: &NamespaceName,
         worker: WorkerName,
-        payload: Bytes,
+        payload: &[u8],
         generation: StreamGeneration,
         span: Option<OpenSpan>,
     ) -> Option<Arrival> {
@@ -277,7 +277,7 @@ impl LanePool {
             metrics.other_shard_messages.increment(1);
             return None;
         }
-        let namespace = self.admit_namespace(namespace, &payload)?;
+        let namespace = self.admit_namespace(namespace, payload)?;
         let metrics = self.metrics_of(&namespace.name);
         metrics.message_received(payload.len() as u64);
         let key = WorkerKey {
@@ -344,15 +344,12 @@ impl LanePool {
         self.metrics.remove(name);
     }
 
-    /// Cuts an oversized payload to one byte over the limit, and copies it: a slice would keep the whole message in memory. The lane
-    /// refuses it and degrades the worker's holders.
-    fn trim(&self, payload: Bytes) -> Bytes {
+    /// A copy of a payload, an oversized one cut to one byte over the limit. The lane refuses that and degrades the worker's holders.
+    ///
+    /// The payload itself would keep all in memory that the client library has read together with it: up to a MiB more than is counted.
+    fn trim(&self, payload: &[u8]) -> Bytes {
         let bytes_max = self.limits.now().wire.message_bytes_max;
-        if payload.len() > bytes_max {
-            Bytes::copy_from_slice(&payload[..=bytes_max])
-        } else {
-            payload
-        }
+        Bytes::copy_from_slice(&payload[..payload.len().min(bytes_max + 1)])
     }
 
     pub(super) fn lane(&self, lane: LaneId) -> &LaneHandle {

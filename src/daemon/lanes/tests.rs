@@ -124,7 +124,7 @@ async fn only_the_workers_of_the_shard_are_taken() {
             unreachable!("a batch")
         };
         let (namespace, worker) = (holder.namespace.clone(), holder.worker.clone());
-        pool.dispatch(&namespace, worker, payload.into(), generation)
+        pool.dispatch(&namespace, worker, &payload, generation)
             .await
             .unwrap();
         pool.drain().await.unwrap();

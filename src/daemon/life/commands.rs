@@ -7,7 +7,7 @@ use futures_util::StreamExt;
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
-use crate::daemon::broker::{ConnectError, ConnectionNotice, connect_counted};
+use crate::daemon::broker::{Buffer, ConnectError, ConnectionNotice, connect_counted};
 use crate::daemon::instance_name;
 use crate::daemon::lanes::{HolderCommand, LanePool};
 use crate::daemon::metrics::labels::Connection;
@@ -48,7 +48,8 @@ pub(super) async fn start_commands(
             tracing::warn!(error, "commands of operators may not be heard (admin.commands)");
         }
     };
-    let client = connect_counted(&shared.nats, Connection::Admin, "admin", CAPACITY, notice).await?;
+    let buffer = Buffer::of_messages(CAPACITY);
+    let client = connect_counted(&shared.nats, Connection::Admin, "admin", buffer, notice).await?;
     let messages = match client.subscribe(shared.subjects.all_admin()).await {
         Ok(messages) => messages,
         Err(error) => {

@@ -199,6 +199,17 @@ impl Answerer {
         })
     }
 
+    /// About how long the reply to a request on a status subject is.
+    pub(super) fn status_bytes(&self, subject: &str) -> usize {
+        let name = self
+            .subjects
+            .parse_status(subject, self.limits.now().name_bytes_max);
+        let namespace = name.ok().and_then(|name| self.namespaces.get(&name));
+        namespace.map_or(0, |namespace| {
+            namespace.indexer.sizes().holders * HOLDER_STATUS_BYTES
+        })
+    }
+
     /// Answers a replica that asks which holders are known.
     pub(super) fn answer_roster(&self, payload: &[u8]) -> Result<Vec<u8>, WireError> {
         roster::answer(&self.namespaces, &self.trust, payload)
@@ -439,6 +450,9 @@ fn place<'a>(found: &Bounds<'a>) -> ReplyOrder<'a> {
 
 /// The fewest bytes that a holder takes in a reply: its four keys, and the shortest values.
 const HOLDER_BYTES_MIN: usize = 39;
+
+/// About as many bytes as a holder takes in the reply to a status request.
+const HOLDER_STATUS_BYTES: usize = 100;
 
 /// Adds to every holder where it dropped out. Holders of one depth share the look-up.
 fn explain(indexer: &PositionalIndexer, chain: &mut QueryChain<'_>, holders: &mut [HolderMatch]) {

@@ -8,9 +8,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use async_nats::{Client, HeaderMap, Message, Subject};
+use async_nats::{HeaderMap, Message, Subject};
 use dashmap::DashMap;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -26,6 +26,7 @@ use super::observed::Observers;
 use super::prompts::{prompt_of, prompts_of};
 use super::requests::{Asked, LastingRequests, NextRequest, ServedRequests};
 use super::responder::{Responder, check_size, check_status_size};
+use super::turns::Connected;
 
 /// How a gateway gathers.
 #[derive(Debug, Clone)]
@@ -43,11 +44,10 @@ pub(super) struct GatewaySettings {
 /// Answers requests by asking the shards, on one connection.
 pub(crate) struct Gateway {
     served: ServedRequests,
-    refusals: watch::Receiver<u64>,
     permits: Arc<Semaphore>,
     under_way: TaskTracker,
     parts: Arc<Parts>,
-    client: Client,
+    connected: Connected,
 }
 
 /// What the gathers under way share.
@@ -71,19 +71,17 @@ struct Reply {
 }
 
 impl Gateway {
-    /// A gateway on `client`, which shares the `served` requests with the others of their queue group. `refusals` must change with every
-    /// refusal of a subscription to requests.
+    /// A gateway on a connection, which shares the `served` requests with the others of their queue group.
     ///
     /// # Errors
     ///
     /// [`ClientError::Connection`] if the connection is closed.
     pub(super) async fn new(
-        client: Client,
+        connected: Connected,
         served: ServedRequests,
-        refusals: watch::Receiver<u64>,
         settings: GatewaySettings,
     ) -> Result<Self, ClientError> {
-        let subjects = served.subjects();
+        let (client, subjects) = (&connected.client, served.subjects());
         let parts = Parts {
             gatherer: Gatherer::new(client.clone(), subjects).await?,
             responder: Responder::new(client.clone(), subjects.clone(), None),
@@ -94,11 +92,10 @@ impl Gateway {
         };
         Ok(Self {
             served,
-            refusals,
             permits: Arc::new(Semaphore::new(parts.settings.gathers_max)),
             under_way: TaskTracker::new(),
             parts: Arc::new(parts),
-            client,
+            connected,
         })
     }
 
@@ -113,8 +110,7 @@ impl Gateway {
         stop: CancellationToken,
         subscribed: impl Fn(),
     ) -> Result<(), SubscribeError> {
-        let (client, served) = (self.client.clone(), self.served.clone());
-        let joined = LastingRequests::join(client, served, self.refusals.clone(), &stop).await?;
+        let joined = LastingRequests::join(&self.connected, self.served.clone(), &stop).await?;
         let Some(mut requests) = joined else {
             return Ok(());
         };
@@ -134,7 +130,7 @@ impl Gateway {
         }
         self.under_way.close();
         self.under_way.wait().await;
-        let _ = self.client.flush().await;
+        let _ = self.connected.client.flush().await;
         Ok(())
     }
 

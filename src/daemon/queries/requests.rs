@@ -13,16 +13,20 @@
 
 use std::collections::VecDeque;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_nats::{Client, Message};
 use futures_util::{FutureExt, StreamExt};
 use tokio::sync::watch;
+use tokio::task::coop::has_budget_remaining;
 use tokio_util::sync::CancellationToken;
 
-use crate::daemon::broker::{SubscribeError, round_trip};
+use crate::daemon::broker::{Intake, SubscribeError, round_trip};
 use kvatlas_client::Backoff;
 use kvatlas_core::wire::{Shard, Subjects};
+
+use super::turns::Connected;
 
 /// How long the server may take to confirm a subscription before it is asked again.
 const CONFIRMATION_PATIENCE: Duration = Duration::from_secs(5);
@@ -164,6 +168,23 @@ impl Requests {
         }
     }
 
+    /// As [`Self::next`], and tells `intake` what has been taken.
+    async fn next_counted(&mut self, intake: &Intake) -> Option<(Asked, Message)> {
+        let received = intake.received();
+        // Without budget, every buffer looks empty.
+        let can_tell = has_budget_remaining();
+        let request = match self.next().now_or_never() {
+            Some(request) => request,
+            None => {
+                if can_tell {
+                    intake.took_all(received);
+                }
+                self.next().await
+            }
+        };
+        request.inspect(|(_, message)| intake.took(message))
+    }
+
     /// Ends subscriptions that others have replaced, and returns the requests that still came.
     async fn replaced(&mut self) -> VecDeque<(Asked, Message)> {
         let mut left = VecDeque::new();
@@ -198,6 +219,7 @@ pub(super) struct LastingRequests {
     client: Client,
     served: ServedRequests,
     refusals: watch::Receiver<u64>,
+    intake: Arc<Intake>,
     current: Requests,
     /// Requests that came on subscriptions that have been replaced.
     left: VecDeque<(Asked, Message)>,
@@ -217,23 +239,22 @@ pub(super) enum NextRequest {
 }
 
 impl LastingRequests {
-    /// Joins the queue group on `client`, and waits until the server has confirmed that. None if `stop` was cancelled first.
-    ///
-    /// `refusals` must change with every refusal of one of [`ServedRequests::subscriptions`].
+    /// Joins the queue group, and waits until the server has confirmed that. None if `stop` was cancelled first.
     pub(super) async fn join(
-        client: Client,
+        connected: &Connected,
         served: ServedRequests,
-        refusals: watch::Receiver<u64>,
         stop: &CancellationToken,
     ) -> Result<Option<Self>, SubscribeError> {
-        let joining = stop.run_until_cancelled(served.join_confirmed(&client, &refusals));
+        let Connected { client, refusals, .. } = connected;
+        let joining = stop.run_until_cancelled(served.join_confirmed(client, refusals));
         let Some(joined) = joining.await else {
             return Ok(None);
         };
         Ok(Some(Self {
-            client,
+            client: client.clone(),
             served,
-            refusals,
+            refusals: refusals.clone(),
+            intake: Arc::clone(&connected.intake),
             current: joined?,
             left: VecDeque::new(),
             rejoining: None,
@@ -255,7 +276,7 @@ impl LastingRequests {
                     self.left = old.replaced().await;
                     return Ok(NextRequest::Rejoined);
                 }
-                request = self.current.next() => {
+                request = self.current.next_counted(&self.intake) => {
                     return Ok(request.map_or(NextRequest::Closed, |(asked, message)| {
                         NextRequest::Request(asked, message)
                     }));

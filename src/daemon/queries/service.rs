@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_nats::{Client, Message};
+use bytes::Bytes;
 use futures_util::StreamExt;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -20,17 +21,19 @@ use super::answer::{Answer, Answerer, AnyReply};
 use super::observed::Observers;
 use super::requests::{Asked, LastingRequests, NextRequest, ServedRequests};
 use super::responder::{Responder, check_size, check_status_size};
+use super::turns::Connected;
 
-/// Requests of more bytes than this are large. They wait for each other, and small ones do not wait for them.
+/// Requests of more bytes than this, and those for a status of more, are large. They wait for each other, and small ones do not wait for them.
 const LARGE_BYTES: usize = 32 << 10;
+/// A waiting request of at most so many bytes is copied: it would keep all that the client library read together with it.
+const COPIED_BYTES_MAX: usize = 256 << 10;
 /// Bytes in one unit of the room for large requests. A semaphore counts units in 32 bits.
 const BYTES_PER_UNIT: usize = 1024;
 
 /// Serves queries on one connection.
 pub(crate) struct QueryService {
-    client: Client,
+    connected: Connected,
     served: ServedRequests,
-    refusals: watch::Receiver<u64>,
     answering: Answering,
     /// Bytes of large requests that may wait.
     waiting_bytes_max: usize,
@@ -47,6 +50,7 @@ struct Answering {
 
 /// A large request, and its share of the room.
 struct Large {
+    asked: Asked,
     message: Message,
     _room: OwnedSemaphorePermit,
 }
@@ -65,7 +69,7 @@ impl LargeRequests {
         let (waiting, mut requests) = mpsc::unbounded_channel::<Large>();
         let task = tokio::spawn(async move {
             while let Some(large) = requests.recv().await {
-                answering.serve(Asked::Query, large.message).await;
+                answering.serve(large.asked, large.message).await;
                 // Small requests go first.
                 tokio::task::yield_now().await;
             }
@@ -93,9 +97,16 @@ impl LargeRequests {
         })
     }
 
-    fn take(&self, message: Message, room: OwnedSemaphorePermit) {
+    fn take(&self, asked: Asked, mut message: Message, room: OwnedSemaphorePermit) {
+        if message.payload.len() <= COPIED_BYTES_MAX {
+            message.payload = Bytes::copy_from_slice(&message.payload);
+        }
         // The task lasts until this end is dropped.
-        let _ = self.waiting.send(Large { message, _room: room });
+        let _ = self.waiting.send(Large {
+            asked,
+            message,
+            _room: room,
+        });
     }
 
     /// Waits until all requests have been answered.
@@ -106,31 +117,32 @@ impl LargeRequests {
 }
 
 impl QueryService {
-    /// A service on `client`, which shares the requests with the others of their queue group.
+    /// A service on a connection, which shares the requests with the others of their queue group.
     ///
-    /// - `refusals` must change with every refusal of a subscription to requests.
     /// - Large requests of `waiting_bytes_max` together may wait.
     /// - Every request is shown to `observers`.
     pub(super) fn new(
-        client: Client,
+        connected: Connected,
         served: ServedRequests,
-        refusals: watch::Receiver<u64>,
         answerer: Answerer,
         pool: Arc<LanePool>,
         waiting_bytes_max: usize,
         observers: Observers,
     ) -> Self {
         let answering = Answering {
-            responder: Responder::new(client.clone(), served.subjects().clone(), served.shard()),
+            responder: Responder::new(
+                connected.client.clone(),
+                served.subjects().clone(),
+                served.shard(),
+            ),
             answerer,
             pool,
             metrics: HashMap::new(),
             observers,
         };
         Self {
-            client,
+            connected,
             served,
-            refusals,
             answering,
             waiting_bytes_max,
         }
@@ -143,15 +155,15 @@ impl QueryService {
         stop: CancellationToken,
         subscribed: impl Fn(),
     ) -> Result<(), SubscribeError> {
-        let mut rosters = self.served.subscribe_roster(&self.client).await?;
-        let (client, served) = (self.client.clone(), self.served.clone());
-        let joined = LastingRequests::join(client, served, self.refusals.clone(), &stop).await?;
+        let client = self.connected.client.clone();
+        let mut rosters = self.served.subscribe_roster(&client).await?;
+        let joined = LastingRequests::join(&self.connected, self.served.clone(), &stop).await?;
         let Some(mut requests) = joined else {
             return Ok(());
         };
         subscribed();
         let large = LargeRequests::start(
-            self.answering.again(&self.client, &self.served),
+            self.answering.again(&client, &self.served),
             self.waiting_bytes_max,
         );
         loop {
@@ -161,7 +173,7 @@ impl QueryService {
                 request = requests.next() => match request? {
                     NextRequest::Request(asked, message) => self.serve(asked, message, &large).await,
                     NextRequest::Rejoined => {
-                        rosters = self.served.subscribe_roster(&self.client).await?;
+                        rosters = self.served.subscribe_roster(&client).await?;
                         subscribed();
                     }
                     NextRequest::Closed => return Ok(()),
@@ -174,18 +186,22 @@ impl QueryService {
             self.serve(asked, message, &large).await;
         }
         large.end().await;
-        let _ = self.client.flush().await;
+        let _ = client.flush().await;
         Ok(())
     }
 
     /// Answers one request, or leaves it to those who answer large ones.
     async fn serve(&mut self, asked: Asked, message: Message, large: &LargeRequests) {
-        let reply_to = match (asked, &message.reply) {
-            (Asked::Query, Some(reply_to)) if message.payload.len() > LARGE_BYTES => reply_to.clone(),
+        let bytes = match asked {
+            Asked::Query => message.payload.len(),
+            Asked::Status => self.answering.answerer.status_bytes(&message.subject),
+        };
+        let reply_to = match &message.reply {
+            Some(reply_to) if bytes > LARGE_BYTES => reply_to.clone(),
             _ => return self.answering.serve(asked, message).await,
         };
-        match large.room_for(message.payload.len()) {
-            Ok(room) => large.take(message, room),
+        match large.room_for(bytes) {
+            Ok(room) => large.take(asked, message, room),
             Err(error) => {
                 let observers = &self.answering.observers;
                 let span = observers.begin(asked, &message);

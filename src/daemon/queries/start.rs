@@ -1,12 +1,13 @@
 //! Starting to answer: from the index, or as a gateway.
 
+use std::pin::pin;
 use std::sync::Arc;
 
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::daemon::admin::Latch;
-use crate::daemon::broker::{ConnectError, SubscribeError, connect_counted};
+use crate::daemon::broker::{Buffer, ConnectError, SubscribeError, connect_counted};
 use crate::daemon::config::Config;
 use crate::daemon::metrics::labels::Connection;
 use crate::daemon::shared::{Shared, Stage};
@@ -69,11 +70,10 @@ pub(crate) async fn start_queries(
         let (served, is_settled, observers) = (served.clone(), is_settled.clone(), observers.clone());
         let (pool, waiting_bytes_max) = (Arc::clone(&shared.pool), config.queries.max_waiting_bytes);
         let serve = move |connected: Connected, stop: CancellationToken, subscribed: Subscribed| {
-            let Connected { client, refusals, .. } = connected;
+            let watching = connected.watch(stop.clone());
             let service = QueryService::new(
-                client,
+                connected,
                 served.clone(),
-                refusals,
                 answerer.clone(),
                 Arc::clone(&pool),
                 waiting_bytes_max,
@@ -85,7 +85,11 @@ pub(crate) async fn start_queries(
                     _ = is_settled.wait_for(|settled| *settled) => {}
                     () = stop.cancelled() => return Ok(()),
                 }
-                service.run(stop, subscribed).await
+                let mut serving = pin!(service.run(stop, subscribed));
+                tokio::select! {
+                    served = &mut serving => served,
+                    () = watching => serving.await,
+                }
             }
         };
         serve_in_turns(&stage, connector, first, serve);
@@ -141,10 +145,9 @@ pub(crate) async fn start_gateway(shared: &Shared) -> Result<Stage, ConnectError
         }
         let settings = settings.clone();
         let serve = move |connected: Connected, stop: CancellationToken, subscribed: Subscribed| {
-            let Connected { client, refusals, .. } = connected;
             let (served, settings) = (served.clone(), settings.clone());
             async move {
-                match Gateway::new(client, served, refusals, settings).await {
+                match Gateway::new(connected, served, settings).await {
                     Ok(gateway) => gateway.run(stop, subscribed).await,
                     Err(error) => Err(SubscribeError::new("its own inbox", &error)),
                 }
@@ -169,7 +172,8 @@ async fn spawn_discovery(
     if !shared.config.queries.discovery {
         return Ok(());
     }
-    let client = connect_counted(&shared.nats, Connection::Queries, "services", CAPACITY, |_| {}).await?;
+    let buffer = Buffer::of_messages(CAPACITY);
+    let client = connect_counted(&shared.nats, Connection::Queries, "services", buffer, |_| {}).await?;
     let discovery = Discovery::new(client, shared, served, observers.counts());
     let stop = stage.stop.clone();
     stage.tasks.spawn(async move {

@@ -14,7 +14,9 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::daemon::admin::{Latch, Readiness};
-use crate::daemon::broker::{ConnectError, ConnectionNotice, SubscribeError, connect_counted};
+use crate::daemon::broker::{
+    Buffer, ConnectError, ConnectionNotice, Intake, SubscribeError, connect_counted,
+};
 use crate::daemon::config::NatsConfig;
 use crate::daemon::metrics::labels::Connection;
 use crate::daemon::shared::{Shared, Stage};
@@ -26,8 +28,20 @@ pub(super) struct Connected {
     pub(super) client: Client,
     /// Changes with every refusal of a subscription to requests; the daemon is not ready from then on.
     pub(super) refusals: watch::Receiver<u64>,
+    /// What has been received and not been taken.
+    pub(super) intake: Arc<Intake>,
     /// Becomes true when the server is about to shut down.
     is_lame: watch::Receiver<bool>,
+}
+
+impl Connected {
+    /// Ends the connection whenever too much waits on it, until `stop` is cancelled.
+    pub(super) fn watch(&self, stop: CancellationToken) -> impl Future<Output = ()> + Send + use<> {
+        let watching = Arc::clone(&self.intake).watch(self.client.clone());
+        async move {
+            stop.run_until_cancelled(watching).await;
+        }
+    }
 }
 
 /// Makes the connections.
@@ -37,7 +51,8 @@ pub(super) struct Connector {
     readiness: Arc<Readiness>,
     subscriptions: [String; 2],
     role: String,
-    capacity: usize,
+    messages_max: usize,
+    bytes_max: usize,
 }
 
 impl Connector {
@@ -48,7 +63,8 @@ impl Connector {
             readiness: Arc::clone(&shared.readiness),
             subscriptions: served.subscriptions(),
             role: format!("queries-{number}"),
-            capacity: shared.config.events.subscription_capacity,
+            messages_max: shared.config.events.subscription_capacity,
+            bytes_max: shared.config.events.subscription_bytes,
         }
     }
 
@@ -89,10 +105,16 @@ impl Connector {
             }
             ConnectionNotice::Disconnected | ConnectionNotice::SlowConsumer => {}
         };
-        let connected = connect_counted(nats, Connection::Queries, &self.role, self.capacity, notice);
+        let intake = Intake::new(self.bytes_max);
+        let buffer = Buffer {
+            messages_max: self.messages_max,
+            intake: Some(Arc::clone(&intake)),
+        };
+        let connected = connect_counted(nats, Connection::Queries, &self.role, buffer, notice);
         Ok(Connected {
             client: connected.await?,
             refusals: refusals_seen,
+            intake,
             is_lame,
         })
     }

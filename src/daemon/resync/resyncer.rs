@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
-use crate::daemon::broker::{ConnectError, connect_counted};
+use crate::daemon::broker::{Buffer, ConnectError, connect_counted};
 use crate::daemon::lanes::{HolderKey, WorkerKey};
 use crate::daemon::metrics::labels::{Connection, NAMESPACE_LABELS_MAX, ResyncFailure, namespace_label};
 use crate::daemon::metrics::{ResyncGauges, ResyncMetrics};
@@ -34,9 +34,9 @@ pub(crate) async fn start_resyncer(shared: &Shared, events: &Stage) -> Result<()
     if config.resync.concurrency == 0 {
         return Ok(());
     }
-    let capacity = config.events.subscription_capacity;
+    let buffer = Buffer::of_messages(config.events.subscription_capacity);
     // A connection of its own: a flood of chunks must not cause events to be dropped.
-    let client = connect_counted(&shared.nats, Connection::Resync, "resync", capacity, |_| {}).await?;
+    let client = connect_counted(&shared.nats, Connection::Resync, "resync", buffer, |_| {}).await?;
     let parts = ResyncerParts {
         client,
         subjects: shared.subjects.clone(),

@@ -10,7 +10,7 @@ use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
 use crate::daemon::admin::Latch;
-use crate::daemon::broker::{ConnectError, ConnectionNotice, connect_counted};
+use crate::daemon::broker::{Buffer, ConnectError, ConnectionNotice, connect_counted};
 use crate::daemon::config::ObjectStoreConfig;
 use crate::daemon::instance_name;
 use crate::daemon::lanes::snapshot_limits;
@@ -120,7 +120,8 @@ async fn connect_store(
         _ => {}
     };
     // A connection of its own: large files must not hold up events.
-    let client = connect_counted(&shared.nats, Connection::Snapshots, "snapshots", CAPACITY, notice).await?;
+    let buffer = Buffer::of_messages(CAPACITY);
+    let client = connect_counted(&shared.nats, Connection::Snapshots, "snapshots", buffer, notice).await?;
     let deployment = Deployment {
         prefix: shared.config.subjects.prefix.clone(),
         shard: shared.config.sharding.shard,

@@ -68,7 +68,7 @@ impl World {
         let (worker, payload) = message(sequence);
         let generation = self.trust.generation();
         self.pool
-            .dispatch(&namespace(), worker, payload.into(), generation)
+            .dispatch(&namespace(), worker, &payload, generation)
             .await
             .unwrap();
         self.position.set(cursor(sequence));
@@ -357,12 +357,7 @@ impl World {
         };
         let worker = WorkerName::new(worker).unwrap();
         self.pool
-            .dispatch(
-                &namespace(),
-                worker,
-                batch.encode().into(),
-                self.trust.generation(),
-            )
+            .dispatch(&namespace(), worker, &batch.encode(), self.trust.generation())
             .await
             .unwrap();
         self.pool.drain().await.unwrap();

@@ -25,7 +25,7 @@ use tokio::sync::watch;
 use tokio::task::coop::unconstrained;
 use tokio_util::sync::CancellationToken;
 
-use crate::daemon::broker::{SubscribeError, round_trip};
+use crate::daemon::broker::{Intake, SubscribeError, round_trip};
 use crate::daemon::lanes::{Inbox, LanePool};
 use kvatlas_client::Backoff;
 
@@ -64,6 +64,7 @@ pub(crate) struct CoreNatsSource {
     subscribed: watch::Sender<bool>,
     /// Messages that the client buffers, at most.
     buffered_max: usize,
+    intake: Arc<Intake>,
     /// Opens spans, where there is a collector.
     tracer: Option<Tracer>,
 }
@@ -76,6 +77,8 @@ pub(super) struct Notices {
     pub(super) refusals: watch::Receiver<u64>,
     /// Messages that the client buffers for the subscription, at most.
     pub(super) buffered_max: usize,
+    /// What the connection has received and nobody has taken; it is told here what is taken.
+    pub(super) intake: Arc<Intake>,
     /// Opens spans, where there is a collector.
     pub(super) tracer: Option<Tracer>,
 }
@@ -108,6 +111,7 @@ impl CoreNatsSource {
             incidents: notices.incidents,
             refusals: notices.refusals,
             buffered_max: notices.buffered_max,
+            intake: notices.intake,
             tracer: notices.tracer,
             subscribed,
         }
@@ -148,7 +152,7 @@ impl CoreNatsSource {
                 },
                 message = current.messages.next() => match message {
                     Some(message) => {
-                        self.sort(&mut inbox, message, current.generation);
+                        self.sort(&mut inbox, &message, current.generation);
                         self.hand_over_buffered(&mut inbox, &mut current, MESSAGES_AT_ONCE);
                     }
                     // The client is closed.
@@ -192,7 +196,7 @@ impl CoreNatsSource {
             tracing::debug!(%error, "the connection is closed already");
         }
         while let Some(message) = old.messages.next().await {
-            self.sort(inbox, message, old.generation);
+            self.sort(inbox, &message, old.generation);
             self.hand_over_buffered(inbox, &mut old, MESSAGES_AT_ONCE);
         }
     }
@@ -201,11 +205,13 @@ impl CoreNatsSource {
     /// lanes is dropped there, and its worker is doubted.
     fn hand_over_buffered(&self, inbox: &mut Inbox, current: &mut Confirmed, messages_max: usize) {
         for number in 1..=messages_max {
+            let received = self.intake.received();
             // Without the runtime's budget, which would make the buffer look empty.
             let Some(Some(message)) = unconstrained(current.messages.next()).now_or_never() else {
+                self.intake.took_all(received);
                 break;
             };
-            self.sort(inbox, message, current.generation);
+            self.sort(inbox, &message, current.generation);
             if number % MESSAGES_AT_ONCE == 0 {
                 self.pool.hand_over(inbox);
             }
@@ -213,10 +219,11 @@ impl CoreNatsSource {
         self.pool.hand_over(inbox);
     }
 
-    fn sort(&self, inbox: &mut Inbox, message: Message, generation: StreamGeneration) {
-        let span = span_of(self.tracer.as_ref(), &message);
+    fn sort(&self, inbox: &mut Inbox, message: &Message, generation: StreamGeneration) {
+        self.intake.took(message);
+        let span = span_of(self.tracer.as_ref(), message);
         self.pool
-            .sort(inbox, &message.subject, message.payload, generation, span);
+            .sort(inbox, &message.subject, &message.payload, generation, span);
     }
 }
 

@@ -427,7 +427,7 @@ impl JetStreamSource {
         let span = span_of(self.tracer.as_ref(), &message);
         let digest = message_digest(&message.subject, &message.payload);
         self.pool
-            .receive(&message.subject, message.payload, generation, span)
+            .receive(&message.subject, &message.payload, generation, span)
             .await;
         // After the lane has it: a snapshot's position must not run ahead of what it dumps.
         self.position.advance(sequence, Some(digest));

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use tokio::sync::watch;
 
 use crate::daemon::admin::{Latch, Readiness};
-use crate::daemon::broker::{ConnectError, ConnectionNotice, Refusal, connect_counted, follow_connection};
+use crate::daemon::broker::{
+    Buffer, ConnectError, ConnectionNotice, Intake, Refusal, connect_counted, follow_connection,
+};
 use crate::daemon::config::Transport;
 use crate::daemon::metrics::labels::Connection;
 use crate::daemon::shared::{Shared, Stage};
@@ -42,9 +44,19 @@ async fn start_core_nats(shared: &Shared) -> Result<(Stage, watch::Receiver<bool
             incidents.send_modify(|incidents| *incidents += 1);
         }
     };
-    let capacity = shared.config.events.subscription_capacity;
-    let client = connect_counted(&shared.nats, Connection::Events, "events", capacity, notice).await?;
+    let config = &shared.config.events;
+    let intake = Intake::new(config.subscription_bytes);
+    let buffer = Buffer {
+        messages_max: config.subscription_capacity,
+        intake: Some(Arc::clone(&intake)),
+    };
+    let client = connect_counted(&shared.nats, Connection::Events, "events", buffer, notice).await?;
     follow_connection(&shared.readiness, &client);
+    let stage = Stage::default();
+    let (stop, watching) = (stage.stop.clone(), Arc::clone(&intake).watch(client.clone()));
+    stage
+        .tasks
+        .spawn(async move { stop.run_until_cancelled(watching).await });
     let source = CoreNatsSource::new(
         client,
         shared.subjects.all_events(),
@@ -53,12 +65,12 @@ async fn start_core_nats(shared: &Shared) -> Result<(Stage, watch::Receiver<bool
         Notices {
             incidents: incidents_seen,
             refusals: refusals_seen,
-            buffered_max: capacity,
+            buffered_max: config.subscription_capacity,
+            intake,
             tracer: shared.tracer.clone(),
         },
         subscribed,
     );
-    let stage = Stage::default();
     let (stop, trust) = (stage.stop.clone(), Arc::clone(&shared.trust));
     stage.tasks.spawn(async move {
         let ended = source.run(stop.clone()).await;
@@ -99,7 +111,9 @@ async fn start_jetstream(shared: &Shared) -> Result<(Stage, watch::Receiver<bool
     };
     let config = &shared.config.events;
     let capacity = config.subscription_capacity;
-    let client = connect_counted(&shared.nats, Connection::Events, "events", capacity, notice).await?;
+    // A pull bounds the bytes.
+    let buffer = Buffer::of_messages(capacity);
+    let client = connect_counted(&shared.nats, Connection::Events, "events", buffer, notice).await?;
     follow_connection(&shared.readiness, &client);
     let parts = JetStreamParts {
         subject: shared.subjects.all_events(),

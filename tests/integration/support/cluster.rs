@@ -1,6 +1,5 @@
 //! Three NATS servers in one cluster, with JetStream, whose routes can be cut.
 
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 
 use async_nats::jetstream::context::GetStreamErrorKind;
@@ -10,7 +9,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::jetstream::STREAM;
 use super::proxy::{Network, Proxy};
-use super::{eventually, port_of};
+use super::{eventually, lasting_port};
 
 /// The servers of a cluster.
 pub const SERVERS: usize = 3;
@@ -33,7 +32,7 @@ struct Server {
 impl Cluster {
     /// Three servers of this binary, which have elected a leader of the stores.
     pub async fn start(binary: &Path) -> Self {
-        let ports: Vec<u16> = (0..SERVERS).map(|_| free_port()).collect();
+        let ports: Vec<u16> = (0..SERVERS).map(|_| lasting_port()).collect();
         let mut cluster = Self {
             servers: Vec::new(),
             routes: Vec::new(),
@@ -174,6 +173,7 @@ impl Server {
             "lame_duck_grace_period: \"1s\"\nlame_duck_duration: \"30s\"".to_owned(),
         ];
         let options = BrokerOptions {
+            port: Some(lasting_port()),
             config_lines,
             jetstream_directory: Some(store.path().to_owned()),
             ..BrokerOptions::default()
@@ -194,8 +194,6 @@ impl Server {
         let broker = EmbeddedBroker::start_with(&self.binary, self.options.clone())
             .await
             .unwrap();
-        // From now on it has this port.
-        self.options.port = Some(port_of(&broker));
         broker.url().clone_into(&mut self.url);
         self.broker = Some(broker);
     }
@@ -203,10 +201,4 @@ impl Server {
 
 fn name_of(number: usize) -> String {
     format!("server-{number}")
-}
-
-/// A port that nobody listens on at the moment.
-fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.local_addr().unwrap().port()
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use async_nats::jetstream;
 use kvatlas::daemon::broker::embedded::{BrokerOptions, EmbeddedBroker};
 
-use super::{eventually, old_server, port_of, server};
+use super::{eventually, lasting_port, old_server, server};
 
 /// The name of the stream in all tests: the default.
 pub const STREAM: &str = "KVATLAS_EVENTS";
@@ -29,10 +29,11 @@ pub struct Restartable {
 impl Restartable {
     pub async fn start(binary: &Path) -> Self {
         let store = tempfile::tempdir().unwrap();
-        let broker = start(binary, store.path(), None).await;
+        let port = lasting_port();
+        let broker = start(binary, store.path(), port).await;
         Self {
             binary: binary.to_owned(),
-            port: port_of(&broker),
+            port,
             store,
             broker: Some(broker),
         }
@@ -52,7 +53,7 @@ impl Restartable {
     }
 
     pub async fn restart(&mut self) {
-        self.broker = Some(start(&self.binary, self.store.path(), Some(self.port)).await);
+        self.broker = Some(start(&self.binary, self.store.path(), self.port).await);
     }
 
     /// A copy of the store, as a backup would have it. The broker must have been killed.
@@ -89,12 +90,12 @@ fn copy_folder(from: &Path, to: &Path) {
 
 /// A broker on a port of its own with a store that stays when it is dropped.
 pub async fn broker_on_store(binary: &Path, store: &Path) -> EmbeddedBroker {
-    start(binary, store, None).await
+    start(binary, store, lasting_port()).await
 }
 
-async fn start(binary: &Path, store: &Path, port: Option<u16>) -> EmbeddedBroker {
+async fn start(binary: &Path, store: &Path, port: u16) -> EmbeddedBroker {
     let options = BrokerOptions {
-        port,
+        port: Some(port),
         jetstream_directory: Some(store.to_owned()),
         ..BrokerOptions::default()
     };

@@ -16,6 +16,8 @@ pub mod way;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
 use kvatlas::daemon::Daemon;
@@ -112,9 +114,15 @@ pub async fn broker_on(port: u16) -> EmbeddedBroker {
     EmbeddedBroker::start_with(&server(), options).await.unwrap()
 }
 
-/// The port in a broker's URL.
-pub fn port_of(broker: &EmbeddedBroker) -> u16 {
-    broker.url().rsplit(':').next().unwrap().parse().unwrap()
+/// A free port for a broker that goes and comes back: below those that the system gives to connections, so that none takes it meanwhile.
+pub fn lasting_port() -> u16 {
+    static NEXT: LazyLock<AtomicU16> = LazyLock::new(|| AtomicU16::new(fastrand::u16(..)));
+    loop {
+        let port = 10_000 + NEXT.fetch_add(1, Ordering::Relaxed) % 22_000;
+        if std::net::TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
 }
 
 /// A configuration for tests: the defaults, a free admin port, and `settings` on top.

@@ -375,6 +375,9 @@ impl Tally {
     /// Prints the scenario's line, and fails the test when a reply was wrong.
     pub fn report(&self, scenario: &str) {
         println!("{scenario}: {self}");
+        for example in &self.blind_examples {
+            println!("  blind: {example}");
+        }
         assert_eq!(
             self.wrong, 0,
             "{scenario}: answers were wrong: {:#?}",

@@ -146,7 +146,11 @@ impl KnownChunks {
     pub(crate) fn prefetch(&self, digest: Digest, guard: &Guard) -> usize {
         let lines = self.table(guard);
         let place = self.place(digest, lines.len());
-        lines.get(place..place + WAYS).into_iter().flatten().for_each(prefetch);
+        lines
+            .get(place..place + WAYS)
+            .into_iter()
+            .flatten()
+            .for_each(prefetch);
         place
     }
 
@@ -347,8 +351,7 @@ mod tests {
                     "{number} of {blocks}"
                 );
             }
-            let kept =
-                (0..1000).filter_map(|number| find(&known, digest(number), guard).zip(Some(number)));
+            let kept = (0..1000).filter_map(|number| find(&known, digest(number), guard).zip(Some(number)));
             let kept = kept
                 .inspect(|(found, number)| assert_eq!(*found, chunk(*number)))
                 .count() as u64;

@@ -35,6 +35,8 @@ pub(crate) struct Run {
     /// Position of the first block.
     pub(super) start: AtomicU32,
     pub(super) len: AtomicU32,
+    /// Hash of the last block, or the fragment of it that is known. It changes before the length does.
+    pub(super) last: AtomicU64,
     /// Fingerprints, then hashes.
     pub(super) column: Words,
     pub(super) entries: [AtomicU64; INLINE_ENTRIES],
@@ -175,6 +177,7 @@ impl Run {
             first: AtomicU64::new(0),
             start: AtomicU32::new(0),
             len: AtomicU32::new(0),
+            last: AtomicU64::new(0),
             column: Words::new(),
             entries: [const { AtomicU64::new(0) }; INLINE_ENTRIES],
             more: Words::new(),
@@ -204,6 +207,12 @@ impl Run {
     #[inline]
     pub(crate) fn len(&self) -> u16 {
         u16::try_from(self.len.load(Ordering::Acquire)).unwrap_or(0)
+    }
+
+    /// Hash of the last block, or the fragment of it that is known: about as old as [`Self::len`].
+    #[inline]
+    pub(crate) fn last(&self) -> u64 {
+        self.last.load(Ordering::Acquire)
     }
 
     /// The block that it follows.

@@ -275,6 +275,9 @@ impl<'s> RunWriter<'s> {
             if offset == 0 {
                 run.first.store(hash.0, Ordering::Release);
             }
+            if offset + 1 == usize::from(run.len()) {
+                run.last.store(hash.0, Ordering::Release);
+            }
             if let Some(word) = short.get(offset / 64) {
                 word.fetch_and(!(1 << (offset % 64)), Ordering::AcqRel);
             }
@@ -365,6 +368,8 @@ impl<'s> RunWriter<'s> {
             self.set_print(run, chunk);
         }
         run.tops.store(0, Ordering::Relaxed);
+        run.last
+            .store(column.hash(end.saturating_sub(1)), Ordering::Release);
         run.len.store(u32::try_from(end).unwrap_or(0), Ordering::Release);
         self.store.change_usage(i64::try_from(count).unwrap_or(0), bytes);
         self.state.unplaced += count as u64;
@@ -473,6 +478,10 @@ impl<'s> RunWriter<'s> {
         run.placed.store(still_placed, Ordering::Relaxed);
         let unplaced = |len: u16, placed: u32| u64::from(u32::from(len) - placed);
         let (before, after) = (unplaced(len, placed), unplaced(kept, still_placed));
+        if let Some(last) = kept.checked_sub(1) {
+            let last = run.column(&self.guard).hash(usize::from(last));
+            run.last.store(last, Ordering::Release);
+        }
         run.len.store(u32::from(kept), Ordering::Release);
         self.store.change_usage(i64::from(kept) - i64::from(len), 0);
         self.state.unplaced -= before - after;

@@ -245,10 +245,10 @@ impl<'f, 'q, 'g: 'f, S: SlotBits> Finder<'f, 'q, 'g, S> {
                 run.touch(tick);
             }
             point();
-            let column = run.column(self.guard);
-            point();
-            let len = usize::from(run.len()).min(column.capacity());
-            let agreed = self.agreement(column, start, len);
+            let agreed = match self.whole_agreement(run, start) {
+                Some(agreed) => agreed,
+                None => self.agreement(run, start),
+            };
             if agreed == 0 {
                 break;
             }
@@ -345,8 +345,23 @@ impl<'f, 'q, 'g: 'f, S: SlotBits> Finder<'f, 'q, 'g, S> {
         self.dropped.clear();
     }
 
-    /// How many of the first `len` blocks of a run the query has from `start` on.
-    fn agreement(&mut self, column: Column<'_>, start: usize, len: usize) -> usize {
+    /// How many blocks a run has, where each hash names all before it and the query has the last one in its place.
+    #[inline]
+    fn whole_agreement(&mut self, run: &Run, start: usize) -> Option<usize> {
+        if !self.is_chain || self.chain.is_rolled() {
+            return None;
+        }
+        let len = usize::from(run.len());
+        point();
+        let last = start + len.checked_sub(1)?;
+        (last < self.chain.len() && self.chain.hash(last, None) == run.last()).then_some(len)
+    }
+
+    /// How many of a run's blocks, from its first, the query has from `start` on.
+    fn agreement(&mut self, run: &Run, start: usize) -> usize {
+        let column = run.column(self.guard);
+        point();
+        let len = usize::from(run.len()).min(column.capacity());
         let len = len.min(self.chain.len() - start);
         if self.is_chain && !self.chain.is_rolled() {
             self.last_agreement(column, start, len)

@@ -1,5 +1,6 @@
 //! Indexes that are too small for what their holders have.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use crate::hash::{BlockSize, SequenceHash};
@@ -11,7 +12,7 @@ use super::api::{
 };
 use super::operation::{Operation, Shape};
 use super::oracle::Oracle;
-use super::world::{BLOCK_SIZE, Path, World};
+use super::world::{BLOCK_SIZE, Path, PlainKey, World};
 use crate::index::usage::Usage;
 use kvatlas_lab::random::{Random, setting};
 
@@ -231,6 +232,9 @@ const PARKING: ParkingLimits = ParkingLimits {
 impl Churn {
     fn new(shape: Shape, blocks_max: u64, random: &mut Random) -> Self {
         let world = World::new(random, shape.paths, shape.depth_max, shape.alphabet);
+        // Whatever the world is, it is larger than the bound.
+        let distinct: HashSet<PlainKey> = world.paths.iter().flat_map(|path| path.keys.clone()).collect();
+        let blocks_max = blocks_max.min(distinct.len() as u64 / 2);
         let index = Self::index(&shape, blocks_max);
         let ids = (0..shape.workers).map(|worker| HolderId {
             worker: WorkerName::new(&format!("worker-{worker}")).unwrap(),

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use crate::hash::BlockSize;
 use crate::index::hook;
-use crate::wire::{HolderId, WorkerName};
+use crate::wire::{Event, HolderId, Tier, WorkerName};
 
 use super::api::{Hashing, HolderWriter, IndexLimits, NamespaceSettings, PositionalIndexer, Search};
 use super::operation::{Operation, Shape};
@@ -39,6 +39,33 @@ fn holders(index: &PositionalIndexer) -> Vec<Holder> {
         }
     };
     (0..3).map(holder).collect()
+}
+
+/// What is to happen within one search.
+struct Script {
+    random: Random,
+    held: Rc<RefCell<Vec<Holder>>>,
+    left: Vec<(usize, Tier, Event)>,
+    path: Path,
+    /// How much of the path each holder has, before the first step and after each.
+    seen: Rc<RefCell<Vec<Vec<usize>>>>,
+}
+
+/// Lets the steps that are left happen, each at some point after the one before.
+fn interleave(mut script: Script) {
+    let Some((holder, tier, event)) = script.left.pop() else {
+        return;
+    };
+    hook::tests::set(script.random.below(16), move || {
+        {
+            let Holder { writer, oracle } = &mut script.held.borrow_mut()[holder];
+            oracle.apply(&event, tier);
+            writer.apply(event, tier, 0);
+        }
+        let now = depths(&script.held.borrow(), &script.path);
+        script.seen.borrow_mut().push(now);
+        interleave(script);
+    });
 }
 
 fn depths(holders: &[Holder], path: &Path) -> Vec<usize> {
@@ -88,4 +115,52 @@ fn an_answer_is_of_before_a_step_or_of_after_it() {
         }
     }
     assert!(happened > operations / 10, "{happened} of {operations}");
+}
+
+#[test]
+fn an_answer_is_of_one_instant_among_several_steps() {
+    let operations = setting("KVATLAS_TEST_OPERATIONS", 200_000) / 8;
+    let seed = setting("KVATLAS_TEST_SEED", 12);
+    eprintln!("KVATLAS_TEST_SEED={seed} replays this run of {operations} operations");
+    let mut random = Random::new(seed);
+    let world = World::new(&mut random, SHAPE.paths, SHAPE.depth_max, SHAPE.alphabet);
+    let settings = NamespaceSettings {
+        block_size: BlockSize::new(BLOCK_SIZE).unwrap(),
+        ..NamespaceSettings::default()
+    };
+    let index = PositionalIndexer::new(settings, IndexLimits::default());
+    let held = Rc::new(RefCell::new(holders(&index)));
+    let mut several = 0_u64;
+    for _ in 0..operations {
+        // So few that no search has to wait for the holder whose step is made within it.
+        let steps = (0..3).filter_map(|_| match Operation::random(&mut random, &SHAPE, &world) {
+            Operation::Apply { holder, tier, event } => Some((holder, tier, event)),
+            _ => None,
+        });
+        let steps: Vec<_> = steps.collect();
+        let path = &world.paths[random.below(SHAPE.paths)];
+        let query = &path.queries()[random.below(4)];
+        let seen = Rc::new(RefCell::new(vec![depths(&held.borrow(), path)]));
+        interleave(Script {
+            random: Random::new(random.next()),
+            held: Rc::clone(&held),
+            left: steps,
+            path: path.clone(),
+            seen: Rc::clone(&seen),
+        });
+        let matches = index.find_matches(query, Search::default()).unwrap();
+        hook::tests::clear();
+        several += u64::from(seen.borrow().len() > 2);
+        for rank in 0..3 {
+            let found = matches.holders().find(|found| found.holder.id.rank == rank);
+            let found = found.map_or(0, |found| found.matched_blocks as usize);
+            let seen = seen.borrow();
+            let mut states = seen.iter().map(|depths| depths[rank as usize]);
+            assert!(
+                states.any(|depth| depth == found),
+                "{found} of {rank} in {seen:?}"
+            );
+        }
+    }
+    assert!(several > operations / 10, "{several} of {operations}");
 }

@@ -49,6 +49,22 @@ fn a_batch_whose_reply_cannot_be_sent_is_given_up() {
 }
 
 #[test]
+fn the_length_of_a_status_is_known_before_it_is_made() {
+    let answerer = answerer();
+    let namespace = answerer.namespace(&NamespaceName::new("n").unwrap()).unwrap();
+    for number in 2..500 {
+        let worker = WorkerName::new(&format!("worker-{number}")).unwrap();
+        let id = HolderId { worker, rank: 0 };
+        let _ = namespace.indexer.register(&id).unwrap();
+    }
+    let subject = "kvatlas.v1.status.n";
+    let made = answerer.answer_status(subject, 0).unwrap().payload.len();
+    let known = answerer.status_bytes(subject);
+    assert!((made / 2..=made * 2).contains(&known), "{known}, {made}");
+    assert_eq!(answerer.status_bytes("kvatlas.v1.status.nobody"), 0);
+}
+
+#[test]
 fn chosen_blocks_are_answered_with_bounds() {
     let answerer = answerer();
     let namespace = answerer.namespace(&NamespaceName::new("n").unwrap()).unwrap();

@@ -1,0 +1,95 @@
+//! A bound in bytes on what a connection has received and the daemon has not taken.
+//!
+//! The client library buffers the messages of a subscription. It bounds how many they are, not how large. The daemon takes them without
+//! waiting, so few are there. But who publishes faster than a busy machine takes could fill the memory.
+//!
+//! Beyond the bound the connection ends. What is lost then is noticed as with any other break. The next connection logs in when half of the
+//! bound has room again: until then the server has nobody to send to.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use async_nats::{Client, Message, Statistics};
+
+/// How often to look how much waits. What comes within that time can be too much.
+const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+/// What the server sends with a message beside subjects, headers and payload: at most this, so that nothing taken seems to wait.
+const MESSAGE_OVERHEAD_BYTES: u64 = 40;
+
+/// What has been received on a connection and not been taken.
+#[derive(Debug)]
+pub(crate) struct Intake {
+    bytes_max: u64,
+    /// The connection's; none before it is made.
+    statistics: OnceLock<Arc<Statistics>>,
+    taken: AtomicU64,
+}
+
+impl Intake {
+    /// Bounds what waits to about `bytes_max`.
+    pub(crate) fn new(bytes_max: usize) -> Arc<Self> {
+        Arc::new(Self {
+            bytes_max: bytes_max as u64,
+            statistics: OnceLock::new(),
+            taken: AtomicU64::new(0),
+        })
+    }
+
+    /// Counts what `client` receives. Only the first call counts.
+    pub(super) fn count(&self, client: &Client) {
+        self.statistics.get_or_init(|| client.statistics());
+    }
+
+    /// Bytes that have been received in all.
+    pub(crate) fn received(&self) -> u64 {
+        let statistics = self.statistics.get();
+        statistics.map_or(0, |statistics| statistics.in_bytes.load(Ordering::Relaxed))
+    }
+
+    /// A message has been taken. To be called by one task only, as [`Self::took_all`].
+    pub(crate) fn took(&self, message: &Message) {
+        let taken = self.taken.load(Ordering::Relaxed) + message.length as u64 + MESSAGE_OVERHEAD_BYTES;
+        self.taken.store(taken.min(self.received()), Ordering::Relaxed);
+    }
+
+    /// Nothing waited when [`Self::received`] was this, or later.
+    pub(crate) fn took_all(&self, received: u64) {
+        self.taken.store(received, Ordering::Relaxed);
+    }
+
+    /// Bytes that wait to be taken, about.
+    pub(crate) fn waiting(&self) -> u64 {
+        let taken = self.taken.load(Ordering::Relaxed);
+        self.received().saturating_sub(taken)
+    }
+
+    /// Waits until half of the bound has room.
+    pub(super) async fn room(&self) {
+        while self.waiting() > self.bytes_max / 2 {
+            tokio::time::sleep(LOOK_INTERVAL).await;
+        }
+    }
+
+    /// Ends the connection of `client` whenever too much waits, until the client is closed. It must have been made with this bound.
+    pub(crate) async fn watch(self: Arc<Self>, client: Client) {
+        loop {
+            tokio::time::sleep(LOOK_INTERVAL).await;
+            let waiting = self.waiting();
+            if waiting <= self.bytes_max {
+                continue;
+            }
+            tracing::warn!(
+                waiting,
+                "more bytes than events.subscription_bytes have been received and not taken; the connection ends until half of them have been"
+            );
+            if client.force_reconnect().await.is_err() {
+                return;
+            }
+            self.room().await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
