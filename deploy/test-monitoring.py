@@ -118,6 +118,8 @@ def run(stack: Stack) -> None:
     stack.up()
     for name in ("kvatlas-1", "kvatlas-2", "gateway"):
         stack.wait_healthy(name)
+    # It has no health check, and is started last.
+    wait_until("Prometheus", lambda: get(stack.url("prometheus", 9090, "/-/ready"))[0] == 200)
     wait_until("the fleet's blocks", lambda: '"distinct_blocks":' in get(stack.url("kvatlas-1", 9464, "/index"))[1])
     started = time.monotonic()
     empty = queries()
