@@ -1,7 +1,7 @@
 //! Following one publisher: what connections, gaps and restarts mean. The task around it decides when to connect and when to give up.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kvatlas_client::Backoff;
 use kvatlas_client::publish::PublisherError;
@@ -92,6 +92,10 @@ pub(super) struct Follower {
     options: FollowOptions,
     /// Whether the batches of this connection continue what has been applied. After a reconnect that has to be shown.
     is_verified: bool,
+    /// When this task was last seen to run.
+    awake_at: Instant,
+    /// How often it has stood still.
+    pauses: u64,
 }
 
 impl Follower {
@@ -103,6 +107,8 @@ impl Follower {
             replay: None,
             options,
             is_verified: false,
+            awake_at: Instant::now(),
+            pauses: 0,
         }
     }
 
@@ -125,10 +131,24 @@ impl Follower {
         self.continuity.reconnect();
         self.is_verified = false;
         self.replay = None;
+        // It is out of sight until now.
+        self.awake_at = Instant::now();
         if self.can_ask() {
             return self.verify().await;
         }
         Ok(())
+    }
+
+    /// To be called whenever this task has waited, before it publishes anything. Where it has waited for too long, it has read nothing
+    /// meanwhile: the engine is out of sight until a look that begins after this. Returns whether it was so.
+    pub(super) async fn awake(&mut self) -> Result<bool, FollowError> {
+        let has_paused = self.awake_at.elapsed() >= self.options.look_interval_max();
+        self.awake_at = Instant::now();
+        if has_paused {
+            self.pauses += 1;
+            self.lost().await?;
+        }
+        Ok(has_paused)
     }
 
     /// The connection broke, or the engine is silent.
@@ -150,6 +170,7 @@ impl Follower {
 
     /// Asks the replay socket for what has been missed, and whether the process is still the same.
     pub(super) async fn verify(&mut self) -> Result<(), FollowError> {
+        let pauses = self.pauses;
         match self.ask().await? {
             Verified::Whole | Verified::Torn => {}
             // The bridge is so far behind that only the connection can give it what it lacks. Another look shows when it has.
@@ -162,6 +183,10 @@ impl Follower {
             }
         }
         self.is_verified = true;
+        if self.pauses != pauses {
+            // What was asked then is no news now.
+            return Ok(());
+        }
         Ok(self.relay.seen(self.options.look_interval_max()).await?)
     }
 
@@ -194,7 +219,9 @@ impl Follower {
         let mut is_first = true;
         let mut verified = Verified::Whole;
         loop {
-            let Numbered { seq, payload } = match replay.next().await? {
+            let message = replay.next().await?;
+            self.awake().await?;
+            let Numbered { seq, payload } = match message {
                 ReplayMessage::End => break,
                 ReplayMessage::Batch(numbered) => numbered,
             };

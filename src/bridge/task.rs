@@ -96,15 +96,13 @@ impl EngineTask {
         poll.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         // The first tick is due at once: it shows what was published before the engine knew of the subscription.
         loop {
-            let waits_since = Instant::now();
             let published = tokio::select! {
                 biased;
                 numbered = subscription.next() => Some(numbered?),
                 _ = poll.tick() => None,
             };
             // A tick is due all the time.
-            if waits_since.elapsed() >= self.options.look_interval_max() {
-                self.follower.lost().await?;
+            if self.follower.awake().await? {
                 poll.reset_immediately();
             }
             match published {
