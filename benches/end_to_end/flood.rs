@@ -66,49 +66,25 @@ struct Form {
 }
 
 const FORMS: [Form; 7] = [
-    Form {
-        name: "500/s of 1 MB",
-        door: Door::Open,
-        rate: 500,
-        payload: || batch(8),
-    },
-    Form {
-        name: "200/s of 0.5 MB",
-        door: Door::Open,
-        rate: 200,
-        payload: || batch(4),
-    },
-    Form {
-        name: "500/s of 1 MB, too deep",
-        door: Door::Open,
-        rate: 500,
-        payload: too_deep,
-    },
-    Form {
-        name: "500/s of 1 MB, garbage",
-        door: Door::Open,
-        rate: 500,
-        payload: || vec![0xc1; 1 << 20].into(),
-    },
-    Form {
-        name: "500/s of 1 MB, limited",
-        door: Door::Shut,
-        rate: 500,
-        payload: || batch(8),
-    },
-    Form {
-        name: "500/s of 128 kB, limited",
-        door: Door::Limited,
-        rate: 500,
-        payload: || batch(1),
-    },
-    Form {
-        name: "4000/s of 128 kB, limited",
-        door: Door::Limited,
-        rate: 4000,
-        payload: || batch(1),
-    },
+    form("500/s of 1 MB", Door::Open, 500, || batch(8)),
+    form("200/s of 0.5 MB", Door::Open, 200, || batch(4)),
+    form("500/s of 1 MB, too deep", Door::Open, 500, too_deep),
+    form("500/s of 1 MB, garbage", Door::Open, 500, || {
+        vec![0xc1; 1 << 20].into()
+    }),
+    form("500/s of 1 MB, limited", Door::Shut, 500, || batch(8)),
+    form("500/s of 128 kB, limited", Door::Limited, 500, || batch(1)),
+    form("4000/s of 128 kB, limited", Door::Limited, 4000, || batch(1)),
 ];
+
+const fn form(name: &'static str, door: Door, rate: u32, payload: fn() -> Bytes) -> Form {
+    Form {
+        name,
+        door,
+        rate,
+        payload,
+    }
+}
 
 fn chain(blocks: u64) -> SingleQuery {
     SingleQuery::new(QueryKey::SequenceHashes((1..=blocks).map(SequenceHash).collect()))

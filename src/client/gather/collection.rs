@@ -13,8 +13,10 @@ const REPLIES_MAX: usize = 4 * SHARDS_MAX as usize;
 pub(super) struct Collection<T> {
     /// By the number of shards, then by the shard's index.
     divisions: BTreeMap<u32, BTreeMap<u32, T>>,
-    /// Replies that still may be kept, and their bytes.
-    room: (usize, usize),
+    /// Replies that still may be kept.
+    replies_left: usize,
+    /// Their bytes.
+    bytes_left: usize,
 }
 
 /// The replies of one division of the workers.
@@ -31,7 +33,8 @@ impl<T> Collection<T> {
     pub(super) fn within(bytes_max: usize) -> Self {
         Self {
             divisions: BTreeMap::new(),
-            room: (REPLIES_MAX, bytes_max),
+            replies_left: REPLIES_MAX,
+            bytes_left: bytes_max,
         }
     }
 
@@ -40,11 +43,11 @@ impl<T> Collection<T> {
     pub(super) fn add(&mut self, shard: Shard, reply: T, bytes: usize) -> bool {
         let replies = self.divisions.entry(shard.count()).or_default();
         if let Entry::Vacant(place) = replies.entry(shard.index()) {
-            let (Some(count), Some(bytes)) = (self.room.0.checked_sub(1), self.room.1.checked_sub(bytes))
-            else {
+            if self.replies_left == 0 || self.bytes_left < bytes {
                 return true;
-            };
-            self.room = (count, bytes);
+            }
+            self.replies_left -= 1;
+            self.bytes_left -= bytes;
             place.insert(reply);
         }
         u32::try_from(replies.len()).is_ok_and(|answered| answered == shard.count())

@@ -145,8 +145,8 @@ impl HolderWriter {
         }
     }
 
-    /// The holder's slot and tier, and how often it has been reshaped, where it has every block with all that come before it, in one
-    /// tier, by its sequence hash; none where it is not so, or it has nothing.
+    /// The slot and tier of a regular holder, and how often it has been reshaped. A holder is regular where all its blocks lie in one tier,
+    /// are known by their sequence hashes, and have all that come before them. None for another one, or an empty one.
     pub(in crate::index) fn regular(&mut self) -> Option<(HolderSlot, Tier, u64)> {
         // Makes up for what has been evicted.
         self.change(&mut Applied::default(), false, |_| {});

@@ -5,7 +5,7 @@
 //!
 //! - A map is cut into segments by the highest bits of the tag; the others give the bucket within the segment.
 //! - A bucket is a cache line of 8 slots. A slot lies in its tag's home bucket, or behind it where all from there on are full. So a search
-//!   ends at the first bucket with room, and a removal from a full bucket looks whether a later slot may now come nearer to its home.
+//!   ends at the first bucket with room. After a removal from a full bucket, a later slot may come nearer to its home.
 //! - A segment grows by three quarters; beyond [`SEGMENT_MAX`] buckets it is cut in two. So no step takes long.
 //!
 //! A bucket is looked at as a whole, without a branch for each slot: what cannot be predicted costs more than what is not needed.

@@ -75,19 +75,48 @@ fn depths(holders: &[Holder], path: &Path) -> Vec<usize> {
         .collect()
 }
 
+/// What a test begins with.
+struct Run {
+    operations: u64,
+    random: Random,
+    world: World,
+    index: PositionalIndexer,
+    held: Rc<RefCell<Vec<Holder>>>,
+}
+
+impl Run {
+    /// One part in `parts` of the operations that are set; `seed` unless another one is set.
+    fn begin(parts: u64, seed: u64) -> Self {
+        let operations = setting("KVATLAS_TEST_OPERATIONS", 200_000) / parts;
+        let seed = setting("KVATLAS_TEST_SEED", seed);
+        eprintln!("KVATLAS_TEST_SEED={seed} replays this run of {operations} operations");
+        let mut random = Random::new(seed);
+        let world = World::new(&mut random, SHAPE.paths, SHAPE.depth_max, SHAPE.alphabet);
+        let settings = NamespaceSettings {
+            block_size: BlockSize::new(BLOCK_SIZE).unwrap(),
+            ..NamespaceSettings::default()
+        };
+        let index = PositionalIndexer::new(settings, IndexLimits::default());
+        let held = Rc::new(RefCell::new(holders(&index)));
+        Self {
+            operations,
+            random,
+            world,
+            index,
+            held,
+        }
+    }
+}
+
 #[test]
 fn an_answer_is_of_before_a_step_or_of_after_it() {
-    let operations = setting("KVATLAS_TEST_OPERATIONS", 200_000) / 4;
-    let seed = setting("KVATLAS_TEST_SEED", 11);
-    eprintln!("KVATLAS_TEST_SEED={seed} replays this run of {operations} operations");
-    let mut random = Random::new(seed);
-    let world = World::new(&mut random, SHAPE.paths, SHAPE.depth_max, SHAPE.alphabet);
-    let settings = NamespaceSettings {
-        block_size: BlockSize::new(BLOCK_SIZE).unwrap(),
-        ..NamespaceSettings::default()
-    };
-    let index = PositionalIndexer::new(settings, IndexLimits::default());
-    let held = Rc::new(RefCell::new(holders(&index)));
+    let Run {
+        operations,
+        mut random,
+        world,
+        index,
+        held,
+    } = Run::begin(4, 11);
     let mut happened = 0_u64;
     for _ in 0..operations {
         let Operation::Apply { holder, tier, event } = Operation::random(&mut random, &SHAPE, &world) else {
@@ -119,17 +148,13 @@ fn an_answer_is_of_before_a_step_or_of_after_it() {
 
 #[test]
 fn an_answer_is_of_one_instant_among_several_steps() {
-    let operations = setting("KVATLAS_TEST_OPERATIONS", 200_000) / 8;
-    let seed = setting("KVATLAS_TEST_SEED", 12);
-    eprintln!("KVATLAS_TEST_SEED={seed} replays this run of {operations} operations");
-    let mut random = Random::new(seed);
-    let world = World::new(&mut random, SHAPE.paths, SHAPE.depth_max, SHAPE.alphabet);
-    let settings = NamespaceSettings {
-        block_size: BlockSize::new(BLOCK_SIZE).unwrap(),
-        ..NamespaceSettings::default()
-    };
-    let index = PositionalIndexer::new(settings, IndexLimits::default());
-    let held = Rc::new(RefCell::new(holders(&index)));
+    let Run {
+        operations,
+        mut random,
+        world,
+        index,
+        held,
+    } = Run::begin(8, 12);
     let mut several = 0_u64;
     for _ in 0..operations {
         // So few that no search has to wait for the holder whose step is made within it.
