@@ -18,7 +18,8 @@ use kvatlas_core::wire::{
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::support::jetstream::{JETSTREAM, Restartable, broker_on_store, kept};
-use crate::support::process::{Process, kvatlas};
+use crate::support::metrics::counter;
+use crate::support::process::{Process, kvatlas, memory_peak};
 use crate::support::publisher::Publisher;
 use crate::support::{
     Client, PATIENCE, broker, config, daemon, engine, eventually, hashes, matches, namespace, reasons,
@@ -70,22 +71,13 @@ impl Engine {
         cursor: BatchCursor,
         batches: &[EventBatch],
     ) {
-        let chunk = ResyncChunk {
-            rank: 0,
-            cursor,
-            kind,
-            number: 0,
-            is_last: true,
-            time_us: None,
-            recomputed_block_size: None,
-            batches: batches.iter().map(EventBatch::encode).collect(),
-        };
+        self.reply(to, chunk(kind, cursor, batches).encode()).await;
+    }
+
+    /// Any payload as a part of an answer.
+    async fn reply(&self, to: &Message, payload: Vec<u8>) {
         let reply = to.reply.clone().unwrap();
-        self.client
-            .nats
-            .publish(reply, chunk.encode().into())
-            .await
-            .unwrap();
+        self.client.nats.publish(reply, payload.into()).await.unwrap();
         self.client.nats.flush().await.unwrap();
     }
 
@@ -100,6 +92,20 @@ impl Engine {
             reasons(&holder).contains(&reason).then_some(())
         })
         .await;
+    }
+}
+
+/// The only chunk of an answer.
+fn chunk(kind: ResyncAnswerKind, cursor: BatchCursor, batches: &[EventBatch]) -> ResyncChunk {
+    ResyncChunk {
+        rank: 0,
+        cursor,
+        kind,
+        number: 0,
+        is_last: true,
+        time_us: None,
+        recomputed_block_size: None,
+        batches: batches.iter().map(EventBatch::encode).collect(),
     }
 }
 
@@ -576,4 +582,52 @@ async fn a_suspended_publisher_is_stale_and_comes_back_exact() {
     drop(lines);
     process.wait().unwrap();
     daemon.stop().await;
+}
+
+/// A publisher that is silent at first loses its slot. What it sends before it has one again waits in the daemon.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_without_end_that_waits_for_a_slot_takes_no_memory_beyond_the_bound() {
+    const ENDLESS: usize = 500;
+    let broker = broker().await;
+    let settings = [
+        ("resync.concurrency", "1"),
+        ("resync.max_answer_bytes", "4 MiB"),
+        ("resync.timeout_ms", "600000"),
+    ];
+    let process = Process::serve(broker.url(), &settings);
+    let mut endless = Engine::begin(broker.url(), "endless").await;
+    let mut slow = Engine::begin(broker.url(), "slow").await;
+    // The daemon hears of both in the middle of an epoch, and asks.
+    endless.say(at(2), None, vec![]).await;
+    let (_, question) = endless.asked().await;
+    slow.say(at(2), None, vec![]).await;
+    // Asked only when the other has lost the one slot. It begins its answer at once, and keeps the slot.
+    let (_, slowly) = slow.asked().await;
+    let last = ResyncChunk {
+        number: 1,
+        ..chunk(ResyncAnswerKind::Full, at(2), &[])
+    };
+    let first = ResyncChunk {
+        number: 0,
+        is_last: false,
+        ..last.clone()
+    };
+    slow.reply(&slowly, first.encode()).await;
+
+    for _ in 0..ENDLESS {
+        endless.reply(&question, vec![0xC1; 1_000_000]).await;
+    }
+    round_trip(&endless.client.nats, PATIENCE).await.unwrap();
+    slow.reply(&slowly, last.encode()).await;
+    slow.client.exact("slow", 0).await;
+    // What waits for the slot is the endless answer, or its beginning.
+    let failed = "kvatlas_resyncs_failed_total{namespace=\"llama\",reason=\"undecodable\"}";
+    eventually("the answer without end is refused", async || {
+        (counter(&process, failed) > 0).then_some(())
+    })
+    .await;
+    match memory_peak(process.pid()) {
+        Some(peak) => assert!(peak < 250 << 20, "{} MiB", peak >> 20),
+        None => crate::support::skipped("this system does not say how much memory a process has had"),
+    }
 }

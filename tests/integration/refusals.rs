@@ -1,10 +1,12 @@
 //! Rights that the NATS server takes away from the daemon while it runs, or does not give it at first.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use kvatlas::daemon::Daemon;
 use kvatlas::daemon::broker::embedded::{BrokerOptions, EmbeddedBroker};
 use kvatlas_client::QueryClient;
+use kvatlas_client::publish::PublisherOptions;
 use kvatlas_core::wire::{BatchCursor, Tier};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -12,17 +14,18 @@ use serde_json::Value;
 use crate::support::jetstream::JETSTREAM;
 use crate::support::publisher::Publisher;
 use crate::support::{
-    Client, PATIENCE, config, eventually, hashes, http_get, matches, reasons, server, stored, stored_after,
-    subjects,
+    Client, PATIENCE, config, engine, eventually, hashes, http_get, matches, namespace, reasons, server,
+    stored, stored_after, subjects, worker,
 };
 
 const GPU: &str = "gpu-0";
 /// What the daemon needs, each with a name for [`Scene::without`].
-const SUBSCRIPTIONS: [&str; 4] = [
+const SUBSCRIPTIONS: [&str; 5] = [
     "kvatlas.v1.events.>",
     "kvatlas.v1.query.>",
     "kvatlas.v1.status.>",
     "kvatlas.v1.roster.>",
+    "_INBOX.>",
 ];
 const MESSAGES: [&str; 3] = ["kvatlas.v1.resync.>", "kvatlas.v1.roster.>", "$JS.API.>"];
 
@@ -86,7 +89,7 @@ fn write_rights(path: &std::path::Path, missing: &[&str]) {
         "authorization {{ users: [\n\
          {{ user: anybody, password: secret }}\n\
          {{ user: daemon, password: secret, permissions: {{\n\
-           subscribe: {{ allow: [{}, \"_INBOX.>\"] }}\n\
+           subscribe: {{ allow: [{}] }}\n\
            publish: {{ allow: [{}, \"_INBOX.>\"] }}\n\
          }} }}\n] }}\n",
         list(&SUBSCRIPTIONS),
@@ -95,11 +98,14 @@ fn write_rights(path: &std::path::Path, missing: &[&str]) {
     std::fs::write(path, text).unwrap();
 }
 
-async fn is_ready(daemon: &Daemon) -> (bool, String) {
+async fn daemon_page(daemon: &Daemon, path: &'static str) -> (u16, String) {
     let address = daemon.admin_address().unwrap();
-    let (code, body) = tokio::task::spawn_blocking(move || http_get(address, "/readyz"))
-        .await
-        .unwrap();
+    let asking = tokio::task::spawn_blocking(move || http_get(address, path));
+    asking.await.unwrap()
+}
+
+async fn is_ready(daemon: &Daemon) -> (bool, String) {
+    let (code, body) = daemon_page(daemon, "/readyz").await;
     (code == 200, body)
 }
 
@@ -222,5 +228,45 @@ async fn a_stream_that_may_no_longer_be_asked_for_makes_nobody_exact_until_it_ma
         (holder.exact && holder.blocks == blocks).then_some(())
     })
     .await;
+    daemon.stop().await;
+}
+
+/// The answers of all publishers come on one subscription.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_daemon_that_may_not_hear_answers_asks_again_until_it_may() {
+    let scene = Scene::without(&[]).await;
+    let daemon = scene.daemon(&[]).await;
+    becomes_ready(&daemon).await;
+    let client = scene.client().await;
+    let options = PublisherOptions {
+        heartbeat_interval: Duration::from_millis(50),
+        ..PublisherOptions::default()
+    };
+    let _publisher = engine(client.nats.clone(), &subjects(), GPU, options).await;
+    client.exact(GPU, 0).await;
+
+    let count = async |series: &str| {
+        let page = daemon_page(&daemon, "/metrics").await.1;
+        let value = page.lines().find_map(|line| line.strip_prefix(series));
+        value.map_or(0, |value| value.trim().parse::<u64>().unwrap())
+    };
+    scene.reload_without(&["_INBOX.>"]);
+    eventually("the subscription is refused", async || {
+        let refused = "kvatlas_connection_events_total{connection=\"resync\",event=\"refused\"}";
+        (count(refused).await > 0).then_some(())
+    })
+    .await;
+    scene.reload_without(&[]);
+
+    let succeeded = "kvatlas_resyncs_succeeded_total{namespace=\"llama\"}";
+    let before = count(succeeded).await;
+    let subject = subjects().events(&namespace(), &worker(GPU));
+    client.nats.publish(subject, "garbage".into()).await.unwrap();
+    eventually(
+        "the publisher was asked for what could not be read, and heard",
+        async || (count(succeeded).await > before).then_some(()),
+    )
+    .await;
+    client.exact(GPU, 0).await;
     daemon.stop().await;
 }

@@ -108,7 +108,7 @@ tables! {
         lane_queue_bytes: usize = "64 MiB", bytes(64 * KIB, 4 * GIB);
         /// Messages in the NATS client's buffer in front of the lanes' queues, at most; it is emptied without waiting.
         subscription_capacity: usize = "8192", integer(16, 16_777_216);
-        /// Bytes that a connection for events of core NATS, or for queries, may have received and not handed on, about; beyond it the connection ends, and another one is made when half of them are handed on.
+        /// Bytes that a connection for events of core NATS, for queries or for answers of publishers may have received and not handed on, about; beyond it the connection ends, and another one is made when half of them are handed on.
         subscription_bytes: usize = "64 MiB", bytes(4 * MIB, 4 * GIB);
         /// Age of the oldest event that waits, in milliseconds, beyond which the holders concerned are degraded as behind; 0 is never.
         behind_after as behind_after_ms: Option<Duration> = "250", milliseconds_or_never(3_600_000);

@@ -3,8 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use async_nats::{Client, StatusCode};
-use futures_util::StreamExt;
+use async_nats::Client;
 
 use crate::daemon::config::Config;
 use crate::daemon::lanes::{HolderKey, LanePool, ResyncAnswer, ResyncBegun, ResyncOutcome, epoch_max};
@@ -12,8 +11,9 @@ use crate::daemon::metrics::ResyncMetrics;
 use crate::daemon::metrics::labels::ResyncFailure;
 use kvatlas_client::Backoff;
 use kvatlas_core::index::{Hashing, Namespaces, StreamGeneration, StreamTrust};
-use kvatlas_core::wire::{ERROR_CODE_HEADER, ResyncRequest, Subjects};
+use kvatlas_core::wire::{ResyncRequest, Subjects};
 
+use super::answers::{Answers, Word};
 use super::assembly::{AnswerLimits, Assembly, Evidence, Taken};
 use super::slots::Slot;
 
@@ -54,6 +54,8 @@ impl ResyncSettings {
 /// What a resyncer works with.
 pub(super) struct ResyncerParts {
     pub(super) client: Client,
+    /// The answers that are expected.
+    pub(super) answers: Arc<Answers>,
     /// Where publishers are asked.
     pub(super) subjects: Subjects,
     /// The namespaces of the holders that are looked at.
@@ -155,30 +157,25 @@ impl Attempt {
             .parts
             .subjects
             .resync(&worker.namespace, &worker.worker, *rank);
-        let inbox = client.new_inbox();
-        let disconnected = |_| ResyncFailure::Disconnected;
-        let subscribed = client.subscribe(inbox.clone()).await;
-        let mut chunks = subscribed.map_err(|_| ResyncFailure::Disconnected)?;
+        let mut reply = self.parts.answers.expect();
         let payload = self.request(begun).encode();
         client
-            .publish_with_reply(subject, inbox, payload.into())
+            .publish_with_reply(subject, reply.subject(), payload.into())
             .await
-            .map_err(disconnected)?;
-        let mut next = slot.wait_for(chunks.next()).await;
-        while let Some(message) = next {
-            if message.status == Some(StatusCode::NO_RESPONDERS) {
-                return Err(ResyncFailure::NoResponder);
-            }
-            let headers = message.headers.as_ref();
-            if headers.is_some_and(|headers| headers.get(ERROR_CODE_HEADER).is_some()) {
-                return Err(ResyncFailure::Refused);
-            }
-            match assembly.take(&message.payload)? {
+            .map_err(|_| ResyncFailure::Disconnected)?;
+        let mut next = slot.wait_for(reply.next()).await;
+        while let Some(word) = next {
+            let payload = match word {
+                Word::NoResponder => return Err(ResyncFailure::NoResponder),
+                Word::Refused => return Err(ResyncFailure::Refused),
+                Word::Chunk(payload) => payload,
+            };
+            match assembly.take(&payload)? {
                 Taken::More | Taken::Outdated => {}
                 Taken::Whole(answer) => return Ok(answer),
             }
-            next = chunks.next().await;
+            next = reply.next().await;
         }
-        Err(ResyncFailure::Disconnected)
+        Err(ResyncFailure::TooLarge)
     }
 }

@@ -3,7 +3,7 @@
 //! ```text
 //! Resyncer ──▶ begin ──▶ lane: holds the holder's batches from now on
 //!    │
-//!    ├── request ──▶ publisher ──▶ chunks ──▶ Assembly (checks, bounds)
+//!    ├── request ──▶ publisher ──▶ chunks ──▶ Answers ──▶ Assembly (checks, bounds)
 //!    │
 //!    └── finish ──▶ lane: applies the answer, then the held batches; the holder is exact
 //!     or abandon ─▶ lane: applies the held batches; the holder stays degraded
@@ -12,6 +12,7 @@
 //! From the first doubt to the last batch applied the holder has a reason in [`HolderStatus`](kvatlas_core::index::HolderStatus), so no
 //! reply calls an intermediate state exact.
 
+mod answers;
 mod assembly;
 mod attempt;
 mod pace;

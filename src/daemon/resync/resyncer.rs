@@ -4,11 +4,11 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
-use crate::daemon::broker::{Buffer, ConnectError, connect_counted};
+use crate::daemon::broker::{Buffer, ConnectError, ConnectionNotice, Intake, Refused, connect_counted};
 use crate::daemon::lanes::{HolderKey, WorkerKey};
 use crate::daemon::metrics::labels::{Connection, NAMESPACE_LABELS_MAX, ResyncFailure, namespace_label};
 use crate::daemon::metrics::{ResyncGauges, ResyncMetrics};
@@ -16,6 +16,7 @@ use crate::daemon::shared::{Shared, Stage};
 use kvatlas_core::index::{HolderRecord, StreamTrust};
 use kvatlas_core::wire::{HolderId, NamespaceName};
 
+use super::answers::{Answers, AnswersSource};
 use super::attempt::{Attempt, ResyncSettings, ResyncerParts};
 use super::pace::Attempts;
 use super::queue::FairQueue;
@@ -34,17 +35,46 @@ pub(crate) async fn start_resyncer(shared: &Shared, events: &Stage) -> Result<()
     if config.resync.concurrency == 0 {
         return Ok(());
     }
-    let buffer = Buffer::of_messages(config.events.subscription_capacity);
+    let settings = ResyncSettings::of(config);
+    let intake = Intake::new(config.events.subscription_bytes);
+    let buffer = Buffer {
+        messages_max: config.events.subscription_capacity,
+        intake: Some(Arc::clone(&intake)),
+    };
+    let (refusals, refusals_seen) = watch::channel(0_u64);
+    let notice = move |notice: &ConnectionNotice| {
+        if matches!(notice, ConnectionNotice::Refused(refusal) if matches!(refusal.refused, Refused::Subscription(_)))
+        {
+            refusals.send_modify(|refusals| *refusals += 1);
+        }
+    };
     // A connection of its own: a flood of chunks must not cause events to be dropped.
-    let client = connect_counted(&shared.nats, Connection::Resync, "resync", buffer, |_| {}).await?;
+    let client = connect_counted(&shared.nats, Connection::Resync, "resync", buffer, notice).await?;
+    let answers = Answers::new(
+        format!("{}.", client.new_inbox()),
+        settings.concurrency,
+        settings.answer,
+    );
+    let source = AnswersSource {
+        client: client.clone(),
+        answers: Arc::clone(&answers),
+        intake: Arc::clone(&intake),
+        refusals: refusals_seen,
+    };
+    let (stop, watching) = (events.stop.clone(), intake.watch(client.clone()));
+    events
+        .tasks
+        .spawn(stop.clone().run_until_cancelled_owned(watching));
+    events.tasks.spawn(stop.run_until_cancelled_owned(source.run()));
     let parts = ResyncerParts {
         client,
+        answers,
         subjects: shared.subjects.clone(),
         namespaces: Arc::clone(&shared.namespaces),
         pool: Arc::clone(&shared.pool),
         trust: Arc::clone(&shared.trust),
     };
-    let resyncer = Resyncer::new(parts, ResyncSettings::of(config));
+    let resyncer = Resyncer::new(parts, settings);
     events.tasks.spawn(resyncer.run(events.stop.clone()));
     Ok(())
 }

@@ -45,6 +45,10 @@ _LOG: Final = logging.getLogger("kvatlas.connection")
 
 _STATUS_INTERVAL: Final = 0.01
 """Pause between two looks at a status."""
+_NOBODY_PARTS: Final = 20
+"""The share of the patience for which a request that nobody listens to is sent again: one part in so many."""
+_NOBODY_INTERVAL: Final = 0.02
+"""Pause before it is sent again."""
 
 
 async def connect(url: str = "nats://127.0.0.1:4222", *, patience: float = 5.0, **options: Any) -> Client:
@@ -161,11 +165,23 @@ class QueryClient:
 
     async def _request(self, subject: str, payload: bytes) -> Msg:
         with self._errors(subject, payload):
-            reply = await self._nats.request(subject, payload, timeout=self.patience)
+            reply = await self._ask(subject, payload)
         refused = refusal_of(reply)
         if refused is not None:
             raise refused
         return reply
+
+    async def _ask(self, subject: str, payload: bytes) -> Msg:
+        """Asks, and again for a moment where nobody listens: daemons whose server has gone are with another one soon."""
+        asked = time.monotonic()
+        while True:
+            waited = time.monotonic() - asked
+            try:
+                return await self._nats.request(subject, payload, timeout=self.patience - waited)
+            except nats.errors.NoRespondersError:
+                if time.monotonic() - asked >= self.patience / _NOBODY_PARTS:
+                    raise
+            await asyncio.sleep(_NOBODY_INTERVAL)
 
     @contextlib.contextmanager
     def _errors(self, subject: str, payload: bytes) -> Iterator[None]:

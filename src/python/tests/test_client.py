@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import doctest
 import random
 import threading
@@ -123,6 +124,24 @@ async def test_every_error_has_a_type(tmp_path: Path) -> None:
             await here.queries.status(NAMESPACE)
     with pytest.raises(kvatlas.ConnectionFailedError):
         await kvatlas.connect(broker.url, patience=0.2)
+
+
+async def test_a_request_that_nobody_listens_to_is_sent_again_for_a_moment(broker: Broker) -> None:
+    async with world(broker.url, has_daemon=False) as here:
+        waiting = asyncio.create_task(QueryClient(here.nats, patience=600.0).status(NAMESPACE))
+        # Both ask on one connection, one after the other: when this one has heard that nobody is there, so has the other.
+        await asyncio.sleep(0)
+        with pytest.raises(kvatlas.NoDaemonError):
+            await QueryClient(here.nats, patience=2.0).status(NAMESPACE)
+        assert not waiting.done()
+
+        async def answer(question: object) -> None:
+            await question.respond(b"garbage")  # type: ignore[attr-defined]
+
+        answering = await here.nats.subscribe("kvatlas.v1.status.llama", cb=answer)
+        with pytest.raises(kvatlas.UndecodableError):
+            await waiting
+        await answering.unsubscribe()
 
 
 def test_the_clients_without_await(broker: Broker, daemon: Daemon) -> None:

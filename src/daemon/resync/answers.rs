@@ -1,0 +1,329 @@
+//! Where the answers of all publishers come: one subscription, and a queue for each attempt.
+//!
+//! An attempt may be slow to take its answer: it waits for a slot, or works on a chunk. The client library bounds what waits in
+//! messages only. So messages are taken at once, and wait here, bounded in bytes.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use async_nats::{Client, Message, StatusCode, Subscriber};
+use bytes::Bytes;
+use futures_util::{FutureExt, StreamExt};
+use parking_lot::Mutex;
+use tokio::sync::{mpsc, watch};
+use tokio::task::coop::unconstrained;
+
+use crate::daemon::broker::Intake;
+use kvatlas_client::Backoff;
+use kvatlas_core::wire::ERROR_CODE_HEADER;
+
+use super::assembly::AnswerLimits;
+
+/// What a message takes beside its payload while it waits, about.
+const WORD_BYTES: usize = 64;
+/// Messages that are taken before anything else is looked at.
+const MESSAGES_AT_ONCE: usize = 256;
+/// Pauses before a subscription that the server refused is tried again.
+const RETRIES: Backoff = Backoff {
+    pause_min: Duration::from_millis(100),
+    pause_max: Duration::from_secs(2),
+};
+
+/// A message on an attempt's reply subject.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Word {
+    /// A piece of the answer.
+    Chunk(Bytes),
+    /// The publisher answers with an error.
+    Refused,
+    /// Nobody has the subject that was asked.
+    NoResponder,
+}
+
+impl Word {
+    fn of(message: &Message) -> Self {
+        let headers = message.headers.as_ref();
+        if message.status == Some(StatusCode::NO_RESPONDERS) {
+            Self::NoResponder
+        } else if headers.is_some_and(|headers| headers.get(ERROR_CODE_HEADER).is_some()) {
+            Self::Refused
+        } else {
+            // A copy: the payload is a slice of the connection's buffer, and would keep all of it.
+            Self::Chunk(Bytes::copy_from_slice(&message.payload))
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Chunk(payload) => WORD_BYTES + payload.len(),
+            Self::Refused | Self::NoResponder => WORD_BYTES,
+        }
+    }
+}
+
+/// The answers that are expected.
+#[derive(Debug)]
+pub(super) struct Answers {
+    /// Reply subjects begin with this.
+    prefix: String,
+    /// Bounds on one answer.
+    limits: AnswerLimits,
+    /// Most bytes of all answers that wait.
+    waiting_max: usize,
+    waiting: AtomicUsize,
+    expected: Mutex<HashMap<u64, Expected>>,
+    /// Reply subjects must not be guessed: publishers could answer for each other.
+    key: RandomState,
+    asked: AtomicUsize,
+}
+
+#[derive(Debug)]
+struct Expected {
+    words: mpsc::UnboundedSender<Word>,
+    /// Payload bytes that have come.
+    bytes: usize,
+    /// Messages that have come.
+    chunks: u32,
+}
+
+/// One answer as it comes.
+#[derive(Debug)]
+pub(super) struct Reply {
+    answers: Arc<Answers>,
+    token: u64,
+    words: mpsc::UnboundedReceiver<Word>,
+}
+
+impl Answers {
+    /// Answers within `limits`, on subjects that begin with `prefix`. What waits is no more than `concurrency` of them.
+    pub(super) fn new(prefix: String, concurrency: usize, limits: AnswerLimits) -> Arc<Self> {
+        Arc::new(Self {
+            prefix,
+            limits,
+            waiting_max: limits.bytes_max.saturating_mul(concurrency),
+            waiting: AtomicUsize::new(0),
+            expected: Mutex::new(HashMap::new()),
+            key: RandomState::new(),
+            asked: AtomicUsize::new(0),
+        })
+    }
+
+    /// Expects one more answer.
+    pub(super) fn expect(self: &Arc<Self>) -> Reply {
+        let token = self.key.hash_one(self.asked.fetch_add(1, Ordering::Relaxed));
+        let (sender, words) = mpsc::unbounded_channel();
+        let expected = Expected {
+            words: sender,
+            bytes: 0,
+            chunks: 0,
+        };
+        self.expected.lock().insert(token, expected);
+        Reply {
+            answers: Arc::clone(self),
+            token,
+            words,
+        }
+    }
+
+    /// Hands a message to the attempt that it is for, if that still expects it.
+    fn deliver(&self, message: &Message) {
+        let token = message.subject.strip_prefix(self.prefix.as_str());
+        let Some(token) = token.and_then(|token| u64::from_str_radix(token, 16).ok()) else {
+            return;
+        };
+        let mut answers = self.expected.lock();
+        let Some(expected) = answers.get_mut(&token) else {
+            return;
+        };
+        let word = Word::of(message);
+        let bytes = word.bytes();
+        expected.bytes = expected.bytes.saturating_add(message.payload.len());
+        expected.chunks = expected.chunks.saturating_add(1);
+        let is_endless = expected.bytes > self.limits.bytes_max || expected.chunks > self.limits.chunks_max;
+        let waiting = self.waiting.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        let is_full = waiting > self.waiting_max;
+        let sent = !is_full && expected.words.send(word).is_ok();
+        if !sent {
+            self.waiting.fetch_sub(bytes, Ordering::Relaxed);
+        }
+        // Nothing more is taken for it: what it has ends the attempt.
+        if !sent || is_endless {
+            answers.remove(&token);
+        }
+    }
+
+    /// Bytes that wait for attempts.
+    #[cfg(test)]
+    fn waiting(&self) -> usize {
+        self.waiting.load(Ordering::Relaxed)
+    }
+}
+
+impl Reply {
+    /// Where the publisher is to answer.
+    pub(super) fn subject(&self) -> String {
+        format!("{}{:016x}", self.answers.prefix, self.token)
+    }
+
+    /// The next message; none where the answer is larger than allowed, or had no room beside the others.
+    pub(super) async fn next(&mut self) -> Option<Word> {
+        let word = self.words.recv().await?;
+        self.answers.waiting.fetch_sub(word.bytes(), Ordering::Relaxed);
+        Some(word)
+    }
+}
+
+impl Drop for Reply {
+    fn drop(&mut self) {
+        self.answers.expected.lock().remove(&self.token);
+        while let Ok(word) = self.words.try_recv() {
+            self.answers.waiting.fetch_sub(word.bytes(), Ordering::Relaxed);
+        }
+    }
+}
+
+/// Takes the messages from the connection.
+pub(super) struct AnswersSource {
+    pub(super) client: Client,
+    pub(super) answers: Arc<Answers>,
+    pub(super) intake: Arc<Intake>,
+    /// Counts the server's refusals of the subscription.
+    pub(super) refusals: watch::Receiver<u64>,
+}
+
+impl AnswersSource {
+    /// The subject of the subscription.
+    pub(super) fn subject(answers: &Answers) -> String {
+        format!("{}*", answers.prefix)
+    }
+
+    /// Takes what comes until the client is closed. Subscribes again and again where the server refuses it.
+    pub(super) async fn run(self) {
+        let mut refusals = self.refusals.clone();
+        let mut failures = 0_u32;
+        loop {
+            let Ok(mut messages) = self.client.subscribe(Self::subject(&self.answers)).await else {
+                return;
+            };
+            tokio::select! {
+                () = self.take(&mut messages) => return,
+                refused = refusals.changed() => if refused.is_err() {
+                    return;
+                },
+            }
+            failures = failures.saturating_add(1);
+            tokio::time::sleep(RETRIES.pause(failures)).await;
+        }
+    }
+
+    async fn take(&self, messages: &mut Subscriber) {
+        while let Some(message) = messages.next().await {
+            self.deliver(&message);
+            for _ in 0..MESSAGES_AT_ONCE {
+                let received = self.intake.received();
+                // Without the runtime's budget, which would make the buffer look empty.
+                let Some(Some(message)) = unconstrained(messages.next()).now_or_never() else {
+                    self.intake.took_all(received);
+                    break;
+                };
+                self.deliver(&message);
+            }
+        }
+    }
+
+    fn deliver(&self, message: &Message) {
+        self.intake.took(message);
+        self.answers.deliver(message);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BYTES_MAX: usize = 1 << 20;
+    const LIMITS: AnswerLimits = AnswerLimits {
+        bytes_max: BYTES_MAX,
+        chunks_max: 100,
+    };
+
+    fn message(subject: String, payload_bytes: usize) -> Message {
+        Message {
+            subject: subject.into(),
+            reply: None,
+            payload: vec![0; payload_bytes].into(),
+            headers: None,
+            status: None,
+            description: None,
+            length: payload_bytes,
+        }
+    }
+
+    #[tokio::test]
+    async fn each_attempt_hears_its_own_publisher() {
+        let answers = Answers::new("inbox.".to_owned(), 2, LIMITS);
+        let (mut one, mut other) = (answers.expect(), answers.expect());
+        assert_ne!(one.subject(), other.subject());
+        answers.deliver(&message(other.subject(), 2));
+        answers.deliver(&message(one.subject(), 1));
+        for of_nobody in ["inbox.0", "inbox.", "inbox.none", "elsewhere"] {
+            answers.deliver(&message(of_nobody.to_owned(), 3));
+        }
+        assert_eq!(one.next().await, Some(Word::Chunk(vec![0; 1].into())));
+        assert_eq!(other.next().await, Some(Word::Chunk(vec![0; 2].into())));
+        assert_eq!(answers.waiting(), 0);
+        let mut none = message(one.subject(), 0);
+        none.status = Some(StatusCode::NO_RESPONDERS);
+        answers.deliver(&none);
+        assert_eq!(one.next().await, Some(Word::NoResponder));
+    }
+
+    #[tokio::test]
+    async fn an_answer_without_end_is_no_longer_taken_and_leaves_nothing_behind() {
+        let answers = Answers::new("inbox.".to_owned(), 2, LIMITS);
+        let mut endless = answers.expect();
+        for _ in 0..1000 {
+            answers.deliver(&message(endless.subject(), BYTES_MAX / 4));
+            assert!(answers.waiting() <= BYTES_MAX * 5 / 4 + 5 * WORD_BYTES);
+        }
+        let mut words = 0;
+        while endless.next().await.is_some() {
+            words += 1;
+        }
+        assert_eq!(
+            words, 4,
+            "the last one tells the attempt that the bound is crossed"
+        );
+        assert_eq!(answers.waiting(), 0);
+        let given_up = answers.expect();
+        answers.deliver(&message(given_up.subject(), BYTES_MAX / 2));
+        assert!(answers.waiting() > 0);
+        drop(given_up);
+        assert_eq!(answers.waiting(), 0);
+    }
+
+    #[tokio::test]
+    async fn what_waits_for_all_attempts_together_is_bounded() {
+        let answers = Answers::new("inbox.".to_owned(), 2, LIMITS);
+        let mut silent: Vec<_> = (0..8).map(|_| answers.expect()).collect();
+        for reply in &silent {
+            answers.deliver(&message(reply.subject(), BYTES_MAX / 2));
+            assert!(answers.waiting() <= 2 * BYTES_MAX);
+        }
+        // The others have no room: their attempts fail, and are repeated.
+        let mut taken = 0;
+        for reply in &mut silent[..] {
+            taken += usize::from(
+                reply
+                    .words
+                    .recv()
+                    .now_or_never()
+                    .is_some_and(|word| word.is_some()),
+            );
+        }
+        assert_eq!(taken, 3);
+    }
+}
