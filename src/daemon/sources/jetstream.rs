@@ -44,7 +44,7 @@ const PULL_MESSAGES_MAX: usize = 1024;
 /// Most bytes that are pulled at once, unless a single message may be larger.
 const PULL_BYTES: usize = 32 << 20;
 /// How often the server says that it has no messages. After twice that long without a word, a new consumer is made.
-const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(5);
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
 /// How long one request for messages lasts.
 const PULL_DURATION: Duration = Duration::from_secs(30);
 /// How long the server may take to answer the first request for messages.
