@@ -5,6 +5,7 @@
 //! said before is missing. A worker is as alive as what was heard of it last, as the plane carries no heartbeats.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use bytes::Bytes;
 use kvatlas_client::publish::PublisherError;
@@ -114,12 +115,12 @@ impl PlaneEvents {
         self.holders.lost().await
     }
 
-    /// Applies a message.
-    pub(super) async fn apply(&mut self, payload: &[u8]) -> Result<(), PublisherError> {
+    /// Applies a message. Where the bridge `is_behind`, it does not show that anyone is alive now.
+    pub(super) async fn apply(&mut self, payload: &[u8], is_behind: bool) -> Result<(), PublisherError> {
         let mut batch = std::mem::take(&mut self.batch);
         let decoded = self.decoder.decode(payload, &mut batch);
         let applied = match decoded {
-            Ok(()) => self.apply_batch(&batch).await,
+            Ok(()) => self.apply_batch(&batch, is_behind).await,
             Err(error) => {
                 tracing::warn!(%error, "a message of the event plane cannot be decoded");
                 // Nobody knows whose it was.
@@ -130,7 +131,7 @@ impl PlaneEvents {
         applied
     }
 
-    async fn apply_batch(&mut self, batch: &EngineBatch) -> Result<(), PublisherError> {
+    async fn apply_batch(&mut self, batch: &EngineBatch, is_behind: bool) -> Result<(), PublisherError> {
         let named: BTreeSet<(WorkerName, Rank)> = batch
             .events()
             .iter()
@@ -154,7 +155,7 @@ impl PlaneEvents {
         if number == Number::Duplicate {
             return Ok(());
         }
-        let was_heard = std::mem::replace(&mut known.is_heard, true);
+        let was_heard = std::mem::replace(&mut known.is_heard, !is_behind);
         known.holders.extend(named.iter().cloned());
         let concerned = match was_heard && number == Number::Next && batch.reasons.doubt().is_none() {
             true => named,
@@ -166,6 +167,9 @@ impl PlaneEvents {
             let Some(relay) = self.holders.get(worker, *rank).await else {
                 continue;
             };
+            if is_behind {
+                relay.lost().await?;
+            }
             // Without numbers, the doubt that there is need not be told again.
             if number == Number::Hole && (batch.envelope.is_some() || relay.is_exact()) {
                 relay.lose().await?;
@@ -175,8 +179,10 @@ impl PlaneEvents {
                     holder_of(batch, event).is_some_and(|holder| holder == (worker.clone(), *rank))
                 })
                 .await?;
-            // Alive now; later messages have to show it again.
-            relay.seen(std::time::Duration::ZERO).await?;
+            if !is_behind {
+                // Alive now; later messages have to show it again.
+                relay.seen(Duration::ZERO).await?;
+            }
         }
         Ok(())
     }

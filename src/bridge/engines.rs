@@ -29,6 +29,7 @@ use super::progress::{Progress, SharedProgress};
 use super::relay::Relay;
 use super::sources::{Source, SourceTask};
 use super::spec::check_engine;
+use super::stalls::{BridgeClock, StallWatch};
 use super::task::EngineTask;
 
 /// Of a source whose hashes are the contract's, one block in so many is checked against its tokens.
@@ -43,6 +44,8 @@ pub struct BridgeOptions {
     pub publisher: PublisherOptions,
     /// Most engines that are followed.
     pub engines_max: usize,
+    /// The clock by which the bridge notices that it has stood still.
+    pub clock: BridgeClock,
 }
 
 impl Default for BridgeOptions {
@@ -56,6 +59,7 @@ impl Default for BridgeOptions {
                 ..PublisherOptions::default()
             },
             engines_max: 1024,
+            clock: BridgeClock::default(),
         }
     }
 }
@@ -170,6 +174,7 @@ impl Bridge {
             if matches!(engine.format, Format::TensorRt | Format::Dynamo) {
                 let task = SourceTask {
                     options: inner.options.follow.clone(),
+                    clock: inner.options.clock.clone(),
                     engine,
                     progress,
                     metrics: Arc::clone(&inner.metrics),
@@ -185,7 +190,8 @@ impl Bridge {
                 }
             };
             let options = inner.options.follow.clone();
-            let follower = Follower::new(relay, engine.replay.clone(), options.clone());
+            let stalls = StallWatch::new(inner.options.clock.clone(), &options);
+            let follower = Follower::new(relay, engine.replay.clone(), options.clone(), stalls);
             let task = EngineTask {
                 engine,
                 follower,

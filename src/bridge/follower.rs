@@ -1,7 +1,7 @@
 //! Following one publisher: what connections, gaps and restarts mean. The task around it decides when to connect and when to give up.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use kvatlas_client::Backoff;
 use kvatlas_client::publish::PublisherError;
@@ -10,6 +10,7 @@ use super::continuity::{Continuity, Published, Replayed};
 use super::frames::{Numbered, ReplayMessage};
 use super::relay::Relay;
 use super::sockets::{Replay, SocketError};
+use super::stalls::StallWatch;
 
 /// How engines are followed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -92,14 +93,16 @@ pub(super) struct Follower {
     options: FollowOptions,
     /// Whether the batches of this connection continue what has been applied. After a reconnect that has to be shown.
     is_verified: bool,
-    /// When this task was last seen to run.
-    awake_at: Instant,
-    /// How often it has stood still.
-    pauses: u64,
+    stalls: StallWatch,
 }
 
 impl Follower {
-    pub(super) fn new(relay: Relay, replay_endpoint: Option<String>, options: FollowOptions) -> Self {
+    pub(super) fn new(
+        relay: Relay,
+        replay_endpoint: Option<String>,
+        options: FollowOptions,
+        stalls: StallWatch,
+    ) -> Self {
         Self {
             relay,
             continuity: Continuity::default(),
@@ -107,8 +110,7 @@ impl Follower {
             replay: None,
             options,
             is_verified: false,
-            awake_at: Instant::now(),
-            pauses: 0,
+            stalls,
         }
     }
 
@@ -132,23 +134,21 @@ impl Follower {
         self.is_verified = false;
         self.replay = None;
         // It is out of sight until now.
-        self.awake_at = Instant::now();
+        self.stalls.begin();
         if self.can_ask() {
             return self.verify().await;
         }
         Ok(())
     }
 
-    /// To be called whenever this task has waited, before it publishes anything. Where it has waited for too long, it has read nothing
-    /// meanwhile: the engine is out of sight until a look that begins after this. Returns whether it was so.
+    /// To be called whenever this task has waited, before it publishes anything: after a stall the engine is out of sight until a look
+    /// that begins after this. Returns whether there was one.
     pub(super) async fn awake(&mut self) -> Result<bool, FollowError> {
-        let has_paused = self.awake_at.elapsed() >= self.options.look_interval_max();
-        self.awake_at = Instant::now();
-        if has_paused {
-            self.pauses += 1;
+        let has_stalled = self.stalls.has_stalled();
+        if has_stalled {
             self.lost().await?;
         }
-        Ok(has_paused)
+        Ok(has_stalled)
     }
 
     /// The connection broke, or the engine is silent.
@@ -157,11 +157,13 @@ impl Follower {
         Ok(self.relay.lost().await?)
     }
 
-    /// Looks whether the engine lives and nothing is missing. Without a replay socket, a connection that stands has to do.
+    /// Looks whether the engine lives and nothing is missing. Without a replay socket, a connection that stands has to do, while nothing
+    /// waits in it.
     pub(super) async fn look(&mut self) -> Result<(), FollowError> {
         if self.can_ask() {
             return self.verify().await;
         }
+        self.stalls.caught_up();
         if self.is_verified {
             self.relay.seen(self.options.look_interval_max()).await?;
         }
@@ -170,7 +172,7 @@ impl Follower {
 
     /// Asks the replay socket for what has been missed, and whether the process is still the same.
     pub(super) async fn verify(&mut self) -> Result<(), FollowError> {
-        let pauses = self.pauses;
+        let look = self.stalls.look();
         match self.ask().await? {
             Verified::Whole | Verified::Torn => {}
             // The bridge is so far behind that only the connection can give it what it lacks. Another look shows when it has.
@@ -183,8 +185,7 @@ impl Follower {
             }
         }
         self.is_verified = true;
-        if self.pauses != pauses {
-            // What was asked then is no news now.
+        if !self.stalls.is_news(look) {
             return Ok(());
         }
         Ok(self.relay.seen(self.options.look_interval_max()).await?)
@@ -300,6 +301,9 @@ impl Follower {
                 self.apply(seq, payload, false).await?;
             }
             _ => self.begin_with(seq, payload).await?,
+        }
+        if self.stalls.is_behind() {
+            return Ok(());
         }
         Ok(self.relay.seen(self.options.look_interval_max()).await?)
     }

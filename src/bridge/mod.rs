@@ -14,7 +14,8 @@
 //! 2. After every reconnect the replay socket is asked for the last batch that was applied. Where it does not give back the same bytes, it is
 //!    another process: a new epoch begins, and nothing of the old one is left. Nothing that came over the new connection counts before.
 //! 3. An engine that is gone, or answers nothing, is `upstream_lost` (and so `unverified`), and heartbeats stop, so that daemons find it stale.
-//! 4. Memory is bounded: messages wait in the engine, and a connection with a message beyond the bounds ends (`guard`); names by
+//! 4. A bridge that has stood still vouches for nothing until it has looked again (`stalls`).
+//! 5. Memory is bounded: messages wait in the engine, and a connection with a message beyond the bounds ends (`guard`); names by
 //!    [`FollowOptions::blocks_max`], batches for daemons by the publisher's ring.
 //!
 //! `deploy/bridge.md` says the same for operators.
@@ -31,6 +32,7 @@ mod relay;
 mod sockets;
 mod sources;
 mod spec;
+mod stalls;
 mod task;
 mod tensorrt;
 mod walker;
@@ -38,3 +40,4 @@ mod walker;
 pub use engines::{Bridge, BridgeOptions};
 pub use follower::FollowOptions;
 pub use spec::{EngineDefaults, SpecError, parse_engine, parse_engines_file};
+pub use stalls::BridgeClock;

@@ -8,6 +8,7 @@ use std::time::Duration;
 use async_nats::{Client, ConnectOptions, Event};
 use futures_util::{FutureExt, StreamExt};
 use tokio::sync::mpsc;
+use tokio::time::{Interval, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 
 use kvatlas_client::publish::PublisherError;
@@ -22,6 +23,7 @@ use super::follower::FollowOptions;
 use super::holders::Holders;
 use super::progress::{SharedProgress, log_untold};
 use super::sockets::{SocketError, Subscription};
+use super::stalls::{BridgeClock, StallWatch};
 use super::tensorrt::{PollError, Poller, ServerEvents};
 
 /// Pause between two questions to a server that had something to say, or nothing.
@@ -59,6 +61,7 @@ impl SourceError {
 pub(super) struct SourceTask {
     pub(super) engine: NewEngine,
     pub(super) options: FollowOptions,
+    pub(super) clock: BridgeClock,
     pub(super) progress: SharedProgress,
     pub(super) metrics: Arc<BridgeMetrics>,
     pub(super) stop: CancellationToken,
@@ -148,12 +151,23 @@ impl SourceTask {
 
     async fn poll(&self, events: &mut ServerEvents, failures: &mut u32) -> Result<Infallible, SourceError> {
         let mut poller = Poller::new(&self.engine.endpoint, self.options.patience)?;
+        let mut stalls = self.stall_watch();
         loop {
+            let look = stalls.look();
             let answer = poller.poll().await?;
             *failures = 0;
-            events.apply(&answer, self.options.look_interval_max()).await?;
+            if stalls.has_stalled() {
+                events.holders().lost().await?;
+            }
+            // An answer takes the events out of the server: it counts, also where it is no news that the server lives.
+            let is_news = stalls.is_news(look);
+            let seen_for = is_news.then(|| self.options.look_interval_max());
+            events.apply(&answer, seen_for).await?;
             self.note_followed(events.holders());
             tokio::time::sleep(SERVER_PAUSE).await;
+            if stalls.has_stalled() {
+                events.holders().lost().await?;
+            }
         }
     }
 
@@ -167,14 +181,23 @@ impl SourceTask {
         let mut subscription = Subscription::connect(endpoint, topic, patience, metrics).await?;
         *failures = 0;
         self.note_followed(events.holders());
+        let mut quiet = Quiet::new(self.stall_watch(), self.options.poll_interval);
         loop {
-            let frames = subscription.next_frames().await?;
+            let frames = tokio::select! {
+                biased;
+                frames = subscription.next_frames() => Some(frames?),
+                () = quiet.tick() => None,
+            };
+            let is_behind = quiet.awake(frames.is_none(), events).await?;
+            let Some(frames) = frames else {
+                continue;
+            };
             match parse_plane_message(&frames) {
-                Ok(envelope) => events.apply(&envelope).await?,
+                Ok(envelope) => events.apply(&envelope, is_behind).await?,
                 // As one that cannot be decoded.
                 Err(error) => {
                     tracing::debug!(%error, "no message of an event plane");
-                    events.apply(&[]).await?;
+                    events.apply(&[], is_behind).await?;
                 }
             }
             self.note_followed(events.holders());
@@ -193,8 +216,9 @@ impl SourceTask {
         // Following goes on meanwhile: the account may lack the right to an inbox, which nothing else needs.
         let mut confirmation = std::pin::pin!(round_trip(&client, CONFIRMATION_PATIENCE).fuse());
         *failures = 0;
+        let mut quiet = Quiet::new(self.stall_watch(), self.options.poll_interval);
         loop {
-            tokio::select! {
+            let payload = tokio::select! {
                 biased;
                 broken = breaks.recv() => {
                     return Err(SourceError::Nats(broken.unwrap_or_default()));
@@ -203,11 +227,17 @@ impl SourceTask {
                     if let Err(error) = confirmed {
                         tracing::warn!(engine = %self.engine.key, %error, "nothing shows that the event plane is heard");
                     }
+                    continue;
                 }
                 message = messages.next() => match message {
-                    Some(message) => events.apply(&message.payload).await?,
+                    Some(message) => Some(message.payload),
                     None => return Err(SourceError::Nats("the subscription has ended".to_owned())),
                 },
+                () = quiet.tick() => None,
+            };
+            let is_behind = quiet.awake(payload.is_none(), events).await?;
+            if let Some(payload) = payload {
+                events.apply(&payload, is_behind).await?;
             }
             self.note_followed(events.holders());
         }
@@ -238,7 +268,42 @@ impl SourceTask {
         Ok((client, breaks))
     }
 
+    fn stall_watch(&self) -> StallWatch {
+        StallWatch::new(self.clock.clone(), &self.options)
+    }
+
     fn note_followed(&self, holders: &Holders) {
         self.progress.followed(&self.engine, holders.are_exact());
+    }
+}
+
+/// Tells an event plane that has nothing more to say from one that has not been read: the plane cannot be asked.
+struct Quiet {
+    stalls: StallWatch,
+    ticks: Interval,
+}
+
+impl Quiet {
+    fn new(stalls: StallWatch, interval: Duration) -> Self {
+        let mut ticks = tokio::time::interval(interval);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        Self { stalls, ticks }
+    }
+
+    /// Waits for the next tick.
+    async fn tick(&mut self) {
+        self.ticks.tick().await;
+    }
+
+    /// To be called after each wait, before anything of `events` is told; `is_tick` says that nothing waits to be read. After a stall the
+    /// holders are out of sight. Returns whether messages may still be those that waited during a stall.
+    async fn awake(&mut self, is_tick: bool, events: &mut PlaneEvents) -> Result<bool, PublisherError> {
+        if self.stalls.has_stalled() {
+            self.ticks.reset();
+            events.lost().await?;
+        } else if is_tick {
+            self.stalls.caught_up();
+        }
+        Ok(self.stalls.is_behind())
     }
 }

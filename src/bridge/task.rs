@@ -101,9 +101,13 @@ impl EngineTask {
                 numbered = subscription.next() => Some(numbered?),
                 _ = poll.tick() => None,
             };
-            // A tick is due all the time.
-            if self.follower.awake().await? {
-                poll.reset_immediately();
+            let has_stalled = self.follower.awake().await?;
+            if has_stalled {
+                match self.follower.can_ask() {
+                    true => poll.reset_immediately(),
+                    // A connection that stands shows nothing before what waits in it has been read.
+                    false => poll.reset(),
+                }
             }
             match published {
                 Some(numbered) => {
@@ -114,6 +118,8 @@ impl EngineTask {
                     }
                     self.note_followed();
                 }
+                // This tick was due during the stall.
+                None if has_stalled => {}
                 None => {
                     match self.follower.look().await {
                         Ok(()) => {

@@ -203,8 +203,12 @@ impl ServerEvents {
         self.holders
     }
 
-    /// Applies an answer. `seen_for` is how long daemons may take the engine for alive.
-    pub(super) async fn apply(&mut self, answer: &[u8], seen_for: Duration) -> Result<(), PublisherError> {
+    /// Applies an answer. `seen_for` is how long daemons may take the engine for alive; none where the answer does not show that.
+    pub(super) async fn apply(
+        &mut self,
+        answer: &[u8],
+        seen_for: Option<Duration>,
+    ) -> Result<(), PublisherError> {
         if let Err(error) = self.decoder.decode(answer, &mut self.batch) {
             tracing::warn!(worker = %self.worker, %error, "an answer of an engine's server cannot be decoded");
             // Whatever was in it is gone.
@@ -247,12 +251,15 @@ impl ServerEvents {
         &mut self,
         batch: &EngineBatch,
         proven: &BTreeMap<Rank, Numbers>,
-        seen_for: Duration,
+        seen_for: Option<Duration>,
     ) -> Result<(), PublisherError> {
         for (rank, numbers) in proven {
             let Some(relay) = self.holders.get(&self.worker, *rank).await else {
                 continue;
             };
+            if seen_for.is_none() {
+                relay.lost().await?;
+            }
             match numbers {
                 Numbers::Whole => {}
                 Numbers::Holes => relay.lose().await?,
@@ -267,9 +274,11 @@ impl ServerEvents {
                 .apply_events(batch, |event| event.rank.unwrap_or(own_rank) == *rank)
                 .await?;
         }
-        // Ranks that had nothing to say are as alive as the server.
-        for (_, _, relay) in self.holders.all() {
-            relay.seen(seen_for).await?;
+        if let Some(time) = seen_for {
+            // Ranks that had nothing to say are as alive as the server.
+            for (_, _, relay) in self.holders.all() {
+                relay.seen(time).await?;
+            }
         }
         Ok(())
     }

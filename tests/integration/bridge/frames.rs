@@ -22,7 +22,7 @@ fn greeting() -> [u8; 64] {
 const READY: &[u8] = b"\x04\x19\x05READY\x0bSocket-Type\0\0\0\x03PUB";
 
 /// The next connection that subscribes. A busy machine may have the bridge give up one before.
-async fn subscriber(listener: &TcpListener) -> TcpStream {
+pub(super) async fn subscriber(listener: &TcpListener) -> TcpStream {
     loop {
         let (stream, _) = listener.accept().await.unwrap();
         if let Ok(stream) = subscribed(stream).await {
@@ -76,7 +76,7 @@ async fn publish(listener: TcpListener, mut last: watch::Receiver<u32>) {
 }
 
 /// The three frames of a batch.
-fn batch(number: u64, event: &Value) -> Vec<u8> {
+pub(super) fn batch(number: u64, event: &Value) -> Vec<u8> {
     let payload = rmp_serde::to_vec(&json!([1.5, [event], 0])).unwrap();
     let mut bytes = vec![1, 0, 1, 8];
     bytes.extend(number.to_be_bytes());

@@ -4,6 +4,7 @@ mod frames;
 mod life;
 mod python;
 mod sources;
+mod stalls;
 
 use std::time::Duration;
 

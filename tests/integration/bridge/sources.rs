@@ -47,7 +47,7 @@ fn hashes(which: u32, count: u32) -> (Vec<u64>, Vec<u64>) {
 }
 
 /// Dynamo's event of the blocks `first` to `first + count` of the sequence `which`.
-fn router_stored(worker: u64, which: u32, first: usize, count: usize) -> Value {
+pub(super) fn router_stored(worker: u64, which: u32, first: usize, count: usize) -> Value {
     let (blocks, sequences) = hashes(which, u32::try_from(first + count).unwrap());
     let stored: Vec<Value> = (first..first + count)
         .map(|place| json!({"block_hash": sequences[place], "tokens_hash": blocks[place], "mm_extra_info": null}))
@@ -67,7 +67,7 @@ fn removed(worker: u64, which: u32, place: usize) -> Value {
     router_event(worker, &json!({"removed": {"block_hashes": [sequences[place]]}}))
 }
 
-fn envelope(publisher: u64, sequence: u64, events: &Value) -> Vec<u8> {
+pub(super) fn envelope(publisher: u64, sequence: u64, events: &Value) -> Vec<u8> {
     let payload = rmp_serde::to_vec_named(events).unwrap();
     let envelope = json!({"publisher_id": publisher, "sequence": sequence, "published_at": 1, "topic": "kv-events", "payload": payload});
     rmp_serde::to_vec_named(&envelope).unwrap()
@@ -208,11 +208,11 @@ async fn server(address: &str) -> (Said, std::net::SocketAddr, tokio::task::Join
     (said, address, serving)
 }
 
-fn trt_created(id: u64) -> Value {
+pub(super) fn trt_created(id: u64) -> Value {
     json!({"event_id": id, "data": {"type": "created", "num_blocks_per_cache_level": [100, 50]}, "window_size": null})
 }
 
-fn trt_stored(id: u64, which: u32, first: u32, count: u32) -> Value {
+pub(super) fn trt_stored(id: u64, which: u32, first: u32, count: u32) -> Value {
     let block = |place: u32| {
         let tokens: Vec<Value> = tokens(which, place, 1)
             .into_iter()

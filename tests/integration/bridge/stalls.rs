@@ -1,0 +1,315 @@
+//! A bridge that stands still. Its clock stands still too, until a test moves it: nothing here depends on how fast a machine is.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use async_nats::Subscriber;
+use axum::extract::State;
+use axum::routing::post;
+use axum::{Json, Router};
+use bytes::Bytes;
+use futures_util::StreamExt;
+use kvatlas::bridge::{Bridge, BridgeClock, BridgeOptions, EngineDefaults, FollowOptions, parse_engine};
+use kvatlas::daemon::broker::embedded::EmbeddedBroker;
+use kvatlas::daemon::http::EngineRegistry;
+use kvatlas_core::wire::{Event, EventBatch, WireLimits};
+use serde_json::{Value, json};
+use tokio::io::AsyncWriteExt;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{mpsc, oneshot};
+use zeromq::{RouterSocket, Socket, SocketRecv, SocketSend, ZmqMessage};
+
+use super::frames::{batch, subscriber};
+use super::sources::{envelope, router_stored, trt_created, trt_stored};
+use super::{BLOCK, stored};
+use crate::support::{PATIENCE, broker, subjects};
+
+/// A tick that never comes.
+const NEVER: Duration = Duration::from_secs(3600);
+
+/// A bridge, and what it tells daemons.
+struct Scene {
+    bridge: Bridge,
+    poll_interval: Duration,
+    moved_ms: Arc<AtomicU64>,
+    told: Subscriber,
+    nats: async_nats::Client,
+    broker: EmbeddedBroker,
+}
+
+impl Scene {
+    async fn new(poll_interval: Duration) -> Self {
+        let broker = broker().await;
+        let nats = async_nats::connect(broker.url()).await.unwrap();
+        let told = nats.subscribe(subjects().all_events()).await.unwrap();
+        nats.flush().await.unwrap();
+        let (moved_ms, begun) = (Arc::new(AtomicU64::new(0)), Instant::now());
+        let clock = BridgeClock::new({
+            let moved_ms = Arc::clone(&moved_ms);
+            move || begun + Duration::from_millis(moved_ms.load(Ordering::SeqCst))
+        });
+        let options = BridgeOptions {
+            follow: FollowOptions {
+                patience: PATIENCE,
+                poll_interval,
+                silent_after: NEVER,
+                ..FollowOptions::default()
+            },
+            clock,
+            ..BridgeOptions::default()
+        };
+        let bridge = Bridge::new(subjects(), options);
+        bridge.start(&nats);
+        Self {
+            bridge,
+            poll_interval,
+            moved_ms,
+            told,
+            nats,
+            broker,
+        }
+    }
+
+    fn follow(&self, text: &str) {
+        let defaults = EngineDefaults {
+            model: Some("m".to_owned()),
+            block_size: BLOCK,
+            ..EngineDefaults::default()
+        };
+        for engine in parse_engine(text, &defaults).unwrap() {
+            self.bridge.register(engine).unwrap();
+        }
+    }
+
+    /// Time passes, and the bridge takes no notice.
+    fn stand_still(&self) {
+        let paused = self.poll_interval + Duration::from_secs(2);
+        let paused_ms = u64::try_from(paused.as_millis()).unwrap();
+        self.moved_ms.fetch_add(paused_ms, Ordering::SeqCst);
+    }
+
+    /// What daemons are told next: blocks, and whether they are in doubt from now on.
+    async fn next(&mut self) -> Vec<&'static str> {
+        let message = tokio::time::timeout(PATIENCE, self.told.next()).await;
+        let message = message.expect("daemons are told more").unwrap();
+        let batch = EventBatch::decode(&message.payload, &WireLimits::default()).unwrap();
+        let describe = |event: &Event| match event {
+            Event::Stored(_) => "stored",
+            Event::Doubted(doubts) if doubts.is_empty() => "exact",
+            Event::Doubted(_) => "in doubt",
+            other => panic!("{other:?}"),
+        };
+        batch.events.iter().map(describe).collect()
+    }
+
+    /// What daemons are told is `expected`, in this order.
+    async fn tells(&mut self, expected: &[&str]) {
+        let mut told = Vec::new();
+        while told.len() < expected.len() {
+            told.extend(self.next().await);
+            assert!(expected.starts_with(&told), "{told:?} instead of {expected:?}");
+        }
+    }
+}
+
+/// An engine that answers questions when a test wants it to.
+struct Engine {
+    publisher: TcpStream,
+    replay: RouterSocket,
+    sent: Vec<Bytes>,
+}
+
+/// A question that is open.
+struct Question {
+    client: Bytes,
+    start: usize,
+}
+
+impl Engine {
+    /// An engine that `scene` follows.
+    async fn followed(scene: &Scene) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut replay = RouterSocket::new();
+        let replay_endpoint = replay.bind("tcp://127.0.0.1:0").await.unwrap();
+        let endpoint = listener.local_addr().unwrap();
+        scene.follow(&format!("gpu-0=tcp://{endpoint},replay={replay_endpoint}"));
+        Self {
+            publisher: subscriber(&listener).await,
+            replay,
+            sent: Vec::new(),
+        }
+    }
+
+    /// Publishes one more block.
+    async fn publish(&mut self) {
+        let number = u32::try_from(self.sent.len()).unwrap();
+        let event = stored(1, number, 1);
+        let payload = rmp_serde::to_vec(&json!([1.5, [event], 0])).unwrap();
+        self.sent.push(payload.into());
+        let bytes = batch(number.into(), &event);
+        self.publisher.write_all(&bytes).await.unwrap();
+    }
+
+    /// The next question.
+    async fn asked(&mut self) -> Question {
+        let asked = tokio::time::timeout(PATIENCE, self.replay.recv()).await;
+        let frames = asked.expect("the bridge asks").unwrap().into_vec();
+        let [client, _, start] = <[Bytes; 3]>::try_from(frames).unwrap();
+        let start = u64::from_be_bytes(start[..].try_into().unwrap());
+        Question {
+            client,
+            start: usize::try_from(start).unwrap(),
+        }
+    }
+
+    async fn reply(&mut self, client: &Bytes, number: &[u8], payload: Bytes) {
+        let mut message = ZmqMessage::from(client.clone());
+        for frame in [Bytes::new(), Bytes::copy_from_slice(number), payload] {
+            message.push_back(frame);
+        }
+        self.replay.send(message).await.unwrap();
+    }
+
+    /// Gives back all that it has sent.
+    async fn answer(&mut self, Question { client, start }: Question) {
+        for number in start..self.sent.len() {
+            let payload = self.sent[number].clone();
+            self.reply(&client, &(number as u64).to_be_bytes(), payload).await;
+        }
+        self.reply(&client, &[0xff; 8], Bytes::new()).await;
+    }
+
+    /// Answers what nobody can read.
+    async fn fail(&mut self, question: Question) {
+        self.reply(&question.client, b"?", Bytes::new()).await;
+    }
+}
+
+/// A scene with an engine that is exact with one block, and a question to it that is open.
+async fn asked() -> (Scene, Engine, Question) {
+    let mut scene = Scene::new(Duration::from_millis(20)).await;
+    let mut engine = Engine::followed(&scene).await;
+    engine.publish().await;
+    let first = engine.asked().await;
+    engine.answer(first).await;
+    scene.tells(&["in doubt", "stored", "exact"]).await;
+    let question = engine.asked().await;
+    (scene, engine, question)
+}
+
+#[tokio::test]
+async fn a_question_that_failed_after_a_stall_is_no_ordinary_one() {
+    let (mut scene, mut engine, question) = asked().await;
+    scene.stand_still();
+    engine.publish().await;
+    engine.fail(question).await;
+    let next = engine.asked().await;
+    engine.answer(next).await;
+    scene.tells(&["in doubt", "stored", "exact"]).await;
+}
+
+#[tokio::test]
+async fn an_answer_from_before_a_stall_is_no_news() {
+    let (mut scene, mut engine, question) = asked().await;
+    scene.stand_still();
+    engine.publish().await;
+    engine.answer(question).await;
+    let next = engine.asked().await;
+    engine.publish().await;
+    engine.answer(next).await;
+    scene.tells(&["in doubt", "stored", "stored", "exact"]).await;
+}
+
+#[tokio::test]
+async fn an_engine_that_cannot_be_asked_is_read_to_its_end_first() {
+    let mut scene = Scene::new(NEVER).await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    scene.follow(&format!("gpu-0=tcp://{}", listener.local_addr().unwrap()));
+    let mut engine = subscriber(&listener).await;
+    scene.tells(&["in doubt"]).await;
+    scene.stand_still();
+    for number in 0..3 {
+        let bytes = batch(number.into(), &stored(1, number, 1));
+        engine.write_all(&bytes).await.unwrap();
+    }
+    scene.tells(&["stored", "stored", "stored"]).await;
+}
+
+/// Questions to a server of TensorRT-LLM, each with what takes the answer.
+type Questions = mpsc::Receiver<oneshot::Sender<Value>>;
+
+/// A server of TensorRT-LLM that answers when a test wants it to.
+async fn server() -> (Questions, std::net::SocketAddr) {
+    let (ask, questions) = mpsc::channel::<oneshot::Sender<Value>>(1);
+    let handler = async |State(ask): State<mpsc::Sender<oneshot::Sender<Value>>>| {
+        let (reply, answer) = oneshot::channel();
+        ask.send(reply).await.unwrap();
+        Json(answer.await.unwrap())
+    };
+    let router = Router::new()
+        .route("/kv_cache_events", post(handler))
+        .with_state(ask);
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
+    (questions, address)
+}
+
+#[tokio::test]
+async fn a_servers_answer_from_before_a_stall_is_no_news() {
+    let mut scene = Scene::new(NEVER).await;
+    let (mut questions, address) = server().await;
+    scene.follow(&format!("gpu-0=http://{address},format=tensorrt-llm"));
+    let question = questions.recv().await.unwrap();
+    question
+        .send(json!([trt_created(0), trt_stored(1, 1, 0, 1)]))
+        .unwrap();
+    scene.tells(&["stored"]).await;
+    let question = questions.recv().await.unwrap();
+    scene.stand_still();
+    question.send(json!([trt_stored(2, 1, 1, 1)])).unwrap();
+    scene.tells(&["in doubt", "stored"]).await;
+    let question = questions.recv().await.unwrap();
+    question.send(json!([trt_stored(3, 1, 2, 1)])).unwrap();
+    scene.tells(&["stored", "exact"]).await;
+}
+
+#[tokio::test]
+async fn an_event_plane_is_read_to_its_end_after_a_stall() {
+    const SUBJECT: &str = "namespace.n.component.c.kv-events";
+    for poll_interval in [NEVER, Duration::from_millis(20)] {
+        let mut scene = Scene::new(poll_interval).await;
+        scene.follow(&format!(
+            "plane={},format=dynamo,topic={SUBJECT}",
+            scene.broker.url()
+        ));
+        let nats = scene.nats.clone();
+        let publish = async |number: u64| {
+            let place = usize::try_from(number).unwrap();
+            let payload = envelope(1, number, &router_stored(7, 1, place, 1));
+            nats.publish(SUBJECT, payload.into()).await.unwrap();
+        };
+        // What comes before the subscription is not heard, and no number of it.
+        while scene.nats.statistics().in_messages.load(Ordering::SeqCst) == 0 {
+            publish(0).await;
+            tokio::task::yield_now().await;
+        }
+        scene.tells(&["stored"]).await;
+        scene.stand_still();
+        publish(1).await;
+        scene.tells(&["in doubt", "stored"]).await;
+        publish(2).await;
+        if poll_interval == NEVER {
+            scene.tells(&["stored"]).await;
+            continue;
+        }
+        // Some time later nothing waits any more, and what comes is news.
+        for number in 3.. {
+            if scene.next().await.contains(&"exact") {
+                break;
+            }
+            publish(number).await;
+        }
+    }
+}
