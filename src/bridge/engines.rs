@@ -10,7 +10,7 @@ use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use kvatlas_client::publish::{HolderPublisher, PublishedHolder, PublisherOptions};
+use kvatlas_client::publish::{PublishedHolder, PublisherOptions};
 use kvatlas_core::hash::BlockSize;
 use kvatlas_core::index::{Hashing, NamespaceSettings};
 use kvatlas_core::wire::{
@@ -26,7 +26,7 @@ use crate::daemon::metrics::BridgeMetrics;
 use super::follower::{FollowOptions, Follower};
 use super::holders::{Holders, StartRelay};
 use super::progress::{Progress, SharedProgress};
-use super::relay::Relay;
+use super::relay::{Relay, Way};
 use super::sources::{Source, SourceTask};
 use super::spec::check_engine;
 use super::stalls::{BridgeClock, StallWatch};
@@ -261,7 +261,6 @@ impl Inner {
             },
             ..self.options.publisher.clone()
         };
-        let publisher = HolderPublisher::start(nats, &self.subjects, holder, options).await;
         let settings = TranslatorSettings {
             block_size,
             blocks_max: self.options.follow.blocks_max,
@@ -274,13 +273,15 @@ impl Inner {
             },
             ..TranslatorSettings::default()
         };
-        Ok(Relay::new(
-            engine.format,
-            &name,
-            settings,
-            publisher.map_err(|error| error.to_string())?,
-            Arc::clone(&self.metrics),
-        ))
+        let way = Way {
+            nats,
+            subjects: self.subjects.clone(),
+            holder,
+            options,
+        };
+        let metrics = Arc::clone(&self.metrics);
+        let relay = Relay::start(engine.format, &name, settings, way, metrics).await;
+        relay.map_err(|error| error.to_string())
     }
 }
 

@@ -122,6 +122,16 @@ impl Follower {
         self.relay
     }
 
+    /// Whether something has been applied that daemons have not been told.
+    pub(super) fn has_untold(&self) -> bool {
+        self.relay.has_untold()
+    }
+
+    /// Tells it. To be called before this task waits for the engine.
+    pub(super) async fn tell(&mut self) -> Result<(), FollowError> {
+        Ok(self.relay.tell().await?)
+    }
+
     /// Whether there is a replay socket to ask.
     pub(super) fn can_ask(&self) -> bool {
         self.replay_endpoint.is_some()
@@ -193,6 +203,7 @@ impl Follower {
 
     /// Asks the replay socket, again while answers have holes: engines drop what a slow reader does not take.
     async fn ask(&mut self) -> Result<Verified, FollowError> {
+        self.relay.tell().await?;
         let mut attempts = ASK_ATTEMPTS;
         loop {
             let from = self.continuity.replay_from();
@@ -321,6 +332,10 @@ impl Follower {
     async fn apply(&mut self, seq: u64, payload: &[u8], by_replay: bool) -> Result<(), FollowError> {
         self.relay.apply(payload).await?;
         self.continuity.applied(seq, payload, by_replay);
+        if by_replay {
+            // The next message of the replay is waited for.
+            self.relay.tell().await?;
+        }
         Ok(())
     }
 }

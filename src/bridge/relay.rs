@@ -3,12 +3,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvatlas_client::publish::{HolderPublisher, PublisherError};
-use kvatlas_core::wire::{DegradedReason, DegradedReasons, Event, Tier};
+use async_nats::Client;
+use kvatlas_client::publish::{
+    FullState, HolderPublisher, PublishedHolder, PublisherError, PublisherOptions, SharedState,
+};
+use kvatlas_core::wire::{DegradedReason, DegradedReasons, Event, Subjects, Tier};
 use kvatlas_engines::{
     DecodeLimits, Decoder, EngineBatch, EngineEvent, Format, Reason, Translation, Translator,
     TranslatorSettings,
 };
+use tokio::sync::{Mutex, OwnedMutexGuard};
 
 use crate::daemon::metrics::{BridgeMetrics, EngineMetrics};
 
@@ -16,6 +20,36 @@ use crate::daemon::metrics::{BridgeMetrics, EngineMetrics};
 const EVENTS_MAX: usize = 512;
 /// About how many bytes of hashes are handed to it at once.
 const BYTES_MAX: usize = 256 << 10;
+/// About how many bytes of payloads are translated before their events are handed on.
+const UNTOLD_BYTES_MAX: usize = 32 << 10;
+
+/// What one engine has. The publisher gives it to daemons that need all of it.
+struct Blocks(Translator);
+
+impl FullState for Blocks {
+    fn full_state(&mut self) -> Vec<(Tier, Event)> {
+        let mut all = Translation::default();
+        self.0.full_state(&mut all);
+        let parts = all.parts.into_iter();
+        parts
+            .flat_map(|part| part.events.into_iter().map(move |event| (part.tier, event)))
+            .collect()
+    }
+}
+
+/// Events that the publisher has not been given yet, in the translation. Nobody else sees the blocks meanwhile.
+struct Untold {
+    blocks: OwnedMutexGuard<Blocks>,
+    payload_bytes: usize,
+}
+
+/// Whom a relay tells, and how.
+pub(super) struct Way {
+    pub(super) nats: Client,
+    pub(super) subjects: Subjects,
+    pub(super) holder: PublishedHolder,
+    pub(super) options: PublisherOptions,
+}
 
 /// Tells daemons what one engine says.
 pub(super) struct Relay {
@@ -24,8 +58,12 @@ pub(super) struct Relay {
     publisher: HolderPublisher,
     decoder: Decoder,
     batch: EngineBatch,
-    translator: Translator,
+    blocks: Arc<Mutex<Blocks>>,
     translation: Translation,
+    /// None where everything has been told. It must not be kept while this task waits for an engine.
+    untold: Option<Untold>,
+    /// Whether the translator doubts what the engine has.
+    has_doubt: bool,
     /// Whether the engine is out of sight.
     is_lost: bool,
     /// What daemons have been told to doubt.
@@ -35,26 +73,38 @@ pub(super) struct Relay {
 }
 
 impl Relay {
-    pub(super) fn new(
+    /// Begins to tell daemons.
+    pub(super) async fn start(
         format: Format,
         name: &str,
         settings: TranslatorSettings,
-        publisher: HolderPublisher,
+        way: Way,
         metrics: Arc<BridgeMetrics>,
-    ) -> Self {
+    ) -> Result<Self, PublisherError> {
+        let blocks = Arc::new(Mutex::new(Blocks(Translator::new(settings))));
+        let state: SharedState = blocks.clone();
+        let Way {
+            nats,
+            subjects,
+            holder,
+            options,
+        } = way;
+        let publisher = HolderPublisher::start_with_state(nats, &subjects, holder, options, state).await?;
         let engine_metrics = metrics.of_engine(name);
-        Self {
+        Ok(Self {
             name: name.to_owned(),
             publisher,
             decoder: Decoder::new(format, DecodeLimits::default()),
             batch: EngineBatch::default(),
-            translator: Translator::new(settings),
+            blocks,
             translation: Translation::default(),
+            untold: None,
+            has_doubt: false,
             is_lost: false,
             told: DegradedReasons::default(),
             metrics,
             engine_metrics,
-        }
+        })
     }
 
     /// Whether what the engine has is known for certain.
@@ -70,17 +120,47 @@ impl Relay {
         &self.metrics
     }
 
-    /// Applies one payload, and tells daemons.
+    /// Applies one payload. Daemons are told at the next [`Self::tell`] at the latest, which has to come before this task waits.
     pub(super) async fn apply(&mut self, payload: &[u8]) -> Result<(), PublisherError> {
         self.engine_metrics.received(payload.len());
+        let mut untold = self.take_untold().await;
+        let Untold { blocks, .. } = &mut untold;
         match self.decoder.decode(payload, &mut self.batch) {
-            Ok(()) => self.translator.translate(&self.batch, &mut self.translation),
+            Ok(()) => blocks.0.translate(&self.batch, &mut self.translation),
             Err(error) => {
                 self.metrics.undecodable(&self.name, &error);
-                self.translator.note_doubt(Reason::Malformed);
+                blocks.0.note_doubt(Reason::Malformed);
             }
         }
-        self.tell_translation().await
+        untold.payload_bytes += payload.len();
+        let is_full = untold.payload_bytes >= UNTOLD_BYTES_MAX;
+        self.keep(untold);
+        // What begins or ends a doubt is told in its order.
+        if is_full || self.doubts() != self.told || self.translation.has_cleared() {
+            return self.tell().await;
+        }
+        Ok(())
+    }
+
+    /// Locks the blocks, unless they are locked for what has not been told yet.
+    async fn take_untold(&mut self) -> Untold {
+        match self.untold.take() {
+            Some(untold) => untold,
+            None => Untold {
+                blocks: Arc::clone(&self.blocks).lock_owned().await,
+                payload_bytes: 0,
+            },
+        }
+    }
+
+    fn keep(&mut self, untold: Untold) {
+        self.has_doubt = untold.blocks.0.doubt().is_some();
+        self.untold = Some(untold);
+    }
+
+    /// Whether something has been applied that daemons have not been told.
+    pub(super) fn has_untold(&self) -> bool {
+        self.untold.is_some()
     }
 
     /// Applies those events of a batch that was decoded elsewhere for which `is_ours` holds, and tells daemons. What the decoder has left
@@ -90,25 +170,24 @@ impl Relay {
         batch: &EngineBatch,
         is_ours: impl Fn(&EngineEvent) -> bool,
     ) -> Result<(), PublisherError> {
-        self.translator
-            .note_reasons(&batch.reasons, &mut self.translation);
+        let mut untold = self.take_untold().await;
+        let Untold { blocks, .. } = &mut untold;
+        blocks.0.note_reasons(&batch.reasons, &mut self.translation);
         for event in batch.events().iter().filter(|event| is_ours(event)) {
-            self.translator
-                .translate_event(batch, event, &mut self.translation);
+            blocks.0.translate_event(batch, event, &mut self.translation);
         }
-        self.tell_translation().await
+        self.keep(untold);
+        self.tell().await
     }
 
-    async fn tell_translation(&mut self) -> Result<(), PublisherError> {
+    /// Tells daemons what has been applied, and what is in doubt.
+    pub(super) async fn tell(&mut self) -> Result<(), PublisherError> {
+        // The blocks stay locked until the publisher has all of their events.
+        let untold = self.untold.take();
         for (reason, times) in self.translation.reasons.iter() {
             self.metrics.left_out(reason, times, &self.name);
         }
-        let clears = |event: &Event| matches!(event, Event::Cleared);
-        let has_cleared = self
-            .translation
-            .parts
-            .iter()
-            .any(|part| part.events.iter().any(clears));
+        let has_cleared = self.translation.has_cleared();
         let doubts = self.doubts();
         // A new doubt comes before what is doubted.
         if !doubts.is_empty() && doubts != self.told {
@@ -119,12 +198,18 @@ impl Relay {
             self.told = DegradedReasons::default();
         }
         self.translation.clear();
-        self.tell().await
+        drop(untold);
+        self.tell_doubts_if_new().await
     }
 
     /// Publishes the translation, in pieces that the publisher takes.
     async fn publish(&mut self) -> Result<(), PublisherError> {
-        for mut part in std::mem::take(&mut self.translation.parts) {
+        for mut part in self.translation.parts.drain(..) {
+            let bytes: usize = part.events.iter().map(event_bytes).sum();
+            if part.events.len() <= EVENTS_MAX && bytes <= BYTES_MAX {
+                self.publisher.publish(part.tier, part.events).await?;
+                continue;
+            }
             let mut piece = Vec::new();
             let mut bytes = 0;
             for event in part.events.drain(..) {
@@ -141,14 +226,13 @@ impl Relay {
             if !piece.is_empty() {
                 self.publisher.publish(part.tier, piece).await?;
             }
-            self.translation.recycle(part.events);
         }
         Ok(())
     }
 
     fn doubts(&self) -> DegradedReasons {
         let mut doubts = DegradedReasons::default();
-        if self.translator.doubt().is_some() {
+        if self.has_doubt {
             doubts = doubts.with(DegradedReason::UpstreamGap);
         }
         if self.is_lost {
@@ -158,7 +242,7 @@ impl Relay {
     }
 
     /// Tells daemons what is in doubt, where they have been told otherwise.
-    async fn tell(&mut self) -> Result<(), PublisherError> {
+    async fn tell_doubts_if_new(&mut self) -> Result<(), PublisherError> {
         let doubts = self.doubts();
         if doubts == self.told {
             return Ok(());
@@ -178,7 +262,9 @@ impl Relay {
     pub(super) async fn lose(&mut self) -> Result<(), PublisherError> {
         self.engine_metrics.lost_batches(&self.name);
         // The translator's doubt ends with a clear, as this one has to.
-        self.translator.note_doubt(Reason::UnknownParent);
+        let mut untold = self.take_untold().await;
+        untold.blocks.0.note_doubt(Reason::UnknownParent);
+        self.keep(untold);
         self.tell().await
     }
 
@@ -199,27 +285,35 @@ impl Relay {
 
     /// The engine is in sight, for now: heartbeats are sent for `time`, unless this is called again.
     pub(super) async fn seen(&mut self, time: Duration) -> Result<(), PublisherError> {
-        self.is_lost = false;
+        // What was applied while it was out of sight is told as such.
         self.tell().await?;
+        self.is_lost = false;
+        self.tell_doubts_if_new().await?;
         self.publisher.heartbeat_for(time).await
     }
 
     /// The engine is another process: a new epoch begins, and nothing of the old one is left.
     pub(super) async fn restart(&mut self) -> Result<(), PublisherError> {
         self.engine_metrics.restarted(&self.name);
-        self.translator.reset();
+        self.tell().await?;
+        let mut untold = self.take_untold().await;
+        untold.blocks.0.reset();
+        self.keep(untold);
+        // The blocks stay locked meanwhile: the old epoch had others.
         self.publisher.begin_epoch().await?;
         self.told = DegradedReasons::default();
         self.tell().await
     }
 
     /// Waits until all that was told has left for the broker.
-    pub(super) async fn flush(&self) -> Result<(), PublisherError> {
+    pub(super) async fn flush(&mut self) -> Result<(), PublisherError> {
+        self.tell().await?;
         self.publisher.flush().await.map(|_| ())
     }
 
     /// Daemons forget the holder.
-    pub(super) async fn say_goodbye(self) -> Result<(), PublisherError> {
+    pub(super) async fn say_goodbye(mut self) -> Result<(), PublisherError> {
+        self.tell().await?;
         self.publisher.say_goodbye().await
     }
 }

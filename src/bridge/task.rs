@@ -9,8 +9,19 @@ use tokio_util::sync::CancellationToken;
 use crate::daemon::http::NewEngine;
 
 use super::follower::{FollowError, FollowOptions, Follower};
+use super::frames::Numbered;
 use super::progress::{SharedProgress, log_untold};
 use super::sockets::Subscription;
+
+/// Why the task of an engine goes on.
+enum Woken {
+    /// A batch has come.
+    Published(Numbered),
+    /// Nothing waits to be read: what was read is told together.
+    Idle,
+    /// It is time to look, unless something has come meanwhile.
+    Tick,
+}
 
 /// Follows one engine.
 pub(super) struct EngineTask {
@@ -92,14 +103,18 @@ impl EngineTask {
         *failures = 0;
         self.note_followed();
         let mut heard_at = Instant::now();
-        let mut poll = tokio::time::interval(self.options.poll_interval);
+        // When a batch came last; none since the last look.
+        let mut published_at: Option<Instant> = None;
+        let interval = self.options.poll_interval;
+        let mut poll = tokio::time::interval(interval);
         poll.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         // The first tick is due at once: it shows what was published before the engine knew of the subscription.
         loop {
-            let published = tokio::select! {
+            let woken = tokio::select! {
                 biased;
-                numbered = subscription.next() => Some(numbered?),
-                _ = poll.tick() => None,
+                numbered = subscription.next() => Woken::Published(numbered?),
+                () = std::future::ready(()), if self.follower.has_untold() => Woken::Idle,
+                _ = poll.tick() => Woken::Tick,
             };
             let has_stalled = self.follower.awake().await?;
             if has_stalled {
@@ -109,18 +124,29 @@ impl EngineTask {
                     false => poll.reset(),
                 }
             }
-            match published {
-                Some(numbered) => {
+            match woken {
+                Woken::Published(numbered) => {
                     self.follower.published(numbered).await?;
                     heard_at = Instant::now();
-                    if self.follower.relay().is_in_sight() {
-                        poll.reset();
+                    published_at = Some(heard_at);
+                    if !self.follower.has_untold() {
+                        self.note_followed();
                     }
+                }
+                Woken::Idle => {
+                    self.follower.tell().await?;
                     self.note_followed();
                 }
                 // This tick was due during the stall.
-                None if has_stalled => {}
-                None => {
+                Woken::Tick if has_stalled => {}
+                Woken::Tick => {
+                    let due = published_at.take().map(|at| at + interval);
+                    if let Some(due) =
+                        due.filter(|due| self.follower.relay().is_in_sight() && *due > Instant::now())
+                    {
+                        poll.reset_at(due.into());
+                        continue;
+                    }
                     match self.follower.look().await {
                         Ok(()) => {
                             heard_at = Instant::now();

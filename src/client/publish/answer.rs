@@ -16,12 +16,23 @@ pub(super) struct Answer {
 }
 
 impl Outbox {
-    /// Answers a daemon: from the ring where that is enough, else with the full state.
+    /// Whether it takes the full state to answer a daemon.
+    pub(super) fn needs_state(&self, request: &ResyncRequest) -> bool {
+        let cursor = request.cursor;
+        request.full || cursor.epoch != self.cursor.epoch || self.ring.after(cursor.seq).is_none()
+    }
+
+    /// Answers a daemon: from the ring where that is enough, else with the full state. That is `kept`, where it is kept elsewhere.
     ///
     /// # Errors
     ///
     /// An error of the contract where the publisher cannot help just now.
-    pub(super) fn answer(&mut self, request: &ResyncRequest, clocks: Clocks) -> Result<Answer, WireError> {
+    pub(super) fn answer(
+        &mut self,
+        request: &ResyncRequest,
+        kept: Option<Vec<(Tier, Event)>>,
+        clocks: Clocks,
+    ) -> Result<Answer, WireError> {
         if request.rank != self.rank {
             let text = format!("this publisher is for rank {}", self.rank);
             return Err(WireError::new(ErrorCode::BadRequest, text));
@@ -33,21 +44,31 @@ impl Outbox {
             let batches = batches.map(|payload| payload.to_vec()).collect();
             return Ok(self.chunks(ResyncAnswerKind::Missing, batches));
         }
-        let state = self.full_state(clocks)?;
+        let state = match kept {
+            Some(events) => self.encode_state(events),
+            None => self.table_state(clocks)?,
+        };
         Ok(self.chunks(ResyncAnswerKind::Full, state))
     }
 
-    /// The full state as encoded batches.
-    fn full_state(&mut self, clocks: Clocks) -> Result<Vec<Vec<u8>>, WireError> {
+    /// The full state of the own table as encoded batches.
+    fn table_state(&mut self, clocks: Clocks) -> Result<Vec<Vec<u8>>, WireError> {
         let unavailable = |text| WireError::new(ErrorCode::Unavailable, text);
-        let (cursor, rank, bytes_max) = (self.cursor, self.rank, self.options.chunk_bytes_max);
-        let is_recomputed = self.options.settings.hashing == Hashing::Recompute;
-        let table = self.table.as_mut().ok_or_else(|| {
+        // Taken out, so that its events can be encoded one by one.
+        let mut table = self.table.take().ok_or_else(|| {
             unavailable("this publisher took up an epoch of another one and does not know the full state")
         })?;
-        let events = table
+        let encoded = table
             .state(clocks.monotonic_us)
-            .ok_or_else(|| unavailable("stored blocks wait for their parent; ask again when they have it"))?;
+            .map(|events| self.encode_state(events));
+        self.table = Some(table);
+        encoded.ok_or_else(|| unavailable("stored blocks wait for their parent; ask again when they have it"))
+    }
+
+    /// The full state as encoded batches.
+    fn encode_state(&self, events: impl IntoIterator<Item = (Tier, Event)>) -> Vec<Vec<u8>> {
+        let (cursor, rank, bytes_max) = (self.cursor, self.rank, self.options.chunk_bytes_max);
+        let is_recomputed = self.options.settings.hashing == Hashing::Recompute;
         let mut batches = Vec::new();
         let mut open = empty(cursor, rank, Tier::DEVICE);
         let mut bytes = 0;
@@ -74,7 +95,7 @@ impl Outbox {
             doubt.events.push(Event::Doubted(self.doubts));
             batches.push(doubt.encode());
         }
-        Ok(batches)
+        batches
     }
 
     /// Spreads batches over chunks; there is always one chunk at least, which has the cursor.
@@ -167,7 +188,7 @@ mod tests {
             worker: WorkerName::new("w").unwrap(),
             rank: 0,
         };
-        Outbox::new(options, &id, Clocks::default()).unwrap()
+        Outbox::new(options, &id, true, Clocks::default()).unwrap()
     }
 
     fn options() -> PublisherOptions {
@@ -207,7 +228,9 @@ mod tests {
     fn the_ring_answers_where_it_reaches_back() {
         let mut outbox = outbox(options());
         publish(&mut outbox, 5);
-        let answer = outbox.answer(&request(5, 2, false), Clocks::default()).unwrap();
+        let answer = outbox
+            .answer(&request(5, 2, false), None, Clocks::default())
+            .unwrap();
         let found = chunks(&answer);
         assert!(found.len() > 1 && found.last().unwrap().is_last);
         assert!(found.iter().all(|chunk| chunk.kind == ResyncAnswerKind::Missing));
@@ -218,7 +241,11 @@ mod tests {
             .collect();
         assert_eq!(batches, [3, 4, 5]);
         // A daemon that has everything is told so.
-        let nothing = chunks(&outbox.answer(&request(5, 5, false), Clocks::default()).unwrap());
+        let nothing = chunks(
+            &outbox
+                .answer(&request(5, 5, false), None, Clocks::default())
+                .unwrap(),
+        );
         assert_eq!(
             (nothing.len(), nothing[0].is_last, nothing[0].batches.len()),
             (1, true, 0)
@@ -237,7 +264,7 @@ mod tests {
             request(5, 6, true),
             request(5, 99, false),
         ] {
-            let found = chunks(&outbox.answer(&question, Clocks::default()).unwrap());
+            let found = chunks(&outbox.answer(&question, None, Clocks::default()).unwrap());
             assert!(found.iter().all(|chunk| chunk.kind == ResyncAnswerKind::Full));
             assert!(
                 found
@@ -264,16 +291,20 @@ mod tests {
             ..options()
         });
         publish(&mut outbox, 1);
-        assert!(outbox.answer(&request(5, 7, false), Clocks::default()).is_ok());
+        assert!(
+            outbox
+                .answer(&request(5, 7, false), None, Clocks::default())
+                .is_ok()
+        );
         let refused = outbox
-            .answer(&request(5, 6, false), Clocks::default())
+            .answer(&request(5, 6, false), None, Clocks::default())
             .unwrap_err();
         assert_eq!(refused.code, ErrorCode::Unavailable);
         let other_rank = ResyncRequest {
             rank: 1,
             ..request(5, 7, false)
         };
-        let refused = outbox.answer(&other_rank, Clocks::default()).unwrap_err();
+        let refused = outbox.answer(&other_rank, None, Clocks::default()).unwrap_err();
         assert_eq!(refused.code, ErrorCode::BadRequest);
     }
 }

@@ -14,6 +14,7 @@ use super::error::PublisherError;
 use super::options::PublisherOptions;
 use super::outbox::{Outbox, events_bytes};
 use super::refusals::{PublishConnection, Watches};
+use super::state::SharedState;
 use super::task::{Command, Task, clocks};
 
 /// Whose blocks are published.
@@ -96,13 +97,39 @@ impl HolderPublisher {
         holder: PublishedHolder,
         options: PublisherOptions,
     ) -> Result<Self, PublisherError> {
-        let PublishConnection { nats, refusals } = nats.into();
+        Self::begin(nats.into(), subjects, holder, options, None).await
+    }
+
+    /// As [`start`](Self::start), without a table of its own: daemons that need the full state are given what `state` says. For a relay
+    /// that knows it anyway.
+    ///
+    /// # Errors
+    ///
+    /// As [`start`](Self::start).
+    pub async fn start_with_state(
+        nats: impl Into<PublishConnection>,
+        subjects: &Subjects,
+        holder: PublishedHolder,
+        options: PublisherOptions,
+        state: SharedState,
+    ) -> Result<Self, PublisherError> {
+        Self::begin(nats.into(), subjects, holder, options, Some(state)).await
+    }
+
+    async fn begin(
+        nats: PublishConnection,
+        subjects: &Subjects,
+        holder: PublishedHolder,
+        options: PublisherOptions,
+        state: Option<SharedState>,
+    ) -> Result<Self, PublisherError> {
+        let PublishConnection { nats, refusals } = nats;
         let started = Instant::now();
         let id = HolderId {
             worker: holder.worker.clone(),
             rank: holder.rank,
         };
-        let outbox = Outbox::new(options.clone(), &id, clocks(started))?;
+        let outbox = Outbox::new(options.clone(), &id, state.is_none(), clocks(started))?;
         let events_subject = subjects.events(&holder.namespace, &holder.worker);
         let questions_subject = options
             .answers_resyncs
@@ -122,7 +149,7 @@ impl HolderPublisher {
             None => None,
         };
         let (commands, queue) = mpsc::channel(options.queue_batches_max.max(1));
-        let task = Task::new(nats, events_subject, outbox, Arc::clone(&shared), started);
+        let task = Task::new(nats, events_subject, outbox, Arc::clone(&shared), state, started);
         tokio::spawn(task.run(queue, questions));
         Ok(Self {
             commands,

@@ -45,7 +45,7 @@ pub(super) struct Outbox {
     /// When the batch at the cursor was made; none if it was made elsewhere, or is not there.
     pub(super) made_us: Option<u64>,
     pub(super) ring: Ring,
-    /// None where the blocks of earlier batches are not known.
+    /// None where the blocks of earlier batches are not known, or are kept elsewhere.
     pub(super) table: Option<BlockTable>,
     open: Option<OpenBatch>,
     /// When the last batch was numbered, in microseconds on the monotonic clock.
@@ -53,13 +53,14 @@ pub(super) struct Outbox {
     /// What the publisher itself doubts; part of the full state.
     pub(super) doubts: DegradedReasons,
     /// Whether the last batch said goodbye: there is no holder any more that a heartbeat could be of.
-    has_left: bool,
+    pub(super) has_left: bool,
 }
 
 impl Outbox {
     pub(super) fn new(
         options: PublisherOptions,
         id: &HolderId,
+        has_table: bool,
         clocks: Clocks,
     ) -> Result<Self, RegisterError> {
         let (cursor, knows_blocks) = match options.beginning {
@@ -67,7 +68,7 @@ impl Outbox {
             Beginning::Epoch(epoch) => (first_of(epoch), true),
             Beginning::After(cursor) => (cursor, cursor.seq == 0),
         };
-        let table = (knows_blocks && options.answers_resyncs)
+        let table = (knows_blocks && has_table && options.answers_resyncs)
             .then(|| BlockTable::new(options.settings, id))
             .transpose()?;
         let ring_batches_max = if options.answers_resyncs {
@@ -104,13 +105,13 @@ impl Outbox {
         // What is last is not kept waiting, and nothing may come behind it in its batch.
         let is_last = |event: &Event| matches!(event, Event::Goodbye | Event::Doubted(_));
         let is_urgent = events.is_empty() || events.iter().any(is_last);
-        let open = self.open.get_or_insert_with(|| OpenBatch {
-            tier,
-            events: Vec::new(),
-            bytes: 0,
-        });
-        open.events.extend(events);
-        open.bytes += bytes;
+        match &mut self.open {
+            Some(open) => {
+                open.events.extend(events);
+                open.bytes += bytes;
+            }
+            None => self.open = Some(OpenBatch { tier, events, bytes }),
+        }
         if is_urgent || self.options.batch_delay.is_zero() {
             sealed.extend(self.seal(clocks));
         }
@@ -261,7 +262,7 @@ mod tests {
             worker: WorkerName::new("w").unwrap(),
             rank: 3,
         };
-        Outbox::new(options, &id, at(1)).unwrap()
+        Outbox::new(options, &id, true, at(1)).unwrap()
     }
 
     fn at(us: u64) -> Clocks {

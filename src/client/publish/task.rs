@@ -18,6 +18,7 @@ use crate::clock::unix_time_us;
 use super::error::PublisherError;
 use super::handle::Shared;
 use super::outbox::{Clocks, Outbox, SealedBatch};
+use super::state::SharedState;
 use super::transport::send;
 
 /// What the handle asks of the task.
@@ -39,6 +40,8 @@ pub(super) struct Task {
     subject: String,
     outbox: Outbox,
     shared: Arc<Shared>,
+    /// Who knows all that the holder has; none where the outbox does.
+    state: Option<SharedState>,
     started: Instant,
     answers: Arc<Semaphore>,
     /// When a heartbeat is due, if nothing is sent before.
@@ -63,6 +66,7 @@ impl Task {
         subject: String,
         outbox: Outbox,
         shared: Arc<Shared>,
+        state: Option<SharedState>,
         started: Instant,
     ) -> Self {
         let answers = Arc::new(Semaphore::new(outbox.options.answers_max.max(1)));
@@ -72,6 +76,7 @@ impl Task {
             subject,
             outbox,
             shared,
+            state,
             started,
             answers,
             heartbeat_at,
@@ -96,7 +101,7 @@ impl Task {
                     }
                     None => break,
                 },
-                Some(question) = next(&mut questions) => self.answer(question).await,
+                Some(question) = next(&mut questions) => self.answer(question, &mut queue).await,
                 () = tokio::time::sleep_until(wake_at.into()) => {
                     self.wake().await;
                     self.listen_again(&mut questions).await;
@@ -202,12 +207,15 @@ impl Task {
     }
 
     /// Answers a daemon. The chunks are made at once, so that they are one state; they are sent beside what is published next.
-    async fn answer(&mut self, question: Message) {
+    async fn answer(&mut self, question: Message, queue: &mut mpsc::Receiver<Command>) {
         let Some(reply_to) = question.reply else {
             return;
         };
         let answered = match Arc::clone(&self.answers).try_acquire_owned() {
-            Ok(permit) => self.prepare(&question.payload).map(|chunks| (permit, chunks)),
+            Ok(permit) => {
+                let prepared = self.prepare(&question.payload, queue).await;
+                prepared.map(|chunks| (permit, chunks))
+            }
             Err(_) => Err(WireError::new(
                 ErrorCode::Unavailable,
                 "this publisher answers others; ask again",
@@ -224,14 +232,45 @@ impl Task {
         }
     }
 
-    fn prepare(&mut self, payload: &[u8]) -> Result<Vec<Vec<u8>>, WireError> {
+    async fn prepare(
+        &mut self,
+        payload: &[u8],
+        queue: &mut mpsc::Receiver<Command>,
+    ) -> Result<Vec<Vec<u8>>, WireError> {
         let request = ResyncRequest::decode(payload, &WireLimits::default())?;
-        let answer = self.outbox.answer(&request, clocks(self.started))?;
+        let kept = match self.state.clone() {
+            Some(state) if self.outbox.needs_state(&request) => Some(self.read(&state, queue).await),
+            _ => None,
+        };
+        let answer = self.outbox.answer(&request, kept, clocks(self.started))?;
         self.count(match answer.kind {
             ResyncAnswerKind::Missing => &self.shared.counters.answers_missing,
             ResyncAnswerKind::Full => &self.shared.counters.answers_full,
         });
         Ok(answer.chunks)
+    }
+
+    /// All that the holder has, at the last batch sent.
+    async fn read(&mut self, state: &SharedState, queue: &mut mpsc::Receiver<Command>) -> Vec<(Tier, Event)> {
+        let mut lock = std::pin::pin!(state.lock());
+        // Its keeper may wait for room in the queue.
+        let mut state = loop {
+            tokio::select! {
+                biased;
+                state = &mut lock => break state,
+                Some(command) = queue.recv() => self.obey(command).await,
+            }
+        };
+        // What the state has, and has not been sent: the keeper adds nothing while the lock is held here.
+        while let Ok(command) = queue.try_recv() {
+            self.obey(command).await;
+        }
+        let sealed = self.outbox.seal(self.clocks());
+        self.send_all(sealed).await;
+        match self.outbox.has_left {
+            true => Vec::new(),
+            false => state.full_state(),
+        }
     }
 
     fn count(&self, counter: &AtomicU64) {

@@ -26,6 +26,8 @@ pub struct Translation {
     pub parts: Vec<TranslationPart>,
     /// What of the engine's batch is not among the events, and why.
     pub reasons: ReasonCounts,
+    /// Whether one of the events clears.
+    has_cleared: bool,
     /// Lists for further events, so that a steady stream takes no new memory.
     spare: Vec<Vec<SequenceHash>>,
     spare_parts: Vec<Vec<Event>>,
@@ -43,9 +45,15 @@ impl Translation {
     /// Empties the translation. Its memory is kept for the next.
     pub fn clear(&mut self) {
         self.reasons = ReasonCounts::default();
+        self.has_cleared = false;
         while let Some(part) = self.parts.pop() {
             self.recycle(part.events);
         }
+    }
+
+    /// Whether one of the events is [`Event::Cleared`].
+    pub fn has_cleared(&self) -> bool {
+        self.has_cleared
     }
 
     /// Takes back a list of events that has been published.
@@ -85,6 +93,7 @@ impl Translation {
     /// Appends an event that is for every tier.
     pub(super) fn push_for_all_tiers(&mut self, event: Event) {
         let tier = self.parts.last().map_or(Tier::DEVICE, |part| part.tier);
+        self.has_cleared |= matches!(event, Event::Cleared);
         self.events(tier).push(event);
     }
 

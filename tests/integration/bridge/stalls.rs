@@ -89,18 +89,18 @@ impl Scene {
         self.moved_ms.fetch_add(paused_ms, Ordering::SeqCst);
     }
 
-    /// What daemons are told next: blocks, and whether they are in doubt from now on.
+    /// What daemons are told next: each block, and whether the holder is in doubt from now on.
     async fn next(&mut self) -> Vec<&'static str> {
         let message = tokio::time::timeout(PATIENCE, self.told.next()).await;
         let message = message.expect("daemons are told more").unwrap();
         let batch = EventBatch::decode(&message.payload, &WireLimits::default()).unwrap();
         let describe = |event: &Event| match event {
-            Event::Stored(_) => "stored",
-            Event::Doubted(doubts) if doubts.is_empty() => "exact",
-            Event::Doubted(_) => "in doubt",
+            Event::Stored(stored) => vec!["stored"; stored.names.len()],
+            Event::Doubted(doubts) if doubts.is_empty() => vec!["exact"],
+            Event::Doubted(_) => vec!["in doubt"],
             other => panic!("{other:?}"),
         };
-        batch.events.iter().map(describe).collect()
+        batch.events.iter().flat_map(describe).collect()
     }
 
     /// What daemons are told is `expected`, in this order.
