@@ -28,6 +28,7 @@ mod ground_truth;
 mod http;
 mod identity;
 mod jetstream;
+mod lent_state;
 mod liveness;
 mod main_job;
 mod object_store;
