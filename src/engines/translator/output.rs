@@ -56,8 +56,8 @@ impl Translation {
         self.has_cleared
     }
 
-    /// Takes back a list of events that has been published.
-    pub fn recycle(&mut self, mut events: Vec<Event>) {
+    /// Takes back the lists of events that nobody needs any more.
+    fn recycle(&mut self, mut events: Vec<Event>) {
         for event in events.drain(..) {
             self.keep_spare(event);
         }
