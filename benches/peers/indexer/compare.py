@@ -2,7 +2,7 @@
 
     compare.py --peer BINARY --kvatlas BINARY [--seed N] [--steps N] [--seconds N] [--rounds N] [--only PART]
 
-Run by run.sh. Publishers are pyzmq's, with payloads as vLLM sends them. Prints two tables in Markdown; ends with 1 where an answer of
+Run by run.sh. Publishers are pyzmq's, with payloads as vLLM sends them. Prints tables in Markdown; ends with 1 where an answer of
 kvatlas is wrong, or where one of the peer differs for no reason that is known.
 """
 
@@ -305,27 +305,22 @@ def _times_until_seen(publisher: Publisher, indexer: Indexer, seeded: random.Ran
             yield time.monotonic() - begun
 
 
-def relayed(site: Site, seed: int, batches: int, rounds: int) -> None:
+def relayed(site: Site, relay: Relayed, seed: int, batches: int, rounds: int) -> None:
     """Batches a second that arrive, from one engine that sends as fast as it can."""
-    measured: dict[str, list[float]] = {"bare subscriber": [], "dynamo": [], "kvatlas": []}
+    bare, alone = "bare subscriber of pyzmq", "kvatlas, relayed to a bare subscriber of NATS"
+    theirs, ours = "dynamo, applied", "kvatlas, applied"
+    measured: dict[str, list[float]] = {title: [] for title in (bare, alone, theirs, ours)}
     for number in range(rounds):
-        payloads = _payloads(random.Random(seed + number), batches)
-        measured["bare subscriber"].append(Publisher.bare(payloads))
-        for title, indexer in (("dynamo", site.theirs), ("kvatlas", site.ours)):
+        payloads = payloads_of(random.Random(seed + number), batches)
+        measured[bare].append(Publisher.bare(payloads))
+        measured[alone].append(relay.rate(payloads))
+        relay.pause()
+        for title, indexer in ((theirs, site.theirs), (ours, site.ours)):
             measured[title].append(_applied(site, indexer, payloads, seed + number))
-    print("\n| batches of 4 blocks, applied | a second | least | most |\n|---|---|---|---|")
+    print("\n| batches of 4 blocks | a second | least | most |\n|---|---|---|---|")
     for title, rates in measured.items():
         middle = sorted(rates)[len(rates) // 2]
         print(f"| {title} | {middle:,.0f} | {min(rates):,.0f} | {max(rates):,.0f} |", flush=True)
-
-
-def _payloads(seeded: random.Random, batches: int) -> list[bytes]:
-    payloads = []
-    for _ in range(batches):
-        names = [seeded.getrandbits(63) for _ in range(4)]
-        tokens = [seeded.randrange(128_000) for _ in range(4 * BLOCK)]
-        payloads.append(msgspec.msgpack.encode([0.0, [["BlockStored", names, None, tokens, BLOCK, None, "GPU"]], 0]))
-    return payloads
 
 
 def _applied(site: Site, indexer: Indexer, payloads: list[bytes], seed: int) -> float:
@@ -370,7 +365,11 @@ def main() -> int:
             if given.only in (None, "events"):
                 # Other seeds: a name that has been used for other tokens is left out.
                 visibility(site, given.seed + 1000, 300)
-                relayed(site, given.seed + 2000, 60_000, given.rounds)
+                relay = Relayed(zmq.Context(), given.kvatlas, folder)
+                try:
+                    relayed(site, relay, given.seed + 2000, 60_000, given.rounds)
+                finally:
+                    relay.close()
         except BaseException:
             print((folder / "log").read_text(errors="replace")[-4000:], file=sys.stderr)
             raise

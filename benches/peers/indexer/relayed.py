@@ -47,7 +47,8 @@ class Relayed:
         server = os.environ.get("NATS_SERVER_BIN", ".tools/nats-server")
         publishing, replaying = self._publisher.ports
         engine = f"0=tcp://127.0.0.1:{publishing},replay=tcp://127.0.0.1:{replaying}"
-        bridge = [kvatlas, "bridge", "--nats-url", f"nats://127.0.0.1:{self._port}", "--admin-listen", "off", "--model", "m", "--engine", engine]
+        url = f"nats://127.0.0.1:{self._port}"
+        bridge = [kvatlas, "bridge", "--nats-url", url, "--admin-listen", "off", "--model", "m", "--engine", engine]
         log = (folder / "relayed.log").open("wb")
         commands = [[server, "--addr", "127.0.0.1", "--port", str(self._port)], bridge]
         self.processes = [subprocess.Popen(command, stdout=log, stderr=log) for command in commands]
