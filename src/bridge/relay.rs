@@ -275,10 +275,10 @@ impl Relay {
 
     /// The engine is out of sight.
     pub(super) async fn lost(&mut self) -> Result<(), PublisherError> {
-        if self.is_lost {
+        let was_lost = std::mem::replace(&mut self.is_lost, true);
+        if was_lost && !self.has_untold() {
             return Ok(());
         }
-        self.is_lost = true;
         self.tell().await?;
         self.publisher.set_heartbeats(false).await
     }
@@ -326,4 +326,44 @@ fn event_bytes(event: &Event) -> usize {
         Event::Cleared | Event::Doubted(_) | Event::Goodbye => 0,
     };
     128 + 8 * blocks
+}
+
+#[cfg(test)]
+mod tests {
+    use kvatlas_core::wire::{NamespaceName, WorkerName};
+    use serde_json::json;
+
+    use super::*;
+    use crate::daemon::broker::embedded::{EmbeddedBroker, find_nats_server};
+
+    #[tokio::test]
+    async fn nothing_is_kept_back_when_the_engine_goes_out_of_sight() {
+        let server = find_nats_server(None).unwrap();
+        let broker = EmbeddedBroker::start(&server).await.unwrap();
+        let way = Way {
+            nats: async_nats::connect(broker.url()).await.unwrap(),
+            subjects: Subjects::new("kvatlas").unwrap(),
+            holder: PublishedHolder {
+                namespace: NamespaceName::new("m").unwrap(),
+                worker: WorkerName::new("gpu-0").unwrap(),
+                rank: 0,
+            },
+            options: PublisherOptions::default(),
+        };
+        let metrics = Arc::new(BridgeMetrics::new());
+        let settings = TranslatorSettings::default();
+        let mut relay = Relay::start(Format::Vllm, "gpu-0/0", settings, way, metrics)
+            .await
+            .unwrap();
+        let tokens: Vec<u32> = (0..16).collect();
+        let stored = json!([1.5, [["BlockStored", [1], null, tokens, 16, null, "GPU"]], 0]);
+        let payload = rmp_serde::to_vec(&stored).unwrap();
+        relay.lost().await.unwrap();
+        relay.apply(&payload).await.unwrap();
+        assert!(relay.has_untold());
+        // Again: its connection has ended, and the next attempt may take its time.
+        relay.lost().await.unwrap();
+        assert!(!relay.has_untold());
+        assert!(relay.blocks.try_lock().is_ok(), "daemons that ask are answered");
+    }
 }

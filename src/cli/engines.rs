@@ -38,7 +38,7 @@ pub(super) struct EngineArguments {
     /// Follow so many engines at most, with those that are registered over HTTP.
     #[arg(long, value_name = "COUNT", default_value_t = 1024)]
     max_engines: usize,
-    /// Keep so many names of blocks for one engine at most; one takes about 100 bytes.
+    /// Keep so many names of blocks for one engine at most; one takes about 120 bytes.
     #[arg(long, value_name = "COUNT", default_value_t = 4_194_304)]
     max_blocks_per_engine: usize,
 }
