@@ -4,6 +4,8 @@
 //! Whoever evicts takes the blocks from one holder after the other, each under the holder's own lock: so the holder's state and what
 //! queries see change in one step.
 
+use parking_lot::MutexGuard;
+
 use crate::wire::DegradedReason;
 
 use super::directory::HolderSlot;
@@ -15,68 +17,94 @@ const SLACK: u64 = 64;
 /// But no more than this: whoever stores waits for it.
 const SLACK_BLOCKS_MAX: u64 = 1024;
 
+/// Others that make room have a turn after so many blocks.
+const TURN_BLOCKS: u64 = 256;
+/// For each block that it stores, an event forgets so many at most: no block takes as much more than others do.
+const SHARE: u64 = 16;
+
 impl Shared {
-    /// Forgets blocks where this index, or all together, have too many. To be called between turns.
-    pub(super) fn make_room(&self) {
+    /// Forgets blocks where this index, or all together, have too many, after an event that stored so many. To be called between turns.
+    ///
+    /// What others have stored is for them to make room for: whoever stores little does not wait for what someone else stores.
+    pub(super) fn make_room(&self, stored: u64) {
         if self.runs.is_bounded() {
-            self.evict(|| self.runs.excess_blocks());
-            self.total.make_room();
+            let share = stored.saturating_mul(SHARE) + TURN_BLOCKS;
+            self.evict(|| self.runs.excess_blocks(), share);
+            self.total.make_room(share);
         }
     }
 
-    /// Forgets blocks as long as there is an `excess`, and a few more. Whose they are is degraded first, so that no shortened match
-    /// counts as exact.
-    fn evict(&self, excess: impl Fn() -> u64) {
+    /// Forgets blocks as long as there is an `excess`, and a few more, `share` at most. Whose they are is degraded first, so that no
+    /// shortened match counts as exact.
+    fn evict(&self, excess: impl Fn() -> u64, share: u64) {
         if excess() == 0 {
             return;
         }
-        let _evicting = self.evicting.lock();
+        let mut evicting = self.evicting.lock();
+        let slack = (self.runs.blocks_max() / SLACK).min(SLACK_BLOCKS_MAX);
         // Whoever was here before may have made room by now.
-        let now = excess();
-        if now == 0 {
-            return;
-        }
-        let wanted = now + (self.runs.blocks_max() / SLACK).min(SLACK_BLOCKS_MAX);
-        let mut gone = 0;
-        while gone < wanted {
-            let before = self.runs.write().blocks();
-            let Some(victim) = self.runs.write().next_victim(wanted - gone) else {
-                return;
-            };
-            for slot in &victim.holders {
-                self.take_from(*slot, &victim);
+        let (mut gone, mut turn) = (0, 0);
+        let mut wanted = match excess() {
+            0 => return,
+            now => now + slack,
+        };
+        while gone < wanted.min(share) {
+            if gone >= turn + TURN_BLOCKS {
+                turn = gone;
+                MutexGuard::bump(&mut evicting);
+                // And so may others have done.
+                wanted = match excess() {
+                    0 => wanted.min(gone + slack),
+                    now => gone + now + slack,
+                };
             }
+            let before = self.runs.write().blocks();
+            let victims = self.runs.write().next_victims(wanted - gone);
+            if victims.is_empty() {
+                return;
+            }
+            self.take(&victims);
             let mut runs = self.runs.write();
-            runs.requeue(victim.run);
-            // Others may have stored meanwhile: at least the victim's own blocks count.
+            for victim in &victims {
+                runs.requeue(victim.run);
+            }
+            // Others may have stored meanwhile: at least the victims' own blocks count.
             let fewer = before.saturating_sub(runs.blocks());
             drop(runs);
-            gone += fewer.max(1);
+            gone += fewer.max(victims.len() as u64);
             self.runs.count_evicted(fewer);
         }
     }
 
-    fn take_from(&self, slot: HolderSlot, victim: &Victim) {
-        let Some(holder) = self.holder(slot) else { return };
-        // Before the blocks go.
-        holder.record.status.degrade(DegradedReason::Capacity);
-        let gone = holder
-            .state
-            .lock()
-            .evict(victim.run, victim.cutoff, &mut self.runs.write());
-        holder.record.status.note_evicted(gone as u64);
+    /// Takes blocks from all who have them, from each in one go: whoever is in an event is waited for once.
+    fn take(&self, victims: &[Victim]) {
+        let mut slots: Vec<HolderSlot> = victims
+            .iter()
+            .flat_map(|victim| &victim.holders)
+            .copied()
+            .collect();
+        slots.sort_unstable();
+        slots.dedup();
+        for slot in slots {
+            let Some(holder) = self.holder(slot) else { continue };
+            // Before the blocks go.
+            holder.record.status.degrade(DegradedReason::Capacity);
+            let mut state = holder.state.lock();
+            let gone = state.evict(victims, &mut self.runs.write());
+            holder.record.status.note_evicted(gone as u64);
+        }
     }
 }
 
 impl TotalUsage {
     /// Has the largest index forget blocks where all together have too many. No index's turn may be held.
-    fn make_room(&self) {
+    fn make_room(&self, share: u64) {
         if self.usage().excess_blocks() == 0 {
             return;
         }
         let members = self.members();
         if let Some(largest) = members.iter().max_by_key(|member| member.runs.bytes()) {
-            largest.evict(|| self.usage().excess_blocks());
+            largest.evict(|| self.usage().excess_blocks(), share);
         }
     }
 }

@@ -49,6 +49,7 @@
 //! | `settings`, `block`, `usage` | what can be set, what blocks are found by, what is used of a capacity |
 //! | `directory/` | who is there: holders by a small number, sets of them, and whether queries can trust them |
 //! | `steps` | when holders have changed |
+//! | `split_map` | a hash map that never grows all at once |
 //! | `runs/` | what all holders share |
 //! | `holder/` | one holder's own state, and what events do to it |
 //! | `shared` | one index, and several that are bounded together |
@@ -73,6 +74,7 @@ mod runs;
 mod search;
 mod settings;
 mod shared;
+mod split_map;
 mod steps;
 mod usage;
 mod writer;

@@ -7,12 +7,18 @@ use super::settings::Capacity;
 /// What a distinct block takes, roughly: how many blocks to forget for some bytes.
 const BLOCK_BYTES: u64 = 32;
 
+/// What has no place among the runs may take this share of the capacity, or this many bytes.
+const ASIDE_SHARE: u64 = 8;
+const ASIDE_BYTES_MIN: u64 = 1 << 20;
+
 /// A capacity and what is used of it.
 #[derive(Debug)]
 pub(crate) struct Usage {
     capacity: Capacity,
     blocks: AtomicU64,
     bytes: AtomicU64,
+    /// Bytes of what has no place among the runs, and so is not evicted.
+    aside: AtomicU64,
 }
 
 impl Default for Usage {
@@ -28,6 +34,7 @@ impl Usage {
             capacity,
             blocks: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
+            aside: AtomicU64::new(0),
         }
     }
 
@@ -55,6 +62,24 @@ impl Usage {
                 used.fetch_add(change.cast_unsigned(), Ordering::Relaxed);
             }
         }
+    }
+
+    /// Bytes of what has no place among the runs.
+    pub(crate) fn aside(&self) -> u64 {
+        self.aside.load(Ordering::Relaxed)
+    }
+
+    /// More of what is used has no place among the runs, or less.
+    pub(crate) fn change_aside(&self, bytes: i64) {
+        if bytes != 0 {
+            self.aside.fetch_add(bytes.cast_unsigned(), Ordering::Relaxed);
+        }
+    }
+
+    /// Whether it has a small part of the capacity: blocks with a place must not have to give way to it.
+    pub(crate) fn has_room_aside(&self) -> bool {
+        let bytes_max = self.blocks_max().saturating_mul(BLOCK_BYTES);
+        self.aside() < (bytes_max / ASIDE_SHARE).max(ASIDE_BYTES_MIN)
     }
 
     /// How many blocks are too many.

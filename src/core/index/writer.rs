@@ -66,7 +66,7 @@ impl HolderWriter {
                 let uses_names =
                     matches!(stored.names, BlockNames::Sequence { .. }) || stored.engine_hashes.is_some();
                 self.change(&mut applied, uses_names, |turn| turn.stored(stored, tier, now_us));
-                self.shared.make_room();
+                self.shared.make_room(applied.stored);
             }
             Event::Removed(removed) => {
                 let uses_names = !removed.hashes.is_empty();
@@ -118,7 +118,7 @@ impl HolderWriter {
 
     /// Drops stored events whose parent did not come in time.
     pub fn expire_parked(&mut self, now_us: u64) -> Applied {
-        self.holder.expire_parked(now_us)
+        self.holder.expire_parked(now_us, &self.shared.runs)
     }
 
     /// Removes all blocks and forgets what waits for a parent.
@@ -165,7 +165,7 @@ impl HolderWriter {
     ) {
         self.note_tier(tier);
         self.change(applied, true, |turn| turn.restore(parent, position, hashes, tier));
-        self.shared.make_room();
+        self.shared.make_room(applied.stored);
     }
 
     /// Events that, applied in this order, make a fresh holder equal to this one: same blocks, names, tiers and holes,

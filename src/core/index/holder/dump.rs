@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use parking_lot::Mutex;
 
-use crate::hash::{Position, SequenceHash};
+use crate::hash::{Position, PositionalLineageHash, SequenceHash};
 use crate::index::runs::{Run, RunId, RunStore, RunWriter, Spot};
 use crate::index::settings::Hashing;
 use crate::wire::{BlockNames, Event, StoredBlocks, Tier};
@@ -26,16 +26,13 @@ pub(super) fn events<'h>(
     let state = holder.lock();
     let runs = store.write();
     let mut parts: Vec<(RunId, Interval)> = Vec::new();
-    for (run, part) in &state.parts {
+    for (run, part) in state.parts.iter() {
         parts.extend(part.intervals().iter().map(|interval| (*run, *interval)));
     }
     let start = |run: RunId| runs.run(run).map_or(0, Run::start);
     parts.sort_by_cached_key(|(run, interval)| (start(*run), *run, interval.from));
-    let mut orphans: Vec<&Orphan> = state.orphans.all().collect();
-    orphans.sort_by_key(|orphan| orphan.key);
-    let orphans = orphans
-        .into_iter()
-        .flat_map(|orphan| orphan_events(orphan, &state, &runs));
+    let orphans = state.orphans.all();
+    let orphans = orphans.flat_map(|(key, orphan)| orphan_events(key, orphan, &state, &runs));
     let orphans: Vec<(Tier, Event)> = orphans.collect();
     drop(runs);
     let pieces = parts
@@ -161,9 +158,9 @@ fn each_tier(tiers: u8, stored: &StoredBlocks) -> Vec<(Tier, Event)> {
 }
 
 /// A hash with the parent's fragment that names the parent or nothing: by another name, the events would mean another parent.
-fn absent_parent(orphan: &Orphan, state: &HolderState, runs: &RunWriter<'_>) -> SequenceHash {
-    let fragment = orphan.key.parent_hash_fragment();
-    let above = Position::from(orphan.key)
+fn absent_parent(orphan: PositionalLineageHash, state: &HolderState, runs: &RunWriter<'_>) -> SequenceHash {
+    let fragment = orphan.parent_hash_fragment();
+    let above = Position::from(orphan)
         .as_u32()
         .checked_sub(1)
         .map_or(0, |before| crate::index::block::current_mask(before).count_ones());
@@ -172,7 +169,7 @@ fn absent_parent(orphan: &Orphan, state: &HolderState, runs: &RunWriter<'_>) -> 
     let is_free = |candidate: &u64| match state.find_name(*candidate, runs) {
         None => true,
         Some(Found::Orphan(key)) => {
-            key.position() + 1 == orphan.key.position() && key.current_hash_fragment() == fragment
+            key.position() + 1 == orphan.position() && key.current_hash_fragment() == fragment
         }
         Some(Found::Placed(_)) => false,
     };
@@ -180,16 +177,21 @@ fn absent_parent(orphan: &Orphan, state: &HolderState, runs: &RunWriter<'_>) -> 
     SequenceHash(free.next().unwrap_or(fragment))
 }
 
-fn orphan_events(orphan: &Orphan, state: &HolderState, runs: &RunWriter<'_>) -> Vec<(Tier, Event)> {
-    let parent = absent_parent(orphan, state, runs);
+fn orphan_events(
+    key: PositionalLineageHash,
+    orphan: &Orphan,
+    state: &HolderState,
+    runs: &RunWriter<'_>,
+) -> Vec<(Tier, Event)> {
+    let parent = absent_parent(key, state, runs);
     let stored = |name: Option<u64>| {
-        let names = match (orphan.sequence_hash, name) {
+        let names = match (orphan.sequence_hash(), name) {
             (Some(hash), Some(_)) => BlockNames::Sequence {
                 parent: Some(parent),
-                position: Position::new(orphan.key.position()).ok(),
+                position: Position::new(key.position()).ok(),
                 hashes: vec![hash],
             },
-            _ => BlockNames::Lineage(vec![orphan.key]),
+            _ => BlockNames::Lineage(vec![key]),
         };
         StoredBlocks {
             names,

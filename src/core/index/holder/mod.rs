@@ -30,13 +30,13 @@ mod turn;
 
 use std::sync::Arc;
 
-use hashbrown::HashMap;
 use parking_lot::Mutex;
 
 use crate::index::directory::{HolderRecord, HolderSlot};
 use crate::wire::Tier;
 
-use super::runs::{NameMap, RunId, RunWriter, Spot};
+use super::runs::{NameMap, RunId, RunWriter, Spot, Victim};
+use super::split_map::SplitMap;
 use super::steps::RunSet;
 use orphans::{Names, Orphans};
 use parking::Parking;
@@ -65,17 +65,23 @@ enum Outcome {
     Unknown,
 }
 
+/// Where all blocks go, others have a turn after so many blocks or runs.
+const CLEARED_BLOCKS: usize = 65_536;
+const CLEARED_RUNS: usize = 256;
+
 /// The blocks of one holder.
 #[derive(Debug)]
 pub(crate) struct HolderState {
     pub(super) slot: HolderSlot,
-    parts: HashMap<RunId, Part>,
+    parts: SplitMap<RunId, Part>,
     /// Places of blocks that the engine calls by a name in their part.
     own: NameMap,
     /// Names of blocks that have several, and the places of these names.
-    many: HashMap<Spot, Names>,
-    further: HashMap<u64, Spot>,
+    many: SplitMap<Spot, Names>,
+    further: SplitMap<u64, Spot>,
     orphans: Orphans,
+    /// Blocks that some orphans may have waited for; none between events.
+    adopting: Vec<Spot>,
     pub(super) parking: Parking,
     /// Blocks among the runs.
     placed: usize,
@@ -83,8 +89,9 @@ pub(crate) struct HolderState {
     is_keyed: bool,
     /// Runs of which it has got more or less since readers were told.
     touched: Vec<RunId>,
-    /// What is accounted for, in bytes.
+    /// What is accounted for, in bytes; and how much of it is for what has no place among the runs.
     bytes: i64,
+    aside: i64,
     /// Whether the engine names blocks; not all need have names.
     uses_names: bool,
     /// Whether blocks without a name are not taken.
@@ -101,16 +108,18 @@ impl HolderState {
     fn new(slot: HolderSlot) -> Self {
         Self {
             slot,
-            parts: HashMap::new(),
+            parts: SplitMap::default(),
             own: NameMap::default(),
-            many: HashMap::new(),
-            further: HashMap::new(),
+            many: SplitMap::default(),
+            further: SplitMap::default(),
             orphans: Orphans::default(),
+            adopting: Vec::new(),
             parking: Parking::default(),
             placed: 0,
             is_keyed: false,
             touched: Vec::new(),
             bytes: 0,
+            aside: 0,
             uses_names: false,
             refuses_nameless: false,
             is_cut: false,
@@ -186,8 +195,7 @@ impl HolderState {
         }
         touched.clear();
         self.touched = touched;
-        if self.parts.is_empty() && self.parts.capacity() > 0 {
-            self.parts = HashMap::new();
+        if self.parts.is_empty() {
             self.touched = Vec::new();
         }
         self.account(runs);
@@ -199,7 +207,7 @@ impl HolderState {
             return None;
         }
         let mut tiers = 0;
-        for (run, part) in &self.parts {
+        for (run, part) in self.parts.iter() {
             let parent = runs.run(*run).and_then(super::runs::Run::parent);
             if !part.is_simple() || parent.is_some_and(|parent| self.attributes(parent).is_none()) {
                 return None;
@@ -213,13 +221,15 @@ impl HolderState {
     }
 
     fn account(&mut self, runs: &RunWriter<'_>) {
-        let parts = self.parts.capacity() * size_of::<(RunId, Part)>();
-        let aliases = self.many.capacity() * size_of::<(Spot, Names)>()
-            + self.further.capacity() * size_of::<(u64, Spot)>();
-        let bytes = self.own.bytes() + (parts + aliases + self.orphans.bytes() + self.names_bytes()) as u64;
-        let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
-        runs.store.change_usage(0, bytes - self.bytes);
-        self.bytes = bytes;
+        let aliases = self.many.bytes() + self.further.bytes();
+        let placed = self.own.bytes() + (self.parts.bytes() + aliases + self.names_bytes()) as u64;
+        let placed = i64::try_from(placed).unwrap_or(i64::MAX);
+        let aside = self.orphans.bytes() + self.parking.bytes();
+        let aside = i64::try_from(aside).unwrap_or(i64::MAX);
+        runs.store
+            .change_usage(0, placed.saturating_add(aside) - self.bytes);
+        runs.store.change_aside(aside - self.aside);
+        (self.bytes, self.aside) = (placed.saturating_add(aside), aside);
     }
 
     /// What names in parts take, roughly: as many as the map has.
@@ -227,11 +237,15 @@ impl HolderState {
         self.own.len() * 8
     }
 
-    /// The runs of which it has something, children first: so each goes at once.
-    fn held_runs(&self, runs: &RunWriter<'_>) -> Vec<RunId> {
-        let mut held: Vec<RunId> = self.parts.keys().copied().collect();
-        held.sort_by_cached_key(|run| std::cmp::Reverse(runs.run(*run).map_or(0, |run| run.start())));
-        held
+    /// Of how many of these runs a turn may remove all blocks; at least of one.
+    fn turn_of(&self, runs: &[RunId]) -> usize {
+        let mut blocks = 0;
+        let fits = |run: &&RunId| {
+            let is_less = blocks < CLEARED_BLOCKS;
+            blocks += usize::from(self.parts.get(run).map_or(0, Part::end));
+            is_less
+        };
+        runs.iter().take(CLEARED_RUNS).take_while(fits).count()
     }
 
     /// Removes all blocks of some runs. Only before [`Self::reset`].
@@ -249,22 +263,25 @@ impl HolderState {
         }
     }
 
-    /// Forgets everything but the slot. There are no blocks left.
-    fn reset(&mut self, runs: &mut RunWriter<'_>) {
+    /// Forgets everything but the slot. There are no blocks left among the runs. Gives back what is to be dropped where nobody waits.
+    fn reset(&mut self, runs: &mut RunWriter<'_>) -> Self {
         runs.store.change_usage(0, -self.bytes);
-        let reshaped = self.reshaped + 1;
-        *self = Self {
-            reshaped,
+        runs.store.change_aside(-self.aside);
+        let fresh = Self {
+            reshaped: self.reshaped + 1,
             ..Self::new(self.slot)
         };
+        std::mem::replace(self, fresh)
     }
 
-    /// Forgets the blocks of a run from `cutoff` on; says how many those were.
-    pub(super) fn evict(&mut self, run: RunId, cutoff: u16, runs: &mut RunWriter<'_>) -> usize {
+    /// Forgets the blocks that are to be forgotten; says how many of its own those were.
+    pub(super) fn evict(&mut self, victims: &[Victim], runs: &mut RunWriter<'_>) -> usize {
         self.is_cut = true;
         let before = self.placed;
-        let end = self.parts.get(&run).map_or(0, Part::end);
-        self.erase_all(run, cutoff, end, runs);
+        for victim in victims {
+            let end = self.parts.get(&victim.run).map_or(0, Part::end);
+            self.erase_all(victim.run, victim.cutoff, end, runs);
+        }
         self.publish(runs);
         before - self.placed
     }

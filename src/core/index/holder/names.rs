@@ -5,7 +5,7 @@
 
 use crate::hash::{PositionalLineageHash, SequenceHash};
 
-use super::orphans::{Alias, Names, add_name};
+use super::orphans::{Alias, Names, Orphan, add_name};
 use super::part::Form;
 use super::resolve::Resident;
 use super::{HolderState, Outcome};
@@ -159,7 +159,7 @@ impl HolderState {
             },
             Found::Orphan(key) => Resident {
                 key,
-                sequence_hash: self.orphans.get(key).and_then(|orphan| orphan.sequence_hash),
+                sequence_hash: self.orphans.get(key).and_then(Orphan::sequence_hash),
                 spot: None,
             },
         }

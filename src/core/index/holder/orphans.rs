@@ -1,25 +1,20 @@
 //! Blocks whose parent the holder has never had: where they belong among the runs is not known yet, so only the holder has them.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
 use smallvec::SmallVec;
 
 use super::Outcome;
-use crate::hash::{PositionalLineageHash, SequenceHash};
+use crate::hash::{Position, PositionalLineageHash, SequenceHash};
 use crate::index::block::{BlockKey, COMMON_MASK};
+use crate::index::split_map::SplitMap;
 
-/// Position, parent fragment and current fragment: in this order those that wait for one block stand together.
-type Place = (u64, u64, u64);
+/// In the order of lineage hashes, by position, parent and own hash, those that wait for one block stand together.
+type Key = PositionalLineageHash;
 
-fn place_of(key: PositionalLineageHash) -> Place {
-    (
-        key.position(),
-        key.parent_hash_fragment(),
-        key.current_hash_fragment(),
-    )
-}
-
+/// How many are looked at in one go where those without a name go.
+const DROPPED_MAX: usize = 4096;
 /// Most blocks with equal hashes that are looked at.
 const SAME_HASH_MAX: usize = 64;
 
@@ -51,24 +46,62 @@ pub(super) fn add_name(names: &mut Names, name: u64, tiers: u8) -> bool {
 /// A block without a place.
 #[derive(Debug)]
 pub(super) struct Orphan {
-    pub(super) key: PositionalLineageHash,
-    pub(super) sequence_hash: Option<SequenceHash>,
+    /// The sequence hash, where that is known.
+    hash: SequenceHash,
+    is_whole: bool,
     /// The tiers that hold it without a name; none once it has one.
     pub(super) nameless: u8,
     pub(super) names: Names,
 }
 
-fn hash_of(place: Place) -> (u64, Place) {
-    (place.2 & COMMON_MASK, place)
+impl Orphan {
+    pub(super) fn new(sequence_hash: Option<SequenceHash>) -> Self {
+        Self {
+            hash: sequence_hash.unwrap_or(SequenceHash(0)),
+            is_whole: sequence_hash.is_some(),
+            nameless: 0,
+            names: Names::new(),
+        }
+    }
+
+    /// Whether its whole hash is known, and is a name of it.
+    fn is_named_by_hash(&self) -> bool {
+        self.is_whole && self.names.iter().any(|alias| alias.name == self.hash.0)
+    }
+
+    /// The whole sequence hash, where it is known.
+    pub(super) fn sequence_hash(&self) -> Option<SequenceHash> {
+        self.is_whole.then_some(self.hash)
+    }
+}
+
+#[allow(clippy::cast_possible_truncation, reason = "halves are meant")]
+fn halves(key: Key) -> [u64; 2] {
+    [(key.as_u128() >> 64) as u64, key.as_u128() as u64]
+}
+
+fn whole([high, low]: &[u64; 2]) -> Option<Key> {
+    Key::from_u128(u128::from(*high) << 64 | u128::from(*low)).ok()
+}
+
+fn hash_of(key: Key) -> (u64, Key) {
+    (key.current_hash_fragment() & COMMON_MASK, key)
+}
+
+/// Before all others.
+fn first_key() -> Key {
+    Key::at(Position::ZERO, SequenceHash(0), SequenceHash(0))
 }
 
 /// The blocks of a holder that have no place.
 #[derive(Debug, Default)]
 pub(super) struct Orphans {
-    blocks: BTreeMap<Place, Orphan>,
+    blocks: BTreeMap<Key, Orphan>,
     /// By the bits of the sequence hash that every position keeps.
-    by_hash: BTreeSet<(u64, Place)>,
-    by_name: HashMap<u64, Place>,
+    /// Not those of which the hash is a name.
+    by_hash: BTreeSet<(u64, Key)>,
+    /// Keys as halves, which take no room between them.
+    by_name: SplitMap<u64, [u64; 2]>,
 }
 
 impl Orphans {
@@ -78,61 +111,67 @@ impl Orphans {
 
     /// What they take, in bytes, roughly.
     pub(super) fn bytes(&self) -> usize {
-        self.blocks.len() * 2 * (size_of::<(Place, Orphan)>() + size_of::<(u64, Place)>())
-            + self.by_name.len() * 2 * size_of::<(u64, Place)>()
+        // Nodes are half full at least.
+        let trees =
+            self.blocks.len() * size_of::<(Key, Orphan)>() + self.by_hash.len() * size_of::<(u64, Key)>();
+        trees / 4 * 7 + self.by_name.bytes()
     }
 
-    pub(super) fn find_name(&self, name: u64) -> Option<PositionalLineageHash> {
-        let place = self.by_name.get(&name)?;
-        Some(self.blocks.get(place)?.key)
+    pub(super) fn find_name(&self, name: u64) -> Option<Key> {
+        self.by_name.get(&name).and_then(whole)
     }
 
-    pub(super) fn get(&self, key: PositionalLineageHash) -> Option<&Orphan> {
-        self.blocks.get(&place_of(key))
+    pub(super) fn get(&self, key: Key) -> Option<&Orphan> {
+        self.blocks.get(&key)
     }
 
-    /// The blocks with this sequence hash, by position.
-    pub(super) fn with_hash(&self, hash: u64) -> impl Iterator<Item = PositionalLineageHash> + '_ {
+    /// The blocks with this sequence hash.
+    pub(super) fn with_hash(&self, hash: u64) -> impl Iterator<Item = Key> + '_ {
         let common = hash & COMMON_MASK;
-        let places = self.by_hash.range((common, (0, 0, 0))..);
-        let places = places
+        let keys = self.by_hash.range((common, first_key())..);
+        let keys = keys
             .take_while(move |(own, _)| *own == common)
             .take(SAME_HASH_MAX);
-        let orphans = places.filter_map(|(_, place)| self.blocks.get(place));
-        let is_it = move |orphan: &&Orphan| match orphan.sequence_hash {
-            Some(own) => own.0 == hash,
-            None => BlockKey::from(orphan.key).is_current(hash, false),
+        let is_it = move |key: &Key| match self.blocks.get(key).map(Orphan::sequence_hash) {
+            Some(Some(own)) => own.0 == hash,
+            _ => BlockKey::from(*key).is_current(hash, false),
         };
-        orphans.filter(is_it).map(|orphan| orphan.key)
+        let named = self.find_name(hash).filter(is_it);
+        let others = keys.map(|(_, key)| *key).filter(is_it);
+        named
+            .into_iter()
+            .chain(others.filter(move |key| Some(*key) != named))
     }
 
-    pub(super) fn all(&self) -> impl Iterator<Item = &Orphan> {
-        self.blocks.values()
+    pub(super) fn all(&self) -> impl Iterator<Item = (Key, &Orphan)> {
+        self.blocks.iter().map(|(key, orphan)| (*key, orphan))
     }
 
     /// Adds a block that is not there. Its parent has a place.
-    pub(super) fn insert(&mut self, orphan: Orphan) {
-        let place = place_of(orphan.key);
+    pub(super) fn insert(&mut self, key: Key, orphan: Orphan) {
         for alias in &orphan.names {
-            self.by_name.insert(alias.name, place);
+            self.by_name.insert(alias.name, halves(key));
         }
-        self.by_hash.insert(hash_of(place));
-        self.blocks.insert(place, orphan);
+        if !orphan.is_named_by_hash() {
+            self.by_hash.insert(hash_of(key));
+        }
+        self.blocks.insert(key, orphan);
     }
 
     /// Adds a name and a tier, or a tier alone, to a block that is there; false where it has too many names.
     pub(super) fn extend(
         &mut self,
-        key: PositionalLineageHash,
+        key: Key,
         sequence_hash: Option<SequenceHash>,
         name: Option<u64>,
         tiers: u8,
     ) -> bool {
-        let place = place_of(key);
-        let Some(orphan) = self.blocks.get_mut(&place) else {
+        let Some(orphan) = self.blocks.get_mut(&key) else {
             return false;
         };
-        orphan.sequence_hash = orphan.sequence_hash.or(sequence_hash);
+        if let Some(hash) = sequence_hash.filter(|_| !orphan.is_whole) {
+            (orphan.hash, orphan.is_whole) = (hash, true);
+        }
         match (name, orphan.names.first_mut()) {
             (None, Some(first)) => first.tiers |= tiers,
             (None, None) => orphan.nameless |= tiers,
@@ -142,17 +181,16 @@ impl Orphans {
                 if !add_name(&mut orphan.names, name, tiers) {
                     return false;
                 }
-                self.by_name.insert(name, place);
+                self.by_name.insert(name, halves(key));
             }
         }
         true
     }
 
     /// Takes a block out.
-    pub(super) fn remove(&mut self, key: PositionalLineageHash) -> Option<Orphan> {
-        let place = place_of(key);
-        let orphan = self.blocks.remove(&place)?;
-        self.by_hash.remove(&hash_of(place));
+    pub(super) fn remove(&mut self, key: Key) -> Option<Orphan> {
+        let orphan = self.blocks.remove(&key)?;
+        self.by_hash.remove(&hash_of(key));
         for alias in &orphan.names {
             self.by_name.remove(&alias.name);
         }
@@ -160,16 +198,16 @@ impl Orphans {
     }
 
     /// A block that waits for the one at `position` with this fragment.
-    pub(super) fn child_of(&self, position: u64, fragment: u64) -> Option<PositionalLineageHash> {
-        let first = Bound::Included((position + 1, fragment, 0));
-        let last = Bound::Included((position + 1, fragment, u64::MAX));
-        let (_, orphan) = self.blocks.range((first, last)).next()?;
-        Some(orphan.key)
+    pub(super) fn child_of(&self, position: u32, fragment: u64) -> Option<Key> {
+        let position = Position::new(u64::from(position) + 1).ok()?;
+        let key = |current| Key::at(position, SequenceHash(fragment), SequenceHash(current));
+        let (key, _) = self.blocks.range(key(0)..=key(u64::MAX)).next()?;
+        Some(*key)
     }
 
     /// Takes tiers from a block: under one name, or under all. A block that nothing holds any more is gone.
-    pub(super) fn withdraw(&mut self, key: PositionalLineageHash, name: Option<u64>, tiers: u8) -> Outcome {
-        let Some(orphan) = self.blocks.get_mut(&place_of(key)) else {
+    pub(super) fn withdraw(&mut self, key: Key, name: Option<u64>, tiers: u8) -> Outcome {
+        let Some(orphan) = self.blocks.get_mut(&key) else {
             return Outcome::Unknown;
         };
         let mut held = 0;
@@ -189,6 +227,9 @@ impl Orphans {
             }
         }
         orphan.names.retain(|alias| alias.tiers != 0);
+        if !orphan.is_named_by_hash() {
+            self.by_hash.insert(hash_of(key));
+        }
         let is_gone = orphan.names.is_empty() && orphan.nameless == 0;
         if is_gone {
             self.remove(key);
@@ -200,13 +241,15 @@ impl Orphans {
         }
     }
 
-    /// Takes out all that have no name; says how many.
-    pub(super) fn drop_nameless(&mut self) -> usize {
-        let nameless = self.blocks.values().filter(|orphan| orphan.names.is_empty());
-        let keys: Vec<_> = nameless.map(|orphan| orphan.key).collect();
-        for key in &keys {
-            self.remove(*key);
-        }
-        keys.len()
+    /// Takes out those that have no name, of some that come after `before`; says how many, and which was the last of these, if any.
+    pub(super) fn drop_nameless(&mut self, before: Option<Key>) -> (usize, Option<Key>) {
+        let after = before.map_or(Bound::Unbounded, Bound::Excluded);
+        let some = self.blocks.range((after, Bound::Unbounded)).take(DROPPED_MAX);
+        let some: Vec<(Key, bool)> = some
+            .map(|(key, orphan)| (*key, orphan.names.is_empty()))
+            .collect();
+        let nameless = some.iter().filter(|(_, is_nameless)| *is_nameless);
+        let dropped = nameless.map(|(key, _)| drop(self.remove(*key))).count();
+        (dropped, some.last().map(|(key, _)| *key))
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use crate::hash::PositionalLineageHash;
-use crate::wire::{BlockNames, StoredBlocks, Tier};
+use crate::wire::{BlockContent, BlockNames, StoredBlocks, Tier};
 
 use crate::index::settings::ParkingLimits;
 
@@ -20,6 +20,26 @@ pub(crate) struct ParkedEvent {
     pub(crate) remaining: HashSet<u64>,
     deadline_us: u64,
     stamp: u64,
+}
+
+impl ParkedEvent {
+    fn bytes(&self) -> usize {
+        let names = match &self.stored.names {
+            BlockNames::Sequence { hashes, .. } => hashes.capacity() * 8,
+            BlockNames::Lineage(hashes) => hashes.capacity() * 16,
+        };
+        let content = match &self.stored.content {
+            None => 0,
+            Some(BlockContent::BlockHashes(hashes)) => hashes.capacity() * 8,
+            Some(BlockContent::Tokens { tokens, .. }) => tokens.capacity() * 4,
+        };
+        let own = self
+            .stored
+            .engine_hashes
+            .as_ref()
+            .map_or(0, |names| names.capacity() * 8);
+        names + content + own + self.remaining.capacity() * (size_of::<u64>() + 1) / 7 * 8
+    }
 }
 
 /// Most removals of one holder that are kept in mind while events wait.
@@ -50,6 +70,22 @@ impl Parking {
         self.events.len()
     }
 
+    /// What waits takes so much, in bytes, and what is kept in mind for it.
+    pub(crate) fn bytes(&self) -> usize {
+        let unplaced = self.unplaced.capacity() * (size_of::<((Tier, Unplaced), u64)>() + 1);
+        self.events.iter().map(ParkedEvent::bytes).sum::<usize>() + unplaced / 7 * 8
+    }
+
+    /// Forgets what was removed, where nothing waits any more.
+    pub(crate) fn settle(&mut self) {
+        if self.events.is_empty() {
+            *self = Self {
+                stamp: self.stamp,
+                ..Self::default()
+            };
+        }
+    }
+
     /// Forgets what waits; gives it back.
     pub(crate) fn clear(&mut self) -> Vec<ParkedEvent> {
         std::mem::take(self).events
@@ -67,9 +103,6 @@ impl Parking {
         let mut dropped = 0;
         if limits.events_max == 0 || stored.names.len() > limits.blocks_max {
             return stored.names.len();
-        }
-        if self.events.is_empty() {
-            self.unplaced = HashMap::new();
         }
         self.stamp += 1;
         while self.events.len() >= limits.events_max || self.blocks + stored.names.len() > limits.blocks_max {

@@ -92,7 +92,10 @@ pub(super) struct Part {
     pub(super) hint: u32,
 }
 
-fn push(intervals: &mut SmallVec<[Interval; 2]>, next: Interval) {
+fn push<const N: usize>(intervals: &mut SmallVec<[Interval; N]>, next: Interval)
+where
+    [Interval; N]: smallvec::Array<Item = Interval>,
+{
     if next.from >= next.to {
         return;
     }
@@ -158,7 +161,7 @@ impl Part {
         // One more on each side, which may become one with the new.
         let low = self.index_of(from).saturating_sub(1);
         let high = (self.index_of(to) + 1).min(self.intervals.len());
-        let mut pieces: SmallVec<[Interval; 2]> = SmallVec::new();
+        let mut pieces: SmallVec<[Interval; 6]> = SmallVec::new();
         let window = &self.intervals[low..high];
         for interval in window {
             push(
@@ -181,10 +184,14 @@ impl Part {
                 },
             );
         }
-        let rest: SmallVec<[Interval; 2]> = self.intervals.drain(high..).collect();
-        self.intervals.truncate(low);
-        for piece in pieces.into_iter().chain(rest) {
-            push(&mut self.intervals, piece);
+        // Both ends of the window stay what they are, so nothing beyond it can become one with them.
+        let (old, new) = (window.len(), pieces.len());
+        let both = old.min(new);
+        self.intervals[low..low + both].copy_from_slice(&pieces[..both]);
+        if new > old {
+            self.intervals.insert_from_slice(low + both, &pieces[both..]);
+        } else {
+            self.intervals.drain(low + both..low + old);
         }
         let end = self.end();
         if end == 0 {

@@ -312,26 +312,18 @@ impl HolderState {
         }
     }
 
-    /// Takes the blocks that have no name from the holder; says how many.
-    pub(super) fn drop_nameless(&mut self, runs: &mut RunWriter<'_>) -> usize {
+    /// Takes the blocks of a run that have no name from the holder; says how many.
+    pub(super) fn drop_nameless_of(&mut self, run: RunId) -> usize {
+        let intervals = self.parts.get(&run).map_or(&[][..], |part| part.intervals());
         let nameless = |interval: &&Interval| interval.attributes.form() == Form::Nameless;
-        let stretches: Vec<(RunId, Interval)> = self
-            .parts
-            .iter()
-            .flat_map(|(run, part)| {
-                part.intervals()
-                    .iter()
-                    .filter(nameless)
-                    .map(|interval| (*run, *interval))
-            })
-            .collect();
-        let mut dropped = self.orphans.drop_nameless();
-        for (run, interval) in stretches {
-            dropped += usize::from(interval.to - interval.from);
+        let stretches: Vec<Interval> = intervals.iter().filter(nameless).copied().collect();
+        for interval in &stretches {
             self.erase_uniform(run, interval.from, interval.to, Form::Nameless);
         }
-        self.publish(runs);
-        dropped
+        stretches
+            .iter()
+            .map(|interval| usize::from(interval.to - interval.from))
+            .sum()
     }
 }
 

@@ -4,7 +4,7 @@ use crate::hash::{Position, PositionalLineageHash, SequenceHash, lineage_hashes_
 use crate::wire::Tier;
 
 use super::names::Found;
-use super::orphans::{Names, Orphan, add_name};
+use super::orphans::{Orphan, add_name};
 use super::part::{Attributes, Form, tier_bit};
 use super::{Applied, HolderState, RejectReason, is_nameless, reject_full};
 use crate::index::block::{NewBlock, current_mask};
@@ -49,6 +49,8 @@ impl<'a> Sequence<'a> {
 
 /// After so many blocks others have a turn.
 const TURN_BLOCKS: usize = 4096;
+/// And after so many that had waited, or that some may have waited for.
+const ADOPTING_STEPS: usize = 2048;
 
 impl HolderState {
     /// Stores a sequence, as much of it as is good for a turn. Of the blocks that are not `kept`, where that says which are, only the places
@@ -100,10 +102,11 @@ impl HolderState {
                 ..first
             };
             parent = Some(last);
-            self.adopt(first.run, first.offset, end, terms, runs, applied);
+            self.adopt(first.run, first.offset, end);
             // What nobody is known to have would be cut off meanwhile.
             let is_held = self.attributes(last).is_some();
-            if done % TURN_BLOCKS < count && done < sequence.hashes.len() && is_held {
+            let is_turn = done % TURN_BLOCKS < count || !self.adopting.is_empty();
+            if is_turn && done < sequence.hashes.len() && is_held {
                 return Some((done, last));
             }
         }
@@ -164,7 +167,7 @@ impl HolderState {
         let mut at = first;
         while at.offset < end {
             let own = index + usize::from(at.offset - first.offset);
-            let part = self.parts.entry(at.run).or_default();
+            let part = self.parts.or_default(at.run);
             let (to, held) = part.extent(at.offset, end);
             at.offset += match held {
                 None => self.hold_new(sequence, own, at, to, terms, runs, applied),
@@ -411,10 +414,7 @@ impl HolderState {
             self.drop_name(other, name, runs);
         }
         // Of two sequence hashes that one lineage hash stands for, the later stays, as long as nobody knows their places.
-        let known = self
-            .orphans
-            .get(block.key)
-            .and_then(|orphan| orphan.sequence_hash);
+        let known = self.orphans.get(block.key).and_then(Orphan::sequence_hash);
         if own.is_none()
             && known
                 .zip(block.sequence_hash)
@@ -446,34 +446,37 @@ impl HolderState {
         if self.blocks() >= terms.blocks_max {
             return reject_full(applied, 1);
         }
-        let mut orphan = Orphan {
-            key: block.key,
-            sequence_hash: block.sequence_hash,
-            nameless: 0,
-            names: Names::new(),
-        };
+        let mut orphan = Orphan::new(block.sequence_hash);
         match block.name {
             Some(name) => drop(add_name(&mut orphan.names, name, tiers)),
             None => orphan.nameless = tiers,
         }
-        applied.stored += 1;
-        self.settle(orphan, terms, runs, applied);
+        self.settle(block.key, orphan, runs, applied);
     }
 
     /// Gives a new block its place, if its parent has one, and then those that waited for it.
-    fn settle(&mut self, orphan: Orphan, terms: Terms, runs: &mut RunWriter<'_>, applied: &mut Applied) {
-        let key = orphan.key;
+    fn settle(
+        &mut self,
+        key: PositionalLineageHash,
+        orphan: Orphan,
+        runs: &mut RunWriter<'_>,
+        applied: &mut Applied,
+    ) {
         let parent = match key.position() {
             0 => None,
             _ => match self.find_before(key, runs) {
                 Some(parent) => Some(parent),
-                None => return self.orphans.insert(orphan),
+                None if !runs.store.has_room_aside() => return reject_full(applied, 1),
+                None => {
+                    applied.stored += 1;
+                    return self.orphans.insert(key, orphan);
+                }
             },
         };
-        let Some(spot) = self.settle_after(parent, &orphan, runs, applied) else {
-            return;
-        };
-        self.adopt(spot.run, spot.offset, spot.offset + 1, terms, runs, applied);
+        applied.stored += 1;
+        if let Some(spot) = self.settle_after(parent, key, &orphan, runs, applied) {
+            self.adopt(spot.run, spot.offset, spot.offset + 1);
+        }
     }
 
     /// The place of the block before the one with this lineage hash, where the holder has it.
@@ -491,14 +494,15 @@ impl HolderState {
     fn settle_after(
         &mut self,
         parent: Option<Spot>,
+        key: PositionalLineageHash,
         orphan: &Orphan,
         runs: &mut RunWriter<'_>,
         applied: &mut Applied,
     ) -> Option<Spot> {
-        let fragment = SequenceHash(orphan.key.current_hash_fragment());
-        let hash = orphan.sequence_hash.unwrap_or(fragment);
-        let position = Position::from(orphan.key).as_u32();
-        let is_whole = orphan.sequence_hash.is_some();
+        let fragment = SequenceHash(key.current_hash_fragment());
+        let hash = orphan.sequence_hash().unwrap_or(fragment);
+        let position = Position::from(key).as_u32();
+        let is_whole = orphan.sequence_hash().is_some();
         let Some((spot, _)) = runs.put(parent, position, &[hash], is_whole) else {
             reject_full(applied, 1);
             return None;
@@ -512,8 +516,8 @@ impl HolderState {
         // It can have no other name than in the orphan's list, and so be found by its hash.
         runs.place(spot.run, spot.offset + 1);
         if self.attributes(spot).is_none() {
-            let held = Attributes::new(orphan.nameless, Form::Nameless, orphan.sequence_hash.is_some());
-            let part = self.parts.entry(spot.run).or_default();
+            let held = Attributes::new(orphan.nameless, Form::Nameless, orphan.sequence_hash().is_some());
+            let part = self.parts.or_default(spot.run);
             part.set(spot.offset, spot.offset + 1, Some(held));
             self.placed += 1;
         }
@@ -524,7 +528,7 @@ impl HolderState {
     fn merge_orphan(&mut self, at: Spot, runs: &mut RunWriter<'_>) -> bool {
         let key = runs.key(at);
         let is_it = self.orphans.get(key).is_some_and(|orphan| {
-            let hash = orphan.sequence_hash;
+            let hash = orphan.sequence_hash();
             hash.is_none_or(|hash| runs.is(at, Wanted::whole(hash.0)))
         });
         if is_it && let Some(orphan) = self.orphans.remove(key) {
@@ -535,7 +539,7 @@ impl HolderState {
 
     fn add_names(&mut self, spot: Spot, orphan: &Orphan, runs: &mut RunWriter<'_>) {
         if let Some(held) = self.attributes(spot) {
-            let held = held.with_whole(orphan.sequence_hash.is_some());
+            let held = held.with_whole(orphan.sequence_hash().is_some());
             let nameless = if is_nameless(held.form()) {
                 orphan.nameless
             } else {
@@ -548,37 +552,44 @@ impl HolderState {
         }
     }
 
-    /// Gives their places to the blocks that waited for those from `from` to `to`, and to those that waited for them.
-    fn adopt(
-        &mut self,
-        run: RunId,
-        from: u16,
-        to: u16,
-        terms: Terms,
-        runs: &mut RunWriter<'_>,
-        applied: &mut Applied,
-    ) {
-        if self.orphans.len() == 0 {
-            return;
+    /// Notes that blocks may have waited for those from `from` to `to`: [`Self::adopt_some`] is due.
+    fn adopt(&mut self, run: RunId, from: u16, to: u16) {
+        if self.orphans.len() > 0 {
+            self.adopting
+                .extend((from..to).map(|offset| Spot { run, offset }));
         }
-        let mut parents: Vec<Spot> = (from..to).map(|offset| Spot { run, offset }).collect();
-        while let Some(parent) = parents.pop() {
+    }
+
+    /// Gives some of the blocks that waited for others their places, and then those that waited for them. Says whether there may be more.
+    pub(super) fn adopt_some(&mut self, runs: &mut RunWriter<'_>, applied: &mut Applied) -> bool {
+        let mut steps = 0;
+        while let Some(parent) = self.adopting.pop() {
+            if steps >= ADOPTING_STEPS {
+                self.adopting.push(parent);
+                return true;
+            }
+            steps += 1;
             if self.attributes(parent).is_none() {
                 continue;
             }
             let position = runs.position(parent);
             let fragment = runs.hash(parent) & current_mask(position);
-            while let Some(key) = self.orphans.child_of(u64::from(position), fragment) {
+            while let Some(key) = self.orphans.child_of(position, fragment) {
+                if steps >= ADOPTING_STEPS {
+                    self.adopting.push(parent);
+                    return true;
+                }
+                steps += 1;
                 let Some(orphan) = self.orphans.remove(key) else {
                     break;
                 };
-                if let Some(spot) = self.settle_after(Some(parent), &orphan, runs, applied) {
-                    parents.push(spot);
-                }
-                if self.blocks() > terms.blocks_max {
-                    break;
+                if let Some(spot) = self.settle_after(Some(parent), key, &orphan, runs, applied) {
+                    self.adopting.push(spot);
                 }
             }
         }
+        // It can have been long.
+        self.adopting = Vec::new();
+        false
     }
 }

@@ -7,7 +7,7 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::hash::SequenceHash;
 use crate::index::block::NewBlock;
 use crate::index::directory::{HolderRecord, HolderSlot};
-use crate::index::runs::{RunStore, RunWriter};
+use crate::index::runs::{RunId, RunStore, RunWriter};
 use crate::index::settings::{Hashing, IndexLimits, NamespaceSettings};
 use crate::wire::{BlockContent, BlockNames, DegradedReason, Event, RemovedBlocks, StoredBlocks, Tier};
 
@@ -86,12 +86,14 @@ impl Holder {
     }
 
     /// Drops stored events whose parent did not come in time.
-    pub(in crate::index) fn expire_parked(&self, now_us: u64) -> Applied {
+    pub(in crate::index) fn expire_parked(&self, now_us: u64, runs: &RunStore) -> Applied {
         let mut applied = Applied::default();
         let mut state = self.state.lock();
         let dropped = state.parking.expire(now_us);
         if dropped > 0 {
             applied.reject(RejectReason::ParkingExpired, dropped);
+            state.parking.settle();
+            state.account(&runs.write());
             self.publish_sizes(&state);
         }
         applied
@@ -101,13 +103,24 @@ impl Holder {
     pub(in crate::index) fn clear(&self, runs: &RunStore) {
         let mut state = self.state.lock();
         let mut runs = runs.write();
-        for held in state.held_runs(&runs).chunks(TURN_RUNS) {
-            state.clear_runs(held, &mut runs);
-            runs.pause_for(|| MutexGuard::bump(&mut state));
+        for number in 0..state.parts.splits() {
+            let held: Vec<RunId> = state.parts.keys_of(number).copied().collect();
+            let mut rest = held.as_slice();
+            while let Some((now, later)) = rest
+                .split_at_checked(state.turn_of(rest))
+                .filter(|(now, _)| !now.is_empty())
+            {
+                state.clear_runs(now, &mut runs);
+                runs.pause_for(|| MutexGuard::bump(&mut state));
+                rest = later;
+            }
         }
-        state.reset(&mut runs);
+        let rest = state.reset(&mut runs);
         drop(runs);
         self.publish_sizes(&state);
+        drop(state);
+        // It may be much: nobody waits for it.
+        drop(rest);
     }
 
     /// The holder's slot and tier, and how often it has been reshaped, where it has every block with all that come before it, in one
@@ -165,8 +178,7 @@ impl Turn<'_, '_> {
             // A block without a name may have had one that is forgotten. When that is removed, nobody would know which block is
             // meant: so such blocks go now, and are no longer taken.
             self.state.refuses_nameless = true;
-            let dropped = self.state.drop_nameless(&mut self.runs);
-            self.applied.reject(RejectReason::Capacity, dropped);
+            self.drop_nameless();
         }
         if std::mem::take(&mut self.state.is_cut) {
             // What they wait for may have gone.
@@ -191,10 +203,44 @@ impl Turn<'_, '_> {
             (None, BlockNames::Sequence { hashes, .. }) => hashes.iter().map(|hash| hash.as_u64()).collect(),
             (None, BlockNames::Lineage(_)) => Vec::new(),
         };
-        for name in names {
-            if let Some(found) = self.state.find_name(name, &self.runs) {
-                self.state.drop_name(found, name, &mut self.runs);
+        for (number, names) in names.chunks(TURN_BLOCKS).enumerate() {
+            if number > 0 {
+                self.breathe();
             }
+            for name in names {
+                if let Some(found) = self.state.find_name(*name, &self.runs) {
+                    self.state.drop_name(found, *name, &mut self.runs);
+                }
+            }
+        }
+    }
+
+    /// Takes the blocks that have no name from the holder.
+    fn drop_nameless(&mut self) {
+        let mut last = None;
+        loop {
+            let (dropped, next) = self.state.orphans.drop_nameless(last);
+            self.applied.reject(RejectReason::Capacity, dropped);
+            last = next;
+            if last.is_none() {
+                break;
+            }
+            self.breathe();
+        }
+        for number in 0..self.state.parts.splits() {
+            let held: Vec<RunId> = self.state.parts.keys_of(number).copied().collect();
+            for runs in held.chunks(TURN_RUNS) {
+                let dropped = runs.iter().map(|run| self.state.drop_nameless_of(*run)).sum();
+                self.applied.reject(RejectReason::Capacity, dropped);
+                self.breathe();
+            }
+        }
+    }
+
+    /// Gives blocks that waited for those that have come their places.
+    fn adopt(&mut self) {
+        while self.state.adopt_some(&mut self.runs, self.applied) {
+            self.breathe();
         }
     }
 
@@ -230,6 +276,9 @@ impl Turn<'_, '_> {
                 let Some(stored) = self.without_surplus_content(stored) else {
                     return self.applied.reject(RejectReason::ContentMismatch, blocks);
                 };
+                if !self.runs.store.has_room_aside() {
+                    return self.applied.reject(RejectReason::ParkingFull, blocks);
+                }
                 self.applied.parked += 1;
                 let limits = self.limits.parking;
                 let dropped = self.state.parking.park(parent, stored, tier, now_us, limits);
@@ -277,6 +326,7 @@ impl Turn<'_, '_> {
             }
             for block in blocks {
                 self.state.store_block(block, terms, &mut self.runs, self.applied);
+                self.adopt();
             }
         }
     }
@@ -286,9 +336,9 @@ impl Turn<'_, '_> {
         let (mut sequence, mut kept) = (*sequence, kept);
         loop {
             let (state, runs) = (&mut **self.state, &mut self.runs);
-            let Some((done, last)) = state.store_sequence(&sequence, kept, terms, runs, self.applied) else {
-                return;
-            };
+            let next = state.store_sequence(&sequence, kept, terms, runs, self.applied);
+            self.adopt();
+            let Some((done, last)) = next else { return };
             self.breathe();
             sequence = sequence.after(done, last);
             kept = kept.and_then(|kept| kept.get(done..));
@@ -328,12 +378,18 @@ impl Turn<'_, '_> {
 
     /// Stores what waited for blocks that are there now, and then what waited for these.
     fn store_ready(&mut self, terms: Terms) {
+        let mut blocks = 0;
         while self.state.parking.len() > 0 {
+            if blocks >= TURN_BLOCKS {
+                blocks = 0;
+                self.breathe();
+            }
             let (state, runs) = (&mut **self.state, &mut self.runs);
             let mut parking = std::mem::take(&mut state.parking);
             let ready = parking.take_ready(|name| state.find_parent(name, None, runs).is_some());
             self.state.parking = parking;
-            let Some(event) = ready else { break };
+            let Some(event) = ready else { return };
+            blocks += event.stored.names.len();
             let terms = Terms {
                 tier: event.tier,
                 ..terms
@@ -350,6 +406,7 @@ impl Turn<'_, '_> {
                 Err(Unresolved::UnknownParent(_)) => {}
             }
         }
+        self.state.parking.settle();
     }
 
     /// Applies a removed event.

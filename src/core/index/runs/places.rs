@@ -4,11 +4,14 @@ use std::sync::atomic::Ordering;
 
 use crate::index::block::COMMON_MASK;
 
+use super::run::Run;
 use super::writer::RunWriter;
 use super::{RUN_BLOCKS_MAX, RunId, Spot};
 
 /// Most places found by one hash. Blocks beyond are found by names alone.
 const EQUAL_MAX: usize = 16;
+/// Others have a turn after so many blocks.
+const PLACED_BLOCKS: usize = 16_384;
 /// How far ahead memory is asked for.
 const AHEAD: u16 = 16;
 
@@ -92,13 +95,16 @@ impl RunWriter<'_> {
 
     /// Makes all blocks be found by their hashes from now on.
     pub(crate) fn place_all(&mut self) {
-        if self.state.places_all {
-            return;
-        }
         self.state.places_all = true;
-        for number in 1..self.state.next {
-            self.place(RunId(number), RUN_BLOCKS_MAX);
-            if number % 256 == 0 {
+        let mut placed = 0;
+        // Runs that come from now on are placed as they grow. Whoever comes while another one pauses goes on with it.
+        while self.state.unplaced_from < self.state.next {
+            let id = RunId(self.state.unplaced_from);
+            self.state.unplaced_from += 1;
+            self.place(id, RUN_BLOCKS_MAX);
+            placed += 1 + usize::from(self.run(id).map_or(0, Run::len));
+            if placed > PLACED_BLOCKS {
+                placed = 0;
                 self.pause();
             }
         }

@@ -9,8 +9,12 @@ use std::sync::atomic::Ordering;
 use crate::index::directory::HolderSlot;
 
 use super::RunId;
+use super::run::Run;
 use super::writer::RunWriter;
 
+/// Most leaves of a turn, and the blocks after which there are no more.
+const VICTIMS_MAX: usize = 64;
+const VICTIM_BLOCKS_MAX: u64 = 256;
 /// Ticks in which the whole capacity is stored once.
 const TICKS: u64 = 256;
 /// Runs that may have a leaf, by the tick in which they were used when they were put here; each at most once.
@@ -60,8 +64,22 @@ impl RunWriter<'_> {
         }
     }
 
+    /// The leaves that were used longest ago, of about `blocks_max` blocks at most, and of no more than are good for a turn.
+    pub(crate) fn next_victims(&mut self, blocks_max: u64) -> Vec<Victim> {
+        let (mut victims, mut blocks) = (Vec::new(), 0);
+        while victims.len() < VICTIMS_MAX && blocks < blocks_max.min(VICTIM_BLOCKS_MAX) {
+            let Some(victim) = self.next_victim(blocks_max - blocks) else {
+                break;
+            };
+            let len = self.run(victim.run).map_or(0, Run::len);
+            blocks += u64::from(len.saturating_sub(victim.cutoff));
+            victims.push(victim);
+        }
+        victims
+    }
+
     /// The leaf that was used longest ago, `blocks_max` blocks of it at most.
-    pub(crate) fn next_victim(&mut self, blocks_max: u64) -> Option<Victim> {
+    fn next_victim(&mut self, blocks_max: u64) -> Option<Victim> {
         loop {
             let Reverse((tick, id)) = self.state_mut().queue.0.pop()?;
             let attached_end = self.attached_end(id);

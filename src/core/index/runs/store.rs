@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crossbeam_epoch::Guard;
 use crossbeam_utils::CachePadded;
-use hashbrown::HashMap;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
@@ -20,6 +19,7 @@ use super::slab::Slab;
 use super::writer::RunWriter;
 use super::{RunId, Spot, Wanted, current_mask};
 use crate::index::settings::Capacity;
+use crate::index::split_map::SplitMap;
 use crate::index::steps::Steps;
 use crate::index::usage::Usage;
 
@@ -67,7 +67,7 @@ pub(crate) struct State {
     pub(super) runs: usize,
     pub(super) births: u32,
     /// How many runs begin after each block, for runs that any begin after.
-    pub(super) attached: HashMap<RunId, BTreeMap<u16, u32>>,
+    pub(super) attached: SplitMap<RunId, BTreeMap<u16, u32>>,
     pub(super) heads: HeadCounts,
     /// Blocks by their hashes, as far as runs are placed.
     pub(super) places: NameMap,
@@ -77,6 +77,8 @@ pub(crate) struct State {
     pub(super) unplaced: u64,
     /// Whether all blocks are to be found by their hashes.
     pub(super) places_all: bool,
+    /// The first run of which they may not be so yet.
+    pub(super) unplaced_from: u32,
     pub(super) places_bytes: i64,
     /// Bytes that no reader needs and that have not been given back yet.
     pub(super) garbage: usize,
@@ -103,12 +105,13 @@ impl RunStore {
                     next: 1,
                     runs: 0,
                     births: 0,
-                    attached: HashMap::new(),
+                    attached: SplitMap::default(),
                     heads: HeadCounts::default(),
                     places: NameMap::default(),
                     doubles: 0,
                     unplaced: 0,
                     places_all: false,
+                    unplaced_from: 1,
                     places_bytes: 0,
                     garbage: 0,
                     queue: Queue::default(),
@@ -177,6 +180,17 @@ impl RunStore {
     pub(crate) fn change_usage(&self, blocks: i64, bytes: i64) {
         self.turns.usage.change(blocks, bytes);
         self.total.change(blocks, bytes);
+    }
+
+    /// As [`Self::change_usage`], for how much of it no eviction gives back: what has no place among the runs.
+    pub(crate) fn change_aside(&self, bytes: i64) {
+        self.turns.usage.change_aside(bytes);
+        self.total.change_aside(bytes);
+    }
+
+    /// Whether there is room for more of what no eviction gives back.
+    pub(crate) fn has_room_aside(&self) -> bool {
+        !self.is_bounded || self.turns.usage.has_room_aside() && self.total.has_room_aside()
     }
 
     /// Whether there is a bound on how large the index may be.
@@ -289,5 +303,6 @@ impl Drop for RunStore {
         let usage = &self.turns.usage;
         self.total
             .change(-usage.blocks().cast_signed(), -usage.bytes().cast_signed());
+        self.total.change_aside(-usage.aside().cast_signed());
     }
 }

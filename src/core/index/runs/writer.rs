@@ -19,6 +19,8 @@ use super::{RUN_BLOCKS_MAX, RunId, Spot, current_mask};
 
 /// How far ahead memory is asked for.
 pub(crate) const AHEAD: usize = 16;
+/// After so many runs that go one after the other others have a turn.
+const TRIM_RUNS: usize = 1024;
 /// Replaced memory that is worth a collection.
 const GARBAGE_MAX: usize = 256 * 1024;
 
@@ -326,8 +328,7 @@ impl<'s> RunWriter<'s> {
         if let Some(parent) = parent {
             *state
                 .attached
-                .entry(parent.run)
-                .or_default()
+                .or_default(parent.run)
                 .entry(parent.offset)
                 .or_default() += 1;
         }
@@ -444,10 +445,15 @@ impl<'s> RunWriter<'s> {
         u32::try_from(index).unwrap_or(u32::MAX)
     }
 
-    /// Takes the blocks from the end of a run that nobody has and no run follows, and the run if that is all, and so on before it.
+    /// Takes the blocks from the end of a run that nobody has and no run follows, and the run if that is all, and so on before it. Others
+    /// have turns meanwhile where that is much: so all that a holder has must be in the entries.
     pub(crate) fn trim(&mut self, id: RunId) {
         let mut next = Some(id);
-        while let Some(id) = next.take() {
+        for number in 1.. {
+            let Some(id) = next.take() else { return };
+            if number % TRIM_RUNS == 0 {
+                self.pause();
+            }
             let Some(run) = self.store.slab.get(id, &self.guard) else {
                 return;
             };

@@ -1,5 +1,6 @@
 //! Tests of the index against a brute-force oracle, and of the rules that the oracle takes for granted.
 
+mod attacks;
 mod colliding;
 mod concurrency;
 mod defects;

@@ -1,0 +1,180 @@
+//! A hash map that never grows all at once: once it is large it consists of many small ones, each of which grows by itself.
+
+use std::hash::{BuildHasher, Hash};
+
+use hashbrown::{DefaultHashBuilder, HashMap};
+
+/// Entries beyond which the map is cut.
+const WHOLE_MAX: usize = 8192;
+/// Into how many maps.
+const SPLITS: usize = 256;
+
+/// The map.
+#[derive(Debug)]
+pub(crate) struct SplitMap<K, V> {
+    /// One, or as many as [`SPLITS`].
+    maps: Vec<HashMap<K, V>>,
+    chooser: DefaultHashBuilder,
+    len: usize,
+    capacity: usize,
+}
+
+impl<K, V> Default for SplitMap<K, V> {
+    fn default() -> Self {
+        Self {
+            maps: Vec::new(),
+            chooser: DefaultHashBuilder::default(),
+            len: 0,
+            capacity: 0,
+        }
+    }
+}
+
+impl<K: Hash + Eq, V> SplitMap<K, V> {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// What it takes, in bytes.
+    pub(crate) fn bytes(&self) -> usize {
+        // A byte beside each slot, and slots that stay empty.
+        let slots = self.capacity * (size_of::<(K, V)>() + 1);
+        slots / 7 * 8 + self.maps.capacity() * size_of::<HashMap<K, V>>()
+    }
+
+    #[inline]
+    #[allow(clippy::cast_possible_truncation, reason = "masked to the number of maps")]
+    fn place(&self, key: &K) -> usize {
+        if self.maps.len() <= 1 {
+            return 0;
+        }
+        self.chooser.hash_one(key) as usize % SPLITS
+    }
+
+    #[inline]
+    pub(crate) fn get(&self, key: &K) -> Option<&V> {
+        self.maps.get(self.place(key))?.get(key)
+    }
+
+    #[inline]
+    pub(crate) fn get_mut(&mut self, key: &K) -> Option<&mut V> {
+        let place = self.place(key);
+        self.maps.get_mut(place)?.get_mut(key)
+    }
+
+    /// The map where a key belongs, with room for one more.
+    fn roomy(&mut self, key: &K) -> &mut HashMap<K, V> {
+        match self.maps.len() {
+            0 => self.maps.push(HashMap::new()),
+            1 if self.len >= WHOLE_MAX => self.split(),
+            _ => {}
+        }
+        let place = self.place(key);
+        let map = &mut self.maps[place];
+        if map.len() == map.capacity() {
+            self.capacity -= map.capacity();
+            map.reserve(1);
+            self.capacity += map.capacity();
+        }
+        map
+    }
+
+    #[cold]
+    fn split(&mut self) {
+        let old = std::mem::replace(&mut self.maps, (0..SPLITS).map(|_| HashMap::new()).collect());
+        for (key, value) in old.into_iter().flatten() {
+            let place = self.place(&key);
+            self.maps[place].insert(key, value);
+        }
+        self.capacity = self.maps.iter().map(HashMap::capacity).sum();
+    }
+
+    pub(crate) fn insert(&mut self, key: K, value: V) -> Option<V> {
+        let before = self.roomy(&key).insert(key, value);
+        self.len += usize::from(before.is_none());
+        before
+    }
+
+    pub(crate) fn remove(&mut self, key: &K) -> Option<V> {
+        let place = self.place(key);
+        let gone = self.maps.get_mut(place)?.remove(key)?;
+        self.len -= 1;
+        if self.len == 0 {
+            *self = Self::default();
+        }
+        Some(gone)
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&K, &V)> {
+        self.maps.iter().flatten()
+    }
+
+    pub(crate) fn keys(&self) -> impl Iterator<Item = &K> {
+        self.maps.iter().flat_map(HashMap::keys)
+    }
+
+    /// In how many maps the keys are, and those of one: few enough to look at in one go.
+    pub(crate) fn splits(&self) -> usize {
+        self.maps.len()
+    }
+
+    /// The keys of one of the maps.
+    pub(crate) fn keys_of(&self, number: usize) -> impl Iterator<Item = &K> {
+        self.maps.get(number).into_iter().flat_map(HashMap::keys)
+    }
+}
+
+impl<K: Hash + Eq, V: Default> SplitMap<K, V> {
+    /// The value of a key, which is made where it is not there.
+    #[inline]
+    pub(crate) fn or_default(&mut self, key: K) -> &mut V {
+        let place = self.place(&key);
+        let is_there = self.maps.get(place).is_some_and(|map| map.contains_key(&key));
+        if !is_there {
+            self.len += 1;
+            return self.roomy(&key).entry(key).or_default();
+        }
+        self.maps[place].entry(key).or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use kvatlas_lab::random::Random;
+
+    use super::*;
+
+    #[test]
+    fn a_split_map_equals_a_whole_one() {
+        let mut random = Random::new(5);
+        let (mut map, mut model) = (SplitMap::default(), HashMap::new());
+        for step in 0..200_000_u64 {
+            let grows = step < 100_000;
+            let key = random.next() % 30_000;
+            match random.below(10) {
+                0..4 if grows => assert_eq!(map.insert(key, step), model.insert(key, step)),
+                4..6 if grows => *map.or_default(key) = *model.entry(key).or_insert(0),
+                0..8 => assert_eq!(map.remove(&key), model.remove(&key)),
+                _ => assert_eq!(map.get(&key), model.get(&key)),
+            }
+            assert_eq!((map.len, map.is_empty()), (model.len(), model.is_empty()));
+        }
+        assert!(map.splits() == SPLITS && map.bytes() > map.len * 16);
+        let mut all: Vec<_> = map.iter().map(|(key, value)| (*key, *value)).collect();
+        let mut keys: Vec<_> = (0..map.splits())
+            .flat_map(|number| map.keys_of(number).copied())
+            .collect();
+        let mut expected: Vec<_> = model.into_iter().collect();
+        all.sort_unstable();
+        keys.sort_unstable();
+        expected.sort_unstable();
+        assert_eq!(all, expected);
+        assert!(keys.iter().eq(expected.iter().map(|(key, _)| key)));
+        for key in keys {
+            assert!(map.remove(&key).is_some());
+        }
+        assert_eq!((map.len, map.bytes()), (0, 0));
+    }
+}

@@ -1,0 +1,288 @@
+//! What a publisher must not be able to do to others, whatever it sends: keep them waiting for a whole event, or take all the room.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use crate::hash::{Position, PositionalLineageHash, SequenceHash};
+use crate::wire::{BlockNames, Event, HolderId, QueryKey, RemovedBlocks, StoredBlocks, Tier, WorkerName};
+
+use super::api::{
+    Capacity, HolderWriter, IndexLimits, NamespaceSettings, PositionalIndexer, RejectReason, Search,
+    SparseChain,
+};
+use kvatlas_lab::random::mix;
+
+/// Blocks of an attack: very many turns.
+const BLOCKS: u64 = 60_000;
+/// More turns than somebody beside an event can have who waits for the whole of it.
+const TURNS_MIN: u64 = 8;
+
+fn new_index(capacity: Capacity) -> PositionalIndexer {
+    let limits = IndexLimits {
+        capacity,
+        ..IndexLimits::default()
+    };
+    PositionalIndexer::new(NamespaceSettings::default(), limits)
+}
+
+fn register(index: &PositionalIndexer, rank: u32) -> HolderWriter {
+    let worker = WorkerName::new("w").unwrap();
+    index.register(&HolderId { worker, rank }).unwrap()
+}
+
+fn hashes(hashes: impl IntoIterator<Item = u64>) -> Vec<SequenceHash> {
+    hashes.into_iter().map(SequenceHash).collect()
+}
+
+fn store(writer: &mut HolderWriter, parent: Option<u64>, position: Option<u64>, chain: Vec<SequenceHash>) {
+    let position = position.map(|position| Position::new(position).unwrap());
+    let stored = StoredBlocks::by_sequence(parent.map(SequenceHash), position, chain);
+    writer.apply(Event::Stored(stored), Tier::DEVICE, 0);
+}
+
+fn lineage(position: u64, parent: u64, own: u64) -> PositionalLineageHash {
+    let position = Position::new(position).unwrap();
+    PositionalLineageHash::at(position, SequenceHash(parent), SequenceHash(own))
+}
+
+fn by_lineage(keys: Vec<PositionalLineageHash>) -> Event {
+    Event::Stored(StoredBlocks {
+        names: BlockNames::Lineage(keys),
+        content: None,
+        engine_hashes: None,
+    })
+}
+
+fn removed_by_lineage(keys: Vec<PositionalLineageHash>) -> Event {
+    Event::Removed(RemovedBlocks {
+        hashes: Vec::new(),
+        lineage_hashes: keys,
+    })
+}
+
+/// How many turns another holder has while `work` is done.
+fn turns_beside(index: &PositionalIndexer, work: impl FnOnce()) -> u64 {
+    let (turns, is_over) = (AtomicU64::new(0), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut beside = register(index, 1000);
+            while !is_over.load(Ordering::Relaxed) {
+                store(&mut beside, None, None, hashes([1 << 60]));
+                turns.fetch_add(1, Ordering::Relaxed);
+            }
+            beside.retire();
+        });
+        while turns.load(Ordering::Relaxed) == 0 {
+            std::thread::yield_now();
+        }
+        let before = turns.load(Ordering::Relaxed);
+        work();
+        let had = turns.load(Ordering::Relaxed) - before;
+        is_over.store(true, Ordering::Relaxed);
+        had
+    })
+}
+
+#[test]
+fn blocks_that_waited_for_one_block_come_in_many_turns() {
+    let index = new_index(Capacity::UNBOUNDED);
+    let mut writer = register(&index, 0);
+    store(&mut writer, Some(1), Some(1), hashes(2..BLOCKS));
+    let turns = turns_beside(&index, || store(&mut writer, None, None, hashes([1])));
+    assert!(turns >= TURNS_MIN, "{turns}");
+    let found = index.find_matches(&QueryKey::SequenceHashes(hashes(1..BLOCKS)), Search::default());
+    assert_eq!(
+        found.unwrap().holders().next().unwrap().matched_blocks,
+        u32::try_from(BLOCKS).unwrap() - 1
+    );
+}
+
+#[test]
+fn children_of_one_block_that_came_before_it_come_in_many_turns() {
+    let index = new_index(Capacity::UNBOUNDED);
+    let mut writer = register(&index, 0);
+    let children = (0..BLOCKS).map(|block| lineage(1, 1, mix(block)));
+    writer.apply(by_lineage(children.collect()), Tier::DEVICE, 0);
+    let first = by_lineage(vec![lineage(0, 0, 1)]);
+    let turns = turns_beside(&index, || {
+        writer.apply(first, Tier::DEVICE, 0);
+    });
+    assert!(turns >= TURNS_MIN, "{turns}");
+    assert_eq!(index.sizes().distinct_blocks, BLOCKS + 1);
+    writer.retire();
+    assert_eq!((index.sizes().bytes, index.sizes().distinct_blocks), (0, 0));
+}
+
+/// Each block of a deep tree begins a run, and the holder has the last one alone.
+#[test]
+fn a_deep_tree_that_nobody_has_goes_in_many_turns() {
+    let index = new_index(Capacity::UNBOUNDED);
+    let mut writer = register(&index, 0);
+    let parent = |level: u64| level.checked_sub(1).map_or(0, mix);
+    let trunk = |level: u64| lineage(level, parent(level), mix(level));
+    let side = |level: u64| lineage(level, parent(level), mix(BLOCKS + level));
+    let both = (0..BLOCKS).flat_map(|level| [side(level), trunk(level)]);
+    writer.apply(by_lineage(both.collect()), Tier::DEVICE, 0);
+    writer.apply(
+        removed_by_lineage((0..BLOCKS).map(side).collect()),
+        Tier::DEVICE,
+        0,
+    );
+    writer.apply(
+        removed_by_lineage((0..BLOCKS - 1).map(trunk).collect()),
+        Tier::DEVICE,
+        0,
+    );
+    assert_eq!(index.sizes().distinct_blocks, BLOCKS);
+    let last = removed_by_lineage(vec![trunk(BLOCKS - 1)]);
+    let turns = turns_beside(&index, || {
+        writer.apply(last, Tier::DEVICE, 0);
+    });
+    assert!(turns >= TURNS_MIN, "{turns}");
+    writer.retire();
+    assert_eq!((index.sizes().bytes, index.sizes().distinct_blocks), (0, 0));
+}
+
+/// A holder that the index has no room for, and that has begun to use names, loses the blocks without a name.
+#[test]
+fn blocks_without_a_name_go_in_many_turns() {
+    let index = new_index(Capacity {
+        blocks_max: BLOCKS,
+        bytes_max: u64::MAX,
+    });
+    let mut writer = register(&index, 0);
+    let keys = (0..BLOCKS + 1).map(|block| lineage(0, 0, mix(block)));
+    writer.apply(by_lineage(keys.collect()), Tier::DEVICE, 0);
+    assert!(index.sizes().evicted_blocks > 0);
+    let turns = turns_beside(&index, || store(&mut writer, None, None, hashes([1])));
+    assert!(turns >= TURNS_MIN, "{turns}");
+    assert_eq!(writer.blocks(), 1);
+    writer.retire();
+    assert_eq!((index.sizes().bytes, index.sizes().distinct_blocks), (0, 0));
+}
+
+/// An event whose blocks follow forgotten ones takes their names from whatever has them.
+#[test]
+fn what_follows_forgotten_blocks_is_left_out_in_many_turns() {
+    let index = new_index(Capacity {
+        blocks_max: BLOCKS,
+        bytes_max: u64::MAX,
+    });
+    let mut writer = register(&index, 0);
+    store(&mut writer, None, None, hashes(1..BLOCKS));
+    store(
+        &mut register(&index, 1),
+        None,
+        None,
+        hashes(2 * BLOCKS..2 * BLOCKS + 5000),
+    );
+    assert!(index.sizes().evicted_blocks > 0);
+    let held = writer.blocks() as u64;
+    let turns = turns_beside(&index, || {
+        store(&mut writer, Some(u64::MAX), None, hashes(1..=held))
+    });
+    assert!(turns >= TURNS_MIN, "{turns}");
+    assert_eq!(writer.blocks(), 0);
+}
+
+#[test]
+fn what_waits_is_counted_until_it_no_longer_does() {
+    let index = new_index(Capacity::UNBOUNDED);
+    let mut writer = register(&index, 0);
+    store(&mut writer, Some(7), None, hashes(1000..2000));
+    let waiting = index.sizes().bytes;
+    assert!(waiting >= 16_000, "{waiting}");
+    let removed = RemovedBlocks::by_sequence(hashes(5000..9000));
+    writer.apply(Event::Removed(removed), Tier::DEVICE, 0);
+    assert!(index.sizes().bytes >= waiting + 4000 * 32);
+    assert_eq!(
+        writer
+            .expire_parked(u64::MAX)
+            .rejected(RejectReason::ParkingExpired),
+        1000
+    );
+    assert_eq!(index.sizes().bytes, 0);
+    // And where the parent comes.
+    store(&mut writer, Some(7), None, hashes(1000..2000));
+    store(&mut writer, None, None, hashes([7]));
+    writer.retire();
+    assert_eq!(index.sizes().bytes, 0);
+}
+
+/// No eviction gives back blocks without a place: so they must not take the room of the others.
+#[test]
+fn blocks_without_a_place_take_a_small_part_of_a_bounded_index() {
+    let capacity = Capacity {
+        blocks_max: u64::MAX,
+        bytes_max: 4 << 20,
+    };
+    let index = new_index(capacity);
+    let (mut writer, mut other) = (register(&index, 0), register(&index, 1));
+    store(&mut other, None, None, hashes(1..=20_000));
+    let absent = BlockNames::Sequence {
+        parent: Some(SequenceHash(1 << 40)),
+        position: Some(Position::new(1).unwrap()),
+        hashes: hashes(1 << 50..(1 << 50) + BLOCKS),
+    };
+    let stored = StoredBlocks {
+        names: absent,
+        content: None,
+        engine_hashes: None,
+    };
+    let applied = writer.apply(Event::Stored(stored), Tier::DEVICE, 0);
+    assert!(
+        applied.rejected(RejectReason::Capacity) > BLOCKS / 2,
+        "{applied:?}"
+    );
+    assert_eq!(other.blocks(), 20_000);
+    assert!(
+        index.sizes().bytes < capacity.bytes_max / 2,
+        "{:?}",
+        index.sizes()
+    );
+    // Nor do events that wait.
+    for number in 0..64 {
+        store(
+            &mut writer,
+            Some(1 << 41 | number),
+            None,
+            hashes((number << 20)..(number << 20) + 1000),
+        );
+    }
+    assert_eq!((other.blocks(), index.sizes().parked_events), (20_000, 0));
+    writer.retire();
+    other.retire();
+    assert_eq!(index.sizes().bytes, 0);
+}
+
+/// The first compressed query makes blocks be found by their hashes, and gives way to others in between: they must not take the work for done.
+#[test]
+fn two_first_compressed_queries_at_once_find_all() {
+    for _ in 0..5 {
+        let index = new_index(Capacity::UNBOUNDED);
+        let mut writer = register(&index, 0);
+        let mut stored = StoredBlocks::by_sequence(None, None, Vec::new());
+        for chain in 0..600_u64 {
+            let own = |block: u64| mix(chain << 20 | block);
+            stored.names = BlockNames::Sequence {
+                parent: None,
+                position: None,
+                hashes: hashes((0..100).map(own)),
+            };
+            stored.engine_hashes = Some((0..100).map(|block| 1 << 62 | chain << 20 | block).collect());
+            writer.apply(Event::Stored(stored.clone()), Tier::DEVICE, 0);
+        }
+        let key = QueryKey::SequenceHashes(hashes([mix(599 << 20 | 99)]));
+        let positions = [Position::new(99).unwrap()];
+        let depths: Vec<u32> = std::thread::scope(|scope| {
+            let ask = || {
+                let chain = SparseChain::new(&key, &positions).unwrap();
+                let found = index.find_bounds(&chain, Search::default());
+                let depth = found.holders().map(|found| found.matched_blocks).max();
+                depth.unwrap_or(0)
+            };
+            let threads: Vec<_> = (0..4).map(|_| scope.spawn(ask)).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        assert_eq!(depths, [100; 4]);
+    }
+}
