@@ -1,6 +1,7 @@
 //! What a publisher must not be able to do to others, whatever it sends: keep them waiting for a whole event, or take all the room.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::hash::{Position, PositionalLineageHash, SequenceHash};
 use crate::wire::{BlockNames, Event, HolderId, QueryKey, RemovedBlocks, StoredBlocks, Tier, WorkerName};
@@ -13,8 +14,8 @@ use kvatlas_lab::random::mix;
 
 /// Blocks of an attack: very many turns.
 const BLOCKS: u64 = 60_000;
-/// More turns than somebody beside an event can have who waits for the whole of it.
-const TURNS_MIN: u64 = 8;
+/// More than somebody beside an event can see who waits for the whole of it.
+const TURNS_MIN: usize = 8;
 
 fn new_index(capacity: Capacity) -> PositionalIndexer {
     let limits = IndexLimits {
@@ -59,26 +60,26 @@ fn removed_by_lineage(keys: Vec<PositionalLineageHash>) -> Event {
     })
 }
 
-/// How many turns another holder has while `work` is done.
-fn turns_beside(index: &PositionalIndexer, work: impl FnOnce()) -> u64 {
-    let (turns, is_over) = (AtomicU64::new(0), AtomicBool::new(false));
+/// How many different numbers of blocks another holder has seen between its turns by the end of `work`.
+fn turns_beside(index: &PositionalIndexer, work: impl FnOnce()) -> usize {
+    let (has_begun, is_over) = (AtomicBool::new(false), AtomicBool::new(false));
     std::thread::scope(|scope| {
-        scope.spawn(|| {
-            let mut beside = register(index, 1000);
+        let beside = scope.spawn(|| {
+            let (mut beside, mut seen) = (register(index, 1000), BTreeSet::new());
             while !is_over.load(Ordering::Relaxed) {
                 store(&mut beside, None, None, hashes([1 << 60]));
-                turns.fetch_add(1, Ordering::Relaxed);
+                seen.insert(index.sizes().distinct_blocks);
+                has_begun.store(true, Ordering::Relaxed);
             }
             beside.retire();
+            seen.len()
         });
-        while turns.load(Ordering::Relaxed) == 0 {
+        while !has_begun.load(Ordering::Relaxed) {
             std::thread::yield_now();
         }
-        let before = turns.load(Ordering::Relaxed);
         work();
-        let had = turns.load(Ordering::Relaxed) - before;
         is_over.store(true, Ordering::Relaxed);
-        had
+        beside.join().unwrap()
     })
 }
 
