@@ -80,7 +80,7 @@ fn attack(name: &'static str, messages: u64, events: fn(u64) -> (Tier, Vec<Event
     }
 }
 
-fn bounded(attack: Attack, name: &'static str) -> Attack {
+fn bounded(attack: &Attack, name: &'static str) -> Attack {
     let capacity = Capacity {
         blocks_max: 200_000,
         bytes_max: 64 << 20,
@@ -92,7 +92,7 @@ fn bounded(attack: Attack, name: &'static str) -> Attack {
     Attack {
         name,
         limits,
-        ..attack
+        ..*attack
     }
 }
 
@@ -144,7 +144,12 @@ fn shapes() -> Vec<Attack> {
             deep_forest,
         ),
         attack("first blocks equal in 59 bits", 4, |number| {
-            let block = |block: u64| stored(None, [block % 32 << 59 | mix(number << 20 | block / 32) >> 5]);
+            let block = |block: u64| {
+                stored(
+                    None,
+                    [((block % 32) << 59) | (mix((number << 20) | (block / 32)) >> 5)],
+                )
+            };
             on_device((0..BATCH).map(block).collect())
         }),
         attack("8,192 branches equal in 51 bits", 3, |number| {
@@ -200,7 +205,7 @@ fn deep_forest(number: u64) -> (Tier, Vec<Event>) {
         hashes: Vec::new(),
         lineage_hashes: gone.collect(),
     }));
-    let above = levels.clone().filter_map(|level| {
+    let above = levels.filter_map(|level| {
         let level = level.checked_sub(1)?;
         Some(lineage(
             level,
@@ -242,7 +247,7 @@ fn names() -> Vec<Attack> {
             )])
         }),
         attack("two names a block, which change places", 8, |number| {
-            let name = |block: u64| short(block ^ number % 2);
+            let name = |block: u64| short(block ^ (number % 2));
             let blocks = || hashes((0..EVENT).map(|block| block % 100));
             on_device(vec![
                 named(None, blocks(), (0..EVENT).map(name).collect()),
@@ -430,7 +435,7 @@ fn removals() -> Vec<Attack> {
 fn bounds() -> Vec<Attack> {
     vec![
         bounded(
-            attack("", 16, |number| {
+            &attack("", 16, |number| {
                 on_device(vec![stored(
                     None,
                     (0..EVENT).map(|block| mix(number << 32 | block)),
@@ -439,7 +444,7 @@ fn bounds() -> Vec<Attack> {
             "bounded: chains of 65,536",
         ),
         bounded(
-            attack("", 16, |number| {
+            &attack("", 16, |number| {
                 let blocks = number * (EVENT - 100)..(number + 1) * (EVENT - 100);
                 on_device(vec![by_lineage(
                     blocks.map(|block| lineage(0, 0, mix(block))).collect(),
@@ -448,7 +453,7 @@ fn bounds() -> Vec<Attack> {
             "bounded: first blocks alone",
         ),
         bounded(
-            attack("", 16, |number| {
+            &attack("", 16, |number| {
                 let blocks = number * EVENT..(number + 1) * EVENT;
                 let chain = sequence(Some(1), Some(1 + number * EVENT), hashes(blocks.map(short)));
                 on_device(vec![Event::Stored(chain)])
@@ -456,7 +461,7 @@ fn bounds() -> Vec<Attack> {
             "bounded: blocks without a parent",
         ),
         bounded(
-            attack("", 17, |number| {
+            &attack("", 17, |number| {
                 if number == 16 {
                     return on_device(vec![stored(None, [5])]);
                 }
@@ -468,7 +473,7 @@ fn bounds() -> Vec<Attack> {
             "bounded: blocks without a name, then a name",
         ),
         bounded(
-            attack("", 16, |number| {
+            &attack("", 16, |number| {
                 let blocks = (0..EVENT).map(|block| short(number * EVENT + block));
                 let lost = (0..5).map(|_| stored(Some(1 << 50), blocks.clone().take(30_000)));
                 let first = stored(None, blocks.clone());

@@ -43,7 +43,7 @@ use kinds::Attack;
 static ALLOCATOR: Counting = Counting;
 
 /// Rounds with another holder beside the attack.
-const ROUNDS: usize = 3;
+const ROUNDS: usize = 5;
 
 /// What an attack does alone.
 #[derive(Default)]
@@ -161,7 +161,7 @@ fn beside(attack: &Attack) -> Beside {
     let mut writer = register(&index, "attacker");
     let over = Arc::new(AtomicBool::new(false));
     let watcher = std::thread::spawn({
-        let (index, over) = (index.clone(), Arc::clone(&over));
+        let over = Arc::clone(&over);
         move || watch(&index, &over)
     });
     for number in 0..attack.messages {

@@ -1,4 +1,4 @@
-//! Points of a search at which a test can let something happen. Nothing, outside of tests.
+//! Points of a search at which a test can let something happen, and turns that tests count. Nothing, outside of tests.
 
 /// A look at what writers change is about to be taken.
 #[inline]
@@ -7,13 +7,22 @@ pub(crate) fn point() {
     tests::run();
 }
 
+/// A writer lets others have a turn.
+#[inline]
+pub(crate) fn turn_ends() {
+    #[cfg(test)]
+    tests::TURNS.set(tests::TURNS.get() + 1);
+}
+
 #[cfg(test)]
 pub(crate) mod tests {
-    use std::cell::RefCell;
+    use std::cell::{Cell, RefCell};
 
     type Hook = Box<dyn FnOnce()>;
 
     thread_local! {
+        /// How many turns this thread has ended in the middle of its work.
+        pub(crate) static TURNS: Cell<usize> = const { Cell::new(0) };
         static NEXT: RefCell<Option<(usize, Hook)>> = const { RefCell::new(None) };
     }
 

@@ -9,6 +9,7 @@ use parking_lot::MutexGuard;
 use crate::hash::{Position, PositionalLineageHash, SequenceHash};
 use crate::index::block::BlockKey;
 use crate::index::directory::HolderSlot;
+use crate::index::hook::turn_ends;
 
 use super::Wanted;
 use super::entry::Entry;
@@ -48,6 +49,7 @@ impl<'s> RunWriter<'s> {
     /// Lets others have a turn. All that is between two calls of this type's other functions is a good time.
     pub(crate) fn pause(&mut self) {
         self.collect();
+        turn_ends();
         MutexGuard::bump(&mut self.state);
         self.guard.repin();
     }
@@ -55,6 +57,7 @@ impl<'s> RunWriter<'s> {
     /// As [`Self::pause`], with `others` in between, who may wait for whoever has a turn.
     pub(crate) fn pause_for(&mut self, others: impl FnOnce()) {
         self.collect();
+        turn_ends();
         MutexGuard::unlocked_fair(&mut self.state, others);
         self.guard.repin();
     }
