@@ -17,7 +17,7 @@ has() { command -v "$1" >/dev/null 2>&1; }
 
 check_scripts() {
     # Each file is checked as the script that it is; what they import lies beside compose.yaml.
-    MYPYPATH=deploy/compose "$python" -m mypy --cache-dir .tools/mypy --strict deploy/compose/*.py deploy/drill.py deploy/licences.py deploy/test-*.py
+    MYPYPATH=deploy/compose "$python" -m mypy --cache-dir .tools/mypy/deploy --strict deploy/compose/*.py deploy/drill.py deploy/licences.py deploy/test-*.py
     if has shellcheck; then
         shellcheck --external-sources deploy/test*.sh deploy/scenario-engines.sh deploy/release.sh deploy/compose/env.sh deploy/container/build.sh deploy/debian/build.sh deploy/debian/p*
     else
@@ -115,7 +115,7 @@ check_as_processes() {
 }
 
 make_environment "$root/.tools/deploy" 10
-pip_install "$root/.tools/deploy" -r deploy/test-requirements.txt
+install_requirements "$root/.tools/deploy" deploy/test-requirements.txt
 need_kvatlas
 
 check_completions

@@ -17,7 +17,7 @@ for program in chromium chromedriver; do
         skip_all "there is no $program; install it, on Debian with: apt-get install chromium chromium-driver"
 done
 make_environment "$environment" 10
-pip_install "$environment" -r tests/page/requirements.txt
+install_requirements "$environment" tests/page/requirements.txt
 install_kvatlas "$environment" ""
 need_kvatlas
 

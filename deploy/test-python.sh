@@ -14,11 +14,12 @@ checks="the tests of the Python package"
 . deploy/testing.sh
 
 make_environment "$environment" 10
-pip_install "$environment" -r deploy/router-example/requirements.txt
+install_requirements "$environment" deploy/router-example/requirements.txt
 install_kvatlas "$environment" test
 need_kvatlas
 
-(cd deploy/router-example && "$environment/bin/mypy" --cache-dir "$root/.tools/mypy" --strict --ignore-missing-imports ./*.py)
+# Each has a cache of its own: what is known with other options is of no use.
+(cd deploy/router-example && "$environment/bin/mypy" --cache-dir "$root/.tools/mypy/router-example" --strict --ignore-missing-imports ./*.py)
 cd src/python
-"$environment/bin/mypy" --cache-dir "$root/.tools/mypy"
+"$environment/bin/mypy" --cache-dir "$root/.tools/mypy/package"
 pytest_twice "$environment/bin/python" "$@"

@@ -5,26 +5,45 @@
 set -eu
 
 cd "$(dirname "$0")/.."
-failed=""
+# For each check: what it says, and which have failed.
+said=$(mktemp -d)
+beside=""
+finish() {
+    if [ -n "$beside" ]; then kill "$beside" 2>/dev/null || true; fi
+    rm -rf "$said"
+}
+trap finish EXIT
+trap 'exit 1' HUP INT TERM
 
 check() {
-    echo "== $*"
-    "$@" || failed="$failed $1"
+    log=$said/$(basename "$1")
+    { echo "== $*" && "$@"; } >"$log" 2>&1 || echo "$1" >>"$said/failed"
 }
 
-# The engines' wheels are large: they are fetched only on request, and by CI.
-if [ "${CI:-}" = true ] || [ -d .tools/engines/vllm ]; then
-    check deploy/scenario-engines.sh --short
-else
-    line="SKIPPED: genuine engines: deploy/scenario-engines.sh --short fetches 375 MB for them"
-    echo "$line" >&2
-    echo "$line" >>"${KVATLAS_TEST_SKIPS:-/dev/null}"
-fi
-check deploy/test-python.sh
-check deploy/test-page.sh
-check deploy/test-deploy.sh
+check_engines() {
+    # The engines' wheels are large: they are fetched only on request, and by CI.
+    if [ "${CI:-}" = true ] || [ -d .tools/engines/vllm ]; then
+        check deploy/scenario-engines.sh --short
+    else
+        line="SKIPPED: genuine engines: deploy/scenario-engines.sh --short fetches 375 MB for them"
+        echo "$line" >"$said/scenario-engines.sh"
+        echo "$line" >>"${KVATLAS_TEST_SKIPS:-/dev/null}"
+    fi
+}
 
-if [ -n "$failed" ]; then
-    echo "== failed:$failed"
+# All of it mostly waits, so two checks run at a time.
+{
+    check deploy/test-deploy.sh
+    check_engines
+} &
+beside=$!
+check deploy/test-page.sh
+check deploy/test-python.sh
+wait "$beside" || echo "the checks beside it" >>"$said/failed"
+beside=""
+
+cat "$said"/*.sh
+if [ -s "$said/failed" ]; then
+    echo "== failed: $(tr '\n' ' ' <"$said/failed")"
     exit 1
 fi

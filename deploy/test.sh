@@ -38,13 +38,13 @@ step cargo test --locked --workspace --no-run
 export KVATLAS_BIN="$PWD/target/debug/kvatlas"
 # What is missing now is said below.
 wait "$services" || true
-# All of it mostly waits, so two things run beside each other. `timeout` makes this one a group of processes, which ends as one.
+# All of it mostly waits, so this and the tests of cargo run beside each other. `timeout` makes this one a group of processes, which ends as one.
 timeout 1800 deploy/test-services.sh >"$said_by_services" 2>&1 </dev/null &
 services=$!
-# The library, the binary, the integration tests, and the examples in the documentation. Integration tests mostly wait: six at
+# The library, the binary, the integration tests, and the examples in the documentation. Integration tests mostly wait: eight at
 # a time keep two cores busy.
 cores=$(getconf _NPROCESSORS_ONLN)
-export RUST_TEST_THREADS="${RUST_TEST_THREADS:-$((cores > 6 ? cores : 6))}"
+export RUST_TEST_THREADS="${RUST_TEST_THREADS:-$((cores > 8 ? cores : 8))}"
 outcome=0
 step cargo_test_twice || outcome=1
 wait "$services" || outcome=1

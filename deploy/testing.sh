@@ -36,6 +36,13 @@ pip_install() {
         skip_all "pip could not install what is needed: see what it said above"
 }
 
+# Installs with pip into the environment $1 what the file $2 requires, unless that was done.
+install_requirements() {
+    if cmp -s "$2" "$1/requirements.txt"; then return; fi
+    pip_install "$1" -r "$2"
+    cp "$2" "$1/requirements.txt"
+}
+
 # Installs the Python package of this repository into the environment $1, with the extra $2 if it is not empty, unless it is there as it is.
 install_kvatlas() {
     made_of=$(find src/python/pyproject.toml src/python/README.md src/python/kvatlas -type f ! -name '*.pyc' -exec cksum {} + | sort)

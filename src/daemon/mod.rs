@@ -19,18 +19,19 @@
 //!
 //! # The way of one batch
 //!
-//! From a message on `PREFIX.v1.events.NAMESPACE.WORKER` to the index: four rooms, thirteen files.
+//! From a message on `PREFIX.v1.events.NAMESPACE.WORKER` to the index: four rooms, twelve files.
 //!
 //! 1. A source receives the message: [`CoreNatsSource::run`](sources::core_nats::CoreNatsSource::run), or
 //!    [`JetStreamSource::run`](sources::jetstream::JetStreamSource::run), which also checks the stream's numbers. It adds the *generation*
 //!    of the stream, which tells messages from before a loss from those after it.
 //! 2. [`LanePool::sort`](lanes::LanePool::sort), and with JetStream [`LanePool::receive`](lanes::LanePool::receive), reads the namespace
 //!    and the worker from the subject:
-//!    [`Subjects::parse_events`](kvatlas_core::wire::Subjects::parse_events), with the names of `core/wire/name.rs`.
+//!    [`Subjects::parse_events`](kvatlas_core::wire::Subjects::parse_events).
 //! 3. [`LanePool::admit`](lanes::LanePool::admit) passes over other shards' workers, finds the namespace, and asks
 //!    [`Assignments::assign`](lanes::line::Assignments::assign) for the worker's lane.
-//! 4. The lane's queue takes it, together with what else has come. Where it is full, [`JobSender::send_or_drop`](lanes::queue::JobSender::send_or_drop) drops messages of core
-//!    NATS, and [`JobSender::send`](lanes::queue::JobSender::send) waits: with JetStream, here is the back-pressure.
+//! 4. The lane's queue takes it, together with what else has come. Where the queue is full, messages of core NATS are dropped by
+//!    [`JobSender::send_or_drop`](lanes::queue::JobSender::send_or_drop). With JetStream,
+//!    [`JobSender::send`](lanes::queue::JobSender::send) waits: here is the back-pressure.
 //! 5. [`Lane::run`](lanes::lane::Lane::run), on the lane's thread, takes the next jobs of a worker.
 //! 6. [`EventBatch::decode`](kvatlas_core::wire::EventBatch::decode) checks and decodes the payload, with `core/wire/event.rs` and
 //!    `reader.rs`. If it fails, the worker's holders are degraded.
@@ -44,14 +45,15 @@
 //! |---|---|
 //! | `sources` | `core_nats.rs` or `jetstream.rs` |
 //! | `lanes` | `pool.rs`, `line.rs`, `queue.rs`, `lane.rs`, `holder.rs`, `sequence.rs` |
-//! | `core/wire` | `subject.rs`, `name.rs`, `batch.rs`, `event.rs`, `reader.rs` with what it reads: `list.rs`, `tier.rs` |
+//! | `core/wire` | `subject.rs`, `batch.rs`, `event.rs`, `reader.rs` |
 //! | `core/index` | `writer.rs`, counted as one. Behind it: `namespace.rs`, `indexer.rs`, `shared.rs`, `holder/`, `runs/`, `directory/`; at a bound `capacity.rs` |
 //!
-//! Beside the way, `metrics/event_metrics.rs` counts, and `lanes/position.rs` notes how far the stream has been handed over.
+//! Beside the way, `metrics/event_metrics.rs` counts, and `lanes/position.rs` notes how far the stream has been handed over. Keys that the
+//! contract does not know are passed over in `core/wire/reader/fast.rs`.
 //!
 //! # The way of one query
 //!
-//! From a request on `PREFIX.v1.query.NAMESPACE` to its reply: three rooms, twelve files. No lane takes part.
+//! From a request on `PREFIX.v1.query.NAMESPACE` to its reply: three rooms, ten files. No lane takes part.
 //!
 //! 1. `LastingRequests::next` gives the requests that the queue group gives this connection.
 //! 2. [`QueryService::run`](queries::service::QueryService::run) answers them one after the other.
@@ -67,7 +69,7 @@
 //! | room | files |
 //! |---|---|
 //! | `queries` | `requests.rs`, `service.rs`, `answer.rs`, `responder.rs` |
-//! | `core/wire` | `subject.rs`, `name.rs`, `query.rs`, `reader.rs`, `list.rs`, `reply.rs`, `reasons.rs` |
+//! | `core/wire` | `subject.rs`, `query.rs`, `reader.rs`, `reply.rs`, `reasons.rs` |
 //! | `core/index` | `indexer.rs`, counted as one. Behind it: `namespace.rs`, `search/`, `runs/`, `directory/`; for queries by tokens or block hashes `core/hash` |
 //!
 //! Beside the way, `metrics/query_metrics.rs` counts. A gateway takes requests the same way, and then asks the shards:
@@ -75,8 +77,8 @@
 //!
 //! # Start and stop
 //!
-//! Start: embedded broker (where asked for), lanes, admin listener, newest snapshot (from the Object Store, where it has a newer one),
-//! events, resyncs, comparison with a replica that serves, queries. Each step sets a readiness latch ([`admin::Latch`]). Queries are
+//! Start: embedded broker where asked for, lanes, admin listener, newest snapshot, events, resyncs, comparison with a replica that serves,
+//! queries. The snapshot is that of the Object Store, where it is newer. Each step sets a readiness latch ([`admin::Latch`]). Queries are
 //! served once events are followed, and once the index knows what another replica knows or has had the time to learn it.
 //!
 //! A gateway starts the admin listener and the queries only.

@@ -1,4 +1,4 @@
-//! Pages of `deploy/` that are made from declarations.
+//! Pages, and parts of files, that are made from declarations.
 
 use std::path::Path;
 
@@ -16,5 +16,23 @@ pub(crate) fn require_page(name: &str, text: &str) {
     assert!(
         page == text,
         "deploy/{name} is not what the declarations say; write it with {WRITE_VARIABLE}=1 cargo test --lib page"
+    );
+}
+
+/// Requires that the file at `path` has this text between `begin` and `end`.
+#[track_caller]
+pub(crate) fn require_part(path: &str, begin: &str, end: &str, text: &str) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
+    let file = std::fs::read_to_string(&path).unwrap();
+    let (before, rest) = file.split_once(begin).unwrap();
+    let (part, after) = rest.split_once(end).unwrap();
+    if std::env::var_os(WRITE_VARIABLE).is_some() {
+        std::fs::write(&path, [before, begin, text, end, after].concat()).unwrap();
+        return;
+    }
+    assert!(
+        part == text,
+        "{} is not what the declarations say; write it with {WRITE_VARIABLE}=1 cargo test --lib page",
+        path.display()
     );
 }

@@ -5,7 +5,7 @@
 use serde::Deserialize;
 
 use super::entries::{Entries, Message, coded};
-use super::name::{NamespaceName, Rank, WorkerName};
+use super::subject::{NamespaceName, Rank, WorkerName};
 
 /// What an operator can have a daemon do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -1,15 +1,14 @@
-//! Event batches: what a publisher sends.
+//! Event batches: what a publisher sends, and the tier that a batch's blocks lie in.
 
-use serde::{Deserialize, Deserializer};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use super::entries::{Entries, Message, serialize_entries};
 use super::error::DecodeError;
 use super::event::Event;
 use super::human::deserialize_fields;
 use super::limits::WireLimits;
-use super::name::Rank;
 use super::reader::{Reader, check_version, set_once};
-use super::tier::Tier;
+use super::subject::Rank;
 use super::writer::encode;
 
 /// One message on an events subject: a gap-free numbered list of changes of one holder.
@@ -30,6 +29,62 @@ pub struct EventBatch {
     pub tier: Tier,
     /// The changes, applied in this order. None at all makes the batch a heartbeat.
     pub events: Vec<Event>,
+}
+
+/// Where in a worker's memory hierarchy a block lies. A holder holds a block as long as any tier has it.
+///
+/// 0 is the accelerator's memory, 1 the host's, 2 a local disk, 3 remote storage; 4 to 7 are free for the publisher.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+#[serde(try_from = "u8", into = "u8")]
+pub struct Tier(u8);
+
+/// There is no such tier.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("there is no tier {0}; tiers are numbered from 0 to {last}", last = Tier::COUNT - 1)]
+pub struct UnknownTier(u8);
+
+impl TryFrom<u8> for Tier {
+    type Error = UnknownTier;
+
+    fn try_from(number: u8) -> Result<Self, UnknownTier> {
+        Self::new(number).ok_or(UnknownTier(number))
+    }
+}
+
+impl From<Tier> for u8 {
+    fn from(tier: Tier) -> Self {
+        tier.0
+    }
+}
+
+impl Tier {
+    /// The accelerator's memory.
+    pub const DEVICE: Self = Self(0);
+    /// How many tiers there are.
+    pub const COUNT: u8 = 8;
+
+    /// Tier `number`, below [`Self::COUNT`].
+    pub fn new(number: u8) -> Option<Self> {
+        (number < Self::COUNT).then_some(Self(number))
+    }
+
+    /// The number as it travels.
+    pub fn as_u8(self) -> u8 {
+        self.0
+    }
+
+    pub(super) fn decode(reader: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        let value = reader.optional_unsigned("tier")?.unwrap_or_default();
+        let max = u64::from(Self::COUNT) - 1;
+        u8::try_from(value)
+            .ok()
+            .and_then(Self::new)
+            .ok_or(DecodeError::OutOfRange {
+                field: "tier",
+                value,
+                max,
+            })
+    }
 }
 
 impl EventBatch {
@@ -111,6 +166,7 @@ impl BatchFields {
         })
     }
 }
+
 fn decode_events(reader: &mut Reader<'_>, limits: &WireLimits) -> Result<Vec<Event>, DecodeError> {
     let events = reader.array("events", limits.events_max)?;
     (0..events).map(|_| Event::decode(reader, limits)).collect()

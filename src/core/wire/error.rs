@@ -2,7 +2,7 @@
 
 use crate::hash::{LineageError, Position, PositionError};
 
-use super::name::NameError;
+use super::subject::NameError;
 use super::subject::SubjectError;
 
 /// Header that carries the text of an error reply (NATS micro convention).

@@ -43,9 +43,7 @@ mod error;
 mod event;
 mod human;
 mod limits;
-mod list;
 mod model;
-mod name;
 mod positions;
 mod query;
 mod reader;
@@ -55,14 +53,13 @@ mod resync;
 mod roster;
 mod shard;
 mod subject;
-mod tier;
 mod writer;
 
 #[cfg(test)]
 mod tests;
 
 pub use admin::{AdminCommand, AdminHolder, AdminReply, AdminRequest};
-pub use batch::EventBatch;
+pub use batch::{EventBatch, Tier, UnknownTier};
 pub use cursor::BatchCursor;
 pub use error::{DecodeError, ERROR_CODE_HEADER, ERROR_HEADER, ErrorCode, PositionsError, WireError};
 pub use event::{BlockContent, BlockNames, Event, RemovedBlocks, StoredBlocks};
@@ -70,9 +67,8 @@ pub use limits::WireLimits;
 pub use model::{
     DEFAULT_TENANT, ModelKey, instance_of_worker, is_pool, pool_of_instance, worker_of_instance,
 };
-pub use name::{HolderId, NameError, NamespaceName, Rank, WorkerName};
 pub(crate) use positions::check_positions;
-pub use query::{QueryKey, QueryOptions, QueryRequest, SingleQuery};
+pub use query::{FieldKind, QUERY_FIELDS, QueryField, QueryKey, QueryOptions, QueryRequest, SingleQuery};
 pub use reader::{Reader, Value};
 pub use reasons::{DegradedReason, DegradedReasons};
 pub use reply::{
@@ -82,8 +78,7 @@ pub use reply::{
 pub use resync::{ResyncAnswerKind, ResyncChunk, ResyncRequest};
 pub use roster::{ROSTER_PAGE_MAX, RosterHolder, RosterKey, RosterReply, RosterRequest};
 pub use shard::{SHARD_HEADER, SHARDS_MAX, Shard, ShardError};
-pub use subject::{SubjectError, Subjects};
-pub use tier::{Tier, UnknownTier};
+pub use subject::{HolderId, NameError, NamespaceName, Rank, SubjectError, Subjects, WorkerName};
 
 /// The version of the contract that this build speaks; the `v1` in subjects and the `v` in payloads.
 pub const PROTOCOL_VERSION: u64 = 1;

@@ -20,7 +20,7 @@
 
 use std::fmt;
 
-use super::name::{NameError, NamespaceName, WorkerName};
+use super::subject::{NameError, NamespaceName, WorkerName};
 
 /// The tenant that is meant where none is named.
 pub const DEFAULT_TENANT: &str = "default";

@@ -8,9 +8,9 @@ use super::entries::{Entries, Message, serialize_entries};
 use super::error::{DecodeError, PositionsError};
 use super::human::deserialize_fields;
 use super::limits::WireLimits;
-use super::name::WorkerName;
 use super::positions::check_positions;
 use super::reader::{Reader, check_version, set_once};
+use super::subject::WorkerName;
 use super::writer::encode;
 
 /// What is asked for, in one of four forms. All are prefixes that start at position 0, unless [`SingleQuery::positions`] chooses
@@ -215,49 +215,150 @@ fn decode_queries(reader: &mut Reader<'_>, limits: &WireLimits) -> Result<Vec<Si
     (0..queries).map(decode_one).collect()
 }
 
-/// The fields of one query, or of a request, as they come in.
-#[derive(Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-struct QueryFields {
-    v: Option<u64>,
-    queries: Option<Vec<SingleQuery>>,
-    tokens: Option<Vec<Token>>,
-    lora_name: Option<Option<String>>,
-    cache_salt: Option<Option<String>>,
-    block_hashes: Option<Vec<BlockHash>>,
-    sequence_hashes: Option<Vec<SequenceHash>>,
-    lineage_hashes: Option<Vec<PositionalLineageHash>>,
-    positions: Option<Vec<Position>>,
-    workers: Option<Vec<WorkerName>>,
-    limit: Option<Option<u64>>,
-    min_blocks: Option<u32>,
-    explain: Option<bool>,
+/// What the value of a query's field is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FieldKind {
+    /// A list of tokens.
+    Tokens,
+    /// A list of 64-bit hashes.
+    Hashes,
+    /// A list of lineage hashes.
+    LineageHashes,
+    /// A list of positions.
+    Positions,
+    /// A list of names.
+    Names,
+    /// A text, or nothing.
+    Text,
+    /// A number, or nothing.
+    Number,
+    /// A number of 32 bits.
+    Number32,
+    /// A boolean.
+    Flag,
+}
+
+/// A field of a query.
+#[derive(Debug, Clone, Copy)]
+pub struct QueryField {
+    /// Its key.
+    pub key: &'static str,
+    /// What its value is.
+    pub kind: FieldKind,
+    /// What it means, for the page of the contract.
+    pub meaning: &'static str,
+}
+
+/// What the value of a field may be, with its limits.
+trait FieldValue: Sized {
+    const KIND: FieldKind;
+
+    fn read(reader: &mut Reader<'_>, key: &'static str, limits: &WireLimits) -> Result<Self, DecodeError>;
+}
+
+macro_rules! field_value {
+    ($type:ty, $kind:ident, |$reader:ident, $key:ident, $limits:ident| $read:expr) => {
+        impl FieldValue for $type {
+            const KIND: FieldKind = FieldKind::$kind;
+
+            fn read(
+                $reader: &mut Reader<'_>,
+                $key: &'static str,
+                $limits: &WireLimits,
+            ) -> Result<Self, DecodeError> {
+                $read
+            }
+        }
+    };
+}
+
+field_value!(Vec<Token>, Tokens, |reader, key, limits| {
+    let tokens = limits.query_depth_max.saturating_mul(limits.tokens_per_block_max);
+    reader.list(key, tokens)
+});
+field_value!(Vec<BlockHash>, Hashes, |reader, key, limits| reader
+    .list(key, limits.query_depth_max));
+field_value!(Vec<SequenceHash>, Hashes, |reader, key, limits| reader
+    .list(key, limits.query_depth_max));
+field_value!(
+    Vec<PositionalLineageHash>,
+    LineageHashes,
+    |reader, key, limits| reader.list(key, limits.query_depth_max)
+);
+field_value!(Vec<Position>, Positions, |reader, key, limits| {
+    let positions: Vec<u32> = reader.list(key, limits.query_depth_max)?;
+    let position = |position: u32| Position::new(u64::from(position)).map_err(PositionsError::from);
+    Ok(positions.into_iter().map(position).collect::<Result<_, _>>()?)
+});
+field_value!(Vec<WorkerName>, Names, |reader, key, limits| {
+    let names = reader.array(key, limits.filter_workers_max)?;
+    let decode_one = |_| {
+        let text = reader.text(key, limits.name_bytes_max)?;
+        WorkerName::bounded(text, limits.name_bytes_max)
+            .map_err(|source| DecodeError::Name { field: key, source })
+    };
+    (0..names).map(decode_one).collect()
+});
+field_value!(Option<String>, Text, |reader, key, limits| {
+    let text = reader.optional_text(key, limits.text_bytes_max)?;
+    Ok(text.map(str::to_owned))
+});
+field_value!(Option<u64>, Number, |reader, key, _limits| reader
+    .optional_unsigned(key));
+field_value!(u32, Number32, |reader, key, _limits| reader.unsigned_32(key));
+field_value!(bool, Flag, |reader, key, _limits| reader.boolean(key));
+
+/// The fields of a query: from each row follow how it is decoded, its line in the page of the contract, and how HTTP takes it.
+macro_rules! query_fields {
+    ($($key:ident: $type:ty, $meaning:literal;)+) => {
+        /// The fields of a query, in the order of the page.
+        pub const QUERY_FIELDS: &[QueryField] = &[$(QueryField {
+            key: stringify!($key),
+            kind: <$type as FieldValue>::KIND,
+            meaning: $meaning,
+        }),+];
+
+        /// The fields of one query, or of a request, as they come in.
+        #[derive(Default, Deserialize)]
+        #[serde(default, deny_unknown_fields)]
+        struct QueryFields {
+            v: Option<u64>,
+            queries: Option<Vec<SingleQuery>>,
+            $($key: Option<$type>,)+
+        }
+
+        impl QueryFields {
+            fn read(
+                &mut self,
+                reader: &mut Reader<'_>,
+                key: &[u8],
+                limits: &WireLimits,
+            ) -> Result<(), DecodeError> {
+                $(if key == stringify!($key).as_bytes() {
+                    let value = <$type>::read(reader, stringify!($key), limits)?;
+                    return set_once(&mut self.$key, stringify!($key), value);
+                })+
+                reader.skip()
+            }
+        }
+    };
+}
+
+query_fields! {
+    tokens: Vec<Token>, "the prompt's tokens; the daemon cuts and hashes them";
+    lora_name: Option<String>, "beside `tokens`: the name of the LoRA adapter";
+    cache_salt: Option<String>, "beside `tokens`: the salt that keeps caches apart";
+    block_hashes: Vec<BlockHash>, "the block hash of each block";
+    sequence_hashes: Vec<SequenceHash>, "the sequence hash of each block: the cheapest form";
+    lineage_hashes: Vec<PositionalLineageHash>, "one chain from position 0";
+    positions: Vec<Position>, "beside `sequence_hashes` or `lineage_hashes`: where each stands, ascending; see [compressed chains](#compressed-chains)";
+    workers: Vec<WorkerName>, "answer only for these workers; all where absent";
+    limit: Option<u64>, "at most so many holders, the best first; all where absent";
+    min_blocks: u32, "leave out holders with fewer matched blocks, of a compressed chain those with fewer for certain; 1 where absent or 0";
+    explain: bool, "say where each holder dropped out; false where absent";
 }
 
 impl QueryFields {
-    fn read(&mut self, reader: &mut Reader<'_>, key: &[u8], limits: &WireLimits) -> Result<(), DecodeError> {
-        let depth = limits.query_depth_max;
-        let tokens = depth.saturating_mul(limits.tokens_per_block_max);
-        match key {
-            b"tokens" => reader.list_once(&mut self.tokens, "tokens", tokens),
-            b"lora_name" => reader.text_once(&mut self.lora_name, "lora_name", limits.text_bytes_max),
-            b"cache_salt" => reader.text_once(&mut self.cache_salt, "cache_salt", limits.text_bytes_max),
-            b"block_hashes" => reader.list_once(&mut self.block_hashes, "block_hashes", depth),
-            b"sequence_hashes" => reader.list_once(&mut self.sequence_hashes, "sequence_hashes", depth),
-            b"lineage_hashes" => reader.list_once(&mut self.lineage_hashes, "lineage_hashes", depth),
-            b"positions" => set_once(&mut self.positions, "positions", decode_positions(reader, depth)?),
-            b"workers" => set_once(&mut self.workers, "workers", decode_workers(reader, limits)?),
-            b"limit" => set_once(&mut self.limit, "limit", reader.optional_unsigned("limit")?),
-            b"min_blocks" => set_once(
-                &mut self.min_blocks,
-                "min_blocks",
-                reader.unsigned_32("min_blocks")?,
-            ),
-            b"explain" => set_once(&mut self.explain, "explain", reader.boolean("explain")?),
-            _ => reader.skip(),
-        }
-    }
-
     fn has_key(&self) -> bool {
         self.tokens.is_some()
             || self.block_hashes.is_some()
@@ -332,24 +433,6 @@ impl QueryFields {
         query.check()?;
         Ok(query)
     }
-}
-
-fn decode_positions(reader: &mut Reader<'_>, count_max: usize) -> Result<Vec<Position>, DecodeError> {
-    let positions: Vec<u32> = reader.list("positions", count_max)?;
-    let position = |position: u32| Position::new(u64::from(position)).map_err(PositionsError::from);
-    Ok(positions.into_iter().map(position).collect::<Result<_, _>>()?)
-}
-
-fn decode_workers(reader: &mut Reader<'_>, limits: &WireLimits) -> Result<Vec<WorkerName>, DecodeError> {
-    let workers = reader.array("workers", limits.filter_workers_max)?;
-    let decode_one = |_| {
-        let text = reader.text("workers", limits.name_bytes_max)?;
-        WorkerName::bounded(text, limits.name_bytes_max).map_err(|source| DecodeError::Name {
-            field: "workers",
-            source,
-        })
-    };
-    (0..workers).map(decode_one).collect()
 }
 
 /// Lineage hashes must be one chain from position 0, or a match of one would not prove the prefix of the next.

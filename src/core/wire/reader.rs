@@ -1,69 +1,15 @@
 //! A bounded cursor over MessagePack, without recursion.
 //!
-//! `rmp-serde` decodes into owned values before a limit can be checked and recurses over nesting; payloads here come
-//! from anyone who can publish, so limits have to be checked in front of every allocation. The cursor reads the
-//! markers that the `rmp` crate defines.
+//! Payloads come from anyone who can publish, so limits are checked in front of every allocation. `rmp-serde` is not used, because it
+//! decodes into owned values first, and recurses over nesting. The cursor reads the markers that the `rmp` crate defines.
+//!
+//! A list of hashes or tokens is one blob, or an array.
 
 use rmp::Marker;
 
+use crate::hash::{BlockHash, PositionalLineageHash, SequenceHash, Token};
+
 use super::error::DecodeError;
-
-/// Bytes of each value that begins with the index, marker included; 0 where that depends on more than the marker.
-const WIDTHS: [u8; 256] = {
-    let mut widths = [0; 256];
-    let mut marker = 0;
-    while marker < 256 {
-        widths[marker] = match marker {
-            0x00..=0x7f | 0xc0 | 0xc2 | 0xc3 | 0xe0..=0xff => 1,
-            // The length of a short text is in its marker.
-            0xa0..=0xbf => {
-                let mut length = 1;
-                let mut text = 0xa0;
-                while text < marker {
-                    text += 1;
-                    length += 1;
-                }
-                length
-            }
-            0xcc | 0xd0 => 2,
-            0xcd | 0xd1 | 0xd4 => 3,
-            0xd5 => 4,
-            0xca | 0xce | 0xd2 => 5,
-            0xd6 => 6,
-            0xcb | 0xcf | 0xd3 => 9,
-            0xd7 => 10,
-            0xd8 => 18,
-            _ => 0,
-        };
-        marker += 1;
-    }
-    widths
-};
-
-/// Bytes of each unsigned integer of at most 32 bits, by its marker; 0 for all other markers.
-const NUMBER_WIDTHS: [u8; 256] = {
-    let mut widths = [0; 256];
-    let mut marker = 0;
-    while marker < 256 {
-        widths[marker] = match marker {
-            0x00..=0x7f => 1,
-            0xcc => 2,
-            0xcd => 3,
-            0xce => 5,
-            _ => 0,
-        };
-        marker += 1;
-    }
-    widths
-};
-
-/// How far such an integer has to be shifted down in the four bytes behind its marker.
-const NUMBER_SHIFTS: [u8; 256] = {
-    let mut shifts = [0; 256];
-    shifts[0xcc] = 24;
-    shifts[0xcd] = 16;
-    shifts
-};
 
 /// One value, or the beginning of an array or map whose elements follow.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -119,6 +65,92 @@ impl DecodeError {
             field,
             expected,
             found: found.name(),
+        }
+    }
+}
+
+/// An element of a list that travels as a blob or as an array.
+pub(super) trait Element: Sized {
+    /// Bytes of one element within a blob.
+    const WIDTH: usize;
+    /// What the field takes, for error texts.
+    const EXPECTED: &'static str;
+
+    fn from_blob(field: &'static str, bytes: &[u8]) -> Result<Self, DecodeError>;
+
+    fn from_reader(field: &'static str, reader: &mut Reader<'_>) -> Result<Self, DecodeError>;
+}
+
+impl Element for u64 {
+    const WIDTH: usize = 8;
+    const EXPECTED: &'static str = "a blob of little-endian u64 or an array of unsigned integers";
+
+    fn from_blob(_field: &'static str, bytes: &[u8]) -> Result<Self, DecodeError> {
+        Ok(bytes
+            .iter()
+            .rev()
+            .fold(0, |value, byte| value << 8 | u64::from(*byte)))
+    }
+
+    fn from_reader(field: &'static str, reader: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        reader.unsigned(field)
+    }
+}
+
+macro_rules! hash_element {
+    ($hash:ty) => {
+        impl Element for $hash {
+            const WIDTH: usize = <u64 as Element>::WIDTH;
+            const EXPECTED: &'static str = <u64 as Element>::EXPECTED;
+
+            fn from_blob(field: &'static str, bytes: &[u8]) -> Result<Self, DecodeError> {
+                u64::from_blob(field, bytes).map(Self::from)
+            }
+
+            fn from_reader(field: &'static str, reader: &mut Reader<'_>) -> Result<Self, DecodeError> {
+                reader.unsigned(field).map(Self::from)
+            }
+        }
+    };
+}
+
+hash_element!(BlockHash);
+hash_element!(SequenceHash);
+
+impl Element for Token {
+    const WIDTH: usize = 4;
+    const EXPECTED: &'static str = "a blob of little-endian u32 or an array of unsigned integers";
+
+    fn from_blob(_field: &'static str, bytes: &[u8]) -> Result<Self, DecodeError> {
+        Ok(bytes
+            .iter()
+            .rev()
+            .fold(0, |value, byte| value << 8 | Self::from(*byte)))
+    }
+
+    fn from_reader(field: &'static str, reader: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        reader.unsigned_32(field)
+    }
+}
+
+impl Element for PositionalLineageHash {
+    const WIDTH: usize = 16;
+    const EXPECTED: &'static str = "a blob of 16-byte big-endian lineage hashes or an array of such blobs";
+
+    fn from_blob(field: &'static str, bytes: &[u8]) -> Result<Self, DecodeError> {
+        let ragged = DecodeError::RaggedBlob {
+            field,
+            bytes: bytes.len(),
+            element: Self::WIDTH,
+        };
+        let bytes = <[u8; 16]>::try_from(bytes).map_err(|_| ragged)?;
+        Self::from_be_bytes(bytes).map_err(|source| DecodeError::Lineage { field, source })
+    }
+
+    fn from_reader(field: &'static str, reader: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        match reader.value()? {
+            Value::Blob(bytes) => Self::from_blob(field, bytes),
+            other => Err(wrong_type(field, Self::EXPECTED, other)),
         }
     }
 }
@@ -245,52 +277,6 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Appends `count` unsigned integers of 32 bits to `list`: the elements of an array whose head was read.
-    ///
-    /// # Errors
-    ///
-    /// [`DecodeError`] at the first that is none. What was read before stays in the list.
-    pub fn unsigned_32_list(
-        &mut self,
-        field: &'static str,
-        count: usize,
-        list: &mut Vec<u32>,
-    ) -> Result<(), DecodeError> {
-        // Each takes a byte at least.
-        self.checked_by_bytes(count)?;
-        let start = list.len();
-        list.resize(start + count, 0);
-        for (done, place) in list.iter_mut().skip(start).enumerate() {
-            match self.small_number() {
-                Some(value) => *place = value,
-                None => match self.unsigned_32(field) {
-                    Ok(value) => *place = value,
-                    Err(error) => {
-                        list.truncate(start + done);
-                        return Err(error);
-                    }
-                },
-            }
-        }
-        Ok(())
-    }
-
-    /// The next value if it is an unsigned integer of at most 32 bits, far enough from the end. There is no branch on how it is encoded, as
-    /// no processor could guess that of tokens.
-    #[inline]
-    fn small_number(&mut self) -> Option<u32> {
-        let bytes = self.input.get(self.offset..)?.first_chunk::<5>()?;
-        let [marker, a, b, c, d] = *bytes;
-        let width = NUMBER_WIDTHS[usize::from(marker)];
-        if width == 0 {
-            return None;
-        }
-        self.offset += usize::from(width);
-        // One byte is the value itself. Otherwise it follows, and what follows it is shifted out.
-        let following = u32::from_be_bytes([a, b, c, d]) >> NUMBER_SHIFTS[usize::from(marker)];
-        Some(if width == 1 { u32::from(marker) } else { following })
-    }
-
     /// A text of at most `bytes_max` bytes, or nil for none.
     ///
     /// # Errors
@@ -343,33 +329,48 @@ impl<'a> Reader<'a> {
         self.optional_text(field, bytes_max)?.ok_or(missing)
     }
 
-    /// Passes over one value with all that it contains. Takes no memory and does not recurse: every value left to
-    /// pass costs at least a byte of the payload.
-    ///
-    /// # Errors
-    ///
-    /// [`DecodeError`] if the payload ends before the value does.
-    pub fn skip(&mut self) -> Result<(), DecodeError> {
-        let mut values_left: u64 = 1;
-        while values_left > 0 {
-            values_left -= 1;
-            let marker = self
-                .input
-                .get(self.offset)
-                .copied()
-                .unwrap_or(Marker::Reserved.to_u8());
-            let width = WIDTHS[usize::from(marker)];
-            if width > 0 && usize::from(width) <= self.input.len() - self.offset {
-                self.offset += usize::from(width);
-                continue;
+    /// Reads a list of at most `count_max` elements into a field that must not have been sent before.
+    pub(super) fn list_once<T: Element>(
+        &mut self,
+        slot: &mut Option<Vec<T>>,
+        field: &'static str,
+        count_max: usize,
+    ) -> Result<(), DecodeError> {
+        let list = self.list(field, count_max)?;
+        set_once(slot, field, list)
+    }
+
+    /// A list of at most `count_max` elements, as a blob or as an array.
+    pub(super) fn list<T: Element>(
+        &mut self,
+        field: &'static str,
+        count_max: usize,
+    ) -> Result<Vec<T>, DecodeError> {
+        match self.value()? {
+            Value::Blob(bytes) => {
+                if !bytes.len().is_multiple_of(T::WIDTH) {
+                    return Err(DecodeError::RaggedBlob {
+                        field,
+                        bytes: bytes.len(),
+                        element: T::WIDTH,
+                    });
+                }
+                self.checked_count(field, bytes.len() / T::WIDTH, count_max)?;
+                bytes
+                    .chunks_exact(T::WIDTH)
+                    .map(|chunk| T::from_blob(field, chunk))
+                    .collect()
             }
-            match self.value()? {
-                Value::Array(count) => values_left += count as u64,
-                Value::Map(count) => values_left += 2 * count as u64,
-                _ => {}
+            Value::Array(count) => {
+                let count = self.checked_count(field, count, count_max)?;
+                let mut list = Vec::with_capacity(count);
+                for _ in 0..count {
+                    list.push(T::from_reader(field, self)?);
+                }
+                Ok(list)
             }
+            other => Err(wrong_type(field, T::EXPECTED, other)),
         }
-        Ok(())
     }
 
     /// How many bytes have been read.
@@ -579,5 +580,6 @@ pub(super) fn check_version(version: Option<u64>) -> Result<(), DecodeError> {
     }
 }
 
+mod fast;
 #[cfg(test)]
 mod tests;

@@ -9,8 +9,8 @@ use crate::hash::PositionalLineageHash;
 use super::entries::{Entries, Message, serialize_entries};
 use super::error::WireError;
 use super::model::is_pool;
-use super::name::{Rank, WorkerName};
 use super::reasons::{DegradedReason, DegradedReasons};
+use super::subject::{Rank, WorkerName};
 use super::writer::{encode, encode_into};
 
 /// Where a holder dropped out of a query.

@@ -12,8 +12,8 @@ use super::cursor::BatchCursor;
 use super::entries::{Entries, Message};
 use super::error::DecodeError;
 use super::limits::WireLimits;
-use super::name::Rank;
 use super::reader::{Reader, check_version, set_once};
+use super::subject::Rank;
 use super::writer::encode;
 
 /// A daemon's question: what has come after `cursor`?

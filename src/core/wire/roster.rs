@@ -6,7 +6,7 @@
 use serde::Deserialize;
 
 use super::entries::{Entries, Message, coded};
-use super::name::{NamespaceName, Rank, WorkerName};
+use super::subject::{NamespaceName, Rank, WorkerName};
 
 /// Most holders in one page; keeps a page far below what a NATS server takes.
 pub const ROSTER_PAGE_MAX: usize = 2048;

@@ -8,7 +8,7 @@ use std::str::FromStr;
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::name::WorkerName;
+use super::subject::WorkerName;
 
 /// Header of every reply of a sharded daemon, errors included: its [`Shard`] as text, such as `0/3`.
 pub const SHARD_HEADER: &str = "Kvatlas-Shard";

@@ -3,16 +3,18 @@
 //! A JSON request is turned into the contract's MessagePack and decoded by the contract's decoder. So the same is allowed and
 //! refused here as on NATS.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Instant;
 
 use axum::extract::{Query, State};
 use axum::response::Response;
-use serde::de::{Error, SeqAccess, Visitor};
+use serde::de::{Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use kvatlas_core::wire::{
-    ErrorCode, ModelKey, NamespaceName, QueryReply, QueryRequest, QueryResult, WireError, WireLimits,
+    ErrorCode, FieldKind, ModelKey, NamespaceName, QUERY_FIELDS, QueryReply, QueryRequest, QueryResult,
+    WireError, WireLimits,
 };
 
 use crate::daemon::queries::{AnyReply, described};
@@ -22,102 +24,183 @@ use super::hash_json::{HashJson, LineageJson};
 use super::shared::{Payload, Shared, json_response};
 
 /// A request, or one query of a batch.
-#[derive(Debug, Default, Deserialize, Serialize)]
-#[serde(default)]
+#[derive(Debug, Default)]
 struct RequestJson {
-    #[serde(skip_serializing)]
     namespace: Option<String>,
-    #[serde(skip_serializing)]
     model: Option<String>,
-    #[serde(skip_serializing)]
     tenant: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    v: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "bounded_queries")]
-    queries: Option<Vec<RequestJson>>,
-    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "tokens_blob")]
-    tokens: Option<Vec<u32>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    lora_name: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    cache_salt: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "hashes_blob")]
-    block_hashes: Option<Vec<HashJson>>,
-    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "hashes_blob")]
-    sequence_hashes: Option<Vec<HashJson>>,
-    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "lineage_blob")]
-    lineage_hashes: Option<Vec<LineageJson>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    positions: Option<Vec<u64>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    workers: Option<Vec<String>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    limit: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    min_blocks: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    explain: Option<bool>,
+    /// The contract's own fields.
+    fields: Vec<(&'static str, ContractValue)>,
 }
 
-/// Most queries in a body, whatever the configuration says: the most that `queries.max_batch` can be. A query takes two bytes of a body and some
-/// hundreds of memory, so that more than these are refused while they are read.
-const QUERIES_MAX: usize = 65_536;
+/// The value of a field, in the form in which the contract takes it.
+#[derive(Debug)]
+enum ContractValue {
+    Number(u64),
+    Flag(bool),
+    Text(String),
+    Numbers(Vec<u64>),
+    Texts(Vec<String>),
+    Blob(Vec<u8>),
+    Queries(Vec<RequestJson>),
+}
 
-fn bounded_queries<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Vec<RequestJson>>, D::Error> {
-    struct Queries;
+impl Serialize for RequestJson {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.fields.iter().map(|(key, value)| (key, value)))
+    }
+}
 
-    impl<'de> Visitor<'de> for Queries {
-        type Value = Option<Vec<RequestJson>>;
-
-        fn expecting(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-            write!(formatter, "a list of at most {QUERIES_MAX} queries")
-        }
-
-        fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Self::Value, A::Error> {
-            let mut queries = Vec::new();
-            while let Some(query) = items.next_element()? {
-                if queries.len() == QUERIES_MAX {
-                    return Err(A::Error::invalid_length(QUERIES_MAX + 1, &self));
-                }
-                queries.push(query);
-            }
-            Ok(Some(queries))
-        }
-
-        fn visit_none<E: Error>(self) -> Result<Self::Value, E> {
-            Ok(None)
-        }
-
-        fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
-            deserializer.deserialize_seq(self)
+impl Serialize for ContractValue {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Number(number) => number.serialize(serializer),
+            Self::Flag(flag) => flag.serialize(serializer),
+            Self::Text(text) => text.serialize(serializer),
+            Self::Numbers(numbers) => numbers.serialize(serializer),
+            Self::Texts(texts) => texts.serialize(serializer),
+            Self::Blob(bytes) => serializer.serialize_bytes(bytes),
+            Self::Queries(queries) => queries.serialize(serializer),
         }
     }
-
-    deserializer.deserialize_option(Queries)
 }
 
-fn blob<S: Serializer, const WIDTH: usize>(
-    values: impl ExactSizeIterator<Item = [u8; WIDTH]>,
-    serializer: S,
-) -> Result<S::Ok, S::Error> {
-    let mut bytes = Vec::with_capacity(values.len() * WIDTH);
-    values.for_each(|value| bytes.extend_from_slice(&value));
-    serializer.serialize_bytes(&bytes)
+impl ContractValue {
+    /// Reads the value of a field of this kind; none for null.
+    fn read<'de, A: MapAccess<'de>>(kind: FieldKind, map: &mut A) -> Result<Option<Self>, A::Error> {
+        Ok(match kind {
+            FieldKind::Tokens => map.next_value::<Option<Vec<u32>>>()?.map(|tokens| {
+                let tokens = tokens.iter().map(|token| token.to_le_bytes());
+                Self::blob(tokens)
+            }),
+            FieldKind::Hashes => map.next_value::<Option<Vec<HashJson>>>()?.map(|hashes| {
+                let hashes = hashes.iter().map(|hash| hash.0.to_le_bytes());
+                Self::blob(hashes)
+            }),
+            FieldKind::LineageHashes => map.next_value::<Option<Vec<LineageJson>>>()?.map(|hashes| {
+                let hashes = hashes.iter().map(|hash| hash.0.to_be_bytes());
+                Self::blob(hashes)
+            }),
+            FieldKind::Positions => map.next_value::<Option<_>>()?.map(Self::Numbers),
+            FieldKind::Names => map.next_value::<Option<_>>()?.map(Self::Texts),
+            FieldKind::Text => map.next_value::<Option<_>>()?.map(Self::Text),
+            FieldKind::Number | FieldKind::Number32 => map.next_value::<Option<_>>()?.map(Self::Number),
+            FieldKind::Flag => map.next_value::<Option<_>>()?.map(Self::Flag),
+        })
+    }
+
+    fn blob<const WIDTH: usize>(values: impl ExactSizeIterator<Item = [u8; WIDTH]>) -> Self {
+        let mut bytes = Vec::with_capacity(values.len() * WIDTH);
+        values.for_each(|value| bytes.extend_from_slice(&value));
+        Self::Blob(bytes)
+    }
 }
 
-fn tokens_blob<S: Serializer>(tokens: &Option<Vec<u32>>, serializer: S) -> Result<S::Ok, S::Error> {
-    let tokens = tokens.as_deref().unwrap_or_default();
-    blob(tokens.iter().map(|token| token.to_le_bytes()), serializer)
+impl<'de> Deserialize<'de> for RequestJson {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Fields;
+
+        impl<'de> Visitor<'de> for Fields {
+            type Value = RequestJson;
+
+            fn expecting(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                formatter.write_str("an object with the fields of a query")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RequestJson, A::Error> {
+                let mut request = RequestJson::default();
+                let mut seen: Vec<&'static str> = Vec::new();
+                while let Some(name) = map.next_key::<Cow<'de, str>>()? {
+                    let Some(key) = known_key(&name) else {
+                        map.next_value::<IgnoredAny>()?;
+                        continue;
+                    };
+                    if seen.contains(&key) {
+                        return Err(A::Error::duplicate_field(key));
+                    }
+                    seen.push(key);
+                    request.read(key, &mut map)?;
+                }
+                Ok(request)
+            }
+        }
+
+        deserializer.deserialize_map(Fields)
+    }
 }
 
-fn hashes_blob<S: Serializer>(hashes: &Option<Vec<HashJson>>, serializer: S) -> Result<S::Ok, S::Error> {
-    let hashes = hashes.as_deref().unwrap_or_default();
-    blob(hashes.iter().map(|hash| hash.0.to_le_bytes()), serializer)
+/// Keys of a request that no query of a batch has in the contract.
+const REQUEST_KEYS: [&str; 5] = ["namespace", "model", "tenant", "v", "queries"];
+
+fn known_key(name: &str) -> Option<&'static str> {
+    let query_keys = QUERY_FIELDS.iter().map(|field| field.key);
+    REQUEST_KEYS
+        .into_iter()
+        .chain(query_keys)
+        .find(|key| *key == name)
 }
 
-fn lineage_blob<S: Serializer>(hashes: &Option<Vec<LineageJson>>, serializer: S) -> Result<S::Ok, S::Error> {
-    let hashes = hashes.as_deref().unwrap_or_default();
-    blob(hashes.iter().map(|hash| hash.0.to_be_bytes()), serializer)
+impl RequestJson {
+    fn read<'de, A: MapAccess<'de>>(&mut self, key: &'static str, map: &mut A) -> Result<(), A::Error> {
+        let value = match key {
+            "namespace" => {
+                self.namespace = map.next_value()?;
+                None
+            }
+            "model" => {
+                self.model = map.next_value()?;
+                None
+            }
+            "tenant" => {
+                self.tenant = map.next_value()?;
+                None
+            }
+            "v" => ContractValue::read(FieldKind::Number, map)?,
+            "queries" => map
+                .next_value::<Option<Queries>>()?
+                .map(|queries| ContractValue::Queries(queries.0)),
+            _ => match QUERY_FIELDS.iter().find(|field| field.key == key) {
+                Some(field) => ContractValue::read(field.kind, map)?,
+                None => None,
+            },
+        };
+        self.fields.extend(value.map(|value| (key, value)));
+        Ok(())
+    }
+}
+
+/// Most queries in a body, whatever the configuration says: the most that `queries.max_batch` can be. A query takes two bytes of a body
+/// and some hundreds of memory, so that more than these are refused while they are read.
+const QUERIES_MAX: usize = 65_536;
+
+/// The queries of a batch.
+struct Queries(Vec<RequestJson>);
+
+impl<'de> Deserialize<'de> for Queries {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Bounded;
+
+        impl<'de> Visitor<'de> for Bounded {
+            type Value = Queries;
+
+            fn expecting(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                write!(formatter, "a list of at most {QUERIES_MAX} queries")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Queries, A::Error> {
+                let mut queries = Vec::new();
+                while let Some(query) = items.next_element()? {
+                    if queries.len() == QUERIES_MAX {
+                        return Err(A::Error::invalid_length(QUERIES_MAX + 1, &self));
+                    }
+                    queries.push(query);
+                }
+                Ok(Queries(queries))
+            }
+        }
+
+        deserializer.deserialize_seq(Bounded)
+    }
 }
 
 /// The namespace that a request names, by its own name or by the model's.

@@ -2,8 +2,8 @@
 //!
 //! Truth keeps every state that a holder was ever in. A query has a *window* of states. It begins with the newest state of
 //! each holder that the daemon is known to have seen when the query was asked: the *floor*. It ends with the newest state
-//! there is when the reply has come. A reply is **wrong** when it marks a holder exact and claims more blocks, or fewer, than
-//! that holder had in any state of the window. It is **blind** when it names nobody although some holder had the first block
+//! there is when the reply has come. A reply is **wrong** when it marks a holder exact and claims what is not so: more blocks,
+//! or fewer, than that holder had in any state of the window. It is **blind** when it names nobody although some holder had the first block
 //! all the time. Degraded claims may be anything: that is what the word is for. It is different where the only reason is that
 //! the index has no room (`capacity`). Then a holder has at least what is claimed. A claim above every state of the window is
 //! **wrong**, too.
@@ -19,6 +19,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
+use std::ops::Range;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
@@ -41,7 +42,7 @@ pub type Holder = (String, u32);
 type Change = (usize, bool);
 
 /// Every state of one holder. Version 0 is the empty one before its first batch.
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct History {
     changes: HashMap<SequenceHash, Vec<Change>>,
     held: HashMap<SequenceHash, ()>,
@@ -105,23 +106,37 @@ impl History {
         }
     }
 
-    fn holds(&self, hash: SequenceHash, version: usize) -> bool {
-        let changes = self.changes.get(&hash).map(Vec::as_slice).unwrap_or_default();
-        let after = changes.partition_point(|(since, _)| *since <= version);
-        after.checked_sub(1).is_some_and(|last| changes[last].1)
+    fn changes_of(&self, hash: SequenceHash) -> &[Change] {
+        self.changes.get(&hash).map(Vec::as_slice).unwrap_or_default()
     }
 
     fn matched(&self, chain: &[SequenceHash], version: usize) -> u32 {
-        let held = chain.iter().take_while(|hash| self.holds(**hash, version));
+        let held = chain
+            .iter()
+            .take_while(|hash| is_held(self.changes_of(**hash), version));
         u32::try_from(held.count()).unwrap()
     }
 
     /// The fewest and the most leading blocks of `chain` in any state from `floor` on.
+    ///
+    /// Walks down the chain with the spans of versions in which every block so far was held.
     fn bounds(&self, chain: &[SequenceHash], floor: usize) -> (u32, u32) {
-        let matched = (floor..=self.head()).map(|version| self.matched(chain, version));
-        matched.fold((u32::MAX, 0), |(least, most), matched| {
-            (least.min(matched), most.max(matched))
-        })
+        let end = self.head() + 1;
+        let all = floor..end;
+        let mut spans = vec![all.clone()];
+        let mut least = None;
+        for (depth, hash) in (0..).zip(chain) {
+            spans = overlap(&spans, held_spans(self.changes_of(*hash), floor, end));
+            let is_held_throughout = spans.first() == Some(&all);
+            if !is_held_throughout && least.is_none() {
+                least = Some(depth);
+            }
+            if spans.is_empty() {
+                return (least.unwrap_or(depth), depth);
+            }
+        }
+        let most = u32::try_from(chain.len()).unwrap();
+        (least.unwrap_or(most), most)
     }
 
     /// As [`Self::bounds`], with what can be seen between two states: a holder that is emptied and filled again has less.
@@ -136,6 +151,41 @@ impl History {
         let seen = self.cursors.iter().rposition(|made| *made <= cursor);
         seen.map_or(0, |index| index + 1)
     }
+}
+
+/// Whether a block with these changes is held at `version`.
+fn is_held(changes: &[Change], version: usize) -> bool {
+    let after = changes.partition_point(|(since, _)| *since <= version);
+    after.checked_sub(1).is_some_and(|last| changes[last].1)
+}
+
+/// The spans of versions, from `floor` to before `end`, in which a block with these changes is held.
+fn held_spans(changes: &[Change], floor: usize, end: usize) -> impl Iterator<Item = Range<usize>> {
+    let before = changes.partition_point(|(since, _)| *since <= floor);
+    let changes = &changes[before.saturating_sub(1)..];
+    let spans = changes.iter().enumerate().filter(|(_, (_, is_held))| *is_held);
+    spans.map(move |(index, (since, _))| {
+        let until = changes.get(index + 1).map_or(end, |(until, _)| *until);
+        floor.max(*since)..until
+    })
+}
+
+/// What is both in `spans` and in `others`, as few spans as that can be. Both ascend.
+fn overlap(spans: &[Range<usize>], others: impl Iterator<Item = Range<usize>>) -> Vec<Range<usize>> {
+    let mut both: Vec<Range<usize>> = Vec::new();
+    let mut rest = spans;
+    for other in others.filter(|other| !other.is_empty()) {
+        rest = &rest[rest.partition_point(|span| span.end <= other.start)..];
+        for span in rest.iter().take_while(|span| span.start < other.end) {
+            let (start, end) = (span.start.max(other.start), span.end.min(other.end));
+            match both.last_mut() {
+                // A block that goes and comes within one version is held before and after it.
+                Some(last) if last.end == start => last.end = end,
+                _ => both.push(start..end),
+            }
+        }
+    }
+    both
 }
 
 /// What every holder really had, and when.
@@ -215,9 +265,10 @@ impl Truth {
     ) -> Verdict {
         let holders = self.0.lock().unwrap();
         let floor = |id: &Holder| window.0.get(id).copied().unwrap_or_default();
+        let first = chain.get(..1).unwrap_or_default();
         let always_there = holders
             .iter()
-            .find(|(id, history)| history.bounds(chain, floor(id)).0 > 0)
+            .find(|(id, history)| history.bounds(first, floor(id)).0 > 0)
             .map(|(id, _)| id);
         let reply = match (reply, always_there) {
             (Err(error), Some(id)) => return Verdict::Blind(format!("{id:?} has it, but: {error}")),
@@ -523,6 +574,29 @@ impl Workload {
                 vec![super::removed(chain[first..last].to_vec())]
             }
             _ => vec![super::stored(chain[..length].to_vec())],
+        }
+    }
+}
+
+#[test]
+fn the_bounds_are_those_of_all_states() {
+    let mut random = kvatlas_lab::random::Random::new(11);
+    for _ in 0..300 {
+        let mut history = History::default();
+        let chain: Vec<SequenceHash> = (0..6).map(SequenceHash).collect();
+        for seq in 1..=12 {
+            history.cursors.push(BatchCursor { epoch: 1, seq });
+            for hash in &chain {
+                history.set(*hash, random.chance(80));
+                history.set(*hash, random.chance(80));
+            }
+        }
+        for floor in 0..=history.head() {
+            let matched: Vec<u32> = (floor..=history.head())
+                .map(|version| history.matched(&chain, version))
+                .collect();
+            let (least, most) = (matched.iter().min().unwrap(), matched.iter().max().unwrap());
+            assert_eq!(history.bounds(&chain, floor), (*least, *most), "{history:?}");
         }
     }
 }

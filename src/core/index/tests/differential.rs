@@ -1,7 +1,8 @@
 //! The index against the oracle: the same operations, then every answer and the whole state compared.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 
+use hashbrown::HashSet;
 use proptest::prelude::*;
 
 use crate::hash::BlockSize;

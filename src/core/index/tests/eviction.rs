@@ -1,7 +1,8 @@
 //! Indexes that are too small for what their holders have.
 
-use std::collections::HashSet;
 use std::sync::Arc;
+
+use hashbrown::HashSet;
 
 use crate::hash::{BlockSize, SequenceHash};
 use crate::wire::{DegradedReason, Event, HolderId, NamespaceName, QueryKey, StoredBlocks, Tier, WorkerName};

@@ -2,7 +2,7 @@
 //!
 //! No links, no counting flags, no shared table, no search: a map from lineage hash to block, a map from name to lineage hash, and loops.
 
-use std::collections::{HashMap, HashSet};
+use hashbrown::{HashMap, HashSet};
 
 use crate::wire::{BlockContent, BlockNames, Event, RemovedBlocks, StoredBlocks, Tier};
 
@@ -99,7 +99,7 @@ impl Oracle {
     /// As [`Self::matched`], of blocks in one of these tiers, one bit each.
     pub(super) fn matched_in(&self, keys: &[PlainKey], tiers: u8) -> usize {
         let is_in = |key: &&PlainKey| {
-            self.blocks.get(key).is_some_and(|block| {
+            self.blocks.get(*key).is_some_and(|block| {
                 let names = block.names.iter();
                 names.fold(block.nameless, |held, (_, tiers)| held | tiers) & tiers != 0
             })

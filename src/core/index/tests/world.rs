@@ -1,8 +1,7 @@
 //! The prompts of a test: chains of blocks that share prefixes, with all their hashes computed here and not by the code
 //! under test.
 
-use std::collections::HashMap;
-
+use hashbrown::HashMap;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::hash::{BlockHash, PositionalLineageHash, SequenceHash, Token};

@@ -93,3 +93,31 @@ fn an_oversized_payload_is_not_read() {
         DecodeError::Oversized { bytes: 11, max: 10 }
     );
 }
+
+#[test]
+fn a_list_is_a_blob_or_an_array() {
+    let blob = [0xc4, 16, 1, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0x80];
+    assert_eq!(
+        reader(&blob).list::<u64>("x", 2),
+        Ok(vec![1, 0x8000_0000_0000_0002])
+    );
+    let array = [0x92, 1, 0xcd, 1, 0];
+    assert_eq!(reader(&array).list::<u64>("x", 2), Ok(vec![1, 256]));
+    assert_eq!(
+        reader(&array).list::<u64>("x", 1),
+        Err(DecodeError::TooLong {
+            field: "x",
+            count: 2,
+            max: 1
+        })
+    );
+    let ragged = [0xc4, 3, 1, 2, 3];
+    assert_eq!(
+        reader(&ragged).list::<u64>("x", 9),
+        Err(DecodeError::RaggedBlob {
+            field: "x",
+            bytes: 3,
+            element: 8
+        })
+    );
+}

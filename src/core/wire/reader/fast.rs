@@ -1,0 +1,139 @@
+//! What the cursor does fast, because much of a payload may be so: pass over values that nobody asks for, and read arrays of small numbers.
+
+use rmp::Marker;
+
+use super::{DecodeError, Reader, Value};
+
+/// Bytes of each value that begins with the index, marker included; 0 where that depends on more than the marker.
+const WIDTHS: [u8; 256] = {
+    let mut widths = [0; 256];
+    let mut marker = 0;
+    while marker < 256 {
+        widths[marker] = match marker {
+            0x00..=0x7f | 0xc0 | 0xc2 | 0xc3 | 0xe0..=0xff => 1,
+            // The length of a short text is in its marker.
+            0xa0..=0xbf => {
+                let mut length = 1;
+                let mut text = 0xa0;
+                while text < marker {
+                    text += 1;
+                    length += 1;
+                }
+                length
+            }
+            0xcc | 0xd0 => 2,
+            0xcd | 0xd1 | 0xd4 => 3,
+            0xd5 => 4,
+            0xca | 0xce | 0xd2 => 5,
+            0xd6 => 6,
+            0xcb | 0xcf | 0xd3 => 9,
+            0xd7 => 10,
+            0xd8 => 18,
+            _ => 0,
+        };
+        marker += 1;
+    }
+    widths
+};
+
+/// Bytes of each unsigned integer of at most 32 bits, by its marker; 0 for all other markers.
+const NUMBER_WIDTHS: [u8; 256] = {
+    let mut widths = [0; 256];
+    let mut marker = 0;
+    while marker < 256 {
+        widths[marker] = match marker {
+            0x00..=0x7f => 1,
+            0xcc => 2,
+            0xcd => 3,
+            0xce => 5,
+            _ => 0,
+        };
+        marker += 1;
+    }
+    widths
+};
+
+/// How far such an integer has to be shifted down in the four bytes behind its marker.
+const NUMBER_SHIFTS: [u8; 256] = {
+    let mut shifts = [0; 256];
+    shifts[0xcc] = 24;
+    shifts[0xcd] = 16;
+    shifts
+};
+
+impl Reader<'_> {
+    /// Passes over one value with all that it contains. Takes no memory and does not recurse: every value left to
+    /// pass costs at least a byte of the payload.
+    ///
+    /// # Errors
+    ///
+    /// [`DecodeError`] if the payload ends before the value does.
+    pub fn skip(&mut self) -> Result<(), DecodeError> {
+        let mut values_left: u64 = 1;
+        while values_left > 0 {
+            values_left -= 1;
+            let marker = self
+                .input
+                .get(self.offset)
+                .copied()
+                .unwrap_or(Marker::Reserved.to_u8());
+            let width = WIDTHS[usize::from(marker)];
+            if width > 0 && usize::from(width) <= self.input.len() - self.offset {
+                self.offset += usize::from(width);
+                continue;
+            }
+            match self.value()? {
+                Value::Array(count) => values_left += count as u64,
+                Value::Map(count) => values_left += 2 * count as u64,
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Appends `count` unsigned integers of 32 bits to `list`: the elements of an array whose head was read.
+    ///
+    /// # Errors
+    ///
+    /// [`DecodeError`] at the first that is none. What was read before stays in the list.
+    pub fn unsigned_32_list(
+        &mut self,
+        field: &'static str,
+        count: usize,
+        list: &mut Vec<u32>,
+    ) -> Result<(), DecodeError> {
+        // Each takes a byte at least.
+        self.checked_by_bytes(count)?;
+        let start = list.len();
+        list.resize(start + count, 0);
+        for (done, place) in list.iter_mut().skip(start).enumerate() {
+            match self.small_number() {
+                Some(value) => *place = value,
+                None => match self.unsigned_32(field) {
+                    Ok(value) => *place = value,
+                    Err(error) => {
+                        list.truncate(start + done);
+                        return Err(error);
+                    }
+                },
+            }
+        }
+        Ok(())
+    }
+
+    /// The next value if it is an unsigned integer of at most 32 bits, far enough from the end. There is no branch on how it is encoded, as
+    /// no processor could guess that of tokens.
+    #[inline]
+    fn small_number(&mut self) -> Option<u32> {
+        let bytes = self.input.get(self.offset..)?.first_chunk::<5>()?;
+        let [marker, a, b, c, d] = *bytes;
+        let width = NUMBER_WIDTHS[usize::from(marker)];
+        if width == 0 {
+            return None;
+        }
+        self.offset += usize::from(width);
+        // One byte is the value itself. Otherwise it follows, and what follows it is shifted out.
+        let following = u32::from_be_bytes([a, b, c, d]) >> NUMBER_SHIFTS[usize::from(marker)];
+        Some(if width == 1 { u32::from(marker) } else { following })
+    }
+}
