@@ -181,8 +181,8 @@ fn shapes() -> Vec<Attack> {
 /// Levels of the deep tree in a message: each stores two blocks.
 const LEVELS: u64 = 16_000;
 
-/// Each block follows a block that another one followed before, so that each is a run of its own. In the end the holder has the last one alone, and
-/// loses that.
+/// Each block follows a block that another one followed before, so that each is a run of its own. In the end the holder has the last one
+/// alone, and loses that.
 fn deep_forest(number: u64) -> (Tier, Vec<Event>) {
     let (trunk, side) = (|level: u64| mix(level), |level: u64| mix(1 << 40 | level));
     if number == 16 {

@@ -94,8 +94,8 @@ impl Default for ParkingLimits {
 /// Bounds on what is shared with queries. At a bound an index forgets blocks: leaves first, least recently stored or matched
 /// first.
 ///
-/// Bytes are those of the shared runs, of the tables that lead to them, and of what is kept for each holder. Blocks without a parent, and events
-/// that wait for one, are not forgotten: they may take an eighth of the capacity, or 1 MiB where that is more.
+/// Bytes are those of the shared runs, of the tables that lead to them, and of what is kept for each holder. Blocks without a parent, and
+/// events that wait for one, are not forgotten: they may take an eighth of the capacity, or 1 MiB where that is more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capacity {
     /// Most distinct blocks.

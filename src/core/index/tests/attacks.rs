@@ -235,7 +235,8 @@ fn blocks_without_a_place_take_a_small_part_of_a_bounded_index() {
     assert_eq!(index.sizes().bytes, 0);
 }
 
-/// The first compressed query makes blocks be found by their hashes, and gives way to others in between: they must not take the work for done.
+/// The first compressed query makes blocks be found by their hashes, and gives way to others in between: they must not take the work for
+/// done.
 #[test]
 fn two_first_compressed_queries_at_once_find_all() {
     for _ in 0..5 {
