@@ -475,7 +475,7 @@ fn bounds() -> Vec<Attack> {
         bounded(
             &attack("", 16, |number| {
                 let blocks = (0..EVENT).map(|block| short(number * EVENT + block));
-                let lost = (0..5).map(|_| stored(Some(1 << 50), blocks.clone().take(30_000)));
+                let lost = (0..5).map(|_| stored(Some(1 << 50), blocks.clone().take(28_000)));
                 let first = stored(None, blocks.clone());
                 on_device(std::iter::once(first).chain(lost).collect())
             }),
