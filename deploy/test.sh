@@ -1,6 +1,6 @@
 #!/bin/sh
-# Checks everything that a change must pass, and stops at the first failure; what runs at the same time is carried to its end. Says at
-# the end which checks were left out for want of what they need. With CI=true some of those are failures instead.
+# Checks everything that a change must pass, cheapest first, and stops at the first failure; what runs at the same time is carried to its
+# end. Says at the end which checks were left out for want of what they need. With CI=true some of those are failures instead.
 set -eu
 
 cd "$(dirname "$0")/.."
@@ -10,13 +10,11 @@ checks="deploy/test.sh"
 # A check that is left out appends a line to this file.
 KVATLAS_TEST_SKIPS=$(mktemp)
 export KVATLAS_TEST_SKIPS
-said_by_lints=$(mktemp)
 said_by_services=$(mktemp)
-lints=""
 services=""
 finish() {
-    for beside in $lints $services; do kill "$beside" 2>/dev/null || true; done
-    rm -f "$KVATLAS_TEST_SKIPS" "$said_by_lints" "$said_by_services"
+    if [ -n "$services" ]; then kill "$services" 2>/dev/null || true; fi
+    rm -f "$KVATLAS_TEST_SKIPS" "$said_by_services"
 }
 trap finish EXIT
 trap 'exit 1' HUP INT TERM
@@ -36,19 +34,11 @@ step deploy/setup.sh
 KVATLAS_TEST_PREPARE=1 timeout 1800 deploy/test-services.sh >/dev/null 2>&1 </dev/null &
 services=$!
 step cargo fmt --check
+# Benches are checked here and not built: a release build of all of them takes longer than everything else.
+step cargo clippy --locked --workspace --all-targets -- -D warnings
 export RUSTDOCFLAGS="-D warnings"
-# Benches are checked here and not built: a release build of all of them takes longer than everything else. In a folder of its own: in one
-# folder cargo does one thing after the other, and often only one core has work.
-CARGO_TARGET_DIR="$PWD/target/lints" timeout 1800 sh -euxc '
-    cargo clippy --locked --workspace --all-targets -- -D warnings
-    cargo doc --locked --workspace --no-deps' >"$said_by_lints" 2>&1 </dev/null &
-lints=$!
+step cargo doc --locked --workspace --no-deps
 step cargo test --locked --workspace --no-run
-outcome=0
-wait "$lints" || outcome=1
-lints=""
-cat "$said_by_lints"
-[ "$outcome" = 0 ] || failed "the lints or the documentation"
 # What was just built is what everything below runs.
 export KVATLAS_BIN="$PWD/target/debug/kvatlas"
 # What is missing now is said below.
@@ -56,10 +46,11 @@ wait "$services" || true
 # All of it mostly waits, so this and the tests of cargo run beside each other. `timeout` makes this one a group of processes, which ends as one.
 timeout 1800 deploy/test-services.sh >"$said_by_services" 2>&1 </dev/null &
 services=$!
-# The library, the binary, the integration tests, and the examples in the documentation. Integration tests mostly wait: eight at
+# The library, the binary, the integration tests, and the examples in the documentation. Integration tests mostly wait: six at
 # a time keep two cores busy.
 cores=$(getconf _NPROCESSORS_ONLN)
-export RUST_TEST_THREADS="${RUST_TEST_THREADS:-$((cores > 8 ? cores : 8))}"
+export RUST_TEST_THREADS="${RUST_TEST_THREADS:-$((cores > 6 ? cores : 6))}"
+outcome=0
 step cargo_test_twice || outcome=1
 wait "$services" || outcome=1
 services=""

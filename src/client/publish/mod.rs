@@ -3,7 +3,8 @@
 //! A [`HolderPublisher`] numbers batches without a gap within an epoch. It keeps what makes good a loss on the way: a *ring*
 //! of the last batches, and a *block table* of all that the holder has. When a daemon misses something it asks (see
 //! [`ResyncRequest`](kvatlas_core::wire::ResyncRequest)), and is given the missing batches from the ring or the full state
-//! from the table. A relay that knows all that the holder has can lend that instead of the table ([`FullState`]). Heartbeats show daemons that nothing was lost, and that the holder lives.
+//! from the table. A relay that knows all that the holder has can lend that instead of the table ([`FullState`]). Heartbeats show
+//! daemons that nothing was lost, and that the holder lives.
 //!
 //! ```text
 //! publish ──▶ bounded queue ──▶ open batch ──▶ ring, table ──▶ transport ──▶ events subject

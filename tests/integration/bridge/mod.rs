@@ -131,12 +131,17 @@ impl Site {
 }
 
 fn follow(bridge: &Bridge, publishers: &Publishers, engine: usize, name: &str) {
+    follow_text(bridge, &publishers.flag(engine, name));
+}
+
+/// Follows what the text of `--engine` says.
+fn follow_text(bridge: &Bridge, text: &str) {
     let defaults = EngineDefaults {
         model: Some("m".to_owned()),
         block_size: BLOCK,
         ..EngineDefaults::default()
     };
-    for engine in parse_engine(&publishers.flag(engine, name), &defaults).unwrap() {
+    for engine in parse_engine(text, &defaults).unwrap() {
         bridge.register(engine).unwrap();
     }
 }

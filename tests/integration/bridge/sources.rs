@@ -11,21 +11,14 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use super::python::{Publishers, Spec, python};
-use super::{BLOCK, EngineDefaults, Site, parse_engine, tokens};
+use super::{BLOCK, Site, follow_text, tokens};
 use crate::support::eventually;
 use crate::support::http::HttpClient;
 
 impl Site {
     /// Follows what the text of `--engine` says, and waits until it is connected.
     async fn follow_source(&self, text: &str) {
-        let defaults = EngineDefaults {
-            model: Some("m".to_owned()),
-            block_size: BLOCK,
-            ..EngineDefaults::default()
-        };
-        for engine in parse_engine(text, &defaults).unwrap() {
-            self.bridge.register(engine).unwrap();
-        }
+        follow_text(&self.bridge, text);
         eventually("the source is connected", async || {
             let engines = self.bridge.engines();
             engines

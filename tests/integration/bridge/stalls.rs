@@ -10,9 +10,8 @@ use axum::routing::post;
 use axum::{Json, Router};
 use bytes::Bytes;
 use futures_util::StreamExt;
-use kvatlas::bridge::{Bridge, BridgeClock, BridgeOptions, EngineDefaults, FollowOptions, parse_engine};
+use kvatlas::bridge::{Bridge, BridgeClock, BridgeOptions, FollowOptions};
 use kvatlas::daemon::broker::embedded::EmbeddedBroker;
-use kvatlas::daemon::http::EngineRegistry;
 use kvatlas_core::wire::{Event, EventBatch, WireLimits};
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
@@ -22,7 +21,7 @@ use zeromq::{RouterSocket, Socket, SocketRecv, SocketSend, ZmqMessage};
 
 use super::frames::{batch, subscriber};
 use super::sources::{envelope, router_stored, trt_created, trt_stored};
-use super::{BLOCK, stored};
+use super::{follow_text, stored};
 use crate::support::{PATIENCE, broker, subjects};
 
 /// A tick that never comes.
@@ -72,14 +71,7 @@ impl Scene {
     }
 
     fn follow(&self, text: &str) {
-        let defaults = EngineDefaults {
-            model: Some("m".to_owned()),
-            block_size: BLOCK,
-            ..EngineDefaults::default()
-        };
-        for engine in parse_engine(text, &defaults).unwrap() {
-            self.bridge.register(engine).unwrap();
-        }
+        follow_text(&self.bridge, text);
     }
 
     /// Time passes, and the bridge takes no notice.

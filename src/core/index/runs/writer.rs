@@ -448,8 +448,8 @@ impl<'s> RunWriter<'s> {
         u32::try_from(index).unwrap_or(u32::MAX)
     }
 
-    /// Takes the blocks from the end of a run that nobody has and no run follows, and the run if that is all, and so on before it. Others
-    /// have turns meanwhile where that is much: so all that a holder has must be in the entries.
+    /// Takes the blocks from the end of a run that nobody has and no run follows. Where that is all of the run, goes on with the one before
+    /// it. Others have turns meanwhile where that is much: so all that a holder has must be in the entries.
     pub(crate) fn trim(&mut self, id: RunId) {
         let mut next = Some(id);
         for number in 1.. {
