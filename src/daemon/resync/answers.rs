@@ -294,7 +294,7 @@ mod tests {
             words += 1;
         }
         assert_eq!(
-            words, 4,
+            words, 5,
             "the last one tells the attempt that the bound is crossed"
         );
         assert_eq!(answers.waiting(), 0);
