@@ -140,6 +140,16 @@ impl Buffer {
             intake: None,
         }
     }
+
+    /// A bound on messages and on bytes, and what counts these.
+    pub(crate) fn of_bytes(messages_max: usize, bytes_max: usize) -> (Self, Arc<Intake>) {
+        let intake = Intake::new(bytes_max);
+        let buffer = Self {
+            messages_max,
+            intake: Some(Arc::clone(&intake)),
+        };
+        (buffer, intake)
+    }
 }
 
 /// Connects to the servers of `config`.

@@ -105,11 +105,7 @@ impl Connector {
             }
             ConnectionNotice::Disconnected | ConnectionNotice::SlowConsumer => {}
         };
-        let intake = Intake::new(self.bytes_max);
-        let buffer = Buffer {
-            messages_max: self.messages_max,
-            intake: Some(Arc::clone(&intake)),
-        };
+        let (buffer, intake) = Buffer::of_bytes(self.messages_max, self.bytes_max);
         let connected = connect_counted(nats, Connection::Queries, &self.role, buffer, notice);
         Ok(Connected {
             client: connected.await?,

@@ -8,7 +8,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
-use crate::daemon::broker::{Buffer, ConnectError, ConnectionNotice, Intake, Refused, connect_counted};
+use crate::daemon::broker::{Buffer, ConnectError, ConnectionNotice, Refused, connect_counted};
 use crate::daemon::lanes::{HolderKey, WorkerKey};
 use crate::daemon::metrics::labels::{Connection, NAMESPACE_LABELS_MAX, ResyncFailure, namespace_label};
 use crate::daemon::metrics::{ResyncGauges, ResyncMetrics};
@@ -36,14 +36,12 @@ pub(crate) async fn start_resyncer(shared: &Shared, events: &Stage) -> Result<()
         return Ok(());
     }
     let settings = ResyncSettings::of(config);
-    let intake = Intake::new(config.events.subscription_bytes);
-    let buffer = Buffer {
-        messages_max: config.events.subscription_capacity,
-        intake: Some(Arc::clone(&intake)),
-    };
+    let bounds = &config.events;
+    let (buffer, intake) = Buffer::of_bytes(bounds.subscription_capacity, bounds.subscription_bytes);
     let (refusals, refusals_seen) = watch::channel(0_u64);
     let notice = move |notice: &ConnectionNotice| {
-        if matches!(notice, ConnectionNotice::Refused(refusal) if matches!(refusal.refused, Refused::Subscription(_)))
+        if let ConnectionNotice::Refused(refusal) = notice
+            && matches!(refusal.refused, Refused::Subscription(_))
         {
             refusals.send_modify(|refusals| *refusals += 1);
         }

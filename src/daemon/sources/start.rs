@@ -6,7 +6,7 @@ use tokio::sync::watch;
 
 use crate::daemon::admin::{Latch, Readiness};
 use crate::daemon::broker::{
-    Buffer, ConnectError, ConnectionNotice, Intake, Refusal, connect_counted, follow_connection,
+    Buffer, ConnectError, ConnectionNotice, Refusal, connect_counted, follow_connection,
 };
 use crate::daemon::config::Transport;
 use crate::daemon::metrics::labels::Connection;
@@ -45,11 +45,7 @@ async fn start_core_nats(shared: &Shared) -> Result<(Stage, watch::Receiver<bool
         }
     };
     let config = &shared.config.events;
-    let intake = Intake::new(config.subscription_bytes);
-    let buffer = Buffer {
-        messages_max: config.subscription_capacity,
-        intake: Some(Arc::clone(&intake)),
-    };
+    let (buffer, intake) = Buffer::of_bytes(config.subscription_capacity, config.subscription_bytes);
     let client = connect_counted(&shared.nats, Connection::Events, "events", buffer, notice).await?;
     follow_connection(&shared.readiness, &client);
     let stage = Stage::default();

@@ -36,11 +36,7 @@ async fn bounded(url: &str) -> (Client, watch::Receiver<(u32, u32)>, Arc<Intake>
             _ => {}
         });
     };
-    let intake = Intake::new(BYTES_MAX);
-    let buffer = Buffer {
-        messages_max: 8192,
-        intake: Some(Arc::clone(&intake)),
-    };
+    let (buffer, intake) = Buffer::of_bytes(8192, BYTES_MAX);
     let connecting = connect_with(&config.nats, "test", buffer, ConnectPatience::Forever, notice);
     let client = connecting.await.unwrap();
     (client, incidents, intake)
