@@ -110,6 +110,39 @@ pub trait Writer {
     fn upkeep(&mut self) {}
 }
 
+/// A writing side of which two threads can have a part each.
+pub trait TwoLanes: Writer + Send + Sized {
+    /// A writer for the workers with even numbers, and one for those with odd numbers.
+    fn split(self) -> [Self; 2];
+}
+
+/// What belongs to each worker, of all workers or of each second one.
+pub struct ByWorker<T> {
+    each: Vec<T>,
+    step: usize,
+}
+
+impl<T> ByWorker<T> {
+    fn of_all(each: impl Iterator<Item = T>) -> Self {
+        Self {
+            each: each.collect(),
+            step: 1,
+        }
+    }
+
+    fn of(&mut self, worker: u32) -> &mut T {
+        &mut self.each[worker as usize / self.step]
+    }
+
+    fn split(self) -> [Self; 2] {
+        let (mut even, mut odd) = (Vec::new(), Vec::new());
+        for (number, one) in self.each.into_iter().enumerate() {
+            if number % 2 == 0 { &mut even } else { &mut odd }.push(one);
+        }
+        [even, odd].map(|each| Self { each, step: 2 })
+    }
+}
+
 /// An index under comparison.
 pub trait Contender {
     /// Its name in the tables.

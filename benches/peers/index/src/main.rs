@@ -28,7 +28,7 @@ use std::path::PathBuf;
 use clap::{Parser, ValueEnum};
 
 use report::Ledger;
-use scenario::{Effort, chat, floors, holes, latency, memory, modes, pauses, replay};
+use scenario::{Effort, chat, floors, holes, lanes, latency, memory, modes, pauses, replay};
 
 /// Compares the index of kvatlas with those of other projects and prints Markdown tables.
 #[derive(Debug, Parser)]
@@ -76,6 +76,8 @@ enum Part {
     Memory,
     /// G: what engines really publish: names of their own, two tiers, two copies, holes.
     Modes,
+    /// H: one namespace, written by one thread and by two at once.
+    Lanes,
     /// No times, only right and wrong answers: holes, and the same blocks behind different prefixes.
     Holes,
     /// D: a recorded trace at an offered rate.
@@ -123,6 +125,10 @@ fn main() {
         let layouts = plans::modes(effort);
         modes::run(&layouts, effort, &mut ledger);
         modes::print(&layouts, &ledger);
+    }
+    if runs(Part::Lanes) {
+        lanes::run(effort, &mut ledger);
+        lanes::print(&ledger);
     }
     if runs(Part::Replay) {
         let requests_max = if effort.is_quick {

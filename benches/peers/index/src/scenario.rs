@@ -3,6 +3,7 @@
 pub mod chat;
 pub mod floors;
 pub mod holes;
+pub mod lanes;
 pub mod latency;
 pub mod memory;
 pub mod modes;

@@ -35,7 +35,7 @@ use parking_lot::Mutex;
 use crate::index::directory::{HolderRecord, HolderSlot};
 use crate::wire::Tier;
 
-use super::runs::{NameMap, RunId, RunWriter, Spot, Victim};
+use super::runs::{NameMap, RunId, RunView, RunWriter, Spot, Victim};
 use super::split_map::SplitMap;
 use super::steps::RunSet;
 use orphans::{Names, Orphans};
@@ -68,6 +68,11 @@ enum Outcome {
 /// Where all blocks go, others have a turn after so many blocks or runs.
 const CLEARED_BLOCKS: usize = 65_536;
 const CLEARED_RUNS: usize = 256;
+
+/// Work on so many blocks is worth letting others have turns meanwhile.
+const ASIDE_BLOCKS: usize = if cfg!(test) { 2 } else { 64 };
+/// Most runs that are kept for a holder while others have turns.
+const KEPT_RUNS: usize = 8;
 
 /// The blocks of one holder.
 #[derive(Debug)]
@@ -154,6 +159,24 @@ impl HolderState {
             part.set(spot.offset, spot.offset + 1, attributes);
             self.touch(spot.run);
         }
+    }
+
+    /// Does some `work` on so many blocks that concerns this holder alone. Where it is much, others have turns at the runs meanwhile;
+    /// what this holder has put there is kept until it can be published.
+    fn aside<T>(
+        &mut self,
+        blocks: usize,
+        runs: &mut RunWriter<'_>,
+        work: impl FnOnce(&mut Self, RunView<'_>) -> T,
+    ) -> T {
+        if blocks < ASIDE_BLOCKS || self.touched.len() > KEPT_RUNS {
+            return work(self, runs.view());
+        }
+        let mut touched = std::mem::take(&mut self.touched);
+        let done = runs.aside(&touched, |view| work(self, view));
+        touched.append(&mut self.touched);
+        self.touched = touched;
+        done
     }
 
     /// Tells readers of all that has changed, in one step, and gives back what is no longer needed. What was done before could not be seen:

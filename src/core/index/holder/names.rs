@@ -50,7 +50,7 @@ impl HolderState {
         })
     }
 
-    fn find_own(&self, name: u64) -> Option<Spot> {
+    pub(super) fn find_own(&self, name: u64) -> Option<Spot> {
         if self.own.len() == 0 {
             return None;
         }

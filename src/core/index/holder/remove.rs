@@ -28,6 +28,26 @@ impl Stretch {
         spot.run == self.run && (self.from..self.to).contains(&spot.offset)
     }
 
+    /// Takes those neighbours in that have these names, one after the other in either direction; says how many. `after` and `before` are
+    /// what the blocks on its two sides are called.
+    fn take_in(
+        &mut self,
+        names: &[SequenceHash],
+        after: impl Iterator<Item = u64>,
+        before: impl DoubleEndedIterator<Item = u64>,
+    ) -> usize {
+        let is_same = |(own, name): &(u64, &SequenceHash)| *own == name.0;
+        let forward = after.zip(names).take_while(is_same).count();
+        self.to += u16::try_from(forward).unwrap_or(0);
+        if forward > 0 {
+            // A name has one place: at most one of the two goes on.
+            return forward;
+        }
+        let backward = before.rev().zip(names).take_while(is_same).count();
+        self.from -= u16::try_from(backward).unwrap_or(0);
+        backward
+    }
+
     /// Takes a neighbour in.
     fn extend(&mut self, spot: Spot) -> bool {
         let is_inside = (self.interval.from..self.interval.to).contains(&spot.offset);
@@ -72,7 +92,7 @@ impl Others {
         self.hashes
     }
 
-    fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.hashes.is_empty()
     }
 
@@ -92,6 +112,47 @@ impl HolderState {
         applied: &mut Applied,
     ) {
         self.note_unplaced(keys.iter().copied().map(Unplaced::Key), tier, applied);
+    }
+
+    /// Removes blocks while every block of the holder has one name of its own, and no event waits; says how many. The next name, if there is
+    /// one left, means no block.
+    pub(super) fn remove_own(
+        &mut self,
+        names: &[SequenceHash],
+        tier: Tier,
+        runs: &mut RunWriter<'_>,
+        applied: &mut Applied,
+    ) -> usize {
+        let has_others = self.orphans.len() > 0 || !self.further.is_empty() || self.has_hash_names();
+        if has_others || self.parking.len() > 0 {
+            return 0;
+        }
+        self.aside(names.len(), runs, |state, _| {
+            let mut done = 0;
+            while let Some(name) = names.get(done) {
+                let Some(mut stretch) = state.find_own(name.0).and_then(|spot| state.stretch_at(spot)) else {
+                    break;
+                };
+                done += 1;
+                while let along @ 1.. = state.follow_own(&mut stretch, names.get(done..).unwrap_or_default())
+                {
+                    done += along;
+                }
+                state.close(&stretch, tier, applied);
+            }
+            done
+        })
+    }
+
+    /// One block as a stretch, where the holder has it.
+    fn stretch_at(&self, spot: Spot) -> Option<Stretch> {
+        let interval = self.parts.get(&spot.run)?.interval_at(spot.offset)?;
+        Some(Stretch {
+            run: spot.run,
+            from: spot.offset,
+            to: spot.offset + 1,
+            interval,
+        })
     }
 
     /// Removes some of the blocks that an event gives by `names`. What is none goes to `others`.
@@ -162,17 +223,8 @@ impl HolderState {
                     others.note_named(*name);
                     if let Some(outcome) = self.withdraw_many(spot, Some(*name), tier_bit(tier), runs) {
                         count(outcome, applied);
-                    } else if let Some(interval) = self
-                        .parts
-                        .get(&spot.run)
-                        .and_then(|part| part.interval_at(spot.offset))
-                    {
-                        open = Some(Stretch {
-                            run: spot.run,
-                            from: spot.offset,
-                            to: spot.offset + 1,
-                            interval,
-                        });
+                    } else {
+                        open = self.stretch_at(spot);
                     }
                 }
             }
@@ -223,50 +275,36 @@ impl HolderState {
         if let Some(outcome) = self.withdraw_many(spot, None, bit, runs) {
             return count(outcome, applied);
         }
-        let part = self.parts.get(&spot.run);
-        if let Some(interval) = part.and_then(|part| part.interval_at(spot.offset)) {
-            let stretch = Stretch {
-                run: spot.run,
-                from: spot.offset,
-                to: spot.offset + 1,
-                interval,
-            };
+        if let Some(stretch) = self.stretch_at(spot) {
             self.close(&stretch, tier, applied);
         }
     }
 
     /// Takes those neighbours of a stretch in that have these names, one after the other in either direction; says how many.
     fn follow(&self, stretch: &mut Stretch, names: &[SequenceHash], runs: &RunWriter<'_>) -> usize {
-        let (run, from, to) = (stretch.run, stretch.from, stretch.to);
-        let interval = stretch.interval;
-        let (forward, backward) = match interval.attributes.form() {
-            Form::Hash => {
-                let is_same = |(hash, name): &(u64, &SequenceHash)| *hash == name.0;
-                let forward = runs.hashes(run, to, interval.to).zip(names);
-                let backward = runs.hashes(run, interval.from, from).rev().zip(names);
-                (
-                    forward.take_while(is_same).count(),
-                    backward.take_while(is_same).count(),
-                )
-            }
-            Form::Own => {
-                let Some(part) = self.parts.get(&run) else {
-                    return 0;
-                };
-                let is_same = |(own, name): &(&u64, &SequenceHash)| **own == name.0;
-                let (after, before) = (part.names(to, interval.to), part.names(interval.from, from));
-                let forward = after.iter().zip(names).take_while(is_same).count();
-                let backward = before.iter().rev().zip(names).take_while(is_same).count();
-                (forward, backward)
-            }
-            Form::Nameless | Form::Many => (0, 0),
-        };
-        // A name has one place: at most one of the two is not 0.
-        stretch.to += u16::try_from(forward).unwrap_or(0);
-        if forward == 0 {
-            stretch.from -= u16::try_from(backward).unwrap_or(0);
+        let (run, interval) = (stretch.run, stretch.interval);
+        match interval.attributes.form() {
+            Form::Hash => stretch.take_in(
+                names,
+                runs.hashes(run, stretch.to, interval.to),
+                runs.hashes(run, interval.from, stretch.from),
+            ),
+            Form::Own => self.follow_own(stretch, names),
+            Form::Nameless | Form::Many => 0,
         }
-        if forward > 0 { forward } else { backward }
+    }
+
+    /// As [`Self::follow`], of blocks that have names of their own.
+    fn follow_own(&self, stretch: &mut Stretch, names: &[SequenceHash]) -> usize {
+        let Some(part) = self.parts.get(&stretch.run) else {
+            return 0;
+        };
+        let interval = stretch.interval;
+        let (after, before) = (
+            part.names(stretch.to, interval.to),
+            part.names(interval.from, stretch.from),
+        );
+        stretch.take_in(names, after.iter().copied(), before.iter().copied())
     }
 
     /// Takes the blocks of a stretch from a tier.

@@ -55,7 +55,7 @@ pub(super) struct ResolvedSequence<'e> {
 
 /// Where a sequence begins.
 #[derive(Debug, Clone, Copy)]
-struct Start {
+pub(super) struct Start {
     /// Position of the first block.
     position: u64,
     /// Sequence hash of the block before it, or the fragment of it that is known.
@@ -114,24 +114,37 @@ impl ResolvedSequence<'_> {
     }
 }
 
-/// Finds out what the blocks of an event are. `find_parent` gives the block that an event names as a parent, if the holder has it; it gets
-/// the position of the first child, where the event has one.
-pub(super) fn resolve<'e>(
-    stored: &'e StoredBlocks,
-    settings: &NamespaceSettings,
+/// Where the blocks of an event begin, if they are given one after the other. `find_parent` gives the block that an event names as a parent,
+/// if the holder has it; it gets the position of the first child, where the event has one.
+pub(super) fn start_of(
+    stored: &StoredBlocks,
     find_parent: impl FnOnce(u64, Option<u64>) -> Option<Resident>,
-) -> Result<Resolved<'e>, Unresolved> {
-    let names = stored.engine_hashes.as_deref();
-    let (parent, position, hashes) = match &stored.names {
-        BlockNames::Lineage(keys) => return Ok(Resolved::Keys(blocks_of(keys, names))),
-        BlockNames::Sequence { hashes, .. } if hashes.is_empty() => return Ok(Resolved::Keys(Vec::new())),
+) -> Result<Option<Start>, Unresolved> {
+    match &stored.names {
         BlockNames::Sequence {
             parent,
             position,
             hashes,
-        } => (*parent, position.map(|position| position.as_u64()), hashes),
+        } if !hashes.is_empty() => {
+            let position = position.map(|position| position.as_u64());
+            start(*parent, position, find_parent).map(Some)
+        }
+        _ => Ok(None),
+    }
+}
+
+/// Finds out what the blocks of an event are, which begin at `start`.
+pub(super) fn resolve<'e>(
+    stored: &'e StoredBlocks,
+    settings: &NamespaceSettings,
+    start: Option<Start>,
+) -> Result<Resolved<'e>, Unresolved> {
+    let names = stored.engine_hashes.as_deref();
+    let (start, hashes) = match (&stored.names, start) {
+        (BlockNames::Lineage(keys), _) => return Ok(Resolved::Keys(blocks_of(keys, names))),
+        (BlockNames::Sequence { hashes, .. }, Some(start)) => (start, hashes),
+        (BlockNames::Sequence { .. }, None) => return Ok(Resolved::Keys(Vec::new())),
     };
-    let start = start(parent, position, find_parent)?;
     let recomputes = settings.hashing == Hashing::Recompute && names.is_none();
     let content = stored.content.as_ref();
     let (hashes, names, is_foreign) = if recomputes {

@@ -1,5 +1,8 @@
 //! What stored events do to a holder's blocks.
 
+use std::borrow::Cow;
+use std::ops::Range;
+
 use crate::hash::{Position, PositionalLineageHash, SequenceHash, lineage_hashes_from};
 use crate::wire::Tier;
 
@@ -43,6 +46,13 @@ impl<'a> Sequence<'a> {
         match self.names {
             Some(names) => names.get(index).copied(),
             None => self.hashes.get(index).map(|hash| hash.0),
+        }
+    }
+
+    fn names_of(&self, blocks: Range<usize>) -> Cow<'a, [u64]> {
+        match self.names {
+            Some(names) => Cow::Borrowed(names.get(blocks).unwrap_or_default()),
+            None => blocks.filter_map(|index| self.name(index)).collect(),
         }
     }
 }
@@ -208,107 +218,135 @@ impl HolderState {
             reject_full(applied, 1);
             return 1;
         }
-        let wanted = usize::from(to - at.offset).min(room);
-        let count = self.count_alike(sequence, index, at, wanted, form, runs);
-        let count_blocks = u16::try_from(count).unwrap_or(u16::MAX);
+        let alone = if self.orphans.len() > 0 { 1 } else { usize::MAX };
+        // Blocks without a place may be at one of those after the first.
+        let wanted = usize::from(to - at.offset).min(room).min(alone);
         let held = Attributes::new(tier_bit(terms.tier), form, true);
-        let Some(part) = self.parts.get_mut(&at.run) else {
-            return count_blocks;
+        let count = if form == Form::Own {
+            self.hold_named(sequence, index, at, wanted, held, runs)
+        } else {
+            self.hold_by_hash(sequence, index, at, wanted, held, runs)
         };
-        part.set(at.offset, at.offset + count_blocks, Some(held));
-        if form == Form::Own {
-            match sequence.names {
-                Some(names) => part.set_names(at.offset, &names[index..index + count]),
-                None => {
-                    let names: Vec<u64> = sequence.hashes[index..index + count]
-                        .iter()
-                        .map(|hash| hash.0)
-                        .collect();
-                    part.set_names(at.offset, &names);
-                }
-            }
-        }
         self.placed += count;
         applied.stored += count as u64;
         self.touch(at.run);
-        count_blocks
+        u16::try_from(count).unwrap_or(u16::MAX)
     }
 
-    /// How many blocks from `at` on, at least the first, can be held together with it. Puts their names in the table of `form`.
-    fn count_alike(
+    /// Holds those of the blocks from `at` on, at least the first, that are found by their hashes; says how many.
+    fn hold_by_hash(
         &mut self,
         sequence: &Sequence<'_>,
         index: usize,
         at: Spot,
         wanted: usize,
-        form: Form,
+        held: Attributes,
         runs: &RunWriter<'_>,
     ) -> usize {
-        // Blocks without a place may be at one of these.
-        if self.orphans.len() > 0 {
-            if form == Form::Own {
-                self.own.insert(sequence.name(index).unwrap_or(0), at);
-            }
-            return 1;
-        }
-        let has_others = !self.further.is_empty() || self.has_hash_names();
         let clashes = self.own.len() > 0 || !self.further.is_empty() || runs.has_doubles();
-        let hashes = runs.hashes(at.run, at.offset, at.offset + u16::try_from(wanted).unwrap_or(0));
-        if form == Form::Own {
-            let first = (index..index + wanted.min(AHEAD)).filter_map(|index| sequence.name(index));
-            first.for_each(|name| self.own.prefetch(name));
+        let end = at.offset + u16::try_from(wanted).unwrap_or(0);
+        let mut count = 0;
+        for (offset, hash) in (at.offset..).zip(runs.hashes(at.run, at.offset, end)) {
+            let Some(name) = sequence.name(index + count) else {
+                break;
+            };
+            let is_other = |spot| self.find_other(name, spot, Form::Hash, runs).is_some();
+            let spot = Spot { offset, ..at };
+            let is_clash = || clashes && (!runs.is_placed(spot) || is_other(spot));
+            if count > 0 && (name != hash || is_clash()) {
+                break;
+            }
+            // Equal hashes may be in one stretch.
+            if runs.has_double(hash) {
+                count = count.max(1);
+                break;
+            }
+            count += 1;
         }
+        if let Some(part) = self.parts.get_mut(&at.run) {
+            part.set(
+                at.offset,
+                at.offset + u16::try_from(count).unwrap_or(0),
+                Some(held),
+            );
+        }
+        count
+    }
+
+    /// Holds those of the blocks from `at` on, at least the first, that have names of their own; says how many.
+    fn hold_named(
+        &mut self,
+        sequence: &Sequence<'_>,
+        index: usize,
+        at: Spot,
+        wanted: usize,
+        held: Attributes,
+        runs: &mut RunWriter<'_>,
+    ) -> usize {
+        let end = at.offset + u16::try_from(wanted).unwrap_or(0);
+        if !self.further.is_empty() || self.has_hash_names() {
+            let hashes = runs.hashes(at.run, at.offset, end);
+            let is_other =
+                |state: &Self, name, spot| state.find_spot(name, runs).is_some_and(|other| other != spot);
+            return self.take_names(sequence, index, at, held, hashes, is_other);
+        }
+        self.aside(wanted, runs, |state, runs| {
+            let hashes = runs.hashes(at.run, at.offset, end);
+            state.take_names(sequence, index, at, held, hashes, |_, _, _| false)
+        })
+    }
+
+    /// Puts the names of blocks from `at` on, of which these are the hashes, into the holder's table and their part: of the first, and of
+    /// those after it that are new and no hashes. `is_other` says whether a name means a block elsewhere that this table does not have.
+    fn take_names(
+        &mut self,
+        sequence: &Sequence<'_>,
+        index: usize,
+        at: Spot,
+        held: Attributes,
+        hashes: impl Iterator<Item = u64>,
+        is_other: impl Fn(&Self, u64, Spot) -> bool,
+    ) -> usize {
+        let first = (index..index + AHEAD).filter_map(|index| sequence.name(index));
+        first.for_each(|name| self.own.prefetch(name));
         let mut count = 0;
         for (offset, hash) in (at.offset..).zip(hashes) {
             let Some(name) = sequence.name(index + count) else {
                 break;
             };
+            if let Some(ahead) = sequence.name(index + count + AHEAD) {
+                self.own.prefetch(ahead);
+            }
             let spot = Spot { offset, ..at };
-            if (name == hash) != (form == Form::Hash) && count > 0 {
+            if count > 0 && (name == hash || is_other(self, name, spot)) {
                 break;
             }
-            match form {
-                Form::Hash => {
-                    // Equal hashes may be in one stretch.
-                    if runs.has_double(hash) {
-                        return count.max(1);
-                    }
-                    if clashes
-                        && count > 0
-                        && (!runs.is_placed(spot) || self.find_other(name, spot, form, runs).is_some())
-                    {
-                        break;
-                    }
-                }
-                _ => {
-                    if let Some(ahead) = sequence.name(index + count + AHEAD) {
-                        self.own.prefetch(ahead);
-                    }
-                    if count > 0
-                        && has_others
-                        && self.find_spot(name, runs).is_some_and(|other| other != spot)
-                    {
-                        break;
-                    }
-                    let parts = &self.parts;
-                    // Those before it in the same stretch are not in the part yet.
-                    let is_equal = |other: Spot| {
-                        let is_before = other.run == at.run && (at.offset..offset).contains(&other.offset);
-                        let other_name = if is_before {
-                            sequence.name(index + usize::from(other.offset - at.offset))
-                        } else {
-                            parts.get(&other.run).map(|part| part.name(other.offset))
-                        };
-                        other_name == Some(name)
-                    };
-                    // `find_other` has looked for the first.
-                    let equal_max = if count == 0 { usize::MAX } else { 1 };
-                    if self.own.insert_unless(name, spot, equal_max, is_equal) >= equal_max {
-                        break;
-                    }
-                }
+            let parts = &self.parts;
+            // Those before it in the same stretch are not in the part yet.
+            let is_equal = |other: Spot| {
+                let is_before = other.run == at.run && (at.offset..offset).contains(&other.offset);
+                let other_name = if is_before {
+                    sequence.name(index + usize::from(other.offset - at.offset))
+                } else {
+                    parts.get(&other.run).map(|part| part.name(other.offset))
+                };
+                other_name == Some(name)
+            };
+            // The caller has looked for the first.
+            let equal_max = if count == 0 { usize::MAX } else { 1 };
+            if self.own.insert_unless(name, spot, equal_max, is_equal) >= equal_max {
+                break;
             }
             count += 1;
+        }
+        let names = sequence.names_of(index..index + count);
+        if let Some(part) = self.parts.get_mut(&at.run) {
+            part.set(
+                at.offset,
+                at.offset + u16::try_from(count).unwrap_or(0),
+                Some(held),
+            );
+            part.set_names(at.offset, &names);
         }
         count
     }

@@ -246,8 +246,10 @@ impl Turn<'_, '_> {
 
     fn resolve<'e>(&mut self, stored: &'e StoredBlocks) -> Result<Resolved<'e>, Unresolved> {
         let (state, runs) = (&mut **self.state, &mut self.runs);
-        let find_parent = |name, position| state.find_parent(name, position, runs);
-        let resolved = resolve::resolve(stored, self.settings, find_parent)?;
+        let start = resolve::start_of(stored, |name, position| state.find_parent(name, position, runs))?;
+        let resolved = state.aside(stored.names.len(), runs, |_, _| {
+            resolve::resolve(stored, self.settings, start)
+        })?;
         if let Resolved::Sequence(sequence) = &resolved
             && sequence.is_foreign
         {
@@ -418,9 +420,14 @@ impl Turn<'_, '_> {
             if from > 0 {
                 self.breathe();
             }
-            let blocks = from..names.len().min(from + TURN_BLOCKS);
+            let end = names.len().min(from + TURN_BLOCKS);
             let (state, runs) = (&mut **self.state, &mut self.runs);
-            state.remove_names(names, blocks, tier, &mut others, runs, self.applied);
+            let done = if others.is_empty() {
+                state.remove_own(&names[from..end], tier, runs, self.applied)
+            } else {
+                0
+            };
+            state.remove_names(names, from + done..end, tier, &mut others, runs, self.applied);
         }
         let hashes = others.into_hashes();
         for (number, hashes) in hashes.chunks(TURN_BLOCKS).enumerate() {

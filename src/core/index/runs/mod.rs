@@ -33,7 +33,7 @@ pub(crate) use print::CHUNK;
 pub(crate) use recency::Victim;
 pub(crate) use run::{Column, Run};
 pub(crate) use store::RunStore;
-pub(crate) use writer::{AHEAD, RunWriter};
+pub(crate) use writer::{AHEAD, RunView, RunWriter};
 
 use crate::index::block::current_mask;
 

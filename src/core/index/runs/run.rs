@@ -52,6 +52,8 @@ pub(crate) struct Run {
     pub(super) is_twin: AtomicU32,
     /// How many holders have its last block.
     pub(super) tops: AtomicU32,
+    /// How many holders are storing blocks of it while others have turns.
+    pub(super) pins: AtomicU32,
     /// How many runs that had this number came before.
     pub(crate) birth: AtomicU32,
     /// Whether eviction has it in its queue.
@@ -186,6 +188,7 @@ impl Run {
             short: Words::new(),
             is_twin: AtomicU32::new(0),
             tops: AtomicU32::new(0),
+            pins: AtomicU32::new(0),
             birth: AtomicU32::new(0),
             queued: AtomicU32::new(0),
         }

@@ -9,7 +9,7 @@ use parking_lot::MutexGuard;
 use crate::hash::{Position, PositionalLineageHash, SequenceHash};
 use crate::index::block::BlockKey;
 use crate::index::directory::HolderSlot;
-use crate::index::hook::turn_ends;
+use crate::index::hook::{point, turn_ends};
 
 use super::Wanted;
 use super::entry::Entry;
@@ -30,6 +30,25 @@ pub(crate) struct RunWriter<'s> {
     pub(crate) store: &'s RunStore,
     pub(super) state: MutexGuard<'s, State>,
     pub(super) guard: Guard,
+}
+
+/// The runs as whoever has no turn sees them. What a holder has, or keeps with [`RunWriter::aside`], stays as it is.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RunView<'g> {
+    store: &'g RunStore,
+    guard: &'g Guard,
+}
+
+impl<'g> RunView<'g> {
+    /// The hashes of a run from `from` on, up to `to`.
+    pub(crate) fn hashes(self, run: RunId, from: u16, to: u16) -> impl DoubleEndedIterator<Item = u64> + 'g {
+        let column = self
+            .store
+            .slab
+            .get(run, self.guard)
+            .map(|run| run.column(self.guard));
+        (from..to).map(move |offset| column.map_or(0, |column| column.hash(usize::from(offset))))
+    }
 }
 
 impl<'s> RunWriter<'s> {
@@ -62,14 +81,45 @@ impl<'s> RunWriter<'s> {
         self.guard.repin();
     }
 
-    /// Gives back memory that no reader needs.
+    /// Gives back memory that no reader needs, while others have turns.
     fn collect(&mut self) {
         if self.state.garbage > GARBAGE_MAX {
             self.state.garbage = 0;
-            for _ in 0..3 {
-                self.guard.repin();
-                self.guard.flush();
-            }
+            let guard = &mut self.guard;
+            MutexGuard::unlocked(&mut self.state, || {
+                for _ in 0..3 {
+                    guard.repin();
+                    guard.flush();
+                }
+            });
+        }
+    }
+
+    /// Lets others have turns while `work` is done, which changes no run. Of the runs in `kept` nothing is cut off meanwhile.
+    pub(crate) fn aside<T>(&mut self, kept: &[RunId], work: impl FnOnce(RunView<'_>) -> T) -> T {
+        self.pin(kept, true);
+        let (store, guard) = (self.store, &self.guard);
+        let done = MutexGuard::unlocked(&mut self.state, || {
+            point();
+            work(RunView { store, guard })
+        });
+        self.pin(kept, false);
+        done
+    }
+
+    fn pin(&self, runs: &[RunId], is_more: bool) {
+        for run in runs.iter().filter_map(|run| self.run(*run)) {
+            let pins = run.pins.load(Ordering::Relaxed);
+            let now = if is_more { pins + 1 } else { pins.saturating_sub(1) };
+            run.pins.store(now, Ordering::Relaxed);
+        }
+    }
+
+    /// The runs, to be looked at alone.
+    pub(crate) fn view(&self) -> RunView<'_> {
+        RunView {
+            store: self.store,
+            guard: &self.guard,
         }
     }
 
@@ -133,8 +183,7 @@ impl<'s> RunWriter<'s> {
 
     /// The hashes of a run from `from` on, up to `to`.
     pub(crate) fn hashes(&self, run: RunId, from: u16, to: u16) -> impl DoubleEndedIterator<Item = u64> + '_ {
-        let column = self.column(run);
-        (from..to).map(move |offset| column.map_or(0, |column| column.hash(usize::from(offset))))
+        self.view().hashes(run, from, to)
     }
 
     pub(crate) fn position(&self, spot: Spot) -> u32 {
@@ -322,6 +371,7 @@ impl<'s> RunWriter<'s> {
         run.start.store(position, Ordering::Relaxed);
         run.placed.store(0, Ordering::Relaxed);
         run.tops.store(0, Ordering::Relaxed);
+        run.pins.store(0, Ordering::Relaxed);
         run.is_twin.store(u32::from(is_twin), Ordering::Relaxed);
         if is_twin {
             // Before anybody has anything of it.
@@ -461,7 +511,8 @@ impl<'s> RunWriter<'s> {
                 return;
             };
             let len = run.len();
-            if run.tops.load(Ordering::Relaxed) > 0 || len == 0 {
+            let is_kept = run.tops.load(Ordering::Relaxed) > 0 || run.pins.load(Ordering::Relaxed) > 0;
+            if is_kept || len == 0 {
                 return;
             }
             let ends = || run.entries(&self.guard).map(Entry::end);

@@ -215,6 +215,20 @@ struct Holder {
     oracle: Oracle,
 }
 
+impl Holder {
+    fn apply(&mut self, tier: Tier, event: Event) {
+        self.oracle.apply(&event, tier);
+        let clears = matches!(event, Event::Cleared | Event::Goodbye);
+        let applied = self.writer.apply(event, tier, 0);
+        if applied.rejected(RejectReason::Capacity) > 0 {
+            self.writer.status().degrade(DegradedReason::Capacity);
+        }
+        if clears {
+            self.writer.status().recover(DegradedReason::Capacity);
+        }
+    }
+}
+
 /// Any changes of holders of all kinds, in an index that has room for some of their blocks.
 struct Churn {
     shape: Shape,
@@ -271,18 +285,7 @@ impl Churn {
 
     fn step(&mut self, random: &mut Random) {
         match Operation::random(random, &self.shape, &self.world) {
-            Operation::Apply { holder, tier, event } => {
-                let holder = &mut self.holders[holder];
-                holder.oracle.apply(&event, tier);
-                let clears = matches!(event, Event::Cleared | Event::Goodbye);
-                let applied = holder.writer.apply(event, tier, 0);
-                if applied.rejected(RejectReason::Capacity) > 0 {
-                    holder.writer.status().degrade(DegradedReason::Capacity);
-                }
-                if clears {
-                    holder.writer.status().recover(DegradedReason::Capacity);
-                }
-            }
+            Operation::Apply { holder, tier, event } => self.holders[holder].apply(tier, event),
             Operation::Replace { holder, .. } => {
                 let last = self.holders.len() - 1;
                 self.holders.swap(holder, last);
@@ -330,6 +333,17 @@ impl Churn {
         self.holders.iter().map(depth_of).collect()
     }
 
+    /// Down to nothing.
+    fn finish(self) {
+        let index = self.index.clone();
+        for holder in self.holders {
+            holder.writer.retire();
+        }
+        let sizes = index.sizes();
+        assert_eq!((sizes.distinct_blocks, sizes.held_blocks), (0, 0));
+        assert_eq!(sizes.bytes, index_of(blocks(self.blocks_max)).sizes().bytes);
+    }
+
     fn check(&self, path: &Path) {
         for query in path.queries() {
             let matches = self.index.find_matches(&query, Search::default()).unwrap();
@@ -367,13 +381,7 @@ fn churn(shape: Shape, blocks_max: u64, share: u64) {
         }
     }
     assert!(evicted > 0, "the bound was met");
-    let index = churn.index.clone();
-    for holder in churn.holders {
-        holder.writer.retire();
-    }
-    let sizes = index.sizes();
-    assert_eq!((sizes.distinct_blocks, sizes.held_blocks), (0, 0));
-    assert_eq!(sizes.bytes, index_of(blocks(blocks_max)).sizes().bytes);
+    churn.finish();
 }
 
 const SHAPE: Shape = Shape {
@@ -411,4 +419,41 @@ fn a_small_index_of_one_tier_never_credits_more_than_the_oracle() {
         ..SHAPE
     };
     churn(shape, 100, 10);
+}
+
+#[test]
+fn writers_at_once_in_a_small_index_never_credit_more_than_the_oracle() {
+    const EVENTS: u64 = 50;
+    let shape = Shape {
+        hashing: Hashing::Recompute,
+        alphabet: 3,
+        ..SHAPE
+    };
+    let rounds = setting("KVATLAS_TEST_OPERATIONS", 200_000) / EVENTS / 40;
+    let mut random = Random::new(setting("KVATLAS_TEST_SEED", 20_261_123));
+    let mut churn = Churn::new(shape, 60, &mut random);
+    for _ in 0..rounds {
+        let (shape, world) = (&churn.shape, &churn.world);
+        std::thread::scope(|scope| {
+            for holder in &mut churn.holders {
+                let mut random = Random::new(random.next());
+                scope.spawn(move || {
+                    for _ in 0..EVENTS {
+                        if let Operation::Apply { tier, event, .. } =
+                            Operation::random(&mut random, shape, world)
+                        {
+                            holder.apply(tier, event);
+                        }
+                    }
+                });
+            }
+        });
+        for path in &churn.world.paths {
+            churn.check(path);
+        }
+        let sizes = churn.index.sizes();
+        assert!(sizes.distinct_blocks <= churn.blocks_max, "{sizes:?}");
+    }
+    assert!(churn.index.sizes().evicted_blocks > 0, "the bound was met");
+    churn.finish();
 }

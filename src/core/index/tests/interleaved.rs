@@ -1,4 +1,5 @@
-//! A whole step of a writer at each point of a search: the answer is what holders had before it or after it, never a mixture.
+//! A whole step of a writer at each point of a search: the answer is what holders had before it or after it, never a mixture. And whole
+//! events of other holders at each point of an event at which it lets others have turns.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -29,13 +30,21 @@ struct Holder {
     oracle: Oracle,
 }
 
+impl Holder {
+    fn apply(&mut self, tier: Tier, event: Event) {
+        self.oracle.apply(&event, tier);
+        self.writer.apply(event, tier, 0);
+    }
+}
+
 fn holders(index: &PositionalIndexer) -> Vec<Holder> {
     let limits = IndexLimits::default();
+    let recomputes = index.settings().hashing == Hashing::Recompute;
     let holder = |rank| {
         let worker = WorkerName::new("w").unwrap();
         Holder {
             writer: index.register(&HolderId { worker, rank }).unwrap(),
-            oracle: Oracle::new(false, usize::MAX, limits.parking),
+            oracle: Oracle::new(recomputes, usize::MAX, limits.parking),
         }
     };
     (0..3).map(holder).collect()
@@ -57,11 +66,7 @@ fn interleave(mut script: Script) {
         return;
     };
     hook::tests::set(script.random.below(16), move || {
-        {
-            let Holder { writer, oracle } = &mut script.held.borrow_mut()[holder];
-            oracle.apply(&event, tier);
-            writer.apply(event, tier, 0);
-        }
+        script.held.borrow_mut()[holder].apply(tier, event);
         let now = depths(&script.held.borrow(), &script.path);
         script.seen.borrow_mut().push(now);
         interleave(script);
@@ -86,7 +91,7 @@ struct Run {
 
 impl Run {
     /// One part in `parts` of the operations that are set; `seed` unless another one is set.
-    fn begin(parts: u64, seed: u64) -> Self {
+    fn begin(parts: u64, seed: u64, hashing: Hashing) -> Self {
         let operations = setting("KVATLAS_TEST_OPERATIONS", 200_000) / parts;
         let seed = setting("KVATLAS_TEST_SEED", seed);
         eprintln!("KVATLAS_TEST_SEED={seed} replays this run of {operations} operations");
@@ -94,7 +99,7 @@ impl Run {
         let world = World::new(&mut random, SHAPE.paths, SHAPE.depth_max, SHAPE.alphabet);
         let settings = NamespaceSettings {
             block_size: BlockSize::new(BLOCK_SIZE).unwrap(),
-            ..NamespaceSettings::default()
+            hashing,
         };
         let index = PositionalIndexer::new(settings, IndexLimits::default());
         let held = Rc::new(RefCell::new(holders(&index)));
@@ -116,7 +121,7 @@ fn an_answer_is_of_before_a_step_or_of_after_it() {
         world,
         index,
         held,
-    } = Run::begin(4, 11);
+    } = Run::begin(4, 11, SHAPE.hashing);
     let mut happened = 0_u64;
     for _ in 0..operations {
         let Operation::Apply { holder, tier, event } = Operation::random(&mut random, &SHAPE, &world) else {
@@ -127,9 +132,7 @@ fn an_answer_is_of_before_a_step_or_of_after_it() {
         let before = depths(&held.borrow(), path);
         let writers = Rc::clone(&held);
         hook::tests::set(random.below(24), move || {
-            let Holder { writer, oracle } = &mut writers.borrow_mut()[holder];
-            oracle.apply(&event, tier);
-            writer.apply(event, tier, 0);
+            writers.borrow_mut()[holder].apply(tier, event);
         });
         let matches = index.find_matches(query, Search::default()).unwrap();
         happened += u64::from(!hook::tests::clear());
@@ -154,7 +157,7 @@ fn an_answer_is_of_one_instant_among_several_steps() {
         world,
         index,
         held,
-    } = Run::begin(8, 12);
+    } = Run::begin(8, 12, SHAPE.hashing);
     let mut several = 0_u64;
     for _ in 0..operations {
         // So few that no search has to wait for the holder whose step is made within it.
@@ -188,4 +191,63 @@ fn an_answer_is_of_one_instant_among_several_steps() {
         }
     }
     assert!(several > operations / 10, "{several} of {operations}");
+}
+
+/// An event of each holder, each in the middle of the one before, if that lets others have a turn; says how deep that went.
+fn nest(holders: Vec<(Rc<RefCell<Holder>>, Tier, Event)>, mut random: Random, depth: Rc<RefCell<usize>>) {
+    let mut holders = holders;
+    let Some((holder, tier, event)) = holders.pop() else {
+        return;
+    };
+    *depth.borrow_mut() += 1;
+    let next = Random::new(random.next());
+    hook::tests::set(random.below(3), move || nest(holders, next, depth));
+    holder.borrow_mut().apply(tier, event);
+    hook::tests::clear();
+}
+
+#[test]
+fn events_of_others_in_the_middle_of_an_event_change_nothing_of_it() {
+    let shape = Shape {
+        hashing: Hashing::Recompute,
+        ..SHAPE
+    };
+    let Run {
+        operations,
+        mut random,
+        world,
+        index,
+        held,
+    } = Run::begin(4, 13, shape.hashing);
+    let held: Vec<_> = held
+        .take()
+        .into_iter()
+        .map(|holder| Rc::new(RefCell::new(holder)))
+        .collect();
+    let mut nested = 0;
+    for _ in 0..operations / 3 {
+        let mut events = Vec::new();
+        for holder in &held {
+            if let Operation::Apply { tier, event, .. } = Operation::random(&mut random, &shape, &world) {
+                events.push((Rc::clone(holder), tier, event));
+            }
+        }
+        random.shuffle(&mut events);
+        let depth = Rc::default();
+        nest(events, Random::new(random.next()), Rc::clone(&depth));
+        nested += u64::from(*depth.borrow() > 1);
+        let path = &world.paths[random.below(shape.paths)];
+        let matches = index.find_matches(&path.queries()[0], Search::default()).unwrap();
+        for (rank, holder) in (0..).zip(&held) {
+            let found = matches.holders().find(|found| found.holder.id.rank == rank);
+            let found = found.map_or(0, |found| found.matched_blocks as usize);
+            assert_eq!(found, holder.borrow().oracle.matched(&path.keys));
+        }
+    }
+    for holder in &held {
+        holder.borrow_mut().apply(Tier::DEVICE, Event::Cleared);
+    }
+    let sizes = index.sizes();
+    assert_eq!((sizes.distinct_blocks, sizes.held_blocks), (0, 0));
+    assert!(nested > operations / 30, "{nested} of {operations}");
 }

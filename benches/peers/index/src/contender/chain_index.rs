@@ -8,7 +8,7 @@ use kv_index::{
     compute_request_content_hashes,
 };
 
-use super::{Contender, Form, Reader, Run, Shape, Timing, Writer};
+use super::{ByWorker, Contender, Form, Reader, Run, Shape, Timing, TwoLanes, Writer};
 use crate::measure::{Applied, apply_here};
 use crate::workload::{BLOCK_TOKENS, Prompt};
 
@@ -18,7 +18,7 @@ pub struct ChainIndex;
 /// The index and each worker's lane map; worker ids are given out in order.
 pub struct Lanes {
     index: Arc<Index>,
-    maps: Vec<ChainBlockMap>,
+    maps: ByWorker<ChainBlockMap>,
 }
 
 /// A query: hashes, or tokens that the search is timed to hash.
@@ -54,7 +54,7 @@ impl Contender for ChainIndex {
                 "ids are given out in order, up to the 256 of the default"
             );
         }
-        let maps = (0..workers).map(|_| ChainBlockMap::new()).collect();
+        let maps = ByWorker::of_all((0..workers).map(|_| ChainBlockMap::new()));
         let lanes = Lanes {
             index: Arc::clone(&index),
             maps,
@@ -138,14 +138,24 @@ impl Writer for Lanes {
     fn apply(&mut self, events: Vec<Event>, timing: Timing) -> Applied {
         apply_here(events, timing, |event| match event {
             Event::Stored(worker, parent, blocks) => {
-                let map = &mut self.maps[worker as usize];
+                let map = self.maps.of(worker);
                 self.index.apply_stored(worker, &blocks, parent, map).is_ok()
             }
             Event::Removed(worker, hashes) => {
-                let map = &mut self.maps[worker as usize];
+                let map = self.maps.of(worker);
                 self.index.apply_removed(worker, &hashes, map);
                 true
             }
+        })
+    }
+}
+
+impl TwoLanes for Lanes {
+    fn split(self) -> [Self; 2] {
+        let index = self.index;
+        self.maps.split().map(|maps| Self {
+            index: Arc::clone(&index),
+            maps,
         })
     }
 }

@@ -8,7 +8,7 @@ use kvatlas_core::index::{
 };
 use kvatlas_core::wire::{Event, HolderId, QueryKey, RemovedBlocks, StoredBlocks, Tier, WorkerName};
 
-use super::{Contender, Form, Reader, Run, Shape, Timing, Writer};
+use super::{ByWorker, Contender, Form, Reader, Run, Shape, Timing, TwoLanes, Writer};
 use crate::measure::{Applied, apply_here};
 use crate::workload::Prompt;
 
@@ -16,7 +16,7 @@ use crate::workload::Prompt;
 pub struct Kvatlas;
 
 /// Every lane's writers in one place.
-pub struct Holders(Vec<HolderWriter>);
+pub struct Holders(ByWorker<HolderWriter>);
 
 impl Contender for Kvatlas {
     const NAME: &'static str = "kvatlas";
@@ -25,17 +25,19 @@ impl Contender for Kvatlas {
 
     fn build(workers: u32) -> (Self::Reader, Self::Writer) {
         let index = PositionalIndexer::new(NamespaceSettings::default(), limits_for(workers));
-        let holders = (0..workers)
-            .map(|number| {
-                let worker = WorkerName::new(&number.to_string()).expect("digits are a worker's name");
-                let id = HolderId { worker, rank: 0 };
-                index
-                    .register(&id)
-                    .expect("the limits allow as many as the scenarios need")
-            })
-            .collect();
+        let holders = register_all(&index, workers);
         (index, Holders(holders))
     }
+}
+
+/// Registers workers 0 to `workers` − 1.
+pub(super) fn register_all(index: &PositionalIndexer, workers: u32) -> ByWorker<HolderWriter> {
+    ByWorker::of_all((0..workers).map(|number| {
+        let worker = WorkerName::new(&number.to_string()).expect("digits are a worker's name");
+        index
+            .register(&HolderId { worker, rank: 0 })
+            .expect("the limits allow as many as the scenarios need")
+    }))
 }
 
 /// Limits that so many workers fit into.
@@ -123,13 +125,19 @@ impl Writer for Holders {
 
     fn apply(&mut self, events: Vec<Self::Event>, timing: Timing) -> Applied {
         apply_here(events, timing, |(worker, event)| {
-            let applied = self.0[worker as usize].apply(event, Tier::DEVICE, 0);
+            let applied = self.0.of(worker).apply(event, Tier::DEVICE, 0);
             applied.parked == 0 && applied.stored + applied.removed > 0
         })
     }
 
     fn upkeep(&mut self) {
         give_back_memory();
+    }
+}
+
+impl TwoLanes for Holders {
+    fn split(self) -> [Self; 2] {
+        self.0.split().map(Self)
     }
 }
 

@@ -3,13 +3,11 @@
 use std::marker::PhantomData;
 
 use kvatlas_core::hash::{BlockHash, Position, SequenceHash};
-use kvatlas_core::index::{
-    Hashing, HolderWriter, NamespaceSettings, PositionalIndexer, give_back_memory,
-};
-use kvatlas_core::wire::{BlockContent, Event, HolderId, RemovedBlocks, StoredBlocks, Tier, WorkerName};
+use kvatlas_core::index::{Hashing, HolderWriter, NamespaceSettings, PositionalIndexer, give_back_memory};
+use kvatlas_core::wire::{BlockContent, Event, RemovedBlocks, StoredBlocks, Tier};
 
-use super::kvatlas::limits_for;
-use super::{Contender, Run, Timing, Writer};
+use super::kvatlas::{limits_for, register_all};
+use super::{ByWorker, Contender, Run, Timing, TwoLanes, Writer};
 use crate::measure::{Applied, apply_here};
 use crate::workload::mix;
 
@@ -141,7 +139,7 @@ pub struct InMode<M>(PhantomData<M>);
 
 /// Every lane's writers in one place.
 pub struct Holders<M> {
-    writers: Vec<HolderWriter>,
+    writers: ByWorker<HolderWriter>,
     mode: PhantomData<M>,
 }
 
@@ -156,13 +154,7 @@ impl<M: Mode> Contender for InMode<M> {
             ..NamespaceSettings::default()
         };
         let index = PositionalIndexer::new(settings, limits_for(workers));
-        let register = |number: u32| {
-            let worker = WorkerName::new(&number.to_string()).expect("digits are a worker's name");
-            index
-                .register(&HolderId { worker, rank: 0 })
-                .expect("the limits allow as many as the scenarios need")
-        };
-        let writers = (0..workers).map(register).collect();
+        let writers = register_all(&index, workers);
         (
             index,
             Holders {
@@ -186,7 +178,7 @@ impl<M: Mode> Writer for Holders<M> {
 
     fn apply(&mut self, events: Vec<Self::Event>, timing: Timing) -> Applied {
         apply_here(events, timing, |(worker, events)| {
-            let writer = &mut self.writers[worker as usize];
+            let writer = self.writers.of(worker);
             let mut is_taken = true;
             for (tier, event) in events {
                 let applied = writer.apply(event, tier, 0);
@@ -198,5 +190,14 @@ impl<M: Mode> Writer for Holders<M> {
 
     fn upkeep(&mut self) {
         give_back_memory();
+    }
+}
+
+impl<M: Mode + Send> TwoLanes for Holders<M> {
+    fn split(self) -> [Self; 2] {
+        self.writers.split().map(|writers| Self {
+            writers,
+            mode: PhantomData,
+        })
     }
 }
