@@ -9,5 +9,6 @@
 pub mod hash;
 pub mod index;
 pub mod snapshot;
+mod sync;
 pub mod trie;
 pub mod wire;

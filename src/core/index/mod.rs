@@ -25,10 +25,10 @@
 //! 2. So whatever a search reads about places that one holder has all the time is true all the time, however it mixes instants of
 //!    others' places. (`tests::interleaved`)
 //! 3. Tables move no entry while they can be read, and a table is replaced by one that has all that are still there: a run that is there
-//!    all the time is found. (`tests::concurrency`)
+//!    all the time is found. (`tests::concurrency`, `tests/loom`)
 //! 4. A step says whose it is and which runs it changes. The clock moves after that and before the first change can be seen, and again after
 //!    the last. Steps take turns. So a search knows all steps from its beginning to its end, or that there were too many.
-//!    (`steps`, `tests::interleaved`)
+//!    (`steps`, `tests::interleaved`, `tests/loom`)
 //! 5. A step about other runs than those that a search has looked at changes nothing that the search has read of that holder. Where the
 //!    search has found a next block, it has looked at its run. Where it has found none, the holder did not have the block at some instant
 //!    of that look: what a holder has all the time is found (2, 3). So the answer is the holder's state at an instant of the search.

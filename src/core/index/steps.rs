@@ -8,17 +8,18 @@
 //! Steps take turns: a holder makes one only in its turn at the runs.
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use crossbeam_utils::CachePadded;
 
 use crate::index::directory::{HolderSlot, SlotBits};
+use crate::sync::{AtomicU64, IS_MODEL, Ordering, fence};
 
-const SHELF: usize = 1024;
+/// Stamps that are made at once.
+const SHELF: usize = if IS_MODEL { 2 } else { 1024 };
 /// A stamp of a holder in a step.
 const BUSY: u64 = 1 << 63;
 /// How many steps are kept: with the clock they are two cache lines.
-const RECENT: usize = 15;
+const RECENT: usize = if IS_MODEL { 2 } else { 15 };
 /// Bits of a set of runs; above them is the slot.
 const RUNS_BITS: u32 = 48;
 
@@ -69,7 +70,7 @@ impl Default for Steps {
         Self {
             recent: CachePadded::new(Recent {
                 clock: AtomicU64::new(0),
-                steps: [const { AtomicU64::new(0) }; RECENT],
+                steps: std::array::from_fn(|_| AtomicU64::new(0)),
             }),
             stamps: (0..HolderSlot::COUNT_MAX / SHELF)
                 .map(|_| OnceLock::new())

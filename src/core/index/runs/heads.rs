@@ -3,20 +3,19 @@
 //! A slot is a tag of 36 bits and a run's number. A table is cut into parts that grow one by one, so that no growth takes long.
 //! Entries never move while a table lives: who is in it when a search begins, and still is when it ends, is found.
 
-use std::sync::atomic::Ordering;
-
 use crossbeam_epoch::Guard;
 
 use super::words::Words;
 use super::{RunId, Spot, fold, prefetch, random_key};
+use crate::sync::{AtomicU64, IS_MODEL, Ordering};
 
-const PARTS: usize = 256;
+const PARTS: usize = if IS_MODEL { 1 } else { 256 };
 /// Bits of a run's number in a slot; above it is the tag.
 const RUN_BITS: u32 = 28;
 const EMPTY: u64 = 0;
 /// Was taken.
 const GONE: u64 = u64::MAX;
-const SLOTS_MIN: usize = 8;
+const SLOTS_MIN: usize = if IS_MODEL { 2 } else { 8 };
 
 /// The table as readers see it.
 #[derive(Debug)]
@@ -157,9 +156,7 @@ impl Heads {
             0 => 0,
             wanted => wanted.next_power_of_two().max(SLOTS_MIN),
         };
-        let next: Vec<_> = (0..len)
-            .map(|_| std::sync::atomic::AtomicU64::new(EMPTY))
-            .collect();
+        let next: Vec<_> = (0..len).map(|_| AtomicU64::new(EMPTY)).collect();
         for slot in old {
             let slot = slot.load(Ordering::Relaxed);
             if slot != EMPTY && slot != GONE {
@@ -180,7 +177,7 @@ fn run_of(slot: u64) -> RunId {
 }
 
 /// Puts a word in its place; says whether that was empty before.
-fn put(slots: &[std::sync::atomic::AtomicU64], word: u64) -> bool {
+fn put(slots: &[AtomicU64], word: u64) -> bool {
     let mut place = home(word >> RUN_BITS, slots.len());
     loop {
         let slot = slots[place].load(Ordering::Relaxed);

@@ -1,0 +1,258 @@
+//! The pieces that readers and writers share without a lock, in all orders of their steps that memory allows: a step against a search, and
+//! the table of runs against its writer. [`loom`] takes the place of the atomics in the sources of the product.
+
+#![allow(
+    dead_code,
+    missing_docs,
+    unreachable_pub,
+    unused_imports,
+    reason = "the product's sources, of which a part is used"
+)]
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+use heads::{HeadCounts, Heads};
+use holder_set::HolderSlot;
+use loom::sync::{Arc, Mutex};
+use loom::thread;
+use steps::{RunSet, Steps};
+use sync::{AtomicU64, Ordering};
+
+/// What the product's sources find in place of its own.
+mod sync {
+    pub(crate) use loom::sync::atomic::{AtomicU64, Ordering, fence};
+
+    pub(crate) const IS_MODEL: bool = true;
+}
+
+#[path = "../index/runs/heads.rs"]
+mod heads;
+#[path = "../index/directory/holder_set.rs"]
+mod holder_set;
+#[path = "../index/steps.rs"]
+mod steps;
+
+mod index {
+    pub(crate) mod directory {
+        pub(crate) use crate::holder_set::{HolderSlot, SlotBits};
+    }
+}
+
+/// Arrays that are never freed.
+mod words {
+    use crossbeam_epoch::Guard;
+    use loom::sync::atomic::{AtomicPtr, Ordering};
+
+    use crate::sync::AtomicU64;
+
+    #[derive(Debug)]
+    pub(crate) struct Words(AtomicPtr<Vec<AtomicU64>>);
+
+    impl Words {
+        pub(crate) fn new() -> Self {
+            Self(AtomicPtr::new(Box::leak(Box::default())))
+        }
+
+        pub(crate) fn get<'g>(&self, _: &'g Guard) -> &'g [AtomicU64] {
+            #[allow(unsafe_code, reason = "what a pointer leads to")]
+            // SAFETY: only leaked vectors are stored.
+            unsafe {
+                &*self.0.load(Ordering::Acquire)
+            }
+        }
+
+        pub(crate) fn replace(&self, len: usize, word: impl Fn(usize) -> u64, guard: &Guard) -> usize {
+            let before = self.get(guard).len();
+            let next = (0..len).map(|index| AtomicU64::new(word(index))).collect();
+            self.0.swap(Box::leak(Box::new(next)), Ordering::AcqRel);
+            before
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct RunId(u32);
+
+struct Spot;
+
+impl Spot {
+    fn bits(self) -> u64 {
+        0
+    }
+}
+
+fn fold(one: u64, other: u64) -> u64 {
+    one ^ other
+}
+
+fn random_key(number: u64) -> u64 {
+    number
+}
+
+fn prefetch<T>(_: &T) {}
+
+/// A table and what its writer knows.
+struct Table {
+    heads: Heads,
+    counts: Mutex<HeadCounts>,
+}
+
+impl Table {
+    fn new() -> Self {
+        Self {
+            heads: Heads::new(),
+            counts: Mutex::default(),
+        }
+    }
+
+    fn insert(&self, hash: u64, run: u32) {
+        let guard = crossbeam_epoch::pin();
+        self.heads
+            .insert(&mut self.counts.lock().unwrap(), hash, RunId(run), &guard);
+    }
+
+    fn remove(&self, hash: u64, run: u32) {
+        let guard = crossbeam_epoch::pin();
+        self.heads
+            .remove(&mut self.counts.lock().unwrap(), hash, RunId(run), &guard);
+    }
+
+    fn has(&self, hash: u64, run: u32) -> bool {
+        let guard = crossbeam_epoch::pin();
+        let found = self.heads.find(hash, &guard, |found| found == RunId(run));
+        found.is_some()
+    }
+}
+
+/// Without the harness of tests, which would run those of the product's sources, too.
+fn main() {
+    a_search_notices_the_steps_that_it_meets();
+    a_search_notices_more_steps_than_are_kept();
+    a_search_notices_the_steps_of_two_holders();
+    a_run_that_is_there_all_the_time_is_found_while_the_table_grows_and_shrinks();
+    a_run_behind_one_that_goes_is_found();
+}
+
+/// Checks a model in all orders in which threads are interrupted no more often than so.
+fn check(name: &str, interruptions_max: usize, model: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(interruptions_max);
+    builder.check(model);
+    println!("{name}: ok");
+}
+
+fn slot(number: usize) -> HolderSlot {
+    HolderSlot::new(number).unwrap()
+}
+
+fn run(number: u32) -> RunSet {
+    let mut set = RunSet::default();
+    set.insert(number);
+    set
+}
+
+/// The clock, and what each of two holders has of each of two runs.
+#[derive(Default)]
+struct World {
+    steps: Steps,
+    turn: Mutex<()>,
+    entries: [[AtomicU64; 2]; 2],
+}
+
+impl World {
+    /// A step of a holder, after which it has `value` of both runs.
+    fn step(&self, holder: usize, value: u64) {
+        let _turn = self.turn.lock().unwrap();
+        let mut runs = run(0);
+        runs.insert(1);
+        self.steps.begin(slot(holder), runs);
+        for entry in &self.entries[holder] {
+            entry.store(value, Ordering::Release);
+        }
+        self.steps.end(slot(holder));
+    }
+
+    /// Looks at what the first `holders` have as a search does: whoever is said not to have changed has the same of both runs.
+    fn search(&self, holders: usize) {
+        let moment = self.steps.now();
+        let look = |entries: &[AtomicU64; 2]| [0, 1].map(|run: usize| entries[run].load(Ordering::Acquire));
+        let seen: Vec<_> = self.entries.iter().take(holders).map(look).collect();
+        let changed = self.steps.changed::<u64>(moment, run(1));
+        for (holder, [one, other]) in seen.into_iter().enumerate() {
+            let has_changed = match changed {
+                Some(changed) => changed >> holder & 1 == 1,
+                None => self.steps.has_changed(slot(holder), moment),
+            };
+            assert!(
+                has_changed || one == other,
+                "{one} and {other} of {holder}, unnoticed"
+            );
+        }
+    }
+}
+
+fn a_search_notices_the_steps_that_it_meets() {
+    check("a_search_notices_the_steps_that_it_meets", 3, || {
+        let world = Arc::new(World::default());
+        let searched = Arc::clone(&world);
+        let search = thread::spawn(move || searched.search(1));
+        world.step(0, 1);
+        search.join().unwrap();
+        world.search(1);
+    });
+}
+
+fn a_search_notices_more_steps_than_are_kept() {
+    check("a_search_notices_more_steps_than_are_kept", 2, || {
+        let world = Arc::new(World::default());
+        let searched = Arc::clone(&world);
+        let search = thread::spawn(move || searched.search(1));
+        world.step(0, 1);
+        for _ in 0..2 {
+            world.steps.begin(slot(1), run(1));
+            world.steps.end(slot(1));
+        }
+        search.join().unwrap();
+    });
+}
+
+fn a_search_notices_the_steps_of_two_holders() {
+    check("a_search_notices_the_steps_of_two_holders", 2, || {
+        let world = Arc::new(World::default());
+        let writers = [0, 1].map(|holder| {
+            let world = Arc::clone(&world);
+            thread::spawn(move || world.step(holder, 1))
+        });
+        world.search(2);
+        for writer in writers {
+            writer.join().unwrap();
+        }
+    });
+}
+
+fn a_run_that_is_there_all_the_time_is_found_while_the_table_grows_and_shrinks() {
+    check("a_run_that_is_there_all_the_time_is_found", 4, || {
+        let table = Arc::new(Table::new());
+        table.insert(0, 1);
+        let searched = Arc::clone(&table);
+        let search = thread::spawn(move || assert!(searched.has(0, 1)));
+        // At the same home, with the same tag; the table grows with each.
+        table.insert(0, 2);
+        table.insert(0, 3);
+        table.remove(0, 2);
+        search.join().unwrap();
+        assert!(table.has(0, 1) && !table.has(0, 2) && table.has(0, 3));
+    });
+}
+
+fn a_run_behind_one_that_goes_is_found() {
+    check("a_run_behind_one_that_goes_is_found", 4, || {
+        let table = Arc::new(Table::new());
+        table.insert(0, 1);
+        table.insert(0, 2);
+        let searched = Arc::clone(&table);
+        let search = thread::spawn(move || assert!(searched.has(0, 2)));
+        table.remove(0, 1);
+        table.insert(0, 3);
+        search.join().unwrap();
+    });
+}
