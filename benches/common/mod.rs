@@ -11,6 +11,7 @@
 pub(crate) mod publisher;
 
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 /// A number that looks like a hash (SplitMix64).
 pub(crate) fn mix(number: u64) -> u64 {
@@ -36,4 +37,14 @@ pub(crate) fn start_daemon(url: &str, arguments: &[&str]) -> KilledOnDrop {
     serve.args(["serve", "--nats-url", url, "--admin-listen", "off"]);
     serve.args(arguments);
     KilledOnDrop(serve.stdin(Stdio::null()).spawn().unwrap())
+}
+
+/// Processor time that a process has taken so far, all threads together; 0 where the system does not tell.
+pub(crate) fn processor_time(process: &KilledOnDrop) -> Duration {
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", process.0.id()));
+    let nanos = tasks.into_iter().flatten().flatten().filter_map(|task| {
+        let text = std::fs::read_to_string(task.path().join("schedstat")).ok()?;
+        text.split(' ').next()?.parse::<u64>().ok()
+    });
+    Duration::from_nanos(nanos.sum())
 }

@@ -1,5 +1,6 @@
 //! Events: how fast they are taken in, and a load of them beside queries.
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -13,6 +14,7 @@ use kvatlas_core::wire::{Event, RemovedBlocks, StoredBlocks, Tier, WorkerName};
 use crate::{Scale, median, namespace, start_child, subjects, wait_for_cursor};
 
 use crate::common::publisher::Publisher;
+use crate::common::{KilledOnDrop, processor_time};
 
 /// Blocks in every batch of the load beside queries.
 const LOAD_BLOCKS: u64 = 64;
@@ -33,43 +35,68 @@ fn events_of(number: u64, blocks: u64) -> Vec<Event> {
     }
 }
 
+/// What was measured of one side.
+#[derive(Default)]
+struct Rounds {
+    rates: Vec<f64>,
+    /// Microseconds of a core that a message takes in the process that receives it.
+    of_a_core: Vec<f64>,
+}
+
+impl Rounds {
+    fn add(&mut self, rate: f64, spent: Duration, messages: u64) {
+        self.rates.push(rate);
+        self.of_a_core.push(spent.as_secs_f64() * 1e6 / messages as f64);
+    }
+
+    fn rate(&self) -> f64 {
+        median(self.rates.iter().copied())
+    }
+}
+
+impl fmt::Display for Rounds {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let least = self.rates.iter().copied().fold(f64::MAX, f64::min);
+        let most = self.rates.iter().copied().fold(0.0, f64::max);
+        let rates = format!("{:.0} ({least:.0}–{most:.0})", self.rate());
+        let of_a_core = median(self.of_a_core.iter().copied());
+        write!(formatter, "{rates:<32} {of_a_core:>9.2}")
+    }
+}
+
 /// Batches a second, from the first publish to the last one applied; and the same for a bare counter. Returns the rate of the largest
 /// batches.
 pub(crate) async fn bench_events(
     broker: &EmbeddedBroker,
     client: &async_nats::Client,
     queries: &QueryClient,
+    daemon: &KilledOnDrop,
     scale: Scale,
 ) -> f64 {
-    println!("events, drained (alternately stored and removed, one publisher)");
-    println!("blocks  kvatlas, batches/s               counter, messages/s              kvatlas / counter");
+    println!("events, drained (alternately stored and removed, one publisher); of a core in µs a message");
+    println!(
+        "blocks  kvatlas, batches/s               of a core  counter, messages/s              of a core  kvatlas / counter"
+    );
     let mut applied_of_last = 0.0;
     for blocks in [1, 4, 64] {
         let batches = scale.batches * if blocks == LOAD_BLOCKS { 1 } else { 3 };
-        let (mut applied, mut counted) = (Vec::new(), Vec::new());
+        let (mut applied, mut counted) = (Rounds::default(), Rounds::default());
         for repetition in 0..scale.repetitions {
             for turn in 0..2 {
                 if (repetition + turn) % 2 == 0 {
                     let name = format!("drained-{blocks}-{repetition}");
-                    applied.push(events_applied(client, queries, batches, blocks, &name).await);
+                    let before = processor_time(daemon);
+                    let rate = events_applied(client, queries, batches, blocks, &name).await;
+                    applied.add(rate, processor_time(daemon) - before, batches);
                 } else {
-                    counted.push(events_counted(broker, client, batches, blocks).await);
+                    let (rate, spent) = events_counted(broker, client, batches, blocks).await;
+                    counted.add(rate, spent, batches);
                 }
             }
         }
-        let shown = |rates: &[f64]| {
-            let least = rates.iter().copied().fold(f64::MAX, f64::min);
-            let most = rates.iter().copied().fold(0.0, f64::max);
-            format!("{:.0} ({least:.0}–{most:.0})", median(rates.iter().copied()))
-        };
-        let share = median(applied.iter().copied()) / median(counted.iter().copied());
-        println!(
-            "{blocks:>6}  {:<32} {:<32} {:.0} %",
-            shown(&applied),
-            shown(&counted),
-            share * 100.0
-        );
-        applied_of_last = median(applied.into_iter());
+        let share = applied.rate() / counted.rate();
+        println!("{blocks:>6}  {applied} {counted} {:.0} %", share * 100.0);
+        applied_of_last = applied.rate();
     }
     applied_of_last
 }
@@ -103,11 +130,11 @@ async fn events_counted(
     client: &async_nats::Client,
     batches: u64,
     blocks: u64,
-) -> f64 {
+) -> (f64, Duration) {
     let mut ready = client.subscribe("bench.counter.ready").await.unwrap();
     let mut done = client.subscribe("bench.counter.done").await.unwrap();
     client.flush().await.unwrap();
-    let _counter = start_child(&["child-count", broker.url(), &batches.to_string()]);
+    let counter = start_child(&["child-count", broker.url(), &batches.to_string()]);
     ready.next().await.unwrap();
     let started = Instant::now();
     for number in 0..batches {
@@ -126,7 +153,8 @@ async fn events_counted(
     }
     client.flush().await.unwrap();
     done.next().await.unwrap();
-    batches as f64 / started.elapsed().as_secs_f64()
+    let rate = batches as f64 / started.elapsed().as_secs_f64();
+    (rate, processor_time(&counter))
 }
 
 /// Tells a load when to end.

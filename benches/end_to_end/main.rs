@@ -29,6 +29,7 @@ mod events;
 mod flood;
 mod queries;
 
+use std::convert::Infallible;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -66,7 +67,9 @@ async fn main() {
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match words.as_slice() {
         ["child-echo", url] => echo(url).await,
-        ["child-count", url, count] => count_messages(url, count.parse().unwrap()).await,
+        ["child-count", url, count] => {
+            count_messages(url, count.parse().unwrap()).await;
+        }
         ["child-flood", url, subject, form] => flood(url, subject, form.parse().unwrap()).await,
         _ => {
             let scale = match words.contains(&"--quick") {
@@ -103,7 +106,7 @@ enum Part {
 struct Scene {
     client: async_nats::Client,
     queries: QueryClient,
-    _daemon: KilledOnDrop,
+    daemon: KilledOnDrop,
     _echo: KilledOnDrop,
     broker: EmbeddedBroker,
 }
@@ -127,7 +130,7 @@ impl Scene {
         Self {
             client,
             queries,
-            _daemon: daemon,
+            daemon,
             _echo: echo,
             broker,
         }
@@ -149,10 +152,10 @@ async fn bench_undisturbed(scale: Scale, part: Part) {
         broker,
         client,
         queries,
-        _daemon,
+        daemon,
         _echo,
     } = Scene::start(&[]).await;
-    let drained = bench_events(&broker, &client, &queries, scale).await;
+    let drained = bench_events(&broker, &client, &queries, &daemon, scale).await;
     if part == Part::Events {
         return;
     }
@@ -194,7 +197,7 @@ async fn echo(url: &str) {
 }
 
 /// Counts messages on the events subjects, and says when it has them all.
-async fn count_messages(url: &str, count: u64) {
+async fn count_messages(url: &str, count: u64) -> Infallible {
     let options = async_nats::ConnectOptions::new().subscription_capacity(1 << 20);
     let client = options.connect(url).await.unwrap();
     let mut messages = client.subscribe("bench.events.>").await.unwrap();
@@ -211,6 +214,8 @@ async fn count_messages(url: &str, count: u64) {
         .await
         .unwrap();
     client.flush().await.unwrap();
+    // What it has taken is looked at before it is killed.
+    std::future::pending().await
 }
 
 // ------------------------------------------------------------------------------------------- shared parts
