@@ -11,6 +11,9 @@ use super::reader::{Reader, check_version, set_once};
 use super::subject::Rank;
 use super::writer::encode;
 
+/// For so many events of a batch there is room before the first is read.
+const EVENTS_AT_FIRST: usize = 16;
+
 /// One message on an events subject: a gap-free numbered list of changes of one holder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EventBatch {
@@ -169,7 +172,12 @@ impl BatchFields {
 
 fn decode_events(reader: &mut Reader<'_>, limits: &WireLimits) -> Result<Vec<Event>, DecodeError> {
     let events = reader.array("events", limits.events_max)?;
-    (0..events).map(|_| Event::decode(reader, limits)).collect()
+    // What is announced need not come.
+    let mut list = Vec::with_capacity(events.min(EVENTS_AT_FIRST));
+    for _ in 0..events {
+        list.push(Event::decode(reader, limits)?);
+    }
+    Ok(list)
 }
 
 serialize_entries!(EventBatch);

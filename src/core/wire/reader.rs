@@ -76,35 +76,24 @@ pub(super) trait Element: Sized {
     /// What the field takes, for error texts.
     const EXPECTED: &'static str;
 
-    fn from_blob(field: &'static str, bytes: &[u8]) -> Result<Self, DecodeError>;
+    /// The elements of a blob, whose length is a multiple of theirs.
+    fn list_from_blob(field: &'static str, bytes: &[u8]) -> Result<Vec<Self>, DecodeError>;
 
     fn from_reader(field: &'static str, reader: &mut Reader<'_>) -> Result<Self, DecodeError>;
-}
-
-impl Element for u64 {
-    const WIDTH: usize = 8;
-    const EXPECTED: &'static str = "a blob of little-endian u64 or an array of unsigned integers";
-
-    fn from_blob(_field: &'static str, bytes: &[u8]) -> Result<Self, DecodeError> {
-        Ok(bytes
-            .iter()
-            .rev()
-            .fold(0, |value, byte| value << 8 | u64::from(*byte)))
-    }
-
-    fn from_reader(field: &'static str, reader: &mut Reader<'_>) -> Result<Self, DecodeError> {
-        reader.unsigned(field)
-    }
 }
 
 macro_rules! hash_element {
     ($hash:ty) => {
         impl Element for $hash {
-            const WIDTH: usize = <u64 as Element>::WIDTH;
-            const EXPECTED: &'static str = <u64 as Element>::EXPECTED;
+            const WIDTH: usize = 8;
+            const EXPECTED: &'static str = "a blob of little-endian u64 or an array of unsigned integers";
 
-            fn from_blob(field: &'static str, bytes: &[u8]) -> Result<Self, DecodeError> {
-                u64::from_blob(field, bytes).map(Self::from)
+            fn list_from_blob(_field: &'static str, bytes: &[u8]) -> Result<Vec<Self>, DecodeError> {
+                let (chunks, _) = bytes.as_chunks();
+                let hashes = chunks
+                    .iter()
+                    .map(|chunk| Self::from(u64::from_le_bytes(*chunk)));
+                Ok(hashes.collect())
             }
 
             fn from_reader(field: &'static str, reader: &mut Reader<'_>) -> Result<Self, DecodeError> {
@@ -114,6 +103,7 @@ macro_rules! hash_element {
     };
 }
 
+hash_element!(u64);
 hash_element!(BlockHash);
 hash_element!(SequenceHash);
 
@@ -121,11 +111,9 @@ impl Element for Token {
     const WIDTH: usize = 4;
     const EXPECTED: &'static str = "a blob of little-endian u32 or an array of unsigned integers";
 
-    fn from_blob(_field: &'static str, bytes: &[u8]) -> Result<Self, DecodeError> {
-        Ok(bytes
-            .iter()
-            .rev()
-            .fold(0, |value, byte| value << 8 | Self::from(*byte)))
+    fn list_from_blob(_field: &'static str, bytes: &[u8]) -> Result<Vec<Self>, DecodeError> {
+        let (chunks, _) = bytes.as_chunks();
+        Ok(chunks.iter().map(|chunk| Self::from_le_bytes(*chunk)).collect())
     }
 
     fn from_reader(field: &'static str, reader: &mut Reader<'_>) -> Result<Self, DecodeError> {
@@ -133,23 +121,32 @@ impl Element for Token {
     }
 }
 
+/// The lineage hash that a blob is.
+fn lineage_hash(field: &'static str, bytes: &[u8]) -> Result<PositionalLineageHash, DecodeError> {
+    let ragged = || DecodeError::RaggedBlob {
+        field,
+        bytes: bytes.len(),
+        element: PositionalLineageHash::WIDTH,
+    };
+    let bytes = <[u8; 16]>::try_from(bytes).map_err(|_| ragged())?;
+    PositionalLineageHash::from_be_bytes(bytes).map_err(|source| DecodeError::Lineage { field, source })
+}
+
 impl Element for PositionalLineageHash {
     const WIDTH: usize = 16;
     const EXPECTED: &'static str = "a blob of 16-byte big-endian lineage hashes or an array of such blobs";
 
-    fn from_blob(field: &'static str, bytes: &[u8]) -> Result<Self, DecodeError> {
-        let ragged = DecodeError::RaggedBlob {
-            field,
-            bytes: bytes.len(),
-            element: Self::WIDTH,
-        };
-        let bytes = <[u8; 16]>::try_from(bytes).map_err(|_| ragged)?;
-        Self::from_be_bytes(bytes).map_err(|source| DecodeError::Lineage { field, source })
+    fn list_from_blob(field: &'static str, bytes: &[u8]) -> Result<Vec<Self>, DecodeError> {
+        let mut list = Vec::with_capacity(bytes.len() / Self::WIDTH);
+        for chunk in bytes.chunks_exact(Self::WIDTH) {
+            list.push(lineage_hash(field, chunk)?);
+        }
+        Ok(list)
     }
 
     fn from_reader(field: &'static str, reader: &mut Reader<'_>) -> Result<Self, DecodeError> {
         match reader.value()? {
-            Value::Blob(bytes) => Self::from_blob(field, bytes),
+            Value::Blob(bytes) => lineage_hash(field, bytes),
             other => Err(wrong_type(field, Self::EXPECTED, other)),
         }
     }
@@ -356,10 +353,7 @@ impl<'a> Reader<'a> {
                     });
                 }
                 self.checked_count(field, bytes.len() / T::WIDTH, count_max)?;
-                bytes
-                    .chunks_exact(T::WIDTH)
-                    .map(|chunk| T::from_blob(field, chunk))
-                    .collect()
+                T::list_from_blob(field, bytes)
             }
             Value::Array(count) => {
                 let count = self.checked_count(field, count, count_max)?;
@@ -462,6 +456,7 @@ impl<'a> Reader<'a> {
     /// # Errors
     ///
     /// [`DecodeError`] if the payload ends inside it, or it is not MessagePack.
+    #[inline]
     pub fn value(&mut self) -> Result<Value<'a>, DecodeError> {
         let start = self.offset;
         let marker = Marker::from_u8(self.unsigned_8()?);
