@@ -139,7 +139,7 @@ impl BridgeArguments {
         let view = Arc::new(View {
             bridge: bridge.clone(),
             readiness: Arc::clone(&readiness),
-            metrics: metrics.clone(),
+            metrics,
         });
         let admin = self.start_admin(&view)?;
         let http = self.start_http(&view, &bridge).await?;
@@ -159,7 +159,6 @@ impl BridgeArguments {
             signal = signals.next() => signal,
             () = announce_ready(&ready) => "the end of the connection",
             () = self.engines.reload_at(hangup, &bridge) => "SIGHUP",
-            () = keep_up(metrics) => "upkeep",
         };
         tracing::info!(signal, "stopping");
         supervisor::stopping();
@@ -239,13 +238,4 @@ async fn announce_ready(readiness: &Readiness) {
     }
     supervisor::ready();
     std::future::pending().await
-}
-
-/// Folds recorded samples away, for ever.
-async fn keep_up(metrics: MetricsHandle) {
-    let mut interval = tokio::time::interval(Duration::from_secs(1));
-    loop {
-        interval.tick().await;
-        metrics.run_upkeep();
-    }
 }

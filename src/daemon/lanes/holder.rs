@@ -7,10 +7,12 @@ use crate::daemon::metrics::{AppliedBatch, EventMetrics};
 use kvatlas_core::index::{Applied, HolderWriter, RejectReason, StreamGeneration};
 use kvatlas_core::wire::{BatchCursor, DegradedReason, DegradedReasons, Event, EventBatch};
 
+use super::clock::LaneClock;
 use super::flow::{NamespaceFlow, OpenStep};
 use super::held::{Held, HoldingLimits};
 use super::liveness::{LivenessLimits, Silence, silence};
 use super::sequence::{Admission, ReceivedBatch, SequenceTracker, cursor_of};
+use super::tally::Tally;
 
 /// Whether a holder is still there after a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,6 +38,8 @@ pub(super) struct Clocks {
 pub(crate) struct Context<'a> {
     pub(super) clocks: Clocks,
     pub(super) holding: &'a HoldingLimits,
+    pub(super) clock: &'a LaneClock,
+    pub(super) tally: &'a Tally,
 }
 
 /// One holder of a lane.
@@ -158,7 +162,7 @@ impl Holder {
         // The stream is trusted again: each earlier batch has been applied or is known to be missing. The changes of this batch are
         // exact at every step.
         self.writer.status().confirm(received.generation);
-        let afterwards = self.apply_events(batch, context.clocks);
+        let afterwards = self.apply_events(batch, context);
         self.writer.status().set_cursor(next);
         self.hear(context.clocks);
         afterwards
@@ -277,8 +281,8 @@ impl Holder {
     }
 
     /// Applies the events of a batch to the index, in order.
-    pub(super) fn apply_events(&mut self, batch: EventBatch, clocks: Clocks) -> Afterwards {
-        let started = std::time::Instant::now();
+    pub(super) fn apply_events(&mut self, batch: EventBatch, context: Context<'_>) -> Afterwards {
+        let clocks = context.clocks;
         let mut total = AppliedBatch::default();
         let mut afterwards = Afterwards::Stays;
         for event in batch.events {
@@ -298,12 +302,12 @@ impl Holder {
             total.blocks_removed += applied.removed;
             self.report_rejects(&applied);
         }
-        total.elapsed = started.elapsed();
+        total.elapsed = context.clock.lap();
         let lag_us = batch
             .time_us
             .map(|made_us| clocks.unix_us.saturating_sub(made_us));
         total.lag = lag_us.map(std::time::Duration::from_micros);
-        self.metrics.batch_applied(&total);
+        context.tally.add(&self.metrics, &total);
         self.writer
             .status()
             .set_applied(clocks.unix_us, lag_us.unwrap_or_default());

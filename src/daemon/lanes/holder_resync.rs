@@ -215,7 +215,7 @@ impl Holder {
             self.asked.has_outlived = false;
             self.made_us = answer.time_us.unwrap_or(u64::MAX);
             for batch in answer.batches {
-                self.apply_events(batch, context.clocks);
+                self.apply_events(batch, context);
             }
             return Afterwards::Stays;
         }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::sync::{Notify, oneshot};
@@ -12,12 +12,12 @@ use crate::daemon::config::Live;
 use crate::daemon::metrics::EventMetrics;
 use crate::daemon::metrics::labels::{DropReason, LabelValue, LaneWork, ResyncFailure};
 use crate::daemon::traces::OpenSpan;
-use kvatlas_client::unix_time_us;
 use kvatlas_core::index::{Namespace, RegisterError, StreamGeneration, WalkedHolder};
 use kvatlas_core::snapshot::HolderFrame;
 use kvatlas_core::snapshot::forest::ForestChunk;
 use kvatlas_core::wire::{DecodeError, EventBatch, HolderId, Rank, Tier};
 
+use super::clock::LaneClock;
 use super::flow::Flows;
 use super::held::{HoldingLimits, ResyncNumber};
 use super::holder::{Afterwards, Clocks, Context, Holder};
@@ -28,6 +28,7 @@ use super::liveness::{ListeningClock, Silence};
 use super::queue::{JobReceiver, LineJob};
 use super::sequence::ReceivedBatch;
 use super::settings::{LaneLimits, LaneSettings, LivenessSettings, epoch_max_at};
+use super::tally::Tally;
 
 /// A holder's key. The holders of a lane are in the order of their keys.
 pub(crate) type HolderKey = (WorkerKey, Rank);
@@ -103,35 +104,37 @@ impl LaneTimes {
     }
 }
 
-/// A message for a worker of the lane.
-pub(crate) struct BatchJob {
+/// Who has sent messages that are on their way to the lane.
+pub(crate) struct Sender {
     pub(super) namespace: Arc<Namespace>,
     pub(super) metrics: Arc<EventMetrics>,
     pub(super) worker: WorkerKey,
+    pub(super) in_flight: InFlight,
+}
+
+/// A message for a worker of the lane.
+pub(crate) struct BatchJob {
+    pub(super) sender: Arc<Sender>,
     pub(super) payload: Bytes,
     pub(super) generation: StreamGeneration,
-    pub(super) in_flight: InFlight,
     /// Ends with the job.
     pub(super) span: Option<OpenSpan>,
 }
 
 /// The mark of messages of a worker that were dropped because the queue was full.
-pub(crate) struct LostJob {
-    worker: WorkerKey,
-    in_flight: InFlight,
-}
+pub(crate) struct LostJob(Arc<Sender>);
 
 impl LineJob for Job {
     fn into_mark(self) -> Result<Self, Self> {
         match self {
             Self::Batch(batch) => {
                 let detail = "the queue of its lane is full (events.lane_queue_bytes)";
-                let worker = batch.worker.worker.as_str();
-                batch.metrics.batch_dropped(DropReason::LaneFull, worker, &detail);
-                Ok(Self::Lost(LostJob {
-                    worker: batch.worker,
-                    in_flight: batch.in_flight,
-                }))
+                let sender = batch.sender;
+                let worker = sender.worker.worker.as_str();
+                sender
+                    .metrics
+                    .batch_dropped(DropReason::LaneFull, worker, &detail);
+                Ok(Self::Lost(LostJob(sender)))
             }
             other => Err(other),
         }
@@ -227,7 +230,10 @@ pub(crate) struct Lane {
     listening: ListeningClock,
     /// Told when a holder begins to wait for missing batches.
     doubts: Arc<Notify>,
-    started: Instant,
+    pub(super) clock: LaneClock,
+    pub(super) tally: Tally,
+    /// The holder that the last batch was for, out of `holders` for now: mostly the next one is for it, too.
+    current: Option<(HolderKey, Holder)>,
 }
 
 impl Lane {
@@ -249,7 +255,9 @@ impl Lane {
             liveness,
             listening: ListeningClock::default(),
             doubts,
-            started: Instant::now(),
+            clock: LaneClock::new(),
+            tally: Tally::default(),
+            current: None,
         }
     }
 
@@ -258,25 +266,30 @@ impl Lane {
         let mut jobs = Vec::new();
         let mut next = queue.next(&mut jobs);
         while let Some(turn) = next {
-            let started = Instant::now();
-            let mut since = started;
+            self.clock.begin_turn();
+            let mut since = Duration::ZERO;
             let mut rest = jobs.drain(..).peekable();
             while let Some(job) = rest.next() {
                 let work = job.work();
                 self.work(job);
                 if rest.peek().is_none_or(|next| next.work() != work) {
-                    let now = Instant::now();
+                    self.clock.lap();
+                    let now = self.clock.turn_elapsed();
                     times.spend(work, now - since);
                     since = now;
                 }
             }
             drop(rest);
-            next = queue.next_after(turn, since - started, &mut jobs);
+            self.tally.count();
+            next = queue.next_after(turn, since, &mut jobs);
         }
     }
 
     /// Does one job. A reply that nobody waits for any more is no reason to stop.
     fn work(&mut self, job: Job) {
+        if !matches!(job, Job::Batch(_)) {
+            self.put_back();
+        }
         match job {
             Job::Batch(batch) => self.apply(batch),
             Job::Lost(lost) => self.note_lost(lost),
@@ -316,22 +329,36 @@ impl Lane {
                 if let Some(span) = &mut job.span {
                     span.fail(&error);
                 }
-                self.note_undecodable(&job.worker, &error, &job.metrics);
-                self.finish(&job.worker, job.in_flight);
+                self.put_back();
+                self.note_undecodable(&job.sender.worker, &error, &job.sender.metrics);
+                self.finish_message(job.sender);
             }
             Ok(batch) => {
-                let key = (job.worker, batch.rank);
                 let received = ReceivedBatch {
                     batch,
                     generation: job.generation,
                     bytes: job.payload.len(),
                 };
-                let has_holder = self.apply_batch(&job.namespace, &job.metrics, &key, received);
-                drop(job.in_flight);
-                if !has_holder {
-                    self.release_if_empty(&key.0);
+                if !self.apply_batch(&job.sender, received) {
+                    self.finish_message(job.sender);
                 }
             }
+        }
+    }
+
+    /// Ends a message of a worker that may be left without a holder.
+    fn finish_message(&mut self, sender: Arc<Sender>) {
+        self.put_back();
+        let worker = sender.worker.clone();
+        // The last message of those that were sorted together ends their stay.
+        drop(sender);
+        self.release_if_empty(&worker);
+    }
+
+    /// Puts the holder that the last batch was for back to the others.
+    fn put_back(&mut self) {
+        if let Some((key, holder)) = self.current.take() {
+            self.holders.insert(key, holder);
         }
     }
 
@@ -340,8 +367,10 @@ impl Lane {
         let context = Context {
             clocks: self.clocks(),
             holding: &self.holding,
+            clock: &self.clock,
+            tally: &self.tally,
         };
-        let worker = lost.worker.clone();
+        let worker = lost.0.worker.clone();
         let ranks = (worker.clone(), Rank::MIN)..=(worker, Rank::MAX);
         let mut leaving = Vec::new();
         for (key, holder) in self.holders.range_mut(ranks) {
@@ -353,46 +382,76 @@ impl Lane {
             self.forget(&key);
         }
         self.doubts.notify_one();
-        self.finish(&lost.worker, lost.in_flight);
+        self.finish_message(lost.0);
     }
 
     /// Applies a batch. Says whether its holder is there afterwards.
-    fn apply_batch(
-        &mut self,
-        namespace: &Namespace,
-        metrics: &Arc<EventMetrics>,
-        key: &HolderKey,
-        received: ReceivedBatch,
-    ) -> bool {
-        let (clocks, holding) = (self.clocks(), self.holding.clone());
+    fn apply_batch(&mut self, sender: &Sender, received: ReceivedBatch) -> bool {
+        let (worker, rank) = (&sender.worker, received.batch.rank);
         let epoch = received.batch.epoch;
-        if epoch > epoch_max_at(clocks.unix_us, self.limits.now().epoch_ahead_max) {
-            metrics.batch_dropped(DropReason::EpochAhead, key.0.worker.as_str(), &epoch);
-            let holder = self.holders.get_mut(key);
+        if epoch > epoch_max_at(self.clock.unix_us(), self.limits.now().epoch_ahead_max) {
+            sender
+                .metrics
+                .batch_dropped(DropReason::EpochAhead, worker.worker.as_str(), &epoch);
+            self.put_back();
+            let holder = self.holders.get_mut(&(worker.clone(), rank));
             return holder.map(Holder::note_unbelieved).is_some();
         }
-        let context = Context {
-            clocks,
-            holding: &holding,
-        };
-        let (afterwards, has_begun_to_wait) = match self.holder(namespace, metrics, key) {
-            Ok(holder) => {
-                let waited = holder.is_waiting();
-                let afterwards = holder.apply(received, context);
-                (afterwards, holder.is_waiting() && !waited)
-            }
+        let (key, mut holder) = match self.take_holder(sender, rank) {
+            Ok(taken) => taken,
             Err(error) => {
-                metrics.batch_dropped(drop_reason(&error), key.0.worker.as_str(), &error);
+                sender
+                    .metrics
+                    .batch_dropped(drop_reason(&error), worker.worker.as_str(), &error);
                 return false;
             }
         };
-        if afterwards == Afterwards::Leaves {
-            self.forget(key);
-        }
-        if has_begun_to_wait {
+        let context = Context {
+            clocks: self.clocks(),
+            holding: &self.holding,
+            clock: &self.clock,
+            tally: &self.tally,
+        };
+        let waited = holder.is_waiting();
+        let afterwards = holder.apply(received, context);
+        if holder.is_waiting() && !waited {
             self.doubts.notify_one();
         }
+        match afterwards {
+            Afterwards::Stays => self.current = Some((key, holder)),
+            Afterwards::Leaves => holder.retire(),
+        }
         afterwards == Afterwards::Stays
+    }
+
+    /// The holder that a batch is for, out of the others; registered in the index if it is new.
+    fn take_holder(&mut self, sender: &Sender, rank: Rank) -> Result<(HolderKey, Holder), RegisterError> {
+        let is_same = |(key, _): &(HolderKey, Holder)| key.0 == sender.worker && key.1 == rank;
+        if let Some(current) = self.current.take_if(|current| is_same(current)) {
+            return Ok(current);
+        }
+        self.put_back();
+        let key = (sender.worker.clone(), rank);
+        if let Some(holder) = self.holders.remove(&key) {
+            return Ok((key, holder));
+        }
+        let holder = self.register(&sender.namespace, &sender.metrics, &key)?;
+        Ok((key, holder))
+    }
+
+    /// Registers a holder in the index.
+    fn register(
+        &self,
+        namespace: &Namespace,
+        metrics: &Arc<EventMetrics>,
+        key: &HolderKey,
+    ) -> Result<Holder, RegisterError> {
+        let writer = namespace.indexer.register(&HolderId {
+            worker: key.0.worker.clone(),
+            rank: key.1,
+        })?;
+        let flow = self.flows.of(&key.0.namespace);
+        Ok(Holder::new(writer, Arc::clone(metrics), flow, self.clocks()))
     }
 
     /// The holder; registered in the index if it is new.
@@ -402,20 +461,11 @@ impl Lane {
         metrics: &Arc<EventMetrics>,
         key: &HolderKey,
     ) -> Result<&mut Holder, RegisterError> {
-        let id = || HolderId {
-            worker: key.0.worker.clone(),
-            rank: key.1,
+        let holder = match self.holders.remove(key) {
+            Some(holder) => holder,
+            None => self.register(namespace, metrics, key)?,
         };
-        if !self.holders.contains_key(key) {
-            let writer = namespace.indexer.register(&id())?;
-            let flow = self.flows.of(&key.0.namespace);
-            let holder = Holder::new(writer, Arc::clone(metrics), flow, self.clocks());
-            self.holders.insert(key.clone(), holder);
-        }
-        // Inserted above where it was missing.
-        self.holders
-            .get_mut(key)
-            .ok_or_else(|| RegisterError::Registered(id()))
+        Ok(self.holders.entry(key.clone()).or_insert(holder))
     }
 
     /// Removes a holder from the lane and from the index.
@@ -466,6 +516,8 @@ impl Lane {
         let context = Context {
             clocks: self.clocks(),
             holding: &self.holding,
+            clock: &self.clock,
+            tally: &self.tally,
         };
         let mut leaving = Vec::new();
         for (key, holder) in &mut self.holders {
@@ -483,8 +535,8 @@ impl Lane {
 
     pub(super) fn clocks(&self) -> Clocks {
         Clocks {
-            monotonic_us: u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX),
-            unix_us: unix_time_us(),
+            monotonic_us: self.clock.monotonic_us(),
+            unix_us: self.clock.unix_us(),
             listening_us: self.listening.now_us(),
         }
     }

@@ -18,7 +18,7 @@
 //! | `queue.rs` | the bounded, fair queue in front of a lane |
 //! | `flow.rs`, `freshness.rs`, `clock.rs` | how old the state is, and which batches are half applied, as queries are told |
 //! | `lane.rs` | the jobs of a lane, and its thread |
-//! | `holder.rs` | one holder: checks on batch numbers, then the index |
+//! | `holder.rs`, `tally.rs` | one holder: checks on batch numbers, then the index; what is counted of that |
 //! | `position.rs` | how far the stream has been handed over |
 //! | `sequence.rs`, `liveness.rs`, `held.rs` | batch numbers; silence; held batches |
 //! | `snapshot.rs`, `holder_snapshot.rs` | dumping and restoring: the way to the lane, and the holder's part |
@@ -44,6 +44,7 @@ mod resync;
 pub(crate) mod sequence;
 mod settings;
 mod snapshot;
+mod tally;
 
 #[cfg(test)]
 mod tests;

@@ -16,7 +16,7 @@ use kvatlas_core::wire::{DecodeError, EventBatch, NamespaceName, Shard, Subjects
 
 use super::flow::Flows;
 use super::freshness::Freshness;
-use super::lane::{BatchJob, Job, Lane, LaneTimes};
+use super::lane::{BatchJob, Job, Lane, LaneTimes, Sender};
 use super::line::{Assignments, LaneId, WorkerKey};
 use super::queue::{JobSender, LaneStopped, job_queue};
 use super::settings::{LaneLimits, LaneSettings};
@@ -57,15 +57,30 @@ struct Arrival {
 /// Messages that have been sorted by their lanes. Whoever sorts bounds how many there are before they are handed over.
 pub(crate) struct Inbox {
     by_lane: Box<[Vec<Arrival>]>,
+    /// Who has sent the last one: mostly the next one is of the same worker.
+    last: Option<LastSender>,
+}
+
+/// Who has sent the last message, and what it has sent since another one had.
+struct LastSender {
+    subject: String,
+    lane: LaneId,
+    sender: Arc<Sender>,
+    messages: u64,
+    bytes: u64,
 }
 
 impl Inbox {
-    fn add(&mut self, arrival: Option<Arrival>) {
-        if let Some(arrival) = arrival
-            && let Some(arrivals) = self.by_lane.get_mut(arrival.lane.0)
-        {
+    fn add(&mut self, arrival: Arrival) {
+        if let Some(arrivals) = self.by_lane.get_mut(arrival.lane.0) {
             arrivals.push(arrival);
         }
+    }
+}
+
+impl Drop for LastSender {
+    fn drop(&mut self) {
+        self.sender.metrics.messages_received(self.messages, self.bytes);
     }
 }
 
@@ -166,8 +181,9 @@ impl LanePool {
         generation: StreamGeneration,
         span: Option<OpenSpan>,
     ) {
-        let arrival = self.arrival(subject, payload, generation, span);
-        if self.send(arrival).await.is_err() {
+        if let Some((lane, sender)) = self.sender(subject, payload)
+            && self.send(lane, sender, payload, generation, span).await.is_err()
+        {
             tracing::error!("a lane has stopped; its workers' events are lost");
         }
     }
@@ -181,19 +197,35 @@ impl LanePool {
         generation: StreamGeneration,
         span: Option<OpenSpan>,
     ) {
-        inbox.add(self.arrival(subject, payload, generation, span));
+        if inbox.last.as_ref().is_none_or(|last| last.subject != subject) {
+            // First it is counted what the last one has sent.
+            inbox.last = None;
+            inbox.last = self.sender(subject, payload).map(|(lane, sender)| LastSender {
+                subject: subject.to_owned(),
+                lane,
+                sender,
+                messages: 0,
+                bytes: 0,
+            });
+        }
+        let Some(last) = &mut inbox.last else { return };
+        (last.messages, last.bytes) = (last.messages + 1, last.bytes + payload.len() as u64);
+        let (lane, sender) = (last.lane, Arc::clone(&last.sender));
+        inbox.add(self.arrival(lane, sender, payload, generation, span));
     }
 
     /// Puts sorted messages into the queues of their lanes. Where a queue is full, messages are dropped, and counted, and their workers are
     /// doubted.
     pub(crate) fn hand_over(&self, inbox: &mut Inbox) {
+        // While it is kept, its worker keeps the lane.
+        inbox.last = None;
         let came_us = self.freshness.came_us();
         for (lane, arrivals) in self.lanes.iter().zip(&mut inbox.by_lane) {
             if arrivals.is_empty() {
                 continue;
             }
             let jobs = arrivals.drain(..).map(|arrival| {
-                let line = Arc::clone(arrival.job.in_flight.line());
+                let line = Arc::clone(arrival.job.sender.in_flight.line());
                 (line, Job::Batch(arrival.job), arrival.bytes)
             });
             if lane.jobs.send_or_drop(jobs, came_us).is_err() {
@@ -206,6 +238,7 @@ impl LanePool {
     pub(crate) fn inbox(&self) -> Inbox {
         Inbox {
             by_lane: self.lanes.iter().map(|_| Vec::new()).collect(),
+            last: None,
         }
     }
 
@@ -218,16 +251,24 @@ impl LanePool {
         payload: &[u8],
         generation: StreamGeneration,
     ) -> Result<(), PoolError> {
-        let arrival = self.admit(namespace, worker, payload, generation, None);
-        self.send(arrival).await
+        match self.admit(namespace, worker, payload) {
+            Some((lane, sender)) => self.send(lane, sender, payload, generation, None).await,
+            None => Ok(()),
+        }
     }
 
-    async fn send(&self, arrival: Option<Arrival>) -> Result<(), PoolError> {
-        let Some(arrival) = arrival else { return Ok(()) };
-        let (metrics, line) = (
-            Arc::clone(&arrival.job.metrics),
-            Arc::clone(arrival.job.in_flight.line()),
-        );
+    async fn send(
+        &self,
+        lane: LaneId,
+        sender: Arc<Sender>,
+        payload: &[u8],
+        generation: StreamGeneration,
+        span: Option<OpenSpan>,
+    ) -> Result<(), PoolError> {
+        let metrics = Arc::clone(&sender.metrics);
+        metrics.messages_received(1, payload.len() as u64);
+        let line = Arc::clone(sender.in_flight.line());
+        let arrival = self.arrival(lane, sender, payload, generation, span);
         let jobs = &self.lane(arrival.lane).jobs;
         let sent = jobs
             .send(
@@ -243,17 +284,33 @@ impl LanePool {
         Ok(sent?)
     }
 
-    /// The job that a message on an events subject is; none, and counted, where it is not taken.
+    /// The job that a message is.
     fn arrival(
         &self,
-        subject: &str,
+        lane: LaneId,
+        sender: Arc<Sender>,
         payload: &[u8],
         generation: StreamGeneration,
         span: Option<OpenSpan>,
-    ) -> Option<Arrival> {
+    ) -> Arrival {
+        let payload = self.trim(payload);
+        Arrival {
+            lane,
+            bytes: payload.len(),
+            job: BatchJob {
+                sender,
+                payload,
+                generation,
+                span,
+            },
+        }
+    }
+
+    /// Who has sent a message on an events subject; none, and counted, where it is not taken.
+    fn sender(&self, subject: &str, payload: &[u8]) -> Option<(LaneId, Arc<Sender>)> {
         let name_bytes_max = self.limits.now().wire.name_bytes_max;
         match self.subjects.parse_events(subject, name_bytes_max) {
-            Ok((namespace, worker)) => self.admit(&namespace, worker, payload, generation, span),
+            Ok((namespace, worker)) => self.admit(&namespace, worker, payload),
             Err(error) => {
                 self.unattributed
                     .batch_dropped(DropReason::BadSubject, subject, &error);
@@ -262,15 +319,13 @@ impl LanePool {
         }
     }
 
-    /// The job that a worker's message is; none, and counted, where it is not taken.
+    /// A worker whose message is taken; none, and counted, where it is not.
     fn admit(
         &self,
         namespace: &NamespaceName,
         worker: WorkerName,
         payload: &[u8],
-        generation: StreamGeneration,
-        span: Option<OpenSpan>,
-    ) -> Option<Arrival> {
+    ) -> Option<(LaneId, Arc<Sender>)> {
         if let Some((shard, metrics)) = &self.shard
             && !shard.owns(&worker)
         {
@@ -279,24 +334,18 @@ impl LanePool {
         }
         let namespace = self.admit_namespace(namespace, payload)?;
         let metrics = self.metrics_of(&namespace.name);
-        metrics.message_received(payload.len() as u64);
         let key = WorkerKey {
             namespace: namespace.name.clone(),
             worker,
         };
-        let payload = self.trim(payload);
-        let bytes = payload.len();
         let (lane, in_flight) = self.assignments.assign(&key);
-        let job = BatchJob {
+        let sender = Sender {
             namespace,
             metrics,
             worker: key,
-            payload,
-            generation,
             in_flight,
-            span,
         };
-        Some(Arrival { lane, job, bytes })
+        Some((lane, Arc::new(sender)))
     }
 
     /// The metrics of a namespace.

@@ -73,6 +73,8 @@ impl Lane {
         let context = Context {
             clocks: self.clocks(),
             holding: &self.holding,
+            clock: &self.clock,
+            tally: &self.tally,
         };
         let afterwards = self
             .holders

@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::daemon::config::Live;
 use crate::daemon::lanes::LanePool;
-use kvatlas_core::index::StreamTrust;
+use kvatlas_core::index::{StreamTrust, give_back_memory};
 
 use super::view::DaemonView;
 use super::watch::HolderWatch;
@@ -44,7 +44,7 @@ pub(super) async fn keep_up(
                         microseconds(empty_namespace),
                     );
                 }
-                view.run_upkeep();
+                give_back_memory();
             }
         }
     }

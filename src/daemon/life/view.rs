@@ -15,7 +15,7 @@ use crate::daemon::metrics::labels::{HolderState, namespace_label};
 use crate::daemon::metrics::{MetricsHandle, NamespaceGauges, ProcessMetrics};
 use crate::daemon::page::Page;
 use crate::daemon::queries::report;
-use kvatlas_core::index::{HolderStatus, IndexSizes, Namespace, Namespaces, StreamTrust, give_back_memory};
+use kvatlas_core::index::{HolderStatus, IndexSizes, Namespace, Namespaces, StreamTrust};
 use kvatlas_core::wire::{DegradedReason, DegradedReasons, HolderId, HolderStatusReply, NamespaceName};
 
 use crate::daemon::snapshots::SnapshotKeeper;
@@ -64,12 +64,6 @@ impl DaemonView {
             }
             self.pool.forget_namespace(&namespace.name);
         }
-    }
-
-    /// Folds recorded samples into their histograms, so that they do not pile up while nobody scrapes.
-    pub(super) fn run_upkeep(&self) {
-        self.metrics.run_upkeep();
-        give_back_memory();
     }
 
     fn publish_sizes(

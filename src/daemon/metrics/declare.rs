@@ -9,7 +9,7 @@ use metrics::{Counter, Gauge, Histogram, Label, Unit};
 use super::labels::{LabelValue, PerLabel};
 
 /// Upper bounds in seconds for durations of microseconds: queries, and the application of a batch.
-pub(super) const LATENCIES: &[f64] = &[
+pub(super) const LATENCIES: &[f64; 19] = &[
     1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 1e-1, 2e-1,
     5e-1, 1.0,
 ];
@@ -18,7 +18,7 @@ pub(super) const LONG_TIMES: &[f64] = &[
     0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0,
 ];
 /// Upper bounds in seconds for the time from an engine's change until queries see it; a stream that is caught up with has old events.
-pub(super) const LAGS: &[f64] = &[
+pub(super) const LAGS: &[f64; 16] = &[
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0,
 ];
 /// Upper bounds for a share of a whole.
@@ -28,7 +28,7 @@ pub(super) const DEPTHS: &[f64] = &[
     0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 4096.0, 16384.0, 65536.0,
 ];
 /// Upper bounds for the number of blocks that one batch names.
-pub(super) const BATCH_BLOCKS: &[f64] = &[1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0];
+pub(super) const BATCH_BLOCKS: &[f64; 9] = &[1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0];
 
 /// The type of a metric.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -10,6 +10,7 @@ use kvatlas_core::wire::DegradedReason;
 
 use super::LogGate;
 use super::declare::{BATCH_BLOCKS, LAGS, LATENCIES, metric_group};
+use super::histograms::Samples;
 use super::labels::{DropReason, LabelValue, PerLabel, UNATTRIBUTED_NAMESPACE};
 
 /// One gate a reason for the whole process: thousands of namespaces must not multiply the lines.
@@ -34,6 +35,48 @@ pub struct AppliedBatch {
     pub elapsed: Duration,
     /// How old the batch was when queries saw it, by its publisher's clock; none where it does not tell.
     pub lag: Option<Duration>,
+}
+
+/// The effect of several batches of one namespace, until they are counted together.
+#[derive(Debug)]
+pub struct AppliedBatches {
+    batches: u64,
+    blocks_stored: u64,
+    blocks_removed: u64,
+    clears: u64,
+    elapsed: Samples<{ LATENCIES.len() }>,
+    lags: Samples<{ LAGS.len() }>,
+    blocks: Samples<{ BATCH_BLOCKS.len() }>,
+}
+
+impl Default for AppliedBatches {
+    fn default() -> Self {
+        Self {
+            batches: 0,
+            blocks_stored: 0,
+            blocks_removed: 0,
+            clears: 0,
+            elapsed: Samples::new(LATENCIES),
+            lags: Samples::new(LAGS),
+            blocks: Samples::new(BATCH_BLOCKS),
+        }
+    }
+}
+
+impl AppliedBatches {
+    /// Adds one.
+    pub fn add(&mut self, batch: &AppliedBatch) {
+        self.batches += 1;
+        self.blocks_stored += batch.blocks_stored;
+        self.blocks_removed += batch.blocks_removed;
+        self.clears += batch.clears;
+        self.elapsed.add(batch.elapsed.as_secs_f64());
+        if let Some(lag) = batch.lag {
+            self.lags.add(lag.as_secs_f64());
+        }
+        let blocks = batch.blocks_stored.saturating_add(batch.blocks_removed);
+        self.blocks.add(blocks as f64);
+    }
 }
 
 metric_group! {
@@ -81,24 +124,23 @@ impl EventMetrics {
         Self::for_namespace(UNATTRIBUTED_NAMESPACE)
     }
 
-    /// Counts a message as it arrives, with the size of its payload.
-    pub fn message_received(&self, payload_bytes: u64) {
-        self.messages_received.increment(1);
+    /// Counts messages that have come, with the size of their payloads together.
+    pub fn messages_received(&self, messages: u64, payload_bytes: u64) {
+        self.messages_received.increment(messages);
         self.bytes_received.increment(payload_bytes);
     }
 
-    /// Counts a batch that a lane applied.
-    pub fn batch_applied(&self, batch: &AppliedBatch) {
-        self.batches_applied.increment(1);
-        self.blocks_stored.increment(batch.blocks_stored);
-        self.blocks_removed.increment(batch.blocks_removed);
-        self.clears.increment(batch.clears);
-        self.apply_duration.record(batch.elapsed);
-        if let Some(lag) = batch.lag {
-            self.visible_lag.record(lag);
-        }
-        let blocks = batch.blocks_stored.saturating_add(batch.blocks_removed);
-        self.batch_blocks.record(blocks as f64);
+    /// Counts batches that a lane applied, and forgets them.
+    pub fn batches_applied(&self, batches: &mut AppliedBatches) {
+        self.batches_applied.increment(batches.batches);
+        self.blocks_stored.increment(batches.blocks_stored);
+        self.blocks_removed.increment(batches.blocks_removed);
+        self.clears.increment(batches.clears);
+        batches.elapsed.record(&self.apply_duration);
+        batches.lags.record(&self.visible_lag);
+        batches.blocks.record(&self.batch_blocks);
+        (batches.batches, batches.clears) = (0, 0);
+        (batches.blocks_stored, batches.blocks_removed) = (0, 0);
     }
 
     /// Counts a batch that was dropped whole, and logs it.
@@ -233,15 +275,17 @@ mod tests {
     fn each_call_reaches_its_own_series() {
         let text = rendered(|| {
             let metrics = EventMetrics::for_namespace("a");
-            metrics.message_received(100);
-            metrics.message_received(20);
-            metrics.batch_applied(&AppliedBatch {
+            metrics.messages_received(1, 100);
+            metrics.messages_received(1, 20);
+            let mut batches = AppliedBatches::default();
+            batches.add(&AppliedBatch {
                 blocks_stored: 5,
                 blocks_removed: 2,
                 clears: 1,
                 elapsed: Duration::from_micros(15),
                 lag: Some(Duration::from_millis(20)),
             });
+            metrics.batches_applied(&mut batches);
             metrics.batch_dropped(DropReason::StaleEpoch, "kv.a.w\n1", &"old");
             metrics.reject_blocks(RejectReason::Moved, 1, "w1");
             metrics.sequence_gap("w1", 4, 9);

@@ -24,6 +24,7 @@ mod declare;
 mod event_metrics;
 mod gather_metrics;
 mod groups;
+mod histograms;
 mod http_metrics;
 pub mod labels;
 mod log_gate;
@@ -40,7 +41,7 @@ mod trace_metrics;
 
 pub use bridge_metrics::{BridgeMetrics, EngineMetrics};
 pub use declare::{GroupDescription, LabelDescription, MetricDescription, MetricKind};
-pub use event_metrics::{AppliedBatch, EventMetrics};
+pub use event_metrics::{AppliedBatch, AppliedBatches, EventMetrics};
 pub use gather_metrics::{GatherMetrics, MissingShardMetrics, ShardMetrics};
 pub use groups::{all, groups};
 pub use http_metrics::{HttpConnectionMetrics, HttpMetrics};

@@ -1,57 +1,95 @@
 //! The recorder behind all metrics, and their rendering for Prometheus.
 
+use std::sync::Arc;
 use std::time::SystemTime;
 
-use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
+use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
+use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
 use parking_lot::Mutex;
 use thiserror::Error;
 
 use super::declare::{MetricDescription, MetricKind};
+use super::histograms::Histograms;
 use super::{groups, process_metrics};
 
 /// Why metrics could not be set up.
 #[derive(Debug, Error)]
 pub enum MetricsError {
-    /// The declared buckets of a histogram are not usable.
-    #[error("the buckets of {name} are not usable: {source}; correct its declaration")]
-    Buckets {
-        /// The name of the histogram.
-        name: &'static str,
-        /// The mistake.
-        source: BuildError,
-    },
     /// The recorder could not become that of the process.
-    #[error("metrics can't be recorded: {0}; install them once, at start")]
-    Install(#[source] BuildError),
+    #[error("metrics can't be recorded: the process has a recorder already; install it once, at start")]
+    Install,
 }
 
 /// Renders the metrics of the process.
 #[derive(Debug, Clone)]
 pub struct MetricsHandle {
     prometheus: PrometheusHandle,
+    histograms: Arc<Histograms>,
 }
 
 impl MetricsHandle {
     /// Renders what no process has recorded.
     #[cfg(test)]
     pub(crate) fn empty() -> Self {
-        let recorder = PrometheusBuilder::new().build_recorder();
-        Self {
-            prometheus: recorder.handle(),
-        }
+        KvatlasRecorder::new().handle()
     }
 
     /// All metrics in Prometheus' text format, version 0.0.4.
     pub fn render(&self) -> String {
-        self.prometheus.render()
+        let mut text = self.prometheus.render();
+        self.histograms.render(&mut text);
+        text
+    }
+}
+
+/// Counters and gauges are the library's, histograms our own.
+struct KvatlasRecorder {
+    prometheus: PrometheusRecorder,
+    histograms: Arc<Histograms>,
+}
+
+impl KvatlasRecorder {
+    /// Knows the buckets of every histogram.
+    fn new() -> Self {
+        Self {
+            prometheus: PrometheusBuilder::new().build_recorder(),
+            histograms: Arc::new(Histograms::new(groups::all())),
+        }
     }
 
-    /// Moves recorded samples of histograms into their buckets.
-    ///
-    /// Samples wait in memory, 16 bytes each, until this or [`MetricsHandle::render`] is called. Call it once a
-    /// second. Then this memory stays bounded by a second's samples, even if Prometheus does not scrape.
-    pub fn run_upkeep(&self) {
-        self.prometheus.run_upkeep();
+    fn handle(&self) -> MetricsHandle {
+        MetricsHandle {
+            prometheus: self.prometheus.handle(),
+            histograms: Arc::clone(&self.histograms),
+        }
+    }
+}
+
+impl Recorder for KvatlasRecorder {
+    fn describe_counter(&self, name: KeyName, unit: Option<Unit>, help: SharedString) {
+        self.prometheus.describe_counter(name, unit, help);
+    }
+
+    fn describe_gauge(&self, name: KeyName, unit: Option<Unit>, help: SharedString) {
+        self.prometheus.describe_gauge(name, unit, help);
+    }
+
+    fn describe_histogram(&self, _name: KeyName, _unit: Option<Unit>, _help: SharedString) {
+        // They are known by their declarations.
+    }
+
+    fn register_counter(&self, key: &Key, metadata: &Metadata<'_>) -> Counter {
+        self.prometheus.register_counter(key, metadata)
+    }
+
+    fn register_gauge(&self, key: &Key, metadata: &Metadata<'_>) -> Gauge {
+        self.prometheus.register_gauge(key, metadata)
+    }
+
+    fn register_histogram(&self, key: &Key, _metadata: &Metadata<'_>) -> Histogram {
+        self.histograms
+            .series(key)
+            .map_or_else(Histogram::noop, Histogram::from_arc)
     }
 }
 
@@ -78,30 +116,14 @@ pub fn install_shared() -> Result<MetricsHandle, MetricsError> {
 ///
 /// # Errors
 ///
-/// [`MetricsError::Install`] on a second call. [`MetricsError::Buckets`] can't happen with the buckets that are
-/// declared; a unit test installs them.
+/// [`MetricsError::Install`] on a second call.
 pub fn install() -> Result<MetricsHandle, MetricsError> {
-    let prometheus = builder()?.install_recorder().map_err(MetricsError::Install)?;
+    let recorder = KvatlasRecorder::new();
+    let handle = recorder.handle();
+    metrics::set_global_recorder(recorder).map_err(|_| MetricsError::Install)?;
     describe_all();
     process_metrics::record_start(SystemTime::now());
-    Ok(MetricsHandle { prometheus })
-}
-
-/// A builder that knows the buckets of every histogram.
-fn builder() -> Result<PrometheusBuilder, MetricsError> {
-    let mut builder = PrometheusBuilder::new();
-    for metric in groups::all() {
-        if metric.kind != MetricKind::Histogram {
-            continue;
-        }
-        builder = builder
-            .set_buckets_for_metric(Matcher::Full(metric.name.to_owned()), metric.buckets)
-            .map_err(|source| MetricsError::Buckets {
-                name: metric.name,
-                source,
-            })?;
-    }
-    Ok(builder)
+    Ok(handle)
 }
 
 /// Gives the current recorder the help text and unit of every metric.
@@ -111,7 +133,8 @@ fn describe_all() {
         match metric.kind {
             MetricKind::Counter => metrics::describe_counter!(name, unit, help),
             MetricKind::Gauge => metrics::describe_gauge!(name, unit, help),
-            MetricKind::Histogram => metrics::describe_histogram!(name, unit, help),
+            // The recorder knows it from its declaration.
+            MetricKind::Histogram => {}
         }
     }
 }
@@ -126,7 +149,7 @@ pub(crate) mod tests {
 
     /// Runs `record` with a recorder of its own and renders what it recorded.
     pub(crate) fn rendered(record: impl FnOnce()) -> String {
-        let recorder = builder().expect("declared buckets are usable").build_recorder();
+        let recorder = KvatlasRecorder::new();
         ::metrics::with_local_recorder(&recorder, || {
             describe_all();
             record();
@@ -207,9 +230,8 @@ pub(crate) mod tests {
     fn a_second_installation_is_a_typed_error() {
         // The first call may fail as well, if another test installed a recorder; the second has to.
         let first = install();
-        assert!(matches!(install(), Err(MetricsError::Install(_))));
+        assert!(matches!(install(), Err(MetricsError::Install)));
         if let Ok(handle) = first {
-            handle.run_upkeep();
             assert!(handle.render().contains("kvatlas_build_info"));
         }
     }

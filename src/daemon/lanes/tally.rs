@@ -1,0 +1,42 @@
+//! What a lane has applied and not counted yet. Batches are counted together: that costs less than applying a short one.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use crate::daemon::metrics::{AppliedBatch, AppliedBatches, EventMetrics};
+
+/// The batches of one turn, of one namespace at a time.
+#[derive(Default)]
+pub(super) struct Tally(RefCell<Counted>);
+
+#[derive(Default)]
+struct Counted {
+    metrics: Option<Arc<EventMetrics>>,
+    batches: AppliedBatches,
+}
+
+impl Tally {
+    /// Adds a batch of the namespace with these metrics.
+    pub(super) fn add(&self, metrics: &Arc<EventMetrics>, batch: &AppliedBatch) {
+        let mut counted = self.0.borrow_mut();
+        let is_same = |other: &Arc<EventMetrics>| Arc::ptr_eq(other, metrics);
+        if !counted.metrics.as_ref().is_some_and(is_same) {
+            counted.count();
+            counted.metrics = Some(Arc::clone(metrics));
+        }
+        counted.batches.add(batch);
+    }
+
+    /// Counts what has been added.
+    pub(super) fn count(&self) {
+        self.0.borrow_mut().count();
+    }
+}
+
+impl Counted {
+    fn count(&mut self) {
+        if let Some(metrics) = self.metrics.take() {
+            metrics.batches_applied(&mut self.batches);
+        }
+    }
+}
