@@ -4,6 +4,7 @@
 //! cargo bench --bench end_to_end            # about two minutes
 //! cargo bench --bench end_to_end -- --quick
 //! cargo bench --bench end_to_end -- --events # the events alone
+//! cargo bench --bench end_to_end -- --queries # the queries alone, with nothing else going on
 //! cargo bench --bench end_to_end -- --flood # the flood alone
 //! ```
 //!
@@ -42,7 +43,7 @@ use futures_util::StreamExt;
 use kvatlas::daemon::broker::embedded::{BrokerOptions, EmbeddedBroker, find_nats_server};
 use kvatlas_client::QueryClient;
 use kvatlas_core::wire::{BatchCursor, NamespaceName, Subjects, WorkerName};
-use queries::{bench_queries, load_prompts, wait_for_echo};
+use queries::{Asked, bench_queries, load_prompts, wait_for_echo};
 
 /// A daemon that loses nothing while a publisher sends as fast as it can: nobody paces it.
 const PATIENT: [&str; 6] = [
@@ -84,11 +85,13 @@ async fn main() {
                     batches: 40_000,
                 },
             };
-            let part = match (words.contains(&"--events"), words.contains(&"--flood")) {
-                (true, _) => Part::Events,
-                (_, true) => Part::Flood,
-                _ => Part::All,
-            };
+            let parts = [
+                ("--events", Part::Events),
+                ("--queries", Part::Queries),
+                ("--flood", Part::Flood),
+            ];
+            let part = parts.into_iter().find(|(word, _)| words.contains(word));
+            let part = part.map_or(Part::All, |(_, part)| part);
             bench(scale, part).await;
         }
     }
@@ -99,6 +102,7 @@ async fn main() {
 enum Part {
     All,
     Events,
+    Queries,
     Flood,
 }
 
@@ -107,7 +111,7 @@ struct Scene {
     client: async_nats::Client,
     queries: QueryClient,
     daemon: KilledOnDrop,
-    _echo: KilledOnDrop,
+    echo: KilledOnDrop,
     broker: EmbeddedBroker,
 }
 
@@ -131,7 +135,7 @@ impl Scene {
             client,
             queries,
             daemon,
-            _echo: echo,
+            echo,
             broker,
         }
     }
@@ -141,7 +145,7 @@ async fn bench(scale: Scale, part: Part) {
     if part != Part::Flood {
         bench_undisturbed(scale, part).await;
     }
-    if part != Part::Events {
+    if matches!(part, Part::All | Part::Flood) {
         let scene = Scene::start(&[flood::ACCOUNTS]).await;
         bench_flood(scene.broker.url(), &scene.client, scale).await;
     }
@@ -153,20 +157,28 @@ async fn bench_undisturbed(scale: Scale, part: Part) {
         client,
         queries,
         daemon,
-        _echo,
+        echo,
     } = Scene::start(&[]).await;
+    let asked = Asked {
+        client: &client,
+        daemon: &daemon,
+        echo: &echo,
+    };
+    if part == Part::Queries {
+        return bench_queries("idle", &asked, scale).await;
+    }
     let drained = bench_events(&broker, &client, &queries, &daemon, scale).await;
     if part == Part::Events {
         return;
     }
-    bench_queries("idle", &client, scale).await;
+    bench_queries("idle", &asked, scale).await;
     let pace = Arc::new(Pace::default());
     let publishing = tokio::spawn(publish_at(
         broker.url().to_owned(),
         drained / 2.0,
         Arc::clone(&pace),
     ));
-    bench_queries("events at half the drained maximum", &client, scale).await;
+    bench_queries("events at half the drained maximum", &asked, scale).await;
     pace.stop.store(true, Ordering::Relaxed);
     let rate = publishing.await.unwrap();
     println!("events published meanwhile: {rate:.0} batches a second");

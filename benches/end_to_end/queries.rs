@@ -12,6 +12,7 @@ use kvatlas_core::wire::{Event, QueryKey, QueryRequest, SingleQuery, StoredBlock
 use crate::{Scale, median, namespace, subjects, wait_for_cursor, wait_until};
 
 use crate::common::publisher::Publisher;
+use crate::common::{KilledOnDrop, processor_time};
 
 /// Blocks of every query.
 const QUERY_BLOCKS: u64 = 64;
@@ -101,6 +102,8 @@ pub(crate) async fn wait_for_echo(client: &async_nats::Client) {
 /// Requests a second, and the latencies in nanoseconds.
 pub(crate) struct Round {
     rate: f64,
+    /// Microseconds of a core that a request takes in the process that answers it, where that is known.
+    of_a_core: f64,
     pub(crate) latency: Histogram<u64>,
 }
 
@@ -146,15 +149,40 @@ pub(crate) async fn round(
     }
     Round {
         rate: requests as f64 / started.elapsed().as_secs_f64(),
+        of_a_core: 0.0,
         latency,
     }
 }
 
-pub(crate) async fn bench_queries(load: &str, client: &async_nats::Client, scale: Scale) {
-    println!("\nqueries, {load} ({QUERY_BLOCKS} blocks by sequence hash)");
+/// Who is asked, and on which connection.
+pub(crate) struct Asked<'a> {
+    pub(crate) client: &'a async_nats::Client,
+    pub(crate) daemon: &'a KilledOnDrop,
+    pub(crate) echo: &'a KilledOnDrop,
+}
+
+impl Asked<'_> {
+    async fn round(&self, target: Target, in_flight: usize, requests: u64) -> Round {
+        let process = if target == Target::Echo {
+            self.echo
+        } else {
+            self.daemon
+        };
+        let before = processor_time(process);
+        let round = round(self.client, target, in_flight, requests).await;
+        let spent = processor_time(process) - before;
+        Round {
+            of_a_core: spent.as_secs_f64() * 1e6 / requests as f64,
+            ..round
+        }
+    }
+}
+
+pub(crate) async fn bench_queries(load: &str, asked: &Asked<'_>, scale: Scale) {
+    println!("\nqueries, {load} ({QUERY_BLOCKS} blocks by sequence hash); of a core in µs a request");
     println!(
-        "{:<10}{:>8}{:>26}{:>9}{:>9}{:>9}{:>9}",
-        "in flight", "target", "requests/s (min–max)", "of echo", "p50 µs", "p99 µs", "p999 µs"
+        "{:<10}{:>8}{:>26}{:>9}{:>9}{:>9}{:>9}{:>11}",
+        "in flight", "target", "requests/s (min–max)", "of echo", "p50 µs", "p99 µs", "p999 µs", "of a core"
     );
     for in_flight in [1, 8, 64] {
         let requests = if in_flight == 1 {
@@ -167,7 +195,7 @@ pub(crate) async fn bench_queries(load: &str, client: &async_nats::Client, scale
             for turn in 0..3 {
                 // Whoever goes first changes from round to round.
                 let number = (repetition + turn) % 3;
-                rounds[number].push(round(client, Target::ALL[number], in_flight, requests).await);
+                rounds[number].push(asked.round(Target::ALL[number], in_flight, requests).await);
             }
         }
         let [_, _, echo] = &rounds;
@@ -191,10 +219,11 @@ fn print_rounds(in_flight: usize, target: &str, rounds: &[Round], echo_rate: f64
         )
     };
     println!(
-        "{in_flight:<10}{target:>8}{spread:>26}{:>7.0} %{:>9.0}{:>9.0}{:>9.0}",
+        "{in_flight:<10}{target:>8}{spread:>26}{:>7.0} %{:>9.0}{:>9.0}{:>9.0}{:>11.2}",
         rate / echo_rate * 100.0,
         quantile_us(0.5),
         quantile_us(0.99),
-        quantile_us(0.999)
+        quantile_us(0.999),
+        median(rounds.iter().map(|round| round.of_a_core))
     );
 }
