@@ -30,7 +30,7 @@ impl Responder {
 
     /// The length of the longest reply that the server takes, in bytes.
     pub(super) fn reply_bytes_max(&self) -> usize {
-        match self.client.server_info().max_payload {
+        match self.client.max_payload() {
             0 => usize::MAX,
             bytes_max => bytes_max,
         }

@@ -236,24 +236,26 @@ impl Answering {
         };
         let bytes_max = self.responder.reply_bytes_max();
         let (subject, payload) = (&message.subject, &message.payload);
+        let elapsed;
         let reply = match asked {
             Asked::Query => {
                 let answer = self.answerer.answer_query(subject, payload, bytes_max);
+                elapsed = started.elapsed();
                 answer.and_then(|answer| {
-                    self.count(&answer, started.elapsed());
+                    self.count(&answer, elapsed);
                     check_size(answer.payload, bytes_max)
                 })
             }
             Asked::Status => {
                 let answer = self.answerer.answer_status(subject, self.pool.messages_waiting());
+                elapsed = started.elapsed();
                 answer.and_then(|answer| {
-                    self.count(&answer, started.elapsed());
+                    self.count(&answer, elapsed);
                     check_status_size(answer.payload, bytes_max)
                 })
             }
         };
-        self.observers
-            .end(asked, span, started.elapsed(), reply.as_ref().err());
+        self.observers.end(asked, span, elapsed, reply.as_ref().err());
         self.responder.send(reply_to, reply).await;
     }
 
