@@ -40,7 +40,7 @@ pub(crate) enum Job {
     /// Doubt the holders of a worker: messages were dropped here.
     Lost(LostJob),
     /// Take over a frame of a snapshot.
-    Restore(RestoreJob),
+    Restore(Box<RestoreJob>),
     /// Store the blocks that the lane's holders have in a part of a snapshot's forest.
     RestoreForest(Arc<ForestChunk>),
     /// The snapshot ends here: no further part of a forest follows.
@@ -60,7 +60,7 @@ pub(crate) enum Job {
         reply: oneshot::Sender<Revisited>,
     },
     /// Take a step of a holder's resync.
-    Resync(ResyncJob),
+    Resync(Box<ResyncJob>),
     /// Do what an operator wants.
     Command(CommandJob),
     /// Time out what has waited for too long, and look for silent holders.
@@ -219,7 +219,7 @@ pub(crate) enum ResyncStep {
 
 /// The holders of one lane, and what it needs to apply jobs to them.
 pub(crate) struct Lane {
-    pub(super) holders: BTreeMap<HolderKey, Holder>,
+    pub(super) holders: BTreeMap<HolderKey, Box<Holder>>,
     /// While a snapshot is restored: the holders whose blocks come in its forests, by their numbers there.
     pub(super) in_forest: HashMap<u32, (HolderKey, Tier)>,
     assignments: Arc<Assignments>,
@@ -233,7 +233,7 @@ pub(crate) struct Lane {
     pub(super) clock: LaneClock,
     pub(super) tally: Tally,
     /// The holder that the last batch was for, out of `holders` for now: mostly the next one is for it, too.
-    current: Option<(HolderKey, Holder)>,
+    current: Option<(HolderKey, Box<Holder>)>,
 }
 
 impl Lane {
@@ -293,7 +293,7 @@ impl Lane {
         match job {
             Job::Batch(batch) => self.apply(batch),
             Job::Lost(lost) => self.note_lost(lost),
-            Job::Restore(restore) => self.restore(restore),
+            Job::Restore(restore) => self.restore(*restore),
             Job::RestoreForest(chunk) => self.restore_forest(&chunk),
             Job::EndRestore => self.in_forest.clear(),
             Job::DumpNext {
@@ -312,7 +312,7 @@ impl Lane {
             } => {
                 let _ = reply.send(self.revisit(&holder, &before, generation));
             }
-            Job::Resync(resync) => self.resync(resync),
+            Job::Resync(resync) => self.resync(*resync),
             Job::Command(command) => self.command(command),
             Job::Tick { is_listening } => self.tick(is_listening),
             Job::Barrier(reply) => {
@@ -395,7 +395,7 @@ impl Lane {
                 .batch_dropped(DropReason::EpochAhead, worker.worker.as_str(), &epoch);
             self.put_back();
             let holder = self.holders.get_mut(&(worker.clone(), rank));
-            return holder.map(Holder::note_unbelieved).is_some();
+            return holder.map(|holder| holder.note_unbelieved()).is_some();
         }
         let (key, mut holder) = match self.take_holder(sender, rank) {
             Ok(taken) => taken,
@@ -425,8 +425,12 @@ impl Lane {
     }
 
     /// The holder that a batch is for, out of the others; registered in the index if it is new.
-    fn take_holder(&mut self, sender: &Sender, rank: Rank) -> Result<(HolderKey, Holder), RegisterError> {
-        let is_same = |(key, _): &(HolderKey, Holder)| key.0 == sender.worker && key.1 == rank;
+    fn take_holder(
+        &mut self,
+        sender: &Sender,
+        rank: Rank,
+    ) -> Result<(HolderKey, Box<Holder>), RegisterError> {
+        let is_same = |(key, _): &(HolderKey, Box<Holder>)| key.0 == sender.worker && key.1 == rank;
         if let Some(current) = self.current.take_if(|current| is_same(current)) {
             return Ok(current);
         }
@@ -445,13 +449,14 @@ impl Lane {
         namespace: &Namespace,
         metrics: &Arc<EventMetrics>,
         key: &HolderKey,
-    ) -> Result<Holder, RegisterError> {
+    ) -> Result<Box<Holder>, RegisterError> {
         let writer = namespace.indexer.register(&HolderId {
             worker: key.0.worker.clone(),
             rank: key.1,
         })?;
         let flow = self.flows.of(&key.0.namespace);
-        Ok(Holder::new(writer, Arc::clone(metrics), flow, self.clocks()))
+        let holder = Holder::new(writer, Arc::clone(metrics), flow, self.clocks());
+        Ok(Box::new(holder))
     }
 
     /// The holder; registered in the index if it is new.
@@ -491,7 +496,7 @@ impl Lane {
     fn ranks(&mut self, worker: &WorkerKey) -> impl Iterator<Item = &mut Holder> {
         self.holders
             .range_mut((worker.clone(), Rank::MIN)..=(worker.clone(), Rank::MAX))
-            .map(|(_, holder)| holder)
+            .map(|(_, holder)| &mut **holder)
     }
 
     /// Degrades all holders of a worker: a payload that cannot be decoded may have been for any rank.

@@ -58,11 +58,11 @@ impl LanePool {
     async fn send_resync(&self, holder: &HolderKey, step: ResyncStep, bytes: usize) -> Result<(), PoolError> {
         let (lane, in_flight) = self.assignments.assign(&holder.0);
         let line = Arc::clone(in_flight.line());
-        let job = Job::Resync(ResyncJob {
+        let job = Job::Resync(Box::new(ResyncJob {
             holder: holder.clone(),
             step,
             in_flight,
-        });
+        }));
         Ok(self.lane(lane).jobs.send(&line, job, bytes, now_us()).await?)
     }
 }

@@ -139,13 +139,13 @@ impl LanePool {
         };
         let (lane, in_flight) = self.assignments.assign(&worker);
         let line = Arc::clone(in_flight.line());
-        let job = Job::Restore(RestoreJob {
+        let job = Job::Restore(Box::new(RestoreJob {
             metrics: self.metrics_of(&namespace.name),
             namespace,
             worker,
             part,
             in_flight,
-        });
+        }));
         Ok(self.lane(lane).jobs.send(&line, job, bytes, now_us()).await?)
     }
 
