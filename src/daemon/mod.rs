@@ -26,7 +26,7 @@
 //!    of the stream, which tells messages from before a loss from those after it.
 //! 2. [`LanePool::sort`](lanes::LanePool::sort), and with JetStream [`LanePool::receive`](lanes::LanePool::receive), reads the namespace
 //!    and the worker from the subject:
-//!    [`Subjects::parse_events`](kvatlas_core::wire::Subjects::parse_events).
+//!    [`Subjects::parse_events`](kvatlas_core::wire::Subjects::parse_events). What comes next from the same worker is known by its subject.
 //! 3. [`LanePool::admit`](lanes::LanePool::admit) passes over other shards' workers, finds the namespace, and asks
 //!    [`Assignments::assign`](lanes::line::Assignments::assign) for the worker's lane.
 //! 4. The lane's queue takes it, together with what else has come. Where the queue is full, messages of core NATS are dropped by
@@ -48,8 +48,8 @@
 //! | `core/wire` | `subject.rs`, `batch.rs`, `event.rs`, `reader.rs` |
 //! | `core/index` | `writer.rs`, counted as one. Behind it: `namespace.rs`, `indexer.rs`, `shared.rs`, `holder/`, `runs/`, `directory/`; at a bound `capacity.rs` |
 //!
-//! Beside the way, `metrics/event_metrics.rs` counts, and `lanes/position.rs` notes how far the stream has been handed over. Keys that the
-//! contract does not know are passed over in `core/wire/reader/fast.rs`.
+//! Beside the way, `lanes/tally.rs` and `metrics/event_metrics.rs` count, and `lanes/position.rs` notes how far the stream has been
+//! handed over. Keys that the contract does not know are passed over in `core/wire/reader/fast.rs`.
 //!
 //! # The way of one query
 //!
