@@ -37,9 +37,9 @@ def fleet(daemon: Daemon) -> Iterator[Fleet]:
     fleet.stop()
 
 
-@pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Chrome]:
-    """A browser without a past. At the end of a test nothing may stand in its console."""
+@pytest.fixture(scope="session")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
+    """The browser, with a tab that no test uses."""
     options = ChromeOptions()
     options.binary_location = shutil.which("chromium") or os.environ["CHROMIUM_BIN"]
     for flag in (
@@ -53,17 +53,32 @@ def browser(tmp_path: Path) -> Iterator[Chrome]:
         "--disable-sync",
         "--disable-dev-shm-usage",
         "--window-size=1440,1000",
-        f"--user-data-dir={tmp_path / 'profile'}",
+        f"--user-data-dir={tmp_path_factory.mktemp('chromium') / 'profile'}",
     ):
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = Chrome(options, ChromeService(shutil.which("chromedriver")))
-    # One that a test expects is taken off this list by the test.
-    driver.expected_messages = []  # type: ignore[attr-defined]
     try:
         yield driver
-        messages = [entry["message"] for entry in driver.get_log("browser")]
-        expected = driver.expected_messages  # type: ignore[attr-defined]
-        assert [text for text in messages if not any(part in text for part in expected)] == []
     finally:
         driver.quit()
+
+
+@pytest.fixture
+def browser(chromium: Chrome) -> Iterator[Chrome]:
+    """The browser at a new tab, without a past: nothing is stored or cached. At the end of a test nothing may stand in its console."""
+    unused = chromium.current_window_handle
+    chromium.switch_to.new_window("tab")
+    # One that a test expects is taken off this list by the test.
+    chromium.expected_messages = []  # type: ignore[attr-defined]
+    try:
+        yield chromium
+        messages = [entry["message"] for entry in chromium.get_log("browser")]
+        expected = chromium.expected_messages  # type: ignore[attr-defined]
+        assert [text for text in messages if not any(part in text for part in expected)] == []
+    finally:
+        origin = chromium.execute_script("return location.origin")
+        chromium.execute_cdp_cmd("Storage.clearDataForOrigin", {"origin": origin, "storageTypes": "all"})
+        chromium.execute_cdp_cmd("Network.clearBrowserCache", {})
+        chromium.close()
+        chromium.switch_to.window(unused)

@@ -36,7 +36,7 @@ def eventually(what: str, look: Callable[[], _T | None]) -> _T:
             if found := look():
                 return found
         assert time.monotonic() < deadline, f"not within {PATIENCE} s: {what}"
-        time.sleep(0.02)
+        time.sleep(0.1)
 
 
 def eventually_there(look: Callable[[], _T]) -> _T:
@@ -212,7 +212,7 @@ class Fleet:
                 await self._store(connection, worker, seqs, self.prompt())
             for _ in range(8):
                 await asking.query(NAMESPACE, kvatlas.Query.by_sequence_hashes(self.prompt()))
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.2)
         await connection.close()
 
     async def _known(self, asking: kvatlas.QueryClient) -> None:
