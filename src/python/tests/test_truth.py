@@ -229,14 +229,10 @@ class History:
 
 
 async def depths(here: World, history: History) -> list[int]:
-    found = []
-    for chain in history.chains:
-        for start in range(1, len(chain) + 1):
-            reply = await here.queries.query(
-                NAMESPACE, kvatlas.Query.by_lineage_hashes(list(kvatlas.lineage_hashes(chain[:start])))
-            )
-            found.append(sum(holder.matched_blocks for holder in reply.holders if holder.worker == "gpu-0"))
-    return found
+    lineages = (list(kvatlas.lineage_hashes(chain)) for chain in history.chains)
+    prefixes = [lineage[:start] for lineage in lineages for start in range(1, len(lineage) + 1)]
+    replies = await here.queries.query_batch(NAMESPACE, [kvatlas.Query.by_lineage_hashes(prefix) for prefix in prefixes])
+    return [sum(holder.matched_blocks for holder in reply.holders if holder.worker == "gpu-0") for reply in replies]
 
 
 async def _placed(here: World, cursor: kvatlas.Cursor) -> kvatlas.HolderStatus:
