@@ -12,7 +12,9 @@ Not done: installing into a cluster.
 
 from __future__ import annotations
 
+import functools
 import itertools
+import json
 import os
 import subprocess
 import sys
@@ -110,9 +112,14 @@ def combinations() -> Iterator[Values]:
     yield from ONCE
 
 
+@functools.cache
+def documents(text: str) -> list[dict[str, Any]]:
+    """The objects of a rendered template: many values render the same."""
+    return [document for document in yaml.safe_load_all(text) if document]
+
+
 def objects(rendered: dict[str, str]) -> list[dict[str, Any]]:
-    documents = (document for name, text in rendered.items() if name.endswith(".yaml") for document in yaml.safe_load_all(text))
-    return [document for document in documents if document]
+    return [item for name, text in rendered.items() if name.endswith(".yaml") for item in documents(text)]
 
 
 def check_form(item: dict[str, Any]) -> None:
@@ -224,7 +231,7 @@ def main() -> None:
             chart.validate_schema(values)
             items = objects(chart.render(values, name="prod", namespace="inference"))
             for item in items:
-                text = yaml.safe_dump(item)
+                text = json.dumps(item)
                 if text not in seen:
                     seen.add(text)
                     check_form(item)
