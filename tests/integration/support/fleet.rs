@@ -10,10 +10,11 @@ use futures_util::future::join_all;
 use kvatlas_client::publish::{Beginning, HolderPublisher, PublisherOptions, Transport};
 use kvatlas_core::hash::SequenceHash;
 use kvatlas_core::wire::{BatchCursor, Event, StatusReply, Tier};
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use super::truth::{Tally, Truth, Workload, settle, settle_below};
-use super::{Client, PATIENCE, by_sequence, engine, subjects};
+use super::{Client, PATIENCE, by_sequence, engine, is_long_form, subjects};
 
 /// Pause between two batches.
 const PUBLISH_INTERVAL: Duration = Duration::from_millis(1);
@@ -23,8 +24,8 @@ const ROUTER_PATIENCE: Duration = Duration::from_secs(5);
 const ROUTERS: usize = 4;
 /// Pause between two looks at whether all holders are exact.
 const HEAL_INTERVAL: Duration = Duration::from_millis(20);
-/// After so many queries, what the daemon has applied is asked for.
-const QUERIES_PER_STATUS: u64 = 16;
+/// After so many queries of a router, what the daemon has applied is asked for.
+const QUERIES_PER_STATUS: u64 = 8;
 /// A worker begins a new epoch after so many batches, like one that is restarted.
 const BATCHES_PER_EPOCH: u64 = 200;
 /// After so many batches one of the anchors begins a new epoch.
@@ -162,8 +163,12 @@ impl Fleet {
     }
 
     /// Publishes and asks while `faults` happen; returns what the replies were worth.
+    ///
+    /// There is a query for each batch. In the long form routers ask as often as the machine can.
     pub async fn under_load(&mut self, floors: &impl Floors, faults: impl Future<Output = ()>) -> Tally {
         let stop = CancellationToken::new();
+        // A permit for each query. Those that a fault holds up are asked when it is over.
+        let due = Semaphore::new(0);
         let Self {
             client,
             truth,
@@ -177,6 +182,7 @@ impl Fleet {
         let faults = async {
             faults.await;
             stop.cancel();
+            due.close();
         };
         let publish = async {
             let (mut batches, everything) = (0_u64, everything(prompts));
@@ -187,6 +193,7 @@ impl Fleet {
                     worker.begin_again(engines).await;
                 }
                 worker.publish(truth, workload.events()).await;
+                due.add_permits(1);
                 batches += 1;
                 if batches.is_multiple_of(BATCHES_PER_RENEWAL)
                     && let Some(turn) = turns.next()
@@ -201,6 +208,10 @@ impl Fleet {
             let mut tally = Tally::default();
             let mut chains = prompts.iter().cycle().skip(first);
             while let Some(chain) = chains.next().filter(|_| !stop.is_cancelled()) {
+                if !is_long_form() {
+                    let Ok(query) = due.acquire().await else { break };
+                    query.forget();
+                }
                 let window = truth.window();
                 let reply = client.ask_with(by_sequence(chain)).await;
                 tally.count(truth.judge(&window, chain, reply.as_ref()));
