@@ -12,8 +12,8 @@ use kvatlas::daemon::broker::embedded::EmbeddedBroker;
 use kvatlas::daemon::broker::round_trip;
 use kvatlas_client::publish::{HolderPublisher, PublisherOptions};
 use kvatlas_core::wire::{
-    BatchCursor, Event, EventBatch, NamespaceName, ResyncAnswerKind, ResyncChunk, ResyncRequest,
-    RosterHolder, RosterKey, RosterReply, RosterRequest, Tier, WireLimits, WorkerName,
+    BatchCursor, Event, EventBatch, NamespaceName, ROSTER_PAGE_MAX, ResyncAnswerKind, ResyncChunk,
+    ResyncRequest, RosterHolder, RosterKey, RosterReply, RosterRequest, Tier, WireLimits, WorkerName,
 };
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -500,7 +500,7 @@ async fn an_endless_roster_does_not_keep_a_daemon_from_its_queries() {
         while let Some(request) = requests.next().await {
             assert!(RosterRequest::decode(&request.payload).is_ok());
             let mut holders = Vec::new();
-            for _ in 0..100 {
+            for _ in 0..ROSTER_PAGE_MAX {
                 number += 1;
                 let key = RosterKey {
                     namespace: namespace(),

@@ -22,12 +22,14 @@ _T = TypeVar("_T")
 async def eventually(what: str, look: Callable[[], Awaitable[_T | None]]) -> _T:
     """Waits until `look` has an answer that counts."""
     deadline = asyncio.get_running_loop().time() + PATIENCE
+    interval = 0.002
     while True:
         found = await look()
         if found:
             return found
         assert asyncio.get_running_loop().time() < deadline, f"not within {PATIENCE} s: {what}"
-        await asyncio.sleep(0.005)
+        await asyncio.sleep(interval)
+        interval = min(1.5 * interval, 0.05)
 
 
 class Way:

@@ -37,8 +37,10 @@ use publisher::Publisher;
 pub const PATIENCE: Duration = Duration::from_secs(60);
 /// How long one look at a holder may take. A request may go to a killed daemon, whose end the broker has not noticed yet.
 const LOOK_PATIENCE: Duration = Duration::from_secs(5);
-/// How often it looks.
-const INTERVAL: Duration = Duration::from_millis(5);
+/// How soon it looks again at first.
+const INTERVAL: Duration = Duration::from_millis(2);
+/// How soon it looks again at last. Looks take time from what is waited for.
+const INTERVAL_MAX: Duration = Duration::from_millis(50);
 
 /// How many seeded runs a scenario has; `KVATLAS_TEST_FAULT_RUNS` raises it.
 pub fn fault_runs() -> u64 {
@@ -56,11 +58,13 @@ pub fn is_long_form() -> bool {
 /// Waits until `look` has an answer; fails the test when it has none in time.
 pub async fn eventually<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
     let looking = async {
+        let mut interval = INTERVAL;
         loop {
             if let Some(found) = look().await {
                 return found;
             }
-            tokio::time::sleep(INTERVAL).await;
+            tokio::time::sleep(interval).await;
+            interval = INTERVAL_MAX.min(interval * 3 / 2);
         }
     };
     // Also a look that never ends is over at the deadline.

@@ -506,7 +506,8 @@ async fn settle_by(
                 "not the truth after {PATIENCE:?}: {text}"
             ),
         }
-        tokio::time::sleep(Duration::from_millis(5)).await;
+        let waited = started.elapsed();
+        tokio::time::sleep((waited / 10).clamp(Duration::from_millis(5), Duration::from_millis(50))).await;
     }
     tally.time_to_exactness = Some(started.elapsed());
 }
