@@ -11,10 +11,12 @@ checks="deploy/test.sh"
 KVATLAS_TEST_SKIPS=$(mktemp)
 export KVATLAS_TEST_SKIPS
 said_by_services=$(mktemp)
+said_by_units=$(mktemp)
 services=""
+units=""
 finish() {
-    if [ -n "$services" ]; then kill "$services" 2>/dev/null || true; fi
-    rm -f "$KVATLAS_TEST_SKIPS" "$said_by_services"
+    for beside in $services $units; do kill "$beside" 2>/dev/null || true; done
+    rm -f "$KVATLAS_TEST_SKIPS" "$said_by_services" "$said_by_units"
 }
 trap finish EXIT
 trap 'exit 1' HUP INT TERM
@@ -43,18 +45,20 @@ step cargo test --locked --workspace --no-run
 export KVATLAS_BIN="$PWD/target/debug/kvatlas"
 # What is missing now is said below.
 wait "$services" || true
-# All of it mostly waits, so this and the tests of cargo run beside each other. `timeout` makes this one a group of processes, which ends as one.
+# All of it mostly waits, so three things run beside each other. `timeout` makes one a group of processes, which ends as one.
 timeout 1800 deploy/test-services.sh >"$said_by_services" 2>&1 </dev/null &
 services=$!
-# The library, the binary, the integration tests, and the examples in the documentation. Integration tests mostly wait: six at
-# a time keep two cores busy.
-cores=$(getconf _NPROCESSORS_ONLN)
-export RUST_TEST_THREADS="${RUST_TEST_THREADS:-$((cores > 6 ? cores : 6))}"
+# The libraries, the binary, and the examples in the documentation.
+timeout 1800 sh -c 'cargo test --locked --workspace --no-fail-fast --lib --bins && cargo test --locked --workspace --doc' \
+    >"$said_by_units" 2>&1 </dev/null &
+units=$!
 outcome=0
-step cargo_test_twice || outcome=1
+step integration_twice || outcome=1
+wait "$units" || outcome=1
+units=""
 wait "$services" || outcome=1
 services=""
-cat "$said_by_services"
+cat "$said_by_units" "$said_by_services"
 [ "$outcome" = 0 ] || failed "the tests of cargo or those beside them"
 
 if [ -s "$KVATLAS_TEST_SKIPS" ]; then

@@ -110,17 +110,19 @@ pytest_twice() {
     return "$tried"
 }
 
-# Runs the tests of the workspace.
-cargo_test_twice() {
+# Runs the integration tests of the workspace. They mostly wait: eight at a time keep two cores busy.
+integration_twice() {
     said=$(mktemp)
     tried=0
-    logged "$said" cargo test --locked --workspace --no-fail-fast || tried=1
+    cores=$(getconf _NPROCESSORS_ONLN)
+    RUST_TEST_THREADS="${RUST_TEST_THREADS:-$((cores > 8 ? cores : 8))}" \
+        logged "$said" cargo test --locked --workspace --no-fail-fast --test '*' || tried=1
     if [ "$tried" -ne 0 ]; then
         failed=$(sed -n 's/^test \([^ ]*\) \.\.\. FAILED$/\1/p' "$said" | sort -u | tr '\n' ' ')
         count=$(($(printf '%s' "$failed" | wc -w)))
         if may_try_again "$count" "$said"; then
             echo "== a second try of: $failed"
-            # Integration tests only: a unit test has no such excuse, and is missed in the count.
+            # Those with real processes only: one of another binary has no such excuse, and is missed in the count.
             # shellcheck disable=SC2086
             if RUST_TEST_THREADS=1 logged "$said" cargo test --locked --package kvatlas --test integration -- --exact $failed &&
                 grep -q "^test result: ok\. $count passed" "$said"; then
