@@ -38,7 +38,8 @@
 //! 7. Locks are taken in one order: eviction, a holder's state, the runs. Nobody who has the runs waits for a holder.
 //! 8. A long event is several steps, with what is done so far published before each ends: so nobody waits for all of it.
 //!    (`tests::defects`)
-//! 9. What is kept of a prompt that was hashed before depends on the prompt alone, and is never out of date. (`tests::known`)
+//! 9. What a run keeps of prompts is bound to the hashes that it had: whoever finds other hashes there finds nothing kept.
+//!    (`tests::known`)
 //! 10. While a holder does what concerns it alone (hashing, its own names), others have turns at the runs. What it has put among the runs
 //!     and not published is not cut off meanwhile. (`tests::interleaved`)
 //!

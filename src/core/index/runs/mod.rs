@@ -5,7 +5,6 @@
 //! | `run.rs`, `slab.rs` | one run as readers see it; runs by number |
 //! | `words.rs` | arrays that readers look at without a lock |
 //! | `print.rs` | fingerprints: whether a query agrees with 32 blocks of a run, at one comparison |
-//! | `known.rs` | what hashing 64 blocks of a prompt has given before |
 //! | `entry.rs` | what one holder has of a run, in one word |
 //! | `heads.rs` | from a block and the hash after it to the run that goes on there, for readers |
 //! | `name_map.rs` | from a name or hash to a place, for writers |
@@ -15,7 +14,6 @@
 
 mod entry;
 mod heads;
-mod known;
 mod name_map;
 mod places;
 mod print;
@@ -27,9 +25,8 @@ mod words;
 mod writer;
 
 pub(crate) use entry::Entry;
-pub(crate) use known::{CHUNK_BLOCKS, Digest, KnownChunk};
 pub(crate) use name_map::NameMap;
-pub(crate) use print::CHUNK;
+pub(crate) use print::{CHUNK, Prints};
 pub(crate) use recency::Victim;
 pub(crate) use run::{Column, Run};
 pub(crate) use store::RunStore;

@@ -37,7 +37,7 @@ pub(crate) struct Run {
     pub(super) len: AtomicU32,
     /// Hash of the last block, or the fragment of it that is known. It changes before the length does.
     pub(super) last: AtomicU64,
-    /// Fingerprints, then hashes.
+    /// Fingerprints of hashes, those of content, then hashes.
     pub(super) column: Words,
     pub(super) entries: [AtomicU64; INLINE_ENTRIES],
     /// Entries of further holders.
@@ -78,22 +78,26 @@ impl<'g> EntryList<'g> {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Column<'g> {
     prints: &'g [AtomicU64],
+    contents: &'g [AtomicU64],
     hashes: &'g [AtomicU64],
     short: &'g Words,
 }
 
 /// Words of a column with room for `blocks`.
 pub(super) fn column_words(blocks: usize) -> usize {
-    blocks + blocks / CHUNK
+    blocks + blocks / CHUNK * 2
 }
 
 impl<'g> Column<'g> {
     #[inline]
     fn of(words: &'g [AtomicU64], short: &'g Words) -> Self {
-        // There are n blocks and n / 32 fingerprints.
-        let (prints, hashes) = words.split_at(words.len() / (CHUNK + 1));
+        // There are n blocks and n / 32 fingerprints of each kind.
+        let chunks = words.len() / (CHUNK + 2);
+        let (prints, rest) = words.split_at(chunks);
+        let (contents, hashes) = rest.split_at(chunks);
         Self {
             prints,
+            contents,
             hashes,
             short,
         }
@@ -152,17 +156,33 @@ impl<'g> Column<'g> {
         }
     }
 
+    /// The fingerprint of the block hashes of a chunk that a query has agreed with, mixed with [`Self::print`].
+    #[inline]
+    pub(crate) fn content(&self, chunk: usize) -> u64 {
+        self.contents
+            .get(chunk)
+            .map_or(0, |content| content.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn set_content(&self, chunk: usize, content: u64) {
+        if let Some(word) = self.contents.get(chunk) {
+            word.store(content, Ordering::Relaxed);
+        }
+    }
+
     /// Asks for the hash at `offset`.
     #[inline]
     pub(crate) fn prefetch(&self, offset: usize) {
         self.hashes.get(offset).into_iter().for_each(super::prefetch);
     }
 
-    /// Asks for the first `count` fingerprints, or for the hashes where there are none.
+    /// Asks for the first `count` fingerprints, and those of content, too, or for the hashes where there are none.
     #[inline]
-    pub(crate) fn prefetch_prints(&self, count: usize) {
+    pub(crate) fn prefetch_prints(&self, count: usize, with_content: bool) {
         let prints = self.prints.iter().take(count).step_by(8);
-        prints.chain(self.hashes.first()).for_each(super::prefetch);
+        let contents = self.contents.iter().take(if with_content { count } else { 0 });
+        let all = prints.chain(contents.step_by(8));
+        all.chain(self.hashes.first()).for_each(super::prefetch);
     }
 }
 

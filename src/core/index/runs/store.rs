@@ -10,7 +10,6 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use super::heads::{HeadCounts, Heads};
-use super::known::{Digest, KnownChunk, KnownChunks};
 use super::name_map::NameMap;
 use super::print::Prints;
 use super::recency::Queue;
@@ -29,7 +28,6 @@ pub(crate) struct RunStore {
     pub(super) slab: Slab,
     pub(super) heads: Heads,
     pub(crate) prints: Prints,
-    pub(crate) known: KnownChunks,
     /// When each holder has changed.
     pub(crate) steps: Steps,
     /// What all indexes together use.
@@ -95,7 +93,6 @@ impl RunStore {
             slab: Slab::new(),
             heads: Heads::new(),
             prints: Prints::new(),
-            known: KnownChunks::new(),
             steps: Steps::default(),
             total,
             tick: AtomicU32::new(1),
@@ -212,14 +209,6 @@ impl RunStore {
     /// Lets the clock of recency go on.
     pub(crate) fn count_tick(&self) {
         self.tick.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Keeps what is known of a chunk for later searches.
-    pub(crate) fn learn(&self, digest: Digest, chunk: &KnownChunk, guard: &Guard) {
-        let grown = self.known.insert(digest, chunk, || self.len(), guard);
-        if grown != 0 {
-            self.change_usage(0, grown);
-        }
     }
 
     /// The tick in which what a search looks at is used; none where nobody asks.

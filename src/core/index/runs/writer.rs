@@ -577,7 +577,7 @@ impl<'s> RunWriter<'s> {
             state.queue.clear();
             let gone = self.store.slab.clear(&self.guard);
             state.garbage += gone;
-            bytes += self.store.known.clear(&self.guard) - i64::try_from(gone).unwrap_or(0);
+            bytes -= i64::try_from(gone).unwrap_or(0);
         }
         self.store.change_usage(0, bytes);
         let used = run.used.load(Ordering::Relaxed);
@@ -610,10 +610,11 @@ fn resize(run: &Run, kept: usize, room: usize, state: &mut State, guard: &Guard)
     let old = run.column(guard);
     let room = room.min(usize::from(RUN_BLOCKS_MAX));
     let prints = room / CHUNK;
-    let word = |index: usize| match index.checked_sub(prints) {
-        None => old.print(index),
-        Some(offset) if offset < kept => old.hash(offset),
-        Some(_) => 0,
+    let word = |index: usize| match (index.checked_sub(prints), index.checked_sub(prints * 2)) {
+        (None, _) => old.print(index),
+        (Some(chunk), None) => old.content(chunk),
+        (_, Some(offset)) if offset < kept => old.hash(offset),
+        _ => 0,
     };
     let before = run.column.replace(column_words(room), word, guard);
     state.garbage += before * 8;

@@ -23,7 +23,7 @@ impl<S: SlotBits> Finder<'_, '_, '_, S> {
             if index >= self.chain.len() {
                 continue;
             }
-            let fragment = self.chain.hash(index, None);
+            let fragment = self.chain.hash(index);
             for child in self.children(before, index, fragment) {
                 let through = self.holders_of(child, among.as_ref());
                 if !through.is_empty() {

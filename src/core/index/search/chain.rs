@@ -3,9 +3,9 @@
 use crate::hash::{BlockSize, HashSeed, Position, PositionError, PositionalLineageHash, SequenceHash};
 use crate::wire::QueryKey;
 
-use crate::index::runs::{CHUNK, prefetch};
+use crate::index::runs::{Prints, prefetch};
 
-use super::rolled::{Content, Memory, Rolled};
+use super::rolled::{Content, Rolled};
 
 /// The lineage hashes of a query, by position.
 ///
@@ -21,9 +21,7 @@ enum Hashes<'a> {
     Sequence(&'a [SequenceHash]),
     Lineage(&'a [PositionalLineageHash]),
     /// To be computed, one after the other.
-    Content(Content<'a>),
-    /// The same, as soon as more than the first is looked at.
-    Rolled(Box<Rolled<'a>>),
+    Rolled(Rolled<'a>),
 }
 
 /// How many hashes from the first are asked for at once, at most.
@@ -46,7 +44,7 @@ fn prefetch_ends<T>(hashes: &[T]) {
 impl<'a> QueryChain<'a> {
     /// The chain of `key`; `block_size` cuts tokens into blocks. Fails where it is deeper than a position can say.
     pub fn new(key: &'a QueryKey, block_size: BlockSize) -> Result<Self, PositionError> {
-        let rolled = |content: Content<'a>| (content.len(), Hashes::Content(content));
+        let rolled = |content: Content<'a>| (content.len(), Hashes::Rolled(Rolled::new(content)));
         let (len, hashes) = match key {
             QueryKey::Tokens {
                 tokens,
@@ -80,11 +78,11 @@ impl<'a> QueryChain<'a> {
         if let Hashes::Lineage(hashes) = self.hashes {
             return hashes[index];
         }
-        let current = SequenceHash(self.hash(index, None));
         // The first block has no parent; `at` does not look at the value there.
         let parent = index
             .checked_sub(1)
-            .map_or(SequenceHash(0), |before| SequenceHash(self.hash(before, None)));
+            .map_or(SequenceHash(0), |before| SequenceHash(self.hash(before)));
+        let current = SequenceHash(self.hash(index));
         // `new` has checked the largest.
         let position = Position::new(index as u64).unwrap_or(Position::MAX);
         PositionalLineageHash::at(position, parent, current)
@@ -98,43 +96,36 @@ impl<'a> QueryChain<'a> {
 
     /// Whether hashes have to be computed, one after the other.
     pub(crate) fn is_rolled(&self) -> bool {
-        matches!(self.hashes, Hashes::Content(_) | Hashes::Rolled(_))
+        matches!(self.hashes, Hashes::Rolled(_))
     }
 
     /// The sequence hash of the block at `index`, which must be below [`Self::len`], or the fragment of it that is known.
     #[inline]
-    pub(crate) fn hash(&mut self, index: usize, memory: Option<Memory<'_>>) -> u64 {
+    pub(crate) fn hash(&mut self, index: usize) -> u64 {
         match &mut self.hashes {
-            Hashes::Content(content) if index == 0 => content.first().as_u64(),
-            Hashes::Content(_) => self
-                .rolled()
-                .map_or(0, |rolled| rolled.hash(index, memory).as_u64()),
             Hashes::Sequence(hashes) => hashes[index].as_u64(),
             Hashes::Lineage(hashes) => hashes[index].current_hash_fragment(),
-            Hashes::Rolled(rolled) => rolled.hash(index, memory).as_u64(),
+            Hashes::Rolled(rolled) => rolled.hash(index).as_u64(),
         }
     }
 
-    /// The fingerprint of the 32 blocks from `from` on, a multiple of 32, where so many are asked for and the query has more of them than
-    /// fragments.
+    /// The fingerprint of the 32 blocks from `from` on, where so many are asked for and their whole hashes are given.
     #[inline]
-    pub(crate) fn print(&mut self, from: usize, memory: Memory<'_>) -> Option<u64> {
-        match &mut self.hashes {
+    pub(crate) fn print(&self, from: usize, prints: &Prints) -> Option<u64> {
+        match self.hashes {
             Hashes::Sequence(hashes) => {
                 let hashes = hashes.get(from..)?.first_chunk()?;
-                Some(memory.store.prints.of(hashes))
+                Some(prints.of(hashes))
             }
-            Hashes::Lineage(_) => None,
-            Hashes::Content(_) | Hashes::Rolled(_) => self.rolled()?.print(from, memory),
+            Hashes::Lineage(_) | Hashes::Rolled(_) => None,
         }
     }
 
     /// Fills `hashes` with those of the blocks from `from` on, as [`Self::hash`] gives them. They exist, and no multiple of 32 is among the
     /// positions after the first.
     #[inline]
-    pub(crate) fn load(&mut self, from: usize, hashes: &mut [u64], memory: Memory<'_>) {
-        debug_assert!(from % CHUNK + hashes.len() <= CHUNK);
-        match &mut self.hashes {
+    pub(crate) fn load(&self, from: usize, hashes: &mut [u64]) {
+        match self.hashes {
             Hashes::Sequence(given) => {
                 for (hash, given) in hashes.iter_mut().zip(&given[from..]) {
                     *hash = given.as_u64();
@@ -145,28 +136,16 @@ impl<'a> QueryChain<'a> {
                     *hash = given.current_hash_fragment();
                 }
             }
-            Hashes::Content(_) | Hashes::Rolled(_) => {
-                if let Some(rolled) = self.rolled() {
-                    rolled.load(from, hashes, Some(memory));
-                }
-            }
+            Hashes::Rolled(_) => {}
         }
     }
 
-    /// Keeps for later searches what has been computed of the first `agreed` blocks, which somebody has.
-    pub(crate) fn learn(&mut self, agreed: usize, memory: Memory<'_>) {
-        if let Hashes::Rolled(rolled) = &mut self.hashes {
-            rolled.learn(agreed, memory);
-        }
-    }
-
-    fn rolled(&mut self) -> Option<&mut Rolled<'a>> {
-        if let Hashes::Content(content) = self.hashes {
-            self.hashes = Hashes::Rolled(Box::new(Rolled::new(content)));
-        }
+    /// The hashes that are to be computed, where they are.
+    #[inline]
+    pub(super) fn rolled(&mut self) -> Option<&mut Rolled<'a>> {
         match &mut self.hashes {
             Hashes::Rolled(rolled) => Some(rolled),
-            Hashes::Content(_) | Hashes::Sequence(_) | Hashes::Lineage(_) => None,
+            Hashes::Sequence(_) | Hashes::Lineage(_) => None,
         }
     }
 
@@ -177,7 +156,7 @@ impl<'a> QueryChain<'a> {
         match self.hashes {
             Hashes::Lineage(hashes) => prefetch_ends(hashes),
             Hashes::Sequence(hashes) => prefetch_ends(hashes),
-            Hashes::Content(_) | Hashes::Rolled(_) => {}
+            Hashes::Rolled(_) => {}
         }
     }
 
@@ -187,7 +166,7 @@ impl<'a> QueryChain<'a> {
         match self.hashes {
             Hashes::Lineage(hashes) => hashes.get(index).into_iter().for_each(prefetch),
             Hashes::Sequence(hashes) => hashes.get(index).into_iter().for_each(prefetch),
-            Hashes::Content(_) | Hashes::Rolled(_) => {}
+            Hashes::Rolled(_) => {}
         }
     }
 }

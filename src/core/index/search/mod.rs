@@ -31,7 +31,6 @@ use super::shared::Shared;
 use super::steps::{Moment, RunSet};
 
 use matches::{FoundGroups, Groups, push_group};
-use rolled::Memory;
 
 pub use bounds::{BoundedMatches, Bounds, SparseChain};
 pub use chain::QueryChain;
@@ -81,7 +80,7 @@ pub(crate) fn find(
     point();
     let moment = shared.runs.steps.now();
     point();
-    let first = wanted(chain, 0, None);
+    let first = wanted(chain, 0);
     if shared.runs.head(None, 0, first, guard).is_none() {
         // One look: nobody had it all the time.
         return Matches::none();
@@ -236,7 +235,7 @@ impl<'f, 'q, 'g: 'f, S: SlotBits> Finder<'f, 'q, 'g, S> {
         let tick = self.store.tick();
         let (mut before, mut start): (Option<Spot>, usize) = (None, 0);
         loop {
-            let first = wanted(self.chain, start, Some(self.memory()));
+            let first = wanted(self.chain, start);
             point();
             let head = self.store.head(before, position(start), first, self.guard);
             let Some((id, run)) = head else { break };
@@ -256,7 +255,7 @@ impl<'f, 'q, 'g: 'f, S: SlotBits> Finder<'f, 'q, 'g, S> {
             let is_last = end >= self.chain.len();
             if !is_last {
                 // The next hash decides where it goes on, if it does.
-                let next = self.chain.hash(end, Some(self.memory()));
+                let next = self.chain.hash(end);
                 let spot = spot(id, agreed - 1);
                 self.store.prefetch_head(spot, position(end), next, self.guard);
             }
@@ -276,7 +275,6 @@ impl<'f, 'q, 'g: 'f, S: SlotBits> Finder<'f, 'q, 'g, S> {
         if let Some(candidates) = candidates {
             settle(&mut self.found, position(start), &candidates);
         }
-        self.chain.learn(start, self.memory());
     }
 
     /// The holders of the first `agreed` blocks of a run that begins at `start`. Notes those that have fewer.
@@ -323,13 +321,6 @@ impl<'f, 'q, 'g: 'f, S: SlotBits> Finder<'f, 'q, 'g, S> {
         through.finish()
     }
 
-    fn memory(&self) -> Memory<'f> {
-        Memory {
-            store: self.store,
-            guard: self.guard,
-        }
-    }
-
     /// Groups those that have dropped out.
     fn settle_dropped(&mut self) {
         self.dropped.sort_unstable();
@@ -354,7 +345,7 @@ impl<'f, 'q, 'g: 'f, S: SlotBits> Finder<'f, 'q, 'g, S> {
         let len = usize::from(run.len());
         point();
         let last = start + len.checked_sub(1)?;
-        (last < self.chain.len() && self.chain.hash(last, None) == run.last()).then_some(len)
+        (last < self.chain.len() && self.chain.hash(last) == run.last()).then_some(len)
     }
 
     /// How many of a run's blocks, from its first, the query has from `start` on.
@@ -363,7 +354,12 @@ impl<'f, 'q, 'g: 'f, S: SlotBits> Finder<'f, 'q, 'g, S> {
         point();
         let len = usize::from(run.len()).min(column.capacity());
         let len = len.min(self.chain.len() - start);
-        if self.is_chain && !self.chain.is_rolled() {
+        let (guard, prints) = (self.guard, &self.store.prints);
+        if let Some(rolled) = self.chain.rolled() {
+            column.prefetch_prints(len / CHUNK, true);
+            let is = |offset: usize, wanted| column.is(offset, position(start + offset), wanted, guard);
+            rolled.agreement(column, start, len, prints, is)
+        } else if self.is_chain {
             self.last_agreement(column, start, len)
         } else {
             self.first_difference(column, start, len)
@@ -401,14 +397,13 @@ impl<'f, 'q, 'g: 'f, S: SlotBits> Finder<'f, 'q, 'g, S> {
     }
 
     fn is_same(&mut self, column: Column<'_>, start: usize, offset: usize) -> bool {
-        let wanted = wanted(self.chain, start + offset, None);
+        let wanted = wanted(self.chain, start + offset);
         column.is(offset, position(start + offset), wanted, self.guard)
     }
 
     /// As [`Self::agreement`], whatever the hashes are: all are compared.
     fn first_difference(&mut self, column: Column<'_>, start: usize, len: usize) -> usize {
-        column.prefetch_prints(len / CHUNK);
-        let memory = self.memory();
+        column.prefetch_prints(len / CHUNK, false);
         let is_whole = self.chain.is_whole();
         let mut hashes = [0; CHUNK];
         let mut agreed = 0;
@@ -418,13 +413,13 @@ impl<'f, 'q, 'g: 'f, S: SlotBits> Finder<'f, 'q, 'g, S> {
             // Fingerprints are of blocks from a multiple of 32 on.
             let hashes = &mut hashes[..(CHUNK - at % CHUNK).min(len - agreed)];
             if hashes.len() == CHUNK
-                && let Some(print) = self.chain.print(at, memory)
+                && let Some(print) = self.chain.print(at, &self.store.prints)
                 && print == column.print(agreed / CHUNK)
             {
                 agreed += CHUNK;
                 continue;
             }
-            self.chain.load(at, hashes, memory);
+            self.chain.load(at, hashes);
             let is_same = |(index, hash): &(usize, &u64)| {
                 let hash = **hash;
                 let at = position(at + index);
@@ -441,9 +436,9 @@ impl<'f, 'q, 'g: 'f, S: SlotBits> Finder<'f, 'q, 'g, S> {
 }
 
 /// What the block of a query at `index` is found by.
-fn wanted(chain: &mut QueryChain<'_>, index: usize, memory: Option<Memory<'_>>) -> Wanted {
+fn wanted(chain: &mut QueryChain<'_>, index: usize) -> Wanted {
     Wanted {
-        hash: chain.hash(index, memory),
+        hash: chain.hash(index),
         is_whole: chain.is_whole(),
     }
 }

@@ -1,15 +1,15 @@
-//! Prompts that were hashed before: answers are those of prompts that were not, whatever is kept, evicted or written at the same time.
+//! Prompts that were asked for before: answers are those of prompts that were not, whatever is kept, evicted or written at the same time.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use proptest::prelude::*;
 
-use crate::hash::{BlockSize, SequenceHash};
+use crate::hash::{BlockHash, BlockSize, SequenceHash, sequence_hashes};
 use crate::wire::{Event, HolderId, QueryKey, RemovedBlocks, StoredBlocks, Tier, WorkerName};
 
 use super::api::{Capacity, HolderWriter, IndexLimits, NamespaceSettings, PositionalIndexer, Search};
 use super::world::{BLOCK_SIZE, Path, World};
-use kvatlas_lab::random::Random;
+use kvatlas_lab::random::{Random, mix};
 
 const DEPTH_MAX: usize = 400;
 
@@ -66,7 +66,7 @@ fn found(index: &PositionalIndexer, key: &QueryKey) -> Vec<(u32, u32)> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// From few blocks, for which next to nothing is kept, to many; with and without eviction of blocks.
+    /// With and without eviction of blocks.
     #[test]
     fn known_prompts_are_answered_as_unknown_ones(
         seed: u64,
@@ -90,6 +90,40 @@ proptest! {
         }
         writers.into_iter().for_each(HolderWriter::retire);
         prop_assert_eq!(index.sizes().bytes, 0);
+    }
+}
+
+/// A run keeps what prompts had its blocks. Later it has other blocks: even such whose hashes are those of the prompt's blocks.
+#[test]
+fn what_was_kept_of_a_run_says_nothing_of_other_blocks() {
+    let blocks: Vec<BlockHash> = (0..200).map(|block| BlockHash(mix(block))).collect();
+    let chain: Vec<u64> = sequence_hashes(blocks.iter().copied())
+        .map(|hash| hash.0)
+        .collect();
+    let exchanged: Vec<u64> = blocks.iter().map(|block| block.0).collect();
+    let swapped = QueryKey::BlockHashes(chain.iter().copied().map(BlockHash).collect());
+    let keys = [
+        QueryKey::BlockHashes(blocks),
+        QueryKey::SequenceHashes(hashes(&chain)),
+    ];
+    let index = new_index(u64::MAX);
+    let mut writer = register(&index, 0);
+    let all = u32::try_from(chain.len()).unwrap();
+    for agreed in [0, 1, 31, 32, 33, 64, 100, 128, 160, 200] {
+        let other = chain[..agreed].iter().chain(&exchanged[agreed..]);
+        let other: Vec<u64> = other.copied().collect();
+        for (chain, expected) in [(&chain, all), (&other, u32::try_from(agreed.max(1)).unwrap())] {
+            let stored = StoredBlocks::by_sequence(None, None, hashes(chain));
+            writer.apply(Event::Stored(stored), Tier::DEVICE, 0);
+            for key in keys.iter().chain(&keys) {
+                assert_eq!(found(&index, key), [(0, expected)], "{agreed}");
+            }
+            // Position 0 alone is the same in both.
+            assert!(found(&index, &swapped).iter().all(|found| found.1 <= 1));
+            // The run stays, with the blocks that both have.
+            let removed = RemovedBlocks::by_sequence(hashes(&chain[agreed..]));
+            writer.apply(Event::Removed(removed), Tier::DEVICE, 0);
+        }
     }
 }
 
@@ -118,7 +152,7 @@ fn readers_and_writers_share_what_is_known() {
                 }
             });
         }
-        // The table grows and shrinks meanwhile.
+        // Runs come and go meanwhile.
         let mut moving = register(&index, 1);
         for step in 0..400 {
             let base = 1_u64 << 40 | step << 20;
