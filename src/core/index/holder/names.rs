@@ -9,7 +9,7 @@ use super::orphans::{Alias, Names, Orphan, add_name};
 use super::part::Form;
 use super::resolve::Resident;
 use super::{HolderState, Outcome};
-use crate::index::runs::{RUN_BLOCKS_MAX, RunId, RunWriter, Spot, Wanted, is_same_at};
+use crate::index::runs::{RunId, RunWriter, Spot, Wanted, is_same_at};
 use smallvec::SmallVec;
 
 /// A block that a holder has.
@@ -171,12 +171,8 @@ impl HolderState {
             // What is not published would be cut off while others have turns.
             self.publish(runs);
             let held: Vec<RunId> = self.parts.keys().copied().collect();
-            for (number, run) in held.into_iter().enumerate() {
-                runs.place(run, RUN_BLOCKS_MAX);
-                if number % 16 == 15 {
-                    runs.pause();
-                }
-            }
+            let mut held = held.into_iter();
+            runs.place_each(|_| held.next());
         }
     }
 

@@ -4,27 +4,24 @@ use std::sync::atomic::Ordering;
 
 use crate::index::block::COMMON_MASK;
 
-use super::run::Run;
 use super::writer::RunWriter;
 use super::{RUN_BLOCKS_MAX, RunId, Spot};
 
 /// Most places found by one hash. Blocks beyond are found by names alone.
 const EQUAL_MAX: usize = 16;
-/// Others have a turn after so many blocks.
-const PLACED_BLOCKS: usize = 16_384;
 /// How far ahead memory is asked for.
 const AHEAD: u16 = 16;
 
 impl RunWriter<'_> {
-    /// Makes the first `end` blocks of a run be found by their hashes.
-    pub(crate) fn place(&mut self, id: RunId, end: u16) {
+    /// Makes the first `end` blocks of a run be found by their hashes; says how many were not.
+    pub(crate) fn place(&mut self, id: RunId, end: u16) -> usize {
         let Some(run) = self.store.slab.get(id, &self.guard) else {
-            return;
+            return 0;
         };
         let placed = u16::try_from(run.placed.load(Ordering::Relaxed)).unwrap_or(0);
         let end = end.min(run.len());
         if placed >= end {
-            return;
+            return 0;
         }
         let (column, store, guard) = (run.column(&self.guard), self.store, &self.guard);
         let key_of = |offset: u16| column.hash(usize::from(offset)) & COMMON_MASK;
@@ -48,6 +45,7 @@ impl RunWriter<'_> {
         run.placed.store(u32::from(end), Ordering::Relaxed);
         self.state.unplaced -= u64::from(end - placed);
         self.account_places();
+        usize::from(end - placed)
     }
 
     fn account_places(&mut self) {
@@ -96,15 +94,21 @@ impl RunWriter<'_> {
     /// Makes all blocks be found by their hashes from now on.
     pub(crate) fn place_all(&mut self) {
         self.state.places_all = true;
-        let mut placed = 0;
         // Runs that come from now on are placed as they grow. Whoever comes while another one pauses goes on with it.
-        while self.state.unplaced_from < self.state.next {
-            let id = RunId(self.state.unplaced_from);
-            self.state.unplaced_from += 1;
-            self.place(id, RUN_BLOCKS_MAX);
-            placed += 1 + usize::from(self.run(id).map_or(0, Run::len));
-            if placed > PLACED_BLOCKS {
-                placed = 0;
+        self.place_each(|runs| {
+            let next = runs.state.unplaced_from;
+            runs.state.unplaced_from += u32::from(next < runs.state.next);
+            (next < runs.state.next).then_some(RunId(next))
+        });
+    }
+
+    /// Makes all blocks of the runs that `next` gives be found by their hashes. Others have turns meanwhile.
+    pub(crate) fn place_each(&mut self, mut next: impl FnMut(&mut Self) -> Option<RunId>) {
+        let mut done = 0;
+        while let Some(id) = next(self) {
+            done += 1 + self.place(id, RUN_BLOCKS_MAX);
+            if done >= usize::from(RUN_BLOCKS_MAX) {
+                done = 0;
                 self.pause();
             }
         }

@@ -235,6 +235,22 @@ fn blocks_without_a_place_take_a_small_part_of_a_bounded_index() {
     assert_eq!(index.sizes().bytes, 0);
 }
 
+/// The first lineage hash makes all blocks of the holder be found by their hashes.
+#[test]
+fn blocks_come_to_be_found_by_their_hashes_in_many_turns() {
+    let index = new_index(Capacity::UNBOUNDED);
+    let mut writer = register(&index, 0);
+    let blocks = 2 * BLOCKS;
+    let mut stored = StoredBlocks::by_sequence(None, None, hashes((0..blocks).map(mix)));
+    stored.engine_hashes = Some((0..blocks).map(|block| 1 << 62 | block).collect());
+    writer.apply(Event::Stored(stored), Tier::DEVICE, 0);
+    let absent = removed_by_lineage(vec![lineage(0, 0, 5)]);
+    let turns = turns_of(|| {
+        writer.apply(absent, Tier::DEVICE, 0);
+    });
+    assert!(turns >= TURNS_MIN, "{turns}");
+}
+
 /// The first compressed query makes blocks be found by their hashes, and gives way to others in between: they must not take the work for
 /// done.
 #[test]
