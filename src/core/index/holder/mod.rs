@@ -7,7 +7,7 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `part.rs` | intervals of one run, with tiers and names |
+//! | `part.rs`, `copies.rs` | intervals of one run, with tiers and names; further names of blocks |
 //! | `orphans.rs` | blocks whose parent is not known |
 //! | `names.rs` | finding blocks by name or lineage hash; several names of one block |
 //! | `store.rs`, `remove.rs` | what stored and removed events do |
@@ -18,6 +18,7 @@
 
 mod applied;
 mod claims;
+mod copies;
 mod dump;
 mod names;
 mod orphans;
@@ -38,7 +39,7 @@ use crate::wire::Tier;
 use super::runs::{NameMap, RunId, RunView, RunWriter, Spot, Victim};
 use super::split_map::SplitMap;
 use super::steps::RunSet;
-use orphans::{Names, Orphans};
+use orphans::Orphans;
 use parking::Parking;
 use part::{Attributes, Form, Part};
 
@@ -79,11 +80,12 @@ const KEPT_RUNS: usize = 8;
 pub(crate) struct HolderState {
     pub(super) slot: HolderSlot,
     parts: SplitMap<RunId, Part>,
-    /// Places of blocks that the engine calls by a name in their part.
+    /// Places of blocks that the engine calls by names in their part.
     own: NameMap,
-    /// Names of blocks that have several, and the places of these names.
-    many: SplitMap<Spot, Names>,
-    further: SplitMap<u64, Spot>,
+    /// How many of these names are not the first ones of their blocks.
+    further: usize,
+    /// What those take in parts, in bytes.
+    copies_bytes: usize,
     orphans: Orphans,
     /// Blocks that some orphans may have waited for; none between events.
     adopting: Vec<Spot>,
@@ -115,8 +117,8 @@ impl HolderState {
             slot,
             parts: SplitMap::default(),
             own: NameMap::default(),
-            many: SplitMap::default(),
-            further: SplitMap::default(),
+            further: 0,
+            copies_bytes: 0,
             orphans: Orphans::default(),
             adopting: Vec::new(),
             parking: Parking::default(),
@@ -244,8 +246,9 @@ impl HolderState {
     }
 
     fn account(&mut self, runs: &RunWriter<'_>) {
-        let aliases = self.many.bytes() + self.further.bytes();
-        let placed = self.own.bytes() + (self.parts.bytes() + aliases + self.names_bytes()) as u64;
+        // First names are in parts, roughly as many as the map has.
+        let names = (self.own.len() - self.further) * size_of::<u64>() + self.copies_bytes;
+        let placed = self.own.bytes() + (self.parts.bytes() + names) as u64;
         let placed = i64::try_from(placed).unwrap_or(i64::MAX);
         let aside = self.orphans.bytes() + self.parking.bytes();
         let aside = i64::try_from(aside).unwrap_or(i64::MAX);
@@ -253,11 +256,6 @@ impl HolderState {
             .change_usage(0, placed.saturating_add(aside) - self.bytes);
         runs.store.change_aside(aside - self.aside);
         (self.bytes, self.aside) = (placed.saturating_add(aside), aside);
-    }
-
-    /// What names in parts take, roughly: as many as the map has.
-    fn names_bytes(&self) -> usize {
-        self.own.len() * 8
     }
 
     /// Of how many of these runs a turn may remove all blocks; at least of one.
@@ -303,7 +301,7 @@ impl HolderState {
         let before = self.placed;
         for victim in victims {
             let end = self.parts.get(&victim.run).map_or(0, Part::end);
-            self.erase_all(victim.run, victim.cutoff, end, runs);
+            self.erase_all(victim.run, victim.cutoff, end);
         }
         self.publish(runs);
         before - self.placed

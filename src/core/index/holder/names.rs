@@ -1,12 +1,13 @@
 //! Finding a holder's blocks by name or lineage hash, and blocks that have several names.
 //!
-//! A name is in exactly one of four tables, by the form of its block: `Hash` in the places of the runs, `Own` in the holder's map,
-//! `Many` among the further names, and that of a block without a place among the orphans.
+//! A name is in exactly one of three tables, by the form of its block: `Hash` in the places of the runs, `Own` and `Many` in the holder's
+//! map, and that of a block without a place among the orphans.
 
 use crate::hash::{PositionalLineageHash, SequenceHash};
 
-use super::orphans::{Alias, Names, Orphan, add_name};
-use super::part::Form;
+use super::copies::Aliases;
+use super::orphans::{Alias, Orphan, add_name};
+use super::part::{Attributes, Form};
 use super::resolve::Resident;
 use super::{HolderState, Outcome};
 use crate::index::runs::{RunId, RunWriter, Spot, Wanted, is_same_at};
@@ -33,11 +34,6 @@ impl HolderState {
 
     /// As [`Self::find_name`], of a block that has a place.
     pub(super) fn find_spot(&self, name: u64, runs: &RunWriter<'_>) -> Option<Spot> {
-        if !self.further.is_empty()
-            && let Some(spot) = self.further.get(&name)
-        {
-            return Some(*spot);
-        }
         if let Some(spot) = self.find_own(name) {
             return Some(spot);
         }
@@ -56,7 +52,7 @@ impl HolderState {
         }
         self.own.find(name, |spot| {
             let part = self.parts.get(&spot.run)?;
-            (part.name(spot.offset) == name).then_some(spot)
+            part.has_name(spot.offset, name).then_some(spot)
         })
     }
 
@@ -186,8 +182,8 @@ impl HolderState {
     ) -> Option<Found> {
         // Mostly no table has anything that a name can clash with.
         let found = match form {
-            Form::Hash if self.own.len() == 0 && self.further.is_empty() && !runs.has_doubles() => None,
-            Form::Own if self.further.is_empty() && !self.has_hash_names() => self.find_own(name),
+            Form::Hash if self.own.len() == 0 && !runs.has_doubles() => None,
+            Form::Own | Form::Many if !self.has_hash_names() => self.find_own(name),
             _ => self.find_spot(name, runs),
         };
         match found {
@@ -200,21 +196,19 @@ impl HolderState {
 
     /// Whether some block may be named by its hash.
     pub(super) fn has_hash_names(&self) -> bool {
-        self.own.len() < self.placed
+        self.own.len() - self.further < self.placed
     }
 
     /// Takes a name from a block; a block that loses its last name is gone.
-    pub(super) fn drop_name(&mut self, found: Found, name: u64, runs: &mut RunWriter<'_>) {
+    pub(super) fn drop_name(&mut self, found: Found, name: u64) {
         match found {
             Found::Orphan(key) => {
                 self.orphans.withdraw(key, Some(name), u8::MAX);
             }
             Found::Placed(spot) => {
-                self.withdraw_many(spot, Some(name), u8::MAX, runs)
-                    .unwrap_or_else(|| {
-                        self.erase_all(spot.run, spot.offset, spot.offset + 1, runs);
-                        Outcome::Gone
-                    });
+                if self.withdraw_many(spot, Some(name), u8::MAX).is_none() {
+                    self.erase_all(spot.run, spot.offset, spot.offset + 1);
+                }
             }
         }
     }
@@ -224,72 +218,50 @@ impl HolderState {
         let Some(held) = self.attributes(spot) else {
             return false;
         };
-        let mut names = match held.form() {
-            Form::Many => self.many.remove(&spot).unwrap_or_default(),
-            Form::Nameless => {
-                // The first name takes over what was stored without one.
-                self.set_names(
-                    spot,
-                    Names::from_elem(
-                        Alias {
-                            name,
-                            tiers: tiers | held.tiers(),
-                        },
-                        1,
-                    ),
-                    runs,
-                );
-                return true;
+        let mut names = self.names_of(spot, runs);
+        if names.is_empty() {
+            // The first name takes over what was stored without one.
+            let form = self.form_of(spot, name, held.is_whole(), runs);
+            let tiers = tiers | held.tiers();
+            self.set(spot, Some(held.with_form(form).with_tiers(tiers)));
+            if form == Form::Own {
+                self.own.insert(name, spot);
+                self.set_names(spot, &[Alias { name, tiers }]);
             }
-            Form::Own | Form::Hash => {
-                let first = self.take_single_name(spot, runs);
-                Names::from_elem(
-                    Alias {
-                        name: first,
-                        tiers: held.tiers(),
-                    },
-                    1,
-                )
-            }
-        };
+            return true;
+        }
+        let before = names.len();
         let is_taken = add_name(&mut names, name, tiers);
-        self.set_names(spot, names, runs);
+        if names.len() > before {
+            self.own.insert(name, spot);
+            self.further += 1;
+        }
+        let mut form = held.form();
+        if names.len() > 1 {
+            if form == Form::Hash {
+                self.own.insert(names[0].name, spot);
+            }
+            form = Form::Many;
+        }
+        let tiers = if is_taken {
+            held.tiers() | tiers
+        } else {
+            held.tiers()
+        };
+        self.set(spot, Some(held.with_form(form).with_tiers(tiers)));
+        if form == Form::Many {
+            self.set_names(spot, &names);
+        }
         is_taken
     }
 
-    /// Takes the one name of a block out of its table.
-    fn take_single_name(&mut self, spot: Spot, runs: &RunWriter<'_>) -> u64 {
-        match self.attributes(spot).map(super::part::Attributes::form) {
-            Some(Form::Own) => {
-                let name = self.parts.get(&spot.run).map_or(0, |part| part.name(spot.offset));
-                self.own.remove(name, spot);
-                name
-            }
-            _ => runs.hash(spot),
+    /// Writes the names of a block into its part.
+    fn set_names(&mut self, spot: Spot, names: &[Alias]) {
+        if let Some(part) = self.parts.get_mut(&spot.run) {
+            self.copies_bytes -= part.copies_bytes();
+            part.set_aliases(spot.offset, names);
+            self.copies_bytes += part.copies_bytes();
         }
-    }
-
-    /// Gives a block these names, in place of those in no table any more.
-    fn set_names(&mut self, spot: Spot, names: Names, runs: &mut RunWriter<'_>) {
-        let Some(held) = self.attributes(spot) else { return };
-        let tiers = names.iter().fold(0, |tiers, alias| tiers | alias.tiers);
-        let held = held.with_tiers(tiers);
-        if let [only] = names.as_slice() {
-            let form = self.form_of(spot, only.name, held.is_whole(), runs);
-            self.set(spot, Some(held.with_form(form)));
-            if form == Form::Own {
-                self.own.insert(only.name, spot);
-                if let Some(part) = self.parts.get_mut(&spot.run) {
-                    part.set_names(spot.offset, &[only.name]);
-                }
-            }
-            return;
-        }
-        self.set(spot, Some(held.with_form(Form::Many)));
-        for alias in &names {
-            self.further.insert(alias.name, spot);
-        }
-        self.many.insert(spot, names);
     }
 
     /// In what form a block at `spot` can keep its one name.
@@ -306,58 +278,58 @@ impl HolderState {
     }
 
     /// Takes tiers from one name, or from all names, of a block that has several; none where it has not.
-    pub(super) fn withdraw_many(
-        &mut self,
-        spot: Spot,
-        name: Option<u64>,
-        tiers: u8,
-        runs: &mut RunWriter<'_>,
-    ) -> Option<Outcome> {
-        if self.many.is_empty() {
+    pub(super) fn withdraw_many(&mut self, spot: Spot, name: Option<u64>, tiers: u8) -> Option<Outcome> {
+        if self.further == 0 {
             return None;
         }
-        let mut names = self.many.remove(&spot)?;
-        let mut held = 0;
-        for alias in names
-            .iter_mut()
-            .filter(|alias| name.is_none_or(|name| name == alias.name))
-        {
-            held |= alias.tiers & tiers;
-            alias.tiers &= !tiers;
-        }
-        for alias in names.iter().filter(|alias| alias.tiers == 0) {
-            self.further.remove(&alias.name);
+        let part = self.parts.get_mut(&spot.run)?;
+        let held = part.get(spot.offset).filter(|held| held.form() == Form::Many)?;
+        let mut names = part.aliases(spot.offset, held.tiers());
+        let before = (names.len(), part.copies_bytes());
+        let mut withdrawn = 0;
+        for alias in &mut names {
+            if name.is_none_or(|name| name == alias.name) {
+                withdrawn |= alias.tiers & tiers;
+                alias.tiers &= !tiers;
+            }
+            if alias.tiers == 0 {
+                self.own.remove(alias.name, spot);
+            }
         }
         names.retain(|alias| alias.tiers != 0);
-        match names.as_slice() {
-            [] => {
-                self.set(spot, None);
-                self.placed -= 1;
-                return Some(Outcome::Gone);
-            }
-            [last] => {
-                self.further.remove(&last.name);
-            }
-            _ => {}
+        part.set_aliases(spot.offset, &names);
+        self.further -= (before.0 - 1) - names.len().saturating_sub(1);
+        self.copies_bytes = self.copies_bytes - before.1 + part.copies_bytes();
+        let left = names.iter().fold(0, |left, alias| left | alias.tiers);
+        let next = match names.len() {
+            0 => None,
+            1 => Some(held.with_tiers(left).with_form(Form::Own)),
+            _ => Some(held.with_tiers(left)),
+        };
+        if next != Some(held) {
+            part.set(spot.offset, spot.offset + 1, next);
+            self.touch(spot.run);
         }
-        self.set_names(spot, names, runs);
-        Some(if held == 0 {
-            Outcome::Unknown
-        } else {
-            Outcome::Remains
+        Some(match (next, withdrawn) {
+            (None, _) => {
+                self.placed -= 1;
+                Outcome::Gone
+            }
+            (_, 0) => Outcome::Unknown,
+            _ => Outcome::Remains,
         })
     }
 
     /// Takes all names of the blocks from `from` to `to` out of their tables, and the blocks from the holder.
-    pub(super) fn erase_all(&mut self, run: RunId, from: u16, to: u16, runs: &mut RunWriter<'_>) {
+    pub(super) fn erase_all(&mut self, run: RunId, from: u16, to: u16) {
         let mut at = from;
         while at < to {
             let Some(part) = self.parts.get(&run) else { return };
             let (end, held) = part.extent(at, to);
-            match held.map(super::part::Attributes::form) {
+            match held.map(Attributes::form) {
                 None => {}
                 Some(Form::Many) => {
-                    self.withdraw_many(Spot { run, offset: at }, None, u8::MAX, runs);
+                    self.withdraw_many(Spot { run, offset: at }, None, u8::MAX);
                     at += 1;
                     continue;
                 }
@@ -389,24 +361,19 @@ impl HolderState {
     }
 
     /// The names of a block that has a place, oldest first, each with its tiers; none where it is nameless.
-    pub(super) fn names_of(&self, spot: Spot, runs: &RunWriter<'_>) -> Names {
-        let Some(held) = self.attributes(spot) else {
-            return Names::new();
-        };
-        let only = |name| {
-            Names::from_elem(
-                Alias {
-                    name,
-                    tiers: held.tiers(),
-                },
-                1,
-            )
+    pub(super) fn names_of(&self, spot: Spot, runs: &RunWriter<'_>) -> Aliases {
+        let part = self.parts.get(&spot.run);
+        let held = part.and_then(|part| Some((part, part.get(spot.offset)?)));
+        let Some((part, held)) = held else {
+            return Aliases::new();
         };
         match held.form() {
-            Form::Nameless => Names::new(),
-            Form::Many => self.many.get(&spot).cloned().unwrap_or_default(),
-            Form::Hash => only(runs.hash(spot)),
-            Form::Own => only(self.parts.get(&spot.run).map_or(0, |part| part.name(spot.offset))),
+            Form::Nameless => Aliases::new(),
+            Form::Own | Form::Many => part.aliases(spot.offset, held.tiers()),
+            Form::Hash => Aliases::from_iter([Alias {
+                name: runs.hash(spot),
+                tiers: held.tiers(),
+            }]),
         }
     }
 

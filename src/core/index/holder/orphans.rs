@@ -26,14 +26,17 @@ pub(super) struct Alias {
     pub(super) tiers: u8,
 }
 
-/// The names of a block, oldest first.
-pub(super) type Names = SmallVec<[Alias; 1]>;
+/// The names of a block without a place, oldest first.
+type Names = SmallVec<[Alias; 1]>;
 
 /// Most names of one block; keeps the names of a holder in proportion to its blocks.
 pub(super) const NAMES_MAX: usize = 16;
 
 /// Adds a tier to a name; false where the block has too many names.
-pub(super) fn add_name(names: &mut Names, name: u64, tiers: u8) -> bool {
+pub(super) fn add_name<A>(names: &mut SmallVec<A>, name: u64, tiers: u8) -> bool
+where
+    A: smallvec::Array<Item = Alias>,
+{
     let is_full = names.len() >= NAMES_MAX;
     match names.iter_mut().find(|alias| alias.name == name) {
         Some(alias) => alias.tiers |= tiers,

@@ -2,6 +2,9 @@
 
 use smallvec::SmallVec;
 
+use super::copies::{Aliases, Copies};
+use super::orphans::Alias;
+
 use crate::index::directory::HolderSlot;
 use crate::index::runs::Entry;
 use crate::wire::Tier;
@@ -86,6 +89,8 @@ pub(super) struct Part {
     /// Names of blocks, from `names_from` on; of blocks that are named otherwise it says nothing.
     names: Vec<u64>,
     names_from: u16,
+    /// Names after the first, of blocks that have several.
+    copies: Option<Box<Copies>>,
     /// Where the blocks ended when readers were last told.
     pub(super) shown: u16,
     /// Where the run has the holder's entry, probably.
@@ -209,6 +214,58 @@ impl Part {
     pub(super) fn name(&self, offset: u16) -> u64 {
         let index = usize::from(offset).wrapping_sub(usize::from(self.names_from));
         self.names.get(index).copied().unwrap_or(0)
+    }
+
+    /// Whether the block at `offset`, which has names of its own, has this one.
+    #[inline]
+    pub(super) fn has_name(&self, offset: u16, name: u64) -> bool {
+        self.name(offset) == name
+            || self
+                .copies
+                .as_ref()
+                .is_some_and(|copies| copies.has(offset, name))
+    }
+
+    /// The names of a block that has its own, oldest first; `tiers` are those of the block.
+    pub(super) fn aliases(&self, offset: u16, tiers: u8) -> Aliases {
+        let name = self.name(offset);
+        let mut names = Aliases::from_iter([Alias { name, tiers }]);
+        if let Some(copies) = &self.copies {
+            copies.add_to(offset, &mut names);
+        }
+        names
+    }
+
+    /// Whether a block with names of its own can get one more.
+    pub(super) fn has_room(&self, offset: u16) -> bool {
+        self.copies.as_ref().is_none_or(|copies| copies.has_room(offset))
+    }
+
+    /// Adds a further name to a block that has room for it and is in `tiers`.
+    pub(super) fn add_name(&mut self, offset: u16, tiers: u8, alias: Alias) {
+        let mut names = self.aliases(offset, tiers);
+        names.push(alias);
+        self.copies.get_or_insert_default().set(offset, &names);
+    }
+
+    /// Replaces the names of a block, all its own; none where it is gone.
+    pub(super) fn set_aliases(&mut self, offset: u16, names: &[Alias]) {
+        if let Some(first) = names.first() {
+            self.set_names(offset, &[first.name]);
+        }
+        if names.len() > 1 || self.copies.is_some() {
+            let copies = self.copies.get_or_insert_default();
+            copies.set(offset, names);
+            if copies.is_empty() {
+                self.copies = None;
+            }
+        }
+    }
+
+    /// What names after the first take, in bytes.
+    pub(super) fn copies_bytes(&self) -> usize {
+        let copies = self.copies.as_ref();
+        copies.map_or(0, |copies| size_of::<Copies>() + copies.bytes())
     }
 
     pub(super) fn names(&self, from: u16, to: u16) -> &[u64] {

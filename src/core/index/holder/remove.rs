@@ -114,7 +114,7 @@ impl HolderState {
         self.note_unplaced(keys.iter().copied().map(Unplaced::Key), tier, applied);
     }
 
-    /// Removes blocks while every block of the holder has one name of its own, and no event waits; says how many. The next name, if there is
+    /// Removes blocks while every block of the holder has names of its own, and no event waits; says how many. The next name, if there is
     /// one left, means no block.
     pub(super) fn remove_own(
         &mut self,
@@ -123,17 +123,27 @@ impl HolderState {
         runs: &mut RunWriter<'_>,
         applied: &mut Applied,
     ) -> usize {
-        let has_others = self.orphans.len() > 0 || !self.further.is_empty() || self.has_hash_names();
+        let has_others = self.orphans.len() > 0 || self.has_hash_names();
         if has_others || self.parking.len() > 0 {
             return 0;
         }
         self.aside(names.len(), runs, |state, _| {
             let mut done = 0;
             while let Some(name) = names.get(done) {
-                let Some(mut stretch) = state.find_own(name.0).and_then(|spot| state.stretch_at(spot)) else {
+                let Some(spot) = state.find_own(name.0) else {
                     break;
                 };
                 done += 1;
+                if let Some(outcome) = state.withdraw_many(spot, Some(name.0), tier_bit(tier)) {
+                    if let Some(ahead) = names.get(done + AHEAD) {
+                        state.own.prefetch(ahead.0);
+                    }
+                    count(outcome, applied);
+                    continue;
+                }
+                let Some(mut stretch) = state.stretch_at(spot) else {
+                    break;
+                };
                 while let along @ 1.. = state.follow_own(&mut stretch, names.get(done..).unwrap_or_default())
                 {
                     done += along;
@@ -221,7 +231,7 @@ impl HolderState {
                 }
                 Some(Found::Placed(spot)) => {
                     others.note_named(*name);
-                    if let Some(outcome) = self.withdraw_many(spot, Some(*name), tier_bit(tier), runs) {
+                    if let Some(outcome) = self.withdraw_many(spot, Some(*name), tier_bit(tier)) {
                         count(outcome, applied);
                     } else {
                         open = self.stretch_at(spot);
@@ -260,19 +270,19 @@ impl HolderState {
                 count(outcome, applied);
             }
             for (_, found) in found {
-                self.remove_found(found, tier, runs, applied);
+                self.remove_found(found, tier, applied);
             }
         }
     }
 
     /// Removes a block from a tier, under all its names.
-    fn remove_found(&mut self, found: Found, tier: Tier, runs: &mut RunWriter<'_>, applied: &mut Applied) {
+    fn remove_found(&mut self, found: Found, tier: Tier, applied: &mut Applied) {
         let bit = tier_bit(tier);
         let spot = match found {
             Found::Orphan(key) => return count(self.orphans.withdraw(key, None, bit), applied),
             Found::Placed(spot) => spot,
         };
-        if let Some(outcome) = self.withdraw_many(spot, None, bit, runs) {
+        if let Some(outcome) = self.withdraw_many(spot, None, bit) {
             return count(outcome, applied);
         }
         if let Some(stretch) = self.stretch_at(spot) {
@@ -345,7 +355,7 @@ impl HolderState {
                 count(Outcome::Unknown, applied);
             }
             for found in found {
-                self.remove_found(found, tier, runs, applied);
+                self.remove_found(found, tier, applied);
             }
         }
     }

@@ -7,7 +7,7 @@ use crate::hash::{Position, PositionalLineageHash, SequenceHash, lineage_hashes_
 use crate::wire::Tier;
 
 use super::names::Found;
-use super::orphans::{Orphan, add_name};
+use super::orphans::{Alias, Orphan, add_name};
 use super::part::{Attributes, Form, tier_bit};
 use super::{Applied, HolderState, RejectReason, is_nameless, reject_full};
 use crate::index::block::{NewBlock, current_mask};
@@ -58,7 +58,7 @@ impl<'a> Sequence<'a> {
 }
 
 /// After so many blocks others have a turn.
-const TURN_BLOCKS: usize = 4096;
+const TURN_BLOCKS: usize = 1024;
 /// And after so many that had waited, or that some may have waited for.
 const ADOPTING_STEPS: usize = 2048;
 
@@ -81,11 +81,13 @@ impl HolderState {
             // Where the holder is full, nothing is made that it cannot have.
             let position = sequence.position + u32::try_from(done).unwrap_or(u32::MAX);
             let known = runs.child(parent, position, Wanted::whole(rest[0].0));
-            let rest = if known.is_none() && room < rest.len() && kept.is_none() {
-                &rest[..room]
-            } else {
-                rest
+            let most = match known {
+                // These can take much longer than new ones: each can get a further name.
+                Some(_) => TURN_BLOCKS,
+                None if kept.is_none() => room,
+                None => usize::MAX,
             };
+            let rest = &rest[..rest.len().min(most)];
             if rest.is_empty() {
                 self.store_beyond(sequence, done, parent, terms, runs, applied);
                 return None;
@@ -115,7 +117,7 @@ impl HolderState {
             self.adopt(first.run, first.offset, end);
             // What nobody is known to have would be cut off meanwhile.
             let is_held = self.attributes(last).is_some();
-            let is_turn = done % TURN_BLOCKS < count || !self.adopting.is_empty();
+            let is_turn = done >= TURN_BLOCKS || !self.adopting.is_empty();
             if is_turn && done < sequence.hashes.len() && is_held {
                 return Some((done, last));
             }
@@ -210,7 +212,7 @@ impl HolderState {
         }
         if let Some(other) = self.find_other(name, at, form, runs) {
             applied.reject(RejectReason::Moved, 1);
-            self.drop_name(other, name, runs);
+            self.drop_name(other, name);
             return 0;
         }
         let room = terms.blocks_max.saturating_sub(self.blocks());
@@ -243,7 +245,7 @@ impl HolderState {
         held: Attributes,
         runs: &RunWriter<'_>,
     ) -> usize {
-        let clashes = self.own.len() > 0 || !self.further.is_empty() || runs.has_doubles();
+        let clashes = self.own.len() > 0 || runs.has_doubles();
         let end = at.offset + u16::try_from(wanted).unwrap_or(0);
         let mut count = 0;
         for (offset, hash) in (at.offset..).zip(runs.hashes(at.run, at.offset, end)) {
@@ -284,7 +286,7 @@ impl HolderState {
         runs: &mut RunWriter<'_>,
     ) -> usize {
         let end = at.offset + u16::try_from(wanted).unwrap_or(0);
-        if !self.further.is_empty() || self.has_hash_names() {
+        if self.has_hash_names() {
             let hashes = runs.hashes(at.run, at.offset, end);
             let is_other =
                 |state: &Self, name, spot| state.find_spot(name, runs).is_some_and(|other| other != spot);
@@ -296,14 +298,33 @@ impl HolderState {
         })
     }
 
-    /// Puts the names of blocks from `at` on, of which these are the hashes, into the holder's table and their part: of the first, and of
-    /// those after it that are new and no hashes. `is_other` says whether a name means a block elsewhere that this table does not have.
+    /// Puts the names of new blocks from `at` on into the holder's table and their part, as [`Self::enter_names`].
     fn take_names(
         &mut self,
         sequence: &Sequence<'_>,
         index: usize,
         at: Spot,
         held: Attributes,
+        hashes: impl Iterator<Item = u64>,
+        is_other: impl Fn(&Self, u64, Spot) -> bool,
+    ) -> usize {
+        let count = self.enter_names(sequence, index, at, hashes, is_other);
+        let names = sequence.names_of(index..index + count);
+        let end = at.offset + u16::try_from(count).unwrap_or(0);
+        if let Some(part) = self.parts.get_mut(&at.run) {
+            part.set(at.offset, end, Some(held));
+            part.set_names(at.offset, &names);
+        }
+        count
+    }
+
+    /// Puts the names of blocks from `at` on, of which these are the hashes, into the holder's table: that of the first, and of those after
+    /// it that are new and no hashes. `is_other` says whether a name means a block elsewhere that this table does not have.
+    fn enter_names(
+        &mut self,
+        sequence: &Sequence<'_>,
+        index: usize,
+        at: Spot,
         hashes: impl Iterator<Item = u64>,
         is_other: impl Fn(&Self, u64, Spot) -> bool,
     ) -> usize {
@@ -325,12 +346,10 @@ impl HolderState {
             // Those before it in the same stretch are not in the part yet.
             let is_equal = |other: Spot| {
                 let is_before = other.run == at.run && (at.offset..offset).contains(&other.offset);
-                let other_name = if is_before {
-                    sequence.name(index + usize::from(other.offset - at.offset))
-                } else {
-                    parts.get(&other.run).map(|part| part.name(other.offset))
-                };
-                other_name == Some(name)
+                let before = || sequence.name(index + usize::from(other.offset - at.offset));
+                let part = parts.get(&other.run);
+                is_before && before() == Some(name)
+                    || part.is_some_and(|part| part.has_name(other.offset, name))
             };
             // The caller has looked for the first.
             let equal_max = if count == 0 { usize::MAX } else { 1 };
@@ -338,15 +357,6 @@ impl HolderState {
                 break;
             }
             count += 1;
-        }
-        let names = sequence.names_of(index..index + count);
-        if let Some(part) = self.parts.get_mut(&at.run) {
-            part.set(
-                at.offset,
-                at.offset + u16::try_from(count).unwrap_or(0),
-                Some(held),
-            );
-            part.set_names(at.offset, &names);
         }
         count
     }
@@ -392,8 +402,54 @@ impl HolderState {
             return count;
         }
         let name = sequence.name(index);
+        let is_own = self.orphans.len() == 0 && !self.has_hash_names();
+        if is_own && !self.is_full(at) && name.is_some_and(|name| self.find_own(name).is_none()) {
+            let copies = self.aside(usize::from(to - at.offset), runs, |state, runs| {
+                let hashes = runs.hashes(at.run, at.offset, to);
+                state.hold_copies(sequence, index, at, held, hashes, terms)
+            });
+            applied.stored += copies as u64;
+            return u16::try_from(copies).unwrap_or(u16::MAX);
+        }
         self.extend(at, name, true, terms, runs, applied);
         1
+    }
+
+    /// Whether a block with names of its own has too many for one more.
+    fn is_full(&self, spot: Spot) -> bool {
+        let part = self.parts.get(&spot.run);
+        part.is_none_or(|part| !part.has_room(spot.offset))
+    }
+
+    /// Gives blocks from `at` on, all with `held` in common, a further name each: the first, and those after it whose names are new. Says how
+    /// many. Every block of the holder has names of its own.
+    fn hold_copies(
+        &mut self,
+        sequence: &Sequence<'_>,
+        index: usize,
+        at: Spot,
+        held: Attributes,
+        hashes: impl Iterator<Item = u64>,
+        terms: Terms,
+    ) -> usize {
+        let is_full = |state: &Self, _, spot| state.is_full(spot);
+        let count = self.enter_names(sequence, index, at, hashes, is_full);
+        let names = sequence.names_of(index..index + count);
+        let Some(part) = self.parts.get_mut(&at.run) else {
+            return 0;
+        };
+        let before = part.copies_bytes();
+        let tiers = tier_bit(terms.tier);
+        for (offset, name) in (at.offset..).zip(names.iter()) {
+            part.add_name(offset, held.tiers(), Alias { name: *name, tiers });
+        }
+        self.copies_bytes = self.copies_bytes - before + part.copies_bytes();
+        self.further += count;
+        let held = held.with_tiers(held.tiers() | tiers).with_whole(true);
+        let end = at.offset + u16::try_from(count).unwrap_or(0);
+        part.set(at.offset, end, Some(held.with_form(Form::Many)));
+        self.touch(at.run);
+        count
     }
 
     /// Stores one block again that has a place: with a tier, a name, or a whole hash more.
@@ -410,7 +466,7 @@ impl HolderState {
             && let Some(other) = self.find_other(name, at, Form::Many, runs)
         {
             applied.reject(RejectReason::Moved, 1);
-            self.drop_name(other, name, runs);
+            self.drop_name(other, name);
         }
         let Some(held) = self.attributes(at) else { return };
         self.set(at, Some(held.with_whole(is_whole)));
@@ -449,7 +505,7 @@ impl HolderState {
             && other != own.map_or(Found::Orphan(block.key), Found::Placed)
         {
             has_moved = true;
-            self.drop_name(other, name, runs);
+            self.drop_name(other, name);
         }
         // Of two sequence hashes that one lineage hash stands for, the later stays, as long as nobody knows their places.
         let known = self.orphans.get(block.key).and_then(Orphan::sequence_hash);

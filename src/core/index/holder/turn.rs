@@ -209,7 +209,7 @@ impl Turn<'_, '_> {
             }
             for name in names {
                 if let Some(found) = self.state.find_name(*name, &self.runs) {
-                    self.state.drop_name(found, *name, &mut self.runs);
+                    self.state.drop_name(found, *name);
                 }
             }
         }

@@ -235,6 +235,24 @@ fn blocks_without_a_place_take_a_small_part_of_a_bounded_index() {
     assert_eq!(index.sizes().bytes, 0);
 }
 
+/// Blocks that are there can take much longer than new ones.
+#[test]
+fn a_further_name_for_each_block_comes_in_many_turns() {
+    let index = new_index(Capacity::UNBOUNDED);
+    let mut writer = register(&index, 0);
+    let mut stored = StoredBlocks::by_sequence(None, None, hashes((0..BLOCKS).map(mix)));
+    for copy in 1..=3 {
+        stored.engine_hashes = Some((0..BLOCKS).map(|block| copy << 62 | block).collect());
+        let event = Event::Stored(stored.clone());
+        let turns = turns_of(|| {
+            writer.apply(event, Tier::DEVICE, 0);
+        });
+        assert!(copy == 1 || turns >= 2 * TURNS_MIN, "{turns}");
+    }
+    writer.retire();
+    assert_eq!(index.sizes().bytes, 0);
+}
+
 /// The first lineage hash makes all blocks of the holder be found by their hashes.
 #[test]
 fn blocks_come_to_be_found_by_their_hashes_in_many_turns() {

@@ -1,0 +1,197 @@
+//! Further names of blocks that have several, in one part.
+//!
+//! Blocks stand in groups of 32, and only groups with such blocks are there. So a change moves the names of one group at most, and a
+//! second name takes little more than itself.
+
+use smallvec::SmallVec;
+
+use super::orphans::{Alias, NAMES_MAX};
+
+/// Blocks of a group.
+const GROUP: u16 = 32;
+
+/// The names of a block that has a place, oldest first.
+pub(super) type Aliases = SmallVec<[Alias; 4]>;
+
+/// The further names of all blocks of a part.
+#[derive(Debug, Default)]
+pub(super) struct Copies {
+    /// In order.
+    groups: Vec<Group>,
+    /// What the names of groups take, in bytes.
+    names: usize,
+}
+
+#[derive(Debug)]
+struct Group {
+    number: u16,
+    /// By offset, oldest first.
+    names: Vec<Further>,
+}
+
+/// A name after the first one of a block, without padding.
+#[derive(Debug, Clone, Copy)]
+struct Further {
+    name: [u32; 2],
+    offset: u16,
+    tiers: u8,
+    /// The tiers under the first name.
+    first: u8,
+}
+
+impl Further {
+    #[allow(clippy::cast_possible_truncation, reason = "halves are meant")]
+    fn new(offset: u16, alias: Alias, first: u8) -> Self {
+        Self {
+            name: [alias.name as u32, (alias.name >> 32) as u32],
+            offset,
+            tiers: alias.tiers,
+            first,
+        }
+    }
+
+    fn alias(&self) -> Alias {
+        Alias {
+            name: u64::from(self.name[0]) | u64::from(self.name[1]) << 32,
+            tiers: self.tiers,
+        }
+    }
+}
+
+impl Copies {
+    /// What they take, in bytes.
+    pub(super) fn bytes(&self) -> usize {
+        self.groups.capacity() * size_of::<Group>() + self.names
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.groups.is_empty()
+    }
+
+    fn index_of(&self, number: u16) -> Result<usize, usize> {
+        self.groups.binary_search_by_key(&number, |group| group.number)
+    }
+
+    fn of(&self, offset: u16) -> &[Further] {
+        let group = self
+            .index_of(offset / GROUP)
+            .ok()
+            .map(|index| &self.groups[index]);
+        group.map_or(&[], |group| &group.names[group.range(offset)])
+    }
+
+    /// Whether one of a block's further names is this one.
+    pub(super) fn has(&self, offset: u16, name: u64) -> bool {
+        self.of(offset).iter().any(|further| further.alias().name == name)
+    }
+
+    /// Whether a block can have one more name.
+    pub(super) fn has_room(&self, offset: u16) -> bool {
+        self.of(offset).len() + 1 < NAMES_MAX
+    }
+
+    /// Adds the further names of a block to `names`, which has the first, and corrects the first one's tiers.
+    pub(super) fn add_to(&self, offset: u16, names: &mut Aliases) {
+        for further in self.of(offset) {
+            if let Some(first) = names.first_mut() {
+                first.tiers = further.first;
+            }
+            names.push(further.alias());
+        }
+    }
+
+    /// Replaces the names of a block; the first is not kept here.
+    pub(super) fn set(&mut self, offset: u16, names: &[Alias]) {
+        let (first, rest) = names
+            .split_first()
+            .map_or((0, names), |(first, rest)| (first.tiers, rest));
+        let index = match self.index_of(offset / GROUP) {
+            Ok(index) => index,
+            Err(_) if rest.is_empty() => return,
+            Err(index) => {
+                let (number, names) = (offset / GROUP, Vec::new());
+                self.groups.insert(index, Group { number, names });
+                index
+            }
+        };
+        let group = &mut self.groups[index];
+        self.names -= group.bytes();
+        let range = group.range(offset);
+        let more = rest.len().saturating_sub(range.len());
+        if group.names.len() + more > group.names.capacity() {
+            // Mostly all blocks of a group have as many names.
+            let room = group.names.len().max(8);
+            group.names.reserve_exact(room.max(more));
+        }
+        let rest = rest.iter().map(|alias| Further::new(offset, *alias, first));
+        group.names.splice(range, rest);
+        self.names += group.bytes();
+        if group.names.is_empty() {
+            self.names -= group.bytes();
+            self.groups.remove(index);
+        }
+    }
+}
+
+impl Group {
+    fn bytes(&self) -> usize {
+        self.names.capacity() * size_of::<Further>()
+    }
+
+    /// Where the names of a block are.
+    fn range(&self, offset: u16) -> std::ops::Range<usize> {
+        let from = match self.names.last() {
+            Some(last) if last.offset < offset => self.names.len(),
+            _ => self.names.partition_point(|further| further.offset < offset),
+        };
+        let own = self.names[from..]
+            .iter()
+            .take_while(|further| further.offset == offset);
+        from..from + own.count()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use kvatlas_lab::random::Random;
+
+    use super::*;
+
+    #[test]
+    fn copies_equal_a_map_and_take_little() {
+        let mut random = Random::new(5);
+        let mut copies = Copies::default();
+        let mut model: BTreeMap<u16, Vec<Alias>> = BTreeMap::new();
+        for step in 0..50_000 {
+            let offset = u16::try_from(random.below(200)).unwrap();
+            let grows = step % 10_000 < 6000;
+            let count = if random.chance(if grows { 80 } else { 5 }) {
+                random.below(17)
+            } else {
+                0
+            };
+            let alias = |_| Alias {
+                name: random.next(),
+                tiers: 1 << random.below(3),
+            };
+            let names: Vec<Alias> = (0..count).map(alias).collect();
+            copies.set(offset, &names);
+            model.insert(offset, names);
+            model.retain(|_, names| names.len() > 1);
+            let first = Alias { name: 0, tiers: 7 };
+            let mut own = Aliases::from_iter([first]);
+            copies.add_to(offset, &mut own);
+            let expected = model.get(&offset).map_or(&[][..], Vec::as_slice);
+            assert_eq!(own.get(1..), expected.get(1..).or(Some(&[])));
+            assert_eq!(own[0].tiers, expected.first().map_or(7, |first| first.tiers));
+            assert!(own[1..].iter().all(|alias| copies.has(offset, alias.name)));
+            let held: usize = copies.groups.iter().map(Group::bytes).sum();
+            assert_eq!((copies.names, copies.is_empty()), (held, model.is_empty()));
+        }
+        let all: Vec<Alias> = (0..2).map(|name| Alias { name, tiers: 1 }).collect();
+        (0..4032).for_each(|offset| copies.set(offset, &all));
+        assert!(copies.bytes() < 16 * 4032, "{}", copies.bytes());
+    }
+}
