@@ -55,9 +55,8 @@ pub(super) struct Rolled<'a> {
     content: Content<'a>,
     /// How many blocks have been passed.
     done: usize,
-    /// The hashes of the last two of them; none before the first.
+    /// The hash of the last of them; none before the first.
     last: Option<SequenceHash>,
-    before: Option<SequenceHash>,
 }
 
 impl<'a> Rolled<'a> {
@@ -66,35 +65,36 @@ impl<'a> Rolled<'a> {
             content,
             done: 0,
             last: None,
-            before: None,
         }
     }
 
     /// The sequence hash of the block at `index`, which must exist. Fast where a search is.
     #[inline]
     pub(super) fn hash(&mut self, index: usize) -> SequenceHash {
-        self.pass(index + 1);
-        self.last.unwrap_or(SequenceHash(0))
+        self.pass(index);
+        self.next()
     }
 
     /// Passes the first `count` blocks and no more.
     #[inline]
     fn pass(&mut self, count: usize) {
-        if count + 1 == self.done && (count == 0 || self.before.is_some()) {
-            (self.done, self.last, self.before) = (count, self.before, None);
-        } else if count < self.done {
+        if count < self.done {
             *self = Self::new(self.content);
         }
         while self.done < count {
-            let mut buffer = [BlockHash(0); CHUNK];
-            let block = self.content.blocks(self.done, self.done + 1, &mut buffer)[0];
-            self.step(next_sequence_hash(self.last, block));
+            self.step(self.next());
         }
     }
 
+    /// The hash of the block that has not been passed.
+    fn next(&self) -> SequenceHash {
+        let mut buffer = [BlockHash(0); CHUNK];
+        let blocks = self.content.blocks(self.done, self.done + 1, &mut buffer);
+        next_sequence_hash(self.last, blocks[0])
+    }
+
     fn step(&mut self, hash: SequenceHash) {
-        self.done += 1;
-        (self.before, self.last) = (self.last, Some(hash));
+        (self.done, self.last) = (self.done + 1, Some(hash));
     }
 
     /// How many of the first `len` blocks of a run the query has from `start` on; there are so many. `is` says whether the run has a block
@@ -157,7 +157,7 @@ impl<'a> Rolled<'a> {
     fn pass_run(&mut self, column: Column<'_>, start: usize, agreed: usize) {
         if self.done < start + agreed {
             self.done = start + agreed;
-            (self.before, self.last) = (None, Some(SequenceHash(column.hash(agreed - 1))));
+            self.last = Some(SequenceHash(column.hash(agreed - 1)));
         }
     }
 
@@ -175,8 +175,7 @@ impl<'a> Rolled<'a> {
         };
         let same = (0..blocks.len()).take_while(is_same).count();
         if same > 0 {
-            self.done += same;
-            (self.before, self.last) = (None, Some(own[same]));
+            (self.done, self.last) = (self.done + same, Some(own[same]));
         }
         same
     }
