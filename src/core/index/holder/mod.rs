@@ -67,7 +67,7 @@ enum Outcome {
 }
 
 /// Where all blocks go, others have a turn after so many blocks or runs.
-const CLEARED_BLOCKS: usize = 65_536;
+const CLEARED_BLOCKS: usize = 4096;
 const CLEARED_RUNS: usize = 256;
 
 /// Work on so many blocks is worth letting others have turns meanwhile.

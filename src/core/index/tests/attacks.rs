@@ -125,6 +125,17 @@ fn a_deep_tree_that_nobody_has_goes_in_many_turns() {
     assert_eq!((index.sizes().bytes, index.sizes().distinct_blocks), (0, 0));
 }
 
+/// The blocks are no longer found by their hashes, and what they were found by gets smaller in many parts at nearly the same time.
+#[test]
+fn a_chain_that_is_cleared_goes_in_many_turns() {
+    let index = new_index(Capacity::UNBOUNDED);
+    let mut writer = register(&index, 0);
+    store(&mut writer, None, None, hashes((0..3 * BLOCKS).map(mix)));
+    let turns = turns_of(|| writer.clear());
+    assert!(turns >= TURNS_MIN, "{turns}");
+    assert_eq!(index.sizes().bytes, 0);
+}
+
 /// A holder that the index has no room for, and that has begun to use names, loses the blocks without a name.
 #[test]
 fn blocks_without_a_name_go_in_many_turns() {
