@@ -20,8 +20,9 @@ use super::{RUN_BLOCKS_MAX, RunId, Spot, current_mask};
 
 /// How far ahead memory is asked for.
 pub(crate) const AHEAD: usize = 16;
-/// After so many runs that go one after the other others have a turn.
-const TRIM_RUNS: usize = 1024;
+/// After so many blocks of runs that go one after the other others have a turn; a run counts for some more.
+const TRIM_BLOCKS: usize = 4096;
+const TRIM_RUN: usize = 4;
 /// Replaced memory that is worth a collection.
 const GARBAGE_MAX: usize = 256 * 1024;
 
@@ -501,10 +502,10 @@ impl<'s> RunWriter<'s> {
     /// Takes the blocks from the end of a run that nobody has and no run follows. Where that is all of the run, goes on with the one before
     /// it. Others have turns meanwhile where that is much: so all that a holder has must be in the entries.
     pub(crate) fn trim(&mut self, id: RunId) {
-        let mut next = Some(id);
-        for number in 1.. {
-            let Some(id) = next.take() else { return };
-            if number % TRIM_RUNS == 0 {
+        let (mut next, mut done) = (Some(id), 0);
+        while let Some(id) = next.take() {
+            if done >= TRIM_BLOCKS {
+                done = 0;
                 self.pause();
             }
             let Some(run) = self.store.slab.get(id, &self.guard) else {
@@ -522,6 +523,7 @@ impl<'s> RunWriter<'s> {
             run.tops
                 .store(u32::try_from(tops).unwrap_or(u32::MAX), Ordering::Relaxed);
             if kept < len {
+                done += usize::from(len - kept) + TRIM_RUN;
                 self.cut(id, kept, len);
                 next = if kept == 0 { self.drop_run(id) } else { None };
             }

@@ -136,6 +136,24 @@ fn a_chain_that_is_cleared_goes_in_many_turns() {
     assert_eq!(index.sizes().bytes, 0);
 }
 
+/// Its runs follow each other, and none goes before the last one does.
+#[test]
+fn a_long_chain_that_nobody_has_goes_in_many_turns() {
+    let index = new_index(Capacity::UNBOUNDED);
+    let mut writer = register(&index, 0);
+    let blocks = 3 * BLOCKS;
+    store(&mut writer, None, None, hashes((0..blocks).map(mix)));
+    let mut remove = |blocks: std::ops::Range<u64>| {
+        let removed = RemovedBlocks::by_sequence(hashes(blocks.map(mix)));
+        writer.apply(Event::Removed(removed), Tier::DEVICE, 0);
+    };
+    remove(0..blocks - 1);
+    assert_eq!(index.sizes().distinct_blocks, blocks);
+    let turns = turns_of(|| remove(blocks - 1..blocks));
+    assert!(turns >= TURNS_MIN, "{turns}");
+    assert_eq!((index.sizes().bytes, index.sizes().distinct_blocks), (0, 0));
+}
+
 /// A holder that the index has no room for, and that has begun to use names, loses the blocks without a name.
 #[test]
 fn blocks_without_a_name_go_in_many_turns() {
