@@ -602,6 +602,21 @@ async fn a_suspended_publisher_is_stale_and_comes_back_exact() {
     daemon.stop().await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_asked_before_the_connection_broke_is_asked_again_at_once() {
+    let mut broker = Restartable::start(&server()).await;
+    let daemon = daemon(broker.url(), &[("resync.timeout_ms", "600000")]).await;
+    let mut engine = Engine::begin(broker.url(), "gpu-0").await;
+    engine.say(at(2), None, vec![]).await;
+    engine.asked().await;
+    broker.kill();
+    broker.restart().await;
+    engine
+        .answers_until_exact(&chunk(ResyncAnswerKind::Full, at(2), &[]))
+        .await;
+    daemon.stop().await;
+}
+
 /// A publisher that is silent at first loses its slot. What it sends before it has one again waits in the daemon.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_answer_without_end_that_waits_for_a_slot_takes_no_memory_beyond_the_bound() {

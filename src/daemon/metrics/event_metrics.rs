@@ -109,7 +109,7 @@ metric_group! {
         holders_degraded: PerLabel<DegradedReason, Counter> = "kvatlas_holders_degraded_total", Count;
         /// Holders removed because nothing was heard of them for too long.
         holders_removed: Counter = "kvatlas_holders_removed_total", Count;
-        /// Time in which a lane applied one batch.
+        /// Time in which a lane decoded and applied one batch.
         apply_duration: Histogram = "kvatlas_batch_apply_duration_seconds", Seconds, LATENCIES;
         /// Time from an engine's change, by its publisher's clock, until queries see it.
         visible_lag: Histogram = "kvatlas_event_visible_lag_seconds", Seconds, LAGS;

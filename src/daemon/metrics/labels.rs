@@ -216,7 +216,7 @@ label_values! {
         Refused => "refused",
         /// The answer was not whole in time.
         TimedOut => "timed_out",
-        /// The connection was closed.
+        /// The connection broke, or lost messages.
         Disconnected => "disconnected",
         /// A chunk can't be decoded, or a batch in a chunk.
         Undecodable => "undecodable",

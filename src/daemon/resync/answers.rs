@@ -41,6 +41,8 @@ pub(super) enum Word {
     Refused,
     /// Nobody has the subject that was asked.
     NoResponder,
+    /// The connection has lost messages: nobody knows whether the rest will come.
+    Lost,
 }
 
 impl Word {
@@ -60,6 +62,7 @@ impl Word {
         match self {
             Self::Chunk(payload) => WORD_BYTES + payload.len(),
             Self::Refused | Self::NoResponder => WORD_BYTES,
+            Self::Lost => 0,
         }
     }
 }
@@ -155,6 +158,14 @@ impl Answers {
         }
     }
 
+    /// Tells all attempts that messages for them may have been lost.
+    fn lose(&self) {
+        for (_, expected) in self.expected.lock().drain() {
+            // Whoever has given up needs no news.
+            let _ = expected.words.send(Word::Lost);
+        }
+    }
+
     /// Bytes that wait for attempts.
     #[cfg(test)]
     fn waiting(&self) -> usize {
@@ -192,6 +203,8 @@ pub(super) struct AnswersSource {
     pub(super) intake: Arc<Intake>,
     /// Counts the server's refusals of the subscription.
     pub(super) refusals: watch::Receiver<u64>,
+    /// Counts how often the connection has lost messages.
+    pub(super) losses: watch::Receiver<u64>,
 }
 
 impl AnswersSource {
@@ -202,17 +215,24 @@ impl AnswersSource {
 
     /// Takes what comes until the client is closed. Subscribes again and again where the server refuses it.
     pub(super) async fn run(self) {
-        let mut refusals = self.refusals.clone();
+        let (mut refusals, mut losses) = (self.refusals.clone(), self.losses.clone());
         let mut failures = 0_u32;
         loop {
             let Ok(mut messages) = self.client.subscribe(Self::subject(&self.answers)).await else {
                 return;
             };
-            tokio::select! {
-                () = self.take(&mut messages) => return,
-                refused = refusals.changed() => if refused.is_err() {
-                    return;
-                },
+            loop {
+                tokio::select! {
+                    () = self.take(&mut messages) => return,
+                    lost = losses.changed() => match lost {
+                        Ok(()) => self.answers.lose(),
+                        Err(_) => return,
+                    },
+                    refused = refusals.changed() => match refused {
+                        Ok(()) => break,
+                        Err(_) => return,
+                    },
+                }
             }
             failures = failures.saturating_add(1);
             tokio::time::sleep(RETRIES.pause(failures)).await;
@@ -279,6 +299,12 @@ mod tests {
         none.status = Some(StatusCode::NO_RESPONDERS);
         answers.deliver(&none);
         assert_eq!(one.next().await, Some(Word::NoResponder));
+        answers.deliver(&message(other.subject(), 2));
+        answers.lose();
+        answers.deliver(&message(other.subject(), 2));
+        assert_eq!(other.next().await, Some(Word::Chunk(vec![0; 2].into())));
+        assert_eq!((other.next().await, other.next().await), (Some(Word::Lost), None));
+        assert_eq!(answers.waiting(), 0);
     }
 
     #[tokio::test]

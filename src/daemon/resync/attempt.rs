@@ -168,6 +168,7 @@ impl Attempt {
             let payload = match word {
                 Word::NoResponder => return Err(ResyncFailure::NoResponder),
                 Word::Refused => return Err(ResyncFailure::Refused),
+                Word::Lost => return Err(ResyncFailure::Disconnected),
                 Word::Chunk(payload) => payload,
             };
             match assembly.take(&payload)? {

@@ -39,7 +39,11 @@ pub(crate) async fn start_resyncer(shared: &Shared, events: &Stage) -> Result<()
     let bounds = &config.events;
     let (buffer, intake) = Buffer::of_bytes(bounds.subscription_capacity, bounds.subscription_bytes);
     let (refusals, refusals_seen) = watch::channel(0_u64);
+    let (losses, losses_seen) = watch::channel(0_u64);
     let notice = move |notice: &ConnectionNotice| {
+        if notice.loses_messages() {
+            losses.send_modify(|losses| *losses += 1);
+        }
         if let ConnectionNotice::Refused(refusal) = notice
             && matches!(refusal.refused, Refused::Subscription(_))
         {
@@ -58,6 +62,7 @@ pub(crate) async fn start_resyncer(shared: &Shared, events: &Stage) -> Result<()
         answers: Arc::clone(&answers),
         intake: Arc::clone(&intake),
         refusals: refusals_seen,
+        losses: losses_seen,
     };
     let (stop, watching) = (events.stop.clone(), intake.watch(client.clone()));
     events

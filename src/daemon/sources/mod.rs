@@ -9,11 +9,22 @@ mod pulse;
 mod start;
 mod stream;
 
-pub(crate) use start::start_events;
-
 use async_nats::Message;
+use tokio::sync::watch;
 
+use crate::daemon::broker::ConnectError;
+use crate::daemon::config::Transport;
+use crate::daemon::shared::{Shared, Stage};
 use crate::daemon::traces::{OpenSpan, SpanKind, Tracer};
+
+/// Begins to follow the events. The receiver becomes true once queries can be answered: with core NATS when the server has the
+/// subscription, with JetStream when the stream has been read up to its end.
+pub(crate) async fn start_events(shared: &Shared) -> Result<(Stage, watch::Receiver<bool>), ConnectError> {
+    match shared.config.events.transport {
+        Transport::Core => start::start_core_nats(shared).await,
+        Transport::JetStream => start::start_jetstream(shared).await,
+    }
+}
 
 /// The span of an event message, where it is to be traced: until its batch has been applied.
 fn span_of(tracer: Option<&Tracer>, message: &Message) -> Option<OpenSpan> {

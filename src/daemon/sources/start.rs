@@ -8,23 +8,13 @@ use crate::daemon::admin::{Latch, Readiness};
 use crate::daemon::broker::{
     Buffer, ConnectError, ConnectionNotice, Refusal, connect_counted, follow_connection,
 };
-use crate::daemon::config::Transport;
 use crate::daemon::metrics::labels::Connection;
 use crate::daemon::shared::{Shared, Stage};
 
 use super::core_nats::{CoreNatsSource, Notices};
 use super::jetstream::{JetStreamParts, JetStreamSource};
 
-/// Begins to follow the events. The receiver becomes true once queries can be answered: with core NATS when the server has the
-/// subscription, with JetStream when the stream has been read up to its end.
-pub(crate) async fn start_events(shared: &Shared) -> Result<(Stage, watch::Receiver<bool>), ConnectError> {
-    match shared.config.events.transport {
-        Transport::Core => start_core_nats(shared).await,
-        Transport::JetStream => start_jetstream(shared).await,
-    }
-}
-
-async fn start_core_nats(shared: &Shared) -> Result<(Stage, watch::Receiver<bool>), ConnectError> {
+pub(super) async fn start_core_nats(shared: &Shared) -> Result<(Stage, watch::Receiver<bool>), ConnectError> {
     let (incidents, incidents_seen) = watch::channel(0_u64);
     let (refusals, refusals_seen) = watch::channel(0_u64);
     let (subscribed, is_subscribed) = watch::channel(false);
@@ -86,7 +76,7 @@ async fn start_core_nats(shared: &Shared) -> Result<(Stage, watch::Receiver<bool
     Ok((stage, is_subscribed))
 }
 
-async fn start_jetstream(shared: &Shared) -> Result<(Stage, watch::Receiver<bool>), ConnectError> {
+pub(super) async fn start_jetstream(shared: &Shared) -> Result<(Stage, watch::Receiver<bool>), ConnectError> {
     let (incidents, incidents_seen) = watch::channel(0_u64);
     let (attached, is_attached) = watch::channel(false);
     let (caught_up, is_caught_up) = watch::channel(false);
