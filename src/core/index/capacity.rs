@@ -9,6 +9,7 @@ use parking_lot::MutexGuard;
 use crate::wire::DegradedReason;
 
 use super::directory::HolderSlot;
+use super::hook::point;
 use super::runs::Victim;
 use super::shared::{Shared, TotalUsage};
 
@@ -87,9 +88,10 @@ impl Shared {
         slots.dedup();
         for slot in slots {
             let Some(holder) = self.holder(slot) else { continue };
-            // Before the blocks go.
-            holder.record.status.degrade(DegradedReason::Capacity);
+            point();
             let mut state = holder.state.lock();
+            // Before the blocks go; and under the lock, since a holder that has been cleared meanwhile is certain again.
+            holder.record.status.degrade(DegradedReason::Capacity);
             let gone = state.evict(victims, &mut self.runs.write());
             holder.record.status.note_evicted(gone as u64);
         }

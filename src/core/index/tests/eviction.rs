@@ -14,6 +14,7 @@ use super::api::{
 use super::operation::{Operation, Shape};
 use super::oracle::Oracle;
 use super::world::{BLOCK_SIZE, Path, PlainKey, World};
+use crate::index::hook;
 use crate::index::usage::Usage;
 use kvatlas_lab::random::{Random, setting};
 
@@ -419,6 +420,33 @@ fn a_small_index_of_one_tier_never_credits_more_than_the_oracle() {
         ..SHAPE
     };
     churn(shape, 100, 10);
+}
+
+/// At any point of an eviction, its victim may be cleared, and then be certain and store something else.
+#[test]
+fn who_is_cleared_while_its_blocks_are_forgotten_is_certain_only_of_what_is_there() {
+    const CAPACITY: u64 = 100;
+    const AGAIN: u64 = 40;
+    for points in 0..12 {
+        let index = index_of(blocks(CAPACITY));
+        let mut victim = register(&index, "victim");
+        let mut other = register(&index, "other");
+        store(&mut victim, None, hashes(1, 0, CAPACITY));
+        let record = Arc::clone(victim.record());
+        hook::tests::set(points, move || {
+            victim.apply(Event::Cleared, Tier::DEVICE, 0);
+            victim.status().recover(DegradedReason::Capacity);
+            // So few that this needs no room to be made, which would wait for who makes it already.
+            store(&mut victim, None, hashes(2, 0, AGAIN));
+            // It stays.
+            std::mem::forget(victim);
+        });
+        store(&mut other, None, hashes(3, 0, CAPACITY - AGAIN));
+        let is_done = !hook::tests::clear();
+        let is_certain = record.status.own_reasons().is_empty();
+        let held = u64::from(depth(&index, hashes(2, 0, AGAIN)));
+        assert!(!is_done || !is_certain || held == AGAIN, "{held} at {points}");
+    }
 }
 
 #[test]
