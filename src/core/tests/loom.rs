@@ -190,11 +190,16 @@ impl World {
     }
 }
 
+/// Looks at what the first holder has, in a thread of its own.
+fn search_beside(world: &Arc<World>) -> thread::JoinHandle<()> {
+    let world = Arc::clone(world);
+    thread::spawn(move || world.search(1))
+}
+
 fn a_search_notices_the_steps_that_it_meets() {
     check("a_search_notices_the_steps_that_it_meets", 3, || {
         let world = Arc::new(World::default());
-        let searched = Arc::clone(&world);
-        let search = thread::spawn(move || searched.search(1));
+        let search = search_beside(&world);
         world.step(0, 1);
         search.join().unwrap();
         world.search(1);
@@ -204,8 +209,7 @@ fn a_search_notices_the_steps_that_it_meets() {
 fn a_search_notices_more_steps_than_are_kept() {
     check("a_search_notices_more_steps_than_are_kept", 2, || {
         let world = Arc::new(World::default());
-        let searched = Arc::clone(&world);
-        let search = thread::spawn(move || searched.search(1));
+        let search = search_beside(&world);
         world.step(0, 1);
         for _ in 0..2 {
             world.steps.begin(slot(1), run(1));

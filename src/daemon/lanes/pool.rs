@@ -182,7 +182,13 @@ impl LanePool {
         span: Option<OpenSpan>,
     ) {
         if let Some((lane, sender)) = self.sender(subject, payload)
-            && self.send(lane, sender, payload, generation, span).await.is_err()
+            && self
+                .send(
+                    self.arrival(lane, sender, payload, generation, span),
+                    payload.len(),
+                )
+                .await
+                .is_err()
         {
             tracing::error!("a lane has stopped; its workers' events are lost");
         }
@@ -252,23 +258,19 @@ impl LanePool {
         generation: StreamGeneration,
     ) -> Result<(), PoolError> {
         match self.admit(namespace, worker, payload) {
-            Some((lane, sender)) => self.send(lane, sender, payload, generation, None).await,
+            Some((lane, sender)) => {
+                let arrival = self.arrival(lane, sender, payload, generation, None);
+                self.send(arrival, payload.len()).await
+            }
             None => Ok(()),
         }
     }
 
-    async fn send(
-        &self,
-        lane: LaneId,
-        sender: Arc<Sender>,
-        payload: &[u8],
-        generation: StreamGeneration,
-        span: Option<OpenSpan>,
-    ) -> Result<(), PoolError> {
-        let metrics = Arc::clone(&sender.metrics);
-        metrics.messages_received(1, payload.len() as u64);
-        let line = Arc::clone(sender.in_flight.line());
-        let arrival = self.arrival(lane, sender, payload, generation, span);
+    /// Sends a message that came with so many bytes.
+    async fn send(&self, arrival: Arrival, bytes: usize) -> Result<(), PoolError> {
+        let metrics = Arc::clone(&arrival.job.sender.metrics);
+        metrics.messages_received(1, bytes as u64);
+        let line = Arc::clone(arrival.job.sender.in_flight.line());
         let jobs = &self.lane(arrival.lane).jobs;
         let sent = jobs
             .send(

@@ -220,9 +220,9 @@ impl HolderState {
             reject_full(applied, 1);
             return 1;
         }
-        let alone = if self.orphans.len() > 0 { 1 } else { usize::MAX };
         // Blocks without a place may be at one of those after the first.
-        let wanted = usize::from(to - at.offset).min(room).min(alone);
+        let together = if self.orphans.len() > 0 { 1 } else { room };
+        let wanted = usize::from(to - at.offset).min(together);
         let held = Attributes::new(tier_bit(terms.tier), form, true);
         let count = if form == Form::Own {
             self.hold_named(sequence, index, at, wanted, held, runs)

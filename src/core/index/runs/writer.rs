@@ -41,13 +41,13 @@ pub(crate) struct RunView<'g> {
 }
 
 impl<'g> RunView<'g> {
+    fn column(self, id: RunId) -> Option<Column<'g>> {
+        Some(self.store.slab.get(id, self.guard)?.column(self.guard))
+    }
+
     /// The hashes of a run from `from` on, up to `to`.
     pub(crate) fn hashes(self, run: RunId, from: u16, to: u16) -> impl DoubleEndedIterator<Item = u64> + 'g {
-        let column = self
-            .store
-            .slab
-            .get(run, self.guard)
-            .map(|run| run.column(self.guard));
+        let column = self.column(run);
         (from..to).map(move |offset| column.map_or(0, |column| column.hash(usize::from(offset))))
     }
 }
@@ -130,7 +130,7 @@ impl<'s> RunWriter<'s> {
     }
 
     fn column(&self, id: RunId) -> Option<Column<'_>> {
-        Some(self.run(id)?.column(&self.guard))
+        self.view().column(id)
     }
 
     pub(crate) fn state_mut(&mut self) -> &mut State {

@@ -8,7 +8,7 @@ use crate::hash::BlockSize;
 use crate::index::hook;
 use crate::wire::{Event, HolderId, Tier, WorkerName};
 
-use super::api::{Hashing, HolderWriter, IndexLimits, NamespaceSettings, PositionalIndexer, Search};
+use super::api::{Hashing, HolderWriter, IndexLimits, Matches, NamespaceSettings, PositionalIndexer, Search};
 use super::operation::{Operation, Shape};
 use super::oracle::Oracle;
 use super::world::{BLOCK_SIZE, Path, World};
@@ -71,6 +71,12 @@ fn interleave(mut script: Script) {
         script.seen.borrow_mut().push(now);
         interleave(script);
     });
+}
+
+/// How much of its path an answer gives a holder.
+fn found_of(matches: &Matches, rank: u32) -> usize {
+    let found = matches.holders().find(|found| found.holder.id.rank == rank);
+    found.map_or(0, |found| found.matched_blocks as usize)
 }
 
 fn depths(holders: &[Holder], path: &Path) -> Vec<usize> {
@@ -138,8 +144,7 @@ fn an_answer_is_of_before_a_step_or_of_after_it() {
         happened += u64::from(!hook::tests::clear());
         let after = depths(&held.borrow(), path);
         for (rank, (before, after)) in (0..).zip(before.into_iter().zip(after)) {
-            let found = matches.holders().find(|found| found.holder.id.rank == rank);
-            let found = found.map_or(0, |found| found.matched_blocks as usize);
+            let found = found_of(&matches, rank);
             assert!(
                 found == before || found == after,
                 "{found} is neither {before} nor {after}"
@@ -180,8 +185,7 @@ fn an_answer_is_of_one_instant_among_several_steps() {
         hook::tests::clear();
         several += u64::from(seen.borrow().len() > 2);
         for rank in 0..3 {
-            let found = matches.holders().find(|found| found.holder.id.rank == rank);
-            let found = found.map_or(0, |found| found.matched_blocks as usize);
+            let found = found_of(&matches, rank);
             let seen = seen.borrow();
             let mut states = seen.iter().map(|depths| depths[rank as usize]);
             assert!(
@@ -194,8 +198,7 @@ fn an_answer_is_of_one_instant_among_several_steps() {
 }
 
 /// An event of each holder, each in the middle of the one before, if that lets others have a turn; says how deep that went.
-fn nest(holders: Vec<(Rc<RefCell<Holder>>, Tier, Event)>, mut random: Random, depth: Rc<RefCell<usize>>) {
-    let mut holders = holders;
+fn nest(mut holders: Vec<(Rc<RefCell<Holder>>, Tier, Event)>, mut random: Random, depth: Rc<RefCell<usize>>) {
     let Some((holder, tier, event)) = holders.pop() else {
         return;
     };
@@ -239,8 +242,7 @@ fn events_of_others_in_the_middle_of_an_event_change_nothing_of_it() {
         let path = &world.paths[random.below(shape.paths)];
         let matches = index.find_matches(&path.queries()[0], Search::default()).unwrap();
         for (rank, holder) in (0..).zip(&held) {
-            let found = matches.holders().find(|found| found.holder.id.rank == rank);
-            let found = found.map_or(0, |found| found.matched_blocks as usize);
+            let found = found_of(&matches, rank);
             assert_eq!(found, holder.borrow().oracle.matched(&path.keys));
         }
     }
