@@ -188,6 +188,8 @@ pub fn rows() -> Vec<String> {
     }
     [
         of::<Kvatlas>(),
+        of::<InMode<Names>>(),
+        of::<InMode<TwoTiers>>(),
         of::<ChainIndex>(),
         of::<CompressedTree>(),
         of::<Positional<Strided>>(),

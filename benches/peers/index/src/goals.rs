@@ -1,6 +1,6 @@
 //! The goals of the project for its index, beside what this run has measured.
 
-use crate::contender::{self, Contender, Form, Kvatlas, Shape, row};
+use crate::contender::{self, Contender, Form, InMode, Kvatlas, Names, Shape, TwoTiers, row};
 use crate::plans;
 use crate::report::{Ledger, number};
 use crate::scenario::latency::{find_figure, write_figure, writes};
@@ -239,12 +239,14 @@ fn written() -> Vec<Goal> {
 
 fn mixed() -> Vec<Goal> {
     let [_, (_, p99, _), _] = chat::PERCENTILES;
+    let rate = |text, ours, times| Goal {
+        ours,
+        ..Goal::new(text, chat::RATE.to_owned(), Rule::PeerAtLeast(times))
+    };
     vec![
-        Goal::new(
-            "chat, M operations a second",
-            chat::RATE.to_owned(),
-            Rule::PeerAtLeast(1.5),
-        ),
+        rate("chat, M operations a second", row::<Kvatlas>(Shape::Lean), 1.5),
+        rate("the same, engine's names", row::<InMode<Names>>(Shape::Lean), 1.2),
+        rate("the same, two tiers", row::<InMode<TwoTiers>>(Shape::Lean), 1.0),
         Goal::new("chat, find p99, ns", p99.to_owned(), Rule::PeerAtMost(1.0)),
     ]
 }

@@ -11,8 +11,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::contender::{
-    self, Binary, ChainIndex, CompressedTree, Contender, Form, Kvatlas, Positional, RadixTree, Reader, Run,
-    Shape, Strided, Timing, Writer, row,
+    self, Binary, ChainIndex, CompressedTree, Contender, Form, InMode, Kvatlas, Names, Positional, RadixTree,
+    Reader, Run, Shape, Strided, Timing, TwoTiers, Writer, row,
 };
 use crate::measure::{Applied, percentile, timer_cost_ns, trim_memory};
 use crate::oracle::Oracle;
@@ -261,8 +261,10 @@ struct Outcome {
 
 type Measure = fn(&Script, &Oracle, &mut Ledger);
 
-const CONTENDERS: [Measure; 6] = [
+const CONTENDERS: [Measure; 8] = [
     at_once::<Kvatlas>,
+    at_once::<InMode<Names>>,
+    at_once::<InMode<TwoTiers>>,
     at_once::<ChainIndex>,
     at_once::<CompressedTree>,
     at_once::<Positional<Strided>>,
