@@ -16,11 +16,14 @@
 use super::{SPOT_BITS, Spot, fold, prefetch, random_key};
 
 const TAG_BITS: u32 = 34;
-const TAG_MASK: u64 = (1 << TAG_BITS) - 1;
 /// Bits of a tag that are compared first.
 const PRINT_BITS: u32 = 8;
+/// The upper bits, which say where a slot belongs.
+const UPPER_BITS: u32 = TAG_BITS - PRINT_BITS;
 /// Slots of a bucket.
 const WIDTH: usize = 7;
+/// How many buckets ahead are asked for where all are read.
+const READ_AHEAD: usize = 16;
 /// Buckets beyond which a segment is cut in two, as long as tags tell the halves apart.
 const SEGMENT_MAX: usize = 1024;
 /// Most bits of the tag that tell segments apart.
@@ -39,11 +42,39 @@ pub(crate) struct NameMap {
     buckets: usize,
 }
 
-/// A tag and a place.
+/// A tag and a place, as a bucket has them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Slot {
-    tag: u64,
-    spot: u64,
+    /// The lowest byte of the tag.
+    print: u64,
+    /// The upper bits of the tag, and the place.
+    rest: u64,
+}
+
+#[inline]
+fn upper(tag: u64) -> u64 {
+    tag >> PRINT_BITS
+}
+
+impl Slot {
+    #[inline]
+    fn new(tag: u64, spot: Spot) -> Self {
+        Self {
+            print: tag & 0xff,
+            rest: upper(tag) << SPOT_BITS | spot.bits(),
+        }
+    }
+
+    #[inline]
+    fn spot(self) -> Spot {
+        Spot::from_bits(self.rest & ((1 << SPOT_BITS) - 1))
+    }
+
+    /// The upper bits of the tag.
+    #[inline]
+    fn upper(self) -> u64 {
+        self.rest >> SPOT_BITS
+    }
 }
 
 /// Slots that come into the processor's cache together.
@@ -111,7 +142,7 @@ impl NameMap {
     pub(crate) fn prefetch(&self, name: u64) {
         let tag = self.tag(name);
         if let Some(segment) = self.segments.get(self.segment_of(tag))
-            && let Some(bucket) = segment.buckets.get(segment.home(tag))
+            && let Some(bucket) = segment.buckets.get(segment.home(upper(tag)))
         {
             prefetch(bucket);
         }
@@ -122,11 +153,11 @@ impl NameMap {
     pub(crate) fn find<T>(&self, name: u64, mut check: impl FnMut(Spot) -> Option<T>) -> Option<T> {
         let tag = self.tag(name);
         let segment = self.segments.get(self.segment_of(tag))?;
-        for bucket in segment.buckets.get(segment.home(tag)..)? {
+        for bucket in segment.buckets.get(segment.home(upper(tag))..)? {
             let (empty, same) = (bucket.empty(), bucket.with_tag(tag));
             for slot in indexes(same).map(|index| bucket.slot(index)) {
-                if slot.tag == tag
-                    && let Some(found) = check(Spot::from_bits(slot.spot))
+                if slot.upper() == upper(tag)
+                    && let Some(found) = check(slot.spot())
                 {
                     return Some(found);
                 }
@@ -156,7 +187,7 @@ impl NameMap {
         let tag = self.tag(name);
         let number = self.roomy_segment(tag);
         let segment = &mut self.segments[number];
-        let (mut place, mut equal) = (segment.home(tag), 0);
+        let (mut place, mut equal) = (segment.home(upper(tag)), 0);
         loop {
             if place == segment.buckets.len() {
                 segment.buckets.push(Bucket::default());
@@ -165,12 +196,11 @@ impl NameMap {
             let bucket = &mut segment.buckets[place];
             let (empty, same) = (bucket.empty(), bucket.with_tag(tag));
             for slot in indexes(same).map(|index| bucket.slot(index)) {
-                equal += usize::from(slot.tag == tag && is_equal(Spot::from_bits(slot.spot)));
+                equal += usize::from(slot.upper() == upper(tag) && is_equal(slot.spot()));
             }
             if empty != 0 {
                 if equal < equal_max {
-                    let spot = spot.bits();
-                    bucket.set(empty.trailing_zeros() as usize / 8, Slot { tag, spot });
+                    bucket.set(empty.trailing_zeros() as usize / 8, Slot::new(tag, spot));
                     segment.len += 1;
                     self.len += 1;
                 }
@@ -201,8 +231,7 @@ impl NameMap {
         let Some(segment) = self.segments.get_mut(number) else {
             return false;
         };
-        let spot = spot.bits();
-        if !segment.take(Slot { tag, spot }) {
+        if !segment.take(Slot::new(tag, spot)) {
             return false;
         }
         self.len -= 1;
@@ -225,7 +254,7 @@ impl NameMap {
     fn grow(&mut self, number: usize) {
         let Some(segment) = self.segments.get_mut(number) else {
             self.directory = vec![0];
-            self.segments.push(Segment::of([].into_iter(), 1, 0));
+            self.segments.push(Segment::of(&[], 1, 0, |_| true));
             self.buckets = 1;
             return;
         };
@@ -243,11 +272,9 @@ impl NameMap {
         let segment = &mut self.segments[number];
         let (depth, homes) = (segment.depth + 1, roomy(segment.homes / 2));
         let old = std::mem::take(&mut segment.buckets);
-        let bit = 1 << (TAG_BITS - depth);
-        let [lower, upper] = [0, bit].map(|half| {
-            let slots = old.iter().flat_map(Bucket::slots).map(|(_, slot)| slot);
-            Segment::of(slots.filter(move |slot| slot.tag & bit == half), homes, depth)
-        });
+        let bit = 1 << (UPPER_BITS - depth);
+        let [lower, upper] =
+            [0, bit].map(|half| Segment::of(&old, homes, depth, |slot| slot.upper() & bit == half));
         self.buckets = self.buckets - before + lower.buckets.len() + upper.buckets.len();
         self.segments[number] = lower;
         let new = u32::try_from(self.segments.len()).unwrap_or(u32::MAX);
@@ -283,6 +310,12 @@ impl Bucket {
         self.with_print(0)
     }
 
+    /// How many slots are taken, where those come before the empty ones.
+    #[inline]
+    fn used(&self) -> usize {
+        (71 - self.prints.leading_zeros() as usize) / 8
+    }
+
     #[inline]
     fn slots(&self) -> impl Iterator<Item = (usize, Slot)> {
         indexes(!self.empty() & (LANES << 7)).map(|index| (index, self.slot(index)))
@@ -290,18 +323,17 @@ impl Bucket {
 
     #[inline]
     fn slot(&self, index: usize) -> Slot {
-        let rest = self.rest[index];
         Slot {
-            tag: rest >> SPOT_BITS << PRINT_BITS | self.prints >> (index * 8) & 0xff,
-            spot: rest & ((1 << SPOT_BITS) - 1),
+            print: self.prints >> (index * 8) & 0xff,
+            rest: self.rest[index],
         }
     }
 
     /// Fills an empty slot.
     #[inline]
     fn set(&mut self, index: usize, slot: Slot) {
-        self.prints |= (slot.tag & 0xff) << (index * 8);
-        self.rest[index] = slot.tag >> PRINT_BITS << SPOT_BITS | slot.spot;
+        self.prints |= slot.print << (index * 8);
+        self.rest[index] = slot.rest;
     }
 
     #[inline]
@@ -321,8 +353,8 @@ fn indexes(mut mask: u64) -> impl Iterator<Item = usize> {
 }
 
 impl Segment {
-    /// A segment with `homes` homes and these slots.
-    fn of(slots: impl Iterator<Item = Slot>, homes: usize, depth: u32) -> Self {
+    /// A segment with `homes` homes, and those slots of `old` whose tags `belong` to it.
+    fn of(old: &[Bucket], homes: usize, depth: u32, belongs: impl Fn(Slot) -> bool) -> Self {
         let homes = homes.max(1);
         let mut segment = Self {
             buckets: vec![Bucket::default(); homes],
@@ -330,24 +362,33 @@ impl Segment {
             len: 0,
             depth,
         };
-        slots.for_each(|slot| segment.put(slot));
+        for (place, bucket) in old.iter().enumerate() {
+            old.get(place + READ_AHEAD).into_iter().for_each(prefetch);
+            bucket
+                .slots()
+                .map(|(_, slot)| slot)
+                .filter(|slot| belongs(*slot))
+                .for_each(|slot| segment.put(slot));
+        }
         segment
     }
 
-    /// Puts a slot into the first bucket from its home on that has room.
+    /// Puts a slot into the first bucket from its home on that has room. Nothing has been taken out.
     #[inline]
     fn put(&mut self, slot: Slot) {
         self.len += 1;
-        let home = self.home(slot.tag);
-        for bucket in &mut self.buckets[home..] {
-            let empty = bucket.empty();
-            if empty != 0 {
-                return bucket.set(empty.trailing_zeros() as usize / 8, slot);
+        let mut place = self.home(slot.upper());
+        loop {
+            if let Some(bucket) = self.buckets.get_mut(place) {
+                let used = bucket.used();
+                if used < WIDTH {
+                    return bucket.set(used, slot);
+                }
+                place += 1;
+            } else {
+                self.buckets.push(Bucket::default());
             }
         }
-        let mut bucket = Bucket::default();
-        bucket.set(0, slot);
-        self.buckets.push(bucket);
     }
 
     #[inline]
@@ -355,20 +396,20 @@ impl Segment {
         self.len * 8 >= self.homes * WIDTH * 7
     }
 
-    /// The bucket where a tag belongs.
+    /// The bucket where a slot belongs whose tag has these upper bits.
     #[inline]
     #[allow(clippy::cast_possible_truncation, reason = "below the number of buckets")]
-    fn home(&self, tag: u64) -> usize {
-        let own = tag << self.depth & TAG_MASK;
-        ((own * self.homes as u64) >> TAG_BITS) as usize
+    fn home(&self, upper: u64) -> usize {
+        let own = upper << self.depth & ((1 << UPPER_BITS) - 1);
+        ((own * self.homes as u64) >> UPPER_BITS) as usize
     }
 
     /// Takes a slot out.
     #[inline]
     fn take(&mut self, wanted: Slot) -> bool {
-        let mut place = self.home(wanted.tag);
+        let mut place = self.home(wanted.upper());
         while let Some(bucket) = self.buckets.get_mut(place) {
-            let (empty, same) = (bucket.empty(), bucket.with_tag(wanted.tag));
+            let (empty, same) = (bucket.empty(), bucket.with_print(wanted.print));
             if let Some(index) = indexes(same).find(|index| bucket.slot(*index) == wanted) {
                 bucket.clear(index);
                 self.len -= 1;
@@ -390,7 +431,7 @@ impl Segment {
         let mut open = place;
         for from in place + 1..self.buckets.len() {
             let bucket = self.buckets[from];
-            let belongs = |(_, slot): &(usize, Slot)| self.home(slot.tag) <= open;
+            let belongs = |(_, slot): &(usize, Slot)| self.home(slot.upper()) <= open;
             if let Some((index, slot)) = bucket.slots().find(belongs) {
                 let room = indexes(self.buckets[open].empty()).next();
                 if let Some(room) = room {
@@ -407,8 +448,7 @@ impl Segment {
 
     fn resize(&mut self, homes: usize) {
         let old = std::mem::take(&mut self.buckets);
-        let slots = old.iter().flat_map(Bucket::slots).map(|(_, slot)| slot);
-        *self = Self::of(slots, homes, self.depth);
+        *self = Self::of(&old, homes, self.depth, |_| true);
     }
 }
 
