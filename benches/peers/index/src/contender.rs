@@ -8,7 +8,7 @@ mod dynamo_radix;
 mod kvatlas;
 mod modes;
 
-use crate::measure::Applied;
+use crate::measure::{Applied, Timing};
 use crate::workload::Prompt;
 
 pub use chain_index::ChainIndex;
@@ -68,15 +68,6 @@ pub trait Reader {
 
     /// Asks, and returns holders with matched blocks, ordered by holder.
     fn answer(&self, query: &mut Self::Query, shape: Shape) -> Vec<(u32, u32)>;
-}
-
-/// What a writer times.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Timing {
-    /// Each event, for the longest of them.
-    Each,
-    /// Only the whole list.
-    Whole,
 }
 
 /// A run of blocks in an event.

@@ -3,8 +3,6 @@
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use crate::contender::Timing;
-
 /// Two clocks read together.
 #[derive(Debug, Clone, Copy)]
 pub struct Stamp {
@@ -35,6 +33,15 @@ fn thread_processor_time() -> Duration {
         time.tv_sec.unsigned_abs(),
         u32::try_from(time.tv_nsec).unwrap_or(0),
     )
+}
+
+/// What a writer times.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Timing {
+    /// Each event, for the longest of them.
+    Each,
+    /// Only the whole list.
+    Whole,
 }
 
 /// What applying a list of events took.

@@ -8,8 +8,8 @@ use kv_index::{
     compute_request_content_hashes,
 };
 
-use super::{ByWorker, Contender, Form, Reader, Run, Shape, Timing, TwoLanes, Writer};
-use crate::measure::{Applied, apply_here};
+use super::{ByWorker, Contender, Form, Reader, Run, Shape, TwoLanes, Writer};
+use crate::measure::{Applied, Timing, apply_here};
 use crate::workload::{BLOCK_TOKENS, Prompt};
 
 /// `kv_index::ChainIndex`.

@@ -17,8 +17,8 @@ use dynamo_kv_router::protocols::RouterEvent;
 use tokio::sync::oneshot;
 
 use super::dynamo_event::{self, Query};
-use super::{Contender, Form, Reader, Run, Shape, Timing, Writer};
-use crate::measure::{Applied, Stamp};
+use super::{Contender, Form, Reader, Run, Shape, Writer};
+use crate::measure::{Applied, Stamp, Timing};
 use crate::workload::Prompt;
 
 /// `dynamo_kv_router::ConcurrentRadixTreeCompressed`.

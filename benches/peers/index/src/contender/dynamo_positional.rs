@@ -11,8 +11,8 @@ use dynamo_kv_router::protocols::{RouterEvent, WorkerWithDpRank};
 use rustc_hash::FxHashMap;
 
 use super::dynamo_event::{self, Query};
-use super::{Contender, Form, Reader, Run, Shape, Timing, Writer};
-use crate::measure::{Applied, apply_here};
+use super::{Contender, Form, Reader, Run, Shape, Writer};
+use crate::measure::{Applied, Timing, apply_here};
 use crate::workload::Prompt;
 
 /// The stride of Dynamo's own benchmarks and documents.

@@ -7,8 +7,8 @@ use std::rc::Rc;
 use dynamo_kv_router::protocols::RouterEvent;
 
 use super::dynamo_event::{self, Query};
-use super::{Contender, Form, Reader, Run, Shape, Timing, Writer};
-use crate::measure::{Applied, apply_here};
+use super::{Contender, Form, Reader, Run, Shape, Writer};
+use crate::measure::{Applied, Timing, apply_here};
 use crate::workload::Prompt;
 
 /// `dynamo_kv_router::RadixTree`.

@@ -8,8 +8,8 @@ use kvatlas_core::index::{
 };
 use kvatlas_core::wire::{Event, HolderId, QueryKey, RemovedBlocks, StoredBlocks, Tier, WorkerName};
 
-use super::{ByWorker, Contender, Form, Reader, Run, Shape, Timing, TwoLanes, Writer};
-use crate::measure::{Applied, apply_here};
+use super::{ByWorker, Contender, Form, Reader, Run, Shape, TwoLanes, Writer};
+use crate::measure::{Applied, Timing, apply_here};
 use crate::workload::Prompt;
 
 /// `kvatlas_core::index::PositionalIndexer`.

@@ -7,8 +7,8 @@ use kvatlas_core::index::{Hashing, HolderWriter, NamespaceSettings, PositionalIn
 use kvatlas_core::wire::{BlockContent, Event, RemovedBlocks, StoredBlocks, Tier};
 
 use super::kvatlas::{limits_for, register_all};
-use super::{ByWorker, Contender, Run, Timing, TwoLanes, Writer};
-use crate::measure::{Applied, apply_here};
+use super::{ByWorker, Contender, Run, TwoLanes, Writer};
+use crate::measure::{Applied, Timing, apply_here};
 use crate::workload::mix;
 
 /// What an engine publishes.

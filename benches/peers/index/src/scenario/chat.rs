@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 
 use crate::contender::{
     self, Binary, ChainIndex, CompressedTree, Contender, Form, InMode, Kvatlas, Names, Positional, RadixTree,
-    Reader, Run, Shape, Strided, Timing, TwoTiers, Writer, row,
+    Reader, Run, Shape, Strided, TwoTiers, Writer, row,
 };
-use crate::measure::{Applied, percentile, timer_cost_ns, trim_memory};
+use crate::measure::{Applied, Timing, percentile, timer_cost_ns, trim_memory};
 use crate::oracle::Oracle;
 use crate::report::{Column, Ledger};
 use crate::workload::{Prompt, Segment, mix, shuffled};

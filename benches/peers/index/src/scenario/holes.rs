@@ -2,8 +2,9 @@
 
 use crate::contender::{
     Binary, ChainIndex, CompressedTree, Contender, Form, Kvatlas, Positional, RadixTree, Reader, Run,
-    Strided, Timing, Writer, row,
+    Strided, Writer, row,
 };
+use crate::measure::Timing;
 use crate::oracle::Oracle;
 use crate::report::Ledger;
 use crate::workload::{Prompt, Segment, mix};

@@ -7,8 +7,8 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::Instant;
 
-use crate::contender::{ChainIndex, Contender, InMode, Kvatlas, Names, Run, Timing, TwoLanes, Writer};
-use crate::measure::trim_memory;
+use crate::contender::{ChainIndex, Contender, InMode, Kvatlas, Names, Run, TwoLanes, Writer};
+use crate::measure::{Timing, trim_memory};
 use crate::plans::DISTINCT;
 use crate::report::{Column, Ledger};
 use crate::workload::shuffled;

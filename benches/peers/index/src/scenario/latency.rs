@@ -10,9 +10,9 @@ use std::time::Instant;
 
 use crate::contender::{
     self, Binary, ChainIndex, CompressedTree, Contender, Form, Kvatlas, Positional, RadixTree, Reader, Run,
-    Shape, Strided, Timing, Writer, row,
+    Shape, Strided, Writer, row,
 };
-use crate::measure::{Applied, Spread, timer_cost_ns, trim_memory};
+use crate::measure::{Applied, Spread, Timing, timer_cost_ns, trim_memory};
 use crate::oracle::Oracle;
 use crate::report::{Column, Ledger};
 use crate::workload::{Kind, Layout, Prompt, shuffled};

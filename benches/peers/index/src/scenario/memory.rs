@@ -6,10 +6,9 @@
 use std::process::{Command, Stdio};
 
 use crate::contender::{
-    self, Binary, ChainIndex, CompressedTree, Contender, Kvatlas, Positional, RadixTree, Run, Strided,
-    Timing, Writer,
+    self, Binary, ChainIndex, CompressedTree, Contender, Kvatlas, Positional, RadixTree, Run, Strided, Writer,
 };
-use crate::measure::{resident_bytes, trim_memory};
+use crate::measure::{Timing, resident_bytes, trim_memory};
 use crate::report::{Column, Ledger};
 use crate::workload::{Layout, Sharing, shuffled};
 

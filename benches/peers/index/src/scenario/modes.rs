@@ -8,10 +8,9 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use crate::contender::{
-    ChainIndex, Contender, Copies, Form, Holes, InMode, Kvatlas, Names, Reader, Run, Shape, Timing, TwoTiers,
-    Writer,
+    ChainIndex, Contender, Copies, Form, Holes, InMode, Kvatlas, Names, Reader, Run, Shape, TwoTiers, Writer,
 };
-use crate::measure::{Applied, Spread, resident_bytes, timer_cost_ns, trim_memory};
+use crate::measure::{Applied, Spread, Timing, resident_bytes, timer_cost_ns, trim_memory};
 use crate::report::{Column, Ledger};
 use crate::workload::{Kind, Layout, Prompt, shuffled};
 

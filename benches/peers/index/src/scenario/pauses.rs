@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 
 use crate::contender::{
     self, Binary, ChainIndex, CompressedTree, Contender, Form, Kvatlas, Positional, Reader, Run, Shape,
-    Strided, Timing, Writer,
+    Strided, Writer,
 };
-use crate::measure::{involuntary_switches, percentile, timer_cost_ns, trim_memory};
+use crate::measure::{Timing, involuntary_switches, percentile, timer_cost_ns, trim_memory};
 use crate::report::{Column, Ledger};
 use crate::workload::{Layout, Prompt, shuffled};
 

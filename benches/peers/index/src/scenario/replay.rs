@@ -18,9 +18,9 @@ use serde::Deserialize;
 
 use crate::contender::{
     self, Binary, ChainIndex, CompressedTree, Contender, Form, Kvatlas, Positional, RadixTree, Reader, Run,
-    Shape, Strided, Timing, Writer,
+    Shape, Strided, Writer,
 };
-use crate::measure::trim_memory;
+use crate::measure::{Timing, trim_memory};
 use crate::oracle::Oracle;
 use crate::report::{Column, Ledger};
 use crate::workload::{Prompt, Segment, mix};
