@@ -74,13 +74,13 @@ impl<'g> EntryList<'g> {
     }
 }
 
-/// The hashes of a run and their fingerprints, as one array.
+/// The hashes of a run and their fingerprints, as one array. The run has another array after it has grown.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Column<'g> {
     prints: &'g [AtomicU64],
     contents: &'g [AtomicU64],
     hashes: &'g [AtomicU64],
-    short: &'g Words,
+    run: &'g Run,
 }
 
 /// Words of a column with room for `blocks`.
@@ -90,7 +90,7 @@ pub(super) fn column_words(blocks: usize) -> usize {
 
 impl<'g> Column<'g> {
     #[inline]
-    fn of(words: &'g [AtomicU64], short: &'g Words) -> Self {
+    fn of(words: &'g [AtomicU64], run: &'g Run) -> Self {
         // There are n blocks and n / 32 fingerprints of each kind.
         let chunks = words.len() / (CHUNK + 2);
         let (prints, rest) = words.split_at(chunks);
@@ -99,7 +99,7 @@ impl<'g> Column<'g> {
             prints,
             contents,
             hashes,
-            short,
+            run,
         }
     }
 
@@ -115,11 +115,11 @@ impl<'g> Column<'g> {
     /// Whether only a fragment of the hash at `offset` is known, which is that of `whole`.
     #[cold]
     fn is_completed_by(&self, offset: usize, position: u32, whole: u64, guard: &Guard) -> bool {
-        if is_short(self.short, offset, guard) {
+        if self.run.is_short(offset, guard) {
             return is_same_at(position, self.hash(offset), whole);
         }
-        // It may have been completed since it was compared.
-        self.hash(offset) == whole
+        // It may have been completed since it was compared, in an array that the run has got since this one.
+        self.run.column(guard).hash(offset) == whole
     }
 
     /// For how many blocks there is room.
@@ -186,12 +186,6 @@ impl<'g> Column<'g> {
     }
 }
 
-#[inline]
-fn is_short(short: &Words, offset: usize, guard: &Guard) -> bool {
-    let word = short.get(guard).get(offset / 64);
-    word.is_some_and(|word| word.load(Ordering::Acquire) >> (offset % 64) & 1 == 1)
-}
-
 impl Run {
     pub(super) fn new() -> Self {
         Self {
@@ -246,12 +240,13 @@ impl Run {
 
     #[inline]
     pub(crate) fn column<'g>(&'g self, guard: &'g Guard) -> Column<'g> {
-        Column::of(self.column.get(guard), &self.short)
+        Column::of(self.column.get(guard), self)
     }
 
     /// Whether only a fragment of the hash at `offset` is known.
     pub(super) fn is_short(&self, offset: usize, guard: &Guard) -> bool {
-        is_short(&self.short, offset, guard)
+        let word = self.short.get(guard).get(offset / 64);
+        word.is_some_and(|word| word.load(Ordering::Acquire) >> (offset % 64) & 1 == 1)
     }
 
     /// Whether it follows `parent` with the block that is wanted, as far as both hashes are known.

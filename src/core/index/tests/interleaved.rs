@@ -4,9 +4,9 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use crate::hash::BlockSize;
+use crate::hash::{BlockSize, Position, PositionalLineageHash, SequenceHash};
 use crate::index::hook;
-use crate::wire::{Event, HolderId, Tier, WorkerName};
+use crate::wire::{BlockNames, Event, HolderId, StoredBlocks, Tier, WorkerName};
 
 use super::api::{Hashing, HolderWriter, IndexLimits, Matches, NamespaceSettings, PositionalIndexer, Search};
 use super::operation::{Operation, Shape};
@@ -195,6 +195,49 @@ fn an_answer_is_of_one_instant_among_several_steps() {
         }
     }
     assert!(several > operations / 10, "{several} of {operations}");
+}
+
+fn stored_by_lineage(keys: Vec<PositionalLineageHash>) -> Event {
+    Event::Stored(StoredBlocks {
+        names: BlockNames::Lineage(keys),
+        content: None,
+        engine_hashes: None,
+    })
+}
+
+/// A run grows, which gives it a new array of hashes, and hashes of which only fragments were known become whole there.
+#[test]
+fn hashes_that_become_whole_in_a_run_that_grows_stay_the_same_blocks() {
+    let mut random = Random::new(4);
+    let world = World::new(&mut random, SHAPE.paths, SHAPE.depth_max, SHAPE.alphabet);
+    let path = world.paths.iter().max_by_key(|path| path.keys.len()).unwrap();
+    assert!(path.keys.len() > 64, "{}", path.keys.len());
+    let known = path.keys.len() / 2;
+    for query in &path.queries() {
+        for points in 0..64 {
+            let settings = NamespaceSettings {
+                block_size: BlockSize::new(BLOCK_SIZE).unwrap(),
+                hashing: SHAPE.hashing,
+            };
+            let index = PositionalIndexer::new(settings, IndexLimits::default());
+            let held = Rc::new(RefCell::new(holders(&index)));
+            let keys: Vec<_> = path.keys.iter().map(|key| key.lineage()).collect();
+            held.borrow_mut()[0].apply(Tier::DEVICE, stored_by_lineage(keys[..known].to_vec()));
+            let whole = path.chain.iter().copied().map(SequenceHash).collect();
+            let whole = StoredBlocks::by_sequence(None, Position::new(0).ok(), whole);
+            let events = [stored_by_lineage(keys), Event::Stored(whole)];
+            let others = Rc::clone(&held);
+            hook::tests::set(points, move || {
+                let mut others = others.borrow_mut();
+                events
+                    .into_iter()
+                    .for_each(|event| others[1].apply(Tier::DEVICE, event));
+            });
+            let matches = index.find_matches(query, Search::default()).unwrap();
+            hook::tests::clear();
+            assert_eq!(found_of(&matches, 0), known, "after {points} points");
+        }
+    }
 }
 
 /// An event of each holder, each in the middle of the one before, if that lets others have a turn; says how deep that went.
