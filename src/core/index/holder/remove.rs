@@ -1,8 +1,8 @@
 //! What removed events do to a holder's blocks.
 
-use std::collections::HashSet;
 use std::ops::Range;
 
+use hashbrown::HashSet;
 use smallvec::SmallVec;
 
 use crate::hash::{PositionalLineageHash, SequenceHash};
@@ -65,41 +65,40 @@ impl Stretch {
     }
 }
 
-/// What an event removes by hashes that are no names.
+/// What an event removes by hashes that are no names, in the event's order.
 #[derive(Debug, Default)]
-pub(super) struct Others {
-    /// Each with whether an event that waits has a block of that name.
-    hashes: Vec<(u64, bool)>,
-    /// The names that came before; known only since the first hash that is none.
-    named: HashSet<u64>,
+pub(super) struct Others(Vec<Other>);
+
+#[derive(Debug)]
+struct Other {
+    /// Where in the event it is.
+    index: usize,
+    hash: u64,
+    /// Whether an event that waits has a block of that name.
+    waits: bool,
 }
 
 impl Others {
-    /// Adds a hash that is no name now; `before` came before it.
-    fn add(&mut self, before: &[SequenceHash], hash: u64, waits: bool, applied: &mut Applied) {
-        if self.hashes.is_empty() && self.named.is_empty() {
-            self.named.extend(before.iter().map(|name| name.0));
+    /// The hashes, each with whether an event that waits has a block of that name, and how many have been left out. `names` are all that
+    /// the event removes: what was a name before in it, and is gone now, is left out.
+    pub(super) fn into_hashes(self, names: &[SequenceHash]) -> (Vec<(u64, bool)>, usize) {
+        if self.0.len() == names.len() {
+            // None was a name.
+            return (self.0.iter().map(|other| (other.hash, other.waits)).collect(), 0);
         }
-        if self.named.contains(&hash) {
-            // It was a name, and has been removed.
-            return applied.reject(RejectReason::UnknownBlock, 1);
+        let all: HashSet<u64> = self.0.iter().map(|other| other.hash).collect();
+        let (mut hashes, mut named) = (Vec::with_capacity(self.0.len()), HashSet::new());
+        let (others, mut next) = (self.0.len(), 0);
+        for other in self.0 {
+            let before = names.get(next..other.index).unwrap_or_default();
+            named.extend(before.iter().map(|name| name.0).filter(|name| all.contains(name)));
+            next = other.index + 1;
+            if !named.contains(&other.hash) {
+                hashes.push((other.hash, other.waits));
+            }
         }
-        self.hashes.push((hash, waits));
-    }
-
-    /// The hashes that are no names, each with whether an event that waits has a block of that name.
-    pub(super) fn into_hashes(self) -> Vec<(u64, bool)> {
-        self.hashes
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.hashes.is_empty()
-    }
-
-    fn note_named(&mut self, name: u64) {
-        if !self.hashes.is_empty() {
-            self.named.insert(name);
-        }
+        let left_out = others - hashes.len();
+        (hashes, left_out)
     }
 }
 
@@ -183,13 +182,15 @@ impl HolderState {
             // A block that is held can be part of an event that waits, too: it must not come back with that.
             let waits = self.parking.len() > 0 && self.parking.note_removed(*name, tier);
             // Mostly engines name neighbours one after the other: then no table is asked.
-            let is_alone = self.parking.len() > 0 || !others.is_empty();
-            let end = if is_alone { index + 1 } else { blocks.end };
+            let end = if self.parking.len() > 0 {
+                index + 1
+            } else {
+                blocks.end
+            };
             if let Some(stretch) = &mut open {
                 let along = self.follow(stretch, &names[index..end], runs);
                 if along > 0 {
                     (index, is_in_order) = (index + along, true);
-                    others.note_named(*name);
                     continue;
                 }
             }
@@ -212,7 +213,6 @@ impl HolderState {
                 {
                     let mut stretch = stretch;
                     if stretch.extend(spot) {
-                        others.note_named(*name);
                         open = Some(stretch);
                         continue;
                     }
@@ -223,14 +223,16 @@ impl HolderState {
                 }
             }
             match found {
-                None => others.add(&names[..index - 1], *name, waits, applied),
+                None => others.0.push(Other {
+                    index: index - 1,
+                    hash: *name,
+                    waits,
+                }),
                 Some(Found::Orphan(key)) => {
-                    others.note_named(*name);
                     let outcome = self.orphans.withdraw(key, Some(*name), tier_bit(tier));
                     count(outcome, applied);
                 }
                 Some(Found::Placed(spot)) => {
-                    others.note_named(*name);
                     if let Some(outcome) = self.withdraw_many(spot, Some(*name), tier_bit(tier)) {
                         count(outcome, applied);
                     } else {

@@ -422,14 +422,12 @@ impl Turn<'_, '_> {
             }
             let end = names.len().min(from + TURN_BLOCKS);
             let (state, runs) = (&mut **self.state, &mut self.runs);
-            let done = if others.is_empty() {
-                state.remove_own(&names[from..end], tier, runs, self.applied)
-            } else {
-                0
-            };
+            let done = state.remove_own(&names[from..end], tier, runs, self.applied);
             state.remove_names(names, from + done..end, tier, &mut others, runs, self.applied);
         }
-        let hashes = others.into_hashes();
+        let (state, runs) = (&mut **self.state, &mut self.runs);
+        let (hashes, left_out) = state.aside(names.len(), runs, |_, _| others.into_hashes(names));
+        self.applied.reject(RejectReason::UnknownBlock, left_out);
         for (number, hashes) in hashes.chunks(TURN_BLOCKS).enumerate() {
             if number > 0 {
                 self.breathe();
