@@ -1,19 +1,25 @@
-//! Scenario H: one namespace, written by one thread and by two at once.
+//! Scenario H: one namespace, written and asked by one thread and by two at once.
 //!
-//! The events of 128 workers are made before. Then one thread applies all of them, or each of two those of half of the workers. Times are
-//! of the wall clock, from when both may begin to when the slower is done: what a pair of lanes takes in.
+//! The events of 128 workers are made before. Then one thread applies all of them, or each of two those of half of the workers. Searches
+//! are cut in two alike. Times are of the wall clock, from when both may begin to when the slower is done: what a pair of lanes takes in.
 
+use std::hint::black_box;
 use std::sync::Barrier;
 use std::thread;
 use std::time::Instant;
 
-use crate::contender::{ChainIndex, Contender, InMode, Kvatlas, Names, Run, TwoLanes, Writer};
+use crate::contender::{
+    ChainIndex, Contender, Form, InMode, Kvatlas, Names, Reader, Run, Shape, TwoLanes, Writer,
+};
 use crate::measure::{Timing, trim_memory};
 use crate::plans::DISTINCT;
 use crate::report::{Column, Ledger};
 use crate::workload::shuffled;
 
 use super::{Effort, progress, rotated};
+
+/// Searches of a measurement.
+const SEARCHES: u32 = 8192;
 
 type Measure = fn(&mut Ledger);
 
@@ -23,14 +29,11 @@ const CONTENDERS: [(&str, Measure); 3] = [
     (ChainIndex::NAME, measure::<ChainIndex>),
 ];
 
-const WHATS: [[&str; 2]; 2] = [
-    ["store, one lane", "remove, one lane"],
-    ["store, two lanes", "remove, two lanes"],
-];
-const GAINS: [&str; 2] = ["store, lanes gain", "remove, lanes gain"];
+/// What is done, in this order: blocks stored, searches, blocks removed.
+const PHASES: [&str; 3] = ["store", "search", "remove"];
 
-fn figure(what: &str) -> String {
-    format!("lanes, {what}")
+fn figure(phase: &str, what: &str) -> String {
+    format!("lanes, {phase}, {what}")
 }
 
 /// Measures every contender.
@@ -46,43 +49,72 @@ pub fn run(effort: Effort, ledger: &mut Ledger) {
 /// Prints the table.
 pub fn print(ledger: &Ledger) {
     let rows: Vec<String> = CONTENDERS.iter().map(|(name, _)| (*name).to_owned()).collect();
-    let whats = WHATS.into_iter().flatten().chain(GAINS);
-    let columns: Vec<Column> = whats.map(|what| Column::new(what, figure(what))).collect();
+    let whats = PHASES
+        .iter()
+        .flat_map(|phase| ["one thread", "two", "gain"].map(|what| (*phase, what)));
+    let columns: Vec<Column> = whats
+        .map(|(phase, what)| Column::new(format!("{phase}, {what}"), figure(phase, what)))
+        .collect();
     let title = format!(
-        "H. {}. Wall time, ns a block; how many times as fast two lanes are",
+        "H. {}. Wall time, ns a block and a search; how many times as fast two threads are",
         DISTINCT.name
     );
     ledger.print(&title, &rows, &columns);
 }
 
-fn measure<C: Contender>(ledger: &mut Ledger)
+fn measure<C: Contender<Reader: Reader<Query: Send> + Sync>>(ledger: &mut Ledger)
 where
     C::Writer: TwoLanes,
 {
-    let mut times = [[0.0; 2]; 2];
-    for (lanes, times) in times.iter_mut().enumerate() {
-        trim_memory();
-        let (_reader, writer) = C::build(DISTINCT.workers);
-        let mut writers = if lanes == 0 {
-            vec![writer]
-        } else {
-            Vec::from(writer.split())
-        };
-        for (phase, time) in times.iter_mut().enumerate() {
-            let events = (0..writers.len())
-                .map(|lane| events::<C::Writer>(lane, writers.len(), phase == 1))
-                .collect();
-            *time = apply(&mut writers, events);
+    let [one, two] = [1, 2].map(times::<C>);
+    for (phase, (one, two)) in PHASES.iter().zip(one.into_iter().zip(two)) {
+        ledger.record(&figure(phase, "one thread"), C::NAME, one);
+        ledger.record(&figure(phase, "two"), C::NAME, two);
+        ledger.record(&figure(phase, "gain"), C::NAME, one / two);
+    }
+}
+
+/// What each phase takes so many threads.
+fn times<C: Contender<Reader: Reader<Query: Send> + Sync>>(threads: usize) -> [f64; 3]
+where
+    C::Writer: TwoLanes,
+{
+    trim_memory();
+    let (reader, writer) = C::build(DISTINCT.workers);
+    let mut writers = if threads == 1 {
+        vec![writer]
+    } else {
+        Vec::from(writer.split())
+    };
+    let mut apply = |removes| {
+        let events: Vec<_> = (0..threads)
+            .map(|lane| events::<C::Writer>(lane, threads, removes))
+            .collect();
+        let wall = at_once(writers.iter_mut().zip(events).collect(), |(writer, events)| {
+            let applied = writer.apply(events, Timing::Whole);
+            assert_eq!(applied.refused, 0, "nothing is refused");
+        });
+        wall / f64::from(DISTINCT.blocks)
+    };
+    let stored = apply(false);
+    let questions: Vec<Vec<_>> = (0..threads)
+        .map(|part| questions::<C::Reader>(part, threads))
+        .collect();
+    let asked: usize = questions.iter().map(Vec::len).sum();
+    let wall = at_once(questions, |questions| {
+        for mut question in questions {
+            black_box(reader.find(&mut question, Shape::Lean));
         }
-    }
-    for (times, whats) in times.iter().zip(WHATS) {
-        for (time, what) in times.iter().zip(whats) {
-            ledger.record(&figure(what), C::NAME, *time);
-        }
-    }
-    for (phase, what) in GAINS.iter().enumerate() {
-        ledger.record(&figure(what), C::NAME, times[0][phase] / times[1][phase]);
-    }
+    });
+    [stored, wall / asked as f64, apply(true)]
+}
+
+/// Prompts that are held, as queries: this part of all.
+fn questions<R: Reader>(part: usize, parts: usize) -> Vec<R::Query> {
+    let numbers = (0..SEARCHES).map(|number| number % DISTINCT.sequences());
+    let own = numbers.enumerate().filter(|(place, _)| place % parts == part);
+    own.map(|(_, number)| R::query(Form::Native, &DISTINCT.prompt(number)))
+        .collect()
 }
 
 /// The events of a lane's workers, in another order than the layout's.
@@ -108,27 +140,24 @@ fn events<W: Writer>(lane: usize, lanes: usize, removes: bool) -> Vec<W::Event> 
     .collect()
 }
 
-/// Applies each lane's events in a thread of its own; gives ns a block, from the common beginning to the end of the last.
-fn apply<W: Writer + Send>(writers: &mut [W], events: Vec<Vec<W::Event>>) -> f64 {
-    let blocks = f64::from(DISTINCT.blocks);
-    let barrier = Barrier::new(writers.len());
+/// Works on each part in a thread of its own; gives nanoseconds from the common beginning to the end of the last.
+fn at_once<T: Send>(parts: Vec<T>, work: impl Fn(T) + Sync) -> f64 {
+    let (barrier, work) = (&Barrier::new(parts.len()), &work);
     let spans: Vec<(Instant, Instant)> = thread::scope(|scope| {
-        let lanes = writers.iter_mut().zip(events).map(|(writer, events)| {
-            let barrier = &barrier;
+        let threads = parts.into_iter().map(|part| {
             scope.spawn(move || {
                 barrier.wait();
                 let started = Instant::now();
-                let applied = writer.apply(events, Timing::Whole);
-                assert_eq!(applied.refused, 0, "nothing is refused");
+                work(part);
                 (started, Instant::now())
             })
         });
-        let lanes: Vec<_> = lanes.collect();
-        let join = |lane: thread::ScopedJoinHandle<'_, _>| lane.join().expect("a lane does not panic");
-        lanes.into_iter().map(join).collect()
+        let threads: Vec<_> = threads.collect();
+        let join = |thread: thread::ScopedJoinHandle<'_, _>| thread.join().expect("no part panics");
+        threads.into_iter().map(join).collect()
     });
     let started = spans.iter().map(|(started, _)| *started).min();
     let ended = spans.iter().map(|(_, ended)| *ended).max();
     let wall = started.zip(ended).map(|(started, ended)| ended - started);
-    wall.map_or(f64::NAN, |wall| wall.as_nanos() as f64 / blocks)
+    wall.map_or(f64::NAN, |wall| wall.as_nanos() as f64)
 }
