@@ -57,7 +57,7 @@ fn world(messages: usize) -> World {
 }
 
 /// The same, with turns of several messages.
-fn world_of_turns(messages: usize, turn_jobs_max: usize) -> World {
+fn world_of_turns(messages: usize, turn_messages_max: usize) -> World {
     let flows = Arc::new(Flows::new(1));
     let assignments = Assignments::new(1, Arc::clone(&flows));
     let namespace = NamespaceName::new("n").unwrap();
@@ -67,7 +67,7 @@ fn world_of_turns(messages: usize, turn_jobs_max: usize) -> World {
         assignments.assign(&WorkerKey { namespace, worker }).1
     };
     let lines = ["a", "b", "c"].map(line).into();
-    let (sender, receiver) = job_queue(0, messages * MESSAGE_OVERHEAD_BYTES, turn_jobs_max);
+    let (sender, receiver) = job_queue(0, messages * MESSAGE_OVERHEAD_BYTES, turn_messages_max);
     World {
         sender,
         receiver,
