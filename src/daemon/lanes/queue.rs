@@ -6,8 +6,8 @@
 //! job, or a few small ones.
 //!
 //! A full queue drops messages of core NATS. If the arriving worker's line has more than an even share of the room, its
-//! messages are dropped, else the newest of the longest line. A dropped message leaves a mark in its place, so that its
-//! worker's holders are doubted in order. Messages of JetStream wait for room instead.
+//! messages are dropped, else the newest of the longest line; those of one job go together. A mark stays in their place, so that
+//! their worker's holders are doubted in order. Messages of JetStream wait for room instead.
 //!
 //! A *control job* is done when all jobs that were queued before it are done; later ones may overtake it. A *fence* cannot be overtaken.
 
