@@ -4,10 +4,10 @@
 #   deploy/release.sh --check DIRECTORY    builds it twice, at two places, and compares
 #
 # The same bytes need the same commit, toolchain (releasing.md), C compiler and C library. Paths, times, users and the environment do not count.
-#   KVATLAS_RELEASE_PROFILE   another profile than release, to try the script out quickly
+#   KVATLAS_RELEASE_PROFILE   another profile than dist, to try the script out quickly
 set -eu
 
-profile=${KVATLAS_RELEASE_PROFILE:-release}
+profile=${KVATLAS_RELEASE_PROFILE:-dist}
 is_check=false
 if [ "${1:-}" = --check ]; then
     is_check=true

@@ -7,8 +7,8 @@ set -eu
 image=$1
 cd "$(dirname "$0")/../.."
 if [ -z "${KVATLAS_BIN:-}" ]; then
-    cargo build --release --locked --bin kvatlas
-    KVATLAS_BIN=target/release/kvatlas
+    cargo build --profile dist --locked --bin kvatlas
+    KVATLAS_BIN=target/dist/kvatlas
 fi
 mkdir -p "$image/usr/local/bin" "$image/var/lib"
 install -m 755 "$KVATLAS_BIN" "$image/usr/local/bin/kvatlas"

@@ -8,8 +8,8 @@ mkdir -p "$1"
 out=$(cd "$1" && pwd)
 cd "$(dirname "$0")/../.."
 if [ -z "${KVATLAS_BIN:-}" ]; then
-    cargo build --release --locked --bin kvatlas
-    KVATLAS_BIN=target/release/kvatlas
+    cargo build --profile dist --locked --bin kvatlas
+    KVATLAS_BIN=target/dist/kvatlas
 fi
 
 # What [package.metadata.deb] in Cargo.toml takes from here is made by the program itself.

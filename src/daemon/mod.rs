@@ -29,7 +29,7 @@
 //!    [`Subjects::parse_events`](kvatlas_core::wire::Subjects::parse_events). What comes next from the same worker is known by its subject.
 //! 3. [`LanePool::admit`](lanes::LanePool::admit) passes over other shards' workers, finds the namespace, and asks
 //!    [`Assignments::assign`](lanes::line::Assignments::assign) for the worker's lane.
-//! 4. The lane's queue takes it, together with what else has come. Where the queue is full, messages of core NATS are dropped by
+//! 4. The lane's queue takes it, together with what else has come; what came of one worker together is one job. Where the queue is full, messages of core NATS are dropped by
 //!    [`JobSender::send_or_drop`](lanes::queue::JobSender::send_or_drop). With JetStream,
 //!    [`JobSender::send`](lanes::queue::JobSender::send) waits: here is the back-pressure.
 //! 5. [`Lane::run`](lanes::lane::Lane::run), on the lane's thread, takes the next jobs of a worker.
@@ -48,8 +48,9 @@
 //! | `core/wire` | `subject.rs`, `batch.rs`, `event.rs`, `reader.rs` |
 //! | `core/index` | `writer.rs`, counted as one. Behind it: `namespace.rs`, `indexer.rs`, `shared.rs`, `holder/`, `runs/`, `directory/`; at a bound `capacity.rs` |
 //!
-//! Beside the way, `lanes/tally.rs` and `metrics/event_metrics.rs` count, and `lanes/position.rs` notes how far the stream has been
-//! handed over. Keys that the contract does not know are passed over in `core/wire/reader/fast.rs`.
+//! Beside the way, `lanes/payloads.rs` keeps the payloads of a job, `lanes/tally.rs` and `metrics/event_metrics.rs` count, and
+//! `lanes/position.rs` notes how far the stream has been handed over. Short keys and numbers are read in `core/wire/reader/fast.rs`, and
+//! keys that the contract does not know are passed over there.
 //!
 //! # The way of one query
 //!

@@ -114,16 +114,26 @@ const TYPE_BYTES_MAX: usize = 64;
 
 impl EventType {
     fn decode(reader: &mut Reader<'_>) -> Result<Self, DecodeError> {
-        match reader.text("type", TYPE_BYTES_MAX)? {
-            "stored" => Ok(Self::Stored),
-            "removed" => Ok(Self::Removed),
-            "cleared" => Ok(Self::Cleared),
-            "doubted" => Ok(Self::Doubted),
-            "goodbye" => Ok(Self::Goodbye),
-            _ => Err(DecodeError::UnknownWord {
-                field: "type",
-                expected: "stored, removed, cleared, doubted, goodbye",
-            }),
+        let mut ahead = reader.clone();
+        if let Some(known) = ahead.short_text().and_then(Self::of_word) {
+            *reader = ahead;
+            return Ok(known);
+        }
+        let word = reader.text("type", TYPE_BYTES_MAX)?;
+        Self::of_word(word.as_bytes()).ok_or(DecodeError::UnknownWord {
+            field: "type",
+            expected: "stored, removed, cleared, doubted, goodbye",
+        })
+    }
+
+    fn of_word(word: &[u8]) -> Option<Self> {
+        match word {
+            b"stored" => Some(Self::Stored),
+            b"removed" => Some(Self::Removed),
+            b"cleared" => Some(Self::Cleared),
+            b"doubted" => Some(Self::Doubted),
+            b"goodbye" => Some(Self::Goodbye),
+            _ => None,
         }
     }
 }

@@ -195,10 +195,14 @@ impl<'a> Reader<'a> {
             other => return Err(wrong_type(field, "a map with text keys", other)),
         };
         for _ in 0..count {
-            match self.value()? {
-                Value::Text(key) => entry(self, key)?,
-                other => return Err(wrong_type(field, "a map with text keys", other)),
-            }
+            let key = match self.short_text() {
+                Some(key) => key,
+                None => match self.value()? {
+                    Value::Text(key) => key,
+                    other => return Err(wrong_type(field, "a map with text keys", other)),
+                },
+            };
+            entry(self, key)?;
         }
         Ok(())
     }
@@ -221,6 +225,9 @@ impl<'a> Reader<'a> {
     ///
     /// [`DecodeError`] if it is none.
     pub fn unsigned(&mut self, field: &'static str) -> Result<u64, DecodeError> {
+        if let Some(value) = self.plain_number() {
+            return Ok(value);
+        }
         match self.value()? {
             Value::Unsigned(value) => Ok(value),
             other => Err(wrong_type(field, "an unsigned integer", other)),
@@ -247,6 +254,9 @@ impl<'a> Reader<'a> {
     ///
     /// [`DecodeError`] if it is neither.
     pub fn optional_unsigned(&mut self, field: &'static str) -> Result<Option<u64>, DecodeError> {
+        if let Some(value) = self.plain_number() {
+            return Ok(Some(value));
+        }
         match self.value()? {
             Value::Nil => Ok(None),
             Value::Unsigned(value) => Ok(Some(value)),

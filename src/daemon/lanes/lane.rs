@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use bytes::Bytes;
 use tokio::sync::{Notify, oneshot};
 
 use crate::daemon::config::Live;
@@ -25,6 +24,7 @@ use super::holder_resync::{ResyncAnswer, ResyncBegun, ResyncOutcome};
 use super::holder_snapshot::{HolderDump, Revisited};
 use super::line::{Assignments, InFlight, WorkerKey};
 use super::liveness::{ListeningClock, Silence};
+use super::payloads::Payloads;
 use super::queue::{JobReceiver, LineJob};
 use super::sequence::ReceivedBatch;
 use super::settings::{LaneLimits, LaneSettings, LivenessSettings, epoch_max_at};
@@ -35,8 +35,8 @@ pub(crate) type HolderKey = (WorkerKey, Rank);
 
 /// What a lane can be told to do.
 pub(crate) enum Job {
-    /// Decode a message and apply its batch.
-    Batch(BatchJob),
+    /// Decode messages and apply their batches.
+    Batches(BatchesJob),
     /// Doubt the holders of a worker: messages were dropped here.
     Lost(LostJob),
     /// Take over a frame of a snapshot.
@@ -76,7 +76,7 @@ impl Job {
     /// What the lane's time for the job counts as.
     fn work(&self) -> LaneWork {
         match self {
-            Self::Batch(_) | Self::Lost(_) => LaneWork::Events,
+            Self::Batches(_) | Self::Lost(_) => LaneWork::Events,
             Self::Resync(_) => LaneWork::Resync,
             Self::Restore(_)
             | Self::RestoreForest(_)
@@ -112,12 +112,12 @@ pub(crate) struct Sender {
     pub(super) in_flight: InFlight,
 }
 
-/// A message for a worker of the lane.
-pub(crate) struct BatchJob {
+/// Messages of a worker of the lane that came one after the other.
+pub(crate) struct BatchesJob {
     pub(super) sender: Arc<Sender>,
-    pub(super) payload: Bytes,
+    pub(super) payloads: Payloads,
     pub(super) generation: StreamGeneration,
-    /// Ends with the job.
+    /// Ends with the job, which then is a single message.
     pub(super) span: Option<OpenSpan>,
 }
 
@@ -125,15 +125,23 @@ pub(crate) struct BatchJob {
 pub(crate) struct LostJob(Arc<Sender>);
 
 impl LineJob for Job {
+    fn messages(&self) -> usize {
+        match self {
+            Self::Batches(batches) => batches.payloads.len(),
+            _ => 1,
+        }
+    }
+
     fn into_mark(self) -> Result<Self, Self> {
         match self {
-            Self::Batch(batch) => {
+            Self::Batches(BatchesJob { sender, payloads, .. }) => {
                 let detail = "the queue of its lane is full (events.lane_queue_bytes)";
-                let sender = batch.sender;
                 let worker = sender.worker.worker.as_str();
-                sender
-                    .metrics
-                    .batch_dropped(DropReason::LaneFull, worker, &detail);
+                for _ in payloads.iter() {
+                    sender
+                        .metrics
+                        .batch_dropped(DropReason::LaneFull, worker, &detail);
+                }
                 Ok(Self::Lost(LostJob(sender)))
             }
             other => Err(other),
@@ -287,11 +295,11 @@ impl Lane {
 
     /// Does one job. A reply that nobody waits for any more is no reason to stop.
     fn work(&mut self, job: Job) {
-        if !matches!(job, Job::Batch(_)) {
+        if !matches!(job, Job::Batches(_)) {
             self.put_back();
         }
         match job {
-            Job::Batch(batch) => self.apply(batch),
+            Job::Batches(batches) => self.apply(batches),
             Job::Lost(lost) => self.note_lost(lost),
             Job::Restore(restore) => self.restore(*restore),
             Job::RestoreForest(chunk) => self.restore_forest(&chunk),
@@ -321,33 +329,37 @@ impl Lane {
         }
     }
 
-    /// Decodes a message and applies its batch to the holder that it names.
-    fn apply(&mut self, mut job: BatchJob) {
-        let decoded = EventBatch::decode(&job.payload, &self.limits.now().wire);
-        match decoded {
-            Err(error) => {
-                if let Some(span) = &mut job.span {
-                    span.fail(&error);
+    /// Decodes messages and applies their batches to the holders that they name.
+    fn apply(&mut self, mut job: BatchesJob) {
+        let limits = self.limits.now();
+        let mut has_holder = true;
+        for payload in job.payloads.iter() {
+            has_holder = match EventBatch::decode(payload, &limits.wire) {
+                Err(error) => {
+                    if let Some(span) = &mut job.span {
+                        span.fail(&error);
+                    }
+                    self.put_back();
+                    self.note_undecodable(&job.sender.worker, &error, &job.sender.metrics);
+                    false
                 }
-                self.put_back();
-                self.note_undecodable(&job.sender.worker, &error, &job.sender.metrics);
-                self.finish_message(job.sender);
-            }
-            Ok(batch) => {
-                let received = ReceivedBatch {
-                    batch,
-                    generation: job.generation,
-                    bytes: job.payload.len(),
-                };
-                if !self.apply_batch(&job.sender, received) {
-                    self.finish_message(job.sender);
+                Ok(batch) => {
+                    let received = ReceivedBatch {
+                        batch,
+                        generation: job.generation,
+                        bytes: payload.len(),
+                    };
+                    self.apply_batch(&job.sender, received, limits.epoch_ahead_max)
                 }
-            }
+            };
+        }
+        if !has_holder {
+            self.finish_messages(job.sender);
         }
     }
 
-    /// Ends a message of a worker that may be left without a holder.
-    fn finish_message(&mut self, sender: Arc<Sender>) {
+    /// Ends messages of a worker that may be left without a holder.
+    fn finish_messages(&mut self, sender: Arc<Sender>) {
         self.put_back();
         let worker = sender.worker.clone();
         // The last message of those that were sorted together ends their stay.
@@ -382,14 +394,19 @@ impl Lane {
             self.forget(&key);
         }
         self.doubts.notify_one();
-        self.finish_message(lost.0);
+        self.finish_messages(lost.0);
     }
 
     /// Applies a batch. Says whether its holder is there afterwards.
-    fn apply_batch(&mut self, sender: &Sender, received: ReceivedBatch) -> bool {
+    fn apply_batch(
+        &mut self,
+        sender: &Sender,
+        received: ReceivedBatch,
+        epoch_ahead_max: Option<Duration>,
+    ) -> bool {
         let (worker, rank) = (&sender.worker, received.batch.rank);
         let epoch = received.batch.epoch;
-        if epoch > epoch_max_at(self.clock.unix_us(), self.limits.now().epoch_ahead_max) {
+        if epoch > epoch_max_at(self.clock.unix_us(), epoch_ahead_max) {
             sender
                 .metrics
                 .batch_dropped(DropReason::EpochAhead, worker.worker.as_str(), &epoch);

@@ -15,6 +15,7 @@
 //! |---|---|
 //! | `pool.rs` | takes messages, starts the lanes |
 //! | `line.rs` | which lane a worker has, and its line of jobs |
+//! | `payloads.rs` | the payloads of a worker's messages, in one piece |
 //! | `queue.rs` | the bounded, fair queue in front of a lane |
 //! | `flow.rs`, `freshness.rs`, `clock.rs` | how old the state is, and which batches are half applied, as queries are told |
 //! | `lane.rs` | the jobs of a lane, and its thread |
@@ -36,6 +37,7 @@ mod holder_snapshot;
 pub(crate) mod lane;
 pub(crate) mod line;
 mod liveness;
+mod payloads;
 mod pool;
 mod position;
 pub(crate) mod queue;

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use bytes::Bytes;
 use dashmap::DashMap;
 use tokio::sync::{Notify, oneshot};
 
@@ -16,13 +15,16 @@ use kvatlas_core::wire::{DecodeError, EventBatch, NamespaceName, Shard, Subjects
 
 use super::flow::Flows;
 use super::freshness::Freshness;
-use super::lane::{BatchJob, Job, Lane, LaneTimes, Sender};
+use super::lane::{BatchesJob, Job, Lane, LaneTimes, Sender};
 use super::line::{Assignments, LaneId, WorkerKey};
+use super::payloads::Payloads;
 use super::queue::{JobSender, LaneStopped, job_queue};
 use super::settings::{LaneLimits, LaneSettings};
 
-/// Small jobs of one worker that a lane does in one turn at most.
-const TURN_JOBS_MAX: usize = 32;
+/// Small messages of one worker that a lane takes in one turn at most. As many go into one job.
+const TURN_MESSAGES_MAX: usize = 32;
+/// Bytes of the payloads of one job at most, unless it is a single message: a turn takes it whole.
+const JOB_BYTES_MAX: usize = 16 * 1024;
 
 /// Why the pool cannot do something.
 #[derive(Debug, thiserror::Error)]
@@ -47,16 +49,9 @@ pub(super) struct LaneHandle {
     metrics: LaneMetrics,
 }
 
-/// A message on its way to its lane.
-struct Arrival {
-    lane: LaneId,
-    job: BatchJob,
-    bytes: usize,
-}
-
 /// Messages that have been sorted by their lanes. Whoever sorts bounds how many there are before they are handed over.
 pub(crate) struct Inbox {
-    by_lane: Box<[Vec<Arrival>]>,
+    by_lane: Box<[Vec<BatchesJob>]>,
     /// Who has sent the last one: mostly the next one is of the same worker.
     last: Option<LastSender>,
 }
@@ -68,12 +63,31 @@ struct LastSender {
     sender: Arc<Sender>,
     messages: u64,
     bytes: u64,
+    /// The longest message that is taken, in bytes.
+    message_bytes_max: usize,
 }
 
 impl Inbox {
-    fn add(&mut self, arrival: Arrival) {
-        if let Some(arrivals) = self.by_lane.get_mut(arrival.lane.0) {
-            arrivals.push(arrival);
+    /// Adds a message of the last sender: to its last job, where that has room and both are alike.
+    fn add(&mut self, payload: &[u8], generation: StreamGeneration, span: Option<OpenSpan>) {
+        let Some(last) = &self.last else { return };
+        let Some(jobs) = self.by_lane.get_mut(last.lane.0) else {
+            return;
+        };
+        let takes = |job: &BatchesJob| {
+            let is_alike = Arc::ptr_eq(&job.sender, &last.sender) && job.generation == generation;
+            let has_room = job.payloads.len() < TURN_MESSAGES_MAX
+                && job.payloads.bytes() + payload.len() <= JOB_BYTES_MAX;
+            is_alike && has_room && job.span.is_none() && span.is_none()
+        };
+        match jobs.last_mut().filter(|job| takes(job)) {
+            Some(job) => job.payloads.push(payload),
+            None => jobs.push(BatchesJob {
+                sender: Arc::clone(&last.sender),
+                payloads: Payloads::of(payload),
+                generation,
+                span,
+            }),
         }
     }
 }
@@ -111,7 +125,7 @@ impl LanePool {
         let limits = Live::new(LaneLimits::of(settings));
         let mut lanes = Vec::with_capacity(lane_count);
         for number in 0..lane_count {
-            let (jobs, receiver) = job_queue(number, settings.lane_queue_bytes, TURN_JOBS_MAX);
+            let (jobs, receiver) = job_queue(number, settings.lane_queue_bytes, TURN_MESSAGES_MAX);
             let lane = Lane::new(
                 Arc::clone(&assignments),
                 Arc::clone(&flows),
@@ -182,13 +196,7 @@ impl LanePool {
         span: Option<OpenSpan>,
     ) {
         if let Some((lane, sender)) = self.sender(subject, payload)
-            && self
-                .send(
-                    self.arrival(lane, sender, payload, generation, span),
-                    payload.len(),
-                )
-                .await
-                .is_err()
+            && self.send(lane, sender, payload, generation, span).await.is_err()
         {
             tracing::error!("a lane has stopped; its workers' events are lost");
         }
@@ -212,12 +220,14 @@ impl LanePool {
                 sender,
                 messages: 0,
                 bytes: 0,
+                message_bytes_max: self.limits.now().wire.message_bytes_max,
             });
         }
-        let Some(last) = &mut inbox.last else { return };
-        (last.messages, last.bytes) = (last.messages + 1, last.bytes + payload.len() as u64);
-        let (lane, sender) = (last.lane, Arc::clone(&last.sender));
-        inbox.add(self.arrival(lane, sender, payload, generation, span));
+        if let Some(last) = &mut inbox.last {
+            (last.messages, last.bytes) = (last.messages + 1, last.bytes + payload.len() as u64);
+            let payload = trim(payload, last.message_bytes_max);
+            inbox.add(payload, generation, span);
+        }
     }
 
     /// Puts sorted messages into the queues of their lanes. Where a queue is full, messages are dropped, and counted, and their workers are
@@ -226,13 +236,14 @@ impl LanePool {
         // While it is kept, its worker keeps the lane.
         inbox.last = None;
         let came_us = self.freshness.came_us();
-        for (lane, arrivals) in self.lanes.iter().zip(&mut inbox.by_lane) {
-            if arrivals.is_empty() {
+        for (lane, jobs) in self.lanes.iter().zip(&mut inbox.by_lane) {
+            if jobs.is_empty() {
                 continue;
             }
-            let jobs = arrivals.drain(..).map(|arrival| {
-                let line = Arc::clone(arrival.job.sender.in_flight.line());
-                (line, Job::Batch(arrival.job), arrival.bytes)
+            let jobs = jobs.drain(..).map(|job| {
+                let line = Arc::clone(job.sender.in_flight.line());
+                let bytes = job.payloads.bytes();
+                (line, Job::Batches(job), bytes)
             });
             if lane.jobs.send_or_drop(jobs, came_us).is_err() {
                 tracing::error!("a lane has stopped; its workers' events are lost");
@@ -258,54 +269,36 @@ impl LanePool {
         generation: StreamGeneration,
     ) -> Result<(), PoolError> {
         match self.admit(namespace, worker, payload) {
-            Some((lane, sender)) => {
-                let arrival = self.arrival(lane, sender, payload, generation, None);
-                self.send(arrival, payload.len()).await
-            }
+            Some((lane, sender)) => self.send(lane, sender, payload, generation, None).await,
             None => Ok(()),
         }
     }
 
-    /// Sends a message that came with so many bytes.
-    async fn send(&self, arrival: Arrival, bytes: usize) -> Result<(), PoolError> {
-        let metrics = Arc::clone(&arrival.job.sender.metrics);
-        metrics.messages_received(1, bytes as u64);
-        let line = Arc::clone(arrival.job.sender.in_flight.line());
-        let jobs = &self.lane(arrival.lane).jobs;
-        let sent = jobs
-            .send(
-                &line,
-                Job::Batch(arrival.job),
-                arrival.bytes,
-                self.freshness.came_us(),
-            )
-            .await;
-        if sent.is_err() {
-            metrics.batch_dropped(DropReason::LaneStopped, "", &"the daemon is stopping");
-        }
-        Ok(sent?)
-    }
-
-    /// The job that a message is.
-    fn arrival(
+    async fn send(
         &self,
         lane: LaneId,
         sender: Arc<Sender>,
         payload: &[u8],
         generation: StreamGeneration,
         span: Option<OpenSpan>,
-    ) -> Arrival {
-        let payload = self.trim(payload);
-        Arrival {
-            lane,
-            bytes: payload.len(),
-            job: BatchJob {
-                sender,
-                payload,
-                generation,
-                span,
-            },
+    ) -> Result<(), PoolError> {
+        let (metrics, line) = (Arc::clone(&sender.metrics), Arc::clone(sender.in_flight.line()));
+        metrics.messages_received(1, payload.len() as u64);
+        let payload = trim(payload, self.limits.now().wire.message_bytes_max);
+        let job = Job::Batches(BatchesJob {
+            sender,
+            payloads: Payloads::of(payload),
+            generation,
+            span,
+        });
+        let jobs = &self.lane(lane).jobs;
+        let sent = jobs
+            .send(&line, job, payload.len(), self.freshness.came_us())
+            .await;
+        if sent.is_err() {
+            metrics.batch_dropped(DropReason::LaneStopped, "", &"the daemon is stopping");
         }
+        Ok(sent?)
     }
 
     /// Who has sent a message on an events subject; none, and counted, where it is not taken.
@@ -395,14 +388,6 @@ impl LanePool {
         self.metrics.remove(name);
     }
 
-    /// A copy of a payload, an oversized one cut to one byte over the limit. The lane refuses that and degrades the worker's holders.
-    ///
-    /// The payload itself would keep all in memory that the client library has read together with it: up to a MiB more than is counted.
-    fn trim(&self, payload: &[u8]) -> Bytes {
-        let bytes_max = self.limits.now().wire.message_bytes_max;
-        Bytes::copy_from_slice(&payload[..payload.len().min(bytes_max + 1)])
-    }
-
     pub(super) fn lane(&self, lane: LaneId) -> &LaneHandle {
         &self.lanes[lane.0]
     }
@@ -458,4 +443,11 @@ impl LanePool {
     pub fn lane_count(&self) -> usize {
         self.lanes.len()
     }
+}
+
+/// A payload, an oversized one cut to one byte over the limit. The lane refuses that and degrades the worker's holders.
+///
+/// It is to be copied: it would keep all in memory that the client library has read together with it, up to a MiB more than is counted.
+fn trim(payload: &[u8], bytes_max: usize) -> &[u8] {
+    &payload[..payload.len().min(bytes_max + 1)]
 }

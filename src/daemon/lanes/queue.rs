@@ -6,8 +6,8 @@
 //! job, or a few small ones.
 //!
 //! A full queue drops messages of core NATS. If the arriving worker's line has more than an even share of the room, its
-//! messages are dropped, else the newest of the longest line. A dropped message leaves a mark in its place, so that its
-//! worker's holders are doubted in order. Messages of JetStream wait for room instead.
+//! messages are dropped, else the newest of the longest line; those of one job go together. A mark stays in their place, so that
+//! their worker's holders are doubted in order. Messages of JetStream wait for room instead.
 //!
 //! A *control job* is done when all jobs that were queued before it are done; later ones may overtake it. A *fence* cannot be overtaken.
 
@@ -29,6 +29,11 @@ const TURN_BYTES_MAX: usize = 32 * 1024;
 
 /// What can wait in a line.
 pub(crate) trait LineJob: Sized {
+    /// How many messages it is. Each has a share of the room, and of a turn.
+    fn messages(&self) -> usize {
+        1
+    }
+
     /// The mark that takes the place of a job that is dropped; the job itself where it must not be dropped. A dropped job is counted here.
     fn into_mark(self) -> Result<Self, Self>;
 
@@ -78,6 +83,7 @@ struct Control<J> {
 /// What was dropped.
 struct Dropped {
     bytes: usize,
+    messages: usize,
     /// The eras of the jobs that are gone without a mark of their own.
     vacated: Vec<u64>,
 }
@@ -110,8 +116,8 @@ struct Shared<J> {
     work: Condvar,
     room: Notify,
     bytes_max: usize,
-    /// Jobs of one turn at most.
-    turn_jobs_max: usize,
+    /// Messages of one turn at most, unless they are a single job.
+    turn_messages_max: usize,
     backlog: Backlog,
     /// The lane's number.
     lane: usize,
@@ -127,6 +133,7 @@ pub(crate) struct JobReceiver<J>(Arc<Shared<J>>);
 pub(crate) struct Turn {
     from: Origin,
     jobs: usize,
+    messages: usize,
     bytes: usize,
 }
 
@@ -135,18 +142,19 @@ enum Origin {
     Control { is_fence: bool },
 }
 
-/// A queue that holds about `bytes_max` at most, in front of the lane with the number `lane`. A turn has `turn_jobs_max` jobs at most.
+/// A queue that holds about `bytes_max` at most, in front of the lane with the number `lane`. A turn has `turn_messages_max`
+/// messages at most, unless it is a single job.
 pub(crate) fn job_queue<J: LineJob>(
     lane: usize,
     bytes_max: usize,
-    turn_jobs_max: usize,
+    turn_messages_max: usize,
 ) -> (JobSender<J>, JobReceiver<J>) {
     let shared = Arc::new(Shared {
         state: Mutex::new(State::new()),
         work: Condvar::new(),
         room: Notify::new(),
         bytes_max,
-        turn_jobs_max: turn_jobs_max.max(1),
+        turn_messages_max: turn_messages_max.max(1),
         backlog: Backlog::default(),
         lane,
     });
@@ -242,13 +250,14 @@ impl<J: LineJob> State<J> {
         }
     }
 
-    /// Begins the next turn, if there is work: moves its jobs to `jobs`, `jobs_max` at most.
-    fn take(&mut self, jobs: &mut Vec<J>, jobs_max: usize) -> Option<Turn> {
+    /// Begins the next turn, if there is work: moves its jobs to `jobs`, of `messages_max` messages at most unless it is a single one.
+    fn take(&mut self, jobs: &mut Vec<J>, messages_max: usize) -> Option<Turn> {
         if let Some(Control { job, bytes, is_fence }) = self.ready.pop_front() {
             jobs.push(job);
             return Some(Turn {
                 from: Origin::Control { is_fence },
                 jobs: 1,
+                messages: 1,
                 bytes,
             });
         }
@@ -257,14 +266,18 @@ impl<J: LineJob> State<J> {
         let queue = self.lines.get_mut(&number)?;
         let first = queue.jobs.pop_front()?;
         let (era, mut bytes, mut taken) = (first.era, first.bytes, 1);
+        let mut messages = first.job.messages();
         jobs.push(first.job);
         // Of one era, so that a control job between them keeps its place.
-        let fits = |next: &Waiting<J>, bytes: usize| next.era == era && bytes + next.bytes <= TURN_BYTES_MAX;
-        while taken < jobs_max
-            && queue.jobs.front().is_some_and(|next| fits(next, bytes))
+        let fits = |next: &Waiting<J>, messages: usize, bytes: usize| {
+            let has_room = messages + next.job.messages() <= messages_max;
+            has_room && next.era == era && bytes + next.bytes <= TURN_BYTES_MAX
+        };
+        while queue.jobs.front().is_some_and(|next| fits(next, messages, bytes))
             && let Some(next) = queue.jobs.pop_front()
         {
             bytes += next.bytes;
+            messages += next.job.messages();
             taken += 1;
             jobs.push(next.job);
         }
@@ -275,6 +288,7 @@ impl<J: LineJob> State<J> {
                 era,
             },
             jobs: taken,
+            messages,
             bytes,
         })
     }
@@ -332,6 +346,8 @@ impl<J: LineJob> LineQueue<J> {
             came_us,
             era,
         };
+        // All of them but the one for the mark.
+        let messages = job.messages() - 1;
         let mut mark = match job.into_mark() {
             Ok(mark) => mark,
             Err(job) => {
@@ -351,7 +367,11 @@ impl<J: LineJob> LineQueue<J> {
             Ok(()) => vacated.push(era),
             Err(mark) => self.jobs.push_back(at(mark, 0)),
         }
-        Some(Dropped { bytes, vacated })
+        Some(Dropped {
+            bytes,
+            messages: messages + vacated.len(),
+            vacated,
+        })
     }
 
     /// Adds a mark to the one at the end; gives it back where none is there.
@@ -364,11 +384,6 @@ impl<J: LineJob> LineQueue<J> {
 }
 
 impl<J: LineJob> Shared<J> {
-    fn count(&self, bytes: usize) {
-        self.backlog.messages.fetch_add(1, Ordering::Relaxed);
-        self.backlog.bytes.fetch_add(bytes, Ordering::Relaxed);
-    }
-
     fn discount(&self, messages: usize, bytes: usize) {
         self.backlog.messages.fetch_sub(messages, Ordering::Relaxed);
         self.backlog.bytes.fetch_sub(bytes, Ordering::Relaxed);
@@ -382,7 +397,12 @@ impl<J: LineJob> Shared<J> {
         if state.is_stopped {
             return Err(LaneStopped);
         }
-        self.count(bytes);
+        let messages = match &arrival {
+            Arrival::Line(_, job, ..) => job.messages(),
+            Arrival::Control(_) => 1,
+        };
+        self.backlog.messages.fetch_add(messages, Ordering::Relaxed);
+        self.backlog.bytes.fetch_add(bytes, Ordering::Relaxed);
         state.arrive(arrival, self.lane);
         self.work.notify_one();
         Ok(())
@@ -429,7 +449,7 @@ impl<J: LineJob> Shared<J> {
             while !self.has_room(bytes)
                 && let Some(dropped) = state.drop_of_longest()
             {
-                self.discount(dropped.vacated.len(), dropped.bytes);
+                self.discount(dropped.messages, dropped.bytes);
             }
         }
         if self.has_room(bytes) {
@@ -460,7 +480,7 @@ impl<J: LineJob> JobSender<J> {
         bytes: usize,
         came_us: u64,
     ) -> Result<(), LaneStopped> {
-        let bytes = bytes + MESSAGE_OVERHEAD_BYTES;
+        let bytes = bytes + job.messages() * MESSAGE_OVERHEAD_BYTES;
         let arrival = Arrival::Line(Arc::clone(line), job, bytes, came_us);
         self.0.send(arrival, bytes).await
     }
@@ -474,8 +494,8 @@ impl<J: LineJob> JobSender<J> {
     ) -> Result<(), LaneStopped> {
         let mut state = self.0.state.lock();
         for (line, job, bytes) in jobs {
-            self.0
-                .push_or_drop(&mut state, line, job, bytes + MESSAGE_OVERHEAD_BYTES, came_us)?;
+            let bytes = bytes + job.messages() * MESSAGE_OVERHEAD_BYTES;
+            self.0.push_or_drop(&mut state, line, job, bytes, came_us)?;
         }
         Ok(())
     }
@@ -539,7 +559,7 @@ impl<J: LineJob> JobReceiver<J> {
 
     fn begin_turn(&self, state: &mut MutexGuard<'_, State<J>>, jobs: &mut Vec<J>) -> Option<Turn> {
         loop {
-            if let Some(turn) = state.take(jobs, self.0.turn_jobs_max) {
+            if let Some(turn) = state.take(jobs, self.0.turn_messages_max) {
                 return Some(turn);
             }
             if state.is_closed {
@@ -556,7 +576,7 @@ impl<J: LineJob> JobReceiver<J> {
             Origin::Control { is_fence: true } => state.end_fence(self.0.lane),
             Origin::Control { is_fence: false } => {}
         }
-        self.0.discount(turn.jobs, turn.bytes);
+        self.0.discount(turn.messages, turn.bytes);
     }
 }
 

@@ -239,3 +239,65 @@ async fn nobody_counts_as_silent_while_nothing_can_be_heard() {
         pool.drain().await.unwrap();
     }
 }
+
+#[tokio::test]
+async fn messages_that_are_sorted_together_are_applied_in_the_order_of_each_worker() {
+    let pool = pool();
+    let trust = kvatlas_core::index::StreamTrust::default();
+    let generation = trust.generation();
+    let heartbeat = |seq| {
+        let batch = EventBatch {
+            epoch: 1,
+            seq,
+            rank: 0,
+            time_us: None,
+            tier: Tier::DEVICE,
+            events: Vec::new(),
+        };
+        batch.encode()
+    };
+    let mut inbox = pool.inbox();
+    // In stretches of one worker, short and long ones.
+    let (mut seqs, mut turn) = ([0; 3], 0);
+    for stretch in [1, 2, 40, 3, 70, 1, 1, 5, 33] {
+        for _ in 0..stretch {
+            seqs[turn] += 1;
+            let subject = format!("kvatlas.v1.events.llama.gpu-{turn}");
+            pool.sort(&mut inbox, &subject, &heartbeat(seqs[turn]), generation, None);
+        }
+        turn = (turn + 1) % seqs.len();
+    }
+    pool.hand_over(&mut inbox);
+    pool.drain().await.unwrap();
+    let namespace = pool.namespaces.get(&frame(1).namespace).unwrap();
+    let mut holders = namespace.indexer.holders();
+    holders.sort_by(|one, other| one.id.cmp(&other.id));
+    // One out of order, or lost, would be a gap.
+    let reasons: Vec<_> = holders.iter().map(|holder| holder.status.own_reasons()).collect();
+    assert!(reasons.iter().all(|reasons| reasons.is_empty()), "{reasons:?}");
+    let reached: Vec<u64> = holders.iter().map(|holder| holder.status.cursor().seq).collect();
+    assert_eq!(reached, seqs);
+}
+
+#[tokio::test]
+async fn one_message_that_cannot_be_read_spoils_none_beside_it() {
+    let pool = pool();
+    let generation = kvatlas_core::index::StreamTrust::default().generation();
+    let mut inbox = pool.inbox();
+    let subject = "kvatlas.v1.events.llama.gpu-0";
+    let Frame::Batch(first) = stored(10, 1) else {
+        unreachable!("a batch")
+    };
+    let Frame::Batch(second) = stored(20, 2) else {
+        unreachable!("a batch")
+    };
+    for payload in [first.as_slice(), b"\xc1", &second] {
+        pool.sort(&mut inbox, subject, payload, generation, None);
+    }
+    pool.hand_over(&mut inbox);
+    pool.drain().await.unwrap();
+    assert_eq!((depth(&pool, 10), depth(&pool, 20)), (Some(3), Some(3)));
+    let namespace = pool.namespaces.get(&frame(1).namespace).unwrap();
+    let reasons = namespace.indexer.holders()[0].status.own_reasons();
+    assert!(reasons.contains(DegradedReason::Undecodable));
+}

@@ -132,6 +132,7 @@ impl ServedRequests {
                 .await?,
             statuses: QueueMember::join(client, subjects.all_statuses(), subjects.status_filler(), group)
                 .await?,
+            is_status_first: false,
         })
     }
 
@@ -157,6 +158,7 @@ pub(crate) enum Asked {
 pub(super) struct Requests {
     queries: QueueMember,
     statuses: QueueMember,
+    is_status_first: bool,
 }
 
 impl Requests {
@@ -168,20 +170,33 @@ impl Requests {
         }
     }
 
-    /// As [`Self::next`], and tells `intake` what has been taken.
-    async fn next_counted(&mut self, intake: &Intake) -> Option<(Asked, Message)> {
+    /// The next request that is here already, and tells `intake` what has been taken.
+    fn next_received(&mut self, intake: &Intake) -> Option<(Asked, Message)> {
         let received = intake.received();
         // Without budget, every buffer looks empty.
         let can_tell = has_budget_remaining();
-        let request = match self.next().now_or_never() {
-            Some(request) => request,
-            None => {
-                if can_tell {
-                    intake.took_all(received);
-                }
-                self.next().await
-            }
+        let mut queries = || Some((Asked::Query, self.queries.next_received()?));
+        let mut statuses = || Some((Asked::Status, self.statuses.next_received()?));
+        // Neither kind waits for a flood of the other.
+        self.is_status_first = !self.is_status_first;
+        let request = match self.is_status_first {
+            true => statuses().or_else(queries),
+            false => queries().or_else(statuses),
         };
+        match &request {
+            Some((_, message)) => intake.took(message),
+            None if can_tell => intake.took_all(received),
+            None => {}
+        }
+        request
+    }
+
+    /// As [`Self::next`], and tells `intake` what has been taken.
+    async fn next_counted(&mut self, intake: &Intake) -> Option<(Asked, Message)> {
+        if let Some(request) = self.next_received(intake) {
+            return Some(request);
+        }
+        let request = self.next().await;
         request.inspect(|(_, message)| intake.took(message))
     }
 
@@ -283,6 +298,12 @@ impl LastingRequests {
                 }
             }
         }
+    }
+
+    /// The next request that is here already. None too where the connection's end is.
+    pub(super) fn next_received(&mut self) -> Option<(Asked, Message)> {
+        let left = self.left.pop_front();
+        left.or_else(|| self.current.next_received(&self.intake))
     }
 
     /// The next request while the queue group is being left: all that the server has sent are answered. None after the last one.

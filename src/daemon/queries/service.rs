@@ -27,6 +27,8 @@ use super::turns::Connected;
 const LARGE_BYTES: usize = 32 << 10;
 /// A waiting request of at most so many bytes is copied: it would keep all that the client library read together with it.
 const COPIED_BYTES_MAX: usize = 256 << 10;
+/// Requests that are answered before anything else is looked at, if they are here already.
+const REQUESTS_AT_ONCE: usize = 64;
 /// Bytes in one unit of the room for large requests. A semaphore counts units in 32 bits.
 const BYTES_PER_UNIT: usize = 1024;
 
@@ -171,7 +173,10 @@ impl QueryService {
                 () = stop.cancelled() => break,
                 Some(message) = rosters.next() => self.answering.serve_roster(message).await,
                 request = requests.next() => match request? {
-                    NextRequest::Request(asked, message) => self.serve(asked, message, &large).await,
+                    NextRequest::Request(asked, message) => {
+                        self.serve(asked, message, &large).await;
+                        self.serve_received(&mut requests, &large).await;
+                    }
                     NextRequest::Rejoined => {
                         rosters = self.served.subscribe_roster(&client).await?;
                         subscribed();
@@ -188,6 +193,16 @@ impl QueryService {
         large.end().await;
         let _ = client.flush().await;
         Ok(())
+    }
+
+    /// Answers the requests that are here already, some of them at most: to look at everything else takes longer than to answer one.
+    async fn serve_received(&mut self, requests: &mut LastingRequests, large: &LargeRequests) {
+        for _ in 1..REQUESTS_AT_ONCE {
+            let Some((asked, message)) = requests.next_received() else {
+                return;
+            };
+            self.serve(asked, message, large).await;
+        }
     }
 
     /// Answers one request, or leaves it to those who answer large ones.

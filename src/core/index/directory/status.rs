@@ -149,7 +149,9 @@ impl HolderStatus {
 
     /// Takes a reason away that says nothing about the blocks; says whether it was there.
     pub fn recover(&self, reason: DegradedReason) -> bool {
-        self.reasons.fetch_and(!(reason as u32), Ordering::AcqRel) & reason as u32 != 0
+        // Mostly it is not there.
+        let is_there = self.own_reasons().contains(reason);
+        is_there && self.reasons.fetch_and(!(reason as u32), Ordering::AcqRel) & reason as u32 != 0
     }
 
     /// Replaces all reasons by `reasons`: the state has been replaced as a whole.

@@ -78,7 +78,8 @@ impl Parking {
 
     /// Forgets what was removed, where nothing waits any more.
     pub(crate) fn settle(&mut self) {
-        if self.events.is_empty() {
+        let keeps_room = self.events.capacity() > 0 || self.unplaced.capacity() > 0;
+        if self.events.is_empty() && keeps_room {
             *self = Self {
                 stamp: self.stamp,
                 ..Self::default()

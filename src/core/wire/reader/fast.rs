@@ -1,4 +1,5 @@
-//! What the cursor does fast, because much of a payload may be so: pass over values that nobody asks for, and read arrays of small numbers.
+//! What the cursor does fast, because much of a payload may be so: read short keys and plain numbers, pass over values that nobody asks for,
+//! and read arrays of small numbers.
 
 use rmp::Marker;
 
@@ -60,6 +61,35 @@ const NUMBER_SHIFTS: [u8; 256] = {
     shifts[0xcd] = 16;
     shifts
 };
+
+impl<'a> Reader<'a> {
+    /// The next value if it is a text of fewer than 32 bytes, which need not be UTF-8; none, and nothing is read, where it is another.
+    #[inline]
+    pub(in crate::wire) fn short_text(&mut self) -> Option<&'a [u8]> {
+        let (marker, rest) = self.input.get(self.offset..)?.split_first()?;
+        if marker & 0xe0 != 0xa0 {
+            return None;
+        }
+        let text = rest.get(..usize::from(marker & 0x1f))?;
+        self.offset += 1 + text.len();
+        Some(text)
+    }
+
+    /// The next value if it is an unsigned integer in one of its usual forms; none, and nothing is read, where it is another.
+    #[inline]
+    pub(super) fn plain_number(&mut self) -> Option<u64> {
+        let (marker, rest) = self.input.get(self.offset..)?.split_first()?;
+        let (width, value) = match marker {
+            0x00..=0x7f => (1, u64::from(*marker)),
+            0xcd => (3, u64::from(u16::from_be_bytes(*rest.first_chunk()?))),
+            0xce => (5, u64::from(u32::from_be_bytes(*rest.first_chunk()?))),
+            0xcf => (9, u64::from_be_bytes(*rest.first_chunk()?)),
+            _ => return None,
+        };
+        self.offset += width;
+        Some(value)
+    }
+}
 
 impl Reader<'_> {
     /// Passes over one value with all that it contains. Takes no memory and does not recurse: every value left to

@@ -9,18 +9,26 @@ use super::super::flow::Flows;
 use super::super::line::{Assignments, InFlight, WorkerKey};
 use super::*;
 
-/// A message with a number, or a mark with the number of messages that it stands for.
+/// A message with a number, several messages, or a mark with the number of jobs that it stands for.
 #[derive(Debug, PartialEq, Eq)]
 enum Work {
     Message(u32),
+    Several(usize),
     Kept(u32),
     Mark(u32),
 }
 
 impl LineJob for Work {
+    fn messages(&self) -> usize {
+        match self {
+            Self::Several(count) => *count,
+            _ => 1,
+        }
+    }
+
     fn into_mark(self) -> Result<Self, Self> {
         match self {
-            Self::Message(_) => Ok(Self::Mark(1)),
+            Self::Message(_) | Self::Several(_) => Ok(Self::Mark(1)),
             other => Err(other),
         }
     }
@@ -49,7 +57,7 @@ fn world(messages: usize) -> World {
 }
 
 /// The same, with turns of several messages.
-fn world_of_turns(messages: usize, turn_jobs_max: usize) -> World {
+fn world_of_turns(messages: usize, turn_messages_max: usize) -> World {
     let flows = Arc::new(Flows::new(1));
     let assignments = Assignments::new(1, Arc::clone(&flows));
     let namespace = NamespaceName::new("n").unwrap();
@@ -59,7 +67,7 @@ fn world_of_turns(messages: usize, turn_jobs_max: usize) -> World {
         assignments.assign(&WorkerKey { namespace, worker }).1
     };
     let lines = ["a", "b", "c"].map(line).into();
-    let (sender, receiver) = job_queue(0, messages * MESSAGE_OVERHEAD_BYTES, turn_jobs_max);
+    let (sender, receiver) = job_queue(0, messages * MESSAGE_OVERHEAD_BYTES, turn_messages_max);
     World {
         sender,
         receiver,
@@ -270,4 +278,49 @@ async fn who_waits_for_room_gets_it() {
     first.unwrap();
     assert_eq!(second, Work::Message(0));
     assert_eq!(world.rest(), [Work::Message(1)]);
+}
+
+#[test]
+fn a_turn_has_so_many_messages_or_one_job() {
+    let world = world_of_turns(100, 4);
+    for count in [3, 1, 2, 3, 9, 1] {
+        world.send(0, Work::Several(count));
+    }
+    let several = |counts: &[usize]| counts.iter().copied().map(Work::Several).collect::<Vec<_>>();
+    assert_eq!(world.sender.backlog().messages.load(Ordering::Relaxed), 19);
+    assert_eq!(world.turn(10), several(&[3, 1]));
+    assert_eq!(world.turn(10), several(&[2]));
+    assert_eq!(world.turn(10), several(&[3]));
+    assert_eq!(world.turn(10), several(&[9]));
+    assert_eq!(world.sender.backlog().messages.load(Ordering::Relaxed), 1);
+    assert_eq!(world.turn(10), several(&[1]));
+    assert_eq!(world.sender.backlog().messages.load(Ordering::Relaxed), 0);
+}
+
+#[test]
+fn several_messages_are_dropped_together_and_each_counts() {
+    let world = world(8);
+    world.send(0, Work::Several(6));
+    assert_eq!(
+        world.sender.backlog().bytes.load(Ordering::Relaxed),
+        6 * MESSAGE_OVERHEAD_BYTES
+    );
+    // The others have no more than their share.
+    world.send(1, Work::Several(3));
+    world.send(1, Work::Message(1));
+    // A mark stays of the first ones.
+    assert_eq!(world.sender.backlog().messages.load(Ordering::Relaxed), 5);
+    assert_eq!(
+        world.sender.backlog().bytes.load(Ordering::Relaxed),
+        4 * MESSAGE_OVERHEAD_BYTES
+    );
+    // More than their share: these are dropped themselves.
+    world.send(1, Work::Several(5));
+    assert_eq!(world.sender.backlog().messages.load(Ordering::Relaxed), 6);
+    let backlog = |world: &World| world.sender.backlog().messages.load(Ordering::Relaxed);
+    assert_eq!(world.work(1), Work::Mark(1));
+    assert_eq!(world.work(1), Work::Several(3));
+    assert_eq!(world.work(1), Work::Message(1));
+    assert_eq!(world.work(1), Work::Mark(1));
+    assert_eq!(backlog(&world), 0);
 }

@@ -1,0 +1,76 @@
+//! Payloads of several messages in one piece of memory.
+
+/// Bytes of the length in front of each payload.
+const LENGTH_BYTES: usize = size_of::<u32>();
+
+/// Where a second payload comes, room is made for so many as long as that, within so many bytes.
+const ROOM: usize = 8;
+const ROOM_BYTES_MAX: usize = 4096;
+
+/// Payloads one after the other, each behind its length.
+#[derive(Debug, Default)]
+pub(crate) struct Payloads {
+    bytes: Vec<u8>,
+    count: usize,
+}
+
+impl Payloads {
+    /// A copy of one payload.
+    pub(super) fn of(payload: &[u8]) -> Self {
+        let mut payloads = Self {
+            bytes: Vec::with_capacity(LENGTH_BYTES + payload.len()),
+            count: 0,
+        };
+        payloads.push(payload);
+        payloads
+    }
+
+    /// Adds a copy of a payload.
+    pub(super) fn push(&mut self, payload: &[u8]) {
+        // A message is far shorter than 4 GiB.
+        let length = u32::try_from(payload.len()).unwrap_or(u32::MAX);
+        if self.count == 1 {
+            let room = ROOM * (LENGTH_BYTES + payload.len());
+            self.bytes.reserve(room.min(ROOM_BYTES_MAX));
+        }
+        self.bytes.extend_from_slice(&length.to_le_bytes());
+        self.bytes.extend_from_slice(payload);
+        self.count += 1;
+    }
+
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.count
+    }
+
+    /// How many bytes they have together.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes.len() - self.count * LENGTH_BYTES
+    }
+
+    /// The payloads in their order.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &[u8]> {
+        let mut rest = self.bytes.as_slice();
+        std::iter::from_fn(move || {
+            let (length, behind) = rest.split_first_chunk::<LENGTH_BYTES>()?;
+            let length = usize::try_from(u32::from_le_bytes(*length)).ok()?;
+            let (payload, behind) = behind.split_at_checked(length)?;
+            rest = behind;
+            Some(payload)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn payloads_come_out_as_they_went_in() {
+        let sent: [&[u8]; 4] = [b"one", b"", b"three", &[7; 70_000]];
+        let mut payloads = Payloads::of(sent[0]);
+        sent[1..].iter().for_each(|payload| payloads.push(payload));
+        assert_eq!(payloads.iter().collect::<Vec<_>>(), sent);
+        assert_eq!((payloads.len(), payloads.bytes()), (4, 70_008));
+    }
+}
