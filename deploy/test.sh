@@ -35,9 +35,13 @@ step deploy/setup.sh
 # The environments of Python are made while cargo builds.
 KVATLAS_TEST_PREPARE=1 timeout 1800 deploy/test-services.sh >/dev/null 2>&1 </dev/null &
 services=$!
-step cargo fmt --check
+# Beside clippy: where nothing has changed, each needs one core.
+echo "== cargo fmt --check"
+cargo fmt --check &
+formatted=$!
 # Benches are checked here and not built: a release build of all of them takes longer than everything else.
 step cargo clippy --locked --workspace --all-targets -- -D warnings
+wait "$formatted" || failed "cargo fmt --check"
 export RUSTDOCFLAGS="-D warnings"
 step cargo doc --locked --workspace --no-deps
 step cargo test --locked --workspace --no-run
@@ -48,9 +52,7 @@ wait "$services" || true
 # All of it mostly waits, so three things run beside each other. `timeout` makes one a group of processes, which ends as one.
 timeout 1800 deploy/test-services.sh >"$said_by_services" 2>&1 </dev/null &
 services=$!
-# The libraries, the binary, and the examples in the documentation.
-timeout 1800 sh -c 'cargo test --locked --workspace --no-fail-fast --lib --bins && cargo test --locked --workspace --doc' \
-    >"$said_by_units" 2>&1 </dev/null &
+timeout 1800 deploy/test-units.sh >"$said_by_units" 2>&1 </dev/null &
 units=$!
 outcome=0
 step integration_twice || outcome=1
