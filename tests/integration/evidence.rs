@@ -12,8 +12,8 @@ use kvatlas::daemon::broker::embedded::EmbeddedBroker;
 use kvatlas::daemon::broker::round_trip;
 use kvatlas_client::publish::{HolderPublisher, PublisherOptions};
 use kvatlas_core::wire::{
-    BatchCursor, Event, EventBatch, NamespaceName, ROSTER_PAGE_MAX, ResyncAnswerKind, ResyncChunk,
-    ResyncRequest, RosterHolder, RosterKey, RosterReply, RosterRequest, Tier, WireLimits, WorkerName,
+    BatchCursor, Event, EventBatch, NamespaceName, ResyncAnswerKind, ResyncChunk, ResyncRequest, Tier,
+    WireLimits,
 };
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -486,37 +486,6 @@ async fn silent_publishers_do_not_hold_up_one_that_answers() {
     client.exact("answers", 0).await;
     assert_eq!(client.holder("answers", 0).await.unwrap().blocks, 4);
     daemon.stop().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn an_endless_roster_does_not_keep_a_daemon_from_its_queries() {
-    let broker = broker().await;
-    let liar = Client::connect(broker.url()).await;
-    let mut requests = liar.nats.subscribe(subjects().roster("kvatlas")).await.unwrap();
-    round_trip(&liar.nats, PATIENCE).await.unwrap();
-    let nats = liar.nats.clone();
-    let lying = tokio::spawn(async move {
-        let mut number = 0_u64;
-        while let Some(request) = requests.next().await {
-            assert!(RosterRequest::decode(&request.payload).is_ok());
-            let mut holders = Vec::new();
-            for _ in 0..ROSTER_PAGE_MAX {
-                number += 1;
-                let key = RosterKey {
-                    namespace: namespace(),
-                    worker: WorkerName::new(&format!("made-up-{number:020}")).unwrap(),
-                    rank: 0,
-                };
-                holders.push(RosterHolder { key, exact: true });
-            }
-            let more = true;
-            let page = RosterReply { v: 1, holders, more };
-            let reply = request.reply.unwrap();
-            nats.publish(reply, page.encode().into()).await.unwrap();
-        }
-    });
-    daemon(broker.url(), &[]).await.stop().await;
-    lying.abort();
 }
 
 #[tokio::test(flavor = "multi_thread")]

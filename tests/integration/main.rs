@@ -39,6 +39,7 @@ mod replay;
 mod resync;
 mod shards;
 mod snapshot_restarts;
+mod starts;
 mod support;
 mod traces;
 mod transitions;

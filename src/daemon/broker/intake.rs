@@ -10,7 +10,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use async_nats::{Client, Message, Statistics};
+use async_nats::{Client, Message, Statistics, Subscriber};
+use futures_util::StreamExt;
+use tokio::sync::Notify;
 
 /// How often to look how much waits. What comes within that time can be too much.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
@@ -24,6 +26,8 @@ pub(crate) struct Intake {
     /// The connection's; none before it is made.
     statistics: OnceLock<Arc<Statistics>>,
     taken: AtomicU64,
+    /// Whoever takes is to look again: not all that is received comes to a subscription.
+    look_again: Notify,
 }
 
 impl Intake {
@@ -33,6 +37,7 @@ impl Intake {
             bytes_max: bytes_max as u64,
             statistics: OnceLock::new(),
             taken: AtomicU64::new(0),
+            look_again: Notify::new(),
         })
     }
 
@@ -58,6 +63,25 @@ impl Intake {
         self.taken.store(received, Ordering::Relaxed);
     }
 
+    /// Returns when much seems to wait. Whoever finds its buffers empty then says so with [`Self::took_all`].
+    pub(crate) async fn asked(&self) {
+        self.look_again.notified().await;
+    }
+
+    /// Ends a subscription from which nobody takes any more. What it has received counts as taken.
+    pub(crate) async fn discard(&self, mut messages: Subscriber) {
+        // An error means that the client is closed.
+        let _ = messages.unsubscribe().await;
+        while let Some(message) = messages.next().await {
+            self.took(&message);
+        }
+    }
+
+    /// Whether half of the bound has room. Until then no connection is made.
+    pub(super) fn has_room(&self) -> bool {
+        self.waiting() <= self.bytes_max / 2
+    }
+
     /// Bytes that wait to be taken, about.
     pub(crate) fn waiting(&self) -> u64 {
         let taken = self.taken.load(Ordering::Relaxed);
@@ -66,7 +90,8 @@ impl Intake {
 
     /// Waits until half of the bound has room.
     pub(super) async fn room(&self) {
-        while self.waiting() > self.bytes_max / 2 {
+        while !self.has_room() {
+            self.look_again.notify_one();
             tokio::time::sleep(LOOK_INTERVAL).await;
         }
     }
@@ -76,6 +101,9 @@ impl Intake {
         loop {
             tokio::time::sleep(LOOK_INTERVAL).await;
             let waiting = self.waiting();
+            if !self.has_room() {
+                self.look_again.notify_one();
+            }
             if waiting <= self.bytes_max {
                 continue;
             }

@@ -7,5 +7,5 @@ mod nats;
 
 pub(crate) use intake::Intake;
 pub use kvatlas_client::{Refusal, Refused};
-pub(crate) use nats::{Buffer, SubscribeError, connect_counted, follow_connection};
+pub(crate) use nats::{Buffer, SubscribeError, connect_counted, follow_connection, is_confirmed};
 pub use nats::{ConnectError, ConnectPatience, ConnectionNotice, RoundTripError, connect, round_trip};

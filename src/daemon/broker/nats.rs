@@ -25,6 +25,12 @@ const RECONNECTS: Backoff = Backoff {
 /// How often the server is asked whether it is still there.
 const PING_INTERVAL: Duration = Duration::from_secs(10);
 
+/// How long the server may take to confirm a subscription before it is asked again.
+const CONFIRMATION_PATIENCE: Duration = Duration::from_secs(5);
+/// Round trips that confirm a subscription. The client hands the server's errors over on another way than messages; the second trip leaves
+/// them the time to come first.
+const CONFIRMATION_TRIPS: usize = 2;
+
 /// Why there is no connection.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
@@ -339,6 +345,22 @@ pub async fn round_trip(client: &Client, patience: Duration) -> Result<(), Round
     tokio::time::timeout(patience, trip)
         .await
         .unwrap_or(Err(RoundTripError::TimedOut(patience)))
+}
+
+/// Waits until the server has confirmed a subscription that was made on `client` before. `name` is for the log.
+///
+/// Waits for a server that cannot be reached. False where so much waits in `intake` that no connection is made: then whoever has
+/// subscribed must [discard](Intake::discard) the subscription, since nobody else takes from it before it is confirmed.
+pub(crate) async fn is_confirmed(client: &Client, intake: &Intake, name: &str) -> bool {
+    for _ in 0..CONFIRMATION_TRIPS {
+        while let Err(error) = round_trip(client, CONFIRMATION_PATIENCE).await {
+            tracing::warn!(%error, name, "the subscription is not confirmed yet");
+            if !intake.has_room() {
+                return false;
+            }
+        }
+    }
+    true
 }
 
 #[cfg(test)]

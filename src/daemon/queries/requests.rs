@@ -22,17 +22,12 @@ use tokio::sync::watch;
 use tokio::task::coop::has_budget_remaining;
 use tokio_util::sync::CancellationToken;
 
-use crate::daemon::broker::{Intake, SubscribeError, round_trip};
+use crate::daemon::broker::{Intake, SubscribeError, is_confirmed};
 use kvatlas_client::Backoff;
 use kvatlas_core::wire::{Shard, Subjects};
 
 use super::turns::Connected;
 
-/// How long the server may take to confirm a subscription before it is asked again.
-const CONFIRMATION_PATIENCE: Duration = Duration::from_secs(5);
-/// Round trips that confirm a subscription. The client hands the server's errors over on another way than messages; the second trip leaves
-/// them the time to come first.
-const CONFIRMATION_TRIPS: usize = 2;
 /// Pauses before subscriptions that the server refused are tried again.
 const RETRIES: Backoff = Backoff {
     pause_min: Duration::from_millis(100),
@@ -101,20 +96,20 @@ impl ServedRequests {
     }
 
     /// Joins the queue group, and waits until the server has confirmed that. Where the server refuses, tries again for ever: rights come
-    /// back. `refusals` must change with every refusal.
+    /// back. `refusals` must change with every refusal; `intake` counts what `client` receives.
     pub(super) async fn join_confirmed(
         &self,
         client: &Client,
         refusals: &watch::Receiver<u64>,
+        intake: &Intake,
     ) -> Result<Requests, SubscribeError> {
         let mut failures = 0_u32;
         loop {
             let before = *refusals.borrow();
             let requests = self.join(client).await?;
-            for _ in 0..CONFIRMATION_TRIPS {
-                while let Err(error) = round_trip(client, CONFIRMATION_PATIENCE).await {
-                    tracing::warn!(%error, "the query subscription is not confirmed yet");
-                }
+            if !is_confirmed(client, intake, "queries").await {
+                requests.discard(intake).await;
+                continue;
             }
             if *refusals.borrow() == before {
                 return Ok(requests);
@@ -193,11 +188,21 @@ impl Requests {
 
     /// As [`Self::next`], and tells `intake` what has been taken.
     async fn next_counted(&mut self, intake: &Intake) -> Option<(Asked, Message)> {
-        if let Some(request) = self.next_received(intake) {
-            return Some(request);
+        loop {
+            if let Some(request) = self.next_received(intake) {
+                return Some(request);
+            }
+            tokio::select! {
+                request = self.next() => return request.inspect(|(_, message)| intake.took(message)),
+                () = intake.asked() => {}
+            }
         }
-        let request = self.next().await;
-        request.inspect(|(_, message)| intake.took(message))
+    }
+
+    /// Leaves without an answer to what has come.
+    async fn discard(self, intake: &Intake) {
+        intake.discard(self.queries.messages).await;
+        intake.discard(self.statuses.messages).await;
     }
 
     /// Ends subscriptions that others have replaced, and returns the requests that still came.
@@ -260,8 +265,13 @@ impl LastingRequests {
         served: ServedRequests,
         stop: &CancellationToken,
     ) -> Result<Option<Self>, SubscribeError> {
-        let Connected { client, refusals, .. } = connected;
-        let joining = stop.run_until_cancelled(served.join_confirmed(client, refusals));
+        let Connected {
+            client,
+            refusals,
+            intake,
+            ..
+        } = connected;
+        let joining = stop.run_until_cancelled(served.join_confirmed(client, refusals, intake));
         let Some(joined) = joining.await else {
             return Ok(None);
         };
@@ -269,7 +279,7 @@ impl LastingRequests {
             client: client.clone(),
             served,
             refusals: refusals.clone(),
-            intake: Arc::clone(&connected.intake),
+            intake: Arc::clone(intake),
             current: joined?,
             left: VecDeque::new(),
             rejoining: None,
@@ -317,9 +327,10 @@ impl LastingRequests {
 
     fn rejoin(&mut self) {
         let (client, served, refusals) = (self.client.clone(), self.served.clone(), self.refusals.clone());
+        let intake = Arc::clone(&self.intake);
         self.rejoining = Some(Box::pin(async move {
             tokio::time::sleep(RETRIES.pause_min).await;
-            served.join_confirmed(&client, &refusals).await
+            served.join_confirmed(&client, &refusals, &intake).await
         }));
     }
 }

@@ -1,10 +1,11 @@
 //! Serving queries from the index, on one connection.
 
 use std::collections::HashMap;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use async_nats::{Client, Message};
+use async_nats::{Client, Message, Subscriber};
 use bytes::Bytes;
 use futures_util::StreamExt;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
@@ -159,8 +160,7 @@ impl QueryService {
     ) -> Result<(), SubscribeError> {
         let client = self.connected.client.clone();
         let mut rosters = self.served.subscribe_roster(&client).await?;
-        let joined = LastingRequests::join(&self.connected, self.served.clone(), &stop).await?;
-        let Some(mut requests) = joined else {
+        let Some(mut requests) = self.join(&mut rosters, &stop).await? else {
             return Ok(());
         };
         subscribed();
@@ -202,6 +202,24 @@ impl QueryService {
                 return;
             };
             self.serve(asked, message, large).await;
+        }
+    }
+
+    /// Joins the queue group; none if `stop` was cancelled first. Tells its roster meanwhile: what waits for that takes room on the connection.
+    async fn join(
+        &self,
+        rosters: &mut Subscriber,
+        stop: &CancellationToken,
+    ) -> Result<Option<LastingRequests>, SubscribeError> {
+        let mut joining = pin!(LastingRequests::join(&self.connected, self.served.clone(), stop));
+        loop {
+            tokio::select! {
+                joined = &mut joining => return joined,
+                Some(message) = rosters.next() => {
+                    self.connected.intake.took(&message);
+                    self.answering.serve_roster(message).await;
+                }
+            }
         }
     }
 

@@ -22,6 +22,9 @@ use super::service::QueryService;
 use super::settle::Settling;
 use super::turns::{Connected, Connector, Subscribed, serve_in_turns};
 
+/// Messages that may wait on the connection that compares rosters. The client library hands each reply to its request instead.
+const ROSTERS_WAITING_MAX: usize = 16;
+
 /// Bounds on messages on query subjects.
 pub(crate) fn query_limits(config: &Config) -> WireLimits {
     WireLimits {
@@ -49,8 +52,11 @@ pub(crate) async fn start_queries(
         let connector = Connector::new(shared, &served, number);
         let first = connector.connect().await?;
         if number == 0 {
+            // On a connection of its own: nobody tells the intake of a connection for requests that a page was taken. And whoever has seen a
+            // request for a page could send to that inbox for ever.
+            let buffer = Buffer::of_messages(ROSTERS_WAITING_MAX);
             let settling = Settling {
-                client: first.client.clone(),
+                client: connect_counted(&shared.nats, Connection::Queries, "roster", buffer, |_| {}).await?,
                 roster_subject: served.roster_subject(),
                 namespaces: Arc::clone(&shared.namespaces),
                 trust: Arc::clone(&shared.trust),

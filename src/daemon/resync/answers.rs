@@ -240,8 +240,14 @@ impl AnswersSource {
     }
 
     async fn take(&self, messages: &mut Subscriber) {
-        while let Some(message) = messages.next().await {
-            self.deliver(&message);
+        loop {
+            tokio::select! {
+                message = messages.next() => match message {
+                    Some(message) => self.deliver(&message),
+                    None => return,
+                },
+                () = self.intake.asked() => {}
+            }
             for _ in 0..MESSAGES_AT_ONCE {
                 let received = self.intake.received();
                 // Without the runtime's budget, which would make the buffer look empty.

@@ -25,7 +25,7 @@ use tokio::sync::watch;
 use tokio::task::coop::unconstrained;
 use tokio_util::sync::CancellationToken;
 
-use crate::daemon::broker::{Intake, SubscribeError, round_trip};
+use crate::daemon::broker::{Intake, SubscribeError, is_confirmed};
 use crate::daemon::lanes::{Inbox, LanePool};
 use kvatlas_client::Backoff;
 
@@ -38,11 +38,6 @@ use kvatlas_core::index::{StreamGeneration, StreamTrust};
 /// Pause before a new subscription. Incidents come in swarms, since a full buffer drops message after message; one subscription serves
 /// them all.
 const INCIDENT_PAUSE: Duration = Duration::from_millis(100);
-/// How long the server may take to confirm a subscription before it is asked again.
-const CONFIRMATION_PATIENCE: Duration = Duration::from_secs(5);
-/// Round trips that confirm a subscription. The client hands the server's errors over on another way than messages; the second trip leaves
-/// them the time to come first.
-const CONFIRMATION_TRIPS: usize = 2;
 /// Messages that are handed over at once before anything else is looked at.
 const MESSAGES_AT_ONCE: usize = 256;
 /// Pauses before a subscription that the server refused is tried again.
@@ -150,6 +145,9 @@ impl CoreNatsSource {
                     self.hand_over_buffered(&mut inbox, &mut current, self.buffered_max);
                     pulse.confirm(sent_us);
                 },
+                () = self.intake.asked() => {
+                    self.hand_over_buffered(&mut inbox, &mut current, self.buffered_max);
+                }
                 message = current.messages.next() => match message {
                     Some(message) => {
                         self.sort(&mut inbox, &message, current.generation);
@@ -175,10 +173,9 @@ impl CoreNatsSource {
             let refusals = *self.refusals.borrow();
             let subscribed = self.client.subscribe(self.subject.clone()).await;
             let messages = subscribed.map_err(|error| SubscribeError::new(&self.subject, &error))?;
-            for _ in 0..CONFIRMATION_TRIPS {
-                while let Err(error) = round_trip(&self.client, CONFIRMATION_PATIENCE).await {
-                    tracing::warn!(%error, "the events subscription is not confirmed yet");
-                }
+            if !is_confirmed(&self.client, &self.intake, "events").await {
+                self.intake.discard(messages).await;
+                continue;
             }
             if *self.refusals.borrow() == refusals {
                 self.trust.follow(generation);
