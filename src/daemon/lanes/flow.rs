@@ -65,7 +65,7 @@ pub(crate) struct NamespaceFlow {
 struct LaneWaits {
     /// When the oldest message came; 0 where none waits.
     oldest_us: AtomicU64,
-    /// Since when each line waits, and its number. Only the lane's queue uses it, while it is locked.
+    /// Since when each line waits, and its number. The lane's queue changes it, while it is locked.
     lines: Mutex<BTreeSet<(u64, u64)>>,
 }
 
@@ -91,6 +91,17 @@ impl NamespaceFlow {
         }
         let oldest = lines.first().map_or(0, |(since, _)| *since);
         waits.oldest_us.store(oldest, Ordering::Release);
+    }
+
+    /// The numbers of the lines whose oldest message came before `before_us`, in order.
+    pub(super) fn lines_since_before(&self, before_us: u64) -> Vec<u64> {
+        let mut numbers = Vec::new();
+        for waits in &self.lanes {
+            let lines = waits.lines.lock();
+            numbers.extend(lines.range(..(before_us, 0)).map(|(_, number)| *number));
+        }
+        numbers.sort_unstable();
+        numbers
     }
 
     /// When the oldest message came that is not applied yet; none where none waits.

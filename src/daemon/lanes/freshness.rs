@@ -102,12 +102,17 @@ impl Freshness {
         let unread_us = age(self.unread_since_us.load(Ordering::Acquire));
         let queued_us = flow.as_ref().and_then(|flow| flow.oldest_us()).map_or(0, age);
         let everybody_us = unread_us.max(unheard.unwrap_or_default());
+        let lines_behind = match (&flow, self.behind_after_us) {
+            (Some(flow), Some(limit)) if is_over(queued_us) => {
+                flow.lines_since_before(now_us.saturating_sub(limit))
+            }
+            _ => Vec::new(),
+        };
         Look {
             freshness: self,
-            now_us,
             behind_us: queued_us.max(everybody_us),
             is_everybody_behind: is_over(everybody_us),
-            is_anybody_behind: is_over(queued_us.max(everybody_us)),
+            lines_behind,
             flow,
         }
     }
@@ -122,18 +127,19 @@ impl Freshness {
 #[derive(Debug)]
 pub(crate) struct Look<'f> {
     freshness: &'f Freshness,
-    now_us: u64,
     /// The age of the oldest event that was known and not applied, in microseconds; 0 where there was none.
     pub(crate) behind_us: u64,
     is_everybody_behind: bool,
-    is_anybody_behind: bool,
+    /// The numbers of the lines whose events waited for too long, in order. From before a search: a wait may end after the search did not see
+    /// the events that had waited.
+    lines_behind: Vec<u64>,
     flow: Option<Arc<NamespaceFlow>>,
 }
 
 impl Look<'_> {
     /// Whether the state of `holder` was older than is allowed.
     pub(crate) fn is_behind(&self, namespace: &NamespaceName, holder: &HolderId) -> bool {
-        if self.is_everybody_behind || !self.is_anybody_behind {
+        if self.is_everybody_behind || self.lines_behind.is_empty() {
             return self.is_everybody_behind;
         }
         let worker = WorkerKey {
@@ -141,11 +147,7 @@ impl Look<'_> {
             worker: holder.worker.clone(),
         };
         let line = self.freshness.assignments.line_of(&worker);
-        let since_us = line.and_then(|line| line.waiting_since_us());
-        let limit_us = self.freshness.behind_after_us;
-        since_us
-            .zip(limit_us)
-            .is_some_and(|(since, limit)| self.now_us.saturating_sub(since) > limit)
+        line.is_some_and(|line| self.lines_behind.binary_search(&line.number).is_ok())
     }
 
     /// Marks the moment before a search.
@@ -164,6 +166,8 @@ impl Look<'_> {
 
 #[cfg(test)]
 mod tests {
+    use kvatlas_core::wire::WorkerName;
+
     use super::*;
 
     /// Of a daemon that allows `behind_after`, and heard the broker `unheard` ago.
@@ -193,6 +197,29 @@ mod tests {
         for now in [unasked, allowed, unfollowed] {
             assert!(now.came_us() >= before_us);
         }
+    }
+
+    #[test]
+    fn a_wait_that_ends_after_a_look_counts_for_that_look() {
+        let namespace = NamespaceName::new("llama").unwrap();
+        let (freshness, _) = freshness(Some(Duration::from_secs(1)), Duration::ZERO);
+        let holder = |name: &str| HolderId {
+            worker: WorkerName::new(name).unwrap(),
+            rank: 0,
+        };
+        let assign = |name: &str| {
+            let (namespace, worker) = (namespace.clone(), holder(name).worker);
+            freshness.assignments.assign(&WorkerKey { namespace, worker }).1
+        };
+        let (late, prompt) = (assign("late"), assign("prompt"));
+        late.line().begin_waiting(0, now_us() - 2_000_000);
+        prompt.line().begin_waiting(0, now_us());
+        let look = freshness.look(&namespace);
+        late.line().end_waiting(0);
+        assert!(look.is_behind(&namespace, &holder("late")));
+        assert!(!look.is_behind(&namespace, &holder("prompt")));
+        let later = freshness.look(&namespace);
+        assert!(!later.is_behind(&namespace, &holder("late")));
     }
 
     #[test]

@@ -48,11 +48,6 @@ impl Line {
         }
     }
 
-    /// When the oldest message that is not applied yet came, on the clock of [`now_us`](super::clock::now_us); none where none waits.
-    pub(crate) fn waiting_since_us(&self) -> Option<u64> {
-        Some(self.waiting_since_us.load(Ordering::Acquire)).filter(|since| *since > 0)
-    }
-
     /// The time that the lane has spent on the line, in microseconds.
     pub(crate) fn spent_us(&self) -> u64 {
         self.spent_us.load(Ordering::Relaxed)
