@@ -5,5 +5,5 @@ set -eu
 cd "$(dirname "$0")/.."
 deploy/setup.sh
 # Not quiet: the first build takes minutes.
-cargo build --profile dist --locked
-exec cargo run --profile dist --locked --quiet -- demo "$@"
+cargo build --release --locked
+exec cargo run --release --locked --quiet -- demo "$@"
