@@ -29,7 +29,8 @@
 //!    [`Subjects::parse_events`](kvatlas_core::wire::Subjects::parse_events). What comes next from the same worker is known by its subject.
 //! 3. [`LanePool::admit`](lanes::LanePool::admit) passes over other shards' workers, finds the namespace, and asks
 //!    [`Assignments::assign`](lanes::line::Assignments::assign) for the worker's lane.
-//! 4. The lane's queue takes it, together with what else has come; what came of one worker together is one job. Where the queue is full, messages of core NATS are dropped by
+//! 4. The lane's queue takes it, together with what else has come. What came of one worker together is one job. Where the queue is
+//!    full, messages of core NATS are dropped by
 //!    [`JobSender::send_or_drop`](lanes::queue::JobSender::send_or_drop). With JetStream,
 //!    [`JobSender::send`](lanes::queue::JobSender::send) waits: here is the back-pressure.
 //! 5. [`Lane::run`](lanes::lane::Lane::run), on the lane's thread, takes the next jobs of a worker.

@@ -67,17 +67,21 @@ fn frame(seq: u64) -> HolderFrame {
     }
 }
 
-fn stored(first: u64, seq: u64) -> Frame {
-    let hashes = (first..first + 3).map(SequenceHash).collect();
-    let batch = EventBatch {
+fn batch(seq: u64, events: Vec<Event>) -> EventBatch {
+    EventBatch {
         epoch: 1,
         seq,
         rank: 0,
         time_us: None,
         tier: Tier::DEVICE,
-        events: vec![Event::Stored(StoredBlocks::by_sequence(None, None, hashes))],
-    };
-    Frame::Batch(batch.encode())
+        events,
+    }
+}
+
+fn stored(first: u64, seq: u64) -> Frame {
+    let hashes = (first..first + 3).map(SequenceHash).collect();
+    let event = Event::Stored(StoredBlocks::by_sequence(None, None, hashes));
+    Frame::Batch(batch(seq, vec![event]).encode())
 }
 
 /// How many of the blocks `first`, `first` + 1, … some holder has.
@@ -245,17 +249,7 @@ async fn messages_that_are_sorted_together_are_applied_in_the_order_of_each_work
     let pool = pool();
     let trust = kvatlas_core::index::StreamTrust::default();
     let generation = trust.generation();
-    let heartbeat = |seq| {
-        let batch = EventBatch {
-            epoch: 1,
-            seq,
-            rank: 0,
-            time_us: None,
-            tier: Tier::DEVICE,
-            events: Vec::new(),
-        };
-        batch.encode()
-    };
+    let heartbeat = |seq| batch(seq, Vec::new()).encode();
     let mut inbox = pool.inbox();
     // In stretches of one worker, short and long ones.
     let (mut seqs, mut turn) = ([0; 3], 0);

@@ -7,6 +7,7 @@ use super::api::{
     Capacity, HolderWriter, IndexLimits, NamespaceSettings, PositionalIndexer, RejectReason, Search,
     SparseChain,
 };
+use super::world::stored_by_lineage;
 use crate::index::hook::tests::TURNS;
 use kvatlas_lab::random::mix;
 
@@ -43,14 +44,6 @@ fn lineage(position: u64, parent: u64, own: u64) -> PositionalLineageHash {
     PositionalLineageHash::at(position, SequenceHash(parent), SequenceHash(own))
 }
 
-fn by_lineage(keys: Vec<PositionalLineageHash>) -> Event {
-    Event::Stored(StoredBlocks {
-        names: BlockNames::Lineage(keys),
-        content: None,
-        engine_hashes: None,
-    })
-}
-
 fn removed_by_lineage(keys: Vec<PositionalLineageHash>) -> Event {
     Event::Removed(RemovedBlocks {
         hashes: Vec::new(),
@@ -84,8 +77,8 @@ fn children_of_one_block_that_came_before_it_come_in_many_turns() {
     let index = new_index(Capacity::UNBOUNDED);
     let mut writer = register(&index, 0);
     let children = (0..BLOCKS).map(|block| lineage(1, 1, mix(block)));
-    writer.apply(by_lineage(children.collect()), Tier::DEVICE, 0);
-    let first = by_lineage(vec![lineage(0, 0, 1)]);
+    writer.apply(stored_by_lineage(children.collect()), Tier::DEVICE, 0);
+    let first = stored_by_lineage(vec![lineage(0, 0, 1)]);
     let turns = turns_of(|| {
         writer.apply(first, Tier::DEVICE, 0);
     });
@@ -104,7 +97,7 @@ fn a_deep_tree_that_nobody_has_goes_in_many_turns() {
     let trunk = |level: u64| lineage(level, parent(level), mix(level));
     let side = |level: u64| lineage(level, parent(level), mix(BLOCKS + level));
     let both = (0..BLOCKS).flat_map(|level| [side(level), trunk(level)]);
-    writer.apply(by_lineage(both.collect()), Tier::DEVICE, 0);
+    writer.apply(stored_by_lineage(both.collect()), Tier::DEVICE, 0);
     writer.apply(
         removed_by_lineage((0..BLOCKS).map(side).collect()),
         Tier::DEVICE,
@@ -163,7 +156,7 @@ fn blocks_without_a_name_go_in_many_turns() {
     });
     let mut writer = register(&index, 0);
     let keys = (0..BLOCKS + 1).map(|block| lineage(0, 0, mix(block)));
-    writer.apply(by_lineage(keys.collect()), Tier::DEVICE, 0);
+    writer.apply(stored_by_lineage(keys.collect()), Tier::DEVICE, 0);
     assert!(index.sizes().evicted_blocks > 0);
     let turns = turns_of(|| store(&mut writer, None, None, hashes([1])));
     assert!(turns >= TURNS_MIN, "{turns}");

@@ -8,6 +8,7 @@ use crate::wire::{
 use super::api::{
     Applied, Hashing, HolderWriter, IndexLimits, NamespaceSettings, PositionalIndexer, RejectReason, Search,
 };
+use super::world::stored_by_lineage;
 use crate::index::holder::parking::UNPLACED_MAX;
 
 fn holder(hashing: Hashing) -> (PositionalIndexer, HolderWriter) {
@@ -45,11 +46,7 @@ fn keys(chain: &[u64]) -> Vec<PositionalLineageHash> {
 }
 
 fn by_lineage(chain: &[u64]) -> Event {
-    Event::Stored(StoredBlocks {
-        names: BlockNames::Lineage(keys(chain)),
-        content: None,
-        engine_hashes: None,
-    })
+    stored_by_lineage(keys(chain))
 }
 
 fn removed_keys(chain: &[u64], at: usize) -> Event {

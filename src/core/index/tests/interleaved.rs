@@ -4,14 +4,14 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use crate::hash::{BlockSize, Position, PositionalLineageHash, SequenceHash};
+use crate::hash::{BlockSize, Position, SequenceHash};
 use crate::index::hook;
-use crate::wire::{BlockNames, Event, HolderId, StoredBlocks, Tier, WorkerName};
+use crate::wire::{Event, HolderId, StoredBlocks, Tier, WorkerName};
 
 use super::api::{Hashing, HolderWriter, IndexLimits, Matches, NamespaceSettings, PositionalIndexer, Search};
 use super::operation::{Operation, Shape};
 use super::oracle::Oracle;
-use super::world::{BLOCK_SIZE, Path, World};
+use super::world::{BLOCK_SIZE, Path, World, stored_by_lineage};
 use kvatlas_lab::random::{Random, setting};
 
 const SHAPE: Shape = Shape {
@@ -35,6 +35,14 @@ impl Holder {
         self.oracle.apply(&event, tier);
         self.writer.apply(event, tier, 0);
     }
+}
+
+fn index_of(hashing: Hashing) -> PositionalIndexer {
+    let settings = NamespaceSettings {
+        block_size: BlockSize::new(BLOCK_SIZE).unwrap(),
+        hashing,
+    };
+    PositionalIndexer::new(settings, IndexLimits::default())
 }
 
 fn holders(index: &PositionalIndexer) -> Vec<Holder> {
@@ -103,11 +111,7 @@ impl Run {
         eprintln!("KVATLAS_TEST_SEED={seed} replays this run of {operations} operations");
         let mut random = Random::new(seed);
         let world = World::new(&mut random, SHAPE.paths, SHAPE.depth_max, SHAPE.alphabet);
-        let settings = NamespaceSettings {
-            block_size: BlockSize::new(BLOCK_SIZE).unwrap(),
-            hashing,
-        };
-        let index = PositionalIndexer::new(settings, IndexLimits::default());
+        let index = index_of(hashing);
         let held = Rc::new(RefCell::new(holders(&index)));
         Self {
             operations,
@@ -197,14 +201,6 @@ fn an_answer_is_of_one_instant_among_several_steps() {
     assert!(several > operations / 10, "{several} of {operations}");
 }
 
-fn stored_by_lineage(keys: Vec<PositionalLineageHash>) -> Event {
-    Event::Stored(StoredBlocks {
-        names: BlockNames::Lineage(keys),
-        content: None,
-        engine_hashes: None,
-    })
-}
-
 /// A run grows, which gives it a new array of hashes, and hashes of which only fragments were known become whole there.
 #[test]
 fn hashes_that_become_whole_in_a_run_that_grows_stay_the_same_blocks() {
@@ -215,11 +211,7 @@ fn hashes_that_become_whole_in_a_run_that_grows_stay_the_same_blocks() {
     let known = path.keys.len() / 2;
     for query in &path.queries() {
         for points in 0..64 {
-            let settings = NamespaceSettings {
-                block_size: BlockSize::new(BLOCK_SIZE).unwrap(),
-                hashing: SHAPE.hashing,
-            };
-            let index = PositionalIndexer::new(settings, IndexLimits::default());
+            let index = index_of(SHAPE.hashing);
             let held = Rc::new(RefCell::new(holders(&index)));
             let keys: Vec<_> = path.keys.iter().map(|key| key.lineage()).collect();
             held.borrow_mut()[0].apply(Tier::DEVICE, stored_by_lineage(keys[..known].to_vec()));

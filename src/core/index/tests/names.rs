@@ -1,13 +1,12 @@
 //! Names: what an engine calls a block, several names of one block, and how long each holds it.
 
 use crate::hash::{BlockHash, PositionalLineageHash, SequenceHash};
-use crate::wire::{
-    BlockContent, BlockNames, Event, HolderId, QueryKey, RemovedBlocks, StoredBlocks, Tier, WorkerName,
-};
+use crate::wire::{BlockContent, Event, HolderId, QueryKey, RemovedBlocks, StoredBlocks, Tier, WorkerName};
 
 use super::api::{
     Applied, Hashing, HolderWriter, IndexLimits, NamespaceSettings, PositionalIndexer, RejectReason, Search,
 };
+use super::world::stored_by_lineage;
 
 const HOST: u8 = 1;
 /// Most names of one block.
@@ -117,12 +116,7 @@ fn a_name_that_moves_takes_its_block_along_only_if_it_was_the_last() {
 fn a_first_name_takes_over_what_was_stored_without_one() {
     let (index, mut writer) = new_holder();
     let key = PositionalLineageHash::new(SequenceHash(1), None, 0).unwrap();
-    let without = StoredBlocks {
-        names: BlockNames::Lineage(vec![key]),
-        content: None,
-        engine_hashes: None,
-    };
-    writer.apply(Event::Stored(without), tier(HOST), 0);
+    writer.apply(stored_by_lineage(vec![key]), tier(HOST), 0);
     writer.apply(stored(&[1], &[10]), Tier::DEVICE, 0);
     for from in [HOST, 0] {
         assert_eq!(matched(&index, &[1]), 1);

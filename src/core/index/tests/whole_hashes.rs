@@ -1,11 +1,12 @@
 //! Sequence hashes are compared in all of their 64 bits, wherever both sides sent them, although lineage hashes keep fewer.
 
 use crate::hash::{Position, SequenceHash, lineage_hashes};
-use crate::wire::{BlockNames, Event, HolderId, QueryKey, RemovedBlocks, StoredBlocks, Tier, WorkerName};
+use crate::wire::{Event, HolderId, QueryKey, RemovedBlocks, StoredBlocks, Tier, WorkerName};
 
 use super::api::{
     HolderWriter, IndexLimits, NamespaceSettings, PositionalIndexer, RejectReason, Search, SparseChain,
 };
+use super::world::stored_by_lineage;
 
 /// The highest bit. No lineage hash keeps it.
 const TOP: u64 = 1 << 63;
@@ -155,12 +156,7 @@ fn a_block_known_by_its_fragment_is_completed_by_whoever_knows_more() {
     let hashes = sequence(&other_from(290));
     let keys = lineage_hashes(&hashes).collect::<Result<Vec<_>, _>>().unwrap();
     let mut by_lineage = holder(&index, "lineage");
-    let event = Event::Stored(StoredBlocks {
-        names: BlockNames::Lineage(keys.clone()),
-        content: None,
-        engine_hashes: None,
-    });
-    by_lineage.apply(event, Tier::DEVICE, 0);
+    by_lineage.apply(stored_by_lineage(keys.clone()), Tier::DEVICE, 0);
     let is = |worker: &str, blocks| (worker.to_owned(), blocks);
     let all = u32::try_from(DEPTH).unwrap();
     let ask = |chain: &[u64]| found(&index, &QueryKey::SequenceHashes(sequence(chain)));

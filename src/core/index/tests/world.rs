@@ -5,7 +5,7 @@ use hashbrown::HashMap;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::hash::{BlockHash, PositionalLineageHash, SequenceHash, Token};
-use crate::wire::QueryKey;
+use crate::wire::{BlockNames, Event, QueryKey, StoredBlocks};
 
 use kvatlas_lab::random::Random;
 
@@ -96,6 +96,15 @@ pub(super) fn next_hash(parent: Option<u64>, block: u64) -> u64 {
     let Some(parent) = parent else { return block };
     let bytes = [parent.to_le_bytes(), block.to_le_bytes()].concat();
     xxh3_64_with_seed(&bytes, SEED)
+}
+
+/// Blocks stored by their lineage hashes alone.
+pub(super) fn stored_by_lineage(keys: Vec<PositionalLineageHash>) -> Event {
+    Event::Stored(StoredBlocks {
+        names: BlockNames::Lineage(keys),
+        content: None,
+        engine_hashes: None,
+    })
 }
 
 /// One prompt.
