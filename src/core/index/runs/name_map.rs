@@ -4,12 +4,12 @@
 //! same tag. The tag alone says where a slot belongs, so growing, splitting and removing read no names:
 //!
 //! - A map is cut into segments by the highest bits of the tag; the others give the bucket within the segment.
-//! - A bucket is a cache line of 7 slots. A slot lies in its tag's home bucket, or behind it where all from there on are full. So a search
-//!   ends at the first bucket with room. After a removal from a full bucket, a later slot may come nearer to its home.
+//! - A bucket has 8 slots. A slot lies in its tag's home bucket, or behind it where all from there on are full. So a search ends at the
+//!   first bucket with room. After a removal from a full bucket, a later slot may come nearer to its home.
+//! - The lowest bytes of a bucket's tags stand together in one word, which is looked at as a whole. These words lie beside each other, and
+//!   the rest of a bucket in a cache line of its own. So an insertion reads the words, and only writes to the line: it waits for nothing.
 //! - A segment grows by about nine tenths; beyond [`SEGMENT_MAX`] buckets it is cut in two. So no step takes long. Segments fill alike,
 //!   so each grows by another share: else all would grow again at nearly the same time.
-//!
-//! The lowest bytes of a bucket's tags stand together in one word, which is looked at as a whole.
 //!
 //! The tag is taken from a hash under a secret key: nobody can plan collisions.
 
@@ -21,7 +21,7 @@ const PRINT_BITS: u32 = 8;
 /// The upper bits, which say where a slot belongs.
 const UPPER_BITS: u32 = TAG_BITS - PRINT_BITS;
 /// Slots of a bucket.
-const WIDTH: usize = 7;
+const WIDTH: usize = 8;
 /// How many buckets ahead are asked for where all are read.
 const READ_AHEAD: usize = 16;
 /// Buckets beyond which a segment is cut in two, as long as tags tell the halves apart.
@@ -65,6 +65,15 @@ impl Slot {
         }
     }
 
+    /// The slot of a bucket with this number.
+    #[inline]
+    fn of(prints: Prints, row: &Row, index: usize) -> Self {
+        Self {
+            print: prints.0 >> (index * 8) & 0xff,
+            rest: row.0[index],
+        }
+    }
+
     #[inline]
     fn spot(self) -> Spot {
         Spot::from_bits(self.rest & ((1 << SPOT_BITS) - 1))
@@ -77,20 +86,21 @@ impl Slot {
     }
 }
 
-/// Slots that come into the processor's cache together.
+/// What else there is of the tags and places of a bucket's slots: a cache line.
 #[derive(Debug, Clone, Copy, Default)]
 #[repr(C, align(64))]
-struct Bucket {
-    /// The lowest byte of each tag, 0 where a slot is empty; the highest byte is none's.
-    prints: u64,
-    /// What else there is of a tag, and a place.
-    rest: [u64; WIDTH],
-}
+struct Row([u64; WIDTH]);
+
+/// The lowest byte of the tag of each slot of a bucket, 0 where it is empty.
+#[derive(Debug, Clone, Copy, Default)]
+struct Prints(u64);
 
 #[derive(Debug, Default)]
 struct Segment {
-    /// Those behind the last home take what does not fit before.
-    buckets: Vec<Bucket>,
+    /// Of each bucket. Those behind the last home take what does not fit before.
+    prints: Vec<Prints>,
+    /// Of each bucket.
+    rows: Vec<Row>,
     /// How many buckets are some tag's home.
     homes: usize,
     len: usize,
@@ -119,7 +129,7 @@ impl NameMap {
 
     /// What it takes, in bytes.
     pub(crate) fn bytes(&self) -> u64 {
-        let buckets = self.buckets * size_of::<Bucket>();
+        let buckets = self.buckets * (size_of::<Row>() + size_of::<Prints>());
         (buckets + self.directory.len() * 4 + self.segments.len() * size_of::<Segment>()) as u64
     }
 
@@ -141,10 +151,14 @@ impl NameMap {
     #[inline]
     pub(crate) fn prefetch(&self, name: u64) {
         let tag = self.tag(name);
-        if let Some(segment) = self.segments.get(self.segment_of(tag))
-            && let Some(bucket) = segment.buckets.get(segment.home(upper(tag)))
-        {
-            prefetch(bucket);
+        if let Some(segment) = self.segments.get(self.segment_of(tag)) {
+            let home = segment.home(upper(tag));
+            if let Some(prints) = segment.prints.get(home) {
+                prefetch(prints);
+            }
+            if let Some(row) = segment.rows.get(home) {
+                prefetch(row);
+            }
         }
     }
 
@@ -153,9 +167,11 @@ impl NameMap {
     pub(crate) fn find<T>(&self, name: u64, mut check: impl FnMut(Spot) -> Option<T>) -> Option<T> {
         let tag = self.tag(name);
         let segment = self.segments.get(self.segment_of(tag))?;
-        for bucket in segment.buckets.get(segment.home(upper(tag))..)? {
-            let (empty, same) = (bucket.empty(), bucket.with_tag(tag));
-            for slot in indexes(same).map(|index| bucket.slot(index)) {
+        let home = segment.home(upper(tag));
+        let buckets = segment.prints.get(home..)?.iter().zip(segment.rows.get(home..)?);
+        for (prints, row) in buckets {
+            let (empty, same) = (prints.empty(), prints.with_print(tag & 0xff));
+            for slot in indexes(same).map(|index| Slot::of(*prints, row, index)) {
                 if slot.upper() == upper(tag)
                     && let Some(found) = check(slot.spot())
                 {
@@ -189,18 +205,18 @@ impl NameMap {
         let segment = &mut self.segments[number];
         let (mut place, mut equal) = (segment.home(upper(tag)), 0);
         loop {
-            if place == segment.buckets.len() {
-                segment.buckets.push(Bucket::default());
+            if place == segment.prints.len() {
+                segment.push();
                 self.buckets += 1;
             }
-            let bucket = &mut segment.buckets[place];
-            let (empty, same) = (bucket.empty(), bucket.with_tag(tag));
-            for slot in indexes(same).map(|index| bucket.slot(index)) {
+            let prints = segment.prints[place];
+            let (empty, same) = (prints.empty(), prints.with_print(tag & 0xff));
+            for slot in indexes(same).map(|index| segment.slot(place, index)) {
                 equal += usize::from(slot.upper() == upper(tag) && is_equal(slot.spot()));
             }
             if empty != 0 {
                 if equal < equal_max {
-                    bucket.set(empty.trailing_zeros() as usize / 8, Slot::new(tag, spot));
+                    segment.set(place, empty.trailing_zeros() as usize / 8, Slot::new(tag, spot));
                     segment.len += 1;
                     self.len += 1;
                 }
@@ -235,7 +251,7 @@ impl NameMap {
             return false;
         }
         self.len -= 1;
-        let before = segment.buckets.len();
+        let before = segment.prints.len();
         if self.len == 0 {
             let keys = self.keys;
             *self = Self {
@@ -244,7 +260,7 @@ impl NameMap {
             };
         } else if segment.homes > 1 && segment.len * 4 < segment.homes * WIDTH {
             segment.resize(segment.homes / 2);
-            self.buckets = self.buckets + segment.buckets.len() - before;
+            self.buckets = self.buckets + segment.prints.len() - before;
         }
         true
     }
@@ -254,15 +270,16 @@ impl NameMap {
     fn grow(&mut self, number: usize) {
         let Some(segment) = self.segments.get_mut(number) else {
             self.directory = vec![0];
-            self.segments.push(Segment::of(&[], 1, 0, |_| true));
+            self.segments
+                .push(Segment::of(&Segment::default(), 1, 0, |_| true));
             self.buckets = 1;
             return;
         };
-        let before = segment.buckets.len();
+        let before = segment.prints.len();
         let roomy = |homes: usize| homes + homes * (44 + number * 13 % 32) / 64 + 1;
         if segment.homes < SEGMENT_MAX || segment.depth == DEPTH_MAX {
             segment.resize(roomy(segment.homes));
-            self.buckets = self.buckets + segment.buckets.len() - before;
+            self.buckets = self.buckets + segment.prints.len() - before;
             return;
         }
         if segment.depth == self.depth {
@@ -271,11 +288,11 @@ impl NameMap {
         }
         let segment = &mut self.segments[number];
         let (depth, homes) = (segment.depth + 1, roomy(segment.homes / 2));
-        let old = std::mem::take(&mut segment.buckets);
+        let old = std::mem::take(segment);
         let bit = 1 << (UPPER_BITS - depth);
         let [lower, upper] =
             [0, bit].map(|half| Segment::of(&old, homes, depth, |slot| slot.upper() & bit == half));
-        self.buckets = self.buckets - before + lower.buckets.len() + upper.buckets.len();
+        self.buckets = self.buckets - before + lower.prints.len() + upper.prints.len();
         self.segments[number] = lower;
         let new = u32::try_from(self.segments.len()).unwrap_or(u32::MAX);
         self.segments.push(upper);
@@ -289,56 +306,26 @@ impl NameMap {
 }
 
 /// One bit of each slot's byte.
-const LANES: u64 = 0x0001_0101_0101_0101;
+const LANES: u64 = 0x0101_0101_0101_0101;
 
-impl Bucket {
+impl Prints {
     /// The slots whose byte is this one: the highest bit of each.
     #[inline]
-    fn with_print(&self, print: u64) -> u64 {
-        let differs = self.prints ^ (LANES * print);
+    fn with_print(self, print: u64) -> u64 {
+        let differs = self.0 ^ (LANES * print);
         let low = LANES * 0x7f;
         !(((differs & low) + low) | differs) & (LANES << 7)
     }
 
     #[inline]
-    fn with_tag(&self, tag: u64) -> u64 {
-        self.with_print(tag & 0xff)
-    }
-
-    #[inline]
-    fn empty(&self) -> u64 {
+    fn empty(self) -> u64 {
         self.with_print(0)
     }
 
     /// How many slots are taken, where those come before the empty ones.
     #[inline]
-    fn used(&self) -> usize {
-        (71 - self.prints.leading_zeros() as usize) / 8
-    }
-
-    #[inline]
-    fn slots(&self) -> impl Iterator<Item = (usize, Slot)> {
-        indexes(!self.empty() & (LANES << 7)).map(|index| (index, self.slot(index)))
-    }
-
-    #[inline]
-    fn slot(&self, index: usize) -> Slot {
-        Slot {
-            print: self.prints >> (index * 8) & 0xff,
-            rest: self.rest[index],
-        }
-    }
-
-    /// Fills an empty slot.
-    #[inline]
-    fn set(&mut self, index: usize, slot: Slot) {
-        self.prints |= slot.print << (index * 8);
-        self.rest[index] = slot.rest;
-    }
-
-    #[inline]
-    fn clear(&mut self, index: usize) {
-        self.prints &= !(0xff << (index * 8));
+    fn used(self) -> usize {
+        (71 - self.0.leading_zeros() as usize) / 8
     }
 }
 
@@ -354,23 +341,53 @@ fn indexes(mut mask: u64) -> impl Iterator<Item = usize> {
 
 impl Segment {
     /// A segment with `homes` homes, and those slots of `old` whose tags `belong` to it.
-    fn of(old: &[Bucket], homes: usize, depth: u32, belongs: impl Fn(Slot) -> bool) -> Self {
+    fn of(old: &Segment, homes: usize, depth: u32, belongs: impl Fn(Slot) -> bool) -> Self {
         let homes = homes.max(1);
         let mut segment = Self {
-            buckets: vec![Bucket::default(); homes],
+            prints: vec![Prints::default(); homes],
+            rows: vec![Row::default(); homes],
             homes,
             len: 0,
             depth,
         };
-        for (place, bucket) in old.iter().enumerate() {
-            old.get(place + READ_AHEAD).into_iter().for_each(prefetch);
-            bucket
-                .slots()
+        for place in 0..old.prints.len() {
+            old.rows.get(place + READ_AHEAD).into_iter().for_each(prefetch);
+            old.slots(place)
                 .map(|(_, slot)| slot)
                 .filter(|slot| belongs(*slot))
                 .for_each(|slot| segment.put(slot));
         }
         segment
+    }
+
+    /// The slots of a bucket that are taken, with their numbers.
+    #[inline]
+    fn slots(&self, place: usize) -> impl Iterator<Item = (usize, Slot)> {
+        indexes(!self.prints[place].empty() & (LANES << 7)).map(move |index| (index, self.slot(place, index)))
+    }
+
+    #[inline]
+    fn slot(&self, place: usize, index: usize) -> Slot {
+        Slot::of(self.prints[place], &self.rows[place], index)
+    }
+
+    /// Fills an empty slot.
+    #[inline]
+    fn set(&mut self, place: usize, index: usize, slot: Slot) {
+        self.prints[place].0 |= slot.print << (index * 8);
+        self.rows[place].0[index] = slot.rest;
+    }
+
+    #[inline]
+    fn clear(&mut self, place: usize, index: usize) {
+        self.prints[place].0 &= !(0xff << (index * 8));
+    }
+
+    /// Adds a bucket that is nobody's home.
+    #[cold]
+    fn push(&mut self) {
+        self.prints.push(Prints::default());
+        self.rows.push(Row::default());
     }
 
     /// Puts a slot into the first bucket from its home on that has room. Nothing has been taken out.
@@ -379,14 +396,14 @@ impl Segment {
         self.len += 1;
         let mut place = self.home(slot.upper());
         loop {
-            if let Some(bucket) = self.buckets.get_mut(place) {
-                let used = bucket.used();
+            if let Some(prints) = self.prints.get(place) {
+                let used = prints.used();
                 if used < WIDTH {
-                    return bucket.set(used, slot);
+                    return self.set(place, used, slot);
                 }
                 place += 1;
             } else {
-                self.buckets.push(Bucket::default());
+                self.push();
             }
         }
     }
@@ -408,10 +425,10 @@ impl Segment {
     #[inline]
     fn take(&mut self, wanted: Slot) -> bool {
         let mut place = self.home(wanted.upper());
-        while let Some(bucket) = self.buckets.get_mut(place) {
-            let (empty, same) = (bucket.empty(), bucket.with_print(wanted.print));
-            if let Some(index) = indexes(same).find(|index| bucket.slot(*index) == wanted) {
-                bucket.clear(index);
+        while let Some(prints) = self.prints.get(place).copied() {
+            let (empty, same) = (prints.empty(), prints.with_print(wanted.print));
+            if let Some(index) = indexes(same).find(|index| self.rows[place].0[*index] == wanted.rest) {
+                self.clear(place, index);
                 self.len -= 1;
                 if empty == 0 {
                     self.fill(place);
@@ -429,26 +446,27 @@ impl Segment {
     /// A bucket that was full has room now: takes a slot there that belongs there or before, from a later one, and so on.
     fn fill(&mut self, place: usize) {
         let mut open = place;
-        for from in place + 1..self.buckets.len() {
-            let bucket = self.buckets[from];
+        for from in place + 1..self.prints.len() {
+            let prints = self.prints[from];
             let belongs = |(_, slot): &(usize, Slot)| self.home(slot.upper()) <= open;
-            if let Some((index, slot)) = bucket.slots().find(belongs) {
-                let room = indexes(self.buckets[open].empty()).next();
+            let found = self.slots(from).find(belongs);
+            if let Some((index, slot)) = found {
+                let room = indexes(self.prints[open].empty()).next();
                 if let Some(room) = room {
-                    self.buckets[open].set(room, slot);
+                    self.set(open, room, slot);
                 }
-                self.buckets[from].clear(index);
+                self.clear(from, index);
                 open = from;
             }
-            if bucket.empty() != 0 {
+            if prints.empty() != 0 {
                 break;
             }
         }
     }
 
     fn resize(&mut self, homes: usize) {
-        let old = std::mem::take(&mut self.buckets);
-        *self = Self::of(&old, homes, self.depth, |_| true);
+        let old = std::mem::take(self);
+        *self = Self::of(&old, homes, old.depth, |_| true);
     }
 }
 
