@@ -286,7 +286,7 @@ impl Part {
         let first = usize::from(from - self.names_from);
         let end = first + names.len();
         if end > self.names.capacity() {
-            let room = end.max(self.names.len() + self.names.len() / 4);
+            let room = end.max(self.names.len() + self.names.len() / 2);
             self.names.reserve_exact(room - self.names.len());
         }
         if first >= self.names.len() {

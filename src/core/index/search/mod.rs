@@ -352,29 +352,33 @@ impl<'f, 'q, 'g: 'f, S: SlotBits> Finder<'f, 'q, 'g, S> {
     fn agreement(&mut self, run: &Run, start: usize) -> usize {
         let column = run.column(self.guard);
         point();
-        let len = usize::from(run.len()).min(column.capacity());
-        let len = len.min(self.chain.len() - start);
+        let own = usize::from(run.len()).min(column.capacity());
+        let len = own.min(self.chain.len() - start);
         let (guard, prints) = (self.guard, &self.store.prints);
         if let Some(rolled) = self.chain.rolled() {
             column.prefetch_prints(len / CHUNK, true);
             let is = |offset: usize, wanted| column.is(offset, position(start + offset), wanted, guard);
             rolled.agreement(column, start, len, prints, is)
         } else if self.is_chain {
-            self.last_agreement(column, start, len)
+            self.last_agreement(column, start, len, own > len)
         } else {
             self.first_difference(column, start, len)
         }
     }
 
-    /// As [`Self::agreement`], where each hash names all before it: the end is looked at first, then where they part.
-    fn last_agreement(&mut self, column: Column<'_>, start: usize, len: usize) -> usize {
+    /// As [`Self::agreement`], where each hash names all before it. Where the run is longer than the query, the query's end is looked at
+    /// first: [`Self::whole_agreement`] has not.
+    fn last_agreement(&mut self, column: Column<'_>, start: usize, len: usize, is_longer: bool) -> usize {
         let Some(last) = len.checked_sub(1) else { return 0 };
-        point();
-        if self.is_same(column, start, last) {
-            return len;
+        // All before `same` are the same, the one at `different` is not, or is none.
+        let (mut same, mut different) = (0, len);
+        if is_longer {
+            point();
+            if self.is_same(column, start, last) {
+                return len;
+            }
+            different = last;
         }
-        // All before `same` are the same, the one at `different` is not.
-        let (mut same, mut different) = (0, last);
         while same < different {
             let step = (different - same).div_ceil(PIVOTS);
             let pivots = (same + step - 1..different).step_by(step);
