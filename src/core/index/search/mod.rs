@@ -41,7 +41,7 @@ pub(crate) use sparse::find_bounds;
 type Found<S> = SmallVec<[(u32, S); 4]>;
 
 /// In how many parts a stretch is cut to find where a query and a run part.
-const PIVOTS: usize = 16;
+const PIVOTS: usize = 8;
 
 /// How often holders that change are searched again before their lock is taken.
 const ATTEMPTS_MAX: usize = 4;
@@ -76,11 +76,12 @@ pub(crate) fn find(
     if chain.is_empty() {
         return Matches::none();
     }
+    let first = wanted(chain, 0);
+    shared.runs.prefetch_head(None, 0, first.hash, guard);
     chain.prefetch();
     point();
     let moment = shared.runs.steps.now();
     point();
-    let first = wanted(chain, 0);
     if shared.runs.head(None, 0, first, guard).is_none() {
         // One look: nobody had it all the time.
         return Matches::none();
