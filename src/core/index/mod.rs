@@ -25,7 +25,8 @@
 //! 2. So whatever a search reads about places that one holder has all the time is true all the time, however it mixes instants of
 //!    others' places. (`tests::interleaved`)
 //! 3. Tables move no entry while they can be read, and a table is replaced by one that has all that are still there: a run that is there
-//!    all the time is found. (`tests::concurrency`, `tests/loom`)
+//!    all the time is found. A run says that others follow it from before the first can be found until after the last can: where it says
+//!    that none does, nothing need be looked up. (`tests::concurrency`, `tests/loom`, `runs::store`)
 //! 4. A step says whose it is and which runs it changes. The clock moves after that and before the first change can be seen, and again after
 //!    the last. Steps take turns. So a search knows all steps from its beginning to its end, or that there were too many.
 //!    (`steps`, `tests::interleaved`, `tests/loom`)

@@ -24,6 +24,9 @@ use super::{Spot, Wanted, is_same_at};
 /// Holders that a run has room for without an allocation of its own.
 pub(super) const INLINE_ENTRIES: usize = 2;
 
+/// Beside a run's start: whether runs follow some of its blocks.
+const FOLLOWED: u32 = 1 << 31;
+
 /// A run. The first cache line is what readers need.
 #[derive(Debug)]
 #[repr(C, align(64))]
@@ -32,8 +35,8 @@ pub(crate) struct Run {
     pub(super) parent: AtomicU64,
     /// Hash of the first block.
     pub(super) first: AtomicU64,
-    /// Position of the first block.
-    pub(super) start: AtomicU32,
+    /// Position of the first block, and [`FOLLOWED`].
+    start: AtomicU32,
     pub(super) len: AtomicU32,
     /// Hash of the last block, or the fragment of it that is known. It changes before the length does.
     pub(super) last: AtomicU64,
@@ -211,7 +214,24 @@ impl Run {
     /// Position of the first block.
     #[inline]
     pub(crate) fn start(&self) -> u32 {
-        self.start.load(Ordering::Acquire)
+        self.start.load(Ordering::Acquire) & !FOLLOWED
+    }
+
+    /// Makes it a run from this position on that no other follows. Only for the one writer.
+    pub(super) fn begin_at(&self, position: u32) {
+        self.start.store(position, Ordering::Relaxed);
+    }
+
+    /// Whether runs follow some of its blocks. It holds from before the first can be found until after the last can.
+    #[inline]
+    pub(crate) fn is_followed(&self) -> bool {
+        self.start.load(Ordering::Acquire) & FOLLOWED != 0
+    }
+
+    /// Only for the one writer.
+    pub(super) fn set_followed(&self, is_followed: bool) {
+        let flag = if is_followed { FOLLOWED } else { 0 };
+        self.start.store(self.start() | flag, Ordering::Release);
     }
 
     /// Offset of the first block whose position is a multiple of 32: from there on blocks have fingerprints.

@@ -295,3 +295,37 @@ impl Drop for RunStore {
         self.total.change_aside(-usage.aside().cast_signed());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hash::SequenceHash;
+
+    #[test]
+    fn a_run_is_followed_as_long_as_another_begins_after_one_of_its_blocks() {
+        let capacity = Capacity::default();
+        let store = RunStore::new(capacity, Arc::new(Usage::of(capacity)));
+        let mut runs = store.write();
+        let (first, _) = runs.put(None, 0, &[1, 2, 3].map(SequenceHash), true).unwrap();
+        let state = |runs: &RunWriter<'_>| {
+            let run = runs.run(first.run).unwrap();
+            (run.start(), run.is_followed(), runs.attached_end(first.run))
+        };
+        assert_eq!(state(&runs), (0, false, 0));
+        let branches = [0, 1].map(|offset| {
+            let after = Spot { offset, ..first };
+            let hashes = [SequenceHash(9)];
+            let (branch, _) = runs
+                .put(Some(after), u32::from(offset) + 1, &hashes, true)
+                .unwrap();
+            branch.run
+        });
+        assert_eq!(state(&runs), (0, true, 2));
+        // Nobody holds its blocks: it would go with the last branch.
+        runs.run(first.run).unwrap().pins.store(1, Ordering::Relaxed);
+        runs.trim(branches[1]);
+        assert_eq!(state(&runs), (0, true, 1));
+        runs.trim(branches[0]);
+        assert_eq!(state(&runs), (0, false, 0));
+    }
+}

@@ -237,6 +237,9 @@ impl<'s> RunWriter<'s> {
             if self.has(next) && self.is(next, wanted) {
                 return Some(next);
             }
+            if !self.run(parent.run)?.is_followed() {
+                return None;
+            }
         }
         let (run, _) = self.store.head(parent, position, wanted, &self.guard)?;
         Some(Spot { run, offset: 0 })
@@ -244,6 +247,9 @@ impl<'s> RunWriter<'s> {
 
     /// Runs follow only blocks before this offset; 0 where none does.
     pub(crate) fn attached_end(&self, run: RunId) -> u16 {
+        if !self.run(run).is_some_and(Run::is_followed) {
+            return 0;
+        }
         let attached = self.state.attached.get(&run);
         attached
             .and_then(|attached| attached.last_key_value())
@@ -369,7 +375,7 @@ impl<'s> RunWriter<'s> {
         let run = self.store.slab.get(id, &self.guard)?;
         run.parent.store(parent.map_or(0, Spot::bits), Ordering::Relaxed);
         run.first.store(first, Ordering::Relaxed);
-        run.start.store(position, Ordering::Relaxed);
+        run.begin_at(position);
         run.placed.store(0, Ordering::Relaxed);
         run.tops.store(0, Ordering::Relaxed);
         run.pins.store(0, Ordering::Relaxed);
@@ -385,6 +391,9 @@ impl<'s> RunWriter<'s> {
                 .or_default(parent.run)
                 .entry(parent.offset)
                 .or_default() += 1;
+            if let Some(run) = self.store.slab.get(parent.run, &self.guard) {
+                run.set_followed(true);
+            }
         }
         let key = self.store.heads.hash(parent, first & current_mask(position));
         let heads = self.store.heads.insert(&mut state.heads, key, id, &self.guard);
@@ -593,6 +602,9 @@ impl<'s> RunWriter<'s> {
             }
             if attached.is_empty() {
                 state.attached.remove(&parent.run);
+                if let Some(run) = self.store.slab.get(parent.run, &self.guard) {
+                    run.set_followed(false);
+                }
             }
         }
         self.use_run(parent.run, used);

@@ -253,7 +253,8 @@ impl<'f, 'q, 'g: 'f, S: SlotBits> Finder<'f, 'q, 'g, S> {
                 break;
             }
             let end = start + agreed;
-            let is_last = end >= self.chain.len();
+            point();
+            let is_last = end >= self.chain.len() || !run.is_followed();
             if !is_last {
                 // The next hash decides where it goes on, if it does.
                 let next = self.chain.hash(end);
