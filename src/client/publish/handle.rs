@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};
@@ -116,45 +117,48 @@ impl HolderPublisher {
         Self::begin(nats.into(), subjects, holder, options, Some(state)).await
     }
 
-    async fn begin(
+    /// Boxed, so that the publisher is compiled here and not in each program that starts one.
+    fn begin<'a>(
         nats: PublishConnection,
-        subjects: &Subjects,
+        subjects: &'a Subjects,
         holder: PublishedHolder,
         options: PublisherOptions,
         state: Option<SharedState>,
-    ) -> Result<Self, PublisherError> {
-        let PublishConnection { nats, refusals } = nats;
-        let started = Instant::now();
-        let id = HolderId {
-            worker: holder.worker.clone(),
-            rank: holder.rank,
-        };
-        let outbox = Outbox::new(options.clone(), &id, state.is_none(), clocks(started))?;
-        let events_subject = subjects.events(&holder.namespace, &holder.worker);
-        let questions_subject = options
-            .answers_resyncs
-            .then(|| subjects.resync(&holder.namespace, &holder.worker, holder.rank));
-        // Before anything is said that could be refused.
-        let refusals = refusals.map(|all| all.watch(&events_subject, questions_subject.as_deref()));
-        let shared = Arc::new(Shared {
-            counters: LiveCounters::default(),
-            cursor: Mutex::new(outbox.cursor),
-            refusals,
-        });
-        let questions = match &questions_subject {
-            Some(subject) => {
-                let subscribed = nats.subscribe(subject.clone()).await;
-                Some(subscribed.map_err(|error| PublisherError::Connection(error.to_string()))?)
-            }
-            None => None,
-        };
-        let (commands, queue) = mpsc::channel(options.queue_batches_max.max(1));
-        let task = Task::new(nats, events_subject, outbox, Arc::clone(&shared), state, started);
-        tokio::spawn(task.run(queue, questions));
-        Ok(Self {
-            commands,
-            shared,
-            options,
+    ) -> BoxFuture<'a, Result<Self, PublisherError>> {
+        Box::pin(async move {
+            let PublishConnection { nats, refusals } = nats;
+            let started = Instant::now();
+            let id = HolderId {
+                worker: holder.worker.clone(),
+                rank: holder.rank,
+            };
+            let outbox = Outbox::new(options.clone(), &id, state.is_none(), clocks(started))?;
+            let events_subject = subjects.events(&holder.namespace, &holder.worker);
+            let questions_subject = options
+                .answers_resyncs
+                .then(|| subjects.resync(&holder.namespace, &holder.worker, holder.rank));
+            // Before anything is said that could be refused.
+            let refusals = refusals.map(|all| all.watch(&events_subject, questions_subject.as_deref()));
+            let shared = Arc::new(Shared {
+                counters: LiveCounters::default(),
+                cursor: Mutex::new(outbox.cursor),
+                refusals,
+            });
+            let questions = match &questions_subject {
+                Some(subject) => {
+                    let subscribed = nats.subscribe(subject.clone()).await;
+                    Some(subscribed.map_err(|error| PublisherError::Connection(error.to_string()))?)
+                }
+                None => None,
+            };
+            let (commands, queue) = mpsc::channel(options.queue_batches_max.max(1));
+            let task = Task::new(nats, events_subject, outbox, Arc::clone(&shared), state, started);
+            tokio::spawn(task.run(queue, questions));
+            Ok(Self {
+                commands,
+                shared,
+                options,
+            })
         })
     }
 

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_nats::connection::State;
-use async_nats::{Client, ClientError, ConnectErrorKind, ConnectOptions, Event};
+use async_nats::{Client, ClientError, ConnectErrorKind, ConnectOptions, Event, ServerAddr};
 use futures_util::StreamExt;
+use futures_util::future::BoxFuture;
 
 use crate::daemon::admin::Readiness;
 use crate::daemon::config::{Authentication, NatsConfig};
@@ -181,7 +182,7 @@ pub(super) async fn connect_with(
     patience: ConnectPatience,
     notice: impl Fn(ConnectionNotice) + Send + Sync + 'static,
 ) -> Result<Client, ConnectError> {
-    let name = |url: &async_nats::ServerAddr| format!("{}:{}", url.host(), url.port());
+    let name = |url: &ServerAddr| format!("{}:{}", url.host(), url.port());
     let urls = config.urls.iter().map(name).collect::<Vec<_>>().join(", ");
     let servers = urls.clone();
     let authentication = config.authentication.clone();
@@ -222,14 +223,20 @@ pub(super) async fn connect_with(
     if patience == ConnectPatience::Forever {
         options = options.retry_on_initial_connect();
     }
-    let client = options
-        .connect(config.urls.as_slice())
-        .await
-        .map_err(|source| ConnectError::Connect { urls, source })?;
+    let connected = connect_to(options, &config.urls).await;
+    let client = connected.map_err(|source| ConnectError::Connect { urls, source })?;
     if let Some(intake) = &buffer.intake {
         intake.count(&client);
     }
     Ok(client)
+}
+
+/// Connects. The future is boxed, so that the client is compiled here and not in each program that connects.
+fn connect_to(
+    options: ConnectOptions,
+    urls: &[ServerAddr],
+) -> BoxFuture<'_, Result<Client, async_nats::ConnectError>> {
+    Box::pin(options.connect(urls))
 }
 
 /// What the server's monitoring shows of a connection: whose it is, what it is for, where, and of which version.

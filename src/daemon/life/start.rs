@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
@@ -34,22 +35,27 @@ use super::view::DaemonView;
 impl Daemon {
     /// Starts everything. While NATS cannot be reached, the daemon goes on trying in the background and is not ready. All other faults are
     /// errors.
-    pub async fn start(config: Config) -> Result<Self, StartError> {
-        Self::start_on(config, Arc::new(Disk)).await
+    ///
+    /// The future is boxed, so that it is compiled here and not in each program that starts a daemon.
+    pub fn start(config: Config) -> BoxFuture<'static, Result<Self, StartError>> {
+        Self::start_on(config, Arc::new(Disk))
     }
 
     /// As [`Self::start`]; engines can be registered over HTTP, and `engines` follows them. The daemon is not ready before
     /// [`Self::note_engines_followed`].
-    pub async fn start_with_engines(
+    pub fn start_with_engines(
         config: Config,
         engines: Arc<dyn EngineRegistry>,
-    ) -> Result<Self, StartError> {
-        Box::pin(Self::start_all(config, Arc::new(Disk), Some(engines))).await
+    ) -> BoxFuture<'static, Result<Self, StartError>> {
+        Box::pin(Self::start_all(config, Arc::new(Disk), Some(engines)))
     }
 
     /// As [`Self::start`], with snapshots written to `storage`: for tests on a disk that fails.
-    pub async fn start_on(config: Config, storage: Arc<dyn Storage>) -> Result<Self, StartError> {
-        Box::pin(Self::start_all(config, storage, None)).await
+    pub fn start_on(
+        config: Config,
+        storage: Arc<dyn Storage>,
+    ) -> BoxFuture<'static, Result<Self, StartError>> {
+        Box::pin(Self::start_all(config, storage, None))
     }
 
     async fn start_all(

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 
 use super::Daemon;
@@ -43,7 +44,13 @@ impl Daemon {
     /// Stops in order: no new queries, no new events, received events applied, a last snapshot, the listeners closed.
     ///
     /// Takes about `shutdown.drain_seconds` at most. The report names the steps that were cut short.
-    pub async fn stop(self) -> StopReport {
+    ///
+    /// The future is boxed like that of [`Self::start`].
+    pub fn stop(self) -> BoxFuture<'static, StopReport> {
+        Box::pin(self.end())
+    }
+
+    async fn end(self) -> StopReport {
         let at = Instant::now() + self.config.shutdown.drain;
         let mut deadline = Deadline {
             at,
