@@ -126,6 +126,28 @@ pub fn timer_cost_ns() -> f64 {
     })
 }
 
+/// Makes the calling thread stay on the core of this number, of those that the process may use; on the last where it has fewer.
+pub fn stay_on_core(number: usize) {
+    // SAFETY: all fields of the structure are numbers, for which zero is a value.
+    let mut allowed: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    // SAFETY: the pointer is to a live set of the size that is given, which is all that the call writes.
+    let result = unsafe { libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut allowed) };
+    assert_eq!(result, 0, "a thread may ask for its cores");
+    let cores = 0..usize::try_from(libc::CPU_SETSIZE).unwrap_or(0);
+    // SAFETY: every number is below the size of a set.
+    let mut own = cores.filter(|core| unsafe { libc::CPU_ISSET(*core, &allowed) });
+    let Some(core) = own.clone().nth(number).or_else(|| own.next_back()) else {
+        return;
+    };
+    // SAFETY: as above.
+    let mut wanted: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    // SAFETY: as above.
+    unsafe { libc::CPU_SET(core, &mut wanted) };
+    // SAFETY: the pointer is to a live set of the size that is given, which the call reads.
+    let result = unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const wanted) };
+    assert_eq!(result, 0, "a thread may stay on a core that it may use");
+}
+
 /// How often the system has taken the processor away from the calling thread.
 pub fn involuntary_switches() -> u64 {
     // SAFETY: all fields of the structure are numbers, for which zero is a value.

@@ -11,7 +11,7 @@ use std::time::Instant;
 use crate::contender::{
     ChainIndex, Contender, Form, InMode, Kvatlas, Names, Reader, Run, Shape, TwoLanes, Writer,
 };
-use crate::measure::{Timing, trim_memory};
+use crate::measure::{Timing, stay_on_core, trim_memory};
 use crate::plans::DISTINCT;
 use crate::report::{Column, Ledger};
 use crate::workload::shuffled;
@@ -146,8 +146,10 @@ fn events<W: Writer>(lane: usize, lanes: usize, removes: bool) -> Vec<W::Event> 
 fn at_once<T: Send>(parts: Vec<T>, work: impl Fn(T) + Sync) -> f64 {
     let (barrier, work) = (&Barrier::new(parts.len()), &work);
     let spans: Vec<(Instant, Instant)> = thread::scope(|scope| {
-        let threads = parts.into_iter().map(|part| {
+        let threads = parts.into_iter().enumerate().map(|(number, part)| {
             scope.spawn(move || {
+                // Two threads that wake each other can stay on one core for as long as all this takes.
+                stay_on_core(number);
                 barrier.wait();
                 let started = Instant::now();
                 work(part);
