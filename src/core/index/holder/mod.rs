@@ -11,6 +11,7 @@
 //! | `orphans.rs` | blocks whose parent is not known |
 //! | `names.rs` | finding blocks by name or lineage hash; several names of one block |
 //! | `store.rs`, `remove.rs` | what stored and removed events do |
+//! | `settle.rs` | blocks that are known by their lineage hashes, one by one |
 //! | `parking.rs`, `claims.rs` | events whose parent has not come; blocks whose parent may be another one |
 //! | `resolve.rs` | what the blocks of a stored event are |
 //! | `dump.rs` | the blocks as events |
@@ -26,6 +27,7 @@ pub(super) mod parking;
 mod part;
 mod remove;
 mod resolve;
+mod settle;
 mod store;
 mod turn;
 

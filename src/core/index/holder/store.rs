@@ -3,15 +3,14 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
-use crate::hash::{Position, PositionalLineageHash, SequenceHash, lineage_hashes_from};
+use crate::hash::{SequenceHash, lineage_hashes_from};
 use crate::wire::Tier;
 
-use super::names::Found;
-use super::orphans::{Alias, Orphan, add_name};
+use super::orphans::Alias;
 use super::part::{Attributes, Form, tier_bit};
-use super::{Applied, HolderState, RejectReason, is_nameless, reject_full};
-use crate::index::block::{NewBlock, current_mask};
-use crate::index::runs::{AHEAD, RunId, RunWriter, Spot, Wanted};
+use super::{Applied, HolderState, RejectReason, reject_full};
+use crate::index::block::NewBlock;
+use crate::index::runs::{AHEAD, RunWriter, Spot, Wanted};
 
 /// Blocks one after the other, the first after `parent`, a block that the holder has or had, or at position 0.
 #[derive(Debug, Clone, Copy)]
@@ -59,8 +58,6 @@ impl<'a> Sequence<'a> {
 
 /// After so many blocks others have a turn.
 const TURN_BLOCKS: usize = 1024;
-/// And after so many that had waited, or that some may have waited for.
-const ADOPTING_STEPS: usize = 2048;
 
 impl HolderState {
     /// Stores a sequence, as much of it as is good for a turn. Of the blocks that are not `kept`, where that says which are, only the places
@@ -453,7 +450,7 @@ impl HolderState {
     }
 
     /// Stores one block again that has a place: with a tier, a name, or a whole hash more.
-    fn extend(
+    pub(super) fn extend(
         &mut self,
         at: Spot,
         name: Option<u64>,
@@ -485,205 +482,5 @@ impl HolderState {
         } else {
             reject_full(applied, 1);
         }
-    }
-
-    /// Stores a block that is known by its lineage hash, or whose parent is.
-    pub(super) fn store_block(
-        &mut self,
-        block: &NewBlock,
-        terms: Terms,
-        runs: &mut RunWriter<'_>,
-        applied: &mut Applied,
-    ) {
-        if self.refuses_nameless && block.name.is_none() {
-            return reject_full(applied, 1);
-        }
-        let own = self.find_key(block.key, block.sequence_hash, runs);
-        let mut has_moved = false;
-        if let Some(name) = block.name
-            && let Some(other) = self.find_name(name, runs)
-            && other != own.map_or(Found::Orphan(block.key), Found::Placed)
-        {
-            has_moved = true;
-            self.drop_name(other, name);
-        }
-        // Of two sequence hashes that one lineage hash stands for, the later stays, as long as nobody knows their places.
-        let known = self.orphans.get(block.key).and_then(Orphan::sequence_hash);
-        if own.is_none()
-            && known
-                .zip(block.sequence_hash)
-                .is_some_and(|(own, other)| own != other)
-        {
-            has_moved = true;
-            self.orphans.remove(block.key);
-        }
-        applied.reject(RejectReason::Moved, usize::from(has_moved));
-        if let Some(spot) = own {
-            if let Some(hash) = block.sequence_hash {
-                runs.refine(spot, &[hash]);
-            }
-            let is_whole = block.sequence_hash.is_some();
-            return self.extend(spot, block.name, is_whole, terms, runs, applied);
-        }
-        let tiers = tier_bit(terms.tier);
-        if self.orphans.get(block.key).is_some() {
-            if self
-                .orphans
-                .extend(block.key, block.sequence_hash, block.name, tiers)
-            {
-                applied.stored += 1;
-            } else {
-                reject_full(applied, 1);
-            }
-            return;
-        }
-        if self.blocks() >= terms.blocks_max {
-            return reject_full(applied, 1);
-        }
-        let mut orphan = Orphan::new(block.sequence_hash);
-        match block.name {
-            Some(name) => drop(add_name(&mut orphan.names, name, tiers)),
-            None => orphan.nameless = tiers,
-        }
-        self.settle(block.key, orphan, runs, applied);
-    }
-
-    /// Gives a new block its place, if its parent has one, and then those that waited for it.
-    fn settle(
-        &mut self,
-        key: PositionalLineageHash,
-        orphan: Orphan,
-        runs: &mut RunWriter<'_>,
-        applied: &mut Applied,
-    ) {
-        let parent = match key.position() {
-            0 => None,
-            _ => match self.find_before(key, runs) {
-                Some(parent) => Some(parent),
-                None if !runs.store.has_room_aside() => return reject_full(applied, 1),
-                None => {
-                    applied.stored += 1;
-                    return self.orphans.insert(key, orphan);
-                }
-            },
-        };
-        applied.stored += 1;
-        if let Some(spot) = self.settle_after(parent, key, &orphan, runs, applied) {
-            self.adopt(spot.run, spot.offset, spot.offset + 1);
-        }
-    }
-
-    /// The place of the block before the one with this lineage hash, where the holder has it.
-    fn find_before(&self, key: PositionalLineageHash, runs: &RunWriter<'_>) -> Option<Spot> {
-        let (position, fragment) = (key.position(), key.parent_hash_fragment());
-        runs.find_place(fragment, |spot| {
-            let own = runs.position(spot);
-            let is_it = u64::from(own) + 1 == position
-                && (runs.hash(spot) ^ fragment) & current_mask(own) == 0
-                && self.attributes(spot).is_some();
-            is_it.then_some(spot)
-        })
-    }
-
-    fn settle_after(
-        &mut self,
-        parent: Option<Spot>,
-        key: PositionalLineageHash,
-        orphan: &Orphan,
-        runs: &mut RunWriter<'_>,
-        applied: &mut Applied,
-    ) -> Option<Spot> {
-        let fragment = SequenceHash(key.current_hash_fragment());
-        let hash = orphan.sequence_hash().unwrap_or(fragment);
-        let position = Position::from(key).as_u32();
-        let is_whole = orphan.sequence_hash().is_some();
-        let Some((spot, _)) = runs.put(parent, position, &[hash], is_whole) else {
-            reject_full(applied, 1);
-            return None;
-        };
-        self.settle_at(spot, orphan, runs);
-        Some(spot)
-    }
-
-    fn settle_at(&mut self, spot: Spot, orphan: &Orphan, runs: &mut RunWriter<'_>) {
-        self.touch(spot.run);
-        // It can have no other name than in the orphan's list, and so be found by its hash.
-        runs.place(spot.run, spot.offset + 1);
-        if self.attributes(spot).is_none() {
-            let held = Attributes::new(orphan.nameless, Form::Nameless, orphan.sequence_hash().is_some());
-            let part = self.parts.or_default(spot.run);
-            part.set(spot.offset, spot.offset + 1, Some(held));
-            self.placed += 1;
-        }
-        self.add_names(spot, orphan, runs);
-    }
-
-    /// Where a block without a place turns out to be the one at `at`, that becomes held; says whether it is so.
-    fn merge_orphan(&mut self, at: Spot, runs: &mut RunWriter<'_>) -> bool {
-        let key = runs.key(at);
-        let is_it = self.orphans.get(key).is_some_and(|orphan| {
-            let hash = orphan.sequence_hash();
-            hash.is_none_or(|hash| runs.is(at, Wanted::whole(hash.0)))
-        });
-        if is_it && let Some(orphan) = self.orphans.remove(key) {
-            self.settle_at(at, &orphan, runs);
-        }
-        is_it
-    }
-
-    fn add_names(&mut self, spot: Spot, orphan: &Orphan, runs: &mut RunWriter<'_>) {
-        if let Some(held) = self.attributes(spot) {
-            let held = held.with_whole(orphan.sequence_hash().is_some());
-            let nameless = if is_nameless(held.form()) {
-                orphan.nameless
-            } else {
-                0
-            };
-            self.set(spot, Some(held.with_tiers(held.tiers() | nameless)));
-        }
-        for alias in &orphan.names {
-            self.name_again(spot, alias.name, alias.tiers, runs);
-        }
-    }
-
-    /// Notes that blocks may have waited for those from `from` to `to`: [`Self::adopt_some`] is due.
-    fn adopt(&mut self, run: RunId, from: u16, to: u16) {
-        if self.orphans.len() > 0 {
-            self.adopting
-                .extend((from..to).map(|offset| Spot { run, offset }));
-        }
-    }
-
-    /// Gives some of the blocks that waited for others their places, and then those that waited for them. Says whether there may be more.
-    pub(super) fn adopt_some(&mut self, runs: &mut RunWriter<'_>, applied: &mut Applied) -> bool {
-        let mut steps = 0;
-        while let Some(parent) = self.adopting.pop() {
-            if steps >= ADOPTING_STEPS {
-                self.adopting.push(parent);
-                return true;
-            }
-            steps += 1;
-            if self.attributes(parent).is_none() {
-                continue;
-            }
-            let position = runs.position(parent);
-            let fragment = runs.hash(parent) & current_mask(position);
-            while let Some(key) = self.orphans.child_of(position, fragment) {
-                if steps >= ADOPTING_STEPS {
-                    self.adopting.push(parent);
-                    return true;
-                }
-                steps += 1;
-                let Some(orphan) = self.orphans.remove(key) else {
-                    break;
-                };
-                if let Some(spot) = self.settle_after(Some(parent), key, &orphan, runs, applied) {
-                    self.adopting.push(spot);
-                }
-            }
-        }
-        // It can have been long.
-        self.adopting = Vec::new();
-        false
     }
 }

@@ -10,7 +10,7 @@
 //! | `name_map.rs` | from a name or hash to a place, for writers |
 //! | `places.rs` | finding blocks by their hashes, for writers |
 //! | `recency.rs` | which runs were used longest ago |
-//! | `store.rs`, `writer.rs` | the runs of an index, and changing them |
+//! | `store.rs`, `writer.rs`, `trim.rs` | the runs of an index, changing them, and cutting off what nobody has |
 
 mod entry;
 mod heads;
@@ -21,6 +21,7 @@ mod recency;
 mod run;
 mod slab;
 mod store;
+mod trim;
 mod words;
 mod writer;
 
