@@ -10,8 +10,9 @@ use crate::support::jetstream::{JETSTREAM, kept, last_message};
 use crate::support::metrics::{counter, metric};
 use crate::support::process::Process;
 use crate::support::publisher::Publisher;
-use crate::support::{Client, broker, eventually, hashes, removed, server, stored, stored_after};
+use crate::support::{Client, PATIENCE, broker, eventually, hashes, removed, server, stored, stored_after};
 use kvatlas::daemon::broker::embedded::{BrokerOptions, EmbeddedBroker};
+use kvatlas::daemon::broker::round_trip;
 
 /// For how long the daemon is stopped: longer than events may wait.
 const STOPPED_FOR: Duration = Duration::from_millis(600);
@@ -54,7 +55,8 @@ async fn a_daemon_that_was_stopped_calls_nothing_exact_that_it_has_not_read(
             publish(&mut publisher, vec![stored_after(blocks, hashes(blocks + 1, 1))]).await;
             blocks += 1;
         }
-        client.nats.flush().await.unwrap();
+        // What is sent says nothing of when a busy broker reads it, and only from then on the events wait.
+        round_trip(&client.nats, PATIENCE).await.unwrap();
         if let Some(before) = before {
             // An answer is exact as of what the stream has, and a busy server takes a while to put it there.
             kept(&client.nats, before, 500).await;
