@@ -39,7 +39,7 @@ pub enum LockError {
 /// The right to use a directory, until it is dropped.
 #[derive(Debug)]
 pub struct DirectoryLock {
-    _file: File,
+    file: File,
 }
 
 impl DirectoryLock {
@@ -67,7 +67,15 @@ impl DirectoryLock {
             .set_len(0)
             .and_then(|()| file.seek(SeekFrom::Start(0)))
             .and_then(|_| file.write_all(owner.as_bytes()));
-        Ok(Self { _file: file })
+        Ok(Self { file })
+    }
+}
+
+/// Closing the file is not enough: a child process that another thread starts just now has the file, too, until its program begins.
+impl Drop for DirectoryLock {
+    fn drop(&mut self) {
+        // It fails only where there is no lock any more.
+        let _ = self.file.unlock();
     }
 }
 
@@ -101,5 +109,15 @@ mod tests {
         DirectoryLock::take(folder.path(), "second@host:2").unwrap();
         let missing = DirectoryLock::take(&folder.path().join("missing"), "x").unwrap_err();
         assert!(matches!(missing, LockError::Unusable { .. }));
+    }
+
+    #[test]
+    fn a_child_process_that_has_the_file_does_not_keep_the_directory() {
+        let folder = tempfile::tempdir().unwrap();
+        let first = DirectoryLock::take(folder.path(), "first@host:1").unwrap();
+        let of_a_child = first.file.try_clone().unwrap();
+        drop(first);
+        DirectoryLock::take(folder.path(), "second@host:2").unwrap();
+        drop(of_a_child);
     }
 }
