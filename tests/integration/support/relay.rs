@@ -17,12 +17,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::publisher::Publisher;
 use super::truth::{Holder, Truth, Workload};
-use super::{Client, PATIENCE, eventually, namespace, subjects, worker};
+use super::{Client, PATIENCE, namespace, subjects, worker};
 
 /// The prefix that publishers use.
 pub const ORIGIN: &str = "origin";
-/// The worker of messages that only show how far the relay is.
-const MARKER: &str = "marker";
 
 /// Chances in a thousand that something happens to a batch.
 #[derive(Debug, Clone, Copy, Default)]
@@ -48,8 +46,6 @@ struct State {
     holds_answers: bool,
     answers_faulted: u64,
     answers_held: u64,
-    /// The number of the last marker that came from the publishers' connection.
-    marker: u64,
     /// The newest version of each holder that the daemon has been given.
     delivered: HashMap<Holder, usize>,
 }
@@ -99,23 +95,11 @@ impl Relay {
         }
     }
 
-    /// Waits until everything that publishers have sent has passed the relay, or met its fate there.
-    async fn passes_what_was_sent(&self, marker: u64) {
-        let subject = origin().events(&namespace(), &worker(MARKER));
-        let payload = marker.to_be_bytes().to_vec();
-        self.publishers.publish(subject, payload.into()).await.unwrap();
-        eventually("the marker has passed", async || {
-            (self.state.lock().unwrap().marker >= marker).then_some(())
-        })
-        .await;
-    }
-
-    /// Waits until the daemon has worked off all that was sent, and raises the floors of the truth to that. Needs a daemon with
+    /// Waits until the daemon has worked off all that it was given, and raises the floors of the truth to that. Needs a daemon with
     /// one lane: a probe behind everything shows how far it is.
     pub async fn barrier(&self, client: &Client) {
-        let epoch = 1 + self.probes.fetch_add(1, Ordering::Relaxed);
-        self.passes_what_was_sent(epoch).await;
         let delivered = self.state.lock().unwrap().delivered.clone();
+        let epoch = 1 + self.probes.fetch_add(1, Ordering::Relaxed);
         let mut probe = Publisher::new(self.nats.clone(), &subjects(), &namespace(), &worker("probe"), 0)
             .resuming(BatchCursor { epoch, seq: 0 });
         let cursor = probe.publish(Tier::DEVICE, Vec::new()).await.unwrap();
@@ -211,11 +195,6 @@ impl Worker {
         let Some(subject) = message.subject.strip_prefix(ORIGIN) else {
             return;
         };
-        if subject.ends_with(MARKER) {
-            let marker = u64::from_be_bytes(message.payload[..].try_into().unwrap());
-            self.state.lock().unwrap().marker = marker;
-            return;
-        }
         let subject = format!("kvatlas{subject}");
         let faults = self.state.lock().unwrap().faults;
         let mut made = None;
