@@ -11,6 +11,16 @@ const BLOCK_BYTES: u64 = 32;
 const ASIDE_SHARE: u64 = 8;
 const ASIDE_BYTES_MIN: u64 = 1 << 20;
 
+/// More of what is used, or less.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Change {
+    /// Distinct blocks.
+    pub(crate) blocks: i64,
+    pub(crate) bytes: i64,
+    /// Bytes of what has no place among the runs: a part of `bytes`.
+    pub(crate) aside: i64,
+}
+
 /// A capacity and what is used of it.
 #[derive(Debug)]
 pub(crate) struct Usage {
@@ -53,27 +63,37 @@ impl Usage {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// More is used, or less.
-    pub(crate) fn change(&self, blocks: i64, bytes: i64) {
-        for (used, change) in [(&self.blocks, blocks), (&self.bytes, bytes)] {
+    /// More is used, or less. `is_alone`: nobody else can change it at the same time.
+    pub(crate) fn change(&self, change: Change, is_alone: bool) {
+        let Change { blocks, bytes, aside } = change;
+        for (used, change) in [(&self.blocks, blocks), (&self.bytes, bytes), (&self.aside, aside)] {
             // Whoever only reads these counts need not wait for a write that says nothing.
-            if change != 0 {
-                // Wraps around, and so subtracts what is below 0.
+            if change == 0 {
+                continue;
+            }
+            // Wraps around, and so subtracts what is below 0.
+            if is_alone {
+                let now = used.load(Ordering::Relaxed).wrapping_add_signed(change);
+                used.store(now, Ordering::Relaxed);
+            } else {
                 used.fetch_add(change.cast_unsigned(), Ordering::Relaxed);
             }
+        }
+    }
+
+    /// All that is used, as what it would be to take it away.
+    pub(crate) fn all_gone(&self) -> Change {
+        let gone = |used: &AtomicU64| -used.load(Ordering::Relaxed).cast_signed();
+        Change {
+            blocks: gone(&self.blocks),
+            bytes: gone(&self.bytes),
+            aside: gone(&self.aside),
         }
     }
 
     /// Bytes of what has no place among the runs.
     pub(crate) fn aside(&self) -> u64 {
         self.aside.load(Ordering::Relaxed)
-    }
-
-    /// More of what is used has no place among the runs, or less.
-    pub(crate) fn change_aside(&self, bytes: i64) {
-        if bytes != 0 {
-            self.aside.fetch_add(bytes.cast_unsigned(), Ordering::Relaxed);
-        }
     }
 
     /// Whether it has a small part of the capacity: blocks with a place must not have to give way to it.

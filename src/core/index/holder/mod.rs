@@ -40,7 +40,6 @@ use crate::wire::Tier;
 
 use super::runs::{NameMap, RunId, RunView, RunWriter, Spot, Victim};
 use super::split_map::SplitMap;
-use super::steps::RunSet;
 use orphans::Orphans;
 use parking::Parking;
 use part::{Attributes, Form, Part};
@@ -192,11 +191,22 @@ impl HolderState {
             touched.dedup();
         }
         runs.show_unplaced();
-        let steps = &runs.store.steps;
-        if !touched.is_empty() {
-            steps.begin(self.slot, run_set(&touched));
-        }
+        runs.step(self.slot, &touched, |runs| self.show(&touched, runs));
+        // Only now: what is cut off one run can go on with another.
         for run in &touched {
+            runs.trim(*run);
+        }
+        touched.clear();
+        self.touched = touched;
+        if self.parts.is_empty() {
+            self.touched = Vec::new();
+        }
+        self.account(runs);
+    }
+
+    /// Sets the entries of what has changed.
+    fn show(&mut self, touched: &[RunId], runs: &mut RunWriter<'_>) {
+        for run in touched {
             let Some(part) = self.parts.get_mut(run) else {
                 continue;
             };
@@ -213,19 +223,6 @@ impl HolderState {
                 self.parts.remove(run);
             }
         }
-        if !touched.is_empty() {
-            steps.end(self.slot);
-        }
-        // Only now: what is cut off one run can go on with another.
-        for run in &touched {
-            runs.trim(*run);
-        }
-        touched.clear();
-        self.touched = touched;
-        if self.parts.is_empty() {
-            self.touched = Vec::new();
-        }
-        self.account(runs);
     }
 
     /// The one tier of all blocks, where the holder has every block with all that come before it, by its sequence hash.
@@ -247,16 +244,16 @@ impl HolderState {
             .flatten()
     }
 
-    fn account(&mut self, runs: &RunWriter<'_>) {
+    fn account(&mut self, runs: &mut RunWriter<'_>) {
         // First names are in parts, roughly as many as the map has.
         let names = (self.own.len() - self.further) * size_of::<u64>() + self.copies_bytes;
         let placed = self.own.bytes() + (self.parts.bytes() + names) as u64;
         let placed = i64::try_from(placed).unwrap_or(i64::MAX);
         let aside = self.orphans.bytes() + self.parking.bytes();
         let aside = i64::try_from(aside).unwrap_or(i64::MAX);
-        runs.store
-            .change_usage(0, placed.saturating_add(aside) - self.bytes);
-        runs.store.change_aside(aside - self.aside);
+        let change = &mut runs.state_mut().change;
+        change.bytes += placed.saturating_add(aside) - self.bytes;
+        change.aside += aside - self.aside;
         (self.bytes, self.aside) = (placed.saturating_add(aside), aside);
     }
 
@@ -273,14 +270,13 @@ impl HolderState {
 
     /// Removes all blocks of some runs. Only before [`Self::reset`].
     fn clear_runs(&mut self, held: &[RunId], runs: &mut RunWriter<'_>) {
-        let steps = &runs.store.steps;
-        steps.begin(self.slot, run_set(held));
-        for run in held {
-            if let Some(part) = self.parts.remove(run) {
-                runs.set_entry(*run, self.slot, super::runs::Entry::default(), part.hint);
+        runs.step(self.slot, held, |runs| {
+            for run in held {
+                if let Some(part) = self.parts.remove(run) {
+                    runs.set_entry(*run, self.slot, super::runs::Entry::default(), part.hint);
+                }
             }
-        }
-        steps.end(self.slot);
+        });
         for run in held {
             runs.trim(*run);
         }
@@ -288,8 +284,9 @@ impl HolderState {
 
     /// Forgets everything but the slot. There are no blocks left among the runs. Gives back what is to be dropped where nobody waits.
     fn reset(&mut self, runs: &mut RunWriter<'_>) -> Self {
-        runs.store.change_usage(0, -self.bytes);
-        runs.store.change_aside(-self.aside);
+        let change = &mut runs.state_mut().change;
+        change.bytes -= self.bytes;
+        change.aside -= self.aside;
         let fresh = Self {
             reshaped: self.reshaped + 1,
             ..Self::new(self.slot)
@@ -308,12 +305,6 @@ impl HolderState {
         self.publish(runs);
         before - self.placed
     }
-}
-
-fn run_set(runs: &[RunId]) -> RunSet {
-    let mut set = RunSet::default();
-    runs.iter().for_each(|run| set.insert(run.number()));
-    set
 }
 
 /// Whether a name is that of a block under `form`.

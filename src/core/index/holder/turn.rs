@@ -7,7 +7,7 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::hash::SequenceHash;
 use crate::index::block::NewBlock;
 use crate::index::directory::{HolderRecord, HolderSlot};
-use crate::index::runs::{RunId, RunStore, RunWriter};
+use crate::index::runs::{GIVEN_BACK, RunId, RunStore, RunWriter, give_back};
 use crate::index::settings::{Hashing, IndexLimits, NamespaceSettings};
 use crate::wire::{BlockContent, BlockNames, DegradedReason, Event, RemovedBlocks, StoredBlocks, Tier};
 
@@ -82,6 +82,8 @@ impl Holder {
         turn.state.publish(&mut turn.runs);
         drop(turn);
         self.publish_sizes(&state);
+        drop(state);
+        give_back(GIVEN_BACK);
         is_foreign
     }
 
@@ -93,7 +95,7 @@ impl Holder {
         if dropped > 0 {
             applied.reject(RejectReason::ParkingExpired, dropped);
             state.parking.settle();
-            state.account(&runs.write());
+            state.account(&mut runs.write());
             self.publish_sizes(&state);
         }
         applied

@@ -5,7 +5,7 @@
 //! | `run.rs`, `slab.rs` | one run as readers see it; runs by number |
 //! | `words.rs` | arrays that readers look at without a lock |
 //! | `print.rs` | fingerprints: whether a query agrees with 32 blocks of a run, at one comparison |
-//! | `entry.rs` | what one holder has of a run, in one word |
+//! | `header.rs`, `entry.rs` | a run's size and how often it has changed, in one word; what one holder has of it, in one word |
 //! | `heads.rs` | from a block and the hash after it to the run that goes on there, for readers |
 //! | `name_map.rs` | from a name or hash to a place, for writers |
 //! | `places.rs` | finding blocks by their hashes, for writers |
@@ -13,6 +13,7 @@
 //! | `store.rs`, `writer.rs`, `trim.rs` | the runs of an index, changing them, and cutting off what nobody has |
 
 mod entry;
+mod header;
 mod heads;
 mod name_map;
 mod places;
@@ -26,11 +27,13 @@ mod words;
 mod writer;
 
 pub(crate) use entry::Entry;
+pub(crate) use header::Version;
 pub(crate) use name_map::NameMap;
 pub(crate) use print::{CHUNK, Prints};
 pub(crate) use recency::Victim;
 pub(crate) use run::{Column, Run};
-pub(crate) use store::RunStore;
+pub(crate) use store::{Head, RunStore};
+pub(crate) use words::{GIVEN_BACK, give_back};
 pub(crate) use writer::{AHEAD, RunView, RunWriter};
 
 use crate::index::block::current_mask;
@@ -156,4 +159,5 @@ pub fn give_back_memory() {
     for _ in 0..COLLECTIONS {
         crossbeam_epoch::pin().flush();
     }
+    words::give_back(1);
 }

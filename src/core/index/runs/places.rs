@@ -51,7 +51,7 @@ impl RunWriter<'_> {
     fn account_places(&mut self) {
         self.store.set_doubles(self.state.doubles);
         let bytes = self.state.places.bytes().cast_signed();
-        self.store.change_usage(0, bytes - self.state.places_bytes);
+        self.state.change.bytes += bytes - self.state.places_bytes;
         self.state.places_bytes = bytes;
     }
 

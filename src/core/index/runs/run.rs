@@ -17,15 +17,13 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crossbeam_epoch::Guard;
 
 use super::entry::Entry;
+use super::header::{Header, Version};
 use super::print::CHUNK;
 use super::words::Words;
 use super::{Spot, Wanted, is_same_at};
 
 /// Holders that a run has room for without an allocation of its own.
 pub(super) const INLINE_ENTRIES: usize = 2;
-
-/// Beside a run's start: whether runs follow some of its blocks.
-const FOLLOWED: u32 = 1 << 31;
 
 /// A run. The first cache line is what readers need.
 #[derive(Debug)]
@@ -35,9 +33,7 @@ pub(crate) struct Run {
     pub(super) parent: AtomicU64,
     /// Hash of the first block.
     pub(super) first: AtomicU64,
-    /// Position of the first block, and [`FOLLOWED`].
-    start: AtomicU32,
-    pub(super) len: AtomicU32,
+    pub(super) header: Header,
     /// Hash of the last block, or the fragment of it that is known. It changes before the length does.
     pub(super) last: AtomicU64,
     /// Fingerprints of hashes, those of content, then hashes.
@@ -194,8 +190,7 @@ impl Run {
         Self {
             parent: AtomicU64::new(0),
             first: AtomicU64::new(0),
-            start: AtomicU32::new(0),
-            len: AtomicU32::new(0),
+            header: Header::new(),
             last: AtomicU64::new(0),
             column: Words::new(),
             entries: [const { AtomicU64::new(0) }; INLINE_ENTRIES],
@@ -214,24 +209,19 @@ impl Run {
     /// Position of the first block.
     #[inline]
     pub(crate) fn start(&self) -> u32 {
-        self.start.load(Ordering::Acquire) & !FOLLOWED
+        self.header.start()
     }
 
-    /// Makes it a run from this position on that no other follows. Only for the one writer.
-    pub(super) fn begin_at(&self, position: u32) {
-        self.start.store(position, Ordering::Relaxed);
+    /// How many steps have changed its entries.
+    #[inline]
+    pub(crate) fn version(&self) -> Version {
+        self.header.version()
     }
 
     /// Whether runs follow some of its blocks. It holds from before the first can be found until after the last can.
     #[inline]
     pub(crate) fn is_followed(&self) -> bool {
-        self.start.load(Ordering::Acquire) & FOLLOWED != 0
-    }
-
-    /// Only for the one writer.
-    pub(super) fn set_followed(&self, is_followed: bool) {
-        let flag = if is_followed { FOLLOWED } else { 0 };
-        self.start.store(self.start() | flag, Ordering::Release);
+        self.header.is_followed()
     }
 
     /// Offset of the first block whose position is a multiple of 32: from there on blocks have fingerprints.
@@ -243,7 +233,7 @@ impl Run {
     /// How many blocks it has; never more than [`super::RUN_BLOCKS_MAX`].
     #[inline]
     pub(crate) fn len(&self) -> u16 {
-        u16::try_from(self.len.load(Ordering::Acquire)).unwrap_or(0)
+        self.header.len()
     }
 
     /// Hash of the last block, or the fragment of it that is known: about as old as [`Self::len`].
@@ -280,7 +270,7 @@ impl Run {
                 || first() == wanted.hash
                 || self.is_short(0, guard)
                 || first() == wanted.hash)
-            && self.len.load(Ordering::Acquire) > 0
+            && self.len() > 0
     }
 
     /// What each holder has; each entry is of one instant.

@@ -9,6 +9,7 @@ use crossbeam_utils::CachePadded;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
+use super::header::Version;
 use super::heads::{HeadCounts, Heads};
 use super::name_map::NameMap;
 use super::print::Prints;
@@ -20,7 +21,7 @@ use super::{RunId, Spot, Wanted, current_mask};
 use crate::index::settings::Capacity;
 use crate::index::split_map::SplitMap;
 use crate::index::steps::Steps;
-use crate::index::usage::Usage;
+use crate::index::usage::{Change, Usage};
 
 /// All runs of one index.
 #[derive(Debug)]
@@ -54,6 +55,16 @@ struct Doubts {
     /// Blocks that are not found by their hashes: nobody knows whether others have these, too.
     unplaced: AtomicU64,
     twins: AtomicU64,
+    /// How often the count of a run's steps has come to what it was before.
+    wraps: AtomicU64,
+}
+
+/// A run that has been found by the block before it and its first one.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Head<'g> {
+    pub(crate) id: RunId,
+    pub(crate) run: &'g Run,
+    pub(crate) version: Version,
 }
 
 /// What only writers know.
@@ -78,6 +89,8 @@ pub(crate) struct State {
     /// The first run of which they may not be so yet.
     pub(super) unplaced_from: u32,
     pub(super) places_bytes: i64,
+    /// What has changed and is not accounted for.
+    pub(crate) change: Change,
     /// Bytes that no reader needs and that have not been given back yet.
     pub(super) garbage: usize,
     pub(crate) queue: Queue,
@@ -110,6 +123,7 @@ impl RunStore {
                     places_all: false,
                     unplaced_from: 1,
                     places_bytes: 0,
+                    change: Change::default(),
                     garbage: 0,
                     queue: Queue::default(),
                     stored: 0,
@@ -173,16 +187,12 @@ impl RunStore {
         self.turns.evicted.fetch_add(blocks, Ordering::Relaxed);
     }
 
-    /// Accounts for what has changed.
-    pub(crate) fn change_usage(&self, blocks: i64, bytes: i64) {
-        self.turns.usage.change(blocks, bytes);
-        self.total.change(blocks, bytes);
-    }
-
-    /// As [`Self::change_usage`], for how much of it no eviction gives back: what has no place among the runs.
-    pub(crate) fn change_aside(&self, bytes: i64) {
-        self.turns.usage.change_aside(bytes);
-        self.total.change_aside(bytes);
+    /// Accounts for what has changed. Only for the one writer.
+    pub(super) fn change_usage(&self, change: Change) {
+        self.turns.usage.change(change, true);
+        if self.total.is_bounded() {
+            self.total.change(change, false);
+        }
     }
 
     /// Whether there is room for more of what no eviction gives back.
@@ -252,12 +262,24 @@ impl RunStore {
         }
     }
 
+    #[inline]
+    pub(crate) fn wraps(&self) -> u64 {
+        self.doubts.wraps.load(Ordering::Acquire)
+    }
+
+    /// Before a run's count of steps comes to what it was before.
+    #[cold]
+    pub(super) fn count_wrap(&self) {
+        self.doubts.wraps.fetch_add(1, Ordering::Release);
+    }
+
     /// The run `id`, if there is one.
     pub(crate) fn run<'g>(&self, id: RunId, guard: &'g Guard) -> Option<&'g Run> {
         self.slab.get(id, guard)
     }
 
-    /// The run that goes on after `parent`, or begins at position 0, with the block that is wanted.
+    /// The run that goes on after `parent`, or begins at position 0, with the block that is wanted; and its version, from before that was
+    /// found out.
     #[inline]
     pub(crate) fn head<'g>(
         &self,
@@ -265,15 +287,15 @@ impl RunStore {
         position: u32,
         wanted: Wanted,
         guard: &'g Guard,
-    ) -> Option<(RunId, &'g Run)> {
+    ) -> Option<Head<'g>> {
         let key = self.heads.hash(parent, wanted.hash & current_mask(position));
         let mut found = None;
         self.heads.find(key, guard, |id| {
-            found = self
-                .slab
-                .get(id, guard)
-                .filter(|run| run.is_head(parent, position, wanted, guard))
-                .map(|run| (id, run));
+            found = self.slab.get(id, guard).and_then(|run| {
+                let version = run.version();
+                let is_it = run.is_head(parent, position, wanted, guard);
+                is_it.then_some(Head { id, run, version })
+            });
             found.is_some()
         });
         found
@@ -289,10 +311,9 @@ impl RunStore {
 
 impl Drop for RunStore {
     fn drop(&mut self) {
-        let usage = &self.turns.usage;
-        self.total
-            .change(-usage.blocks().cast_signed(), -usage.bytes().cast_signed());
-        self.total.change_aside(-usage.aside().cast_signed());
+        if self.total.is_bounded() {
+            self.total.change(self.turns.usage.all_gone(), false);
+        }
     }
 }
 

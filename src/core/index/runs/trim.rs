@@ -56,14 +56,14 @@ impl RunWriter<'_> {
             let last = run.column(&self.guard).hash(usize::from(last));
             run.last.store(last, Ordering::Release);
         }
-        run.len.store(u32::from(kept), Ordering::Release);
-        self.store.change_usage(i64::from(kept) - i64::from(len), 0);
+        run.header.set_len(kept);
+        self.state.change.blocks += i64::from(kept) - i64::from(len);
         self.state.unplaced -= before - after;
         let column = run.column(&self.guard);
         let room = usize::from(kept) + usize::from(kept) / 8;
         if kept > 0 && column.capacity() > 64 && room < column.capacity() / 2 {
             let bytes = resize(run, usize::from(kept), room, &mut self.state, &self.guard);
-            self.store.change_usage(0, bytes);
+            self.state.change.bytes += bytes;
         }
     }
 
@@ -93,7 +93,7 @@ impl RunWriter<'_> {
             state.garbage += gone;
             bytes -= i64::try_from(gone).unwrap_or(0);
         }
-        self.store.change_usage(0, bytes);
+        state.change.bytes += bytes;
         let used = run.used.load(Ordering::Relaxed);
         let parent = parent?;
         if let Some(attached) = state.attached.get_mut(&parent.run) {
@@ -106,7 +106,7 @@ impl RunWriter<'_> {
             if attached.is_empty() {
                 state.attached.remove(&parent.run);
                 if let Some(run) = self.store.slab.get(parent.run, &self.guard) {
-                    run.set_followed(false);
+                    run.header.set_followed(false);
                 }
             }
         }

@@ -1,15 +1,54 @@
 //! Arrays of words that readers look at without a lock, replaced as a whole where they grow.
+//!
+//! An array that has been replaced is put aside when no reader can see it any more, and then given back to the allocator by a writer. Who finds
+//! out that nobody sees it can be a reader: if that gave it back, it would wait for the part of the allocator that the writer works with,
+//! and the writer for it.
 
 use std::mem::MaybeUninit;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use crossbeam_epoch::{Atomic, Guard, Owned, Shared};
+use parking_lot::Mutex;
+
+type Array = [MaybeUninit<AtomicU64>];
 
 /// A pointer to an array of words. An empty array takes no memory.
 ///
 /// One writer at a time replaces arrays; words may change in place.
 #[derive(Debug)]
-pub(crate) struct Words(Atomic<[MaybeUninit<AtomicU64>]>);
+pub(crate) struct Words(Atomic<Array>);
+
+/// Arrays of all indexes that nobody sees any more, and how many those are.
+static PUT_ASIDE: Mutex<Vec<Owned<Array>>> = Mutex::new(Vec::new());
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+/// How many arrays are worth giving back in the middle of other work.
+pub(crate) const GIVEN_BACK: usize = 64;
+
+/// Gives arrays back that nobody sees any more, where those are at least so many.
+#[inline]
+pub(crate) fn give_back(arrays_min: usize) {
+    if COUNT.load(Ordering::Relaxed) >= arrays_min {
+        give_back_all();
+    }
+}
+
+#[cold]
+fn give_back_all() {
+    let room = Vec::with_capacity(GIVEN_BACK * 2);
+    let arrays = {
+        let mut aside = PUT_ASIDE.lock();
+        COUNT.store(0, Ordering::Relaxed);
+        std::mem::replace(&mut *aside, room)
+    };
+    drop(arrays);
+}
+
+fn put_aside(array: Owned<Array>) {
+    let mut arrays = PUT_ASIDE.lock();
+    arrays.push(array);
+    COUNT.store(arrays.len(), Ordering::Relaxed);
+}
 
 impl Words {
     pub(crate) fn new() -> Self {
@@ -38,7 +77,7 @@ impl Words {
     pub(crate) fn replace(&self, len: usize, word: impl Fn(usize) -> u64, guard: &Guard) -> usize {
         let mut next = Shared::null();
         if len > 0 {
-            let mut words = Owned::<[MaybeUninit<AtomicU64>]>::init(len);
+            let mut words = Owned::<Array>::init(len);
             for (index, place) in words.iter_mut().enumerate() {
                 place.write(AtomicU64::new(word(index)));
             }
@@ -49,9 +88,10 @@ impl Words {
         if !old.is_null() {
             #[allow(unsafe_code, reason = "frees what `replace` has allocated")]
             // SAFETY: the swap has taken `old` out of the one place that led to it. New readers cannot find it; present
-            // ones hold a guard.
+            // ones hold a guard, and what is deferred happens when those are gone. It may happen on any thread: an array of
+            // atomics can be sent.
             unsafe {
-                guard.defer_destroy(old);
+                guard.defer_unchecked(move || put_aside(old.into_owned()));
             }
         }
         before

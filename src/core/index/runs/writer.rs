@@ -16,7 +16,8 @@ use super::entry::Entry;
 use super::print::CHUNK;
 use super::run::{Column, Run, column_words};
 use super::store::{RunStore, State};
-use super::{RUN_BLOCKS_MAX, RunId, Spot, current_mask};
+use super::{RUN_BLOCKS_MAX, RunId, Spot, current_mask, words};
+use crate::index::steps::RunSet;
 
 /// How far ahead memory is asked for.
 pub(crate) const AHEAD: usize = 16;
@@ -66,6 +67,7 @@ impl<'s> RunWriter<'s> {
     /// Lets others have a turn. All that is between two calls of this type's other functions is a good time.
     pub(crate) fn pause(&mut self) {
         self.collect();
+        self.account();
         turn_ends();
         MutexGuard::bump(&mut self.state);
         self.guard.repin();
@@ -74,9 +76,15 @@ impl<'s> RunWriter<'s> {
     /// As [`Self::pause`], with `others` in between, who may wait for whoever has a turn.
     pub(crate) fn pause_for(&mut self, others: impl FnOnce()) {
         self.collect();
+        self.account();
         turn_ends();
         MutexGuard::unlocked_fair(&mut self.state, others);
         self.guard.repin();
+    }
+
+    /// Tells others how much more is used, or less.
+    fn account(&mut self) {
+        self.store.change_usage(std::mem::take(&mut self.state.change));
     }
 
     /// Gives back memory that no reader needs, while others have turns.
@@ -89,6 +97,7 @@ impl<'s> RunWriter<'s> {
                     guard.repin();
                     guard.flush();
                 }
+                words::give_back(1);
             });
         }
     }
@@ -238,8 +247,11 @@ impl<'s> RunWriter<'s> {
                 return None;
             }
         }
-        let (run, _) = self.store.head(parent, position, wanted, &self.guard)?;
-        Some(Spot { run, offset: 0 })
+        let head = self.store.head(parent, position, wanted, &self.guard)?;
+        Some(Spot {
+            run: head.id,
+            offset: 0,
+        })
     }
 
     /// Runs follow only blocks before this offset; 0 where none does.
@@ -372,7 +384,7 @@ impl<'s> RunWriter<'s> {
         let run = self.store.slab.get(id, &self.guard)?;
         run.parent.store(parent.map_or(0, Spot::bits), Ordering::Relaxed);
         run.first.store(first, Ordering::Relaxed);
-        run.begin_at(position);
+        run.header.begin_at(position);
         run.placed.store(0, Ordering::Relaxed);
         run.tops.store(0, Ordering::Relaxed);
         run.pins.store(0, Ordering::Relaxed);
@@ -389,13 +401,12 @@ impl<'s> RunWriter<'s> {
                 .entry(parent.offset)
                 .or_default() += 1;
             if let Some(run) = self.store.slab.get(parent.run, &self.guard) {
-                run.set_followed(true);
+                run.header.set_followed(true);
             }
         }
         let key = self.store.heads.hash(parent, first & current_mask(position));
         let heads = self.store.heads.insert(&mut state.heads, key, id, &self.guard);
-        self.store
-            .change_usage(0, i64::try_from(grown).unwrap_or(0) + heads);
+        state.change.bytes += i64::try_from(grown).unwrap_or(0) + heads;
         Some(id)
     }
 
@@ -431,14 +442,41 @@ impl<'s> RunWriter<'s> {
         run.tops.store(0, Ordering::Relaxed);
         run.last
             .store(column.hash(end.saturating_sub(1)), Ordering::Release);
-        run.len.store(u32::try_from(end).unwrap_or(0), Ordering::Release);
-        self.store.change_usage(i64::try_from(count).unwrap_or(0), bytes);
+        run.header.set_len(u16::try_from(end).unwrap_or(0));
+        self.state.change.blocks += i64::try_from(count).unwrap_or(0);
+        self.state.change.bytes += bytes;
         self.state.unplaced += count as u64;
         if self.state.places_all {
             self.place(id, u16::try_from(end).unwrap_or(RUN_BLOCKS_MAX));
         }
         self.note_stored(id, count as u64);
         count
+    }
+
+    /// Makes a step of a holder, which sets what it has of these runs in `change`.
+    pub(crate) fn step(&mut self, slot: HolderSlot, runs: &[RunId], change: impl FnOnce(&mut Self)) {
+        if runs.is_empty() {
+            return change(self);
+        }
+        let mut set = RunSet::default();
+        for id in runs {
+            set.insert(id.number());
+            self.count_step(*id);
+        }
+        // With a fence between what has been counted and what is changed.
+        self.store.steps.begin(slot, set);
+        change(self);
+        self.store.steps.end(slot);
+        runs.iter().for_each(|id| self.count_step(*id));
+    }
+
+    fn count_step(&self, id: RunId) {
+        if let Some(run) = self.run(id) {
+            if run.header.is_last_step() {
+                self.store.count_wrap();
+            }
+            run.header.count_step();
+        }
     }
 
     /// Sets what a holder has of a run; none where it has nothing. `hint` is what the last call gave for this holder and run.
@@ -485,7 +523,7 @@ impl<'s> RunWriter<'s> {
                 let word = |index: usize| more.get(index).map_or(0, |word| word.load(Ordering::Relaxed));
                 let before = run.more.replace(room, word, &self.guard);
                 self.state.garbage += before * 8;
-                self.store.change_usage(0, words_changed(room, before));
+                self.state.change.bytes += words_changed(room, before);
                 places
             }
         };
@@ -500,7 +538,7 @@ impl<'s> RunWriter<'s> {
         if entry.is_none() && !more.is_empty() && more.iter().all(|word| word.load(Ordering::Relaxed) == 0) {
             let before = run.more.replace(0, |_| 0, &self.guard);
             self.state.garbage += before * 8;
-            self.store.change_usage(0, words_changed(0, before));
+            self.state.change.bytes += words_changed(0, before);
         }
         u32::try_from(index).unwrap_or(u32::MAX)
     }
@@ -510,6 +548,7 @@ impl Drop for RunWriter<'_> {
     fn drop(&mut self) {
         self.show_unplaced();
         self.collect();
+        self.account();
     }
 }
 

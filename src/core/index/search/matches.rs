@@ -21,12 +21,12 @@ pub struct Match<'a> {
 /// Holders that hold the same number of leading blocks.
 #[derive(Debug, Clone)]
 pub(crate) struct MatchGroup<S> {
-    matched_blocks: u32,
-    slots: S,
+    pub(super) matched_blocks: u32,
+    pub(super) slots: S,
 }
 
 /// Groups of one kind of sets. Mostly there are few: those that have the common prompt, and some that have more.
-pub(crate) type Groups<S> = SmallVec<[MatchGroup<S>; 2]>;
+pub(crate) type Groups<S> = SmallVec<[MatchGroup<S>; 4]>;
 
 /// Groups of either kind. Small ones stay as they are: to make larger ones of them would take longer than to find some of them.
 #[derive(Debug)]
@@ -212,16 +212,5 @@ impl<'m> Iterator for Holders<'m> {
         // A search keeps only slots that the directory has.
         let least = if self.nobody_left { self.left } else { 0 };
         (least, Some(self.left))
-    }
-}
-
-/// Adds holders that were found to have `depth` blocks, if there are any.
-pub(crate) fn push_group<S: SlotBits>(groups: &mut Groups<S>, depth: usize, slots: S) {
-    if !slots.is_empty() {
-        groups.push(MatchGroup {
-            // Positions are below 2^24.
-            matched_blocks: u32::try_from(depth).unwrap_or(u32::MAX),
-            slots,
-        });
     }
 }

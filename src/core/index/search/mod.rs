@@ -26,19 +26,18 @@ use crate::wire::WorkerName;
 use crate::index::directory::{Directory, HolderSlot, SlotBits, SlotGatherer, SlotSet};
 
 use super::hook::point;
-use super::runs::{CHUNK, Column, Run, RunId, RunStore, Spot, Wanted};
+use super::runs::{CHUNK, Column, Head, Run, RunId, RunStore, Spot, Version, Wanted};
 use super::shared::Shared;
+use crate::sync::{Ordering, fence};
+
 use super::steps::{Moment, RunSet};
 
-use matches::{FoundGroups, Groups, push_group};
+use matches::{Groups, MatchGroup};
 
 pub use bounds::{BoundedMatches, Bounds, SparseChain};
 pub use chain::QueryChain;
 pub use matches::{Match, Matches};
 pub(crate) use sparse::find_bounds;
-
-/// Holders that hold the same number of leading blocks.
-type Found<S> = SmallVec<[(u32, S); 4]>;
 
 /// In how many parts a stretch is cut to find where a query and a run part.
 const PIVOTS: usize = 8;
@@ -80,39 +79,56 @@ pub(crate) fn find(
     shared.runs.prefetch_head(None, 0, first.hash, guard);
     chain.prefetch();
     point();
-    let moment = shared.runs.steps.now();
-    point();
-    if shared.runs.head(None, 0, first, guard).is_none() {
+    let Some(head) = shared.runs.head(None, 0, first, guard) else {
         // One look: nobody had it all the time.
         return Matches::none();
-    }
+    };
     // Holders that join later were not there when the query came, and their slots may have been others'.
     let directory = shared.slots.load();
     let asked = search.workers.map(|workers| directory.slots_of(workers));
     if directory.is_small() {
-        let groups = find_all::<u64>(shared, &directory, chain, asked.as_ref(), tiers, moment, guard);
+        let asked = asked.map(|asked| u64::from_words(asked.words().as_slice()));
+        let groups = find_at_once(shared, chain, asked.as_ref(), tiers, head, guard);
+        let groups = groups.unwrap_or_else(|| find_all(shared, &directory, chain, asked, tiers, guard));
         Matches::of(directory, groups)
     } else {
-        let groups = find_all::<SlotSet>(shared, &directory, chain, asked.as_ref(), tiers, moment, guard);
+        let groups = find_at_once(shared, chain, asked.as_ref(), tiers, head, guard);
+        let groups = groups.unwrap_or_else(|| find_all(shared, &directory, chain, asked, tiers, guard));
         Matches::of(directory, groups)
     }
 }
 
-/// Searches with one kind of sets.
+/// Searches once from the first run on, which has been found. None where what holders have of a run has changed meanwhile.
+fn find_at_once<S: SlotBits>(
+    shared: &Shared,
+    chain: &mut QueryChain<'_>,
+    asked: Option<&S>,
+    tiers: TierDepth,
+    head: Head<'_>,
+    guard: &Guard,
+) -> Option<Groups<S>> {
+    let mut finder = Finder::new(shared, chain, tiers, guard);
+    if finder.has_branches() {
+        return None;
+    }
+    let wraps = shared.runs.wraps();
+    finder.follow_from(Some(head), asked);
+    point();
+    (finder.is_of_one_instant() && shared.runs.wraps() == wraps).then_some(finder.found)
+}
+
+/// Searches until every holder has been seen at an instant.
+#[cold]
 fn find_all<S: SlotBits>(
     shared: &Shared,
     directory: &Directory,
     chain: &mut QueryChain<'_>,
-    asked: Option<&SlotSet>,
+    mut asked: Option<S>,
     tiers: TierDepth,
-    mut moment: Moment,
     guard: &Guard,
-) -> Groups<S>
-where
-    FoundGroups: From<Groups<S>>,
-{
-    let mut asked: Option<S> = asked.map(|asked| S::from_words(asked.words().as_slice()));
-    let mut found: Found<S> = Found::new();
+) -> Groups<S> {
+    let mut found: Groups<S> = Groups::new();
+    let mut moment = shared.runs.steps.now();
     for _ in 0..ATTEMPTS_MAX {
         let mut finder = Finder::new(shared, chain, tiers, guard);
         finder.follow(asked.as_ref());
@@ -129,7 +145,7 @@ where
         }
         if changed.is_empty() {
             merge(&mut found, settled, None);
-            return groups_of(found);
+            return found;
         }
         merge(&mut found, settled, Some(&changed));
         asked = Some(changed);
@@ -151,7 +167,7 @@ where
         finder.follow(Some(&only));
         merge(&mut found, finder.found, None);
     }
-    groups_of(found)
+    found
 }
 
 /// The holders that made a step since `moment`, by their stamps.
@@ -166,35 +182,28 @@ fn stamped<S: SlotBits>(shared: &Shared, directory: &Directory, moment: Moment) 
 }
 
 /// Adds what was found of holders that are not `changed`.
-fn merge<S: SlotBits>(found: &mut Found<S>, settled: Found<S>, changed: Option<&S>) {
-    if found.is_empty() && changed.is_none() {
-        *found = settled;
-        return;
-    }
-    for (depth, mut slots) in settled {
+fn merge<S: SlotBits>(found: &mut Groups<S>, settled: Groups<S>, changed: Option<&S>) {
+    for mut group in settled {
         if let Some(changed) = changed {
-            slots.subtract(changed);
+            group.slots.subtract(changed);
         }
-        settle(found, depth, &slots);
+        settle(found, group.matched_blocks, &group.slots);
     }
 }
 
-fn settle<S: SlotBits>(found: &mut Found<S>, depth: u32, slots: &S) {
+/// Adds holders that were found to have `depth` blocks, if there are any.
+#[inline]
+fn settle<S: SlotBits>(found: &mut Groups<S>, depth: u32, slots: &S) {
     if depth == 0 || slots.is_empty() {
         return;
     }
-    match found.iter_mut().find(|(other, _)| *other == depth) {
-        Some((_, others)) => others.unite(slots),
-        None => found.push((depth, slots.clone())),
+    match found.iter_mut().find(|group| group.matched_blocks == depth) {
+        Some(group) => group.slots.unite(slots),
+        None => found.push(MatchGroup {
+            matched_blocks: depth,
+            slots: slots.clone(),
+        }),
     }
-}
-
-fn groups_of<S: SlotBits>(found: Found<S>) -> Groups<S> {
-    let mut groups = Groups::new();
-    for (depth, slots) in found {
-        push_group(&mut groups, depth as usize, slots);
-    }
-    groups
 }
 
 /// One pass over the runs along a query.
@@ -205,12 +214,18 @@ struct Finder<'f, 'q, 'g, S> {
     guard: &'g Guard,
     /// Whether no hash is known that does not name all before it.
     is_chain: bool,
-    found: Found<S>,
+    found: Groups<S>,
     /// The runs that were looked at.
     seen: RunSet,
-    /// Holders that drop out within a run, each with its depth.
-    dropped: SmallVec<[(u32, HolderSlot); 8]>,
+    /// Those, each with its version before the first look.
+    looked: SmallVec<[(&'g Run, Version); 4]>,
+    /// Holders that drop out within a run: those of the first few depths, and others one by one.
+    leaving: Groups<S>,
+    dropped: Vec<(u32, HolderSlot)>,
 }
+
+/// How many depths at which holders leave a run are told apart at once.
+const LEAVING_MAX: usize = 4;
 
 impl<'f, 'q, 'g: 'f, S: SlotBits> Finder<'f, 'q, 'g, S> {
     fn new(shared: &'f Shared, chain: &'f mut QueryChain<'q>, tiers: TierDepth, guard: &'g Guard) -> Self {
@@ -220,27 +235,54 @@ impl<'f, 'q, 'g: 'f, S: SlotBits> Finder<'f, 'q, 'g, S> {
             tiers,
             guard,
             is_chain: shared.is_chain(),
-            found: Found::new(),
+            found: Groups::new(),
             seen: RunSet::default(),
-            dropped: SmallVec::new(),
+            looked: SmallVec::new(),
+            leaving: Groups::new(),
+            dropped: Vec::new(),
         }
+    }
+
+    /// Whether what the query gives of a hash may be that of several blocks after the same one.
+    fn has_branches(&self) -> bool {
+        !self.chain.is_whole() && self.store.twins() > 0
+    }
+
+    /// Whether what holders have of the runs that were looked at was the same from the first look to now.
+    #[inline]
+    fn is_of_one_instant(&self) -> bool {
+        // Whoever has seen a change of a step sees that it has begun.
+        fence(Ordering::Acquire);
+        let is_same = |(run, version): &(&Run, Version)| !version.is_busy() && run.version() == *version;
+        self.looked.iter().all(is_same)
     }
 
     /// Settles all holders, or the `candidates`.
     fn follow(&mut self, candidates: Option<&S>) {
-        if !self.chain.is_whole() && self.store.twins() > 0 {
+        if self.has_branches() {
             self.seen = RunSet::ALL;
             return self.follow_branches(candidates);
         }
+        self.follow_from(None, candidates);
+    }
+
+    /// As [`Self::follow`], where no blocks branch; from the first run on, if that has been found.
+    #[inline]
+    fn follow_from(&mut self, mut found: Option<Head<'g>>, candidates: Option<&S>) {
         let mut candidates: Option<S> = candidates.cloned();
         let tick = self.store.tick();
         let (mut before, mut start): (Option<Spot>, usize) = (None, 0);
         loop {
-            let first = wanted(self.chain, start);
             point();
-            let head = self.store.head(before, position(start), first, self.guard);
-            let Some((id, run)) = head else { break };
+            let head = found.take().or_else(|| {
+                let first = wanted(self.chain, start);
+                self.store.head(before, position(start), first, self.guard)
+            });
+            let Some(Head { id, run, version }) = head else {
+                break;
+            };
             self.seen.insert(id.number());
+            self.looked.push((run, version));
             if let Some(tick) = tick {
                 run.touch(tick);
             }
@@ -290,7 +332,7 @@ impl<'f, 'q, 'g: 'f, S: SlotBits> Finder<'f, 'q, 'g, S> {
                 if reach >= agreed {
                     through.insert(entry.slot());
                 } else if start + reach > 0 {
-                    self.dropped.push((position(start + reach), entry.slot()));
+                    self.leave(position(start + reach), entry.slot());
                 }
             }
         }
@@ -313,7 +355,7 @@ impl<'f, 'q, 'g: 'f, S: SlotBits> Finder<'f, 'q, 'g, S> {
                 if reach >= agreed {
                     through.insert(slot);
                 } else if start + reach > 0 {
-                    self.dropped.push((position(start + reach), slot));
+                    self.leave(position(start + reach), slot);
                 }
             }
         }
@@ -323,8 +365,40 @@ impl<'f, 'q, 'g: 'f, S: SlotBits> Finder<'f, 'q, 'g, S> {
         through.finish()
     }
 
+    /// Notes that a holder has no more than `depth` blocks, which is not 0. Mostly many have the same.
+    #[inline]
+    fn leave(&mut self, depth: u32, slot: HolderSlot) {
+        let known = self
+            .leaving
+            .iter_mut()
+            .find(|group| group.matched_blocks == depth);
+        if let Some(group) = known {
+            group.slots.insert(slot);
+        } else if self.leaving.len() < LEAVING_MAX {
+            let mut slots = S::default();
+            slots.insert(slot);
+            self.leaving.push(MatchGroup {
+                matched_blocks: depth,
+                slots,
+            });
+        } else {
+            self.dropped.push((depth, slot));
+        }
+    }
+
     /// Groups those that have dropped out.
+    #[inline]
     fn settle_dropped(&mut self) {
+        for group in self.leaving.drain(..) {
+            settle(&mut self.found, group.matched_blocks, &group.slots);
+        }
+        if !self.dropped.is_empty() {
+            self.settle_others();
+        }
+    }
+
+    #[cold]
+    fn settle_others(&mut self) {
         self.dropped.sort_unstable();
         for group in self.dropped.chunk_by(|one, other| one.0 == other.0) {
             let mut slots = S::default();

@@ -1,0 +1,133 @@
+//! What changes of a run as a whole, in one word: where it begins, how long it is, whether others follow it, and how many steps have
+//! changed what holders have of it.
+//!
+//! ```text
+//! bit 63    37 36         35    24 23     0
+//!     ┌───────┬──────────┬────────┬────────┐
+//!     │ steps │ followed │ length │ start  │
+//!     └───────┴──────────┴────────┴────────┘
+//! ```
+//!
+//! The count of steps is a seqlock: it is odd within a step. A search that finds the same even count before it looks at a run and after
+//! all its looks has seen the run's entries as they were all the time between. The count never begins anew, not even where another run gets
+//! the number; that it comes to the same again is noticed elsewhere.
+
+use crate::sync::{AtomicU64, Ordering};
+
+const LEN_SHIFT: u32 = 24;
+const FOLLOWED: u64 = 1 << 36;
+const STEPS_SHIFT: u32 = 37;
+const START_MASK: u64 = (1 << LEN_SHIFT) - 1;
+const LEN_MASK: u64 = FOLLOWED - 1 - START_MASK;
+const STEPS_MASK: u64 = u64::MAX << STEPS_SHIFT;
+
+/// The word. Only one writer changes it at a time.
+#[derive(Debug)]
+pub(crate) struct Header(AtomicU64);
+
+/// How many steps had changed a run at some time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Version(u64);
+
+impl Version {
+    /// Whether a step was under way.
+    #[inline]
+    pub(crate) fn is_busy(self) -> bool {
+        self.0 >> STEPS_SHIFT & 1 == 1
+    }
+}
+
+impl Header {
+    pub(crate) fn new() -> Self {
+        Self(AtomicU64::new(0))
+    }
+
+    #[inline]
+    fn get(&self) -> u64 {
+        self.0.load(Ordering::Acquire)
+    }
+
+    #[inline]
+    fn change(&self, cleared: u64, set: u64) {
+        let now = self.0.load(Ordering::Relaxed);
+        self.0.store(now & !cleared | set, Ordering::Release);
+    }
+
+    /// Position of the first block.
+    #[inline]
+    #[allow(clippy::cast_possible_truncation, reason = "masked to 24 bits")]
+    pub(crate) fn start(&self) -> u32 {
+        (self.get() & START_MASK) as u32
+    }
+
+    /// How many blocks there are.
+    #[inline]
+    #[allow(clippy::cast_possible_truncation, reason = "masked to 12 bits")]
+    pub(crate) fn len(&self) -> u16 {
+        ((self.get() & LEN_MASK) >> LEN_SHIFT) as u16
+    }
+
+    /// Whether runs follow some of the blocks.
+    #[inline]
+    pub(crate) fn is_followed(&self) -> bool {
+        self.get() & FOLLOWED != 0
+    }
+
+    #[inline]
+    pub(crate) fn version(&self) -> Version {
+        Version(self.get() & STEPS_MASK)
+    }
+
+    /// Makes it an empty run from this position on that no other follows.
+    pub(crate) fn begin_at(&self, position: u32) {
+        self.change(!STEPS_MASK, u64::from(position) & START_MASK);
+    }
+
+    pub(crate) fn set_len(&self, len: u16) {
+        self.change(LEN_MASK, u64::from(len) << LEN_SHIFT & LEN_MASK);
+    }
+
+    pub(crate) fn set_followed(&self, is_followed: bool) {
+        self.change(FOLLOWED, if is_followed { FOLLOWED } else { 0 });
+    }
+
+    /// A step begins, or ends. What the step changes is to be kept behind its beginning by a fence.
+    pub(crate) fn count_step(&self) {
+        let now = self.0.load(Ordering::Relaxed);
+        self.0
+            .store(now.wrapping_add(1 << STEPS_SHIFT), Ordering::Release);
+    }
+
+    /// Whether the next count is one that was there before.
+    pub(crate) fn is_last_step(&self) -> bool {
+        self.0.load(Ordering::Relaxed) & STEPS_MASK == STEPS_MASK
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_part_changes_another() {
+        let header = Header::new();
+        let state = || (header.start(), header.len(), header.is_followed());
+        header.begin_at(START_MASK as u32);
+        header.set_len(4032);
+        header.set_followed(true);
+        assert_eq!(state(), ((1 << 24) - 1, 4032, true));
+        let before = header.version();
+        header.count_step();
+        assert!(header.version().is_busy() && !before.is_busy());
+        header.count_step();
+        assert!(!header.version().is_busy() && header.version() != before);
+        assert_eq!(state(), ((1 << 24) - 1, 4032, true));
+        header.0.fetch_or(STEPS_MASK, Ordering::Relaxed);
+        assert!(header.is_last_step() && header.version().is_busy());
+        header.count_step();
+        assert_eq!(header.version(), before);
+        assert_eq!(state(), ((1 << 24) - 1, 4032, true));
+        header.begin_at(7);
+        assert_eq!(state(), (7, 0, false));
+    }
+}
