@@ -204,8 +204,8 @@ impl Part {
         } else if usize::from(end) < usize::from(self.names_from) + self.names.len() {
             self.names
                 .truncate(usize::from(end.saturating_sub(self.names_from)));
-            if self.names.capacity() > 64 && self.names.len() < self.names.capacity() / 2 {
-                self.names.shrink_to(self.names.len() * 5 / 4);
+            if self.names.capacity() > 256 && self.names.len() < self.names.capacity() / 3 {
+                self.names.shrink_to(self.names.len() * 3 / 2);
             }
         }
     }
@@ -286,8 +286,12 @@ impl Part {
         let first = usize::from(from - self.names_from);
         let end = first + names.len();
         if end > self.names.capacity() {
-            let room = end.max(self.names.len() + self.names.len() / 2);
-            self.names.reserve_exact(room - self.names.len());
+            // What grows once mostly grows again.
+            let room = if self.names.is_empty() { end } else { end + end / 2 };
+            // Not where the old ones were: that can be another thread's part of the allocator.
+            let mut grown = Vec::with_capacity(room);
+            grown.extend_from_slice(&self.names);
+            self.names = grown;
         }
         if first >= self.names.len() {
             self.names.resize(first, 0);

@@ -1,13 +1,14 @@
 //! From a name to places, for writers: 9 bytes a slot.
 //!
-//! A slot is a tag of 34 bits and a place of 38. Whoever looks verifies the whole name at the place: one other name in 17 billion has the
+//! A slot is a tag of 33 bits and a place of 38. Whoever looks verifies the whole name at the place: one other name in 8 billion has the
 //! same tag. The tag alone says where a slot belongs, so growing, splitting and removing read no names:
 //!
 //! - A map is cut into segments by the highest bits of the tag; the others give the bucket within the segment.
-//! - A bucket has 8 slots. A slot lies in its tag's home bucket, or behind it where all from there on are full. So a search ends at the
-//!   first bucket with room. After a removal from a full bucket, a later slot may come nearer to its home.
-//! - The lowest bytes of a bucket's tags stand together in one word, which is looked at as a whole. These words lie beside each other, and
-//!   the rest of a bucket in a cache line of its own. So an insertion reads the words, and only writes to the line: it waits for nothing.
+//! - A bucket has 8 slots. A slot lies in its tag's home bucket, or behind it where all from there on were full. Each bucket counts the
+//!   slots that lie behind it and belong before: a search ends at the first for which there are none (the overflow counts of Folly's F14).
+//! - The lowest 7 bits of a bucket's tags stand together in one word, a byte each, which is looked at as a whole; the bits that are left are
+//!   the count. These words lie beside each other, and the rest of a bucket in a cache line of its own. So an insertion reads the words,
+//!   and only writes to the line: it waits for nothing.
 //! - A segment grows by about nine tenths; beyond [`SEGMENT_MAX`] buckets it is cut in two. So no step takes long. Segments fill alike,
 //!   so each grows by another share: else all would grow again at nearly the same time.
 //!
@@ -15,9 +16,10 @@
 
 use super::{SPOT_BITS, Spot, fold, prefetch, random_key};
 
-const TAG_BITS: u32 = 34;
+const TAG_BITS: u32 = 33;
 /// Bits of a tag that are compared first.
-const PRINT_BITS: u32 = 8;
+const PRINT_BITS: u32 = 7;
+const PRINT_MASK: u64 = (1 << PRINT_BITS) - 1;
 /// The upper bits, which say where a slot belongs.
 const UPPER_BITS: u32 = TAG_BITS - PRINT_BITS;
 /// Slots of a bucket.
@@ -45,7 +47,7 @@ pub(crate) struct NameMap {
 /// A tag and a place, as a bucket has them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Slot {
-    /// The lowest byte of the tag.
+    /// The lowest bits of the tag.
     print: u64,
     /// The upper bits of the tag, and the place.
     rest: u64,
@@ -60,7 +62,7 @@ impl Slot {
     #[inline]
     fn new(tag: u64, spot: Spot) -> Self {
         Self {
-            print: tag & 0xff,
+            print: tag & PRINT_MASK,
             rest: upper(tag) << SPOT_BITS | spot.bits(),
         }
     }
@@ -69,7 +71,7 @@ impl Slot {
     #[inline]
     fn of(prints: Prints, row: &Row, index: usize) -> Self {
         Self {
-            print: prints.0 >> (index * 8) & 0xff,
+            print: prints.0 >> (index * 8) & PRINT_MASK,
             rest: row.0[index],
         }
     }
@@ -91,7 +93,8 @@ impl Slot {
 #[repr(C, align(64))]
 struct Row([u64; WIDTH]);
 
-/// The lowest byte of the tag of each slot of a bucket, 0 where it is empty.
+/// The lowest 7 bits of the tag of each slot of a bucket, one byte each, 0 where it is empty. The highest bits of the bytes are a number: how
+/// many slots lie behind the bucket that belong there or before; all of them where there were ever so many.
 #[derive(Debug, Clone, Copy, Default)]
 struct Prints(u64);
 
@@ -137,7 +140,7 @@ impl NameMap {
     fn tag(&self, name: u64) -> u64 {
         let tag = fold(name ^ self.keys[0], self.keys[1]) >> (64 - TAG_BITS);
         // None looks like an empty slot.
-        tag | u64::from(tag.trailing_zeros() >= PRINT_BITS)
+        tag | u64::from(tag & PRINT_MASK == 0)
     }
 
     #[inline]
@@ -162,23 +165,34 @@ impl NameMap {
         }
     }
 
+    /// As [`Self::prefetch`], for several names.
+    #[inline]
+    pub(crate) fn prefetch_all(&self, names: impl Iterator<Item = u64>) {
+        if self.len > 0 {
+            names.for_each(|name| self.prefetch(name));
+        }
+    }
+
     /// The first place that may have `name` for which `check` gives something.
     #[inline]
     pub(crate) fn find<T>(&self, name: u64, mut check: impl FnMut(Spot) -> Option<T>) -> Option<T> {
         let tag = self.tag(name);
         let segment = self.segments.get(self.segment_of(tag))?;
         let home = segment.home(upper(tag));
-        let buckets = segment.prints.get(home..)?.iter().zip(segment.rows.get(home..)?);
-        for (prints, row) in buckets {
-            let (empty, same) = (prints.empty(), prints.with_print(tag & 0xff));
-            for slot in indexes(same).map(|index| Slot::of(*prints, row, index)) {
+        let (prints, rows) = (segment.prints.get(home..)?, segment.rows.get(home..)?);
+        // Both at once.
+        rows.first().into_iter().for_each(prefetch);
+        for (prints, row) in prints.iter().zip(rows) {
+            for slot in
+                indexes(prints.with_print(tag & PRINT_MASK)).map(|index| Slot::of(*prints, row, index))
+            {
                 if slot.upper() == upper(tag)
                     && let Some(found) = check(slot.spot())
                 {
                     return Some(found);
                 }
             }
-            if empty != 0 {
+            if !prints.has_behind() {
                 break;
             }
         }
@@ -202,28 +216,24 @@ impl NameMap {
     ) -> usize {
         let tag = self.tag(name);
         let number = self.roomy_segment(tag);
-        let segment = &mut self.segments[number];
-        let (mut place, mut equal) = (segment.home(upper(tag)), 0);
-        loop {
-            if place == segment.prints.len() {
-                segment.push();
-                self.buckets += 1;
+        let (segment, slot) = (&mut self.segments[number], Slot::new(tag, spot));
+        let home = segment.home(slot.upper());
+        let is_equal = |other: Slot| other.upper() == slot.upper() && is_equal(other.spot());
+        let (mut place, mut equal) = (home, 0);
+        while let Some(prints) = segment.prints.get(place) {
+            for index in indexes(prints.with_print(slot.print)) {
+                equal += usize::from(is_equal(segment.slot(place, index)));
             }
-            let prints = segment.prints[place];
-            let (empty, same) = (prints.empty(), prints.with_print(tag & 0xff));
-            for slot in indexes(same).map(|index| segment.slot(place, index)) {
-                equal += usize::from(slot.upper() == upper(tag) && is_equal(slot.spot()));
-            }
-            if empty != 0 {
-                if equal < equal_max {
-                    segment.set(place, empty.trailing_zeros() as usize / 8, Slot::new(tag, spot));
-                    segment.len += 1;
-                    self.len += 1;
-                }
-                return equal;
+            if !prints.has_behind() {
+                break;
             }
             place += 1;
         }
+        if equal < equal_max {
+            self.buckets += segment.put(home, slot);
+            self.len += 1;
+        }
+        equal
     }
 
     /// The number of the segment where the tag belongs, with room for one more.
@@ -247,7 +257,7 @@ impl NameMap {
         let Some(segment) = self.segments.get_mut(number) else {
             return false;
         };
-        if !segment.take(Slot::new(tag, spot)) {
+        if !segment.remove(Slot::new(tag, spot)) {
             return false;
         }
         self.len -= 1;
@@ -305,16 +315,18 @@ impl NameMap {
     }
 }
 
-/// One bit of each slot's byte.
+/// The lowest bit of each byte, and the highest one.
 const LANES: u64 = 0x0101_0101_0101_0101;
+const TOPS: u64 = LANES << PRINT_BITS;
+/// As many slots behind a bucket are no longer counted.
+const BEHIND_MAX: u64 = 0xff;
 
 impl Prints {
-    /// The slots whose byte is this one: the highest bit of each.
+    /// The slots that have this print: the highest bit of each.
     #[inline]
     fn with_print(self, print: u64) -> u64 {
-        let differs = self.0 ^ (LANES * print);
-        let low = LANES * 0x7f;
-        !(((differs & low) + low) | differs) & (LANES << 7)
+        let differs = (self.0 ^ (LANES * print)) & !TOPS;
+        !(differs + (TOPS - LANES)) & TOPS
     }
 
     #[inline]
@@ -322,10 +334,30 @@ impl Prints {
         self.with_print(0)
     }
 
-    /// How many slots are taken, where those come before the empty ones.
+    /// Whether slots lie behind the bucket that belong there or before.
     #[inline]
-    fn used(self) -> usize {
-        (71 - self.0.leading_zeros() as usize) / 8
+    fn has_behind(self) -> bool {
+        self.0 & TOPS != 0
+    }
+
+    /// How many slots lie behind the bucket that belong there or before; or more, where this is [`BEHIND_MAX`].
+    #[inline]
+    fn behind(self) -> u64 {
+        // The bits, moved to the lowest byte by as many shifts at once.
+        ((self.0 & TOPS) >> PRINT_BITS).wrapping_mul(0x0102_0408_1020_4080) >> 56
+    }
+
+    /// One slot more lies behind the bucket, or one less.
+    #[inline]
+    fn count_behind(&mut self, is_more: bool) {
+        let behind = self.behind();
+        if behind < BEHIND_MAX {
+            let next = if is_more { behind + 1 } else { behind - 1 };
+            // Each bit, in a byte of its own, moved to the top.
+            let bits = (next * LANES) & 0x8040_2010_0804_0201;
+            let tops = ((bits & !TOPS) + (TOPS - LANES)) | bits;
+            self.0 = self.0 & !TOPS | tops & TOPS;
+        }
     }
 }
 
@@ -352,10 +384,11 @@ impl Segment {
         };
         for place in 0..old.prints.len() {
             old.rows.get(place + READ_AHEAD).into_iter().for_each(prefetch);
-            old.slots(place)
-                .map(|(_, slot)| slot)
-                .filter(|slot| belongs(*slot))
-                .for_each(|slot| segment.put(slot));
+            for (_, slot) in old.slots(place) {
+                if belongs(slot) {
+                    segment.put(segment.home(slot.upper()), slot);
+                }
+            }
         }
         segment
     }
@@ -363,24 +396,12 @@ impl Segment {
     /// The slots of a bucket that are taken, with their numbers.
     #[inline]
     fn slots(&self, place: usize) -> impl Iterator<Item = (usize, Slot)> {
-        indexes(!self.prints[place].empty() & (LANES << 7)).map(move |index| (index, self.slot(place, index)))
+        indexes(!self.prints[place].empty() & TOPS).map(move |index| (index, self.slot(place, index)))
     }
 
     #[inline]
     fn slot(&self, place: usize, index: usize) -> Slot {
         Slot::of(self.prints[place], &self.rows[place], index)
-    }
-
-    /// Fills an empty slot.
-    #[inline]
-    fn set(&mut self, place: usize, index: usize, slot: Slot) {
-        self.prints[place].0 |= slot.print << (index * 8);
-        self.rows[place].0[index] = slot.rest;
-    }
-
-    #[inline]
-    fn clear(&mut self, place: usize, index: usize) {
-        self.prints[place].0 &= !(0xff << (index * 8));
     }
 
     /// Adds a bucket that is nobody's home.
@@ -390,22 +411,42 @@ impl Segment {
         self.rows.push(Row::default());
     }
 
-    /// Puts a slot into the first bucket from its home on that has room. Nothing has been taken out.
+    /// Puts a slot into the first bucket from its home on that has room; says how many buckets have come.
     #[inline]
-    fn put(&mut self, slot: Slot) {
+    fn put(&mut self, home: usize, slot: Slot) -> usize {
         self.len += 1;
-        let mut place = self.home(slot.upper());
+        if self.put_into(home, slot) {
+            return 0;
+        }
+        self.put_behind(home, slot)
+    }
+
+    /// As [`Self::put`], where the home is full.
+    #[inline(never)]
+    fn put_behind(&mut self, home: usize, slot: Slot) -> usize {
+        let (buckets, mut place) = (self.prints.len(), home);
         loop {
-            if let Some(prints) = self.prints.get(place) {
-                let used = prints.used();
-                if used < WIDTH {
-                    return self.set(place, used, slot);
-                }
-                place += 1;
-            } else {
+            self.prints[place].count_behind(true);
+            place += 1;
+            if place == self.prints.len() {
                 self.push();
             }
+            if self.put_into(place, slot) {
+                return self.prints.len() - buckets;
+            }
         }
+    }
+
+    /// Puts a slot into a bucket, if that has room.
+    #[inline]
+    fn put_into(&mut self, place: usize, slot: Slot) -> bool {
+        let prints = &mut self.prints[place];
+        let Some(index) = indexes(prints.empty()).next() else {
+            return false;
+        };
+        prints.0 |= slot.print << (index * 8);
+        self.rows[place].0[index] = slot.rest;
+        true
     }
 
     #[inline]
@@ -421,47 +462,38 @@ impl Segment {
         ((own * self.homes as u64) >> UPPER_BITS) as usize
     }
 
-    /// Takes a slot out.
+    /// The bucket of a slot, and its place there.
     #[inline]
-    fn take(&mut self, wanted: Slot) -> bool {
+    fn position(&self, wanted: Slot) -> Option<(usize, usize)> {
         let mut place = self.home(wanted.upper());
-        while let Some(prints) = self.prints.get(place).copied() {
-            let (empty, same) = (prints.empty(), prints.with_print(wanted.print));
-            if let Some(index) = indexes(same).find(|index| self.rows[place].0[*index] == wanted.rest) {
-                self.clear(place, index);
-                self.len -= 1;
-                if empty == 0 {
-                    self.fill(place);
-                }
-                return true;
+        loop {
+            let prints = self.prints.get(place)?;
+            let row = &self.rows[place];
+            if let Some(index) =
+                indexes(prints.with_print(wanted.print)).find(|index| row.0[*index] == wanted.rest)
+            {
+                return Some((place, index));
             }
-            if empty != 0 {
-                return false;
+            if !prints.has_behind() {
+                return None;
             }
             place += 1;
         }
-        false
     }
 
-    /// A bucket that was full has room now: takes a slot there that belongs there or before, from a later one, and so on.
-    fn fill(&mut self, place: usize) {
-        let mut open = place;
-        for from in place + 1..self.prints.len() {
-            let prints = self.prints[from];
-            let belongs = |(_, slot): &(usize, Slot)| self.home(slot.upper()) <= open;
-            let found = self.slots(from).find(belongs);
-            if let Some((index, slot)) = found {
-                let room = indexes(self.prints[open].empty()).next();
-                if let Some(room) = room {
-                    self.set(open, room, slot);
-                }
-                self.clear(from, index);
-                open = from;
-            }
-            if prints.empty() != 0 {
-                break;
-            }
+    /// Takes a slot out.
+    #[inline]
+    fn remove(&mut self, wanted: Slot) -> bool {
+        let Some((place, index)) = self.position(wanted) else {
+            return false;
+        };
+        self.prints[place].0 &= !(PRINT_MASK << (index * 8));
+        let home = self.home(wanted.upper());
+        for prints in &mut self.prints[home..place] {
+            prints.count_behind(false);
         }
+        self.len -= 1;
+        true
     }
 
     fn resize(&mut self, homes: usize) {
@@ -535,6 +567,24 @@ mod tests {
             assert!(map.remove(name, model[&name]));
         }
         assert_eq!((map.len(), map.bytes()), (0, 0));
+    }
+
+    #[test]
+    fn a_bucket_counts_what_lies_behind_it() {
+        let mut prints = Prints(LANES * 0x55);
+        for count in (0..BEHIND_MAX).chain([BEHIND_MAX; 2]) {
+            assert_eq!((prints.behind(), prints.has_behind()), (count, count > 0));
+            prints.count_behind(true);
+        }
+        // It no longer knows.
+        prints.count_behind(false);
+        assert_eq!(prints.behind(), BEHIND_MAX);
+        prints.0 = LANES * 0x55;
+        (0..200).for_each(|_| prints.count_behind(true));
+        for count in (0..200).rev() {
+            prints.count_behind(false);
+            assert_eq!((prints.behind(), prints.0 & !TOPS), (count, LANES * 0x55));
+        }
     }
 
     #[test]
