@@ -12,12 +12,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use async_nats::{HeaderMap, Message, Subscriber};
 use futures_util::StreamExt;
 use kvatlas::daemon::broker::round_trip;
+use kvatlas_client::publish::PublisherOptions;
 use kvatlas_core::wire::{BatchCursor, EventBatch, ResyncChunk, Subjects, Tier, WireLimits};
 use tokio_util::sync::CancellationToken;
 
 use super::publisher::Publisher;
 use super::truth::{Holder, Truth, Workload};
-use super::{Client, PATIENCE, namespace, subjects, worker};
+use super::{
+    Client, PATIENCE, broker, daemon, engine, eventually, hashes, namespace, stored, subjects, worker,
+};
 
 /// The prefix that publishers use.
 pub const ORIGIN: &str = "origin";
@@ -95,8 +98,10 @@ impl Relay {
         }
     }
 
-    /// Waits until the daemon has worked off all that it was given, and raises the floors of the truth to that. Needs a daemon with
-    /// one lane: a probe behind everything shows how far it is.
+    /// Waits until the daemon has worked off all that it was given, and raises the floors of the truth to that.
+    ///
+    /// The lanes have all that was sent before a probe when they have the probe. It may be applied first: lanes are fair between workers.
+    /// So the barrier waits until nothing waits for a lane.
     pub async fn barrier(&self, client: &Client) {
         let delivered = self.state.lock().unwrap().delivered.clone();
         let epoch = 1 + self.probes.fetch_add(1, Ordering::Relaxed);
@@ -104,6 +109,11 @@ impl Relay {
             .resuming(BatchCursor { epoch, seq: 0 });
         let cursor = probe.publish(Tier::DEVICE, Vec::new()).await.unwrap();
         client.applied("probe", 0, cursor).await;
+        eventually("nothing waits for a lane", async || {
+            let status = client.status().await.ok()?;
+            (status.batches_waiting == 0).then_some(())
+        })
+        .await;
         for (holder, version) in delivered {
             self.truth.raise_floor_to(&holder, version);
         }
@@ -342,4 +352,48 @@ struct Answer {
     reply_to: String,
     headers: Option<HeaderMap>,
     chunks: Vec<ResyncChunk>,
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_barrier_waits_for_what_the_probe_has_overtaken() {
+    const BATCHES: usize = 40;
+    let broker = broker().await;
+    let daemon = daemon(broker.url(), &[("events.lanes", "1")]).await;
+    let client = Client::connect(broker.url()).await;
+    let relay = Relay::start(broker.url(), Arc::default(), 1).await;
+    let engine = engine(
+        relay.publishers(),
+        &origin(),
+        "gpu-0",
+        PublisherOptions::default(),
+    )
+    .await;
+    // Another rank of the same worker keeps the worker's line busy for much longer than the probe takes.
+    let mut busy = client.publisher("gpu-0", 1);
+    for number in 0..BATCHES as u64 {
+        let blocks = hashes(1 + number * 60_000, 60_000);
+        busy.publish(Tier::DEVICE, vec![stored(blocks)]).await.unwrap();
+    }
+    round_trip(&client.nats, PATIENCE).await.unwrap();
+    for _ in 0..BATCHES {
+        engine
+            .publish(Tier::DEVICE, vec![stored(hashes(1, 4))])
+            .await
+            .unwrap();
+    }
+    engine.flush().await.unwrap();
+    let holder = ("gpu-0".to_owned(), 0);
+    let delivered = eventually("a batch has passed the relay", async || {
+        relay.state.lock().unwrap().delivered.get(&holder).copied()
+    })
+    .await;
+    relay.barrier(&client).await;
+    let status = client.holder("gpu-0", 0).await;
+    // All its batches pass the relay, so each makes the version of its number.
+    let applied = status.map_or(0, |status| status.seq);
+    assert!(
+        applied >= delivered as u64,
+        "{delivered} batches were delivered, {applied} applied"
+    );
+    daemon.stop().await;
 }
