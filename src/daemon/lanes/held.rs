@@ -54,6 +54,16 @@ pub(super) struct Held {
     pub(super) resync: Option<ResyncNumber>,
     /// Reasons for doubt that have come since the resync began.
     doubts: DegradedReasons,
+    dropped: Dropped,
+}
+
+/// Messages that were dropped while batches were held.
+#[derive(Debug, Default)]
+struct Dropped {
+    /// What they are as reasons for doubt.
+    doubts: DegradedReasons,
+    /// How many held batches came before the last of them.
+    behind: usize,
 }
 
 /// The number of a resync. It tells the resyncs of one holder apart.
@@ -73,6 +83,7 @@ impl Held {
             since_us,
             resync: None,
             doubts: DegradedReasons::default(),
+            dropped: Dropped::default(),
         }
     }
 
@@ -86,6 +97,17 @@ impl Held {
     /// Notes a reason for doubt.
     pub(super) fn note_doubt(&mut self, reason: DegradedReason) {
         self.doubts = self.doubts.with(reason);
+        if is_of_dropped(reason) {
+            self.note_dropped(DegradedReasons::of(reason));
+        }
+    }
+
+    /// Notes messages that were dropped behind the batches that are held; nothing where `doubts` is empty.
+    pub(super) fn note_dropped(&mut self, doubts: DegradedReasons) {
+        if !doubts.is_empty() {
+            self.dropped.doubts = self.dropped.doubts.union(doubts);
+            self.dropped.behind = self.batches.len();
+        }
     }
 
     /// The reasons that have come since the resync began. Its answer can be older.
@@ -106,9 +128,18 @@ impl Held {
         Ok(())
     }
 
-    /// The batches, in order. Their memory no longer counts as held.
-    pub(super) fn into_batches(mut self) -> VecDeque<ReceivedBatch> {
-        std::mem::take(&mut self.batches)
+    /// The batches, in order, each with the doubts of messages that were dropped after it. Their memory no longer counts as held.
+    pub(super) fn into_batches(mut self) -> impl Iterator<Item = (ReceivedBatch, DegradedReasons)> {
+        let Dropped { doubts, behind } = std::mem::take(&mut self.dropped);
+        let batches = std::mem::take(&mut self.batches).into_iter().enumerate();
+        batches.map(move |(index, received)| {
+            let later = if index < behind {
+                doubts
+            } else {
+                DegradedReasons::default()
+            };
+            (received, later)
+        })
     }
 }
 
@@ -116,4 +147,9 @@ impl Drop for Held {
     fn drop(&mut self) {
         self.lane_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
     }
+}
+
+/// Whether a reason stands for a message that was dropped: its number is not known, nor what it said.
+pub(super) fn is_of_dropped(reason: DegradedReason) -> bool {
+    matches!(reason, DegradedReason::Undecodable | DegradedReason::Gap)
 }

@@ -52,6 +52,8 @@ pub(crate) struct Holder {
     pub(super) is_whole: bool,
     /// Batches that wait for missing ones before them; none where nothing is missing.
     pub(super) held: Option<Held>,
+    /// While a batch is applied that was received earlier: the doubts that came after it. It cannot end them.
+    pub(super) later_doubts: DegradedReasons,
     pub(super) asked: Asked,
     /// When the publisher was last heard of, in microseconds of listening.
     heard_us: u64,
@@ -92,6 +94,7 @@ impl Holder {
             tracker: SequenceTracker::default(),
             is_whole: true,
             held: None,
+            later_doubts: DegradedReasons::default(),
             asked: Asked {
                 times: 0,
                 may_answer: true,
@@ -249,11 +252,12 @@ impl Holder {
         self.writer.status().set_cursor(start);
     }
 
-    /// Withdraws the reasons for doubt after the whole state was replaced. A resync that is under way stays a reason.
+    /// Withdraws the reasons for doubt after the whole state was replaced. A resync that is under way stays a reason, and so do the doubts
+    /// that came after the batch that replaces it.
     fn forgive(&mut self) {
         if !self.writer.status().own_reasons().is_empty() {
             let kept = DegradedReasons::of(DegradedReason::Resyncing).with(DegradedReason::Stale);
-            self.writer.replace_reasons(kept);
+            self.writer.replace_reasons(kept.union(self.later_doubts));
         }
         self.is_whole = true;
         self.asked.has_restarted = false;

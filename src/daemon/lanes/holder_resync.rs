@@ -4,7 +4,7 @@ use crate::daemon::metrics::labels::DropReason;
 use kvatlas_core::index::StreamGeneration;
 use kvatlas_core::wire::{BatchCursor, DegradedReason, DegradedReasons, Event, EventBatch, ResyncAnswerKind};
 
-use super::held::{Held, NoRoom, ResyncNumber};
+use super::held::{Held, NoRoom, ResyncNumber, is_of_dropped};
 use super::holder::{Afterwards, Context, Holder};
 use super::replace::remove_surplus;
 use super::sequence::{Admission, ReceivedBatch, SequenceTracker, cursor_of};
@@ -163,7 +163,7 @@ impl Holder {
         let later = held.doubts();
         let kept = match answer.kind {
             // Blocks that were left out meanwhile are part of a full state: their events came before the question.
-            ResyncAnswerKind::Full => resyncing.union(later.filtered(comes_from_outside)),
+            ResyncAnswerKind::Full => resyncing.union(later.filtered(is_of_dropped)),
             // Nor do they take back what the publisher has said of itself before them.
             ResyncAnswerKind::Missing => {
                 let own = self.writer.status().own_reasons();
@@ -174,7 +174,9 @@ impl Holder {
         self.writer.status().retain_reasons(kept);
         self.asked.may_answer = true;
         let cursor = answer.cursor;
+        self.later_doubts = later.filtered(is_of_dropped);
         let afterwards = self.apply_answer(answer, generation, context);
+        self.later_doubts = DegradedReasons::default();
         // What is held is received once more.
         self.seen = cursor;
         let afterwards = match afterwards {
@@ -234,8 +236,14 @@ impl Holder {
 
     /// Applies the held batches; at a gap, the rest is held again.
     fn apply_held(&mut self, held: Held, context: Context<'_>) -> Afterwards {
-        for received in held.into_batches() {
-            if self.apply(received, context) == Afterwards::Leaves {
+        for (received, later) in held.into_batches() {
+            self.later_doubts = later;
+            let afterwards = self.apply(received, context);
+            self.later_doubts = DegradedReasons::default();
+            if let Some(held_again) = &mut self.held {
+                held_again.note_dropped(later);
+            }
+            if afterwards == Afterwards::Leaves {
                 return Afterwards::Leaves;
             }
         }
@@ -281,7 +289,7 @@ impl Holder {
     /// Drops the held batches. They belong to a count that has ended; a resync that waits for their turn is superseded.
     pub(super) fn drop_held(&mut self) {
         let Some(held) = self.held.take() else { return };
-        for received in held.into_batches() {
+        for (received, _) in held.into_batches() {
             self.drop_batch(DropReason::StaleEpoch, received.batch.epoch);
         }
         self.end_resync();
@@ -296,8 +304,10 @@ impl Holder {
             self.writer.clear();
         }
         let mut afterwards = Afterwards::Stays;
-        for received in held.into_batches() {
+        for (received, later) in held.into_batches() {
+            self.later_doubts = later;
             afterwards = self.apply_now(received, context);
+            self.later_doubts = DegradedReasons::default();
             if afterwards == Afterwards::Leaves {
                 break;
             }
@@ -315,9 +325,4 @@ impl Holder {
         }
         Afterwards::Stays
     }
-}
-
-/// Whether a reason came with a message, and not with the time.
-fn comes_from_outside(reason: DegradedReason) -> bool {
-    matches!(reason, DegradedReason::Undecodable | DegradedReason::Gap)
 }

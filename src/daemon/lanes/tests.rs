@@ -14,6 +14,8 @@ use kvatlas_core::wire::{
 
 use super::*;
 
+mod doubts;
+
 fn pool() -> LanePool {
     pool_with(LivenessLimits::default(), None)
 }
@@ -23,26 +25,38 @@ fn pool_of(shard: Option<Shard>) -> LanePool {
 }
 
 fn pool_with(limits: LivenessLimits, shard: Option<Shard>) -> LanePool {
+    let liveness = LivenessSettings {
+        default: limits,
+        overrides: HashMap::new(),
+    };
+    let settings = LaneSettings {
+        shard,
+        liveness,
+        ..settings()
+    };
+    LanePool::start(&settings, Arc::new(namespaces())).unwrap()
+}
+
+fn namespaces() -> Namespaces {
     let settings = NamespaceSettings {
         block_size: BlockSize::DEFAULT,
         ..NamespaceSettings::default()
     };
-    let namespaces = Namespaces::new(settings, Vec::new(), IndexLimits::default(), 16);
-    let settings = LaneSettings {
+    Namespaces::new(settings, Vec::new(), IndexLimits::default(), 16)
+}
+
+fn settings() -> LaneSettings {
+    LaneSettings {
         subjects: Subjects::new("kvatlas").unwrap(),
         lanes: 2,
         lane_queue_bytes: 1 << 20,
         behind_after: None,
         limits: WireLimits::default(),
-        shard,
+        shard: None,
         holding: None,
-        liveness: LivenessSettings {
-            default: limits,
-            overrides: HashMap::new(),
-        },
+        liveness: LivenessSettings::default(),
         epoch_ahead_max: None,
-    };
-    LanePool::start(&settings, Arc::new(namespaces)).unwrap()
+    }
 }
 
 /// A generation that confirms nothing.

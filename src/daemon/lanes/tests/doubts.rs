@@ -1,0 +1,168 @@
+//! Doubts that come while batches are held. A batch that was received before a doubt settles nothing about it, whenever it is applied.
+
+use kvatlas_core::index::{Namespace, StreamTrust};
+use kvatlas_core::wire::{BatchCursor, DegradedReasons, ResyncAnswerKind};
+
+use super::*;
+use crate::daemon::metrics::labels::ResyncFailure;
+
+/// A pool that holds batches, and its worker `gpu-0`, which has published its first batch.
+struct Scene {
+    pool: LanePool,
+    trust: StreamTrust,
+    holder: HolderKey,
+}
+
+impl Scene {
+    async fn begin() -> Self {
+        let holding = HoldingSettings {
+            bytes_per_holder_max: 1 << 20,
+            wait_max: Duration::from_secs(3600),
+        };
+        let settings = LaneSettings {
+            lanes: 1,
+            lane_queue_bytes: 4096,
+            holding: Some(holding),
+            ..settings()
+        };
+        let worker = WorkerKey {
+            namespace: frame(1).namespace,
+            worker: frame(1).worker,
+        };
+        let scene = Self {
+            pool: LanePool::start(&settings, Arc::new(namespaces())).unwrap(),
+            trust: StreamTrust::default(),
+            holder: (worker, 0),
+        };
+        scene.hear(1, Vec::new()).await;
+        assert!(scene.reasons().await.is_empty());
+        scene
+    }
+
+    async fn receive(&self, payload: &[u8]) {
+        let worker = &self.holder.0;
+        let (namespace, name) = (&worker.namespace, worker.worker.clone());
+        let generation = self.trust.generation();
+        let dispatched = self.pool.dispatch(namespace, name, payload, generation);
+        dispatched.await.unwrap();
+    }
+
+    async fn hear(&self, seq: u64, events: Vec<Event>) {
+        self.receive(&batch(seq, events).encode()).await;
+    }
+
+    /// A batch comes that was damaged on the way.
+    async fn hear_garbage(&self) {
+        self.receive(b"garbage").await;
+    }
+
+    async fn ask(&self) -> ResyncBegun {
+        self.pool.begin_resync(&self.holder).await.unwrap().unwrap()
+    }
+
+    /// The answer to a question: the missing batches.
+    async fn answer(&self, asked: ResyncBegun, batches: Vec<EventBatch>) -> ResyncOutcome {
+        let last = batches.last().map_or(asked.cursor.seq, |batch| batch.seq);
+        let answer = ResyncAnswer {
+            kind: ResyncAnswerKind::Missing,
+            cursor: BatchCursor { epoch: 1, seq: last },
+            time_us: None,
+            batches,
+        };
+        let generation = self.trust.generation();
+        let finished = self
+            .pool
+            .finish_resync(&self.holder, asked.number, answer, generation, 0);
+        finished.await.unwrap()
+    }
+
+    async fn give_up(&self, asked: ResyncBegun) {
+        let failure = ResyncFailure::NoResponder;
+        let abandoned = self.pool.abandon_resync(&self.holder, asked.number, failure);
+        abandoned.await.unwrap();
+    }
+
+    fn namespace(&self) -> Arc<Namespace> {
+        self.pool.namespaces.get(&self.holder.0.namespace).unwrap()
+    }
+
+    /// Why the holder is in doubt when everything has been applied.
+    async fn reasons(&self) -> DegradedReasons {
+        self.pool.drain().await.unwrap();
+        let holders = self.namespace().indexer.holders();
+        let holder = holders
+            .iter()
+            .find(|holder| holder.id.worker == self.holder.0.worker);
+        holder.unwrap().status.reasons(&self.trust)
+    }
+}
+
+#[tokio::test]
+async fn cleared_in_an_answer_does_not_forgive_what_came_after_the_question() {
+    let scene = Scene::begin().await;
+    scene.hear_garbage().await;
+    let asked = scene.ask().await;
+    scene.hear_garbage().await;
+    let outcome = scene.answer(asked, vec![batch(2, vec![Event::Cleared])]).await;
+    assert_eq!(outcome, ResyncOutcome::Incomplete);
+    let reasons = scene.reasons().await;
+    assert_eq!(reasons, DegradedReasons::of(DegradedReason::Undecodable));
+    // What is asked for after it settles it.
+    let asked = scene.ask().await;
+    assert_eq!(
+        scene.answer(asked, vec![batch(3, Vec::new())]).await,
+        ResyncOutcome::Exact
+    );
+    assert!(scene.reasons().await.is_empty());
+}
+
+#[tokio::test]
+async fn cleared_in_a_held_batch_does_not_forgive_what_came_after_it() {
+    for has_answer in [true, false] {
+        let scene = Scene::begin().await;
+        scene.hear_garbage().await;
+        let asked = scene.ask().await;
+        scene.hear(3, vec![Event::Cleared]).await;
+        scene.hear_garbage().await;
+        if has_answer {
+            scene.answer(asked, vec![batch(2, Vec::new())]).await;
+        } else {
+            scene.give_up(asked).await;
+        }
+        let reasons = scene.reasons().await;
+        assert!(reasons.contains(DegradedReason::Undecodable), "{reasons:?}");
+    }
+}
+
+#[tokio::test]
+async fn cleared_in_a_held_batch_forgives_what_came_before_it() {
+    for has_answer in [true, false] {
+        let scene = Scene::begin().await;
+        let asked = scene.ask().await;
+        scene.hear_garbage().await;
+        scene.hear(3, vec![Event::Cleared]).await;
+        if has_answer {
+            scene.answer(asked, vec![batch(2, Vec::new())]).await;
+        } else {
+            scene.give_up(asked).await;
+        }
+        let reasons = scene.reasons().await;
+        assert!(reasons.is_empty(), "{reasons:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_batch_that_is_held_again_does_not_forgive_what_came_after_it() {
+    let scene = Scene::begin().await;
+    scene.hear_garbage().await;
+    let asked = scene.ask().await;
+    scene.hear(4, vec![Event::Cleared]).await;
+    scene.hear_garbage().await;
+    // The third batch is missing still.
+    let outcome = scene.answer(asked, vec![batch(2, Vec::new())]).await;
+    assert_eq!(outcome, ResyncOutcome::Incomplete);
+    let asked = scene.ask().await;
+    scene.give_up(asked).await;
+    let reasons = scene.reasons().await;
+    assert!(reasons.contains(DegradedReason::Undecodable), "{reasons:?}");
+}
