@@ -185,10 +185,13 @@ impl Holder {
         is_mixed.then(|| self.flow.begin_step(&self.writer.record().id))
     }
 
-    /// Takes note that messages of the worker were dropped. The holder is unverified until a batch continues the count. An answer to a resync
-    /// that is under way may be older than what was dropped: the holder waits for it no longer.
+    /// Takes note that messages of the worker were dropped. The holder is unverified until a batch that comes later continues the count. An
+    /// answer to a resync that is under way may be older than what was dropped: the holder waits for it no longer.
     pub(super) fn note_lost(&mut self, context: Context<'_>) -> Afterwards {
         self.writer.status().confirm(StreamGeneration::default());
+        if let Some(held) = &mut self.held {
+            held.confirm_nothing();
+        }
         self.release(context)
     }
 

@@ -166,3 +166,25 @@ async fn a_batch_that_is_held_again_does_not_forgive_what_came_after_it() {
     let reasons = scene.reasons().await;
     assert!(reasons.contains(DegradedReason::Undecodable), "{reasons:?}");
 }
+
+#[tokio::test]
+async fn held_batches_do_not_confirm_a_holder_whose_later_messages_were_dropped() {
+    let scene = Scene::begin().await;
+    scene.ask().await;
+    scene.hear(2, Vec::new()).await;
+    scene.pool.drain().await.unwrap();
+    // The queue has no room for the second message while the first waits.
+    let mut inbox = scene.pool.inbox();
+    let small = batch(1, Vec::new()).encode();
+    for (worker, payload) in [("gpu-1", small), ("gpu-0", vec![0; 8192])] {
+        let subject = format!("kvatlas.v1.events.llama.{worker}");
+        let generation = scene.trust.generation();
+        scene.pool.sort(&mut inbox, &subject, &payload, generation, None);
+    }
+    scene.pool.hand_over(&mut inbox);
+    let reasons = scene.reasons().await;
+    assert_eq!(reasons, DegradedReasons::of(DegradedReason::Unverified));
+    // The next batch that continues the count does.
+    scene.hear(3, Vec::new()).await;
+    assert!(scene.reasons().await.is_empty());
+}
