@@ -24,6 +24,8 @@ use super::{
 
 /// The prefix that publishers use.
 pub const ORIGIN: &str = "origin";
+/// The worker of messages that only show how far the relay is.
+const MARKER: &str = "marker";
 
 /// Chances in a thousand that something happens to a batch.
 #[derive(Debug, Clone, Copy, Default)]
@@ -49,6 +51,8 @@ struct State {
     holds_answers: bool,
     answers_faulted: u64,
     answers_held: u64,
+    /// The number of the last marker that came from the publishers' connection.
+    marker: u64,
     /// The newest version of each holder that the daemon has been given.
     delivered: HashMap<Holder, usize>,
 }
@@ -98,13 +102,25 @@ impl Relay {
         }
     }
 
-    /// Waits until the daemon has worked off all that it was given, and raises the floors of the truth to that.
+    /// Waits until everything that publishers have sent has passed the relay, or met its fate there.
+    async fn passes_what_was_sent(&self, marker: u64) {
+        let subject = origin().events(&namespace(), &worker(MARKER));
+        let payload = marker.to_be_bytes().to_vec();
+        self.publishers.publish(subject, payload.into()).await.unwrap();
+        eventually("the marker has passed", async || {
+            (self.state.lock().unwrap().marker >= marker).then_some(())
+        })
+        .await;
+    }
+
+    /// Waits until the daemon has worked off all that was sent, and raises the floors of the truth to that.
     ///
     /// The lanes have all that was sent before a probe when they have the probe. It may be applied first: lanes are fair between workers.
     /// So the barrier waits until nothing waits for a lane.
     pub async fn barrier(&self, client: &Client) {
-        let delivered = self.state.lock().unwrap().delivered.clone();
         let epoch = 1 + self.probes.fetch_add(1, Ordering::Relaxed);
+        self.passes_what_was_sent(epoch).await;
+        let delivered = self.state.lock().unwrap().delivered.clone();
         let mut probe = Publisher::new(self.nats.clone(), &subjects(), &namespace(), &worker("probe"), 0)
             .resuming(BatchCursor { epoch, seq: 0 });
         let cursor = probe.publish(Tier::DEVICE, Vec::new()).await.unwrap();
@@ -205,6 +221,11 @@ impl Worker {
         let Some(subject) = message.subject.strip_prefix(ORIGIN) else {
             return;
         };
+        if subject.ends_with(MARKER) {
+            let marker = u64::from_be_bytes(message.payload[..].try_into().unwrap());
+            self.state.lock().unwrap().marker = marker;
+            return;
+        }
         let subject = format!("kvatlas{subject}");
         let faults = self.state.lock().unwrap().faults;
         let mut made = None;
