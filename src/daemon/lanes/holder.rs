@@ -73,6 +73,8 @@ pub(super) struct Asked {
     pub(super) times: u64,
     /// Whether a resync may help; false once nobody answered.
     pub(super) may_answer: bool,
+    /// Whether the last resync failed. Who is not answered is believed when it clears its state.
+    pub(super) has_failed: bool,
     /// Whether numbering restarted within the epoch. The publisher's cursor may then be behind ours.
     pub(super) has_restarted: bool,
     /// Whether the blocks are those of an ended epoch, kept until the new epoch's blocks are known.
@@ -98,6 +100,7 @@ impl Holder {
             asked: Asked {
                 times: 0,
                 may_answer: true,
+                has_failed: false,
                 has_restarted: false,
                 has_outlived: false,
             },
@@ -152,7 +155,7 @@ impl Holder {
                 self.note_gap(next, missed);
                 self.is_whole = false;
             }
-            Admission::NewEpoch { missed } => self.begin_epoch(before, next, missed),
+            Admission::NewEpoch { missed } => self.begin_epoch(before, next, missed, context),
             Admission::Duplicate => {
                 self.drop_batch(DropReason::Duplicate, next.seq);
                 return Afterwards::Stays;
@@ -207,9 +210,15 @@ impl Holder {
         self.degrade(DegradedReason::Gap);
     }
 
-    fn begin_epoch(&mut self, before: Option<BatchCursor>, next: BatchCursor, missed: u64) {
+    fn begin_epoch(
+        &mut self,
+        before: Option<BatchCursor>,
+        next: BatchCursor,
+        missed: u64,
+        context: Context<'_>,
+    ) {
         self.writer.clear();
-        self.forgive();
+        self.forgive(context);
         self.asked.may_answer = true;
         if let Some(before) = before {
             self.metrics
@@ -255,11 +264,17 @@ impl Holder {
         self.writer.status().set_cursor(start);
     }
 
-    /// Withdraws the reasons for doubt after the whole state was replaced. A resync that is under way stays a reason, and so do the doubts
-    /// that came after the batch that replaces it.
-    fn forgive(&mut self) {
+    /// Withdraws the reasons for doubt after the whole state was replaced. These stay:
+    ///
+    /// - A resync that is under way, and silence.
+    /// - The doubts that came after the batch that replaces the state.
+    /// - A message that could not be decoded, while the publisher may be asked: it may have overtaken the batch. The answer settles it.
+    fn forgive(&mut self, context: Context<'_>) {
         if !self.writer.status().own_reasons().is_empty() {
-            let kept = DegradedReasons::of(DegradedReason::Resyncing).with(DegradedReason::Stale);
+            let mut kept = DegradedReasons::of(DegradedReason::Resyncing).with(DegradedReason::Stale);
+            if context.holding.is_enabled && !self.asked.has_failed {
+                kept = kept.with(DegradedReason::Undecodable);
+            }
             self.writer.replace_reasons(kept.union(self.later_doubts));
         }
         self.is_whole = true;
@@ -296,7 +311,7 @@ impl Holder {
             let applied = self.writer.apply(event, batch.tier, clocks.monotonic_us);
             if applied.cleared {
                 // An empty holder is a certain state.
-                self.forgive();
+                self.forgive(context);
                 total.clears += 1;
             }
             if let Some(doubts) = applied.doubted {

@@ -173,6 +173,7 @@ impl Holder {
         };
         self.writer.status().retain_reasons(kept);
         self.asked.may_answer = true;
+        self.asked.has_failed = false;
         let cursor = answer.cursor;
         self.later_doubts = later.filtered(is_of_dropped);
         let afterwards = self.apply_answer(answer, generation, context);
@@ -269,6 +270,7 @@ impl Holder {
             return Afterwards::Stays;
         }
         self.asked.may_answer = may_answer;
+        self.asked.has_failed = true;
         self.release(context)
     }
 

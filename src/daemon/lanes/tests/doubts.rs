@@ -135,20 +135,37 @@ async fn cleared_in_a_held_batch_does_not_forgive_what_came_after_it() {
 }
 
 #[tokio::test]
-async fn cleared_in_a_held_batch_forgives_what_came_before_it() {
-    for has_answer in [true, false] {
-        let scene = Scene::begin().await;
-        let asked = scene.ask().await;
-        scene.hear_garbage().await;
-        scene.hear(3, vec![Event::Cleared]).await;
-        if has_answer {
-            scene.answer(asked, vec![batch(2, Vec::new())]).await;
-        } else {
-            scene.give_up(asked).await;
-        }
-        let reasons = scene.reasons().await;
-        assert!(reasons.is_empty(), "{reasons:?}");
-    }
+async fn where_nobody_answers_cleared_in_a_held_batch_forgives_what_came_before_it() {
+    let scene = Scene::begin().await;
+    let asked = scene.ask().await;
+    scene.hear_garbage().await;
+    scene.hear(3, vec![Event::Cleared]).await;
+    scene.give_up(asked).await;
+    let reasons = scene.reasons().await;
+    assert!(reasons.is_empty(), "{reasons:?}");
+}
+
+#[tokio::test]
+async fn cleared_in_a_late_batch_does_not_forgive_a_message_that_overtook_it() {
+    let scene = Scene::begin().await;
+    // It was the third batch.
+    scene.hear_garbage().await;
+    scene.hear(2, vec![Event::Cleared]).await;
+    let reasons = scene.reasons().await;
+    assert_eq!(reasons, DegradedReasons::of(DegradedReason::Undecodable));
+    let asked = scene.ask().await;
+    scene.answer(asked, vec![batch(3, Vec::new())]).await;
+    assert!(scene.reasons().await.is_empty());
+}
+
+#[tokio::test]
+async fn where_nobody_answers_cleared_forgives_what_came_before_it() {
+    let scene = Scene::begin().await;
+    let asked = scene.ask().await;
+    scene.give_up(asked).await;
+    scene.hear_garbage().await;
+    scene.hear(2, vec![Event::Cleared]).await;
+    assert!(scene.reasons().await.is_empty());
 }
 
 #[tokio::test]
