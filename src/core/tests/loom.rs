@@ -10,12 +10,13 @@
 )]
 #![allow(clippy::unwrap_used, reason = "a test")]
 
+use header::Header;
 use heads::{HeadCounts, Heads};
 use holder_set::HolderSlot;
 use loom::sync::{Arc, Mutex};
 use loom::thread;
 use steps::{RunSet, Steps};
-use sync::{AtomicU64, Ordering};
+use sync::{AtomicU64, Ordering, fence};
 
 /// What the product's sources find in place of its own.
 mod sync {
@@ -24,6 +25,8 @@ mod sync {
     pub(crate) const IS_MODEL: bool = true;
 }
 
+#[path = "../index/runs/header.rs"]
+mod header;
 #[path = "../index/runs/heads.rs"]
 mod heads;
 #[path = "../index/directory/holder_set.rs"]
@@ -128,6 +131,7 @@ fn main() {
     a_search_notices_the_steps_that_it_meets();
     a_search_notices_more_steps_than_are_kept();
     a_search_notices_the_steps_of_two_holders();
+    what_runs_show_between_two_equal_versions_is_of_one_instant();
     a_run_that_is_there_all_the_time_is_found_while_the_table_grows_and_shrinks();
     a_run_behind_one_that_goes_is_found();
 }
@@ -190,6 +194,47 @@ impl World {
     }
 }
 
+/// Two runs, and what a holder has of each.
+struct Runs {
+    steps: Steps,
+    headers: [Header; 2],
+    entries: [AtomicU64; 2],
+}
+
+impl Runs {
+    fn new() -> Self {
+        Self {
+            steps: Steps::default(),
+            headers: [Header::new(), Header::new()],
+            entries: [AtomicU64::new(0), AtomicU64::new(0)],
+        }
+    }
+
+    /// A step after which the holder has `value` of both runs, as `RunWriter::step` makes it.
+    fn step(&self, value: u64) {
+        self.headers.iter().for_each(Header::count_step);
+        self.steps.begin(slot(0), RunSet::ALL);
+        for entry in &self.entries {
+            entry.store(value, Ordering::Release);
+        }
+        self.steps.end(slot(0));
+        self.headers.iter().for_each(Header::count_step);
+    }
+
+    /// Looks at both runs as a search does that no step meets; none where one has.
+    fn search(&self) -> Option<[u64; 2]> {
+        let look = |run: usize| {
+            let version = self.headers[run].version();
+            (version, self.entries[run].load(Ordering::Acquire))
+        };
+        let looks = [look(0), look(1)];
+        fence(Ordering::Acquire);
+        let mut looked = self.headers.iter().zip(&looks);
+        let is_same = looked.all(|(header, (version, _))| header.is_still(*version));
+        is_same.then(|| looks.map(|(_, entry)| entry))
+    }
+}
+
 /// Looks at what the first holder has, in a thread of its own.
 fn search_beside(world: &Arc<World>) -> thread::JoinHandle<()> {
     let world = Arc::clone(world);
@@ -231,6 +276,25 @@ fn a_search_notices_the_steps_of_two_holders() {
             writer.join().unwrap();
         }
     });
+}
+
+fn what_runs_show_between_two_equal_versions_is_of_one_instant() {
+    check(
+        "what_runs_show_between_two_equal_versions_is_of_one_instant",
+        3,
+        || {
+            let runs = Arc::new(Runs::new());
+            let searched = Arc::clone(&runs);
+            let search = thread::spawn(move || {
+                let found = searched.search();
+                assert!(found.is_none_or(|[one, other]| one == other), "{found:?}");
+            });
+            runs.step(1);
+            runs.step(2);
+            search.join().unwrap();
+            assert_eq!(runs.search(), Some([2, 2]));
+        },
+    );
 }
 
 fn a_run_that_is_there_all_the_time_is_found_while_the_table_grows_and_shrinks() {

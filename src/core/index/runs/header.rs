@@ -29,14 +29,6 @@ pub(crate) struct Header(AtomicU64);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Version(u64);
 
-impl Version {
-    /// Whether a step was under way.
-    #[inline]
-    pub(crate) fn is_busy(self) -> bool {
-        self.0 >> STEPS_SHIFT & 1 == 1
-    }
-}
-
 impl Header {
     pub(crate) fn new() -> Self {
         Self(AtomicU64::new(0))
@@ -78,6 +70,13 @@ impl Header {
         Version(self.get() & STEPS_MASK)
     }
 
+    /// Whether no step has been under way since there was this version. Whoever asks keeps its looks before that by a fence.
+    #[inline]
+    pub(crate) fn is_still(&self, version: Version) -> bool {
+        let is_busy = version.0 >> STEPS_SHIFT & 1 == 1;
+        !is_busy && self.version() == version
+    }
+
     /// Makes it an empty run from this position on that no other follows.
     pub(crate) fn begin_at(&self, position: u32) {
         self.change(!STEPS_MASK, u64::from(position) & START_MASK);
@@ -98,6 +97,12 @@ impl Header {
             .store(now.wrapping_add(1 << STEPS_SHIFT), Ordering::Release);
     }
 
+    /// The next count is one that was there before.
+    #[cfg(test)]
+    pub(crate) fn set_last_step(&self) {
+        self.0.fetch_or(STEPS_MASK, Ordering::Relaxed);
+    }
+
     /// Whether the next count is one that was there before.
     pub(crate) fn is_last_step(&self) -> bool {
         self.0.load(Ordering::Relaxed) & STEPS_MASK == STEPS_MASK
@@ -112,18 +117,19 @@ mod tests {
     fn no_part_changes_another() {
         let header = Header::new();
         let state = || (header.start(), header.len(), header.is_followed());
-        header.begin_at(START_MASK as u32);
+        header.begin_at((1 << 24) - 1);
         header.set_len(4032);
         header.set_followed(true);
         assert_eq!(state(), ((1 << 24) - 1, 4032, true));
         let before = header.version();
         header.count_step();
-        assert!(header.version().is_busy() && !before.is_busy());
+        let within = header.version();
+        assert!(!header.is_still(within) && !header.is_still(before));
         header.count_step();
-        assert!(!header.version().is_busy() && header.version() != before);
+        assert!(header.is_still(header.version()) && !header.is_still(before) && !header.is_still(within));
         assert_eq!(state(), ((1 << 24) - 1, 4032, true));
-        header.0.fetch_or(STEPS_MASK, Ordering::Relaxed);
-        assert!(header.is_last_step() && header.version().is_busy());
+        header.set_last_step();
+        assert!(header.is_last_step() && !header.is_still(header.version()));
         header.count_step();
         assert_eq!(header.version(), before);
         assert_eq!(state(), ((1 << 24) - 1, 4032, true));

@@ -218,6 +218,12 @@ impl Run {
         self.header.version()
     }
 
+    /// Whether no step has changed its entries since there was this version; see [`Header::is_still`].
+    #[inline]
+    pub(crate) fn is_still(&self, version: Version) -> bool {
+        self.header.is_still(version)
+    }
+
     /// Whether runs follow some of its blocks. It holds from before the first can be found until after the last can.
     #[inline]
     pub(crate) fn is_followed(&self) -> bool {

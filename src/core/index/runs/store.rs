@@ -321,6 +321,23 @@ impl Drop for RunStore {
 mod tests {
     use super::*;
     use crate::hash::SequenceHash;
+    use crate::index::directory::HolderSlot;
+
+    #[test]
+    fn a_run_whose_count_of_steps_begins_anew_is_noticed() {
+        let capacity = Capacity::default();
+        let store = RunStore::new(capacity, Arc::new(Usage::of(capacity)));
+        let mut runs = store.write();
+        let (first, _) = runs.put(None, 0, &[SequenceHash(1)], true).unwrap();
+        let slot = HolderSlot::new(0).unwrap();
+        let version = runs.run(first.run).unwrap().version();
+        runs.step(slot, &[first.run], |_| {});
+        assert_eq!(store.wraps(), 0);
+        assert!(!runs.run(first.run).unwrap().is_still(version));
+        runs.run(first.run).unwrap().header.set_last_step();
+        runs.step(slot, &[first.run], |_| {});
+        assert_eq!(store.wraps(), 1);
+    }
 
     #[test]
     fn a_run_is_followed_as_long_as_another_begins_after_one_of_its_blocks() {

@@ -8,8 +8,9 @@
 //! the query has it given. Every hash is compared where anything contradicts that, or could without being noticed: a hash under two
 //! parents, a holder whose hashes are a foreign chain, blocks that are not found by their hashes.
 //!
-//! Why the answers are exact although looks are at different instants: see the index's own documentation. Holders that made a step
-//! meanwhile are searched again, in the end under their lock.
+//! Why the answers are exact although looks are at different instants: see the index's own documentation. A search first goes by the
+//! versions of the runs alone. Where one has changed, it is made again by the clock of all steps: holders that made a step meanwhile
+//! are searched again, in the end under their lock.
 
 mod bounds;
 mod branches;
@@ -253,8 +254,7 @@ impl<'f, 'q, 'g: 'f, S: SlotBits> Finder<'f, 'q, 'g, S> {
     fn is_of_one_instant(&self) -> bool {
         // Whoever has seen a change of a step sees that it has begun.
         fence(Ordering::Acquire);
-        let is_same = |(run, version): &(&Run, Version)| !version.is_busy() && run.version() == *version;
-        self.looked.iter().all(is_same)
+        self.looked.iter().all(|(run, version)| run.is_still(*version))
     }
 
     /// Settles all holders, or the `candidates`.
