@@ -63,6 +63,8 @@ mod words {
             }
         }
 
+        pub(crate) fn prefetch(&self, _: usize, _: &Guard) {}
+
         pub(crate) fn replace(&self, len: usize, word: impl Fn(usize) -> u64, guard: &Guard) -> usize {
             let before = self.get(guard).len();
             let next = (0..len).map(|index| AtomicU64::new(word(index))).collect();
@@ -90,8 +92,6 @@ fn fold(one: u64, other: u64) -> u64 {
 fn random_key(number: u64) -> u64 {
     number
 }
-
-fn prefetch<T>(_: &T) {}
 
 /// A table and what its writer knows.
 struct Table {

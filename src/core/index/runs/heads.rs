@@ -3,10 +3,12 @@
 //! A slot is a tag of 36 bits and a run's number. A table is cut into parts that grow one by one, so that no growth takes long.
 //! Entries never move while a table lives: who is in it when a search begins, and still is when it ends, is found.
 
+use std::sync::atomic::AtomicU8;
+
 use crossbeam_epoch::Guard;
 
 use super::words::Words;
-use super::{RunId, Spot, fold, prefetch, random_key};
+use super::{RunId, Spot, fold, random_key};
 use crate::sync::{AtomicU64, IS_MODEL, Ordering};
 
 const PARTS: usize = if IS_MODEL { 1 } else { 256 };
@@ -21,6 +23,8 @@ const SLOTS_MIN: usize = if IS_MODEL { 2 } else { 8 };
 #[derive(Debug)]
 pub(super) struct Heads {
     parts: Vec<Words>,
+    /// How many bits of a tag say where its home is, of each part: to ask for that without waiting for the part's own length.
+    home_bits: Vec<AtomicU8>,
     keys: [u64; 3],
 }
 
@@ -53,6 +57,7 @@ impl Heads {
     pub(super) fn new() -> Self {
         Self {
             parts: (0..PARTS).map(|_| Words::new()).collect(),
+            home_bits: (0..PARTS).map(|_| AtomicU8::new(0)).collect(),
             keys: std::array::from_fn(|number| random_key(number as u64)),
         }
     }
@@ -67,10 +72,9 @@ impl Heads {
     /// Asks for the memory that [`Self::find`] looks at first.
     #[inline]
     pub(super) fn prefetch(&self, hash: u64, guard: &Guard) {
-        let slots = self.parts[part_of(hash)].get(guard);
-        if !slots.is_empty() {
-            prefetch(&slots[home(tag(hash), slots.len())]);
-        }
+        let part = part_of(hash);
+        let slots = 1 << self.home_bits[part].load(Ordering::Relaxed);
+        self.parts[part].prefetch(home(tag(hash), slots), guard);
     }
 
     /// The run of this number for which `check` is true.
@@ -163,6 +167,8 @@ impl Heads {
                 put(&next, slot);
             }
         }
+        let bits = u8::try_from(len.trailing_zeros()).unwrap_or(0);
+        self.home_bits[part].store(if len == 0 { 0 } else { bits }, Ordering::Relaxed);
         let before = self.parts[part].replace(len, |index| next[index].load(Ordering::Relaxed), guard);
         (i64::try_from(len).unwrap_or(i64::MAX) - i64::try_from(before).unwrap_or(i64::MAX)) * 8
     }

@@ -7,8 +7,10 @@
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use crossbeam_epoch::{Atomic, Guard, Owned, Shared};
+use crossbeam_epoch::{Atomic, Guard, Owned, Pointer, Shared};
 use parking_lot::Mutex;
+
+use super::prefetch_at;
 
 type Array = [MaybeUninit<AtomicU64>];
 
@@ -70,6 +72,16 @@ impl Words {
             words
                 .as_ref()
                 .map_or(&[], |words| &*(std::ptr::from_ref(words) as *const [AtomicU64]))
+        }
+    }
+
+    /// Asks for the array's length and for one of its words, which need not exist: waits for neither.
+    #[inline]
+    pub(crate) fn prefetch(&self, index: usize, guard: &Guard) {
+        let array = self.0.load(Ordering::Relaxed, guard).into_usize();
+        // The length comes first.
+        for place in [0, index + 1] {
+            prefetch_at(array.wrapping_add(place * size_of::<u64>()));
         }
     }
 
