@@ -78,12 +78,12 @@ pub(crate) fn find(
     }
     let first = wanted(chain, 0);
     shared.runs.prefetch_head(None, 0, first.hash, guard);
-    chain.prefetch();
     point();
     let Some(head) = shared.runs.head(None, 0, first, guard) else {
         // One look: nobody had it all the time.
         return Matches::none();
     };
+    chain.prefetch();
     // Holders that join later were not there when the query came, and their slots may have been others'.
     let directory = shared.slots.load();
     let asked = search.workers.map(|workers| directory.slots_of(workers));
