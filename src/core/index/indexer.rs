@@ -7,7 +7,7 @@ use crate::wire::{HolderId, QueryKey};
 
 use super::directory::{HolderRecord, RegisterError};
 use super::holder::Holder;
-use super::search::{self, BoundedMatches, Matches, QueryChain, Search, SparseChain, TierDepth};
+use super::search::{self, Matches, QueryChain, Search, SparseChain};
 use super::settings::{IndexLimits, NamespaceSettings};
 use super::shared::{Shared, TotalUsage};
 use super::writer::HolderWriter;
@@ -106,21 +106,12 @@ impl PositionalIndexer {
 
     /// As [`Self::find_matches`], with a chain that the caller goes on using.
     pub fn find_chain(&self, chain: &mut QueryChain<'_>, search: Search<'_>) -> Matches {
-        self.find_in_tiers(chain, search, TierDepth::All)
-    }
-
-    /// As [`Self::find_chain`], where only blocks in these tiers count.
-    pub fn find_in_tiers(&self, chain: &mut QueryChain<'_>, search: Search<'_>, tiers: TierDepth) -> Matches {
-        // Before the first probe, so that what is replaced from now on is noticed.
-        let replacements = self.shared.replacements();
-        search::find(&self.shared, chain, search, tiers).begun_at(replacements)
+        search::find(&self.shared, chain, search)
     }
 
     /// Bounds on how long a prefix each holder holds, from blocks chosen from one chain.
-    pub fn find_bounds(&self, chain: &SparseChain<'_>, search: Search<'_>) -> BoundedMatches {
-        // Before the first probe, so that what is replaced from now on is noticed.
-        let replacements = self.shared.replacements();
-        search::find_bounds(&self.shared, chain, search).begun_at(replacements)
+    pub fn find_bounds(&self, chain: &SparseChain<'_>, search: Search<'_>) -> Matches {
+        search::find_bounds(&self.shared, chain, search)
     }
 
     /// The block at `position` of a query, and how many holders have it; for explaining where a holder dropped out.
@@ -130,7 +121,7 @@ impl PositionalIndexer {
         position: usize,
     ) -> Option<(PositionalLineageHash, usize)> {
         (position < chain.len()).then(|| {
-            let matches = search::find(&self.shared, chain, Search::default(), TierDepth::All);
+            let matches = self.find_chain(chain, Search::default());
             let holders = matches
                 .holders()
                 .filter(|found| found.matched_blocks as usize > position);

@@ -96,7 +96,7 @@ pub use indexer::{IndexSizes, PositionalIndexer};
 pub use listing::{HolderPart, HolderWalk, RestoredRun, Walk, WalkedHolder, WalkedRun};
 pub use namespace::{Namespace, NamespaceRefused, Namespaces};
 pub use runs::give_back_memory;
-pub use search::{BoundedMatches, Bounds, Match, Matches, QueryChain, Search, SparseChain, TierDepth};
+pub use search::{Match, Matches, QueryChain, Search, SparseChain, TierDepth};
 pub use settings::{Capacity, Hashing, IndexLimits, NamespaceSettings, ParkingLimits};
 pub use shared::TotalUsage;
 pub use writer::HolderWriter;

@@ -8,7 +8,7 @@ use crate::daemon::metrics::AnsweredPrompt;
 use crate::daemon::metrics::labels::QueryKind;
 use kvatlas_core::hash::Position;
 use kvatlas_core::index::{
-    Bounds, HolderRecord, Namespace, Namespaces, PositionalIndexer, QueryChain, Search, SparseChain,
+    HolderRecord, Match, Namespace, Namespaces, PositionalIndexer, QueryChain, Search, SparseChain,
     StreamTrust,
 };
 use kvatlas_core::wire::{
@@ -262,13 +262,8 @@ impl Answerer {
             indexer.find_chain(&mut chain, search_of(options))
         });
         let matches = &seen.found;
-        let found = matches.holders().map(|found| Bounds {
-            holder: found.holder,
-            matched_blocks: found.matched_blocks,
-            matched_blocks_max: found.matched_blocks,
-        });
         let reasons = |holder: &HolderRecord| doubts.of(holder, matches.reasons(holder, &self.trust), &seen);
-        let (mut holders, mut holders_total) = best_of(found, options, reasons);
+        let (mut holders, mut holders_total) = best_of(matches.holders(), options, reasons);
         holders_total += add_changing(&mut holders, &seen, options);
         if options.explain {
             explain(indexer, &mut chain, &mut holders);
@@ -337,6 +332,7 @@ impl Answerer {
 fn search_of(options: &QueryOptions) -> Search<'_> {
     Search {
         workers: options.workers.as_deref(),
+        ..Search::default()
     }
 }
 
@@ -408,7 +404,7 @@ fn add_changing<T>(holders: &mut Vec<HolderMatch>, seen: &Seen<T>, options: &Que
 
 /// The holders that the options ask for, best first, and how many there are without the limit.
 fn best_of<'a>(
-    found: impl Iterator<Item = Bounds<'a>>,
+    found: impl Iterator<Item = Match<'a>>,
     options: &QueryOptions,
     reasons: impl Fn(&HolderRecord) -> DegradedReasons,
 ) -> (Vec<HolderMatch>, u32) {
@@ -438,7 +434,7 @@ fn best_of<'a>(
     (holders.collect(), total)
 }
 
-fn place<'a>(found: &Bounds<'a>) -> ReplyOrder<'a> {
+fn place<'a>(found: &Match<'a>) -> ReplyOrder<'a> {
     let id = &found.holder.id;
     ReplyOrder::new(
         found.matched_blocks,

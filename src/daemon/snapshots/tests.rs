@@ -9,7 +9,7 @@ use crate::daemon::lanes::{HoldingSettings, LanePool, LaneSettings, LivenessSett
 use crate::daemon::metrics::SnapshotMetrics;
 use kvatlas_core::hash::SequenceHash;
 use kvatlas_core::index::{
-    IndexLimits, NamespaceSettings, Namespaces, QueryChain, Search, StreamGeneration, StreamTrust, TierDepth,
+    IndexLimits, NamespaceSettings, Namespaces, Search, StreamGeneration, StreamTrust, TierDepth,
 };
 use kvatlas_core::snapshot::{Frame, SnapshotReader, StreamCursor};
 use kvatlas_core::wire::{
@@ -515,12 +515,12 @@ async fn a_snapshot_brings_back_what_queries_found() {
 fn depths_of_tiers(world: &World) -> [u32; 3] {
     let namespace = world.namespaces.get(&namespace()).unwrap();
     let query = kvatlas_core::wire::QueryKey::SequenceHashes((10..20).map(SequenceHash).collect());
-    let block_size = namespace.indexer.settings().block_size;
     [TierDepth::Device, TierDepth::Host, TierDepth::All].map(|tiers| {
-        let mut chain = QueryChain::new(&query, block_size).unwrap();
-        let matches = namespace
-            .indexer
-            .find_in_tiers(&mut chain, Search::default(), tiers);
+        let search = Search {
+            tiers,
+            ..Search::default()
+        };
+        let matches = namespace.indexer.find_matches(&query, search).unwrap();
         matches.holders().next().map_or(0, |found| found.matched_blocks)
     })
 }

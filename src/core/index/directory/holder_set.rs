@@ -34,6 +34,8 @@ impl HolderSlot {
 pub(crate) trait SlotBits: Clone + Default {
     /// The slots of these words of 64 bits each, from slot 0; without those that this kind of set has no room for.
     fn from_words(words: &[u64]) -> Self;
+    /// The words of 64 slots each, from slot 0.
+    fn words(&self) -> &[u64];
     /// Adds a slot, unless this kind of set has no room for it.
     fn insert(&mut self, slot: HolderSlot);
     /// Adds the slots of one word of 64, unless this kind of set has no room for them.
@@ -53,6 +55,11 @@ impl SlotBits for u64 {
     #[inline]
     fn from_words(words: &[u64]) -> Self {
         words.first().copied().unwrap_or_default()
+    }
+
+    #[inline]
+    fn words(&self) -> &[u64] {
+        std::slice::from_ref(self)
     }
 
     #[inline]
@@ -115,15 +122,6 @@ impl Default for SlotSet {
 }
 
 impl SlotSet {
-    /// The words of 64 slots each, from slot 0.
-    #[inline]
-    pub(crate) fn words(&self) -> std::slice::Iter<'_, u64> {
-        match self {
-            Self::Inline(words) => words.iter(),
-            Self::Heap(words) => words.iter(),
-        }
-    }
-
     #[inline]
     fn words_mut(&mut self) -> &mut [u64] {
         match self {
@@ -141,7 +139,7 @@ impl SlotSet {
             }
             return;
         }
-        let theirs = others.words().copied().chain(std::iter::repeat(0));
+        let theirs = others.words().iter().copied().chain(std::iter::repeat(0));
         for (ours, theirs) in self.words_mut().iter_mut().zip(theirs) {
             change(ours, theirs);
         }
@@ -169,12 +167,12 @@ impl SlotSet {
 
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
-        self.words().map(|word| word.count_ones() as usize).sum()
+        self.words().iter().map(|word| word.count_ones() as usize).sum()
     }
 
     /// The slots in ascending order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = HolderSlot> + '_ {
-        self.words().enumerate().flat_map(|(index, word)| {
+        self.words().iter().enumerate().flat_map(|(index, word)| {
             let mut rest = *word;
             std::iter::from_fn(move || {
                 if rest == 0 {
@@ -202,6 +200,14 @@ impl SlotBits for SlotSet {
     }
 
     #[inline]
+    fn words(&self) -> &[u64] {
+        match self {
+            Self::Inline(words) => words,
+            Self::Heap(words) => words,
+        }
+    }
+
+    #[inline]
     fn insert(&mut self, slot: HolderSlot) {
         self.insert_word(slot.word(), slot.bit());
     }
@@ -216,13 +222,13 @@ impl SlotBits for SlotSet {
 
     #[inline]
     fn contains(&self, slot: HolderSlot) -> bool {
-        let word = self.words().as_slice().get(slot.word());
+        let word = self.words().get(slot.word());
         word.is_some_and(|word| word & slot.bit() != 0)
     }
 
     #[inline]
     fn is_empty(&self) -> bool {
-        self.words().fold(0, |any, word| any | word) == 0
+        self.words().iter().fold(0, |any, word| any | word) == 0
     }
 
     #[inline]

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use crate::index::block::{BlockKey, NewBlock};
+use crate::index::block::{NewBlock, is_fragment_of};
 
 /// The absent parents of one holder.
 #[derive(Debug, Default)]
@@ -41,7 +41,7 @@ impl Claims {
                 continue;
             };
             let is_there = self.parents.get(&name) == Some(&block.key.position());
-            if is_there && !BlockKey::from(block.key).is_current(name, false) {
+            if is_there && !is_fragment_of(block.key, name) {
                 self.parents.remove(&name);
                 contradicted += 1;
             }

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 
 use super::Outcome;
 use crate::hash::{Position, PositionalLineageHash, SequenceHash};
-use crate::index::block::{BlockKey, COMMON_MASK};
+use crate::index::block::{COMMON_MASK, is_fragment_of};
 use crate::index::split_map::SplitMap;
 
 /// In the order of lineage hashes, by position, parent and own hash, those that wait for one block stand together.
@@ -137,7 +137,7 @@ impl Orphans {
             .take(SAME_HASH_MAX);
         let is_it = move |key: &Key| match self.blocks.get(key).map(Orphan::sequence_hash) {
             Some(Some(own)) => own.0 == hash,
-            _ => BlockKey::from(*key).is_current(hash, false),
+            _ => is_fragment_of(*key, hash),
         };
         let named = self.find_name(hash).filter(is_it);
         let others = keys.map(|(_, key)| *key).filter(is_it);

@@ -31,6 +31,7 @@ use crate::index::directory::{HolderSlot, SlotBits, SlotSet};
 
 use crate::index::indexer::PositionalIndexer;
 use crate::index::runs::{RunId, RunWriter, Spot};
+use crate::index::search::TierDepth;
 use crate::index::shared::Shared;
 
 /// Runs listed in one turn: some tens of microseconds.
@@ -303,6 +304,7 @@ impl Walk {
                     offset: from,
                 },
                 None,
+                TierDepth::All,
             );
             self.met.fill(depth, &turn, wanted.run, from, Some(&above));
         } else {

@@ -7,7 +7,6 @@ use crossbeam_epoch::Guard;
 use parking_lot::MutexGuard;
 
 use crate::hash::{Position, PositionalLineageHash, SequenceHash};
-use crate::index::block::BlockKey;
 use crate::index::directory::HolderSlot;
 use crate::index::hook::{point, turn_ends};
 
@@ -210,20 +209,6 @@ impl<'s> RunWriter<'s> {
         let parent = self.before(spot).map_or(0, |before| self.hash(before));
         let position = Position::new(u64::from(self.position(spot))).unwrap_or(Position::MAX);
         PositionalLineageHash::at(position, SequenceHash(parent), SequenceHash(self.hash(spot)))
-    }
-
-    /// Whether the block at a place is the one that `key` names.
-    pub(crate) fn is_at(&self, spot: Spot, key: &BlockKey) -> bool {
-        let parent = || self.before(spot).map_or(0, |before| self.hash(before));
-        self.position(spot) == key.position
-            && self.is(
-                spot,
-                Wanted {
-                    hash: key.current,
-                    is_whole: key.is_whole,
-                },
-            )
-            && key.is_parent(parent())
     }
 
     /// Whether the block at a place is the one that is wanted, as far as both hashes are known.

@@ -14,15 +14,27 @@ use crate::index::directory::{Directory, HolderRecord, SlotBits, SlotSet, Stream
 pub struct Match<'a> {
     /// The holder.
     pub holder: &'a Arc<HolderRecord>,
-    /// How many leading blocks it holds, without a hole; at least 1.
+    /// How many leading blocks it holds, without a hole; at least 1, but where blocks of a [`SparseChain`](super::SparseChain) are no
+    /// chain.
     pub matched_blocks: u32,
+    /// How many leading blocks it holds at most: more than `matched_blocks` only where a query gives some blocks of a chain.
+    pub matched_blocks_max: u32,
 }
 
-/// Holders that hold the same number of leading blocks.
+/// Holders that hold the same number of leading blocks, or of which no more is known than the same bounds.
 #[derive(Debug, Clone)]
 pub(crate) struct MatchGroup<S> {
     pub(super) matched_blocks: u32,
+    pub(super) matched_blocks_max: u32,
     pub(super) slots: S,
+}
+
+impl<S: SlotBits> MatchGroup<S> {
+    /// How deep it is, and its slots in words of 64.
+    #[inline]
+    fn parts(&self) -> ([u32; 2], &[u64]) {
+        ([self.matched_blocks, self.matched_blocks_max], self.slots.words())
+    }
 }
 
 /// Groups of one kind of sets. Mostly there are few: those that have the common prompt, and some that have more.
@@ -43,34 +55,30 @@ impl FoundGroups {
         }
     }
 
-    /// How deep a group is, and its slots in words of 64.
     #[inline]
-    fn get(&self, index: usize) -> Option<(u32, &[u64])> {
+    fn get(&self, index: usize) -> Option<([u32; 2], &[u64])> {
         match self {
-            Self::Small(groups) => {
-                let group = groups.get(index)?;
-                Some((group.matched_blocks, std::slice::from_ref(&group.slots)))
-            }
-            Self::Any(groups) => {
-                let group = groups.get(index)?;
-                Some((group.matched_blocks, group.slots.words().as_slice()))
-            }
+            Self::Small(groups) => groups.get(index).map(MatchGroup::parts),
+            Self::Any(groups) => groups.get(index).map(MatchGroup::parts),
         }
     }
 }
 
-impl From<Groups<u64>> for FoundGroups {
-    #[inline]
-    fn from(groups: Groups<u64>) -> Self {
-        Self::Small(groups)
+/// Puts groups in order, deepest first, without slots that `directory` does not have: one that was given out since has a holder that was not
+/// there when the query came.
+#[inline]
+pub(crate) fn finish<S: SlotBits>(mut groups: Groups<S>, directory: &Directory) -> Groups<S> {
+    let taken = S::from_words(directory.taken().words());
+    let mut is_any_empty = false;
+    for group in &mut groups {
+        group.slots.intersect(&taken);
+        is_any_empty |= group.slots.is_empty();
     }
-}
-
-impl From<Groups<SlotSet>> for FoundGroups {
-    #[inline]
-    fn from(groups: Groups<SlotSet>) -> Self {
-        Self::Any(groups)
+    if is_any_empty {
+        groups.retain(|group| !group.slots.is_empty());
     }
+    groups.sort_unstable_by_key(|group| std::cmp::Reverse(group.matched_blocks));
+    groups
 }
 
 /// The holders found, in groups of equal depth.
@@ -94,33 +102,18 @@ impl Matches {
         }
     }
 
-    /// The `groups` of one search; `directory` must have been taken before.
+    /// What a search has found that began when so many states had been replaced; `directory` must have been taken before.
     #[inline]
-    pub(crate) fn of<S: SlotBits>(directory: DirectoryGuard<Arc<Directory>>, mut groups: Groups<S>) -> Self
-    where
-        FoundGroups: From<Groups<S>>,
-    {
-        // A slot that was given out since has a holder that was not there when the query came.
-        let taken = S::from_words(directory.taken().words().as_slice());
-        let mut is_any_empty = false;
-        for group in &mut groups {
-            group.slots.intersect(&taken);
-            is_any_empty |= group.slots.is_empty();
-        }
-        if is_any_empty {
-            groups.retain(|group| !group.slots.is_empty());
-        }
-        groups.sort_unstable_by_key(|group| std::cmp::Reverse(group.matched_blocks));
+    pub(crate) fn of(
+        directory: DirectoryGuard<Arc<Directory>>,
+        groups: FoundGroups,
+        replacements: u64,
+    ) -> Self {
         Self {
             directory: Some(directory),
-            groups: groups.into(),
-            replacements: 0,
+            groups,
+            replacements,
         }
-    }
-
-    pub(crate) fn begun_at(mut self, replacements: u64) -> Self {
-        self.replacements = replacements;
-        self
     }
 
     /// Why the state in which `holder` was found is not certain.
@@ -150,7 +143,7 @@ impl Matches {
             directory,
             groups: &self.groups,
             next_group: 0,
-            matched_blocks: 0,
+            matched_blocks: [0; 2],
             words: [].iter(),
             word: 0,
             first_slot: 0,
@@ -165,8 +158,8 @@ struct Holders<'m> {
     nobody_left: bool,
     groups: &'m FoundGroups,
     next_group: usize,
-    /// Of the group whose turn it is.
-    matched_blocks: u32,
+    /// Of the group whose turn it is, at least and at most.
+    matched_blocks: [u32; 2],
     /// What is left of that group, and of the word that begins with `first_slot`.
     words: std::slice::Iter<'m, u64>,
     word: u64,
@@ -199,10 +192,11 @@ impl<'m> Iterator for Holders<'m> {
             if let Some(holder) = directory.and_then(|directory| directory.holder_at(slot))
                 && (self.nobody_left || !holder.is_retired())
             {
-                let matched_blocks = self.matched_blocks;
+                let [matched_blocks, matched_blocks_max] = self.matched_blocks;
                 return Some(Match {
                     holder,
                     matched_blocks,
+                    matched_blocks_max,
                 });
             }
         }

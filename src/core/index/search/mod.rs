@@ -12,7 +12,6 @@
 //! versions of the runs alone. Where one has changed, it is made again by the clock of all steps: holders that made a step meanwhile
 //! are searched again, in the end under their lock.
 
-mod bounds;
 mod branches;
 mod chain;
 mod matches;
@@ -33,11 +32,11 @@ use crate::sync::{Ordering, fence};
 
 use super::steps::{Moment, RunSet};
 
-use matches::{Groups, MatchGroup};
+use matches::{FoundGroups, Groups, MatchGroup, finish};
 
-pub use bounds::{BoundedMatches, Bounds, SparseChain};
 pub use chain::QueryChain;
 pub use matches::{Match, Matches};
+pub use sparse::SparseChain;
 pub(crate) use sparse::find_bounds;
 
 /// In how many parts a stretch is cut to find where a query and a run part.
@@ -58,20 +57,19 @@ pub enum TierDepth {
     All,
 }
 
-/// Whom a search asks about.
+/// Whom a search asks about, and which blocks count.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Search<'a> {
     /// Only these workers; all where it is absent.
     pub workers: Option<&'a [WorkerName]>,
+    /// Only blocks in these tiers.
+    pub tiers: TierDepth,
 }
 
 /// Runs one search.
-pub(crate) fn find(
-    shared: &Shared,
-    chain: &mut QueryChain<'_>,
-    search: Search<'_>,
-    tiers: TierDepth,
-) -> Matches {
+pub(crate) fn find(shared: &Shared, chain: &mut QueryChain<'_>, search: Search<'_>) -> Matches {
+    // Before the first look, so that what is replaced from now on is noticed.
+    let replacements = shared.replacements();
     let guard = &crossbeam_epoch::pin();
     if chain.is_empty() {
         return Matches::none();
@@ -87,16 +85,45 @@ pub(crate) fn find(
     // Holders that join later were not there when the query came, and their slots may have been others'.
     let directory = shared.slots.load();
     let asked = search.workers.map(|workers| directory.slots_of(workers));
-    if directory.is_small() {
-        let asked = asked.map(|asked| u64::from_words(asked.words().as_slice()));
-        let groups = find_at_once(shared, chain, asked.as_ref(), tiers, head, guard);
-        let groups = groups.unwrap_or_else(|| find_all(shared, &directory, chain, asked, tiers, guard));
-        Matches::of(directory, groups)
+    let groups = if directory.is_small() {
+        let asked = asked.map(|asked| u64::from_words(asked.words()));
+        FoundGroups::Small(find_in(
+            shared,
+            &directory,
+            chain,
+            asked,
+            search.tiers,
+            head,
+            guard,
+        ))
     } else {
-        let groups = find_at_once(shared, chain, asked.as_ref(), tiers, head, guard);
-        let groups = groups.unwrap_or_else(|| find_all(shared, &directory, chain, asked, tiers, guard));
-        Matches::of(directory, groups)
-    }
+        FoundGroups::Any(find_in(
+            shared,
+            &directory,
+            chain,
+            asked,
+            search.tiers,
+            head,
+            guard,
+        ))
+    };
+    Matches::of(directory, groups, replacements)
+}
+
+/// Searches with one kind of sets, from the first run on, which has been found.
+#[inline]
+fn find_in<S: SlotBits>(
+    shared: &Shared,
+    directory: &Directory,
+    chain: &mut QueryChain<'_>,
+    asked: Option<S>,
+    tiers: TierDepth,
+    head: Head<'_>,
+    guard: &Guard,
+) -> Groups<S> {
+    let groups = find_at_once(shared, chain, asked.as_ref(), tiers, head, guard);
+    let groups = groups.unwrap_or_else(|| find_all(shared, directory, chain, asked, tiers, guard));
+    finish(groups, directory)
 }
 
 /// Searches once from the first run on, which has been found. None where what holders have of a run has changed meanwhile.
@@ -179,7 +206,7 @@ fn stamped<S: SlotBits>(shared: &Shared, directory: &Directory, moment: Moment) 
         .iter()
         .filter(|slot| shared.runs.steps.has_changed(*slot, moment))
         .collect();
-    S::from_words(changed.words().as_slice())
+    S::from_words(changed.words())
 }
 
 /// Adds what was found of holders that are not `changed`.
@@ -202,6 +229,7 @@ fn settle<S: SlotBits>(found: &mut Groups<S>, depth: u32, slots: &S) {
         Some(group) => group.slots.unite(slots),
         None => found.push(MatchGroup {
             matched_blocks: depth,
+            matched_blocks_max: depth,
             slots: slots.clone(),
         }),
     }
@@ -379,6 +407,7 @@ impl<'f, 'q, 'g: 'f, S: SlotBits> Finder<'f, 'q, 'g, S> {
             slots.insert(slot);
             self.leaving.push(MatchGroup {
                 matched_blocks: depth,
+                matched_blocks_max: depth,
                 slots,
             });
         } else {

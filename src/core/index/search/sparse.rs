@@ -1,63 +1,226 @@
 //! Compressed chains: bounds on how long a prefix each holder holds, from blocks at chosen positions only.
 //!
+//! A holder's blocks that count are prefix-closed, so one that has the block at position p, but not that at q, holds between
+//! p + 1 and q leading blocks. Holders are compared as sets, and bisecting over the chosen blocks finds where each drops out.
+//!
 //! Such a search takes a turn among the writers: it finds blocks in the middle of runs, by tables that only writers have, and all that
 //! it sees is of one instant.
 
-use std::sync::Arc;
-
-use crate::index::block::BlockKey;
+use crate::hash::Position;
 use crate::index::directory::{SlotBits, SlotSet};
-use crate::index::runs::{RunWriter, Spot};
+use crate::index::runs::{RunWriter, Spot, Wanted, is_same_at};
 use crate::index::shared::Shared;
+use crate::wire::{PositionsError, QueryKey, check_positions};
 
-use super::Search;
-use super::bounds::{self, BoundedMatches, Probe, SparseChain};
+use super::matches::{FoundGroups, Groups, MatchGroup, finish};
+use super::{Matches, Search, TierDepth};
 
-/// Runs one search.
-pub(crate) fn find_bounds(shared: &Shared, chain: &SparseChain<'_>, search: Search<'_>) -> BoundedMatches {
-    let mut runs = shared.runs.write();
-    runs.place_all();
-    let directory = Arc::clone(&shared.slots.load());
-    bounds::find(&runs, directory, chain, search)
+/// Blocks chosen from one chain, by position.
+#[derive(Debug, Clone, Copy)]
+pub struct SparseChain<'a> {
+    key: &'a QueryKey,
+    positions: &'a [Position],
 }
 
-impl Probe for RunWriter<'_> {
-    fn holders(&self, name: BlockKey, among: Option<&SlotSet>) -> SlotSet {
+/// What one of the blocks is found by.
+struct Chosen {
+    position: u32,
+    hash: Wanted,
+    /// The hash of the block before, as far as it was sent.
+    parent: Option<u64>,
+}
+
+impl<'a> SparseChain<'a> {
+    /// The blocks of `key`, each at its place in `positions`.
+    ///
+    /// # Errors
+    ///
+    /// Where the two do not fit; see [`SingleQuery::check`](crate::wire::SingleQuery::check).
+    pub fn new(key: &'a QueryKey, positions: &'a [Position]) -> Result<Self, PositionsError> {
+        check_positions(key, positions)?;
+        Ok(Self { key, positions })
+    }
+
+    /// How many leading blocks the chain stands for: up to the last one chosen.
+    pub fn query_blocks(&self) -> u32 {
+        self.positions.last().map_or(0, |last| last.as_u32() + 1)
+    }
+
+    /// How many leading blocks a holder of none of those chosen can hold at most.
+    pub fn unseen_blocks_max(&self) -> u32 {
+        self.blocks_before(0)
+    }
+
+    /// How many leading blocks end before the one chosen as `index`.
+    fn blocks_before(&self, index: usize) -> u32 {
+        let position = self.positions.get(index);
+        position.map_or(self.query_blocks(), |position| position.as_u32())
+    }
+
+    /// How many leading blocks end with the one chosen as `index`; none before the first.
+    fn blocks_through(&self, index: Option<usize>) -> u32 {
+        let position = index.and_then(|index| self.positions.get(index));
+        position.map_or(0, |position| position.as_u32() + 1)
+    }
+
+    /// Whether the block before the one chosen as `index` is chosen, too, or does not exist.
+    fn continues(&self, index: usize) -> bool {
+        self.blocks_before(index) == self.blocks_through(index.checked_sub(1))
+    }
+
+    fn chosen(&self, index: usize) -> Option<Chosen> {
+        let position = self.positions.get(index)?.as_u32();
+        let (hash, parent) = match self.key {
+            QueryKey::LineageHashes(keys) => {
+                let key = keys.get(index)?;
+                let parent = (position > 0).then(|| key.parent_hash_fragment());
+                (Wanted::fragment(key.current_hash_fragment()), parent)
+            }
+            QueryKey::SequenceHashes(hashes) => {
+                let before = index.checked_sub(1).filter(|_| self.continues(index));
+                let parent = before.and_then(|before| hashes.get(before));
+                (Wanted::whole(hashes.get(index)?.0), parent.map(|hash| hash.0))
+            }
+            // `new` takes neither.
+            QueryKey::Tokens { .. } | QueryKey::BlockHashes(_) => return None,
+        };
+        Some(Chosen {
+            position,
+            hash,
+            parent,
+        })
+    }
+}
+
+/// Runs one search.
+pub(crate) fn find_bounds(shared: &Shared, chain: &SparseChain<'_>, search: Search<'_>) -> Matches {
+    // Before the first look, so that what is replaced from now on is noticed.
+    let replacements = shared.replacements();
+    let mut runs = shared.runs.write();
+    runs.place_all();
+    let directory = shared.slots.load();
+    let mut sparse = SparseSearch {
+        runs: &runs,
+        chain,
+        tiers: search.tiers,
+        found: Groups::new(),
+    };
+    let asked = search.workers.map(|workers| directory.slots_of(workers));
+    let first = sparse.holders(0, asked.as_ref());
+    if runs.has_doubles() {
+        sparse.walk(first);
+    } else {
+        sparse.bisect_from_end(first);
+    }
+    let groups = FoundGroups::Any(finish(sparse.found, &directory));
+    Matches::of(directory, groups, replacements)
+}
+
+struct SparseSearch<'a> {
+    runs: &'a RunWriter<'a>,
+    chain: &'a SparseChain<'a>,
+    tiers: TierDepth,
+    found: Groups<SlotSet>,
+}
+
+impl SparseSearch<'_> {
+    /// The holders of the block chosen as `index` and of all before it, or those `among` them.
+    fn holders(&self, index: usize, among: Option<&SlotSet>) -> SlotSet {
         let mut found = SlotSet::default();
-        self.find_place(name.current, |spot| {
-            if self.is_at(spot, &name) {
-                found.unite(&self.holders_to(spot, among));
+        let chosen = self.chain.chosen(index);
+        let Some(chosen) = chosen.filter(|_| among.is_none_or(|among| !among.is_empty())) else {
+            return found;
+        };
+        self.runs.find_place(chosen.hash.hash, |spot| {
+            if self.is_at(spot, &chosen) {
+                found.unite(&self.runs.holders_to(spot, among, self.tiers));
             }
             None::<()>
         });
         found
     }
 
-    fn chain_conflicts(&self) -> u64 {
-        u64::from(self.has_doubles())
+    fn is_at(&self, spot: Spot, chosen: &Chosen) -> bool {
+        let before = || self.runs.before(spot).map_or(0, |before| self.runs.hash(before));
+        let is_after = |parent| is_same_at(chosen.position.wrapping_sub(1), parent, before());
+        self.runs.position(spot) == chosen.position
+            && self.runs.is(spot, chosen.hash)
+            && chosen.parent.is_none_or(is_after)
+    }
+
+    /// Settles holders that have `held` leading blocks, and not that chosen as `missing`.
+    fn push(&mut self, held: u32, missing: usize, slots: SlotSet) {
+        if !slots.is_empty() {
+            self.found.push(MatchGroup {
+                matched_blocks: held,
+                matched_blocks_max: self.chain.blocks_before(missing),
+                slots,
+            });
+        }
+    }
+
+    /// Where having a block proves all before it: settles holders of the first one chosen.
+    fn bisect_from_end(&mut self, mut holders: SlotSet) {
+        let end = self.chain.positions.len();
+        let last = end.saturating_sub(1);
+        // Mostly some have all.
+        let whole = self.holders(last, Some(&holders));
+        holders.subtract(&whole);
+        self.bisect(last, end, whole);
+        self.bisect(0, last, holders);
+    }
+
+    /// Settles holders of the block chosen as `held`, none of whom has that chosen as `missing`.
+    fn bisect(&mut self, held: usize, missing: usize, mut holders: SlotSet) {
+        if holders.is_empty() {
+            return;
+        }
+        if missing <= held + 1 {
+            return self.push(self.chain.blocks_through(Some(held)), missing, holders);
+        }
+        let middle = held + (missing - held) / 2;
+        let deeper = self.holders(middle, Some(&holders));
+        holders.subtract(&deeper);
+        self.bisect(middle, missing, deeper);
+        self.bisect(held, middle, holders);
+    }
+
+    /// Where hashes are no chain: only what was chosen without a gap from position 0 on proves anything, and what is missing still
+    /// ends the prefix.
+    fn walk(&mut self, mut holders: SlotSet) {
+        let mut proven = 0;
+        for index in 0..self.chain.positions.len() {
+            if proven == self.chain.blocks_before(index) {
+                proven = self.chain.blocks_through(Some(index));
+            }
+            let deeper = self.holders(index + 1, Some(&holders));
+            holders.subtract(&deeper);
+            self.push(proven, index + 1, holders);
+            holders = deeper;
+        }
     }
 }
 
 impl RunWriter<'_> {
-    /// The holders of a block and of all before it.
-    pub(crate) fn holders_to(&self, spot: Spot, among: Option<&SlotSet>) -> SlotSet {
-        let mut holding = self.holders_through(spot);
+    /// The holders of a block and of all before it, in these tiers.
+    pub(crate) fn holders_to(&self, spot: Spot, among: Option<&SlotSet>, tiers: TierDepth) -> SlotSet {
+        let mut holding = self.holders_through(spot, tiers);
         if let Some(among) = among {
             holding.intersect(among);
         }
         let mut next = self.run(spot.run).and_then(|run| run.parent());
         while let Some(spot) = next.filter(|_| !holding.is_empty()) {
-            holding.intersect(&self.holders_through(spot));
+            holding.intersect(&self.holders_through(spot, tiers));
             next = self.run(spot.run).and_then(|run| run.parent());
         }
         holding
     }
 
     /// The holders of the first blocks of a run, up to this one.
-    fn holders_through(&self, spot: Spot) -> SlotSet {
+    fn holders_through(&self, spot: Spot, tiers: TierDepth) -> SlotSet {
         let entries = self.entries(spot.run);
         entries
-            .filter(|entry| entry.reach(2) > spot.offset)
+            .filter(|entry| entry.reach(tiers as u32) > spot.offset)
             .map(|entry| entry.slot())
             .collect()
     }

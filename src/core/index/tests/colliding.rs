@@ -8,8 +8,7 @@ use crate::hash::SequenceHash;
 use crate::wire::{BlockNames, Event, HolderId, QueryKey, RemovedBlocks, StoredBlocks, Tier, WorkerName};
 
 use super::api::{
-    HolderWriter, IndexLimits, NamespaceSettings, PositionalIndexer, QueryChain, RejectReason, Search,
-    TierDepth,
+    HolderWriter, IndexLimits, NamespaceSettings, PositionalIndexer, RejectReason, Search, TierDepth,
 };
 use super::world::PlainKey;
 use kvatlas_lab::random::{Random, mix, setting};
@@ -219,16 +218,19 @@ impl Run {
             QueryKey::SequenceHashes(sequence),
             QueryKey::LineageHashes(lineage),
         ] {
-            for (depth, tiers) in [(TierDepth::Device, 1), (TierDepth::All, u8::MAX)] {
-                let mut chain = QueryChain::new(&query, self.index.settings().block_size).unwrap();
-                let matches = self.index.find_in_tiers(&mut chain, Search::default(), depth);
+            for (tiers, bits) in [(TierDepth::Device, 1), (TierDepth::All, u8::MAX)] {
+                let search = Search {
+                    tiers,
+                    ..Search::default()
+                };
+                let matches = self.index.find_matches(&query, search).unwrap();
                 let found: BTreeMap<HolderId, usize> = matches
                     .holders()
                     .map(|found| (found.holder.id.clone(), found.matched_blocks as usize))
                     .collect();
                 assert_eq!(
                     found,
-                    self.expected(&hashes, tiers),
+                    self.expected(&hashes, bits),
                     "{} {hashes:x?}",
                     query.kind()
                 );

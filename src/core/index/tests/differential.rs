@@ -189,7 +189,16 @@ impl Run {
             .map(|holder| (holder.id.clone(), holder.oracle.matched(keys)))
             .filter(|(_, matched)| *matched > 0)
             .collect();
-        let matches = self.index.find_matches(query, Search { workers }).unwrap();
+        let matches = self
+            .index
+            .find_matches(
+                query,
+                Search {
+                    workers,
+                    ..Search::default()
+                },
+            )
+            .unwrap();
         let found: Vec<_> = matches
             .holders()
             .map(|found| (found.holder.id.clone(), found.matched_blocks as usize))
@@ -219,7 +228,13 @@ impl Run {
             (TierDepth::Host, 3),
             (TierDepth::All, 255),
         ] {
-            let matches = self.index.find_in_tiers(&mut chain, Search::default(), tiers);
+            let matches = self.index.find_chain(
+                &mut chain,
+                Search {
+                    tiers,
+                    ..Search::default()
+                },
+            );
             let found: BTreeMap<HolderId, usize> = matches
                 .holders()
                 .map(|found| (found.holder.id.clone(), found.matched_blocks as usize))

@@ -1,11 +1,12 @@
 //! Bounds from compressed chains, against the oracle's depths.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::hash::{Position, SequenceHash};
-use crate::wire::{Event, HolderId, QueryKey, StoredBlocks, Tier, WorkerName};
+use crate::wire::{Event, HolderId, QueryKey, RemovedBlocks, StoredBlocks, Tier, WorkerName};
 
-use super::api::{IndexLimits, NamespaceSettings, PositionalIndexer, Search, SparseChain};
+use super::api::{IndexLimits, NamespaceSettings, PositionalIndexer, Search, SparseChain, TierDepth};
 use super::world::Path;
 use kvatlas_lab::random::Random;
 
@@ -67,7 +68,15 @@ pub(super) fn check_bounds(
         QueryKey::SequenceHashes(hashes.collect()),
         QueryKey::LineageHashes(lineage.collect()),
     ] {
-        let found = find(index, &key, &positions, Search { workers });
+        let found = find(
+            index,
+            &key,
+            &positions,
+            Search {
+                workers,
+                ..Search::default()
+            },
+        );
         assert_eq!(found, expected, "{} at {chosen:?}", key.kind());
     }
 }
@@ -118,4 +127,55 @@ fn hashes_that_are_no_chain_prove_only_what_has_no_gap() {
         expect([("a", (4, 4)), ("b", (1, 1))])
     );
     assert_eq!(ask(&[3, 5], &[2, 3]), expect([("a", (0, 3)), ("b", (0, 3))]));
+}
+
+#[test]
+fn bounds_are_of_one_instant_while_a_holder_changes() {
+    let index = PositionalIndexer::new(NamespaceSettings::default(), IndexLimits::default());
+    let mut writer = index.register(&holder("a")).unwrap();
+    let stored = |parent: Option<u64>, blocks: std::ops::RangeInclusive<u64>| {
+        let blocks = hashes(&blocks.collect::<Vec<_>>());
+        Event::Stored(StoredBlocks::by_sequence(parent.map(SequenceHash), None, blocks))
+    };
+    writer.apply(stored(None, 1..=10), Tier::DEVICE, 0);
+    let is_done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let tail = hashes(&(11..=40).collect::<Vec<_>>());
+            for _ in 0..2000 {
+                writer.apply(stored(Some(10), 11..=40), Tier::DEVICE, 0);
+                let removed = RemovedBlocks {
+                    hashes: tail.clone(),
+                    ..RemovedBlocks::default()
+                };
+                writer.apply(Event::Removed(removed), Tier::DEVICE, 0);
+            }
+            is_done.store(true, Ordering::Release);
+        });
+        let key = QueryKey::SequenceHashes(hashes(&[5, 16, 21, 31]));
+        while !is_done.load(Ordering::Acquire) {
+            let found = find(&index, &key, &at(&[4, 15, 20, 30]), Search::default());
+            let blocks: Vec<_> = found.into_values().collect();
+            assert!(blocks == [(5, 15)] || blocks == [(31, 31)], "{blocks:?}");
+        }
+    });
+}
+
+#[test]
+fn only_blocks_in_the_tiers_asked_for_have_bounds() {
+    let index = PositionalIndexer::new(NamespaceSettings::default(), IndexLimits::default());
+    let mut writer = index.register(&holder("a")).unwrap();
+    for (parent, block, tier) in [(None, 1, 0), (Some(1), 2, 0), (Some(2), 3, 1)] {
+        let stored = StoredBlocks::by_sequence(parent.map(SequenceHash), None, hashes(&[block]));
+        writer.apply(Event::Stored(stored), Tier::new(tier).unwrap(), 0);
+    }
+    let key = QueryKey::SequenceHashes(hashes(&[1, 2, 3]));
+    for (tiers, blocks) in [(TierDepth::Device, 2), (TierDepth::Host, 3), (TierDepth::All, 3)] {
+        let search = Search {
+            tiers,
+            ..Search::default()
+        };
+        let found = find(&index, &key, &at(&[0, 1, 2]), search);
+        assert_eq!(found, Found::from([(holder("a"), (blocks, blocks))]));
+    }
 }

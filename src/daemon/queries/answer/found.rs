@@ -58,7 +58,8 @@ impl TierMatches {
         let all = indexer.find_chain(chain, search);
         let has_others = all.holders().any(|found| found.holder.status.has_lower_tiers());
         let steps = [TierDepth::Device, TierDepth::Host];
-        let near = has_others.then(|| steps.map(|tiers| indexer.find_in_tiers(chain, search, tiers)));
+        let near =
+            has_others.then(|| steps.map(|tiers| indexer.find_chain(chain, Search { tiers, ..search })));
         Self { all, near }
     }
 
