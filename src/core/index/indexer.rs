@@ -56,7 +56,7 @@ pub struct IndexSizes {
 /// ```
 #[derive(Debug, Clone)]
 pub struct PositionalIndexer {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
 }
 
 impl PositionalIndexer {
@@ -69,18 +69,6 @@ impl PositionalIndexer {
     pub fn sharing(settings: NamespaceSettings, limits: IndexLimits, total: &Arc<TotalUsage>) -> Self {
         let shared = Shared::new(settings, limits, total);
         Self { shared }
-    }
-
-    /// The index of some holder.
-    pub(super) fn of(shared: &Arc<Shared>) -> Self {
-        Self {
-            shared: Arc::clone(shared),
-        }
-    }
-
-    /// What walks look at.
-    pub(super) fn shared(&self) -> &Arc<Shared> {
-        &self.shared
     }
 
     /// Block size and hashing of the namespace.

@@ -1,5 +1,6 @@
 //! What lanes and queries of one index share, and what several indexes do.
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -20,8 +21,7 @@ pub(crate) struct Shared {
     pub(crate) limits: IndexLimits,
     pub(crate) runs: RunStore,
     pub(crate) slots: Slots,
-    /// Holders by slot.
-    holders: RwLock<Vec<Option<Arc<Holder>>>>,
+    holders: RwLock<HashMap<HolderSlot, Arc<Holder>>>,
     /// Held by whoever evicts.
     pub(crate) evicting: Mutex<()>,
     foreign_holders: AtomicU32,
@@ -91,21 +91,16 @@ impl Shared {
 
     /// The holder that has a slot now.
     pub(crate) fn holder(&self, slot: HolderSlot) -> Option<Arc<Holder>> {
-        self.holders.read().get(slot.index())?.clone()
+        self.holders.read().get(&slot).cloned()
     }
 
     pub(super) fn add(&self, holder: &Arc<Holder>, slot: HolderSlot) {
-        let mut holders = self.holders.write();
-        let len = holders.len().max(slot.index() + 1);
-        holders.resize(len, None);
-        holders[slot.index()] = Some(Arc::clone(holder));
+        self.holders.write().insert(slot, Arc::clone(holder));
     }
 
     /// Gives the slot of a holder back that has no blocks.
     pub(crate) fn release(&self, slot: HolderSlot) {
-        if let Some(holder) = self.holders.write().get_mut(slot.index()) {
-            *holder = None;
-        }
+        self.holders.write().remove(&slot);
         self.slots.release(slot);
     }
 }

@@ -2,10 +2,9 @@
 
 use std::sync::Arc;
 
-use crate::hash::SequenceHash;
 use crate::wire::{BlockNames, DegradedReasons, Event, Tier};
 
-use super::directory::{HolderRecord, HolderSlot, HolderStatus};
+use super::directory::{HolderRecord, HolderStatus};
 use super::holder::{Applied, Claims, Holder, Turn};
 use super::settings::NamespaceSettings;
 use super::shared::Shared;
@@ -13,18 +12,16 @@ use super::shared::Shared;
 /// The only one who may change what a holder holds, but for eviction. Owned by the holder's lane.
 #[derive(Debug)]
 pub struct HolderWriter {
-    pub(in crate::index) shared: Arc<Shared>,
-    pub(in crate::index) holder: Arc<Holder>,
-    has_foreign_chain: bool,
+    pub(super) shared: Arc<Shared>,
+    pub(super) holder: Arc<Holder>,
     claims: Claims,
 }
 
 impl HolderWriter {
-    pub(in crate::index) fn new(shared: Arc<Shared>, holder: Arc<Holder>) -> Self {
+    pub(super) fn new(shared: Arc<Shared>, holder: Arc<Holder>) -> Self {
         Self {
             shared,
             holder,
-            has_foreign_chain: false,
             claims: Claims::default(),
         }
     }
@@ -86,14 +83,21 @@ impl HolderWriter {
     }
 
     /// Makes one step.
-    fn change(&mut self, applied: &mut Applied, uses_names: bool, change: impl FnOnce(&mut Turn<'_, '_>)) {
-        let home = self.shared.home();
-        if self
-            .holder
-            .change(home, &mut self.claims, applied, uses_names, change)
-        {
+    pub(super) fn change(
+        &mut self,
+        applied: &mut Applied,
+        uses_names: bool,
+        change: impl FnOnce(&mut Turn<'_, '_>),
+    ) {
+        let (home, claims) = (self.shared.home(), &mut self.claims);
+        if self.holder.change(home, claims, applied, uses_names, change) {
             self.set_foreign_chain(true);
         }
+    }
+
+    /// Makes up for what has been evicted.
+    pub(super) fn catch_up(&mut self) {
+        self.change(&mut Applied::default(), false, |_| {});
     }
 
     /// As [`Self::apply`], for events of a dump. They give an absent parent by its sequence hash or a fragment of that, never by a name.
@@ -110,7 +114,7 @@ impl HolderWriter {
     }
 
     /// Notes that blocks may lie in `tier` from now on.
-    pub(in crate::index) fn note_tier(&self, tier: Tier) {
+    pub(super) fn note_tier(&self, tier: Tier) {
         if tier != Tier::DEVICE {
             self.status().set_lower_tiers(true);
         }
@@ -138,34 +142,10 @@ impl HolderWriter {
 
     /// Notes whether the holder's hashes are not the contract's chain.
     pub fn set_foreign_chain(&mut self, is_foreign: bool) {
-        if self.has_foreign_chain != is_foreign {
-            self.has_foreign_chain = is_foreign;
+        if self.status().has_foreign_chain() != is_foreign {
             self.status().set_foreign_chain(is_foreign);
             self.shared.count_foreign_holder(is_foreign);
         }
-    }
-
-    /// The slot and tier of a regular holder, and how often it has been reshaped. A holder is regular where all its blocks lie in one tier,
-    /// are known by their sequence hashes, and have all that come before them. None for another one, or an empty one.
-    pub(in crate::index) fn regular(&mut self) -> Option<(HolderSlot, Tier, u64)> {
-        // Makes up for what has been evicted.
-        self.change(&mut Applied::default(), false, |_| {});
-        self.holder.regular(&self.shared.runs)
-    }
-
-    /// Stores blocks that were in an index before, under the names that are their hashes, after the block that has the hash `parent`.
-    /// Where that is not there, they are counted and left out.
-    pub(in crate::index) fn restore_run(
-        &mut self,
-        parent: Option<SequenceHash>,
-        position: u32,
-        hashes: &[SequenceHash],
-        tier: Tier,
-        applied: &mut Applied,
-    ) {
-        self.note_tier(tier);
-        self.change(applied, true, |turn| turn.restore(parent, position, hashes, tier));
-        self.shared.make_room(applied.stored);
     }
 
     /// Events that, applied in this order, make a fresh holder equal to this one: same blocks, names, tiers and holes,
@@ -175,7 +155,7 @@ impl HolderWriter {
     ///
     /// This is the public way to get an index as events. A snapshot file ([`crate::snapshot`]) holds the same, compactly, for all holders.
     pub fn dump_events(&mut self, blocks_per_event_max: usize) -> impl Iterator<Item = (Tier, Event)> + '_ {
-        self.change(&mut Applied::default(), false, |_| {});
+        self.catch_up();
         self.holder.dump_events(self.shared.home(), blocks_per_event_max)
     }
 }

@@ -58,17 +58,17 @@ fn meet(walk: &mut Walk) -> (Vec<Met>, bool) {
         if met.len() == RUNS_MAX || blocks > BLOCKS_MAX || begun.elapsed() > TIME_MAX {
             return (met, true);
         }
-        open.truncate(run.depth() - 1);
-        if run.position() + run.hashes().len() > DEPTH_MAX {
+        open.truncate(run.depth - 1);
+        if run.position + run.hashes.len() > DEPTH_MAX {
             walk.skip_subtree();
             continue;
         }
-        blocks += run.hashes().len();
+        blocks += run.hashes.len();
         open.push(met.len());
         met.push(Met {
             parent: open.iter().rev().nth(1).copied(),
-            start: run.position(),
-            hashes: run.hashes().to_vec(),
+            start: run.position,
+            hashes: run.hashes.to_vec(),
             weight: run.copies() as u64,
         });
     }
@@ -116,7 +116,7 @@ pub(super) fn below(indexer: &PositionalIndexer, block: PositionalLineageHash) -
             break;
         }
         runs += 1;
-        counted.blocks += run.hashes().len() as u64;
+        counted.blocks += run.hashes.len() as u64;
         counted.copies += run.copies() as u64;
     }
     counted

@@ -24,14 +24,6 @@ pub struct HolderRecord {
 }
 
 impl HolderRecord {
-    fn new(id: HolderId) -> Self {
-        Self {
-            id,
-            status: HolderStatus::default(),
-            retired: AtomicBool::new(false),
-        }
-    }
-
     /// Why the state that a search found is not certain; `replacements` is how many states had been replaced when it began.
     ///
     /// Where this one has been replaced since, the reasons of now are those of another state than the one that was searched: the
@@ -63,14 +55,9 @@ pub(crate) struct Directory {
 }
 
 impl Directory {
-    /// The holder in `slot`. A slot that was given out after this version was made has none.
-    pub(crate) fn holder(&self, slot: HolderSlot) -> Option<&Arc<HolderRecord>> {
-        self.holder_at(slot.index())
-    }
-
-    /// As [`Self::holder`], by the slot's number.
+    /// The holder in the slot of this number. A slot that was given out after this version was made has none.
     #[inline]
-    pub(crate) fn holder_at(&self, slot: usize) -> Option<&Arc<HolderRecord>> {
+    pub(crate) fn holder(&self, slot: usize) -> Option<&Arc<HolderRecord>> {
         self.holders.get(slot)?.as_ref()
     }
 
@@ -106,10 +93,6 @@ impl Directory {
 
     pub(crate) fn workers(&self) -> usize {
         self.by_worker.workers()
-    }
-
-    fn ranks_of(&self, worker: &WorkerName) -> usize {
-        self.by_worker.of(worker).len()
     }
 }
 
@@ -163,29 +146,29 @@ impl Slots {
     ) -> Result<(HolderSlot, Arc<HolderRecord>), RegisterError> {
         let _changing = self.changing.lock();
         let mut next = Directory::clone(&self.current.load());
-        let mut ranks = next.by_worker.of(&id.worker).iter();
-        if ranks.any(|slot| next.holder(*slot).is_some_and(|holder| holder.id == *id)) {
+        let ranks = next.by_worker.of(&id.worker);
+        let is_own = |slot: &HolderSlot| next.holder(slot.index()).is_some_and(|holder| holder.id == *id);
+        if ranks.iter().any(is_own) {
             return Err(RegisterError::Registered(id.clone()));
         }
-        let ranks = next.ranks_of(&id.worker);
-        if ranks == 0 && next.workers() >= workers_max {
+        if ranks.is_empty() && next.workers() >= workers_max {
             return Err(RegisterError::TooManyWorkers { workers: workers_max });
         }
-        if ranks >= ranks_max {
+        if ranks.len() >= ranks_max {
             return Err(RegisterError::TooManyRanks {
                 worker: id.worker.clone(),
                 ranks: ranks_max,
             });
         }
-        let free = next
-            .holders
-            .iter()
-            .position(Option::is_none)
-            .unwrap_or(next.holders.len());
-        let slot = HolderSlot::new(free).ok_or(RegisterError::NoSlot {
-            slots: HolderSlot::COUNT_MAX,
-        })?;
-        let record = Arc::new(HolderRecord::new(id.clone()));
+        let free = next.holders.iter().position(Option::is_none);
+        let free = free.unwrap_or(next.holders.len());
+        let slots = HolderSlot::COUNT_MAX;
+        let slot = HolderSlot::new(free).ok_or(RegisterError::NoSlot { slots })?;
+        let record = Arc::new(HolderRecord {
+            id: id.clone(),
+            status: HolderStatus::default(),
+            retired: AtomicBool::new(false),
+        });
         next.holders.resize(next.holders.len().max(free + 1), None);
         next.holders[free] = Some(Arc::clone(&record));
         next.taken.insert(slot);

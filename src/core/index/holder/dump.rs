@@ -2,61 +2,45 @@
 
 use std::ops::Range;
 
-use parking_lot::Mutex;
-
 use crate::hash::{Position, PositionalLineageHash, SequenceHash};
-use crate::index::runs::{Run, RunId, RunStore, RunWriter, Spot};
+use crate::index::block::current_mask;
+use crate::index::runs::{Run, RunId, RunWriter, Spot};
 use crate::index::settings::Hashing;
 use crate::wire::{BlockNames, Event, StoredBlocks, Tier};
 
-use super::HolderState;
 use super::names::Found;
 use super::orphans::{Alias, Orphan};
 use super::part::{Form, Interval};
+use super::{Holder, HolderState, Home};
 
-/// Events that rebuild what the holder has, parents before children. Each piece is as it is when its turn comes, since blocks may be
-/// evicted meanwhile.
-pub(super) fn events<'h>(
-    holder: &'h Mutex<HolderState>,
-    store: &'h RunStore,
-    hashing: Hashing,
-    blocks_per_event_max: usize,
-) -> impl Iterator<Item = (Tier, Event)> + use<'h> {
-    let blocks_max = u16::try_from(blocks_per_event_max.max(1)).unwrap_or(u16::MAX);
-    let state = holder.lock();
-    let runs = store.write();
-    let mut parts: Vec<(RunId, Interval)> = Vec::new();
-    for (run, part) in state.parts.iter() {
-        parts.extend(part.intervals().iter().map(|interval| (*run, *interval)));
+impl Holder {
+    /// Events that rebuild what the holder has, parents before children. Each piece is as it is when its turn comes, since blocks may be
+    /// evicted meanwhile.
+    pub(in crate::index) fn dump_events<'h>(
+        &'h self,
+        home: Home<'h>,
+        blocks_per_event_max: usize,
+    ) -> impl Iterator<Item = (Tier, Event)> + use<'h> {
+        let blocks_max = u16::try_from(blocks_per_event_max.max(1)).unwrap_or(u16::MAX);
+        let (state, runs) = (self.state.lock(), home.runs.write());
+        let mut parts: Vec<(RunId, Interval)> = Vec::new();
+        for (run, part) in state.parts.iter() {
+            parts.extend(part.intervals().iter().map(|interval| (*run, *interval)));
+        }
+        let start = |run: RunId| runs.run(run).map_or(0, Run::start);
+        parts.sort_by_cached_key(|(run, interval)| (start(*run), *run, interval.from));
+        let orphans = state.orphans.all();
+        let orphans = orphans.flat_map(|(key, orphan)| orphan_events(key, orphan, &state, &runs));
+        let orphans: Vec<(Tier, Event)> = orphans.collect();
+        let pieces = parts
+            .into_iter()
+            .flat_map(move |(run, interval)| cut(run, interval, blocks_max));
+        let placed = pieces.flat_map(move |(run, offsets)| {
+            let state = self.state.lock();
+            state.events(run, offsets, home.settings.hashing, &home.runs.write())
+        });
+        placed.chain(orphans)
     }
-    let start = |run: RunId| runs.run(run).map_or(0, Run::start);
-    parts.sort_by_cached_key(|(run, interval)| (start(*run), *run, interval.from));
-    let orphans = state.orphans.all();
-    let orphans = orphans.flat_map(|(key, orphan)| orphan_events(key, orphan, &state, &runs));
-    let orphans: Vec<(Tier, Event)> = orphans.collect();
-    drop(runs);
-    let pieces = parts
-        .into_iter()
-        .flat_map(move |(run, interval)| cut(run, interval, blocks_max));
-    let placed = pieces.flat_map(move |(run, offsets)| {
-        let state = holder.lock();
-        let interval = state
-            .parts
-            .get(&run)
-            .and_then(|part| part.interval_at(offsets.start));
-        let Some(interval) = interval else {
-            return Vec::new();
-        };
-        let piece = Piece {
-            holder: &state,
-            runs: &store.write(),
-            run,
-            form: interval.attributes.form(),
-            offsets: offsets.start..offsets.end.min(interval.to),
-        };
-        piece.events(hashing)
-    });
-    placed.chain(orphans)
 }
 
 /// Cuts an interval into pieces that each fit into an event.
@@ -68,86 +52,64 @@ fn cut(run: RunId, interval: Interval, blocks_max: u16) -> impl Iterator<Item = 
     froms.map(move |from| (run, from..interval.to.min(from.saturating_add(step))))
 }
 
-/// Blocks of one run with the same attributes.
-struct Piece<'a> {
-    holder: &'a HolderState,
-    runs: &'a RunWriter<'a>,
-    run: RunId,
-    form: Form,
-    offsets: Range<u16>,
-}
-
-impl Piece<'_> {
-    fn events(&self, hashing: Hashing) -> Vec<(Tier, Event)> {
-        let first = Spot {
-            run: self.run,
-            offset: self.offsets.start,
-        };
-        let Some(held) = self.holder.attributes(first) else {
+impl HolderState {
+    /// The first of these blocks of a run, and those after it that have the same attributes.
+    fn events(
+        &self,
+        run: RunId,
+        offsets: Range<u16>,
+        hashing: Hashing,
+        runs: &RunWriter<'_>,
+    ) -> Vec<(Tier, Event)> {
+        let part = self.parts.get(&run);
+        let piece = part.map(|part| (part, part.extent(offsets.start, offsets.end)));
+        let Some((part, (end, Some(held)))) = piece else {
             return Vec::new();
         };
-        let own = |names: &[u64]| Some(names.to_vec());
-        let part = self.holder.parts.get(&self.run);
-        let hashes = || {
-            self.runs
-                .hashes(self.run, self.offsets.start, self.offsets.end)
-                .collect::<Vec<u64>>()
+        let (from, form) = (offsets.start, held.form());
+        let spots = (from..end).map(|offset| Spot { run, offset });
+        let first = Spot { run, offset: from };
+        // A nameless block can only be stored by its lineage hash.
+        let blocks = if held.is_whole() && form != Form::Nameless {
+            BlockNames::Sequence {
+                parent: runs.before(first).map(|before| self.parent_name(before, runs)),
+                position: Position::new(u64::from(runs.position(first))).ok(),
+                hashes: runs.hashes(run, from, end).map(SequenceHash).collect(),
+            }
+        } else {
+            BlockNames::Lineage(spots.map(|spot| runs.key(spot)).collect())
         };
-        match self.form {
-            Form::Nameless => each_tier(held.tiers(), &self.stored(held.is_whole(), None)),
+        let own = |names| stored(blocks.clone(), names);
+        match form {
+            Form::Nameless => each_tier(held.tiers(), &own(None)),
             // Where hashes are recomputed, what comes without names would have to come with its content.
             Form::Hash => {
-                let names = (hashing == Hashing::Recompute).then(hashes);
-                each_tier(held.tiers(), &self.stored(true, names))
+                let names = || runs.hashes(run, from, end).collect();
+                each_tier(held.tiers(), &own((hashing == Hashing::Recompute).then(names)))
             }
-            Form::Own => {
-                let names = part.map_or(&[][..], |part| part.names(self.offsets.start, self.offsets.end));
-                each_tier(held.tiers(), &self.stored(held.is_whole(), own(names)))
-            }
+            Form::Own => each_tier(held.tiers(), &own(Some(part.names(from, end).to_vec()))),
             Form::Many => {
-                let names = self.holder.names_of(first, self.runs);
-                let event =
-                    |alias: &Alias| each_tier(alias.tiers, &self.stored(held.is_whole(), own(&[alias.name])));
-                names.iter().flat_map(event).collect()
+                let names = self.names_of(first, runs).into_iter();
+                names
+                    .flat_map(|alias| each_tier(alias.tiers, &own(Some(vec![alias.name]))))
+                    .collect()
             }
         }
     }
 
-    fn stored(&self, is_whole: bool, engine_hashes: Option<Vec<u64>>) -> StoredBlocks {
-        let spots = self.offsets.clone().map(|offset| Spot {
-            run: self.run,
-            offset,
-        });
-        // A nameless block can only be stored by its lineage hash.
-        if !is_whole || self.form == Form::Nameless {
-            return StoredBlocks {
-                names: BlockNames::Lineage(spots.map(|spot| self.runs.key(spot)).collect()),
-                content: None,
-                engine_hashes,
-            };
-        }
-        let first = Spot {
-            run: self.run,
-            offset: self.offsets.start,
-        };
-        let parent = self.runs.before(first).map(|before| {
-            // A block that the holder has came before, so its name finds it. Of another one the hash says enough.
-            let name = self
-                .holder
-                .names_of(before, self.runs)
-                .first()
-                .map(|alias| alias.name);
-            SequenceHash(name.unwrap_or_else(|| self.runs.hash(before)))
-        });
-        StoredBlocks {
-            names: BlockNames::Sequence {
-                parent,
-                position: Position::new(u64::from(self.runs.position(first))).ok(),
-                hashes: spots.map(|spot| SequenceHash(self.runs.hash(spot))).collect(),
-            },
-            content: None,
-            engine_hashes,
-        }
+    /// What the events call the block before others: a block that the holder has came before, so its name finds it. Of another one the hash
+    /// says enough.
+    fn parent_name(&self, spot: Spot, runs: &RunWriter<'_>) -> SequenceHash {
+        let names = self.names_of(spot, runs);
+        SequenceHash(names.first().map_or_else(|| runs.hash(spot), |alias| alias.name))
+    }
+}
+
+fn stored(names: BlockNames, engine_hashes: Option<Vec<u64>>) -> StoredBlocks {
+    StoredBlocks {
+        names,
+        content: None,
+        engine_hashes,
     }
 }
 
@@ -160,21 +122,18 @@ fn each_tier(tiers: u8, stored: &StoredBlocks) -> Vec<(Tier, Event)> {
 /// A hash with the parent's fragment that names the parent or nothing: by another name, the events would mean another parent.
 fn absent_parent(orphan: PositionalLineageHash, state: &HolderState, runs: &RunWriter<'_>) -> SequenceHash {
     let fragment = orphan.parent_hash_fragment();
-    let above = Position::from(orphan)
-        .as_u32()
-        .checked_sub(1)
-        .map_or(0, |before| crate::index::block::current_mask(before).count_ones());
+    let before = Position::from(orphan).as_u32().checked_sub(1);
+    let above = before.map_or(0, |before| current_mask(before).count_ones());
     // Lineage hashes leave 5 bits out at least.
-    let candidates = (0..32).map(|number| fragment | number << above);
-    let is_free = |candidate: &u64| match state.find_name(*candidate, runs) {
+    let mut candidates = (0..32).map(|number| fragment | number << above);
+    let free = candidates.find(|candidate| match state.find_name(*candidate, runs) {
         None => true,
         Some(Found::Orphan(key)) => {
             key.position() + 1 == orphan.position() && key.current_hash_fragment() == fragment
         }
         Some(Found::Placed(_)) => false,
-    };
-    let mut free = candidates.filter(is_free);
-    SequenceHash(free.next().unwrap_or(fragment))
+    });
+    SequenceHash(free.unwrap_or(fragment))
 }
 
 fn orphan_events(
@@ -183,27 +142,19 @@ fn orphan_events(
     state: &HolderState,
     runs: &RunWriter<'_>,
 ) -> Vec<(Tier, Event)> {
-    let parent = absent_parent(key, state, runs);
-    let stored = |name: Option<u64>| {
-        let names = match (orphan.sequence_hash(), name) {
-            (Some(hash), Some(_)) => BlockNames::Sequence {
-                parent: Some(parent),
-                position: Position::new(key.position()).ok(),
-                hashes: vec![hash],
-            },
-            _ => BlockNames::Lineage(vec![key]),
-        };
-        StoredBlocks {
-            names,
-            content: None,
-            engine_hashes: name.map(|name| vec![name]),
-        }
-    };
+    let by_key = || BlockNames::Lineage(vec![key]);
     if orphan.names.is_empty() {
-        return each_tier(orphan.nameless, &stored(None));
+        return each_tier(orphan.nameless, &stored(by_key(), None));
     }
-    let names = orphan.names.iter();
-    names
-        .flat_map(|alias| each_tier(alias.tiers, &stored(Some(alias.name))))
-        .collect()
+    let parent = absent_parent(key, state, runs);
+    let by_hash = |hash| BlockNames::Sequence {
+        parent: Some(parent),
+        position: Position::new(key.position()).ok(),
+        hashes: vec![hash],
+    };
+    let event = |alias: &Alias| {
+        let names = orphan.sequence_hash().map_or_else(by_key, by_hash);
+        each_tier(alias.tiers, &stored(names, Some(vec![alias.name])))
+    };
+    orphan.names.iter().flat_map(event).collect()
 }

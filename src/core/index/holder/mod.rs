@@ -42,7 +42,7 @@ use super::runs::{NameMap, RunId, RunView, RunWriter, Spot, Victim};
 use super::split_map::SplitMap;
 use orphans::Orphans;
 use parking::Parking;
-use part::{Attributes, Form, Part};
+use part::{Attributes, Part};
 
 pub use applied::{Applied, RejectReason};
 pub(super) use claims::Claims;
@@ -305,11 +305,6 @@ impl HolderState {
         self.publish(runs);
         before - self.placed
     }
-}
-
-/// Whether a name is that of a block under `form`.
-fn is_nameless(form: Form) -> bool {
-    form == Form::Nameless
 }
 
 fn reject_full(applied: &mut Applied, blocks: usize) {

@@ -6,7 +6,7 @@
 use crate::hash::{PositionalLineageHash, SequenceHash};
 
 use super::copies::Aliases;
-use super::orphans::{Alias, Orphan, add_name};
+use super::orphans::{Alias, Orphan, add_name, withdraw_from};
 use super::part::{Attributes, Form};
 use super::resolve::Resident;
 use super::{HolderState, Outcome};
@@ -286,17 +286,9 @@ impl HolderState {
         let held = part.get(spot.offset).filter(|held| held.form() == Form::Many)?;
         let mut names = part.aliases(spot.offset, held.tiers());
         let before = (names.len(), part.copies_bytes());
-        let mut withdrawn = 0;
-        for alias in &mut names {
-            if name.is_none_or(|name| name == alias.name) {
-                withdrawn |= alias.tiers & tiers;
-                alias.tiers &= !tiers;
-            }
-            if alias.tiers == 0 {
-                self.own.remove(alias.name, spot);
-            }
-        }
-        names.retain(|alias| alias.tiers != 0);
+        let withdrawn = withdraw_from(&mut names, name, tiers, |name| {
+            self.own.remove(name, spot);
+        });
         part.set_aliases(spot.offset, &names);
         self.further -= (before.0 - 1) - names.len().saturating_sub(1);
         self.copies_bytes = self.copies_bytes - before.1 + part.copies_bytes();

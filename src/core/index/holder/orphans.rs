@@ -46,6 +46,30 @@ where
     true
 }
 
+/// Takes tiers from one name of a block, or from all; says which those were. Names without a tier go, each with a word to `let_go`.
+pub(super) fn withdraw_from<A>(
+    names: &mut SmallVec<A>,
+    name: Option<u64>,
+    tiers: u8,
+    mut let_go: impl FnMut(u64),
+) -> u8
+where
+    A: smallvec::Array<Item = Alias>,
+{
+    let mut withdrawn = 0;
+    names.retain(|alias| {
+        if name.is_none_or(|name| name == alias.name) {
+            withdrawn |= alias.tiers & tiers;
+            alias.tiers &= !tiers;
+        }
+        if alias.tiers == 0 {
+            let_go(alias.name);
+        }
+        alias.tiers != 0
+    });
+    withdrawn
+}
+
 /// A block without a place.
 #[derive(Debug)]
 pub(super) struct Orphan {
@@ -213,23 +237,13 @@ impl Orphans {
         let Some(orphan) = self.blocks.get_mut(&key) else {
             return Outcome::Unknown;
         };
-        let mut held = 0;
+        let mut withdrawn = withdraw_from(&mut orphan.names, name, tiers, |name| {
+            self.by_name.remove(&name);
+        });
         if name.is_none() {
-            held |= orphan.nameless;
+            withdrawn |= orphan.nameless & tiers;
             orphan.nameless &= !tiers;
         }
-        for alias in orphan
-            .names
-            .iter_mut()
-            .filter(|alias| name.is_none_or(|name| name == alias.name))
-        {
-            held |= alias.tiers;
-            alias.tiers &= !tiers;
-            if alias.tiers == 0 {
-                self.by_name.remove(&alias.name);
-            }
-        }
-        orphan.names.retain(|alias| alias.tiers != 0);
         if !orphan.is_named_by_hash() {
             self.by_hash.insert(hash_of(key));
         }
@@ -237,7 +251,7 @@ impl Orphans {
         if is_gone {
             self.remove(key);
         }
-        match (held & tiers, is_gone) {
+        match (withdrawn, is_gone) {
             (0, _) => Outcome::Unknown,
             (_, true) => Outcome::Gone,
             _ => Outcome::Remains,

@@ -53,8 +53,8 @@ pub(super) struct ResolvedSequence<'e> {
     pub(super) is_foreign: bool,
 }
 
-/// Where a sequence begins.
-#[derive(Debug, Clone, Copy)]
+/// Where a sequence begins: at position 0, or after a block.
+#[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Start {
     /// Position of the first block.
     position: u64,
@@ -89,28 +89,22 @@ impl ResolvedSequence<'_> {
         })
     }
 
-    /// What the engine calls the blocks.
-    pub(super) fn names(&self) -> impl Iterator<Item = u64> + '_ {
-        let names = self.names.as_deref().unwrap_or_default().iter().copied();
-        let own = self.names.is_some();
-        let hashes = self.hashes.iter().map(|hash| hash.as_u64());
-        names.chain(hashes.take(if own { 0 } else { self.hashes.len() }))
-    }
-
     /// The blocks one by one.
     pub(super) fn blocks(&self) -> Vec<NewBlock> {
-        lineage_hashes_from(self.start.position, self.start.parent, &self.hashes)
-            .zip(self.hashes.iter())
-            .zip(self.names())
-            // None is out of range: `resolve` has looked at the last.
-            .filter_map(|((key, sequence_hash), name)| {
-                Some(NewBlock {
-                    key: key.ok()?,
-                    sequence_hash: Some(*sequence_hash),
-                    name: Some(name),
-                })
+        let keys = lineage_hashes_from(self.start.position, self.start.parent, &self.hashes);
+        let block = |(index, (key, hash)): (usize, (Result<_, _>, &SequenceHash))| {
+            Some(NewBlock {
+                // None is out of range: `resolve` has looked at the last.
+                key: key.ok()?,
+                sequence_hash: Some(*hash),
+                name: match &self.names {
+                    Some(names) => Some(*names.get(index)?),
+                    None => Some(hash.as_u64()),
+                },
             })
-            .collect()
+        };
+        let blocks = keys.zip(self.hashes.iter()).enumerate();
+        blocks.filter_map(block).collect()
     }
 }
 
@@ -120,16 +114,35 @@ pub(super) fn start_of(
     stored: &StoredBlocks,
     find_parent: impl FnOnce(u64, Option<u64>) -> Option<Resident>,
 ) -> Result<Option<Start>, Unresolved> {
-    match &stored.names {
-        BlockNames::Sequence {
-            parent,
-            position,
-            hashes,
-        } if !hashes.is_empty() => {
-            let position = position.map(|position| position.as_u64());
-            start(*parent, position, find_parent).map(Some)
+    let BlockNames::Sequence {
+        parent,
+        position,
+        hashes,
+    } = &stored.names
+    else {
+        return Ok(None);
+    };
+    let Some(parent) = parent.filter(|_| !hashes.is_empty()) else {
+        return Ok((!hashes.is_empty()).then(Start::default));
+    };
+    let position = position.map(|position| position.as_u64());
+    match (find_parent(parent.as_u64(), position), position) {
+        (Some(block), _) => {
+            // The fragment is all that a lineage hash needs of its parent, so it can stand in for the whole.
+            let fragment = SequenceHash::from(block.key.current_hash_fragment());
+            Ok(Some(Start {
+                position: block.key.position() + 1,
+                parent: Some(block.sequence_hash.unwrap_or(fragment)),
+                parent_is_known: block.sequence_hash.is_some(),
+                spot: block.spot,
+            }))
         }
-        _ => Ok(None),
+        (None, Some(position)) => Ok(Some(Start {
+            position,
+            parent: Some(parent),
+            ..Start::default()
+        })),
+        (None, None) => Err(Unresolved::UnknownParent(parent.as_u64())),
     }
 }
 
@@ -180,41 +193,6 @@ fn blocks_of(keys: &[PositionalLineageHash], names: Option<&[u64]>) -> Vec<NewBl
         name: name_at(index),
     };
     keys.iter().enumerate().map(block).collect()
-}
-
-/// Where a sequence begins.
-fn start(
-    parent: Option<SequenceHash>,
-    position: Option<u64>,
-    find_parent: impl FnOnce(u64, Option<u64>) -> Option<Resident>,
-) -> Result<Start, Unresolved> {
-    let Some(parent) = parent else {
-        return Ok(Start {
-            position: 0,
-            parent: None,
-            parent_is_known: true,
-            spot: None,
-        });
-    };
-    match (find_parent(parent.as_u64(), position), position) {
-        (Some(block), _) => {
-            // The fragment is all that a lineage hash needs of its parent, so it can stand in for the whole.
-            let fragment = SequenceHash::from(block.key.current_hash_fragment());
-            Ok(Start {
-                position: block.key.position() + 1,
-                parent: Some(block.sequence_hash.unwrap_or(fragment)),
-                parent_is_known: block.sequence_hash.is_some(),
-                spot: block.spot,
-            })
-        }
-        (None, Some(position)) => Ok(Start {
-            position,
-            parent: Some(parent),
-            parent_is_known: false,
-            spot: None,
-        }),
-        (None, None) => Err(Unresolved::UnknownParent(parent.as_u64())),
-    }
 }
 
 /// The contract's chain over the content of an event.

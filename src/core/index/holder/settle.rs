@@ -6,9 +6,9 @@ use super::names::Found;
 use super::orphans::{Orphan, add_name};
 use super::part::{Attributes, Form, tier_bit};
 use super::store::Terms;
-use super::{Applied, HolderState, RejectReason, is_nameless, reject_full};
-use crate::index::block::{NewBlock, current_mask};
-use crate::index::runs::{RunId, RunWriter, Spot, Wanted};
+use super::{Applied, HolderState, RejectReason, reject_full};
+use crate::index::block::NewBlock;
+use crate::index::runs::{RunId, RunWriter, Spot, Wanted, is_same_at};
 
 /// After so many blocks that had waited, or that some may have waited for, others have a turn.
 const ADOPTING_STEPS: usize = 2048;
@@ -106,7 +106,7 @@ impl HolderState {
         runs.find_place(fragment, |spot| {
             let own = runs.position(spot);
             let is_it = u64::from(own) + 1 == position
-                && (runs.hash(spot) ^ fragment) & current_mask(own) == 0
+                && is_same_at(own, runs.hash(spot), fragment)
                 && self.attributes(spot).is_some();
             is_it.then_some(spot)
         })
@@ -136,13 +136,20 @@ impl HolderState {
         self.touch(spot.run);
         // It can have no other name than in the orphan's list, and so be found by its hash.
         runs.place(spot.run, spot.offset + 1);
-        if self.attributes(spot).is_none() {
-            let held = Attributes::new(orphan.nameless, Form::Nameless, orphan.sequence_hash().is_some());
+        let is_whole = orphan.sequence_hash().is_some();
+        if let Some(held) = self.attributes(spot) {
+            let is_nameless = held.form() == Form::Nameless;
+            let tiers = held.tiers() | if is_nameless { orphan.nameless } else { 0 };
+            self.set(spot, Some(held.with_whole(is_whole).with_tiers(tiers)));
+        } else {
+            let held = Attributes::new(orphan.nameless, Form::Nameless, is_whole);
             let part = self.parts.or_default(spot.run);
             part.set(spot.offset, spot.offset + 1, Some(held));
             self.placed += 1;
         }
-        self.add_names(spot, orphan, runs);
+        for alias in &orphan.names {
+            self.name_again(spot, alias.name, alias.tiers, runs);
+        }
     }
 
     /// Where a block without a place turns out to be the one at `at`, that becomes held; says whether it is so.
@@ -158,21 +165,6 @@ impl HolderState {
         is_it
     }
 
-    fn add_names(&mut self, spot: Spot, orphan: &Orphan, runs: &mut RunWriter<'_>) {
-        if let Some(held) = self.attributes(spot) {
-            let held = held.with_whole(orphan.sequence_hash().is_some());
-            let nameless = if is_nameless(held.form()) {
-                orphan.nameless
-            } else {
-                0
-            };
-            self.set(spot, Some(held.with_tiers(held.tiers() | nameless)));
-        }
-        for alias in &orphan.names {
-            self.name_again(spot, alias.name, alias.tiers, runs);
-        }
-    }
-
     /// Notes that blocks may have waited for those from `from` to `to`: [`Self::adopt_some`] is due.
     pub(super) fn adopt(&mut self, run: RunId, from: u16, to: u16) {
         if self.orphans.len() > 0 {
@@ -183,34 +175,24 @@ impl HolderState {
 
     /// Gives some of the blocks that waited for others their places, and then those that waited for them. Says whether there may be more.
     pub(super) fn adopt_some(&mut self, runs: &mut RunWriter<'_>, applied: &mut Applied) -> bool {
-        let mut steps = 0;
-        while let Some(parent) = self.adopting.pop() {
-            if steps >= ADOPTING_STEPS {
-                self.adopting.push(parent);
-                return true;
-            }
-            steps += 1;
-            if self.attributes(parent).is_none() {
+        for _ in 0..ADOPTING_STEPS {
+            let Some(parent) = self.adopting.last().copied() else {
+                // It can have been long.
+                self.adopting = Vec::new();
+                return false;
+            };
+            let has_parent = self.attributes(parent).is_some();
+            let (position, hash) = (runs.position(parent), runs.hash(parent));
+            let child = self.orphans.child_of(position, hash).filter(|_| has_parent);
+            let child = child.and_then(|key| Some((key, self.orphans.remove(key)?)));
+            let Some((key, orphan)) = child else {
+                self.adopting.pop();
                 continue;
-            }
-            let position = runs.position(parent);
-            let fragment = runs.hash(parent) & current_mask(position);
-            while let Some(key) = self.orphans.child_of(position, fragment) {
-                if steps >= ADOPTING_STEPS {
-                    self.adopting.push(parent);
-                    return true;
-                }
-                steps += 1;
-                let Some(orphan) = self.orphans.remove(key) else {
-                    break;
-                };
-                if let Some(spot) = self.settle_after(Some(parent), key, &orphan, runs, applied) {
-                    self.adopting.push(spot);
-                }
+            };
+            if let Some(spot) = self.settle_after(Some(parent), key, &orphan, runs, applied) {
+                self.adopting.push(spot);
             }
         }
-        // It can have been long.
-        self.adopting = Vec::new();
-        false
+        true
     }
 }

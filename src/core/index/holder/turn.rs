@@ -9,7 +9,7 @@ use crate::index::block::NewBlock;
 use crate::index::directory::{HolderRecord, HolderSlot};
 use crate::index::runs::{GIVEN_BACK, RunId, RunStore, RunWriter, give_back};
 use crate::index::settings::{Hashing, IndexLimits, NamespaceSettings};
-use crate::wire::{BlockContent, BlockNames, DegradedReason, Event, RemovedBlocks, StoredBlocks, Tier};
+use crate::wire::{BlockContent, BlockNames, DegradedReason, RemovedBlocks, StoredBlocks, Tier};
 
 use super::claims::Claims;
 use super::names::Found;
@@ -17,7 +17,7 @@ use super::parking::ParkedEvent;
 use super::remove::Others;
 use super::resolve::{self, Resolved, ResolvedSequence, Unresolved};
 use super::store::{Sequence, Terms};
-use super::{Applied, Holder, HolderState, RejectReason, dump};
+use super::{Applied, Holder, HolderState, RejectReason};
 
 /// What a turn of a lane works with.
 pub(in crate::index) struct Turn<'a, 's> {
@@ -131,20 +131,6 @@ impl Holder {
         let state = self.state.lock();
         let tier = state.regular_tier(&runs.write())?;
         Some((state.slot, tier, state.reshaped))
-    }
-
-    /// The blocks as events.
-    pub(in crate::index) fn dump_events<'h>(
-        &'h self,
-        home: Home<'h>,
-        blocks_per_event_max: usize,
-    ) -> impl Iterator<Item = (Tier, Event)> + use<'h> {
-        dump::events(
-            &self.state,
-            home.runs,
-            home.settings.hashing,
-            blocks_per_event_max,
-        )
     }
 
     fn publish_sizes(&self, state: &HolderState) {

@@ -71,18 +71,16 @@ pub struct HolderWalk {
 impl HolderWalk {
     /// Walks over the index of these holders, each under a number of its own; none where there are no holders. All are of one index.
     pub fn new<'h>(holders: impl IntoIterator<Item = (u32, &'h WalkedHolder)>) -> Option<Self> {
-        let mut members: Vec<Option<(u32, Arc<HolderRecord>)>> = Vec::new();
-        let mut index = None;
+        let mut holders = holders.into_iter().peekable();
+        let walk = holders.peek()?.1.index.walk();
+        let mut members = Vec::new();
         for (number, holder) in holders {
-            index = Some(&holder.index);
             let place = holder.slot.index();
             members.resize(members.len().max(place + 1), None);
-            if let Some(member) = members.get_mut(place) {
-                *member = Some((number, Arc::clone(&holder.record)));
-            }
+            members[place] = Some((number, Arc::clone(&holder.record)));
         }
         Some(Self {
-            walk: index?.walk(),
+            walk,
             members,
             parts: Vec::new(),
         })
@@ -131,9 +129,11 @@ pub struct RestoredRun<'a> {
 impl HolderWriter {
     /// The holder as a walk can meet it; none where it is not regular, or has nothing.
     pub fn as_walked(&mut self) -> Option<WalkedHolder> {
-        let (slot, tier, reshaped) = self.regular()?;
+        self.catch_up();
+        let (slot, tier, reshaped) = self.holder.regular(&self.shared.runs)?;
+        let shared = Arc::clone(&self.shared);
         Some(WalkedHolder {
-            index: PositionalIndexer::of(&self.shared),
+            index: PositionalIndexer { shared },
             slot,
             record: Arc::clone(self.record()),
             tier,
@@ -152,7 +152,11 @@ impl HolderWriter {
     ) -> Applied {
         let mut applied = Applied::default();
         for run in runs {
-            self.restore_run(run.parent, run.position, run.hashes, tier, &mut applied);
+            self.note_tier(tier);
+            self.change(&mut applied, true, |turn| {
+                turn.restore(run.parent, run.position, run.hashes, tier);
+            });
+            self.shared.make_room(applied.stored);
         }
         applied
     }

@@ -28,7 +28,6 @@ use std::sync::atomic::Ordering;
 
 use crate::hash::{PositionalLineageHash, SequenceHash};
 use crate::index::directory::{HolderSlot, SlotBits, SlotSet};
-
 use crate::index::indexer::PositionalIndexer;
 use crate::index::runs::{RunId, RunWriter, Spot};
 use crate::index::search::TierDepth;
@@ -48,47 +47,27 @@ struct Life {
 #[derive(Debug, Clone, Copy)]
 struct Listed {
     parent: Option<Life>,
+    /// Of the block that it follows in its parent.
     offset: u16,
     own: Life,
 }
 
-/// The runs that there were, each followed by those that begin at one of its blocks, later blocks first.
-#[derive(Debug, Default)]
-struct Listing {
-    /// By parent.
-    runs: Vec<Listed>,
-}
-
-impl Listing {
-    /// Lists all runs. Writers have turns meanwhile: what comes or goes then may be missing or be there.
-    fn of(shared: &Shared) -> Self {
-        let mut runs = Vec::new();
-        let mut next = 1;
-        loop {
-            let turn = shared.runs.write();
-            let end = turn.runs_end().min(next + RUNS_PER_TURN);
-            if next >= end {
-                break;
-            }
-            runs.extend((next..end).filter_map(|number| listed(&turn, RunId::new(number))));
-            next = end;
+/// Lists all runs by parent, those that follow later blocks first. Writers have turns meanwhile: what comes or goes then may be missing or
+/// be there.
+fn list(shared: &Shared) -> Vec<Listed> {
+    let mut runs = Vec::new();
+    let mut next = 1;
+    loop {
+        let turn = shared.runs.write();
+        let end = turn.runs_end().min(next + RUNS_PER_TURN);
+        if next >= end {
+            break;
         }
-        runs.sort_unstable_by_key(|listed: &Listed| (listed.parent, Reverse(listed.offset), listed.own));
-        Self { runs }
+        runs.extend((next..end).filter_map(|number| listed(&turn, RunId::new(number))));
+        next = end;
     }
-
-    /// The runs that follow a block of `parent`, those of later blocks first; those at position 0 where it is none.
-    fn children(&self, parent: Option<Life>) -> Range<usize> {
-        let start = self.runs.partition_point(|listed| listed.parent < parent);
-        let of_parent = self.runs.get(start..).unwrap_or_default();
-        start..start + of_parent.partition_point(|listed| listed.parent == parent)
-    }
-
-    /// A run of the list, and the offset of the block that it follows in its parent.
-    fn run(&self, index: usize) -> Option<(Life, u16)> {
-        let listed = self.runs.get(index)?;
-        Some((listed.own, listed.offset))
-    }
+    runs.sort_unstable_by_key(|listed: &Listed| (listed.parent, Reverse(listed.offset), listed.own));
+    runs
 }
 
 fn life(turn: &RunWriter<'_>, id: RunId) -> Option<Life> {
@@ -110,62 +89,33 @@ fn listed(turn: &RunWriter<'_>, id: RunId) -> Option<Listed> {
 /// A run, or the part of one that is below the block at which a walk began.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct WalkedRun {
-    depth: usize,
-    position: usize,
-    hashes: Vec<SequenceHash>,
-    /// Deepest first.
-    pub(super) holders: Vec<(HolderSlot, u16)>,
+    /// How many runs lie on the path to this one, itself included; at least 1.
+    pub depth: usize,
+    /// Position of the first block.
+    pub position: usize,
+    /// The blocks' sequence hashes, each the child of the one before. The first is a child of the block one position before it in the
+    /// run of the next smaller depth that was met last.
+    pub hashes: Vec<SequenceHash>,
+    /// Who has how many of the blocks, from the first; deepest first.
+    pub(crate) holders: Vec<(HolderSlot, u16)>,
 }
 
 impl WalkedRun {
-    /// A run that no index has, and that nobody holds.
-    #[cfg(test)]
-    pub(crate) fn sample(depth: usize, position: usize, hashes: Vec<SequenceHash>) -> Self {
-        Self {
-            depth,
-            position,
-            hashes,
-            holders: Vec::new(),
-        }
-    }
-
-    /// How many runs lie on the path to this one, itself included; at least 1.
-    pub fn depth(&self) -> usize {
-        self.depth
-    }
-
-    /// Position of the first block.
-    pub fn position(&self) -> usize {
-        self.position
-    }
-
-    /// The blocks' sequence hashes, each the child of the one before. The first is a child of the block one position before it in the
-    /// run of the next smaller depth that was met last.
-    pub fn hashes(&self) -> &[SequenceHash] {
-        &self.hashes
-    }
-
-    /// How many holders have more than `offset` of the blocks.
-    pub fn holders_beyond(&self, offset: usize) -> usize {
-        self.holders
-            .partition_point(|(_, cutoff)| usize::from(*cutoff) > offset)
-    }
-
     /// Pairs of a holder and one of the blocks that it has.
     pub fn copies(&self) -> usize {
         self.holders.iter().map(|(_, reach)| usize::from(*reach)).sum()
     }
 
-    fn fill(&mut self, depth: usize, turn: &RunWriter<'_>, run: RunId, from: u16, above: Option<&SlotSet>) {
-        let first = Spot { run, offset: from };
+    fn fill(&mut self, depth: usize, turn: &RunWriter<'_>, first: Spot, above: Option<&SlotSet>) {
         self.depth = depth;
         self.position = turn.position(first) as usize;
-        let len = turn.run(run).map_or(0, |run| run.len());
+        let len = turn.run(first.run).map_or(0, |run| run.len());
         self.hashes.clear();
-        self.hashes.extend(turn.hashes(run, from, len).map(SequenceHash));
+        self.hashes
+            .extend(turn.hashes(first.run, first.offset, len).map(SequenceHash));
         self.holders.clear();
-        for entry in turn.entries(run) {
-            let reach = entry.reach(2).saturating_sub(from);
+        for entry in turn.entries(first.run) {
+            let reach = entry.reach(2).saturating_sub(first.offset);
             if reach > 0 && above.is_none_or(|above| above.contains(entry.slot())) {
                 self.holders.push((entry.slot(), reach));
             }
@@ -179,17 +129,18 @@ impl WalkedRun {
 #[derive(Debug)]
 pub struct Walk {
     shared: Arc<Shared>,
-    listing: Listing,
-    /// The run to begin with, and how many of its blocks to leave out, where the walk does not begin at the roots.
-    first: Option<(Life, u16)>,
-    /// The open runs.
+    runs: Vec<Listed>,
+    /// How many blocks to leave out of the run that it begins with.
+    from: u16,
+    /// The open runs, behind those that it begins with.
     path: Vec<Open>,
     met: WalkedRun,
 }
 
 /// A run whose children are still to be met.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Open {
+    /// Those of later blocks come first.
     children: Range<usize>,
     /// How many blocks of it were met.
     len: u16,
@@ -197,43 +148,45 @@ struct Open {
     holders: Vec<(HolderSlot, u16)>,
 }
 
-impl Open {
-    fn of(children: Range<usize>) -> Self {
-        Self {
-            children,
-            len: 0,
-            holders: Vec::new(),
-        }
-    }
-}
-
 impl PositionalIndexer {
     /// Walks over all blocks. Lists the runs at once, which takes some tens of nanoseconds for each.
     pub fn walk(&self) -> Walk {
-        let listing = Listing::of(self.shared());
-        let roots = Open::of(listing.children(None));
-        Walk::new(self, listing, None, roots)
+        let runs = list(&self.shared);
+        let roots = children(&runs, None);
+        Walk::new(self, runs, roots, 0)
     }
 
     /// Walks over a block and all below it; none where nobody has the block. Lists all runs of the index, as [`Self::walk`] does.
     pub fn walk_below(&self, block: PositionalLineageHash) -> Option<Walk> {
-        let listing = Listing::of(self.shared());
-        let mut turn = self.shared().runs.write();
+        let mut turn = self.shared.runs.write();
         turn.place_all();
-        let spot = turn.find_place(block.current_hash_fragment(), |spot| {
+        let first = turn.find_place(block.current_hash_fragment(), |spot| {
             (turn.key(spot) == block).then_some(spot)
         })?;
-        let first = (life(&turn, spot.run)?, spot.offset);
-        Some(Walk::new(self, listing, Some(first), Open::of(0..0)))
+        let own = life(&turn, first.run)?;
+        drop(turn);
+        let runs = list(&self.shared);
+        let index = runs.iter().position(|listed| listed.own == own)?;
+        Some(Walk::new(self, runs, index..index + 1, first.offset))
     }
 }
 
+/// The runs that follow a block of `parent`, those of later blocks first; those at position 0 where it is none.
+fn children(runs: &[Listed], parent: Option<Life>) -> Range<usize> {
+    let start = runs.partition_point(|listed| listed.parent < parent);
+    start..runs.partition_point(|listed| listed.parent <= parent)
+}
+
 impl Walk {
-    fn new(index: &PositionalIndexer, listing: Listing, first: Option<(Life, u16)>, roots: Open) -> Self {
+    fn new(index: &PositionalIndexer, runs: Vec<Listed>, roots: Range<usize>, from: u16) -> Self {
+        let roots = Open {
+            children: roots,
+            ..Open::default()
+        };
         Self {
-            shared: Arc::clone(index.shared()),
-            listing,
-            first,
+            shared: Arc::clone(&index.shared),
+            runs,
+            from,
             path: vec![roots],
             met: WalkedRun::default(),
         }
@@ -245,11 +198,6 @@ impl Walk {
         reason = "gives out its one buffer again and again, which an iterator cannot"
     )]
     pub fn next(&mut self) -> Option<&WalkedRun> {
-        if let Some((life, from)) = self.first.take()
-            && self.meet(life, from, None)
-        {
-            return Some(&self.met);
-        }
         loop {
             let is_root = self.path.len() == 1;
             let open = self.path.last_mut()?;
@@ -257,21 +205,22 @@ impl Walk {
                 self.path.pop();
                 continue;
             };
-            let Some((life, offset)) = self.listing.run(index) else {
+            let Some(Listed { own, offset, .. }) = self.runs.get(index).copied() else {
                 continue;
             };
             // What follows a block that has come since its run was met has come since then, too.
-            if is_root || offset < open.len {
-                let above = (!is_root).then(|| {
-                    let count = open.holders.partition_point(|(_, reach)| *reach > offset);
-                    open.holders[..count]
-                        .iter()
-                        .map(|(slot, _)| *slot)
-                        .collect::<SlotSet>()
-                });
-                if self.meet(life, 0, above.as_ref()) {
-                    return Some(&self.met);
-                }
+            if !is_root && offset >= open.len {
+                continue;
+            }
+            let count = open.holders.partition_point(|(_, reach)| *reach > offset);
+            let above = open.holders[..count].iter().map(|(slot, _)| *slot).collect();
+            let (from, above) = if is_root {
+                (self.from, None)
+            } else {
+                (0, Some(above))
+            };
+            if self.meet(own, from, above) {
+                return Some(&self.met);
             }
         }
     }
@@ -283,43 +232,27 @@ impl Walk {
         }
     }
 
-    /// Meets a run, of which only holders count that have what is `above` it.
-    fn meet(&mut self, wanted: Life, from: u16, above: Option<&SlotSet>) -> bool {
+    /// Meets a run, of which only holders count that have what is `above` it; what that is has to be found out where it is the first.
+    fn meet(&mut self, wanted: Life, from: u16, above: Option<SlotSet>) -> bool {
         let turn = self.shared.runs.write();
         let len = turn.run(wanted.run).map_or(0, |run| run.len());
         if life(&turn, wanted.run) != Some(wanted) || len <= from {
             return false;
         }
-        let depth = self.path.len();
-        if above.is_none() && from > 0
-            || depth == 1
-                && turn.position(Spot {
-                    run: wanted.run,
-                    offset: from,
-                }) > 0
-        {
-            let above = turn.holders_to(
-                Spot {
-                    run: wanted.run,
-                    offset: from,
-                },
-                None,
-                TierDepth::All,
-            );
-            self.met.fill(depth, &turn, wanted.run, from, Some(&above));
-        } else {
-            self.met.fill(depth, &turn, wanted.run, from, above);
-        }
-        let mut children = self.listing.children(Some(wanted));
-        // Those of later blocks come first.
-        let is_below = |index: &usize| self.listing.run(*index).is_some_and(|(_, offset)| offset >= from);
-        children.end = children.start + children.clone().take_while(is_below).count();
-        let holders = self
-            .met
-            .holders
-            .iter()
-            .map(|(slot, reach)| (*slot, reach + from))
-            .collect();
+        let first = Spot {
+            run: wanted.run,
+            offset: from,
+        };
+        let above = match above {
+            None if turn.position(first) > 0 => Some(turn.holders_to(first, None, TierDepth::All)),
+            above => above,
+        };
+        self.met.fill(self.path.len(), &turn, first, above.as_ref());
+        let mut children = children(&self.runs, Some(wanted));
+        let of_children = &self.runs[children.clone()];
+        children.end = children.start + of_children.partition_point(|listed| listed.offset >= from);
+        let holders = self.met.holders.iter();
+        let holders = holders.map(|(slot, reach)| (*slot, reach + from)).collect();
         self.path.push(Open {
             children,
             len,

@@ -189,7 +189,7 @@ impl<'m> Iterator for Holders<'m> {
             self.word &= self.word - 1;
             self.left -= 1;
             let directory = self.directory;
-            if let Some(holder) = directory.and_then(|directory| directory.holder_at(slot))
+            if let Some(holder) = directory.and_then(|directory| directory.holder(slot))
                 && (self.nobody_left || !holder.is_retired())
             {
                 let [matched_blocks, matched_blocks_max] = self.matched_blocks;

@@ -89,16 +89,16 @@ fn restored(walked: &[WalkedHolder]) -> Vec<BTreeSet<u64>> {
     // The hashes on the path.
     let mut path: Vec<SequenceHash> = Vec::new();
     while let Some((run, parts)) = walk.next() {
-        path.truncate(run.position());
-        assert_eq!(path.len(), run.position());
+        path.truncate(run.position);
+        assert_eq!(path.len(), run.position);
         let parent = path.last().copied();
-        path.extend(run.hashes());
+        path.extend(&run.hashes);
         for part in parts {
-            let hashes = &run.hashes()[..usize::from(part.blocks)];
+            let hashes = &run.hashes[..usize::from(part.blocks)];
             let holder = usize::try_from(part.holder).unwrap();
             found[holder].extend(hashes.iter().map(|hash| hash.as_u64()));
             let restored = RestoredRun {
-                position: u32::try_from(run.position()).unwrap(),
+                position: u32::try_from(run.position).unwrap(),
                 parent,
                 hashes,
             };
@@ -153,8 +153,12 @@ fn a_walk_finds_what_holders_have() {
             .for_each(|hash| *counts.entry(*hash).or_default() += 1);
         let mut walk = index.walk();
         while let Some(run) = walk.next() {
-            for (offset, hash) in run.hashes().iter().enumerate() {
-                assert_eq!(counts.remove(&hash.as_u64()), Some(run.holders_beyond(offset)));
+            for (offset, hash) in run.hashes.iter().enumerate() {
+                let beyond = run
+                    .holders
+                    .iter()
+                    .filter(|(_, blocks)| usize::from(*blocks) > offset);
+                assert_eq!(counts.remove(&hash.as_u64()), Some(beyond.count()));
             }
         }
         assert!(counts.is_empty(), "seed {seed}: {counts:?}");
@@ -179,8 +183,8 @@ fn a_walk_below_a_block_finds_its_subtree() {
             let mut walk = index.walk_below(chain.key(depth - 1)).unwrap();
             let mut found = BTreeSet::new();
             while let Some(run) = walk.next() {
-                assert_eq!(run.position() == depth - 1, run.depth() == 1);
-                found.extend(run.hashes().iter().map(|hash| hash.as_u64()));
+                assert_eq!(run.position == depth - 1, run.depth == 1);
+                found.extend(run.hashes.iter().map(|hash| hash.as_u64()));
             }
             let mut expected: BTreeSet<u64> = held.iter().flatten().copied().collect();
             expected.retain(|hash| {
@@ -205,8 +209,8 @@ fn what_is_skipped_is_not_met() {
     let mut walk = index.walk();
     let mut met = Vec::new();
     while let Some(run) = walk.next() {
-        let below_first = run.position() == 0 && run.hashes()[0] == path_hashes([0])[0];
-        met.push((run.depth(), run.position(), run.hashes().len()));
+        let below_first = run.position == 0 && run.hashes[0] == path_hashes([0])[0];
+        met.push((run.depth, run.position, run.hashes.len()));
         if below_first {
             walk.skip_subtree();
         }
@@ -239,9 +243,9 @@ fn walks_see_whole_runs_while_holders_change() {
             let mut path: Vec<SequenceHash> = Vec::new();
             while let Some(run) = walk.next() {
                 runs += 1;
-                path.truncate(run.position());
-                assert_eq!(path.len(), run.position());
-                for hash in run.hashes() {
+                path.truncate(run.position);
+                assert_eq!(path.len(), run.position);
+                for hash in &run.hashes {
                     // The path is one chain, although its runs were met at different instants.
                     assert_eq!(parent_of(*hash), path.last().map(|before| before.as_u64()));
                     path.push(*hash);

@@ -100,16 +100,16 @@ impl ForestEncoder {
     ///
     /// Blocks of a holder that lacks an earlier block are left out.
     pub fn push(&mut self, run: &WalkedRun, parts: &[HolderPart]) -> Pushed {
-        self.leave_to(run.depth().saturating_sub(1));
+        self.leave_to(run.depth.saturating_sub(1));
         let Some(branch) = self.branch(run) else {
             return Pushed::Unheld;
         };
-        let (candidates, taken) = self.take_parts(branch, parts, run.hashes().len());
+        let (candidates, taken) = self.take_parts(branch, parts, run.hashes.len());
         let len = taken.iter().map(|(_, part)| usize::from(part.blocks)).max();
-        let Some((len, hashes)) = len.and_then(|len| Some((len, run.hashes().get(..len)?))) else {
+        let Some((len, hashes)) = len.and_then(|len| Some((len, run.hashes.get(..len)?))) else {
             return Pushed::Unheld;
         };
-        if self.path_entries + 1 + taken.len() + run.position() + len > PATH_ENTRIES_MAX {
+        if self.path_entries + 1 + taken.len() + run.position + len > PATH_ENTRIES_MAX {
             return Pushed::TooWide;
         }
         let mut columns = Vec::with_capacity(8);
@@ -127,7 +127,7 @@ impl ForestEncoder {
         };
         self.path_entries += 1 + taken.len();
         self.path.push(Level {
-            start: run.position(),
+            start: run.position,
             len,
             parts: taken.into_iter().map(|(_, part)| part).collect(),
         });
@@ -155,10 +155,10 @@ impl ForestEncoder {
     /// The offset of the block that a run branches off; inner none at position 0, outer none where the parent has no such block.
     fn branch(&self, run: &WalkedRun) -> Option<Option<usize>> {
         match self.path.last() {
-            _ if self.path.len() + 1 != run.depth() => None,
-            None => (run.position() == 0).then_some(None),
+            _ if self.path.len() + 1 != run.depth => None,
+            None => (run.position == 0).then_some(None),
             Some(parent) => {
-                let branch = run.position().checked_sub(parent.start + 1)?;
+                let branch = run.position.checked_sub(parent.start + 1)?;
                 (branch < parent.len).then_some(Some(branch))
             }
         }

@@ -21,6 +21,16 @@ fn hashes(text: &str) -> Vec<SequenceHash> {
     text.bytes().map(|byte| SequenceHash(u64::from(byte))).collect()
 }
 
+/// A run that no index has, and that nobody holds.
+fn walked(depth: usize, position: usize, hashes: Vec<SequenceHash>) -> WalkedRun {
+    WalkedRun {
+        depth,
+        position,
+        hashes,
+        ..WalkedRun::default()
+    }
+}
+
 /// What one holder has of one run.
 type Had = (u32, usize, Option<SequenceHash>, Vec<SequenceHash>);
 
@@ -53,7 +63,7 @@ fn example() -> Vec<ForestFrame> {
         (2, 7, "hi", &[(1, 2)]),
         (2, 3, "xyz", &[(2, 3)]),
     ] {
-        let run = WalkedRun::sample(depth, position, hashes(text));
+        let run = walked(depth, position, hashes(text));
         assert_eq!(encoder.push(&run, &parts(held)), Pushed::Taken);
     }
     encoder.finish()
@@ -91,7 +101,7 @@ fn the_example_of_the_documentation() {
 fn what_has_no_parent_or_no_holder_is_left_out() {
     let mut encoder = ForestEncoder::new(vec![0, 1]);
     let mut push = |depth, position, text, held| {
-        let run = WalkedRun::sample(depth, position, hashes(text));
+        let run = walked(depth, position, hashes(text));
         encoder.push(&run, &parts(held))
     };
     assert_eq!(push(1, 0, "ab", &[]), Pushed::Unheld);
@@ -196,7 +206,7 @@ fn a_path_that_no_reader_takes_is_not_written() {
     let mut frames = Vec::new();
     let mut depth = 1;
     loop {
-        let run = WalkedRun::sample(depth, depth - 1, hashes("a"));
+        let run = walked(depth, depth - 1, hashes("a"));
         let pushed = encoder.push(&run, &all);
         frames.extend(encoder.take_frame());
         if pushed == Pushed::TooWide {
@@ -271,7 +281,7 @@ impl Tree {
             .zip(self.held)
             .filter(|(_, held)| *held > 0)
             .collect();
-        into.push((WalkedRun::sample(depth, position, hashes), parts(&held)));
+        into.push((walked(depth, position, hashes), parts(&held)));
         for (branch, child) in &self.children {
             child.walk(depth + 1, position + branch + 1, into);
         }
@@ -301,12 +311,12 @@ fn encode(trees: &[Tree], frame_bytes: usize) -> Vec<ForestFrame> {
     let mut frames = Vec::new();
     let mut skipped = usize::MAX;
     for (run, parts) in runs {
-        if run.depth() > skipped {
+        if run.depth > skipped {
             continue;
         }
         skipped = match encoder.push(&run, &parts) {
             Pushed::Taken => usize::MAX,
-            _ => run.depth(),
+            _ => run.depth,
         };
         frames.extend(encoder.take_frame());
     }
