@@ -17,7 +17,7 @@
 //!
 //! # What a query sees during writes
 //!
-//! A holder changes in steps (`steps`). A search in whose time a holder makes no step about a run that the search looks at is exact for it.
+//! A holder changes in steps. A search in whose time no step is made about a run that it looks at is exact for all holders.
 //! Numbered, each with the test that holds it:
 //!
 //! 1. A block's place never becomes another block's as long as somebody has it: a run is cut, and its number given out again, only
@@ -27,25 +27,21 @@
 //! 3. Tables move no entry while they can be read, and a table is replaced by one that has all that are still there: a run that is there
 //!    all the time is found. A run says that others follow it from before the first can be found until after the last can: where it says
 //!    that none does, nothing need be looked up. (`tests::concurrency`, `tests/loom`, `runs::store`)
-//! 4. Each run counts the steps that change its entries, before the first change of a step can be seen and after the last. A search that
-//!    finds the counts of all runs that it has looked at as they were before it looked, and none within a step, has seen their entries
-//!    as they were at one instant. Otherwise it begins anew, by the clock of all steps, which most searches never look at.
-//!    (`tests::interleaved`, `tests/loom`)
-//! 5. A step says whose it is and which runs it changes. The clock moves after that and before the first change can be seen, and again after
-//!    the last. Steps take turns. So a search knows all steps from its beginning to its end, or that there were too many.
-//!    (`steps`, `tests::interleaved`, `tests/loom`)
-//! 6. A step about other runs than those that a search has looked at changes nothing that the search has read of that holder. Where the
+//! 4. The runs that a step changes count it before the first change can be seen, and again after the last. Steps take turns. So a search knows
+//!    whether what holders have of a run was the same from its first look at the run to its end.
+//!    (`runs::header`, `tests::interleaved`, `tests/loom`)
+//! 5. A step about other runs than those that a search has looked at changes nothing that the search has read. Where the
 //!    search has found a next block, it has looked at its run. Where it has found none, the holder did not have the block at some instant
 //!    of that look: what a holder has all the time is found (2, 3). So the answer is the holder's state at an instant of the search.
 //!    (`tests::interleaved`, `tests::concurrency`)
-//! 7. Who did make a step about such a run is searched again, in the end under the holder's lock, where it makes none.
+//! 6. A search that a step about such a run came into is repeated, in the end in a turn at the runs, where nobody makes one.
 //!    (`tests::concurrency`)
-//! 8. Locks are taken in one order: eviction, a holder's state, the runs. Nobody who has the runs waits for a holder.
-//! 9. A long event is several steps, with what is done so far published before each ends: so nobody waits for all of it.
+//! 7. Locks are taken in one order: eviction, a holder's state, the runs. Nobody who has the runs waits for a holder.
+//! 8. A long event is several steps, with what is done so far published before each ends: so nobody waits for all of it.
 //!    (`tests::defects`)
-//! 10. What a run keeps of prompts is bound to the hashes that it had: whoever finds other hashes there finds nothing kept.
-//!     (`tests::known`)
-//! 11. While a holder does what concerns it alone (hashing, its own names), others have turns at the runs. What it has put among the runs
+//! 9. What a run keeps of prompts is bound to the hashes that it had: whoever finds other hashes there finds nothing kept.
+//!    (`tests::known`)
+//! 10. While a holder does what concerns it alone (hashing, its own names), others have turns at the runs. What it has put among the runs
 //!     and not published is not cut off meanwhile. (`tests::interleaved`)
 //!
 //! # Where what is
@@ -56,7 +52,6 @@
 //! |---|---|
 //! | `settings`, `block`, `usage` | what can be set, what blocks are found by, what is used of a capacity |
 //! | `directory/` | who is there: holders by a small number, sets of them, and whether queries can trust them |
-//! | `steps` | when holders have changed |
 //! | `split_map` | a hash map that never grows all at once |
 //! | `runs/` | what all holders share |
 //! | `holder/` | one holder's own state, and what events do to it |
@@ -83,7 +78,6 @@ mod search;
 mod settings;
 mod shared;
 mod split_map;
-mod steps;
 mod usage;
 mod writer;
 

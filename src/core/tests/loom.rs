@@ -12,10 +12,8 @@
 
 use header::Header;
 use heads::{HeadCounts, Heads};
-use holder_set::HolderSlot;
 use loom::sync::{Arc, Mutex};
 use loom::thread;
-use steps::{RunSet, Steps};
 use sync::{AtomicU64, Ordering, fence};
 
 /// What the product's sources find in place of its own.
@@ -29,16 +27,6 @@ mod sync {
 mod header;
 #[path = "../index/runs/heads.rs"]
 mod heads;
-#[path = "../index/directory/holder_set.rs"]
-mod holder_set;
-#[path = "../index/steps.rs"]
-mod steps;
-
-mod index {
-    pub(crate) mod directory {
-        pub(crate) use crate::holder_set::{HolderSlot, SlotBits};
-    }
-}
 
 /// Arrays that are never freed.
 mod words {
@@ -129,7 +117,6 @@ impl Table {
 /// Without the harness of tests, which would run those of the product's sources, too.
 fn main() {
     a_search_notices_the_steps_that_it_meets();
-    a_search_notices_more_steps_than_are_kept();
     a_search_notices_the_steps_of_two_holders();
     what_runs_show_between_two_equal_versions_is_of_one_instant();
     a_run_that_is_there_all_the_time_is_found_while_the_table_grows_and_shrinks();
@@ -144,99 +131,59 @@ fn check(name: &str, interruptions_max: usize, model: impl Fn() + Send + Sync + 
     println!("{name}: ok");
 }
 
-fn slot(number: usize) -> HolderSlot {
-    HolderSlot::new(number).unwrap()
-}
-
-fn run(number: u32) -> RunSet {
-    let mut set = RunSet::default();
-    set.insert(number);
-    set
-}
-
-/// The clock, and what each of two holders has of each of two runs.
-#[derive(Default)]
+/// Two runs, and what each of two holders has of each.
 struct World {
-    steps: Steps,
+    runs: [Header; 2],
     turn: Mutex<()>,
     entries: [[AtomicU64; 2]; 2],
+}
+
+impl Default for World {
+    fn default() -> Self {
+        Self {
+            runs: [Header::new(), Header::new()],
+            turn: Mutex::default(),
+            entries: <[[AtomicU64; 2]; 2]>::default(),
+        }
+    }
 }
 
 impl World {
     /// A step of a holder, after which it has `value` of both runs.
     fn step(&self, holder: usize, value: u64) {
         let _turn = self.turn.lock().unwrap();
-        let mut runs = run(0);
-        runs.insert(1);
-        self.steps.begin(slot(holder), runs);
+        self.runs.iter().for_each(Header::count_step);
+        fence(Ordering::Release);
         for entry in &self.entries[holder] {
             entry.store(value, Ordering::Release);
         }
-        self.steps.end(slot(holder));
+        self.runs.iter().for_each(Header::count_step);
     }
 
-    /// Looks at what the first `holders` have as a search does: whoever is said not to have changed has the same of both runs.
-    fn search(&self, holders: usize) {
-        let moment = self.steps.now();
-        let look = |entries: &[AtomicU64; 2]| [0, 1].map(|run: usize| entries[run].load(Ordering::Acquire));
-        let seen: Vec<_> = self.entries.iter().take(holders).map(look).collect();
-        let changed = self.steps.changed::<u64>(moment, run(1));
-        for (holder, [one, other]) in seen.into_iter().enumerate() {
-            let has_changed = match changed {
-                Some(changed) => changed >> holder & 1 == 1,
-                None => self.steps.has_changed(slot(holder), moment),
-            };
-            assert!(
-                has_changed || one == other,
-                "{one} and {other} of {holder}, unnoticed"
-            );
-        }
-    }
-}
-
-/// Two runs, and what a holder has of each.
-struct Runs {
-    steps: Steps,
-    headers: [Header; 2],
-    entries: [AtomicU64; 2],
-}
-
-impl Runs {
-    fn new() -> Self {
-        Self {
-            steps: Steps::default(),
-            headers: [Header::new(), Header::new()],
-            entries: [AtomicU64::new(0), AtomicU64::new(0)],
-        }
-    }
-
-    /// A step after which the holder has `value` of both runs, as `RunWriter::step` makes it.
-    fn step(&self, value: u64) {
-        self.headers.iter().for_each(Header::count_step);
-        self.steps.begin(slot(0), RunSet::ALL);
-        for entry in &self.entries {
-            entry.store(value, Ordering::Release);
-        }
-        self.steps.end(slot(0));
-        self.headers.iter().for_each(Header::count_step);
-    }
-
-    /// Looks at both runs as a search does that no step meets; none where one has.
-    fn search(&self) -> Option<[u64; 2]> {
+    /// Looks at what the first `holders` have as a search does, run by run: where no step was made, each has the same of both runs. Then gives
+    /// what each has.
+    fn search(&self, holders: usize) -> Option<Vec<u64>> {
         let look = |run: usize| {
-            let version = self.headers[run].version();
-            (version, self.entries[run].load(Ordering::Acquire))
+            let version = self.runs[run].version();
+            let entries = self.entries.iter().take(holders);
+            let seen: Vec<_> = entries
+                .map(|entries| entries[run].load(Ordering::Acquire))
+                .collect();
+            (version, seen)
         };
-        let looks = [look(0), look(1)];
+        let [(one, first), (other, second)] = [0, 1].map(look);
         fence(Ordering::Acquire);
-        let mut looked = self.headers.iter().zip(&looks);
-        let is_same = looked.all(|(header, (version, _))| header.is_still(*version));
-        is_same.then(|| looks.map(|(_, entry)| entry))
+        let is_of_one_instant = self.runs[0].is_still(one) && self.runs[1].is_still(other);
+        assert!(
+            !is_of_one_instant || first == second,
+            "{first:?} and {second:?}, unnoticed"
+        );
+        is_of_one_instant.then_some(first)
     }
 }
 
 /// Looks at what the first holder has, in a thread of its own.
-fn search_beside(world: &Arc<World>) -> thread::JoinHandle<()> {
+fn search_beside(world: &Arc<World>) -> thread::JoinHandle<Option<Vec<u64>>> {
     let world = Arc::clone(world);
     thread::spawn(move || world.search(1))
 }
@@ -248,19 +195,6 @@ fn a_search_notices_the_steps_that_it_meets() {
         world.step(0, 1);
         search.join().unwrap();
         world.search(1);
-    });
-}
-
-fn a_search_notices_more_steps_than_are_kept() {
-    check("a_search_notices_more_steps_than_are_kept", 2, || {
-        let world = Arc::new(World::default());
-        let search = search_beside(&world);
-        world.step(0, 1);
-        for _ in 0..2 {
-            world.steps.begin(slot(1), run(1));
-            world.steps.end(slot(1));
-        }
-        search.join().unwrap();
     });
 }
 
@@ -283,16 +217,12 @@ fn what_runs_show_between_two_equal_versions_is_of_one_instant() {
         "what_runs_show_between_two_equal_versions_is_of_one_instant",
         3,
         || {
-            let runs = Arc::new(Runs::new());
-            let searched = Arc::clone(&runs);
-            let search = thread::spawn(move || {
-                let found = searched.search();
-                assert!(found.is_none_or(|[one, other]| one == other), "{found:?}");
-            });
-            runs.step(1);
-            runs.step(2);
+            let world = Arc::new(World::default());
+            let search = search_beside(&world);
+            world.step(0, 1);
+            world.step(0, 2);
             search.join().unwrap();
-            assert_eq!(runs.search(), Some([2, 2]));
+            assert_eq!(world.search(1), Some(vec![2]));
         },
     );
 }

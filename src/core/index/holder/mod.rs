@@ -191,7 +191,7 @@ impl HolderState {
             touched.dedup();
         }
         runs.show_unplaced();
-        runs.step(self.slot, &touched, |runs| self.show(&touched, runs));
+        runs.step(&touched, |runs| self.show(&touched, runs));
         // Only now: what is cut off one run can go on with another.
         for run in &touched {
             runs.trim(*run);
@@ -270,7 +270,7 @@ impl HolderState {
 
     /// Removes all blocks of some runs. Only before [`Self::reset`].
     fn clear_runs(&mut self, held: &[RunId], runs: &mut RunWriter<'_>) {
-        runs.step(self.slot, held, |runs| {
+        runs.step(held, |runs| {
             for run in held {
                 if let Some(part) = self.parts.remove(run) {
                     runs.set_entry(*run, self.slot, super::runs::Entry::default(), part.hint);

@@ -53,10 +53,6 @@ impl RunId {
     /// One more than the largest number.
     pub(crate) const END: u32 = 1 << 26;
 
-    pub(crate) fn number(self) -> u32 {
-        self.0
-    }
-
     fn index(self) -> usize {
         self.0 as usize
     }

@@ -20,7 +20,6 @@ use super::writer::RunWriter;
 use super::{RunId, Spot, Wanted, current_mask};
 use crate::index::settings::Capacity;
 use crate::index::split_map::SplitMap;
-use crate::index::steps::Steps;
 use crate::index::usage::{Change, Usage};
 
 /// All runs of one index.
@@ -29,8 +28,6 @@ pub(crate) struct RunStore {
     pub(super) slab: Slab,
     pub(super) heads: Heads,
     pub(crate) prints: Prints,
-    /// When each holder has changed.
-    pub(crate) steps: Steps,
     /// What all indexes together use.
     total: Arc<Usage>,
     is_bounded: bool,
@@ -106,7 +103,6 @@ impl RunStore {
             slab: Slab::new(),
             heads: Heads::new(),
             prints: Prints::new(),
-            steps: Steps::default(),
             total,
             tick: AtomicU32::new(1),
             turns: CachePadded::new(Turns {
@@ -228,21 +224,18 @@ impl RunStore {
     }
 
     /// All runs that go on after `parent` with a block of this fragment.
-    pub(crate) fn heads_of(
+    pub(crate) fn heads_of<'g>(
         &self,
         parent: Option<Spot>,
         position: u32,
         fragment: u64,
-        guard: &Guard,
-    ) -> SmallVec<[RunId; 2]> {
+        guard: &'g Guard,
+    ) -> SmallVec<[Head<'g>; 2]> {
         let key = self.heads.hash(parent, fragment & current_mask(position));
         let mut found = SmallVec::new();
         let wanted = Wanted::fragment(fragment);
         self.heads.find(key, guard, |id| {
-            let run = self.slab.get(id, guard);
-            if run.is_some_and(|run| run.is_head(parent, position, wanted, guard)) {
-                found.push(id);
-            }
+            found.extend(self.head_at(id, parent, position, wanted, guard));
             false
         });
         found
@@ -291,14 +284,25 @@ impl RunStore {
         let key = self.heads.hash(parent, wanted.hash & current_mask(position));
         let mut found = None;
         self.heads.find(key, guard, |id| {
-            found = self.slab.get(id, guard).and_then(|run| {
-                let version = run.version();
-                let is_it = run.is_head(parent, position, wanted, guard);
-                is_it.then_some(Head { id, run, version })
-            });
+            found = self.head_at(id, parent, position, wanted, guard);
             found.is_some()
         });
         found
+    }
+
+    #[inline]
+    fn head_at<'g>(
+        &self,
+        id: RunId,
+        parent: Option<Spot>,
+        position: u32,
+        wanted: Wanted,
+        guard: &'g Guard,
+    ) -> Option<Head<'g>> {
+        let run = self.slab.get(id, guard)?;
+        let version = run.version();
+        let is_it = run.is_head(parent, position, wanted, guard);
+        is_it.then_some(Head { id, run, version })
     }
 
     /// Asks for the memory that [`Self::head`] looks at first.
@@ -321,7 +325,6 @@ impl Drop for RunStore {
 mod tests {
     use super::*;
     use crate::hash::SequenceHash;
-    use crate::index::directory::HolderSlot;
 
     #[test]
     fn a_run_whose_count_of_steps_begins_anew_is_noticed() {
@@ -329,13 +332,12 @@ mod tests {
         let store = RunStore::new(capacity, Arc::new(Usage::of(capacity)));
         let mut runs = store.write();
         let (first, _) = runs.put(None, 0, &[SequenceHash(1)], true).unwrap();
-        let slot = HolderSlot::new(0).unwrap();
         let version = runs.run(first.run).unwrap().version();
-        runs.step(slot, &[first.run], |_| {});
+        runs.step(&[first.run], |_| {});
         assert_eq!(store.wraps(), 0);
         assert!(!runs.run(first.run).unwrap().is_still(version));
         runs.run(first.run).unwrap().header.set_last_step();
-        runs.step(slot, &[first.run], |_| {});
+        runs.step(&[first.run], |_| {});
         assert_eq!(store.wraps(), 1);
     }
 

@@ -1,7 +1,7 @@
 //! Changing the runs. Writers take turns.
 
 use std::ops::Range;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 
 use crossbeam_epoch::Guard;
 use parking_lot::MutexGuard;
@@ -16,7 +16,6 @@ use super::print::CHUNK;
 use super::run::{Column, Run, column_words};
 use super::store::{RunStore, State};
 use super::{RUN_BLOCKS_MAX, RunId, Spot, current_mask, words};
-use crate::index::steps::RunSet;
 
 /// How far ahead memory is asked for.
 pub(crate) const AHEAD: usize = 16;
@@ -439,19 +438,11 @@ impl<'s> RunWriter<'s> {
     }
 
     /// Makes a step of a holder, which sets what it has of these runs in `change`.
-    pub(crate) fn step(&mut self, slot: HolderSlot, runs: &[RunId], change: impl FnOnce(&mut Self)) {
-        if runs.is_empty() {
-            return change(self);
-        }
-        let mut set = RunSet::default();
-        for id in runs {
-            set.insert(id.number());
-            self.count_step(*id);
-        }
-        // With a fence between what has been counted and what is changed.
-        self.store.steps.begin(slot, set);
+    pub(crate) fn step(&mut self, runs: &[RunId], change: impl FnOnce(&mut Self)) {
+        runs.iter().for_each(|id| self.count_step(*id));
+        // Whoever sees a change of the step sees that it has begun.
+        fence(Ordering::Release);
         change(self);
-        self.store.steps.end(slot);
         runs.iter().for_each(|id| self.count_step(*id));
     }
 

@@ -41,7 +41,7 @@ impl<S: SlotBits> Finder<'_, '_, '_, S> {
     }
 
     /// The blocks after `before` that have this fragment.
-    fn children(&self, before: Option<Spot>, index: usize, fragment: u64) -> SmallVec<[Spot; 2]> {
+    fn children(&mut self, before: Option<Spot>, index: usize, fragment: u64) -> SmallVec<[Spot; 2]> {
         let mut found = SmallVec::new();
         point();
         if let Some(before) = before
@@ -57,8 +57,11 @@ impl<S: SlotBits> Finder<'_, '_, '_, S> {
                 found.push(next);
             }
         }
-        let heads = self.store.heads_of(before, position(index), fragment, self.guard);
-        found.extend(heads.into_iter().map(|run| Spot { run, offset: 0 }));
+        for head in self.store.heads_of(before, position(index), fragment, self.guard) {
+            self.looked.push((head.run, head.version));
+            let (run, offset) = (head.id, 0);
+            found.push(Spot { run, offset });
+        }
         found
     }
 

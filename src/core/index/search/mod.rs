@@ -8,9 +8,8 @@
 //! the query has it given. Every hash is compared where anything contradicts that, or could without being noticed: a hash under two
 //! parents, a holder whose hashes are a foreign chain, blocks that are not found by their hashes.
 //!
-//! Why the answers are exact although looks are at different instants: see the index's own documentation. A search first goes by the
-//! versions of the runs alone. Where one has changed, it is made again by the clock of all steps: holders that made a step meanwhile
-//! are searched again, in the end under their lock.
+//! Why the answers are exact although looks are at different instants: see the index's own documentation. Where a step about one of the
+//! runs was made meanwhile, the search is repeated, in the end in a turn at the runs.
 
 mod branches;
 mod chain;
@@ -23,14 +22,12 @@ use smallvec::SmallVec;
 
 use crate::wire::WorkerName;
 
-use crate::index::directory::{Directory, HolderSlot, SlotBits, SlotGatherer, SlotSet};
+use crate::index::directory::{HolderSlot, SlotBits, SlotGatherer};
 
 use super::hook::point;
 use super::runs::{CHUNK, Column, Head, Run, RunId, RunStore, Spot, Version, Wanted};
 use super::shared::Shared;
 use crate::sync::{Ordering, fence};
-
-use super::steps::{Moment, RunSet};
 
 use matches::{FoundGroups, Groups, MatchGroup, finish};
 
@@ -42,8 +39,8 @@ pub(crate) use sparse::find_bounds;
 /// In how many parts a stretch is cut to find where a query and a run part.
 const PIVOTS: usize = 8;
 
-/// How often holders that change are searched again before their lock is taken.
-const ATTEMPTS_MAX: usize = 4;
+/// How often a search is tried that steps come into, before it takes a turn at the runs.
+const ATTEMPTS_MAX: usize = 3;
 
 /// Which tiers count. Each step counts those before it, too: a block that is on the device is as near as one on the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -85,138 +82,41 @@ pub(crate) fn find(shared: &Shared, chain: &mut QueryChain<'_>, search: Search<'
     // Holders that join later were not there when the query came, and their slots may have been others'.
     let directory = shared.slots.load();
     let asked = search.workers.map(|workers| directory.slots_of(workers));
+    let tiers = search.tiers;
     let groups = if directory.is_small() {
         let asked = asked.map(|asked| u64::from_words(asked.words()));
-        FoundGroups::Small(find_in(
-            shared,
-            &directory,
-            chain,
-            asked,
-            search.tiers,
-            head,
-            guard,
-        ))
+        let groups = find_in(shared, chain, asked.as_ref(), tiers, head, guard);
+        FoundGroups::Small(finish(groups, &directory))
     } else {
-        FoundGroups::Any(find_in(
-            shared,
-            &directory,
-            chain,
-            asked,
-            search.tiers,
-            head,
-            guard,
-        ))
+        let groups = find_in(shared, chain, asked.as_ref(), tiers, head, guard);
+        FoundGroups::Any(finish(groups, &directory))
     };
     Matches::of(directory, groups, replacements)
 }
 
-/// Searches with one kind of sets, from the first run on, which has been found.
-#[inline]
+/// Searches with one kind of sets; first from the first run on, which has been found.
 fn find_in<S: SlotBits>(
-    shared: &Shared,
-    directory: &Directory,
-    chain: &mut QueryChain<'_>,
-    asked: Option<S>,
-    tiers: TierDepth,
-    head: Head<'_>,
-    guard: &Guard,
-) -> Groups<S> {
-    let groups = find_at_once(shared, chain, asked.as_ref(), tiers, head, guard);
-    let groups = groups.unwrap_or_else(|| find_all(shared, directory, chain, asked, tiers, guard));
-    finish(groups, directory)
-}
-
-/// Searches once from the first run on, which has been found. None where what holders have of a run has changed meanwhile.
-fn find_at_once<S: SlotBits>(
     shared: &Shared,
     chain: &mut QueryChain<'_>,
     asked: Option<&S>,
     tiers: TierDepth,
     head: Head<'_>,
     guard: &Guard,
-) -> Option<Groups<S>> {
-    let mut finder = Finder::new(shared, chain, tiers, guard);
-    if finder.has_branches() {
-        return None;
-    }
-    let wraps = shared.runs.wraps();
-    finder.follow_from(Some(head), asked);
-    point();
-    (finder.is_of_one_instant() && shared.runs.wraps() == wraps).then_some(finder.found)
-}
-
-/// Searches until every holder has been seen at an instant.
-#[cold]
-fn find_all<S: SlotBits>(
-    shared: &Shared,
-    directory: &Directory,
-    chain: &mut QueryChain<'_>,
-    mut asked: Option<S>,
-    tiers: TierDepth,
-    guard: &Guard,
 ) -> Groups<S> {
-    let mut found: Groups<S> = Groups::new();
-    let mut moment = shared.runs.steps.now();
+    let mut head = Some(head);
     for _ in 0..ATTEMPTS_MAX {
         let mut finder = Finder::new(shared, chain, tiers, guard);
-        finder.follow(asked.as_ref());
-        let (settled, seen) = (finder.found, finder.seen);
+        finder.follow(head.take(), asked);
         point();
-        let mut changed: S = match shared.runs.steps.changed(moment, seen) {
-            Some(changed) => changed,
-            None => stamped(shared, directory, moment),
-        };
-        if let Some(asked) = &asked
-            && !changed.is_empty()
-        {
-            changed.intersect(asked);
+        if finder.is_of_one_instant() {
+            return finder.found;
         }
-        if changed.is_empty() {
-            merge(&mut found, settled, None);
-            return found;
-        }
-        merge(&mut found, settled, Some(&changed));
-        asked = Some(changed);
-        moment = shared.runs.steps.now();
     }
-    // Whoever changes all the time is looked at between two steps.
-    let left = directory.taken().iter();
-    let left: Vec<HolderSlot> = left
-        .filter(|slot| asked.as_ref().is_some_and(|asked| asked.contains(*slot)))
-        .collect();
-    for slot in left {
-        let Some(holder) = shared.holder(slot) else {
-            continue;
-        };
-        let _state = holder.state.lock();
-        let mut only = S::default();
-        only.insert(slot);
-        let mut finder = Finder::new(shared, chain, tiers, guard);
-        finder.follow(Some(&only));
-        merge(&mut found, finder.found, None);
-    }
-    found
-}
-
-/// The holders that made a step since `moment`, by their stamps.
-#[cold]
-fn stamped<S: SlotBits>(shared: &Shared, directory: &Directory, moment: Moment) -> S {
-    let changed: SlotSet = directory
-        .taken()
-        .iter()
-        .filter(|slot| shared.runs.steps.has_changed(*slot, moment))
-        .collect();
-    S::from_words(changed.words())
-}
-
-/// Adds what was found of holders that are not `changed`.
-fn merge<S: SlotBits>(found: &mut Groups<S>, settled: Groups<S>, changed: Option<&S>) {
-    for mut group in settled {
-        if let Some(changed) = changed {
-            group.slots.subtract(changed);
-        }
-        settle(found, group.matched_blocks, &group.slots);
-    }
+    // Nobody makes a step in another one's turn.
+    let _turn = shared.runs.write();
+    let mut finder = Finder::new(shared, chain, tiers, guard);
+    finder.follow(None, asked);
+    finder.found
 }
 
 /// Adds holders that were found to have `depth` blocks, if there are any.
@@ -244,9 +144,9 @@ struct Finder<'f, 'q, 'g, S> {
     /// Whether no hash is known that does not name all before it.
     is_chain: bool,
     found: Groups<S>,
-    /// The runs that were looked at.
-    seen: RunSet,
-    /// Those, each with its version before the first look.
+    /// How often counts of steps had begun anew.
+    wraps: u64,
+    /// The runs that were looked at, each with its version before the first look.
     looked: SmallVec<[(&'g Run, Version); 4]>,
     /// Holders that drop out within a run: those of the first few depths, and others one by one.
     leaving: Groups<S>,
@@ -265,16 +165,11 @@ impl<'f, 'q, 'g: 'f, S: SlotBits> Finder<'f, 'q, 'g, S> {
             guard,
             is_chain: shared.is_chain(),
             found: Groups::new(),
-            seen: RunSet::default(),
+            wraps: shared.runs.wraps(),
             looked: SmallVec::new(),
             leaving: Groups::new(),
             dropped: Vec::new(),
         }
-    }
-
-    /// Whether what the query gives of a hash may be that of several blocks after the same one.
-    fn has_branches(&self) -> bool {
-        !self.chain.is_whole() && self.store.twins() > 0
     }
 
     /// Whether what holders have of the runs that were looked at was the same from the first look to now.
@@ -282,21 +177,17 @@ impl<'f, 'q, 'g: 'f, S: SlotBits> Finder<'f, 'q, 'g, S> {
     fn is_of_one_instant(&self) -> bool {
         // Whoever has seen a change of a step sees that it has begun.
         fence(Ordering::Acquire);
-        self.looked.iter().all(|(run, version)| run.is_still(*version))
+        let mut looked = self.looked.iter();
+        looked.all(|(run, version)| run.is_still(*version)) && self.store.wraps() == self.wraps
     }
 
-    /// Settles all holders, or the `candidates`.
-    fn follow(&mut self, candidates: Option<&S>) {
-        if self.has_branches() {
-            self.seen = RunSet::ALL;
+    /// Settles all holders, or the `candidates`; from the first run on, if that has been found.
+    #[inline]
+    fn follow(&mut self, mut found: Option<Head<'g>>, candidates: Option<&S>) {
+        if !self.chain.is_whole() && self.store.twins() > 0 {
+            // What the query gives of a hash may be that of several blocks after the same one.
             return self.follow_branches(candidates);
         }
-        self.follow_from(None, candidates);
-    }
-
-    /// As [`Self::follow`], where no blocks branch; from the first run on, if that has been found.
-    #[inline]
-    fn follow_from(&mut self, mut found: Option<Head<'g>>, candidates: Option<&S>) {
         let mut candidates: Option<S> = candidates.cloned();
         let tick = self.store.tick();
         let (mut before, mut start): (Option<Spot>, usize) = (None, 0);
@@ -309,7 +200,6 @@ impl<'f, 'q, 'g: 'f, S: SlotBits> Finder<'f, 'q, 'g, S> {
             let Some(Head { id, run, version }) = head else {
                 break;
             };
-            self.seen.insert(id.number());
             self.looked.push((run, version));
             if let Some(tick) = tick {
                 run.touch(tick);
