@@ -101,12 +101,12 @@ impl Shared {
 impl TotalUsage {
     /// Has the largest index forget blocks where all together have too many. No index's turn may be held.
     fn make_room(&self, share: u64) {
-        if self.usage().excess_blocks() == 0 {
+        if self.usage.excess_blocks() == 0 {
             return;
         }
         let members = self.members();
         if let Some(largest) = members.iter().max_by_key(|member| member.runs.bytes()) {
-            largest.evict(|| self.usage().excess_blocks(), share);
+            largest.evict(|| self.usage.excess_blocks(), share);
         }
     }
 }

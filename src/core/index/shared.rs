@@ -108,7 +108,7 @@ impl Shared {
 /// What several indexes use together, and who they are.
 #[derive(Debug, Default)]
 pub struct TotalUsage {
-    usage: Arc<Usage>,
+    pub(super) usage: Arc<Usage>,
     members: Mutex<Vec<Weak<Shared>>>,
 }
 
@@ -117,13 +117,8 @@ impl TotalUsage {
     pub fn of(capacity: Capacity) -> Self {
         Self {
             usage: Arc::new(Usage::of(capacity)),
-            members: Mutex::default(),
+            ..Self::default()
         }
-    }
-
-    /// What is used.
-    pub(super) fn usage(&self) -> &Arc<Usage> {
-        &self.usage
     }
 
     fn join(&self, index: &Arc<Shared>) {

@@ -109,10 +109,6 @@ impl<K: Hash + Eq, V> SplitMap<K, V> {
         self.maps.iter().flatten()
     }
 
-    pub(crate) fn keys(&self) -> impl Iterator<Item = &K> {
-        self.maps.iter().flat_map(HashMap::keys)
-    }
-
     /// In how many maps the keys are, and those of one: few enough to look at in one go.
     pub(crate) fn splits(&self) -> usize {
         self.maps.len()

@@ -22,7 +22,7 @@ pub(crate) struct Change {
 }
 
 /// A capacity and what is used of it.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Usage {
     capacity: Capacity,
     blocks: AtomicU64,
@@ -31,20 +31,12 @@ pub(crate) struct Usage {
     aside: AtomicU64,
 }
 
-impl Default for Usage {
-    fn default() -> Self {
-        Self::of(Capacity::UNBOUNDED)
-    }
-}
-
 impl Usage {
     /// Nothing used of `capacity`.
     pub(crate) fn of(capacity: Capacity) -> Self {
         Self {
             capacity,
-            blocks: AtomicU64::new(0),
-            bytes: AtomicU64::new(0),
-            aside: AtomicU64::new(0),
+            ..Self::default()
         }
     }
 

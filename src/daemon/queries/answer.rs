@@ -495,10 +495,20 @@ pub(crate) fn report(
     look: &Look<'_>,
     namespace: &NamespaceName,
 ) -> HolderStatusReply {
-    let mut report = holder.status.report(&holder.id, trust);
-    report.degraded = with_wait(report.degraded, look, namespace, &holder.id);
-    report.exact = report.degraded.is_empty();
-    report
+    let (id, status) = (&holder.id, &holder.status);
+    let cursor = status.cursor();
+    let degraded = with_wait(status.reasons(trust), look, namespace, id);
+    HolderStatusReply {
+        worker: id.worker.clone(),
+        rank: id.rank,
+        epoch: cursor.epoch,
+        seq: cursor.seq,
+        blocks: status.blocks(),
+        parked_events: status.parked_events(),
+        foreign_chain: status.has_foreign_chain(),
+        exact: degraded.is_empty(),
+        degraded,
+    }
 }
 
 /// A batch is counted under the form of its first query.

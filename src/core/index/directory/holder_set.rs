@@ -36,18 +36,31 @@ pub(crate) trait SlotBits: Clone + Default {
     fn from_words(words: &[u64]) -> Self;
     /// The words of 64 slots each, from slot 0.
     fn words(&self) -> &[u64];
-    /// Adds a slot, unless this kind of set has no room for it.
-    fn insert(&mut self, slot: HolderSlot);
     /// Adds the slots of one word of 64, unless this kind of set has no room for them.
     fn insert_word(&mut self, word: usize, bits: u64);
-    fn contains(&self, slot: HolderSlot) -> bool;
-    fn is_empty(&self) -> bool;
     /// Adds all that are in `others`.
     fn unite(&mut self, others: &Self);
     /// Takes out all that are in `others`.
     fn subtract(&mut self, others: &Self);
     /// Keeps only those that are in `others`.
     fn intersect(&mut self, others: &Self);
+
+    /// Adds a slot, unless this kind of set has no room for it.
+    #[inline]
+    fn insert(&mut self, slot: HolderSlot) {
+        self.insert_word(slot.word(), slot.bit());
+    }
+
+    #[inline]
+    fn contains(&self, slot: HolderSlot) -> bool {
+        let word = self.words().get(slot.word());
+        word.is_some_and(|word| word & slot.bit() != 0)
+    }
+
+    #[inline]
+    fn is_empty(&self) -> bool {
+        self.words().iter().fold(0, |any, word| any | word) == 0
+    }
 }
 
 /// The first 64 slots, all that most namespaces have. A set is in a register.
@@ -63,27 +76,10 @@ impl SlotBits for u64 {
     }
 
     #[inline]
-    fn insert(&mut self, slot: HolderSlot) {
-        if slot.word() == 0 {
-            *self |= slot.bit();
-        }
-    }
-
-    #[inline]
     fn insert_word(&mut self, word: usize, bits: u64) {
         if word == 0 {
             *self |= bits;
         }
-    }
-
-    #[inline]
-    fn contains(&self, slot: HolderSlot) -> bool {
-        slot.word() == 0 && self & slot.bit() != 0
-    }
-
-    #[inline]
-    fn is_empty(&self) -> bool {
-        *self == 0
     }
 
     #[inline]
@@ -188,27 +184,11 @@ impl SlotBits for SlotSet {
     }
 
     #[inline]
-    fn insert(&mut self, slot: HolderSlot) {
-        self.insert_word(slot.word(), slot.bit());
-    }
-
-    #[inline]
     fn insert_word(&mut self, word: usize, bits: u64) {
         self.grow(word + 1);
         if let Some(own) = self.words_mut().get_mut(word) {
             *own |= bits;
         }
-    }
-
-    #[inline]
-    fn contains(&self, slot: HolderSlot) -> bool {
-        let word = self.words().get(slot.word());
-        word.is_some_and(|word| word & slot.bit() != 0)
-    }
-
-    #[inline]
-    fn is_empty(&self) -> bool {
-        self.words().iter().fold(0, |any, word| any | word) == 0
     }
 
     #[inline]
@@ -230,7 +210,9 @@ impl SlotBits for SlotSet {
 
 impl FromIterator<HolderSlot> for SlotSet {
     fn from_iter<I: IntoIterator<Item = HolderSlot>>(slots: I) -> Self {
-        slots_of(slots)
+        let mut set = SlotGatherer::new();
+        slots.into_iter().for_each(|slot| set.insert(slot));
+        set.finish()
     }
 }
 
@@ -266,86 +248,5 @@ impl<S: SlotBits> SlotGatherer<S> {
     pub(crate) fn finish(mut self) -> S {
         self.set.insert_word(self.word, self.bits);
         self.set
-    }
-}
-
-/// The slots as a working set.
-#[inline]
-pub(crate) fn slots_of<S: SlotBits>(slots: impl IntoIterator<Item = HolderSlot>) -> S {
-    let mut set = SlotGatherer::new();
-    for slot in slots {
-        set.insert(slot);
-    }
-    set.finish()
-}
-
-#[cfg(test)]
-mod tests {
-    use std::collections::BTreeSet;
-
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn indices(set: &SlotSet) -> BTreeSet<usize> {
-        let bits = |(index, word): (usize, &u64)| {
-            let word = *word;
-            (0..64)
-                .filter(move |bit| word >> bit & 1 == 1)
-                .map(move |bit| index * 64 + bit)
-        };
-        set.words().iter().enumerate().flat_map(bits).collect()
-    }
-
-    proptest! {
-        #[test]
-        fn gathered_slots_are_a_set(slots in proptest::collection::vec(0_usize..300, 0..200)) {
-            let gathered: SlotSet = slots_of(slots.iter().map(|index| HolderSlot::new(*index).unwrap()));
-            let model: BTreeSet<usize> = slots.iter().copied().collect();
-            prop_assert_eq!(&indices(&gathered), &model);
-            let small: u64 = slots_of(slots.iter().map(|index| HolderSlot::new(*index).unwrap()));
-            let expected = model.iter().take_while(|index| **index < 64).fold(0, |word, index| word | 1 << index);
-            prop_assert_eq!(small, expected);
-        }
-
-        #[test]
-        fn a_set_equals_a_model(changes in proptest::collection::vec((any::<bool>(), 0_usize..300), 0..200)) {
-            let (mut model, mut set) = (BTreeSet::new(), SlotSet::default());
-            for (insert, index) in changes {
-                let slot = HolderSlot::new(index).unwrap();
-                if insert {
-                    set.insert(slot);
-                    model.insert(index);
-                } else {
-                    set.remove(slot);
-                    model.remove(&index);
-                }
-                prop_assert_eq!(set.is_empty(), model.is_empty());
-                prop_assert_eq!(set.contains(slot), model.contains(&index));
-                prop_assert_eq!(&indices(&set), &model);
-            }
-        }
-
-        #[test]
-        fn working_sets_intersect_and_subtract(
-            ours in proptest::collection::btree_set(0_usize..200, 0..30),
-            theirs in proptest::collection::btree_set(0_usize..200, 1..30),
-            spread in 1_usize..4,
-        ) {
-            let slot = |member: &usize| HolderSlot::new(member * spread).unwrap();
-            let slots = |members: &BTreeSet<usize>| members.iter().map(slot).collect::<SlotSet>();
-            let indices = |set: &SlotSet| indices(set).iter().map(|index| index / spread).collect::<BTreeSet<_>>();
-            let both: BTreeSet<usize> = &ours & &theirs;
-            let mut set = slots(&ours);
-            set.intersect(&slots(&theirs));
-            prop_assert_eq!(indices(&set), both);
-            let mut set = slots(&ours);
-            set.subtract(&slots(&theirs));
-            prop_assert_eq!(indices(&set), &ours - &theirs);
-            let mut set = slots(&ours);
-            set.unite(&slots(&theirs));
-            prop_assert!(!set.is_empty());
-            prop_assert_eq!(indices(&set), &ours | &theirs);
-        }
     }
 }

@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use arc_swap::{ArcSwap, Guard};
 use parking_lot::Mutex;
 
-use crate::wire::{DegradedReason, DegradedReasons, HolderId, WorkerName};
+use crate::wire::{HolderId, WorkerName};
 
 use super::holder_set::{HolderSlot, SlotBits, SlotSet};
-use super::status::{HolderStatus, StreamTrust};
+use super::status::HolderStatus;
 use super::worker_slots::WorkerSlots;
 
 /// A registered holder, as queries and the lane share it.
@@ -24,18 +24,6 @@ pub struct HolderRecord {
 }
 
 impl HolderRecord {
-    /// Why the state that a search found is not certain; `replacements` is how many states had been replaced when it began.
-    ///
-    /// Where this one has been replaced since, the reasons of now are those of another state than the one that was searched: the
-    /// holder counts as unverified.
-    pub(crate) fn reasons_since(&self, replacements: u64, trust: &StreamTrust) -> DegradedReasons {
-        let reasons = self.status.reasons(trust);
-        if self.status.replacement() > replacements {
-            return reasons.with(DegradedReason::Unverified);
-        }
-        reasons
-    }
-
     /// Whether the holder has left the index.
     pub fn is_retired(&self) -> bool {
         self.retired.load(Ordering::Acquire)

@@ -7,7 +7,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-use crate::wire::{BatchCursor, DegradedReason, DegradedReasons, HolderId, HolderStatusReply};
+use crate::wire::{BatchCursor, DegradedReason, DegradedReasons};
 
 /// A generation of the event stream; a later one begins with every doubt about the stream as a whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
@@ -17,9 +17,9 @@ pub struct StreamGeneration(u64);
 /// applied lie far behind those that were published.
 ///
 /// Begins at generation 1, so that a holder that no batch has confirmed (generation 0) is not trusted.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct StreamTrust {
-    generation: AtomicU64,
+    doubts: AtomicU64,
     /// The last generation whose subscription the server is known to have; 0 if there was none.
     followed: AtomicU64,
     stalls: AtomicU64,
@@ -30,21 +30,10 @@ pub struct StreamTrust {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StreamStall(u64);
 
-impl Default for StreamTrust {
-    fn default() -> Self {
-        Self {
-            generation: AtomicU64::new(1),
-            followed: AtomicU64::new(0),
-            stalls: AtomicU64::new(0),
-            ended_stalls: AtomicU64::new(0),
-        }
-    }
-}
-
 impl StreamTrust {
     /// The current generation.
     pub fn generation(&self) -> StreamGeneration {
-        StreamGeneration(self.generation.load(Ordering::Acquire))
+        StreamGeneration(self.doubts.load(Ordering::Acquire) + 1)
     }
 
     /// Says that what is published from now on is received in `generation`.
@@ -67,7 +56,7 @@ impl StreamTrust {
 
     /// Doubts the stream: no holder is trusted until a batch received in the new generation continues its count.
     pub fn doubt(&self) -> StreamGeneration {
-        StreamGeneration(self.generation.fetch_add(1, Ordering::AcqRel) + 1)
+        StreamGeneration(self.doubts.fetch_add(1, Ordering::AcqRel) + 2)
     }
 
     /// Begins a time in which no holder is trusted because events wait that will be applied later. What a holder's batches have
@@ -118,7 +107,7 @@ impl HolderStatus {
         // First whether the stream is trusted, then the reasons: a batch behind a gap adds its reason and then confirms. The
         // other way round, a reader in between would see neither the doubt nor the reason.
         let is_confirmed = !trust.is_stalled() && self.is_confirmed(trust.generation());
-        let reasons = DegradedReasons::from_bits(self.reasons.load(Ordering::Acquire));
+        let reasons = self.own_reasons();
         // A publisher that has lost sight of its engine verifies nothing.
         if is_confirmed && !reasons.contains(DegradedReason::UpstreamLost) {
             return reasons;
@@ -134,7 +123,7 @@ impl HolderStatus {
 
     /// The reasons that only a new epoch, a `cleared` event or a resync takes away; what a snapshot keeps.
     pub fn lasting_reasons(&self) -> DegradedReasons {
-        DegradedReasons::from_bits(self.reasons.load(Ordering::Acquire)).filtered(DegradedReason::is_lasting)
+        self.own_reasons().filtered(DegradedReason::is_lasting)
     }
 
     /// All reasons that have been added and not been taken away.
@@ -209,23 +198,6 @@ impl HolderStatus {
         self.parked_events.store(parked_events, Ordering::Relaxed);
     }
 
-    /// What a status reply says of the holder `id`.
-    pub fn report(&self, id: &HolderId, trust: &StreamTrust) -> HolderStatusReply {
-        let cursor = self.cursor();
-        let degraded = self.reasons(trust);
-        HolderStatusReply {
-            worker: id.worker.clone(),
-            rank: id.rank,
-            epoch: cursor.epoch,
-            seq: cursor.seq,
-            blocks: self.blocks(),
-            parked_events: self.parked_events(),
-            foreign_chain: self.has_foreign_chain(),
-            exact: degraded.is_empty(),
-            degraded,
-        }
-    }
-
     /// Takes blocks off that the index has forgotten; until the lane publishes sizes again.
     pub fn note_evicted(&self, blocks: u64) {
         // What the lane publishes meanwhile is newer.
@@ -280,103 +252,5 @@ impl HolderStatus {
     /// How old the last batch was when it was applied, in microseconds, by the publisher's clock.
     pub fn lag_us(&self) -> u64 {
         self.lag_us.load(Ordering::Relaxed)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_holder_is_trusted_only_when_a_batch_of_the_current_generation_confirmed_it() {
-        let trust = StreamTrust::default();
-        let status = HolderStatus::default();
-        assert_eq!(
-            status.reasons(&trust),
-            DegradedReasons::of(DegradedReason::Unverified)
-        );
-        status.confirm(trust.generation());
-        assert!(status.reasons(&trust).is_empty());
-        let before = trust.generation();
-        trust.doubt();
-        assert!(status.reasons(&trust).contains(DegradedReason::Unverified));
-        // A batch that was received before the doubt proves nothing about the time after it.
-        status.confirm(before);
-        assert!(status.reasons(&trust).contains(DegradedReason::Unverified));
-        status.confirm(trust.generation());
-        assert!(status.reasons(&trust).is_empty());
-    }
-
-    #[test]
-    fn nobody_is_trusted_during_a_stall_and_everybody_as_before_after_it() {
-        let trust = StreamTrust::default();
-        let (confirmed, unconfirmed) = (HolderStatus::default(), HolderStatus::default());
-        confirmed.confirm(trust.generation());
-        let (first, second) = (trust.stall(), trust.stall());
-        assert_eq!(trust.current_stall(), Some(second));
-        trust.end_stall(first);
-        assert!(confirmed.reasons(&trust).contains(DegradedReason::Unverified));
-        trust.end_stall(second);
-        assert!(confirmed.reasons(&trust).is_empty() && !trust.is_stalled());
-        assert!(unconfirmed.reasons(&trust).contains(DegradedReason::Unverified));
-        // The end of one that is over takes nothing back.
-        let third = trust.stall();
-        trust.end_stall(first);
-        assert_eq!(trust.current_stall(), Some(third));
-    }
-
-    #[test]
-    fn a_reader_never_sees_the_confirmation_without_the_reason_before_it() {
-        let trust = StreamTrust::default();
-        let holders: Vec<HolderStatus> = (0..200_000).map(|_| HolderStatus::default()).collect();
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                for holder in &holders {
-                    holder.degrade(DegradedReason::Gap);
-                    holder.confirm(trust.generation());
-                }
-            });
-            for holder in &holders {
-                loop {
-                    let reasons = holder.reasons(&trust);
-                    assert!(!reasons.is_empty(), "the gap was not seen");
-                    if !reasons.contains(DegradedReason::Unverified) {
-                        break;
-                    }
-                }
-            }
-        });
-    }
-
-    #[test]
-    fn reasons_stay_until_the_state_is_replaced() {
-        let status = HolderStatus::default();
-        assert!(status.degrade(DegradedReason::Gap));
-        assert!(!status.degrade(DegradedReason::Gap));
-        assert!(status.degrade(DegradedReason::Stale));
-        assert!(status.own_reasons().contains(DegradedReason::Stale));
-        assert!(status.degrade(DegradedReason::Capacity));
-        assert_eq!(
-            status.lasting_reasons(),
-            DegradedReasons::of(DegradedReason::Gap).with(DegradedReason::Capacity)
-        );
-        status.reset_reasons(DegradedReasons::default());
-        assert!(status.lasting_reasons().is_empty());
-    }
-
-    #[test]
-    fn a_stream_is_followed_again_only_with_a_subscription_of_its_generation() {
-        let trust = StreamTrust::default();
-        assert_eq!(trust.followed(), None);
-        let first = trust.generation();
-        trust.follow(first);
-        assert_eq!(trust.followed(), Some(first));
-        let second = trust.doubt();
-        assert_eq!(trust.followed(), None);
-        // A subscription that was made before the doubt does not help.
-        trust.follow(first);
-        assert_eq!(trust.followed(), None);
-        trust.follow(second);
-        assert_eq!(trust.followed(), Some(second));
     }
 }

@@ -166,7 +166,7 @@ impl HolderState {
             self.is_keyed = true;
             // What is not published would be cut off while others have turns.
             self.publish(runs);
-            let held: Vec<RunId> = self.parts.keys().copied().collect();
+            let held: Vec<RunId> = self.parts.iter().map(|(run, _)| *run).collect();
             let mut held = held.into_iter();
             runs.place_each(|_| held.next());
         }

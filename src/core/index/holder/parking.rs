@@ -42,6 +42,15 @@ impl ParkedEvent {
     }
 }
 
+/// What the engine calls the blocks of an event.
+pub(super) fn names_in(stored: &StoredBlocks) -> Vec<u64> {
+    match (&stored.engine_hashes, &stored.names) {
+        (Some(names), _) => names.clone(),
+        (None, BlockNames::Sequence { hashes, .. }) => hashes.iter().map(|hash| hash.as_u64()).collect(),
+        (None, BlockNames::Lineage(_)) => Vec::new(),
+    }
+}
+
 /// Most removals of one holder that are kept in mind while events wait.
 pub(crate) const UNPLACED_MAX: usize = 65_536;
 
@@ -111,11 +120,7 @@ impl Parking {
         }
         self.blocks += stored.names.len();
         let deadline_us = now_us.saturating_add(limits.wait_us_max);
-        let remaining = match (&stored.engine_hashes, &stored.names) {
-            (Some(names), _) => names.iter().copied().collect(),
-            (None, BlockNames::Sequence { hashes, .. }) => hashes.iter().map(|hash| hash.as_u64()).collect(),
-            (None, BlockNames::Lineage(_)) => HashSet::new(),
-        };
+        let remaining = names_in(&stored).into_iter().collect();
         self.events.push(ParkedEvent {
             parent,
             stored,

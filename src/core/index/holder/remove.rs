@@ -103,16 +103,6 @@ impl Others {
 }
 
 impl HolderState {
-    /// Notes that blocks go by their lineage hashes: those of events that wait, too.
-    pub(super) fn note_removed_keys(
-        &mut self,
-        keys: &[PositionalLineageHash],
-        tier: Tier,
-        applied: &mut Applied,
-    ) {
-        self.note_unplaced(keys.iter().copied().map(Unplaced::Key), tier, applied);
-    }
-
     /// Removes blocks while every block of the holder has names of its own, and no event waits; says how many. The next name, if there is
     /// one left, means no block.
     pub(super) fn remove_own(
@@ -250,7 +240,12 @@ impl HolderState {
     }
 
     /// Notes removals that may mean blocks of events that wait.
-    fn note_unplaced(&mut self, removed: impl Iterator<Item = Unplaced>, tier: Tier, applied: &mut Applied) {
+    pub(super) fn note_unplaced(
+        &mut self,
+        removed: impl Iterator<Item = Unplaced>,
+        tier: Tier,
+        applied: &mut Applied,
+    ) {
         if self.parking.len() > 0 {
             let dropped = removed.map(|removed| self.parking.note_unplaced(removed, tier));
             applied.reject(RejectReason::ParkingFull, dropped.sum());

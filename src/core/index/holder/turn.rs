@@ -9,11 +9,11 @@ use crate::index::block::NewBlock;
 use crate::index::directory::{HolderRecord, HolderSlot};
 use crate::index::runs::{GIVEN_BACK, RunId, RunStore, RunWriter, give_back};
 use crate::index::settings::{Hashing, IndexLimits, NamespaceSettings};
-use crate::wire::{BlockContent, BlockNames, DegradedReason, RemovedBlocks, StoredBlocks, Tier};
+use crate::wire::{BlockContent, DegradedReason, RemovedBlocks, StoredBlocks, Tier};
 
 use super::claims::Claims;
 use super::names::Found;
-use super::parking::ParkedEvent;
+use super::parking::{ParkedEvent, Unplaced, names_in};
 use super::remove::Others;
 use super::resolve::{self, Resolved, ResolvedSequence, Unresolved};
 use super::store::{Sequence, Terms};
@@ -186,12 +186,7 @@ impl Turn<'_, '_> {
     /// to one of them means no other block any more.
     fn leave_out(&mut self, stored: &StoredBlocks) {
         self.applied.reject(RejectReason::Capacity, stored.names.len());
-        let names: Vec<u64> = match (&stored.engine_hashes, &stored.names) {
-            (Some(names), _) => names.clone(),
-            (None, BlockNames::Sequence { hashes, .. }) => hashes.iter().map(|hash| hash.as_u64()).collect(),
-            (None, BlockNames::Lineage(_)) => Vec::new(),
-        };
-        for (number, names) in names.chunks(TURN_BLOCKS).enumerate() {
+        for (number, names) in names_in(stored).chunks(TURN_BLOCKS).enumerate() {
             if number > 0 {
                 self.breathe();
             }
@@ -402,8 +397,9 @@ impl Turn<'_, '_> {
     /// Applies a removed event.
     pub(in crate::index) fn remove(&mut self, removed: &RemovedBlocks, tier: Tier) {
         let (names, mut others) = (&removed.hashes, Others::default());
+        let keys = removed.lineage_hashes.iter().copied();
         self.state
-            .note_removed_keys(&removed.lineage_hashes, tier, self.applied);
+            .note_unplaced(keys.map(Unplaced::Key), tier, self.applied);
         for from in (0..names.len()).step_by(TURN_BLOCKS) {
             if from > 0 {
                 self.breathe();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use arc_swap::Guard as DirectoryGuard;
 use smallvec::SmallVec;
 
-use crate::wire::DegradedReasons;
+use crate::wire::{DegradedReason, DegradedReasons};
 
 use crate::index::directory::{Directory, HolderRecord, SlotBits, SlotSet, StreamTrust};
 
@@ -121,7 +121,11 @@ impl Matches {
     /// Where it has been replaced since the search began, the reasons of now are those of another state than the one that was
     /// searched: the holder counts as unverified.
     pub fn reasons(&self, holder: &HolderRecord, trust: &StreamTrust) -> DegradedReasons {
-        holder.reasons_since(self.replacements, trust)
+        let reasons = holder.status.reasons(trust);
+        if holder.status.replacement() > self.replacements {
+            return reasons.with(DegradedReason::Unverified);
+        }
+        reasons
     }
 
     /// How many groups of holders of equal depth there are.

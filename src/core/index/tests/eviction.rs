@@ -198,9 +198,9 @@ fn an_index_that_is_gone_takes_no_room() {
     let index = make();
     let mut writer = register(&index, "a");
     store(&mut writer, None, hashes(1, 0, 700));
-    assert_eq!(Usage::blocks(total.usage()), 700);
+    assert_eq!(Usage::blocks(&total.usage), 700);
     drop((writer, index));
-    assert_eq!(Usage::blocks(total.usage()), 0);
+    assert_eq!(Usage::blocks(&total.usage), 0);
     let index = make();
     let mut writer = register(&index, "a");
     store(&mut writer, None, hashes(2, 0, 900));
