@@ -20,56 +20,40 @@ type Part = HashMap<WorkerName, Vec<HolderSlot>>;
 
 /// One version: every worker that has a slot, with its slots.
 #[derive(Debug, Clone)]
-pub(crate) struct WorkerSlots {
-    parts: Vec<Arc<Part>>,
-    workers: usize,
-}
+pub(crate) struct WorkerSlots(Vec<Arc<Part>>);
 
 impl Default for WorkerSlots {
     fn default() -> Self {
-        Self {
-            // All the same empty one, until somebody is put in.
-            parts: vec![Arc::default(); PARTS],
-            workers: 0,
-        }
+        // All the same empty one, until somebody is put in.
+        Self(vec![Arc::default(); PARTS])
     }
 }
 
 impl WorkerSlots {
     /// How many workers have a slot.
     pub(crate) fn workers(&self) -> usize {
-        self.workers
+        self.0.iter().map(|part| part.len()).sum()
     }
 
     /// The slots of a worker, in the order in which it got them.
     pub(crate) fn of(&self, worker: &WorkerName) -> &[HolderSlot] {
-        let part = self.parts.get(part_of(worker));
-        part.and_then(|part| part.get(worker)).map_or(&[], Vec::as_slice)
+        self.0[part_of(worker)].get(worker).map_or(&[], Vec::as_slice)
     }
 
     /// Gives a worker a slot more.
     pub(crate) fn add(&mut self, worker: &WorkerName, slot: HolderSlot) {
-        let Some(part) = self.parts.get_mut(part_of(worker)) else {
-            return;
-        };
-        let slots = Arc::make_mut(part).entry(worker.clone()).or_default();
-        self.workers += usize::from(slots.is_empty());
-        slots.push(slot);
+        let part = Arc::make_mut(&mut self.0[part_of(worker)]);
+        part.entry(worker.clone()).or_default().push(slot);
     }
 
     /// Takes a slot from a worker.
     pub(crate) fn remove(&mut self, worker: &WorkerName, slot: HolderSlot) {
-        let Some(part) = self.parts.get_mut(part_of(worker)) else {
-            return;
-        };
-        let part = Arc::make_mut(part);
-        let Some(slots) = part.get_mut(worker) else {
-            return;
-        };
-        slots.retain(|other| *other != slot);
-        if slots.is_empty() {
-            part.remove(worker);
-            self.workers -= 1;
+        let part = Arc::make_mut(&mut self.0[part_of(worker)]);
+        if let Some(slots) = part.get_mut(worker) {
+            slots.retain(|other| *other != slot);
+            if slots.is_empty() {
+                part.remove(worker);
+            }
         }
     }
 }

@@ -145,11 +145,6 @@ impl HolderState {
         self.parts.get(&spot.run)?.get(spot.offset)
     }
 
-    /// Whether the holder has the block at a place.
-    fn has(&self, spot: Spot) -> bool {
-        self.attributes(spot).is_some()
-    }
-
     fn touch(&mut self, run: RunId) {
         if self.touched.last() != Some(&run) {
             self.touched.push(run);

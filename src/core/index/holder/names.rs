@@ -10,7 +10,7 @@ use super::orphans::{Alias, Orphan, add_name, withdraw_from};
 use super::part::{Attributes, Form};
 use super::resolve::Resident;
 use super::{HolderState, Outcome};
-use crate::index::runs::{RunId, RunWriter, Spot, Wanted, is_same_at};
+use crate::index::runs::{RunId, RunWriter, Spot, is_same_at};
 use smallvec::SmallVec;
 
 /// A block that a holder has.
@@ -56,32 +56,12 @@ impl HolderState {
         })
     }
 
-    /// The place of the block with this lineage hash, and this sequence hash, where that is known. Makes blocks be found that way first.
-    pub(super) fn find_key(
-        &mut self,
-        key: PositionalLineageHash,
-        whole: Option<SequenceHash>,
-        runs: &mut RunWriter<'_>,
-    ) -> Option<Spot> {
-        self.make_keyed(runs);
-        let (position, current) = (key.position(), key.current_hash_fragment());
-        runs.find_place(current, |spot| {
-            let own = runs.position(spot);
-            let is_it = u64::from(own) == position
-                && is_same_at(own, runs.hash(spot), current)
-                && whole.is_none_or(|whole| runs.is(spot, Wanted::whole(whole.0)))
-                && runs.key(spot) == key
-                && self.attributes(spot).is_some();
-            is_it.then_some(spot)
-        })
-    }
-
-    /// The places of all blocks with this lineage hash: of one, if it is a chain's.
+    /// The places of all blocks with this lineage hash: of one, if it is a chain's. Makes blocks be found that way first.
     pub(super) fn find_keys(
         &mut self,
         key: PositionalLineageHash,
         runs: &mut RunWriter<'_>,
-    ) -> SmallVec<[Found; 2]> {
+    ) -> SmallVec<[Spot; 2]> {
         self.make_keyed(runs);
         let mut found = SmallVec::new();
         let (position, current) = (key.position(), key.current_hash_fragment());
@@ -90,7 +70,7 @@ impl HolderState {
                 && runs.key(spot) == key
                 && self.attributes(spot).is_some();
             if is_it {
-                found.push(Found::Placed(spot));
+                found.push(spot);
             }
             None::<()>
         });

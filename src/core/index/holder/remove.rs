@@ -347,10 +347,9 @@ impl HolderState {
         applied: &mut Applied,
     ) {
         for key in keys {
-            let mut found: SmallVec<[Found; 2]> = self.find_keys(*key, runs);
-            if self.orphans.get(*key).is_some() {
-                found.push(Found::Orphan(*key));
-            }
+            let orphan = self.orphans.get(*key).map(|_| Found::Orphan(*key));
+            let placed = self.find_keys(*key, runs).into_iter().map(Found::Placed);
+            let found: SmallVec<[Found; 2]> = placed.chain(orphan).collect();
             if found.is_empty() {
                 count(Outcome::Unknown, applied);
             }

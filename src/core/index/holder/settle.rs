@@ -25,7 +25,11 @@ impl HolderState {
         if self.refuses_nameless && block.name.is_none() {
             return reject_full(applied, 1);
         }
-        let own = self.find_key(block.key, block.sequence_hash, runs);
+        let mut placed = self.find_keys(block.key, runs).into_iter();
+        let own = placed.find(|spot| {
+            let hash = block.sequence_hash;
+            hash.is_none_or(|hash| runs.is(*spot, Wanted::whole(hash.0)))
+        });
         let mut has_moved = false;
         if let Some(name) = block.name
             && let Some(other) = self.find_name(name, runs)
@@ -36,11 +40,8 @@ impl HolderState {
         }
         // Of two sequence hashes that one lineage hash stands for, the later stays, as long as nobody knows their places.
         let known = self.orphans.get(block.key).and_then(Orphan::sequence_hash);
-        if own.is_none()
-            && known
-                .zip(block.sequence_hash)
-                .is_some_and(|(own, other)| own != other)
-        {
+        let mut hashes = known.into_iter().zip(block.sequence_hash);
+        if own.is_none() && hashes.any(|(known, hash)| known != hash) {
             has_moved = true;
             self.orphans.remove(block.key);
         }
@@ -53,26 +54,22 @@ impl HolderState {
             return self.extend(spot, block.name, is_whole, terms, runs, applied);
         }
         let tiers = tier_bit(terms.tier);
-        if self.orphans.get(block.key).is_some() {
-            if self
-                .orphans
-                .extend(block.key, block.sequence_hash, block.name, tiers)
-            {
-                applied.stored += 1;
-            } else {
-                reject_full(applied, 1);
-            }
-            return;
+        let (key, hash) = (block.key, block.sequence_hash);
+        if self.orphans.get(key).is_some() {
+            return match self.orphans.extend(key, hash, block.name, tiers) {
+                true => applied.stored += 1,
+                false => reject_full(applied, 1),
+            };
         }
         if self.blocks() >= terms.blocks_max {
             return reject_full(applied, 1);
         }
-        let mut orphan = Orphan::new(block.sequence_hash);
+        let mut orphan = Orphan::new(hash);
         match block.name {
             Some(name) => drop(add_name(&mut orphan.names, name, tiers)),
             None => orphan.nameless = tiers,
         }
-        self.settle(block.key, orphan, runs, applied);
+        self.settle(key, orphan, runs, applied);
     }
 
     /// Gives a new block its place, if its parent has one, and then those that waited for it.

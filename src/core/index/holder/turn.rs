@@ -327,7 +327,7 @@ impl Turn<'_, '_> {
             self.breathe();
             sequence = sequence.after(done, last);
             kept = kept.and_then(|kept| kept.get(done..));
-            if !self.state.has(last) {
+            if self.state.attributes(last).is_none() {
                 // It has been evicted meanwhile.
                 return self.applied.reject(RejectReason::Capacity, sequence.hashes.len());
             }
