@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::hash::{PositionError, PositionalLineageHash};
+use crate::hash::PositionError;
 use crate::wire::{HolderId, QueryKey};
 
 use super::directory::{HolderRecord, RegisterError};
@@ -100,21 +100,6 @@ impl PositionalIndexer {
     /// Bounds on how long a prefix each holder holds, from blocks chosen from one chain.
     pub fn find_bounds(&self, chain: &SparseChain<'_>, search: Search<'_>) -> Matches {
         search::find_bounds(&self.shared, chain, search)
-    }
-
-    /// The block at `position` of a query, and how many holders have it; for explaining where a holder dropped out.
-    pub fn block_at(
-        &self,
-        chain: &mut QueryChain<'_>,
-        position: usize,
-    ) -> Option<(PositionalLineageHash, usize)> {
-        (position < chain.len()).then(|| {
-            let matches = self.find_chain(chain, Search::default());
-            let holders = matches
-                .holders()
-                .filter(|found| found.matched_blocks as usize > position);
-            (chain.key(position), holders.count())
-        })
     }
 
     /// Whether anybody is registered.

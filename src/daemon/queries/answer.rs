@@ -452,6 +452,7 @@ const HOLDER_STATUS_BYTES: usize = 100;
 
 /// Adds to every holder where it dropped out. Holders of one depth share the look-up.
 fn explain(indexer: &PositionalIndexer, chain: &mut QueryChain<'_>, holders: &mut [HolderMatch]) {
+    let found = indexer.find_chain(chain, Search::default());
     let mut last: Option<(u32, Option<DropOut>)> = None;
     for holder in holders {
         let depth = holder.matched_blocks;
@@ -459,10 +460,11 @@ fn explain(indexer: &PositionalIndexer, chain: &mut QueryChain<'_>, holders: &mu
             Some((same, dropped_out)) if *same == depth => dropped_out.clone(),
             _ => {
                 let position = usize::try_from(depth).unwrap_or(usize::MAX);
-                indexer.block_at(chain, position).map(|(key, holders)| DropOut {
+                let others = found.holders().filter(|other| other.matched_blocks > depth);
+                (position < chain.len()).then(|| DropOut {
                     position: depth,
-                    lineage_hash: key,
-                    other_holders: saturating_u32(holders),
+                    lineage_hash: chain.key(position),
+                    other_holders: saturating_u32(others.count()),
                 })
             }
         };

@@ -48,13 +48,6 @@ pub(crate) enum FoundGroups {
 }
 
 impl FoundGroups {
-    fn len(&self) -> usize {
-        match self {
-            Self::Small(groups) => groups.len(),
-            Self::Any(groups) => groups.len(),
-        }
-    }
-
     #[inline]
     fn get(&self, index: usize) -> Option<([u32; 2], &[u64])> {
         match self {
@@ -128,16 +121,11 @@ impl Matches {
         reasons
     }
 
-    /// How many groups of holders of equal depth there are.
-    pub fn groups(&self) -> usize {
-        self.groups.len()
-    }
-
     /// The holders with at least one matched block, deepest first; in no particular order within one depth.
     ///
     /// A holder that left while the search ran is left out: it holds nothing now.
     pub fn holders(&self) -> impl Iterator<Item = Match<'_>> {
-        let groups = (0..self.groups.len()).filter_map(|index| self.groups.get(index));
+        let groups = (0..).map_while(|index| self.groups.get(index));
         let count = |words: &[u64]| words.iter().map(|word| word.count_ones() as usize).sum::<usize>();
         let found = groups.map(|(_, words)| count(words)).sum();
         let directory = self.directory.as_ref().map(|directory| &***directory);
