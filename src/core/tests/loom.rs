@@ -38,11 +38,13 @@ mod words {
     #[derive(Debug)]
     pub(crate) struct Words(AtomicPtr<Vec<AtomicU64>>);
 
-    impl Words {
-        pub(crate) fn new() -> Self {
+    impl Default for Words {
+        fn default() -> Self {
             Self(AtomicPtr::new(Box::leak(Box::default())))
         }
+    }
 
+    impl Words {
         pub(crate) fn get<'g>(&self, _: &'g Guard) -> &'g [AtomicU64] {
             #[allow(unsafe_code, reason = "what a pointer leads to")]
             // SAFETY: only leaked vectors are stored.
@@ -132,20 +134,11 @@ fn check(name: &str, interruptions_max: usize, model: impl Fn() + Send + Sync + 
 }
 
 /// Two runs, and what each of two holders has of each.
+#[derive(Default)]
 struct World {
     runs: [Header; 2],
     turn: Mutex<()>,
     entries: [[AtomicU64; 2]; 2],
-}
-
-impl Default for World {
-    fn default() -> Self {
-        Self {
-            runs: [Header::new(), Header::new()],
-            turn: Mutex::default(),
-            entries: <[[AtomicU64; 2]; 2]>::default(),
-        }
-    }
 }
 
 impl World {

@@ -77,7 +77,7 @@ const ASIDE_BLOCKS: usize = if cfg!(test) { 2 } else { 64 };
 const KEPT_RUNS: usize = 8;
 
 /// The blocks of one holder.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct HolderState {
     pub(super) slot: HolderSlot,
     parts: SplitMap<RunId, Part>,
@@ -116,23 +116,7 @@ impl HolderState {
     fn new(slot: HolderSlot) -> Self {
         Self {
             slot,
-            parts: SplitMap::default(),
-            own: NameMap::default(),
-            further: 0,
-            copies_bytes: 0,
-            orphans: Orphans::default(),
-            adopting: Vec::new(),
-            parking: Parking::default(),
-            placed: 0,
-            is_keyed: false,
-            touched: Vec::new(),
-            bytes: 0,
-            aside: 0,
-            uses_names: false,
-            refuses_nameless: false,
-            is_cut: false,
-            tiers: 0,
-            reshaped: 0,
+            ..Self::default()
         }
     }
 

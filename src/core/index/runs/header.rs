@@ -22,7 +22,7 @@ const LEN_MASK: u64 = FOLLOWED - 1 - START_MASK;
 const STEPS_MASK: u64 = u64::MAX << STEPS_SHIFT;
 
 /// The word. Only one writer changes it at a time.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Header(AtomicU64);
 
 /// How many steps had changed a run at some time.
@@ -30,10 +30,6 @@ pub(crate) struct Header(AtomicU64);
 pub(crate) struct Version(u64);
 
 impl Header {
-    pub(crate) fn new() -> Self {
-        Self(AtomicU64::new(0))
-    }
-
     #[inline]
     fn get(&self) -> u64 {
         self.0.load(Ordering::Acquire)
@@ -115,7 +111,7 @@ mod tests {
 
     #[test]
     fn no_part_changes_another() {
-        let header = Header::new();
+        let header = Header::default();
         let state = || (header.start(), header.len(), header.is_followed());
         header.begin_at((1 << 24) - 1);
         header.set_len(4032);

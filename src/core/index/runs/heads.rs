@@ -56,7 +56,7 @@ fn part_of(hash: u64) -> usize {
 impl Heads {
     pub(super) fn new() -> Self {
         Self {
-            parts: (0..PARTS).map(|_| Words::new()).collect(),
+            parts: (0..PARTS).map(|_| Words::default()).collect(),
             home_bits: (0..PARTS).map(|_| AtomicU8::new(0)).collect(),
             keys: std::array::from_fn(|number| random_key(number as u64)),
         }

@@ -26,7 +26,7 @@ use super::{Spot, Wanted, is_same_at};
 pub(super) const INLINE_ENTRIES: usize = 2;
 
 /// A run. The first cache line is what readers need.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub(crate) struct Run {
     /// The block that it follows, as a number; 0 at position 0.
@@ -186,26 +186,6 @@ impl<'g> Column<'g> {
 }
 
 impl Run {
-    pub(super) fn new() -> Self {
-        Self {
-            parent: AtomicU64::new(0),
-            first: AtomicU64::new(0),
-            header: Header::new(),
-            last: AtomicU64::new(0),
-            column: Words::new(),
-            entries: [const { AtomicU64::new(0) }; INLINE_ENTRIES],
-            more: Words::new(),
-            used: AtomicU32::new(0),
-            placed: AtomicU32::new(0),
-            short: Words::new(),
-            is_twin: AtomicU32::new(0),
-            tops: AtomicU32::new(0),
-            pins: AtomicU32::new(0),
-            birth: AtomicU32::new(0),
-            queued: AtomicU32::new(0),
-        }
-    }
-
     /// Position of the first block.
     #[inline]
     pub(crate) fn start(&self) -> u32 {

@@ -66,7 +66,7 @@ impl Slab {
         if !chunk.load(Ordering::Relaxed, guard).is_null() {
             return 0;
         }
-        let runs: Chunk = (0..CHUNK_RUNS).map(|_| Run::new()).collect();
+        let runs: Chunk = (0..CHUNK_RUNS).map(|_| Run::default()).collect();
         chunk.store(Owned::new(runs), Ordering::Release);
         CHUNK_RUNS * size_of::<Run>()
     }

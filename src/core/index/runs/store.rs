@@ -65,7 +65,7 @@ pub(crate) struct Head<'g> {
 }
 
 /// What only writers know.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct State {
     pub(super) free: Vec<RunId>,
     /// The number that no run ever had.
@@ -107,22 +107,9 @@ impl RunStore {
             tick: AtomicU32::new(1),
             turns: CachePadded::new(Turns {
                 state: Mutex::new(State {
-                    free: Vec::new(),
                     next: 1,
-                    runs: 0,
-                    births: 0,
-                    attached: SplitMap::default(),
-                    heads: HeadCounts::default(),
-                    places: NameMap::default(),
-                    doubles: 0,
-                    unplaced: 0,
-                    places_all: false,
                     unplaced_from: 1,
-                    places_bytes: 0,
-                    change: Change::default(),
-                    garbage: 0,
-                    queue: Queue::default(),
-                    stored: 0,
+                    ..State::default()
                 }),
                 usage,
                 evicted: AtomicU64::new(0),

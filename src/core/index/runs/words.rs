@@ -17,7 +17,7 @@ type Array = [MaybeUninit<AtomicU64>];
 /// A pointer to an array of words. An empty array takes no memory.
 ///
 /// One writer at a time replaces arrays; words may change in place.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Words(Atomic<Array>);
 
 /// Arrays of all indexes that nobody sees any more, and how many those are.
@@ -53,10 +53,6 @@ fn put_aside(array: Owned<Array>) {
 }
 
 impl Words {
-    pub(crate) fn new() -> Self {
-        Self(Atomic::null())
-    }
-
     /// The array as it is now.
     #[inline]
     pub(crate) fn get<'g>(&self, guard: &'g Guard) -> &'g [AtomicU64] {

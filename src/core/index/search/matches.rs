@@ -79,10 +79,10 @@ pub(crate) fn finish<S: SlotBits>(mut groups: Groups<S>, directory: &Directory) 
 pub struct Matches {
     /// Borrowed from the current version, without counting a reference that all queries share.
     /// None where nobody has anything: most such queries end before they need it.
-    directory: Option<DirectoryGuard<Arc<Directory>>>,
-    groups: FoundGroups,
+    pub(super) directory: Option<DirectoryGuard<Arc<Directory>>>,
+    pub(super) groups: FoundGroups,
     /// How many states had been replaced when the search began.
-    replacements: u64,
+    pub(super) replacements: u64,
 }
 
 impl Matches {
@@ -92,20 +92,6 @@ impl Matches {
             directory: None,
             groups: FoundGroups::Small(Groups::new()),
             replacements: 0,
-        }
-    }
-
-    /// What a search has found that began when so many states had been replaced; `directory` must have been taken before.
-    #[inline]
-    pub(crate) fn of(
-        directory: DirectoryGuard<Arc<Directory>>,
-        groups: FoundGroups,
-        replacements: u64,
-    ) -> Self {
-        Self {
-            directory: Some(directory),
-            groups,
-            replacements,
         }
     }
 

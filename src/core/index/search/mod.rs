@@ -91,7 +91,11 @@ pub(crate) fn find(shared: &Shared, chain: &mut QueryChain<'_>, search: Search<'
         let groups = find_in(shared, chain, asked.as_ref(), tiers, head, guard);
         FoundGroups::Any(finish(groups, &directory))
     };
-    Matches::of(directory, groups, replacements)
+    Matches {
+        directory: Some(directory),
+        groups,
+        replacements,
+    }
 }
 
 /// Searches with one kind of sets; first from the first run on, which has been found.

@@ -112,8 +112,11 @@ pub(crate) fn find_bounds(shared: &Shared, chain: &SparseChain<'_>, search: Sear
     } else {
         sparse.bisect_from_end(first);
     }
-    let groups = FoundGroups::Any(finish(sparse.found, &directory));
-    Matches::of(directory, groups, replacements)
+    Matches {
+        groups: FoundGroups::Any(finish(sparse.found, &directory)),
+        directory: Some(directory),
+        replacements,
+    }
 }
 
 struct SparseSearch<'a> {
