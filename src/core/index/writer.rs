@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::wire::{BlockNames, DegradedReasons, Event, Tier};
 
 use super::directory::{HolderRecord, HolderStatus};
-use super::holder::{Applied, Claims, Holder, Turn};
+use super::holder::{Applied, Claims, Holder, RejectReason, Turn};
 use super::settings::NamespaceSettings;
 use super::shared::Shared;
 
@@ -90,7 +90,8 @@ impl HolderWriter {
         change: impl FnOnce(&mut Turn<'_, '_>),
     ) {
         let (home, claims) = (self.shared.home(), &mut self.claims);
-        if self.holder.change(home, claims, applied, uses_names, change) {
+        self.holder.change(home, claims, applied, uses_names, change);
+        if applied.rejected(RejectReason::ForeignChain) > 0 {
             self.set_foreign_chain(true);
         }
     }

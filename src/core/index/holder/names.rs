@@ -23,13 +23,8 @@ pub(super) enum Found {
 impl HolderState {
     /// The block that the engine calls `name`.
     pub(super) fn find_name(&self, name: u64, runs: &RunWriter<'_>) -> Option<Found> {
-        if let Some(spot) = self.find_spot(name, runs) {
-            return Some(Found::Placed(spot));
-        }
-        if self.orphans.len() == 0 {
-            return None;
-        }
-        self.orphans.find_name(name).map(Found::Orphan)
+        let placed = self.find_spot(name, runs).map(Found::Placed);
+        placed.or_else(|| self.orphans.find_name(name).map(Found::Orphan))
     }
 
     /// As [`Self::find_name`], of a block that has a place.
@@ -169,7 +164,6 @@ impl HolderState {
         match found {
             Some(found) if found != spot => Some(Found::Placed(found)),
             Some(_) => None,
-            None if self.orphans.len() == 0 => None,
             None => self.orphans.find_name(name).map(Found::Orphan),
         }
     }

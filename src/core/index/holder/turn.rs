@@ -28,7 +28,6 @@ pub(in crate::index) struct Turn<'a, 's> {
     runs: RunWriter<'s>,
     applied: &'a mut Applied,
     claims: &'a mut Claims,
-    foreign: bool,
 }
 
 /// The index that a holder is of.
@@ -55,7 +54,7 @@ impl Holder {
         self.state.lock().blocks()
     }
 
-    /// Makes one step; says whether hashes have turned out not to be the contract's chain.
+    /// Makes one step.
     pub(in crate::index) fn change(
         &self,
         home: Home<'_>,
@@ -63,7 +62,7 @@ impl Holder {
         applied: &mut Applied,
         uses_names: bool,
         change: impl FnOnce(&mut Turn<'_, '_>),
-    ) -> bool {
+    ) {
         let mut state = self.state.lock();
         state.uses_names |= uses_names;
         let mut turn = Turn {
@@ -74,17 +73,14 @@ impl Holder {
             runs: home.runs.write(),
             applied,
             claims,
-            foreign: false,
         };
         turn.prepare();
         change(&mut turn);
-        let is_foreign = turn.foreign;
         turn.state.publish(&mut turn.runs);
         drop(turn);
         self.publish_sizes(&state);
         drop(state);
         give_back(GIVEN_BACK);
-        is_foreign
     }
 
     /// Drops stored events whose parent did not come in time.
@@ -238,7 +234,6 @@ impl Turn<'_, '_> {
         {
             self.applied
                 .reject(RejectReason::ForeignChain, sequence.hashes.len());
-            self.foreign = true;
         }
         Ok(resolved)
     }
