@@ -7,8 +7,8 @@ use super::api::{
     Capacity, HolderWriter, IndexLimits, NamespaceSettings, PositionalIndexer, RejectReason, Search,
     SparseChain,
 };
+use super::hook::TURNS;
 use super::world::stored_by_lineage;
-use crate::index::hook::tests::TURNS;
 use kvatlas_lab::random::mix;
 
 /// Blocks of an attack: very many turns.

@@ -11,10 +11,10 @@ use super::api::{
     Capacity, Hashing, HolderWriter, IndexLimits, NamespaceSettings, Namespaces, ParkingLimits,
     PositionalIndexer, RejectReason, Search,
 };
+use super::hook;
 use super::operation::{Operation, Shape};
 use super::oracle::Oracle;
 use super::world::{BLOCK_SIZE, Path, PlainKey, World};
-use crate::index::hook;
 use crate::index::usage::Usage;
 use kvatlas_lab::random::{Random, setting};
 
@@ -433,7 +433,7 @@ fn who_is_cleared_while_its_blocks_are_forgotten_is_certain_only_of_what_is_ther
         let mut other = register(&index, "other");
         store(&mut victim, None, hashes(1, 0, CAPACITY));
         let record = Arc::clone(victim.record());
-        hook::tests::set(points, move || {
+        hook::set(points, move || {
             victim.apply(Event::Cleared, Tier::DEVICE, 0);
             victim.status().recover(DegradedReason::Capacity);
             // So few that this needs no room to be made, which would wait for who makes it already.
@@ -442,7 +442,7 @@ fn who_is_cleared_while_its_blocks_are_forgotten_is_certain_only_of_what_is_ther
             std::mem::forget(victim);
         });
         store(&mut other, None, hashes(3, 0, CAPACITY - AGAIN));
-        let is_done = !hook::tests::clear();
+        let is_done = !hook::clear();
         let is_certain = record.status.own_reasons().is_empty();
         let held = u64::from(depth(&index, hashes(2, 0, AGAIN)));
         assert!(!is_done || !is_certain || held == AGAIN, "{held} at {points}");

@@ -4,8 +4,8 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
+use super::hook;
 use crate::hash::{BlockSize, Position, SequenceHash};
-use crate::index::hook;
 use crate::wire::{Event, HolderId, StoredBlocks, Tier, WorkerName};
 
 use super::api::{Hashing, HolderWriter, IndexLimits, Matches, NamespaceSettings, PositionalIndexer, Search};
@@ -73,7 +73,7 @@ fn interleave(mut script: Script) {
     let Some((holder, tier, event)) = script.left.pop() else {
         return;
     };
-    hook::tests::set(script.random.below(16), move || {
+    hook::set(script.random.below(16), move || {
         script.held.borrow_mut()[holder].apply(tier, event);
         let now = depths(&script.held.borrow(), &script.path);
         script.seen.borrow_mut().push(now);
@@ -141,11 +141,11 @@ fn an_answer_is_of_before_a_step_or_of_after_it() {
         let query = &path.queries()[random.below(4)];
         let before = depths(&held.borrow(), path);
         let writers = Rc::clone(&held);
-        hook::tests::set(random.below(24), move || {
+        hook::set(random.below(24), move || {
             writers.borrow_mut()[holder].apply(tier, event);
         });
         let matches = index.find_matches(query, Search::default()).unwrap();
-        happened += u64::from(!hook::tests::clear());
+        happened += u64::from(!hook::clear());
         let after = depths(&held.borrow(), path);
         for (rank, (before, after)) in (0..).zip(before.into_iter().zip(after)) {
             let found = found_of(&matches, rank);
@@ -186,7 +186,7 @@ fn an_answer_is_of_one_instant_among_several_steps() {
             seen: Rc::clone(&seen),
         });
         let matches = index.find_matches(query, Search::default()).unwrap();
-        hook::tests::clear();
+        hook::clear();
         several += u64::from(seen.borrow().len() > 2);
         for rank in 0..3 {
             let found = found_of(&matches, rank);
@@ -219,14 +219,14 @@ fn hashes_that_become_whole_in_a_run_that_grows_stay_the_same_blocks() {
             let whole = StoredBlocks::by_sequence(None, Position::new(0).ok(), whole);
             let events = [stored_by_lineage(keys), Event::Stored(whole)];
             let others = Rc::clone(&held);
-            hook::tests::set(points, move || {
+            hook::set(points, move || {
                 let mut others = others.borrow_mut();
                 events
                     .into_iter()
                     .for_each(|event| others[1].apply(Tier::DEVICE, event));
             });
             let matches = index.find_matches(query, Search::default()).unwrap();
-            hook::tests::clear();
+            hook::clear();
             assert_eq!(found_of(&matches, 0), known, "after {points} points");
         }
     }
@@ -239,9 +239,9 @@ fn nest(mut holders: Vec<(Rc<RefCell<Holder>>, Tier, Event)>, mut random: Random
     };
     *depth.borrow_mut() += 1;
     let next = Random::new(random.next());
-    hook::tests::set(random.below(3), move || nest(holders, next, depth));
+    hook::set(random.below(3), move || nest(holders, next, depth));
     holder.borrow_mut().apply(tier, event);
-    hook::tests::clear();
+    hook::clear();
 }
 
 #[test]

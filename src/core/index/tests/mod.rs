@@ -8,6 +8,7 @@ mod differential;
 mod event_forms;
 mod eviction;
 mod foreign;
+pub(super) mod hook;
 mod interleaved;
 mod known;
 mod names;

@@ -1,0 +1,41 @@
+//! What a test lets happen at a point of a search, and how many turns have ended.
+
+use std::cell::{Cell, RefCell};
+
+type Hook = Box<dyn FnOnce()>;
+
+thread_local! {
+    /// How many turns this thread has ended in the middle of its work.
+    pub(super) static TURNS: Cell<usize> = const { Cell::new(0) };
+    static NEXT: RefCell<Option<(usize, Hook)>> = const { RefCell::new(None) };
+}
+
+/// Counts a turn.
+pub(in crate::index) fn end_turn() {
+    TURNS.set(TURNS.get() + 1);
+}
+
+/// Runs `hook` on this thread at the point after `points` others.
+pub(super) fn set(points: usize, hook: impl FnOnce() + 'static) {
+    NEXT.with(|next| *next.borrow_mut() = Some((points, Box::new(hook))));
+}
+
+/// Forgets the hook; says whether it was still there.
+pub(super) fn clear() -> bool {
+    NEXT.with(|next| next.borrow_mut().take().is_some())
+}
+
+/// Runs the hook where it is its turn.
+pub(in crate::index) fn run() {
+    let now = NEXT.with(|next| {
+        let (points, hook) = next.borrow_mut().take()?;
+        if points == 0 {
+            return Some(hook);
+        }
+        *next.borrow_mut() = Some((points - 1, hook));
+        None
+    });
+    if let Some(hook) = now {
+        hook();
+    }
+}
