@@ -59,8 +59,9 @@ impl Shared {
                     now => gone + now + slack,
                 };
             }
-            let before = self.runs.write().blocks();
-            let victims = self.runs.write().next_victims(wanted - gone);
+            let mut runs = self.runs.write();
+            let (before, victims) = (self.runs.len(), runs.next_victims(wanted - gone));
+            drop(runs);
             if victims.is_empty() {
                 return;
             }
@@ -70,7 +71,7 @@ impl Shared {
                 runs.requeue(victim.run);
             }
             // Others may have stored meanwhile: at least the victims' own blocks count.
-            let fewer = before.saturating_sub(runs.blocks());
+            let fewer = before.saturating_sub(self.runs.len());
             drop(runs);
             gone += fewer.max(victims.len() as u64);
             self.runs.count_evicted(fewer);

@@ -146,11 +146,6 @@ impl<'s> RunWriter<'s> {
         self.state.next
     }
 
-    /// How many blocks the runs have.
-    pub(crate) fn blocks(&self) -> u64 {
-        self.store.len()
-    }
-
     /// What each holder has of a run.
     pub(crate) fn entries(&self, id: RunId) -> impl Iterator<Item = Entry> + '_ {
         self.run(id).into_iter().flat_map(|run| run.entries(&self.guard))
