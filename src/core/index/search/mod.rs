@@ -40,7 +40,7 @@ pub(crate) use sparse::find_bounds;
 const PIVOTS: usize = 8;
 
 /// How often a search is tried that steps come into, before it takes a turn at the runs.
-const ATTEMPTS_MAX: usize = 3;
+pub(crate) const ATTEMPTS_MAX: usize = 3;
 
 /// Which tiers count. Each step counts those before it, too: a block that is on the device is as near as one on the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

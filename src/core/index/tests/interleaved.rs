@@ -6,6 +6,7 @@ use std::rc::Rc;
 
 use super::hook;
 use crate::hash::{BlockSize, Position, SequenceHash};
+use crate::index::search::ATTEMPTS_MAX;
 use crate::wire::{Event, HolderId, StoredBlocks, Tier, WorkerName};
 
 use super::api::{Hashing, HolderWriter, IndexLimits, Matches, NamespaceSettings, PositionalIndexer, Search};
@@ -169,8 +170,8 @@ fn an_answer_is_of_one_instant_among_several_steps() {
     } = Run::begin(8, 12, SHAPE.hashing);
     let mut several = 0_u64;
     for _ in 0..operations {
-        // So few that no search has to wait for the holder whose step is made within it.
-        let steps = (0..3).filter_map(|_| match Operation::random(&mut random, &SHAPE, &world) {
+        // So few that none is left for the turn that a search takes in the end: no other can be made within that.
+        let steps = (0..ATTEMPTS_MAX).filter_map(|_| match Operation::random(&mut random, &SHAPE, &world) {
             Operation::Apply { holder, tier, event } => Some((holder, tier, event)),
             _ => None,
         });
