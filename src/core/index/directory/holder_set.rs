@@ -40,10 +40,20 @@ pub(crate) trait SlotBits: Clone + Default {
     fn insert_word(&mut self, word: usize, bits: u64);
     /// Adds all that are in `others`.
     fn unite(&mut self, others: &Self);
+    /// Changes each word by that of `others`, which is 0 where they have none.
+    fn combine(&mut self, others: &Self, change: impl Fn(&mut u64, u64));
+
     /// Takes out all that are in `others`.
-    fn subtract(&mut self, others: &Self);
+    #[inline]
+    fn subtract(&mut self, others: &Self) {
+        self.combine(others, |ours, theirs| *ours &= !theirs);
+    }
+
     /// Keeps only those that are in `others`.
-    fn intersect(&mut self, others: &Self);
+    #[inline]
+    fn intersect(&mut self, others: &Self) {
+        self.combine(others, |ours, theirs| *ours &= theirs);
+    }
 
     /// Adds a slot, unless this kind of set has no room for it.
     #[inline]
@@ -83,18 +93,18 @@ impl SlotBits for u64 {
     }
 
     #[inline]
+    fn contains(&self, slot: HolderSlot) -> bool {
+        slot.word() == 0 && self & slot.bit() != 0
+    }
+
+    #[inline]
     fn unite(&mut self, others: &Self) {
         *self |= others;
     }
 
     #[inline]
-    fn subtract(&mut self, others: &Self) {
-        *self &= !others;
-    }
-
-    #[inline]
-    fn intersect(&mut self, others: &Self) {
-        *self &= others;
+    fn combine(&mut self, others: &Self, change: impl Fn(&mut u64, u64)) {
+        change(self, *others);
     }
 }
 
@@ -123,21 +133,6 @@ impl SlotSet {
         match self {
             Self::Inline(words) => words,
             Self::Heap(words) => words,
-        }
-    }
-
-    /// Changes each word by that of `others`, which is 0 where they have none.
-    #[inline]
-    fn combine(&mut self, others: &Self, change: impl Fn(&mut u64, u64)) {
-        if let (Self::Inline(ours), Self::Inline(theirs)) = (&mut *self, others) {
-            for (ours, theirs) in ours.iter_mut().zip(theirs) {
-                change(ours, *theirs);
-            }
-            return;
-        }
-        let theirs = others.words().iter().copied().chain(std::iter::repeat(0));
-        for (ours, theirs) in self.words_mut().iter_mut().zip(theirs) {
-            change(ours, theirs);
         }
     }
 
@@ -198,13 +193,17 @@ impl SlotBits for SlotSet {
     }
 
     #[inline]
-    fn subtract(&mut self, others: &Self) {
-        self.combine(others, |ours, theirs| *ours &= !theirs);
-    }
-
-    #[inline]
-    fn intersect(&mut self, others: &Self) {
-        self.combine(others, |ours, theirs| *ours &= theirs);
+    fn combine(&mut self, others: &Self, change: impl Fn(&mut u64, u64)) {
+        if let (Self::Inline(ours), Self::Inline(theirs)) = (&mut *self, others) {
+            for (ours, theirs) in ours.iter_mut().zip(theirs) {
+                change(ours, *theirs);
+            }
+            return;
+        }
+        let theirs = others.words().iter().copied().chain(std::iter::repeat(0));
+        for (ours, theirs) in self.words_mut().iter_mut().zip(theirs) {
+            change(ours, theirs);
+        }
     }
 }
 
