@@ -73,6 +73,7 @@ pub(crate) fn find(shared: &Shared, chain: &mut QueryChain<'_>, search: Search<'
     }
     let first = wanted(chain, 0);
     shared.runs.prefetch_head(None, 0, first.hash, guard);
+    let wraps = shared.runs.wraps();
     point();
     let Some(head) = shared.runs.head(None, 0, first, guard) else {
         // One look: nobody had it all the time.
@@ -85,10 +86,10 @@ pub(crate) fn find(shared: &Shared, chain: &mut QueryChain<'_>, search: Search<'
     let tiers = search.tiers;
     let groups = if directory.is_small() {
         let asked = asked.map(|asked| u64::from_words(asked.words()));
-        let groups = find_in(shared, chain, asked.as_ref(), tiers, head, guard);
+        let groups = find_in(shared, chain, asked.as_ref(), tiers, head, wraps, guard);
         FoundGroups::Small(finish(groups, &directory))
     } else {
-        let groups = find_in(shared, chain, asked.as_ref(), tiers, head, guard);
+        let groups = find_in(shared, chain, asked.as_ref(), tiers, head, wraps, guard);
         FoundGroups::Any(finish(groups, &directory))
     };
     Matches {
@@ -98,13 +99,14 @@ pub(crate) fn find(shared: &Shared, chain: &mut QueryChain<'_>, search: Search<'
     }
 }
 
-/// Searches with one kind of sets; first from the first run on, which has been found.
+/// Searches with one kind of sets; first from the first run on, which has been found when so many counts of steps had begun anew.
 fn find_in<S: SlotBits>(
     shared: &Shared,
     chain: &mut QueryChain<'_>,
     asked: Option<&S>,
     tiers: TierDepth,
     head: Head<'_>,
+    wraps: u64,
     guard: &Guard,
 ) -> Groups<S> {
     let mut head = Some(head);
@@ -112,7 +114,7 @@ fn find_in<S: SlotBits>(
         let mut finder = Finder::new(shared, chain, tiers, guard);
         finder.follow(head.take(), asked);
         point();
-        if finder.is_of_one_instant() {
+        if finder.is_of_one_instant() && shared.runs.wraps() == wraps {
             return finder.found;
         }
     }
@@ -148,8 +150,6 @@ struct Finder<'f, 'q, 'g, S> {
     /// Whether no hash is known that does not name all before it.
     is_chain: bool,
     found: Groups<S>,
-    /// How often counts of steps had begun anew.
-    wraps: u64,
     /// The runs that were looked at, each with its version before the first look.
     looked: SmallVec<[(&'g Run, Version); 4]>,
     /// Holders that drop out within a run: those of the first few depths, and others one by one.
@@ -169,7 +169,6 @@ impl<'f, 'q, 'g: 'f, S: SlotBits> Finder<'f, 'q, 'g, S> {
             guard,
             is_chain: shared.is_chain(),
             found: Groups::new(),
-            wraps: shared.runs.wraps(),
             looked: SmallVec::new(),
             leaving: Groups::new(),
             dropped: Vec::new(),
@@ -182,7 +181,7 @@ impl<'f, 'q, 'g: 'f, S: SlotBits> Finder<'f, 'q, 'g, S> {
         // Whoever has seen a change of a step sees that it has begun.
         fence(Ordering::Acquire);
         let mut looked = self.looked.iter();
-        looked.all(|(run, version)| run.is_still(*version)) && self.store.wraps() == self.wraps
+        looked.all(|(run, version)| run.is_still(*version))
     }
 
     /// Settles all holders, or the `candidates`; from the first run on, if that has been found.
