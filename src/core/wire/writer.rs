@@ -2,11 +2,14 @@
 
 use std::convert::Infallible;
 
-use rmp::encode;
+use rmp::{Marker, encode};
 
 use crate::hash::{PositionalLineageHash, SequenceHash};
 
 use super::entries::{Entries, ListElement, Message, count_entries};
+
+/// Texts of fewer bytes have their length in their marker.
+const SHORT_TEXT: u8 = 32;
 
 /// A message as MessagePack.
 pub(super) fn encode(message: &impl Message) -> Vec<u8> {
@@ -32,8 +35,19 @@ impl Writer {
         let _ = encode::write_array_len(&mut self.bytes, elements);
     }
 
+    /// A text. Keys and names are short: their length is in the marker.
+    #[inline]
     fn word(&mut self, text: &str) {
-        let _ = encode::write_str(&mut self.bytes, text);
+        match u8::try_from(text.len()) {
+            Ok(length @ ..SHORT_TEXT) => {
+                self.bytes.reserve(1 + text.len());
+                self.bytes.push(Marker::FixStr(length).to_u8());
+                self.bytes.extend_from_slice(text.as_bytes());
+            }
+            _ => {
+                let _ = encode::write_str(&mut self.bytes, text);
+            }
+        }
     }
 
     fn blob(&mut self, bytes: &[u8]) {
@@ -55,7 +69,13 @@ impl Entries for Writer {
 
     fn number(&mut self, key: &'static str, value: u64) -> Result<(), Infallible> {
         self.word(key);
-        let _ = encode::write_uint(&mut self.bytes, value);
+        match u8::try_from(value) {
+            // Such a number is its own marker.
+            Ok(value @ ..0x80) => self.bytes.push(value),
+            _ => {
+                let _ = encode::write_uint(&mut self.bytes, value);
+            }
+        }
         Ok(())
     }
 
