@@ -110,6 +110,7 @@ impl Freshness {
         };
         Look {
             freshness: self,
+            now_us,
             behind_us: queued_us.max(everybody_us),
             is_everybody_behind: is_over(everybody_us),
             lines_behind,
@@ -127,6 +128,8 @@ impl Freshness {
 #[derive(Debug)]
 pub(crate) struct Look<'f> {
     freshness: &'f Freshness,
+    /// The moment, by [`now_us`].
+    pub(crate) now_us: u64,
     /// The age of the oldest event that was known and not applied, in microseconds; 0 where there was none.
     pub(crate) behind_us: u64,
     is_everybody_behind: bool,

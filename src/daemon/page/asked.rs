@@ -106,7 +106,8 @@ mod tests {
         let name = NamespaceName::new("n").unwrap();
         let sample = QuerySample::default();
         let key = QueryKey::SequenceHashes(hashes.iter().copied().map(SequenceHash).collect());
-        sample.offer(&name, &mut QueryChain::new(&key, BlockSize::DEFAULT).unwrap());
+        let mut chain = QueryChain::new(&key, BlockSize::DEFAULT).unwrap();
+        sample.offer(&name, &mut chain, 1);
         sample.queries(&name).remove(0)
     }
 

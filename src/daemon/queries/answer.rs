@@ -270,7 +270,7 @@ impl Answerer {
         }
         if let Some(sample) = &self.sample {
             sample.answered(state_of(holders.iter().map(|holder| holder.exact)));
-            sample.offer(&namespace.name, &mut chain);
+            sample.offer(&namespace.name, &mut chain, doubts.look.now_us);
         }
         let is_content = matches!(query.key, QueryKey::Tokens { .. } | QueryKey::BlockHashes(_));
         Ok(QueryReply {

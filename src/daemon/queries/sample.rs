@@ -47,11 +47,10 @@ pub(crate) struct AnswerCounts {
 }
 
 /// Counts of all answers, and a sample of recent queries.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct QuerySample {
-    begun: Instant,
-    /// Milliseconds since `begun` before which no query is kept.
-    next_ms: AtomicU64,
+    /// Before this no query is kept, in microseconds.
+    next_us: AtomicU64,
     exact: AtomicU64,
     degraded: AtomicU64,
     empty: AtomicU64,
@@ -62,19 +61,6 @@ pub(crate) struct QuerySample {
 struct Kept {
     queries: VecDeque<SampledQuery>,
     blocks: usize,
-}
-
-impl Default for QuerySample {
-    fn default() -> Self {
-        Self {
-            begun: Instant::now(),
-            next_ms: AtomicU64::new(0),
-            exact: AtomicU64::new(0),
-            degraded: AtomicU64::new(0),
-            empty: AtomicU64::new(0),
-            kept: Mutex::default(),
-        }
-    }
 }
 
 impl QuerySample {
@@ -88,9 +74,9 @@ impl QuerySample {
         count.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Keeps a query if it is time for one.
-    pub(crate) fn offer(&self, namespace: &NamespaceName, chain: &mut QueryChain<'_>) {
-        if !chain.is_empty() && self.is_time() {
+    /// Keeps a query if it is time for one. `now_us` is a clock in microseconds that does not run backwards.
+    pub(crate) fn offer(&self, namespace: &NamespaceName, chain: &mut QueryChain<'_>, now_us: u64) {
+        if !chain.is_empty() && self.is_time(now_us) {
             let blocks = (0..chain.len().min(BLOCKS_MAX)).map(|index| chain.key(index));
             self.keep(namespace.clone(), blocks.collect());
         }
@@ -113,14 +99,13 @@ impl QuerySample {
     }
 
     /// Whether no query was kept for long enough; true for one caller only.
-    fn is_time(&self) -> bool {
-        let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-        let now = millis(self.begun.elapsed());
-        let next = self.next_ms.load(Ordering::Relaxed);
-        let after = now.saturating_add(millis(SAMPLING_INTERVAL));
-        now >= next
+    fn is_time(&self, now_us: u64) -> bool {
+        let interval_us = u64::try_from(SAMPLING_INTERVAL.as_micros()).unwrap_or(u64::MAX);
+        let next = self.next_us.load(Ordering::Relaxed);
+        let after = now_us.saturating_add(interval_us);
+        now_us >= next
             && self
-                .next_ms
+                .next_us
                 .compare_exchange(next, after, Ordering::Relaxed, Ordering::Relaxed)
                 .is_ok()
     }
@@ -148,6 +133,7 @@ mod tests {
     use kvatlas_core::wire::QueryKey;
 
     use super::*;
+    use crate::daemon::lanes::now_us;
 
     fn name(text: &str) -> NamespaceName {
         NamespaceName::new(text).unwrap()
@@ -173,7 +159,7 @@ mod tests {
         let sample = QuerySample::default();
         let key = QueryKey::SequenceHashes((0..1000).map(SequenceHash).collect());
         let mut chain = QueryChain::new(&key, BlockSize::DEFAULT).unwrap();
-        sample.offer(&name("a"), &mut chain);
+        sample.offer(&name("a"), &mut chain, now_us());
         let [first] = &sample.queries(&name("a"))[..] else {
             panic!("the first query is kept");
         };
@@ -199,7 +185,7 @@ mod tests {
         let mut chain = QueryChain::new(&key, BlockSize::DEFAULT).unwrap();
         let begun = Instant::now();
         for _ in 0..10_000 {
-            sample.offer(&name("a"), &mut chain);
+            sample.offer(&name("a"), &mut chain, now_us());
         }
         let slots = begun.elapsed().as_millis() / SAMPLING_INTERVAL.as_millis() + 2;
         assert!(sample.queries(&name("a")).len() as u128 <= slots);

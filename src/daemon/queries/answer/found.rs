@@ -112,7 +112,7 @@ impl Answerer {
         let holders: Vec<FoundHolder> = holders.collect();
         if let Some(sample) = &self.sample {
             sample.answered(state_of(holders.iter().map(|holder| holder.is_exact)));
-            sample.offer(name, &mut chain);
+            sample.offer(name, &mut chain, doubts.look.now_us);
         }
         Ok(Found {
             block_size: namespace.indexer.settings().block_size.as_u32(),
