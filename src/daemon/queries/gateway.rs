@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_nats::{HeaderMap, Message, Subject};
+use bytes::Bytes;
 use dashmap::DashMap;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
@@ -180,7 +181,7 @@ impl Parts {
             reply.payload
         });
         observers.end(asked, span, started.elapsed(), reply.as_ref().err());
-        self.responder.send(reply_to, reply).await;
+        self.responder.send(reply_to, reply.map(Bytes::from)).await;
         drop(permit);
     }
 

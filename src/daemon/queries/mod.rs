@@ -15,6 +15,7 @@
 //! | `observed.rs` | what is seen of requests from outside: counts and spans |
 //! | `prompts.rs` | what an answer found of each prompt, for metrics |
 //! | `responder.rs` | sending replies and errors |
+//! | `reply_memory.rs` | memory for replies, many in one piece |
 //! | `sample.rs` | which prompts are asked about, for people who look |
 //! | `discovery.rs` | the micro service protocol of NATS: `$SRV.PING`, `INFO`, `STATS` |
 //! | `gateway.rs` | one connection of a gateway |
@@ -25,6 +26,7 @@ mod discovery;
 pub(crate) mod gateway;
 mod observed;
 mod prompts;
+mod reply_memory;
 pub(crate) mod requests;
 pub(crate) mod responder;
 mod roster;

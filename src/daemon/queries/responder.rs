@@ -1,6 +1,7 @@
 //! Sending replies. Answers and errors become messages here and nowhere else.
 
 use async_nats::{Client, HeaderMap, Subject};
+use bytes::Bytes;
 
 use crate::daemon::metrics::QueryErrorMetrics;
 use crate::daemon::metrics::labels::ReplyDropReason;
@@ -37,7 +38,7 @@ impl Responder {
     }
 
     /// Sends an encoded reply, or an error in its place. Sends nothing where the reply would reach others than whoever asked.
-    pub(crate) async fn send(&self, reply_to: Subject, reply: Result<Vec<u8>, WireError>) {
+    pub(crate) async fn send(&self, reply_to: Subject, reply: Result<Bytes, WireError>) {
         if !self.subjects.may_reply_to(&reply_to) {
             return self
                 .errors
@@ -49,14 +50,12 @@ impl Responder {
         }
         let payload = reply.unwrap_or_else(|error| {
             self.errors.failed(error.code, &error.text);
-            error_reply(&error, &mut headers)
+            error_reply(&error, &mut headers).into()
         });
         let sent = if headers.is_empty() {
-            self.client.publish(reply_to, payload.into()).await
+            self.client.publish(reply_to, payload).await
         } else {
-            self.client
-                .publish_with_headers(reply_to, headers, payload.into())
-                .await
+            self.client.publish_with_headers(reply_to, headers, payload).await
         };
         if let Err(error) = sent {
             self.errors.reply_dropped(ReplyDropReason::PublishFailed, &error);

@@ -20,6 +20,7 @@ use kvatlas_core::wire::{ErrorCode, NamespaceName, WireError};
 
 use super::answer::{Answer, Answerer, AnyReply};
 use super::observed::Observers;
+use super::reply_memory::ReplyMemory;
 use super::requests::{Asked, LastingRequests, NextRequest, ServedRequests};
 use super::responder::{Responder, check_size, check_status_size};
 use super::turns::Connected;
@@ -47,6 +48,7 @@ struct Answering {
     answerer: Answerer,
     pool: Arc<LanePool>,
     metrics: HashMap<NamespaceName, QueryMetrics>,
+    replies: ReplyMemory,
     responder: Responder,
     observers: Observers,
 }
@@ -141,6 +143,7 @@ impl QueryService {
             answerer,
             pool,
             metrics: HashMap::new(),
+            replies: ReplyMemory::new(),
             observers,
         };
         Self {
@@ -253,6 +256,7 @@ impl Answering {
             answerer: self.answerer.clone(),
             pool: Arc::clone(&self.pool),
             metrics: HashMap::new(),
+            replies: ReplyMemory::new(),
             observers: self.observers.clone(),
         }
     }
@@ -289,32 +293,36 @@ impl Answering {
             }
         };
         self.observers.end(asked, span, elapsed, reply.as_ref().err());
+        let reply = reply.map(|reply| self.replies.take(reply));
         self.responder.send(reply_to, reply).await;
     }
 
     async fn serve_roster(&self, message: Message) {
         if let Some(reply_to) = message.reply {
-            self.responder
-                .send(reply_to, self.answerer.answer_roster(&message.payload))
-                .await;
+            let reply = self.answerer.answer_roster(&message.payload);
+            self.responder.send(reply_to, reply.map(Bytes::from)).await;
         }
     }
 
     fn count(&mut self, answer: &Answer, elapsed: Duration) {
-        // Only namespaces that exist are answered, but some of them have gone since.
-        if !self.metrics.contains_key(&answer.namespace) {
-            if self.metrics.len() >= NAMESPACE_LABELS_MAX {
-                self.metrics.clear();
-            }
-            let metrics = QueryMetrics::for_namespace(namespace_label(answer.namespace.as_str()));
-            self.metrics.insert(answer.namespace.clone(), metrics);
-        }
         if let Some(metrics) = self.metrics.get(&answer.namespace) {
-            metrics.answered(answer.kind, elapsed);
-            let prompts = answer.reply.iter().flat_map(AnyReply::prompts);
-            prompts.for_each(|prompt| metrics.found(prompt));
+            return note(metrics, answer, elapsed);
         }
+        // Only namespaces that exist are answered, but some of them have gone since.
+        if self.metrics.len() >= NAMESPACE_LABELS_MAX {
+            self.metrics.clear();
+        }
+        let metrics = QueryMetrics::for_namespace(namespace_label(answer.namespace.as_str()));
+        note(&metrics, answer, elapsed);
+        self.metrics.insert(answer.namespace.clone(), metrics);
     }
+}
+
+/// Counts an answer that took so long.
+fn note(metrics: &QueryMetrics, answer: &Answer, elapsed: Duration) {
+    metrics.answered(answer.kind, elapsed);
+    let prompts = answer.reply.iter().flat_map(AnyReply::prompts);
+    prompts.for_each(|prompt| metrics.found(prompt));
 }
 
 #[cfg(test)]
