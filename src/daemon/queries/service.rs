@@ -57,7 +57,7 @@ struct Answering {
 struct Large {
     asked: Asked,
     message: Message,
-    _room: OwnedSemaphorePermit,
+    room: OwnedSemaphorePermit,
 }
 
 /// The large requests of one connection: answered by a task of their own, and refused where too many wait.
@@ -74,7 +74,9 @@ impl LargeRequests {
         let (waiting, mut requests) = mpsc::unbounded_channel::<Large>();
         let task = tokio::spawn(async move {
             while let Some(large) = requests.recv().await {
-                answering.serve(large.asked, large.message).await;
+                answering
+                    .serve(large.asked, large.message, Some(large.room))
+                    .await;
                 // Small requests go first.
                 tokio::task::yield_now().await;
             }
@@ -107,11 +109,7 @@ impl LargeRequests {
             message.payload = Bytes::copy_from_slice(&message.payload);
         }
         // The task lasts until this end is dropped.
-        let _ = self.waiting.send(Large {
-            asked,
-            message,
-            _room: room,
-        });
+        let _ = self.waiting.send(Large { asked, message, room });
     }
 
     /// Waits until all requests have been answered.
@@ -234,7 +232,7 @@ impl QueryService {
         };
         let reply_to = match &message.reply {
             Some(reply_to) if bytes > LARGE_BYTES => reply_to.clone(),
-            _ => return self.answering.serve(asked, message).await,
+            _ => return self.answering.serve(asked, message, None).await,
         };
         match large.room_for(bytes) {
             Ok(room) => large.take(asked, message, room),
@@ -261,8 +259,8 @@ impl Answering {
         }
     }
 
-    /// Answers one request.
-    async fn serve(&mut self, asked: Asked, message: Message) {
+    /// Answers one request. Gives its `room` back before it replies: who has the reply can ask again.
+    async fn serve(&mut self, asked: Asked, message: Message, room: Option<OwnedSemaphorePermit>) {
         let started = Instant::now();
         let span = self.observers.begin(asked, &message);
         let Some(reply_to) = message.reply else {
@@ -294,6 +292,7 @@ impl Answering {
         };
         self.observers.end(asked, span, elapsed, reply.as_ref().err());
         let reply = reply.map(|reply| self.replies.take(reply));
+        drop(room);
         self.responder.send(reply_to, reply).await;
     }
 
