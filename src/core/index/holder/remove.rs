@@ -117,9 +117,6 @@ impl HolderState {
             return 0;
         }
         self.aside(names.len(), runs, |state, _| {
-            state
-                .own
-                .prefetch_all(names.iter().take(AHEAD).map(|name| name.0));
             let mut done = 0;
             while let Some(name) = names.get(done) {
                 let Some(spot) = state.find_own(name.0) else {

@@ -165,14 +165,6 @@ impl NameMap {
         }
     }
 
-    /// As [`Self::prefetch`], for several names.
-    #[inline]
-    pub(crate) fn prefetch_all(&self, names: impl Iterator<Item = u64>) {
-        if self.len > 0 {
-            names.for_each(|name| self.prefetch(name));
-        }
-    }
-
     /// The first place that may have `name` for which `check` gives something.
     #[inline]
     pub(crate) fn find<T>(&self, name: u64, mut check: impl FnMut(Spot) -> Option<T>) -> Option<T> {
@@ -384,7 +376,7 @@ impl Segment {
         };
         for place in 0..old.prints.len() {
             old.rows.get(place + READ_AHEAD).into_iter().for_each(prefetch);
-            for (_, slot) in old.slots(place) {
+            for slot in old.slots(place) {
                 if belongs(slot) {
                     segment.put(segment.home(slot.upper()), slot);
                 }
@@ -393,10 +385,10 @@ impl Segment {
         segment
     }
 
-    /// The slots of a bucket that are taken, with their numbers.
+    /// The slots of a bucket that are taken.
     #[inline]
-    fn slots(&self, place: usize) -> impl Iterator<Item = (usize, Slot)> {
-        indexes(!self.prints[place].empty() & TOPS).map(move |index| (index, self.slot(place, index)))
+    fn slots(&self, place: usize) -> impl Iterator<Item = Slot> {
+        indexes(!self.prints[place].empty() & TOPS).map(move |index| self.slot(place, index))
     }
 
     #[inline]
