@@ -175,9 +175,9 @@ impl Holder {
         self.asked.may_answer = true;
         self.asked.has_failed = false;
         let cursor = answer.cursor;
-        self.later_doubts = later.filtered(is_of_dropped);
-        let afterwards = self.apply_answer(answer, generation, context);
-        self.later_doubts = DegradedReasons::default();
+        let doubts = later.filtered(is_of_dropped);
+        let afterwards =
+            self.before_doubts(doubts, |holder| holder.apply_answer(answer, generation, context));
         // What is held is received once more.
         self.seen = cursor;
         let afterwards = match afterwards {
@@ -235,12 +235,22 @@ impl Holder {
         Afterwards::Stays
     }
 
+    /// Applies what came before these `doubts`, and cannot end them.
+    fn before_doubts(
+        &mut self,
+        doubts: DegradedReasons,
+        apply: impl FnOnce(&mut Self) -> Afterwards,
+    ) -> Afterwards {
+        self.later_doubts = doubts;
+        let afterwards = apply(self);
+        self.later_doubts = DegradedReasons::default();
+        afterwards
+    }
+
     /// Applies the held batches; at a gap, the rest is held again.
     fn apply_held(&mut self, held: Held, context: Context<'_>) -> Afterwards {
         for (received, later) in held.into_batches() {
-            self.later_doubts = later;
-            let afterwards = self.apply(received, context);
-            self.later_doubts = DegradedReasons::default();
+            let afterwards = self.before_doubts(later, |holder| holder.apply(received, context));
             if let Some(held_again) = &mut self.held {
                 held_again.note_dropped(later);
             }
@@ -307,9 +317,7 @@ impl Holder {
         }
         let mut afterwards = Afterwards::Stays;
         for (received, later) in held.into_batches() {
-            self.later_doubts = later;
-            afterwards = self.apply_now(received, context);
-            self.later_doubts = DegradedReasons::default();
+            afterwards = self.before_doubts(later, |holder| holder.apply_now(received, context));
             if afterwards == Afterwards::Leaves {
                 break;
             }

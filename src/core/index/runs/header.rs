@@ -8,9 +8,9 @@
 //!     └───────┴──────────┴────────┴────────┘
 //! ```
 //!
-//! The count of steps is a seqlock: it is odd within a step. A search that finds the same even count before it looks at a run and after
-//! all its looks has seen the run's entries as they were all the time between. The count never begins anew, not even where another run gets
-//! the number; that it comes to the same again is noticed elsewhere.
+//! The count of steps is a seqlock: it is odd within a step. A search reads it before it looks at a run, and after all its looks. If it finds
+//! the same even count, the run's entries were the same all the time between. The count never begins anew, not even where another run
+//! gets the number; that it comes to the same again is noticed elsewhere.
 
 use crate::sync::{AtomicU64, Ordering};
 

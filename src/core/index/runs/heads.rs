@@ -167,8 +167,8 @@ impl Heads {
                 put(&next, slot);
             }
         }
-        let bits = u8::try_from(len.trailing_zeros()).unwrap_or(0);
-        self.home_bits[part].store(if len == 0 { 0 } else { bits }, Ordering::Relaxed);
+        let bits = u8::try_from(len.checked_ilog2().unwrap_or(0)).unwrap_or(0);
+        self.home_bits[part].store(bits, Ordering::Relaxed);
         let before = self.parts[part].replace(len, |index| next[index].load(Ordering::Relaxed), guard);
         (i64::try_from(len).unwrap_or(i64::MAX) - i64::try_from(before).unwrap_or(i64::MAX)) * 8
     }

@@ -7,11 +7,12 @@
 //! | `print.rs` | fingerprints: whether a query agrees with 32 blocks of a run, at one comparison |
 //! | `header.rs`, `entry.rs` | a run's size and how often it has changed, in one word; what one holder has of it, in one word |
 //! | `heads.rs` | from a block and the hash after it to the run that goes on there, for readers |
-//! | `name_map.rs` | from a name or hash to a place, for writers |
+//! | `name_map.rs`, `bucket.rs` | from a name or hash to a place, for writers; a bucket at one look |
 //! | `places.rs` | finding blocks by their hashes, for writers |
 //! | `recency.rs` | which runs were used longest ago |
 //! | `store.rs`, `writer.rs`, `trim.rs` | the runs of an index, changing them, and cutting off what nobody has |
 
+mod bucket;
 mod entry;
 mod header;
 mod heads;

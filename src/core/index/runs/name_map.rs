@@ -14,12 +14,10 @@
 //!
 //! The tag is taken from a hash under a secret key: nobody can plan collisions.
 
+use super::bucket::{PRINT_BITS, PRINT_MASK, Prints, indexes};
 use super::{SPOT_BITS, Spot, fold, prefetch, random_key};
 
 const TAG_BITS: u32 = 33;
-/// Bits of a tag that are compared first.
-const PRINT_BITS: u32 = 7;
-const PRINT_MASK: u64 = (1 << PRINT_BITS) - 1;
 /// The upper bits, which say where a slot belongs.
 const UPPER_BITS: u32 = TAG_BITS - PRINT_BITS;
 /// Slots of a bucket.
@@ -71,7 +69,7 @@ impl Slot {
     #[inline]
     fn of(prints: Prints, row: &Row, index: usize) -> Self {
         Self {
-            print: prints.0 >> (index * 8) & PRINT_MASK,
+            print: prints.get(index),
             rest: row.0[index],
         }
     }
@@ -92,11 +90,6 @@ impl Slot {
 #[derive(Debug, Clone, Copy, Default)]
 #[repr(C, align(64))]
 struct Row([u64; WIDTH]);
-
-/// The lowest 7 bits of the tag of each slot of a bucket, one byte each, 0 where it is empty. The highest bits of the bytes are a number: how
-/// many slots lie behind the bucket that belong there or before; all of them where there were ever so many.
-#[derive(Debug, Clone, Copy, Default)]
-struct Prints(u64);
 
 #[derive(Debug, Default)]
 struct Segment {
@@ -307,62 +300,6 @@ impl NameMap {
     }
 }
 
-/// The lowest bit of each byte, and the highest one.
-const LANES: u64 = 0x0101_0101_0101_0101;
-const TOPS: u64 = LANES << PRINT_BITS;
-/// As many slots behind a bucket are no longer counted.
-const BEHIND_MAX: u64 = 0xff;
-
-impl Prints {
-    /// The slots that have this print: the highest bit of each.
-    #[inline]
-    fn with_print(self, print: u64) -> u64 {
-        let differs = (self.0 ^ (LANES * print)) & !TOPS;
-        !(differs + (TOPS - LANES)) & TOPS
-    }
-
-    #[inline]
-    fn empty(self) -> u64 {
-        self.with_print(0)
-    }
-
-    /// Whether slots lie behind the bucket that belong there or before.
-    #[inline]
-    fn has_behind(self) -> bool {
-        self.0 & TOPS != 0
-    }
-
-    /// How many slots lie behind the bucket that belong there or before; or more, where this is [`BEHIND_MAX`].
-    #[inline]
-    fn behind(self) -> u64 {
-        // The bits, moved to the lowest byte by as many shifts at once.
-        ((self.0 & TOPS) >> PRINT_BITS).wrapping_mul(0x0102_0408_1020_4080) >> 56
-    }
-
-    /// One slot more lies behind the bucket, or one less.
-    #[inline]
-    fn count_behind(&mut self, is_more: bool) {
-        let behind = self.behind();
-        if behind < BEHIND_MAX {
-            let next = if is_more { behind + 1 } else { behind - 1 };
-            // Each bit, in a byte of its own, moved to the top.
-            let bits = (next * LANES) & 0x8040_2010_0804_0201;
-            let tops = ((bits & !TOPS) + (TOPS - LANES)) | bits;
-            self.0 = self.0 & !TOPS | tops & TOPS;
-        }
-    }
-}
-
-/// The slots of a mask.
-#[inline]
-fn indexes(mut mask: u64) -> impl Iterator<Item = usize> {
-    std::iter::from_fn(move || {
-        let index = (mask != 0).then(|| mask.trailing_zeros() as usize / 8)?;
-        mask &= mask - 1;
-        Some(index)
-    })
-}
-
 impl Segment {
     /// A segment with `homes` homes, and those slots of `old` whose tags `belong` to it.
     fn of(old: &Segment, homes: usize, depth: u32, belongs: impl Fn(Slot) -> bool) -> Self {
@@ -388,7 +325,7 @@ impl Segment {
     /// The slots of a bucket that are taken.
     #[inline]
     fn slots(&self, place: usize) -> impl Iterator<Item = Slot> {
-        indexes(!self.prints[place].empty() & TOPS).map(move |index| self.slot(place, index))
+        indexes(self.prints[place].taken()).map(move |index| self.slot(place, index))
     }
 
     #[inline]
@@ -436,7 +373,7 @@ impl Segment {
         let Some(index) = indexes(prints.empty()).next() else {
             return false;
         };
-        prints.0 |= slot.print << (index * 8);
+        prints.put(index, slot.print);
         self.rows[place].0[index] = slot.rest;
         true
     }
@@ -479,7 +416,7 @@ impl Segment {
         let Some((place, index)) = self.position(wanted) else {
             return false;
         };
-        self.prints[place].0 &= !(PRINT_MASK << (index * 8));
+        self.prints[place].clear(index);
         let home = self.home(wanted.upper());
         for prints in &mut self.prints[home..place] {
             prints.count_behind(false);
@@ -559,24 +496,6 @@ mod tests {
             assert!(map.remove(name, model[&name]));
         }
         assert_eq!((map.len(), map.bytes()), (0, 0));
-    }
-
-    #[test]
-    fn a_bucket_counts_what_lies_behind_it() {
-        let mut prints = Prints(LANES * 0x55);
-        for count in (0..BEHIND_MAX).chain([BEHIND_MAX; 2]) {
-            assert_eq!((prints.behind(), prints.has_behind()), (count, count > 0));
-            prints.count_behind(true);
-        }
-        // It no longer knows.
-        prints.count_behind(false);
-        assert_eq!(prints.behind(), BEHIND_MAX);
-        prints.0 = LANES * 0x55;
-        (0..200).for_each(|_| prints.count_behind(true));
-        for count in (0..200).rev() {
-            prints.count_behind(false);
-            assert_eq!((prints.behind(), prints.0 & !TOPS), (count, LANES * 0x55));
-        }
     }
 
     #[test]

@@ -37,6 +37,17 @@ impl<S: SlotBits> MatchGroup<S> {
     }
 }
 
+impl<S> MatchGroup<S> {
+    /// Holders whose depth is known exactly.
+    pub(super) fn of_depth(depth: u32, slots: S) -> Self {
+        Self {
+            matched_blocks: depth,
+            matched_blocks_max: depth,
+            slots,
+        }
+    }
+}
+
 /// Groups of one kind of sets. Mostly there are few: those that have the common prompt, and some that have more.
 pub(crate) type Groups<S> = SmallVec<[MatchGroup<S>; 4]>;
 

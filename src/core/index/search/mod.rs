@@ -23,11 +23,11 @@ use smallvec::SmallVec;
 use crate::wire::WorkerName;
 
 use crate::index::directory::{HolderSlot, SlotBits, SlotGatherer};
+use crate::sync::{Ordering, fence};
 
 use super::hook::point;
 use super::runs::{CHUNK, Column, Head, Run, RunId, RunStore, Spot, Version, Wanted};
 use super::shared::Shared;
-use crate::sync::{Ordering, fence};
 
 use matches::{FoundGroups, Groups, MatchGroup, finish};
 
@@ -133,11 +133,7 @@ fn settle<S: SlotBits>(found: &mut Groups<S>, depth: u32, slots: &S) {
     }
     match found.iter_mut().find(|group| group.matched_blocks == depth) {
         Some(group) => group.slots.unite(slots),
-        None => found.push(MatchGroup {
-            matched_blocks: depth,
-            matched_blocks_max: depth,
-            slots: slots.clone(),
-        }),
+        None => found.push(MatchGroup::of_depth(depth, slots.clone())),
     }
 }
 
@@ -298,11 +294,7 @@ impl<'f, 'q, 'g: 'f, S: SlotBits> Finder<'f, 'q, 'g, S> {
         } else if self.leaving.len() < LEAVING_MAX {
             let mut slots = S::default();
             slots.insert(slot);
-            self.leaving.push(MatchGroup {
-                matched_blocks: depth,
-                matched_blocks_max: depth,
-                slots,
-            });
+            self.leaving.push(MatchGroup::of_depth(depth, slots));
         } else {
             self.dropped.push((depth, slot));
         }

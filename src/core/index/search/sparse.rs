@@ -1,7 +1,7 @@
 //! Compressed chains: bounds on how long a prefix each holder holds, from blocks at chosen positions only.
 //!
-//! A holder's blocks that count are prefix-closed, so one that has the block at position p, but not that at q, holds between
-//! p + 1 and q leading blocks. Holders are compared as sets, and bisecting over the chosen blocks finds where each drops out.
+//! A holder's blocks that count are prefix-closed. So a holder of the block at position p, but not of that at q, holds between p + 1 and q
+//! leading blocks. Holders are compared as sets, and bisecting over the chosen blocks finds where each drops out.
 //!
 //! Such a search takes a turn among the writers: it finds blocks in the middle of runs, by tables that only writers have, and all that
 //! it sees is of one instant.
