@@ -55,6 +55,8 @@ mod words {
 
         pub(crate) fn prefetch(&self, _: usize, _: &Guard) {}
 
+        pub(crate) fn prefetch_len(&self, _: &Guard) {}
+
         pub(crate) fn replace(&self, len: usize, word: impl Fn(usize) -> u64, guard: &Guard) -> usize {
             let before = self.get(guard).len();
             let next = (0..len).map(|index| AtomicU64::new(word(index))).collect();

@@ -74,6 +74,7 @@ impl Heads {
     pub(super) fn prefetch(&self, hash: u64, guard: &Guard) {
         let part = part_of(hash);
         let slots = 1 << self.home_bits[part].load(Ordering::Relaxed);
+        self.parts[part].prefetch_len(guard);
         self.parts[part].prefetch(home(tag(hash), slots), guard);
     }
 

@@ -36,7 +36,7 @@ pub(crate) struct Run {
     pub(super) header: Header,
     /// Hash of the last block, or the fragment of it that is known. It changes before the length does.
     pub(super) last: AtomicU64,
-    /// Fingerprints of hashes, those of content, then hashes.
+    /// Hashes, then fingerprints of them, then those of content.
     pub(super) column: Words,
     pub(super) entries: [AtomicU64; INLINE_ENTRIES],
     /// Entries of further holders.
@@ -92,8 +92,8 @@ impl<'g> Column<'g> {
     fn of(words: &'g [AtomicU64], run: &'g Run) -> Self {
         // There are n blocks and n / 32 fingerprints of each kind.
         let chunks = words.len() / (CHUNK + 2);
-        let (prints, rest) = words.split_at(chunks);
-        let (contents, hashes) = rest.split_at(chunks);
+        let (hashes, rest) = words.split_at(words.len() - 2 * chunks);
+        let (prints, contents) = rest.split_at(chunks);
         Self {
             prints,
             contents,
@@ -169,12 +169,6 @@ impl<'g> Column<'g> {
         }
     }
 
-    /// Asks for the hash at `offset`.
-    #[inline]
-    pub(crate) fn prefetch(&self, offset: usize) {
-        self.hashes.get(offset).into_iter().for_each(super::prefetch);
-    }
-
     /// Asks for the first `count` fingerprints, and those of content, too, or for the hashes where there are none.
     #[inline]
     pub(crate) fn prefetch_prints(&self, count: usize, with_content: bool) {
@@ -237,6 +231,18 @@ impl Run {
     #[inline]
     pub(crate) fn column<'g>(&'g self, guard: &'g Guard) -> Column<'g> {
         Column::of(self.column.get(guard), self)
+    }
+
+    /// Asks for how much room there is for blocks.
+    #[inline]
+    pub(crate) fn prefetch_room(&self, guard: &Guard) {
+        self.column.prefetch_len(guard);
+    }
+
+    /// Asks for the hash at `offset`, without waiting for how much room there is.
+    #[inline]
+    pub(crate) fn prefetch_hash(&self, offset: usize, guard: &Guard) {
+        self.column.prefetch(offset, guard);
     }
 
     /// Whether only a fragment of the hash at `offset` is known.

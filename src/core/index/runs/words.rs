@@ -71,14 +71,18 @@ impl Words {
         }
     }
 
-    /// Asks for the array's length and for one of its words, which need not exist: waits for neither.
+    /// Asks for one of the array's words, which need not exist, without waiting for the array's length.
     #[inline]
     pub(crate) fn prefetch(&self, index: usize, guard: &Guard) {
         let array = self.0.load(Ordering::Relaxed, guard).into_usize();
         // The length comes first.
-        for place in [0, index + 1] {
-            prefetch_at(array.wrapping_add(place * size_of::<u64>()));
-        }
+        prefetch_at(array.wrapping_add((index + 1) * size_of::<u64>()));
+    }
+
+    /// Asks for the array's length.
+    #[inline]
+    pub(crate) fn prefetch_len(&self, guard: &Guard) {
+        prefetch_at(self.0.load(Ordering::Relaxed, guard).into_usize());
     }
 
     /// Publishes an array of `len` words in place of the one before; gives back how many words that had.

@@ -159,14 +159,4 @@ impl<'a> QueryChain<'a> {
             Hashes::Rolled(_) => {}
         }
     }
-
-    /// Asks for the memory of the hash at `index`, where it has been given.
-    #[inline]
-    pub(crate) fn prefetch_at(&self, index: usize) {
-        match self.hashes {
-            Hashes::Lineage(hashes) => hashes.get(index).into_iter().for_each(prefetch),
-            Hashes::Sequence(hashes) => hashes.get(index).into_iter().for_each(prefetch),
-            Hashes::Rolled(_) => {}
-        }
-    }
 }

@@ -340,45 +340,55 @@ impl<'f, 'q, 'g: 'f, S: SlotBits> Finder<'f, 'q, 'g, S> {
 
     /// How many of a run's blocks, from its first, the query has from `start` on.
     fn agreement(&mut self, run: &Run, start: usize) -> usize {
+        if self.is_chain && !self.chain.is_rolled() {
+            return self.last_agreement(run, start);
+        }
         let column = run.column(self.guard);
         point();
-        let own = usize::from(run.len()).min(column.capacity());
-        let len = own.min(self.chain.len() - start);
+        let len = self.common_len(run, column, start);
         let (guard, prints) = (self.guard, &self.store.prints);
         if let Some(rolled) = self.chain.rolled() {
             column.prefetch_prints(len / CHUNK, true);
             let is = |offset: usize, wanted| column.is(offset, position(start + offset), wanted, guard);
             rolled.agreement(column, start, len, prints, is)
-        } else if self.is_chain {
-            self.last_agreement(column, start, len, own > len)
         } else {
             self.first_difference(column, start, len)
         }
     }
 
+    /// How many blocks a run and the query have from `start` on, whichever has fewer.
+    fn common_len(&self, run: &Run, column: Column<'_>, start: usize) -> usize {
+        let own = usize::from(run.len()).min(column.capacity());
+        own.min(self.chain.len() - start)
+    }
+
     /// As [`Self::agreement`], where each hash names all before it. Where the run is longer than the query, the query's end is looked at
     /// first: [`Self::whole_agreement`] has not.
-    fn last_agreement(&mut self, column: Column<'_>, start: usize, len: usize, is_longer: bool) -> usize {
-        let Some(last) = len.checked_sub(1) else { return 0 };
+    fn last_agreement(&mut self, run: &Run, start: usize) -> usize {
+        let (own, wanted) = (usize::from(run.len()), self.chain.len() - start);
+        // Without waiting for how much room the run has.
+        run.prefetch_room(self.guard);
+        if own > wanted {
+            run.prefetch_hash(wanted - 1, self.guard);
+        } else {
+            self.prefetch_pivots(run, 0, own);
+        }
+        let column = run.column(self.guard);
+        point();
+        let len = self.common_len(run, column, start);
         // All before `same` are the same, the one at `different` is not, or is none.
         let (mut same, mut different) = (0, len);
-        if is_longer {
-            point();
-            if self.is_same(column, start, last) {
+        if own > wanted && len == wanted {
+            if self.is_same(column, start, len - 1) {
                 return len;
             }
-            different = last;
+            different = len - 1;
         }
         while same < different {
-            let step = (different - same).div_ceil(PIVOTS);
-            let pivots = (same + step - 1..different).step_by(step);
-            for pivot in pivots.clone() {
-                column.prefetch(pivot);
-                self.chain.prefetch_at(start + pivot);
-            }
+            self.prefetch_pivots(run, same, different);
             point();
             let (mut from, mut to) = (same, different);
-            for pivot in pivots {
+            for pivot in pivots(same, different) {
                 if !self.is_same(column, start, pivot) {
                     to = pivot;
                     break;
@@ -388,6 +398,14 @@ impl<'f, 'q, 'g: 'f, S: SlotBits> Finder<'f, 'q, 'g, S> {
             (same, different) = (from, to);
         }
         same
+    }
+
+    /// Asks for what is compared first between two offsets.
+    #[inline]
+    fn prefetch_pivots(&self, run: &Run, from: usize, to: usize) {
+        for pivot in pivots(from, to) {
+            run.prefetch_hash(pivot, self.guard);
+        }
     }
 
     fn is_same(&mut self, column: Column<'_>, start: usize, offset: usize) -> bool {
@@ -427,6 +445,13 @@ impl<'f, 'q, 'g: 'f, S: SlotBits> Finder<'f, 'q, 'g, S> {
         }
         agreed
     }
+}
+
+/// Where a stretch is cut.
+#[inline]
+fn pivots(from: usize, to: usize) -> impl Iterator<Item = usize> {
+    let step = (to - from).div_ceil(PIVOTS).max(1);
+    (from + step - 1..to).step_by(step)
 }
 
 /// What the block of a query at `index` is found by.
