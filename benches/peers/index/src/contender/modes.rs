@@ -18,14 +18,14 @@ pub trait Mode {
     /// Whose chain the index is keyed by.
     const HASHING: Hashing;
 
+    /// The events of one change: without an allocation of their own, which no lane makes, where each change has as many.
+    type Events: IntoIterator<Item = (Tier, Event)> + Send;
+
     /// The events of one stored run.
-    fn stored(worker: u32, run: Run<'_>) -> Vec<(Tier, Event)>;
+    fn stored(worker: u32, run: Run<'_>) -> Self::Events;
 
     /// The events of one removal.
-    fn removed(worker: u32, sequence: &[u64]) -> Vec<(Tier, Event)> {
-        let _ = worker;
-        vec![(Tier::DEVICE, remove(sequence))]
-    }
+    fn removed(worker: u32, sequence: &[u64]) -> Self::Events;
 }
 
 fn hashes(hashes: &[u64]) -> Vec<SequenceHash> {
@@ -56,20 +56,21 @@ fn name(worker: u32, sequence: u64) -> u64 {
 impl Mode for Names {
     const NAME: &'static str = "kvatlas, engine's names";
     const HASHING: Hashing = Hashing::Recompute;
+    type Events = [(Tier, Event); 1];
 
-    fn stored(worker: u32, run: Run<'_>) -> Vec<(Tier, Event)> {
+    fn stored(worker: u32, run: Run<'_>) -> Self::Events {
         let names: Vec<u64> = run.sequence.iter().map(|hash| name(worker, *hash)).collect();
         let parent = run.parent.map(|parent| SequenceHash(name(worker, parent)));
         let mut stored = StoredBlocks::by_sequence(parent, None, hashes(&names));
         stored.content = Some(BlockContent::BlockHashes(
             run.blocks.iter().copied().map(BlockHash).collect(),
         ));
-        vec![(Tier::DEVICE, Event::Stored(stored))]
+        [(Tier::DEVICE, Event::Stored(stored))]
     }
 
-    fn removed(worker: u32, sequence: &[u64]) -> Vec<(Tier, Event)> {
+    fn removed(worker: u32, sequence: &[u64]) -> Self::Events {
         let names: Vec<u64> = sequence.iter().map(|hash| name(worker, *hash)).collect();
-        vec![(Tier::DEVICE, remove(&names))]
+        [(Tier::DEVICE, remove(&names))]
     }
 }
 
@@ -79,13 +80,14 @@ pub struct TwoTiers;
 impl Mode for TwoTiers {
     const NAME: &'static str = "kvatlas, two tiers";
     const HASHING: Hashing = Hashing::Engine;
+    type Events = [(Tier, Event); 2];
 
-    fn stored(_: u32, run: Run<'_>) -> Vec<(Tier, Event)> {
-        [Tier::DEVICE, host()].map(|tier| (tier, store(run))).into()
+    fn stored(_: u32, run: Run<'_>) -> Self::Events {
+        [Tier::DEVICE, host()].map(|tier| (tier, store(run)))
     }
 
-    fn removed(_: u32, sequence: &[u64]) -> Vec<(Tier, Event)> {
-        [Tier::DEVICE, host()].map(|tier| (tier, remove(sequence))).into()
+    fn removed(_: u32, sequence: &[u64]) -> Self::Events {
+        [Tier::DEVICE, host()].map(|tier| (tier, remove(sequence)))
     }
 }
 
@@ -99,8 +101,9 @@ pub struct Copies;
 impl Mode for Copies {
     const NAME: &'static str = "kvatlas, two copies";
     const HASHING: Hashing = Hashing::Engine;
+    type Events = [(Tier, Event); 2];
 
-    fn stored(worker: u32, run: Run<'_>) -> Vec<(Tier, Event)> {
+    fn stored(worker: u32, run: Run<'_>) -> Self::Events {
         let copy = |number: u64| {
             let copy_name = |hash: &u64| name(worker, *hash) ^ number;
             let mut event = store(run);
@@ -109,15 +112,15 @@ impl Mode for Copies {
             }
             (Tier::DEVICE, event)
         };
-        vec![copy(0), copy(1)]
+        [copy(0), copy(1)]
     }
 
-    fn removed(worker: u32, sequence: &[u64]) -> Vec<(Tier, Event)> {
+    fn removed(worker: u32, sequence: &[u64]) -> Self::Events {
         let copy = |number: u64| {
             let names: Vec<u64> = sequence.iter().map(|hash| name(worker, *hash) ^ number).collect();
             (Tier::DEVICE, remove(&names))
         };
-        vec![copy(0), copy(1)]
+        [copy(0), copy(1)]
     }
 }
 
@@ -127,10 +130,15 @@ pub struct Holes;
 impl Mode for Holes {
     const NAME: &'static str = "kvatlas, 1 % missing";
     const HASHING: Hashing = Hashing::Engine;
+    type Events = Vec<(Tier, Event)>;
 
-    fn stored(_: u32, run: Run<'_>) -> Vec<(Tier, Event)> {
+    fn stored(_: u32, run: Run<'_>) -> Self::Events {
         let missing: Vec<u64> = run.sequence.iter().copied().skip(50).step_by(100).collect();
         vec![(Tier::DEVICE, store(run)), (Tier::DEVICE, remove(&missing))]
+    }
+
+    fn removed(_: u32, sequence: &[u64]) -> Self::Events {
+        vec![(Tier::DEVICE, remove(sequence))]
     }
 }
 
@@ -166,7 +174,7 @@ impl<M: Mode> Contender for InMode<M> {
 }
 
 impl<M: Mode> Writer for Holders<M> {
-    type Event = (u32, Vec<(Tier, Event)>);
+    type Event = (u32, M::Events);
 
     fn stored(worker: u32, run: Run<'_>) -> Self::Event {
         (worker, M::stored(worker, run))
