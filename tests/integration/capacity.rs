@@ -2,7 +2,7 @@
 
 use crate::support::metrics::metric;
 use crate::support::process::Process;
-use crate::support::{Client, broker, hashes, matches, reasons, removed, stored, stored_after};
+use crate::support::{Client, broker, eventually, hashes, matches, reasons, removed, stored, stored_after};
 use kvatlas_core::wire::Event;
 
 const LIMIT: &str = "1000";
@@ -44,5 +44,34 @@ async fn what_has_no_room_is_left_out_and_the_answers_say_so() {
         matches(&client.ask(hashes(1, 100)).await),
         [("early".to_owned(), 0, 10, true)]
     );
+    daemon.stop();
+}
+
+/// An operator who watches the process sees that blocks have gone.
+#[tokio::test(flavor = "multi_thread")]
+async fn memory_goes_back_to_the_system_after_most_blocks_have_gone() {
+    const EVENTS: u64 = 48;
+    const BLOCKS: u64 = 50_000;
+    let broker = broker().await;
+    let daemon = Process::serve(broker.url(), &[]);
+    let resident = || metric(&daemon, "kvatlas_process_resident_memory_bytes");
+    let client = Client::connect(broker.url()).await;
+    let mut publisher = client.publisher("large", 0);
+    for event in 0..EVENTS {
+        let event = stored(hashes(1 + event * BLOCKS, BLOCKS));
+        client.tell(&mut publisher, "large", 0, vec![event]).await;
+    }
+    let most = eventually("the blocks are seen in the process's size", async || {
+        let bytes = metric(&daemon, "kvatlas_index_bytes{namespace=\"llama\"}");
+        (bytes > EVENTS * BLOCKS * 20 && resident() > bytes).then(resident)
+    })
+    .await;
+    client
+        .tell(&mut publisher, "large", 0, vec![Event::Cleared])
+        .await;
+    eventually("the process is smaller by most of that", async || {
+        (resident() + EVENTS * BLOCKS * 16 < most).then_some(())
+    })
+    .await;
     daemon.stop();
 }

@@ -17,6 +17,7 @@ use crate::daemon::snapshots::SnapshotKeeper;
 mod commands;
 mod error;
 mod http;
+mod memory;
 mod namespaces;
 mod reload;
 mod start;

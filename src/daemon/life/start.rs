@@ -183,6 +183,7 @@ fn view(shared: &Shared, metrics: MetricsHandle) -> DaemonView {
         gauges: Mutex::new(HashMap::new()),
         snapshots: Mutex::new(None),
         page: Arc::new(page),
+        shrinks: Mutex::default(),
     }
 }
 

@@ -10,13 +10,15 @@ use crate::daemon::config::Live;
 use crate::daemon::lanes::LanePool;
 use kvatlas_core::index::{StreamTrust, give_back_memory};
 
+use super::memory::give_to_system;
 use super::view::DaemonView;
 use super::watch::HolderWatch;
 
 /// How often gauges are published, what waits is timed out, and silent holders are looked for.
 const UPKEEP_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Publishes gauges, times out what waits, looks for silent holders and names those that stay degraded, until `stop` is cancelled.
+/// Publishes gauges, times out what waits, looks for silent holders, names those that stay degraded, and gives memory back, until `stop`
+/// is cancelled.
 pub(super) async fn keep_up(
     view: Arc<DaemonView>,
     pool: Arc<LanePool>,
@@ -45,6 +47,9 @@ pub(super) async fn keep_up(
                     );
                 }
                 give_back_memory();
+                if view.shrinks.lock().is_due() {
+                    tokio::task::spawn_blocking(give_to_system);
+                }
             }
         }
     }

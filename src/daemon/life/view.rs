@@ -20,6 +20,8 @@ use kvatlas_core::wire::{DegradedReason, DegradedReasons, HolderId, HolderStatus
 
 use crate::daemon::snapshots::SnapshotKeeper;
 
+use super::memory::ShrinkWatch;
+
 /// Reads the daemon's state for metrics, probes and people.
 pub(super) struct DaemonView {
     pub(super) namespaces: Arc<Namespaces>,
@@ -32,6 +34,7 @@ pub(super) struct DaemonView {
     /// None until the newest snapshot is loaded, and without a snapshot directory.
     pub(super) snapshots: Mutex<Option<Arc<SnapshotKeeper>>>,
     pub(super) page: Arc<Page>,
+    pub(super) shrinks: Mutex<ShrinkWatch>,
 }
 
 impl DaemonView {
@@ -43,13 +46,14 @@ impl DaemonView {
         if let Some(snapshots) = &*self.snapshots.lock() {
             snapshots.publish_age();
         }
-        let mut gauges = self.gauges.lock();
+        let (mut gauges, mut bytes) = (self.gauges.lock(), 0);
         for namespace in self.namespaces.all() {
             let gauges = gauges
                 .entry(namespace.name.clone())
                 .or_insert_with(|| NamespaceGauges::for_namespace(namespace_label(namespace.name.as_str())));
-            self.publish_sizes(&namespace, gauges, &mut seen);
+            bytes += self.publish_sizes(&namespace, gauges, &mut seen);
         }
+        self.shrinks.lock().note(bytes);
     }
 
     /// Forgets namespaces that have been empty for long. Their gauges say so to the end.
@@ -66,12 +70,13 @@ impl DaemonView {
         }
     }
 
+    /// As [`Self::publish`], of one namespace; gives back what its index takes, in bytes.
     fn publish_sizes(
         &self,
         namespace: &Namespace,
         gauges: &NamespaceGauges,
         mut seen: impl FnMut(&NamespaceName, &HolderId, DegradedReasons),
-    ) {
+    ) -> u64 {
         let holders = namespace.indexer.holders();
         let freshness = self.pool.freshness();
         let look = freshness.look(&namespace.name);
@@ -108,6 +113,7 @@ impl DaemonView {
         gauges.index_bytes.set(sizes.bytes as f64);
         gauges.parked_events.set(sizes.parked_events as f64);
         gauges.chain_conflicts.set(sizes.chain_conflicts as f64);
+        sizes.bytes
     }
 }
 
