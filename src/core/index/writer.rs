@@ -87,7 +87,7 @@ impl HolderWriter {
         &mut self,
         applied: &mut Applied,
         uses_names: bool,
-        change: impl FnOnce(&mut Turn<'_, '_>),
+        change: impl FnOnce(&mut Turn<'_>),
     ) {
         let (home, claims) = (self.shared.home(), &mut self.claims);
         self.holder.change(home, claims, applied, uses_names, change);

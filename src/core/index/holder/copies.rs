@@ -32,7 +32,7 @@ struct Group {
 /// A name after the first one of a block, without padding.
 #[derive(Debug, Clone, Copy)]
 struct Further {
-    name: [u32; 2],
+    name: [u8; 8],
     offset: u16,
     tiers: u8,
     /// The tiers under the first name.
@@ -40,10 +40,9 @@ struct Further {
 }
 
 impl Further {
-    #[allow(clippy::cast_possible_truncation, reason = "halves are meant")]
     fn new(offset: u16, alias: Alias, first: u8) -> Self {
         Self {
-            name: [alias.name as u32, (alias.name >> 32) as u32],
+            name: alias.name.to_ne_bytes(),
             offset,
             tiers: alias.tiers,
             first,
@@ -52,7 +51,7 @@ impl Further {
 
     fn alias(&self) -> Alias {
         Alias {
-            name: u64::from(self.name[0]) | u64::from(self.name[1]) << 32,
+            name: u64::from_ne_bytes(self.name),
             tiers: self.tiers,
         }
     }

@@ -56,15 +56,22 @@ pub(crate) struct Holder {
     pub(super) state: Mutex<HolderState>,
 }
 
-/// What became of a block to be removed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Outcome {
-    /// It is gone.
-    Gone,
-    /// Another tier or name still holds it.
-    Remains,
-    /// It was not there, or not in that tier.
-    Unknown,
+/// What applying events to a holder works with.
+struct Work<'a> {
+    runs: RunWriter<'a>,
+    /// What has been done so far.
+    applied: &'a mut Applied,
+    /// Where the blocks of the event are.
+    tier: Tier,
+    /// Most blocks of the holder.
+    blocks_max: usize,
+}
+
+impl Work<'_> {
+    /// Notes that there is no room for so many blocks.
+    fn reject_full(&mut self, blocks: usize) {
+        self.applied.reject(RejectReason::Capacity, blocks);
+    }
 }
 
 /// Where all blocks go, others have a turn after so many blocks or runs.
@@ -135,11 +142,11 @@ impl HolderState {
         }
     }
 
-    /// Changes what there is at a place.
-    fn set(&mut self, spot: Spot, attributes: Option<Attributes>) {
-        if let Some(part) = self.parts.get_mut(&spot.run) {
-            part.set(spot.offset, spot.offset + 1, attributes);
-            self.touch(spot.run);
+    /// Changes what there is from a place on, up to `end`.
+    fn set(&mut self, from: Spot, end: u16, attributes: Attributes) {
+        if let Some(part) = self.parts.get_mut(&from.run) {
+            part.set(from.offset, end, Some(attributes));
+            self.touch(from.run);
         }
     }
 
@@ -284,8 +291,4 @@ impl HolderState {
         self.publish(runs);
         before - self.placed
     }
-}
-
-fn reject_full(applied: &mut Applied, blocks: usize) {
-    applied.reject(RejectReason::Capacity, blocks);
 }

@@ -5,7 +5,6 @@ use std::ops::Bound;
 
 use smallvec::SmallVec;
 
-use super::Outcome;
 use crate::hash::{Position, PositionalLineageHash, SequenceHash};
 use crate::index::block::{COMMON_MASK, is_fragment_of};
 use crate::index::split_map::SplitMap;
@@ -102,15 +101,6 @@ impl Orphan {
     }
 }
 
-#[allow(clippy::cast_possible_truncation, reason = "halves are meant")]
-fn halves(key: Key) -> [u64; 2] {
-    [(key.as_u128() >> 64) as u64, key.as_u128() as u64]
-}
-
-fn whole([high, low]: &[u64; 2]) -> Option<Key> {
-    Key::from_u128(u128::from(*high) << 64 | u128::from(*low)).ok()
-}
-
 fn hash_of(key: Key) -> (u64, Key) {
     (key.current_hash_fragment() & COMMON_MASK, key)
 }
@@ -127,8 +117,8 @@ pub(super) struct Orphans {
     /// By the bits of the sequence hash that every position keeps.
     /// Not those of which the hash is a name.
     by_hash: BTreeSet<(u64, Key)>,
-    /// Keys as halves, which take no room between them.
-    by_name: SplitMap<u64, [u64; 2]>,
+    /// Keys as bytes, which take no room between them.
+    by_name: SplitMap<u64, [u8; 16]>,
 }
 
 impl Orphans {
@@ -145,7 +135,8 @@ impl Orphans {
     }
 
     pub(super) fn find_name(&self, name: u64) -> Option<Key> {
-        self.by_name.get(&name).and_then(whole)
+        let bytes = self.by_name.get(&name)?;
+        Key::from_u128(u128::from_ne_bytes(*bytes)).ok()
     }
 
     pub(super) fn get(&self, key: Key) -> Option<&Orphan> {
@@ -177,7 +168,7 @@ impl Orphans {
     /// Adds a block that is not there. Its parent has a place.
     pub(super) fn insert(&mut self, key: Key, orphan: Orphan) {
         for alias in &orphan.names {
-            self.by_name.insert(alias.name, halves(key));
+            self.by_name.insert(alias.name, key.as_u128().to_ne_bytes());
         }
         if !orphan.is_named_by_hash() {
             self.by_hash.insert(hash_of(key));
@@ -208,7 +199,7 @@ impl Orphans {
                 if !add_name(&mut orphan.names, name, tiers) {
                     return false;
                 }
-                self.by_name.insert(name, halves(key));
+                self.by_name.insert(name, key.as_u128().to_ne_bytes());
             }
         }
         true
@@ -232,10 +223,10 @@ impl Orphans {
         Some(*key)
     }
 
-    /// Takes tiers from a block: under one name, or under all. A block that nothing holds any more is gone.
-    pub(super) fn withdraw(&mut self, key: Key, name: Option<u64>, tiers: u8) -> Outcome {
+    /// Takes tiers from a block: under one name, or under all; says whether they held it. A block that nothing holds any more is gone.
+    pub(super) fn withdraw(&mut self, key: Key, name: Option<u64>, tiers: u8) -> bool {
         let Some(orphan) = self.blocks.get_mut(&key) else {
-            return Outcome::Unknown;
+            return false;
         };
         let mut withdrawn = withdraw_from(&mut orphan.names, name, tiers, |name| {
             self.by_name.remove(&name);
@@ -247,15 +238,10 @@ impl Orphans {
         if !orphan.is_named_by_hash() {
             self.by_hash.insert(hash_of(key));
         }
-        let is_gone = orphan.names.is_empty() && orphan.nameless == 0;
-        if is_gone {
+        if orphan.names.is_empty() && orphan.nameless == 0 {
             self.remove(key);
         }
-        match (withdrawn, is_gone) {
-            (0, _) => Outcome::Unknown,
-            (_, true) => Outcome::Gone,
-            _ => Outcome::Remains,
-        }
+        withdrawn != 0
     }
 
     /// Takes out those that have no name, of some that come after `before`; says how many, and which was the last of these, if any.

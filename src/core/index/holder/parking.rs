@@ -17,7 +17,7 @@ pub(crate) struct ParkedEvent {
     pub(crate) stored: StoredBlocks,
     pub(crate) tier: Tier,
     /// What the engine calls the blocks of this event that have not been removed while it waited.
-    pub(crate) remaining: HashSet<u64>,
+    remaining: HashSet<u64>,
     deadline_us: u64,
     stamp: u64,
 }
@@ -176,14 +176,16 @@ impl Parking {
         dropped
     }
 
-    /// Whether a block of an event that has waited was removed meanwhile.
-    pub(crate) fn is_gone(&self, event: &ParkedEvent, block: &NewBlock) -> bool {
+    /// Whether a block of an event that has waited was not removed meanwhile.
+    pub(super) fn keeps(&self, event: &ParkedEvent, block: &NewBlock) -> bool {
         let is_removed = |removed| {
             let stamp = self.unplaced.get(&(event.tier, removed));
             stamp.is_some_and(|stamp| *stamp >= event.stamp)
         };
         let hash = block.sequence_hash.map(|hash| Unplaced::Hash(hash.as_u64()));
-        is_removed(Unplaced::Key(block.key)) || hash.is_some_and(is_removed)
+        block.name.is_some_and(|name| event.remaining.contains(&name))
+            && !is_removed(Unplaced::Key(block.key))
+            && !hash.is_some_and(is_removed)
     }
 
     /// Notes that the block called `name` was removed; says whether an event that waits has it.

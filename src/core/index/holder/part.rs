@@ -60,6 +60,10 @@ impl Attributes {
         Self(self.0 & !0xff | u16::from(tiers))
     }
 
+    pub(super) fn with_more(self, tiers: u8) -> Self {
+        Self(self.0 | u16::from(tiers))
+    }
+
     pub(super) fn with_whole(self, is_whole: bool) -> Self {
         Self::new(self.tiers(), self.form(), self.is_whole() || is_whole)
     }
