@@ -72,11 +72,10 @@ impl Copies {
     }
 
     fn of(&self, offset: u16) -> &[Further] {
-        let group = self
-            .index_of(offset / GROUP)
-            .ok()
-            .map(|index| &self.groups[index]);
-        group.map_or(&[], |group| &group.names[group.range(offset)])
+        match self.index_of(offset / GROUP) {
+            Ok(index) => &self.groups[index].names[self.groups[index].range(offset)],
+            Err(_) => &[],
+        }
     }
 
     /// Whether one of a block's further names is this one.

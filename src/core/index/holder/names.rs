@@ -3,25 +3,25 @@
 //! A name is in exactly one of three tables, by the form of its block: `Hash` in the places of the runs, `Own` and `Many` in the holder's
 //! map, and that of a block without a place among the orphans.
 
-use crate::hash::{PositionalLineageHash, SequenceHash};
+use crate::hash::SequenceHash;
 
 use super::HolderState;
 use super::copies::Aliases;
-use super::orphans::{Alias, Orphan, add_name, withdraw_from};
+use super::orphans::{Alias, Key, Orphan, add_name, withdraw_from};
 use super::part::{Attributes, Form};
 use super::resolve::Start;
-use crate::index::runs::{RunId, RunWriter, Spot, is_same_at};
+use crate::index::runs::{AHEAD, RunId, RunWriter, Spot, is_same_at};
 use smallvec::SmallVec;
 
 /// A block that a holder has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Found {
     Placed(Spot),
-    Orphan(PositionalLineageHash),
+    Orphan(Key),
 }
 
 impl Found {
-    fn key(self, runs: &RunWriter<'_>) -> PositionalLineageHash {
+    fn key(self, runs: &RunWriter<'_>) -> Key {
         match self {
             Self::Placed(spot) => runs.key(spot),
             Self::Orphan(key) => key,
@@ -42,11 +42,8 @@ impl HolderState {
             return Some(spot);
         }
         runs.find_place(name, |spot| {
-            let is_named = runs.hash(spot) == name
-                && self
-                    .attributes(spot)
-                    .is_some_and(|held| held.form() == Form::Hash);
-            is_named.then_some(spot)
+            let held = self.attributes(spot).filter(|_| runs.hash(spot) == name)?;
+            (held.form() == Form::Hash).then_some(spot)
         })
     }
 
@@ -61,11 +58,7 @@ impl HolderState {
     }
 
     /// The places of all blocks with this lineage hash: of one, if it is a chain's.
-    pub(super) fn find_keys(
-        &mut self,
-        key: PositionalLineageHash,
-        runs: &mut RunWriter<'_>,
-    ) -> SmallVec<[Spot; 2]> {
+    pub(super) fn find_keys(&mut self, key: Key, runs: &mut RunWriter<'_>) -> SmallVec<[Spot; 2]> {
         self.find_keyed(key.current_hash_fragment(), runs, |spot, _, runs| {
             runs.key(spot) == key
         })
@@ -107,9 +100,8 @@ impl HolderState {
         position: Option<u64>,
         runs: &mut RunWriter<'_>,
     ) -> Option<Start> {
-        let precedes = |(key, _): &(PositionalLineageHash, Found)| {
-            position.is_none_or(|position| position == key.position() + 1)
-        };
+        let precedes =
+            |(key, _): &(Key, Found)| position.is_none_or(|position| position == key.position() + 1);
         let named = self.find_name(name, runs).map(|found| (found.key(runs), found));
         if let Some((key, found)) = named.filter(precedes) {
             return Some(self.start_after(key, found, None, runs));
@@ -122,13 +114,7 @@ impl HolderState {
     }
 
     /// Where the children of a block begin; `hash` is its whole sequence hash, unless another one is known.
-    fn start_after(
-        &self,
-        key: PositionalLineageHash,
-        found: Found,
-        hash: Option<SequenceHash>,
-        runs: &RunWriter<'_>,
-    ) -> Start {
+    fn start_after(&self, key: Key, found: Found, hash: Option<SequenceHash>, runs: &RunWriter<'_>) -> Start {
         let (spot, known) = match found {
             Found::Placed(spot) => {
                 let is_whole = self.attributes(spot).is_some_and(Attributes::is_whole);
@@ -152,8 +138,7 @@ impl HolderState {
             self.is_keyed = true;
             // What is not published would be cut off while others have turns.
             self.publish(runs);
-            let held: Vec<RunId> = self.parts.iter().map(|(run, _)| *run).collect();
-            let mut held = held.into_iter();
+            let mut held = self.parts.iter().map(|(run, _)| *run);
             runs.place_each(|_| held.next());
         }
     }
@@ -198,12 +183,23 @@ impl HolderState {
         }
     }
 
-    /// Gives a block that has a place a further name, or a tier more under one that it has; false where it has too many.
-    pub(super) fn name_again(&mut self, spot: Spot, name: u64, tiers: u8, runs: &mut RunWriter<'_>) -> bool {
+    /// Gives a block that has a place a further name, or a tier more under one that it has: the first, if none is given. False where it has
+    /// too many.
+    pub(super) fn name_again(
+        &mut self,
+        spot: Spot,
+        name: Option<u64>,
+        tiers: u8,
+        runs: &mut RunWriter<'_>,
+    ) -> bool {
         let Some(held) = self.attributes(spot) else {
             return false;
         };
         let (mut names, end) = (self.names_of(spot, runs), spot.offset + 1);
+        let Some(name) = name.or_else(|| names.first().map(|alias| alias.name)) else {
+            self.set(spot, end, held.with_more(tiers));
+            return true;
+        };
         if names.is_empty() {
             // The first name takes over what was stored without one.
             let form = self.form_of(spot, name, held.is_whole(), runs);
@@ -246,15 +242,13 @@ impl HolderState {
 
     /// In what form a block at `spot` can keep its one name.
     pub(super) fn form_of(&self, spot: Spot, name: u64, is_whole: bool, runs: &mut RunWriter<'_>) -> Form {
-        if !is_whole || runs.hash(spot) != name {
-            return Form::Own;
+        if is_whole && runs.hash(spot) == name {
+            runs.place(spot.run, spot.offset + 1);
+            if runs.is_placed(spot) {
+                return Form::Hash;
+            }
         }
-        runs.place(spot.run, spot.offset + 1);
-        if runs.is_placed(spot) {
-            Form::Hash
-        } else {
-            Form::Own
-        }
+        Form::Own
     }
 
     /// Takes tiers from one name, or from all names, of a block that has several; says whether they held it. None where it has not.
@@ -312,10 +306,9 @@ impl HolderState {
         };
         if form == Form::Own {
             let names = part.names(from, to);
-            let ahead = crate::index::runs::AHEAD;
-            names.iter().take(ahead).for_each(|name| self.own.prefetch(*name));
+            names.iter().take(AHEAD).for_each(|name| self.own.prefetch(*name));
             for (index, (name, offset)) in names.iter().zip(from..).enumerate() {
-                if let Some(next) = names.get(index + ahead) {
+                if let Some(next) = names.get(index + AHEAD) {
                     self.own.prefetch(*next);
                 }
                 self.own.remove(*name, Spot { run, offset });

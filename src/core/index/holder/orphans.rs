@@ -9,8 +9,8 @@ use crate::hash::{Position, PositionalLineageHash, SequenceHash};
 use crate::index::block::{COMMON_MASK, is_fragment_of};
 use crate::index::split_map::SplitMap;
 
-/// In the order of lineage hashes, by position, parent and own hash, those that wait for one block stand together.
-type Key = PositionalLineageHash;
+/// What a block is found by. In the order of these, by position, parent and own hash, those that wait for one block stand together.
+pub(super) type Key = PositionalLineageHash;
 
 /// How many are looked at in one go where those without a name go.
 const DROPPED_MAX: usize = 4096;
@@ -81,12 +81,13 @@ pub(super) struct Orphan {
 }
 
 impl Orphan {
-    pub(super) fn new(sequence_hash: Option<SequenceHash>) -> Self {
+    /// A block in some tiers, under this name if it has one.
+    pub(super) fn new(sequence_hash: Option<SequenceHash>, name: Option<u64>, tiers: u8) -> Self {
         Self {
             hash: sequence_hash.unwrap_or(SequenceHash(0)),
             is_whole: sequence_hash.is_some(),
-            nameless: 0,
-            names: Names::new(),
+            nameless: if name.is_none() { tiers } else { 0 },
+            names: name.into_iter().map(|name| Alias { name, tiers }).collect(),
         }
     }
 
@@ -103,11 +104,6 @@ impl Orphan {
 
 fn hash_of(key: Key) -> (u64, Key) {
     (key.current_hash_fragment() & COMMON_MASK, key)
-}
-
-/// Before all others.
-fn first_key() -> Key {
-    Key::at(Position::ZERO, SequenceHash(0), SequenceHash(0))
 }
 
 /// The blocks of a holder that have no place.
@@ -146,7 +142,8 @@ impl Orphans {
     /// The blocks with this sequence hash.
     pub(super) fn with_hash(&self, hash: u64) -> impl Iterator<Item = Key> + '_ {
         let common = hash & COMMON_MASK;
-        let keys = self.by_hash.range((common, first_key())..);
+        let first = Key::at(Position::ZERO, SequenceHash(0), SequenceHash(0));
+        let keys = self.by_hash.range((common, first)..);
         let keys = keys
             .take_while(move |(own, _)| *own == common)
             .take(SAME_HASH_MAX);
@@ -215,12 +212,12 @@ impl Orphans {
         Some(orphan)
     }
 
-    /// A block that waits for the one at `position` with this fragment.
-    pub(super) fn child_of(&self, position: u32, fragment: u64) -> Option<Key> {
+    /// Takes out a block that waits for the one at `position` with this fragment.
+    pub(super) fn take_child(&mut self, position: u32, fragment: u64) -> Option<(Key, Orphan)> {
         let position = Position::new(u64::from(position) + 1).ok()?;
         let key = |current| Key::at(position, SequenceHash(fragment), SequenceHash(current));
-        let (key, _) = self.blocks.range(key(0)..=key(u64::MAX)).next()?;
-        Some(*key)
+        let key = *self.blocks.range(key(0)..=key(u64::MAX)).next()?.0;
+        Some((key, self.remove(key)?))
     }
 
     /// Takes tiers from a block: under one name, or under all; says whether they held it. A block that nothing holds any more is gone.

@@ -3,10 +3,11 @@
 use hashbrown::HashMap;
 use smallvec::SmallVec;
 
-use crate::hash::{PositionalLineageHash, SequenceHash};
+use crate::hash::SequenceHash;
 use crate::wire::Tier;
 
 use super::names::Found;
+use super::orphans::Key;
 use super::parking::Unplaced;
 use super::part::{Form, Interval, tier_bit};
 use super::{Applied, HolderState, RejectReason, Work};
@@ -79,7 +80,8 @@ impl HolderState {
             while let Some(name) = names.get(done)
                 && let Some(spot) = state.find_own(name.0)
             {
-                done += state.remove_along(spot, &names[done..], work.tier, runs, work.applied);
+                let found = Found::Placed(spot);
+                done += state.remove_along(found, &names[done..], work.tier, runs, work.applied);
             }
             done
         })
@@ -105,19 +107,11 @@ impl HolderState {
                     work.runs.prefetch_place(ahead.0);
                 }
             }
-            let mut done = 1;
             let found = self.find_name(*name, &work.runs);
-            match found {
-                None => {}
-                Some(Found::Orphan(key)) => {
-                    let was_held = self.orphans.withdraw(key, Some(*name), tier_bit(work.tier));
-                    work.applied.count_removed(was_held);
-                }
-                Some(Found::Placed(spot)) => {
-                    let (names, runs) = (&names[index..], work.runs.view());
-                    done = self.remove_along(spot, names, work.tier, runs, work.applied);
-                }
-            }
+            let (runs, applied) = (work.runs.view(), &mut *work.applied);
+            let done = found.map_or(1, |found| {
+                self.remove_along(found, &names[index..], work.tier, runs, applied)
+            });
             // A block that is held can be part of an event that waits, too: it must not come back with that.
             let mut waits = false;
             if self.parking.len() > 0 {
@@ -133,18 +127,25 @@ impl HolderState {
         }
     }
 
-    /// Removes the block at `spot`, which the engine calls by the first of `names`, and its neighbours that it calls by those after it, one
-    /// after the other in either direction; says how many names are done. Without names, removes the block under all that it has.
+    /// Removes a block, which the engine calls by the first of `names`, and its neighbours that it calls by those after it, one after the
+    /// other in either direction; says how many names are done. Without names, removes the block under all that it has.
     fn remove_along(
         &mut self,
-        spot: Spot,
+        found: Found,
         names: &[SequenceHash],
         tier: Tier,
         runs: RunView<'_>,
         applied: &mut Applied,
     ) -> usize {
-        let name = names.first().map(|name| name.0);
-        if let Some(was_held) = self.withdraw_many(spot, name, tier_bit(tier)) {
+        let (name, bit) = (names.first().map(|name| name.0), tier_bit(tier));
+        let spot = match found {
+            Found::Placed(spot) => spot,
+            Found::Orphan(key) => {
+                applied.count_removed(self.orphans.withdraw(key, name, bit));
+                return 1;
+            }
+        };
+        if let Some(was_held) = self.withdraw_many(spot, name, bit) {
             if let Some(ahead) = names.get(AHEAD) {
                 self.own.prefetch(ahead.0);
             }
@@ -155,18 +156,29 @@ impl HolderState {
         let Some(interval) = part.and_then(|part| part.interval_at(spot.offset)) else {
             return 1;
         };
-        let (run, from, to) = (spot.run, spot.offset, spot.offset + 1);
         let mut stretch = Stretch {
-            run,
-            from,
-            to,
+            run: spot.run,
+            from: spot.offset,
+            to: spot.offset + 1,
             interval,
         };
         let mut done = 1;
         while let along @ 1.. = self.follow(&mut stretch, names.get(done..).unwrap_or_default(), runs) {
             done += along;
         }
-        self.close(&stretch, tier, applied);
+        let Stretch { run, from, to, .. } = stretch;
+        let (held, blocks) = (interval.attributes, usize::from(to - from));
+        if held.tiers() & bit == 0 {
+            applied.reject(RejectReason::UnknownBlock, blocks);
+            return done;
+        }
+        applied.removed += blocks as u64;
+        if held.tiers() == bit {
+            self.erase_uniform(run, from, to, held.form());
+        } else {
+            let from = Spot { run, offset: from };
+            self.set(from, to, held.with_tiers(held.tiers() & !bit));
+        }
         done
     }
 
@@ -191,25 +203,6 @@ impl HolderState {
         }
     }
 
-    /// Takes the blocks of a stretch from a tier.
-    fn close(&mut self, stretch: &Stretch, tier: Tier, applied: &mut Applied) {
-        let (held, bit) = (stretch.interval.attributes, tier_bit(tier));
-        let blocks = usize::from(stretch.to - stretch.from);
-        if held.tiers() & bit == 0 {
-            return applied.reject(RejectReason::UnknownBlock, blocks);
-        }
-        applied.removed += blocks as u64;
-        if held.tiers() == bit {
-            return self.erase_uniform(stretch.run, stretch.from, stretch.to, held.form());
-        }
-        let (run, offset) = (stretch.run, stretch.from);
-        self.set(
-            Spot { run, offset },
-            stretch.to,
-            held.with_tiers(held.tiers() & !bit),
-        );
-    }
-
     /// Notes removals that may mean blocks of events that wait.
     pub(super) fn note_unplaced(&mut self, removed: impl Iterator<Item = Unplaced>, work: &mut Work<'_>) {
         if self.parking.len() > 0 {
@@ -229,7 +222,7 @@ impl HolderState {
     }
 
     /// Removes blocks by lineage hashes, each under all its names.
-    pub(super) fn remove_keys(&mut self, keys: &[PositionalLineageHash], work: &mut Work<'_>) {
+    pub(super) fn remove_keys(&mut self, keys: &[Key], work: &mut Work<'_>) {
         for key in keys {
             let orphan = self.orphans.get(*key).map(|_| Found::Orphan(*key));
             let placed = self.find_keys(*key, &mut work.runs).into_iter();
@@ -243,15 +236,7 @@ impl HolderState {
             work.applied.count_removed(waits);
         }
         for found in found {
-            match found {
-                Found::Orphan(key) => {
-                    let was_held = self.orphans.withdraw(key, None, tier_bit(work.tier));
-                    work.applied.count_removed(was_held);
-                }
-                Found::Placed(spot) => {
-                    self.remove_along(spot, &[], work.tier, work.runs.view(), work.applied);
-                }
-            }
+            self.remove_along(found, &[], work.tier, work.runs.view(), work.applied);
         }
     }
 

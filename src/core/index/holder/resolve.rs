@@ -240,10 +240,8 @@ fn is_foreign_chain(
                 return true;
             }
             let seed = HashSeed::for_cache(lora_name.as_deref(), cache_salt.as_deref());
-            tokens
-                .rchunks_exact(size)
-                .next()
-                .map(|tokens| block_hash(tokens, seed))
+            let last = tokens.rchunks_exact(size).next();
+            last.map(|tokens| block_hash(tokens, seed))
         }
     };
     block.is_some_and(|block| next_sequence_hash(parent, block) != *last)

@@ -1,9 +1,9 @@
 //! Blocks that are known by their lineage hashes, one by one: each gets its place when its parent has one.
 
-use crate::hash::{Position, PositionalLineageHash, SequenceHash};
+use crate::hash::{Position, SequenceHash};
 
 use super::names::Found;
-use super::orphans::{Orphan, add_name};
+use super::orphans::{Key, Orphan};
 use super::part::{Attributes, Form, tier_bit};
 use super::{HolderState, RejectReason, Work};
 use crate::index::block::NewBlock;
@@ -58,16 +58,11 @@ impl HolderState {
         if self.blocks() >= work.blocks_max {
             return work.reject_full(1);
         }
-        let mut orphan = Orphan::new(sequence_hash);
-        match name {
-            Some(name) => drop(add_name(&mut orphan.names, name, tiers)),
-            None => orphan.nameless = tiers,
-        }
-        self.settle(key, orphan, work);
+        self.settle(key, Orphan::new(sequence_hash, name, tiers), work);
     }
 
-    /// Gives a new block its place, if its parent has one, and then those that waited for it.
-    fn settle(&mut self, key: PositionalLineageHash, orphan: Orphan, work: &mut Work<'_>) {
+    /// Gives a new block its place, if its parent has one.
+    fn settle(&mut self, key: Key, orphan: Orphan, work: &mut Work<'_>) {
         let parent = self.find_before(key, &work.runs);
         let has_place = parent.is_some() || key.position() == 0;
         if !has_place && !work.runs.store.has_room_aside() {
@@ -77,13 +72,11 @@ impl HolderState {
         if !has_place {
             return self.orphans.insert(key, orphan);
         }
-        if let Some(spot) = self.settle_after(parent, key, &orphan, work) {
-            self.adopt(spot, spot.offset + 1);
-        }
+        self.settle_after(parent, key, &orphan, work);
     }
 
     /// The place of the block before the one with this lineage hash, where the holder has it.
-    fn find_before(&self, key: PositionalLineageHash, runs: &RunWriter<'_>) -> Option<Spot> {
+    fn find_before(&self, key: Key, runs: &RunWriter<'_>) -> Option<Spot> {
         let (position, fragment) = (key.position(), key.parent_hash_fragment());
         runs.find_place(fragment, |spot| {
             let own = runs.position(spot);
@@ -94,41 +87,34 @@ impl HolderState {
         })
     }
 
-    fn settle_after(
-        &mut self,
-        parent: Option<Spot>,
-        key: PositionalLineageHash,
-        orphan: &Orphan,
-        work: &mut Work<'_>,
-    ) -> Option<Spot> {
+    /// Gives a block its place after `parent`, or at position 0.
+    fn settle_after(&mut self, parent: Option<Spot>, key: Key, orphan: &Orphan, work: &mut Work<'_>) {
         let fragment = SequenceHash(key.current_hash_fragment());
         let (known, position) = (orphan.sequence_hash(), Position::from(key).as_u32());
         let hashes = [known.unwrap_or(fragment)];
         let Some((spot, _)) = work.runs.put(parent, position, &hashes, known.is_some()) else {
-            work.reject_full(1);
-            return None;
+            return work.reject_full(1);
         };
         self.settle_at(spot, orphan, &mut work.runs);
-        Some(spot)
+        self.adopt(spot, spot.offset + 1);
     }
 
+    /// Makes a block that had no place the one at `spot`.
     fn settle_at(&mut self, spot: Spot, orphan: &Orphan, runs: &mut RunWriter<'_>) {
         self.touch(spot.run);
         // It can have no other name than in the orphan's list, and so be found by its hash.
         runs.place(spot.run, spot.offset + 1);
         let is_whole = orphan.sequence_hash().is_some();
-        if let Some(held) = self.attributes(spot) {
-            let is_nameless = held.form() == Form::Nameless;
-            let more = if is_nameless { orphan.nameless } else { 0 };
-            self.set(spot, spot.offset + 1, held.with_whole(is_whole).with_more(more));
-        } else {
-            let held = Attributes::new(orphan.nameless, Form::Nameless, is_whole);
-            let part = self.parts.or_default(spot.run);
-            part.set(spot.offset, spot.offset + 1, Some(held));
-            self.placed += 1;
-        }
+        let held = self.attributes(spot);
+        self.placed += usize::from(held.is_none());
+        let held = held.unwrap_or(Attributes::new(0, Form::Nameless, is_whole));
+        let is_nameless = held.form() == Form::Nameless;
+        let nameless = if is_nameless { orphan.nameless } else { 0 };
+        let part = self.parts.or_default(spot.run);
+        let held = held.with_whole(is_whole).with_more(nameless);
+        part.set(spot.offset, spot.offset + 1, Some(held));
         for alias in &orphan.names {
-            self.name_again(spot, alias.name, alias.tiers, runs);
+            self.name_again(spot, Some(alias.name), alias.tiers, runs);
         }
     }
 
@@ -163,15 +149,12 @@ impl HolderState {
             };
             let has_parent = self.attributes(parent).is_some();
             let (position, hash) = (work.runs.position(parent), work.runs.hash(parent));
-            let child = self.orphans.child_of(position, hash).filter(|_| has_parent);
-            let child = child.and_then(|key| Some((key, self.orphans.remove(key)?)));
-            let Some((key, orphan)) = child else {
+            let child = has_parent.then(|| self.orphans.take_child(position, hash));
+            let Some((key, orphan)) = child.flatten() else {
                 self.adopting.pop();
                 continue;
             };
-            if let Some(spot) = self.settle_after(Some(parent), key, &orphan, work) {
-                self.adopting.push(spot);
-            }
+            self.settle_after(Some(parent), key, &orphan, work);
         }
         true
     }

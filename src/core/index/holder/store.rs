@@ -7,6 +7,7 @@ use crate::hash::SequenceHash;
 use super::orphans::Alias;
 use super::part::{Attributes, Form, tier_bit};
 use super::resolve::new_blocks;
+use super::turn::TURN_BLOCKS;
 use super::{HolderState, RejectReason, Work};
 use crate::index::runs::{AHEAD, RunWriter, Spot, Wanted};
 
@@ -49,9 +50,6 @@ impl<'a> Sequence<'a> {
         }
     }
 }
-
-/// After so many blocks others have a turn.
-const TURN_BLOCKS: usize = 1024;
 
 impl HolderState {
     /// Stores as much of a sequence as is good for a turn, and makes it what is left of it. Says whether that is for another turn: then
@@ -364,14 +362,8 @@ impl HolderState {
             self.drop_name(other, name);
         }
         let Some(held) = self.attributes(at) else { return };
-        let (held, tiers) = (held.with_whole(is_whole), tier_bit(work.tier));
-        self.set(at, at.offset + 1, held);
-        let name = name.or_else(|| self.names_of(at, &work.runs).first().map(|alias| alias.name));
-        let Some(name) = name else {
-            self.set(at, at.offset + 1, held.with_more(tiers));
-            return work.applied.stored += 1;
-        };
-        match self.name_again(at, name, tiers, &mut work.runs) {
+        self.set(at, at.offset + 1, held.with_whole(is_whole));
+        match self.name_again(at, name, tier_bit(work.tier), &mut work.runs) {
             true => work.applied.stored += 1,
             false => work.reject_full(1),
         }

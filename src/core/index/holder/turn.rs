@@ -7,15 +7,16 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::hash::SequenceHash;
 use crate::index::block::NewBlock;
 use crate::index::directory::{HolderRecord, HolderSlot};
-use crate::index::runs::{GIVEN_BACK, RunId, RunStore, give_back};
+use crate::index::runs::{GIVEN_BACK, Run, RunId, RunStore, give_back};
 use crate::index::settings::{Hashing, IndexLimits, NamespaceSettings};
 use crate::wire::{BlockContent, DegradedReason, RemovedBlocks, StoredBlocks, Tier};
 
 use super::claims::Claims;
 use super::names::Found;
 use super::parking::{ParkedEvent, Unplaced, names_in};
+use super::part::tier_bit;
 use super::remove::leave_out_named;
-use super::resolve::{self, Resolved, ResolvedSequence, Unresolved};
+use super::resolve::{self, Resolved, Unresolved};
 use super::store::Sequence;
 use super::{Applied, Holder, HolderState, RejectReason, Work};
 
@@ -37,14 +38,23 @@ pub(in crate::index) struct Home<'a> {
 }
 
 /// After so many blocks others have a turn.
-const TURN_BLOCKS: usize = 1024;
+pub(super) const TURN_BLOCKS: usize = 1024;
 /// And after so many runs.
 const TURN_RUNS: usize = 16;
+/// Where all blocks go, after so many blocks or runs.
+const CLEARED_BLOCKS: usize = 4096;
+const CLEARED_RUNS: usize = 256;
 
 impl Holder {
     pub(in crate::index) fn new(record: Arc<HolderRecord>, slot: HolderSlot) -> Self {
-        let state = Mutex::new(HolderState::new(slot));
-        Self { record, state }
+        let state = HolderState {
+            slot,
+            ..HolderState::default()
+        };
+        Self {
+            record,
+            state: Mutex::new(state),
+        }
     }
 
     /// How many blocks are held, behind holes too.
@@ -61,22 +71,19 @@ impl Holder {
         uses_names: bool,
         change: impl FnOnce(&mut Turn<'_>),
     ) {
-        let mut state = self.state.lock();
-        state.uses_names |= uses_names;
-        let work = Work {
-            runs: home.runs.write(),
-            applied,
-            tier: Tier::DEVICE,
-            blocks_max: home.limits.blocks_per_holder_max,
-        };
-        let record = &self.record;
         let mut turn = Turn {
             home,
-            record,
-            state,
-            work,
+            record: &self.record,
+            state: self.state.lock(),
+            work: Work {
+                runs: home.runs.write(),
+                applied,
+                tier: Tier::DEVICE,
+                blocks_max: home.limits.blocks_per_holder_max,
+            },
             claims,
         };
+        turn.state.uses_names |= uses_names;
         turn.prepare();
         change(&mut turn);
         turn.state.publish(&mut turn.work.runs);
@@ -105,19 +112,33 @@ impl Holder {
     pub(in crate::index) fn clear(&self, runs: &RunStore) {
         let mut state = self.state.lock();
         let mut runs = runs.write();
+        let mut blocks = 0;
         for number in 0..state.parts.splits() {
             let held: Vec<RunId> = state.parts.keys_of(number).copied().collect();
-            let mut rest = held.as_slice();
-            while let Some((now, later)) = rest
-                .split_at_checked(state.turn_of(rest))
-                .filter(|(now, _)| !now.is_empty())
-            {
-                state.clear_runs(now, &mut runs);
-                runs.pause_for(|| MutexGuard::bump(&mut state));
-                rest = later;
+            for run in held {
+                let Some(part) = state.parts.get_mut(&run) else {
+                    continue;
+                };
+                blocks += usize::from(part.end());
+                part.set(0, part.end(), None);
+                state.touch(run);
+                if blocks >= CLEARED_BLOCKS || state.touched.len() >= CLEARED_RUNS {
+                    blocks = 0;
+                    state.publish(&mut runs);
+                    runs.pause_for(|| MutexGuard::bump(&mut state));
+                }
             }
         }
-        let rest = state.reset(&mut runs);
+        state.publish(&mut runs);
+        let fresh = HolderState {
+            slot: state.slot,
+            reshaped: state.reshaped + 1,
+            bytes: state.bytes,
+            aside: state.aside,
+            ..HolderState::default()
+        };
+        let rest = std::mem::replace(&mut *state, fresh);
+        state.account(&mut runs);
         drop(runs);
         self.publish_sizes(&state);
         drop(state);
@@ -128,9 +149,20 @@ impl Holder {
     /// The holder's slot and tier, and how often it has been reshaped, where it has every block with all that come before it, in one
     /// tier, by its sequence hash; none where it is not so, or it has nothing.
     pub(in crate::index) fn regular(&self, runs: &RunStore) -> Option<(HolderSlot, Tier, u64)> {
-        let state = self.state.lock();
-        let tier = state.regular_tier(&runs.write())?;
-        Some((state.slot, tier, state.reshaped))
+        let (state, runs) = (self.state.lock(), runs.write());
+        if state.orphans.len() > 0 {
+            return None;
+        }
+        let mut tiers = 0;
+        for (run, part) in state.parts.iter() {
+            let parent = runs.run(*run).and_then(Run::parent);
+            if !part.is_simple() || parent.is_some_and(|parent| state.attributes(parent).is_none()) {
+                return None;
+            }
+            tiers |= part.get(0)?.tiers();
+        }
+        let tier = Tier::new(u8::try_from(tiers.trailing_zeros()).ok()?)?;
+        (tier_bit(tier) == tiers).then_some((state.slot, tier, state.reshaped))
     }
 
     fn publish_sizes(&self, state: &HolderState) {
@@ -206,13 +238,9 @@ impl Turn<'_> {
     /// Takes the blocks that have no name from the holder.
     fn drop_nameless(&mut self) {
         let mut last = None;
-        loop {
-            let (dropped, next) = self.state.orphans.drop_nameless(last);
+        while let (dropped, next @ Some(_)) = self.state.orphans.drop_nameless(last) {
             self.work.reject_full(dropped);
             last = next;
-            if last.is_none() {
-                break;
-            }
             self.breathe();
         }
         for number in 0..self.state.parts.splits() {
@@ -239,20 +267,12 @@ impl Turn<'_> {
         let resolved = self.state.aside(stored.names.len(), runs, |_, _| {
             resolve::resolve(stored, settings, start)
         })?;
-        match &resolved {
-            Resolved::Keys(blocks) => {
-                let contradicted = self.claims.contradicted_by(blocks);
-                self.reject(RejectReason::AmbiguousParent, contradicted);
-            }
-            Resolved::Sequence(sequence) => {
-                let foreign = if sequence.is_foreign {
-                    sequence.hashes.len()
-                } else {
-                    0
-                };
-                self.reject(RejectReason::ForeignChain, foreign);
-                self.note_claims(sequence);
-            }
+        let ambiguous = self.claims.note(&resolved, self.home.limits.parking.blocks_max);
+        self.reject(RejectReason::AmbiguousParent, ambiguous);
+        if let Resolved::Sequence(sequence) = &resolved
+            && sequence.is_foreign
+        {
+            self.reject(RejectReason::ForeignChain, sequence.hashes.len());
         }
         Ok(resolved)
     }
@@ -278,34 +298,18 @@ impl Turn<'_> {
         }
     }
 
-    /// Notes a parent that is not held, and whether a block comes under the name that was noted as another's sequence hash.
-    fn note_claims(&mut self, sequence: &ResolvedSequence<'_>) {
-        let claims_max = self.home.limits.parking.blocks_max;
-        if let Some((parent, position)) = sequence.claim()
-            && !self.claims.add(parent, position, claims_max)
-        {
-            self.reject(RejectReason::AmbiguousParent, sequence.hashes.len());
-        }
-        if sequence.names.is_some() && !self.claims.is_empty() {
-            let contradicted = self.claims.contradicted_by(&sequence.blocks());
-            self.reject(RejectReason::AmbiguousParent, contradicted);
-        }
-    }
-
     /// The event as it may wait. What waits is bounded in blocks, so its content must not be more than the blocks need: where
     /// the engine's hashes are the keys it needs none.
     fn without_surplus_content(&self, mut stored: StoredBlocks) -> Option<StoredBlocks> {
         if self.home.settings.hashing == Hashing::Engine || stored.engine_hashes.is_some() {
             stored.content = None;
         }
-        match &stored.content {
-            Some(BlockContent::Tokens { tokens, .. }) => {
-                let block_size = self.home.settings.block_size.as_usize();
-                let expected = stored.names.len().saturating_mul(block_size);
-                (tokens.len() == expected).then_some(stored)
-            }
-            _ => Some(stored),
+        if let Some(BlockContent::Tokens { tokens, .. }) = &stored.content {
+            let block_size = self.home.settings.block_size.as_usize();
+            let expected = stored.names.len().saturating_mul(block_size);
+            return (tokens.len() == expected).then_some(stored);
         }
+        Some(stored)
     }
 
     /// Stores the blocks of an event; of one that has waited, without those that were removed meanwhile.
@@ -315,9 +319,8 @@ impl Turn<'_> {
             Resolved::Sequence(sequence) => sequence,
         };
         let kept = waited.map(|event| {
-            let parking = &self.state.parking;
             let blocks = sequence.blocks();
-            let kept = blocks.iter().map(|block| parking.keeps(event, block));
+            let kept = blocks.iter().map(|block| self.state.parking.keeps(event, block));
             kept.collect::<Vec<bool>>()
         });
         let kept = kept.filter(|kept| kept.contains(&false));
@@ -325,10 +328,7 @@ impl Turn<'_> {
             return self.store_placed(placed);
         }
         let mut blocks = sequence.blocks();
-        if let Some(kept) = kept {
-            let mut kept = kept.into_iter();
-            blocks.retain(|_| kept.next() == Some(true));
-        }
+        blocks.retain(|block| waited.is_none_or(|event| self.state.parking.keeps(event, block)));
         self.store_blocks(&blocks);
     }
 
