@@ -50,7 +50,7 @@ impl HolderWriter {
 
     /// How many blocks are held, behind holes too.
     pub fn blocks(&self) -> usize {
-        self.holder.blocks()
+        self.holder.state.lock().blocks()
     }
 
     /// Applies one event. `now_us` is any clock in microseconds that does not run backwards; it only times out

@@ -142,10 +142,8 @@ impl Group {
             Some(last) if last.offset < offset => self.names.len(),
             _ => self.names.partition_point(|further| further.offset < offset),
         };
-        let own = self.names[from..]
-            .iter()
-            .take_while(|further| further.offset == offset);
-        from..from + own.count()
+        let is_own = |further: &&Further| further.offset == offset;
+        from..from + self.names[from..].iter().take_while(is_own).count()
     }
 }
 

@@ -217,8 +217,7 @@ impl HolderState {
         self.is_cut = true;
         let before = self.placed;
         for victim in victims {
-            let end = self.parts.get(&victim.run).map_or(0, Part::end);
-            self.erase_all(victim.run, victim.cutoff, end);
+            self.erase(victim.run, victim.cutoff, u16::MAX, |_| true);
         }
         self.publish(runs);
         before - self.placed

@@ -177,7 +177,7 @@ impl HolderState {
             }
             Found::Placed(spot) => {
                 if self.withdraw_many(spot, Some(name), u8::MAX).is_none() {
-                    self.erase_all(spot.run, spot.offset, spot.offset + 1);
+                    self.erase(spot.run, spot.offset, spot.offset + 1, |_| true);
                 }
             }
         }
@@ -280,18 +280,17 @@ impl HolderState {
         Some(withdrawn != 0)
     }
 
-    /// Takes all names of the blocks from `from` to `to` out of their tables, and the blocks from the holder.
-    pub(super) fn erase_all(&mut self, run: RunId, from: u16, to: u16) {
+    /// Takes the blocks from `from` to `to`, of those forms for which it `is_it`, from the holder, and their names out of the tables.
+    pub(super) fn erase(&mut self, run: RunId, from: u16, to: u16, is_it: impl Fn(Form) -> bool) {
         let mut at = from;
         while at < to {
             let Some(part) = self.parts.get(&run) else { return };
-            let (end, held) = part.extent(at, to);
-            match held.map(Attributes::form) {
+            let (mut end, held) = part.extent(at, to);
+            match held.map(Attributes::form).filter(|form| is_it(*form)) {
                 None => {}
                 Some(Form::Many) => {
                     self.withdraw_many(Spot { run, offset: at }, None, u8::MAX);
-                    at += 1;
-                    continue;
+                    end = at + 1;
                 }
                 Some(form) => self.erase_uniform(run, at, end, form),
             }

@@ -143,10 +143,8 @@ impl Orphans {
     pub(super) fn with_hash(&self, hash: u64) -> impl Iterator<Item = Key> + '_ {
         let common = hash & COMMON_MASK;
         let first = Key::at(Position::ZERO, SequenceHash(0), SequenceHash(0));
-        let keys = self.by_hash.range((common, first)..);
-        let keys = keys
-            .take_while(move |(own, _)| *own == common)
-            .take(SAME_HASH_MAX);
+        let keys = self.by_hash.range((common, first)..).take(SAME_HASH_MAX);
+        let keys = keys.take_while(move |(own, _)| *own == common);
         let is_it = move |key: &Key| match self.blocks.get(key).map(Orphan::sequence_hash) {
             Some(Some(own)) => own.0 == hash,
             _ => is_fragment_of(*key, hash),

@@ -194,11 +194,8 @@ impl Part {
     /// Whether the block at `offset`, which has names of its own, has this one.
     #[inline]
     pub(super) fn has_name(&self, offset: u16, name: u64) -> bool {
-        self.name(offset) == name
-            || self
-                .copies
-                .as_ref()
-                .is_some_and(|copies| copies.has(offset, name))
+        let copies = self.copies.as_ref();
+        self.name(offset) == name || copies.is_some_and(|copies| copies.has(offset, name))
     }
 
     /// The names of a block that has its own, oldest first; `tiers` are those of the block.

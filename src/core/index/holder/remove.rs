@@ -239,16 +239,4 @@ impl HolderState {
             self.remove_along(found, &[], work.tier, work.runs.view(), work.applied);
         }
     }
-
-    /// Takes the blocks of a run that have no name from the holder; says how many.
-    pub(super) fn drop_nameless_of(&mut self, run: RunId) -> usize {
-        let before = self.placed;
-        let intervals = self.parts.get(&run).map_or(&[][..], |part| part.intervals());
-        let nameless = |interval: &&Interval| interval.attributes.form() == Form::Nameless;
-        let stretches: Vec<Interval> = intervals.iter().filter(nameless).copied().collect();
-        for interval in stretches {
-            self.erase_uniform(run, interval.from, interval.to, Form::Nameless);
-        }
-        before - self.placed
-    }
 }

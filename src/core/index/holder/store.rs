@@ -109,6 +109,7 @@ impl HolderState {
             work.runs.place(at.run, end);
         }
         while at.offset < end {
+            // One by one, where some are left out.
             let kept = sequence.kept.map(|kept| kept.first() == Some(&true));
             let most = if kept.is_some() { at.offset + 1 } else { end };
             let (to, held) = self.parts.or_default(at.run).extent(at.offset, most);

@@ -14,7 +14,7 @@ use crate::wire::{BlockContent, DegradedReason, RemovedBlocks, StoredBlocks, Tie
 use super::claims::Claims;
 use super::names::Found;
 use super::parking::{ParkedEvent, Unplaced, names_in};
-use super::part::tier_bit;
+use super::part::{Form, tier_bit};
 use super::remove::leave_out_named;
 use super::resolve::{self, Resolved, Unresolved};
 use super::store::Sequence;
@@ -55,11 +55,6 @@ impl Holder {
             record,
             state: Mutex::new(state),
         }
-    }
-
-    /// How many blocks are held, behind holes too.
-    pub(in crate::index) fn blocks(&self) -> usize {
-        self.state.lock().blocks()
     }
 
     /// Makes one step.
@@ -246,8 +241,11 @@ impl Turn<'_> {
         for number in 0..self.state.parts.splits() {
             let held: Vec<RunId> = self.state.parts.keys_of(number).copied().collect();
             for runs in held.chunks(TURN_RUNS) {
-                let dropped = runs.iter().map(|run| self.state.drop_nameless_of(*run)).sum();
-                self.work.reject_full(dropped);
+                let before = self.state.placed;
+                for run in runs {
+                    self.state.erase(*run, 0, u16::MAX, |form| form == Form::Nameless);
+                }
+                self.work.reject_full(before - self.state.placed);
                 self.breathe();
             }
         }
