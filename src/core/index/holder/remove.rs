@@ -11,37 +11,7 @@ use super::orphans::Key;
 use super::parking::Unplaced;
 use super::part::{Form, Interval, tier_bit};
 use super::{Applied, HolderState, RejectReason, Work};
-use crate::index::runs::{AHEAD, RunId, RunView, Spot};
-
-/// Neighbours that have been named and are removed together, all in one interval.
-struct Stretch {
-    run: RunId,
-    from: u16,
-    to: u16,
-    interval: Interval,
-}
-
-impl Stretch {
-    /// Takes those neighbours in that have these names, one after the other in either direction; says how many. `after` and `before` are
-    /// what the blocks on its two sides are called.
-    fn take_in(
-        &mut self,
-        names: &[SequenceHash],
-        after: impl Iterator<Item = u64>,
-        before: impl DoubleEndedIterator<Item = u64>,
-    ) -> usize {
-        let is_same = |(own, name): &(u64, &SequenceHash)| *own == name.0;
-        let forward = after.zip(names).take_while(is_same).count();
-        self.to += u16::try_from(forward).unwrap_or(0);
-        if forward > 0 {
-            // A name has one place: at most one of the two goes on.
-            return forward;
-        }
-        let backward = before.rev().zip(names).take_while(is_same).count();
-        self.from -= u16::try_from(backward).unwrap_or(0);
-        backward
-    }
-}
+use crate::index::runs::{AHEAD, RunView, Spot};
 
 /// A hash in a removed event that is no name, and whether an event that waits has a block of that name.
 pub(super) type Other = (u64, bool);
@@ -65,6 +35,24 @@ pub(super) fn leave_out_named(others: &mut Vec<Other>, names: &[SequenceHash]) -
     let before = others.len();
     others.retain(|(hash, _)| left.get(hash) == Some(&0));
     before - others.len()
+}
+
+/// From where to where those blocks go that have these names, one after the other in either direction from the block at `offset`, which
+/// is one of them. `after` and `before` are what the blocks on its two sides are called.
+fn along(
+    offset: u16,
+    names: &[SequenceHash],
+    after: impl Iterator<Item = u64>,
+    before: impl DoubleEndedIterator<Item = u64>,
+) -> (u16, u16) {
+    let is_same = |(own, name): &(u64, &SequenceHash)| *own == name.0;
+    let forward = after.zip(names).take_while(is_same).count();
+    if forward > 0 {
+        // A name has one place: at most one of the two goes on.
+        return (offset, offset + 1 + u16::try_from(forward).unwrap_or(0));
+    }
+    let backward = before.rev().zip(names).take_while(is_same).count();
+    (offset - u16::try_from(backward).unwrap_or(0), offset + 1)
 }
 
 impl HolderState {
@@ -152,55 +140,40 @@ impl HolderState {
             applied.count_removed(was_held);
             return 1;
         }
-        let part = self.parts.get(&spot.run);
-        let Some(interval) = part.and_then(|part| part.interval_at(spot.offset)) else {
+        let others = names.get(1..).unwrap_or_default();
+        let Some(stretch) = self.stretch_at(spot, others, runs) else {
             return 1;
         };
-        let mut stretch = Stretch {
-            run: spot.run,
-            from: spot.offset,
-            to: spot.offset + 1,
-            interval,
-        };
-        let mut done = 1;
-        while let along @ 1.. = self.follow(&mut stretch, names.get(done..).unwrap_or_default(), runs) {
-            done += along;
-        }
-        let Stretch { run, from, to, .. } = stretch;
-        let (held, blocks) = (interval.attributes, usize::from(to - from));
+        let (from, to, held) = (stretch.from, stretch.to, stretch.attributes);
+        let blocks = usize::from(to - from);
         if held.tiers() & bit == 0 {
             applied.reject(RejectReason::UnknownBlock, blocks);
-            return done;
+            return blocks;
         }
         applied.removed += blocks as u64;
         if held.tiers() == bit {
-            self.erase_uniform(run, from, to, held.form());
+            self.erase_uniform(spot.run, from, to, held.form());
         } else {
-            let from = Spot { run, offset: from };
+            let from = Spot { offset: from, ..spot };
             self.set(from, to, held.with_tiers(held.tiers() & !bit));
         }
-        done
+        blocks
     }
 
-    /// Takes those neighbours of a stretch in that have these names, one after the other in either direction; says how many.
-    fn follow(&self, stretch: &mut Stretch, names: &[SequenceHash], runs: RunView<'_>) -> usize {
-        let Stretch {
-            run,
-            from,
-            to,
-            interval,
-        } = *stretch;
-        match (interval.attributes.form(), self.parts.get(&run)) {
-            (Form::Hash, _) => {
-                let after = runs.hashes(run, to, interval.to);
-                stretch.take_in(names, after, runs.hashes(run, interval.from, from))
+    /// A block that is held under one name or none, and those of its neighbours that are held alike and have these names.
+    fn stretch_at(&self, spot: Spot, names: &[SequenceHash], runs: RunView<'_>) -> Option<Interval> {
+        let part = self.parts.get(&spot.run)?;
+        let Interval { from, to, attributes } = part.interval_at(spot.offset)?;
+        let (run, at, next) = (spot.run, spot.offset, spot.offset + 1);
+        let (from, to) = match attributes.form() {
+            Form::Hash => along(at, names, runs.hashes(run, next, to), runs.hashes(run, from, at)),
+            Form::Own => {
+                let (after, before) = (part.names(next, to), part.names(from, at));
+                along(at, names, after.iter().copied(), before.iter().copied())
             }
-            (Form::Own, Some(part)) => {
-                let after = part.names(to, interval.to).iter().copied();
-                stretch.take_in(names, after, part.names(interval.from, from).iter().copied())
-            }
-            _ => 0,
-        }
+            Form::Nameless | Form::Many => (at, next),
+        };
+        Some(Interval { from, to, attributes })
     }
 
     /// Notes removals that may mean blocks of events that wait.

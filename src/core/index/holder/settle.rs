@@ -36,8 +36,8 @@ impl HolderState {
         }
         // Of two sequence hashes that one lineage hash stands for, the later stays, as long as nobody knows their places.
         let known = self.orphans.get(key).and_then(Orphan::sequence_hash);
-        let mut hashes = known.into_iter().zip(sequence_hash);
-        if own.is_none() && hashes.any(|(known, hash)| known != hash) {
+        let is_other = known.is_some() && sequence_hash.is_some() && known != sequence_hash;
+        if own.is_none() && is_other {
             has_moved = true;
             self.orphans.remove(key);
         }
