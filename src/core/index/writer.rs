@@ -50,7 +50,7 @@ impl HolderWriter {
 
     /// How many blocks are held, behind holes too.
     pub fn blocks(&self) -> usize {
-        self.holder.blocks()
+        self.holder.state.lock().blocks()
     }
 
     /// Applies one event. `now_us` is any clock in microseconds that does not run backwards; it only times out
@@ -87,7 +87,7 @@ impl HolderWriter {
         &mut self,
         applied: &mut Applied,
         uses_names: bool,
-        change: impl FnOnce(&mut Turn<'_, '_>),
+        change: impl FnOnce(&mut Turn<'_>),
     ) {
         let (home, claims) = (self.shared.home(), &mut self.claims);
         self.holder.change(home, claims, applied, uses_names, change);

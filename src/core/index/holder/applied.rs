@@ -84,6 +84,14 @@ impl Applied {
         self.rejected[reason as usize]
     }
 
+    /// Counts a block to be removed, that `was_held` in the tier.
+    pub(super) fn count_removed(&mut self, was_held: bool) {
+        match was_held {
+            true => self.removed += 1,
+            false => self.reject(RejectReason::UnknownBlock, 1),
+        }
+    }
+
     pub(crate) fn reject(&mut self, reason: RejectReason, blocks: usize) {
         self.rejected[reason as usize] += blocks as u64;
     }

@@ -7,6 +7,8 @@ use std::collections::HashMap;
 
 use crate::index::block::{NewBlock, is_fragment_of};
 
+use super::resolve::Resolved;
+
 /// The absent parents of one holder.
 #[derive(Debug, Default)]
 pub(crate) struct Claims {
@@ -21,31 +23,37 @@ impl Claims {
         self.parents.is_empty()
     }
 
-    /// Notes that `parent` was given as the sequence hash of an absent block at `position`; false where there are too many.
-    pub(crate) fn add(&mut self, parent: u64, position: u64, claims_max: usize) -> bool {
-        if self.is_paused {
-            return true;
+    /// Notes the absent parent of an event's blocks, `claims_max` in all. Says how many blocks may stand behind another one than the engine
+    /// means: those whose parent cannot be noted, and those of a name that was noted as another's sequence hash.
+    pub(super) fn note(&mut self, resolved: &Resolved<'_>, claims_max: usize) -> usize {
+        let sequence = match resolved {
+            Resolved::Keys(blocks) => return self.contradicted_by(blocks),
+            Resolved::Sequence(sequence) => sequence,
+        };
+        let mut ambiguous = 0;
+        if let Some((parent, position)) = sequence.claim().filter(|_| !self.is_paused) {
+            if self.parents.len() < claims_max || self.parents.contains_key(&parent) {
+                self.parents.insert(parent, position);
+            } else {
+                ambiguous = sequence.hashes.len();
+            }
         }
-        let has_room = self.parents.len() < claims_max || self.parents.contains_key(&parent);
-        if has_room {
-            self.parents.insert(parent, position);
+        if sequence.names.is_some() && !self.is_empty() {
+            ambiguous += self.contradicted_by(&sequence.blocks());
         }
-        has_room
+        ambiguous
     }
 
     /// How many of these blocks have a name that was given as the sequence hash of another block in their place. Each counts once.
-    pub(crate) fn contradicted_by(&mut self, blocks: &[NewBlock]) -> usize {
-        let mut contradicted = 0;
-        for block in blocks {
-            let Some(name) = block.name.filter(|_| !self.parents.is_empty()) else {
-                continue;
-            };
-            let is_there = self.parents.get(&name) == Some(&block.key.position());
-            if is_there && !is_fragment_of(block.key, name) {
-                self.parents.remove(&name);
-                contradicted += 1;
-            }
+    fn contradicted_by(&mut self, blocks: &[NewBlock]) -> usize {
+        if self.is_empty() {
+            return 0;
         }
-        contradicted
+        let is_contradicted = |block: &&NewBlock| {
+            let Some(name) = block.name else { return false };
+            let is_there = self.parents.get(&name) == Some(&block.key.position());
+            is_there && !is_fragment_of(block.key, name) && self.parents.remove(&name).is_some()
+        };
+        blocks.iter().filter(is_contradicted).count()
     }
 }

@@ -32,7 +32,7 @@ struct Group {
 /// A name after the first one of a block, without padding.
 #[derive(Debug, Clone, Copy)]
 struct Further {
-    name: [u32; 2],
+    name: [u8; 8],
     offset: u16,
     tiers: u8,
     /// The tiers under the first name.
@@ -40,10 +40,9 @@ struct Further {
 }
 
 impl Further {
-    #[allow(clippy::cast_possible_truncation, reason = "halves are meant")]
     fn new(offset: u16, alias: Alias, first: u8) -> Self {
         Self {
-            name: [alias.name as u32, (alias.name >> 32) as u32],
+            name: alias.name.to_ne_bytes(),
             offset,
             tiers: alias.tiers,
             first,
@@ -52,7 +51,7 @@ impl Further {
 
     fn alias(&self) -> Alias {
         Alias {
-            name: u64::from(self.name[0]) | u64::from(self.name[1]) << 32,
+            name: u64::from_ne_bytes(self.name),
             tiers: self.tiers,
         }
     }
@@ -73,11 +72,10 @@ impl Copies {
     }
 
     fn of(&self, offset: u16) -> &[Further] {
-        let group = self
-            .index_of(offset / GROUP)
-            .ok()
-            .map(|index| &self.groups[index]);
-        group.map_or(&[], |group| &group.names[group.range(offset)])
+        match self.index_of(offset / GROUP) {
+            Ok(index) => &self.groups[index].names[self.groups[index].range(offset)],
+            Err(_) => &[],
+        }
     }
 
     /// Whether one of a block's further names is this one.
@@ -144,10 +142,8 @@ impl Group {
             Some(last) if last.offset < offset => self.names.len(),
             _ => self.names.partition_point(|further| further.offset < offset),
         };
-        let own = self.names[from..]
-            .iter()
-            .take_while(|further| further.offset == offset);
-        from..from + own.count()
+        let is_own = |further: &&Further| further.offset == offset;
+        from..from + self.names[from..].iter().take_while(is_own).count()
     }
 }
 

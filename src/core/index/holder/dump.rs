@@ -2,14 +2,14 @@
 
 use std::ops::Range;
 
-use crate::hash::{Position, PositionalLineageHash, SequenceHash};
+use crate::hash::{Position, SequenceHash};
 use crate::index::block::current_mask;
 use crate::index::runs::{Run, RunId, RunWriter, Spot};
 use crate::index::settings::Hashing;
 use crate::wire::{BlockNames, Event, StoredBlocks, Tier};
 
 use super::names::Found;
-use super::orphans::{Alias, Orphan};
+use super::orphans::{Key, Orphan};
 use super::part::{Form, Interval};
 use super::{Holder, HolderState, Home};
 
@@ -67,7 +67,6 @@ impl HolderState {
             return Vec::new();
         };
         let (from, form) = (offsets.start, held.form());
-        let spots = (from..end).map(|offset| Spot { run, offset });
         let first = Spot { run, offset: from };
         // A nameless block can only be stored by its lineage hash.
         let blocks = if held.is_whole() && form != Form::Nameless {
@@ -77,24 +76,25 @@ impl HolderState {
                 hashes: runs.hashes(run, from, end).map(SequenceHash).collect(),
             }
         } else {
-            BlockNames::Lineage(spots.map(|spot| runs.key(spot)).collect())
+            let keys = (from..end).map(|offset| runs.key(Spot { run, offset }));
+            BlockNames::Lineage(keys.collect())
         };
-        let own = |names| stored(blocks.clone(), names);
-        match form {
-            Form::Nameless => each_tier(held.tiers(), &own(None)),
-            // Where hashes are recomputed, what comes without names would have to come with its content.
+        let tiers = held.tiers();
+        let named: Vec<(u8, Option<Vec<u64>>)> = match form {
+            Form::Nameless => vec![(tiers, None)],
             Form::Hash => {
+                // Where hashes are recomputed, what comes without names would have to come with its content.
                 let names = || runs.hashes(run, from, end).collect();
-                each_tier(held.tiers(), &own((hashing == Hashing::Recompute).then(names)))
+                vec![(tiers, (hashing == Hashing::Recompute).then(names))]
             }
-            Form::Own => each_tier(held.tiers(), &own(Some(part.names(from, end).to_vec()))),
+            Form::Own => vec![(tiers, Some(part.names(from, end).to_vec()))],
             Form::Many => {
                 let names = self.names_of(first, runs).into_iter();
-                names
-                    .flat_map(|alias| each_tier(alias.tiers, &own(Some(vec![alias.name]))))
-                    .collect()
+                names.map(|alias| (alias.tiers, Some(vec![alias.name]))).collect()
             }
-        }
+        };
+        let events = |(tiers, names)| each_tier(tiers, &blocks, names);
+        named.into_iter().flat_map(events).collect()
     }
 
     /// What the events call the block before others: a block that the holder has came before, so its name finds it. Of another one the hash
@@ -105,22 +105,20 @@ impl HolderState {
     }
 }
 
-fn stored(names: BlockNames, engine_hashes: Option<Vec<u64>>) -> StoredBlocks {
-    StoredBlocks {
-        names,
+/// Events that store blocks under these names in each of some tiers.
+fn each_tier(tiers: u8, names: &BlockNames, engine_hashes: Option<Vec<u64>>) -> Vec<(Tier, Event)> {
+    let stored = StoredBlocks {
+        names: names.clone(),
         content: None,
         engine_hashes,
-    }
-}
-
-fn each_tier(tiers: u8, stored: &StoredBlocks) -> Vec<(Tier, Event)> {
+    };
     let is_in = |tier: &Tier| tiers >> tier.as_u8() & 1 == 1;
     let tiers = (0..Tier::COUNT).filter_map(Tier::new).filter(is_in);
     tiers.map(|tier| (tier, Event::Stored(stored.clone()))).collect()
 }
 
 /// A hash with the parent's fragment that names the parent or nothing: by another name, the events would mean another parent.
-fn absent_parent(orphan: PositionalLineageHash, state: &HolderState, runs: &RunWriter<'_>) -> SequenceHash {
+fn absent_parent(orphan: Key, state: &HolderState, runs: &RunWriter<'_>) -> SequenceHash {
     let fragment = orphan.parent_hash_fragment();
     let before = Position::from(orphan).as_u32().checked_sub(1);
     let above = before.map_or(0, |before| current_mask(before).count_ones());
@@ -136,25 +134,16 @@ fn absent_parent(orphan: PositionalLineageHash, state: &HolderState, runs: &RunW
     SequenceHash(free.unwrap_or(fragment))
 }
 
-fn orphan_events(
-    key: PositionalLineageHash,
-    orphan: &Orphan,
-    state: &HolderState,
-    runs: &RunWriter<'_>,
-) -> Vec<(Tier, Event)> {
-    let by_key = || BlockNames::Lineage(vec![key]);
-    if orphan.names.is_empty() {
-        return each_tier(orphan.nameless, &stored(by_key(), None));
-    }
-    let parent = absent_parent(key, state, runs);
-    let by_hash = |hash| BlockNames::Sequence {
-        parent: Some(parent),
-        position: Position::new(key.position()).ok(),
-        hashes: vec![hash],
+fn orphan_events(key: Key, orphan: &Orphan, state: &HolderState, runs: &RunWriter<'_>) -> Vec<(Tier, Event)> {
+    let names = match orphan.sequence_hash() {
+        Some(hash) if !orphan.names.is_empty() => BlockNames::Sequence {
+            parent: Some(absent_parent(key, state, runs)),
+            position: Position::new(key.position()).ok(),
+            hashes: vec![hash],
+        },
+        _ => BlockNames::Lineage(vec![key]),
     };
-    let event = |alias: &Alias| {
-        let names = orphan.sequence_hash().map_or_else(by_key, by_hash);
-        each_tier(alias.tiers, &stored(names, Some(vec![alias.name])))
-    };
-    orphan.names.iter().flat_map(event).collect()
+    let aliases = orphan.names.iter();
+    let named = aliases.flat_map(|alias| each_tier(alias.tiers, &names, Some(vec![alias.name])));
+    named.chain(each_tier(orphan.nameless, &names, None)).collect()
 }

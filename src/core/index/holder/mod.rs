@@ -56,20 +56,23 @@ pub(crate) struct Holder {
     pub(super) state: Mutex<HolderState>,
 }
 
-/// What became of a block to be removed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Outcome {
-    /// It is gone.
-    Gone,
-    /// Another tier or name still holds it.
-    Remains,
-    /// It was not there, or not in that tier.
-    Unknown,
+/// What applying events to a holder works with.
+struct Work<'a> {
+    runs: RunWriter<'a>,
+    /// What has been done so far.
+    applied: &'a mut Applied,
+    /// Where the blocks of the event are.
+    tier: Tier,
+    /// Most blocks of the holder.
+    blocks_max: usize,
 }
 
-/// Where all blocks go, others have a turn after so many blocks or runs.
-const CLEARED_BLOCKS: usize = 4096;
-const CLEARED_RUNS: usize = 256;
+impl Work<'_> {
+    /// Notes that there is no room for so many blocks.
+    fn reject_full(&mut self, blocks: usize) {
+        self.applied.reject(RejectReason::Capacity, blocks);
+    }
+}
 
 /// Work on so many blocks is worth letting others have turns meanwhile.
 const ASIDE_BLOCKS: usize = if cfg!(test) { 2 } else { 64 };
@@ -113,13 +116,6 @@ pub(crate) struct HolderState {
 }
 
 impl HolderState {
-    fn new(slot: HolderSlot) -> Self {
-        Self {
-            slot,
-            ..Self::default()
-        }
-    }
-
     /// How many blocks are held, behind holes too.
     pub(super) fn blocks(&self) -> usize {
         self.placed + self.orphans.len()
@@ -135,11 +131,11 @@ impl HolderState {
         }
     }
 
-    /// Changes what there is at a place.
-    fn set(&mut self, spot: Spot, attributes: Option<Attributes>) {
-        if let Some(part) = self.parts.get_mut(&spot.run) {
-            part.set(spot.offset, spot.offset + 1, attributes);
-            self.touch(spot.run);
+    /// Changes what there is from a place on, up to `end`.
+    fn set(&mut self, from: Spot, end: u16, attributes: Attributes) {
+        if let Some(part) = self.parts.get_mut(&from.run) {
+            part.set(from.offset, end, Some(attributes));
+            self.touch(from.run);
         }
     }
 
@@ -198,79 +194,22 @@ impl HolderState {
                 self.tiers = tiers;
             }
             part.hint = runs.set_entry(*run, self.slot, part.entry(self.slot), part.hint);
-            if part.is_empty() {
+            if part.end() == 0 {
                 self.parts.remove(run);
             }
         }
-    }
-
-    /// The one tier of all blocks, where the holder has every block with all that come before it, by its sequence hash.
-    fn regular_tier(&self, runs: &RunWriter<'_>) -> Option<Tier> {
-        if self.orphans.len() > 0 {
-            return None;
-        }
-        let mut tiers = 0;
-        for (run, part) in self.parts.iter() {
-            let parent = runs.run(*run).and_then(super::runs::Run::parent);
-            if !part.is_simple() || parent.is_some_and(|parent| self.attributes(parent).is_none()) {
-                return None;
-            }
-            tiers |= part.get(0)?.tiers();
-        }
-        let is_one = tiers.is_power_of_two();
-        is_one
-            .then(|| Tier::new(u8::try_from(tiers.trailing_zeros()).ok()?))
-            .flatten()
     }
 
     fn account(&mut self, runs: &mut RunWriter<'_>) {
         // First names are in parts, roughly as many as the map has.
         let names = (self.own.len() - self.further) * size_of::<u64>() + self.copies_bytes;
         let placed = self.own.bytes() + (self.parts.bytes() + names) as u64;
-        let placed = i64::try_from(placed).unwrap_or(i64::MAX);
-        let aside = self.orphans.bytes() + self.parking.bytes();
-        let aside = i64::try_from(aside).unwrap_or(i64::MAX);
+        let aside = (self.orphans.bytes() + self.parking.bytes()) as u64;
+        let (bytes, aside) = ((placed + aside).cast_signed(), aside.cast_signed());
         let change = &mut runs.state_mut().change;
-        change.bytes += placed.saturating_add(aside) - self.bytes;
+        change.bytes += bytes - self.bytes;
         change.aside += aside - self.aside;
-        (self.bytes, self.aside) = (placed.saturating_add(aside), aside);
-    }
-
-    /// Of how many of these runs a turn may remove all blocks; at least of one.
-    fn turn_of(&self, runs: &[RunId]) -> usize {
-        let mut blocks = 0;
-        let fits = |run: &&RunId| {
-            let is_less = blocks < CLEARED_BLOCKS;
-            blocks += usize::from(self.parts.get(run).map_or(0, Part::end));
-            is_less
-        };
-        runs.iter().take(CLEARED_RUNS).take_while(fits).count()
-    }
-
-    /// Removes all blocks of some runs. Only before [`Self::reset`].
-    fn clear_runs(&mut self, held: &[RunId], runs: &mut RunWriter<'_>) {
-        runs.step(held, |runs| {
-            for run in held {
-                if let Some(part) = self.parts.remove(run) {
-                    runs.set_entry(*run, self.slot, super::runs::Entry::default(), part.hint);
-                }
-            }
-        });
-        for run in held {
-            runs.trim(*run);
-        }
-    }
-
-    /// Forgets everything but the slot. There are no blocks left among the runs. Gives back what is to be dropped where nobody waits.
-    fn reset(&mut self, runs: &mut RunWriter<'_>) -> Self {
-        let change = &mut runs.state_mut().change;
-        change.bytes -= self.bytes;
-        change.aside -= self.aside;
-        let fresh = Self {
-            reshaped: self.reshaped + 1,
-            ..Self::new(self.slot)
-        };
-        std::mem::replace(self, fresh)
+        (self.bytes, self.aside) = (bytes, aside);
     }
 
     /// Forgets the blocks that are to be forgotten; says how many of its own those were.
@@ -278,14 +217,9 @@ impl HolderState {
         self.is_cut = true;
         let before = self.placed;
         for victim in victims {
-            let end = self.parts.get(&victim.run).map_or(0, Part::end);
-            self.erase_all(victim.run, victim.cutoff, end);
+            self.erase(victim.run, victim.cutoff, u16::MAX, |_| true);
         }
         self.publish(runs);
         before - self.placed
     }
-}
-
-fn reject_full(applied: &mut Applied, blocks: usize) {
-    applied.reject(RejectReason::Capacity, blocks);
 }

@@ -3,21 +3,30 @@
 //! A name is in exactly one of three tables, by the form of its block: `Hash` in the places of the runs, `Own` and `Many` in the holder's
 //! map, and that of a block without a place among the orphans.
 
-use crate::hash::{PositionalLineageHash, SequenceHash};
+use crate::hash::SequenceHash;
 
+use super::HolderState;
 use super::copies::Aliases;
-use super::orphans::{Alias, Orphan, add_name, withdraw_from};
+use super::orphans::{Alias, Key, Orphan, add_name, withdraw_from};
 use super::part::{Attributes, Form};
-use super::resolve::Resident;
-use super::{HolderState, Outcome};
-use crate::index::runs::{RunId, RunWriter, Spot, is_same_at};
+use super::resolve::Start;
+use crate::index::runs::{AHEAD, RunId, RunWriter, Spot, is_same_at};
 use smallvec::SmallVec;
 
 /// A block that a holder has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Found {
     Placed(Spot),
-    Orphan(PositionalLineageHash),
+    Orphan(Key),
+}
+
+impl Found {
+    fn key(self, runs: &RunWriter<'_>) -> Key {
+        match self {
+            Self::Placed(spot) => runs.key(spot),
+            Self::Orphan(key) => key,
+        }
+    }
 }
 
 impl HolderState {
@@ -33,11 +42,8 @@ impl HolderState {
             return Some(spot);
         }
         runs.find_place(name, |spot| {
-            let is_named = runs.hash(spot) == name
-                && self
-                    .attributes(spot)
-                    .is_some_and(|held| held.form() == Form::Hash);
-            is_named.then_some(spot)
+            let held = self.attributes(spot).filter(|_| runs.hash(spot) == name)?;
+            (held.form() == Form::Hash).then_some(spot)
         })
     }
 
@@ -51,20 +57,34 @@ impl HolderState {
         })
     }
 
-    /// The places of all blocks with this lineage hash: of one, if it is a chain's. Makes blocks be found that way first.
-    pub(super) fn find_keys(
+    /// The places of all blocks with this lineage hash: of one, if it is a chain's.
+    pub(super) fn find_keys(&mut self, key: Key, runs: &mut RunWriter<'_>) -> SmallVec<[Spot; 2]> {
+        self.find_keyed(key.current_hash_fragment(), runs, |spot, _, runs| {
+            runs.key(spot) == key
+        })
+    }
+
+    /// All blocks with this sequence hash. Where hashes are a chain, there is one at most.
+    pub(super) fn find_hash(&mut self, hash: u64, runs: &mut RunWriter<'_>) -> SmallVec<[Found; 2]> {
+        let placed = self.find_keyed(hash, runs, |spot, held, runs| {
+            let own = runs.hash(spot);
+            own == hash || !held.is_whole() && is_same_at(runs.position(spot), own, hash)
+        });
+        let orphans = self.orphans.with_hash(hash).map(Found::Orphan);
+        placed.into_iter().map(Found::Placed).chain(orphans).collect()
+    }
+
+    /// The places of those blocks, of all with these bits of a hash, for which it `is_it`. Makes blocks be found that way first.
+    fn find_keyed(
         &mut self,
-        key: PositionalLineageHash,
+        hash: u64,
         runs: &mut RunWriter<'_>,
+        is_it: impl Fn(Spot, Attributes, &RunWriter<'_>) -> bool,
     ) -> SmallVec<[Spot; 2]> {
         self.make_keyed(runs);
         let mut found = SmallVec::new();
-        let (position, current) = (key.position(), key.current_hash_fragment());
-        runs.find_place(current, |spot| {
-            let is_it = u64::from(runs.position(spot)) == position
-                && runs.key(spot) == key
-                && self.attributes(spot).is_some();
-            if is_it {
+        runs.find_place(hash, |spot| {
+            if self.attributes(spot).is_some_and(|held| is_it(spot, held, runs)) {
                 found.push(spot);
             }
             None::<()>
@@ -72,67 +92,44 @@ impl HolderState {
         found
     }
 
-    /// All blocks with this sequence hash. Where hashes are a chain, there is one at most.
-    pub(super) fn find_hash(
-        &mut self,
-        hash: u64,
-        runs: &mut RunWriter<'_>,
-    ) -> SmallVec<[(PositionalLineageHash, Found); 2]> {
-        self.make_keyed(runs);
-        let mut found = SmallVec::new();
-        runs.find_place(hash, |spot| {
-            let is_it = self.attributes(spot).is_some_and(|held| {
-                let own = runs.hash(spot);
-                own == hash || !held.is_whole() && is_same_at(runs.position(spot), own, hash)
-            });
-            if is_it {
-                found.push((runs.key(spot), Found::Placed(spot)));
-            }
-            None::<()>
-        });
-        let orphans = self.orphans.with_hash(hash);
-        found.extend(orphans.map(|key| (key, Found::Orphan(key))));
-        found
-    }
-
-    /// The block that an event names as a parent: the engine's name for it, or else its sequence hash. `position` is that of the child,
-    /// where the event has one. Where hashes are no chain, blocks of that name can stand elsewhere.
+    /// Where the children begin of the block that an event names as a parent, by the engine's name for it, or else by its sequence hash.
+    /// `position` is that of the first child, where the event has one. Where hashes are no chain, blocks of that name can stand elsewhere.
     pub(super) fn find_parent(
         &mut self,
         name: u64,
         position: Option<u64>,
         runs: &mut RunWriter<'_>,
-    ) -> Option<Resident> {
+    ) -> Option<Start> {
         let precedes =
-            |key: PositionalLineageHash| position.is_none_or(|position| position == key.position() + 1);
-        let named = self.find_name(name, runs).map(|found| self.resident(found, runs));
-        if let Some(named) = named.filter(|named| precedes(named.key)) {
-            return Some(named);
+            |(key, _): &(Key, Found)| position.is_none_or(|position| position == key.position() + 1);
+        let named = self.find_name(name, runs).map(|found| (found.key(runs), found));
+        if let Some((key, found)) = named.filter(precedes) {
+            return Some(self.start_after(key, found, None, runs));
         }
         let hashed = self.find_hash(name, runs).into_iter();
-        let (_, first) = hashed
-            .filter(|(key, _)| precedes(*key))
-            .min_by_key(|(key, _)| *key)?;
-        let resident = self.resident(first, runs);
-        Some(Resident {
-            // Of a block that was stored by its lineage hash, the event says the rest.
-            sequence_hash: resident.sequence_hash.or(Some(SequenceHash(name))),
-            ..resident
-        })
+        let hashed = hashed.map(|found| (found.key(runs), found)).filter(precedes);
+        let (key, first) = hashed.min_by_key(|(key, _)| *key)?;
+        // Of a block that was stored by its lineage hash, the event says the rest.
+        Some(self.start_after(key, first, Some(SequenceHash(name)), runs))
     }
 
-    fn resident(&self, found: Found, runs: &RunWriter<'_>) -> Resident {
-        match found {
-            Found::Placed(spot) => Resident {
-                key: runs.key(spot),
-                sequence_hash: self.sequence_hash(spot, runs),
-                spot: Some(spot),
-            },
-            Found::Orphan(key) => Resident {
-                key,
-                sequence_hash: self.orphans.get(key).and_then(Orphan::sequence_hash),
-                spot: None,
-            },
+    /// Where the children of a block begin; `hash` is its whole sequence hash, unless another one is known.
+    fn start_after(&self, key: Key, found: Found, hash: Option<SequenceHash>, runs: &RunWriter<'_>) -> Start {
+        let (spot, known) = match found {
+            Found::Placed(spot) => {
+                let is_whole = self.attributes(spot).is_some_and(Attributes::is_whole);
+                (Some(spot), is_whole.then(|| SequenceHash(runs.hash(spot))))
+            }
+            Found::Orphan(key) => (None, self.orphans.get(key).and_then(Orphan::sequence_hash)),
+        };
+        let known = known.or(hash);
+        // The fragment is all that a lineage hash needs of its parent, so it can stand in for the whole.
+        let fragment = SequenceHash(key.current_hash_fragment());
+        Start {
+            position: key.position() + 1,
+            parent: Some(known.unwrap_or(fragment)),
+            parent_is_known: known.is_some(),
+            spot,
         }
     }
 
@@ -141,8 +138,7 @@ impl HolderState {
             self.is_keyed = true;
             // What is not published would be cut off while others have turns.
             self.publish(runs);
-            let held: Vec<RunId> = self.parts.iter().map(|(run, _)| *run).collect();
-            let mut held = held.into_iter();
+            let mut held = self.parts.iter().map(|(run, _)| *run);
             runs.place_each(|_| held.next());
         }
     }
@@ -181,52 +177,58 @@ impl HolderState {
             }
             Found::Placed(spot) => {
                 if self.withdraw_many(spot, Some(name), u8::MAX).is_none() {
-                    self.erase_all(spot.run, spot.offset, spot.offset + 1);
+                    self.erase(spot.run, spot.offset, spot.offset + 1, |_| true);
                 }
             }
         }
     }
 
-    /// Gives a block that has a place a further name, or a tier more under one that it has; false where it has too many.
-    pub(super) fn name_again(&mut self, spot: Spot, name: u64, tiers: u8, runs: &mut RunWriter<'_>) -> bool {
+    /// Gives a block that has a place a further name, or a tier more under one that it has: the first, if none is given. False where it has
+    /// too many.
+    pub(super) fn name_again(
+        &mut self,
+        spot: Spot,
+        name: Option<u64>,
+        tiers: u8,
+        runs: &mut RunWriter<'_>,
+    ) -> bool {
         let Some(held) = self.attributes(spot) else {
             return false;
         };
-        let mut names = self.names_of(spot, runs);
+        let (mut names, end) = (self.names_of(spot, runs), spot.offset + 1);
+        let Some(name) = name.or_else(|| names.first().map(|alias| alias.name)) else {
+            self.set(spot, end, held.with_more(tiers));
+            return true;
+        };
         if names.is_empty() {
             // The first name takes over what was stored without one.
             let form = self.form_of(spot, name, held.is_whole(), runs);
-            let tiers = tiers | held.tiers();
-            self.set(spot, Some(held.with_form(form).with_tiers(tiers)));
+            let held = held.with_form(form).with_more(tiers);
+            self.set(spot, end, held);
             if form == Form::Own {
                 self.own.insert(name, spot);
+                let tiers = held.tiers();
                 self.set_names(spot, &[Alias { name, tiers }]);
             }
             return true;
         }
-        let before = names.len();
-        let is_taken = add_name(&mut names, name, tiers);
-        if names.len() > before {
-            self.own.insert(name, spot);
-            self.further += 1;
+        let (before, mut form) = (names.len(), held.form());
+        if !add_name(&mut names, name, tiers) {
+            return false;
         }
-        let mut form = held.form();
-        if names.len() > 1 {
+        if names.len() > before {
             if form == Form::Hash {
                 self.own.insert(names[0].name, spot);
             }
+            self.own.insert(name, spot);
+            self.further += 1;
             form = Form::Many;
         }
-        let tiers = if is_taken {
-            held.tiers() | tiers
-        } else {
-            held.tiers()
-        };
-        self.set(spot, Some(held.with_form(form).with_tiers(tiers)));
+        self.set(spot, end, held.with_form(form).with_more(tiers));
         if form == Form::Many {
             self.set_names(spot, &names);
         }
-        is_taken
+        true
     }
 
     /// Writes the names of a block into its part.
@@ -240,19 +242,17 @@ impl HolderState {
 
     /// In what form a block at `spot` can keep its one name.
     pub(super) fn form_of(&self, spot: Spot, name: u64, is_whole: bool, runs: &mut RunWriter<'_>) -> Form {
-        if !is_whole || runs.hash(spot) != name {
-            return Form::Own;
+        if is_whole && runs.hash(spot) == name {
+            runs.place(spot.run, spot.offset + 1);
+            if runs.is_placed(spot) {
+                return Form::Hash;
+            }
         }
-        runs.place(spot.run, spot.offset + 1);
-        if runs.is_placed(spot) {
-            Form::Hash
-        } else {
-            Form::Own
-        }
+        Form::Own
     }
 
-    /// Takes tiers from one name, or from all names, of a block that has several; none where it has not.
-    pub(super) fn withdraw_many(&mut self, spot: Spot, name: Option<u64>, tiers: u8) -> Option<Outcome> {
+    /// Takes tiers from one name, or from all names, of a block that has several; says whether they held it. None where it has not.
+    pub(super) fn withdraw_many(&mut self, spot: Spot, name: Option<u64>, tiers: u8) -> Option<bool> {
         if self.further == 0 {
             return None;
         }
@@ -276,28 +276,21 @@ impl HolderState {
             part.set(spot.offset, spot.offset + 1, next);
             self.touch(spot.run);
         }
-        Some(match (next, withdrawn) {
-            (None, _) => {
-                self.placed -= 1;
-                Outcome::Gone
-            }
-            (_, 0) => Outcome::Unknown,
-            _ => Outcome::Remains,
-        })
+        self.placed -= usize::from(next.is_none());
+        Some(withdrawn != 0)
     }
 
-    /// Takes all names of the blocks from `from` to `to` out of their tables, and the blocks from the holder.
-    pub(super) fn erase_all(&mut self, run: RunId, from: u16, to: u16) {
+    /// Takes the blocks from `from` to `to`, of those forms for which it `is_it`, from the holder, and their names out of the tables.
+    pub(super) fn erase(&mut self, run: RunId, from: u16, to: u16, is_it: impl Fn(Form) -> bool) {
         let mut at = from;
         while at < to {
             let Some(part) = self.parts.get(&run) else { return };
-            let (end, held) = part.extent(at, to);
-            match held.map(Attributes::form) {
+            let (mut end, held) = part.extent(at, to);
+            match held.map(Attributes::form).filter(|form| is_it(*form)) {
                 None => {}
                 Some(Form::Many) => {
                     self.withdraw_many(Spot { run, offset: at }, None, u8::MAX);
-                    at += 1;
-                    continue;
+                    end = at + 1;
                 }
                 Some(form) => self.erase_uniform(run, at, end, form),
             }
@@ -312,10 +305,9 @@ impl HolderState {
         };
         if form == Form::Own {
             let names = part.names(from, to);
-            let ahead = crate::index::runs::AHEAD;
-            names.iter().take(ahead).for_each(|name| self.own.prefetch(*name));
+            names.iter().take(AHEAD).for_each(|name| self.own.prefetch(*name));
             for (index, (name, offset)) in names.iter().zip(from..).enumerate() {
-                if let Some(next) = names.get(index + ahead) {
+                if let Some(next) = names.get(index + AHEAD) {
                     self.own.prefetch(*next);
                 }
                 self.own.remove(*name, Spot { run, offset });
@@ -341,11 +333,5 @@ impl HolderState {
                 tiers: held.tiers(),
             }]),
         }
-    }
-
-    /// The whole sequence hash of a block that has a place, where the holder knows it.
-    pub(super) fn sequence_hash(&self, spot: Spot, runs: &RunWriter<'_>) -> Option<SequenceHash> {
-        let held = self.attributes(spot)?;
-        held.is_whole().then(|| SequenceHash(runs.hash(spot)))
     }
 }

@@ -5,13 +5,12 @@ use std::ops::Bound;
 
 use smallvec::SmallVec;
 
-use super::Outcome;
 use crate::hash::{Position, PositionalLineageHash, SequenceHash};
 use crate::index::block::{COMMON_MASK, is_fragment_of};
 use crate::index::split_map::SplitMap;
 
-/// In the order of lineage hashes, by position, parent and own hash, those that wait for one block stand together.
-type Key = PositionalLineageHash;
+/// What a block is found by. In the order of these, by position, parent and own hash, those that wait for one block stand together.
+pub(super) type Key = PositionalLineageHash;
 
 /// How many are looked at in one go where those without a name go.
 const DROPPED_MAX: usize = 4096;
@@ -82,12 +81,13 @@ pub(super) struct Orphan {
 }
 
 impl Orphan {
-    pub(super) fn new(sequence_hash: Option<SequenceHash>) -> Self {
+    /// A block in some tiers, under this name if it has one.
+    pub(super) fn new(sequence_hash: Option<SequenceHash>, name: Option<u64>, tiers: u8) -> Self {
         Self {
             hash: sequence_hash.unwrap_or(SequenceHash(0)),
             is_whole: sequence_hash.is_some(),
-            nameless: 0,
-            names: Names::new(),
+            nameless: if name.is_none() { tiers } else { 0 },
+            names: name.into_iter().map(|name| Alias { name, tiers }).collect(),
         }
     }
 
@@ -102,22 +102,8 @@ impl Orphan {
     }
 }
 
-#[allow(clippy::cast_possible_truncation, reason = "halves are meant")]
-fn halves(key: Key) -> [u64; 2] {
-    [(key.as_u128() >> 64) as u64, key.as_u128() as u64]
-}
-
-fn whole([high, low]: &[u64; 2]) -> Option<Key> {
-    Key::from_u128(u128::from(*high) << 64 | u128::from(*low)).ok()
-}
-
 fn hash_of(key: Key) -> (u64, Key) {
     (key.current_hash_fragment() & COMMON_MASK, key)
-}
-
-/// Before all others.
-fn first_key() -> Key {
-    Key::at(Position::ZERO, SequenceHash(0), SequenceHash(0))
 }
 
 /// The blocks of a holder that have no place.
@@ -127,8 +113,8 @@ pub(super) struct Orphans {
     /// By the bits of the sequence hash that every position keeps.
     /// Not those of which the hash is a name.
     by_hash: BTreeSet<(u64, Key)>,
-    /// Keys as halves, which take no room between them.
-    by_name: SplitMap<u64, [u64; 2]>,
+    /// Keys as bytes, which take no room between them.
+    by_name: SplitMap<u64, [u8; 16]>,
 }
 
 impl Orphans {
@@ -145,7 +131,8 @@ impl Orphans {
     }
 
     pub(super) fn find_name(&self, name: u64) -> Option<Key> {
-        self.by_name.get(&name).and_then(whole)
+        let bytes = self.by_name.get(&name)?;
+        Key::from_u128(u128::from_ne_bytes(*bytes)).ok()
     }
 
     pub(super) fn get(&self, key: Key) -> Option<&Orphan> {
@@ -155,10 +142,9 @@ impl Orphans {
     /// The blocks with this sequence hash.
     pub(super) fn with_hash(&self, hash: u64) -> impl Iterator<Item = Key> + '_ {
         let common = hash & COMMON_MASK;
-        let keys = self.by_hash.range((common, first_key())..);
-        let keys = keys
-            .take_while(move |(own, _)| *own == common)
-            .take(SAME_HASH_MAX);
+        let first = Key::at(Position::ZERO, SequenceHash(0), SequenceHash(0));
+        let keys = self.by_hash.range((common, first)..).take(SAME_HASH_MAX);
+        let keys = keys.take_while(move |(own, _)| *own == common);
         let is_it = move |key: &Key| match self.blocks.get(key).map(Orphan::sequence_hash) {
             Some(Some(own)) => own.0 == hash,
             _ => is_fragment_of(*key, hash),
@@ -177,7 +163,7 @@ impl Orphans {
     /// Adds a block that is not there. Its parent has a place.
     pub(super) fn insert(&mut self, key: Key, orphan: Orphan) {
         for alias in &orphan.names {
-            self.by_name.insert(alias.name, halves(key));
+            self.by_name.insert(alias.name, key.as_u128().to_ne_bytes());
         }
         if !orphan.is_named_by_hash() {
             self.by_hash.insert(hash_of(key));
@@ -208,7 +194,7 @@ impl Orphans {
                 if !add_name(&mut orphan.names, name, tiers) {
                     return false;
                 }
-                self.by_name.insert(name, halves(key));
+                self.by_name.insert(name, key.as_u128().to_ne_bytes());
             }
         }
         true
@@ -224,18 +210,18 @@ impl Orphans {
         Some(orphan)
     }
 
-    /// A block that waits for the one at `position` with this fragment.
-    pub(super) fn child_of(&self, position: u32, fragment: u64) -> Option<Key> {
+    /// Takes out a block that waits for the one at `position` with this fragment.
+    pub(super) fn take_child(&mut self, position: u32, fragment: u64) -> Option<(Key, Orphan)> {
         let position = Position::new(u64::from(position) + 1).ok()?;
         let key = |current| Key::at(position, SequenceHash(fragment), SequenceHash(current));
-        let (key, _) = self.blocks.range(key(0)..=key(u64::MAX)).next()?;
-        Some(*key)
+        let key = *self.blocks.range(key(0)..=key(u64::MAX)).next()?.0;
+        Some((key, self.remove(key)?))
     }
 
-    /// Takes tiers from a block: under one name, or under all. A block that nothing holds any more is gone.
-    pub(super) fn withdraw(&mut self, key: Key, name: Option<u64>, tiers: u8) -> Outcome {
+    /// Takes tiers from a block: under one name, or under all; says whether they held it. A block that nothing holds any more is gone.
+    pub(super) fn withdraw(&mut self, key: Key, name: Option<u64>, tiers: u8) -> bool {
         let Some(orphan) = self.blocks.get_mut(&key) else {
-            return Outcome::Unknown;
+            return false;
         };
         let mut withdrawn = withdraw_from(&mut orphan.names, name, tiers, |name| {
             self.by_name.remove(&name);
@@ -247,15 +233,10 @@ impl Orphans {
         if !orphan.is_named_by_hash() {
             self.by_hash.insert(hash_of(key));
         }
-        let is_gone = orphan.names.is_empty() && orphan.nameless == 0;
-        if is_gone {
+        if orphan.names.is_empty() && orphan.nameless == 0 {
             self.remove(key);
         }
-        match (withdrawn, is_gone) {
-            (0, _) => Outcome::Unknown,
-            (_, true) => Outcome::Gone,
-            _ => Outcome::Remains,
-        }
+        withdrawn != 0
     }
 
     /// Takes out those that have no name, of some that come after `before`; says how many, and which was the last of these, if any.

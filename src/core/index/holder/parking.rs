@@ -17,7 +17,7 @@ pub(crate) struct ParkedEvent {
     pub(crate) stored: StoredBlocks,
     pub(crate) tier: Tier,
     /// What the engine calls the blocks of this event that have not been removed while it waited.
-    pub(crate) remaining: HashSet<u64>,
+    remaining: HashSet<u64>,
     deadline_us: u64,
     stamp: u64,
 }
@@ -33,12 +33,8 @@ impl ParkedEvent {
             Some(BlockContent::BlockHashes(hashes)) => hashes.capacity() * 8,
             Some(BlockContent::Tokens { tokens, .. }) => tokens.capacity() * 4,
         };
-        let own = self
-            .stored
-            .engine_hashes
-            .as_ref()
-            .map_or(0, |names| names.capacity() * 8);
-        names + content + own + self.remaining.capacity() * (size_of::<u64>() + 1) / 7 * 8
+        let own = self.stored.engine_hashes.as_ref().map_or(0, Vec::capacity);
+        names + content + own * 8 + self.remaining.capacity() * (size_of::<u64>() + 1) / 7 * 8
     }
 }
 
@@ -67,7 +63,6 @@ pub(crate) enum Unplaced {
 #[derive(Debug, Default)]
 pub(crate) struct Parking {
     events: Vec<ParkedEvent>,
-    blocks: usize,
     /// Counts the events that had to wait.
     stamp: u64,
     /// What was removed while some event waited, and how many events had had to wait when it last was.
@@ -89,10 +84,7 @@ impl Parking {
     pub(crate) fn settle(&mut self) {
         let keeps_room = self.events.capacity() > 0 || self.unplaced.capacity() > 0;
         if self.events.is_empty() && keeps_room {
-            *self = Self {
-                stamp: self.stamp,
-                ..Self::default()
-            };
+            (self.events, self.unplaced) = Default::default();
         }
     }
 
@@ -110,15 +102,15 @@ impl Parking {
         now_us: u64,
         limits: ParkingLimits,
     ) -> usize {
-        let mut dropped = 0;
-        if limits.events_max == 0 || stored.names.len() > limits.blocks_max {
-            return stored.names.len();
+        let blocks = stored.names.len();
+        if limits.events_max == 0 || blocks > limits.blocks_max {
+            return blocks;
         }
         self.stamp += 1;
-        while self.events.len() >= limits.events_max || self.blocks + stored.names.len() > limits.blocks_max {
-            dropped += self.take(0).stored.names.len();
+        let (waiting, mut dropped) = (self.blocks(), 0);
+        while self.events.len() >= limits.events_max || waiting - dropped + blocks > limits.blocks_max {
+            dropped += self.events.remove(0).stored.names.len();
         }
-        self.blocks += stored.names.len();
         let deadline_us = now_us.saturating_add(limits.wait_us_max);
         let remaining = names_in(&stored).into_iter().collect();
         self.events.push(ParkedEvent {
@@ -132,29 +124,23 @@ impl Parking {
         dropped
     }
 
-    fn take(&mut self, index: usize) -> ParkedEvent {
-        let event = self.events.remove(index);
-        self.blocks -= event.stored.names.len();
-        event
+    /// How many blocks wait.
+    fn blocks(&self) -> usize {
+        self.events.iter().map(|event| event.stored.names.len()).sum()
     }
 
     /// The oldest event whose parent `is_known` now.
     pub(crate) fn take_ready(&mut self, mut is_known: impl FnMut(u64) -> bool) -> Option<ParkedEvent> {
         let index = self.events.iter().position(|event| is_known(event.parent))?;
-        Some(self.take(index))
+        Some(self.events.remove(index))
     }
 
     /// Drops what has waited too long; says how many blocks that were.
     pub(crate) fn expire(&mut self, now_us: u64) -> usize {
-        let mut dropped = 0;
-        while self
-            .events
-            .first()
-            .is_some_and(|event| event.deadline_us <= now_us)
-        {
-            dropped += self.take(0).stored.names.len();
-        }
-        dropped
+        let is_due = |event: &&ParkedEvent| event.deadline_us <= now_us;
+        let due = self.events.iter().take_while(is_due).count();
+        let dropped = self.events.drain(..due);
+        dropped.map(|event| event.stored.names.len()).sum()
     }
 
     /// Notes that a block which is not held was removed: it must not come with an event that waits. Says how many blocks had to be dropped
@@ -171,19 +157,21 @@ impl Parking {
         if self.unplaced.len() <= UNPLACED_MAX / 2 {
             return 0;
         }
-        let dropped = self.blocks;
-        (self.events, self.blocks, self.unplaced) = (Vec::new(), 0, HashMap::new());
+        let dropped = self.blocks();
+        (self.events, self.unplaced) = Default::default();
         dropped
     }
 
-    /// Whether a block of an event that has waited was removed meanwhile.
-    pub(crate) fn is_gone(&self, event: &ParkedEvent, block: &NewBlock) -> bool {
+    /// Whether a block of an event that has waited was not removed meanwhile.
+    pub(super) fn keeps(&self, event: &ParkedEvent, block: &NewBlock) -> bool {
         let is_removed = |removed| {
             let stamp = self.unplaced.get(&(event.tier, removed));
             stamp.is_some_and(|stamp| *stamp >= event.stamp)
         };
         let hash = block.sequence_hash.map(|hash| Unplaced::Hash(hash.as_u64()));
-        is_removed(Unplaced::Key(block.key)) || hash.is_some_and(is_removed)
+        block.name.is_some_and(|name| event.remaining.contains(&name))
+            && !is_removed(Unplaced::Key(block.key))
+            && !hash.is_some_and(is_removed)
     }
 
     /// Notes that the block called `name` was removed; says whether an event that waits has it.

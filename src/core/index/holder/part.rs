@@ -60,6 +60,10 @@ impl Attributes {
         Self(self.0 & !0xff | u16::from(tiers))
     }
 
+    pub(super) fn with_more(self, tiers: u8) -> Self {
+        Self(self.0 | u16::from(tiers))
+    }
+
     pub(super) fn with_whole(self, is_whole: bool) -> Self {
         Self::new(self.tiers(), self.form(), self.is_whole() || is_whole)
     }
@@ -97,29 +101,24 @@ pub(super) struct Part {
     pub(super) hint: u32,
 }
 
-fn push<const N: usize>(intervals: &mut SmallVec<[Interval; N]>, next: Interval)
+/// Adds an interval at the end, which may become one with the last; nothing where it is empty.
+fn push<A>(intervals: &mut SmallVec<A>, from: u16, to: u16, attributes: Attributes)
 where
-    [Interval; N]: smallvec::Array<Item = Interval>,
+    A: smallvec::Array<Item = Interval>,
 {
-    if next.from >= next.to {
-        return;
-    }
     match intervals.last_mut() {
-        Some(last) if last.to == next.from && last.attributes == next.attributes => last.to = next.to,
-        _ => intervals.push(next),
+        _ if from >= to => {}
+        Some(last) if last.to == from && last.attributes == attributes => last.to = to,
+        _ => intervals.push(Interval { from, to, attributes }),
     }
 }
 
 impl Part {
-    pub(super) fn is_empty(&self) -> bool {
-        self.intervals.is_empty()
-    }
-
     pub(super) fn intervals(&self) -> &[Interval] {
         &self.intervals
     }
 
-    /// One more than the offset of the last block.
+    /// One more than the offset of the last block; 0 where there is none.
     pub(super) fn end(&self) -> u16 {
         self.intervals.last().map_or(0, |last| last.to)
     }
@@ -156,10 +155,9 @@ impl Part {
         if from >= to {
             return;
         }
-        let own = attributes.map(|attributes| Interval { from, to, attributes });
         if from >= self.end() {
-            if let Some(own) = own {
-                push(&mut self.intervals, own);
+            if let Some(own) = attributes {
+                push(&mut self.intervals, from, to, own);
             }
             return;
         }
@@ -168,45 +166,22 @@ impl Part {
         let high = (self.index_of(to) + 1).min(self.intervals.len());
         let mut pieces: SmallVec<[Interval; 6]> = SmallVec::new();
         let window = &self.intervals[low..high];
-        for interval in window {
-            push(
-                &mut pieces,
-                Interval {
-                    to: interval.to.min(from),
-                    ..*interval
-                },
-            );
+        for old in window {
+            push(&mut pieces, old.from, old.to.min(from), old.attributes);
         }
-        if let Some(own) = own {
-            push(&mut pieces, own);
+        if let Some(own) = attributes {
+            push(&mut pieces, from, to, own);
         }
-        for interval in window {
-            push(
-                &mut pieces,
-                Interval {
-                    from: interval.from.max(to),
-                    ..*interval
-                },
-            );
+        for old in window {
+            push(&mut pieces, old.from.max(to), old.to, old.attributes);
         }
         // Both ends of the window stay what they are, so nothing beyond it can become one with them.
-        let (old, new) = (window.len(), pieces.len());
-        let both = old.min(new);
-        self.intervals[low..low + both].copy_from_slice(&pieces[..both]);
-        if new > old {
-            self.intervals.insert_from_slice(low + both, &pieces[both..]);
-        } else {
-            self.intervals.drain(low + both..low + old);
-        }
-        let end = self.end();
-        if end == 0 {
-            self.names = Vec::new();
-        } else if usize::from(end) < usize::from(self.names_from) + self.names.len() {
-            self.names
-                .truncate(usize::from(end.saturating_sub(self.names_from)));
-            if self.names.capacity() > 256 && self.names.len() < self.names.capacity() / 3 {
-                self.names.shrink_to(self.names.len() * 3 / 2);
-            }
+        self.intervals.drain(low..high);
+        self.intervals.insert_from_slice(low, &pieces);
+        let kept = usize::from(self.end().saturating_sub(self.names_from));
+        self.names.truncate(kept);
+        if self.names.capacity() > 256 && self.names.len() < self.names.capacity() / 3 {
+            self.names.shrink_to(self.names.len() * 3 / 2);
         }
     }
 
@@ -219,11 +194,8 @@ impl Part {
     /// Whether the block at `offset`, which has names of its own, has this one.
     #[inline]
     pub(super) fn has_name(&self, offset: u16, name: u64) -> bool {
-        self.name(offset) == name
-            || self
-                .copies
-                .as_ref()
-                .is_some_and(|copies| copies.has(offset, name))
+        let copies = self.copies.as_ref();
+        self.name(offset) == name || copies.is_some_and(|copies| copies.has(offset, name))
     }
 
     /// The names of a block that has its own, oldest first; `tiers` are those of the block.
@@ -293,24 +265,18 @@ impl Part {
             grown.extend_from_slice(&self.names);
             self.names = grown;
         }
-        if first >= self.names.len() {
-            self.names.resize(first, 0);
-            self.names.extend_from_slice(names);
-            return;
-        }
-        if self.names.len() < end {
-            self.names.resize(end, 0);
-        }
-        self.names[first..end].copy_from_slice(names);
+        self.names.resize(self.names.len().max(first), 0);
+        let (known, new) = names.split_at(names.len().min(self.names.len() - first));
+        self.names[first..first + known.len()].copy_from_slice(known);
+        self.names.extend_from_slice(new);
     }
 
     /// Whether it is nothing but leading blocks, all in one tier and by their hashes; or nothing at all.
     pub(super) fn is_simple(&self) -> bool {
         match self.intervals.as_slice() {
             [] => true,
-            [one] => {
-                let held = one.attributes;
-                one.from == 0 && held.form() == Form::Hash && held.tiers().is_power_of_two()
+            [one] if one.from == 0 => {
+                one.attributes.form() == Form::Hash && one.attributes.tiers().is_power_of_two()
             }
             _ => false,
         }
@@ -333,11 +299,8 @@ impl Part {
         if self.intervals.is_empty() {
             return Entry::default();
         }
-        Entry::new(
-            slot,
-            [0b1, 0b11, u8::MAX].map(|tiers| self.reach(tiers)),
-            self.end(),
-        )
+        let reaches = [0b1, 0b11, u8::MAX].map(|tiers| self.reach(tiers));
+        Entry::new(slot, reaches, self.end())
     }
 }
 

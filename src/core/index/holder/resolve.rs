@@ -9,21 +9,11 @@ use crate::hash::{
 use crate::wire::{BlockContent, BlockNames, StoredBlocks};
 
 use crate::index::block::NewBlock;
-use crate::index::runs::Spot;
+use crate::index::runs::{RunWriter, Spot};
 use crate::index::settings::{Hashing, NamespaceSettings};
 
-use super::RejectReason;
 use super::store::Sequence;
-
-/// The parent of an event's blocks, where the holder has it.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Resident {
-    pub(super) key: PositionalLineageHash,
-    /// The whole sequence hash, where it is known.
-    pub(super) sequence_hash: Option<SequenceHash>,
-    /// Where it is, if it has a place.
-    pub(super) spot: Option<Spot>,
-}
+use super::{HolderState, RejectReason};
 
 /// Why the blocks of an event have no place yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,13 +47,13 @@ pub(super) struct ResolvedSequence<'e> {
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Start {
     /// Position of the first block.
-    position: u64,
+    pub(super) position: u64,
     /// Sequence hash of the block before it, or the fragment of it that is known.
-    parent: Option<SequenceHash>,
+    pub(super) parent: Option<SequenceHash>,
     /// Whether `parent` is the whole sequence hash in the index's own chain.
-    parent_is_known: bool,
+    pub(super) parent_is_known: bool,
     /// Where the parent is, if it has a place.
-    spot: Option<Spot>,
+    pub(super) spot: Option<Spot>,
 }
 
 impl ResolvedSequence<'_> {
@@ -75,92 +65,86 @@ impl ResolvedSequence<'_> {
         self.names.as_ref().map(|_| (parent.as_u64(), position))
     }
 
-    /// As blocks that have places; none where the block before the first has none.
-    pub(super) fn placed(&self) -> Option<Sequence<'_>> {
-        if self.start.position > 0 && self.start.spot.is_none() {
-            return None;
-        }
-        Some(Sequence {
+    /// As blocks that have places, of which some are `kept`; none where the block before the first has none.
+    pub(super) fn placed<'a>(&'a self, kept: Option<&'a [bool]>) -> Option<Sequence<'a>> {
+        (self.start.position == 0 || self.start.spot.is_some()).then(|| Sequence {
             parent: self.start.spot,
             // `resolve` has checked it.
             position: u32::try_from(self.start.position).unwrap_or(u32::MAX),
             hashes: &self.hashes,
             names: self.names.as_deref(),
+            kept,
         })
     }
 
     /// The blocks one by one.
     pub(super) fn blocks(&self) -> Vec<NewBlock> {
-        let keys = lineage_hashes_from(self.start.position, self.start.parent, &self.hashes);
-        let block = |(index, (key, hash)): (usize, (Result<_, _>, &SequenceHash))| {
-            Some(NewBlock {
-                // None is out of range: `resolve` has looked at the last.
-                key: key.ok()?,
-                sequence_hash: Some(*hash),
-                name: match &self.names {
-                    Some(names) => Some(*names.get(index)?),
-                    None => Some(hash.as_u64()),
-                },
-            })
-        };
-        let blocks = keys.zip(self.hashes.iter()).enumerate();
-        blocks.filter_map(block).collect()
+        let Start { position, parent, .. } = self.start;
+        new_blocks(position, parent, &self.hashes, self.names.as_deref())
     }
 }
 
-/// Where the blocks of an event begin, if they are given one after the other. `find_parent` gives the block that an event names as a parent,
-/// if the holder has it; it gets the position of the first child, where the event has one.
-pub(super) fn start_of(
-    stored: &StoredBlocks,
-    find_parent: impl FnOnce(u64, Option<u64>) -> Option<Resident>,
-) -> Result<Option<Start>, Unresolved> {
-    let BlockNames::Sequence {
-        parent,
-        position,
-        hashes,
-    } = &stored.names
-    else {
-        return Ok(None);
+/// Blocks one by one, of which the first is at `position` after `parent`. Leaves out those whose position is out of range.
+pub(super) fn new_blocks(
+    position: u64,
+    parent: Option<SequenceHash>,
+    hashes: &[SequenceHash],
+    names: Option<&[u64]>,
+) -> Vec<NewBlock> {
+    let keys = lineage_hashes_from(position, parent, hashes);
+    let block = |(index, (key, hash)): (usize, (Result<_, _>, &SequenceHash))| {
+        let name = match names {
+            Some(names) => *names.get(index)?,
+            None => hash.0,
+        };
+        Some(NewBlock {
+            key: key.ok()?,
+            sequence_hash: Some(*hash),
+            name: Some(name),
+        })
     };
-    let Some(parent) = parent.filter(|_| !hashes.is_empty()) else {
-        return Ok((!hashes.is_empty()).then(Start::default));
-    };
-    let position = position.map(|position| position.as_u64());
-    match (find_parent(parent.as_u64(), position), position) {
-        (Some(block), _) => {
-            // The fragment is all that a lineage hash needs of its parent, so it can stand in for the whole.
-            let fragment = SequenceHash::from(block.key.current_hash_fragment());
-            Ok(Some(Start {
-                position: block.key.position() + 1,
-                parent: Some(block.sequence_hash.unwrap_or(fragment)),
-                parent_is_known: block.sequence_hash.is_some(),
-                spot: block.spot,
-            }))
-        }
-        (None, Some(position)) => Ok(Some(Start {
+    keys.zip(hashes).enumerate().filter_map(block).collect()
+}
+
+impl HolderState {
+    /// Where the blocks of an event begin, if they are given one after the other.
+    pub(super) fn start_of(
+        &mut self,
+        stored: &StoredBlocks,
+        runs: &mut RunWriter<'_>,
+    ) -> Result<Start, Unresolved> {
+        let (parent, position) = match &stored.names {
+            BlockNames::Sequence {
+                parent: Some(parent),
+                position,
+                hashes,
+            } if !hashes.is_empty() => (*parent, position.map(Position::as_u64)),
+            _ => return Ok(Start::default()),
+        };
+        let absent = position.map(|position| Start {
             position,
             parent: Some(parent),
             ..Start::default()
-        })),
-        (None, None) => Err(Unresolved::UnknownParent(parent.as_u64())),
+        });
+        let start = self.find_parent(parent.0, position, runs).or(absent);
+        start.ok_or(Unresolved::UnknownParent(parent.0))
     }
 }
 
-/// Finds out what the blocks of an event are, which begin at `start`.
+/// Finds out what the blocks of an event are, which begin at `start` if they are given one after the other.
 pub(super) fn resolve<'e>(
     stored: &'e StoredBlocks,
     settings: &NamespaceSettings,
-    start: Option<Start>,
+    start: Start,
 ) -> Result<Resolved<'e>, Unresolved> {
     let names = stored.engine_hashes.as_deref();
-    let (start, hashes) = match (&stored.names, start) {
-        (BlockNames::Lineage(keys), _) => return Ok(Resolved::Keys(blocks_of(keys, names))),
-        (BlockNames::Sequence { hashes, .. }, Some(start)) => (start, hashes),
-        (BlockNames::Sequence { .. }, None) => return Ok(Resolved::Keys(Vec::new())),
+    let hashes = match &stored.names {
+        BlockNames::Lineage(keys) => return Ok(Resolved::Keys(blocks_of(keys, names))),
+        BlockNames::Sequence { hashes, .. } if hashes.is_empty() => return Ok(Resolved::Keys(Vec::new())),
+        BlockNames::Sequence { hashes, .. } => hashes,
     };
-    let recomputes = settings.hashing == Hashing::Recompute && names.is_none();
     let content = stored.content.as_ref();
-    let (hashes, names, is_foreign) = if recomputes {
+    let (hashes, names, is_foreign) = if settings.hashing == Hashing::Recompute && names.is_none() {
         let chain = recompute(content, hashes.len(), start, settings)?;
         let names = hashes.iter().map(|hash| hash.as_u64()).collect();
         (Cow::Owned(chain), Some(Cow::Owned(names)), false)
@@ -186,11 +170,10 @@ pub(super) fn resolve<'e>(
 }
 
 fn blocks_of(keys: &[PositionalLineageHash], names: Option<&[u64]>) -> Vec<NewBlock> {
-    let name_at = |index: usize| names.and_then(|names| names.get(index)).copied();
     let block = |(index, key): (usize, &PositionalLineageHash)| NewBlock {
         key: *key,
         sequence_hash: None,
-        name: name_at(index),
+        name: names.and_then(|names| names.get(index)).copied(),
     };
     keys.iter().enumerate().map(block).collect()
 }
@@ -257,10 +240,8 @@ fn is_foreign_chain(
                 return true;
             }
             let seed = HashSeed::for_cache(lora_name.as_deref(), cache_salt.as_deref());
-            tokens
-                .rchunks_exact(size)
-                .next()
-                .map(|tokens| block_hash(tokens, seed))
+            let last = tokens.rchunks_exact(size).next();
+            last.map(|tokens| block_hash(tokens, seed))
         }
     };
     block.is_some_and(|block| next_sequence_hash(parent, block) != *last)

@@ -1,104 +1,82 @@
 //! Blocks that are known by their lineage hashes, one by one: each gets its place when its parent has one.
 
-use crate::hash::{Position, PositionalLineageHash, SequenceHash};
+use crate::hash::{Position, SequenceHash};
 
 use super::names::Found;
-use super::orphans::{Orphan, add_name};
+use super::orphans::{Key, Orphan};
 use super::part::{Attributes, Form, tier_bit};
-use super::store::Terms;
-use super::{Applied, HolderState, RejectReason, reject_full};
+use super::{HolderState, RejectReason, Work};
 use crate::index::block::NewBlock;
-use crate::index::runs::{RunId, RunWriter, Spot, Wanted, is_same_at};
+use crate::index::runs::{RunWriter, Spot, Wanted, is_same_at};
 
 /// After so many blocks that had waited, or that some may have waited for, others have a turn.
 const ADOPTING_STEPS: usize = 2048;
 
 impl HolderState {
     /// Stores a block that is known by its lineage hash, or whose parent is.
-    pub(super) fn store_block(
-        &mut self,
-        block: &NewBlock,
-        terms: Terms,
-        runs: &mut RunWriter<'_>,
-        applied: &mut Applied,
-    ) {
-        if self.refuses_nameless && block.name.is_none() {
-            return reject_full(applied, 1);
+    pub(super) fn store_block(&mut self, block: &NewBlock, work: &mut Work<'_>) {
+        let NewBlock {
+            key,
+            sequence_hash,
+            name,
+        } = *block;
+        if self.refuses_nameless && name.is_none() {
+            return work.reject_full(1);
         }
-        let mut placed = self.find_keys(block.key, runs).into_iter();
-        let own = placed.find(|spot| {
-            let hash = block.sequence_hash;
-            hash.is_none_or(|hash| runs.is(*spot, Wanted::whole(hash.0)))
-        });
+        let mut placed = self.find_keys(key, &mut work.runs).into_iter();
+        let own =
+            placed.find(|spot| sequence_hash.is_none_or(|hash| work.runs.is(*spot, Wanted::whole(hash.0))));
         let mut has_moved = false;
-        if let Some(name) = block.name
-            && let Some(other) = self.find_name(name, runs)
-            && other != own.map_or(Found::Orphan(block.key), Found::Placed)
+        if let Some(name) = name
+            && let Some(other) = self.find_name(name, &work.runs)
+            && other != own.map_or(Found::Orphan(key), Found::Placed)
         {
             has_moved = true;
             self.drop_name(other, name);
         }
         // Of two sequence hashes that one lineage hash stands for, the later stays, as long as nobody knows their places.
-        let known = self.orphans.get(block.key).and_then(Orphan::sequence_hash);
-        let mut hashes = known.into_iter().zip(block.sequence_hash);
-        if own.is_none() && hashes.any(|(known, hash)| known != hash) {
+        let known = self.orphans.get(key).and_then(Orphan::sequence_hash);
+        let is_other = known.is_some() && sequence_hash.is_some() && known != sequence_hash;
+        if own.is_none() && is_other {
             has_moved = true;
-            self.orphans.remove(block.key);
+            self.orphans.remove(key);
         }
-        applied.reject(RejectReason::Moved, usize::from(has_moved));
+        work.applied.reject(RejectReason::Moved, usize::from(has_moved));
         if let Some(spot) = own {
-            if let Some(hash) = block.sequence_hash {
-                runs.refine(spot, &[hash]);
+            if let Some(hash) = sequence_hash {
+                work.runs.refine(spot, &[hash]);
             }
-            let is_whole = block.sequence_hash.is_some();
-            return self.extend(spot, block.name, is_whole, terms, runs, applied);
+            return self.extend(spot, name, sequence_hash.is_some(), work);
         }
-        let tiers = tier_bit(terms.tier);
-        let (key, hash) = (block.key, block.sequence_hash);
+        let tiers = tier_bit(work.tier);
         if self.orphans.get(key).is_some() {
-            return match self.orphans.extend(key, hash, block.name, tiers) {
-                true => applied.stored += 1,
-                false => reject_full(applied, 1),
+            return match self.orphans.extend(key, sequence_hash, name, tiers) {
+                true => work.applied.stored += 1,
+                false => work.reject_full(1),
             };
         }
-        if self.blocks() >= terms.blocks_max {
-            return reject_full(applied, 1);
+        if self.blocks() >= work.blocks_max {
+            return work.reject_full(1);
         }
-        let mut orphan = Orphan::new(hash);
-        match block.name {
-            Some(name) => drop(add_name(&mut orphan.names, name, tiers)),
-            None => orphan.nameless = tiers,
-        }
-        self.settle(key, orphan, runs, applied);
+        self.settle(key, Orphan::new(sequence_hash, name, tiers), work);
     }
 
-    /// Gives a new block its place, if its parent has one, and then those that waited for it.
-    fn settle(
-        &mut self,
-        key: PositionalLineageHash,
-        orphan: Orphan,
-        runs: &mut RunWriter<'_>,
-        applied: &mut Applied,
-    ) {
-        let parent = match key.position() {
-            0 => None,
-            _ => match self.find_before(key, runs) {
-                Some(parent) => Some(parent),
-                None if !runs.store.has_room_aside() => return reject_full(applied, 1),
-                None => {
-                    applied.stored += 1;
-                    return self.orphans.insert(key, orphan);
-                }
-            },
-        };
-        applied.stored += 1;
-        if let Some(spot) = self.settle_after(parent, key, &orphan, runs, applied) {
-            self.adopt(spot.run, spot.offset, spot.offset + 1);
+    /// Gives a new block its place, if its parent has one.
+    fn settle(&mut self, key: Key, orphan: Orphan, work: &mut Work<'_>) {
+        let parent = self.find_before(key, &work.runs);
+        let has_place = parent.is_some() || key.position() == 0;
+        if !has_place && !work.runs.store.has_room_aside() {
+            return work.reject_full(1);
         }
+        work.applied.stored += 1;
+        if !has_place {
+            return self.orphans.insert(key, orphan);
+        }
+        self.settle_after(parent, key, &orphan, work);
     }
 
     /// The place of the block before the one with this lineage hash, where the holder has it.
-    fn find_before(&self, key: PositionalLineageHash, runs: &RunWriter<'_>) -> Option<Spot> {
+    fn find_before(&self, key: Key, runs: &RunWriter<'_>) -> Option<Spot> {
         let (position, fragment) = (key.position(), key.parent_hash_fragment());
         runs.find_place(fragment, |spot| {
             let own = runs.position(spot);
@@ -109,43 +87,34 @@ impl HolderState {
         })
     }
 
-    fn settle_after(
-        &mut self,
-        parent: Option<Spot>,
-        key: PositionalLineageHash,
-        orphan: &Orphan,
-        runs: &mut RunWriter<'_>,
-        applied: &mut Applied,
-    ) -> Option<Spot> {
+    /// Gives a block its place after `parent`, or at position 0.
+    fn settle_after(&mut self, parent: Option<Spot>, key: Key, orphan: &Orphan, work: &mut Work<'_>) {
         let fragment = SequenceHash(key.current_hash_fragment());
-        let hash = orphan.sequence_hash().unwrap_or(fragment);
-        let position = Position::from(key).as_u32();
-        let is_whole = orphan.sequence_hash().is_some();
-        let Some((spot, _)) = runs.put(parent, position, &[hash], is_whole) else {
-            reject_full(applied, 1);
-            return None;
+        let (known, position) = (orphan.sequence_hash(), Position::from(key).as_u32());
+        let hashes = [known.unwrap_or(fragment)];
+        let Some((spot, _)) = work.runs.put(parent, position, &hashes, known.is_some()) else {
+            return work.reject_full(1);
         };
-        self.settle_at(spot, orphan, runs);
-        Some(spot)
+        self.settle_at(spot, orphan, &mut work.runs);
+        self.adopt(spot, spot.offset + 1);
     }
 
+    /// Makes a block that had no place the one at `spot`.
     fn settle_at(&mut self, spot: Spot, orphan: &Orphan, runs: &mut RunWriter<'_>) {
         self.touch(spot.run);
         // It can have no other name than in the orphan's list, and so be found by its hash.
         runs.place(spot.run, spot.offset + 1);
         let is_whole = orphan.sequence_hash().is_some();
-        if let Some(held) = self.attributes(spot) {
-            let is_nameless = held.form() == Form::Nameless;
-            let tiers = held.tiers() | if is_nameless { orphan.nameless } else { 0 };
-            self.set(spot, Some(held.with_whole(is_whole).with_tiers(tiers)));
-        } else {
-            let held = Attributes::new(orphan.nameless, Form::Nameless, is_whole);
-            let part = self.parts.or_default(spot.run);
-            part.set(spot.offset, spot.offset + 1, Some(held));
-            self.placed += 1;
-        }
+        let held = self.attributes(spot);
+        self.placed += usize::from(held.is_none());
+        let held = held.unwrap_or(Attributes::new(0, Form::Nameless, is_whole));
+        let is_nameless = held.form() == Form::Nameless;
+        let nameless = if is_nameless { orphan.nameless } else { 0 };
+        let part = self.parts.or_default(spot.run);
+        let held = held.with_whole(is_whole).with_more(nameless);
+        part.set(spot.offset, spot.offset + 1, Some(held));
         for alias in &orphan.names {
-            self.name_again(spot, alias.name, alias.tiers, runs);
+            self.name_again(spot, Some(alias.name), alias.tiers, runs);
         }
     }
 
@@ -162,16 +131,16 @@ impl HolderState {
         is_it
     }
 
-    /// Notes that blocks may have waited for those from `from` to `to`: [`Self::adopt_some`] is due.
-    pub(super) fn adopt(&mut self, run: RunId, from: u16, to: u16) {
+    /// Notes that blocks may have waited for those from `first` on, up to `end`: [`Self::adopt_some`] is due.
+    pub(super) fn adopt(&mut self, first: Spot, end: u16) {
         if self.orphans.len() > 0 {
-            self.adopting
-                .extend((from..to).map(|offset| Spot { run, offset }));
+            let spots = (first.offset..end).map(|offset| Spot { offset, ..first });
+            self.adopting.extend(spots);
         }
     }
 
     /// Gives some of the blocks that waited for others their places, and then those that waited for them. Says whether there may be more.
-    pub(super) fn adopt_some(&mut self, runs: &mut RunWriter<'_>, applied: &mut Applied) -> bool {
+    pub(super) fn adopt_some(&mut self, work: &mut Work<'_>) -> bool {
         for _ in 0..ADOPTING_STEPS {
             let Some(parent) = self.adopting.last().copied() else {
                 // It can have been long.
@@ -179,16 +148,13 @@ impl HolderState {
                 return false;
             };
             let has_parent = self.attributes(parent).is_some();
-            let (position, hash) = (runs.position(parent), runs.hash(parent));
-            let child = self.orphans.child_of(position, hash).filter(|_| has_parent);
-            let child = child.and_then(|key| Some((key, self.orphans.remove(key)?)));
-            let Some((key, orphan)) = child else {
+            let (position, hash) = (work.runs.position(parent), work.runs.hash(parent));
+            let child = has_parent.then(|| self.orphans.take_child(position, hash));
+            let Some((key, orphan)) = child.flatten() else {
                 self.adopting.pop();
                 continue;
             };
-            if let Some(spot) = self.settle_after(Some(parent), key, &orphan, runs, applied) {
-                self.adopting.push(spot);
-            }
+            self.settle_after(Some(parent), key, &orphan, work);
         }
         true
     }

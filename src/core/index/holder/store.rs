@@ -1,15 +1,14 @@
 //! What stored events do to a holder's blocks.
 
 use std::borrow::Cow;
-use std::ops::Range;
 
-use crate::hash::{SequenceHash, lineage_hashes_from};
-use crate::wire::Tier;
+use crate::hash::SequenceHash;
 
 use super::orphans::Alias;
 use super::part::{Attributes, Form, tier_bit};
-use super::{Applied, HolderState, RejectReason, reject_full};
-use crate::index::block::NewBlock;
+use super::resolve::new_blocks;
+use super::turn::TURN_BLOCKS;
+use super::{HolderState, RejectReason, Work};
 use crate::index::runs::{AHEAD, RunWriter, Spot, Wanted};
 
 /// Blocks one after the other, the first after `parent`, a block that the holder has or had, or at position 0.
@@ -20,25 +19,20 @@ pub(super) struct Sequence<'a> {
     pub(super) hashes: &'a [SequenceHash],
     /// What the engine calls them; none where that is their hashes.
     pub(super) names: Option<&'a [u64]>,
-}
-
-/// How stored blocks are taken.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Terms {
-    pub(super) tier: Tier,
-    /// Most blocks of the holder.
-    pub(super) blocks_max: usize,
+    /// Which of them are to be held, where not all are: of the others only the places are made.
+    pub(super) kept: Option<&'a [bool]>,
 }
 
 impl<'a> Sequence<'a> {
-    /// What follows the first `done` blocks, the last of which is at `parent`.
-    pub(super) fn after(&self, done: usize, parent: Spot) -> Sequence<'a> {
-        Sequence {
-            parent: Some(parent),
-            position: self.position + u32::try_from(done).unwrap_or(u32::MAX),
-            hashes: self.hashes.get(done..).unwrap_or_default(),
-            names: self.names.map(|names| names.get(done..).unwrap_or_default()),
-        }
+    /// Leaves out the first blocks; the last of them is at `parent`.
+    fn skip(&mut self, blocks: usize, parent: Option<Spot>) {
+        self.parent = parent;
+        self.position = self
+            .position
+            .saturating_add(u32::try_from(blocks).unwrap_or(u32::MAX));
+        self.hashes = self.hashes.get(blocks..).unwrap_or_default();
+        self.names = self.names.map(|names| names.get(blocks..).unwrap_or_default());
+        self.kept = self.kept.map(|kept| kept.get(blocks..).unwrap_or_default());
     }
 
     fn name(&self, index: usize) -> Option<u64> {
@@ -48,186 +42,120 @@ impl<'a> Sequence<'a> {
         }
     }
 
-    fn names_of(&self, blocks: Range<usize>) -> Cow<'a, [u64]> {
+    /// The names of the first `count` blocks.
+    fn first_names(&self, count: usize) -> Cow<'a, [u64]> {
         match self.names {
-            Some(names) => Cow::Borrowed(names.get(blocks).unwrap_or_default()),
-            None => blocks.filter_map(|index| self.name(index)).collect(),
+            Some(names) => Cow::Borrowed(names.get(..count).unwrap_or_default()),
+            None => self.hashes.iter().take(count).map(|hash| hash.0).collect(),
         }
     }
 }
 
-/// After so many blocks others have a turn.
-const TURN_BLOCKS: usize = 1024;
-
 impl HolderState {
-    /// Stores a sequence, as much of it as is good for a turn. Of the blocks that are not `kept`, where that says which are, only the places
-    /// are made, and no more.
-    ///
-    /// Where something is left, gives how many blocks are done, and the place of the last of them, which is held.
-    pub(super) fn store_sequence(
-        &mut self,
-        sequence: &Sequence<'_>,
-        kept: Option<&[bool]>,
-        terms: Terms,
-        runs: &mut RunWriter<'_>,
-        applied: &mut Applied,
-    ) -> Option<(usize, Spot)> {
-        let (mut parent, mut done) = (sequence.parent, 0);
-        while let Some(rest) = sequence.hashes.get(done..).filter(|rest| !rest.is_empty()) {
-            let room = terms.blocks_max.saturating_sub(self.blocks());
-            // Where the holder is full, nothing is made that it cannot have.
-            let position = sequence.position + u32::try_from(done).unwrap_or(u32::MAX);
-            let known = runs.child(parent, position, Wanted::whole(rest[0].0));
-            let most = match known {
+    /// Stores as much of a sequence as is good for a turn, and makes it what is left of it. Says whether that is for another turn: then
+    /// the block before it is held.
+    pub(super) fn store_sequence(&mut self, sequence: &mut Sequence<'_>, work: &mut Work<'_>) -> bool {
+        let mut done = 0;
+        while let Some(first) = sequence.hashes.first() {
+            let (parent, position) = (sequence.parent, sequence.position);
+            let most = match work.runs.child(parent, position, Wanted::whole(first.0)) {
                 // These can take much longer than new ones: each can get a further name.
                 Some(_) => TURN_BLOCKS,
-                None if kept.is_none() => room,
+                // Where the holder is full, nothing is made that it cannot have.
+                None if sequence.kept.is_none() => work.blocks_max.saturating_sub(self.blocks()),
                 None => usize::MAX,
             };
-            let rest = &rest[..rest.len().min(most)];
-            if rest.is_empty() {
-                self.store_beyond(sequence, done, parent, terms, runs, applied);
-                return None;
+            let hashes = &sequence.hashes[..sequence.hashes.len().min(most)];
+            if hashes.is_empty() {
+                self.store_beyond(sequence, work);
+                return false;
             }
-            let Some((first, count)) = runs.put(parent, position, rest, true) else {
-                reject_full(applied, sequence.hashes.len() - done);
-                return None;
+            let Some((first, count)) = work.runs.put(parent, position, hashes, true) else {
+                work.reject_full(sequence.hashes.len());
+                return false;
             };
             self.touch(first.run);
             let end = first.offset + u16::try_from(count).unwrap_or(0);
-            if let Some(kept) = kept {
-                for (index, offset) in (done..).zip(first.offset..end) {
-                    if kept.get(index) == Some(&true) {
-                        let spot = Spot { offset, ..first };
-                        self.hold(sequence, index, spot, offset + 1, terms, runs, applied);
-                    }
-                }
-            } else {
-                self.hold(sequence, done, first, end, terms, runs, applied);
-            }
+            self.hold(*sequence, first, end, work);
+            let offset = end - 1;
+            let last = Spot { offset, ..first };
+            sequence.skip(count, Some(last));
             done += count;
-            let last = Spot {
-                offset: end - 1,
-                ..first
-            };
-            parent = Some(last);
-            self.adopt(first.run, first.offset, end);
+            self.adopt(first, end);
             // What nobody is known to have would be cut off meanwhile.
             let is_held = self.attributes(last).is_some();
             let is_turn = done >= TURN_BLOCKS || !self.adopting.is_empty();
-            if is_turn && done < sequence.hashes.len() && is_held {
-                return Some((done, last));
+            if is_turn && !sequence.hashes.is_empty() && is_held {
+                return true;
             }
         }
-        None
+        false
     }
 
-    /// What a full holder does with the blocks of a sequence from `index` on, the first of which it does not have.
-    fn store_beyond(
-        &mut self,
-        sequence: &Sequence<'_>,
-        index: usize,
-        parent: Option<Spot>,
-        terms: Terms,
-        runs: &mut RunWriter<'_>,
-        applied: &mut Applied,
-    ) {
+    /// What a full holder does with blocks, the first of which it does not have.
+    fn store_beyond(&mut self, sequence: &Sequence<'_>, work: &mut Work<'_>) {
         if self.orphans.len() == 0 {
-            return reject_full(applied, sequence.hashes.len() - index);
+            return work.reject_full(sequence.hashes.len());
         }
-        let before = match index.checked_sub(1) {
-            Some(before) => sequence.hashes.get(before).copied(),
-            None => parent.map(|parent| SequenceHash(runs.hash(parent))),
-        };
-        let position = u64::from(sequence.position) + index as u64;
-        let hashes = sequence.hashes.get(index..).unwrap_or_default();
-        let keys = lineage_hashes_from(position, before, hashes);
-        for (index, (key, hash)) in (index..).zip(keys.zip(hashes)) {
-            if let Ok(key) = key {
-                let (sequence_hash, name) = (Some(*hash), sequence.name(index));
-                let block = NewBlock {
-                    key,
-                    sequence_hash,
-                    name,
-                };
-                self.store_block(&block, terms, runs, applied);
-            }
+        let before = sequence.parent.map(|parent| SequenceHash(work.runs.hash(parent)));
+        for block in new_blocks(sequence.position.into(), before, sequence.hashes, sequence.names) {
+            self.store_block(&block, work);
         }
     }
 
-    /// Holds the blocks of a run from `first` up to `end`: those of the sequence from `index` on.
-    #[allow(
-        clippy::too_many_arguments,
-        reason = "a stretch of a sequence and where it lies"
-    )]
-    fn hold(
-        &mut self,
-        sequence: &Sequence<'_>,
-        index: usize,
-        first: Spot,
-        end: u16,
-        terms: Terms,
-        runs: &mut RunWriter<'_>,
-        applied: &mut Applied,
-    ) {
+    /// Holds the first blocks of a sequence, which are those of a run from `at` up to `end`.
+    fn hold(&mut self, mut sequence: Sequence<'_>, mut at: Spot, end: u16, work: &mut Work<'_>) {
         if self.is_keyed {
-            runs.place(first.run, end);
+            work.runs.place(at.run, end);
         }
-        let mut at = first;
         while at.offset < end {
-            let own = index + usize::from(at.offset - first.offset);
-            let part = self.parts.or_default(at.run);
-            let (to, held) = part.extent(at.offset, end);
-            at.offset += match held {
-                None => self.hold_new(sequence, own, at, to, terms, runs, applied),
-                Some(held) => self.hold_again(sequence, own, at, to, held, terms, runs, applied),
+            // One by one, where some are left out.
+            let kept = sequence.kept.map(|kept| kept.first() == Some(&true));
+            let most = if kept.is_some() { at.offset + 1 } else { end };
+            let (to, held) = self.parts.or_default(at.run).extent(at.offset, most);
+            let done = match held {
+                _ if kept == Some(false) => 1,
+                None => self.hold_new(&sequence, at, to, work),
+                Some(held) => self.hold_again(&sequence, at, to, held, work),
             };
+            at.offset += done;
+            sequence.skip(done.into(), None);
         }
     }
 
     /// Holds new blocks, as many as go together; says how many are done.
-    #[allow(clippy::too_many_arguments, reason = "as `hold`")]
-    fn hold_new(
-        &mut self,
-        sequence: &Sequence<'_>,
-        index: usize,
-        at: Spot,
-        to: u16,
-        terms: Terms,
-        runs: &mut RunWriter<'_>,
-        applied: &mut Applied,
-    ) -> u16 {
-        let Some(name) = sequence.name(index) else {
+    fn hold_new(&mut self, sequence: &Sequence<'_>, at: Spot, to: u16, work: &mut Work<'_>) -> u16 {
+        let Some(name) = sequence.name(0) else {
             return to - at.offset;
         };
-        let form = self.form_of(at, name, true, runs);
+        let form = self.form_of(at, name, true, &mut work.runs);
         if form == Form::Hash {
-            runs.place(at.run, to);
+            work.runs.place(at.run, to);
         }
-        if self.orphans.len() > 0 && self.merge_orphan(at, runs) {
+        if self.orphans.len() > 0 && self.merge_orphan(at, &mut work.runs) {
             return 0;
         }
-        if let Some(other) = self.find_other(name, at, form, runs) {
-            applied.reject(RejectReason::Moved, 1);
+        if let Some(other) = self.find_other(name, at, form, &work.runs) {
+            work.applied.reject(RejectReason::Moved, 1);
             self.drop_name(other, name);
             return 0;
         }
-        let room = terms.blocks_max.saturating_sub(self.blocks());
+        let room = work.blocks_max.saturating_sub(self.blocks());
         if room == 0 {
-            reject_full(applied, 1);
+            work.reject_full(1);
             return 1;
         }
         // Blocks without a place may be at one of those after the first.
         let together = if self.orphans.len() > 0 { 1 } else { room };
         let wanted = usize::from(to - at.offset).min(together);
-        let held = Attributes::new(tier_bit(terms.tier), form, true);
+        let held = Attributes::new(tier_bit(work.tier), form, true);
         let count = if form == Form::Own {
-            self.hold_named(sequence, index, at, wanted, held, runs)
+            self.hold_named(sequence, at, wanted, held, &mut work.runs)
         } else {
-            self.hold_by_hash(sequence, index, at, wanted, held, runs)
+            self.hold_by_hash(sequence, at, wanted, held, &work.runs)
         };
         self.placed += count;
-        applied.stored += count as u64;
+        work.applied.stored += count as u64;
         self.touch(at.run);
         u16::try_from(count).unwrap_or(u16::MAX)
     }
@@ -236,7 +164,6 @@ impl HolderState {
     fn hold_by_hash(
         &mut self,
         sequence: &Sequence<'_>,
-        index: usize,
         at: Spot,
         wanted: usize,
         held: Attributes,
@@ -246,7 +173,7 @@ impl HolderState {
         let end = at.offset + u16::try_from(wanted).unwrap_or(0);
         let mut count = 0;
         for (offset, hash) in (at.offset..).zip(runs.hashes(at.run, at.offset, end)) {
-            let Some(name) = sequence.name(index + count) else {
+            let Some(name) = sequence.name(count) else {
                 break;
             };
             let is_other = |spot| self.find_other(name, spot, Form::Hash, runs).is_some();
@@ -262,13 +189,7 @@ impl HolderState {
             }
             count += 1;
         }
-        if let Some(part) = self.parts.get_mut(&at.run) {
-            part.set(
-                at.offset,
-                at.offset + u16::try_from(count).unwrap_or(0),
-                Some(held),
-            );
-        }
+        self.set(at, at.offset + u16::try_from(count).unwrap_or(0), held);
         count
     }
 
@@ -276,7 +197,6 @@ impl HolderState {
     fn hold_named(
         &mut self,
         sequence: &Sequence<'_>,
-        index: usize,
         at: Spot,
         wanted: usize,
         held: Attributes,
@@ -287,11 +207,11 @@ impl HolderState {
             let hashes = runs.hashes(at.run, at.offset, end);
             let is_other =
                 |state: &Self, name, spot| state.find_spot(name, runs).is_some_and(|other| other != spot);
-            return self.take_names(sequence, index, at, held, hashes, is_other);
+            return self.take_names(sequence, at, held, hashes, is_other);
         }
         self.aside(wanted, runs, |state, runs| {
             let hashes = runs.hashes(at.run, at.offset, end);
-            state.take_names(sequence, index, at, held, hashes, |_, _, _| false)
+            state.take_names(sequence, at, held, hashes, |_, _, _| false)
         })
     }
 
@@ -299,14 +219,13 @@ impl HolderState {
     fn take_names(
         &mut self,
         sequence: &Sequence<'_>,
-        index: usize,
         at: Spot,
         held: Attributes,
         hashes: impl Iterator<Item = u64>,
         is_other: impl Fn(&Self, u64, Spot) -> bool,
     ) -> usize {
-        let count = self.enter_names(sequence, index, at, hashes, is_other);
-        let names = sequence.names_of(index..index + count);
+        let count = self.enter_names(sequence, at, hashes, is_other);
+        let names = sequence.first_names(count);
         let end = at.offset + u16::try_from(count).unwrap_or(0);
         if let Some(part) = self.parts.get_mut(&at.run) {
             part.set(at.offset, end, Some(held));
@@ -320,19 +239,18 @@ impl HolderState {
     fn enter_names(
         &mut self,
         sequence: &Sequence<'_>,
-        index: usize,
         at: Spot,
         hashes: impl Iterator<Item = u64>,
         is_other: impl Fn(&Self, u64, Spot) -> bool,
     ) -> usize {
-        let first = (index..index + AHEAD).filter_map(|index| sequence.name(index));
+        let first = (0..AHEAD).filter_map(|index| sequence.name(index));
         first.for_each(|name| self.own.prefetch(name));
         let mut count = 0;
         for (offset, hash) in (at.offset..).zip(hashes) {
-            let Some(name) = sequence.name(index + count) else {
+            let Some(name) = sequence.name(count) else {
                 break;
             };
-            if let Some(ahead) = sequence.name(index + count + AHEAD) {
+            if let Some(ahead) = sequence.name(count + AHEAD) {
                 self.own.prefetch(ahead);
             }
             let spot = Spot { offset, ..at };
@@ -343,7 +261,7 @@ impl HolderState {
             // Those before it in the same stretch are not in the part yet.
             let is_equal = |other: Spot| {
                 let is_before = other.run == at.run && (at.offset..offset).contains(&other.offset);
-                let before = || sequence.name(index + usize::from(other.offset - at.offset));
+                let before = || sequence.name(usize::from(other.offset - at.offset));
                 let part = parts.get(&other.run);
                 is_before && before() == Some(name)
                     || part.is_some_and(|part| part.has_name(other.offset, name))
@@ -358,57 +276,49 @@ impl HolderState {
         count
     }
 
-    /// Stores blocks again that are held already; says how many are done.
-    #[allow(clippy::too_many_arguments, reason = "as `hold`")]
+    /// Stores blocks again that are all held alike already; says how many are done.
     fn hold_again(
         &mut self,
         sequence: &Sequence<'_>,
-        index: usize,
         at: Spot,
         to: u16,
         held: Attributes,
-        terms: Terms,
-        runs: &mut RunWriter<'_>,
-        applied: &mut Applied,
+        work: &mut Work<'_>,
     ) -> u16 {
-        let Some(part) = self.parts.get_mut(&at.run) else {
+        let Some(part) = self.parts.get(&at.run) else {
             return to - at.offset;
         };
-        let is_same = |(offset, hash): (u16, u64)| {
-            let name = sequence.name(index + usize::from(offset - at.offset));
+        let is_same = |(offset, hash): &(u16, u64)| {
+            let name = sequence.name(usize::from(offset - at.offset));
             match held.form() {
-                Form::Hash => name == Some(hash),
-                Form::Own => name == Some(part.name(offset)),
+                Form::Hash => name == Some(*hash),
+                Form::Own => name == Some(part.name(*offset)),
                 Form::Nameless | Form::Many => false,
             }
         };
-        let hashes = runs.hashes(at.run, at.offset, to);
-        let same = (at.offset..to)
-            .zip(hashes)
-            .take_while(|pair| is_same(*pair))
-            .count();
+        let hashes = work.runs.hashes(at.run, at.offset, to);
+        let same = (at.offset..to).zip(hashes).take_while(is_same).count();
         if same > 0 {
             let count = u16::try_from(same).unwrap_or(u16::MAX);
-            let tiers = held.tiers() | tier_bit(terms.tier);
-            let next = held.with_tiers(tiers).with_whole(true);
+            let next = held.with_more(tier_bit(work.tier)).with_whole(true);
             if next != held {
-                part.set(at.offset, at.offset + count, Some(next));
-                self.touch(at.run);
+                self.set(at, at.offset + count, next);
             }
-            applied.stored += same as u64;
+            work.applied.stored += same as u64;
             return count;
         }
-        let name = sequence.name(index);
+        let name = sequence.name(0);
         let is_own = self.orphans.len() == 0 && !self.has_hash_names();
         if is_own && !self.is_full(at) && name.is_some_and(|name| self.find_own(name).is_none()) {
-            let copies = self.aside(usize::from(to - at.offset), runs, |state, runs| {
+            let tiers = tier_bit(work.tier);
+            let copies = self.aside(usize::from(to - at.offset), &mut work.runs, |state, runs| {
                 let hashes = runs.hashes(at.run, at.offset, to);
-                state.hold_copies(sequence, index, at, held, hashes, terms)
+                state.hold_copies(sequence, at, held, hashes, tiers)
             });
-            applied.stored += copies as u64;
+            work.applied.stored += copies as u64;
             return u16::try_from(copies).unwrap_or(u16::MAX);
         }
-        self.extend(at, name, true, terms, runs, applied);
+        self.extend(at, name, true, work);
         1
     }
 
@@ -423,64 +333,40 @@ impl HolderState {
     fn hold_copies(
         &mut self,
         sequence: &Sequence<'_>,
-        index: usize,
         at: Spot,
         held: Attributes,
         hashes: impl Iterator<Item = u64>,
-        terms: Terms,
+        tiers: u8,
     ) -> usize {
         let is_full = |state: &Self, _, spot| state.is_full(spot);
-        let count = self.enter_names(sequence, index, at, hashes, is_full);
-        let names = sequence.names_of(index..index + count);
+        let count = self.enter_names(sequence, at, hashes, is_full);
         let Some(part) = self.parts.get_mut(&at.run) else {
             return 0;
         };
         let before = part.copies_bytes();
-        let tiers = tier_bit(terms.tier);
-        for (offset, name) in (at.offset..).zip(names.iter()) {
+        for (offset, name) in (at.offset..).zip(sequence.first_names(count).iter()) {
             part.add_name(offset, held.tiers(), Alias { name: *name, tiers });
         }
         self.copies_bytes = self.copies_bytes - before + part.copies_bytes();
         self.further += count;
-        let held = held.with_tiers(held.tiers() | tiers).with_whole(true);
-        let end = at.offset + u16::try_from(count).unwrap_or(0);
-        part.set(at.offset, end, Some(held.with_form(Form::Many)));
-        self.touch(at.run);
+        let held = held.with_more(tiers).with_whole(true).with_form(Form::Many);
+        self.set(at, at.offset + u16::try_from(count).unwrap_or(0), held);
         count
     }
 
     /// Stores one block again that has a place: with a tier, a name, or a whole hash more.
-    pub(super) fn extend(
-        &mut self,
-        at: Spot,
-        name: Option<u64>,
-        is_whole: bool,
-        terms: Terms,
-        runs: &mut RunWriter<'_>,
-        applied: &mut Applied,
-    ) {
+    pub(super) fn extend(&mut self, at: Spot, name: Option<u64>, is_whole: bool, work: &mut Work<'_>) {
         if let Some(name) = name
-            && let Some(other) = self.find_other(name, at, Form::Many, runs)
+            && let Some(other) = self.find_other(name, at, Form::Many, &work.runs)
         {
-            applied.reject(RejectReason::Moved, 1);
+            work.applied.reject(RejectReason::Moved, 1);
             self.drop_name(other, name);
         }
         let Some(held) = self.attributes(at) else { return };
-        self.set(at, Some(held.with_whole(is_whole)));
-        let tiers = tier_bit(terms.tier);
-        let name = name.or_else(|| self.names_of(at, runs).first().map(|alias| alias.name));
-        let is_taken = match name {
-            Some(name) => self.name_again(at, name, tiers, runs),
-            None => {
-                let held = held.with_whole(is_whole);
-                self.set(at, Some(held.with_tiers(held.tiers() | tiers)));
-                true
-            }
-        };
-        if is_taken {
-            applied.stored += 1;
-        } else {
-            reject_full(applied, 1);
+        self.set(at, at.offset + 1, held.with_whole(is_whole));
+        match self.name_again(at, name, tier_bit(work.tier), &mut work.runs) {
+            true => work.applied.stored += 1,
+            false => work.reject_full(1),
         }
     }
 }
