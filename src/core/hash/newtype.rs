@@ -16,6 +16,10 @@ macro_rules! hash_newtype {
             }
         }
 
+        #[allow(unsafe_code, reason = "so that a list of hashes is a list of numbers without a copy")]
+        // SAFETY: the type is `repr(transparent)`, its only field is the `u64`, and every `u64` is a hash.
+        unsafe impl bytemuck::TransparentWrapper<u64> for $name {}
+
         impl From<u64> for $name {
             #[inline]
             fn from(value: u64) -> Self {

@@ -2,6 +2,8 @@
 
 use std::borrow::Cow;
 
+use bytemuck::TransparentWrapper;
+
 use crate::hash::{
     BlockHash, HashSeed, Position, PositionalLineageHash, SequenceHash, block_hash, block_hashes,
     lineage_hashes_from, next_sequence_hash, sequence_hashes_after,
@@ -38,7 +40,7 @@ pub(super) struct ResolvedSequence<'e> {
     /// Their hashes in the index's chain.
     pub(super) hashes: Cow<'e, [SequenceHash]>,
     /// What the engine calls them, where that is not their hashes.
-    pub(super) names: Option<Cow<'e, [u64]>>,
+    pub(super) names: Option<&'e [u64]>,
     /// Whether the hashes are not the contract's chain over the content beside them.
     pub(super) is_foreign: bool,
 }
@@ -62,7 +64,7 @@ impl ResolvedSequence<'_> {
     pub(super) fn claim(&self) -> Option<(u64, u64)> {
         let parent = self.start.parent.filter(|_| !self.start.parent_is_known)?;
         let position = self.start.position.checked_sub(1)?;
-        self.names.as_ref().map(|_| (parent.as_u64(), position))
+        self.names.map(|_| (parent.as_u64(), position))
     }
 
     /// As blocks that have places, of which some are `kept`; none where the block before the first has none.
@@ -72,7 +74,7 @@ impl ResolvedSequence<'_> {
             // `resolve` has checked it.
             position: u32::try_from(self.start.position).unwrap_or(u32::MAX),
             hashes: &self.hashes,
-            names: self.names.as_deref(),
+            names: self.all_names(),
             kept,
         })
     }
@@ -80,7 +82,13 @@ impl ResolvedSequence<'_> {
     /// The blocks one by one.
     pub(super) fn blocks(&self) -> Vec<NewBlock> {
         let Start { position, parent, .. } = self.start;
-        new_blocks(position, parent, &self.hashes, self.names.as_deref())
+        new_blocks(position, parent, &self.hashes, self.all_names())
+    }
+
+    /// What the engine calls them, even if that is their hashes.
+    fn all_names(&self) -> &[u64] {
+        self.names
+            .unwrap_or_else(|| SequenceHash::peel_slice(&self.hashes))
     }
 }
 
@@ -89,21 +97,17 @@ pub(super) fn new_blocks(
     position: u64,
     parent: Option<SequenceHash>,
     hashes: &[SequenceHash],
-    names: Option<&[u64]>,
+    names: &[u64],
 ) -> Vec<NewBlock> {
     let keys = lineage_hashes_from(position, parent, hashes);
-    let block = |(index, (key, hash)): (usize, (Result<_, _>, &SequenceHash))| {
-        let name = match names {
-            Some(names) => *names.get(index)?,
-            None => hash.0,
-        };
+    let block = |((key, hash), name): ((Result<_, _>, &SequenceHash), &u64)| {
         Some(NewBlock {
             key: key.ok()?,
             sequence_hash: Some(*hash),
-            name: Some(name),
+            name: Some(*name),
         })
     };
-    keys.zip(hashes).enumerate().filter_map(block).collect()
+    keys.zip(hashes).zip(names).filter_map(block).collect()
 }
 
 impl HolderState {
@@ -143,24 +147,19 @@ pub(super) fn resolve<'e>(
         BlockNames::Sequence { hashes, .. } if hashes.is_empty() => return Ok(Resolved::Keys(Vec::new())),
         BlockNames::Sequence { hashes, .. } => hashes,
     };
-    let content = stored.content.as_ref();
+    let (content, given) = (stored.content.as_ref(), SequenceHash::peel_slice(hashes));
     let (hashes, names, is_foreign) = if settings.hashing == Hashing::Recompute && names.is_none() {
         let chain = recompute(content, hashes.len(), start, settings)?;
-        let names = hashes.iter().map(|hash| hash.as_u64()).collect();
-        (Cow::Owned(chain), Some(Cow::Owned(names)), false)
+        (Cow::Owned(chain), Some(given), false)
     } else {
         let is_foreign = is_foreign_chain(content, start, hashes, settings);
-        (
-            Cow::Borrowed(hashes.as_slice()),
-            names.map(Cow::Borrowed),
-            is_foreign,
-        )
+        (Cow::Borrowed(hashes.as_slice()), names, is_foreign)
     };
     let last = start.position.saturating_add(hashes.len() as u64 - 1);
     if last > Position::MAX.as_u64() || (start.position == 0 && start.parent.is_some()) {
         return Err(Unresolved::Rejected(RejectReason::PositionOutOfRange));
     }
-    let is_named_by_hash = |names: &Cow<'_, [u64]>| names.iter().eq(hashes.iter().map(|hash| &hash.0));
+    let is_named_by_hash = |names: &&[u64]| *names == SequenceHash::peel_slice(&hashes);
     Ok(Resolved::Sequence(ResolvedSequence {
         start,
         names: names.filter(|names| !is_named_by_hash(names)),

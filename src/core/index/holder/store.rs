@@ -1,7 +1,5 @@
 //! What stored events do to a holder's blocks.
 
-use std::borrow::Cow;
-
 use crate::hash::SequenceHash;
 
 use super::orphans::Alias;
@@ -17,8 +15,8 @@ pub(super) struct Sequence<'a> {
     pub(super) parent: Option<Spot>,
     pub(super) position: u32,
     pub(super) hashes: &'a [SequenceHash],
-    /// What the engine calls them; none where that is their hashes.
-    pub(super) names: Option<&'a [u64]>,
+    /// What the engine calls them.
+    pub(super) names: &'a [u64],
     /// Which of them are to be held, where not all are: of the others only the places are made.
     pub(super) kept: Option<&'a [bool]>,
 }
@@ -31,23 +29,8 @@ impl<'a> Sequence<'a> {
             .position
             .saturating_add(u32::try_from(blocks).unwrap_or(u32::MAX));
         self.hashes = self.hashes.get(blocks..).unwrap_or_default();
-        self.names = self.names.map(|names| names.get(blocks..).unwrap_or_default());
+        self.names = self.names.get(blocks..).unwrap_or_default();
         self.kept = self.kept.map(|kept| kept.get(blocks..).unwrap_or_default());
-    }
-
-    fn name(&self, index: usize) -> Option<u64> {
-        match self.names {
-            Some(names) => names.get(index).copied(),
-            None => self.hashes.get(index).map(|hash| hash.0),
-        }
-    }
-
-    /// The names of the first `count` blocks.
-    fn first_names(&self, count: usize) -> Cow<'a, [u64]> {
-        match self.names {
-            Some(names) => Cow::Borrowed(names.get(..count).unwrap_or_default()),
-            None => self.hashes.iter().take(count).map(|hash| hash.0).collect(),
-        }
     }
 }
 
@@ -125,7 +108,7 @@ impl HolderState {
 
     /// Holds new blocks, as many as go together; says how many are done.
     fn hold_new(&mut self, sequence: &Sequence<'_>, at: Spot, to: u16, work: &mut Work<'_>) -> u16 {
-        let Some(name) = sequence.name(0) else {
+        let Some(name) = sequence.names.first().copied() else {
             return to - at.offset;
         };
         let form = self.form_of(at, name, true, &mut work.runs);
@@ -173,7 +156,7 @@ impl HolderState {
         let end = at.offset + u16::try_from(wanted).unwrap_or(0);
         let mut count = 0;
         for (offset, hash) in (at.offset..).zip(runs.hashes(at.run, at.offset, end)) {
-            let Some(name) = sequence.name(count) else {
+            let Some(name) = sequence.names.get(count).copied() else {
                 break;
             };
             let is_other = |spot| self.find_other(name, spot, Form::Hash, runs).is_some();
@@ -225,11 +208,10 @@ impl HolderState {
         is_other: impl Fn(&Self, u64, Spot) -> bool,
     ) -> usize {
         let count = self.enter_names(sequence, at, hashes, is_other);
-        let names = sequence.first_names(count);
         let end = at.offset + u16::try_from(count).unwrap_or(0);
         if let Some(part) = self.parts.get_mut(&at.run) {
             part.set(at.offset, end, Some(held));
-            part.set_names(at.offset, &names);
+            part.set_names(at.offset, &sequence.names[..count]);
         }
         count
     }
@@ -243,15 +225,15 @@ impl HolderState {
         hashes: impl Iterator<Item = u64>,
         is_other: impl Fn(&Self, u64, Spot) -> bool,
     ) -> usize {
-        let first = (0..AHEAD).filter_map(|index| sequence.name(index));
-        first.for_each(|name| self.own.prefetch(name));
+        let first = sequence.names.iter().take(AHEAD);
+        first.for_each(|name| self.own.prefetch(*name));
         let mut count = 0;
         for (offset, hash) in (at.offset..).zip(hashes) {
-            let Some(name) = sequence.name(count) else {
+            let Some(name) = sequence.names.get(count).copied() else {
                 break;
             };
-            if let Some(ahead) = sequence.name(count + AHEAD) {
-                self.own.prefetch(ahead);
+            if let Some(ahead) = sequence.names.get(count + AHEAD) {
+                self.own.prefetch(*ahead);
             }
             let spot = Spot { offset, ..at };
             if count > 0 && (name == hash || is_other(self, name, spot)) {
@@ -261,9 +243,9 @@ impl HolderState {
             // Those before it in the same stretch are not in the part yet.
             let is_equal = |other: Spot| {
                 let is_before = other.run == at.run && (at.offset..offset).contains(&other.offset);
-                let before = || sequence.name(usize::from(other.offset - at.offset));
+                let before = || sequence.names.get(usize::from(other.offset - at.offset));
                 let part = parts.get(&other.run);
-                is_before && before() == Some(name)
+                is_before && before() == Some(&name)
                     || part.is_some_and(|part| part.has_name(other.offset, name))
             };
             // The caller has looked for the first.
@@ -289,7 +271,7 @@ impl HolderState {
             return to - at.offset;
         };
         let is_same = |(offset, hash): &(u16, u64)| {
-            let name = sequence.name(usize::from(offset - at.offset));
+            let name = sequence.names.get(usize::from(offset - at.offset)).copied();
             match held.form() {
                 Form::Hash => name == Some(*hash),
                 Form::Own => name == Some(part.name(*offset)),
@@ -307,7 +289,7 @@ impl HolderState {
             work.applied.stored += same as u64;
             return count;
         }
-        let name = sequence.name(0);
+        let name = sequence.names.first().copied();
         let is_own = self.orphans.len() == 0 && !self.has_hash_names();
         if is_own && !self.is_full(at) && name.is_some_and(|name| self.find_own(name).is_none()) {
             let tiers = tier_bit(work.tier);
@@ -344,7 +326,7 @@ impl HolderState {
             return 0;
         };
         let before = part.copies_bytes();
-        for (offset, name) in (at.offset..).zip(sequence.first_names(count).iter()) {
+        for (offset, name) in (at.offset..).zip(&sequence.names[..count]) {
             part.add_name(offset, held.tiers(), Alias { name: *name, tiers });
         }
         self.copies_bytes = self.copies_bytes - before + part.copies_bytes();

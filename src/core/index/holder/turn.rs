@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use bytemuck::TransparentWrapper;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::hash::SequenceHash;
@@ -425,7 +426,7 @@ impl Turn<'_> {
             parent,
             position,
             hashes,
-            names: None,
+            names: SequenceHash::peel_slice(hashes),
             kept: None,
         });
     }
