@@ -244,7 +244,10 @@ impl Walk {
             offset: from,
         };
         let above = match above {
-            None if turn.position(first) > 0 => Some(turn.holders_to(first, None, TierDepth::All)),
+            None if turn.position(first) > 0 => {
+                let directory = self.shared.slots.load();
+                Some(turn.holders_to(first, directory.taken(), TierDepth::All))
+            }
             above => above,
         };
         self.met.fill(self.path.len(), &turn, first, above.as_ref());

@@ -35,9 +35,7 @@ impl<S: SlotBits> MatchGroup<S> {
     fn parts(&self) -> ([u32; 2], &[u64]) {
         ([self.matched_blocks, self.matched_blocks_max], self.slots.words())
     }
-}
 
-impl<S> MatchGroup<S> {
     /// Holders whose depth is known exactly.
     pub(super) fn of_depth(depth: u32, slots: S) -> Self {
         Self {
