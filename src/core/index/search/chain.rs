@@ -102,13 +102,10 @@ impl<'a> QueryChain<'a> {
     /// The fingerprint of the 32 blocks from `from` on, where so many are asked for and their whole hashes are given.
     #[inline]
     pub(crate) fn print(&self, from: usize, prints: &Prints) -> Option<u64> {
-        match self.hashes {
-            Hashes::Sequence(hashes) => {
-                let hashes = hashes.get(from..)?.first_chunk()?;
-                Some(prints.of(hashes))
-            }
-            Hashes::Lineage(_) | Hashes::Rolled(_) => None,
-        }
+        let Hashes::Sequence(hashes) = self.hashes else {
+            return None;
+        };
+        Some(prints.of(hashes.get(from..)?.first_chunk()?))
     }
 
     /// The hashes that are to be computed, where they are.
