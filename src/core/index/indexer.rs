@@ -102,11 +102,6 @@ impl PositionalIndexer {
         search::find_bounds(&self.shared, chain, search)
     }
 
-    /// Whether anybody is registered.
-    pub fn has_holders(&self) -> bool {
-        self.shared.slots.load().holders().next().is_some()
-    }
-
     /// All holders, in no particular order.
     pub fn holders(&self) -> Vec<Arc<HolderRecord>> {
         self.shared.slots.load().holders().cloned().collect()
@@ -131,8 +126,8 @@ impl PositionalIndexer {
         };
         for holder in directory.holders() {
             sizes.holders += 1;
-            sizes.held_blocks += holder.status.blocks();
-            sizes.parked_events += u64::from(holder.status.parked_events());
+            sizes.held_blocks += holder.status.blocks.load();
+            sizes.parked_events += u64::from(holder.status.parked_events.load());
         }
         sizes
     }

@@ -117,7 +117,7 @@ impl HolderWriter {
     /// Notes that blocks may lie in `tier` from now on.
     pub(super) fn note_tier(&self, tier: Tier) {
         if tier != Tier::DEVICE {
-            self.status().set_lower_tiers(true);
+            self.status().has_lower_tiers.store(true);
         }
     }
 
@@ -131,7 +131,7 @@ impl HolderWriter {
         self.holder.clear(&self.shared.runs);
         self.claims = Claims::default();
         self.set_foreign_chain(false);
-        self.status().set_lower_tiers(false);
+        self.status().has_lower_tiers.store(false);
     }
 
     /// Removes all blocks and gives the holder's slot back.
@@ -143,8 +143,8 @@ impl HolderWriter {
 
     /// Notes whether the holder's hashes are not the contract's chain.
     pub fn set_foreign_chain(&mut self, is_foreign: bool) {
-        if self.status().has_foreign_chain() != is_foreign {
-            self.status().set_foreign_chain(is_foreign);
+        if self.status().has_foreign_chain.load() != is_foreign {
+            self.status().has_foreign_chain.store(is_foreign);
             self.shared.count_foreign_holder(is_foreign);
         }
     }

@@ -163,7 +163,7 @@ fn bytes_are_bounded_too_and_go_back_to_nothing() {
 
 #[test]
 fn where_all_namespaces_together_have_too_much_the_largest_gives_way() {
-    let namespaces = Namespaces::within(
+    let namespaces = Namespaces::new(
         blocks(1000),
         NamespaceSettings::default(),
         Vec::new(),
