@@ -4,6 +4,8 @@
 //! Whoever evicts takes the blocks from one holder after the other, each under the holder's own lock: so the holder's state and what
 //! queries see change in one step.
 
+use std::sync::Weak;
+
 use parking_lot::MutexGuard;
 
 use crate::wire::DegradedReason;
@@ -105,7 +107,7 @@ impl TotalUsage {
         if self.usage.excess_blocks() == 0 {
             return;
         }
-        let members = self.members();
+        let members: Vec<_> = self.members.lock().iter().filter_map(Weak::upgrade).collect();
         if let Some(largest) = members.iter().max_by_key(|member| member.runs.bytes()) {
             largest.evict(|| self.usage.excess_blocks(), share);
         }

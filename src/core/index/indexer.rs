@@ -109,7 +109,7 @@ impl PositionalIndexer {
 
     /// Holders whose hashes are not the contract's chain.
     pub fn foreign_holders(&self) -> u32 {
-        self.shared.foreign_holders()
+        self.shared.foreign_holders.load()
     }
 
     /// How large the index is.
@@ -117,7 +117,7 @@ impl PositionalIndexer {
         let (directory, runs) = (self.shared.slots.load(), &self.shared.runs);
         let mut sizes = IndexSizes {
             distinct_blocks: runs.len(),
-            workers: directory.workers(),
+            workers: directory.workers,
             foreign_holders: self.foreign_holders(),
             chain_conflicts: runs.doubles(),
             evicted_blocks: runs.evicted(),

@@ -37,7 +37,7 @@ impl Namespace {
 
     /// Whether it has had no holder for so long; `now_us` is never 0.
     fn is_long_empty(&self, now_us: u64, empty_us_max: u64) -> bool {
-        if self.is_configured || self.indexer.shared.slots.load().workers() > 0 {
+        if self.is_configured || self.indexer.shared.slots.load().workers > 0 {
             self.empty_since_us.store(0, Ordering::Relaxed);
             return false;
         }

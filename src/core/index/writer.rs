@@ -145,7 +145,11 @@ impl HolderWriter {
     pub fn set_foreign_chain(&mut self, is_foreign: bool) {
         if self.status().has_foreign_chain.load() != is_foreign {
             self.status().has_foreign_chain.store(is_foreign);
-            self.shared.count_foreign_holder(is_foreign);
+            let foreign_holders = &self.shared.foreign_holders;
+            match is_foreign {
+                true => foreign_holders.fetch_add(1),
+                false => foreign_holders.fetch_sub(1),
+            };
         }
     }
 

@@ -152,14 +152,14 @@ impl SlotBits for SlotSet {
 
 impl FromIterator<HolderSlot> for SlotSet {
     fn from_iter<I: IntoIterator<Item = HolderSlot>>(slots: I) -> Self {
-        let mut set = SlotGatherer::new();
+        let mut set = SlotGatherer::default();
         slots.into_iter().for_each(|slot| set.insert(slot));
         set.finish()
     }
 }
 
 /// Adds slots to a set, cheaply where many of one word come one after the other.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct SlotGatherer<S> {
     set: S,
     word: usize,
@@ -167,15 +167,6 @@ pub(crate) struct SlotGatherer<S> {
 }
 
 impl<S: SlotBits> SlotGatherer<S> {
-    #[inline]
-    pub(crate) fn new() -> Self {
-        Self {
-            set: S::default(),
-            word: 0,
-            bits: 0,
-        }
-    }
-
     #[inline]
     pub(crate) fn insert(&mut self, slot: HolderSlot) {
         if slot.word() != self.word {

@@ -36,11 +36,12 @@ impl HolderRecord {
 pub(crate) struct Directory {
     holders: Vec<Option<Arc<HolderRecord>>>,
     /// The slots that have a holder.
-    taken: SlotSet,
+    pub(crate) taken: SlotSet,
     /// The same slots by worker. Without the names, so that a new version of the directory costs little.
     by_worker: HashTable<HolderSlot>,
     hasher: DefaultHashBuilder,
-    workers: usize,
+    /// How many workers have a slot.
+    pub(crate) workers: usize,
     /// How many holders had left when this version was made, and how many have until now.
     departures: u64,
     departures_now: Arc<AtomicU64>,
@@ -57,11 +58,6 @@ impl Directory {
     #[inline]
     pub(crate) fn is_small(&self) -> bool {
         self.holders.len() <= u64::BITS as usize
-    }
-
-    /// The slots that have a holder in this version.
-    pub(crate) fn taken(&self) -> &SlotSet {
-        &self.taken
     }
 
     /// All holders, by slot.
@@ -92,11 +88,6 @@ impl Directory {
     /// Whether nobody has left since this version was made.
     pub(crate) fn is_complete(&self) -> bool {
         self.departures_now.load(Ordering::Acquire) == self.departures
-    }
-
-    /// How many workers have a slot.
-    pub(crate) fn workers(&self) -> usize {
-        self.workers
     }
 }
 
@@ -231,7 +222,7 @@ mod tests {
             versions.push(slots.current.load_full());
         }
         for (count, version) in versions.iter().enumerate() {
-            assert_eq!(version.workers(), count.div_ceil(2));
+            assert_eq!(version.workers, count.div_ceil(2));
             for number in 0..250 {
                 let expected: Vec<_> = (number * 2..count.min(number * 2 + 2)).map(slot).collect();
                 assert_eq!(of(version, number), expected, "{number} of {count}");
@@ -241,7 +232,7 @@ mod tests {
             slots.release(slot(number));
             slots.release(slot(number));
             let last = slots.current.load();
-            (last.workers(), of(&last, 0))
+            (last.workers, of(&last, 0))
         };
         assert_eq!(released(1), (250, vec![slot(0)]));
         assert_eq!(released(0), (249, Vec::new()));

@@ -213,38 +213,35 @@ impl Walk {
     /// Meets a run, of which only holders count that have what is `above` it; what that is has to be found out where it is the first.
     fn meet(&mut self, listed: Listed, from: u16, above: Option<SlotSet>) -> bool {
         let turn = self.shared.runs.write();
-        let id = listed.run;
-        let len = turn.run(id).map_or(0, |run| run.len());
-        if Listed::of(&turn, id) != Some(listed) || len <= from {
+        let run = listed.run;
+        let len = turn.run(run).map_or(0, |run| run.len());
+        if Listed::of(&turn, run) != Some(listed) || len <= from {
             return false;
         }
-        let first = Spot {
-            run: id,
-            offset: from,
-        };
+        let first = Spot { run, offset: from };
         let position = turn.position(first);
         let above = match above {
             None if position > 0 => {
                 let directory = self.shared.slots.load();
-                Some(turn.holders_to(first, directory.taken(), TierDepth::All))
+                Some(turn.holders_to(first, &directory.taken, TierDepth::All))
             }
             above => above,
         };
-        let entries = turn.entries(id).filter(|entry| {
+        let entries = turn.entries(run).filter(|entry| {
             let is_above = |above: &SlotSet| above.contains(entry.slot());
             entry.reach(TierDepth::All as u32) > from && above.as_ref().is_none_or(is_above)
         });
         let met = &mut self.met;
         (met.depth, met.position) = (self.path.len(), position as usize);
         met.hashes.clear();
-        met.hashes.extend(turn.hashes(id, from, len).map(SequenceHash));
+        met.hashes.extend(turn.hashes(run, from, len).map(SequenceHash));
         met.holders.clear();
         let reach = |entry: Entry| entry.reach(TierDepth::All as u32) - from;
         met.holders
             .extend(entries.map(|entry| (entry.slot(), reach(entry))));
         met.holders
             .sort_unstable_by_key(|(slot, reach)| (Reverse(*reach), *slot));
-        let mut children = children(&self.runs, Some(id));
+        let mut children = children(&self.runs, Some(run));
         let of_children = &self.runs[children.clone()];
         children.end = children.start + of_children.partition_point(|listed| listed.offset() >= from);
         let holders = met.holders.iter();

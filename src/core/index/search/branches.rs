@@ -75,12 +75,11 @@ impl<S: SlotBits> Finder<'_, '_, '_, S> {
         }
         point();
         for entry in run.entries(self.guard) {
-            if entry.reach(self.tiers as u32) > spot.offset {
-                found.insert(entry.slot());
+            let slot = entry.slot();
+            if entry.reach(self.tiers as u32) > spot.offset && among.is_none_or(|among| among.contains(slot))
+            {
+                found.insert(slot);
             }
-        }
-        if let Some(among) = among {
-            found.intersect(among);
         }
         found
     }

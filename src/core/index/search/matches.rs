@@ -70,7 +70,7 @@ impl FoundGroups {
 /// there when the query came.
 #[inline]
 pub(crate) fn finish<S: SlotBits>(mut groups: Groups<S>, directory: &Directory) -> Groups<S> {
-    let taken = S::from_words(directory.taken().words());
+    let taken = S::from_words(directory.taken.words());
     let mut is_any_empty = false;
     for group in &mut groups {
         group.slots.intersect(&taken);

@@ -100,6 +100,7 @@ pub(crate) fn find(shared: &Shared, chain: &mut QueryChain<'_>, search: Search<'
 }
 
 /// Searches with one kind of sets; first from the first run on, which has been found when so many counts of steps had begun anew.
+#[inline(never)]
 fn find_in<S: SlotBits>(
     shared: &Shared,
     chain: &mut QueryChain<'_>,
@@ -113,7 +114,16 @@ fn find_in<S: SlotBits>(
     loop {
         // Nobody makes a step in another one's turn.
         let turn = attempts.next().is_none().then(|| shared.runs.write());
-        let mut finder = Finder::new(shared, chain, tiers, guard);
+        let mut finder = Finder {
+            store: &shared.runs,
+            chain: &mut *chain,
+            tiers,
+            guard,
+            is_chain: shared.is_chain(),
+            found: Groups::new(),
+            looked: SmallVec::new(),
+            others: Vec::new(),
+        };
         finder.follow(head.take(), asked);
         point();
         if turn.is_some() || finder.is_of_one_instant() && shared.runs.wraps() == wraps {
@@ -153,19 +163,6 @@ struct Finder<'f, 'q, 'g, S> {
 const GROUPS_MAX: usize = 8;
 
 impl<'f, 'q, 'g: 'f, S: SlotBits> Finder<'f, 'q, 'g, S> {
-    fn new(shared: &'f Shared, chain: &'f mut QueryChain<'q>, tiers: TierDepth, guard: &'g Guard) -> Self {
-        Self {
-            store: &shared.runs,
-            chain,
-            tiers,
-            guard,
-            is_chain: shared.is_chain(),
-            found: Groups::new(),
-            looked: SmallVec::new(),
-            others: Vec::new(),
-        }
-    }
-
     /// Whether what holders have of the runs that were looked at was the same from the first look to now.
     #[inline]
     fn is_of_one_instant(&self) -> bool {
@@ -244,7 +241,7 @@ impl<'f, 'q, 'g: 'f, S: SlotBits> Finder<'f, 'q, 'g, S> {
         agreed: usize,
         mut is_asked: impl FnMut(HolderSlot) -> bool,
     ) -> S {
-        let (step, mut through) = (self.tiers as u32, SlotGatherer::new());
+        let (step, mut through) = (self.tiers as u32, SlotGatherer::default());
         for list in run.entry_lists(self.guard) {
             for entry in list.entries() {
                 point();
@@ -266,7 +263,7 @@ impl<'f, 'q, 'g: 'f, S: SlotBits> Finder<'f, 'q, 'g, S> {
     /// As [`Self::look_at`], among `candidates`. Those that have nothing of the run end with the block before.
     #[inline]
     fn look_for(&mut self, mut candidates: S, run: &Run, start: usize, agreed: usize) -> S {
-        let mut seen = SlotGatherer::new();
+        let mut seen = SlotGatherer::default();
         let through = self.look_at(run, start, agreed, |slot| {
             let is_candidate = candidates.contains(slot);
             if is_candidate {

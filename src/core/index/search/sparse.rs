@@ -102,7 +102,7 @@ pub(crate) fn find_bounds(shared: &Shared, chain: &SparseChain<'_>, search: Sear
         found: Groups::new(),
     };
     let asked = search.workers.map(|workers| directory.slots_of(workers));
-    let first = sparse.holders(0, asked.as_ref().unwrap_or(directory.taken()));
+    let first = sparse.holders(0, asked.as_ref().unwrap_or(&directory.taken));
     if runs.has_doubles() {
         sparse.walk(first);
     } else {

@@ -23,7 +23,7 @@ proptest! {
         let gathered: SlotSet = members().collect();
         let model: BTreeSet<usize> = slots.iter().copied().collect();
         prop_assert_eq!(&indices(&gathered), &model);
-        let mut small = SlotGatherer::<u64>::new();
+        let mut small = SlotGatherer::<u64>::default();
         members().for_each(|slot| small.insert(slot));
         let expected = model.iter().take_while(|index| **index < 64).fold(0, |word, index| word | 1 << index);
         prop_assert_eq!(small.finish(), expected);
