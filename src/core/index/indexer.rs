@@ -82,7 +82,7 @@ impl PositionalIndexer {
         let (workers_max, ranks_max) = (limits.workers_max, limits.ranks_per_worker_max);
         let (slot, record) = self.shared.slots.register(id, workers_max, ranks_max)?;
         let holder = Arc::new(Holder::new(record, slot));
-        self.shared.add(&holder, slot);
+        self.shared.holders.write().insert(slot, Arc::clone(&holder));
         Ok(HolderWriter::new(Arc::clone(&self.shared), holder))
     }
 

@@ -1,7 +1,6 @@
 //! What lanes and queries of one index share, and what several indexes do.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use crossbeam_utils::atomic::AtomicCell;
@@ -22,13 +21,13 @@ pub(crate) struct Shared {
     pub(crate) limits: IndexLimits,
     pub(crate) runs: RunStore,
     pub(crate) slots: Slots,
-    holders: RwLock<HashMap<HolderSlot, Arc<Holder>>>,
+    pub(super) holders: RwLock<HashMap<HolderSlot, Arc<Holder>>>,
     /// Held by whoever evicts.
     pub(crate) evicting: Mutex<()>,
     /// How many holders' hashes are not the contract's chain.
     pub(super) foreign_holders: AtomicCell<u32>,
     /// How often the state of a holder has been replaced as a whole.
-    replacements: AtomicU64,
+    pub(super) replacements: AtomicCell<u64>,
     pub(super) total: Arc<TotalUsage>,
 }
 
@@ -47,7 +46,7 @@ impl Shared {
             holders: RwLock::default(),
             evicting: Mutex::default(),
             foreign_holders: AtomicCell::new(0),
-            replacements: AtomicU64::new(0),
+            replacements: AtomicCell::new(0),
             total: Arc::clone(total),
         });
         total.join(&shared);
@@ -63,28 +62,10 @@ impl Shared {
         }
     }
 
-    /// How often the state of a holder has been replaced as a whole.
-    pub(super) fn replacements(&self) -> u64 {
-        self.replacements.load(Ordering::Acquire)
-    }
-
-    pub(crate) fn count_replacement(&self) -> u64 {
-        self.replacements.fetch_add(1, Ordering::AcqRel) + 1
-    }
-
     /// Whether nothing is known that contradicts that a hash stands for its whole prefix.
     #[inline]
     pub(crate) fn is_chain(&self) -> bool {
         self.runs.is_chain() && self.foreign_holders.load() == 0
-    }
-
-    /// The holder that has a slot now.
-    pub(crate) fn holder(&self, slot: HolderSlot) -> Option<Arc<Holder>> {
-        self.holders.read().get(&slot).cloned()
-    }
-
-    pub(super) fn add(&self, holder: &Arc<Holder>, slot: HolderSlot) {
-        self.holders.write().insert(slot, Arc::clone(holder));
     }
 
     /// Gives the slot of a holder back that has no blocks.

@@ -15,7 +15,8 @@ pub(crate) struct SplitMap<K, V> {
     /// One, or as many as [`SPLITS`].
     maps: Vec<HashMap<K, V>>,
     chooser: DefaultHashBuilder,
-    capacity: usize,
+    /// What the maps take.
+    bytes: usize,
 }
 
 impl<K, V> Default for SplitMap<K, V> {
@@ -23,7 +24,7 @@ impl<K, V> Default for SplitMap<K, V> {
         Self {
             maps: Vec::new(),
             chooser: DefaultHashBuilder::default(),
-            capacity: 0,
+            bytes: 0,
         }
     }
 }
@@ -35,9 +36,7 @@ impl<K: Hash + Eq, V> SplitMap<K, V> {
 
     /// What it takes, in bytes.
     pub(crate) fn bytes(&self) -> usize {
-        // A byte beside each slot, and slots that stay empty.
-        let slots = self.capacity * (size_of::<(K, V)>() + 1);
-        slots / 7 * 8 + self.maps.capacity() * size_of::<HashMap<K, V>>()
+        self.bytes + self.maps.capacity() * size_of::<HashMap<K, V>>()
     }
 
     #[inline]
@@ -70,9 +69,9 @@ impl<K: Hash + Eq, V> SplitMap<K, V> {
         let place = self.place(key);
         let map = &mut self.maps[place];
         if map.len() == map.capacity() {
-            self.capacity -= map.capacity();
+            self.bytes -= map.allocation_size();
             map.reserve(1);
-            self.capacity += map.capacity();
+            self.bytes += map.allocation_size();
         }
         map
     }
@@ -84,7 +83,7 @@ impl<K: Hash + Eq, V> SplitMap<K, V> {
             let place = self.place(&key);
             self.maps[place].insert(key, value);
         }
-        self.capacity = self.maps.iter().map(HashMap::capacity).sum();
+        self.bytes = self.maps.iter().map(HashMap::allocation_size).sum();
     }
 
     pub(crate) fn insert(&mut self, key: K, value: V) -> Option<V> {

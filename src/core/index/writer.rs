@@ -39,8 +39,11 @@ impl HolderWriter {
     /// Takes the reasons for doubt away that are not in `kept`: the state has been replaced as a whole. Searches that began before
     /// notice it. Returns what is left.
     pub fn replace_reasons(&self, kept: DegradedReasons) -> DegradedReasons {
-        let replacement = self.shared.count_replacement();
-        self.status().replace_reasons(kept, replacement)
+        // Before the reasons go: who does not see them any more sees this.
+        self.status()
+            .replacement
+            .store(self.shared.replacements.fetch_add(1) + 1);
+        self.status().retain_reasons(kept)
     }
 
     /// Block size and hashing of the namespace.

@@ -92,7 +92,9 @@ impl StreamTrust {
 pub struct HolderStatus {
     reasons: AtomicU32,
     confirmed_generation: AtomicU64,
-    replacement: AtomicU64,
+    /// The number of the last replacement of the state, of all holders that a query can see together; 0 if there was none. To be read after
+    /// the reasons.
+    pub(crate) replacement: AtomicCell<u64>,
     /// The last batch applied.
     pub cursor: AtomicCell<BatchCursor>,
     /// Blocks that the holder holds.
@@ -162,18 +164,6 @@ impl HolderStatus {
     pub fn retain_reasons(&self, kept: DegradedReasons) -> DegradedReasons {
         let before = self.reasons.fetch_and(kept.bits(), Ordering::AcqRel);
         DegradedReasons::from_bits(before & kept.bits())
-    }
-
-    /// As [`Self::retain_reasons`]; `replacement` counts such replacements of all holders that a query can see together.
-    pub fn replace_reasons(&self, kept: DegradedReasons, replacement: u64) -> DegradedReasons {
-        // Before the reasons go: who does not see them any more sees this.
-        self.replacement.store(replacement, Ordering::Release);
-        self.retain_reasons(kept)
-    }
-
-    /// The number of the last replacement of the state; 0 if there was none. To be read after the reasons.
-    pub fn replacement(&self) -> u64 {
-        self.replacement.load(Ordering::Acquire)
     }
 
     /// Whether a batch received in `generation` or later continued the count.

@@ -134,7 +134,7 @@ impl HolderWriter {
             record: Arc::clone(self.record()),
             tier,
             reshaped,
-            replacement: self.status().replacement(),
+            replacement: self.status().replacement.load(),
         })
     }
 

@@ -71,14 +71,10 @@ impl FoundGroups {
 #[inline]
 pub(crate) fn finish<S: SlotBits>(mut groups: Groups<S>, directory: &Directory) -> Groups<S> {
     let taken = S::from_words(directory.taken.words());
-    let mut is_any_empty = false;
-    for group in &mut groups {
+    groups.retain(|group| {
         group.slots.intersect(&taken);
-        is_any_empty |= group.slots.is_empty();
-    }
-    if is_any_empty {
-        groups.retain(|group| !group.slots.is_empty());
-    }
+        !group.slots.is_empty()
+    });
     groups.sort_unstable_by_key(|group| std::cmp::Reverse(group.matched_blocks));
     groups
 }
@@ -110,7 +106,7 @@ impl Matches {
     /// searched: the holder counts as unverified.
     pub fn reasons(&self, holder: &HolderRecord, trust: &StreamTrust) -> DegradedReasons {
         let reasons = holder.status.reasons(trust);
-        if holder.status.replacement() > self.replacements {
+        if holder.status.replacement.load() > self.replacements {
             return reasons.with(DegradedReason::Unverified);
         }
         reasons

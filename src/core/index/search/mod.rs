@@ -66,7 +66,7 @@ pub struct Search<'a> {
 /// Runs one search.
 pub(crate) fn find(shared: &Shared, chain: &mut QueryChain<'_>, search: Search<'_>) -> Matches {
     // Before the first look, so that what is replaced from now on is noticed.
-    let replacements = shared.replacements();
+    let replacements = shared.replacements.load();
     let guard = &crossbeam_epoch::pin();
     if chain.is_empty() {
         return Matches::none();

@@ -91,7 +91,7 @@ impl<'a> SparseChain<'a> {
 /// Runs one search.
 pub(crate) fn find_bounds(shared: &Shared, chain: &SparseChain<'_>, search: Search<'_>) -> Matches {
     // Before the first look, so that what is replaced from now on is noticed.
-    let replacements = shared.replacements();
+    let replacements = shared.replacements.load();
     let mut runs = shared.runs.write();
     runs.place_all();
     let directory = shared.slots.load();
