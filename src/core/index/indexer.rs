@@ -78,9 +78,7 @@ impl PositionalIndexer {
 
     /// Adds a holder; the writer is the only one who may change what it holds.
     pub fn register(&self, id: &HolderId) -> Result<HolderWriter, RegisterError> {
-        let limits = &self.shared.limits;
-        let (workers_max, ranks_max) = (limits.workers_max, limits.ranks_per_worker_max);
-        let (slot, record) = self.shared.slots.register(id, workers_max, ranks_max)?;
+        let (slot, record) = self.shared.slots.register(id, &self.shared.limits)?;
         let holder = Arc::new(Holder::new(record, slot));
         self.shared.holders.write().insert(slot, Arc::clone(&holder));
         Ok(HolderWriter::new(Arc::clone(&self.shared), holder))

@@ -8,6 +8,7 @@ use arc_swap::{ArcSwap, Guard};
 use hashbrown::{DefaultHashBuilder, HashTable};
 use parking_lot::Mutex;
 
+use crate::index::settings::IndexLimits;
 use crate::wire::{HolderId, WorkerName};
 
 use super::holder_set::{HolderSlot, SlotBits, SlotSet};
@@ -136,8 +137,7 @@ impl Slots {
     pub(crate) fn register(
         &self,
         id: &HolderId,
-        workers_max: usize,
-        ranks_max: usize,
+        limits: &IndexLimits,
     ) -> Result<(HolderSlot, Arc<HolderRecord>), RegisterError> {
         let _changing = self.changing.lock();
         let mut next = Directory::clone(&self.current.load());
@@ -146,13 +146,14 @@ impl Slots {
             return Err(RegisterError::Registered(id.clone()));
         }
         let ranks = next.ranks_of(&id.worker).count();
-        if ranks == 0 && next.workers >= workers_max {
-            return Err(RegisterError::TooManyWorkers { workers: workers_max });
+        if ranks == 0 && next.workers >= limits.workers_max {
+            let workers = limits.workers_max;
+            return Err(RegisterError::TooManyWorkers { workers });
         }
-        if ranks >= ranks_max {
+        if ranks >= limits.ranks_per_worker_max {
             return Err(RegisterError::TooManyRanks {
                 worker: id.worker.clone(),
-                ranks: ranks_max,
+                ranks: limits.ranks_per_worker_max,
             });
         }
         let free = next.holders.iter().position(Option::is_none);
@@ -218,7 +219,7 @@ mod tests {
         let slots = Slots::default();
         let mut versions = vec![slots.current.load_full()];
         for number in 0..500 {
-            slots.register(&id(number), 250, 2).unwrap();
+            slots.register(&id(number), &IndexLimits::default()).unwrap();
             versions.push(slots.current.load_full());
         }
         for (count, version) in versions.iter().enumerate() {
