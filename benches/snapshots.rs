@@ -41,7 +41,7 @@ use kvatlas::daemon::lanes::{LanePool, LaneSettings, LivenessSettings, StreamPos
 use kvatlas::daemon::snapshots::{Saved, SnapshotDirectory, Snapshotter};
 use kvatlas_client::QueryClient;
 use kvatlas_core::hash::SequenceHash;
-use kvatlas_core::index::{IndexLimits, NamespaceSettings, Namespaces, Search, StreamTrust};
+use kvatlas_core::index::{Capacity, IndexLimits, NamespaceSettings, Namespaces, Search, StreamTrust};
 use kvatlas_core::snapshot::StreamCursor;
 use kvatlas_core::wire::{
     BatchCursor, Event, EventBatch, NamespaceName, QueryKey, StoredBlocks, Subjects, Tier, WireLimits,
@@ -189,6 +189,7 @@ fn worker(number: u64) -> WorkerName {
 
 fn namespaces() -> Namespaces {
     Namespaces::new(
+        Capacity::UNBOUNDED,
         NamespaceSettings::default(),
         Vec::new(),
         IndexLimits::default(),

@@ -37,7 +37,7 @@ impl BlockTable {
     /// as in [`Self::apply`].
     pub(super) fn state(&mut self, now_us: u64) -> Option<impl Iterator<Item = (Tier, Event)> + '_> {
         self.writer.expire_parked(now_us);
-        let is_settled = self.writer.status().parked_events() == 0;
+        let is_settled = self.writer.status().parked_events.load() == 0;
         is_settled.then(|| self.writer.dump_events(EVENT_BLOCKS_MAX))
     }
 }

@@ -4,6 +4,9 @@
 //! Whoever evicts takes the blocks from one holder after the other, each under the holder's own lock: so the holder's state and what
 //! queries see change in one step.
 
+use std::collections::BTreeSet;
+use std::sync::Weak;
+
 use parking_lot::MutexGuard;
 
 use crate::wire::DegradedReason;
@@ -80,15 +83,10 @@ impl Shared {
 
     /// Takes blocks from all who have them, from each in one go: whoever is in an event is waited for once.
     fn take(&self, victims: &[Victim]) {
-        let mut slots: Vec<HolderSlot> = victims
-            .iter()
-            .flat_map(|victim| &victim.holders)
-            .copied()
-            .collect();
-        slots.sort_unstable();
-        slots.dedup();
+        let slots: BTreeSet<&HolderSlot> = victims.iter().flat_map(|victim| &victim.holders).collect();
         for slot in slots {
-            let Some(holder) = self.holder(slot) else { continue };
+            let holder = self.holders.read().get(slot).cloned();
+            let Some(holder) = holder else { continue };
             point();
             let mut state = holder.state.lock();
             // Before the blocks go; and under the lock, since a holder that has been cleared meanwhile is certain again.
@@ -105,7 +103,7 @@ impl TotalUsage {
         if self.usage.excess_blocks() == 0 {
             return;
         }
-        let members = self.members();
+        let members: Vec<_> = self.members.lock().iter().filter_map(Weak::upgrade).collect();
         if let Some(largest) = members.iter().max_by_key(|member| member.runs.bytes()) {
             largest.evict(|| self.usage.excess_blocks(), share);
         }

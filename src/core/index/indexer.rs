@@ -78,11 +78,9 @@ impl PositionalIndexer {
 
     /// Adds a holder; the writer is the only one who may change what it holds.
     pub fn register(&self, id: &HolderId) -> Result<HolderWriter, RegisterError> {
-        let limits = &self.shared.limits;
-        let (workers_max, ranks_max) = (limits.workers_max, limits.ranks_per_worker_max);
-        let (slot, record) = self.shared.slots.register(id, workers_max, ranks_max)?;
+        let (slot, record) = self.shared.slots.register(id, &self.shared.limits)?;
         let holder = Arc::new(Holder::new(record, slot));
-        self.shared.add(&holder, slot);
+        self.shared.holders.write().insert(slot, Arc::clone(&holder));
         Ok(HolderWriter::new(Arc::clone(&self.shared), holder))
     }
 
@@ -102,11 +100,6 @@ impl PositionalIndexer {
         search::find_bounds(&self.shared, chain, search)
     }
 
-    /// Whether anybody is registered.
-    pub fn has_holders(&self) -> bool {
-        self.shared.slots.load().holders().next().is_some()
-    }
-
     /// All holders, in no particular order.
     pub fn holders(&self) -> Vec<Arc<HolderRecord>> {
         self.shared.slots.load().holders().cloned().collect()
@@ -114,7 +107,7 @@ impl PositionalIndexer {
 
     /// Holders whose hashes are not the contract's chain.
     pub fn foreign_holders(&self) -> u32 {
-        self.shared.foreign_holders()
+        self.shared.foreign_holders.load()
     }
 
     /// How large the index is.
@@ -122,7 +115,7 @@ impl PositionalIndexer {
         let (directory, runs) = (self.shared.slots.load(), &self.shared.runs);
         let mut sizes = IndexSizes {
             distinct_blocks: runs.len(),
-            workers: directory.workers(),
+            workers: directory.workers,
             foreign_holders: self.foreign_holders(),
             chain_conflicts: runs.doubles(),
             evicted_blocks: runs.evicted(),
@@ -131,8 +124,8 @@ impl PositionalIndexer {
         };
         for holder in directory.holders() {
             sizes.holders += 1;
-            sizes.held_blocks += holder.status.blocks();
-            sizes.parked_events += u64::from(holder.status.parked_events());
+            sizes.held_blocks += holder.status.blocks.load();
+            sizes.parked_events += u64::from(holder.status.parked_events.load());
         }
         sizes
     }

@@ -2,10 +2,9 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use arc_swap::ArcSwap;
-use parking_lot::Mutex;
+use parking_lot::RwLock;
 
 use crate::wire::NamespaceName;
 
@@ -22,8 +21,6 @@ pub struct Namespace {
     pub indexer: PositionalIndexer,
     /// Whether the configuration names it. Then it stays.
     is_configured: bool,
-    /// Whether it is being forgotten: nobody may begin to use it.
-    is_closed: AtomicBool,
     /// Since when it has had no holder, on the clock of [`Namespaces::forget_empty`]; 0 while it has some.
     empty_since_us: AtomicU64,
 }
@@ -34,14 +31,13 @@ impl Namespace {
             name,
             indexer,
             is_configured,
-            is_closed: AtomicBool::new(false),
             empty_since_us: AtomicU64::new(0),
         })
     }
 
     /// Whether it has had no holder for so long; `now_us` is never 0.
     fn is_long_empty(&self, now_us: u64, empty_us_max: u64) -> bool {
-        if self.is_configured || self.indexer.has_holders() {
+        if self.is_configured || self.indexer.shared.slots.load().workers > 0 {
             self.empty_since_us.store(0, Ordering::Relaxed);
             return false;
         }
@@ -67,11 +63,10 @@ pub enum NamespaceRefused {
 }
 
 /// All namespaces. They come into being with their first event, or are there from the start where the configuration
-/// names them; reading takes no lock.
+/// names them.
 #[derive(Debug)]
 pub struct Namespaces {
-    current: ArcSwap<HashMap<NamespaceName, Arc<Namespace>>>,
-    changing: Mutex<()>,
+    current: RwLock<HashMap<NamespaceName, Arc<Namespace>>>,
     defaults: NamespaceSettings,
     limits: IndexLimits,
     namespaces_max: usize,
@@ -81,19 +76,9 @@ pub struct Namespaces {
 }
 
 impl Namespaces {
-    /// The namespaces in `configured`, and room for others with the `defaults`, `namespaces_max` in all; without a bound on the size
-    /// of all together.
+    /// The namespaces in `configured`, and room for others with the `defaults`, `namespaces_max` in all. `capacity` bounds the size of
+    /// all together.
     pub fn new(
-        defaults: NamespaceSettings,
-        configured: impl IntoIterator<Item = (NamespaceName, NamespaceSettings)>,
-        limits: IndexLimits,
-        namespaces_max: usize,
-    ) -> Self {
-        Self::within(Capacity::UNBOUNDED, defaults, configured, limits, namespaces_max)
-    }
-
-    /// As [`Self::new`], with a bound on the size of all together.
-    pub fn within(
         capacity: Capacity,
         defaults: NamespaceSettings,
         configured: impl IntoIterator<Item = (NamespaceName, NamespaceSettings)>,
@@ -105,10 +90,8 @@ impl Namespaces {
             let indexer = PositionalIndexer::sharing(settings, limits, &total);
             (name.clone(), Namespace::new(name, indexer, true))
         };
-        let current: HashMap<_, _> = configured.into_iter().map(make).collect();
         Self {
-            current: ArcSwap::from_pointee(current),
-            changing: Mutex::new(()),
+            current: RwLock::new(configured.into_iter().map(make).collect()),
             defaults,
             limits,
             namespaces_max,
@@ -128,38 +111,19 @@ impl Namespaces {
 
     /// The namespace called `name`, if anyone has named it.
     pub fn get(&self, name: &NamespaceName) -> Option<Arc<Namespace>> {
-        let found = self.current.load().get(name).cloned()?;
-        // Either this is seen as a use, or the mark of whoever forgets it is seen here: see `forget_empty`.
-        fence(Ordering::SeqCst);
-        (!found.is_closed.load(Ordering::Relaxed)).then_some(found)
+        self.current.read().get(name).cloned()
     }
 
     /// Forgets namespaces that have had no holder for `empty_us_max`, and gives them back; those of the configuration stay. `now_us` is
     /// a clock in microseconds that does not run backwards. To be called now and then.
     pub fn forget_empty(&self, now_us: u64, empty_us_max: u64) -> Vec<Arc<Namespace>> {
-        let _changing = self.changing.lock();
-        let current = self.current.load_full();
-        let mut forgotten = Vec::new();
-        for (name, namespace) in current.iter() {
-            if !namespace.is_long_empty(now_us.max(1), empty_us_max) {
-                continue;
-            }
-            namespace.is_closed.store(true, Ordering::Relaxed);
-            fence(Ordering::SeqCst);
-            // Whoever is about to register a holder has a reference, too.
-            if Arc::strong_count(namespace) > 1 {
-                namespace.is_closed.store(false, Ordering::Relaxed);
-            } else {
-                forgotten.push(name.clone());
-            }
-        }
-        if forgotten.is_empty() {
-            return Vec::new();
-        }
-        let mut next = HashMap::clone(&current);
-        let gone = forgotten.iter().filter_map(|name| next.remove(name)).collect();
-        self.current.store(Arc::new(next));
-        gone
+        let is_forgotten = |_: &NamespaceName, namespace: &mut Arc<Namespace>| {
+            // Whoever is about to register a holder has a reference, too, and nobody gets one now.
+            namespace.is_long_empty(now_us.max(1), empty_us_max) && Arc::strong_count(namespace) == 1
+        };
+        let mut current = self.current.write();
+        let gone = current.extract_if(is_forgotten);
+        gone.map(|(_, namespace)| namespace).collect()
     }
 
     /// The namespace called `name`, made if it does not exist.
@@ -167,8 +131,7 @@ impl Namespaces {
         if let Some(found) = self.get(name) {
             return Ok(found);
         }
-        let _changing = self.changing.lock();
-        let current = self.current.load();
+        let mut current = self.current.write();
         if let Some(found) = current.get(name) {
             return Ok(Arc::clone(found));
         }
@@ -182,15 +145,13 @@ impl Namespaces {
         }
         let indexer = PositionalIndexer::sharing(self.defaults, self.limits, &self.total);
         let created = Namespace::new(name.clone(), indexer, false);
-        let mut next = HashMap::clone(&current);
-        next.insert(name.clone(), Arc::clone(&created));
-        self.current.store(Arc::new(next));
+        current.insert(name.clone(), Arc::clone(&created));
         Ok(created)
     }
 
     /// All namespaces, by name.
     pub fn all(&self) -> Vec<Arc<Namespace>> {
-        let mut all: Vec<_> = self.current.load().values().cloned().collect();
+        let mut all: Vec<_> = self.current.read().values().cloned().collect();
         all.sort_by(|one, other| one.name.cmp(&other.name));
         all
     }

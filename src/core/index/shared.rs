@@ -1,9 +1,9 @@
 //! What lanes and queries of one index share, and what several indexes do.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
+use crossbeam_utils::atomic::AtomicCell;
 use parking_lot::{Mutex, RwLock};
 
 use super::directory::{HolderSlot, Slots};
@@ -21,12 +21,13 @@ pub(crate) struct Shared {
     pub(crate) limits: IndexLimits,
     pub(crate) runs: RunStore,
     pub(crate) slots: Slots,
-    holders: RwLock<HashMap<HolderSlot, Arc<Holder>>>,
+    pub(super) holders: RwLock<HashMap<HolderSlot, Arc<Holder>>>,
     /// Held by whoever evicts.
     pub(crate) evicting: Mutex<()>,
-    foreign_holders: AtomicU32,
+    /// How many holders' hashes are not the contract's chain.
+    pub(super) foreign_holders: AtomicCell<u32>,
     /// How often the state of a holder has been replaced as a whole.
-    replacements: AtomicU64,
+    pub(super) replacements: AtomicCell<u64>,
     pub(super) total: Arc<TotalUsage>,
 }
 
@@ -44,8 +45,8 @@ impl Shared {
             slots: Slots::default(),
             holders: RwLock::default(),
             evicting: Mutex::default(),
-            foreign_holders: AtomicU32::new(0),
-            replacements: AtomicU64::new(0),
+            foreign_holders: AtomicCell::new(0),
+            replacements: AtomicCell::new(0),
             total: Arc::clone(total),
         });
         total.join(&shared);
@@ -61,41 +62,10 @@ impl Shared {
         }
     }
 
-    /// How often the state of a holder has been replaced as a whole.
-    pub(super) fn replacements(&self) -> u64 {
-        self.replacements.load(Ordering::Acquire)
-    }
-
-    /// How many holders' hashes are not the contract's chain.
-    pub(super) fn foreign_holders(&self) -> u32 {
-        self.foreign_holders.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn count_replacement(&self) -> u64 {
-        self.replacements.fetch_add(1, Ordering::AcqRel) + 1
-    }
-
-    pub(crate) fn count_foreign_holder(&self, joins: bool) {
-        if joins {
-            self.foreign_holders.fetch_add(1, Ordering::Relaxed);
-        } else {
-            self.foreign_holders.fetch_sub(1, Ordering::Relaxed);
-        }
-    }
-
     /// Whether nothing is known that contradicts that a hash stands for its whole prefix.
     #[inline]
     pub(crate) fn is_chain(&self) -> bool {
-        self.runs.is_chain() && self.foreign_holders() == 0
-    }
-
-    /// The holder that has a slot now.
-    pub(crate) fn holder(&self, slot: HolderSlot) -> Option<Arc<Holder>> {
-        self.holders.read().get(&slot).cloned()
-    }
-
-    pub(super) fn add(&self, holder: &Arc<Holder>, slot: HolderSlot) {
-        self.holders.write().insert(slot, Arc::clone(holder));
+        self.runs.is_chain() && self.foreign_holders.load() == 0
     }
 
     /// Gives the slot of a holder back that has no blocks.
@@ -109,7 +79,7 @@ impl Shared {
 #[derive(Debug, Default)]
 pub struct TotalUsage {
     pub(super) usage: Arc<Usage>,
-    members: Mutex<Vec<Weak<Shared>>>,
+    pub(super) members: Mutex<Vec<Weak<Shared>>>,
 }
 
 impl TotalUsage {
@@ -127,10 +97,5 @@ impl TotalUsage {
             members.retain(|member| member.strong_count() > 0);
             members.push(Arc::downgrade(index));
         }
-    }
-
-    /// The indexes that use it.
-    pub(super) fn members(&self) -> Vec<Arc<Shared>> {
-        self.members.lock().iter().filter_map(Weak::upgrade).collect()
     }
 }

@@ -15,8 +15,8 @@ pub(crate) struct SplitMap<K, V> {
     /// One, or as many as [`SPLITS`].
     maps: Vec<HashMap<K, V>>,
     chooser: DefaultHashBuilder,
-    len: usize,
-    capacity: usize,
+    /// What the maps take.
+    bytes: usize,
 }
 
 impl<K, V> Default for SplitMap<K, V> {
@@ -24,22 +24,19 @@ impl<K, V> Default for SplitMap<K, V> {
         Self {
             maps: Vec::new(),
             chooser: DefaultHashBuilder::default(),
-            len: 0,
-            capacity: 0,
+            bytes: 0,
         }
     }
 }
 
 impl<K: Hash + Eq, V> SplitMap<K, V> {
     pub(crate) fn is_empty(&self) -> bool {
-        self.len == 0
+        self.maps.iter().all(HashMap::is_empty)
     }
 
     /// What it takes, in bytes.
     pub(crate) fn bytes(&self) -> usize {
-        // A byte beside each slot, and slots that stay empty.
-        let slots = self.capacity * (size_of::<(K, V)>() + 1);
-        slots / 7 * 8 + self.maps.capacity() * size_of::<HashMap<K, V>>()
+        self.bytes + self.maps.capacity() * size_of::<HashMap<K, V>>()
     }
 
     #[inline]
@@ -64,17 +61,17 @@ impl<K: Hash + Eq, V> SplitMap<K, V> {
 
     /// The map where a key belongs, with room for one more.
     fn roomy(&mut self, key: &K) -> &mut HashMap<K, V> {
-        match self.maps.len() {
-            0 => self.maps.push(HashMap::new()),
-            1 if self.len >= WHOLE_MAX => self.split(),
+        match self.maps.as_slice() {
+            [] => self.maps.push(HashMap::new()),
+            [whole] if whole.len() >= WHOLE_MAX => self.split(),
             _ => {}
         }
         let place = self.place(key);
         let map = &mut self.maps[place];
         if map.len() == map.capacity() {
-            self.capacity -= map.capacity();
+            self.bytes -= map.allocation_size();
             map.reserve(1);
-            self.capacity += map.capacity();
+            self.bytes += map.allocation_size();
         }
         map
     }
@@ -86,20 +83,18 @@ impl<K: Hash + Eq, V> SplitMap<K, V> {
             let place = self.place(&key);
             self.maps[place].insert(key, value);
         }
-        self.capacity = self.maps.iter().map(HashMap::capacity).sum();
+        self.bytes = self.maps.iter().map(HashMap::allocation_size).sum();
     }
 
     pub(crate) fn insert(&mut self, key: K, value: V) -> Option<V> {
-        let before = self.roomy(&key).insert(key, value);
-        self.len += usize::from(before.is_none());
-        before
+        self.roomy(&key).insert(key, value)
     }
 
     pub(crate) fn remove(&mut self, key: &K) -> Option<V> {
         let place = self.place(key);
-        let gone = self.maps.get_mut(place)?.remove(key)?;
-        self.len -= 1;
-        if self.len == 0 {
+        let map = self.maps.get_mut(place)?;
+        let gone = map.remove(key)?;
+        if map.is_empty() && self.is_empty() {
             *self = Self::default();
         }
         Some(gone)
@@ -124,13 +119,7 @@ impl<K: Hash + Eq, V: Default> SplitMap<K, V> {
     /// The value of a key, which is made where it is not there.
     #[inline]
     pub(crate) fn or_default(&mut self, key: K) -> &mut V {
-        let place = self.place(&key);
-        let is_there = self.maps.get(place).is_some_and(|map| map.contains_key(&key));
-        if !is_there {
-            self.len += 1;
-            return self.roomy(&key).entry(key).or_default();
-        }
-        self.maps[place].entry(key).or_default()
+        self.roomy(&key).entry(key).or_default()
     }
 }
 
@@ -155,9 +144,9 @@ mod tests {
                 0..8 => assert_eq!(map.remove(&key), model.remove(&key)),
                 _ => assert_eq!(map.get(&key), model.get(&key)),
             }
-            assert_eq!((map.len, map.is_empty()), (model.len(), model.is_empty()));
+            assert_eq!(map.is_empty(), model.is_empty());
         }
-        assert!(map.splits() == SPLITS && map.bytes() > map.len * 16);
+        assert!(map.splits() == SPLITS && map.bytes() > model.len() * 16);
         let mut all: Vec<_> = map.iter().map(|(key, value)| (*key, *value)).collect();
         let mut keys: Vec<_> = (0..map.splits())
             .flat_map(|number| map.keys_of(number).copied())
@@ -171,6 +160,6 @@ mod tests {
         for key in keys {
             assert!(map.remove(&key).is_some());
         }
-        assert_eq!((map.len, map.bytes()), (0, 0));
+        assert_eq!((map.is_empty(), map.bytes()), (true, 0));
     }
 }

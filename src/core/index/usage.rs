@@ -1,6 +1,6 @@
 //! What is used of a capacity, by one index or by several together.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use crossbeam_utils::atomic::AtomicCell;
 
 use super::settings::Capacity;
 
@@ -25,10 +25,11 @@ pub(crate) struct Change {
 #[derive(Debug, Default)]
 pub(crate) struct Usage {
     capacity: Capacity,
-    blocks: AtomicU64,
-    bytes: AtomicU64,
+    /// Distinct blocks.
+    pub(crate) blocks: AtomicCell<u64>,
+    pub(crate) bytes: AtomicCell<u64>,
     /// Bytes of what has no place among the runs, and so is not evicted.
-    aside: AtomicU64,
+    aside: AtomicCell<u64>,
 }
 
 impl Usage {
@@ -45,16 +46,6 @@ impl Usage {
         self.capacity != Capacity::UNBOUNDED
     }
 
-    /// Distinct blocks.
-    pub(crate) fn blocks(&self) -> u64 {
-        self.blocks.load(Ordering::Relaxed)
-    }
-
-    /// Bytes.
-    pub(crate) fn bytes(&self) -> u64 {
-        self.bytes.load(Ordering::Relaxed)
-    }
-
     /// More is used, or less. `is_alone`: nobody else can change it at the same time.
     pub(crate) fn change(&self, change: Change, is_alone: bool) {
         let Change { blocks, bytes, aside } = change;
@@ -65,17 +56,16 @@ impl Usage {
             }
             // Wraps around, and so subtracts what is below 0.
             if is_alone {
-                let now = used.load(Ordering::Relaxed).wrapping_add_signed(change);
-                used.store(now, Ordering::Relaxed);
+                used.store(used.load().wrapping_add_signed(change));
             } else {
-                used.fetch_add(change.cast_unsigned(), Ordering::Relaxed);
+                used.fetch_add(change.cast_unsigned());
             }
         }
     }
 
     /// All that is used, as what it would be to take it away.
     pub(crate) fn all_gone(&self) -> Change {
-        let gone = |used: &AtomicU64| -used.load(Ordering::Relaxed).cast_signed();
+        let gone = |used: &AtomicCell<u64>| -used.load().cast_signed();
         Change {
             blocks: gone(&self.blocks),
             bytes: gone(&self.bytes),
@@ -83,21 +73,16 @@ impl Usage {
         }
     }
 
-    /// Bytes of what has no place among the runs.
-    pub(crate) fn aside(&self) -> u64 {
-        self.aside.load(Ordering::Relaxed)
-    }
-
-    /// Whether it has a small part of the capacity: blocks with a place must not have to give way to it.
+    /// Whether what has no place among the runs has a small part of the capacity: blocks with a place must not have to give way to it.
     pub(crate) fn has_room_aside(&self) -> bool {
         let bytes_max = self.blocks_max().saturating_mul(BLOCK_BYTES);
-        self.aside() < (bytes_max / ASIDE_SHARE).max(ASIDE_BYTES_MIN)
+        self.aside.load() < (bytes_max / ASIDE_SHARE).max(ASIDE_BYTES_MIN)
     }
 
     /// How many blocks are too many.
     pub(crate) fn excess_blocks(&self) -> u64 {
-        let blocks = self.blocks().saturating_sub(self.capacity.blocks_max);
-        let bytes = self.bytes().saturating_sub(self.capacity.bytes_max);
+        let blocks = self.blocks.load().saturating_sub(self.capacity.blocks_max);
+        let bytes = self.bytes.load().saturating_sub(self.capacity.bytes_max);
         blocks.max(bytes.div_ceil(BLOCK_BYTES))
     }
 

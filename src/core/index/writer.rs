@@ -39,8 +39,11 @@ impl HolderWriter {
     /// Takes the reasons for doubt away that are not in `kept`: the state has been replaced as a whole. Searches that began before
     /// notice it. Returns what is left.
     pub fn replace_reasons(&self, kept: DegradedReasons) -> DegradedReasons {
-        let replacement = self.shared.count_replacement();
-        self.status().replace_reasons(kept, replacement)
+        // Before the reasons go: who does not see them any more sees this.
+        self.status()
+            .replacement
+            .store(self.shared.replacements.fetch_add(1) + 1);
+        self.status().retain_reasons(kept)
     }
 
     /// Block size and hashing of the namespace.
@@ -117,7 +120,7 @@ impl HolderWriter {
     /// Notes that blocks may lie in `tier` from now on.
     pub(super) fn note_tier(&self, tier: Tier) {
         if tier != Tier::DEVICE {
-            self.status().set_lower_tiers(true);
+            self.status().has_lower_tiers.store(true);
         }
     }
 
@@ -131,7 +134,7 @@ impl HolderWriter {
         self.holder.clear(&self.shared.runs);
         self.claims = Claims::default();
         self.set_foreign_chain(false);
-        self.status().set_lower_tiers(false);
+        self.status().has_lower_tiers.store(false);
     }
 
     /// Removes all blocks and gives the holder's slot back.
@@ -143,9 +146,13 @@ impl HolderWriter {
 
     /// Notes whether the holder's hashes are not the contract's chain.
     pub fn set_foreign_chain(&mut self, is_foreign: bool) {
-        if self.status().has_foreign_chain() != is_foreign {
-            self.status().set_foreign_chain(is_foreign);
-            self.shared.count_foreign_holder(is_foreign);
+        if self.status().has_foreign_chain.load() != is_foreign {
+            self.status().has_foreign_chain.store(is_foreign);
+            let foreign_holders = &self.shared.foreign_holders;
+            match is_foreign {
+                true => foreign_holders.fetch_add(1),
+                false => foreign_holders.fetch_sub(1),
+            };
         }
     }
 

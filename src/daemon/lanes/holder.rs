@@ -169,7 +169,7 @@ impl Holder {
         // exact at every step.
         self.writer.status().confirm(received.generation);
         let afterwards = self.apply_events(batch, context);
-        self.writer.status().set_cursor(next);
+        self.writer.status().cursor.store(next);
         self.hear(context.clocks);
         afterwards
     }
@@ -261,7 +261,7 @@ impl Holder {
         self.seen = next;
         let start = BatchCursor { seq: 0, ..next };
         self.tracker = SequenceTracker::resuming(start);
-        self.writer.status().set_cursor(start);
+        self.writer.status().cursor.store(start);
     }
 
     /// Withdraws the reasons for doubt after the whole state was replaced. These stay:
@@ -330,9 +330,9 @@ impl Holder {
             .map(|made_us| clocks.unix_us.saturating_sub(made_us));
         total.lag = lag_us.map(std::time::Duration::from_micros);
         context.tally.add(&self.metrics, &total);
-        self.writer
-            .status()
-            .set_applied(clocks.unix_us, lag_us.unwrap_or_default());
+        let status = self.writer.status();
+        status.applied_at_us.store(clocks.unix_us);
+        status.lag_us.store(lag_us.unwrap_or_default());
         afterwards
     }
 

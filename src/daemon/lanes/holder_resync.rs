@@ -115,11 +115,11 @@ impl Holder {
         }
         self.note_gap(next, missed);
         // An epoch begins without blocks. A holder without blocks is in that state already.
-        self.is_whole = self.writer.blocks() == 0 && self.writer.status().parked_events() == 0;
+        self.is_whole = self.writer.blocks() == 0 && self.writer.status().parked_events.load() == 0;
         self.asked.has_restarted = false;
         let start = BatchCursor { seq: 0, ..next };
         self.tracker = SequenceTracker::resuming(start);
-        self.writer.status().set_cursor(start);
+        self.writer.status().cursor.store(start);
     }
 
     /// Begins a resync: batches are held from now on.
@@ -185,7 +185,7 @@ impl Holder {
             Afterwards::Leaves => afterwards,
         };
         if self.tracker.cursor() == Some(cursor) {
-            self.writer.status().set_cursor(cursor);
+            self.writer.status().cursor.store(cursor);
         }
         self.hear(context.clocks);
         let remaining = self.end_resync();
@@ -205,7 +205,7 @@ impl Holder {
         context: Context<'_>,
     ) -> Afterwards {
         if answer.kind == ResyncAnswerKind::Full {
-            let is_foreign = self.writer.status().has_foreign_chain();
+            let is_foreign = self.writer.status().has_foreign_chain.load();
             let batches = answer.batches.iter();
             let state = batches.flat_map(|batch| batch.events.iter().map(|event| (batch.tier, event)));
             let state = state.filter(|(_, event)| !matches!(event, Event::Doubted(_)));

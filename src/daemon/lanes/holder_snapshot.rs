@@ -94,7 +94,7 @@ impl Holder {
         };
         self.tracker = SequenceTracker::resuming(cursor);
         let status = self.writer.status();
-        status.set_cursor(cursor);
+        status.cursor.store(cursor);
         let reasons = DegradedReasons::from_bits(frame.degraded_bits);
         // `Unverified` does not last: the next batch that continues the count withdraws it.
         let lasting = reasons.filtered(DegradedReason::is_lasting);
@@ -186,7 +186,7 @@ impl Holder {
         let id = &self.writer.record().id;
         let cursor = self.tracker.cursor().unwrap_or_default();
         let mut reasons = self.writer.status().lasting_reasons();
-        if self.writer.status().parked_events() > 0 || self.writer.has_claims() {
+        if self.writer.status().parked_events.load() > 0 || self.writer.has_claims() {
             // Events that wait for a parent are not dumped, nor what parents blocks may have meant.
             reasons = reasons.with(DegradedReason::UnknownParent);
         }
@@ -203,7 +203,7 @@ impl Holder {
             blocks: self.writer.blocks() as u64,
             hashing: self.writer.settings().hashing,
             block_size: self.writer.settings().block_size.as_u32(),
-            foreign_chain: self.writer.status().has_foreign_chain(),
+            foreign_chain: self.writer.status().has_foreign_chain.load(),
             made_us: Some(self.made_us),
             forest: None,
         }

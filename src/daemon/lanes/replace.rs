@@ -21,7 +21,7 @@ pub(super) fn remove_surplus<'a>(
     state: impl Iterator<Item = (Tier, &'a Event)>,
     now_us: u64,
 ) {
-    let is_settled = writer.status().parked_events() == 0;
+    let is_settled = writer.status().parked_events.load() == 0;
     let wanted = is_settled.then(|| names_of(state)).flatten();
     let present: Vec<(Tier, Event)> = match &wanted {
         Some(_) => writer.dump_events(EVENT_BLOCKS_MAX).collect(),

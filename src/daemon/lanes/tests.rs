@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvatlas_core::hash::{BlockSize, SequenceHash};
-use kvatlas_core::index::{Hashing, IndexLimits, NamespaceSettings, Namespaces, StreamGeneration};
+use kvatlas_core::index::{Capacity, Hashing, IndexLimits, NamespaceSettings, Namespaces, StreamGeneration};
 use kvatlas_core::snapshot::{Frame, HolderFrame};
 use kvatlas_core::wire::{
     DegradedReason, Event, EventBatch, NamespaceName, QueryKey, Shard, StoredBlocks, Subjects, Tier,
@@ -42,7 +42,13 @@ fn namespaces() -> Namespaces {
         block_size: BlockSize::DEFAULT,
         ..NamespaceSettings::default()
     };
-    Namespaces::new(settings, Vec::new(), IndexLimits::default(), 16)
+    Namespaces::new(
+        Capacity::UNBOUNDED,
+        settings,
+        Vec::new(),
+        IndexLimits::default(),
+        16,
+    )
 }
 
 fn settings() -> LaneSettings {
@@ -175,7 +181,10 @@ async fn blocks_of_other_settings_are_not_restored_and_their_publisher_is_asked(
         };
         let reasons = known.status.own_reasons();
         assert!(reasons.contains(DegradedReason::Rejected));
-        assert_eq!((known.status.cursor().epoch, known.status.cursor().seq), (1, 7));
+        assert_eq!(
+            (known.status.cursor.load().epoch, known.status.cursor.load().seq),
+            (1, 7)
+        );
     }
 }
 
@@ -283,7 +292,10 @@ async fn messages_that_are_sorted_together_are_applied_in_the_order_of_each_work
     // One out of order, or lost, would be a gap.
     let reasons: Vec<_> = holders.iter().map(|holder| holder.status.own_reasons()).collect();
     assert!(reasons.iter().all(|reasons| reasons.is_empty()), "{reasons:?}");
-    let reached: Vec<u64> = holders.iter().map(|holder| holder.status.cursor().seq).collect();
+    let reached: Vec<u64> = holders
+        .iter()
+        .map(|holder| holder.status.cursor.load().seq)
+        .collect();
     assert_eq!(reached, seqs);
 }
 

@@ -43,7 +43,7 @@ pub(super) fn namespaces(config: &Config) -> Result<Namespaces, NamespaceError> 
         ));
     }
     let limits = &config.limits;
-    let namespaces = Namespaces::within(
+    let namespaces = Namespaces::new(
         capacity(limits.max_blocks_total, limits.max_bytes_total),
         defaults,
         configured,

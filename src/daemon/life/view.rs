@@ -102,7 +102,7 @@ impl DaemonView {
         let is_stale = |status: &HolderStatus| status.own_reasons().contains(DegradedReason::Stale);
         let stale = holders.iter().filter(|holder| is_stale(&holder.status)).count();
         gauges.stale_holders.set(stale as f64);
-        let lag_us = holders.iter().map(|holder| holder.status.lag_us()).max();
+        let lag_us = holders.iter().map(|holder| holder.status.lag_us.load()).max();
         let lag = Duration::from_micros(lag_us.unwrap_or_default());
         gauges.event_lag.set(lag);
         let sizes = namespace.indexer.sizes();
@@ -191,8 +191,8 @@ impl AdminSource for DaemonView {
                 let holder = HolderJson {
                     namespace: namespace.name.clone(),
                     status,
-                    applied_at_us: record.status.applied_at_us(),
-                    lag_us: record.status.lag_us(),
+                    applied_at_us: record.status.applied_at_us.load(),
+                    lag_us: record.status.lag_us.load(),
                     worker_lane_us: freshness.spent_us(&WorkerKey {
                         namespace: namespace.name.clone(),
                         worker: record.id.worker.clone(),

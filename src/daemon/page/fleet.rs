@@ -70,11 +70,11 @@ impl Facts {
     fn of(record: &HolderRecord, trust: &StreamTrust) -> Self {
         let status = &record.status;
         Self {
-            blocks: status.blocks(),
+            blocks: status.blocks.load(),
             reasons: status.reasons(trust).bits(),
-            lag_us: status.lag_us(),
-            applied_at_us: status.applied_at_us(),
-            parked_events: status.parked_events(),
+            lag_us: status.lag_us.load(),
+            applied_at_us: status.applied_at_us.load(),
+            parked_events: status.parked_events.load(),
         }
     }
 }
@@ -182,7 +182,7 @@ impl Fleet {
 
 #[cfg(test)]
 mod tests {
-    use kvatlas_core::index::{IndexLimits, NamespaceSettings, Namespaces};
+    use kvatlas_core::index::{Capacity, IndexLimits, NamespaceSettings, Namespaces};
     use kvatlas_core::wire::{DegradedReason, WorkerName};
 
     use super::*;
@@ -190,6 +190,7 @@ mod tests {
     #[test]
     fn a_client_hears_of_each_change_once() {
         let namespaces = Namespaces::new(
+            Capacity::UNBOUNDED,
             NamespaceSettings::default(),
             Vec::new(),
             IndexLimits::default(),

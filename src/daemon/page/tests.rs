@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use http_body_util::BodyExt;
 use kvatlas_core::hash::SequenceHash;
-use kvatlas_core::index::{IndexLimits, NamespaceSettings, Namespaces};
+use kvatlas_core::index::{Capacity, IndexLimits, NamespaceSettings, Namespaces};
 use kvatlas_core::wire::{
     Event, HolderId, QueryKey, QueryRequest, SingleQuery, StoredBlocks, Subjects, Tier, WireLimits,
     WorkerName,
@@ -22,6 +22,7 @@ struct World {
 /// Holders of `[1, 2, 3]`, `[1, 2]` and `[1, 8]` in the namespace `n`.
 fn world() -> World {
     let namespaces = Namespaces::new(
+        Capacity::UNBOUNDED,
         NamespaceSettings::default(),
         Vec::new(),
         IndexLimits::default(),

@@ -498,16 +498,16 @@ pub(crate) fn report(
     namespace: &NamespaceName,
 ) -> HolderStatusReply {
     let (id, status) = (&holder.id, &holder.status);
-    let cursor = status.cursor();
+    let cursor = status.cursor.load();
     let degraded = with_wait(status.reasons(trust), look, namespace, id);
     HolderStatusReply {
         worker: id.worker.clone(),
         rank: id.rank,
         epoch: cursor.epoch,
         seq: cursor.seq,
-        blocks: status.blocks(),
-        parked_events: status.parked_events(),
-        foreign_chain: status.has_foreign_chain(),
+        blocks: status.blocks.load(),
+        parked_events: status.parked_events.load(),
+        foreign_chain: status.has_foreign_chain.load(),
         exact: degraded.is_empty(),
         degraded,
     }

@@ -61,7 +61,7 @@ pub(super) fn answer(
 
 #[cfg(test)]
 mod tests {
-    use kvatlas_core::index::{IndexLimits, NamespaceSettings};
+    use kvatlas_core::index::{Capacity, IndexLimits, NamespaceSettings};
     use kvatlas_core::wire::{HolderId, NamespaceName, WorkerName};
 
     use super::*;
@@ -100,7 +100,13 @@ mod tests {
     #[test]
     fn the_pages_together_are_the_roster() {
         let limits = IndexLimits::default();
-        let namespaces = Namespaces::new(NamespaceSettings::default(), Vec::new(), limits, 16);
+        let namespaces = Namespaces::new(
+            Capacity::UNBOUNDED,
+            NamespaceSettings::default(),
+            Vec::new(),
+            limits,
+            16,
+        );
         let name = NamespaceName::new("n").unwrap();
         let namespace = namespaces.get_or_create(&name).unwrap();
         let workers = ROSTER_PAGE_MAX + 7;

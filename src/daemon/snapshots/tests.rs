@@ -9,7 +9,7 @@ use crate::daemon::lanes::{HoldingSettings, LanePool, LaneSettings, LivenessSett
 use crate::daemon::metrics::SnapshotMetrics;
 use kvatlas_core::hash::SequenceHash;
 use kvatlas_core::index::{
-    IndexLimits, NamespaceSettings, Namespaces, Search, StreamGeneration, StreamTrust, TierDepth,
+    Capacity, IndexLimits, NamespaceSettings, Namespaces, Search, StreamGeneration, StreamTrust, TierDepth,
 };
 use kvatlas_core::snapshot::{Frame, SnapshotReader, StreamCursor};
 use kvatlas_core::wire::{
@@ -39,6 +39,7 @@ impl World {
 
     fn keeping_back(holding: Option<HoldingSettings>) -> Self {
         let namespaces = Arc::new(Namespaces::new(
+            Capacity::UNBOUNDED,
             NamespaceSettings::default(),
             Vec::new(),
             IndexLimits::default(),
@@ -105,8 +106,8 @@ impl World {
             let status = &holder.status;
             (
                 holder.id.worker.to_string(),
-                status.cursor().seq,
-                status.blocks(),
+                status.cursor.load().seq,
+                status.blocks.load(),
                 status.reasons(&self.trust),
             )
         };

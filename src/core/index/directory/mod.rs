@@ -3,16 +3,14 @@
 //! | file | what |
 //! |---|---|
 //! | `slots.rs` | the directory: from a number to a holder, in versions |
-//! | `worker_slots.rs` | from a worker to its holders' numbers |
 //! | `holder_set.rs` | numbers of holders, and sets of them |
 //! | `status.rs` | whether a holder's state is certain, and how large it is |
 
 mod holder_set;
 mod slots;
 mod status;
-mod worker_slots;
 
-pub(crate) use holder_set::{HolderSlot, SlotBits, SlotGatherer, SlotSet};
+pub(crate) use holder_set::{HolderSlot, SlotBits, SlotSet};
 pub(crate) use slots::{Directory, Slots};
 pub use slots::{HolderRecord, RegisterError};
 pub use status::{HolderStatus, StreamGeneration, StreamStall, StreamTrust};

@@ -1,16 +1,18 @@
 //! The directory of holders: slot → holder, in versions that queries read without a lock.
 
+use std::hash::BuildHasher;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use arc_swap::{ArcSwap, Guard};
+use hashbrown::{DefaultHashBuilder, HashTable};
 use parking_lot::Mutex;
 
+use crate::index::settings::IndexLimits;
 use crate::wire::{HolderId, WorkerName};
 
 use super::holder_set::{HolderSlot, SlotBits, SlotSet};
 use super::status::HolderStatus;
-use super::worker_slots::WorkerSlots;
 
 /// A registered holder, as queries and the lane share it.
 #[derive(Debug)]
@@ -35,8 +37,12 @@ impl HolderRecord {
 pub(crate) struct Directory {
     holders: Vec<Option<Arc<HolderRecord>>>,
     /// The slots that have a holder.
-    taken: SlotSet,
-    by_worker: WorkerSlots,
+    pub(crate) taken: SlotSet,
+    /// The same slots by worker. Without the names, so that a new version of the directory costs little.
+    by_worker: HashTable<HolderSlot>,
+    hasher: DefaultHashBuilder,
+    /// How many workers have a slot.
+    pub(crate) workers: usize,
     /// How many holders had left when this version was made, and how many have until now.
     departures: u64,
     departures_now: Arc<AtomicU64>,
@@ -55,32 +61,34 @@ impl Directory {
         self.holders.len() <= u64::BITS as usize
     }
 
-    /// The slots that have a holder in this version.
-    pub(crate) fn taken(&self) -> &SlotSet {
-        &self.taken
-    }
-
     /// All holders, by slot.
     pub(crate) fn holders(&self) -> impl Iterator<Item = &Arc<HolderRecord>> {
         self.holders.iter().flatten()
     }
 
+    /// The slots of a worker.
+    fn ranks_of(&self, worker: &WorkerName) -> impl Iterator<Item = HolderSlot> {
+        let slots = self.by_worker.iter_hash(self.hasher.hash_one(worker)).copied();
+        slots.filter(|slot| {
+            let holder = self.holder(slot.index());
+            holder.is_some_and(|holder| holder.id.worker == *worker)
+        })
+    }
+
     /// The slots of these workers.
     pub(crate) fn slots_of(&self, workers: &[WorkerName]) -> SlotSet {
-        workers
-            .iter()
-            .flat_map(|worker| self.by_worker.of(worker))
-            .copied()
-            .collect()
+        let mut slots = SlotSet::default();
+        for worker in workers {
+            for slot in self.ranks_of(worker) {
+                slots.insert(slot);
+            }
+        }
+        slots
     }
 
     /// Whether nobody has left since this version was made.
     pub(crate) fn is_complete(&self) -> bool {
         self.departures_now.load(Ordering::Acquire) == self.departures
-    }
-
-    pub(crate) fn workers(&self) -> usize {
-        self.by_worker.workers()
     }
 }
 
@@ -129,29 +137,28 @@ impl Slots {
     pub(crate) fn register(
         &self,
         id: &HolderId,
-        workers_max: usize,
-        ranks_max: usize,
+        limits: &IndexLimits,
     ) -> Result<(HolderSlot, Arc<HolderRecord>), RegisterError> {
         let _changing = self.changing.lock();
         let mut next = Directory::clone(&self.current.load());
-        let ranks = next.by_worker.of(&id.worker);
-        let is_own = |slot: &HolderSlot| next.holder(slot.index()).is_some_and(|holder| holder.id == *id);
-        if ranks.iter().any(is_own) {
+        let is_own = |slot: HolderSlot| next.holder(slot.index()).is_some_and(|holder| holder.id == *id);
+        if next.ranks_of(&id.worker).any(is_own) {
             return Err(RegisterError::Registered(id.clone()));
         }
-        if ranks.is_empty() && next.workers() >= workers_max {
-            return Err(RegisterError::TooManyWorkers { workers: workers_max });
+        let ranks = next.ranks_of(&id.worker).count();
+        if ranks == 0 && next.workers >= limits.workers_max {
+            let workers = limits.workers_max;
+            return Err(RegisterError::TooManyWorkers { workers });
         }
-        if ranks.len() >= ranks_max {
+        if ranks >= limits.ranks_per_worker_max {
             return Err(RegisterError::TooManyRanks {
                 worker: id.worker.clone(),
-                ranks: ranks_max,
+                ranks: limits.ranks_per_worker_max,
             });
         }
         let free = next.holders.iter().position(Option::is_none);
         let free = free.unwrap_or(next.holders.len());
-        let slots = HolderSlot::COUNT_MAX;
-        let slot = HolderSlot::new(free).ok_or(RegisterError::NoSlot { slots })?;
+        let slot = HolderSlot::new(free).ok_or(RegisterError::NoSlot { slots: free })?;
         let record = Arc::new(HolderRecord {
             id: id.clone(),
             status: HolderStatus::default(),
@@ -160,7 +167,12 @@ impl Slots {
         next.holders.resize(next.holders.len().max(free + 1), None);
         next.holders[free] = Some(Arc::clone(&record));
         next.taken.insert(slot);
-        next.by_worker.add(&id.worker, slot);
+        next.workers += usize::from(ranks == 0);
+        let hash = |slot: &HolderSlot| {
+            let holder = next.holders[slot.index()].as_ref();
+            holder.map_or(0, |holder| next.hasher.hash_one(&holder.id.worker))
+        };
+        next.by_worker.insert_unique(hash(&slot), slot, hash);
         self.current.store(Arc::new(next));
         Ok((slot, record))
     }
@@ -176,7 +188,55 @@ impl Slots {
         // Before the slot can be given out again: a search that still has the old version drops the holder.
         record.retired.store(true, Ordering::Release);
         next.departures = next.departures_now.fetch_add(1, Ordering::AcqRel) + 1;
-        next.by_worker.remove(&record.id.worker, slot);
+        let worker = &record.id.worker;
+        let hash = next.hasher.hash_one(worker);
+        if let Ok(own) = next.by_worker.find_entry(hash, |other| *other == slot) {
+            own.remove();
+        }
+        let is_last = next.ranks_of(worker).next().is_none();
+        next.workers -= usize::from(is_last);
         self.current.store(Arc::new(next));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_version_keeps_the_workers_that_it_had() {
+        let name = |number: usize| WorkerName::new(&format!("gpu-{number}")).unwrap();
+        let slot = |number: usize| HolderSlot::new(number).unwrap();
+        let id = |number: usize| HolderId {
+            worker: name(number / 2),
+            rank: u32::try_from(number % 2).unwrap(),
+        };
+        let of = |version: &Directory, worker: usize| {
+            let mut slots: Vec<_> = version.ranks_of(&name(worker)).collect();
+            slots.sort_unstable();
+            slots
+        };
+        let slots = Slots::default();
+        let mut versions = vec![slots.current.load_full()];
+        for number in 0..500 {
+            slots.register(&id(number), &IndexLimits::default()).unwrap();
+            versions.push(slots.current.load_full());
+        }
+        for (count, version) in versions.iter().enumerate() {
+            assert_eq!(version.workers, count.div_ceil(2));
+            for number in 0..250 {
+                let expected: Vec<_> = (number * 2..count.min(number * 2 + 2)).map(slot).collect();
+                assert_eq!(of(version, number), expected, "{number} of {count}");
+            }
+        }
+        let released = |number: usize| {
+            slots.release(slot(number));
+            slots.release(slot(number));
+            let last = slots.current.load();
+            (last.workers, of(&last, 0))
+        };
+        assert_eq!(released(1), (250, vec![slot(0)]));
+        assert_eq!(released(0), (249, Vec::new()));
+        assert_eq!(of(&versions[499], 0), [slot(0), slot(1)]);
     }
 }

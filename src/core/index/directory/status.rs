@@ -5,7 +5,9 @@
 //! messages, a snapshot was loaded) concerns all holders at once: it begins a new generation of the stream, and each
 //! holder is trusted again when a batch received in that generation continues its count.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use crossbeam_utils::atomic::AtomicCell;
 
 use crate::wire::{BatchCursor, DegradedReason, DegradedReasons};
 
@@ -90,15 +92,24 @@ impl StreamTrust {
 pub struct HolderStatus {
     reasons: AtomicU32,
     confirmed_generation: AtomicU64,
-    epoch: AtomicU64,
-    seq: AtomicU64,
-    blocks: AtomicU64,
-    parked_events: AtomicU32,
-    applied_at_us: AtomicU64,
-    lag_us: AtomicU64,
-    replacement: AtomicU64,
-    foreign_chain: AtomicBool,
-    lower_tiers: AtomicBool,
+    /// The number of the last replacement of the state, of all holders that a query can see together; 0 if there was none. To be read after
+    /// the reasons.
+    pub(crate) replacement: AtomicCell<u64>,
+    /// The last batch applied.
+    pub cursor: AtomicCell<BatchCursor>,
+    /// Blocks that the holder holds.
+    pub blocks: AtomicCell<u64>,
+    /// Stored events that wait for their parent.
+    pub parked_events: AtomicCell<u32>,
+    /// When the last batch was applied, in microseconds since the Unix epoch; 0 if none was.
+    pub applied_at_us: AtomicCell<u64>,
+    /// How old the last batch was when it was applied, in microseconds, by the publisher's clock.
+    pub lag_us: AtomicCell<u64>,
+    /// Whether the holder's hashes are not the contract's chain, so that queries by tokens or block hashes cannot
+    /// find its blocks. Queries by its own hashes can, and are as exact as ever; so this is no degradation.
+    pub has_foreign_chain: AtomicCell<bool>,
+    /// Whether blocks may lie in another tier than the device's. True before the first such block can be found; to be asked after a search.
+    pub has_lower_tiers: AtomicCell<bool>,
 }
 
 impl HolderStatus {
@@ -155,18 +166,6 @@ impl HolderStatus {
         DegradedReasons::from_bits(before & kept.bits())
     }
 
-    /// As [`Self::retain_reasons`]; `replacement` counts such replacements of all holders that a query can see together.
-    pub fn replace_reasons(&self, kept: DegradedReasons, replacement: u64) -> DegradedReasons {
-        // Before the reasons go: who does not see them any more sees this.
-        self.replacement.store(replacement, Ordering::Release);
-        self.retain_reasons(kept)
-    }
-
-    /// The number of the last replacement of the state; 0 if there was none. To be read after the reasons.
-    pub fn replacement(&self) -> u64 {
-        self.replacement.load(Ordering::Acquire)
-    }
-
     /// Whether a batch received in `generation` or later continued the count.
     pub fn is_confirmed(&self, generation: StreamGeneration) -> bool {
         self.confirmed_generation.load(Ordering::Acquire) >= generation.0
@@ -177,80 +176,10 @@ impl HolderStatus {
         self.confirmed_generation.store(generation.0, Ordering::Release);
     }
 
-    /// Publishes the cursor after a batch.
-    pub fn set_cursor(&self, cursor: BatchCursor) {
-        self.epoch.store(cursor.epoch, Ordering::Release);
-        self.seq.store(cursor.seq, Ordering::Release);
-    }
-
-    /// The last batch applied. Epoch and number are read one after the other; across a change of epoch they may belong
-    /// to neighbouring batches.
-    pub fn cursor(&self) -> BatchCursor {
-        BatchCursor {
-            epoch: self.epoch.load(Ordering::Acquire),
-            seq: self.seq.load(Ordering::Acquire),
-        }
-    }
-
-    /// Publishes how much the holder holds, and how many stored events wait for a parent.
-    pub fn set_sizes(&self, blocks: u64, parked_events: u32) {
-        self.blocks.store(blocks, Ordering::Relaxed);
-        self.parked_events.store(parked_events, Ordering::Relaxed);
-    }
-
     /// Takes blocks off that the index has forgotten; until the lane publishes sizes again.
-    pub fn note_evicted(&self, blocks: u64) {
+    pub(crate) fn note_evicted(&self, blocks: u64) {
         // What the lane publishes meanwhile is newer.
         let fewer = |before: u64| Some(before.saturating_sub(blocks));
-        let _ = self
-            .blocks
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, fewer);
-    }
-
-    /// Blocks that the holder holds.
-    pub fn blocks(&self) -> u64 {
-        self.blocks.load(Ordering::Relaxed)
-    }
-
-    /// Stored events that wait for their parent.
-    pub fn parked_events(&self) -> u32 {
-        self.parked_events.load(Ordering::Relaxed)
-    }
-
-    /// Publishes whether the holder's hashes are not the contract's chain.
-    pub fn set_foreign_chain(&self, is_foreign: bool) {
-        self.foreign_chain.store(is_foreign, Ordering::Relaxed);
-    }
-
-    /// Whether the holder's hashes are not the contract's chain, so that queries by tokens or block hashes cannot
-    /// find its blocks. Queries by its own hashes can, and are as exact as ever; so this is no degradation.
-    pub fn has_foreign_chain(&self) -> bool {
-        self.foreign_chain.load(Ordering::Relaxed)
-    }
-
-    /// Publishes whether blocks may lie in another tier than the device's: before the first such block can be found.
-    pub fn set_lower_tiers(&self, has_any: bool) {
-        self.lower_tiers.store(has_any, Ordering::Release);
-    }
-
-    /// Whether blocks may lie in another tier than the device's; to be asked after a search.
-    pub fn has_lower_tiers(&self) -> bool {
-        self.lower_tiers.load(Ordering::Acquire)
-    }
-
-    /// Publishes when a batch was applied (microseconds since the Unix epoch), and how old it was then.
-    pub fn set_applied(&self, at_us: u64, lag_us: u64) {
-        self.applied_at_us.store(at_us, Ordering::Relaxed);
-        self.lag_us.store(lag_us, Ordering::Relaxed);
-    }
-
-    /// When the last batch was applied, in microseconds since the Unix epoch; 0 if none was.
-    pub fn applied_at_us(&self) -> u64 {
-        self.applied_at_us.load(Ordering::Relaxed)
-    }
-
-    /// How old the last batch was when it was applied, in microseconds, by the publisher's clock.
-    pub fn lag_us(&self) -> u64 {
-        self.lag_us.load(Ordering::Relaxed)
+        let _ = self.blocks.fetch_update(fewer);
     }
 }

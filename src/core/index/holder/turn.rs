@@ -163,7 +163,8 @@ impl Holder {
 
     fn publish_sizes(&self, state: &HolderState) {
         let parked = u32::try_from(state.parking.len()).unwrap_or(u32::MAX);
-        self.record.status.set_sizes(state.blocks() as u64, parked);
+        self.record.status.blocks.store(state.blocks() as u64);
+        self.record.status.parked_events.store(parked);
     }
 }
 

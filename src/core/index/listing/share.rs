@@ -9,6 +9,8 @@
 
 use std::sync::Arc;
 
+use hashbrown::HashMap;
+
 use crate::hash::SequenceHash;
 use crate::index::directory::{HolderRecord, HolderSlot};
 use crate::index::holder::Applied;
@@ -27,7 +29,6 @@ pub struct WalkedHolder {
     tier: Tier,
     reshaped: u64,
     replacement: u64,
-    is_given_up: bool,
 }
 
 impl WalkedHolder {
@@ -41,12 +42,11 @@ impl WalkedHolder {
     pub fn is_same_as(&self, earlier: &Self) -> bool {
         Arc::ptr_eq(&self.record, &earlier.record)
             && (self.reshaped, self.replacement) == (earlier.reshaped, earlier.replacement)
-            && !earlier.is_given_up
     }
 
     /// Makes it count as changed: a walk could not be followed everywhere.
     pub fn give_up(&mut self) {
-        self.is_given_up = true;
+        self.reshaped = u64::MAX;
     }
 }
 
@@ -63,8 +63,8 @@ pub struct HolderPart {
 #[derive(Debug)]
 pub struct HolderWalk {
     walk: Walk,
-    /// Numbers and records, by slot.
-    members: Vec<Option<(u32, Arc<HolderRecord>)>>,
+    /// Numbers and records.
+    members: HashMap<HolderSlot, (u32, Arc<HolderRecord>)>,
     parts: Vec<HolderPart>,
 }
 
@@ -73,15 +73,11 @@ impl HolderWalk {
     pub fn new<'h>(holders: impl IntoIterator<Item = (u32, &'h WalkedHolder)>) -> Option<Self> {
         let mut holders = holders.into_iter().peekable();
         let walk = holders.peek()?.1.index.walk();
-        let mut members = Vec::new();
-        for (number, holder) in holders {
-            let place = holder.slot.index();
-            members.resize(members.len().max(place + 1), None);
-            members[place] = Some((number, Arc::clone(&holder.record)));
-        }
+        let member =
+            |(number, holder): (u32, &WalkedHolder)| (holder.slot, (number, Arc::clone(&holder.record)));
         Some(Self {
             walk,
-            members,
+            members: holders.map(member).collect(),
             parts: Vec::new(),
         })
     }
@@ -96,7 +92,7 @@ impl HolderWalk {
         self.parts.clear();
         for (slot, blocks) in &run.holders {
             // A slot is given out again only when its holder is marked as retired: after the look, that tells whose blocks they are.
-            if let Some(Some((number, record))) = self.members.get(slot.index())
+            if let Some((number, record)) = self.members.get(slot)
                 && !record.is_retired()
             {
                 self.parts.push(HolderPart {
@@ -138,8 +134,7 @@ impl HolderWriter {
             record: Arc::clone(self.record()),
             tier,
             reshaped,
-            replacement: self.status().replacement(),
-            is_given_up: false,
+            replacement: self.status().replacement.load(),
         })
     }
 

@@ -29,27 +29,41 @@ use std::sync::atomic::Ordering;
 use crate::hash::{PositionalLineageHash, SequenceHash};
 use crate::index::directory::{HolderSlot, SlotBits, SlotSet};
 use crate::index::indexer::PositionalIndexer;
-use crate::index::runs::{RunId, RunWriter, Spot};
+use crate::index::runs::{Entry, RunId, RunWriter, Spot};
 use crate::index::search::TierDepth;
 use crate::index::shared::Shared;
 
 /// Runs listed in one turn: some tens of microseconds.
 const RUNS_PER_TURN: u32 = 1024;
 
-/// A run, told from others that had its number before or will have it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Life {
+/// A run and the block that it follows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Listed {
+    parent: Option<Spot>,
     run: RunId,
+    /// Tells it from others that had its number before or will have it. The parent's number is told by the run: it stays the parent's
+    /// while another run follows it.
     birth: u32,
 }
 
-/// A run and what it follows.
-#[derive(Debug, Clone, Copy)]
-struct Listed {
-    parent: Option<Life>,
+impl Listed {
+    fn of(turn: &RunWriter<'_>, id: RunId) -> Option<Self> {
+        let run = turn.run(id).filter(|run| run.len() > 0)?;
+        Some(Self {
+            parent: run.parent(),
+            run: id,
+            birth: run.birth.load(Ordering::Relaxed),
+        })
+    }
+
+    fn parent_run(&self) -> Option<RunId> {
+        self.parent.map(|parent| parent.run)
+    }
+
     /// Of the block that it follows in its parent.
-    offset: u16,
-    own: Life,
+    fn offset(&self) -> u16 {
+        self.parent.map_or(0, |parent| parent.offset)
+    }
 }
 
 /// Lists all runs by parent, those that follow later blocks first. Writers have turns meanwhile: what comes or goes then may be missing or
@@ -63,27 +77,11 @@ fn list(shared: &Shared) -> Vec<Listed> {
         if next >= end {
             break;
         }
-        runs.extend((next..end).filter_map(|number| listed(&turn, RunId::new(number))));
+        runs.extend((next..end).filter_map(|number| Listed::of(&turn, RunId::new(number))));
         next = end;
     }
-    runs.sort_unstable_by_key(|listed: &Listed| (listed.parent, Reverse(listed.offset), listed.own));
+    runs.sort_unstable_by_key(|listed: &Listed| (listed.parent_run(), Reverse(listed.offset()), listed.run));
     runs
-}
-
-fn life(turn: &RunWriter<'_>, id: RunId) -> Option<Life> {
-    let run = turn.run(id).filter(|run| run.len() > 0)?;
-    let birth = run.birth.load(Ordering::Relaxed);
-    Some(Life { run: id, birth })
-}
-
-fn listed(turn: &RunWriter<'_>, id: RunId) -> Option<Listed> {
-    let own = life(turn, id)?;
-    let parent = turn.run(id)?.parent();
-    Some(Listed {
-        parent: parent.and_then(|parent| life(turn, parent.run)),
-        offset: parent.map_or(0, |parent| parent.offset),
-        own,
-    })
 }
 
 /// A run, or the part of one that is below the block at which a walk began.
@@ -105,24 +103,6 @@ impl WalkedRun {
     pub fn copies(&self) -> usize {
         self.holders.iter().map(|(_, reach)| usize::from(*reach)).sum()
     }
-
-    fn fill(&mut self, depth: usize, turn: &RunWriter<'_>, first: Spot, above: Option<&SlotSet>) {
-        self.depth = depth;
-        self.position = turn.position(first) as usize;
-        let len = turn.run(first.run).map_or(0, |run| run.len());
-        self.hashes.clear();
-        self.hashes
-            .extend(turn.hashes(first.run, first.offset, len).map(SequenceHash));
-        self.holders.clear();
-        for entry in turn.entries(first.run) {
-            let reach = entry.reach(2).saturating_sub(first.offset);
-            if reach > 0 && above.is_none_or(|above| above.contains(entry.slot())) {
-                self.holders.push((entry.slot(), reach));
-            }
-        }
-        self.holders
-            .sort_unstable_by_key(|(slot, reach)| (Reverse(*reach), *slot));
-    }
 }
 
 /// A walk over an index; see [`PositionalIndexer::walk`] and [`PositionalIndexer::walk_below`].
@@ -138,7 +118,7 @@ pub struct Walk {
 }
 
 /// A run whose children are still to be met.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Open {
     /// Those of later blocks come first.
     children: Range<usize>,
@@ -163,25 +143,26 @@ impl PositionalIndexer {
         let first = turn.find_place(block.current_hash_fragment(), |spot| {
             (turn.key(spot) == block).then_some(spot)
         })?;
-        let own = life(&turn, first.run)?;
+        let own = Listed::of(&turn, first.run)?;
         drop(turn);
         let runs = list(&self.shared);
-        let index = runs.iter().position(|listed| listed.own == own)?;
+        let index = runs.iter().position(|listed| *listed == own)?;
         Some(Walk::new(self, runs, index..index + 1, first.offset))
     }
 }
 
 /// The runs that follow a block of `parent`, those of later blocks first; those at position 0 where it is none.
-fn children(runs: &[Listed], parent: Option<Life>) -> Range<usize> {
-    let start = runs.partition_point(|listed| listed.parent < parent);
-    start..runs.partition_point(|listed| listed.parent <= parent)
+fn children(runs: &[Listed], parent: Option<RunId>) -> Range<usize> {
+    let start = runs.partition_point(|listed| listed.parent_run() < parent);
+    start..runs.partition_point(|listed| listed.parent_run() <= parent)
 }
 
 impl Walk {
     fn new(index: &PositionalIndexer, runs: Vec<Listed>, roots: Range<usize>, from: u16) -> Self {
         let roots = Open {
             children: roots,
-            ..Open::default()
+            len: u16::MAX,
+            holders: Vec::new(),
         };
         Self {
             shared: Arc::clone(&index.shared),
@@ -201,25 +182,22 @@ impl Walk {
         loop {
             let is_root = self.path.len() == 1;
             let open = self.path.last_mut()?;
-            let Some(index) = open.children.next() else {
+            let Some(listed) = open.children.next().map(|index| self.runs[index]) else {
                 self.path.pop();
                 continue;
             };
-            let Some(Listed { own, offset, .. }) = self.runs.get(index).copied() else {
-                continue;
-            };
             // What follows a block that has come since its run was met has come since then, too.
-            if !is_root && offset >= open.len {
+            let offset = listed.offset();
+            if offset >= open.len {
                 continue;
             }
             let count = open.holders.partition_point(|(_, reach)| *reach > offset);
-            let above = open.holders[..count].iter().map(|(slot, _)| *slot).collect();
-            let (from, above) = if is_root {
-                (self.from, None)
-            } else {
-                (0, Some(above))
+            let above = || open.holders[..count].iter().map(|(slot, _)| *slot).collect();
+            let (from, above) = match is_root {
+                true => (self.from, None),
+                false => (0, Some(above())),
             };
-            if self.meet(own, from, above) {
+            if self.meet(listed, from, above) {
                 return Some(&self.met);
             }
         }
@@ -233,25 +211,40 @@ impl Walk {
     }
 
     /// Meets a run, of which only holders count that have what is `above` it; what that is has to be found out where it is the first.
-    fn meet(&mut self, wanted: Life, from: u16, above: Option<SlotSet>) -> bool {
+    fn meet(&mut self, listed: Listed, from: u16, above: Option<SlotSet>) -> bool {
         let turn = self.shared.runs.write();
-        let len = turn.run(wanted.run).map_or(0, |run| run.len());
-        if life(&turn, wanted.run) != Some(wanted) || len <= from {
+        let run = listed.run;
+        let len = turn.run(run).map_or(0, |run| run.len());
+        if Listed::of(&turn, run) != Some(listed) || len <= from {
             return false;
         }
-        let first = Spot {
-            run: wanted.run,
-            offset: from,
-        };
+        let first = Spot { run, offset: from };
+        let position = turn.position(first);
         let above = match above {
-            None if turn.position(first) > 0 => Some(turn.holders_to(first, None, TierDepth::All)),
+            None if position > 0 => {
+                let directory = self.shared.slots.load();
+                Some(turn.holders_to(first, &directory.taken, TierDepth::All))
+            }
             above => above,
         };
-        self.met.fill(self.path.len(), &turn, first, above.as_ref());
-        let mut children = children(&self.runs, Some(wanted));
+        let entries = turn.entries(run).filter(|entry| {
+            let is_above = |above: &SlotSet| above.contains(entry.slot());
+            entry.reach(TierDepth::All as u32) > from && above.as_ref().is_none_or(is_above)
+        });
+        let met = &mut self.met;
+        (met.depth, met.position) = (self.path.len(), position as usize);
+        met.hashes.clear();
+        met.hashes.extend(turn.hashes(run, from, len).map(SequenceHash));
+        met.holders.clear();
+        let reach = |entry: Entry| entry.reach(TierDepth::All as u32) - from;
+        met.holders
+            .extend(entries.map(|entry| (entry.slot(), reach(entry))));
+        met.holders
+            .sort_unstable_by_key(|(slot, reach)| (Reverse(*reach), *slot));
+        let mut children = children(&self.runs, Some(run));
         let of_children = &self.runs[children.clone()];
-        children.end = children.start + of_children.partition_point(|listed| listed.offset >= from);
-        let holders = self.met.holders.iter();
+        children.end = children.start + of_children.partition_point(|listed| listed.offset() >= from);
+        let holders = met.holders.iter();
         let holders = holders.map(|(slot, reach)| (*slot, reach + from)).collect();
         self.path.push(Open {
             children,

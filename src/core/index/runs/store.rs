@@ -129,12 +129,12 @@ impl RunStore {
 
     /// How many blocks the runs have.
     pub(crate) fn len(&self) -> u64 {
-        self.turns.usage.blocks()
+        self.turns.usage.blocks.load()
     }
 
     /// What everything that events make grow takes, in bytes.
     pub(crate) fn bytes(&self) -> u64 {
-        self.turns.usage.bytes()
+        self.turns.usage.bytes.load()
     }
 
     /// How many blocks were forgotten because there were too many.

@@ -14,12 +14,10 @@ use super::{Finder, position, settle};
 impl<S: SlotBits> Finder<'_, '_, '_, S> {
     /// As [`Finder::follow`], along every branch.
     pub(super) fn follow_branches(&mut self, candidates: Option<&S>) {
-        let mut depths: Vec<(usize, S)> = Vec::new();
-        let mut open: Vec<(Option<Spot>, usize, Option<S>)> = vec![(None, 0, candidates.cloned())];
-        while let Some((before, index, among)) = open.pop() {
-            if let Some(among) = &among {
-                depths.push((index, among.clone()));
-            }
+        let mut paths: Vec<(usize, Option<Spot>, Option<S>)> = vec![(0, None, candidates.cloned())];
+        let mut next = 0;
+        while let Some((index, before, among)) = paths.get(next).cloned() {
+            next += 1;
             if index >= self.chain.len() {
                 continue;
             }
@@ -27,13 +25,14 @@ impl<S: SlotBits> Finder<'_, '_, '_, S> {
             for child in self.children(before, index, fragment) {
                 let through = self.holders_of(child, among.as_ref());
                 if !through.is_empty() {
-                    open.push((Some(child), index + 1, Some(through)));
+                    paths.push((index + 1, Some(child), Some(through)));
                 }
             }
         }
-        depths.sort_by_key(|(depth, _)| std::cmp::Reverse(*depth));
+        // The deepest have come last.
         let mut seen = S::default();
-        for (depth, mut slots) in depths {
+        for (depth, _, slots) in paths.into_iter().rev() {
+            let mut slots = slots.unwrap_or_default();
             slots.subtract(&seen);
             settle(&mut self.found, position(depth), &slots);
             seen.unite(&slots);
@@ -75,12 +74,11 @@ impl<S: SlotBits> Finder<'_, '_, '_, S> {
         }
         point();
         for entry in run.entries(self.guard) {
-            if entry.reach(self.tiers as u32) > spot.offset {
-                found.insert(entry.slot());
+            let slot = entry.slot();
+            if entry.reach(self.tiers as u32) > spot.offset && among.is_none_or(|among| among.contains(slot))
+            {
+                found.insert(slot);
             }
-        }
-        if let Some(among) = among {
-            found.intersect(among);
         }
         found
     }

@@ -32,13 +32,8 @@ const CACHE_LINE: usize = 64;
 #[inline]
 fn prefetch_ends<T>(hashes: &[T]) {
     let step = CACHE_LINE / size_of::<T>();
-    hashes
-        .iter()
-        .take(PREFETCHED)
-        .skip(step)
-        .step_by(step)
-        .for_each(prefetch);
-    hashes.last().into_iter().for_each(prefetch);
+    let first = hashes.iter().take(PREFETCHED).skip(step).step_by(step);
+    first.chain(hashes.last()).for_each(prefetch);
 }
 
 impl<'a> QueryChain<'a> {
@@ -94,11 +89,6 @@ impl<'a> QueryChain<'a> {
         !matches!(self.hashes, Hashes::Lineage(_))
     }
 
-    /// Whether hashes have to be computed, one after the other.
-    pub(crate) fn is_rolled(&self) -> bool {
-        matches!(self.hashes, Hashes::Rolled(_))
-    }
-
     /// The sequence hash of the block at `index`, which must be below [`Self::len`], or the fragment of it that is known.
     #[inline]
     pub(crate) fn hash(&mut self, index: usize) -> u64 {
@@ -112,32 +102,10 @@ impl<'a> QueryChain<'a> {
     /// The fingerprint of the 32 blocks from `from` on, where so many are asked for and their whole hashes are given.
     #[inline]
     pub(crate) fn print(&self, from: usize, prints: &Prints) -> Option<u64> {
-        match self.hashes {
-            Hashes::Sequence(hashes) => {
-                let hashes = hashes.get(from..)?.first_chunk()?;
-                Some(prints.of(hashes))
-            }
-            Hashes::Lineage(_) | Hashes::Rolled(_) => None,
-        }
-    }
-
-    /// Fills `hashes` with those of the blocks from `from` on, as [`Self::hash`] gives them. They exist, and no multiple of 32 is among the
-    /// positions after the first.
-    #[inline]
-    pub(crate) fn load(&self, from: usize, hashes: &mut [u64]) {
-        match self.hashes {
-            Hashes::Sequence(given) => {
-                for (hash, given) in hashes.iter_mut().zip(&given[from..]) {
-                    *hash = given.as_u64();
-                }
-            }
-            Hashes::Lineage(given) => {
-                for (hash, given) in hashes.iter_mut().zip(&given[from..]) {
-                    *hash = given.current_hash_fragment();
-                }
-            }
-            Hashes::Rolled(_) => {}
-        }
+        let Hashes::Sequence(hashes) = self.hashes else {
+            return None;
+        };
+        Some(prints.of(hashes.get(from..)?.first_chunk()?))
     }
 
     /// The hashes that are to be computed, where they are.

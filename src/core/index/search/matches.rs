@@ -35,9 +35,7 @@ impl<S: SlotBits> MatchGroup<S> {
     fn parts(&self) -> ([u32; 2], &[u64]) {
         ([self.matched_blocks, self.matched_blocks_max], self.slots.words())
     }
-}
 
-impl<S> MatchGroup<S> {
     /// Holders whose depth is known exactly.
     pub(super) fn of_depth(depth: u32, slots: S) -> Self {
         Self {
@@ -72,15 +70,11 @@ impl FoundGroups {
 /// there when the query came.
 #[inline]
 pub(crate) fn finish<S: SlotBits>(mut groups: Groups<S>, directory: &Directory) -> Groups<S> {
-    let taken = S::from_words(directory.taken().words());
-    let mut is_any_empty = false;
-    for group in &mut groups {
+    let taken = S::from_words(directory.taken.words());
+    groups.retain(|group| {
         group.slots.intersect(&taken);
-        is_any_empty |= group.slots.is_empty();
-    }
-    if is_any_empty {
-        groups.retain(|group| !group.slots.is_empty());
-    }
+        !group.slots.is_empty()
+    });
     groups.sort_unstable_by_key(|group| std::cmp::Reverse(group.matched_blocks));
     groups
 }
@@ -112,7 +106,7 @@ impl Matches {
     /// searched: the holder counts as unverified.
     pub fn reasons(&self, holder: &HolderRecord, trust: &StreamTrust) -> DegradedReasons {
         let reasons = holder.status.reasons(trust);
-        if holder.status.replacement() > self.replacements {
+        if holder.status.replacement.load() > self.replacements {
             return reasons.with(DegradedReason::Unverified);
         }
         reasons

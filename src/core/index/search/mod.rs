@@ -22,7 +22,7 @@ use smallvec::SmallVec;
 
 use crate::wire::WorkerName;
 
-use crate::index::directory::{HolderSlot, SlotBits, SlotGatherer};
+use crate::index::directory::{HolderSlot, SlotBits};
 use crate::sync::{Ordering, fence};
 
 use super::hook::point;
@@ -66,7 +66,7 @@ pub struct Search<'a> {
 /// Runs one search.
 pub(crate) fn find(shared: &Shared, chain: &mut QueryChain<'_>, search: Search<'_>) -> Matches {
     // Before the first look, so that what is replaced from now on is noticed.
-    let replacements = shared.replacements();
+    let replacements = shared.replacements.load();
     let guard = &crossbeam_epoch::pin();
     if chain.is_empty() {
         return Matches::none();
@@ -100,6 +100,7 @@ pub(crate) fn find(shared: &Shared, chain: &mut QueryChain<'_>, search: Search<'
 }
 
 /// Searches with one kind of sets; first from the first run on, which has been found when so many counts of steps had begun anew.
+#[inline(never)]
 fn find_in<S: SlotBits>(
     shared: &Shared,
     chain: &mut QueryChain<'_>,
@@ -109,20 +110,26 @@ fn find_in<S: SlotBits>(
     wraps: u64,
     guard: &Guard,
 ) -> Groups<S> {
-    let mut head = Some(head);
-    for _ in 0..ATTEMPTS_MAX {
-        let mut finder = Finder::new(shared, chain, tiers, guard);
+    let (mut head, mut attempts) = (Some(head), 0..ATTEMPTS_MAX);
+    loop {
+        // Nobody makes a step in another one's turn.
+        let turn = attempts.next().is_none().then(|| shared.runs.write());
+        let mut finder = Finder {
+            store: &shared.runs,
+            chain: &mut *chain,
+            tiers,
+            guard,
+            is_chain: shared.is_chain(),
+            found: Groups::new(),
+            looked: SmallVec::new(),
+            others: Vec::new(),
+        };
         finder.follow(head.take(), asked);
         point();
-        if finder.is_of_one_instant() && shared.runs.wraps() == wraps {
+        if turn.is_some() || finder.is_of_one_instant() && shared.runs.wraps() == wraps {
             return finder.found;
         }
     }
-    // Nobody makes a step in another one's turn.
-    let _turn = shared.runs.write();
-    let mut finder = Finder::new(shared, chain, tiers, guard);
-    finder.follow(None, asked);
-    finder.found
 }
 
 /// Adds holders that were found to have `depth` blocks, if there are any.
@@ -148,29 +155,14 @@ struct Finder<'f, 'q, 'g, S> {
     found: Groups<S>,
     /// The runs that were looked at, each with its version before the first look.
     looked: SmallVec<[(&'g Run, Version); 4]>,
-    /// Holders that drop out within a run: those of the first few depths, and others one by one.
-    leaving: Groups<S>,
-    dropped: Vec<(u32, HolderSlot)>,
+    /// Holders that were found one by one when there were many groups.
+    others: Vec<(u32, HolderSlot)>,
 }
 
-/// How many depths at which holders leave a run are told apart at once.
-const LEAVING_MAX: usize = 4;
+/// How many groups are told apart at once.
+const GROUPS_MAX: usize = 8;
 
 impl<'f, 'q, 'g: 'f, S: SlotBits> Finder<'f, 'q, 'g, S> {
-    fn new(shared: &'f Shared, chain: &'f mut QueryChain<'q>, tiers: TierDepth, guard: &'g Guard) -> Self {
-        Self {
-            store: &shared.runs,
-            chain,
-            tiers,
-            guard,
-            is_chain: shared.is_chain(),
-            found: Groups::new(),
-            looked: SmallVec::new(),
-            leaving: Groups::new(),
-            dropped: Vec::new(),
-        }
-    }
-
     /// Whether what holders have of the runs that were looked at was the same from the first look to now.
     #[inline]
     fn is_of_one_instant(&self) -> bool {
@@ -222,10 +214,9 @@ impl<'f, 'q, 'g: 'f, S: SlotBits> Finder<'f, 'q, 'g, S> {
             }
             point();
             let through = match candidates.take() {
-                None => self.look_at(run, start, agreed),
-                Some(candidates) => self.look_for(&candidates, run, start, agreed),
+                None => self.look_at(run, start, agreed, |_| true),
+                Some(candidates) => self.look_for(candidates, run, start, agreed),
             };
-            self.settle_dropped();
             candidates = Some(through);
             start = end;
             before = spot(id, agreed - 1);
@@ -236,38 +227,28 @@ impl<'f, 'q, 'g: 'f, S: SlotBits> Finder<'f, 'q, 'g, S> {
         if let Some(candidates) = candidates {
             settle(&mut self.found, position(start), &candidates);
         }
-    }
-
-    /// The holders of the first `agreed` blocks of a run that begins at `start`. Notes those that have fewer.
-    #[inline]
-    fn look_at(&mut self, run: &Run, start: usize, agreed: usize) -> S {
-        let (step, mut through) = (self.tiers as u32, SlotGatherer::new());
-        for list in run.entry_lists(self.guard) {
-            for entry in list.entries() {
-                point();
-                let reach = usize::from(entry.reach(step));
-                if reach >= agreed {
-                    through.insert(entry.slot());
-                } else if start + reach > 0 {
-                    self.leave(position(start + reach), entry.slot());
-                }
-            }
+        if !self.others.is_empty() {
+            self.settle_others();
         }
-        through.finish()
     }
 
-    /// As [`Self::look_at`], among `candidates`. Those that have nothing of the run end with the block before.
+    /// The holders of the first `agreed` blocks of a run that begins at `start`, if they are asked about. Notes those that have fewer.
     #[inline]
-    fn look_for(&mut self, candidates: &S, run: &Run, start: usize, agreed: usize) -> S {
-        let (step, mut through, mut seen) = (self.tiers as u32, SlotGatherer::new(), SlotGatherer::new());
+    fn look_at(
+        &mut self,
+        run: &Run,
+        start: usize,
+        agreed: usize,
+        mut is_asked: impl FnMut(HolderSlot) -> bool,
+    ) -> S {
+        let (step, mut through) = (self.tiers as u32, S::default());
         for list in run.entry_lists(self.guard) {
             for entry in list.entries() {
                 point();
                 let slot = entry.slot();
-                if !candidates.contains(slot) {
+                if !is_asked(slot) {
                     continue;
                 }
-                seen.insert(slot);
                 let reach = usize::from(entry.reach(step));
                 if reach >= agreed {
                     through.insert(slot);
@@ -276,60 +257,55 @@ impl<'f, 'q, 'g: 'f, S: SlotBits> Finder<'f, 'q, 'g, S> {
                 }
             }
         }
-        let mut rest = candidates.clone();
-        rest.subtract(&seen.finish());
-        settle(&mut self.found, position(start), &rest);
-        through.finish()
+        through
+    }
+
+    /// As [`Self::look_at`], among `candidates`. Those that have nothing of the run end with the block before.
+    #[inline]
+    fn look_for(&mut self, mut candidates: S, run: &Run, start: usize, agreed: usize) -> S {
+        let mut seen = S::default();
+        let through = self.look_at(run, start, agreed, |slot| {
+            let is_candidate = candidates.contains(slot);
+            if is_candidate {
+                seen.insert(slot);
+            }
+            is_candidate
+        });
+        candidates.subtract(&seen);
+        settle(&mut self.found, position(start), &candidates);
+        through
     }
 
     /// Notes that a holder has no more than `depth` blocks, which is not 0. Mostly many have the same.
     #[inline]
     fn leave(&mut self, depth: u32, slot: HolderSlot) {
-        let known = self
-            .leaving
-            .iter_mut()
-            .find(|group| group.matched_blocks == depth);
-        if let Some(group) = known {
+        let mut last = self.found.iter_mut().rev().take(GROUPS_MAX);
+        if let Some(group) = last.find(|group| group.matched_blocks == depth) {
             group.slots.insert(slot);
-        } else if self.leaving.len() < LEAVING_MAX {
+        } else if self.found.len() < GROUPS_MAX {
             let mut slots = S::default();
             slots.insert(slot);
-            self.leaving.push(MatchGroup::of_depth(depth, slots));
+            self.found.push(MatchGroup::of_depth(depth, slots));
         } else {
-            self.dropped.push((depth, slot));
+            self.others.push((depth, slot));
         }
     }
 
-    /// Groups those that have dropped out.
-    #[inline]
-    fn settle_dropped(&mut self) {
-        for group in self.leaving.drain(..) {
-            settle(&mut self.found, group.matched_blocks, &group.slots);
-        }
-        if !self.dropped.is_empty() {
-            self.settle_others();
-        }
-    }
-
+    /// Groups those that were found one by one.
     #[cold]
     fn settle_others(&mut self) {
-        self.dropped.sort_unstable();
-        for group in self.dropped.chunk_by(|one, other| one.0 == other.0) {
+        self.others.sort_unstable();
+        for group in self.others.chunk_by(|one, other| one.0 == other.0) {
             let mut slots = S::default();
-            for (_, slot) in group {
-                slots.insert(*slot);
-            }
-            if let Some((depth, _)) = group.first() {
-                settle(&mut self.found, *depth, &slots);
-            }
+            group.iter().for_each(|(_, slot)| slots.insert(*slot));
+            settle(&mut self.found, group[0].0, &slots);
         }
-        self.dropped.clear();
     }
 
     /// How many blocks a run has, where each hash names all before it and the query has the last one in its place.
     #[inline]
     fn whole_agreement(&mut self, run: &Run, start: usize) -> Option<usize> {
-        if !self.is_chain || self.chain.is_rolled() {
+        if !self.is_chain || self.chain.rolled().is_some() {
             return None;
         }
         let len = usize::from(run.len());
@@ -340,7 +316,7 @@ impl<'f, 'q, 'g: 'f, S: SlotBits> Finder<'f, 'q, 'g, S> {
 
     /// How many of a run's blocks, from its first, the query has from `start` on.
     fn agreement(&mut self, run: &Run, start: usize) -> usize {
-        if self.is_chain && !self.chain.is_rolled() {
+        if self.is_chain && self.chain.rolled().is_none() {
             return self.last_agreement(run, start);
         }
         let column = run.column(self.guard);
@@ -416,32 +392,23 @@ impl<'f, 'q, 'g: 'f, S: SlotBits> Finder<'f, 'q, 'g, S> {
     /// As [`Self::agreement`], whatever the hashes are: all are compared.
     fn first_difference(&mut self, column: Column<'_>, start: usize, len: usize) -> usize {
         column.prefetch_prints(len / CHUNK, false);
-        let is_whole = self.chain.is_whole();
-        let mut hashes = [0; CHUNK];
-        let mut agreed = 0;
+        let (is_whole, mut agreed) = (self.chain.is_whole(), 0);
         while agreed < len {
             point();
             let at = start + agreed;
             // Fingerprints are of blocks from a multiple of 32 on.
-            let hashes = &mut hashes[..(CHUNK - at % CHUNK).min(len - agreed)];
-            if hashes.len() == CHUNK
-                && let Some(print) = self.chain.print(at, &self.store.prints)
-                && print == column.print(agreed / CHUNK)
+            if at.is_multiple_of(CHUNK)
+                && agreed + CHUNK <= len
+                && self.chain.print(at, &self.store.prints) == Some(column.print(agreed / CHUNK))
             {
                 agreed += CHUNK;
                 continue;
             }
-            self.chain.load(at, hashes);
-            let is_same = |(index, hash): &(usize, &u64)| {
-                let hash = **hash;
-                let at = position(at + index);
-                column.is(agreed + index, at, Wanted { hash, is_whole }, self.guard)
-            };
-            let same = hashes.iter().enumerate().take_while(is_same).count();
-            agreed += same;
-            if same < hashes.len() {
+            let hash = self.chain.hash(at);
+            if !column.is(agreed, position(at), Wanted { hash, is_whole }, self.guard) {
                 break;
             }
+            agreed += 1;
         }
         agreed
     }

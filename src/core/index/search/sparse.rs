@@ -8,7 +8,7 @@
 
 use crate::hash::Position;
 use crate::index::directory::{SlotBits, SlotSet};
-use crate::index::runs::{RunWriter, Spot, Wanted, is_same_at};
+use crate::index::runs::{Run, RunWriter, Spot, Wanted, is_same_at};
 use crate::index::shared::Shared;
 use crate::wire::{PositionsError, QueryKey, check_positions};
 
@@ -57,15 +57,10 @@ impl<'a> SparseChain<'a> {
         position.map_or(self.query_blocks(), |position| position.as_u32())
     }
 
-    /// How many leading blocks end with the one chosen as `index`; none before the first.
-    fn blocks_through(&self, index: Option<usize>) -> u32 {
-        let position = index.and_then(|index| self.positions.get(index));
+    /// How many leading blocks end with the one chosen as `index`.
+    fn blocks_through(&self, index: usize) -> u32 {
+        let position = self.positions.get(index);
         position.map_or(0, |position| position.as_u32() + 1)
-    }
-
-    /// Whether the block before the one chosen as `index` is chosen, too, or does not exist.
-    fn continues(&self, index: usize) -> bool {
-        self.blocks_before(index) == self.blocks_through(index.checked_sub(1))
     }
 
     fn chosen(&self, index: usize) -> Option<Chosen> {
@@ -77,7 +72,8 @@ impl<'a> SparseChain<'a> {
                 (Wanted::fragment(key.current_hash_fragment()), parent)
             }
             QueryKey::SequenceHashes(hashes) => {
-                let before = index.checked_sub(1).filter(|_| self.continues(index));
+                let before = index.checked_sub(1);
+                let before = before.filter(|before| self.blocks_through(*before) == position);
                 let parent = before.and_then(|before| hashes.get(before));
                 (Wanted::whole(hashes.get(index)?.0), parent.map(|hash| hash.0))
             }
@@ -95,7 +91,7 @@ impl<'a> SparseChain<'a> {
 /// Runs one search.
 pub(crate) fn find_bounds(shared: &Shared, chain: &SparseChain<'_>, search: Search<'_>) -> Matches {
     // Before the first look, so that what is replaced from now on is noticed.
-    let replacements = shared.replacements();
+    let replacements = shared.replacements.load();
     let mut runs = shared.runs.write();
     runs.place_all();
     let directory = shared.slots.load();
@@ -106,11 +102,11 @@ pub(crate) fn find_bounds(shared: &Shared, chain: &SparseChain<'_>, search: Sear
         found: Groups::new(),
     };
     let asked = search.workers.map(|workers| directory.slots_of(workers));
-    let first = sparse.holders(0, asked.as_ref());
+    let first = sparse.holders(0, asked.as_ref().unwrap_or(&directory.taken));
     if runs.has_doubles() {
         sparse.walk(first);
     } else {
-        sparse.bisect_from_end(first);
+        sparse.bisect(0, chain.positions.len(), first);
     }
     Matches {
         groups: FoundGroups::Any(finish(sparse.found, &directory)),
@@ -127,11 +123,10 @@ struct SparseSearch<'a> {
 }
 
 impl SparseSearch<'_> {
-    /// The holders of the block chosen as `index` and of all before it, or those `among` them.
-    fn holders(&self, index: usize, among: Option<&SlotSet>) -> SlotSet {
+    /// The holders `among` these of the block chosen as `index` and of all before it.
+    fn holders(&self, index: usize, among: &SlotSet) -> SlotSet {
         let mut found = SlotSet::default();
-        let chosen = self.chain.chosen(index);
-        let Some(chosen) = chosen.filter(|_| among.is_none_or(|among| !among.is_empty())) else {
+        let Some(chosen) = self.chain.chosen(index).filter(|_| !among.is_empty()) else {
             return found;
         };
         self.runs.find_place(chosen.hash.hash, |spot| {
@@ -162,27 +157,22 @@ impl SparseSearch<'_> {
         }
     }
 
-    /// Where having a block proves all before it: settles holders of the first one chosen.
-    fn bisect_from_end(&mut self, mut holders: SlotSet) {
-        let end = self.chain.positions.len();
-        let last = end.saturating_sub(1);
-        // Mostly some have all.
-        let whole = self.holders(last, Some(&holders));
-        holders.subtract(&whole);
-        self.bisect(last, end, whole);
-        self.bisect(0, last, holders);
-    }
-
-    /// Settles holders of the block chosen as `held`, none of whom has that chosen as `missing`.
+    /// Where having a block proves all before it: settles holders of the block chosen as `held`, none of whom has that chosen as `missing`.
     fn bisect(&mut self, held: usize, missing: usize, mut holders: SlotSet) {
         if holders.is_empty() {
             return;
         }
         if missing <= held + 1 {
-            return self.push(self.chain.blocks_through(Some(held)), missing, holders);
+            return self.push(self.chain.blocks_through(held), missing, holders);
         }
-        let middle = held + (missing - held) / 2;
-        let deeper = self.holders(middle, Some(&holders));
+        // Mostly some have all.
+        let is_first = missing == self.chain.positions.len();
+        let middle = if is_first {
+            missing - 1
+        } else {
+            usize::midpoint(held, missing)
+        };
+        let deeper = self.holders(middle, &holders);
         holders.subtract(&deeper);
         self.bisect(middle, missing, deeper);
         self.bisect(held, middle, holders);
@@ -194,9 +184,9 @@ impl SparseSearch<'_> {
         let mut proven = 0;
         for index in 0..self.chain.positions.len() {
             if proven == self.chain.blocks_before(index) {
-                proven = self.chain.blocks_through(Some(index));
+                proven = self.chain.blocks_through(index);
             }
-            let deeper = self.holders(index + 1, Some(&holders));
+            let deeper = self.holders(index + 1, &holders);
             holders.subtract(&deeper);
             self.push(proven, index + 1, holders);
             holders = deeper;
@@ -205,26 +195,15 @@ impl SparseSearch<'_> {
 }
 
 impl RunWriter<'_> {
-    /// The holders of a block and of all before it, in these tiers.
-    pub(crate) fn holders_to(&self, spot: Spot, among: Option<&SlotSet>, tiers: TierDepth) -> SlotSet {
-        let mut holding = self.holders_through(spot, tiers);
-        if let Some(among) = among {
-            holding.intersect(among);
-        }
-        let mut next = self.run(spot.run).and_then(|run| run.parent());
+    /// The holders `among` these of a block and of all before it, in these tiers.
+    pub(crate) fn holders_to(&self, spot: Spot, among: &SlotSet, tiers: TierDepth) -> SlotSet {
+        let (mut holding, mut next) = (among.clone(), Some(spot));
         while let Some(spot) = next.filter(|_| !holding.is_empty()) {
-            holding.intersect(&self.holders_through(spot, tiers));
-            next = self.run(spot.run).and_then(|run| run.parent());
+            let entries = self.entries(spot.run);
+            let have_it = entries.filter(|entry| entry.reach(tiers as u32) > spot.offset);
+            holding.intersect(&have_it.map(|entry| entry.slot()).collect());
+            next = self.run(spot.run).and_then(Run::parent);
         }
         holding
-    }
-
-    /// The holders of the first blocks of a run, up to this one.
-    fn holders_through(&self, spot: Spot, tiers: TierDepth) -> SlotSet {
-        let entries = self.entries(spot.run);
-        entries
-            .filter(|entry| entry.reach(tiers as u32) > spot.offset)
-            .map(|entry| entry.slot())
-            .collect()
     }
 }

@@ -103,7 +103,7 @@ impl Run {
                 let applied = holder.writer.apply(event.clone(), tier, 0);
                 assert_eq!(outcome_of(&applied), expected, "{event:?} in {tier:?}");
                 assert_eq!(holder.writer.blocks(), holder.oracle.len(), "{event:?}");
-                let parked = holder.writer.status().parked_events();
+                let parked = holder.writer.status().parked_events.load();
                 assert_eq!(parked as usize, holder.oracle.parked(), "{event:?}");
             }
             Operation::Replace { holder, before } => self.replace(holder, before),

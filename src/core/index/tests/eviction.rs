@@ -15,7 +15,6 @@ use super::hook;
 use super::operation::{Operation, Shape};
 use super::oracle::Oracle;
 use super::world::{BLOCK_SIZE, Path, PlainKey, World};
-use crate::index::usage::Usage;
 use kvatlas_lab::random::{Random, setting};
 
 fn blocks(blocks_max: u64) -> Capacity {
@@ -163,7 +162,7 @@ fn bytes_are_bounded_too_and_go_back_to_nothing() {
 
 #[test]
 fn where_all_namespaces_together_have_too_much_the_largest_gives_way() {
-    let namespaces = Namespaces::within(
+    let namespaces = Namespaces::new(
         blocks(1000),
         NamespaceSettings::default(),
         Vec::new(),
@@ -198,9 +197,9 @@ fn an_index_that_is_gone_takes_no_room() {
     let index = make();
     let mut writer = register(&index, "a");
     store(&mut writer, None, hashes(1, 0, 700));
-    assert_eq!(Usage::blocks(&total.usage), 700);
+    assert_eq!(total.usage.blocks.load(), 700);
     drop((writer, index));
-    assert_eq!(Usage::blocks(&total.usage), 0);
+    assert_eq!(total.usage.blocks.load(), 0);
     let index = make();
     let mut writer = register(&index, "a");
     store(&mut writer, None, hashes(2, 0, 900));

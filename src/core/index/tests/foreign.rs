@@ -72,7 +72,7 @@ fn the_contracts_own_chain_is_not_foreign() {
         let applied = store(&mut writer, Some(chain[3]), &[next], Some(content));
         assert_eq!(applied.rejected(RejectReason::ForeignChain), 0);
         assert_eq!(
-            (index.foreign_holders(), writer.status().has_foreign_chain()),
+            (index.foreign_holders(), writer.status().has_foreign_chain.load()),
             (0, false)
         );
     }
@@ -89,14 +89,14 @@ fn a_foreign_chain_is_reported_until_the_holder_is_cleared() {
             (4, 4)
         );
         assert_eq!((index.foreign_holders(), index.sizes().foreign_holders), (1, 1));
-        assert!(writer.status().has_foreign_chain());
+        assert!(writer.status().has_foreign_chain.load());
         // Found by the engine's own hashes, not by content.
         let own = QueryKey::SequenceHashes(foreign.map(SequenceHash).to_vec());
         assert_eq!(matched(&index, &own), 4);
         assert_eq!(matched(&index, &QueryKey::BlockHashes(block_hashes())), 0);
         writer.apply(Event::Cleared, Tier::DEVICE, 0);
         assert_eq!(
-            (index.foreign_holders(), writer.status().has_foreign_chain()),
+            (index.foreign_holders(), writer.status().has_foreign_chain.load()),
             (0, false)
         );
     }

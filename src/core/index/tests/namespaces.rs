@@ -2,7 +2,7 @@
 
 use crate::wire::{HolderId, NamespaceName, WorkerName};
 
-use super::api::{IndexLimits, NamespaceRefused, NamespaceSettings, Namespaces};
+use super::api::{Capacity, IndexLimits, NamespaceRefused, NamespaceSettings, Namespaces};
 
 fn name(name: &str) -> NamespaceName {
     NamespaceName::new(name).unwrap()
@@ -11,7 +11,13 @@ fn name(name: &str) -> NamespaceName {
 fn namespaces() -> Namespaces {
     let settings = NamespaceSettings::default();
     let configured = [(name("configured"), settings)];
-    Namespaces::new(settings, configured, IndexLimits::default(), 3)
+    Namespaces::new(
+        Capacity::UNBOUNDED,
+        settings,
+        configured,
+        IndexLimits::default(),
+        3,
+    )
 }
 
 #[test]

@@ -56,7 +56,9 @@ struct TierMatches {
 impl TierMatches {
     fn search(indexer: &PositionalIndexer, chain: &mut QueryChain<'_>, search: Search<'_>) -> Self {
         let all = indexer.find_chain(chain, search);
-        let has_others = all.holders().any(|found| found.holder.status.has_lower_tiers());
+        let has_others = all
+            .holders()
+            .any(|found| found.holder.status.has_lower_tiers.load());
         let steps = [TierDepth::Device, TierDepth::Host];
         let near =
             has_others.then(|| steps.map(|tiers| indexer.find_chain(chain, Search { tiers, ..search })));

@@ -1,13 +1,14 @@
 //! Tests of the answers, against an index with a few holders.
 
 use kvatlas_core::hash::SequenceHash;
-use kvatlas_core::index::{IndexLimits, NamespaceSettings};
+use kvatlas_core::index::{Capacity, IndexLimits, NamespaceSettings};
 use kvatlas_core::wire::{Event, HolderId, StoredBlocks, Tier, WorkerName};
 
 use super::*;
 
 fn answerer() -> Answerer {
     let namespaces = Namespaces::new(
+        Capacity::UNBOUNDED,
         NamespaceSettings::default(),
         Vec::new(),
         IndexLimits::default(),
