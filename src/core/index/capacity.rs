@@ -31,9 +31,9 @@ impl Shared {
     ///
     /// What others have stored is for them to make room for: whoever stores little does not wait for what someone else stores.
     pub(super) fn make_room(&self, stored: u64) {
-        if self.runs.is_bounded() {
+        if self.runs.is_bounded {
             let share = stored.saturating_mul(SHARE) + TURN_BLOCKS;
-            self.evict(|| self.runs.excess_blocks(), share);
+            self.evict(|| self.runs.usage().excess_blocks(), share);
             self.total.make_room(share);
         }
     }
@@ -63,7 +63,7 @@ impl Shared {
                 };
             }
             let mut runs = self.runs.write();
-            let (before, victims) = (self.runs.len(), runs.next_victims(wanted - gone));
+            let (before, victims) = (self.runs.usage().blocks.load(), runs.next_victims(wanted - gone));
             drop(runs);
             if victims.is_empty() {
                 return;
@@ -74,7 +74,7 @@ impl Shared {
                 runs.requeue(victim.run);
             }
             // Others may have stored meanwhile: at least the victims' own blocks count.
-            let fewer = before.saturating_sub(self.runs.len());
+            let fewer = before.saturating_sub(self.runs.usage().blocks.load());
             drop(runs);
             gone += fewer.max(victims.len() as u64);
             self.runs.count_evicted(fewer);
@@ -104,7 +104,10 @@ impl TotalUsage {
             return;
         }
         let members: Vec<_> = self.members.lock().iter().filter_map(Weak::upgrade).collect();
-        if let Some(largest) = members.iter().max_by_key(|member| member.runs.bytes()) {
+        if let Some(largest) = members
+            .iter()
+            .max_by_key(|member| member.runs.usage().bytes.load())
+        {
             largest.evict(|| self.usage.excess_blocks(), share);
         }
     }

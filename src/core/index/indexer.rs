@@ -114,12 +114,12 @@ impl PositionalIndexer {
     pub fn sizes(&self) -> IndexSizes {
         let (directory, runs) = (self.shared.slots.load(), &self.shared.runs);
         let mut sizes = IndexSizes {
-            distinct_blocks: runs.len(),
+            distinct_blocks: runs.usage().blocks.load(),
             workers: directory.workers,
             foreign_holders: self.foreign_holders(),
             chain_conflicts: runs.doubles(),
             evicted_blocks: runs.evicted(),
-            bytes: runs.bytes(),
+            bytes: runs.usage().bytes.load(),
             ..IndexSizes::default()
         };
         for holder in directory.holders() {

@@ -113,8 +113,8 @@ impl Table {
 
     fn has(&self, hash: u64, run: u32) -> bool {
         let guard = crossbeam_epoch::pin();
-        let found = self.heads.find(hash, &guard, |found| found == RunId(run));
-        found.is_some()
+        let is_it = |found| (found == RunId(run)).then_some(());
+        self.heads.find(hash, &guard, is_it).is_some()
     }
 }
 

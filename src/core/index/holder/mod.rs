@@ -206,7 +206,7 @@ impl HolderState {
         let placed = self.own.bytes() + (self.parts.bytes() + names) as u64;
         let aside = (self.orphans.bytes() + self.parking.bytes()) as u64;
         let (bytes, aside) = ((placed + aside).cast_signed(), aside.cast_signed());
-        let change = &mut runs.state_mut().change;
+        let change = &mut runs.state.change;
         change.bytes += bytes - self.bytes;
         change.aside += aside - self.aside;
         (self.bytes, self.aside) = (bytes, aside);

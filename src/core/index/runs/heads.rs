@@ -42,15 +42,16 @@ fn tag(hash: u64) -> u64 {
     hash >> RUN_BITS
 }
 
-#[allow(clippy::cast_possible_truncation, reason = "masked to the part's size")]
+/// Where a tag belongs among so many slots, a power of two.
+#[inline]
+#[allow(clippy::cast_possible_truncation, reason = "masked to the number of slots")]
 fn home(tag: u64, slots: usize) -> usize {
     tag as usize & (slots - 1)
 }
 
-#[allow(clippy::cast_possible_truncation, reason = "masked to the number of parts")]
 fn part_of(hash: u64) -> usize {
     // These bits are not in the tag.
-    (hash & (PARTS as u64 - 1)) as usize
+    home(hash, PARTS)
 }
 
 impl Heads {
@@ -78,32 +79,26 @@ impl Heads {
         self.parts[part].prefetch(home(tag(hash), slots), guard);
     }
 
-    /// The run of this number for which `check` is true.
+    /// What `check` gives for the first run of this number for which it gives something.
     #[inline]
-    pub(super) fn find(
+    pub(super) fn find<T>(
         &self,
         hash: u64,
         guard: &Guard,
-        mut check: impl FnMut(RunId) -> bool,
-    ) -> Option<RunId> {
-        let slots = self.parts[part_of(hash)].get(guard);
-        if slots.is_empty() {
-            return None;
-        }
+        mut check: impl FnMut(RunId) -> Option<T>,
+    ) -> Option<T> {
         let tag = tag(hash);
-        let mut place = home(tag, slots.len());
-        for _ in 0..slots.len() {
-            let slot = slots[place].load(Ordering::Acquire);
-            if slot == EMPTY {
+        for slot in probe(self.parts[part_of(hash)].get(guard), tag) {
+            let word = slot.load(Ordering::Acquire);
+            if word == EMPTY {
                 return None;
             }
-            if slot >> RUN_BITS == tag && slot != GONE {
-                let run = run_of(slot);
-                if check(run) {
-                    return Some(run);
-                }
+            if word >> RUN_BITS == tag
+                && word != GONE
+                && let Some(found) = check(run_of(word))
+            {
+                return Some(found);
             }
-            place = (place + 1) & (slots.len() - 1);
         }
         None
     }
@@ -112,86 +107,80 @@ impl Heads {
     pub(super) fn insert(&self, counts: &mut HeadCounts, hash: u64, run: RunId, guard: &Guard) -> i64 {
         let part = part_of(hash);
         let (taken, used) = &mut counts.0[part];
-        let mut grown = 0;
-        let slots = self.parts[part].get(guard).len();
-        if (*used as usize + 1) * 4 > slots * 3 {
-            grown = self.rebuild(part, (*taken as usize + 1) * 2, guard);
-            *used = *taken;
-        }
-        let slots = self.parts[part].get(guard);
         *taken += 1;
-        *used += u32::from(put(slots, tag(hash) << RUN_BITS | u64::from(run.0)));
+        let mut grown = 0;
+        if (*used as usize + 1) * 4 > self.parts[part].get(guard).len() * 3 {
+            grown = self.rebuild(part, *taken as usize * 2, guard);
+            *used = *taken - 1;
+        }
+        *used += u32::from(put(self.parts[part].get(guard), word_of(hash, run)));
         grown
     }
 
-    /// Takes a run out. Gives back by how many bytes the table has grown, a negative number.
+    /// Takes a run out that is there. Gives back by how many bytes the table has grown, a negative number.
     pub(super) fn remove(&self, counts: &mut HeadCounts, hash: u64, run: RunId, guard: &Guard) -> i64 {
         let part = part_of(hash);
         let slots = self.parts[part].get(guard);
-        let wanted = tag(hash) << RUN_BITS | u64::from(run.0);
-        let mut place = if slots.is_empty() {
-            0
-        } else {
-            home(tag(hash), slots.len())
+        let is_it = |slot: &&AtomicU64| slot.load(Ordering::Relaxed) == word_of(hash, run);
+        let Some(slot) = probe(slots, tag(hash)).find(is_it) else {
+            return 0;
         };
-        for _ in 0..slots.len() {
-            let slot = slots[place].load(Ordering::Relaxed);
-            if slot == wanted {
-                slots[place].store(GONE, Ordering::Release);
-                let (taken, used) = &mut counts.0[part];
-                *taken -= 1;
-                if *taken as usize * 8 < slots.len() {
-                    *used = *taken;
-                    return self.rebuild(part, *taken as usize * 2, guard);
-                }
-                return 0;
-            }
-            if slot == EMPTY {
-                break;
-            }
-            place = (place + 1) & (slots.len() - 1);
+        slot.store(GONE, Ordering::Release);
+        let (taken, used) = &mut counts.0[part];
+        *taken -= 1;
+        if *taken as usize * 8 >= slots.len() {
+            return 0;
         }
-        0
+        *used = *taken;
+        self.rebuild(part, *taken as usize * 2, guard)
     }
 
     /// Moves the runs of a part to a table with room for `wanted` slots at least; to none where there are none.
     fn rebuild(&self, part: usize, wanted: usize, guard: &Guard) -> i64 {
-        let old = self.parts[part].get(guard);
         let len = match wanted {
             0 => 0,
             wanted => wanted.next_power_of_two().max(SLOTS_MIN),
         };
         let next: Vec<_> = (0..len).map(|_| AtomicU64::new(EMPTY)).collect();
-        for slot in old {
-            let slot = slot.load(Ordering::Relaxed);
-            if slot != EMPTY && slot != GONE {
-                put(&next, slot);
+        for slot in self.parts[part].get(guard) {
+            let word = slot.load(Ordering::Relaxed);
+            if word != EMPTY && word != GONE {
+                put(&next, word);
             }
         }
         let bits = u8::try_from(len.checked_ilog2().unwrap_or(0)).unwrap_or(0);
         self.home_bits[part].store(bits, Ordering::Relaxed);
         let before = self.parts[part].replace(len, |index| next[index].load(Ordering::Relaxed), guard);
-        (i64::try_from(len).unwrap_or(i64::MAX) - i64::try_from(before).unwrap_or(i64::MAX)) * 8
+        (len.cast_signed() - before.cast_signed()) as i64 * 8
     }
+}
+
+fn word_of(hash: u64, run: RunId) -> u64 {
+    tag(hash) << RUN_BITS | u64::from(run.0)
 }
 
 #[allow(
     clippy::cast_possible_truncation,
     reason = "the number is in the lowest 28 bits"
 )]
-fn run_of(slot: u64) -> RunId {
-    RunId((slot & ((1 << RUN_BITS) - 1)) as u32)
+fn run_of(word: u64) -> RunId {
+    RunId((word & ((1 << RUN_BITS) - 1)) as u32)
 }
 
-/// Puts a word in its place; says whether that was empty before.
+/// The slots from a tag's home on, each once.
+#[inline]
+fn probe(slots: &[AtomicU64], tag: u64) -> impl Iterator<Item = &AtomicU64> {
+    (0..slots.len() as u64).map(move |step| &slots[home(tag + step, slots.len())])
+}
+
+/// Puts a word into the first slot from its home on that is not taken; says whether that was empty before.
 fn put(slots: &[AtomicU64], word: u64) -> bool {
-    let mut place = home(word >> RUN_BITS, slots.len());
-    loop {
-        let slot = slots[place].load(Ordering::Relaxed);
-        if slot == EMPTY || slot == GONE {
-            slots[place].store(word, Ordering::Release);
-            return slot == EMPTY;
+    for slot in probe(slots, word >> RUN_BITS) {
+        let before = slot.load(Ordering::Relaxed);
+        if before == EMPTY || before == GONE {
+            slot.store(word, Ordering::Release);
+            return before == EMPTY;
         }
-        place = (place + 1) & (slots.len() - 1);
     }
+    false
 }

@@ -15,41 +15,43 @@ const AHEAD: u16 = 16;
 impl RunWriter<'_> {
     /// Makes the first `end` blocks of a run be found by their hashes; says how many were not.
     pub(crate) fn place(&mut self, id: RunId, end: u16) -> usize {
-        let Some(run) = self.store.slab.get(id, &self.guard) else {
+        let Some(run) = self.store.run(id, &self.guard) else {
             return 0;
         };
-        let placed = u16::try_from(run.placed.load(Ordering::Relaxed)).unwrap_or(0);
+        let placed = run.placed.load(Ordering::Relaxed);
         let end = end.min(run.len());
         if placed >= end {
             return 0;
         }
         let (column, store, guard) = (run.column(&self.guard), self.store, &self.guard);
         let key_of = |offset: u16| column.hash(usize::from(offset)) & COMMON_MASK;
-        let state = &mut *self.state;
-        for offset in placed..end.min(placed + AHEAD) {
-            state.places.prefetch(key_of(offset));
-        }
-        for offset in placed..end {
-            if offset + AHEAD < end {
-                state.places.prefetch(key_of(offset + AHEAD));
+        let (places, mut doubles) = (&mut self.state.places, store.doubles());
+        for ahead in placed..end + AHEAD {
+            if ahead < end {
+                places.prefetch(key_of(ahead));
             }
+            if ahead < placed + AHEAD {
+                continue;
+            }
+            let offset = ahead - AHEAD;
             let key = key_of(offset);
             let is_equal = |spot: Spot| {
-                let other = store.slab.get(spot.run, guard);
+                let other = store.run(spot.run, guard);
                 other.is_some_and(|run| run.column(guard).hash(usize::from(spot.offset)) & COMMON_MASK == key)
             };
-            let spot = Spot { run: id, offset };
-            let equal = state.places.insert_unless(key, spot, EQUAL_MAX, is_equal);
-            state.doubles += usize::from(equal > 0 && equal < EQUAL_MAX);
+            let equal = places.insert_unless(key, Spot { run: id, offset }, EQUAL_MAX, is_equal);
+            doubles += u64::from(equal > 0 && equal < EQUAL_MAX);
         }
-        run.placed.store(u32::from(end), Ordering::Relaxed);
+        run.placed.store(end, Ordering::Relaxed);
         self.state.unplaced -= u64::from(end - placed);
-        self.account_places();
+        self.account_places(doubles);
         usize::from(end - placed)
     }
 
-    fn account_places(&mut self) {
-        self.store.set_doubles(self.state.doubles);
+    fn account_places(&mut self, doubles: u64) {
+        if self.store.doubles() != doubles {
+            self.store.doubts.doubles.store(doubles, Ordering::Relaxed);
+        }
         let bytes = self.state.places.bytes().cast_signed();
         self.state.change.bytes += bytes - self.state.places_bytes;
         self.state.places_bytes = bytes;
@@ -69,26 +71,27 @@ impl RunWriter<'_> {
         if from >= to {
             return;
         }
-        let Some(run) = self.store.slab.get(id, &self.guard) else {
+        let Some(run) = self.store.run(id, &self.guard) else {
             return;
         };
         let column = run.column(&self.guard);
-        for offset in from..to.min(from + AHEAD) {
-            let ahead = column.hash(usize::from(offset));
-            self.state.places.prefetch(ahead & COMMON_MASK);
-        }
-        for offset in from..to {
-            if offset + AHEAD < to {
-                let ahead = column.hash(usize::from(offset + AHEAD));
-                self.state.places.prefetch(ahead & COMMON_MASK);
+        let key_of = |offset: u16| column.hash(usize::from(offset)) & COMMON_MASK;
+        let mut doubles = self.store.doubles();
+        for ahead in from..to + AHEAD {
+            if ahead < to {
+                self.state.places.prefetch(key_of(ahead));
             }
-            let key = column.hash(usize::from(offset)) & COMMON_MASK;
+            if ahead < from + AHEAD {
+                continue;
+            }
+            let offset = ahead - AHEAD;
+            let key = key_of(offset);
             let is_gone = self.state.places.remove(key, Spot { run: id, offset });
-            if is_gone && self.state.doubles > 0 && self.equal_places(key) > 0 {
-                self.state.doubles -= 1;
+            if is_gone && doubles > 0 && self.equal_places(key) > 0 {
+                doubles -= 1;
             }
         }
-        self.account_places();
+        self.account_places(doubles);
     }
 
     /// Makes all blocks be found by their hashes from now on.
@@ -121,17 +124,17 @@ impl RunWriter<'_> {
 
     /// Whether this hash has several places.
     pub(crate) fn has_double(&self, hash: u64) -> bool {
-        self.state.doubles > 0 && self.equal_places(hash & COMMON_MASK) > 1
+        self.has_doubles() && self.equal_places(hash & COMMON_MASK) > 1
     }
 
     /// Whether some hash has several places.
     pub(crate) fn has_doubles(&self) -> bool {
-        self.state.doubles > 0
+        self.store.doubles() > 0
     }
 
     /// Whether a placed block is found by its hash: too many others can have it.
     pub(crate) fn is_placed(&self, spot: Spot) -> bool {
-        self.state.doubles == 0
+        !self.has_doubles()
             || self
                 .find_place(self.hash(spot), |other| (other == spot).then_some(()))
                 .is_some()

@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering;
 use crate::index::directory::HolderSlot;
 
 use super::RunId;
+use super::entry::Entry;
 use super::run::Run;
 use super::writer::RunWriter;
 
@@ -17,16 +18,9 @@ const VICTIMS_MAX: usize = 64;
 const VICTIM_BLOCKS_MAX: u64 = 256;
 /// Ticks in which the whole capacity is stored once.
 const TICKS: u64 = 256;
-/// Runs that may have a leaf, by the tick in which they were used when they were put here; each at most once.
-#[derive(Debug, Default)]
-pub(crate) struct Queue(BinaryHeap<Reverse<(u32, RunId)>>);
 
-impl Queue {
-    /// All runs are gone.
-    pub(super) fn clear(&mut self) {
-        self.0 = BinaryHeap::new();
-    }
-}
+/// Runs that may have a leaf, by the tick in which they were used when they were put here; each at most once.
+pub(super) type Queue = BinaryHeap<Reverse<(u32, RunId)>>;
 
 /// Blocks to be forgotten: those of a run from `cutoff` on.
 pub(crate) struct Victim {
@@ -38,29 +32,27 @@ pub(crate) struct Victim {
 impl RunWriter<'_> {
     /// Notes that `blocks` were added to a run, which is used now.
     pub(crate) fn note_stored(&mut self, id: RunId, blocks: u64) {
-        if !self.store.is_bounded() {
+        if !self.store.is_bounded {
             return;
         }
-        let state = self.state_mut();
-        state.stored += blocks;
-        if state.stored > self.store.blocks_max() / TICKS {
-            self.state_mut().stored = 0;
-            self.store.count_tick();
+        self.state.stored += blocks;
+        if self.state.stored > self.store.blocks_max() / TICKS {
+            self.state.stored = 0;
+            self.store.tick.fetch_add(1, Ordering::Relaxed);
         }
-        let tick = self.store.tick().unwrap_or_default();
-        self.use_run(id, tick);
+        self.use_run(id, self.store.tick().unwrap_or_default());
     }
 
     /// Notes that a run, which has a leaf now, was used in `tick`.
     pub(crate) fn use_run(&mut self, id: RunId, tick: u32) {
-        if !self.store.is_bounded() {
+        if !self.store.is_bounded {
             return;
         }
         let Some(run) = self.run(id) else { return };
         let used = run.used.load(Ordering::Relaxed).max(tick);
         run.used.store(used, Ordering::Relaxed);
         if run.queued.swap(1, Ordering::Relaxed) == 0 {
-            self.state_mut().queue.0.push(Reverse((used, id)));
+            self.state.queue.push(Reverse((used, id)));
         }
     }
 
@@ -81,7 +73,7 @@ impl RunWriter<'_> {
     /// The leaf that was used longest ago, `blocks_max` blocks of it at most.
     fn next_victim(&mut self, blocks_max: u64) -> Option<Victim> {
         loop {
-            let Reverse((tick, id)) = self.state_mut().queue.0.pop()?;
+            let Reverse((tick, id)) = self.state.queue.pop()?;
             let attached_end = self.attached_end(id);
             let Some(run) = self.run(id) else { continue };
             run.queued.store(0, Ordering::Relaxed);
@@ -96,7 +88,8 @@ impl RunWriter<'_> {
             let leaf = u64::from(len - attached_end);
             // No longer than the leaf.
             let cutoff = len - u16::try_from(leaf.min(blocks_max)).unwrap_or(len - attached_end);
-            let holders = self.holders_beyond(id, cutoff);
+            let holding = self.entries(id).filter(|entry| entry.end() > cutoff);
+            let holders = holding.map(Entry::slot).collect();
             return Some(Victim {
                 run: id,
                 cutoff,

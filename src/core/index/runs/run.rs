@@ -12,7 +12,7 @@
 //! Every field is a word that can be read at any time. A number can be another run's by the time a reader looks: what it reads then is
 //! nonsense, and harmless. See the index's own documentation for why no answer is made of it.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use crossbeam_epoch::Guard;
 
@@ -44,7 +44,7 @@ pub(crate) struct Run {
     /// The tick in which it was last used, where there is a capacity.
     pub(crate) used: AtomicU32,
     /// How many of its blocks, from the first, can be found by their hashes.
-    pub(super) placed: AtomicU32,
+    pub(super) placed: AtomicU16,
     /// Which blocks have a fragment for a hash, one bit each; nothing where all hashes are whole.
     pub(super) short: Words,
     /// Whether another run after the same block begins with the same fragment.
@@ -59,20 +59,6 @@ pub(crate) struct Run {
     pub(crate) queued: AtomicU32,
 }
 
-/// Some of a run's entries.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct EntryList<'g>(&'g [AtomicU64]);
-
-impl<'g> EntryList<'g> {
-    #[inline]
-    pub(crate) fn entries(self) -> impl Iterator<Item = Entry> + 'g {
-        let entries = self.0.iter();
-        entries
-            .map(|word| Entry::from_bits(word.load(Ordering::Acquire)))
-            .filter(|entry| !entry.is_none())
-    }
-}
-
 /// The hashes of a run and their fingerprints, as one array. The run has another array after it has grown.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Column<'g> {
@@ -80,6 +66,12 @@ pub(crate) struct Column<'g> {
     contents: &'g [AtomicU64],
     hashes: &'g [AtomicU64],
     run: &'g Run,
+}
+
+/// The word at `index`; 0 beyond the array.
+#[inline]
+pub(super) fn word_at(words: &[AtomicU64], index: usize) -> u64 {
+    words.get(index).map_or(0, |word| word.load(Ordering::Relaxed))
 }
 
 /// Words of a column with room for `blocks`.
@@ -130,9 +122,7 @@ impl<'g> Column<'g> {
     /// The hash at `offset`; 0 beyond the column.
     #[inline]
     pub(crate) fn hash(&self, offset: usize) -> u64 {
-        self.hashes
-            .get(offset)
-            .map_or(0, |hash| hash.load(Ordering::Relaxed))
+        word_at(self.hashes, offset)
     }
 
     pub(super) fn set_hash(&self, offset: usize, hash: u64) {
@@ -144,9 +134,7 @@ impl<'g> Column<'g> {
     /// The fingerprint of the chunk of this number, from [`Run::chunks_from`] on.
     #[inline]
     pub(crate) fn print(&self, chunk: usize) -> u64 {
-        self.prints
-            .get(chunk)
-            .map_or(0, |print| print.load(Ordering::Relaxed))
+        word_at(self.prints, chunk)
     }
 
     pub(super) fn set_print(&self, chunk: usize, print: u64) {
@@ -158,9 +146,7 @@ impl<'g> Column<'g> {
     /// The fingerprint of the block hashes of a chunk that a query has agreed with, mixed with [`Self::print`].
     #[inline]
     pub(crate) fn content(&self, chunk: usize) -> u64 {
-        self.contents
-            .get(chunk)
-            .map_or(0, |content| content.load(Ordering::Relaxed))
+        word_at(self.contents, chunk)
     }
 
     pub(crate) fn set_content(&self, chunk: usize, content: u64) {
@@ -268,13 +254,18 @@ impl Run {
     /// What each holder has; each entry is of one instant.
     #[inline]
     pub(crate) fn entries<'g>(&'g self, guard: &'g Guard) -> impl Iterator<Item = Entry> + 'g {
-        self.entry_lists(guard).into_iter().flat_map(EntryList::entries)
+        self.entry_lists(guard).into_iter().flatten()
     }
 
     /// As [`Self::entries`], in two lists: a search goes over each in a loop of few instructions.
     #[inline]
-    pub(crate) fn entry_lists<'g>(&'g self, guard: &'g Guard) -> [EntryList<'g>; 2] {
-        [EntryList(&self.entries), EntryList(self.more.get(guard))]
+    pub(crate) fn entry_lists<'g>(&'g self, guard: &'g Guard) -> [impl Iterator<Item = Entry> + 'g; 2] {
+        [&self.entries[..], self.more.get(guard)].map(|words| {
+            let entries = words.iter();
+            entries
+                .map(|word| Entry::from_bits(word.load(Ordering::Acquire)))
+                .filter(|entry| !entry.is_none())
+        })
     }
 
     /// Notes that it is used in `tick`.

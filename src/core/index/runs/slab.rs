@@ -54,7 +54,7 @@ impl Slab {
     }
 
     /// Makes room for the run `id`; says by how many bytes the slab has grown. Only for the one writer.
-    pub(super) fn make(&self, id: RunId, guard: &Guard) -> usize {
+    pub(super) fn make(&self, id: RunId, guard: &Guard) -> i64 {
         let number = id.index() / CHUNK_RUNS;
         let Some(shelf) = self.shelves.get(number / SHELF_CHUNKS) else {
             return 0;
@@ -68,7 +68,7 @@ impl Slab {
         }
         let runs: Chunk = (0..CHUNK_RUNS).map(|_| Run::default()).collect();
         chunk.store(Owned::new(runs), Ordering::Release);
-        CHUNK_RUNS * size_of::<Run>()
+        (CHUNK_RUNS * size_of::<Run>()) as i64
     }
 
     /// Gives back all chunks; says how many bytes those are. Only for the one writer, when there are no runs.

@@ -30,12 +30,13 @@ pub(crate) struct RunStore {
     pub(crate) prints: Prints,
     /// What all indexes together use.
     total: Arc<Usage>,
-    is_bounded: bool,
+    /// Whether there is a bound on how large the index may be.
+    pub(crate) is_bounded: bool,
     /// The clock of recency.
     pub(super) tick: AtomicU32,
     turns: CachePadded<Turns>,
     /// Not beside what every event changes.
-    doubts: CachePadded<Doubts>,
+    pub(super) doubts: CachePadded<Doubts>,
 }
 
 #[derive(Debug)]
@@ -47,13 +48,15 @@ struct Turns {
 
 /// What contradicts that hashes are a chain, or could without being noticed. Every search asks.
 #[derive(Debug, Default)]
-struct Doubts {
-    doubles: AtomicU64,
+pub(super) struct Doubts {
+    /// How many places have a hash that another one has, too.
+    pub(super) doubles: AtomicU64,
     /// Blocks that are not found by their hashes: nobody knows whether others have these, too.
-    unplaced: AtomicU64,
-    twins: AtomicU64,
+    pub(super) unplaced: AtomicU64,
+    /// How many runs begin with the fragment of another one after the same block.
+    pub(super) twins: AtomicU64,
     /// How often the count of a run's steps has come to what it was before.
-    wraps: AtomicU64,
+    pub(super) wraps: AtomicU64,
 }
 
 /// A run that has been found by the block before it and its first one.
@@ -70,15 +73,12 @@ pub(crate) struct State {
     pub(super) free: Vec<RunId>,
     /// The number that no run ever had.
     pub(super) next: u32,
-    pub(super) runs: usize,
     pub(super) births: u32,
     /// How many runs begin after each block, for runs that any begin after.
     pub(super) attached: SplitMap<RunId, BTreeMap<u16, u32>>,
     pub(super) heads: HeadCounts,
     /// Blocks by their hashes, as far as runs are placed.
     pub(super) places: NameMap,
-    /// How many places have a hash that another one has, too.
-    pub(super) doubles: usize,
     /// How many blocks are not found by their hashes.
     pub(super) unplaced: u64,
     /// Whether all blocks are to be found by their hashes.
@@ -90,9 +90,9 @@ pub(crate) struct State {
     pub(crate) change: Change,
     /// Bytes that no reader needs and that have not been given back yet.
     pub(super) garbage: usize,
-    pub(crate) queue: Queue,
+    pub(super) queue: Queue,
     /// Blocks stored in this tick.
-    pub(crate) stored: u64,
+    pub(super) stored: u64,
 }
 
 impl RunStore {
@@ -120,21 +120,16 @@ impl RunStore {
 
     /// Takes a turn at changing the store.
     pub(crate) fn write(&self) -> RunWriter<'_> {
-        RunWriter::new(self)
+        RunWriter {
+            store: self,
+            state: self.turns.state.lock(),
+            guard: crossbeam_epoch::pin(),
+        }
     }
 
-    pub(super) fn state(&self) -> &Mutex<State> {
-        &self.turns.state
-    }
-
-    /// How many blocks the runs have.
-    pub(crate) fn len(&self) -> u64 {
-        self.turns.usage.blocks.load()
-    }
-
-    /// What everything that events make grow takes, in bytes.
-    pub(crate) fn bytes(&self) -> u64 {
-        self.turns.usage.bytes.load()
+    /// What is used of the capacity: blocks of runs, and bytes of everything that events make grow.
+    pub(crate) fn usage(&self) -> &Usage {
+        &self.turns.usage
     }
 
     /// How many blocks were forgotten because there were too many.
@@ -151,19 +146,6 @@ impl RunStore {
     #[inline]
     pub(crate) fn is_chain(&self) -> bool {
         self.doubles() == 0 && self.doubts.unplaced.load(Ordering::Relaxed) == 0
-    }
-
-    /// Tells readers how many blocks are not found by their hashes. Only for the one writer.
-    pub(super) fn set_unplaced(&self, unplaced: u64) {
-        if self.doubts.unplaced.load(Ordering::Relaxed) != unplaced {
-            self.doubts.unplaced.store(unplaced, Ordering::Relaxed);
-        }
-    }
-
-    pub(super) fn set_doubles(&self, doubles: usize) {
-        if self.doubles() != doubles as u64 {
-            self.doubts.doubles.store(doubles as u64, Ordering::Relaxed);
-        }
     }
 
     pub(crate) fn count_evicted(&self, blocks: u64) {
@@ -183,25 +165,9 @@ impl RunStore {
         !self.is_bounded || self.turns.usage.has_room_aside() && self.total.has_room_aside()
     }
 
-    /// Whether there is a bound on how large the index may be.
-    #[inline]
-    pub(crate) fn is_bounded(&self) -> bool {
-        self.is_bounded
-    }
-
     /// How many blocks fit, roughly.
     pub(crate) fn blocks_max(&self) -> u64 {
         self.turns.usage.blocks_max().min(self.total.blocks_max())
-    }
-
-    /// How many blocks are more than this index may have.
-    pub(crate) fn excess_blocks(&self) -> u64 {
-        self.turns.usage.excess_blocks()
-    }
-
-    /// Lets the clock of recency go on.
-    pub(crate) fn count_tick(&self) {
-        self.tick.fetch_add(1, Ordering::Relaxed);
     }
 
     /// The tick in which what a search looks at is used; none where nobody asks.
@@ -223,7 +189,7 @@ impl RunStore {
         let wanted = Wanted::fragment(fragment);
         self.heads.find(key, guard, |id| {
             found.extend(self.head_at(id, parent, position, wanted, guard));
-            false
+            None::<()>
         });
         found
     }
@@ -234,26 +200,13 @@ impl RunStore {
         self.doubts.twins.load(Ordering::Acquire)
     }
 
-    pub(super) fn count_twin(&self, is_more: bool) {
-        if is_more {
-            self.doubts.twins.fetch_add(1, Ordering::AcqRel);
-        } else {
-            self.doubts.twins.fetch_sub(1, Ordering::AcqRel);
-        }
-    }
-
     #[inline]
     pub(crate) fn wraps(&self) -> u64 {
         self.doubts.wraps.load(Ordering::Acquire)
     }
 
-    /// Before a run's count of steps comes to what it was before.
-    #[cold]
-    pub(super) fn count_wrap(&self) {
-        self.doubts.wraps.fetch_add(1, Ordering::Release);
-    }
-
     /// The run `id`, if there is one.
+    #[inline]
     pub(crate) fn run<'g>(&self, id: RunId, guard: &'g Guard) -> Option<&'g Run> {
         self.slab.get(id, guard)
     }
@@ -269,12 +222,8 @@ impl RunStore {
         guard: &'g Guard,
     ) -> Option<Head<'g>> {
         let key = self.heads.hash(parent, wanted.hash & current_mask(position));
-        let mut found = None;
-        self.heads.find(key, guard, |id| {
-            found = self.head_at(id, parent, position, wanted, guard);
-            found.is_some()
-        });
-        found
+        self.heads
+            .find(key, guard, |id| self.head_at(id, parent, position, wanted, guard))
     }
 
     #[inline]

@@ -3,7 +3,8 @@
 use std::sync::atomic::Ordering;
 
 use super::entry::Entry;
-use super::writer::{RunWriter, resize, words_changed};
+use super::recency::Queue;
+use super::writer::RunWriter;
 use super::{RunId, current_mask};
 
 /// After so many blocks of runs that go one after the other others have a turn; a run counts for some more.
@@ -20,7 +21,7 @@ impl RunWriter<'_> {
                 done = 0;
                 self.pause();
             }
-            let Some(run) = self.store.slab.get(id, &self.guard) else {
+            let Some(run) = self.store.run(id, &self.guard) else {
                 return;
             };
             let len = run.len();
@@ -43,57 +44,50 @@ impl RunWriter<'_> {
     }
 
     fn cut(&mut self, id: RunId, kept: u16, len: u16) {
-        let placed = self.run(id).map_or(0, |run| run.placed.load(Ordering::Relaxed));
-        self.displace(id, kept, u16::try_from(placed).unwrap_or(0));
-        let Some(run) = self.store.slab.get(id, &self.guard) else {
+        let Some(placed) = self.run(id).map(|run| run.placed.load(Ordering::Relaxed)) else {
             return;
         };
-        let still_placed = placed.min(u32::from(kept));
-        run.placed.store(still_placed, Ordering::Relaxed);
-        let unplaced = |len: u16, placed: u32| u64::from(u32::from(len) - placed);
-        let (before, after) = (unplaced(len, placed), unplaced(kept, still_placed));
-        if let Some(last) = kept.checked_sub(1) {
-            let last = run.column(&self.guard).hash(usize::from(last));
-            run.last.store(last, Ordering::Release);
+        self.displace(id, kept, placed);
+        let Some(run) = self.store.run(id, &self.guard) else {
+            return;
+        };
+        run.placed.store(placed.min(kept), Ordering::Relaxed);
+        self.state.unplaced -= u64::from(len - placed.max(kept));
+        let (column, kept_blocks) = (run.column(&self.guard), usize::from(kept));
+        if let Some(last) = kept_blocks.checked_sub(1) {
+            run.last.store(column.hash(last), Ordering::Release);
         }
         run.header.set_len(kept);
-        self.state.change.blocks += i64::from(kept) - i64::from(len);
-        self.state.unplaced -= before - after;
-        let column = run.column(&self.guard);
-        let room = usize::from(kept) + usize::from(kept) / 8;
+        self.state.change.blocks -= i64::from(len - kept);
+        let room = kept_blocks + kept_blocks / 8;
         if kept > 0 && column.capacity() > 64 && room < column.capacity() / 2 {
-            let bytes = resize(run, usize::from(kept), room, &mut self.state, &self.guard);
-            self.state.change.bytes += bytes;
+            self.state.resize(run, kept_blocks, room, &self.guard);
         }
     }
 
     /// Gives back an empty run; says which run it followed.
     fn drop_run(&mut self, id: RunId) -> Option<RunId> {
         let state = &mut *self.state;
-        let run = self.store.slab.get(id, &self.guard)?;
+        let run = self.store.run(id, &self.guard)?;
         let parent = run.parent();
         let (first, start) = (run.first.load(Ordering::Relaxed), run.start());
         let key = self.store.heads.hash(parent, first & current_mask(start));
-        let mut bytes = self.store.heads.remove(&mut state.heads, key, id, &self.guard);
+        state.change.bytes += self.store.heads.remove(&mut state.heads, key, id, &self.guard);
         if run.is_twin.swap(0, Ordering::Relaxed) == 1 {
-            self.store.count_twin(false);
+            self.store.doubts.twins.fetch_sub(1, Ordering::AcqRel);
         }
         for words in [&run.column, &run.more, &run.short] {
-            let before = words.replace(0, |_| 0, &self.guard);
-            state.garbage += before * 8;
-            bytes += words_changed(0, before);
+            state.replace(words, 0, |_| 0, &self.guard);
         }
         state.free.push(id);
-        state.runs -= 1;
-        if state.runs == 0 {
+        if state.free.len() + 1 == state.next as usize {
             state.free = Vec::new();
             state.next = 1;
-            state.queue.clear();
+            state.queue = Queue::new();
             let gone = self.store.slab.clear(&self.guard);
             state.garbage += gone;
-            bytes -= i64::try_from(gone).unwrap_or(0);
+            state.change.bytes -= gone.cast_signed() as i64;
         }
-        state.change.bytes += bytes;
         let used = run.used.load(Ordering::Relaxed);
         let parent = parent?;
         if let Some(attached) = state.attached.get_mut(&parent.run) {
@@ -105,7 +99,7 @@ impl RunWriter<'_> {
             }
             if attached.is_empty() {
                 state.attached.remove(&parent.run);
-                if let Some(run) = self.store.slab.get(parent.run, &self.guard) {
+                if let Some(run) = self.store.run(parent.run, &self.guard) {
                     run.header.set_followed(false);
                 }
             }

@@ -13,9 +13,10 @@ use crate::index::hook::{point, turn_ends};
 use super::Wanted;
 use super::entry::Entry;
 use super::print::CHUNK;
-use super::run::{Column, Run, column_words};
+use super::run::{Run, column_words, word_at};
 use super::store::{RunStore, State};
-use super::{RUN_BLOCKS_MAX, RunId, Spot, current_mask, words};
+use super::words::{self, Words};
+use super::{RUN_BLOCKS_MAX, RunId, Spot, current_mask};
 
 /// How far ahead memory is asked for.
 pub(crate) const AHEAD: usize = 16;
@@ -25,7 +26,7 @@ const GARBAGE_MAX: usize = 256 * 1024;
 /// One turn at changing the runs.
 pub(crate) struct RunWriter<'s> {
     pub(crate) store: &'s RunStore,
-    pub(super) state: MutexGuard<'s, State>,
+    pub(crate) state: MutexGuard<'s, State>,
     pub(super) guard: Guard,
 }
 
@@ -37,35 +38,25 @@ pub(crate) struct RunView<'g> {
 }
 
 impl<'g> RunView<'g> {
-    fn column(self, id: RunId) -> Option<Column<'g>> {
-        Some(self.store.slab.get(id, self.guard)?.column(self.guard))
-    }
-
     /// The hashes of a run from `from` on, up to `to`.
     pub(crate) fn hashes(self, run: RunId, from: u16, to: u16) -> impl DoubleEndedIterator<Item = u64> + 'g {
-        let column = self.column(run);
+        let column = self.store.run(run, self.guard).map(|run| run.column(self.guard));
         (from..to).map(move |offset| column.map_or(0, |column| column.hash(usize::from(offset))))
     }
 }
 
 impl<'s> RunWriter<'s> {
-    pub(super) fn new(store: &'s RunStore) -> Self {
-        Self {
-            store,
-            state: store.state().lock(),
-            guard: crossbeam_epoch::pin(),
-        }
-    }
-
     /// Tells readers whether all blocks are found by their hashes: before they can see any that is not.
-    pub(crate) fn show_unplaced(&mut self) {
-        self.store.set_unplaced(self.state.unplaced);
+    pub(crate) fn show_unplaced(&self) {
+        let (shown, now) = (&self.store.doubts.unplaced, self.state.unplaced);
+        if shown.load(Ordering::Relaxed) != now {
+            shown.store(now, Ordering::Relaxed);
+        }
     }
 
     /// Lets others have a turn. All that is between two calls of this type's other functions is a good time.
     pub(crate) fn pause(&mut self) {
-        self.collect();
-        self.account();
+        self.settle();
         turn_ends();
         MutexGuard::bump(&mut self.state);
         self.guard.repin();
@@ -73,20 +64,14 @@ impl<'s> RunWriter<'s> {
 
     /// As [`Self::pause`], with `others` in between, who may wait for whoever has a turn.
     pub(crate) fn pause_for(&mut self, others: impl FnOnce()) {
-        self.collect();
-        self.account();
+        self.settle();
         turn_ends();
         MutexGuard::unlocked_fair(&mut self.state, others);
         self.guard.repin();
     }
 
-    /// Tells others how much more is used, or less.
-    fn account(&mut self) {
-        self.store.change_usage(std::mem::take(&mut self.state.change));
-    }
-
-    /// Gives back memory that no reader needs, while others have turns.
-    fn collect(&mut self) {
+    /// Gives back memory that no reader needs, while others have turns, and tells them how much more is used, or less.
+    fn settle(&mut self) {
         if self.state.garbage > GARBAGE_MAX {
             self.state.garbage = 0;
             let guard = &mut self.guard;
@@ -98,25 +83,25 @@ impl<'s> RunWriter<'s> {
                 words::give_back(1);
             });
         }
+        self.store.change_usage(std::mem::take(&mut self.state.change));
     }
 
     /// Lets others have turns while `work` is done, which changes no run. Of the runs in `kept` nothing is cut off meanwhile.
     pub(crate) fn aside<T>(&mut self, kept: &[RunId], work: impl FnOnce(RunView<'_>) -> T) -> T {
-        self.pin(kept, true);
+        self.pin(kept, 1);
         let (store, guard) = (self.store, &self.guard);
         let done = MutexGuard::unlocked(&mut self.state, || {
             point();
             work(RunView { store, guard })
         });
-        self.pin(kept, false);
+        self.pin(kept, -1);
         done
     }
 
-    fn pin(&self, runs: &[RunId], is_more: bool) {
+    fn pin(&self, runs: &[RunId], by: i32) {
         for run in runs.iter().filter_map(|run| self.run(*run)) {
             let pins = run.pins.load(Ordering::Relaxed);
-            let now = if is_more { pins + 1 } else { pins.saturating_sub(1) };
-            run.pins.store(now, Ordering::Relaxed);
+            run.pins.store(pins.saturating_add_signed(by), Ordering::Relaxed);
         }
     }
 
@@ -130,15 +115,7 @@ impl<'s> RunWriter<'s> {
 
     #[inline]
     pub(crate) fn run(&self, id: RunId) -> Option<&Run> {
-        self.store.slab.get(id, &self.guard)
-    }
-
-    fn column(&self, id: RunId) -> Option<Column<'_>> {
-        self.view().column(id)
-    }
-
-    pub(crate) fn state_mut(&mut self) -> &mut State {
-        &mut self.state
+        self.store.run(id, &self.guard)
     }
 
     /// One more than the largest number of a run.
@@ -149,15 +126,6 @@ impl<'s> RunWriter<'s> {
     /// What each holder has of a run.
     pub(crate) fn entries(&self, id: RunId) -> impl Iterator<Item = Entry> + '_ {
         self.run(id).into_iter().flat_map(|run| run.entries(&self.guard))
-    }
-
-    /// The holders that have blocks of a run from `cutoff` on.
-    pub(crate) fn holders_beyond(&self, id: RunId, cutoff: u16) -> Vec<HolderSlot> {
-        let Some(run) = self.run(id) else {
-            return Vec::new();
-        };
-        let entries = run.entries(&self.guard).filter(|entry| entry.end() > cutoff);
-        entries.map(Entry::slot).collect()
     }
 
     /// Lets eviction look at a run again, if it has a leaf left.
@@ -177,8 +145,8 @@ impl<'s> RunWriter<'s> {
     /// The sequence hash at a place, or the fragment of it that is known.
     #[inline]
     pub(crate) fn hash(&self, spot: Spot) -> u64 {
-        self.column(spot.run)
-            .map_or(0, |column| column.hash(usize::from(spot.offset)))
+        self.run(spot.run)
+            .map_or(0, |run| run.column(&self.guard).hash(usize::from(spot.offset)))
     }
 
     /// The hashes of a run from `from` on, up to `to`.
@@ -207,9 +175,11 @@ impl<'s> RunWriter<'s> {
 
     /// Whether the block at a place is the one that is wanted, as far as both hashes are known.
     pub(crate) fn is(&self, spot: Spot, wanted: Wanted) -> bool {
-        let (offset, position) = (usize::from(spot.offset), self.position(spot));
-        self.column(spot.run)
-            .is_some_and(|column| column.is(offset, position, wanted, &self.guard))
+        self.run(spot.run).is_some_and(|run| {
+            let position = run.start() + u32::from(spot.offset);
+            run.column(&self.guard)
+                .is(usize::from(spot.offset), position, wanted, &self.guard)
+        })
     }
 
     /// The block that is wanted after `parent`.
@@ -247,23 +217,17 @@ impl<'s> RunWriter<'s> {
     /// How many of these hashes are in the run from `spot` on, one after the other.
     fn agreement(&self, spot: Spot, hashes: &[SequenceHash], is_whole: bool) -> usize {
         let Some(run) = self.run(spot.run) else { return 0 };
-        let column = run.column(&self.guard);
-        let (position, offset) = (run.start() + u32::from(spot.offset), usize::from(spot.offset));
-        let left = usize::from(run.len()).saturating_sub(offset);
-        let mut count = 0;
-        for (index, hash) in hashes.iter().take(left).enumerate() {
-            #[allow(clippy::cast_possible_truncation, reason = "below the length of a run")]
-            let position = position + index as u32;
-            let wanted = Wanted {
-                hash: hash.0,
-                is_whole,
-            };
-            if !column.is(offset + index, position, wanted, &self.guard) {
-                break;
-            }
-            count += 1;
-        }
-        count
+        let (column, start) = (run.column(&self.guard), run.start());
+        let agrees = |(offset, hash): &(u16, &SequenceHash)| {
+            let (hash, position) = (hash.0, start + u32::from(*offset));
+            column.is(
+                usize::from(*offset),
+                position,
+                Wanted { hash, is_whole },
+                &self.guard,
+            )
+        };
+        (spot.offset..run.len()).zip(hashes).take_while(agrees).count()
     }
 
     /// Puts these blocks after `parent`: as many as one run takes. Gives the place of the first, and how many those are. None where
@@ -277,12 +241,8 @@ impl<'s> RunWriter<'s> {
         hashes: &[SequenceHash],
         is_whole: bool,
     ) -> Option<(Spot, usize)> {
-        let first = hashes.first()?.0;
-        let wanted = Wanted {
-            hash: first,
-            is_whole,
-        };
-        if let Some(spot) = self.child(parent, position, wanted) {
+        let hash = hashes.first()?.0;
+        if let Some(spot) = self.child(parent, position, Wanted { hash, is_whole }) {
             let count = self.agreement(spot, hashes, is_whole);
             if is_whole {
                 self.refine(spot, &hashes[..count]);
@@ -291,7 +251,7 @@ impl<'s> RunWriter<'s> {
             self.use_run(spot.run, self.store.tick().unwrap_or_default());
             return Some((spot, count));
         }
-        let is_twin = is_whole && self.child(parent, position, Wanted::fragment(first)).is_some();
+        let is_twin = is_whole && self.child(parent, position, Wanted::fragment(hash)).is_some();
         if let Some(parent) = parent
             && let Some(run) = self.run(parent.run)
             && run.len() == parent.offset + 1
@@ -302,7 +262,7 @@ impl<'s> RunWriter<'s> {
             let count = self.append(parent.run, hashes, is_whole);
             return Some((Spot { offset, ..parent }, count));
         }
-        let run = self.create(parent, position, first, is_twin)?;
+        let run = self.create(parent, position, hash, is_twin)?;
         let count = self.append(run, hashes, is_whole);
         Some((Spot { run, offset: 0 }, count))
     }
@@ -331,19 +291,20 @@ impl<'s> RunWriter<'s> {
                 word.fetch_and(!(1 << (offset % 64)), Ordering::AcqRel);
             }
         }
-        let (base, offset) = (run.chunks_from(), usize::from(spot.offset));
-        let last = (offset + hashes.len()).saturating_sub(base).div_ceil(CHUNK);
-        let whole = usize::from(run.len()).saturating_sub(base) / CHUNK;
-        for chunk in offset.saturating_sub(base) / CHUNK..last.min(whole) {
-            self.set_print(run, chunk);
-        }
+        let from = usize::from(spot.offset);
+        self.set_prints(run, from..from + hashes.len(), usize::from(run.len()));
     }
 
-    fn set_print(&self, run: &Run, chunk: usize) {
-        let column = run.column(&self.guard);
-        let first = run.chunks_from() + chunk * CHUNK;
-        let words = std::array::from_fn(|index| SequenceHash(column.hash(first + index)));
-        column.set_print(chunk, self.store.prints.of(&words));
+    /// Sets the fingerprints of all whole chunks of a run's first `len` blocks in which some have `changed`.
+    fn set_prints(&self, run: &Run, changed: Range<usize>, len: usize) {
+        let (column, base) = (run.column(&self.guard), run.chunks_from());
+        let end = changed.end.saturating_sub(base).div_ceil(CHUNK);
+        let whole = len.saturating_sub(base) / CHUNK;
+        for chunk in changed.start.saturating_sub(base) / CHUNK..end.min(whole) {
+            let first = base + chunk * CHUNK;
+            let hashes = std::array::from_fn(|index| SequenceHash(column.hash(first + index)));
+            column.set_print(chunk, self.store.prints.of(&hashes));
+        }
     }
 
     fn create(&mut self, parent: Option<Spot>, position: u32, first: u64, is_twin: bool) -> Option<RunId> {
@@ -356,11 +317,9 @@ impl<'s> RunWriter<'s> {
             }
             None => return None,
         };
-        state.runs += 1;
         state.births = state.births.wrapping_add(1);
-        let births = state.births;
-        let grown = self.store.slab.make(id, &self.guard);
-        let run = self.store.slab.get(id, &self.guard)?;
+        state.change.bytes += self.store.slab.make(id, &self.guard);
+        let run = self.store.run(id, &self.guard)?;
         run.parent.store(parent.map_or(0, Spot::bits), Ordering::Relaxed);
         run.first.store(first, Ordering::Relaxed);
         run.header.begin_at(position);
@@ -370,36 +329,31 @@ impl<'s> RunWriter<'s> {
         run.is_twin.store(u32::from(is_twin), Ordering::Relaxed);
         if is_twin {
             // Before anybody has anything of it.
-            self.store.count_twin(true);
+            self.store.doubts.twins.fetch_add(1, Ordering::AcqRel);
         }
-        run.birth.store(births, Ordering::Release);
+        run.birth.store(state.births, Ordering::Release);
         if let Some(parent) = parent {
-            *state
-                .attached
-                .or_default(parent.run)
-                .entry(parent.offset)
-                .or_default() += 1;
-            if let Some(run) = self.store.slab.get(parent.run, &self.guard) {
+            let attached = state.attached.or_default(parent.run);
+            *attached.entry(parent.offset).or_default() += 1;
+            if let Some(run) = self.store.run(parent.run, &self.guard) {
                 run.header.set_followed(true);
             }
         }
         let key = self.store.heads.hash(parent, first & current_mask(position));
-        let heads = self.store.heads.insert(&mut state.heads, key, id, &self.guard);
-        state.change.bytes += i64::try_from(grown).unwrap_or(0) + heads;
+        state.change.bytes += self.store.heads.insert(&mut state.heads, key, id, &self.guard);
         Some(id)
     }
 
     /// Adds blocks to the end of a run; says how many.
     fn append(&mut self, id: RunId, hashes: &[SequenceHash], is_whole: bool) -> usize {
-        let Some(run) = self.store.slab.get(id, &self.guard) else {
+        let Some(run) = self.store.run(id, &self.guard) else {
             return 0;
         };
         let len = usize::from(run.len());
         let count = hashes.len().min(usize::from(RUN_BLOCKS_MAX) - len);
         let end = len + count;
-        let mut bytes = 0;
-        if run.column(&self.guard).capacity() < end {
-            let capacity = run.column(&self.guard).capacity();
+        let capacity = run.column(&self.guard).capacity();
+        if capacity < end {
             // What grows once mostly grows again.
             let room = match end {
                 end if capacity == 0 => end,
@@ -407,26 +361,22 @@ impl<'s> RunWriter<'s> {
                 ..512 => end + end / 2,
                 end => end + end / 4,
             };
-            bytes = resize(run, len, room, &mut self.state, &self.guard);
+            self.state.resize(run, len, room, &self.guard);
         }
         let column = run.column(&self.guard);
         for (offset, hash) in (len..end).zip(hashes) {
             column.set_hash(offset, hash.0);
         }
-        bytes += mark_short(run, len..end, is_whole, &mut self.state, &self.guard);
-        let chunks = |blocks: usize| blocks.saturating_sub(run.chunks_from()) / CHUNK;
-        for chunk in chunks(len)..chunks(end) {
-            self.set_print(run, chunk);
-        }
+        self.state.mark_short(run, len..end, is_whole, &self.guard);
+        self.set_prints(run, len..end, end);
         run.tops.store(0, Ordering::Relaxed);
         run.last
             .store(column.hash(end.saturating_sub(1)), Ordering::Release);
         run.header.set_len(u16::try_from(end).unwrap_or(0));
         self.state.change.blocks += i64::try_from(count).unwrap_or(0);
-        self.state.change.bytes += bytes;
         self.state.unplaced += count as u64;
         if self.state.places_all {
-            self.place(id, u16::try_from(end).unwrap_or(RUN_BLOCKS_MAX));
+            self.place(id, RUN_BLOCKS_MAX);
         }
         self.note_stored(id, count as u64);
         count
@@ -444,7 +394,8 @@ impl<'s> RunWriter<'s> {
     fn count_step(&self, id: RunId) {
         if let Some(run) = self.run(id) {
             if run.header.is_last_step() {
-                self.store.count_wrap();
+                // Before the count comes to what it was before.
+                self.store.doubts.wraps.fetch_add(1, Ordering::Release);
             }
             run.header.count_step();
         }
@@ -452,52 +403,39 @@ impl<'s> RunWriter<'s> {
 
     /// Sets what a holder has of a run; none where it has nothing. `hint` is what the last call gave for this holder and run.
     pub(crate) fn set_entry(&mut self, id: RunId, slot: HolderSlot, entry: Entry, hint: u32) -> u32 {
-        let Some(run) = self.store.slab.get(id, &self.guard) else {
+        let Some(run) = self.store.run(id, &self.guard) else {
             return hint;
         };
         let more = run.more.get(&self.guard);
-        let places = run.entries.len() + more.len();
-        let at = |index: usize| {
+        let word = |index: usize| {
             run.entries
                 .get(index)
                 .or_else(|| more.get(index - run.entries.len()))
         };
-        let of = |index: usize| {
-            at(index).map_or(Entry::default(), |word| {
-                Entry::from_bits(word.load(Ordering::Relaxed))
-            })
-        };
-        let is_own = |index: usize| !of(index).is_none() && of(index).slot() == slot;
-        let hinted = hint as usize;
-        let own = if hinted < places && is_own(hinted) {
-            Some(hinted)
-        } else {
-            (0..places).find(|index| is_own(*index))
-        };
-        let free = || (0..places).find(|index| of(*index).is_none());
+        let of = |index: usize| word(index).map(|word| Entry::from_bits(word.load(Ordering::Relaxed)));
+        let is_own = |index: &usize| of(*index).is_some_and(|of| !of.is_none() && of.slot() == slot);
+        let places = run.entries.len() + more.len();
+        let hinted = Some(hint as usize).filter(is_own);
+        let own = hinted.or_else(|| (0..places).find(is_own));
+        if own.is_none() && entry.is_none() {
+            return hint;
+        }
         let len = run.len();
-        let old_end = own.map_or(0, |index| of(index).end());
-        let tops = run.tops.load(Ordering::Relaxed);
-        let (was_top, is_top) = (
-            old_end == len && old_end > 0,
-            entry.end() == len && !entry.is_none(),
-        );
-        run.tops.store(
-            tops + u32::from(is_top) - u32::from(was_top && tops > 0),
-            Ordering::Relaxed,
-        );
-        let index = match own.or_else(|| if entry.is_none() { None } else { free() }) {
-            Some(index) => index,
-            None if entry.is_none() => return hint,
-            None => {
-                let room = (more.len() * 2).max(4);
-                let word = |index: usize| more.get(index).map_or(0, |word| word.load(Ordering::Relaxed));
-                let before = run.more.replace(room, word, &self.guard);
-                self.state.garbage += before * 8;
-                self.state.change.bytes += words_changed(room, before);
-                places
-            }
-        };
+        let is_top = |entry: Entry| !entry.is_none() && entry.end() == len;
+        let was_top = own.and_then(of).is_some_and(is_top);
+        let others = run
+            .tops
+            .load(Ordering::Relaxed)
+            .saturating_sub(u32::from(was_top));
+        run.tops
+            .store(others + u32::from(is_top(entry)), Ordering::Relaxed);
+        let is_free = |index: &usize| of(*index).is_some_and(Entry::is_none);
+        let index = own.or_else(|| (0..places).find(is_free)).unwrap_or(places);
+        if index == places {
+            let room = (more.len() * 2).max(4);
+            self.state
+                .replace(&run.more, room, |index| word_at(more, index), &self.guard);
+        }
         let more = run.more.get(&self.guard);
         if let Some(word) = run
             .entries
@@ -507,9 +445,7 @@ impl<'s> RunWriter<'s> {
             word.store(entry.bits(), Ordering::Release);
         }
         if entry.is_none() && !more.is_empty() && more.iter().all(|word| word.load(Ordering::Relaxed) == 0) {
-            let before = run.more.replace(0, |_| 0, &self.guard);
-            self.state.garbage += before * 8;
-            self.state.change.bytes += words_changed(0, before);
+            self.state.replace(&run.more, 0, |_| 0, &self.guard);
         }
         u32::try_from(index).unwrap_or(u32::MAX)
     }
@@ -518,52 +454,47 @@ impl<'s> RunWriter<'s> {
 impl Drop for RunWriter<'_> {
     fn drop(&mut self) {
         self.show_unplaced();
-        self.collect();
-        self.account();
+        self.settle();
     }
 }
 
-/// Gives a run room for `room` blocks, of which the first `kept` are there; says by how many bytes it has grown.
-pub(super) fn resize(run: &Run, kept: usize, room: usize, state: &mut State, guard: &Guard) -> i64 {
-    let old = run.column(guard);
-    let room = room.min(usize::from(RUN_BLOCKS_MAX));
-    let (chunks, chunk) = (room / CHUNK, |index: usize| index.checked_sub(room));
-    let word = |index: usize| match chunk(index) {
-        None if index < kept => old.hash(index),
-        None => 0,
-        Some(chunk) if chunk < chunks => old.print(chunk),
-        Some(chunk) => old.content(chunk - chunks),
-    };
-    let before = run.column.replace(column_words(room), word, guard);
-    state.garbage += before * 8;
-    words_changed(column_words(room), before)
-}
-
-/// Notes of which blocks only fragments are known; says by how many bytes the run has grown.
-fn mark_short(run: &Run, blocks: Range<usize>, is_whole: bool, state: &mut State, guard: &Guard) -> i64 {
-    let mut grown = 0;
-    let before = run.short.get(guard);
-    if !is_whole && before.len() * 64 < blocks.end {
-        let room = blocks.end.div_ceil(64).max(before.len() * 2);
-        let word = |index: usize| before.get(index).map_or(0, |word| word.load(Ordering::Relaxed));
-        let gone = run.short.replace(room, word, guard);
-        state.garbage += gone * 8;
-        grown = words_changed(room, gone);
+impl State {
+    /// Publishes an array of `len` words in place of another one.
+    pub(super) fn replace(&mut self, words: &Words, len: usize, word: impl Fn(usize) -> u64, guard: &Guard) {
+        let before = words.replace(len, word, guard);
+        self.garbage += before * 8;
+        self.change.bytes += (len * 8).cast_signed() as i64 - (before * 8).cast_signed() as i64;
     }
-    let short = run.short.get(guard);
-    for offset in blocks.take_while(|offset| offset / 64 < short.len()) {
-        let bit = 1 << (offset % 64);
-        if is_whole {
-            short[offset / 64].fetch_and(!bit, Ordering::Relaxed);
-        } else {
-            short[offset / 64].fetch_or(bit, Ordering::Relaxed);
+
+    /// Gives a run room for `room` blocks, of which the first `kept` are there.
+    pub(super) fn resize(&mut self, run: &Run, kept: usize, room: usize, guard: &Guard) {
+        let old = run.column(guard);
+        let room = room.min(usize::from(RUN_BLOCKS_MAX));
+        let chunks = room / CHUNK;
+        let word = |index: usize| match index.checked_sub(room) {
+            None if index < kept => old.hash(index),
+            None => 0,
+            Some(chunk) if chunk < chunks => old.print(chunk),
+            Some(chunk) => old.content(chunk - chunks),
+        };
+        self.replace(&run.column, column_words(room), word, guard);
+    }
+
+    /// Notes of which blocks only fragments are known.
+    fn mark_short(&mut self, run: &Run, blocks: Range<usize>, is_whole: bool, guard: &Guard) {
+        let before = run.short.get(guard);
+        if !is_whole && before.len() * 64 < blocks.end {
+            let room = blocks.end.div_ceil(64).max(before.len() * 2);
+            self.replace(&run.short, room, |index| word_at(before, index), guard);
+        }
+        let short = run.short.get(guard);
+        for offset in blocks.take_while(|offset| offset / 64 < short.len()) {
+            let (word, bit) = (&short[offset / 64], 1 << (offset % 64));
+            if is_whole {
+                word.fetch_and(!bit, Ordering::Relaxed);
+            } else {
+                word.fetch_or(bit, Ordering::Relaxed);
+            }
         }
     }
-    grown
-}
-
-/// By how many bytes an array of words has grown.
-pub(super) fn words_changed(now: usize, before: usize) -> i64 {
-    let bytes = |words: usize| i64::try_from(words * 8).unwrap_or(i64::MAX);
-    bytes(now) - bytes(before)
 }

@@ -243,7 +243,7 @@ impl<'f, 'q, 'g: 'f, S: SlotBits> Finder<'f, 'q, 'g, S> {
     ) -> S {
         let (step, mut through) = (self.tiers as u32, S::default());
         for list in run.entry_lists(self.guard) {
-            for entry in list.entries() {
+            for entry in list {
                 point();
                 let slot = entry.slot();
                 if !is_asked(slot) {
