@@ -73,7 +73,7 @@ impl HolderState {
             BlockNames::Sequence {
                 parent: runs.before(first).map(|before| self.parent_name(before, runs)),
                 position: Position::new(u64::from(runs.position(first))).ok(),
-                hashes: runs.hashes(run, from, end).map(SequenceHash).collect(),
+                hashes: runs.view().hashes(run, from, end).map(SequenceHash).collect(),
             }
         } else {
             let keys = (from..end).map(|offset| runs.key(Spot { run, offset }));
@@ -84,7 +84,7 @@ impl HolderState {
             Form::Nameless => vec![(tiers, None)],
             Form::Hash => {
                 // Where hashes are recomputed, what comes without names would have to come with its content.
-                let names = || runs.hashes(run, from, end).collect();
+                let names = || runs.view().hashes(run, from, end).collect();
                 vec![(tiers, (hashing == Hashing::Recompute).then(names))]
             }
             Form::Own => vec![(tiers, Some(part.names(from, end).to_vec()))],

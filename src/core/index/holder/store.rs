@@ -155,7 +155,7 @@ impl HolderState {
         let clashes = self.own.len() > 0 || runs.has_doubles();
         let end = at.offset + u16::try_from(wanted).unwrap_or(0);
         let mut count = 0;
-        for (offset, hash) in (at.offset..).zip(runs.hashes(at.run, at.offset, end)) {
+        for (offset, hash) in (at.offset..).zip(runs.view().hashes(at.run, at.offset, end)) {
             let Some(name) = sequence.names.get(count).copied() else {
                 break;
             };
@@ -187,7 +187,7 @@ impl HolderState {
     ) -> usize {
         let end = at.offset + u16::try_from(wanted).unwrap_or(0);
         if self.has_hash_names() {
-            let hashes = runs.hashes(at.run, at.offset, end);
+            let hashes = runs.view().hashes(at.run, at.offset, end);
             let is_other =
                 |state: &Self, name, spot| state.find_spot(name, runs).is_some_and(|other| other != spot);
             return self.take_names(sequence, at, held, hashes, is_other);
@@ -278,7 +278,7 @@ impl HolderState {
                 Form::Nameless | Form::Many => false,
             }
         };
-        let hashes = work.runs.hashes(at.run, at.offset, to);
+        let hashes = work.runs.view().hashes(at.run, at.offset, to);
         let same = (at.offset..to).zip(hashes).take_while(is_same).count();
         if same > 0 {
             let count = u16::try_from(same).unwrap_or(u16::MAX);

@@ -234,7 +234,8 @@ impl Walk {
         let met = &mut self.met;
         (met.depth, met.position) = (self.path.len(), position as usize);
         met.hashes.clear();
-        met.hashes.extend(turn.hashes(run, from, len).map(SequenceHash));
+        met.hashes
+            .extend(turn.view().hashes(run, from, len).map(SequenceHash));
         met.holders.clear();
         let reach = |entry: Entry| entry.reach(TierDepth::All as u32) - from;
         met.holders

@@ -43,7 +43,7 @@ pub(crate) struct NameMap {
 }
 
 /// A tag and a place, as a bucket has them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 struct Slot {
     /// The lowest bits of the tag.
     print: u64,
@@ -149,12 +149,8 @@ impl NameMap {
         let tag = self.tag(name);
         if let Some(segment) = self.segments.get(self.segment_of(tag)) {
             let home = segment.home(upper(tag));
-            if let Some(prints) = segment.prints.get(home) {
-                prefetch(prints);
-            }
-            if let Some(row) = segment.rows.get(home) {
-                prefetch(row);
-            }
+            segment.prints.get(home).into_iter().for_each(prefetch);
+            segment.rows.get(home).into_iter().for_each(prefetch);
         }
     }
 
@@ -163,25 +159,7 @@ impl NameMap {
     pub(crate) fn find<T>(&self, name: u64, mut check: impl FnMut(Spot) -> Option<T>) -> Option<T> {
         let tag = self.tag(name);
         let segment = self.segments.get(self.segment_of(tag))?;
-        let home = segment.home(upper(tag));
-        let (prints, rows) = (segment.prints.get(home..)?, segment.rows.get(home..)?);
-        // Both at once.
-        rows.first().into_iter().for_each(prefetch);
-        for (prints, row) in prints.iter().zip(rows) {
-            for slot in
-                indexes(prints.with_print(tag & PRINT_MASK)).map(|index| Slot::of(*prints, row, index))
-            {
-                if slot.upper() == upper(tag)
-                    && let Some(found) = check(slot.spot())
-                {
-                    return Some(found);
-                }
-            }
-            if !prints.has_behind() {
-                break;
-            }
-        }
-        None
+        segment.find(tag, |slot, _, _| check(slot.spot()))
     }
 
     /// Adds a place for `name`.
@@ -200,39 +178,22 @@ impl NameMap {
         is_equal: impl Fn(Spot) -> bool,
     ) -> usize {
         let tag = self.tag(name);
-        let number = self.roomy_segment(tag);
-        let (segment, slot) = (&mut self.segments[number], Slot::new(tag, spot));
-        let home = segment.home(slot.upper());
-        let is_equal = |other: Slot| other.upper() == slot.upper() && is_equal(other.spot());
-        let (mut place, mut equal) = (home, 0);
-        while let Some(prints) = segment.prints.get(place) {
-            for index in indexes(prints.with_print(slot.print)) {
-                equal += usize::from(is_equal(segment.slot(place, index)));
-            }
-            if !prints.has_behind() {
-                break;
-            }
-            place += 1;
+        let mut number = self.segment_of(tag);
+        while self.segments.get(number).is_none_or(Segment::is_full) {
+            self.grow(number);
+            number = self.segment_of(tag);
         }
+        let segment = &mut self.segments[number];
+        let mut equal = 0;
+        segment.find(tag, |slot, _, _| {
+            equal += usize::from(is_equal(slot.spot()));
+            None::<()>
+        });
         if equal < equal_max {
-            self.buckets += segment.put(home, slot);
+            self.buckets += segment.put(Slot::new(tag, spot));
             self.len += 1;
         }
         equal
-    }
-
-    /// The number of the segment where the tag belongs, with room for one more.
-    #[inline]
-    fn roomy_segment(&mut self, tag: u64) -> usize {
-        loop {
-            let number = self.segment_of(tag);
-            if let Some(segment) = self.segments.get(number)
-                && !segment.is_full()
-            {
-                return number;
-            }
-            self.grow(number);
-        }
     }
 
     /// Takes the place of `name` out; says whether it was there.
@@ -242,52 +203,48 @@ impl NameMap {
         let Some(segment) = self.segments.get_mut(number) else {
             return false;
         };
-        if !segment.remove(Slot::new(tag, spot)) {
+        if !segment.remove(tag, spot) {
             return false;
         }
         self.len -= 1;
-        let before = segment.prints.len();
         if self.len == 0 {
-            let keys = self.keys;
-            *self = Self {
-                keys,
-                ..Self::default()
-            };
+            *self = Self::default();
         } else if segment.homes > 1 && segment.len * 4 < segment.homes * WIDTH {
-            segment.resize(segment.homes / 2);
-            self.buckets = self.buckets + segment.prints.len() - before;
+            let homes = segment.homes / 2;
+            self.resize(number, homes);
         }
         true
+    }
+
+    fn resize(&mut self, number: usize, homes: usize) {
+        let old = std::mem::take(&mut self.segments[number]);
+        let new = Segment::of(&old, homes, old.depth, |_| true);
+        self.buckets = self.buckets - old.prints.len() + new.prints.len();
+        self.segments[number] = new;
     }
 
     /// Makes room in a segment.
     #[cold]
     fn grow(&mut self, number: usize) {
-        let Some(segment) = self.segments.get_mut(number) else {
+        if self.segments.is_empty() {
             self.directory = vec![0];
-            self.segments
-                .push(Segment::of(&Segment::default(), 1, 0, |_| true));
-            self.buckets = 1;
-            return;
-        };
-        let before = segment.prints.len();
+            self.segments.push(Segment::default());
+        }
         let roomy = |homes: usize| homes + homes * (44 + number * 13 % 32) / 64 + 1;
+        let segment = &self.segments[number];
         if segment.homes < SEGMENT_MAX || segment.depth == DEPTH_MAX {
-            segment.resize(roomy(segment.homes));
-            self.buckets = self.buckets + segment.prints.len() - before;
-            return;
+            return self.resize(number, roomy(segment.homes));
         }
         if segment.depth == self.depth {
             self.depth += 1;
             self.directory = self.directory.iter().flat_map(|segment| [*segment; 2]).collect();
         }
-        let segment = &mut self.segments[number];
-        let (depth, homes) = (segment.depth + 1, roomy(segment.homes / 2));
-        let old = std::mem::take(segment);
+        let old = std::mem::take(&mut self.segments[number]);
+        let (depth, homes) = (old.depth + 1, roomy(old.homes / 2));
         let bit = 1 << (UPPER_BITS - depth);
         let [lower, upper] =
             [0, bit].map(|half| Segment::of(&old, homes, depth, |slot| slot.upper() & bit == half));
-        self.buckets = self.buckets - before + lower.prints.len() + upper.prints.len();
+        self.buckets = self.buckets - old.prints.len() + lower.prints.len() + upper.prints.len();
         self.segments[number] = lower;
         let new = u32::try_from(self.segments.len()).unwrap_or(u32::MAX);
         self.segments.push(upper);
@@ -303,7 +260,6 @@ impl NameMap {
 impl Segment {
     /// A segment with `homes` homes, and those slots of `old` whose tags `belong` to it.
     fn of(old: &Segment, homes: usize, depth: u32, belongs: impl Fn(Slot) -> bool) -> Self {
-        let homes = homes.max(1);
         let mut segment = Self {
             prints: vec![Prints::default(); homes],
             rows: vec![Row::default(); homes],
@@ -313,37 +269,21 @@ impl Segment {
         };
         for place in 0..old.prints.len() {
             old.rows.get(place + READ_AHEAD).into_iter().for_each(prefetch);
-            for slot in old.slots(place) {
+            for index in indexes(old.prints[place].taken()) {
+                let slot = Slot::of(old.prints[place], &old.rows[place], index);
                 if belongs(slot) {
-                    segment.put(segment.home(slot.upper()), slot);
+                    segment.put(slot);
                 }
             }
         }
         segment
     }
 
-    /// The slots of a bucket that are taken.
-    #[inline]
-    fn slots(&self, place: usize) -> impl Iterator<Item = Slot> {
-        indexes(self.prints[place].taken()).map(move |index| self.slot(place, index))
-    }
-
-    #[inline]
-    fn slot(&self, place: usize, index: usize) -> Slot {
-        Slot::of(self.prints[place], &self.rows[place], index)
-    }
-
-    /// Adds a bucket that is nobody's home.
-    #[cold]
-    fn push(&mut self) {
-        self.prints.push(Prints::default());
-        self.rows.push(Row::default());
-    }
-
     /// Puts a slot into the first bucket from its home on that has room; says how many buckets have come.
     #[inline]
-    fn put(&mut self, home: usize, slot: Slot) -> usize {
+    fn put(&mut self, slot: Slot) -> usize {
         self.len += 1;
+        let home = self.home(slot.upper());
         if self.put_into(home, slot) {
             return 0;
         }
@@ -358,7 +298,8 @@ impl Segment {
             self.prints[place].count_behind(true);
             place += 1;
             if place == self.prints.len() {
-                self.push();
+                self.prints.push(Prints::default());
+                self.rows.push(Row::default());
             }
             if self.put_into(place, slot) {
                 return self.prints.len() - buckets;
@@ -391,43 +332,43 @@ impl Segment {
         ((own * self.homes as u64) >> UPPER_BITS) as usize
     }
 
-    /// The bucket of a slot, and its place there.
+    /// What `check` gives for the first slot of a tag for which it gives something. It is told the slot's bucket, and its place there.
     #[inline]
-    fn position(&self, wanted: Slot) -> Option<(usize, usize)> {
-        let mut place = self.home(wanted.upper());
-        loop {
-            let prints = self.prints.get(place)?;
-            let row = &self.rows[place];
-            if let Some(index) =
-                indexes(prints.with_print(wanted.print)).find(|index| row.0[*index] == wanted.rest)
-            {
-                return Some((place, index));
+    fn find<T>(&self, tag: u64, mut check: impl FnMut(Slot, usize, usize) -> Option<T>) -> Option<T> {
+        let home = self.home(upper(tag));
+        let (prints, rows) = (self.prints.get(home..)?, self.rows.get(home..)?);
+        // Both at once.
+        rows.first().into_iter().for_each(prefetch);
+        for (place, (prints, row)) in prints.iter().zip(rows).enumerate() {
+            for index in indexes(prints.with_print(tag & PRINT_MASK)) {
+                let slot = Slot::of(*prints, row, index);
+                if slot.upper() == upper(tag)
+                    && let Some(found) = check(slot, home + place, index)
+                {
+                    return Some(found);
+                }
             }
             if !prints.has_behind() {
-                return None;
+                break;
             }
-            place += 1;
         }
+        None
     }
 
-    /// Takes a slot out.
+    /// Takes the slot of a tag and a place out; says whether it was there.
     #[inline]
-    fn remove(&mut self, wanted: Slot) -> bool {
-        let Some((place, index)) = self.position(wanted) else {
+    fn remove(&mut self, tag: u64, spot: Spot) -> bool {
+        let is_it = |slot: Slot, place, index| (slot.spot() == spot).then_some((place, index));
+        let Some((place, index)) = self.find(tag, is_it) else {
             return false;
         };
         self.prints[place].clear(index);
-        let home = self.home(wanted.upper());
+        let home = self.home(upper(tag));
         for prints in &mut self.prints[home..place] {
             prints.count_behind(false);
         }
         self.len -= 1;
         true
-    }
-
-    fn resize(&mut self, homes: usize) {
-        let old = std::mem::take(self);
-        *self = Self::of(&old, homes, old.depth, |_| true);
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use crate::index::block::COMMON_MASK;
 
-use super::writer::RunWriter;
+use super::writer::{RunView, RunWriter};
 use super::{RUN_BLOCKS_MAX, RunId, Spot};
 
 /// Most places found by one hash. Blocks beyond are found by names alone.
@@ -23,8 +23,9 @@ impl RunWriter<'_> {
         if placed >= end {
             return 0;
         }
-        let (column, store, guard) = (run.column(&self.guard), self.store, &self.guard);
+        let column = run.column(&self.guard);
         let key_of = |offset: u16| column.hash(usize::from(offset)) & COMMON_MASK;
+        let (store, guard) = (self.store, &self.guard);
         let (places, mut doubles) = (&mut self.state.places, store.doubles());
         for ahead in placed..end + AHEAD {
             if ahead < end {
@@ -35,10 +36,7 @@ impl RunWriter<'_> {
             }
             let offset = ahead - AHEAD;
             let key = key_of(offset);
-            let is_equal = |spot: Spot| {
-                let other = store.run(spot.run, guard);
-                other.is_some_and(|run| run.column(guard).hash(usize::from(spot.offset)) & COMMON_MASK == key)
-            };
+            let is_equal = |spot| RunView { store, guard }.hash(spot) & COMMON_MASK == key;
             let equal = places.insert_unless(key, Spot { run: id, offset }, EQUAL_MAX, is_equal);
             doubles += u64::from(equal > 0 && equal < EQUAL_MAX);
         }
@@ -66,14 +64,17 @@ impl RunWriter<'_> {
         equal
     }
 
-    /// Makes blocks of a run no longer be found by their hashes: those that are placed of `from` to `to`.
-    pub(super) fn displace(&mut self, id: RunId, from: u16, to: u16) {
-        if from >= to {
-            return;
-        }
+    /// Makes the blocks of a run from `from` on, which are cut off next, no longer be found by their hashes.
+    pub(super) fn displace(&mut self, id: RunId, from: u16) {
         let Some(run) = self.store.run(id, &self.guard) else {
             return;
         };
+        let to = run.placed.load(Ordering::Relaxed);
+        self.state.unplaced -= u64::from(run.len() - to.max(from));
+        if from >= to {
+            return;
+        }
+        run.placed.store(from, Ordering::Relaxed);
         let column = run.column(&self.guard);
         let key_of = |offset: u16| column.hash(usize::from(offset)) & COMMON_MASK;
         let mut doubles = self.store.doubles();

@@ -53,8 +53,6 @@ impl Prints {
             sums[1] = sums[1].wrapping_add(u128::from(word(2)) * u128::from(word(3)));
         }
         let sum = sums[0].wrapping_add(sums[1]);
-        let (low, high) = (sum as u64, (sum >> 64) as u64);
-        let mixed = u128::from(high) * u128::from(self.last);
-        low ^ mixed as u64 ^ (mixed >> 64) as u64
+        sum as u64 ^ fold((sum >> 64) as u64, self.last)
     }
 }

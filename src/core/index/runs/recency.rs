@@ -85,9 +85,9 @@ impl RunWriter<'_> {
                 self.use_run(id, used);
                 continue;
             }
-            let leaf = u64::from(len - attached_end);
             // No longer than the leaf.
-            let cutoff = len - u16::try_from(leaf.min(blocks_max)).unwrap_or(len - attached_end);
+            let blocks = u16::try_from(blocks_max).unwrap_or(u16::MAX);
+            let cutoff = len.saturating_sub(blocks).max(attached_end);
             let holding = self.entries(id).filter(|entry| entry.end() > cutoff);
             let holders = holding.map(Entry::slot).collect();
             return Some(Victim {

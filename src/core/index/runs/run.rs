@@ -80,20 +80,6 @@ pub(super) fn column_words(blocks: usize) -> usize {
 }
 
 impl<'g> Column<'g> {
-    #[inline]
-    fn of(words: &'g [AtomicU64], run: &'g Run) -> Self {
-        // There are n blocks and n / 32 fingerprints of each kind.
-        let chunks = words.len() / (CHUNK + 2);
-        let (hashes, rest) = words.split_at(words.len() - 2 * chunks);
-        let (prints, contents) = rest.split_at(chunks);
-        Self {
-            prints,
-            contents,
-            hashes,
-            run,
-        }
-    }
-
     /// Whether the block at `offset`, at `position` of its chain, is the one that is wanted, as far as both hashes are known.
     #[inline]
     pub(crate) fn is(&self, offset: usize, position: u32, wanted: Wanted, guard: &Guard) -> bool {
@@ -216,7 +202,17 @@ impl Run {
 
     #[inline]
     pub(crate) fn column<'g>(&'g self, guard: &'g Guard) -> Column<'g> {
-        Column::of(self.column.get(guard), self)
+        let words = self.column.get(guard);
+        // There are n blocks and n / 32 fingerprints of each kind.
+        let chunks = words.len() / (CHUNK + 2);
+        let (hashes, rest) = words.split_at(words.len() - 2 * chunks);
+        let (prints, contents) = rest.split_at(chunks);
+        Column {
+            prints,
+            contents,
+            hashes,
+            run: self,
+        }
     }
 
     /// Asks for how much room there is for blocks.

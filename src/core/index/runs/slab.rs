@@ -55,17 +55,12 @@ impl Slab {
 
     /// Makes room for the run `id`; says by how many bytes the slab has grown. Only for the one writer.
     pub(super) fn make(&self, id: RunId, guard: &Guard) -> i64 {
-        let number = id.index() / CHUNK_RUNS;
-        let Some(shelf) = self.shelves.get(number / SHELF_CHUNKS) else {
+        let shelf = self.shelves.get(id.index() / CHUNK_RUNS / SHELF_CHUNKS);
+        shelf.map(|shelf| shelf.get_or_init(|| (0..SHELF_CHUNKS).map(|_| Atomic::null()).collect()));
+        let is_missing = |chunk: &&Atomic<Chunk>| chunk.load(Ordering::Relaxed, guard).is_null();
+        let Some(chunk) = self.chunk(id.index()).filter(is_missing) else {
             return 0;
         };
-        let shelf = shelf.get_or_init(|| (0..SHELF_CHUNKS).map(|_| Atomic::null()).collect());
-        let Some(chunk) = shelf.get(number % SHELF_CHUNKS) else {
-            return 0;
-        };
-        if !chunk.load(Ordering::Relaxed, guard).is_null() {
-            return 0;
-        }
         let runs: Chunk = (0..CHUNK_RUNS).map(|_| Run::default()).collect();
         chunk.store(Owned::new(runs), Ordering::Release);
         (CHUNK_RUNS * size_of::<Run>()) as i64

@@ -44,15 +44,10 @@ impl RunWriter<'_> {
     }
 
     fn cut(&mut self, id: RunId, kept: u16, len: u16) {
-        let Some(placed) = self.run(id).map(|run| run.placed.load(Ordering::Relaxed)) else {
-            return;
-        };
-        self.displace(id, kept, placed);
+        self.displace(id, kept);
         let Some(run) = self.store.run(id, &self.guard) else {
             return;
         };
-        run.placed.store(placed.min(kept), Ordering::Relaxed);
-        self.state.unplaced -= u64::from(len - placed.max(kept));
         let (column, kept_blocks) = (run.column(&self.guard), usize::from(kept));
         if let Some(last) = kept_blocks.checked_sub(1) {
             run.last.store(column.hash(last), Ordering::Release);

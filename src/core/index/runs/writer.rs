@@ -33,11 +33,17 @@ pub(crate) struct RunWriter<'s> {
 /// The runs as whoever has no turn sees them. What a holder has, or keeps with [`RunWriter::aside`], stays as it is.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RunView<'g> {
-    store: &'g RunStore,
-    guard: &'g Guard,
+    pub(super) store: &'g RunStore,
+    pub(super) guard: &'g Guard,
 }
 
 impl<'g> RunView<'g> {
+    #[inline]
+    pub(super) fn hash(self, spot: Spot) -> u64 {
+        let run = self.store.run(spot.run, self.guard);
+        run.map_or(0, |run| run.column(self.guard).hash(usize::from(spot.offset)))
+    }
+
     /// The hashes of a run from `from` on, up to `to`.
     pub(crate) fn hashes(self, run: RunId, from: u16, to: u16) -> impl DoubleEndedIterator<Item = u64> + 'g {
         let column = self.store.run(run, self.guard).map(|run| run.column(self.guard));
@@ -145,13 +151,7 @@ impl<'s> RunWriter<'s> {
     /// The sequence hash at a place, or the fragment of it that is known.
     #[inline]
     pub(crate) fn hash(&self, spot: Spot) -> u64 {
-        self.run(spot.run)
-            .map_or(0, |run| run.column(&self.guard).hash(usize::from(spot.offset)))
-    }
-
-    /// The hashes of a run from `from` on, up to `to`.
-    pub(crate) fn hashes(&self, run: RunId, from: u16, to: u16) -> impl DoubleEndedIterator<Item = u64> + '_ {
-        self.view().hashes(run, from, to)
+        self.view().hash(spot)
     }
 
     pub(crate) fn position(&self, spot: Spot) -> u32 {
@@ -185,10 +185,8 @@ impl<'s> RunWriter<'s> {
     /// The block that is wanted after `parent`.
     pub(crate) fn child(&self, parent: Option<Spot>, position: u32, wanted: Wanted) -> Option<Spot> {
         if let Some(parent) = parent {
-            let next = Spot {
-                offset: parent.offset + 1,
-                ..parent
-            };
+            let offset = parent.offset + 1;
+            let next = Spot { offset, ..parent };
             if self.has(next) && self.is(next, wanted) {
                 return Some(next);
             }
@@ -196,11 +194,8 @@ impl<'s> RunWriter<'s> {
                 return None;
             }
         }
-        let head = self.store.head(parent, position, wanted, &self.guard)?;
-        Some(Spot {
-            run: head.id,
-            offset: 0,
-        })
+        let run = self.store.head(parent, position, wanted, &self.guard)?.id;
+        Some(Spot { run, offset: 0 })
     }
 
     /// Runs follow only blocks before this offset; 0 where none does.
@@ -220,12 +215,8 @@ impl<'s> RunWriter<'s> {
         let (column, start) = (run.column(&self.guard), run.start());
         let agrees = |(offset, hash): &(u16, &SequenceHash)| {
             let (hash, position) = (hash.0, start + u32::from(*offset));
-            column.is(
-                usize::from(*offset),
-                position,
-                Wanted { hash, is_whole },
-                &self.guard,
-            )
+            let wanted = Wanted { hash, is_whole };
+            column.is(usize::from(*offset), position, wanted, &self.guard)
         };
         (spot.offset..run.len()).zip(hashes).take_while(agrees).count()
     }
@@ -270,15 +261,13 @@ impl<'s> RunWriter<'s> {
     /// Completes hashes of which only a fragment was known.
     pub(crate) fn refine(&self, spot: Spot, hashes: &[SequenceHash]) {
         let Some(run) = self.run(spot.run) else { return };
-        let short = run.short.get(&self.guard);
+        let (column, short) = (run.column(&self.guard), run.short.get(&self.guard));
         if short.is_empty() {
             return;
         }
-        let column = run.column(&self.guard);
-        for (offset, hash) in (usize::from(spot.offset)..).zip(hashes) {
-            if !run.is_short(offset, &self.guard) {
-                continue;
-            }
+        let from = usize::from(spot.offset);
+        let blocks = (from..).zip(hashes);
+        for (offset, hash) in blocks.filter(|(offset, _)| run.is_short(*offset, &self.guard)) {
             // First the hash: who finds it whole must find all of it.
             column.set_hash(offset, hash.0);
             if offset == 0 {
@@ -287,11 +276,8 @@ impl<'s> RunWriter<'s> {
             if offset + 1 == usize::from(run.len()) {
                 run.last.store(hash.0, Ordering::Release);
             }
-            if let Some(word) = short.get(offset / 64) {
-                word.fetch_and(!(1 << (offset % 64)), Ordering::AcqRel);
-            }
+            short[offset / 64].fetch_and(!(1 << (offset % 64)), Ordering::AcqRel);
         }
-        let from = usize::from(spot.offset);
         self.set_prints(run, from..from + hashes.len(), usize::from(run.len()));
     }
 
@@ -309,23 +295,17 @@ impl<'s> RunWriter<'s> {
 
     fn create(&mut self, parent: Option<Spot>, position: u32, first: u64, is_twin: bool) -> Option<RunId> {
         let state = &mut *self.state;
-        let id = match state.free.pop() {
-            Some(id) => id,
-            None if state.next < RunId::END => {
-                state.next += 1;
-                RunId(state.next - 1)
-            }
-            None => return None,
-        };
+        let id = state.free.pop().unwrap_or(RunId(state.next));
+        if id.0 == RunId::END {
+            return None;
+        }
+        state.next = state.next.max(id.0 + 1);
         state.births = state.births.wrapping_add(1);
         state.change.bytes += self.store.slab.make(id, &self.guard);
         let run = self.store.run(id, &self.guard)?;
         run.parent.store(parent.map_or(0, Spot::bits), Ordering::Relaxed);
         run.first.store(first, Ordering::Relaxed);
         run.header.begin_at(position);
-        run.placed.store(0, Ordering::Relaxed);
-        run.tops.store(0, Ordering::Relaxed);
-        run.pins.store(0, Ordering::Relaxed);
         run.is_twin.store(u32::from(is_twin), Ordering::Relaxed);
         if is_twin {
             // Before anybody has anything of it.
@@ -407,14 +387,11 @@ impl<'s> RunWriter<'s> {
             return hint;
         };
         let more = run.more.get(&self.guard);
-        let word = |index: usize| {
-            run.entries
-                .get(index)
-                .or_else(|| more.get(index - run.entries.len()))
-        };
+        let inline = run.entries.len();
+        let word = |index: usize| run.entries.get(index).or_else(|| more.get(index - inline));
         let of = |index: usize| word(index).map(|word| Entry::from_bits(word.load(Ordering::Relaxed)));
         let is_own = |index: &usize| of(*index).is_some_and(|of| !of.is_none() && of.slot() == slot);
-        let places = run.entries.len() + more.len();
+        let places = inline + more.len();
         let hinted = Some(hint as usize).filter(is_own);
         let own = hinted.or_else(|| (0..places).find(is_own));
         if own.is_none() && entry.is_none() {
@@ -423,26 +400,21 @@ impl<'s> RunWriter<'s> {
         let len = run.len();
         let is_top = |entry: Entry| !entry.is_none() && entry.end() == len;
         let was_top = own.and_then(of).is_some_and(is_top);
-        let others = run
-            .tops
-            .load(Ordering::Relaxed)
-            .saturating_sub(u32::from(was_top));
+        let tops = run.tops.load(Ordering::Relaxed);
+        let others = tops.saturating_sub(u32::from(was_top));
         run.tops
             .store(others + u32::from(is_top(entry)), Ordering::Relaxed);
         let is_free = |index: &usize| of(*index).is_some_and(Entry::is_none);
         let index = own.or_else(|| (0..places).find(is_free)).unwrap_or(places);
-        if index == places {
-            let room = (more.len() * 2).max(4);
-            self.state
-                .replace(&run.more, room, |index| word_at(more, index), &self.guard);
-        }
-        let more = run.more.get(&self.guard);
-        if let Some(word) = run
-            .entries
-            .get(index)
-            .or_else(|| more.get(index - run.entries.len()))
-        {
+        if let Some(word) = word(index) {
             word.store(entry.bits(), Ordering::Release);
+        } else {
+            let room = (more.len() * 2).max(4);
+            let next = |index: usize| match index {
+                index if index == more.len() => entry.bits(),
+                index => word_at(more, index),
+            };
+            self.state.replace(&run.more, room, next, &self.guard);
         }
         if entry.is_none() && !more.is_empty() && more.iter().all(|word| word.load(Ordering::Relaxed) == 0) {
             self.state.replace(&run.more, 0, |_| 0, &self.guard);
