@@ -159,7 +159,13 @@ impl NameMap {
     pub(crate) fn find<T>(&self, name: u64, mut check: impl FnMut(Spot) -> Option<T>) -> Option<T> {
         let tag = self.tag(name);
         let segment = self.segments.get(self.segment_of(tag))?;
-        segment.find(tag, |slot, _, _| check(slot.spot()))
+        // Beside what is looked at first.
+        let row = segment.rows.get(segment.home(upper(tag)));
+        row.into_iter().for_each(prefetch);
+        segment.find(tag, |slot, _, _| {
+            let is_it = slot.upper() == upper(tag);
+            if is_it { check(slot.spot()) } else { None }
+        })
     }
 
     /// Adds a place for `name`.
@@ -186,11 +192,11 @@ impl NameMap {
         let segment = &mut self.segments[number];
         let mut equal = 0;
         segment.find(tag, |slot, _, _| {
-            equal += usize::from(is_equal(slot.spot()));
+            equal += usize::from(slot.upper() == upper(tag) && is_equal(slot.spot()));
             None::<()>
         });
         if equal < equal_max {
-            self.buckets += segment.put(Slot::new(tag, spot));
+            self.buckets += segment.put(segment.home(upper(tag)), Slot::new(tag, spot));
             self.len += 1;
         }
         equal
@@ -272,7 +278,7 @@ impl Segment {
             for index in indexes(old.prints[place].taken()) {
                 let slot = Slot::of(old.prints[place], &old.rows[place], index);
                 if belongs(slot) {
-                    segment.put(slot);
+                    segment.put(segment.home(slot.upper()), slot);
                 }
             }
         }
@@ -281,9 +287,8 @@ impl Segment {
 
     /// Puts a slot into the first bucket from its home on that has room; says how many buckets have come.
     #[inline]
-    fn put(&mut self, slot: Slot) -> usize {
+    fn put(&mut self, home: usize, slot: Slot) -> usize {
         self.len += 1;
-        let home = self.home(slot.upper());
         if self.put_into(home, slot) {
             return 0;
         }
@@ -332,33 +337,31 @@ impl Segment {
         ((own * self.homes as u64) >> UPPER_BITS) as usize
     }
 
-    /// What `check` gives for the first slot of a tag for which it gives something. It is told the slot's bucket, and its place there.
+    /// What `check` gives for the first slot with the print of a tag for which it gives something. It is told the slot's bucket, too, and
+    /// its place there.
     #[inline]
     fn find<T>(&self, tag: u64, mut check: impl FnMut(Slot, usize, usize) -> Option<T>) -> Option<T> {
-        let home = self.home(upper(tag));
-        let (prints, rows) = (self.prints.get(home..)?, self.rows.get(home..)?);
-        // Both at once.
-        rows.first().into_iter().for_each(prefetch);
-        for (place, (prints, row)) in prints.iter().zip(rows).enumerate() {
+        let mut place = self.home(upper(tag));
+        loop {
+            let prints = *self.prints.get(place)?;
             for index in indexes(prints.with_print(tag & PRINT_MASK)) {
-                let slot = Slot::of(*prints, row, index);
-                if slot.upper() == upper(tag)
-                    && let Some(found) = check(slot, home + place, index)
-                {
+                let slot = Slot::of(prints, &self.rows[place], index);
+                if let Some(found) = check(slot, place, index) {
                     return Some(found);
                 }
             }
             if !prints.has_behind() {
-                break;
+                return None;
             }
+            place += 1;
         }
-        None
     }
 
     /// Takes the slot of a tag and a place out; says whether it was there.
     #[inline]
     fn remove(&mut self, tag: u64, spot: Spot) -> bool {
-        let is_it = |slot: Slot, place, index| (slot.spot() == spot).then_some((place, index));
+        let wanted = Slot::new(tag, spot);
+        let is_it = |slot: Slot, place, index| (slot.rest == wanted.rest).then_some((place, index));
         let Some((place, index)) = self.find(tag, is_it) else {
             return false;
         };

@@ -27,14 +27,13 @@ impl RunWriter<'_> {
         let key_of = |offset: u16| column.hash(usize::from(offset)) & COMMON_MASK;
         let (store, guard) = (self.store, &self.guard);
         let (places, mut doubles) = (&mut self.state.places, store.doubles());
-        for ahead in placed..end + AHEAD {
-            if ahead < end {
-                places.prefetch(key_of(ahead));
+        for offset in placed..end.min(placed + AHEAD) {
+            places.prefetch(key_of(offset));
+        }
+        for offset in placed..end {
+            if offset + AHEAD < end {
+                places.prefetch(key_of(offset + AHEAD));
             }
-            if ahead < placed + AHEAD {
-                continue;
-            }
-            let offset = ahead - AHEAD;
             let key = key_of(offset);
             let is_equal = |spot| RunView { store, guard }.hash(spot) & COMMON_MASK == key;
             let equal = places.insert_unless(key, Spot { run: id, offset }, EQUAL_MAX, is_equal);
@@ -78,14 +77,13 @@ impl RunWriter<'_> {
         let column = run.column(&self.guard);
         let key_of = |offset: u16| column.hash(usize::from(offset)) & COMMON_MASK;
         let mut doubles = self.store.doubles();
-        for ahead in from..to + AHEAD {
-            if ahead < to {
-                self.state.places.prefetch(key_of(ahead));
+        for offset in from..to.min(from + AHEAD) {
+            self.state.places.prefetch(key_of(offset));
+        }
+        for offset in from..to {
+            if offset + AHEAD < to {
+                self.state.places.prefetch(key_of(offset + AHEAD));
             }
-            if ahead < from + AHEAD {
-                continue;
-            }
-            let offset = ahead - AHEAD;
             let key = key_of(offset);
             let is_gone = self.state.places.remove(key, Spot { run: id, offset });
             if is_gone && doubles > 0 && self.equal_places(key) > 0 {
