@@ -295,10 +295,21 @@ impl<'f, 'q, 'g: 'f, S: SlotBits> Finder<'f, 'q, 'g, S> {
     #[cold]
     fn settle_others(&mut self) {
         self.others.sort_unstable();
+        // Those of another depth have groups of their own: only these need be looked at.
+        let known = self.found.len();
         for group in self.others.chunk_by(|one, other| one.0 == other.0) {
-            let mut slots = S::default();
-            group.iter().for_each(|(_, slot)| slots.insert(*slot));
-            settle(&mut self.found, group[0].0, &slots);
+            let (depth, slots) = (group[0].0, group.iter().map(|(_, slot)| *slot));
+            match self.found[..known]
+                .iter_mut()
+                .find(|group| group.matched_blocks == depth)
+            {
+                Some(known) => slots.for_each(|slot| known.slots.insert(slot)),
+                None => {
+                    let mut set = S::default();
+                    slots.for_each(|slot| set.insert(slot));
+                    self.found.push(MatchGroup::of_depth(depth, set));
+                }
+            }
         }
     }
 
