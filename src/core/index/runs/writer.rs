@@ -527,12 +527,12 @@ impl Drop for RunWriter<'_> {
 pub(super) fn resize(run: &Run, kept: usize, room: usize, state: &mut State, guard: &Guard) -> i64 {
     let old = run.column(guard);
     let room = room.min(usize::from(RUN_BLOCKS_MAX));
-    let (chunks, chunk) = (room / CHUNK, |index: usize| index.checked_sub(room));
-    let word = |index: usize| match chunk(index) {
-        None if index < kept => old.hash(index),
-        None => 0,
-        Some(chunk) if chunk < chunks => old.print(chunk),
-        Some(chunk) => old.content(chunk - chunks),
+    let prints = room / CHUNK;
+    let word = |index: usize| match (index.checked_sub(prints), index.checked_sub(prints * 2)) {
+        (None, _) => old.print(index),
+        (Some(chunk), None) => old.content(chunk),
+        (_, Some(offset)) if offset < kept => old.hash(offset),
+        _ => 0,
     };
     let before = run.column.replace(column_words(room), word, guard);
     state.garbage += before * 8;
