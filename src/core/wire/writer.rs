@@ -11,12 +11,9 @@ use super::entries::{Entries, ListElement, Message, count_entries};
 /// Texts of fewer bytes have their length in their marker.
 const SHORT_TEXT: u8 = 32;
 
-/// What a message takes beside its lists, mostly.
-const MESSAGE_BYTES: usize = 128;
-
 /// A message as MessagePack.
 pub(super) fn encode(message: &impl Message) -> Vec<u8> {
-    encode_into(Vec::with_capacity(MESSAGE_BYTES), message)
+    encode_into(Vec::new(), message)
 }
 
 /// As [`encode`], behind what `bytes` has. A caller that knows the length gives a vector with that capacity.

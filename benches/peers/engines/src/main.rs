@@ -28,7 +28,7 @@ use std::process::ExitCode;
 use kvatlas_core::wire::{Reader, Value};
 use kvatlas_engines::Format;
 
-use common::mutation::{Random, mutate, payloads};
+use common::mutation::{mutate, payloads};
 use report::Report;
 
 /// Tokens in a block of the payloads made here.
@@ -63,10 +63,10 @@ fn main() -> ExitCode {
         .iter()
         .map(|sample| (sample.format, sample.bytes.clone()))
         .collect();
-    let mut random = Random::new(seed);
+    let mut random = fastrand::Rng::with_seed(seed);
     let mut damaged = Report::default();
     for _ in 0..rounds {
-        let sample = &samples[random.below(samples.len())];
+        let sample = &samples[random.usize(..samples.len())];
         let mut bytes = sample.bytes.clone();
         mutate(&mut bytes, &good, &mut random);
         compare(sample, &bytes, &mut damaged);

@@ -127,6 +127,12 @@ fn class_of_others(ours: &Meaning, theirs: &Meaning, traits: &Traits) -> Option<
         (Meaning::Nothing("malformed"), _) => Some(
             "a field of a wrong type, or one too few or twice: kvatlas leaves the event out, Dynamo passes over the field",
         ),
+        (Meaning::Removed { .. } | Meaning::Cleared, Meaning::BatchLost) if !traits.is_array => Some(
+            "what only a store has, of a wrong type in another event: kvatlas passes over it, Dynamo loses the batch",
+        ),
+        (Meaning::Stored { .. } | Meaning::Removed { .. }, Meaning::Nothing("non_local_locality")) => {
+            Some("an empty locality: kvatlas takes it for none, as engines mean it, Dynamo for another place")
+        }
         (_, Meaning::Nothing("unknown_medium")) => {
             Some("a medium in other letters: kvatlas knows it, Dynamo does not")
         }

@@ -48,6 +48,15 @@ pub(crate) trait SlotBits: Clone + Default {
         set
     }
 
+    /// Adds the slots of one word of 64, unless this kind of set has no room for them.
+    #[inline]
+    fn insert_word(&mut self, word: usize, bits: u64) {
+        self.grow(word + 1);
+        if let Some(own) = self.words_mut().get_mut(word) {
+            *own |= bits;
+        }
+    }
+
     /// Changes each word by that of `others`, which is 0 where they have none.
     #[inline]
     fn combine(&mut self, others: &Self, change: impl Fn(&mut u64, u64)) {
@@ -79,15 +88,7 @@ pub(crate) trait SlotBits: Clone + Default {
     /// Adds a slot, unless this kind of set has no room for it.
     #[inline]
     fn insert(&mut self, slot: HolderSlot) {
-        // Mostly there is room: one look at how much.
-        if let Some(word) = self.words_mut().get_mut(slot.word()) {
-            *word |= slot.bit();
-            return;
-        }
-        self.grow(slot.word() + 1);
-        if let Some(word) = self.words_mut().get_mut(slot.word()) {
-            *word |= slot.bit();
-        }
+        self.insert_word(slot.word(), slot.bit());
     }
 
     #[inline]
@@ -141,6 +142,7 @@ impl SlotBits for SlotSet {
         &mut self.0
     }
 
+    #[inline]
     fn grow(&mut self, words: usize) {
         if words > self.0.len() {
             self.0.resize(words, 0);
@@ -150,8 +152,34 @@ impl SlotBits for SlotSet {
 
 impl FromIterator<HolderSlot> for SlotSet {
     fn from_iter<I: IntoIterator<Item = HolderSlot>>(slots: I) -> Self {
-        let mut set = Self::default();
+        let mut set = SlotGatherer::default();
         slots.into_iter().for_each(|slot| set.insert(slot));
-        set
+        set.finish()
+    }
+}
+
+/// Adds slots to a set, cheaply where many of one word come one after the other.
+#[derive(Debug, Default)]
+pub(crate) struct SlotGatherer<S> {
+    set: S,
+    word: usize,
+    bits: u64,
+}
+
+impl<S: SlotBits> SlotGatherer<S> {
+    #[inline]
+    pub(crate) fn insert(&mut self, slot: HolderSlot) {
+        if slot.word() != self.word {
+            self.set.insert_word(self.word, self.bits);
+            (self.word, self.bits) = (slot.word(), 0);
+        }
+        self.bits |= slot.bit();
+    }
+
+    /// The set of all that were added.
+    #[inline]
+    pub(crate) fn finish(mut self) -> S {
+        self.set.insert_word(self.word, self.bits);
+        self.set
     }
 }

@@ -10,7 +10,7 @@ mod holder_set;
 mod slots;
 mod status;
 
-pub(crate) use holder_set::{HolderSlot, SlotBits, SlotSet};
+pub(crate) use holder_set::{HolderSlot, SlotBits, SlotGatherer, SlotSet};
 pub(crate) use slots::{Directory, Slots};
 pub use slots::{HolderRecord, RegisterError};
 pub use status::{HolderStatus, StreamGeneration, StreamStall, StreamTrust};

@@ -36,7 +36,7 @@ pub(crate) struct Run {
     pub(super) header: Header,
     /// Hash of the last block, or the fragment of it that is known. It changes before the length does.
     pub(super) last: AtomicU64,
-    /// Hashes, then fingerprints of them, then those of content.
+    /// Fingerprints of hashes, those of content, then hashes.
     pub(super) column: Words,
     pub(super) entries: [AtomicU64; INLINE_ENTRIES],
     /// Entries of further holders.
@@ -205,8 +205,8 @@ impl Run {
         let words = self.column.get(guard);
         // There are n blocks and n / 32 fingerprints of each kind.
         let chunks = words.len() / (CHUNK + 2);
-        let (hashes, rest) = words.split_at(words.len() - 2 * chunks);
-        let (prints, contents) = rest.split_at(chunks);
+        let (prints, rest) = words.split_at(chunks);
+        let (contents, hashes) = rest.split_at(chunks);
         Column {
             prints,
             contents,
@@ -221,10 +221,12 @@ impl Run {
         self.column.prefetch_len(guard);
     }
 
-    /// Asks for the hash at `offset`, without waiting for how much room there is.
+    /// Asks for the hash at `offset` without waiting for how much room there is: it lies there if that is for no more blocks than there
+    /// are, and else not far.
     #[inline]
     pub(crate) fn prefetch_hash(&self, offset: usize, guard: &Guard) {
-        self.column.prefetch(offset, guard);
+        let before = usize::from(self.len()) / CHUNK * 2;
+        self.column.prefetch(before + offset, guard);
     }
 
     /// Whether only a fragment of the hash at `offset` is known.

@@ -442,12 +442,12 @@ impl State {
     pub(super) fn resize(&mut self, run: &Run, kept: usize, room: usize, guard: &Guard) {
         let old = run.column(guard);
         let room = room.min(usize::from(RUN_BLOCKS_MAX));
-        let chunks = room / CHUNK;
-        let word = |index: usize| match index.checked_sub(room) {
-            None if index < kept => old.hash(index),
-            None => 0,
-            Some(chunk) if chunk < chunks => old.print(chunk),
-            Some(chunk) => old.content(chunk - chunks),
+        let prints = room / CHUNK;
+        let word = |index: usize| match (index.checked_sub(prints), index.checked_sub(prints * 2)) {
+            (None, _) => old.print(index),
+            (Some(chunk), None) => old.content(chunk),
+            (_, Some(offset)) if offset < kept => old.hash(offset),
+            _ => 0,
         };
         self.replace(&run.column, column_words(room), word, guard);
     }

@@ -22,7 +22,7 @@ use smallvec::SmallVec;
 
 use crate::wire::WorkerName;
 
-use crate::index::directory::{HolderSlot, SlotBits};
+use crate::index::directory::{HolderSlot, SlotBits, SlotGatherer};
 use crate::sync::{Ordering, fence};
 
 use super::hook::point;
@@ -241,7 +241,7 @@ impl<'f, 'q, 'g: 'f, S: SlotBits> Finder<'f, 'q, 'g, S> {
         agreed: usize,
         mut is_asked: impl FnMut(HolderSlot) -> bool,
     ) -> S {
-        let (step, mut through) = (self.tiers as u32, S::default());
+        let (step, mut through) = (self.tiers as u32, SlotGatherer::default());
         for list in run.entry_lists(self.guard) {
             for entry in list {
                 point();
@@ -257,13 +257,13 @@ impl<'f, 'q, 'g: 'f, S: SlotBits> Finder<'f, 'q, 'g, S> {
                 }
             }
         }
-        through
+        through.finish()
     }
 
     /// As [`Self::look_at`], among `candidates`. Those that have nothing of the run end with the block before.
     #[inline]
     fn look_for(&mut self, mut candidates: S, run: &Run, start: usize, agreed: usize) -> S {
-        let mut seen = S::default();
+        let mut seen = SlotGatherer::default();
         let through = self.look_at(run, start, agreed, |slot| {
             let is_candidate = candidates.contains(slot);
             if is_candidate {
@@ -271,7 +271,7 @@ impl<'f, 'q, 'g: 'f, S: SlotBits> Finder<'f, 'q, 'g, S> {
             }
             is_candidate
         });
-        candidates.subtract(&seen);
+        candidates.subtract(&seen.finish());
         settle(&mut self.found, position(start), &candidates);
         through
     }
@@ -295,10 +295,21 @@ impl<'f, 'q, 'g: 'f, S: SlotBits> Finder<'f, 'q, 'g, S> {
     #[cold]
     fn settle_others(&mut self) {
         self.others.sort_unstable();
+        // Those of another depth have groups of their own: only these need be looked at.
+        let known = self.found.len();
         for group in self.others.chunk_by(|one, other| one.0 == other.0) {
-            let mut slots = S::default();
-            group.iter().for_each(|(_, slot)| slots.insert(*slot));
-            settle(&mut self.found, group[0].0, &slots);
+            let (depth, slots) = (group[0].0, group.iter().map(|(_, slot)| *slot));
+            match self.found[..known]
+                .iter_mut()
+                .find(|group| group.matched_blocks == depth)
+            {
+                Some(known) => slots.for_each(|slot| known.slots.insert(slot)),
+                None => {
+                    let mut set = S::default();
+                    slots.for_each(|slot| set.insert(slot));
+                    self.found.push(MatchGroup::of_depth(depth, set));
+                }
+            }
         }
     }
 

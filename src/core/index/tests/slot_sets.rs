@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 
-use crate::index::directory::{HolderSlot, SlotBits, SlotSet};
+use crate::index::directory::{HolderSlot, SlotBits, SlotGatherer, SlotSet};
 
 fn indices(set: &SlotSet) -> BTreeSet<usize> {
     let bits = |(index, word): (usize, &u64)| {
@@ -18,15 +18,15 @@ fn indices(set: &SlotSet) -> BTreeSet<usize> {
 
 proptest! {
     #[test]
-    fn collected_slots_are_a_set(slots in proptest::collection::vec(0_usize..300, 0..200)) {
+    fn gathered_slots_are_a_set(slots in proptest::collection::vec(0_usize..300, 0..200)) {
         let members = || slots.iter().map(|index| HolderSlot::new(*index).unwrap());
         let gathered: SlotSet = members().collect();
         let model: BTreeSet<usize> = slots.iter().copied().collect();
         prop_assert_eq!(&indices(&gathered), &model);
-        let mut small = 0_u64;
+        let mut small = SlotGatherer::<u64>::default();
         members().for_each(|slot| small.insert(slot));
         let expected = model.iter().take_while(|index| **index < 64).fold(0, |word, index| word | 1 << index);
-        prop_assert_eq!(small, expected);
+        prop_assert_eq!(small.finish(), expected);
     }
 
     #[test]
