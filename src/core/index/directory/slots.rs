@@ -77,13 +77,7 @@ impl Directory {
 
     /// The slots of these workers.
     pub(crate) fn slots_of(&self, workers: &[WorkerName]) -> SlotSet {
-        let mut slots = SlotSet::default();
-        for worker in workers {
-            for slot in self.ranks_of(worker) {
-                slots.insert(slot);
-            }
-        }
-        slots
+        workers.iter().flat_map(|worker| self.ranks_of(worker)).collect()
     }
 
     /// Whether nobody has left since this version was made.

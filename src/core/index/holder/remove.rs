@@ -115,8 +115,8 @@ impl HolderState {
         }
     }
 
-    /// Removes a block, which the engine calls by the first of `names`, and its neighbours that it calls by those after it, one after the
-    /// other in either direction; says how many names are done. Without names, removes the block under all that it has.
+    /// Removes a block, which has the first of `names`. Removes its neighbours, too, as far as they have the next names, one after the other
+    /// in either direction. Says how many names are done. Without names, removes the block under all that it has.
     fn remove_along(
         &mut self,
         found: Found,

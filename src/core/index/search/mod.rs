@@ -313,10 +313,16 @@ impl<'f, 'q, 'g: 'f, S: SlotBits> Finder<'f, 'q, 'g, S> {
         }
     }
 
+    /// Whether the query's hashes are given, and each names all before it.
+    #[inline]
+    fn names_all_before(&mut self) -> bool {
+        self.is_chain && self.chain.rolled().is_none()
+    }
+
     /// How many blocks a run has, where each hash names all before it and the query has the last one in its place.
     #[inline]
     fn whole_agreement(&mut self, run: &Run, start: usize) -> Option<usize> {
-        if !self.is_chain || self.chain.rolled().is_some() {
+        if !self.names_all_before() {
             return None;
         }
         let len = usize::from(run.len());
@@ -327,7 +333,7 @@ impl<'f, 'q, 'g: 'f, S: SlotBits> Finder<'f, 'q, 'g, S> {
 
     /// How many of a run's blocks, from its first, the query has from `start` on.
     fn agreement(&mut self, run: &Run, start: usize) -> usize {
-        if self.is_chain && self.chain.rolled().is_none() {
+        if self.names_all_before() {
             return self.last_agreement(run, start);
         }
         let column = run.column(self.guard);
@@ -370,9 +376,9 @@ impl<'f, 'q, 'g: 'f, S: SlotBits> Finder<'f, 'q, 'g, S> {
                 return len;
             }
             different = len - 1;
+            self.prefetch_pivots(run, same, different);
         }
         while same < different {
-            self.prefetch_pivots(run, same, different);
             point();
             let (mut from, mut to) = (same, different);
             for pivot in pivots(same, different) {
@@ -383,6 +389,7 @@ impl<'f, 'q, 'g: 'f, S: SlotBits> Finder<'f, 'q, 'g, S> {
                 from = pivot + 1;
             }
             (same, different) = (from, to);
+            self.prefetch_pivots(run, same, different);
         }
         same
     }
