@@ -119,7 +119,7 @@ pub(crate) async fn doctor(arguments: DoctorArguments) -> Result<(), Failure> {
     if replicas.is_empty() {
         replicas = arguments.replicas()?;
     }
-    report.extend(replicas::check(&replicas).await);
+    report.extend(replicas::check(&replicas, arguments.timeout).await);
     if arguments.json {
         print_json(&report)?;
     } else {

@@ -2,20 +2,24 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
+use futures_util::future::try_join_all;
 use kvatlas_client::unix_time_us;
 use serde::Deserialize;
 
 use super::broker::Connected;
 use super::report::Check;
-use crate::cli::admin_client::{AdminArguments, AdminClient, Readiness};
+use crate::cli::Failure;
+use crate::cli::admin_client::{AdminArguments, AdminClient};
 
 /// A difference of clocks above which lags and times in the log mislead.
 const SKEW_MAX: Duration = Duration::from_secs(1);
 /// How long the next daemon may take to say that it is there.
 const FINDING_PATIENCE: Duration = Duration::from_millis(500);
+/// Between two looks at how many holders the daemons know.
+const COUNTING_INTERVAL: Duration = Duration::from_millis(50);
 /// Daemons that are looked at, at most.
 const REPLICAS_MAX: usize = 256;
 
@@ -133,71 +137,88 @@ async fn ask_all(connected: &Connected) -> Result<Vec<Ping>, async_nats::Error> 
     Ok(pings)
 }
 
-/// Whether each replica is ready and has the same time, and whether all of a group know as many holders.
-pub(super) async fn check(replicas: &[Replica]) -> Vec<Check> {
+/// Whether each replica is ready and has the same time, and whether all of a group know as many holders `patience` from now at the latest.
+pub(super) async fn check(replicas: &[Replica], patience: Duration) -> Vec<Check> {
     let mut checks = Vec::new();
-    let mut holders: BTreeMap<&str, Vec<u64>> = BTreeMap::new();
-    for Replica {
-        admin: replica,
-        group,
-    } in replicas
-    {
-        let name = format!("replica {}", replica.authority());
-        match check_readiness(replica).await {
+    let mut groups: BTreeMap<&str, Vec<&AdminClient>> = BTreeMap::new();
+    for Replica { admin, group } in replicas {
+        let name = format!("replica {}", admin.authority());
+        match check_readiness(&name, admin).await {
             Err(failure) => {
                 let mend = "name the daemon's admin.listen with --admin, once for each replica";
                 checks.push(Check::warning(&name, failure, mend));
                 checks.push(Check::skipped("clock", format!("{name} does not tell its time")));
             }
-            Ok((readiness, known)) => {
+            Ok(check) => {
                 if let Some(group) = group {
-                    holders.entry(group).or_default().push(known);
+                    groups.entry(group).or_default().push(admin);
                 }
-                checks.push(if readiness.ready {
-                    Check::fine(&name, format!("ready, knows {known} holders"))
-                } else {
-                    let mend = "deploy/operating.md says what each reason needs";
-                    Check::failed(
-                        &name,
-                        format!("not ready: {}", readiness.reasons.join("; ")),
-                        mend,
-                    )
-                });
-                checks.push(check_clock(replica).await);
+                checks.push(check);
+                checks.push(check_clock(admin).await);
             }
         }
     }
-    checks.extend(
-        holders
-            .into_iter()
-            .filter_map(|(group, known)| compare(group, &known)),
-    );
+    for (group, replicas) in groups.into_iter().filter(|(_, replicas)| replicas.len() > 1) {
+        let count = async || try_join_all(replicas.iter().map(|replica| holders_of(replica))).await;
+        checks.push(compare(group, count_until_alike(patience, count).await));
+    }
     checks
 }
 
-/// Whether the daemons of a group know as many holders; nothing of a single one.
-fn compare(group: &str, holders: &[u64]) -> Option<Check> {
-    let (first, rest) = holders.split_first().filter(|(_, rest)| !rest.is_empty())?;
+/// What `count` gives; again, until all numbers are the same or `patience` has ended. Holders come and go, as the probe's own just has, and
+/// replicas hear of it one after the other.
+async fn count_until_alike<E>(
+    patience: Duration,
+    mut count: impl AsyncFnMut() -> Result<Vec<u64>, E>,
+) -> Result<Vec<u64>, E> {
+    let deadline = Instant::now() + patience;
+    loop {
+        let holders = count().await?;
+        if holders.windows(2).all(|two| two[0] == two[1]) || Instant::now() >= deadline {
+            return Ok(holders);
+        }
+        tokio::time::sleep(COUNTING_INTERVAL).await;
+    }
+}
+
+/// Whether the daemons of a group know as many holders.
+fn compare(group: &str, holders: Result<Vec<u64>, Failure>) -> Check {
     let name = match group {
         "" => "replicas".to_owned(),
         shard => format!("replicas of shard {shard}"),
     };
-    Some(if rest.iter().all(|known| known == first) {
-        Check::fine(&name, format!("all {} know {first} holders", holders.len()))
-    } else {
-        Check::warning(
+    let holders = match holders {
+        Ok(holders) => holders,
+        Err(failure) => return Check::skipped(&name, failure),
+    };
+    match holders.as_slice() {
+        [first, rest @ ..] if rest.iter().any(|known| known != first) => Check::warning(
             &name,
             format!("they know different numbers of holders: {holders:?}"),
             "ask again in a minute; if it stays so, one of them does not receive all events, or they are shards",
-        )
+        ),
+        known => {
+            let first = known.first().copied().unwrap_or_default();
+            Check::fine(&name, format!("all {} know {first} holders", known.len()))
+        }
+    }
+}
+
+async fn check_readiness(name: &str, replica: &AdminClient) -> Result<Check, Failure> {
+    let readiness = replica.readiness().await?;
+    let known = holders_of(replica).await?;
+    Ok(if readiness.ready {
+        Check::fine(name, format!("ready, knows {known} holders"))
+    } else {
+        let found = format!("not ready: {}", readiness.reasons.join("; "));
+        Check::failed(name, found, "deploy/operating.md says what each reason needs")
     })
 }
 
-async fn check_readiness(replica: &AdminClient) -> Result<(Readiness, u64), crate::cli::Failure> {
-    let readiness = replica.readiness().await?;
+/// How many holders a daemon knows.
+async fn holders_of(replica: &AdminClient) -> Result<u64, Failure> {
     let index: Index = replica.json("/index").await?;
-    let holders = index.namespaces.iter().map(|sizes| sizes.holders).sum();
-    Ok((readiness, holders))
+    Ok(index.namespaces.iter().map(|sizes| sizes.holders).sum())
 }
 
 /// Compares the daemon's clock with this machine's: it lay somewhere between asking and the answer.
@@ -281,9 +302,24 @@ mod tests {
     }
 
     #[test]
-    fn only_those_of_one_group_are_compared() {
-        assert_eq!(compare("", &[3]), None);
-        assert_eq!(compare("", &[3, 3]).unwrap().outcome(), Outcome::Fine);
-        assert_eq!(compare("0/2", &[3, 4]).unwrap().outcome(), Outcome::Warning);
+    fn replicas_of_a_group_know_as_many_holders() {
+        assert_eq!(compare("", Ok(vec![3, 3])).outcome(), Outcome::Fine);
+        assert_eq!(compare("0/2", Ok(vec![3, 4])).outcome(), Outcome::Warning);
+        assert_eq!(
+            compare("", Err(Failure::usage("gone"))).outcome(),
+            Outcome::Skipped
+        );
+    }
+
+    /// One replica had applied the probe's goodbye, and the other one had not.
+    #[tokio::test]
+    async fn a_holder_that_comes_or_goes_meanwhile_is_no_difference() {
+        let reads = [[4, 3], [4, 3], [3, 3]];
+        let mut next = reads.iter();
+        let count = async || next.next().map(|read| read.to_vec()).ok_or("read too often");
+        let counted = count_until_alike(Duration::from_secs(60), count).await;
+        assert_eq!(counted, Ok(vec![3, 3]));
+        let stays = async || Ok::<_, &str>(vec![4, 3]);
+        assert_eq!(count_until_alike(Duration::ZERO, stays).await, Ok(vec![4, 3]));
     }
 }
