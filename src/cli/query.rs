@@ -43,7 +43,7 @@ pub(crate) struct QueryArguments {
     #[command(flatten)]
     cache: CacheArguments,
     /// Ask how far the daemon has followed each worker.
-    #[arg(long, group = "asked", conflicts_with_all = ["workers", "limit", "min_blocks", "explain"])]
+    #[arg(long, group = "asked", conflicts_with_all = ["workers", "limit", "min_blocks", "explain", "tiers"])]
     status: bool,
     /// Ask for a prompt's tokens, joined by commas.
     #[arg(long, group = "asked", value_name = "NUMBERS", value_delimiter = ',', value_parser = parse_token)]
@@ -88,6 +88,9 @@ pub(crate) struct QueryArguments {
     /// Say at which block each drops out, and how many others have that block.
     #[arg(long)]
     explain: bool,
+    /// Say how many of its blocks each has on the device, and on device and host.
+    #[arg(long)]
+    tiers: bool,
     /// Ask all shards, and put their answers together; without, one daemon or a gateway is asked.
     #[arg(long)]
     gather: bool,
@@ -97,13 +100,14 @@ pub(crate) struct QueryArguments {
 }
 
 /// What cannot be asked of chosen blocks, or is said in the file.
-const WHOLE_FORMS: [&str; 6] = [
+const WHOLE_FORMS: [&str; 7] = [
     "status",
     "tokens",
     "tokens_file",
     "block_hashes",
     "file",
     "explain",
+    "tiers",
 ];
 
 /// The forms that have a LoRA adapter and a salt in them already, or in the file.
@@ -193,6 +197,7 @@ impl QueryArguments {
             limit: self.limit,
             min_blocks: self.min_blocks,
             explain: self.explain,
+            tiers: self.tiers,
         }
     }
 
@@ -244,6 +249,7 @@ fn parse_query(line: &str, defaults: &QueryOptions) -> Result<SingleQuery, Strin
         limit: Option<IgnoredAny>,
         min_blocks: Option<IgnoredAny>,
         explain: Option<IgnoredAny>,
+        tiers: Option<IgnoredAny>,
     }
     let mut query: SingleQuery = serde_json::from_str(line).map_err(|error| error.to_string())?;
     let said: Said = serde_json::from_str(line).map_err(|error| error.to_string())?;
@@ -259,6 +265,9 @@ fn parse_query(line: &str, defaults: &QueryOptions) -> Result<SingleQuery, Strin
     }
     if said.explain.is_none() {
         options.explain = defaults.explain;
+    }
+    if said.tiers.is_none() {
+        options.tiers = defaults.tiers;
     }
     query.check().map_err(|error| error.to_string())?;
     Ok(query)
@@ -391,18 +400,23 @@ mod tests {
         let defaults = QueryOptions {
             limit: Some(9),
             explain: true,
+            tiers: true,
             ..QueryOptions::default()
         };
-        let line = r#"{"tokens":[],"limit":2,"workers":["a"],"min_blocks":3,"explain":false}"#;
+        let line = r#"{"tokens":[],"limit":2,"workers":["a"],"min_blocks":3,"explain":false,"tiers":false}"#;
         let expected = QueryOptions {
             workers: Some(vec![WorkerName::new("a").unwrap()]),
             limit: Some(2),
             min_blocks: 3,
             explain: false,
+            tiers: false,
         };
         assert_eq!(parse_query(line, &defaults).unwrap().options, expected);
         let options = parse_query(r#"{"tokens":[]}"#, &defaults).unwrap().options;
-        assert_eq!((options.limit, options.explain), (Some(9), true));
+        assert_eq!(
+            (options.limit, options.explain, options.tiers),
+            (Some(9), true, true)
+        );
         let error = parse_query(r#"{"sequence_hashes":["0x1"],"positions":[1]}"#, &defaults).unwrap_err();
         assert!(error.contains("explain needs"), "{error}");
         let error = parse_query("[[1]]", &defaults).unwrap_err();

@@ -16,7 +16,7 @@ pub(super) fn render_reply(reply: &QueryReply, asked: &QueryOptions) -> String {
     if reply.query_blocks == 0 {
         text += "nothing was looked up: give at least as many tokens as a block has\n";
     } else if !reply.holders.is_empty() {
-        text += &holders_table(reply, asked.explain).render();
+        text += &holders_table(reply, asked).render();
     } else if reply.holders_total > 0 {
         text += &format!("{} found, none shown\n", reply.holders_total);
     } else {
@@ -54,30 +54,37 @@ pub(super) fn describe_gathered(gathered: Option<&Gathered>) -> String {
     )
 }
 
-fn holders_table(reply: &QueryReply, explain: bool) -> Table {
+fn holders_table(reply: &QueryReply, asked: &QueryOptions) -> Table {
     let mut columns = vec![
         ("WORKER", Side::Left),
         ("RANK", Side::Right),
         ("BLOCKS", Side::Right),
         ("OF QUERY", Side::Right),
-        ("STATE", Side::Left),
     ];
-    if explain {
+    if asked.tiers {
+        columns.extend([("ON DEVICE", Side::Right), ("AND HOST", Side::Right)]);
+    }
+    columns.push(("STATE", Side::Left));
+    if asked.explain {
         columns.push(("DROPPED OUT", Side::Left));
     }
     let mut table = Table::new(&columns);
     for holder in &reply.holders {
-        table.push(vec![
+        let mut row = vec![
             holder.worker.to_string(),
             holder.rank.to_string(),
             span(holder, |blocks| blocks.to_string()),
             span(holder, |blocks| percent(blocks, reply.query_blocks)),
-            describe_state(holder.exact, holder.degraded),
-            holder
-                .dropped_out
-                .as_ref()
-                .map_or("-".to_owned(), describe_drop_out),
-        ]);
+        ];
+        if asked.tiers {
+            // An older daemon does not say.
+            let near = [holder.device_blocks, holder.host_blocks];
+            row.extend(near.map(|blocks| blocks.map_or("-".to_owned(), |blocks| blocks.to_string())));
+        }
+        row.push(describe_state(holder.exact, holder.degraded));
+        let drop_out = holder.dropped_out.as_ref();
+        row.push(drop_out.map_or("-".to_owned(), describe_drop_out));
+        table.push(row);
     }
     table
 }
@@ -153,6 +160,8 @@ mod tests {
             rank: 0,
             matched_blocks,
             matched_blocks_max: None,
+            device_blocks: None,
+            host_blocks: None,
             exact: degraded.is_empty(),
             degraded,
             dropped_out: None,
@@ -200,6 +209,24 @@ gpu-1      0      12      18 %  degraded: gap
         let explained = render_reply(&reply(), &asked(true));
         let drop_out = "at block 12, which 1 other has (3fc91a2b3c4d5e6f785cba9876543210)";
         assert!(explained.contains(drop_out), "{explained}");
+    }
+
+    #[test]
+    fn what_lies_near_has_columns_of_its_own() {
+        let mut reply = reply();
+        (reply.holders[0].device_blocks, reply.holders[0].host_blocks) = (Some(16), Some(64));
+        let asked = QueryOptions {
+            tiers: true,
+            ..QueryOptions::default()
+        };
+        let expected = "\
+64 blocks asked for
+WORKER  RANK  BLOCKS  OF QUERY  ON DEVICE  AND HOST  STATE
+gpu-0      0      64     100 %         16        64  exact
+gpu-1      0      12      18 %          -         -  degraded: gap
+2 of 5 shown
+";
+        assert_eq!(render_reply(&reply, &asked), expected);
     }
 
     #[test]

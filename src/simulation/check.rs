@@ -152,6 +152,8 @@ mod tests {
             rank: 0,
             matched_blocks,
             matched_blocks_max: None,
+            device_blocks: None,
+            host_blocks: None,
             exact: true,
             degraded: DegradedReasons::default(),
             dropped_out: None,

@@ -263,6 +263,8 @@ mod tests {
             rank: 0,
             matched_blocks: 1,
             matched_blocks_max: None,
+            device_blocks: None,
+            host_blocks: None,
             exact: reasons.is_empty(),
             degraded: reasons
                 .iter()

@@ -18,6 +18,8 @@ fn an_exact_claim_is_judged_by_the_states_of_its_window() {
             rank: 0,
             matched_blocks,
             matched_blocks_max: None,
+            device_blocks: None,
+            host_blocks: None,
             exact,
             degraded: kvatlas_core::wire::DegradedReasons::default(),
             dropped_out: None,

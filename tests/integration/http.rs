@@ -384,7 +384,7 @@ async fn answers_have_the_form_of_the_document() {
             "200",
             site.post(
                 "/v1/query",
-                json!({"model": MODEL, "tokens": tokens(5), "explain": true}),
+                json!({"model": MODEL, "tokens": tokens(5), "explain": true, "tiers": true}),
             )
             .await,
         ),

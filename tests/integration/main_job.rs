@@ -8,7 +8,8 @@ use kvatlas_core::hash::{
     BlockSize, HashSeed, PositionalLineageHash, SequenceHash, block_hashes, lineage_hashes, sequence_hashes,
 };
 use kvatlas_core::wire::{
-    BlockContent, BlockNames, Event, QueryKey, QueryOptions, QueryResult, SingleQuery, StoredBlocks, Tier,
+    BlockContent, BlockNames, Event, QueryKey, QueryOptions, QueryReply, QueryResult, SingleQuery,
+    StoredBlocks, Tier,
 };
 
 /// The whole job, once; run against every server there is.
@@ -196,6 +197,57 @@ async fn options_narrow_the_answer_and_explain_it() {
     );
     assert_eq!(dropped.lineage_hash, keys[3]);
     assert_eq!(explained.holders[0].dropped_out.clone().unwrap().other_holders, 0);
+    daemon.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_query_says_how_much_lies_near() {
+    let broker = broker().await;
+    let daemon = daemon(broker.url(), &[]).await;
+    let client = Client::connect(broker.url()).await;
+    let [mut spread, mut near] = ["spread", "near"].map(|name| client.publisher(name, 0));
+    let [host, disk] = [1, 2].map(|tier| Tier::new(tier).unwrap());
+    client
+        .tell(&mut near, "near", 0, vec![stored(hashes(10, 3))])
+        .await;
+    // Two blocks on the device, four on the host, all six on the disk.
+    for (tier, count) in [(Tier::DEVICE, 2), (host, 4), (disk, 6)] {
+        let events = vec![stored(hashes(10, count))];
+        client.tell_in(tier, &mut spread, "spread", 0, events).await;
+    }
+    let query = |tiers| SingleQuery {
+        options: QueryOptions {
+            tiers,
+            explain: true,
+            ..QueryOptions::default()
+        },
+        ..SingleQuery::new(QueryKey::SequenceHashes(hashes(10, 6)))
+    };
+    let depths = |reply: &QueryReply| -> Vec<_> {
+        let holders = reply.holders.iter();
+        holders
+            .map(|holder| (holder.matched_blocks, holder.device_blocks, holder.host_blocks))
+            .collect()
+    };
+    let all = [(6, Some(2), Some(4)), (3, Some(3), Some(3))];
+    let reply = client.ask_with(query(true)).await.unwrap();
+    assert_eq!(depths(&reply), all);
+    assert_eq!(reply.holders[1].dropped_out.as_ref().unwrap().position, 3);
+    let reply = client.ask_with(query(false)).await.unwrap();
+    assert_eq!(depths(&reply), [(6, None, None), (3, None, None)]);
+    let batch = vec![query(false), query(true)];
+    let results = client.queries.query_batch(&namespace(), batch).await.unwrap();
+    assert!(
+        matches!(&results[1], QueryResult::Reply(reply) if depths(reply) == all),
+        "{results:?}"
+    );
+
+    // What goes from the device is near no more, and still there.
+    client
+        .tell(&mut spread, "spread", 0, vec![removed(hashes(11, 1))])
+        .await;
+    let reply = client.ask_with(query(true)).await.unwrap();
+    assert_eq!(depths(&reply), [(6, Some(1), Some(4)), (3, Some(3), Some(3))]);
     daemon.stop().await;
 }
 

@@ -180,6 +180,8 @@ mod tests {
             rank,
             matched_blocks,
             matched_blocks_max: None,
+            device_blocks: None,
+            host_blocks: None,
             exact: true,
             degraded: DegradedReasons::default(),
             dropped_out: None,

@@ -62,7 +62,6 @@ impl HolderWriter {
         let mut applied = Applied::default();
         match event {
             Event::Stored(stored) => {
-                self.note_tier(tier);
                 let uses_names =
                     matches!(stored.names, BlockNames::Sequence { .. }) || stored.engine_hashes.is_some();
                 self.change(&mut applied, uses_names, |turn| turn.stored(stored, tier, now_us));
@@ -117,13 +116,6 @@ impl HolderWriter {
         !self.claims.is_empty()
     }
 
-    /// Notes that blocks may lie in `tier` from now on.
-    pub(super) fn note_tier(&self, tier: Tier) {
-        if tier != Tier::DEVICE {
-            self.status().has_lower_tiers.store(true);
-        }
-    }
-
     /// Drops stored events whose parent did not come in time.
     pub fn expire_parked(&mut self, now_us: u64) -> Applied {
         self.holder.expire_parked(now_us, &self.shared.runs)
@@ -134,7 +126,6 @@ impl HolderWriter {
         self.holder.clear(&self.shared.runs);
         self.claims = Claims::default();
         self.set_foreign_chain(false);
-        self.status().has_lower_tiers.store(false);
     }
 
     /// Removes all blocks and gives the holder's slot back.

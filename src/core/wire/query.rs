@@ -60,6 +60,8 @@ pub struct QueryOptions {
     pub min_blocks: u32,
     /// Say where each holder dropped out.
     pub explain: bool,
+    /// Say how much each holder has on the device, and on device and host.
+    pub tiers: bool,
 }
 
 /// One query.
@@ -88,12 +90,15 @@ impl SingleQuery {
     ///
     /// # Errors
     ///
-    /// [`DecodeError::Combination`] for `explain` beside positions. [`DecodeError::Positions`] for positions that do not fit
+    /// [`DecodeError::Combination`] for `explain` or `tiers` beside positions. [`DecodeError::Positions`] for positions that do not fit
     /// the hashes. [`DecodeError::BrokenChain`] for lineage hashes that are not one chain from position 0.
     pub fn check(&self) -> Result<(), DecodeError> {
         match (&self.positions, &self.key) {
             (Some(_), _) if self.options.explain => Err(DecodeError::Combination(
                 "explain needs the whole chain; leave out positions or explain",
+            )),
+            (Some(_), _) if self.options.tiers => Err(DecodeError::Combination(
+                "tiers needs the whole chain; leave out positions or tiers",
             )),
             (Some(positions), key) => Ok(check_positions(key, positions)?),
             (None, QueryKey::LineageHashes(hashes)) => check_chain(hashes),
@@ -175,6 +180,9 @@ impl Message for SingleQuery {
         }
         if options.explain {
             entries.flag("explain", true)?;
+        }
+        if options.tiers {
+            entries.flag("tiers", true)?;
         }
         Ok(())
     }
@@ -356,6 +364,7 @@ query_fields! {
     limit: Option<u64>, "at most so many holders, the best first; all where absent";
     min_blocks: u32, "leave out holders with fewer matched blocks, of a compressed chain those with fewer for certain; 1 where absent or 0";
     explain: bool, "say where each holder dropped out; false where absent";
+    tiers: bool, "say how many of its blocks each holder has near: `device_blocks` and `host_blocks`; false where absent";
 }
 
 impl QueryFields {
@@ -399,6 +408,7 @@ impl QueryFields {
                 .map(|limit| u32::try_from(limit).unwrap_or(u32::MAX)),
             min_blocks: self.min_blocks.unwrap_or_default(),
             explain: self.explain.unwrap_or_default(),
+            tiers: self.tiers.unwrap_or_default(),
         };
         let key = match (
             self.tokens,

@@ -36,6 +36,12 @@ pub struct HolderMatch {
     /// The upper bound for a compressed chain. Absent where it equals `matched_blocks`.
     #[serde(default)]
     pub matched_blocks_max: Option<u32>,
+    /// How many of `matched_blocks` it has on the device, up to the first that lies elsewhere; only with `tiers`.
+    #[serde(default)]
+    pub device_blocks: Option<u32>,
+    /// As `device_blocks`, on device and host together.
+    #[serde(default)]
+    pub host_blocks: Option<u32>,
     /// Whether the daemon knows the holder's state for certain. Where it does not, `degraded` says why.
     pub exact: bool,
     /// Why the state is not certain; absent where it is.
@@ -221,6 +227,14 @@ impl Message for HolderMatch {
         entries.number("matched_blocks", u64::from(self.matched_blocks))?;
         if self.matched_blocks_max.is_some() || entries.wants_defaults() {
             entries.number("matched_blocks_max", u64::from(self.blocks_max()))?;
+        }
+        for (key, blocks) in [
+            ("device_blocks", self.device_blocks),
+            ("host_blocks", self.host_blocks),
+        ] {
+            if let Some(blocks) = blocks {
+                entries.number(key, u64::from(blocks))?;
+            }
         }
         entries.flag("exact", self.exact)?;
         write_reasons(self.degraded, entries)?;

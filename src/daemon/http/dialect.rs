@@ -201,7 +201,7 @@ fn answer(shared: &Shared, payload: &Payload, by: By) -> Result<Response, Dialec
     let worker = worker
         .transpose()
         .map_err(|error| HttpError::name("instance_id", &error))?;
-    let found = index.answerer.find(&namespace, &key, worker);
+    let found = index.answerer.find(&namespace, &key, worker.as_ref());
     let found = found.inspect_err(|error| index.errors.failed(error.code, &error.text))?;
     request.check_block_size(words, &found)?;
     index.count(

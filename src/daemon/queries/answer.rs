@@ -9,7 +9,7 @@ use crate::daemon::metrics::labels::QueryKind;
 use kvatlas_core::hash::Position;
 use kvatlas_core::index::{
     HolderRecord, Match, Namespace, Namespaces, PositionalIndexer, QueryChain, Search, SparseChain,
-    StreamTrust,
+    StreamTrust, TierDepth,
 };
 use kvatlas_core::wire::{
     BatchReply, DecodeError, DegradedReason, DegradedReasons, DropOut, ErrorCode, HolderId, HolderMatch,
@@ -330,10 +330,13 @@ impl Answerer {
 }
 
 fn search_of(options: &QueryOptions) -> Search<'_> {
-    Search {
-        workers: options.workers.as_deref(),
-        ..Search::default()
-    }
+    let tiers = if options.tiers {
+        TierDepth::Each
+    } else {
+        TierDepth::All
+    };
+    let workers = options.workers.as_deref();
+    Search { workers, tiers }
 }
 
 /// What has to be known from before a search.
@@ -393,6 +396,8 @@ fn add_changing<T>(holders: &mut Vec<HolderMatch>, seen: &Seen<T>, options: &Que
                 rank: id.rank,
                 matched_blocks: 0,
                 matched_blocks_max: None,
+                device_blocks: options.tiers.then_some(0),
+                host_blocks: options.tiers.then_some(0),
                 exact: false,
                 degraded: DegradedReasons::of(DegradedReason::Changing),
                 dropped_out: None,
@@ -426,6 +431,8 @@ fn best_of<'a>(
             rank: found.holder.id.rank,
             matched_blocks: found.matched_blocks,
             matched_blocks_max: is_bounded.then_some(found.matched_blocks_max),
+            device_blocks: found.near_blocks.map(|[device, _]| device),
+            host_blocks: found.near_blocks.map(|[_, host]| host),
             exact: degraded.is_empty(),
             degraded,
             dropped_out: None,

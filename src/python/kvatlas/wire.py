@@ -29,6 +29,7 @@ class Query:
     :param limit: at most so many holders, the best first; all where it is absent.
     :param min_blocks: leave out holders with fewer matched blocks.
     :param explain: say where each holder dropped out.
+    :param tiers: say how many of its blocks each holder has on the device, and on device and host.
     """
 
     key: dict[str, Any]
@@ -36,6 +37,7 @@ class Query:
     limit: int | None = None
     min_blocks: int = 0
     explain: bool = False
+    tiers: bool = False
 
     @classmethod
     def by_tokens(
@@ -75,12 +77,13 @@ class Query:
         limit: int | None = None,
         min_blocks: int = 0,
         explain: bool = False,
+        tiers: bool = False,
     ) -> Query:
         """The same query with these options."""
         chosen = None if workers is None else tuple(check_name(worker, "worker") for worker in workers)
         if (limit is not None and limit < 0) or min_blocks < 0:
             raise InvalidValueError("limit and min_blocks must not be below 0")
-        return replace(self, workers=chosen, limit=limit, min_blocks=min_blocks, explain=explain)
+        return replace(self, workers=chosen, limit=limit, min_blocks=min_blocks, explain=explain, tiers=tiers)
 
     def entries(self) -> dict[str, Any]:
         """The query as a map."""
@@ -93,6 +96,8 @@ class Query:
             entries["min_blocks"] = self.min_blocks
         if self.explain:
             entries["explain"] = True
+        if self.tiers:
+            entries["tiers"] = True
         return entries
 
 
@@ -141,6 +146,8 @@ class HolderMatch:
 
     :param matched_blocks: leading blocks of the query that it holds, without a hole; of a compressed chain, at least so many.
     :param matched_blocks_max: of a compressed chain: how many it holds at most; else ``matched_blocks``.
+    :param device_blocks: with ``tiers``: how many of ``matched_blocks`` it has on the device, up to the first that lies elsewhere.
+    :param host_blocks: the same, on device and host together.
     :param exact: whether its state is known for certain.
     :param degraded: why it is not.
     :param dropped_out: with ``explain``, unless it holds the whole query.
@@ -151,6 +158,8 @@ class HolderMatch:
     rank: int
     matched_blocks: int
     matched_blocks_max: int
+    device_blocks: int | None
+    host_blocks: int | None
     exact: bool
     degraded: tuple[str, ...]
     dropped_out: DropOut | None
@@ -252,6 +261,9 @@ class _Map:
         listed: list[object] = self.take(key, list, default)
         return tuple(read(item) for item in listed)
 
+    def number(self, key: str) -> int | None:
+        return None if self.fields.get(key) is None else self.take(key, int)
+
     def optional(self, key: str, read: Callable[[object], _T]) -> _T | None:
         value = self.fields.get(key)
         return None if value is None else read(value)
@@ -285,6 +297,8 @@ def _match(value: object) -> HolderMatch:
         rank=found.take("rank", int),
         matched_blocks=matched,
         matched_blocks_max=found.take("matched_blocks_max", int, matched),
+        device_blocks=found.number("device_blocks"),
+        host_blocks=found.number("host_blocks"),
         exact=found.take("exact", bool),
         degraded=found.several("degraded", str, []),
         dropped_out=found.optional("dropped_out", _drop_out),

@@ -158,7 +158,7 @@ def test_batches(vector: dict[str, Any]) -> None:
 
 
 def query_of(meaning: dict[str, Any]) -> Query:
-    options = {key: meaning[key] for key in ("workers", "limit", "min_blocks", "explain") if key in meaning}
+    options = {key: meaning[key] for key in ("workers", "limit", "min_blocks", "explain", "tiers") if key in meaning}
     positions = meaning.get("positions")
     if "tokens" in meaning:
         named = {key: meaning[key] for key in ("lora_name", "cache_salt") if key in meaning}
@@ -191,6 +191,8 @@ def reply_meaning(reply: QueryReply) -> dict[str, Any]:
             "rank": found.rank,
             "matched_blocks": found.matched_blocks,
             "matched_blocks_max": found.matched_blocks_max,
+            "device_blocks": found.device_blocks,
+            "host_blocks": found.host_blocks,
             "exact": found.exact,
             "degraded": list(found.degraded),
             "dropped_out": dropped

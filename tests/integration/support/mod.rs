@@ -282,7 +282,19 @@ impl Client {
         rank: u32,
         events: Vec<Event>,
     ) -> HolderStatusReply {
-        let cursor = publisher.publish(Tier::DEVICE, events).await.unwrap();
+        self.tell_in(Tier::DEVICE, publisher, name, rank, events).await
+    }
+
+    /// As [`Self::tell`], in another tier.
+    pub async fn tell_in(
+        &self,
+        tier: Tier,
+        publisher: &mut Publisher,
+        name: &str,
+        rank: u32,
+        events: Vec<Event>,
+    ) -> HolderStatusReply {
+        let cursor = publisher.publish(tier, events).await.unwrap();
         self.applied(name, rank, cursor).await
     }
 }

@@ -108,8 +108,6 @@ pub struct HolderStatus {
     /// Whether the holder's hashes are not the contract's chain, so that queries by tokens or block hashes cannot
     /// find its blocks. Queries by its own hashes can, and are as exact as ever; so this is no degradation.
     pub has_foreign_chain: AtomicCell<bool>,
-    /// Whether blocks may lie in another tier than the device's. True before the first such block can be found; to be asked after a search.
-    pub has_lower_tiers: AtomicCell<bool>,
 }
 
 impl HolderStatus {

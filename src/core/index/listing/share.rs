@@ -147,7 +147,6 @@ impl HolderWriter {
     ) -> Applied {
         let mut applied = Applied::default();
         for run in runs {
-            self.note_tier(tier);
             self.change(&mut applied, true, |turn| {
                 turn.restore(run.parent, run.position, run.hashes, tier);
             });

@@ -229,7 +229,7 @@ impl Walk {
         };
         let entries = turn.entries(run).filter(|entry| {
             let is_above = |above: &SlotSet| above.contains(entry.slot());
-            entry.reach(TierDepth::All as u32) > from && above.as_ref().is_none_or(is_above)
+            entry.reach(TierDepth::All.step()) > from && above.as_ref().is_none_or(is_above)
         });
         let met = &mut self.met;
         (met.depth, met.position) = (self.path.len(), position as usize);
@@ -237,7 +237,7 @@ impl Walk {
         met.hashes
             .extend(turn.view().hashes(run, from, len).map(SequenceHash));
         met.holders.clear();
-        let reach = |entry: Entry| entry.reach(TierDepth::All as u32) - from;
+        let reach = |entry: Entry| entry.reach(TierDepth::All.step()) - from;
         met.holders
             .extend(entries.map(|entry| (entry.slot(), reach(entry))));
         met.holders

@@ -9,11 +9,17 @@ use crate::index::directory::SlotBits;
 
 use super::super::hook::point;
 use super::super::runs::{Spot, Wanted};
-use super::{Finder, position, settle};
+use super::{Finder, position};
 
-impl<S: SlotBits> Finder<'_, '_, '_, S> {
+impl<S: SlotBits, const STEPS: usize> Finder<'_, '_, '_, S, STEPS> {
     /// As [`Finder::follow`], along every branch.
     pub(super) fn follow_branches(&mut self, candidates: Option<&S>) {
+        for step in 0..STEPS {
+            self.follow_step(step, candidates);
+        }
+    }
+
+    fn follow_step(&mut self, step: usize, candidates: Option<&S>) {
         let mut paths: Vec<(usize, Option<Spot>, Option<S>)> = vec![(0, None, candidates.cloned())];
         let mut next = 0;
         while let Some((index, before, among)) = paths.get(next).cloned() {
@@ -23,7 +29,7 @@ impl<S: SlotBits> Finder<'_, '_, '_, S> {
             }
             let fragment = self.chain.hash(index);
             for child in self.children(before, index, fragment) {
-                let through = self.holders_of(child, among.as_ref());
+                let through = self.holders_of(step, child, among.as_ref());
                 if !through.is_empty() {
                     paths.push((index + 1, Some(child), Some(through)));
                 }
@@ -34,7 +40,7 @@ impl<S: SlotBits> Finder<'_, '_, '_, S> {
         for (depth, _, slots) in paths.into_iter().rev() {
             let mut slots = slots.unwrap_or_default();
             slots.subtract(&seen);
-            settle(&mut self.found, position(depth), &slots);
+            self.found[step].settle(position(depth), &slots);
             seen.unite(&slots);
         }
     }
@@ -64,7 +70,7 @@ impl<S: SlotBits> Finder<'_, '_, '_, S> {
         found
     }
 
-    fn holders_of(&self, spot: Spot, among: Option<&S>) -> S {
+    fn holders_of(&self, step: usize, spot: Spot, among: Option<&S>) -> S {
         let mut found = S::default();
         let Some(run) = self.store.run(spot.run, self.guard) else {
             return found;
@@ -75,8 +81,8 @@ impl<S: SlotBits> Finder<'_, '_, '_, S> {
         point();
         for entry in run.entries(self.guard) {
             let slot = entry.slot();
-            if entry.reach(self.tiers as u32) > spot.offset && among.is_none_or(|among| among.contains(slot))
-            {
+            let reach = entry.reach(self.steps[step]);
+            if reach > spot.offset && among.is_none_or(|among| among.contains(slot)) {
                 found.insert(slot);
             }
         }

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use arc_swap::Guard as DirectoryGuard;
-use smallvec::SmallVec;
 
 use crate::wire::{DegradedReason, DegradedReasons};
 
 use crate::index::directory::{Directory, HolderRecord, SlotBits, SlotSet, StreamTrust};
+
+use super::depths::{Groups, MatchGroup};
 
 /// One holder and how long a prefix it holds.
 #[derive(Debug, Clone, Copy)]
@@ -19,35 +20,10 @@ pub struct Match<'a> {
     pub matched_blocks: u32,
     /// How many leading blocks it holds at most: more than `matched_blocks` only where a query gives some blocks of a chain.
     pub matched_blocks_max: u32,
+    /// With [`TierDepth::Each`](super::TierDepth::Each): how many of them it holds on the device, and on device and host together, each up
+    /// to the first block that lies elsewhere.
+    pub near_blocks: Option<[u32; 2]>,
 }
-
-/// Holders that hold the same number of leading blocks, or of which no more is known than the same bounds.
-#[derive(Debug, Clone)]
-pub(crate) struct MatchGroup<S> {
-    pub(super) matched_blocks: u32,
-    pub(super) matched_blocks_max: u32,
-    pub(super) slots: S,
-}
-
-impl<S: SlotBits> MatchGroup<S> {
-    /// How deep it is, and its slots in words of 64.
-    #[inline]
-    fn parts(&self) -> ([u32; 2], &[u64]) {
-        ([self.matched_blocks, self.matched_blocks_max], self.slots.words())
-    }
-
-    /// Holders whose depth is known exactly.
-    pub(super) fn of_depth(depth: u32, slots: S) -> Self {
-        Self {
-            matched_blocks: depth,
-            matched_blocks_max: depth,
-            slots,
-        }
-    }
-}
-
-/// Groups of one kind of sets. Mostly there are few: those that have the common prompt, and some that have more.
-pub(crate) type Groups<S> = SmallVec<[MatchGroup<S>; 4]>;
 
 /// Groups of either kind. Small ones stay as they are: to make larger ones of them would take longer than to find some of them.
 #[derive(Debug)]
@@ -60,23 +36,51 @@ impl FoundGroups {
     #[inline]
     fn get(&self, index: usize) -> Option<([u32; 2], &[u64])> {
         match self {
-            Self::Small(groups) => groups.get(index).map(MatchGroup::parts),
-            Self::Any(groups) => groups.get(index).map(MatchGroup::parts),
+            Self::Small(groups) => groups.get(index).map(parts),
+            Self::Any(groups) => groups.get(index).map(parts),
         }
     }
 }
 
-/// Puts groups in order, deepest first, without slots that `directory` does not have: one that was given out since has a holder that was not
-/// there when the query came.
+/// How deep a group is, and its slots in words of 64.
 #[inline]
-pub(crate) fn finish<S: SlotBits>(mut groups: Groups<S>, directory: &Directory) -> Groups<S> {
-    let taken = S::from_words(directory.taken.words());
-    groups.retain(|group| {
-        group.slots.intersect(&taken);
-        !group.slots.is_empty()
-    });
-    groups.sort_unstable_by_key(|group| std::cmp::Reverse(group.matched_blocks));
-    groups
+fn parts<S: SlotBits>(group: &MatchGroup<S>) -> ([u32; 2], &[u64]) {
+    (
+        [group.matched_blocks, group.matched_blocks_max],
+        group.slots.words(),
+    )
+}
+
+/// Slots of a word of a set.
+const WORD_SLOTS: usize = u64::BITS as usize;
+
+/// How many leading blocks the holder in each slot has on the device, and on device and host together.
+#[derive(Debug)]
+pub(super) struct NearBlocks(Vec<[u32; 2]>);
+
+impl NearBlocks {
+    /// From what was found on the device, and on both.
+    pub(super) fn of<S: SlotBits>(near: &[Groups<S>; 2]) -> Self {
+        let words = near.iter().flatten().map(|group| group.slots.words().len());
+        let mut blocks = vec![[0; 2]; words.max().unwrap_or_default() * WORD_SLOTS];
+        for (step, groups) in near.iter().enumerate() {
+            for group in groups {
+                let slots = blocks.chunks_exact_mut(WORD_SLOTS).zip(group.slots.words());
+                for (blocks, word) in slots {
+                    let taken = blocks
+                        .iter_mut()
+                        .enumerate()
+                        .filter(|(bit, _)| word >> bit & 1 == 1);
+                    taken.for_each(|(_, blocks)| blocks[step] = group.matched_blocks);
+                }
+            }
+        }
+        Self(blocks)
+    }
+
+    fn get(&self, slot: usize) -> [u32; 2] {
+        self.0.get(slot).copied().unwrap_or_default()
+    }
 }
 
 /// The holders found, in groups of equal depth.
@@ -86,6 +90,7 @@ pub struct Matches {
     /// None where nobody has anything: most such queries end before they need it.
     pub(super) directory: Option<DirectoryGuard<Arc<Directory>>>,
     pub(super) groups: FoundGroups,
+    pub(super) near: Option<NearBlocks>,
     /// How many states had been replaced when the search began.
     pub(super) replacements: u64,
 }
@@ -96,6 +101,7 @@ impl Matches {
         Self {
             directory: None,
             groups: FoundGroups::Small(Groups::new()),
+            near: None,
             replacements: 0,
         }
     }
@@ -125,6 +131,7 @@ impl Matches {
             nobody_left: directory.is_none_or(Directory::is_complete),
             directory,
             groups: &self.groups,
+            near: self.near.as_ref(),
             next_group: 0,
             matched_blocks: [0; 2],
             words: [].iter(),
@@ -140,6 +147,7 @@ struct Holders<'m> {
     directory: Option<&'m Directory>,
     nobody_left: bool,
     groups: &'m FoundGroups,
+    near: Option<&'m NearBlocks>,
     next_group: usize,
     /// Of the group whose turn it is, at least and at most.
     matched_blocks: [u32; 2],
@@ -180,6 +188,7 @@ impl<'m> Iterator for Holders<'m> {
                     holder,
                     matched_blocks,
                     matched_blocks_max,
+                    near_blocks: self.near.map(|near| near.get(slot)),
                 });
             }
         }

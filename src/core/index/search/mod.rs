@@ -13,6 +13,7 @@
 
 mod branches;
 mod chain;
+mod depths;
 mod matches;
 mod rolled;
 mod sparse;
@@ -22,14 +23,15 @@ use smallvec::SmallVec;
 
 use crate::wire::WorkerName;
 
-use crate::index::directory::{HolderSlot, SlotBits, SlotGatherer};
+use crate::index::directory::{Directory, HolderSlot, SlotBits, SlotGatherer};
 use crate::sync::{Ordering, fence};
 
 use super::hook::point;
 use super::runs::{CHUNK, Column, Head, Run, RunId, RunStore, Spot, Version, Wanted};
 use super::shared::Shared;
 
-use matches::{FoundGroups, Groups, MatchGroup, finish};
+use depths::{Depths, Groups};
+use matches::{FoundGroups, NearBlocks};
 
 pub use chain::QueryChain;
 pub use matches::{Match, Matches};
@@ -52,6 +54,20 @@ pub enum TierDepth {
     /// Wherever blocks lie.
     #[default]
     All,
+    /// As [`Self::All`], and beside it how much lies on the device, and on device and host: see [`Match::near_blocks`]. Bounds of a
+    /// [`SparseChain`] are as of [`Self::All`] alone.
+    Each,
+}
+
+impl TierDepth {
+    /// The number of the step, as entries count them.
+    pub(crate) fn step(self) -> u32 {
+        match self {
+            Self::Device => 0,
+            Self::Host => 1,
+            Self::All | Self::Each => 2,
+        }
+    }
 }
 
 /// Whom a search asks about, and which blocks count.
@@ -83,86 +99,102 @@ pub(crate) fn find(shared: &Shared, chain: &mut QueryChain<'_>, search: Search<'
     // Holders that join later were not there when the query came, and their slots may have been others'.
     let directory = shared.slots.load();
     let asked = search.workers.map(|workers| directory.slots_of(workers));
-    let tiers = search.tiers;
-    let groups = if directory.is_small() {
+    let (groups, near) = if directory.is_small() {
         let asked = asked.map(|asked| u64::from_words(asked.words()));
-        let groups = find_in(shared, chain, asked.as_ref(), tiers, head, wraps, guard);
-        FoundGroups::Small(finish(groups, &directory))
+        let start = Start { asked, head, wraps };
+        let (groups, near) = find_in(shared, chain, search.tiers, &start, &directory, guard);
+        (FoundGroups::Small(groups), near)
     } else {
-        let groups = find_in(shared, chain, asked.as_ref(), tiers, head, wraps, guard);
-        FoundGroups::Any(finish(groups, &directory))
+        let start = Start { asked, head, wraps };
+        let (groups, near) = find_in(shared, chain, search.tiers, &start, &directory, guard);
+        (FoundGroups::Any(groups), near)
     };
     Matches {
         directory: Some(directory),
         groups,
+        near,
         replacements,
     }
 }
 
-/// Searches with one kind of sets; first from the first run on, which has been found when so many counts of steps had begun anew.
-#[inline(never)]
+/// With what a search begins.
+struct Start<'g, S> {
+    /// Whom it asks about; about all where it is absent.
+    asked: Option<S>,
+    /// The first run.
+    head: Head<'g>,
+    /// How many counts of steps had begun anew before that was found.
+    wraps: u64,
+}
+
+/// Searches with one kind of sets. Gives groups in order, and what lies near where that is asked.
+#[inline]
 fn find_in<S: SlotBits>(
     shared: &Shared,
     chain: &mut QueryChain<'_>,
-    asked: Option<&S>,
     tiers: TierDepth,
-    head: Head<'_>,
-    wraps: u64,
+    start: &Start<'_, S>,
+    directory: &Directory,
     guard: &Guard,
-) -> Groups<S> {
-    let (mut head, mut attempts) = (Some(head), 0..ATTEMPTS_MAX);
+) -> (Groups<S>, Option<NearBlocks>) {
+    let step = match tiers {
+        TierDepth::Each => {
+            let [all, near @ ..] = find_steps(shared, chain, [2, 0, 1], start, guard);
+            let near = NearBlocks::of(&near.map(|depths| depths.finish(directory)));
+            return (all.finish(directory), Some(near));
+        }
+        tiers => tiers.step(),
+    };
+    let [depths] = find_steps(shared, chain, [step], start, guard);
+    (depths.finish(directory), None)
+}
+
+/// Finds how deep holders are at each of some steps of tiers: all at one instant.
+#[inline(never)]
+fn find_steps<S: SlotBits, const STEPS: usize>(
+    shared: &Shared,
+    chain: &mut QueryChain<'_>,
+    steps: [u32; STEPS],
+    start: &Start<'_, S>,
+    guard: &Guard,
+) -> [Depths<S>; STEPS] {
+    let (mut head, mut attempts) = (Some(start.head), 0..ATTEMPTS_MAX);
     loop {
         // Nobody makes a step in another one's turn.
         let turn = attempts.next().is_none().then(|| shared.runs.write());
         let mut finder = Finder {
             store: &shared.runs,
             chain: &mut *chain,
-            tiers,
+            steps,
             guard,
             is_chain: shared.is_chain(),
-            found: Groups::new(),
+            found: std::array::from_fn(|_| Depths::default()),
             looked: SmallVec::new(),
-            others: Vec::new(),
         };
-        finder.follow(head.take(), asked);
+        finder.follow(head.take(), start.asked.as_ref());
         point();
-        if turn.is_some() || finder.is_of_one_instant() && shared.runs.wraps() == wraps {
+        if turn.is_some() || finder.is_of_one_instant() && shared.runs.wraps() == start.wraps {
             return finder.found;
         }
     }
 }
 
-/// Adds holders that were found to have `depth` blocks, if there are any.
-#[inline]
-fn settle<S: SlotBits>(found: &mut Groups<S>, depth: u32, slots: &S) {
-    if depth == 0 || slots.is_empty() {
-        return;
-    }
-    match found.iter_mut().find(|group| group.matched_blocks == depth) {
-        Some(group) => group.slots.unite(slots),
-        None => found.push(MatchGroup::of_depth(depth, slots.clone())),
-    }
-}
-
 /// One pass over the runs along a query.
-struct Finder<'f, 'q, 'g, S> {
+struct Finder<'f, 'q, 'g, S, const STEPS: usize> {
     store: &'f RunStore,
     chain: &'f mut QueryChain<'q>,
-    tiers: TierDepth,
+    /// Which steps of tiers are asked about.
+    steps: [u32; STEPS],
     guard: &'g Guard,
     /// Whether no hash is known that does not name all before it.
     is_chain: bool,
-    found: Groups<S>,
+    /// For each of the steps.
+    found: [Depths<S>; STEPS],
     /// The runs that were looked at, each with its version before the first look.
     looked: SmallVec<[(&'g Run, Version); 4]>,
-    /// Holders that were found one by one when there were many groups.
-    others: Vec<(u32, HolderSlot)>,
 }
 
-/// How many groups are told apart at once.
-const GROUPS_MAX: usize = 8;
-
-impl<'f, 'q, 'g: 'f, S: SlotBits> Finder<'f, 'q, 'g, S> {
+impl<'f, 'q, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, 'q, 'g, S, STEPS> {
     /// Whether what holders have of the runs that were looked at was the same from the first look to now.
     #[inline]
     fn is_of_one_instant(&self) -> bool {
@@ -179,7 +211,7 @@ impl<'f, 'q, 'g: 'f, S: SlotBits> Finder<'f, 'q, 'g, S> {
             // What the query gives of a hash may be that of several blocks after the same one.
             return self.follow_branches(candidates);
         }
-        let mut candidates: Option<S> = candidates.cloned();
+        let mut candidates = [(); STEPS].map(|()| candidates.cloned());
         let tick = self.store.tick();
         let (mut before, mut start): (Option<Spot>, usize) = (None, 0);
         loop {
@@ -213,22 +245,22 @@ impl<'f, 'q, 'g: 'f, S: SlotBits> Finder<'f, 'q, 'g, S> {
                 self.store.prefetch_head(spot, position(end), next, self.guard);
             }
             point();
-            let through = match candidates.take() {
-                None => self.look_at(run, start, agreed, |_| true),
-                Some(candidates) => self.look_for(candidates, run, start, agreed),
-            };
-            candidates = Some(through);
+            for (step, candidates) in candidates.iter_mut().enumerate() {
+                *candidates = Some(match candidates.take() {
+                    None => self.look_at(step, run, start, agreed, |_| true),
+                    Some(candidates) => self.look_for(step, candidates, run, start, agreed),
+                });
+            }
             start = end;
             before = spot(id, agreed - 1);
-            if is_last || candidates.as_ref().is_some_and(S::is_empty) {
+            if is_last || candidates.iter().flatten().all(S::is_empty) {
                 break;
             }
         }
-        if let Some(candidates) = candidates {
-            settle(&mut self.found, position(start), &candidates);
-        }
-        if !self.others.is_empty() {
-            self.settle_others();
+        for (found, candidates) in self.found.iter_mut().zip(&candidates) {
+            if let Some(candidates) = candidates {
+                found.settle(position(start), candidates);
+            }
         }
     }
 
@@ -236,12 +268,14 @@ impl<'f, 'q, 'g: 'f, S: SlotBits> Finder<'f, 'q, 'g, S> {
     #[inline]
     fn look_at(
         &mut self,
+        step: usize,
         run: &Run,
         start: usize,
         agreed: usize,
         mut is_asked: impl FnMut(HolderSlot) -> bool,
     ) -> S {
-        let (step, mut through) = (self.tiers as u32, SlotGatherer::default());
+        let (found, step) = (&mut self.found[step], self.steps[step]);
+        let mut through = SlotGatherer::default();
         for list in run.entry_lists(self.guard) {
             for entry in list {
                 point();
@@ -253,7 +287,7 @@ impl<'f, 'q, 'g: 'f, S: SlotBits> Finder<'f, 'q, 'g, S> {
                 if reach >= agreed {
                     through.insert(slot);
                 } else if start + reach > 0 {
-                    self.leave(position(start + reach), slot);
+                    found.leave(position(start + reach), slot);
                 }
             }
         }
@@ -262,9 +296,9 @@ impl<'f, 'q, 'g: 'f, S: SlotBits> Finder<'f, 'q, 'g, S> {
 
     /// As [`Self::look_at`], among `candidates`. Those that have nothing of the run end with the block before.
     #[inline]
-    fn look_for(&mut self, mut candidates: S, run: &Run, start: usize, agreed: usize) -> S {
+    fn look_for(&mut self, step: usize, mut candidates: S, run: &Run, start: usize, agreed: usize) -> S {
         let mut seen = SlotGatherer::default();
-        let through = self.look_at(run, start, agreed, |slot| {
+        let through = self.look_at(step, run, start, agreed, |slot| {
             let is_candidate = candidates.contains(slot);
             if is_candidate {
                 seen.insert(slot);
@@ -272,45 +306,8 @@ impl<'f, 'q, 'g: 'f, S: SlotBits> Finder<'f, 'q, 'g, S> {
             is_candidate
         });
         candidates.subtract(&seen.finish());
-        settle(&mut self.found, position(start), &candidates);
+        self.found[step].settle(position(start), &candidates);
         through
-    }
-
-    /// Notes that a holder has no more than `depth` blocks, which is not 0. Mostly many have the same.
-    #[inline]
-    fn leave(&mut self, depth: u32, slot: HolderSlot) {
-        let mut last = self.found.iter_mut().rev().take(GROUPS_MAX);
-        if let Some(group) = last.find(|group| group.matched_blocks == depth) {
-            group.slots.insert(slot);
-        } else if self.found.len() < GROUPS_MAX {
-            let mut slots = S::default();
-            slots.insert(slot);
-            self.found.push(MatchGroup::of_depth(depth, slots));
-        } else {
-            self.others.push((depth, slot));
-        }
-    }
-
-    /// Groups those that were found one by one.
-    #[cold]
-    fn settle_others(&mut self) {
-        self.others.sort_unstable();
-        // Those of another depth have groups of their own: only these need be looked at.
-        let known = self.found.len();
-        for group in self.others.chunk_by(|one, other| one.0 == other.0) {
-            let (depth, slots) = (group[0].0, group.iter().map(|(_, slot)| *slot));
-            match self.found[..known]
-                .iter_mut()
-                .find(|group| group.matched_blocks == depth)
-            {
-                Some(known) => slots.for_each(|slot| known.slots.insert(slot)),
-                None => {
-                    let mut set = S::default();
-                    slots.for_each(|slot| set.insert(slot));
-                    self.found.push(MatchGroup::of_depth(depth, set));
-                }
-            }
-        }
     }
 
     /// Whether the query's hashes are given, and each names all before it.

@@ -12,7 +12,8 @@ use crate::index::runs::{Run, RunWriter, Spot, Wanted, is_same_at};
 use crate::index::shared::Shared;
 use crate::wire::{PositionsError, QueryKey, check_positions};
 
-use super::matches::{FoundGroups, Groups, MatchGroup, finish};
+use super::depths::{Groups, MatchGroup, finish};
+use super::matches::FoundGroups;
 use super::{Matches, Search, TierDepth};
 
 /// Blocks chosen from one chain, by position.
@@ -110,6 +111,7 @@ pub(crate) fn find_bounds(shared: &Shared, chain: &SparseChain<'_>, search: Sear
     }
     Matches {
         groups: FoundGroups::Any(finish(sparse.found, &directory)),
+        near: None,
         directory: Some(directory),
         replacements,
     }
@@ -200,7 +202,7 @@ impl RunWriter<'_> {
         let (mut holding, mut next) = (among.clone(), Some(spot));
         while let Some(spot) = next.filter(|_| !holding.is_empty()) {
             let entries = self.entries(spot.run);
-            let have_it = entries.filter(|entry| entry.reach(tiers as u32) > spot.offset);
+            let have_it = entries.filter(|entry| entry.reach(tiers.step()) > spot.offset);
             holding.intersect(&have_it.map(|entry| entry.slot()).collect());
             next = self.run(spot.run).and_then(Run::parent);
         }

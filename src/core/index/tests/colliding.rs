@@ -218,7 +218,11 @@ impl Run {
             QueryKey::SequenceHashes(sequence),
             QueryKey::LineageHashes(lineage),
         ] {
-            for (tiers, bits) in [(TierDepth::Device, 1), (TierDepth::All, u8::MAX)] {
+            for (tiers, bits) in [
+                (TierDepth::Device, 1),
+                (TierDepth::All, u8::MAX),
+                (TierDepth::Each, u8::MAX),
+            ] {
                 let search = Search {
                     tiers,
                     ..Search::default()
@@ -234,6 +238,13 @@ impl Run {
                     "{} {hashes:x?}",
                     query.kind()
                 );
+                let near = matches.holders().filter_map(|found| {
+                    let [device, _] = found.near_blocks.filter(|[device, _]| *device > 0)?;
+                    Some((found.holder.id.clone(), device as usize))
+                });
+                if tiers == TierDepth::Each {
+                    assert_eq!(near.collect::<BTreeMap<_, _>>(), self.expected(&hashes, 1));
+                }
             }
         }
     }

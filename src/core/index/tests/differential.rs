@@ -223,10 +223,16 @@ impl Run {
 
     fn check_tiers(&self, query: &QueryKey, keys: &[PlainKey]) {
         let mut chain = QueryChain::new(query, self.index.settings().block_size).unwrap();
+        let expected = |bits| -> BTreeMap<HolderId, usize> {
+            let holders = self.holders.iter();
+            let matched = holders.map(|holder| (holder.id.clone(), holder.oracle.matched_in(keys, bits)));
+            matched.filter(|(_, matched)| *matched > 0).collect()
+        };
         for (tiers, bits) in [
             (TierDepth::Device, 1),
             (TierDepth::Host, 3),
             (TierDepth::All, 255),
+            (TierDepth::Each, 255),
         ] {
             let matches = self.index.find_chain(
                 &mut chain,
@@ -239,13 +245,24 @@ impl Run {
                 .holders()
                 .map(|found| (found.holder.id.clone(), found.matched_blocks as usize))
                 .collect();
-            let expected: BTreeMap<HolderId, usize> = self
-                .holders
-                .iter()
-                .map(|holder| (holder.id.clone(), holder.oracle.matched_in(keys, bits)))
-                .filter(|(_, matched)| *matched > 0)
-                .collect();
-            assert_eq!(found, expected, "{} {tiers:?}", query.kind());
+            assert_eq!(found, expected(bits), "{} {tiers:?}", query.kind());
+            let near = matches
+                .holders()
+                .filter_map(|found| Some((found.holder.id.clone(), found.near_blocks?)));
+            let near: Vec<_> = near.collect();
+            assert_eq!(near.len(), if tiers == TierDepth::Each { found.len() } else { 0 });
+            for (step, bits) in [1, 3].into_iter().enumerate() {
+                let expected = expected(bits);
+                for (id, near) in &near {
+                    let expected = expected.get(id).copied().unwrap_or_default();
+                    assert_eq!(
+                        near[step] as usize,
+                        expected,
+                        "{} {id} at step {step}",
+                        query.kind()
+                    );
+                }
+            }
         }
     }
 

@@ -9,7 +9,9 @@ use crate::hash::{BlockSize, Position, SequenceHash};
 use crate::index::search::ATTEMPTS_MAX;
 use crate::wire::{Event, HolderId, StoredBlocks, Tier, WorkerName};
 
-use super::api::{Hashing, HolderWriter, IndexLimits, Matches, NamespaceSettings, PositionalIndexer, Search};
+use super::api::{
+    Hashing, HolderWriter, IndexLimits, Matches, NamespaceSettings, PositionalIndexer, Search, TierDepth,
+};
 use super::operation::{Operation, Shape};
 use super::oracle::Oracle;
 use super::world::{BLOCK_SIZE, Path, World, stored_by_lineage};
@@ -66,7 +68,7 @@ struct Script {
     left: Vec<(usize, Tier, Event)>,
     path: Path,
     /// How much of the path each holder has, before the first step and after each.
-    seen: Rc<RefCell<Vec<Vec<usize>>>>,
+    seen: Rc<RefCell<Vec<Vec<Depths>>>>,
 }
 
 /// Lets the steps that are left happen, each at some point after the one before.
@@ -82,17 +84,40 @@ fn interleave(mut script: Script) {
     });
 }
 
+/// How much of a path a holder has: on the device, on device and host, and wherever.
+type Depths = [usize; 3];
+
+/// A search for one depth, or for all of them at once.
+fn search_of(random: &mut Random) -> Search<'static> {
+    let tiers = if random.chance(50) {
+        TierDepth::Each
+    } else {
+        TierDepth::All
+    };
+    Search {
+        tiers,
+        ..Search::default()
+    }
+}
+
 /// How much of its path an answer gives a holder.
 fn found_of(matches: &Matches, rank: u32) -> usize {
     let found = matches.holders().find(|found| found.holder.id.rank == rank);
     found.map_or(0, |found| found.matched_blocks as usize)
 }
 
-fn depths(holders: &[Holder], path: &Path) -> Vec<usize> {
-    holders
-        .iter()
-        .map(|holder| holder.oracle.matched(&path.keys))
-        .collect()
+/// Whether an answer gives a holder these depths, as far as it was asked.
+fn says(matches: &Matches, rank: u32, [device, host, all]: Depths) -> bool {
+    let found = matches.holders().find(|found| found.holder.id.rank == rank);
+    let near = found.and_then(|found| found.near_blocks);
+    let is_near = near.is_none_or(|near| near.map(|blocks| blocks as usize) == [device, host]);
+    found_of(matches, rank) == all && is_near
+}
+
+fn depths(holders: &[Holder], path: &Path) -> Vec<Depths> {
+    let depths_of =
+        |holder: &Holder| [1, 3, u8::MAX].map(|tiers| holder.oracle.matched_in(&path.keys, tiers));
+    holders.iter().map(depths_of).collect()
 }
 
 /// What a test begins with.
@@ -141,18 +166,18 @@ fn an_answer_is_of_before_a_step_or_of_after_it() {
         let path = &world.paths[random.below(SHAPE.paths)];
         let query = &path.queries()[random.below(4)];
         let before = depths(&held.borrow(), path);
+        let search = search_of(&mut random);
         let writers = Rc::clone(&held);
         hook::set(random.below(24), move || {
             writers.borrow_mut()[holder].apply(tier, event);
         });
-        let matches = index.find_matches(query, Search::default()).unwrap();
+        let matches = index.find_matches(query, search).unwrap();
         happened += u64::from(!hook::clear());
         let after = depths(&held.borrow(), path);
         for (rank, (before, after)) in (0..).zip(before.into_iter().zip(after)) {
-            let found = found_of(&matches, rank);
             assert!(
-                found == before || found == after,
-                "{found} is neither {before} nor {after}"
+                says(&matches, rank, before) || says(&matches, rank, after),
+                "neither {before:?} nor {after:?} for {rank}: {matches:?}"
             );
         }
     }
@@ -179,6 +204,7 @@ fn an_answer_is_of_one_instant_among_several_steps() {
         let path = &world.paths[random.below(SHAPE.paths)];
         let query = &path.queries()[random.below(4)];
         let seen = Rc::new(RefCell::new(vec![depths(&held.borrow(), path)]));
+        let search = search_of(&mut random);
         interleave(Script {
             random: Random::new(random.next()),
             held: Rc::clone(&held),
@@ -186,16 +212,15 @@ fn an_answer_is_of_one_instant_among_several_steps() {
             path: path.clone(),
             seen: Rc::clone(&seen),
         });
-        let matches = index.find_matches(query, Search::default()).unwrap();
+        let matches = index.find_matches(query, search).unwrap();
         hook::clear();
         several += u64::from(seen.borrow().len() > 2);
         for rank in 0..3 {
-            let found = found_of(&matches, rank);
             let seen = seen.borrow();
             let mut states = seen.iter().map(|depths| depths[rank as usize]);
             assert!(
-                states.any(|depth| depth == found),
-                "{found} of {rank} in {seen:?}"
+                states.any(|depths| says(&matches, rank, depths)),
+                "{rank} is not in {seen:?}: {matches:?}"
             );
         }
     }

@@ -43,6 +43,7 @@ fn query_meaning(query: &SingleQuery) -> Value {
             (options.min_blocks != 0).then(|| json!(options.min_blocks)),
         ),
         ("explain", options.explain.then_some(Value::Bool(true))),
+        ("tiers", options.tiers.then_some(Value::Bool(true))),
     ]);
     present(&entries)
 }
@@ -75,6 +76,7 @@ pub(super) fn queries() -> Vec<Value> {
             limit: Some(3),
             min_blocks: 2,
             explain: true,
+            tiers: true,
         },
         ..by_sequence()
     };

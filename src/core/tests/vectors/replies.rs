@@ -14,6 +14,8 @@ fn holder(worker: &str, rank: u32, matched_blocks: u32) -> HolderMatch {
         rank,
         matched_blocks,
         matched_blocks_max: None,
+        device_blocks: None,
+        host_blocks: None,
         exact: true,
         degraded: DegradedReasons::default(),
         dropped_out: None,
@@ -55,6 +57,8 @@ fn holder_meaning(holder: &HolderMatch) -> Value {
         "rank": holder.rank,
         "matched_blocks": holder.matched_blocks,
         "matched_blocks_max": holder.blocks_max(),
+        "device_blocks": holder.device_blocks,
+        "host_blocks": holder.host_blocks,
         "exact": holder.exact,
         "degraded": words(holder.degraded),
         "dropped_out": drop_out,
@@ -82,6 +86,11 @@ pub(super) fn query_replies() -> Vec<Value> {
             other_holders: 3,
         }),
         ..holder("gpu-1", 5, 1)
+    };
+    let tiered = HolderMatch {
+        device_blocks: Some(0),
+        host_blocks: Some(1),
+        ..holder("gpu-2", 0, 2)
     };
     let compressed = QueryReply {
         query_blocks: 4096,
@@ -111,6 +120,7 @@ pub(super) fn query_replies() -> Vec<Value> {
             "one exact, one degraded and explained",
             &reply(vec![holder("gpu-0", 0, 2), doubted]),
         ),
+        vector("tier by tier", &reply(vec![tiered])),
         vector("bounds", &compressed),
         vector("gathered from shards", &gathered),
     ]

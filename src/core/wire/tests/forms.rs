@@ -201,7 +201,9 @@ proptest! {
             }
             entries.push(entry("limit", options.limit.map_or(vec![0xc0], |limit| number(u64::from(limit)))));
             entries.push(entry("min_blocks", number(u64::from(options.min_blocks))));
-            entries.push(entry("explain", vec![if options.explain { 0xc3 } else { 0xc2 }]));
+            for (key, flag) in [("explain", options.explain), ("tiers", options.tiers)] {
+                entries.push(entry(key, vec![if flag { 0xc3 } else { 0xc2 }]));
+            }
             all.push(entries);
         }
         let payload = match &request {

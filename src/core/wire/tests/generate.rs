@@ -155,17 +155,20 @@ fn query() -> impl Strategy<Value = SingleQuery> {
         of(any::<u32>()),
         any::<u32>(),
         any::<bool>(),
+        any::<bool>(),
     )
-        .prop_map(|(workers, limit, min_blocks, explain)| QueryOptions {
+        .prop_map(|(workers, limit, min_blocks, explain, tiers)| QueryOptions {
             workers,
             limit,
             min_blocks,
             explain,
+            tiers,
         });
     (asked(), options).prop_map(|((key, positions), options)| SingleQuery {
         key,
         options: QueryOptions {
             explain: options.explain && positions.is_none(),
+            tiers: options.tiers && positions.is_none(),
             ..options
         },
         positions,
@@ -219,13 +222,16 @@ fn holder_match() -> impl Strategy<Value = HolderMatch> {
         worker(),
         any::<u32>(),
         (any::<u32>(), of(any::<u32>())),
+        of((any::<u32>(), any::<u32>())),
         any::<bool>(),
         degraded(),
         of(dropped_out),
     )
         .prop_map(
-            |(worker, rank, (matched_blocks, matched_blocks_max), exact, degraded, dropped_out)| {
+            |(worker, rank, (matched_blocks, matched_blocks_max), near, exact, degraded, dropped_out)| {
                 HolderMatch {
+                    device_blocks: near.map(|(device, _)| device),
+                    host_blocks: near.map(|(_, host)| host),
                     worker,
                     rank,
                     matched_blocks,

@@ -212,6 +212,10 @@ fn every_fault_of_a_query_is_named() {
             "explain needs",
         ),
         (
+            r#"{"sequence_hashes":["0x1"],"positions":[1],"tiers":true}"#,
+            "tiers needs",
+        ),
+        (
             r#"{"sequence_hashes":["0x1"],"positions":[1,2]}"#,
             "2 elements for 1 hashes",
         ),

@@ -7,7 +7,7 @@ use crate::hash::{PositionalLineageHash, SequenceHash};
 use super::super::{DecodeError, ErrorCode, EventBatch, QueryRequest, WireError, WireLimits};
 
 /// What a query may say.
-const QUERY_KEYS: [&str; 12] = [
+const QUERY_KEYS: [&str; 13] = [
     "tokens",
     "lora_name",
     "cache_salt",
@@ -19,6 +19,7 @@ const QUERY_KEYS: [&str; 12] = [
     "limit",
     "min_blocks",
     "explain",
+    "tiers",
     "queries",
 ];
 
@@ -143,7 +144,7 @@ fn wrong_types_are_refused() {
         let is_right = move |value: &serde_json::Value| {
             is_number && numbers(value)
                 || takes_text && is_text(value)
-                || field == "explain" && value.is_boolean()
+                || matches!(field, "explain" | "tiers") && value.is_boolean()
         };
         check(field, Box::new(is_right), &|value| {
             decode_query(&json!({field: value})).map(drop)
@@ -198,7 +199,7 @@ fn a_key_sent_twice_is_refused() {
     for key in QUERY_KEYS {
         let value: &[u8] = match key {
             "limit" | "min_blocks" => &[1],
-            "explain" => &[0xc3],
+            "explain" | "tiers" => &[0xc3],
             // A nil is a value, too.
             "lora_name" | "cache_salt" => &[0xc0],
             _ => &[0x90],
@@ -276,6 +277,7 @@ fn contradictions_are_refused() {
         json!({"queries": [], "tokens": [1]}),
         json!({"queries": [{}]}),
         json!({"sequence_hashes": [1], "positions": [5], "explain": true}),
+        json!({"sequence_hashes": [1], "positions": [5], "tiers": true}),
     ] {
         assert_refused!(decode_query(&request), DecodeError::Combination(_));
     }

@@ -1,15 +1,13 @@
 //! All holders of a prefix, tier by tier: for listeners that answer in other words than the contract's.
 
-use std::collections::HashMap;
-
-use kvatlas_core::index::{HolderRecord, Matches, PositionalIndexer, QueryChain, Search, TierDepth};
-use kvatlas_core::wire::{HolderId, NamespaceName, QueryKey, QueryOptions, WireError, WorkerName};
+use kvatlas_core::index::{Search, TierDepth};
+use kvatlas_core::wire::{HolderId, NamespaceName, QueryKey, WireError, WorkerName};
 
 use crate::daemon::metrics::AnsweredPrompt;
 
 use super::super::prompts::state_of;
 use super::super::whole::search_whole;
-use super::{Answerer, saturating_u32, search_of};
+use super::{Answerer, saturating_u32};
 
 /// One holder of a prefix, as [`Answerer::find`] gives it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,68 +45,30 @@ impl Found {
     }
 }
 
-/// What was found over all tiers, and on the device, and on device and host, where some holder has blocks elsewhere.
-struct TierMatches {
-    all: Matches,
-    near: Option<[Matches; 2]>,
-}
-
-impl TierMatches {
-    fn search(indexer: &PositionalIndexer, chain: &mut QueryChain<'_>, search: Search<'_>) -> Self {
-        let all = indexer.find_chain(chain, search);
-        let has_others = all
-            .holders()
-            .any(|found| found.holder.status.has_lower_tiers.load());
-        let steps = [TierDepth::Device, TierDepth::Host];
-        let near =
-            has_others.then(|| steps.map(|tiers| indexer.find_chain(chain, Search { tiers, ..search })));
-        Self { all, near }
-    }
-
-    /// For each holder, how many blocks each of the near searches found; none where all that is matched lies on the device.
-    fn near_blocks(&self) -> Option<HashMap<&HolderId, [u32; 2]>> {
-        let mut blocks: HashMap<&HolderId, [u32; 2]> = HashMap::new();
-        for (step, matches) in self.near.as_ref()?.iter().enumerate() {
-            for found in matches.holders() {
-                blocks.entry(&found.holder.id).or_default()[step] = found.matched_blocks;
-            }
-        }
-        Some(blocks)
-    }
-}
-
 impl Answerer {
     /// All holders of a prefix of `key` in the namespace `name`, in no particular order. With `worker`, only its own.
     pub(crate) fn find(
         &self,
         name: &NamespaceName,
         key: &QueryKey,
-        worker: Option<WorkerName>,
+        worker: Option<&WorkerName>,
     ) -> Result<Found, WireError> {
         let namespace = self.namespace(name)?;
         let mut chain = self.chain(&namespace.indexer, key)?;
-        let options = QueryOptions {
-            workers: worker.map(|worker| vec![worker]),
-            ..QueryOptions::default()
-        };
+        let workers = worker.map(std::slice::from_ref);
+        let tiers = TierDepth::Each;
         let doubts = self.doubts(name);
         let seen = search_whole(&doubts.look, || {
-            TierMatches::search(&namespace.indexer, &mut chain, search_of(&options))
+            namespace
+                .indexer
+                .find_chain(&mut chain, Search { workers, tiers })
         });
-        let matches = &seen.found.all;
-        let near = seen.found.near_blocks();
+        let matches = &seen.found;
         let reasons = |holder| doubts.of(holder, matches.reasons(holder, &self.trust), &seen);
-        // A holder that changes between the searches is in doubt, and still no deeper near than anywhere.
-        let near_of = |holder: &HolderRecord, all: u32| match &near {
-            None => [all; 2],
-            Some(near) => near
-                .get(&holder.id)
-                .map_or([0; 2], |near| near.map(|blocks| blocks.min(all))),
-        };
         let holders = matches.holders().map(|found| FoundHolder {
             id: found.holder.id.clone(),
             matched_blocks: found.matched_blocks,
-            near_blocks: near_of(found.holder, found.matched_blocks),
+            near_blocks: found.near_blocks.unwrap_or_default(),
             is_exact: reasons(found.holder).is_empty(),
         });
         let holders: Vec<FoundHolder> = holders.collect();

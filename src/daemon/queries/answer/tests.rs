@@ -128,6 +128,8 @@ fn the_shortest_holder_is_no_shorter_than_assumed() {
         rank: 0,
         matched_blocks: 1,
         matched_blocks_max: None,
+        device_blocks: None,
+        host_blocks: None,
         exact: true,
         degraded: DegradedReasons::default(),
         dropped_out: None,

@@ -1,0 +1,118 @@
+//! Holders by how deep they are, as a search comes upon them.
+
+use smallvec::SmallVec;
+
+use crate::index::directory::{Directory, HolderSlot, SlotBits};
+
+/// How many groups are told apart at once.
+const GROUPS_MAX: usize = 8;
+
+/// Holders that hold the same number of leading blocks, or of which no more is known than the same bounds.
+#[derive(Debug, Clone)]
+pub(crate) struct MatchGroup<S> {
+    pub(super) matched_blocks: u32,
+    pub(super) matched_blocks_max: u32,
+    pub(super) slots: S,
+}
+
+impl<S: SlotBits> MatchGroup<S> {
+    /// Holders whose depth is known exactly.
+    fn of_depth(depth: u32, slots: S) -> Self {
+        Self {
+            matched_blocks: depth,
+            matched_blocks_max: depth,
+            slots,
+        }
+    }
+}
+
+/// Groups of one kind of sets. Mostly there are few: those that have the common prompt, and some that have more.
+pub(crate) type Groups<S> = SmallVec<[MatchGroup<S>; 4]>;
+
+/// Puts groups in order, deepest first, without slots that `directory` does not have: one that was given out since has a holder that was not
+/// there when the query came.
+#[inline]
+pub(crate) fn finish<S: SlotBits>(mut groups: Groups<S>, directory: &Directory) -> Groups<S> {
+    let taken = S::from_words(directory.taken.words());
+    groups.retain(|group| {
+        group.slots.intersect(&taken);
+        !group.slots.is_empty()
+    });
+    groups.sort_unstable_by_key(|group| std::cmp::Reverse(group.matched_blocks));
+    groups
+}
+
+/// How deep the holders are that a search has come upon.
+#[derive(Debug)]
+pub(super) struct Depths<S> {
+    groups: Groups<S>,
+    /// Holders that were found one by one when there were many groups.
+    others: Vec<(u32, HolderSlot)>,
+}
+
+impl<S> Default for Depths<S> {
+    #[inline]
+    fn default() -> Self {
+        Self {
+            groups: Groups::new(),
+            others: Vec::new(),
+        }
+    }
+}
+
+impl<S: SlotBits> Depths<S> {
+    /// Notes that these holders have no more than `depth` blocks, if they have any.
+    #[inline]
+    pub(super) fn settle(&mut self, depth: u32, slots: &S) {
+        if depth == 0 || slots.is_empty() {
+            return;
+        }
+        match self.groups.iter_mut().find(|group| group.matched_blocks == depth) {
+            Some(group) => group.slots.unite(slots),
+            None => self.groups.push(MatchGroup::of_depth(depth, slots.clone())),
+        }
+    }
+
+    /// Notes that a holder has no more than `depth` blocks, which is not 0. Mostly many have the same.
+    #[inline]
+    pub(super) fn leave(&mut self, depth: u32, slot: HolderSlot) {
+        let mut last = self.groups.iter_mut().rev().take(GROUPS_MAX);
+        if let Some(group) = last.find(|group| group.matched_blocks == depth) {
+            group.slots.insert(slot);
+        } else if self.groups.len() < GROUPS_MAX {
+            let mut slots = S::default();
+            slots.insert(slot);
+            self.groups.push(MatchGroup::of_depth(depth, slots));
+        } else {
+            self.others.push((depth, slot));
+        }
+    }
+
+    /// All of them that `directory` has, a group a depth.
+    #[inline]
+    pub(super) fn finish(mut self, directory: &Directory) -> Groups<S> {
+        if !self.others.is_empty() {
+            self.group_others();
+        }
+        finish(self.groups, directory)
+    }
+
+    /// Groups those that were found one by one.
+    #[cold]
+    fn group_others(&mut self) {
+        self.others.sort_unstable();
+        // Those of another depth have groups of their own: only these need be looked at.
+        let known = self.groups.len();
+        for group in self.others.chunk_by(|one, other| one.0 == other.0) {
+            let (depth, slots) = (group[0].0, group.iter().map(|(_, slot)| *slot));
+            let mut groups = self.groups[..known].iter_mut();
+            if let Some(known) = groups.find(|group| group.matched_blocks == depth) {
+                slots.for_each(|slot| known.slots.insert(slot));
+            } else {
+                let mut set = S::default();
+                slots.for_each(|slot| set.insert(slot));
+                self.groups.push(MatchGroup::of_depth(depth, set));
+            }
+        }
+    }
+}
