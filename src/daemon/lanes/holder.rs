@@ -241,7 +241,7 @@ impl Holder {
     }
 
     /// Raises the high-water marks.
-    fn note_received(&mut self, batch: &EventBatch) {
+    pub(super) fn note_received(&mut self, batch: &EventBatch) {
         let at = cursor_of(batch);
         let made_us = batch.time_us.unwrap_or_default();
         if at.epoch > self.seen.epoch {

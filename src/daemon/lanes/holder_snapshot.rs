@@ -190,7 +190,9 @@ impl Holder {
             // Events that wait for a parent are not dumped, nor what parents blocks may have meant.
             reasons = reasons.with(DegradedReason::UnknownParent);
         }
-        if !self.writer.status().is_confirmed(generation) {
+        // Held batches are not dumped, and the stream is read on behind them.
+        let has_held = self.held.as_ref().is_some_and(|held| !held.is_empty());
+        if has_held || !self.writer.status().is_confirmed(generation) {
             reasons = reasons.with(DegradedReason::Unverified);
         }
         HolderFrame {

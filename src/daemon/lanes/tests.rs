@@ -15,6 +15,7 @@ use kvatlas_core::wire::{
 use super::*;
 
 mod doubts;
+mod restarts;
 
 fn pool() -> LanePool {
     pool_with(LivenessLimits::default(), None)

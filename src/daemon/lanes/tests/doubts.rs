@@ -7,14 +7,14 @@ use super::*;
 use crate::daemon::metrics::labels::ResyncFailure;
 
 /// A pool that holds batches, and its worker `gpu-0`, which has published its first batch.
-struct Scene {
-    pool: LanePool,
-    trust: StreamTrust,
-    holder: HolderKey,
+pub(super) struct Scene {
+    pub(super) pool: LanePool,
+    pub(super) trust: StreamTrust,
+    pub(super) holder: HolderKey,
 }
 
 impl Scene {
-    async fn begin() -> Self {
+    pub(super) async fn begin() -> Self {
         let holding = HoldingSettings {
             bytes_per_holder_max: 1 << 20,
             wait_max: Duration::from_secs(3600),
@@ -39,7 +39,7 @@ impl Scene {
         scene
     }
 
-    async fn receive(&self, payload: &[u8]) {
+    pub(super) async fn receive(&self, payload: &[u8]) {
         let worker = &self.holder.0;
         let (namespace, name) = (&worker.namespace, worker.worker.clone());
         let generation = self.trust.generation();
@@ -47,25 +47,25 @@ impl Scene {
         dispatched.await.unwrap();
     }
 
-    async fn hear(&self, seq: u64, events: Vec<Event>) {
+    pub(super) async fn hear(&self, seq: u64, events: Vec<Event>) {
         self.receive(&batch(seq, events).encode()).await;
     }
 
     /// A batch comes that was damaged on the way.
-    async fn hear_garbage(&self) {
+    pub(super) async fn hear_garbage(&self) {
         self.receive(b"garbage").await;
     }
 
-    async fn ask(&self) -> ResyncBegun {
+    pub(super) async fn ask(&self) -> ResyncBegun {
         self.pool.begin_resync(&self.holder).await.unwrap().unwrap()
     }
 
     /// The answer to a question: the missing batches.
-    async fn answer(&self, asked: ResyncBegun, batches: Vec<EventBatch>) -> ResyncOutcome {
-        let last = batches.last().map_or(asked.cursor.seq, |batch| batch.seq);
+    pub(super) async fn answer(&self, asked: ResyncBegun, batches: Vec<EventBatch>) -> ResyncOutcome {
+        let seq = batches.last().map_or(asked.cursor.seq, |batch| batch.seq);
         let answer = ResyncAnswer {
             kind: ResyncAnswerKind::Missing,
-            cursor: BatchCursor { epoch: 1, seq: last },
+            cursor: BatchCursor { seq, ..asked.cursor },
             time_us: None,
             batches,
         };
@@ -76,7 +76,7 @@ impl Scene {
         finished.await.unwrap()
     }
 
-    async fn give_up(&self, asked: ResyncBegun) {
+    pub(super) async fn give_up(&self, asked: ResyncBegun) {
         let failure = ResyncFailure::NoResponder;
         let abandoned = self.pool.abandon_resync(&self.holder, asked.number, failure);
         abandoned.await.unwrap();
@@ -87,7 +87,7 @@ impl Scene {
     }
 
     /// Why the holder is in doubt when everything has been applied.
-    async fn reasons(&self) -> DegradedReasons {
+    pub(super) async fn reasons(&self) -> DegradedReasons {
         self.pool.drain().await.unwrap();
         let holders = self.namespace().indexer.holders();
         let holder = holders
