@@ -292,16 +292,23 @@ impl Relay {
         self.publisher.heartbeat_for(time).await
     }
 
-    /// The engine is another process: a new epoch begins, and nothing of the old one is left.
-    pub(super) async fn restart(&mut self) -> Result<(), PublisherError> {
+    /// The engine is another process: a new epoch begins, and nothing of the old one is left. With `has_lost`, [`Self::lose`] follows:
+    /// batches of the new process are lost already.
+    pub(super) async fn restart(&mut self, has_lost: bool) -> Result<(), PublisherError> {
         self.engine_metrics.restarted(&self.name);
         self.tell().await?;
         let mut untold = self.take_untold().await;
         untold.blocks.0.reset();
+        if has_lost {
+            untold.blocks.0.note_doubt(Reason::UnknownParent);
+        }
         self.keep(untold);
-        // The blocks stay locked meanwhile: the old epoch had others.
-        self.publisher.begin_epoch().await?;
-        self.told = DegradedReasons::default();
+        // The epoch's first batch says so: without it, nothing would be exactly what the engine has. The blocks stay locked meanwhile: the
+        // old epoch had others.
+        let doubts = self.doubts();
+        self.publisher.begin_epoch_in_doubt(doubts).await?;
+        self.told = doubts;
+        self.engine_metrics.set_exact(doubts.is_empty());
         self.tell().await
     }
 
@@ -330,16 +337,14 @@ fn event_bytes(event: &Event) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use kvatlas_core::wire::{NamespaceName, WorkerName};
+    use futures_util::StreamExt;
+    use kvatlas_core::wire::{EventBatch, NamespaceName, WireLimits, WorkerName};
     use serde_json::json;
 
     use super::*;
     use crate::daemon::broker::embedded::{EmbeddedBroker, find_nats_server};
 
-    #[tokio::test]
-    async fn nothing_is_kept_back_when_the_engine_goes_out_of_sight() {
-        let server = find_nats_server(None).unwrap();
-        let broker = EmbeddedBroker::start(&server).await.unwrap();
+    async fn relay(broker: &EmbeddedBroker) -> Relay {
         let way = Way {
             nats: async_nats::connect(broker.url()).await.unwrap(),
             subjects: Subjects::new("kvatlas").unwrap(),
@@ -352,9 +357,16 @@ mod tests {
         };
         let metrics = Arc::new(BridgeMetrics::new());
         let settings = TranslatorSettings::default();
-        let mut relay = Relay::start(Format::Vllm, "gpu-0/0", settings, way, metrics)
+        Relay::start(Format::Vllm, "gpu-0/0", settings, way, metrics)
             .await
-            .unwrap();
+            .unwrap()
+    }
+
+    #[tokio::test]
+    async fn nothing_is_kept_back_when_the_engine_goes_out_of_sight() {
+        let server = find_nats_server(None).unwrap();
+        let broker = EmbeddedBroker::start(&server).await.unwrap();
+        let mut relay = relay(&broker).await;
         let tokens: Vec<u32> = (0..16).collect();
         let stored = json!([1.5, [["BlockStored", [1], null, tokens, 16, null, "GPU"]], 0]);
         let payload = rmp_serde::to_vec(&stored).unwrap();
@@ -365,5 +377,32 @@ mod tests {
         relay.lost().await.unwrap();
         assert!(!relay.has_untold());
         assert!(relay.blocks.try_lock().is_ok(), "daemons that ask are answered");
+    }
+
+    #[tokio::test]
+    async fn the_first_batch_of_an_epoch_says_what_is_doubted_of_it() {
+        let server = find_nats_server(None).unwrap();
+        let broker = EmbeddedBroker::start(&server).await.unwrap();
+        let nats = async_nats::connect(broker.url()).await.unwrap();
+        let mut batches = nats.subscribe("kvatlas.v1.events.m.gpu-0").await.unwrap();
+        nats.flush().await.unwrap();
+        let mut relay = relay(&broker).await;
+        let (lost, gap) = (DegradedReason::UpstreamLost, DegradedReason::UpstreamGap);
+        // Out of sight; then in sight, and its first batches are lost.
+        relay.lost().await.unwrap();
+        relay.restart(false).await.unwrap();
+        relay.seen(Duration::ZERO).await.unwrap();
+        relay.restart(true).await.unwrap();
+        relay.flush().await.unwrap();
+        let mut firsts = Vec::new();
+        while firsts.len() < 3 {
+            let message = batches.next().await.unwrap();
+            let batch = EventBatch::decode(&message.payload, &WireLimits::default()).unwrap();
+            if batch.seq == 1 {
+                firsts.push(batch.events);
+            }
+        }
+        let doubted = |reason| vec![Event::Doubted(DegradedReasons::of(reason))];
+        assert_eq!(firsts, [doubted(lost), doubted(lost), doubted(gap)]);
     }
 }
