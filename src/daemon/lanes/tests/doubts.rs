@@ -205,3 +205,23 @@ async fn held_batches_do_not_confirm_a_holder_whose_later_messages_were_dropped(
     scene.hear(3, Vec::new()).await;
     assert!(scene.reasons().await.is_empty());
 }
+
+#[tokio::test]
+async fn what_a_worker_without_a_holder_sent_in_vain_is_in_doubt() {
+    let scene = Scene::begin().await;
+    scene.hear(2, vec![Event::Goodbye]).await;
+    // It was the second batch of the new epoch.
+    scene.hear_garbage().await;
+    scene.pool.drain().await.unwrap();
+    assert!(scene.namespace().indexer.holders().is_empty());
+    let in_next_epoch = |seq| EventBatch {
+        epoch: 2,
+        ..batch(seq, Vec::new())
+    };
+    scene.receive(&in_next_epoch(1).encode()).await;
+    let reasons = scene.reasons().await;
+    assert_eq!(reasons, DegradedReasons::of(DegradedReason::Undecodable));
+    let asked = scene.ask().await;
+    scene.answer(asked, vec![in_next_epoch(2)]).await;
+    assert!(scene.reasons().await.is_empty());
+}
