@@ -111,7 +111,22 @@ impl Answerer {
             near_blocks: near_of(found.holder, found.matched_blocks),
             is_exact: reasons(found.holder).is_empty(),
         });
-        let holders: Vec<FoundHolder> = holders.collect();
+        let mut holders: Vec<FoundHolder> = holders.collect();
+        // Nothing is known of what those have that were seen in parts, and not found.
+        let is_missing = |id: &&HolderId| {
+            let is_asked = options
+                .workers
+                .as_ref()
+                .is_none_or(|asked| asked.contains(&id.worker));
+            is_asked && holders.iter().all(|holder| holder.id != **id)
+        };
+        let missing: Vec<HolderId> = seen.changing().iter().filter(is_missing).cloned().collect();
+        holders.extend(missing.into_iter().map(|id| FoundHolder {
+            id,
+            matched_blocks: 0,
+            near_blocks: [0; 2],
+            is_exact: false,
+        }));
         if let Some(sample) = &self.sample {
             sample.answered(state_of(holders.iter().map(|holder| holder.is_exact)));
             sample.offer(name, &mut chain, doubts.look.now_us);
