@@ -190,10 +190,13 @@ impl Holder {
             // Events that wait for a parent are not dumped, nor what parents blocks may have meant.
             reasons = reasons.with(DegradedReason::UnknownParent);
         }
-        // Held batches are not dumped, and the stream is read on behind them.
-        let has_held = self.held.as_ref().is_some_and(|held| !held.is_empty());
-        if has_held || !self.writer.status().is_confirmed(generation) {
+        if !self.writer.status().is_confirmed(generation) {
             reasons = reasons.with(DegradedReason::Unverified);
+        }
+        if self.held.as_ref().is_some_and(|held| !held.is_empty()) {
+            // Held batches are not dumped, and the stream is read on behind them. As if they had been unreadable: what comes late behind
+            // them does not make up for them.
+            reasons = reasons.with(DegradedReason::Undecodable);
         }
         HolderFrame {
             namespace: namespace.clone(),

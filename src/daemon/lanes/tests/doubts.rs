@@ -14,7 +14,8 @@ pub(super) struct Scene {
 }
 
 impl Scene {
-    pub(super) async fn begin() -> Self {
+    /// A pool that holds batches.
+    pub(super) fn new_pool() -> LanePool {
         let holding = HoldingSettings {
             bytes_per_holder_max: 1 << 20,
             wait_max: Duration::from_secs(3600),
@@ -25,12 +26,16 @@ impl Scene {
             holding: Some(holding),
             ..settings()
         };
+        LanePool::start(&settings, Arc::new(namespaces())).unwrap()
+    }
+
+    pub(super) async fn begin() -> Self {
         let worker = WorkerKey {
             namespace: frame(1).namespace,
             worker: frame(1).worker,
         };
         let scene = Self {
-            pool: LanePool::start(&settings, Arc::new(namespaces())).unwrap(),
+            pool: Self::new_pool(),
             trust: StreamTrust::default(),
             holder: (worker, 0),
         };
@@ -82,7 +87,20 @@ impl Scene {
         abandoned.await.unwrap();
     }
 
-    fn namespace(&self) -> Arc<Namespace> {
+    /// A message comes for which the queue has no room.
+    pub(super) fn lose_one(&self) {
+        let mut inbox = self.pool.inbox();
+        let small = batch(1, Vec::new()).encode();
+        // There is none for the second one while the first waits.
+        for (worker, payload) in [("gpu-1", small), ("gpu-0", vec![0; 8192])] {
+            let subject = format!("kvatlas.v1.events.llama.{worker}");
+            let generation = self.trust.generation();
+            self.pool.sort(&mut inbox, &subject, &payload, generation, None);
+        }
+        self.pool.hand_over(&mut inbox);
+    }
+
+    pub(super) fn namespace(&self) -> Arc<Namespace> {
         self.pool.namespaces.get(&self.holder.0.namespace).unwrap()
     }
 
@@ -190,15 +208,7 @@ async fn held_batches_do_not_confirm_a_holder_whose_later_messages_were_dropped(
     scene.ask().await;
     scene.hear(2, Vec::new()).await;
     scene.pool.drain().await.unwrap();
-    // The queue has no room for the second message while the first waits.
-    let mut inbox = scene.pool.inbox();
-    let small = batch(1, Vec::new()).encode();
-    for (worker, payload) in [("gpu-1", small), ("gpu-0", vec![0; 8192])] {
-        let subject = format!("kvatlas.v1.events.llama.{worker}");
-        let generation = scene.trust.generation();
-        scene.pool.sort(&mut inbox, &subject, &payload, generation, None);
-    }
-    scene.pool.hand_over(&mut inbox);
+    scene.lose_one();
     let reasons = scene.reasons().await;
     assert_eq!(reasons, DegradedReasons::of(DegradedReason::Unverified));
     // The next batch that continues the count does.

@@ -93,5 +93,5 @@ async fn a_dump_without_held_batches_is_not_certain() {
     restarted.drain().await.unwrap();
     let namespace = restarted.namespaces.get(&dump.frame.namespace).unwrap();
     let reasons = namespace.indexer.holders()[0].status.reasons(&scene.trust);
-    assert_eq!(reasons, DegradedReasons::of(DegradedReason::Unverified));
+    assert_eq!(reasons, DegradedReasons::of(DegradedReason::Undecodable));
 }
