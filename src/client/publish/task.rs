@@ -102,11 +102,10 @@ impl Task {
                     None => break,
                 },
                 Some(question) = next(&mut questions) => self.answer(question, &mut queue).await,
-                () = tokio::time::sleep_until(wake_at.into()) => {
-                    self.wake().await;
-                    self.listen_again(&mut questions).await;
-                }
+                () = tokio::time::sleep_until(wake_at.into()) => self.wake().await,
             }
+            // Whatever woke it: a publisher that always has something to say sends no heartbeats.
+            self.listen_again(&mut questions).await;
         }
         let sealed = self.outbox.seal(self.clocks());
         self.send_all(sealed).await;
