@@ -193,13 +193,26 @@ impl Relay {
         if !doubts.is_empty() && doubts != self.told {
             self.tell_doubts(doubts).await?;
         }
+        if has_cleared && !doubts.is_empty() {
+            self.doubt_what_was_cleared(doubts);
+        }
         self.publish().await?;
         if has_cleared {
-            self.told = DegradedReasons::default();
+            self.note_told(doubts);
         }
         self.translation.clear();
         drop(untold);
         self.tell_doubts_if_new().await
+    }
+
+    /// A clear ends every doubt, and those that there are still have to be told in the same batch.
+    fn doubt_what_was_cleared(&mut self, doubts: DegradedReasons) {
+        for part in &mut self.translation.parts {
+            let clears = part.events.iter().rposition(|event| *event == Event::Cleared);
+            if let Some(index) = clears {
+                part.events.insert(index + 1, Event::Doubted(doubts));
+            }
+        }
     }
 
     /// Publishes the translation, in pieces that the publisher takes.
@@ -214,7 +227,8 @@ impl Relay {
             let mut bytes = 0;
             for event in part.events.drain(..) {
                 let more = event_bytes(&event);
-                if !piece.is_empty() && (piece.len() >= EVENTS_MAX || bytes + more > BYTES_MAX) {
+                let is_full = piece.len() >= EVENTS_MAX || bytes + more > BYTES_MAX;
+                if !piece.is_empty() && is_full && !matches!(event, Event::Doubted(_)) {
                     self.publisher
                         .publish(part.tier, std::mem::take(&mut piece))
                         .await?;
@@ -251,11 +265,15 @@ impl Relay {
     }
 
     async fn tell_doubts(&mut self, doubts: DegradedReasons) -> Result<(), PublisherError> {
-        self.told = doubts;
-        self.engine_metrics.set_exact(doubts.is_empty());
+        self.note_told(doubts);
         self.publisher
             .publish(Tier::DEVICE, vec![Event::Doubted(doubts)])
             .await
+    }
+
+    fn note_told(&mut self, doubts: DegradedReasons) {
+        self.told = doubts;
+        self.engine_metrics.set_exact(doubts.is_empty());
     }
 
     /// Batches of the engine are lost for good.
@@ -307,8 +325,7 @@ impl Relay {
         // old epoch had others.
         let doubts = self.doubts();
         self.publisher.begin_epoch_in_doubt(doubts).await?;
-        self.told = doubts;
-        self.engine_metrics.set_exact(doubts.is_empty());
+        self.note_told(doubts);
         self.tell().await
     }
 
@@ -343,6 +360,7 @@ mod tests {
 
     use super::*;
     use crate::daemon::broker::embedded::{EmbeddedBroker, find_nats_server};
+    use crate::daemon::metrics::rendered;
 
     async fn relay(broker: &EmbeddedBroker) -> Relay {
         let way = Way {
@@ -353,7 +371,10 @@ mod tests {
                 worker: WorkerName::new("gpu-0").unwrap(),
                 rank: 0,
             },
-            options: PublisherOptions::default(),
+            options: PublisherOptions {
+                batch_delay: Duration::ZERO,
+                ..PublisherOptions::default()
+            },
         };
         let metrics = Arc::new(BridgeMetrics::new());
         let settings = TranslatorSettings::default();
@@ -404,5 +425,51 @@ mod tests {
         }
         let doubted = |reason| vec![Event::Doubted(DegradedReasons::of(reason))];
         assert_eq!(firsts, [doubted(lost), doubted(lost), doubted(gap)]);
+    }
+
+    fn cleared() -> Vec<u8> {
+        rmp_serde::to_vec(&json!([1.5, [["AllBlocksCleared"]], 0])).unwrap()
+    }
+
+    #[tokio::test]
+    async fn who_clears_out_of_sight_is_out_of_sight_still() {
+        let server = find_nats_server(None).unwrap();
+        let broker = EmbeddedBroker::start(&server).await.unwrap();
+        let nats = async_nats::connect(broker.url()).await.unwrap();
+        let mut batches = nats.subscribe("kvatlas.v1.events.m.gpu-0").await.unwrap();
+        nats.flush().await.unwrap();
+        let mut relay = relay(&broker).await;
+        relay.lost().await.unwrap();
+        relay.apply(&cleared()).await.unwrap();
+        relay.flush().await.unwrap();
+        let lost = Event::Doubted(DegradedReasons::of(DegradedReason::UpstreamLost));
+        let mut told = Vec::new();
+        while told.len() < 2 {
+            let message = batches.next().await.unwrap();
+            let batch = EventBatch::decode(&message.payload, &WireLimits::default()).unwrap();
+            told.push(batch.events);
+        }
+        assert_eq!(told, [vec![lost.clone()], vec![Event::Cleared, lost]]);
+    }
+
+    #[test]
+    fn an_engine_that_clears_is_exact_in_metrics_too() {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        let page = rendered(|| {
+            runtime.block_on(async {
+                let server = find_nats_server(None).unwrap();
+                let broker = EmbeddedBroker::start(&server).await.unwrap();
+                let mut relay = relay(&broker).await;
+                relay.lose().await.unwrap();
+                relay.apply(&cleared()).await.unwrap();
+                relay.flush().await.unwrap();
+                assert!(relay.is_exact());
+            });
+        });
+        let exact = "kvatlas_bridge_engine_exact{engine=\"gpu-0/0\"} 1";
+        assert!(page.lines().any(|line| line == exact), "{page}");
     }
 }
