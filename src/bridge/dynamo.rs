@@ -163,7 +163,8 @@ impl PlaneEvents {
             false => known.holders.clone(),
         };
         for (worker, rank) in &concerned {
-            self.leave_others(publisher, worker, *rank).await?;
+            let has_lost = number == Number::Hole;
+            self.leave_others(publisher, worker, *rank, has_lost).await?;
             let Some(relay) = self.holders.get(worker, *rank).await else {
                 continue;
             };
@@ -193,6 +194,7 @@ impl PlaneEvents {
         publisher: u64,
         worker: &WorkerName,
         rank: Rank,
+        has_lost: bool,
     ) -> Result<(), PublisherError> {
         let holder = (worker.clone(), rank);
         let mut has_left = false;
@@ -206,7 +208,7 @@ impl PlaneEvents {
             return Ok(());
         }
         match self.holders.get(worker, rank).await {
-            Some(relay) => relay.restart().await,
+            Some(relay) => relay.restart(has_lost).await,
             None => Ok(()),
         }
     }

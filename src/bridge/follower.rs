@@ -188,7 +188,7 @@ impl Follower {
             // The bridge is so far behind that only the connection can give it what it lacks. Another look shows when it has.
             Verified::Beyond if self.is_verified => return self.lost().await,
             Verified::Stranger | Verified::Beyond => {
-                self.relay.restart().await?;
+                self.relay.restart(false).await?;
                 self.continuity.restart();
                 // It has been told that nothing is left; from its start it is itself.
                 self.ask().await?;
@@ -321,7 +321,7 @@ impl Follower {
 
     /// Begins with another process, whose batch `seq` is the first that came.
     async fn begin_with(&mut self, seq: u64, payload: &[u8]) -> Result<(), FollowError> {
-        self.relay.restart().await?;
+        self.relay.restart(seq > 0).await?;
         self.continuity.restart();
         if seq > 0 {
             self.relay.lose().await?;

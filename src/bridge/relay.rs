@@ -193,13 +193,26 @@ impl Relay {
         if !doubts.is_empty() && doubts != self.told {
             self.tell_doubts(doubts).await?;
         }
+        if has_cleared && !doubts.is_empty() {
+            self.doubt_what_was_cleared(doubts);
+        }
         self.publish().await?;
         if has_cleared {
-            self.told = DegradedReasons::default();
+            self.note_told(doubts);
         }
         self.translation.clear();
         drop(untold);
         self.tell_doubts_if_new().await
+    }
+
+    /// A clear ends every doubt, and those that there are still have to be told in the same batch.
+    fn doubt_what_was_cleared(&mut self, doubts: DegradedReasons) {
+        for part in &mut self.translation.parts {
+            let clears = part.events.iter().rposition(|event| *event == Event::Cleared);
+            if let Some(index) = clears {
+                part.events.insert(index + 1, Event::Doubted(doubts));
+            }
+        }
     }
 
     /// Publishes the translation, in pieces that the publisher takes.
@@ -214,7 +227,8 @@ impl Relay {
             let mut bytes = 0;
             for event in part.events.drain(..) {
                 let more = event_bytes(&event);
-                if !piece.is_empty() && (piece.len() >= EVENTS_MAX || bytes + more > BYTES_MAX) {
+                let is_full = piece.len() >= EVENTS_MAX || bytes + more > BYTES_MAX;
+                if !piece.is_empty() && is_full && !matches!(event, Event::Doubted(_)) {
                     self.publisher
                         .publish(part.tier, std::mem::take(&mut piece))
                         .await?;
@@ -251,11 +265,15 @@ impl Relay {
     }
 
     async fn tell_doubts(&mut self, doubts: DegradedReasons) -> Result<(), PublisherError> {
-        self.told = doubts;
-        self.engine_metrics.set_exact(doubts.is_empty());
+        self.note_told(doubts);
         self.publisher
             .publish(Tier::DEVICE, vec![Event::Doubted(doubts)])
             .await
+    }
+
+    fn note_told(&mut self, doubts: DegradedReasons) {
+        self.told = doubts;
+        self.engine_metrics.set_exact(doubts.is_empty());
     }
 
     /// Batches of the engine are lost for good.
@@ -292,16 +310,22 @@ impl Relay {
         self.publisher.heartbeat_for(time).await
     }
 
-    /// The engine is another process: a new epoch begins, and nothing of the old one is left.
-    pub(super) async fn restart(&mut self) -> Result<(), PublisherError> {
+    /// The engine is another process: a new epoch begins, and nothing of the old one is left. With `has_lost`, [`Self::lose`] follows:
+    /// batches of the new process are lost already.
+    pub(super) async fn restart(&mut self, has_lost: bool) -> Result<(), PublisherError> {
         self.engine_metrics.restarted(&self.name);
         self.tell().await?;
         let mut untold = self.take_untold().await;
         untold.blocks.0.reset();
+        if has_lost {
+            untold.blocks.0.note_doubt(Reason::UnknownParent);
+        }
         self.keep(untold);
-        // The blocks stay locked meanwhile: the old epoch had others.
-        self.publisher.begin_epoch().await?;
-        self.told = DegradedReasons::default();
+        // The epoch's first batch says so: without it, nothing would be exactly what the engine has. The blocks stay locked meanwhile: the
+        // old epoch had others.
+        let doubts = self.doubts();
+        self.publisher.begin_epoch_in_doubt(doubts).await?;
+        self.note_told(doubts);
         self.tell().await
     }
 
@@ -330,16 +354,15 @@ fn event_bytes(event: &Event) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use kvatlas_core::wire::{NamespaceName, WorkerName};
+    use futures_util::StreamExt;
+    use kvatlas_core::wire::{EventBatch, NamespaceName, WireLimits, WorkerName};
     use serde_json::json;
 
     use super::*;
     use crate::daemon::broker::embedded::{EmbeddedBroker, find_nats_server};
+    use crate::daemon::metrics::rendered;
 
-    #[tokio::test]
-    async fn nothing_is_kept_back_when_the_engine_goes_out_of_sight() {
-        let server = find_nats_server(None).unwrap();
-        let broker = EmbeddedBroker::start(&server).await.unwrap();
+    async fn relay(broker: &EmbeddedBroker) -> Relay {
         let way = Way {
             nats: async_nats::connect(broker.url()).await.unwrap(),
             subjects: Subjects::new("kvatlas").unwrap(),
@@ -348,13 +371,23 @@ mod tests {
                 worker: WorkerName::new("gpu-0").unwrap(),
                 rank: 0,
             },
-            options: PublisherOptions::default(),
+            options: PublisherOptions {
+                batch_delay: Duration::ZERO,
+                ..PublisherOptions::default()
+            },
         };
         let metrics = Arc::new(BridgeMetrics::new());
         let settings = TranslatorSettings::default();
-        let mut relay = Relay::start(Format::Vllm, "gpu-0/0", settings, way, metrics)
+        Relay::start(Format::Vllm, "gpu-0/0", settings, way, metrics)
             .await
-            .unwrap();
+            .unwrap()
+    }
+
+    #[tokio::test]
+    async fn nothing_is_kept_back_when_the_engine_goes_out_of_sight() {
+        let server = find_nats_server(None).unwrap();
+        let broker = EmbeddedBroker::start(&server).await.unwrap();
+        let mut relay = relay(&broker).await;
         let tokens: Vec<u32> = (0..16).collect();
         let stored = json!([1.5, [["BlockStored", [1], null, tokens, 16, null, "GPU"]], 0]);
         let payload = rmp_serde::to_vec(&stored).unwrap();
@@ -365,5 +398,78 @@ mod tests {
         relay.lost().await.unwrap();
         assert!(!relay.has_untold());
         assert!(relay.blocks.try_lock().is_ok(), "daemons that ask are answered");
+    }
+
+    #[tokio::test]
+    async fn the_first_batch_of_an_epoch_says_what_is_doubted_of_it() {
+        let server = find_nats_server(None).unwrap();
+        let broker = EmbeddedBroker::start(&server).await.unwrap();
+        let nats = async_nats::connect(broker.url()).await.unwrap();
+        let mut batches = nats.subscribe("kvatlas.v1.events.m.gpu-0").await.unwrap();
+        nats.flush().await.unwrap();
+        let mut relay = relay(&broker).await;
+        let (lost, gap) = (DegradedReason::UpstreamLost, DegradedReason::UpstreamGap);
+        // Out of sight; then in sight, and its first batches are lost.
+        relay.lost().await.unwrap();
+        relay.restart(false).await.unwrap();
+        relay.seen(Duration::ZERO).await.unwrap();
+        relay.restart(true).await.unwrap();
+        relay.flush().await.unwrap();
+        let mut firsts = Vec::new();
+        while firsts.len() < 3 {
+            let message = batches.next().await.unwrap();
+            let batch = EventBatch::decode(&message.payload, &WireLimits::default()).unwrap();
+            if batch.seq == 1 {
+                firsts.push(batch.events);
+            }
+        }
+        let doubted = |reason| vec![Event::Doubted(DegradedReasons::of(reason))];
+        assert_eq!(firsts, [doubted(lost), doubted(lost), doubted(gap)]);
+    }
+
+    fn cleared() -> Vec<u8> {
+        rmp_serde::to_vec(&json!([1.5, [["AllBlocksCleared"]], 0])).unwrap()
+    }
+
+    #[tokio::test]
+    async fn who_clears_out_of_sight_is_out_of_sight_still() {
+        let server = find_nats_server(None).unwrap();
+        let broker = EmbeddedBroker::start(&server).await.unwrap();
+        let nats = async_nats::connect(broker.url()).await.unwrap();
+        let mut batches = nats.subscribe("kvatlas.v1.events.m.gpu-0").await.unwrap();
+        nats.flush().await.unwrap();
+        let mut relay = relay(&broker).await;
+        relay.lost().await.unwrap();
+        relay.apply(&cleared()).await.unwrap();
+        relay.flush().await.unwrap();
+        let lost = Event::Doubted(DegradedReasons::of(DegradedReason::UpstreamLost));
+        let mut told = Vec::new();
+        while told.len() < 2 {
+            let message = batches.next().await.unwrap();
+            let batch = EventBatch::decode(&message.payload, &WireLimits::default()).unwrap();
+            told.push(batch.events);
+        }
+        assert_eq!(told, [vec![lost.clone()], vec![Event::Cleared, lost]]);
+    }
+
+    #[test]
+    fn an_engine_that_clears_is_exact_in_metrics_too() {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        let page = rendered(|| {
+            runtime.block_on(async {
+                let server = find_nats_server(None).unwrap();
+                let broker = EmbeddedBroker::start(&server).await.unwrap();
+                let mut relay = relay(&broker).await;
+                relay.lose().await.unwrap();
+                relay.apply(&cleared()).await.unwrap();
+                relay.flush().await.unwrap();
+                assert!(relay.is_exact());
+            });
+        });
+        let exact = "kvatlas_bridge_engine_exact{engine=\"gpu-0/0\"} 1";
+        assert!(page.lines().any(|line| line == exact), "{page}");
     }
 }

@@ -154,7 +154,13 @@ impl SourceTask {
         let mut stalls = self.stall_watch();
         loop {
             let look = stalls.look();
-            let answer = poller.poll().await?;
+            let answer = match poller.poll().await {
+                Ok(answer) => answer,
+                Err(error) => {
+                    events.note_failure(&error);
+                    return Err(error.into());
+                }
+            };
             *failures = 0;
             if stalls.has_stalled() {
                 events.holders().lost().await?;

@@ -4,7 +4,7 @@
 //! are numbered from 0 for each rank; the first of a process says which windows it has. So numbers that go on prove that nothing is
 //! missing, and an answer that begins at 0 is another process.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -51,6 +51,13 @@ pub(super) enum PollError {
     /// The way to the daemons: without it there is no following.
     #[error(transparent)]
     Publisher(#[from] PublisherError),
+}
+
+impl PollError {
+    /// Whether the server may have been asked: then it has taken events out for an answer that did not come.
+    fn may_have_taken(&self) -> bool {
+        !matches!(self, Self::Connection(_) | Self::Endpoint(_))
+    }
 }
 
 /// Where a server's events are: host and port, and the path.
@@ -181,6 +188,8 @@ pub(super) struct ServerEvents {
     decoder: Decoder,
     batch: EngineBatch,
     last: BTreeMap<Rank, u64>,
+    /// The ranks that an answer may have told of that was lost. They are out of sight until their next numbers.
+    unproven: BTreeSet<Rank>,
 }
 
 impl ServerEvents {
@@ -192,6 +201,7 @@ impl ServerEvents {
             decoder: decoder(),
             batch: EngineBatch::default(),
             last: BTreeMap::new(),
+            unproven: BTreeSet::new(),
         }
     }
 
@@ -201,6 +211,14 @@ impl ServerEvents {
 
     pub(super) fn into_holders(self) -> Holders {
         self.holders
+    }
+
+    /// An answer did not come. Whether something was in it, only the next numbers show: an answer without any does not.
+    pub(super) fn note_failure(&mut self, error: &PollError) {
+        if error.may_have_taken() {
+            self.unproven.insert(self.rank);
+            self.unproven.extend(self.last.keys());
+        }
     }
 
     /// Applies an answer. `seen_for` is how long daemons may take the engine for alive; none where the answer does not show that.
@@ -213,6 +231,8 @@ impl ServerEvents {
             tracing::warn!(worker = %self.worker, %error, "an answer of an engine's server cannot be decoded");
             // Whatever was in it is gone.
             self.batch.clear();
+            // It may have been the first one.
+            self.holders.get(&self.worker, self.rank).await;
             for (_, _, relay) in self.holders.all() {
                 relay.lose().await?;
             }
@@ -242,6 +262,7 @@ impl ServerEvents {
             proven.insert(rank, prove(self.last.get(&rank).copied(), &numbers));
             if let Some(last) = numbers.last() {
                 self.last.insert(rank, *last);
+                self.unproven.remove(&rank);
             }
         }
         proven
@@ -257,15 +278,15 @@ impl ServerEvents {
             let Some(relay) = self.holders.get(&self.worker, *rank).await else {
                 continue;
             };
-            if seen_for.is_none() {
+            if seen_for.is_none() || self.unproven.contains(rank) {
                 relay.lost().await?;
             }
             match numbers {
                 Numbers::Whole => {}
                 Numbers::Holes => relay.lose().await?,
-                Numbers::Restarted => relay.restart().await?,
+                Numbers::Restarted => relay.restart(false).await?,
                 Numbers::RestartedWithHoles => {
-                    relay.restart().await?;
+                    relay.restart(true).await?;
                     relay.lose().await?;
                 }
             }
@@ -276,8 +297,10 @@ impl ServerEvents {
         }
         if let Some(time) = seen_for {
             // Ranks that had nothing to say are as alive as the server.
-            for (_, _, relay) in self.holders.all() {
-                relay.seen(time).await?;
+            for (_, rank, relay) in self.holders.all() {
+                if !self.unproven.contains(&rank) {
+                    relay.seen(time).await?;
+                }
             }
         }
         Ok(())

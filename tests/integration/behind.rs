@@ -5,12 +5,16 @@ use std::time::Duration;
 use kvatlas_core::hash::SequenceHash;
 use kvatlas_core::wire::{BatchCursor, DegradedReason, Event, HolderMatch, Tier};
 use rustix::process::Signal;
+use serde_json::json;
 
+use crate::support::http::HttpClient;
 use crate::support::jetstream::{JETSTREAM, kept, last_message};
 use crate::support::metrics::{counter, metric};
 use crate::support::process::Process;
 use crate::support::publisher::Publisher;
-use crate::support::{Client, PATIENCE, broker, eventually, hashes, removed, server, stored, stored_after};
+use crate::support::{
+    Client, PATIENCE, broker, daemon, eventually, hashes, namespace, removed, server, stored, stored_after,
+};
 use kvatlas::daemon::broker::embedded::{BrokerOptions, EmbeddedBroker};
 use kvatlas::daemon::broker::round_trip;
 
@@ -169,10 +173,30 @@ async fn who_waits_for_longer_than_allowed_is_behind_and_replies_say_for_how_lon
     drop(process);
 }
 
-/// The publisher replaces its blocks by the same blocks: in one batch, and in a new epoch. Whoever asks sees all of them, or is told.
+/// The publisher replaces its blocks by the same blocks again and again: in one batch, and in a new epoch.
+async fn replacing(client: &Client, mut publisher: Publisher, all: &[SequenceHash]) {
+    const ROUNDS: u64 = 150;
+    for round in 0..ROUNDS {
+        let events = match round % 2 {
+            0 => vec![removed(all.to_vec()), stored(all.to_vec())],
+            _ => {
+                let epoch = publisher.cursor().epoch + 1;
+                publisher = client
+                    .publisher("gpu-0", 0)
+                    .resuming(BatchCursor { epoch, seq: 0 });
+                vec![stored(all.to_vec())]
+            }
+        };
+        let cursor = publish(&mut publisher, events).await;
+        client.nats.flush().await.unwrap();
+        // Slow enough that most batches are asked about.
+        client.applied("gpu-0", 0, cursor).await;
+    }
+}
+
+/// Whoever asks sees all of the blocks, or is told.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_batch_is_seen_whole_or_as_a_change() {
-    const ROUNDS: u64 = 150;
     let broker = broker().await;
     let process = Process::serve(broker.url(), &[]);
     let client = Client::connect(broker.url()).await;
@@ -180,24 +204,7 @@ async fn a_batch_is_seen_whole_or_as_a_change() {
     let mut publisher = client.publisher("gpu-0", 0);
     publish(&mut publisher, vec![stored(all.clone())]).await;
     client.applied("gpu-0", 0, publisher.cursor()).await;
-    let publishing = async {
-        for round in 0..ROUNDS {
-            let events = match round % 2 {
-                0 => vec![removed(all.clone()), stored(all.clone())],
-                _ => {
-                    let epoch = publisher.cursor().epoch + 1;
-                    publisher = client
-                        .publisher("gpu-0", 0)
-                        .resuming(BatchCursor { epoch, seq: 0 });
-                    vec![stored(all.clone())]
-                }
-            };
-            let cursor = publish(&mut publisher, events).await;
-            client.nats.flush().await.unwrap();
-            // Slow enough that most batches are asked about.
-            client.applied("gpu-0", 0, cursor).await;
-        }
-    };
+    let publishing = replacing(&client, publisher, &all);
     let asking = async {
         let (mut replies, mut changing) = (0_u64, 0_u64);
         loop {
@@ -221,4 +228,34 @@ async fn a_batch_is_seen_whole_or_as_a_change() {
         (replies, changing) = asking => println!("{changing} of {replies} replies were about a change"),
     }
     drop(process);
+}
+
+/// As over NATS.
+#[tokio::test(flavor = "multi_thread")]
+async fn over_http_a_batch_is_seen_whole_or_the_answer_is_not_exact() {
+    let broker = broker().await;
+    let daemon = daemon(broker.url(), &[("http.listen", "127.0.0.1:0")]).await;
+    let client = Client::connect(broker.url()).await;
+    let mut http = HttpClient::connect(daemon.http_address().unwrap()).await;
+    // It takes long to replace so many; of a few of them it shows that they are all gone.
+    let all = hashes(1, 60_000);
+    let mut publisher = client.publisher("gpu-0", 0);
+    publish(&mut publisher, vec![stored(all.clone())]).await;
+    client.applied("gpu-0", 0, publisher.cursor()).await;
+    let asked: Vec<u64> = all[..8].iter().map(|hash| hash.as_u64()).collect();
+    let question = json!({"model": namespace().as_str(), "block_size": 16, "seq_hashes": asked});
+    let publishing = replacing(&client, publisher, &all);
+    let asking = async {
+        loop {
+            let answer = http.post("/query_by_hash", &question).await;
+            let figures = answer.json()["default"]["gpu-0"].clone();
+            let is_whole = figures["longest_matched"] == json!(16 * 8);
+            assert!(is_whole || !answer.is_exact(), "seen in parts: {figures}");
+        }
+    };
+    tokio::select! {
+        () = publishing => {}
+        () = asking => {}
+    }
+    drop(daemon);
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use kvatlas::daemon::Daemon;
 use kvatlas::daemon::broker::embedded::{BrokerOptions, EmbeddedBroker};
 use kvatlas_client::QueryClient;
-use kvatlas_client::publish::PublisherOptions;
+use kvatlas_client::publish::{HolderPublisher, PublishConnection, PublishedHolder, PublisherOptions};
 use kvatlas_core::wire::{BatchCursor, Tier};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -27,6 +27,8 @@ const SUBSCRIPTIONS: [&str; 5] = [
     "kvatlas.v1.roster.>",
     "_INBOX.>",
 ];
+/// What an engine's publisher needs to be asked.
+const QUESTIONS: &str = "kvatlas.v1.resync.llama.gpu-0.*";
 const MESSAGES: [&str; 3] = ["kvatlas.v1.resync.>", "kvatlas.v1.roster.>", "$JS.API.>"];
 
 /// A broker whose daemon has rights that can change.
@@ -69,14 +71,17 @@ impl Scene {
     }
 
     async fn client(&self) -> Client {
-        let options = async_nats::ConnectOptions::new();
-        let options = options.user_and_password("anybody".to_owned(), "secret".to_owned());
+        let options = login("anybody");
         let nats = options.connect(self.broker.url()).await.unwrap();
         Client {
             queries: QueryClient::new(nats.clone(), subjects()).with_patience(PATIENCE),
             nats,
         }
     }
+}
+
+fn login(user: &str) -> async_nats::ConnectOptions {
+    async_nats::ConnectOptions::new().user_and_password(user.to_owned(), "secret".to_owned())
 }
 
 fn write_rights(path: &std::path::Path, missing: &[&str]) {
@@ -91,9 +96,11 @@ fn write_rights(path: &std::path::Path, missing: &[&str]) {
          {{ user: daemon, password: secret, permissions: {{\n\
            subscribe: {{ allow: [{}] }}\n\
            publish: {{ allow: [{}, \"_INBOX.>\"] }}\n\
-         }} }}\n] }}\n",
+         }} }}\n\
+         {{ user: engine, password: secret, permissions: {{ subscribe: {{ allow: [{}] }} }} }}\n] }}\n",
         list(&SUBSCRIPTIONS),
         list(&MESSAGES),
+        list(&[QUESTIONS, "_INBOX.>"]),
     );
     std::fs::write(path, text).unwrap();
 }
@@ -268,5 +275,56 @@ async fn a_daemon_that_may_not_hear_answers_asks_again_until_it_may() {
     )
     .await;
     client.exact(GPU, 0).await;
+    daemon.stop().await;
+}
+
+/// It always has something to say before a heartbeat is due.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_busy_publisher_that_may_not_hear_questions_listens_again_when_it_may() {
+    let scene = Scene::without(&[]).await;
+    let daemon = scene.daemon(&[]).await;
+    becomes_ready(&daemon).await;
+    let client = scene.client().await;
+    let nats = PublishConnection::connect(login("engine"), scene.broker.url())
+        .await
+        .unwrap();
+    let holder = PublishedHolder {
+        namespace: namespace(),
+        worker: worker(GPU),
+        rank: 0,
+    };
+    let options = PublisherOptions {
+        heartbeat_interval: Duration::from_millis(200),
+        ..PublisherOptions::default()
+    };
+    let publisher = HolderPublisher::start(nats, &subjects(), holder, options)
+        .await
+        .unwrap();
+    let busy = async {
+        loop {
+            publisher.publish(Tier::DEVICE, Vec::new()).await.unwrap();
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    let asked = async {
+        client.exact(GPU, 0).await;
+        scene.reload_without(&[QUESTIONS]);
+        eventually("the subscription is refused", async || {
+            publisher.flush().await.is_err().then_some(())
+        })
+        .await;
+        scene.reload_without(&[]);
+        let subject = subjects().events(&namespace(), &worker(GPU));
+        client.nats.publish(subject, "garbage".into()).await.unwrap();
+        eventually("the publisher is asked, and answers", async || {
+            (publisher.counters().answers_missing > 0).then_some(())
+        })
+        .await;
+        client.exact(GPU, 0).await;
+    };
+    tokio::select! {
+        () = busy => {}
+        () = asked => {}
+    }
     daemon.stop().await;
 }

@@ -9,7 +9,9 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};
 
-use kvatlas_core::wire::{BatchCursor, Event, HolderId, NamespaceName, Rank, Subjects, Tier, WorkerName};
+use kvatlas_core::wire::{
+    BatchCursor, DegradedReasons, Event, HolderId, NamespaceName, Rank, Subjects, Tier, WorkerName,
+};
 
 use super::error::PublisherError;
 use super::options::PublisherOptions;
@@ -224,7 +226,16 @@ impl HolderPublisher {
     ///
     /// [`PublisherError::Stopped`].
     pub async fn begin_epoch(&self) -> Result<(), PublisherError> {
-        let sent = self.commands.send(Command::BeginEpoch).await;
+        self.begin_epoch_in_doubt(DegradedReasons::default()).await
+    }
+
+    /// As [`begin_epoch`](Self::begin_epoch), and doubts from the first batch on what it tells: no daemon finds the holder exact in between.
+    ///
+    /// # Errors
+    ///
+    /// [`PublisherError::Stopped`].
+    pub async fn begin_epoch_in_doubt(&self, doubts: DegradedReasons) -> Result<(), PublisherError> {
+        let sent = self.commands.send(Command::BeginEpoch(doubts)).await;
         sent.map_err(|_| PublisherError::Stopped)
     }
 

@@ -175,11 +175,14 @@ impl Outbox {
         }
     }
 
-    /// Begins a new epoch, in which the holder has nothing, and says so. What waits in the open batch belongs to the old one.
-    pub(super) fn begin_epoch(&mut self, clocks: Clocks) -> Vec<SealedBatch> {
+    /// Begins a new epoch, in which the holder has nothing, and says so, and what is doubted of that. What waits in the open batch belongs
+    /// to the old one.
+    pub(super) fn begin_epoch(&mut self, doubts: DegradedReasons, clocks: Clocks) -> Vec<SealedBatch> {
         let rest = self.seal(clocks);
         self.come_back(clocks);
-        rest.into_iter().chain(self.heartbeat(clocks)).collect()
+        let doubted = (!doubts.is_empty()).then_some(Event::Doubted(doubts));
+        let first = self.number(Tier::DEVICE, doubted.into_iter().collect(), clocks);
+        rest.into_iter().chain([first]).collect()
     }
 
     /// Daemons have forgotten the holder, its numbers included, or are to forget it: it begins anew.
@@ -358,7 +361,7 @@ mod tests {
         let first = outbox.add(Tier::DEVICE, vec![stored(1, 2), Event::Doubted(gap)], at(10));
         assert_eq!((first.len(), outbox.doubts), (1, gap));
         outbox.add(Tier::DEVICE, vec![stored(5, 1)], at(20));
-        let sealed = outbox.begin_epoch(at(30));
+        let sealed = outbox.begin_epoch(DegradedReasons::default(), at(30));
         let batches: Vec<EventBatch> = sealed.iter().map(decoded).collect();
         assert_eq!(
             (batches.len(), batches[0].epoch, batches[0].seq),

@@ -9,8 +9,8 @@ use futures_util::StreamExt;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
 use kvatlas_core::wire::{
-    BatchCursor, ERROR_CODE_HEADER, ERROR_HEADER, ErrorCode, Event, ResyncAnswerKind, ResyncRequest, Tier,
-    WireError, WireLimits,
+    BatchCursor, DegradedReasons, ERROR_CODE_HEADER, ERROR_HEADER, ErrorCode, Event, ResyncAnswerKind,
+    ResyncRequest, Tier, WireError, WireLimits,
 };
 
 use crate::clock::unix_time_us;
@@ -26,8 +26,8 @@ use super::transport::send;
 pub(super) enum Command {
     /// Publish these events.
     Publish { tier: Tier, events: Vec<Event> },
-    /// Begin a new epoch, in which the holder has nothing.
-    BeginEpoch,
+    /// Begin a new epoch, in which the holder has nothing, with these doubts.
+    BeginEpoch(DegradedReasons),
     /// Send heartbeats until then, and be silent between batches afterwards; without a time, send them for good.
     HeartbeatsUntil(Option<Instant>),
     /// Answer when all commands before have left for the server.
@@ -102,11 +102,10 @@ impl Task {
                     None => break,
                 },
                 Some(question) = next(&mut questions) => self.answer(question, &mut queue).await,
-                () = tokio::time::sleep_until(wake_at.into()) => {
-                    self.wake().await;
-                    self.listen_again(&mut questions).await;
-                }
+                () = tokio::time::sleep_until(wake_at.into()) => self.wake().await,
             }
+            // Whatever woke it: a publisher that always has something to say sends no heartbeats.
+            self.listen_again(&mut questions).await;
         }
         let sealed = self.outbox.seal(self.clocks());
         self.send_all(sealed).await;
@@ -163,8 +162,8 @@ impl Task {
                 let sealed = self.outbox.add(tier, events, self.clocks());
                 self.send_all(sealed).await;
             }
-            Command::BeginEpoch => {
-                let sealed = self.outbox.begin_epoch(self.clocks());
+            Command::BeginEpoch(doubts) => {
+                let sealed = self.outbox.begin_epoch(doubts, self.clocks());
                 self.send_all(sealed).await;
             }
             Command::HeartbeatsUntil(until) => self.beats_until = until,

@@ -118,6 +118,11 @@ impl Held {
         }
     }
 
+    /// Whether no batch is held.
+    pub(super) fn is_empty(&self) -> bool {
+        self.batches.is_empty()
+    }
+
     /// The reasons that have come since the resync began. Its answer can be older.
     pub(super) fn doubts(&self) -> DegradedReasons {
         self.doubts

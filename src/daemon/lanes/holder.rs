@@ -178,7 +178,8 @@ impl Holder {
     /// no lower bound of the state before or after it. None for other batches.
     fn begin_step(&self, batch: &EventBatch) -> Option<OpenStep> {
         let takes = |event: &Event| matches!(event, Event::Removed(_) | Event::Cleared);
-        let stores = |event: &Event| matches!(event, Event::Stored(_));
+        // What is doubted is as much a part of the new state as what is stored.
+        let stores = |event: &Event| matches!(event, Event::Stored(_) | Event::Doubted(_));
         let is_new_epoch = matches!(
             self.tracker.classify(cursor_of(batch)),
             Admission::NewEpoch { .. }
@@ -241,7 +242,7 @@ impl Holder {
     }
 
     /// Raises the high-water marks.
-    fn note_received(&mut self, batch: &EventBatch) {
+    pub(super) fn note_received(&mut self, batch: &EventBatch) {
         let at = cursor_of(batch);
         let made_us = batch.time_us.unwrap_or_default();
         if at.epoch > self.seen.epoch {

@@ -54,10 +54,13 @@ impl Holder {
     ) -> Afterwards {
         let next = cursor_of(&received.batch);
         match self.tracker.classify(next) {
-            // The first batch of a new epoch: its state does not depend on held batches.
+            // The first batch of a new epoch: its state does not depend on held batches. Those that overtook it continue it.
             Admission::NewEpoch { missed: 0 } => {
-                self.held = None;
-                let afterwards = self.apply_now(received, context);
+                let overtaking = self.held.take();
+                let afterwards = match (self.apply_now(received, context), overtaking) {
+                    (Afterwards::Stays, Some(held)) => self.apply_held(held, context),
+                    (afterwards, _) => afterwards,
+                };
                 self.end_resync();
                 return afterwards;
             }
@@ -111,11 +114,11 @@ impl Holder {
         if let Some(before) = self.tracker.cursor() {
             self.metrics
                 .epoch_changed(self.worker(), &before.epoch, &next.epoch);
-            self.asked.has_outlived = true;
         }
         self.note_gap(next, missed);
         // An epoch begins without blocks. A holder without blocks is in that state already.
         self.is_whole = self.writer.blocks() == 0 && self.writer.status().parked_events.load() == 0;
+        self.asked.has_outlived = !self.is_whole;
         self.asked.has_restarted = false;
         let start = BatchCursor { seq: 0, ..next };
         self.tracker = SequenceTracker::resuming(start);
@@ -223,6 +226,8 @@ impl Holder {
             return Afterwards::Stays;
         }
         for batch in answer.batches {
+            // It may come once more on the events subject, and is no restart then.
+            self.note_received(&batch);
             let received = ReceivedBatch {
                 batch,
                 generation,

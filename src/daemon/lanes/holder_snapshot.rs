@@ -193,6 +193,11 @@ impl Holder {
         if !self.writer.status().is_confirmed(generation) {
             reasons = reasons.with(DegradedReason::Unverified);
         }
+        if self.held.as_ref().is_some_and(|held| !held.is_empty()) {
+            // Held batches are not dumped, and the stream is read on behind them. As if they had been unreadable: what comes late behind
+            // them does not make up for them.
+            reasons = reasons.with(DegradedReason::Undecodable);
+        }
         HolderFrame {
             namespace: namespace.clone(),
             worker: id.worker.clone(),

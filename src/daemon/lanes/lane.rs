@@ -28,6 +28,7 @@ use super::payloads::Payloads;
 use super::queue::{JobReceiver, LineJob};
 use super::sequence::ReceivedBatch;
 use super::settings::{LaneLimits, LaneSettings, LivenessSettings, epoch_max_at};
+use super::strangers::Strangers;
 use super::tally::Tally;
 
 /// A holder's key. The holders of a lane are in the order of their keys.
@@ -230,6 +231,7 @@ pub(crate) struct Lane {
     pub(super) holders: BTreeMap<HolderKey, Box<Holder>>,
     /// While a snapshot is restored: the holders whose blocks come in its forests, by their numbers there.
     pub(super) in_forest: HashMap<u32, (HolderKey, Tier)>,
+    strangers: Strangers,
     assignments: Arc<Assignments>,
     flows: Arc<Flows>,
     limits: Live<LaneLimits>,
@@ -256,6 +258,7 @@ impl Lane {
         Self {
             holders: BTreeMap::new(),
             in_forest: HashMap::new(),
+            strangers: Strangers::default(),
             assignments,
             flows,
             limits,
@@ -472,7 +475,10 @@ impl Lane {
             rank: key.1,
         })?;
         let flow = self.flows.of(&key.0.namespace);
-        let holder = Holder::new(writer, Arc::clone(metrics), flow, self.clocks());
+        let mut holder = Holder::new(writer, Arc::clone(metrics), flow, self.clocks());
+        if self.strangers.has(&key.0) {
+            holder.note_undecodable();
+        }
         Ok(Box::new(holder))
     }
 
@@ -504,7 +510,7 @@ impl Lane {
     }
 
     fn release_if_empty(&mut self, worker: &WorkerKey) {
-        if self.ranks(worker).next().is_none() {
+        if !self.strangers.has(worker) && self.ranks(worker).next().is_none() {
             self.assignments.release(worker);
         }
     }
@@ -516,7 +522,7 @@ impl Lane {
             .map(|(_, holder)| &mut **holder)
     }
 
-    /// Degrades all holders of a worker: a payload that cannot be decoded may have been for any rank.
+    /// Degrades all holders of a worker: a payload that cannot be decoded may have been for any rank, also for one that comes later.
     pub(super) fn note_undecodable(
         &mut self,
         worker: &WorkerKey,
@@ -528,8 +534,13 @@ impl Lane {
             _ => DropReason::Undecodable,
         };
         metrics.batch_dropped(reason, worker.worker.as_str(), error);
+        let mut has_holder = false;
         for holder in self.ranks(worker) {
             holder.note_undecodable();
+            has_holder = true;
+        }
+        if !has_holder && let Some(forgotten) = self.strangers.remember(worker, self.clock.monotonic_us()) {
+            self.release_if_empty(&forgotten);
         }
     }
 
@@ -552,6 +563,9 @@ impl Lane {
         for key in leaving {
             self.forget(&key);
             self.release_if_empty(&key.0);
+        }
+        for worker in self.strangers.forget_old(self.clock.monotonic_us()) {
+            self.release_if_empty(&worker);
         }
     }
 

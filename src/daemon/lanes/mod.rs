@@ -22,6 +22,7 @@
 //! | `holder.rs`, `tally.rs` | one holder: checks on batch numbers, then the index; what is counted of that |
 //! | `position.rs` | how far the stream has been handed over |
 //! | `sequence.rs`, `liveness.rs`, `held.rs` | batch numbers; silence; held batches |
+//! | `strangers.rs` | workers without a holder of which a message could not be decoded |
 //! | `snapshot.rs`, `holder_snapshot.rs` | dumping and restoring: the way to the lane, and the holder's part |
 //! | `command.rs` | what operators have lanes do |
 //! | `resync.rs`, `holder_resync.rs`, `replace.rs` | resyncs: the way to the lane, and the holder's part |
@@ -46,6 +47,7 @@ mod resync;
 pub(crate) mod sequence;
 mod settings;
 mod snapshot;
+mod strangers;
 mod tally;
 
 #[cfg(test)]

@@ -8,13 +8,15 @@ use kvatlas_core::hash::{BlockSize, SequenceHash};
 use kvatlas_core::index::{Capacity, Hashing, IndexLimits, NamespaceSettings, Namespaces, StreamGeneration};
 use kvatlas_core::snapshot::{Frame, HolderFrame};
 use kvatlas_core::wire::{
-    DegradedReason, Event, EventBatch, NamespaceName, QueryKey, Shard, StoredBlocks, Subjects, Tier,
-    WireLimits, WorkerName,
+    DegradedReason, Event, EventBatch, NamespaceName, QueryKey, RemovedBlocks, Shard, StoredBlocks, Subjects,
+    Tier, WireLimits, WorkerName,
 };
 
 use super::*;
 
 mod doubts;
+mod random;
+mod restarts;
 
 fn pool() -> LanePool {
     pool_with(LivenessLimits::default(), None)

@@ -50,6 +50,8 @@ pub use logging::{LogFormat, LoggingError, init, set_filter, wants_colour};
 pub use namespace_gauges::NamespaceGauges;
 pub use process_metrics::{AdminMetrics, BuildMetrics, ConnectionMetrics, LaneMetrics, ProcessMetrics};
 pub use query_metrics::{AnsweredPrompt, QueryErrorMetrics, QueryMetrics};
+#[cfg(test)]
+pub(crate) use recorder::tests::rendered;
 pub use recorder::{MetricsError, MetricsHandle, install, install_shared};
 pub use reference::metrics_markdown;
 pub use resync_metrics::{ResyncGauges, ResyncMetrics};

@@ -376,35 +376,27 @@ fn with_wait(
 
 /// Adds the holders that the search may have seen in parts, and not found: nothing is known of what they have. Returns how many.
 fn add_changing<T>(holders: &mut Vec<HolderMatch>, seen: &Seen<T>, options: &QueryOptions) -> u32 {
-    let mut added = 0;
-    for id in seen.changing() {
-        let is_asked = options
-            .workers
-            .as_ref()
-            .is_none_or(|asked| asked.contains(&id.worker));
-        let is_there = |holder: &HolderMatch| holder.worker == id.worker && holder.rank == id.rank;
-        if !is_asked || holders.iter().any(is_there) {
-            continue;
-        }
-        added += 1;
-        let limit = options
-            .limit
-            .map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX));
-        if holders.len() < limit {
-            holders.push(HolderMatch {
-                worker: id.worker.clone(),
-                rank: id.rank,
-                matched_blocks: 0,
-                matched_blocks_max: None,
-                device_blocks: options.tiers.then_some(0),
-                host_blocks: options.tiers.then_some(0),
-                exact: false,
-                degraded: DegradedReasons::of(DegradedReason::Changing),
-                dropped_out: None,
-            });
-        }
-    }
-    added
+    let is_there = |holder: &HolderMatch, id: &HolderId| holder.worker == id.worker && holder.rank == id.rank;
+    let is_found = |id: &HolderId| holders.iter().any(|holder| is_there(holder, id));
+    let missed = seen.missed(options.workers.as_deref(), is_found);
+    let limit = options
+        .limit
+        .map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX));
+    let room = limit.saturating_sub(holders.len());
+    let added = missed.iter().take(room).map(|id| HolderMatch {
+        worker: id.worker.clone(),
+        rank: id.rank,
+        matched_blocks: 0,
+        matched_blocks_max: None,
+        device_blocks: options.tiers.then_some(0),
+        host_blocks: options.tiers.then_some(0),
+        exact: false,
+        degraded: DegradedReasons::of(DegradedReason::Changing),
+        dropped_out: None,
+    });
+    let added: Vec<_> = added.collect();
+    holders.extend(added);
+    saturating_u32(missed.len())
 }
 
 /// The holders that the options ask for, best first, and how many there are without the limit.

@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use kvatlas_core::wire::HolderId;
+use kvatlas_core::wire::{HolderId, WorkerName};
 
 use crate::daemon::lanes::{Look, SeenInParts};
 
@@ -53,11 +53,19 @@ impl<T> Seen<T> {
         }
     }
 
-    /// The holders that the search may have seen in parts, as far as they are known one by one. Some of them may not have been found.
-    pub(super) fn changing(&self) -> &[HolderId] {
-        match &self.changing {
-            SeenInParts::These(holders) => holders,
+    /// The holders that the search may have seen in parts and not found, as far as they are known one by one, of the `workers` that are asked
+    /// about: nothing is known of what they have.
+    pub(super) fn missed(
+        &self,
+        workers: Option<&[WorkerName]>,
+        is_found: impl Fn(&HolderId) -> bool,
+    ) -> Vec<&HolderId> {
+        let changing = match &self.changing {
+            SeenInParts::These(holders) => holders.as_slice(),
             SeenInParts::Nobody | SeenInParts::Any => &[],
-        }
+        };
+        let is_asked = |id: &HolderId| workers.is_none_or(|asked| asked.contains(&id.worker));
+        let missed = changing.iter().filter(|id| is_asked(id) && !is_found(id));
+        missed.collect()
     }
 }

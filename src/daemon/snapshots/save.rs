@@ -126,10 +126,12 @@ impl Snapshotter {
     }
 
     fn fill(&self, writer: &mut FileWriter<'_, '_>, runtime: &Handle) -> Result<(), SaveError> {
-        // Both before the first dump: later batches are replayed, and a later loss of messages degrades the holders again.
+        // Both before the first dump: later batches are replayed, and a later loss of messages degrades the holders again. The position
+        // first: a loss that lies before it has begun a new generation.
+        let cursor = self.position.get();
         let generation = self.trust.generation();
         let mut walked = Walked::default();
-        if let Some(cursor) = self.position.get() {
+        if let Some(cursor) = cursor {
             writer.write_stream(&cursor)?;
         }
         for lane in 0..self.pool.lane_count() {

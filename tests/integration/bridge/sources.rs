@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use axum::extract::State;
+use axum::http::StatusCode;
 use axum::routing::post;
 use axum::{Json, Router};
 use kvatlas::daemon::http::{EngineRegistry, EngineStatus};
@@ -250,4 +251,75 @@ async fn a_server_of_tensorrt_llm_is_asked_for_its_events() {
         (site.depth(1, "gpu-0").await, site.depth(3, "gpu-0").await),
         (0, 1)
     );
+}
+
+/// What a server answers once; without anything, that nothing has happened.
+#[derive(Default)]
+enum Answer {
+    #[default]
+    Nothing,
+    Events(Vec<Value>),
+    /// The events are taken out of the server, and their answer is lost on the way.
+    Lost,
+    Garbage,
+}
+
+/// A server of TensorRT-LLM whose answers can be lost or damaged.
+async fn broken_server() -> (Arc<Mutex<Answer>>, std::net::SocketAddr) {
+    let said: Arc<Mutex<Answer>> = Arc::default();
+    let answer = async |State(said): State<Arc<Mutex<Answer>>>| match std::mem::take(&mut *said.lock()) {
+        Answer::Nothing => (StatusCode::OK, "[]".to_owned()),
+        Answer::Events(events) => (StatusCode::OK, Value::from(events).to_string()),
+        Answer::Lost => (StatusCode::BAD_GATEWAY, String::new()),
+        Answer::Garbage => (StatusCode::OK, "[{".to_owned()),
+    };
+    let router = Router::new()
+        .route("/kv_cache_events", post(answer))
+        .with_state(Arc::clone(&said));
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
+    (said, address)
+}
+
+/// Waits until the server has been asked twice more.
+async fn asked_again(said: &Mutex<Answer>) {
+    for _ in 0..2 {
+        *said.lock() = Answer::Events(Vec::new());
+        eventually("the server is asked", async || {
+            matches!(*said.lock(), Answer::Nothing).then_some(())
+        })
+        .await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_of_tensorrt_llm_that_was_lost_is_in_doubt_until_the_numbers_go_on() {
+    let site = Site::new(&[]).await;
+    let (said, address) = broken_server().await;
+    *said.lock() = Answer::Events(vec![trt_created(0), trt_stored(1, 1, 0, 3)]);
+    site.follow_source(&format!("gpu-0=http://{address},format=tensorrt-llm"))
+        .await;
+    site.settles("gpu-0", 3, &[]).await;
+    let lost = ["unverified", "upstream_lost"];
+    *said.lock() = Answer::Lost;
+    site.settles("gpu-0", 3, &lost).await;
+    // That nothing has happened since does not say what was in it.
+    asked_again(&said).await;
+    assert_eq!(site.bridge.engines()[0].status, EngineStatus::Degraded);
+    site.settles("gpu-0", 3, &lost).await;
+    // Nothing was.
+    *said.lock() = Answer::Events(vec![trt_removed(2, 1, 2)]);
+    site.settles("gpu-0", 2, &[]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_first_answer_of_tensorrt_llm_that_cannot_be_decoded_leaves_a_doubt() {
+    let site = Site::new(&[]).await;
+    let (said, address) = broken_server().await;
+    *said.lock() = Answer::Garbage;
+    site.follow_source(&format!("gpu-0=http://{address},format=tensorrt-llm"))
+        .await;
+    asked_again(&said).await;
+    site.settles("gpu-0", 0, &["upstream_gap"]).await;
 }

@@ -7,14 +7,15 @@ use super::*;
 use crate::daemon::metrics::labels::ResyncFailure;
 
 /// A pool that holds batches, and its worker `gpu-0`, which has published its first batch.
-struct Scene {
-    pool: LanePool,
-    trust: StreamTrust,
-    holder: HolderKey,
+pub(super) struct Scene {
+    pub(super) pool: LanePool,
+    pub(super) trust: StreamTrust,
+    pub(super) holder: HolderKey,
 }
 
 impl Scene {
-    async fn begin() -> Self {
+    /// A pool that holds batches.
+    pub(super) fn new_pool() -> LanePool {
         let holding = HoldingSettings {
             bytes_per_holder_max: 1 << 20,
             wait_max: Duration::from_secs(3600),
@@ -25,12 +26,16 @@ impl Scene {
             holding: Some(holding),
             ..settings()
         };
+        LanePool::start(&settings, Arc::new(namespaces())).unwrap()
+    }
+
+    pub(super) async fn begin() -> Self {
         let worker = WorkerKey {
             namespace: frame(1).namespace,
             worker: frame(1).worker,
         };
         let scene = Self {
-            pool: LanePool::start(&settings, Arc::new(namespaces())).unwrap(),
+            pool: Self::new_pool(),
             trust: StreamTrust::default(),
             holder: (worker, 0),
         };
@@ -39,7 +44,7 @@ impl Scene {
         scene
     }
 
-    async fn receive(&self, payload: &[u8]) {
+    pub(super) async fn receive(&self, payload: &[u8]) {
         let worker = &self.holder.0;
         let (namespace, name) = (&worker.namespace, worker.worker.clone());
         let generation = self.trust.generation();
@@ -47,25 +52,25 @@ impl Scene {
         dispatched.await.unwrap();
     }
 
-    async fn hear(&self, seq: u64, events: Vec<Event>) {
+    pub(super) async fn hear(&self, seq: u64, events: Vec<Event>) {
         self.receive(&batch(seq, events).encode()).await;
     }
 
     /// A batch comes that was damaged on the way.
-    async fn hear_garbage(&self) {
+    pub(super) async fn hear_garbage(&self) {
         self.receive(b"garbage").await;
     }
 
-    async fn ask(&self) -> ResyncBegun {
+    pub(super) async fn ask(&self) -> ResyncBegun {
         self.pool.begin_resync(&self.holder).await.unwrap().unwrap()
     }
 
     /// The answer to a question: the missing batches.
-    async fn answer(&self, asked: ResyncBegun, batches: Vec<EventBatch>) -> ResyncOutcome {
-        let last = batches.last().map_or(asked.cursor.seq, |batch| batch.seq);
+    pub(super) async fn answer(&self, asked: ResyncBegun, batches: Vec<EventBatch>) -> ResyncOutcome {
+        let seq = batches.last().map_or(asked.cursor.seq, |batch| batch.seq);
         let answer = ResyncAnswer {
             kind: ResyncAnswerKind::Missing,
-            cursor: BatchCursor { epoch: 1, seq: last },
+            cursor: BatchCursor { seq, ..asked.cursor },
             time_us: None,
             batches,
         };
@@ -76,18 +81,31 @@ impl Scene {
         finished.await.unwrap()
     }
 
-    async fn give_up(&self, asked: ResyncBegun) {
+    pub(super) async fn give_up(&self, asked: ResyncBegun) {
         let failure = ResyncFailure::NoResponder;
         let abandoned = self.pool.abandon_resync(&self.holder, asked.number, failure);
         abandoned.await.unwrap();
     }
 
-    fn namespace(&self) -> Arc<Namespace> {
+    /// A message comes for which the queue has no room.
+    pub(super) fn lose_one(&self) {
+        let mut inbox = self.pool.inbox();
+        let small = batch(1, Vec::new()).encode();
+        // There is none for the second one while the first waits.
+        for (worker, payload) in [("gpu-1", small), ("gpu-0", vec![0; 8192])] {
+            let subject = format!("kvatlas.v1.events.llama.{worker}");
+            let generation = self.trust.generation();
+            self.pool.sort(&mut inbox, &subject, &payload, generation, None);
+        }
+        self.pool.hand_over(&mut inbox);
+    }
+
+    pub(super) fn namespace(&self) -> Arc<Namespace> {
         self.pool.namespaces.get(&self.holder.0.namespace).unwrap()
     }
 
     /// Why the holder is in doubt when everything has been applied.
-    async fn reasons(&self) -> DegradedReasons {
+    pub(super) async fn reasons(&self) -> DegradedReasons {
         self.pool.drain().await.unwrap();
         let holders = self.namespace().indexer.holders();
         let holder = holders
@@ -190,18 +208,30 @@ async fn held_batches_do_not_confirm_a_holder_whose_later_messages_were_dropped(
     scene.ask().await;
     scene.hear(2, Vec::new()).await;
     scene.pool.drain().await.unwrap();
-    // The queue has no room for the second message while the first waits.
-    let mut inbox = scene.pool.inbox();
-    let small = batch(1, Vec::new()).encode();
-    for (worker, payload) in [("gpu-1", small), ("gpu-0", vec![0; 8192])] {
-        let subject = format!("kvatlas.v1.events.llama.{worker}");
-        let generation = scene.trust.generation();
-        scene.pool.sort(&mut inbox, &subject, &payload, generation, None);
-    }
-    scene.pool.hand_over(&mut inbox);
+    scene.lose_one();
     let reasons = scene.reasons().await;
     assert_eq!(reasons, DegradedReasons::of(DegradedReason::Unverified));
     // The next batch that continues the count does.
     scene.hear(3, Vec::new()).await;
+    assert!(scene.reasons().await.is_empty());
+}
+
+#[tokio::test]
+async fn what_a_worker_without_a_holder_sent_in_vain_is_in_doubt() {
+    let scene = Scene::begin().await;
+    scene.hear(2, vec![Event::Goodbye]).await;
+    // It was the second batch of the new epoch.
+    scene.hear_garbage().await;
+    scene.pool.drain().await.unwrap();
+    assert!(scene.namespace().indexer.holders().is_empty());
+    let in_next_epoch = |seq| EventBatch {
+        epoch: 2,
+        ..batch(seq, Vec::new())
+    };
+    scene.receive(&in_next_epoch(1).encode()).await;
+    let reasons = scene.reasons().await;
+    assert_eq!(reasons, DegradedReasons::of(DegradedReason::Undecodable));
+    let asked = scene.ask().await;
+    scene.answer(asked, vec![in_next_epoch(2)]).await;
     assert!(scene.reasons().await.is_empty());
 }

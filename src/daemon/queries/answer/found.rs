@@ -71,7 +71,14 @@ impl Answerer {
             near_blocks: found.near_blocks.unwrap_or_default(),
             is_exact: reasons(found.holder).is_empty(),
         });
-        let holders: Vec<FoundHolder> = holders.collect();
+        let mut holders: Vec<FoundHolder> = holders.collect();
+        let missed = seen.missed(workers, |id| holders.iter().any(|holder| holder.id == *id));
+        holders.extend(missed.into_iter().map(|id| FoundHolder {
+            id: id.clone(),
+            matched_blocks: 0,
+            near_blocks: [0; 2],
+            is_exact: false,
+        }));
         if let Some(sample) = &self.sample {
             sample.answered(state_of(holders.iter().map(|holder| holder.is_exact)));
             sample.offer(name, &mut chain, doubts.look.now_us);

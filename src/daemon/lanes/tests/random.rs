@@ -1,0 +1,408 @@
+//! A publisher, a network and a resyncer that do anything in any order. Whatever they do: a holder that is exact has what its publisher had at
+//! the holder's cursor, and that is not older than anything that has reached the lane.
+
+use std::collections::BTreeSet;
+
+use kvatlas_core::index::{HolderRecord, StreamTrust};
+use kvatlas_core::wire::{BatchCursor, ResyncAnswerKind};
+
+use super::doubts::Scene;
+use super::*;
+use crate::daemon::metrics::labels::ResyncFailure;
+
+/// Blocks that there are; each is a chain of its own.
+const BLOCKS: u64 = 5;
+/// Steps of one run.
+const STEPS: usize = 80;
+
+/// Numbers that look random, and are the same for each seed.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % bound
+    }
+
+    fn happens(&mut self, percent: u64) -> bool {
+        self.below(100) < percent
+    }
+}
+
+/// What the publisher had after a batch.
+#[derive(Debug, Clone)]
+struct Version {
+    batch: EventBatch,
+    blocks: BTreeSet<u64>,
+}
+
+/// A batch on its way.
+struct OnWay {
+    version: usize,
+    generation: StreamGeneration,
+}
+
+/// What has been written of a holder, and what a stream gives behind it.
+struct Written {
+    frame: HolderFrame,
+    batches: Vec<Vec<u8>>,
+    /// What has come since.
+    rest: Vec<Vec<u8>>,
+}
+
+struct World {
+    scene: Scene,
+    /// Whether a stream keeps what has come: then the daemon can be killed, and else the connection can break.
+    has_stream: bool,
+    written: Option<Written>,
+    dice: Dice,
+    versions: Vec<Version>,
+    cursor: BatchCursor,
+    blocks: BTreeSet<u64>,
+    time_us: u64,
+    way: Vec<OnWay>,
+    /// An exact holder knows this version at least.
+    floor: usize,
+    /// The newest version that has come damaged.
+    damaged: usize,
+    /// Whether the publisher has failed to answer: then it is believed when it replaces its state, whatever was damaged before.
+    has_failed: bool,
+    asked: Option<(ResyncBegun, StreamGeneration)>,
+    answer: Option<(ResyncBegun, ResyncAnswer, StreamGeneration)>,
+    log: Vec<String>,
+}
+
+fn stored_block(block: u64) -> Event {
+    Event::Stored(StoredBlocks::by_sequence(None, None, vec![SequenceHash(block)]))
+}
+
+fn removed_block(block: u64) -> Event {
+    Event::Removed(RemovedBlocks::by_sequence(vec![SequenceHash(block)]))
+}
+
+impl World {
+    async fn begin(seed: u64) -> Self {
+        let first = Version {
+            batch: batch(1, Vec::new()),
+            blocks: BTreeSet::new(),
+        };
+        let scene = Scene::begin().await;
+        scene.trust.follow(scene.trust.generation());
+        Self {
+            scene,
+            has_stream: seed.is_multiple_of(2),
+            written: None,
+            dice: Dice(seed),
+            versions: vec![first],
+            cursor: BatchCursor { epoch: 1, seq: 1 },
+            blocks: BTreeSet::new(),
+            time_us: 10,
+            way: Vec::new(),
+            floor: 0,
+            damaged: 0,
+            has_failed: false,
+            asked: None,
+            answer: None,
+            log: Vec::new(),
+        }
+    }
+
+    fn publish(&mut self) {
+        let mut events = Vec::new();
+        for _ in 0..self.dice.below(3) {
+            let block = 1 + self.dice.below(BLOCKS);
+            events.push(match self.dice.below(7) {
+                0 => {
+                    self.blocks.clear();
+                    Event::Cleared
+                }
+                1 | 2 => {
+                    self.blocks.remove(&block);
+                    removed_block(block)
+                }
+                _ if self.blocks.insert(block) => stored_block(block),
+                // What is stored twice is to be removed twice.
+                _ => continue,
+            });
+        }
+        self.time_us += 1;
+        self.cursor.seq += 1;
+        let batch = EventBatch {
+            epoch: self.cursor.epoch,
+            time_us: Some(self.time_us),
+            ..batch(self.cursor.seq, events)
+        };
+        self.log
+            .push(format!("publish {}:{} {:?}", batch.epoch, batch.seq, self.blocks));
+        let generation = self.scene.trust.generation();
+        self.way.push(OnWay {
+            version: self.versions.len(),
+            generation,
+        });
+        let blocks = self.blocks.clone();
+        self.versions.push(Version { batch, blocks });
+    }
+
+    fn restart(&mut self) {
+        self.cursor = BatchCursor {
+            epoch: self.cursor.epoch + 1,
+            seq: 0,
+        };
+        self.blocks.clear();
+        self.log.push(format!("epoch {}", self.cursor.epoch));
+    }
+
+    async fn deliver(&mut self) {
+        if self.way.is_empty() {
+            return;
+        }
+        let index = match self.dice.happens(25) {
+            true => usize::try_from(self.dice.below(self.way.len().min(3) as u64)).unwrap(),
+            false => 0,
+        };
+        let OnWay { version, generation } = self.way.remove(index);
+        let BatchCursor { epoch, seq } = self.at(version);
+        if self.dice.happens(8) {
+            self.log.push(format!("lose {epoch}:{seq}"));
+            return;
+        }
+        if self.dice.happens(5) {
+            self.way.insert(0, OnWay { version, generation });
+        }
+        let is_damaged = self.dice.happens(8);
+        match is_damaged {
+            true => self.damaged = self.damaged.max(version),
+            false => self.floor = self.floor.max(version),
+        }
+        self.log
+            .push(format!("deliver {epoch}:{seq}, damaged {is_damaged}"));
+        let payload = match is_damaged {
+            true => b"garbage".to_vec(),
+            false => self.versions[version].batch.encode(),
+        };
+        self.receive(&payload, generation).await;
+        if let Some(written) = &mut self.written {
+            written.rest.push(payload);
+        }
+    }
+
+    async fn receive(&self, payload: &[u8], generation: StreamGeneration) {
+        let worker = &self.scene.holder.0;
+        let (namespace, name) = (&worker.namespace, worker.worker.clone());
+        let dispatched = self.scene.pool.dispatch(namespace, name, payload, generation);
+        dispatched.await.unwrap();
+    }
+
+    /// The next batch comes, and there is no room for it.
+    fn drop_next(&mut self) {
+        let Some(first) = self.way.first() else { return };
+        if self.way.iter().any(|other| other.version < first.version) {
+            // A batch that is late already does not show what it was overtaken by.
+            return;
+        }
+        let OnWay { version, .. } = self.way.remove(0);
+        self.log.push(format!("no room for {:?}", self.at(version)));
+        self.floor = self.floor.max(version);
+        self.scene.lose_one();
+    }
+
+    async fn write(&mut self) {
+        let generation = self.scene.trust.generation();
+        let dumped = self.scene.pool.dump_next_with_blocks(0, None, generation).await;
+        let (_, dump) = dumped.unwrap().unwrap();
+        self.log.push(format!("write {:?}", dump.frame));
+        self.written = Some(Written {
+            frame: dump.frame.clone(),
+            batches: dump.batches().collect(),
+            rest: Vec::new(),
+        });
+    }
+
+    /// The daemon is killed, and begins with what it has written.
+    async fn kill(&mut self) {
+        let Some(written) = self.written.take() else {
+            return;
+        };
+        self.log.push("kill".to_owned());
+        self.scene.pool = Scene::new_pool();
+        self.scene.trust = StreamTrust::default();
+        let generation = self.scene.trust.generation();
+        self.scene.trust.follow(generation);
+        (self.asked, self.answer, self.has_failed) = (None, None, false);
+        let Written { frame, batches, rest } = &written;
+        let holder = Frame::Holder(frame.clone());
+        let frames = std::iter::once(holder).chain(batches.iter().cloned().map(Frame::Batch));
+        for part in frames {
+            self.scene.pool.restore(frame, part, generation).await.unwrap();
+        }
+        for payload in rest {
+            self.receive(payload, generation).await;
+        }
+        self.written = Some(written);
+    }
+
+    fn at(&self, version: usize) -> BatchCursor {
+        let batch = &self.versions[version].batch;
+        BatchCursor {
+            epoch: batch.epoch,
+            seq: batch.seq,
+        }
+    }
+
+    /// The connection breaks: what was on its way may be lost.
+    fn break_connection(&mut self) {
+        self.log.push("break".to_owned());
+        let generation = self.scene.trust.doubt();
+        self.scene.trust.follow(generation);
+        let dice = &mut self.dice;
+        self.way.retain(|_| dice.happens(50));
+        self.floor = self.versions.len() - 1;
+    }
+
+    async fn ask(&mut self) {
+        if self.asked.is_some() || self.answer.is_some() {
+            return;
+        }
+        let generation = self.scene.trust.followed().unwrap();
+        let begun = self.scene.ask().await;
+        self.log.push(format!("ask {begun:?}"));
+        self.asked = Some((begun, generation));
+    }
+
+    async fn give_up(&mut self) {
+        let asked = self.asked.take().map(|(begun, _)| begun);
+        let Some(begun) = asked.or_else(|| self.answer.take().map(|(begun, ..)| begun)) else {
+            return;
+        };
+        let failure = match self.dice.happens(50) {
+            true => ResyncFailure::NoResponder,
+            false => ResyncFailure::TimedOut,
+        };
+        self.log.push(format!("give up {failure:?}"));
+        self.has_failed = true;
+        self.abandon(begun, failure).await;
+    }
+
+    async fn abandon(&mut self, begun: ResyncBegun, failure: ResyncFailure) {
+        let Scene { pool, holder, .. } = &self.scene;
+        pool.abandon_resync(holder, begun.number, failure).await.unwrap();
+    }
+
+    /// The publisher hears the question and answers.
+    async fn answer(&mut self) {
+        let Some((begun, generation)) = self.asked.take() else {
+            return;
+        };
+        let is_behind = |known: BatchCursor| {
+            self.cursor.epoch == known.epoch && self.cursor.seq < known.seq || self.cursor.epoch < known.epoch
+        };
+        assert!(
+            !is_behind(begun.cursor) && !is_behind(begun.seen),
+            "{:#?}",
+            self.log
+        );
+        let is_missing = !begun.full && begun.cursor.epoch == self.cursor.epoch && self.dice.happens(80);
+        let (kind, batches) = match is_missing {
+            true => {
+                let batches = self.versions.iter().map(|version| version.batch.clone());
+                let is_asked =
+                    |batch: &EventBatch| batch.epoch == begun.cursor.epoch && batch.seq > begun.cursor.seq;
+                (ResyncAnswerKind::Missing, batches.filter(is_asked).collect())
+            }
+            false => {
+                let state = EventBatch {
+                    epoch: self.cursor.epoch,
+                    ..batch(
+                        self.cursor.seq.max(1),
+                        self.blocks.iter().copied().map(stored_block).collect(),
+                    )
+                };
+                (ResyncAnswerKind::Full, vec![state])
+            }
+        };
+        self.log.push(format!("answer {kind:?} to {:?}", self.cursor));
+        let made = (self.cursor.seq > 0).then_some(self.time_us);
+        let answer = ResyncAnswer {
+            kind,
+            cursor: self.cursor,
+            time_us: made,
+            batches,
+        };
+        self.answer = Some((begun, answer, generation));
+    }
+
+    async fn take_answer(&mut self) {
+        let Some((begun, answer, generation)) = self.answer.take() else {
+            return;
+        };
+        let Scene { pool, holder, .. } = &self.scene;
+        let finished = pool.finish_resync(holder, begun.number, answer, generation, 0);
+        let outcome = finished.await.unwrap();
+        self.log.push(format!("finished {outcome:?}"));
+        self.has_failed &= outcome == ResyncOutcome::Superseded;
+    }
+
+    async fn step(&mut self) {
+        match self.dice.below(100) {
+            0..=29 => self.publish(),
+            30..=31 => self.restart(),
+            32..=69 => self.deliver().await,
+            70..=71 if self.has_stream => self.kill().await,
+            70..=71 => self.break_connection(),
+            72 if self.has_stream => self.write().await,
+            72 => self.drop_next(),
+            73..=79 => self.ask().await,
+            80..=88 => self.answer().await,
+            89..=97 => self.take_answer().await,
+            _ => self.give_up().await,
+        }
+    }
+
+    async fn check(&mut self, seed: u64) {
+        if self.has_failed {
+            self.damaged = 0;
+        }
+        if !self.scene.reasons().await.is_empty() {
+            return;
+        }
+        let holders = self.scene.namespace().indexer.holders();
+        let is_it = |holder: &&Arc<HolderRecord>| holder.id.worker == self.scene.holder.0.worker;
+        let cursor = holders.iter().find(is_it).unwrap().status.cursor.load();
+        let has = |block: &u64| {
+            let query = QueryKey::SequenceHashes(vec![SequenceHash(*block)]);
+            let search = kvatlas_core::index::Search::default();
+            let matches = self.scene.namespace().indexer.find_matches(&query, search);
+            matches.unwrap().holders().next().is_some()
+        };
+        let found: BTreeSet<u64> = (1..=BLOCKS).filter(has).collect();
+        // A new epoch has nothing before its first batch.
+        let version = (0..self.versions.len()).find(|version| self.at(*version) == cursor);
+        let known = version.map_or_else(BTreeSet::new, |version| self.versions[version].blocks.clone());
+        let newest = self.at(self.floor.max(self.damaged));
+        let is_new = (cursor.epoch, cursor.seq) >= (newest.epoch, newest.seq);
+        assert!(
+            is_new && found == known,
+            "seed {seed}: exact at {cursor:?} with {found:?}, not {known:?}; has come: {newest:?}; {:#?}",
+            self.log
+        );
+    }
+}
+
+#[tokio::test]
+async fn whatever_happens_what_is_exact_is_right() {
+    let runs: u64 = std::env::var("KVATLAS_TEST_OPERATIONS")
+        .ok()
+        .and_then(|runs| runs.parse().ok())
+        .unwrap_or(20_000)
+        / STEPS as u64;
+    for seed in 1..=runs {
+        let mut world = World::begin(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15)).await;
+        for _ in 0..STEPS {
+            world.step().await;
+            world.check(seed).await;
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! Publishers that begin again, and batches that come late, while batches are held.
+
+use kvatlas_core::wire::DegradedReasons;
+
+use super::doubts::Scene;
+use super::*;
+
+fn stores(first: u64) -> Vec<Event> {
+    let hashes = (first..first + 3).map(SequenceHash).collect();
+    vec![Event::Stored(StoredBlocks::by_sequence(None, None, hashes))]
+}
+
+fn in_epoch(epoch: u64, seq: u64, events: Vec<Event>) -> EventBatch {
+    EventBatch {
+        epoch,
+        ..batch(seq, events)
+    }
+}
+
+fn made_at(time_us: u64, seq: u64) -> EventBatch {
+    EventBatch {
+        time_us: Some(time_us),
+        ..batch(seq, Vec::new())
+    }
+}
+
+#[tokio::test]
+async fn blocks_that_missing_batches_brought_outlast_a_question_that_nobody_answers() {
+    let scene = Scene::begin().await;
+    // The first batch of the new epoch is lost. The old one had no blocks, so its missing batches suffice.
+    scene.receive(&in_epoch(2, 2, stores(20)).encode()).await;
+    let asked = scene.ask().await;
+    assert!(!asked.full);
+    let missing = vec![in_epoch(2, 1, stores(10)), in_epoch(2, 2, stores(20))];
+    assert_eq!(scene.answer(asked, missing).await, ResyncOutcome::Exact);
+    assert_eq!(depth(&scene.pool, 10), Some(3));
+    // The connection breaks, and for now the publisher does not answer.
+    scene.trust.doubt();
+    let asked = scene.ask().await;
+    scene.give_up(asked).await;
+    scene.receive(&in_epoch(2, 3, Vec::new()).encode()).await;
+    assert!(scene.reasons().await.is_empty());
+    assert_eq!(
+        (depth(&scene.pool, 10), depth(&scene.pool, 20)),
+        (Some(3), Some(3))
+    );
+}
+
+#[tokio::test]
+async fn a_late_first_batch_of_an_epoch_does_not_drop_the_batches_that_overtook_it() {
+    let scene = Scene::begin().await;
+    scene.ask().await;
+    for (seq, first) in [(2, 20), (1, 10)] {
+        scene.receive(&in_epoch(2, seq, stores(first)).encode()).await;
+    }
+    assert!(scene.reasons().await.is_empty());
+    assert_eq!(
+        (depth(&scene.pool, 10), depth(&scene.pool, 20)),
+        (Some(3), Some(3))
+    );
+}
+
+#[tokio::test]
+async fn batches_that_an_answer_overtook_are_no_restart() {
+    let scene = Scene::begin().await;
+    scene.receive(&made_at(30, 3).encode()).await;
+    let asked = scene.ask().await;
+    let missing = (2..=5).map(|seq| made_at(10 * seq, seq)).collect();
+    assert_eq!(scene.answer(asked, missing).await, ResyncOutcome::Exact);
+    for seq in 4..=6 {
+        scene.receive(&made_at(10 * seq, seq).encode()).await;
+    }
+    let reasons = scene.reasons().await;
+    assert!(reasons.is_empty(), "{reasons:?}");
+}
+
+#[tokio::test]
+async fn a_dump_without_held_batches_is_not_certain() {
+    let scene = Scene::begin().await;
+    scene.ask().await;
+    scene.hear(2, stores(10)).await;
+    let generation = scene.trust.generation();
+    let dumped = scene.pool.dump_next(0, None, generation).await.unwrap();
+    let (_, dump) = dumped.unwrap();
+    assert_eq!(dump.frame.seq, 1);
+    // The stream is read on behind the second batch.
+    let restarted = pool();
+    let restored = Frame::Holder(dump.frame.clone());
+    restarted
+        .restore(&dump.frame, restored, generation)
+        .await
+        .unwrap();
+    restarted.drain().await.unwrap();
+    let namespace = restarted.namespaces.get(&dump.frame.namespace).unwrap();
+    let reasons = namespace.indexer.holders()[0].status.reasons(&scene.trust);
+    assert_eq!(reasons, DegradedReasons::of(DegradedReason::Undecodable));
+}
