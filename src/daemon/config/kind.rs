@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 
 use toml::de::DeValue;
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
 
 use kvatlas_core::wire::{SHARDS_MAX, Shard};
 
@@ -297,7 +298,13 @@ fn is_log_filter(text: &str) -> bool {
     // tracing-subscriber 0.3.23 counts bytes in a trimmed directive and then cuts the untrimmed one: at a space
     // it takes a wrong target in silence, and at a wide one it panics.
     let is_plain = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic());
-    is_plain && EnvFilter::try_new(text).is_ok()
+    // A word that is no level would be a target of which nothing is, and all else would be off.
+    let is_level = |word: &str| word.parse::<LevelFilter>().is_ok();
+    let are_levels = text
+        .split(',')
+        .filter(|part| !part.contains(['=', '[', ']', '{', '}']))
+        .all(is_level);
+    is_plain && are_levels && EnvFilter::try_new(text).is_ok()
 }
 
 /// An `http://` URL with a host, and nothing that could be a password.
@@ -450,11 +457,13 @@ mod tests {
             ),
             (
                 Kind::LogFilter,
-                &["info", "warn,kvatlas=debug"],
+                &["info", "warn,kvatlas=debug", "off,kvatlas[a{b}]=debug"],
                 &[
                     "",
                     " ",
                     "kvatlas=loud",
+                    "loud",
+                    "kvatlas=debug,verbose",
                     "info, kvatlas=debug",
                     "\u{2003}kvatlas=debug",
                 ],
