@@ -11,6 +11,8 @@ use super::reader::{Reader, check_version, set_once};
 use super::subject::Rank;
 use super::writer::encode;
 
+mod usual;
+
 /// For so many events of a batch there is room before the first is read.
 const EVENTS_AT_FIRST: usize = 16;
 
@@ -103,6 +105,18 @@ impl EventBatch {
     /// [`DecodeError`] if it is no batch of this version, or exceeds a limit.
     pub fn decode(payload: &[u8], limits: &WireLimits) -> Result<Self, DecodeError> {
         let mut reader = Reader::new(payload, limits.message_bytes_max)?;
+        let Some((head, events)) = usual::head(&mut reader) else {
+            return Self::decode_any_form(payload, limits);
+        };
+        let count = reader.checked_count("events", events, limits.events_max)?;
+        let events = decode_events(&mut reader, count, |reader| usual::event(reader, limits))?;
+        reader.finish()?;
+        Ok(Self { events, ..head })
+    }
+
+    /// As [`Self::decode`], without its short way.
+    pub(super) fn decode_any_form(payload: &[u8], limits: &WireLimits) -> Result<Self, DecodeError> {
+        let mut reader = Reader::new(payload, limits.message_bytes_max)?;
         let mut fields = BatchFields::default();
         reader.map("the batch", |reader, key| fields.read(reader, key, limits))?;
         reader.finish()?;
@@ -146,7 +160,11 @@ impl BatchFields {
             b"rank" => set_once(&mut self.rank, "rank", reader.unsigned_32("rank")?),
             b"time_us" => set_once(&mut self.time_us, "time_us", reader.optional_unsigned("time_us")?),
             b"tier" => set_once(&mut self.tier, "tier", Tier::decode(reader)?),
-            b"events" => set_once(&mut self.events, "events", decode_events(reader, limits)?),
+            b"events" => {
+                let count = reader.array("events", limits.events_max)?;
+                let events = decode_events(reader, count, |reader| Event::decode(reader, limits))?;
+                set_once(&mut self.events, "events", events)
+            }
             _ => reader.skip(),
         }
     }
@@ -170,12 +188,16 @@ impl BatchFields {
     }
 }
 
-fn decode_events(reader: &mut Reader<'_>, limits: &WireLimits) -> Result<Vec<Event>, DecodeError> {
-    let events = reader.array("events", limits.events_max)?;
+/// The next `count` values: the events of a batch, each of which `decode` reads.
+fn decode_events<'a>(
+    reader: &mut Reader<'a>,
+    count: usize,
+    decode: impl Fn(&mut Reader<'a>) -> Result<Event, DecodeError>,
+) -> Result<Vec<Event>, DecodeError> {
     // What is announced need not come.
-    let mut list = Vec::with_capacity(events.min(EVENTS_AT_FIRST));
-    for _ in 0..events {
-        list.push(Event::decode(reader, limits)?);
+    let mut list = Vec::with_capacity(count.min(EVENTS_AT_FIRST));
+    for _ in 0..count {
+        list.push(decode(reader)?);
     }
     Ok(list)
 }

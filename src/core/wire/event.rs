@@ -381,7 +381,7 @@ fn decode_doubts(reader: &mut Reader<'_>) -> Result<DegradedReasons, DecodeError
 }
 
 /// A start that can be placed: position 0 has no parent, every other has one, and the last block has a position too.
-fn check_start(
+pub(super) fn check_start(
     parent: Option<SequenceHash>,
     position: Option<Position>,
     blocks: usize,

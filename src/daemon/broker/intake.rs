@@ -52,9 +52,14 @@ impl Intake {
         statistics.map_or(0, |statistics| statistics.in_bytes.load(Ordering::Relaxed))
     }
 
-    /// A message has been taken. To be called by one task only, as [`Self::took_all`].
+    /// A message has been taken. To be called by one task only, as [`Self::took_bytes`] and [`Self::took_all`].
     pub(crate) fn took(&self, message: &Message) {
-        let taken = self.taken.load(Ordering::Relaxed) + message.length as u64 + MESSAGE_OVERHEAD_BYTES;
+        self.took_bytes(bytes_of(message));
+    }
+
+    /// Messages of so many bytes together have been taken.
+    pub(crate) fn took_bytes(&self, bytes: u64) {
+        let taken = self.taken.load(Ordering::Relaxed) + bytes;
         self.taken.store(taken.min(self.received()), Ordering::Relaxed);
     }
 
@@ -117,6 +122,11 @@ impl Intake {
             self.room().await;
         }
     }
+}
+
+/// About what the server has sent for a message.
+pub(crate) fn bytes_of(message: &Message) -> u64 {
+    message.length as u64 + MESSAGE_OVERHEAD_BYTES
 }
 
 #[cfg(test)]

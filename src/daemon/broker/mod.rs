@@ -5,7 +5,7 @@ pub mod embedded;
 mod intake;
 mod nats;
 
-pub(crate) use intake::Intake;
+pub(crate) use intake::{Intake, bytes_of};
 pub use kvatlas_client::{Refusal, Refused};
 pub(crate) use nats::{Buffer, SubscribeError, connect_counted, follow_connection, is_confirmed};
 pub use nats::{ConnectError, ConnectPatience, ConnectionNotice, RoundTripError, connect, round_trip};

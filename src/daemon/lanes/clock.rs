@@ -22,49 +22,50 @@ pub(crate) fn now_us() -> u64 {
 /// The clocks of a lane. They are read once for all that happens at the end of one job and the beginning of the next.
 pub(super) struct LaneClock {
     started: Instant,
-    /// When the turn began, also in microseconds since the Unix epoch.
-    turn: (Instant, u64),
-    now: Cell<Instant>,
+    /// When the turn began: in nanoseconds since the lane was started, and in microseconds since the Unix epoch.
+    turn: (u64, u64),
+    /// When the clock was read last, in nanoseconds since the lane was started.
+    now_ns: Cell<u64>,
 }
 
 impl LaneClock {
     pub(super) fn new() -> Self {
-        let now = Instant::now();
         Self {
-            started: now,
-            turn: (now, unix_time_us()),
-            now: Cell::new(now),
+            started: Instant::now(),
+            turn: (0, unix_time_us()),
+            now_ns: Cell::new(0),
         }
     }
 
     /// A turn begins.
     pub(super) fn begin_turn(&mut self) {
         self.lap();
-        self.turn = (self.now.get(), unix_time_us());
+        self.turn = (self.now_ns.get(), unix_time_us());
     }
 
     /// Reads the time; says how much has passed since it was read last.
     pub(super) fn lap(&self) -> Duration {
-        let now = Instant::now();
-        now.duration_since(self.now.replace(now))
+        let now_ns = u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        let before_ns = self.now_ns.replace(now_ns);
+        Duration::from_nanos(now_ns.saturating_sub(before_ns))
     }
 
     /// How long the turn has lasted.
     pub(super) fn turn_elapsed(&self) -> Duration {
-        self.now.get().duration_since(self.turn.0)
+        Duration::from_nanos(self.turn_ns())
     }
 
     /// Microseconds since the lane was started.
     pub(super) fn monotonic_us(&self) -> u64 {
-        micros(self.now.get().duration_since(self.started))
+        self.now_ns.get() / 1000
     }
 
     /// Microseconds since the Unix epoch.
     pub(super) fn unix_us(&self) -> u64 {
-        self.turn.1.saturating_add(micros(self.turn_elapsed()))
+        self.turn.1.saturating_add(self.turn_ns() / 1000)
     }
-}
 
-fn micros(time: Duration) -> u64 {
-    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+    fn turn_ns(&self) -> u64 {
+        self.now_ns.get().saturating_sub(self.turn.0)
+    }
 }

@@ -408,8 +408,8 @@ impl Lane {
         epoch_ahead_max: Option<Duration>,
     ) -> bool {
         let (worker, rank) = (&sender.worker, received.batch.rank);
-        let epoch = received.batch.epoch;
-        if epoch > epoch_max_at(self.clock.unix_us(), epoch_ahead_max) {
+        let (epoch, clocks) = (received.batch.epoch, self.clocks());
+        if epoch > epoch_max_at(clocks.unix_us, epoch_ahead_max) {
             sender
                 .metrics
                 .batch_dropped(DropReason::EpochAhead, worker.worker.as_str(), &epoch);
@@ -427,7 +427,7 @@ impl Lane {
             }
         };
         let context = Context {
-            clocks: self.clocks(),
+            clocks,
             holding: &self.holding,
             clock: &self.clock,
             tally: &self.tally,

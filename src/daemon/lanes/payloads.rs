@@ -3,10 +3,6 @@
 /// Bytes of the length in front of each payload.
 const LENGTH_BYTES: usize = size_of::<u32>();
 
-/// Where a second payload comes, room is made for so many as long as that, within so many bytes.
-const ROOM: usize = 8;
-const ROOM_BYTES_MAX: usize = 4096;
-
 /// Payloads one after the other, each behind its length.
 #[derive(Debug, Default)]
 pub(crate) struct Payloads {
@@ -25,14 +21,26 @@ impl Payloads {
         payloads
     }
 
-    /// Adds a copy of a payload.
-    pub(super) fn push(&mut self, payload: &[u8]) {
+    /// Adds a copy of a payload. The second makes room for `count_max` as long as itself, within `bytes_max` without their lengths.
+    /// [`Self::trim`] gives back what is not used.
+    pub(super) fn push_within(&mut self, payload: &[u8], count_max: usize, bytes_max: usize) {
+        if self.count == 1 {
+            let bytes = (count_max * payload.len()).min(bytes_max);
+            self.bytes.reserve(bytes + count_max * LENGTH_BYTES);
+        }
+        self.push(payload);
+    }
+
+    /// Gives memory back where more than half of it is not used.
+    pub(super) fn trim(&mut self) {
+        if self.bytes.capacity() / 2 > self.bytes.len() {
+            self.bytes.shrink_to_fit();
+        }
+    }
+
+    fn push(&mut self, payload: &[u8]) {
         // A message is far shorter than 4 GiB.
         let length = u32::try_from(payload.len()).unwrap_or(u32::MAX);
-        if self.count == 1 {
-            let room = ROOM * (LENGTH_BYTES + payload.len());
-            self.bytes.reserve(room.min(ROOM_BYTES_MAX));
-        }
         self.bytes.extend_from_slice(&length.to_le_bytes());
         self.bytes.extend_from_slice(payload);
         self.count += 1;
@@ -69,8 +77,20 @@ mod tests {
     fn payloads_come_out_as_they_went_in() {
         let sent: [&[u8]; 4] = [b"one", b"", b"three", &[7; 70_000]];
         let mut payloads = Payloads::of(sent[0]);
-        sent[1..].iter().for_each(|payload| payloads.push(payload));
+        sent[1..]
+            .iter()
+            .for_each(|payload| payloads.push_within(payload, 4, 100));
         assert_eq!(payloads.iter().collect::<Vec<_>>(), sent);
         assert_eq!((payloads.len(), payloads.bytes()), (4, 70_008));
+    }
+
+    #[test]
+    fn room_that_is_not_used_is_given_back() {
+        let mut payloads = Payloads::of(&[1; 100]);
+        payloads.push_within(&[2; 100], 32, 16 << 10);
+        assert!(payloads.bytes.capacity() >= 33 * 100);
+        payloads.trim();
+        assert!(payloads.bytes.capacity() < 500, "{}", payloads.bytes.capacity());
+        assert_eq!(payloads.iter().collect::<Vec<_>>(), [&[1; 100][..], &[2; 100]]);
     }
 }

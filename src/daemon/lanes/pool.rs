@@ -81,7 +81,9 @@ impl Inbox {
             is_alike && has_room && job.span.is_none() && span.is_none()
         };
         match jobs.last_mut().filter(|job| takes(job)) {
-            Some(job) => job.payloads.push(payload),
+            Some(job) => job
+                .payloads
+                .push_within(payload, TURN_MESSAGES_MAX, JOB_BYTES_MAX),
             None => jobs.push(BatchesJob {
                 sender: Arc::clone(&last.sender),
                 payloads: Payloads::of(payload),
@@ -240,7 +242,8 @@ impl LanePool {
             if jobs.is_empty() {
                 continue;
             }
-            let jobs = jobs.drain(..).map(|job| {
+            let jobs = jobs.drain(..).map(|mut job| {
+                job.payloads.trim();
                 let line = Arc::clone(job.sender.in_flight.line());
                 let bytes = job.payloads.bytes();
                 (line, Job::Batches(job), bytes)

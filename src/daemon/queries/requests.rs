@@ -377,9 +377,9 @@ impl QueueMember {
     /// The next request; none when the client is closed.
     async fn next(&mut self) -> Option<Message> {
         loop {
-            let message = self.messages.next().await;
-            if let Some(request) = self.noted(message)? {
-                return Some(request);
+            let message = self.messages.next().await?;
+            if self.is_request(&message) {
+                return Some(message);
             }
         }
     }
@@ -398,9 +398,9 @@ impl QueueMember {
 
     fn next_received(&mut self) -> Option<Message> {
         loop {
-            let message = self.messages.next().now_or_never()?;
-            if let Some(request) = self.noted(message)? {
-                return Some(request);
+            let message = self.messages.next().now_or_never()??;
+            if self.is_request(&message) {
+                return Some(message);
             }
         }
     }
@@ -417,8 +417,9 @@ impl QueueMember {
         loop {
             match tokio::time::timeout(FILL_INTERVAL, self.messages.next()).await {
                 Ok(message) => {
-                    if let Some(request) = self.noted(message)? {
-                        return Some(request);
+                    let message = message?;
+                    if self.is_request(&message) {
+                        return Some(message);
                     }
                 }
                 Err(_) if self.fills_left == 0 => {
@@ -437,11 +438,10 @@ impl QueueMember {
         }
     }
 
-    /// Counts a message. The inner option is none for a filler.
-    fn noted(&mut self, message: Option<Message>) -> Option<Option<Message>> {
-        let message = message?;
+    /// Counts a message; says whether it is a request, and no filler.
+    fn is_request(&mut self, message: &Message) -> bool {
         self.received += 1;
-        Some((message.subject.as_str() != self.filler_subject).then_some(message))
+        message.subject.as_str() != self.filler_subject
     }
 
     async fn fill(&self, count: u64) {

@@ -25,7 +25,7 @@ use tokio::sync::watch;
 use tokio::task::coop::unconstrained;
 use tokio_util::sync::CancellationToken;
 
-use crate::daemon::broker::{Intake, SubscribeError, is_confirmed};
+use crate::daemon::broker::{Intake, SubscribeError, bytes_of, is_confirmed};
 use crate::daemon::lanes::{Inbox, LanePool};
 use kvatlas_client::Backoff;
 
@@ -40,6 +40,8 @@ use kvatlas_core::index::{StreamGeneration, StreamTrust};
 const INCIDENT_PAUSE: Duration = Duration::from_millis(100);
 /// Messages that are handed over at once before anything else is looked at.
 const MESSAGES_AT_ONCE: usize = 256;
+/// After so many bytes that have been taken, the intake is told.
+const COUNTED_BYTES: u64 = 256 << 10;
 /// Pauses before a subscription that the server refused is tried again.
 const RETRIES: Backoff = Backoff {
     pause_min: Duration::from_millis(100),
@@ -150,7 +152,7 @@ impl CoreNatsSource {
                 }
                 message = current.messages.next() => match message {
                     Some(message) => {
-                        self.sort(&mut inbox, &message, current.generation);
+                        self.take(&mut inbox, &message, current.generation);
                         self.hand_over_buffered(&mut inbox, &mut current, MESSAGES_AT_ONCE);
                     }
                     // The client is closed.
@@ -193,7 +195,7 @@ impl CoreNatsSource {
             tracing::debug!(%error, "the connection is closed already");
         }
         while let Some(message) = old.messages.next().await {
-            self.sort(inbox, &message, old.generation);
+            self.take(inbox, &message, old.generation);
             self.hand_over_buffered(inbox, &mut old, MESSAGES_AT_ONCE);
         }
     }
@@ -201,26 +203,60 @@ impl CoreNatsSource {
     /// Hands over what has been sorted and the messages that have come, `messages_max` of them at most. Never waits: what has no room in the
     /// lanes is dropped there, and its worker is doubted.
     fn hand_over_buffered(&self, inbox: &mut Inbox, current: &mut Confirmed, messages_max: usize) {
-        for number in 1..=messages_max {
-            let received = self.intake.received();
+        let mut taken = Taken::default();
+        // Looked up only where the buffer seems empty: the connection counts there with every message.
+        let mut received = None;
+        while taken.messages < messages_max {
             // Without the runtime's budget, which would make the buffer look empty.
-            let Some(Some(message)) = unconstrained(current.messages.next()).now_or_never() else {
-                self.intake.took_all(received);
-                break;
-            };
-            self.sort(inbox, &message, current.generation);
-            if number % MESSAGES_AT_ONCE == 0 {
-                self.pool.hand_over(inbox);
+            match unconstrained(current.messages.next()).now_or_never() {
+                Some(Some(message)) => {
+                    received = None;
+                    self.sort(inbox, &message, current.generation);
+                    taken.add(&message);
+                    if taken.messages.is_multiple_of(MESSAGES_AT_ONCE) {
+                        self.pool.hand_over(inbox);
+                    }
+                    if taken.bytes > COUNTED_BYTES {
+                        self.intake.took_bytes(std::mem::take(&mut taken.bytes));
+                    }
+                }
+                _ => match received {
+                    Some(received) => {
+                        self.intake.took_all(received);
+                        taken.bytes = 0;
+                        break;
+                    }
+                    None => received = Some(self.intake.received()),
+                },
             }
         }
+        self.intake.took_bytes(taken.bytes);
         self.pool.hand_over(inbox);
     }
 
-    fn sort(&self, inbox: &mut Inbox, message: &Message, generation: StreamGeneration) {
+    fn take(&self, inbox: &mut Inbox, message: &Message, generation: StreamGeneration) {
         self.intake.took(message);
+        self.sort(inbox, message, generation);
+    }
+
+    fn sort(&self, inbox: &mut Inbox, message: &Message, generation: StreamGeneration) {
         let span = span_of(self.tracer.as_ref(), message);
         self.pool
             .sort(inbox, &message.subject, &message.payload, generation, span);
+    }
+}
+
+/// What has been taken: messages in all, and bytes that the intake has not been told of.
+#[derive(Default)]
+struct Taken {
+    messages: usize,
+    bytes: u64,
+}
+
+impl Taken {
+    fn add(&mut self, message: &Message) {
+        self.messages += 1;
+        self.bytes += bytes_of(message);
     }
 }
 

@@ -75,9 +75,43 @@ impl<'a> Reader<'a> {
         Some(text)
     }
 
+    /// The cursor behind `expected`, if that comes next; none, and nothing is read, where it does not.
+    #[inline]
+    pub(in crate::wire) fn behind<const LENGTH: usize>(
+        &mut self,
+        expected: &[u8; LENGTH],
+    ) -> Option<&mut Self> {
+        let next = self.input.get(self.offset..)?.first_chunk::<LENGTH>()?;
+        if next != expected {
+            return None;
+        }
+        self.offset += LENGTH;
+        Some(self)
+    }
+
+    /// How many entries the next value has if it is a map with fewer than 16; none, and nothing is read, where it is another.
+    #[inline]
+    pub(in crate::wire) fn short_map(&mut self) -> Option<usize> {
+        self.short_count(Marker::FixMap(0).to_u8())
+    }
+
+    /// How many elements the next value has if it is an array with fewer than 16; none, and nothing is read, where it is another.
+    #[inline]
+    pub(in crate::wire) fn short_array(&mut self) -> Option<usize> {
+        self.short_count(Marker::FixArray(0).to_u8())
+    }
+
+    #[inline]
+    fn short_count(&mut self, empty: u8) -> Option<usize> {
+        let marker = self.input.get(self.offset)?;
+        let count = marker ^ empty;
+        self.offset += usize::from(count < 16);
+        (count < 16).then_some(usize::from(count))
+    }
+
     /// The next value if it is an unsigned integer in one of its usual forms; none, and nothing is read, where it is another.
     #[inline]
-    pub(super) fn plain_number(&mut self) -> Option<u64> {
+    pub(in crate::wire) fn plain_number(&mut self) -> Option<u64> {
         let (marker, rest) = self.input.get(self.offset..)?.split_first()?;
         let (width, value) = match marker {
             0x00..=0x7f => (1, u64::from(*marker)),

@@ -68,7 +68,10 @@ fn corpus(seed: u64) -> Vec<Vec<u8>> {
 fn decode_all(payload: &[u8]) -> usize {
     let limits = WireLimits::default();
     let mut taken = 0;
-    if let Ok(batch) = EventBatch::decode(payload, &limits) {
+    let batch = EventBatch::decode(payload, &limits);
+    let in_any_form = EventBatch::decode_any_form(payload, &limits);
+    assert_eq!(batch, in_any_form, "{payload:02x?}");
+    if let Ok(batch) = batch {
         taken += 1;
         assert_eq!(
             EventBatch::decode(&batch.encode(), &limits),

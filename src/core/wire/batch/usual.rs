@@ -1,0 +1,83 @@
+//! The short way to read a batch, as [`EventBatch::encode`] writes it: keys in its order, numbers in their usual forms.
+//!
+//! Each key is compared where it is expected, and nothing is looked up. What is otherwise in anything, or wrong, is read again from its
+//! beginning by the decoder for all forms. The outcome is always that decoder's; the fuzz tests compare.
+
+use crate::hash::Position;
+use crate::wire::error::DecodeError;
+use crate::wire::event::{Event, RemovedBlocks, StoredBlocks, check_start};
+use crate::wire::limits::WireLimits;
+use crate::wire::reader::Reader;
+
+use super::{EventBatch, Tier};
+
+/// The batch without its events, and how many follow, which are the rest of the payload.
+pub(super) fn head(reader: &mut Reader<'_>) -> Option<(EventBatch, usize)> {
+    let entries = reader.short_map()?;
+    let epoch = reader.behind(b"\xa1v\x01\xa5epoch")?.plain_number()?;
+    let seq = reader.behind(b"\xa3seq")?.plain_number()?;
+    let rank = u32::try_from(reader.behind(b"\xa4rank")?.plain_number()?).ok()?;
+    // With the version and the events.
+    let (mut read, mut time_us, mut tier) = (5, None, Tier::DEVICE);
+    if let Some(reader) = reader.behind(b"\xa7time_us") {
+        (time_us, read) = (Some(reader.plain_number()?), read + 1);
+    }
+    if let Some(reader) = reader.behind(b"\xa4tier") {
+        let number = u8::try_from(reader.plain_number()?).ok()?;
+        (tier, read) = (Tier::new(number)?, read + 1);
+    }
+    let count = reader.behind(b"\xa6events")?.short_array()?;
+    let batch = EventBatch {
+        epoch,
+        seq,
+        rank,
+        time_us,
+        tier,
+        events: Vec::new(),
+    };
+    (read == entries && seq > 0).then_some((batch, count))
+}
+
+/// The next event, in whichever form.
+pub(super) fn event(reader: &mut Reader<'_>, limits: &WireLimits) -> Result<Event, DecodeError> {
+    let mut ahead = reader.clone();
+    match plain_event(&mut ahead, limits) {
+        Some(event) => {
+            *reader = ahead;
+            Ok(event)
+        }
+        None => Event::decode(reader, limits),
+    }
+}
+
+/// An event that names blocks by sequence hashes and has nothing beside them.
+fn plain_event(reader: &mut Reader<'_>, limits: &WireLimits) -> Option<Event> {
+    const HASHES: &str = "sequence_hashes";
+    let entries = reader.short_map()?;
+    let mut read = 2;
+    if reader.behind(b"\xa4type\xa7removed\xafsequence_hashes").is_some() {
+        if read != entries {
+            return None;
+        }
+        let hashes = reader.list(HASHES, limits.blocks_per_event_max).ok()?;
+        return Some(Event::Removed(RemovedBlocks::by_sequence(hashes)));
+    }
+    reader.behind(b"\xa4type\xa6stored")?;
+    let (mut parent, mut position) = (None, None);
+    if let Some(reader) = reader.behind(b"\xa6parent") {
+        (parent, read) = (Some(reader.plain_number()?.into()), read + 1);
+    }
+    if let Some(reader) = reader.behind(b"\xa8position") {
+        let number = reader.plain_number()?;
+        (position, read) = (Some(Position::new(number).ok()?), read + 1);
+    }
+    if read != entries {
+        return None;
+    }
+    let hashes: Vec<_> = reader
+        .behind(b"\xafsequence_hashes")?
+        .list(HASHES, limits.blocks_per_event_max)
+        .ok()?;
+    check_start(parent, position, hashes.len()).ok()?;
+    Some(Event::Stored(StoredBlocks::by_sequence(parent, position, hashes)))
+}
