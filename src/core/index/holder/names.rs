@@ -10,7 +10,7 @@ use super::copies::Aliases;
 use super::orphans::{Alias, Key, Orphan, add_name, withdraw_from};
 use super::part::{Attributes, Form};
 use super::resolve::Start;
-use crate::index::runs::{AHEAD, RunId, RunWriter, Spot, is_same_at};
+use crate::index::runs::{RunId, RunWriter, Spot, is_same_at};
 use smallvec::SmallVec;
 
 /// A block that a holder has.
@@ -304,14 +304,8 @@ impl HolderState {
             return;
         };
         if form == Form::Own {
-            let names = part.names(from, to);
-            names.iter().take(AHEAD).for_each(|name| self.own.prefetch(*name));
-            for (index, (name, offset)) in names.iter().zip(from..).enumerate() {
-                if let Some(next) = names.get(index + AHEAD) {
-                    self.own.prefetch(*next);
-                }
-                self.own.remove(*name, Spot { run, offset });
-            }
+            self.own
+                .remove_run(part.names(from, to), Spot { run, offset: from });
         }
         part.set(from, to, None);
         self.placed -= usize::from(to - from);

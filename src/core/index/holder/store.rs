@@ -7,7 +7,7 @@ use super::part::{Attributes, Form, tier_bit};
 use super::resolve::new_blocks;
 use super::turn::TURN_BLOCKS;
 use super::{HolderState, RejectReason, Work};
-use crate::index::runs::{AHEAD, RunWriter, Spot, Wanted};
+use crate::index::runs::{RunWriter, Spot, Wanted};
 
 /// Blocks one after the other, the first after `parent`, a block that the holder has or had, or at position 0.
 #[derive(Debug, Clone, Copy)]
@@ -225,37 +225,24 @@ impl HolderState {
         hashes: impl Iterator<Item = u64>,
         is_other: impl Fn(&Self, u64, Spot) -> bool,
     ) -> usize {
-        let first = sequence.names.iter().take(AHEAD);
-        first.for_each(|name| self.own.prefetch(*name));
-        let mut count = 0;
-        for (offset, hash) in (at.offset..).zip(hashes) {
-            let Some(name) = sequence.names.get(count).copied() else {
-                break;
-            };
-            if let Some(ahead) = sequence.names.get(count + AHEAD) {
-                self.own.prefetch(*ahead);
-            }
-            let spot = Spot { offset, ..at };
-            if count > 0 && (name == hash || is_other(self, name, spot)) {
-                break;
-            }
-            let parts = &self.parts;
+        let is_own = |(offset, (name, hash)): &(u16, (&u64, u64))| {
+            let (offset, name) = (*offset, **name);
+            offset == at.offset || name != *hash && !is_other(self, name, Spot { offset, ..at })
+        };
+        let blocks = (at.offset..).zip(sequence.names.iter().zip(hashes));
+        let names = &sequence.names[..blocks.take_while(is_own).count()];
+        let parts = &self.parts;
+        let is_equal = |index: usize, other: Spot| {
+            let name = names[index];
             // Those before it in the same stretch are not in the part yet.
-            let is_equal = |other: Spot| {
-                let is_before = other.run == at.run && (at.offset..offset).contains(&other.offset);
-                let before = || sequence.names.get(usize::from(other.offset - at.offset));
-                let part = parts.get(&other.run);
-                is_before && before() == Some(&name)
-                    || part.is_some_and(|part| part.has_name(other.offset, name))
-            };
-            // The caller has looked for the first.
-            let equal_max = if count == 0 { usize::MAX } else { 1 };
-            if self.own.insert_unless(name, spot, equal_max, is_equal) >= equal_max {
-                break;
-            }
-            count += 1;
-        }
-        count
+            let before = usize::from(other.offset.wrapping_sub(at.offset));
+            let part = parts.get(&other.run);
+            other.run == at.run && before < index && names[before] == name
+                || part.is_some_and(|part| part.has_name(other.offset, name))
+        };
+        // The caller has looked for the first.
+        let is_new = |index, equal| index == 0 || equal == 0;
+        self.own.insert_run(names, at, is_equal, is_new)
     }
 
     /// Stores blocks again that are all held alike already; says how many are done.

@@ -41,6 +41,12 @@ impl Prints {
         !(differs + (TOPS - LANES)) & TOPS
     }
 
+    /// Whether a slot with this print can be here or behind.
+    #[inline]
+    pub(super) fn may_have(self, print: u64) -> bool {
+        (self.with_print(print) | self.0 & TOPS) != 0
+    }
+
     #[inline]
     pub(super) fn empty(self) -> u64 {
         self.with_print(0)

@@ -15,6 +15,7 @@
 //! The tag is taken from a hash under a secret key: nobody can plan collisions.
 
 use super::bucket::{PRINT_BITS, PRINT_MASK, Prints, indexes};
+use super::writer::AHEAD;
 use super::{SPOT_BITS, Spot, fold, prefetch, random_key};
 
 const TAG_BITS: u32 = 33;
@@ -40,6 +41,15 @@ pub(crate) struct NameMap {
     len: usize,
     /// Buckets of all segments.
     buckets: usize,
+}
+
+/// Where a name belongs.
+#[derive(Debug, Clone, Copy, Default)]
+struct Home {
+    tag: u64,
+    /// That of the segment.
+    number: usize,
+    bucket: usize,
 }
 
 /// A tag and a place, as a bucket has them.
@@ -143,26 +153,43 @@ impl NameMap {
         self.directory.get(place).map_or(0, |segment| *segment as usize)
     }
 
+    /// Where `name` belongs; the memory of that is asked for.
+    #[inline]
+    fn home(&self, name: u64) -> Home {
+        let tag = self.tag(name);
+        let number = self.segment_of(tag);
+        let bucket = match self.segments.get(number) {
+            None => 0,
+            Some(segment) => {
+                let bucket = segment.home(upper(tag));
+                segment.prints.get(bucket).into_iter().for_each(prefetch);
+                segment.rows.get(bucket).into_iter().for_each(prefetch);
+                bucket
+            }
+        };
+        Home { tag, number, bucket }
+    }
+
     /// Asks for the memory that a search for `name` looks at first.
     #[inline]
     pub(crate) fn prefetch(&self, name: u64) {
-        let tag = self.tag(name);
-        if let Some(segment) = self.segments.get(self.segment_of(tag)) {
-            let home = segment.home(upper(tag));
-            segment.prints.get(home).into_iter().for_each(prefetch);
-            segment.rows.get(home).into_iter().for_each(prefetch);
+        self.home(name);
+    }
+
+    /// Where the next of these names belong, from the one of this number on.
+    #[inline]
+    fn look_ahead(&self, names: &[u64], from: usize, homes: &mut [Home; AHEAD]) {
+        for (index, name) in names.iter().enumerate().skip(from).take(AHEAD) {
+            homes[index % AHEAD] = self.home(*name);
         }
     }
 
     /// The first place that may have `name` for which `check` gives something.
     #[inline]
     pub(crate) fn find<T>(&self, name: u64, mut check: impl FnMut(Spot) -> Option<T>) -> Option<T> {
-        let tag = self.tag(name);
-        let segment = self.segments.get(self.segment_of(tag))?;
-        // Beside what is looked at first.
-        let row = segment.rows.get(segment.home(upper(tag)));
-        row.into_iter().for_each(prefetch);
-        segment.find(tag, |slot, _, _| {
+        // What is looked at last is asked for beside what is looked at first.
+        let Home { tag, number, bucket } = self.home(name);
+        self.segments.get(number)?.find(tag, bucket, |slot, _, _| {
             let is_it = slot.upper() == upper(tag);
             if is_it { check(slot.spot()) } else { None }
         })
@@ -183,43 +210,126 @@ impl NameMap {
         equal_max: usize,
         is_equal: impl Fn(Spot) -> bool,
     ) -> usize {
-        let tag = self.tag(name);
-        let mut number = self.segment_of(tag);
-        while self.segments.get(number).is_none_or(Segment::is_full) {
-            self.grow(number);
-            number = self.segment_of(tag);
+        let home = self.with_room(self.home(name));
+        let equal = self.insert_at(home, spot, |equal| equal < equal_max, is_equal);
+        equal.unwrap_or_else(|equal| equal)
+    }
+
+    /// Adds places for these names, one after the other from `first` on, up to the first that is not to be added. `is_equal` is told the number
+    /// of a name and a place, and says whether that is a place of this name; `is_new`, how many of those there are, and says whether
+    /// to add one more. Says how many have been added.
+    #[inline]
+    pub(crate) fn insert_run(
+        &mut self,
+        names: &[u64],
+        first: Spot,
+        is_equal: impl Fn(usize, Spot) -> bool,
+        is_new: impl Fn(usize, usize) -> bool,
+    ) -> usize {
+        let mut homes = [Home::default(); AHEAD];
+        self.look_ahead(names, 0, &mut homes);
+        for (index, offset) in (0..names.len()).zip(first.offset..) {
+            let mut home = homes[index % AHEAD];
+            if let Some(ahead) = names.get(index + AHEAD) {
+                homes[index % AHEAD] = self.home(*ahead);
+            }
+            if self.segments.get(home.number).is_none_or(Segment::is_full) {
+                home = self.with_room(home);
+                self.look_ahead(names, index + 1, &mut homes);
+            }
+            let spot = Spot { offset, ..first };
+            let added = self.insert_at(
+                home,
+                spot,
+                |equal| is_new(index, equal),
+                |spot| is_equal(index, spot),
+            );
+            if added.is_err() {
+                return index;
+            }
         }
-        let segment = &mut self.segments[number];
-        let mut equal = 0;
-        segment.find(tag, |slot, _, _| {
-            equal += usize::from(slot.upper() == upper(tag) && is_equal(slot.spot()));
-            None::<()>
-        });
-        if equal < equal_max {
-            self.buckets += segment.put(segment.home(upper(tag)), Slot::new(tag, spot));
-            self.len += 1;
+        names.len()
+    }
+
+    /// Where a name belongs as soon as there is room for it.
+    #[inline]
+    fn with_room(&mut self, mut home: Home) -> Home {
+        while self.segments.get(home.number).is_none_or(Segment::is_full) {
+            self.grow(home.number);
+            home.number = self.segment_of(home.tag);
+            home.bucket = self.segments[home.number].home(upper(home.tag));
         }
-        equal
+        home
+    }
+
+    /// Adds a place for a name, if `is_new` says so of how many places there are that are equal. Gives that number, as an error where it is
+    /// not added.
+    #[inline]
+    fn insert_at(
+        &mut self,
+        home: Home,
+        spot: Spot,
+        is_new: impl Fn(usize) -> bool,
+        is_equal: impl Fn(Spot) -> bool,
+    ) -> Result<usize, usize> {
+        let segment = &mut self.segments[home.number];
+        let (tag, mut equal) = (home.tag, 0);
+        if segment.prints[home.bucket].may_have(tag & PRINT_MASK) {
+            segment.find(tag, home.bucket, |slot, _, _| {
+                equal += usize::from(slot.upper() == upper(tag) && is_equal(slot.spot()));
+                None::<()>
+            });
+            if !is_new(equal) {
+                return Err(equal);
+            }
+        }
+        self.buckets += segment.put(home.bucket, Slot::new(tag, spot));
+        self.len += 1;
+        Ok(equal)
     }
 
     /// Takes the place of `name` out; says whether it was there.
     pub(crate) fn remove(&mut self, name: u64, spot: Spot) -> bool {
-        let tag = self.tag(name);
-        let number = self.segment_of(tag);
-        let Some(segment) = self.segments.get_mut(number) else {
+        let (home, before) = (self.home(name), self.len);
+        self.remove_at(home, spot);
+        self.len < before
+    }
+
+    /// Takes the places of these names out, one after the other from `first` on, as far as they are there.
+    pub(crate) fn remove_run(&mut self, names: &[u64], first: Spot) {
+        let mut homes = [Home::default(); AHEAD];
+        self.look_ahead(names, 0, &mut homes);
+        for (index, offset) in (0..names.len()).zip(first.offset..) {
+            let home = homes[index % AHEAD];
+            if let Some(ahead) = names.get(index + AHEAD) {
+                homes[index % AHEAD] = self.home(*ahead);
+            }
+            if self.remove_at(home, Spot { offset, ..first }) {
+                self.look_ahead(names, index + 1, &mut homes);
+            }
+        }
+    }
+
+    /// Takes a place out, if it is there; says whether names belong elsewhere now.
+    #[inline]
+    fn remove_at(&mut self, home: Home, spot: Spot) -> bool {
+        let Some(segment) = self.segments.get_mut(home.number) else {
             return false;
         };
-        if !segment.remove(tag, spot) {
+        if !segment.remove(home, spot) {
             return false;
         }
         self.len -= 1;
         if self.len == 0 {
             *self = Self::default();
-        } else if segment.homes > 1 && segment.len * 4 < segment.homes * WIDTH {
-            let homes = segment.homes / 2;
-            self.resize(number, homes);
+            return true;
         }
-        true
+        let is_small = segment.homes > 1 && segment.len * 4 < segment.homes * WIDTH;
+        if is_small {
+            let homes = segment.homes / 2;
+            self.resize(home.number, homes);
+        }
+        is_small
     }
 
     fn resize(&mut self, number: usize, homes: usize) {
@@ -337,11 +447,15 @@ impl Segment {
         ((own * self.homes as u64) >> UPPER_BITS) as usize
     }
 
-    /// What `check` gives for the first slot with the print of a tag for which it gives something. It is told the slot's bucket, too, and
-    /// its place there.
+    /// What `check` gives for the first slot with the print of a tag, from its home on, for which it gives something. It is told the slot's
+    /// bucket, too, and its place there.
     #[inline]
-    fn find<T>(&self, tag: u64, mut check: impl FnMut(Slot, usize, usize) -> Option<T>) -> Option<T> {
-        let mut place = self.home(upper(tag));
+    fn find<T>(
+        &self,
+        tag: u64,
+        mut place: usize,
+        mut check: impl FnMut(Slot, usize, usize) -> Option<T>,
+    ) -> Option<T> {
         loop {
             let prints = *self.prints.get(place)?;
             for index in indexes(prints.with_print(tag & PRINT_MASK)) {
@@ -359,15 +473,14 @@ impl Segment {
 
     /// Takes the slot of a tag and a place out; says whether it was there.
     #[inline]
-    fn remove(&mut self, tag: u64, spot: Spot) -> bool {
-        let wanted = Slot::new(tag, spot);
+    fn remove(&mut self, home: Home, spot: Spot) -> bool {
+        let wanted = Slot::new(home.tag, spot);
         let is_it = |slot: Slot, place, index| (slot.rest == wanted.rest).then_some((place, index));
-        let Some((place, index)) = self.find(tag, is_it) else {
+        let Some((place, index)) = self.find(home.tag, home.bucket, is_it) else {
             return false;
         };
         self.prints[place].clear(index);
-        let home = self.home(upper(tag));
-        for prints in &mut self.prints[home..place] {
+        for prints in &mut self.prints[home.bucket..place] {
             prints.count_behind(false);
         }
         self.len -= 1;
