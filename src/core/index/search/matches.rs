@@ -54,6 +54,18 @@ fn parts<S: SlotBits>(group: &MatchGroup<S>) -> ([u32; 2], &[u64]) {
 /// Slots of a word of a set.
 const WORD_SLOTS: usize = u64::BITS as usize;
 
+/// The numbers of the slots in the words of a set.
+fn slots_of(words: &[u64]) -> impl Iterator<Item = usize> {
+    (0..).step_by(WORD_SLOTS).zip(words).flat_map(|(first, word)| {
+        let mut left = *word;
+        std::iter::from_fn(move || {
+            let bit = (left != 0).then(|| left.trailing_zeros() as usize)?;
+            left &= left - 1;
+            Some(first + bit)
+        })
+    })
+}
+
 /// How many leading blocks the holder in each slot has on the device, and on device and host together.
 #[derive(Debug)]
 pub(super) struct NearBlocks(Vec<[u32; 2]>);
@@ -65,13 +77,8 @@ impl NearBlocks {
         let mut blocks = vec![[0; 2]; words.max().unwrap_or_default() * WORD_SLOTS];
         for (step, groups) in near.iter().enumerate() {
             for group in groups {
-                let slots = blocks.chunks_exact_mut(WORD_SLOTS).zip(group.slots.words());
-                for (blocks, word) in slots {
-                    let taken = blocks
-                        .iter_mut()
-                        .enumerate()
-                        .filter(|(bit, _)| word >> bit & 1 == 1);
-                    taken.for_each(|(_, blocks)| blocks[step] = group.matched_blocks);
+                for slot in slots_of(group.slots.words()) {
+                    blocks[slot][step] = group.matched_blocks;
                 }
             }
         }
