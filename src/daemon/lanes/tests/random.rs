@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 
 use kvatlas_core::index::{HolderRecord, StreamTrust};
 use kvatlas_core::wire::{BatchCursor, ResyncAnswerKind};
+use kvatlas_lab::random::{Random, setting};
 
 use super::doubts::Scene;
 use super::*;
@@ -14,23 +15,6 @@ use crate::daemon::metrics::labels::ResyncFailure;
 const BLOCKS: u64 = 5;
 /// Steps of one run.
 const STEPS: usize = 80;
-
-/// Numbers that look random, and are the same for each seed.
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self
-            .0
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % bound
-    }
-
-    fn happens(&mut self, percent: u64) -> bool {
-        self.below(100) < percent
-    }
-}
 
 /// What the publisher had after a batch.
 #[derive(Debug, Clone)]
@@ -58,7 +42,7 @@ struct World {
     /// Whether a stream keeps what has come: then the daemon can be killed, and else the connection can break.
     has_stream: bool,
     written: Option<Written>,
-    dice: Dice,
+    random: Random,
     versions: Vec<Version>,
     cursor: BatchCursor,
     blocks: BTreeSet<u64>,
@@ -95,7 +79,7 @@ impl World {
             scene,
             has_stream: seed.is_multiple_of(2),
             written: None,
-            dice: Dice(seed),
+            random: Random::new(seed),
             versions: vec![first],
             cursor: BatchCursor { epoch: 1, seq: 1 },
             blocks: BTreeSet::new(),
@@ -112,9 +96,9 @@ impl World {
 
     fn publish(&mut self) {
         let mut events = Vec::new();
-        for _ in 0..self.dice.below(3) {
-            let block = 1 + self.dice.below(BLOCKS);
-            events.push(match self.dice.below(7) {
+        for _ in 0..self.random.below(3) {
+            let block = 1 + self.random.next() % BLOCKS;
+            events.push(match self.random.below(7) {
                 0 => {
                     self.blocks.clear();
                     Event::Cleared
@@ -159,20 +143,20 @@ impl World {
         if self.way.is_empty() {
             return;
         }
-        let index = match self.dice.happens(25) {
-            true => usize::try_from(self.dice.below(self.way.len().min(3) as u64)).unwrap(),
+        let index = match self.random.chance(25) {
+            true => self.random.below(self.way.len().min(3)),
             false => 0,
         };
         let OnWay { version, generation } = self.way.remove(index);
         let BatchCursor { epoch, seq } = self.at(version);
-        if self.dice.happens(8) {
+        if self.random.chance(8) {
             self.log.push(format!("lose {epoch}:{seq}"));
             return;
         }
-        if self.dice.happens(5) {
+        if self.random.chance(5) {
             self.way.insert(0, OnWay { version, generation });
         }
-        let is_damaged = self.dice.happens(8);
+        let is_damaged = self.random.chance(8);
         match is_damaged {
             true => self.damaged = self.damaged.max(version),
             false => self.floor = self.floor.max(version),
@@ -257,8 +241,8 @@ impl World {
         self.log.push("break".to_owned());
         let generation = self.scene.trust.doubt();
         self.scene.trust.follow(generation);
-        let dice = &mut self.dice;
-        self.way.retain(|_| dice.happens(50));
+        let random = &mut self.random;
+        self.way.retain(|_| random.chance(50));
         self.floor = self.versions.len() - 1;
     }
 
@@ -277,7 +261,7 @@ impl World {
         let Some(begun) = asked.or_else(|| self.answer.take().map(|(begun, ..)| begun)) else {
             return;
         };
-        let failure = match self.dice.happens(50) {
+        let failure = match self.random.chance(50) {
             true => ResyncFailure::NoResponder,
             false => ResyncFailure::TimedOut,
         };
@@ -304,7 +288,7 @@ impl World {
             "{:#?}",
             self.log
         );
-        let is_missing = !begun.full && begun.cursor.epoch == self.cursor.epoch && self.dice.happens(80);
+        let is_missing = !begun.full && begun.cursor.epoch == self.cursor.epoch && self.random.chance(80);
         let (kind, batches) = match is_missing {
             true => {
                 let batches = self.versions.iter().map(|version| version.batch.clone());
@@ -346,7 +330,7 @@ impl World {
     }
 
     async fn step(&mut self) {
-        match self.dice.below(100) {
+        match self.random.below(100) {
             0..=29 => self.publish(),
             30..=31 => self.restart(),
             32..=69 => self.deliver().await,
@@ -393,13 +377,9 @@ impl World {
 
 #[tokio::test]
 async fn whatever_happens_what_is_exact_is_right() {
-    let runs: u64 = std::env::var("KVATLAS_TEST_OPERATIONS")
-        .ok()
-        .and_then(|runs| runs.parse().ok())
-        .unwrap_or(20_000)
-        / STEPS as u64;
+    let runs = setting("KVATLAS_TEST_OPERATIONS", 20_000) / STEPS as u64;
     for seed in 1..=runs {
-        let mut world = World::begin(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15)).await;
+        let mut world = World::begin(seed).await;
         for _ in 0..STEPS {
             world.step().await;
             world.check(seed).await;
