@@ -8,7 +8,7 @@ use crate::daemon::metrics::AnsweredPrompt;
 use crate::daemon::metrics::labels::QueryKind;
 use kvatlas_core::hash::Position;
 use kvatlas_core::index::{
-    HolderRecord, Match, Namespace, Namespaces, PositionalIndexer, QueryChain, Search, SparseChain,
+    HolderRecord, Match, Matches, Namespace, Namespaces, PositionalIndexer, QueryChain, Search, SparseChain,
     StreamTrust, TierDepth,
 };
 use kvatlas_core::wire::{
@@ -375,9 +375,11 @@ fn with_wait(
 }
 
 /// Adds the holders that the search may have seen in parts, and not found: nothing is known of what they have. Returns how many.
-fn add_changing<T>(holders: &mut Vec<HolderMatch>, seen: &Seen<T>, options: &QueryOptions) -> u32 {
-    let is_there = |holder: &HolderMatch, id: &HolderId| holder.worker == id.worker && holder.rank == id.rank;
-    let is_found = |id: &HolderId| holders.iter().any(|holder| is_there(holder, id));
+fn add_changing(holders: &mut Vec<HolderMatch>, seen: &Seen<Matches>, options: &QueryOptions) -> u32 {
+    let is_found = |id: &HolderId| {
+        let mut counted = counted(seen.found.holders(), options);
+        counted.any(|found| found.holder.id == *id)
+    };
     let missed = seen.missed(options.workers.as_deref(), is_found);
     let limit = options
         .limit
@@ -399,16 +401,22 @@ fn add_changing<T>(holders: &mut Vec<HolderMatch>, seen: &Seen<T>, options: &Que
     saturating_u32(missed.len())
 }
 
+/// Those of the holders found that have as many blocks as the options ask for.
+fn counted<'a>(
+    found: impl Iterator<Item = Match<'a>>,
+    options: &QueryOptions,
+) -> impl Iterator<Item = Match<'a>> {
+    let blocks_min = options.min_blocks.max(1);
+    found.filter(move |found| found.matched_blocks_max >= blocks_min)
+}
+
 /// The holders that the options ask for, best first, and how many there are without the limit.
 fn best_of<'a>(
     found: impl Iterator<Item = Match<'a>>,
     options: &QueryOptions,
     reasons: impl Fn(&HolderRecord) -> DegradedReasons,
 ) -> (Vec<HolderMatch>, u32) {
-    let blocks_min = options.min_blocks.max(1);
-    let mut found: Vec<_> = found
-        .filter(|found| found.matched_blocks_max >= blocks_min)
-        .collect();
+    let mut found: Vec<_> = counted(found, options).collect();
     found.sort_unstable_by(|one, other| place(one).cmp(&place(other)));
     let total = saturating_u32(found.len());
     let limit = options

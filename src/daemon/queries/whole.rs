@@ -69,3 +69,12 @@ impl<T> Seen<T> {
         missed.collect()
     }
 }
+
+#[cfg(test)]
+impl<T> Seen<T> {
+    /// What was found while batches of these holders came.
+    pub(super) fn while_changing(found: T, holders: Vec<HolderId>) -> Self {
+        let changing = SeenInParts::These(holders);
+        Self { found, changing }
+    }
+}

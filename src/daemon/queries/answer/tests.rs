@@ -66,6 +66,30 @@ fn the_length_of_a_status_is_known_before_it_is_made() {
 }
 
 #[test]
+fn who_changes_is_counted_once_whether_or_not_the_list_is_cut() {
+    let answerer = answerer();
+    let namespace = answerer.namespace(&NamespaceName::new("n").unwrap()).unwrap();
+    let id = |rank| HolderId {
+        worker: WorkerName::new("w").unwrap(),
+        rank,
+    };
+    let key = QueryKey::SequenceHashes(vec![SequenceHash(1)]);
+    let found = namespace.indexer.find_matches(&key, Search::default()).unwrap();
+    // The third one has not been found.
+    let seen = Seen::while_changing(found, vec![id(1), id(2)]);
+    for (limit, shown) in [(None, 3), (Some(1), 1)] {
+        let options = QueryOptions {
+            limit,
+            ..QueryOptions::default()
+        };
+        let reasons = |_: &HolderRecord| DegradedReasons::default();
+        let (mut holders, mut total) = best_of(seen.found.holders(), &options, reasons);
+        total += add_changing(&mut holders, &seen, &options);
+        assert_eq!((holders.len(), total), (shown, 3));
+    }
+}
+
+#[test]
 fn chosen_blocks_are_answered_with_bounds() {
     let answerer = answerer();
     let namespace = answerer.namespace(&NamespaceName::new("n").unwrap()).unwrap();
