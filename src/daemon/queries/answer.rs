@@ -263,7 +263,7 @@ impl Answerer {
         });
         let matches = &seen.found;
         let reasons = |holder: &HolderRecord| doubts.of(holder, matches.reasons(holder, &self.trust), &seen);
-        let (mut holders, mut holders_total) = best_of(matches.holders(), options, reasons);
+        let (mut holders, mut holders_total) = best_of(matches, options, reasons);
         holders_total += add_changing(&mut holders, &seen, options);
         if options.explain {
             explain(indexer, &mut chain, &mut holders);
@@ -311,7 +311,7 @@ impl Answerer {
         let seen = search_whole(&doubts.look, || namespace.indexer.find_bounds(&chain, search));
         let matches = &seen.found;
         let reasons = |holder: &HolderRecord| doubts.of(holder, matches.reasons(holder, &self.trust), &seen);
-        let (mut holders, mut holders_total) = best_of(matches.holders(), &query.options, reasons);
+        let (mut holders, mut holders_total) = best_of(matches, &query.options, reasons);
         holders_total += add_changing(&mut holders, &seen, &query.options);
         if let Some(sample) = &self.sample {
             sample.answered(state_of(holders.iter().map(|holder| holder.exact)));
@@ -377,7 +377,7 @@ fn with_wait(
 /// Adds the holders that the search may have seen in parts, and not found: nothing is known of what they have. Returns how many.
 fn add_changing(holders: &mut Vec<HolderMatch>, seen: &Seen<Matches>, options: &QueryOptions) -> u32 {
     let is_found = |id: &HolderId| {
-        let mut counted = counted(seen.found.holders(), options);
+        let mut counted = counted(&seen.found, options);
         counted.any(|found| found.holder.id == *id)
     };
     let missed = seen.missed(options.workers.as_deref(), is_found);
@@ -402,21 +402,19 @@ fn add_changing(holders: &mut Vec<HolderMatch>, seen: &Seen<Matches>, options: &
 }
 
 /// Those of the holders found that have as many blocks as the options ask for.
-fn counted<'a>(
-    found: impl Iterator<Item = Match<'a>>,
-    options: &QueryOptions,
-) -> impl Iterator<Item = Match<'a>> {
+fn counted<'a>(matches: &'a Matches, options: &QueryOptions) -> impl Iterator<Item = Match<'a>> + use<'a> {
     let blocks_min = options.min_blocks.max(1);
+    let found = matches.holders();
     found.filter(move |found| found.matched_blocks_max >= blocks_min)
 }
 
 /// The holders that the options ask for, best first, and how many there are without the limit.
-fn best_of<'a>(
-    found: impl Iterator<Item = Match<'a>>,
+fn best_of(
+    matches: &Matches,
     options: &QueryOptions,
     reasons: impl Fn(&HolderRecord) -> DegradedReasons,
 ) -> (Vec<HolderMatch>, u32) {
-    let mut found: Vec<_> = counted(found, options).collect();
+    let mut found: Vec<_> = counted(matches, options).collect();
     found.sort_unstable_by(|one, other| place(one).cmp(&place(other)));
     let total = saturating_u32(found.len());
     let limit = options
@@ -425,14 +423,15 @@ fn best_of<'a>(
     found.truncate(limit);
     let holders = found.iter().map(|found| {
         let degraded = reasons(found.holder);
+        let near = matches.near_blocks(found.holder);
         let is_bounded = found.matched_blocks_max > found.matched_blocks;
         HolderMatch {
             worker: found.holder.id.worker.clone(),
             rank: found.holder.id.rank,
             matched_blocks: found.matched_blocks,
             matched_blocks_max: is_bounded.then_some(found.matched_blocks_max),
-            device_blocks: found.near_blocks.map(|[device, _]| device),
-            host_blocks: found.near_blocks.map(|[_, host]| host),
+            device_blocks: near.map(|[device, _]| device),
+            host_blocks: near.map(|[_, host]| host),
             exact: degraded.is_empty(),
             degraded,
             dropped_out: None,

@@ -21,11 +21,17 @@ pub struct HolderRecord {
     pub id: HolderId,
     /// Whether its state is certain, and how large it is.
     pub status: HolderStatus,
+    slot: HolderSlot,
     /// Becomes true for good when the holder has left.
     retired: AtomicBool,
 }
 
 impl HolderRecord {
+    /// Its place in sets of holders.
+    pub(crate) fn slot(&self) -> HolderSlot {
+        self.slot
+    }
+
     /// Whether the holder has left the index.
     pub fn is_retired(&self) -> bool {
         self.retired.load(Ordering::Acquire)
@@ -156,6 +162,7 @@ impl Slots {
         let record = Arc::new(HolderRecord {
             id: id.clone(),
             status: HolderStatus::default(),
+            slot,
             retired: AtomicBool::new(false),
         });
         next.holders.resize(next.holders.len().max(free + 1), None);

@@ -6,7 +6,7 @@ use arc_swap::Guard as DirectoryGuard;
 
 use crate::wire::{DegradedReason, DegradedReasons};
 
-use crate::index::directory::{Directory, HolderRecord, SlotBits, SlotSet, StreamTrust};
+use crate::index::directory::{Directory, HolderRecord, HolderSlot, SlotBits, SlotSet, StreamTrust};
 
 use super::depths::{Groups, MatchGroup};
 
@@ -20,9 +20,6 @@ pub struct Match<'a> {
     pub matched_blocks: u32,
     /// How many leading blocks it holds at most: more than `matched_blocks` only where a query gives some blocks of a chain.
     pub matched_blocks_max: u32,
-    /// With [`TierDepth::Each`](super::TierDepth::Each): how many of them it holds on the device, and on device and host together, each up
-    /// to the first block that lies elsewhere.
-    pub near_blocks: Option<[u32; 2]>,
 }
 
 /// Groups of either kind. Small ones stay as they are: to make larger ones of them would take longer than to find some of them.
@@ -85,8 +82,8 @@ impl NearBlocks {
         Self(blocks)
     }
 
-    fn get(&self, slot: usize) -> [u32; 2] {
-        self.0.get(slot).copied().unwrap_or_default()
+    fn of_slot(&self, slot: HolderSlot) -> [u32; 2] {
+        self.0.get(slot.index()).copied().unwrap_or_default()
     }
 }
 
@@ -125,6 +122,12 @@ impl Matches {
         reasons
     }
 
+    /// With [`TierDepth::Each`](super::TierDepth::Each): how many of its blocks a holder that was found has on the device, and on device and
+    /// host together, each up to the first block that lies elsewhere.
+    pub fn near_blocks(&self, holder: &HolderRecord) -> Option<[u32; 2]> {
+        Some(self.near.as_ref()?.of_slot(holder.slot()))
+    }
+
     /// The holders with at least one matched block, deepest first; in no particular order within one depth.
     ///
     /// A holder that left while the search ran is left out: it holds nothing now.
@@ -138,7 +141,6 @@ impl Matches {
             nobody_left: directory.is_none_or(Directory::is_complete),
             directory,
             groups: &self.groups,
-            near: self.near.as_ref(),
             next_group: 0,
             matched_blocks: [0; 2],
             words: [].iter(),
@@ -154,7 +156,6 @@ struct Holders<'m> {
     directory: Option<&'m Directory>,
     nobody_left: bool,
     groups: &'m FoundGroups,
-    near: Option<&'m NearBlocks>,
     next_group: usize,
     /// Of the group whose turn it is, at least and at most.
     matched_blocks: [u32; 2],
@@ -195,7 +196,6 @@ impl<'m> Iterator for Holders<'m> {
                     holder,
                     matched_blocks,
                     matched_blocks_max,
-                    near_blocks: self.near.map(|near| near.get(slot)),
                 });
             }
         }

@@ -54,7 +54,7 @@ pub enum TierDepth {
     /// Wherever blocks lie.
     #[default]
     All,
-    /// As [`Self::All`], and beside it how much lies on the device, and on device and host: see [`Match::near_blocks`]. Bounds of a
+    /// As [`Self::All`], and beside it how much lies on the device, and on device and host: see [`Matches::near_blocks`]. Bounds of a
     /// [`SparseChain`] are as of [`Self::All`] alone.
     Each,
 }

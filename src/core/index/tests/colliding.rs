@@ -239,7 +239,8 @@ impl Run {
                     query.kind()
                 );
                 let near = matches.holders().filter_map(|found| {
-                    let [device, _] = found.near_blocks.filter(|[device, _]| *device > 0)?;
+                    let near = matches.near_blocks(found.holder);
+                    let [device, _] = near.filter(|[device, _]| *device > 0)?;
                     Some((found.holder.id.clone(), device as usize))
                 });
                 if tiers == TierDepth::Each {

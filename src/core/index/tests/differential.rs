@@ -248,7 +248,7 @@ impl Run {
             assert_eq!(found, expected(bits), "{} {tiers:?}", query.kind());
             let near = matches
                 .holders()
-                .filter_map(|found| Some((found.holder.id.clone(), found.near_blocks?)));
+                .filter_map(|found| Some((found.holder.id.clone(), matches.near_blocks(found.holder)?)));
             let near: Vec<_> = near.collect();
             assert_eq!(near.len(), if tiers == TierDepth::Each { found.len() } else { 0 });
             for (step, bits) in [1, 3].into_iter().enumerate() {

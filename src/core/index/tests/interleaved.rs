@@ -109,7 +109,7 @@ fn found_of(matches: &Matches, rank: u32) -> usize {
 /// Whether an answer gives a holder these depths, as far as it was asked.
 fn says(matches: &Matches, rank: u32, [device, host, all]: Depths) -> bool {
     let found = matches.holders().find(|found| found.holder.id.rank == rank);
-    let near = found.and_then(|found| found.near_blocks);
+    let near = found.and_then(|found| matches.near_blocks(found.holder));
     let is_near = near.is_none_or(|near| near.map(|blocks| blocks as usize) == [device, host]);
     found_of(matches, rank) == all && is_near
 }

@@ -68,7 +68,7 @@ impl Answerer {
         let holders = matches.holders().map(|found| FoundHolder {
             id: found.holder.id.clone(),
             matched_blocks: found.matched_blocks,
-            near_blocks: found.near_blocks.unwrap_or_default(),
+            near_blocks: matches.near_blocks(found.holder).unwrap_or_default(),
             is_exact: reasons(found.holder).is_empty(),
         });
         let mut holders: Vec<FoundHolder> = holders.collect();

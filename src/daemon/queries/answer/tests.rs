@@ -83,7 +83,7 @@ fn who_changes_is_counted_once_whether_or_not_the_list_is_cut() {
             ..QueryOptions::default()
         };
         let reasons = |_: &HolderRecord| DegradedReasons::default();
-        let (mut holders, mut total) = best_of(seen.found.holders(), &options, reasons);
+        let (mut holders, mut total) = best_of(&seen.found, &options, reasons);
         total += add_changing(&mut holders, &seen, &options);
         assert_eq!((holders.len(), total), (shown, 3));
     }
