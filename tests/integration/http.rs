@@ -7,10 +7,12 @@ use kvatlas_core::wire::{
     worker_of_instance,
 };
 use serde_json::{Value, json};
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpSocket;
 
 use crate::support::http::{Answer, HttpClient};
 use crate::support::publisher::Publisher;
-use crate::support::{Client, broker, daemon, eventually, subjects};
+use crate::support::{Client, broker, daemon, eventually, hashes, subjects};
 
 const MODEL: &str = "meta-llama/Llama-3.1-8B-Instruct";
 
@@ -371,6 +373,30 @@ async fn workers_and_dumps_show_what_is_known() {
     assert_eq!(of_seven[0]["sequence_hashes"], json!(expected));
     // One dump after the other.
     assert_eq!(site.http.get("/dump").await.status, 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_does_not_read_a_dump_keeps_nobody_else_from_one() {
+    let site = site(&[("http.request_timeout_ms", "200")]).await;
+    // More than sockets and pieces that wait take.
+    for seq in 1..=20 {
+        let blocks = hashes(seq << 32, 50_000);
+        let event = Event::Stored(StoredBlocks::by_sequence(None, None, blocks));
+        site.tell("8", 0, Tier::DEVICE, event, seq).await;
+    }
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(4096).unwrap();
+    let address = site.daemon.http_address().unwrap();
+    let mut idle = socket.connect(address).await.unwrap();
+    let request = b"GET /dump HTTP/1.1\r\nhost: kvatlas\r\n\r\n";
+    idle.write_all(request).await.unwrap();
+    // It has begun.
+    idle.readable().await.unwrap();
+    let is_free = async || {
+        let mut other = HttpClient::connect(address).await;
+        (other.get("/dump").await.status == 200).then_some(())
+    };
+    eventually("the dump is given up", is_free).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -290,7 +290,7 @@ tables! {
         max_connections_per_source: usize = "256", integer(1, 65_536);
         /// How long an HTTP connection may wait for the head of a request, in milliseconds.
         idle_timeout as idle_timeout_ms: Duration = "75000", milliseconds(100, 3_600_000);
-        /// How long the body of an HTTP query may take to come, in milliseconds.
+        /// How long the body of an HTTP query may take to come, and a client to read a piece of its dump, in milliseconds.
         request_timeout as request_timeout_ms: Duration = "10000", milliseconds(10, 600_000);
     }
 

@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::extract::State;
@@ -11,6 +12,7 @@ use axum::response::Response;
 use http_body_util::StreamBody;
 use hyper::body::Frame;
 use serde::Serialize;
+use tokio::sync::mpsc::error::SendTimeoutError;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 use kvatlas_core::hash::SequenceHash;
@@ -44,6 +46,7 @@ pub(super) async fn dump(State(shared): State<Arc<Shared>>) -> Result<Response, 
     let writer = Writer {
         pool: Arc::clone(&index.pool),
         generation: index.answerer.trust().generation(),
+        patience: shared.request_timeout,
         namespaces: namespaces.collect(),
     };
     let (pieces, mut written) = mpsc::channel(PIECES_MAX);
@@ -76,6 +79,8 @@ struct EventJson {
 /// Why a dump ends early. The answer is cut off then, and is no JSON.
 enum Ended {
     ClientLeft,
+    /// It took nothing for too long. Meanwhile nobody else could have a dump.
+    ClientWaits,
     LanesStopped,
 }
 
@@ -88,6 +93,8 @@ impl From<PoolError> for Ended {
 struct Writer {
     pool: Arc<LanePool>,
     generation: StreamGeneration,
+    /// How long a client may take for each piece.
+    patience: Duration,
     namespaces: Vec<(NamespaceName, u32)>,
 }
 
@@ -102,9 +109,17 @@ impl Writer {
         let mut output = Output {
             pieces,
             text: Vec::with_capacity(PIECE_BYTES * 2),
+            patience: self.patience,
         };
-        if let Err(Ended::LanesStopped) = self.write_all(&mut output).await {
-            tracing::warn!("a dump was cut short: the lanes have stopped");
+        match self.write_all(&mut output).await {
+            Err(Ended::LanesStopped) => tracing::warn!("a dump was cut short: the lanes have stopped"),
+            Err(Ended::ClientWaits) => {
+                let patience = self.patience;
+                tracing::warn!(
+                    "a dump was cut short: its client read nothing for {patience:?} (http.request_timeout_ms)"
+                );
+            }
+            Ok(()) | Err(Ended::ClientLeft) => {}
         }
         drop(permit);
     }
@@ -210,6 +225,7 @@ async fn write_holder(dump: HolderDump, is_first: &mut bool, output: &mut Output
 struct Output {
     pieces: mpsc::Sender<Bytes>,
     text: Vec<u8>,
+    patience: Duration,
 }
 
 impl Output {
@@ -223,7 +239,10 @@ impl Output {
 
     async fn flush(&mut self) -> Result<(), Ended> {
         let text = std::mem::take(&mut self.text);
-        let sent = self.pieces.send(text.into()).await;
-        sent.map_err(|_| Ended::ClientLeft)
+        let sent = self.pieces.send_timeout(text.into(), self.patience).await;
+        sent.map_err(|error| match error {
+            SendTimeoutError::Timeout(_) => Ended::ClientWaits,
+            SendTimeoutError::Closed(_) => Ended::ClientLeft,
+        })
     }
 }
