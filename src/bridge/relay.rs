@@ -383,6 +383,22 @@ mod tests {
             .unwrap()
     }
 
+    /// A relay, and what it publishes.
+    async fn heard_relay() -> (EmbeddedBroker, Relay, async_nats::Subscriber) {
+        let server = find_nats_server(None).unwrap();
+        let broker = EmbeddedBroker::start(&server).await.unwrap();
+        let nats = async_nats::connect(broker.url()).await.unwrap();
+        let batches = nats.subscribe("kvatlas.v1.events.m.gpu-0").await.unwrap();
+        nats.flush().await.unwrap();
+        let relay = relay(&broker).await;
+        (broker, relay, batches)
+    }
+
+    async fn next_batch(batches: &mut async_nats::Subscriber) -> EventBatch {
+        let message = batches.next().await.unwrap();
+        EventBatch::decode(&message.payload, &WireLimits::default()).unwrap()
+    }
+
     #[tokio::test]
     async fn nothing_is_kept_back_when_the_engine_goes_out_of_sight() {
         let server = find_nats_server(None).unwrap();
@@ -402,12 +418,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_first_batch_of_an_epoch_says_what_is_doubted_of_it() {
-        let server = find_nats_server(None).unwrap();
-        let broker = EmbeddedBroker::start(&server).await.unwrap();
-        let nats = async_nats::connect(broker.url()).await.unwrap();
-        let mut batches = nats.subscribe("kvatlas.v1.events.m.gpu-0").await.unwrap();
-        nats.flush().await.unwrap();
-        let mut relay = relay(&broker).await;
+        let (_broker, mut relay, mut batches) = heard_relay().await;
         let (lost, gap) = (DegradedReason::UpstreamLost, DegradedReason::UpstreamGap);
         // Out of sight; then in sight, and its first batches are lost.
         relay.lost().await.unwrap();
@@ -417,8 +428,7 @@ mod tests {
         relay.flush().await.unwrap();
         let mut firsts = Vec::new();
         while firsts.len() < 3 {
-            let message = batches.next().await.unwrap();
-            let batch = EventBatch::decode(&message.payload, &WireLimits::default()).unwrap();
+            let batch = next_batch(&mut batches).await;
             if batch.seq == 1 {
                 firsts.push(batch.events);
             }
@@ -433,20 +443,14 @@ mod tests {
 
     #[tokio::test]
     async fn who_clears_out_of_sight_is_out_of_sight_still() {
-        let server = find_nats_server(None).unwrap();
-        let broker = EmbeddedBroker::start(&server).await.unwrap();
-        let nats = async_nats::connect(broker.url()).await.unwrap();
-        let mut batches = nats.subscribe("kvatlas.v1.events.m.gpu-0").await.unwrap();
-        nats.flush().await.unwrap();
-        let mut relay = relay(&broker).await;
+        let (_broker, mut relay, mut batches) = heard_relay().await;
         relay.lost().await.unwrap();
         relay.apply(&cleared()).await.unwrap();
         relay.flush().await.unwrap();
         let lost = Event::Doubted(DegradedReasons::of(DegradedReason::UpstreamLost));
         let mut told = Vec::new();
         while told.len() < 2 {
-            let message = batches.next().await.unwrap();
-            let batch = EventBatch::decode(&message.payload, &WireLimits::default()).unwrap();
+            let batch = next_batch(&mut batches).await;
             told.push(batch.events);
         }
         assert_eq!(told, [vec![lost.clone()], vec![Event::Cleared, lost]]);

@@ -381,10 +381,7 @@ fn add_changing(holders: &mut Vec<HolderMatch>, seen: &Seen<Matches>, options: &
         counted.any(|found| found.holder.id == *id)
     };
     let missed = seen.missed(options.workers.as_deref(), is_found);
-    let limit = options
-        .limit
-        .map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX));
-    let room = limit.saturating_sub(holders.len());
+    let room = most_of(options).saturating_sub(holders.len());
     let added = missed.iter().take(room).map(|id| HolderMatch {
         worker: id.worker.clone(),
         rank: id.rank,
@@ -396,9 +393,14 @@ fn add_changing(holders: &mut Vec<HolderMatch>, seen: &Seen<Matches>, options: &
         degraded: DegradedReasons::of(DegradedReason::Changing),
         dropped_out: None,
     });
-    let added: Vec<_> = added.collect();
     holders.extend(added);
     saturating_u32(missed.len())
+}
+
+/// At most so many holders are asked for.
+fn most_of(options: &QueryOptions) -> usize {
+    let limit = options.limit.map(usize::try_from);
+    limit.and_then(Result::ok).unwrap_or(usize::MAX)
 }
 
 /// Those of the holders found that have as many blocks as the options ask for.
@@ -417,10 +419,7 @@ fn best_of(
     let mut found: Vec<_> = counted(matches, options).collect();
     found.sort_unstable_by(|one, other| place(one).cmp(&place(other)));
     let total = saturating_u32(found.len());
-    let limit = options
-        .limit
-        .map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX));
-    found.truncate(limit);
+    found.truncate(most_of(options));
     let holders = found.iter().map(|found| {
         let degraded = reasons(found.holder);
         let near = matches.near_blocks(found.holder);

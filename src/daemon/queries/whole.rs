@@ -53,8 +53,8 @@ impl<T> Seen<T> {
         }
     }
 
-    /// The holders that the search may have seen in parts and not found, as far as they are known one by one, of the `workers` that are asked
-    /// about: nothing is known of what they have.
+    /// The holders of these `workers` that the search may have seen in parts, and has not found. Nothing is known of what they have.
+    /// None where it is not known one by one who they are.
     pub(super) fn missed(
         &self,
         workers: Option<&[WorkerName]>,

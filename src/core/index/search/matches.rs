@@ -122,8 +122,8 @@ impl Matches {
         reasons
     }
 
-    /// With [`TierDepth::Each`](super::TierDepth::Each): how many of its blocks a holder that was found has on the device, and on device and
-    /// host together, each up to the first block that lies elsewhere.
+    /// With [`TierDepth::Each`](super::TierDepth::Each): how many of its blocks a holder has on the device, and how many on device and host
+    /// together. Each count ends before the first block that lies elsewhere.
     pub fn near_blocks(&self, holder: &HolderRecord) -> Option<[u32; 2]> {
         Some(self.near.as_ref()?.of_slot(holder.slot()))
     }
