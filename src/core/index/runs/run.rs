@@ -12,7 +12,8 @@
 //! Every field is a word that can be read at any time. A number can be another run's by the time a reader looks: what it reads then is
 //! nonsense, and harmless. See the index's own documentation for why no answer is made of it.
 
-use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
+use std::ops::Range;
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use crossbeam_epoch::Guard;
 
@@ -24,6 +25,10 @@ use super::{Spot, Wanted, is_same_at};
 
 /// Holders that a run has room for without an allocation of its own.
 pub(super) const INLINE_ENTRIES: usize = 2;
+
+/// Blocks of a mark.
+const MARKED: usize = 64;
+const MARKS: usize = 24;
 
 /// A run. The first cache line is what readers need.
 #[derive(Debug, Default)]
@@ -57,6 +62,8 @@ pub(crate) struct Run {
     pub(crate) birth: AtomicU32,
     /// Whether eviction has it in its queue.
     pub(crate) queued: AtomicU32,
+    /// The lowest byte of every 64th hash, of as many as there is room for in two cache lines: where a query leaves the run shows here first.
+    marks: [AtomicU8; MARKS],
 }
 
 /// The hashes of a run and their fingerprints, as one array. The run has another array after it has grown.
@@ -227,6 +234,31 @@ impl Run {
     pub(crate) fn prefetch_hash(&self, offset: usize, guard: &Guard) {
         let before = usize::from(self.len()) / CHUNK * 2;
         self.column.prefetch(before + offset, guard);
+    }
+
+    /// Marks blocks that have been added; those before are.
+    #[allow(clippy::cast_possible_truncation, reason = "a mark is the lowest byte")]
+    pub(super) fn mark(&self, added: Range<usize>, hash: impl Fn(usize) -> u64) {
+        let marks = self.marks.iter().enumerate();
+        for (number, mark) in marks.take(added.end / MARKED).skip(added.start / MARKED) {
+            mark.store(hash(number * MARKED + MARKED - 1) as u8, Ordering::Relaxed);
+        }
+    }
+
+    /// How far it agrees with a query, of `len` blocks that both have, as marks tell: perhaps all before the start of this range, and not the
+    /// block at its end, if that is below `len`.
+    #[inline]
+    #[allow(clippy::cast_possible_truncation, reason = "a mark is the lowest byte")]
+    pub(crate) fn marked(&self, len: usize, mut wanted: impl FnMut(usize) -> u64) -> Range<usize> {
+        let marks = self.marks.iter().enumerate().take(len / MARKED);
+        // All are compared: none waits for another one's memory.
+        let differing = marks.fold(1 << (len / MARKED).min(MARKS), |differing, (number, mark)| {
+            let is_other = mark.load(Ordering::Relaxed) != wanted(number * MARKED + MARKED - 1) as u8;
+            differing | u32::from(is_other) << number
+        });
+        let same = differing.trailing_zeros() as usize * MARKED;
+        let is_known = differing.count_ones() > 1;
+        same..if is_known { same + MARKED - 1 } else { len }
     }
 
     /// Whether only a fragment of the hash at `offset` is known.

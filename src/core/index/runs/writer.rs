@@ -349,6 +349,7 @@ impl<'s> RunWriter<'s> {
         }
         self.state.mark_short(run, len..end, is_whole, &self.guard);
         self.set_prints(run, len..end, end);
+        run.mark(len..end, |offset| column.hash(offset));
         run.tops.store(0, Ordering::Relaxed);
         run.last
             .store(column.hash(end.saturating_sub(1)), Ordering::Release);

@@ -356,19 +356,26 @@ impl<'f, 'q, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, 'q, 'g, S, STEP
     /// first: [`Self::whole_agreement`] has not.
     fn last_agreement(&mut self, run: &Run, start: usize) -> usize {
         let (own, wanted) = (usize::from(run.len()), self.chain.len() - start);
-        // Without waiting for how much room the run has.
-        run.prefetch_room(self.guard);
-        if own > wanted {
+        point();
+        let unknown = run.marked(own.min(wanted), |offset| self.chain.hash(start + offset));
+        point();
+        run.prefetch_hash(unknown.start.saturating_sub(1), self.guard);
+        if own > wanted && unknown.end == wanted {
             run.prefetch_hash(wanted - 1, self.guard);
         } else {
-            self.prefetch_pivots(run, 0, own);
+            self.prefetch_pivots(run, unknown.start, unknown.end);
         }
+        // Without waiting for how much room the run has.
+        run.prefetch_room(self.guard);
         let column = run.column(self.guard);
         point();
         let len = self.common_len(run, column, start);
         // All before `same` are the same, the one at `different` is not, or is none.
-        let (mut same, mut different) = (0, len);
-        if own > wanted && len == wanted {
+        let (mut same, mut different) = (unknown.start, unknown.end.min(len));
+        if same > 0 && !self.is_same(column, start, same - 1) {
+            (same, different) = (0, (same - 1).min(len));
+            self.prefetch_pivots(run, same, different);
+        } else if own > wanted && different == wanted {
             if self.is_same(column, start, len - 1) {
                 return len;
             }

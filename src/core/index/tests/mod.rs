@@ -11,6 +11,7 @@ mod foreign;
 pub(super) mod hook;
 mod interleaved;
 mod known;
+mod leaving;
 mod names;
 mod namespaces;
 mod operation;
