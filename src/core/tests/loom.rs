@@ -53,10 +53,6 @@ mod words {
             }
         }
 
-        pub(crate) fn prefetch(&self, _: usize, _: &Guard) {}
-
-        pub(crate) fn prefetch_len(&self, _: &Guard) {}
-
         pub(crate) fn replace(&self, len: usize, word: impl Fn(usize) -> u64, guard: &Guard) -> usize {
             let before = self.get(guard).len();
             let next = (0..len).map(|index| AtomicU64::new(word(index))).collect();
@@ -76,6 +72,8 @@ impl Spot {
         0
     }
 }
+
+fn prefetch<T: ?Sized>(_: &T) {}
 
 fn fold(one: u64, other: u64) -> u64 {
     one ^ other

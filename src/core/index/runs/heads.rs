@@ -3,8 +3,6 @@
 //! A slot is a tag of 36 bits and a run's number. A table is cut into parts that grow one by one, so that no growth takes long.
 //! Entries never move while a table lives: who is in it when a search begins, and still is when it ends, is found.
 
-use std::sync::atomic::AtomicU8;
-
 use crossbeam_epoch::Guard;
 
 use super::words::Words;
@@ -23,8 +21,6 @@ const SLOTS_MIN: usize = if IS_MODEL { 2 } else { 8 };
 #[derive(Debug)]
 pub(super) struct Heads {
     parts: Vec<Words>,
-    /// How many bits of a tag say where its home is, of each part: to ask for that without waiting for the part's own length.
-    home_bits: Vec<AtomicU8>,
     keys: [u64; 3],
 }
 
@@ -58,7 +54,6 @@ impl Heads {
     pub(super) fn new() -> Self {
         Self {
             parts: (0..PARTS).map(|_| Words::default()).collect(),
-            home_bits: (0..PARTS).map(|_| AtomicU8::new(0)).collect(),
             keys: std::array::from_fn(|number| random_key(number as u64)),
         }
     }
@@ -73,10 +68,8 @@ impl Heads {
     /// Asks for the memory that [`Self::find`] looks at first.
     #[inline]
     pub(super) fn prefetch(&self, hash: u64, guard: &Guard) {
-        let part = part_of(hash);
-        let slots = 1 << self.home_bits[part].load(Ordering::Relaxed);
-        self.parts[part].prefetch_len(guard);
-        self.parts[part].prefetch(home(tag(hash), slots), guard);
+        let slots = self.parts[part_of(hash)].get(guard);
+        probe(slots, tag(hash)).take(1).for_each(super::prefetch);
     }
 
     /// What `check` gives for the first run of this number for which it gives something.
@@ -148,8 +141,6 @@ impl Heads {
                 put(&next, word);
             }
         }
-        let bits = u8::try_from(len.checked_ilog2().unwrap_or(0)).unwrap_or(0);
-        self.home_bits[part].store(bits, Ordering::Relaxed);
         let before = self.parts[part].replace(len, |index| next[index].load(Ordering::Relaxed), guard);
         (len.cast_signed() - before.cast_signed()) as i64 * 8
     }

@@ -133,12 +133,6 @@ fn fold(one: u64, other: u64) -> u64 {
 /// Asks the processor to load the cache line of `place`, which a later step will need.
 #[inline]
 pub(crate) fn prefetch<T: ?Sized>(place: &T) {
-    prefetch_at(std::ptr::from_ref(place).cast::<u8>().addr());
-}
-
-/// As [`prefetch`], of an address at which there need not be anything.
-#[inline]
-fn prefetch_at(address: usize) {
     #[cfg(target_arch = "x86_64")]
     #[allow(
         unsafe_code,
@@ -147,10 +141,10 @@ fn prefetch_at(address: usize) {
     // SAFETY: a prefetch does not access memory as far as the program can see; any address is allowed.
     unsafe {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T0>(std::ptr::without_provenance(address));
+        _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(place).cast());
     }
     #[cfg(not(target_arch = "x86_64"))]
-    let _ = address;
+    let _ = place;
 }
 
 /// How many steps [`give_back_memory`] makes at once; one gives back a few hundred allocations.

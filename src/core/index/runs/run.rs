@@ -148,6 +148,12 @@ impl<'g> Column<'g> {
         }
     }
 
+    /// Asks for the hash at `offset`.
+    #[inline]
+    pub(crate) fn prefetch(&self, offset: usize) {
+        self.hashes.get(offset).into_iter().for_each(super::prefetch);
+    }
+
     /// Asks for the first `count` fingerprints, and those of content, too, or for the hashes where there are none.
     #[inline]
     pub(crate) fn prefetch_prints(&self, count: usize, with_content: bool) {
@@ -220,20 +226,6 @@ impl Run {
             hashes,
             run: self,
         }
-    }
-
-    /// Asks for how much room there is for blocks.
-    #[inline]
-    pub(crate) fn prefetch_room(&self, guard: &Guard) {
-        self.column.prefetch_len(guard);
-    }
-
-    /// Asks for the hash at `offset` without waiting for how much room there is: it lies there if that is for no more blocks than there
-    /// are, and else not far.
-    #[inline]
-    pub(crate) fn prefetch_hash(&self, offset: usize, guard: &Guard) {
-        let before = usize::from(self.len()) / CHUNK * 2;
-        self.column.prefetch(before + offset, guard);
     }
 
     /// Marks blocks that have been added; those before are.

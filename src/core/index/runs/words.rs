@@ -4,25 +4,67 @@
 //! out that nobody sees it can be a reader: if that gave it back, it would wait for the part of the allocator that the writer works with,
 //! and the writer for it.
 
-use std::mem::MaybeUninit;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::alloc::{Layout, handle_alloc_error};
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
-use crossbeam_epoch::{Atomic, Guard, Owned, Pointer, Shared};
+use crossbeam_epoch::Guard;
 use parking_lot::Mutex;
 
-use super::prefetch_at;
+type Array = Box<[AtomicU64]>;
 
-type Array = [MaybeUninit<AtomicU64>];
-
-/// A pointer to an array of words. An empty array takes no memory.
+/// A pointer to an array of words, and how many those are, in one word: to reach a word of the array, no other one need be read first.
+/// An empty array takes no memory.
+///
+/// ```text
+/// bit 63       48 47       0
+///     ┌──────────┬──────────┐
+///     │  length  │ address  │
+///     └──────────┴──────────┘
+/// ```
 ///
 /// One writer at a time replaces arrays; words may change in place.
 #[derive(Debug, Default)]
-pub(crate) struct Words(Atomic<Array>);
+pub(crate) struct Words(AtomicPtr<AtomicU64>);
+
+#[cfg(not(target_pointer_width = "64"))]
+compile_error!("an address of 48 bits and a length share a word of 64 bits");
+
+const ADDRESS_BITS: u32 = 48;
+/// From here on a length is a power of two, and that is said instead.
+const LONG: usize = 1 << 15;
 
 /// Arrays of all indexes that nobody sees any more, and how many those are.
-static PUT_ASIDE: Mutex<Vec<Owned<Array>>> = Mutex::new(Vec::new());
+static PUT_ASIDE: Mutex<Vec<Array>> = Mutex::new(Vec::new());
 static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+/// An array as a word; null where it is empty.
+fn packed(array: Array) -> *mut AtomicU64 {
+    let (len, layout) = (array.len(), Layout::for_value(&*array));
+    if len == 0 {
+        return ptr::null_mut();
+    }
+    let length = match len {
+        ..LONG => len,
+        LONG.. => LONG | len.ilog2() as usize,
+    };
+    let first = Box::into_raw(array).cast::<AtomicU64>();
+    if first.addr() >> ADDRESS_BITS != 0 {
+        // No system gives such memory to those who have not asked for it.
+        handle_alloc_error(layout);
+    }
+    first.map_addr(|address| length << ADDRESS_BITS | address)
+}
+
+/// The array that a word stands for.
+#[inline]
+fn unpacked(word: *mut AtomicU64) -> *mut [AtomicU64] {
+    let len = match word.addr() >> ADDRESS_BITS {
+        length @ ..LONG => length,
+        length => 1 << (length - LONG),
+    };
+    ptr::slice_from_raw_parts_mut(word.map_addr(|address| address & ((1 << ADDRESS_BITS) - 1)), len)
+}
 
 /// How many arrays are worth giving back in the middle of other work.
 pub(crate) const GIVEN_BACK: usize = 64;
@@ -46,7 +88,7 @@ fn give_back_all() {
     drop(arrays);
 }
 
-fn put_aside(array: Owned<Array>) {
+fn put_aside(array: Array) {
     let mut arrays = PUT_ASIDE.lock();
     arrays.push(array);
     COUNT.store(arrays.len(), Ordering::Relaxed);
@@ -55,66 +97,70 @@ fn put_aside(array: Owned<Array>) {
 impl Words {
     /// The array as it is now.
     #[inline]
-    pub(crate) fn get<'g>(&self, guard: &'g Guard) -> &'g [AtomicU64] {
-        let words = self.0.load(Ordering::Acquire, guard);
+    pub(crate) fn get<'g>(&self, _: &'g Guard) -> &'g [AtomicU64] {
+        let word = self.0.load(Ordering::Acquire);
+        if word.is_null() {
+            return &[];
+        }
         #[allow(
             unsafe_code,
             reason = "the one way to read what a pointer leads to without a lock"
         )]
-        // SAFETY: an array comes from `replace`, which has initialized every word before it published the pointer, and
-        // `MaybeUninit<T>` has the layout of `T`. It is freed only when every guard held at its replacement is dropped;
-        // ours is held and lives as long as the reference.
+        // SAFETY: a word that is not null comes from `packed`, and stands for an array with all its words, which was complete before the
+        // word was published. It is freed only when every guard held at its replacement is dropped; ours is held and lives as long
+        // as the reference.
         unsafe {
-            words
-                .as_ref()
-                .map_or(&[], |words| &*(std::ptr::from_ref(words) as *const [AtomicU64]))
+            &*unpacked(word)
         }
     }
 
-    /// Asks for one of the array's words, which need not exist, without waiting for the array's length.
-    #[inline]
-    pub(crate) fn prefetch(&self, index: usize, guard: &Guard) {
-        let array = self.0.load(Ordering::Relaxed, guard).into_usize();
-        // The length comes first.
-        prefetch_at(array.wrapping_add((index + 1) * size_of::<u64>()));
-    }
-
-    /// Asks for the array's length.
-    #[inline]
-    pub(crate) fn prefetch_len(&self, guard: &Guard) {
-        prefetch_at(self.0.load(Ordering::Relaxed, guard).into_usize());
-    }
-
-    /// Publishes an array of `len` words in place of the one before; gives back how many words that had.
+    /// Publishes an array of `len` words in place of the one before; gives back how many words that had. Where `len` is not below 2^15, it
+    /// must be a power of two.
     pub(crate) fn replace(&self, len: usize, word: impl Fn(usize) -> u64, guard: &Guard) -> usize {
-        let mut next = Shared::null();
-        if len > 0 {
-            let mut words = Owned::<Array>::init(len);
-            for (index, place) in words.iter_mut().enumerate() {
-                place.write(AtomicU64::new(word(index)));
-            }
-            next = words.into_shared(guard);
+        debug_assert!(len < LONG || len.is_power_of_two());
+        let len = if len < LONG { len } else { len.next_power_of_two() };
+        let next = packed((0..len).map(|index| AtomicU64::new(word(index))).collect());
+        let old = self.0.swap(next, Ordering::AcqRel);
+        if old.is_null() {
+            return 0;
         }
-        let before = self.get(guard).len();
-        let old = self.0.swap(next, Ordering::AcqRel, guard);
-        if !old.is_null() {
-            #[allow(unsafe_code, reason = "frees what `replace` has allocated")]
-            // SAFETY: the swap has taken `old` out of the one place that led to it. New readers cannot find it; present
-            // ones hold a guard, and what is deferred happens when those are gone. It may happen on any thread: an array of
-            // atomics can be sent.
-            unsafe {
-                guard.defer_unchecked(move || put_aside(old.into_owned()));
-            }
+        let old = unpacked(old);
+        #[allow(unsafe_code, reason = "frees what `packed` was given")]
+        // SAFETY: the swap has taken `old` out of the one place that led to it. New readers cannot find it; present ones hold a guard, and
+        // what is deferred happens when those are gone. It may happen on any thread: an array of atomics can be sent.
+        unsafe {
+            guard.defer_unchecked(move || put_aside(Box::from_raw(old)));
         }
-        before
+        old.len()
     }
 }
 
 impl Drop for Words {
     fn drop(&mut self) {
-        let old = std::mem::replace(&mut self.0, Atomic::null());
-        #[allow(unsafe_code, reason = "frees what `replace` has allocated")]
-        // SAFETY: whoever drops `self` is the only one who can reach the array.
-        drop(unsafe { old.try_into_owned() });
+        let old = *self.0.get_mut();
+        if !old.is_null() {
+            #[allow(unsafe_code, reason = "frees what `packed` was given")]
+            // SAFETY: whoever drops `self` is the only one who can reach the array.
+            drop(unsafe { Box::from_raw(unpacked(old)) });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_array_comes_back_as_it_was() {
+        let (words, guard) = (Words::default(), crossbeam_epoch::pin());
+        let mut before = 0;
+        for len in [1, 2, LONG - 1, LONG, LONG * 2, 0, 0, LONG * 4, 5] {
+            assert_eq!(words.replace(len, |index| index as u64 * 3, &guard), before);
+            before = len;
+            let array = words.get(&guard);
+            assert_eq!(array.len(), len);
+            let is_so = |(index, word): (usize, &AtomicU64)| word.load(Ordering::Relaxed) == index as u64 * 3;
+            assert!(array.iter().enumerate().all(is_so));
+        }
     }
 }

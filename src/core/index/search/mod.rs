@@ -356,31 +356,30 @@ impl<'f, 'q, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, 'q, 'g, S, STEP
     /// first: [`Self::whole_agreement`] has not.
     fn last_agreement(&mut self, run: &Run, start: usize) -> usize {
         let (own, wanted) = (usize::from(run.len()), self.chain.len() - start);
-        point();
-        let unknown = run.marked(own.min(wanted), |offset| self.chain.hash(start + offset));
-        point();
-        run.prefetch_hash(unknown.start.saturating_sub(1), self.guard);
-        if own > wanted && unknown.end == wanted {
-            run.prefetch_hash(wanted - 1, self.guard);
-        } else {
-            self.prefetch_pivots(run, unknown.start, unknown.end);
-        }
-        // Without waiting for how much room the run has.
-        run.prefetch_room(self.guard);
         let column = run.column(self.guard);
         point();
-        let len = self.common_len(run, column, start);
+        let unknown = run.marked(own.min(column.capacity()).min(wanted), |offset| {
+            self.chain.hash(start + offset)
+        });
+        point();
         // All before `same` are the same, the one at `different` is not, or is none.
-        let (mut same, mut different) = (unknown.start, unknown.end.min(len));
+        let (mut same, mut different) = (unknown.start, unknown.end);
+        let may_have_all = own > wanted && different == wanted;
+        column.prefetch(same.saturating_sub(1));
+        if may_have_all {
+            column.prefetch(wanted - 1);
+        } else {
+            prefetch_pivots(column, same, different);
+        }
         if same > 0 && !self.is_same(column, start, same - 1) {
-            (same, different) = (0, (same - 1).min(len));
-            self.prefetch_pivots(run, same, different);
-        } else if own > wanted && different == wanted {
-            if self.is_same(column, start, len - 1) {
-                return len;
+            (same, different) = (0, same - 1);
+            prefetch_pivots(column, same, different);
+        } else if may_have_all {
+            if self.is_same(column, start, wanted - 1) {
+                return wanted;
             }
-            different = len - 1;
-            self.prefetch_pivots(run, same, different);
+            different = wanted - 1;
+            prefetch_pivots(column, same, different);
         }
         while same < different {
             point();
@@ -393,17 +392,9 @@ impl<'f, 'q, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, 'q, 'g, S, STEP
                 from = pivot + 1;
             }
             (same, different) = (from, to);
-            self.prefetch_pivots(run, same, different);
+            prefetch_pivots(column, same, different);
         }
         same
-    }
-
-    /// Asks for what is compared first between two offsets.
-    #[inline]
-    fn prefetch_pivots(&self, run: &Run, from: usize, to: usize) {
-        for pivot in pivots(from, to) {
-            run.prefetch_hash(pivot, self.guard);
-        }
     }
 
     fn is_same(&mut self, column: Column<'_>, start: usize, offset: usize) -> bool {
@@ -441,6 +432,12 @@ impl<'f, 'q, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, 'q, 'g, S, STEP
 fn pivots(from: usize, to: usize) -> impl Iterator<Item = usize> {
     let step = (to - from).div_ceil(PIVOTS).max(1);
     (from + step - 1..to).step_by(step)
+}
+
+/// Asks for what is compared first between two offsets.
+#[inline]
+fn prefetch_pivots(column: Column<'_>, from: usize, to: usize) {
+    pivots(from, to).for_each(|pivot| column.prefetch(pivot));
 }
 
 /// What the block of a query at `index` is found by.
