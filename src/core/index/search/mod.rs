@@ -342,7 +342,7 @@ impl<'f, 'q, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, 'q, 'g, S, STEP
             let is = |offset: usize, wanted| column.is(offset, position(start + offset), wanted, guard);
             rolled.agreement(column, start, len, prints, is)
         } else {
-            self.first_difference(column, start, len)
+            self.first_difference(run, column, start, len)
         }
     }
 
@@ -403,8 +403,13 @@ impl<'f, 'q, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, 'q, 'g, S, STEP
     }
 
     /// As [`Self::agreement`], whatever the hashes are: all are compared.
-    fn first_difference(&mut self, column: Column<'_>, start: usize, len: usize) -> usize {
+    fn first_difference(&mut self, run: &Run, column: Column<'_>, start: usize, len: usize) -> usize {
         column.prefetch_prints(len / CHUNK, false);
+        if len > 0 && self.chain.hash(start + len - 1) != run.last() {
+            // What is compared last is asked for first.
+            let unknown = run.marked(len, |offset| self.chain.hash(start + offset));
+            prefetch_pivots(column, unknown.start, unknown.end);
+        }
         let (is_whole, mut agreed) = (self.chain.is_whole(), 0);
         while agreed < len {
             point();
