@@ -115,12 +115,15 @@ impl Heads {
         let part = part_of(hash);
         let slots = self.parts[part].get(guard);
         let is_it = |slot: &&AtomicU64| slot.load(Ordering::Relaxed) == word_of(hash, run);
-        let Some(slot) = probe(slots, tag(hash)).find(is_it) else {
+        let mut behind = probe(slots, tag(hash)).skip_while(|slot| !is_it(slot));
+        let Some(slot) = behind.next() else {
             return 0;
         };
-        slot.store(GONE, Ordering::Release);
+        // Where nothing is behind it, no search has to go on from here.
+        let is_last = behind.next().map(|next| next.load(Ordering::Relaxed)) == Some(EMPTY);
+        slot.store(if is_last { EMPTY } else { GONE }, Ordering::Release);
         let (taken, used) = &mut counts.0[part];
-        *taken -= 1;
+        (*taken, *used) = (*taken - 1, *used - u32::from(is_last));
         if *taken as usize * 8 >= slots.len() {
             return 0;
         }
