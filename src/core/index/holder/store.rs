@@ -41,12 +41,16 @@ impl HolderState {
         let mut done = 0;
         while let Some(first) = sequence.hashes.first() {
             let (parent, position) = (sequence.parent, sequence.position);
-            let most = match work.runs.child(parent, position, Wanted::whole(first.0)) {
+            let room = work.blocks_max.saturating_sub(self.blocks());
+            let is_short = sequence.hashes.len() <= TURN_BLOCKS.min(room);
+            let wanted = Wanted::whole(first.0);
+            // What bounds only longer ones is not looked up.
+            let most = match is_short || work.runs.child(parent, position, wanted).is_some() {
                 // These can take much longer than new ones: each can get a further name.
-                Some(_) => TURN_BLOCKS,
+                true => TURN_BLOCKS,
                 // Where the holder is full, nothing is made that it cannot have.
-                None if sequence.kept.is_none() => work.blocks_max.saturating_sub(self.blocks()),
-                None => usize::MAX,
+                false if sequence.kept.is_none() => room,
+                false => usize::MAX,
             };
             let hashes = &sequence.hashes[..sequence.hashes.len().min(most)];
             if hashes.is_empty() {

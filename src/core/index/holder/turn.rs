@@ -264,9 +264,11 @@ impl Turn<'_> {
     fn resolve<'e>(&mut self, stored: &'e StoredBlocks) -> Result<Resolved<'e>, Unresolved> {
         let (runs, settings) = (&mut self.work.runs, self.home.settings);
         let start = self.state.start_of(stored, runs)?;
-        let resolved = self.state.aside(stored.names.len(), runs, |_, _| {
-            resolve::resolve(stored, settings, start)
-        })?;
+        // Without content there is nothing to hash.
+        let hashed = stored.content.as_ref().map_or(0, |_| stored.names.len());
+        let resolved = self
+            .state
+            .aside(hashed, runs, |_, _| resolve::resolve(stored, settings, start))?;
         let ambiguous = self.claims.note(&resolved, self.home.limits.parking.blocks_max);
         self.reject(RejectReason::AmbiguousParent, ambiguous);
         if let Resolved::Sequence(sequence) = &resolved
@@ -394,10 +396,12 @@ impl Turn<'_> {
         self.in_turns(names, |turn, names| {
             turn.state.remove_names(names, &mut others, &mut turn.work);
         });
-        let left_out = self.state.aside(names.len(), &mut self.work.runs, |_, _| {
-            leave_out_named(&mut others, names)
-        });
-        self.reject(RejectReason::UnknownBlock, left_out);
+        if !others.is_empty() {
+            let left_out = self.state.aside(names.len(), &mut self.work.runs, |_, _| {
+                leave_out_named(&mut others, names)
+            });
+            self.reject(RejectReason::UnknownBlock, left_out);
+        }
         self.in_turns(&others, |turn, others| {
             turn.state.remove_hashes(others, &mut turn.work)
         });
