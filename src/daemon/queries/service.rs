@@ -31,6 +31,8 @@ const LARGE_BYTES: usize = 32 << 10;
 const COPIED_BYTES_MAX: usize = 256 << 10;
 /// Requests that are answered before anything else is looked at, if they are here already.
 const REQUESTS_AT_ONCE: usize = 64;
+/// Replies that are made before the connection writes them, where more requests are here.
+const REPLIES_AT_ONCE: usize = 32;
 /// Bytes in one unit of the room for large requests. A semaphore counts units in 32 bits.
 const BYTES_PER_UNIT: usize = 1024;
 
@@ -198,7 +200,11 @@ impl QueryService {
 
     /// Answers the requests that are here already, some of them at most: to look at everything else takes longer than to answer one.
     async fn serve_received(&mut self, requests: &mut LastingRequests, large: &LargeRequests) {
-        for _ in 1..REQUESTS_AT_ONCE {
+        for number in 1..REQUESTS_AT_ONCE {
+            if number == REPLIES_AT_ONCE {
+                // The connection writes them, and who has asked goes on.
+                tokio::task::yield_now().await;
+            }
             let Some((asked, message)) = requests.next_received() else {
                 return;
             };
