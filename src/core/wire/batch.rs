@@ -114,6 +114,25 @@ impl EventBatch {
         Ok(Self { events, ..head })
     }
 
+    /// Decodes a payload of any length without its events, of which it is left open whether they are right.
+    ///
+    /// # Errors
+    ///
+    /// [`DecodeError`] if it is no batch of this version.
+    pub fn decode_head(payload: &[u8]) -> Result<Self, DecodeError> {
+        let mut reader = Reader::new(payload, payload.len())?;
+        if let Some((head, _)) = usual::head(&mut reader) {
+            return Ok(head);
+        }
+        let mut reader = Reader::new(payload, payload.len())?;
+        let (mut fields, limits) = (BatchFields::default(), WireLimits::default());
+        reader.map("the batch", |reader, key| match key {
+            b"events" => reader.skip(),
+            _ => fields.read(reader, key, &limits),
+        })?;
+        fields.into_batch()
+    }
+
     /// As [`Self::decode`], without its short way.
     pub(super) fn decode_any_form(payload: &[u8], limits: &WireLimits) -> Result<Self, DecodeError> {
         let mut reader = Reader::new(payload, limits.message_bytes_max)?;

@@ -48,6 +48,7 @@ impl Lane {
                 }
             }
             HolderCommand::Forget => {
+                self.absent.forget_goodbyes(keys.clone());
                 let found: Vec<HolderKey> = self.holders.range(keys).map(|(key, _)| key.clone()).collect();
                 for key in found {
                     self.forget(&key);

@@ -4,7 +4,6 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use kvatlas_core::index::StreamGeneration;
 use kvatlas_core::wire::{DegradedReason, DegradedReasons};
 
 use super::sequence::ReceivedBatch;
@@ -108,13 +107,6 @@ impl Held {
         if !doubts.is_empty() {
             self.dropped.doubts = self.dropped.doubts.union(doubts);
             self.dropped.behind = self.batches.len();
-        }
-    }
-
-    /// The batches confirm nothing any more: messages that came after them were lost.
-    pub(super) fn confirm_nothing(&mut self) {
-        for received in &mut self.batches {
-            received.generation = StreamGeneration::default();
         }
     }
 

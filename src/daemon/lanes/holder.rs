@@ -11,7 +11,7 @@ use super::clock::LaneClock;
 use super::flow::{NamespaceFlow, OpenStep};
 use super::held::{Held, HoldingLimits};
 use super::liveness::{LivenessLimits, Silence, silence};
-use super::sequence::{Admission, ReceivedBatch, SequenceTracker, cursor_of};
+use super::sequence::{Admission, HighWater, ReceivedBatch, SequenceTracker, cursor_of};
 use super::tally::Tally;
 
 /// Whether a holder is still there after a job.
@@ -57,11 +57,9 @@ pub(crate) struct Holder {
     pub(super) asked: Asked,
     /// When the publisher was last heard of, in microseconds of listening.
     heard_us: u64,
-    /// High-water mark of the batches received in the newest epoch, applied or not. An answer that ends before it is not believed.
-    pub(super) seen: BatchCursor,
-    /// High-water mark of the publisher's clock over the same batches, in microseconds. 0 where no batch has a time; the largest number
-    /// where the mark is not known.
-    pub(super) made_us: u64,
+    /// What has been received in the newest epoch. An answer that ends before it is not believed, nor does a batch before it confirm
+    /// anything.
+    pub(super) high_water: HighWater,
     /// Whether the lack of room has been counted. Eviction degrades the holder without counting.
     pub(super) is_known_short: bool,
 }
@@ -105,8 +103,7 @@ impl Holder {
                 has_outlived: false,
             },
             heard_us: clocks.listening_us,
-            seen: BatchCursor::default(),
-            made_us: 0,
+            high_water: HighWater::default(),
             is_known_short: false,
         }
     }
@@ -123,11 +120,7 @@ impl Holder {
     /// Takes a batch: by its number it is applied, skipped, or held.
     pub(crate) fn apply(&mut self, received: ReceivedBatch, context: Context<'_>) -> Afterwards {
         let next = cursor_of(&received.batch);
-        let has_begun_again = self.has_begun_again(&received.batch);
-        self.note_received(&received.batch);
-        if has_begun_again {
-            self.begin_again(next);
-        }
+        let has_begun_again = self.note_received(&received.batch);
         if self.held.is_some() {
             return self.apply_while_holding(received, context);
         }
@@ -166,8 +159,10 @@ impl Holder {
             }
         }
         // The stream is trusted again: each earlier batch has been applied or is known to be missing. The changes of this batch are
-        // exact at every step.
-        self.writer.status().confirm(received.generation);
+        // exact at every step. But a batch that came late confirms nothing: what overtook it may have been dropped.
+        if next >= self.high_water.seen {
+            self.writer.status().confirm(received.generation);
+        }
         let afterwards = self.apply_events(batch, context);
         self.writer.status().cursor.store(next);
         self.hear(context.clocks);
@@ -189,14 +184,25 @@ impl Holder {
         is_mixed.then(|| self.flow.begin_step(&self.writer.record().id))
     }
 
-    /// Takes note that messages of the worker were dropped. The holder is unverified until a batch that comes later continues the count. An
-    /// answer to a resync that is under way may be older than what was dropped: the holder waits for it no longer.
-    pub(super) fn note_lost(&mut self, context: Context<'_>) -> Afterwards {
-        self.writer.status().confirm(StreamGeneration::default());
-        if let Some(held) = &mut self.held {
-            held.confirm_nothing();
+    /// Takes note that a batch was dropped, of which only the `head` is known. The holder is unverified until that batch or a later one has
+    /// been applied. An answer to a resync that is under way may be older than what was dropped: the holder waits for it no longer.
+    pub(super) fn note_lost(&mut self, head: &EventBatch, context: Context<'_>) -> Afterwards {
+        let known = self.high_water.seen;
+        if !self.note_received(head) && cursor_of(head) <= known {
+            return Afterwards::Stays;
         }
+        self.writer.status().confirm(StreamGeneration::default());
         self.release(context)
+    }
+
+    /// Raises the high-water marks. Says whether numbering restarted without a new epoch, of which it takes note.
+    fn note_received(&mut self, batch: &EventBatch) -> bool {
+        let is_numbered_anew = self.high_water.is_numbered_anew(batch);
+        self.high_water.note(batch);
+        if is_numbered_anew {
+            self.begin_again(cursor_of(batch));
+        }
+        is_numbered_anew
     }
 
     /// Counts a batch that is not applied. `number` is the batch number or the epoch that is the reason.
@@ -231,35 +237,13 @@ impl Holder {
         }
     }
 
-    /// Whether numbering restarted without a new epoch: a number comes again, in a batch that was made later than all before.
-    ///
-    /// A redelivery has the time of the first delivery. Without times, or with a clock that stands still, a restart cannot be told.
-    fn has_begun_again(&self, batch: &EventBatch) -> bool {
-        let at = cursor_of(batch);
-        at.epoch == self.seen.epoch
-            && at.seq <= self.seen.seq
-            && batch.time_us.is_some_and(|made| made > self.made_us)
-    }
-
-    /// Raises the high-water marks.
-    pub(super) fn note_received(&mut self, batch: &EventBatch) {
-        let at = cursor_of(batch);
-        let made_us = batch.time_us.unwrap_or_default();
-        if at.epoch > self.seen.epoch {
-            (self.seen, self.made_us) = (at, made_us);
-        } else if at.epoch == self.seen.epoch {
-            self.seen.seq = self.seen.seq.max(at.seq);
-            self.made_us = self.made_us.max(made_us);
-        }
-    }
-
     /// Takes note that numbering restarted without a new epoch. Batches of the new count do not continue the blocks of the old one.
     fn begin_again(&mut self, next: BatchCursor) {
         self.drop_held();
         self.note_gap(next, next.seq.saturating_sub(1));
         self.asked.has_restarted = true;
         self.is_whole = false;
-        self.seen = next;
+        self.high_water.seen = next;
         let start = BatchCursor { seq: 0, ..next };
         self.tracker = SequenceTracker::resuming(start);
         self.writer.status().cursor.store(start);

@@ -143,7 +143,7 @@ impl Holder {
         ResyncBegun {
             number,
             cursor,
-            seen: self.seen,
+            seen: self.high_water.seen,
             full,
         }
     }
@@ -182,7 +182,7 @@ impl Holder {
         let afterwards =
             self.before_doubts(doubts, |holder| holder.apply_answer(answer, generation, context));
         // What is held is received once more.
-        self.seen = cursor;
+        self.high_water.seen = cursor;
         let afterwards = match afterwards {
             Afterwards::Stays => self.apply_held(held, context),
             Afterwards::Leaves => afterwards,
@@ -219,7 +219,7 @@ impl Holder {
             self.is_whole = true;
             self.asked.has_restarted = false;
             self.asked.has_outlived = false;
-            self.made_us = answer.time_us.unwrap_or(u64::MAX);
+            self.high_water.made_us = answer.time_us.unwrap_or(u64::MAX);
             for batch in answer.batches {
                 self.apply_events(batch, context);
             }
@@ -227,7 +227,7 @@ impl Holder {
         }
         for batch in answer.batches {
             // It may come once more on the events subject, and is no restart then.
-            self.note_received(&batch);
+            self.high_water.note(&batch);
             let received = ReceivedBatch {
                 batch,
                 generation,

@@ -7,7 +7,7 @@ use kvatlas_core::wire::{
 };
 
 use super::holder::Holder;
-use super::sequence::SequenceTracker;
+use super::sequence::{HighWater, SequenceTracker};
 
 /// Most blocks in an event of a dump. It keeps frames small, whatever the configuration allows on the wire.
 const DUMP_EVENT_BLOCKS_MAX: usize = 4096;
@@ -103,8 +103,10 @@ impl Holder {
         self.is_whole = lasting.filtered(|reason| !reason.is_upstream()).is_empty();
         // A stream redelivers batches that are part of the snapshot. Without the time they look like those of a publisher whose numbering
         // restarted.
-        self.made_us = frame.made_us.unwrap_or(u64::MAX);
-        self.seen = cursor;
+        self.high_water = HighWater {
+            seen: cursor,
+            made_us: frame.made_us.unwrap_or(u64::MAX),
+        };
         if frame.made_us.is_some() && !reasons.contains(DegradedReason::Unverified) {
             status.confirm(generation);
         }
@@ -209,7 +211,7 @@ impl Holder {
             hashing: self.writer.settings().hashing,
             block_size: self.writer.settings().block_size.as_u32(),
             foreign_chain: self.writer.status().has_foreign_chain.load(),
-            made_us: Some(self.made_us),
+            made_us: Some(self.high_water.made_us),
             forest: None,
         }
     }

@@ -16,6 +16,7 @@ use kvatlas_core::snapshot::HolderFrame;
 use kvatlas_core::snapshot::forest::ForestChunk;
 use kvatlas_core::wire::{DecodeError, EventBatch, HolderId, Rank, Tier};
 
+use super::absent::{Absent, ranks_of};
 use super::clock::LaneClock;
 use super::flow::Flows;
 use super::held::{HoldingLimits, ResyncNumber};
@@ -24,11 +25,11 @@ use super::holder_resync::{ResyncAnswer, ResyncBegun, ResyncOutcome};
 use super::holder_snapshot::{HolderDump, Revisited};
 use super::line::{Assignments, InFlight, WorkerKey};
 use super::liveness::{ListeningClock, Silence};
+use super::lost::LostJob;
 use super::payloads::Payloads;
 use super::queue::{JobReceiver, LineJob};
 use super::sequence::ReceivedBatch;
 use super::settings::{LaneLimits, LaneSettings, LivenessSettings, epoch_max_at};
-use super::strangers::Strangers;
 use super::tally::Tally;
 
 /// A holder's key. The holders of a lane are in the order of their keys.
@@ -122,9 +123,6 @@ pub(crate) struct BatchesJob {
     pub(super) span: Option<OpenSpan>,
 }
 
-/// The mark of messages of a worker that were dropped because the queue was full.
-pub(crate) struct LostJob(Arc<Sender>);
-
 impl LineJob for Job {
     fn messages(&self) -> usize {
         match self {
@@ -143,7 +141,7 @@ impl LineJob for Job {
                         .metrics
                         .batch_dropped(DropReason::LaneFull, worker, &detail);
                 }
-                Ok(Self::Lost(LostJob(sender)))
+                Ok(Self::Lost(LostJob::of(sender, &payloads)))
             }
             other => Err(other),
         }
@@ -151,7 +149,10 @@ impl LineJob for Job {
 
     fn merge_mark(&mut self, mark: Self) -> Result<(), Self> {
         match (self, mark) {
-            (Self::Lost(_), Self::Lost(_)) => Ok(()),
+            (Self::Lost(lost), Self::Lost(later)) => {
+                lost.merge(later);
+                Ok(())
+            }
             (_, other) => Err(other),
         }
     }
@@ -231,15 +232,15 @@ pub(crate) struct Lane {
     pub(super) holders: BTreeMap<HolderKey, Box<Holder>>,
     /// While a snapshot is restored: the holders whose blocks come in its forests, by their numbers there.
     pub(super) in_forest: HashMap<u32, (HolderKey, Tier)>,
-    strangers: Strangers,
+    pub(super) absent: Arc<Absent>,
     assignments: Arc<Assignments>,
     flows: Arc<Flows>,
-    limits: Live<LaneLimits>,
+    pub(super) limits: Live<LaneLimits>,
     pub(super) holding: HoldingLimits,
     liveness: Arc<LivenessSettings>,
     listening: ListeningClock,
     /// Told when a holder begins to wait for missing batches.
-    doubts: Arc<Notify>,
+    pub(super) doubts: Arc<Notify>,
     pub(super) clock: LaneClock,
     pub(super) tally: Tally,
     /// The holder that the last batch was for, out of `holders` for now: mostly the next one is for it, too.
@@ -250,6 +251,7 @@ impl Lane {
     pub(super) fn new(
         assignments: Arc<Assignments>,
         flows: Arc<Flows>,
+        absent: Arc<Absent>,
         settings: &LaneSettings,
         liveness: Arc<LivenessSettings>,
         doubts: Arc<Notify>,
@@ -258,7 +260,7 @@ impl Lane {
         Self {
             holders: BTreeMap::new(),
             in_forest: HashMap::new(),
-            strangers: Strangers::default(),
+            absent,
             assignments,
             flows,
             limits,
@@ -362,7 +364,7 @@ impl Lane {
     }
 
     /// Ends messages of a worker that may be left without a holder.
-    fn finish_messages(&mut self, sender: Arc<Sender>) {
+    pub(super) fn finish_messages(&mut self, sender: Arc<Sender>) {
         self.put_back();
         let worker = sender.worker.clone();
         // The last message of those that were sorted together ends their stay.
@@ -375,29 +377,6 @@ impl Lane {
         if let Some((key, holder)) = self.current.take() {
             self.holders.insert(key, holder);
         }
-    }
-
-    /// Doubts all holders of a worker: a message that was dropped may have been for any rank.
-    fn note_lost(&mut self, lost: LostJob) {
-        let context = Context {
-            clocks: self.clocks(),
-            holding: &self.holding,
-            clock: &self.clock,
-            tally: &self.tally,
-        };
-        let worker = lost.0.worker.clone();
-        let ranks = (worker.clone(), Rank::MIN)..=(worker, Rank::MAX);
-        let mut leaving = Vec::new();
-        for (key, holder) in self.holders.range_mut(ranks) {
-            if holder.note_lost(context) == Afterwards::Leaves {
-                leaving.push(key.clone());
-            }
-        }
-        for key in leaving {
-            self.forget(&key);
-        }
-        self.doubts.notify_one();
-        self.finish_messages(lost.0);
     }
 
     /// Applies a batch. Says whether its holder is there afterwards.
@@ -417,12 +396,18 @@ impl Lane {
             let holder = self.holders.get_mut(&(worker.clone(), rank));
             return holder.map(|holder| holder.note_unbelieved()).is_some();
         }
-        let (key, mut holder) = match self.take_holder(sender, rank) {
+        let (key, mut holder) = match self.take_holder(sender, &received.batch) {
             Ok(taken) => taken,
-            Err(error) => {
+            Err(NoHolder::NoRoom(error)) => {
+                let worker = worker.worker.as_str();
+                sender.metrics.batch_dropped(drop_reason(&error), worker, &error);
+                return false;
+            }
+            Err(NoHolder::Left(reason)) => {
+                let detail = "its publisher has said goodbye";
                 sender
                     .metrics
-                    .batch_dropped(drop_reason(&error), worker.worker.as_str(), &error);
+                    .batch_dropped(reason, worker.worker.as_str(), &detail);
                 return false;
             }
         };
@@ -439,7 +424,7 @@ impl Lane {
         }
         match afterwards {
             Afterwards::Stays => self.current = Some((key, holder)),
-            Afterwards::Leaves => holder.retire(),
+            Afterwards::Leaves => self.retire_left(key, holder),
         }
         afterwards == Afterwards::Stays
     }
@@ -448,8 +433,9 @@ impl Lane {
     fn take_holder(
         &mut self,
         sender: &Sender,
-        rank: Rank,
-    ) -> Result<(HolderKey, Box<Holder>), RegisterError> {
+        batch: &EventBatch,
+    ) -> Result<(HolderKey, Box<Holder>), NoHolder> {
+        let rank = batch.rank;
         let is_same = |(key, _): &(HolderKey, Box<Holder>)| key.0 == sender.worker && key.1 == rank;
         if let Some(current) = self.current.take_if(|current| is_same(current)) {
             return Ok(current);
@@ -459,8 +445,11 @@ impl Lane {
         if let Some(holder) = self.holders.remove(&key) {
             return Ok((key, holder));
         }
-        let holder = self.register(&sender.namespace, &sender.metrics, &key)?;
-        Ok((key, holder))
+        if let Some(reason) = self.absent.is_over(&key, batch) {
+            return Err(NoHolder::Left(reason));
+        }
+        let holder = self.register(&sender.namespace, &sender.metrics, &key);
+        Ok((key, holder.map_err(NoHolder::NoRoom)?))
     }
 
     /// Registers a holder in the index.
@@ -476,7 +465,7 @@ impl Lane {
         })?;
         let flow = self.flows.of(&key.0.namespace);
         let mut holder = Holder::new(writer, Arc::clone(metrics), flow, self.clocks());
-        if self.strangers.has(&key.0) {
+        if self.absent.is_in_doubt(&key.0) {
             holder.note_undecodable();
         }
         Ok(Box::new(holder))
@@ -503,6 +492,18 @@ impl Lane {
         }
     }
 
+    /// Removes a holder whose publisher has said goodbye.
+    pub(super) fn take_leave(&mut self, key: &HolderKey) {
+        if let Some(holder) = self.holders.remove(key) {
+            self.retire_left(key.clone(), holder);
+        }
+    }
+
+    fn retire_left(&self, key: HolderKey, holder: Box<Holder>) {
+        self.absent.note_goodbye(key, holder.high_water);
+        holder.retire();
+    }
+
     /// Ends a job of a worker. A worker without a holder needs no lane.
     pub(super) fn finish(&mut self, worker: &WorkerKey, in_flight: InFlight) {
         drop(in_flight);
@@ -510,7 +511,7 @@ impl Lane {
     }
 
     fn release_if_empty(&mut self, worker: &WorkerKey) {
-        if !self.strangers.has(worker) && self.ranks(worker).next().is_none() {
+        if self.ranks(worker).next().is_none() {
             self.assignments.release(worker);
         }
     }
@@ -518,7 +519,7 @@ impl Lane {
     /// The holders of one worker.
     fn ranks(&mut self, worker: &WorkerKey) -> impl Iterator<Item = &mut Holder> {
         self.holders
-            .range_mut((worker.clone(), Rank::MIN)..=(worker.clone(), Rank::MAX))
+            .range_mut(ranks_of(worker))
             .map(|(_, holder)| &mut **holder)
     }
 
@@ -534,14 +535,8 @@ impl Lane {
             _ => DropReason::Undecodable,
         };
         metrics.batch_dropped(reason, worker.worker.as_str(), error);
-        let mut has_holder = false;
-        for holder in self.ranks(worker) {
-            holder.note_undecodable();
-            has_holder = true;
-        }
-        if !has_holder && let Some(forgotten) = self.strangers.remember(worker, self.clock.monotonic_us()) {
-            self.release_if_empty(&forgotten);
-        }
+        self.ranks(worker).for_each(Holder::note_undecodable);
+        self.absent.note_undecodable(worker);
     }
 
     fn tick(&mut self, is_listening: bool) {
@@ -557,15 +552,15 @@ impl Lane {
             let afterwards = holder.tick(context);
             let silence = holder.check_liveness(self.liveness.of(&key.0.namespace), context);
             if silence == Silence::Gone || afterwards == Afterwards::Leaves {
-                leaving.push(key.clone());
+                leaving.push((key.clone(), afterwards));
             }
         }
-        for key in leaving {
-            self.forget(&key);
+        for (key, afterwards) in leaving {
+            match afterwards {
+                Afterwards::Leaves => self.take_leave(&key),
+                Afterwards::Stays => self.forget(&key),
+            }
             self.release_if_empty(&key.0);
-        }
-        for worker in self.strangers.forget_old(self.clock.monotonic_us()) {
-            self.release_if_empty(&worker);
         }
     }
 
@@ -576,6 +571,14 @@ impl Lane {
             listening_us: self.listening.now_us(),
         }
     }
+}
+
+/// Why a batch is for no holder.
+enum NoHolder {
+    /// The index has no room for one.
+    NoRoom(RegisterError),
+    /// Its publisher has said goodbye after it.
+    Left(DropReason),
 }
 
 /// The word in metrics for a holder that the index has no room for.

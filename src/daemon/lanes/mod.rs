@@ -27,6 +27,7 @@
 //! | `command.rs` | what operators have lanes do |
 //! | `resync.rs`, `holder_resync.rs`, `replace.rs` | resyncs: the way to the lane, and the holder's part |
 
+mod absent;
 mod clock;
 mod command;
 mod flow;
@@ -38,6 +39,7 @@ mod holder_snapshot;
 pub(crate) mod lane;
 pub(crate) mod line;
 mod liveness;
+mod lost;
 mod payloads;
 mod pool;
 mod position;
@@ -47,7 +49,6 @@ mod resync;
 pub(crate) mod sequence;
 mod settings;
 mod snapshot;
-mod strangers;
 mod tally;
 
 #[cfg(test)]

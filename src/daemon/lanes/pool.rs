@@ -13,6 +13,7 @@ use crate::daemon::traces::OpenSpan;
 use kvatlas_core::index::{Namespace, NamespaceRefused, Namespaces, StreamGeneration};
 use kvatlas_core::wire::{DecodeError, EventBatch, NamespaceName, Shard, Subjects, WorkerName};
 
+use super::absent::Absent;
 use super::flow::Flows;
 use super::freshness::Freshness;
 use super::lane::{BatchesJob, Job, Lane, LaneTimes, Sender};
@@ -105,6 +106,7 @@ pub struct LanePool {
     pub(super) lanes: Box<[LaneHandle]>,
     pub(super) assignments: Arc<Assignments>,
     flows: Arc<Flows>,
+    absent: Arc<Absent>,
     freshness: Arc<Freshness>,
     pub(super) namespaces: Arc<Namespaces>,
     /// Made when a namespace first has a message. Bounded by the limit on namespaces.
@@ -121,6 +123,7 @@ impl LanePool {
     pub fn start(settings: &LaneSettings, namespaces: Arc<Namespaces>) -> Result<Self, PoolError> {
         let lane_count = settings.lanes.max(1);
         let flows = Arc::new(Flows::new(lane_count));
+        let absent = Arc::new(Absent::new());
         let assignments = Arc::new(Assignments::new(lane_count, Arc::clone(&flows)));
         let liveness = Arc::new(settings.liveness.clone());
         let doubts = Arc::new(Notify::new());
@@ -131,6 +134,7 @@ impl LanePool {
             let lane = Lane::new(
                 Arc::clone(&assignments),
                 Arc::clone(&flows),
+                Arc::clone(&absent),
                 settings,
                 Arc::clone(&liveness),
                 Arc::clone(&doubts),
@@ -156,6 +160,7 @@ impl LanePool {
                 behind_after,
             )),
             flows,
+            absent,
             assignments,
             namespaces,
             metrics: DashMap::new(),
@@ -330,12 +335,12 @@ impl LanePool {
             metrics.other_shard_messages.increment(1);
             return None;
         }
-        let namespace = self.admit_namespace(namespace, payload)?;
-        let metrics = self.metrics_of(&namespace.name);
         let key = WorkerKey {
-            namespace: namespace.name.clone(),
+            namespace: namespace.clone(),
             worker,
         };
+        let namespace = self.admit_namespace(&key, payload)?;
+        let metrics = self.metrics_of(&namespace.name);
         let (lane, in_flight) = self.assignments.assign(&key);
         let sender = Sender {
             namespace,
@@ -360,7 +365,8 @@ impl LanePool {
 
     /// The namespace of a message. A new one is made for a batch that can be decoded only: garbage on invented subjects must not use up
     /// the namespaces.
-    fn admit_namespace(&self, name: &NamespaceName, payload: &[u8]) -> Option<Arc<Namespace>> {
+    fn admit_namespace(&self, worker: &WorkerKey, payload: &[u8]) -> Option<Arc<Namespace>> {
+        let name = &worker.namespace;
         if let Some(namespace) = self.namespaces.get(name) {
             return Some(namespace);
         }
@@ -370,6 +376,7 @@ impl LanePool {
                 _ => DropReason::Undecodable,
             };
             self.unattributed.batch_dropped(reason, name.as_str(), &error);
+            self.absent.note_undecodable(worker);
             return None;
         }
         let created = self.namespaces.get_or_create(name);

@@ -81,7 +81,7 @@ impl Lane {
             .get_mut(&job.holder)
             .map_or(Afterwards::Stays, |holder| take_step(holder, job.step, context));
         if afterwards == Afterwards::Leaves {
-            self.forget(&job.holder);
+            self.take_leave(&job.holder);
         }
         self.finish(&job.holder.0, job.in_flight);
     }

@@ -3,6 +3,7 @@
 //! A publisher numbers the batches of one epoch 1, 2, 3, … without a gap. A batch that continues the count proves that nothing
 //! before it was lost. A batch that does not continue it proves a loss. Nothing here does I/O or knows the time.
 
+use crate::daemon::metrics::labels::DropReason;
 use kvatlas_core::index::StreamGeneration;
 use kvatlas_core::wire::{BatchCursor, EventBatch};
 
@@ -21,6 +22,56 @@ pub(super) fn cursor_of(batch: &EventBatch) -> BatchCursor {
     BatchCursor {
         epoch: batch.epoch,
         seq: batch.seq,
+    }
+}
+
+/// High-water marks of the batches that were received of a holder, applied or not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct HighWater {
+    /// The newest one. What ends before it is not the whole state.
+    pub(super) seen: BatchCursor,
+    /// When the last of its epoch was made, by the publisher's clock, in microseconds. 0 where no batch has a time; the largest number
+    /// where the mark is not known.
+    pub(super) made_us: u64,
+}
+
+impl HighWater {
+    /// The marks of a single batch.
+    pub(super) fn of(batch: &EventBatch) -> Self {
+        Self {
+            seen: cursor_of(batch),
+            made_us: batch.time_us.unwrap_or_default(),
+        }
+    }
+
+    /// Raises the marks.
+    pub(super) fn note(&mut self, batch: &EventBatch) {
+        let other = Self::of(batch);
+        if other.seen.epoch > self.seen.epoch {
+            *self = other;
+        } else if other.seen.epoch == self.seen.epoch {
+            self.seen = self.seen.max(other.seen);
+            self.made_us = self.made_us.max(other.made_us);
+        }
+    }
+
+    /// Whether numbering restarted without a new epoch: a number comes again, in a batch that was made later than all before.
+    ///
+    /// A redelivery has the time of the first delivery. Without times, or with a clock that stands still, a restart cannot be told.
+    pub(super) fn is_numbered_anew(&self, batch: &EventBatch) -> bool {
+        let at = cursor_of(batch);
+        let is_number_known = at.epoch == self.seen.epoch && at.seq <= self.seen.seq;
+        is_number_known && batch.time_us.is_some_and(|made| made > self.made_us)
+    }
+
+    /// Why a batch is no news; none where it is.
+    pub(super) fn drop_reason(&self, batch: &EventBatch) -> Option<DropReason> {
+        let at = cursor_of(batch);
+        if at.epoch < self.seen.epoch {
+            return Some(DropReason::StaleEpoch);
+        }
+        let is_repeated = at <= self.seen && !self.is_numbered_anew(batch);
+        is_repeated.then_some(DropReason::Duplicate)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Doubts that come while batches are held. A batch that was received before a doubt settles nothing about it, whenever it is applied.
 
 use kvatlas_core::index::{Namespace, StreamTrust};
-use kvatlas_core::wire::{BatchCursor, DegradedReasons, ResyncAnswerKind};
+use kvatlas_core::wire::{BatchCursor, DegradedReasons, HolderId, Rank, ResyncAnswerKind};
 
 use super::*;
 use crate::daemon::metrics::labels::ResyncFailure;
@@ -87,12 +87,18 @@ impl Scene {
         abandoned.await.unwrap();
     }
 
-    /// A message comes for which the queue has no room.
-    pub(super) fn lose_one(&self) {
+    /// A batch comes for which the queue has no room.
+    pub(super) fn lose(&self, mut lost: EventBatch) {
+        let many = (0..1024).map(SequenceHash).collect();
+        lost.events.push(Event::Removed(RemovedBlocks::by_sequence(many)));
+        self.lose_payload(lost.encode());
+    }
+
+    /// A message comes for which the queue has no room: it is longer than the queue, in front of which another one waits.
+    fn lose_payload(&self, payload: Vec<u8>) {
         let mut inbox = self.pool.inbox();
         let small = batch(1, Vec::new()).encode();
-        // There is none for the second one while the first waits.
-        for (worker, payload) in [("gpu-1", small), ("gpu-0", vec![0; 8192])] {
+        for (worker, payload) in [("gpu-1", small), ("gpu-0", payload)] {
             let subject = format!("kvatlas.v1.events.llama.{worker}");
             let generation = self.trust.generation();
             self.pool.sort(&mut inbox, &subject, &payload, generation, None);
@@ -107,11 +113,15 @@ impl Scene {
     /// Why the holder is in doubt when everything has been applied.
     pub(super) async fn reasons(&self) -> DegradedReasons {
         self.pool.drain().await.unwrap();
+        self.reasons_of(self.holder.1).unwrap()
+    }
+
+    /// As [`Self::reasons`], of the worker's rank as it is; none where the rank is not known.
+    pub(super) fn reasons_of(&self, rank: Rank) -> Option<DegradedReasons> {
         let holders = self.namespace().indexer.holders();
-        let holder = holders
-            .iter()
-            .find(|holder| holder.id.worker == self.holder.0.worker);
-        holder.unwrap().status.reasons(&self.trust)
+        let is_it = |id: &HolderId| id.worker == self.holder.0.worker && id.rank == rank;
+        let holder = holders.iter().find(|holder| is_it(&holder.id))?;
+        Some(holder.status.reasons(&self.trust))
     }
 }
 
@@ -208,12 +218,62 @@ async fn held_batches_do_not_confirm_a_holder_whose_later_messages_were_dropped(
     scene.ask().await;
     scene.hear(2, Vec::new()).await;
     scene.pool.drain().await.unwrap();
-    scene.lose_one();
+    scene.lose(batch(3, Vec::new()));
     let reasons = scene.reasons().await;
     assert_eq!(reasons, DegradedReasons::of(DegradedReason::Unverified));
-    // The next batch that continues the count does.
+    // It comes once more.
     scene.hear(3, Vec::new()).await;
     assert!(scene.reasons().await.is_empty());
+}
+
+#[tokio::test]
+async fn what_comes_late_does_not_confirm_a_holder_whose_later_batch_was_dropped() {
+    let scene = Scene::begin().await;
+    scene.lose(batch(3, Vec::new()));
+    scene.hear(2, Vec::new()).await;
+    let reasons = scene.reasons().await;
+    assert_eq!(reasons, DegradedReasons::of(DegradedReason::Unverified));
+    let asked = scene.ask().await;
+    scene.answer(asked, vec![batch(3, Vec::new())]).await;
+    assert!(scene.reasons().await.is_empty());
+}
+
+#[tokio::test]
+async fn a_dropped_batch_of_one_rank_says_nothing_of_another() {
+    let scene = Scene::begin().await;
+    let of_next_rank = |seq| EventBatch {
+        rank: 1,
+        ..batch(seq, Vec::new())
+    };
+    scene.receive(&of_next_rank(1).encode()).await;
+    scene.lose(of_next_rank(2));
+    assert!(scene.reasons().await.is_empty());
+    let reasons = scene.reasons_of(1).unwrap();
+    assert_eq!(reasons, DegradedReasons::of(DegradedReason::Unverified));
+}
+
+#[tokio::test]
+async fn a_dropped_message_that_cannot_be_read_is_as_one_that_came() {
+    let scene = Scene::begin().await;
+    scene.lose_payload(vec![0xc1; 8192]);
+    scene.hear(2, Vec::new()).await;
+    let reasons = scene.reasons().await;
+    assert_eq!(reasons, DegradedReasons::of(DegradedReason::Undecodable));
+}
+
+#[tokio::test]
+async fn a_dropped_batch_that_numbers_anew_is_a_restart() {
+    let scene = Scene::begin().await;
+    let made_at = |time_us, seq| EventBatch {
+        time_us: Some(time_us),
+        ..batch(seq, Vec::new())
+    };
+    scene.receive(&made_at(20, 2).encode()).await;
+    scene.lose(made_at(40, 1));
+    // The one before the restart is late.
+    scene.receive(&made_at(30, 3).encode()).await;
+    let reasons = scene.reasons().await;
+    assert!(reasons.contains(DegradedReason::Gap), "{reasons:?}");
 }
 
 #[tokio::test]
@@ -234,4 +294,32 @@ async fn what_a_worker_without_a_holder_sent_in_vain_is_in_doubt() {
     let asked = scene.ask().await;
     scene.answer(asked, vec![in_next_epoch(2)]).await;
     assert!(scene.reasons().await.is_empty());
+}
+
+#[tokio::test]
+async fn what_cannot_be_read_may_have_been_of_a_rank_that_comes_later() {
+    let scene = Scene::begin().await;
+    // It was the second batch of the next rank.
+    scene.hear_garbage().await;
+    let of_next_rank = |seq| EventBatch {
+        rank: 1,
+        ..batch(seq, Vec::new())
+    };
+    scene.receive(&of_next_rank(1).encode()).await;
+    scene.pool.drain().await.unwrap();
+    let reasons = scene.reasons_of(1).unwrap();
+    assert_eq!(reasons, DegradedReasons::of(DegradedReason::Undecodable));
+}
+
+#[tokio::test]
+async fn what_cannot_be_read_counts_in_a_namespace_that_comes_later() {
+    let scene = Scene {
+        pool: Scene::new_pool(),
+        ..Scene::begin().await
+    };
+    scene.hear_garbage().await;
+    assert_eq!(scene.pool.namespaces.all().len(), 0);
+    scene.hear(1, Vec::new()).await;
+    let reasons = scene.reasons().await;
+    assert_eq!(reasons, DegradedReasons::of(DegradedReason::Undecodable));
 }

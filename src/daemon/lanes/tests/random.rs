@@ -112,6 +112,10 @@ impl World {
                 _ => continue,
             });
         }
+        self.send(events);
+    }
+
+    fn send(&mut self, events: Vec<Event>) {
         self.time_us += 1;
         self.cursor.seq += 1;
         let batch = EventBatch {
@@ -128,6 +132,13 @@ impl World {
         });
         let blocks = self.blocks.clone();
         self.versions.push(Version { batch, blocks });
+    }
+
+    /// The holder says goodbye, and comes back with its next epoch.
+    fn leave(&mut self) {
+        self.blocks.clear();
+        self.send(vec![Event::Goodbye]);
+        self.restart();
     }
 
     fn restart(&mut self) {
@@ -182,21 +193,22 @@ impl World {
 
     /// The next batch comes, and there is no room for it.
     fn drop_next(&mut self) {
-        let Some(first) = self.way.first() else { return };
-        if self.way.iter().any(|other| other.version < first.version) {
-            // A batch that is late already does not show what it was overtaken by.
+        if self.way.is_empty() {
             return;
         }
-        let OnWay { version, .. } = self.way.remove(0);
+        let index = self.random.below(self.way.len().min(2));
+        let OnWay { version, .. } = self.way.remove(index);
         self.log.push(format!("no room for {:?}", self.at(version)));
         self.floor = self.floor.max(version);
-        self.scene.lose_one();
+        self.scene.lose(self.versions[version].batch.clone());
     }
 
     async fn write(&mut self) {
         let generation = self.scene.trust.generation();
         let dumped = self.scene.pool.dump_next_with_blocks(0, None, generation).await;
-        let (_, dump) = dumped.unwrap().unwrap();
+        let Some((_, dump)) = dumped.unwrap() else {
+            return;
+        };
         self.log.push(format!("write {:?}", dump.frame));
         self.written = Some(Written {
             frame: dump.frame.clone(),
@@ -251,7 +263,10 @@ impl World {
             return;
         }
         let generation = self.scene.trust.followed().unwrap();
-        let begun = self.scene.ask().await;
+        let Scene { pool, holder, .. } = &self.scene;
+        let Some(begun) = pool.begin_resync(holder).await.unwrap() else {
+            return;
+        };
         self.log.push(format!("ask {begun:?}"));
         self.asked = Some((begun, generation));
     }
@@ -332,7 +347,8 @@ impl World {
     async fn step(&mut self) {
         match self.random.below(100) {
             0..=29 => self.publish(),
-            30..=31 => self.restart(),
+            30 => self.restart(),
+            31 => self.leave(),
             32..=69 => self.deliver().await,
             70..=71 if self.has_stream => self.kill().await,
             70..=71 => self.break_connection(),
@@ -349,7 +365,10 @@ impl World {
         if self.has_failed {
             self.damaged = 0;
         }
-        if !self.scene.reasons().await.is_empty() {
+        self.scene.pool.drain().await.unwrap();
+        let reasons = self.scene.reasons_of(self.scene.holder.1);
+        // Nobody says anything of a holder that has left.
+        if reasons.is_none_or(|reasons| !reasons.is_empty()) {
             return;
         }
         let holders = self.scene.namespace().indexer.holders();

@@ -95,3 +95,50 @@ async fn a_dump_without_held_batches_is_not_certain() {
     let reasons = namespace.indexer.holders()[0].status.reasons(&scene.trust);
     assert_eq!(reasons, DegradedReasons::of(DegradedReason::Undecodable));
 }
+
+#[tokio::test]
+async fn what_comes_again_after_a_goodbye_makes_no_holder() {
+    let scene = Scene::begin().await;
+    scene.receive(&in_epoch(2, 1, stores(10)).encode()).await;
+    scene
+        .receive(&in_epoch(2, 2, vec![Event::Goodbye]).encode())
+        .await;
+    for (epoch, seq) in [(2, 1), (1, 1), (2, 2)] {
+        scene.receive(&in_epoch(epoch, seq, stores(10)).encode()).await;
+        scene.pool.drain().await.unwrap();
+        assert_eq!(scene.reasons_of(0), None, "of batch {epoch}:{seq}");
+    }
+    assert_eq!(scene.pool.assigned_workers(), 0);
+    // The next epoch is another matter.
+    scene.receive(&in_epoch(3, 1, stores(20)).encode()).await;
+    assert!(scene.reasons().await.is_empty());
+    assert_eq!((depth(&scene.pool, 10), depth(&scene.pool, 20)), (None, Some(3)));
+}
+
+#[tokio::test]
+async fn who_numbers_anew_after_a_goodbye_comes_back() {
+    let scene = Scene::begin().await;
+    scene.receive(&made_at(20, 2).encode()).await;
+    let goodbye = EventBatch {
+        events: vec![Event::Goodbye],
+        ..made_at(30, 3)
+    };
+    scene.receive(&goodbye.encode()).await;
+    scene.receive(&made_at(40, 1).encode()).await;
+    assert!(scene.reasons().await.is_empty());
+}
+
+#[tokio::test]
+async fn who_was_forgotten_by_an_operator_after_a_goodbye_comes_back() {
+    let scene = Scene::begin().await;
+    scene.hear(2, vec![Event::Goodbye]).await;
+    let worker = &scene.holder.0;
+    let of = kvatlas_core::wire::AdminHolder {
+        namespace: worker.namespace.clone(),
+        worker: worker.worker.clone(),
+        rank: None,
+    };
+    scene.pool.command(&of, HolderCommand::Forget).await.unwrap();
+    scene.hear(1, Vec::new()).await;
+    assert!(scene.reasons().await.is_empty());
+}

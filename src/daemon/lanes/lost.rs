@@ -1,0 +1,104 @@
+//! Messages that were dropped because the queue of their lane was full: what is known of them, and the doubts that follow.
+
+use std::sync::Arc;
+
+use kvatlas_core::wire::EventBatch;
+
+use super::absent::ranks_of;
+use super::holder::{Afterwards, Context};
+use super::lane::{Lane, Sender};
+use super::payloads::Payloads;
+use super::sequence::{HighWater, cursor_of};
+use super::settings::epoch_max_at;
+
+/// Of so many ranks, the newest dropped batch is known. Of more, nothing is.
+const RANKS_MAX: usize = 64;
+
+/// The mark of messages of a worker that were dropped.
+pub(crate) struct LostJob {
+    sender: Arc<Sender>,
+    /// The newest dropped batch of each rank, without its events.
+    newest: Vec<EventBatch>,
+    /// Whether there is more than `newest` says: messages that cannot be read, or a restart among those that can.
+    has_unknown: bool,
+}
+
+impl LostJob {
+    /// The mark of these messages.
+    pub(super) fn of(sender: Arc<Sender>, payloads: &Payloads) -> Self {
+        let mut lost = Self {
+            sender,
+            newest: Vec::new(),
+            has_unknown: false,
+        };
+        for payload in payloads.iter() {
+            match EventBatch::decode_head(payload) {
+                Ok(head) => lost.note(head),
+                Err(_) => lost.has_unknown = true,
+            }
+        }
+        lost
+    }
+
+    /// Adds later messages of the same worker.
+    pub(super) fn merge(&mut self, later: Self) {
+        self.has_unknown |= later.has_unknown;
+        later.newest.into_iter().for_each(|head| self.note(head));
+    }
+
+    fn note(&mut self, head: EventBatch) {
+        let Some(newest) = self.newest.iter_mut().find(|known| known.rank == head.rank) else {
+            match self.newest.len() < RANKS_MAX {
+                true => self.newest.push(head),
+                false => self.has_unknown = true,
+            }
+            return;
+        };
+        if HighWater::of(newest).is_numbered_anew(&head) {
+            self.has_unknown = true;
+        } else if cursor_of(&head) > cursor_of(newest) {
+            *newest = head;
+        }
+    }
+}
+
+impl Lane {
+    /// Doubts the holders whose batches were dropped. What cannot be read may have been for any rank.
+    pub(super) fn note_lost(&mut self, lost: LostJob) {
+        let context = Context {
+            clocks: self.clocks(),
+            holding: &self.holding,
+            clock: &self.clock,
+            tally: &self.tally,
+        };
+        let worker = lost.sender.worker.clone();
+        let epoch_max = epoch_max_at(context.clocks.unix_us, self.limits.now().epoch_ahead_max);
+        if lost.has_unknown {
+            for (_, holder) in self.holders.range_mut(ranks_of(&worker)) {
+                holder.note_undecodable();
+            }
+        }
+        let mut is_for_nobody = lost.has_unknown;
+        let mut leaving = Vec::new();
+        for head in &lost.newest {
+            let key = (worker.clone(), head.rank);
+            match self.holders.get_mut(&key) {
+                // It may have been the second batch of a holder whose first is late.
+                None => is_for_nobody = true,
+                Some(holder) if head.epoch > epoch_max => holder.note_unbelieved(),
+                Some(holder) => match holder.note_lost(head, context) {
+                    Afterwards::Leaves => leaving.push(key),
+                    Afterwards::Stays => {}
+                },
+            }
+        }
+        for key in leaving {
+            self.take_leave(&key);
+        }
+        if is_for_nobody {
+            self.absent.note_undecodable(&worker);
+        }
+        self.doubts.notify_one();
+        self.finish_messages(lost.sender);
+    }
+}
