@@ -2,8 +2,8 @@
 
 use kvatlas_core::index::Hashing;
 use kvatlas_core::wire::{
-    BatchCursor, BlockNames, ErrorCode, Event, EventBatch, ResyncAnswerKind, ResyncChunk, ResyncRequest,
-    StoredBlocks, Tier, WireError,
+    BatchCursor, BlockNames, DegradedReasons, ErrorCode, Event, EventBatch, ResyncAnswerKind, ResyncChunk,
+    ResyncRequest, StoredBlocks, Tier, WireError,
 };
 
 use super::outbox::{Clocks, Outbox, event_bytes};
@@ -45,7 +45,7 @@ impl Outbox {
             return Ok(self.chunks(ResyncAnswerKind::Missing, batches));
         }
         let state = match kept {
-            Some(events) => self.encode_state(events),
+            Some(events) => self.encode_state(events, self.doubts),
             None => self.table_state(clocks)?,
         };
         Ok(self.chunks(ResyncAnswerKind::Full, state))
@@ -58,15 +58,19 @@ impl Outbox {
         let mut table = self.table.take().ok_or_else(|| {
             unavailable("this publisher took up an epoch of another one and does not know the full state")
         })?;
-        let encoded = table
-            .state(clocks.monotonic_us)
-            .map(|events| self.encode_state(events));
+        table.expire(clocks.monotonic_us);
+        let doubts = self.doubts.union(table.doubts());
+        let encoded = table.state().map(|events| self.encode_state(events, doubts));
         self.table = Some(table);
         encoded.ok_or_else(|| unavailable("stored blocks wait for their parent; ask again when they have it"))
     }
 
-    /// The full state as encoded batches.
-    fn encode_state(&self, events: impl IntoIterator<Item = (Tier, Event)>) -> Vec<Vec<u8>> {
+    /// The full state as encoded batches, with what is doubted of it.
+    fn encode_state(
+        &self,
+        events: impl IntoIterator<Item = (Tier, Event)>,
+        doubts: DegradedReasons,
+    ) -> Vec<Vec<u8>> {
         let (cursor, rank, bytes_max) = (self.cursor, self.rank, self.options.chunk_bytes_max);
         let is_recomputed = self.options.settings.hashing == Hashing::Recompute;
         let mut batches = Vec::new();
@@ -90,9 +94,9 @@ impl Outbox {
         if !open.events.is_empty() {
             batches.push(open.encode());
         }
-        if !self.doubts.is_empty() {
+        if !doubts.is_empty() {
             let mut doubt = empty(cursor, rank, Tier::DEVICE);
-            doubt.events.push(Event::Doubted(self.doubts));
+            doubt.events.push(Event::Doubted(doubts));
             batches.push(doubt.encode());
         }
         batches
@@ -178,7 +182,8 @@ mod tests {
     use std::time::Duration;
 
     use kvatlas_core::hash::SequenceHash;
-    use kvatlas_core::wire::{HolderId, RemovedBlocks, WireLimits, WorkerName};
+    use kvatlas_core::index::NamespaceSettings;
+    use kvatlas_core::wire::{DegradedReason, HolderId, RemovedBlocks, WireLimits, WorkerName};
 
     use super::super::options::{Beginning, PublisherOptions};
     use super::*;
@@ -282,6 +287,63 @@ mod tests {
                 .sum();
             assert_eq!(blocks, 5 * 50 - 1);
         }
+    }
+
+    /// What a full answer doubts.
+    fn doubts(outbox: &mut Outbox, clocks: Clocks) -> DegradedReasons {
+        let answer = outbox.answer(&request(0, 0, true), None, clocks).unwrap();
+        let batches = chunks(&answer)
+            .into_iter()
+            .flat_map(|chunk| chunk.decode_batches(&WireLimits::default()).unwrap());
+        let doubted = batches.flat_map(|batch| batch.events).map(|event| match event {
+            Event::Doubted(doubts) => doubts,
+            _ => DegradedReasons::default(),
+        });
+        doubted.fold(DegradedReasons::default(), DegradedReasons::union)
+    }
+
+    #[test]
+    fn a_full_answer_tells_that_blocks_were_left_out() {
+        let gap = DegradedReasons::of(DegradedReason::UpstreamGap);
+        let at = |monotonic_us| Clocks {
+            monotonic_us,
+            unix_us: monotonic_us,
+        };
+        let mut outbox = outbox(options());
+        publish(&mut outbox, 1);
+        assert!(doubts(&mut outbox, at(0)).is_empty());
+        // The parent never comes.
+        let orphan = StoredBlocks::by_sequence(Some(SequenceHash(7000)), None, vec![SequenceHash(7001)]);
+        outbox.add(Tier::DEVICE, vec![Event::Stored(orphan)], at(0));
+        assert_eq!(doubts(&mut outbox, at(60_000_000)), gap);
+        // What the publisher doubts itself does not end it.
+        let sealed = outbox.add(
+            Tier::DEVICE,
+            vec![Event::Doubted(DegradedReasons::default())],
+            at(60_000_001),
+        );
+        let sent = EventBatch::decode(&sealed[0].payload, &WireLimits::default()).unwrap();
+        assert_eq!(sent.events, [Event::Doubted(gap)]);
+        assert_eq!(doubts(&mut outbox, at(60_000_001)), gap);
+        outbox.add(Tier::DEVICE, vec![Event::Cleared], at(60_000_002));
+        assert!(doubts(&mut outbox, at(60_000_002)).is_empty());
+    }
+
+    #[test]
+    fn a_full_answer_tells_of_blocks_whose_content_is_missing() {
+        let settings = NamespaceSettings {
+            hashing: Hashing::Recompute,
+            ..NamespaceSettings::default()
+        };
+        let mut outbox = outbox(PublisherOptions {
+            settings,
+            ..options()
+        });
+        publish(&mut outbox, 1);
+        let gap = DegradedReasons::of(DegradedReason::UpstreamGap);
+        assert_eq!(doubts(&mut outbox, Clocks::default()), gap);
+        outbox.begin_epoch(DegradedReasons::default(), Clocks::default());
+        assert!(doubts(&mut outbox, Clocks::default()).is_empty());
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! daemon is given the state that it would have if it had received every batch.
 
 use kvatlas_core::index::{HolderWriter, IndexLimits, NamespaceSettings, PositionalIndexer, RegisterError};
-use kvatlas_core::wire::{Event, HolderId, Tier};
+use kvatlas_core::wire::{DegradedReason, DegradedReasons, Event, HolderId, Tier};
 
 /// Most blocks in an event of a full state.
 const EVENT_BLOCKS_MAX: usize = 4096;
@@ -13,6 +13,8 @@ const EVENT_BLOCKS_MAX: usize = 4096;
 #[derive(Debug)]
 pub(super) struct BlockTable {
     writer: HolderWriter,
+    /// Whether blocks were left out: there was no room or no place for them. Until everything is cleared.
+    is_short: bool,
 }
 
 impl BlockTable {
@@ -20,23 +22,37 @@ impl BlockTable {
         let index = PositionalIndexer::new(settings, IndexLimits::default());
         Ok(Self {
             writer: index.register(id)?,
+            is_short: false,
         })
     }
 
     /// Takes a change up. `now_us` is a clock in microseconds that does not run backwards.
     pub(super) fn apply(&mut self, event: Event, tier: Tier, now_us: u64) {
-        self.writer.apply(event, tier, now_us);
+        let applied = self.writer.apply(event, tier, now_us);
+        self.is_short = applied.is_short() || self.is_short && !applied.cleared && !applied.goodbye;
     }
 
     /// Forgets everything.
     pub(super) fn clear(&mut self) {
         self.writer.clear();
+        self.is_short = false;
     }
 
-    /// All that the holder has, parents first; none while stored blocks wait for a parent, which is for a moment only. `now_us` is
-    /// as in [`Self::apply`].
-    pub(super) fn state(&mut self, now_us: u64) -> Option<impl Iterator<Item = (Tier, Event)> + '_> {
-        self.writer.expire_parked(now_us);
+    /// What has to be doubted of [`Self::state`]: blocks that were left out are missing there.
+    pub(super) fn doubts(&self) -> DegradedReasons {
+        match self.is_short {
+            true => DegradedReasons::of(DegradedReason::UpstreamGap),
+            false => DegradedReasons::default(),
+        }
+    }
+
+    /// Drops stored blocks that have waited for their parent for too long. `now_us` is as in [`Self::apply`].
+    pub(super) fn expire(&mut self, now_us: u64) {
+        self.is_short |= self.writer.expire_parked(now_us).is_short();
+    }
+
+    /// All that the holder has, parents first; none while stored blocks wait for a parent, which is for a moment only.
+    pub(super) fn state(&mut self) -> Option<impl Iterator<Item = (Tier, Event)> + '_> {
         let is_settled = self.writer.status().parked_events.load() == 0;
         is_settled.then(|| self.writer.dump_events(EVENT_BLOCKS_MAX))
     }

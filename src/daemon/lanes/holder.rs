@@ -367,7 +367,7 @@ impl Holder {
                 continue;
             }
             self.metrics.reject_blocks(reason, blocks, self.worker());
-            match degradation(reason) {
+            match reason.doubt() {
                 None => {}
                 Some(DegradedReason::Capacity) => {
                     self.writer.status().degrade(DegradedReason::Capacity);
@@ -407,18 +407,5 @@ impl Holder {
     /// Removes the holder from the index.
     pub(super) fn retire(self) {
         self.writer.retire();
-    }
-}
-
-/// The reason for doubt that a reject is; none where nothing is lost by it.
-fn degradation(reason: RejectReason) -> Option<DegradedReason> {
-    match reason {
-        RejectReason::UnknownBlock | RejectReason::Moved | RejectReason::ForeignChain => None,
-        RejectReason::PositionOutOfRange
-        | RejectReason::MissingContent
-        | RejectReason::ContentMismatch
-        | RejectReason::AmbiguousParent => Some(DegradedReason::Rejected),
-        RejectReason::Capacity => Some(DegradedReason::Capacity),
-        RejectReason::ParkingFull | RejectReason::ParkingExpired => Some(DegradedReason::UnknownParent),
     }
 }

@@ -1,6 +1,6 @@
 //! What applying events did.
 
-use crate::wire::DegradedReasons;
+use crate::wire::{DegradedReason, DegradedReasons};
 
 /// Why blocks of an event were not taken, or were taken with a note. Label values of a metric.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -60,6 +60,21 @@ impl RejectReason {
     }
 }
 
+impl RejectReason {
+    /// The doubt that follows; none where nothing is lost.
+    pub fn doubt(self) -> Option<DegradedReason> {
+        match self {
+            Self::UnknownBlock | Self::Moved | Self::ForeignChain => None,
+            Self::PositionOutOfRange
+            | Self::MissingContent
+            | Self::ContentMismatch
+            | Self::AmbiguousParent => Some(DegradedReason::Rejected),
+            Self::Capacity => Some(DegradedReason::Capacity),
+            Self::ParkingFull | Self::ParkingExpired => Some(DegradedReason::UnknownParent),
+        }
+    }
+}
+
 /// What applying events did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Applied {
@@ -82,6 +97,12 @@ impl Applied {
     /// How many blocks met this fate.
     pub fn rejected(&self, reason: RejectReason) -> u64 {
         self.rejected[reason as usize]
+    }
+
+    /// Whether blocks were left out that are held nevertheless, or may be.
+    pub fn is_short(&self) -> bool {
+        let is_short = |reason: &RejectReason| self.rejected(*reason) > 0 && reason.doubt().is_some();
+        RejectReason::ALL.iter().any(is_short)
     }
 
     /// Counts a block to be removed, that `was_held` in the tier.
