@@ -25,7 +25,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Final, TypeAlias
@@ -111,7 +111,9 @@ class _Flush:
 
 @dataclass(frozen=True, slots=True)
 class _BeginEpoch:
-    """Begin a new epoch, in which the holder has nothing."""
+    """Begin a new epoch, in which the holder has nothing, with these doubts."""
+
+    doubts: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +240,16 @@ class Publisher:
 
         :raises StoppedError: if the publisher has stopped.
         """
-        await self._put(_BeginEpoch())
+        await self.begin_epoch_in_doubt(())
+
+    async def begin_epoch_in_doubt(self, doubts: Sequence[str]) -> None:
+        """As :meth:`begin_epoch`, and doubts from the first batch on what it tells: no daemon finds the holder exact in between.
+
+        :param doubts: out of :data:`DOUBTS`, as in :class:`Doubted`.
+        :raises InvalidValueError: if one is none.
+        :raises StoppedError: if the publisher has stopped.
+        """
+        await self._put(_BeginEpoch(Doubted(doubts).reasons))
 
     async def set_heartbeats(self, are_sent: bool) -> None:
         """Says whether heartbeats are sent while there is nothing to publish. They are at first.
@@ -336,8 +347,8 @@ class Publisher:
             case _Flush():
                 await self._send_all(self._outbox.seal(_clocks()))
                 await self._confirm(command)
-            case _BeginEpoch():
-                await self._send_all(self._outbox.begin_epoch(_clocks()))
+            case _BeginEpoch(doubts):
+                await self._send_all(self._outbox.begin_epoch(_clocks(), doubts))
             case _Heartbeats(are_sent):
                 self._beats = are_sent
             case (tier, events):

@@ -147,6 +147,10 @@ class Publisher:
         """Publishes what is queued, and begins a new epoch: daemons forget all that the holder had."""
         _run(self._publisher.begin_epoch())
 
+    def begin_epoch_in_doubt(self, doubts: Sequence[str]) -> None:
+        """As :meth:`begin_epoch`, and doubts from the first batch on what it tells."""
+        _run(self._publisher.begin_epoch_in_doubt(doubts))
+
     def set_heartbeats(self, are_sent: bool) -> None:
         """Says whether heartbeats are sent while there is nothing to publish."""
         _run(self._publisher.set_heartbeats(are_sent))

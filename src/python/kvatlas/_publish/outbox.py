@@ -156,10 +156,18 @@ class Outbox:
         """A batch that only says that the holder lives and has missed nothing; none after a goodbye."""
         return [] if self._has_left else [self._number(Tier.DEVICE, [], clocks)]
 
+    def _with_left_out(self, doubted: Doubted) -> Doubted:
+        """What is doubted, and that blocks were left out of the full state, if they were."""
+        if self.table is None or not self.table.is_short:
+            return doubted
+        return Doubted([*doubted.reasons, "upstream_gap"])
+
     def _number(self, tier: int, events: list[Event], clocks: Clocks) -> SealedBatch:
         if self._has_left:
             self._come_back(clocks)
         self.cursor = Cursor(self.cursor.epoch, self.cursor.seq + 1)
+        # What is doubted now replaces what a full state has said: that it is not all stays.
+        events = [self._with_left_out(event) if isinstance(event, Doubted) else event for event in events]
         self._made_us = clocks.unix_us
         self._numbered = clocks.monotonic
         payload = encode_batch(self.cursor, self.rank, events, tier=tier, time_us=clocks.unix_us)
@@ -174,14 +182,15 @@ class Outbox:
                 self.table.apply(event, tier, clocks.monotonic)
         return SealedBatch(self.cursor, payload, not events)
 
-    def begin_epoch(self, clocks: Clocks) -> list[SealedBatch]:
-        """Begins a new epoch, in which the holder has nothing, and says so.
+    def begin_epoch(self, clocks: Clocks, doubts: Sequence[str] = ()) -> list[SealedBatch]:
+        """Begins a new epoch, in which the holder has nothing, and says so, and what is doubted of that.
 
         What waits in the open batch belongs to the old one.
         """
         rest = self.seal(clocks)
         self._come_back(clocks)
-        return rest + self.heartbeat(clocks)
+        doubted: list[Event] = [Doubted(doubts)] if doubts else []
+        return [*rest, self._number(Tier.DEVICE, doubted, clocks)]
 
     def _come_back(self, clocks: Clocks) -> None:
         """Daemons have forgotten the holder, its numbers included, or are to forget it: it begins anew."""
@@ -210,7 +219,8 @@ class Outbox:
             raise refusal(
                 503, "this publisher took up an epoch of another one and does not know the full state"
             )
-        state = self.table.state(clocks.monotonic)
+        self.table.expire(clocks.monotonic)
+        state = self.table.state()
         if state is None:
             raise refusal(503, "stored blocks wait for their parent; ask again when they have it")
         # A state from before the first batch is empty, but a number of 0 is none.
@@ -227,8 +237,9 @@ class Outbox:
             size += more
         if events:
             batches.append(encode_batch(cursor, self.rank, events, tier=tier))
-        if self._doubts:
-            batches.append(encode_batch(cursor, self.rank, [Doubted(self._doubts)]))
+        doubted = self._with_left_out(Doubted(self._doubts))
+        if doubted.reasons:
+            batches.append(encode_batch(cursor, self.rank, [doubted]))
         return batches
 
     def _answer(self, kind: Literal["missing", "full"], batches: Iterable[bytes]) -> Answer:

@@ -56,6 +56,8 @@ class Parking:
         self._stamp = 0
         # What was removed while some event waited, by its tier, and how many events had had to wait when it last was.
         self._unplaced: dict[tuple[int, Unplaced], int] = {}
+        self.has_dropped = False
+        """Whether an event was dropped before its parent came. Until :meth:`clear`."""
 
     def __len__(self) -> int:
         return len(self._events)
@@ -65,17 +67,19 @@ class Parking:
         self._events.clear()
         self._unplaced.clear()
         self._blocks = self._stamp = 0
+        self.has_dropped = False
 
     def park(self, parked: Parked) -> None:
         """Lets an event wait; the oldest make room."""
         if parked.blocks > BLOCKS_MAX:
+            self.has_dropped = True
             return
         if not self._events:
             self._unplaced.clear()
         self._stamp += 1
         parked.stamp = self._stamp
         while self._events and (len(self._events) >= EVENTS_MAX or self._blocks + parked.blocks > BLOCKS_MAX):
-            self._take(0)
+            self._drop_oldest()
         self._blocks += parked.blocks
         self._events.append(parked)
 
@@ -89,7 +93,7 @@ class Parking:
     def expire(self, now: float) -> None:
         """Drops what has waited too long."""
         while self._events and self._events[0].deadline <= now:
-            self._take(0)
+            self._drop_oldest()
 
     def note_removed(self, name: int, tier: int) -> bool:
         """A block that is removed while it waits must not come back. Says whether an event that waits has one of that name."""
@@ -110,6 +114,7 @@ class Parking:
         oldest = self._events[0].stamp
         self._unplaced = {key: stamp for key, stamp in self._unplaced.items() if stamp >= oldest}
         if len(self._unplaced) > UNPLACED_MAX // 2:
+            self.has_dropped = True
             self._events.clear()
             self._unplaced.clear()
             self._blocks = 0
@@ -118,6 +123,10 @@ class Parking:
         """Whether a block of an event that has waited was removed meanwhile, by its sequence hash or by its place."""
         stamps = (self._unplaced.get((parked.tier, removed), 0) for removed in (sequence, key))
         return any(stamp >= parked.stamp for stamp in stamps)
+
+    def _drop_oldest(self) -> None:
+        self.has_dropped = True
+        self._take(0)
 
     def _take(self, index: int) -> Parked:
         parked = self._events.pop(index)

@@ -106,6 +106,7 @@ class BlockTable:
         # By the bits of the sequence hash that every block keeps.
         self._hashes: dict[int, list[_Block]] = {}
         self._parking = Parking()
+        self._is_short = False
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -116,6 +117,12 @@ class BlockTable:
         self._names.clear()
         self._hashes.clear()
         self._parking.clear()
+        self._is_short = False
+
+    @property
+    def is_short(self) -> bool:
+        """Whether blocks were left out, for want of a place or of room. Until everything is cleared."""
+        return self._is_short or self._parking.has_dropped
 
     def apply(self, event: Event, tier: int, now: float) -> None:
         """Takes a change up. ``now`` is a clock in seconds that does not run backwards."""
@@ -148,9 +155,11 @@ class BlockTable:
         if self._recomputes and stored.engine_hashes is None:
             recomputed = self._recompute(stored, start)
             if recomputed is None:
+                self._is_short = True
                 return
             hashes = recomputed
         if start.position + len(hashes) - 1 > POSITION_MAX:
+            self._is_short = True
             return
         position, bit = start.position, 1 << tier
         parent = None if position == 0 else _place(position - 1, start.parent or 0)
@@ -248,6 +257,7 @@ class BlockTable:
             name = first if name is None else name
             aliases = known.aliases or {first: known.tiers}
             if name not in aliases and len(aliases) == NAMES_PER_BLOCK_MAX:
+                self._is_short = True
                 return
             aliases[name] = aliases.get(name, 0) | bit
             known.aliases = aliases
@@ -344,12 +354,15 @@ class BlockTable:
 
     # The full state.
 
-    def state(self, now: float) -> Iterator[tuple[Tier, Event]] | None:
+    def expire(self, now: float) -> None:
+        """Drops stored blocks that have waited for their parent for too long. ``now`` is as in :meth:`apply`."""
+        self._parking.expire(now)
+
+    def state(self) -> Iterator[tuple[Tier, Event]] | None:
         """Events that make a fresh holder equal to this one, parents first.
 
-        None while stored blocks wait for a parent, which is for a moment only. ``now`` is as in :meth:`apply`.
+        None while stored blocks wait for a parent, which is for a moment only.
         """
-        self._parking.expire(now)
         return None if len(self._parking) else self._dump()
 
     def _dump(self) -> Iterator[tuple[Tier, Event]]:
