@@ -45,6 +45,12 @@ impl Setting {
         self.key.split_once('.').map_or(self.key, |(_, name)| name)
     }
 
+    /// Its long flag and the short one, if it has one: nobody knows which of them was written.
+    pub(super) fn flag_names(&self) -> String {
+        let short = self.alias.map(|alias| format!(" (--{alias})"));
+        format!("{}{}", self.flag, short.unwrap_or_default())
+    }
+
     /// A setting whose names follow from its key.
     pub(super) fn new(key: &'static str, kind: Kind, default: &'static str, help: &'static str) -> Setting {
         Setting {

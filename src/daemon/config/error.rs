@@ -21,7 +21,7 @@ pub enum Origin {
     },
     /// An environment variable, by its name.
     Environment(String),
-    /// A flag, by its name without the dashes.
+    /// A flag, by its name without the dashes. Where it has a short name too, that stands behind it.
     Flag(String),
 }
 

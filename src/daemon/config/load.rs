@@ -78,7 +78,7 @@ fn is_for_clients(variable: &str) -> bool {
 fn read_flags(flags: BTreeMap<String, String>, layers: &mut Layers) {
     for (key, text) in flags {
         if let Some(setting) = Setting::find(&key) {
-            layers.give_text(setting, &text, Origin::Flag(setting.flag.clone()));
+            layers.give_text(setting, &text, Origin::Flag(setting.flag_names()));
         } else {
             let meant = suggest::meant(&key, SETTINGS.iter().map(|setting| setting.key));
             let allowed = SETTINGS

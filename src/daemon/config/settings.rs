@@ -156,7 +156,7 @@ tables! {
         timeout as timeout_ms: Duration = "5000", milliseconds(10, 600_000);
         /// Size of one publisher's whole answer, at most.
         max_answer_bytes: usize = "64 MiB", bytes(64 * KIB, 4 * GIB);
-        /// Batches of one holder kept back while its publisher is asked, at most.
+        /// Batches of one holder kept back while its publisher is asked, at most; one is kept however long it is.
         max_held_bytes: usize = "1 MiB", bytes(KIB, GIB);
         /// Pause after the first failed resync of a holder, in milliseconds; it doubles with every further one.
         retry_min as retry_min_ms: Duration = "200", milliseconds(1, 3_600_000);

@@ -13,7 +13,7 @@ use super::sequence::ReceivedBatch;
 pub(super) struct HoldingLimits {
     /// Whether batches are held at all. Without resyncs nobody would ask for the missing ones.
     pub(super) is_enabled: bool,
-    /// Most payload bytes of one holder.
+    /// Most payload bytes of one holder, unless it is a single batch.
     pub(super) bytes_per_holder_max: usize,
     /// Most payload bytes of all holders of the lane.
     pub(super) bytes_max: usize,
@@ -124,7 +124,9 @@ impl Held {
     pub(super) fn push(&mut self, received: ReceivedBatch, limits: &HoldingLimits) -> Result<(), NoRoom> {
         let bytes = received.bytes + BATCH_OVERHEAD_BYTES;
         let on_lane = self.lane_bytes.load(Ordering::Relaxed);
-        if self.bytes + bytes > limits.bytes_per_holder_max || on_lane + bytes > limits.bytes_max {
+        // A single one is held however long it is: a message of any size may come behind a gap.
+        let has_room = self.batches.is_empty() || self.bytes + bytes <= limits.bytes_per_holder_max;
+        if !has_room || on_lane + bytes > limits.bytes_max {
             return Err(NoRoom(received));
         }
         self.lane_bytes.fetch_add(bytes, Ordering::Relaxed);

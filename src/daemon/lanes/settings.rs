@@ -62,7 +62,7 @@ impl LaneLimits {
 /// Bounds on the batches that wait until missing ones before them have come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HoldingSettings {
-    /// Most payload bytes of one holder. All holders of a lane together hold no more than the lane's queue takes.
+    /// Most payload bytes of one holder, unless it is a single batch. All holders of a lane together hold no more than the lane's queue takes.
     pub bytes_per_holder_max: usize,
     /// How long they wait for an answer.
     pub wait_max: Duration,

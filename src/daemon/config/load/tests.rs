@@ -110,7 +110,7 @@ fn the_bounds_of_every_setting_fit_its_type() {
         };
         for bound in [minimum, maximum] {
             let mut layers = Layers::new();
-            let origin = Origin::Flag(setting.flag.clone());
+            let origin = Origin::Flag(setting.flag_names());
             layers.give_text(setting, &bound.to_string(), origin);
             assert_eq!(layers.errors, [], "{}", setting.key);
             assert!(Config::read(layers.effective).is_ok(), "{}", setting.key);
@@ -428,7 +428,7 @@ fn combinations_are_checked() {
         &messages,
         &[
             "key nats.url: is not for the embedded NATS server",
-            "flag --nats-embedded",
+            "flag --nats-embedded (--embedded)",
         ],
     );
     assert_one(&messages, &["key nats.tls_required:"]);

@@ -16,10 +16,13 @@ pub(super) struct Scene {
 impl Scene {
     /// A pool that holds batches.
     pub(super) fn new_pool() -> LanePool {
-        let holding = HoldingSettings {
+        Self::new_pool_holding(HoldingSettings {
             bytes_per_holder_max: 1 << 20,
             wait_max: Duration::from_secs(3600),
-        };
+        })
+    }
+
+    fn new_pool_holding(holding: HoldingSettings) -> LanePool {
         let settings = LaneSettings {
             lanes: 1,
             lane_queue_bytes: 4096,
@@ -30,12 +33,16 @@ impl Scene {
     }
 
     pub(super) async fn begin() -> Self {
+        Self::begin_in(Self::new_pool()).await
+    }
+
+    async fn begin_in(pool: LanePool) -> Self {
         let worker = WorkerKey {
             namespace: frame(1).namespace,
             worker: frame(1).worker,
         };
         let scene = Self {
-            pool: Self::new_pool(),
+            pool,
             trust: StreamTrust::default(),
             holder: (worker, 0),
         };
@@ -223,6 +230,25 @@ async fn held_batches_do_not_confirm_a_holder_whose_later_messages_were_dropped(
     assert_eq!(reasons, DegradedReasons::of(DegradedReason::Unverified));
     // It comes once more.
     scene.hear(3, Vec::new()).await;
+    assert!(scene.reasons().await.is_empty());
+}
+
+#[tokio::test]
+async fn a_batch_longer_than_what_may_be_held_is_held_alone() {
+    let holding = HoldingSettings {
+        bytes_per_holder_max: 1024,
+        wait_max: Duration::from_secs(3600),
+    };
+    let scene = Scene::begin_in(Scene::new_pool_holding(holding)).await;
+    let many = (0..256).map(SequenceHash).collect();
+    let long = batch(3, vec![Event::Removed(RemovedBlocks::by_sequence(many))]);
+    assert!(long.encode().len() > 1024);
+    scene.receive(&long.encode()).await;
+    // Missing batches suffice: what came is held, and was not applied behind the gap.
+    let asked = scene.ask().await;
+    assert!(!asked.full);
+    let missing = vec![batch(2, Vec::new())];
+    assert_eq!(scene.answer(asked, missing).await, ResyncOutcome::Exact);
     assert!(scene.reasons().await.is_empty());
 }
 
