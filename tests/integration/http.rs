@@ -7,7 +7,7 @@ use kvatlas_core::wire::{
     worker_of_instance,
 };
 use serde_json::{Value, json};
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpSocket;
 
 use crate::support::http::{Answer, HttpClient};
@@ -397,6 +397,11 @@ async fn who_does_not_read_a_dump_keeps_nobody_else_from_one() {
         (other.get("/dump").await.status == 200).then_some(())
     };
     eventually("the dump is given up", is_free).await;
+    // The client notices that it has not got all: the end of the answer is missing.
+    let mut answer = Vec::new();
+    let _ = idle.read_to_end(&mut answer).await;
+    assert!(answer.starts_with(b"HTTP/1.1 200 OK\r\n"));
+    assert!(!answer.ends_with(b"\r\n0\r\n\r\n"));
 }
 
 #[tokio::test(flavor = "multi_thread")]

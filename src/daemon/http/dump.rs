@@ -1,7 +1,7 @@
 //! `GET /dump`: all blocks of all holders, namespace by namespace, as a stream that takes no more memory than one holder a lane.
 
-use std::convert::Infallible;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
@@ -51,9 +51,19 @@ pub(super) async fn dump(State(shared): State<Arc<Shared>>) -> Result<Response, 
     };
     let (pieces, mut written) = mpsc::channel(PIECES_MAX);
     tokio::spawn(writer.write(pieces, permit));
-    let stream = futures_util::stream::poll_fn(move |context| written.poll_recv(context));
-    let frames = futures_util::StreamExt::map(stream, |piece: Bytes| Ok::<_, Infallible>(Frame::data(piece)));
-    let mut response = Response::new(Body::new(StreamBody::new(frames)));
+    let mut has_ended = false;
+    let stream = futures_util::stream::poll_fn(move |context| match has_ended {
+        true => Poll::Ready(None),
+        false => written.poll_recv(context).map(|piece| match piece {
+            Some(Piece::Text(text)) => Some(Ok(Frame::data(text))),
+            Some(Piece::End) => None,
+            None => {
+                has_ended = true;
+                Some(Err(CutShort))
+            }
+        }),
+    });
+    let mut response = Response::new(Body::new(StreamBody::new(stream)));
     let json = HeaderValue::from_static("application/json");
     response.headers_mut().insert(CONTENT_TYPE, json);
     Ok(response)
@@ -76,7 +86,19 @@ struct EventJson {
     lineage_hashes: Vec<String>,
 }
 
-/// Why a dump ends early. The answer is cut off then, and is no JSON.
+/// A piece of the answer.
+enum Piece {
+    Text(Bytes),
+    /// Nothing is missing. Without it the answer was cut short.
+    End,
+}
+
+/// The end of an answer that was cut short: the connection breaks, so that the client does not take what it has for all.
+#[derive(Debug, thiserror::Error)]
+#[error("the dump was cut short")]
+struct CutShort;
+
+/// Why a dump ends early. The answer is cut off then.
 enum Ended {
     ClientLeft,
     /// It took nothing for too long. Meanwhile nobody else could have a dump.
@@ -105,7 +127,7 @@ struct Cursor {
 }
 
 impl Writer {
-    async fn write(self, pieces: mpsc::Sender<Bytes>, permit: OwnedSemaphorePermit) {
+    async fn write(self, pieces: mpsc::Sender<Piece>, permit: OwnedSemaphorePermit) {
         let mut output = Output {
             pieces,
             text: Vec::with_capacity(PIECE_BYTES * 2),
@@ -147,7 +169,8 @@ impl Writer {
             output.push(b"]}").await?;
         }
         output.push(b"}").await?;
-        output.flush().await
+        output.flush().await?;
+        output.send(Piece::End).await
     }
 
     /// The lane's next holder, if it is of `namespace`. Holders of namespaces before it came too late for this dump.
@@ -223,7 +246,7 @@ async fn write_holder(dump: HolderDump, is_first: &mut bool, output: &mut Output
 }
 
 struct Output {
-    pieces: mpsc::Sender<Bytes>,
+    pieces: mpsc::Sender<Piece>,
     text: Vec<u8>,
     patience: Duration,
 }
@@ -239,7 +262,11 @@ impl Output {
 
     async fn flush(&mut self) -> Result<(), Ended> {
         let text = std::mem::take(&mut self.text);
-        let sent = self.pieces.send_timeout(text.into(), self.patience).await;
+        self.send(Piece::Text(text.into())).await
+    }
+
+    async fn send(&self, piece: Piece) -> Result<(), Ended> {
+        let sent = self.pieces.send_timeout(piece, self.patience).await;
         sent.map_err(|error| match error {
             SendTimeoutError::Timeout(_) => Ended::ClientWaits,
             SendTimeoutError::Closed(_) => Ended::ClientLeft,
