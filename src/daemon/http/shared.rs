@@ -1,17 +1,14 @@
 //! What all routes share: the parts that they serve, the bodies of requests, and JSON in return.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
 use axum::body::{Body, Bytes};
 use axum::extract::{FromRequest, Request};
 use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use axum::http::{HeaderName, HeaderValue};
 use axum::response::Response;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
-use parking_lot::Mutex;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -20,8 +17,8 @@ use kvatlas_core::wire::NamespaceName;
 use crate::daemon::admin::{AdminSource, Readiness};
 use crate::daemon::config::Secret;
 use crate::daemon::lanes::LanePool;
-use crate::daemon::metrics::labels::{HttpRoute, NAMESPACE_LABELS_MAX, PerLabel, QueryKind, namespace_label};
-use crate::daemon::metrics::{AnsweredPrompt, HttpMetrics, QueryErrorMetrics, QueryMetrics};
+use crate::daemon::metrics::labels::{HttpRoute, PerLabel, QueryKind};
+use crate::daemon::metrics::{AnsweredPrompt, HttpMetrics, QueryErrorMetrics, QueryMetricsByNamespace};
 use crate::daemon::queries::Answerer;
 use crate::daemon::traces::Tracer;
 
@@ -88,9 +85,8 @@ pub(super) struct Index {
     pub(super) errors: QueryErrorMetrics,
     pub(super) readiness: Arc<Readiness>,
     pub(super) shard: Option<HeaderValue>,
-    /// One for each namespace that was asked about: only those that exist are answered, so their number is bounded.
-    metrics: ArcSwap<HashMap<NamespaceName, Arc<QueryMetrics>>>,
-    adding: Mutex<()>,
+    /// Of each namespace that was asked about.
+    metrics: QueryMetricsByNamespace,
     /// One dump at a time: each takes a turn of every lane.
     pub(super) dumps: Arc<tokio::sync::Semaphore>,
 }
@@ -103,8 +99,7 @@ impl Index {
             errors: QueryErrorMetrics::new(),
             readiness: parts.readiness,
             shard: parts.shard.and_then(|shard| HeaderValue::from_str(&shard).ok()),
-            metrics: ArcSwap::default(),
-            adding: Mutex::new(()),
+            metrics: QueryMetricsByNamespace::default(),
             dumps: Arc::new(tokio::sync::Semaphore::new(1)),
         }
     }
@@ -118,27 +113,9 @@ impl Index {
         elapsed: Duration,
         prompts: impl Iterator<Item = AnsweredPrompt>,
     ) {
-        let known = self.metrics.load();
-        let metrics = match known.get(namespace) {
-            Some(metrics) => Arc::clone(metrics),
-            None => self.add_metrics(namespace),
-        };
+        let metrics = self.metrics.of(namespace);
         (0..queries).for_each(|_| metrics.answered(kind, elapsed));
         prompts.for_each(|prompt| metrics.found(prompt));
-    }
-
-    fn add_metrics(&self, namespace: &NamespaceName) -> Arc<QueryMetrics> {
-        let _adding = self.adding.lock();
-        let mut known = HashMap::clone(&self.metrics.load());
-        if known.len() >= NAMESPACE_LABELS_MAX {
-            known.clear();
-        }
-        let added = known
-            .entry(namespace.clone())
-            .or_insert_with(|| Arc::new(QueryMetrics::for_namespace(namespace_label(namespace.as_str()))));
-        let added = Arc::clone(added);
-        self.metrics.store(Arc::new(known));
-        added
     }
 }
 

@@ -49,6 +49,7 @@ pub use log_gate::LogGate;
 pub use logging::{LogFormat, LoggingError, init, set_filter, wants_colour};
 pub use namespace_gauges::NamespaceGauges;
 pub use process_metrics::{AdminMetrics, BuildMetrics, ConnectionMetrics, LaneMetrics, ProcessMetrics};
+pub(crate) use query_metrics::QueryMetricsByNamespace;
 pub use query_metrics::{AnsweredPrompt, QueryErrorMetrics, QueryMetrics};
 #[cfg(test)]
 pub(crate) use recorder::tests::rendered;

@@ -1,15 +1,22 @@
 //! Counts and log lines about queries.
 
+use std::collections::HashMap;
 use std::fmt::Display;
+use std::sync::Arc;
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use metrics::{Counter, Histogram};
+use parking_lot::Mutex;
 
-use kvatlas_core::wire::ErrorCode;
+use kvatlas_core::wire::{ErrorCode, NamespaceName};
 
 use super::LogGate;
 use super::declare::{DEPTHS, LATENCIES, SHARES, metric_group};
-use super::labels::{AnswerState, LabelValue, PerLabel, QueryKind, ReplyDropReason, UNATTRIBUTED_NAMESPACE};
+use super::labels::{
+    AnswerState, LabelValue, NAMESPACE_LABELS_MAX, PerLabel, QueryKind, ReplyDropReason,
+    UNATTRIBUTED_NAMESPACE, namespace_label,
+};
 
 static ERROR_GATES: [LogGate; ErrorCode::ALL.len()] = [const { LogGate::new() }; ErrorCode::ALL.len()];
 static REPLY_DROP_GATES: [LogGate; ReplyDropReason::COUNT] =
@@ -65,6 +72,39 @@ impl QueryMetrics {
     }
 }
 
+/// The metrics of the namespaces that queries were answered about, each made when it is first needed.
+#[derive(Default)]
+pub(crate) struct QueryMetricsByNamespace {
+    /// Replaced as a whole when a namespace comes.
+    known: ArcSwap<HashMap<NamespaceName, Arc<QueryMetrics>>>,
+    adding: Mutex<()>,
+}
+
+impl QueryMetricsByNamespace {
+    /// The metrics of a namespace that exists. Some of those that were asked about have gone since: beyond the bound on labels all are
+    /// made again.
+    pub(crate) fn of(&self, namespace: &NamespaceName) -> Arc<QueryMetrics> {
+        self.of_labelled(namespace, namespace_label)
+    }
+
+    fn of_labelled(&self, namespace: &NamespaceName, label: fn(&str) -> &str) -> Arc<QueryMetrics> {
+        if let Some(found) = self.known.load().get(namespace) {
+            return Arc::clone(found);
+        }
+        let _adding = self.adding.lock();
+        let mut known = HashMap::clone(&self.known.load());
+        if known.len() >= NAMESPACE_LABELS_MAX {
+            known.clear();
+        }
+        let made = known
+            .entry(namespace.clone())
+            .or_insert_with(|| Arc::new(QueryMetrics::for_namespace(label(namespace.as_str()))));
+        let made = Arc::clone(made);
+        self.known.store(Arc::new(known));
+        made
+    }
+}
+
 metric_group! {
     /// Failed queries, of any namespace: a failed query may not name one.
     QueryErrorMetrics::new() {
@@ -98,6 +138,19 @@ impl QueryErrorMetrics {
 mod tests {
     use super::super::recorder::tests::rendered;
     use super::*;
+
+    #[test]
+    fn the_metrics_of_many_namespaces_are_bounded() {
+        // A label for all, so that other tests have the names of theirs.
+        let label: fn(&str) -> &str = |_| "bounded";
+        let metrics = QueryMetricsByNamespace::default();
+        for number in 0..=NAMESPACE_LABELS_MAX {
+            let namespace = NamespaceName::new(&format!("n{number}")).unwrap();
+            let first = metrics.of_labelled(&namespace, label);
+            assert!(Arc::ptr_eq(&first, &metrics.of_labelled(&namespace, label)));
+            assert!(metrics.known.load().len() <= NAMESPACE_LABELS_MAX);
+        }
+    }
 
     #[test]
     fn each_call_reaches_its_own_series() {

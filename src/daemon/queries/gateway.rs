@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 
 use async_nats::{HeaderMap, Message, Subject};
 use bytes::Bytes;
-use dashmap::DashMap;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -18,7 +17,7 @@ use tokio_util::task::TaskTracker;
 use crate::daemon::broker::SubscribeError;
 use crate::daemon::config::Live;
 use crate::daemon::metrics::labels::{GatherOutcome, QueryKind, ReplyDropReason};
-use crate::daemon::metrics::{AnsweredPrompt, GatherMetrics, QueryMetrics};
+use crate::daemon::metrics::{AnsweredPrompt, GatherMetrics, QueryMetricsByNamespace};
 use kvatlas_client::{ClientError, Gatherer};
 use kvatlas_core::wire::{ErrorCode, Gathered, NamespaceName, QueryRequest, Subjects, WireError, WireLimits};
 
@@ -58,8 +57,8 @@ struct Parts {
     subjects: Subjects,
     settings: GatewaySettings,
     metrics: GatherMetrics,
-    /// Bounded: only namespaces that a shard knows are counted.
-    namespaces: DashMap<NamespaceName, Arc<QueryMetrics>>,
+    /// Of the namespaces that a shard knew.
+    namespaces: QueryMetricsByNamespace,
 }
 
 /// A reply, and how it is counted.
@@ -88,7 +87,7 @@ impl Gateway {
             responder: Responder::new(client.clone(), subjects.clone(), None),
             subjects: subjects.clone(),
             metrics: GatherMetrics::new(),
-            namespaces: DashMap::new(),
+            namespaces: QueryMetricsByNamespace::default(),
             settings,
         };
         Ok(Self {
@@ -255,9 +254,7 @@ impl Parts {
         missing
             .iter()
             .for_each(|index| self.metrics.shard_missing(*index));
-        let metrics = self.namespaces.entry(reply.namespace.clone());
-        let metrics =
-            metrics.or_insert_with(|| Arc::new(QueryMetrics::for_namespace(reply.namespace.as_str())));
+        let metrics = self.namespaces.of(&reply.namespace);
         metrics.answered(reply.kind, elapsed);
         reply.prompts.iter().for_each(|prompt| metrics.found(*prompt));
     }
