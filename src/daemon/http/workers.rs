@@ -1,6 +1,7 @@
 //! `GET /workers`: who is known, and how engines are followed.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::Arc;
 
 use axum::extract::rejection::QueryRejection;
@@ -124,26 +125,60 @@ fn add_known(workers: &mut Workers, index: &Index, is_wanted: impl Fn(&ModelKey)
         if !is_wanted(&model) {
             continue;
         }
+        let block_size = namespace.indexer.settings().block_size.as_u32();
         for holder in namespace.indexer.holders() {
-            if workers.len() >= WORKERS_MAX {
-                return;
-            }
             let instance = instance_of_worker(&holder.id.worker);
             let is_exact = index.answerer.is_exact(&namespace.name, &holder);
-            let worker = workers
-                .entry((model.clone(), instance.clone()))
-                .or_insert_with(|| Worker {
-                    instance_id: Instance::of_text(&instance),
-                    source: "nats",
-                    status: "active",
-                    model_name: model.model.clone(),
-                    routing_group: model.tenant.clone(),
-                    block_size: namespace.indexer.settings().block_size.as_u32(),
-                    endpoints: BTreeMap::new(),
-                    listeners: BTreeMap::new(),
-                    exact: None,
-                });
-            worker.exact = Some(worker.exact.unwrap_or(true) && is_exact);
+            add_rank(workers, WORKERS_MAX, (&model, instance), block_size, is_exact);
         }
+    }
+}
+
+/// Adds a rank to its worker, of which there are `workers_max` at most. Of those, every rank counts: one that is in doubt can come late.
+fn add_rank(
+    workers: &mut Workers,
+    workers_max: usize,
+    (model, instance): (&ModelKey, String),
+    block_size: u32,
+    is_exact: bool,
+) {
+    let has_room = workers.len() < workers_max;
+    let worker = match workers.entry((model.clone(), instance)) {
+        Entry::Occupied(known) => known.into_mut(),
+        Entry::Vacant(_) if !has_room => return,
+        Entry::Vacant(place) => {
+            let instance_id = Instance::of_text(&place.key().1);
+            place.insert(Worker {
+                instance_id,
+                source: "nats",
+                status: "active",
+                model_name: model.model.clone(),
+                routing_group: model.tenant.clone(),
+                block_size,
+                endpoints: BTreeMap::new(),
+                listeners: BTreeMap::new(),
+                exact: None,
+            })
+        }
+    };
+    worker.exact = Some(worker.exact.unwrap_or(true) && is_exact);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_is_as_exact_as_its_last_rank_where_there_is_no_room_for_others() {
+        let model = ModelKey {
+            model: "m".to_owned(),
+            tenant: DEFAULT_TENANT.to_owned(),
+        };
+        let mut workers = Workers::new();
+        for (instance, is_exact) in [("1", true), ("2", true), ("3", true), ("1", false)] {
+            add_rank(&mut workers, 2, (&model, instance.to_owned()), 16, is_exact);
+        }
+        let exact: Vec<_> = workers.values().map(|worker| worker.exact).collect();
+        assert_eq!(exact, [Some(false), Some(true)]);
     }
 }
