@@ -144,7 +144,7 @@ impl PlaneEvents {
                 publisher,
                 "too many publishers on the event plane; this one is not followed"
             );
-            return Ok(());
+            return self.doubt(publisher, named).await;
         }
         let known = self.publishers.entry(publisher).or_default();
         // Without an envelope nothing proves that all is there.
@@ -156,18 +156,20 @@ impl PlaneEvents {
             return Ok(());
         }
         let was_heard = std::mem::replace(&mut known.is_heard, !is_behind);
-        known.holders.extend(named.iter().cloned());
-        let concerned = match was_heard && number == Number::Next && batch.reasons.doubt().is_none() {
-            true => named,
+        let mut concerned = named;
+        if !was_heard || number != Number::Next || batch.reasons.doubt().is_some() {
             // What is missing may have been about any of them.
-            false => known.holders.clone(),
-        };
+            concerned.extend(known.holders.iter().cloned());
+        }
         for (worker, rank) in &concerned {
             let has_lost = number == Number::Hole;
             self.leave_others(publisher, worker, *rank, has_lost).await?;
             let Some(relay) = self.holders.get(worker, *rank).await else {
                 continue;
             };
+            // Those that are not followed take no room.
+            let known = self.publishers.entry(publisher).or_default();
+            known.holders.insert((worker.clone(), *rank));
             if is_behind {
                 relay.lost().await?;
             }
@@ -183,6 +185,24 @@ impl PlaneEvents {
             if !is_behind {
                 // Alive now; later messages have to show it again.
                 relay.seen(Duration::ZERO).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Doubts the holders that a publisher tells of that is not followed. Of a worker that another one told of, it is another process: what
+    /// that one told is outdated.
+    async fn doubt(
+        &mut self,
+        publisher: u64,
+        named: BTreeSet<(WorkerName, Rank)>,
+    ) -> Result<(), PublisherError> {
+        for (worker, rank) in named {
+            self.leave_others(publisher, &worker, rank, true).await?;
+            if let Some(relay) = self.holders.get(&worker, rank).await
+                && relay.is_exact()
+            {
+                relay.lose().await?;
             }
         }
         Ok(())
@@ -229,7 +249,18 @@ fn holder_of(batch: &EngineBatch, event: &EngineEvent) -> Option<(WorkerName, Ra
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use kvatlas_client::publish::{PublishedHolder, PublisherOptions};
+    use kvatlas_core::wire::{NamespaceName, Subjects};
+    use kvatlas_engines::TranslatorSettings;
+    use serde_json::json;
+
+    use super::super::holders::StartRelay;
+    use super::super::relay::{Relay, Way};
     use super::*;
+    use crate::daemon::broker::embedded::{EmbeddedBroker, find_nats_server};
+    use crate::daemon::metrics::BridgeMetrics;
 
     fn frames(frames: &[&[u8]]) -> Vec<Bytes> {
         frames.iter().map(|frame| Bytes::copy_from_slice(frame)).collect()
@@ -265,5 +296,65 @@ mod tests {
         assert_eq!(publisher.note(2), Number::Duplicate);
         assert_eq!(publisher.note(4), Number::Next);
         assert_eq!(Publisher::default().note(5), Number::Hole);
+    }
+
+    /// The events of a publisher: each worker has stored a block.
+    fn message(publisher: u64, sequence: u64, workers: std::ops::Range<u64>) -> Vec<u8> {
+        let block = json!({"block_hash": 1, "tokens_hash": 2});
+        let stored = json!({"stored": {"parent_hash": null, "blocks": [block]}});
+        let event = json!({"event_id": 0, "data": stored, "dp_rank": 0});
+        let events: Vec<_> = workers
+            .map(|worker| json!({"worker_id": worker, "event": event}))
+            .collect();
+        let payload = serde_json::to_vec(&events).unwrap();
+        let envelope = json!({"publisher_id": publisher, "sequence": sequence, "payload": payload});
+        serde_json::to_vec(&envelope).unwrap()
+    }
+
+    #[tokio::test]
+    async fn holders_that_are_not_followed_take_no_room() {
+        let start: StartRelay = Box::new(|_, _| Box::pin(std::future::ready(Err("not here".to_owned()))));
+        let mut events = PlaneEvents::new(Holders::new(start));
+        events.apply(&message(1, 0, 0..5), false).await.unwrap();
+        assert_eq!(events.publishers.len(), 1);
+        let kept = events.publishers.values().map(|known| known.holders.len());
+        assert_eq!(kept.sum::<usize>(), 0);
+    }
+
+    #[tokio::test]
+    async fn who_is_told_of_by_a_publisher_that_is_not_followed_is_in_doubt() {
+        let server = find_nats_server(None).unwrap();
+        let broker = EmbeddedBroker::start(&server).await.unwrap();
+        let nats = async_nats::connect(broker.url()).await.unwrap();
+        let metrics = Arc::new(BridgeMetrics::new());
+        let start: StartRelay = Box::new(move |worker, rank| {
+            let way = Way {
+                nats: nats.clone(),
+                subjects: Subjects::new("kvatlas").unwrap(),
+                holder: PublishedHolder {
+                    namespace: NamespaceName::new("m").unwrap(),
+                    worker,
+                    rank,
+                },
+                options: PublisherOptions::default(),
+            };
+            let (settings, metrics) = (TranslatorSettings::default(), Arc::clone(&metrics));
+            Box::pin(async move {
+                let started = Relay::start(Format::Dynamo, "w", settings, way, metrics).await;
+                started.map_err(|error| error.to_string())
+            })
+        });
+        let mut events = PlaneEvents::new(Holders::new(start));
+        events.apply(&message(1, 0, 0..1), false).await.unwrap();
+        assert!(events.holders.are_exact());
+        // Nobody takes the place of the others: each tells of somebody.
+        let worker = WorkerName::new("other").unwrap();
+        for number in 2..=PUBLISHERS_MAX as u64 {
+            let other = events.publishers.entry(number).or_default();
+            other.holders.insert((worker.clone(), 0));
+        }
+        // The worker is another process now.
+        events.apply(&message(9_999, 0, 0..1), false).await.unwrap();
+        assert!(!events.holders.are_exact());
     }
 }
