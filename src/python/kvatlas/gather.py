@@ -21,7 +21,6 @@ from .errors import (
     NoDaemonError,
     RefusedError,
     TimedOutError,
-    UnavailableError,
     UndecodableError,
     UnknownNamespaceError,
     refusal,
@@ -32,6 +31,8 @@ SHARD_HEADER: Final = "Kvatlas-Shard"
 """Header of every reply of a sharded daemon: which shard it is, and of how many."""
 
 SHARDS_MAX: Final = 256
+_BUSY: Final = (429, 503)
+"""Errors of a daemon that cannot answer just now, and may a moment later."""
 REPLIES_MAX: Final = 4 * SHARDS_MAX
 """Replies that wait for one request, at most."""
 
@@ -125,7 +126,7 @@ def _sort_out(
     unknown: RefusedError | None = None
     for index, message in replies.items():
         refused = refusal_of(message)
-        if isinstance(refused, UnavailableError):
+        if refused is not None and refused.code in _BUSY:
             continue
         if refused is None:
             try:

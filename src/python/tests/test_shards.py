@@ -10,6 +10,7 @@ from world import NAMESPACE, eventually, hashes, world
 
 import kvatlas
 from kvatlas import Query, QueryClient, QueryReply, Stored
+from kvatlas.wire import ERROR_CODE_HEADER, ERROR_HEADER
 
 WORKERS = 9
 
@@ -92,3 +93,20 @@ async def test_replies_that_are_of_no_use(broker: Broker) -> None:
         await here.nats.subscribe("kvatlas.v1.shards.status.llama", cb=answer)
         status = await queries.status(NAMESPACE)
         assert status.gathered == kvatlas.Gathered(2, (0,)), "the division that was complete first"
+
+
+@pytest.mark.parametrize("code", ["503", "429"])
+async def test_a_shard_that_is_busy_is_missing(broker: Broker, code: str) -> None:
+    async with world(broker.url, has_daemon=False) as here:
+        queries = QueryClient(here.nats, gathering=True, patience=0.5)
+        empty = bytes.fromhex("85a17601aa626c6f636b5f73697a6510af64697374696e63745f626c6f636b7300")
+        empty += bytes.fromhex("af626174636865735f77616974696e6700a7686f6c6465727390")
+
+        async def answer(question: object) -> None:
+            busy = {"Kvatlas-Shard": "0/2", ERROR_CODE_HEADER: code, ERROR_HEADER: "busy"}
+            for headers, payload in [(busy, b""), ({"Kvatlas-Shard": "1/2"}, empty)]:
+                await here.nats.publish(question.reply, payload, headers=headers)  # type: ignore[attr-defined]
+
+        await here.nats.subscribe("kvatlas.v1.shards.status.llama", cb=answer)
+        status = await queries.status(NAMESPACE)
+        assert status.gathered == kvatlas.Gathered(2, (0,))
