@@ -99,21 +99,26 @@ fn open_envelope<'a>(
     if !has_payload(reader)? {
         return Ok(None);
     }
-    let mut head = Envelope::default();
-    let mut payload = None;
+    let (mut publisher, mut sequence, mut payload) = (None, None, None);
     let entries = match reader.value()? {
         Value::Map(entries) => entries,
         other => return Err(DecodeError::wrong_type("the envelope", "a map", other)),
     };
     for _ in 0..entries {
         match reader.value()? {
-            Value::Text(b"publisher_id") => head.publisher = reader.unsigned("publisher_id")?,
-            Value::Text(b"sequence") => head.sequence = reader.unsigned("sequence")?,
+            Value::Text(b"publisher_id") => publisher = Some(reader.unsigned("publisher_id")?),
+            Value::Text(b"sequence") => sequence = Some(reader.unsigned("sequence")?),
             Value::Text(b"payload") => payload = Some(read_payload(reader, listed, limits)?),
             _ => reader.skip()?,
         }
     }
-    let payload = payload.ok_or(DecodeError::Missing { field: "payload" })?;
+    // Without a number all would seem to come again, and nothing would be told of it.
+    let missing = |field| DecodeError::Missing { field };
+    let head = Envelope {
+        publisher: publisher.ok_or(missing("publisher_id"))?,
+        sequence: sequence.ok_or(missing("sequence"))?,
+    };
+    let payload = payload.ok_or(missing("payload"))?;
     Ok(Some(OpenEnvelope { head, payload }))
 }
 

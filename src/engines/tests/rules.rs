@@ -6,7 +6,10 @@ use kvatlas_core::hash::{
     BlockSize, HashSeed, SequenceHash, block_hash_with, next_sequence_hash, object_hash,
 };
 use kvatlas_core::wire::Event;
-use kvatlas_engines::{Format, HashMode, Reason, Translation, Translator, TranslatorSettings};
+use kvatlas_engines::{
+    DecodeLimits, Decoder, EngineBatch, Format, HashMode, Reason, Translation, Translator, TranslatorSettings,
+};
+use serde_json::json;
 
 use crate::common::{Change, Engine, Naive, Names, Shape, Store, contract_chain, decode, feed, translator};
 
@@ -402,4 +405,23 @@ fn every_encoding_of_names_and_events_means_the_same() {
     }
     assert_eq!(results[0].blocks(0).len(), 2);
     assert!(results.iter().all(|result| *result == results[0]));
+}
+
+#[test]
+fn an_envelope_without_publisher_or_number_is_none() {
+    let envelope = json!({"publisher_id": 1, "sequence": 2, "payload": []});
+    for (missing, is_right) in [
+        ("published_at", true),
+        ("publisher_id", false),
+        ("sequence", false),
+    ] {
+        let mut envelope = envelope.clone();
+        envelope.as_object_mut().unwrap().remove(missing);
+        // A list of no events.
+        envelope["payload"] = json!([0x90]);
+        let payload = envelope.to_string();
+        let mut decoder = Decoder::new(Format::Dynamo, DecodeLimits::default());
+        let decoded = decoder.decode(payload.as_bytes(), &mut EngineBatch::default());
+        assert_eq!(decoded.is_ok(), is_right, "without {missing}: {decoded:?}");
+    }
 }
