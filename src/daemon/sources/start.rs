@@ -3,13 +3,15 @@
 use std::sync::Arc;
 
 use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
 use crate::daemon::admin::{Latch, Readiness};
 use crate::daemon::broker::{
-    Buffer, ConnectError, ConnectionNotice, Refusal, connect_counted, follow_connection,
+    Buffer, ConnectError, ConnectionNotice, Refusal, SubscribeError, connect_counted, follow_connection,
 };
 use crate::daemon::metrics::labels::Connection;
 use crate::daemon::shared::{Shared, Stage};
+use kvatlas_core::index::StreamTrust;
 
 use super::core_nats::{CoreNatsSource, Notices};
 use super::jetstream::{JetStreamParts, JetStreamSource};
@@ -60,15 +62,7 @@ pub(super) async fn start_core_nats(shared: &Shared) -> Result<(Stage, watch::Re
     let (stop, trust) = (stage.stop.clone(), Arc::clone(&shared.trust));
     stage.tasks.spawn(async move {
         let ended = source.run(stop.clone()).await;
-        if stop.is_cancelled() {
-            return;
-        }
-        // No holder can be confirmed any more, so none is called exact.
-        trust.doubt();
-        match ended {
-            Ok(()) => tracing::error!("events are no longer followed: the connection is closed"),
-            Err(error) => tracing::error!(%error, "events are no longer followed"),
-        }
+        note_ended(ended, &stop, &trust);
     });
     follow_subscription(shared, &stage, is_subscribed.clone());
     // Core NATS keeps no message from before the subscription: there is nothing to catch up with.
@@ -114,12 +108,26 @@ pub(super) async fn start_jetstream(shared: &Shared) -> Result<(Stage, watch::Re
         tracer: shared.tracer.clone(),
     };
     let stage = Stage::default();
-    stage
-        .tasks
-        .spawn(JetStreamSource::new(client, parts).run(stage.stop.clone()));
+    let (stop, trust) = (stage.stop.clone(), Arc::clone(&shared.trust));
+    stage.tasks.spawn(async move {
+        JetStreamSource::new(client, parts).run(stop.clone()).await;
+        note_ended(Ok(()), &stop, &trust);
+    });
     follow_subscription(shared, &stage, is_attached);
     set_when_true(shared, &stage, is_caught_up.clone(), Latch::CaughtUp);
     Ok((stage, is_caught_up))
+}
+
+/// Events are no longer followed. Unless the daemon is stopping, no holder can be confirmed any more, so none is called exact.
+fn note_ended(ended: Result<(), SubscribeError>, stop: &CancellationToken, trust: &StreamTrust) {
+    if stop.is_cancelled() {
+        return;
+    }
+    trust.doubt();
+    match ended {
+        Ok(()) => tracing::error!("events are no longer followed: the connection is closed"),
+        Err(error) => tracing::error!(%error, "events are no longer followed"),
+    }
 }
 
 /// Notes what a person reads where the daemon is not ready.
@@ -171,4 +179,22 @@ fn set_when_true(shared: &Shared, stage: &Stage, mut is_met: watch::Receiver<boo
             () = stop.cancelled() => {}
         }
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_follows_no_events_any_more_calls_nobody_exact() {
+        let (stop, trust) = (CancellationToken::new(), StreamTrust::default());
+        let before = trust.generation();
+        note_ended(Ok(()), &stop, &trust);
+        assert!(trust.generation() > before);
+        // A daemon that stops has followed to the end.
+        let before = trust.generation();
+        stop.cancel();
+        note_ended(Ok(()), &stop, &trust);
+        assert_eq!(trust.generation(), before);
+    }
 }
