@@ -34,7 +34,9 @@ SHARDS_MAX: Final = 256
 _BUSY: Final = (429, 503)
 """Errors of a daemon that cannot answer just now, and may a moment later."""
 REPLIES_MAX: Final = 4 * SHARDS_MAX
-"""Replies that wait for one request, at most."""
+"""Replies that wait for one request, and that are kept, at most."""
+REPLY_BYTES_MAX: Final = 64 << 20
+"""Bytes of the replies to one request that are kept, at most."""
 
 _T = TypeVar("_T")
 _SHARD: Final = re.compile(r"(\d{1,3})/(\d{1,3})")
@@ -59,16 +61,29 @@ def _shard_of(message: Msg) -> tuple[int, int] | None:
 
 
 class Collection:
-    """Replies as they come in, by the division of the workers that they belong to."""
+    """Replies as they come in, by the division of the workers that they belong to.
 
-    def __init__(self) -> None:
+    Whoever sees the request can reply for any number of shards, so what is kept is bounded.
+    """
+
+    def __init__(self, bytes_max: int = REPLY_BYTES_MAX) -> None:
         self._divisions: dict[int, dict[int, Msg]] = {}
+        self._replies_left = REPLIES_MAX
+        self._bytes_left = bytes_max
 
     def add(self, shard: tuple[int, int], reply: Msg) -> bool:
-        """Adds a reply; says whether its division is complete. Of two replies of one shard the first is kept."""
+        """Adds a reply; says whether that was the last one: its division is complete, or there is no room for it.
+
+        Of two replies of one shard the first is kept.
+        """
         index, count = shard
-        replies = self._divisions.setdefault(count, {})
-        replies.setdefault(index, reply)
+        replies = self._divisions.get(count, {})
+        if index not in replies:
+            if self._replies_left == 0 or self._bytes_left < len(reply.data):
+                return True
+            self._replies_left -= 1
+            self._bytes_left -= len(reply.data)
+            self._divisions.setdefault(count, replies)[index] = reply
         return len(replies) == count
 
     def best(self) -> tuple[int, dict[int, Msg]] | None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 
 import pytest
+from nats.aio.msg import Msg
 from processes import Broker, running
 from world import NAMESPACE, eventually, hashes, world
 
 import kvatlas
 from kvatlas import Query, QueryClient, QueryReply, Stored
+from kvatlas.gather import REPLIES_MAX, SHARDS_MAX, Collection
 from kvatlas.wire import ERROR_CODE_HEADER, ERROR_HEADER
 
 WORKERS = 9
@@ -93,6 +95,18 @@ async def test_replies_that_are_of_no_use(broker: Broker) -> None:
         await here.nats.subscribe("kvatlas.v1.shards.status.llama", cb=answer)
         status = await queries.status(NAMESPACE)
         assert status.gathered == kvatlas.Gathered(2, (0,)), "the division that was complete first"
+
+
+def test_replies_for_shards_without_end_are_not_collected() -> None:
+    small, large = Msg(None, data=b"x"), Msg(None, data=b"x" * 60)  # type: ignore[arg-type]
+    collection = Collection(bytes_max=100)
+    assert not collection.add((0, 3), large)
+    assert collection.add((0, 200), large), "there is no room for its bytes"
+    assert collection.best() == (3, {0: large})
+    collection = Collection()
+    shards = [(index, count) for count in range(2, SHARDS_MAX + 1) for index in range(count - 1)]
+    kept = next(number for number, shard in enumerate(shards) if collection.add(shard, small))
+    assert kept == REPLIES_MAX
 
 
 @pytest.mark.parametrize("code", ["503", "429"])
