@@ -58,9 +58,7 @@ impl RejectReason {
             Self::AmbiguousParent => "ambiguous_parent",
         }
     }
-}
 
-impl RejectReason {
     /// The doubt that follows; none where nothing is lost.
     pub fn doubt(self) -> Option<DegradedReason> {
         match self {

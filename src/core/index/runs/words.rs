@@ -13,15 +13,8 @@ use parking_lot::Mutex;
 
 type Array = Box<[AtomicU64]>;
 
-/// A pointer to an array of words, and how many those are, in one word: to reach a word of the array, no other one need be read first.
-/// An empty array takes no memory.
-///
-/// ```text
-/// bit 63       48 47       0
-///     ┌──────────┬──────────┐
-///     │  length  │ address  │
-///     └──────────┴──────────┘
-/// ```
+/// A pointer to an array of words in the lower 48 bits, and above it how many words those are: to reach one, no other need be read first. An
+/// empty array takes no memory.
 ///
 /// One writer at a time replaces arrays; words may change in place.
 #[derive(Debug, Default)]

@@ -330,12 +330,13 @@ impl<'f, 'q, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, 'q, 'g, S, STEP
 
     /// How many of a run's blocks, from its first, the query has from `start` on.
     fn agreement(&mut self, run: &Run, start: usize) -> usize {
-        if self.names_all_before() {
-            return self.last_agreement(run, start);
-        }
         let column = run.column(self.guard);
         point();
-        let len = self.common_len(run, column, start);
+        let own = usize::from(run.len()).min(column.capacity());
+        let len = own.min(self.chain.len() - start);
+        if self.names_all_before() {
+            return self.last_agreement(run, column, start, len);
+        }
         let (guard, prints) = (self.guard, &self.store.prints);
         if let Some(rolled) = self.chain.rolled() {
             column.prefetch_prints(len / CHUNK, true);
@@ -346,28 +347,18 @@ impl<'f, 'q, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, 'q, 'g, S, STEP
         }
     }
 
-    /// How many blocks a run and the query have from `start` on, whichever has fewer.
-    fn common_len(&self, run: &Run, column: Column<'_>, start: usize) -> usize {
-        let own = usize::from(run.len()).min(column.capacity());
-        own.min(self.chain.len() - start)
-    }
-
-    /// As [`Self::agreement`], where each hash names all before it. Where the run is longer than the query, the query's end is looked at
-    /// first: [`Self::whole_agreement`] has not.
-    fn last_agreement(&mut self, run: &Run, start: usize) -> usize {
-        let (own, wanted) = (usize::from(run.len()), self.chain.len() - start);
-        let column = run.column(self.guard);
+    /// As [`Self::agreement`], where each hash names all before it, of `len` blocks that both have. Where the run is longer than the query, the
+    /// query's end is looked at first: [`Self::whole_agreement`] has not.
+    fn last_agreement(&mut self, run: &Run, column: Column<'_>, start: usize, len: usize) -> usize {
         point();
-        let unknown = run.marked(own.min(column.capacity()).min(wanted), |offset| {
-            self.chain.hash(start + offset)
-        });
+        let unknown = run.marked(len, |offset| self.chain.hash(start + offset));
         point();
         // All before `same` are the same, the one at `different` is not, or is none.
         let (mut same, mut different) = (unknown.start, unknown.end);
-        let may_have_all = own > wanted && different == wanted;
+        let may_have_all = different == len && (1..usize::from(run.len())).contains(&len);
         column.prefetch(same.saturating_sub(1));
         if may_have_all {
-            column.prefetch(wanted - 1);
+            column.prefetch(len - 1);
         } else {
             prefetch_pivots(column, same, different);
         }
@@ -375,10 +366,10 @@ impl<'f, 'q, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, 'q, 'g, S, STEP
             (same, different) = (0, same - 1);
             prefetch_pivots(column, same, different);
         } else if may_have_all {
-            if self.is_same(column, start, wanted - 1) {
-                return wanted;
+            if self.is_same(column, start, len - 1) {
+                return len;
             }
-            different = wanted - 1;
+            different = len - 1;
             prefetch_pivots(column, same, different);
         }
         while same < different {
