@@ -304,8 +304,8 @@ impl HolderState {
             return;
         };
         if form == Form::Own {
-            self.own
-                .remove_run(part.names(from, to), Spot { run, offset: from });
+            let names = part.names(from, to).iter().copied();
+            self.own.remove_run(names, Spot { run, offset: from }, |_, _| ());
         }
         part.set(from, to, None);
         self.placed -= usize::from(to - from);

@@ -246,7 +246,7 @@ impl HolderState {
         };
         // The caller has looked for the first.
         let is_new = |index, equal| index == 0 || equal == 0;
-        self.own.insert_run(names, at, is_equal, is_new)
+        self.own.insert_run(names.iter().copied(), at, is_equal, is_new)
     }
 
     /// Stores blocks again that are all held alike already; says how many are done.

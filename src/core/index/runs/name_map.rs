@@ -156,17 +156,18 @@ impl NameMap {
     /// Where `name` belongs; the memory of that is asked for.
     #[inline]
     fn home(&self, name: u64) -> Home {
-        let tag = self.tag(name);
+        self.home_of(self.tag(name))
+    }
+
+    #[inline]
+    fn home_of(&self, tag: u64) -> Home {
         let number = self.segment_of(tag);
-        let bucket = match self.segments.get(number) {
-            None => 0,
-            Some(segment) => {
-                let bucket = segment.home(upper(tag));
-                segment.prints.get(bucket).into_iter().for_each(prefetch);
-                segment.rows.get(bucket).into_iter().for_each(prefetch);
-                bucket
-            }
-        };
+        let bucket = self.segments.get(number).map_or(0, |segment| {
+            let bucket = segment.home(upper(tag));
+            segment.prints.get(bucket).into_iter().for_each(prefetch);
+            segment.rows.get(bucket).into_iter().for_each(prefetch);
+            bucket
+        });
         Home { tag, number, bucket }
     }
 
@@ -176,12 +177,14 @@ impl NameMap {
         self.home(name);
     }
 
-    /// Where the next of these names belong, from the one of this number on.
+    /// Where the next of these names belong.
     #[inline]
-    fn look_ahead(&self, names: &[u64], from: usize, homes: &mut [Home; AHEAD]) {
-        for (index, name) in names.iter().enumerate().skip(from).take(AHEAD) {
-            homes[index % AHEAD] = self.home(*name);
+    fn next_homes(&self, names: &mut impl Iterator<Item = u64>) -> [Home; AHEAD] {
+        let mut homes = [Home::default(); AHEAD];
+        for (home, name) in homes.iter_mut().zip(names) {
+            *home = self.home(name);
         }
+        homes
     }
 
     /// The first place that may have `name` for which `check` gives something.
@@ -197,22 +200,8 @@ impl NameMap {
 
     /// Adds a place for `name`.
     pub(crate) fn insert(&mut self, name: u64, spot: Spot) {
-        self.insert_unless(name, spot, usize::MAX, |_| false);
-    }
-
-    /// Adds a place for `name`, unless as many as `equal_max` places for which `is_equal` holds are there; says how many of those there
-    /// were.
-    #[inline]
-    pub(crate) fn insert_unless(
-        &mut self,
-        name: u64,
-        spot: Spot,
-        equal_max: usize,
-        is_equal: impl Fn(Spot) -> bool,
-    ) -> usize {
         let home = self.with_room(self.home(name));
-        let equal = self.insert_at(home, spot, |equal| equal < equal_max, is_equal);
-        equal.unwrap_or_else(|equal| equal)
+        self.put(home, spot);
     }
 
     /// Adds places for these names, one after the other from `first` on, up to the first that is not to be added. `is_equal` is told the number
@@ -221,34 +210,29 @@ impl NameMap {
     #[inline]
     pub(crate) fn insert_run(
         &mut self,
-        names: &[u64],
+        mut names: impl ExactSizeIterator<Item = u64>,
         first: Spot,
         is_equal: impl Fn(usize, Spot) -> bool,
-        is_new: impl Fn(usize, usize) -> bool,
+        mut is_new: impl FnMut(usize, usize) -> bool,
     ) -> usize {
-        let mut homes = [Home::default(); AHEAD];
-        self.look_ahead(names, 0, &mut homes);
-        for (index, offset) in (0..names.len()).zip(first.offset..) {
+        let len = names.len();
+        let mut homes = self.next_homes(&mut names);
+        for (index, offset) in (0..len).zip(first.offset..) {
             let mut home = homes[index % AHEAD];
-            if let Some(ahead) = names.get(index + AHEAD) {
-                homes[index % AHEAD] = self.home(*ahead);
+            if let Some(ahead) = names.next() {
+                homes[index % AHEAD] = self.home(ahead);
             }
             if self.segments.get(home.number).is_none_or(Segment::is_full) {
                 home = self.with_room(home);
-                self.look_ahead(names, index + 1, &mut homes);
+                homes = homes.map(|home| self.home_of(home.tag));
             }
-            let spot = Spot { offset, ..first };
-            let added = self.insert_at(
-                home,
-                spot,
-                |equal| is_new(index, equal),
-                |spot| is_equal(index, spot),
-            );
-            if added.is_err() {
+            let equal = self.equal(home, |spot| is_equal(index, spot));
+            if equal.is_some_and(|equal| !is_new(index, equal)) {
                 return index;
             }
+            self.put(home, Spot { offset, ..first });
         }
-        names.len()
+        len
     }
 
     /// Where a name belongs as soon as there is room for it.
@@ -256,80 +240,76 @@ impl NameMap {
     fn with_room(&mut self, mut home: Home) -> Home {
         while self.segments.get(home.number).is_none_or(Segment::is_full) {
             self.grow(home.number);
-            home.number = self.segment_of(home.tag);
-            home.bucket = self.segments[home.number].home(upper(home.tag));
+            home = self.home_of(home.tag);
         }
         home
     }
 
-    /// Adds a place for a name, if `is_new` says so of how many places there are that are equal. Gives that number, as an error where it is
-    /// not added.
+    /// How many places of a name there are that are equal; none where no slot has its print.
     #[inline]
-    fn insert_at(
-        &mut self,
-        home: Home,
-        spot: Spot,
-        is_new: impl Fn(usize) -> bool,
-        is_equal: impl Fn(Spot) -> bool,
-    ) -> Result<usize, usize> {
-        let segment = &mut self.segments[home.number];
-        let (tag, mut equal) = (home.tag, 0);
-        if segment.prints[home.bucket].may_have(tag & PRINT_MASK) {
+    fn equal(&self, home: Home, is_equal: impl Fn(Spot) -> bool) -> Option<usize> {
+        let (segment, tag) = (&self.segments[home.number], home.tag);
+        segment.prints[home.bucket].may_have(tag & PRINT_MASK).then(|| {
+            let mut equal = 0;
             segment.find(tag, home.bucket, |slot, _, _| {
                 equal += usize::from(slot.upper() == upper(tag) && is_equal(slot.spot()));
                 None::<()>
             });
-            if !is_new(equal) {
-                return Err(equal);
-            }
-        }
-        self.buckets += segment.put(home.bucket, Slot::new(tag, spot));
+            equal
+        })
+    }
+
+    #[inline]
+    fn put(&mut self, home: Home, spot: Spot) {
+        self.buckets += self.segments[home.number].put(home.bucket, Slot::new(home.tag, spot));
         self.len += 1;
-        Ok(equal)
     }
 
     /// Takes the place of `name` out; says whether it was there.
     pub(crate) fn remove(&mut self, name: u64, spot: Spot) -> bool {
-        let (home, before) = (self.home(name), self.len);
-        self.remove_at(home, spot);
+        let before = self.len;
+        self.remove_run(std::iter::once(name), spot, |_, _| ());
         self.len < before
     }
 
-    /// Takes the places of these names out, one after the other from `first` on, as far as they are there.
-    pub(crate) fn remove_run(&mut self, names: &[u64], first: Spot) {
-        let mut homes = [Home::default(); AHEAD];
-        self.look_ahead(names, 0, &mut homes);
-        for (index, offset) in (0..names.len()).zip(first.offset..) {
+    /// Takes the places of these names out, one after the other from `first` on, as far as they are there. `note` is told the offsets of those
+    /// that were, each as soon as it is out.
+    pub(crate) fn remove_run(
+        &mut self,
+        mut names: impl ExactSizeIterator<Item = u64>,
+        first: Spot,
+        mut note: impl FnMut(&Self, u16),
+    ) {
+        let len = names.len();
+        let mut homes = self.next_homes(&mut names);
+        for (index, offset) in (0..len).zip(first.offset..) {
             let home = homes[index % AHEAD];
-            if let Some(ahead) = names.get(index + AHEAD) {
-                homes[index % AHEAD] = self.home(*ahead);
+            if let Some(ahead) = names.next() {
+                homes[index % AHEAD] = self.home(ahead);
             }
-            if self.remove_at(home, Spot { offset, ..first }) {
-                self.look_ahead(names, index + 1, &mut homes);
+            let Some(segment) = self.segments.get_mut(home.number) else {
+                return;
+            };
+            if !segment.remove(home, Spot { offset, ..first }) {
+                continue;
             }
+            self.len -= 1;
+            if segment.is_sparse() {
+                self.shrink(home.number);
+                homes = homes.map(|home| self.home_of(home.tag));
+            }
+            note(self, offset);
         }
     }
 
-    /// Takes a place out, if it is there; says whether names belong elsewhere now.
-    #[inline]
-    fn remove_at(&mut self, home: Home, spot: Spot) -> bool {
-        let Some(segment) = self.segments.get_mut(home.number) else {
-            return false;
-        };
-        if !segment.remove(home, spot) {
-            return false;
-        }
-        self.len -= 1;
+    /// Makes a sparse segment smaller. Where all names are gone, nothing is left.
+    #[cold]
+    fn shrink(&mut self, number: usize) {
         if self.len == 0 {
             *self = Self::default();
-            return true;
+        } else {
+            self.resize(number, (self.segments[number].homes / 3).max(1));
         }
-        let is_small = segment.homes > 1 && segment.len * 4 < segment.homes * WIDTH;
-        if is_small {
-            let homes = segment.homes / 2;
-            self.resize(home.number, homes);
-        }
-        is_small
     }
 
     fn resize(&mut self, number: usize, homes: usize) {
@@ -434,9 +414,21 @@ impl Segment {
         true
     }
 
+    /// Whether it must grow. Full buckets cost time where names come and go, room in them costs memory: of that, small maps have more.
     #[inline]
     fn is_full(&self) -> bool {
-        self.len * 8 >= self.homes * WIDTH * 7
+        let eighths = match self.depth {
+            0 => 5,
+            1..5 => 6,
+            _ => 7,
+        };
+        self.len * 8 >= self.homes * WIDTH * eighths
+    }
+
+    /// Whether it is worth making smaller. Where that is late, removing all names moves few of them.
+    #[inline]
+    fn is_sparse(&self) -> bool {
+        self.len * 6 < self.homes * WIDTH && (self.homes > 1 || self.len == 0)
     }
 
     /// The bucket where a slot belongs whose tag has these upper bits.

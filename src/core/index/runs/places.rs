@@ -5,12 +5,20 @@ use std::sync::atomic::Ordering;
 use crate::index::block::COMMON_MASK;
 
 use super::writer::{RunView, RunWriter};
-use super::{RUN_BLOCKS_MAX, RunId, Spot};
+use super::{NameMap, RUN_BLOCKS_MAX, RunId, Spot};
 
 /// Most places found by one hash. Blocks beyond are found by names alone.
 const EQUAL_MAX: usize = 16;
-/// How far ahead memory is asked for.
-const AHEAD: u16 = 16;
+
+/// How many places there are of a hash with these bits.
+fn equal_places(places: &NameMap, key: u64, runs: RunView<'_>) -> usize {
+    let mut equal = 0;
+    places.find(key, |spot| {
+        equal += usize::from(runs.hash(spot) & COMMON_MASK == key);
+        None::<()>
+    });
+    equal
+}
 
 impl RunWriter<'_> {
     /// Makes the first `end` blocks of a run be found by their hashes; says how many were not.
@@ -24,20 +32,23 @@ impl RunWriter<'_> {
             return 0;
         }
         let column = run.column(&self.guard);
+        let spot = |offset| Spot { run: id, offset };
         let key_of = |offset: u16| column.hash(usize::from(offset)) & COMMON_MASK;
-        let (store, guard) = (self.store, &self.guard);
-        let (places, mut doubles) = (&mut self.state.places, store.doubles());
-        for offset in placed..end.min(placed + AHEAD) {
-            places.prefetch(key_of(offset));
-        }
-        for offset in placed..end {
-            if offset + AHEAD < end {
-                places.prefetch(key_of(offset + AHEAD));
-            }
-            let key = key_of(offset);
-            let is_equal = |spot| RunView { store, guard }.hash(spot) & COMMON_MASK == key;
-            let equal = places.insert_unless(key, Spot { run: id, offset }, EQUAL_MAX, is_equal);
-            doubles += u64::from(equal > 0 && equal < EQUAL_MAX);
+        let (store, guard, places) = (self.store, &self.guard, &mut self.state.places);
+        let (mut doubles, mut from) = (store.doubles(), placed);
+        while from < end {
+            let is_equal = |index, other| {
+                let hash = RunView { store, guard }.hash(other);
+                (hash ^ column.hash(usize::from(from) + index)) & COMMON_MASK == 0
+            };
+            let is_new = |_, equal| {
+                doubles += u64::from(equal > 0 && equal < EQUAL_MAX);
+                equal < EQUAL_MAX
+            };
+            let names = (from..end).map(key_of);
+            let added = places.insert_run(names, spot(from), is_equal, is_new);
+            // The next one has too many equals.
+            from += u16::try_from(added).unwrap_or(0) + 1;
         }
         run.placed.store(end, Ordering::Relaxed);
         self.state.unplaced -= u64::from(end - placed);
@@ -54,15 +65,6 @@ impl RunWriter<'_> {
         self.state.places_bytes = bytes;
     }
 
-    fn equal_places(&self, key: u64) -> usize {
-        let mut equal = 0;
-        self.state.places.find(key, |spot| {
-            equal += usize::from(self.hash(spot) & COMMON_MASK == key);
-            None::<()>
-        });
-        equal
-    }
-
     /// Makes the blocks of a run from `from` on, which are cut off next, no longer be found by their hashes.
     pub(super) fn displace(&mut self, id: RunId, from: u16) {
         let Some(run) = self.store.run(id, &self.guard) else {
@@ -75,21 +77,16 @@ impl RunWriter<'_> {
         }
         run.placed.store(from, Ordering::Relaxed);
         let column = run.column(&self.guard);
+        let spot = |offset| Spot { run: id, offset };
         let key_of = |offset: u16| column.hash(usize::from(offset)) & COMMON_MASK;
-        let mut doubles = self.store.doubles();
-        for offset in from..to.min(from + AHEAD) {
-            self.state.places.prefetch(key_of(offset));
-        }
-        for offset in from..to {
-            if offset + AHEAD < to {
-                self.state.places.prefetch(key_of(offset + AHEAD));
-            }
-            let key = key_of(offset);
-            let is_gone = self.state.places.remove(key, Spot { run: id, offset });
-            if is_gone && doubles > 0 && self.equal_places(key) > 0 {
-                doubles -= 1;
-            }
-        }
+        let (store, guard) = (self.store, &self.guard);
+        let (mut doubles, names) = (store.doubles(), (from..to).map(key_of));
+        let places = &mut self.state.places;
+        places.remove_run(names, spot(from), |places, offset| {
+            let view = RunView { store, guard };
+            let is_double = doubles > 0 && equal_places(places, key_of(offset), view) > 0;
+            doubles -= u64::from(is_double);
+        });
         self.account_places(doubles);
     }
 
@@ -123,7 +120,7 @@ impl RunWriter<'_> {
 
     /// Whether this hash has several places.
     pub(crate) fn has_double(&self, hash: u64) -> bool {
-        self.has_doubles() && self.equal_places(hash & COMMON_MASK) > 1
+        self.has_doubles() && equal_places(&self.state.places, hash & COMMON_MASK, self.view()) > 1
     }
 
     /// Whether some hash has several places.
