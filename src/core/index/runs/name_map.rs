@@ -418,8 +418,7 @@ impl Segment {
     #[inline]
     fn is_full(&self) -> bool {
         let eighths = match self.depth {
-            0 => 5,
-            1..5 => 6,
+            ..5 => 6,
             _ => 7,
         };
         self.len * 8 >= self.homes * WIDTH * eighths
