@@ -53,7 +53,7 @@ async fn a_daemon_that_was_stopped_calls_nothing_exact_that_it_has_not_read(
     client.exact("gpu-0", 0).await;
     let mut blocks = 1;
     for _ in 0..3 {
-        process.signal(Signal::STOP);
+        process.freeze();
         let before = last_message(&client.nats).await;
         for _ in 0..500 {
             publish(&mut publisher, vec![stored_after(blocks, hashes(blocks + 1, 1))]).await;

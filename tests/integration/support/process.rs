@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use serde_json::Value;
 
 use super::PATIENCE;
@@ -161,6 +161,15 @@ impl Process {
     /// Sends it a signal.
     pub fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.daemon), signal).unwrap();
+    }
+
+    /// Stops it, and waits until no thread of it runs any more: that begins when one of them gets to the signal, on a busy machine long after
+    /// it was sent.
+    pub fn freeze(&self) {
+        self.signal(Signal::STOP);
+        let changed = waitpid(Some(Pid::from_child(&self.daemon)), WaitOptions::UNTRACED);
+        let (_, status) = changed.unwrap().unwrap();
+        assert!(status.stopped(), "{status:?}");
     }
 
     /// SIGKILL: no drain, no last snapshot.
