@@ -2,7 +2,7 @@
 
 use crate::support::truth::{Tally, Truth, Verdict, Window, Workload, ask_all, settle};
 use crate::support::{Client, broker, daemon};
-use kvatlas_core::wire::{BatchCursor, HolderMatch, QueryReply, Tier};
+use kvatlas_core::wire::{BatchCursor, DegradedReason, DegradedReasons, HolderMatch, QueryReply, Tier};
 
 #[test]
 fn an_exact_claim_is_judged_by_the_states_of_its_window() {
@@ -21,7 +21,7 @@ fn an_exact_claim_is_judged_by_the_states_of_its_window() {
             device_blocks: None,
             host_blocks: None,
             exact,
-            degraded: kvatlas_core::wire::DegradedReasons::default(),
+            degraded: DegradedReasons::default(),
             dropped_out: None,
         }],
         holders_total: 1,
@@ -51,6 +51,14 @@ fn an_exact_claim_is_judged_by_the_states_of_its_window() {
     let late = truth.window();
     assert!(matches!(judge(&late, claim(3, true)), Verdict::Wrong(_)));
     assert_eq!(judge(&late, claim(3, false)), Verdict::Degraded);
+    for (also, verdict) in [
+        (DegradedReason::Behind, Verdict::Momentary),
+        (DegradedReason::Gap, Verdict::Degraded),
+    ] {
+        let mut changing = claim(3, false);
+        changing.holders[0].degraded = DegradedReasons::of(DegradedReason::Changing).with(also);
+        assert_eq!(judge(&late, changing), verdict);
+    }
     assert_eq!(judge(&late, claim(1, true)), Verdict::Exact);
     // One that never was there, and nobody where somebody is.
     let nobody = QueryReply {
@@ -97,6 +105,8 @@ async fn without_faults_every_reply_is_exact_and_none_is_blind() {
     }
     settle(&client, &truth, &prompts, &mut tally).await;
     tally.report("no faults");
-    assert_eq!((tally.degraded, tally.blind), (0, 0), "{tally}");
+    // A query can come while a batch is being applied, and on a busy machine that takes a while.
+    assert_eq!((tally.degraded - tally.momentary, tally.blind), (0, 0), "{tally}");
+    assert!(tally.momentary * 20 <= tally.asked, "{tally}");
     daemon.stop().await;
 }

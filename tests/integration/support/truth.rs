@@ -203,6 +203,8 @@ pub enum Verdict {
     Exact,
     /// Some holder in it is marked degraded; those that are marked exact are.
     Degraded,
+    /// As that, and only for the moment of the query: a batch was being applied, or waited for it.
+    Momentary,
     /// A holder is marked exact and is not: the text says which.
     Wrong(String),
     /// No answer, or one without holders, although a holder had the first block all the time.
@@ -295,8 +297,13 @@ impl Truth {
                 ));
             }
         }
+        let is_of_the_moment = |found: &HolderMatch| {
+            !found.degraded.is_empty() && found.degraded.iter().all(DegradedReason::is_of_the_moment)
+        };
         if honest(reply).all(|found| found.exact) {
             Verdict::Exact
+        } else if honest(reply).all(|found| found.exact || is_of_the_moment(found)) {
+            Verdict::Momentary
         } else {
             Verdict::Degraded
         }
@@ -365,6 +372,8 @@ pub struct Tally {
     pub asked: u64,
     pub exact: u64,
     pub degraded: u64,
+    /// Those of the degraded that were so for the moment alone.
+    pub momentary: u64,
     pub wrong: u64,
     pub blind: u64,
     /// The first few that were wrong.
@@ -385,8 +394,9 @@ impl Tally {
                 self.exact += 1;
                 return;
             }
-            Verdict::Degraded => {
+            Verdict::Degraded | Verdict::Momentary => {
                 self.degraded += 1;
+                self.momentary += u64::from(verdict == Verdict::Momentary);
                 return;
             }
             Verdict::Wrong(text) => {
@@ -407,6 +417,7 @@ impl Tally {
         self.asked += other.asked;
         self.exact += other.exact;
         self.degraded += other.degraded;
+        self.momentary += other.momentary;
         self.wrong += other.wrong;
         self.blind += other.blind;
         for (all, more) in [
