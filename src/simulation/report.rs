@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use hdrhistogram::{CreationError, Histogram};
-use kvatlas_core::wire::{DegradedReason, HolderMatch, QueryReply};
+use kvatlas_core::wire::QueryReply;
 use serde::Serialize;
 
 use super::fleet::FleetSize;
@@ -91,10 +91,7 @@ impl Tally {
         if in_doubt.peek().is_none() {
             return;
         }
-        let is_of_the_moment = |holder: &HolderMatch| {
-            !holder.degraded.is_empty() && holder.degraded.iter().all(DegradedReason::is_of_the_moment)
-        };
-        match in_doubt.all(is_of_the_moment) {
+        match in_doubt.all(|holder| holder.degraded.are_of_the_moment()) {
             true => self.momentary_replies += 1,
             false => self.degraded_replies += 1,
         }
@@ -243,7 +240,7 @@ fn as_f64(count: usize) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use kvatlas_core::wire::{DegradedReasons, WorkerName};
+    use kvatlas_core::wire::{DegradedReason, DegradedReasons, HolderMatch, WorkerName};
 
     use super::*;
 

@@ -118,6 +118,11 @@ impl DegradedReasons {
         self.0 == 0
     }
 
+    /// Whether there are reasons, and all are about the moment of the query alone.
+    pub fn are_of_the_moment(self) -> bool {
+        !self.is_empty() && self.iter().all(DegradedReason::is_of_the_moment)
+    }
+
     /// Whether `reason` is in the set.
     pub fn contains(self, reason: DegradedReason) -> bool {
         self.0 & reason as u32 != 0

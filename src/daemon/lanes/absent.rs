@@ -162,8 +162,9 @@ pub(super) fn ranks_of(worker: &WorkerKey) -> std::ops::RangeInclusive<HolderKey
 
 #[cfg(test)]
 mod tests {
-    use kvatlas_core::wire::{BatchCursor, NamespaceName, Tier, WorkerName};
+    use kvatlas_core::wire::{BatchCursor, NamespaceName, WorkerName};
 
+    use super::super::tests::batch;
     use super::*;
 
     fn worker(number: usize) -> WorkerKey {
@@ -177,17 +178,6 @@ mod tests {
         HighWater {
             seen: BatchCursor { epoch: 1, seq },
             made_us: 0,
-        }
-    }
-
-    fn batch(seq: u64) -> EventBatch {
-        EventBatch {
-            epoch: 1,
-            seq,
-            rank: 0,
-            time_us: None,
-            tier: Tier::DEVICE,
-            events: Vec::new(),
         }
     }
 
@@ -220,7 +210,7 @@ mod tests {
         goodbyes.note((worker(0), 0), known(9), 20);
         let over = |goodbyes: &Goodbyes, number, seq, now_us| {
             goodbyes
-                .is_over(&(worker(number), 0), &batch(seq), now_us)
+                .is_over(&(worker(number), 0), &batch(seq, Vec::new()), now_us)
                 .is_some()
         };
         assert!(over(&goodbyes, 0, 9, 30) && over(&goodbyes, 1, 5, 30));

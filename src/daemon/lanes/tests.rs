@@ -89,7 +89,7 @@ fn frame(seq: u64) -> HolderFrame {
     }
 }
 
-fn batch(seq: u64, events: Vec<Event>) -> EventBatch {
+pub(super) fn batch(seq: u64, events: Vec<Event>) -> EventBatch {
     EventBatch {
         epoch: 1,
         seq,

@@ -297,12 +297,9 @@ impl Truth {
                 ));
             }
         }
-        let is_of_the_moment = |found: &HolderMatch| {
-            !found.degraded.is_empty() && found.degraded.iter().all(DegradedReason::is_of_the_moment)
-        };
         if honest(reply).all(|found| found.exact) {
             Verdict::Exact
-        } else if honest(reply).all(|found| found.exact || is_of_the_moment(found)) {
+        } else if honest(reply).all(|found| found.exact || found.degraded.are_of_the_moment()) {
             Verdict::Momentary
         } else {
             Verdict::Degraded

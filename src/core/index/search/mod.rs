@@ -5,8 +5,9 @@
 //! with the query's next block.
 //!
 //! A sequence hash stands for its whole prefix: the contract says so. So the last block that agrees is looked for by its own hash, where
-//! the query has it given; a byte of every 64th hash, beside the run, says where to look. Every hash is compared where anything contradicts that, or could without being noticed: a hash under two
-//! parents, a holder whose hashes are a foreign chain, blocks that are not found by their hashes.
+//! the query has it given; a byte of every 64th hash, beside the run, says where to look. Every hash is compared where anything
+//! contradicts that, or could without being noticed: a hash under two parents, a holder whose hashes are a foreign chain, blocks that
+//! are not found by their hashes.
 //!
 //! Why the answers are exact although looks are at different instants: see the index's own documentation. Where a step about one of the
 //! runs was made meanwhile, the search is repeated, in the end in a turn at the runs.

@@ -264,13 +264,17 @@ async fn what_comes_late_does_not_confirm_a_holder_whose_later_batch_was_dropped
     assert!(scene.reasons().await.is_empty());
 }
 
+/// A batch of the rank after the one that all others are of.
+fn of_next_rank(seq: u64) -> EventBatch {
+    EventBatch {
+        rank: 1,
+        ..batch(seq, Vec::new())
+    }
+}
+
 #[tokio::test]
 async fn a_dropped_batch_of_one_rank_says_nothing_of_another() {
     let scene = Scene::begin().await;
-    let of_next_rank = |seq| EventBatch {
-        rank: 1,
-        ..batch(seq, Vec::new())
-    };
     scene.receive(&of_next_rank(1).encode()).await;
     scene.lose(of_next_rank(2));
     assert!(scene.reasons().await.is_empty());
@@ -327,10 +331,6 @@ async fn what_cannot_be_read_may_have_been_of_a_rank_that_comes_later() {
     let scene = Scene::begin().await;
     // It was the second batch of the next rank.
     scene.hear_garbage().await;
-    let of_next_rank = |seq| EventBatch {
-        rank: 1,
-        ..batch(seq, Vec::new())
-    };
     scene.receive(&of_next_rank(1).encode()).await;
     scene.pool.drain().await.unwrap();
     let reasons = scene.reasons_of(1).unwrap();
