@@ -41,8 +41,9 @@ use kvatlas::daemon::lanes::{LanePool, LaneSettings, LivenessSettings, StreamPos
 use kvatlas::daemon::snapshots::{Saved, SnapshotDirectory, Snapshotter};
 use kvatlas_client::QueryClient;
 use kvatlas_core::hash::SequenceHash;
-use kvatlas_core::index::{Capacity, IndexLimits, NamespaceSettings, Namespaces, Search, StreamTrust};
+use kvatlas_core::index::{Capacity, IndexLimits, NamespaceSettings, Namespaces, Search};
 use kvatlas_core::snapshot::StreamCursor;
+use kvatlas_core::stream::StreamTrust;
 use kvatlas_core::wire::{
     BatchCursor, Event, EventBatch, NamespaceName, QueryKey, StoredBlocks, Subjects, Tier, WireLimits,
     WorkerName,

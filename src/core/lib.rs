@@ -4,11 +4,13 @@
 //! - [`wire`]: the MessagePack contract. `deploy/wire-contract.md` describes it for other languages.
 //! - [`index`]: the exact index, for use without a daemon.
 //! - [`snapshot`]: the file format of snapshots.
+//! - [`stream`]: whether what is received can be trusted.
 //! - [`trie`]: flat tries in depth-first order.
 
 pub mod hash;
 pub mod index;
 pub mod snapshot;
+pub mod stream;
 mod sync;
 pub mod trie;
 pub mod wire;

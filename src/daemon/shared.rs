@@ -7,7 +7,8 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use kvatlas_core::index::{Namespaces, StreamTrust};
+use kvatlas_core::index::Namespaces;
+use kvatlas_core::stream::StreamTrust;
 use kvatlas_core::wire::{Subjects, WireLimits};
 
 use super::admin::Readiness;

@@ -16,7 +16,7 @@ use tokio::sync::mpsc::error::SendTimeoutError;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 use kvatlas_core::hash::SequenceHash;
-use kvatlas_core::index::StreamGeneration;
+use kvatlas_core::stream::StreamGeneration;
 use kvatlas_core::wire::{BlockNames, Event, NamespaceName, Rank, Tier, instance_of_worker};
 
 use crate::daemon::lanes::{DumpPosition, HolderDump, LanePool, PoolError};

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use crate::daemon::metrics::labels::DropReason;
 use crate::daemon::metrics::{AppliedBatch, EventMetrics};
-use kvatlas_core::index::{Applied, HolderWriter, RejectReason, StreamGeneration};
+use kvatlas_core::index::{Applied, HolderWriter, RejectReason};
+use kvatlas_core::stream::StreamGeneration;
 use kvatlas_core::wire::{BatchCursor, DegradedReason, DegradedReasons, Event, EventBatch};
 
 use super::clock::LaneClock;

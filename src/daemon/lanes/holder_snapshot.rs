@@ -1,7 +1,8 @@
 //! A holder's part in snapshots: what a dump takes of it, and how it is rebuilt from a file.
 
-use kvatlas_core::index::{RestoredRun, StreamGeneration, WalkedHolder};
+use kvatlas_core::index::{RestoredRun, WalkedHolder};
 use kvatlas_core::snapshot::HolderFrame;
+use kvatlas_core::stream::StreamGeneration;
 use kvatlas_core::wire::{
     BatchCursor, DegradedReason, DegradedReasons, Event, EventBatch, NamespaceName, Rank, Tier,
 };

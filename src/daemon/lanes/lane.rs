@@ -11,9 +11,10 @@ use crate::daemon::config::Live;
 use crate::daemon::metrics::EventMetrics;
 use crate::daemon::metrics::labels::{DropReason, LabelValue, LaneWork, ResyncFailure};
 use crate::daemon::traces::OpenSpan;
-use kvatlas_core::index::{Namespace, RegisterError, StreamGeneration, WalkedHolder};
+use kvatlas_core::index::{Namespace, RegisterError, WalkedHolder};
 use kvatlas_core::snapshot::HolderFrame;
 use kvatlas_core::snapshot::forest::ForestChunk;
+use kvatlas_core::stream::StreamGeneration;
 use kvatlas_core::wire::{DecodeError, EventBatch, HolderId, Rank, Tier};
 
 use super::absent::{Absent, ranks_of};

@@ -10,7 +10,8 @@ use crate::daemon::config::Live;
 use crate::daemon::metrics::labels::{DropReason, LabelValue, LaneWork, namespace_label};
 use crate::daemon::metrics::{EventMetrics, LaneMetrics, ShardMetrics};
 use crate::daemon::traces::OpenSpan;
-use kvatlas_core::index::{Namespace, NamespaceRefused, Namespaces, StreamGeneration};
+use kvatlas_core::index::{Namespace, NamespaceRefused, Namespaces};
+use kvatlas_core::stream::StreamGeneration;
 use kvatlas_core::wire::{DecodeError, EventBatch, NamespaceName, Shard, Subjects, WorkerName};
 
 use super::absent::Absent;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tokio::sync::oneshot;
 
 use crate::daemon::metrics::labels::ResyncFailure;
-use kvatlas_core::index::StreamGeneration;
+use kvatlas_core::stream::StreamGeneration;
 
 use super::clock::now_us;
 use super::held::ResyncNumber;

@@ -4,7 +4,7 @@
 //! before it was lost. A batch that does not continue it proves a loss. Nothing here does I/O or knows the time.
 
 use crate::daemon::metrics::labels::DropReason;
-use kvatlas_core::index::StreamGeneration;
+use kvatlas_core::stream::StreamGeneration;
 use kvatlas_core::wire::{BatchCursor, EventBatch};
 
 /// A decoded batch as it was received.

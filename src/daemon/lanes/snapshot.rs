@@ -10,9 +10,10 @@ use tokio::sync::oneshot;
 
 use crate::daemon::metrics::EventMetrics;
 use crate::daemon::metrics::labels::DropReason;
-use kvatlas_core::index::{Namespace, StreamGeneration, WalkedHolder};
+use kvatlas_core::index::{Namespace, WalkedHolder};
 use kvatlas_core::snapshot::forest::ForestChunk;
 use kvatlas_core::snapshot::{FRAME_BYTES_MAX, Frame, HolderFrame, InForest};
+use kvatlas_core::stream::StreamGeneration;
 use kvatlas_core::wire::{EventBatch, WireLimits};
 
 use super::clock::now_us;

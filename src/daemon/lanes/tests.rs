@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvatlas_core::hash::{BlockSize, SequenceHash};
-use kvatlas_core::index::{Capacity, Hashing, IndexLimits, NamespaceSettings, Namespaces, StreamGeneration};
+use kvatlas_core::index::{Capacity, Hashing, IndexLimits, NamespaceSettings, Namespaces};
 use kvatlas_core::snapshot::{Frame, HolderFrame};
+use kvatlas_core::stream::StreamGeneration;
 use kvatlas_core::wire::{
     DegradedReason, Event, EventBatch, NamespaceName, QueryKey, RemovedBlocks, Shard, StoredBlocks, Subjects,
     Tier, WireLimits, WorkerName,
@@ -144,7 +145,7 @@ async fn only_the_workers_of_the_shard_are_taken() {
         assert_eq!(pool.assigned_workers(), expected);
         let (pool, generation) = (
             pool_of(Some(shard)),
-            kvatlas_core::index::StreamTrust::default().generation(),
+            kvatlas_core::stream::StreamTrust::default().generation(),
         );
         let Frame::Batch(payload) = stored(10, 1) else {
             unreachable!("a batch")
@@ -217,7 +218,7 @@ async fn a_foreign_chain_is_still_known_after_a_restart() {
 
 #[tokio::test]
 async fn only_where_a_snapshot_knows_the_time_its_holders_can_be_certain() {
-    let trust = kvatlas_core::index::StreamTrust::default();
+    let trust = kvatlas_core::stream::StreamTrust::default();
     for (made_us, is_certain) in [(Some(5), true), (None, false)] {
         let pool = pool();
         let holder = HolderFrame { made_us, ..frame(7) };
@@ -272,7 +273,7 @@ async fn nobody_counts_as_silent_while_nothing_can_be_heard() {
 #[tokio::test]
 async fn messages_that_are_sorted_together_are_applied_in_the_order_of_each_worker() {
     let pool = pool();
-    let trust = kvatlas_core::index::StreamTrust::default();
+    let trust = kvatlas_core::stream::StreamTrust::default();
     let generation = trust.generation();
     let heartbeat = |seq| batch(seq, Vec::new()).encode();
     let mut inbox = pool.inbox();
@@ -304,7 +305,7 @@ async fn messages_that_are_sorted_together_are_applied_in_the_order_of_each_work
 #[tokio::test]
 async fn one_message_that_cannot_be_read_spoils_none_beside_it() {
     let pool = pool();
-    let generation = kvatlas_core::index::StreamTrust::default().generation();
+    let generation = kvatlas_core::stream::StreamTrust::default().generation();
     let mut inbox = pool.inbox();
     let subject = "kvatlas.v1.events.llama.gpu-0";
     let Frame::Batch(first) = stored(10, 1) else {

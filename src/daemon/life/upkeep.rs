@@ -8,7 +8,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::daemon::config::Live;
 use crate::daemon::lanes::LanePool;
-use kvatlas_core::index::{StreamTrust, give_back_memory};
+use kvatlas_core::index::give_back_memory;
+use kvatlas_core::stream::StreamTrust;
 
 use super::memory::give_to_system;
 use super::view::DaemonView;

@@ -9,7 +9,8 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use kvatlas_core::hash::PositionalLineageHash;
-use kvatlas_core::index::{Namespace, Search, StreamTrust};
+use kvatlas_core::index::{Namespace, Search};
+use kvatlas_core::stream::StreamTrust;
 use kvatlas_core::wire::QueryKey;
 
 /// Nodes of an atlas at most.

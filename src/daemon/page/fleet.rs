@@ -7,7 +7,8 @@ use std::collections::{HashMap, VecDeque};
 
 use serde::Serialize;
 
-use kvatlas_core::index::{HolderRecord, Namespace, StreamTrust};
+use kvatlas_core::index::{HolderRecord, Namespace};
+use kvatlas_core::stream::StreamTrust;
 use kvatlas_core::wire::{HolderId, NamespaceName};
 
 /// Holders that are shown at most: the first by namespace. How many there are is told.

@@ -9,8 +9,9 @@ use crate::daemon::metrics::labels::QueryKind;
 use kvatlas_core::hash::Position;
 use kvatlas_core::index::{
     HolderRecord, Match, Matches, Namespace, Namespaces, PositionalIndexer, QueryChain, Search, SparseChain,
-    StreamTrust, TierDepth,
+    TierDepth,
 };
+use kvatlas_core::stream::StreamTrust;
 use kvatlas_core::wire::{
     BatchReply, DecodeError, DegradedReason, DegradedReasons, DropOut, ErrorCode, HolderId, HolderMatch,
     HolderStatusReply, NamespaceName, PROTOCOL_VERSION, QueryKey, QueryOptions, QueryReply, QueryRequest,

@@ -1,6 +1,7 @@
 //! The roster: which holders this daemon knows. A starting replica compares its own with that of one that serves.
 
-use kvatlas_core::index::{Namespaces, StreamTrust};
+use kvatlas_core::index::Namespaces;
+use kvatlas_core::stream::StreamTrust;
 use kvatlas_core::wire::{
     ErrorCode, PROTOCOL_VERSION, ROSTER_PAGE_MAX, RosterHolder, RosterKey, RosterReply, RosterRequest,
     WireError,

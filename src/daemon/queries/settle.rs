@@ -15,7 +15,8 @@ use async_nats::{Client, RequestErrorKind};
 use tokio::time::Instant;
 
 use super::roster::{holders_behind, known_holders};
-use kvatlas_core::index::{Namespaces, StreamTrust};
+use kvatlas_core::index::Namespaces;
+use kvatlas_core::stream::StreamTrust;
 use kvatlas_core::wire::{RosterHolder, RosterReply, RosterRequest};
 
 /// Pause between two looks at the other's roster.

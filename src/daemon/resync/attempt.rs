@@ -10,7 +10,8 @@ use crate::daemon::lanes::{HolderKey, LanePool, ResyncAnswer, ResyncBegun, Resyn
 use crate::daemon::metrics::ResyncMetrics;
 use crate::daemon::metrics::labels::ResyncFailure;
 use kvatlas_client::Backoff;
-use kvatlas_core::index::{Hashing, Namespaces, StreamGeneration, StreamTrust};
+use kvatlas_core::index::{Hashing, Namespaces};
+use kvatlas_core::stream::{StreamGeneration, StreamTrust};
 use kvatlas_core::wire::{ResyncRequest, Subjects};
 
 use super::answers::{Answers, Word};

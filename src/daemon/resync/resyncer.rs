@@ -13,7 +13,8 @@ use crate::daemon::lanes::{HolderKey, WorkerKey};
 use crate::daemon::metrics::labels::{Connection, NAMESPACE_LABELS_MAX, ResyncFailure, namespace_label};
 use crate::daemon::metrics::{ResyncGauges, ResyncMetrics};
 use crate::daemon::shared::{Shared, Stage};
-use kvatlas_core::index::{HolderRecord, StreamTrust};
+use kvatlas_core::index::HolderRecord;
+use kvatlas_core::stream::StreamTrust;
 use kvatlas_core::wire::{HolderId, NamespaceName};
 
 use super::answers::{Answers, AnswersSource};

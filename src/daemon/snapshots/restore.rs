@@ -11,10 +11,10 @@ use tokio::runtime::Handle;
 use crate::daemon::lanes::{LanePool, PoolError, StreamPosition};
 use crate::daemon::metrics::labels::SnapshotRejection;
 use crate::daemon::metrics::{RestoredSnapshot, SnapshotMetrics};
-use kvatlas_core::index::{StreamGeneration, StreamTrust};
 use kvatlas_core::snapshot::{
     Frame, HolderFrame, SnapshotContent, SnapshotError, SnapshotReader, SnapshotTotals, StreamCursor, verify,
 };
+use kvatlas_core::stream::{StreamGeneration, StreamTrust};
 use kvatlas_core::wire::WireLimits;
 
 use super::directory::{DirectoryError, SnapshotDirectory};

@@ -10,8 +10,8 @@ use tokio::runtime::Handle;
 use crate::daemon::lanes::{LanePool, PoolError, StreamPosition};
 use crate::daemon::metrics::labels::SnapshotFailure;
 use kvatlas_client::unix_time_us;
-use kvatlas_core::index::StreamTrust;
 use kvatlas_core::snapshot::SnapshotTotals;
+use kvatlas_core::stream::StreamTrust;
 
 use super::directory::{DirectoryError, FileWriter, SnapshotDirectory};
 use super::walked::{Walked, write_dump};

@@ -8,10 +8,9 @@ use tokio::runtime::Handle;
 use crate::daemon::lanes::{HoldingSettings, LanePool, LaneSettings, LivenessSettings, StreamPosition};
 use crate::daemon::metrics::SnapshotMetrics;
 use kvatlas_core::hash::SequenceHash;
-use kvatlas_core::index::{
-    Capacity, IndexLimits, NamespaceSettings, Namespaces, Search, StreamGeneration, StreamTrust, TierDepth,
-};
+use kvatlas_core::index::{Capacity, IndexLimits, NamespaceSettings, Namespaces, Search, TierDepth};
 use kvatlas_core::snapshot::{Frame, SnapshotReader, StreamCursor};
+use kvatlas_core::stream::{StreamGeneration, StreamTrust};
 use kvatlas_core::wire::{
     DegradedReasons, Event, EventBatch, NamespaceName, RemovedBlocks, StoredBlocks, Tier, WireLimits,
     WorkerName,

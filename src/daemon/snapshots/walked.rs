@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use tokio::runtime::Handle;
 
 use crate::daemon::lanes::{DumpPosition, HolderDump, LanePool, Revisited};
-use kvatlas_core::index::{HolderWalk, StreamGeneration, WalkedHolder};
+use kvatlas_core::index::{HolderWalk, WalkedHolder};
 use kvatlas_core::snapshot::forest::{ForestEncoder, Pushed};
 use kvatlas_core::snapshot::{HolderFrame, InForest};
+use kvatlas_core::stream::StreamGeneration;
 use kvatlas_core::wire::{DegradedReason, DegradedReasons, NamespaceName, Rank, WorkerName};
 
 use super::directory::FileWriter;

@@ -33,7 +33,7 @@ use crate::daemon::traces::Tracer;
 
 use super::pulse::{Beat, Pulse};
 use super::span_of;
-use kvatlas_core::index::{StreamGeneration, StreamTrust};
+use kvatlas_core::stream::{StreamGeneration, StreamTrust};
 
 /// Pause before a new subscription. Incidents come in swarms, since a full buffer drops message after message; one subscription serves
 /// them all.

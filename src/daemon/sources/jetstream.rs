@@ -32,8 +32,8 @@ use crate::daemon::metrics::StreamMetrics;
 use crate::daemon::metrics::labels::ConsumerReset;
 use crate::daemon::traces::Tracer;
 use kvatlas_client::Backoff;
-use kvatlas_core::index::{StreamStall, StreamTrust};
 use kvatlas_core::snapshot::{StreamCursor, message_digest};
+use kvatlas_core::stream::{StreamStall, StreamTrust};
 
 use super::pulse::{Beat, Pulse};
 use super::span_of;

@@ -11,7 +11,7 @@ use crate::daemon::broker::{
 };
 use crate::daemon::metrics::labels::Connection;
 use crate::daemon::shared::{Shared, Stage};
-use kvatlas_core::index::StreamTrust;
+use kvatlas_core::stream::StreamTrust;
 
 use super::core_nats::{CoreNatsSource, Notices};
 use super::jetstream::{JetStreamParts, JetStreamSource};

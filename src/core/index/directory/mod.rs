@@ -13,4 +13,4 @@ mod status;
 pub(crate) use holder_set::{HolderSlot, SlotBits, SlotGatherer, SlotSet};
 pub(crate) use slots::{Directory, Slots};
 pub use slots::{HolderRecord, RegisterError};
-pub use status::{HolderStatus, StreamGeneration, StreamStall, StreamTrust};
+pub use status::HolderStatus;

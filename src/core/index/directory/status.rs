@@ -2,96 +2,20 @@
 //!
 //! Two kinds of doubt exist. A *reason* is a fact about the holder (a gap, an undecodable batch) and stays until a new
 //! epoch, a `cleared` event or a resync replaces the state. A doubt about the *stream* (the connection broke, the client dropped
-//! messages, a snapshot was loaded) concerns all holders at once: it begins a new generation of the stream, and each
-//! holder is trusted again when a batch received in that generation continues its count.
+//! messages, a snapshot was loaded) concerns all holders at once: see [`StreamTrust`].
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use crossbeam_utils::atomic::AtomicCell;
 
+use crate::stream::{StreamGeneration, StreamTrust};
 use crate::wire::{BatchCursor, DegradedReason, DegradedReasons};
-
-/// A generation of the event stream; a later one begins with every doubt about the stream as a whole.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
-pub struct StreamGeneration(u64);
-
-/// The current generation of the event stream, shared by those who doubt it and those who ask; and whether the events that are
-/// applied lie far behind those that were published.
-///
-/// Begins at generation 1, so that a holder that no batch has confirmed (generation 0) is not trusted.
-#[derive(Debug, Default)]
-pub struct StreamTrust {
-    doubts: AtomicU64,
-    /// The last generation whose subscription the server is known to have; 0 if there was none.
-    followed: AtomicU64,
-    stalls: AtomicU64,
-    ended_stalls: AtomicU64,
-}
-
-/// A time in which events wait to be applied, although none is lost.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct StreamStall(u64);
-
-impl StreamTrust {
-    /// The current generation.
-    pub fn generation(&self) -> StreamGeneration {
-        StreamGeneration(self.doubts.load(Ordering::Acquire) + 1)
-    }
-
-    /// Says that what is published from now on is received in `generation`.
-    pub fn follow(&self, generation: StreamGeneration) {
-        self.followed.fetch_max(generation.0, Ordering::AcqRel);
-    }
-
-    /// The current generation, if its messages are being received; none after a doubt, until the stream is followed again, and none
-    /// in a stall.
-    ///
-    /// What a publisher says about itself after this proves something for this generation: what it publishes later is received.
-    pub fn followed(&self) -> Option<StreamGeneration> {
-        if self.is_stalled() {
-            return None;
-        }
-        let followed = self.followed.load(Ordering::Acquire);
-        let generation = self.generation();
-        (followed >= generation.0).then_some(generation)
-    }
-
-    /// Doubts the stream: no holder is trusted until a batch received in the new generation continues its count.
-    pub fn doubt(&self) -> StreamGeneration {
-        StreamGeneration(self.doubts.fetch_add(1, Ordering::AcqRel) + 2)
-    }
-
-    /// Begins a time in which no holder is trusted because events wait that will be applied later. What a holder's batches have
-    /// confirmed counts again when it [ends](Self::end_stall).
-    pub fn stall(&self) -> StreamStall {
-        StreamStall(self.stalls.fetch_add(1, Ordering::AcqRel) + 1)
-    }
-
-    /// Ends `stall` and those before it: all events that had been published when it ended, or a moment before, have been applied.
-    /// A later one goes on.
-    pub fn end_stall(&self, stall: StreamStall) {
-        self.ended_stalls.fetch_max(stall.0, Ordering::AcqRel);
-    }
-
-    /// The last stall, if it has not ended.
-    pub fn current_stall(&self) -> Option<StreamStall> {
-        // The end first: one that comes in between is then taken for one that lasts, never the other way round.
-        let ended = self.ended_stalls.load(Ordering::Acquire);
-        let last = self.stalls.load(Ordering::Acquire);
-        (last > ended).then_some(StreamStall(last))
-    }
-
-    /// Whether events wait to be applied. A search that began before the end of a stall has not seen them: to be asked before it.
-    pub fn is_stalled(&self) -> bool {
-        self.current_stall().is_some()
-    }
-}
 
 /// What the lane of a holder tells the queries about it. One lane writes; anyone reads.
 #[derive(Debug, Default)]
 pub struct HolderStatus {
     reasons: AtomicU32,
-    confirmed_generation: AtomicU64,
+    confirmed: AtomicCell<StreamGeneration>,
     /// The number of the last replacement of the state, of all holders that a query can see together; 0 if there was none. To be read after
     /// the reasons.
     pub(crate) replacement: AtomicCell<u64>,
@@ -166,12 +90,12 @@ impl HolderStatus {
 
     /// Whether a batch received in `generation` or later continued the count.
     pub fn is_confirmed(&self, generation: StreamGeneration) -> bool {
-        self.confirmed_generation.load(Ordering::Acquire) >= generation.0
+        self.confirmed.load() >= generation
     }
 
     /// A batch received in `generation` continued the count.
     pub fn confirm(&self, generation: StreamGeneration) {
-        self.confirmed_generation.store(generation.0, Ordering::Release);
+        self.confirmed.store(generation);
     }
 
     /// Takes blocks off that the index has forgotten; until the lane publishes sizes again.

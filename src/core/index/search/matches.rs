@@ -6,7 +6,8 @@ use arc_swap::Guard as DirectoryGuard;
 
 use crate::wire::{DegradedReason, DegradedReasons};
 
-use crate::index::directory::{Directory, HolderRecord, HolderSlot, SlotBits, SlotSet, StreamTrust};
+use crate::index::directory::{Directory, HolderRecord, HolderSlot, SlotBits, SlotSet};
+use crate::stream::StreamTrust;
 
 use super::depths::{Groups, MatchGroup};
 

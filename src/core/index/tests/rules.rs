@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use super::api::StreamTrust;
 use crate::hash::{Position, PositionalLineageHash, SequenceHash};
+use crate::stream::StreamTrust;
 use crate::wire::{
     BlockNames, DegradedReason, DegradedReasons, Event, HolderId, QueryKey, StoredBlocks, Tier, WorkerName,
 };

@@ -2,7 +2,8 @@
 
 use crate::wire::{DegradedReason, DegradedReasons};
 
-use super::api::{HolderStatus, StreamTrust};
+use super::api::HolderStatus;
+use crate::stream::StreamTrust;
 
 #[test]
 fn a_holder_is_trusted_only_when_a_batch_of_the_current_generation_confirmed_it() {

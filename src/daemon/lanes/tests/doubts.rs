@@ -1,6 +1,7 @@
 //! Doubts that come while batches are held. A batch that was received before a doubt settles nothing about it, whenever it is applied.
 
-use kvatlas_core::index::{Namespace, StreamTrust};
+use kvatlas_core::index::Namespace;
+use kvatlas_core::stream::StreamTrust;
 use kvatlas_core::wire::{BatchCursor, DegradedReasons, HolderId, Rank, ResyncAnswerKind};
 
 use super::*;

@@ -3,7 +3,8 @@
 
 use std::collections::BTreeSet;
 
-use kvatlas_core::index::{HolderRecord, StreamTrust};
+use kvatlas_core::index::HolderRecord;
+use kvatlas_core::stream::StreamTrust;
 use kvatlas_core::wire::{BatchCursor, ResyncAnswerKind};
 use kvatlas_lab::random::{Random, setting};
 
