@@ -26,7 +26,8 @@
 //!    others' places. (`tests::interleaved`)
 //! 3. Tables move no entry while they can be read, and a table is replaced by one that has all that are still there: a run that is there
 //!    all the time is found. A run says that others follow it from before the first can be found until after the last can: where it says
-//!    that none does, nothing need be looked up. (`tests::concurrency`, `tests/loom`, `runs::store`)
+//!    that none does, nothing need be looked up. The bit of a run at position 0 is set before the run can be found, and cleared after.
+//!    (`tests::concurrency`, `tests/loom`, `runs::store`, `runs::heads`)
 //! 4. The runs that a step changes count it before the first change can be seen, and again after the last. Steps take turns. So a search knows
 //!    whether what holders have of a run was the same from its first look at the run to its end.
 //!    (`runs::header`, `tests::interleaved`, `tests/loom`)

@@ -2,6 +2,9 @@
 //!
 //! A slot is a tag of 36 bits and a run's number. A table is cut into parts that grow one by one, so that no growth takes long.
 //! Entries never move while a table lives: who is in it when a search begins, and still is when it ends, is found.
+//!
+//! Beside the table there is a bit for each of 131,072 numbers of runs at position 0: where it is not set, none begins so. These bits mostly stay
+//! in the processor's caches, and most queries whose first block nobody has end there.
 
 use crossbeam_epoch::Guard;
 
@@ -16,21 +19,40 @@ const EMPTY: u64 = 0;
 /// Was taken.
 const GONE: u64 = u64::MAX;
 const SLOTS_MIN: usize = if IS_MODEL { 2 } else { 8 };
+/// Words of bits of a part.
+const BIT_WORDS: usize = if IS_MODEL { 1 } else { 8 };
+/// How many slots are looked at for a run at position 0 that has gone, to clear its bit.
+const SLOTS_PER_GONE: usize = 32;
+/// Of a number, and so of a tag and a slot: whether the run begins at position 0.
+const IS_FIRST: u64 = 1 << 63;
 
 /// The table as readers see it.
 #[derive(Debug)]
 pub(super) struct Heads {
     parts: Vec<Words>,
+    /// Set for each run at position 0 that is there, and for some that have gone.
+    bits: Vec<AtomicU64>,
     keys: [u64; 3],
 }
 
-/// What only the writer knows: how many slots of each part are taken, and how many are not empty.
+/// What only the writer knows of a part.
+#[derive(Debug, Clone, Copy, Default)]
+struct Counts {
+    /// Slots that are taken.
+    taken: u32,
+    /// Slots that are not empty.
+    used: u32,
+    /// Runs at position 0 that have gone since bits were last cleared.
+    gone: u32,
+}
+
+/// What only the writer knows.
 #[derive(Debug)]
-pub(super) struct HeadCounts(Vec<(u32, u32)>);
+pub(super) struct HeadCounts(Vec<Counts>);
 
 impl Default for HeadCounts {
     fn default() -> Self {
-        Self(vec![(0, 0); PARTS])
+        Self(vec![Counts::default(); PARTS])
     }
 }
 
@@ -50,10 +72,17 @@ fn part_of(hash: u64) -> usize {
     home(hash, PARTS)
 }
 
+/// The word of its part where a tag has its bit, and that bit.
+#[inline]
+fn bit_of(tag: u64) -> (usize, u64) {
+    (home(tag / 64, BIT_WORDS), 1 << (tag % 64))
+}
+
 impl Heads {
     pub(super) fn new() -> Self {
         Self {
             parts: (0..PARTS).map(|_| Words::default()).collect(),
+            bits: (0..PARTS * BIT_WORDS).map(|_| AtomicU64::new(0)).collect(),
             keys: std::array::from_fn(|number| random_key(number as u64)),
         }
     }
@@ -61,8 +90,16 @@ impl Heads {
     /// The number under which a run is kept that begins after `parent` with a block of this fragment.
     #[inline]
     pub(super) fn hash(&self, parent: Option<Spot>, fragment: u64) -> u64 {
+        let first = if parent.is_none() { IS_FIRST } else { 0 };
         let parent = parent.map_or(0, Spot::bits);
-        fold(fold(parent ^ self.keys[0], self.keys[1]) ^ fragment, self.keys[2])
+        fold(fold(parent ^ self.keys[0], self.keys[1]) ^ fragment, self.keys[2]) & !IS_FIRST | first
+    }
+
+    /// Whether there can be a run at position 0 of this number; it is seen without a guard.
+    #[inline]
+    pub(super) fn may_have_first(&self, hash: u64) -> bool {
+        let (word, bit) = bit_of(tag(hash));
+        self.bits[part_of(hash) * BIT_WORDS + word].load(Ordering::Acquire) & bit != 0
     }
 
     /// Asks for the memory that [`Self::find`] looks at first.
@@ -99,12 +136,16 @@ impl Heads {
     /// Adds a run that is not there. Gives back by how many bytes the table has grown.
     pub(super) fn insert(&self, counts: &mut HeadCounts, hash: u64, run: RunId, guard: &Guard) -> i64 {
         let part = part_of(hash);
-        let (taken, used) = &mut counts.0[part];
+        let Counts { taken, used, .. } = &mut counts.0[part];
         *taken += 1;
         let mut grown = 0;
         if (*used as usize + 1) * 4 > self.parts[part].get(guard).len() * 3 {
             grown = self.rebuild(part, *taken as usize * 2, guard);
             *used = *taken - 1;
+        }
+        if hash & IS_FIRST != 0 {
+            let (word, bit) = bit_of(tag(hash));
+            self.bits[part * BIT_WORDS + word].fetch_or(bit, Ordering::Release);
         }
         *used += u32::from(put(self.parts[part].get(guard), word_of(hash, run)));
         grown
@@ -122,13 +163,32 @@ impl Heads {
         // Where nothing is behind it, no search has to go on from here.
         let is_last = behind.next().map(|next| next.load(Ordering::Relaxed)) == Some(EMPTY);
         slot.store(if is_last { EMPTY } else { GONE }, Ordering::Release);
-        let (taken, used) = &mut counts.0[part];
-        (*taken, *used) = (*taken - 1, *used - u32::from(is_last));
-        if *taken as usize * 8 >= slots.len() {
+        let counts = &mut counts.0[part];
+        counts.taken -= 1;
+        counts.used -= u32::from(is_last);
+        counts.gone += u32::from(hash & IS_FIRST != 0);
+        if counts.gone as usize * SLOTS_PER_GONE > slots.len() || counts.taken == 0 {
+            counts.gone = 0;
+            self.clear_bits(part, slots);
+        }
+        if counts.taken as usize * 8 >= slots.len() {
             return 0;
         }
-        *used = *taken;
-        self.rebuild(part, *taken as usize * 2, guard)
+        counts.used = counts.taken;
+        self.rebuild(part, counts.taken as usize * 2, guard)
+    }
+
+    /// Leaves the bits of those runs that are there.
+    fn clear_bits(&self, part: usize, slots: &[AtomicU64]) {
+        let mut bits = [0; BIT_WORDS];
+        let words = slots.iter().map(|slot| slot.load(Ordering::Relaxed));
+        for word in words.filter(|word| word & IS_FIRST != 0 && *word != GONE) {
+            let (word, bit) = bit_of(tag(word));
+            bits[word] |= bit;
+        }
+        for (own, bits) in self.bits[part * BIT_WORDS..].iter().zip(bits) {
+            own.store(bits, Ordering::Release);
+        }
     }
 
     /// Moves the runs of a part to a table with room for `wanted` slots at least; to none where there are none.
@@ -177,4 +237,43 @@ fn put(slots: &[AtomicU64], word: u64) -> bool {
         }
     }
     false
+}
+
+#[cfg(test)]
+mod tests {
+    use kvatlas_lab::random::Random;
+
+    use super::*;
+
+    #[test]
+    fn the_first_runs_that_are_there_have_their_bits_and_few_others() {
+        let (heads, mut counts) = (Heads::new(), HeadCounts::default());
+        let guard = crossbeam_epoch::pin();
+        let mut random = Random::new(3);
+        let (mut there, mut elsewhere) = (Vec::new(), Vec::new());
+        for number in 1..60_000 {
+            let (hash, run) = (heads.hash(None, random.next()), RunId(number));
+            heads.insert(&mut counts, hash, run, &guard);
+            there.push((hash, run));
+            // Those that go on elsewhere have none.
+            let after = Some(Spot { run, offset: 0 });
+            let hash = heads.hash(after, random.next());
+            heads.insert(&mut counts, hash, run, &guard);
+            elsewhere.push((hash, run));
+            if there.len() > 2000 {
+                let (hash, run) = there.swap_remove(random.below(there.len()));
+                heads.remove(&mut counts, hash, run, &guard);
+            }
+            if number % 5000 == 0 {
+                assert!(there.iter().all(|(hash, _)| heads.may_have_first(*hash)));
+            }
+        }
+        let others = (0..10_000).filter(|other| heads.may_have_first(heads.hash(None, *other)));
+        // There are 2,000 of 131,072, and not many more bits: 60,000 there have been.
+        assert!((200..1500).contains(&others.count()));
+        for (hash, run) in there.into_iter().chain(elsewhere) {
+            heads.remove(&mut counts, hash, run, &guard);
+        }
+        assert!(heads.bits.iter().all(|bits| bits.load(Ordering::Relaxed) == 0));
+    }
 }

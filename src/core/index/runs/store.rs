@@ -241,6 +241,13 @@ impl RunStore {
         is_it.then_some(Head { id, run, version })
     }
 
+    /// Whether a run can begin at position 0 with a block of this hash, or fragment.
+    #[inline]
+    pub(crate) fn may_begin(&self, hash: u64) -> bool {
+        self.heads
+            .may_have_first(self.heads.hash(None, hash & current_mask(0)))
+    }
+
     /// Asks for the memory that [`Self::head`] looks at first.
     #[inline]
     pub(crate) fn prefetch_head(&self, parent: Option<Spot>, position: u32, hash: u64, guard: &Guard) {

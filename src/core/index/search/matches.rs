@@ -54,13 +54,14 @@ const WORD_SLOTS: usize = u64::BITS as usize;
 
 /// The numbers of the slots in the words of a set.
 fn slots_of(words: &[u64]) -> impl Iterator<Item = usize> {
-    (0..).step_by(WORD_SLOTS).zip(words).flat_map(|(first, word)| {
-        let mut left = *word;
-        std::iter::from_fn(move || {
-            let bit = (left != 0).then(|| left.trailing_zeros() as usize)?;
-            left &= left - 1;
-            Some(first + bit)
-        })
+    let (mut words, mut left, mut end) = (words.iter(), 0_u64, 0);
+    std::iter::from_fn(move || {
+        while left == 0 {
+            (left, end) = (*words.next()?, end + WORD_SLOTS);
+        }
+        let slot = end - WORD_SLOTS + left.trailing_zeros() as usize;
+        left &= left - 1;
+        Some(slot)
     })
 }
 
@@ -88,12 +89,15 @@ impl NearBlocks {
     }
 }
 
-/// The holders found, in groups of equal depth.
+/// The holders found, in groups of equal depth. None where nobody has anything. In a box, as it is handed on several times.
 #[derive(Debug)]
-pub struct Matches {
+pub struct Matches(pub(super) Option<Box<Found>>);
+
+/// What a search has found.
+#[derive(Debug)]
+pub(super) struct Found {
     /// Borrowed from the current version, without counting a reference that all queries share.
-    /// None where nobody has anything: most such queries end before they need it.
-    pub(super) directory: Option<DirectoryGuard<Arc<Directory>>>,
+    pub(super) directory: DirectoryGuard<Arc<Directory>>,
     pub(super) groups: FoundGroups,
     pub(super) near: Option<NearBlocks>,
     /// How many states had been replaced when the search began.
@@ -101,23 +105,14 @@ pub struct Matches {
 }
 
 impl Matches {
-    /// Nobody has the first block.
-    pub(crate) fn none() -> Self {
-        Self {
-            directory: None,
-            groups: FoundGroups::Small(Groups::new()),
-            near: None,
-            replacements: 0,
-        }
-    }
-
     /// Why the state in which `holder` was found is not certain.
     ///
     /// Where it has been replaced since the search began, the reasons of now are those of another state than the one that was
     /// searched: the holder counts as unverified.
     pub fn reasons(&self, holder: &HolderRecord, trust: &StreamTrust) -> DegradedReasons {
         let reasons = holder.status.reasons(trust);
-        if holder.status.replacement.load() > self.replacements {
+        let replacements = self.0.as_ref().map_or(0, |found| found.replacements);
+        if holder.status.replacement.load() > replacements {
             return reasons.with(DegradedReason::Unverified);
         }
         reasons
@@ -126,85 +121,62 @@ impl Matches {
     /// With [`TierDepth::Each`](super::TierDepth::Each): how many of its blocks a holder has on the device, and how many on device and host
     /// together. Each count ends before the first block that lies elsewhere.
     pub fn near_blocks(&self, holder: &HolderRecord) -> Option<[u32; 2]> {
-        Some(self.near.as_ref()?.of_slot(holder.slot()))
+        Some(self.0.as_ref()?.near.as_ref()?.of_slot(holder.slot()))
     }
 
     /// The holders with at least one matched block, deepest first; in no particular order within one depth.
     ///
     /// A holder that left while the search ran is left out: it holds nothing now.
     pub fn holders(&self) -> impl Iterator<Item = Match<'_>> {
-        let groups = (0..).map_while(|index| self.groups.get(index));
+        let found = self.0.as_deref();
+        // Mostly nobody has left, and then there is no need to look at every holder.
+        let nobody_left = found.is_none_or(|found| found.directory.is_complete());
+        let groups = (0..).map_while(|index| found?.groups.get(index));
         let count = |words: &[u64]| words.iter().map(|word| word.count_ones() as usize).sum::<usize>();
-        let found = groups.map(|(_, words)| count(words)).sum();
-        let directory = self.directory.as_ref().map(|directory| &***directory);
-        Holders {
-            // Mostly nobody has left, and then there is no need to look at every holder.
-            nobody_left: directory.is_none_or(Directory::is_complete),
-            directory,
-            groups: &self.groups,
-            next_group: 0,
-            matched_blocks: [0; 2],
-            words: [].iter(),
-            word: 0,
-            first_slot: 0,
-            left: found,
-        }
+        let most = groups.map(|(_, words)| count(words)).sum();
+        // A search keeps only slots that the directory has.
+        let least = if nobody_left { most } else { 0 };
+        let (mut next, mut depths, mut slots) = (0, [0; 2], slots_of(&[]));
+        let holders = std::iter::from_fn(move || {
+            let found = found?;
+            loop {
+                let Some(slot) = slots.next() else {
+                    let (blocks, words) = found.groups.get(next)?;
+                    (next, depths, slots) = (next + 1, blocks, slots_of(words));
+                    continue;
+                };
+                let holder = found.directory.holder(slot);
+                if let Some(holder) = holder.filter(|holder| nobody_left || !holder.is_retired()) {
+                    let [matched_blocks, matched_blocks_max] = depths;
+                    return Some(Match {
+                        holder,
+                        matched_blocks,
+                        matched_blocks_max,
+                    });
+                }
+            }
+        });
+        Counted { holders, least, most }
     }
 }
 
-/// See [`Matches::holders`].
-struct Holders<'m> {
-    directory: Option<&'m Directory>,
-    nobody_left: bool,
-    groups: &'m FoundGroups,
-    next_group: usize,
-    /// Of the group whose turn it is, at least and at most.
-    matched_blocks: [u32; 2],
-    /// What is left of that group, and of the word that begins with `first_slot`.
-    words: std::slice::Iter<'m, u64>,
-    word: u64,
-    first_slot: usize,
-    left: usize,
+/// An iterator over no fewer and no more than so many: whoever collects them asks for memory once.
+struct Counted<I> {
+    holders: I,
+    least: usize,
+    most: usize,
 }
 
-impl<'m> Iterator for Holders<'m> {
-    type Item = Match<'m>;
+impl<I: Iterator> Iterator for Counted<I> {
+    type Item = I::Item;
 
     #[inline]
-    fn next(&mut self) -> Option<Match<'m>> {
-        loop {
-            while self.word == 0 {
-                if let Some(word) = self.words.next() {
-                    (self.word, self.first_slot) = (*word, self.first_slot + 64);
-                } else {
-                    let (matched_blocks, words) = self.groups.get(self.next_group)?;
-                    self.next_group += 1;
-                    self.matched_blocks = matched_blocks;
-                    self.words = words.iter();
-                    // The first word adds 64.
-                    self.first_slot = 0;
-                }
-            }
-            let slot = self.first_slot + self.word.trailing_zeros() as usize - 64;
-            self.word &= self.word - 1;
-            self.left -= 1;
-            let directory = self.directory;
-            if let Some(holder) = directory.and_then(|directory| directory.holder(slot))
-                && (self.nobody_left || !holder.is_retired())
-            {
-                let [matched_blocks, matched_blocks_max] = self.matched_blocks;
-                return Some(Match {
-                    holder,
-                    matched_blocks,
-                    matched_blocks_max,
-                });
-            }
-        }
+    fn next(&mut self) -> Option<I::Item> {
+        (self.least, self.most) = (self.least.saturating_sub(1), self.most.saturating_sub(1));
+        self.holders.next()
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {
-        // A search keeps only slots that the directory has.
-        let least = if self.nobody_left { self.left } else { 0 };
-        (least, Some(self.left))
+        (self.least, Some(self.most))
     }
 }

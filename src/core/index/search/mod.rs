@@ -32,7 +32,7 @@ use super::runs::{CHUNK, Column, Head, Run, RunId, RunStore, Spot, Version, Want
 use super::shared::Shared;
 
 use depths::{Depths, Groups};
-use matches::{FoundGroups, NearBlocks};
+use matches::{Found, FoundGroups, NearBlocks};
 
 pub use chain::QueryChain;
 pub use matches::{Match, Matches};
@@ -84,17 +84,21 @@ pub struct Search<'a> {
 pub(crate) fn find(shared: &Shared, chain: &mut QueryChain<'_>, search: Search<'_>) -> Matches {
     // Before the first look, so that what is replaced from now on is noticed.
     let replacements = shared.replacements.load();
-    let guard = &crossbeam_epoch::pin();
     if chain.is_empty() {
-        return Matches::none();
+        return Matches(None);
     }
     let first = wanted(chain, 0);
+    point();
+    if !shared.runs.may_begin(first.hash) {
+        return Matches(None);
+    }
+    let guard = &crossbeam_epoch::pin();
     shared.runs.prefetch_head(None, 0, first.hash, guard);
     let wraps = shared.runs.wraps();
     point();
     let Some(head) = shared.runs.head(None, 0, first, guard) else {
         // One look: nobody had it all the time.
-        return Matches::none();
+        return Matches(None);
     };
     chain.prefetch();
     // Holders that join later were not there when the query came, and their slots may have been others'.
@@ -110,12 +114,12 @@ pub(crate) fn find(shared: &Shared, chain: &mut QueryChain<'_>, search: Search<'
         let (groups, near) = find_in(shared, chain, search.tiers, &start, &directory, guard);
         (FoundGroups::Any(groups), near)
     };
-    Matches {
-        directory: Some(directory),
+    Matches(Some(Box::new(Found {
+        directory,
         groups,
         near,
         replacements,
-    }
+    })))
 }
 
 /// With what a search begins.

@@ -13,7 +13,7 @@ use crate::index::shared::Shared;
 use crate::wire::{PositionsError, QueryKey, check_positions};
 
 use super::depths::{Groups, MatchGroup, finish};
-use super::matches::FoundGroups;
+use super::matches::{Found, FoundGroups};
 use super::{Matches, Search, TierDepth};
 
 /// Blocks chosen from one chain, by position.
@@ -109,12 +109,12 @@ pub(crate) fn find_bounds(shared: &Shared, chain: &SparseChain<'_>, search: Sear
     } else {
         sparse.bisect(0, chain.positions.len(), first);
     }
-    Matches {
+    Matches(Some(Box::new(Found {
         groups: FoundGroups::Any(finish(sparse.found, &directory)),
         near: None,
-        directory: Some(directory),
+        directory,
         replacements,
-    }
+    })))
 }
 
 struct SparseSearch<'a> {
