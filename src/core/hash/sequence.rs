@@ -43,10 +43,12 @@ pub fn sequence_hashes_after(
     parent: Option<SequenceHash>,
     blocks: impl IntoIterator<Item = BlockHash>,
 ) -> impl Iterator<Item = SequenceHash> {
-    blocks.into_iter().scan(parent, |parent, block| {
-        let hash = next_sequence_hash(*parent, block);
-        *parent = Some(hash);
-        Some(hash)
+    let mut last = parent;
+    // No `scan`, which does not say how many hashes come.
+    blocks.into_iter().map(move |block| {
+        let hash = next_sequence_hash(last, block);
+        last = Some(hash);
+        hash
     })
 }
 

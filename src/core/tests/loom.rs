@@ -53,9 +53,10 @@ mod words {
             }
         }
 
-        pub(crate) fn replace(&self, len: usize, word: impl Fn(usize) -> u64, guard: &Guard) -> usize {
+        pub(crate) fn replace(&self, len: usize, fill: impl FnOnce(&[AtomicU64]), guard: &Guard) -> usize {
             let before = self.get(guard).len();
-            let next = (0..len).map(|index| AtomicU64::new(word(index))).collect();
+            let next: Vec<_> = (0..len).map(|_| AtomicU64::new(0)).collect();
+            fill(&next);
             self.0.swap(Box::leak(Box::new(next)), Ordering::AcqRel);
             before
         }

@@ -206,9 +206,7 @@ fn recompute(
             block_hashes(tokens, size, seed).collect()
         }
     };
-    let mut chain = Vec::with_capacity(hashes.len());
-    chain.extend(sequence_hashes_after(start.parent, hashes.iter().copied()));
-    Ok(chain)
+    Ok(sequence_hashes_after(start.parent, hashes.iter().copied()).collect())
 }
 
 /// Whether hashes are not the contract's chain. One block an event is enough: a foreign engine's never are.

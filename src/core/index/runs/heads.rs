@@ -197,14 +197,16 @@ impl Heads {
             0 => 0,
             wanted => wanted.next_power_of_two().max(SLOTS_MIN),
         };
-        let next: Vec<_> = (0..len).map(|_| AtomicU64::new(EMPTY)).collect();
-        for slot in self.parts[part].get(guard) {
-            let word = slot.load(Ordering::Relaxed);
-            if word != EMPTY && word != GONE {
-                put(&next, word);
+        let (part, old) = (&self.parts[part], self.parts[part].get(guard));
+        let fill = |next: &[AtomicU64]| {
+            for slot in old {
+                let word = slot.load(Ordering::Relaxed);
+                if word != EMPTY && word != GONE {
+                    put(next, word);
+                }
             }
-        }
-        let before = self.parts[part].replace(len, |index| next[index].load(Ordering::Relaxed), guard);
+        };
+        let before = part.replace(len, fill, guard);
         (len.cast_signed() - before.cast_signed()) as i64 * 8
     }
 }

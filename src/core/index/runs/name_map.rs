@@ -314,7 +314,7 @@ impl NameMap {
 
     fn resize(&mut self, number: usize, homes: usize) {
         let old = std::mem::take(&mut self.segments[number]);
-        let new = Segment::of(&old, homes, old.depth, |_| true);
+        let [new] = old.spread([homes], old.depth, |_| 0);
         self.buckets = self.buckets - old.prints.len() + new.prints.len();
         self.segments[number] = new;
     }
@@ -338,8 +338,7 @@ impl NameMap {
         let old = std::mem::take(&mut self.segments[number]);
         let (depth, homes) = (old.depth + 1, roomy(old.homes / 2));
         let bit = 1 << (UPPER_BITS - depth);
-        let [lower, upper] =
-            [0, bit].map(|half| Segment::of(&old, homes, depth, |slot| slot.upper() & bit == half));
+        let [lower, upper] = old.spread([homes; 2], depth, |slot| usize::from(slot.upper() & bit != 0));
         self.buckets = self.buckets - old.prints.len() + lower.prints.len() + upper.prints.len();
         self.segments[number] = lower;
         let new = u32::try_from(self.segments.len()).unwrap_or(u32::MAX);
@@ -354,25 +353,39 @@ impl NameMap {
 }
 
 impl Segment {
-    /// A segment with `homes` homes, and those slots of `old` whose tags `belong` to it.
-    fn of(old: &Segment, homes: usize, depth: u32, belongs: impl Fn(Slot) -> bool) -> Self {
-        let mut segment = Self {
+    fn new(homes: usize, depth: u32) -> Self {
+        Self {
             prints: vec![Prints::default(); homes],
             rows: vec![Row::default(); homes],
             homes,
             len: 0,
             depth,
-        };
-        for place in 0..old.prints.len() {
-            old.rows.get(place + READ_AHEAD).into_iter().for_each(prefetch);
-            for index in indexes(old.prints[place].taken()) {
-                let slot = Slot::of(old.prints[place], &old.rows[place], index);
-                if belongs(slot) {
-                    segment.put(segment.home(slot.upper()), slot);
-                }
+        }
+    }
+
+    /// Segments with so many homes each, that have all slots of this one: each slot is in that of which `choose` gives the number.
+    #[inline]
+    fn spread<const COUNT: usize>(
+        &self,
+        homes: [usize; COUNT],
+        depth: u32,
+        choose: impl Fn(Slot) -> usize,
+    ) -> [Self; COUNT] {
+        let mut segments = homes.map(|homes| Self::new(homes, depth));
+        // Neighbours go to the same bucket mostly, and wait for each other: those of the other half don't.
+        let half = self.prints.len().div_ceil(2);
+        for place in (0..half).flat_map(|place| [place, place + half]) {
+            let (Some(prints), Some(row)) = (self.prints.get(place), self.rows.get(place)) else {
+                continue;
+            };
+            self.rows.get(place + READ_AHEAD).into_iter().for_each(prefetch);
+            for index in indexes(prints.taken()) {
+                let slot = Slot::of(*prints, row, index);
+                let segment = &mut segments[choose(slot)];
+                segment.put(segment.home(slot.upper()), slot);
             }
         }
-        segment
+        segments
     }
 
     /// Puts a slot into the first bucket from its home on that has room; says how many buckets have come.

@@ -20,7 +20,7 @@ use crossbeam_epoch::Guard;
 use super::entry::Entry;
 use super::header::{Header, Version};
 use super::print::CHUNK;
-use super::words::Words;
+use super::words::{Words, copy};
 use super::{Spot, Wanted, is_same_at};
 
 /// Holders that a run has room for without an allocation of its own.
@@ -87,6 +87,28 @@ pub(super) fn column_words(blocks: usize) -> usize {
 }
 
 impl<'g> Column<'g> {
+    /// The words of a run as a column.
+    #[inline]
+    pub(super) fn of(run: &'g Run, words: &'g [AtomicU64]) -> Self {
+        // There are n blocks and n / 32 fingerprints of each kind.
+        let chunks = words.len() / (CHUNK + 2);
+        let (prints, rest) = words.split_at(chunks);
+        let (contents, hashes) = rest.split_at(chunks);
+        Self {
+            prints,
+            contents,
+            hashes,
+            run,
+        }
+    }
+
+    /// Copies the first `blocks` hashes, and as many fingerprints as there is room for.
+    pub(super) fn copy_to(self, other: Column<'_>, blocks: usize) {
+        copy(self.prints, other.prints);
+        copy(self.contents, other.contents);
+        copy(&self.hashes[..blocks.min(self.hashes.len())], other.hashes);
+    }
+
     /// Whether the block at `offset`, at `position` of its chain, is the one that is wanted, as far as both hashes are known.
     #[inline]
     pub(crate) fn is(&self, offset: usize, position: u32, wanted: Wanted, guard: &Guard) -> bool {
@@ -215,17 +237,7 @@ impl Run {
 
     #[inline]
     pub(crate) fn column<'g>(&'g self, guard: &'g Guard) -> Column<'g> {
-        let words = self.column.get(guard);
-        // There are n blocks and n / 32 fingerprints of each kind.
-        let chunks = words.len() / (CHUNK + 2);
-        let (prints, rest) = words.split_at(chunks);
-        let (contents, hashes) = rest.split_at(chunks);
-        Column {
-            prints,
-            contents,
-            hashes,
-            run: self,
-        }
+        Column::of(self, self.column.get(guard))
     }
 
     /// Marks blocks that have been added; those before are.

@@ -72,7 +72,7 @@ impl RunWriter<'_> {
             self.store.doubts.twins.fetch_sub(1, Ordering::AcqRel);
         }
         for words in [&run.column, &run.more, &run.short] {
-            state.replace(words, 0, |_| 0, &self.guard);
+            state.replace(words, 0, |_| (), &self.guard);
         }
         state.free.push(id);
         if state.free.len() + 1 == state.next as usize {

@@ -59,6 +59,14 @@ fn unpacked(word: *mut AtomicU64) -> *mut [AtomicU64] {
     ptr::slice_from_raw_parts_mut(word.map_addr(|address| address & ((1 << ADDRESS_BITS) - 1)), len)
 }
 
+/// Copies as many words as both have.
+#[inline]
+pub(super) fn copy(from: &[AtomicU64], to: &[AtomicU64]) {
+    for (from, to) in from.iter().zip(to) {
+        to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+}
+
 /// How many arrays are worth giving back in the middle of other work.
 pub(crate) const GIVEN_BACK: usize = 64;
 
@@ -107,13 +115,14 @@ impl Words {
         }
     }
 
-    /// Publishes an array of `len` words in place of the one before; gives back how many words that had. Where `len` is not below 2^15, it
-    /// must be a power of two.
-    pub(crate) fn replace(&self, len: usize, word: impl Fn(usize) -> u64, guard: &Guard) -> usize {
+    /// Publishes an array of `len` words in place of the one before; gives back how many words that had. `fill` finds them all 0. Where `len`
+    /// is not below 2^15, it must be a power of two.
+    pub(crate) fn replace(&self, len: usize, fill: impl FnOnce(&[AtomicU64]), guard: &Guard) -> usize {
         debug_assert!(len < LONG || len.is_power_of_two());
         let len = if len < LONG { len } else { len.next_power_of_two() };
-        let next = packed((0..len).map(|index| AtomicU64::new(word(index))).collect());
-        let old = self.0.swap(next, Ordering::AcqRel);
+        let next: Array = (0..len).map(|_| AtomicU64::new(0)).collect();
+        fill(&next);
+        let old = self.0.swap(packed(next), Ordering::AcqRel);
         if old.is_null() {
             return 0;
         }
@@ -148,7 +157,11 @@ mod tests {
         let (words, guard) = (Words::default(), crossbeam_epoch::pin());
         let mut before = 0;
         for len in [1, 2, LONG - 1, LONG, LONG * 2, 0, 0, LONG * 4, 5] {
-            assert_eq!(words.replace(len, |index| index as u64 * 3, &guard), before);
+            let fill = |words: &[AtomicU64]| {
+                let words = words.iter().enumerate();
+                words.for_each(|(index, word)| word.store(index as u64 * 3, Ordering::Relaxed));
+            };
+            assert_eq!(words.replace(len, fill, &guard), before);
             before = len;
             let array = words.get(&guard);
             assert_eq!(array.len(), len);

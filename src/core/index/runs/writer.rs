@@ -1,7 +1,7 @@
 //! Changing the runs. Writers take turns.
 
 use std::ops::Range;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use crossbeam_epoch::Guard;
 use parking_lot::MutexGuard;
@@ -13,9 +13,9 @@ use crate::index::hook::{point, turn_ends};
 use super::Wanted;
 use super::entry::Entry;
 use super::print::CHUNK;
-use super::run::{Run, column_words, word_at};
+use super::run::{Column, Run, column_words};
 use super::store::{RunStore, State};
-use super::words::{self, Words};
+use super::words::{self, Words, copy};
 use super::{RUN_BLOCKS_MAX, RunId, Spot, current_mask};
 
 /// How far ahead memory is asked for.
@@ -411,14 +411,14 @@ impl<'s> RunWriter<'s> {
             word.store(entry.bits(), Ordering::Release);
         } else {
             let room = (more.len() * 2).max(4);
-            let next = |index: usize| match index {
-                index if index == more.len() => entry.bits(),
-                index => word_at(more, index),
+            let fill = |next: &[AtomicU64]| {
+                copy(more, next);
+                next[more.len()].store(entry.bits(), Ordering::Relaxed);
             };
-            self.state.replace(&run.more, room, next, &self.guard);
+            self.state.replace(&run.more, room, fill, &self.guard);
         }
         if entry.is_none() && !more.is_empty() && more.iter().all(|word| word.load(Ordering::Relaxed) == 0) {
-            self.state.replace(&run.more, 0, |_| 0, &self.guard);
+            self.state.replace(&run.more, 0, |_| (), &self.guard);
         }
         u32::try_from(index).unwrap_or(u32::MAX)
     }
@@ -432,9 +432,15 @@ impl Drop for RunWriter<'_> {
 }
 
 impl State {
-    /// Publishes an array of `len` words in place of another one.
-    pub(super) fn replace(&mut self, words: &Words, len: usize, word: impl Fn(usize) -> u64, guard: &Guard) {
-        let before = words.replace(len, word, guard);
+    /// Publishes an array of `len` words in place of another one; `fill` finds them all 0.
+    pub(super) fn replace(
+        &mut self,
+        words: &Words,
+        len: usize,
+        fill: impl FnOnce(&[AtomicU64]),
+        guard: &Guard,
+    ) {
+        let before = words.replace(len, fill, guard);
         self.garbage += before * 8;
         self.change.bytes += (len * 8).cast_signed() as i64 - (before * 8).cast_signed() as i64;
     }
@@ -443,14 +449,8 @@ impl State {
     pub(super) fn resize(&mut self, run: &Run, kept: usize, room: usize, guard: &Guard) {
         let old = run.column(guard);
         let room = room.min(usize::from(RUN_BLOCKS_MAX));
-        let prints = room / CHUNK;
-        let word = |index: usize| match (index.checked_sub(prints), index.checked_sub(prints * 2)) {
-            (None, _) => old.print(index),
-            (Some(chunk), None) => old.content(chunk),
-            (_, Some(offset)) if offset < kept => old.hash(offset),
-            _ => 0,
-        };
-        self.replace(&run.column, column_words(room), word, guard);
+        let fill = |words: &[AtomicU64]| old.copy_to(Column::of(run, words), kept);
+        self.replace(&run.column, column_words(room), fill, guard);
     }
 
     /// Notes of which blocks only fragments are known.
@@ -458,7 +458,7 @@ impl State {
         let before = run.short.get(guard);
         if !is_whole && before.len() * 64 < blocks.end {
             let room = blocks.end.div_ceil(64).max(before.len() * 2);
-            self.replace(&run.short, room, |index| word_at(before, index), guard);
+            self.replace(&run.short, room, |next| copy(before, next), guard);
         }
         let short = run.short.get(guard);
         for offset in blocks.take_while(|offset| offset / 64 < short.len()) {
