@@ -31,6 +31,9 @@ impl HolderSlot {
 
 /// A working set of a search: one bit a slot. Searches come in one form for each kind of set.
 pub(crate) trait SlotBits: Clone + Default {
+    /// Whether it has room for the slots of the first word alone.
+    const IS_WORD: bool;
+
     /// The words of 64 slots each, from slot 0.
     fn words(&self) -> &[u64];
     fn words_mut(&mut self) -> &mut [u64];
@@ -105,6 +108,8 @@ pub(crate) trait SlotBits: Clone + Default {
 
 /// The first 64 slots, all that most namespaces have. A set is in a register.
 impl SlotBits for u64 {
+    const IS_WORD: bool = true;
+
     #[inline]
     fn words(&self) -> &[u64] {
         std::slice::from_ref(self)
@@ -132,6 +137,8 @@ impl SlotSet {
 }
 
 impl SlotBits for SlotSet {
+    const IS_WORD: bool = false;
+
     #[inline]
     fn words(&self) -> &[u64] {
         &self.0
@@ -169,6 +176,10 @@ pub(crate) struct SlotGatherer<S> {
 impl<S: SlotBits> SlotGatherer<S> {
     #[inline]
     pub(crate) fn insert(&mut self, slot: HolderSlot) {
+        if S::IS_WORD {
+            self.bits |= if slot.word() == 0 { slot.bit() } else { 0 };
+            return;
+        }
         if slot.word() != self.word {
             self.set.insert_word(self.word, self.bits);
             (self.word, self.bits) = (slot.word(), 0);

@@ -63,6 +63,14 @@ impl Entry {
         self.count(step)
     }
 
+    /// Whether [`Self::reach`] is no less than `blocks`.
+    #[inline]
+    pub(crate) fn reaches(self, step: u32, blocks: usize) -> bool {
+        // Where many are asked the same, only the word changes.
+        let shift = step * COUNT_BITS;
+        self.0 & COUNT_MASK << shift >= (blocks as u64) << shift
+    }
+
     #[inline]
     #[allow(clippy::cast_possible_truncation, reason = "masked to 12 bits")]
     fn count(self, number: u32) -> u16 {

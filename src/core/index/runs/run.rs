@@ -288,17 +288,16 @@ impl Run {
     /// What each holder has; each entry is of one instant.
     #[inline]
     pub(crate) fn entries<'g>(&'g self, guard: &'g Guard) -> impl Iterator<Item = Entry> + 'g {
-        self.entry_lists(guard).into_iter().flatten()
+        let all = self.entry_lists(guard).into_iter().flatten();
+        all.filter(|entry| !entry.is_none())
     }
 
-    /// As [`Self::entries`], in two lists: a search goes over each in a loop of few instructions.
+    /// As [`Self::entries`], with those of nobody, in two lists: a search goes over each in a loop of few instructions.
     #[inline]
     pub(crate) fn entry_lists<'g>(&'g self, guard: &'g Guard) -> [impl Iterator<Item = Entry> + 'g; 2] {
         [&self.entries[..], self.more.get(guard)].map(|words| {
             let entries = words.iter();
-            entries
-                .map(|word| Entry::from_bits(word.load(Ordering::Acquire)))
-                .filter(|entry| !entry.is_none())
+            entries.map(|word| Entry::from_bits(word.load(Ordering::Acquire)))
         })
     }
 

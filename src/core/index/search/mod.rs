@@ -270,7 +270,7 @@ impl<'f, 'q, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, 'q, 'g, S, STEP
     }
 
     /// The holders of the first `agreed` blocks of a run that begins at `start`, if they are asked about. Notes those that have fewer.
-    #[inline]
+    #[inline(never)]
     fn look_at(
         &mut self,
         step: usize,
@@ -285,14 +285,16 @@ impl<'f, 'q, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, 'q, 'g, S, STEP
             for entry in list {
                 point();
                 let slot = entry.slot();
-                if !is_asked(slot) {
+                // Mostly they have all; who is nobody has nothing.
+                if entry.reaches(step, agreed) {
+                    if is_asked(slot) {
+                        through.insert(slot);
+                    }
                     continue;
                 }
-                let reach = usize::from(entry.reach(step));
-                if reach >= agreed {
-                    through.insert(slot);
-                } else if start + reach > 0 {
-                    found.leave(position(start + reach), slot);
+                let end = start + usize::from(entry.reach(step));
+                if end > 0 && !entry.is_none() && is_asked(slot) {
+                    found.leave(position(end), slot);
                 }
             }
         }
