@@ -22,7 +22,8 @@ use super::supervisor;
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
-  kvatlas bridge --model meta-llama/Llama-3.1-8B-Instruct --engine gpu-0=tcp://gpu-0:5557,replay=tcp://gpu-0:5558
+  kvatlas bridge --model meta-llama/Llama-3.1-8B-Instruct \\
+      --engine gpu-0=tcp://gpu-0:5557,replay=tcp://gpu-0:5558
   kvatlas bridge --engines-file /etc/kvatlas/engines.toml --nats-url nats://nats.example:4222
   kvatlas bridge --http-listen 127.0.0.1:8091";
 

@@ -32,7 +32,7 @@ pub(super) struct EngineArguments {
     /// Tokens in a block of engines that do not say.
     #[arg(long, value_name = "TOKENS", default_value_t = 16)]
     pub(super) block_size: u32,
-    /// Whose payloads engines publish that do not say: vllm or sglang.
+    /// Whose payloads engines publish that do not say: vllm, sglang, tensorrt-llm, dynamo or mooncake.
     #[arg(long, value_name = "WORD", default_value = "vllm", value_parser = parse_format)]
     format: Format,
     /// Follow so many engines at most, with those that are registered over HTTP.

@@ -25,7 +25,7 @@ pub(super) const EXAMPLES: &str = r#"A line is one event, or a batch of events w
   {"type":"stored","parent":"ad01835a37dd294c","sequence_hashes":["0x1f"],"tokens":[1,2,3,4]}
   {"tier":1,"events":[{"type":"removed","sequence_hashes":["ea06fc71a5ee6e88"]}]}
   {"events":[]}
-Types are stored, removed, cleared and goodbye; deploy/wire-contract.md describes their keys.
+Types are stored, removed, cleared, doubted and goodbye; deploy/wire-contract.md describes their keys.
 A hash is a text of 16 hexadecimal digits (32 for a lineage hash), or 0x and fewer,
 or a decimal number.
 
@@ -33,8 +33,7 @@ Examples:
   kvatlas publish events.jsonl --namespace llama --worker gpu-0 --wait
   kvatlas publish - --namespace llama --worker gpu-0 --epoch 7 --seq 12 < more.jsonl
 
-Without --epoch, the batches begin a new epoch:
-all that the worker's rank had is replaced by them."#;
+Without --epoch, the batches begin a new epoch: all that the worker's rank had is replaced by them."#;
 
 /// How often `--wait` asks the daemon how far it is.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);

@@ -27,7 +27,8 @@ A line of --file is an object such as
 Examples:
   kvatlas query --namespace llama --tokens-file prompt.txt
   kvatlas query --namespace llama --sequence-hashes ea06fc71a5ee6e88,ad01835a37dd294c --explain
-  kvatlas query --namespace llama --sequence-hashes ea06fc71a5ee6e88,ad01835a37dd294c --positions 0,63
+  kvatlas query --namespace llama --positions 0,63 \
+      --sequence-hashes ea06fc71a5ee6e88,ad01835a37dd294c
   kvatlas query --namespace llama --file queries.jsonl --limit 3 --json
   kvatlas query --model meta-llama/Llama-3.1-8B-Instruct --status"#;
 

@@ -29,10 +29,10 @@ Ends with 0 when every reply was right, and with 1 when one was wrong.
 
 Examples:
   kvatlas replay --trace conversation_trace.jsonl --workers 64 --embedded
-  kvatlas replay --trace conversation_trace.jsonl --workers 16 --nats-url nats://127.0.0.1:4222 --json";
+  kvatlas replay --trace conversation_trace.jsonl --nats-url nats://127.0.0.1:4222 --json";
 
 /// The log of a simulation: what goes wrong. That there is a development broker is said in better words.
-pub(super) const LOG_FILTER: &str = "warn,kvatlas::daemon::start=error";
+pub(super) const LOG_FILTER: &str = "warn,kvatlas::daemon::life::start=error";
 
 /// What subjects begin with on a NATS server of our own.
 const EMBEDDED_PREFIX: &str = "kvatlas";

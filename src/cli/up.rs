@@ -27,7 +27,8 @@ It starts a nats-server of its own, unless --nats-url names one: deploy/setup.sh
 NATS_SERVER_BIN.
 
 Examples:
-  kvatlas up --model meta-llama/Llama-3.1-8B-Instruct --engine gpu-0=tcp://127.0.0.1:5557,replay=tcp://127.0.0.1:5558
+  kvatlas up --model meta-llama/Llama-3.1-8B-Instruct \\
+      --engine gpu-0=tcp://127.0.0.1:5557,replay=tcp://127.0.0.1:5558
   kvatlas up --model m --engine a=tcp://127.0.0.1:5557,ranks=2 --http-listen 0.0.0.0:8090";
 
 /// Where queries are answered unless told otherwise.

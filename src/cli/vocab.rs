@@ -15,8 +15,8 @@ use super::table::{Side, Table};
 use super::text::counted;
 
 pub(super) const EXAMPLES: &str = "\
-A token is allowed if the prefix, the token, and something (maybe nothing) after it together match all of the expression. Tokens that
-no text stands for, such as special ones, are never allowed.
+A token is allowed if the prefix, the token, and something (maybe nothing) after it together match all of the expression. \
+Tokens that no text stands for, such as special ones, are never allowed.
 
 Examples:
   kvatlas vocab mask --vocab tokenizer.json --regex '[0-9]{1,5}'

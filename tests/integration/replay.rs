@@ -234,6 +234,7 @@ fn the_demo_is_readable_without_a_terminal() {
         String::from_utf8_lossy(&output.stderr),
     );
     assert!(said.contains("NATS server for development"), "{said}");
+    assert!(!said.contains("WARN"), "{said}");
     assert!(
         shown.contains("Which worker holds how much of this prompt"),
         "{shown}"

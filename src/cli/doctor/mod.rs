@@ -24,7 +24,7 @@ use report::{Check, Report};
 
 pub(super) const EXAMPLES: &str = "The probe publishes one event of a worker of its own, asks for it, and takes it back. \
     It leaves an empty namespace, unless --namespace names one that is in use.\n\
-    Exit codes: 0 all is well, 1 something is to be mended, 69 no NATS server.\n\n\
+    Exit codes: 0 nothing failed, although there may be warnings, 1 a check failed, 69 no NATS server.\n\n\
     Examples:\n  \
     kvatlas doctor\n  \
     kvatlas doctor --config kvatlas.toml --role daemon\n  \

@@ -44,6 +44,11 @@ enum ExportError {
 /// Writes the snapshot's content to standard output.
 pub(super) fn export(arguments: &ExportArguments) -> Result<(), Failure> {
     let path = &arguments.path;
+    if path.is_dir() {
+        return Err(Failure::usage(format_args!(
+            "{path:?} is a directory; name one of the snapshots in it"
+        )));
+    }
     let file = File::open(path).map_err(|error| cannot_open(path, &error))?;
     let mut output = BufWriter::new(io::stdout().lock());
     let is_wanted = |holder: &HolderFrame| {

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
+import msgpack
 from nats.aio.client import Client
 from processes import PATIENCE
 
@@ -14,6 +15,8 @@ import kvatlas
 from kvatlas import Cursor, HolderStatus, Publisher, PublisherOptions, Query, QueryClient, QueryReply
 
 NAMESPACE = "llama"
+# Where daemons ask the publisher of gpu-0.
+RESYNC = f"kvatlas.v1.resync.{NAMESPACE}.gpu-0.0"
 # What a daemon that was killed leaves: nobody, or a request that had gone to it.
 _ABSENT = (kvatlas.NoDaemonError, kvatlas.TimedOutError)
 _T = TypeVar("_T")
@@ -92,6 +95,11 @@ def hashes(first: int, count: int) -> list[int]:
     return list(range(first, first + count))
 
 
+def question(**given: Any) -> bytes:
+    """A daemon's question for the full state."""
+    return msgpack.packb({"v": 1, "rank": 0, "epoch": 0, "seq": 0, "full": True} | given)
+
+
 class World:
     """A router's and an engine's side of one broker."""
 
@@ -113,6 +121,27 @@ class World:
         """The engine is gone, without a word."""
         self._publishers.remove(publisher)
         await publisher.aclose()
+
+    async def disconnected(self) -> None:
+        """Waits until the connection has noticed that the broker is gone."""
+
+        async def look() -> bool:
+            return not self.nats.is_connected
+
+        await eventually("the connection is down", look)
+
+    async def chunks(self, **given: Any) -> list[dict[str, Any]]:
+        """The chunks of gpu-0's answer to such a question, each with its size."""
+        inbox = self.nats.new_inbox()
+        subscription = await self.nats.subscribe(inbox)
+        await self.nats.publish(RESYNC, question(**given), reply=inbox)
+        found: list[dict[str, Any]] = []
+        while not found or not found[-1]["last"]:
+            message = await subscription.next_msg(timeout=5)
+            assert not message.headers, message.headers
+            found.append(msgpack.unpackb(message.data) | {"size": len(message.data)})
+        await subscription.unsubscribe()
+        return found
 
     async def answers(self) -> bool:
         """Whether a daemon takes queries."""
