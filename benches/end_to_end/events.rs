@@ -9,9 +9,9 @@ use futures_util::StreamExt;
 use kvatlas::daemon::broker::embedded::EmbeddedBroker;
 use kvatlas_client::QueryClient;
 use kvatlas_core::hash::SequenceHash;
-use kvatlas_core::wire::{Event, RemovedBlocks, StoredBlocks, Tier, WorkerName};
+use kvatlas_core::wire::{Event, RemovedBlocks, StoredBlocks, Subjects, Tier, WorkerName};
 
-use crate::{Scale, median, namespace, start_child, subjects, wait_for_cursor};
+use crate::{Scale, counted_subjects, median, namespace, start_child, subjects, wait_for_cursor};
 
 use crate::common::publisher::Publisher;
 use crate::common::{KilledOnDrop, processor_time};
@@ -82,14 +82,14 @@ pub(crate) async fn bench_events(
         let batches = scale.batches * if blocks == LOAD_BLOCKS { 1 } else { 3 };
         let (mut applied, mut counted) = (Rounds::default(), Rounds::default());
         for repetition in 0..scale.repetitions {
+            let worker = WorkerName::new(&format!("drained-{blocks}-{repetition}")).unwrap();
             for turn in 0..2 {
                 if (repetition + turn) % 2 == 0 {
-                    let name = format!("drained-{blocks}-{repetition}");
                     let before = processor_time(daemon);
-                    let rate = events_applied(client, queries, batches, blocks, &name).await;
+                    let rate = events_applied(client, queries, batches, blocks, &worker).await;
                     applied.add(rate, processor_time(daemon) - before, batches);
                 } else {
-                    let (rate, spent) = events_counted(broker, client, batches, blocks).await;
+                    let (rate, spent) = events_counted(broker, client, batches, blocks, &worker).await;
                     counted.add(rate, spent, batches);
                 }
             }
@@ -101,22 +101,33 @@ pub(crate) async fn bench_events(
     applied_of_last
 }
 
-async fn events_applied(
+/// The batches of one worker, on subjects with this prefix. The daemon and the counter are sent the same messages.
+async fn publish_all(
     client: &async_nats::Client,
-    queries: &QueryClient,
+    subjects: &Subjects,
+    worker: &WorkerName,
     batches: u64,
     blocks: u64,
-    worker: &str,
-) -> f64 {
-    let worker = WorkerName::new(worker).unwrap();
-    let mut publisher = Publisher::new(client.clone(), &subjects(), &namespace(), &worker, 0);
-    let started = Instant::now();
+) -> Publisher {
+    let mut publisher = Publisher::new(client.clone(), subjects, &namespace(), worker, 0);
     for number in 0..batches {
         let events = events_of(number, blocks);
         publisher.publish(Tier::DEVICE, events).await.unwrap();
     }
     publisher.flush().await.unwrap();
-    wait_for_cursor(queries, &worker, publisher.cursor()).await;
+    publisher
+}
+
+async fn events_applied(
+    client: &async_nats::Client,
+    queries: &QueryClient,
+    batches: u64,
+    blocks: u64,
+    worker: &WorkerName,
+) -> f64 {
+    let started = Instant::now();
+    let mut publisher = publish_all(client, &subjects(), worker, batches, blocks).await;
+    wait_for_cursor(queries, worker, publisher.cursor()).await;
     let rate = batches as f64 / started.elapsed().as_secs_f64();
     publisher
         .publish(Tier::DEVICE, vec![Event::Goodbye])
@@ -130,6 +141,7 @@ async fn events_counted(
     client: &async_nats::Client,
     batches: u64,
     blocks: u64,
+    worker: &WorkerName,
 ) -> (f64, Duration) {
     let mut ready = client.subscribe("bench.counter.ready").await.unwrap();
     let mut done = client.subscribe("bench.counter.done").await.unwrap();
@@ -137,21 +149,7 @@ async fn events_counted(
     let counter = start_child(&["child-count", broker.url(), &batches.to_string()]);
     ready.next().await.unwrap();
     let started = Instant::now();
-    for number in 0..batches {
-        let batch = kvatlas_core::wire::EventBatch {
-            epoch: 1,
-            seq: number + 1,
-            rank: 0,
-            time_us: Some(number),
-            tier: Tier::DEVICE,
-            events: events_of(number, blocks),
-        };
-        client
-            .publish("bench.events.bench.counted", batch.encode().into())
-            .await
-            .unwrap();
-    }
-    client.flush().await.unwrap();
+    publish_all(client, &counted_subjects(), worker, batches, blocks).await;
     done.next().await.unwrap();
     let rate = batches as f64 / started.elapsed().as_secs_f64();
     (rate, processor_time(&counter))

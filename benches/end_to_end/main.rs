@@ -217,7 +217,7 @@ async fn echo(url: &str) {
 async fn count_messages(url: &str, count: u64) -> Infallible {
     let options = async_nats::ConnectOptions::new().subscription_capacity(1 << 20);
     let client = options.connect(url).await.unwrap();
-    let mut messages = client.subscribe("bench.events.>").await.unwrap();
+    let mut messages = client.subscribe(counted_subjects().all_events()).await.unwrap();
     client.flush().await.unwrap();
     client
         .publish("bench.counter.ready", bytes::Bytes::new())
@@ -239,6 +239,11 @@ async fn count_messages(url: &str, count: u64) -> Infallible {
 
 fn subjects() -> Subjects {
     Subjects::new("kvatlas").unwrap()
+}
+
+/// Of the messages that are only counted, as long as those for the daemon.
+fn counted_subjects() -> Subjects {
+    Subjects::new("counter").unwrap()
 }
 
 fn namespace() -> NamespaceName {

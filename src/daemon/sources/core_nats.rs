@@ -15,8 +15,10 @@
 //! such refusal is an incident, too. The source then subscribes again and again, until the server has the subscription and says nothing
 //! against it for as long as two round trips take.
 
+use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use async_nats::{Client, Message};
@@ -206,10 +208,9 @@ impl CoreNatsSource {
         let mut taken = Taken::default();
         // Looked up only where the buffer seems empty: the connection counts there with every message.
         let mut received = None;
-        while taken.messages < messages_max {
-            // Without the runtime's budget, which would make the buffer look empty.
-            match unconstrained(current.messages.next()).now_or_never() {
-                Some(Some(message)) => {
+        let take = poll_fn(|context| {
+            while taken.messages < messages_max {
+                if let Poll::Ready(Some(message)) = current.messages.poll_next_unpin(context) {
                     received = None;
                     self.sort(inbox, &message, current.generation);
                     taken.add(&message);
@@ -219,17 +220,18 @@ impl CoreNatsSource {
                     if taken.bytes > COUNTED_BYTES {
                         self.intake.took_bytes(std::mem::take(&mut taken.bytes));
                     }
+                } else if let Some(received) = received {
+                    self.intake.took_all(received);
+                    taken.bytes = 0;
+                    break;
+                } else {
+                    received = Some(self.intake.received());
                 }
-                _ => match received {
-                    Some(received) => {
-                        self.intake.took_all(received);
-                        taken.bytes = 0;
-                        break;
-                    }
-                    None => received = Some(self.intake.received()),
-                },
             }
-        }
+            Poll::Ready(())
+        });
+        // Without the runtime's budget, which would make the buffer look empty.
+        unconstrained(take).now_or_never();
         self.intake.took_bytes(taken.bytes);
         self.pool.hand_over(inbox);
     }
