@@ -1,9 +1,10 @@
 //! Dynamo's event plane: router events of many workers, over NATS or ZeroMQ.
 //!
 //! Each message is an envelope with its publisher and the publisher's count. A count that goes on proves that nothing of that publisher is
-//! missing; a hole puts its workers in doubt until they clear. Nothing can be asked for again: of a publisher that was heard late, what it
-//! said before is missing. A worker is as alive as what was heard of it last, as the plane carries no heartbeats.
+//! missing; a hole puts its workers in doubt until they clear, and so does a count that runs backwards: another process. Nothing can be
+//! asked for again: of a publisher that was heard late, what it said before is missing. A worker is as alive as what was heard of it last, as the plane carries no heartbeats.
 
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use bytes::Bytes;
 use kvatlas_client::publish::PublisherError;
 use kvatlas_core::wire::{Rank, WorkerName, worker_of_instance};
 use kvatlas_engines::{DecodeLimits, Decoder, EngineBatch, EngineEvent, Envelope, Format};
+use xxhash_rust::xxh3::xxh3_128;
 
 use super::holders::Holders;
 
@@ -50,8 +52,8 @@ pub(super) fn parse_plane_message(frames: &[Bytes]) -> Result<Bytes, PlaneFrameE
 /// One publisher: a worker's process.
 #[derive(Debug, Default)]
 struct Publisher {
-    /// Its last number; none before the first.
-    last: Option<u64>,
+    /// The number and the digest of its last message; none before the first.
+    last: Option<(u64, u128)>,
     /// Whether a message came since the connection was made.
     is_heard: bool,
     holders: BTreeSet<(WorkerName, Rank)>,
@@ -61,22 +63,28 @@ struct Publisher {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Number {
     Next,
+    /// The last message has come twice.
     Duplicate,
     Hole,
+    /// It is another process under the number of this one, and this is its first message.
+    Anew,
+    /// It is another process, or a message that came late.
+    Backwards,
 }
 
 impl Publisher {
-    /// Notes the number of a message.
-    fn note(&mut self, number: u64) -> Number {
-        let due = self.last.map_or(0, |last| last.saturating_add(1));
-        if number < due {
-            return Number::Duplicate;
-        }
-        self.last = Some(number);
-        match number == due {
-            true => Number::Next,
-            false => Number::Hole,
-        }
+    /// Notes the number and the digest of a message.
+    fn note(&mut self, number: u64, digest: u128) -> Number {
+        let due = self.last.map_or(0, |(last, _)| last.saturating_add(1));
+        let found = match number.cmp(&due) {
+            Ordering::Equal => Number::Next,
+            Ordering::Greater => Number::Hole,
+            Ordering::Less if self.last == Some((number, digest)) => Number::Duplicate,
+            Ordering::Less if number == 0 => Number::Anew,
+            Ordering::Less => return Number::Backwards,
+        };
+        self.last = Some((number, digest));
+        found
     }
 }
 
@@ -120,7 +128,7 @@ impl PlaneEvents {
         let mut batch = std::mem::take(&mut self.batch);
         let decoded = self.decoder.decode(payload, &mut batch);
         let applied = match decoded {
-            Ok(()) => self.apply_batch(&batch, is_behind).await,
+            Ok(()) => self.apply_batch(&batch, xxh3_128(payload), is_behind).await,
             Err(error) => {
                 tracing::warn!(%error, "a message of the event plane cannot be decoded");
                 // Nobody knows whose it was.
@@ -131,7 +139,12 @@ impl PlaneEvents {
         applied
     }
 
-    async fn apply_batch(&mut self, batch: &EngineBatch, is_behind: bool) -> Result<(), PublisherError> {
+    async fn apply_batch(
+        &mut self,
+        batch: &EngineBatch,
+        digest: u128,
+        is_behind: bool,
+    ) -> Result<(), PublisherError> {
         let named: BTreeSet<(WorkerName, Rank)> = batch
             .events()
             .iter()
@@ -149,7 +162,7 @@ impl PlaneEvents {
         let known = self.publishers.entry(publisher).or_default();
         // Without an envelope nothing proves that all is there.
         let number = match batch.envelope {
-            Some(_) => known.note(sequence),
+            Some(_) => known.note(sequence, digest),
             None => Number::Hole,
         };
         if number == Number::Duplicate {
@@ -161,8 +174,8 @@ impl PlaneEvents {
             // What is missing may have been about any of them.
             concerned.extend(known.holders.iter().cloned());
         }
+        let has_lost = number != Number::Next;
         for (worker, rank) in &concerned {
-            let has_lost = number == Number::Hole;
             self.leave_others(publisher, worker, *rank, has_lost).await?;
             let Some(relay) = self.holders.get(worker, *rank).await else {
                 continue;
@@ -173,9 +186,17 @@ impl PlaneEvents {
             if is_behind {
                 relay.lost().await?;
             }
+            if number == Number::Anew {
+                // Two processes may share the number, so that not even this count is certain.
+                relay.restart(true).await?;
+            }
             // Without numbers, the doubt that there is need not be told again.
-            if number == Number::Hole && (batch.envelope.is_some() || relay.is_exact()) {
+            if has_lost && (batch.envelope.is_some() || relay.is_exact()) {
                 relay.lose().await?;
+            }
+            if number == Number::Backwards {
+                // Where it belongs is not known.
+                continue;
             }
             relay
                 .apply_events(batch, |event| {
@@ -289,13 +310,17 @@ mod tests {
     #[test]
     fn a_publishers_count_proves_what_is_missing() {
         let mut publisher = Publisher::default();
-        assert_eq!(publisher.note(0), Number::Next);
-        assert_eq!(publisher.note(1), Number::Next);
-        assert_eq!(publisher.note(1), Number::Duplicate);
-        assert_eq!(publisher.note(3), Number::Hole);
-        assert_eq!(publisher.note(2), Number::Duplicate);
-        assert_eq!(publisher.note(4), Number::Next);
-        assert_eq!(Publisher::default().note(5), Number::Hole);
+        assert_eq!(publisher.note(0, 10), Number::Next);
+        assert_eq!(publisher.note(0, 10), Number::Duplicate);
+        assert_eq!(publisher.note(1, 11), Number::Next);
+        assert_eq!(publisher.note(1, 11), Number::Duplicate);
+        assert_eq!(publisher.note(3, 13), Number::Hole);
+        assert_eq!(publisher.note(2, 12), Number::Backwards);
+        assert_eq!(publisher.note(4, 14), Number::Next);
+        assert_eq!(publisher.note(4, 15), Number::Backwards);
+        assert_eq!(Publisher::default().note(5, 15), Number::Hole);
+        assert_eq!(publisher.note(0, 20), Number::Anew);
+        assert_eq!(publisher.note(1, 21), Number::Next);
     }
 
     /// The events of a publisher: each worker has stored a block.

@@ -256,8 +256,11 @@ impl Follower {
         // Only a socket that has answered to the end can be asked again.
         self.replay = Some(replay);
         if is_first && !self.continuity.fits_nothing() {
-            // It has forgotten everything.
-            return Ok(Verified::Stranger);
+            // Another process, which has published nothing. On an unbroken connection: one that keeps nothing to replay.
+            return Ok(match self.is_verified {
+                true => Verified::Beyond,
+                false => Verified::Stranger,
+            });
         }
         Ok(verified)
     }

@@ -188,7 +188,8 @@ pub(super) struct ServerEvents {
     decoder: Decoder,
     batch: EngineBatch,
     last: BTreeMap<Rank, u64>,
-    /// The ranks that an answer may have told of that was lost. They are out of sight until their next numbers.
+    /// The ranks that an answer may have told of that was lost, or that was given to a bridge before this one. They are out of sight until
+    /// their next numbers.
     unproven: BTreeSet<Rank>,
 }
 
@@ -201,7 +202,7 @@ impl ServerEvents {
             decoder: decoder(),
             batch: EngineBatch::default(),
             last: BTreeMap::new(),
-            unproven: BTreeSet::new(),
+            unproven: BTreeSet::from([rank]),
         }
     }
 
@@ -236,6 +237,8 @@ impl ServerEvents {
             for (_, _, relay) in self.holders.all() {
                 relay.lose().await?;
             }
+            // All of them are in doubt until a clear now.
+            self.unproven.clear();
         }
         let proven = self.prove_all();
         let is_restarted =

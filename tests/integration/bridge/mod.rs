@@ -250,6 +250,23 @@ async fn a_replay_with_holes_is_asked_for_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_engine_that_can_replay_nothing_is_no_restarted_one() {
+    let Some(python) = python() else { return };
+    let site = Site::new(&[]).await;
+    let forgetful = Spec {
+        buffer: 0,
+        ..Spec::default()
+    };
+    let mut publishers = Publishers::start(&python, &[forgetful]);
+    site.follow(&publishers, 0, "gpu-0");
+    publishers.wait_for_subscriber(0);
+    publishers.publish(0, &json!([stored(1, 0, 2)]));
+    site.settles("gpu-0", 2, &["unverified", "upstream_lost"]).await;
+    publishers.publish(0, &json!([stored(1, 2, 2)]));
+    site.settles("gpu-0", 4, &["unverified", "upstream_lost"]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_bridge_that_stood_still_is_believed_when_it_has_looked_again() {
     let Some(python) = python() else { return };
     let broker = broker().await;

@@ -110,6 +110,35 @@ async fn dynamos_event_plane_over_nats_is_followed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_worker_of_dynamo_that_counts_anew_is_another_process() {
+    let site = Site::new(&[]).await;
+    let subject = "namespace.n.component.c.kv-events";
+    let text = format!("plane={},format=dynamo,topic={subject}", site.broker.url());
+    site.follow_source(&text).await;
+    let publish = async |sequence: u64, events: Value| {
+        let payload = envelope(1, sequence, &events);
+        site.client.nats.publish(subject, payload.into()).await.unwrap();
+        site.client.nats.flush().await.unwrap();
+    };
+    publish(0, router_stored(7, 1, 0, 1)).await;
+    publish(1, router_stored(7, 1, 1, 2)).await;
+    publish(1, router_stored(7, 1, 1, 2)).await;
+    site.settles("7", 3, &[]).await;
+    // It has restarted under the number of before.
+    publish(0, router_stored(7, 2, 0, 2)).await;
+    site.settles("7", 2, &["upstream_gap"]).await;
+    assert_eq!((site.depth(1, "7").await, site.depth(2, "7").await), (0, 2));
+    publish(1, router_event(7, &json!("cleared"))).await;
+    site.settles("7", 0, &[]).await;
+    publish(2, router_stored(7, 2, 0, 1)).await;
+    publish(3, router_stored(7, 2, 1, 1)).await;
+    site.settles("7", 2, &[]).await;
+    // Once more, and its first message was lost.
+    publish(1, router_stored(7, 3, 1, 1)).await;
+    site.settles("7", 2, &["upstream_gap"]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn dynamos_event_plane_over_zeromq_is_followed() {
     let Some(python) = python() else { return };
     let site = Site::new(&[]).await;
@@ -311,6 +340,19 @@ async fn an_answer_of_tensorrt_llm_that_was_lost_is_in_doubt_until_the_numbers_g
     // Nothing was.
     *said.lock() = Answer::Events(vec![trt_removed(2, 1, 2)]);
     site.settles("gpu-0", 2, &[]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_of_tensorrt_llm_that_has_said_nothing_yet_is_no_empty_one() {
+    let site = Site::new(&[]).await;
+    let (said, address) = broken_server().await;
+    // A bridge before this one was given the first events.
+    let text = format!("gpu-0=http://{address},format=tensorrt-llm");
+    site.follow_source(&text).await;
+    asked_again(&said).await;
+    site.settles("gpu-0", 0, &["unverified", "upstream_lost"]).await;
+    *said.lock() = Answer::Events(vec![trt_stored(7, 1, 0, 3)]);
+    site.settles("gpu-0", 3, &["upstream_gap"]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
