@@ -2,7 +2,8 @@
 //!
 //! Each message is an envelope with its publisher and the publisher's count. A count that goes on proves that nothing of that publisher is
 //! missing; a hole puts its workers in doubt until they clear, and so does a count that runs backwards: another process. Nothing can be
-//! asked for again: of a publisher that was heard late, what it said before is missing. A worker is as alive as what was heard of it last, as the plane carries no heartbeats.
+//! asked for again: of a publisher that was heard late, what it said before is missing. A worker is as alive as what was heard of it last,
+//! as the plane carries no heartbeats.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};

@@ -28,7 +28,7 @@ use super::holders::{Holders, StartRelay};
 use super::progress::{Progress, SharedProgress};
 use super::relay::{Relay, Way};
 use super::sources::{Source, SourceTask};
-use super::spec::check_engine;
+use super::spec::{BlockSizes, check_engine};
 use super::stalls::{BridgeClock, StallWatch};
 use super::task::EngineTask;
 
@@ -42,6 +42,9 @@ pub struct BridgeOptions {
     pub follow: FollowOptions,
     /// How daemons are told. The settings of the namespace are the engine's.
     pub publisher: PublisherOptions,
+    /// How many tokens the blocks of each namespace have in the daemon of the same process, if there is one: an engine with another size is
+    /// refused, as queries by tokens would not find its blocks.
+    pub block_sizes: Option<BlockSizes>,
     /// Most engines that are followed.
     pub engines_max: usize,
     /// The clock by which the bridge notices that it has stood still.
@@ -58,6 +61,7 @@ impl Default for BridgeOptions {
                 ring_bytes_max: 4 << 20,
                 ..PublisherOptions::default()
             },
+            block_sizes: None,
             engines_max: 1024,
             clock: BridgeClock::default(),
         }
@@ -288,6 +292,9 @@ impl Inner {
 impl EngineRegistry for Bridge {
     fn register(&self, engine: NewEngine) -> Result<(), RegisterRefusal> {
         check_engine(&engine)?;
+        if let Some(sizes) = &self.inner.options.block_sizes {
+            sizes.check(&engine)?;
+        }
         let mut state = self.inner.state.lock();
         if state.is_stopping {
             return Err(RegisterRefusal::Stopping);

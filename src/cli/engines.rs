@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 use kvatlas::bridge::{
-    Bridge, BridgeOptions, EngineDefaults, FollowOptions, SpecError, parse_engine, parse_engines_file,
+    BlockSizes, Bridge, BridgeOptions, EngineDefaults, FollowOptions, SpecError, parse_engine,
+    parse_engines_file,
 };
 use kvatlas::daemon::http::NewEngine;
 use kvatlas_core::wire::Subjects;
@@ -81,12 +82,18 @@ impl EngineArguments {
     }
 
     /// A bridge that will follow `engines`.
-    pub(super) fn bridge(&self, subjects: Subjects, engines: &[NewEngine]) -> Result<Bridge, Failure> {
+    pub(super) fn bridge(
+        &self,
+        subjects: Subjects,
+        block_sizes: Option<BlockSizes>,
+        engines: &[NewEngine],
+    ) -> Result<Bridge, Failure> {
         let options = BridgeOptions {
             follow: FollowOptions {
                 blocks_max: self.max_blocks_per_engine,
                 ..FollowOptions::default()
             },
+            block_sizes,
             engines_max: self.max_engines,
             ..BridgeOptions::default()
         };

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use kvatlas::bridge::Bridge;
+use kvatlas::bridge::{BlockSizes, Bridge};
 use kvatlas::daemon::Daemon;
 use kvatlas::daemon::broker::{ConnectPatience, connect};
 use kvatlas::daemon::config::settings::CONFIG_VARIABLE;
@@ -66,7 +66,7 @@ impl UpArguments {
         let (mut signals, hangup) = (StopSignals::listen()?, listen_to_hangup()?);
         let subjects = Subjects::new(&config.subjects.prefix).map_err(Failure::usage)?;
         let subjects_of_queries = subjects.clone();
-        let bridge = arguments.bridge(subjects, &engines)?;
+        let bridge = arguments.bridge(subjects, Some(block_sizes(&config)), &engines)?;
         let daemon = tokio::select! {
             started = Daemon::start_with_engines(config, Arc::new(bridge.clone())) => started?,
             signal = signals.next() => {
@@ -122,6 +122,15 @@ fn load(settings: SettingFlags, file: Option<PathBuf>, engines: &EngineArguments
     let named = || std::env::var_os(CONFIG_VARIABLE).filter(|path| !path.is_empty());
     let file = file.or_else(|| named().map(PathBuf::from));
     Ok(Config::load(given, environment.into_iter(), file.as_deref())?)
+}
+
+/// How many tokens the blocks of each namespace have.
+fn block_sizes(config: &Config) -> BlockSizes {
+    let named = config.namespaces.overrides.iter();
+    BlockSizes {
+        default: config.namespaces.default.block_size,
+        named: named.map(|(name, own)| (name.clone(), own.block_size)).collect(),
+    }
 }
 
 /// Says how to ask once that works, and waits for a signal.

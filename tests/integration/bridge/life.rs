@@ -33,6 +33,20 @@ async fn a_bridge_that_is_stopped_says_so_at_once() {
     site.settles("gpu-1", 3, &["unverified", "upstream_lost"]).await;
 }
 
+#[test]
+fn up_refuses_an_engine_with_another_block_size() {
+    let engine = "--engine=gpu-0=tcp://127.0.0.1:1,block_size=32";
+    let refused = kvatlas(&["up", "--model", "m", "--block-size", "4", engine])
+        .output()
+        .unwrap();
+    let text = String::from_utf8(refused.stderr).unwrap();
+    assert_eq!(refused.status.code(), Some(64), "{text}");
+    assert!(
+        text.contains("block_size is 32, but the blocks of namespace m have 4"),
+        "{text}"
+    );
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn up_is_ready_when_it_knows_what_engines_have() {
     let Some(python) = python() else { return };

@@ -8,7 +8,7 @@ mod stalls;
 
 use std::time::Duration;
 
-use kvatlas::bridge::{Bridge, BridgeOptions, EngineDefaults, FollowOptions, parse_engine};
+use kvatlas::bridge::{BlockSizes, Bridge, BridgeOptions, EngineDefaults, FollowOptions, parse_engine};
 use kvatlas::daemon::Daemon;
 use kvatlas::daemon::broker::embedded::EmbeddedBroker;
 use kvatlas::daemon::http::EngineRegistry;
@@ -487,7 +487,15 @@ async fn fifty_engines_at_once() {
 async fn engines_come_and_go_over_http() {
     let Some(python) = python() else { return };
     let broker = broker().await;
-    let bridge = Bridge::new(subjects(), options());
+    let sizes = BlockSizes {
+        default: 4,
+        ..BlockSizes::default()
+    };
+    let options = BridgeOptions {
+        block_sizes: Some(sizes),
+        ..options()
+    };
+    let bridge = Bridge::new(subjects(), options);
     let settings = [
         ("namespace_defaults.block_size", "4"),
         ("http.listen", "127.0.0.1:0"),
@@ -518,6 +526,12 @@ async fn engines_come_and_go_over_http() {
     let mut bad = dynamo.clone();
     bad["endpoint"] = json!("ipc:///tmp/x");
     assert_eq!(http.post("/register", &bad).await.status, 400);
+    // Queries by tokens would not find its blocks, and say that nobody has any.
+    let mut other_size = dynamo.clone();
+    (other_size["instance_id"], other_size["block_size"]) = (json!(8), json!(32));
+    let refused = http.post("/register", &other_size).await;
+    let text = "block_size is 32, but the blocks of namespace m have 4 tokens here";
+    assert!(refused.status == 400 && refused.json()["error"].as_str().unwrap().starts_with(text));
     let mooncake = json!({"instance_id": "b.c", "endpoint": publishers.endpoint(1), "replay_endpoint": publishers.replay(1), "type": "vLLM", "modelname": "m", "block_size": 4, "dp_rank": 1});
     let registered = http.post("/register", &mooncake).await;
     assert_eq!(
