@@ -330,6 +330,10 @@ class Publisher:
         if self._stopped:
             raise StoppedError
         await self._queue.put(command)
+        if self._task is not None and self._task.done():
+            # Nobody reads it any more. Others may wait for the room that it takes.
+            self._refuse_queued()
+            raise StoppedError
 
     # The task: the only one who sends batches.
 

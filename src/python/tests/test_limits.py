@@ -90,5 +90,10 @@ async def test_closing_does_not_wait_for_ever(broker: Broker) -> None:
             while True:
                 publisher.try_publish(Stored(hashes(1000, 50_000)))
                 await asyncio.sleep(0)
+        waiting = [asyncio.create_task(publisher.publish(Stored([number]))) for number in range(12)]
+        await asyncio.sleep(0)
         await publisher.aclose(0.1)
         assert publisher.counters.calls_dropped == 4
+        # Nobody reads the queue any more: whoever waits for room in it hears of that.
+        ends = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 10)
+        assert [type(end) for end in ends] == [kvatlas.StoppedError] * 12
