@@ -406,6 +406,9 @@ impl Segment {
             self.prints[place].count_behind(true);
             place += 1;
             if place == self.prints.len() {
+                // Few come: no room for twice as many.
+                self.prints.reserve_exact(1);
+                self.rows.reserve_exact(1);
                 self.prints.push(Prints::default());
                 self.rows.push(Row::default());
             }
