@@ -188,10 +188,14 @@ impl Follower {
             // The bridge is so far behind that only the connection can give it what it lacks. Another look shows when it has.
             Verified::Beyond if self.is_verified => return self.lost().await,
             Verified::Stranger | Verified::Beyond => {
+                // Nothing is left of the old process; until the new one has told what it has, it is out of sight.
+                self.relay.lost().await?;
                 self.relay.restart(false).await?;
                 self.continuity.restart();
-                // It has been told that nothing is left; from its start it is itself.
-                self.ask().await?;
+                if let Verified::Stranger | Verified::Beyond = self.ask().await? {
+                    // It has forgotten some of that meanwhile. Another look finds the rest.
+                    return self.lost().await;
+                }
             }
         }
         self.is_verified = true;

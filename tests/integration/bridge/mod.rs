@@ -266,6 +266,31 @@ async fn an_engine_that_can_replay_nothing_is_no_restarted_one() {
     site.settles("gpu-0", 4, &["unverified", "upstream_lost"]).await;
 }
 
+/// Behind a proxy the connection stands while the engine becomes another process.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restarted_engine_that_says_nothing_is_not_empty() {
+    let Some(python) = python() else { return };
+    let site = Site::new(&[]).await;
+    let mut publishers = Publishers::start(&python, &[Spec::default()]);
+    site.follow(&publishers, 0, "gpu-0");
+    publishers.publish(0, &json!([stored(1, 0, 2)]));
+    site.settles("gpu-0", 2, &[]).await;
+    publishers.count_anew(0, 1);
+    for part in 0..3 {
+        publishers.publish_lost(0, &json!([stored(2, part, 1)]));
+    }
+    eventually("its new epoch has no blocks and is in doubt", async || {
+        let holder = site.holder("gpu-0").await?;
+        let doubts = reasons(&holder);
+        assert!(
+            holder.blocks > 0 || doubts.contains(&"upstream_lost"),
+            "{holder:?}"
+        );
+        (holder.blocks == 0).then_some(())
+    })
+    .await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_bridge_that_stood_still_is_believed_when_it_has_looked_again() {
     let Some(python) = python() else { return };

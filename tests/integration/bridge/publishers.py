@@ -7,6 +7,7 @@ a free one. The first line of the output has the ports. Then each line of the in
     {"engine": 0, "raw": "hex"}                     publish these bytes as the payload
     {"engine": 0, "plane": "hex"}                   publish this envelope as Dynamo's event plane does
     {"engine": 0, "wait": true}                     wait until somebody subscribes
+    {"engine": 0, "anew": 1}                        be another process behind the same sockets: count anew, and answer so many questions more
 """
 
 import collections
@@ -30,6 +31,8 @@ class Publisher:
         # An answer of the replay socket ends behind so many batches, and goes on behind as many further ones; 0 gives all.
         self.torn = spec["torn"]
         self.seq = 0
+        # How many questions will be answered; none bounds them.
+        self.answers = None
         self.ports = [self.bind(self.pub, spec["pub"])]
         self.replay = None
         if spec["replay"] is not None:
@@ -62,6 +65,10 @@ class Publisher:
     def serve_replay(self):
         client, empty, start = self.replay.recv_multipart()
         start = int.from_bytes(start, "big")
+        if self.answers is not None:
+            if self.answers == 0:
+                return
+            self.answers -= 1
         due = [(seq, payload) for seq, payload in self.buffer if seq >= start]
         for place, (seq, payload) in enumerate(due):
             if not self.torn or place // self.torn % 2 == 0:
@@ -96,6 +103,11 @@ def main():
             if "wait" in command:
                 while publisher.pub.recv()[:1] != b"\x01":
                     pass
+                print(0, flush=True)
+                continue
+            if "anew" in command:
+                publisher.seq, publisher.answers = 0, command["anew"]
+                publisher.buffer.clear()
                 print(0, flush=True)
                 continue
             if "plane" in command:

@@ -183,6 +183,11 @@ impl Publishers {
         self.command(&json!({"engine": engine, "raw": payload}))
     }
 
+    /// Makes the engine another process behind the same sockets: it counts anew, and answers so many questions more.
+    pub fn count_anew(&mut self, engine: usize, answers: usize) {
+        self.command(&json!({"engine": engine, "anew": answers}));
+    }
+
     /// An envelope as Dynamo's event plane sends it.
     pub fn publish_plane(&mut self, engine: usize, envelope: &[u8]) {
         let digits: String = envelope.iter().map(|byte| format!("{byte:02x}")).collect();
