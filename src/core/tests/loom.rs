@@ -84,6 +84,11 @@ fn random_key(number: u64) -> u64 {
     number
 }
 
+/// A number of a run at position 0: searches look at its bit, too.
+fn first(number: u64) -> u64 {
+    number | 1 << 63
+}
+
 /// A table and what its writer knows.
 struct Table {
     heads: Heads,
@@ -101,19 +106,19 @@ impl Table {
     fn insert(&self, hash: u64, run: u32) {
         let guard = crossbeam_epoch::pin();
         self.heads
-            .insert(&mut self.counts.lock().unwrap(), hash, RunId(run), &guard);
+            .insert(&mut self.counts.lock().unwrap(), first(hash), RunId(run), &guard);
     }
 
     fn remove(&self, hash: u64, run: u32) {
         let guard = crossbeam_epoch::pin();
         self.heads
-            .remove(&mut self.counts.lock().unwrap(), hash, RunId(run), &guard);
+            .remove(&mut self.counts.lock().unwrap(), first(hash), RunId(run), &guard);
     }
 
     fn has(&self, hash: u64, run: u32) -> bool {
         let guard = crossbeam_epoch::pin();
         let is_it = |found| (found == RunId(run)).then_some(());
-        self.heads.find(hash, &guard, is_it).is_some()
+        self.heads.may_have_first(first(hash)) && self.heads.find(first(hash), &guard, is_it).is_some()
     }
 }
 
