@@ -62,12 +62,28 @@ impl FromArgMatches for SettingFlags {
     }
 }
 
+/// What most give, and the whole of what `-h` shows; `--help` shows all.
+const COMMON: [&str; 11] = [
+    "nats.url",
+    "nats.credentials_file",
+    "nats.embedded",
+    "events.transport",
+    "sharding.shard",
+    "gateway.enabled",
+    "namespace_defaults.block_size",
+    "snapshots.directory",
+    "admin.listen",
+    "http.listen",
+    "logging.level",
+];
+
 fn argument(setting: &'static Setting) -> Arg {
     let argument = Arg::new(setting.key)
         .long(setting.flag.as_str())
         .action(ArgAction::Set)
         .value_name(value_name(setting.kind))
         .help(help(setting))
+        .hide_short_help(!COMMON.contains(&setting.key))
         .help_heading(setting.section());
     let argument = match setting.alias {
         Some(alias) => argument.visible_alias(alias),
@@ -135,6 +151,23 @@ mod tests {
     #[test]
     fn the_command_is_sound() {
         <Example as clap::CommandFactory>::command().debug_assert();
+    }
+
+    #[test]
+    fn the_short_help_shows_what_most_give() {
+        let help = <Example as clap::CommandFactory>::command()
+            .render_help()
+            .to_string();
+        assert!(
+            COMMON
+                .iter()
+                .all(|key| SETTINGS.iter().any(|known| known.key == *key))
+        );
+        for setting in SETTINGS.iter() {
+            let flag = format!("--{}", setting.flag);
+            let is_shown = help.split([' ', '=', '[']).any(|word| word == flag);
+            assert_eq!(is_shown, COMMON.contains(&setting.key), "{flag}");
+        }
     }
 
     #[test]
