@@ -77,8 +77,8 @@ impl Needs {
             Err(error) => return Check::failed(&name, error, "see the log of the NATS server"),
         };
         if refused.is_empty() {
-            let tried = self.subscribe.len() + self.publish.len();
-            return Check::fine(&name, format!("all {tried} subjects that were tried are allowed"));
+            let tried = [self.subscribe, self.publish].concat();
+            return Check::fine(&name, format!("the server allows {}", tried.join(", ")));
         }
         Check::failed(
             &name,
