@@ -1,8 +1,12 @@
 //! Events: the changes that a batch tells.
 
+use std::borrow::Cow;
+
 use serde::{Deserialize, Deserializer};
 
-use crate::hash::{BlockHash, Position, PositionalLineageHash, SequenceHash, Token};
+use crate::hash::{
+    BlockHash, BlockSize, HashSeed, Position, PositionalLineageHash, SequenceHash, Token, block_hashes,
+};
 
 use super::entries::{Entries, Message, serialize_entries};
 use super::error::DecodeError;
@@ -57,6 +61,32 @@ pub enum BlockContent {
         /// Salt that keeps caches apart, if any.
         cache_salt: Option<String>,
     },
+}
+
+impl BlockContent {
+    /// Whether it is that of so many blocks.
+    pub fn is_of(&self, blocks: usize, size: BlockSize) -> bool {
+        match self {
+            Self::BlockHashes(hashes) => hashes.len() == blocks,
+            Self::Tokens { tokens, .. } => tokens.len() == blocks.saturating_mul(size.as_usize()),
+        }
+    }
+
+    /// The hashes of its blocks from the one of number `from` on.
+    pub fn hashes_from(&self, from: usize, size: BlockSize) -> Cow<'_, [BlockHash]> {
+        match self {
+            Self::BlockHashes(hashes) => Cow::Borrowed(hashes.get(from..).unwrap_or_default()),
+            Self::Tokens {
+                tokens,
+                lora_name,
+                cache_salt,
+            } => {
+                let seed = HashSeed::for_cache(lora_name.as_deref(), cache_salt.as_deref());
+                let first = from.saturating_mul(size.as_usize());
+                block_hashes(tokens.get(first..).unwrap_or_default(), size, seed).collect()
+            }
+        }
+    }
 }
 
 /// Blocks that a holder has stored.

@@ -5,8 +5,8 @@ use std::borrow::Cow;
 use bytemuck::TransparentWrapper;
 
 use crate::hash::{
-    BlockHash, HashSeed, Position, PositionalLineageHash, SequenceHash, block_hash, block_hashes,
-    lineage_hashes_from, next_sequence_hash, sequence_hashes_after,
+    Position, PositionalLineageHash, SequenceHash, lineage_hashes_from, next_sequence_hash,
+    sequence_hashes_after,
 };
 use crate::wire::{BlockContent, BlockNames, StoredBlocks};
 
@@ -188,24 +188,10 @@ fn recompute(
         return Err(Unresolved::Rejected(RejectReason::MissingContent));
     }
     let content = content.ok_or(Unresolved::Rejected(RejectReason::MissingContent))?;
-    let hashes: Cow<'_, [BlockHash]> = match content {
-        BlockContent::BlockHashes(hashes) if hashes.len() != blocks => {
-            return Err(Unresolved::Rejected(RejectReason::ContentMismatch));
-        }
-        BlockContent::BlockHashes(hashes) => Cow::Borrowed(hashes),
-        BlockContent::Tokens {
-            tokens,
-            lora_name,
-            cache_salt,
-        } => {
-            let size = settings.block_size;
-            if tokens.len() != blocks.saturating_mul(size.as_usize()) {
-                return Err(Unresolved::Rejected(RejectReason::ContentMismatch));
-            }
-            let seed = HashSeed::for_cache(lora_name.as_deref(), cache_salt.as_deref());
-            block_hashes(tokens, size, seed).collect()
-        }
-    };
+    if !content.is_of(blocks, settings.block_size) {
+        return Err(Unresolved::Rejected(RejectReason::ContentMismatch));
+    }
+    let hashes = content.hashes_from(0, settings.block_size);
     Ok(sequence_hashes_after(start.parent, hashes.iter().copied()).collect())
 }
 
@@ -216,30 +202,20 @@ fn is_foreign_chain(
     hashes: &[SequenceHash],
     settings: &NamespaceSettings,
 ) -> bool {
-    let Some((last, before)) = hashes.split_last() else {
+    let (Some((last, before)), Some(content)) = (hashes.split_last(), content) else {
         return false;
     };
     let parent = before.last().copied().or(start.parent);
     if before.is_empty() && start.parent.is_some() && !start.parent_is_known {
         return false;
     }
-    let block = match content {
-        None => return false,
-        Some(BlockContent::BlockHashes(hashes)) => hashes.last().copied(),
-        Some(BlockContent::Tokens {
-            tokens,
-            lora_name,
-            cache_salt,
-        }) => {
-            let size = settings.block_size.as_usize();
-            if tokens.len() != hashes.len().saturating_mul(size) {
-                // Another block size: queries by tokens cut the prompt elsewhere and cannot find these blocks.
-                return true;
-            }
-            let seed = HashSeed::for_cache(lora_name.as_deref(), cache_salt.as_deref());
-            let last = tokens.rchunks_exact(size).next();
-            last.map(|tokens| block_hash(tokens, seed))
-        }
-    };
+    if !content.is_of(hashes.len(), settings.block_size) {
+        // Another block size: queries by tokens cut the prompt elsewhere and cannot find these blocks. An empty list says nothing.
+        return !matches!(content, BlockContent::BlockHashes(hashes) if hashes.is_empty());
+    }
+    let block = content
+        .hashes_from(before.len(), settings.block_size)
+        .last()
+        .copied();
     block.is_some_and(|block| next_sequence_hash(parent, block) != *last)
 }

@@ -306,12 +306,9 @@ impl Turn<'_> {
         if self.home.settings.hashing == Hashing::Engine || stored.engine_hashes.is_some() {
             stored.content = None;
         }
-        if let Some(BlockContent::Tokens { tokens, .. }) = &stored.content {
-            let block_size = self.home.settings.block_size.as_usize();
-            let expected = stored.names.len().saturating_mul(block_size);
-            return (tokens.len() == expected).then_some(stored);
-        }
-        Some(stored)
+        let (blocks, size) = (stored.names.len(), self.home.settings.block_size);
+        let fits = |content: &BlockContent| content.is_of(blocks, size);
+        stored.content.as_ref().is_none_or(fits).then_some(stored)
     }
 
     /// Stores the blocks of an event; of one that has waited, without those that were removed meanwhile.
