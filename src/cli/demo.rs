@@ -19,7 +19,7 @@ use serde::Serialize;
 use super::failure::Failure;
 use super::output::{print, print_json, say};
 use super::replay::{
-    Progress, close, count_text, interrupted, latency_text, parse_workers, start_logging, verdict,
+    Progress, close, count_text, interrupted, latency_text, parse_workers, rate_text, start_logging, verdict,
 };
 use super::serve::StopSignals;
 use super::table::{Side, Table};
@@ -310,7 +310,7 @@ fn render_fleet(outcome: &Outcome, style: Style) -> String {
         ("hit rate, routed by kvatlas", percent(report.hit_rate)),
         ("hit rate, routed at random", percent(report.random_hit_rate)),
         ("requests", count_text(report.requests)),
-        ("requests a second", format!("{:.0}", report.requests_per_second)),
+        ("requests a second", rate_text(report.requests_per_second)),
         (
             "query latency p50, p99",
             format!("{}, {}", latency_text(latency.p50), latency_text(latency.p99)),

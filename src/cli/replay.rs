@@ -8,7 +8,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::Args;
-use indicatif::{HumanCount, ProgressBar, ProgressStyle};
+use indicatif::{HumanCount, HumanFloatCount, ProgressBar, ProgressStyle};
 use kvatlas::daemon::config::process_environment;
 use kvatlas::daemon::metrics;
 use kvatlas::simulation::{
@@ -296,6 +296,11 @@ pub(super) fn count_text(count: usize) -> String {
     HumanCount(u64::try_from(count).unwrap_or(u64::MAX)).to_string()
 }
 
+/// A rate without decimals.
+pub(super) fn rate_text(rate: f64) -> String {
+    format!("{:.0}", HumanFloatCount(rate))
+}
+
 fn render(report: &Report) -> String {
     let latency = &report.query_us;
     let rows = [
@@ -321,8 +326,8 @@ fn render(report: &Report) -> String {
             HumanCount(report.indexed_blocks).to_string(),
         ),
         ("time", format!("{:.2} s", report.elapsed_seconds)),
-        ("requests a second", format!("{:.0}", report.requests_per_second)),
-        ("blocks a second", format!("{:.0}", report.blocks_per_second)),
+        ("requests a second", rate_text(report.requests_per_second)),
+        ("blocks a second", rate_text(report.blocks_per_second)),
         ("query latency p50", latency_text(latency.p50)),
         ("query latency p99", latency_text(latency.p99)),
         ("query latency p99.9", latency_text(latency.p999)),
