@@ -18,6 +18,7 @@ use kvatlas_core::wire::{
 };
 use kvatlas_engines::{Format, HashMode, TranslatorSettings};
 
+use crate::daemon::config::Named;
 use crate::daemon::http::{
     EngineKey, EngineRegistry, EngineState, NewEngine, RegisterRefusal, RemovedEngines,
 };
@@ -28,7 +29,7 @@ use super::holders::{Holders, StartRelay};
 use super::progress::{Progress, SharedProgress};
 use super::relay::{Relay, Way};
 use super::sources::{Source, SourceTask};
-use super::spec::{BlockSizes, check_engine};
+use super::spec::{check_block_size, check_engine};
 use super::stalls::{BridgeClock, StallWatch};
 use super::task::EngineTask;
 
@@ -44,7 +45,7 @@ pub struct BridgeOptions {
     pub publisher: PublisherOptions,
     /// How many tokens the blocks of each namespace have in the daemon of the same process, if there is one: an engine with another size is
     /// refused, as queries by tokens would not find its blocks.
-    pub block_sizes: Option<BlockSizes>,
+    pub block_sizes: Option<Named<u32>>,
     /// Most engines that are followed.
     pub engines_max: usize,
     /// The clock by which the bridge notices that it has stood still.
@@ -293,7 +294,7 @@ impl EngineRegistry for Bridge {
     fn register(&self, engine: NewEngine) -> Result<(), RegisterRefusal> {
         check_engine(&engine)?;
         if let Some(sizes) = &self.inner.options.block_sizes {
-            sizes.check(&engine)?;
+            check_block_size(&engine, sizes)?;
         }
         let mut state = self.inner.state.lock();
         if state.is_stopping {

@@ -39,5 +39,5 @@ mod walker;
 
 pub use engines::{Bridge, BridgeOptions};
 pub use follower::FollowOptions;
-pub use spec::{BlockSizes, EngineDefaults, SpecError, parse_engine, parse_engines_file};
+pub use spec::{EngineDefaults, SpecError, parse_engine, parse_engines_file};
 pub use stalls::BridgeClock;

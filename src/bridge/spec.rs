@@ -1,6 +1,5 @@
 //! Engines as people write them: flags, and a TOML file.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
@@ -9,6 +8,7 @@ use kvatlas_core::hash::BlockSize;
 use kvatlas_core::wire::{ModelKey, worker_of_instance};
 use kvatlas_engines::Format;
 
+use crate::daemon::config::Named;
 use crate::daemon::http::{EngineKey, NewEngine, RegisterRefusal};
 
 use super::tensorrt;
@@ -248,31 +248,20 @@ fn offset(endpoint: &str, rank: u32) -> Result<String, String> {
     Ok(format!("{host}:{port}"))
 }
 
-/// How many tokens a block has, by namespace.
-#[derive(Debug, Clone, Default)]
-pub struct BlockSizes {
-    /// In namespaces that are not named.
-    pub default: u32,
-    /// By the name of the namespace.
-    pub named: BTreeMap<String, u32>,
-}
-
-impl BlockSizes {
-    /// Refuses an engine with blocks of another size than its namespace has.
-    pub(super) fn check(&self, engine: &NewEngine) -> Result<(), RegisterRefusal> {
-        let Ok(namespace) = engine.key.model.namespace() else {
-            return Ok(());
-        };
-        let size = *self.named.get(namespace.as_str()).unwrap_or(&self.default);
-        if size == engine.block_size {
-            return Ok(());
-        }
-        Err(RegisterRefusal::Invalid(format!(
-            "block_size is {}, but the blocks of namespace {namespace} have {size} tokens here, so that queries would not find them; \
-             set namespaces.{namespace}.block_size or namespace_defaults.block_size",
-            engine.block_size
-        )))
+/// Refuses an engine with blocks of another size than its namespace has, of which these are the sizes.
+pub(super) fn check_block_size(engine: &NewEngine, sizes: &Named<u32>) -> Result<(), RegisterRefusal> {
+    let Ok(namespace) = engine.key.model.namespace() else {
+        return Ok(());
+    };
+    let size = sizes.of(namespace.as_str());
+    if size == engine.block_size {
+        return Ok(());
     }
+    Err(RegisterRefusal::Invalid(format!(
+        "block_size is {}, but the blocks of namespace {namespace} have {size} tokens here, so that queries would not find them; \
+         set namespaces.{namespace}.block_size or namespace_defaults.block_size",
+        engine.block_size
+    )))
 }
 
 /// Whether an engine can be followed as it is given.

@@ -4,9 +4,9 @@ use std::path::PathBuf;
 
 use clap::Args;
 use kvatlas::bridge::{
-    BlockSizes, Bridge, BridgeOptions, EngineDefaults, FollowOptions, SpecError, parse_engine,
-    parse_engines_file,
+    Bridge, BridgeOptions, EngineDefaults, FollowOptions, SpecError, parse_engine, parse_engines_file,
 };
+use kvatlas::daemon::config::Named;
 use kvatlas::daemon::http::NewEngine;
 use kvatlas_core::wire::Subjects;
 use kvatlas_engines::Format;
@@ -85,7 +85,7 @@ impl EngineArguments {
     pub(super) fn bridge(
         &self,
         subjects: Subjects,
-        block_sizes: Option<BlockSizes>,
+        block_sizes: Option<Named<u32>>,
         engines: &[NewEngine],
     ) -> Result<Bridge, Failure> {
         let options = BridgeOptions {

@@ -7,11 +7,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use kvatlas::bridge::{BlockSizes, Bridge};
+use kvatlas::bridge::Bridge;
 use kvatlas::daemon::Daemon;
 use kvatlas::daemon::broker::{ConnectPatience, connect};
 use kvatlas::daemon::config::settings::CONFIG_VARIABLE;
-use kvatlas::daemon::config::{Config, SettingFlags, process_environment};
+use kvatlas::daemon::config::{Config, Named, SettingFlags, process_environment};
 use kvatlas::daemon::http::{EngineRegistry, EngineState, EngineStatus, NewEngine};
 use kvatlas_client::QueryClient;
 use kvatlas_core::wire::{Subjects, pool_of_instance, worker_of_instance};
@@ -125,11 +125,13 @@ fn load(settings: SettingFlags, file: Option<PathBuf>, engines: &EngineArguments
 }
 
 /// How many tokens the blocks of each namespace have.
-fn block_sizes(config: &Config) -> BlockSizes {
-    let named = config.namespaces.overrides.iter();
-    BlockSizes {
+fn block_sizes(config: &Config) -> Named<u32> {
+    let overrides = config.namespaces.overrides.iter();
+    Named {
         default: config.namespaces.default.block_size,
-        named: named.map(|(name, own)| (name.clone(), own.block_size)).collect(),
+        overrides: overrides
+            .map(|(name, own)| (name.clone(), own.block_size))
+            .collect(),
     }
 }
 

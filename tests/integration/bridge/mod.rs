@@ -6,11 +6,13 @@ mod python;
 mod sources;
 mod stalls;
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use kvatlas::bridge::{BlockSizes, Bridge, BridgeOptions, EngineDefaults, FollowOptions, parse_engine};
+use kvatlas::bridge::{Bridge, BridgeOptions, EngineDefaults, FollowOptions, parse_engine};
 use kvatlas::daemon::Daemon;
 use kvatlas::daemon::broker::embedded::EmbeddedBroker;
+use kvatlas::daemon::config::Named;
 use kvatlas::daemon::http::EngineRegistry;
 use kvatlas_client::{Backoff, ClientError};
 use kvatlas_core::wire::{ErrorCode, HolderMatch, HolderStatusReply, NamespaceName, QueryKey, SingleQuery};
@@ -512,9 +514,9 @@ async fn fifty_engines_at_once() {
 async fn engines_come_and_go_over_http() {
     let Some(python) = python() else { return };
     let broker = broker().await;
-    let sizes = BlockSizes {
+    let sizes = Named {
         default: 4,
-        ..BlockSizes::default()
+        overrides: BTreeMap::new(),
     };
     let options = BridgeOptions {
         block_sizes: Some(sizes),

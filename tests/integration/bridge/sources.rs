@@ -67,16 +67,21 @@ pub(super) fn envelope(publisher: u64, sequence: u64, events: &Value) -> Vec<u8>
     rmp_serde::to_vec_named(&envelope).unwrap()
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn dynamos_event_plane_over_nats_is_followed() {
-    let site = Site::new(&[]).await;
+/// Follows an event plane of Dynamo over NATS; what this gives publishes there.
+async fn plane(site: &Site) -> impl AsyncFn(Vec<u8>) {
     let subject = "namespace.n.component.c.kv-events";
     let text = format!("plane={},format=dynamo,topic={subject}", site.broker.url());
     site.follow_source(&text).await;
-    let publish = async |payload: Vec<u8>| {
+    async move |payload: Vec<u8>| {
         site.client.nats.publish(subject, payload.into()).await.unwrap();
         site.client.nats.flush().await.unwrap();
-    };
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn dynamos_event_plane_over_nats_is_followed() {
+    let site = Site::new(&[]).await;
+    let publish = plane(&site).await;
     publish(envelope(1, 0, &router_stored(7, 1, 0, 3))).await;
     site.settles("7", 3, &[]).await;
     assert_eq!(site.depth(1, "7").await, 3);
@@ -112,14 +117,8 @@ async fn dynamos_event_plane_over_nats_is_followed() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_of_dynamo_that_counts_anew_is_another_process() {
     let site = Site::new(&[]).await;
-    let subject = "namespace.n.component.c.kv-events";
-    let text = format!("plane={},format=dynamo,topic={subject}", site.broker.url());
-    site.follow_source(&text).await;
-    let publish = async |sequence: u64, events: Value| {
-        let payload = envelope(1, sequence, &events);
-        site.client.nats.publish(subject, payload.into()).await.unwrap();
-        site.client.nats.flush().await.unwrap();
-    };
+    let publish_bytes = plane(&site).await;
+    let publish = async |sequence: u64, events: Value| publish_bytes(envelope(1, sequence, &events)).await;
     publish(0, router_stored(7, 1, 0, 1)).await;
     publish(1, router_stored(7, 1, 1, 2)).await;
     publish(1, router_stored(7, 1, 1, 2)).await;

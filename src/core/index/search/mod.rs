@@ -93,7 +93,6 @@ pub(crate) fn find(shared: &Shared, chain: &mut QueryChain<'_>, search: Search<'
         return Matches(None);
     }
     let guard = &crossbeam_epoch::pin();
-    shared.runs.prefetch_head(None, 0, first.hash, guard);
     let wraps = shared.runs.wraps();
     point();
     let Some(head) = shared.runs.head(None, 0, first, guard) else {
@@ -270,6 +269,7 @@ impl<'f, 'q, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, 'q, 'g, S, STEP
     }
 
     /// The holders of the first `agreed` blocks of a run that begins at `start`, if they are asked about. Notes those that have fewer.
+    // In the loop of its caller, which is long, its few words would not stay in registers.
     #[inline(never)]
     fn look_at(
         &mut self,
