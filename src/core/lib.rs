@@ -10,7 +10,9 @@
 pub mod hash;
 pub mod index;
 pub mod snapshot;
+mod split_map;
 pub mod stream;
 mod sync;
 pub mod trie;
 pub mod wire;
+mod words;

@@ -53,7 +53,6 @@
 //! |---|---|
 //! | `settings`, `block`, `usage` | what can be set, what blocks are found by, what is used of a capacity |
 //! | `directory/` | who is there: holders by a small number, sets of them, and whether queries can trust them |
-//! | `split_map` | a hash map that never grows all at once |
 //! | `runs/` | what all holders share |
 //! | `holder/` | one holder's own state, and what events do to it |
 //! | `shared` | one index, and several that are bounded together |
@@ -64,7 +63,8 @@
 //! | `listing/` | walks, and regular holders for snapshots |
 //! | `namespace` | all namespaces |
 //!
-//! The index knows no clock, does no I/O and has no async code.
+//! Two containers that know nothing of an index stand beside it: `crate::split_map`, a hash map that never grows all at once, and `crate::words`,
+//! arrays that readers look at without a lock. The index knows no clock, does no I/O and has no async code.
 
 mod block;
 mod capacity;
@@ -78,7 +78,6 @@ mod runs;
 mod search;
 mod settings;
 mod shared;
-mod split_map;
 mod usage;
 mod writer;
 

@@ -42,11 +42,11 @@ pub(crate) trait SlotBits: Clone + Default {
 
     /// The slots of these words, without those that this kind of set has no room for.
     #[inline]
-    fn from_words(words: &[u64]) -> Self {
+    fn from_words(words: impl ExactSizeIterator<Item = u64>) -> Self {
         let mut set = Self::default();
         set.grow(words.len());
         for (own, word) in set.words_mut().iter_mut().zip(words) {
-            *own = *word;
+            *own = word;
         }
         set
     }

@@ -36,10 +36,10 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use crate::index::directory::{HolderRecord, HolderSlot};
+use crate::split_map::SplitMap;
 use crate::wire::Tier;
 
 use super::runs::{NameMap, RunId, RunView, RunWriter, Spot, Victim};
-use super::split_map::SplitMap;
 use orphans::Orphans;
 use parking::Parking;
 use part::{Attributes, Part};

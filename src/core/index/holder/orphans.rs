@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 
 use crate::hash::{Position, PositionalLineageHash, SequenceHash};
 use crate::index::block::{COMMON_MASK, is_fragment_of};
-use crate::index::split_map::SplitMap;
+use crate::split_map::SplitMap;
 
 /// What a block is found by. In the order of these, by position, parent and own hash, those that wait for one block stand together.
 pub(super) type Key = PositionalLineageHash;

@@ -8,9 +8,10 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::hash::SequenceHash;
 use crate::index::block::NewBlock;
 use crate::index::directory::{HolderRecord, HolderSlot};
-use crate::index::runs::{GIVEN_BACK, Run, RunId, RunStore, give_back};
+use crate::index::runs::{Run, RunId, RunStore};
 use crate::index::settings::{Hashing, IndexLimits, NamespaceSettings};
 use crate::wire::{BlockContent, DegradedReason, RemovedBlocks, StoredBlocks, Tier};
+use crate::words::{GIVEN_BACK, give_back};
 
 use super::claims::Claims;
 use super::names::Found;

@@ -8,9 +8,9 @@
 
 use crossbeam_epoch::Guard;
 
-use super::words::Words;
 use super::{RunId, Spot, fold, random_key};
 use crate::sync::{AtomicU64, IS_MODEL, Ordering};
+use crate::words::Words;
 
 const PARTS: usize = if IS_MODEL { 1 } else { 256 };
 /// Bits of a run's number in a slot; above it is the tag.

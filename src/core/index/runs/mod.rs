@@ -3,9 +3,9 @@
 //! | file | what |
 //! |---|---|
 //! | `run.rs`, `slab.rs` | one run as readers see it; runs by number |
-//! | `words.rs` | arrays that readers look at without a lock |
 //! | `print.rs` | fingerprints: whether a query agrees with 32 blocks of a run, at one comparison |
-//! | `header.rs`, `entry.rs` | a run's size and how often it has changed, in one word; what one holder has of it, in one word |
+//! | `header.rs` | a run's size and how often it has changed, in one word |
+//! | `entry.rs`, `roster.rs` | what one holder has of a run, in one word; and all of them |
 //! | `heads.rs` | from a block and the hash after it to the run that goes on there, for readers |
 //! | `name_map.rs`, `bucket.rs` | from a name or hash to a place, for writers; a bucket at one look |
 //! | `places.rs` | finding blocks by their hashes, for writers |
@@ -20,11 +20,11 @@ mod name_map;
 mod places;
 mod print;
 mod recency;
+mod roster;
 mod run;
 mod slab;
 mod store;
 mod trim;
-mod words;
 mod writer;
 
 pub(crate) use entry::Entry;
@@ -34,10 +34,10 @@ pub(crate) use print::{CHUNK, Prints};
 pub(crate) use recency::Victim;
 pub(crate) use run::{Column, Run};
 pub(crate) use store::{Head, RunStore};
-pub(crate) use words::{GIVEN_BACK, give_back};
 pub(crate) use writer::{AHEAD, RunView, RunWriter};
 
 use crate::index::block::current_mask;
+use crate::words::give_back;
 
 /// Most blocks of one run; a longer sequence goes on in a child.
 pub(crate) const RUN_BLOCKS_MAX: u16 = 4032;
@@ -156,5 +156,5 @@ pub fn give_back_memory() {
     for _ in 0..COLLECTIONS {
         crossbeam_epoch::pin().flush();
     }
-    words::give_back(1);
+    give_back(1);
 }

@@ -20,8 +20,9 @@ use crossbeam_epoch::Guard;
 use super::entry::Entry;
 use super::header::{Header, Version};
 use super::print::CHUNK;
-use super::words::{Words, copy};
+use super::roster::Roster;
 use super::{Spot, Wanted, is_same_at};
+use crate::words::{Words, copy};
 
 /// Holders that a run has room for without an allocation of its own.
 pub(super) const INLINE_ENTRIES: usize = 2;
@@ -44,7 +45,7 @@ pub(crate) struct Run {
     /// Fingerprints of hashes, those of content, then hashes.
     pub(super) column: Words,
     pub(super) entries: [AtomicU64; INLINE_ENTRIES],
-    /// Entries of further holders.
+    /// Entries of further holders, as a [`Roster`] has them.
     pub(super) more: Words,
     /// The tick in which it was last used, where there is a capacity.
     pub(crate) used: AtomicU32,
@@ -285,20 +286,16 @@ impl Run {
             && self.len() > 0
     }
 
+    /// Who has how much of it.
+    #[inline]
+    pub(crate) fn roster<'g>(&'g self, guard: &'g Guard) -> Roster<'g> {
+        Roster::new(&self.entries, self.more.get(guard))
+    }
+
     /// What each holder has; each entry is of one instant.
     #[inline]
     pub(crate) fn entries<'g>(&'g self, guard: &'g Guard) -> impl Iterator<Item = Entry> + 'g {
-        let all = self.entry_lists(guard).into_iter().flatten();
-        all.filter(|entry| !entry.is_none())
-    }
-
-    /// As [`Self::entries`], with those of nobody, in two lists: a search goes over each in a loop of few instructions.
-    #[inline]
-    pub(crate) fn entry_lists<'g>(&'g self, guard: &'g Guard) -> [impl Iterator<Item = Entry> + 'g; 2] {
-        [&self.entries[..], self.more.get(guard)].map(|words| {
-            let entries = words.iter();
-            entries.map(|word| Entry::from_bits(word.load(Ordering::Acquire)))
-        })
+        self.roster(guard).entries()
     }
 
     /// Notes that it is used in `tick`.

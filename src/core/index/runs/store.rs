@@ -19,8 +19,8 @@ use super::slab::Slab;
 use super::writer::RunWriter;
 use super::{RunId, Spot, Wanted, current_mask};
 use crate::index::settings::Capacity;
-use crate::index::split_map::SplitMap;
 use crate::index::usage::{Change, Usage};
+use crate::split_map::SplitMap;
 
 /// All runs of one index.
 #[derive(Debug)]

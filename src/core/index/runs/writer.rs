@@ -9,13 +9,13 @@ use parking_lot::MutexGuard;
 use crate::hash::{Position, PositionalLineageHash, SequenceHash};
 use crate::index::directory::HolderSlot;
 use crate::index::hook::{point, turn_ends};
+use crate::words::{self, Words, copy};
 
 use super::Wanted;
 use super::entry::Entry;
 use super::print::CHUNK;
 use super::run::{Column, Run, column_words};
 use super::store::{RunStore, State};
-use super::words::{self, Words, copy};
 use super::{RUN_BLOCKS_MAX, RunId, Spot, current_mask};
 
 /// How far ahead memory is asked for.
@@ -387,37 +387,28 @@ impl<'s> RunWriter<'s> {
         let Some(run) = self.store.run(id, &self.guard) else {
             return hint;
         };
-        let more = run.more.get(&self.guard);
-        let inline = run.entries.len();
-        let word = |index: usize| run.entries.get(index).or_else(|| more.get(index - inline));
-        let of = |index: usize| word(index).map(|word| Entry::from_bits(word.load(Ordering::Relaxed)));
-        let is_own = |index: &usize| of(*index).is_some_and(|of| !of.is_none() && of.slot() == slot);
-        let places = inline + more.len();
-        let hinted = Some(hint as usize).filter(is_own);
-        let own = hinted.or_else(|| (0..places).find(is_own));
+        let roster = run.roster(&self.guard);
+        let is_own = |entry: Entry| !entry.is_none() && entry.slot() == slot;
+        let hinted = Some(hint as usize).filter(|hint| is_own(roster.get(*hint)));
+        let own = hinted.or_else(|| roster.find(is_own));
         if own.is_none() && entry.is_none() {
             return hint;
         }
         let len = run.len();
         let is_top = |entry: Entry| !entry.is_none() && entry.end() == len;
-        let was_top = own.and_then(of).is_some_and(is_top);
+        let was_top = own.is_some_and(|own| is_top(roster.get(own)));
         let tops = run.tops.load(Ordering::Relaxed);
         let others = tops.saturating_sub(u32::from(was_top));
         run.tops
             .store(others + u32::from(is_top(entry)), Ordering::Relaxed);
-        let is_free = |index: &usize| of(*index).is_some_and(Entry::is_none);
-        let index = own.or_else(|| (0..places).find(is_free)).unwrap_or(places);
-        if let Some(word) = word(index) {
-            word.store(entry.bits(), Ordering::Release);
-        } else {
-            let room = (more.len() * 2).max(4);
-            let fill = |next: &[AtomicU64]| {
-                copy(more, next);
-                next[more.len()].store(entry.bits(), Ordering::Relaxed);
-            };
-            self.state.replace(&run.more, room, fill, &self.guard);
+        let free = || roster.find(Entry::is_none).unwrap_or(roster.places());
+        let index = own.unwrap_or_else(free);
+        if let Some([words, room]) = roster.wanting(slot, index) {
+            let fill = |list: &[AtomicU64]| roster.copy_to(list, words);
+            self.state.replace(&run.more, 1 + words + room, fill, &self.guard);
         }
-        if entry.is_none() && !more.is_empty() && more.iter().all(|word| word.load(Ordering::Relaxed) == 0) {
+        run.roster(&self.guard).set(index, slot, entry);
+        if entry.is_none() && run.roster(&self.guard).has_empty_list() {
             self.state.replace(&run.more, 0, |_| (), &self.guard);
         }
         u32::try_from(index).unwrap_or(u32::MAX)
@@ -440,6 +431,7 @@ impl State {
         fill: impl FnOnce(&[AtomicU64]),
         guard: &Guard,
     ) {
+        let len = words::rounded(len);
         let before = words.replace(len, fill, guard);
         self.garbage += before * 8;
         self.change.bytes += (len * 8).cast_signed() as i64 - (before * 8).cast_signed() as i64;

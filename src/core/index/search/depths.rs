@@ -33,7 +33,7 @@ pub(crate) type Groups<S> = SmallVec<[MatchGroup<S>; 4]>;
 /// there when the query came.
 #[inline]
 pub(crate) fn finish<S: SlotBits>(mut groups: Groups<S>, directory: &Directory) -> Groups<S> {
-    let taken = S::from_words(directory.taken.words());
+    let taken = S::from_words(directory.taken.words().iter().copied());
     groups.retain(|group| {
         group.slots.intersect(&taken);
         !group.slots.is_empty()

@@ -27,7 +27,7 @@ pub struct Match<'a> {
 #[derive(Debug)]
 pub(crate) enum FoundGroups {
     Small(Groups<u64>),
-    Any(Groups<SlotSet>),
+    Any(Box<Groups<SlotSet>>),
 }
 
 impl FoundGroups {

@@ -104,14 +104,14 @@ pub(crate) fn find(shared: &Shared, chain: &mut QueryChain<'_>, search: Search<'
     let directory = shared.slots.load();
     let asked = search.workers.map(|workers| directory.slots_of(workers));
     let (groups, near) = if directory.is_small() {
-        let asked = asked.map(|asked| u64::from_words(asked.words()));
+        let asked = asked.map(|asked| u64::from_words(asked.words().iter().copied()));
         let start = Start { asked, head, wraps };
         let (groups, near) = find_in(shared, chain, search.tiers, &start, &directory, guard);
         (FoundGroups::Small(groups), near)
     } else {
         let start = Start { asked, head, wraps };
         let (groups, near) = find_in(shared, chain, search.tiers, &start, &directory, guard);
-        (FoundGroups::Any(groups), near)
+        (FoundGroups::Any(Box::new(groups)), near)
     };
     Matches(Some(Box::new(Found {
         directory,
@@ -250,10 +250,7 @@ impl<'f, 'q, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, 'q, 'g, S, STEP
             }
             point();
             for (step, candidates) in candidates.iter_mut().enumerate() {
-                *candidates = Some(match candidates.take() {
-                    None => self.look_at(step, run, start, agreed, |_| true),
-                    Some(candidates) => self.look_for(step, candidates, run, start, agreed),
-                });
+                *candidates = Some(self.look_for(step, candidates.take(), run, start, agreed));
             }
             start = end;
             before = spot(id, agreed - 1);
@@ -281,7 +278,7 @@ impl<'f, 'q, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, 'q, 'g, S, STEP
     ) -> S {
         let (found, step) = (&mut self.found[step], self.steps[step]);
         let mut through = SlotGatherer::default();
-        for list in run.entry_lists(self.guard) {
+        for list in run.roster(self.guard).lists() {
             for entry in list {
                 point();
                 let slot = entry.slot();
@@ -301,18 +298,28 @@ impl<'f, 'q, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, 'q, 'g, S, STEP
         through.finish()
     }
 
-    /// As [`Self::look_at`], among `candidates`. Those that have nothing of the run end with the block before.
+    /// As [`Self::look_at`], among `candidates` where there are any. Those that have nothing of the run end with the block before.
     #[inline]
-    fn look_for(&mut self, step: usize, mut candidates: S, run: &Run, start: usize, agreed: usize) -> S {
-        let mut seen = SlotGatherer::default();
-        let through = self.look_at(step, run, start, agreed, |slot| {
-            let is_candidate = candidates.contains(slot);
-            if is_candidate {
-                seen.insert(slot);
-            }
-            is_candidate
-        });
-        candidates.subtract(&seen.finish());
+    fn look_for(&mut self, step: usize, candidates: Option<S>, run: &Run, start: usize, agreed: usize) -> S {
+        let all = run.roster(self.guard).all::<S>(self.steps[step], agreed);
+        let Some(mut candidates) = candidates else {
+            return all.unwrap_or_else(|| self.look_at(step, run, start, agreed, |_| true));
+        };
+        let (seen, through) = if let Some(mut all) = all {
+            all.intersect(&candidates);
+            (all.clone(), all)
+        } else {
+            let mut seen = SlotGatherer::default();
+            let through = self.look_at(step, run, start, agreed, |slot| {
+                let is_candidate = candidates.contains(slot);
+                if is_candidate {
+                    seen.insert(slot);
+                }
+                is_candidate
+            });
+            (seen.finish(), through)
+        };
+        candidates.subtract(&seen);
         self.found[step].settle(position(start), &candidates);
         through
     }

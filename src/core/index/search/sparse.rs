@@ -110,7 +110,7 @@ pub(crate) fn find_bounds(shared: &Shared, chain: &SparseChain<'_>, search: Sear
         sparse.bisect(0, chain.positions.len(), first);
     }
     Matches(Some(Box::new(Found {
-        groups: FoundGroups::Any(finish(sparse.found, &directory)),
+        groups: FoundGroups::Any(Box::new(finish(sparse.found, &directory))),
         near: None,
         directory,
         replacements,

@@ -49,6 +49,11 @@ fn packed(array: Array) -> *mut AtomicU64 {
     first.map_addr(|address| length << ADDRESS_BITS | address)
 }
 
+/// How many words an array has that must have so many.
+pub(crate) fn rounded(len: usize) -> usize {
+    if len < LONG { len } else { len.next_power_of_two() }
+}
+
 /// The array that a word stands for.
 #[inline]
 fn unpacked(word: *mut AtomicU64) -> *mut [AtomicU64] {
@@ -61,7 +66,7 @@ fn unpacked(word: *mut AtomicU64) -> *mut [AtomicU64] {
 
 /// Copies as many words as both have.
 #[inline]
-pub(super) fn copy(from: &[AtomicU64], to: &[AtomicU64]) {
+pub(crate) fn copy(from: &[AtomicU64], to: &[AtomicU64]) {
     for (from, to) in from.iter().zip(to) {
         to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
     }
@@ -115,12 +120,10 @@ impl Words {
         }
     }
 
-    /// Publishes an array of `len` words in place of the one before; gives back how many words that had. `fill` finds them all 0. Where `len`
-    /// is not below 2^15, it must be a power of two.
+    /// Publishes an array of `len` words, [`rounded`], in place of the one before; gives back how many words that had. `fill` finds them
+    /// all 0.
     pub(crate) fn replace(&self, len: usize, fill: impl FnOnce(&[AtomicU64]), guard: &Guard) -> usize {
-        debug_assert!(len < LONG || len.is_power_of_two());
-        let len = if len < LONG { len } else { len.next_power_of_two() };
-        let next: Array = (0..len).map(|_| AtomicU64::new(0)).collect();
+        let next: Array = (0..rounded(len)).map(|_| AtomicU64::new(0)).collect();
         fill(&next);
         let old = self.0.swap(packed(next), Ordering::AcqRel);
         if old.is_null() {
@@ -156,15 +159,15 @@ mod tests {
     fn an_array_comes_back_as_it_was() {
         let (words, guard) = (Words::default(), crossbeam_epoch::pin());
         let mut before = 0;
-        for len in [1, 2, LONG - 1, LONG, LONG * 2, 0, 0, LONG * 4, 5] {
+        for len in [1, 2, LONG - 1, LONG, LONG + 1, 0, 0, LONG * 4, 5] {
             let fill = |words: &[AtomicU64]| {
                 let words = words.iter().enumerate();
                 words.for_each(|(index, word)| word.store(index as u64 * 3, Ordering::Relaxed));
             };
             assert_eq!(words.replace(len, fill, &guard), before);
-            before = len;
+            before = rounded(len);
             let array = words.get(&guard);
-            assert_eq!(array.len(), len);
+            assert_eq!(array.len(), before);
             let is_so = |(index, word): (usize, &AtomicU64)| word.load(Ordering::Relaxed) == index as u64 * 3;
             assert!(array.iter().enumerate().all(is_so));
         }

@@ -1,0 +1,252 @@
+//! Who has how much of one run: an entry a holder.
+//!
+//! The first few stand in the run. The others are in a list that begins with a summary of all, so that a search need not look at each where
+//! all have what it asks about, as they mostly have of a common prompt:
+//!
+//! ```text
+//! word 0: `words`, `least`     `words` words: a bit for each slot that has an entry     the entries that do not stand in the run
+//! ```
+//!
+//! No entry reaches less far than `least` in all tiers. Where there are many, all may reach further. The bits are left out where they would
+//! take much beside the entries.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::entry::Entry;
+use crate::index::directory::{HolderSlot, SlotBits};
+use crate::index::hook::point;
+use crate::words::copy;
+
+/// The step of tiers that `least` is of: all of them.
+const STEP: u32 = 2;
+const LEAST_MASK: u64 = 0xffff;
+const WORDS_SHIFT: u32 = 16;
+/// Up to so many places are looked at where the entry that reached least far has changed.
+const FEW: usize = 256;
+/// Entries of a list for each word of bits, at least.
+const ENTRIES_OF_WORD: usize = 4;
+
+/// The entries of a run.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Roster<'g> {
+    inline: &'g [AtomicU64],
+    head: Option<&'g AtomicU64>,
+    slots: &'g [AtomicU64],
+    listed: &'g [AtomicU64],
+}
+
+#[inline]
+fn entry(word: &AtomicU64) -> Entry {
+    Entry::from_bits(word.load(Ordering::Acquire))
+}
+
+impl<'g> Roster<'g> {
+    /// The entries that stand in the run, and the list.
+    #[inline]
+    #[allow(clippy::cast_possible_truncation, reason = "no more than the list has")]
+    pub(super) fn new(inline: &'g [AtomicU64], list: &'g [AtomicU64]) -> Self {
+        let (head, rest) = list.split_at(list.len().min(1));
+        let head = head.first();
+        let words = head.map_or(0, |head| head.load(Ordering::Acquire) >> WORDS_SHIFT);
+        let (slots, listed) = rest.split_at(rest.len().min(words as usize));
+        Self {
+            inline,
+            head,
+            slots,
+            listed,
+        }
+    }
+
+    /// Who has the first `blocks` in the tiers of `step`, where those are all who have anything; none where that is not known.
+    #[inline]
+    pub(crate) fn all<S: SlotBits>(self, step: u32, blocks: usize) -> Option<S> {
+        let least = self.head?.load(Ordering::Acquire) & LEAST_MASK;
+        let is_known = step == STEP && !self.slots.is_empty() && least >= blocks as u64;
+        point();
+        let slots = self.slots.iter();
+        is_known.then(|| S::from_words(slots.map(|word| word.load(Ordering::Acquire))))
+    }
+
+    /// All entries, with those of nobody, in two lists: a search goes over each in a loop of few instructions.
+    #[inline]
+    pub(crate) fn lists(self) -> [impl Iterator<Item = Entry> + 'g; 2] {
+        [self.inline, self.listed].map(|words| words.iter().map(entry))
+    }
+
+    /// All entries; each is of one instant.
+    #[inline]
+    pub(crate) fn entries(self) -> impl Iterator<Item = Entry> + 'g {
+        let all = self.lists().into_iter().flatten();
+        all.filter(|entry| !entry.is_none())
+    }
+
+    fn word(self, index: usize) -> Option<&'g AtomicU64> {
+        let listed = || self.listed.get(index - self.inline.len());
+        self.inline.get(index).or_else(listed)
+    }
+
+    /// The entry at a place; nobody's beyond the end.
+    pub(super) fn get(self, index: usize) -> Entry {
+        self.word(index).map_or(Entry::default(), entry)
+    }
+
+    pub(super) fn places(self) -> usize {
+        self.inline.len() + self.listed.len()
+    }
+
+    /// The first place where the entry `is_it`.
+    pub(super) fn find(self, is_it: impl Fn(Entry) -> bool) -> Option<usize> {
+        (0..self.places()).find(|index| is_it(self.get(*index)))
+    }
+
+    /// Whether there is a list, and nobody's entry in it.
+    pub(super) fn has_empty_list(self) -> bool {
+        self.head.is_some() && self.listed.iter().all(|word| entry(word).is_none())
+    }
+
+    /// How many words of bits and how many entries a list must have in place of this one, so that a slot's entry can be at `index`; none
+    /// where it can be there already.
+    pub(super) fn wanting(self, slot: HolderSlot, index: usize) -> Option<[usize; 2]> {
+        let room = match index < self.places() {
+            true => self.listed.len(),
+            false => (self.listed.len() * 2).max(ENTRIES_OF_WORD),
+        };
+        let has_bits = self.slots.is_empty() || slot.index() < self.slots.len() * 64;
+        let others = self.entries().map(Entry::slot);
+        (room > self.listed.len() || !has_bits).then(|| {
+            let words = others.fold(slot, Ord::max).index() / 64 + 1;
+            [if words * ENTRIES_OF_WORD <= room { words } else { 0 }, room]
+        })
+    }
+
+    /// Makes a list of nothing but 0 one of these entries, with so many words of bits.
+    pub(super) fn copy_to(self, list: &[AtomicU64], words: usize) {
+        let Some(head) = list.first() else { return };
+        head.store((words as u64) << WORDS_SHIFT, Ordering::Relaxed);
+        let next = Roster::new(self.inline, list);
+        copy(self.listed, next.listed);
+        next.entries().for_each(|entry| next.mark(entry.slot(), true));
+        next.sum_up(head);
+    }
+
+    /// Sets a slot's entry at a place that there is, or takes it away.
+    pub(super) fn set(self, index: usize, slot: HolderSlot, next: Entry) {
+        let Some(word) = self.word(index) else { return };
+        let before = entry(word);
+        word.store(next.bits(), Ordering::Release);
+        let Some(head) = self.head else { return };
+        self.mark(slot, !next.is_none());
+        let now = head.load(Ordering::Relaxed);
+        let least = now & LEAST_MASK;
+        let reach = u64::from(next.reach(STEP));
+        if !next.is_none() && reach < least {
+            head.store(now - least + reach, Ordering::Release);
+        } else if !before.is_none() && u64::from(before.reach(STEP)) == least && self.places() <= FEW {
+            self.sum_up(head);
+        }
+    }
+
+    /// Sets the bit of a slot, where there are bits.
+    fn mark(self, slot: HolderSlot, is_there: bool) {
+        if let Some(word) = self.slots.get(slot.index() / 64) {
+            let (bits, bit) = (word.load(Ordering::Relaxed), 1 << (slot.index() % 64));
+            word.store(if is_there { bits | bit } else { bits & !bit }, Ordering::Release);
+        }
+    }
+
+    fn sum_up(self, head: &AtomicU64) {
+        let least = self.entries().map(|entry| entry.reach(STEP)).min();
+        let words = (self.slots.len() as u64) << WORDS_SHIFT;
+        head.store(words | u64::from(least.unwrap_or(0)), Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use kvatlas_lab::random::Random;
+
+    use super::*;
+    use crate::index::directory::SlotSet;
+
+    /// Entries of a run, changed as a writer changes them.
+    #[derive(Default)]
+    struct Run {
+        inline: [AtomicU64; 2],
+        list: Vec<AtomicU64>,
+    }
+
+    impl Run {
+        fn roster(&self) -> Roster<'_> {
+            Roster::new(&self.inline, &self.list)
+        }
+
+        fn set(&mut self, slot: HolderSlot, entry: Entry) {
+            let own = self
+                .roster()
+                .find(|entry| !entry.is_none() && entry.slot() == slot);
+            let index = own.or_else(|| self.roster().find(Entry::is_none));
+            let index = index.unwrap_or(self.roster().places());
+            if let Some([words, room]) = self.roster().wanting(slot, index) {
+                let next: Vec<AtomicU64> = (0..1 + words + room).map(|_| AtomicU64::new(0)).collect();
+                self.roster().copy_to(&next, words);
+                self.list = next;
+            }
+            self.roster().set(index, slot, entry);
+        }
+    }
+
+    #[test]
+    fn a_roster_equals_a_model() {
+        let mut random = Random::new(11);
+        let (mut answered, mut others) = (0, 0);
+        for (slots, reaches) in [(3, 4), (60, 3), (60, 50), (300, 3), (9000, 3)] {
+            let (mut run, mut model) = (Run::default(), BTreeMap::new());
+            for _ in 0..3000 {
+                let slot = HolderSlot::new(random.below(slots)).unwrap();
+                let reach = u16::try_from(random.below(reaches)).unwrap();
+                let entry = Entry::new(slot, [0, 0, reach], reach.max(1));
+                if random.chance(25) {
+                    if model.remove(&slot).is_some() {
+                        run.set(slot, Entry::default());
+                    }
+                } else {
+                    model.insert(slot, entry);
+                    run.set(slot, entry);
+                }
+                let mut entries: Vec<Entry> = run.roster().entries().collect();
+                entries.sort_by_key(|entry| entry.slot());
+                assert!(entries.iter().eq(model.values()));
+                assert!(
+                    run.list.len() <= (model.len() * 4).max(300),
+                    "{} for {}",
+                    run.list.len(),
+                    model.len()
+                );
+                assert!(run.roster().all::<SlotSet>(1, 0).is_none());
+                for blocks in 0..reaches {
+                    let all = model
+                        .values()
+                        .all(|entry| usize::from(entry.reach(STEP)) >= blocks);
+                    match run.roster().all::<SlotSet>(STEP, blocks) {
+                        Some(found) => {
+                            assert!(all);
+                            let expected: SlotSet = model.keys().copied().collect();
+                            let words = found.words().iter().chain(std::iter::repeat(&0));
+                            assert!(
+                                words
+                                    .zip(expected.words())
+                                    .all(|(found, expected)| found == expected)
+                            );
+                            assert!(found.words().len() >= expected.words().len());
+                            answered += 1;
+                        }
+                        None => others += usize::from(all),
+                    }
+                }
+            }
+        }
+        assert!(answered > 10_000 && others < answered, "{answered} and {others}");
+    }
+}
