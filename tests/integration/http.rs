@@ -3,8 +3,8 @@
 use kvatlas::daemon::Daemon;
 use kvatlas_core::hash::{BlockHash, BlockSize, HashSeed, SequenceHash, block_hashes, sequence_hashes};
 use kvatlas_core::wire::{
-    BatchCursor, Event, ModelKey, NamespaceName, QueryKey, Rank, SingleQuery, StoredBlocks, Tier,
-    worker_of_instance,
+    BatchCursor, BlockContent, Event, ModelKey, NamespaceName, QueryKey, Rank, SingleQuery, StoredBlocks,
+    Tier, worker_of_instance,
 };
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -209,6 +209,52 @@ async fn a_doubt_shows_in_the_header() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn holders_that_cannot_be_found_by_tokens_show_in_the_header() {
+    let mut site = site(&[]).await;
+    let foreign = StoredBlocks {
+        content: Some(BlockContent::BlockHashes(blocks(3))),
+        ..StoredBlocks::by_sequence(None, None, hashes(900, 3))
+    };
+    site.tell("8", 0, Tier::DEVICE, Event::Stored(foreign), 1).await;
+    for (path, body, is_exact) in [
+        ("/v1/query", json!({"model": MODEL, "tokens": tokens(5)}), false),
+        (
+            "/v1/query",
+            json!({"model": MODEL, "queries": [{"tokens": tokens(5)}]}),
+            false,
+        ),
+        (
+            "/query",
+            json!({"model_name": MODEL, "token_ids": tokens(5)}),
+            false,
+        ),
+        (
+            "/query",
+            json!({"model": MODEL, "token_ids": tokens(5), "block_size": 16}),
+            false,
+        ),
+        (
+            "/query_by_hash",
+            json!({"model_name": MODEL, "block_hashes": blocks(5)}),
+            false,
+        ),
+        // Its own hashes find it.
+        (
+            "/query_by_hash",
+            json!({"model": MODEL, "seq_hashes": hashes(900, 3), "block_size": 16}),
+            true,
+        ),
+    ] {
+        let answer = site.post(path, body.clone()).await;
+        assert_eq!(
+            (answer.status, answer.is_exact()),
+            (200, is_exact),
+            "{path} {body}"
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn bad_requests_have_typed_answers() {
     let mut site = site(&[("http.max_body_bytes", "4096"), ("queries.max_depth_blocks", "8")]).await;
     for (path, body, status) in [
@@ -238,9 +284,32 @@ async fn bad_requests_have_typed_answers() {
             json!({"model": MODEL, "token_ids": [1], "block_size": 16, "lora_id": 3}),
             400,
         ),
+        // A number of an adapter is no name in either dialect: the answer would be that of the base model.
+        (
+            "/query",
+            json!({"model_name": MODEL, "token_ids": [1], "lora_id": 3}),
+            400,
+        ),
         (
             "/query_by_hash",
             json!({"model_name": MODEL, "block_hashes": [1], "cache_salt": "x"}),
+            400,
+        ),
+        // Hashes of other blocks are nobody's.
+        (
+            "/query_by_hash",
+            json!({"model_name": MODEL, "block_hashes": [1], "block_size": 32}),
+            400,
+        ),
+        // One namespace is asked about, not one for each query.
+        (
+            "/v1/query",
+            json!({"model": MODEL, "queries": [{"model": "other", "tokens": [1]}]}),
+            400,
+        ),
+        (
+            "/v1/query",
+            json!({"model": MODEL, "queries": [{"namespace": "other", "tokens": [1]}]}),
             400,
         ),
         (

@@ -141,6 +141,10 @@ fn known_key(name: &str) -> Option<&'static str> {
 }
 
 impl RequestJson {
+    fn names_cache(&self) -> bool {
+        self.namespace.is_some() || self.model.is_some() || self.tenant.is_some()
+    }
+
     fn read<'de, A: MapAccess<'de>>(&mut self, key: &'static str, map: &mut A) -> Result<(), A::Error> {
         let value = match key {
             "namespace" => {
@@ -189,9 +193,14 @@ impl<'de> Deserialize<'de> for Queries {
 
             fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Queries, A::Error> {
                 let mut queries = Vec::new();
-                while let Some(query) = items.next_element()? {
+                while let Some(query) = items.next_element::<RequestJson>()? {
                     if queries.len() == QUERIES_MAX {
                         return Err(A::Error::invalid_length(QUERIES_MAX + 1, &self));
+                    }
+                    if query.names_cache() {
+                        let text =
+                            "one of the queries names a cache of its own; all are asked of the request's";
+                        return Err(A::Error::custom(text));
                     }
                     queries.push(query);
                 }
@@ -268,7 +277,7 @@ pub(super) async fn query(
 }
 
 fn is_exact(reply: &QueryReply) -> bool {
-    reply.holders.iter().all(|holder| holder.exact)
+    reply.foreign_holders == 0 && reply.holders.iter().all(|holder| holder.exact)
 }
 
 /// Which namespace's status is asked for.

@@ -19,6 +19,7 @@ pub(super) enum Words {
 pub(super) struct Scores {
     block_size: u32,
     holders: Vec<FoundHolder>,
+    has_foreign: bool,
 }
 
 impl Scores {
@@ -30,12 +31,13 @@ impl Scores {
         Self {
             block_size: found.block_size,
             holders,
+            has_foreign: found.foreign_holders > 0,
         }
     }
 
-    /// Whether the state of every holder in the answer is certain.
+    /// Whether the state of every holder in the answer is certain, and none is left out that cannot be found so.
     pub(super) fn are_exact(&self) -> bool {
-        self.holders.iter().all(|holder| holder.is_exact)
+        !self.has_foreign && self.holders.iter().all(|holder| holder.is_exact)
     }
 
     fn instances(&self) -> impl Iterator<Item = Ranks<'_>> {
@@ -162,6 +164,7 @@ mod tests {
         let scores = Scores::new(Found {
             block_size: 16,
             asked_blocks: 9,
+            foreign_holders: 0,
             holders: vec![
                 holder("b_dc", 0, 4, [1, 3]),
                 holder("a", 1, 2, [2, 2]),

@@ -273,13 +273,12 @@ impl Answerer {
             sample.answered(state_of(holders.iter().map(|holder| holder.exact)));
             sample.offer(&namespace.name, &mut chain, doubts.look.now_us);
         }
-        let is_content = matches!(query.key, QueryKey::Tokens { .. } | QueryKey::BlockHashes(_));
         Ok(QueryReply {
             v: PROTOCOL_VERSION,
             query_blocks: saturating_u32(chain.len()),
             holders,
             holders_total,
-            foreign_holders: if is_content { indexer.foreign_holders() } else { 0 },
+            foreign_holders: foreign_holders(indexer, &query.key),
             gathered: None,
             unseen_blocks_max: 0,
             behind_us: doubts.look.behind_us,
@@ -327,6 +326,14 @@ impl Answerer {
             gathered: None,
             behind_us: doubts.look.behind_us,
         })
+    }
+}
+
+/// How many holders of the namespace a query by `key` cannot find: their engines' hashes are not the contract's chain.
+fn foreign_holders(indexer: &PositionalIndexer, key: &QueryKey) -> u32 {
+    match key {
+        QueryKey::Tokens { .. } | QueryKey::BlockHashes(_) => indexer.foreign_holders(),
+        QueryKey::SequenceHashes(_) | QueryKey::LineageHashes(_) => 0,
     }
 }
 

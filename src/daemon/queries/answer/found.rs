@@ -7,7 +7,7 @@ use crate::daemon::metrics::AnsweredPrompt;
 
 use super::super::prompts::state_of;
 use super::super::whole::search_whole;
-use super::{Answerer, saturating_u32};
+use super::{Answerer, foreign_holders, saturating_u32};
 
 /// One holder of a prefix, as [`Answerer::find`] gives it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,6 +31,8 @@ pub(crate) struct Found {
     pub(crate) asked_blocks: u32,
     /// The holders.
     pub(crate) holders: Vec<FoundHolder>,
+    /// How many holders of the namespace a query in this form cannot find.
+    pub(crate) foreign_holders: u32,
 }
 
 impl Found {
@@ -87,6 +89,7 @@ impl Answerer {
             block_size: namespace.indexer.settings().block_size.as_u32(),
             asked_blocks: saturating_u32(chain.len()),
             holders,
+            foreign_holders: foreign_holders(&namespace.indexer, key),
         })
     }
 }
