@@ -326,6 +326,54 @@ async fn messages_removed_from_the_middle_of_the_stream_are_missed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn messages_removed_from_the_end_of_the_stream_are_missed() {
+    for server in servers() {
+        let broker = Restartable::start(&server).await;
+        let client = Client::connect(broker.url()).await;
+        let folder = tempfile::tempdir().unwrap();
+        let settings = [JETSTREAM, ("snapshots.directory", path_text(folder.path()))];
+        let first = daemon(broker.url(), &settings).await;
+        let [mut steady, mut holed] = of_three_blocks(&client, ["steady", "holed"]).await;
+        first.stop().await;
+        for _ in 0..2 {
+            holed.publish(Tier::DEVICE, Vec::new()).await.unwrap();
+        }
+        kept(&client.nats, 2, 2).await;
+        let stream = jetstream::new(client.nats.clone())
+            .get_stream(STREAM)
+            .await
+            .unwrap();
+        for sequence in [3, 4] {
+            stream.delete_message(sequence).await.unwrap();
+        }
+
+        // From the snapshot, and from nothing: it does not wait for messages that never come.
+        for settings in [&settings[..], &[JETSTREAM]] {
+            let second = Process::serve(broker.url(), settings);
+            for name in ["steady", "holed"] {
+                let status = client.holder(name, 0).await.unwrap();
+                assert_eq!(
+                    (status.blocks, reasons(&status)),
+                    (3, vec!["unverified"]),
+                    "{name}"
+                );
+            }
+            assert_eq!(metric(&second, "kvatlas_stream_messages_lost_total"), 2);
+            second.stop();
+        }
+        let third = Process::serve(broker.url(), &settings);
+        assert!(client.tell(&mut steady, "steady", 0, Vec::new()).await.exact);
+        holed.publish(Tier::DEVICE, Vec::new()).await.unwrap();
+        eventually("the next batch shows the hole", async || {
+            let status = client.holder("holed", 0).await?;
+            has_gap(&status).then_some(())
+        })
+        .await;
+        third.stop();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_stream_of_something_else_is_not_taken_for_the_events() {
     for server in servers() {
         let broker = Restartable::start(&server).await;

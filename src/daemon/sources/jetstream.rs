@@ -24,6 +24,7 @@ use async_nats::jetstream::{self, Context, Message};
 use futures_util::{FutureExt, StreamExt};
 use tokio::sync::watch;
 use tokio::task::coop::unconstrained;
+use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
 use crate::daemon::config::StreamConfig;
@@ -49,6 +50,8 @@ const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
 const PULL_DURATION: Duration = Duration::from_secs(30);
 /// How long the server may take to answer the first request for messages.
 const PROBE_PATIENCE: Duration = Duration::from_secs(5);
+/// How long the next message may take where the stream is known to have one. After that, a look shows whether it is gone.
+const NEXT_PATIENCE: Duration = Duration::from_secs(3);
 /// How many times are remembered at which the stream was known to have more than was read.
 const SIGHTINGS_MAX: usize = 64;
 /// The least time between two of them, in microseconds.
@@ -73,6 +76,8 @@ pub(crate) struct JetStreamSource {
     incidents: watch::Receiver<u64>,
     attached: watch::Sender<bool>,
     caught_up: watch::Sender<bool>,
+    /// The last message of the stream that was waited for in vain.
+    not_come: Option<u64>,
     metrics: StreamMetrics,
     tracer: Option<Tracer>,
 }
@@ -114,6 +119,16 @@ struct Attached {
     /// The consumer's number of the next message.
     delivery: u64,
     unread: Unread,
+    /// The last message that had been read at the last look.
+    looked_at: Option<u64>,
+}
+
+impl Attached {
+    /// The last message that is known to be in the stream behind message `last`; none where none is.
+    fn awaited(&self, last: u64) -> Option<u64> {
+        let target = self.stall.as_ref().map(|_| self.target);
+        target.max(self.unread.last()).filter(|awaited| *awaited > last)
+    }
 }
 
 /// Since when the stream is known to have messages that are not read.
@@ -124,6 +139,11 @@ struct Unread {
 }
 
 impl Unread {
+    /// The last message of the stream that is known.
+    fn last(&self) -> Option<u64> {
+        self.sightings.back().map(|(last, _)| *last)
+    }
+
     /// Message `sequence` has been read at `now_us`, and `waiting` were behind it. Returns since when the next message is known; 0 where there
     /// is none.
     fn note(&mut self, sequence: u64, waiting: u64, now_us: u64) -> u64 {
@@ -175,6 +195,7 @@ impl JetStreamSource {
             incidents: parts.incidents,
             attached: parts.attached,
             caught_up: parts.caught_up,
+            not_come: None,
             metrics: StreamMetrics::new(),
             tracer: parts.tracer,
         }
@@ -223,8 +244,12 @@ impl JetStreamSource {
             .consume_from(cursor.sequence + u64::from(check.is_none()))
             .await?;
         let waiting = consumer.cached_info().num_pending;
-        if waiting == 0 && last > cursor.sequence {
-            // All of it went while we asked.
+        let has_unread = waiting > u64::from(check.is_some());
+        // All of it went while we asked, or before. A server that is behind may only not have it yet, so it was waited for.
+        let is_lost = last > cursor.sequence
+            && !has_unread
+            && (check.is_none() || self.not_come.is_some_and(|awaited| awaited >= last));
+        if is_lost {
             self.note_lost(last - cursor.sequence, cursor.sequence + 1);
             self.position.advance(last, None);
         }
@@ -245,10 +270,11 @@ impl JetStreamSource {
             first,
             messages,
             check,
-            target: if waiting == 0 { 0 } else { last },
+            target: if waiting == 0 || is_lost { 0 } else { last },
             stall: Some(stall),
             delivery: 1,
             unread: Unread::default(),
+            looked_at: None,
         })
     }
 
@@ -342,6 +368,8 @@ impl JetStreamSource {
         if attached.check.is_none() {
             self.end_stall(&mut attached, 0).await;
         }
+        let mut looks = tokio::time::interval(NEXT_PATIENCE);
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             let taken = tokio::select! {
                 biased;
@@ -363,11 +391,26 @@ impl JetStreamSource {
                     Beat::Sent | Beat::Other => Ok(()),
                 },
                 next = attached.messages.next() => self.take_next(next, &mut attached).await,
+                _ = looks.tick() => self.look_for_next(&mut attached),
             };
             if let Err((reason, detail)) = taken {
                 return Detached::Reset(reason, detail);
             }
         }
+    }
+
+    /// Where no message has come since the last look, one that is known to be in the stream may be gone: a new consumer shows it.
+    fn look_for_next(&mut self, attached: &mut Attached) -> Result<(), Broken> {
+        let last = self.position.sequence();
+        if attached.looked_at.replace(last) != Some(last) {
+            return Ok(());
+        }
+        self.not_come = attached.awaited(last);
+        self.not_come.map_or(Ok(()), |awaited| {
+            let detail =
+                format!("nothing has come for {NEXT_PATIENCE:?}, and the stream has had message {awaited}");
+            Err((ConsumerReset::Delivery, detail))
+        })
     }
 
     /// Hands over the messages that have come.
