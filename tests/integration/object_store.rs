@@ -152,6 +152,41 @@ async fn a_damaged_object_is_passed_over() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_object_that_has_lost_its_pieces_is_passed_over() {
+    for server in servers() {
+        let broker = Restartable::start(&server).await;
+        let client = Client::connect(broker.url()).await;
+        let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+        let here = settings(folders[0].path());
+        let first = daemon(broker.url(), &borrowed(&here)).await;
+        let mut publisher = client.publisher("gpu-0", 0);
+        client
+            .tell(&mut publisher, "gpu-0", 0, vec![stored(hashes(10, 5))])
+            .await;
+        let seen = objects(&client).await;
+        newer_object(&client, &seen).await;
+        newer_object(&client, &seen).await;
+        first.stop().await;
+        let object = bucket(&client)
+            .await
+            .unwrap()
+            .put("snapshot-09000000000000000000.kvs", &mut &b"whatever"[..])
+            .await
+            .unwrap();
+        let jetstream = jetstream::new(client.nats.clone());
+        let stream = jetstream.get_stream(format!("OBJ_{BUCKET}")).await.unwrap();
+        let pieces = format!("$O.{BUCKET}.C.{}", object.nuid);
+        stream.purge().filter(pieces).await.unwrap();
+
+        let there = settings(folders[1].path());
+        let second = daemon(broker.url(), &borrowed(&there)).await;
+        let status = client.holder("gpu-0", 0).await.unwrap();
+        assert_eq!((status.blocks, reasons(&status)), (5, vec!["unverified"]));
+        second.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_broker_without_jetstream_costs_the_bucket_and_nothing_else() {
     let broker = broker().await;
     let client = Client::connect(broker.url()).await;

@@ -33,6 +33,8 @@ use super::directory::{DirectoryAction, DirectoryError, SnapshotDirectory, stamp
 const BUCKET_AGE_MAX: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 /// Bytes of one piece of an object. Below the least `max_payload` that servers usually have.
 const PIECE_BYTES: usize = 512 << 10;
+/// The time to fetch a snapshot, by the time that one piece of it may take.
+const PIECES_PATIENCE_SHARE: u32 = 4;
 /// Most objects of a bucket that are looked at.
 const OBJECTS_MAX: usize = 10_000;
 
@@ -224,9 +226,17 @@ impl SnapshotStore {
         let mut temporary = directory.temporary()?;
         let mut piece = vec![0; PIECE_BYTES];
         let mut bytes = 0;
+        // The client waits for ever for a piece that is gone, and there may be older objects.
+        let piece_patience = self.config.patience / PIECES_PATIENCE_SHARE;
         loop {
             // The client compares the digest at the end.
-            let length = object.read(&mut piece).await.map_err(|error| failed(&error))?;
+            let read = tokio::time::timeout(piece_patience, object.read(&mut piece)).await;
+            let read = read.map_err(|_| {
+                failed(&format_args!(
+                    "its next piece did not come within {piece_patience:?}"
+                ))
+            })?;
+            let length = read.map_err(|error| failed(&error))?;
             if length == 0 {
                 break;
             }
