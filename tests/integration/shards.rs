@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use crate::support::metrics::counter;
+use crate::support::metrics::{counter, total};
 use crate::support::process::Process;
 use crate::support::{
     Client, PATIENCE, broker, daemon, eventually, hashes, http_get, matches, namespace, stored, subjects,
@@ -142,6 +142,41 @@ async fn missing_shards_are_named() {
     // Shard 1 may know the namespace, so that the others do not is no answer.
     let unknown = queries.query(&"nobody".parse().unwrap(), query(None)).await;
     assert!(matches!(unknown, Err(ClientError::Refused(error)) if error.code == ErrorCode::Unavailable));
+    first.stop();
+    second.stop();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_shard_that_drops_the_events_of_a_namespace_is_missing_there() {
+    let broker = broker().await;
+    let first = shard(broker.url(), "0/2");
+    let settings = [
+        ("sharding.shard", "1/2"),
+        ("limits.named_namespaces_only", "true"),
+    ];
+    let second = Process::serve(broker.url(), &settings);
+    let client = Client::connect(broker.url()).await;
+    publish(&client).await;
+    eventually("the second has dropped them", async || {
+        let dropped = total(&second, "kvatlas_batches_dropped_total", "namespace_not_named");
+        (dropped > 0.0).then_some(())
+    })
+    .await;
+    let queries = gathering(&client, PATIENCE).await;
+    let reply = eventually("the first knows its workers", async || {
+        let reply = queries.query(&namespace(), query(None)).await.ok()?;
+        (reply.holders.len() == workers_of(&first)).then_some(reply)
+    })
+    .await;
+    assert!(reply.holders.len() < WORKERS as usize);
+    assert_eq!(missing(&reply), (2, vec![1]));
+    assert_eq!(
+        queries.status(&namespace()).await.unwrap().gathered,
+        reply.gathered
+    );
+    // Of what nobody publishes, nothing is dropped.
+    let unknown = queries.query(&"nobody".parse().unwrap(), query(None)).await;
+    assert!(matches!(unknown, Err(ClientError::Refused(error)) if error.code == ErrorCode::UnknownNamespace));
     first.stop();
     second.stop();
 }

@@ -1,6 +1,6 @@
 //! Namespaces: indexes by name.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -62,6 +62,9 @@ pub enum NamespaceRefused {
     NotNamed,
 }
 
+/// Most names of refused namespaces that are remembered. Where more have come, every name may be one of them.
+const REFUSED_MAX: usize = 1024;
+
 /// All namespaces. They come into being with their first event, or are there from the start where the configuration
 /// names them.
 #[derive(Debug)]
@@ -72,6 +75,8 @@ pub struct Namespaces {
     namespaces_max: usize,
     /// Whether others than those of the configuration may exist.
     is_open: bool,
+    /// Namespaces that were to be made, and were refused.
+    refused: RwLock<HashSet<NamespaceName>>,
     total: Arc<TotalUsage>,
 }
 
@@ -96,6 +101,7 @@ impl Namespaces {
             limits,
             namespaces_max,
             is_open: true,
+            refused: RwLock::default(),
             total,
         }
     }
@@ -135,18 +141,44 @@ impl Namespaces {
         if let Some(found) = current.get(name) {
             return Ok(Arc::clone(found));
         }
-        if !self.is_open {
-            return Err(NamespaceRefused::NotNamed);
+        if let Some(refused) = self.refuses(current.len()) {
+            drop(current);
+            self.note_refused(name);
+            return Err(refused);
         }
-        if current.len() >= self.namespaces_max {
-            return Err(NamespaceRefused::LimitReached {
-                namespaces: self.namespaces_max,
-            });
-        }
+        self.refused.write().remove(name);
         let indexer = PositionalIndexer::sharing(self.defaults, self.limits, &self.total);
         let created = Namespace::new(name.clone(), indexer, false);
         current.insert(name.clone(), Arc::clone(&created));
         Ok(created)
+    }
+
+    /// Why no further namespace can be made where there are so many; none where one can.
+    fn refuses(&self, namespaces: usize) -> Option<NamespaceRefused> {
+        let limit = self.namespaces_max;
+        match self.is_open {
+            false => Some(NamespaceRefused::NotNamed),
+            true if namespaces >= limit => Some(NamespaceRefused::LimitReached { namespaces: limit }),
+            true => None,
+        }
+    }
+
+    fn note_refused(&self, name: &NamespaceName) {
+        if !self.was_refused(name) {
+            self.refused.write().insert(name.clone());
+        }
+    }
+
+    fn was_refused(&self, name: &NamespaceName) -> bool {
+        let refused = self.refused.read();
+        refused.contains(name) || refused.len() >= REFUSED_MAX
+    }
+
+    /// Why the namespace called `name` does not exist although somebody has wanted to make it; none where nobody has, or where it could be
+    /// made by now. Where more than 1,024 were refused, it may be one of them.
+    pub fn refusal(&self, name: &NamespaceName) -> Option<NamespaceRefused> {
+        let namespaces = self.current.read().len();
+        self.refuses(namespaces).filter(|_| self.was_refused(name))
     }
 
     /// All namespaces, by name.

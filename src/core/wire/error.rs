@@ -220,7 +220,7 @@ pub enum ErrorCode {
     TooLarge = 413,
     /// More large requests wait on the connection than may; ask again later, or for less at once.
     TooManyRequests = 429,
-    /// The daemon is starting or draining; ask again or ask another replica.
+    /// The daemon is starting or draining, or drops the namespace's events; ask again or ask another replica.
     Unavailable = 503,
     /// The request speaks another version of the contract.
     UnsupportedVersion = 505,

@@ -218,13 +218,22 @@ impl Answerer {
 
     /// The namespace `name`, or the error that says that it is unknown.
     pub(crate) fn namespace(&self, name: &NamespaceName) -> Result<Arc<Namespace>, WireError> {
-        self.namespaces.get(name).ok_or_else(|| {
-            let text = format!(
-                "no events have come for namespace {name:?} and no configuration names it; check the name, or ask \
-                 again when a worker has published"
-            );
-            WireError::new(ErrorCode::UnknownNamespace, text)
-        })
+        self.namespaces
+            .get(name)
+            .ok_or_else(|| match self.namespaces.refusal(name) {
+                // Somebody has blocks there, and this daemon does not know whose they are.
+                Some(refused) => {
+                    let text = format!("events of namespace {name:?} have come and were dropped: {refused}");
+                    WireError::new(ErrorCode::Unavailable, text)
+                }
+                None => {
+                    let text = format!(
+                        "no events have come for namespace {name:?} and no configuration names it; check the name, or ask \
+                         again when a worker has published"
+                    );
+                    WireError::new(ErrorCode::UnknownNamespace, text)
+                }
+            })
     }
 
     fn replies(

@@ -60,3 +60,31 @@ fn where_only_named_ones_may_exist_no_other_is_made() {
     let refused = namespaces.get_or_create(&name("other")).unwrap_err();
     assert_eq!(refused, NamespaceRefused::NotNamed);
 }
+
+#[test]
+fn who_was_refused_is_remembered_until_there_is_room() {
+    let namespaces = namespaces();
+    let (second, third) = (name("second"), name("third"));
+    assert_eq!(namespaces.refusal(&third), None);
+    for made in [&second, &third] {
+        drop(namespaces.get_or_create(made).unwrap());
+    }
+    let wanted = name("wanted");
+    assert_eq!(namespaces.refusal(&wanted), None, "nobody has wanted it yet");
+    let refused = namespaces.get_or_create(&wanted).unwrap_err();
+    assert_eq!(namespaces.refusal(&wanted), Some(refused));
+    assert_eq!(namespaces.refusal(&name("other")), None);
+    // Of very many, not all are remembered: any may be one of them.
+    for number in 0..2000 {
+        namespaces
+            .get_or_create(&name(&format!("n{number}")))
+            .unwrap_err();
+    }
+    for name in ["n1999", "other"].map(name) {
+        assert!(namespaces.refusal(&name).is_some(), "{name}");
+    }
+    namespaces.forget_empty(0, 10);
+    assert_eq!(namespaces.forget_empty(11, 10).len(), 2);
+    assert_eq!(namespaces.refusal(&wanted), None);
+    namespaces.get_or_create(&wanted).unwrap();
+}
