@@ -6,11 +6,12 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use kvatlas::daemon::broker::embedded::{BrokerOptions, EmbeddedBroker};
 use kvatlas_core::hash::SequenceHash;
+use kvatlas_core::wire::Tier;
 use serde_json::{Value, json};
 
 use crate::support::jetstream::{JETSTREAM, STREAM};
 use crate::support::process::kvatlas;
-use crate::support::{Client, broker, daemon, eventually, hashes, server, stored};
+use crate::support::{Client, broker, daemon, eventually, hashes, http_get, server, stored};
 
 /// Every answer to a question, once so many have come.
 async fn asked(client: &Client, subject: &str, answers: usize) -> Vec<Value> {
@@ -160,6 +161,41 @@ async fn the_doctor_finds_the_replicas_itself() {
     let not_ours = elsewhere.admin_address().unwrap().to_string();
     assert!(!names.iter().any(|name| name.contains(&not_ours)), "{names:?}");
     for daemon in [one, other, elsewhere] {
+        daemon.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_doctor_finds_daemons_that_hash_differently() {
+    let broker = broker().await;
+    let one = daemon(broker.url(), &[]).await;
+    let other = daemon(broker.url(), &[("namespace_defaults.block_size", "32")]).await;
+    let client = Client::connect(broker.url()).await;
+    asked(&client, "$SRV.PING", 2).await;
+    let mut publisher = client.publisher("gpu-0", 0);
+    let events = vec![stored(hashes(1, 4))];
+    publisher.publish(Tier::DEVICE, events).await.unwrap();
+    let places = [&one, &other].map(|daemon| daemon.admin_address().unwrap());
+    eventually("both know the namespace", async || {
+        let known = places.map(|place| http_get(place, "/index").1.contains("\"llama\""));
+        (known == [true, true]).then_some(())
+    })
+    .await;
+    let url = broker.url().to_owned();
+    let looking = tokio::task::spawn_blocking(move || {
+        let mut doctor = kvatlas(&["doctor", "--nats-url", &url, "--json"]);
+        doctor.output().unwrap()
+    });
+    let looked = looking.await.unwrap();
+    assert_eq!(looked.status.code(), Some(1));
+    let found: Value = serde_json::from_slice(&looked.stdout).unwrap();
+    let checks = found["checks"].as_array().unwrap();
+    let check = checks.iter().find(|check| check["name"] == "namespaces").unwrap();
+    let text = check.to_string();
+    for word in ["llama", "16 tokens", "32 tokens"] {
+        assert!(text.contains(word), "{text}");
+    }
+    for daemon in [one, other] {
         daemon.stop().await;
     }
 }

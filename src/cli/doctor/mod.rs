@@ -2,6 +2,7 @@
 
 mod broker;
 mod daemon;
+mod namespaces;
 mod permissions;
 mod replicas;
 mod report;

@@ -10,6 +10,7 @@ use kvatlas_client::unix_time_us;
 use serde::Deserialize;
 
 use super::broker::Connected;
+use super::namespaces::{self, Hashed};
 use super::report::Check;
 use crate::cli::Failure;
 use crate::cli::admin_client::{AdminArguments, AdminClient};
@@ -26,6 +27,11 @@ const REPLICAS_MAX: usize = 256;
 #[derive(Debug, Deserialize)]
 struct Index {
     namespaces: Vec<Sizes>,
+}
+
+#[derive(Debug, Deserialize)]
+struct HashedIndex {
+    namespaces: Vec<Hashed>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -158,11 +164,27 @@ pub(super) async fn check(replicas: &[Replica], patience: Duration) -> Vec<Check
             }
         }
     }
+    checks.extend(compare_hashing(groups.values().flatten().copied().collect()).await);
     for (group, replicas) in groups.into_iter().filter(|(_, replicas)| replicas.len() > 1) {
         let count = async || try_join_all(replicas.iter().map(|replica| holders_of(replica))).await;
         checks.push(compare(group, count_until_alike(patience, count).await));
     }
     checks
+}
+
+/// Whether all daemons with an index, of whichever group, hash their namespaces alike; none where there is only one.
+async fn compare_hashing(daemons: Vec<&AdminClient>) -> Option<Check> {
+    if daemons.len() < 2 {
+        return None;
+    }
+    let asked = daemons.iter().map(async |daemon| {
+        let index: HashedIndex = daemon.json("/index").await?;
+        Ok::<_, Failure>((daemon.authority(), index.namespaces))
+    });
+    Some(match try_join_all(asked).await {
+        Ok(known) => namespaces::compare(&known),
+        Err(failure) => Check::skipped("namespaces", failure),
+    })
 }
 
 /// What `count` gives; again, until all numbers are the same or `patience` has ended. Holders come and go, as the probe's own just has, and
