@@ -2,6 +2,7 @@
 
 mod cli;
 
+use std::io::ErrorKind;
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -47,11 +48,11 @@ fn main() -> ExitCode {
 
 /// Prints the help that was asked for, or says what is wrong with the command line.
 fn end_parsing(refusal: &clap::Error) -> ExitCode {
-    // A closed terminal is no reason to fail.
-    let _ = refusal.print();
-    match refusal.use_stderr() {
-        true => ExitStatus::Usage.into(),
-        false => ExitCode::SUCCESS,
+    match (refusal.use_stderr(), refusal.print()) {
+        (true, _) => ExitStatus::Usage.into(),
+        // A closed terminal is no reason to fail.
+        (false, Err(error)) if error.kind() != ErrorKind::BrokenPipe => ExitStatus::Failed.into(),
+        (false, _) => ExitCode::SUCCESS,
     }
 }
 

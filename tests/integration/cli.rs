@@ -43,6 +43,15 @@ fn dead_broker() -> String {
 }
 
 #[test]
+fn help_that_cannot_be_written_is_a_failure() {
+    for arguments in [&["--help"][..], &["--version"], &["status", "--help"]] {
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let status = kvatlas(arguments).stdout(full).status().unwrap();
+        assert_eq!(status.code(), Some(1), "{arguments:?}");
+    }
+}
+
+#[test]
 fn every_command_has_help_with_an_example() {
     for command in [
         &["serve"][..],
