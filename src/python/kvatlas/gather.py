@@ -181,6 +181,7 @@ def merge_replies(replies: Sequence[QueryReply], query: Query, gathered: Gathere
             holders=merged.holders + more.holders,
             holders_total=merged.holders_total + more.holders_total,
             foreign_holders=merged.foreign_holders + more.foreign_holders,
+            behind_us=max(merged.behind_us, more.behind_us),
         )
 
     merged = reduce(join, replies)
@@ -227,6 +228,7 @@ def merge_statuses(statuses: Sequence[StatusReply], gathered: Gathered) -> Statu
             holders=merged.holders + more.holders,
             distinct_blocks=merged.distinct_blocks + more.distinct_blocks,
             batches_waiting=merged.batches_waiting + more.batches_waiting,
+            behind_us=max(merged.behind_us, more.behind_us),
         )
 
     merged = reduce(join, statuses)

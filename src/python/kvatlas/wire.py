@@ -188,6 +188,7 @@ class QueryReply:
     :param foreign_holders: holders that a query by tokens or block hashes cannot find.
     :param unseen_blocks_max: of a compressed chain: how many blocks a holder of none of the blocks sent can hold.
     :param gathered: in a reply that was put together from those of shards.
+    :param behind_us: the age of the oldest event of the namespace that was known of and not applied, in microseconds.
     :param fields: the whole map, for keys that this release does not know.
     """
 
@@ -197,6 +198,7 @@ class QueryReply:
     foreign_holders: int
     unseen_blocks_max: int
     gathered: Gathered | None
+    behind_us: int
     fields: dict[str, Any]
 
 
@@ -222,6 +224,7 @@ class StatusReply:
     :param block_size: tokens in a block.
     :param distinct_blocks: blocks that some holder can be asked for.
     :param batches_waiting: batches received but not applied yet, of all namespaces.
+    :param behind_us: the age of the oldest event of the namespace that was known of and not applied, in microseconds.
     """
 
     block_size: int
@@ -229,6 +232,7 @@ class StatusReply:
     batches_waiting: int
     holders: tuple[HolderStatus, ...]
     gathered: Gathered | None
+    behind_us: int
     fields: dict[str, Any]
 
     def holder(self, worker: str, rank: int = 0) -> HolderStatus | None:
@@ -320,6 +324,7 @@ def _query_reply(found: _Map) -> QueryReply:
         foreign_holders=found.take("foreign_holders", int, 0),
         unseen_blocks_max=found.take("unseen_blocks_max", int, 0),
         gathered=found.optional("gathered", _gathered),
+        behind_us=found.take("behind_us", int, 0),
         fields=found.fields,
     )
 
@@ -375,5 +380,6 @@ def decode_status_reply(payload: bytes) -> StatusReply:
         batches_waiting=found.take("batches_waiting", int),
         holders=found.several("holders", _holder_status),
         gathered=found.optional("gathered", _gathered),
+        behind_us=found.take("behind_us", int, 0),
         fields=found.fields,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
+import msgpack
 import pytest
 from nats.aio.msg import Msg
 from processes import Broker, running
@@ -11,8 +12,8 @@ from world import NAMESPACE, eventually, hashes, world
 
 import kvatlas
 from kvatlas import Query, QueryClient, QueryReply, Stored
-from kvatlas.gather import REPLIES_MAX, SHARDS_MAX, Collection
-from kvatlas.wire import ERROR_CODE_HEADER, ERROR_HEADER
+from kvatlas.gather import REPLIES_MAX, SHARDS_MAX, Collection, merge_replies, merge_statuses
+from kvatlas.wire import ERROR_CODE_HEADER, ERROR_HEADER, Gathered, decode_query_reply, decode_status_reply
 
 WORKERS = 9
 
@@ -70,6 +71,17 @@ async def test_a_client_gathers_what_one_daemon_would_say(broker: Broker) -> Non
                 daemon.stop()
             with pytest.raises(kvatlas.NoDaemonError):
                 await queries.query(NAMESPACE, chain)
+
+
+def test_an_answer_is_as_old_as_the_oldest_of_its_shards() -> None:
+    gathered = Gathered(3, ())
+    query = {"v": 1, "query_blocks": 2, "holders": [], "holders_total": 0}
+    status = {"v": 1, "block_size": 16, "distinct_blocks": 0, "batches_waiting": 0, "holders": []}
+    ages: list[dict[str, int]] = [{}, {"behind_us": 700}, {"behind_us": 30}]
+    replies = [decode_query_reply(msgpack.packb(query | age)) for age in ages]
+    statuses = [decode_status_reply(msgpack.packb(status | age)) for age in ages]
+    merged = merge_replies(replies, Query.by_sequence_hashes(hashes(10, 2)), gathered)
+    assert (merged.behind_us, merge_statuses(statuses, gathered).behind_us) == (700, 700)
 
 
 async def test_replies_that_are_of_no_use(broker: Broker) -> None:
