@@ -185,6 +185,7 @@ impl Pipeline {
                 rank: 0,
                 time_us: Some(1),
                 tier: part.tier,
+                block_size: None,
                 events: std::mem::take(&mut part.events),
             };
             black_box(batch.encode());

@@ -246,6 +246,7 @@ fn batch(seq: u64, hashes: Vec<SequenceHash>) -> EventBatch {
         rank: 0,
         time_us: None,
         tier: Tier::DEVICE,
+        block_size: None,
         events: vec![Event::Stored(StoredBlocks::by_sequence(None, None, hashes))],
     }
 }

@@ -261,6 +261,7 @@ impl Inner {
         let options = PublisherOptions {
             settings: NamespaceSettings {
                 block_size,
+                is_size_told: true,
                 // The translator has computed the contract's hashes.
                 hashing: Hashing::Engine,
             },

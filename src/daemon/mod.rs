@@ -112,4 +112,4 @@ mod sources;
 mod traces;
 
 pub(crate) use instance::instance_name;
-pub use life::{Daemon, ReloadReport, StartError, StopReport};
+pub use life::{Daemon, NamespaceError, ReloadReport, StartError, StopReport, namespaces};

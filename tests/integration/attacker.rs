@@ -117,6 +117,7 @@ impl Attacker {
             },
             time_us: self.random.bool().then(|| self.number()),
             tier: Tier::DEVICE,
+            block_size: None,
             events: (0..events).map(|_| self.event()).collect(),
         }
     }

@@ -235,6 +235,7 @@ fn publisher_payload() -> Vec<u8> {
         rank: 0,
         time_us: None,
         tier: kvatlas_core::wire::Tier::DEVICE,
+        block_size: None,
         events,
     };
     batch.encode()

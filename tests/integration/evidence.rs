@@ -151,6 +151,7 @@ fn batch(cursor: BatchCursor, time_us: Option<u64>, events: Vec<Event>) -> Event
         rank: 0,
         time_us,
         tier: Tier::DEVICE,
+        block_size: None,
         events,
     }
 }

@@ -444,6 +444,7 @@ fn lies() -> Vec<(&'static str, ResyncFailure, AnswerFault)> {
                     rank: 0,
                     time_us: None,
                     tier: Tier::DEVICE,
+                    block_size: None,
                     events: vec![Event::Cleared],
                 };
                 let mut chunks = padded(chunks, 2);

@@ -104,6 +104,7 @@ async fn duplicates_and_old_epochs_change_nothing() {
             rank: 0,
             time_us: Some(1),
             tier: Tier::DEVICE,
+            block_size: None,
             events: vec![stored(hashes(10, 4))],
         };
         let subject = subjects().events(&namespace(), &worker(GPU));
@@ -435,6 +436,7 @@ async fn a_publisher_can_change_only_the_worker_its_subject_names() {
         rank: 0,
         time_us: None,
         tier: Tier::DEVICE,
+        block_size: None,
         events,
     }
     .encode();

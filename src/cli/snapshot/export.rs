@@ -185,6 +185,7 @@ mod tests {
             blocks: 1,
             hashing: Hashing::Engine,
             block_size: 16,
+            is_size_told: false,
             foreign_chain: false,
             made_us: None,
             forest: None,
@@ -209,6 +210,7 @@ mod tests {
                 rank: 0,
                 time_us: None,
                 tier: Tier::DEVICE,
+                block_size: None,
                 events: vec![Event::Stored(blocks)],
             };
             writer.write_batch(&batch.encode()).unwrap();

@@ -291,6 +291,7 @@ mod tests {
             blocks: 1024,
             hashing: Hashing::Engine,
             block_size: 16,
+            is_size_told: false,
             foreign_chain: false,
             made_us: None,
             forest: None,

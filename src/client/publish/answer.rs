@@ -2,8 +2,8 @@
 
 use kvatlas_core::index::Hashing;
 use kvatlas_core::wire::{
-    BatchCursor, BlockNames, DegradedReasons, ErrorCode, Event, EventBatch, ResyncAnswerKind, ResyncChunk,
-    ResyncRequest, StoredBlocks, Tier, WireError,
+    BlockNames, DegradedReasons, ErrorCode, Event, EventBatch, ResyncAnswerKind, ResyncChunk, ResyncRequest,
+    StoredBlocks, Tier, WireError,
 };
 
 use super::outbox::{Clocks, Outbox, event_bytes};
@@ -71,10 +71,10 @@ impl Outbox {
         events: impl IntoIterator<Item = (Tier, Event)>,
         doubts: DegradedReasons,
     ) -> Vec<Vec<u8>> {
-        let (cursor, rank, bytes_max) = (self.cursor, self.rank, self.options.chunk_bytes_max);
+        let bytes_max = self.options.chunk_bytes_max;
         let is_recomputed = self.options.settings.hashing == Hashing::Recompute;
         let mut batches = Vec::new();
-        let mut open = empty(cursor, rank, Tier::DEVICE);
+        let mut open = self.empty(Tier::DEVICE);
         let mut bytes = 0;
         for (tier, event) in events {
             let event = if is_recomputed {
@@ -84,7 +84,7 @@ impl Outbox {
             };
             let more = event_bytes(&event);
             if !open.events.is_empty() && (open.tier != tier || bytes + more > bytes_max) {
-                batches.push(std::mem::replace(&mut open, empty(cursor, rank, tier)).encode());
+                batches.push(std::mem::replace(&mut open, self.empty(tier)).encode());
                 bytes = 0;
             }
             open.tier = tier;
@@ -95,11 +95,25 @@ impl Outbox {
             batches.push(open.encode());
         }
         if !doubts.is_empty() {
-            let mut doubt = empty(cursor, rank, Tier::DEVICE);
+            let mut doubt = self.empty(Tier::DEVICE);
             doubt.events.push(Event::Doubted(doubts));
             batches.push(doubt.encode());
         }
         batches
+    }
+
+    /// A batch of the full state, without events.
+    fn empty(&self, tier: Tier) -> EventBatch {
+        EventBatch {
+            epoch: self.cursor.epoch,
+            // A state from before the first batch is empty, but a number of 0 is none.
+            seq: self.cursor.seq.max(1),
+            rank: self.rank,
+            time_us: None,
+            tier,
+            block_size: self.told_block_size(),
+            events: Vec::new(),
+        }
     }
 
     /// Spreads batches over chunks; there is always one chunk at least, which has the cursor.
@@ -145,18 +159,6 @@ impl Outbox {
     }
 }
 
-fn empty(cursor: BatchCursor, rank: u32, tier: Tier) -> EventBatch {
-    EventBatch {
-        epoch: cursor.epoch,
-        // A state from before the first batch is empty, but a number of 0 is none.
-        seq: cursor.seq.max(1),
-        rank,
-        time_us: None,
-        tier,
-        events: Vec::new(),
-    }
-}
-
 /// The event without engine hashes that are the sequence hashes again.
 fn without_repetition(event: Event) -> Event {
     let Event::Stored(stored) = event else {
@@ -183,7 +185,7 @@ mod tests {
 
     use kvatlas_core::hash::SequenceHash;
     use kvatlas_core::index::NamespaceSettings;
-    use kvatlas_core::wire::{DegradedReason, HolderId, RemovedBlocks, WireLimits, WorkerName};
+    use kvatlas_core::wire::{BatchCursor, DegradedReason, HolderId, RemovedBlocks, WireLimits, WorkerName};
 
     use super::super::options::{Beginning, PublisherOptions};
     use super::*;

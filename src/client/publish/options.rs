@@ -49,7 +49,8 @@ pub struct PublisherOptions {
     pub beginning: Beginning,
     /// How batches travel.
     pub transport: Transport,
-    /// Block size and hashing of the namespace, as the daemon has them.
+    /// Block size and hashing of the namespace, as the daemon has them. With `is_size_told`, batches say the block size: a namespace that the
+    /// daemon's configuration does not name takes it over.
     pub settings: NamespaceSettings,
     /// The longest silence: a heartbeat ends it.
     pub heartbeat_interval: Duration,

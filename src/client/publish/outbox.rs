@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 
+use kvatlas_core::hash::BlockSize;
 use kvatlas_core::index::RegisterError;
 use kvatlas_core::wire::{
     BatchCursor, BlockContent, BlockNames, DegradedReasons, Event, EventBatch, HolderId, Rank, Tier,
@@ -118,6 +119,12 @@ impl Outbox {
         sealed
     }
 
+    /// What batches say of the blocks' size.
+    pub(super) fn told_block_size(&self) -> Option<BlockSize> {
+        let settings = &self.options.settings;
+        settings.is_size_told.then_some(settings.block_size)
+    }
+
     /// When the open batch has to go, in microseconds on the monotonic clock: a delay after the batch before it. After a pause that is at
     /// once, so that only events in quick succession wait for each other.
     pub(super) fn due_us(&self) -> Option<u64> {
@@ -157,6 +164,7 @@ impl Outbox {
             rank: self.rank,
             time_us: Some(clocks.unix_us),
             tier,
+            block_size: self.told_block_size(),
             events,
         };
         let payload = Bytes::from(batch.encode());

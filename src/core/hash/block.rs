@@ -59,6 +59,12 @@ impl BlockSize {
     }
 }
 
+impl Default for BlockSize {
+    fn default() -> Self {
+        Self::DEFAULT
+    }
+}
+
 impl TryFrom<u32> for BlockSize {
     type Error = BlockSizeError;
 

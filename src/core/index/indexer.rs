@@ -8,7 +8,7 @@ use crate::wire::{HolderId, QueryKey};
 use super::directory::{HolderRecord, RegisterError};
 use super::holder::Holder;
 use super::search::{self, Matches, QueryChain, Search, SparseChain};
-use super::settings::{IndexLimits, NamespaceSettings};
+use super::settings::{Capacity, IndexLimits, NamespaceSettings};
 use super::shared::{Shared, TotalUsage};
 use super::writer::HolderWriter;
 
@@ -62,7 +62,7 @@ pub struct PositionalIndexer {
 impl PositionalIndexer {
     /// An empty index.
     pub fn new(settings: NamespaceSettings, limits: IndexLimits) -> Self {
-        Self::sharing(settings, limits, &Arc::default())
+        Self::sharing(settings, limits, &Arc::new(TotalUsage::of(Capacity::UNBOUNDED)))
     }
 
     /// An empty index whose size counts in `total`, too.

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::RwLock;
 
+use crate::hash::BlockSize;
 use crate::wire::NamespaceName;
 
 use super::indexer::PositionalIndexer;
@@ -19,8 +20,8 @@ pub struct Namespace {
     pub name: NamespaceName,
     /// Its index.
     pub indexer: PositionalIndexer,
-    /// Whether the configuration names it. Then it stays.
-    is_configured: bool,
+    /// Whether the configuration names it. Then it stays, as it is.
+    pub is_configured: bool,
     /// Since when it has had no holder, on the clock of [`Namespaces::forget_empty`]; 0 while it has some.
     empty_since_us: AtomicU64,
 }
@@ -35,15 +36,19 @@ impl Namespace {
         })
     }
 
+    /// Whether nobody has a holder in it, and the configuration does not name it: another block size may be told.
+    pub fn is_free(&self) -> bool {
+        !self.is_configured && self.indexer.shared.slots.load().workers == 0
+    }
+
     /// Whether it has had no holder for so long; `now_us` is never 0.
     fn is_long_empty(&self, now_us: u64, empty_us_max: u64) -> bool {
-        if self.is_configured || self.indexer.shared.slots.load().workers > 0 {
-            self.empty_since_us.store(0, Ordering::Relaxed);
+        let since = &self.empty_since_us;
+        if !self.is_free() {
+            since.store(0, Ordering::Relaxed);
             return false;
         }
-        let begun = self
-            .empty_since_us
-            .compare_exchange(0, now_us, Ordering::Relaxed, Ordering::Relaxed);
+        let begun = since.compare_exchange(0, now_us, Ordering::Relaxed, Ordering::Relaxed);
         begun.is_err_and(|since| now_us.saturating_sub(since) >= empty_us_max)
     }
 }
@@ -73,8 +78,10 @@ pub struct Namespaces {
     defaults: NamespaceSettings,
     limits: IndexLimits,
     namespaces_max: usize,
-    /// Whether others than those of the configuration may exist.
-    is_open: bool,
+    /// Whether others than those of the configuration may exist. True at first.
+    pub is_open: bool,
+    /// Whether those others may have a block size that their batches tell. True at first.
+    pub takes_sizes: bool,
     /// Namespaces that were to be made, and were refused.
     refused: RwLock<HashSet<NamespaceName>>,
     total: Arc<TotalUsage>,
@@ -101,17 +108,9 @@ impl Namespaces {
             limits,
             namespaces_max,
             is_open: true,
+            takes_sizes: true,
             refused: RwLock::default(),
             total,
-        }
-    }
-
-    /// The same, with no others than those of the configuration.
-    #[must_use]
-    pub fn closed(self) -> Self {
-        Self {
-            is_open: false,
-            ..self
         }
     }
 
@@ -132,22 +131,35 @@ impl Namespaces {
         gone.map(|(_, namespace)| namespace).collect()
     }
 
-    /// The namespace called `name`, made if it does not exist.
-    pub fn get_or_create(&self, name: &NamespaceName) -> Result<Arc<Namespace>, NamespaceRefused> {
-        if let Some(found) = self.get(name) {
-            return Ok(found);
+    /// The settings of a new namespace whose first batch tells this block size.
+    pub fn settings_for(&self, told: Option<BlockSize>) -> NamespaceSettings {
+        let mut settings = self.defaults;
+        if let Some(told) = told.filter(|told| self.takes_sizes && *told != settings.block_size) {
+            (settings.block_size, settings.is_size_told) = (told, true);
         }
+        settings
+    }
+
+    /// The namespace called `name`, for a batch that tells this block size. Made if it is not there, or if nobody uses it and its size differs.
+    pub fn get_or_create(
+        &self,
+        name: &NamespaceName,
+        told: Option<BlockSize>,
+    ) -> Result<Arc<Namespace>, NamespaceRefused> {
+        let settings = self.settings_for(told);
         let mut current = self.current.write();
-        if let Some(found) = current.get(name) {
+        let known = current.get(name);
+        let is_used = |found: &Arc<Namespace>| !found.is_free() || Arc::strong_count(found) > 1;
+        if let Some(found) = known.filter(|found| is_used(found) || *found.indexer.settings() == settings) {
             return Ok(Arc::clone(found));
         }
-        if let Some(refused) = self.refuses(current.len()) {
+        if let Some(refused) = self.refuses(current.len() - usize::from(known.is_some())) {
             drop(current);
             self.note_refused(name);
             return Err(refused);
         }
         self.refused.write().remove(name);
-        let indexer = PositionalIndexer::sharing(self.defaults, self.limits, &self.total);
+        let indexer = PositionalIndexer::sharing(settings, self.limits, &self.total);
         let created = Namespace::new(name.clone(), indexer, false);
         current.insert(name.clone(), Arc::clone(&created));
         Ok(created)

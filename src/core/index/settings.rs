@@ -26,20 +26,20 @@ impl Hashing {
 }
 
 /// What all caches of a namespace have in common.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct NamespaceSettings {
     /// Tokens in a block.
     pub block_size: BlockSize,
+    /// Whether publishers say so in their batches. Otherwise the configuration does.
+    pub is_size_told: bool,
     /// Whose chain the index is keyed by.
     pub hashing: Hashing,
 }
 
-impl Default for NamespaceSettings {
-    fn default() -> Self {
-        Self {
-            block_size: BlockSize::DEFAULT,
-            hashing: Hashing::default(),
-        }
+impl NamespaceSettings {
+    /// Whether a batch that says this of its blocks' size can be taken. Where it says nothing, the size is that of the configuration.
+    pub fn takes(&self, told: Option<BlockSize>) -> bool {
+        told.map_or(!self.is_size_told, |told| told == self.block_size)
     }
 }
 
@@ -110,10 +110,4 @@ impl Capacity {
         blocks_max: u64::MAX,
         bytes_max: u64::MAX,
     };
-}
-
-impl Default for Capacity {
-    fn default() -> Self {
-        Self::UNBOUNDED
-    }
 }

@@ -76,7 +76,7 @@ impl Shared {
 }
 
 /// What several indexes use together, and who they are.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct TotalUsage {
     pub(super) usage: Arc<Usage>,
     pub(super) members: Mutex<Vec<Weak<Shared>>>,
@@ -87,7 +87,7 @@ impl TotalUsage {
     pub fn of(capacity: Capacity) -> Self {
         Self {
             usage: Arc::new(Usage::of(capacity)),
-            ..Self::default()
+            members: Mutex::default(),
         }
     }
 

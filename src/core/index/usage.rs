@@ -22,7 +22,7 @@ pub(crate) struct Change {
 }
 
 /// A capacity and what is used of it.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Usage {
     capacity: Capacity,
     /// Distinct blocks.
@@ -37,7 +37,9 @@ impl Usage {
     pub(crate) fn of(capacity: Capacity) -> Self {
         Self {
             capacity,
-            ..Self::default()
+            blocks: AtomicCell::new(0),
+            bytes: AtomicCell::new(0),
+            aside: AtomicCell::new(0),
         }
     }
 

@@ -55,6 +55,7 @@ mod tests;
 
 use serde::{Deserialize, Serialize};
 
+use crate::hash::BlockSize;
 use crate::index::{Hashing, NamespaceSettings};
 use crate::wire::{NamespaceName, Rank, Tier, WorkerName};
 
@@ -139,6 +140,9 @@ pub struct HolderFrame {
     /// Tokens in a block; 0 where the snapshot does not say.
     #[serde(default)]
     pub block_size: u32,
+    /// Whether its publisher has told the block size, and the configuration of the daemon was another one.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_size_told: bool,
     /// Whether the holder's hashes were not the contract's chain.
     #[serde(default)]
     pub foreign_chain: bool,
@@ -161,6 +165,11 @@ pub struct InForest {
 }
 
 impl HolderFrame {
+    /// The block size that its publisher has told.
+    pub fn told_block_size(&self) -> Option<BlockSize> {
+        BlockSize::new(self.block_size).ok().filter(|_| self.is_size_told)
+    }
+
     /// Whether queries in a namespace with these settings find the blocks: both must use the same chain, of blocks of the same size.
     pub fn fits(&self, settings: &NamespaceSettings) -> bool {
         // Names of the engine's own say nothing about the size of a block.

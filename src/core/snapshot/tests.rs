@@ -16,6 +16,7 @@ fn holder(rank: Rank, blocks: u64) -> HolderFrame {
         blocks,
         hashing: Hashing::Recompute,
         block_size: 16,
+        is_size_told: false,
         foreign_chain: true,
         made_us: Some(9),
         forest: None,
@@ -31,6 +32,7 @@ fn batch(first: u64) -> Vec<u8> {
         rank: 0,
         time_us: None,
         tier: Tier::DEVICE,
+        block_size: None,
         events,
     }
     .encode()

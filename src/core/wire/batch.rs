@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Deserializer, Serialize};
 
+use crate::hash::BlockSize;
+
 use super::entries::{Entries, Message, serialize_entries};
 use super::error::DecodeError;
 use super::event::Event;
@@ -32,6 +34,11 @@ pub struct EventBatch {
     pub time_us: Option<u64>,
     /// The tier that the stored and removed blocks lie in; [`Tier::DEVICE`] where it is absent.
     pub tier: Tier,
+    /// Tokens in each of the holder's blocks, where the publisher says so: in every batch, or in none.
+    ///
+    /// A namespace that the configuration does not name takes its block size from the first of its batches. Blocks of a publisher that does not
+    /// say have the size of the configuration.
+    pub block_size: Option<BlockSize>,
     /// The changes, applied in this order. None at all makes the batch a heartbeat.
     pub events: Vec<Event>,
 }
@@ -153,6 +160,7 @@ impl Message for EventBatch {
         if self.tier != Tier::DEVICE {
             entries.number("tier", u64::from(self.tier.as_u8()))?;
         }
+        entries.optional_number("block_size", self.block_size.map(|size| u64::from(size.as_u32())))?;
         entries.maps("events", &self.events)
     }
 }
@@ -167,6 +175,7 @@ struct BatchFields {
     rank: Option<Rank>,
     time_us: Option<Option<u64>>,
     tier: Option<Tier>,
+    block_size: Option<Option<BlockSize>>,
     events: Option<Vec<Event>>,
 }
 
@@ -179,6 +188,7 @@ impl BatchFields {
             b"rank" => set_once(&mut self.rank, "rank", reader.unsigned_32("rank")?),
             b"time_us" => set_once(&mut self.time_us, "time_us", reader.optional_unsigned("time_us")?),
             b"tier" => set_once(&mut self.tier, "tier", Tier::decode(reader)?),
+            b"block_size" => set_once(&mut self.block_size, "block_size", decode_block_size(reader)?),
             b"events" => {
                 let count = reader.array("events", limits.events_max)?;
                 let events = decode_events(reader, count, |reader| Event::decode(reader, limits))?;
@@ -202,9 +212,23 @@ impl BatchFields {
             rank: self.rank.unwrap_or_default(),
             time_us: self.time_us.flatten(),
             tier: self.tier.unwrap_or_default(),
+            block_size: self.block_size.flatten(),
             events: self.events.unwrap_or_default(),
         })
     }
+}
+
+fn decode_block_size(reader: &mut Reader<'_>) -> Result<Option<BlockSize>, DecodeError> {
+    let value = reader.optional_unsigned("block_size")?;
+    let size = |value| BlockSize::new(u32::try_from(value).ok()?).ok();
+    let out_of_range = |value| DecodeError::OutOfRange {
+        field: "block_size",
+        value,
+        max: u64::from(BlockSize::TOKENS_MAX),
+    };
+    value
+        .map(|value| size(value).ok_or_else(|| out_of_range(value)))
+        .transpose()
 }
 
 /// The next `count` values: the events of a batch, each of which `decode` reads.

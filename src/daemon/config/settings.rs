@@ -232,7 +232,7 @@ tables! {
 
     /// The contract of a namespace. A table `[namespaces.NAME]` of the file overrides it for one namespace.
     pub NamespaceConfig in [namespace_defaults] named in [namespaces] {
-        /// Tokens in a block, for namespaces that do not say.
+        /// Tokens in a block, for namespaces that do not say, and whose batches do not.
         block_size: u32 = "16", integer(1, 65_536);
         /// Trust the hashes that engines send, or recompute them, for namespaces that do not say.
         hashing: Hashing = "engine", choice();

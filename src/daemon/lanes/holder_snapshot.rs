@@ -73,6 +73,7 @@ fn empty_batch(epoch: u64, seq: u64, rank: Rank, tier: Tier) -> EventBatch {
         rank,
         time_us: None,
         tier,
+        block_size: None,
         events: Vec::new(),
     }
 }
@@ -211,6 +212,7 @@ impl Holder {
             blocks: self.writer.blocks() as u64,
             hashing: self.writer.settings().hashing,
             block_size: self.writer.settings().block_size.as_u32(),
+            is_size_told: self.writer.settings().is_size_told,
             foreign_chain: self.writer.status().has_foreign_chain.load(),
             made_us: Some(self.high_water.made_us),
             forest: None,

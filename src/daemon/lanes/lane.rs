@@ -374,7 +374,7 @@ impl Lane {
     }
 
     /// Puts the holder that the last batch was for back to the others.
-    fn put_back(&mut self) {
+    pub(super) fn put_back(&mut self) {
         if let Some((key, holder)) = self.current.take() {
             self.holders.insert(key, holder);
         }
@@ -396,6 +396,11 @@ impl Lane {
             self.put_back();
             let holder = self.holders.get_mut(&(worker.clone(), rank));
             return holder.map(|holder| holder.note_unbelieved()).is_some();
+        }
+        let settings = sender.namespace.indexer.settings();
+        if !settings.takes(received.batch.block_size) {
+            self.refuse_block_size(sender, &received.batch);
+            return self.holders.contains_key(&(worker.clone(), rank));
         }
         let (key, mut holder) = match self.take_holder(sender, &received.batch) {
             Ok(taken) => taken,

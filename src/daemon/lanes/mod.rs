@@ -40,6 +40,7 @@ pub(crate) mod lane;
 pub(crate) mod line;
 mod liveness;
 mod lost;
+mod other_size;
 mod payloads;
 mod pool;
 mod position;

@@ -19,6 +19,7 @@ use super::flow::Flows;
 use super::freshness::Freshness;
 use super::lane::{BatchesJob, Job, Lane, LaneTimes, Sender};
 use super::line::{Assignments, LaneId, WorkerKey};
+use super::other_size::OtherSize;
 use super::payloads::Payloads;
 use super::queue::{JobSender, LaneStopped, job_queue};
 use super::settings::{LaneLimits, LaneSettings};
@@ -365,22 +366,39 @@ impl LanePool {
     }
 
     /// The namespace of a message. A new one is made for a batch that can be decoded only: garbage on invented subjects must not use up
-    /// the namespaces.
+    /// the namespaces. One that nobody uses is made anew where the batch tells another block size.
     fn admit_namespace(&self, worker: &WorkerKey, payload: &[u8]) -> Option<Arc<Namespace>> {
         let name = &worker.namespace;
-        if let Some(namespace) = self.namespaces.get(name) {
-            return Some(namespace);
+        let known = self.namespaces.get(name);
+        if known.as_ref().is_some_and(|known| !known.is_free()) {
+            return known;
         }
-        if let Err(error) = EventBatch::decode(payload, &self.limits.now().wire) {
-            let reason = match error {
-                DecodeError::Oversized { .. } => DropReason::Oversized,
-                _ => DropReason::Undecodable,
-            };
-            self.unattributed.batch_dropped(reason, name.as_str(), &error);
-            self.absent.note_undecodable(worker);
+        let told = match EventBatch::decode(payload, &self.limits.now().wire) {
+            Ok(batch) => batch.block_size,
+            // It is counted there.
+            Err(_) if known.is_some() => return known,
+            Err(error) => {
+                let reason = match error {
+                    DecodeError::Oversized { .. } => DropReason::Oversized,
+                    _ => DropReason::Undecodable,
+                };
+                self.unattributed.batch_dropped(reason, name.as_str(), &error);
+                self.absent.note_undecodable(worker);
+                return None;
+            }
+        };
+        let settings = self.namespaces.settings_for(told);
+        if known.is_none() && !settings.takes(told) {
+            self.unattributed.batch_dropped(
+                DropReason::OtherSettings,
+                name.as_str(),
+                &OtherSize::new(name, settings.block_size, told),
+            );
             return None;
         }
-        let created = self.namespaces.get_or_create(name);
+        // One that is used is not made anew.
+        drop(known);
+        let created = self.namespaces.get_or_create(name, told);
         let count = |error| self.refuse_namespace(name, &error);
         created.map_err(count).ok()
     }

@@ -49,7 +49,10 @@ impl LanePool {
         if !self.takes(&holder.worker) {
             return Ok(());
         }
-        let namespace: Arc<Namespace> = match self.namespaces.get_or_create(&holder.namespace) {
+        let namespace: Arc<Namespace> = match self
+            .namespaces
+            .get_or_create(&holder.namespace, holder.told_block_size())
+        {
             Ok(namespace) => namespace,
             Err(error) => {
                 self.refuse_namespace(&holder.namespace, &error);

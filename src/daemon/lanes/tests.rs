@@ -18,6 +18,7 @@ use super::*;
 mod doubts;
 mod random;
 mod restarts;
+mod sizes;
 
 fn pool() -> LanePool {
     pool_with(LivenessLimits::default(), None)
@@ -84,6 +85,7 @@ fn frame(seq: u64) -> HolderFrame {
         blocks: 3,
         hashing: Hashing::Engine,
         block_size: 16,
+        is_size_told: false,
         foreign_chain: false,
         made_us: Some(0),
         forest: None,
@@ -97,6 +99,7 @@ pub(super) fn batch(seq: u64, events: Vec<Event>) -> EventBatch {
         rank: 0,
         time_us: None,
         tier: Tier::DEVICE,
+        block_size: None,
         events,
     }
 }

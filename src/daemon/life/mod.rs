@@ -27,6 +27,7 @@ mod view;
 mod watch;
 
 pub use error::StartError;
+pub use namespaces::{NamespaceError, namespaces};
 use reload::DaemonLimits;
 pub use reload::ReloadReport;
 pub use stop::StopReport;

@@ -25,11 +25,16 @@ fn namespace_settings(config: NamespaceConfig) -> Result<NamespaceSettings, Name
     Ok(NamespaceSettings {
         block_size: BlockSize::new(config.block_size)?,
         hashing: config.hashing,
+        is_size_told: false,
     })
 }
 
-/// The namespaces. Those that the configuration names are there from the start.
-pub(super) fn namespaces(config: &Config) -> Result<Namespaces, NamespaceError> {
+/// The namespaces of a daemon. Those that the configuration names are there from the start.
+///
+/// # Errors
+///
+/// [`NamespaceError`] where one that is configured cannot be made.
+pub fn namespaces(config: &Config) -> Result<Namespaces, NamespaceError> {
     let defaults = namespace_settings(config.namespaces.default)?;
     let mut configured = Vec::new();
     for (name, namespace) in &config.namespaces.overrides {
@@ -43,17 +48,17 @@ pub(super) fn namespaces(config: &Config) -> Result<Namespaces, NamespaceError> 
         ));
     }
     let limits = &config.limits;
-    let namespaces = Namespaces::new(
+    let mut namespaces = Namespaces::new(
         capacity(limits.max_blocks_total, limits.max_bytes_total),
         defaults,
         configured,
         index_limits(config),
         limits.max_namespaces,
     );
-    Ok(match limits.named_namespaces_only {
-        true => namespaces.closed(),
-        false => namespaces,
-    })
+    namespaces.is_open = !limits.named_namespaces_only;
+    // Each shard sees its own workers only: two could take different sizes. A gateway does not know what the shards have.
+    namespaces.takes_sizes = config.sharding.shard.is_none() && !config.gateway.enabled;
+    Ok(namespaces)
 }
 
 /// Bounds on size, where 0 is no bound.

@@ -198,7 +198,7 @@ mod tests {
             4,
         );
         let namespace = namespaces
-            .get_or_create(&NamespaceName::new("n").unwrap())
+            .get_or_create(&NamespaceName::new("n").unwrap(), None)
             .unwrap();
         let trust = StreamTrust::default();
         let register = |name: &str| {

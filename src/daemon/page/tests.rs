@@ -28,7 +28,7 @@ fn world() -> World {
         IndexLimits::default(),
         4,
     );
-    let namespace = namespaces.get_or_create(&name()).unwrap();
+    let namespace = namespaces.get_or_create(&name(), None).unwrap();
     for (worker, hashes) in [("a", &[1, 2, 3][..]), ("b", &[1, 2]), ("c", &[1, 8])] {
         let worker = WorkerName::new(worker).unwrap();
         let mut writer = namespace.indexer.register(&HolderId { worker, rank: 0 }).unwrap();

@@ -109,7 +109,7 @@ mod tests {
             16,
         );
         let name = NamespaceName::new("n").unwrap();
-        let namespace = namespaces.get_or_create(&name).unwrap();
+        let namespace = namespaces.get_or_create(&name, None).unwrap();
         let workers = ROSTER_PAGE_MAX + 7;
         let register = |number: usize| {
             let worker = WorkerName::new(&format!("gpu-{number}")).unwrap();

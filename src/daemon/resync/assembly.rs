@@ -2,6 +2,7 @@
 
 use crate::daemon::lanes::ResyncAnswer;
 use crate::daemon::metrics::labels::ResyncFailure;
+use kvatlas_core::index::{Hashing, NamespaceSettings};
 use kvatlas_core::wire::{
     BatchCursor, Event, EventBatch, ResyncAnswerKind, ResyncChunk, ResyncRequest, WireLimits,
 };
@@ -42,8 +43,8 @@ pub(super) enum Taken {
 pub(super) struct Assembly {
     request: ResyncRequest,
     evidence: Evidence,
-    /// The block size of a namespace that recomputes the chain.
-    recomputed_block_size: Option<u32>,
+    /// Those of the namespace.
+    settings: NamespaceSettings,
     limits: AnswerLimits,
     wire: WireLimits,
     answer: Option<ResyncAnswer>,
@@ -58,14 +59,14 @@ impl Assembly {
     pub(super) fn new(
         request: ResyncRequest,
         evidence: Evidence,
-        recomputed_block_size: Option<u32>,
+        settings: NamespaceSettings,
         limits: AnswerLimits,
         wire: WireLimits,
     ) -> Self {
         Self {
             request,
             evidence,
-            recomputed_block_size,
+            settings,
             limits,
             wire,
             answer: None,
@@ -129,9 +130,9 @@ impl Assembly {
             Some(answer) => answer,
             none => {
                 check_beginning(&self.request, self.evidence.seen, chunk)?;
-                if chunk.kind == ResyncAnswerKind::Full
-                    && chunk.recomputed_block_size != self.recomputed_block_size
-                {
+                let is_recomputed = self.settings.hashing == Hashing::Recompute;
+                let recomputed = is_recomputed.then(|| self.settings.block_size.as_u32());
+                if chunk.kind == ResyncAnswerKind::Full && chunk.recomputed_block_size != recomputed {
                     return Err(ResyncFailure::OtherSettings);
                 }
                 none.insert(ResyncAnswer {
@@ -144,6 +145,9 @@ impl Assembly {
         };
         let batches = chunk.decode_batches(&self.wire);
         for batch in batches.map_err(|_| ResyncFailure::Undecodable)? {
+            if !self.settings.takes(batch.block_size) {
+                return Err(ResyncFailure::OtherSettings);
+            }
             check_batch(&self.request, answer, &batch)?;
             answer.batches.push(batch);
         }
@@ -208,7 +212,7 @@ fn check_batch(
 
 #[cfg(test)]
 mod tests {
-    use kvatlas_core::hash::SequenceHash;
+    use kvatlas_core::hash::{BlockSize, SequenceHash};
     use kvatlas_core::wire::{StoredBlocks, Tier};
 
     use super::*;
@@ -232,7 +236,13 @@ mod tests {
             seen: at(5, 11),
             epoch_max: 1_000,
         };
-        Assembly::new(request, evidence, None, LIMITS, WireLimits::default())
+        Assembly::new(
+            request,
+            evidence,
+            NamespaceSettings::default(),
+            LIMITS,
+            WireLimits::default(),
+        )
     }
 
     fn batch(seq: u64, events: Vec<Event>) -> EventBatch {
@@ -242,6 +252,7 @@ mod tests {
             rank: 2,
             time_us: None,
             tier: Tier::DEVICE,
+            block_size: None,
             events,
         }
     }
@@ -337,7 +348,13 @@ mod tests {
             recomputed_block_size: Some(16),
             ..full(0, true)
         };
-        let cases: [(bool, Vec<ResyncChunk>, F); 13] = [
+        let other_size = EventBatch {
+            block_size: Some(BlockSize::new(64).unwrap()),
+            ..batch(11, Vec::new())
+        };
+        let other_size = chunk(ResyncAnswerKind::Missing, 0, true, &[other_size]);
+        let cases: [(bool, Vec<ResyncChunk>, F); 14] = [
+            (false, vec![other_size], F::OtherSettings),
             (false, vec![behind_the_held], F::CursorBehind),
             (true, vec![from_the_future], F::EpochAhead),
             (true, vec![other_chain], F::OtherSettings),

@@ -10,7 +10,7 @@ use crate::daemon::lanes::{HolderKey, LanePool, ResyncAnswer, ResyncBegun, Resyn
 use crate::daemon::metrics::ResyncMetrics;
 use crate::daemon::metrics::labels::ResyncFailure;
 use kvatlas_client::Backoff;
-use kvatlas_core::index::{Hashing, Namespaces};
+use kvatlas_core::index::Namespaces;
 use kvatlas_core::stream::{StreamGeneration, StreamTrust};
 use kvatlas_core::wire::{ResyncRequest, Subjects};
 
@@ -128,10 +128,7 @@ impl Attempt {
 
     fn assembly(&self, begun: &ResyncBegun) -> Assembly {
         let namespace = self.parts.namespaces.get(&self.holder.0.namespace);
-        let recomputed_block_size = namespace.and_then(|namespace| {
-            let settings = namespace.indexer.settings();
-            (settings.hashing == Hashing::Recompute).then(|| settings.block_size.as_u32())
-        });
+        let settings = namespace.map(|namespace| *namespace.indexer.settings());
         let limits = self.parts.pool.limits().now();
         Assembly::new(
             self.request(begun),
@@ -139,7 +136,7 @@ impl Attempt {
                 seen: begun.seen,
                 epoch_max: epoch_max(limits.epoch_ahead_max),
             },
-            recomputed_block_size,
+            settings.unwrap_or_default(),
             self.settings.answer,
             limits.wire.clone(),
         )

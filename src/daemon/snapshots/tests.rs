@@ -155,6 +155,7 @@ fn message(sequence: u64) -> (WorkerName, Vec<u8>) {
         // As publishers say it: a batch that is part of the snapshot and comes again from the stream is a duplicate all the same.
         time_us: Some(sequence),
         tier: Tier::DEVICE,
+        block_size: None,
         events: vec![event],
     };
     (WorkerName::new(&format!("gpu-{worker}")).unwrap(), batch.encode())
@@ -353,6 +354,7 @@ impl World {
             rank: 0,
             time_us: None,
             tier,
+            block_size: None,
             events,
         };
         let worker = WorkerName::new(worker).unwrap();

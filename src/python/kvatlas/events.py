@@ -264,7 +264,13 @@ def _entries(event: Event) -> dict[str, Any]:
 
 
 def encode_batch(
-    cursor: Cursor, rank: int, events: Iterable[Event], *, tier: int = Tier.DEVICE, time_us: int | None = None
+    cursor: Cursor,
+    rank: int,
+    events: Iterable[Event],
+    *,
+    tier: int = Tier.DEVICE,
+    block_size: int | None = None,
+    time_us: int | None = None,
 ) -> bytes:
     """The payload for an events subject. Without events it is a heartbeat."""
     batch: dict[str, Any] = {"v": PROTOCOL_VERSION, "epoch": cursor.epoch, "seq": cursor.seq, "rank": rank}
@@ -272,6 +278,8 @@ def encode_batch(
         batch["time_us"] = time_us
     if tier != Tier.DEVICE:
         batch["tier"] = int(tier)
+    if block_size is not None:
+        batch["block_size"] = block_size
     batch["events"] = [_entries(event) for event in events]
     payload: bytes = msgpack.packb(batch)
     return payload

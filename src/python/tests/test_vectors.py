@@ -146,8 +146,8 @@ def event_of(meaning: dict[str, Any]) -> Event:
 def encoded(meaning: dict[str, Any]) -> bytes:
     events = [event_of(event) for event in meaning["events"]]
     cursor = Cursor(meaning["epoch"], meaning["seq"])
-    times = {"tier": meaning["tier"], "time_us": meaning.get("time_us")}
-    return encode_batch(cursor, meaning["rank"], events, **times)
+    given = {"tier": meaning["tier"]} | {key: meaning.get(key) for key in ("time_us", "block_size")}
+    return encode_batch(cursor, meaning["rank"], events, **given)
 
 
 @each("batches")

@@ -36,6 +36,7 @@ impl Scene {
             rank: 0,
             time_us,
             tier: Tier::DEVICE,
+            block_size: None,
             events,
         };
         let subject = subjects().events(&namespace(), &worker("gpu-0"));

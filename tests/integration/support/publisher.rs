@@ -66,6 +66,7 @@ impl Publisher {
             rank: self.rank,
             time_us: Some(unix_time_us()),
             tier,
+            block_size: None,
             events,
         };
         let payload = batch.encode();

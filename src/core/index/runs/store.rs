@@ -271,7 +271,7 @@ mod tests {
 
     #[test]
     fn a_run_whose_count_of_steps_begins_anew_is_noticed() {
-        let capacity = Capacity::default();
+        let capacity = Capacity::UNBOUNDED;
         let store = RunStore::new(capacity, Arc::new(Usage::of(capacity)));
         let mut runs = store.write();
         let (first, _) = runs.put(None, 0, &[SequenceHash(1)], true).unwrap();
@@ -286,7 +286,7 @@ mod tests {
 
     #[test]
     fn a_run_is_followed_as_long_as_another_begins_after_one_of_its_blocks() {
-        let capacity = Capacity::default();
+        let capacity = Capacity::UNBOUNDED;
         let store = RunStore::new(capacity, Arc::new(Usage::of(capacity)));
         let mut runs = store.write();
         let (first, _) = runs.put(None, 0, &[1, 2, 3].map(SequenceHash), true).unwrap();

@@ -42,6 +42,7 @@ fn new_index(shape: &Shape) -> PositionalIndexer {
     let settings = NamespaceSettings {
         block_size: BlockSize::new(BLOCK_SIZE).unwrap(),
         hashing: shape.hashing,
+        ..NamespaceSettings::default()
     };
     let limits = IndexLimits {
         blocks_per_holder_max: shape.blocks_per_holder_max,

@@ -15,6 +15,7 @@ fn holder(hashing: Hashing) -> (PositionalIndexer, HolderWriter) {
     let settings = NamespaceSettings {
         block_size: BlockSize::DEFAULT,
         hashing,
+        ..NamespaceSettings::default()
     };
     let index = PositionalIndexer::new(settings, IndexLimits::default());
     let worker = WorkerName::new("w").unwrap();

@@ -171,7 +171,7 @@ fn where_all_namespaces_together_have_too_much_the_largest_gives_way() {
     );
     let named = |name| {
         namespaces
-            .get_or_create(&NamespaceName::new(name).unwrap())
+            .get_or_create(&NamespaceName::new(name).unwrap(), None)
             .unwrap()
     };
     let (large, small) = (named("large"), named("small"));
@@ -269,6 +269,7 @@ impl Churn {
         let settings = NamespaceSettings {
             block_size: BlockSize::new(BLOCK_SIZE).unwrap(),
             hashing: shape.hashing,
+            ..NamespaceSettings::default()
         };
         let limits = IndexLimits {
             parking: PARKING,

@@ -15,6 +15,7 @@ fn new_holder(hashing: Hashing) -> (PositionalIndexer, HolderWriter) {
     let settings = NamespaceSettings {
         block_size: BlockSize::new(BLOCK_SIZE).unwrap(),
         hashing,
+        ..NamespaceSettings::default()
     };
     let index = PositionalIndexer::new(settings, IndexLimits::default());
     let worker = WorkerName::new("w").unwrap();

@@ -44,6 +44,7 @@ fn index_of(hashing: Hashing) -> PositionalIndexer {
     let settings = NamespaceSettings {
         block_size: BlockSize::new(BLOCK_SIZE).unwrap(),
         hashing,
+        ..NamespaceSettings::default()
     };
     PositionalIndexer::new(settings, IndexLimits::default())
 }

@@ -1,8 +1,11 @@
 //! Which namespaces may come, and when they go.
 
+use std::sync::{Arc, Barrier};
+
+use crate::hash::BlockSize;
 use crate::wire::{HolderId, NamespaceName, WorkerName};
 
-use super::api::{Capacity, IndexLimits, NamespaceRefused, NamespaceSettings, Namespaces};
+use super::api::{Capacity, IndexLimits, Namespace, NamespaceRefused, NamespaceSettings, Namespaces};
 
 fn name(name: &str) -> NamespaceName {
     NamespaceName::new(name).unwrap()
@@ -27,13 +30,13 @@ fn an_empty_namespace_gives_its_place_back_after_a_while() {
     let worker = WorkerName::new("w").unwrap();
     let id = HolderId { worker, rank: 0 };
     let writer = namespaces
-        .get_or_create(&busy)
+        .get_or_create(&busy, None)
         .unwrap()
         .indexer
         .register(&id)
         .unwrap();
-    drop(namespaces.get_or_create(&empty).unwrap());
-    let refused = namespaces.get_or_create(&name("other")).unwrap_err();
+    drop(namespaces.get_or_create(&empty, None).unwrap());
+    let refused = namespaces.get_or_create(&name("other"), None).unwrap_err();
     assert_eq!(refused, NamespaceRefused::LimitReached { namespaces: 3 });
     assert!(namespaces.forget_empty(0, 10).is_empty(), "not long enough");
     // Somebody is about to use it.
@@ -44,7 +47,7 @@ fn an_empty_namespace_gives_its_place_back_after_a_while() {
     let gone = namespaces.forget_empty(11, 10);
     assert_eq!(gone.iter().map(|gone| &gone.name).collect::<Vec<_>>(), [&empty]);
     assert!(namespaces.get(&empty).is_none());
-    namespaces.get_or_create(&name("other")).unwrap();
+    namespaces.get_or_create(&name("other"), None).unwrap();
     assert!(namespaces.get(&busy).is_some() && namespaces.get(&name("configured")).is_some());
     // The time begins when the last holder leaves.
     writer.retire();
@@ -55,9 +58,10 @@ fn an_empty_namespace_gives_its_place_back_after_a_while() {
 
 #[test]
 fn where_only_named_ones_may_exist_no_other_is_made() {
-    let namespaces = namespaces().closed();
-    assert!(namespaces.get_or_create(&name("configured")).is_ok());
-    let refused = namespaces.get_or_create(&name("other")).unwrap_err();
+    let mut namespaces = namespaces();
+    namespaces.is_open = false;
+    assert!(namespaces.get_or_create(&name("configured"), None).is_ok());
+    let refused = namespaces.get_or_create(&name("other"), None).unwrap_err();
     assert_eq!(refused, NamespaceRefused::NotNamed);
 }
 
@@ -67,17 +71,17 @@ fn who_was_refused_is_remembered_until_there_is_room() {
     let (second, third) = (name("second"), name("third"));
     assert_eq!(namespaces.refusal(&third), None);
     for made in [&second, &third] {
-        drop(namespaces.get_or_create(made).unwrap());
+        drop(namespaces.get_or_create(made, None).unwrap());
     }
     let wanted = name("wanted");
     assert_eq!(namespaces.refusal(&wanted), None, "nobody has wanted it yet");
-    let refused = namespaces.get_or_create(&wanted).unwrap_err();
+    let refused = namespaces.get_or_create(&wanted, None).unwrap_err();
     assert_eq!(namespaces.refusal(&wanted), Some(refused));
     assert_eq!(namespaces.refusal(&name("other")), None);
     // Of very many, not all are remembered: any may be one of them.
     for number in 0..2000 {
         namespaces
-            .get_or_create(&name(&format!("n{number}")))
+            .get_or_create(&name(&format!("n{number}")), None)
             .unwrap_err();
     }
     for name in ["n1999", "other"].map(name) {
@@ -86,5 +90,77 @@ fn who_was_refused_is_remembered_until_there_is_room() {
     namespaces.forget_empty(0, 10);
     assert_eq!(namespaces.forget_empty(11, 10).len(), 2);
     assert_eq!(namespaces.refusal(&wanted), None);
-    namespaces.get_or_create(&wanted).unwrap();
+    namespaces.get_or_create(&wanted, None).unwrap();
+}
+
+fn tokens(count: u32) -> Option<BlockSize> {
+    Some(BlockSize::new(count).unwrap())
+}
+
+fn size(namespace: &Namespace) -> u32 {
+    namespace.indexer.settings().block_size.as_u32()
+}
+
+#[test]
+fn the_first_to_tell_a_block_size_gives_it_to_the_namespace_until_all_have_left() {
+    let namespaces = namespaces();
+    let told = |told| namespaces.get_or_create(&name("a"), told).unwrap();
+    let worker = WorkerName::new("w").unwrap();
+    let id = HolderId { worker, rank: 0 };
+    let writer = told(tokens(64)).indexer.register(&id).unwrap();
+    for (told, is_taken) in [
+        (told(tokens(64)), true),
+        (told(tokens(32)), false),
+        (told(None), false),
+    ] {
+        assert_eq!(size(&told), 64);
+        let asked = if is_taken { tokens(64) } else { tokens(32) };
+        assert_eq!(told.indexer.settings().takes(asked), is_taken);
+    }
+    // Who does not say has blocks of the configuration's size.
+    assert!(!told(None).indexer.settings().takes(None));
+    writer.retire();
+    let used = told(tokens(64));
+    assert_eq!(size(&told(tokens(32))), 64, "somebody is about to use it");
+    drop(used);
+    assert_eq!(size(&told(tokens(32))), 32);
+    let silent = told(None);
+    assert_eq!(*silent.indexer.settings(), NamespaceSettings::default());
+    assert!(silent.indexer.settings().takes(None) && silent.indexer.settings().takes(tokens(16)));
+}
+
+#[test]
+fn a_told_block_size_does_not_change_what_the_configuration_says() {
+    let mut namespaces = namespaces();
+    let told = |namespaces: &Namespaces, which| {
+        let namespace = namespaces.get_or_create(&name(which), tokens(64)).unwrap();
+        (size(&namespace), namespace.indexer.settings().takes(tokens(64)))
+    };
+    assert_eq!(told(&namespaces, "configured"), (16, false));
+    namespaces.takes_sizes = false;
+    assert_eq!(told(&namespaces, "a"), (16, false));
+}
+
+#[test]
+fn of_two_who_tell_block_sizes_at_once_one_wins() {
+    for _ in 0..200 {
+        let namespaces = Arc::new(namespaces());
+        let barrier = Arc::new(Barrier::new(2));
+        let tell = |count| {
+            let (namespaces, barrier) = (Arc::clone(&namespaces), Arc::clone(&barrier));
+            std::thread::spawn(move || {
+                barrier.wait();
+                let namespace = namespaces.get_or_create(&name("a"), tokens(count)).unwrap();
+                // Both have it at the same time.
+                barrier.wait();
+                (
+                    size(&namespace),
+                    namespace.indexer.settings().takes(tokens(count)),
+                )
+            })
+        };
+        let told = [tell(32), tell(64)].map(|teller| teller.join().unwrap());
+        assert_eq!(told[0].0, told[1].0);
+        assert_ne!(told[0].1, told[1].1, "one is taken, the other is not");
+    }
 }

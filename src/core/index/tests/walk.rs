@@ -340,6 +340,7 @@ fn names_that_are_our_own_chain_can_be_dumped_and_walked() {
     let settings = NamespaceSettings {
         hashing: Hashing::Recompute,
         block_size: crate::hash::BlockSize::new(super::world::BLOCK_SIZE).unwrap(),
+        ..NamespaceSettings::default()
     };
     let tokens: Vec<_> = (0..3).flat_map(tokens_of).collect();
     let mut chain = Vec::new();

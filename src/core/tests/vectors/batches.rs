@@ -1,6 +1,6 @@
 //! Event batches: what they mean, and their bytes.
 
-use kvatlas_core::hash::{BlockHash, Position, SequenceHash};
+use kvatlas_core::hash::{BlockHash, BlockSize, Position, SequenceHash};
 use kvatlas_core::wire::{
     BlockContent, BlockNames, DegradedReason, DegradedReasons, Event, EventBatch, RemovedBlocks,
     StoredBlocks, Tier,
@@ -70,6 +70,7 @@ pub(super) fn batch_meaning(batch: &EventBatch) -> Value {
         ("rank", Some(json!(batch.rank))),
         ("time_us", batch.time_us.map(|time| json!(time))),
         ("tier", Some(json!(batch.tier.as_u8()))),
+        ("block_size", batch.block_size.map(|size| json!(size.as_u32()))),
         ("events", Some(batch.events.iter().map(event_meaning).collect())),
     ])
 }
@@ -81,6 +82,7 @@ pub(super) fn batch(events: Vec<Event>) -> EventBatch {
         rank: 0,
         time_us: None,
         tier: Tier::DEVICE,
+        block_size: None,
         events,
     }
 }
@@ -140,6 +142,10 @@ pub(super) fn batches() -> Vec<Value> {
         })
     };
     let plain = batch(vec![stored(None, None)]);
+    let told = EventBatch {
+        block_size: Some(BlockSize::DEFAULT),
+        ..plain.clone()
+    };
     let many: Vec<SequenceHash> = (1..=40).map(SequenceHash).collect();
     let removed = RemovedBlocks {
         hashes: vec![CHAIN[1]],
@@ -151,6 +157,7 @@ pub(super) fn batches() -> Vec<Value> {
         rank: 70_000,
         time_us: Some(1_800_000_000_123_456),
         tier: Tier::new(2).unwrap(),
+        block_size: None,
         events: vec![
             Event::Cleared,
             stored(None, None),
@@ -162,6 +169,7 @@ pub(super) fn batches() -> Vec<Value> {
         "unknown": { "to": ["everybody", null] },
         "events": [{ "sequence_hashes": [FIRST, SECOND], "type": "stored", "parent": null, "position": null }],
         "tier": null,
+        "block_size": null,
         "time_us": null,
         "seq": 1,
         "epoch": 7,
@@ -169,6 +177,7 @@ pub(super) fn batches() -> Vec<Value> {
     vec![
         batch_vector("a heartbeat", &batch(Vec::new())),
         batch_vector("stored from position 0", &plain),
+        batch_vector("stored, with the block size", &told),
         batch_vector(
             "stored behind a parent",
             &batch(vec![stored_behind(FIRST, None, vec![CHAIN[1]])]),
@@ -229,6 +238,14 @@ pub(super) fn batches_refused() -> Vec<Value> {
         ("number 0", json!({ "epoch": 7, "seq": 0 })),
         ("another version", json!({ "v": 2, "epoch": 7, "seq": 1 })),
         ("tier 8", json!({ "epoch": 7, "seq": 1, "tier": 8 })),
+        (
+            "blocks of no tokens",
+            json!({ "epoch": 7, "seq": 1, "block_size": 0 }),
+        ),
+        (
+            "blocks that are too long",
+            json!({ "epoch": 7, "seq": 1, "block_size": 65_537 }),
+        ),
         ("no map", json!([7, 1])),
         (
             "an event without a type",

@@ -3,7 +3,7 @@
 //! Each key is compared where it is expected, and nothing is looked up. What is otherwise in anything, or wrong, is read again from its
 //! beginning by the decoder for all forms. The outcome is always that decoder's; the fuzz tests compare.
 
-use crate::hash::Position;
+use crate::hash::{BlockSize, Position};
 use crate::wire::error::DecodeError;
 use crate::wire::event::{Event, RemovedBlocks, StoredBlocks, check_start};
 use crate::wire::limits::WireLimits;
@@ -18,13 +18,17 @@ pub(super) fn head(reader: &mut Reader<'_>) -> Option<(EventBatch, usize)> {
     let seq = reader.behind(b"\xa3seq")?.plain_number()?;
     let rank = u32::try_from(reader.behind(b"\xa4rank")?.plain_number()?).ok()?;
     // With the version and the events.
-    let (mut read, mut time_us, mut tier) = (5, None, Tier::DEVICE);
+    let (mut read, mut time_us, mut tier, mut block_size) = (5, None, Tier::DEVICE, None);
     if let Some(reader) = reader.behind(b"\xa7time_us") {
         (time_us, read) = (Some(reader.plain_number()?), read + 1);
     }
     if let Some(reader) = reader.behind(b"\xa4tier") {
         let number = u8::try_from(reader.plain_number()?).ok()?;
         (tier, read) = (Tier::new(number)?, read + 1);
+    }
+    if let Some(reader) = reader.behind(b"\xaablock_size") {
+        let number = u32::try_from(reader.plain_number()?).ok()?;
+        (block_size, read) = (Some(BlockSize::new(number).ok()?), read + 1);
     }
     let count = reader.behind(b"\xa6events")?.short_array()?;
     let batch = EventBatch {
@@ -33,6 +37,7 @@ pub(super) fn head(reader: &mut Reader<'_>) -> Option<(EventBatch, usize)> {
         rank,
         time_us,
         tier,
+        block_size,
         events: Vec::new(),
     };
     (read == entries && seq > 0).then_some((batch, count))

@@ -169,6 +169,10 @@ proptest! {
             entry("rank", number(u64::from(batch.rank))),
             entry("time_us", batch.time_us.map_or(vec![0xc0], number)),
             entry("tier", number(u64::from(batch.tier.as_u8()))),
+            entry(
+                "block_size",
+                batch.block_size.map_or(vec![0xc0], |size| number(u64::from(size.as_u32()))),
+            ),
             entry("events", array(events)),
         ];
         let payload = disguise(entries, rotation, depth);

@@ -4,7 +4,9 @@ use proptest::collection::vec;
 use proptest::option::of;
 use proptest::prelude::*;
 
-use crate::hash::{BlockHash, Position, PositionalLineageHash, SequenceHash, Token, lineage_hashes};
+use crate::hash::{
+    BlockHash, BlockSize, Position, PositionalLineageHash, SequenceHash, Token, lineage_hashes,
+};
 use crate::wire::DegradedReasons;
 
 use super::super::{
@@ -118,16 +120,20 @@ pub(super) fn batch() -> impl Strategy<Value = EventBatch> {
         any::<u32>(),
         of(number()),
         tier(),
+        of((1..=BlockSize::TOKENS_MAX).prop_map(|tokens| BlockSize::new(tokens).unwrap())),
         vec(event(), 0..5),
     )
-        .prop_map(|(epoch, seq, rank, time_us, tier, events)| EventBatch {
-            epoch,
-            seq: seq.max(1),
-            rank,
-            time_us,
-            tier,
-            events,
-        })
+        .prop_map(
+            |(epoch, seq, rank, time_us, tier, block_size, events)| EventBatch {
+                epoch,
+                seq: seq.max(1),
+                rank,
+                time_us,
+                tier,
+                block_size,
+                events,
+            },
+        )
 }
 
 fn query_key() -> impl Strategy<Value = QueryKey> {

@@ -83,6 +83,7 @@ fn an_event_has_the_keys_of_the_contract() {
         rank: 0,
         time_us: None,
         tier: Tier::new(1).unwrap(),
+        block_size: None,
         events: vec![
             Event::Removed(RemovedBlocks::by_sequence(vec![SequenceHash(1)])),
             Event::Cleared,

@@ -14,6 +14,7 @@ fn batch(events: Vec<Event>) -> Vec<u8> {
         rank: 0,
         time_us: None,
         tier: Tier::DEVICE,
+        block_size: None,
         events,
     };
     batch.encode()

@@ -15,7 +15,7 @@ fn answerer() -> Answerer {
         16,
     );
     let namespace = namespaces
-        .get_or_create(&NamespaceName::new("n").unwrap())
+        .get_or_create(&NamespaceName::new("n").unwrap(), None)
         .unwrap();
     for rank in 0..2 {
         let worker = WorkerName::new("w").unwrap();

@@ -360,6 +360,7 @@ impl Naive {
                 rank: 0,
                 time_us: None,
                 tier: part.tier,
+                block_size: None,
                 events: part.events.clone(),
             };
             let received = EventBatch::decode(&sent.encode(), &WireLimits::default()).unwrap();

@@ -1,0 +1,65 @@
+//! Batches whose blocks have another size than those of their namespace.
+
+use std::fmt;
+
+use crate::daemon::metrics::labels::DropReason;
+use kvatlas_core::hash::BlockSize;
+use kvatlas_core::wire::{EventBatch, NamespaceName};
+
+use super::holder::Holder;
+use super::lane::{Lane, Sender};
+
+/// Why such a batch is dropped.
+pub(super) struct OtherSize<'a> {
+    namespace: &'a NamespaceName,
+    in_force: BlockSize,
+    told: Option<BlockSize>,
+}
+
+impl<'a> OtherSize<'a> {
+    /// The blocks of `namespace` have the size `in_force`. The batch tells another one, or none, which is that of the configuration.
+    pub(super) fn new(namespace: &'a NamespaceName, in_force: BlockSize, told: Option<BlockSize>) -> Self {
+        Self {
+            namespace,
+            in_force,
+            told,
+        }
+    }
+}
+
+impl fmt::Display for OtherSize<'_> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            namespace,
+            in_force,
+            told,
+        } = self;
+        match told {
+            Some(told) => write!(formatter, "its blocks have {told} tokens")?,
+            None => formatter.write_str("it does not say how many tokens its blocks have")?,
+        }
+        write!(
+            formatter,
+            ", and the namespace's have {in_force}; set namespaces.{namespace}.block_size, or end those that use the other"
+        )
+    }
+}
+
+impl Lane {
+    /// Drops a batch whose blocks have another size than the namespace's. A holder with the blocks of before is forgotten: its process has
+    /// ended. Once nobody has blocks of the namespace's size, the publisher's next batch is taken.
+    pub(super) fn refuse_block_size(&mut self, sender: &Sender, batch: &EventBatch) {
+        let in_force = sender.namespace.indexer.settings().block_size;
+        sender.metrics.batch_dropped(
+            DropReason::OtherSettings,
+            sender.worker.worker.as_str(),
+            &OtherSize::new(&sender.namespace.name, in_force, batch.block_size),
+        );
+        self.put_back();
+        let key = (sender.worker.clone(), batch.rank);
+        let is_outdated = |holder: &Holder| holder.high_water.seen.epoch <= batch.epoch;
+        if self.holders.get(&key).is_some_and(|holder| is_outdated(holder)) {
+            self.forget(&key);
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! Block sizes that batches tell.
+
+use super::*;
+
+/// A batch of a worker, whose blocks have so many tokens if it says so.
+struct Sent {
+    worker: &'static str,
+    epoch: u64,
+    seq: u64,
+    told: Option<u32>,
+    events: Vec<Event>,
+}
+
+/// A batch that stores blocks.
+fn stores(worker: &'static str, epoch: u64, told: Option<u32>, first: u64) -> Sent {
+    let hashes = (first..first + 3).map(SequenceHash).collect();
+    Sent {
+        worker,
+        epoch,
+        seq: 1,
+        told,
+        events: vec![Event::Stored(StoredBlocks::by_sequence(None, None, hashes))],
+    }
+}
+
+async fn send(pool: &LanePool, sent: Sent) {
+    let batch = EventBatch {
+        epoch: sent.epoch,
+        block_size: sent.told.map(|told| BlockSize::new(told).unwrap()),
+        ..batch(sent.seq, sent.events)
+    };
+    let worker = WorkerName::new(sent.worker).unwrap();
+    pool.dispatch(&frame(1).namespace, worker, &batch.encode(), never())
+        .await
+        .unwrap();
+    pool.drain().await.unwrap();
+}
+
+/// The block size of the namespace, and who has how many blocks in it.
+fn known(pool: &LanePool) -> (u32, Vec<(String, u64)>) {
+    let namespace = pool.namespaces.get(&frame(1).namespace).unwrap();
+    let holders = namespace.indexer.holders();
+    let of = |holder: &Arc<kvatlas_core::index::HolderRecord>| {
+        (holder.id.worker.to_string(), holder.status.blocks.load())
+    };
+    let mut holders: Vec<_> = holders.iter().map(of).collect();
+    holders.sort();
+    (namespace.indexer.settings().block_size.as_u32(), holders)
+}
+
+fn has(worker: &str, blocks: u64) -> (String, u64) {
+    (worker.to_owned(), blocks)
+}
+
+#[tokio::test]
+async fn a_namespace_has_the_block_size_that_its_first_batch_tells() {
+    let pool = pool();
+    send(&pool, stores("a", 1, Some(64), 10)).await;
+    assert_eq!(known(&pool), (64, vec![has("a", 3)]));
+    // Another size, and one that is not said, which is the configuration's.
+    for told in [Some(32), Some(16), None] {
+        send(&pool, stores("b", 1, told, 20)).await;
+        assert_eq!(known(&pool), (64, vec![has("a", 3)]), "{told:?}");
+    }
+    send(&pool, stores("b", 1, Some(64), 20)).await;
+    assert_eq!(known(&pool), (64, vec![has("a", 3), has("b", 3)]));
+}
+
+#[tokio::test]
+async fn blocks_of_a_batch_that_says_nothing_have_the_size_of_the_configuration() {
+    let pool = pool();
+    send(&pool, stores("a", 1, None, 10)).await;
+    send(&pool, stores("b", 1, Some(64), 20)).await;
+    assert_eq!(known(&pool), (16, vec![has("a", 3)]));
+    send(&pool, stores("b", 1, Some(16), 20)).await;
+    assert_eq!(known(&pool), (16, vec![has("a", 3), has("b", 3)]));
+}
+
+#[tokio::test]
+async fn when_all_holders_have_left_another_block_size_may_come() {
+    let pool = pool();
+    send(&pool, stores("a", 1, Some(64), 10)).await;
+    let goodbye = Sent {
+        seq: 2,
+        events: vec![Event::Goodbye],
+        ..stores("a", 1, Some(64), 10)
+    };
+    send(&pool, goodbye).await;
+    send(&pool, stores("b", 1, Some(32), 20)).await;
+    assert_eq!(known(&pool), (32, vec![has("b", 3)]));
+}
+
+#[tokio::test]
+async fn an_engine_that_is_restarted_with_another_block_size_leaves_nothing_behind() {
+    let pool = pool();
+    for worker in ["a", "b"] {
+        send(&pool, stores(worker, 2, Some(16), 10)).await;
+    }
+    // Of a process that has ended already.
+    send(&pool, stores("a", 1, Some(64), 20)).await;
+    assert_eq!(known(&pool), (16, vec![has("a", 3), has("b", 3)]));
+    send(&pool, stores("a", 3, Some(64), 20)).await;
+    assert_eq!(known(&pool), (16, vec![has("b", 3)]));
+    send(&pool, stores("b", 3, Some(64), 20)).await;
+    assert_eq!(known(&pool), (16, vec![]));
+    // The last one has made way.
+    let next = Sent {
+        seq: 2,
+        ..stores("a", 3, Some(64), 20)
+    };
+    send(&pool, next).await;
+    let (size, holders) = known(&pool);
+    assert_eq!((size, holders.len()), (64, 1));
+    let namespace = pool.namespaces.get(&frame(1).namespace).unwrap();
+    let reasons = namespace.indexer.holders()[0].status.own_reasons();
+    assert!(
+        reasons.contains(DegradedReason::Gap),
+        "its first batch is asked for"
+    );
+}
+
+#[tokio::test]
+async fn a_told_block_size_outlasts_a_restart() {
+    let (before, after) = (pool(), pool());
+    send(&before, stores("a", 1, Some(64), 10)).await;
+    for lane in 0..before.lane_count() {
+        if let Some((_, dump)) = before.dump_next_with_blocks(lane, None, never()).await.unwrap() {
+            assert_eq!((dump.frame.block_size, dump.frame.is_size_told), (64, true));
+            let holder = dump.frame.clone();
+            after
+                .restore(&holder, Frame::Holder(holder.clone()), never())
+                .await
+                .unwrap();
+            for payload in dump.batches() {
+                after
+                    .restore(&holder, Frame::Batch(payload), never())
+                    .await
+                    .unwrap();
+            }
+        }
+    }
+    after.drain().await.unwrap();
+    assert_eq!(known(&after), (64, vec![has("a", 3)]));
+    let next = Sent {
+        seq: 2,
+        ..stores("a", 1, Some(64), 20)
+    };
+    send(&after, next).await;
+    assert_eq!(known(&after), (64, vec![has("a", 6)]));
+}
