@@ -12,15 +12,14 @@ use tokio_util::task::TaskTracker;
 
 use kvatlas_client::publish::{PublishedHolder, PublisherOptions};
 use kvatlas_core::hash::BlockSize;
-use kvatlas_core::index::{Hashing, NamespaceSettings};
+use kvatlas_core::index::{Hashing, NamespaceSettings, Namespaces};
 use kvatlas_core::wire::{
     Rank, Subjects, WorkerName, instance_of_worker, pool_of_instance, worker_of_instance,
 };
 use kvatlas_engines::{Format, HashMode, TranslatorSettings};
 
-use crate::daemon::config::Named;
 use crate::daemon::http::{
-    EngineKey, EngineRegistry, EngineState, NewEngine, RegisterRefusal, RemovedEngines,
+    EngineKey, EngineRegistry, EngineState, NewEngine, RegisterRefusal, RemovedEngines, SizeOf,
 };
 use crate::daemon::metrics::BridgeMetrics;
 
@@ -43,9 +42,9 @@ pub struct BridgeOptions {
     pub follow: FollowOptions,
     /// How daemons are told. The settings of the namespace are the engine's.
     pub publisher: PublisherOptions,
-    /// How many tokens the blocks of each namespace have in the daemon of the same process, if there is one: an engine with another size is
-    /// refused, as queries by tokens would not find its blocks.
-    pub block_sizes: Option<Named<u32>>,
+    /// The namespaces of the daemon in the same process, if there is one: an engine whose blocks have another size than its namespace's is
+    /// refused. A daemon elsewhere refuses its batches.
+    pub namespaces: Option<Arc<Namespaces>>,
     /// Most engines that are followed.
     pub engines_max: usize,
     /// The clock by which the bridge notices that it has stood still.
@@ -62,7 +61,7 @@ impl Default for BridgeOptions {
                 ring_bytes_max: 4 << 20,
                 ..PublisherOptions::default()
             },
-            block_sizes: None,
+            namespaces: None,
             engines_max: 1024,
             clock: BridgeClock::default(),
         }
@@ -94,6 +93,15 @@ struct State {
     engines: BTreeMap<EngineKey, Followed>,
     /// Those that flags and files gave.
     given: BTreeSet<EngineKey>,
+}
+
+impl State {
+    /// An engine of the same namespace whose blocks have another size.
+    fn other_size(&self, engine: &NewEngine) -> Option<&NewEngine> {
+        let others = self.engines.values().map(|followed| &followed.engine);
+        let mut others = others.filter(|other| other.key.model == engine.key.model);
+        others.find(|other| other.block_size != engine.block_size)
+    }
 }
 
 /// Follows engines. Cheap to clone; all clones are one bridge.
@@ -294,9 +302,6 @@ impl Inner {
 impl EngineRegistry for Bridge {
     fn register(&self, engine: NewEngine) -> Result<(), RegisterRefusal> {
         check_engine(&engine)?;
-        if let Some(sizes) = &self.inner.options.block_sizes {
-            check_block_size(&engine, sizes)?;
-        }
         let mut state = self.inner.state.lock();
         if state.is_stopping {
             return Err(RegisterRefusal::Stopping);
@@ -309,6 +314,16 @@ impl EngineRegistry for Bridge {
                 endpoint: known.engine.endpoint.clone(),
                 key: Box::new(engine.key),
             });
+        }
+        if let Some(other) = state.other_size(&engine) {
+            return Err(RegisterRefusal::OtherBlockSize {
+                asked: engine.block_size,
+                in_force: other.block_size,
+                whose: SizeOf::Engine(Box::new(other.key.clone())),
+            });
+        }
+        if let Some(namespaces) = &self.inner.options.namespaces {
+            check_block_size(&engine, namespaces)?;
         }
         let engines_max = self.inner.options.engines_max;
         if state.engines.len() >= engines_max {

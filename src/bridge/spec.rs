@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 
 use kvatlas_core::hash::BlockSize;
+use kvatlas_core::index::{NamespaceSettings, Namespaces};
 use kvatlas_core::wire::{ModelKey, worker_of_instance};
 use kvatlas_engines::Format;
 
-use crate::daemon::config::Named;
-use crate::daemon::http::{EngineKey, NewEngine, RegisterRefusal};
+use crate::daemon::http::{EngineKey, NewEngine, RegisterRefusal, SizeOf};
 
 use super::tensorrt;
 
@@ -248,20 +248,36 @@ fn offset(endpoint: &str, rank: u32) -> Result<String, String> {
     Ok(format!("{host}:{port}"))
 }
 
-/// Refuses an engine with blocks of another size than its namespace has, of which these are the sizes.
-pub(super) fn check_block_size(engine: &NewEngine, sizes: &Named<u32>) -> Result<(), RegisterRefusal> {
-    let Ok(namespace) = engine.key.model.namespace() else {
+/// Refuses an engine whose blocks have another size than its namespace's: queries by tokens would not find them. A namespace that the
+/// configuration does not name has the size of those that are in it. The engine's own holders are no hindrance: they are of a process that
+/// has ended.
+pub(super) fn check_block_size(engine: &NewEngine, namespaces: &Namespaces) -> Result<(), RegisterRefusal> {
+    let Ok(name) = engine.key.model.namespace() else {
         return Ok(());
     };
-    let size = sizes.of(namespace.as_str());
-    if size == engine.block_size {
-        return Ok(());
+    let told = BlockSize::new(engine.block_size).ok();
+    let check = |settings: &NamespaceSettings, whose| match settings.takes(told) {
+        true => Ok(()),
+        false => Err(RegisterRefusal::OtherBlockSize {
+            asked: engine.block_size,
+            in_force: settings.block_size.as_u32(),
+            whose,
+        }),
+    };
+    let Some(known) = namespaces.get(&name).filter(|known| !known.is_free()) else {
+        return check(&namespaces.settings_for(told), SizeOf::Configuration(name));
+    };
+    let settings = known.indexer.settings();
+    if known.is_configured {
+        return check(settings, SizeOf::Configuration(name));
     }
-    Err(RegisterRefusal::Invalid(format!(
-        "block_size is {}, but the blocks of namespace {namespace} have {size} tokens here, so that queries would not find them; \
-         set namespaces.{namespace}.block_size or namespace_defaults.block_size",
-        engine.block_size
-    )))
+    let own = worker_of_instance(&engine.key.instance).ok();
+    let holders = known.indexer.holders();
+    let others = holders.iter().map(|holder| &holder.id);
+    match others.filter(|other| Some(&other.worker) != own.as_ref()).min() {
+        Some(other) => check(settings, SizeOf::Holder(other.clone())),
+        None => Ok(()),
+    }
 }
 
 /// Whether an engine can be followed as it is given.

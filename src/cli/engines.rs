@@ -1,13 +1,14 @@
 //! The engines that `bridge` and `up` follow: what their command lines have in common.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use clap::Args;
 use kvatlas::bridge::{
     Bridge, BridgeOptions, EngineDefaults, FollowOptions, SpecError, parse_engine, parse_engines_file,
 };
-use kvatlas::daemon::config::Named;
-use kvatlas::daemon::http::NewEngine;
+use kvatlas::daemon::http::{NewEngine, follow_patiently};
+use kvatlas_core::index::Namespaces;
 use kvatlas_core::wire::Subjects;
 use kvatlas_engines::Format;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -85,7 +86,7 @@ impl EngineArguments {
     pub(super) fn bridge(
         &self,
         subjects: Subjects,
-        block_sizes: Option<Named<u32>>,
+        namespaces: Option<Arc<Namespaces>>,
         engines: &[NewEngine],
     ) -> Result<Bridge, Failure> {
         let options = BridgeOptions {
@@ -93,7 +94,7 @@ impl EngineArguments {
                 blocks_max: self.max_blocks_per_engine,
                 ..FollowOptions::default()
             },
-            block_sizes,
+            namespaces,
             engines_max: self.max_engines,
             ..BridgeOptions::default()
         };
@@ -115,7 +116,7 @@ impl EngineArguments {
                     continue;
                 }
             };
-            match bridge.replace(&engines) {
+            match follow_patiently(|| bridge.replace(&engines)).await {
                 Ok(()) => tracing::info!(engines = engines.len(), "engines read again"),
                 Err(refused) => {
                     for refusal in refused {

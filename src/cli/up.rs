@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use kvatlas::bridge::Bridge;
-use kvatlas::daemon::Daemon;
 use kvatlas::daemon::broker::{ConnectPatience, connect};
 use kvatlas::daemon::config::settings::CONFIG_VARIABLE;
-use kvatlas::daemon::config::{Config, Named, SettingFlags, process_environment};
+use kvatlas::daemon::config::{Config, SettingFlags, process_environment};
 use kvatlas::daemon::http::{EngineRegistry, EngineState, EngineStatus, NewEngine};
+use kvatlas::daemon::{Daemon, StartError, namespaces};
 use kvatlas_client::QueryClient;
 use kvatlas_core::wire::{Subjects, pool_of_instance, worker_of_instance};
 use kvatlas_engines::Format;
@@ -66,9 +66,10 @@ impl UpArguments {
         let (mut signals, hangup) = (StopSignals::listen()?, listen_to_hangup()?);
         let subjects = Subjects::new(&config.subjects.prefix).map_err(Failure::usage)?;
         let subjects_of_queries = subjects.clone();
-        let bridge = arguments.bridge(subjects, Some(block_sizes(&config)), &engines)?;
+        let namespaces = Arc::new(namespaces(&config).map_err(StartError::from)?);
+        let bridge = arguments.bridge(subjects, Some(Arc::clone(&namespaces)), &engines)?;
         let daemon = tokio::select! {
-            started = Daemon::start_with_engines(config, Arc::new(bridge.clone())) => started?,
+            started = Daemon::start_with_engines(config, namespaces, Arc::new(bridge.clone())) => started?,
             signal = signals.next() => {
                 tracing::info!(signal, "stopped before the start was done");
                 return Ok(());
@@ -122,17 +123,6 @@ fn load(settings: SettingFlags, file: Option<PathBuf>, engines: &EngineArguments
     let named = || std::env::var_os(CONFIG_VARIABLE).filter(|path| !path.is_empty());
     let file = file.or_else(|| named().map(PathBuf::from));
     Ok(Config::load(given, environment.into_iter(), file.as_deref())?)
-}
-
-/// How many tokens the blocks of each namespace have.
-fn block_sizes(config: &Config) -> Named<u32> {
-    let overrides = config.namespaces.overrides.iter();
-    Named {
-        default: config.namespaces.default.block_size,
-        overrides: overrides
-            .map(|(name, own)| (name.clone(), own.block_size))
-            .collect(),
-    }
 }
 
 /// Says how to ask once that works, and waits for a signal.

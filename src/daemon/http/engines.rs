@@ -1,9 +1,15 @@
 //! What the routes need of a bridge that runs in the same process.
 
 use std::fmt;
+use std::time::{Duration, Instant};
 
-use kvatlas_core::wire::{ModelKey, Rank};
+use kvatlas_core::wire::{HolderId, ModelKey, NamespaceName, Rank};
 use kvatlas_engines::Format;
+
+/// How long the holders of engines that are no longer followed may take to leave.
+const LEAVING_PATIENCE: Duration = Duration::from_secs(2);
+/// Between two looks at them.
+const LEAVING_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Names one publisher of an engine: an instance, a model, a rank.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -74,6 +80,20 @@ pub struct EngineState {
     pub last_error: Option<String>,
 }
 
+/// Who has given a namespace its block size.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SizeOf {
+    /// The configuration.
+    #[error("the configuration says so: set namespaces.{0}.block_size")]
+    Configuration(NamespaceName),
+    /// An engine that is followed.
+    #[error("{0} has that size; unregister the engines of the model first")]
+    Engine(Box<EngineKey>),
+    /// A holder in the index, and maybe others.
+    #[error("worker {worker}/{rank} has that size; end it, or let the daemon forget it (kvatlas admin forget)", worker = .0.worker, rank = .0.rank)]
+    Holder(HolderId),
+}
+
 /// Why an engine is not followed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RegisterRefusal {
@@ -84,6 +104,16 @@ pub enum RegisterRefusal {
         key: Box<EngineKey>,
         /// Where it is followed.
         endpoint: String,
+    },
+    /// Its blocks have another size than those of its namespace.
+    #[error("block_size is {asked}, but the blocks of this model have {in_force} tokens here: {whose}")]
+    OtherBlockSize {
+        /// What the registration says.
+        asked: u32,
+        /// What the namespace has.
+        in_force: u32,
+        /// Who has given it that.
+        whose: SizeOf,
     },
     /// A part of the registration cannot be used.
     #[error("{0}")]
@@ -97,6 +127,38 @@ pub enum RegisterRefusal {
     /// The bridge is stopping.
     #[error("the bridge is stopping")]
     Stopping,
+}
+
+impl RegisterRefusal {
+    /// Whether a holder in the index is in the way, which may be about to leave.
+    fn is_by_holder(&self) -> bool {
+        let Self::OtherBlockSize { whose, .. } = self else {
+            return false;
+        };
+        matches!(whose, SizeOf::Holder(_))
+    }
+}
+
+/// Follows engines by `attempt`. While holders with another block size are in the way of one, it is tried again for a moment: those of
+/// engines that were just unregistered leave.
+///
+/// # Errors
+///
+/// What the last attempt has refused.
+pub async fn follow_patiently(
+    attempt: impl Fn() -> Result<(), Vec<RegisterRefusal>>,
+) -> Result<(), Vec<RegisterRefusal>> {
+    let deadline = Instant::now() + LEAVING_PATIENCE;
+    loop {
+        match attempt() {
+            Err(refused)
+                if refused.iter().any(RegisterRefusal::is_by_holder) && Instant::now() < deadline =>
+            {
+                tokio::time::sleep(LEAVING_INTERVAL).await;
+            }
+            outcome => return outcome,
+        }
+    }
 }
 
 /// Engines that are no longer followed.

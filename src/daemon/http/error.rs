@@ -120,7 +120,9 @@ impl From<DecodeError> for HttpError {
 impl From<RegisterRefusal> for HttpError {
     fn from(refusal: RegisterRefusal) -> Self {
         match refusal {
-            RegisterRefusal::Conflict { .. } => Self::Conflict(refusal.to_string()),
+            RegisterRefusal::Conflict { .. } | RegisterRefusal::OtherBlockSize { .. } => {
+                Self::Conflict(refusal.to_string())
+            }
             RegisterRefusal::Invalid(_) => Self::BadRequest(refusal.to_string()),
             RegisterRefusal::TooMany { .. } | RegisterRefusal::Stopping => {
                 Self::Unavailable(refusal.to_string())

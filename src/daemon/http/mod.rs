@@ -38,7 +38,8 @@ mod workers;
 
 pub use auth::{TokenError, read_token};
 pub use engines::{
-    EngineKey, EngineRegistry, EngineState, EngineStatus, NewEngine, RegisterRefusal, RemovedEngines,
+    EngineKey, EngineRegistry, EngineState, EngineStatus, NewEngine, RegisterRefusal, RemovedEngines, SizeOf,
+    follow_patiently,
 };
 pub use server::{HttpLimits, HttpServer, HttpStartError};
 pub use shared::HttpParts;

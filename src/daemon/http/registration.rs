@@ -12,7 +12,7 @@ use kvatlas_core::wire::{ModelKey, Rank};
 use kvatlas_engines::Format;
 
 use super::dialect::{Instance, cache_of, status_ok};
-use super::engines::{EngineKey, NewEngine};
+use super::engines::{EngineKey, NewEngine, follow_patiently};
 use super::error::{DialectError, HttpError};
 use super::scores::Words;
 use super::shared::{Payload, Shared, json_response};
@@ -51,7 +51,7 @@ pub(super) async fn register(
     };
     let format = format_of(request.r#type.as_deref())?;
     let instance = request.instance_id.into_text();
-    engines.register(NewEngine {
+    let engine = NewEngine {
         key: EngineKey {
             instance: instance.clone(),
             model,
@@ -62,7 +62,13 @@ pub(super) async fn register(
         format,
         block_size: request.block_size,
         topic: String::new(),
-    })?;
+    };
+    let attempt = || engines.register(engine.clone()).map_err(|refusal| vec![refusal]);
+    if let Err(refused) = follow_patiently(attempt).await
+        && let Some(refusal) = refused.into_iter().next()
+    {
+        return Err(HttpError::from(refusal).into());
+    }
     Ok(match words {
         Words::Mooncake => json_response(
             &json!({"status": "registered successfully", "instance_id": instance}),

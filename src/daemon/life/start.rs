@@ -21,6 +21,7 @@ use crate::daemon::shared::{Shared, Stage};
 use crate::daemon::snapshots::{Disk, Storage, start_snapshots};
 use crate::daemon::sources::start_events;
 use crate::daemon::traces::{Tracer, start_traces};
+use kvatlas_core::index::Namespaces;
 use kvatlas_core::wire::Subjects;
 
 use super::Daemon;
@@ -41,13 +42,18 @@ impl Daemon {
         Self::start_on(config, Arc::new(Disk))
     }
 
-    /// As [`Self::start`]; engines can be registered over HTTP, and `engines` follows them. The daemon is not ready before
-    /// [`Self::note_engines_followed`].
+    /// As [`Self::start`]; engines can be registered over HTTP, and `engines` follows them and knows the daemon's `namespaces`. The daemon
+    /// is not ready before [`Self::note_engines_followed`].
     pub fn start_with_engines(
         config: Config,
+        namespaces: Arc<Namespaces>,
         engines: Arc<dyn EngineRegistry>,
     ) -> BoxFuture<'static, Result<Self, StartError>> {
-        Box::pin(Self::start_all(config, Arc::new(Disk), Some(engines)))
+        Box::pin(Self::start_all(
+            config,
+            Arc::new(Disk),
+            Some((namespaces, engines)),
+        ))
     }
 
     /// As [`Self::start`], with snapshots written to `storage`: for tests on a disk that fails.
@@ -61,10 +67,14 @@ impl Daemon {
     async fn start_all(
         config: Config,
         storage: Arc<dyn Storage>,
-        engines: Option<Arc<dyn EngineRegistry>>,
+        engines: Option<(Arc<Namespaces>, Arc<dyn EngineRegistry>)>,
     ) -> Result<Self, StartError> {
         let metrics = install_shared()?;
-        let (mut shared, broker) = share(config).await?;
+        let (namespaces, engines) = match engines {
+            Some((namespaces, engines)) => (namespaces, Some(engines)),
+            None => (Arc::new(namespaces(&config)?), None),
+        };
+        let (mut shared, broker) = share(config, namespaces).await?;
         let view = Arc::new(view(&shared, metrics));
         let upkeep = Stage::default();
         shared.tracer = spawn_traces(&shared, &upkeep);
@@ -120,9 +130,11 @@ impl Daemon {
 }
 
 /// Starts the embedded broker, where it is asked for, and the lanes; makes what the rooms share.
-async fn share(config: Config) -> Result<(Shared, Option<EmbeddedBroker>), StartError> {
+async fn share(
+    config: Config,
+    namespaces: Arc<Namespaces>,
+) -> Result<(Shared, Option<EmbeddedBroker>), StartError> {
     let subjects = Subjects::new(&config.subjects.prefix)?;
-    let namespaces = Arc::new(namespaces(&config)?);
     let (nats, broker) = broker(&config).await?;
     let settings = LaneSettings::of(&config, &subjects);
     let (query_limits, http_limits) = (query_limits(&config), http_limits(&config));

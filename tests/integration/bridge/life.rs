@@ -34,15 +34,18 @@ async fn a_bridge_that_is_stopped_says_so_at_once() {
 }
 
 #[test]
-fn up_refuses_an_engine_with_another_block_size() {
-    let engine = "--engine=gpu-0=tcp://127.0.0.1:1,block_size=32";
-    let refused = kvatlas(&["up", "--model", "m", "--block-size", "4", engine])
+fn up_refuses_engines_of_a_model_with_different_block_sizes() {
+    let other = "--engine=gpu-1=tcp://127.0.0.1:2,block_size=32";
+    let refused = kvatlas(&["up", "--model", "m", "--block-size", "4", other])
+        .arg("--engine=gpu-0=tcp://127.0.0.1:1")
         .output()
         .unwrap();
     let text = String::from_utf8(refused.stderr).unwrap();
     assert_eq!(refused.status.code(), Some(64), "{text}");
     assert!(
-        text.contains("block_size is 32, but the blocks of namespace m have 4"),
+        text.contains(
+            "block_size is 4, but the blocks of this model have 32 tokens here: gpu-1/0 of m has that size"
+        ),
         "{text}"
     );
 }

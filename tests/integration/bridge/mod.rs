@@ -3,17 +3,16 @@
 mod frames;
 mod life;
 mod python;
+mod sizes;
 mod sources;
 mod stalls;
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use kvatlas::bridge::{Bridge, BridgeOptions, EngineDefaults, FollowOptions, parse_engine};
-use kvatlas::daemon::Daemon;
 use kvatlas::daemon::broker::embedded::EmbeddedBroker;
-use kvatlas::daemon::config::Named;
 use kvatlas::daemon::http::EngineRegistry;
+use kvatlas::daemon::{Daemon, namespaces};
 use kvatlas_client::{Backoff, ClientError};
 use kvatlas_core::wire::{ErrorCode, HolderMatch, HolderStatusReply, NamespaceName, QueryKey, SingleQuery};
 use serde_json::{Value, json};
@@ -514,21 +513,18 @@ async fn fifty_engines_at_once() {
 async fn engines_come_and_go_over_http() {
     let Some(python) = python() else { return };
     let broker = broker().await;
-    let sizes = Named {
-        default: 4,
-        overrides: BTreeMap::new(),
-    };
-    let options = BridgeOptions {
-        block_sizes: Some(sizes),
-        ..options()
-    };
-    let bridge = Bridge::new(subjects(), options);
     let settings = [
         ("namespace_defaults.block_size", "4"),
         ("http.listen", "127.0.0.1:0"),
     ];
     let config = config(broker.url(), &settings);
-    let daemon = Daemon::start_with_engines(config, std::sync::Arc::new(bridge.clone()))
+    let namespaces = std::sync::Arc::new(namespaces(&config).unwrap());
+    let options = BridgeOptions {
+        namespaces: Some(namespaces.clone()),
+        ..options()
+    };
+    let bridge = Bridge::new(subjects(), options);
+    let daemon = Daemon::start_with_engines(config, namespaces, std::sync::Arc::new(bridge.clone()))
         .await
         .unwrap();
     daemon.note_engines_followed();
@@ -557,8 +553,8 @@ async fn engines_come_and_go_over_http() {
     let mut other_size = dynamo.clone();
     (other_size["instance_id"], other_size["block_size"]) = (json!(8), json!(32));
     let refused = http.post("/register", &other_size).await;
-    let text = "block_size is 32, but the blocks of namespace m have 4 tokens here";
-    assert!(refused.status == 400 && refused.json()["error"].as_str().unwrap().starts_with(text));
+    let text = "block_size is 32, but the blocks of this model have 4 tokens here";
+    assert!(refused.status == 409 && refused.json()["error"].as_str().unwrap().starts_with(text));
     let mooncake = json!({"instance_id": "b.c", "endpoint": publishers.endpoint(1), "replay_endpoint": publishers.replay(1), "type": "vLLM", "modelname": "m", "block_size": 4, "dp_rank": 1});
     let registered = http.post("/register", &mooncake).await;
     assert_eq!(
