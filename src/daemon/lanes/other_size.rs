@@ -6,7 +6,6 @@ use crate::daemon::metrics::labels::DropReason;
 use kvatlas_core::hash::BlockSize;
 use kvatlas_core::wire::{EventBatch, NamespaceName};
 
-use super::holder::Holder;
 use super::lane::{Lane, Sender};
 
 /// Why such a batch is dropped.
@@ -57,9 +56,12 @@ impl Lane {
         );
         self.put_back();
         let key = (sender.worker.clone(), batch.rank);
-        let is_outdated = |holder: &Holder| holder.high_water.seen.epoch <= batch.epoch;
-        if self.holders.get(&key).is_some_and(|holder| is_outdated(holder)) {
-            self.forget(&key);
+        if let Some(holder) = self.holders.get_mut(&key)
+            && holder.high_water.seen.epoch <= batch.epoch
+        {
+            // A batch of before that comes again makes no holder.
+            holder.high_water.note(batch);
+            self.take_leave(&key);
         }
     }
 }

@@ -101,6 +101,9 @@ async fn an_engine_that_is_restarted_with_another_block_size_leaves_nothing_behi
     assert_eq!(known(&pool), (16, vec![has("a", 3), has("b", 3)]));
     send(&pool, stores("a", 3, Some(64), 20)).await;
     assert_eq!(known(&pool), (16, vec![has("b", 3)]));
+    // Once more, late: nobody has these blocks.
+    send(&pool, stores("a", 2, Some(16), 10)).await;
+    assert_eq!(known(&pool), (16, vec![has("b", 3)]));
     send(&pool, stores("b", 3, Some(64), 20)).await;
     assert_eq!(known(&pool), (16, vec![]));
     // The last one has made way.
