@@ -1,6 +1,6 @@
 //! Namespaces: indexes by name.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -65,6 +65,17 @@ pub enum NamespaceRefused {
     /// Only those of the configuration may exist.
     #[error("the configuration does not name it (limits.named_namespaces_only)")]
     NotNamed,
+    /// Only those of the configuration may have another block size than the default.
+    #[error(
+        "its blocks have {told} tokens, and here they would have {configured}: a shard has sizes from its \
+         configuration only (namespaces.NAME.block_size)"
+    )]
+    OtherBlockSize {
+        /// That of the batch.
+        told: BlockSize,
+        /// That of the configuration.
+        configured: BlockSize,
+    },
 }
 
 /// Most names of refused namespaces that are remembered. Where more have come, every name may be one of them.
@@ -82,8 +93,8 @@ pub struct Namespaces {
     pub is_open: bool,
     /// Whether those others may have a block size that their batches tell. True at first.
     pub takes_sizes: bool,
-    /// Namespaces that were to be made, and were refused.
-    refused: RwLock<HashSet<NamespaceName>>,
+    /// Namespaces that were to be made, and why they were refused.
+    refused: RwLock<HashMap<NamespaceName, NamespaceRefused>>,
     total: Arc<TotalUsage>,
 }
 
@@ -153,9 +164,15 @@ impl Namespaces {
         if let Some(found) = known.filter(|found| is_used(found) || *found.indexer.settings() == settings) {
             return Ok(Arc::clone(found));
         }
-        if let Some(refused) = self.refuses(current.len() - usize::from(known.is_some())) {
+        let others = current.len() - usize::from(known.is_some());
+        let other_size = told.filter(|_| !settings.takes(told));
+        let other_size = other_size.map(|told| NamespaceRefused::OtherBlockSize {
+            told,
+            configured: settings.block_size,
+        });
+        if let Some(refused) = self.refuses(others).or(other_size) {
             drop(current);
-            self.note_refused(name);
+            self.note_refused(name, &refused);
             return Err(refused);
         }
         self.refused.write().remove(name);
@@ -175,22 +192,28 @@ impl Namespaces {
         }
     }
 
-    fn note_refused(&self, name: &NamespaceName) {
-        if !self.was_refused(name) {
-            self.refused.write().insert(name.clone());
+    fn note_refused(&self, name: &NamespaceName, reason: &NamespaceRefused) {
+        let is_noted = |known: &HashMap<_, _>| match known.get(name) {
+            Some(known) => known == reason,
+            None => known.len() >= REFUSED_MAX,
+        };
+        if !is_noted(&self.refused.read()) {
+            self.refused.write().insert(name.clone(), reason.clone());
         }
-    }
-
-    fn was_refused(&self, name: &NamespaceName) -> bool {
-        let refused = self.refused.read();
-        refused.contains(name) || refused.len() >= REFUSED_MAX
     }
 
     /// Why the namespace called `name` does not exist although somebody has wanted to make it; none where nobody has, or where it could be
     /// made by now. Where more than 1,024 were refused, it may be one of them.
     pub fn refusal(&self, name: &NamespaceName) -> Option<NamespaceRefused> {
-        let namespaces = self.current.read().len();
-        self.refuses(namespaces).filter(|_| self.was_refused(name))
+        let now = self.refuses(self.current.read().len());
+        let refused = self.refused.read();
+        let is_lasting =
+            |reason: &&NamespaceRefused| matches!(reason, NamespaceRefused::OtherBlockSize { .. });
+        match refused.get(name) {
+            Some(reason) => now.or_else(|| Some(reason).filter(is_lasting).cloned()),
+            None if refused.len() < REFUSED_MAX => None,
+            None => now.or_else(|| refused.values().find(is_lasting).cloned()),
+        }
     }
 
     /// All namespaces, by name.

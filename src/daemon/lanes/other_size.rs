@@ -8,22 +8,11 @@ use kvatlas_core::wire::{EventBatch, NamespaceName};
 
 use super::lane::{Lane, Sender};
 
-/// Why such a batch is dropped.
-pub(super) struct OtherSize<'a> {
+/// Why such a batch is dropped: the blocks of its namespace have another size than it tells, or, where it tells none, than the configuration has.
+struct OtherSize<'a> {
     namespace: &'a NamespaceName,
     in_force: BlockSize,
     told: Option<BlockSize>,
-}
-
-impl<'a> OtherSize<'a> {
-    /// The blocks of `namespace` have the size `in_force`. The batch tells another one, or none, which is that of the configuration.
-    pub(super) fn new(namespace: &'a NamespaceName, in_force: BlockSize, told: Option<BlockSize>) -> Self {
-        Self {
-            namespace,
-            in_force,
-            told,
-        }
-    }
 }
 
 impl fmt::Display for OtherSize<'_> {
@@ -52,7 +41,11 @@ impl Lane {
         sender.metrics.batch_dropped(
             DropReason::OtherSettings,
             sender.worker.worker.as_str(),
-            &OtherSize::new(&sender.namespace.name, in_force, batch.block_size),
+            &OtherSize {
+                namespace: &sender.namespace.name,
+                in_force,
+                told: batch.block_size,
+            },
         );
         self.put_back();
         let key = (sender.worker.clone(), batch.rank);

@@ -19,7 +19,6 @@ use super::flow::Flows;
 use super::freshness::Freshness;
 use super::lane::{BatchesJob, Job, Lane, LaneTimes, Sender};
 use super::line::{Assignments, LaneId, WorkerKey};
-use super::other_size::OtherSize;
 use super::payloads::Payloads;
 use super::queue::{JobSender, LaneStopped, job_queue};
 use super::settings::{LaneLimits, LaneSettings};
@@ -387,15 +386,6 @@ impl LanePool {
                 return None;
             }
         };
-        let settings = self.namespaces.settings_for(told);
-        if known.is_none() && !settings.takes(told) {
-            self.unattributed.batch_dropped(
-                DropReason::OtherSettings,
-                name.as_str(),
-                &OtherSize::new(name, settings.block_size, told),
-            );
-            return None;
-        }
         // One that is used is not made anew.
         drop(known);
         let created = self.namespaces.get_or_create(name, told);
@@ -408,6 +398,7 @@ impl LanePool {
         let reason = match error {
             NamespaceRefused::LimitReached { .. } => DropReason::TooManyNamespaces,
             NamespaceRefused::NotNamed => DropReason::NamespaceNotNamed,
+            NamespaceRefused::OtherBlockSize { .. } => DropReason::OtherSettings,
         };
         self.unattributed.batch_dropped(reason, name.as_str(), error);
     }

@@ -138,6 +138,16 @@ fn a_told_block_size_does_not_change_what_the_configuration_says() {
     };
     assert_eq!(told(&namespaces, "configured"), (16, false));
     namespaces.takes_sizes = false;
+    let [a, configured] = [tokens(64), tokens(16)].map(Option::unwrap);
+    let refused = NamespaceRefused::OtherBlockSize { told: a, configured };
+    assert_eq!(
+        namespaces.get_or_create(&name("a"), Some(a)).unwrap_err(),
+        refused
+    );
+    // It is there as soon as somebody has blocks of the configuration's size.
+    assert_eq!(namespaces.refusal(&name("a")), Some(refused));
+    drop(namespaces.get_or_create(&name("a"), Some(configured)).unwrap());
+    assert_eq!(namespaces.refusal(&name("a")), None);
     assert_eq!(told(&namespaces, "a"), (16, false));
 }
 
