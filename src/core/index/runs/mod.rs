@@ -32,6 +32,7 @@ pub(crate) use header::Version;
 pub(crate) use name_map::NameMap;
 pub(crate) use print::{CHUNK, Prints};
 pub(crate) use recency::Victim;
+pub(crate) use roster::Roster;
 pub(crate) use run::{Column, Run};
 pub(crate) use store::{Head, RunStore};
 pub(crate) use writer::{AHEAD, RunView, RunWriter};

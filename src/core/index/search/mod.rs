@@ -28,7 +28,7 @@ use crate::index::directory::{Directory, HolderSlot, SlotBits, SlotGatherer};
 use crate::sync::{Ordering, fence};
 
 use super::hook::point;
-use super::runs::{CHUNK, Column, Head, Run, RunId, RunStore, Spot, Version, Wanted};
+use super::runs::{CHUNK, Column, Head, Roster, Run, RunId, RunStore, Spot, Version, Wanted};
 use super::shared::Shared;
 
 use depths::{Depths, Groups};
@@ -271,14 +271,14 @@ impl<'f, 'q, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, 'q, 'g, S, STEP
     fn look_at(
         &mut self,
         step: usize,
-        run: &Run,
+        roster: Roster<'g>,
         start: usize,
         agreed: usize,
         mut is_asked: impl FnMut(HolderSlot) -> bool,
     ) -> S {
         let (found, step) = (&mut self.found[step], self.steps[step]);
         let mut through = SlotGatherer::default();
-        for list in run.roster(self.guard).lists() {
+        for list in roster.lists() {
             for entry in list {
                 point();
                 let slot = entry.slot();
@@ -300,17 +300,25 @@ impl<'f, 'q, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, 'q, 'g, S, STEP
 
     /// As [`Self::look_at`], among `candidates` where there are any. Those that have nothing of the run end with the block before.
     #[inline]
-    fn look_for(&mut self, step: usize, candidates: Option<S>, run: &Run, start: usize, agreed: usize) -> S {
-        let all = run.roster(self.guard).all::<S>(self.steps[step], agreed);
+    fn look_for(
+        &mut self,
+        step: usize,
+        candidates: Option<S>,
+        run: &'g Run,
+        start: usize,
+        agreed: usize,
+    ) -> S {
+        let roster = run.roster(self.guard);
+        let all = roster.all::<S>(self.steps[step], agreed);
         let Some(mut candidates) = candidates else {
-            return all.unwrap_or_else(|| self.look_at(step, run, start, agreed, |_| true));
+            return all.unwrap_or_else(|| self.look_at(step, roster, start, agreed, |_| true));
         };
         let (seen, through) = if let Some(mut all) = all {
             all.intersect(&candidates);
             (all.clone(), all)
         } else {
             let mut seen = SlotGatherer::default();
-            let through = self.look_at(step, run, start, agreed, |slot| {
+            let through = self.look_at(step, roster, start, agreed, |slot| {
                 let is_candidate = candidates.contains(slot);
                 if is_candidate {
                     seen.insert(slot);
