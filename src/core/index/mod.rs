@@ -30,7 +30,7 @@
 //!    (`tests::concurrency`, `tests/loom`, `runs::store`, `runs::heads`)
 //! 4. The runs that a step changes count it before the first change can be seen, and again after the last. Steps take turns. So a search knows
 //!    whether what holders have of a run was the same from its first look at the run to its end.
-//!    (`runs::header`, `tests::interleaved`, `tests/loom`)
+//!    What a run says of all its holders together changes in the same steps. (`runs::header`, `runs::roster`, `tests::interleaved`, `tests/loom`)
 //! 5. A step about other runs than those that a search has looked at changes nothing that the search has read. Where the
 //!    search has found a next block, it has looked at its run. Where it has found none, the holder did not have the block at some instant
 //!    of that look: what a holder has all the time is found (2, 3). So the answer is the holder's state at an instant of the search.
