@@ -14,12 +14,17 @@ pub(super) fn open(path: &Path) -> Result<Box<dyn BufRead>, Failure> {
     if path == Path::new("-") {
         return Ok(Box::new(BufReader::new(io::stdin())));
     }
-    match File::open(path) {
-        Ok(file) => Ok(Box::new(BufReader::new(file))),
-        Err(error) => Err(Failure::usage(format_args!(
+    let opened = match path.is_dir() {
+        // It could be opened, but not read.
+        true => Err(io::ErrorKind::IsADirectory.into()),
+        false => File::open(path),
+    };
+    let file = opened.map_err(|error| {
+        Failure::usage(format_args!(
             "cannot open {path:?}: {error}; name a readable file, or - for standard input"
-        ))),
-    }
+        ))
+    })?;
+    Ok(Box::new(BufReader::new(file)))
 }
 
 /// One line that is not empty, with its number from 1.
@@ -90,9 +95,11 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_not_there_is_wrong_usage() {
-        let failure = open(Path::new("no/such/file")).err().unwrap();
-        assert_eq!(failure.status, super::super::ExitStatus::Usage);
-        assert!(failure.to_string().contains("no/such/file"), "{failure}");
+    fn what_is_no_file_is_wrong_usage() {
+        for path in ["no/such/file", "/"] {
+            let failure = open(Path::new(path)).err().unwrap();
+            assert_eq!(failure.status, super::super::ExitStatus::Usage, "{path}");
+            assert!(failure.to_string().contains(path), "{failure}");
+        }
     }
 }
