@@ -4,6 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use crate::support::jetstream::{JETSTREAM, Restartable, servers};
+use crate::support::publisher::Publisher;
 use crate::support::{Client, broker, config, daemon, eventually, hashes, matches, reasons, stored};
 use async_nats::jetstream::{self, object_store::ObjectStore};
 use futures_util::StreamExt;
@@ -112,22 +113,28 @@ async fn a_fresh_replica_on_another_machine_starts_warm() {
     }
 }
 
+/// A bucket with two snapshots of a holder of five blocks, which a daemon has left there.
+async fn left_in_bucket(server: &Path) -> (Restartable, Client, Publisher) {
+    let broker = Restartable::start(server).await;
+    let client = Client::connect(broker.url()).await;
+    let folder = tempfile::tempdir().unwrap();
+    let settings = settings(folder.path());
+    let daemon = daemon(broker.url(), &borrowed(&settings)).await;
+    let mut publisher = client.publisher("gpu-0", 0);
+    client
+        .tell(&mut publisher, "gpu-0", 0, vec![stored(hashes(10, 5))])
+        .await;
+    let seen = objects(&client).await;
+    newer_object(&client, &seen).await;
+    newer_object(&client, &seen).await;
+    daemon.stop().await;
+    (broker, client, publisher)
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_damaged_object_is_passed_over() {
     for server in servers() {
-        let broker = Restartable::start(&server).await;
-        let client = Client::connect(broker.url()).await;
-        let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
-        let here = settings(folders[0].path());
-        let first = daemon(broker.url(), &borrowed(&here)).await;
-        let mut publisher = client.publisher("gpu-0", 0);
-        client
-            .tell(&mut publisher, "gpu-0", 0, vec![stored(hashes(10, 5))])
-            .await;
-        let seen = objects(&client).await;
-        newer_object(&client, &seen).await;
-        newer_object(&client, &seen).await;
-        first.stop().await;
+        let (broker, client, mut publisher) = left_in_bucket(&server).await;
         let bucket = bucket(&client).await.unwrap();
         for (name, content) in [
             (
@@ -140,7 +147,8 @@ async fn a_damaged_object_is_passed_over() {
             let mut content = content;
             bucket.put(name, &mut content).await.unwrap();
         }
-        let there = settings(folders[1].path());
+        let folder = tempfile::tempdir().unwrap();
+        let there = settings(folder.path());
         let mut there = borrowed(&there);
         there.push(("snapshots.object_store_max_bytes", "1 MiB"));
         let second = daemon(broker.url(), &there).await;
@@ -154,19 +162,7 @@ async fn a_damaged_object_is_passed_over() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_object_that_has_lost_its_pieces_is_passed_over() {
     for server in servers() {
-        let broker = Restartable::start(&server).await;
-        let client = Client::connect(broker.url()).await;
-        let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
-        let here = settings(folders[0].path());
-        let first = daemon(broker.url(), &borrowed(&here)).await;
-        let mut publisher = client.publisher("gpu-0", 0);
-        client
-            .tell(&mut publisher, "gpu-0", 0, vec![stored(hashes(10, 5))])
-            .await;
-        let seen = objects(&client).await;
-        newer_object(&client, &seen).await;
-        newer_object(&client, &seen).await;
-        first.stop().await;
+        let (broker, client, _publisher) = left_in_bucket(&server).await;
         let object = bucket(&client)
             .await
             .unwrap()
@@ -178,7 +174,8 @@ async fn an_object_that_has_lost_its_pieces_is_passed_over() {
         let pieces = format!("$O.{BUCKET}.C.{}", object.nuid);
         stream.purge().filter(pieces).await.unwrap();
 
-        let there = settings(folders[1].path());
+        let folder = tempfile::tempdir().unwrap();
+        let there = settings(folder.path());
         let second = daemon(broker.url(), &borrowed(&there)).await;
         let status = client.holder("gpu-0", 0).await.unwrap();
         assert_eq!((status.blocks, reasons(&status)), (5, vec!["unverified"]));

@@ -25,13 +25,8 @@ const COUNTING_INTERVAL: Duration = Duration::from_millis(50);
 const REPLICAS_MAX: usize = 256;
 
 #[derive(Debug, Deserialize)]
-struct Index {
-    namespaces: Vec<Sizes>,
-}
-
-#[derive(Debug, Deserialize)]
-struct HashedIndex {
-    namespaces: Vec<Hashed>,
+struct Index<N> {
+    namespaces: Vec<N>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -178,7 +173,7 @@ async fn compare_hashing(daemons: Vec<&AdminClient>) -> Option<Check> {
         return None;
     }
     let asked = daemons.iter().map(async |daemon| {
-        let index: HashedIndex = daemon.json("/index").await?;
+        let index: Index<Hashed> = daemon.json("/index").await?;
         Ok::<_, Failure>((daemon.authority(), index.namespaces))
     });
     Some(match try_join_all(asked).await {
@@ -239,7 +234,7 @@ async fn check_readiness(name: &str, replica: &AdminClient) -> Result<Check, Fai
 
 /// How many holders a daemon knows.
 async fn holders_of(replica: &AdminClient) -> Result<u64, Failure> {
-    let index: Index = replica.json("/index").await?;
+    let index: Index<Sizes> = replica.json("/index").await?;
     Ok(index.namespaces.iter().map(|sizes| sizes.holders).sum())
 }
 

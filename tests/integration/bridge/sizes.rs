@@ -54,6 +54,22 @@ impl Up {
         self.daemon.stop().await;
     }
 
+    /// Registers an engine of `publishers`, as this instance.
+    async fn register(&mut self, publishers: &Publishers, engine: usize, instance: u32, size: u32) -> Answer {
+        let registration = registration(publishers, engine, instance, size);
+        self.http.post("/register", &registration).await
+    }
+
+    async fn registers(&mut self, publishers: &Publishers, engine: usize, instance: u32, size: u32) {
+        let answer = self.register(publishers, engine, instance, size).await;
+        assert_eq!(answer.status, 201);
+    }
+
+    /// That of the namespace.
+    async fn block_size(&self) -> u32 {
+        self.client.queries.status(&namespace()).await.unwrap().block_size
+    }
+
     /// Waits until `/query` finds these tokens of one holder, exactly known.
     async fn finds(&mut self, expected: &Value) {
         let query = json!({"model_name": "m", "token_ids": tokens(1, 0, 64)});
@@ -97,13 +113,7 @@ async fn the_first_engine_that_is_registered_gives_its_namespace_the_block_size(
     let mut publishers = Publishers::start(&python, &[Spec::default(), Spec::default()]);
     publishers.publish(0, &json!([stored(3, 64)]));
     publishers.publish(1, &json!([stored(5, 32)]));
-    assert_eq!(
-        up.http
-            .post("/register", &registration(&publishers, 0, 7, 64))
-            .await
-            .status,
-        201
-    );
+    up.registers(&publishers, 0, 7, 64).await;
     up.finds(&json!({"7": {"0": 192}})).await;
     let key = QueryKey::Tokens {
         tokens: tokens(1, 0, 64),
@@ -117,20 +127,14 @@ async fn the_first_engine_that_is_registered_gives_its_namespace_the_block_size(
         .await
         .unwrap();
     assert_eq!((reply.query_blocks, reply.holders[0].matched_blocks), (4, 3));
-    assert_eq!(
-        up.client.queries.status(&namespace()).await.unwrap().block_size,
-        64
-    );
+    assert_eq!(up.block_size().await, 64);
     // Mooncake's dialect says the size with each question.
     let ask = |size| json!({"model": "m", "token_ids": [1], "block_size": size});
     assert_eq!(up.http.post("/query", &ask(64)).await.status, 200);
     assert_eq!(up.http.post("/query", &ask(16)).await.status, 400);
     // Nobody else may have another size, not even the default, until all have left.
     for size in [16, 32] {
-        let refused = up
-            .http
-            .post("/register", &registration(&publishers, 1, 8, size))
-            .await;
+        let refused = up.register(&publishers, 1, 8, size).await;
         is_refused(
             &refused,
             &[&format!("block_size is {size}, but"), "64 tokens", "7/0 of m"],
@@ -138,18 +142,9 @@ async fn the_first_engine_that_is_registered_gives_its_namespace_the_block_size(
     }
     let unregister = json!({"instance_id": 7, "model_name": "m"});
     assert_eq!(up.http.post("/unregister", &unregister).await.status, 200);
-    assert_eq!(
-        up.http
-            .post("/register", &registration(&publishers, 1, 8, 32))
-            .await
-            .status,
-        201
-    );
+    up.registers(&publishers, 1, 8, 32).await;
     up.finds(&json!({"8": {"0": 160}})).await;
-    assert_eq!(
-        up.client.queries.status(&namespace()).await.unwrap().block_size,
-        32
-    );
+    assert_eq!(up.block_size().await, 32);
     up.stop().await;
 }
 
@@ -186,13 +181,7 @@ async fn holders_from_a_snapshot_have_the_block_size_that_they_had() {
     let mut publishers = Publishers::start(&python, &[Spec::default(), Spec::default()]);
     publishers.publish(0, &json!([stored(3, 64)]));
     let mut up = Up::start(broker.url(), config(broker.url(), &settings)).await;
-    assert_eq!(
-        up.http
-            .post("/register", &registration(&publishers, 0, 7, 64))
-            .await
-            .status,
-        201
-    );
+    up.registers(&publishers, 0, 7, 64).await;
     up.finds(&json!({"7": {"0": 192}})).await;
     up.stop().await;
     // Nobody has registered anything yet.
@@ -201,25 +190,15 @@ async fn holders_from_a_snapshot_have_the_block_size_that_they_had() {
     let answer = up.http.post("/query", &query).await;
     assert_eq!(answer.json()["scores"], json!({"7": {"0": 192}}));
     assert!(!answer.is_exact(), "its engine has not been seen yet");
-    let refused = up
-        .http
-        .post("/register", &registration(&publishers, 1, 8, 32))
-        .await;
+    let refused = up.register(&publishers, 1, 8, 32).await;
     is_refused(&refused, &["64 tokens", "worker 7/0", "kvatlas admin forget"]);
-    assert_eq!(
-        up.http
-            .post("/register", &registration(&publishers, 0, 7, 64))
-            .await
-            .status,
-        201
-    );
+    up.registers(&publishers, 0, 7, 64).await;
     up.finds(&json!({"7": {"0": 192}})).await;
     up.stop().await;
     // The engine that it was is there with another size: nothing of before is in its way.
     let mut up = Up::start(broker.url(), config(broker.url(), &settings)).await;
     publishers.publish(1, &json!([stored(5, 32)]));
-    let redeployed = registration(&publishers, 1, 7, 32);
-    assert_eq!(up.http.post("/register", &redeployed).await.status, 201);
+    up.registers(&publishers, 1, 7, 32).await;
     up.finds(&json!({"7": {"0": 160}})).await;
     up.stop().await;
 }
@@ -239,21 +218,12 @@ async fn a_namespace_of_the_configuration_keeps_its_block_size() {
     let mut up = Up::start(broker.url(), config).await;
     let mut publishers = Publishers::start(&python, &[Spec::default()]);
     publishers.publish(0, &json!([stored(5, 32)]));
-    let refused = up
-        .http
-        .post("/register", &registration(&publishers, 0, 7, 64))
-        .await;
+    let refused = up.register(&publishers, 0, 7, 64).await;
     is_refused(
         &refused,
         &["block_size is 64", "32 tokens", "namespaces.m.block_size"],
     );
-    assert_eq!(
-        up.http
-            .post("/register", &registration(&publishers, 0, 7, 32))
-            .await
-            .status,
-        201
-    );
+    up.registers(&publishers, 0, 7, 32).await;
     up.finds(&json!({"7": {"0": 160}})).await;
     up.stop().await;
     // At the start of `kvatlas up`, too.

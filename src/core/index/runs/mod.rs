@@ -5,7 +5,8 @@
 //! | `run.rs`, `slab.rs` | one run as readers see it; runs by number |
 //! | `print.rs` | fingerprints: whether a query agrees with 32 blocks of a run, at one comparison |
 //! | `header.rs` | a run's size and how often it has changed, in one word |
-//! | `entry.rs`, `roster.rs` | what one holder has of a run, in one word; and all of them |
+//! | `entry.rs` | what one holder has of a run, in one word |
+//! | `roster.rs` | what all holders have of a run |
 //! | `heads.rs` | from a block and the hash after it to the run that goes on there, for readers |
 //! | `name_map.rs`, `bucket.rs` | from a name or hash to a place, for writers; a bucket at one look |
 //! | `places.rs` | finding blocks by their hashes, for writers |

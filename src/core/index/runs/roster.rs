@@ -1,7 +1,7 @@
 //! Who has how much of one run: an entry a holder.
 //!
-//! The first few stand in the run. The others are in a list that begins with a summary of all, so that a search need not look at each where
-//! all have what it asks about, as they mostly have of a common prompt:
+//! The first few stand in the run. The others are in a list that begins with a summary of all. Mostly all have what a query has of a common
+//! prompt. Then the summary says so, and a search looks at none of them:
 //!
 //! ```text
 //! word 0: `words`, `least`     `words` words: a bit for each slot that has an entry     the entries that do not stand in the run
