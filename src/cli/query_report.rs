@@ -38,6 +38,12 @@ pub(super) fn render_reply(reply: &QueryReply, asked: &QueryOptions) -> String {
             reply.foreign_holders
         );
     }
+    if reply.doubtful_holders > 0 {
+        text += &format!(
+            "{} not in this list may hold more than is known: kvatlas status says why\n",
+            counted(reply.doubtful_holders.into(), "holder", "holders")
+        );
+    }
     text + &describe_gathered(reply.gathered.as_ref())
 }
 
@@ -184,6 +190,7 @@ mod tests {
             ],
             holders_total: 5,
             foreign_holders: 0,
+            doubtful_holders: 0,
             gathered: None,
             unseen_blocks_max: 0,
         }
@@ -235,6 +242,7 @@ gpu-1      0      12      18 %          -         -  degraded: gap
             holders: Vec::new(),
             holders_total: 0,
             foreign_holders: 2,
+            doubtful_holders: 0,
             ..reply()
         };
         let text = render_reply(&empty, &asked(false));

@@ -165,6 +165,7 @@ mod tests {
             holders: vec![holder("a", 5), holder("b", 5), holder("c", 2)],
             holders_total: 3,
             foreign_holders: 0,
+            doubtful_holders: 0,
             gathered: None,
             unseen_blocks_max: 0,
         }

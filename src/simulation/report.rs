@@ -283,6 +283,7 @@ mod tests {
                 holders_total: 2,
                 holders,
                 foreign_holders: 0,
+                doubtful_holders: 0,
                 gathered: None,
                 unseen_blocks_max: 0,
             });

@@ -26,6 +26,7 @@ fn an_exact_claim_is_judged_by_the_states_of_its_window() {
         }],
         holders_total: 1,
         foreign_holders: 0,
+        doubtful_holders: 0,
         gathered: None,
         unseen_blocks_max: 0,
     };

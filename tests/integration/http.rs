@@ -202,6 +202,15 @@ async fn a_doubt_shows_in_the_header() {
         let answer = site.post(path, body).await;
         assert_eq!((answer.status, answer.is_exact()), (200, false), "{path}");
     }
+    // What was lost can be anything: also blocks that nobody is known to have.
+    let others = json!([[7_u32; 16]].concat());
+    for (path, body) in [
+        ("/v1/query", json!({"model": MODEL, "tokens": others})),
+        ("/query", json!({"model_name": MODEL, "token_ids": others})),
+    ] {
+        let answer = site.post(path, body).await;
+        assert_eq!((answer.status, answer.is_exact()), (200, false), "{path}");
+    }
     // It is not among the holders of the other instance.
     let asked =
         json!({"model": MODEL, "token_ids": tokens(1), "block_size": 16, "instance_id": "10.0.0.1:8000"});

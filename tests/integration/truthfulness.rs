@@ -39,6 +39,9 @@ async fn a_gap_degrades_until_the_state_is_replaced() {
         ["gap"],
         "a batch in order does not bring back the lost one"
     );
+    // What was lost can be anything: also blocks of another prompt.
+    let other = client.ask(hashes(900, 2)).await;
+    assert_eq!((matches(&other), other.doubtful_holders), (Vec::new(), 1));
 
     // A new epoch replaces everything.
     let mut publisher = publisher.resuming(at(2, 0));
@@ -46,6 +49,7 @@ async fn a_gap_degrades_until_the_state_is_replaced() {
         .tell(&mut publisher, GPU, 0, vec![stored(hashes(10, 1))])
         .await;
     assert!(status.exact);
+    assert_eq!(client.ask(hashes(900, 2)).await.doubtful_holders, 0);
     assert_eq!(
         matches(&client.ask(hashes(10, 6)).await),
         [(GPU.to_owned(), 0, 1, true)]

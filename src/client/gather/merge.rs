@@ -64,15 +64,18 @@ pub(super) fn merge_replies(
         merged.holders.extend(reply.holders);
         merged.holders_total = merged.holders_total.saturating_add(reply.holders_total);
         merged.foreign_holders = merged.foreign_holders.saturating_add(reply.foreign_holders);
+        merged.doubtful_holders = merged.doubtful_holders.saturating_add(reply.doubtful_holders);
         merged.behind_us = merged.behind_us.max(reply.behind_us);
     }
     merged
         .holders
         .sort_by(|one, other| one.order().cmp(&other.order()));
     if let Some(limit) = options.limit {
-        merged
-            .holders
-            .truncate(usize::try_from(limit).unwrap_or(usize::MAX));
+        let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+        let cut = merged.holders.split_off(limit.min(merged.holders.len()));
+        let doubtful = cut.iter().filter(|holder| !holder.exact).count();
+        let doubtful = u32::try_from(doubtful).unwrap_or(u32::MAX);
+        merged.doubtful_holders = merged.doubtful_holders.saturating_add(doubtful);
     }
     merged.gathered = Some(gathered.clone());
     Ok(merged)
@@ -161,7 +164,12 @@ mod tests {
             key(one).cmp(&key(other))
         });
         let total = u32::try_from(holders.len()).unwrap();
-        holders.truncate(limit.map_or(usize::MAX, |limit| limit as usize));
+        let cut = holders.split_off(
+            holders
+                .len()
+                .min(limit.map_or(usize::MAX, |limit| limit as usize)),
+        );
+        let doubtful = cut.iter().filter(|holder| !holder.exact).count();
         QueryReply {
             behind_us: 0,
             v: PROTOCOL_VERSION,
@@ -169,6 +177,7 @@ mod tests {
             holders,
             holders_total: total,
             foreign_holders: 1,
+            doubtful_holders: u32::try_from(doubtful).unwrap(),
             unseen_blocks_max: 0,
             gathered: None,
         }
@@ -182,7 +191,8 @@ mod tests {
             matched_blocks_max: None,
             device_blocks: None,
             host_blocks: None,
-            exact: true,
+            // Some are doubtful, whatever else is asked of them.
+            exact: name % 3 > 0,
             degraded: DegradedReasons::default(),
             dropped_out: None,
         }
@@ -217,10 +227,12 @@ mod tests {
                 reply(holders().filter(|holder| shard.owns(&holder.worker)).collect(), limit)
             });
             let merged = merge_replies(parts.collect(), &options(limit), &WHOLE).unwrap();
+            let whole = reply(holders().collect(), limit);
             let expected = QueryReply {
                 foreign_holders: count,
+                doubtful_holders: whole.doubtful_holders,
                 gathered: Some(WHOLE),
-                ..reply(holders().collect(), limit)
+                ..whole
             };
             prop_assert_eq!(merged, expected);
         }

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use crate::hash::PositionError;
-use crate::wire::{HolderId, QueryKey};
+use crate::stream::StreamTrust;
+use crate::wire::{DegradedReason, DegradedReasons, HolderId, QueryKey, WorkerName};
 
-use super::directory::{HolderRecord, RegisterError};
+use super::directory::{DoubtfulHolders, HolderRecord, RegisterError};
 use super::holder::Holder;
 use super::search::{self, Matches, QueryChain, Search, SparseChain};
 use super::settings::{Capacity, IndexLimits, NamespaceSettings};
@@ -103,6 +104,31 @@ impl PositionalIndexer {
     /// All holders, in no particular order.
     pub fn holders(&self) -> Vec<Arc<HolderRecord>> {
         self.shared.slots.load().holders().cloned().collect()
+    }
+
+    /// The holders of these workers, each once, in no particular order.
+    pub fn holders_of(&self, workers: &[WorkerName]) -> Vec<Arc<HolderRecord>> {
+        self.shared.slots.load().holders_of(workers).cloned().collect()
+    }
+
+    /// How many holders' states are not certain. Costs no look at each of them, unless something has changed since the last time.
+    pub fn doubtful_holders(&self, trust: &StreamTrust) -> DoubtfulHolders {
+        self.shared.slots.doubtful(trust, self.shared.replacements.load())
+    }
+
+    /// Why the state of `holder` is not certain that a search since `before` has seen. One that has been replaced since counts as
+    /// unverified: the reasons of now are those of another state.
+    pub fn reasons_since(
+        &self,
+        before: &DoubtfulHolders,
+        holder: &HolderRecord,
+        trust: &StreamTrust,
+    ) -> DegradedReasons {
+        let reasons = holder.status.reasons(trust);
+        match holder.status.replacement.load() > before.replacements {
+            true => reasons.with(DegradedReason::Unverified),
+            false => reasons,
+        }
     }
 
     /// Holders whose hashes are not the contract's chain.

@@ -84,7 +84,7 @@ mod writer;
 #[cfg(test)]
 mod tests;
 
-pub use directory::{HolderRecord, HolderStatus, RegisterError};
+pub use directory::{DoubtfulHolders, HolderRecord, HolderStatus, RegisterError};
 pub use holder::{Applied, RejectReason};
 pub use indexer::{IndexSizes, PositionalIndexer};
 pub use listing::{HolderPart, HolderWalk, RestoredRun, Walk, WalkedHolder, WalkedRun};

@@ -77,6 +77,10 @@ pub struct QueryReply {
     /// the engine's own hashes, or set the namespace to `recompute`. Absent where it is 0.
     #[serde(default)]
     pub foreign_holders: u32,
+    /// How many of the holders that were asked about are not in `holders`, while their state is not certain: they may hold more of the query
+    /// than is known. Where it is 0, or absent, whoever is not in the list certainly belongs behind it.
+    #[serde(default)]
+    pub doubtful_holders: u32,
     /// Which shards the reply was gathered from; absent in a daemon's own.
     #[serde(default)]
     pub gathered: Option<Gathered>,
@@ -283,6 +287,9 @@ impl Message for QueryReply {
         entries.number("holders_total", u64::from(self.holders_total))?;
         if self.foreign_holders != 0 || entries.wants_defaults() {
             entries.number("foreign_holders", u64::from(self.foreign_holders))?;
+        }
+        if self.doubtful_holders != 0 || entries.wants_defaults() {
+            entries.number("doubtful_holders", u64::from(self.doubtful_holders))?;
         }
         if let Some(gathered) = &self.gathered {
             entries.map("gathered", gathered)?;

@@ -277,7 +277,9 @@ pub(super) async fn query(
 }
 
 fn is_exact(reply: &QueryReply) -> bool {
-    reply.foreign_holders == 0 && reply.holders.iter().all(|holder| holder.exact)
+    reply.foreign_holders == 0
+        && reply.doubtful_holders == 0
+        && reply.holders.iter().all(|holder| holder.exact)
 }
 
 /// Which namespace's status is asked for.

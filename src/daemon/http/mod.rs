@@ -13,7 +13,7 @@
 //! | `GET /openapi.json` | this list, for programs |
 //!
 //! Answers are made inline from the index: reading takes no lock, and connections are spread over all cores. The header
-//! `x-kvatlas-exact` is `false` where the state of any holder in the answer is not certain, or where holders cannot be found in the form of the
+//! `x-kvatlas-exact` is `false` where the state of any holder in the answer is not certain, or where others may hold more than is known, or cannot be found in the form of the
 //! query.
 //!
 //! Bounded are the connections, the head and body of a request, the time to send them, and the time to finish at a stop. With a token,

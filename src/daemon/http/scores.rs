@@ -19,7 +19,8 @@ pub(super) enum Words {
 pub(super) struct Scores {
     block_size: u32,
     holders: Vec<FoundHolder>,
-    has_foreign: bool,
+    /// Whether some may hold more than the answer says of them, and are not in it.
+    lacks_some: bool,
 }
 
 impl Scores {
@@ -31,13 +32,13 @@ impl Scores {
         Self {
             block_size: found.block_size,
             holders,
-            has_foreign: found.foreign_holders > 0,
+            lacks_some: found.foreign_holders > 0 || found.doubtful_holders > 0,
         }
     }
 
-    /// Whether the state of every holder in the answer is certain, and none is left out that cannot be found so.
+    /// Whether the state of every holder is certain, and none is left out that cannot be found so.
     pub(super) fn are_exact(&self) -> bool {
-        !self.has_foreign && self.holders.iter().all(|holder| holder.is_exact)
+        !self.lacks_some && self.holders.iter().all(|holder| holder.is_exact)
     }
 
     fn instances(&self) -> impl Iterator<Item = Ranks<'_>> {
@@ -165,6 +166,7 @@ mod tests {
             block_size: 16,
             asked_blocks: 9,
             foreign_holders: 0,
+            doubtful_holders: 0,
             holders: vec![
                 holder("b_dc", 0, 4, [1, 3]),
                 holder("a", 1, 2, [2, 2]),

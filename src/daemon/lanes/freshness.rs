@@ -153,6 +153,11 @@ impl Look<'_> {
         line.is_some_and(|line| self.lines_behind.binary_search(&line.number).is_ok())
     }
 
+    /// Whether somebody's state was older than is allowed.
+    pub(crate) fn is_anybody_behind(&self) -> bool {
+        self.is_everybody_behind || !self.lines_behind.is_empty()
+    }
+
     /// Marks the moment before a search.
     pub(crate) fn mark_search(&self) -> Option<SearchMark> {
         self.flow.as_ref().map(|flow| flow.mark_search())

@@ -8,8 +8,8 @@ use crate::daemon::metrics::AnsweredPrompt;
 use crate::daemon::metrics::labels::QueryKind;
 use kvatlas_core::hash::Position;
 use kvatlas_core::index::{
-    HolderRecord, Match, Matches, Namespace, Namespaces, PositionalIndexer, QueryChain, Search, SparseChain,
-    TierDepth,
+    DoubtfulHolders, HolderRecord, Match, Matches, Namespace, Namespaces, PositionalIndexer, QueryChain,
+    Search, SparseChain, TierDepth,
 };
 use kvatlas_core::stream::StreamTrust;
 use kvatlas_core::wire::{
@@ -25,8 +25,10 @@ use super::sample::QuerySample;
 use super::whole::{Seen, search_whole};
 
 mod found;
+mod unlisted;
 
 pub(crate) use found::{Found, FoundHolder};
+use unlisted::{Listed, count_doubtful};
 
 /// An encoded reply, and how it is counted.
 #[derive(Debug)]
@@ -171,12 +173,30 @@ impl Answerer {
         status(namespace, &self.trust, &look, batches_waiting)
     }
 
-    fn doubts<'n>(&self, namespace: &'n NamespaceName) -> Doubts<'_, 'n> {
+    fn doubts<'n>(&self, namespace: &'n Namespace) -> Doubts<'_, 'n> {
         Doubts {
-            namespace,
-            was_stalled: self.trust.is_stalled(),
-            look: self.freshness.look(namespace),
+            namespace: &namespace.name,
+            before: namespace.indexer.doubtful_holders(&self.trust),
+            look: self.freshness.look(&namespace.name),
         }
+    }
+
+    /// How many of the holders asked about may hold more than is known, and are not in the answer.
+    fn doubtful_holders(
+        &self,
+        namespace: &Namespace,
+        doubts: &Doubts<'_, '_>,
+        seen: &Seen<Matches>,
+        options: &QueryOptions,
+        holders: &[HolderMatch],
+    ) -> u32 {
+        let listed = holders.iter().map(|holder| Listed {
+            worker: &holder.worker,
+            rank: holder.rank,
+            is_exact: holder.exact,
+        });
+        let workers = options.workers.as_deref();
+        count_doubtful(&namespace.indexer, &self.trust, doubts, seen, workers, listed)
     }
 
     /// The bounds on requests.
@@ -267,7 +287,7 @@ impl Answerer {
         let indexer = &namespace.indexer;
         let mut chain = self.chain(indexer, &query.key)?;
         let options = &query.options;
-        let doubts = self.doubts(&namespace.name);
+        let doubts = self.doubts(namespace);
         let seen = search_whole(&doubts.look, || {
             indexer.find_chain(&mut chain, search_of(options))
         });
@@ -275,6 +295,7 @@ impl Answerer {
         let reasons = |holder: &HolderRecord| doubts.of(holder, matches.reasons(holder, &self.trust), &seen);
         let (mut holders, mut holders_total) = best_of(matches, options, reasons);
         holders_total += add_changing(&mut holders, &seen, options);
+        let doubtful_holders = self.doubtful_holders(namespace, &doubts, &seen, options, &holders);
         if options.explain {
             explain(indexer, &mut chain, &mut holders);
         }
@@ -288,6 +309,7 @@ impl Answerer {
             holders,
             holders_total,
             foreign_holders: foreign_holders(indexer, &query.key),
+            doubtful_holders,
             gathered: None,
             unseen_blocks_max: 0,
             behind_us: doubts.look.behind_us,
@@ -315,13 +337,14 @@ impl Answerer {
         positions: &[Position],
     ) -> Result<QueryReply, WireError> {
         let chain = SparseChain::new(&query.key, positions).map_err(DecodeError::from)?;
-        let doubts = self.doubts(&namespace.name);
+        let doubts = self.doubts(namespace);
         let search = search_of(&query.options);
         let seen = search_whole(&doubts.look, || namespace.indexer.find_bounds(&chain, search));
         let matches = &seen.found;
         let reasons = |holder: &HolderRecord| doubts.of(holder, matches.reasons(holder, &self.trust), &seen);
         let (mut holders, mut holders_total) = best_of(matches, &query.options, reasons);
         holders_total += add_changing(&mut holders, &seen, &query.options);
+        let doubtful_holders = self.doubtful_holders(namespace, &doubts, &seen, &query.options, &holders);
         if let Some(sample) = &self.sample {
             sample.answered(state_of(holders.iter().map(|holder| holder.exact)));
         }
@@ -331,6 +354,7 @@ impl Answerer {
             holders,
             holders_total,
             foreign_holders: 0,
+            doubtful_holders,
             unseen_blocks_max: chain.unseen_blocks_max(),
             gathered: None,
             behind_us: doubts.look.behind_us,
@@ -359,7 +383,7 @@ fn search_of(options: &QueryOptions) -> Search<'_> {
 /// What has to be known from before a search.
 struct Doubts<'f, 'n> {
     namespace: &'n NamespaceName,
-    was_stalled: bool,
+    before: DoubtfulHolders,
     look: Look<'f>,
 }
 
@@ -368,7 +392,7 @@ impl Doubts<'_, '_> {
     /// may a wait.
     fn of<T>(&self, holder: &HolderRecord, reasons: DegradedReasons, seen: &Seen<T>) -> DegradedReasons {
         let mut reasons = reasons;
-        if self.was_stalled {
+        if self.before.is_stalled {
             reasons = reasons.with(DegradedReason::Unverified);
         }
         if seen.is_changing(&holder.id) {

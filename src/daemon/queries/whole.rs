@@ -44,6 +44,11 @@ pub(super) fn search_whole<T>(look: &Look<'_>, mut search: impl FnMut() -> T) ->
 }
 
 impl<T> Seen<T> {
+    /// Whether the search has seen everybody whole.
+    pub(super) fn is_whole(&self) -> bool {
+        self.changing == SeenInParts::Nobody
+    }
+
     /// Whether the search may have seen `holder` in parts.
     pub(super) fn is_changing(&self, holder: &HolderId) -> bool {
         match &self.changing {

@@ -181,6 +181,7 @@ def merge_replies(replies: Sequence[QueryReply], query: Query, gathered: Gathere
             holders=merged.holders + more.holders,
             holders_total=merged.holders_total + more.holders_total,
             foreign_holders=merged.foreign_holders + more.foreign_holders,
+            doubtful_holders=merged.doubtful_holders + more.doubtful_holders,
             behind_us=max(merged.behind_us, more.behind_us),
         )
 
@@ -189,7 +190,14 @@ def merge_replies(replies: Sequence[QueryReply], query: Query, gathered: Gathere
         merged.holders,
         key=lambda found: (-found.matched_blocks, -found.matched_blocks_max, found.worker, found.rank),
     )
-    return replace(merged, holders=tuple(ordered[: query.limit]), gathered=gathered)
+    listed = ordered[: query.limit]
+    cut = sum(not found.exact for found in ordered[len(listed) :])
+    return replace(
+        merged,
+        holders=tuple(listed),
+        doubtful_holders=merged.doubtful_holders + cut,
+        gathered=gathered,
+    )
 
 
 def merge_results(

@@ -186,6 +186,7 @@ class QueryReply:
     :param holders: most matched blocks first, then by worker and rank.
     :param holders_total: how many matched before ``limit`` cut the list.
     :param foreign_holders: holders that a query by tokens or block hashes cannot find.
+    :param doubtful_holders: those asked about that are not in ``holders``, while their state is not certain.
     :param unseen_blocks_max: of a compressed chain: how many blocks a holder of none of the blocks sent can hold.
     :param gathered: in a reply that was put together from those of shards.
     :param behind_us: the age of the oldest event of the namespace that was known of and not applied, in microseconds.
@@ -196,6 +197,7 @@ class QueryReply:
     holders: tuple[HolderMatch, ...]
     holders_total: int
     foreign_holders: int
+    doubtful_holders: int
     unseen_blocks_max: int
     gathered: Gathered | None
     behind_us: int
@@ -322,6 +324,7 @@ def _query_reply(found: _Map) -> QueryReply:
         holders=found.several("holders", _match),
         holders_total=found.take("holders_total", int),
         foreign_holders=found.take("foreign_holders", int, 0),
+        doubtful_holders=found.take("doubtful_holders", int, 0),
         unseen_blocks_max=found.take("unseen_blocks_max", int, 0),
         gathered=found.optional("gathered", _gathered),
         behind_us=found.take("behind_us", int, 0),

@@ -208,6 +208,7 @@ def reply_meaning(reply: QueryReply) -> dict[str, Any]:
         "holders": [holder(found) for found in reply.holders],
         "holders_total": reply.holders_total,
         "foreign_holders": reply.foreign_holders,
+        "doubtful_holders": reply.doubtful_holders,
         "unseen_blocks_max": reply.unseen_blocks_max,
         "gathered": reply.gathered
         and {"shards": reply.gathered.shards, "missing": list(reply.gathered.missing)},

@@ -4,12 +4,15 @@
 //! |---|---|
 //! | `slots.rs` | the directory: from a number to a holder, in versions |
 //! | `holder_set.rs` | numbers of holders, and sets of them |
+//! | `doubtful.rs` | how many holders' states are not certain |
 //! | `status.rs` | whether a holder's state is certain, and how large it is |
 
+mod doubtful;
 mod holder_set;
 mod slots;
 mod status;
 
+pub use doubtful::DoubtfulHolders;
 pub(crate) use holder_set::{HolderSlot, SlotBits, SlotGatherer, SlotSet};
 pub(crate) use slots::{Directory, Slots};
 pub use slots::{HolderRecord, RegisterError};

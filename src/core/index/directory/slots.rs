@@ -1,5 +1,6 @@
 //! The directory of holders: slot → holder, in versions that queries read without a lock.
 
+use std::collections::HashSet;
 use std::hash::BuildHasher;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -9,8 +10,10 @@ use hashbrown::{DefaultHashBuilder, HashTable};
 use parking_lot::Mutex;
 
 use crate::index::settings::IndexLimits;
+use crate::stream::StreamTrust;
 use crate::wire::{HolderId, WorkerName};
 
+use super::doubtful::{DoubtCounter, DoubtfulHolders};
 use super::holder_set::{HolderSlot, SlotBits, SlotSet};
 use super::status::HolderStatus;
 
@@ -86,6 +89,13 @@ impl Directory {
         workers.iter().flat_map(|worker| self.ranks_of(worker)).collect()
     }
 
+    /// The holders of these workers, each once.
+    pub(crate) fn holders_of(&self, workers: &[WorkerName]) -> impl Iterator<Item = &Arc<HolderRecord>> {
+        let workers: HashSet<&WorkerName> = workers.iter().collect();
+        let slots = workers.into_iter().flat_map(|worker| self.ranks_of(worker));
+        slots.filter_map(|slot| self.holder(slot.index()))
+    }
+
     /// Whether nobody has left since this version was made.
     pub(crate) fn is_complete(&self) -> bool {
         self.departures_now.load(Ordering::Acquire) == self.departures
@@ -125,12 +135,18 @@ pub enum RegisterError {
 pub(crate) struct Slots {
     current: ArcSwap<Directory>,
     changing: Mutex<()>,
+    doubts: DoubtCounter,
 }
 
 impl Slots {
     /// The current version.
     pub(crate) fn load(&self) -> Guard<Arc<Directory>> {
         self.current.load()
+    }
+
+    /// How many holders' states are not certain; `replacements` is how many have been replaced.
+    pub(crate) fn doubtful(&self, trust: &StreamTrust, replacements: u64) -> DoubtfulHolders {
+        self.doubts.count(trust, replacements, || self.load())
     }
 
     /// Gives `id` a slot.
@@ -161,7 +177,7 @@ impl Slots {
         let slot = HolderSlot::new(free).ok_or(RegisterError::NoSlot { slots: free })?;
         let record = Arc::new(HolderRecord {
             id: id.clone(),
-            status: HolderStatus::default(),
+            status: HolderStatus::counted_in(self.doubts.changes()),
             slot,
             retired: AtomicBool::new(false),
         });
@@ -175,6 +191,7 @@ impl Slots {
         };
         next.by_worker.insert_unique(hash(&slot), slot, hash);
         self.current.store(Arc::new(next));
+        self.doubts.note_change();
         Ok((slot, record))
     }
 
@@ -197,6 +214,7 @@ impl Slots {
         let is_last = next.ranks_of(worker).next().is_none();
         next.workers -= usize::from(is_last);
         self.current.store(Arc::new(next));
+        self.doubts.note_change();
     }
 }
 

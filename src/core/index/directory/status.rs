@@ -4,7 +4,8 @@
 //! epoch, a `cleared` event or a resync replaces the state. A doubt about the *stream* (the connection broke, the client dropped
 //! messages, a snapshot was loaded) concerns all holders at once: see [`StreamTrust`].
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crossbeam_utils::atomic::AtomicCell;
 
@@ -16,6 +17,8 @@ use crate::wire::{BatchCursor, DegradedReason, DegradedReasons};
 pub struct HolderStatus {
     reasons: AtomicU32,
     confirmed: AtomicCell<StreamGeneration>,
+    /// Counts changes of both, after each, of all holders that a query can see together.
+    changes: Arc<AtomicU64>,
     /// The number of the last replacement of the state, of all holders that a query can see together; 0 if there was none. To be read after
     /// the reasons.
     pub(crate) replacement: AtomicCell<u64>,
@@ -35,11 +38,29 @@ pub struct HolderStatus {
 }
 
 impl HolderStatus {
+    /// A status whose changes are counted in `changes`.
+    pub(super) fn counted_in(changes: Arc<AtomicU64>) -> Self {
+        Self {
+            changes,
+            ..Self::default()
+        }
+    }
+
+    fn note_change(&self) {
+        self.changes.fetch_add(1, Ordering::Release);
+    }
+
     /// Why the holder's state is not certain, in the current generation of the stream.
     pub fn reasons(&self, trust: &StreamTrust) -> DegradedReasons {
+        let is_stalled = trust.is_stalled();
+        self.reasons_at(trust.generation(), is_stalled)
+    }
+
+    /// As [`Self::reasons`], in this generation of the stream.
+    pub(super) fn reasons_at(&self, generation: StreamGeneration, is_stalled: bool) -> DegradedReasons {
         // First whether the stream is trusted, then the reasons: a batch behind a gap adds its reason and then confirms. The
         // other way round, a reader in between would see neither the doubt nor the reason.
-        let is_confirmed = !trust.is_stalled() && self.is_confirmed(trust.generation());
+        let is_confirmed = !is_stalled && self.is_confirmed(generation);
         let reasons = self.own_reasons();
         // A publisher that has lost sight of its engine verifies nothing.
         if is_confirmed && !reasons.contains(DegradedReason::UpstreamLost) {
@@ -66,25 +87,36 @@ impl HolderStatus {
 
     /// Adds a reason; says whether it is new.
     pub fn degrade(&self, reason: DegradedReason) -> bool {
-        self.reasons.fetch_or(reason as u32, Ordering::AcqRel) & reason as u32 == 0
+        let is_new = self.reasons.fetch_or(reason as u32, Ordering::AcqRel) & reason as u32 == 0;
+        if is_new {
+            self.note_change();
+        }
+        is_new
     }
 
     /// Takes a reason away that says nothing about the blocks; says whether it was there.
     pub fn recover(&self, reason: DegradedReason) -> bool {
         // Mostly it is not there.
         let is_there = self.own_reasons().contains(reason);
-        is_there && self.reasons.fetch_and(!(reason as u32), Ordering::AcqRel) & reason as u32 != 0
+        let is_gone =
+            is_there && self.reasons.fetch_and(!(reason as u32), Ordering::AcqRel) & reason as u32 != 0;
+        if is_gone {
+            self.note_change();
+        }
+        is_gone
     }
 
     /// Replaces all reasons by `reasons`: the state has been replaced as a whole.
     pub fn reset_reasons(&self, reasons: DegradedReasons) {
         self.reasons.store(reasons.bits(), Ordering::Release);
+        self.note_change();
     }
 
     /// Takes all reasons away that are not in `kept`, and returns what is left. A reason that is added at the same time, by whoever
     /// evicts blocks, stays or goes as if it had been added before or after, but is never overwritten.
     pub fn retain_reasons(&self, kept: DegradedReasons) -> DegradedReasons {
         let before = self.reasons.fetch_and(kept.bits(), Ordering::AcqRel);
+        self.note_change();
         DegradedReasons::from_bits(before & kept.bits())
     }
 
@@ -95,7 +127,11 @@ impl HolderStatus {
 
     /// A batch received in `generation` continued the count.
     pub fn confirm(&self, generation: StreamGeneration) {
-        self.confirmed.store(generation);
+        // Each batch does so, and mostly says nothing new.
+        if self.confirmed.load() != generation {
+            self.confirmed.store(generation);
+            self.note_change();
+        }
     }
 
     /// Takes blocks off that the index has forgotten; until the lane publishes sizes again.

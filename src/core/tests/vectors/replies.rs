@@ -30,6 +30,7 @@ fn reply(holders: Vec<HolderMatch>) -> QueryReply {
         holders_total: u32::try_from(holders.len()).unwrap(),
         holders,
         foreign_holders: 0,
+        doubtful_holders: 0,
         gathered: None,
         unseen_blocks_max: 0,
     }
@@ -71,6 +72,7 @@ fn reply_meaning(reply: &QueryReply) -> Value {
         "holders": reply.holders.iter().map(holder_meaning).collect::<Vec<_>>(),
         "holders_total": reply.holders_total,
         "foreign_holders": reply.foreign_holders,
+        "doubtful_holders": reply.doubtful_holders,
         "unseen_blocks_max": reply.unseen_blocks_max,
         "gathered": gathered_meaning(reply.gathered.as_ref()),
     })
@@ -103,6 +105,7 @@ pub(super) fn query_replies() -> Vec<Value> {
     let gathered = QueryReply {
         holders_total: 9,
         foreign_holders: 2,
+        doubtful_holders: 3,
         gathered: Some(Gathered {
             shards: 3,
             missing: vec![1],

@@ -255,12 +255,19 @@ pub(super) fn query_reply() -> impl Strategy<Value = QueryReply> {
         any::<u32>(),
         vec(holder_match(), 0..5),
         any::<u32>(),
-        prop_oneof![Just(0), any::<u32>()],
+        [(); 2].map(|()| prop_oneof![Just(0), any::<u32>()]),
         prop_oneof![Just(0), any::<u32>()],
         gathered(),
     )
         .prop_map(
-            |(query_blocks, holders, holders_total, foreign_holders, unseen_blocks_max, gathered)| {
+            |(
+                query_blocks,
+                holders,
+                holders_total,
+                [foreign_holders, doubtful_holders],
+                unseen_blocks_max,
+                gathered,
+            )| {
                 QueryReply {
                     behind_us: 0,
                     v: 1,
@@ -268,6 +275,7 @@ pub(super) fn query_reply() -> impl Strategy<Value = QueryReply> {
                     holders,
                     holders_total,
                     foreign_holders,
+                    doubtful_holders,
                     gathered,
                     unseen_blocks_max,
                 }

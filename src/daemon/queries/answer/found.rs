@@ -7,7 +7,7 @@ use crate::daemon::metrics::AnsweredPrompt;
 
 use super::super::prompts::state_of;
 use super::super::whole::search_whole;
-use super::{Answerer, foreign_holders, saturating_u32};
+use super::{Answerer, Listed, count_doubtful, foreign_holders, saturating_u32};
 
 /// One holder of a prefix, as [`Answerer::find`] gives it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,6 +33,8 @@ pub(crate) struct Found {
     pub(crate) holders: Vec<FoundHolder>,
     /// How many holders of the namespace a query in this form cannot find.
     pub(crate) foreign_holders: u32,
+    /// How many of those asked about are not in the list, while their state is not certain.
+    pub(crate) doubtful_holders: u32,
 }
 
 impl Found {
@@ -59,7 +61,7 @@ impl Answerer {
         let mut chain = self.chain(&namespace.indexer, key)?;
         let workers = worker.map(std::slice::from_ref);
         let tiers = TierDepth::Each;
-        let doubts = self.doubts(name);
+        let doubts = self.doubts(&namespace);
         let seen = search_whole(&doubts.look, || {
             namespace
                 .indexer
@@ -81,6 +83,13 @@ impl Answerer {
             near_blocks: [0; 2],
             is_exact: false,
         }));
+        let listed = holders.iter().map(|holder| Listed {
+            worker: &holder.id.worker,
+            rank: holder.id.rank,
+            is_exact: holder.is_exact,
+        });
+        let doubtful_holders =
+            count_doubtful(&namespace.indexer, &self.trust, &doubts, &seen, workers, listed);
         if let Some(sample) = &self.sample {
             sample.answered(state_of(holders.iter().map(|holder| holder.is_exact)));
             sample.offer(name, &mut chain, doubts.look.now_us);
@@ -90,6 +99,7 @@ impl Answerer {
             asked_blocks: saturating_u32(chain.len()),
             holders,
             foreign_holders: foreign_holders(&namespace.indexer, key),
+            doubtful_holders,
         })
     }
 }

@@ -1,7 +1,7 @@
 //! Tests of the answers, against an index with a few holders.
 
 use kvatlas_core::hash::SequenceHash;
-use kvatlas_core::index::{Capacity, IndexLimits, NamespaceSettings};
+use kvatlas_core::index::{Capacity, HolderWriter, IndexLimits, NamespaceSettings};
 use kvatlas_core::wire::{Event, HolderId, StoredBlocks, Tier, WorkerName};
 
 use super::*;
@@ -160,4 +160,89 @@ fn the_shortest_holder_is_no_shorter_than_assumed() {
     };
     let bytes = rmp_serde::to_vec_named(&shortest).unwrap();
     assert_eq!(bytes.len(), HOLDER_BYTES_MIN);
+}
+
+/// What an answer says, without its list, must be what a look at each holder says.
+#[test]
+fn whoever_may_hold_more_and_is_not_listed_is_counted() {
+    let answerer = answerer();
+    let namespace = answerer.namespace(&NamespaceName::new("n").unwrap()).unwrap();
+    let (indexer, trust) = (&namespace.indexer, &answerer.trust);
+    let name = |number: usize| WorkerName::new(&format!("worker-{number}")).unwrap();
+    let mut writers: Vec<Option<_>> = (0..6).map(|_| None).collect();
+    let mut random = fastrand::Rng::with_seed(4);
+    let (mut most, mut least) = (0, u32::MAX);
+    for step in 0..20_000_u64 {
+        let number = random.usize(..writers.len());
+        let writer = &mut writers[number];
+        match (random.u8(..8), writer.as_mut()) {
+            (_, None) => {
+                let id = HolderId {
+                    worker: name(number),
+                    rank: 0,
+                };
+                let mut new = indexer.register(&id).unwrap();
+                let blocks = StoredBlocks::by_sequence(None, None, vec![SequenceHash(1 + step % 3)]);
+                new.apply(Event::Stored(blocks), Tier::DEVICE, 0);
+                *writer = Some(new);
+            }
+            (0, _) => writer.take().into_iter().for_each(HolderWriter::retire),
+            (1, Some(writer)) => _ = writer.status().degrade(DegradedReason::Gap),
+            (2, Some(writer)) => _ = writer.status().degrade(DegradedReason::Stale),
+            (3, Some(writer)) => _ = writer.status().recover(DegradedReason::Stale),
+            (4, Some(writer)) => _ = writer.replace_reasons(DegradedReasons::default()),
+            (5 | 6, Some(writer)) => writer.status().confirm(trust.generation()),
+            _ if random.u8(..50) == 0 => _ = trust.doubt(),
+            _ => {}
+        }
+        let stall = (random.u8(..100) == 0).then(|| trust.stall());
+        let workers: Vec<_> = (0..random.usize(..3)).map(|_| name(random.usize(..6))).collect();
+        let mut query = SingleQuery::new(QueryKey::SequenceHashes(vec![SequenceHash(random.u64(1..6))]));
+        query.options.workers = (!workers.is_empty()).then_some(workers);
+        query.options.limit = random.bool().then(|| random.u32(..4));
+        let reply = answerer.reply(&namespace, &query).unwrap();
+        let is_unlisted = |holder: &HolderRecord| {
+            let mut listed = reply.holders.iter();
+            let is_asked = query
+                .options
+                .workers
+                .as_ref()
+                .is_none_or(|asked| asked.contains(&holder.id.worker));
+            is_asked
+                && !listed.any(|listed| (&listed.worker, listed.rank) == (&holder.id.worker, holder.id.rank))
+        };
+        let holders = indexer.holders();
+        let doubtful = holders
+            .iter()
+            .filter(|holder| is_unlisted(holder) && !holder.status.reasons(trust).is_empty());
+        assert_eq!(reply.doubtful_holders as usize, doubtful.count(), "step {step}");
+        (most, least) = (
+            most.max(reply.doubtful_holders),
+            least.min(reply.doubtful_holders),
+        );
+        stall.into_iter().for_each(|stall| trust.end_stall(stall));
+    }
+    assert!(least == 0 && most > 4, "{least} to {most}");
+}
+
+#[test]
+fn whoever_changes_while_a_search_runs_is_counted() {
+    let answerer = answerer();
+    let namespace = answerer.namespace(&NamespaceName::new("n").unwrap()).unwrap();
+    let doubts = answerer.doubts(&namespace);
+    let key = QueryKey::SequenceHashes(vec![SequenceHash(7)]);
+    let found = || namespace.indexer.find_matches(&key, Search::default()).unwrap();
+    let count = |seen: &Seen<Matches>| {
+        answerer.doubtful_holders(&namespace, &doubts, seen, &QueryOptions::default(), &[])
+    };
+    let id = HolderId {
+        worker: WorkerName::new("w").unwrap(),
+        rank: 1,
+    };
+    assert_eq!(count(&Seen::while_changing(found(), Vec::new())), 0);
+    assert_eq!(count(&Seen::while_changing(found(), vec![id])), 1);
+    // What was lost before the search is made good during it: the search may have seen what there was before.
+    let holders = namespace.indexer.holders();
+    holders[0].status.degrade(DegradedReason::Gap);
+    assert_eq!(count(&Seen::while_changing(found(), Vec::new())), 1);
 }

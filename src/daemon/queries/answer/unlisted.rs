@@ -1,0 +1,51 @@
+//! Holders whose state is not certain and that an answer does not list: they may hold more than is known.
+
+use std::collections::HashSet;
+
+use kvatlas_core::index::{HolderRecord, PositionalIndexer};
+use kvatlas_core::stream::StreamTrust;
+use kvatlas_core::wire::{Rank, WorkerName};
+
+use super::super::whole::Seen;
+use super::{Doubts, saturating_u32};
+
+/// A holder in an answer.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Listed<'a> {
+    pub(super) worker: &'a WorkerName,
+    pub(super) rank: Rank,
+    pub(super) is_exact: bool,
+}
+
+/// How many of those asked about are not `listed`, and have had a state that is not certain since before the search. All are asked about
+/// where `workers` are absent.
+pub(super) fn count_doubtful<'a, T>(
+    indexer: &PositionalIndexer,
+    trust: &StreamTrust,
+    doubts: &Doubts<'_, '_>,
+    seen: &Seen<T>,
+    workers: Option<&[WorkerName]>,
+    listed: impl Iterator<Item = Listed<'a>> + Clone,
+) -> u32 {
+    let is_calm = seen.is_whole()
+        && !doubts.look.is_anybody_behind()
+        && indexer.doubtful_holders(trust) == doubts.before;
+    if is_calm && doubts.before.count == 0 {
+        return 0;
+    }
+    if is_calm && workers.is_none() {
+        // Nothing has changed since before the search: of those in the answer it was as it says.
+        let listed = listed.filter(|listed| !listed.is_exact).count();
+        return doubts.before.count.saturating_sub(saturating_u32(listed));
+    }
+    let listed: HashSet<_> = listed.map(|listed| (listed.worker, listed.rank)).collect();
+    let asked = workers.map_or_else(|| indexer.holders(), |workers| indexer.holders_of(workers));
+    let is_doubtful = |holder: &HolderRecord| {
+        let reasons = indexer.reasons_since(&doubts.before, holder, trust);
+        !doubts.of(holder, reasons, seen).is_empty()
+    };
+    let unlisted = asked
+        .iter()
+        .filter(|holder| !listed.contains(&(&holder.id.worker, holder.id.rank)) && is_doubtful(holder));
+    saturating_u32(unlisted.count())
+}
