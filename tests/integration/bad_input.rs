@@ -223,6 +223,11 @@ async fn bad_events_are_counted_by_reason() {
         matches(&client.ask(hashes(10, 4)).await)[0],
         ("gpu-0".to_owned(), 0, 4, true)
     );
+    // Nothing is known of what was refused.
+    let mut of_refused = SingleQuery::new(QueryKey::SequenceHashes(hashes(10, 4)));
+    of_refused.options.workers = Some(vec![worker("gpu-2")]);
+    let reply = client.ask_with(of_refused).await.unwrap();
+    assert_eq!((reply.holders.len(), reply.doubtful_holders), (0, 1));
     daemon.stop();
 }
 

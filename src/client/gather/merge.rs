@@ -192,7 +192,7 @@ mod tests {
             device_blocks: None,
             host_blocks: None,
             // Some are doubtful, whatever else is asked of them.
-            exact: name % 3 > 0,
+            exact: !name.is_multiple_of(3),
             degraded: DegradedReasons::default(),
             dropped_out: None,
         }

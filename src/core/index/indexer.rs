@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use crate::hash::PositionError;
-use crate::stream::StreamTrust;
+use crate::stream::{DoubtfulHolders, StreamTrust};
 use crate::wire::{DegradedReason, DegradedReasons, HolderId, QueryKey, WorkerName};
 
-use super::directory::{DoubtfulHolders, HolderRecord, RegisterError};
+use super::directory::{HolderRecord, RegisterError};
 use super::holder::Holder;
 use super::search::{self, Matches, QueryChain, Search, SparseChain};
 use super::settings::{Capacity, IndexLimits, NamespaceSettings};
@@ -129,6 +129,21 @@ impl PositionalIndexer {
             true => reasons.with(DegradedReason::Unverified),
             false => reasons,
         }
+    }
+
+    /// Notes that a batch of a holder that is not registered was dropped: what it has is not known.
+    pub fn note_refused(&self, id: &HolderId, now_us: u64) {
+        self.shared.slots.note_refused(id, now_us);
+    }
+
+    /// Forgets refused holders for whom it `is_over`, told of the time of the last batch.
+    pub fn forget_refused(&self, is_over: impl Fn(&HolderId, u64) -> bool) {
+        self.shared.slots.forget_refused(is_over);
+    }
+
+    /// How many holders of these workers, or of all, are refused. They are among the [`Self::doubtful_holders`].
+    pub fn refused_holders(&self, workers: Option<&[WorkerName]>) -> usize {
+        self.shared.slots.refused(workers)
     }
 
     /// Holders whose hashes are not the contract's chain.

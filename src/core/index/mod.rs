@@ -52,7 +52,7 @@
 //! | room or file | what |
 //! |---|---|
 //! | `settings`, `block`, `usage` | what can be set, what blocks are found by, what is used of a capacity |
-//! | `directory/` | who is there: holders by a small number, sets of them, and whether queries can trust them |
+//! | `directory/` | who is there: holders by a small number, and sets of them |
 //! | `runs/` | what all holders share |
 //! | `holder/` | one holder's own state, and what events do to it |
 //! | `shared` | one index, and several that are bounded together |
@@ -84,7 +84,7 @@ mod writer;
 #[cfg(test)]
 mod tests;
 
-pub use directory::{DoubtfulHolders, HolderRecord, HolderStatus, RegisterError};
+pub use directory::{HolderRecord, RegisterError};
 pub use holder::{Applied, RejectReason};
 pub use indexer::{IndexSizes, PositionalIndexer};
 pub use listing::{HolderPart, HolderWalk, RestoredRun, Walk, WalkedHolder, WalkedRun};
@@ -94,3 +94,5 @@ pub use search::{Match, Matches, QueryChain, Search, SparseChain, TierDepth};
 pub use settings::{Capacity, Hashing, IndexLimits, NamespaceSettings, ParkingLimits};
 pub use shared::TotalUsage;
 pub use writer::HolderWriter;
+
+pub use crate::stream::{DoubtfulHolders, HolderStatus};

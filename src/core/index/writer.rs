@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
+use crate::stream::HolderStatus;
 use crate::wire::{BlockNames, DegradedReasons, Event, Tier};
 
-use super::directory::{HolderRecord, HolderStatus};
+use super::directory::HolderRecord;
 use super::holder::{Applied, Claims, Holder, RejectReason, Turn};
 use super::settings::NamespaceSettings;
 use super::shared::Shared;

@@ -77,8 +77,8 @@ pub struct QueryReply {
     /// the engine's own hashes, or set the namespace to `recompute`. Absent where it is 0.
     #[serde(default)]
     pub foreign_holders: u32,
-    /// How many of the holders that were asked about are not in `holders`, while their state is not certain: they may hold more of the query
-    /// than is known. Where it is 0, or absent, whoever is not in the list certainly belongs behind it.
+    /// How many of the holders that were asked about are not in `holders`, while their state is not certain, or their batches are dropped: they
+    /// may hold more of the query than is known. Where it is 0, or absent, whoever is not in the list certainly belongs behind it.
     #[serde(default)]
     pub doubtful_holders: u32,
     /// Which shards the reply was gathered from; absent in a daemon's own.

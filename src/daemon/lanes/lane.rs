@@ -15,10 +15,10 @@ use kvatlas_core::index::{Namespace, RegisterError, WalkedHolder};
 use kvatlas_core::snapshot::HolderFrame;
 use kvatlas_core::snapshot::forest::ForestChunk;
 use kvatlas_core::stream::StreamGeneration;
-use kvatlas_core::wire::{DecodeError, EventBatch, HolderId, Rank, Tier};
+use kvatlas_core::wire::{DecodeError, Event, EventBatch, HolderId, Rank, Tier};
 
 use super::absent::{Absent, ranks_of};
-use super::clock::LaneClock;
+use super::clock::{LaneClock, now_us};
 use super::flow::Flows;
 use super::held::{HoldingLimits, ResyncNumber};
 use super::holder::{Afterwards, Clocks, Context, Holder};
@@ -405,8 +405,11 @@ impl Lane {
         let (key, mut holder) = match self.take_holder(sender, &received.batch) {
             Ok(taken) => taken,
             Err(NoHolder::NoRoom(error)) => {
-                let worker = worker.worker.as_str();
-                sender.metrics.batch_dropped(drop_reason(&error), worker, &error);
+                let (reason, batch) = (drop_reason(&error), &received.batch);
+                sender
+                    .metrics
+                    .batch_dropped(reason, worker.worker.as_str(), &error);
+                self.note_refused(sender, batch);
                 return false;
             }
             Err(NoHolder::Left(reason)) => {
@@ -456,6 +459,19 @@ impl Lane {
         }
         let holder = self.register(&sender.namespace, &sender.metrics, &key);
         Ok((key, holder.map_err(NoHolder::NoRoom)?))
+    }
+
+    /// Notes that a batch of a holder that is not registered was dropped: answers then say that somebody may have more than is known.
+    pub(super) fn note_refused(&self, sender: &Sender, batch: &EventBatch) {
+        let id = HolderId {
+            worker: sender.worker.worker.clone(),
+            rank: batch.rank,
+        };
+        let indexer = &sender.namespace.indexer;
+        match batch.events.last() {
+            Some(Event::Goodbye) => indexer.forget_refused(|refused, _| *refused == id),
+            _ => indexer.note_refused(&id, now_us()),
+        }
     }
 
     /// Registers a holder in the index.

@@ -56,5 +56,9 @@ impl Lane {
             holder.high_water.note(batch);
             self.take_leave(&key);
         }
+        // What comes late of a publisher that has left says nothing.
+        if !self.holders.contains_key(&key) && self.absent.is_over(&key, batch).is_none() {
+            self.note_refused(sender, batch);
+        }
     }
 }

@@ -15,13 +15,14 @@ use kvatlas_core::stream::StreamGeneration;
 use kvatlas_core::wire::{DecodeError, EventBatch, NamespaceName, Shard, Subjects, WorkerName};
 
 use super::absent::Absent;
+use super::clock::now_us;
 use super::flow::Flows;
 use super::freshness::Freshness;
 use super::lane::{BatchesJob, Job, Lane, LaneTimes, Sender};
 use super::line::{Assignments, LaneId, WorkerKey};
 use super::payloads::Payloads;
 use super::queue::{JobSender, LaneStopped, job_queue};
-use super::settings::{LaneLimits, LaneSettings};
+use super::settings::{LaneLimits, LaneSettings, LivenessSettings};
 
 /// Small messages of one worker that a lane takes in one turn at most. As many go into one job.
 const TURN_MESSAGES_MAX: usize = 32;
@@ -115,6 +116,7 @@ pub struct LanePool {
     pub(super) unattributed: EventMetrics,
     subjects: Subjects,
     limits: Live<LaneLimits>,
+    liveness: Arc<LivenessSettings>,
     doubts: Arc<Notify>,
     shard: Option<(Shard, ShardMetrics)>,
 }
@@ -168,6 +170,7 @@ impl LanePool {
             unattributed: EventMetrics::unattributed(),
             subjects: settings.subjects.clone(),
             limits,
+            liveness,
             doubts,
             shard: settings.shard.map(|shard| (shard, ShardMetrics::new())),
         })
@@ -427,9 +430,21 @@ impl LanePool {
     /// `is_listening` says whether events can be heard now. While they cannot, no holder counts as silent.
     pub fn tick(&self, is_listening: bool) {
         self.flows.prune();
+        self.forget_refused();
         for lane in &self.lanes {
             // A stopped lane has nothing to time out.
             let _ = lane.jobs.send_control(Job::Tick { is_listening });
+        }
+    }
+
+    /// Forgets publishers whose batches were dropped and that have been silent for as long as a holder may be.
+    fn forget_refused(&self) {
+        let now_us = now_us();
+        for namespace in self.namespaces.all() {
+            if let Some(remove_after) = self.liveness.of(&namespace.name).remove_after {
+                let is_over = |last_us| u128::from(now_us.saturating_sub(last_us)) > remove_after.as_micros();
+                namespace.indexer.forget_refused(|_, last_us| is_over(last_us));
+            }
         }
     }
 

@@ -10,12 +10,10 @@ use hashbrown::{DefaultHashBuilder, HashTable};
 use parking_lot::Mutex;
 
 use crate::index::settings::IndexLimits;
-use crate::stream::StreamTrust;
+use crate::stream::{DoubtCounter, DoubtfulHolders, HolderStatus, RefusedHolders, StreamTrust};
 use crate::wire::{HolderId, WorkerName};
 
-use super::doubtful::{DoubtCounter, DoubtfulHolders};
 use super::holder_set::{HolderSlot, SlotBits, SlotSet};
-use super::status::HolderStatus;
 
 /// A registered holder, as queries and the lane share it.
 #[derive(Debug)]
@@ -136,6 +134,7 @@ pub(crate) struct Slots {
     current: ArcSwap<Directory>,
     changing: Mutex<()>,
     doubts: DoubtCounter,
+    refused: RefusedHolders,
 }
 
 impl Slots {
@@ -146,7 +145,31 @@ impl Slots {
 
     /// How many holders' states are not certain; `replacements` is how many have been replaced.
     pub(crate) fn doubtful(&self, trust: &StreamTrust, replacements: u64) -> DoubtfulHolders {
-        self.doubts.count(trust, replacements, || self.load())
+        self.doubts.count(trust, replacements, |is_doubtful| {
+            let holders = self.load();
+            let doubtful = holders.holders().filter(|holder| is_doubtful(&holder.status));
+            doubtful.count() + self.refused.count(|_| true)
+        })
+    }
+
+    /// Notes that a batch of `id` was dropped, who has no slot.
+    pub(crate) fn note_refused(&self, id: &HolderId, now_us: u64) {
+        if self.refused.note(id, now_us) {
+            self.doubts.note_change();
+        }
+    }
+
+    /// Forgets those without a slot for whom it `is_over`, told of when their last batch came.
+    pub(crate) fn forget_refused(&self, is_over: impl Fn(&HolderId, u64) -> bool) {
+        if self.refused.forget(is_over) {
+            self.doubts.note_change();
+        }
+    }
+
+    /// How many of these workers' holders have no slot, and batches that were dropped; of all, where `workers` are absent.
+    pub(crate) fn refused(&self, workers: Option<&[WorkerName]>) -> usize {
+        self.refused
+            .count(|id| workers.is_none_or(|workers| workers.contains(&id.worker)))
     }
 
     /// Gives `id` a slot.
@@ -177,7 +200,7 @@ impl Slots {
         let slot = HolderSlot::new(free).ok_or(RegisterError::NoSlot { slots: free })?;
         let record = Arc::new(HolderRecord {
             id: id.clone(),
-            status: HolderStatus::counted_in(self.doubts.changes()),
+            status: self.doubts.new_status(),
             slot,
             retired: AtomicBool::new(false),
         });
@@ -191,6 +214,7 @@ impl Slots {
         };
         next.by_worker.insert_unique(hash(&slot), slot, hash);
         self.current.store(Arc::new(next));
+        self.refused.forget(|refused, _| refused == id);
         self.doubts.note_change();
         Ok((slot, record))
     }

@@ -122,6 +122,47 @@ async fn an_engine_that_is_restarted_with_another_block_size_leaves_nothing_behi
     );
 }
 
+/// Nothing is known of what it has: an answer must not say that it has nothing.
+#[tokio::test]
+async fn a_publisher_whose_blocks_have_another_size_is_doubtful() {
+    let pool = pool();
+    send(&pool, stores("a", 1, Some(16), 10)).await;
+    let namespace = pool.namespaces.get(&frame(1).namespace).unwrap();
+    let workers = ["a", "b"].map(|name| WorkerName::new(name).unwrap());
+    let refused = || {
+        let of = |worker| {
+            namespace
+                .indexer
+                .refused_holders(Some(std::slice::from_ref(worker)))
+        };
+        (
+            namespace.indexer.refused_holders(None),
+            workers.each_ref().map(of),
+        )
+    };
+    let nobody = (0, [0, 0]);
+    assert_eq!(refused(), nobody);
+    // It is one, however often it comes, until it is taken.
+    for epoch in [1, 1, 2] {
+        send(&pool, stores("b", epoch, Some(64), 20)).await;
+        assert_eq!(refused(), (1, [0, 1]));
+    }
+    send(&pool, stores("b", 3, Some(16), 20)).await;
+    assert_eq!(refused(), nobody);
+    // It makes way for a process with another size, and that leaves.
+    send(&pool, stores("b", 4, Some(64), 20)).await;
+    assert_eq!(refused(), (1, [0, 1]));
+    let goodbye = Sent {
+        events: vec![Event::Goodbye],
+        ..stores("b", 4, Some(64), 20)
+    };
+    send(&pool, goodbye).await;
+    assert_eq!(refused(), nobody);
+    // A batch of a process that had ended before.
+    send(&pool, stores("b", 3, Some(64), 20)).await;
+    assert_eq!(refused(), nobody);
+}
+
 #[tokio::test]
 async fn a_told_block_size_outlasts_a_restart() {
     let (before, after) = (pool(), pool());

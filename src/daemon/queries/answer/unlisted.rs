@@ -47,5 +47,5 @@ pub(super) fn count_doubtful<'a, T>(
     let unlisted = asked
         .iter()
         .filter(|holder| !listed.contains(&(&holder.id.worker, holder.id.rank)) && is_doubtful(holder));
-    saturating_u32(unlisted.count())
+    saturating_u32(unlisted.count() + indexer.refused_holders(workers))
 }

@@ -2,8 +2,24 @@
 //!
 //! A doubt (the connection broke, the client dropped messages, a snapshot was loaded) begins a new generation of the stream. Each holder is
 //! trusted again when a batch received in that generation continues its count.
+//!
+//! | file | what |
+//! |---|---|
+//! | `status.rs` | whether one holder's state is certain, and how large it is |
+//! | `doubtful.rs` | how many holders' states are not |
+//! | `refused.rs` | holders whose batches are dropped |
+
+mod doubtful;
+mod refused;
+mod status;
 
 use std::sync::atomic::{AtomicU64, Ordering};
+
+pub use doubtful::DoubtfulHolders;
+pub use status::HolderStatus;
+
+pub(crate) use doubtful::DoubtCounter;
+pub(crate) use refused::RefusedHolders;
 
 /// A generation of the event stream; a later one begins with every doubt about the stream as a whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crossbeam_utils::atomic::AtomicCell;
 
-use crate::stream::{StreamGeneration, StreamTrust};
+use super::{StreamGeneration, StreamTrust};
 use crate::wire::{BatchCursor, DegradedReason, DegradedReasons};
 
 /// What the lane of a holder tells the queries about it. One lane writes; anyone reads.

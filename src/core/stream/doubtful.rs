@@ -1,14 +1,11 @@
 //! How many holders' states are not certain, without a look at each: they are counted again only after one of them has changed.
 
-use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crossbeam_utils::atomic::AtomicCell;
 
-use crate::stream::{StreamGeneration, StreamTrust};
-
-use super::slots::Directory;
+use super::{HolderStatus, StreamGeneration, StreamTrust};
 
 /// How many holders' states were not certain at a moment. Two that are equal are so at every moment in between, too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,28 +24,29 @@ pub struct DoubtfulHolders {
 /// The last count, and what tells whether it still holds.
 #[derive(Debug, Default)]
 pub(crate) struct DoubtCounter {
-    /// Counted after each change of a holder's status, or of the directory.
+    /// Counted after each change of a holder's status, and of who is there.
     changes: Arc<AtomicU64>,
     last: AtomicCell<Option<DoubtfulHolders>>,
 }
 
 impl DoubtCounter {
-    /// What each holder's status counts its changes with.
-    pub(super) fn changes(&self) -> Arc<AtomicU64> {
-        Arc::clone(&self.changes)
+    /// The status of a new holder, whose changes are noticed.
+    pub(crate) fn new_status(&self) -> HolderStatus {
+        HolderStatus::counted_in(Arc::clone(&self.changes))
     }
 
     /// Notes that somebody has come or left.
-    pub(super) fn note_change(&self) {
+    pub(crate) fn note_change(&self) {
         self.changes.fetch_add(1, Ordering::Release);
     }
 
-    /// How many holders' states are not certain. `load` gives the directory, where it is needed.
-    pub(super) fn count<D: Deref<Target = Arc<Directory>>>(
+    /// How many holders' states are not certain; `replacements` is how many have been replaced. `count` says how many there are for whom this
+    /// holds. It is asked only where something has changed.
+    pub(crate) fn count(
         &self,
         trust: &StreamTrust,
         replacements: u64,
-        load: impl FnOnce() -> D,
+        count: impl FnOnce(&dyn Fn(&HolderStatus) -> bool) -> usize,
     ) -> DoubtfulHolders {
         // Before all looks: a change in between is noticed the next time.
         let now = DoubtfulHolders {
@@ -58,18 +56,14 @@ impl DoubtCounter {
             changes: self.changes.load(Ordering::Acquire),
             replacements,
         };
-        if let Some(last) = self.last.load() {
-            let count = last.count;
-            if (DoubtfulHolders { count, ..now }) == last {
-                return last;
-            }
+        let last = self.last.load();
+        let is_now = |last: &DoubtfulHolders| DoubtfulHolders { count: 0, ..*last } == now;
+        if let Some(last) = last.filter(is_now) {
+            return last;
         }
-        let directory = load();
-        let doubtful = directory.holders().filter(|holder| {
-            let reasons = holder.status.reasons_at(now.generation, now.is_stalled);
-            !reasons.is_empty()
-        });
-        let count = u32::try_from(doubtful.count()).unwrap_or(u32::MAX);
+        let is_doubtful =
+            |status: &HolderStatus| !status.reasons_at(now.generation, now.is_stalled).is_empty();
+        let count = u32::try_from(count(&is_doubtful)).unwrap_or(u32::MAX);
         let counted = DoubtfulHolders { count, ..now };
         self.last.store(Some(counted));
         counted
