@@ -49,6 +49,8 @@ impl Lane {
         );
         self.put_back();
         let key = (sender.worker.clone(), batch.rank);
+        // Of a publisher that has left.
+        let is_late = self.absent.is_over(&key, batch).is_some();
         if let Some(holder) = self.holders.get_mut(&key)
             && holder.high_water.seen.epoch <= batch.epoch
         {
@@ -56,8 +58,7 @@ impl Lane {
             holder.high_water.note(batch);
             self.take_leave(&key);
         }
-        // What comes late of a publisher that has left says nothing.
-        if !self.holders.contains_key(&key) && self.absent.is_over(&key, batch).is_none() {
+        if !is_late && !self.holders.contains_key(&key) {
             self.note_refused(sender, batch);
         }
     }

@@ -153,6 +153,7 @@ async fn a_publisher_whose_blocks_have_another_size_is_doubtful() {
     send(&pool, stores("b", 4, Some(64), 20)).await;
     assert_eq!(refused(), (1, [0, 1]));
     let goodbye = Sent {
+        seq: 2,
         events: vec![Event::Goodbye],
         ..stores("b", 4, Some(64), 20)
     };
