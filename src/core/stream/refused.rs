@@ -7,7 +7,7 @@ use parking_lot::RwLock;
 
 use crate::wire::HolderId;
 
-/// Most of them that are known at a time. Where more come, the later ones are not.
+/// Most of them that are known at a time. Where there are as many, anybody may be one of those that came later.
 const REFUSED_MAX: usize = 4096;
 
 /// Those of one namespace, each with the time of its last batch.
@@ -43,9 +43,11 @@ impl RefusedHolders {
         refused.len() < before
     }
 
-    /// How many there are for whom this holds.
+    /// How many there are for whom this holds; at least one where not all are known.
     pub(crate) fn count(&self, is_meant: impl Fn(&HolderId) -> bool) -> usize {
-        self.0.read().keys().filter(|id| is_meant(id)).count()
+        let refused = self.0.read();
+        let meant = refused.keys().filter(|id| is_meant(id)).count();
+        meant.max(refused.len() / REFUSED_MAX)
     }
 }
 
@@ -67,11 +69,13 @@ mod tests {
             assert_eq!(refused.note(&id(rank), u64::from(rank)), rank + 10 < all);
         }
         assert_eq!(refused.count(|_| true), REFUSED_MAX);
+        assert_eq!(refused.count(|id| id.rank == all - 1), 1, "it may be");
         // Whoever is heard again stays.
         assert!(!refused.note(&id(3), 1_000_000));
         assert!(refused.forget(|_, last_us| last_us < 2000));
         assert_eq!(refused.count(|_| true), REFUSED_MAX - 1999);
         assert_eq!(refused.count(|refused| refused.rank < 2000), 1);
+        assert_eq!(refused.count(|id| id.rank == all - 1), 0);
         assert!(!refused.forget(|_, last_us| last_us < 2000));
         assert!(refused.forget(|_, _| true));
         assert_eq!(refused.count(|_| true), 0);

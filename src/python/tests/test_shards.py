@@ -84,6 +84,22 @@ def test_an_answer_is_as_old_as_the_oldest_of_its_shards() -> None:
     assert (merged.behind_us, merge_statuses(statuses, gathered).behind_us) == (700, 700)
 
 
+def test_whoever_is_cut_off_and_may_hold_more_is_counted() -> None:
+    def reply(worker: str, blocks: int, *, exact: bool, doubtful: int) -> QueryReply:
+        holder = {"worker": worker, "rank": 0, "matched_blocks": blocks, "exact": exact}
+        found = {"v": 1, "query_blocks": 9, "holders": [holder], "holders_total": 1}
+        return decode_query_reply(msgpack.packb(found | {"doubtful_holders": doubtful}))
+
+    replies = [
+        reply("a", 5, exact=False, doubtful=1),
+        reply("b", 4, exact=False, doubtful=0),
+        reply("c", 3, exact=True, doubtful=2),
+    ]
+    for limit, doubtful in [(None, 3), (3, 3), (2, 3), (1, 4), (0, 5)]:
+        query = Query.by_sequence_hashes(hashes(10, 9)).narrowed(limit=limit)
+        assert merge_replies(replies, query, Gathered(3, ())).doubtful_holders == doubtful
+
+
 async def test_replies_that_are_of_no_use(broker: Broker) -> None:
     """Shards that answer nonsense count as missing, and a change of their number is told apart."""
     async with world(broker.url, has_daemon=False) as here:
