@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::hash::PositionError;
 use crate::stream::{DoubtfulHolders, StreamTrust};
-use crate::wire::{DegradedReason, DegradedReasons, HolderId, QueryKey, WorkerName};
+use crate::wire::{DegradedReasons, HolderId, QueryKey, WorkerName};
 
 use super::directory::{HolderRecord, RegisterError};
 use super::holder::Holder;
@@ -116,19 +116,14 @@ impl PositionalIndexer {
         self.shared.slots.doubtful(trust, self.shared.replacements.load())
     }
 
-    /// Why the state of `holder` is not certain that a search since `before` has seen. One that has been replaced since counts as
-    /// unverified: the reasons of now are those of another state.
+    /// Why the state of `holder` is not certain that a search since `before` has seen.
     pub fn reasons_since(
         &self,
         before: &DoubtfulHolders,
         holder: &HolderRecord,
         trust: &StreamTrust,
     ) -> DegradedReasons {
-        let reasons = holder.status.reasons(trust);
-        match holder.status.replacement.load() > before.replacements {
-            true => reasons.with(DegradedReason::Unverified),
-            false => reasons,
-        }
+        holder.status.reasons_since(before.replacements, trust)
     }
 
     /// Notes that a batch of a holder that is not registered was dropped: what it has is not known.

@@ -69,6 +69,16 @@ impl HolderStatus {
         reasons.with(DegradedReason::Unverified)
     }
 
+    /// Why the state is not certain that a search has seen, where `replacements` states had been replaced when it began. If this one has been
+    /// replaced since, the reasons of now are those of another state: it counts as unverified.
+    pub(crate) fn reasons_since(&self, replacements: u64, trust: &StreamTrust) -> DegradedReasons {
+        let reasons = self.reasons(trust);
+        match self.replacement.load() > replacements {
+            true => reasons.with(DegradedReason::Unverified),
+            false => reasons,
+        }
+    }
+
     /// Whether asking the publisher can make the state certain, in the current generation of the stream.
     pub fn is_worth_a_resync(&self, trust: &StreamTrust) -> bool {
         let is_unconfirmed = trust.is_stalled() || !self.is_confirmed(trust.generation());

@@ -94,6 +94,20 @@ pub struct QueryReply {
     pub behind_us: u64,
 }
 
+impl QueryReply {
+    /// Whether the answer is certain: every holder in it is exact, nobody else may hold more than is known, all can be found in the form of
+    /// the query, and every shard has answered.
+    pub fn is_exact(&self) -> bool {
+        self.foreign_holders == 0
+            && self.doubtful_holders == 0
+            && self
+                .gathered
+                .as_ref()
+                .is_none_or(|gathered| gathered.missing.is_empty())
+            && self.holders.iter().all(|holder| holder.exact)
+    }
+}
+
 impl HolderMatch {
     /// The upper bound on the leading blocks that it holds; `matched_blocks` where that is exact.
     pub fn blocks_max(&self) -> u32 {

@@ -264,22 +264,16 @@ pub(super) async fn query(
     let (kind, queries) = described(&request);
     index.count(&namespace, kind, queries, started.elapsed(), reply.prompts());
     Ok(match &reply {
-        AnyReply::Single(reply) => json_response(reply, Some(is_exact(reply))),
+        AnyReply::Single(reply) => json_response(reply, Some(reply.is_exact())),
         AnyReply::Batch(reply) => {
             let mut replies = reply.results.iter().filter_map(|result| match result {
                 QueryResult::Reply(reply) => Some(reply),
                 QueryResult::Error(_) => None,
             });
-            let all_exact = replies.all(is_exact);
+            let all_exact = replies.all(QueryReply::is_exact);
             json_response(reply, Some(all_exact))
         }
     })
-}
-
-fn is_exact(reply: &QueryReply) -> bool {
-    reply.foreign_holders == 0
-        && reply.doubtful_holders == 0
-        && reply.holders.iter().all(|holder| holder.exact)
 }
 
 /// Which namespace's status is asked for.

@@ -15,10 +15,10 @@ use kvatlas_core::index::{Namespace, RegisterError, WalkedHolder};
 use kvatlas_core::snapshot::HolderFrame;
 use kvatlas_core::snapshot::forest::ForestChunk;
 use kvatlas_core::stream::StreamGeneration;
-use kvatlas_core::wire::{DecodeError, Event, EventBatch, HolderId, Rank, Tier};
+use kvatlas_core::wire::{DecodeError, EventBatch, HolderId, Rank, Tier};
 
 use super::absent::{Absent, ranks_of};
-use super::clock::{LaneClock, now_us};
+use super::clock::LaneClock;
 use super::flow::Flows;
 use super::held::{HoldingLimits, ResyncNumber};
 use super::holder::{Afterwards, Clocks, Context, Holder};
@@ -29,6 +29,7 @@ use super::liveness::{ListeningClock, Silence};
 use super::lost::LostJob;
 use super::payloads::Payloads;
 use super::queue::{JobReceiver, LineJob};
+use super::refused::NoHolder;
 use super::sequence::ReceivedBatch;
 use super::settings::{LaneLimits, LaneSettings, LivenessSettings, epoch_max_at};
 use super::tally::Tally;
@@ -404,19 +405,8 @@ impl Lane {
         }
         let (key, mut holder) = match self.take_holder(sender, &received.batch) {
             Ok(taken) => taken,
-            Err(NoHolder::NoRoom(error)) => {
-                let (reason, batch) = (drop_reason(&error), &received.batch);
-                sender
-                    .metrics
-                    .batch_dropped(reason, worker.worker.as_str(), &error);
-                self.note_refused(sender, batch);
-                return false;
-            }
-            Err(NoHolder::Left(reason)) => {
-                let detail = "its publisher has said goodbye";
-                sender
-                    .metrics
-                    .batch_dropped(reason, worker.worker.as_str(), &detail);
+            Err(refusal) => {
+                self.refuse(sender, &received.batch, &refusal);
                 return false;
             }
         };
@@ -459,19 +449,6 @@ impl Lane {
         }
         let holder = self.register(&sender.namespace, &sender.metrics, &key);
         Ok((key, holder.map_err(NoHolder::NoRoom)?))
-    }
-
-    /// Notes that a batch of a holder that is not registered was dropped: answers then say that somebody may have more than is known.
-    pub(super) fn note_refused(&self, sender: &Sender, batch: &EventBatch) {
-        let id = HolderId {
-            worker: sender.worker.worker.clone(),
-            rank: batch.rank,
-        };
-        let indexer = &sender.namespace.indexer;
-        match batch.events.last() {
-            Some(Event::Goodbye) => indexer.forget_refused(|refused, _| *refused == id),
-            _ => indexer.note_refused(&id, now_us()),
-        }
     }
 
     /// Registers a holder in the index.
@@ -592,23 +569,5 @@ impl Lane {
             unix_us: self.clock.unix_us(),
             listening_us: self.listening.now_us(),
         }
-    }
-}
-
-/// Why a batch is for no holder.
-enum NoHolder {
-    /// The index has no room for one.
-    NoRoom(RegisterError),
-    /// Its publisher has said goodbye after it.
-    Left(DropReason),
-}
-
-/// The word in metrics for a holder that the index has no room for.
-pub(super) fn drop_reason(error: &RegisterError) -> DropReason {
-    match error {
-        RegisterError::TooManyRanks { .. } => DropReason::TooManyRanks,
-        RegisterError::TooManyWorkers { .. }
-        | RegisterError::NoSlot { .. }
-        | RegisterError::Registered(_) => DropReason::TooManyWorkers,
     }
 }

@@ -19,9 +19,10 @@ use kvatlas_core::wire::{EventBatch, WireLimits};
 use super::clock::now_us;
 use super::holder::Holder;
 use super::holder_snapshot::{HolderDump, Revisited};
-use super::lane::{HolderKey, Job, Lane, RestoreJob, RestorePart, drop_reason};
+use super::lane::{HolderKey, Job, Lane, RestoreJob, RestorePart};
 use super::line::WorkerKey;
 use super::pool::{LanePool, PoolError};
+use super::refused::drop_reason;
 
 /// Limits on the batches in a snapshot. Its checksums have been checked; these limits bound a hostile file.
 pub fn snapshot_limits() -> WireLimits {

@@ -362,12 +362,23 @@ label_values! {
 label_values! {
     /// How certain an answer is.
     AnswerState: "state" {
-        /// Every holder in it is exact.
+        /// Every holder in it is exact, and nobody else may hold more than is known.
         Exact => "exact",
-        /// Some holder in it is degraded.
+        /// Some holder in it is degraded, or others may hold more than is known, or cannot be found in the form of the query.
         Degraded => "degraded",
-        /// Nobody has anything of the prompt.
+        /// Certainly nobody has anything of the prompt.
         Empty => "empty",
+    }
+}
+
+impl AnswerState {
+    /// The state of an answer that is certain or not, and names holders or none.
+    pub fn of(is_exact: bool, is_empty: bool) -> Self {
+        match (is_exact, is_empty) {
+            (false, _) => Self::Degraded,
+            (true, false) => Self::Exact,
+            (true, true) => Self::Empty,
+        }
     }
 }
 

@@ -299,11 +299,7 @@ impl Answerer {
         if options.explain {
             explain(indexer, &mut chain, &mut holders);
         }
-        if let Some(sample) = &self.sample {
-            sample.answered(state_of(holders.iter().map(|holder| holder.exact)));
-            sample.offer(&namespace.name, &mut chain, doubts.look.now_us);
-        }
-        Ok(QueryReply {
+        let reply = QueryReply {
             v: PROTOCOL_VERSION,
             query_blocks: saturating_u32(chain.len()),
             holders,
@@ -313,7 +309,12 @@ impl Answerer {
             gathered: None,
             unseen_blocks_max: 0,
             behind_us: doubts.look.behind_us,
-        })
+        };
+        if let Some(sample) = &self.sample {
+            sample.answered(state_of(&reply));
+            sample.offer(&namespace.name, &mut chain, doubts.look.now_us);
+        }
+        Ok(reply)
     }
 
     /// The chain that `key` asks for, within the limits.
@@ -345,10 +346,7 @@ impl Answerer {
         let (mut holders, mut holders_total) = best_of(matches, &query.options, reasons);
         holders_total += add_changing(&mut holders, &seen, &query.options);
         let doubtful_holders = self.doubtful_holders(namespace, &doubts, &seen, &query.options, &holders);
-        if let Some(sample) = &self.sample {
-            sample.answered(state_of(holders.iter().map(|holder| holder.exact)));
-        }
-        Ok(QueryReply {
+        let reply = QueryReply {
             v: PROTOCOL_VERSION,
             query_blocks: chain.query_blocks(),
             holders,
@@ -358,7 +356,11 @@ impl Answerer {
             unseen_blocks_max: chain.unseen_blocks_max(),
             gathered: None,
             behind_us: doubts.look.behind_us,
-        })
+        };
+        if let Some(sample) = &self.sample {
+            sample.answered(state_of(&reply));
+        }
+        Ok(reply)
     }
 }
 

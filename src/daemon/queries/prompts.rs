@@ -18,29 +18,60 @@ pub(super) fn prompt_of(reply: &QueryReply) -> AnsweredPrompt {
     AnsweredPrompt {
         asked_blocks: reply.query_blocks,
         matched_blocks: best.unwrap_or_default(),
-        state: state_of(reply.holders.iter().map(|holder| holder.exact)),
+        state: state_of(reply),
     }
 }
 
-/// How certain an answer is; `holders` says of each holder in it whether its state is certain.
-pub(super) fn state_of(mut holders: impl Iterator<Item = bool>) -> AnswerState {
-    match holders.next() {
-        None => AnswerState::Empty,
-        Some(first) if first && holders.all(|is_exact| is_exact) => AnswerState::Exact,
-        Some(_) => AnswerState::Degraded,
-    }
+/// How certain an answer is.
+pub(super) fn state_of(reply: &QueryReply) -> AnswerState {
+    AnswerState::of(reply.is_exact(), reply.holders.is_empty())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kvatlas_core::wire::{Gathered, PROTOCOL_VERSION};
+
+    fn reply(holders: &[bool]) -> QueryReply {
+        let holders: Vec<_> = holders
+            .iter()
+            .map(|exact| serde_json::json!({ "worker": "a", "rank": 0, "matched_blocks": 1, "exact": exact }))
+            .collect();
+        let reply = serde_json::json!({
+            "v": PROTOCOL_VERSION, "query_blocks": 1, "holders_total": holders.len(), "holders": holders,
+        });
+        serde_json::from_value(reply).unwrap()
+    }
 
     #[test]
-    fn an_answer_is_as_certain_as_its_least_certain_holder() {
-        let state = |holders: &[bool]| state_of(holders.iter().copied());
-        assert_eq!(state(&[]), AnswerState::Empty);
-        assert_eq!(state(&[true, true]), AnswerState::Exact);
-        assert_eq!(state(&[true, false]), AnswerState::Degraded);
-        assert_eq!(state(&[false]), AnswerState::Degraded);
+    fn an_answer_is_as_certain_as_its_least_certain_part() {
+        assert_eq!(state_of(&reply(&[])), AnswerState::Empty);
+        assert_eq!(state_of(&reply(&[true, true])), AnswerState::Exact);
+        assert_eq!(state_of(&reply(&[true, false])), AnswerState::Degraded);
+        let gathered = |missing| Some(Gathered { shards: 2, missing });
+        for holders in [&[][..], &[true]] {
+            let whole = QueryReply {
+                gathered: gathered(Vec::new()),
+                ..reply(holders)
+            };
+            assert_eq!(state_of(&whole), state_of(&reply(holders)));
+            let uncertain = [
+                QueryReply {
+                    doubtful_holders: 1,
+                    ..reply(holders)
+                },
+                QueryReply {
+                    foreign_holders: 1,
+                    ..reply(holders)
+                },
+                QueryReply {
+                    gathered: gathered(vec![1]),
+                    ..reply(holders)
+                },
+            ];
+            for reply in uncertain {
+                assert_eq!(state_of(&reply), AnswerState::Degraded, "{reply:?}");
+            }
+        }
     }
 }

@@ -38,11 +38,11 @@ pub(crate) struct SampledQuery {
 /// How many queries were answered, by how certain the answer was.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
 pub(crate) struct AnswerCounts {
-    /// All holders in the answer were exact.
+    /// Certain, with holders.
     pub(crate) exact: u64,
-    /// Some holder in the answer was degraded.
+    /// Not certain.
     pub(crate) degraded: u64,
-    /// Nobody held anything of the prompt.
+    /// Certain that nobody held anything of the prompt.
     pub(crate) empty: u64,
 }
 

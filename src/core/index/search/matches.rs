@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use arc_swap::Guard as DirectoryGuard;
 
-use crate::wire::{DegradedReason, DegradedReasons};
+use crate::wire::DegradedReasons;
 
 use crate::index::directory::{Directory, HolderRecord, HolderSlot, SlotBits, SlotSet};
 use crate::stream::StreamTrust;
@@ -106,16 +106,9 @@ pub(super) struct Found {
 
 impl Matches {
     /// Why the state in which `holder` was found is not certain.
-    ///
-    /// Where it has been replaced since the search began, the reasons of now are those of another state than the one that was
-    /// searched: the holder counts as unverified.
     pub fn reasons(&self, holder: &HolderRecord, trust: &StreamTrust) -> DegradedReasons {
-        let reasons = holder.status.reasons(trust);
         let replacements = self.0.as_ref().map_or(0, |found| found.replacements);
-        if holder.status.replacement.load() > replacements {
-            return reasons.with(DegradedReason::Unverified);
-        }
-        reasons
+        holder.status.reasons_since(replacements, trust)
     }
 
     /// With [`TierDepth::Each`](super::TierDepth::Each): how many of its blocks a holder has on the device, and how many on device and host

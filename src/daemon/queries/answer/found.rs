@@ -4,8 +4,8 @@ use kvatlas_core::index::{Search, TierDepth};
 use kvatlas_core::wire::{HolderId, NamespaceName, QueryKey, WireError, WorkerName};
 
 use crate::daemon::metrics::AnsweredPrompt;
+use crate::daemon::metrics::labels::AnswerState;
 
-use super::super::prompts::state_of;
 use super::super::whole::search_whole;
 use super::{Answerer, Listed, count_doubtful, foreign_holders, saturating_u32};
 
@@ -38,13 +38,20 @@ pub(crate) struct Found {
 }
 
 impl Found {
+    fn state(&self) -> AnswerState {
+        let is_exact = self.foreign_holders == 0
+            && self.doubtful_holders == 0
+            && self.holders.iter().all(|holder| holder.is_exact);
+        AnswerState::of(is_exact, self.holders.is_empty())
+    }
+
     /// The same, for metrics.
     pub(crate) fn prompt(&self) -> AnsweredPrompt {
         let best = self.holders.iter().map(|holder| holder.matched_blocks).max();
         AnsweredPrompt {
             asked_blocks: self.asked_blocks,
             matched_blocks: best.unwrap_or_default(),
-            state: state_of(self.holders.iter().map(|holder| holder.is_exact)),
+            state: self.state(),
         }
     }
 }
@@ -90,16 +97,17 @@ impl Answerer {
         });
         let doubtful_holders =
             count_doubtful(&namespace.indexer, &self.trust, &doubts, &seen, workers, listed);
-        if let Some(sample) = &self.sample {
-            sample.answered(state_of(holders.iter().map(|holder| holder.is_exact)));
-            sample.offer(name, &mut chain, doubts.look.now_us);
-        }
-        Ok(Found {
+        let found = Found {
             block_size: namespace.indexer.settings().block_size.as_u32(),
             asked_blocks: saturating_u32(chain.len()),
             holders,
             foreign_holders: foreign_holders(&namespace.indexer, key),
             doubtful_holders,
-        })
+        };
+        if let Some(sample) = &self.sample {
+            sample.answered(found.state());
+            sample.offer(name, &mut chain, doubts.look.now_us);
+        }
+        Ok(found)
     }
 }

@@ -1,11 +1,13 @@
-//! Batches whose blocks have another size than those of their namespace.
+//! Batches that no holder takes: their blocks have another size, there is no room for a holder, or its publisher has left.
 
 use std::fmt;
 
 use crate::daemon::metrics::labels::DropReason;
 use kvatlas_core::hash::BlockSize;
-use kvatlas_core::wire::{EventBatch, NamespaceName};
+use kvatlas_core::index::RegisterError;
+use kvatlas_core::wire::{Event, EventBatch, HolderId, NamespaceName};
 
+use super::clock::now_us;
 use super::lane::{Lane, Sender};
 
 /// Why such a batch is dropped: the blocks of its namespace have another size than it tells, or, where it tells none, than the configuration has.
@@ -33,7 +35,53 @@ impl fmt::Display for OtherSize<'_> {
     }
 }
 
+/// Why a batch is for no holder.
+pub(super) enum NoHolder {
+    /// The index has no room for one.
+    NoRoom(RegisterError),
+    /// Its publisher has said goodbye after it.
+    Left(DropReason),
+}
+
+/// The word in metrics for a holder that the index has no room for.
+pub(super) fn drop_reason(error: &RegisterError) -> DropReason {
+    match error {
+        RegisterError::TooManyRanks { .. } => DropReason::TooManyRanks,
+        RegisterError::TooManyWorkers { .. }
+        | RegisterError::NoSlot { .. }
+        | RegisterError::Registered(_) => DropReason::TooManyWorkers,
+    }
+}
+
 impl Lane {
+    /// Drops a batch that is for no holder.
+    pub(super) fn refuse(&self, sender: &Sender, batch: &EventBatch, why: &NoHolder) {
+        let worker = sender.worker.worker.as_str();
+        match why {
+            NoHolder::NoRoom(error) => {
+                sender.metrics.batch_dropped(drop_reason(error), worker, error);
+                self.note_refused(sender, batch);
+            }
+            NoHolder::Left(reason) => {
+                let detail = "its publisher has said goodbye";
+                sender.metrics.batch_dropped(*reason, worker, &detail);
+            }
+        }
+    }
+
+    /// Notes that a batch of a holder that is not registered was dropped: answers then say that somebody may have more than is known.
+    fn note_refused(&self, sender: &Sender, batch: &EventBatch) {
+        let id = HolderId {
+            worker: sender.worker.worker.clone(),
+            rank: batch.rank,
+        };
+        let indexer = &sender.namespace.indexer;
+        match batch.events.last() {
+            Some(Event::Goodbye) => indexer.forget_refused(|refused, _| *refused == id),
+            _ => indexer.note_refused(&id, now_us()),
+        }
+    }
+
     /// Drops a batch whose blocks have another size than the namespace's. A holder with the blocks of before is forgotten: its process has
     /// ended. Once nobody has blocks of the namespace's size, the publisher's next batch is taken.
     pub(super) fn refuse_block_size(&mut self, sender: &Sender, batch: &EventBatch) {
