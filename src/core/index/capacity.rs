@@ -89,6 +89,10 @@ impl Shared {
             let Some(holder) = holder else { continue };
             point();
             let mut state = holder.state.lock();
+            // It may have removed them, or be another one by now.
+            if !state.has_any(victims) {
+                continue;
+            }
             // Before the blocks go; and under the lock, since a holder that has been cleared meanwhile is certain again.
             holder.record.status.degrade(DegradedReason::Capacity);
             let gone = state.evict(victims, &mut self.runs.write());

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::hash::PositionError;
 use crate::stream::{DoubtfulHolders, StreamTrust};
-use crate::wire::{DegradedReasons, HolderId, QueryKey, WorkerName};
+use crate::wire::{DegradedReasons, HolderId, QueryKey, Rank, WorkerName};
 
 use super::directory::{HolderRecord, RegisterError};
 use super::holder::Holder;
@@ -126,14 +126,20 @@ impl PositionalIndexer {
         holder.status.reasons_since(before.replacements, trust)
     }
 
-    /// Notes that a batch of a holder that is not registered was dropped: what it has is not known.
-    pub fn note_refused(&self, id: &HolderId, now_us: u64) {
-        self.shared.slots.note_refused(id, now_us);
+    /// Notes that a batch of a holder that is not registered was dropped: what it has is not known. Its rank is absent where the batch cannot be
+    /// read. `now_us` is any clock in microseconds that does not run backwards.
+    pub fn note_refused(&self, worker: &WorkerName, rank: Option<Rank>, now_us: u64) {
+        self.shared.slots.note_refused(worker, rank, now_us);
     }
 
-    /// Forgets refused holders for whom it `is_over`, told of the time of the last batch.
-    pub fn forget_refused(&self, is_over: impl Fn(&HolderId, u64) -> bool) {
-        self.shared.slots.forget_refused(is_over);
+    /// Forgets a refused holder, which has left.
+    pub fn forget_refused(&self, id: &HolderId) {
+        self.shared.slots.forget_refused(id);
+    }
+
+    /// Forgets refused holders of whose last batch's time `is_over` says that it is over.
+    pub fn expire_refused(&self, is_over: impl Fn(u64) -> bool) {
+        self.shared.slots.expire_refused(is_over);
     }
 
     /// How many holders of these workers, or of all, are refused. They are among the [`Self::doubtful_holders`].

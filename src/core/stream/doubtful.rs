@@ -24,7 +24,7 @@ pub struct DoubtfulHolders {
 /// The last count, and what tells whether it still holds.
 #[derive(Debug, Default)]
 pub(crate) struct DoubtCounter {
-    /// Counted after each change of a holder's status, and of who is there.
+    /// Counted before and after each change of a holder's status, and after each of who is there.
     changes: Arc<AtomicU64>,
     last: AtomicCell<Option<DoubtfulHolders>>,
 }

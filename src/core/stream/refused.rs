@@ -1,83 +1,209 @@
-//! Holders whose batches are dropped because there is no room for them, or because their blocks are others than their namespace's: nothing
-//! is known of what they have.
+//! Publishers whose batches are dropped, so that nothing is known of what their holders have: there is no room for them, their blocks are others
+//! than their namespace's, or nobody can read what they send.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use parking_lot::RwLock;
 
-use crate::wire::HolderId;
+use crate::wire::{HolderId, Rank, WorkerName};
 
-/// Most of them that are known at a time. Where there are as many, anybody may be one of those that came later.
-const REFUSED_MAX: usize = 4096;
+/// Most workers that are known at a time. Where there are as many, anybody may be one of those that came later.
+const WORKERS_MAX: usize = 4096;
+/// Most ranks of a worker that are known at a time. All others count as one.
+const RANKS_MAX: usize = 64;
 
-/// Those of one namespace, each with the time of its last batch.
+/// Those of one namespace.
 #[derive(Debug, Default)]
-pub(crate) struct RefusedHolders(RwLock<HashMap<HolderId, u64>>);
+pub(crate) struct RefusedHolders(RwLock<HashMap<WorkerName, RefusedWorker>>);
 
-impl RefusedHolders {
-    /// Notes a batch that was dropped; says whether its holder is new here.
-    pub(crate) fn note(&self, id: &HolderId, now_us: u64) -> bool {
-        let mut refused = self.0.write();
-        if let Some(last_us) = refused.get_mut(id) {
-            *last_us = now_us;
-            return false;
-        }
-        let has_room = refused.len() < REFUSED_MAX;
-        if has_room {
-            refused.insert(id.clone(), now_us);
-        }
-        has_room
+/// The dropped batches of a worker: when the last one came of each.
+#[derive(Debug, Default)]
+struct RefusedWorker {
+    ranks: BTreeMap<Rank, u64>,
+    /// Of ranks beyond [`RANKS_MAX`].
+    more: Option<u64>,
+    /// Of a rank that is not known.
+    unread: Option<u64>,
+}
+
+impl RefusedWorker {
+    fn holders(&self) -> usize {
+        self.ranks.len() + usize::from(self.more.is_some()) + usize::from(self.unread.is_some())
     }
 
-    /// Forgets those for whom it `is_over`, told of who they are and when their last batch came; says whether there were any.
-    pub(crate) fn forget(&self, is_over: impl Fn(&HolderId, u64) -> bool) -> bool {
+    fn note(&mut self, rank: Option<Rank>, now_us: u64) {
+        let Some(rank) = rank else {
+            self.unread = Some(now_us);
+            return;
+        };
+        let has_room = self.ranks.len() < RANKS_MAX;
+        match self.ranks.get_mut(&rank) {
+            Some(last_us) => *last_us = now_us,
+            None if has_room => _ = self.ranks.insert(rank, now_us),
+            None => self.more = Some(now_us),
+        }
+    }
+}
+
+impl RefusedHolders {
+    /// Notes a batch that was dropped, of an unknown rank where it cannot be read; says whether there are more holders now.
+    pub(crate) fn note(&self, worker: &WorkerName, rank: Option<Rank>, now_us: u64) -> bool {
+        let mut refused = self.0.write();
+        if !refused.contains_key(worker) {
+            if refused.len() >= WORKERS_MAX {
+                return false;
+            }
+            refused.insert(worker.clone(), RefusedWorker::default());
+        }
+        let Some(known) = refused.get_mut(worker) else {
+            return false;
+        };
+        let before = known.holders();
+        known.note(rank, now_us);
+        known.holders() > before
+    }
+
+    /// Forgets a holder that has left; says whether it was known.
+    pub(crate) fn forget(&self, id: &HolderId) -> bool {
+        self.change(&id.worker, |known| _ = known.ranks.remove(&id.rank))
+    }
+
+    /// Forgets a holder that is registered now. What could not be read of its worker is its doubt from now on.
+    pub(crate) fn forget_registered(&self, id: &HolderId) {
+        self.change(&id.worker, |known| {
+            known.ranks.remove(&id.rank);
+            known.unread = None;
+        });
+    }
+
+    /// Forgets those whose last batch is so old that `is_over` says so; says whether there were any.
+    pub(crate) fn expire(&self, is_over: impl Fn(u64) -> bool) -> bool {
         if self.0.read().is_empty() {
             return false;
         }
         let mut refused = self.0.write();
-        let before = refused.len();
-        refused.retain(|id, last_us| !is_over(id, *last_us));
+        let mut has_changed = false;
+        refused.retain(|_, known| {
+            let before = known.holders();
+            known.ranks.retain(|_, last_us| !is_over(*last_us));
+            for last in [&mut known.more, &mut known.unread] {
+                *last = last.filter(|last_us| !is_over(*last_us));
+            }
+            has_changed |= known.holders() < before;
+            known.holders() > 0
+        });
         if refused.is_empty() {
             *refused = HashMap::new();
         }
-        refused.len() < before
+        has_changed
     }
 
-    /// How many there are for whom this holds; at least one where not all are known.
-    pub(crate) fn count(&self, is_meant: impl Fn(&HolderId) -> bool) -> usize {
+    /// How many holders of these workers, or of all, there are; at least one where not all are known.
+    pub(crate) fn count(&self, workers: Option<&[WorkerName]>) -> usize {
         let refused = self.0.read();
-        let meant = refused.keys().filter(|id| is_meant(id)).count();
-        meant.max(refused.len() / REFUSED_MAX)
+        if refused.is_empty() {
+            return 0;
+        }
+        let holders = match workers {
+            None => refused.values().map(RefusedWorker::holders).sum(),
+            Some(workers) => {
+                let workers: HashSet<_> = workers.iter().collect();
+                let known = workers.iter().filter_map(|worker| refused.get(*worker));
+                known.map(RefusedWorker::holders).sum::<usize>()
+            }
+        };
+        holders.max(refused.len() / WORKERS_MAX)
+    }
+
+    fn change(&self, worker: &WorkerName, change: impl FnOnce(&mut RefusedWorker)) -> bool {
+        if !self.0.read().contains_key(worker) {
+            return false;
+        }
+        let mut refused = self.0.write();
+        let Some(known) = refused.get_mut(worker) else {
+            return false;
+        };
+        let before = known.holders();
+        change(known);
+        let now = known.holders();
+        if now == 0 {
+            refused.remove(worker);
+        }
+        now < before
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use crate::wire::WorkerName;
-
     use super::*;
 
-    #[test]
-    fn as_many_are_known_as_there_is_room_for() {
-        let refused = RefusedHolders::default();
-        let id = |rank| HolderId {
-            worker: WorkerName::new("gpu-0").unwrap(),
+    fn worker(number: usize) -> WorkerName {
+        WorkerName::new(&format!("gpu-{number}")).unwrap()
+    }
+
+    fn id(rank: Rank) -> HolderId {
+        HolderId {
+            worker: worker(0),
             rank,
-        };
-        let all = u32::try_from(REFUSED_MAX).unwrap() + 10;
-        for rank in 0..all {
-            assert_eq!(refused.note(&id(rank), u64::from(rank)), rank + 10 < all);
         }
-        assert_eq!(refused.count(|_| true), REFUSED_MAX);
-        assert_eq!(refused.count(|id| id.rank == all - 1), 1, "it may be");
+    }
+
+    #[test]
+    fn many_ranks_of_one_worker_take_no_room_of_others() {
+        let refused = RefusedHolders::default();
+        for rank in 0..10_000 {
+            refused.note(&worker(0), Some(rank), 1);
+        }
+        assert_eq!(refused.count(None), RANKS_MAX + 1);
+        assert!(refused.note(&worker(1), Some(0), 1));
+        let of = |workers: &[usize]| {
+            let workers: Vec<_> = workers.iter().map(|number| worker(*number)).collect();
+            refused.count(Some(&workers))
+        };
+        assert_eq!(of(&[2]), 0, "nothing of it was dropped");
+        assert_eq!((of(&[1]), of(&[1, 1])), (1, 1));
+        // Those that are not known by their numbers stay until they are silent.
+        for rank in 0..10_000 {
+            refused.forget_registered(&id(rank));
+        }
+        assert_eq!(of(&[0]), 1);
+        assert!(refused.expire(|last_us| last_us < 2));
+        assert_eq!(refused.count(None), 0);
+    }
+
+    #[test]
+    fn as_many_workers_are_known_as_there_is_room_for() {
+        let refused = RefusedHolders::default();
+        for number in 0..WORKERS_MAX + 10 {
+            assert_eq!(
+                refused.note(&worker(number), Some(0), number as u64),
+                number < WORKERS_MAX
+            );
+        }
+        assert_eq!(refused.count(None), WORKERS_MAX);
+        let last = [worker(WORKERS_MAX + 9)];
+        assert_eq!(refused.count(Some(&last)), 1, "it may be");
         // Whoever is heard again stays.
-        assert!(!refused.note(&id(3), 1_000_000));
-        assert!(refused.forget(|_, last_us| last_us < 2000));
-        assert_eq!(refused.count(|_| true), REFUSED_MAX - 1999);
-        assert_eq!(refused.count(|refused| refused.rank < 2000), 1);
-        assert_eq!(refused.count(|id| id.rank == all - 1), 0);
-        assert!(!refused.forget(|_, last_us| last_us < 2000));
-        assert!(refused.forget(|_, _| true));
-        assert_eq!(refused.count(|_| true), 0);
+        assert!(!refused.note(&worker(3), Some(0), 1_000_000));
+        assert!(refused.expire(|last_us| last_us < 2000));
+        assert!(!refused.expire(|last_us| last_us < 2000));
+        assert_eq!(refused.count(None), WORKERS_MAX - 1999);
+        assert_eq!(refused.count(Some(&[worker(3), worker(1999)])), 1);
+        assert_eq!(refused.count(Some(&last)), 0);
+        assert!(refused.expire(|_| true));
+        assert_eq!(refused.count(None), 0);
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_the_doubt_of_the_workers_next_holder() {
+        let refused = RefusedHolders::default();
+        assert!(refused.note(&worker(0), None, 1));
+        assert!(!refused.note(&worker(0), None, 2));
+        assert!(refused.note(&worker(0), Some(1), 2));
+        assert_eq!(refused.count(None), 2);
+        assert!(!refused.forget(&id(0)) && refused.forget(&id(1)) && !refused.forget(&id(1)));
+        assert_eq!(refused.count(None), 1);
+        refused.forget_registered(&id(0));
+        assert_eq!(refused.count(None), 0);
     }
 }

@@ -17,7 +17,7 @@ use crate::wire::{BatchCursor, DegradedReason, DegradedReasons};
 pub struct HolderStatus {
     reasons: AtomicU32,
     confirmed: AtomicCell<StreamGeneration>,
-    /// Counts changes of both, after each, of all holders that a query can see together.
+    /// Counts changes of both, before and after each, of all holders that a query can see together.
     changes: Arc<AtomicU64>,
     /// The number of the last replacement of the state, of all holders that a query can see together; 0 if there was none. To be read after
     /// the reasons.
@@ -46,8 +46,13 @@ impl HolderStatus {
         }
     }
 
-    fn note_change(&self) {
+    /// Makes a change that is counted: before it, so that whoever sees it sees that something has changed, and after it, so that a count made in
+    /// between is made again.
+    fn change<T>(&self, change: impl FnOnce() -> T) -> T {
+        self.changes.fetch_add(1, Ordering::AcqRel);
+        let changed = change();
         self.changes.fetch_add(1, Ordering::Release);
+        changed
     }
 
     /// Why the holder's state is not certain, in the current generation of the stream.
@@ -97,36 +102,27 @@ impl HolderStatus {
 
     /// Adds a reason; says whether it is new.
     pub fn degrade(&self, reason: DegradedReason) -> bool {
-        let is_new = self.reasons.fetch_or(reason as u32, Ordering::AcqRel) & reason as u32 == 0;
-        if is_new {
-            self.note_change();
-        }
-        is_new
+        // Mostly it is there.
+        !self.own_reasons().contains(reason)
+            && self.change(|| self.reasons.fetch_or(reason as u32, Ordering::AcqRel)) & reason as u32 == 0
     }
 
     /// Takes a reason away that says nothing about the blocks; says whether it was there.
     pub fn recover(&self, reason: DegradedReason) -> bool {
         // Mostly it is not there.
-        let is_there = self.own_reasons().contains(reason);
-        let is_gone =
-            is_there && self.reasons.fetch_and(!(reason as u32), Ordering::AcqRel) & reason as u32 != 0;
-        if is_gone {
-            self.note_change();
-        }
-        is_gone
+        self.own_reasons().contains(reason)
+            && self.change(|| self.reasons.fetch_and(!(reason as u32), Ordering::AcqRel)) & reason as u32 != 0
     }
 
     /// Replaces all reasons by `reasons`: the state has been replaced as a whole.
     pub fn reset_reasons(&self, reasons: DegradedReasons) {
-        self.reasons.store(reasons.bits(), Ordering::Release);
-        self.note_change();
+        self.change(|| self.reasons.store(reasons.bits(), Ordering::Release));
     }
 
     /// Takes all reasons away that are not in `kept`, and returns what is left. A reason that is added at the same time, by whoever
     /// evicts blocks, stays or goes as if it had been added before or after, but is never overwritten.
     pub fn retain_reasons(&self, kept: DegradedReasons) -> DegradedReasons {
-        let before = self.reasons.fetch_and(kept.bits(), Ordering::AcqRel);
-        self.note_change();
+        let before = self.change(|| self.reasons.fetch_and(kept.bits(), Ordering::AcqRel));
         DegradedReasons::from_bits(before & kept.bits())
     }
 
@@ -139,8 +135,7 @@ impl HolderStatus {
     pub fn confirm(&self, generation: StreamGeneration) {
         // Each batch does so, and mostly says nothing new.
         if self.confirmed.load() != generation {
-            self.confirmed.store(generation);
-            self.note_change();
+            self.change(|| self.confirmed.store(generation));
         }
     }
 

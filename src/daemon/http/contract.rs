@@ -305,7 +305,8 @@ pub(super) async fn holders_status(
         );
         return Err(WireError::new(ErrorCode::TooLarge, text).into());
     }
-    let all_exact = reply.holders.iter().all(|holder| holder.exact);
+    let all_exact =
+        reply.holders.iter().all(|holder| holder.exact) && namespace.indexer.refused_holders(None) == 0;
     Ok(json_response(&reply, Some(all_exact)))
 }
 

@@ -18,6 +18,7 @@ use crate::daemon::metrics::labels::DropReason;
 use super::clock::now_us;
 use super::lane::HolderKey;
 use super::line::WorkerKey;
+use super::liveness::ListeningClock;
 use super::sequence::HighWater;
 
 /// For how long all that is remembered: no batch comes so much later than one that overtook it.
@@ -34,6 +35,7 @@ pub(super) struct Absent {
     /// When each mark was last made, in seconds on the clock of [`now_us`].
     marks: Box<[AtomicU32]>,
     goodbyes: Mutex<Goodbyes>,
+    listening: Mutex<ListeningClock>,
 }
 
 #[derive(Debug, Default)]
@@ -55,7 +57,18 @@ impl Absent {
             hasher: RandomState::new(),
             marks: (0..MARKS).map(|_| AtomicU32::new(0)).collect(),
             goodbyes: Mutex::default(),
+            listening: Mutex::default(),
         }
+    }
+
+    /// Counts the time since the last look, if messages could be heard.
+    pub(super) fn look(&self, is_listening: bool) {
+        self.listening.lock().look(now_us(), is_listening);
+    }
+
+    /// The time in which messages could be heard, in microseconds: silence is measured in it.
+    pub(super) fn listened_us(&self) -> u64 {
+        self.listening.lock().now_us()
     }
 
     /// A message of a worker could not be decoded.

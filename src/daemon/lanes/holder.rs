@@ -180,8 +180,9 @@ impl Holder {
             self.tracker.classify(cursor_of(batch)),
             Admission::NewEpoch { .. }
         );
-        let has_taken = (is_new_epoch && self.writer.blocks() > 0) || batch.events.iter().any(takes);
-        let is_mixed = has_taken && batch.events.iter().any(stores);
+        let has_other_blocks = is_new_epoch && self.writer.blocks() > 0;
+        let is_mixed =
+            has_other_blocks || (batch.events.iter().any(takes) && batch.events.iter().any(stores));
         is_mixed.then(|| self.flow.begin_step(&self.writer.record().id))
     }
 
@@ -192,6 +193,7 @@ impl Holder {
         if !self.note_received(head) && cursor_of(head) <= known {
             return Afterwards::Stays;
         }
+        self.hear(context.clocks);
         self.writer.status().confirm(StreamGeneration::default());
         self.release(context)
     }
@@ -226,7 +228,9 @@ impl Holder {
         context: Context<'_>,
     ) {
         self.writer.clear();
-        self.forgive(context);
+        // Also where there are none: the stream may be in doubt, and this batch ends that.
+        self.replace_reasons(context);
+        self.note_whole();
         self.asked.may_answer = true;
         if let Some(before) = before {
             self.metrics
@@ -250,22 +254,31 @@ impl Holder {
         self.writer.status().cursor.store(start);
     }
 
-    /// Withdraws the reasons for doubt after the whole state was replaced. These stay:
+    /// Withdraws the reasons for doubt, if there are any, after the holder was cleared.
+    fn forgive(&mut self, context: Context<'_>) {
+        if !self.writer.status().own_reasons().is_empty() {
+            self.replace_reasons(context);
+        }
+        self.note_whole();
+    }
+
+    fn note_whole(&mut self) {
+        self.is_whole = true;
+        self.asked.has_restarted = false;
+        self.asked.has_outlived = false;
+    }
+
+    /// Withdraws the reasons for doubt after the whole state was replaced; searches that began before notice. These stay:
     ///
     /// - A resync that is under way, and silence.
     /// - The doubts that came after the batch that replaces the state.
     /// - A message that could not be decoded, while the publisher may be asked: it may have overtaken the batch. The answer settles it.
-    fn forgive(&mut self, context: Context<'_>) {
-        if !self.writer.status().own_reasons().is_empty() {
-            let mut kept = DegradedReasons::of(DegradedReason::Resyncing).with(DegradedReason::Stale);
-            if context.holding.is_enabled && !self.asked.has_failed {
-                kept = kept.with(DegradedReason::Undecodable);
-            }
-            self.writer.replace_reasons(kept.union(self.later_doubts));
+    fn replace_reasons(&mut self, context: Context<'_>) {
+        let mut kept = DegradedReasons::of(DegradedReason::Resyncing).with(DegradedReason::Stale);
+        if context.holding.is_enabled && !self.asked.has_failed {
+            kept = kept.with(DegradedReason::Undecodable);
         }
-        self.is_whole = true;
-        self.asked.has_restarted = false;
-        self.asked.has_outlived = false;
+        self.writer.replace_reasons(kept.union(self.later_doubts));
     }
 
     /// Notes what the publisher itself doubts. The blocks are those that it told, and so are whole.
@@ -282,7 +295,7 @@ impl Holder {
         }
     }
 
-    /// Takes note that the publisher is alive.
+    /// Takes note that the publisher is alive, also by what cannot be taken: else its holder would count as gone, and be in no answer.
     pub(super) fn hear(&mut self, clocks: Clocks) {
         self.heard_us = clocks.listening_us;
         self.writer.status().recover(DegradedReason::Stale);
@@ -343,13 +356,15 @@ impl Holder {
     }
 
     /// Degrades the holder: a batch of its worker could not be decoded. What is asked for already may be older than that batch.
-    pub(super) fn note_undecodable(&mut self) {
+    pub(super) fn note_undecodable(&mut self, clocks: Clocks) {
         self.doubt(DegradedReason::Undecodable);
+        self.hear(clocks);
     }
 
     /// Degrades the holder: a batch of an epoch that is not believed was dropped. If it was right, the blocks are outdated.
-    pub(super) fn note_unbelieved(&mut self) {
+    pub(super) fn note_unbelieved(&mut self, clocks: Clocks) {
         self.doubt(DegradedReason::Gap);
+        self.hear(clocks);
     }
 
     /// Degrades the holder for something that the answer to a resync under way need not know of.

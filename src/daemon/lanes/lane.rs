@@ -348,6 +348,7 @@ impl Lane {
                     }
                     self.put_back();
                     self.note_undecodable(&job.sender.worker, &error, &job.sender.metrics);
+                    self.note_unread(&job.sender.namespace, &job.sender.worker);
                     false
                 }
                 Ok(batch) => {
@@ -395,8 +396,12 @@ impl Lane {
                 .metrics
                 .batch_dropped(DropReason::EpochAhead, worker.worker.as_str(), &epoch);
             self.put_back();
-            let holder = self.holders.get_mut(&(worker.clone(), rank));
-            return holder.map(|holder| holder.note_unbelieved()).is_some();
+            let Some(holder) = self.holders.get_mut(&(worker.clone(), rank)) else {
+                self.note_refused(sender, &received.batch);
+                return false;
+            };
+            holder.note_unbelieved(clocks);
+            return true;
         }
         let settings = sender.namespace.indexer.settings();
         if !settings.takes(received.batch.block_size) {
@@ -465,7 +470,7 @@ impl Lane {
         let flow = self.flows.of(&key.0.namespace);
         let mut holder = Holder::new(writer, Arc::clone(metrics), flow, self.clocks());
         if self.absent.is_in_doubt(&key.0) {
-            holder.note_undecodable();
+            holder.note_undecodable(self.clocks());
         }
         Ok(Box::new(holder))
     }
@@ -534,7 +539,9 @@ impl Lane {
             _ => DropReason::Undecodable,
         };
         metrics.batch_dropped(reason, worker.worker.as_str(), error);
-        self.ranks(worker).for_each(Holder::note_undecodable);
+        let clocks = self.clocks();
+        self.ranks(worker)
+            .for_each(|holder| holder.note_undecodable(clocks));
         self.absent.note_undecodable(worker);
     }
 

@@ -75,7 +75,7 @@ impl Lane {
         let epoch_max = epoch_max_at(context.clocks.unix_us, self.limits.now().epoch_ahead_max);
         if lost.has_unknown {
             for (_, holder) in self.holders.range_mut(ranks_of(&worker)) {
-                holder.note_undecodable();
+                holder.note_undecodable(context.clocks);
             }
         }
         let mut is_for_nobody = lost.has_unknown;
@@ -84,8 +84,11 @@ impl Lane {
             let key = (worker.clone(), head.rank);
             match self.holders.get_mut(&key) {
                 // It may have been the second batch of a holder whose first is late.
-                None => is_for_nobody = true,
-                Some(holder) if head.epoch > epoch_max => holder.note_unbelieved(),
+                None => {
+                    is_for_nobody = true;
+                    self.note_refused(&lost.sender, head);
+                }
+                Some(holder) if head.epoch > epoch_max => holder.note_unbelieved(context.clocks),
                 Some(holder) => match holder.note_lost(head, context) {
                     Afterwards::Leaves => leaving.push(key),
                     Afterwards::Stays => {}
@@ -97,6 +100,9 @@ impl Lane {
         }
         if is_for_nobody {
             self.absent.note_undecodable(&worker);
+        }
+        if lost.has_unknown {
+            self.note_unread(&lost.sender.namespace, &worker);
         }
         self.doubts.notify_one();
         self.finish_messages(lost.sender);

@@ -15,7 +15,6 @@ use kvatlas_core::stream::StreamGeneration;
 use kvatlas_core::wire::{DecodeError, EventBatch, NamespaceName, Shard, Subjects, WorkerName};
 
 use super::absent::Absent;
-use super::clock::now_us;
 use super::flow::Flows;
 use super::freshness::Freshness;
 use super::lane::{BatchesJob, Job, Lane, LaneTimes, Sender};
@@ -430,7 +429,8 @@ impl LanePool {
     /// `is_listening` says whether events can be heard now. While they cannot, no holder counts as silent.
     pub fn tick(&self, is_listening: bool) {
         self.flows.prune();
-        self.forget_refused();
+        self.absent.look(is_listening);
+        self.expire_refused();
         for lane in &self.lanes {
             // A stopped lane has nothing to time out.
             let _ = lane.jobs.send_control(Job::Tick { is_listening });
@@ -438,12 +438,12 @@ impl LanePool {
     }
 
     /// Forgets publishers whose batches were dropped and that have been silent for as long as a holder may be.
-    fn forget_refused(&self) {
-        let now_us = now_us();
+    fn expire_refused(&self) {
+        let now_us = self.absent.listened_us();
         for namespace in self.namespaces.all() {
             if let Some(remove_after) = self.liveness.of(&namespace.name).remove_after {
                 let is_over = |last_us| u128::from(now_us.saturating_sub(last_us)) > remove_after.as_micros();
-                namespace.indexer.forget_refused(|_, last_us| is_over(last_us));
+                namespace.indexer.expire_refused(is_over);
             }
         }
     }

@@ -4,11 +4,12 @@ use std::fmt;
 
 use crate::daemon::metrics::labels::DropReason;
 use kvatlas_core::hash::BlockSize;
-use kvatlas_core::index::RegisterError;
+use kvatlas_core::index::{Namespace, RegisterError};
 use kvatlas_core::wire::{Event, EventBatch, HolderId, NamespaceName};
 
-use super::clock::now_us;
+use super::absent::ranks_of;
 use super::lane::{Lane, Sender};
+use super::line::WorkerKey;
 
 /// Why such a batch is dropped: the blocks of its namespace have another size than it tells, or, where it tells none, than the configuration has.
 struct OtherSize<'a> {
@@ -70,15 +71,24 @@ impl Lane {
     }
 
     /// Notes that a batch of a holder that is not registered was dropped: answers then say that somebody may have more than is known.
-    fn note_refused(&self, sender: &Sender, batch: &EventBatch) {
+    pub(super) fn note_refused(&self, sender: &Sender, batch: &EventBatch) {
         let id = HolderId {
             worker: sender.worker.worker.clone(),
             rank: batch.rank,
         };
         let indexer = &sender.namespace.indexer;
         match batch.events.last() {
-            Some(Event::Goodbye) => indexer.forget_refused(|refused, _| *refused == id),
-            _ => indexer.note_refused(&id, now_us()),
+            Some(Event::Goodbye) => indexer.forget_refused(&id),
+            _ => indexer.note_refused(&id.worker, Some(id.rank), self.absent.listened_us()),
+        }
+    }
+
+    /// As [`Self::note_refused`], of messages that cannot be read. The holders of their worker are in doubt where there are any; else nobody is
+    /// there to be.
+    pub(super) fn note_unread(&self, namespace: &Namespace, worker: &WorkerKey) {
+        if self.holders.range(ranks_of(worker)).next().is_none() {
+            let indexer = &namespace.indexer;
+            indexer.note_refused(&worker.worker, None, self.absent.listened_us());
         }
     }
 

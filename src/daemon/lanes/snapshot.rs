@@ -278,8 +278,13 @@ impl Lane {
         metrics: &Arc<EventMetrics>,
         key: &HolderKey,
     ) -> Option<&mut Holder> {
-        let count = |error| metrics.batch_dropped(drop_reason(&error), key.0.worker.as_str(), &error);
-        self.holder(namespace, metrics, key).map_err(count).ok()
+        let listened_us = self.absent.listened_us();
+        let refuse = |error| {
+            let worker = &key.0.worker;
+            metrics.batch_dropped(drop_reason(&error), worker.as_str(), &error);
+            namespace.indexer.note_refused(worker, Some(key.1), listened_us);
+        };
+        self.holder(namespace, metrics, key).map_err(refuse).ok()
     }
 
     /// Stores the blocks that the lane's holders have in a part of a forest.

@@ -17,6 +17,7 @@ use super::*;
 
 mod doubts;
 mod random;
+mod refused;
 mod restarts;
 mod sizes;
 

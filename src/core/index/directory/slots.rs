@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 
 use crate::index::settings::IndexLimits;
 use crate::stream::{DoubtCounter, DoubtfulHolders, HolderStatus, RefusedHolders, StreamTrust};
-use crate::wire::{HolderId, WorkerName};
+use crate::wire::{HolderId, Rank, WorkerName};
 
 use super::holder_set::{HolderSlot, SlotBits, SlotSet};
 
@@ -148,28 +148,34 @@ impl Slots {
         self.doubts.count(trust, replacements, |is_doubtful| {
             let holders = self.load();
             let doubtful = holders.holders().filter(|holder| is_doubtful(&holder.status));
-            doubtful.count() + self.refused.count(|_| true)
+            doubtful.count() + self.refused.count(None)
         })
     }
 
-    /// Notes that a batch of `id` was dropped, who has no slot.
-    pub(crate) fn note_refused(&self, id: &HolderId, now_us: u64) {
-        if self.refused.note(id, now_us) {
+    /// Notes that a batch of a holder without a slot was dropped; of an unknown rank where it cannot be read.
+    pub(crate) fn note_refused(&self, worker: &WorkerName, rank: Option<Rank>, now_us: u64) {
+        if self.refused.note(worker, rank, now_us) {
             self.doubts.note_change();
         }
     }
 
-    /// Forgets those without a slot for whom it `is_over`, told of when their last batch came.
-    pub(crate) fn forget_refused(&self, is_over: impl Fn(&HolderId, u64) -> bool) {
-        if self.refused.forget(is_over) {
+    /// Forgets a holder without a slot, which has left.
+    pub(crate) fn forget_refused(&self, id: &HolderId) {
+        if self.refused.forget(id) {
+            self.doubts.note_change();
+        }
+    }
+
+    /// Forgets those without a slot whose last batch is so old that `is_over` says so.
+    pub(crate) fn expire_refused(&self, is_over: impl Fn(u64) -> bool) {
+        if self.refused.expire(is_over) {
             self.doubts.note_change();
         }
     }
 
     /// How many of these workers' holders have no slot, and batches that were dropped; of all, where `workers` are absent.
     pub(crate) fn refused(&self, workers: Option<&[WorkerName]>) -> usize {
-        self.refused
-            .count(|id| workers.is_none_or(|workers| workers.contains(&id.worker)))
+        self.refused.count(workers)
     }
 
     /// Gives `id` a slot.
@@ -214,7 +220,7 @@ impl Slots {
         };
         next.by_worker.insert_unique(hash(&slot), slot, hash);
         self.current.store(Arc::new(next));
-        self.refused.forget(|refused, _| refused == id);
+        self.refused.forget_registered(id);
         self.doubts.note_change();
         Ok((slot, record))
     }

@@ -212,6 +212,15 @@ impl HolderState {
         (self.bytes, self.aside) = (bytes, aside);
     }
 
+    /// Whether it has any of the blocks that are to be forgotten.
+    pub(super) fn has_any(&self, victims: &[Victim]) -> bool {
+        let has = |victim: &Victim| {
+            let part = self.parts.get(&victim.run);
+            part.is_some_and(|part| part.end() > victim.cutoff)
+        };
+        victims.iter().any(has)
+    }
+
     /// Forgets the blocks that are to be forgotten; says how many of its own those were.
     pub(super) fn evict(&mut self, victims: &[Victim], runs: &mut RunWriter<'_>) -> usize {
         self.is_cut = true;

@@ -93,7 +93,8 @@ impl Parking {
         std::mem::take(self).events
     }
 
-    /// Lets `stored` wait for `parent`; says how many blocks had to be dropped to stay within the bounds.
+    /// Lets `stored` wait for `parent`; says how many blocks had to be dropped to stay within the bounds. Those that were removed while they
+    /// waited are not lost.
     pub(crate) fn park(
         &mut self,
         parent: u64,
@@ -107,9 +108,11 @@ impl Parking {
             return blocks;
         }
         self.stamp += 1;
-        let (waiting, mut dropped) = (self.blocks(), 0);
-        while self.events.len() >= limits.events_max || waiting - dropped + blocks > limits.blocks_max {
-            dropped += self.events.remove(0).stored.names.len();
+        let (mut waiting, mut dropped) = (self.blocks(), 0);
+        while self.events.len() >= limits.events_max || waiting + blocks > limits.blocks_max {
+            let oldest = self.events.remove(0);
+            waiting -= oldest.stored.names.len();
+            dropped += oldest.remaining.len();
         }
         let deadline_us = now_us.saturating_add(limits.wait_us_max);
         let remaining = names_in(&stored).into_iter().collect();
@@ -135,12 +138,12 @@ impl Parking {
         Some(self.events.remove(index))
     }
 
-    /// Drops what has waited too long; says how many blocks that were.
+    /// Drops what has waited too long; says how many blocks that were, without those that were removed while they waited.
     pub(crate) fn expire(&mut self, now_us: u64) -> usize {
         let is_due = |event: &&ParkedEvent| event.deadline_us <= now_us;
         let due = self.events.iter().take_while(is_due).count();
         let dropped = self.events.drain(..due);
-        dropped.map(|event| event.stored.names.len()).sum()
+        dropped.map(|event| event.remaining.len()).sum()
     }
 
     /// Notes that a block which is not held was removed: it must not come with an event that waits. Says how many blocks had to be dropped
@@ -157,7 +160,7 @@ impl Parking {
         if self.unplaced.len() <= UNPLACED_MAX / 2 {
             return 0;
         }
-        let dropped = self.blocks();
+        let dropped = self.events.iter().map(|event| event.remaining.len()).sum();
         (self.events, self.unplaced) = Default::default();
         dropped
     }

@@ -95,8 +95,9 @@ impl Holder {
     pub(in crate::index) fn expire_parked(&self, now_us: u64, runs: &RunStore) -> Applied {
         let mut applied = Applied::default();
         let mut state = self.state.lock();
+        let waiting = state.parking.len();
         let dropped = state.parking.expire(now_us);
-        if dropped > 0 {
+        if state.parking.len() < waiting {
             applied.reject(RejectReason::ParkingExpired, dropped);
             state.parking.settle();
             state.account(&mut runs.write());

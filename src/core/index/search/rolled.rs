@@ -117,15 +117,17 @@ impl<'a> Rolled<'a> {
             // Fingerprints are of blocks from a multiple of 32 on.
             let count = (CHUNK - at % CHUNK).min(len - agreed);
             let blocks = content.blocks(at, at + count, &mut buffer);
-            let print = self.print(column, agreed, blocks, prints);
-            if print.is_some_and(|print| print == column.content(agreed / CHUNK)) {
+            let chunk = agreed / CHUNK;
+            let print = self.content_print(column, agreed, blocks, prints);
+            if print.is_some_and(|print| print ^ column.print(chunk) == column.content(chunk)) {
                 agreed += CHUNK;
                 continue;
             }
             self.pass_run(column, start, agreed);
-            let same = self.follow(column, agreed, blocks);
+            let (same, own) = self.follow(column, agreed, blocks);
             if let Some(print) = print.filter(|_| same == CHUNK) {
-                column.set_content(agreed / CHUNK, print);
+                // Of the hashes that were compared, whatever the run has by now.
+                column.set_content(chunk, print ^ prints.of(&own));
             }
             agreed += same;
             for block in &blocks[same..] {
@@ -141,15 +143,21 @@ impl<'a> Rolled<'a> {
         agreed
     }
 
-    /// The fingerprint that a run has from `offset` on where it has agreed with these blocks; none where they are no whole chunk.
+    /// The fingerprint of these blocks after those of a run before `offset`; none where they are no whole chunk. With the fingerprint of the
+    /// run's hashes it is what the run keeps once it has agreed with them.
     #[inline]
-    fn print(&self, column: Column<'_>, offset: usize, blocks: &[BlockHash], prints: &Prints) -> Option<u64> {
-        let chunk = offset / CHUNK;
-        let before = match chunk.checked_sub(1) {
+    fn content_print(
+        &self,
+        column: Column<'_>,
+        offset: usize,
+        blocks: &[BlockHash],
+        prints: &Prints,
+    ) -> Option<u64> {
+        let before = match (offset / CHUNK).checked_sub(1) {
             Some(before) => column.print(before),
             None => self.last.map_or(0, |last| last.0),
         };
-        Some(prints.of_content(before, blocks.try_into().ok()?) ^ column.print(chunk))
+        Some(prints.of_content(before, blocks.try_into().ok()?))
     }
 
     /// Passes the first `agreed` blocks of a run that begins at `start`, which the query has.
@@ -161,22 +169,23 @@ impl<'a> Rolled<'a> {
         }
     }
 
-    /// Passes those of some blocks that a run has from `offset` on; says how many.
-    fn follow(&mut self, column: Column<'_>, offset: usize, blocks: &[BlockHash]) -> usize {
-        let mut own = [SequenceHash(0); CHUNK + 1];
-        own[0] = self.last.unwrap_or(SequenceHash(0));
-        for (index, own) in own[1..].iter_mut().enumerate() {
-            *own = SequenceHash(column.hash(offset + index));
-        }
+    /// Passes those of some blocks that a run has from `offset` on; says how many, and gives the run's hashes there.
+    fn follow(
+        &mut self,
+        column: Column<'_>,
+        offset: usize,
+        blocks: &[BlockHash],
+    ) -> (usize, [SequenceHash; CHUNK]) {
+        let own: [_; CHUNK] = std::array::from_fn(|index| SequenceHash(column.hash(offset + index)));
         // As long as all before it are the same, no step waits for the one before.
         let is_same = |index: &usize| {
-            let before = (*index > 0 || self.last.is_some()).then_some(own[*index]);
-            next_sequence_hash(before, blocks[*index]) == own[*index + 1]
+            let before = index.checked_sub(1).map_or(self.last, |before| Some(own[before]));
+            next_sequence_hash(before, blocks[*index]) == own[*index]
         };
         let same = (0..blocks.len()).take_while(is_same).count();
         if same > 0 {
-            (self.done, self.last) = (self.done + same, Some(own[same]));
+            (self.done, self.last) = (self.done + same, Some(own[same - 1]));
         }
-        same
+        (same, own)
     }
 }

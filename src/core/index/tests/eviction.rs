@@ -1,11 +1,15 @@
 //! Indexes that are too small for what their holders have.
 
+use std::cell::Cell;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use hashbrown::HashSet;
 
 use crate::hash::{BlockSize, SequenceHash};
-use crate::wire::{DegradedReason, Event, HolderId, NamespaceName, QueryKey, StoredBlocks, Tier, WorkerName};
+use crate::wire::{
+    DegradedReason, Event, HolderId, NamespaceName, QueryKey, RemovedBlocks, StoredBlocks, Tier, WorkerName,
+};
 
 use super::api::{
     Capacity, Hashing, HolderWriter, IndexLimits, NamespaceSettings, Namespaces, ParkingLimits,
@@ -447,6 +451,35 @@ fn who_is_cleared_while_its_blocks_are_forgotten_is_certain_only_of_what_is_ther
         let held = u64::from(depth(&index, hashes(2, 0, AGAIN)));
         assert!(!is_done || !is_certain || held == AGAIN, "{held} at {points}");
     }
+}
+
+/// At any point of an eviction, its victim may remove its blocks itself: then it has lost nothing.
+#[test]
+fn who_removes_what_was_to_be_forgotten_has_lost_nothing() {
+    const CAPACITY: u64 = 100;
+    let mut removed_in_time = 0;
+    for points in 0..12 {
+        let index = index_of(blocks(CAPACITY));
+        let mut victim = register(&index, "victim");
+        let mut other = register(&index, "other");
+        store(&mut victim, None, hashes(1, 0, CAPACITY));
+        let record = Arc::clone(victim.record());
+        let is_in_time = Rc::new(Cell::new(false));
+        let had_all = Rc::clone(&is_in_time);
+        hook::set(points, move || {
+            had_all.set(victim.blocks() as u64 == CAPACITY);
+            let removed = RemovedBlocks::by_sequence(hashes(1, 0, CAPACITY));
+            victim.apply(Event::Removed(removed), Tier::DEVICE, 0);
+            // It stays.
+            std::mem::forget(victim);
+        });
+        store(&mut other, None, hashes(3, 0, CAPACITY));
+        if !hook::clear() && is_in_time.get() {
+            removed_in_time += 1;
+            assert!(record.status.own_reasons().is_empty(), "at {points}");
+        }
+    }
+    assert!(removed_in_time > 0);
 }
 
 #[test]

@@ -29,6 +29,19 @@ struct Parked {
     removed: Gone,
 }
 
+impl Parked {
+    /// How many blocks are lost where it is dropped: those that were not removed by name meanwhile.
+    fn lost(&self) -> u64 {
+        let BlockNames::Sequence { hashes, .. } = &self.stored.names else {
+            unreachable!("lineage hashes wait for nobody");
+        };
+        let own = || hashes.iter().map(|hash| hash.as_u64()).collect::<HashSet<_>>();
+        let names = self.stored.engine_hashes.as_ref();
+        let names = names.map_or_else(own, |names| names.iter().copied().collect());
+        names.difference(&self.removed.names).count() as u64
+    }
+}
+
 /// What was removed while an event waited.
 #[derive(Debug, Default, Clone)]
 struct Gone {
@@ -253,7 +266,7 @@ impl Oracle {
         let blocks = |parked: &[Parked]| parked.iter().map(|event| event.stored.names.len()).sum::<usize>();
         assert!(stored.names.len() <= self.parking.blocks_max, "not modelled");
         while self.parked.len() > self.parking.events_max || blocks(&self.parked) > self.parking.blocks_max {
-            outcome.parking_full += self.parked.remove(0).stored.names.len() as u64;
+            outcome.parking_full += self.parked.remove(0).lost();
         }
     }
 

@@ -225,3 +225,16 @@ fn content_that_waits_is_no_more_than_the_blocks_need() {
         assert_eq!(applied.parked, 1 - refused);
     }
 }
+
+#[test]
+fn what_was_removed_while_it_waited_is_not_lost() {
+    let (index, mut writer) = new_holder(ParkingLimits::default());
+    apply(&mut writer, stored(2, &[3, 4]));
+    apply(&mut writer, removed(&[4, 3]));
+    assert_eq!(writer.expire_parked(u64::MAX), Applied::default());
+    assert_eq!(index.sizes().parked_events, 0);
+    apply(&mut writer, stored(2, &[3, 4]));
+    apply(&mut writer, removed(&[3]));
+    let applied = writer.expire_parked(u64::MAX);
+    assert_eq!(applied.rejected(RejectReason::ParkingExpired), 1);
+}

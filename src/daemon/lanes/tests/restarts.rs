@@ -142,3 +142,23 @@ async fn who_was_forgotten_by_an_operator_after_a_goodbye_comes_back() {
     scene.hear(1, Vec::new()).await;
     assert!(scene.reasons().await.is_empty());
 }
+
+/// The batch ends the doubt in the state that a search before it has seen, and replaces that state.
+#[tokio::test]
+async fn who_was_found_before_a_new_epoch_is_in_doubt() {
+    let scene = Scene::begin().await;
+    scene.hear(2, stores(10)).await;
+    assert!(scene.reasons().await.is_empty());
+    scene.trust.doubt();
+    let namespace = scene.namespace();
+    let (indexer, record) = (&namespace.indexer, namespace.indexer.holders().remove(0));
+    let query = QueryKey::SequenceHashes((10..13).map(SequenceHash).collect());
+    let before = indexer.doubtful_holders(&scene.trust);
+    let found = indexer.find_matches(&query, kvatlas_core::index::Search::default());
+    let found = found.unwrap();
+    assert_eq!(found.holders().count(), 1);
+    scene.receive(&in_epoch(2, 1, Vec::new()).encode()).await;
+    assert!(scene.reasons().await.is_empty(), "it is certain now");
+    assert!(!found.reasons(&record, &scene.trust).is_empty());
+    assert!(!indexer.reasons_since(&before, &record, &scene.trust).is_empty());
+}

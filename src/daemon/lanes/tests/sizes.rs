@@ -3,16 +3,16 @@
 use super::*;
 
 /// A batch of a worker, whose blocks have so many tokens if it says so.
-struct Sent {
-    worker: &'static str,
-    epoch: u64,
-    seq: u64,
-    told: Option<u32>,
-    events: Vec<Event>,
+pub(super) struct Sent {
+    pub(super) worker: &'static str,
+    pub(super) epoch: u64,
+    pub(super) seq: u64,
+    pub(super) told: Option<u32>,
+    pub(super) events: Vec<Event>,
 }
 
 /// A batch that stores blocks.
-fn stores(worker: &'static str, epoch: u64, told: Option<u32>, first: u64) -> Sent {
+pub(super) fn stores(worker: &'static str, epoch: u64, told: Option<u32>, first: u64) -> Sent {
     let hashes = (first..first + 3).map(SequenceHash).collect();
     Sent {
         worker,
@@ -23,7 +23,7 @@ fn stores(worker: &'static str, epoch: u64, told: Option<u32>, first: u64) -> Se
     }
 }
 
-async fn send(pool: &LanePool, sent: Sent) {
+pub(super) async fn send(pool: &LanePool, sent: Sent) {
     let batch = EventBatch {
         epoch: sent.epoch,
         block_size: sent.told.map(|told| BlockSize::new(told).unwrap()),
@@ -120,48 +120,6 @@ async fn an_engine_that_is_restarted_with_another_block_size_leaves_nothing_behi
         reasons.contains(DegradedReason::Gap),
         "its first batch is asked for"
     );
-}
-
-/// Nothing is known of what it has: an answer must not say that it has nothing.
-#[tokio::test]
-async fn a_publisher_whose_blocks_have_another_size_is_doubtful() {
-    let pool = pool();
-    send(&pool, stores("a", 1, Some(16), 10)).await;
-    let namespace = pool.namespaces.get(&frame(1).namespace).unwrap();
-    let workers = ["a", "b"].map(|name| WorkerName::new(name).unwrap());
-    let refused = || {
-        let of = |worker| {
-            namespace
-                .indexer
-                .refused_holders(Some(std::slice::from_ref(worker)))
-        };
-        (
-            namespace.indexer.refused_holders(None),
-            workers.each_ref().map(of),
-        )
-    };
-    let nobody = (0, [0, 0]);
-    assert_eq!(refused(), nobody);
-    // It is one, however often it comes, until it is taken.
-    for epoch in [1, 1, 2] {
-        send(&pool, stores("b", epoch, Some(64), 20)).await;
-        assert_eq!(refused(), (1, [0, 1]));
-    }
-    send(&pool, stores("b", 3, Some(16), 20)).await;
-    assert_eq!(refused(), nobody);
-    // It makes way for a process with another size, and that leaves.
-    send(&pool, stores("b", 4, Some(64), 20)).await;
-    assert_eq!(refused(), (1, [0, 1]));
-    let goodbye = Sent {
-        seq: 2,
-        events: vec![Event::Goodbye],
-        ..stores("b", 4, Some(64), 20)
-    };
-    send(&pool, goodbye).await;
-    assert_eq!(refused(), nobody);
-    // A batch of a process that had ended before.
-    send(&pool, stores("b", 3, Some(64), 20)).await;
-    assert_eq!(refused(), nobody);
 }
 
 #[tokio::test]

@@ -1,0 +1,170 @@
+//! Publishers whose batches are dropped. Nothing is known of what they have: an answer must not say that they have nothing.
+
+use super::sizes::{Sent, send, stores};
+use super::*;
+
+fn named(name: &str) -> WorkerName {
+    WorkerName::new(name).unwrap()
+}
+
+/// How many holders of all workers are refused, and of `a` and `b`.
+fn refused(pool: &LanePool) -> (usize, [usize; 2]) {
+    let namespace = pool.namespaces.get(&frame(1).namespace).unwrap();
+    let of = |name: &str| namespace.indexer.refused_holders(Some(&[named(name)]));
+    (namespace.indexer.refused_holders(None), ["a", "b"].map(of))
+}
+
+const NOBODY: (usize, [usize; 2]) = (0, [0, 0]);
+const B_ALONE: (usize, [usize; 2]) = (1, [0, 1]);
+
+/// A pool that knows a worker `a`.
+async fn pool_of_a(settings: LaneSettings) -> LanePool {
+    let pool = LanePool::start(&settings, Arc::new(namespaces())).unwrap();
+    send(&pool, stores("a", 1, None, 10)).await;
+    assert_eq!(refused(&pool), NOBODY);
+    pool
+}
+
+async fn send_garbage(pool: &LanePool, worker: &str) {
+    pool.dispatch(&frame(1).namespace, named(worker), b"garbage", never())
+        .await
+        .unwrap();
+    pool.drain().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_publisher_whose_blocks_have_another_size_is_doubtful() {
+    let pool = pool_of_a(settings()).await;
+    // It is one, however often it comes, until it is taken.
+    for epoch in [1, 1, 2] {
+        send(&pool, stores("b", epoch, Some(64), 20)).await;
+        assert_eq!(refused(&pool), B_ALONE);
+    }
+    send(&pool, stores("b", 3, Some(16), 20)).await;
+    assert_eq!(refused(&pool), NOBODY);
+    // It makes way for a process with another size, and that leaves.
+    send(&pool, stores("b", 4, Some(64), 20)).await;
+    assert_eq!(refused(&pool), B_ALONE);
+    let goodbye = Sent {
+        seq: 2,
+        events: vec![Event::Goodbye],
+        ..stores("b", 4, Some(64), 20)
+    };
+    send(&pool, goodbye).await;
+    assert_eq!(refused(&pool), NOBODY);
+    // A batch of a process that had ended before.
+    send(&pool, stores("b", 3, Some(64), 20)).await;
+    assert_eq!(refused(&pool), NOBODY);
+}
+
+#[tokio::test]
+async fn a_publisher_whose_epochs_are_not_believed_is_doubtful() {
+    let pool = pool_of_a(LaneSettings {
+        epoch_ahead_max: Some(Duration::from_secs(3600)),
+        ..settings()
+    })
+    .await;
+    send(&pool, stores("b", u64::MAX / 2, None, 20)).await;
+    assert_eq!(refused(&pool), B_ALONE);
+    send(&pool, stores("b", 1, None, 20)).await;
+    assert_eq!(refused(&pool), NOBODY);
+}
+
+#[tokio::test]
+async fn a_publisher_that_nobody_can_read_is_doubtful() {
+    let pool = pool_of_a(settings()).await;
+    for _ in 0..3 {
+        send_garbage(&pool, "b").await;
+        assert_eq!(refused(&pool), B_ALONE);
+    }
+    // A holder that is there is in doubt itself.
+    send(&pool, stores("b", 1, None, 20)).await;
+    assert_eq!(refused(&pool), NOBODY);
+    send_garbage(&pool, "b").await;
+    assert_eq!(refused(&pool), NOBODY);
+    let namespace = pool.namespaces.get(&frame(1).namespace).unwrap();
+    let holders = namespace.indexer.holders();
+    let holder = holders.iter().find(|holder| holder.id.worker == named("b"));
+    let reasons = holder.unwrap().status.own_reasons();
+    assert!(reasons.contains(DegradedReason::Undecodable));
+}
+
+#[tokio::test]
+async fn a_holder_in_a_snapshot_for_which_there_is_no_room_is_doubtful() {
+    let limits = IndexLimits {
+        workers_max: 1,
+        ..IndexLimits::default()
+    };
+    let namespaces = Namespaces::new(
+        Capacity::UNBOUNDED,
+        NamespaceSettings::default(),
+        Vec::new(),
+        limits,
+        16,
+    );
+    let pool = LanePool::start(&settings(), Arc::new(namespaces)).unwrap();
+    for worker in ["a", "b"] {
+        let holder = HolderFrame {
+            worker: named(worker),
+            ..frame(1)
+        };
+        pool.restore(&holder, Frame::Holder(holder.clone()), never())
+            .await
+            .unwrap();
+        pool.drain().await.unwrap();
+    }
+    assert_eq!(refused(&pool), B_ALONE);
+}
+
+/// Whoever sends only what cannot be taken is alive: as gone, it would be in no answer.
+#[tokio::test]
+async fn who_is_heard_of_by_garbage_alone_is_not_gone() {
+    let pool = pool_of_a(LaneSettings {
+        liveness: LivenessSettings {
+            default: LivenessLimits {
+                stale_after: None,
+                remove_after: Some(Duration::from_millis(50)),
+            },
+            overrides: HashMap::new(),
+        },
+        ..settings()
+    })
+    .await;
+    let mut listened = Duration::ZERO;
+    let mut before = std::time::Instant::now();
+    while listened < Duration::from_millis(200) {
+        send_garbage(&pool, "a").await;
+        pool.tick(true);
+        pool.drain().await.unwrap();
+        // A slow machine lets it be silent for too long.
+        let now = std::time::Instant::now();
+        if now - before < Duration::from_millis(25) {
+            listened += now - before;
+            assert_eq!(pool.assigned_workers(), 1);
+        }
+        before = now;
+    }
+}
+
+#[tokio::test]
+async fn a_refused_publisher_is_forgotten_in_time_that_was_listened() {
+    let pool = pool_of_a(LaneSettings {
+        liveness: LivenessSettings {
+            default: LivenessLimits {
+                stale_after: None,
+                remove_after: Some(Duration::from_micros(1)),
+            },
+            overrides: HashMap::new(),
+        },
+        ..settings()
+    })
+    .await;
+    send(&pool, stores("b", 1, Some(64), 20)).await;
+    for _ in 0..100 {
+        pool.tick(false);
+    }
+    assert_eq!(refused(&pool).1[1], 1);
+    while refused(&pool).1[1] > 0 {
+        pool.tick(true);
+    }
+}
