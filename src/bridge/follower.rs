@@ -1,7 +1,7 @@
 //! Following one publisher: what connections, gaps and restarts mean. The task around it decides when to connect and when to give up.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kvatlas_client::Backoff;
 use kvatlas_client::publish::PublisherError;
@@ -80,8 +80,26 @@ enum Verified {
     Beyond,
 }
 
+/// A replay socket that does not answer.
+struct SilentReplay {
+    failures: u32,
+    /// When it is asked again.
+    ask_at: Instant,
+    /// Why, for people.
+    error: String,
+}
+
+/// So many connections in a row have to fail at the replay socket before the engine is followed without it: while an engine starts, one socket
+/// comes before the other.
+const REPLAY_ATTEMPTS: u32 = 4;
+
 /// How often the replay socket is asked for what does not come, before it is given up.
 const ASK_ATTEMPTS: u32 = 3;
+/// The pauses between questions to one that does not answer.
+const REPLAY_BACKOFF: Backoff = Backoff {
+    pause_min: Duration::from_secs(1),
+    pause_max: Duration::from_secs(60),
+};
 
 /// Follows one publisher.
 pub(super) struct Follower {
@@ -91,6 +109,10 @@ pub(super) struct Follower {
     replay_endpoint: Option<String>,
     replay: Option<Replay>,
     options: FollowOptions,
+    /// The replay socket where it does not answer. Meanwhile the engine is followed as one without.
+    silent_replay: Option<SilentReplay>,
+    /// How many connections in a row have failed at the replay socket.
+    replay_failures: u32,
     /// Whether the batches of this connection continue what has been applied. After a reconnect that has to be shown.
     is_verified: bool,
     stalls: StallWatch,
@@ -108,6 +130,8 @@ impl Follower {
             continuity: Continuity::default(),
             replay_endpoint,
             replay: None,
+            silent_replay: None,
+            replay_failures: 0,
             options,
             is_verified: false,
             stalls,
@@ -132,9 +156,14 @@ impl Follower {
         Ok(self.relay.tell().await?)
     }
 
-    /// Whether there is a replay socket to ask.
+    /// Whether there is a replay socket to ask, which answers.
     pub(super) fn can_ask(&self) -> bool {
-        self.replay_endpoint.is_some()
+        self.replay_endpoint.is_some() && self.silent_replay.is_none()
+    }
+
+    /// What is wrong although the engine is followed.
+    pub(super) fn trouble(&self) -> Option<&str> {
+        self.silent_replay.as_ref().map(|silent| silent.error.as_str())
     }
 
     /// A connection stands, for the first time or again. Where the replay socket shows what has been missed, the engine is in sight
@@ -145,9 +174,38 @@ impl Follower {
         self.replay = None;
         // It is out of sight until now.
         self.stalls.begin();
-        if self.can_ask() {
-            return self.verify().await;
+        if self.replay_endpoint.is_some() {
+            return self.verify_if_possible().await;
         }
+        Ok(())
+    }
+
+    /// Asks the replay socket. Where it does not answer, for long enough, the engine is followed as one without: what it publishes is worth more
+    /// than nothing. The socket is asked again now and then, since a question keeps this task from reading the connection.
+    async fn verify_if_possible(&mut self) -> Result<(), FollowError> {
+        let error = match self.verify().await {
+            Ok(()) => {
+                (self.silent_replay, self.replay_failures) = (None, 0);
+                return Ok(());
+            }
+            Err(FollowError::Socket(error)) if !error.is_cut() => error,
+            Err(error) => return Err(error),
+        };
+        self.replay_failures = self.replay_failures.saturating_add(1);
+        if self.replay_failures < REPLAY_ATTEMPTS {
+            return Err(error.into());
+        }
+        let failures = self.silent_replay.as_ref().map_or(0, |silent| silent.failures) + 1;
+        let endpoint = self.replay_endpoint.as_deref().unwrap_or_default();
+        if failures == 1 {
+            tracing::warn!(endpoint, %error, "the replay socket does not answer: followed without it");
+        }
+        self.replay = None;
+        self.silent_replay = Some(SilentReplay {
+            failures,
+            ask_at: Instant::now() + REPLAY_BACKOFF.pause(failures),
+            error: format!("replay socket {endpoint}: {error}"),
+        });
         Ok(())
     }
 
@@ -172,6 +230,13 @@ impl Follower {
     pub(super) async fn look(&mut self) -> Result<(), FollowError> {
         if self.can_ask() {
             return self.verify().await;
+        }
+        let is_due = |silent: &SilentReplay| silent.ask_at <= Instant::now();
+        if self.silent_replay.as_ref().is_some_and(is_due) {
+            self.verify_if_possible().await?;
+            if self.can_ask() {
+                return Ok(());
+            }
         }
         self.stalls.caught_up();
         if self.is_verified {

@@ -36,8 +36,8 @@ impl SharedProgress {
         self.0.lock().clone()
     }
 
-    /// The engine is followed; `is_exact` says whether all that it has is known for certain.
-    pub(super) fn followed(&self, engine: &NewEngine, is_exact: bool) {
+    /// The engine is followed; `is_exact` says whether all that it has is known for certain, and `trouble` what is wrong nevertheless.
+    pub(super) fn followed(&self, engine: &NewEngine, is_exact: bool, trouble: Option<&str>) {
         let status = match is_exact {
             true => EngineStatus::Exact,
             false => EngineStatus::Degraded,
@@ -46,10 +46,12 @@ impl SharedProgress {
         if progress.status != status {
             tracing::info!(engine = %engine.key, ?status, "engine followed");
         }
-        *progress = Progress {
-            status,
-            last_error: None,
-        };
+        if progress.status != status || progress.last_error.as_deref() != trouble {
+            *progress = Progress {
+                status,
+                last_error: trouble.map(str::to_owned),
+            };
+        }
     }
 
     /// The engine is out of sight, for now.
@@ -103,11 +105,12 @@ mod tests {
             (status, last_error.as_deref()),
             (EngineStatus::Pending, Some("refused"))
         );
-        progress.followed(engine, true);
+        progress.followed(engine, true, None);
         assert_eq!(progress.get().last_error, None);
         progress.out_of_sight(engine, &"gone");
         assert_eq!(progress.get().status, EngineStatus::Lost);
-        progress.followed(engine, false);
+        progress.followed(engine, false, Some("replay"));
+        assert_eq!(progress.get().last_error.as_deref(), Some("replay"));
         assert_eq!(progress.get().status, EngineStatus::Degraded);
         let progress = SharedProgress::default();
         progress.ended(engine, &"closed");

@@ -23,6 +23,9 @@ const BYTES_MAX: usize = 256 << 10;
 /// About how many bytes of payloads are translated before their events are handed on.
 const UNTOLD_BYTES_MAX: usize = 32 << 10;
 
+/// For so long daemons are told of an engine that has never been in sight, so that those hear of it that start after the bridge.
+const PENDING_TOLD_FOR: Duration = Duration::from_secs(600);
+
 /// What one engine has. The publisher gives it to daemons that need all of it.
 struct Blocks(Translator);
 
@@ -66,6 +69,8 @@ pub(super) struct Relay {
     has_doubt: bool,
     /// Whether the engine is out of sight.
     is_lost: bool,
+    /// Whether it has ever been in sight.
+    was_seen: bool,
     /// What daemons have been told to doubt.
     told: DegradedReasons,
     metrics: Arc<BridgeMetrics>,
@@ -101,6 +106,7 @@ impl Relay {
             untold: None,
             has_doubt: false,
             is_lost: false,
+            was_seen: false,
             told: DegradedReasons::default(),
             metrics,
             engine_metrics,
@@ -298,14 +304,17 @@ impl Relay {
             return Ok(());
         }
         self.tell().await?;
-        self.publisher.set_heartbeats(false).await
+        match self.was_seen {
+            true => self.publisher.set_heartbeats(false).await,
+            false => self.publisher.heartbeat_for(PENDING_TOLD_FOR).await,
+        }
     }
 
     /// The engine is in sight, for now: heartbeats are sent for `time`, unless this is called again.
     pub(super) async fn seen(&mut self, time: Duration) -> Result<(), PublisherError> {
         // What was applied while it was out of sight is told as such.
         self.tell().await?;
-        self.is_lost = false;
+        (self.is_lost, self.was_seen) = (false, true);
         self.tell_doubts_if_new().await?;
         self.publisher.heartbeat_for(time).await
     }
@@ -435,6 +444,23 @@ mod tests {
         }
         let doubted = |reason| vec![Event::Doubted(DegradedReasons::of(reason))];
         assert_eq!(firsts, [doubted(lost), doubted(lost), doubted(gap)]);
+    }
+
+    /// Daemons that start after the bridge hear of an engine that is not there yet.
+    #[tokio::test]
+    async fn an_engine_that_was_never_seen_is_told_of_again_and_one_that_was_lost_is_not() {
+        let (_broker, mut relay, mut batches) = heard_relay().await;
+        relay.lost().await.unwrap();
+        let lost = Event::Doubted(DegradedReasons::of(DegradedReason::UpstreamLost));
+        assert_eq!(next_batch(&mut batches).await.events, [lost.clone()]);
+        let again = next_batch(&mut batches).await;
+        assert_eq!((again.seq, again.events), (2, Vec::new()));
+        relay.seen(Duration::from_secs(60)).await.unwrap();
+        relay.lost().await.unwrap();
+        let is_lost = |batch: &EventBatch| batch.events == [lost.clone()];
+        while !is_lost(&next_batch(&mut batches).await) {}
+        let silence = tokio::time::timeout(Duration::from_millis(2500), next_batch(&mut batches));
+        assert!(silence.await.is_err());
     }
 
     fn cleared() -> Vec<u8> {

@@ -279,7 +279,7 @@ impl SourceTask {
     }
 
     fn note_followed(&self, holders: &Holders) {
-        self.progress.followed(&self.engine, holders.are_exact());
+        self.progress.followed(&self.engine, holders.are_exact(), None);
     }
 }
 

@@ -163,7 +163,10 @@ impl EngineTask {
     }
 
     fn note_followed(&self) {
-        self.progress
-            .followed(&self.engine, self.follower.relay().is_exact());
+        self.progress.followed(
+            &self.engine,
+            self.follower.relay().is_exact(),
+            self.follower.trouble(),
+        );
     }
 }

@@ -451,6 +451,35 @@ async fn without_a_replay_socket_only_a_count_from_its_start_is_certain() {
     site.settles("early", 1, &[]).await;
 }
 
+/// A replay socket is there to help: without it, what is published still counts.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_whose_replay_socket_is_dead_is_followed_all_the_same() {
+    let Some(python) = python() else { return };
+    let site = Site::new(&[]).await;
+    let spec = Spec {
+        has_replay: false,
+        ..Spec::default()
+    };
+    let mut publishers = Publishers::start(&python, &[spec]);
+    let flag = publishers.flag(0, "gpu-0");
+    // Nobody listens there.
+    follow_text(&site.bridge, &format!("{flag},replay=tcp://127.0.0.1:1"));
+    let mut sequences = 0..;
+    let followed = eventually("its batches are applied", async || {
+        publishers.publish(0, &json!([stored(sequences.next()?, 0, 1)]));
+        site.holder("gpu-0").await.filter(|holder| holder.blocks > 0)
+    })
+    .await;
+    // What came before it was given up may be lost.
+    assert!(
+        [&[][..], &["upstream_gap"]].contains(&&reasons(&followed)[..]),
+        "{followed:?}"
+    );
+    let engine = site.bridge.engines().remove(0);
+    let error = engine.last_error.unwrap();
+    assert!(error.starts_with("replay socket tcp://127.0.0.1:1: "), "{error}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_engine_out_of_sight_is_unverified_and_then_stale() {
     let Some(python) = python() else { return };
