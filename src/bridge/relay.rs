@@ -7,7 +7,7 @@ use async_nats::Client;
 use kvatlas_client::publish::{
     FullState, HolderPublisher, PublishedHolder, PublisherError, PublisherOptions, SharedState,
 };
-use kvatlas_core::wire::{DegradedReason, DegradedReasons, Event, Subjects, Tier};
+use kvatlas_core::wire::{DegradedReason, DegradedReasons, Event, Rank, Subjects, Tier};
 use kvatlas_engines::{
     DecodeLimits, Decoder, EngineBatch, EngineEvent, Format, Reason, Translation, Translator,
     TranslatorSettings,
@@ -65,8 +65,10 @@ pub(super) struct Relay {
     translation: Translation,
     /// None where everything has been told. It must not be kept while this task waits for an engine.
     untold: Option<Untold>,
-    /// Whether the translator doubts what the engine has.
-    has_doubt: bool,
+    /// The rank that the engine's batches name.
+    rank: Option<Rank>,
+    /// Why the translator doubts what the engine has, if it does.
+    doubt: Option<Reason>,
     /// Whether the engine is out of sight.
     is_lost: bool,
     /// Whether it has ever been in sight.
@@ -104,7 +106,8 @@ impl Relay {
             blocks,
             translation: Translation::default(),
             untold: None,
-            has_doubt: false,
+            rank: None,
+            doubt: None,
             is_lost: false,
             was_seen: false,
             told: DegradedReasons::default(),
@@ -116,6 +119,11 @@ impl Relay {
     /// Whether what the engine has is known for certain.
     pub(super) fn is_exact(&self) -> bool {
         self.doubts().is_empty()
+    }
+
+    /// Why what the engine has is in doubt; none where it is only out of sight.
+    pub(super) fn doubt(&self) -> Option<Reason> {
+        self.doubt
     }
 
     pub(super) fn metrics(&self) -> &EngineMetrics {
@@ -132,6 +140,16 @@ impl Relay {
         let mut untold = self.take_untold().await;
         let Untold { blocks, .. } = &mut untold;
         match self.decoder.decode(payload, &mut self.batch) {
+            // One publisher is one rank, whatever number it was registered with: what another one clears is not this one's.
+            Ok(())
+                if self
+                    .batch
+                    .rank
+                    .is_some_and(|rank| *self.rank.get_or_insert(rank) != rank) =>
+            {
+                self.batch.reasons.count(Reason::OtherRank);
+                blocks.0.note_reasons(&self.batch.reasons, &mut self.translation);
+            }
             Ok(()) => blocks.0.translate(&self.batch, &mut self.translation),
             Err(error) => {
                 self.metrics.undecodable(&self.name, &error);
@@ -160,7 +178,7 @@ impl Relay {
     }
 
     fn keep(&mut self, untold: Untold) {
-        self.has_doubt = untold.blocks.0.doubt().is_some();
+        self.doubt = untold.blocks.0.doubt();
         self.untold = Some(untold);
     }
 
@@ -252,7 +270,7 @@ impl Relay {
 
     fn doubts(&self) -> DegradedReasons {
         let mut doubts = DegradedReasons::default();
-        if self.has_doubt {
+        if self.doubt.is_some() {
             doubts = doubts.with(DegradedReason::UpstreamGap);
         }
         if self.is_lost {
@@ -326,6 +344,7 @@ impl Relay {
         self.tell().await?;
         let mut untold = self.take_untold().await;
         untold.blocks.0.reset();
+        self.rank = None;
         if has_lost {
             untold.blocks.0.note_doubt(Reason::UnknownParent);
         }
@@ -465,6 +484,34 @@ mod tests {
 
     fn cleared() -> Vec<u8> {
         rmp_serde::to_vec(&json!([1.5, [["AllBlocksCleared"]], 0])).unwrap()
+    }
+
+    #[tokio::test]
+    async fn what_another_rank_clears_is_not_cleared_and_is_in_doubt() {
+        let (_broker, mut relay, mut batches) = heard_relay().await;
+        let payload =
+            |event: serde_json::Value, rank: u32| rmp_serde::to_vec(&json!([1.5, [event], rank])).unwrap();
+        let tokens: Vec<u32> = (0..16).collect();
+        let stored = json!(["BlockStored", [1], null, tokens, 16, null, "GPU"]);
+        relay.apply(&payload(stored, 3)).await.unwrap();
+        relay
+            .apply(&payload(json!(["AllBlocksCleared"]), 1))
+            .await
+            .unwrap();
+        relay
+            .apply(&payload(json!(["AllBlocksCleared"]), 3))
+            .await
+            .unwrap();
+        relay.flush().await.unwrap();
+        let mut told = Vec::new();
+        while !told.contains(&Event::Cleared) {
+            told.extend(next_batch(&mut batches).await.events);
+        }
+        let doubted = Event::Doubted(DegradedReasons::of(DegradedReason::UpstreamGap));
+        assert!(
+            matches!(&told[..], [Event::Stored(_), doubt, Event::Cleared, ..] if *doubt == doubted),
+            "{told:?}"
+        );
     }
 
     #[tokio::test]

@@ -33,8 +33,12 @@ pub enum Reason {
     TableFull,
     /// The position is above what a lineage hash can carry, or a block has more copies than can be counted.
     OutOfRange,
-    /// The block size is not the namespace's: a part of a block, or a wrong configuration.
+    /// The block size is not the namespace's: the engine is configured otherwise than it was registered.
     BlockSize,
+    /// The batch is of another rank than those before it on the same connection: which rank has what is unknown.
+    OtherRank,
+    /// A part of a block, at the end of a sequence.
+    PartOfBlock,
     /// A group of layers that is not main attention, such as a sliding window.
     OtherGroup,
     /// A group of layers that no stored event has described, other than group 0.
@@ -57,7 +61,7 @@ pub enum Reason {
 
 impl Reason {
     /// All reasons.
-    pub const ALL: [Self; 23] = [
+    pub const ALL: [Self; 25] = [
         Self::Malformed,
         Self::UnknownEvent,
         Self::TokenCount,
@@ -72,6 +76,8 @@ impl Reason {
         Self::TableFull,
         Self::OutOfRange,
         Self::BlockSize,
+        Self::OtherRank,
+        Self::PartOfBlock,
         Self::OtherGroup,
         Self::UnknownGroup,
         Self::Remote,
@@ -86,7 +92,7 @@ impl Reason {
     /// Whether the holder's state is in doubt afterwards. The others are left out by design: the index knows less than the engine has,
     /// and never more.
     pub fn degrades(self) -> bool {
-        self < Self::BlockSize
+        self < Self::PartOfBlock
     }
 
     /// A stable word for metrics and logs.
@@ -106,6 +112,8 @@ impl Reason {
             Self::TableFull => "table_full",
             Self::OutOfRange => "out_of_range",
             Self::BlockSize => "block_size",
+            Self::OtherRank => "other_rank",
+            Self::PartOfBlock => "part_of_block",
             Self::OtherGroup => "other_group",
             Self::UnknownGroup => "unknown_group",
             Self::Remote => "remote",
@@ -189,7 +197,7 @@ mod tests {
         let mut counts = ReasonCounts::default();
         assert!(counts.is_empty());
         counts.count(Reason::Placeholder);
-        counts.count(Reason::BlockSize);
+        counts.count(Reason::PartOfBlock);
         assert_eq!(counts.doubt(), None);
         counts.add(Reason::UnknownParent, 2);
         counts.count(Reason::ForeignChain);

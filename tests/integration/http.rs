@@ -4,7 +4,7 @@ use kvatlas::daemon::Daemon;
 use kvatlas_core::hash::{BlockHash, BlockSize, HashSeed, SequenceHash, block_hashes, sequence_hashes};
 use kvatlas_core::wire::{
     BatchCursor, BlockContent, Event, ModelKey, NamespaceName, QueryKey, Rank, SingleQuery, StoredBlocks,
-    Tier, worker_of_instance,
+    Tier, WorkerName, pool_of_instance, worker_of_instance,
 };
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -72,6 +72,11 @@ impl Site {
     /// Publishes batch `seq` of a holder, and waits until it is applied.
     async fn tell(&self, instance: &str, rank: Rank, tier: Tier, event: Event, seq: u64) {
         let worker = worker_of_instance(instance).unwrap();
+        self.tell_of(worker, rank, tier, event, seq).await;
+    }
+
+    /// As [`Self::tell`], of a worker or pool.
+    async fn tell_of(&self, worker: WorkerName, rank: Rank, tier: Tier, event: Event, seq: u64) {
         let nats = self.client.nats.clone();
         let publisher = Publisher::new(nats, &subjects(), &namespace(), &worker, rank);
         let cursor = BatchCursor {
@@ -135,6 +140,12 @@ async fn the_contract_is_the_same_as_on_nats() {
 #[tokio::test(flavor = "multi_thread")]
 async fn dialects_count_tokens() {
     let mut site = site(&[]).await;
+    // An empty name is none, and an absent field may be null.
+    let asked = json!({
+        "model": MODEL, "seq_hashes": chain(5), "block_hash": null, "block_size": 16, "instance_id": "",
+    });
+    let answer = site.post("/query_by_hash", asked).await;
+    assert_eq!(answer.json()["default"]["7"]["longest_matched"], 48);
     let signed: Vec<i64> = blocks(5).iter().map(|hash| hash.as_u64().cast_signed()).collect();
     let dynamo = json!({
         "scores": {"10.0.0.1:8000": {"0": 64, "1": 32}, "7": {"0": 48}},
@@ -282,6 +293,32 @@ async fn bad_requests_have_typed_answers() {
             400,
         ),
         ("/query", json!({"model_name": MODEL}), 400),
+        // The fields of an array have no names.
+        ("/query", json!([]), 400),
+        (
+            "/query",
+            json!([
+                null,
+                MODEL,
+                [1],
+                null,
+                null,
+                null,
+                null,
+                null,
+                null,
+                null,
+                null,
+                null,
+                null
+            ]),
+            400,
+        ),
+        (
+            "/query",
+            json!({"model": MODEL, "token_ids": [1], "block_size": 16, "instance_id": -1}),
+            400,
+        ),
         ("/query", json!({"model": MODEL, "token_ids": [1]}), 400),
         (
             "/query",
@@ -411,6 +448,9 @@ async fn connections_and_times_are_bounded() {
 #[tokio::test(flavor = "multi_thread")]
 async fn workers_and_dumps_show_what_is_known() {
     let mut site = site(&[]).await;
+    // A pool is no worker, whatever its name.
+    let pool = pool_of_instance("7").unwrap();
+    site.tell_of(pool, 0, Tier::DEVICE, stored(2), 1).await;
     let workers = site
         .http
         .get(&format!("/workers?model_name={}", MODEL.replace('/', "%2F")))

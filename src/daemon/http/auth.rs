@@ -53,14 +53,19 @@ pub fn read_token(path: &Path) -> Result<Secret, TokenError> {
     Ok(Secret::new(token.to_owned()))
 }
 
+/// What comes before the token, in letters of either case (RFC 9110, 11.1).
+const SCHEME: &[u8] = b"Bearer ";
+
 /// Whether a request has the token, if one is needed.
 pub(super) fn is_allowed(headers: &HeaderMap, token: Option<&Secret>) -> bool {
     let Some(token) = token else {
         return true;
     };
     let given = headers.get(AUTHORIZATION).map(HeaderValue::as_bytes);
-    let given = given.and_then(|given| given.strip_prefix(b"Bearer "));
-    given.is_some_and(|given| is_same(given, token.expose().as_bytes()))
+    let given = given.and_then(|given| given.split_at_checked(SCHEME.len()));
+    given.is_some_and(|(scheme, given)| {
+        scheme.eq_ignore_ascii_case(SCHEME) && is_same(given.trim_ascii_start(), token.expose().as_bytes())
+    })
 }
 
 /// Compares in a time that tells nothing but the length.
@@ -84,7 +89,9 @@ mod tests {
             headers.insert(AUTHORIZATION, HeaderValue::from_static(value));
             is_allowed(&headers, Some(&token))
         };
-        assert!(asked("Bearer s3cret"));
+        for right in ["Bearer s3cret", "bearer s3cret", "BEARER  s3cret"] {
+            assert!(asked(right), "{right}");
+        }
         for wrong in [
             "Bearer s3cre",
             "Bearer s3creT",

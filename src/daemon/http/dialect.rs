@@ -27,8 +27,9 @@ struct QueryJson {
     model_name: Option<String>,
     token_ids: Option<Vec<u32>>,
     block_hashes: Option<Vec<HashJson>>,
-    #[serde(alias = "block_hash")]
     seq_hashes: Option<Vec<HashJson>>,
+    /// The older name.
+    block_hash: Option<Vec<HashJson>>,
     lora_name: Option<String>,
     lora_id: Option<i64>,
     cache_salt: Option<String>,
@@ -40,7 +41,10 @@ struct QueryJson {
 
 /// An instance's name: a text with Mooncake, a number with Dynamo.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(untagged)]
+#[serde(
+    untagged,
+    expecting = "instance_id is neither a text nor a whole number from 0"
+)]
 pub(super) enum Instance {
     Text(String),
     Number(u64),
@@ -125,7 +129,8 @@ impl QueryJson {
         let missing = |field: &str| HttpError::BadRequest(format!("{field} is missing"));
         match words {
             Words::Mooncake => {
-                let hashes = self.seq_hashes.take().ok_or_else(|| missing("seq_hashes"))?;
+                let hashes = self.seq_hashes.take().or_else(|| self.block_hash.take());
+                let hashes = hashes.ok_or_else(|| missing("seq_hashes"))?;
                 Ok(QueryKey::SequenceHashes(
                     hashes.into_iter().map(|hash| hash.0.into()).collect(),
                 ))
@@ -199,20 +204,32 @@ fn answer(shared: &Shared, payload: &Payload, by: By) -> Result<Response, Dialec
     };
     check_texts(&key, &index.answerer.limits())?;
     let instance = request.instance_id.take().filter(|_| words == Words::Mooncake);
-    let worker = instance.map(|instance| worker_of_instance(&instance.into_text()));
+    let instance = named(instance.map(Instance::into_text));
+    let worker = instance.map(|instance| worker_of_instance(&instance));
     let worker = worker
         .transpose()
         .map_err(|error| HttpError::name("instance_id", &error))?;
-    let found = index.answerer.find(&namespace, &key, worker.as_ref());
-    let found = found.inspect_err(|error| index.errors.failed(error.code, &error.text))?;
-    request.check_block_size(words, &found)?;
-    index.count(
-        &namespace,
-        kind,
-        1,
-        started.elapsed(),
-        std::iter::once(found.prompt()),
-    );
+    let found = match index.answerer.find(&namespace, &key, worker.as_ref()) {
+        Ok(found) => {
+            request.check_block_size(words, &found)?;
+            index.count(
+                &namespace,
+                kind,
+                1,
+                started.elapsed(),
+                std::iter::once(found.prompt()),
+            );
+            found
+        }
+        Err(error) => {
+            let followed = shared
+                .followed(&cache)
+                .filter(|_| error.code == ErrorCode::UnknownNamespace);
+            followed
+                .ok_or(error)
+                .inspect_err(|error| index.errors.failed(error.code, &error.text))?
+        }
+    };
     let scores = Scores::new(found);
     Ok(respond(&scores, words, &cache))
 }

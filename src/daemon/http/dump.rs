@@ -17,7 +17,7 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 use kvatlas_core::hash::SequenceHash;
 use kvatlas_core::stream::StreamGeneration;
-use kvatlas_core::wire::{BlockNames, Event, NamespaceName, Rank, Tier, instance_of_worker};
+use kvatlas_core::wire::{BlockNames, Event, NamespaceName, Rank, Tier, instance_of_worker, is_pool};
 
 use crate::daemon::lanes::{DumpPosition, HolderDump, LanePool, PoolError};
 
@@ -204,6 +204,10 @@ impl Writer {
 }
 
 async fn write_holder(dump: HolderDump, is_first: &mut bool, output: &mut Output) -> Result<(), Ended> {
+    // A gateway would take its blocks for those of a worker.
+    if is_pool(&dump.frame.worker) {
+        return Ok(());
+    }
     let (instance_id, rank) = (instance_of_worker(&dump.frame.worker), dump.frame.rank);
     for (tier, event) in dump.into_events() {
         let Event::Stored(stored) = event else {

@@ -25,6 +25,7 @@ struct RegisterJson {
     replay_endpoint: Option<String>,
     r#type: Option<String>,
     modelname: Option<String>,
+    model: Option<String>,
     model_name: Option<String>,
     tenant_id: Option<String>,
     routing_group: Option<String>,
@@ -40,7 +41,7 @@ pub(super) async fn register(
     let engines = shared.engines()?;
     let request: RegisterJson = payload.json()?;
     let (words, model) = cache_of(
-        request.modelname.as_deref(),
+        request.modelname.or(request.model).as_deref(),
         request.model_name.as_deref(),
         request.tenant_id,
         request.routing_group,
@@ -95,8 +96,8 @@ fn format_of(word: Option<&str>) -> Result<Format, HttpError> {
 #[derive(Debug, Deserialize)]
 struct UnregisterJson {
     instance_id: Instance,
-    #[serde(alias = "model")]
     modelname: Option<String>,
+    model: Option<String>,
     model_name: Option<String>,
     tenant_id: Option<String>,
     routing_group: Option<String>,
@@ -113,7 +114,7 @@ pub(super) async fn unregister(
     // Without a group, Dynamo means all of them.
     let names_group = request.routing_group.is_some();
     let (words, model) = cache_of(
-        request.modelname.as_deref(),
+        request.modelname.or(request.model).as_deref(),
         request.model_name.as_deref(),
         request.tenant_id,
         request.routing_group,

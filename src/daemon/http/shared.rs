@@ -12,14 +12,14 @@ use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use kvatlas_core::wire::NamespaceName;
+use kvatlas_core::wire::{ModelKey, NamespaceName};
 
 use crate::daemon::admin::{AdminSource, Readiness};
 use crate::daemon::config::Secret;
 use crate::daemon::lanes::LanePool;
 use crate::daemon::metrics::labels::{HttpRoute, PerLabel, QueryKind};
 use crate::daemon::metrics::{AnsweredPrompt, HttpMetrics, QueryErrorMetrics, QueryMetricsByNamespace};
-use crate::daemon::queries::Answerer;
+use crate::daemon::queries::{Answerer, Found};
 use crate::daemon::traces::Tracer;
 
 use super::engines::EngineRegistry;
@@ -165,6 +165,20 @@ impl Shared {
         self.engines.as_deref().ok_or_else(missing)
     }
 
+    /// What is known of a model of which no events have come: nothing, where engines of it are followed. They may have something.
+    pub(super) fn followed(&self, model: &ModelKey) -> Option<Found> {
+        let engines = self.engines.as_ref()?.engines();
+        let mut own = engines.iter().filter(|state| state.engine.key.model == *model);
+        let block_size = own.next()?.engine.block_size;
+        Some(Found {
+            block_size,
+            asked_blocks: 0,
+            holders: Vec::new(),
+            foreign_holders: 0,
+            doubtful_holders: u32::try_from(own.count()).map_or(u32::MAX, |others| others.saturating_add(1)),
+        })
+    }
+
     /// The index whether or not it may be asked yet, and the bridge; either may be missing.
     pub(super) fn known(&self) -> (Option<&Index>, Option<&dyn EngineRegistry>) {
         (self.index.as_ref(), self.engines.as_deref())
@@ -183,6 +197,10 @@ pub(super) struct Payload(Bytes);
 impl Payload {
     /// What the body says.
     pub(super) fn json<T: DeserializeOwned>(&self) -> Result<T, HttpError> {
+        // Else the fields of an array would be taken in their order.
+        if self.0.trim_ascii_start().first() != Some(&b'{') {
+            return Err(HttpError::BadRequest("the body is no JSON object".to_owned()));
+        }
         serde_json::from_slice(&self.0)
             .map_err(|error| HttpError::BadRequest(format!("the body is not what this route takes: {error}")))
     }

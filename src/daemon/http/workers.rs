@@ -9,7 +9,7 @@ use axum::extract::{Query, State};
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
 
-use kvatlas_core::wire::{DEFAULT_TENANT, ModelKey, Rank, instance_of_worker};
+use kvatlas_core::wire::{DEFAULT_TENANT, ModelKey, Rank, instance_of_worker, is_pool};
 
 use super::dialect::Instance;
 use super::engines::{EngineState, EngineStatus};
@@ -127,6 +127,10 @@ fn add_known(workers: &mut Workers, index: &Index, is_wanted: impl Fn(&ModelKey)
         }
         let block_size = namespace.indexer.settings().block_size.as_u32();
         for holder in namespace.indexer.holders() {
+            // A gateway would send requests to it.
+            if is_pool(&holder.id.worker) {
+                continue;
+            }
             let instance = instance_of_worker(&holder.id.worker);
             let is_exact = index.answerer.is_exact(&namespace.name, &holder);
             add_rank(workers, WORKERS_MAX, (&model, instance), block_size, is_exact);

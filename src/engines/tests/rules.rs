@@ -84,10 +84,16 @@ fn contradictions_are_left_out() {
     }
     let mut other_size = store(&[4], Some(3), 12);
     (other_size.tokens, other_size.block_size) = (vec![1, 2], 2);
-    left_out(other_size, Reason::BlockSize);
+    left_out(other_size, Reason::PartOfBlock);
+    let mut smaller = store(&[4, 5], Some(3), 12);
+    (smaller.tokens, smaller.block_size) = (vec![1, 2, 3, 4], 2);
+    left_out(smaller, Reason::BlockSize);
+    let mut larger = store(&[4], Some(3), 12);
+    (larger.tokens, larger.block_size) = ((0..2 * SIZE).collect(), 2 * SIZE);
+    left_out(larger, Reason::BlockSize);
     let mut zero = store(&[4], Some(3), 12);
     zero.block_size = 0;
-    left_out(zero, Reason::BlockSize);
+    left_out(zero, Reason::PartOfBlock);
     let mut salted = store(&[4], Some(3), 12);
     salted.cache_salt = Some("b".to_owned());
     left_out(salted, Reason::SaltConflict);

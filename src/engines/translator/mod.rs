@@ -18,6 +18,7 @@ mod output;
 mod state;
 mod tiers;
 
+use std::cmp::Ordering;
 use std::collections::HashMap;
 
 use kvatlas_core::hash::{BlockSize, HashSeed, Position, SequenceHash};
@@ -203,13 +204,17 @@ impl Translator {
     }
 
     fn check_block_size(&self, stored: &EngineStored) -> Result<(), Reason> {
-        let expected = self.settings.block_size;
-        let fits = match (stored.block_size, stored.content) {
-            (Some(size), _) => size == u64::from(expected.as_u32()),
-            (None, Content::Tokens { step, .. }) => step == expected.as_usize(),
-            (None, _) => true,
+        let size = match (stored.block_size, stored.content) {
+            (Some(size), _) => size,
+            (None, Content::Tokens { step, .. }) => step as u64,
+            (None, _) => return Ok(()),
         };
-        if fits { Ok(()) } else { Err(Reason::BlockSize) }
+        match size.cmp(&u64::from(self.settings.block_size.as_u32())) {
+            Ordering::Equal => Ok(()),
+            // Nothing follows a part: where all blocks are smaller, the next one's parent is unknown.
+            Ordering::Less if stored.names.len() == 1 => Err(Reason::PartOfBlock),
+            _ => Err(Reason::BlockSize),
+        }
     }
 
     /// The lane of a stored event's group. A group that turns out to be needed, or not to be, changes what counts as held.
@@ -278,9 +283,11 @@ impl Translator {
         match (stored.lora_name, stored.lora_id) {
             (Some(name), _) => Ok(Some(batch.text(name))),
             (None, None) => Ok(None),
-            (None, Some(number)) => match self.settings.lora_names.get(&number) {
-                Some(name) => Ok(Some(name)),
-                None => Err(Reason::UnnamedAdapter),
+            (None, Some(number)) => match (self.settings.lora_names.get(&number), number) {
+                (Some(name), _) => Ok(Some(name)),
+                // As elsewhere, no adapter.
+                (None, 0) => Ok(None),
+                (None, _) => Err(Reason::UnnamedAdapter),
             },
         }
     }

@@ -570,6 +570,11 @@ async fn engines_come_and_go_over_http() {
         (registered.status, registered.json()),
         (201, json!({"status": "ok"}))
     );
+    // It may have something from now on: the model is known, and what it has is not.
+    let asked = http
+        .post("/query", &json!({"model_name": "m", "token_ids": [1]}))
+        .await;
+    assert_eq!((asked.status, asked.json()["scores"].clone()), (200, json!({})));
     // Again is no conflict, elsewhere is.
     assert_eq!(http.post("/register", &dynamo).await.status, 201);
     let mut other = dynamo.clone();
