@@ -49,7 +49,7 @@ pub(crate) struct CompareArguments {
     /// Time from a change of a cache until the index knows it, in microseconds.
     #[arg(long, value_name = "MICROSECONDS", default_value_t = ServiceModel::default().event_delay_us)]
     event_delay_us: u64,
-    /// What a block to compute weighs beside a block in flight, for the policies with load.
+    /// Weight of a block that must be computed; a block in flight weighs 1. For the policies that weigh load.
     #[arg(long, value_name = "WEIGHT", default_value_t = ServiceModel::default().overlap_weight)]
     overlap_weight: u64,
     /// Seed of the random numbers.

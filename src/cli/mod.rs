@@ -89,7 +89,9 @@ pub(crate) enum Command {
     /// SIGINT stops it in good order; a second signal ends it at once.
     #[command(after_help = serve::EXAMPLES)]
     Serve(Box<ServeArguments>),
-    /// Run a broker, the daemon, a bridge to engines and the listener for HTTP queries in one process.
+    /// Run all that one machine needs: a NATS server, the daemon, a bridge to engines, and queries over HTTP.
+    ///
+    /// The NATS server is a process of its own, and is not started where --nats-url names one. The rest is one process.
     #[command(after_help = up::EXAMPLES)]
     Up(Box<UpArguments>),
     /// Follow engines' ZMQ publishers, and tell daemons over NATS what they say.

@@ -61,10 +61,10 @@ pub(crate) struct QueryArguments {
     /// Ask for lineage hashes, joined by commas.
     #[arg(long, group = "asked", value_name = "HASHES", value_delimiter = ',')]
     lineage_hashes: Option<Vec<PositionalLineageHash>>,
-    /// Send only the first of the hashes, every so many-th after it, and the last; the answer has bounds.
+    /// Send only the first hash, every COUNT-th after it, and the last; the answer then says at least and at most how many blocks match.
     #[arg(long, value_name = "COUNT", conflicts_with_all = WHOLE_FORMS)]
     every: Option<NonZeroUsize>,
-    /// The position of each hash, joined by commas, where these are not the whole chain; the answer has bounds.
+    /// The position of each hash, joined by commas, where these are not the whole chain; the answer then has both numbers, too.
     #[arg(long, value_name = "NUMBERS", value_delimiter = ',', conflicts_with_all = WHOLE_FORMS,
         conflicts_with = "every", value_parser = parse_position)]
     positions: Option<Vec<Position>>,

@@ -58,7 +58,7 @@ pub(crate) struct ReplayArguments {
     /// Seed of the random numbers, which decide between equally good workers.
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     seed: u64,
-    /// Start a daemon, and a NATS server for it, in this process; otherwise one must run already.
+    /// Start a daemon in this process, and a NATS server for it; otherwise a daemon must run already.
     #[arg(long, conflicts_with = "urls")]
     embedded: bool,
     /// How events travel: with jetstream, workers wait until the events stream has kept a batch, and a daemon that is started

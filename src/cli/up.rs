@@ -1,4 +1,6 @@
-//! `kvatlas up`: everything for one machine in one process.
+//! `kvatlas up`: everything for one machine.
+//!
+//! It starts a `nats-server` as a child process, unless it is told of one. The daemon, the bridge and HTTP are in this process.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

@@ -10,12 +10,18 @@
 //! | [`snapshots`] | writes, restores and exchanges files | `lanes` |
 //! | [`admin`] | HTTP listener: metrics, probes, views | |
 //! | `page` | the admin listener's page for a browser | `queries` |
+//! | [`http`] | the query listener: the same answers over HTTP | `lanes`, `queries` |
 //! | [`broker`] | connections to NATS, the development broker | |
 //! | `traces` | spans of queries and batches, for a collector | |
 //! | [`metrics`], [`config`] | declarations of metrics and settings; logging | |
 //!
-//! Every room may import `admin` and the rooms of the last three rows. No room imports `life`. The file `shared.rs` holds what `life` hands
-//! to the four rooms that start tasks: `sources`, `resync`, `queries`, `snapshots`.
+//! Every room may import `admin` and the rooms of the last three rows. No room imports `life`.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `shared.rs` | what `life` hands to the four rooms that start tasks: `sources`, `resync`, `queries`, `snapshots` |
+//! | `listener.rs` | one HTTP listener within limits, which `admin` and `http` use |
+//! | `instance.rs` | the name by which people tell this daemon from others |
 //!
 //! # The way of one batch
 //!
@@ -79,13 +85,25 @@
 //!
 //! # Start and stop
 //!
-//! Start: embedded broker where asked for, lanes, admin listener, newest snapshot, events, resyncs, comparison with a replica that serves,
-//! queries. The snapshot is that of the Object Store, where it is newer. Each step sets a readiness latch ([`admin::Latch`]). Queries are
-//! served once events are followed, and once the index knows what another replica knows or has had the time to learn it.
+//! Start, in this order:
 //!
-//! A gateway starts the admin listener and the queries only.
+//! 1. embedded broker, where asked for
+//! 2. lanes
+//! 3. admin listener
+//! 4. HTTP listener, where asked for: it refuses queries until the daemon is ready
+//! 5. newest snapshot: that of the Object Store, where it is newer
+//! 6. operators' commands
+//! 7. events
+//! 8. resyncs
+//! 9. queries
 //!
-//! Stop: no new queries, no new events, lanes drained, a last snapshot, admin listener, broker; all within one time limit.
+//! Queries are served once events are followed. Before, the index is compared with that of a replica that serves: it must know as much,
+//! or have had the time to learn it. [`admin::Latch`] lists what readiness waits for.
+//!
+//! A gateway has no index. It skips the HTTP listener, the snapshot, events, resyncs and the comparison.
+//!
+//! Stop, in this order: no new queries over NATS, then over HTTP; no new events; lanes drained; a last snapshot; admin listener; broker.
+//! All of it has one time limit.
 
 #![allow(
     rustdoc::private_intra_doc_links,

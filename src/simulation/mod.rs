@@ -8,13 +8,13 @@
 //!
 //! | module | subject |
 //! |---|---|
-//! | `random` | numbers from a seed |
 //! | `request`, `trace`, `synthetic` | what arrives |
 //! | `cache`, `router`, `fleet` | what happens to it, and what is true |
 //! | `random_routing` | what a router without knowledge would get |
 //! | `session` | the daemon, in this process or elsewhere |
 //! | `replay`, `check`, `report` | driving, comparing, counting |
 //! | `steady` | a fleet that goes on, for deployments that are tried out |
+//! | `error` | why a simulation cannot go on |
 //! | `policies` | whether routing on exact answers pays, in virtual time |
 
 mod cache;

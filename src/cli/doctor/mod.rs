@@ -47,13 +47,13 @@ pub(crate) struct DoctorArguments {
     /// variable is given] [environment: NATS_CONTEXT].
     #[arg(long, value_name = "NAME", conflicts_with_all = ["urls", "config"])]
     context: Option<String>,
-    /// As whom this connection may do what.
+    /// Whose permissions to check: a daemon's, a publisher's, a router's or all of them.
     #[arg(long, value_enum, default_value_t = Role::All)]
     role: Role,
     /// Namespace of the probe event.
     #[arg(long, value_name = "NAME", default_value = "kvatlas-doctor")]
     namespace: NamespaceName,
-    /// Worker of the probe event; nobody else may be called so.
+    /// Worker of the probe event; no real worker may have this name.
     #[arg(long, value_name = "NAME", default_value = "kvatlas-doctor")]
     worker: WorkerName,
     /// Admin listener of a replica; may be given for each [default: those of the daemons that are found on NATS, else 127.0.0.1:9464]

@@ -17,8 +17,8 @@
 //!
 //! # What a query sees during writes
 //!
-//! A holder changes in steps. A search in whose time no step is made about a run that it looks at is exact for all holders.
-//! Numbered, each with the test that holds it:
+//! A holder changes in steps. A search is exact for all holders if no step is made, in its time, about a run that it looks at.
+//! The rules, each with the tests that hold it:
 //!
 //! 1. A block's place never becomes another block's as long as somebody has it: a run is cut, and its number given out again, only
 //!    where no holder has anything. (`tests::differential`)
@@ -35,9 +35,10 @@
 //!    search has found a next block, it has looked at its run. Where it has found none, the holder did not have the block at some instant
 //!    of that look: what a holder has all the time is found (2, 3). So the answer is the holder's state at an instant of the search.
 //!    (`tests::interleaved`, `tests::concurrency`)
-//! 6. A search that a step about such a run came into is repeated, in the end in a turn at the runs, where nobody makes one.
-//!    (`tests::concurrency`)
+//! 6. Where a step is made about such a run during a search, the search is repeated. After some tries the search takes a turn at the runs:
+//!    then nobody makes a step. (`tests::concurrency`)
 //! 7. Locks are taken in one order: eviction, a holder's state, the runs. Nobody who has the runs waits for a holder.
+//!    (No test looks at the order. A wrong one can hang `tests::eviction`, where writers and eviction run at once.)
 //! 8. A long event is several steps, with what is done so far published before each ends: so nobody waits for all of it.
 //!    (`tests::defects`)
 //! 9. What a run keeps of prompts is bound to the hashes that it had: whoever finds other hashes there finds nothing kept.
@@ -47,7 +48,7 @@
 //!
 //! # Where what is
 //!
-//! Each uses only those above it:
+//! Each uses only those above it, and `hook`:
 //!
 //! | room or file | what |
 //! |---|---|
@@ -62,6 +63,7 @@
 //! | `indexer` | the index of a namespace |
 //! | `listing/` | walks, and regular holders for snapshots |
 //! | `namespace` | all namespaces |
+//! | `hook` | points at which tests stop a search or count a writer's turns; empty outside of tests |
 //!
 //! Two containers that know nothing of an index stand beside it: `crate::split_map`, a hash map that never grows all at once, and `crate::words`,
 //! arrays that readers look at without a lock. The index knows no clock, does no I/O and has no async code.

@@ -28,9 +28,10 @@ block_size = 64
 hashing = "recompute"
 ```
 
-`kvatlas query`, `kvatlas publish` and `kvatlas replay` take the variables of the sections `nats` and `subjects`, too. In
-the daemon's environment they find it without a flag. `kvatlas demo` and `kvatlas replay --embedded` start everything
-themselves, and take `KVATLAS_NATS_SERVER_BINARY` only.
+Other commands that connect to NATS take the variables of the sections `nats` and `subjects`, too: `query`, `publish`,
+`admin`, `bridge`, `fleet`, `replay` and `doctor`. In the daemon's environment they find it without a flag. `kvatlas up` and
+`kvatlas doctor --config` take all settings. `kvatlas demo` and `kvatlas replay --embedded` start everything themselves, and
+take `KVATLAS_NATS_SERVER_BINARY` only.
 "#;
 
 /// The reference of all settings in Markdown: a table for each section.

@@ -108,7 +108,7 @@ tables! {
         lane_queue_bytes: usize = "64 MiB", bytes(64 * KIB, 4 * GIB);
         /// Messages in the NATS client's buffer in front of the lanes' queues, at most; it is emptied without waiting.
         subscription_capacity: usize = "8192", integer(16, 16_777_216);
-        /// Bytes that a connection for events of core NATS, for queries or for answers of publishers may have received and not handed on, about; beyond it the connection ends, and another one is made when half of them are handed on.
+        /// Bytes that one connection may have received and not handed on, about. This bounds each connection for events of core NATS, for queries, and for answers of publishers. Beyond it the connection ends; a new one is made once half of the bytes are handed on.
         subscription_bytes: usize = "64 MiB", bytes(4 * MIB, 4 * GIB);
         /// Age of the oldest event that waits, in milliseconds, beyond which the holders concerned are degraded as behind; 0 is never.
         behind_after as behind_after_ms: Option<Duration> = "250", milliseconds_or_never(3_600_000);
@@ -218,11 +218,11 @@ tables! {
         max_ranks_per_worker: usize = "64", integer(1, 4096);
         /// Blocks that one holder may have, at most.
         max_blocks_per_holder: usize = "16777216", integer(1, 4_294_967_295);
-        /// Distinct blocks that the index of one namespace keeps; beyond it forgets leaves, least recently used first. 0 is no limit.
+        /// Distinct blocks that the index of one namespace keeps, at most. Beyond it the index forgets leaves, the least recently used first. 0 is no limit.
         max_blocks_per_namespace: u64 = "0", integer(0, 1_000_000_000_000);
         /// Memory for the distinct blocks of one namespace, in the same way; 0 is no limit.
         max_bytes_per_namespace: u64 = "0", bytes(0, 1024 * TIB);
-        /// Distinct blocks of all namespaces together; beyond it the largest forgets. 0 is no limit.
+        /// Distinct blocks of all namespaces together, at most. Beyond it the namespace that takes the most memory forgets leaves. 0 is no limit.
         max_blocks_total: u64 = "0", integer(0, 1_000_000_000_000);
         /// Memory for the distinct blocks of all namespaces together, in the same way; 0 is no limit.
         max_bytes_total: u64 = "0", bytes(0, 1024 * TIB);

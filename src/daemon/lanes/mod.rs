@@ -22,10 +22,13 @@
 //! | `holder.rs`, `tally.rs` | one holder: checks on batch numbers, then the index; what is counted of that |
 //! | `position.rs` | how far the stream has been handed over |
 //! | `sequence.rs`, `liveness.rs`, `held.rs` | batch numbers; silence; held batches |
-//! | `strangers.rs` | workers without a holder of which a message could not be decoded |
+//! | `absent.rs` | what is remembered of workers without a holder: undecodable messages, goodbyes |
+//! | `lost.rs` | messages that a full queue dropped, and the doubts that follow |
+//! | `refused.rs` | batches that no holder takes: another block size, no room, or the publisher has left |
 //! | `snapshot.rs`, `holder_snapshot.rs` | dumping and restoring: the way to the lane, and the holder's part |
 //! | `command.rs` | what operators have lanes do |
 //! | `resync.rs`, `holder_resync.rs`, `replace.rs` | resyncs: the way to the lane, and the holder's part |
+//! | `settings.rs` | settings of the lanes |
 
 mod absent;
 mod clock;

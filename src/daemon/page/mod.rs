@@ -11,6 +11,7 @@
 //! | `asked.rs`, `held.rs` | where that tree comes from: the sample of recent queries, or a walk over the index |
 //! | `explain.rs` | one prefix: who holds it, where each drops out, what its loss would cost |
 //! | `ask.rs` | the query box |
+//! | `parameters.rs` | the parameters of a request |
 //!
 //! All of it reads. Streams, questions at a time, holders, nodes of an atlas and blocks of a walk are bounded. Whatever takes longer than
 //! microseconds runs on a thread for blocking work, so that probes are answered meanwhile.

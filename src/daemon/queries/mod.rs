@@ -12,6 +12,7 @@
 //! | `requests.rs` | which requests come, and leaving the queue group without losing one |
 //! | `service.rs` | one connection of a daemon with an index |
 //! | `answer.rs` | from a request's payload to a reply's, without I/O |
+//! | `whole.rs` | searches that see a batch whole, or say that its holder is changing |
 //! | `observed.rs` | what is seen of requests from outside: counts and spans |
 //! | `prompts.rs` | what an answer found of each prompt, for metrics |
 //! | `responder.rs` | sending replies and errors |
