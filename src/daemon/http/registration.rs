@@ -19,7 +19,7 @@ use super::shared::{Payload, Shared, json_response};
 
 /// The fields of both dialects.
 #[derive(Debug, Deserialize)]
-struct RegisterJson {
+pub(super) struct RegisterJson {
     instance_id: Instance,
     endpoint: String,
     replay_endpoint: Option<String>,
@@ -93,7 +93,7 @@ fn format_of(word: Option<&str>) -> Result<Format, HttpError> {
 }
 
 #[derive(Debug, Deserialize)]
-struct UnregisterJson {
+pub(super) struct UnregisterJson {
     instance_id: Instance,
     #[serde(alias = "model")]
     modelname: Option<String>,
