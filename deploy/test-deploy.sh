@@ -125,6 +125,7 @@ check_compose
 check_debian
 "$python" deploy/licences.py --check
 check_advisories
+"$python" deploy/test-commands.py
 "$python" deploy/test-reload.py
 "$python" deploy/test-helm.py
 check_as_processes "the steps of the container's file" deploy/test-container.py

@@ -5,7 +5,9 @@
   that their operator documents.
 - Every selector finds what it is for, every volume and port that is named is there, every container is without rights.
 - The daemon takes the configuration, environment and arguments of every container: `kvatlas serve --check-config`.
-- Values that would not work are refused by the chart's schema.
+- The bridge takes its arguments, starts with them, and is registered at where that is meant.
+- Values that would not work are refused by the chart's schema: of settings those that the chart sets itself, of engines and their formats
+  what the bridge refuses. All other settings of deploy/settings.md are let through.
 
 Not done: installing into a cluster.
 """
@@ -16,9 +18,12 @@ import functools
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
+import urllib.error
+import urllib.request
 from pathlib import Path
 from typing import Any, Iterator
 
@@ -34,6 +39,7 @@ kubernetes_validate.utils.schema_contents = functools.cache(kubernetes_validate.
 CHART = Path(__file__).resolve().parent / "helm/kvatlas"
 KVATLAS = os.environ["KVATLAS_BIN"]
 KUBERNETES = ["1.27", "1.37"]
+SETTINGS = CHART.parent.parent / "settings.md"
 ALERTS = yaml.safe_load((CHART.parent.parent / "prometheus/alerts.yml").read_text())
 
 Values = dict[str, Any]
@@ -65,7 +71,16 @@ DIMENSIONS: list[list[Values]] = [
     [
         {},
         {"bridge": {"enabled": True, "engines": ["gpu-0=tcp://vllm-0:5557,replay=tcp://vllm-0:5558"], "model": "meta-llama/Llama-3.1-8B-Instruct"}},
-        {"bridge": {"enabled": True, "engines": ["a=tcp://a:5557"], "auth": {"kind": "user", "secret": "bridge"}, "inboxPrefix": "_INBOX_B"}},
+        {"bridge": {"enabled": True, "engines": ["a=tcp://a:5557,model=m"], "auth": {"kind": "user", "secret": "bridge"}, "inboxPrefix": "_INBOX_B"}},
+        {"bridge": {"enabled": True, "http": {"enabled": True}}},
+        {
+            "bridge": {
+                "enabled": True,
+                "engines": ["a=nats://b:4222,topic=namespace.n.component.c.kv-events,model=m"],
+                "format": "dynamo",
+                "http": {"enabled": True, "port": 8190, "tokenSecret": "bridge-token", "service": {"type": "LoadBalancer", "annotations": {"a": "b"}}},
+            }
+        },
     ],
     [{}, {"podDisruptionBudget": {"enabled": False}, "networkPolicy": {"enabled": False}, "serviceAccount": {"create": False}}],
 ]
@@ -78,18 +93,44 @@ ONCE: list[Values] = [
     {"affinity": {"nodeAffinity": {}}, "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}]},
     {"podAnnotations": {"a": "b"}, "podLabels": {"c": "d"}, "extraEnv": [{"name": "RUST_BACKTRACE", "value": "1"}]},
     {"networkPolicy": {"metricsFrom": [], "httpFrom": []}, "http": {"enabled": True}},
+    {"networkPolicy": {"registerFrom": []}, "http": {"enabled": True}, "bridge": {"enabled": True, "http": {"enabled": True}}},
+    {
+        "config": {"traces": {"endpoint": "http://collector:4318/v1/traces"}, "admin": {"commands": False}, "nats": {"tls_first": True}},
+        "networkPolicy": {"egress": [{"ports": [{"protocol": "TCP", "port": 4318}]}]},
+    },
 ]
 REFUSED: list[tuple[str, Values]] = [
     ("a word that is no value", {"replica": 2}),
     ("a URL without a scheme", {"nats": {"url": "nats:4222"}}),
     ("a password in the URL", {"nats": {"url": "nats://me:secret@nats:4222"}}),
     ("no secret for a user", {"nats": {"auth": {"kind": "user"}}}),
-    ("a section that the chart sets itself", {"config": {"admin": {"listen": "0.0.0.0:1"}}}),
+    ("a section that the daemon does not have", {"config": {"trace": {}}}),
     ("a scrape of the loopback address", {"admin": {"bind": "loopback"}, "serviceMonitor": {"enabled": True}}),
     ("alerts on what nobody scrapes", {"admin": {"bind": "loopback"}, "prometheusRule": {"enabled": True}}),
     ("HTTP with shards", {"shards": 2, "http": {"enabled": True}}),
     ("a bridge without engines", {"bridge": {"enabled": True}}),
+    ("a bridge at which nobody registers engines", {"bridge": {"enabled": True, "http": {"enabled": False, "tokenSecret": "t"}}}),
+    ("an engine without a model", {"bridge": {"enabled": True, "engines": ["a=tcp://a:5557,model=m", "b=tcp://b:5557"]}}),
     ("a port out of range", {"admin": {"port": 70000}}),
+]
+# As in --engine; whether each is one is for the bridge to say.
+ENGINES = [
+    "a=tcp://h:5557",
+    "a=tcp://[::1]:5557,replay=tcp://[::1]:5558,ranks=2,block_size=32,tenant=t,topic=kv",
+    "a=http://h:8000,format=tensorrt-llm",
+    "a=http://h,format=tensorrt-llm",
+    "a=nats://h:4222,format=dynamo,topic=namespace.n.component.c.kv-events",
+    "a=tcp://h:5557,format=mooncake",
+    "a=tcp://h:5557,format=sglang,model=x=y",
+    "a",
+    "a=h:5557",
+    "=tcp",
+    "a=https://h:8000,format=tensorrt-llm",
+    "a=tls://h:4222,format=dynamo,topic=n",
+    "a=ipc:///tmp/x",
+    "a=inproc://x",
+    "a=tcp://h:5557,colour=red",
+    "a=tcp://h:5557,replay",
 ]
 
 
@@ -166,6 +207,8 @@ def check_references(items: list[dict[str, Any]]) -> None:
             assert sum(selects(spec["selector"]["matchLabels"], each) for each in labels) == 1, item
         if item["kind"] == "NetworkPolicy":
             assert all(selects(spec["podSelector"]["matchLabels"], each) for each in labels), item
+            ports = {port["name"] for _, template in pods(items) for container in template["spec"]["containers"] for port in container["ports"]}
+            assert {port["port"] for rule in spec["ingress"] or [] for port in rule["ports"]} <= ports, item
         if item["kind"] == "ServiceMonitor":
             services = [each for each in items if each["kind"] == "Service" and selects(spec["selector"]["matchLabels"], each["metadata"]["labels"])]
             assert len(services) == 1 and spec["endpoints"][0]["port"] in {port["name"] for port in services[0]["spec"]["ports"]}, item
@@ -196,6 +239,17 @@ def check_exposure(items: list[dict[str, Any]], values: Values) -> None:
         admin = [rule for rule in policy["spec"].get("ingress") or [] if any(port["port"] == "admin" for port in rule["ports"])]
         assert bool(admin) == (not is_loopback and values.get("networkPolicy", {}).get("metricsFrom") != []), policy
         assert all(rule["from"] for rule in admin), "the admin listener is open to all"
+        register = [rule for rule in policy["spec"].get("ingress") or [] if any(port["port"] == "register" for port in rule["ports"])]
+        assert bool(register) == (takes_engines(values) and values.get("networkPolicy", {}).get("registerFrom") != []), policy
+        assert all(rule["from"] for rule in register), "the bridge is open to all"
+    services = [item for item in items if item["kind"] == "Service" and any(port["targetPort"] == "register" for port in item["spec"]["ports"])]
+    assert len(services) == int(takes_engines(values)), values
+
+
+def takes_engines(values: Values) -> bool:
+    """Whether the bridge is to have engines registered."""
+    bridge = values.get("bridge", {})
+    return bool(bridge.get("enabled") and bridge.get("http", {}).get("enabled"))
 
 
 def check_daemon(items: list[dict[str, Any]], checked: set[str]) -> None:
@@ -224,11 +278,122 @@ def check_daemon(items: list[dict[str, Any]], checked: set[str]) -> None:
             assert said.returncode == 0, f"{said.stderr}\n{container['env']}\n{toml}"
 
 
+def start_bridge(arguments: list[str], environment: dict[str, str]) -> subprocess.Popen[str]:
+    """A bridge without NATS, which it goes on trying to reach."""
+    command = [KVATLAS, "bridge", "--logging-json", *arguments, "--nats-url=nats://127.0.0.1:1"]
+    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+
+
+def address_in(lines: Iterator[str], message: str) -> str:
+    """Where a bridge says that it listens; an error where it ends before."""
+    said = []
+    for line in lines:
+        said.append(line)
+        if line.startswith("{") and (told := json.loads(line))["message"] == message:
+            return str(told["local_addr"])
+    raise AssertionError("".join(said))
+
+
+def register(address: str, token: str | None) -> int:
+    """The status of a registration."""
+    body = {"instance_id": "gpu-9", "endpoint": "tcp://127.0.0.1:1", "modelname": "m", "block_size": 16, "dp_rank": 0}
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    request = urllib.request.Request(f"http://{address}/register", json.dumps(body).encode(), headers)
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def check_bridge(items: list[dict[str, Any]], values: Values, checked: set[str]) -> None:
+    """A bridge as in its container starts, on free ports, and has engines registered by whoever has the token. Secrets are made up."""
+    for _, template in pods(items):
+        [container] = template["spec"]["containers"]
+        described = str(container["args"]) + str(container["env"])
+        if container["args"][0] != "bridge" or described in checked:
+            continue
+        checked.add(described)
+        mounts = tuple(mount["mountPath"] + "/" for mount in container.get("volumeMounts", []))
+        with tempfile.NamedTemporaryFile("w") as secret:
+            secret.write("made-up\n")
+            secret.flush()
+            environment = {}
+            # Of how to reach NATS there is no more to see than with a daemon.
+            for item in (item for item in container["env"] if not item["name"].startswith("KVATLAS_NATS_")):
+                value = re.sub(r"^(0\.0\.0\.0|127\.0\.0\.1):\d+$", "127.0.0.1:0", item["value"])
+                if value.startswith("/"):
+                    assert value.startswith(mounts), f"{value} is not in {mounts}"
+                    value = secret.name
+                environment[item["name"]] = value
+            bridge = start_bridge(container["args"][1:], environment)
+            try:
+                assert bridge.stderr
+                address_in(bridge.stderr, "admin listener started")
+                if takes_engines(values):
+                    address = address_in(bridge.stderr, "query listener started")
+                    assert register(address, "made-up") == 200
+                    assert register(address, None) == (401 if values["bridge"]["http"].get("tokenSecret") else 200)
+            finally:
+                bridge.kill()
+                bridge.communicate()
+
+
+def takes_engine(engine: str) -> bool:
+    """Whether the bridge follows an engine that is written so."""
+    bridge = start_bridge([f"--engine={engine}", "--model=m", "--admin-listen=127.0.0.1:0"], {})
+    try:
+        assert bridge.stderr
+        address_in(bridge.stderr, "admin listener started")
+        return True
+    except AssertionError:
+        assert bridge.wait() == 64, engine
+        return False
+    finally:
+        bridge.kill()
+        bridge.communicate()
+
+
+def lets_through(chart: helm.Chart, values: Values) -> bool:
+    try:
+        chart.validate_schema(values)
+    except helm.HelmError:
+        return False
+    return True
+
+
+def check_engines(chart: helm.Chart) -> None:
+    """The schema takes the engines and formats that the bridge takes."""
+    for engine in ENGINES:
+        taken = lets_through(chart, {"bridge": {"enabled": True, "engines": [engine], "model": "m"}})
+        assert taken == takes_engine(engine), f"the chart's schema {'takes' if taken else 'refuses'} {engine!r}, and the bridge does not"
+    refused = subprocess.run([KVATLAS, "bridge", "--format=none"], capture_output=True, text=True).stderr
+    formats = re.findall(r"[\w-]+", refused.partition("known are ")[2].partition("\n")[0])
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    assert formats and sorted(schema["properties"]["bridge"]["properties"]["format"]["enum"]) == sorted(formats), formats
+
+
+def check_settings(chart: helm.Chart, variables: set[str]) -> int:
+    """Under `config`, the schema takes the settings of deploy/settings.md, and refuses those of which the chart sets the variables."""
+    settings = re.findall(r"^\| `(\w+)\.(\w+)`<br>.*<br>`(KVATLAS_\w+)` \| (\S+)", SETTINGS.read_text(), re.MULTILINE)
+    sections = set(re.findall(r"^## (\w+)$", SETTINGS.read_text(), re.MULTILINE))
+    assert sections == {section for section, _, _, _ in settings}, "deploy/settings.md has another form than this reads"
+    for section, name, variable, default in settings:
+        plain = default.strip("`")
+        value: Any = {"true": True, "false": False}.get(plain, int(plain) if plain.isdigit() else "text")
+        taken = lets_through(chart, {"config": {section: {name: value}}})
+        assert taken != (variable in variables), f"config.{section}.{name}: the schema {'takes' if taken else 'refuses'} it, while the chart sets {sorted(variables)}"
+    return len(settings)
+
+
 def main() -> None:
     findings = [message for message in helm.lint(str(CHART))["messages"] if message.get("severity") not in ("INFO", 1, "info")]
     assert not findings, findings
     checked: set[str] = set()
+    bridges: set[str] = set()
     seen: set[str] = set()
+    # What only a flag sets.
+    variables = {"KVATLAS_GATEWAY_ENABLED"}
     number = 0
     with helm.Chart.load(str(CHART)) as chart:
         for values in combinations():
@@ -243,13 +408,16 @@ def main() -> None:
             check_references(items)
             check_exposure(items, values)
             check_daemon(items, checked)
+            check_bridge(items, values, bridges)
+            variables |= {item["name"] for _, template in pods(items) for container in template["spec"]["containers"] for item in container["env"]}
         for what, values in REFUSED:
-            try:
-                chart.validate_schema(values)
-            except helm.HelmError:
-                continue
-            sys.exit(f"the chart's schema lets through {what}: {values}")
-    print(f"{number} combinations of values rendered; {len(seen)} different objects and {len(checked)} configurations are sound; {len(REFUSED)} mistakes refused")
+            assert not lets_through(chart, values), f"the chart's schema lets through {what}: {values}"
+        check_engines(chart)
+        settings = check_settings(chart, variables)
+    print(
+        f"{number} combinations of values rendered; {len(seen)} different objects, {len(checked)} configurations and {len(bridges)} bridges are "
+        f"sound; {len(REFUSED)} mistakes refused; {len(ENGINES)} engines and {settings} settings are taken where the program takes them"
+    )
 
 
 if __name__ == "__main__":

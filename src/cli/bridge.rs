@@ -1,6 +1,6 @@
 //! `kvatlas bridge`: follows engines, and tells daemons elsewhere.
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,13 +39,15 @@ pub(crate) struct BridgeArguments {
     daemon: DaemonArguments,
     #[command(flatten)]
     engines: EngineArguments,
-    /// Address for metrics and probes; port 0 takes a free one, off disables them.
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9465", value_parser = parse_listen)]
-    admin_listen: Listen,
-    /// Address to register engines at over HTTP; port 0 takes a free one, off disables it.
-    #[arg(long, value_name = "ADDRESS", default_value = "off", value_parser = parse_listen)]
-    http_listen: Listen,
-    /// File with the bearer token that HTTP requests need.
+    /// Address for metrics and probes; port 0 takes a free one, off disables them [default: 127.0.0.1:9465] [environment:
+    /// KVATLAS_ADMIN_LISTEN].
+    #[arg(long, value_name = "ADDRESS", value_parser = parse_listen)]
+    admin_listen: Option<Listen>,
+    /// Address to register engines at over HTTP; port 0 takes a free one, off disables it [default: off] [environment:
+    /// KVATLAS_HTTP_LISTEN].
+    #[arg(long, value_name = "ADDRESS", value_parser = parse_listen)]
+    http_listen: Option<Listen>,
+    /// File with the bearer token that HTTP requests need [environment: KVATLAS_HTTP_TOKEN_FILE].
     #[arg(long, value_name = "FILE")]
     http_token_file: Option<PathBuf>,
     /// Which log lines to write.
@@ -60,8 +62,19 @@ pub(crate) struct BridgeArguments {
 }
 
 /// Where to listen, if anywhere.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Listen(Option<SocketAddr>);
+
+/// Where metrics and probes are unless that is given.
+const ADMIN_LISTEN: Listen = Listen(Some(SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 9465))));
+
+/// The listeners in force: the flags over the environment over the defaults.
+#[derive(Debug, PartialEq, Eq)]
+struct Listeners {
+    admin: Listen,
+    http: Listen,
+    http_token_file: Option<PathBuf>,
+}
 
 fn parse_listen(text: &str) -> Result<Listen, String> {
     match text {
@@ -115,10 +128,51 @@ impl AdminSource for View {
     }
 }
 
+/// A listener: the flag's, or that of the variable `name`. A variable that is empty is not set.
+fn listen_at(
+    flag: Option<Listen>,
+    name: &str,
+    environment: &[(String, String)],
+    default: Listen,
+) -> Result<Listen, Failure> {
+    match (flag, variable(name, environment)) {
+        (Some(listen), _) => Ok(listen),
+        (None, Some(text)) => {
+            parse_listen(text).map_err(|error| Failure::usage(format_args!("{name} is {text:?}: {error}")))
+        }
+        (None, None) => Ok(default),
+    }
+}
+
+fn variable<'a>(name: &str, environment: &'a [(String, String)]) -> Option<&'a str> {
+    environment
+        .iter()
+        .find(|(known, text)| known == name && !text.is_empty())
+        .map(|(_, text)| text.as_str())
+}
+
 impl BridgeArguments {
+    /// The listeners, of which the image names one by its variable, as the probe does.
+    fn listeners(&self, environment: &[(String, String)]) -> Result<Listeners, Failure> {
+        let token_file = self.http_token_file.clone();
+        Ok(Listeners {
+            admin: listen_at(
+                self.admin_listen,
+                "KVATLAS_ADMIN_LISTEN",
+                environment,
+                ADMIN_LISTEN,
+            )?,
+            http: listen_at(self.http_listen, "KVATLAS_HTTP_LISTEN", environment, Listen(None))?,
+            http_token_file: token_file
+                .or_else(|| variable("KVATLAS_HTTP_TOKEN_FILE", environment).map(PathBuf::from)),
+        })
+    }
+
     /// Follows engines until the process is told to stop.
     pub(crate) async fn run(self) -> Result<(), Failure> {
-        let config = self.daemon.load(process_environment())?;
+        let environment = process_environment();
+        let listeners = self.listeners(&environment)?;
+        let config = self.daemon.load(environment)?;
         let format = match self.logging_json {
             true => LogFormat::Json,
             false => LogFormat::Text,
@@ -129,7 +183,7 @@ impl BridgeArguments {
         })?;
         let subjects = Subjects::new(&config.subjects.prefix).map_err(Failure::usage)?;
         let engines = self.engines.load()?;
-        if engines.is_empty() && self.http_listen.0.is_none() {
+        if engines.is_empty() && listeners.http.0.is_none() {
             let text = "there is no engine to follow: give --engine, --engines-file or --http-listen";
             return Err(Failure::usage(text));
         }
@@ -142,8 +196,8 @@ impl BridgeArguments {
             readiness: Arc::clone(&readiness),
             metrics,
         });
-        let admin = self.start_admin(&view)?;
-        let http = self.start_http(&view, &bridge).await?;
+        let admin = listeners.start_admin(&view)?;
+        let http = listeners.start_http(&view, &bridge).await?;
         let ready = Arc::clone(&readiness);
         let notice = move |notice: ConnectionNotice| note(&readiness, &notice);
         let connecting = connect(
@@ -170,18 +224,17 @@ impl BridgeArguments {
         drop(admin);
         stopping.map_err(|_| Failure::failed("engines were still followed at the end"))
     }
+}
 
+impl Listeners {
     fn start_admin(&self, view: &Arc<View>) -> Result<Option<AdminServer>, Failure> {
         let source: Arc<dyn AdminSource> = Arc::clone(view) as Arc<dyn AdminSource>;
-        let started = self
-            .admin_listen
-            .0
-            .map(|listen| AdminServer::start(listen, source));
+        let started = self.admin.0.map(|listen| AdminServer::start(listen, source));
         started.transpose().map_err(Failure::failed)
     }
 
     async fn start_http(&self, view: &Arc<View>, bridge: &Bridge) -> Result<Option<HttpServer>, Failure> {
-        let Some(listen) = self.http_listen.0 else {
+        let Some(listen) = self.http.0 else {
             return Ok(None);
         };
         let token = self.http_token_file.as_deref().map(read_token);
@@ -239,4 +292,58 @@ async fn announce_ready(readiness: &Readiness) {
     }
     supervisor::ready();
     std::future::pending().await
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Command {
+        #[command(flatten)]
+        bridge: BridgeArguments,
+    }
+
+    fn listeners(flags: &[&str], environment: &[(&str, &str)]) -> Result<Listeners, Failure> {
+        let command = Command::try_parse_from(std::iter::once(&"bridge").chain(flags)).unwrap();
+        let environment: Vec<(String, String)> = environment
+            .iter()
+            .map(|(name, text)| ((*name).to_owned(), (*text).to_owned()))
+            .collect();
+        command.bridge.listeners(&environment)
+    }
+
+    #[test]
+    fn listeners_are_those_of_flags_over_the_environment_over_the_defaults() {
+        let expected = |admin: &str, http: &str, token_file: Option<&str>| Listeners {
+            admin: parse_listen(admin).unwrap(),
+            http: parse_listen(http).unwrap(),
+            http_token_file: token_file.map(PathBuf::from),
+        };
+        let defaults = expected("127.0.0.1:9465", "off", None);
+        assert_eq!(listeners(&[], &[]), Ok(defaults));
+        let empty = [("KVATLAS_ADMIN_LISTEN", ""), ("KVATLAS_HTTP_TOKEN_FILE", "")];
+        assert_eq!(
+            listeners(&[], &empty),
+            Ok(expected("127.0.0.1:9465", "off", None))
+        );
+        let environment = [
+            ("KVATLAS_ADMIN_LISTEN", "0.0.0.0:9464"),
+            ("KVATLAS_HTTP_LISTEN", "0.0.0.0:8090"),
+            ("KVATLAS_HTTP_TOKEN_FILE", "/run/token"),
+        ];
+        let of_environment = expected("0.0.0.0:9464", "0.0.0.0:8090", Some("/run/token"));
+        assert_eq!(listeners(&[], &environment), Ok(of_environment));
+        let flags = [
+            "--admin-listen=off",
+            "--http-listen=127.0.0.1:1",
+            "--http-token-file=/own",
+        ];
+        let of_flags = expected("off", "127.0.0.1:1", Some("/own"));
+        assert_eq!(listeners(&flags, &environment), Ok(of_flags));
+        let failure = listeners(&[], &[("KVATLAS_HTTP_LISTEN", "8090")]).unwrap_err();
+        assert!(failure.to_string().contains("KVATLAS_HTTP_LISTEN"), "{failure}");
+    }
 }

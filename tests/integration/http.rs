@@ -588,6 +588,48 @@ async fn answers_have_the_form_of_the_document() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_taken_has_the_form_of_the_document() {
+    let mut site = site(&[]).await;
+    let document = site.http.get("/openapi.json").await.json();
+    let hash = chain(1)[0].to_string();
+    for (path, body) in [
+        (
+            "/v1/query",
+            json!({"v": null, "model": MODEL, "namespace": null, "tenant": null, "tokens": tokens(1), "limit": null, "queries": null}),
+        ),
+        (
+            "/v1/query",
+            json!({"model": MODEL, "queries": [{"tokens": tokens(1), "workers": null, "explain": null}]}),
+        ),
+        (
+            "/query",
+            json!({"model": MODEL, "token_ids": tokens(1), "block_size": 16, "lora_id": 0, "tenant_id": null, "instance_id": null}),
+        ),
+        (
+            "/query",
+            json!({"model": MODEL, "token_ids": tokens(1), "block_size": 16, "lora_id": null, "instance_id": 7}),
+        ),
+        (
+            "/query",
+            json!({"model_name": MODEL, "token_ids": tokens(1), "block_size": null, "routing_group": null, "tenant_id": null}),
+        ),
+        (
+            "/query_by_hash",
+            json!({"model": MODEL, "block_hash": [hash], "block_size": 16, "tenant_id": null, "instance_id": null}),
+        ),
+        (
+            "/query_by_hash",
+            json!({"model_name": MODEL, "block_hashes": [1], "block_size": 16, "cache_salt": null, "routing_group": null}),
+        ),
+    ] {
+        let answer = site.post(path, body.clone()).await;
+        assert_eq!(answer.status, 200, "{path} {body}: {}", answer.json());
+        let schema = &document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"];
+        check(&document, schema, &body).unwrap_or_else(|fault| panic!("{path} {body}: {fault}"));
+    }
+}
+
 /// Whether a value has the form of a schema: the part of JSON Schema that the document uses.
 fn check(document: &Value, schema: &Value, value: &Value) -> Result<(), String> {
     if let Some(reference) = schema["$ref"].as_str() {
@@ -608,6 +650,14 @@ fn check(document: &Value, schema: &Value, value: &Value) -> Result<(), String> 
         } else {
             Err(faults.join("; or "))
         };
+    }
+    for form in schema["allOf"].as_array().into_iter().flatten() {
+        check(document, form, value)?;
+    }
+    if let Some(forms) = schema["anyOf"].as_array()
+        && forms.iter().all(|form| check(document, form, value).is_err())
+    {
+        return Err(format!("{value} is of none of the forms {forms:?}"));
     }
     check_type(&schema["type"], value)?;
     if let Some(allowed) = schema["enum"].as_array()

@@ -22,7 +22,7 @@ use super::shared::{Payload, Shared, json_response};
 
 /// The fields of both routes in both dialects.
 #[derive(Debug, Deserialize)]
-struct QueryJson {
+pub(super) struct QueryJson {
     model: Option<String>,
     model_name: Option<String>,
     token_ids: Option<Vec<u32>>,

@@ -19,7 +19,7 @@ use super::shared::{Payload, Shared, json_response};
 
 /// The fields of both dialects.
 #[derive(Debug, Deserialize)]
-struct RegisterJson {
+pub(super) struct RegisterJson {
     instance_id: Instance,
     endpoint: String,
     replay_endpoint: Option<String>,
@@ -94,7 +94,7 @@ fn format_of(word: Option<&str>) -> Result<Format, HttpError> {
 }
 
 #[derive(Debug, Deserialize)]
-struct UnregisterJson {
+pub(super) struct UnregisterJson {
     instance_id: Instance,
     modelname: Option<String>,
     model: Option<String>,
