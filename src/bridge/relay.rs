@@ -471,7 +471,7 @@ mod tests {
         let (_broker, mut relay, mut batches) = heard_relay().await;
         relay.lost().await.unwrap();
         let lost = Event::Doubted(DegradedReasons::of(DegradedReason::UpstreamLost));
-        assert_eq!(next_batch(&mut batches).await.events, [lost.clone()]);
+        assert_eq!(next_batch(&mut batches).await.events, vec![lost.clone()]);
         let again = next_batch(&mut batches).await;
         assert_eq!((again.seq, again.events), (2, Vec::new()));
         relay.seen(Duration::from_secs(60)).await.unwrap();

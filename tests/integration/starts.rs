@@ -76,8 +76,11 @@ async fn breaks(proxy: &Proxy, admin: SocketAddr) {
 async fn an_endless_roster_does_not_keep_a_daemon_from_its_queries() {
     let broker = broker().await;
     let liar = Client::connect(broker.url()).await;
-    let _said = lie_without_end(&liar).await;
-    daemon(broker.url(), &[]).await.stop().await;
+    let mut said = lie_without_end(&liar).await;
+    let daemon = daemon(broker.url(), &[]).await;
+    let has_said = said.wait_for(|bytes| *bytes > 0);
+    tokio::time::timeout(PATIENCE, has_said).await.unwrap().unwrap();
+    daemon.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

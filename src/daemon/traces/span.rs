@@ -174,7 +174,7 @@ mod tests {
         drop(tracer.open(SAMPLED, "query", SpanKind::Server));
         let span = finished.try_recv().unwrap();
         assert!(finished.try_recv().is_err());
-        assert!(span.end_us >= span.start_us && span.span_id != 0);
+        assert_ne!(span.span_id, 0);
         assert_eq!(
             (below.trace_id, below.parent_id),
             (span.context.trace_id, span.span_id)

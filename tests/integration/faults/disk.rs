@@ -9,6 +9,7 @@ use kvatlas::daemon::Daemon;
 use kvatlas_core::wire::WireLimits;
 
 use super::{SHORT_PATIENCE, pause, runs};
+use crate::support::eventually;
 use crate::support::faulty_disk::{DiskFault, FaultyDisk};
 use crate::support::fleet::{Fleet, OneDaemon};
 use crate::support::jetstream::Restartable;
@@ -58,10 +59,12 @@ async fn fails(way: Way, fault: DiskFault, seed: u64) -> Tally {
     tokio::time::timeout(PATIENCE, failing.ready())
         .await
         .expect("ready on a failing disk");
-    // Long enough for a snapshot by the clock; another one is tried at the end.
-    tally.add(Box::pin(fleet.under_load(&OneDaemon, pause(1100))).await);
+    // Until a snapshot by the clock is tried; another one is at the end.
+    let is_tried = eventually("a snapshot is tried", async || {
+        (disk.operations() > 0).then_some(())
+    });
+    tally.add(Box::pin(fleet.under_load(&OneDaemon, is_tried)).await);
     failing.stop().await;
-    assert!(disk.operations() > 0, "nothing was written");
     assert!(
         whole_snapshots(folder.path()) >= before,
         "{fault:?} took what was there"
