@@ -453,7 +453,7 @@ fn a_batch_that_the_daemon_drops_is_not_called_applied() {
 #[test]
 fn a_batch_that_the_server_does_not_take_is_not_counted() {
     let served = Served::start(&[]);
-    let hashes: Vec<String> = (1..200_000).map(|hash| hash.to_string()).collect();
+    let hashes: Vec<String> = (1..1_100_000).map(|hash| hash.to_string()).collect();
     let large = format!(r#"{{"type":"stored","sequence_hashes":[{}]}}"#, hashes.join(","));
     let published = served.run(
         &["publish", "--worker", "gpu-0", "--keep-going"],

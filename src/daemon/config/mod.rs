@@ -42,6 +42,7 @@ pub use environment::process_environment;
 pub use error::{ConfigError, ConfigErrors, Origin};
 pub use flags::SettingFlags;
 pub use kind::{Kind, Secret};
+pub use load::Said;
 pub(crate) use live::Live;
 pub use reference::settings_markdown;
 pub use settings::{
