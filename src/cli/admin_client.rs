@@ -11,8 +11,8 @@ use hyper::header::HOST;
 use hyper::{Request, Response, StatusCode, Uri};
 use hyper_util::rt::TokioIo;
 use kvatlas::daemon::config::process_environment;
-use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use tokio::net::TcpStream;
 
 use super::connect::parse_time;
@@ -48,6 +48,47 @@ pub(super) struct AdminClient {
 pub(super) struct Readiness {
     pub(super) ready: bool,
     pub(super) reasons: Vec<String>,
+}
+
+/// What a process with an admin listener is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Role {
+    /// It asks shards, and keeps nothing.
+    Gateway,
+    /// It follows engines.
+    Bridge,
+    /// It keeps an index. Older daemons do not say so.
+    #[default]
+    #[serde(other)]
+    Daemon,
+}
+
+impl Role {
+    /// The word for people.
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Self::Gateway => "gateway",
+            Self::Bridge => "bridge",
+            Self::Daemon => "daemon",
+        }
+    }
+
+    /// Whether it knows holders.
+    pub(super) fn keeps_an_index(self) -> bool {
+        self == Self::Daemon
+    }
+
+    /// Whom to ask instead, where it keeps no index.
+    pub(super) fn hint(self) -> Option<&'static str> {
+        match self {
+            Self::Gateway => {
+                Some("this is a gateway, which keeps no index: ask the shards' admin listeners\n")
+            }
+            Self::Bridge => Some("this is a bridge, which keeps no index: ask a daemon's admin listener\n"),
+            Self::Daemon => None,
+        }
+    }
 }
 
 impl AdminArguments {

@@ -127,7 +127,10 @@ mod tests {
                 r#"{"type":"doubted","reasons":["upstream-gap"]}"#,
                 "reasons is not one of upstream_gap, upstream_lost",
             ),
-            (r#"{"type":"doubted","reasons":["gap"]}"#, "reasons is not one of upstream_gap"),
+            (
+                r#"{"type":"doubted","reasons":["gap"]}"#,
+                "reasons is not one of upstream_gap",
+            ),
         ] {
             let error = parse(line).unwrap_err();
             assert!(error.contains(part), "{line}: {error}");

@@ -243,8 +243,9 @@ mod tests {
         let gap = DegradedReasons::of(DegradedReason::Gap);
         let undecodable = DegradedReasons::of(DegradedReason::Undecodable);
         let none = DegradedReasons::default();
-        let earlier =
-            |before: Option<HolderStatusReply>, seq| earlier_doubts(before.as_ref(), BatchCursor { epoch: 7, seq });
+        let earlier = |before: Option<HolderStatusReply>, seq| {
+            earlier_doubts(before.as_ref(), BatchCursor { epoch: 7, seq })
+        };
         assert_eq!(earlier(None, 1), none);
         assert_eq!(earlier(None, 2), gap, "whoever begins at 2 has skipped 1");
         assert_eq!(earlier(Some(holder(7, 1)), 2), none);

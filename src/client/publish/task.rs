@@ -171,9 +171,7 @@ impl Task {
                 let sealed = self.outbox.seal(self.clocks());
                 self.send_all(sealed).await;
                 let failed = self.failure.take().map_or(Ok(()), Err);
-                let sent = failed
-                    .map_err(PublisherError::from)
-                    .map(|()| self.outbox.cursor);
+                let sent = failed.map_err(PublisherError::from).map(|()| self.outbox.cursor);
                 // The server may take its time; daemons are answered meanwhile.
                 tokio::spawn(finish_flush(
                     self.nats.clone(),

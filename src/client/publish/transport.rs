@@ -125,7 +125,10 @@ fn check(payload: &[u8]) -> Result<(), SendError> {
         .map_err(|error| SendError::Failed(format!("the acknowledgement cannot be read: {error}")))?;
     match acknowledgement.error {
         None => Ok(()),
-        Some(error) => Err(SendError::Failed(format!("the stream refused: {}", error.description))),
+        Some(error) => Err(SendError::Failed(format!(
+            "the stream refused: {}",
+            error.description
+        ))),
     }
 }
 
@@ -138,7 +141,10 @@ mod tests {
         assert_eq!(check(br#"{"stream":"KV","seq":7}"#), Ok(()));
         assert_eq!(check(br#"{"stream":"KV","seq":7,"duplicate":true}"#), Ok(()));
         let refused = check(br#"{"error":{"code":503,"description":"no space"},"stream":"KV","seq":0}"#);
-        assert_eq!(refused, Err(SendError::Failed("the stream refused: no space".to_owned())));
+        assert_eq!(
+            refused,
+            Err(SendError::Failed("the stream refused: no space".to_owned()))
+        );
         assert!(check(b"").is_err());
     }
 }

@@ -418,7 +418,10 @@ mod tests {
             source: async_nats::ConnectError::new(ConnectErrorKind::AuthorizationViolation),
         };
         let refused = refused.to_string();
-        assert!(refused.contains("the server refuses the credentials"), "{refused}");
+        assert!(
+            refused.contains("the server refuses the credentials"),
+            "{refused}"
+        );
         assert!(!refused.contains("check that it runs"), "{refused}");
         assert!(text(ConnectErrorKind::Dns).contains("resolved"));
         assert!(text(ConnectErrorKind::Authentication).contains("failed signing nonce; trying again"));

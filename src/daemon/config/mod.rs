@@ -42,8 +42,8 @@ pub use environment::process_environment;
 pub use error::{ConfigError, ConfigErrors, Origin};
 pub use flags::SettingFlags;
 pub use kind::{Kind, Secret};
-pub use load::Said;
 pub(crate) use live::Live;
+pub use load::Said;
 pub use reference::settings_markdown;
 pub use settings::{
     AdminConfig, Config, EventsConfig, GatewayConfig, HttpConfig, LimitsConfig, LoggingConfig,

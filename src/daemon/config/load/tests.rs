@@ -150,7 +150,10 @@ fn a_gateway_has_neither_a_shard_nor_snapshots() {
 fn two_listeners_have_two_addresses() {
     let listen = |address| load(&[("http.listen", address), ("admin.listen", address)], &[], "");
     let errors = listen("127.0.0.1:9000").unwrap_err().to_string();
-    assert!(errors.contains("--http-listen") && errors.contains("are one address"), "{errors}");
+    assert!(
+        errors.contains("--http-listen") && errors.contains("are one address"),
+        "{errors}"
+    );
     assert!(listen("127.0.0.1:0").is_ok() && listen("off").is_ok());
     let default = load(&[("http.listen", "127.0.0.1:9464")], &[], "");
     assert!(default.is_err(), "admin.listen is there by default");
