@@ -11,8 +11,8 @@ use hyper::header::HOST;
 use hyper::{Request, Response, StatusCode, Uri};
 use hyper_util::rt::TokioIo;
 use kvatlas::daemon::config::process_environment;
-use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use tokio::net::TcpStream;
 
 use super::connect::parse_time;
@@ -50,6 +50,47 @@ pub(super) struct Readiness {
     pub(super) reasons: Vec<String>,
 }
 
+/// What a process with an admin listener is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Role {
+    /// It asks shards, and keeps nothing.
+    Gateway,
+    /// It follows engines.
+    Bridge,
+    /// It keeps an index. Older daemons do not say so.
+    #[default]
+    #[serde(other)]
+    Daemon,
+}
+
+impl Role {
+    /// The word for people.
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Self::Gateway => "gateway",
+            Self::Bridge => "bridge",
+            Self::Daemon => "daemon",
+        }
+    }
+
+    /// Whether it knows holders.
+    pub(super) fn keeps_an_index(self) -> bool {
+        self == Self::Daemon
+    }
+
+    /// Whom to ask instead, where it keeps no index.
+    pub(super) fn hint(self) -> Option<&'static str> {
+        match self {
+            Self::Gateway => {
+                Some("this is a gateway, which keeps no index: ask the shards' admin listeners\n")
+            }
+            Self::Bridge => Some("this is a bridge, which keeps no index: ask a daemon's admin listener\n"),
+            Self::Daemon => None,
+        }
+    }
+}
+
 impl AdminArguments {
     /// The listener at `address`, or the one of the environment.
     pub(super) fn at(address: Option<String>, timeout: Duration) -> Self {
@@ -62,8 +103,10 @@ impl AdminArguments {
         let mut set = environment
             .filter(|(name, value)| name == LISTEN_VARIABLE && !value.is_empty())
             .map(|(_, value)| value);
-        let address = self.address.clone().or_else(|| set.next());
-        let address = address.unwrap_or_else(|| format!("127.0.0.1:{PORT}"));
+        let address = match self.address.clone() {
+            Some(address) => address,
+            None => configured(set.next())?,
+        };
         let authority = authority(&address).ok_or_else(|| {
             Failure::usage(format_args!(
                 "{address:?} is not the address of an admin listener; write HOST:PORT, such as 127.0.0.1:{PORT}"
@@ -76,6 +119,17 @@ impl AdminArguments {
     }
 }
 
+/// The address that the environment names, or the one that is the default.
+fn configured(variable: Option<String>) -> Result<String, Failure> {
+    match variable.as_deref() {
+        Some("off") => Err(Failure::usage(format_args!(
+            "{LISTEN_VARIABLE} is off: there is no admin listener to ask; name another daemon's with --admin"
+        ))),
+        Some(address) => Ok(address.to_owned()),
+        None => Ok(format!("127.0.0.1:{PORT}")),
+    }
+}
+
 /// `HOST:PORT` of an address as people write it.
 fn authority(text: &str) -> Option<String> {
     let bare = text.strip_prefix("http://").unwrap_or(text);
@@ -83,8 +137,12 @@ fn authority(text: &str) -> Option<String> {
     let uri: Uri = format!("http://{bare}/").parse().ok()?;
     let authority = uri.authority()?;
     let is_plain = uri.path() == "/" && uri.query().is_none() && !bare.contains(['/', '@']);
-    let port = authority.port_u16().unwrap_or(PORT);
-    is_plain.then(|| format!("{}:{port}", authority.host()))
+    // Whatever stands behind the host has to be a port: another one is not to be asked instead.
+    let port = match authority.as_str().strip_prefix(authority.host())? {
+        "" => PORT,
+        written => written.strip_prefix(':')?.parse().ok()?,
+    };
+    (is_plain && port != 0).then(|| format!("{}:{port}", authority.host()))
 }
 
 /// The address at which a listener is reached from its own machine: one that listens on every address is asked on the loopback.
@@ -240,11 +298,25 @@ mod tests {
             ("off", Some("off:9464")),
             ("https://a:1", None),
             ("user@a:1", None),
+            ("127.0.0.1:29464x", None),
+            ("127.0.0.1:99999", None),
+            ("127.0.0.1:", None),
+            ("127.0.0.1:0", None),
+            ("[::1]", Some("[::1]:9464")),
+            ("[::1]:x", None),
             ("", None),
             ("a b", None),
         ] {
             assert_eq!(authority(text).as_deref(), expected, "{text}");
         }
+    }
+
+    #[test]
+    fn a_listener_that_is_off_is_not_looked_for() {
+        let off = configured(Some("off".to_owned())).unwrap_err();
+        assert_eq!(off.status, super::super::ExitStatus::Usage);
+        assert!(off.to_string().contains("KVATLAS_ADMIN_LISTEN is off"), "{off}");
+        assert_eq!(configured(None), Ok("127.0.0.1:9464".to_owned()));
     }
 
     #[test]

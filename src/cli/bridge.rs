@@ -124,7 +124,7 @@ impl AdminSource for View {
     }
 
     fn index_json(&self) -> String {
-        serde_json::json!({ "namespaces": [] }).to_string()
+        serde_json::json!({ "role": "bridge", "namespaces": [] }).to_string()
     }
 }
 
@@ -222,7 +222,7 @@ impl BridgeArguments {
         }
         let stopping = tokio::time::timeout(STOP_PATIENCE, bridge.stop(self.forget)).await;
         drop(admin);
-        stopping.map_err(|_| Failure::failed("engines were still followed at the end"))
+        stopping.map_err(|_| still_followed(&ready.report()))
     }
 }
 
@@ -251,6 +251,17 @@ impl Listeners {
         };
         let started = HttpServer::start(listen, parts, limits).await;
         started.map(Some).map_err(Failure::failed)
+    }
+}
+
+/// Why engines could not be left in time.
+fn still_followed(report: &ReadinessReport) -> Failure {
+    match report.is_ready() {
+        true => Failure::failed("engines were still followed at the end"),
+        false => Failure::failed(format_args!(
+            "daemons were not told that the bridge ends, because NATS could not be reached: {}",
+            report.reasons().join("; ")
+        )),
     }
 }
 

@@ -15,6 +15,9 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::failure::Failure;
 
+/// Tokens in a block where nobody says.
+const BLOCK_SIZE: u32 = 16;
+
 /// Which engines to follow.
 #[derive(Debug, Args)]
 pub(super) struct EngineArguments {
@@ -31,9 +34,9 @@ pub(super) struct EngineArguments {
     /// The tenant or routing group that engines serve, unless they say.
     #[arg(long, value_name = "NAME")]
     tenant: Option<String>,
-    /// Tokens in a block of engines that do not say.
-    #[arg(long, value_name = "TOKENS", default_value_t = 16)]
-    pub(super) block_size: u32,
+    /// Tokens in a block of engines that do not say [default: 16; with `up`, what namespace_defaults.block_size is].
+    #[arg(long, value_name = "TOKENS")]
+    pub(super) block_size: Option<u32>,
     /// Whose payloads engines publish that do not say: vllm, sglang, tensorrt-llm, dynamo or mooncake.
     #[arg(long, value_name = "WORD", default_value = "vllm", value_parser = parse_format)]
     format: Format,
@@ -69,7 +72,7 @@ impl EngineArguments {
         let defaults = EngineDefaults {
             model: self.model.clone(),
             tenant: self.tenant.clone(),
-            block_size: self.block_size,
+            block_size: self.block_size.unwrap_or(BLOCK_SIZE),
             format: self.format,
         };
         let mut engines = Vec::new();

@@ -123,6 +123,14 @@ mod tests {
             (r#"{"events":[],"tier":8}"#, "there is no tier 8"),
             (r#"{"events":[[1]]}"#, "expected an object"),
             (r#"{"type":"stored"}"#, "sequence_hashes is missing"),
+            (
+                r#"{"type":"doubted","reasons":["upstream-gap"]}"#,
+                "reasons is not one of upstream_gap, upstream_lost",
+            ),
+            (
+                r#"{"type":"doubted","reasons":["gap"]}"#,
+                "reasons is not one of upstream_gap",
+            ),
         ] {
             let error = parse(line).unwrap_err();
             assert!(error.contains(part), "{line}: {error}");

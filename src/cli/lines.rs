@@ -36,14 +36,52 @@ pub(super) struct NumberedLine {
     pub(super) text: String,
 }
 
-/// Reads `input` line by line; blank lines are passed over. Ends after the first line that cannot be read.
-pub(super) fn numbered(mut input: Box<dyn BufRead>) -> impl Iterator<Item = Result<NumberedLine, Failure>> {
+/// Why there is no line.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum LineError {
+    /// Its bytes are no text.
+    #[error("line {number}: is not UTF-8")]
+    NotText {
+        /// The number in its file.
+        number: u64,
+    },
+    /// The input cannot be read from here on.
+    #[error("line {number}: cannot be read: {source}")]
+    Unreadable {
+        /// The number in its file.
+        number: u64,
+        /// The operating system's error.
+        source: io::Error,
+    },
+    /// There is no end to it.
+    #[error("line {number}: a line may have {LINE_BYTES_MAX} bytes, at most; split it")]
+    TooLong {
+        /// The number in its file.
+        number: u64,
+    },
+}
+
+impl LineError {
+    /// Whether the lines behind it can be read.
+    pub(super) fn is_of_one_line(&self) -> bool {
+        matches!(self, Self::NotText { .. })
+    }
+}
+
+impl From<LineError> for Failure {
+    fn from(error: LineError) -> Self {
+        Self::failed(error)
+    }
+}
+
+/// Reads `input` line by line; blank lines are passed over. Ends after the first error that is not of one line alone.
+pub(super) fn numbered(mut input: Box<dyn BufRead>) -> impl Iterator<Item = Result<NumberedLine, LineError>> {
     let mut number = 0;
     let mut has_ended = false;
     std::iter::from_fn(move || {
         while !has_ended {
             number += 1;
-            match read_line(&mut input) {
+            match read_line(&mut input, number) {
                 Ok(None) => return None,
                 Ok(Some(text)) if text.trim().is_empty() => {}
                 Ok(Some(text)) => {
@@ -51,9 +89,8 @@ pub(super) fn numbered(mut input: Box<dyn BufRead>) -> impl Iterator<Item = Resu
                     return Some(Ok(NumberedLine { number, text }));
                 }
                 Err(error) => {
-                    has_ended = true;
-                    let failure = Failure::failed(format_args!("line {number}: cannot be read: {error}"));
-                    return Some(Err(failure));
+                    has_ended = !error.is_of_one_line();
+                    return Some(Err(error));
                 }
             }
         }
@@ -61,14 +98,15 @@ pub(super) fn numbered(mut input: Box<dyn BufRead>) -> impl Iterator<Item = Resu
     })
 }
 
-fn read_line(input: &mut Box<dyn BufRead>) -> io::Result<Option<String>> {
-    let mut line = String::new();
-    let bytes = input.by_ref().take(LINE_BYTES_MAX).read_line(&mut line)?;
-    if bytes as u64 == LINE_BYTES_MAX && !line.ends_with('\n') {
-        let rule = format!("a line may have {LINE_BYTES_MAX} bytes, at most; split it");
-        return Err(io::Error::new(io::ErrorKind::InvalidData, rule));
+fn read_line(input: &mut Box<dyn BufRead>, number: u64) -> Result<Option<String>, LineError> {
+    let mut line = Vec::new();
+    let read = input.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut line);
+    let bytes = read.map_err(|source| LineError::Unreadable { number, source })?;
+    if bytes as u64 == LINE_BYTES_MAX && !line.ends_with(b"\n") {
+        return Err(LineError::TooLong { number });
     }
-    Ok((bytes > 0).then_some(line))
+    let text = String::from_utf8(line).map_err(|_| LineError::NotText { number })?;
+    Ok((bytes > 0).then_some(text))
 }
 
 #[cfg(test)]
@@ -87,11 +125,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_text_ends_the_reading_with_its_line() {
+    fn a_line_that_is_not_text_is_the_only_one_that_is_lost() {
         let input = Box::new(&b"one\n\xff\nthree\n"[..]);
         let lines: Vec<_> = numbered(input).collect();
-        assert_eq!(lines.len(), 2);
-        assert!(lines[1].as_ref().unwrap_err().to_string().starts_with("line 2: "));
+        assert_eq!(lines.len(), 3);
+        let error = lines[1].as_ref().unwrap_err();
+        assert!(error.to_string().starts_with("line 2: "), "{error}");
+        assert!(error.is_of_one_line());
+        assert_eq!(lines[2].as_ref().unwrap().number, 3);
     }
 
     #[test]

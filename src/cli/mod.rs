@@ -22,6 +22,7 @@ mod nats_context;
 mod output;
 mod probe;
 mod publish;
+mod publish_wait;
 mod query;
 mod query_report;
 mod replay;

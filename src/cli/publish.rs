@@ -7,16 +7,14 @@ use clap::Args;
 use kvatlas_client::publish::{
     Beginning, HolderPublisher, PublishConnection, PublishedHolder, PublisherError, PublisherOptions,
 };
-use kvatlas_client::{ClientError, QueryClient};
-use kvatlas_core::wire::{BatchCursor, ErrorCode, Event, HolderStatusReply, NamespaceName, Rank, WorkerName};
-use tokio::time::Instant;
+use kvatlas_core::wire::{BatchCursor, Event, EventBatch, NamespaceName, Rank, WireLimits, WorkerName};
 
 use super::connect::{Connection, ConnectionArguments};
 use super::event_line::LineBatch;
 use super::failure::Failure;
-use super::lines::{NumberedLine, numbered, open};
+use super::lines::{LineError, NumberedLine, numbered, open};
 use super::output::{print, say};
-use super::status_report::describe_state;
+use super::publish_wait::DaemonWatch;
 use super::text::counted;
 use super::transport::TransportName;
 
@@ -34,9 +32,6 @@ Examples:
   kvatlas publish - --namespace llama --worker gpu-0 --epoch 7 --seq 12 < more.jsonl
 
 Without --epoch, the batches begin a new epoch: all that the worker's rank had is replaced by them."#;
-
-/// How often `--wait` asks the daemon how far it is.
-const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// What to publish, and as whom.
 #[derive(Debug, Args)]
@@ -71,7 +66,7 @@ pub(crate) struct PublishArguments {
     /// Wait until the daemon's status shows that the last batch is applied, as long as --timeout says.
     #[arg(long)]
     wait: bool,
-    /// Check the lines and print the batches; connect to nothing.
+    /// Check the lines, also against the default limits of a daemon, and print the batches; connect to nothing.
     #[arg(long, conflicts_with = "wait")]
     dry_run: bool,
 }
@@ -118,46 +113,58 @@ impl Published {
 
 /// Publishes the lines, and says how many there were.
 pub(crate) async fn publish(arguments: &PublishArguments) -> Result<(), Failure> {
-    let mut published = Published::default();
     if arguments.dry_run {
-        for line in numbered(open(&arguments.file)?) {
-            if let Some(batch) = parse(&line?, arguments.keep_going, &mut published)? {
-                print(&format!("{}\n", batch.to_json().map_err(Failure::failed)?))?;
-                published.count(&batch);
-            }
-        }
-        say(format_args!(
-            "checked {}; nothing was published\n",
-            published.describe()
-        ));
-        return published.check();
+        return check_lines(arguments);
     }
     let input = open(&arguments.file)?;
     let connection = arguments.connection.connect().await?;
     let publisher = publisher(arguments, &connection).await?;
-    let outcome = publish_lines(arguments, input, &publisher, &mut published).await;
-    // Also what came before a bad line has to leave, and is told about.
-    let flushed = tokio::time::timeout(arguments.connection.timeout, publisher.flush()).await;
-    let subject = connection
-        .subjects
-        .events(&arguments.namespace, &arguments.worker);
-    let BatchCursor { epoch, seq } = publisher.cursor();
-    let done = published.describe();
-    print(&format!(
-        "published {done} to {subject} (epoch {epoch}, last seq {seq})\n"
-    ))?;
-    outcome?;
-    flushed.map_err(|_| Failure::unavailable(not_taken(arguments.transport)))??;
-    if arguments.wait && published.batches > 0 {
-        wait_until_applied(
-            arguments,
-            connection,
-            publisher.cursor(),
-            published.has_said_goodbye,
-        )
-        .await?;
+    let mut sending = Sending::new(arguments, &connection, &publisher);
+    let watch = match arguments.wait {
+        true => Some(arguments.watch(&connection, publisher.cursor()).await),
+        false => None,
+    };
+    let outcome = sending.send(input).await;
+    if !sending.is_refused || sending.taken.batches > 0 {
+        let subject = connection
+            .subjects
+            .events(&arguments.namespace, &arguments.worker);
+        let BatchCursor { epoch, seq } = sending.cursor;
+        let done = sending.taken.describe();
+        print(&format!(
+            "published {done} to {subject} (epoch {epoch}, last seq {seq})\n"
+        ))?;
     }
-    published.check()
+    outcome?;
+    if let Some(watch) = watch.filter(|_| sending.taken.batches > 0) {
+        print(
+            &watch
+                .wait_until_applied(sending.cursor, sending.taken.has_said_goodbye)
+                .await?,
+        )?;
+    }
+    sending.handed_over.check()
+}
+
+/// Checks the lines, and prints the batches that they are.
+fn check_lines(arguments: &PublishArguments) -> Result<(), Failure> {
+    let mut checked = Published::default();
+    let beginning = BatchCursor {
+        epoch: arguments.epoch.unwrap_or(u64::MAX),
+        seq: arguments.seq,
+    };
+    for line in numbered(open(&arguments.file)?) {
+        let check = |batch| check_limits(batch, arguments.rank, beginning);
+        if let Some(batch) = read(line, arguments.keep_going, &mut checked, check)? {
+            print(&format!("{}\n", batch.to_json().map_err(Failure::failed)?))?;
+            checked.count(&batch);
+        }
+    }
+    say(format_args!(
+        "checked {}; nothing was published\n",
+        checked.describe()
+    ));
+    checked.check()
 }
 
 /// Why batches were not taken in time.
@@ -200,118 +207,157 @@ async fn publisher(
     HolderPublisher::start(nats, &connection.subjects, holder, options).await
 }
 
-async fn publish_lines(
-    arguments: &PublishArguments,
-    input: Box<dyn std::io::BufRead>,
-    publisher: &HolderPublisher,
-    published: &mut Published,
-) -> Result<(), Failure> {
-    for line in numbered(input) {
-        let line = line?;
-        if let Some(batch) = parse(&line, arguments.keep_going, published)? {
-            let mut with_this = *published;
-            with_this.count(&batch);
-            let sent = publisher.publish(batch.tier, batch.events).await;
-            sent.map_err(|error| Failure::unavailable(format_args!("line {}: {error}", line.number)))?;
-            *published = with_this;
-        }
+impl PublishArguments {
+    /// A watch over what the daemon takes of the batches behind `cursor`.
+    async fn watch(&self, connection: &Connection, cursor: BatchCursor) -> DaemonWatch {
+        let worker = (self.namespace.clone(), self.worker.clone(), self.rank);
+        let first = BatchCursor {
+            seq: cursor.seq.saturating_add(1),
+            ..cursor
+        };
+        DaemonWatch::begin(connection, worker, first, self.connection.timeout).await
     }
-    Ok(())
 }
 
-/// The batch of a line; `None` where it is bad and has been reported.
-fn parse(
-    line: &NumberedLine,
+/// The batches on their way to the server.
+struct Sending<'a> {
+    arguments: &'a PublishArguments,
+    publisher: &'a HolderPublisher,
+    /// The largest message that the server takes, in bytes.
+    payload_max: usize,
+    /// What the publisher was given.
+    handed_over: Published,
+    /// What of it the server has, or the stream with JetStream.
+    taken: Published,
+    /// The last batch that has been taken.
+    cursor: BatchCursor,
+    /// Whether something was not taken.
+    is_refused: bool,
+}
+
+impl<'a> Sending<'a> {
+    fn new(arguments: &'a PublishArguments, connection: &Connection, publisher: &'a HolderPublisher) -> Self {
+        Self {
+            arguments,
+            publisher,
+            payload_max: connection.nats.max_payload(),
+            handed_over: Published::default(),
+            taken: Published::default(),
+            cursor: publisher.cursor(),
+            is_refused: false,
+        }
+    }
+
+    /// Publishes the lines, and waits until they are taken.
+    async fn send(&mut self, input: Box<dyn std::io::BufRead>) -> Result<(), Failure> {
+        let sent = self.send_lines(input).await;
+        if self.is_refused {
+            return sent;
+        }
+        // Also what came before a bad line has to leave, and is told about.
+        let confirmed = self.confirm().await;
+        sent.and(confirmed)
+    }
+
+    async fn send_lines(&mut self, input: Box<dyn std::io::BufRead>) -> Result<(), Failure> {
+        for line in numbered(input) {
+            let number = line.as_ref().map_or(0, |line| line.number);
+            let (rank, payload_max) = (self.arguments.rank, self.payload_max);
+            let cursor = self.publisher.cursor();
+            let check = |batch| check_size(batch, rank, cursor, payload_max);
+            let read = read(line, self.arguments.keep_going, &mut self.handed_over, check)?;
+            let Some(batch) = read else { continue };
+            let mut with_this = self.handed_over;
+            with_this.count(&batch);
+            let sent = self.publisher.publish(batch.tier, batch.events).await;
+            sent.map_err(|error| Failure::unavailable(format_args!("line {number}: {error}")))?;
+            self.handed_over = with_this;
+            // The stream answers for each: what is not kept is not to be counted.
+            if self.arguments.transport == TransportName::Jetstream {
+                self.confirm().await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until all that was handed over is taken.
+    async fn confirm(&mut self) -> Result<(), Failure> {
+        let patience = self.arguments.connection.timeout;
+        let flushed = tokio::time::timeout(patience, self.publisher.flush()).await;
+        self.is_refused = !matches!(flushed, Ok(Ok(_)));
+        let not_in_time = |_| Failure::unavailable(not_taken(self.arguments.transport));
+        self.cursor = flushed.map_err(not_in_time)??;
+        self.taken = self.handed_over;
+        Ok(())
+    }
+}
+
+/// The batch of a line that `check` has nothing against; `None` where the line is bad and has been reported.
+fn read(
+    line: Result<NumberedLine, LineError>,
     keep_going: bool,
     published: &mut Published,
+    check: impl FnOnce(LineBatch) -> Result<LineBatch, String>,
 ) -> Result<Option<LineBatch>, Failure> {
-    match LineBatch::parse(&line.text) {
-        Ok(batch) => Ok(Some(batch)),
-        Err(error) => {
-            let failure = Failure::failed(format_args!("line {}: {error}", line.number));
-            if !keep_going {
-                return Err(failure);
+    let failure = match line {
+        Ok(NumberedLine { number, text }) => {
+            let parsed = LineBatch::parse(&text).map_err(|error| error.to_string());
+            match parsed.and_then(check) {
+                Ok(batch) => return Ok(Some(batch)),
+                Err(fault) => Failure::failed(format_args!("line {number}: {fault}")),
             }
-            say(format_args!("error: {failure}\n"));
-            published.bad_lines += 1;
-            Ok(None)
         }
-    }
-}
-
-/// Asks until the daemon has applied the batch at `cursor`.
-async fn wait_until_applied(
-    arguments: &PublishArguments,
-    connection: Connection,
-    cursor: BatchCursor,
-    has_said_goodbye: bool,
-) -> Result<(), Failure> {
-    let patience = arguments.connection.timeout;
-    let deadline = Instant::now() + patience;
-    let client = QueryClient::new(connection.nats, connection.subjects).with_patience(patience);
-    loop {
-        let holder = find_holder(arguments, &client).await?;
-        match progress(holder.as_ref(), cursor, has_said_goodbye) {
-            Progress::Applied(text) => return print(&text),
-            Progress::Ignored(text) => return Err(Failure::failed(text)),
-            Progress::Waiting(state) if Instant::now() >= deadline => {
-                let BatchCursor { epoch, seq } = cursor;
-                return Err(Failure::failed(format_args!(
-                    "epoch {epoch}, seq {seq} was not applied within {patience:?}: the daemon {state}; \
-                     see its log for the reason, or raise --timeout"
-                )));
-            }
-            Progress::Waiting(_) => tokio::time::sleep(POLL_INTERVAL).await,
-        }
-    }
-}
-
-/// How far the daemon is with what was published, in words.
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Progress {
-    Applied(String),
-    /// It will never be applied.
-    Ignored(String),
-    Waiting(String),
-}
-
-fn progress(holder: Option<&HolderStatusReply>, cursor: BatchCursor, has_said_goodbye: bool) -> Progress {
-    let Some(holder) = holder else {
-        return match has_said_goodbye {
-            true => {
-                Progress::Applied("applied: the daemon does not know the worker's rank any more\n".to_owned())
-            }
-            false => Progress::Waiting("has none of the worker's batches".to_owned()),
-        };
+        // There is nothing to go on with.
+        Err(error) if !error.is_of_one_line() => return Err(error.into()),
+        Err(error) => error.into(),
     };
-    let BatchCursor { epoch, seq } = cursor;
-    if holder.epoch > epoch {
-        return Progress::Ignored(format!(
-            "the daemon ignores epoch {epoch}, because epoch {} has replaced it; use a higher --epoch",
-            holder.epoch
-        ));
+    if !keep_going {
+        return Err(failure);
     }
-    if has_said_goodbye || holder.epoch < epoch || holder.seq < seq {
-        return Progress::Waiting(format!("is at epoch {}, seq {}", holder.epoch, holder.seq));
-    }
-    let blocks = counted(holder.blocks, "block", "blocks");
-    let state = describe_state(holder.exact, holder.degraded);
-    Progress::Applied(format!("applied: the worker's rank holds {blocks}, {state}\n"))
+    say(format_args!("error: {failure}\n"));
+    published.bad_lines += 1;
+    Ok(None)
 }
 
-/// The daemon's status of our holder; `None` where it does not know it yet.
-async fn find_holder(
-    arguments: &PublishArguments,
-    client: &QueryClient,
-) -> Result<Option<HolderStatusReply>, Failure> {
-    match client.status(&arguments.namespace).await {
-        Ok(status) => Ok(status
-            .holders
-            .into_iter()
-            .find(|holder| holder.worker == arguments.worker && holder.rank == arguments.rank)),
-        // The namespace comes into being with its first batch.
-        Err(ClientError::Refused(refusal)) if refusal.code == ErrorCode::UnknownNamespace => Ok(None),
-        Err(error) => Err(error.into()),
+/// The batch as it will be sent, but for its number and time, and the batch again.
+fn encoded(batch: LineBatch, rank: Rank, cursor: BatchCursor) -> (LineBatch, Vec<u8>) {
+    let sent = EventBatch {
+        epoch: cursor.epoch,
+        seq: cursor.seq.max(1),
+        rank,
+        time_us: Some(u64::MAX),
+        tier: batch.tier,
+        block_size: None,
+        events: batch.events,
+    };
+    let payload = sent.encode();
+    let EventBatch { tier, events, .. } = sent;
+    (LineBatch { tier, events }, payload)
+}
+
+/// Refuses a batch that is larger than the server takes.
+fn check_size(
+    batch: LineBatch,
+    rank: Rank,
+    cursor: BatchCursor,
+    payload_max: usize,
+) -> Result<LineBatch, String> {
+    let (batch, payload) = encoded(batch, rank, cursor);
+    let bytes = payload.len();
+    match bytes > payload_max {
+        true => Err(format!(
+            "the batch takes {bytes} bytes, and the NATS server takes {payload_max} at most (max_payload); split it"
+        )),
+        false => Ok(batch),
+    }
+}
+
+/// Refuses a batch that a daemon drops unless its limits are raised.
+fn check_limits(batch: LineBatch, rank: Rank, cursor: BatchCursor) -> Result<LineBatch, String> {
+    let (batch, payload) = encoded(batch, rank, cursor);
+    match EventBatch::decode(&payload, &WireLimits::default()) {
+        Ok(_) => Ok(batch),
+        Err(error) => Err(format!("a daemon with default limits drops it: {error}")),
     }
 }
 
@@ -319,70 +365,64 @@ async fn find_holder(
 mod tests {
     use super::*;
 
-    fn line(number: u64, text: &str) -> NumberedLine {
-        NumberedLine {
+    fn line(number: u64, text: &str) -> Result<NumberedLine, LineError> {
+        Ok(NumberedLine {
             number,
             text: text.to_owned(),
-        }
+        })
     }
+
+    const CURSOR: BatchCursor = BatchCursor { epoch: 1, seq: 1 };
 
     #[test]
     fn a_bad_line_stops_unless_told_otherwise() {
         let mut published = Published::default();
-        let failure = parse(&line(7, "{}"), false, &mut published).unwrap_err();
+        let failure = read(line(7, "{}"), false, &mut published, Ok).unwrap_err();
         assert!(failure.to_string().starts_with("line 7: "), "{failure}");
         assert_eq!(published, Published::default());
-        assert_eq!(parse(&line(8, "{}"), true, &mut published), Ok(None));
+        assert_eq!(read(line(8, "{}"), true, &mut published, Ok), Ok(None));
         assert_eq!(published.bad_lines, 1);
+        let not_text = Err(LineError::NotText { number: 9 });
+        assert_eq!(read(not_text, true, &mut published, Ok), Ok(None));
+        assert_eq!(published.bad_lines, 2);
         assert!(published.check().is_err());
+        // Behind it there is nothing to go on with.
+        let endless = Err(LineError::TooLong { number: 10 });
+        assert!(read(endless, true, &mut published, Ok).is_err());
     }
 
     #[test]
     fn blocks_and_events_are_counted() {
         let mut published = Published::default();
         let text = r#"{"events":[{"type":"stored","sequence_hashes":[1,2]},{"type":"removed","sequence_hashes":[1]}]}"#;
-        let batch = parse(&line(1, text), false, &mut published).unwrap().unwrap();
+        let batch = read(line(1, text), false, &mut published, Ok).unwrap().unwrap();
         published.count(&batch);
         assert_eq!(published.describe(), "1 batch, 2 events, 3 blocks");
         assert_eq!(published.check(), Ok(()));
     }
 
-    fn holder(epoch: u64, seq: u64) -> HolderStatusReply {
-        HolderStatusReply {
-            worker: WorkerName::new("gpu-0").unwrap(),
-            rank: 0,
-            epoch,
-            seq,
-            blocks: 1,
-            parked_events: 0,
-            foreign_chain: false,
-            exact: true,
-            degraded: kvatlas_core::wire::DegradedReasons::default(),
-        }
+    #[test]
+    fn what_a_daemon_drops_is_refused_before_it_is_published() {
+        let limits = WireLimits::default();
+        let of_events = |events: usize| LineBatch {
+            tier: kvatlas_core::wire::Tier::DEVICE,
+            events: vec![Event::Cleared; events],
+        };
+        let checked = |events| check_limits(of_events(events), 0, CURSOR);
+        assert_eq!(
+            checked(limits.events_max).map(|batch| batch.events.len()),
+            Ok(limits.events_max)
+        );
+        let error = checked(limits.events_max + 1).unwrap_err();
+        assert!(error.contains("default limits"), "{error}");
     }
 
     #[test]
-    fn the_daemon_is_waited_for_until_it_is_there_or_never_will_be() {
-        let cursor = BatchCursor { epoch: 7, seq: 2 };
-        let progress =
-            |holder: Option<HolderStatusReply>, goodbye| progress(holder.as_ref(), cursor, goodbye);
-        assert!(matches!(progress(None, false), Progress::Waiting(_)));
-        assert!(matches!(
-            progress(Some(holder(6, 9)), false),
-            Progress::Waiting(_)
-        ));
-        assert!(matches!(
-            progress(Some(holder(7, 1)), false),
-            Progress::Waiting(_)
-        ));
-        let applied = Progress::Applied("applied: the worker's rank holds 1 block, exact\n".to_owned());
-        assert_eq!(progress(Some(holder(7, 2)), false), applied);
-        assert!(matches!(
-            progress(Some(holder(8, 1)), false),
-            Progress::Ignored(_)
-        ));
-        // A goodbye is applied when the holder is gone, not before.
-        assert!(matches!(progress(Some(holder(7, 2)), true), Progress::Waiting(_)));
-        assert!(matches!(progress(None, true), Progress::Applied(_)));
+    fn what_the_server_does_not_take_is_refused() {
+        let batch = || LineBatch::parse(r#"{"type":"cleared"}"#).unwrap();
+        let (_, payload) = encoded(batch(), 0, CURSOR);
+        assert!(check_size(batch(), 0, CURSOR, payload.len()).is_ok());
+        let error = check_size(batch(), 0, CURSOR, payload.len() - 1).unwrap_err();
+        assert!(error.contains("max_payload"), "{error}");
     }
 }

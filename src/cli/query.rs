@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 use clap::{ArgGroup, Args};
-use kvatlas_client::QueryClient;
+use kvatlas_client::{ClientError, QueryClient};
 use kvatlas_core::hash::{BlockHash, Position, PositionalLineageHash, SequenceHash, Token};
 use kvatlas_core::wire::{BatchReply, PROTOCOL_VERSION, QueryKey, QueryOptions, SingleQuery, WorkerName};
 use serde::Deserialize;
@@ -62,7 +62,7 @@ pub(crate) struct QueryArguments {
     #[arg(long, group = "asked", value_name = "HASHES", value_delimiter = ',')]
     lineage_hashes: Option<Vec<PositionalLineageHash>>,
     /// Send only the first hash, every COUNT-th after it, and the last; the answer then says at least and at most how many blocks match.
-    #[arg(long, value_name = "COUNT", conflicts_with_all = WHOLE_FORMS)]
+    #[arg(long, value_name = "COUNT", conflicts_with_all = WHOLE_FORMS, value_parser = parse_stride)]
     every: Option<NonZeroUsize>,
     /// The position of each hash, joined by commas, where these are not the whole chain; the answer then has both numbers, too.
     #[arg(long, value_name = "NUMBERS", value_delimiter = ',', conflicts_with_all = WHOLE_FORMS,
@@ -143,7 +143,8 @@ async fn client(arguments: &QueryArguments) -> Result<QueryClient, Failure> {
 
 async fn status(arguments: &QueryArguments) -> Result<(), Failure> {
     let namespace = arguments.cache.namespace()?;
-    let status = client(arguments).await?.status(&namespace).await?;
+    let status = client(arguments).await?.status(&namespace).await;
+    let status = status.map_err(|error| arguments.failure(error))?;
     if arguments.json {
         print_json(&status)
     } else {
@@ -155,7 +156,8 @@ async fn query_one(mut arguments: QueryArguments) -> Result<(), Failure> {
     let query = arguments.take_query()?;
     let namespace = arguments.cache.namespace()?;
     let client = client(&arguments).await?;
-    let reply = client.query(&namespace, query).await?;
+    let reply = client.query(&namespace, query).await;
+    let reply = reply.map_err(|error| arguments.failure(error))?;
     if arguments.json {
         print_json(&reply)
     } else {
@@ -178,7 +180,8 @@ async fn query_batch(arguments: &QueryArguments, path: &Path) -> Result<(), Fail
     }
     let asked: Vec<QueryOptions> = queries.iter().map(|query| query.options.clone()).collect();
     let client = client(arguments).await?;
-    let results = client.query_batch(&namespace, queries).await?;
+    let results = client.query_batch(&namespace, queries).await;
+    let results = results.map_err(|error| arguments.failure(error))?;
     let reply = BatchReply {
         v: PROTOCOL_VERSION,
         results,
@@ -192,6 +195,16 @@ async fn query_batch(arguments: &QueryArguments, path: &Path) -> Result<(), Fail
 }
 
 impl QueryArguments {
+    /// What went wrong. Nobody listening where shards do need not mean that there is no daemon.
+    fn failure(&self, error: ClientError) -> Failure {
+        match error {
+            ClientError::NoDaemon { subject } if self.gather => Failure::unavailable(format_args!(
+                "no shard listens on {subject}; start the shards, or leave --gather out where one daemon follows all workers"
+            )),
+            error => error.into(),
+        }
+    }
+
     fn options(&self) -> QueryOptions {
         QueryOptions {
             workers: self.workers.clone(),
@@ -274,6 +287,13 @@ fn parse_query(line: &str, defaults: &QueryOptions) -> Result<SingleQuery, Strin
     Ok(query)
 }
 
+/// The number of `--every`.
+fn parse_stride(text: &str) -> Result<NonZeroUsize, String> {
+    text.trim()
+        .parse()
+        .map_err(|_| "write a whole number from 1".to_owned())
+}
+
 /// One position of `--positions`.
 fn parse_position(text: &str) -> Result<Position, String> {
     let number = text
@@ -332,6 +352,23 @@ mod tests {
     fn parse(arguments: &[&str]) -> Result<QueryArguments, clap::Error> {
         let always = ["example", "--namespace", "llama"];
         Example::try_parse_from(always.iter().chain(arguments)).map(|example| example.query)
+    }
+
+    #[test]
+    fn faults_are_told_in_plain_words() {
+        assert_eq!(parse_stride("0"), Err("write a whole number from 1".to_owned()));
+        assert_eq!(parse_stride("2").map(NonZeroUsize::get), Ok(2));
+        let failure = |more: &[&str]| {
+            let always = ["example", "--namespace", "llama", "--status"];
+            let parsed = Example::try_parse_from(always.iter().chain(more)).unwrap();
+            let subject = "kvatlas.v1.shards.query".to_owned();
+            parsed
+                .query
+                .failure(ClientError::NoDaemon { subject })
+                .to_string()
+        };
+        assert!(failure(&["--gather"]).contains("leave --gather out"));
+        assert!(!failure(&[]).contains("--gather"));
     }
 
     #[test]

@@ -52,11 +52,14 @@ pub(super) fn describe_gathered(gathered: Option<&Gathered>) -> String {
     let Some(gathered) = gathered.filter(|gathered| !gathered.missing.is_empty()) else {
         return String::new();
     };
-    let missing: Vec<String> = gathered.missing.iter().map(u32::to_string).collect();
+    let their = if gathered.missing.len() == 1 {
+        "its"
+    } else {
+        "their"
+    };
     format!(
-        "incomplete: of {} shards, {} did not answer; their workers are left out\n",
-        gathered.shards,
-        missing.join(", ")
+        "incomplete: {} did not answer; {their} workers are left out\n",
+        gathered.missing_in_words()
     )
 }
 
@@ -260,11 +263,20 @@ gpu-1      0      12      18 %          -         -  degraded: gap
             };
             render_reply(&reply, &asked(false))
         };
-        let text = gathered(vec![0, 2]);
-        assert!(
-            text.ends_with("incomplete: of 3 shards, 0, 2 did not answer; their workers are left out\n"),
-            "{text}"
-        );
+        for (missing, expected) in [
+            (vec![2], "shard 2 of 3 did not answer; its workers are left out\n"),
+            (
+                vec![0, 2],
+                "shards 0 and 2 of 3 did not answer; their workers are left out\n",
+            ),
+            (
+                vec![0, 1, 2],
+                "shards 0, 1 and 2 of 3 did not answer; their workers are left out\n",
+            ),
+        ] {
+            let text = gathered(missing);
+            assert!(text.ends_with(&format!("incomplete: {expected}")), "{text}");
+        }
         assert!(!gathered(Vec::new()).contains("incomplete"));
     }
 

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::Args;
 use kvatlas::daemon::Daemon;
 use kvatlas::daemon::config::settings::CONFIG_VARIABLE;
-use kvatlas::daemon::config::{Config, ConfigErrors, LoggingConfig, SettingFlags, process_environment};
+use kvatlas::daemon::config::{Config, ConfigErrors, Kind, LoggingConfig, SettingFlags, process_environment};
 use kvatlas::daemon::metrics;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -114,6 +114,10 @@ impl ConfigSource {
 
 /// Sets up the log of the process.
 pub(crate) fn start_logging(logging: &LoggingConfig) -> Result<(), Failure> {
+    // A word that is no level would be taken for a place in the program, of which nothing is logged.
+    Kind::LogFilter
+        .check(&logging.level)
+        .map_err(|rule| Failure::usage(format_args!("--logging-level {rule}")))?;
     metrics::init(logging.format, &logging.level).map_err(Failure::usage)
 }
 
@@ -163,5 +167,26 @@ impl StopSignals {
             _ = self.terminate.recv() => "SIGTERM",
             _ = self.interrupt.recv() => "SIGINT",
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvatlas::daemon::metrics::LogFormat;
+
+    use super::*;
+
+    #[test]
+    fn a_level_that_there_is_not_is_wrong_usage() {
+        let failure = start_logging(&LoggingConfig {
+            format: LogFormat::Text,
+            level: "bogus".to_owned(),
+        });
+        let failure = failure.unwrap_err();
+        assert_eq!(failure.status, super::super::ExitStatus::Usage);
+        assert!(
+            failure.to_string().contains("--logging-level must be a level"),
+            "{failure}"
+        );
     }
 }

@@ -6,7 +6,7 @@ use clap::Args;
 use kvatlas_core::wire::DegradedReasons;
 use serde::{Deserialize, Serialize};
 
-use super::admin_client::{AdminArguments, AdminClient};
+use super::admin_client::{AdminArguments, AdminClient, Role};
 use super::failure::Failure;
 use super::output::{print, print_json};
 use super::table::{Side, Table};
@@ -36,7 +36,10 @@ pub(crate) struct StatusArguments {
 /// What `/index` says.
 #[derive(Debug, Deserialize)]
 struct Index {
+    #[serde(default)]
+    role: Role,
     namespaces: Vec<NamespaceSizes>,
+    #[serde(default)]
     messages_waiting: u64,
 }
 
@@ -67,6 +70,7 @@ struct Holder {
 /// The status of a daemon.
 #[derive(Debug, Serialize)]
 struct Status {
+    role: Role,
     ready: bool,
     /// Why it is not ready.
     reasons: Vec<String>,
@@ -115,7 +119,8 @@ impl Status {
             namespaces.insert(sizes.namespace, status);
         }
         let mut target = "/workers?state=degraded&limit=10000".to_owned();
-        for _ in 0..PAGES_MAX {
+        let pages_max = if index.role.keeps_an_index() { PAGES_MAX } else { 0 };
+        for _ in 0..pages_max {
             let page: Holders = client.json(&target).await?;
             for holder in page.holders {
                 if let Some(status) = namespaces.get_mut(&holder.namespace) {
@@ -126,6 +131,7 @@ impl Status {
             target = format!("/workers?state=degraded&limit=10000&after={next}");
         }
         Ok(Self {
+            role: index.role,
             ready: readiness.ready,
             reasons: readiness.reasons,
             messages_waiting: index.messages_waiting,
@@ -141,7 +147,8 @@ impl Status {
     fn verdict(&self) -> Result<(), Failure> {
         let (holders, degraded) = self.totals();
         if !self.ready {
-            return Err(Failure::failed("the daemon is not ready"));
+            let role = self.role.as_str();
+            return Err(Failure::failed(format_args!("the {role} is not ready")));
         }
         if degraded > 0 {
             return Err(Failure::failed(format_args!(
@@ -161,6 +168,9 @@ impl Status {
         );
         for reason in &self.reasons {
             text += &format!("  {reason}\n");
+        }
+        if let Some(hint) = self.role.hint() {
+            return text + hint;
         }
         if self.namespaces.is_empty() {
             return text + "no worker has been heard of\n";
@@ -235,6 +245,7 @@ mod tests {
             ..NamespaceStatus::default()
         };
         Status {
+            role: Role::Daemon,
             ready: true,
             reasons: Vec::new(),
             messages_waiting: 1,
@@ -253,6 +264,25 @@ qwen          1000         0  123456  12345678
 ";
         assert_eq!(status.render("127.0.0.1:9464"), expected);
         assert_eq!(status.verdict(), Ok(()));
+    }
+
+    #[test]
+    fn what_keeps_no_index_says_so() {
+        for (role, text) in [
+            (r#""gateway""#, "a gateway"),
+            (r#""bridge""#, "a bridge"),
+            (r#""later""#, "no worker"),
+        ] {
+            let status = Status {
+                role: serde_json::from_str(role).unwrap(),
+                namespaces: Vec::new(),
+                ..sound()
+            };
+            assert!(status.render("a:1").contains(text), "{}", status.render("a:1"));
+        }
+        // Older daemons do not say.
+        let index: Index = serde_json::from_str(r#"{"namespaces":[],"messages_waiting":0}"#).unwrap();
+        assert_eq!(index.role, Role::Daemon);
     }
 
     #[test]

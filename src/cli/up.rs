@@ -2,7 +2,6 @@
 //!
 //! It starts a `nats-server` as a child process, unless it is told of one. The daemon, the bridge and HTTP are in this process.
 
-use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -12,7 +11,7 @@ use clap::Args;
 use kvatlas::bridge::Bridge;
 use kvatlas::daemon::broker::{ConnectPatience, connect};
 use kvatlas::daemon::config::settings::CONFIG_VARIABLE;
-use kvatlas::daemon::config::{Config, SettingFlags, process_environment};
+use kvatlas::daemon::config::{Config, Said, SettingFlags, process_environment};
 use kvatlas::daemon::http::{EngineRegistry, EngineState, EngineStatus, NewEngine};
 use kvatlas::daemon::{Daemon, StartError, namespaces};
 use kvatlas_client::QueryClient;
@@ -58,11 +57,14 @@ impl UpArguments {
     /// Runs the broker, the daemon, the bridge and the listener for queries until the process is told to stop.
     pub(crate) async fn run(self) -> Result<(), Failure> {
         let Self {
-            engines: arguments,
+            engines: mut arguments,
             config: file,
             settings,
         } = self;
-        let config = load(settings, file, &arguments)?;
+        let config = load(settings, file, arguments.block_size)?;
+        arguments
+            .block_size
+            .get_or_insert(config.namespaces.default.block_size);
         start_logging(&config.logging)?;
         let engines = arguments.load()?;
         let (mut signals, hangup) = (StopSignals::listen()?, listen_to_hangup()?);
@@ -100,31 +102,31 @@ impl UpArguments {
     }
 }
 
-/// The settings, with what `up` presumes beneath what is given.
-fn load(settings: SettingFlags, file: Option<PathBuf>, engines: &EngineArguments) -> Result<Config, Failure> {
-    let mut given: BTreeMap<String, String> = settings.into_given();
-    let environment = process_environment();
-    let names_servers =
-        given.contains_key("nats.url") || environment.iter().any(|(name, _)| name == "KVATLAS_NATS_URL");
-    let mut presume = |key: &str, variable: &str, value: &str| {
-        let is_set = environment.iter().any(|(name, _)| name == variable);
-        if !is_set && !given.contains_key(key) {
-            given.insert(key.to_owned(), value.to_owned());
-        }
-    };
-    if !names_servers {
-        presume("nats.embedded", "KVATLAS_NATS_EMBEDDED", "true");
-    }
-    presume("http.listen", "KVATLAS_HTTP_LISTEN", HTTP_LISTEN);
-    let block_size = engines.block_size.to_string();
-    presume(
-        "namespace_defaults.block_size",
-        "KVATLAS_NAMESPACE_DEFAULTS_BLOCK_SIZE",
-        &block_size,
-    );
+/// The settings, with what `up` presumes beneath what flags, environment and file say.
+fn load(settings: SettingFlags, file: Option<PathBuf>, block_size: Option<u32>) -> Result<Config, Failure> {
     let named = || std::env::var_os(CONFIG_VARIABLE).filter(|path| !path.is_empty());
     let file = file.or_else(|| named().map(PathBuf::from));
-    Ok(Config::load(given, environment.into_iter(), file.as_deref())?)
+    let environment = process_environment().into_iter();
+    Ok(Config::load_presuming(
+        |said| presume(said, block_size),
+        settings.into_given(),
+        environment,
+        file.as_deref(),
+    )?)
+}
+
+/// What `up` takes where nothing is said: a broker of its own, a listener for queries, and the engines' block size for the others.
+fn presume(said: Said<'_>, block_size: Option<u32>) -> Vec<(&'static str, String)> {
+    let mut presumed = Vec::new();
+    if !said.names_nats_server() {
+        presumed.push(("nats.embedded", "true".to_owned()));
+    }
+    // A gateway has no index to ask over HTTP.
+    if !said.is_changed("gateway.enabled") {
+        presumed.push(("http.listen", HTTP_LISTEN.to_owned()));
+    }
+    presumed.extend(block_size.map(|size| ("namespace_defaults.block_size", size.to_string())));
+    presumed
 }
 
 /// Says how to ask once that works, and waits for a signal.
@@ -246,6 +248,40 @@ async fn stop(daemon: Daemon, bridge: Bridge) -> Result<(), Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The configuration of `up` with a file, and a flag.
+    fn loaded(text: &str, flag: Option<(&str, &str)>) -> Config {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), text).unwrap();
+        let flags = flag.map(|(key, value)| (key.to_owned(), value.to_owned()));
+        let flags = flags.into_iter().collect();
+        let said = |said: Said<'_>| presume(said, Some(64));
+        Config::load_presuming(said, flags, std::iter::empty(), Some(file.path())).unwrap()
+    }
+
+    #[test]
+    fn the_file_goes_over_what_is_presumed() {
+        let config = loaded("", None);
+        assert!(config.nats.embedded);
+        assert_eq!(config.http.listen, Some(HTTP_LISTEN.parse().unwrap()));
+        assert_eq!(config.namespaces.default.block_size, 64);
+        // Also where it says what the default is.
+        let config = loaded(
+            "[nats]\nurl = \"nats://127.0.0.1:4222\"\n[http]\nlisten = \"off\"\n[namespace_defaults]\nblock_size = 16\n",
+            None,
+        );
+        assert!(!config.nats.embedded);
+        assert_eq!(config.http.listen, None);
+        assert_eq!(config.namespaces.default.block_size, 16);
+        assert!(!loaded("[nats]\ntoken = \"t\"\n", None).nats.embedded);
+    }
+
+    #[test]
+    fn a_gateway_is_not_presumed_to_listen() {
+        let config = loaded("", Some(("gateway.enabled", "true")));
+        assert!(config.gateway.enabled && config.nats.embedded);
+        assert_eq!(config.http.listen, None);
+    }
 
     #[test]
     fn the_line_is_for_a_shell() {

@@ -438,6 +438,41 @@ gpu-1      0       1      50 %  degraded: gap  at block 1, which 1 other has (";
 }
 
 #[test]
+fn a_batch_that_the_daemon_drops_is_not_called_applied() {
+    let served = Served::start(&["--events-max-blocks-per-event", "1"]);
+    let publish = ["publish", "--worker", "gpu-0", "--wait", "--timeout", "3s"];
+    let published = served.run(&publish, STORED);
+    assert_eq!(published.status.code(), Some(1), "{}", stdout(&published));
+    assert!(
+        stderr(&published).contains("did not take every batch"),
+        "{}",
+        stderr(&published)
+    );
+}
+
+#[test]
+fn a_batch_that_the_server_does_not_take_is_not_counted() {
+    let served = Served::start(&[]);
+    let hashes: Vec<String> = (1..1_100_000).map(|hash| hash.to_string()).collect();
+    let large = format!(r#"{{"type":"stored","sequence_hashes":[{}]}}"#, hashes.join(","));
+    let published = served.run(
+        &["publish", "--worker", "gpu-0", "--keep-going"],
+        &format!("{large}\n{STORED}\n"),
+    );
+    assert_eq!(published.status.code(), Some(1), "{}", stdout(&published));
+    assert!(
+        stdout(&published).starts_with("published 1 batch, 1 event, 2 blocks"),
+        "{}",
+        stdout(&published)
+    );
+    assert!(
+        stderr(&published).contains("line 1: ") && stderr(&published).contains("max_payload"),
+        "{}",
+        stderr(&published)
+    );
+}
+
+#[test]
 fn a_batch_that_is_published_through_a_stream_is_kept_or_it_is_an_error() {
     let through_stream = [
         "publish",
@@ -462,6 +497,7 @@ fn a_batch_that_is_published_through_a_stream_is_kept_or_it_is_an_error() {
     let served = Served::start(&[]);
     let published = served.run(&[&through_stream[..], &["--timeout", "1s"]].concat(), STORED);
     assert_eq!(published.status.code(), Some(69), "{}", stdout(&published));
+    assert_eq!(stdout(&published), "", "nothing has been kept");
     assert!(
         stderr(&published).contains("no events stream has acknowledged"),
         "{}",

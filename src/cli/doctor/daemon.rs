@@ -8,7 +8,7 @@ use kvatlas::daemon::config::Config;
 use kvatlas_client::publish::{HolderPublisher, PublishedHolder, PublisherOptions};
 use kvatlas_client::{ClientError, QueryClient};
 use kvatlas_core::hash::SequenceHash;
-use kvatlas_core::wire::{ErrorCode, Event, QueryKey, SingleQuery, StoredBlocks, Subjects, Tier};
+use kvatlas_core::wire::{ErrorCode, Event, Gathered, QueryKey, SingleQuery, StoredBlocks, Subjects, Tier};
 
 use super::DoctorArguments;
 use super::broker::Connected;
@@ -43,13 +43,14 @@ pub(super) async fn check_round_trip(
     let begun = Instant::now();
     let hash = SequenceHash(publisher.cursor().epoch);
     let stored = Event::Stored(StoredBlocks::by_sequence(None, None, vec![hash]));
+    let mut incomplete = None;
     let arrived = async {
         publisher
             .publish(Tier::DEVICE, vec![stored])
             .await
             .map_err(|error| error.to_string())?;
         publisher.flush().await.map_err(|error| error.to_string())?;
-        wait_for(arguments, subjects, connected, hash).await
+        wait_for(arguments, subjects, connected, hash, &mut incomplete).await
     };
     let limit = tokio::time::timeout(arguments.timeout, arrived).await;
     let elapsed = begun.elapsed();
@@ -69,6 +70,7 @@ pub(super) async fn check_round_trip(
             trouble,
             "start a daemon with the same nats.url and subjects.prefix; /readyz of its admin listener says what it waits for",
         ),
+        Err(_) if incomplete.is_some() => missing_shards(incomplete.as_ref()),
         Err(_) => Check::failed(
             ROUND_TRIP,
             format!(
@@ -81,12 +83,26 @@ pub(super) async fn check_round_trip(
     }
 }
 
-/// Asks until the probe is found and exact, or the daemon says something else.
+/// Answers came, and all lacked shards.
+fn missing_shards(gathered: Option<&Gathered>) -> Check {
+    let is_one = gathered.is_some_and(|gathered| gathered.missing.len() == 1);
+    let missing = gathered.map(Gathered::missing_in_words).unwrap_or_default();
+    let are = if is_one { "is" } else { "are" };
+    Check::failed(
+        ROUND_TRIP,
+        format!("{missing} {are} not there"),
+        "start a daemon for it (sharding.shard), with the same nats.url and subjects.prefix; answers lack its workers until then",
+    )
+}
+
+/// Asks until the probe is found and exact, in an answer of all shards, or the daemon says something else. Keeps in `incomplete` which
+/// shards the last answer lacked.
 async fn wait_for(
     arguments: &DoctorArguments,
     subjects: &Subjects,
     connected: &Connected,
     hash: SequenceHash,
+    incomplete: &mut Option<Gathered>,
 ) -> Result<(), String> {
     let client = QueryClient::new(connected.nats.clone(), subjects.clone()).with_patience(arguments.timeout);
     loop {
@@ -94,7 +110,9 @@ async fn wait_for(
         match client.query(&arguments.namespace, query).await {
             Ok(reply) => {
                 let mut holders = reply.holders.iter();
-                if holders.any(|holder| holder.worker == arguments.worker && holder.exact) {
+                let is_found = holders.any(|holder| holder.worker == arguments.worker && holder.exact);
+                *incomplete = reply.gathered.filter(|gathered| !gathered.missing.is_empty());
+                if is_found && incomplete.is_none() {
                     return Ok(());
                 }
             }
@@ -147,4 +165,18 @@ fn largest_file(directory: &Path) -> u64 {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     let sizes = entries.filter_map(|entry| entry.metadata().ok());
     sizes.map(|metadata| metadata.len()).max().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::report::Outcome;
+    use super::*;
+
+    #[test]
+    fn a_shard_that_is_not_there_is_a_failure() {
+        let check = |missing| missing_shards(Some(&Gathered { shards: 3, missing }));
+        assert_eq!(check(vec![0]).outcome(), Outcome::Failed);
+        assert_eq!(check(vec![0]).found(), "shard 0 of 3 is not there");
+        assert_eq!(check(vec![0, 2]).found(), "shards 0 and 2 of 3 are not there");
+    }
 }

@@ -77,8 +77,7 @@ impl Needs {
             Err(error) => return Check::failed(&name, error, "see the log of the NATS server"),
         };
         if refused.is_empty() {
-            let tried = [self.subscribe, self.publish].concat();
-            return Check::fine(&name, format!("the server allows {}", tried.join(", ")));
+            return Check::fine(&name, self.describe_allowed());
         }
         Check::failed(
             &name,
@@ -86,6 +85,16 @@ impl Needs {
             "allow it in the server's configuration, as deploy/nats does, or give the credentials of that role; \
              --role says which roles these credentials are for",
         )
+    }
+
+    /// What was tried, each subject with what may be done there.
+    fn describe_allowed(&self) -> String {
+        let tried = [("subscribe", &self.subscribe), ("publish", &self.publish)];
+        let tried = tried.iter().filter(|(_, subjects)| !subjects.is_empty());
+        let allowed: Vec<String> = tried
+            .map(|(what, subjects)| format!("to {what} to {}", subjects.join(", ")))
+            .collect();
+        format!("the server allows {}", allowed.join("; "))
     }
 
     async fn try_all(&self, connected: &Connected) -> Result<Vec<String>, async_nats::Error> {
@@ -111,5 +120,22 @@ impl Needs {
             });
         }
         Ok(refused)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_allowed_says_what_for() {
+        let needs = Needs {
+            subscribe: vec!["a.roster".to_owned(), "a.b".to_owned()],
+            publish: vec!["a.roster".to_owned()],
+        };
+        assert_eq!(
+            needs.describe_allowed(),
+            "the server allows to subscribe to a.roster, a.b; to publish to a.roster"
+        );
     }
 }

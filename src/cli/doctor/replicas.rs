@@ -13,7 +13,8 @@ use super::broker::Connected;
 use super::namespaces::{self, Hashed};
 use super::report::Check;
 use crate::cli::Failure;
-use crate::cli::admin_client::{AdminArguments, AdminClient};
+use crate::cli::admin_client::{AdminArguments, AdminClient, Role};
+use crate::cli::text::counted;
 
 /// A difference of clocks above which lags and times in the log mislead.
 const SKEW_MAX: Duration = Duration::from_secs(1);
@@ -26,6 +27,8 @@ const REPLICAS_MAX: usize = 256;
 
 #[derive(Debug, Deserialize)]
 struct Index<N> {
+    #[serde(default)]
+    role: Role,
     namespaces: Vec<N>,
 }
 
@@ -150,12 +153,14 @@ pub(super) async fn check(replicas: &[Replica], patience: Duration) -> Vec<Check
                 checks.push(Check::warning(&name, failure, mend));
                 checks.push(Check::skipped("clock", format!("{name} does not tell its time")));
             }
-            Ok(check) => {
-                if let Some(group) = group {
+            Ok((role, check)) => {
+                if let Some(group) = group.as_ref().filter(|_| role.keeps_an_index()) {
                     groups.entry(group).or_default().push(admin);
                 }
                 checks.push(check);
-                checks.push(check_clock(admin).await);
+                if role != Role::Bridge {
+                    checks.push(check_clock(admin).await);
+                }
             }
         }
     }
@@ -216,20 +221,30 @@ fn compare(group: &str, holders: Result<Vec<u64>, Failure>) -> Check {
         ),
         known => {
             let first = known.first().copied().unwrap_or_default();
-            Check::fine(&name, format!("all {} know {first} holders", known.len()))
+            let holders = counted(first, "holder", "holders");
+            Check::fine(&name, format!("all {} know {holders}", known.len()))
         }
     }
 }
 
-async fn check_readiness(name: &str, replica: &AdminClient) -> Result<Check, Failure> {
+/// What the process is, and whether it is ready.
+async fn check_readiness(name: &str, replica: &AdminClient) -> Result<(Role, Check), Failure> {
     let readiness = replica.readiness().await?;
-    let known = holders_of(replica).await?;
-    Ok(if readiness.ready {
-        Check::fine(name, format!("ready, knows {known} holders"))
-    } else {
+    let index: Index<Sizes> = replica.json("/index").await?;
+    let holders = index.namespaces.iter().map(|sizes| sizes.holders).sum();
+    if !readiness.ready {
         let found = format!("not ready: {}", readiness.reasons.join("; "));
-        Check::failed(name, found, "deploy/operating.md says what each reason needs")
-    })
+        let mend = "deploy/operating.md says what each reason needs";
+        return Ok((index.role, Check::failed(name, found, mend)));
+    }
+    Ok((index.role, Check::fine(name, describe_ready(index.role, holders))))
+}
+
+fn describe_ready(role: Role, holders: u64) -> String {
+    match role {
+        Role::Daemon => format!("ready, knows {}", counted(holders, "holder", "holders")),
+        Role::Gateway | Role::Bridge => format!("ready; it is a {}, which keeps no index", role.as_str()),
+    }
 }
 
 /// How many holders a daemon knows.
@@ -246,31 +261,32 @@ async fn check_clock(replica: &AdminClient) -> Check {
         Ok(events) => events,
         Err(failure) => return Check::skipped(NAME, failure),
     };
+    let place = replica.authority();
     let clock = loop {
         match events.next().await {
-            None => return Check::skipped(NAME, "the daemon told no time"),
+            None => return Check::skipped(NAME, format!("the daemon at {place} told no time")),
             Some((name, data)) if name == "frame" => break serde_json::from_str::<Clock>(&data),
             Some(_) => {}
         }
     };
     match clock {
-        Err(error) => Check::skipped(NAME, error),
-        Ok(clock) => judge_clock(asked, unix_time_us(), clock.now_us),
+        Err(error) => Check::skipped(NAME, format!("that of {place}: {error}")),
+        Ok(clock) => judge_clock(place, [asked, unix_time_us()], clock.now_us),
     }
 }
 
-/// The daemon's time lies between the two of ours, unless the clocks differ.
-fn judge_clock(asked_us: u64, answered_us: u64, theirs_us: u64) -> Check {
+/// The time of the daemon at `place` lies between the two of ours, unless the clocks differ.
+fn judge_clock(place: &str, [asked_us, answered_us]: [u64; 2], theirs_us: u64) -> Check {
     let ahead = theirs_us.saturating_sub(answered_us);
     let behind = asked_us.saturating_sub(theirs_us);
     let skew = Duration::from_micros(ahead.max(behind));
     if skew <= SKEW_MAX {
-        return Check::fine("clock", format!("the daemon's is at most {SKEW_MAX:?} off"));
+        return Check::fine("clock", format!("that of {place} is at most {SKEW_MAX:?} off"));
     }
     let direction = if ahead > 0 { "ahead of" } else { "behind" };
     Check::failed(
         "clock",
-        format!("the daemon's is {skew:.1?} {direction} this machine's"),
+        format!("that of {place} is {skew:.1?} {direction} this machine's"),
         "run an NTP client on both: lags are measured by the publishers' clocks, and a clock that runs ahead makes epochs look stale",
     )
 }
@@ -283,12 +299,19 @@ mod tests {
     #[test]
     fn clocks_may_differ_by_a_second() {
         let at = 1_700_000_000_000_000;
-        let outcome = |theirs| judge_clock(at, at + 1000, theirs).outcome();
+        let outcome = |theirs| judge_clock("a:1", [at, at + 1000], theirs).outcome();
         assert_eq!(outcome(at + 500), Outcome::Fine);
         assert_eq!(outcome(at + 900_000), Outcome::Fine);
         assert_eq!(outcome(at - 900_000), Outcome::Fine);
         assert_eq!(outcome(at + 2_000_000), Outcome::Failed);
         assert_eq!(outcome(at - 60_000_000), Outcome::Failed);
+    }
+
+    #[test]
+    fn whoever_keeps_no_index_is_no_replica() {
+        assert_eq!(describe_ready(Role::Daemon, 1), "ready, knows 1 holder");
+        assert!(describe_ready(Role::Bridge, 0).contains("it is a bridge"));
+        assert!(describe_ready(Role::Gateway, 0).contains("it is a gateway"));
     }
 
     #[test]

@@ -59,6 +59,11 @@ impl Check {
         self.outcome
     }
 
+    #[cfg(test)]
+    pub(super) fn found(&self) -> &str {
+        &self.found
+    }
+
     fn new(name: &str, outcome: Outcome, found: &impl ToString, mend: Option<String>) -> Self {
         Self {
             name: name.to_owned(),

@@ -29,17 +29,22 @@ pub(super) fn verify(arguments: &VerifyArguments) -> Result<(), Failure> {
         }
         let found = snapshots_in(path)?;
         if found.is_empty() {
-            return Err(Failure::failed(format_args!(
-                "there are no snapshots in {}",
-                path.display()
-            )));
+            // As `inspect` does: a directory without any is in order.
+            print(&format!("there are no snapshots in {}\n", path.display()))?;
         }
         files.extend(found);
     }
     let mut damaged = 0;
     for path in &files {
-        let file = File::open(path).map_err(|error| cannot_open(path, &error))?;
-        let checked = kvatlas_core::snapshot::verify(BufReader::with_capacity(1 << 20, file), &file_limits());
+        let checked = match File::open(path) {
+            // Nothing else was named.
+            Err(error) if arguments.paths == [path.clone()] => return Err(cannot_open(path, &error)),
+            Err(error) => Err(SnapshotError::Io(error)),
+            Ok(file) => {
+                let reader = BufReader::with_capacity(1 << 20, file);
+                kvatlas_core::snapshot::verify(reader, &file_limits())
+            }
+        };
         damaged += usize::from(checked.is_err());
         print(&verdict(path, &checked))?;
     }
@@ -69,6 +74,29 @@ mod tests {
     use kvatlas_core::snapshot::SnapshotTotals;
 
     use super::*;
+
+    fn verified(paths: &[&Path]) -> Result<(), Failure> {
+        let paths = paths.iter().map(|path| path.to_path_buf()).collect();
+        verify(&VerifyArguments { paths })
+    }
+
+    #[test]
+    fn nothing_is_damaged_in_an_empty_directory() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(verified(&[folder.path()]), Ok(()));
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_opened_does_not_hide_the_others() {
+        let folder = tempfile::tempdir().unwrap();
+        // A name that leads nowhere.
+        std::os::unix::fs::symlink("nowhere", folder.path().join("b.kvs")).unwrap();
+        std::fs::write(folder.path().join("a.kvs"), "damaged").unwrap();
+        let failure = verified(&[folder.path()]).unwrap_err();
+        assert!(failure.to_string().starts_with("2 of 2 snapshots"), "{failure}");
+        let alone = verified(&[&folder.path().join("b.kvs")]).unwrap_err();
+        assert_eq!(alone.status, super::super::super::ExitStatus::Usage);
+    }
 
     #[test]
     fn the_verdict_is_a_line() {

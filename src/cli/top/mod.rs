@@ -10,10 +10,12 @@ use std::time::Duration;
 use clap::Args;
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
 use super::admin_client::{AdminArguments, AdminClient, Events};
 use super::failure::Failure;
+use super::serve::StopSignals;
 use draw::Painter;
 use model::{Model, Next};
 
@@ -46,13 +48,63 @@ pub(crate) async fn top(arguments: TopArguments) -> Result<(), Failure> {
         ));
     }
     let trouble = |error| Failure::failed(format_args!("cannot use the terminal: {error}"));
+    // Before the screen is taken: from here on they no longer end the process with the terminal as it is.
+    let signals = Signals::listen()?;
     let mut terminal = ratatui::try_init().map_err(trouble)?;
-    let shown = show(&mut terminal, &client, events).await;
-    ratatui::try_restore().map_err(trouble)?;
-    shown.map_err(trouble)
+    let shown = show(&mut terminal, &client, events, signals).await;
+    let restored = ratatui::try_restore().map_err(trouble);
+    match shown.map_err(trouble)? {
+        // The terminal has gone, and with it whoever could read about it.
+        End::Signal("SIGHUP") => Ok(()),
+        End::Signal(name) => restored.and(Err(Failure::failed(format_args!("ended by {name}")))),
+        End::Asked => restored,
+    }
 }
 
-async fn show(terminal: &mut DefaultTerminal, client: &AdminClient, events: Events) -> io::Result<()> {
+/// Why the fleet is no longer shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    /// A person has seen enough.
+    Asked,
+    /// A signal came.
+    Signal(&'static str),
+}
+
+/// The signals that end the process while the terminal is not as it was found.
+struct Signals {
+    stop: StopSignals,
+    hangup: Signal,
+    quit: Signal,
+}
+
+impl Signals {
+    fn listen() -> Result<Self, Failure> {
+        let listen = |kind| {
+            signal(kind).map_err(|error| Failure::failed(format_args!("cannot listen to signals: {error}")))
+        };
+        Ok(Self {
+            stop: StopSignals::listen()?,
+            hangup: listen(SignalKind::hangup())?,
+            quit: listen(SignalKind::quit())?,
+        })
+    }
+
+    /// The name of the next signal.
+    async fn next(&mut self) -> &'static str {
+        tokio::select! {
+            name = self.stop.next() => name,
+            _ = self.hangup.recv() => "SIGHUP",
+            _ = self.quit.recv() => "SIGQUIT",
+        }
+    }
+}
+
+async fn show(
+    terminal: &mut DefaultTerminal,
+    client: &AdminClient,
+    events: Events,
+    mut signals: Signals,
+) -> io::Result<End> {
     let painter = Painter::for_environment();
     let mut model = Model::new(client.authority());
     let (mut keys, mut events) = (read_keys(), Some(events));
@@ -66,13 +118,14 @@ async fn show(terminal: &mut DefaultTerminal, client: &AdminClient, events: Even
             key = keys.recv() => match key {
                 Some(Event::Key(key)) if key.kind == KeyEventKind::Press => {
                     if model.press(key) == Next::End {
-                        return Ok(());
+                        return Ok(End::Asked);
                     }
                 }
                 Some(_) => {}
                 // The terminal has gone.
-                None => return Ok(()),
+                None => return Ok(End::Asked),
             },
+            name = signals.next() => return Ok(End::Signal(name)),
         }
     }
 }

@@ -33,12 +33,9 @@ pub(super) fn sort_out<T>(answers: Vec<Answered<T>>, gathered: &Gathered) -> Res
 }
 
 fn incomplete(gathered: &Gathered) -> WireError {
-    let missing: Vec<String> = gathered.missing.iter().map(u32::to_string).collect();
-    let text = format!(
-        "no shard that answered has heard of the namespace, and of {} shards {} did not answer; ask again",
-        gathered.shards,
-        missing.join(", ")
-    );
+    let missing = gathered.missing_in_words();
+    let text =
+        format!("no shard that answered has heard of the namespace, and {missing} did not answer; ask again");
     WireError::new(ErrorCode::Unavailable, text)
 }
 

@@ -273,6 +273,7 @@ impl HolderPublisher {
     /// Each tells of what happened since the last call:
     /// - [`PublisherError::Stopped`];
     /// - [`PublisherError::Connection`] if a batch could not be sent;
+    /// - [`PublisherError::TooLarge`] if one is larger than the server's messages may be;
     /// - [`PublisherError::Refused`] if the server refused one, or the subscription to questions.
     pub async fn flush(&self) -> Result<BatchCursor, PublisherError> {
         let (reply, flushed) = oneshot::channel();

@@ -19,7 +19,7 @@ use super::error::PublisherError;
 use super::handle::Shared;
 use super::outbox::{Clocks, Outbox, SealedBatch};
 use super::state::SharedState;
-use super::transport::send;
+use super::transport::{SendError, send};
 
 /// What the handle asks of the task.
 #[derive(Debug)]
@@ -49,7 +49,7 @@ pub(super) struct Task {
     /// Until when heartbeats are sent; always where it is absent.
     beats_until: Option<Instant>,
     /// Why a batch could not be sent, until somebody asks.
-    failure: Option<String>,
+    failure: Option<SendError>,
 }
 
 /// The time, on both clocks.
@@ -171,9 +171,7 @@ impl Task {
                 let sealed = self.outbox.seal(self.clocks());
                 self.send_all(sealed).await;
                 let failed = self.failure.take().map_or(Ok(()), Err);
-                let sent = failed
-                    .map_err(PublisherError::Connection)
-                    .map(|()| self.outbox.cursor);
+                let sent = failed.map_err(PublisherError::from).map(|()| self.outbox.cursor);
                 // The server may take its time; daemons are answered meanwhile.
                 tokio::spawn(finish_flush(
                     self.nats.clone(),
@@ -198,7 +196,7 @@ impl Task {
             counter.fetch_add(1, Ordering::Relaxed);
             if let Err(error) = sent {
                 tracing::warn!(subject = self.subject, seq = batch.cursor.seq, %error, "batch not sent");
-                self.failure.get_or_insert_with(|| error.to_string());
+                self.failure.get_or_insert(error);
             }
             *self.shared.cursor.lock() = batch.cursor;
             self.heartbeat_at = Instant::now() + self.outbox.options.heartbeat_interval;

@@ -2,17 +2,39 @@
 
 use std::time::Duration;
 
-use async_nats::{Client, HeaderMap, Request};
+use async_nats::client::PublishErrorKind;
+use async_nats::{Client, HeaderMap, Request, RequestErrorKind};
 use serde::Deserialize;
 
 use super::super::backoff::Backoff;
+use super::error::PublisherError;
 use super::options::Transport;
 use super::outbox::SealedBatch;
 
-/// A batch could not be sent, in words.
+/// A batch could not be sent.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub(super) struct SendError(pub(super) String);
+pub(super) enum SendError {
+    /// The server takes no message that is so large, however often it is sent.
+    #[error("the batch takes {bytes} bytes; the server takes {bytes_max} at most")]
+    TooLarge {
+        /// Bytes of the batch.
+        bytes: usize,
+        /// The server's limit, of which headers take a part.
+        bytes_max: usize,
+    },
+    /// Another reason, in words.
+    #[error("{0}")]
+    Failed(String),
+}
+
+impl From<SendError> for PublisherError {
+    fn from(error: SendError) -> Self {
+        match error {
+            SendError::TooLarge { bytes, bytes_max } => Self::TooLarge { bytes, bytes_max },
+            SendError::Failed(words) => Self::Connection(words),
+        }
+    }
+}
 
 /// A stream's answer to a message, as JSON.
 #[derive(Debug, Deserialize)]
@@ -45,18 +67,21 @@ pub(super) async fn send(
         Transport::Core => nats
             .publish(subject.to_owned(), batch.payload.clone())
             .await
-            .map_err(|error| SendError(error.to_string())),
+            .map_err(|error| match error.kind() {
+                PublishErrorKind::MaxPayloadExceeded => too_large(nats, batch),
+                _ => SendError::Failed(error.to_string()),
+            }),
         Transport::JetStream {
             acknowledgement_timeout,
             attempts,
         } => {
-            let mut sent = Err(SendError("no attempt is allowed".to_owned()));
+            let mut sent = Err(SendError::Failed("no attempt is allowed".to_owned()));
             for attempt in 0..attempts {
                 if attempt > 0 {
                     tokio::time::sleep(RETRIES.pause(attempt)).await;
                 }
                 sent = send_acknowledged(nats, subject, rank, batch, acknowledgement_timeout).await;
-                if sent.is_ok() {
+                if let Ok(()) | Err(SendError::TooLarge { .. }) = sent {
                     break;
                 }
             }
@@ -81,16 +106,29 @@ async fn send_acknowledged(
         .headers(headers)
         .timeout(Some(timeout));
     let reply = nats.send_request(subject.to_owned(), request).await;
-    let reply = reply.map_err(|error| SendError(format!("no stream acknowledges: {error}")))?;
+    let reply = reply.map_err(|error| match error.kind() {
+        RequestErrorKind::MaxPayloadExceeded => too_large(nats, batch),
+        _ => SendError::Failed(format!("no stream acknowledges: {error}")),
+    })?;
     check(&reply.payload)
+}
+
+fn too_large(nats: &Client, batch: &SealedBatch) -> SendError {
+    SendError::TooLarge {
+        bytes: batch.payload.len(),
+        bytes_max: nats.max_payload(),
+    }
 }
 
 fn check(payload: &[u8]) -> Result<(), SendError> {
     let acknowledgement: Acknowledgement = serde_json::from_slice(payload)
-        .map_err(|error| SendError(format!("the acknowledgement cannot be read: {error}")))?;
+        .map_err(|error| SendError::Failed(format!("the acknowledgement cannot be read: {error}")))?;
     match acknowledgement.error {
         None => Ok(()),
-        Some(error) => Err(SendError(format!("the stream refused: {}", error.description))),
+        Some(error) => Err(SendError::Failed(format!(
+            "the stream refused: {}",
+            error.description
+        ))),
     }
 }
 
@@ -103,7 +141,10 @@ mod tests {
         assert_eq!(check(br#"{"stream":"KV","seq":7}"#), Ok(()));
         assert_eq!(check(br#"{"stream":"KV","seq":7,"duplicate":true}"#), Ok(()));
         let refused = check(br#"{"error":{"code":503,"description":"no space"},"stream":"KV","seq":0}"#);
-        assert_eq!(refused, Err(SendError("the stream refused: no space".to_owned())));
+        assert_eq!(
+            refused,
+            Err(SendError::Failed("the stream refused: no space".to_owned()))
+        );
         assert!(check(b"").is_err());
     }
 }

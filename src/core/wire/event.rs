@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 
+use serde::de::Error;
 use serde::{Deserialize, Deserializer};
 
 use crate::hash::{
@@ -230,7 +231,7 @@ struct EventFields {
     tokens: Option<Vec<Token>>,
     lora_name: Option<Option<String>>,
     cache_salt: Option<Option<String>>,
-    reasons: Option<DegradedReasons>,
+    reasons: Option<Doubts>,
 }
 
 impl EventFields {
@@ -255,7 +256,7 @@ impl EventFields {
             b"tokens" => reader.list_once(&mut self.tokens, "tokens", tokens),
             b"lora_name" => reader.text_once(&mut self.lora_name, "lora_name", limits.text_bytes_max),
             b"cache_salt" => reader.text_once(&mut self.cache_salt, "cache_salt", limits.text_bytes_max),
-            b"reasons" => set_once(&mut self.reasons, "reasons", decode_doubts(reader)?),
+            b"reasons" => set_once(&mut self.reasons, "reasons", Doubts::decode(reader)?),
             _ => reader.skip(),
         }
     }
@@ -304,14 +305,8 @@ impl EventFields {
     }
 
     fn into_doubted(self) -> Result<DegradedReasons, DecodeError> {
-        let reasons = self.reasons.ok_or(DecodeError::Missing { field: "reasons" })?;
-        match reasons.upstream() == reasons {
-            true => Ok(reasons),
-            false => Err(DecodeError::UnknownWord {
-                field: "reasons",
-                expected: DOUBTS,
-            }),
-        }
+        let Doubts(reasons) = self.reasons.ok_or(DecodeError::Missing { field: "reasons" })?;
+        Ok(reasons)
     }
 
     fn into_stored(self) -> Result<StoredBlocks, DecodeError> {
@@ -392,22 +387,40 @@ impl EventFields {
 }
 
 /// The publisher's own doubts. A word that is not known is an error: nobody could say of the holder that it is exact.
-fn decode_doubts(reader: &mut Reader<'_>) -> Result<DegradedReasons, DecodeError> {
-    let words = reader.array("reasons", DegradedReason::ALL.len())?;
-    let mut reasons = DegradedReasons::default();
-    for _ in 0..words {
-        let word = reader.text("reasons", TYPE_BYTES_MAX)?;
-        let known = DegradedReason::ALL.into_iter();
-        let known = known
-            .filter(|reason| reason.is_upstream())
-            .find(|reason| reason.as_str() == word);
-        let reason = known.ok_or(DecodeError::UnknownWord {
+struct Doubts(DegradedReasons);
+
+impl Doubts {
+    fn decode(reader: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        let words = reader.array("reasons", DegradedReason::ALL.len())?;
+        let mut reasons = DegradedReasons::default();
+        for _ in 0..words {
+            reasons = reasons.with(Self::of_word(reader.text("reasons", TYPE_BYTES_MAX)?)?);
+        }
+        Ok(Self(reasons))
+    }
+
+    fn of_word(word: &str) -> Result<DegradedReason, DecodeError> {
+        let upstream = DegradedReason::ALL
+            .into_iter()
+            .filter(|reason| reason.is_upstream());
+        let mut named = upstream.filter(|reason| reason.as_str() == word);
+        named.next().ok_or(DecodeError::UnknownWord {
             field: "reasons",
             expected: DOUBTS,
-        })?;
-        reasons = reasons.with(reason);
+        })
     }
-    Ok(reasons)
+}
+
+impl<'de> Deserialize<'de> for Doubts {
+    /// As strict as [`Self::decode`]; replies read the same words leniently.
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let words: Vec<Cow<'de, str>> = Deserialize::deserialize(deserializer)?;
+        let mut reasons = DegradedReasons::default();
+        for word in words {
+            reasons = reasons.with(Self::of_word(&word).map_err(D::Error::custom)?);
+        }
+        Ok(Self(reasons))
+    }
 }
 
 /// A start that can be placed: position 0 has no parent, every other has one, and the last block has a position too.

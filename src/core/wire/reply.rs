@@ -62,6 +62,21 @@ pub struct Gathered {
     pub missing: Vec<u32>,
 }
 
+impl Gathered {
+    /// The shards that are missing, in words: `shard 2 of 3`, or `shards 0 and 2 of 3`.
+    pub fn missing_in_words(&self) -> String {
+        let shards = self.shards;
+        match self.missing.as_slice() {
+            [] => format!("no shard of {shards}"),
+            [one] => format!("shard {one} of {shards}"),
+            [others @ .., last] => {
+                let others: Vec<String> = others.iter().map(u32::to_string).collect();
+                format!("shards {} and {last} of {shards}", others.join(", "))
+            }
+        }
+    }
+}
+
 /// The answer to one query.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct QueryReply {

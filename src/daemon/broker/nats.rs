@@ -43,10 +43,8 @@ pub enum ConnectError {
         /// What is wrong with it.
         source: std::io::Error,
     },
-    /// No server answered.
-    #[error(
-        "cannot connect to NATS at {urls}: {source}; check that it runs there, or name another with --nats-url"
-    )]
+    /// No server answered, or the one that did lets nobody in.
+    #[error("cannot connect to NATS at {urls}: {}; {}", describe(source), mend_of(source.kind()))]
     Connect {
         /// The servers tried.
         urls: String,
@@ -308,9 +306,19 @@ fn notice_of(event: Event, servers: &str) -> Option<ConnectionNotice> {
     }
 }
 
-/// Why an attempt to connect failed. The client reports the text of a [`ConnectErrorKind`] only, and a reader does not recognise an absent
-/// server in it.
+/// Why an attempt to connect failed. The client reports the text of a [`ConnectErrorKind`] only.
 fn cause_of(kind: &str) -> String {
+    known_cause(kind).map_or_else(|| kind.to_owned(), |cause| format!("{cause} ({kind})"))
+}
+
+/// Why the first attempt failed.
+fn describe(error: &async_nats::ConnectError) -> String {
+    let cause = known_cause(&error.kind().to_string());
+    cause.map_or_else(|| error.to_string(), |cause| format!("{cause} ({error})"))
+}
+
+/// The cause behind the text of a [`ConnectErrorKind`], in which a reader does not recognise an absent server.
+fn known_cause(kind: &str) -> Option<&'static str> {
     let causes = [
         (
             ConnectErrorKind::Io,
@@ -330,7 +338,18 @@ fn cause_of(kind: &str) -> String {
     causes
         .iter()
         .find(|(known, _)| known.to_string() == kind)
-        .map_or_else(|| kind.to_owned(), |(_, cause)| format!("{cause} ({kind})"))
+        .map(|(_, cause)| *cause)
+}
+
+/// What to look at where no connection comes about.
+fn mend_of(kind: ConnectErrorKind) -> &'static str {
+    match kind {
+        ConnectErrorKind::AuthorizationViolation | ConnectErrorKind::Authentication => {
+            "give the right ones with the KVATLAS_NATS_… variables or --context, or see the server's log for what it refuses"
+        }
+        ConnectErrorKind::Tls => "name another server with --nats-url, or correct these settings",
+        _ => "check that it runs there, or name another with --nats-url",
+    }
 }
 
 /// Waits until the server has processed everything that was sent on `client` before. A message to an inbox of our own comes back behind
@@ -394,6 +413,16 @@ mod tests {
             "cannot connect to broker:4222: no NATS server answers there, or it closed the connection (IO error); \
              trying again"
         );
+        let refused = ConnectError::Connect {
+            urls: "broker:4222".to_owned(),
+            source: async_nats::ConnectError::new(ConnectErrorKind::AuthorizationViolation),
+        };
+        let refused = refused.to_string();
+        assert!(
+            refused.contains("the server refuses the credentials"),
+            "{refused}"
+        );
+        assert!(!refused.contains("check that it runs"), "{refused}");
         assert!(text(ConnectErrorKind::Dns).contains("resolved"));
         assert!(text(ConnectErrorKind::Authentication).contains("failed signing nonce; trying again"));
     }

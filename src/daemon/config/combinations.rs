@@ -3,6 +3,8 @@
 //! A rule is checked only when each of its settings is [settled](Layers::are_settled), so that one mistake is reported
 //! once.
 
+use std::net::SocketAddr;
+
 use super::declare::Setting;
 use super::effective::{Entries, Entry};
 use super::error::{ConfigError, Origin};
@@ -20,7 +22,7 @@ const AUTHENTICATION: [&str; 4] = [
 const CERTIFICATE: [&str; 2] = ["nats.tls_cert_file", "nats.tls_key_file"];
 
 /// Settings about a NATS server that somebody else runs.
-const NOT_FOR_EMBEDDED: [&str; 11] = [
+pub(super) const NOT_FOR_EMBEDDED: [&str; 11] = [
     "nats.url",
     "nats.credentials_file",
     "nats.nkey_seed_file",
@@ -36,6 +38,9 @@ const NOT_FOR_EMBEDDED: [&str; 11] = [
 
 /// Settings about an index, which a gateway does not have.
 const NOT_FOR_GATEWAY: [&str; 3] = ["sharding.shard", "snapshots.directory", "http.listen"];
+
+/// The addresses that the daemon listens at.
+const LISTENERS: [&str; 2] = ["http.listen", "admin.listen"];
 
 const STALE_AFTER: &str = "namespace_defaults.stale_after_ms";
 const REMOVE_AFTER: &str = "namespace_defaults.remove_after_ms";
@@ -56,6 +61,7 @@ pub(super) fn check(layers: &mut Layers) {
         check_resync(layers),
         check_silence(layers),
         check_object_store(layers),
+        check_listeners(layers),
         check_namespaces(layers),
     ];
     layers.errors.extend(errors.into_iter().flatten());
@@ -101,6 +107,19 @@ fn check_object_store(layers: &Layers) -> Vec<ConfigError> {
         directory,
         ": snapshots are written and fetched there",
     )
+}
+
+/// Two listeners cannot have one address. Port 0 is another one for each.
+fn check_listeners(layers: &Layers) -> Vec<ConfigError> {
+    let [http, admin] = LISTENERS.map(|key| {
+        let entry = layers.effective.entry(key)?;
+        entry.value.text()?.parse::<SocketAddr>().ok()
+    });
+    let is_right = http.is_none() || http != admin || http.is_some_and(|address| address.port() == 0);
+    check_pair(layers, LISTENERS, is_right, || {
+        let [http, admin] = LISTENERS;
+        format!("{http} and {admin} are one address; give each a port of its own, or off")
+    })
 }
 
 /// A setting that needs another one beside it.
@@ -217,7 +236,7 @@ fn check_namespaces(layers: &Layers) -> Vec<ConfigError> {
 /// The origin of a value that is not the default; `None` for the default.
 ///
 /// A default that is spelt out counts for nothing, so that a printed configuration loads back.
-fn given<'a>(layers: &'a Layers, key: &str) -> Option<&'a Origin> {
+pub(super) fn given<'a>(layers: &'a Layers, key: &str) -> Option<&'a Origin> {
     let entry = layers.effective.entry(key)?;
     let setting = Setting::find(key)?;
     (setting.kind.parse(setting.default).as_ref() != Some(&entry.value)).then_some(&entry.origin)

@@ -155,6 +155,18 @@ impl Kind {
         }
     }
 
+    /// Checks the text of a flag that is of this kind but no setting.
+    ///
+    /// # Errors
+    ///
+    /// What it must be, and what it is.
+    pub fn check(&self, text: &str) -> Result<(), String> {
+        match self.parse(text) {
+            Some(_) => Ok(()),
+            None => Err(format!("must be {}; it is {}", self.allowed(), self.show(text))),
+        }
+    }
+
     /// Reads a flag's or variable's text; `None` if it is not allowed.
     pub(super) fn parse(&self, text: &str) -> Option<Value> {
         let is_allowed = match self {

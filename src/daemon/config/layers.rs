@@ -61,6 +61,12 @@ impl Layers {
         );
     }
 
+    /// Whether a source says something about this setting, right or wrong, be it the default.
+    pub(super) fn is_said(&self, key: &str) -> bool {
+        let entry = self.effective.entry(key);
+        self.doubtful.contains(key) || entry.is_some_and(|entry| entry.origin != Origin::Default)
+    }
+
     /// Whether conclusions can be drawn from all of these settings together.
     pub(super) fn are_settled(&self, keys: &[&str]) -> bool {
         !self.has_lost_input && keys.iter().all(|key| !self.doubtful.contains(key))

@@ -27,12 +27,29 @@ impl Config {
         environment: impl Iterator<Item = (String, String)>,
         file: Option<&Path>,
     ) -> Result<Config, ConfigErrors> {
+        Config::load_presuming(|_| Vec::new(), flags, environment, file)
+    }
+
+    /// As [`Config::load`], with defaults of the caller's: values by the dotted keys of their settings, for those that no source says.
+    /// `presume` is told what the sources say.
+    ///
+    /// # Errors
+    ///
+    /// As [`Config::load`].
+    pub fn load_presuming(
+        presume: impl FnOnce(Said<'_>) -> Vec<(&'static str, String)>,
+        flags: BTreeMap<String, String>,
+        environment: impl Iterator<Item = (String, String)>,
+        file: Option<&Path>,
+    ) -> Result<Config, ConfigErrors> {
         let mut layers = Layers::new();
         if let Some(path) = file {
             file::read(path, &mut layers);
         }
         environment::read(environment, &mut layers);
         read_flags(flags, &mut layers);
+        let presumed = presume(Said(&layers));
+        lay_beneath(presumed, &mut layers);
         combinations::check(&mut layers);
         ConfigErrors::check(layers.errors)?;
         Config::read(layers.effective).map_err(ConfigErrors::from)
@@ -63,6 +80,34 @@ impl Config {
     /// The text loads back to the same configuration, except that secrets are left out.
     pub fn to_toml(&self) -> String {
         print::to_toml(&self.effective)
+    }
+}
+
+/// What the sources of a configuration say, before it is checked as a whole.
+#[derive(Debug, Clone, Copy)]
+pub struct Said<'a>(&'a Layers);
+
+impl Said<'_> {
+    /// Whether a source says something about a NATS server that somebody else runs.
+    pub fn names_nats_server(self) -> bool {
+        let mut keys = combinations::NOT_FOR_EMBEDDED.into_iter();
+        keys.any(|key| self.0.is_said(key))
+    }
+
+    /// Whether this setting has another value than its default.
+    pub fn is_changed(self, key: &str) -> bool {
+        combinations::given(self.0, key).is_some()
+    }
+}
+
+/// Lays values over the defaults, and beneath everything else.
+fn lay_beneath(presumed: Vec<(&'static str, String)>, layers: &mut Layers) {
+    for (key, text) in presumed {
+        if let Some(setting) = Setting::find(key)
+            && !layers.is_said(key)
+        {
+            layers.give_text(setting, &text, Origin::Default);
+        }
     }
 }
 

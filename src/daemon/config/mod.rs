@@ -43,6 +43,7 @@ pub use error::{ConfigError, ConfigErrors, Origin};
 pub use flags::SettingFlags;
 pub use kind::{Kind, Secret};
 pub(crate) use live::Live;
+pub use load::Said;
 pub use reference::settings_markdown;
 pub use settings::{
     AdminConfig, Config, EventsConfig, GatewayConfig, HttpConfig, LimitsConfig, LoggingConfig,

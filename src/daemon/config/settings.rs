@@ -358,6 +358,16 @@ impl Table for Option<ObjectStoreConfig> {
     }
 }
 
+impl GatewayConfig {
+    /// What the process is called among the services of NATS and by its admin listener.
+    pub(crate) fn role(&self) -> &'static str {
+        match self.enabled {
+            true => "gateway",
+            false => "daemon",
+        }
+    }
+}
+
 impl EventsConfig {
     /// The number of lanes on a machine with this many cores: `lanes`, or half the cores, at least 1.
     pub fn lane_count(&self, cores: usize) -> usize {

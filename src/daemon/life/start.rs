@@ -186,6 +186,7 @@ fn view(shared: &Shared, metrics: MetricsHandle) -> DaemonView {
         metrics.clone(),
     );
     DaemonView {
+        role: shared.config.gateway.role(),
         namespaces: Arc::clone(&shared.namespaces),
         trust: Arc::clone(&shared.trust),
         readiness: Arc::clone(&shared.readiness),

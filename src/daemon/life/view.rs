@@ -25,6 +25,8 @@ use super::memory::ShrinkWatch;
 
 /// Reads the daemon's state for metrics, probes and people.
 pub(super) struct DaemonView {
+    /// What this process is among the daemons: `daemon`, or `gateway`.
+    pub(super) role: &'static str,
     pub(super) namespaces: Arc<Namespaces>,
     pub(super) trust: Arc<StreamTrust>,
     pub(super) readiness: Arc<Readiness>,
@@ -239,6 +241,7 @@ impl AdminSource for DaemonView {
         };
         let namespaces: Vec<NamespaceJson> = self.namespaces.all().iter().map(describe).collect();
         serde_json::json!({
+            "role": self.role,
             "namespaces": namespaces,
             "messages_waiting": self.pool.messages_waiting(),
             "assigned_workers": self.pool.assigned_workers(),

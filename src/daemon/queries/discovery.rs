@@ -151,10 +151,7 @@ impl Discovery {
         served: &ServedRequests,
         counts: Arc<ServiceCounts>,
     ) -> Self {
-        let role = match shared.config.gateway.enabled {
-            true => "gateway",
-            false => "daemon",
-        };
+        let role = shared.config.gateway.role();
         let mut metadata = BTreeMap::from([
             ("instance", instance_name(&shared.nats.connection_name)),
             ("commit", env!("BUILD_COMMIT").to_owned()),

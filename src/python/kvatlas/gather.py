@@ -157,12 +157,19 @@ def _sort_out(
     if known:
         return known, gathered
     if missing or unknown is None:
-        absent = ", ".join(map(str, gathered.missing))
         raise refusal(
             503,
-            f"no shard that answered has heard of the namespace, and of {shards} shards {absent} did not answer; ask again",
+            f"no shard that answered has heard of the namespace, and {_in_words(gathered)} did not answer; ask again",
         )
     raise unknown
+
+
+def _in_words(gathered: Gathered) -> str:
+    """The shards that are missing: ``shard 2 of 3``, or ``shards 0 and 2 of 3``."""
+    *others, last = map(str, gathered.missing)
+    if not others:
+        return f"shard {last} of {gathered.shards}"
+    return f"shards {', '.join(others)} and {last} of {gathered.shards}"
 
 
 def _agreed(what: str, one: object, other: object) -> None:

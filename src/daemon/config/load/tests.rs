@@ -147,6 +147,19 @@ fn a_gateway_has_neither_a_shard_nor_snapshots() {
 }
 
 #[test]
+fn two_listeners_have_two_addresses() {
+    let listen = |address| load(&[("http.listen", address), ("admin.listen", address)], &[], "");
+    let errors = listen("127.0.0.1:9000").unwrap_err().to_string();
+    assert!(
+        errors.contains("--http-listen") && errors.contains("are one address"),
+        "{errors}"
+    );
+    assert!(listen("127.0.0.1:0").is_ok() && listen("off").is_ok());
+    let default = load(&[("http.listen", "127.0.0.1:9464")], &[], "");
+    assert!(default.is_err(), "admin.listen is there by default");
+}
+
+#[test]
 fn a_holder_is_stale_before_it_is_removed() {
     let both = "[namespace_defaults]\nstale_after_ms = 5000\nremove_after_ms = 5000\n";
     assert!(load(&[], &[], both).is_err());

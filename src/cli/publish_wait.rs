@@ -1,0 +1,260 @@
+//! Waiting until a daemon has applied what was published, or has dropped it.
+
+use std::time::Duration;
+
+use kvatlas_client::{ClientError, QueryClient};
+use kvatlas_core::wire::{
+    BatchCursor, DegradedReason, DegradedReasons, ErrorCode, HolderStatusReply, NamespaceName, Rank,
+    WorkerName,
+};
+use tokio::time::Instant;
+
+use super::connect::Connection;
+use super::failure::Failure;
+use super::status_report::describe_state;
+use super::text::counted;
+
+/// How often the daemon is asked how far it is.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Asks a daemon how far it is with one worker's rank.
+pub(super) struct DaemonWatch {
+    client: QueryClient,
+    namespace: NamespaceName,
+    worker: WorkerName,
+    rank: Rank,
+    patience: Duration,
+    /// The doubts that say nothing about what is published: see [`earlier_doubts`].
+    earlier: DegradedReasons,
+}
+
+impl DaemonWatch {
+    /// Takes note of what the daemon knows before the batch at `first` is published. Each question, and the waiting, may take `patience`.
+    pub(super) async fn begin(
+        connection: &Connection,
+        (namespace, worker, rank): (NamespaceName, WorkerName, Rank),
+        first: BatchCursor,
+        patience: Duration,
+    ) -> Self {
+        let client = QueryClient::new(connection.nats.clone(), connection.subjects.clone());
+        let mut watch = Self {
+            client: client.with_patience(patience),
+            namespace,
+            worker,
+            rank,
+            patience,
+            earlier: DegradedReasons::default(),
+        };
+        // A daemon that does not answer now is asked again later, and is an error then.
+        let before = watch.find_holder().await.ok().flatten();
+        watch.earlier = earlier_doubts(before.as_ref(), first);
+        watch
+    }
+
+    /// Asks until the daemon has applied the batch at `cursor`; says what the rank holds then.
+    pub(super) async fn wait_until_applied(
+        &self,
+        cursor: BatchCursor,
+        has_said_goodbye: bool,
+    ) -> Result<String, Failure> {
+        let deadline = Instant::now() + self.patience;
+        loop {
+            let holder = self.find_holder().await?;
+            let is_late = Instant::now() >= deadline;
+            match progress(holder.as_ref(), cursor, self.earlier, has_said_goodbye) {
+                Progress::Applied(text) => return Ok(text),
+                Progress::Ignored(text) => return Err(Failure::failed(text)),
+                Progress::Waiting(state) if is_late => return Err(self.not_applied(cursor, &state)),
+                Progress::Dropped(state) if is_late => return Err(dropped(&state)),
+                // What was dropped may be mended: the daemon asks the publisher for it.
+                Progress::Waiting(_) | Progress::Dropped(_) => tokio::time::sleep(POLL_INTERVAL).await,
+            }
+        }
+    }
+
+    fn not_applied(&self, BatchCursor { epoch, seq }: BatchCursor, state: &str) -> Failure {
+        let patience = self.patience;
+        Failure::failed(format_args!(
+            "epoch {epoch}, seq {seq} was not applied within {patience:?}: the daemon {state}; see its log for the reason, or raise \
+             --timeout"
+        ))
+    }
+
+    /// The daemon's status of the holder; `None` where it does not know it yet.
+    async fn find_holder(&self) -> Result<Option<HolderStatusReply>, Failure> {
+        match self.client.status(&self.namespace).await {
+            Ok(status) => Ok(status
+                .holders
+                .into_iter()
+                .find(|holder| holder.worker == self.worker && holder.rank == self.rank)),
+            // The namespace comes into being with its first batch.
+            Err(ClientError::Refused(refusal)) if refusal.code == ErrorCode::UnknownNamespace => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+fn dropped(state: &str) -> Failure {
+    Failure::failed(format_args!(
+        "the daemon did not take every batch: the worker's rank is {state}; see its log for what it dropped and why, and its settings \
+         events.max_blocks_per_event, events.max_events_per_batch and events.max_message_bytes"
+    ))
+}
+
+/// Reasons that stand for a batch that was dropped or lost.
+fn of_dropped(reasons: DegradedReasons) -> DegradedReasons {
+    reasons.filtered(|reason| matches!(reason, DegradedReason::Gap | DegradedReason::Undecodable))
+}
+
+/// The doubts that there are `before` the batch at `first`, or that its number makes: numbers before it were skipped by whoever gave it.
+fn earlier_doubts(before: Option<&HolderStatusReply>, first: BatchCursor) -> DegradedReasons {
+    let degraded = before.map_or(DegradedReasons::default(), |holder| of_dropped(holder.degraded));
+    let continued = before.filter(|holder| holder.epoch == first.epoch);
+    let earlier = match continued {
+        Some(_) => degraded,
+        // A new epoch replaces what was lost, but a message that nobody could read may have been of any.
+        None => degraded.without(DegradedReason::Gap),
+    };
+    let next = continued.map_or(1, |holder| holder.seq.saturating_add(1));
+    match first.seq > next {
+        true => earlier.with(DegradedReason::Gap),
+        false => earlier,
+    }
+}
+
+/// How far the daemon is with what was published, in words.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Progress {
+    Applied(String),
+    /// It will never be applied.
+    Ignored(String),
+    Waiting(String),
+    /// Later batches are applied, and some of these were dropped.
+    Dropped(String),
+}
+
+fn progress(
+    holder: Option<&HolderStatusReply>,
+    cursor: BatchCursor,
+    earlier: DegradedReasons,
+    has_said_goodbye: bool,
+) -> Progress {
+    let Some(holder) = holder else {
+        return match has_said_goodbye {
+            true => {
+                Progress::Applied("applied: the daemon does not know the worker's rank any more\n".to_owned())
+            }
+            false => Progress::Waiting("has none of the worker's batches".to_owned()),
+        };
+    };
+    let BatchCursor { epoch, seq } = cursor;
+    if holder.epoch > epoch {
+        return Progress::Ignored(format!(
+            "the daemon ignores epoch {epoch}, because epoch {} has replaced it; use a higher --epoch",
+            holder.epoch
+        ));
+    }
+    if has_said_goodbye || holder.epoch < epoch || holder.seq < seq {
+        return Progress::Waiting(format!("is at epoch {}, seq {}", holder.epoch, holder.seq));
+    }
+    let state = describe_state(holder.exact, holder.degraded);
+    if of_dropped(holder.degraded)
+        .iter()
+        .any(|reason| !earlier.contains(reason))
+    {
+        return Progress::Dropped(state);
+    }
+    let blocks = counted(holder.blocks, "block", "blocks");
+    Progress::Applied(format!("applied: the worker's rank holds {blocks}, {state}\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CURSOR: BatchCursor = BatchCursor { epoch: 7, seq: 2 };
+    const NONE: DegradedReason = DegradedReason::Unverified;
+
+    fn holder(epoch: u64, seq: u64) -> HolderStatusReply {
+        HolderStatusReply {
+            worker: WorkerName::new("gpu-0").unwrap(),
+            rank: 0,
+            epoch,
+            seq,
+            blocks: 1,
+            parked_events: 0,
+            foreign_chain: false,
+            exact: true,
+            degraded: DegradedReasons::default(),
+        }
+    }
+
+    fn doubtful(epoch: u64, seq: u64, reason: DegradedReason) -> HolderStatusReply {
+        HolderStatusReply {
+            exact: false,
+            degraded: DegradedReasons::of(reason),
+            ..holder(epoch, seq)
+        }
+    }
+
+    #[test]
+    fn the_daemon_is_waited_for_until_it_is_there_or_never_will_be() {
+        let progress = |holder: Option<HolderStatusReply>, goodbye| {
+            progress(holder.as_ref(), CURSOR, DegradedReasons::default(), goodbye)
+        };
+        assert!(matches!(progress(None, false), Progress::Waiting(_)));
+        for (epoch, seq) in [(6, 9), (7, 1)] {
+            let found = progress(Some(holder(epoch, seq)), false);
+            assert!(matches!(found, Progress::Waiting(_)), "{found:?}");
+        }
+        let applied = Progress::Applied("applied: the worker's rank holds 1 block, exact\n".to_owned());
+        assert_eq!(progress(Some(holder(7, 2)), false), applied);
+        assert!(matches!(
+            progress(Some(holder(8, 1)), false),
+            Progress::Ignored(_)
+        ));
+        // A goodbye is applied when the holder is gone, not before.
+        assert!(matches!(progress(Some(holder(7, 2)), true), Progress::Waiting(_)));
+        assert!(matches!(progress(None, true), Progress::Applied(_)));
+    }
+
+    /// A heartbeat that follows a dropped batch brings the daemon to its number.
+    #[test]
+    fn a_number_that_is_reached_over_a_gap_is_not_applied() {
+        let after = |reason, earlier| {
+            let holder = doubtful(7, 3, reason);
+            progress(Some(&holder), CURSOR, DegradedReasons::of(earlier), false)
+        };
+        for reason in [DegradedReason::Gap, DegradedReason::Undecodable] {
+            assert!(matches!(after(reason, NONE), Progress::Dropped(_)), "{reason:?}");
+            assert!(
+                matches!(after(reason, reason), Progress::Applied(_)),
+                "{reason:?}"
+            );
+        }
+        assert!(matches!(
+            after(DegradedReason::Capacity, NONE),
+            Progress::Applied(_)
+        ));
+    }
+
+    #[test]
+    fn doubts_from_before_are_known_by_epoch_and_number() {
+        let gap = DegradedReasons::of(DegradedReason::Gap);
+        let undecodable = DegradedReasons::of(DegradedReason::Undecodable);
+        let none = DegradedReasons::default();
+        let earlier = |before: Option<HolderStatusReply>, seq| {
+            earlier_doubts(before.as_ref(), BatchCursor { epoch: 7, seq })
+        };
+        assert_eq!(earlier(None, 1), none);
+        assert_eq!(earlier(None, 2), gap, "whoever begins at 2 has skipped 1");
+        assert_eq!(earlier(Some(holder(7, 1)), 2), none);
+        assert_eq!(earlier(Some(holder(7, 1)), 3), gap);
+        assert_eq!(earlier(Some(doubtful(7, 1, DegradedReason::Gap)), 2), gap);
+        assert_eq!(earlier(Some(doubtful(6, 1, DegradedReason::Gap)), 1), none);
+        assert_eq!(
+            earlier(Some(doubtful(6, 1, DegradedReason::Undecodable)), 1),
+            undecodable
+        );
+    }
+}
