@@ -121,11 +121,11 @@ impl AdminArguments {
 
 /// The address that the environment names, or the one that is the default.
 fn configured(variable: Option<String>) -> Result<String, Failure> {
-    match variable.as_deref() {
-        Some("off") => Err(Failure::usage(format_args!(
+    match variable {
+        Some(address) if address == "off" => Err(Failure::usage(format_args!(
             "{LISTEN_VARIABLE} is off: there is no admin listener to ask; name another daemon's with --admin"
         ))),
-        Some(address) => Ok(address.to_owned()),
+        Some(address) => Ok(address),
         None => Ok(format!("127.0.0.1:{PORT}")),
     }
 }
