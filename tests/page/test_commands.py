@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -81,6 +82,16 @@ class Terminal:
     def press(self, *keys: str) -> None:
         self._run("send-keys", "-t", ":", *keys)
 
+    def strike(self, number: signal.Signals) -> None:
+        """Sends a signal to the command alone."""
+        shell = self._run("list-panes", "-F", "#{pane_pid}").strip()
+        command = Path(f"/proc/{shell}/task/{shell}/children").read_text().split()[0]
+        os.kill(int(command), number)
+
+    def is_taken(self) -> bool:
+        """Whether a command has the whole screen."""
+        return self._run("display-message", "-p", "-t", ":", "#{alternate_on}").strip() == "1"
+
     def close(self) -> None:
         self._run("kill-server")
 
@@ -120,6 +131,17 @@ def test_top_without_colours_or_a_terminal(tmp_path: Path, daemon: Daemon, fleet
     code, _, failure = run("top", "--admin", daemon.admin)
     assert code == 64 and "kvatlas status" in failure
     assert run("top", "--admin", UNUSED)[0] == 69
+
+
+@needs_tmux
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT])
+def test_top_gives_the_terminal_back_at_a_signal(tmp_path: Path, daemon: Daemon, number: signal.Signals) -> None:
+    terminal = Terminal(tmp_path, "top", "--admin", daemon.admin)
+    eventually("the screen is taken", terminal.is_taken)
+    terminal.strike(number)
+    eventually("it ends", lambda: f"ended by {number.name}" in "\n".join(terminal.lines()))
+    assert not terminal.is_taken()
+    terminal.close()
 
 
 def checks(*words: str, **variables: str) -> tuple[int, dict[str, dict[str, str]]]:

@@ -91,7 +91,7 @@ fn missing_shards(gathered: Option<&Gathered>) -> Check {
     Check::failed(
         ROUND_TRIP,
         format!("{missing} {are} not there"),
-        "start a daemon for it (sharding.shard), with the same nats.url and subjects.prefix; answers lack its workers until then",
+        "start a daemon of each shard (sharding.shard), with the same nats.url and subjects.prefix; until then, answers lack workers",
     )
 }
 

@@ -166,6 +166,8 @@ def _sort_out(
 
 def _in_words(gathered: Gathered) -> str:
     """The shards that are missing: ``shard 2 of 3``, or ``shards 0 and 2 of 3``."""
+    if not gathered.missing:
+        return f"no shard of {gathered.shards}"
     *others, last = map(str, gathered.missing)
     if not others:
         return f"shard {last} of {gathered.shards}"
