@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use kvatlas::daemon::Daemon;
@@ -147,6 +148,28 @@ pub(crate) fn announce(daemon: &Daemon) {
 pub(crate) struct StopSignals {
     terminate: Signal,
     interrupt: Signal,
+    last: LastSignal,
+}
+
+/// When a signal came last.
+#[derive(Debug, Default)]
+struct LastSignal(Option<Instant>);
+
+impl LastSignal {
+    /// A signal so soon after another is the same: whoever signals a process and then its group, as `timeout` does, sends two. A person takes
+    /// longer.
+    const ECHO_MAX: Duration = Duration::from_millis(100);
+
+    /// Notes a signal; says whether it is no echo of the last.
+    fn is_new(&mut self, now: Instant) -> bool {
+        let is_echo = self
+            .0
+            .is_some_and(|last| now.duration_since(last) < Self::ECHO_MAX);
+        if !is_echo {
+            self.0 = Some(now);
+        }
+        !is_echo
+    }
 }
 
 impl StopSignals {
@@ -158,14 +181,20 @@ impl StopSignals {
         Ok(Self {
             terminate: listen(SignalKind::terminate())?,
             interrupt: listen(SignalKind::interrupt())?,
+            last: LastSignal::default(),
         })
     }
 
     /// The name of the next signal.
     pub(crate) async fn next(&mut self) -> &'static str {
-        tokio::select! {
-            _ = self.terminate.recv() => "SIGTERM",
-            _ = self.interrupt.recv() => "SIGINT",
+        loop {
+            let name = tokio::select! {
+                _ = self.terminate.recv() => "SIGTERM",
+                _ = self.interrupt.recv() => "SIGINT",
+            };
+            if self.last.is_new(Instant::now()) {
+                return name;
+            }
         }
     }
 }
@@ -175,6 +204,15 @@ mod tests {
     use kvatlas::daemon::metrics::LogFormat;
 
     use super::*;
+
+    #[test]
+    fn one_signal_that_comes_twice_is_one() {
+        let (mut last, first) = (LastSignal::default(), Instant::now());
+        let after = |milliseconds| first + Duration::from_millis(milliseconds);
+        assert!(last.is_new(first));
+        assert!(!last.is_new(after(1)) && !last.is_new(after(99)));
+        assert!(last.is_new(after(100)));
+    }
 
     #[test]
     fn a_level_that_there_is_not_is_wrong_usage() {

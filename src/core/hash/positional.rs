@@ -61,12 +61,6 @@ impl Position {
     pub const fn as_usize(self) -> usize {
         self.0 as usize
     }
-
-    /// The position after this one; none after [`Position::MAX`].
-    #[inline]
-    pub fn checked_next(self) -> Option<Self> {
-        (self < Self::MAX).then(|| Self(self.0 + 1))
-    }
 }
 
 impl TryFrom<u64> for Position {
@@ -120,13 +114,11 @@ mod tests {
     }
 
     #[test]
-    fn positions_convert_and_step() {
+    fn positions_convert() {
         let position = Position::try_from(65_536).unwrap();
         assert_eq!(
             (position.as_u32(), position.as_u64(), position.as_usize()),
             (65_536, 65_536, 65_536)
         );
-        assert_eq!(position.checked_next(), Position::new(65_537).ok());
-        assert_eq!(Position::MAX.checked_next(), None);
     }
 }

@@ -96,5 +96,3 @@ pub use search::{Match, Matches, QueryChain, Search, SparseChain, TierDepth};
 pub use settings::{Capacity, Hashing, IndexLimits, NamespaceSettings, ParkingLimits};
 pub use shared::TotalUsage;
 pub use writer::HolderWriter;
-
-pub use crate::stream::{DoubtfulHolders, HolderStatus};

@@ -84,7 +84,7 @@ impl StreamTrust {
     }
 
     /// The last stall, if it has not ended.
-    pub fn current_stall(&self) -> Option<StreamStall> {
+    pub(crate) fn current_stall(&self) -> Option<StreamStall> {
         // The end first: one that comes in between is then taken for one that lasts, never the other way round.
         let ended = self.ended_stalls.load(Ordering::Acquire);
         let last = self.stalls.load(Ordering::Acquire);

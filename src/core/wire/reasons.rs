@@ -86,7 +86,7 @@ impl DegradedReason {
     }
 
     /// Whether the reason is about the moment of the query alone, and not about the holder.
-    pub fn is_of_the_moment(self) -> bool {
+    fn is_of_the_moment(self) -> bool {
         matches!(self, Self::Behind | Self::Changing)
     }
 

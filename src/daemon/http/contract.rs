@@ -12,6 +12,7 @@ use axum::response::Response;
 use serde::de::{Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use kvatlas_core::hash::PositionalLineageHash;
 use kvatlas_core::wire::{
     ErrorCode, FieldKind, ModelKey, NamespaceName, QUERY_FIELDS, QueryReply, QueryRequest, QueryResult,
     WireError, WireLimits,
@@ -20,7 +21,7 @@ use kvatlas_core::wire::{
 use crate::daemon::queries::{AnyReply, described};
 
 use super::error::{ContractError, HttpError};
-use super::hash_json::{HashJson, LineageJson};
+use super::hash_json::HashJson;
 use super::shared::{Payload, Shared, json_response};
 
 /// A request, or one query of a batch.
@@ -77,10 +78,13 @@ impl ContractValue {
                 let hashes = hashes.iter().map(|hash| hash.0.to_le_bytes());
                 Self::blob(hashes)
             }),
-            FieldKind::LineageHashes => map.next_value::<Option<Vec<LineageJson>>>()?.map(|hashes| {
-                let hashes = hashes.iter().map(|hash| hash.0.to_be_bytes());
-                Self::blob(hashes)
-            }),
+            FieldKind::LineageHashes => {
+                map.next_value::<Option<Vec<PositionalLineageHash>>>()?
+                    .map(|hashes| {
+                        let hashes = hashes.iter().map(|hash| hash.as_u128().to_be_bytes());
+                        Self::blob(hashes)
+                    })
+            }
             FieldKind::Positions => map.next_value::<Option<_>>()?.map(Self::Numbers),
             FieldKind::Names => map.next_value::<Option<_>>()?.map(Self::Texts),
             FieldKind::Text => map.next_value::<Option<_>>()?.map(Self::Text),

@@ -15,7 +15,8 @@ use crate::daemon::metrics::labels::{HolderState, namespace_label};
 use crate::daemon::metrics::{MetricsHandle, NamespaceGauges, ProcessMetrics};
 use crate::daemon::page::Page;
 use crate::daemon::queries::report;
-use kvatlas_core::index::{HolderStatus, IndexSizes, Namespace, Namespaces};
+use kvatlas_core::index::{IndexSizes, Namespace, Namespaces};
+use kvatlas_core::stream::HolderStatus;
 use kvatlas_core::stream::StreamTrust;
 use kvatlas_core::wire::{DegradedReason, DegradedReasons, HolderId, HolderStatusReply, NamespaceName};
 

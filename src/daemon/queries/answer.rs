@@ -8,10 +8,10 @@ use crate::daemon::metrics::AnsweredPrompt;
 use crate::daemon::metrics::labels::QueryKind;
 use kvatlas_core::hash::Position;
 use kvatlas_core::index::{
-    DoubtfulHolders, HolderRecord, Match, Matches, Namespace, Namespaces, PositionalIndexer, QueryChain,
-    Search, SparseChain, TierDepth,
+    HolderRecord, Match, Matches, Namespace, Namespaces, PositionalIndexer, QueryChain, Search, SparseChain,
+    TierDepth,
 };
-use kvatlas_core::stream::StreamTrust;
+use kvatlas_core::stream::{DoubtfulHolders, StreamTrust};
 use kvatlas_core::wire::{
     BatchReply, DecodeError, DegradedReason, DegradedReasons, DropOut, ErrorCode, HolderId, HolderMatch,
     HolderStatusReply, NamespaceName, PROTOCOL_VERSION, QueryKey, QueryOptions, QueryReply, QueryRequest,
@@ -175,28 +175,10 @@ impl Answerer {
 
     fn doubts<'n>(&self, namespace: &'n Namespace) -> Doubts<'_, 'n> {
         Doubts {
-            namespace: &namespace.name,
+            namespace,
             before: namespace.indexer.doubtful_holders(&self.trust),
             look: self.freshness.look(&namespace.name),
         }
-    }
-
-    /// How many of the holders asked about may hold more than is known, and are not in the answer.
-    fn doubtful_holders(
-        &self,
-        namespace: &Namespace,
-        doubts: &Doubts<'_, '_>,
-        seen: &Seen<Matches>,
-        options: &QueryOptions,
-        holders: &[HolderMatch],
-    ) -> u32 {
-        let listed = holders.iter().map(|holder| Listed {
-            worker: &holder.worker,
-            rank: holder.rank,
-            is_exact: holder.exact,
-        });
-        let workers = options.workers.as_deref();
-        count_doubtful(&namespace.indexer, &self.trust, doubts, seen, workers, listed)
     }
 
     /// The bounds on requests.
@@ -288,33 +270,54 @@ impl Answerer {
         let mut chain = self.chain(indexer, &query.key)?;
         let options = &query.options;
         let doubts = self.doubts(namespace);
-        let seen = search_whole(&doubts.look, || {
+        let searched = self.searched(&doubts, options, || {
             indexer.find_chain(&mut chain, search_of(options))
         });
-        let matches = &seen.found;
-        let reasons = |holder: &HolderRecord| doubts.of(holder, matches.reasons(holder, &self.trust), &seen);
-        let (mut holders, mut holders_total) = best_of(matches, options, reasons);
-        holders_total += add_changing(&mut holders, &seen, options);
-        let doubtful_holders = self.doubtful_holders(namespace, &doubts, &seen, options, &holders);
-        if options.explain {
-            explain(indexer, &mut chain, &mut holders);
-        }
-        let reply = QueryReply {
-            v: PROTOCOL_VERSION,
+        let mut reply = QueryReply {
             query_blocks: saturating_u32(chain.len()),
-            holders,
-            holders_total,
             foreign_holders: foreign_holders(indexer, &query.key),
-            doubtful_holders,
-            gathered: None,
-            unseen_blocks_max: 0,
-            behind_us: doubts.look.behind_us,
+            ..searched
         };
+        if options.explain {
+            explain(indexer, &mut chain, &mut reply.holders);
+        }
         if let Some(sample) = &self.sample {
             sample.answered(state_of(&reply));
             sample.offer(&namespace.name, &mut chain, doubts.look.now_us);
         }
         Ok(reply)
+    }
+
+    /// What a search finds, with what is in doubt of it and what it may lack.
+    fn searched(
+        &self,
+        doubts: &Doubts<'_, '_>,
+        options: &QueryOptions,
+        search: impl FnMut() -> Matches,
+    ) -> QueryReply {
+        let seen = search_whole(&doubts.look, search);
+        let matches = &seen.found;
+        let reasons = |holder: &HolderRecord| doubts.of(holder, matches.reasons(holder, &self.trust), &seen);
+        let (mut holders, mut holders_total) = best_of(matches, options, reasons);
+        holders_total += add_changing(&mut holders, &seen, options);
+        let listed = holders.iter().map(|holder| Listed {
+            worker: &holder.worker,
+            rank: holder.rank,
+            is_exact: holder.exact,
+        });
+        let workers = options.workers.as_deref();
+        let doubtful_holders = count_doubtful(&self.trust, doubts, &seen, workers, listed);
+        QueryReply {
+            v: PROTOCOL_VERSION,
+            query_blocks: 0,
+            holders,
+            holders_total,
+            foreign_holders: 0,
+            doubtful_holders,
+            gathered: None,
+            unseen_blocks_max: 0,
+            behind_us: doubts.look.behind_us,
+        }
     }
 
     /// The chain that `key` asks for, within the limits.
@@ -339,23 +342,11 @@ impl Answerer {
     ) -> Result<QueryReply, WireError> {
         let chain = SparseChain::new(&query.key, positions).map_err(DecodeError::from)?;
         let doubts = self.doubts(namespace);
-        let search = search_of(&query.options);
-        let seen = search_whole(&doubts.look, || namespace.indexer.find_bounds(&chain, search));
-        let matches = &seen.found;
-        let reasons = |holder: &HolderRecord| doubts.of(holder, matches.reasons(holder, &self.trust), &seen);
-        let (mut holders, mut holders_total) = best_of(matches, &query.options, reasons);
-        holders_total += add_changing(&mut holders, &seen, &query.options);
-        let doubtful_holders = self.doubtful_holders(namespace, &doubts, &seen, &query.options, &holders);
+        let search = || namespace.indexer.find_bounds(&chain, search_of(&query.options));
         let reply = QueryReply {
-            v: PROTOCOL_VERSION,
             query_blocks: chain.query_blocks(),
-            holders,
-            holders_total,
-            foreign_holders: 0,
-            doubtful_holders,
             unseen_blocks_max: chain.unseen_blocks_max(),
-            gathered: None,
-            behind_us: doubts.look.behind_us,
+            ..self.searched(&doubts, &query.options, search)
         };
         if let Some(sample) = &self.sample {
             sample.answered(state_of(&reply));
@@ -384,7 +375,7 @@ fn search_of(options: &QueryOptions) -> Search<'_> {
 
 /// What has to be known from before a search.
 struct Doubts<'f, 'n> {
-    namespace: &'n NamespaceName,
+    namespace: &'n Namespace,
     before: DoubtfulHolders,
     look: Look<'f>,
 }
@@ -400,7 +391,7 @@ impl Doubts<'_, '_> {
         if seen.is_changing(&holder.id) {
             reasons = reasons.with(DegradedReason::Changing);
         }
-        with_wait(reasons, &self.look, self.namespace, &holder.id)
+        with_wait(reasons, &self.look, &self.namespace.name, &holder.id)
     }
 }
 

@@ -9,7 +9,7 @@
 //!     or abandon ─▶ lane: applies the held batches; the holder stays degraded
 //! ```
 //!
-//! From the first doubt to the last batch applied the holder has a reason in [`HolderStatus`](kvatlas_core::index::HolderStatus), so no
+//! From the first doubt to the last batch applied the holder has a reason in [`HolderStatus`](kvatlas_core::stream::HolderStatus), so no
 //! reply calls an intermediate state exact.
 
 mod answers;

@@ -2,7 +2,7 @@
 
 use crate::wire::{DegradedReason, DegradedReasons};
 
-use super::api::HolderStatus;
+use crate::stream::HolderStatus;
 use crate::stream::StreamTrust;
 
 #[test]

@@ -95,8 +95,7 @@ impl Answerer {
             rank: holder.id.rank,
             is_exact: holder.is_exact,
         });
-        let doubtful_holders =
-            count_doubtful(&namespace.indexer, &self.trust, &doubts, &seen, workers, listed);
+        let doubtful_holders = count_doubtful(&self.trust, &doubts, &seen, workers, listed);
         let found = Found {
             block_size: namespace.indexer.settings().block_size.as_u32(),
             asked_blocks: saturating_u32(chain.len()),

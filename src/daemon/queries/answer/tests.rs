@@ -232,9 +232,8 @@ fn whoever_changes_while_a_search_runs_is_counted() {
     let doubts = answerer.doubts(&namespace);
     let key = QueryKey::SequenceHashes(vec![SequenceHash(7)]);
     let found = || namespace.indexer.find_matches(&key, Search::default()).unwrap();
-    let count = |seen: &Seen<Matches>| {
-        answerer.doubtful_holders(&namespace, &doubts, seen, &QueryOptions::default(), &[])
-    };
+    let count =
+        |seen: &Seen<Matches>| count_doubtful(&answerer.trust, &doubts, seen, None, std::iter::empty());
     let id = HolderId {
         worker: WorkerName::new("w").unwrap(),
         rank: 1,

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use kvatlas_core::index::{HolderRecord, PositionalIndexer};
+use kvatlas_core::index::HolderRecord;
 use kvatlas_core::stream::StreamTrust;
 use kvatlas_core::wire::{Rank, WorkerName};
 
@@ -20,13 +20,13 @@ pub(super) struct Listed<'a> {
 /// How many of those asked about are not `listed`, and have had a state that is not certain since before the search. All are asked about
 /// where `workers` are absent.
 pub(super) fn count_doubtful<'a, T>(
-    indexer: &PositionalIndexer,
     trust: &StreamTrust,
     doubts: &Doubts<'_, '_>,
     seen: &Seen<T>,
     workers: Option<&[WorkerName]>,
     listed: impl Iterator<Item = Listed<'a>> + Clone,
 ) -> u32 {
+    let indexer = &doubts.namespace.indexer;
     let is_calm = seen.is_whole()
         && !doubts.look.is_anybody_behind()
         && indexer.doubtful_holders(trust) == doubts.before;
