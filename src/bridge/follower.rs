@@ -83,7 +83,6 @@ enum Verified {
 
 /// A replay socket that does not answer.
 struct SilentReplay {
-    failures: u32,
     /// When it is asked again.
     ask_at: Instant,
     /// Why, for people.
@@ -112,7 +111,7 @@ pub(super) struct Follower {
     options: FollowOptions,
     /// The replay socket where it does not answer. Meanwhile the engine is followed as one without.
     silent_replay: Option<SilentReplay>,
-    /// How many connections in a row have failed at the replay socket.
+    /// How often in a row it has not answered a new connection, or, once it is silent, at all.
     replay_failures: u32,
     /// Whether the batches of this connection continue what has been applied. After a reconnect that has to be shown.
     is_verified: bool,
@@ -197,15 +196,13 @@ impl Follower {
         if self.replay_failures < REPLAY_ATTEMPTS {
             return Err(error.into());
         }
-        let failures = self.silent_replay.as_ref().map_or(0, |silent| silent.failures) + 1;
         let endpoint = self.replay_endpoint.as_deref().unwrap_or_default();
-        if failures == 1 {
+        if self.silent_replay.is_none() {
             tracing::warn!(endpoint, %error, "the replay socket does not answer: followed without it");
         }
         self.replay = None;
         self.silent_replay = Some(SilentReplay {
-            failures,
-            ask_at: Instant::now() + REPLAY_BACKOFF.pause(failures),
+            ask_at: Instant::now() + REPLAY_BACKOFF.pause(self.replay_failures - (REPLAY_ATTEMPTS - 1)),
             error: format!("replay socket {endpoint}: {error}"),
         });
         Ok(())

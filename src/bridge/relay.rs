@@ -140,13 +140,7 @@ impl Relay {
         let mut untold = self.take_untold().await;
         let Untold { blocks, .. } = &mut untold;
         match self.decoder.decode(payload, &mut self.batch) {
-            // One publisher is one rank, whatever number it was registered with: what another one clears is not this one's.
-            Ok(())
-                if self
-                    .batch
-                    .rank
-                    .is_some_and(|rank| *self.rank.get_or_insert(rank) != rank) =>
-            {
+            Ok(()) if is_of_other_rank(&mut self.rank, &self.batch) => {
                 self.batch.reasons.count(Reason::OtherRank);
                 blocks.0.note_reasons(&self.batch.reasons, &mut self.translation);
             }
@@ -368,6 +362,12 @@ impl Relay {
         self.tell().await?;
         self.publisher.say_goodbye().await
     }
+}
+
+/// Whether a batch names another rank than those before it, of which `own` is taken note. One publisher is one rank, whatever number it was
+/// registered with: what another one clears is not this one's.
+fn is_of_other_rank(own: &mut Option<Rank>, batch: &EngineBatch) -> bool {
+    batch.rank.is_some_and(|rank| *own.get_or_insert(rank) != rank)
 }
 
 /// About how many bytes an event takes; a translator's events have sequence hashes only.

@@ -50,9 +50,8 @@ impl ServeArguments {
             print_config,
             settings,
         } = self;
-        let named = || std::env::var_os(CONFIG_VARIABLE).filter(|path| !path.is_empty());
         let source = ConfigSource {
-            file: file.or_else(|| named().map(PathBuf::from)),
+            file: file.or_else(file_of_environment),
             flags: settings.into_given(),
         };
         let config = source.load()?;
@@ -65,6 +64,12 @@ impl ServeArguments {
         }
         Ok(None)
     }
+}
+
+/// The configuration file that the environment names, if it does.
+pub(crate) fn file_of_environment() -> Option<PathBuf> {
+    let named = std::env::var_os(CONFIG_VARIABLE).filter(|path| !path.is_empty());
+    named.map(PathBuf::from)
 }
 
 /// Where the configuration is from, so that it can be read again.

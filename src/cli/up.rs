@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use kvatlas::bridge::Bridge;
 use kvatlas::daemon::broker::{ConnectPatience, connect};
-use kvatlas::daemon::config::settings::CONFIG_VARIABLE;
 use kvatlas::daemon::config::{Config, Said, SettingFlags, process_environment};
 use kvatlas::daemon::http::{EngineRegistry, EngineState, EngineStatus, NewEngine};
 use kvatlas::daemon::{Daemon, StartError, namespaces};
@@ -21,7 +20,7 @@ use kvatlas_engines::Format;
 use super::engines::{EngineArguments, listen_to_hangup};
 use super::failure::Failure;
 use super::output::print;
-use super::serve::{StopSignals, announce, start_logging};
+use super::serve::{StopSignals, announce, file_of_environment, start_logging};
 
 pub(super) const EXAMPLES: &str = "\
 It starts a nats-server of its own, unless --nats-url names one: deploy/setup.sh fetches it; otherwise install one in PATH or name one in \
@@ -104,8 +103,7 @@ impl UpArguments {
 
 /// The settings, with what `up` presumes beneath what flags, environment and file say.
 fn load(settings: SettingFlags, file: Option<PathBuf>, block_size: Option<u32>) -> Result<Config, Failure> {
-    let named = || std::env::var_os(CONFIG_VARIABLE).filter(|path| !path.is_empty());
-    let file = file.or_else(|| named().map(PathBuf::from));
+    let file = file.or_else(file_of_environment);
     let environment = process_environment().into_iter();
     Ok(Config::load_presuming(
         |said| presume(said, block_size),

@@ -60,18 +60,18 @@ pub(super) async fn check_round_trip(
         let _ = publisher.flush().await;
     };
     let _ = tokio::time::timeout(arguments.timeout, goodbye).await;
-    match limit {
-        Ok(Ok(())) => Check::fine(
+    match (limit, &incomplete) {
+        (Ok(Ok(())), _) => Check::fine(
             ROUND_TRIP,
             format!("a probe event was found {elapsed:.1?} after it was published"),
         ),
-        Ok(Err(trouble)) => Check::failed(
+        (Ok(Err(trouble)), _) => Check::failed(
             ROUND_TRIP,
             trouble,
             "start a daemon with the same nats.url and subjects.prefix; /readyz of its admin listener says what it waits for",
         ),
-        Err(_) if incomplete.is_some() => missing_shards(incomplete.as_ref()),
-        Err(_) => Check::failed(
+        (Err(_), Some(gathered)) => missing_shards(gathered),
+        (Err(_), None) => Check::failed(
             ROUND_TRIP,
             format!(
                 "a daemon answers, and does not know the probe event within {:?}",
@@ -84,10 +84,9 @@ pub(super) async fn check_round_trip(
 }
 
 /// Answers came, and all lacked shards.
-fn missing_shards(gathered: Option<&Gathered>) -> Check {
-    let is_one = gathered.is_some_and(|gathered| gathered.missing.len() == 1);
-    let missing = gathered.map(Gathered::missing_in_words).unwrap_or_default();
-    let are = if is_one { "is" } else { "are" };
+fn missing_shards(gathered: &Gathered) -> Check {
+    let missing = gathered.missing_in_words();
+    let are = if gathered.missing.len() == 1 { "is" } else { "are" };
     Check::failed(
         ROUND_TRIP,
         format!("{missing} {are} not there"),
@@ -174,7 +173,7 @@ mod tests {
 
     #[test]
     fn a_shard_that_is_not_there_is_a_failure() {
-        let check = |missing| missing_shards(Some(&Gathered { shards: 3, missing }));
+        let check = |missing| missing_shards(&Gathered { shards: 3, missing });
         assert_eq!(check(vec![0]).outcome(), Outcome::Failed);
         assert_eq!(check(vec![0]).found(), "shard 0 of 3 is not there");
         assert_eq!(check(vec![0, 2]).found(), "shards 0 and 2 of 3 are not there");

@@ -1,6 +1,7 @@
 //! Publishers whose batches are dropped, so that nothing is known of what their holders have: there is no room for them, their blocks are others
 //! than their namespace's, or nobody can read what they send.
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use parking_lot::RwLock;
@@ -49,14 +50,11 @@ impl RefusedHolders {
     /// Notes a batch that was dropped, of an unknown rank where it cannot be read; says whether there are more holders now.
     pub(crate) fn note(&self, worker: &WorkerName, rank: Option<Rank>, now_us: u64) -> bool {
         let mut refused = self.0.write();
-        if !refused.contains_key(worker) {
-            if refused.len() >= WORKERS_MAX {
-                return false;
-            }
-            refused.insert(worker.clone(), RefusedWorker::default());
-        }
-        let Some(known) = refused.get_mut(worker) else {
-            return false;
+        let has_room = refused.len() < WORKERS_MAX;
+        let known = match refused.entry(worker.clone()) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(_) if !has_room => return false,
+            Entry::Vacant(place) => place.insert(RefusedWorker::default()),
         };
         let before = known.holders();
         known.note(rank, now_us);

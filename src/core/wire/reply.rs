@@ -110,8 +110,8 @@ pub struct QueryReply {
 }
 
 impl QueryReply {
-    /// Whether the answer is certain: every holder in it is exact, nobody else may hold more than is known, all can be found in the form of
-    /// the query, and every shard has answered.
+    /// Whether the answer is certain. Then every holder in it is exact, and nobody else may hold more than is known. All can be found in the
+    /// form of the query, and every shard has answered.
     pub fn is_exact(&self) -> bool {
         self.foreign_holders == 0
             && self.doubtful_holders == 0

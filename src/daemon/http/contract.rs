@@ -329,6 +329,16 @@ mod tests {
     }
 
     #[test]
+    fn lineage_hashes_are_texts() {
+        let asked = |hash: &str| format!(r#"{{"model":"m","lineage_hashes":[{hash}]}}"#);
+        let lineage = PositionalLineageHash::from_u128(0x1a2b_3c4d_5e6f).unwrap();
+        let expected = SingleQuery::new(QueryKey::LineageHashes(vec![lineage]));
+        let read = parsed(&asked(r#""000000000000000000001a2b3c4d5e6f""#));
+        assert_eq!(read.unwrap(), QueryRequest::Single(expected));
+        assert!(serde_json::from_str::<RequestJson>(&asked("7")).is_err());
+    }
+
+    #[test]
     fn json_says_what_the_contract_says() {
         let single =
             parsed(r#"{"model":"m","tokens":[1,2,4294967295],"lora_name":"a","limit":3,"x":1}"#).unwrap();

@@ -222,9 +222,8 @@ fn answer(shared: &Shared, payload: &Payload, by: By) -> Result<Response, Dialec
             found
         }
         Err(error) => {
-            let followed = shared
-                .followed(&cache)
-                .filter(|_| error.code == ErrorCode::UnknownNamespace);
+            let is_unknown = error.code == ErrorCode::UnknownNamespace;
+            let followed = is_unknown.then(|| shared.followed(&cache)).flatten();
             followed
                 .ok_or(error)
                 .inspect_err(|error| index.errors.failed(error.code, &error.text))?

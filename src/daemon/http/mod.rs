@@ -14,8 +14,8 @@
 //!
 //! Answers are made inline from the index: reading takes no lock, and connections are spread over all cores.
 //!
-//! The header `x-kvatlas-exact` is `true` where the answer is certain. It is `false` where the state of a holder in the answer is not, where
-//! others may hold more than is known, and where some cannot be found in the form of the query.
+//! The header `x-kvatlas-exact` is `true` where the answer is certain. It is `false` in three cases. The state of a holder in the answer is not
+//! certain. Or others may hold more than is known. Or some cannot be found in the form of the query.
 //!
 //! Bounded are the connections, the head and body of a request, the time to send them, and the time to finish at a stop. With a token,
 //! every route but `/health` needs `Authorization: Bearer TOKEN`. There is no encryption: put a proxy in front for that.

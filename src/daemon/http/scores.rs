@@ -25,6 +25,7 @@ pub(super) struct Scores {
 
 impl Scores {
     pub(super) fn new(found: Found) -> Self {
+        let lacks_some = found.lacks_some();
         let mut holders = found.holders;
         // A gateway would send requests to it.
         holders.retain(|holder| !is_pool(&holder.id.worker));
@@ -32,7 +33,7 @@ impl Scores {
         Self {
             block_size: found.block_size,
             holders,
-            lacks_some: found.foreign_holders > 0 || found.doubtful_holders > 0,
+            lacks_some,
         }
     }
 

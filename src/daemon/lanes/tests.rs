@@ -43,17 +43,15 @@ fn pool_with(limits: LivenessLimits, shard: Option<Shard>) -> LanePool {
 }
 
 fn namespaces() -> Namespaces {
+    namespaces_within(IndexLimits::default())
+}
+
+fn namespaces_within(limits: IndexLimits) -> Namespaces {
     let settings = NamespaceSettings {
         block_size: BlockSize::DEFAULT,
         ..NamespaceSettings::default()
     };
-    Namespaces::new(
-        Capacity::UNBOUNDED,
-        settings,
-        Vec::new(),
-        IndexLimits::default(),
-        16,
-    )
+    Namespaces::new(Capacity::UNBOUNDED, settings, Vec::new(), limits, 16)
 }
 
 fn settings() -> LaneSettings {

@@ -423,10 +423,7 @@ async fn another_process_has_nothing_of_the_old_one() {
 async fn without_a_replay_socket_only_a_count_from_its_start_is_certain() {
     let Some(python) = python() else { return };
     let site = Site::new(&[]).await;
-    let spec = Spec {
-        has_replay: false,
-        ..Spec::default()
-    };
+    let spec = Spec::without_replay();
     let mut publishers = Publishers::start(&python, &[spec, spec]);
     publishers.publish(1, &json!([stored(1, 0, 1)]));
     site.follow(&publishers, 0, "early");
@@ -456,10 +453,7 @@ async fn without_a_replay_socket_only_a_count_from_its_start_is_certain() {
 async fn an_engine_whose_replay_socket_is_dead_is_followed_all_the_same() {
     let Some(python) = python() else { return };
     let site = Site::new(&[]).await;
-    let spec = Spec {
-        has_replay: false,
-        ..Spec::default()
-    };
+    let spec = Spec::without_replay();
     let mut publishers = Publishers::start(&python, &[spec]);
     let flag = publishers.flag(0, "gpu-0");
     // Nobody listens there.

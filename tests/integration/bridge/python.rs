@@ -81,6 +81,16 @@ impl Default for Spec {
     }
 }
 
+impl Spec {
+    /// A publisher that replays nothing.
+    pub fn without_replay() -> Self {
+        Self {
+            has_replay: false,
+            ..Self::default()
+        }
+    }
+}
+
 /// A process with publishers.
 pub struct Publishers {
     process: Child,

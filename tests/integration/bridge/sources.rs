@@ -141,10 +141,7 @@ async fn a_worker_of_dynamo_that_counts_anew_is_another_process() {
 async fn dynamos_event_plane_over_zeromq_is_followed() {
     let Some(python) = python() else { return };
     let site = Site::new(&[]).await;
-    let spec = Spec {
-        has_replay: false,
-        ..Spec::default()
-    };
+    let spec = Spec::without_replay();
     let mut publishers = Publishers::start(&python, &[spec]);
     site.follow_source(&format!("{},format=dynamo", publishers.flag(0, "plane")))
         .await;

@@ -426,16 +426,22 @@ fn a_small_index_of_one_tier_never_credits_more_than_the_oracle() {
     churn(shape, 100, 10);
 }
 
+/// An index of so many blocks, all of which a victim has, and another holder.
+fn full(capacity: u64) -> (PositionalIndexer, HolderWriter, HolderWriter) {
+    let index = index_of(blocks(capacity));
+    let mut victim = register(&index, "victim");
+    let other = register(&index, "other");
+    store(&mut victim, None, hashes(1, 0, capacity));
+    (index, victim, other)
+}
+
 /// At any point of an eviction, its victim may be cleared, and then be certain and store something else.
 #[test]
 fn who_is_cleared_while_its_blocks_are_forgotten_is_certain_only_of_what_is_there() {
     const CAPACITY: u64 = 100;
     const AGAIN: u64 = 40;
     for points in 0..12 {
-        let index = index_of(blocks(CAPACITY));
-        let mut victim = register(&index, "victim");
-        let mut other = register(&index, "other");
-        store(&mut victim, None, hashes(1, 0, CAPACITY));
+        let (index, mut victim, mut other) = full(CAPACITY);
         let record = Arc::clone(victim.record());
         hook::set(points, move || {
             victim.apply(Event::Cleared, Tier::DEVICE, 0);
@@ -459,10 +465,7 @@ fn who_removes_what_was_to_be_forgotten_has_lost_nothing() {
     const CAPACITY: u64 = 100;
     let mut removed_in_time = 0;
     for points in 0..12 {
-        let index = index_of(blocks(CAPACITY));
-        let mut victim = register(&index, "victim");
-        let mut other = register(&index, "other");
-        store(&mut victim, None, hashes(1, 0, CAPACITY));
+        let (_index, mut victim, mut other) = full(CAPACITY);
         let record = Arc::clone(victim.record());
         let is_in_time = Rc::new(Cell::new(false));
         let had_all = Rc::clone(&is_in_time);

@@ -25,6 +25,21 @@ async fn pool_of_a(settings: LaneSettings) -> LanePool {
     pool
 }
 
+/// Settings with which holders are gone after so much silence.
+fn removing_after(silence: Duration) -> LaneSettings {
+    let limits = LivenessLimits {
+        stale_after: None,
+        remove_after: Some(silence),
+    };
+    LaneSettings {
+        liveness: LivenessSettings {
+            default: limits,
+            overrides: HashMap::new(),
+        },
+        ..settings()
+    }
+}
+
 async fn send_garbage(pool: &LanePool, worker: &str) {
     pool.dispatch(&frame(1).namespace, named(worker), b"garbage", never())
         .await
@@ -91,17 +106,10 @@ async fn a_publisher_that_nobody_can_read_is_doubtful() {
 
 #[tokio::test]
 async fn a_holder_in_a_snapshot_for_which_there_is_no_room_is_doubtful() {
-    let limits = IndexLimits {
+    let namespaces = namespaces_within(IndexLimits {
         workers_max: 1,
         ..IndexLimits::default()
-    };
-    let namespaces = Namespaces::new(
-        Capacity::UNBOUNDED,
-        NamespaceSettings::default(),
-        Vec::new(),
-        limits,
-        16,
-    );
+    });
     let pool = LanePool::start(&settings(), Arc::new(namespaces)).unwrap();
     for worker in ["a", "b"] {
         let holder = HolderFrame {
@@ -119,17 +127,7 @@ async fn a_holder_in_a_snapshot_for_which_there_is_no_room_is_doubtful() {
 /// Whoever sends only what cannot be taken is alive: as gone, it would be in no answer.
 #[tokio::test]
 async fn who_is_heard_of_by_garbage_alone_is_not_gone() {
-    let pool = pool_of_a(LaneSettings {
-        liveness: LivenessSettings {
-            default: LivenessLimits {
-                stale_after: None,
-                remove_after: Some(Duration::from_millis(50)),
-            },
-            overrides: HashMap::new(),
-        },
-        ..settings()
-    })
-    .await;
+    let pool = pool_of_a(removing_after(Duration::from_millis(50))).await;
     let mut listened = Duration::ZERO;
     let mut before = std::time::Instant::now();
     while listened < Duration::from_millis(200) {
@@ -148,17 +146,7 @@ async fn who_is_heard_of_by_garbage_alone_is_not_gone() {
 
 #[tokio::test]
 async fn a_refused_publisher_is_forgotten_in_time_that_was_listened() {
-    let pool = pool_of_a(LaneSettings {
-        liveness: LivenessSettings {
-            default: LivenessLimits {
-                stale_after: None,
-                remove_after: Some(Duration::from_micros(1)),
-            },
-            overrides: HashMap::new(),
-        },
-        ..settings()
-    })
-    .await;
+    let pool = pool_of_a(removing_after(Duration::from_micros(1))).await;
     send(&pool, stores("b", 1, Some(64), 20)).await;
     for _ in 0..100 {
         pool.tick(false);

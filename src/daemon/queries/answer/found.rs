@@ -38,10 +38,13 @@ pub(crate) struct Found {
 }
 
 impl Found {
+    /// Whether some who are not among the holders may hold more than is known.
+    pub(crate) fn lacks_some(&self) -> bool {
+        self.foreign_holders > 0 || self.doubtful_holders > 0
+    }
+
     fn state(&self) -> AnswerState {
-        let is_exact = self.foreign_holders == 0
-            && self.doubtful_holders == 0
-            && self.holders.iter().all(|holder| holder.is_exact);
+        let is_exact = !self.lacks_some() && self.holders.iter().all(|holder| holder.is_exact);
         AnswerState::of(is_exact, self.holders.is_empty())
     }
 
