@@ -184,7 +184,7 @@ impl Bridge {
         let (engine, progress) = (followed.engine.clone(), followed.progress.clone());
         let (stop, says_goodbye) = (followed.stop.clone(), Arc::clone(&followed.says_goodbye));
         let task = async move {
-            if matches!(engine.format, Format::TensorRt | Format::Dynamo) {
+            if engine.is_source() {
                 let task = SourceTask {
                     options: inner.options.follow.clone(),
                     clock: inner.options.clock.clone(),
@@ -230,6 +230,10 @@ impl Inner {
         let holders = Holders::new(start);
         let source = match task.engine.format {
             Format::Dynamo => Source::plane(holders),
+            _ if task.engine.is_grpc() => match worker_of_instance(&task.engine.key.instance) {
+                Ok(worker) => Source::stream(&task.engine, worker, holders),
+                Err(error) => return tracing::error!(%error, "an engine cannot be followed"),
+            },
             _ => match worker_of_instance(&task.engine.key.instance) {
                 Ok(worker) => Source::server(&task.engine, worker, holders),
                 // Engines are checked before they are followed.

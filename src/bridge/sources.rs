@@ -20,10 +20,12 @@ use crate::daemon::metrics::BridgeMetrics;
 
 use super::dynamo::{PlaneEvents, parse_plane_message};
 use super::follower::FollowOptions;
+use super::grpc::{self, GrpcError};
 use super::holders::Holders;
 use super::progress::{SharedProgress, log_untold};
 use super::sockets::{SocketError, Subscription};
 use super::stalls::{BridgeClock, StallWatch};
+use super::subscribed::{StreamError, SubscribedEvents};
 use super::tensorrt::{PollError, Poller, ServerEvents};
 
 /// Pause between two questions to a server that had something to say, or nothing.
@@ -42,6 +44,10 @@ enum SourceError {
     Socket(#[from] SocketError),
     #[error("{0}")]
     Nats(String),
+    #[error(transparent)]
+    Grpc(#[from] GrpcError),
+    #[error(transparent)]
+    Stream(#[from] StreamError),
     /// The way to the daemons: without it there is no following.
     #[error(transparent)]
     Publisher(#[from] PublisherError),
@@ -49,7 +55,12 @@ enum SourceError {
 
 impl SourceError {
     fn is_final(&self) -> bool {
-        matches!(self, Self::Publisher(_) | Self::Poll(PollError::Publisher(_)))
+        matches!(
+            self,
+            Self::Publisher(_)
+                | Self::Poll(PollError::Publisher(_))
+                | Self::Stream(StreamError::Publisher(_))
+        )
     }
 
     fn is_cut(&self) -> bool {
@@ -74,6 +85,8 @@ pub(super) enum Source {
     Server(ServerEvents),
     /// Dynamo's event plane.
     Plane(PlaneEvents),
+    /// A server that hands on events over gRPC.
+    Stream(SubscribedEvents),
 }
 
 impl Source {
@@ -87,8 +100,14 @@ impl Source {
         Self::Plane(PlaneEvents::new(holders))
     }
 
+    /// The source of a server that hands on events over gRPC.
+    pub(super) fn stream(engine: &NewEngine, worker: WorkerName, holders: Holders) -> Self {
+        Self::Stream(SubscribedEvents::new(worker, engine.key.rank, holders))
+    }
+
     fn into_holders(self) -> Holders {
         match self {
+            Self::Stream(events) => events.into_holders(),
             Self::Server(events) => events.into_holders(),
             Self::Plane(events) => events.into_holders(),
         }
@@ -98,6 +117,7 @@ impl Source {
         match self {
             Self::Server(events) => events.holders().lost().await,
             Self::Plane(events) => events.lost().await,
+            Self::Stream(events) => events.lost().await,
         }
     }
 }
@@ -142,6 +162,7 @@ impl SourceTask {
     async fn follow(&self, source: &mut Source, failures: &mut u32) -> Result<Infallible, SourceError> {
         match source {
             Source::Server(events) => self.poll(events, failures).await,
+            Source::Stream(events) => self.subscribe_grpc(events, failures).await,
             Source::Plane(events) if self.engine.endpoint.starts_with("nats://") => {
                 self.subscribe_nats(events, failures).await
             }
@@ -249,6 +270,36 @@ impl SourceTask {
         }
     }
 
+    async fn subscribe_grpc(
+        &self,
+        events: &mut SubscribedEvents,
+        failures: &mut u32,
+    ) -> Result<Infallible, SourceError> {
+        let (engine, patience) = (&self.engine, self.options.patience);
+        let mut stream = grpc::subscribe(&engine.endpoint, engine.format, patience).await?;
+        *failures = 0;
+        events.connected().await?;
+        let mut quiet = Quiet::new(self.stall_watch(), self.options.poll_interval);
+        loop {
+            let frame = tokio::select! {
+                biased;
+                frame = grpc::next(&mut stream) => Some(frame?),
+                () = quiet.tick() => None,
+            };
+            if quiet.has_stalled(frame.is_none()) {
+                events.lost().await?;
+            }
+            if let Some(frame) = &frame {
+                events.apply(frame).await?;
+            }
+            // The connection is asked for signs of life, and ends without one.
+            if !quiet.is_behind() {
+                events.seen(self.options.look_interval_max()).await?;
+            }
+            self.note_streamed(events);
+        }
+    }
+
     /// A connection of its own, and what tells that it broke: it is not made again unseen.
     async fn connect_nats(&self) -> Result<(Client, mpsc::Receiver<String>), SourceError> {
         let (broke, breaks) = mpsc::channel(1);
@@ -278,6 +329,12 @@ impl SourceTask {
         StallWatch::new(self.clock.clone(), &self.options)
     }
 
+    fn note_streamed(&self, events: &mut SubscribedEvents) {
+        let trouble = events.trouble();
+        let is_exact = trouble.is_none() && events.holders().are_exact();
+        self.progress.followed(&self.engine, is_exact, trouble.as_deref());
+    }
+
     fn note_followed(&self, holders: &Holders) {
         self.progress.followed(&self.engine, holders.are_exact(), None);
     }
@@ -304,12 +361,25 @@ impl Quiet {
     /// To be called after each wait, before anything of `events` is told; `is_tick` says that nothing waits to be read. After a stall the
     /// holders are out of sight. Returns whether messages may still be those that waited during a stall.
     async fn awake(&mut self, is_tick: bool, events: &mut PlaneEvents) -> Result<bool, PublisherError> {
-        if self.stalls.has_stalled() {
-            self.ticks.reset();
+        if self.has_stalled(is_tick) {
             events.lost().await?;
+        }
+        Ok(self.is_behind())
+    }
+
+    /// As [`Self::awake`]. Returns whether the bridge has stood still: its holders have to be out of sight then.
+    fn has_stalled(&mut self, is_tick: bool) -> bool {
+        let has_stalled = self.stalls.has_stalled();
+        if has_stalled {
+            self.ticks.reset();
         } else if is_tick {
             self.stalls.caught_up();
         }
-        Ok(self.stalls.is_behind())
+        has_stalled
+    }
+
+    /// Whether messages may still be those that waited during a stall.
+    fn is_behind(&self) -> bool {
+        self.stalls.is_behind()
     }
 }

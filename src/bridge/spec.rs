@@ -11,7 +11,8 @@ use kvatlas_engines::Format;
 
 use crate::daemon::http::{EngineKey, NewEngine, RegisterRefusal, SizeOf};
 
-use super::tensorrt;
+use super::subscribed::method_path;
+use super::{grpc, tensorrt};
 
 /// Most ranks that one line names.
 const RANKS_MAX: u32 = 1024;
@@ -299,10 +300,18 @@ pub(super) fn check_engine(engine: &NewEngine) -> Result<(), RegisterRefusal> {
     if let Err(error) = BlockSize::new(engine.block_size) {
         return invalid(format!("block_size: {error}"));
     }
-    if engine.replay.is_some() && matches!(engine.format, Format::TensorRt | Format::Dynamo) {
-        return invalid(format!("{} has no replay socket", engine.format.as_str()));
+    if engine.replay.is_some() && engine.is_source() {
+        return invalid(format!(
+            "{} over {} has no replay socket",
+            engine.format.as_str(),
+            scheme_of(&engine.endpoint)
+        ));
     }
     match engine.format {
+        _ if engine.is_grpc() => check_grpc(engine),
+        Format::TokenSpeed => {
+            invalid("tokenspeed hands on events over gRPC only: grpc://HOST:PORT".to_owned())
+        }
         Format::TensorRt => match tensorrt::parse_endpoint(&engine.endpoint) {
             Ok(_) => Ok(()),
             Err(error) => invalid(format!("endpoint: {error}")),
@@ -312,6 +321,26 @@ pub(super) fn check_engine(engine: &NewEngine) -> Result<(), RegisterRefusal> {
             let mut endpoints = std::iter::once(&engine.endpoint).chain(&engine.replay);
             endpoints.try_for_each(|endpoint| check_endpoint(endpoint))
         }
+    }
+}
+
+/// What stands before `://`.
+fn scheme_of(endpoint: &str) -> &str {
+    endpoint.split_once("://").map_or("tcp", |(scheme, _)| scheme)
+}
+
+/// A gRPC server of an engine that hands on events.
+fn check_grpc(engine: &NewEngine) -> Result<(), RegisterRefusal> {
+    let invalid = |text: String| Err(RegisterRefusal::Invalid(text));
+    if method_path(engine.format).is_none() {
+        return invalid(format!("{} is not served over gRPC", engine.format.as_str()));
+    }
+    if !engine.topic.is_empty() {
+        return invalid("a gRPC server has no topics; leave topic out".to_owned());
+    }
+    match grpc::parse_endpoint(&engine.endpoint) {
+        Ok(_) => Ok(()),
+        Err(error) => invalid(format!("endpoint: {error}")),
     }
 }
 

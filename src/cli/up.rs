@@ -188,9 +188,9 @@ async fn is_known(state: &EngineState, queries: &QueryClient) -> bool {
     }
     let worker = match state.engine.format {
         // They tell of holders that are not known before.
-        Format::TensorRt | Format::Dynamo => return true,
+        _ if state.engine.is_source() => return true,
         Format::Mooncake => pool_of_instance(&key.instance),
-        Format::Vllm | Format::Sglang => worker_of_instance(&key.instance),
+        _ => worker_of_instance(&key.instance),
     };
     let (Ok(namespace), Ok(worker)) = (key.model.namespace(), worker) else {
         return true;

@@ -286,6 +286,11 @@ impl EngineBatch {
         Span::new(start, self.tokens.len())
     }
 
+    /// The objects from `start` to the end of the list.
+    pub(crate) fn objects_since(&self, start: usize) -> Span {
+        Span::new(start, self.objects.len())
+    }
+
     /// Appends `count` tokens of `span`, from its token number `from` on.
     pub(crate) fn extend_tokens_from(&mut self, span: Span, from: usize, count: usize) {
         let start = span.start + from;

@@ -13,6 +13,7 @@ mod batch;
 mod decoder;
 mod limits;
 mod reason;
+pub mod subscribe;
 mod translator;
 
 pub use batch::{

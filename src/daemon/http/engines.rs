@@ -45,6 +45,18 @@ pub struct NewEngine {
     pub topic: String,
 }
 
+impl NewEngine {
+    /// Whether its server hands on events over gRPC.
+    pub fn is_grpc(&self) -> bool {
+        self.endpoint.starts_with("grpc://") || self.endpoint.starts_with("grpcs://")
+    }
+
+    /// Whether it may tell of several holders over one connection, and so is no ZeroMQ publisher of its own.
+    pub fn is_source(&self) -> bool {
+        self.is_grpc() || matches!(self.format, Format::TensorRt | Format::Dynamo)
+    }
+}
+
 /// How an engine is followed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EngineStatus {

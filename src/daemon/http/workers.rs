@@ -84,6 +84,16 @@ pub(super) async fn workers(
     Ok(json_response(&listed, None))
 }
 
+/// The transport of an endpoint, in Dynamo's words where it has one.
+fn source_of(endpoint: &str) -> &'static str {
+    match endpoint.split_once("://") {
+        Some(("grpc" | "grpcs", _)) => "grpc",
+        Some(("http", _)) => "http",
+        Some(("nats", _)) => "nats",
+        _ => "zmq",
+    }
+}
+
 fn add_engine(workers: &mut Workers, state: EngineState) {
     let EngineState {
         engine,
@@ -93,7 +103,7 @@ fn add_engine(workers: &mut Workers, state: EngineState) {
     let key = (engine.key.model.clone(), engine.key.instance.clone());
     let worker = workers.entry(key).or_insert_with(|| Worker {
         instance_id: Instance::of_text(&engine.key.instance),
-        source: "zmq",
+        source: source_of(&engine.endpoint),
         status: status.as_str(),
         model_name: engine.key.model.model.clone(),
         routing_group: engine.key.model.tenant.clone(),

@@ -102,6 +102,14 @@ impl Key {
 /// Main attention: what a prefix needs in whole.
 const MAIN_KINDS: [&str; 3] = ["full_attention", "mla_attention", "sink_full_attention"];
 
+/// The group of an event that tells number, kind and window.
+pub(crate) fn group_of_kind(index: Option<u32>, kind: Option<&str>, _window: Option<u32>) -> Group {
+    Group {
+        index,
+        is_main: kind.map(|kind| MAIN_KINDS.contains(&kind)),
+    }
+}
+
 /// Tokens as a list, or as overlapping pairs, the way engines with speculative decoding by bigrams write them.
 #[derive(Debug, Clone, Copy)]
 struct TokenList {

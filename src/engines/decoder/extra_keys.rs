@@ -133,7 +133,7 @@ fn identifier(reader: &mut Reader<'_>, text_bytes_max: usize) -> Result<u64, Dec
 }
 
 /// As Dynamo maps an identifier: the first 16 of 64 hexadecimal digits as a number, else the hash of the text.
-pub(super) fn identifier_hash(identifier: &str) -> u64 {
+pub(crate) fn identifier_hash(identifier: &str) -> u64 {
     digest_head(identifier).unwrap_or_else(|| object_hash(identifier.as_bytes()))
 }
 

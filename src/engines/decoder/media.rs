@@ -11,7 +11,7 @@ const MEDIA: [(u8, &[&str]); 4] = [
 ];
 
 /// The tier of a medium, in any case of letters; none for a medium that has none.
-pub(super) fn tier_of_medium(medium: &[u8]) -> Option<Tier> {
+pub(crate) fn tier_of_medium(medium: &[u8]) -> Option<Tier> {
     let has = |names: &[&str]| {
         names
             .iter()

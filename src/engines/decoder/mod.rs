@@ -20,6 +20,10 @@ mod media;
 mod tagged;
 mod tensorrt;
 
+pub(crate) use event::group_of_kind;
+pub(crate) use extra_keys::identifier_hash;
+pub(crate) use media::tier_of_medium;
+
 use kvatlas_core::wire::{DecodeError, Reader, Value};
 
 use crate::batch::EngineBatch;
@@ -39,16 +43,19 @@ pub enum Format {
     Dynamo,
     /// TensorRT-LLM's event list.
     TensorRt,
+    /// TokenSpeed's, which its server hands on over gRPC only.
+    TokenSpeed,
 }
 
 impl Format {
     /// All formats.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::Vllm,
         Self::Sglang,
         Self::Mooncake,
         Self::Dynamo,
         Self::TensorRt,
+        Self::TokenSpeed,
     ];
 
     /// A stable word for configuration, metrics and logs.
@@ -59,6 +66,7 @@ impl Format {
             Self::Mooncake => "mooncake",
             Self::Dynamo => "dynamo",
             Self::TensorRt => "tensorrt-llm",
+            Self::TokenSpeed => "tokenspeed",
         }
     }
 
@@ -162,7 +170,7 @@ impl Decoder {
         batch: &mut EngineBatch,
     ) -> Result<(), BatchError> {
         match self.format {
-            Format::Vllm | Format::Sglang | Format::Mooncake => {
+            Format::Vllm | Format::Sglang | Format::Mooncake | Format::TokenSpeed => {
                 tagged::decode_batch(reader, batch, self.format, &self.limits)
             }
             Format::Dynamo => {

@@ -13,8 +13,11 @@ use kvatlas_engines::{
 };
 use serde_json::Value;
 
-fn folder() -> Option<PathBuf> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/fixtures/engines");
+/// A folder beside the repository.
+pub(crate) fn shared_folder(path: &str) -> Option<PathBuf> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../../shared")
+        .join(path);
     if folder.is_dir() {
         return Some(folder);
     }
@@ -49,7 +52,7 @@ struct Fixture {
 }
 
 fn fixtures() -> Vec<Fixture> {
-    let Some(folder) = folder() else {
+    let Some(folder) = shared_folder("fixtures/engines") else {
         return Vec::new();
     };
     let manifest = std::fs::read(folder.join("manifest.json")).unwrap();

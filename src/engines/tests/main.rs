@@ -3,6 +3,7 @@
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
+    clippy::expect_used,
     reason = "a test stops at the first surprise"
 )]
 
@@ -11,3 +12,4 @@ mod fixtures;
 mod fuzz;
 mod oracle;
 mod rules;
+mod subscribed;

@@ -6,6 +6,7 @@ mod python;
 mod sizes;
 mod sources;
 mod stalls;
+mod subscribed;
 
 use std::time::Duration;
 

@@ -1,0 +1,166 @@
+//! The gRPC connection of [`SubscribedEvents`](super::subscribed::SubscribedEvents): a channel, one server-streaming call.
+
+use std::time::Duration;
+
+use kvatlas_engines::Format;
+use kvatlas_engines::subscribe::{KvEventFrame, SubscribeRequest};
+use tokio::time::timeout;
+use tonic::codegen::http::uri::PathAndQuery;
+use tonic::transport::{Channel, ClientTlsConfig, Endpoint};
+use tonic::{Code, Request, Status, Streaming};
+use tonic_prost::ProstCodec;
+
+use super::subscribed::method_path;
+
+/// Longest frame, in bytes: a chunk of a snapshot has 2,048 blocks, so that blocks of thousands of tokens fit.
+const FRAME_BYTES_MAX: usize = 64 << 20;
+/// Silence of the connection after which the server is asked for a sign of life.
+const PING_AFTER: Duration = Duration::from_secs(1);
+
+/// Why a stream of frames cannot be had, or has ended.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum GrpcError {
+    /// The endpoint is none.
+    #[error("{0} is not grpc://HOST:PORT or grpcs://HOST:PORT")]
+    Endpoint(String),
+    /// The format has no such method.
+    #[error("{} is not served over gRPC", .0.as_str())]
+    Format(Format),
+    /// The connection.
+    #[error("{}", in_words(.0))]
+    Transport(#[from] tonic::transport::Error),
+    /// Nothing came in time.
+    #[error("no answer within {0:?}")]
+    TimedOut(Duration),
+    /// The server does not have the method.
+    #[error(
+        "the server has no KV events to hand on: start the engine with --kv-events-config, or --enable-kv-cache-events ({0})"
+    )]
+    Off(String),
+    /// The server has lost events, or is another process.
+    #[error("the server has lost events, and is asked from the start: {0}")]
+    Lost(String),
+    /// Any other status.
+    #[error("{code:?}: {text}")]
+    Status {
+        /// The code of gRPC.
+        code: Code,
+        /// The server's words.
+        text: String,
+    },
+    /// The server has ended the stream.
+    #[error("the server has ended the stream")]
+    Ended,
+}
+
+impl From<Status> for GrpcError {
+    fn from(status: Status) -> Self {
+        let text = status.message().to_owned();
+        match status.code() {
+            Code::Unimplemented => Self::Off(text),
+            Code::DataLoss | Code::OutOfRange => Self::Lost(text),
+            code => Self::Status { code, text },
+        }
+    }
+}
+
+/// An error with its causes: tonic's own text is `transport error`.
+fn in_words(error: &tonic::transport::Error) -> String {
+    let mut words = error.to_string();
+    let mut cause = std::error::Error::source(error);
+    while let Some(error) = cause {
+        words = format!("{words}: {error}");
+        cause = error.source();
+    }
+    words
+}
+
+/// The endpoint of a channel: `grpc://HOST:PORT`, or `grpcs://HOST:PORT` with TLS.
+pub(super) fn parse_endpoint(endpoint: &str) -> Result<Endpoint, GrpcError> {
+    let refused = || GrpcError::Endpoint(endpoint.to_owned());
+    let (authority, is_secure) = match endpoint.strip_prefix("grpcs://") {
+        Some(authority) => (authority, true),
+        None => (endpoint.strip_prefix("grpc://").ok_or_else(refused)?, false),
+    };
+    let port = authority
+        .rsplit_once(':')
+        .map(|(host, port)| (host, port.parse::<u16>()));
+    let is_address =
+        matches!(port, Some((host, Ok(1..))) if !host.is_empty()) && !authority.contains(['@', '/']);
+    if !is_address {
+        return Err(refused());
+    }
+    let scheme = if is_secure { "https" } else { "http" };
+    let channel = Endpoint::from_shared(format!("{scheme}://{authority}")).map_err(|_| refused())?;
+    Ok(match is_secure {
+        true => channel.tls_config(ClientTlsConfig::new().with_native_roots())?,
+        false => channel,
+    })
+}
+
+/// Subscribes at `endpoint` from the start. Returns once the server has confirmed the subscription.
+pub(super) async fn subscribe(
+    endpoint: &str,
+    format: Format,
+    patience: Duration,
+) -> Result<Streaming<KvEventFrame>, GrpcError> {
+    let path = method_path(format).ok_or(GrpcError::Format(format))?;
+    let endpoint = parse_endpoint(endpoint)?
+        .connect_timeout(patience)
+        .tcp_nodelay(true)
+        .http2_keep_alive_interval(PING_AFTER)
+        .keep_alive_timeout(patience)
+        .keep_alive_while_idle(true);
+    let subscribing = async {
+        let channel: Channel = endpoint.connect().await?;
+        let mut client = tonic::client::Grpc::new(channel).max_decoding_message_size(FRAME_BYTES_MAX);
+        client.ready().await?;
+        let codec: ProstCodec<SubscribeRequest, KvEventFrame> = ProstCodec::default();
+        let request = Request::new(SubscribeRequest::default());
+        let response = client
+            .server_streaming(request, PathAndQuery::from_static(path), codec)
+            .await?;
+        Ok(response.into_inner())
+    };
+    let subscribed = timeout(patience, subscribing).await;
+    subscribed.map_err(|_| GrpcError::TimedOut(patience))?
+}
+
+/// The next frame.
+pub(super) async fn next(stream: &mut Streaming<KvEventFrame>) -> Result<KvEventFrame, GrpcError> {
+    stream.message().await?.ok_or(GrpcError::Ended)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn endpoints_have_a_host_and_a_port() {
+        for taken in [
+            "grpc://vllm-0:50051",
+            "grpc://[::1]:50051",
+            "grpcs://vllm-0.llm:443",
+        ] {
+            assert!(parse_endpoint(taken).is_ok(), "{taken}");
+        }
+        for refused in [
+            "http://vllm-0:1",
+            "grpc://vllm-0",
+            "grpc://:1",
+            "grpc://a@b:1",
+            "grpc://a:1/x",
+            "grpc://a:0",
+        ] {
+            assert!(parse_endpoint(refused).is_err(), "{refused}");
+        }
+    }
+
+    #[test]
+    fn a_status_says_what_to_do() {
+        let off = GrpcError::from(Status::unimplemented("x")).to_string();
+        assert!(off.contains("--kv-events-config"), "{off}");
+        let lost = GrpcError::from(Status::data_loss("incarnation 1")).to_string();
+        assert!(lost.contains("incarnation 1"), "{lost}");
+    }
+}

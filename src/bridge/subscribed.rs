@@ -1,0 +1,223 @@
+//! `SubscribeKvEvents`: an engine's server hands on its KV events over gRPC, in numbered frames.
+//!
+//! Every connection asks from the start. What comes first, by rank, says how much is known:
+//!
+//! | First frame | The holder |
+//! |---|---|
+//! | number 0 | whole from here on |
+//! | chunk 0 of a snapshot | out of sight until the last chunk; then whole, unless the server itself has missed batches |
+//! | a number above 0 | in doubt until the engine clears: the server hands on live events only |
+//!
+//! Each first frame begins a new epoch: a number has no incarnation, so that a connection that is made again may be to another process. A
+//! number that does not follow the one before ends the connection.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use kvatlas_client::publish::PublisherError;
+use kvatlas_core::wire::{Rank, WorkerName};
+use kvatlas_engines::subscribe::{KvEventFrame, SnapshotChunk};
+use kvatlas_engines::{DecodeLimits, EngineBatch, Format};
+
+use super::holders::Holders;
+
+/// Why a stream of frames cannot go on.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum StreamError {
+    /// A number is not the next one.
+    #[error("rank {rank}: batch {due} was due, and {got} came")]
+    Gap {
+        /// The rank.
+        rank: Rank,
+        /// The number that was due.
+        due: u64,
+        /// The number that came.
+        got: u64,
+    },
+    /// A chunk of a snapshot is not the next one.
+    #[error("rank {rank}: a snapshot lacks its chunk {due}")]
+    Chunk {
+        /// The rank.
+        rank: Rank,
+        /// The chunk that was due.
+        due: u32,
+    },
+    /// The way to the daemons: without it there is no following.
+    #[error(transparent)]
+    Publisher(#[from] PublisherError),
+}
+
+/// The gRPC method by which servers of a format hand on events; none where there is none.
+pub(super) fn method_path(format: Format) -> Option<&'static str> {
+    match format {
+        Format::Vllm => Some("/vllm.grpc.engine.VllmEngine/SubscribeKvEvents"),
+        Format::Sglang => Some("/sglang.grpc.scheduler.SglangScheduler/SubscribeKvEvents"),
+        Format::TokenSpeed => Some("/tokenspeed.grpc.scheduler.TokenSpeedScheduler/SubscribeKvEvents"),
+        Format::TensorRt => Some("/trtllm.TrtllmService/SubscribeKvEvents"),
+        Format::Mooncake | Format::Dynamo => None,
+    }
+}
+
+/// What one rank has sent over the connection.
+#[derive(Debug)]
+struct RankStream {
+    /// The number of the last frame.
+    last: u64,
+    /// The chunk of a snapshot that is due, and how many there are; none where it is whole.
+    due: Option<(u32, u32)>,
+    /// Batches that the server has missed, or that came before it was asked.
+    missed: u64,
+}
+
+/// Tells daemons what the frames of one server say.
+pub(super) struct SubscribedEvents {
+    worker: WorkerName,
+    /// The rank of frames that name none.
+    rank: Rank,
+    holders: Holders,
+    batch: EngineBatch,
+    ranks: BTreeMap<Rank, RankStream>,
+}
+
+impl SubscribedEvents {
+    pub(super) fn new(worker: WorkerName, rank: Rank, holders: Holders) -> Self {
+        Self {
+            worker,
+            rank,
+            holders,
+            batch: EngineBatch::default(),
+            ranks: BTreeMap::new(),
+        }
+    }
+
+    pub(super) fn holders(&mut self) -> &mut Holders {
+        &mut self.holders
+    }
+
+    pub(super) fn into_holders(self) -> Holders {
+        self.holders
+    }
+
+    /// A connection was made. Until a rank's first frame nothing is known of it.
+    pub(super) async fn connected(&mut self) -> Result<(), PublisherError> {
+        self.ranks.clear();
+        self.holders.get(&self.worker, self.rank).await;
+        self.holders.lost().await
+    }
+
+    /// The connection broke, or this process stood still.
+    pub(super) async fn lost(&mut self) -> Result<(), PublisherError> {
+        self.holders.lost().await
+    }
+
+    /// Why the state of a rank is not known, in words for operators.
+    pub(super) fn trouble(&self) -> Option<String> {
+        if self.ranks.is_empty() {
+            return Some(
+                "the server has sent nothing yet: it may be idle, or know nothing from before it was asked"
+                    .to_owned(),
+            );
+        }
+        let (rank, stream) = self.ranks.iter().find(|(_, stream)| stream.missed > 0)?;
+        Some(format!(
+            "rank {rank}: {} batches came before the server knew of them; reset the engine's prefix cache, or start its server with \
+             --servicer-impl rust",
+            stream.missed
+        ))
+    }
+
+    /// Applies a frame. Returns the rank that it is about; none for a report of load.
+    pub(super) async fn apply(&mut self, frame: &KvEventFrame) -> Result<Option<Rank>, StreamError> {
+        if frame.is_load() {
+            return Ok(None);
+        }
+        let rank = frame.rank().unwrap_or(self.rank);
+        let begins = self.note(rank, frame)?;
+        let has_missed = self.ranks.get(&rank).is_some_and(|stream| stream.missed > 0);
+        let Some(relay) = self.holders.get(&self.worker, rank).await else {
+            return Ok(None);
+        };
+        if begins {
+            // Out of sight until it is whole.
+            relay.lost().await?;
+            relay.restart(has_missed).await?;
+        }
+        frame.read(&DecodeLimits::default(), &mut self.batch);
+        relay.apply_events(&self.batch, |_| true).await?;
+        if has_missed && frame.snapshot().is_some() {
+            // A snapshot begins with a clear, which ends doubts.
+            relay.lose().await?;
+        }
+        if relay.doubt().is_none() {
+            self.forgive(rank);
+        }
+        Ok(Some(rank))
+    }
+
+    /// Takes note of a frame's number. Returns whether it begins the rank's state anew.
+    fn note(&mut self, rank: Rank, frame: &KvEventFrame) -> Result<bool, StreamError> {
+        let got = frame.number();
+        match (frame.snapshot(), self.ranks.get_mut(&rank)) {
+            (
+                Some(SnapshotChunk {
+                    index: 0,
+                    count,
+                    unknown_before,
+                    ..
+                }),
+                _,
+            ) => {
+                let stream = RankStream {
+                    last: got,
+                    due: (count > 1).then_some((1, count)),
+                    missed: unknown_before,
+                };
+                self.ranks.insert(rank, stream);
+                Ok(true)
+            }
+            (Some(_), None) => Err(StreamError::Chunk { rank, due: 0 }),
+            (None, None) => {
+                let stream = RankStream {
+                    last: got,
+                    due: None,
+                    missed: got,
+                };
+                self.ranks.insert(rank, stream);
+                Ok(true)
+            }
+            (chunk, Some(stream)) => {
+                let due = stream.last.saturating_add(1);
+                if got != due {
+                    return Err(StreamError::Gap { rank, due, got });
+                }
+                stream.last = got;
+                match (chunk, stream.due) {
+                    (None, None) => {}
+                    (Some(chunk), Some((index, count))) if chunk.index == index => {
+                        stream.due = (index + 1 < count).then_some((index + 1, count));
+                    }
+                    (_, Some((index, _))) => return Err(StreamError::Chunk { rank, due: index }),
+                    (Some(_), None) => return Err(StreamError::Chunk { rank, due: 0 }),
+                }
+                Ok(false)
+            }
+        }
+    }
+
+    /// What a clear has made whole again.
+    fn forgive(&mut self, rank: Rank) {
+        if let Some(stream) = self.ranks.get_mut(&rank) {
+            stream.missed = 0;
+        }
+    }
+
+    /// The server is alive: so are the ranks that are whole, for `time`.
+    pub(super) async fn seen(&mut self, time: Duration) -> Result<(), PublisherError> {
+        for (_, rank, relay) in self.holders.all() {
+            if self.ranks.get(&rank).is_some_and(|stream| stream.due.is_none()) {
+                relay.seen(time).await?;
+            }
+        }
+        Ok(())
+    }
+}

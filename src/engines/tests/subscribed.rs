@@ -1,0 +1,148 @@
+//! Recorded streams of `SubscribeKvEvents`, against what the engines' own caches held in the end.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use kvatlas_core::hash::BlockSize;
+use kvatlas_core::wire::Rank;
+use kvatlas_engines::subscribe::KvEventFrame;
+use kvatlas_engines::{
+    DecodeLimits, EngineBatch, EngineChange, HashMode, Translation, Translator, TranslatorSettings,
+};
+use prost::Message;
+
+use crate::fixtures::shared_folder;
+
+/// The frames of a recording: each a u32, little-endian, and so many bytes.
+fn frames(name: &str) -> Vec<KvEventFrame> {
+    let Some(folder) = shared_folder("partners/smg") else {
+        return Vec::new();
+    };
+    let recorded = std::fs::read(folder.join(name)).unwrap();
+    let mut rest = recorded.as_slice();
+    let mut frames = Vec::new();
+    while let Some((length, behind)) = rest.split_first_chunk::<4>() {
+        let (frame, behind) = behind.split_at(u32::from_le_bytes(*length) as usize);
+        frames.push(KvEventFrame::decode(frame).unwrap());
+        rest = behind;
+    }
+    frames
+}
+
+/// What one rank holds, by the engine's names and by the translator.
+struct RankState {
+    last: u64,
+    copies: BTreeMap<u64, u32>,
+    translator: Translator,
+}
+
+impl RankState {
+    fn new(last: u64) -> Self {
+        let settings = TranslatorSettings {
+            block_size: BlockSize::new(16).unwrap(),
+            mode: HashMode::Recompute,
+            ..TranslatorSettings::default()
+        };
+        Self {
+            last,
+            copies: BTreeMap::new(),
+            translator: Translator::new(settings),
+        }
+    }
+
+    fn apply(&mut self, batch: &EngineBatch) {
+        let mut output = Translation::default();
+        self.translator.translate(batch, &mut output);
+        for event in batch.events() {
+            match event.change {
+                EngineChange::Stored(stored) => {
+                    for name in batch.hashes(stored.names) {
+                        *self.copies.entry(*name).or_default() += 1;
+                    }
+                }
+                EngineChange::Removed(removed) => {
+                    for name in batch.hashes(removed.names) {
+                        let copies = self.copies.get_mut(name).expect("it was stored");
+                        *copies -= 1;
+                        if *copies == 0 {
+                            self.copies.remove(name);
+                        }
+                    }
+                }
+                EngineChange::Cleared => self.copies.clear(),
+                EngineChange::Moved { .. } => panic!("such streams move nothing"),
+            }
+        }
+    }
+}
+
+/// Plays a recording. Returns the state by rank, and how many frames reported load.
+fn play(name: &str) -> (BTreeMap<Rank, RankState>, usize) {
+    let (mut ranks, mut loads) = (BTreeMap::<Rank, RankState>::new(), 0);
+    let mut batch = EngineBatch::default();
+    for frame in frames(name) {
+        if frame.is_load() {
+            loads += 1;
+            continue;
+        }
+        let (rank, number) = (frame.rank().unwrap_or_default(), frame.number());
+        let is_first_chunk = frame.snapshot().is_some_and(|chunk| chunk.index == 0);
+        frame.read(&DecodeLimits::default(), &mut batch);
+        assert!(batch.reasons.is_empty(), "{name}: {:?}", batch.reasons);
+        let state = ranks
+            .entry(rank)
+            .or_insert_with(|| RankState::new(number.wrapping_sub(1)));
+        if is_first_chunk {
+            *state = RankState::new(number.wrapping_sub(1));
+        }
+        assert_eq!(
+            number,
+            state.last.wrapping_add(1),
+            "{name}: the numbers of rank {rank} go on"
+        );
+        state.last = number;
+        state.apply(&batch);
+    }
+    (ranks, loads)
+}
+
+#[test]
+fn a_recorded_stream_leaves_what_the_cache_held() {
+    let Some(folder) = shared_folder("partners/smg") else {
+        return;
+    };
+    for (name, ranks, loads) in [("subscribe-stream", 2, 2), ("subscribe-snapshot", 2, 0)] {
+        let (found, reported) = play(&format!("{name}.bin"));
+        let truth = std::fs::read(folder.join(format!("{name}.truth.json"))).unwrap();
+        let truth: serde_json::Value = serde_json::from_slice(&truth).unwrap();
+        assert!(found.len() <= ranks && !found.is_empty(), "{name}");
+        assert_eq!(reported, loads, "{name}");
+        for (rank, state) in &found {
+            let held: BTreeSet<i64> = state.copies.keys().map(|name| name.cast_signed()).collect();
+            let names = truth["ranks"][rank.to_string()].as_array().unwrap();
+            let expected: BTreeSet<i64> = names.iter().map(|name| name.as_i64().unwrap()).collect();
+            assert_eq!(held, expected, "{name}, rank {rank}");
+            assert_eq!(state.translator.doubt(), None, "{name}, rank {rank}");
+        }
+    }
+}
+
+#[test]
+fn a_snapshot_of_several_chunks_has_all_its_blocks() {
+    let recorded = frames("subscribe-snapshot-chunks.bin");
+    let chunks: Vec<_> = recorded.iter().filter_map(KvEventFrame::snapshot).collect();
+    if recorded.is_empty() {
+        return;
+    }
+    assert_eq!(
+        chunks.iter().map(|chunk| chunk.index).collect::<Vec<_>>(),
+        [0, 1, 2]
+    );
+    assert_eq!(
+        (chunks[0].count, chunks[0].blocks, chunks[0].unknown_before),
+        (3, 4_787, 0)
+    );
+    let (ranks, _) = play("subscribe-snapshot-chunks.bin");
+    let state = &ranks[&0];
+    assert_eq!(state.translator.doubt(), None);
+    assert!(!state.copies.is_empty());
+}

@@ -1,0 +1,367 @@
+//! Servers of engines that hand on events over gRPC: `SubscribeKvEvents`.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
+
+use futures_util::{Stream, StreamExt};
+use parking_lot::Mutex;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+use tonic::body::Body;
+use tonic::codegen::http;
+use tonic::server::{Grpc, NamedService, ServerStreamingService};
+use tonic::{Request, Response, Status};
+use tonic_prost::ProstCodec;
+use tower::Service;
+
+use super::{BLOCK, Site, follow_text, name_of, tokens};
+use crate::support::eventually;
+
+/// The messages as a server sends them; the product declares only what it reads.
+mod sent {
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub(super) struct Subscribe {
+        #[prost(uint64, tag = "1")]
+        pub(super) start_sequence_number: u64,
+    }
+
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub(super) struct Frame {
+        #[prost(uint64, tag = "1")]
+        pub(super) sequence_number: u64,
+        #[prost(message, repeated, tag = "3")]
+        pub(super) events: Vec<Event>,
+        #[prost(int32, optional, tag = "4")]
+        pub(super) dp_rank: Option<i32>,
+        #[prost(message, optional, tag = "7")]
+        pub(super) snapshot: Option<Chunk>,
+        #[prost(message, optional, tag = "8")]
+        pub(super) load: Option<Load>,
+    }
+
+    #[derive(Clone, Copy, PartialEq, prost::Message)]
+    pub(super) struct Chunk {
+        #[prost(uint32, tag = "1")]
+        pub(super) index: u32,
+        #[prost(uint32, tag = "2")]
+        pub(super) count: u32,
+        #[prost(uint64, tag = "4")]
+        pub(super) unknown_before: u64,
+    }
+
+    #[derive(Clone, Copy, PartialEq, prost::Message)]
+    pub(super) struct Load {
+        #[prost(bool, tag = "9")]
+        pub(super) load_only: bool,
+    }
+
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub(super) struct Event {
+        #[prost(oneof = "Data", tags = "2, 3, 4")]
+        pub(super) data: Option<Data>,
+    }
+
+    #[derive(Clone, PartialEq, prost::Oneof)]
+    pub(super) enum Data {
+        #[prost(message, tag = "2")]
+        Stored(Stored),
+        #[prost(message, tag = "3")]
+        Removed(Removed),
+        #[prost(message, tag = "4")]
+        Cleared(Cleared),
+    }
+
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub(super) struct Stored {
+        #[prost(message, repeated, tag = "1")]
+        pub(super) blocks: Vec<Block>,
+        #[prost(int64, optional, tag = "2")]
+        pub(super) parent_block_hash: Option<i64>,
+    }
+
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub(super) struct Block {
+        #[prost(int64, tag = "1")]
+        pub(super) block_hash: i64,
+        #[prost(uint32, repeated, tag = "2")]
+        pub(super) token_ids: Vec<u32>,
+        #[prost(int32, tag = "3")]
+        pub(super) block_size: i32,
+    }
+
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub(super) struct Removed {
+        #[prost(int64, repeated, tag = "1")]
+        pub(super) block_hashes: Vec<i64>,
+    }
+
+    #[derive(Clone, Copy, PartialEq, prost::Message)]
+    pub(super) struct Cleared {}
+}
+
+use sent::{Data, Frame};
+
+type Sender = mpsc::UnboundedSender<Result<Frame, Status>>;
+
+/// An engine's server: it gives each subscriber what `history` has, and then what is published.
+#[derive(Clone, Default)]
+struct Servicer {
+    history: Arc<Mutex<Vec<Frame>>>,
+    subscribers: Arc<Mutex<Vec<Sender>>>,
+    subscriptions: Arc<AtomicUsize>,
+    is_off: bool,
+}
+
+impl Servicer {
+    fn publish(&self, frame: &Frame) {
+        let subscribers = self.subscribers.lock();
+        subscribers
+            .iter()
+            .for_each(|one| drop(one.send(Ok(frame.clone()))));
+    }
+
+    /// Ends all streams; the next ones begin with `history`.
+    fn end(&self, status: &Status, history: Vec<Frame>) {
+        *self.history.lock() = history;
+        for subscriber in self.subscribers.lock().drain(..) {
+            drop(subscriber.send(Err(status.clone())));
+        }
+    }
+}
+
+impl ServerStreamingService<sent::Subscribe> for Servicer {
+    type Response = Frame;
+    type ResponseStream = Pin<Box<dyn Stream<Item = Result<Frame, Status>> + Send>>;
+    type Future = std::future::Ready<Result<Response<Self::ResponseStream>, Status>>;
+
+    fn call(&mut self, request: Request<sent::Subscribe>) -> Self::Future {
+        if self.is_off {
+            return std::future::ready(Err(Status::unimplemented("no publisher")));
+        }
+        assert_eq!(
+            request.into_inner().start_sequence_number,
+            0,
+            "a cursor has no incarnation"
+        );
+        self.subscriptions.fetch_add(1, Ordering::SeqCst);
+        let (sender, mut receiver) = mpsc::unbounded_channel();
+        for frame in self.history.lock().iter() {
+            sender.send(Ok(frame.clone())).unwrap();
+        }
+        self.subscribers.lock().push(sender);
+        let frames = futures_util::stream::poll_fn(move |context| receiver.poll_recv(context));
+        std::future::ready(Ok(Response::new(frames.boxed())))
+    }
+}
+
+/// The service by the name that vLLM's has.
+#[derive(Clone)]
+struct VllmEngine(Servicer);
+
+impl NamedService for VllmEngine {
+    const NAME: &'static str = "vllm.grpc.engine.VllmEngine";
+}
+
+impl Service<http::Request<Body>> for VllmEngine {
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+        assert!(request.uri().path().ends_with("/SubscribeKvEvents"));
+        let servicer = self.0.clone();
+        Box::pin(async move {
+            let codec: ProstCodec<Frame, sent::Subscribe> = ProstCodec::default();
+            Ok(Grpc::new(codec).server_streaming(servicer, request).await)
+        })
+    }
+}
+
+/// A server on a free port, until it is dropped.
+struct Served {
+    address: SocketAddr,
+    servicer: Servicer,
+    stop: CancellationToken,
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+async fn serve(servicer: Servicer) -> Served {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let incoming = tonic::transport::server::TcpIncoming::from(listener);
+    let stop = CancellationToken::new();
+    let (service, stopped) = (VllmEngine(servicer.clone()), stop.clone());
+    tokio::spawn(async move {
+        let server = tonic::transport::Server::builder().add_service(service);
+        server
+            .serve_with_incoming_shutdown(incoming, stopped.cancelled_owned())
+            .await
+            .unwrap();
+    });
+    Served {
+        address,
+        servicer,
+        stop,
+    }
+}
+
+fn stored(which: u32, first: u32, count: u32) -> Data {
+    let block = |number: u32| sent::Block {
+        block_hash: name_of(which, number).cast_signed(),
+        token_ids: tokens(which, number, 1),
+        block_size: i32::try_from(BLOCK).unwrap(),
+    };
+    Data::Stored(sent::Stored {
+        blocks: (first..first + count).map(block).collect(),
+        parent_block_hash: first
+            .checked_sub(1)
+            .map(|before| name_of(which, before).cast_signed()),
+    })
+}
+
+fn frame(number: u64, events: impl IntoIterator<Item = Data>) -> Frame {
+    Frame {
+        sequence_number: number,
+        events: events
+            .into_iter()
+            .map(|data| sent::Event { data: Some(data) })
+            .collect(),
+        dp_rank: Some(0),
+        ..Frame::default()
+    }
+}
+
+fn chunk(number: u64, index: u32, count: u32, events: impl IntoIterator<Item = Data>) -> Frame {
+    let snapshot = sent::Chunk {
+        index,
+        count,
+        unknown_before: 0,
+    };
+    Frame {
+        snapshot: Some(snapshot),
+        ..frame(number, events)
+    }
+}
+
+fn cleared() -> Data {
+    Data::Cleared(sent::Cleared {})
+}
+
+async fn followed(site: &Site, history: Vec<Frame>) -> Served {
+    let servicer = Servicer::default();
+    *servicer.history.lock() = history;
+    let served = serve(servicer).await;
+    follow_text(&site.bridge, &format!("gpu-0=grpc://{}", served.address));
+    served
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_from_its_first_batch_is_whole() {
+    let site = Site::new(&[]).await;
+    let served = followed(&site, vec![frame(0, [stored(1, 0, 4)])]).await;
+    site.settles("gpu-0", 4, &[]).await;
+    served
+        .servicer
+        .publish(&frame(1, [stored(1, 4, 2), stored(2, 0, 1)]));
+    let removed = sent::Removed {
+        block_hashes: vec![name_of(1, 5).cast_signed()],
+    };
+    served.servicer.publish(&frame(2, [Data::Removed(removed)]));
+    // A report of load repeats a number, and counts for nothing.
+    let load = Some(sent::Load { load_only: true });
+    served.servicer.publish(&Frame { load, ..frame(2, []) });
+    served.servicer.publish(&frame(3, [stored(1, 5, 1)]));
+    site.settles("gpu-0", 7, &[]).await;
+    assert_eq!(
+        (site.depth(1, "gpu-0").await, site.depth(2, "gpu-0").await),
+        (6, 1)
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_snapshot_counts_when_all_its_chunks_have_come() {
+    let site = Site::new(&[]).await;
+    let served = followed(&site, vec![chunk(98, 0, 2, [cleared(), stored(1, 0, 3)])]).await;
+    site.settles("gpu-0", 3, &["unverified", "upstream_lost"]).await;
+    served.servicer.publish(&chunk(99, 1, 2, [stored(1, 3, 2)]));
+    site.settles("gpu-0", 5, &[]).await;
+    served.servicer.publish(&frame(100, [stored(2, 0, 2)]));
+    site.settles("gpu-0", 7, &[]).await;
+    // The server has lost something: another snapshot replaces all.
+    let again = vec![chunk(7, 0, 1, [cleared(), stored(2, 0, 1)])];
+    served.servicer.end(&Status::data_loss("incarnation 1"), again);
+    site.settles("gpu-0", 1, &[]).await;
+    assert_eq!(
+        (site.depth(1, "gpu-0").await, site.depth(2, "gpu-0").await),
+        (0, 1)
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_server_has_missed_is_in_doubt_until_the_engine_clears() {
+    let site = Site::new(&[]).await;
+    let mut late = chunk(50, 0, 1, [cleared(), stored(1, 0, 2)]);
+    late.snapshot.as_mut().unwrap().unknown_before = 12;
+    let served = followed(&site, vec![late]).await;
+    site.settles("gpu-0", 2, &["upstream_gap"]).await;
+    served.servicer.publish(&frame(51, [cleared(), stored(1, 0, 1)]));
+    site.settles("gpu-0", 1, &[]).await;
+    // A relay that hands on live events only.
+    served.servicer.end(
+        &Status::unavailable("restarted"),
+        vec![frame(52, [stored(1, 1, 1), stored(2, 0, 1)])],
+    );
+    site.settles("gpu-0", 1, &["upstream_gap"]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hole_is_asked_for_from_the_start() {
+    let site = Site::new(&[]).await;
+    let served = followed(&site, vec![frame(0, [stored(1, 0, 1)])]).await;
+    site.settles("gpu-0", 1, &[]).await;
+    let all = vec![
+        frame(0, [stored(1, 0, 1)]),
+        frame(1, [stored(1, 1, 1)]),
+        frame(2, [stored(1, 2, 1)]),
+    ];
+    *served.servicer.history.lock() = all;
+    served.servicer.publish(&frame(2, [stored(1, 2, 1)]));
+    site.settles("gpu-0", 3, &[]).await;
+    assert_eq!(served.servicer.subscriptions.load(Ordering::SeqCst), 2);
+    // The server goes away: what it had is out of sight.
+    let servicer = served.servicer.clone();
+    drop(served);
+    servicer.end(&Status::unavailable("shutting down"), Vec::new());
+    site.settles("gpu-0", 3, &["unverified", "upstream_lost"]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_without_events_says_what_to_start() {
+    let site = Site::new(&[]).await;
+    let servicer = Servicer {
+        is_off: true,
+        ..Servicer::default()
+    };
+    let served = serve(servicer).await;
+    follow_text(&site.bridge, &format!("gpu-0=grpc://{}", served.address));
+    eventually("the reason is told", async || {
+        use kvatlas::daemon::http::EngineRegistry;
+        let engines = site.bridge.engines();
+        let error = engines.first()?.last_error.clone()?;
+        error.contains("--kv-events-config").then_some(())
+    })
+    .await;
+}
