@@ -11,6 +11,7 @@
 //! | [`admin`] | HTTP listener: metrics, probes, views | |
 //! | `page` | the admin listener's page for a browser | `queries` |
 //! | [`http`] | the query listener: the same answers over HTTP | `lanes`, `queries` |
+//! | `dynamo` | the request plane on which Dynamo's router asks | `queries` |
 //! | [`broker`] | connections to NATS, the development broker | |
 //! | `traces` | spans of queries and batches, for a collector | |
 //! | [`metrics`], [`config`] | declarations of metrics and settings; logging | |
@@ -113,6 +114,7 @@
 pub mod admin;
 pub mod broker;
 pub mod config;
+mod dynamo;
 pub mod http;
 mod instance;
 pub mod lanes;

@@ -21,6 +21,7 @@ mod deployment;
 mod discovery;
 mod documentation;
 mod doubts;
+mod dynamo_router;
 mod evidence;
 mod faults;
 mod flood;

@@ -37,7 +37,12 @@ pub(super) const NOT_FOR_EMBEDDED: [&str; 11] = [
 ];
 
 /// Settings about an index, which a gateway does not have.
-const NOT_FOR_GATEWAY: [&str; 3] = ["sharding.shard", "snapshots.directory", "http.listen"];
+const NOT_FOR_GATEWAY: [&str; 4] = [
+    "sharding.shard",
+    "snapshots.directory",
+    "http.listen",
+    "dynamo.components",
+];
 
 /// The addresses that the daemon listens at.
 const LISTENERS: [&str; 2] = ["http.listen", "admin.listen"];
@@ -56,6 +61,11 @@ pub(super) fn check(layers: &mut Layers) {
         }),
         check_excluded(layers, "gateway.enabled", &NOT_FOR_GATEWAY, |gateway| {
             format!("is not for a gateway, which {gateway} asks for: it has no index; give one of the two")
+        }),
+        check_excluded(layers, "sharding.shard", &["dynamo.components"], |shard| {
+            format!(
+                "is not for a shard, which {shard} asks for: Dynamo's routers ask one process about all workers"
+            )
         }),
         check_lane_queue(layers),
         check_resync(layers),

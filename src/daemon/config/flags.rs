@@ -111,6 +111,8 @@ fn value_name(kind: Kind) -> &'static str {
         Kind::LogFilter => "FILTER",
         Kind::OptionalText | Kind::Secret => "TEXT",
         Kind::OptionalHttpUrl => "URL",
+        Kind::Components => "NAMES",
+        Kind::OptionalDiscovery => "PLACE",
         Kind::OptionalShard => "INDEX/COUNT",
         Kind::OptionalPath | Kind::OptionalFile => "PATH",
     }

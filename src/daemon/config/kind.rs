@@ -9,6 +9,8 @@ use tracing_subscriber::filter::LevelFilter;
 
 use kvatlas_core::wire::{SHARDS_MAX, Shard};
 
+use super::dynamo::{Component, Discovery};
+
 /// Shown in the place of a secret.
 pub(super) const REDACTED: &str = "***";
 
@@ -43,6 +45,14 @@ impl Secret {
 impl fmt::Debug for Secret {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(REDACTED)
+    }
+}
+
+/// Components of Dynamo; none of them where the text is empty.
+pub(super) fn parse_components(text: &str) -> Option<Vec<Component>> {
+    match text {
+        "" => Some(Vec::new()),
+        text => text.split(',').map(|component| component.parse().ok()).collect(),
     }
 }
 
@@ -116,6 +126,10 @@ pub enum Kind {
     OptionalHttpUrl,
     /// A shard's index and the number of shards, as `0/3`, or empty for unset.
     OptionalShard,
+    /// Components of Dynamo joined by commas, or empty for none.
+    Components,
+    /// A place where Dynamo's processes find each other, or empty for unset.
+    OptionalDiscovery,
     /// A path, or empty for unset. It need not exist yet.
     OptionalPath,
     /// The path of a file that exists, or empty for unset.
@@ -150,6 +164,8 @@ impl Kind {
             Kind::OptionalText | Kind::Secret => "a text".into(),
             Kind::OptionalHttpUrl => "an http:// URL, such as http://127.0.0.1:4318/v1/traces, with neither user nor password in it".into(),
             Kind::OptionalShard => format!("a shard's index, from 0, and their number, at most {SHARDS_MAX}, such as 0/3"),
+            Kind::Components => "NAMESPACE.COMPONENT, several joined by commas, such as dynamo.backend".into(),
+            Kind::OptionalDiscovery => "etcd:http://HOST:PORT or file:DIRECTORY".into(),
             Kind::OptionalPath => "a path".into(),
             Kind::OptionalFile => "the path of a file that exists".into(),
         }
@@ -183,6 +199,8 @@ impl Kind {
             Kind::LogFilter => is_log_filter(text),
             Kind::OptionalFile => text.is_empty() || std::path::Path::new(text).is_file(),
             Kind::OptionalHttpUrl => text.is_empty() || is_http_url(text),
+            Kind::Components => parse_components(text).is_some(),
+            Kind::OptionalDiscovery => text.is_empty() || text.parse::<Discovery>().is_ok(),
             Kind::OptionalShard => text.is_empty() || text.parse::<Shard>().is_ok(),
             Kind::OptionalText | Kind::OptionalPath => true,
         };

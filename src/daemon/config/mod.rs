@@ -21,6 +21,7 @@
 
 mod combinations;
 mod declare;
+mod dynamo;
 mod effective;
 mod environment;
 mod error;
@@ -38,6 +39,7 @@ mod suggest;
 mod types;
 
 pub use declare::{ENVIRONMENT_PREFIX, Named, Setting};
+pub use dynamo::{Component, Discovery};
 pub use environment::process_environment;
 pub use error::{ConfigError, ConfigErrors, Origin};
 pub use flags::SettingFlags;
@@ -46,7 +48,7 @@ pub(crate) use live::Live;
 pub use load::Said;
 pub use reference::settings_markdown;
 pub use settings::{
-    AdminConfig, Config, EventsConfig, GatewayConfig, HttpConfig, LimitsConfig, LoggingConfig,
+    AdminConfig, Config, DynamoConfig, EventsConfig, GatewayConfig, HttpConfig, LimitsConfig, LoggingConfig,
     NamespaceConfig, NatsConfig, ObjectStoreConfig, QueriesConfig, ReadyConfig, ResyncConfig, ShardingConfig,
     ShutdownConfig, SnapshotsConfig, StreamConfig, SubjectsConfig, TracesConfig,
 };

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use kvatlas_core::wire::Shard;
 
-use super::kind::{Kind, Secret, Value, parse_server};
+use super::dynamo::{Component, Discovery};
+use super::kind::{Kind, Secret, Value, parse_components, parse_server};
 
 /// The values that a setting allows, and their conversion to `T`.
 pub(super) struct Rule<T> {
@@ -158,6 +159,25 @@ pub(super) fn shard() -> Rule<Option<Shard>> {
         read: |value| match value.text()? {
             "" => Some(None),
             shard => shard.parse().ok().map(Some),
+        },
+    }
+}
+
+/// Components of Dynamo; none where the text is empty.
+pub(super) fn components() -> Rule<Vec<Component>> {
+    Rule {
+        kind: Kind::Components,
+        read: |value| parse_components(value.text()?),
+    }
+}
+
+/// A place where Dynamo's processes find each other, if one is given.
+pub(super) fn discovery() -> Rule<Option<Discovery>> {
+    Rule {
+        kind: Kind::OptionalDiscovery,
+        read: |value| match value.text()? {
+            "" => Some(None),
+            place => place.parse().ok().map(Some),
         },
     }
 }

@@ -13,12 +13,13 @@ use kvatlas_core::index::Hashing;
 use kvatlas_core::wire::Shard;
 
 use super::declare::{Named, NamedTable, Setting, Table, configuration, tables};
+use super::dynamo::{Component, Discovery};
 use super::effective::{Effective, Values};
 use super::error::ConfigError;
 use super::kind::{Kind, Secret};
 use super::rule::{
-    Rule, boolean, bytes, choice, integer, listen_address, milliseconds, milliseconds_or_never,
-    optional_text, path, seconds, secret, server_urls, shard, text,
+    Rule, boolean, bytes, choice, components, discovery, integer, listen_address, milliseconds,
+    milliseconds_or_never, optional_text, path, seconds, secret, server_urls, shard, text,
 };
 use super::types::{Authentication, SharedAuthentication, Transport};
 use crate::daemon::metrics::LogFormat;
@@ -48,6 +49,7 @@ configuration! {
     snapshots: SnapshotsConfig,
     admin: AdminConfig,
     http: HttpConfig,
+    dynamo: DynamoConfig,
     logging: LoggingConfig,
     traces: TracesConfig,
     shutdown: ShutdownConfig,
@@ -292,6 +294,18 @@ tables! {
         idle_timeout as idle_timeout_ms: Duration = "75000", milliseconds(100, 3_600_000);
         /// How long the body of an HTTP query may take to come, and a client to read a piece of its dump, in milliseconds.
         request_timeout as request_timeout_ms: Duration = "10000", milliseconds(10, 600_000);
+    }
+
+    /// Whether Dynamo's routers may ask, as their remote indexer.
+    pub DynamoConfig in [dynamo] {
+        /// Components of Dynamo whose routers are answered, as NAMESPACE.COMPONENT joined by commas, such as dynamo.backend; unset, none.
+        components: Vec<Component> = "", components();
+        /// Where Dynamo's processes find each other: etcd:http://HOST:PORT, or file:DIRECTORY; unset, nowhere.
+        discovery: Option<Discovery> = "", discovery();
+        /// Address of a TCP listener for Dynamo's request plane; off takes requests over NATS.
+        listen: Option<SocketAddr> = "off", listen_address();
+        /// Host that routers are told beside the port of the listener; unset, its IP address.
+        advertise: Option<String> = "", optional_text(Kind::OptionalText);
     }
 
     /// What to log.

@@ -3,6 +3,7 @@
 use crate::daemon::admin::AdminError;
 use crate::daemon::broker::ConnectError;
 use crate::daemon::broker::embedded::BrokerError;
+use crate::daemon::dynamo::DynamoError;
 use crate::daemon::http::{HttpStartError, TokenError};
 use crate::daemon::lanes::PoolError;
 use crate::daemon::metrics::MetricsError;
@@ -49,6 +50,9 @@ pub enum StartError {
     /// A namespace of the configuration.
     #[error(transparent)]
     Namespace(#[from] NamespaceError),
+    /// Dynamo's routers.
+    #[error(transparent)]
+    Dynamo(#[from] DynamoError),
     /// The snapshots.
     #[error(transparent)]
     Snapshots(SnapshotStartError),

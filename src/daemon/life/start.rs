@@ -10,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 use crate::daemon::admin::{AdminServer, AdminSource, Latch, Readiness};
 use crate::daemon::broker::embedded::{BrokerOptions, EmbeddedBroker, find_nats_server};
 use crate::daemon::config::{Config, Live, NatsConfig};
+use crate::daemon::dynamo::start_dynamo;
 use crate::daemon::http::EngineRegistry;
 use crate::daemon::instance_name;
 use crate::daemon::lanes::{LanePool, LaneSettings};
@@ -104,7 +105,9 @@ impl Daemon {
         } else {
             let (events, followed) = start_events(&shared).await?;
             start_resyncer(&shared, &events).await?;
-            (events, start_queries(&shared, followed).await?)
+            let queries = start_queries(&shared, followed).await?;
+            start_dynamo(&shared, &queries).await?;
+            (events, queries)
         };
         Ok(Self {
             in_force: Mutex::new(shared.config.clone()),

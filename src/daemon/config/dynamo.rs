@@ -1,0 +1,109 @@
+//! Types of the settings about Dynamo.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+/// A component of Dynamo: the workers that serve one model.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Component {
+    /// Its namespace in Dynamo's sense.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+}
+
+impl FromStr for Component {
+    type Err = NoComponent;
+
+    fn from_str(text: &str) -> Result<Self, NoComponent> {
+        let is_token = |token: &str| {
+            let mut bytes = token.bytes();
+            !token.is_empty() && bytes.all(|byte| byte.is_ascii_alphanumeric() || b"_-".contains(&byte))
+        };
+        let (namespace, name) = text.split_once('.').ok_or(NoComponent)?;
+        if !is_token(namespace) || !is_token(name) {
+            return Err(NoComponent);
+        }
+        Ok(Self {
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+        })
+    }
+}
+
+/// A text is not `NAMESPACE.COMPONENT`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("not NAMESPACE.COMPONENT, of letters, digits, _ and -")]
+pub struct NoComponent;
+
+impl fmt::Display for Component {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{}.{}", self.namespace, self.name)
+    }
+}
+
+/// Where Dynamo's processes find each other.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Discovery {
+    /// The HTTP gateway of etcd, at `HOST:PORT`.
+    Etcd(String),
+    /// A folder of files: `DYN_FILE_KV`.
+    Files(PathBuf),
+}
+
+/// A text names no place of discovery.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("not etcd:http://HOST:PORT, nor file:DIRECTORY")]
+pub struct NoDiscovery;
+
+impl FromStr for Discovery {
+    type Err = NoDiscovery;
+
+    fn from_str(text: &str) -> Result<Self, NoDiscovery> {
+        if let Some(folder) = text.strip_prefix("file:").filter(|folder| !folder.is_empty()) {
+            return Ok(Self::Files(PathBuf::from(folder)));
+        }
+        let authority = text.strip_prefix("etcd:http://").ok_or(NoDiscovery)?;
+        let authority = authority.trim_end_matches('/');
+        let (host, port) = authority.rsplit_once(':').ok_or(NoDiscovery)?;
+        let is_address = !host.is_empty() && !authority.contains(['/', '@']) && port.parse::<u16>().is_ok();
+        is_address
+            .then(|| Self::Etcd(authority.to_owned()))
+            .ok_or(NoDiscovery)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn components_have_a_namespace_and_a_name() {
+        let component: Component = "dynamo.backend".parse().unwrap();
+        assert_eq!(component.to_string(), "dynamo.backend");
+        for text in ["dynamo", "dynamo.", ".x", "a.b.c", "a b.c"] {
+            assert_eq!(text.parse::<Component>(), Err(NoComponent), "{text}");
+        }
+    }
+
+    #[test]
+    fn places_of_discovery_are_read() {
+        assert_eq!(
+            "etcd:http://e:2379/".parse(),
+            Ok(Discovery::Etcd("e:2379".to_owned()))
+        );
+        assert_eq!("file:/dyn".parse(), Ok(Discovery::Files(PathBuf::from("/dyn"))));
+        for text in [
+            "",
+            "file:",
+            "etcd:e:2379",
+            "etcd:https://e:1",
+            "etcd:http://e",
+            "http://e:1",
+            "etcd:http://a@e:1",
+        ] {
+            assert_eq!(text.parse::<Discovery>(), Err(NoDiscovery), "{text}");
+        }
+    }
+}

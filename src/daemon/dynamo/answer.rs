@@ -1,0 +1,113 @@
+//! From a router's question to its answer.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use kvatlas_core::wire::{ModelKey, QueryKey};
+
+use crate::daemon::admin::Readiness;
+use crate::daemon::queries::{Answerer, Found, FoundHolder};
+
+use super::messages::Question;
+
+/// Answers routers from the index.
+#[derive(Clone)]
+pub(super) struct Indexer {
+    pub(super) answerer: Answerer,
+    pub(super) readiness: Arc<Readiness>,
+}
+
+impl Indexer {
+    /// The answer to `question`: who certainly has how many of the prompt's blocks.
+    pub(super) fn answer(&self, question: &Question) -> Value {
+        let found = self.find(question);
+        let holders = found.as_ref().map_or(&[][..], |found| &found.holders);
+        tiered_scores(holders, question.device_only)
+    }
+
+    fn find(&self, question: &Question) -> Option<Found> {
+        if !self.readiness.may_answer() {
+            return None;
+        }
+        let model = ModelKey::of_tenant(question.model_name.clone(), String::new());
+        let namespace = model.namespace().ok()?;
+        let hashes = question.block_hashes.iter().map(|hash| (*hash).into());
+        let key = QueryKey::BlockHashes(hashes.collect());
+        self.answerer.find(&namespace, &key, None).ok()
+    }
+}
+
+/// Dynamo's words for who has what. `scores` are blocks on the device; `hits` of a lower tier are the blocks that follow those of the tiers before.
+///
+/// Workers whose state is in doubt are left out, and so are those whose names are no numbers: Dynamo does not know them.
+fn tiered_scores(holders: &[FoundHolder], device_only: bool) -> Value {
+    let mut scores = Vec::new();
+    let (mut host, mut disk) = (Vec::new(), Vec::new());
+    for holder in holders.iter().filter(|holder| holder.is_exact) {
+        let Ok(worker_id) = holder.id.worker.as_str().parse::<u64>() else {
+            continue;
+        };
+        let worker = json!({"worker_id": worker_id, "dp_rank": holder.id.rank});
+        let [device, with_host] = holder.near_blocks;
+        let push = |list: &mut Vec<Value>, blocks: u32| {
+            if blocks > 0 {
+                list.push(json!([worker, blocks]));
+            }
+        };
+        push(&mut scores, device);
+        if !device_only {
+            push(&mut host, with_host.saturating_sub(device));
+            push(&mut disk, holder.matched_blocks.saturating_sub(with_host));
+        }
+    }
+    let lower = [("host_pinned", host), ("disk", disk)].into_iter();
+    let lower = lower.filter(|(_, hits)| !hits.is_empty());
+    let lower: Vec<Value> = lower.map(|(tier, hits)| json!([tier, {"hits": hits}])).collect();
+    json!({"TieredScores": {"device": {"scores": scores, "frequencies": []}, "lower_tier": lower}})
+}
+
+#[cfg(test)]
+mod tests {
+    use kvatlas_core::wire::{HolderId, WorkerName};
+
+    use super::*;
+
+    fn holder(worker: &str, matched_blocks: u32, near_blocks: [u32; 2], is_exact: bool) -> FoundHolder {
+        FoundHolder {
+            id: HolderId {
+                worker: WorkerName::new(worker).unwrap(),
+                rank: 1,
+            },
+            matched_blocks,
+            near_blocks,
+            is_exact,
+        }
+    }
+
+    #[test]
+    fn tiers_count_what_follows_the_tiers_before() {
+        let holders = [
+            holder("7", 9, [3, 5], true),
+            holder("8", 4, [4, 4], true),
+            holder("9", 4, [4, 4], false),
+            holder("gpu-0", 4, [4, 4], true),
+            holder("10", 2, [0, 2], true),
+        ];
+        let worker = |id: u64| json!({"worker_id": id, "dp_rank": 1});
+        let expected = json!({"TieredScores": {
+            "device": {"scores": [[worker(7), 3], [worker(8), 4]], "frequencies": []},
+            "lower_tier": [
+                ["host_pinned", {"hits": [[worker(7), 2], [worker(10), 2]]}],
+                ["disk", {"hits": [[worker(7), 4]]}],
+            ],
+        }});
+        assert_eq!(tiered_scores(&holders, false), expected);
+        let device = tiered_scores(&holders, true);
+        assert_eq!(device["TieredScores"]["lower_tier"], json!([]));
+        assert_eq!(
+            device["TieredScores"]["device"],
+            expected["TieredScores"]["device"]
+        );
+    }
+}

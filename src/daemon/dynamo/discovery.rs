@@ -1,0 +1,220 @@
+//! Keeping the record of an instance where routers look for it: in etcd, under a lease, or in a folder of files.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Bytes;
+use hyper::client::conn::http1::handshake;
+use hyper::header::{CONTENT_TYPE, HOST};
+use hyper::{Method, Request};
+use hyper_util::rt::TokioIo;
+use serde_json::{Value, json};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+
+use crate::daemon::config::Discovery;
+use crate::daemon::metrics::LogGate;
+
+use super::messages::{Instance, Transport};
+
+/// How long etcd keeps the record of a process that is gone.
+const LEASE_SECONDS: u64 = 10;
+/// Time between two writes: several fit into a lease, so that replicas that share a record keep it when one of them ends.
+const REFRESH: Duration = Duration::from_secs(2);
+/// How long etcd may take to answer.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Longest answer of etcd, in bytes.
+const ANSWER_BYTES_MAX: usize = 1 << 20;
+
+static FAILED_GATE: LogGate = LogGate::new();
+
+/// Why a record could not be written.
+#[derive(Debug, thiserror::Error)]
+enum DiscoveryError {
+    #[error("{0}")]
+    Io(#[from] std::io::Error),
+    #[error("{0}")]
+    Http(#[from] hyper::Error),
+    #[error("no answer within {PATIENCE:?}")]
+    TimedOut,
+    #[error("etcd answers with status {0}")]
+    Status(u16),
+    #[error("the answer of etcd cannot be read")]
+    Answer,
+}
+
+/// Keeps the record of `instance` until `stop`, and takes it away then. Replicas that share a record leave it to the others.
+pub(super) async fn keep_record(
+    discovery: Discovery,
+    instance: Instance,
+    transport: Transport,
+    stop: CancellationToken,
+) {
+    let record = instance.record(&transport);
+    let is_shared = transport == Transport::Nats;
+    let mut lease = None;
+    loop {
+        let written = match &discovery {
+            Discovery::Files(folder) => write_file(&file_of(folder, &instance.key()), &record),
+            Discovery::Etcd(authority) => put(authority, &instance.key(), &record, &mut lease).await,
+        };
+        if let Err(error) = written
+            && let Some(suppressed) = FAILED_GATE.admit()
+        {
+            tracing::warn!(%error, ?discovery, suppressed, "Dynamo's routers cannot find this daemon");
+        }
+        tokio::select! {
+            () = tokio::time::sleep(REFRESH) => {}
+            () = stop.cancelled() => break,
+        }
+    }
+    let removed = match &discovery {
+        // Another replica writes it again where there is one.
+        Discovery::Files(folder) => {
+            std::fs::remove_file(file_of(folder, &instance.key())).map_err(Into::into)
+        }
+        // Its lease ends unless another replica has put it since.
+        Discovery::Etcd(_) if is_shared => Ok(()),
+        Discovery::Etcd(authority) => revoke(authority, lease).await,
+    };
+    if let Err(error) = removed {
+        tracing::debug!(%error, "the record of this daemon could not be taken away");
+    }
+}
+
+/// The file of a key: `v1/instances/` is a folder, and the rest is percent-encoded.
+fn file_of(folder: &Path, key: &str) -> PathBuf {
+    let (bucket, name) = match key.match_indices('/').nth(1) {
+        Some((at, _)) => (&key[..at], &key[at + 1..]),
+        None => ("", key),
+    };
+    let encode = |byte: u8| match byte {
+        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'~' => char::from(byte).to_string(),
+        other => format!("%{other:02X}"),
+    };
+    folder
+        .join(bucket)
+        .join(name.bytes().map(encode).collect::<String>())
+}
+
+/// Replaces a file in one step.
+fn write_file(path: &Path, content: &str) -> Result<(), DiscoveryError> {
+    let folder = path.parent().unwrap_or(path);
+    std::fs::create_dir_all(folder)?;
+    let mut file = tempfile::NamedTempFile::new_in(folder)?;
+    std::io::Write::write_all(&mut file, content.as_bytes())?;
+    file.persist(path).map_err(|error| error.error)?;
+    Ok(())
+}
+
+/// Puts a record under a lease, which is made where there is none, and kept alive.
+async fn put(
+    authority: &str,
+    key: &str,
+    record: &str,
+    lease: &mut Option<String>,
+) -> Result<(), DiscoveryError> {
+    let id = match lease.take() {
+        Some(id) if is_alive(authority, &id).await? => id,
+        _ => {
+            let granted = post(authority, "lease/grant", &json!({"TTL": LEASE_SECONDS})).await?;
+            let id = granted.get("ID").and_then(Value::as_str);
+            id.ok_or(DiscoveryError::Answer)?.to_owned()
+        }
+    };
+    let put = json!({"key": STANDARD.encode(key), "value": STANDARD.encode(record), "lease": id});
+    post(authority, "kv/put", &put).await?;
+    *lease = Some(id);
+    Ok(())
+}
+
+/// Keeps a lease alive; false where it has ended.
+async fn is_alive(authority: &str, id: &str) -> Result<bool, DiscoveryError> {
+    let kept = post(authority, "lease/keepalive", &json!({"ID": id})).await?;
+    let left = kept.pointer("/result/TTL").and_then(Value::as_str);
+    Ok(left.is_some_and(|left| left != "0"))
+}
+
+async fn revoke(authority: &str, lease: Option<String>) -> Result<(), DiscoveryError> {
+    let Some(id) = lease else { return Ok(()) };
+    post(authority, "lease/revoke", &json!({"ID": id}))
+        .await
+        .map(drop)
+}
+
+/// One question to etcd.
+async fn post(authority: &str, method: &str, body: &Value) -> Result<Value, DiscoveryError> {
+    let asking = async {
+        let stream = TcpStream::connect(authority).await?;
+        let (mut sender, connection) = handshake(TokioIo::new(stream)).await?;
+        let driver = tokio::spawn(connection);
+        let request = Request::builder()
+            .method(Method::POST)
+            .uri(format!("/v3/{method}"))
+            .header(HOST, authority)
+            .header(CONTENT_TYPE, "application/json")
+            .body(Full::new(Bytes::from(body.to_string())))
+            .map_err(|_| DiscoveryError::Answer)?;
+        let response = sender.send_request(request).await?;
+        let status = response.status();
+        let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX)
+            .collect()
+            .await;
+        driver.abort();
+        let body = body.map_err(|_| DiscoveryError::Answer)?.to_bytes();
+        match status.is_success() {
+            true => serde_json::from_slice(&body).map_err(|_| DiscoveryError::Answer),
+            false => Err(DiscoveryError::Status(status.as_u16())),
+        }
+    };
+    timeout(PATIENCE, asking)
+        .await
+        .map_err(|_| DiscoveryError::TimedOut)?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_names_of_files() {
+        let file = file_of(
+            Path::new("/d"),
+            "v1/instances/dynamo/backend/kv_indexer_query/abc",
+        );
+        let expected = "/d/v1/instances/dynamo%2Fbackend%2Fkv%5Findexer%5Fquery%2Fabc";
+        assert_eq!(file, Path::new(expected));
+    }
+
+    #[tokio::test]
+    async fn a_record_is_there_until_the_end() {
+        let folder = tempfile::tempdir().unwrap();
+        let instance = Instance {
+            component: "dynamo.backend".parse().unwrap(),
+            id: 5,
+        };
+        let path = file_of(folder.path(), &instance.key());
+        let stop = CancellationToken::new();
+        let discovery = Discovery::Files(folder.path().to_owned());
+        let keeping = tokio::spawn(keep_record(
+            discovery,
+            instance.clone(),
+            Transport::Nats,
+            stop.clone(),
+        ));
+        while !path.exists() {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(
+            std::fs::read_to_string(&path).unwrap(),
+            instance.record(&Transport::Nats)
+        );
+        stop.cancel();
+        keeping.await.unwrap();
+        assert!(!path.exists());
+    }
+}

@@ -1,0 +1,265 @@
+//! Messages of Dynamo's request plane, as its release 1.6.1 has them.
+
+use bytes::{BufMut, Bytes, BytesMut};
+use serde::Deserialize;
+use serde_json::json;
+
+use crate::daemon::config::Component;
+
+/// The endpoint that routers ask.
+const ENDPOINT: &str = "kv_indexer_query";
+/// Lengths of header and body, and a checksum that is 0 where there is none; 64 bits each, big-endian.
+const HEAD_BYTES: usize = 24;
+
+/// Where requests for an instance go.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Transport {
+    /// A subject of NATS.
+    Nats,
+    /// A listener at `HOST:PORT`.
+    Tcp(String),
+}
+
+/// An instance of the endpoint, as routers find it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Instance {
+    pub(super) component: Component,
+    /// Routers know instances of one endpoint by these numbers.
+    pub(super) id: u64,
+}
+
+impl Instance {
+    /// The key of its record: `v1/instances/NAMESPACE/COMPONENT/ENDPOINT/ID`.
+    pub(super) fn key(&self) -> String {
+        format!("v1/instances/{}", self.path())
+    }
+
+    fn path(&self) -> String {
+        let Component { namespace, name } = &self.component;
+        format!("{namespace}/{name}/{ENDPOINT}/{:x}", self.id)
+    }
+
+    /// The subject on which it is asked over NATS.
+    pub(super) fn subject(&self) -> String {
+        let Component { namespace, name } = &self.component;
+        format!("{namespace}_{name}.{ENDPOINT}-{:x}", self.id)
+    }
+
+    /// The path by which it is asked over TCP.
+    pub(super) fn tcp_path(&self) -> String {
+        let Component { namespace, name } = &self.component;
+        format!("{:x}/{namespace}/{name}/{ENDPOINT}", self.id)
+    }
+
+    /// The record that routers find under [`Self::key`].
+    pub(super) fn record(&self, transport: &Transport) -> String {
+        let transport = match transport {
+            Transport::Nats => json!({"nats_tcp": self.subject()}),
+            Transport::Tcp(address) => json!({"tcp": format!("{address}/{}", self.tcp_path())}),
+        };
+        json!({
+            "type": "Endpoint",
+            "namespace": self.component.namespace,
+            "component": self.component.name,
+            "endpoint": ENDPOINT,
+            "instance_id": self.id,
+            "transport": transport,
+            "device_type": "cpu",
+            "request_plane_codec": "json",
+        })
+        .to_string()
+    }
+}
+
+/// What is wrong with a request.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum MessageError {
+    /// The message is shorter than it says.
+    #[error("a message of two parts is cut off")]
+    Cut,
+    /// A part is not the JSON that it has to be.
+    #[error("{part} cannot be read: {source}")]
+    Json {
+        /// Which part.
+        part: &'static str,
+        /// What is wrong.
+        source: serde_json::Error,
+    },
+    /// The answer cannot be sent in the way that the request names.
+    #[error("answers go over {0:?}, which is not known here")]
+    Transport(String),
+}
+
+/// A message of header and body.
+pub(super) fn two_parts(header: &[u8], body: &[u8]) -> Bytes {
+    let mut message = BytesMut::with_capacity(HEAD_BYTES + header.len() + body.len());
+    message.put_u64(header.len() as u64);
+    message.put_u64(body.len() as u64);
+    message.put_u64(0);
+    message.put_slice(header);
+    message.put_slice(body);
+    message.freeze()
+}
+
+/// Header and body of a message.
+fn parts(message: &[u8]) -> Result<(&[u8], &[u8]), MessageError> {
+    let (head, rest) = message
+        .split_first_chunk::<HEAD_BYTES>()
+        .ok_or(MessageError::Cut)?;
+    let length = |at: usize| {
+        let bytes = head.get(at..at + 8)?.first_chunk::<8>()?;
+        usize::try_from(u64::from_be_bytes(*bytes)).ok()
+    };
+    let (header, body) = length(0).zip(length(8)).ok_or(MessageError::Cut)?;
+    let header_part = rest.get(..header).ok_or(MessageError::Cut)?;
+    let body_part = rest
+        .get(header..)
+        .and_then(|rest| rest.get(..body))
+        .ok_or(MessageError::Cut)?;
+    Ok((header_part, body_part))
+}
+
+/// How an answer is sent.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub(super) struct ReplyTo {
+    /// `HOST:PORT`, where the router takes answers.
+    pub(super) address: String,
+    /// Which request it is.
+    pub(super) subject: String,
+}
+
+/// A question of a router.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub(super) struct Question {
+    /// The model.
+    pub(super) model_name: String,
+    /// The contract's block hashes of the prompt.
+    pub(super) block_hashes: Vec<u64>,
+    /// Whether only the device's tier counts.
+    #[serde(default)]
+    pub(super) device_only: bool,
+}
+
+/// A request: where its answer goes, and the question, if that can be read.
+#[derive(Debug)]
+pub(super) struct Asked {
+    pub(super) reply_to: ReplyTo,
+    pub(super) question: Result<Question, MessageError>,
+}
+
+/// Reads a request.
+///
+/// # Errors
+///
+/// [`MessageError`] where nobody can be answered.
+pub(super) fn read_request(message: &[u8]) -> Result<Asked, MessageError> {
+    #[derive(Deserialize)]
+    struct Control {
+        connection_info: ConnectionInfo,
+    }
+
+    #[derive(Deserialize)]
+    struct ConnectionInfo {
+        transport: String,
+        info: String,
+    }
+
+    let json = |part| move |source| MessageError::Json { part, source };
+    let (header, body) = parts(message)?;
+    let control: Control = serde_json::from_slice(header).map_err(json("the header"))?;
+    let ConnectionInfo { transport, info } = control.connection_info;
+    if transport != "tcp_server" {
+        return Err(MessageError::Transport(transport));
+    }
+    Ok(Asked {
+        reply_to: serde_json::from_str(&info).map_err(json("the address of the answer"))?,
+        question: serde_json::from_slice(body).map_err(json("the question")),
+    })
+}
+
+/// All that is sent to the router for an answer: who sends it, that it is no failure, the answer, and the end.
+pub(super) fn response(reply_to: &ReplyTo, answer: &serde_json::Value) -> Bytes {
+    let hello = json!({"subject": reply_to.subject, "stream_type": "response"}).to_string();
+    let data = json!({"data": answer, "complete_final": false}).to_string();
+    let frames = [
+        two_parts(hello.as_bytes(), b""),
+        two_parts(br#"{"error":null}"#, b""),
+        two_parts(b"", data.as_bytes()),
+        two_parts(b"", br#"{"complete_final":true}"#),
+        two_parts(br#""sentinel""#, b""),
+    ];
+    frames.concat().into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn instance() -> Instance {
+        Instance {
+            component: "dynamo.backend".parse().unwrap(),
+            id: 0xab_cdef,
+        }
+    }
+
+    #[test]
+    fn records_are_what_routers_look_for() {
+        let instance = instance();
+        assert_eq!(
+            instance.key(),
+            "v1/instances/dynamo/backend/kv_indexer_query/abcdef"
+        );
+        assert_eq!(instance.subject(), "dynamo_backend.kv_indexer_query-abcdef");
+        let record: serde_json::Value = serde_json::from_str(&instance.record(&Transport::Nats)).unwrap();
+        assert_eq!(
+            record["transport"],
+            json!({"nats_tcp": "dynamo_backend.kv_indexer_query-abcdef"})
+        );
+        assert_eq!(record["instance_id"], 0xab_cdef);
+        let record = instance.record(&Transport::Tcp("127.0.0.1:7".to_owned()));
+        let record: serde_json::Value = serde_json::from_str(&record).unwrap();
+        let path = "127.0.0.1:7/abcdef/dynamo/backend/kv_indexer_query";
+        assert_eq!(record["transport"], json!({"tcp": path}));
+    }
+
+    /// A router's request.
+    fn request(transport: &str, body: &str) -> Bytes {
+        let info =
+            json!({"address": "127.0.0.1:9", "subject": "s", "context": "c", "stream_type": "response"});
+        let header = json!({
+            "id": "1", "request_type": "single_in", "response_type": "many_out",
+            "connection_info": {"transport": transport, "info": info.to_string()},
+        });
+        two_parts(header.to_string().as_bytes(), body.as_bytes())
+    }
+
+    #[test]
+    fn requests_are_read_whole_or_not_at_all() {
+        let body = r#"{"model_name":"m","block_hashes":[1,18446744073709551615],"device_only":true}"#;
+        let message = request("tcp_server", body);
+        let asked = read_request(&message).unwrap();
+        assert_eq!(
+            (asked.reply_to.address.as_str(), asked.reply_to.subject.as_str()),
+            ("127.0.0.1:9", "s")
+        );
+        let expected = Question {
+            model_name: "m".to_owned(),
+            block_hashes: vec![1, u64::MAX],
+            device_only: true,
+        };
+        assert_eq!(asked.question.unwrap(), expected);
+        for end in 0..message.len() {
+            assert!(read_request(&message[..end]).is_err(), "{end}");
+        }
+        // Who asked can be told that nobody is known.
+        assert!(
+            read_request(&request("tcp_server", "[]"))
+                .unwrap()
+                .question
+                .is_err()
+        );
+        assert!(read_request(&request("quic", body)).is_err());
+        let huge = [&[0xff; HEAD_BYTES][..], b"x"].concat();
+        assert!(read_request(&huge).is_err());
+    }
+}

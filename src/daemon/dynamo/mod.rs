@@ -1,0 +1,27 @@
+//! Dynamo's request plane: the endpoint `kv_indexer_query`, which Dynamo's router asks with `--use-remote-indexer`.
+//!
+//! ```text
+//!             discovery (etcd, or files)
+//!               ▲ record           │
+//! kvatlas ──────┘                  ▼
+//!    ▲ ◀───── request, over NATS or TCP ────── router
+//!    └─────── answer, over a connection to the address in the request ──▶
+//! ```
+//!
+//! The router has no fallback: where it is not answered, its requests fail. So a request always gets an answer. A worker whose state is in
+//! doubt is left out, an unknown model has no workers, and a daemon that is not ready knows nobody.
+//!
+//! | file | what |
+//! |---|---|
+//! | `messages` | the two-part messages, and the record of discovery |
+//! | `answer` | from a question to an answer, without I/O |
+//! | `discovery` | keeping the record where routers look for it |
+//! | `serve` | taking requests, and giving answers back |
+
+mod answer;
+mod discovery;
+mod messages;
+mod serve;
+
+pub(crate) use serve::DynamoError;
+pub(crate) use serve::start_dynamo;

@@ -1,0 +1,225 @@
+//! Dynamo's router asks its remote indexer: over NATS and over TCP, as its release 1.6.1 does.
+
+use std::path::Path;
+
+use kvatlas_core::hash::{BlockHash, BlockSize, HashSeed, block_hashes, sequence_hashes};
+use kvatlas_core::wire::{BatchCursor, Event, ModelKey, StoredBlocks, Tier, WorkerName};
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+use crate::support::publisher::Publisher;
+use crate::support::{Client, PATIENCE, broker, daemon, eventually, subjects};
+
+const MODEL: &str = "m";
+
+/// The contract's hashes of a prompt of so many blocks.
+fn blocks(count: u32) -> Vec<BlockHash> {
+    let tokens: Vec<u32> = (1..=count * 16).collect();
+    block_hashes(&tokens, BlockSize::DEFAULT, HashSeed::default()).collect()
+}
+
+fn two_parts(header: &str, body: &str) -> Vec<u8> {
+    let mut message = Vec::new();
+    for length in [header.len() as u64, body.len() as u64, 0] {
+        message.extend(length.to_be_bytes());
+    }
+    message.extend(header.bytes().chain(body.bytes()));
+    message
+}
+
+/// The record of the only instance in a folder of discovery.
+fn record(folder: &Path) -> Option<Value> {
+    let entry = std::fs::read_dir(folder.join("v1/instances"))
+        .ok()?
+        .next()?
+        .ok()?;
+    serde_json::from_slice(&std::fs::read(entry.path()).ok()?).ok()
+}
+
+/// A router: where it takes answers.
+struct Router(TcpListener);
+
+impl Router {
+    async fn new() -> Self {
+        Self(TcpListener::bind("127.0.0.1:0").await.unwrap())
+    }
+
+    fn request(&self, question: &Value) -> Vec<u8> {
+        let address = self.0.local_addr().unwrap().to_string();
+        let info = json!({"address": address, "subject": "s-1", "context": "c", "stream_type": "response"});
+        let header = json!({
+            "id": "r-1", "request_type": "single_in", "response_type": "many_out", "payload_codec": "json",
+            "connection_info": {"transport": "tcp_server", "info": info.to_string()},
+        });
+        two_parts(&header.to_string(), &question.to_string())
+    }
+
+    /// The messages of one answer, headers and bodies.
+    async fn answer(&self) -> Vec<(Value, Value)> {
+        let taking = async {
+            let (mut stream, _) = self.0.accept().await.unwrap();
+            let mut bytes = Vec::new();
+            stream.read_to_end(&mut bytes).await.unwrap();
+            bytes
+        };
+        let bytes = tokio::time::timeout(PATIENCE, taking)
+            .await
+            .expect("an answer comes");
+        let (mut rest, mut messages) = (bytes.as_slice(), Vec::new());
+        while let Some((head, behind)) = rest.split_first_chunk::<24>() {
+            let length = |at: usize| u64::from_be_bytes(head[at..at + 8].try_into().unwrap());
+            let (header, behind) = behind.split_at(usize::try_from(length(0)).unwrap());
+            let (body, behind) = behind.split_at(usize::try_from(length(8)).unwrap());
+            let json = |bytes| serde_json::from_slice(bytes).unwrap_or(Value::Null);
+            messages.push((json(header), json(body)));
+            rest = behind;
+        }
+        messages
+    }
+}
+
+/// Checks the frame around an answer, and returns the answer.
+fn data(messages: &[(Value, Value)]) -> Value {
+    let [(hello, _), (prologue, _), (_, answer), (_, end), (sentinel, _)] = messages else {
+        panic!("{messages:?}");
+    };
+    assert_eq!(*hello, json!({"subject": "s-1", "stream_type": "response"}));
+    assert_eq!(*prologue, json!({"error": null}));
+    assert_eq!(*end, json!({"complete_final": true}));
+    assert_eq!(*sentinel, json!("sentinel"));
+    assert_eq!(answer["complete_final"], json!(false));
+    answer["data"].clone()
+}
+
+/// Worker 7 has three blocks on the device and five with the host's; 8 has one, and so has `gpu-0`, which Dynamo does not know; 9 is in doubt.
+async fn fill(client: &Client) {
+    let namespace = ModelKey::new(MODEL).namespace().unwrap();
+    let stored = |count: u32| {
+        let chain = sequence_hashes(blocks(count)).collect();
+        vec![Event::Stored(StoredBlocks::by_sequence(None, None, chain))]
+    };
+    let host = Tier::new(1).unwrap();
+    let publisher = |name: &str| {
+        let name = WorkerName::new(name).unwrap();
+        Publisher::new(client.nats.clone(), &subjects(), &namespace, &name, 0)
+    };
+    let mut seven = publisher("7");
+    seven.publish(host, stored(5)).await.unwrap();
+    seven.publish(Tier::DEVICE, stored(3)).await.unwrap();
+    publisher("8").publish(Tier::DEVICE, stored(1)).await.unwrap();
+    publisher("gpu-0").publish(Tier::DEVICE, stored(1)).await.unwrap();
+    let cursor = BatchCursor { epoch: 1, seq: 3 };
+    let mut nine = publisher("9").resuming(cursor);
+    nine.publish(Tier::DEVICE, stored(5)).await.unwrap();
+    eventually("the batches are applied", async || {
+        let status = client.queries.status(&namespace).await.ok()?;
+        (status.holders.iter().map(|holder| holder.blocks).sum::<u64>() == 12).then_some(())
+    })
+    .await;
+}
+
+fn question(model: &str, count: u32) -> Value {
+    let hashes: Vec<u64> = blocks(count).into_iter().map(u64::from).collect();
+    json!({"model_name": model, "block_hashes": hashes, "device_only": false})
+}
+
+fn expected() -> Value {
+    let worker = |id: u64| json!({"worker_id": id, "dp_rank": 0});
+    let device = json!({"scores": [[worker(7), 3], [worker(8), 1]], "frequencies": []});
+    json!({"TieredScores": {"device": device, "lower_tier": [["host_pinned", {"hits": [[worker(7), 2]]}]]}})
+}
+
+/// An answer with its workers in order.
+fn in_order(mut answer: Value) -> Value {
+    if let Some(scores) = answer["TieredScores"]["device"]["scores"].as_array_mut() {
+        scores.sort_by_key(|score| score[0]["worker_id"].as_u64());
+    }
+    answer
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn routers_ask_over_nats_and_replicas_share_what_they_ask() {
+    let (broker, folder) = (broker().await, tempfile::tempdir().unwrap());
+    let discovery = format!("file:{}", folder.path().display());
+    let settings = [
+        ("dynamo.components", "dynamo.backend"),
+        ("dynamo.discovery", discovery.as_str()),
+    ];
+    let one = daemon(broker.url(), &settings).await;
+    let other = daemon(broker.url(), &settings).await;
+    let client = Client::connect(broker.url()).await;
+    fill(&client).await;
+    let record = eventually("the record is there", async || record(folder.path())).await;
+    assert_eq!(
+        (&record["namespace"], &record["endpoint"]),
+        (&json!("dynamo"), &json!("kv_indexer_query"))
+    );
+    let subject = record["transport"]["nats_tcp"].as_str().unwrap().to_owned();
+    let router = Router::new().await;
+    let ask = async |question: Value| {
+        let asked = client
+            .nats
+            .request(subject.clone(), router.request(&question).into())
+            .await;
+        assert!(asked.unwrap().payload.is_empty(), "an acknowledgement");
+        data(&router.answer().await)
+    };
+    assert_eq!(in_order(ask(question(MODEL, 6)).await), expected());
+    // Nobody is known, and the router is told so: it has no other way.
+    let empty = json!({"TieredScores": {"device": {"scores": [], "frequencies": []}, "lower_tier": []}});
+    assert_eq!(ask(question("another", 6)).await, empty);
+    assert_eq!(ask(question(MODEL, 0)).await, empty);
+    assert!(ask(json!({"model_name": MODEL})).await["Error"].is_string());
+    // One of the two goes. The other keeps the record, and answers.
+    one.stop().await;
+    for _ in 0..3 {
+        assert_eq!(in_order(ask(question(MODEL, 6)).await), expected());
+    }
+    other.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn routers_ask_over_tcp() {
+    let (broker, folder) = (broker().await, tempfile::tempdir().unwrap());
+    let discovery = format!("file:{}", folder.path().display());
+    let settings = [
+        ("dynamo.components", "dynamo.backend"),
+        ("dynamo.discovery", discovery.as_str()),
+        ("dynamo.listen", "127.0.0.1:0"),
+    ];
+    let daemon = daemon(broker.url(), &settings).await;
+    let client = Client::connect(broker.url()).await;
+    fill(&client).await;
+    let record = eventually("the record is there", async || record(folder.path())).await;
+    let target = record["transport"]["tcp"].as_str().unwrap();
+    let (address, path) = target.split_once('/').unwrap();
+    let router = Router::new().await;
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    // Several requests on one connection.
+    for count in [6, 6] {
+        let payload = router.request(&question(MODEL, count));
+        stream
+            .write_u16(u16::try_from(path.len()).unwrap())
+            .await
+            .unwrap();
+        stream.write_all(path.as_bytes()).await.unwrap();
+        stream.write_u16(2).await.unwrap();
+        stream.write_all(b"{}").await.unwrap();
+        stream
+            .write_u32(u32::try_from(payload.len()).unwrap())
+            .await
+            .unwrap();
+        stream.write_all(&payload).await.unwrap();
+        assert_eq!(stream.read_u32().await.unwrap(), 0, "an acknowledgement");
+        assert_eq!(in_order(data(&router.answer().await)), expected());
+    }
+    // A length beyond the bound ends the connection.
+    stream
+        .write_all(&[0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff])
+        .await
+        .unwrap();
+    assert!(stream.read_u32().await.is_err());
+    daemon.stop().await;
+    assert!(self::record(folder.path()).is_none());
+}
