@@ -289,7 +289,9 @@ impl Inner {
                 },
                 _ => HashMode::Recompute,
             },
-            ..TranslatorSettings::default()
+            lora_names: engine.beside.adapters.clone().into_iter().collect(),
+            counts_copies: engine.format.counts_copies(),
+            is_untold: engine.beside.is_untold,
         };
         let way = Way {
             nats,

@@ -28,6 +28,7 @@ mod frames;
 mod grpc;
 mod guard;
 mod holders;
+mod partial;
 mod progress;
 mod relay;
 mod sockets;

@@ -16,6 +16,8 @@ use tokio::sync::{Mutex, OwnedMutexGuard};
 
 use crate::daemon::metrics::{BridgeMetrics, EngineMetrics};
 
+use super::partial::partial_doubts;
+
 /// Most events that are handed to the publisher at once; it has its own bounds on a batch.
 const EVENTS_MAX: usize = 512;
 /// About how many bytes of hashes are handed to it at once.
@@ -69,6 +71,8 @@ pub(super) struct Relay {
     rank: Option<Rank>,
     /// Why the translator doubts what the engine has, if it does.
     doubt: Option<Reason>,
+    /// Doubts for some queries only, by what the engine's events cannot tell.
+    partial: DegradedReasons,
     /// Whether the engine is out of sight.
     is_lost: bool,
     /// Whether it has ever been in sight.
@@ -108,6 +112,7 @@ impl Relay {
             untold: None,
             rank: None,
             doubt: None,
+            partial: DegradedReasons::default(),
             is_lost: false,
             was_seen: false,
             told: DegradedReasons::default(),
@@ -118,7 +123,7 @@ impl Relay {
 
     /// Whether what the engine has is known for certain.
     pub(super) fn is_exact(&self) -> bool {
-        self.doubts().is_empty()
+        self.doubts().of_all_queries().is_empty()
     }
 
     /// Why what the engine has is in doubt; none where it is only out of sight.
@@ -173,6 +178,7 @@ impl Relay {
 
     fn keep(&mut self, untold: Untold) {
         self.doubt = untold.blocks.0.doubt();
+        self.partial = partial_doubts(&untold.blocks.0);
         self.untold = Some(untold);
     }
 
@@ -190,10 +196,7 @@ impl Relay {
     ) -> Result<(), PublisherError> {
         let mut untold = self.take_untold().await;
         let Untold { blocks, .. } = &mut untold;
-        blocks.0.note_reasons(&batch.reasons, &mut self.translation);
-        for event in batch.events().iter().filter(|event| is_ours(event)) {
-            blocks.0.translate_event(batch, event, &mut self.translation);
-        }
+        blocks.0.translate_some(batch, is_ours, &mut self.translation);
         self.keep(untold);
         self.tell().await
     }
@@ -263,7 +266,7 @@ impl Relay {
     }
 
     fn doubts(&self) -> DegradedReasons {
-        let mut doubts = DegradedReasons::default();
+        let mut doubts = self.partial;
         if self.doubt.is_some() {
             doubts = doubts.with(DegradedReason::UpstreamGap);
         }
@@ -291,7 +294,7 @@ impl Relay {
 
     fn note_told(&mut self, doubts: DegradedReasons) {
         self.told = doubts;
-        self.engine_metrics.set_exact(doubts.is_empty());
+        self.engine_metrics.set_exact(doubts.of_all_queries().is_empty());
     }
 
     /// Batches of the engine are lost for good.
@@ -433,7 +436,7 @@ mod tests {
         let broker = EmbeddedBroker::start(&server).await.unwrap();
         let mut relay = relay(&broker).await;
         let tokens: Vec<u32> = (0..16).collect();
-        let stored = json!([1.5, [["BlockStored", [1], null, tokens, 16, null, "GPU"]], 0]);
+        let stored = json!([1.5, [["BlockStored", [1], null, tokens, 16, null, "GPU", null, null]], 0]);
         let payload = rmp_serde::to_vec(&stored).unwrap();
         relay.lost().await.unwrap();
         relay.apply(&payload).await.unwrap();
@@ -492,7 +495,7 @@ mod tests {
         let payload =
             |event: serde_json::Value, rank: u32| rmp_serde::to_vec(&json!([1.5, [event], rank])).unwrap();
         let tokens: Vec<u32> = (0..16).collect();
-        let stored = json!(["BlockStored", [1], null, tokens, 16, null, "GPU"]);
+        let stored = json!(["BlockStored", [1], null, tokens, 16, null, "GPU", null, null]);
         relay.apply(&payload(stored, 3)).await.unwrap();
         relay
             .apply(&payload(json!(["AllBlocksCleared"]), 1))
@@ -512,6 +515,44 @@ mod tests {
             panic!("{told:?}");
         };
         assert_eq!(*doubt, doubted);
+    }
+
+    #[tokio::test]
+    async fn a_doubt_stands_at_its_place_among_the_events_of_a_payload() {
+        let (_broker, mut relay, mut batches) = heard_relay().await;
+        let payload = |events: serde_json::Value| rmp_serde::to_vec(&json!([1.5, events, 0])).unwrap();
+        let (clear, unknown) = (json!(["AllBlocksCleared"]), json!(["BlockForgotten"]));
+        relay.apply(&payload(json!([unknown, clear]))).await.unwrap();
+        relay.apply(&payload(json!([clear, unknown]))).await.unwrap();
+        relay.flush().await.unwrap();
+        let gap = || Event::Doubted(DegradedReasons::of(DegradedReason::UpstreamGap));
+        let mut told = Vec::new();
+        while told.len() < 4 {
+            told.extend(next_batch(&mut batches).await.events);
+        }
+        assert_eq!(told, [Event::Cleared, gap(), Event::Cleared, gap()]);
+        assert!(!relay.is_exact());
+    }
+
+    /// What an old form has no room for is no doubt of the holder, and daemons hear of it before the first block.
+    #[tokio::test]
+    async fn what_a_form_has_no_room_for_is_told_with_the_blocks() {
+        let (_broker, mut relay, mut batches) = heard_relay().await;
+        let tokens: Vec<u32> = (0..16).collect();
+        let stored = json!(["BlockStored", [1], null, tokens, 16, null, "GPU"]);
+        let payload = rmp_serde::to_vec(&json!([1.5, [stored, ["AllBlocksCleared"]], 0])).unwrap();
+        relay.apply(&payload).await.unwrap();
+        relay.flush().await.unwrap();
+        let untold = DegradedReasons::of(DegradedReason::UntoldSalts).with(DegradedReason::UntoldAdapters);
+        let mut told = Vec::new();
+        while told.len() < 4 {
+            told.extend(next_batch(&mut batches).await.events);
+        }
+        let [before, Event::Stored(_), Event::Cleared, after] = &told[..] else {
+            panic!("{told:?}");
+        };
+        assert_eq!([before, after], [&Event::Doubted(untold); 2]);
+        assert!(relay.is_exact());
     }
 
     #[tokio::test]

@@ -9,7 +9,7 @@ use kvatlas_core::index::{NamespaceSettings, Namespaces};
 use kvatlas_core::wire::{ModelKey, worker_of_instance};
 use kvatlas_engines::Format;
 
-use crate::daemon::http::{EngineKey, NewEngine, RegisterRefusal, SizeOf};
+use crate::daemon::http::{BesideEvents, EngineKey, NewEngine, RegisterRefusal, SizeOf};
 
 use super::subscribed::method_path;
 use super::{grpc, tensorrt};
@@ -25,7 +25,7 @@ pub enum SpecError {
     /// A flag is not of the form.
     #[error(
         "--engine {text:?}: {reason}; write NAME=tcp://HOST:PORT and, joined by commas, replay=tcp://HOST:PORT, rank=N, ranks=N, \
-         format=WORD, model=NAME, tenant=NAME, block_size=N, topic=TEXT"
+         format=WORD, model=NAME, tenant=NAME, block_size=N, topic=TEXT, adapters=NUMBER:NAME, salts=untold, lookahead=untold"
     )]
     Flag {
         /// The flag's value.
@@ -95,6 +95,9 @@ struct EngineText {
     tenant: Option<String>,
     block_size: Option<u32>,
     topic: Option<String>,
+    adapters: Option<String>,
+    salts: Option<String>,
+    lookahead: Option<String>,
 }
 
 /// The engines of one `--engine`: one, or one a rank.
@@ -141,6 +144,9 @@ fn parse_flag(text: &str) -> Result<EngineText, String> {
             "tenant" => engine.tenant.replace(value.to_owned()).is_some(),
             "block_size" => engine.block_size.replace(number()?).is_some(),
             "topic" => engine.topic.replace(value.to_owned()).is_some(),
+            "adapters" => engine.adapters.replace(value.to_owned()).is_some(),
+            "salts" => engine.salts.replace(value.to_owned()).is_some(),
+            "lookahead" => engine.lookahead.replace(value.to_owned()).is_some(),
             _ => return Err(format!("there is no key {key:?}")),
         };
         if twice {
@@ -208,6 +214,11 @@ impl EngineText {
             (None, Some(ranks @ 1..=RANKS_MAX)) => 0..=ranks - 1,
             (None, Some(_)) => return Err(format!("ranks goes from 1 to {RANKS_MAX}")),
         };
+        let beside = BesideEvents::parse(
+            self.adapters.as_deref(),
+            self.salts.as_deref(),
+            self.lookahead.as_deref(),
+        )?;
         let is_offset = self.ranks.is_some();
         let at = |endpoint: &str, rank: u32| {
             if is_offset {
@@ -232,6 +243,7 @@ impl EngineText {
                 format,
                 block_size: self.block_size.unwrap_or(defaults.block_size),
                 topic: self.topic.clone().unwrap_or_default(),
+                beside: beside.clone(),
             };
             check_engine(&engine).map_err(|refusal| refusal.to_string())?;
             Ok(engine)
@@ -398,6 +410,7 @@ mod tests {
             format: Format::Sglang,
             block_size: 32,
             topic: "kv".to_owned(),
+            beside: BesideEvents::default(),
         };
         assert_eq!(engines, [expected]);
     }
@@ -455,6 +468,9 @@ mod tests {
             ("a=tcp://h:1,color=red", "no key"),
             ("a=tcp://h:1,format=x", "known are"),
             ("a=tcp://h:1,block_size=0", "block_size"),
+            ("a=tcp://h:1,adapters=sql", "NUMBER:NAME"),
+            ("a=tcp://h:1,salts=told", "untold"),
+            ("a=tcp://h:1,lookahead=1", "untold"),
             ("a=tcp://h:1,format=tensorrt-llm", "http://HOST:PORT"),
             ("a=http://h:1,format=tensorrt-llm,replay=tcp://h:2", "no replay"),
             ("a=nats://h:1,format=dynamo", "topic="),

@@ -109,6 +109,8 @@ pub struct EngineRemoved {
     pub tier: Option<Tier>,
     /// The group of layers.
     pub group: Group,
+    /// How many copies of each block are left, among the hashes of the batch, where the event says so.
+    pub left: Option<Span>,
 }
 
 /// One change, in the engine's own terms.
@@ -126,6 +128,8 @@ pub enum EngineChange {
         from: Tier,
         /// Where it lies.
         to: Tier,
+        /// The group of layers.
+        group: Group,
     },
     /// All blocks were removed, from every tier.
     Cleared,
@@ -162,6 +166,35 @@ pub struct EventNumber {
     pub id: u64,
 }
 
+/// What the form of a stream has no room for, so that its events cannot tell it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Untold {
+    /// The salts of blocks.
+    pub salts: bool,
+    /// The names of blocks' adapters.
+    pub adapters: bool,
+}
+
+impl Untold {
+    /// What one of both has no room for.
+    #[must_use]
+    pub fn or(self, other: Self) -> Self {
+        Self {
+            salts: self.salts || other.salts,
+            adapters: self.adapters || other.adapters,
+        }
+    }
+}
+
+/// Why what the holders have is in doubt from a place among the events on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PlacedDoubt {
+    /// How many of the batch's events come before it.
+    pub events_before: usize,
+    /// The first reason there.
+    pub reason: Reason,
+}
+
 /// One decoded payload.
 #[derive(Debug, Clone, Default)]
 pub struct EngineBatch {
@@ -175,7 +208,10 @@ pub struct EngineBatch {
     pub reasons: ReasonCounts,
     /// The numbers of all events, in order, for formats whose numbers are the only proof that nothing is missing: TensorRT-LLM's.
     pub numbers: Vec<EventNumber>,
+    /// What the form of its stored events has no room for.
+    pub untold: Untold,
     events: Vec<EngineEvent>,
+    doubts: Vec<PlacedDoubt>,
     pub(crate) hashes: Vec<u64>,
     pub(crate) tokens: Vec<Token>,
     pub(crate) objects: Vec<BlockObject>,
@@ -186,6 +222,7 @@ pub struct EngineBatch {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Mark {
     events: usize,
+    doubts: usize,
     pub(crate) hashes: usize,
     pub(crate) tokens: usize,
     pub(crate) objects: usize,
@@ -196,6 +233,11 @@ impl EngineBatch {
     /// The events, in order.
     pub fn events(&self) -> &[EngineEvent] {
         &self.events
+    }
+
+    /// The doubts that what could not be read leaves, in order. A clear behind one ends it.
+    pub fn doubts(&self) -> &[PlacedDoubt] {
+        &self.doubts
     }
 
     /// The names or block hashes of a span.
@@ -221,6 +263,7 @@ impl EngineBatch {
     /// Bytes of memory that the batch keeps for the next payloads.
     pub fn capacity_bytes(&self) -> usize {
         self.events.capacity() * size_of::<EngineEvent>()
+            + self.doubts.capacity() * size_of::<PlacedDoubt>()
             + self.numbers.capacity() * size_of::<EventNumber>()
             + self.hashes.capacity() * size_of::<u64>()
             + self.tokens.capacity() * size_of::<Token>()
@@ -235,7 +278,9 @@ impl EngineBatch {
         self.envelope = None;
         self.reasons = ReasonCounts::default();
         self.numbers.clear();
+        self.untold = Untold::default();
         self.events.clear();
+        self.doubts.clear();
         self.hashes.clear();
         self.tokens.clear();
         self.objects.clear();
@@ -245,6 +290,7 @@ impl EngineBatch {
     pub(crate) fn mark(&self) -> Mark {
         Mark {
             events: self.events.len(),
+            doubts: self.doubts.len(),
             hashes: self.hashes.len(),
             tokens: self.tokens.len(),
             objects: self.objects.len(),
@@ -254,6 +300,7 @@ impl EngineBatch {
 
     pub(crate) fn rewind(&mut self, mark: Mark) {
         self.events.truncate(mark.events);
+        self.doubts.truncate(mark.doubts);
         self.hashes.truncate(mark.hashes);
         self.tokens.truncate(mark.tokens);
         self.objects.truncate(mark.objects);
@@ -267,7 +314,24 @@ impl EngineBatch {
     /// Leaves an event out.
     pub(crate) fn leave_out(&mut self, reason: Reason, mark: Mark) {
         self.rewind(mark);
+        self.note(reason);
+    }
+
+    /// Notes that a part of the payload behind the events so far is not among them.
+    pub(crate) fn note(&mut self, reason: Reason) {
         self.reasons.count(reason);
+        let events_before = self.events.len();
+        // Of several at one place, the first stays.
+        let is_first = self
+            .doubts
+            .last()
+            .is_none_or(|last| last.events_before != events_before);
+        if reason.degrades() && is_first {
+            self.doubts.push(PlacedDoubt {
+                events_before,
+                reason,
+            });
+        }
     }
 
     pub(crate) fn push_text(&mut self, text: &str) -> Span {

@@ -18,7 +18,7 @@ mod translator;
 
 pub use batch::{
     BlockObject, Content, EngineBatch, EngineChange, EngineEvent, EngineRemoved, EngineStored, Envelope,
-    EventNumber, Group, Span,
+    EventNumber, Group, PlacedDoubt, Span, Untold,
 };
 pub use decoder::{BatchError, Decoder, Format};
 pub use limits::DecodeLimits;

@@ -5,10 +5,23 @@
 pub struct DecodeLimits {
     /// Longest payload, in bytes. What is decoded takes at most twelve times as much memory.
     pub payload_bytes_max: usize,
-    /// Most events in one payload.
+    /// Most events in one payload, unless it is long: it may have an event for every 24 bytes.
     pub events_max: usize,
     /// Longest text that is looked at, in bytes: names of adapters, salts, identifiers of images.
     pub text_bytes_max: usize,
+}
+
+/// The fewest bytes of an event that says which blocks have changed.
+const BYTES_AN_EVENT: usize = 24;
+
+impl DecodeLimits {
+    /// The limits for a payload of `bytes` bytes. What its events take is bounded by its length.
+    pub(crate) fn for_payload(&self, bytes: usize) -> Self {
+        Self {
+            events_max: self.events_max.max(bytes / BYTES_AN_EVENT),
+            ..*self
+        }
+    }
 }
 
 impl Default for DecodeLimits {

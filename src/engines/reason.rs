@@ -25,6 +25,8 @@ pub enum Reason {
     UnknownParent,
     /// The salt of a block differs from the one of its parent.
     SaltConflict,
+    /// The adapter of a block differs from the one of its parent.
+    AdapterConflict,
     /// Content is needed to compute the chain, and the event has none.
     NoContent,
     /// A sampled name is not the contract's hash of its content, though the engine claims so.
@@ -37,6 +39,10 @@ pub enum Reason {
     BlockSize,
     /// The batch is of another rank than those before it on the same connection: which rank has what is unknown.
     OtherRank,
+    /// The engine's hashes look further ahead than queries can, or some of them do and others don't.
+    Lookahead,
+    /// The configuration says that the engine's events leave out what tells blocks apart.
+    Untold,
     /// A part of a block, at the end of a sequence.
     PartOfBlock,
     /// A group of layers that is not main attention, such as a sliding window.
@@ -61,7 +67,7 @@ pub enum Reason {
 
 impl Reason {
     /// All reasons.
-    pub const ALL: [Self; 25] = [
+    pub const ALL: [Self; 28] = [
         Self::Malformed,
         Self::UnknownEvent,
         Self::TokenCount,
@@ -71,12 +77,15 @@ impl Reason {
         Self::HiddenKey,
         Self::UnknownParent,
         Self::SaltConflict,
+        Self::AdapterConflict,
         Self::NoContent,
         Self::ForeignChain,
         Self::TableFull,
         Self::OutOfRange,
         Self::BlockSize,
         Self::OtherRank,
+        Self::Lookahead,
+        Self::Untold,
         Self::PartOfBlock,
         Self::OtherGroup,
         Self::UnknownGroup,
@@ -107,12 +116,15 @@ impl Reason {
             Self::HiddenKey => "hidden_key",
             Self::UnknownParent => "unknown_parent",
             Self::SaltConflict => "salt_conflict",
+            Self::AdapterConflict => "adapter_conflict",
             Self::NoContent => "no_content",
             Self::ForeignChain => "foreign_chain",
             Self::TableFull => "table_full",
             Self::OutOfRange => "out_of_range",
             Self::BlockSize => "block_size",
             Self::OtherRank => "other_rank",
+            Self::Lookahead => "lookahead",
+            Self::Untold => "untold",
             Self::PartOfBlock => "part_of_block",
             Self::OtherGroup => "other_group",
             Self::UnknownGroup => "unknown_group",

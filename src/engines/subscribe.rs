@@ -4,11 +4,12 @@
 //! either a live batch, a chunk of a snapshot, or a report of load that says nothing of blocks.
 
 use kvatlas_core::wire::{Rank, Tier};
+use prost::Message as _;
 
 use crate::batch::{
     BlockObject, Content, EngineBatch, EngineChange, EngineEvent, EngineRemoved, EngineStored, Group,
 };
-use crate::decoder::{group_of_kind, identifier_hash, tier_of_medium};
+use crate::decoder::{ends_sequence, group_of_kind, identifier_hash, tier_of_medium};
 use crate::limits::DecodeLimits;
 use crate::reason::Reason;
 
@@ -159,7 +160,10 @@ struct KvBlocksRemoved {
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
-struct KvCacheCleared {}
+struct KvCacheCleared {
+    #[prost(string, optional, tag = "1")]
+    ownership: Option<String>,
+}
 
 /// `KvCacheLocality::REMOTE`.
 const REMOTE: i32 = 2;
@@ -192,9 +196,13 @@ impl KvEventFrame {
         batch.clear();
         batch.time = Some(self.timestamp);
         batch.rank = self.rank();
+        let events_max = match self.events.len() > limits.events_max {
+            true => limits.for_payload(self.encoded_len()).events_max,
+            false => limits.events_max,
+        };
         for (number, event) in self.events.iter().enumerate() {
             let mark = batch.mark();
-            let read = match number < limits.events_max {
+            let read = match number < events_max {
                 true => event.read(limits, batch),
                 false => Err(Reason::Malformed),
             };
@@ -217,7 +225,10 @@ impl KvCacheEvent {
             None => Err(Reason::UnknownEvent),
             Some(EventData::Stored(stored)) => stored.read(limits, batch).map(EngineChange::Stored),
             Some(EventData::Removed(removed)) => removed.read(batch).map(EngineChange::Removed),
-            Some(EventData::Cleared(_)) => Ok(EngineChange::Cleared),
+            Some(EventData::Cleared(cleared)) => {
+                check_owner(None, cleared.ownership.as_deref())?;
+                Ok(EngineChange::Cleared)
+            }
         }
     }
 }
@@ -254,7 +265,11 @@ impl KvBlocksStored {
         let tokens = batch.tokens.len();
         let objects = batch.objects.len();
         let mut is_fit = true;
-        for (number, block) in self.blocks.iter().enumerate() {
+        let whole = self.whole_blocks();
+        if whole.len() < self.blocks.len() {
+            batch.note(Reason::PartOfBlock);
+        }
+        for (number, block) in whole.iter().enumerate() {
             batch.hashes.push(block.block_hash.cast_unsigned());
             batch.tokens.extend(&block.token_ids);
             is_fit &= Some(block.block_size) == size
@@ -293,6 +308,19 @@ impl KvBlocksStored {
             cache_salt,
             objects: batch.objects_since(objects),
         })
+    }
+
+    /// The blocks without the part that ends their sequence.
+    fn whole_blocks(&self) -> &[KvBlock] {
+        let Some((last, before)) = self.blocks.split_last() else {
+            return &[];
+        };
+        let size_of = |block: &KvBlock| usize::try_from(block.block_size).unwrap_or_default();
+        let is_part = before.first().is_some_and(|first| {
+            let tokens = last.token_ids.len();
+            tokens == size_of(last) && ends_sequence(tokens, size_of(first), true)
+        });
+        if is_part { before } else { &self.blocks }
     }
 
     /// Appends what tells the block from others with the same tokens, beside adapter and salt.
@@ -353,6 +381,7 @@ impl KvBlocksRemoved {
                 index: self.group_idx,
                 ..Group::default()
             },
+            left: None,
         })
     }
 }

@@ -1,17 +1,21 @@
 //! How many holders' states are not certain, without a look at each: they are counted again only after one of them has changed.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crossbeam_utils::atomic::AtomicCell;
 
 use super::{HolderStatus, StreamGeneration, StreamTrust};
+use crate::wire::DegradedReasons;
 
 /// How many holders' states were not certain at a moment. Two that are equal are so at every moment in between, too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DoubtfulHolders {
-    /// How many.
+    /// How many, for whatever query.
     pub count: u32,
+    /// The reasons of all of them that are reasons for some queries only.
+    pub partial: DegradedReasons,
     /// Whether the stream was stalled: then it is all of them.
     pub is_stalled: bool,
     generation: StreamGeneration,
@@ -51,20 +55,36 @@ impl DoubtCounter {
         // Before all looks: a change in between is noticed the next time.
         let now = DoubtfulHolders {
             count: 0,
+            partial: DegradedReasons::default(),
             is_stalled: trust.is_stalled(),
             generation: trust.generation(),
             changes: self.changes.load(Ordering::Acquire),
             replacements,
         };
         let last = self.last.load();
-        let is_now = |last: &DoubtfulHolders| DoubtfulHolders { count: 0, ..*last } == now;
+        let is_now = |last: &DoubtfulHolders| {
+            let (count, partial) = (now.count, now.partial);
+            DoubtfulHolders {
+                count,
+                partial,
+                ..*last
+            } == now
+        };
         if let Some(last) = last.filter(is_now) {
             return last;
         }
-        let is_doubtful =
-            |status: &HolderStatus| !status.reasons_at(now.generation, now.is_stalled).is_empty();
+        let partial = Cell::new(now.partial);
+        let is_doubtful = |status: &HolderStatus| {
+            let reasons = status.reasons_at(now.generation, now.is_stalled);
+            partial.set(partial.get().union(reasons.of_some_queries()));
+            !reasons.of_all_queries().is_empty()
+        };
         let count = u32::try_from(count(&is_doubtful)).unwrap_or(u32::MAX);
-        let counted = DoubtfulHolders { count, ..now };
+        let counted = DoubtfulHolders {
+            count,
+            partial: partial.get(),
+            ..now
+        };
         self.last.store(Some(counted));
         counted
     }

@@ -6,6 +6,13 @@ use serde::de::{SeqAccess, Visitor};
 use serde::ser::SerializeSeq;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use super::query::QueryKey;
+
+/// Whether a text is one that enters the hashes.
+fn is_named(text: Option<&String>) -> bool {
+    text.is_some_and(|text| !text.is_empty())
+}
+
 /// Why a holder's state is not certain. The words are part of the wire contract.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u32)]
@@ -35,11 +42,18 @@ pub enum DegradedReason {
     Behind = 1 << 10,
     /// A batch that must be seen whole was being applied while the query was answered.
     Changing = 1 << 11,
+    /// The engine's events do not tell salts: nothing is certain for a query with one.
+    UntoldSalts = 1 << 14,
+    /// The engine's events do not tell, or not surely, which adapter a block is of: nothing is certain for a query with one.
+    UntoldAdapters = 1 << 15,
+    /// The engine hashes each block with the token behind it. Queries by tokens find its blocks. Queries by hashes do only where these are
+    /// computed so.
+    LooksAhead = 1 << 16,
 }
 
 impl DegradedReason {
     /// All reasons, in the order in which replies list them.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 15] = [
         Self::Gap,
         Self::Undecodable,
         Self::Rejected,
@@ -52,6 +66,9 @@ impl DegradedReason {
         Self::UpstreamLost,
         Self::Behind,
         Self::Changing,
+        Self::UntoldSalts,
+        Self::UntoldAdapters,
+        Self::LooksAhead,
     ];
 
     /// The word on the wire and in metrics.
@@ -69,6 +86,9 @@ impl DegradedReason {
             Self::UpstreamLost => "upstream_lost",
             Self::Behind => "behind",
             Self::Changing => "changing",
+            Self::UntoldSalts => "untold_salts",
+            Self::UntoldAdapters => "untold_adapters",
+            Self::LooksAhead => "looks_ahead",
         }
     }
 
@@ -92,7 +112,31 @@ impl DegradedReason {
 
     /// Whether the doubt is the publisher's own: it says so in an event, and takes it back in one.
     pub fn is_upstream(self) -> bool {
-        matches!(self, Self::UpstreamGap | Self::UpstreamLost)
+        matches!(self, Self::UpstreamGap | Self::UpstreamLost) || self.is_of_some_queries()
+    }
+
+    /// Whether the reason is one for some queries only: what the holder has is certain for all others.
+    pub fn is_of_some_queries(self) -> bool {
+        matches!(self, Self::UntoldSalts | Self::UntoldAdapters | Self::LooksAhead)
+    }
+
+    /// Whether the reason is one for a query by `key`, in whose answer the holder `is_listed` or not.
+    fn concerns(self, key: &QueryKey, is_listed: bool) -> bool {
+        let (has_salt, has_adapter, is_by_tokens) = match key {
+            QueryKey::Tokens {
+                lora_name,
+                cache_salt,
+                ..
+            } => (is_named(cache_salt.as_ref()), is_named(lora_name.as_ref()), true),
+            _ => (false, false, false),
+        };
+        match self {
+            Self::UntoldSalts => has_salt,
+            Self::UntoldAdapters => has_adapter,
+            // Hashes that find blocks there have been computed so.
+            Self::LooksAhead => !is_by_tokens && !is_listed,
+            _ => true,
+        }
     }
 }
 
@@ -126,6 +170,28 @@ impl DegradedReasons {
     /// Whether `reason` is in the set.
     pub fn contains(self, reason: DegradedReason) -> bool {
         self.0 & reason as u32 != 0
+    }
+
+    /// Those that leave nothing certain for any query.
+    #[must_use]
+    pub fn of_all_queries(self) -> Self {
+        self.filtered(|reason| !reason.is_of_some_queries())
+    }
+
+    /// Those that leave something uncertain for some queries only.
+    #[must_use]
+    pub fn of_some_queries(self) -> Self {
+        self.filtered(DegradedReason::is_of_some_queries)
+    }
+
+    /// Those that are reasons for a query by `key`, in whose answer the holder `is_listed` or not.
+    #[must_use]
+    pub fn for_query(self, key: &QueryKey, is_listed: bool) -> Self {
+        // Mostly there is none.
+        match self.is_empty() {
+            true => self,
+            false => self.filtered(|reason| reason.concerns(key, is_listed)),
+        }
     }
 
     /// Those that are the publisher's own doubts.

@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 use kvatlas_core::wire::{HolderId, ModelKey, NamespaceName, Rank};
 use kvatlas_engines::Format;
 
+use super::beside::BesideEvents;
+
 /// How long the holders of engines that are no longer followed may take to leave.
 const LEAVING_PATIENCE: Duration = Duration::from_secs(2);
 /// Between two looks at them.
@@ -43,6 +45,8 @@ pub struct NewEngine {
     pub block_size: u32,
     /// What the topics begin with that are followed; empty for all.
     pub topic: String,
+    /// What is known of its blocks beside its events.
+    pub beside: BesideEvents,
 }
 
 impl NewEngine {

@@ -21,6 +21,7 @@
 //! every route but `/health` needs `Authorization: Bearer TOKEN`. There is no encryption: put a proxy in front for that.
 
 mod auth;
+mod beside;
 mod contract;
 mod dialect;
 mod dump;
@@ -38,6 +39,7 @@ mod tests;
 mod workers;
 
 pub use auth::{TokenError, read_token};
+pub use beside::BesideEvents;
 pub use engines::{
     EngineKey, EngineRegistry, EngineState, EngineStatus, NewEngine, RegisterRefusal, RemovedEngines, SizeOf,
     follow_patiently,

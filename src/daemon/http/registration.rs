@@ -11,6 +11,7 @@ use serde_json::json;
 use kvatlas_core::wire::{ModelKey, Rank};
 use kvatlas_engines::Format;
 
+use super::beside::BesideEvents;
 use super::dialect::{Instance, cache_of, status_ok};
 use super::engines::{EngineKey, NewEngine, follow_patiently};
 use super::error::{DialectError, HttpError};
@@ -31,6 +32,9 @@ pub(super) struct RegisterJson {
     routing_group: Option<String>,
     block_size: u32,
     dp_rank: Option<Rank>,
+    adapters: Option<String>,
+    salts: Option<String>,
+    lookahead: Option<String>,
 }
 
 /// `POST /register`.
@@ -51,6 +55,11 @@ pub(super) async fn register(
         (_, rank) => rank.unwrap_or_default(),
     };
     let format = format_of(request.r#type.as_deref())?;
+    let beside = BesideEvents::parse(
+        request.adapters.as_deref(),
+        request.salts.as_deref(),
+        request.lookahead.as_deref(),
+    );
     let instance = request.instance_id.into_text();
     let engine = NewEngine {
         key: EngineKey {
@@ -63,6 +72,7 @@ pub(super) async fn register(
         format,
         block_size: request.block_size,
         topic: String::new(),
+        beside: beside.map_err(HttpError::BadRequest)?,
     };
     let attempt = || engines.register(engine.clone()).map_err(|refusal| vec![refusal]);
     if let Err(refused) = follow_patiently(attempt).await

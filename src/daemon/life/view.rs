@@ -90,10 +90,11 @@ impl DaemonView {
             .map(|holder| {
                 let reasons = report(holder, &self.trust, &look, &namespace.name).degraded;
                 seen(&namespace.name, &holder.id, reasons);
-                reasons
+                reasons.union(holder.status.own_reasons().of_some_queries())
             })
             .collect();
-        let exact = reasons.iter().filter(|reasons| reasons.is_empty()).count();
+        let is_exact = |reasons: &&DegradedReasons| reasons.of_all_queries().is_empty();
+        let exact = reasons.iter().filter(is_exact).count();
         gauges
             .holders
             .get(HolderState::Degraded)

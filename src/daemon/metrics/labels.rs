@@ -488,8 +488,11 @@ impl LabelValue for DegradedReason {
     }
 
     fn index(self) -> usize {
-        // Each reason is one bit, in the order of `ALL`.
-        (self as u32).trailing_zeros() as usize
+        // The bits may have holes.
+        Self::ALL
+            .iter()
+            .position(|reason| *reason == self)
+            .unwrap_or_default()
     }
 }
 

@@ -151,7 +151,8 @@ fn node(namespace: &Namespace, trust: &StreamTrust, branch: &Branch, parent: Opt
                 continue;
             }
             all += 1;
-            let is_exact = !was_stalled && matches.reasons(found.holder, trust).is_empty();
+            let reasons = matches.reasons(found.holder, trust).of_all_queries();
+            let is_exact = !was_stalled && reasons.is_empty();
             exact += usize::from(is_exact);
             if names.len() < NAMES_MAX {
                 names.push(format!("{}/{}", found.holder.id.worker, found.holder.id.rank));

@@ -72,7 +72,7 @@ impl Facts {
         let status = &record.status;
         Self {
             blocks: status.blocks.load(),
-            reasons: status.reasons(trust).bits(),
+            reasons: status.reasons(trust).of_all_queries().bits(),
             lag_us: status.lag_us.load(),
             applied_at_us: status.applied_at_us.load(),
             parked_events: status.parked_events.load(),

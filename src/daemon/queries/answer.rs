@@ -24,6 +24,7 @@ use super::roster;
 use super::sample::QuerySample;
 use super::whole::{Seen, search_whole};
 
+mod ahead;
 mod found;
 mod unlisted;
 
@@ -173,9 +174,10 @@ impl Answerer {
         status(namespace, &self.trust, &look, batches_waiting)
     }
 
-    fn doubts<'n>(&self, namespace: &'n Namespace) -> Doubts<'_, 'n> {
+    fn doubts<'n>(&self, namespace: &'n Namespace, key: &'n QueryKey) -> Doubts<'_, 'n> {
         Doubts {
             namespace,
+            key,
             before: namespace.indexer.doubtful_holders(&self.trust),
             look: self.freshness.look(&namespace.name),
         }
@@ -269,7 +271,7 @@ impl Answerer {
         let indexer = &namespace.indexer;
         let mut chain = self.chain(indexer, &query.key)?;
         let options = &query.options;
-        let doubts = self.doubts(namespace);
+        let doubts = self.doubts(namespace, &query.key);
         let searched = self.searched(&doubts, options, || {
             indexer.find_chain(&mut chain, search_of(options))
         });
@@ -281,6 +283,7 @@ impl Answerer {
         if options.explain {
             explain(indexer, &mut chain, &mut reply.holders);
         }
+        self.add_ahead(&doubts, options, &mut reply);
         if let Some(sample) = &self.sample {
             sample.answered(state_of(&reply));
             sample.offer(&namespace.name, &mut chain, doubts.look.now_us);
@@ -297,7 +300,10 @@ impl Answerer {
     ) -> QueryReply {
         let seen = search_whole(&doubts.look, search);
         let matches = &seen.found;
-        let reasons = |holder: &HolderRecord| doubts.of(holder, matches.reasons(holder, &self.trust), &seen);
+        let reasons = |holder: &HolderRecord| {
+            let reasons = matches.reasons(holder, &self.trust);
+            doubts.of(holder, reasons, &seen, true)
+        };
         let (mut holders, mut holders_total) = best_of(matches, options, reasons);
         holders_total += add_changing(&mut holders, &seen, options);
         let listed = holders.iter().map(|holder| Listed {
@@ -341,7 +347,7 @@ impl Answerer {
         positions: &[Position],
     ) -> Result<QueryReply, WireError> {
         let chain = SparseChain::new(&query.key, positions).map_err(DecodeError::from)?;
-        let doubts = self.doubts(namespace);
+        let doubts = self.doubts(namespace, &query.key);
         let search = || namespace.indexer.find_bounds(&chain, search_of(&query.options));
         let reply = QueryReply {
             query_blocks: chain.query_blocks(),
@@ -376,15 +382,23 @@ fn search_of(options: &QueryOptions) -> Search<'_> {
 /// What has to be known from before a search.
 struct Doubts<'f, 'n> {
     namespace: &'n Namespace,
+    /// What is asked for.
+    key: &'n QueryKey,
     before: DoubtfulHolders,
     look: Look<'f>,
 }
 
 impl Doubts<'_, '_> {
-    /// The reasons of now, and those of before the search. A stall may have ended before the search saw the events that had waited; and so
-    /// may a wait.
-    fn of<T>(&self, holder: &HolderRecord, reasons: DegradedReasons, seen: &Seen<T>) -> DegradedReasons {
-        let mut reasons = reasons;
+    /// The reasons of now that concern the query, and those of before the search. A stall may have ended before the search saw the events that
+    /// had waited; and so may a wait. `is_listed` says whether the holder is in the answer.
+    fn of<T>(
+        &self,
+        holder: &HolderRecord,
+        reasons: DegradedReasons,
+        seen: &Seen<T>,
+        is_listed: bool,
+    ) -> DegradedReasons {
+        let mut reasons = reasons.for_query(self.key, is_listed);
         if self.before.is_stalled {
             reasons = reasons.with(DegradedReason::Unverified);
         }
@@ -538,7 +552,7 @@ pub(crate) fn report(
 ) -> HolderStatusReply {
     let (id, status) = (&holder.id, &holder.status);
     let cursor = status.cursor.load();
-    let degraded = with_wait(status.reasons(trust), look, namespace, id);
+    let degraded = with_wait(status.reasons(trust).of_all_queries(), look, namespace, id);
     HolderStatusReply {
         worker: id.worker.clone(),
         rank: id.rank,

@@ -22,7 +22,7 @@ pub(super) fn known_holders(
                 rank: holder.id.rank,
             };
             if after.is_none_or(|after| key > *after) {
-                let exact = holder.status.reasons(trust).is_empty();
+                let exact = holder.status.reasons(trust).of_all_queries().is_empty();
                 known.push(RosterHolder { key, exact });
             }
         }

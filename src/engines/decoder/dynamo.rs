@@ -242,6 +242,7 @@ fn finish(fields: &Fields<'_>, batch: &mut EngineBatch) -> Result<Verdict, Decod
             names,
             tier: Some(tier),
             group: Group::default(),
+            left: None,
         }),
         Data::Cleared | Data::Unknown => EngineChange::Cleared,
     };

@@ -1,6 +1,5 @@
 //! One tagged event of vLLM, SGLang or Mooncake: its fields, whichever way they came.
 
-use kvatlas_core::hash::Token;
 use kvatlas_core::wire::{DecodeError, Reader, Tier, Value};
 
 use crate::batch::{
@@ -9,8 +8,9 @@ use crate::batch::{
 use crate::limits::DecodeLimits;
 use crate::reason::Reason;
 
-use super::extra_keys::{ExtraKeys, read_extra_keys, read_object_lists};
+use super::extra_keys::{ExtraKeys, read_extra_keys, read_image_lists, read_object_lists};
 use super::media::tier_of_medium;
+use super::tokens::{TokenList, names_one_page, read_text_tokens, read_tokens, widen};
 use super::{Format, Verdict, array_or_nil, field};
 
 /// What an event is.
@@ -61,7 +61,9 @@ pub(super) enum Key {
     GroupWindow,
     ExtraKeys,
     Objects,
+    ImageKeys,
     Lookahead,
+    CopiesLeft,
     Other,
 }
 
@@ -90,7 +92,9 @@ impl Key {
             b"kv_cache_spec_sliding_window" => Self::GroupWindow,
             b"extra_keys" => Self::ExtraKeys,
             b"block_mm_infos" => Self::Objects,
+            b"mm_keys" => Self::ImageKeys,
             b"lookahead_token_ids" => Self::Lookahead,
+            b"remaining_copy_counts" => Self::CopiesLeft,
             _ => {
                 std::str::from_utf8(name).map_err(|_| DecodeError::NotUtf8 { field: "a key" })?;
                 Self::Other
@@ -110,13 +114,6 @@ pub(crate) fn group_of_kind(index: Option<u32>, kind: Option<&str>, _window: Opt
     }
 }
 
-/// Tokens as a list, or as overlapping pairs, the way engines with speculative decoding by bigrams write them.
-#[derive(Debug, Clone, Copy)]
-struct TokenList {
-    tokens: Span,
-    is_bigram: bool,
-}
-
 /// All fields that a tagged event may have.
 pub(super) struct Fields<'a> {
     pub(super) tag: Option<Tag>,
@@ -126,7 +123,7 @@ pub(super) struct Fields<'a> {
     /// The outer option is whether the field was there: without it nobody knows that a block has no parent.
     parent: Option<Option<u64>>,
     position: Option<u64>,
-    tokens: Option<TokenList>,
+    tokens: Option<TokenList<'a>>,
     block_size: Option<u64>,
     lora_id: Option<u64>,
     lora_name: Option<&'a str>,
@@ -139,7 +136,9 @@ pub(super) struct Fields<'a> {
     /// Read when the names, the adapter and the place in the sequence are known.
     extra_keys: Option<Reader<'a>>,
     objects: Option<Reader<'a>>,
+    image_keys: Option<Reader<'a>>,
     lookahead: Option<Reader<'a>>,
+    copies_left: Option<Span>,
     /// Whether the event is a map: newer than the versions that told images by a bare text.
     is_map: bool,
     /// The keys that have come, as bits.
@@ -166,7 +165,9 @@ impl<'a> Fields<'a> {
             group: Group::default(),
             extra_keys: None,
             objects: None,
+            image_keys: None,
             lookahead: None,
+            copies_left: None,
             is_map,
             seen: 0,
         }
@@ -215,7 +216,9 @@ impl<'a> Fields<'a> {
             Key::GroupWindow => drop(reader.optional_unsigned("kv_cache_spec_sliding_window")?),
             Key::ExtraKeys => self.extra_keys = Some(deferred(reader)?),
             Key::Objects => self.objects = Some(deferred(reader)?),
+            Key::ImageKeys => self.image_keys = Some(deferred(reader)?),
             Key::Lookahead => self.lookahead = Some(deferred(reader)?),
+            Key::CopiesLeft => self.copies_left = read_copies_left(reader, batch)?,
             Key::Other => reader.skip()?,
         }
         Ok(())
@@ -277,15 +280,15 @@ impl<'a> Fields<'a> {
         };
         let owner = push_owner(self.backend, batch)?;
         let change = match tag {
-            Tag::Stored => match self.stored(tier, batch, limits)? {
+            Tag::Stored => match self.stored(tier, batch, format, limits)? {
                 Ok(stored) => EngineChange::Stored(stored),
                 Err(reason) => return Ok(Verdict::LeftOut(reason)),
             },
-            Tag::Removed => EngineChange::Removed(EngineRemoved {
-                names: self.names_span()?,
-                tier: Some(tier),
-                group: self.group,
-            }),
+            Tag::Removed => EngineChange::Removed(self.removed(tier)?),
+            // Less is cleared than everything: what of it, nobody here knows.
+            _ if self.group.index.is_some() || self.names.is_some_and(|names| !names.is_empty()) => {
+                return Ok(Verdict::LeftOut(Reason::UnknownEvent));
+            }
             _ => EngineChange::Cleared,
         };
         batch.push(EngineEvent {
@@ -303,10 +306,28 @@ impl<'a> Fields<'a> {
         })
     }
 
+    fn removed(&self, tier: Tier) -> Result<EngineRemoved, DecodeError> {
+        let names = self.names_span()?;
+        match self.copies_left {
+            Some(left) if left.len() != names.len() => Err(DecodeError::LengthMismatch {
+                field: "remaining_copy_counts",
+                count: left.len(),
+                blocks: names.len(),
+            }),
+            left => Ok(EngineRemoved {
+                names,
+                tier: Some(tier),
+                group: self.group,
+                left,
+            }),
+        }
+    }
+
     fn stored(
         self,
         tier: Tier,
         batch: &mut EngineBatch,
+        format: Format,
         limits: &DecodeLimits,
     ) -> Result<Result<EngineStored, Reason>, DecodeError> {
         let names = self.names_span()?;
@@ -326,23 +347,16 @@ impl<'a> Fields<'a> {
             Ok(content) => content,
             Err(reason) => return Ok(Err(reason)),
         };
+        if format == Format::Sglang
+            && !self.is_map
+            && parent.is_none()
+            && names_one_page(names, content, batch)
+        {
+            // Such versions name no parent either.
+            batch.note(Reason::UnknownParent);
+        }
         let start = batch.objects.len();
-        let mut salt = None;
-        if let Some(mut reader) = self.extra_keys {
-            let keys = ExtraKeys {
-                blocks: names.len(),
-                lora_name: self.lora_name,
-                starts_sequence: parent.is_none(),
-                images_are_pairs: self.is_map,
-                text_bytes_max: limits.text_bytes_max,
-            };
-            salt = read_extra_keys(&keys, &mut reader, batch)?;
-        }
-        if let Some(mut reader) = self.objects {
-            // They say what the extra keys say, in another way.
-            batch.objects.truncate(start);
-            read_object_lists(names.len(), &mut reader, batch)?;
-        }
+        let salt = self.read_objects(names, parent, content, batch, limits)?;
         Ok(Ok(EngineStored {
             names,
             parent,
@@ -358,9 +372,47 @@ impl<'a> Fields<'a> {
         }))
     }
 
+    /// Appends what tells blocks with the same tokens apart, beside adapter and salt. Returns the salt that is among the extra keys.
+    fn read_objects(
+        &self,
+        names: Span,
+        parent: Option<u64>,
+        content: Content,
+        batch: &mut EngineBatch,
+        limits: &DecodeLimits,
+    ) -> Result<Option<&'a str>, DecodeError> {
+        let start = batch.objects.len();
+        let mut salt = None;
+        if let Some(reader) = &self.extra_keys {
+            let keys = ExtraKeys {
+                blocks: names.len(),
+                lora_name: self.lora_name,
+                starts_sequence: parent.is_none(),
+                images_are_pairs: self.is_map,
+                text_bytes_max: limits.text_bytes_max,
+            };
+            salt = read_extra_keys(&keys, &mut reader.clone(), batch)?;
+        }
+        if let Some(reader) = &self.objects {
+            // They say what the extra keys say, in another way.
+            batch.objects.truncate(start);
+            read_object_lists(names.len(), &mut reader.clone(), batch)?;
+        }
+        if let Some(reader) = &self.image_keys {
+            read_image_lists(names.len(), &mut reader.clone(), batch, limits)?;
+        }
+        let texts = self.tokens.as_ref().and_then(|list| list.with_texts.as_ref());
+        if let (Some((count, reader)), Content::Tokens { step, .. }) = (texts, content) {
+            let size = self.block_size.and_then(|size| usize::try_from(size).ok());
+            read_text_tokens(size.unwrap_or(step), *count, &mut reader.clone(), batch)?;
+        }
+        batch.objects.get_mut(start..).unwrap_or_default().sort_unstable();
+        Ok(salt)
+    }
+
     /// The tokens, with those that the engine looks ahead to.
     fn content(&self, names: Span, batch: &mut EngineBatch) -> Result<Result<Content, Reason>, DecodeError> {
-        let list = match self.tokens {
+        let list = match &self.tokens {
             Some(list) if !list.tokens.is_empty() => list,
             _ if self.sequence_names.is_some() => return Ok(Ok(Content::Absent)),
             _ => return Ok(Err(Reason::Placeholder)),
@@ -442,77 +494,15 @@ fn read_names(
     Ok(Some(batch.hashes_since(start)))
 }
 
-/// Tokens one by one, or pairs of which each begins with the second of the one before.
-fn read_tokens(reader: &mut Reader<'_>, batch: &mut EngineBatch) -> Result<Option<TokenList>, DecodeError> {
-    let Some(count) = array_or_nil(reader, "token_ids")? else {
+/// How many copies of each removed block are left.
+fn read_copies_left(reader: &mut Reader<'_>, batch: &mut EngineBatch) -> Result<Option<Span>, DecodeError> {
+    let field = "remaining_copy_counts";
+    let Some(count) = array_or_nil(reader, field)? else {
         return Ok(None);
     };
-    let start = batch.tokens.len();
-    let is_bigram = count > 0 && matches!(reader.clone().value()?, Value::Array(_));
-    if is_bigram {
-        read_pairs(count, reader, &mut batch.tokens)?;
-    } else {
-        reader.unsigned_32_list("token_ids", count, &mut batch.tokens)?;
-    }
-    Ok(Some(TokenList {
-        tokens: batch.tokens_since(start),
-        is_bigram,
-    }))
-}
-
-fn read_pairs(count: usize, reader: &mut Reader<'_>, tokens: &mut Vec<Token>) -> Result<(), DecodeError> {
-    let broken = DecodeError::Combination("pairs of tokens that do not overlap");
-    let mut last = None;
-    tokens.reserve(count + 1);
+    let start = batch.hashes.len();
     for _ in 0..count {
-        if reader.array("token_ids", 2)? != 2 {
-            return Err(broken);
-        }
-        let first = reader.unsigned_32("token_ids")?;
-        if last.is_some_and(|last| last != first) {
-            return Err(broken);
-        }
-        tokens.push(first);
-        last = Some(reader.unsigned_32("token_ids")?);
+        batch.hashes.push(reader.unsigned(field)?);
     }
-    tokens.extend(last);
-    Ok(())
-}
-
-/// Writes each block's tokens and those that it looks ahead to one after the other. None where there is nothing to look ahead to.
-fn widen(
-    tokens: Span,
-    size: usize,
-    blocks: usize,
-    reader: &mut Reader<'_>,
-    batch: &mut EngineBatch,
-) -> Result<Option<Content>, DecodeError> {
-    let Some(lists) = array_or_nil(reader, "lookahead_token_ids")? else {
-        return Ok(None);
-    };
-    if lists != blocks {
-        return Err(DecodeError::LengthMismatch {
-            field: "lookahead_token_ids",
-            count: lists,
-            blocks,
-        });
-    }
-    let start = batch.tokens.len();
-    let mut ahead = None;
-    for block in 0..blocks {
-        let count = reader.array("lookahead_token_ids", usize::MAX)?;
-        if *ahead.get_or_insert(count) != count {
-            return Err(DecodeError::Combination(
-                "lookahead_token_ids of different lengths",
-            ));
-        }
-        batch.extend_tokens_from(tokens, block * size, size);
-        reader.unsigned_32_list("lookahead_token_ids", count, &mut batch.tokens)?;
-    }
-    let window = size + ahead.unwrap_or_default();
-    Ok(Some(Content::Tokens {
-        tokens: batch.tokens_since(start),
-        step: window,
-        window,
-    }))
+    Ok(Some(batch.hashes_since(start)))
 }

@@ -8,6 +8,7 @@ use kvatlas_core::hash::object_hash;
 use kvatlas_core::wire::{DecodeError, Reader, Value};
 
 use crate::batch::{BlockObject, EngineBatch};
+use crate::limits::DecodeLimits;
 
 use super::array_or_nil;
 
@@ -208,6 +209,50 @@ fn read_block_info(
                 hash.ok_or(DecodeError::Missing { field: "mm_hash" })?,
             );
         }
+    }
+    Ok(())
+}
+
+/// Images: maps with a `hash`, a text of hexadecimal digits.
+pub(super) fn read_image_keys(
+    block: u32,
+    reader: &mut Reader<'_>,
+    batch: &mut EngineBatch,
+    limits: &DecodeLimits,
+) -> Result<(), DecodeError> {
+    for _ in 0..array_or_nil(reader, "mm_keys")?.unwrap_or_default() {
+        let mut hash = None;
+        reader.map("mm_keys", |reader, key| {
+            match key {
+                b"hash" => hash = Some(identifier_hash(reader.text("hash", limits.text_bytes_max)?)),
+                _ => reader.skip()?,
+            }
+            Ok(())
+        })?;
+        let hash = hash.ok_or(DecodeError::Missing { field: "hash" })?;
+        batch.objects.push(BlockObject { block, hash });
+    }
+    Ok(())
+}
+
+/// Appends the images of each block, as TensorRT-LLM lists them.
+pub(super) fn read_image_lists(
+    blocks: usize,
+    reader: &mut Reader<'_>,
+    batch: &mut EngineBatch,
+    limits: &DecodeLimits,
+) -> Result<(), DecodeError> {
+    let lists = array_or_nil(reader, "mm_keys")?.unwrap_or_default();
+    if lists != blocks && lists != 0 {
+        return Err(DecodeError::LengthMismatch {
+            field: "mm_keys",
+            count: lists,
+            blocks,
+        });
+    }
+    for block in 0..lists {
+        let block = u32::try_from(block).unwrap_or(u32::MAX);
+        read_image_keys(block, reader, batch, limits)?;
     }
     Ok(())
 }

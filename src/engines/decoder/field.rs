@@ -2,7 +2,8 @@
 
 use kvatlas_core::wire::{DecodeError, Rank, Reader, Value};
 
-/// A name of a block: an unsigned integer, a signed one with the same 64 bits, or a byte string, of which the last eight count.
+/// A name of a block: an unsigned integer, a signed one with the same 64 bits, or a byte string, of which the last eight count. A text is
+/// such bytes in hexadecimal digits.
 pub(super) fn name(field: &'static str, value: Value<'_>) -> Result<u64, DecodeError> {
     match value {
         Value::Unsigned(name) => Ok(name),
@@ -15,12 +16,23 @@ pub(super) fn name(field: &'static str, value: Value<'_>) -> Result<u64, DecodeE
                 bytes: bytes.len(),
                 element: size_of::<u64>(),
             }),
+        Value::Text(digits) => text_name(digits).ok_or(DecodeError::Combination(
+            "a name as text that is not at least 16 hexadecimal digits, two for each byte",
+        )),
         other => Err(DecodeError::wrong_type(
             field,
             "an integer or at least eight bytes",
             other,
         )),
     }
+}
+
+/// The last eight of the bytes that `digits` stand for.
+fn text_name(digits: &[u8]) -> Option<u64> {
+    let last = digits.last_chunk::<{ 2 * size_of::<u64>() }>()?;
+    let is_bytes = digits.len().is_multiple_of(2) && digits.iter().all(u8::is_ascii_hexdigit);
+    let last = std::str::from_utf8(last).ok().filter(|_| is_bytes)?;
+    u64::from_str_radix(last, 16).ok()
 }
 
 /// A name, or nil for none.

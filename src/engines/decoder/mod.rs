@@ -19,6 +19,7 @@ mod json;
 mod media;
 mod tagged;
 mod tensorrt;
+mod tokens;
 
 pub(crate) use event::group_of_kind;
 pub(crate) use extra_keys::identifier_hash;
@@ -68,6 +69,11 @@ impl Format {
             Self::TensorRt => "tensorrt-llm",
             Self::TokenSpeed => "tokenspeed",
         }
+    }
+
+    /// Whether each removal is of one copy of a block. Elsewhere the producer has counted them, and its events are about sets.
+    pub fn counts_copies(self) -> bool {
+        !matches!(self, Self::Mooncake | Self::Dynamo)
     }
 
     /// The format with the word `word`, in any case.
@@ -156,7 +162,8 @@ impl Decoder {
         let decoded = bytes.and_then(|bytes| {
             // Transcoded bytes may be more than the payload's; these were checked.
             let mut reader = Reader::new(bytes, bytes_max.max(transcoded.len()))?;
-            self.decode_messagepack(&mut reader, batch)?;
+            let limits = self.limits.for_payload(payload.len());
+            self.decode_messagepack(&mut reader, batch, &limits)?;
             Ok(reader.finish()?)
         });
         transcoded.clear();
@@ -168,18 +175,19 @@ impl Decoder {
         &mut self,
         reader: &mut Reader<'_>,
         batch: &mut EngineBatch,
+        limits: &DecodeLimits,
     ) -> Result<(), BatchError> {
         match self.format {
             Format::Vllm | Format::Sglang | Format::Mooncake | Format::TokenSpeed => {
-                tagged::decode_batch(reader, batch, self.format, &self.limits)
+                tagged::decode_batch(reader, batch, self.format, limits)
             }
             Format::Dynamo => {
                 let mut enveloped = std::mem::take(&mut self.enveloped);
-                let decoded = dynamo::decode(reader, batch, &mut self.scratch, &mut enveloped, &self.limits);
+                let decoded = dynamo::decode(reader, batch, &mut self.scratch, &mut enveloped, limits);
                 self.enveloped = enveloped;
                 decoded
             }
-            Format::TensorRt => tensorrt::decode(reader, batch, &mut self.windows, &self.limits),
+            Format::TensorRt => tensorrt::decode(reader, batch, &mut self.windows, limits),
         }
     }
 }
@@ -216,6 +224,12 @@ fn decode_each<'a>(
         }
     }
     Ok(())
+}
+
+/// Whether a block of `tokens` tokens behind blocks of `size` is the part that ends their sequence. Only the last can be one: elsewhere the
+/// sizes differ.
+pub(crate) fn ends_sequence(tokens: usize, size: usize, is_last: bool) -> bool {
+    is_last && (1..size).contains(&tokens)
 }
 
 /// The head of an array, or that of none for nil.

@@ -11,10 +11,11 @@
 
 use kvatlas_core::wire::{DecodeError, Reader, Value};
 
-use crate::batch::EngineBatch;
+use crate::batch::{EngineBatch, Untold};
 use crate::limits::DecodeLimits;
 
 use super::event::{Fields, Key, Tag};
+use super::media::tier_of_medium;
 use super::{BatchError, Format, Verdict, decode_each, field};
 
 /// The slots of a stored event from number 8 on. Numbers 1 to 7 are read one by one.
@@ -38,6 +39,10 @@ const STORED_HEAD: [Key; 6] = [
 ];
 /// The slot of the adapter's name.
 const LORA_NAME_SLOT: usize = 7;
+/// Where a removal has its owner: behind the locality, with the group's kind and window in front of that or without.
+const OWNER_SLOTS: [usize; 2] = [5, 7];
+/// The slot of the extra keys, with the salt among them.
+const EXTRA_KEYS_SLOT: usize = 8;
 /// Where Dynamo's older forks of vLLM told images, before the group.
 const GROUP_SLOT: usize = 9;
 
@@ -112,10 +117,18 @@ fn decode_event(
             let mut fields = Fields::new(false);
             fields.tag = Some(tag);
             match tag {
-                Tag::Stored => read_stored_slots(slots, &mut fields, reader, batch, limits)?,
+                Tag::Stored => {
+                    batch.untold = batch.untold.or(untold_by(slots, format));
+                    read_stored_slots(slots, &mut fields, reader, batch, limits)?;
+                }
                 Tag::Removed => read_removed_slots(slots, &mut fields, reader, batch, limits)?,
                 Tag::Cleared if slots > 1 => {
-                    fields.read(Key::Ownership, reader, batch, limits)?;
+                    let key = match reader.clone().value()? {
+                        Value::Text(b"LOCAL" | b"REMOTE") => Key::Locality,
+                        Value::Text(text) if tier_of_medium(text).is_some() => Key::Medium,
+                        _ => Key::Ownership,
+                    };
+                    fields.read(key, reader, batch, limits)?;
                     skip(slots - 2, reader)?;
                 }
                 _ => skip(slots - 1, reader)?,
@@ -123,6 +136,21 @@ fn decode_event(
             fields.finish(batch, format, limits)
         }
         other => Err(DecodeError::wrong_type("an event", "a map or an array", other)),
+    }
+}
+
+/// What stored events of so many slots have no room for. Versions that write maps have room for all.
+fn untold_by(slots: usize, format: Format) -> Untold {
+    match format {
+        // The slot of the adapter's name has the salt.
+        Format::Sglang => Untold {
+            salts: slots <= LORA_NAME_SLOT,
+            adapters: true,
+        },
+        _ => Untold {
+            salts: slots <= EXTRA_KEYS_SLOT,
+            adapters: slots <= LORA_NAME_SLOT,
+        },
     }
 }
 
@@ -176,7 +204,11 @@ fn read_removed_slots<'a>(
                     Key::GroupKind
                 }
                 Value::Text(b"mamba") => Key::GroupKind,
-                Value::Text(_) => Key::Ownership,
+                Value::Text(_) if OWNER_SLOTS.contains(&slot) => Key::Ownership,
+                // Taken for an owner, it would make the removal another's.
+                Value::Text(_) => {
+                    return Err(DecodeError::Combination("a text in a removal that nobody knows"));
+                }
                 _ => Key::Other,
             },
         };

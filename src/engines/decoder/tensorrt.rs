@@ -7,7 +7,8 @@
 //! | `removed` | `block_hashes`, in whichever level they lie |
 //! | `updated` | a block has moved from one `cache_level` to another |
 //!
-//! Engines with sliding windows have events for each window size. The widest is main attention, the others are left out.
+//! Engines with sliding windows have events for each window size. The widest is main attention, the others are left out. Engines with several
+//! groups of layers (`layer_group_id`) have events for each of them.
 
 use kvatlas_core::hash::Token;
 use kvatlas_core::wire::{DecodeError, Reader, Value};
@@ -19,9 +20,10 @@ use crate::batch::{
 use crate::limits::DecodeLimits;
 use crate::reason::Reason;
 
-use super::extra_keys::identifier_hash;
+use super::extra_keys::{identifier_hash, read_image_keys};
 use super::media::tier_of_level;
-use super::{BatchError, Verdict, array_or_nil, decode_each, field};
+use super::tokens::TEXT_TOKEN;
+use super::{BatchError, Verdict, array_or_nil, decode_each, ends_sequence, field, group_of_kind};
 
 /// The widest attention window that an engine has told of.
 #[derive(Debug, Default)]
@@ -61,6 +63,17 @@ struct Head {
     id: Option<u64>,
     rank: Option<u32>,
     window: Option<u64>,
+    layer_group: Option<u32>,
+}
+
+impl Head {
+    /// All groups that are not left out are main attention.
+    fn group(&self) -> Group {
+        match self.layer_group {
+            None => Group::default(),
+            number => group_of_kind(number, Some("full_attention"), None),
+        }
+    }
 }
 
 fn decode_event<'a>(
@@ -76,6 +89,7 @@ fn decode_event<'a>(
             b"event_id" => head.id = reader.optional_unsigned("event_id")?,
             b"attention_dp_rank" => head.rank = field::rank(reader)?,
             b"window_size" => head.window = reader.optional_unsigned("window_size")?,
+            b"layer_group_id" => head.layer_group = field::optional_32("layer_group_id", reader)?,
             b"data" => {
                 data = Some(reader.clone());
                 reader.skip()?;
@@ -158,7 +172,8 @@ fn decode_data<'a>(
             let change = EngineChange::Removed(EngineRemoved {
                 names,
                 tier: None,
-                group: Group::default(),
+                group: head.group(),
+                left: None,
             });
             Ok(take(head, change, batch))
         }
@@ -214,6 +229,7 @@ fn updated(head: &Head, data: &Data<'_>, batch: &mut EngineBatch) -> Result<Verd
         name,
         from: tier(old, "old_value")?,
         to: tier(new, "new_value")?,
+        group: head.group(),
     };
     Ok(take(head, change, batch))
 }
@@ -267,16 +283,18 @@ impl<'a> StoredEvent<'a> {
         if count == 0 {
             return Ok(Verdict::LeftOut(Reason::Ignored));
         }
-        let mut rest = count;
+        let (mut rest, mut left_out) = (count, None);
         while rest > 0 {
             rest -= 1;
             let before = batch.mark();
             let block = self.read_block(reader, batch, limits)?;
-            let is_whole = *self.size.get_or_insert(block.tokens) == block.tokens && block.tokens > 0;
-            if !is_whole {
-                // A part of a block, which is always the last.
+            let size = *self.size.get_or_insert(block.tokens);
+            if block.tokens != size || size == 0 {
                 batch.rewind(before);
-                batch.reasons.count(Reason::BlockSize);
+                left_out = Some(match ends_sequence(block.tokens, size, rest == 0) {
+                    true => Reason::PartOfBlock,
+                    false => Reason::BlockSize,
+                });
                 break;
             }
             if self.blocks > 0 && (block.level, block.lora_id) != (self.level, self.lora_id) {
@@ -292,6 +310,9 @@ impl<'a> StoredEvent<'a> {
         }
         (0..rest).try_for_each(|_| reader.skip())?;
         self.finish(batch.mark(), batch)?;
+        if let Some(reason) = left_out {
+            batch.note(reason);
+        }
         Ok(Verdict::Taken)
     }
 
@@ -331,7 +352,7 @@ impl<'a> StoredEvent<'a> {
                 window: size,
             },
             tier,
-            group: Group::default(),
+            group: self.head.group(),
             lora_name: None,
             lora_id: self.lora_id,
             cache_salt: self.cache_salt,
@@ -349,18 +370,20 @@ impl<'a> StoredEvent<'a> {
     ) -> Result<Block, DecodeError> {
         let mut block = Block::default();
         let objects = batch.objects.len();
+        let mut tells_salt = false;
         reader.map("a block", |reader, key| {
             match key {
                 b"block_hash" => block.name = Some(field::name("block_hash", reader.value()?)?),
                 b"cache_level" => block.level = reader.optional_unsigned("cache_level")?.unwrap_or_default(),
                 b"lora_id" => block.lora_id = reader.optional_unsigned("lora_id")?,
                 b"cache_salt" => {
+                    tells_salt = true;
                     let salt = field::optional_text("cache_salt", reader, limits.text_bytes_max)?;
                     block.cache_salt = salt.map(|salt| batch.push_text(salt));
                 }
                 b"tokens" => {
                     let before = batch.tokens.len();
-                    read_tokens(self.blocks, reader, batch)?;
+                    read_tokens(self.blocks, reader, batch, limits)?;
                     block.tokens = batch.tokens.len() - before;
                 }
                 b"mm_keys" => read_image_keys(self.blocks, reader, batch, limits)?,
@@ -373,12 +396,19 @@ impl<'a> StoredEvent<'a> {
             .get_mut(objects..)
             .unwrap_or_default()
             .sort_unstable();
+        batch.untold.salts |= !tells_salt;
         Ok(block)
     }
 }
 
-/// Tokens with extra ids. Each run of one extra id other than 0 is an object: the id stands for what the tokens are placeholders of.
-fn read_tokens(block: u32, reader: &mut Reader<'_>, batch: &mut EngineBatch) -> Result<(), DecodeError> {
+/// Tokens with extra ids. Each run of one extra id other than 0 is an object: the id stands for what the tokens are placeholders of. So is
+/// each text in the place of a token.
+fn read_tokens(
+    block: u32,
+    reader: &mut Reader<'_>,
+    batch: &mut EngineBatch,
+    limits: &DecodeLimits,
+) -> Result<(), DecodeError> {
     let count = array_or_nil(reader, "tokens")?.unwrap_or_default();
     batch.tokens.reserve(count);
     let mut run = 0;
@@ -386,7 +416,15 @@ fn read_tokens(block: u32, reader: &mut Reader<'_>, batch: &mut EngineBatch) -> 
         let (mut token, mut extra) = (None::<Token>, 0);
         reader.map("tokens", |reader, key| {
             match key {
-                b"token_id" => token = Some(reader.unsigned_32("token_id")?),
+                b"token_id" => match reader.clone().value()? {
+                    Value::Text([_, ..]) => {
+                        let text = reader.text("token_id", limits.text_bytes_max)?;
+                        let hash = identifier_hash(text);
+                        batch.objects.push(BlockObject { block, hash });
+                        token = Some(TEXT_TOKEN);
+                    }
+                    _ => token = Some(reader.unsigned_32("token_id")?),
+                },
                 b"token_extra_id" => extra = reader.optional_unsigned("token_extra_id")?.unwrap_or_default(),
                 _ => reader.skip()?,
             }
@@ -399,28 +437,6 @@ fn read_tokens(block: u32, reader: &mut Reader<'_>, batch: &mut EngineBatch) -> 
             batch.objects.push(BlockObject { block, hash: extra });
         }
         run = extra;
-    }
-    Ok(())
-}
-
-/// Images: maps with a `hash`, a text of hexadecimal digits.
-fn read_image_keys(
-    block: u32,
-    reader: &mut Reader<'_>,
-    batch: &mut EngineBatch,
-    limits: &DecodeLimits,
-) -> Result<(), DecodeError> {
-    for _ in 0..array_or_nil(reader, "mm_keys")?.unwrap_or_default() {
-        let mut hash = None;
-        reader.map("mm_keys", |reader, key| {
-            match key {
-                b"hash" => hash = Some(identifier_hash(reader.text("hash", limits.text_bytes_max)?)),
-                _ => reader.skip()?,
-            }
-            Ok(())
-        })?;
-        let hash = hash.ok_or(DecodeError::Missing { field: "hash" })?;
-        batch.objects.push(BlockObject { block, hash });
     }
     Ok(())
 }

@@ -8,7 +8,9 @@
 )]
 
 mod common;
+mod doubts;
 mod fixtures;
+mod forms;
 mod fuzz;
 mod oracle;
 mod rules;

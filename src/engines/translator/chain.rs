@@ -29,6 +29,8 @@ pub(super) struct Block {
     pub(super) position: u32,
     /// The seed of the sequence; children inherit it.
     pub(super) seed: HashSeed,
+    /// The adapter's part of it.
+    pub(super) adapter: HashSeed,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -37,6 +39,7 @@ struct Kept {
     /// Without meaning at position 0.
     parent: SequenceHash,
     seed: HashSeed,
+    adapter: HashSeed,
     position: u32,
     /// How many names stand for the block. One that has none is kept until its removal has been published.
     names: u32,
@@ -52,6 +55,7 @@ impl Kept {
             parent: (self.position > 0).then_some(self.parent),
             position: self.position,
             seed: self.seed,
+            adapter: self.adapter,
         }
     }
 }
@@ -110,6 +114,7 @@ impl Chain {
             sequence: block.sequence,
             parent: block.parent.unwrap_or(SequenceHash::from(0)),
             seed: block.seed,
+            adapter: block.adapter,
             position: block.position,
             names: 0,
             published: 0,

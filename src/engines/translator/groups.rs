@@ -39,6 +39,26 @@ impl Groups {
         self.lanes.iter_mut().for_each(|(_, lane)| lane.clear());
     }
 
+    /// How many names stand for a block that another name of the same group stands for too.
+    pub(super) fn aliases(&self) -> usize {
+        self.lanes.iter().map(|(_, lane)| lane.aliases()).sum()
+    }
+
+    /// Whether blocks of the group count, as far as is known before [`Self::learn`].
+    pub(super) fn counts(&self, group: Group) -> bool {
+        match (group.index, group.is_main) {
+            (_, Some(is_main)) => is_main,
+            (Some(index), None) if self.others.contains(&index) => false,
+            (Some(1..), None) => self.lane_with(group.index).is_some(),
+            (_, None) => true,
+        }
+    }
+
+    /// Whether a group has a block of this name.
+    pub(super) fn has_name(&self, name: u64) -> bool {
+        self.lanes.iter().any(|(_, lane)| lane.find(name).is_some())
+    }
+
     fn lane_with(&self, index: Option<u32>) -> Option<LaneId> {
         self.lanes.iter().position(|(lane, _)| *lane == index).map(LaneId)
     }
@@ -133,6 +153,13 @@ impl Groups {
         self.lanes
             .get(lane.0)
             .is_some_and(|(_, lane)| lane.has_copy(name, tier))
+    }
+
+    /// Sets how many copies a tier has of a block, where it has one.
+    pub(super) fn set_copies(&mut self, lane: LaneId, name: u64, tier: TierIndex, count: u16) {
+        if let Some((_, lane)) = self.lanes.get_mut(lane.0) {
+            lane.set_copies(name, tier, count);
+        }
     }
 
     pub(super) fn add(

@@ -28,6 +28,8 @@ pub(super) struct Lane {
     names: HashMap<u64, Name>,
     /// By the place of a slot: how many names have a copy of its block in each tier.
     held: Vec<[u16; TIERS]>,
+    /// How many names there are beside the first of their block.
+    aliases: usize,
 }
 
 impl Lane {
@@ -38,6 +40,22 @@ impl Lane {
     pub(super) fn clear(&mut self) {
         self.names.clear();
         self.held.clear();
+        self.aliases = 0;
+    }
+
+    pub(super) fn aliases(&self) -> usize {
+        self.aliases
+    }
+
+    /// Sets how many copies a tier has of a block, where it has one.
+    pub(super) fn set_copies(&mut self, name: u64, tier: TierIndex, count: u16) {
+        let copies = self
+            .names
+            .get_mut(&name)
+            .and_then(|name| name.copies.get_mut(tier.place()));
+        if let Some(copies) = copies.filter(|copies| **copies > 0) {
+            *copies = count.max(1);
+        }
     }
 
     pub(super) fn find(&self, name: u64) -> Option<Slot> {
@@ -59,6 +77,10 @@ impl Lane {
             .get(slot.place())
             .and_then(|held| held.get(tier.place()));
         held.is_some_and(|held| *held > 0)
+    }
+
+    fn holds_anywhere(&self, slot: Slot) -> bool {
+        TierIndex::ALL.into_iter().any(|tier| self.holds(slot, tier))
     }
 
     /// Adds a copy of `block`, which the engine calls `name`. Changes nothing where that fails.
@@ -94,7 +116,8 @@ impl Lane {
                 }
                 entry.insert(Name { slot, copies });
                 chain.add_name(slot);
-                let is_alias = TierIndex::ALL.into_iter().any(|tier| self.holds(slot, tier));
+                let is_alias = self.holds_anywhere(slot);
+                self.aliases += usize::from(is_alias);
                 self.count_held(slot, tier);
                 Ok(Added { slot, is_alias })
             }
@@ -141,6 +164,7 @@ impl Lane {
         if entry.get().copies == [0; TIERS] {
             entry.remove();
             chain.drop_name(slot);
+            self.aliases -= usize::from(self.holds_anywhere(slot));
         }
         true
     }
@@ -150,6 +174,6 @@ impl Lane {
         for (_, name) in self.names.drain() {
             chain.drop_name(name.slot);
         }
-        self.held.clear();
+        self.clear();
     }
 }

@@ -10,26 +10,31 @@
 //! 3. The full state is what its events so far add up to, parents before children. Test: `oracle::events_add_up_to_the_cache`.
 //! 4. Its memory is bounded by [`TranslatorSettings::blocks_max`]. Test: `rules::a_full_table_takes_no_more`.
 
+mod adapters;
 mod chain;
 mod content;
 mod groups;
 mod lane;
 mod output;
+mod sizes;
 mod state;
 mod tiers;
 
-use std::cmp::Ordering;
 use std::collections::HashMap;
 
 use kvatlas_core::hash::{BlockSize, HashSeed, Position, SequenceHash};
 use kvatlas_core::wire::{Event, Tier};
 
-use crate::batch::{Content, EngineBatch, EngineChange, EngineEvent, EngineRemoved, EngineStored, Group};
+use crate::batch::{
+    Content, EngineBatch, EngineChange, EngineEvent, EngineRemoved, EngineStored, Group, Untold,
+};
 use crate::reason::{Reason, ReasonCounts};
 
+use adapters::Adapters;
 use chain::{Block, Chain, Slot};
 use content::Contents;
 use groups::{Groups, LaneId};
+use sizes::Sizes;
 use tiers::{TierIndex, TierSet};
 
 pub use content::content_hashes;
@@ -60,6 +65,10 @@ pub struct TranslatorSettings {
     pub blocks_max: usize,
     /// Names of adapters by their number, for engines that tell only the number.
     pub lora_names: HashMap<u64, String>,
+    /// Whether each removal is of one copy of a block. Otherwise the engine's events are about sets: a removal takes all copies.
+    pub counts_copies: bool,
+    /// Whether the engine's blocks are told apart by more than its events say: what it has is in doubt then, whatever comes.
+    pub is_untold: bool,
 }
 
 impl Default for TranslatorSettings {
@@ -69,6 +78,8 @@ impl Default for TranslatorSettings {
             mode: HashMode::default(),
             blocks_max: 1 << 22,
             lora_names: HashMap::new(),
+            counts_copies: true,
+            is_untold: false,
         }
     }
 }
@@ -80,6 +91,11 @@ pub struct Translator {
     chain: Chain,
     groups: Groups,
     contents: Contents,
+    sizes: Sizes,
+    adapters: Adapters,
+    untold: Untold,
+    /// Tokens behind each block that its name covers; none before the first block with tokens.
+    lookahead: Option<usize>,
     slots: Vec<Slot>,
     doubt: Option<Reason>,
     unchecked: u32,
@@ -90,6 +106,7 @@ struct Start {
     parent: Option<SequenceHash>,
     position: u32,
     seed: HashSeed,
+    adapter: HashSeed,
 }
 
 impl Translator {
@@ -100,15 +117,37 @@ impl Translator {
             chain: Chain::default(),
             groups: Groups::default(),
             contents: Contents::default(),
+            sizes: Sizes::default(),
+            adapters: Adapters::default(),
+            untold: Untold::default(),
+            lookahead: None,
             slots: Vec::new(),
             doubt: None,
             unchecked: 0,
         }
     }
 
-    /// Why what the holder has is not known for certain; none while it is. The first reason stays until the engine clears.
+    /// Why what the holder has is not known for certain; none while it is. The first reason stays until the engine clears. Two doubts end
+    /// earlier: that about the block size with a block of that size, that about names when no block has two.
     pub fn doubt(&self) -> Option<Reason> {
+        let when = |is_so: bool, reason| is_so.then_some(reason);
         self.doubt
+            .or(when(self.settings.is_untold, Reason::Untold))
+            .or(when(self.sizes.is_doubted(), Reason::BlockSize))
+            .or(when(self.groups.aliases() > 0, Reason::HiddenKey))
+    }
+
+    /// What the engine's events cannot tell: nothing is certain for queries that ask for it.
+    pub fn untold(&self) -> Untold {
+        self.untold.or(Untold {
+            adapters: self.adapters.is_uncertain(),
+            ..Untold::default()
+        })
+    }
+
+    /// Whether the blocks are hashed with the token behind them.
+    pub fn looks_ahead(&self) -> bool {
+        self.lookahead.is_some_and(|tokens| tokens > 0)
     }
 
     /// Notes that events were lost or could not be decoded: the state is in doubt until the engine clears.
@@ -130,32 +169,59 @@ impl Translator {
     pub fn reset(&mut self) {
         self.chain = Chain::default();
         self.groups = Groups::default();
+        self.sizes = Sizes::default();
+        self.adapters = Adapters::default();
+        self.untold = Untold::default();
+        self.lookahead = None;
         self.doubt = None;
     }
 
     /// Appends to `output` what all of `batch` changes. For batches about one holder.
     pub fn translate(&mut self, batch: &EngineBatch, output: &mut Translation) {
-        self.note_reasons(&batch.reasons, output);
-        for event in batch.events() {
-            self.translate_event(batch, event, output);
-        }
+        self.translate_some(batch, |_| true, output);
     }
 
-    /// Counts what the decoder has left out of a batch for this holder.
+    /// Appends to `output` what those events of `batch` change for which `is_ours` holds. What could not be read may be about any holder: its
+    /// doubts stand at their places among the events.
+    pub fn translate_some(
+        &mut self,
+        batch: &EngineBatch,
+        is_ours: impl Fn(&EngineEvent) -> bool,
+        output: &mut Translation,
+    ) {
+        output.reasons.merge(&batch.reasons);
+        self.untold = self.untold.or(batch.untold);
+        let mut doubts = batch.doubts().iter().peekable();
+        for (place, event) in batch.events().iter().enumerate() {
+            while let Some(doubt) = doubts.next_if(|doubt| doubt.events_before <= place) {
+                self.note_doubt(doubt.reason);
+            }
+            if is_ours(event) {
+                self.translate_event(batch, event, output);
+            }
+        }
+        doubts.for_each(|doubt| self.note_doubt(doubt.reason));
+    }
+
+    /// Counts what was left out of a batch of which nothing is applied.
     pub fn note_reasons(&mut self, reasons: &ReasonCounts, output: &mut Translation) {
         output.reasons.merge(reasons);
         self.doubt = self.doubt.or(reasons.doubt());
     }
 
-    /// Appends to `output` what one event of `batch` changes.
-    pub fn translate_event(&mut self, batch: &EngineBatch, event: &EngineEvent, output: &mut Translation) {
+    fn translate_event(&mut self, batch: &EngineBatch, event: &EngineEvent, output: &mut Translation) {
         let outcome = match &event.change {
             EngineChange::Stored(stored) => self.store(batch, stored, output),
             EngineChange::Removed(removed) => {
                 self.remove(batch, removed, output);
                 Ok(())
             }
-            EngineChange::Moved { name, from, to } => self.relocate(*name, *from, *to, output),
+            EngineChange::Moved {
+                name,
+                from,
+                to,
+                group,
+            } => self.relocate(*name, *from, *to, *group, output),
             EngineChange::Cleared => {
                 self.clear(output);
                 Ok(())
@@ -176,6 +242,8 @@ impl Translator {
     fn clear(&mut self, output: &mut Translation) {
         self.chain.clear();
         self.groups.clear();
+        self.sizes.clear();
+        self.adapters.clear();
         self.doubt = None;
         output.push_for_all_tiers(Event::Cleared);
     }
@@ -187,34 +255,72 @@ impl Translator {
         output: &mut Translation,
     ) -> Result<(), Reason> {
         let tier = TierIndex::of(stored.tier).ok_or(Reason::UnknownMedium)?;
+        if self.groups.counts(stored.group) {
+            // A group is needed from its first block on: one of which all blocks are left out is not.
+            self.check_block_size(stored)?;
+            self.check_lookahead(stored)?;
+            self.check_adapter(batch, stored)?;
+        }
         let lane = self.lane_for(stored.group, output)?;
-        self.check_block_size(stored)?;
         let names = batch.hashes(stored.names);
         if self.groups.names() + names.len() > self.settings.blocks_max {
             return Err(Reason::TableFull);
         }
         let start = self.start_of(batch, stored, lane)?;
         self.compute_chain(batch, stored, &start)?;
-        let is_alias = self.insert(names, &start, lane, tier)?;
-        self.publish_stored(tier, output);
-        match is_alias {
-            true => Err(Reason::HiddenKey),
-            false => Ok(()),
+        if self.insert(names, &start, lane, tier)? {
+            output.reasons.count(Reason::HiddenKey);
         }
+        if !self.settings.counts_copies {
+            for name in names {
+                self.groups.set_copies(lane, *name, tier, 1);
+            }
+        }
+        self.publish_stored(tier, output);
+        Ok(())
     }
 
-    fn check_block_size(&self, stored: &EngineStored) -> Result<(), Reason> {
+    fn check_block_size(&mut self, stored: &EngineStored) -> Result<(), Reason> {
         let size = match (stored.block_size, stored.content) {
             (Some(size), _) => size,
             (None, Content::Tokens { step, .. }) => step as u64,
             (None, _) => return Ok(()),
         };
-        match size.cmp(&u64::from(self.settings.block_size.as_u32())) {
-            Ordering::Equal => Ok(()),
-            // Nothing follows a part: where all blocks are smaller, the next one's parent is unknown.
-            Ordering::Less if stored.names.len() == 1 => Err(Reason::PartOfBlock),
-            _ => Err(Reason::BlockSize),
+        let follows_unknown = stored.parent.is_some_and(|parent| !self.groups.has_name(parent));
+        let registered = u64::from(self.settings.block_size.as_u32());
+        self.sizes
+            .judge(size, registered, stored.names.len(), follows_unknown)
+    }
+
+    /// Refuses names that cover more tokens behind a block than queries are hashed with, or not as many as those before.
+    fn check_lookahead(&mut self, stored: &EngineStored) -> Result<(), Reason> {
+        let Content::Tokens { window, .. } = stored.content else {
+            return Ok(());
+        };
+        let size = usize::try_from(self.settings.block_size.as_u32()).unwrap_or(usize::MAX);
+        let ahead = window.saturating_sub(size);
+        let known = *self.lookahead.get_or_insert(ahead);
+        match known == ahead && ahead <= 1 {
+            true => Ok(()),
+            false => Err(Reason::Lookahead),
         }
+    }
+
+    /// Notes whose the blocks are, where that is known.
+    fn check_adapter(&mut self, batch: &EngineBatch, stored: &EngineStored) -> Result<(), Reason> {
+        let name = self.lora_name(batch, stored);
+        match (name, stored.lora_id) {
+            (Err(reason), _) => {
+                self.adapters.note_unnamed();
+                return Err(reason);
+            }
+            (Ok(Some(name)), Some(number)) => {
+                let adapter = HashSeed::for_cache(Some(name), None);
+                self.adapters.note(adapter, number);
+            }
+            _ => {}
+        }
+        Ok(())
     }
 
     /// The lane of a stored event's group. A group that turns out to be needed, or not to be, changes what counts as held.
@@ -231,12 +337,14 @@ impl Translator {
         let lora_name = self.lora_name(batch, stored)?;
         let salt = stored.cache_salt.map(|salt| batch.text(salt));
         let own_seed = HashSeed::for_cache(lora_name, salt);
+        let adapter = HashSeed::for_cache(lora_name, None);
         let Some(parent) = stored.parent else {
             return match stored.position {
                 None | Some(0) => Ok(Start {
                     parent: None,
                     position: 0,
                     seed: own_seed,
+                    adapter,
                 }),
                 Some(_) => Err(Reason::UnknownParent),
             };
@@ -254,15 +362,20 @@ impl Translator {
                 parent: Some(block.sequence),
                 position: block.position + 1,
                 seed: block.seed,
+                adapter: block.adapter,
             },
             // The contract's hash names the prefix, whether or not the holder has it.
             (None, HashMode::Trust { .. }, Some(position @ 1..)) => Start {
                 parent: Some(SequenceHash::from(parent)),
                 position: u32::try_from(position).map_err(|_| Reason::OutOfRange)?,
                 seed: own_seed,
+                adapter,
             },
             (None, _, _) => return Err(Reason::UnknownParent),
         };
+        if start.adapter != adapter {
+            return Err(Reason::AdapterConflict);
+        }
         if salt.is_some() && start.seed != own_seed {
             return Err(Reason::SaltConflict);
         }
@@ -330,6 +443,7 @@ impl Translator {
                 parent: before.replace(*sequence),
                 position,
                 seed: start.seed,
+                adapter: start.adapter,
             };
             match self.groups.add(lane, *name, block, tier, &mut self.chain) {
                 Ok(added) => {
@@ -395,27 +509,41 @@ impl Translator {
             Some(None) => return self.count(Reason::UnknownMedium, output),
             None => TierSet::ALL,
         };
-        for name in batch.hashes(removed.names) {
-            if !self.remove_one(lane, *name, tiers, output) {
-                output.reasons.count(Reason::NotHeld);
+        let left = removed.left.map(|left| batch.hashes(left));
+        for (place, name) in batch.hashes(removed.names).iter().enumerate() {
+            let left = match self.settings.counts_copies {
+                true => left.and_then(|left| left.get(place).copied()),
+                false => Some(0),
+            };
+            if !self.remove_one(lane, *name, tiers, left, output) {
+                // Copies that are left of a block that is not known are a contradiction.
+                let reason = left
+                    .filter(|left| *left > 0)
+                    .map_or(Reason::NotHeld, |_| Reason::Malformed);
+                self.count(reason, output);
             }
         }
     }
 
-    /// Takes a copy of a block from each of `tiers` that has one. Returns whether any had.
+    /// Takes a copy of a block from each of `tiers` that has one, or as many as leave `left`. Returns whether any had.
     fn remove_one(
         &mut self,
         lane: Option<LaneId>,
         name: u64,
         tiers: TierSet,
+        left: Option<u64>,
         output: &mut Translation,
     ) -> bool {
+        let before = left.map(|left| u16::try_from(left.saturating_add(1)).unwrap_or(u16::MAX));
         let mut has_found = false;
         for lane in self.groups.lanes_with(lane, name) {
             let Some(slot) = self.groups.find_in(lane, name) else {
                 continue;
             };
             for tier in tiers.iter() {
+                if let Some(before) = before {
+                    self.groups.set_copies(lane, name, tier, before);
+                }
                 has_found |= self.groups.take(lane, name, tier, &mut self.chain);
                 if !self.groups.holds(slot, tier) {
                     self.chain.withdraw(slot, tier, output);
@@ -426,11 +554,19 @@ impl Translator {
         has_found
     }
 
-    fn relocate(&mut self, name: u64, from: Tier, to: Tier, output: &mut Translation) -> Result<(), Reason> {
+    fn relocate(
+        &mut self,
+        name: u64,
+        from: Tier,
+        to: Tier,
+        group: Group,
+        output: &mut Translation,
+    ) -> Result<(), Reason> {
         let (Some(from), Some(to)) = (TierIndex::of(from), TierIndex::of(to)) else {
             return Err(Reason::UnknownMedium);
         };
-        let lane = self.groups.lanes_with(None, name).next().ok_or(Reason::NotHeld)?;
+        let told = self.groups.lane_of(group)?;
+        let lane = self.groups.lanes_with(told, name).next().ok_or(Reason::NotHeld)?;
         let slot = self.groups.find_in(lane, name).ok_or(Reason::NotHeld)?;
         let block = self.chain.get(slot).ok_or(Reason::NotHeld)?;
         if !self.groups.has_copy(lane, name, from) {
@@ -441,7 +577,7 @@ impl Translator {
         self.slots.clear();
         self.slots.push(slot);
         self.publish_stored(to, output);
-        self.remove_one(Some(lane), name, TierSet::one(from), output);
+        self.remove_one(Some(lane), name, TierSet::one(from), None, output);
         Ok(())
     }
 }

@@ -173,8 +173,12 @@ class Cleared:
     """The holder has no block any more, in no tier. It is exact again."""
 
 
-DOUBTS: Final = ("upstream_gap", "upstream_lost")
-"""What a publisher can doubt: events of the engine are lost for good; the engine is out of sight."""
+DOUBTS: Final = ("upstream_gap", "upstream_lost", "untold_salts", "untold_adapters", "looks_ahead")
+"""What a publisher can doubt: events of the engine are lost for good; the engine is out of sight.
+
+The others are doubts for some queries only: for those with a salt or an adapter, which the engine's events do not tell; for those by hashes,
+where the engine hashes each block with the token behind it.
+"""
 
 
 @dataclass(frozen=True, slots=True)

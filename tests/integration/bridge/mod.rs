@@ -1,5 +1,6 @@
 //! The bridge, between publishers with the library that engines use and a real daemon.
 
+mod forms;
 mod frames;
 mod life;
 mod python;

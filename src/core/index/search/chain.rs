@@ -39,6 +39,15 @@ fn prefetch_ends<T>(hashes: &[T]) {
 impl<'a> QueryChain<'a> {
     /// The chain of `key`; `block_size` cuts tokens into blocks. Fails where it is deeper than a position can say.
     pub fn new(key: &'a QueryKey, block_size: BlockSize) -> Result<Self, PositionError> {
+        Self::with_ahead(key, block_size, 0)
+    }
+
+    /// As [`Self::new`], for engines that hash each block with the token behind it. Chains that are given as hashes are what they are.
+    pub fn looking_ahead(key: &'a QueryKey, block_size: BlockSize) -> Result<Self, PositionError> {
+        Self::with_ahead(key, block_size, 1)
+    }
+
+    fn with_ahead(key: &'a QueryKey, block_size: BlockSize, ahead: usize) -> Result<Self, PositionError> {
         let rolled = |content: Content<'a>| (content.len(), Hashes::Rolled(Rolled::new(content)));
         let (len, hashes) = match key {
             QueryKey::Tokens {
@@ -48,6 +57,7 @@ impl<'a> QueryChain<'a> {
             } => rolled(Content::Tokens {
                 tokens,
                 size: block_size,
+                ahead,
                 seed: HashSeed::for_cache(lora_name.as_deref(), cache_salt.as_deref()),
             }),
             QueryKey::BlockHashes(hashes) => rolled(Content::Blocks(hashes)),

@@ -19,6 +19,8 @@ pub(super) enum Content<'a> {
     Tokens {
         tokens: &'a [Token],
         size: BlockSize,
+        /// How many tokens behind a block are hashed with it.
+        ahead: usize,
         seed: HashSeed,
     },
 }
@@ -28,7 +30,9 @@ impl Content<'_> {
     pub(super) fn len(&self) -> usize {
         match self {
             Self::Blocks(blocks) => blocks.len(),
-            Self::Tokens { tokens, size, .. } => tokens.len() / size.as_usize(),
+            Self::Tokens {
+                tokens, size, ahead, ..
+            } => tokens.len().saturating_sub(*ahead) / size.as_usize(),
         }
     }
 
@@ -37,9 +41,15 @@ impl Content<'_> {
     fn blocks<'b>(&'b self, from: usize, to: usize, buffer: &'b mut [BlockHash; CHUNK]) -> &'b [BlockHash] {
         match self {
             Self::Blocks(blocks) => &blocks[from..to],
-            Self::Tokens { tokens, size, seed } => {
+            Self::Tokens {
+                tokens,
+                size,
+                ahead,
+                seed,
+            } => {
                 let size = size.as_usize();
-                let tokens = tokens[from * size..to * size].chunks_exact(size);
+                let tokens = &tokens[from * size..to * size + ahead];
+                let tokens = tokens.windows(size + ahead).step_by(size);
                 for (block, tokens) in buffer.iter_mut().zip(tokens) {
                     *block = block_hash(tokens, *seed);
                 }

@@ -1,13 +1,13 @@
 //! All holders of a prefix, tier by tier: for listeners that answer in other words than the contract's.
 
-use kvatlas_core::index::{Search, TierDepth};
+use kvatlas_core::index::{QueryChain, Search, TierDepth};
 use kvatlas_core::wire::{HolderId, NamespaceName, QueryKey, WireError, WorkerName};
 
 use crate::daemon::metrics::AnsweredPrompt;
 use crate::daemon::metrics::labels::AnswerState;
 
 use super::super::whole::search_whole;
-use super::{Answerer, Listed, count_doubtful, foreign_holders, saturating_u32};
+use super::{Answerer, Doubts, Listed, ahead, count_doubtful, foreign_holders, saturating_u32};
 
 /// One holder of a prefix, as [`Answerer::find`] gives it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -69,16 +69,34 @@ impl Answerer {
     ) -> Result<Found, WireError> {
         let namespace = self.namespace(name)?;
         let mut chain = self.chain(&namespace.indexer, key)?;
+        let doubts = self.doubts(&namespace, key);
+        let mut found = self.found(&doubts, &mut chain, worker);
+        if let Some(mut ahead) = doubts.chain_ahead() {
+            let ahead = self.found(&doubts, &mut ahead, worker);
+            ahead::merge_found(&mut found, ahead);
+        }
+        if let Some(sample) = &self.sample {
+            sample.answered(found.state());
+            sample.offer(name, &mut chain, doubts.look.now_us);
+        }
+        Ok(found)
+    }
+
+    /// All holders of a prefix of one chain.
+    fn found(
+        &self,
+        doubts: &Doubts<'_, '_>,
+        chain: &mut QueryChain<'_>,
+        worker: Option<&WorkerName>,
+    ) -> Found {
+        let indexer = &doubts.namespace.indexer;
         let workers = worker.map(std::slice::from_ref);
         let tiers = TierDepth::Each;
-        let doubts = self.doubts(&namespace);
         let seen = search_whole(&doubts.look, || {
-            namespace
-                .indexer
-                .find_chain(&mut chain, Search { workers, tiers })
+            indexer.find_chain(chain, Search { workers, tiers })
         });
         let matches = &seen.found;
-        let reasons = |holder| doubts.of(holder, matches.reasons(holder, &self.trust), &seen);
+        let reasons = |holder| doubts.of(holder, matches.reasons(holder, &self.trust), &seen, true);
         let holders = matches.holders().map(|found| FoundHolder {
             id: found.holder.id.clone(),
             matched_blocks: found.matched_blocks,
@@ -98,18 +116,13 @@ impl Answerer {
             rank: holder.id.rank,
             is_exact: holder.is_exact,
         });
-        let doubtful_holders = count_doubtful(&self.trust, &doubts, &seen, workers, listed);
-        let found = Found {
-            block_size: namespace.indexer.settings().block_size.as_u32(),
+        let doubtful_holders = count_doubtful(&self.trust, doubts, &seen, workers, listed);
+        Found {
+            block_size: indexer.settings().block_size.as_u32(),
             asked_blocks: saturating_u32(chain.len()),
             holders,
-            foreign_holders: foreign_holders(&namespace.indexer, key),
+            foreign_holders: foreign_holders(indexer, doubts.key),
             doubtful_holders,
-        };
-        if let Some(sample) = &self.sample {
-            sample.answered(found.state());
-            sample.offer(name, &mut chain, doubts.look.now_us);
         }
-        Ok(found)
     }
 }

@@ -1,6 +1,6 @@
 //! Tests of the answers, against an index with a few holders.
 
-use kvatlas_core::hash::SequenceHash;
+use kvatlas_core::hash::{BlockHash, BlockSize, HashSeed, SequenceHash, block_hash, sequence_hashes};
 use kvatlas_core::index::{Capacity, HolderWriter, IndexLimits, NamespaceSettings};
 use kvatlas_core::wire::{Event, HolderId, StoredBlocks, Tier, WorkerName};
 
@@ -192,6 +192,7 @@ fn whoever_may_hold_more_and_is_not_listed_is_counted() {
             (3, Some(writer)) => _ = writer.status().recover(DegradedReason::Stale),
             (4, Some(writer)) => _ = writer.replace_reasons(DegradedReasons::default()),
             (5 | 6, Some(writer)) => writer.status().confirm(trust.generation()),
+            (7, Some(writer)) if random.bool() => _ = writer.status().degrade(DegradedReason::LooksAhead),
             _ if random.u8(..50) == 0 => _ = trust.doubt(),
             _ => {}
         }
@@ -212,9 +213,10 @@ fn whoever_may_hold_more_and_is_not_listed_is_counted() {
                 && !listed.any(|listed| (&listed.worker, listed.rank) == (&holder.id.worker, holder.id.rank))
         };
         let holders = indexer.holders();
-        let doubtful = holders
-            .iter()
-            .filter(|holder| is_unlisted(holder) && !holder.status.reasons(trust).is_empty());
+        let doubtful = holders.iter().filter(|holder| {
+            let reasons = holder.status.reasons(trust).for_query(&query.key, false);
+            is_unlisted(holder) && !reasons.is_empty()
+        });
         assert_eq!(reply.doubtful_holders as usize, doubtful.count(), "step {step}");
         (most, least) = (
             most.max(reply.doubtful_holders),
@@ -229,8 +231,8 @@ fn whoever_may_hold_more_and_is_not_listed_is_counted() {
 fn whoever_changes_while_a_search_runs_is_counted() {
     let answerer = answerer();
     let namespace = answerer.namespace(&NamespaceName::new("n").unwrap()).unwrap();
-    let doubts = answerer.doubts(&namespace);
     let key = QueryKey::SequenceHashes(vec![SequenceHash(7)]);
+    let doubts = answerer.doubts(&namespace, &key);
     let found = || namespace.indexer.find_matches(&key, Search::default()).unwrap();
     let count =
         |seen: &Seen<Matches>| count_doubtful(&answerer.trust, &doubts, seen, None, std::iter::empty());
@@ -244,4 +246,179 @@ fn whoever_changes_while_a_search_runs_is_counted() {
     let holders = namespace.indexer.holders();
     holders[0].status.degrade(DegradedReason::Gap);
     assert_eq!(count(&Seen::while_changing(found(), Vec::new())), 1);
+}
+
+/// An answerer about one namespace with blocks of 4 tokens, and who has what of it.
+struct Scene {
+    answerer: Answerer,
+    namespace: Arc<Namespace>,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let answerer = answerer();
+        let settings = NamespaceSettings {
+            block_size: BlockSize::new(4).unwrap(),
+            is_size_told: true,
+            ..NamespaceSettings::default()
+        };
+        let name = NamespaceName::new("small").unwrap();
+        let namespace = answerer
+            .namespaces
+            .get_or_create(&name, Some(settings.block_size));
+        Self {
+            namespace: namespace.unwrap(),
+            answerer,
+        }
+    }
+
+    /// Adds a holder of blocks with these tokens, `reasons` told of it.
+    fn add(&self, worker: &str, blocks: &[&[u32]], reasons: &[DegradedReason]) -> HolderWriter {
+        let worker = WorkerName::new(worker).unwrap();
+        let mut writer = self
+            .namespace
+            .indexer
+            .register(&HolderId { worker, rank: 0 })
+            .unwrap();
+        let hashes: Vec<BlockHash> = blocks
+            .iter()
+            .map(|tokens| block_hash(tokens, HashSeed::default()))
+            .collect();
+        let stored = StoredBlocks::by_sequence(None, None, sequence_hashes(hashes).collect());
+        writer.apply(Event::Stored(stored), Tier::DEVICE, 0);
+        writer.status().confirm(StreamTrust::default().generation());
+        for reason in reasons {
+            writer.status().degrade(*reason);
+        }
+        writer
+    }
+
+    fn ask(&self, key: QueryKey, limit: Option<u32>) -> QueryReply {
+        let mut query = SingleQuery::new(key);
+        query.options.limit = limit;
+        let payload = QueryRequest::Single(query).encode();
+        let answer = self
+            .answerer
+            .answer_query("kvatlas.v1.query.small", &payload, usize::MAX);
+        QueryReply::decode(&answer.unwrap().payload).unwrap()
+    }
+
+    /// Who has how many blocks, whether each is certain, and whether the answer is.
+    fn found(&self, key: &QueryKey) -> (Vec<(String, u32, bool)>, bool) {
+        let reply = self.ask(key.clone(), None);
+        let holders = reply
+            .holders
+            .iter()
+            .map(|holder| (holder.worker.to_string(), holder.matched_blocks, holder.exact));
+        let listed: Vec<_> = holders.collect();
+        let found = self.answerer.find(&self.namespace.name, key, None).unwrap();
+        let mut same: Vec<_> = found
+            .holders
+            .iter()
+            .map(|holder| {
+                (
+                    holder.id.worker.to_string(),
+                    holder.matched_blocks,
+                    holder.is_exact,
+                )
+            })
+            .collect();
+        same.sort_by_key(|(worker, blocks, _)| (std::cmp::Reverse(*blocks), worker.clone()));
+        assert_eq!(same, listed);
+        assert_eq!(found.doubtful_holders, reply.doubtful_holders);
+        (listed, reply.is_exact())
+    }
+}
+
+fn prompt(tokens: &[u32], lora_name: Option<&str>, cache_salt: Option<&str>) -> QueryKey {
+    QueryKey::Tokens {
+        tokens: tokens.to_vec(),
+        lora_name: lora_name.map(str::to_owned),
+        cache_salt: cache_salt.map(str::to_owned),
+    }
+}
+
+fn who(holders: &[(&str, u32, bool)]) -> Vec<(String, u32, bool)> {
+    let owned = |(name, blocks, is_exact): &(&str, u32, bool)| ((*name).to_owned(), *blocks, *is_exact);
+    holders.iter().map(owned).collect()
+}
+
+#[test]
+fn what_an_engine_cannot_tell_is_uncertain_for_who_asks_for_it() {
+    let scene = Scene::new();
+    let tokens = [1, 2, 3, 4];
+    let salts = scene.add("salts", &[&tokens], &[DegradedReason::UntoldSalts]);
+    let _told = scene.add("told", &[&tokens], &[]);
+    let both = who(&[("salts", 1, true), ("told", 1, true)]);
+    assert_eq!(scene.found(&prompt(&tokens, None, None)), (both.clone(), true));
+    assert_eq!(
+        scene.found(&prompt(&tokens, None, Some(""))),
+        (both, true)
+    );
+    assert_eq!(scene.found(&prompt(&tokens, Some("a"), None)), (Vec::new(), true));
+    assert_eq!(
+        scene.found(&prompt(&tokens, None, Some("s"))),
+        (Vec::new(), false)
+    );
+    assert_eq!(
+        scene.ask(prompt(&tokens, None, Some("s")), None).doubtful_holders,
+        1
+    );
+    salts.status().degrade(DegradedReason::UntoldAdapters);
+    assert_eq!(
+        scene.found(&prompt(&tokens, Some("a"), None)),
+        (Vec::new(), false)
+    );
+    // A doubt for every query stays one.
+    salts.status().degrade(DegradedReason::UpstreamGap);
+    let doubted = who(&[("salts", 1, false), ("told", 1, true)]);
+    assert_eq!(scene.found(&prompt(&tokens, None, None)), (doubted, false));
+}
+
+#[test]
+fn engines_that_look_ahead_are_found_by_tokens() {
+    let scene = Scene::new();
+    let ahead: [&[u32]; 2] = [&[1, 2, 3, 4, 5], &[5, 6, 7, 8, 9]];
+    let looks = [DegradedReason::LooksAhead];
+    let _plain = scene.add("plain", &[&[1, 2, 3, 4]], &[]);
+    let lost = scene.add("ahead", &ahead, &looks);
+    let by = |tokens: &[u32]| scene.found(&prompt(tokens, None, None));
+    let plain = ("plain", 1, true);
+    let found = by(&[1, 2, 3, 4, 5, 6, 7, 8, 9]);
+    assert_eq!(found, (who(&[("ahead", 2, true), plain]), true));
+    // The token behind the block is another, or there is none yet.
+    let found = by(&[1, 2, 3, 4, 5, 6, 7, 8, 10]);
+    assert_eq!(found, (who(&[("ahead", 1, true), plain]), true));
+    assert_eq!(
+        by(&[1, 2, 3, 4, 5, 6, 7, 8]),
+        (who(&[("ahead", 1, true), plain]), true)
+    );
+    assert_eq!(by(&[1, 2, 3, 4, 6]), (who(&[plain]), true));
+    // By hashes it is found where these look ahead, and else not known.
+    let hashes = |blocks: &[&[u32]]| {
+        let hash = |tokens: &&[u32]| block_hash(tokens, HashSeed::default());
+        QueryKey::BlockHashes(blocks.iter().map(hash).collect())
+    };
+    assert_eq!(scene.found(&hashes(&ahead)), (who(&[("ahead", 2, true)]), true));
+    assert_eq!(scene.found(&hashes(&[&[1, 2, 3, 4]])), (who(&[plain]), false));
+    // The list is cut, and who is in doubt is counted once.
+    lost.status().degrade(DegradedReason::UpstreamGap);
+    let long = prompt(&[1, 2, 3, 4, 5, 6, 7, 8, 9], None, None);
+    let whole = scene.ask(long.clone(), None);
+    assert_eq!(
+        (whole.holders.len(), whole.holders_total, whole.doubtful_holders),
+        (2, 2, 0)
+    );
+    let short = prompt(&[1, 2, 3, 4, 9], None, None);
+    assert_eq!(scene.ask(short, None).doubtful_holders, 1);
+    let _other = scene.add("better", &[&[1, 2, 3, 4], &[5, 6, 7, 8]], &[]);
+    let cut = scene.ask(long, Some(1));
+    assert_eq!(
+        (
+            cut.holders[0].worker.as_str(),
+            cut.holders_total,
+            cut.doubtful_holders
+        ),
+        ("ahead", 3, 0)
+    );
 }

@@ -30,10 +30,12 @@ pub(super) fn count_doubtful<'a, T>(
     let is_calm = seen.is_whole()
         && !doubts.look.is_anybody_behind()
         && indexer.doubtful_holders(trust) == doubts.before;
-    if is_calm && doubts.before.count == 0 {
+    let partial = doubts.before.partial.for_query(doubts.key, false);
+    let is_simple = is_calm && partial.is_empty();
+    if is_simple && doubts.before.count == 0 {
         return 0;
     }
-    if is_calm && workers.is_none() {
+    if is_simple && workers.is_none() {
         // Nothing has changed since before the search: of those in the answer it was as it says.
         let listed = listed.filter(|listed| !listed.is_exact).count();
         return doubts.before.count.saturating_sub(saturating_u32(listed));
@@ -42,7 +44,7 @@ pub(super) fn count_doubtful<'a, T>(
     let asked = workers.map_or_else(|| indexer.holders(), |workers| indexer.holders_of(workers));
     let is_doubtful = |holder: &HolderRecord| {
         let reasons = indexer.reasons_since(&doubts.before, holder, trust);
-        !doubts.of(holder, reasons, seen).is_empty()
+        !doubts.of(holder, reasons, seen, false).is_empty()
     };
     let unlisted = asked
         .iter()

@@ -1,0 +1,19 @@
+//! Doubts for some queries only: what an engine's events cannot tell, as daemons are told.
+
+use kvatlas_core::wire::{DegradedReason, DegradedReasons};
+use kvatlas_engines::Translator;
+
+/// The doubts that what has come of an engine leaves for some queries only.
+pub(super) fn partial_doubts(blocks: &Translator) -> DegradedReasons {
+    let untold = blocks.untold();
+    [
+        (untold.salts, DegradedReason::UntoldSalts),
+        (untold.adapters, DegradedReason::UntoldAdapters),
+        (blocks.looks_ahead(), DegradedReason::LooksAhead),
+    ]
+    .into_iter()
+    .filter(|(is_so, _)| *is_so)
+    .fold(DegradedReasons::default(), |reasons, (_, reason)| {
+        reasons.with(reason)
+    })
+}

@@ -1,0 +1,90 @@
+//! What the configuration of an engine says of its blocks, beside what its events say.
+
+use std::collections::BTreeMap;
+
+/// The word for what an engine's events do not tell.
+const UNTOLD: &str = "untold";
+
+/// What is said of an engine's blocks beside its events.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct BesideEvents {
+    /// Names of adapters by their numbers, for engines that tell only the number.
+    pub adapters: BTreeMap<u64, String>,
+    /// Whether adapters, salts or tokens looked ahead to tell blocks apart, and its events say nothing of it. What it has is in doubt then.
+    pub is_untold: bool,
+}
+
+impl BesideEvents {
+    /// From the words of flags, files and registrations. Adapters are `untold`, or such as `1:sql+2:chat`; salts and lookahead are `untold`.
+    ///
+    /// # Errors
+    ///
+    /// In words, what cannot be understood.
+    pub fn parse(
+        adapters: Option<&str>,
+        salts: Option<&str>,
+        lookahead: Option<&str>,
+    ) -> Result<Self, String> {
+        let mut beside = Self::default();
+        for (key, word) in [("salts", salts), ("lookahead", lookahead)] {
+            match word {
+                None => {}
+                Some(UNTOLD) => beside.is_untold = true,
+                Some(word) => return Err(format!("{key} is {word:?}; the only word is {UNTOLD}")),
+            }
+        }
+        match adapters {
+            None => {}
+            Some(UNTOLD) => beside.is_untold = true,
+            Some(list) => beside.adapters = parse_adapters(list)?,
+        }
+        Ok(beside)
+    }
+}
+
+fn parse_adapters(list: &str) -> Result<BTreeMap<u64, String>, String> {
+    let mut adapters = BTreeMap::new();
+    for adapter in list.split('+') {
+        let refused = || format!("adapters has {adapter:?}; write NUMBER:NAME, joined by +, or {UNTOLD}");
+        let (number, name) = adapter.split_once(':').ok_or_else(refused)?;
+        let number: u64 = number.parse().map_err(|_| refused())?;
+        let is_taken = adapters.insert(number, name.to_owned()).is_some();
+        if name.is_empty() || is_taken {
+            return Err(refused());
+        }
+    }
+    Ok(adapters)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn adapters_have_numbers_and_names() {
+        let parsed = BesideEvents::parse(Some("1:sql+7:org/chat:v2"), None, None).unwrap();
+        let expected = [(1, "sql".to_owned()), (7, "org/chat:v2".to_owned())];
+        assert_eq!(parsed.adapters, BTreeMap::from(expected));
+        assert!(!parsed.is_untold);
+        for refused in ["", "sql", "x:sql", "1:", "1:a+1:b", "1:a+"] {
+            assert!(
+                BesideEvents::parse(Some(refused), None, None).is_err(),
+                "{refused}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_events_leave_out_is_untold() {
+        for words in [
+            [Some("untold"), None, None],
+            [None, Some("untold"), None],
+            [None, None, Some("untold")],
+        ] {
+            let [adapters, salts, lookahead] = words;
+            assert!(BesideEvents::parse(adapters, salts, lookahead).unwrap().is_untold);
+        }
+        assert!(BesideEvents::parse(None, Some("told"), None).is_err());
+        assert_eq!(BesideEvents::parse(None, None, None), Ok(BesideEvents::default()));
+    }
+}

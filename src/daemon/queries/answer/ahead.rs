@@ -1,0 +1,76 @@
+//! Engines that hash each block with the token behind it: a query by tokens is hashed as they do, too, and both answers are one.
+//!
+//! The chains differ from the first block on, so a holder is in one of the answers.
+
+use std::collections::HashSet;
+
+use kvatlas_core::index::QueryChain;
+use kvatlas_core::wire::{DegradedReason, HolderMatch, QueryKey, QueryOptions, QueryReply};
+
+use super::{Answerer, Doubts, Found, explain, most_of, saturating_u32, search_of};
+
+impl<'n> Doubts<'_, 'n> {
+    /// The chain of the query as such engines have it; none where the namespace has none of them, or the query no tokens.
+    pub(super) fn chain_ahead(&self) -> Option<QueryChain<'n>> {
+        let is_known = self.before.partial.contains(DegradedReason::LooksAhead);
+        if !is_known || !matches!(self.key, QueryKey::Tokens { .. }) {
+            return None;
+        }
+        let block_size = self.namespace.indexer.settings().block_size;
+        // Not deeper than the query's own chain, which has been checked.
+        QueryChain::looking_ahead(self.key, block_size).ok()
+    }
+}
+
+impl Answerer {
+    /// Adds to `reply` what is found of the same prompt in the chain of engines that look ahead, if there are any.
+    pub(super) fn add_ahead(&self, doubts: &Doubts<'_, '_>, options: &QueryOptions, reply: &mut QueryReply) {
+        let Some(mut chain) = doubts.chain_ahead() else {
+            return;
+        };
+        let indexer = &doubts.namespace.indexer;
+        let mut ahead = self.searched(doubts, options, || {
+            indexer.find_chain(&mut chain, search_of(options))
+        });
+        if options.explain {
+            explain(indexer, &mut chain, &mut ahead.holders);
+        }
+        merge(reply, ahead, most_of(options));
+    }
+}
+
+/// Adds the holders of another answer to the same prompt; at most `limit` stay.
+fn merge(reply: &mut QueryReply, ahead: QueryReply, limit: usize) {
+    let place = |holder: &HolderMatch| (holder.worker.clone(), holder.rank);
+    let known: HashSet<_> = reply.holders.iter().map(place).collect();
+    let count_inexact =
+        |holders: &[HolderMatch]| saturating_u32(holders.iter().filter(|holder| !holder.exact).count());
+    let mut added = ahead.holders;
+    let found = added.len();
+    added.retain(|holder| !known.contains(&place(holder)));
+    let twice = saturating_u32(found - added.len());
+    // In the first answer they are among those that are not listed.
+    let listed = count_inexact(&added);
+    reply.holders.append(&mut added);
+    reply
+        .holders
+        .sort_by(|one, other| one.order().cmp(&other.order()));
+    let dropped = reply.holders.split_off(limit.min(reply.holders.len()));
+    let doubtful = reply.doubtful_holders.saturating_sub(listed);
+    reply.doubtful_holders = doubtful.saturating_add(count_inexact(&dropped));
+    reply.holders_total += ahead.holders_total.saturating_sub(twice);
+}
+
+/// Adds to `found` what was found of the same prompt in the chain of engines that look ahead.
+pub(super) fn merge_found(found: &mut Found, ahead: Found) {
+    let known: HashSet<_> = found.holders.iter().map(|holder| holder.id.clone()).collect();
+    let added = ahead
+        .holders
+        .into_iter()
+        .filter(|holder| !known.contains(&holder.id));
+    for holder in added {
+        let was_doubtful = u32::from(!holder.is_exact);
+        found.doubtful_holders = found.doubtful_holders.saturating_sub(was_doubtful);
+        found.holders.push(holder);
+    }
+}
