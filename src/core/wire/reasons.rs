@@ -35,11 +35,13 @@ pub enum DegradedReason {
     Behind = 1 << 10,
     /// A batch that must be seen whole was being applied while the query was answered.
     Changing = 1 << 11,
+    /// Batches of a lower epoch come: two publishers claim the holder. Nobody knows whose blocks it has.
+    Contested = 1 << 12,
 }
 
 impl DegradedReason {
     /// All reasons, in the order in which replies list them.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::Gap,
         Self::Undecodable,
         Self::Rejected,
@@ -52,6 +54,7 @@ impl DegradedReason {
         Self::UpstreamLost,
         Self::Behind,
         Self::Changing,
+        Self::Contested,
     ];
 
     /// The word on the wire and in metrics.
@@ -69,12 +72,17 @@ impl DegradedReason {
             Self::UpstreamLost => "upstream_lost",
             Self::Behind => "behind",
             Self::Changing => "changing",
+            Self::Contested => "contested",
         }
     }
 
     /// Whether the reason is a fact about the blocks. Such a reason outlives a restart; the others describe the moment.
     pub fn is_lasting(self) -> bool {
-        !self.is_of_the_moment() && !matches!(self, Self::Unverified | Self::Resyncing | Self::Stale)
+        !self.is_of_the_moment()
+            && !matches!(
+                self,
+                Self::Unverified | Self::Resyncing | Self::Stale | Self::Contested
+            )
     }
 
     /// Whether a resync can remove the reason. A full holder stays full. A silent publisher does not answer. A publisher that

@@ -14,8 +14,8 @@ use kvatlas_core::index::{
 use kvatlas_core::stream::{DoubtfulHolders, StreamTrust};
 use kvatlas_core::wire::{
     BatchReply, DecodeError, DegradedReason, DegradedReasons, DropOut, ErrorCode, HolderId, HolderMatch,
-    HolderStatusReply, NamespaceName, PROTOCOL_VERSION, QueryKey, QueryOptions, QueryReply, QueryRequest,
-    QueryResult, ReplyOrder, SingleQuery, StatusReply, Subjects, WireError, WireLimits,
+    NamespaceName, PROTOCOL_VERSION, QueryKey, QueryOptions, QueryReply, QueryRequest, QueryResult,
+    ReplyOrder, SingleQuery, StatusReply, Subjects, WireError, WireLimits,
 };
 
 use super::prompts::{prompt_of, prompts_of, state_of};
@@ -25,10 +25,13 @@ use super::sample::QuerySample;
 use super::whole::{Seen, search_whole};
 
 mod found;
+mod status;
 mod unlisted;
 
 pub(crate) use found::{Found, FoundHolder};
-use unlisted::{Listed, count_doubtful};
+use status::status;
+pub(crate) use status::{report, unsized_holders};
+use unlisted::{AskedAbout, Listed, count_doubtful};
 
 /// An encoded reply, and how it is counted.
 #[derive(Debug)]
@@ -174,11 +177,19 @@ impl Answerer {
     }
 
     fn doubts<'n>(&self, namespace: &'n Namespace) -> Doubts<'_, 'n> {
+        // Before the search: whoever is listed in between may not have been found.
+        let is_listed = self.trust.is_listed();
         Doubts {
             namespace,
             before: namespace.indexer.doubtful_holders(&self.trust),
             look: self.freshness.look(&namespace.name),
+            is_listed,
         }
+    }
+
+    /// Whether no events of a namespace have come, as far as is known.
+    pub(crate) fn is_unheard(&self, name: &NamespaceName) -> bool {
+        self.namespaces.get(name).is_none() && self.namespaces.refusal(name).is_none()
     }
 
     /// The bounds on requests.
@@ -228,6 +239,13 @@ impl Answerer {
                     let text = format!("events of namespace {name:?} have come and were dropped: {refused}");
                     WireError::new(ErrorCode::Unavailable, text)
                 }
+                None if !self.trust.is_listed() => {
+                    let text = format!(
+                        "whether somebody publishes for namespace {name:?} is not known yet: the events have been followed for \
+                         less than the time that a publisher may be silent; ask again in a second"
+                    );
+                    WireError::new(ErrorCode::Unavailable, text)
+                }
                 None => {
                     let text = format!(
                         "no events have come for namespace {name:?} and no configuration names it; check the name, or ask \
@@ -270,7 +288,8 @@ impl Answerer {
         let mut chain = self.chain(indexer, &query.key)?;
         let options = &query.options;
         let doubts = self.doubts(namespace);
-        let searched = self.searched(&doubts, options, || {
+        let is_by_tokens = matches!(query.key, QueryKey::Tokens { .. });
+        let searched = self.searched(&doubts, options, is_by_tokens, || {
             indexer.find_chain(&mut chain, search_of(options))
         });
         let mut reply = QueryReply {
@@ -293,6 +312,7 @@ impl Answerer {
         &self,
         doubts: &Doubts<'_, '_>,
         options: &QueryOptions,
+        is_by_tokens: bool,
         search: impl FnMut() -> Matches,
     ) -> QueryReply {
         let seen = search_whole(&doubts.look, search);
@@ -306,7 +326,11 @@ impl Answerer {
             is_exact: holder.exact,
         });
         let workers = options.workers.as_deref();
-        let doubtful_holders = count_doubtful(&self.trust, doubts, &seen, workers, listed);
+        let asked = AskedAbout {
+            workers,
+            is_by_tokens,
+        };
+        let doubtful_holders = count_doubtful(&self.trust, doubts, &seen, asked, listed);
         QueryReply {
             v: PROTOCOL_VERSION,
             query_blocks: 0,
@@ -346,7 +370,7 @@ impl Answerer {
         let reply = QueryReply {
             query_blocks: chain.query_blocks(),
             unseen_blocks_max: chain.unseen_blocks_max(),
-            ..self.searched(&doubts, &query.options, search)
+            ..self.searched(&doubts, &query.options, false, search)
         };
         if let Some(sample) = &self.sample {
             sample.answered(state_of(&reply));
@@ -378,6 +402,8 @@ struct Doubts<'f, 'n> {
     namespace: &'n Namespace,
     before: DoubtfulHolders,
     look: Look<'f>,
+    /// Whether everybody who publishes is known.
+    is_listed: bool,
 }
 
 impl Doubts<'_, '_> {
@@ -509,46 +535,6 @@ fn explain(indexer: &PositionalIndexer, chain: &mut QueryChain<'_>, holders: &mu
         };
         holder.dropped_out.clone_from(&dropped_out);
         last = Some((depth, dropped_out));
-    }
-}
-
-fn status(namespace: &Namespace, trust: &StreamTrust, look: &Look<'_>, batches_waiting: u64) -> StatusReply {
-    let mut holders = namespace.indexer.holders();
-    holders.sort_unstable_by(|one, other| one.id.cmp(&other.id));
-    let holders = holders
-        .iter()
-        .map(|holder| report(holder, trust, look, &namespace.name));
-    StatusReply {
-        v: PROTOCOL_VERSION,
-        block_size: namespace.indexer.settings().block_size.as_u32(),
-        distinct_blocks: namespace.indexer.sizes().distinct_blocks,
-        batches_waiting,
-        holders: holders.collect(),
-        gathered: None,
-        behind_us: look.behind_us,
-    }
-}
-
-/// What a status reply says of a holder.
-pub(crate) fn report(
-    holder: &HolderRecord,
-    trust: &StreamTrust,
-    look: &Look<'_>,
-    namespace: &NamespaceName,
-) -> HolderStatusReply {
-    let (id, status) = (&holder.id, &holder.status);
-    let cursor = status.cursor.load();
-    let degraded = with_wait(status.reasons(trust), look, namespace, id);
-    HolderStatusReply {
-        worker: id.worker.clone(),
-        rank: id.rank,
-        epoch: cursor.epoch,
-        seq: cursor.seq,
-        blocks: status.blocks.load(),
-        parked_events: status.parked_events.load(),
-        foreign_chain: status.has_foreign_chain.load(),
-        exact: degraded.is_empty(),
-        degraded,
     }
 }
 

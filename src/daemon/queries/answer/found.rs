@@ -7,7 +7,7 @@ use crate::daemon::metrics::AnsweredPrompt;
 use crate::daemon::metrics::labels::AnswerState;
 
 use super::super::whole::search_whole;
-use super::{Answerer, Listed, count_doubtful, foreign_holders, saturating_u32};
+use super::{Answerer, AskedAbout, Listed, count_doubtful, foreign_holders, saturating_u32};
 
 /// One holder of a prefix, as [`Answerer::find`] gives it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -98,7 +98,11 @@ impl Answerer {
             rank: holder.id.rank,
             is_exact: holder.is_exact,
         });
-        let doubtful_holders = count_doubtful(&self.trust, &doubts, &seen, workers, listed);
+        let asked = AskedAbout {
+            workers,
+            is_by_tokens: matches!(key, QueryKey::Tokens { .. }),
+        };
+        let doubtful_holders = count_doubtful(&self.trust, &doubts, &seen, asked, listed);
         let found = Found {
             block_size: namespace.indexer.settings().block_size.as_u32(),
             asked_blocks: saturating_u32(chain.len()),
