@@ -75,8 +75,8 @@ func waitUntilApplied(connection *nats.Conn, publisher *Publisher, namespace, wo
 		var found status
 		err := ask(connection, "kvatlas.v1.status."+namespace, nil, &found)
 		var refusal refused
-		if errors.As(err, &refusal) && refusal.code == "404" {
-			continue // The namespace comes into being with its first batch.
+		if errors.As(err, &refusal) && (refusal.code == "404" || refusal.code == "503") {
+			continue // The namespace comes into being with its first batch, and a daemon that has just started does not know all.
 		}
 		if err != nil {
 			return err

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"math"
 	"sort"
 	"strconv"
 	"sync"
@@ -15,6 +16,8 @@ const (
 	heartbeatInterval = time.Second
 	// Events of one batch of a full state. A few hundred bytes each keep a chunk far below the limit of 1 MiB.
 	eventsInChunk = 1000
+	// For so long a publisher is new, and so long it waits before it puts its epoch above another one again.
+	riseInterval = time.Minute
 )
 
 // An event of the contract, as MessagePack has it.
@@ -27,6 +30,7 @@ type batch struct {
 	Seq    uint64  `msgpack:"seq"`
 	Rank   uint32  `msgpack:"rank"`
 	TimeUs uint64  `msgpack:"time_us"`
+	Size   int     `msgpack:"block_size"`
 	Events []event `msgpack:"events"`
 }
 
@@ -34,6 +38,8 @@ type batch struct {
 type resyncRequest struct {
 	V    int    `msgpack:"v"`
 	Rank uint32 `msgpack:"rank"`
+	// What the daemon has applied last: of an earlier process, where this one has told it nothing yet.
+	Epoch uint64 `msgpack:"epoch"`
 }
 
 // A part of the answer.
@@ -61,12 +67,14 @@ type Publisher struct {
 	subject    string
 	questions  *nats.Subscription
 	stop       chan struct{}
+	started    time.Time
 
 	// Guards what follows, and the order of batches: each is numbered, noted and sent in one step.
 	lock   sync.Mutex
 	epoch  uint64
 	seq    uint64
 	timeUs uint64
+	risen  time.Time
 	blocks map[uint64]block
 }
 
@@ -76,6 +84,7 @@ func StartPublisher(connection *nats.Conn, namespace, worker string) (*Publisher
 		connection: connection,
 		subject:    fmt.Sprintf("kvatlas.v1.events.%s.%s", namespace, worker),
 		stop:       make(chan struct{}),
+		started:    time.Now(),
 		epoch:      uint64(time.Now().UnixMicro()),
 		blocks:     map[uint64]block{},
 	}
@@ -142,7 +151,7 @@ func (p *Publisher) send(events ...event) error {
 	}
 	p.seq++
 	p.timeUs = uint64(time.Now().UnixMicro())
-	payload, err := msgpack.Marshal(batch{V: 1, Epoch: p.epoch, Seq: p.seq, TimeUs: p.timeUs, Events: events})
+	payload, err := msgpack.Marshal(batch{V: 1, Epoch: p.epoch, Seq: p.seq, TimeUs: p.timeUs, Size: blockSize, Events: events})
 	if err != nil {
 		return err
 	}
@@ -174,6 +183,7 @@ func (p *Publisher) answer(question *nats.Msg) {
 		p.refuse(question, 400, "this publisher answers questions about rank 0")
 		return
 	}
+	p.riseAbove(request.Epoch)
 	chunks, err := p.fullState()
 	if err != nil {
 		p.refuse(question, 503, "the state cannot be encoded: "+err.Error())
@@ -184,6 +194,22 @@ func (p *Publisher) answer(question *nats.Msg) {
 			fmt.Println("answer:", err)
 			return
 		}
+	}
+}
+
+// riseAbove begins an epoch above the one that a daemon knows, if that is higher: the clock of an earlier process was ahead. Number 1 is
+// skipped, so that other daemons ask, too. A younger process that has replaced this one is left alone, and so is one that has just risen itself.
+func (p *Publisher) riseAbove(known uint64) {
+	p.lock.Lock()
+	defer p.lock.Unlock()
+	now := time.Now()
+	begunLater := known <= uint64(now.UnixMicro()) && now.Sub(p.started) > riseInterval
+	if known <= p.epoch || known == math.MaxUint64 || begunLater || now.Sub(p.risen) < riseInterval {
+		return
+	}
+	p.risen, p.epoch, p.seq = now, uint64(now.UnixMicro()), 1
+	if p.epoch <= known {
+		p.epoch = known + 1
 	}
 }
 
@@ -221,7 +247,7 @@ func (p *Publisher) fullState() ([][]byte, error) {
 			count = eventsInChunk
 		}
 		// The number of a batch in a full state says nothing, but 0 is none.
-		part, err := msgpack.Marshal(batch{V: 1, Epoch: p.epoch, Seq: p.seq + 1, Events: events[:count]})
+		part, err := msgpack.Marshal(batch{V: 1, Epoch: p.epoch, Seq: p.seq + 1, Size: blockSize, Events: events[:count]})
 		if err != nil {
 			return nil, err
 		}

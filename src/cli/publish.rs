@@ -7,7 +7,12 @@ use clap::Args;
 use kvatlas_client::publish::{
     Beginning, HolderPublisher, PublishConnection, PublishedHolder, PublisherError, PublisherOptions,
 };
-use kvatlas_core::wire::{BatchCursor, Event, EventBatch, NamespaceName, Rank, WireLimits, WorkerName};
+use kvatlas_client::{QueryClient, unix_time_us};
+use kvatlas_core::hash::BlockSize;
+use kvatlas_core::index::NamespaceSettings;
+use kvatlas_core::wire::{
+    BatchCursor, Event, EventBatch, HolderStatusReply, NamespaceName, Rank, WireLimits, WorkerName,
+};
 
 use super::connect::{Connection, ConnectionArguments};
 use super::event_line::LineBatch;
@@ -57,6 +62,9 @@ pub(crate) struct PublishArguments {
     #[arg(long, value_name = "NUMBER", default_value_t = 1, requires = "epoch",
         value_parser = clap::value_parser!(u64).range(1..))]
     seq: u64,
+    /// Tokens in a block [default: as many as the namespace has, or 16].
+    #[arg(long, value_name = "TOKENS", value_parser = parse_block_size)]
+    block_size: Option<BlockSize>,
     /// How batches travel: with jetstream, each waits until the events stream has kept the one before.
     #[arg(long, value_enum, default_value_t)]
     transport: TransportName,
@@ -118,7 +126,8 @@ pub(crate) async fn publish(arguments: &PublishArguments) -> Result<(), Failure>
     }
     let input = open(&arguments.file)?;
     let connection = arguments.connection.connect().await?;
-    let publisher = publisher(arguments, &connection).await?;
+    let known = Known::ask(arguments, &connection).await;
+    let publisher = publisher(arguments, &connection, known).await?;
     let mut sending = Sending::new(arguments, &connection, &publisher);
     let watch = match arguments.wait {
         true => Some(arguments.watch(&connection, publisher.cursor()).await),
@@ -178,24 +187,74 @@ fn not_taken(transport: TransportName) -> &'static str {
     }
 }
 
+/// What a daemon knows before anything is published.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+struct Known {
+    /// Tokens in a block of the namespace.
+    block_size: Option<BlockSize>,
+    /// The epoch of the worker's rank; 0 where it is not known.
+    epoch: u64,
+}
+
+impl Known {
+    /// How long a daemon may take to say so. Most often none is there, or it answers at once.
+    const PATIENCE: Duration = Duration::from_secs(1);
+
+    /// Asks a daemon; knows nothing where none answers.
+    async fn ask(arguments: &PublishArguments, connection: &Connection) -> Self {
+        let client = QueryClient::new(connection.nats.clone(), connection.subjects.clone());
+        let patience = Self::PATIENCE.min(arguments.connection.timeout);
+        let asked = client.with_patience(patience).status(&arguments.namespace).await;
+        let Ok(status) = asked else {
+            return Self::default();
+        };
+        let is_ours =
+            |holder: &&HolderStatusReply| holder.worker == arguments.worker && holder.rank == arguments.rank;
+        Self {
+            block_size: BlockSize::new(status.block_size).ok(),
+            epoch: status
+                .holders
+                .iter()
+                .find(is_ours)
+                .map_or(0, |holder| holder.epoch),
+        }
+    }
+
+    /// Where the numbers begin: above what a daemon knows, although the clock may be behind that of an earlier process.
+    fn beginning(self, arguments: &PublishArguments) -> Beginning {
+        match arguments.epoch {
+            Some(epoch) => Beginning::After(BatchCursor {
+                epoch,
+                seq: arguments.seq - 1,
+            }),
+            None => Beginning::Epoch(unix_time_us().max(self.epoch.saturating_add(1))),
+        }
+    }
+}
+
+fn parse_block_size(text: &str) -> Result<BlockSize, String> {
+    let tokens = text.parse().map_err(|_| "it is no whole number".to_owned())?;
+    BlockSize::new(tokens).map_err(|error| error.to_string())
+}
+
 /// A publisher that makes a batch of every line. As long as the command runs it answers daemons that miss one.
 async fn publisher(
     arguments: &PublishArguments,
     connection: &Connection,
+    known: Known,
 ) -> Result<HolderPublisher, PublisherError> {
-    let beginning = arguments.epoch.map_or(Beginning::NewEpoch, |epoch| {
-        Beginning::After(BatchCursor {
-            epoch,
-            seq: arguments.seq - 1,
-        })
-    });
     let holder = PublishedHolder {
         namespace: arguments.namespace.clone(),
         worker: arguments.worker.clone(),
         rank: arguments.rank,
     };
+    let block_size = arguments.block_size.or(known.block_size);
     let options = PublisherOptions {
-        beginning,
+        beginning: known.beginning(arguments),
+        settings: NamespaceSettings {
+            block_size: block_size.unwrap_or_default(),
+            ..NamespaceSettings::default()
+        },
         transport: arguments.transport.into(),
         batch_delay: Duration::ZERO,
         // The server's own limits hold: a line is a batch, as its author wrote it.
@@ -327,7 +386,8 @@ fn encoded(batch: LineBatch, rank: Rank, cursor: BatchCursor) -> (LineBatch, Vec
         rank,
         time_us: Some(u64::MAX),
         tier: batch.tier,
-        block_size: None,
+        // The longest that there is.
+        block_size: BlockSize::new(BlockSize::TOKENS_MAX).ok(),
         events: batch.events,
     };
     let payload = sent.encode();

@@ -87,8 +87,12 @@ impl DaemonWatch {
                 .holders
                 .into_iter()
                 .find(|holder| holder.worker == self.worker && holder.rank == self.rank)),
-            // The namespace comes into being with its first batch.
-            Err(ClientError::Refused(refusal)) if refusal.code == ErrorCode::UnknownNamespace => Ok(None),
+            // The namespace comes into being with its first batch, and a daemon that has just started does not know all of them.
+            Err(ClientError::Refused(refusal))
+                if matches!(refusal.code, ErrorCode::UnknownNamespace | ErrorCode::Unavailable) =>
+            {
+                Ok(None)
+            }
             Err(error) => Err(error.into()),
         }
     }
@@ -184,6 +188,7 @@ mod tests {
             blocks: 1,
             parked_events: 0,
             foreign_chain: false,
+            epoch_ahead_s: 0,
             exact: true,
             degraded: DegradedReasons::default(),
         }

@@ -49,6 +49,10 @@ struct NamespaceSizes {
     holders: u64,
     distinct_blocks: u64,
     held_blocks: u64,
+    #[serde(default)]
+    unsized_holders: u64,
+    #[serde(default)]
+    epochs_ahead: u64,
 }
 
 /// What `/workers` says.
@@ -87,6 +91,10 @@ struct NamespaceStatus {
     reasons: BTreeMap<&'static str, u64>,
     distinct_blocks: u64,
     held_blocks: u64,
+    /// Of how many holders it is only guessed how many tokens their blocks have.
+    unsized_holders: u64,
+    /// How many holders' epochs lie ahead of the daemon's clock.
+    epochs_ahead: u64,
     /// Some of the degraded, the first by name.
     named: Vec<String>,
 }
@@ -114,6 +122,8 @@ impl Status {
                 holders: sizes.holders,
                 distinct_blocks: sizes.distinct_blocks,
                 held_blocks: sizes.held_blocks,
+                unsized_holders: sizes.unsized_holders,
+                epochs_ahead: sizes.epochs_ahead,
                 ..NamespaceStatus::default()
             };
             namespaces.insert(sizes.namespace, status);
@@ -195,6 +205,9 @@ impl Status {
         for status in self.namespaces.iter().filter(|status| status.degraded > 0) {
             text += &status.render_degraded();
         }
+        self.namespaces
+            .iter()
+            .for_each(|status| text += &status.render_notes());
         text
     }
 }
@@ -208,6 +221,21 @@ impl NamespaceStatus {
         if self.named.len() < NAMED_MAX {
             self.named.push(format!("{}/{}", holder.worker, holder.rank));
         }
+    }
+
+    /// What is odd without making a holder degraded.
+    fn render_notes(&self) -> String {
+        let mut text = String::new();
+        let name = &self.namespace;
+        if self.epochs_ahead > 0 {
+            let holders = counted(self.epochs_ahead, "holder has", "holders have");
+            text += &format!("clocks in {name}: {holders} an epoch ahead of the daemon's clock\n");
+        }
+        if self.unsized_holders > 0 {
+            let holders = counted(self.unsized_holders, "holder does", "holders do");
+            text += &format!("block size in {name}: guessed, {holders} not say it\n");
+        }
+        text
     }
 
     fn render_degraded(&self) -> String {
@@ -311,6 +339,16 @@ qwen          1000         0  123456  12345678
         assert!(
             failure.to_string().starts_with("12 of 2000 holders are degraded"),
             "{failure}"
+        );
+        status.namespaces[0].epochs_ahead = 1;
+        status.namespaces[1].unsized_holders = 3;
+        let text = status.render("a:1");
+        assert!(
+            text.ends_with(
+                "clocks in llama: 1 holder has an epoch ahead of the daemon's clock\n\
+                 block size in qwen: guessed, 3 holders do not say it\n"
+            ),
+            "{text}"
         );
         status.ready = false;
         status.reasons.push("NATS: no".to_owned());

@@ -4,6 +4,7 @@ use kvatlas_core::wire::{DegradedReason, DegradedReasons, HolderStatusReply, Nam
 
 use super::query_report::describe_gathered;
 use super::table::{Side, Table};
+use super::text::counted;
 
 /// In words, whether a holder's state is certain.
 pub(super) fn describe_state(exact: bool, degraded: DegradedReasons) -> String {
@@ -19,8 +20,11 @@ pub(super) fn describe_state(exact: bool, degraded: DegradedReasons) -> String {
 pub(super) fn render_status(namespace: &NamespaceName, status: &StatusReply) -> String {
     let incomplete = describe_gathered(status.gathered.as_ref());
     let heading = format!(
-        "namespace {namespace}: {} tokens a block, {} distinct blocks, {} batches waiting\n",
-        status.block_size, status.distinct_blocks, status.batches_waiting
+        "namespace {namespace}: {} tokens a block{}, {} distinct blocks, {} batches waiting\n",
+        status.block_size,
+        describe_guess(status.unsized_holders),
+        status.distinct_blocks,
+        status.batches_waiting
     );
     if status.holders.is_empty() {
         return heading + "no worker has been heard of\n" + &incomplete;
@@ -38,11 +42,26 @@ pub(super) fn render_status(namespace: &NamespaceName, status: &StatusReply) -> 
     heading + &table.render() + &incomplete
 }
 
+/// Where the block size is guessed, for how many holders.
+fn describe_guess(unsized_holders: u32) -> String {
+    match unsized_holders {
+        0 => String::new(),
+        holders => {
+            let holders = counted(holders.into(), "holder does", "holders do");
+            format!(" (guessed: {holders} not say it)")
+        }
+    }
+}
+
 fn row(holder: &HolderStatusReply) -> Vec<String> {
     let foreign = if holder.foreign_chain {
         ", foreign chain"
     } else {
         ""
+    };
+    let ahead = match holder.epoch_ahead_s {
+        0 => String::new(),
+        seconds => format!(", epoch {seconds} s ahead of the clock"),
     };
     vec![
         holder.worker.to_string(),
@@ -51,7 +70,7 @@ fn row(holder: &HolderStatusReply) -> Vec<String> {
         holder.seq.to_string(),
         holder.blocks.to_string(),
         holder.parked_events.to_string(),
-        describe_state(holder.exact, holder.degraded) + foreign,
+        describe_state(holder.exact, holder.degraded) + foreign + &ahead,
     ]
 }
 
@@ -70,6 +89,7 @@ mod tests {
             blocks: 1024,
             parked_events: 0,
             foreign_chain: false,
+            epoch_ahead_s: 0,
             exact: degraded.is_empty(),
             degraded,
         }
@@ -84,10 +104,12 @@ mod tests {
             block_size: 16,
             distinct_blocks: 2000,
             batches_waiting: 3,
+            unsized_holders: 1,
             holders: vec![
                 holder("gpu-0", DegradedReasons::default()),
                 HolderStatusReply {
                     foreign_chain: true,
+                    epoch_ahead_s: 60,
                     ..holder("gpu-1", gap)
                 },
             ],
@@ -95,10 +117,10 @@ mod tests {
         };
         let namespace = NamespaceName::new("llama").unwrap();
         let expected = "\
-namespace llama: 16 tokens a block, 2000 distinct blocks, 3 batches waiting
+namespace llama: 16 tokens a block (guessed: 1 holder does not say it), 2000 distinct blocks, 3 batches waiting
 WORKER  RANK  EPOCH  SEQ  BLOCKS  PARKED  STATE
 gpu-0      0      7   12    1024       0  exact
-gpu-1      0      7   12    1024       0  degraded: gap, unverified, foreign chain
+gpu-1      0      7   12    1024       0  degraded: gap, unverified, foreign chain, epoch 60 s ahead of the clock
 ";
         assert_eq!(render_status(&namespace, &status), expected);
     }
@@ -111,6 +133,7 @@ gpu-1      0      7   12    1024       0  degraded: gap, unverified, foreign cha
             block_size: 16,
             distinct_blocks: 0,
             batches_waiting: 0,
+            unsized_holders: 0,
             holders: Vec::new(),
             gathered: None,
         };

@@ -136,7 +136,7 @@ async fn follow(
     signals: &mut StopSignals,
 ) -> Result<&'static str, Failure> {
     let getting_ready = async {
-        wait_for_engines(bridge, queries).await;
+        tokio::join!(wait_for_engines(bridge, queries), wait_for_list(daemon));
         daemon.note_engines_followed();
         daemon.ready().await;
     };
@@ -175,6 +175,16 @@ async fn wait_for_engines(bridge: &Bridge, queries: &QueryClient) {
             return;
         }
         tokio::time::sleep(ENGINES_INTERVAL).await;
+    }
+}
+
+/// Waits until the daemon's answers lack nobody who publishes; no longer than for engines.
+async fn wait_for_list(daemon: &Daemon) {
+    if tokio::time::timeout(ENGINES_PATIENCE, daemon.listed())
+        .await
+        .is_err()
+    {
+        tracing::warn!("it is not known yet who publishes; answers say so");
     }
 }
 

@@ -289,7 +289,12 @@ fn behind(cursors: &[WorkerCursor], status: Option<&StatusReply>) -> Backlog {
 pub(super) fn known<T>(answer: Result<T, ClientError>) -> Result<Option<T>, ClientError> {
     match answer {
         Ok(answer) => Ok(Some(answer)),
-        Err(ClientError::Refused(error)) if error.code == ErrorCode::UnknownNamespace => Ok(None),
+        // A daemon that has just begun to follow the events does not know yet who publishes.
+        Err(ClientError::Refused(error))
+            if matches!(error.code, ErrorCode::UnknownNamespace | ErrorCode::Unavailable) =>
+        {
+            Ok(None)
+        }
         Err(error) => Err(error),
     }
 }
@@ -308,6 +313,7 @@ mod tests {
             blocks: 0,
             parked_events: 0,
             foreign_chain: false,
+            epoch_ahead_s: 0,
             exact: true,
             degraded: DegradedReasons::default(),
         };
@@ -317,6 +323,7 @@ mod tests {
             block_size: 16,
             distinct_blocks: 0,
             batches_waiting: 0,
+            unsized_holders: 0,
             holders: holders.iter().map(holder).collect(),
             gathered: None,
         }

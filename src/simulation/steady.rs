@@ -144,7 +144,8 @@ impl SteadyFleet {
                 self.tally.degraded += u64::from(reply.holders.iter().any(|holder| !holder.exact));
             }
             // Nobody has published yet.
-            Err(ClientError::Refused(error)) if error.code == ErrorCode::UnknownNamespace => {}
+            Err(ClientError::Refused(error))
+                if matches!(error.code, ErrorCode::UnknownNamespace | ErrorCode::Unavailable) => {}
             Err(error) => {
                 tracing::debug!(%error, "no answer");
                 self.tally.unanswered += 1;

@@ -88,6 +88,7 @@ async fn bad_requests_are_told_what_to_change() {
         "{text}"
     );
 
+    client.listed().await;
     let nobody = NamespaceName::new("nobody").unwrap();
     let error = client
         .queries
@@ -223,6 +224,7 @@ async fn bad_events_are_counted_by_reason() {
         matches(&client.ask(hashes(10, 4)).await)[0],
         ("gpu-0".to_owned(), 0, 4, true)
     );
+    client.listed().await;
     // Nothing is known of what was refused.
     let mut of_refused = SingleQuery::new(QueryKey::SequenceHashes(hashes(10, 4)));
     of_refused.options.workers = Some(vec![worker("gpu-2")]);

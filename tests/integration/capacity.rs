@@ -2,8 +2,11 @@
 
 use crate::support::metrics::metric;
 use crate::support::process::Process;
-use crate::support::{Client, broker, eventually, hashes, matches, reasons, removed, stored, stored_after};
-use kvatlas_core::wire::Event;
+use crate::support::{
+    Client, broker, engine, eventually, hashes, matches, reasons, removed, stored, stored_after, subjects,
+};
+use kvatlas_client::publish::PublisherOptions;
+use kvatlas_core::wire::{Event, Tier};
 
 const LIMIT: &str = "1000";
 
@@ -44,6 +47,43 @@ async fn what_has_no_room_is_left_out_and_the_answers_say_so() {
         matches(&client.ask(hashes(1, 100)).await),
         [("early".to_owned(), 0, 10, true)]
     );
+    daemon.stop();
+}
+
+/// Whoever took all the room has left: those who were short are asked for what they have.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_was_short_is_asked_again_when_there_is_room() {
+    let broker = broker().await;
+    let daemon = Process::serve(broker.url(), &[("limits.max_blocks_per_namespace", LIMIT)]);
+    let client = Client::connect(broker.url()).await;
+    let early = engine(
+        client.nats.clone(),
+        &subjects(),
+        "early",
+        PublisherOptions::default(),
+    )
+    .await;
+    let blocks = vec![stored(hashes(1, 100))];
+    early.publish(Tier::DEVICE, blocks).await.unwrap();
+    client.exact("early", 0).await;
+    let mut late = client.publisher("late", 0);
+    for chain in 1..=20 {
+        let event = stored(hashes(chain * 10_000, 100));
+        client.tell(&mut late, "late", 0, vec![event]).await;
+    }
+    assert_eq!(reasons(&client.holder("early", 0).await.unwrap()), ["capacity"]);
+    assert_eq!(
+        early.counters().answers_full,
+        0,
+        "there is no room for the answer"
+    );
+    late.publish(Tier::DEVICE, vec![Event::Goodbye]).await.unwrap();
+    eventually("it is whole again", async || {
+        let reply = client.ask(hashes(1, 100)).await;
+        (matches(&reply) == [("early".to_owned(), 0, 100, true)]).then_some(())
+    })
+    .await;
+    assert!(early.counters().answers_full > 0);
     daemon.stop();
 }
 

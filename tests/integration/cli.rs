@@ -337,7 +337,13 @@ fn what_is_published_is_found_and_outlives_the_daemon_in_a_snapshot() {
     let directory = folder.path().to_str().unwrap();
     let served = Served::start(&["--snapshots-directory", directory]);
 
-    let unknown = served.run(&["query", "--status"], "");
+    // At first it does not know yet who publishes.
+    let unknown = loop {
+        let unknown = served.run(&["query", "--status"], "");
+        if !stderr(&unknown).contains("(error 503)") {
+            break unknown;
+        }
+    };
     assert_eq!(unknown.status.code(), Some(1));
     assert!(stderr(&unknown).contains("(error 404)"), "{}", stderr(&unknown));
 

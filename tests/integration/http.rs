@@ -55,6 +55,7 @@ async fn site(settings: &[(&str, &str)]) -> Site {
     all.extend_from_slice(settings);
     let daemon = daemon(broker.url(), &all).await;
     let client = Client::connect(broker.url()).await;
+    client.listed().await;
     let http = HttpClient::connect(daemon.http_address().unwrap()).await;
     let site = Site {
         _broker: broker,

@@ -6,14 +6,15 @@ use std::path::Path;
 use std::time::Duration;
 
 use crate::support::jetstream::{JETSTREAM, Restartable, STREAM, followed, kept, last_message, servers};
-use crate::support::metrics::metric;
+use crate::support::metrics::{counter, metric};
 use crate::support::process::Process;
 use crate::support::publisher::Publisher;
 use crate::support::{
-    Client, PATIENCE, config, daemon, engine, eventually, has_gap, hashes, matches, reasons, removed, stored,
-    stored_after, subjects,
+    Client, PATIENCE, config, daemon, engine, eventually, has_gap, hashes, matches, reasons, removed, server,
+    stored, stored_after, subjects,
 };
 use async_nats::jetstream;
+use futures_util::TryStreamExt;
 use kvatlas::daemon::Daemon;
 use kvatlas_client::publish::PublisherOptions;
 use kvatlas_core::wire::{BatchCursor, Tier};
@@ -371,6 +372,44 @@ async fn messages_removed_from_the_end_of_the_stream_are_missed() {
         .await;
         third.stop();
     }
+}
+
+/// Whoever has the right to it can pause a consumer. It then delivers nothing, and counts nothing as waiting.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_paused_consumer_keeps_back_is_noticed_and_read() {
+    let broker = Restartable::start(&server()).await;
+    let daemon = Process::serve(broker.url(), &[JETSTREAM]);
+    let client = Client::connect(broker.url()).await;
+    let mut publisher = client.publisher("gpu-0", 0);
+    client
+        .tell(&mut publisher, "gpu-0", 0, vec![stored(hashes(1, 2))])
+        .await;
+    let stream = jetstream::new(client.nats.clone())
+        .get_stream(STREAM)
+        .await
+        .unwrap();
+    let names: Vec<String> = stream.consumer_names().try_collect().await.unwrap();
+    assert!(!names.is_empty());
+    for name in names {
+        let subject = format!("$JS.API.CONSUMER.PAUSE.{STREAM}.{name}");
+        let until = r#"{"pause_until":"2099-01-01T00:00:00Z"}"#;
+        let paused = client.nats.request(subject, until.into()).await.unwrap();
+        let paused: serde_json::Value = serde_json::from_slice(&paused.payload).unwrap();
+        assert_eq!(paused["paused"], true, "{paused}");
+    }
+    let resets = "kvatlas_stream_consumer_resets_total{reason=\"delivery\"}";
+    let before = counter(&daemon, resets);
+    publisher
+        .publish(Tier::DEVICE, vec![removed(hashes(2, 1))])
+        .await
+        .unwrap();
+    eventually("the removal has been applied", async || {
+        let reply = client.ask(hashes(1, 2)).await;
+        (matches(&reply) == [("gpu-0".to_owned(), 0, 1, true)]).then_some(())
+    })
+    .await;
+    assert!(counter(&daemon, resets) > before, "by another consumer");
+    daemon.stop();
 }
 
 #[tokio::test(flavor = "multi_thread")]

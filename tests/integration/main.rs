@@ -38,6 +38,7 @@ mod permissions;
 mod refusals;
 mod replay;
 mod resync;
+mod returns;
 mod shards;
 mod snapshot_restarts;
 mod starts;

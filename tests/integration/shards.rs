@@ -106,8 +106,12 @@ async fn a_client_gathers_what_one_daemon_would_say() {
     );
 
     // Errors are those of the shards, and nobody listens for plain clients.
-    let unknown = queries.query(&"nobody".parse().unwrap(), query(None)).await;
-    assert!(matches!(unknown, Err(ClientError::Refused(error)) if error.code == ErrorCode::UnknownNamespace));
+    eventually("nobody publishes, as all shards know by now", async || {
+        let unknown = queries.query(&"nobody".parse().unwrap(), query(None)).await;
+        matches!(unknown, Err(ClientError::Refused(error)) if error.code == ErrorCode::UnknownNamespace)
+            .then_some(())
+    })
+    .await;
     assert!(matches!(
         client.ask_with(query(None)).await,
         Err(ClientError::NoDaemon { .. })
@@ -175,8 +179,12 @@ async fn a_shard_that_drops_the_events_of_a_namespace_is_missing_there() {
         reply.gathered
     );
     // Of what nobody publishes, nothing is dropped.
-    let unknown = queries.query(&"nobody".parse().unwrap(), query(None)).await;
-    assert!(matches!(unknown, Err(ClientError::Refused(error)) if error.code == ErrorCode::UnknownNamespace));
+    eventually("nobody publishes, as all shards know by now", async || {
+        let unknown = queries.query(&"nobody".parse().unwrap(), query(None)).await;
+        matches!(unknown, Err(ClientError::Refused(error)) if error.code == ErrorCode::UnknownNamespace)
+            .then_some(())
+    })
+    .await;
     first.stop();
     second.stop();
 }

@@ -18,6 +18,7 @@ async fn a_gap_degrades_until_the_state_is_replaced() {
     let broker = broker().await;
     let daemon = daemon(broker.url(), &[]).await;
     let client = Client::connect(broker.url()).await;
+    client.listed().await;
     let mut publisher = client.publisher(GPU, 0);
     let status = client
         .tell(&mut publisher, GPU, 0, vec![stored(hashes(10, 4))])

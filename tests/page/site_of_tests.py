@@ -222,7 +222,7 @@ class Fleet:
             try:
                 await asking.query(NAMESPACE, kvatlas.Query.by_sequence_hashes(self.prompt()))
                 return
-            except kvatlas.UnknownNamespaceError:
+            except (kvatlas.UnavailableError, kvatlas.UnknownNamespaceError):
                 assert time.monotonic() < deadline, "the namespace is not known in time"
                 await asyncio.sleep(0.02)
 

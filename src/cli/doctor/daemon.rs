@@ -33,6 +33,8 @@ pub(super) async fn check_round_trip(
     };
     let options = PublisherOptions {
         batch_delay: Duration::ZERO,
+        // The probe has no tokens: any size of blocks is right.
+        tells_block_size: false,
         ..PublisherOptions::default()
     };
     let started = HolderPublisher::start(connected.nats.clone(), subjects, holder, options).await;
@@ -115,8 +117,9 @@ async fn wait_for(
                     return Ok(());
                 }
             }
-            // The namespace comes into being with its first event.
-            Err(ClientError::Refused(refusal)) if refusal.code == ErrorCode::UnknownNamespace => {}
+            // The namespace comes into being with its first event, and a daemon that has just started does not know all of them.
+            Err(ClientError::Refused(refusal))
+                if matches!(refusal.code, ErrorCode::UnknownNamespace | ErrorCode::Unavailable) => {}
             Err(error) => return Err(error.to_string()),
         }
         tokio::time::sleep(ASKING_INTERVAL).await;

@@ -6,6 +6,7 @@ use std::fmt;
 use serde::Deserialize;
 
 use super::report::Check;
+use crate::cli::text::counted;
 
 /// What decides how a daemon hashes a namespace, as its route `/index` says it.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
@@ -22,6 +23,48 @@ impl fmt::Display for Hashed {
         } = self;
         write!(formatter, "{block_size} tokens a block and hashing {hashing:?}")
     }
+}
+
+/// What a daemon's route `/index` says of the publishers of a namespace.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub(super) struct Published {
+    namespace: String,
+    /// How many holders' epochs lie ahead of the daemon's clock.
+    #[serde(default)]
+    epochs_ahead: u64,
+    /// Of how many holders it is only guessed how many tokens their blocks have.
+    #[serde(default)]
+    unsized_holders: u64,
+}
+
+/// Looks at what all daemons, each with where it is, say of publishers.
+pub(super) fn publishers(daemons: &[(&str, Vec<Published>)]) -> Check {
+    const NAME: &str = "publishers";
+    let mut found = Vec::new();
+    for (place, namespaces) in daemons {
+        for known in namespaces {
+            let name = &known.namespace;
+            if known.epochs_ahead > 0 {
+                let holders = counted(known.epochs_ahead, "holder has", "holders have");
+                found.push(format!(
+                    "{holders} an epoch ahead of the clock of {place} in {name}"
+                ));
+            }
+            if known.unsized_holders > 0 {
+                let holders = counted(known.unsized_holders, "holder", "holders");
+                found.push(format!("{holders} did not tell {place} a block size in {name}"));
+            }
+        }
+    }
+    if found.is_empty() {
+        return Check::fine(NAME, "all epochs are of the past, and all block sizes are known");
+    }
+    Check::warning(
+        NAME,
+        found.join("; "),
+        "run an NTP client where the workers run, and restart those that are ahead; have publishers send block_size, or name the \
+         namespace in the configuration",
+    )
 }
 
 /// Compares the namespaces of all daemons, each with where it is.
@@ -61,6 +104,20 @@ mod tests {
             block_size,
             hashing: "engine".to_owned(),
         }
+    }
+
+    #[test]
+    fn clocks_that_are_ahead_and_sizes_that_are_guessed_are_named() {
+        let published = |text: &str| vec![serde_json::from_str::<Published>(text).unwrap()];
+        let fine = publishers(&[("a", published(r#"{"namespace":"m"}"#))]);
+        assert_eq!(fine.outcome(), Outcome::Fine);
+        let odd = r#"{"namespace":"m","epochs_ahead":1,"unsized_holders":2}"#;
+        let check = publishers(&[("a", published(odd))]);
+        assert_eq!(check.outcome(), Outcome::Warning);
+        assert_eq!(
+            check.found(),
+            "1 holder has an epoch ahead of the clock of a in m; 2 holders did not tell a a block size in m"
+        );
     }
 
     #[test]

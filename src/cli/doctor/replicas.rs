@@ -10,7 +10,7 @@ use kvatlas_client::unix_time_us;
 use serde::Deserialize;
 
 use super::broker::Connected;
-use super::namespaces::{self, Hashed};
+use super::namespaces::{self, Hashed, Published};
 use super::report::Check;
 use crate::cli::Failure;
 use crate::cli::admin_client::{AdminArguments, AdminClient, Role};
@@ -164,12 +164,29 @@ pub(super) async fn check(replicas: &[Replica], patience: Duration) -> Vec<Check
             }
         }
     }
-    checks.extend(compare_hashing(groups.values().flatten().copied().collect()).await);
+    let daemons: Vec<&AdminClient> = groups.values().flatten().copied().collect();
+    checks.extend(check_publishers(&daemons).await);
+    checks.extend(compare_hashing(daemons).await);
     for (group, replicas) in groups.into_iter().filter(|(_, replicas)| replicas.len() > 1) {
         let count = async || try_join_all(replicas.iter().map(|replica| holders_of(replica))).await;
         checks.push(compare(group, count_until_alike(patience, count).await));
     }
     checks
+}
+
+/// What daemons with an index say of the publishers; none where there is no such daemon.
+async fn check_publishers(daemons: &[&AdminClient]) -> Option<Check> {
+    if daemons.is_empty() {
+        return None;
+    }
+    let asked = daemons.iter().map(async |daemon| {
+        let index: Index<Published> = daemon.json("/index").await?;
+        Ok::<_, Failure>((daemon.authority(), index.namespaces))
+    });
+    Some(match try_join_all(asked).await {
+        Ok(known) => namespaces::publishers(&known),
+        Err(failure) => Check::skipped("publishers", failure),
+    })
 }
 
 /// Whether all daemons with an index, of whichever group, hash their namespaces alike; none where there is only one.

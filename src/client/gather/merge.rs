@@ -125,6 +125,7 @@ pub(super) fn merge_statuses(
         merged.distinct_blocks = merged.distinct_blocks.saturating_add(status.distinct_blocks);
         merged.batches_waiting = merged.batches_waiting.saturating_add(status.batches_waiting);
         merged.behind_us = merged.behind_us.max(status.behind_us);
+        merged.unsized_holders = merged.unsized_holders.saturating_add(status.unsized_holders);
         merged.holders.extend(status.holders);
     }
     merged.holders.sort_by(|one, other| {

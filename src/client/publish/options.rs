@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use kvatlas_core::index::NamespaceSettings;
-use kvatlas_core::wire::BatchCursor;
+use kvatlas_core::wire::{BatchCursor, HEARTBEAT_INTERVAL};
 
 /// How batches travel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -49,9 +49,11 @@ pub struct PublisherOptions {
     pub beginning: Beginning,
     /// How batches travel.
     pub transport: Transport,
-    /// Block size and hashing of the namespace, as the daemon has them. With `is_size_told`, batches say the block size: a namespace that the
-    /// daemon's configuration does not name takes it over.
+    /// Block size and hashing of the namespace, as the daemon has them. A namespace that the daemon's configuration does not
+    /// name takes the block size over. Any other one refuses batches of another size.
     pub settings: NamespaceSettings,
+    /// Whether batches say the block size. True at first. For blocks that have no tokens, such as those of a probe.
+    pub tells_block_size: bool,
     /// The longest silence: a heartbeat ends it.
     pub heartbeat_interval: Duration,
     /// The least time between two batches: events that come sooner share the next one. After a pause they are sent at once. Zero makes
@@ -82,7 +84,8 @@ impl Default for PublisherOptions {
             beginning: Beginning::NewEpoch,
             transport: Transport::Core,
             settings: NamespaceSettings::default(),
-            heartbeat_interval: Duration::from_secs(1),
+            tells_block_size: true,
+            heartbeat_interval: HEARTBEAT_INTERVAL,
             batch_delay: Duration::from_millis(2),
             batch_events_max: 1024,
             batch_bytes_max: 512 << 10,

@@ -51,6 +51,11 @@ pub(super) struct Outbox {
     open: Option<OpenBatch>,
     /// When the last batch was numbered, in microseconds on the monotonic clock.
     numbered_us: Option<u64>,
+    /// Until when a daemon that knows a higher epoch is taken to know an older one, in microseconds on the monotonic clock; see
+    /// [`Self::rise_above`].
+    new_until_us: u64,
+    /// When the epoch was last put above another one.
+    risen_us: Option<u64>,
     /// What the publisher itself doubts; part of the full state.
     pub(super) doubts: DegradedReasons,
     /// Whether the last batch said goodbye: there is no holder any more that a heartbeat could be of.
@@ -86,6 +91,8 @@ impl Outbox {
             table,
             open: None,
             numbered_us: None,
+            new_until_us: clocks.monotonic_us.saturating_add(RISE_US),
+            risen_us: None,
             doubts: DegradedReasons::default(),
             has_left: false,
         })
@@ -121,8 +128,8 @@ impl Outbox {
 
     /// What batches say of the blocks' size.
     pub(super) fn told_block_size(&self) -> Option<BlockSize> {
-        let settings = &self.options.settings;
-        settings.is_size_told.then_some(settings.block_size)
+        let block_size = self.options.settings.block_size;
+        self.options.tells_block_size.then_some(block_size)
     }
 
     /// When the open batch has to go, in microseconds on the monotonic clock: a delay after the batch before it. After a pause that is at
@@ -200,6 +207,37 @@ impl Outbox {
         rest.into_iter().chain([first]).collect()
     }
 
+    /// Begins an epoch above the one that a daemon knows, `known`, with all that the holder has. Says whether it did. The clock of an earlier
+    /// process was ahead, and daemons take this one for its predecessor.
+    ///
+    /// The epoch's first number is skipped: daemons that are not answered now learn from the gap that there is more to ask for.
+    ///
+    /// Nothing is done in these cases:
+    /// - The blocks of earlier batches are not known, or the holder has left.
+    /// - The other epoch began after this publisher, by the clock: a younger process has replaced it.
+    /// - The last time was less than a minute ago: two publishers that live would outdo each other without end.
+    pub(super) fn rise_above(&mut self, known: u64, clocks: Clocks) -> bool {
+        let is_older = matches!(self.options.beginning, Beginning::After(_)) || self.has_left;
+        let has_begun_later = known <= clocks.unix_us && clocks.monotonic_us > self.new_until_us;
+        let is_too_soon = self
+            .risen_us
+            .is_some_and(|last| clocks.monotonic_us.saturating_sub(last) < RISE_US);
+        let Some(above) = known.checked_add(1).filter(|_| known > self.cursor.epoch) else {
+            return false;
+        };
+        if is_older || has_begun_later || is_too_soon {
+            return false;
+        }
+        self.risen_us = Some(clocks.monotonic_us);
+        self.cursor = BatchCursor {
+            epoch: clocks.unix_us.max(above),
+            seq: 1,
+        };
+        self.made_us = Some(clocks.unix_us);
+        self.ring = Ring::new(1, self.options.ring_batches_max, self.options.ring_bytes_max);
+        true
+    }
+
     /// Daemons have forgotten the holder, its numbers included, or are to forget it: it begins anew.
     fn come_back(&mut self, clocks: Clocks) {
         let epoch = clocks.unix_us.max(self.cursor.epoch.saturating_add(1));
@@ -212,6 +250,9 @@ impl Outbox {
         self.has_left = false;
     }
 }
+
+/// For so long a publisher is new, and so long it waits before it puts its epoch above another one again; in microseconds.
+const RISE_US: u64 = 60_000_000;
 
 fn first_of(epoch: u64) -> BatchCursor {
     BatchCursor { epoch, seq: 0 }
@@ -386,6 +427,36 @@ mod tests {
         assert!(batches[1].epoch > batches[0].epoch);
         assert!(outbox.doubts.is_empty());
         assert_eq!(outbox.table.as_mut().unwrap().state().unwrap().count(), 0);
+    }
+
+    #[test]
+    fn an_epoch_is_put_above_the_one_that_a_daemon_knows() {
+        const MINUTE: u64 = 60_000_000;
+        let mut risen = outbox(PublisherOptions::default());
+        risen.add(Tier::DEVICE, vec![stored(1, 2)], at(10));
+        assert!(!risen.rise_above(1, at(20)), "it is not above");
+        assert!(!risen.rise_above(u64::MAX, at(20)), "nothing is above that");
+        assert!(risen.rise_above(500, at(20)));
+        assert_eq!(risen.cursor, BatchCursor { epoch: 501, seq: 1 });
+        // What waited goes into the new epoch, of which number 1 cannot be given.
+        let next = decoded(&risen.seal(at(30)).unwrap());
+        assert_eq!((next.epoch, next.seq, next.events.len()), (501, 2, 1));
+        assert!(risen.ring.after(0).is_none() && risen.ring.after(1).is_some());
+        assert_eq!(risen.table.as_mut().unwrap().state().unwrap().count(), 1);
+        assert!(!risen.rise_above(600, at(40)), "the other one lives");
+        assert!(risen.rise_above(MINUTE * 2, at(40 + MINUTE)));
+        // A younger process has replaced one that is not new any more.
+        let mut old = outbox(PublisherOptions::default());
+        assert!(!old.rise_above(2 * MINUTE, at(3 * MINUTE)));
+        assert!(
+            old.rise_above(4 * MINUTE, at(3 * MINUTE)),
+            "by the clock it has not begun"
+        );
+        let mut continuing = outbox(PublisherOptions {
+            beginning: Beginning::After(BatchCursor { epoch: 5, seq: 7 }),
+            ..PublisherOptions::default()
+        });
+        assert!(!continuing.rise_above(6, at(2)));
     }
 
     #[test]

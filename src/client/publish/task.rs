@@ -235,6 +235,7 @@ impl Task {
         queue: &mut mpsc::Receiver<Command>,
     ) -> Result<Vec<Vec<u8>>, WireError> {
         let request = ResyncRequest::decode(payload, &WireLimits::default())?;
+        self.rise_above(request.cursor.epoch);
         let kept = match self.state.clone() {
             Some(state) if self.outbox.needs_state(&request) => Some(self.read(&state, queue).await),
             _ => None,
@@ -245,6 +246,24 @@ impl Task {
             ResyncAnswerKind::Full => &self.shared.counters.answers_full,
         });
         Ok(answer.chunks)
+    }
+
+    /// Begins an epoch above the one that a daemon knows, where that is higher than ours.
+    fn rise_above(&mut self, known: u64) {
+        let before = self.outbox.cursor.epoch;
+        if !self.outbox.rise_above(known, self.clocks()) {
+            return;
+        }
+        let epoch = self.outbox.cursor.epoch;
+        tracing::warn!(
+            subject = self.subject,
+            before,
+            known,
+            epoch,
+            "a daemon knew a higher epoch, of a process whose clock was ahead: a new one begins above it"
+        );
+        // Other daemons learn of it at once.
+        self.heartbeat_at = Instant::now();
     }
 
     /// All that the holder has, at the last batch sent.

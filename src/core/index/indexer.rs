@@ -28,6 +28,8 @@ pub struct IndexSizes {
     pub parked_events: u64,
     /// Holders whose hashes are not the contract's chain.
     pub foreign_holders: u32,
+    /// Holders of whom it is not known how many tokens their blocks have.
+    pub unsized_holders: u32,
     /// Blocks whose hash another block has, too: sequence hashes that are no chain.
     pub chain_conflicts: u64,
     /// Distinct blocks forgotten so far because there were too many.
@@ -77,9 +79,16 @@ impl PositionalIndexer {
         &self.shared.settings
     }
 
+    /// Whether asking for the full state of `holder` may bring back blocks for which there was no room.
+    pub fn has_room_for(&self, holder: &HolderRecord) -> bool {
+        let blocks_max = self.shared.limits.blocks_per_holder_max as u64;
+        self.shared.runs.has_room() && holder.status.blocks.load() < blocks_max - blocks_max / 8
+    }
+
     /// Adds a holder; the writer is the only one who may change what it holds.
     pub fn register(&self, id: &HolderId) -> Result<HolderWriter, RegisterError> {
         let (slot, record) = self.shared.slots.register(id, &self.shared.limits)?;
+        self.shared.unsized_holders.fetch_add(1);
         let holder = Arc::new(Holder::new(record, slot));
         self.shared.holders.write().insert(slot, Arc::clone(&holder));
         Ok(HolderWriter::new(Arc::clone(&self.shared), holder))
@@ -147,6 +156,11 @@ impl PositionalIndexer {
         self.shared.slots.refused(workers)
     }
 
+    /// Holders of whom it is not known how many tokens their blocks have.
+    pub fn unsized_holders(&self) -> u32 {
+        self.shared.unsized_holders.load()
+    }
+
     /// Holders whose hashes are not the contract's chain.
     pub fn foreign_holders(&self) -> u32 {
         self.shared.foreign_holders.load()
@@ -159,6 +173,7 @@ impl PositionalIndexer {
             distinct_blocks: runs.usage().blocks.load(),
             workers: directory.workers,
             foreign_holders: self.foreign_holders(),
+            unsized_holders: self.unsized_holders(),
             chain_conflicts: runs.doubles(),
             evicted_blocks: runs.evicted(),
             bytes: runs.usage().bytes.load(),

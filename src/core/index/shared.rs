@@ -26,6 +26,8 @@ pub(crate) struct Shared {
     pub(crate) evicting: Mutex<()>,
     /// How many holders' hashes are not the contract's chain.
     pub(super) foreign_holders: AtomicCell<u32>,
+    /// Of how many holders it is not known how many tokens their blocks have.
+    pub(super) unsized_holders: AtomicCell<u32>,
     /// How often the state of a holder has been replaced as a whole.
     pub(super) replacements: AtomicCell<u64>,
     pub(super) total: Arc<TotalUsage>,
@@ -46,6 +48,7 @@ impl Shared {
             holders: RwLock::default(),
             evicting: Mutex::default(),
             foreign_holders: AtomicCell::new(0),
+            unsized_holders: AtomicCell::new(0),
             replacements: AtomicCell::new(0),
             total: Arc::clone(total),
         });

@@ -75,6 +75,12 @@ impl Usage {
         }
     }
 
+    /// Whether so much is free that blocks may come back: an eighth of the capacity. Eviction leaves less.
+    pub(crate) fn has_room(&self) -> bool {
+        let fits = |used: u64, max: u64| used <= max - max / 8;
+        fits(self.blocks.load(), self.capacity.blocks_max) && fits(self.bytes.load(), self.capacity.bytes_max)
+    }
+
     /// Whether what has no place among the runs has a small part of the capacity: blocks with a place must not have to give way to it.
     pub(crate) fn has_room_aside(&self) -> bool {
         let bytes_max = self.blocks_max().saturating_mul(BLOCK_BYTES);

@@ -132,8 +132,22 @@ impl HolderWriter {
     /// Removes all blocks and gives the holder's slot back.
     pub fn retire(mut self) {
         self.clear();
+        self.set_size_known(true);
         let slot = self.holder.state.lock().slot;
         self.shared.release(slot);
+    }
+
+    /// Notes whether it is known how many tokens the holder's blocks have.
+    pub fn set_size_known(&self, is_known: bool) {
+        // Each batch says so, and mostly nothing new.
+        if self.status().is_size_known.load() != is_known {
+            self.status().is_size_known.store(is_known);
+            let unsized_holders = &self.shared.unsized_holders;
+            match is_known {
+                true => unsized_holders.fetch_sub(1),
+                false => unsized_holders.fetch_add(1),
+            };
+        }
     }
 
     /// Notes whether the holder's hashes are not the contract's chain.

@@ -34,6 +34,8 @@ pub struct StreamTrust {
     doubts: AtomicU64,
     /// The last generation whose subscription the server is known to have; 0 if there was none.
     followed: AtomicU64,
+    /// How many doubts had come when everybody who publishes was last known to have been heard of.
+    listed: AtomicU64,
     stalls: AtomicU64,
     ended_stalls: AtomicU64,
 }
@@ -69,6 +71,18 @@ impl StreamTrust {
     /// Doubts the stream: no holder is trusted until a batch received in the new generation continues its count.
     pub fn doubt(&self) -> StreamGeneration {
         StreamGeneration(self.doubts.fetch_add(1, Ordering::AcqRel) + 2)
+    }
+
+    /// Says that everybody who publishes has been heard of in `generation`: it lasts for longer than any publisher is silent.
+    pub fn note_listed(&self, generation: StreamGeneration) {
+        self.listed
+            .fetch_max(generation.0.saturating_sub(1), Ordering::AcqRel);
+    }
+
+    /// Whether everybody who publishes is known. After a doubt, and in a stall, somebody may have begun of whom nothing has come yet. To be
+    /// asked before a search.
+    pub fn is_listed(&self) -> bool {
+        !self.is_stalled() && self.listed.load(Ordering::Acquire) >= self.doubts.load(Ordering::Acquire)
     }
 
     /// Begins a time in which no holder is trusted because events wait that will be applied later. What a holder's batches have

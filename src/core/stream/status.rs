@@ -35,6 +35,9 @@ pub struct HolderStatus {
     /// Whether the holder's hashes are not the contract's chain, so that queries by tokens or block hashes cannot
     /// find its blocks. Queries by its own hashes can, and are as exact as ever; so this is no degradation.
     pub has_foreign_chain: AtomicCell<bool>,
+    /// Whether it is known how many tokens the holder's blocks have: its publisher has said so, or has sent the tokens of a block. Otherwise
+    /// they count as the namespace's, and queries by tokens may not find them.
+    pub is_size_known: AtomicCell<bool>,
 }
 
 impl HolderStatus {

@@ -82,3 +82,6 @@ pub use subject::{HolderId, NameError, NamespaceName, Rank, SubjectError, Subjec
 
 /// The version of the contract that this build speaks; the `v1` in subjects and the `v` in payloads.
 pub const PROTOCOL_VERSION: u64 = 1;
+
+/// The longest silence of a publisher: a heartbeat ends it.
+pub const HEARTBEAT_INTERVAL: std::time::Duration = std::time::Duration::from_secs(1);

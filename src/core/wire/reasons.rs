@@ -42,6 +42,8 @@ pub enum DegradedReason {
     Behind = 1 << 10,
     /// A batch that must be seen whole was being applied while the query was answered.
     Changing = 1 << 11,
+    /// Batches of a lower epoch come: two publishers claim the holder. Nobody knows whose blocks it has.
+    Contested = 1 << 12,
     /// The engine's events do not tell salts: nothing is certain for a query with one.
     UntoldSalts = 1 << 14,
     /// The engine's events do not tell, or not surely, which adapter a block is of: nothing is certain for a query with one.
@@ -53,7 +55,7 @@ pub enum DegradedReason {
 
 impl DegradedReason {
     /// All reasons, in the order in which replies list them.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::Gap,
         Self::Undecodable,
         Self::Rejected,
@@ -66,6 +68,7 @@ impl DegradedReason {
         Self::UpstreamLost,
         Self::Behind,
         Self::Changing,
+        Self::Contested,
         Self::UntoldSalts,
         Self::UntoldAdapters,
         Self::LooksAhead,
@@ -86,6 +89,7 @@ impl DegradedReason {
             Self::UpstreamLost => "upstream_lost",
             Self::Behind => "behind",
             Self::Changing => "changing",
+            Self::Contested => "contested",
             Self::UntoldSalts => "untold_salts",
             Self::UntoldAdapters => "untold_adapters",
             Self::LooksAhead => "looks_ahead",
@@ -94,7 +98,11 @@ impl DegradedReason {
 
     /// Whether the reason is a fact about the blocks. Such a reason outlives a restart; the others describe the moment.
     pub fn is_lasting(self) -> bool {
-        !self.is_of_the_moment() && !matches!(self, Self::Unverified | Self::Resyncing | Self::Stale)
+        !self.is_of_the_moment()
+            && !matches!(
+                self,
+                Self::Unverified | Self::Resyncing | Self::Stale | Self::Contested
+            )
     }
 
     /// Whether a resync can remove the reason. A full holder stays full. A silent publisher does not answer. A publisher that

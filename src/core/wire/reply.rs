@@ -213,6 +213,9 @@ pub struct HolderStatusReply {
     /// Whether the engine's hashes are not the contract's chain.
     #[serde(default)]
     pub foreign_chain: bool,
+    /// How far the epoch lies ahead of the daemon's clock, in seconds. Absent where it is 0, or no more than clocks may differ by.
+    #[serde(default)]
+    pub epoch_ahead_s: u64,
     /// Whether its state is certain.
     pub exact: bool,
     /// Why it is not; absent where it is.
@@ -231,6 +234,10 @@ pub struct StatusReply {
     pub distinct_blocks: u64,
     /// Batches, of all namespaces, that have been received but not applied yet.
     pub batches_waiting: u64,
+    /// Of how many holders it is not known whether their blocks have `block_size` tokens: their publishers do not say, and no configuration
+    /// names the namespace. Absent where it is 0.
+    #[serde(default)]
+    pub unsized_holders: u32,
     /// All holders, by worker and rank.
     pub holders: Vec<HolderStatusReply>,
     /// Which shards the reply was gathered from; absent in a daemon's own.
@@ -364,6 +371,9 @@ impl Message for HolderStatusReply {
         if self.foreign_chain || entries.wants_defaults() {
             entries.flag("foreign_chain", self.foreign_chain)?;
         }
+        if self.epoch_ahead_s != 0 || entries.wants_defaults() {
+            entries.number("epoch_ahead_s", self.epoch_ahead_s)?;
+        }
         entries.flag("exact", self.exact)?;
         write_reasons(self.degraded, entries)
     }
@@ -375,6 +385,9 @@ impl Message for StatusReply {
         entries.number("block_size", u64::from(self.block_size))?;
         entries.number("distinct_blocks", self.distinct_blocks)?;
         entries.number("batches_waiting", self.batches_waiting)?;
+        if self.unsized_holders != 0 || entries.wants_defaults() {
+            entries.number("unsized_holders", u64::from(self.unsized_holders))?;
+        }
         entries.maps("holders", &self.holders)?;
         if let Some(gathered) = &self.gathered {
             entries.map("gathered", gathered)?;

@@ -238,8 +238,8 @@ tables! {
         block_size: u32 = "16", integer(1, 65_536);
         /// Trust the hashes that engines send, or recompute them, for namespaces that do not say.
         hashing: Hashing = "engine", choice();
-        /// Silence after which a holder is stale, in milliseconds; 0 is never.
-        stale_after as stale_after_ms: Option<Duration> = "30000", milliseconds_or_never(86_400_000);
+        /// Silence after which a holder is stale at the latest, in milliseconds; publishers send something every second; 0 is never.
+        stale_after as stale_after_ms: Option<Duration> = "3000", milliseconds_or_never(86_400_000);
         /// Silence after which a holder is removed, in milliseconds; 0 is never.
         remove_after as remove_after_ms: Option<Duration> = "600000", milliseconds_or_never(86_400_000);
     }

@@ -222,8 +222,8 @@ fn answer(shared: &Shared, payload: &Payload, by: By) -> Result<Response, Dialec
             found
         }
         Err(error) => {
-            let is_unknown = error.code == ErrorCode::UnknownNamespace;
-            let followed = is_unknown.then(|| shared.followed(&cache)).flatten();
+            let is_unheard = index.answerer.is_unheard(&namespace);
+            let followed = is_unheard.then(|| shared.followed(&cache)).flatten();
             followed
                 .ok_or(error)
                 .inspect_err(|error| index.errors.failed(error.code, &error.text))?

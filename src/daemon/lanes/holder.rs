@@ -6,9 +6,10 @@ use crate::daemon::metrics::labels::DropReason;
 use crate::daemon::metrics::{AppliedBatch, EventMetrics};
 use kvatlas_core::index::{Applied, HolderWriter, RejectReason};
 use kvatlas_core::stream::StreamGeneration;
-use kvatlas_core::wire::{BatchCursor, DegradedReason, DegradedReasons, Event, EventBatch};
+use kvatlas_core::wire::{BatchCursor, BlockContent, DegradedReason, DegradedReasons, Event, EventBatch};
 
 use super::clock::LaneClock;
+use super::contest::Lower;
 use super::flow::{NamespaceFlow, OpenStep};
 use super::held::{Held, HoldingLimits};
 use super::liveness::{LivenessLimits, Silence, silence};
@@ -56,6 +57,8 @@ pub(crate) struct Holder {
     /// While a batch is applied that was received earlier: the doubts that came after it. It cannot end them.
     pub(super) later_doubts: DegradedReasons,
     pub(super) asked: Asked,
+    /// Batches of lower epochs that have come beside those that are applied.
+    pub(super) lower: Lower,
     /// When the publisher was last heard of, in microseconds of listening.
     heard_us: u64,
     /// What has been received in the newest epoch. An answer that ends before it is not believed, nor does a batch before it confirm
@@ -88,7 +91,7 @@ impl Holder {
         flow: Arc<NamespaceFlow>,
         clocks: Clocks,
     ) -> Self {
-        Self {
+        let holder = Self {
             writer,
             metrics,
             flow,
@@ -103,9 +106,30 @@ impl Holder {
                 has_restarted: false,
                 has_outlived: false,
             },
+            lower: Lower::default(),
             heard_us: clocks.listening_us,
             high_water: HighWater::default(),
             is_known_short: false,
+        };
+        holder.forget_size();
+        holder
+    }
+
+    /// A new process may have blocks of another size. Where the namespace has taken its size from its batches, each of them says it.
+    fn forget_size(&self) {
+        self.writer.set_size_known(self.writer.settings().is_size_told);
+    }
+
+    /// Notes whether a batch says how many tokens its blocks have.
+    fn note_size(&self, batch: &EventBatch) {
+        let has_tokens = |event: &Event| {
+            let Event::Stored(stored) = event else {
+                return false;
+            };
+            matches!(stored.content, Some(BlockContent::Tokens { .. }))
+        };
+        if batch.block_size.is_some() || batch.events.iter().any(has_tokens) {
+            self.writer.set_size_known(true);
         }
     }
 
@@ -156,9 +180,11 @@ impl Holder {
             }
             Admission::StaleEpoch => {
                 self.drop_batch(DropReason::StaleEpoch, next.epoch);
+                self.contest(&batch, context);
                 return Afterwards::Stays;
             }
         }
+        self.settle_contest(context);
         // The stream is trusted again: each earlier batch has been applied or is known to be missing. The changes of this batch are
         // exact at every step. But a batch that came late confirms nothing: what overtook it may have been dropped.
         if next >= self.high_water.seen {
@@ -190,6 +216,9 @@ impl Holder {
     /// been applied. An answer to a resync that is under way may be older than what was dropped: the holder waits for it no longer.
     pub(super) fn note_lost(&mut self, head: &EventBatch, context: Context<'_>) -> Afterwards {
         let known = self.high_water.seen;
+        if head.epoch < known.epoch {
+            self.contest(head, context);
+        }
         if !self.note_received(head) && cursor_of(head) <= known {
             return Afterwards::Stays;
         }
@@ -228,8 +257,11 @@ impl Holder {
         context: Context<'_>,
     ) {
         self.writer.clear();
+        self.forget_size();
+        self.end_contest();
         // Also where there are none: the stream may be in doubt, and this batch ends that.
         self.replace_reasons(context);
+        self.note_epoch(next.epoch, context);
         self.note_whole();
         self.asked.may_answer = true;
         if let Some(before) = before {
@@ -270,11 +302,12 @@ impl Holder {
 
     /// Withdraws the reasons for doubt after the whole state was replaced; searches that began before notice. These stay:
     ///
-    /// - A resync that is under way, and silence.
+    /// - A resync that is under way, silence, and another publisher.
     /// - The doubts that came after the batch that replaces the state.
     /// - A message that could not be decoded, while the publisher may be asked: it may have overtaken the batch. The answer settles it.
     fn replace_reasons(&mut self, context: Context<'_>) {
         let mut kept = DegradedReasons::of(DegradedReason::Resyncing).with(DegradedReason::Stale);
+        kept = kept.union(self.contested());
         if context.holding.is_enabled && !self.asked.has_failed {
             kept = kept.with(DegradedReason::Undecodable);
         }
@@ -306,6 +339,7 @@ impl Holder {
         let clocks = context.clocks;
         let mut total = AppliedBatch::default();
         let mut afterwards = Afterwards::Stays;
+        self.note_size(&batch);
         for event in batch.events {
             let applied = self.writer.apply(event, batch.tier, clocks.monotonic_us);
             if applied.cleared {
@@ -347,6 +381,8 @@ impl Holder {
         let silence = silence(self.heard_us, context.clocks.listening_us, limits);
         match silence {
             Silence::Alive => {}
+            // Where another publisher is heard of, the doubt has a name of its own.
+            Silence::Stale if self.is_contested() => {}
             Silence::Stale => self.degrade(DegradedReason::Stale),
             Silence::Gone => self
                 .metrics
@@ -398,10 +434,15 @@ impl Holder {
         self.count_shortage();
     }
 
+    /// Whether there was no room for some of the holder's blocks.
+    pub(super) fn is_short(&self) -> bool {
+        let reasons = self.writer.status().own_reasons();
+        reasons.contains(DegradedReason::Capacity)
+    }
+
     /// Counts once that there is no room for some of the holder's blocks, whether an event or eviction found out.
     fn count_shortage(&mut self) {
-        let reasons = self.writer.status().own_reasons();
-        let is_short = reasons.contains(DegradedReason::Capacity);
+        let is_short = self.is_short();
         if is_short && !self.is_known_short {
             self.count_degraded(DegradedReason::Capacity);
         }

@@ -66,6 +66,7 @@ impl Holder {
             }
             Admission::StaleEpoch => {
                 self.drop_batch(DropReason::StaleEpoch, next.epoch);
+                self.contest(&received.batch, context);
                 return Afterwards::Stays;
             }
             Admission::Duplicate => {
@@ -92,7 +93,7 @@ impl Holder {
         let next = cursor_of(&received.batch);
         match self.tracker.classify(next) {
             Admission::Gap { missed } => self.note_gap(next, missed),
-            Admission::NewEpoch { missed } => self.outlive_epoch(next, missed),
+            Admission::NewEpoch { missed } => self.outlive_epoch(next, missed, context),
             // Numbering restarted, which has been noted.
             Admission::Next | Admission::Duplicate | Admission::StaleEpoch => {}
         }
@@ -110,7 +111,9 @@ impl Holder {
     /// Takes note of a new epoch whose first batches are missing.
     ///
     /// The blocks of the ended epoch stay until the new epoch's blocks are known. To a router they are worth more than none.
-    fn outlive_epoch(&mut self, next: BatchCursor, missed: u64) {
+    fn outlive_epoch(&mut self, next: BatchCursor, missed: u64, context: Context<'_>) {
+        self.end_contest();
+        self.note_epoch(next.epoch, context);
         if let Some(before) = self.tracker.cursor() {
             self.metrics
                 .epoch_changed(self.worker(), &before.epoch, &next.epoch);
@@ -138,7 +141,8 @@ impl Holder {
         let cursor = self.tracker.cursor().unwrap_or_default();
         let (cursor, full) = match self.asked.has_restarted {
             true => (BatchCursor { seq: 0, ..cursor }, true),
-            false => (cursor, !self.is_whole),
+            // Of blocks that were forgotten for want of room, no batch tells again.
+            false => (cursor, !self.is_whole || self.is_short()),
         };
         ResyncBegun {
             number,
@@ -164,6 +168,14 @@ impl Holder {
         let resyncing = DegradedReasons::of(DegradedReason::Resyncing);
         // What came after the question may have come after the answer.
         let later = held.doubts();
+        if self
+            .tracker
+            .cursor()
+            .is_some_and(|known| known.epoch < answer.cursor.epoch)
+        {
+            self.end_contest();
+            self.note_epoch(answer.cursor.epoch, context);
+        }
         let kept = match answer.kind {
             // Blocks that were left out meanwhile are part of a full state: their events came before the question.
             ResyncAnswerKind::Full => resyncing.union(later.filtered(is_of_dropped)),
@@ -174,7 +186,7 @@ impl Holder {
                 kept.union(own.upstream())
             }
         };
-        self.writer.status().retain_reasons(kept);
+        self.writer.status().retain_reasons(kept.union(self.contested()));
         self.asked.may_answer = true;
         self.asked.has_failed = false;
         let cursor = answer.cursor;
@@ -252,9 +264,15 @@ impl Holder {
         afterwards
     }
 
-    /// Applies the held batches; at a gap, the rest is held again.
+    /// Applies the held batches; at a gap, the rest is held again. Those of an epoch that ended behind them are dropped.
     fn apply_held(&mut self, held: Held, context: Context<'_>) -> Afterwards {
+        let current = self.tracker.cursor().unwrap_or_default().epoch;
         for (received, later) in held.into_batches() {
+            let epoch = received.batch.epoch;
+            if epoch < current {
+                self.drop_batch(DropReason::StaleEpoch, epoch);
+                continue;
+            }
             let afterwards = self.before_doubts(later, |holder| holder.apply(received, context));
             if let Some(held_again) = &mut self.held {
                 held_again.note_dropped(later);

@@ -8,10 +8,13 @@
 
 use std::time::Duration;
 
+/// How often silent holders are looked for, and what waits for too long.
+pub(crate) const TICK_INTERVAL: Duration = Duration::from_millis(500);
+
 /// How long a holder may be silent. The limits of a namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct LivenessLimits {
-    /// After this long it is stale; never where it is absent.
+    /// After this long it is stale at the latest; never where it is absent.
     pub stale_after: Option<Duration>,
     /// After this long it is removed; never where it is absent.
     pub remove_after: Option<Duration>,
@@ -59,9 +62,13 @@ impl ListeningClock {
 pub(super) fn silence(heard_us: u64, now_us: u64, limits: &LivenessLimits) -> Silence {
     let silent = Duration::from_micros(now_us.saturating_sub(heard_us));
     let is_over = |limit: Option<Duration>| limit.is_some_and(|limit| silent >= limit);
+    // By the next look it would be. A quarter of a short limit is as much as is taken off it.
+    let soon = limits
+        .stale_after
+        .map(|limit| limit - TICK_INTERVAL.min(limit / 4));
     if is_over(limits.remove_after) {
         Silence::Gone
-    } else if is_over(limits.stale_after) {
+    } else if is_over(soon) {
         Silence::Stale
     } else {
         Silence::Alive
@@ -92,6 +99,20 @@ mod tests {
         assert_eq!(seen[2..9], [Silence::Stale; 7]);
         assert_eq!(seen[9], Silence::Gone);
         assert_eq!(silence(clock.now_us(), clock.now_us(), &LIMITS), Silence::Alive);
+    }
+
+    /// The next look comes half a second later.
+    #[test]
+    fn who_is_silent_is_stale_before_the_limit_is_over() {
+        let after = |silent_us| silence(0, silent_us, &LIMITS);
+        assert_eq!(after(5 * SECOND / 2 - 1), Silence::Alive);
+        assert_eq!(after(5 * SECOND / 2), Silence::Stale);
+        let short = LivenessLimits {
+            stale_after: Some(Duration::from_millis(400)),
+            remove_after: None,
+        };
+        assert_eq!(silence(0, 299_999, &short), Silence::Alive);
+        assert_eq!(silence(0, 300_000, &short), Silence::Stale);
     }
 
     #[test]

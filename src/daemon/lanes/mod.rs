@@ -20,6 +20,7 @@
 //! | `flow.rs`, `freshness.rs`, `clock.rs` | how old the state is, and which batches are half applied, as queries are told |
 //! | `lane.rs` | the jobs of a lane, and its thread |
 //! | `holder.rs`, `tally.rs` | one holder: checks on batch numbers, then the index; what is counted of that |
+//! | `contest.rs` | two publishers that claim one holder |
 //! | `position.rs` | how far the stream has been handed over |
 //! | `sequence.rs`, `liveness.rs`, `held.rs` | batch numbers; silence; held batches |
 //! | `absent.rs` | what is remembered of workers without a holder: undecodable messages, goodbyes |
@@ -33,6 +34,7 @@
 mod absent;
 mod clock;
 mod command;
+mod contest;
 mod flow;
 mod freshness;
 mod held;
@@ -67,9 +69,10 @@ pub use holder_snapshot::{HolderDump, Revisited};
 pub(crate) use lane::{HolderCommand, HolderKey};
 pub(crate) use line::WorkerKey;
 pub use liveness::LivenessLimits;
+pub(crate) use liveness::TICK_INTERVAL;
 pub(crate) use pool::Inbox;
 pub use pool::{LanePool, PoolError};
 pub use position::StreamPosition;
 pub use settings::{HoldingSettings, LaneSettings, LivenessSettings};
-pub(crate) use settings::{LaneLimits, epoch_max};
+pub(crate) use settings::{LaneLimits, epoch_ahead_s, epoch_max};
 pub use snapshot::{DumpPosition, snapshot_limits};

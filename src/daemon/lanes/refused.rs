@@ -8,6 +8,7 @@ use kvatlas_core::index::{Namespace, RegisterError};
 use kvatlas_core::wire::{Event, EventBatch, HolderId, NamespaceName};
 
 use super::absent::ranks_of;
+use super::contest::is_fresh;
 use super::lane::{Lane, Sender};
 use super::line::WorkerKey;
 
@@ -66,6 +67,10 @@ impl Lane {
             NoHolder::Left(reason) => {
                 let detail = "its publisher has said goodbye";
                 sender.metrics.batch_dropped(*reason, worker, &detail);
+                // Who comes with a lower epoch is another publisher, if it is not a batch that comes again.
+                if *reason == DropReason::StaleEpoch && is_fresh(batch, self.clocks().unix_us) {
+                    self.note_refused(sender, batch);
+                }
             }
         }
     }

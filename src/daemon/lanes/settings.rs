@@ -146,10 +146,20 @@ pub(crate) fn epoch_max(ahead_max: Option<Duration>) -> u64 {
     epoch_max_at(unix_time_us(), ahead_max)
 }
 
-/// The largest epoch that is believed at a time in microseconds since the Unix epoch. A clock that has not been set tells nothing.
+/// The year 2020, in microseconds since the Unix epoch. A clock before it has not been set, and tells nothing.
+const CLOCK_MIN_US: u64 = 1_577_836_800_000_000;
+
+/// How far `epoch` lies ahead of the clock, in seconds; 0 where that is so little that clocks may differ by it.
+pub(crate) fn epoch_ahead_s(epoch: u64, now_us: u64) -> u64 {
+    const TOLERATED_US: u64 = 5_000_000;
+    match epoch.saturating_sub(now_us) {
+        ahead_us if now_us >= CLOCK_MIN_US && ahead_us > TOLERATED_US => ahead_us / 1_000_000,
+        _ => 0,
+    }
+}
+
+/// The largest epoch that is believed at a time in microseconds since the Unix epoch.
 pub(super) fn epoch_max_at(now_us: u64, ahead_max: Option<Duration>) -> u64 {
-    /// The year 2020.
-    const CLOCK_MIN_US: u64 = 1_577_836_800_000_000;
     match ahead_max {
         Some(ahead_max) if now_us >= CLOCK_MIN_US => {
             now_us.saturating_add(u64::try_from(ahead_max.as_micros()).unwrap_or(u64::MAX))

@@ -13,6 +13,7 @@ use crate::daemon::http::HttpServer;
 use crate::daemon::lanes::LanePool;
 use crate::daemon::shared::Stage;
 use crate::daemon::snapshots::SnapshotKeeper;
+use kvatlas_core::stream::StreamTrust;
 
 mod commands;
 mod error;
@@ -43,6 +44,7 @@ pub struct Daemon {
     admin: Option<AdminServer>,
     http: Option<HttpServer>,
     readiness: Arc<Readiness>,
+    trust: Arc<StreamTrust>,
     pool: Arc<LanePool>,
     snapshots: Option<Arc<SnapshotKeeper>>,
     queries: Stage,
@@ -75,6 +77,14 @@ impl Daemon {
     /// The engines that a bridge in this process has to follow have been seen, or have had the time for it.
     pub fn note_engines_followed(&self) {
         self.readiness.set(Latch::EnginesFollowed);
+    }
+
+    /// Waits until everybody who publishes has been heard of, so that answers lack nobody.
+    pub async fn listed(&self) {
+        const INTERVAL: std::time::Duration = std::time::Duration::from_millis(20);
+        while !self.trust.is_listed() {
+            tokio::time::sleep(INTERVAL).await;
+        }
     }
 
     /// Waits until queries are served.

@@ -122,6 +122,7 @@ impl Daemon {
             admin,
             http,
             readiness: shared.readiness,
+            trust: shared.trust,
             pool: shared.pool,
             snapshots,
             queries,
@@ -161,6 +162,9 @@ async fn share(
     if shared.config.events.transport.keeps_events() {
         // Until the stream has been read up to its end, nothing is certain.
         shared.trust.stall();
+    } else if !shared.config.gateway.enabled {
+        // Who publishes is not known before the events are followed.
+        shared.trust.doubt();
     }
     Ok((shared, broker))
 }

@@ -7,7 +7,7 @@ use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
 use crate::daemon::config::Live;
-use crate::daemon::lanes::LanePool;
+use crate::daemon::lanes::{LanePool, TICK_INTERVAL};
 use kvatlas_core::index::give_back_memory;
 use kvatlas_core::stream::StreamTrust;
 
@@ -15,7 +15,7 @@ use super::memory::give_to_system;
 use super::view::DaemonView;
 use super::watch::HolderWatch;
 
-/// How often gauges are published, what waits is timed out, and silent holders are looked for.
+/// How often gauges are published.
 const UPKEEP_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Publishes gauges, times out what waits, looks for silent holders, names those that stay degraded, and gives memory back, until `stop`
@@ -32,11 +32,13 @@ pub(super) async fn keep_up(
     let mut watch = HolderWatch::new(Instant::now());
     let mut interval = tokio::time::interval(UPKEEP_INTERVAL);
     interval.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    let mut ticks = tokio::time::interval(TICK_INTERVAL);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
     loop {
         tokio::select! {
             () = stop.cancelled() => return,
+            _ = ticks.tick() => pool.tick(trust.followed().is_some()),
             _ = interval.tick() => {
-                pool.tick(trust.followed().is_some());
                 let mut look = watch.look();
                 view.publish(|namespace, holder, reasons| look.saw(namespace, holder, reasons));
                 look.end(Instant::now());

@@ -10,12 +10,13 @@ use serde::Serialize;
 use crate::daemon::admin::{
     AdminSource, PageAnswer, PageRequest, Readiness, ReadinessReport, WorkersCursor, WorkersQuery,
 };
-use crate::daemon::lanes::{LanePool, WorkerKey};
+use crate::daemon::lanes::{LanePool, WorkerKey, epoch_ahead_s};
 use crate::daemon::metrics::labels::{HolderState, namespace_label};
 use crate::daemon::metrics::{MetricsHandle, NamespaceGauges, ProcessMetrics};
 use crate::daemon::page::Page;
-use crate::daemon::queries::report;
-use kvatlas_core::index::{IndexSizes, Namespace, Namespaces};
+use crate::daemon::queries::{report, unsized_holders};
+use kvatlas_client::unix_time_us;
+use kvatlas_core::index::{HolderRecord, IndexSizes, Namespace, Namespaces};
 use kvatlas_core::stream::HolderStatus;
 use kvatlas_core::stream::StreamTrust;
 use kvatlas_core::wire::{DegradedReason, DegradedReasons, HolderId, HolderStatusReply, NamespaceName};
@@ -158,6 +159,10 @@ struct NamespaceJson {
     workers: usize,
     parked_events: u64,
     foreign_holders: u32,
+    /// Of how many holders it is only guessed how many tokens their blocks have.
+    unsized_holders: u32,
+    /// How many holders' epochs lie ahead of the clock.
+    epochs_ahead: usize,
     chain_conflicts: u64,
 }
 
@@ -223,6 +228,8 @@ impl AdminSource for DaemonView {
     }
 
     fn index_json(&self) -> String {
+        let now_us = unix_time_us();
+        let is_ahead = |holder: &HolderRecord| epoch_ahead_s(holder.status.cursor.load().epoch, now_us) > 0;
         let describe = |namespace: &Arc<Namespace>| {
             let sizes: IndexSizes = namespace.indexer.sizes();
             let settings = namespace.indexer.settings();
@@ -238,6 +245,13 @@ impl AdminSource for DaemonView {
                 workers: sizes.workers,
                 parked_events: sizes.parked_events,
                 foreign_holders: sizes.foreign_holders,
+                unsized_holders: unsized_holders(namespace),
+                epochs_ahead: namespace
+                    .indexer
+                    .holders()
+                    .iter()
+                    .filter(|holder| is_ahead(holder))
+                    .count(),
                 chain_conflicts: sizes.chain_conflicts,
             }
         };

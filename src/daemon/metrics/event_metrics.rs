@@ -21,6 +21,9 @@ static DEGRADED_GATES: [LogGate; DegradedReason::ALL.len()] =
 static GAP_GATE: LogGate = LogGate::new();
 static REMOVED_GATE: LogGate = LogGate::new();
 static EPOCH_GATE: LogGate = LogGate::new();
+static AHEAD_GATE: LogGate = LogGate::new();
+static CONTESTED_GATE: LogGate = LogGate::new();
+static SETTLED_GATE: LogGate = LogGate::new();
 
 /// The effect of one batch.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -215,6 +218,53 @@ impl EventMetrics {
         if let Some(suppressed) = EPOCH_GATE.admit() {
             let namespace = &*self.namespace;
             tracing::info!(namespace, worker, %previous, %current, suppressed, "publisher has a new epoch");
+        }
+    }
+
+    /// Logs that a holder's epoch lies so many seconds ahead of the clock. A publisher that returns with the right time is taken for an older one.
+    pub fn epoch_ahead(&self, worker: &str, epoch: u64, ahead_s: u64) {
+        if let Some(suppressed) = AHEAD_GATE.admit() {
+            let namespace = &*self.namespace;
+            tracing::warn!(
+                namespace,
+                worker,
+                epoch,
+                ahead_s,
+                suppressed,
+                "epoch lies ahead of the clock: see to the clock of the worker's machine"
+            );
+        }
+    }
+
+    /// Logs that batches of a lower epoch have begun to come. To be called once a holder, until [`Self::contest_ended`].
+    pub fn contest_begun(&self, worker: &str, data_parallel_rank: u32, believed: u64, lower: u64) {
+        if let Some(suppressed) = CONTESTED_GATE.admit() {
+            let namespace = &*self.namespace;
+            tracing::warn!(
+                namespace,
+                worker,
+                data_parallel_rank,
+                believed_epoch = believed,
+                lower_epoch = lower,
+                suppressed,
+                "two publishers claim a worker: batches of a lower epoch are dropped"
+            );
+        }
+    }
+
+    /// Logs that a holder has one publisher again, and how many batches of lower epochs were dropped.
+    pub fn contest_ended(&self, worker: &str, data_parallel_rank: u32, batches: u64, lower: u64) {
+        if let Some(suppressed) = SETTLED_GATE.admit() {
+            let namespace = &*self.namespace;
+            tracing::info!(
+                namespace,
+                worker,
+                data_parallel_rank,
+                batches,
+                lower_epoch = lower,
+                suppressed,
+                "worker is claimed by one publisher again"
+            );
         }
     }
 

@@ -14,8 +14,8 @@ use kvatlas_core::index::{
 use kvatlas_core::stream::{DoubtfulHolders, StreamTrust};
 use kvatlas_core::wire::{
     BatchReply, DecodeError, DegradedReason, DegradedReasons, DropOut, ErrorCode, HolderId, HolderMatch,
-    HolderStatusReply, NamespaceName, PROTOCOL_VERSION, QueryKey, QueryOptions, QueryReply, QueryRequest,
-    QueryResult, ReplyOrder, SingleQuery, StatusReply, Subjects, WireError, WireLimits,
+    NamespaceName, PROTOCOL_VERSION, QueryKey, QueryOptions, QueryReply, QueryRequest, QueryResult,
+    ReplyOrder, SingleQuery, StatusReply, Subjects, WireError, WireLimits,
 };
 
 use super::prompts::{prompt_of, prompts_of, state_of};
@@ -26,9 +26,12 @@ use super::whole::{Seen, search_whole};
 
 mod ahead;
 mod found;
+mod status;
 mod unlisted;
 
 pub(crate) use found::{Found, FoundHolder};
+use status::status;
+pub(crate) use status::{report, unsized_holders};
 use unlisted::{Listed, count_doubtful};
 
 /// An encoded reply, and how it is counted.
@@ -175,12 +178,20 @@ impl Answerer {
     }
 
     fn doubts<'n>(&self, namespace: &'n Namespace, key: &'n QueryKey) -> Doubts<'_, 'n> {
+        // Before the search: whoever is listed in between may not have been found.
+        let is_listed = self.trust.is_listed();
         Doubts {
             namespace,
             key,
             before: namespace.indexer.doubtful_holders(&self.trust),
             look: self.freshness.look(&namespace.name),
+            is_listed,
         }
+    }
+
+    /// Whether no events of a namespace have come, as far as is known.
+    pub(crate) fn is_unheard(&self, name: &NamespaceName) -> bool {
+        self.namespaces.get(name).is_none() && self.namespaces.refusal(name).is_none()
     }
 
     /// The bounds on requests.
@@ -228,6 +239,13 @@ impl Answerer {
                 // Somebody has blocks there, and this daemon does not know whose they are.
                 Some(refused) => {
                     let text = format!("events of namespace {name:?} have come and were dropped: {refused}");
+                    WireError::new(ErrorCode::Unavailable, text)
+                }
+                None if !self.trust.is_listed() => {
+                    let text = format!(
+                        "whether somebody publishes for namespace {name:?} is not known yet: the events have been followed for \
+                         less than the time that a publisher may be silent; ask again in a second"
+                    );
                     WireError::new(ErrorCode::Unavailable, text)
                 }
                 None => {
@@ -386,6 +404,8 @@ struct Doubts<'f, 'n> {
     key: &'n QueryKey,
     before: DoubtfulHolders,
     look: Look<'f>,
+    /// Whether everybody who publishes is known.
+    is_listed: bool,
 }
 
 impl Doubts<'_, '_> {
@@ -523,46 +543,6 @@ fn explain(indexer: &PositionalIndexer, chain: &mut QueryChain<'_>, holders: &mu
         };
         holder.dropped_out.clone_from(&dropped_out);
         last = Some((depth, dropped_out));
-    }
-}
-
-fn status(namespace: &Namespace, trust: &StreamTrust, look: &Look<'_>, batches_waiting: u64) -> StatusReply {
-    let mut holders = namespace.indexer.holders();
-    holders.sort_unstable_by(|one, other| one.id.cmp(&other.id));
-    let holders = holders
-        .iter()
-        .map(|holder| report(holder, trust, look, &namespace.name));
-    StatusReply {
-        v: PROTOCOL_VERSION,
-        block_size: namespace.indexer.settings().block_size.as_u32(),
-        distinct_blocks: namespace.indexer.sizes().distinct_blocks,
-        batches_waiting,
-        holders: holders.collect(),
-        gathered: None,
-        behind_us: look.behind_us,
-    }
-}
-
-/// What a status reply says of a holder.
-pub(crate) fn report(
-    holder: &HolderRecord,
-    trust: &StreamTrust,
-    look: &Look<'_>,
-    namespace: &NamespaceName,
-) -> HolderStatusReply {
-    let (id, status) = (&holder.id, &holder.status);
-    let cursor = status.cursor.load();
-    let degraded = with_wait(status.reasons(trust).of_all_queries(), look, namespace, id);
-    HolderStatusReply {
-        worker: id.worker.clone(),
-        rank: id.rank,
-        epoch: cursor.epoch,
-        seq: cursor.seq,
-        blocks: status.blocks.load(),
-        parked_events: status.parked_events.load(),
-        foreign_chain: status.has_foreign_chain.load(),
-        exact: degraded.is_empty(),
-        degraded,
     }
 }
 

@@ -4,7 +4,7 @@ use crate::daemon::lanes::ResyncAnswer;
 use crate::daemon::metrics::labels::ResyncFailure;
 use kvatlas_core::index::{Hashing, NamespaceSettings};
 use kvatlas_core::wire::{
-    BatchCursor, Event, EventBatch, ResyncAnswerKind, ResyncChunk, ResyncRequest, WireLimits,
+    BatchCursor, BlockNames, Event, EventBatch, ResyncAnswerKind, ResyncChunk, ResyncRequest, WireLimits,
 };
 
 /// Bounds on one answer.
@@ -53,6 +53,8 @@ pub(super) struct Assembly {
     /// All chunks that came, from any publisher. The bound on them ends a flood.
     chunks: u32,
     has_seen_outdated: bool,
+    /// Whether the blocks of a full state are told as they are published, so that the chain is computed here.
+    needs_content: bool,
 }
 
 impl Assembly {
@@ -74,6 +76,7 @@ impl Assembly {
             bytes: 0,
             chunks: 0,
             has_seen_outdated: false,
+            needs_content: false,
         }
     }
 
@@ -132,9 +135,15 @@ impl Assembly {
                 check_beginning(&self.request, self.evidence.seen, chunk)?;
                 let is_recomputed = self.settings.hashing == Hashing::Recompute;
                 let recomputed = is_recomputed.then(|| self.settings.block_size.as_u32());
-                if chunk.kind == ResyncAnswerKind::Full && chunk.recomputed_block_size != recomputed {
+                // Who has computed nothing gives the hashes and the content that it publishes.
+                let is_computed = chunk.recomputed_block_size.is_some();
+                if chunk.kind == ResyncAnswerKind::Full
+                    && is_computed
+                    && chunk.recomputed_block_size != recomputed
+                {
                     return Err(ResyncFailure::OtherSettings);
                 }
+                self.needs_content = is_recomputed && !is_computed;
                 none.insert(ResyncAnswer {
                     kind: chunk.kind,
                     cursor: chunk.cursor,
@@ -149,6 +158,9 @@ impl Assembly {
                 return Err(ResyncFailure::OtherSettings);
             }
             check_batch(&self.request, answer, &batch)?;
+            if answer.kind == ResyncAnswerKind::Full && self.needs_content && lacks_content(&batch) {
+                return Err(ResyncFailure::OtherSettings);
+            }
             answer.batches.push(batch);
         }
         if !chunk.is_last {
@@ -186,6 +198,17 @@ fn check_beginning(
     Ok(())
 }
 
+/// Whether a batch stores blocks by opaque names without what they consist of.
+fn lacks_content(batch: &EventBatch) -> bool {
+    batch.events.iter().any(|event| {
+        let Event::Stored(stored) = event else {
+            return false;
+        };
+        let is_opaque = matches!(stored.names, BlockNames::Sequence { .. });
+        is_opaque && stored.content.is_none() && stored.engine_hashes.is_none()
+    })
+}
+
 fn check_batch(
     request: &ResyncRequest,
     answer: &ResyncAnswer,
@@ -213,7 +236,7 @@ fn check_batch(
 #[cfg(test)]
 mod tests {
     use kvatlas_core::hash::{BlockSize, SequenceHash};
-    use kvatlas_core::wire::{StoredBlocks, Tier};
+    use kvatlas_core::wire::{BlockContent, StoredBlocks, Tier};
 
     use super::*;
 
@@ -377,6 +400,32 @@ mod tests {
             );
         }
         assert_eq!(assembly(true).take(b"garbage"), Err(F::Undecodable));
+    }
+
+    #[test]
+    fn where_hashes_are_recomputed_a_state_comes_computed_or_with_its_content() {
+        let take = |recomputed_block_size, content| {
+            let Event::Stored(blocks) = stored() else {
+                unreachable!("blocks are stored")
+            };
+            let event = Event::Stored(StoredBlocks { content, ..blocks });
+            let answer = ResyncChunk {
+                recomputed_block_size,
+                ..chunk(ResyncAnswerKind::Full, 0, true, &[batch(1, vec![event])])
+            };
+            let mut assembly = assembly(true);
+            assembly.settings.hashing = Hashing::Recompute;
+            assembly.take(&answer.encode())
+        };
+        let blocks = match stored() {
+            Event::Stored(blocks) => blocks.names.len(),
+            _ => 0,
+        };
+        let content = || Some(BlockContent::BlockHashes(vec![7.into(); blocks]));
+        assert!(matches!(take(Some(16), None), Ok(Taken::Whole(_))));
+        assert!(matches!(take(None, content()), Ok(Taken::Whole(_))));
+        assert_eq!(take(None, None), Err(ResyncFailure::OtherSettings));
+        assert_eq!(take(Some(32), content()), Err(ResyncFailure::OtherSettings));
     }
 
     #[test]

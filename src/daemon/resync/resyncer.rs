@@ -13,9 +13,9 @@ use crate::daemon::lanes::{HolderKey, WorkerKey};
 use crate::daemon::metrics::labels::{Connection, NAMESPACE_LABELS_MAX, ResyncFailure, namespace_label};
 use crate::daemon::metrics::{ResyncGauges, ResyncMetrics};
 use crate::daemon::shared::{Shared, Stage};
-use kvatlas_core::index::HolderRecord;
+use kvatlas_core::index::{HolderRecord, Namespace};
 use kvatlas_core::stream::StreamTrust;
-use kvatlas_core::wire::{HolderId, NamespaceName};
+use kvatlas_core::wire::{DegradedReason, HolderId, NamespaceName};
 
 use super::answers::{Answers, AnswersSource};
 use super::attempt::{Attempt, ResyncSettings, ResyncerParts};
@@ -144,7 +144,7 @@ impl Resyncer {
         let mut doubted = 0;
         for namespace in self.parts.namespaces.all() {
             for record in namespace.indexer.holders() {
-                if !is_in_doubt(&record, &self.parts.trust) {
+                if !is_to_be_asked_for(&namespace, &record, &self.parts.trust) {
                     continue;
                 }
                 doubted += 1;
@@ -170,7 +170,7 @@ impl Resyncer {
         let mut in_doubt = std::collections::HashSet::new();
         for namespace in self.parts.namespaces.all() {
             for record in namespace.indexer.holders() {
-                if is_in_doubt(&record, &self.parts.trust) {
+                if is_to_be_asked_for(&namespace, &record, &self.parts.trust) {
                     in_doubt.insert((namespace.name.clone(), record.id.clone()));
                 }
             }
@@ -194,7 +194,10 @@ impl Resyncer {
             let Some((holder, record)) = self.queue.pop() else {
                 return;
             };
-            if record.is_retired() || !is_in_doubt(&record, &self.parts.trust) {
+            let namespace = self.parts.namespaces.get(&holder.0.namespace);
+            let is_wanted =
+                namespace.is_some_and(|namespace| is_to_be_asked_for(&namespace, &record, &self.parts.trust));
+            if record.is_retired() || !is_wanted {
                 // Its next batch has made it exact.
                 self.attempts.remove(&holder);
                 continue;
@@ -254,6 +257,8 @@ impl Resyncer {
     }
 }
 
-fn is_in_doubt(record: &HolderRecord, trust: &StreamTrust) -> bool {
-    record.status.is_worth_a_resync(trust)
+/// Whether the answer of a holder's publisher may make its state certain. Where there was no room for its blocks, that is so once there is.
+fn is_to_be_asked_for(namespace: &Namespace, record: &HolderRecord, trust: &StreamTrust) -> bool {
+    let is_short = record.status.own_reasons().contains(DegradedReason::Capacity);
+    record.status.is_worth_a_resync(trust) || is_short && namespace.indexer.has_room_for(record)
 }

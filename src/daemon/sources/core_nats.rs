@@ -34,6 +34,7 @@ use kvatlas_client::Backoff;
 use crate::daemon::traces::Tracer;
 
 use super::pulse::{Beat, Pulse};
+use super::roll_call::RollCall;
 use super::span_of;
 use kvatlas_core::stream::{StreamGeneration, StreamTrust};
 
@@ -126,6 +127,7 @@ impl CoreNatsSource {
         self.subscribed.send_replace(true);
         let mut pulse = Pulse::new(self.client.clone(), self.pool.freshness()).await?;
         let mut inbox = self.pool.inbox();
+        let mut roll_call = RollCall::begin(current.generation);
         let mut pending: Option<Pending<'_>> = None;
         loop {
             tokio::select! {
@@ -142,6 +144,8 @@ impl CoreNatsSource {
                     pending = None;
                     self.subscribed.send_replace(true);
                     let old = std::mem::replace(&mut current, confirmed?);
+                    // Whoever began in between is not known.
+                    roll_call = RollCall::begin(current.generation);
                     self.close(&mut inbox, old).await;
                 }
                 beat = pulse.beat() => if let Beat::Felt(sent_us) = beat {
@@ -149,6 +153,10 @@ impl CoreNatsSource {
                     self.hand_over_buffered(&mut inbox, &mut current, self.buffered_max);
                     pulse.confirm(sent_us);
                 },
+                () = roll_call.over() => {
+                    self.hand_over_buffered(&mut inbox, &mut current, self.buffered_max);
+                    roll_call.close(&self.pool, &self.trust);
+                }
                 () = self.intake.asked() => {
                     self.hand_over_buffered(&mut inbox, &mut current, self.buffered_max);
                 }

@@ -14,7 +14,6 @@
 //! - Messages can be gone for good: the stream's limits dropped them, or another stream took its name. This begins a new generation, as a
 //!   loss of core NATS does.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -34,11 +33,13 @@ use crate::daemon::metrics::labels::ConsumerReset;
 use crate::daemon::traces::Tracer;
 use kvatlas_client::Backoff;
 use kvatlas_core::snapshot::{StreamCursor, message_digest};
-use kvatlas_core::stream::{StreamStall, StreamTrust};
+use kvatlas_core::stream::{StreamGeneration, StreamStall, StreamTrust};
 
 use super::pulse::{Beat, Pulse};
 use super::span_of;
 use super::stream::{EventStream, StreamError, StreamSpan};
+use super::stream_end::StreamEnd;
+use super::unread::Unread;
 
 /// Most messages that are pulled at once.
 const PULL_MESSAGES_MAX: usize = 1024;
@@ -52,10 +53,6 @@ const PULL_DURATION: Duration = Duration::from_secs(30);
 const PROBE_PATIENCE: Duration = Duration::from_secs(5);
 /// How long the next message may take where the stream is known to have one. After that, a look shows whether it is gone.
 const NEXT_PATIENCE: Duration = Duration::from_secs(3);
-/// How many times are remembered at which the stream was known to have more than was read.
-const SIGHTINGS_MAX: usize = 64;
-/// The least time between two of them, in microseconds.
-const SIGHTING_INTERVAL_US: u64 = 10_000;
 /// Pauses before a new consumer is made.
 const RETRIES: Backoff = Backoff {
     pause_min: Duration::from_millis(100),
@@ -121,6 +118,8 @@ struct Attached {
     unread: Unread,
     /// The last message that had been read at the last look.
     looked_at: Option<u64>,
+    /// The generation of the stream at the last look.
+    looked_in: Option<StreamGeneration>,
 }
 
 impl Attached {
@@ -128,36 +127,6 @@ impl Attached {
     fn awaited(&self, last: u64) -> Option<u64> {
         let target = self.stall.as_ref().map(|_| self.target);
         target.max(self.unread.last()).filter(|awaited| *awaited > last)
-    }
-}
-
-/// Since when the stream is known to have messages that are not read.
-#[derive(Debug, Default)]
-struct Unread {
-    /// The last message of the stream, and when the server told its number; in the order of time.
-    sightings: VecDeque<(u64, u64)>,
-}
-
-impl Unread {
-    /// The last message of the stream that is known.
-    fn last(&self) -> Option<u64> {
-        self.sightings.back().map(|(last, _)| *last)
-    }
-
-    /// Message `sequence` has been read at `now_us`, and `waiting` were behind it. Returns since when the next message is known; 0 where there
-    /// is none.
-    fn note(&mut self, sequence: u64, waiting: u64, now_us: u64) -> u64 {
-        while self.sightings.front().is_some_and(|(last, _)| *last <= sequence) {
-            self.sightings.pop_front();
-        }
-        let is_due = self
-            .sightings
-            .back()
-            .is_none_or(|(_, at)| now_us.saturating_sub(*at) >= SIGHTING_INTERVAL_US);
-        if waiting > 0 && is_due && self.sightings.len() < SIGHTINGS_MAX {
-            self.sightings.push_back((sequence + waiting, now_us));
-        }
-        self.sightings.front().map_or(0, |(_, at)| *at)
     }
 }
 
@@ -275,6 +244,7 @@ impl JetStreamSource {
             delivery: 1,
             unread: Unread::default(),
             looked_at: None,
+            looked_in: None,
         })
     }
 
@@ -368,6 +338,8 @@ impl JetStreamSource {
         if attached.check.is_none() {
             self.end_stall(&mut attached, 0).await;
         }
+        let (jetstream, name) = (self.jetstream.clone(), self.config.name.clone());
+        let mut end = StreamEnd::watch(jetstream, name, Arc::clone(&self.position));
         let mut looks = tokio::time::interval(NEXT_PATIENCE);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -391,11 +363,35 @@ impl JetStreamSource {
                     Beat::Sent | Beat::Other => Ok(()),
                 },
                 next = attached.messages.next() => self.take_next(next, &mut attached).await,
-                _ = looks.tick() => self.look_for_next(&mut attached),
+                last = end.told() => {
+                    self.note_end(last, &mut attached);
+                    Ok(())
+                }
+                _ = looks.tick() => {
+                    self.note_listed(&mut attached);
+                    self.look_for_next(&mut attached)
+                }
             };
             if let Err((reason, detail)) = taken {
                 return Detached::Reset(reason, detail);
             }
+        }
+    }
+
+    /// The server has told the last message of the stream. What has not been read of it waits, whatever the consumer says.
+    fn note_end(&self, last: u64, attached: &mut Attached) {
+        let sequence = self.position.sequence();
+        let since_us = attached.unread.note_end(sequence, last, now_us());
+        self.pool.freshness().set_unread(since_us);
+        self.metrics.set_progress(sequence, last.saturating_sub(sequence));
+    }
+
+    /// After a loss in the middle of the stream, everybody is known again once it has been followed from one look to the next. That is longer
+    /// than a publisher is silent.
+    fn note_listed(&self, attached: &mut Attached) {
+        let generation = self.trust.generation();
+        if attached.looked_in.replace(generation) == Some(generation) && attached.stall.is_none() {
+            self.trust.note_listed(generation);
         }
     }
 
@@ -525,7 +521,10 @@ impl JetStreamSource {
             attached.stall = Some(stall);
             return;
         }
-        self.trust.follow(self.trust.generation());
+        let generation = self.trust.generation();
+        self.trust.follow(generation);
+        // All that was published up to here has been applied.
+        self.trust.note_listed(generation);
         self.trust.end_stall(stall);
         self.caught_up.send_replace(true);
     }
@@ -559,19 +558,6 @@ mod tests {
             sequence,
             digest: None,
         }
-    }
-
-    #[test]
-    fn the_next_message_is_known_since_the_end_behind_it_was_seen() {
-        let mut unread = Unread::default();
-        assert_eq!(unread.note(1, 0, 100), 0);
-        assert_eq!(unread.note(2, 8, 200), 200);
-        let later = 200 + SIGHTING_INTERVAL_US;
-        assert_eq!(unread.note(3, 20, later), 200);
-        // Message 10 was the last one seen at first.
-        assert_eq!(unread.note(9, 14, later + 1), 200);
-        assert_eq!(unread.note(10, 13, later + 2), later);
-        assert_eq!(unread.note(23, 0, later + 3), 0);
     }
 
     #[test]

@@ -6,8 +6,11 @@
 pub(crate) mod core_nats;
 pub(crate) mod jetstream;
 mod pulse;
+mod roll_call;
 mod start;
 mod stream;
+mod stream_end;
+mod unread;
 
 use async_nats::Message;
 use tokio::sync::watch;

@@ -21,6 +21,7 @@ from .errors import (
     RefusedError,
     RequestTooLargeError,
     TimedOutError,
+    UnavailableError,
     UnknownNamespaceError,
 )
 from .events import Cursor
@@ -149,8 +150,8 @@ class QueryClient:
         """
         deadline = time.monotonic() + self.patience
         while time.monotonic() < deadline:
-            # A namespace comes into being with its first batch.
-            with contextlib.suppress(UnknownNamespaceError):
+            # A namespace comes into being with its first batch, and a daemon that has just started does not know all of them.
+            with contextlib.suppress(UnknownNamespaceError, UnavailableError):
                 found = (await self.status(namespace)).holder(worker, rank)
                 if found is not None and found.cursor >= cursor:
                     return found

@@ -245,6 +245,7 @@ def merge_statuses(statuses: Sequence[StatusReply], gathered: Gathered) -> Statu
             holders=merged.holders + more.holders,
             distinct_blocks=merged.distinct_blocks + more.distinct_blocks,
             batches_waiting=merged.batches_waiting + more.batches_waiting,
+            unsized_holders=merged.unsized_holders + more.unsized_holders,
             behind_us=max(merged.behind_us, more.behind_us),
         )
 

@@ -459,7 +459,11 @@ class Publisher:
         try:
             if len(self._answers) >= self._options.answers_max:
                 raise refusal(503, "this publisher answers others; ask again")
-            answer = self._outbox.answer(ResyncRequest.decode(question.data), _clocks())
+            request, clocks = ResyncRequest.decode(question.data), _clocks()
+            if self._outbox.rise_above(request.cursor.epoch, clocks):
+                known, epoch = request.cursor.epoch, self._outbox.cursor.epoch
+                _LOG.warning("a daemon knew epoch %d of %s, so epoch %d begins", known, self._subject, epoch)
+            answer = self._outbox.answer(request, clocks)
         except RefusedError as refused:
             self.counters.answers_refused += 1
             await self._refuse(question.reply, refused)

@@ -206,7 +206,10 @@ class QueryReply:
 
 @dataclass(frozen=True, slots=True)
 class HolderStatus:
-    """How far a daemon has followed one holder. ``cursor`` is the last batch applied."""
+    """How far a daemon has followed one holder. ``cursor`` is the last batch applied.
+
+    :param epoch_ahead_s: how far its epoch lies ahead of the daemon's clock, in seconds; 0 where clocks may differ by that.
+    """
 
     worker: str
     rank: int
@@ -214,6 +217,7 @@ class HolderStatus:
     blocks: int
     parked_events: int
     foreign_chain: bool
+    epoch_ahead_s: int
     exact: bool
     degraded: tuple[str, ...]
     fields: dict[str, Any]
@@ -226,12 +230,14 @@ class StatusReply:
     :param block_size: tokens in a block.
     :param distinct_blocks: blocks that some holder can be asked for.
     :param batches_waiting: batches received but not applied yet, of all namespaces.
+    :param unsized_holders: of how many holders it is not known whether their blocks have ``block_size`` tokens.
     :param behind_us: the age of the oldest event of the namespace that was known of and not applied, in microseconds.
     """
 
     block_size: int
     distinct_blocks: int
     batches_waiting: int
+    unsized_holders: int
     holders: tuple[HolderStatus, ...]
     gathered: Gathered | None
     behind_us: int
@@ -365,6 +371,7 @@ def _holder_status(value: object) -> HolderStatus:
         blocks=found.take("blocks", int),
         parked_events=found.take("parked_events", int),
         foreign_chain=found.take("foreign_chain", bool, False),
+        epoch_ahead_s=found.take("epoch_ahead_s", int, 0),
         exact=found.take("exact", bool),
         degraded=found.several("degraded", str, []),
         fields=found.fields,
@@ -381,6 +388,7 @@ def decode_status_reply(payload: bytes) -> StatusReply:
         block_size=found.take("block_size", int),
         distinct_blocks=found.take("distinct_blocks", int),
         batches_waiting=found.take("batches_waiting", int),
+        unsized_holders=found.take("unsized_holders", int, 0),
         holders=found.several("holders", _holder_status),
         gathered=found.optional("gathered", _gathered),
         behind_us=found.take("behind_us", int, 0),

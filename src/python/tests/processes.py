@@ -126,12 +126,13 @@ class Broker(_Process):
         return self
 
 
-# Settings with which a daemon asks soon again, and does not count a busy machine as a slow broker.
+# Settings with which a daemon asks soon again, and does not count a busy machine as a slow broker or a silent publisher.
 SETTINGS = {
     "resync-retry-min-ms": 10,
     "resync-retry-max-ms": 200,
     "resync-timeout-ms": 2000,
     "events-behind-after-ms": 30000,
+    "namespace-defaults-stale-after-ms": 30000,
 }
 
 

@@ -71,6 +71,35 @@ def test_an_epoch_that_begins_in_doubt_says_so_in_its_first_batch() -> None:
     assert doubts(outbox, 2.0) == []
 
 
+def test_an_epoch_is_put_above_the_one_that_a_daemon_knows() -> None:
+    outbox = Outbox(PublisherOptions(batch_delay=0, epoch=5), 0, Clocks(0.0, 10))
+    outbox.add(0, [Stored([1])], Clocks(0.0, 10))
+    assert not outbox.rise_above(5, Clocks(1.0, 20))
+    assert not outbox.rise_above((1 << 64) - 1, Clocks(1.0, 20)), "nothing is above that"
+    assert outbox.rise_above(500, Clocks(1.0, 20))
+    assert outbox.cursor == Cursor(501, 1)
+    stored = [event for event in full_state(outbox, 1.0) if event["type"] == "stored"]
+    assert len(stored) == 1, "the blocks are the same"
+    [heartbeat] = outbox.heartbeat(Clocks(2.0, 30))
+    assert heartbeat.cursor == Cursor(501, 2), "number 1 was never sent"
+    assert outbox.answer(ResyncRequest(0, Cursor(501, 0), False), Clocks(2.0, 30)).kind == "full"
+    assert not outbox.rise_above(600, Clocks(3.0, 40)), "the other one lives"
+    # A younger process has replaced one that is not new any more.
+    old = Outbox(PublisherOptions(epoch=5), 0, Clocks(0.0, 10))
+    assert not old.rise_above(100, Clocks(61.0, 200))
+    assert old.rise_above(300, Clocks(61.0, 200)), "by the clock it has not begun"
+
+
+def test_every_batch_says_how_many_tokens_a_block_has() -> None:
+    outbox = Outbox(PublisherOptions(batch_delay=0, epoch=1, block_size=64), 0, Clocks(0.0, 0))
+    [sealed] = outbox.add(0, [Stored([1])], Clocks(0.0, 0))
+    [heartbeat] = outbox.heartbeat(Clocks(1.0, 0))
+    answer = outbox.answer(ResyncRequest(0, Cursor(0, 0), True), Clocks(1.0, 0))
+    batches = [batch for chunk in answer.chunks for batch in msgpack.unpackb(chunk)["batches"]]
+    payloads = [sealed.payload, heartbeat.payload, *batches]
+    assert [msgpack.unpackb(payload)["block_size"] for payload in payloads] == [64, 64, 64]
+
+
 def test_only_what_follows_a_batch_closely_waits() -> None:
     outbox = Outbox(PublisherOptions(batch_delay=0.5, epoch=1), 0, Clocks(0.0, 0))
     assert outbox.due() is None

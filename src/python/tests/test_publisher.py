@@ -172,7 +172,12 @@ async def test_opaque_engine_hashes_are_recomputed(broker: Broker) -> None:
             async def matched(expected: int) -> bool:
                 try:
                     replies = await here.looks.query_batch(NAMESPACE, queries)
-                except (kvatlas.NoDaemonError, kvatlas.TimedOutError, kvatlas.UnknownNamespaceError):
+                except (
+                    kvatlas.NoDaemonError,
+                    kvatlas.TimedOutError,
+                    kvatlas.UnavailableError,
+                    kvatlas.UnknownNamespaceError,
+                ):
                     return False
                 return all(
                     isinstance(reply, kvatlas.QueryReply)

@@ -244,12 +244,12 @@ def test_query_batch_replies(vector: dict[str, Any]) -> None:
 @each("status_replies")
 def test_status_replies(vector: dict[str, Any]) -> None:
     status, expected = decode_status_reply(bytes.fromhex(vector["payload"])), vector["meaning"]
-    for key in ("block_size", "distinct_blocks", "batches_waiting", "gathered"):
+    for key in ("block_size", "distinct_blocks", "batches_waiting", "unsized_holders", "gathered"):
         assert getattr(status, key) == expected[key]
     for found, holder in zip(status.holders, expected["holders"], strict=True):
         assert found.cursor == Cursor(holder["epoch"], holder["seq"])
         assert list(found.degraded) == holder["degraded"]
-        for key in ("worker", "rank", "blocks", "parked_events", "foreign_chain", "exact"):
+        for key in ("worker", "rank", "blocks", "parked_events", "foreign_chain", "epoch_ahead_s", "exact"):
             assert getattr(found, key) == holder[key]
 
 

@@ -149,9 +149,19 @@ class World:
             await self.looks.status(NAMESPACE)
         except _ABSENT:
             return False
-        except kvatlas.UnknownNamespaceError:
+        except (kvatlas.UnknownNamespaceError, kvatlas.UnavailableError):
             pass
         return True
+
+    async def unknown(self, namespace: str) -> kvatlas.UnknownNamespaceError:
+        """Waits until the daemons say that nobody publishes for the namespace: a daemon that has just started cannot."""
+        while True:
+            try:
+                await self.queries.status(namespace)
+            except kvatlas.UnknownNamespaceError as unknown:
+                return unknown
+            except kvatlas.UnavailableError:
+                await asyncio.sleep(0.05)
 
     async def ask(self, chain: Sequence[int], **narrowed: Any) -> QueryReply:
         query = Query.by_sequence_hashes(chain).narrowed(**narrowed)
@@ -161,14 +171,14 @@ class World:
         """(worker, rank, matched blocks, exact) of every holder."""
         try:
             reply = await self.looks.query(NAMESPACE, Query.by_sequence_hashes(chain))
-        except (kvatlas.UnknownNamespaceError, *_ABSENT):
+        except (kvatlas.UnknownNamespaceError, kvatlas.UnavailableError, *_ABSENT):
             return []
         return [(found.worker, found.rank, found.matched_blocks, found.exact) for found in reply.holders]
 
     async def holder(self, worker: str = "gpu-0", rank: int = 0) -> HolderStatus | None:
         try:
             return (await self.looks.status(NAMESPACE)).holder(worker, rank)
-        except (kvatlas.UnknownNamespaceError, *_ABSENT):
+        except (kvatlas.UnknownNamespaceError, kvatlas.UnavailableError, *_ABSENT):
             return None
 
     async def applied(self, cursor: Cursor, worker: str = "gpu-0", rank: int = 0) -> HolderStatus:

@@ -121,7 +121,11 @@ impl Site {
         match answered {
             Ok(reply) => reply.holders,
             // The first event has not come yet.
-            Err(ClientError::Refused(error)) if error.code == ErrorCode::UnknownNamespace => Vec::new(),
+            Err(ClientError::Refused(error))
+                if matches!(error.code, ErrorCode::UnknownNamespace | ErrorCode::Unavailable) =>
+            {
+                Vec::new()
+            }
             Err(error) => panic!("{error}"),
         }
     }

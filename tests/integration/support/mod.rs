@@ -27,8 +27,8 @@ use kvatlas_client::publish::{HolderPublisher, PublishConnection, PublishedHolde
 use kvatlas_client::{ClientError, QueryClient};
 use kvatlas_core::hash::SequenceHash;
 use kvatlas_core::wire::{
-    BatchCursor, Event, HolderStatusReply, NamespaceName, QueryKey, QueryReply, RemovedBlocks, SingleQuery,
-    StatusReply, StoredBlocks, Subjects, Tier, WorkerName,
+    BatchCursor, ErrorCode, Event, HolderStatusReply, NamespaceName, QueryKey, QueryReply, RemovedBlocks,
+    SingleQuery, StatusReply, StoredBlocks, Subjects, Tier, WorkerName,
 };
 
 use publisher::Publisher;
@@ -136,6 +136,8 @@ pub fn config(url: &str, settings: &[(&str, &str)]) -> Config {
         ("admin.listen".to_owned(), "127.0.0.1:0".to_owned()),
         // A busy machine is slow; tests of slowness say so.
         ("events.behind_after_ms".to_owned(), "30000".to_owned()),
+        // Publishers of tests send no heartbeats; tests of silence say so.
+        ("namespace_defaults.stale_after_ms".to_owned(), "30000".to_owned()),
     ]);
     for (key, value) in settings {
         given.insert((*key).to_owned(), (*value).to_owned());
@@ -244,6 +246,18 @@ impl Client {
             .holders
             .into_iter()
             .find(|holder| holder.worker.as_str() == name && holder.rank == rank)
+    }
+
+    /// Waits until the daemons have heard of everybody who publishes.
+    pub async fn listed(&self) {
+        let nobody = NamespaceName::new("nobody-publishes-for-it").unwrap();
+        eventually("everybody who publishes is known", async || {
+            match self.queries.status(&nobody).await {
+                Err(ClientError::Refused(error)) => (error.code == ErrorCode::UnknownNamespace).then_some(()),
+                _ => None,
+            }
+        })
+        .await;
     }
 
     /// Waits until a holder is exact.

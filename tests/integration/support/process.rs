@@ -26,17 +26,17 @@ pub fn kvatlas(arguments: &[&str]) -> Command {
     command
 }
 
-/// A busy machine is slow; tests of slowness say so.
-const PATIENT: (&str, &str) = ("events.behind_after_ms", "30000");
+/// A busy machine is slow, and publishers of tests send no heartbeats; tests of slowness and of silence say so.
+const PATIENT: [(&str, &str); 2] = [
+    ("events.behind_after_ms", "30000"),
+    ("namespace_defaults.stale_after_ms", "30000"),
+];
 
 /// The flags for settings, which are patient unless they say otherwise. One that is `true` stands without a value.
 fn flags(settings: &[(&str, &str)]) -> Vec<String> {
-    let is_patient = settings.iter().all(|(key, _)| *key != PATIENT.0);
-    let settings: Vec<_> = settings
-        .iter()
-        .copied()
-        .chain(is_patient.then_some(PATIENT))
-        .collect();
+    let is_unsaid = |patient: &(&str, &str)| settings.iter().all(|(key, _)| *key != patient.0);
+    let patient = PATIENT.into_iter().filter(is_unsaid);
+    let settings: Vec<_> = settings.iter().copied().chain(patient).collect();
     let flag = |(key, value): &(&str, &str)| {
         let name = format!("--{}", key.replace(['.', '_'], "-"));
         std::iter::once(name).chain((*value != "true").then(|| (*value).to_owned()))

@@ -165,6 +165,11 @@ impl RunStore {
         !self.is_bounded || self.turns.usage.has_room_aside() && self.total.has_room_aside()
     }
 
+    /// Whether there is room for blocks that were forgotten.
+    pub(crate) fn has_room(&self) -> bool {
+        self.turns.usage.has_room() && self.total.has_room()
+    }
+
     /// How many blocks fit, roughly.
     pub(crate) fn blocks_max(&self) -> u64 {
         self.turns.usage.blocks_max().min(self.total.blocks_max())

@@ -154,6 +154,7 @@ pub(super) fn status_replies() -> Vec<Value> {
         blocks: 70_000,
         parked_events: 2,
         foreign_chain: true,
+        epoch_ahead_s: 3600,
         exact: false,
         degraded: DegradedReasons::of(DegradedReason::UnknownParent),
     };
@@ -161,6 +162,7 @@ pub(super) fn status_replies() -> Vec<Value> {
         "block_size": 16,
         "distinct_blocks": 70_000,
         "batches_waiting": 3,
+        "unsized_holders": 1,
         "holders": [{
             "worker": holder.worker.as_str(),
             "rank": holder.rank,
@@ -169,6 +171,7 @@ pub(super) fn status_replies() -> Vec<Value> {
             "blocks": holder.blocks,
             "parked_events": holder.parked_events,
             "foreign_chain": holder.foreign_chain,
+            "epoch_ahead_s": holder.epoch_ahead_s,
             "exact": holder.exact,
             "degraded": words(holder.degraded),
         }],
@@ -180,6 +183,7 @@ pub(super) fn status_replies() -> Vec<Value> {
         block_size: 16,
         distinct_blocks: 70_000,
         batches_waiting: 3,
+        unsized_holders: 1,
         holders: vec![holder],
         gathered: None,
     };

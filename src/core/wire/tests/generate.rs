@@ -300,13 +300,20 @@ pub(super) fn status_reply() -> impl Strategy<Value = StatusReply> {
     let holder = (
         worker(),
         any::<u32>(),
-        (number(), number(), number()),
+        (number(), number(), number(), number()),
         any::<u32>(),
         any::<(bool, bool)>(),
         degraded(),
     )
         .prop_map(
-            |(worker, rank, (epoch, seq, blocks), parked_events, (foreign_chain, exact), degraded)| {
+            |(
+                worker,
+                rank,
+                (epoch, seq, blocks, epoch_ahead_s),
+                parked_events,
+                (foreign_chain, exact),
+                degraded,
+            )| {
                 HolderStatusReply {
                     worker,
                     rank,
@@ -315,20 +322,31 @@ pub(super) fn status_reply() -> impl Strategy<Value = StatusReply> {
                     blocks,
                     parked_events,
                     foreign_chain,
+                    epoch_ahead_s,
                     exact,
                     degraded,
                 }
             },
         );
-    (any::<u32>(), number(), number(), vec(holder, 0..5), gathered()).prop_map(
-        |(block_size, distinct_blocks, batches_waiting, holders, gathered)| StatusReply {
-            behind_us: 0,
-            v: 1,
-            block_size,
-            distinct_blocks,
-            batches_waiting,
-            holders,
-            gathered,
-        },
+    (
+        any::<(u32, u32)>(),
+        number(),
+        number(),
+        vec(holder, 0..5),
+        gathered(),
     )
+        .prop_map(
+            |((block_size, unsized_holders), distinct_blocks, batches_waiting, holders, gathered)| {
+                StatusReply {
+                    behind_us: 0,
+                    v: 1,
+                    block_size,
+                    distinct_blocks,
+                    batches_waiting,
+                    unsized_holders,
+                    holders,
+                    gathered,
+                }
+            },
+        )
 }

@@ -90,7 +90,7 @@ fn every_default_loads() {
         NamespaceConfig {
             block_size: 16,
             hashing: Hashing::Engine,
-            stale_after: Some(Duration::from_secs(30)),
+            stale_after: Some(Duration::from_secs(3)),
             remove_after: Some(Duration::from_secs(600)),
         }
     );
@@ -198,7 +198,7 @@ fn the_file_is_read() {
         NamespaceConfig {
             block_size: 32,
             hashing: Hashing::Recompute,
-            stale_after: Some(Duration::from_secs(30)),
+            stale_after: Some(Duration::from_secs(3)),
             remove_after: Some(Duration::from_secs(600)),
         }
     );
@@ -207,7 +207,7 @@ fn the_file_is_read() {
         NamespaceConfig {
             block_size: 64,
             hashing: Hashing::Engine,
-            stale_after: Some(Duration::from_secs(30)),
+            stale_after: Some(Duration::from_secs(3)),
             remove_after: Some(Duration::from_secs(600)),
         }
     );

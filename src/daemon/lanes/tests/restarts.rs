@@ -1,6 +1,6 @@
 //! Publishers that begin again, and batches that come late, while batches are held.
 
-use kvatlas_core::wire::DegradedReasons;
+use kvatlas_core::wire::{BatchCursor, DegradedReasons};
 
 use super::doubts::Scene;
 use super::*;
@@ -108,6 +108,8 @@ async fn what_comes_again_after_a_goodbye_makes_no_holder() {
         scene.pool.drain().await.unwrap();
         assert_eq!(scene.reasons_of(0), None, "of batch {epoch}:{seq}");
     }
+    // Of the lower epoch it is not known whether a publisher has come back with it.
+    assert_eq!(scene.namespace().indexer.refused_holders(None), 1);
     assert_eq!(scene.pool.assigned_workers(), 0);
     // The next epoch is another matter.
     scene.receive(&in_epoch(3, 1, stores(20)).encode()).await;
@@ -161,4 +163,67 @@ async fn who_was_found_before_a_new_epoch_is_in_doubt() {
     assert!(scene.reasons().await.is_empty(), "it is certain now");
     assert!(!found.reasons(&record, &scene.trust).is_empty());
     assert!(!indexer.reasons_since(&before, &record, &scene.trust).is_empty());
+}
+
+/// The publisher's clock was ahead; it has died, and comes back with the right time.
+#[tokio::test]
+async fn a_lower_epoch_contests_the_holder_until_a_higher_one_begins() {
+    let contested = DegradedReasons::of(DegradedReason::Contested);
+    let scene = Scene::begin().await;
+    scene.receive(&in_epoch(9, 1, stores(10)).encode()).await;
+    assert!(scene.reasons().await.is_empty());
+    scene.receive(&in_epoch(5, 1, stores(20)).encode()).await;
+    assert_eq!(scene.reasons().await, contested);
+    // Neither a clear nor the next number settles whose blocks they are.
+    scene
+        .receive(&in_epoch(9, 2, vec![Event::Cleared]).encode())
+        .await;
+    assert_eq!(scene.reasons().await, contested);
+    // Nor does an answer of the one that is believed.
+    let asked = scene.ask().await;
+    scene.receive(&in_epoch(5, 2, Vec::new()).encode()).await;
+    assert_eq!(asked.cursor, BatchCursor { epoch: 9, seq: 2 });
+    assert_eq!(scene.answer(asked, Vec::new()).await, ResyncOutcome::Incomplete);
+    assert_eq!(scene.reasons().await, contested);
+    scene.receive(&in_epoch(10, 1, stores(30)).encode()).await;
+    assert!(scene.reasons().await.is_empty());
+    assert_eq!((depth(&scene.pool, 10), depth(&scene.pool, 30)), (None, Some(3)));
+}
+
+/// The other publisher begins above what the daemon has asked it for.
+#[tokio::test]
+async fn an_answer_of_a_higher_epoch_ends_a_contest() {
+    let scene = Scene::begin().await;
+    scene.receive(&in_epoch(9, 1, stores(10)).encode()).await;
+    scene.receive(&in_epoch(5, 1, stores(20)).encode()).await;
+    let asked = scene.ask().await;
+    let cursor = BatchCursor { epoch: 10, seq: 1 };
+    let answer = ResyncAnswer {
+        kind: kvatlas_core::wire::ResyncAnswerKind::Full,
+        cursor,
+        time_us: None,
+        batches: vec![in_epoch(10, 1, stores(20))],
+    };
+    let generation = scene.trust.generation();
+    let finished = scene
+        .pool
+        .finish_resync(&scene.holder, asked.number, answer, generation, 0);
+    assert_eq!(finished.await.unwrap(), ResyncOutcome::Exact);
+    assert!(scene.reasons().await.is_empty());
+    assert_eq!((depth(&scene.pool, 10), depth(&scene.pool, 20)), (None, Some(3)));
+}
+
+/// Batches of the old epoch that were held before the new one began tell of no other publisher.
+#[tokio::test]
+async fn held_batches_of_an_ended_epoch_are_no_contest() {
+    let scene = Scene::begin().await;
+    scene.receive(&in_epoch(1, 3, stores(10)).encode()).await;
+    scene.receive(&in_epoch(2, 1, stores(20)).encode()).await;
+    assert!(scene.reasons().await.is_empty());
+    // It came behind the new epoch.
+    scene.receive(&in_epoch(1, 4, Vec::new()).encode()).await;
+    assert_eq!(
+        scene.reasons().await,
+        DegradedReasons::of(DegradedReason::Contested)
+    );
 }

@@ -89,6 +89,95 @@ fn who_changes_is_counted_once_whether_or_not_the_list_is_cut() {
     }
 }
 
+/// A worker may have begun of whom nothing has come yet.
+#[test]
+fn before_everybody_is_known_no_answer_is_certain() {
+    let answerer = answerer();
+    let ask = |namespace: &str| {
+        let query = SingleQuery::new(QueryKey::SequenceHashes(vec![SequenceHash(900)]));
+        let payload = QueryRequest::Single(query).encode();
+        let subject = format!("kvatlas.v1.query.{namespace}");
+        let answer = answerer.answer_query(&subject, &payload, usize::MAX)?;
+        Ok::<_, WireError>(QueryReply::decode(&answer.payload).unwrap())
+    };
+    let code = |namespace| ask(namespace).unwrap_err().code;
+    assert!(ask("n").unwrap().is_exact());
+    assert_eq!(code("other"), ErrorCode::UnknownNamespace);
+    // The events are followed anew.
+    let generation = answerer.trust.doubt();
+    for holder in answerer
+        .namespace(&NamespaceName::new("n").unwrap())
+        .unwrap()
+        .indexer
+        .holders()
+    {
+        holder.status.confirm(generation);
+    }
+    let reply = ask("n").unwrap();
+    assert_eq!((reply.doubtful_holders, reply.is_exact()), (1, false));
+    assert_eq!(code("other"), ErrorCode::Unavailable);
+    let status = answerer.answer_status("kvatlas.v1.status.other", 0).unwrap_err();
+    assert_eq!(status.code, ErrorCode::Unavailable);
+    let name = NamespaceName::new("n").unwrap();
+    let key = QueryKey::SequenceHashes(vec![SequenceHash(900)]);
+    assert!(answerer.find(&name, &key, None).unwrap().lacks_some());
+    answerer.trust.note_listed(generation);
+    assert!(ask("n").unwrap().is_exact());
+    assert_eq!(code("other"), ErrorCode::UnknownNamespace);
+    // In a stall, too.
+    let stall = answerer.trust.stall();
+    assert_eq!(code("other"), ErrorCode::Unavailable);
+    answerer.trust.end_stall(stall);
+    assert_eq!(code("other"), ErrorCode::UnknownNamespace);
+}
+
+/// The holders' publishers have said nothing of their blocks' size.
+#[test]
+fn who_cannot_be_found_by_tokens_for_want_of_a_size_is_in_doubt() {
+    let answerer = answerer();
+    let name = NamespaceName::new("n").unwrap();
+    let doubtful = |tokens: Vec<u32>, limit| {
+        let key = QueryKey::Tokens {
+            tokens,
+            lora_name: None,
+            cache_salt: None,
+        };
+        let mut query = SingleQuery::new(key);
+        query.options.limit = limit;
+        let payload = QueryRequest::Single(query).encode();
+        let answer = answerer.answer_query("kvatlas.v1.query.n", &payload, usize::MAX);
+        let reply = QueryReply::decode(&answer.unwrap().payload).unwrap();
+        (reply.holders.len(), reply.doubtful_holders)
+    };
+    let tokens: Vec<u32> = (1..=16).collect();
+    assert_eq!(doubtful(tokens.clone(), None), (0, 2));
+    assert_eq!(
+        answerer
+            .status(&answerer.namespace(&name).unwrap(), 0)
+            .unsized_holders,
+        2
+    );
+    // What is found by tokens has the size that was guessed.
+    let worker = WorkerName::new("found").unwrap();
+    let indexer = &answerer.namespace(&name).unwrap().indexer;
+    let mut writer = indexer.register(&HolderId { worker, rank: 0 }).unwrap();
+    let hash = kvatlas_core::hash::block_hashes(
+        &tokens,
+        kvatlas_core::hash::BlockSize::DEFAULT,
+        kvatlas_core::hash::HashSeed::for_cache(None, None),
+    );
+    let chain = kvatlas_core::hash::sequence_hashes(hash).collect();
+    let blocks = StoredBlocks::by_sequence(None, None, chain);
+    writer.apply(Event::Stored(blocks), Tier::DEVICE, 0);
+    writer.status().confirm(StreamTrust::default().generation());
+    assert_eq!(doubtful(tokens.clone(), None), (1, 2));
+    writer.set_size_known(true);
+    assert_eq!(indexer.unsized_holders(), 2);
+    writer.set_size_known(false);
+    writer.retire();
+    assert_eq!((indexer.unsized_holders(), doubtful(tokens, None)), (2, (0, 2)));
+}
+
 #[test]
 fn chosen_blocks_are_answered_with_bounds() {
     let answerer = answerer();
@@ -194,6 +283,7 @@ fn whoever_may_hold_more_and_is_not_listed_is_counted() {
             (5 | 6, Some(writer)) => writer.status().confirm(trust.generation()),
             (7, Some(writer)) if random.bool() => _ = writer.status().degrade(DegradedReason::LooksAhead),
             _ if random.u8(..50) == 0 => _ = trust.doubt(),
+            _ if random.u8(..4) == 0 => trust.note_listed(trust.generation()),
             _ => {}
         }
         let stall = (random.u8(..100) == 0).then(|| trust.stall());
@@ -217,7 +307,8 @@ fn whoever_may_hold_more_and_is_not_listed_is_counted() {
             let reasons = holder.status.reasons(trust).for_query(&query.key, false);
             is_unlisted(holder) && !reasons.is_empty()
         });
-        assert_eq!(reply.doubtful_holders as usize, doubtful.count(), "step {step}");
+        let expected = doubtful.count() + usize::from(!trust.is_listed());
+        assert_eq!(reply.doubtful_holders as usize, expected, "step {step}");
         (most, least) = (
             most.max(reply.doubtful_holders),
             least.min(reply.doubtful_holders),

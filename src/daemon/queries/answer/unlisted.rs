@@ -4,10 +4,10 @@ use std::collections::HashSet;
 
 use kvatlas_core::index::HolderRecord;
 use kvatlas_core::stream::StreamTrust;
-use kvatlas_core::wire::{Rank, WorkerName};
+use kvatlas_core::wire::{QueryKey, Rank, WorkerName};
 
 use super::super::whole::Seen;
-use super::{Doubts, saturating_u32};
+use super::{Doubts, saturating_u32, unsized_holders};
 
 /// A holder in an answer.
 #[derive(Debug, Clone, Copy)]
@@ -17,8 +17,11 @@ pub(super) struct Listed<'a> {
     pub(super) is_exact: bool,
 }
 
-/// How many of those asked about are not `listed`, and have had a state that is not certain since before the search. All are asked about
-/// where `workers` are absent.
+/// How many of the asked `workers`, or of all, are not `listed`, and may hold more than is known:
+///
+/// - Their state has not been certain since before the search.
+/// - The query is by tokens, and how many tokens their blocks have is only guessed.
+/// - Nothing has been heard of them yet: these count as one.
 pub(super) fn count_doubtful<'a, T>(
     trust: &StreamTrust,
     doubts: &Doubts<'_, '_>,
@@ -26,8 +29,24 @@ pub(super) fn count_doubtful<'a, T>(
     workers: Option<&[WorkerName]>,
     listed: impl Iterator<Item = Listed<'a>> + Clone,
 ) -> u32 {
+    let unheard = u32::from(!doubts.is_listed);
+    unheard.saturating_add(count_known(trust, doubts, seen, workers, listed))
+}
+
+/// As [`count_doubtful`], of those that have been heard of.
+fn count_known<'a, T>(
+    trust: &StreamTrust,
+    doubts: &Doubts<'_, '_>,
+    seen: &Seen<T>,
+    workers: Option<&[WorkerName]>,
+    listed: impl Iterator<Item = Listed<'a>> + Clone,
+) -> u32 {
+    // The daemon cuts the prompt into blocks, and finds nobody whose blocks have another size than it believes.
+    let is_by_tokens = matches!(doubts.key, QueryKey::Tokens { .. });
+    let is_guessed = is_by_tokens && unsized_holders(doubts.namespace) > 0;
     let indexer = &doubts.namespace.indexer;
-    let is_calm = seen.is_whole()
+    let is_calm = !is_guessed
+        && seen.is_whole()
         && !doubts.look.is_anybody_behind()
         && indexer.doubtful_holders(trust) == doubts.before;
     let partial = doubts.before.partial.for_query(doubts.key, false);
@@ -43,6 +62,9 @@ pub(super) fn count_doubtful<'a, T>(
     let listed: HashSet<_> = listed.map(|listed| (listed.worker, listed.rank)).collect();
     let asked = workers.map_or_else(|| indexer.holders(), |workers| indexer.holders_of(workers));
     let is_doubtful = |holder: &HolderRecord| {
+        if is_guessed && !holder.status.is_size_known.load() {
+            return true;
+        }
         let reasons = indexer.reasons_since(&doubts.before, holder, trust);
         !doubts.of(holder, reasons, seen, false).is_empty()
     };

@@ -33,7 +33,8 @@ class PublisherOptions:
     :param after: instead of ``epoch``: goes on behind this batch of an incarnation whose blocks are not known here. Daemons
         can be given what was published since, but not the full state.
     :param transport: core NATS where it is absent.
-    :param block_size: tokens in a block, as in the daemon's namespace.
+    :param block_size: tokens in a block. Every batch says it: a namespace that the daemon's configuration does not name takes it
+        over, and any other one refuses batches of another size.
     :param hashing: as in the daemon's namespace.
     :param heartbeat_interval: the longest silence, in seconds; a heartbeat ends it.
     :param batch_delay: the least time between two batches, in seconds: events that come sooner share the next one. After a pause

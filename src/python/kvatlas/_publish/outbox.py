@@ -25,6 +25,9 @@ from .options import PublisherOptions
 from .ring import Ring
 from .table import BlockTable
 
+RISE: Final = 60.0
+"""For so many seconds a publisher is new, and so long it waits before it puts its epoch above another one again."""
+
 CHUNK_BATCHES_MAX: Final = 1024
 """Most batches in one chunk of an answer."""
 
@@ -113,6 +116,8 @@ class Outbox:
         self._made_us: int | None = None
         self._open: _OpenBatch | None = None
         self._numbered = float("-inf")
+        self._new_until = clocks.monotonic + RISE
+        self._risen = float("-inf")
         self._doubts: Sequence[str] = ()
         self._has_left = False
 
@@ -170,7 +175,7 @@ class Outbox:
         events = [self._with_left_out(event) if isinstance(event, Doubted) else event for event in events]
         self._made_us = clocks.unix_us
         self._numbered = clocks.monotonic
-        payload = encode_batch(self.cursor, self.rank, events, tier=tier, time_us=clocks.unix_us)
+        payload = self._encode(self.cursor, events, tier, clocks.unix_us)
         self._ring.push(payload)
         self._has_left = any(isinstance(event, Goodbye) for event in events)
         for event in events:
@@ -181,6 +186,33 @@ class Outbox:
             if self.table is not None:
                 self.table.apply(event, tier, clocks.monotonic)
         return SealedBatch(self.cursor, payload, not events)
+
+    def _encode(
+        self, cursor: Cursor, events: Sequence[Event], tier: int = Tier.DEVICE, time_us: int | None = None
+    ) -> bytes:
+        size = self.options.block_size
+        return encode_batch(cursor, self.rank, events, tier=tier, block_size=size, time_us=time_us)
+
+    def rise_above(self, known: int, clocks: Clocks) -> bool:
+        """Begins an epoch above the one that a daemon knows, with all that the holder has. Says whether it did.
+
+        The clock of an earlier process was ahead, and daemons take this one for its predecessor. The epoch's first number is
+        skipped: daemons that are not answered now learn from the gap that there is more to ask for.
+
+        Nothing is done where the blocks of earlier batches are not known, where a younger process has replaced this one, or
+        where the last time was less than a minute ago: two that live would outdo each other without end.
+        """
+        is_older = self.options.after is not None or self._has_left
+        has_begun_later = known <= clocks.unix_us and clocks.monotonic > self._new_until
+        is_too_soon = clocks.monotonic - self._risen < RISE
+        is_above = self.cursor.epoch < known < (1 << 64) - 1
+        if not is_above or is_older or has_begun_later or is_too_soon:
+            return False
+        self._risen = clocks.monotonic
+        self.cursor = Cursor(max(clocks.unix_us, known + 1), 1)
+        self._made_us = clocks.unix_us
+        self._ring = self._ring_after(1)
+        return True
 
     def begin_epoch(self, clocks: Clocks, doubts: Sequence[str] = ()) -> list[SealedBatch]:
         """Begins a new epoch, in which the holder has nothing, and says so, and what is doubted of that.
@@ -230,16 +262,16 @@ class Outbox:
         for event_tier, event in state:
             more = event_bytes(event)
             if events and (tier != event_tier or size + more > self.options.chunk_bytes_max):
-                batches.append(encode_batch(cursor, self.rank, events, tier=tier))
+                batches.append(self._encode(cursor, events, tier))
                 events, size = [], 0
             tier = event_tier
             events.append(event)
             size += more
         if events:
-            batches.append(encode_batch(cursor, self.rank, events, tier=tier))
+            batches.append(self._encode(cursor, events, tier))
         doubted = self._with_left_out(Doubted(self._doubts))
         if doubted.reasons:
-            batches.append(encode_batch(cursor, self.rank, [doubted]))
+            batches.append(self._encode(cursor, [doubted]))
         return batches
 
     def _answer(self, kind: Literal["missing", "full"], batches: Iterable[bytes]) -> Answer:

@@ -1,0 +1,156 @@
+//! Two publishers that claim one holder: batches of a lower epoch come beside those of the one that is believed.
+//!
+//! A publisher whose clock was ahead has died, and has come back with a lower epoch. Or two processes have one name. Either way nobody knows
+//! whose blocks the holder has. It is *contested* until a higher epoch begins, or until the publisher that is believed goes on alone.
+
+use kvatlas_core::wire::{BatchCursor, DegradedReason, DegradedReasons, EventBatch};
+
+use super::holder::{Context, Holder};
+use super::sequence::cursor_of;
+use super::settings::epoch_ahead_s;
+
+/// After so long without a batch of a lower epoch, its publisher counts as gone: publishers send something every second.
+const SILENT_US: u64 = 3_000_000;
+/// A batch of a lower epoch that was made so long ago may be one that comes again.
+const FRESH_US: u64 = 10_000_000;
+
+/// Batches of lower epochs that have come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Lower {
+    /// The last one.
+    last: BatchCursor,
+    /// When it came, in microseconds of listening.
+    last_us: u64,
+    /// How many have come in this contest; 0 where there is none.
+    batches: u64,
+}
+
+impl Lower {
+    /// Whether a batch tells of another publisher that lives, at `unix_us`. One that was made long ago does so only together with the one before
+    /// it, of which it is the continuation: the other publisher's clock may be behind.
+    fn is_alive(&self, batch: &EventBatch, unix_us: u64) -> bool {
+        let goes_on = self.last.epoch == batch.epoch && self.last.seq < batch.seq;
+        is_fresh(batch, unix_us) || goes_on || self.batches > 0
+    }
+
+    /// Whether the other publisher has been silent at `listening_us` for so long that a contest is over.
+    fn is_over(&self, listening_us: u64) -> bool {
+        self.batches > 0 && listening_us.saturating_sub(self.last_us) >= SILENT_US
+    }
+}
+
+/// Whether a batch was made lately, or does not say when.
+pub(super) fn is_fresh(batch: &EventBatch, unix_us: u64) -> bool {
+    batch
+        .time_us
+        .is_none_or(|made_us| made_us.saturating_add(FRESH_US) >= unix_us)
+}
+
+impl Holder {
+    /// Takes note of a batch of a lower epoch, which is dropped.
+    pub(super) fn contest(&mut self, batch: &EventBatch, context: Context<'_>) {
+        let is_alive = self.lower.is_alive(batch, context.clocks.unix_us);
+        if is_alive && self.lower.batches == 0 {
+            let believed = self.tracker.cursor().unwrap_or_default().epoch;
+            let rank = self.writer.record().id.rank;
+            self.metrics
+                .contest_begun(self.worker(), rank, believed, batch.epoch);
+        }
+        self.lower = Lower {
+            last: cursor_of(batch),
+            last_us: context.clocks.listening_us,
+            batches: self.lower.batches + u64::from(is_alive),
+        };
+        if is_alive {
+            self.degrade(DegradedReason::Contested);
+            // Somebody is heard of, though not the one that is believed.
+            self.writer.status().recover(DegradedReason::Stale);
+        }
+    }
+
+    /// Whether batches of another publisher come.
+    pub(super) fn is_contested(&self) -> bool {
+        self.lower.batches > 0
+    }
+
+    /// The doubt that stays where the publisher that is believed replaces or clears its state: the other one's blocks are as unknown as before.
+    pub(super) fn contested(&self) -> DegradedReasons {
+        match self.is_contested() {
+            true => DegradedReasons::of(DegradedReason::Contested),
+            false => DegradedReasons::default(),
+        }
+    }
+
+    /// Ends a contest in which the other publisher has fallen silent. To be called with each batch that is applied.
+    pub(super) fn settle_contest(&mut self, context: Context<'_>) {
+        if self.lower.is_over(context.clocks.listening_us) {
+            self.end_contest();
+        }
+    }
+
+    /// Ends a contest: a higher epoch has begun, or the other publisher is silent.
+    pub(super) fn end_contest(&mut self) {
+        let Lower { last, batches, .. } = std::mem::take(&mut self.lower);
+        if batches > 0 {
+            let rank = self.writer.record().id.rank;
+            self.metrics
+                .contest_ended(self.worker(), rank, batches, last.epoch);
+            self.writer.status().recover(DegradedReason::Contested);
+        }
+    }
+
+    /// Says where a new epoch lies ahead of the clock. Its publisher's next process may have the right time, and then a lower epoch.
+    pub(super) fn note_epoch(&self, epoch: u64, context: Context<'_>) {
+        let ahead_s = epoch_ahead_s(epoch, context.clocks.unix_us);
+        if ahead_s > 0 {
+            self.metrics.epoch_ahead(self.worker(), epoch, ahead_s);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::batch;
+    use super::*;
+
+    const NOW_US: u64 = 1_000_000_000;
+
+    fn made(seq: u64, time_us: Option<u64>) -> EventBatch {
+        EventBatch {
+            time_us,
+            ..batch(seq, Vec::new())
+        }
+    }
+
+    #[test]
+    fn a_contest_lasts_until_the_other_publisher_has_been_silent() {
+        let lower = Lower {
+            last_us: 5_000_000,
+            batches: 1,
+            ..Lower::default()
+        };
+        assert!(!lower.is_over(5_000_000) && !lower.is_over(4_999_999 + SILENT_US));
+        assert!(lower.is_over(5_000_000 + SILENT_US));
+        assert!(!Lower::default().is_over(u64::MAX), "there is none");
+    }
+
+    #[test]
+    fn a_batch_that_comes_again_after_long_tells_of_nobody() {
+        let none = Lower::default();
+        assert!(
+            none.is_alive(&made(9, None), NOW_US),
+            "nobody knows when it was made"
+        );
+        assert!(none.is_alive(&made(9, Some(NOW_US - FRESH_US)), NOW_US));
+        assert!(none.is_alive(&made(9, Some(u64::MAX)), NOW_US));
+        let old = |seq| made(seq, Some(NOW_US - FRESH_US - 1));
+        assert!(!none.is_alive(&old(9), NOW_US));
+        // The clock of the other one is behind: the next one shows it.
+        let before = Lower {
+            last: cursor_of(&old(9)),
+            ..none
+        };
+        assert!(before.is_alive(&old(10), NOW_US));
+        assert!(!before.is_alive(&old(9), NOW_US));
+    }
+}

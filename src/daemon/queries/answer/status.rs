@@ -1,0 +1,64 @@
+//! What is said of a namespace and its holders where no prompt is asked about.
+
+use crate::daemon::lanes::{Look, epoch_ahead_s};
+use kvatlas_client::unix_time_us;
+use kvatlas_core::index::{HolderRecord, Namespace};
+use kvatlas_core::stream::StreamTrust;
+use kvatlas_core::wire::{HolderStatusReply, NamespaceName, PROTOCOL_VERSION, StatusReply};
+
+use super::with_wait;
+
+/// Of how many holders it is only guessed how many tokens their blocks have.
+pub(crate) fn unsized_holders(namespace: &Namespace) -> u32 {
+    match namespace.is_configured {
+        true => 0,
+        false => namespace.indexer.unsized_holders(),
+    }
+}
+
+pub(super) fn status(
+    namespace: &Namespace,
+    trust: &StreamTrust,
+    look: &Look<'_>,
+    batches_waiting: u64,
+) -> StatusReply {
+    let mut holders = namespace.indexer.holders();
+    holders.sort_unstable_by(|one, other| one.id.cmp(&other.id));
+    let holders = holders
+        .iter()
+        .map(|holder| report(holder, trust, look, &namespace.name));
+    StatusReply {
+        v: PROTOCOL_VERSION,
+        block_size: namespace.indexer.settings().block_size.as_u32(),
+        distinct_blocks: namespace.indexer.sizes().distinct_blocks,
+        batches_waiting,
+        unsized_holders: unsized_holders(namespace),
+        holders: holders.collect(),
+        gathered: None,
+        behind_us: look.behind_us,
+    }
+}
+
+/// What a status reply says of a holder.
+pub(crate) fn report(
+    holder: &HolderRecord,
+    trust: &StreamTrust,
+    look: &Look<'_>,
+    namespace: &NamespaceName,
+) -> HolderStatusReply {
+    let (id, status) = (&holder.id, &holder.status);
+    let cursor = status.cursor.load();
+    let degraded = with_wait(status.reasons(trust).of_all_queries(), look, namespace, id);
+    HolderStatusReply {
+        worker: id.worker.clone(),
+        rank: id.rank,
+        epoch: cursor.epoch,
+        seq: cursor.seq,
+        blocks: status.blocks.load(),
+        parked_events: status.parked_events.load(),
+        foreign_chain: status.has_foreign_chain.load(),
+        epoch_ahead_s: epoch_ahead_s(cursor.epoch, unix_time_us()),
+        exact: degraded.is_empty(),
+        degraded,
+    }
+}

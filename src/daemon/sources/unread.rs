@@ -1,0 +1,67 @@
+//! Since when messages of the events stream are known that have not been read.
+
+use std::collections::VecDeque;
+
+/// How many times are remembered at which the stream was known to have more than was read.
+const SIGHTINGS_MAX: usize = 64;
+/// The least time between two of them, in microseconds.
+const SIGHTING_INTERVAL_US: u64 = 10_000;
+
+/// Since when the stream is known to have messages that are not read.
+#[derive(Debug, Default)]
+pub(super) struct Unread {
+    /// The last message of the stream, and when the server told its number; in the order of time.
+    sightings: VecDeque<(u64, u64)>,
+}
+
+impl Unread {
+    /// The last message of the stream that is known.
+    pub(super) fn last(&self) -> Option<u64> {
+        self.sightings.back().map(|(last, _)| *last)
+    }
+
+    /// Message `sequence` has been read at `now_us`, and `waiting` were behind it. Returns since when the next message is known; 0 where there
+    /// is none.
+    pub(super) fn note(&mut self, sequence: u64, waiting: u64, now_us: u64) -> u64 {
+        self.note_end(sequence, sequence + waiting, now_us)
+    }
+
+    /// As [`Self::note`], of the `last` message of the stream.
+    pub(super) fn note_end(&mut self, sequence: u64, last: u64, now_us: u64) -> u64 {
+        while self.sightings.front().is_some_and(|(last, _)| *last <= sequence) {
+            self.sightings.pop_front();
+        }
+        let is_due = self
+            .sightings
+            .back()
+            .is_none_or(|(_, at)| now_us.saturating_sub(*at) >= SIGHTING_INTERVAL_US);
+        if last > sequence && is_due && self.sightings.len() < SIGHTINGS_MAX {
+            self.sightings.push_back((last, now_us));
+        }
+        self.sightings.front().map_or(0, |(_, at)| *at)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_next_message_is_known_since_the_end_behind_it_was_seen() {
+        let mut unread = Unread::default();
+        assert_eq!(unread.note(1, 0, 100), 0);
+        assert_eq!(unread.note(2, 8, 200), 200);
+        // The consumer has delivered all that it counts, and the stream has more.
+        let mut paused = Unread::default();
+        assert_eq!(paused.note(7, 0, 100), 0);
+        assert_eq!(paused.note_end(7, 7, 200), 0);
+        assert_eq!(paused.note_end(7, 9, 300), 300);
+        assert_eq!((paused.last(), paused.note(9, 0, 400)), (Some(9), 0));
+        let later = 200 + SIGHTING_INTERVAL_US;
+        assert_eq!(unread.note(3, 20, later), 200);
+        // Message 10 was the last one seen at first.
+        assert_eq!(unread.note(9, 14, later + 1), 200);
+        assert_eq!(unread.note(10, 13, later + 2), later);
+        assert_eq!(unread.note(23, 0, later + 3), 0);
+    }
+}

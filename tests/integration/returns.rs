@@ -1,0 +1,155 @@
+//! Publishers that come back with a lower epoch, and workers of whom a daemon has not heard yet.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use crate::support::{
+    Client, broker, daemon, engine, eventually, hashes, matches, namespace, reasons, stored, subjects,
+};
+use kvatlas_client::ClientError;
+use kvatlas_client::publish::{Beginning, PublisherOptions};
+use kvatlas_core::wire::{BatchCursor, ErrorCode, QueryKey, SingleQuery, Tier};
+
+const GPU: &str = "gpu-0";
+
+/// The time in an hour, in microseconds since the Unix epoch.
+fn ahead() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    u64::try_from(now.as_micros()).unwrap() + 3_600_000_000
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_publisher_whose_clock_was_ahead_comes_back_above_its_old_epoch() {
+    let broker = broker().await;
+    let daemon = daemon(broker.url(), &[]).await;
+    let client = Client::connect(broker.url()).await;
+    let wrong = PublisherOptions {
+        beginning: Beginning::Epoch(ahead()),
+        ..PublisherOptions::default()
+    };
+    let before = engine(client.nats.clone(), &subjects(), GPU, wrong).await;
+    let blocks = vec![stored(hashes(1, 4))];
+    before.publish(Tier::DEVICE, blocks).await.unwrap();
+    let old = before.flush().await.unwrap();
+    client.exact(GPU, 0).await;
+    let status = client.holder(GPU, 0).await.unwrap();
+    assert!(status.epoch_ahead_s > 3500, "{status:?}");
+    // It dies without a word.
+    drop(before);
+    let after = engine(client.nats.clone(), &subjects(), GPU, PublisherOptions::default()).await;
+    let blocks = vec![stored(hashes(100, 3))];
+    after.publish(Tier::DEVICE, blocks).await.unwrap();
+    eventually("what it holds now is known for certain", async || {
+        let (new, gone) = (client.ask(hashes(100, 3)).await, client.ask(hashes(1, 4)).await);
+        (matches(&new) == [(GPU.to_owned(), 0, 3, true)] && matches(&gone).is_empty()).then_some(())
+    })
+    .await;
+    assert!(after.cursor().epoch > old.epoch);
+    assert!(after.counters().answers_full > 0);
+    daemon.stop().await;
+}
+
+/// A publisher that answers no questions cannot learn of the higher epoch.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_holder_that_two_publishers_claim_is_contested() {
+    let broker = broker().await;
+    let daemon = daemon(broker.url(), &[]).await;
+    let client = Client::connect(broker.url()).await;
+    let mut higher = client
+        .publisher(GPU, 0)
+        .resuming(BatchCursor { epoch: 9, seq: 0 });
+    client.tell(&mut higher, GPU, 0, vec![stored(hashes(1, 4))]).await;
+    let mut lower = client
+        .publisher(GPU, 0)
+        .resuming(BatchCursor { epoch: 5, seq: 0 });
+    lower
+        .publish(Tier::DEVICE, vec![stored(hashes(100, 3))])
+        .await
+        .unwrap();
+    eventually("the holder is contested", async || {
+        let status = client.holder(GPU, 0).await?;
+        (reasons(&status) == ["contested"]).then_some(())
+    })
+    .await;
+    let reply = client.ask(hashes(1, 4)).await;
+    assert_eq!(matches(&reply), [(GPU.to_owned(), 0, 4, false)]);
+    let reply = client.ask(hashes(100, 3)).await;
+    assert_eq!((matches(&reply), reply.is_exact()), (Vec::new(), false));
+    // The next epoch settles it.
+    let mut next = client
+        .publisher(GPU, 0)
+        .resuming(BatchCursor { epoch: 10, seq: 0 });
+    let status = client.tell(&mut next, GPU, 0, vec![stored(hashes(7, 2))]).await;
+    assert!(status.exact, "{status:?}");
+    daemon.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn once_everybody_has_been_heard_of_answers_lack_nobody() {
+    let broker = broker().await;
+    let daemon = daemon(broker.url(), &[]).await;
+    let client = Client::connect(broker.url()).await;
+    eventually("nobody publishes, for certain", async || {
+        match client.status().await {
+            Err(ClientError::Refused(error)) if error.code == ErrorCode::UnknownNamespace => Some(()),
+            Err(ClientError::Refused(error)) if error.code == ErrorCode::Unavailable => None,
+            other => panic!("{other:?}"),
+        }
+    })
+    .await;
+    let mut publisher = client.publisher(GPU, 0);
+    client
+        .tell(&mut publisher, GPU, 0, vec![stored(hashes(1, 4))])
+        .await;
+    assert!(client.ask(hashes(900, 2)).await.is_exact(), "nobody has them");
+    daemon.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_does_not_say_its_block_size_may_have_what_tokens_do_not_find() {
+    let broker = broker().await;
+    let daemon = daemon(broker.url(), &[]).await;
+    let client = Client::connect(broker.url()).await;
+    let by_tokens = || {
+        SingleQuery::new(QueryKey::Tokens {
+            tokens: (1..=64).collect(),
+            lora_name: None,
+            cache_salt: None,
+        })
+    };
+    let ask = async || client.ask_with(by_tokens()).await.unwrap();
+    let mut silent = client.publisher("silent", 0);
+    let said = stored(hashes(1, 4));
+    client.tell(&mut silent, "silent", 0, vec![said]).await;
+    let said = engine(client.nats.clone(), &subjects(), GPU, PublisherOptions::default()).await;
+    said.publish(Tier::DEVICE, vec![stored(hashes(1, 4))])
+        .await
+        .unwrap();
+    client.exact(GPU, 0).await;
+    eventually("everybody is known", async || {
+        (client.ask(hashes(1, 4)).await.doubtful_holders == 0).then_some(())
+    })
+    .await;
+    let reply = ask().await;
+    assert_eq!((matches(&reply), reply.doubtful_holders), (Vec::new(), 1));
+    assert_eq!(client.status().await.unwrap().unsized_holders, 1);
+    daemon.stop().await;
+}
+
+/// The configuration says what publishers do not.
+#[tokio::test(flavor = "multi_thread")]
+async fn in_a_namespace_of_the_configuration_no_block_size_is_guessed() {
+    let broker = broker().await;
+    let name = namespace();
+    let file = format!("[namespaces.{name}]\nblock_size = 16\n");
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("kvatlas.toml");
+    std::fs::write(&path, file).unwrap();
+    let daemon = crate::support::process::Process::serve(broker.url(), &[("config", path.to_str().unwrap())]);
+    let client = Client::connect(broker.url()).await;
+    let mut silent = client.publisher("silent", 0);
+    client
+        .tell(&mut silent, "silent", 0, vec![stored(hashes(1, 4))])
+        .await;
+    assert_eq!(client.status().await.unwrap().unsized_holders, 0);
+    daemon.stop();
+}
