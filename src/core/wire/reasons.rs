@@ -35,11 +35,13 @@ pub enum DegradedReason {
     Behind = 1 << 10,
     /// A batch that must be seen whole was being applied while the query was answered.
     Changing = 1 << 11,
+    /// The publisher does not know all groups of layers of the engine. What full attention has is known; what a request can reuse is not.
+    UnknownGroups = 1 << 13,
 }
 
 impl DegradedReason {
     /// All reasons, in the order in which replies list them.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::Gap,
         Self::Undecodable,
         Self::Rejected,
@@ -52,6 +54,7 @@ impl DegradedReason {
         Self::UpstreamLost,
         Self::Behind,
         Self::Changing,
+        Self::UnknownGroups,
     ];
 
     /// The word on the wire and in metrics.
@@ -69,6 +72,7 @@ impl DegradedReason {
             Self::UpstreamLost => "upstream_lost",
             Self::Behind => "behind",
             Self::Changing => "changing",
+            Self::UnknownGroups => "unknown_groups",
         }
     }
 
@@ -92,7 +96,10 @@ impl DegradedReason {
 
     /// Whether the doubt is the publisher's own: it says so in an event, and takes it back in one.
     pub fn is_upstream(self) -> bool {
-        matches!(self, Self::UpstreamGap | Self::UpstreamLost)
+        matches!(
+            self,
+            Self::UpstreamGap | Self::UpstreamLost | Self::UnknownGroups
+        )
     }
 }
 
