@@ -2,7 +2,7 @@
 
 use kvatlas_core::hash::{Position, PositionalLineageHash, SequenceHash};
 use kvatlas_core::index::{Capacity, Hashing, IndexLimits};
-use kvatlas_core::wire::{BlockContent, BlockNames, Event, RemovedBlocks, StoredBlocks, Tier};
+use kvatlas_core::wire::{BlockContent, BlockNames, Event, RemovedBlocks, Resumable, StoredBlocks, Tier};
 
 /// Most blocks of an event.
 const EVENT: u64 = 65_536;
@@ -59,6 +59,7 @@ fn by_lineage(keys: Vec<PositionalLineageHash>) -> Event {
         names: BlockNames::Lineage(keys),
         content: None,
         engine_hashes: None,
+        resumable: Resumable::ALL,
     })
 }
 

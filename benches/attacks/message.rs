@@ -26,7 +26,7 @@ fn write(out: &mut Vec<u8>, event: &Event) {
             map(out, 1);
             kind(out, "cleared");
         }
-        Event::Doubted(_) | Event::Goodbye => unreachable!("no attack sends them"),
+        Event::Resumable(_) | Event::Doubted(_) | Event::Goodbye => unreachable!("no attack sends them"),
     }
 }
 

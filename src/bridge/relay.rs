@@ -376,8 +376,9 @@ fn is_of_other_rank(own: &mut Option<Rank>, batch: &EngineBatch) -> bool {
 /// About how many bytes an event takes; a translator's events have sequence hashes only.
 fn event_bytes(event: &Event) -> usize {
     let blocks = match event {
-        Event::Stored(stored) => stored.names.len(),
+        Event::Stored(stored) => stored.names.len() + stored.resumable.runs().map_or(0, <[u32]>::len),
         Event::Removed(removed) => removed.hashes.len(),
+        Event::Resumable(blocks) => blocks.hashes.len(),
         Event::Cleared | Event::Doubted(_) | Event::Goodbye => 0,
     };
     128 + 8 * blocks

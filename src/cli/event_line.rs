@@ -70,6 +70,7 @@ impl LineBatch {
         let blocks = |event: &Event| match event {
             Event::Stored(stored) => stored.names.len(),
             Event::Removed(removed) => removed.hashes.len() + removed.lineage_hashes.len(),
+            Event::Resumable(blocks) => blocks.hashes.len() + blocks.lineage_hashes.len(),
             Event::Cleared | Event::Doubted(_) | Event::Goodbye => 0,
         };
         self.events.iter().map(blocks).sum()

@@ -165,15 +165,9 @@ mod tests {
 
     fn reply() -> QueryReply {
         let holder = |worker: &str, matched_blocks, degraded: DegradedReasons| HolderMatch {
-            worker: WorkerName::new(worker).unwrap(),
-            rank: 0,
-            matched_blocks,
-            matched_blocks_max: None,
-            device_blocks: None,
-            host_blocks: None,
             exact: degraded.is_empty(),
             degraded,
-            dropped_out: None,
+            ..HolderMatch::new(WorkerName::new(worker).unwrap(), 0, matched_blocks)
         };
         let dropped_out = DropOut {
             position: 12,

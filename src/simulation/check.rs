@@ -147,17 +147,7 @@ mod tests {
     }
 
     fn reply() -> QueryReply {
-        let holder = |worker: &str, matched_blocks| HolderMatch {
-            worker: name(worker),
-            rank: 0,
-            matched_blocks,
-            matched_blocks_max: None,
-            device_blocks: None,
-            host_blocks: None,
-            exact: true,
-            degraded: DegradedReasons::default(),
-            dropped_out: None,
-        };
+        let holder = |worker: &str, matched_blocks| HolderMatch::new(name(worker), 0, matched_blocks);
         QueryReply {
             behind_us: 0,
             v: 1,

@@ -256,18 +256,12 @@ mod tests {
     fn doubts_of_the_moment_are_counted_apart() {
         let mut tally = Tally::new().unwrap();
         let holder = |reasons: &[DegradedReason]| HolderMatch {
-            worker: WorkerName::new("a").unwrap(),
-            rank: 0,
-            matched_blocks: 1,
-            matched_blocks_max: None,
-            device_blocks: None,
-            host_blocks: None,
             exact: reasons.is_empty(),
             degraded: reasons
                 .iter()
                 .copied()
                 .fold(DegradedReasons::default(), DegradedReasons::with),
-            dropped_out: None,
+            ..HolderMatch::new(WorkerName::new("a").unwrap(), 0, 1)
         };
         let (behind, gap) = (DegradedReason::Behind, DegradedReason::Gap);
         for holders in [

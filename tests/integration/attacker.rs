@@ -12,10 +12,7 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use kvatlas_client::publish::Transport;
 use kvatlas_core::hash::SequenceHash;
-use kvatlas_core::wire::{
-    BatchCursor, BlockNames, DegradedReasons, Event, EventBatch, QueryRequest, ResyncAnswerKind, ResyncChunk,
-    StoredBlocks, Tier,
-};
+use kvatlas_core::wire::{BatchCursor, BlockNames, DegradedReasons, Event, EventBatch, QueryRequest, Resumable, ResyncAnswerKind, ResyncChunk, StoredBlocks, Tier};
 use tokio::time::Instant;
 
 use crate::support::fleet::{Fleet, OneDaemon, QUICK_RESYNCS};
@@ -99,6 +96,7 @@ impl Attacker {
                 },
                 content: None,
                 engine_hashes: Some(vec![7; self.random.usize(..30)]),
+                resumable: Resumable::ALL,
             }),
             9 => Event::Cleared,
             10 => Event::Doubted(DegradedReasons::default()),

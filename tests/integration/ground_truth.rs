@@ -14,15 +14,8 @@ fn an_exact_claim_is_judged_by_the_states_of_its_window() {
         v: 1,
         query_blocks: 3,
         holders: vec![HolderMatch {
-            worker: crate::support::worker("a"),
-            rank: 0,
-            matched_blocks,
-            matched_blocks_max: None,
-            device_blocks: None,
-            host_blocks: None,
             exact,
-            degraded: DegradedReasons::default(),
-            dropped_out: None,
+            ..HolderMatch::new(crate::support::worker("a"), 0, matched_blocks)
         }],
         holders_total: 1,
         foreign_holders: 0,

@@ -7,10 +7,7 @@ use kvatlas::daemon::broker::embedded::EmbeddedBroker;
 use kvatlas_core::hash::{
     BlockSize, HashSeed, PositionalLineageHash, SequenceHash, block_hashes, lineage_hashes, sequence_hashes,
 };
-use kvatlas_core::wire::{
-    BlockContent, BlockNames, Event, QueryKey, QueryOptions, QueryReply, QueryResult, SingleQuery,
-    StoredBlocks, Tier,
-};
+use kvatlas_core::wire::{BlockContent, BlockNames, Event, QueryKey, QueryOptions, QueryReply, QueryResult, Resumable, SingleQuery, StoredBlocks, Tier};
 
 /// The whole job, once; run against every server there is.
 async fn serve_and_ask(broker: &EmbeddedBroker) {
@@ -99,6 +96,7 @@ async fn all_forms_of_a_query_get_the_same_answer() {
         names,
         content: None,
         engine_hashes: None,
+        resumable: Resumable::ALL,
     });
     client.tell(&mut by_lineage, "by-lineage", 0, vec![event]).await;
 
@@ -271,6 +269,7 @@ async fn opaque_engine_hashes_are_recomputed_or_reported() {
         names: names(),
         content: content(),
         engine_hashes: None,
+        resumable: Resumable::ALL,
     });
     let query = || {
         SingleQuery::new(QueryKey::Tokens {

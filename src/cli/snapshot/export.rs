@@ -8,9 +8,7 @@ use clap::Args;
 use kvatlas_core::hash::Position;
 use kvatlas_core::snapshot::forest::ForestChunk;
 use kvatlas_core::snapshot::{FORMAT_VERSION, Frame, HolderFrame, InForest, SnapshotError, SnapshotReader};
-use kvatlas_core::wire::{
-    BlockNames, DegradedReasons, Event, EventBatch, NamespaceName, StoredBlocks, WorkerName,
-};
+use kvatlas_core::wire::{BlockNames, DegradedReasons, Event, EventBatch, NamespaceName, Resumable, StoredBlocks, WorkerName};
 use serde_json::json;
 
 use super::super::event_line::LineBatch;
@@ -138,6 +136,7 @@ fn write_forest(
                 },
                 content: None,
                 engine_hashes: None,
+                resumable: Resumable::ALL,
             })
         });
         let line = LineBatch {

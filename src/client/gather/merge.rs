@@ -141,7 +141,7 @@ pub(super) fn merge_statuses(
 mod tests {
     use proptest::prelude::*;
 
-    use kvatlas_core::wire::{DegradedReasons, HolderMatch, PROTOCOL_VERSION, QueryKey, Shard, WorkerName};
+    use kvatlas_core::wire::{HolderMatch, PROTOCOL_VERSION, QueryKey, Shard, WorkerName};
 
     use super::*;
 
@@ -183,16 +183,13 @@ mod tests {
 
     fn holder(name: u8, rank: u32, matched_blocks: u32) -> HolderMatch {
         HolderMatch {
-            worker: WorkerName::new(&format!("gpu-{name}")).unwrap(),
-            rank,
-            matched_blocks,
-            matched_blocks_max: None,
-            device_blocks: None,
-            host_blocks: None,
             // Some are doubtful, whatever else is asked of them.
             exact: !name.is_multiple_of(3),
-            degraded: DegradedReasons::default(),
-            dropped_out: None,
+            ..HolderMatch::new(
+                WorkerName::new(&format!("gpu-{name}")).unwrap(),
+                rank,
+                matched_blocks,
+            )
         }
     }
 

@@ -182,7 +182,7 @@ impl Outbox {
             match event {
                 Event::Doubted(doubts) => self.doubts = *doubts,
                 Event::Cleared | Event::Goodbye => self.doubts = DegradedReasons::default(),
-                Event::Stored(_) | Event::Removed(_) => {}
+                Event::Stored(_) | Event::Removed(_) | Event::Resumable(_) => {}
             }
         }
         if let Some(table) = &mut self.table {
@@ -262,6 +262,8 @@ fn first_of(epoch: u64) -> BatchCursor {
 const BATCH_BYTES: usize = 64;
 /// What an event takes beside its lists.
 const EVENT_BYTES: usize = 128;
+/// What a run length takes at most.
+const RUN_BYTES: usize = 5;
 
 /// About how many bytes these events take in a batch; never less than they do.
 pub(super) fn events_bytes(events: &[Event]) -> usize {
@@ -298,9 +300,13 @@ pub(super) fn event_bytes(event: &Event) -> usize {
                     .engine_hashes
                     .as_ref()
                     .map_or(0, |hashes| size_of_val(hashes.as_slice()))
+                + stored.resumable.runs().map_or(0, |runs| RUN_BYTES * runs.len())
         }
         Event::Removed(removed) => {
             size_of_val(removed.hashes.as_slice()) + size_of_val(removed.lineage_hashes.as_slice())
+        }
+        Event::Resumable(blocks) => {
+            size_of_val(blocks.hashes.as_slice()) + size_of_val(blocks.lineage_hashes.as_slice())
         }
         Event::Cleared | Event::Doubted(_) | Event::Goodbye => 0,
     };
@@ -312,7 +318,7 @@ mod tests {
     use std::time::Duration;
 
     use kvatlas_core::hash::SequenceHash;
-    use kvatlas_core::wire::{DegradedReason, StoredBlocks, WireLimits, WorkerName};
+    use kvatlas_core::wire::{DegradedReason, Resumable, StoredBlocks, WireLimits, WorkerName};
 
     use super::*;
 
@@ -468,6 +474,7 @@ mod tests {
                 cache_salt: Some("y".repeat(500)),
             }),
             engine_hashes: Some(vec![7; 4]),
+            resumable: Resumable::from_flags([false, true, false, true]),
             ..StoredBlocks::by_sequence(Some(SequenceHash(1)), None, vec![SequenceHash(2); 4])
         };
         let cases = [

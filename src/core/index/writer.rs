@@ -65,12 +65,17 @@ impl HolderWriter {
             Event::Stored(stored) => {
                 let uses_names =
                     matches!(stored.names, BlockNames::Sequence { .. }) || stored.engine_hashes.is_some();
+                applied.reject_unless_resumable(&stored.resumable, stored.names.len());
                 self.change(&mut applied, uses_names, |turn| turn.stored(stored, tier, now_us));
                 self.shared.make_room(applied.stored);
             }
             Event::Removed(removed) => {
                 let uses_names = !removed.hashes.is_empty();
                 self.change(&mut applied, uses_names, |turn| turn.remove(&removed, tier));
+            }
+            Event::Resumable(blocks) => {
+                let count = blocks.hashes.len() + blocks.lineage_hashes.len();
+                applied.reject(RejectReason::MissingContent, count);
             }
             Event::Cleared => {
                 self.clear();

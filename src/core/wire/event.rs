@@ -13,8 +13,9 @@ use super::entries::{Entries, Message, serialize_entries};
 use super::error::DecodeError;
 use super::human::deserialize_fields;
 use super::limits::WireLimits;
-use super::reader::{Reader, set_once};
+use super::reader::{Reader, Value, set_once};
 use super::reasons::{DegradedReason, DegradedReasons};
+use super::resumable::{Resumable, ResumableBlocks};
 
 /// What stored blocks are called.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -99,6 +100,8 @@ pub struct StoredBlocks {
     pub content: Option<BlockContent>,
     /// What the engine calls them in later removals, where that is not the sequence hash; one a block.
     pub engine_hashes: Option<Vec<u64>>,
+    /// Behind which of them a request can resume.
+    pub resumable: Resumable,
 }
 
 /// Blocks that a holder has removed. Hashes it does not hold are counted and passed over.
@@ -117,6 +120,8 @@ pub enum Event {
     Stored(StoredBlocks),
     /// Blocks were removed.
     Removed(RemovedBlocks),
+    /// Blocks have become resumable, or are so no longer.
+    Resumable(ResumableBlocks),
     /// All blocks were removed, from every tier. What follows is the holder's full state, so it is exact again.
     Cleared,
     /// What the publisher itself doubts about its blocks from now on. It has lost events on the way from the engine, or sight
@@ -132,13 +137,14 @@ pub enum Event {
 enum EventType {
     Stored,
     Removed,
+    Resumable,
     Cleared,
     Doubted,
     Goodbye,
 }
 
 /// The words of a publisher's own doubts.
-const DOUBTS: &str = "upstream_gap, upstream_lost";
+const DOUBTS: &str = "upstream_gap, upstream_lost, unknown_groups, untold_salts, untold_adapters, looks_ahead";
 
 /// The longest word that is compared with the types, in bytes. Fixed, because the configured limit on texts may be shorter than a type.
 const TYPE_BYTES_MAX: usize = 64;
@@ -153,7 +159,7 @@ impl EventType {
         let word = reader.text("type", TYPE_BYTES_MAX)?;
         Self::of_word(word.as_bytes()).ok_or(DecodeError::UnknownWord {
             field: "type",
-            expected: "stored, removed, cleared, doubted, goodbye",
+            expected: "stored, removed, resumable, cleared, doubted, goodbye",
         })
     }
 
@@ -161,6 +167,7 @@ impl EventType {
         match word {
             b"stored" => Some(Self::Stored),
             b"removed" => Some(Self::Removed),
+            b"resumable" => Some(Self::Resumable),
             b"cleared" => Some(Self::Cleared),
             b"doubted" => Some(Self::Doubted),
             b"goodbye" => Some(Self::Goodbye),
@@ -186,11 +193,12 @@ impl Message for Event {
             }
             Self::Removed(removed) => {
                 entries.text("type", "removed")?;
-                entries.list("sequence_hashes", &removed.hashes)?;
-                if removed.lineage_hashes.is_empty() {
-                    return Ok(());
-                }
-                entries.list("lineage_hashes", &removed.lineage_hashes)
+                write_named(&removed.hashes, &removed.lineage_hashes, entries)
+            }
+            Self::Resumable(blocks) => {
+                entries.text("type", "resumable")?;
+                write_named(&blocks.hashes, &blocks.lineage_hashes, entries)?;
+                entries.flag("resumable", blocks.resumable)
             }
             Self::Cleared => entries.text("type", "cleared"),
             Self::Doubted(reasons) => {
@@ -203,6 +211,19 @@ impl Message for Event {
             }
             Self::Goodbye => entries.text("type", "goodbye"),
         }
+    }
+}
+
+/// The entries of blocks that are named one by one.
+fn write_named<E: Entries>(
+    hashes: &[SequenceHash],
+    lineage_hashes: &[PositionalLineageHash],
+    entries: &mut E,
+) -> Result<(), E::Error> {
+    entries.list("sequence_hashes", hashes)?;
+    match lineage_hashes {
+        [] => Ok(()),
+        hashes => entries.list("lineage_hashes", hashes),
     }
 }
 
@@ -232,6 +253,24 @@ struct EventFields {
     lora_name: Option<Option<String>>,
     cache_salt: Option<Option<String>>,
     reasons: Option<Doubts>,
+    resumable: Option<RunsOrFlag>,
+}
+
+/// The value of `resumable`: run lengths of stored blocks, or what is said of all blocks of an event.
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "resumable is neither a boolean nor an array of run lengths")]
+enum RunsOrFlag {
+    Flag(bool),
+    Runs(Vec<u32>),
+}
+
+impl RunsOrFlag {
+    fn decode(reader: &mut Reader<'_>, runs_max: usize) -> Result<Self, DecodeError> {
+        match reader.clone().value()? {
+            Value::Bool(_) => reader.boolean("resumable").map(Self::Flag),
+            _ => reader.list("resumable", runs_max).map(Self::Runs),
+        }
+    }
 }
 
 impl EventFields {
@@ -257,6 +296,10 @@ impl EventFields {
             b"lora_name" => reader.text_once(&mut self.lora_name, "lora_name", limits.text_bytes_max),
             b"cache_salt" => reader.text_once(&mut self.cache_salt, "cache_salt", limits.text_bytes_max),
             b"reasons" => set_once(&mut self.reasons, "reasons", Doubts::decode(reader)?),
+            b"resumable" => {
+                let value = RunsOrFlag::decode(reader, blocks.saturating_add(1))?;
+                set_once(&mut self.resumable, "resumable", value)
+            }
             _ => reader.skip(),
         }
     }
@@ -266,6 +309,7 @@ impl EventFields {
             None => Err(DecodeError::Missing { field: "type" }),
             Some(EventType::Stored) => self.into_stored().map(Event::Stored),
             Some(EventType::Removed) => self.into_removed().map(Event::Removed),
+            Some(EventType::Resumable) => self.into_resumable().map(Event::Resumable),
             Some(EventType::Cleared) => Ok(Event::Cleared),
             Some(EventType::Doubted) => self.into_doubted().map(Event::Doubted),
             Some(EventType::Goodbye) => Ok(Event::Goodbye),
@@ -284,8 +328,9 @@ impl EventFields {
             || has_content_name;
         let has_hashes = self.sequence_hashes.is_some() || self.lineage_hashes.is_some();
         let has_reasons = self.reasons.is_some();
+        let has_resumable = self.resumable.is_some();
         let fault = match self.r#type {
-            Some(EventType::Doubted) if has_stored_fields || has_hashes => {
+            Some(EventType::Doubted) if has_stored_fields || has_hashes || has_resumable => {
                 "doubted has reasons only; leave the others out"
             }
             Some(EventType::Doubted) => return Ok(()),
@@ -293,10 +338,15 @@ impl EventFields {
             Some(EventType::Stored) if has_content_name && self.tokens.is_none() => {
                 "lora_name and cache_salt belong to tokens; leave them out"
             }
-            Some(EventType::Removed) if has_stored_fields => {
+            Some(EventType::Removed) if has_stored_fields || has_resumable => {
                 "removed has sequence_hashes and lineage_hashes only; leave the others out"
             }
-            Some(EventType::Cleared | EventType::Goodbye) if has_stored_fields || has_hashes => {
+            Some(EventType::Resumable) if has_stored_fields => {
+                "resumable has sequence_hashes, lineage_hashes and resumable only; leave the others out"
+            }
+            Some(EventType::Cleared | EventType::Goodbye)
+                if has_stored_fields || has_hashes || has_resumable =>
+            {
                 "cleared and goodbye have a type only; leave the others out"
             }
             _ => return Ok(()),
@@ -364,15 +414,47 @@ impl EventFields {
         if let Some(hashes) = &self.engine_hashes {
             check_length("engine_hashes", hashes.len(), blocks)?;
         }
+        let resumable = match self.resumable {
+            None => Resumable::ALL,
+            Some(RunsOrFlag::Runs(runs)) => Resumable::from_runs(runs, blocks)?,
+            Some(RunsOrFlag::Flag(_)) => {
+                return Err(DecodeError::Combination(
+                    "resumable of stored blocks is an array of run lengths",
+                ));
+            }
+        };
         Ok(StoredBlocks {
             names,
             content,
             engine_hashes: self
                 .engine_hashes
                 .map(|hashes| hashes.into_iter().map(u64::from).collect()),
+            resumable,
         })
     }
 
+    fn into_resumable(self) -> Result<ResumableBlocks, DecodeError> {
+        let resumable = match self.resumable {
+            Some(RunsOrFlag::Flag(resumable)) => resumable,
+            Some(RunsOrFlag::Runs(_)) => {
+                return Err(DecodeError::Combination(
+                    "resumable of an event of that type is a boolean",
+                ));
+            }
+            None => return Err(DecodeError::Missing { field: "resumable" }),
+        };
+        let RemovedBlocks {
+            hashes,
+            lineage_hashes,
+        } = self.into_removed()?;
+        Ok(ResumableBlocks {
+            hashes,
+            lineage_hashes,
+            resumable,
+        })
+    }
+
+    /// Blocks that are named one by one.
     fn into_removed(self) -> Result<RemovedBlocks, DecodeError> {
         if self.sequence_hashes.is_none() && self.lineage_hashes.is_none() {
             return Err(DecodeError::Missing {
@@ -464,6 +546,7 @@ impl StoredBlocks {
             },
             content: None,
             engine_hashes: None,
+            resumable: Resumable::ALL,
         }
     }
 
@@ -496,8 +579,11 @@ impl StoredBlocks {
                 entries.optional_text("cache_salt", cache_salt.as_ref())?;
             }
         }
-        match &self.engine_hashes {
-            Some(hashes) => entries.list("engine_hashes", hashes),
+        if let Some(hashes) = &self.engine_hashes {
+            entries.list("engine_hashes", hashes)?;
+        }
+        match self.resumable.runs() {
+            Some(runs) => entries.numbers("resumable", runs),
             None => Ok(()),
         }
     }

@@ -49,6 +49,7 @@ mod query;
 mod reader;
 mod reasons;
 mod reply;
+mod resumable;
 mod resync;
 mod roster;
 mod shard;
@@ -75,6 +76,7 @@ pub use reply::{
     BatchReply, DropOut, ErrorBody, Gathered, HolderMatch, HolderStatusReply, QueryReply, QueryResult,
     ReplyOrder, StatusReply,
 };
+pub use resumable::{Resumable, ResumableBlocks};
 pub use resync::{ResyncAnswerKind, ResyncChunk, ResyncRequest};
 pub use roster::{ROSTER_PAGE_MAX, RosterHolder, RosterKey, RosterReply, RosterRequest};
 pub use shard::{SHARD_HEADER, SHARDS_MAX, Shard, ShardError};

@@ -72,6 +72,9 @@ pub struct SingleQuery {
     /// Compressed chains: the position of each hash in `key`, ascending, where these are not the whole prefix but blocks chosen
     /// from one. The reply has bounds. [`SingleQuery::check`] says which fit; absent for whole prefixes.
     pub positions: Option<Vec<Position>>,
+    /// How many tokens the prompt has, beside hashes. A request always computes its last token, so that a prompt of whole blocks cannot
+    /// reuse the last one. Where it is absent, every block that is asked for counts; beside tokens it follows from them.
+    pub token_count: Option<u64>,
     /// What the reply should have.
     pub options: QueryOptions,
 }
@@ -82,6 +85,7 @@ impl SingleQuery {
         Self {
             key,
             positions: None,
+            token_count: None,
             options: QueryOptions::default(),
         }
     }
@@ -90,9 +94,14 @@ impl SingleQuery {
     ///
     /// # Errors
     ///
-    /// [`DecodeError::Combination`] for `explain` or `tiers` beside positions. [`DecodeError::Positions`] for positions that do not fit
+    /// [`DecodeError::Combination`] for `explain` or `tiers` beside positions, and for a count of tokens beside tokens. [`DecodeError::Positions`] for positions that do not fit
     /// the hashes. [`DecodeError::BrokenChain`] for lineage hashes that are not one chain from position 0.
     pub fn check(&self) -> Result<(), DecodeError> {
+        if self.token_count.is_some() && matches!(self.key, QueryKey::Tokens { .. }) {
+            return Err(DecodeError::Combination(
+                "token_count belongs to hashes; leave it out beside tokens",
+            ));
+        }
         match (&self.positions, &self.key) {
             (Some(_), _) if self.options.explain => Err(DecodeError::Combination(
                 "explain needs the whole chain; leave out positions or explain",
@@ -170,6 +179,7 @@ impl Message for SingleQuery {
         if let Some(positions) = &self.positions {
             entries.list("positions", positions)?;
         }
+        entries.optional_number("token_count", self.token_count)?;
         let options = &self.options;
         if let Some(workers) = &options.workers {
             entries.texts("workers", workers.iter().map(WorkerName::as_str))?;
@@ -360,11 +370,12 @@ query_fields! {
     sequence_hashes: Vec<SequenceHash>, "the sequence hash of each block: the cheapest form";
     lineage_hashes: Vec<PositionalLineageHash>, "one chain from position 0";
     positions: Vec<Position>, "beside `sequence_hashes` or `lineage_hashes`: where each stands, ascending; see [compressed chains](#compressed-chains)";
+    token_count: Option<u64>, "beside hashes: how many tokens the prompt has. A request computes its last token, so `usable_blocks` ends before the block of that; where absent, every block sent counts";
     workers: Vec<WorkerName>, "answer only for these workers; all where absent";
     limit: Option<u64>, "at most so many holders, the best first; all where absent";
     min_blocks: u32, "leave out holders with fewer matched blocks, of a compressed chain those with fewer for certain; 1 where absent or 0";
     explain: bool, "say where each holder dropped out; false where absent";
-    tiers: bool, "say how many of its blocks each holder has near: `device_blocks` and `host_blocks`; false where absent";
+    tiers: bool, "say how many of its blocks each holder has near: `device_blocks` and `host_blocks`, and how many of these are usable; false where absent";
 }
 
 impl QueryFields {
@@ -438,6 +449,7 @@ impl QueryFields {
         let query = SingleQuery {
             key,
             positions: self.positions,
+            token_count: self.token_count.flatten(),
             options,
         };
         query.check()?;

@@ -44,6 +44,8 @@ pub enum DegradedReason {
     Changing = 1 << 11,
     /// Batches of a lower epoch come: two publishers claim the holder. Nobody knows whose blocks it has.
     Contested = 1 << 12,
+    /// The publisher does not know all groups of layers of the engine. What full attention has is known; what a request can reuse is not.
+    UnknownGroups = 1 << 13,
     /// The engine's events do not tell salts: nothing is certain for a query with one.
     UntoldSalts = 1 << 14,
     /// The engine's events do not tell, or not surely, which adapter a block is of: nothing is certain for a query with one.
@@ -55,7 +57,7 @@ pub enum DegradedReason {
 
 impl DegradedReason {
     /// All reasons, in the order in which replies list them.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::Gap,
         Self::Undecodable,
         Self::Rejected,
@@ -69,6 +71,7 @@ impl DegradedReason {
         Self::Behind,
         Self::Changing,
         Self::Contested,
+        Self::UnknownGroups,
         Self::UntoldSalts,
         Self::UntoldAdapters,
         Self::LooksAhead,
@@ -90,6 +93,7 @@ impl DegradedReason {
             Self::Behind => "behind",
             Self::Changing => "changing",
             Self::Contested => "contested",
+            Self::UnknownGroups => "unknown_groups",
             Self::UntoldSalts => "untold_salts",
             Self::UntoldAdapters => "untold_adapters",
             Self::LooksAhead => "looks_ahead",
@@ -120,7 +124,8 @@ impl DegradedReason {
 
     /// Whether the doubt is the publisher's own: it says so in an event, and takes it back in one.
     pub fn is_upstream(self) -> bool {
-        matches!(self, Self::UpstreamGap | Self::UpstreamLost) || self.is_of_some_queries()
+        let is_of_all = matches!(self, Self::UpstreamGap | Self::UpstreamLost | Self::UnknownGroups);
+        is_of_all || self.is_of_some_queries()
     }
 
     /// Whether the reason is one for some queries only: what the holder has is certain for all others.

@@ -36,12 +36,22 @@ pub struct HolderMatch {
     /// The upper bound for a compressed chain. Absent where it equals `matched_blocks`.
     #[serde(default)]
     pub matched_blocks_max: Option<u32>,
+    /// How many leading blocks a request can reuse: up to the last resumable one within `matched_blocks`, and before the last token. Absent where
+    /// it equals `matched_blocks`. Of a compressed chain this is a lower bound.
+    #[serde(default)]
+    pub usable_blocks: Option<u32>,
     /// How many of `matched_blocks` it has on the device, up to the first that lies elsewhere; only with `tiers`.
     #[serde(default)]
     pub device_blocks: Option<u32>,
     /// As `device_blocks`, on device and host together.
     #[serde(default)]
     pub host_blocks: Option<u32>,
+    /// As `usable_blocks`, of `device_blocks`. Absent where it equals that.
+    #[serde(default)]
+    pub device_usable_blocks: Option<u32>,
+    /// As `usable_blocks`, of `host_blocks`. Absent where it equals that.
+    #[serde(default)]
+    pub host_usable_blocks: Option<u32>,
     /// Whether the daemon knows the holder's state for certain. Where it does not, `degraded` says why.
     pub exact: bool,
     /// Why the state is not certain; absent where it is.
@@ -124,6 +134,29 @@ impl QueryReply {
 }
 
 impl HolderMatch {
+    /// A holder whose state is certain, and of which nothing is known beside its blocks, all of them usable.
+    pub fn new(worker: WorkerName, rank: Rank, matched_blocks: u32) -> Self {
+        Self {
+            worker,
+            rank,
+            matched_blocks,
+            matched_blocks_max: None,
+            usable_blocks: None,
+            device_blocks: None,
+            host_blocks: None,
+            device_usable_blocks: None,
+            host_usable_blocks: None,
+            exact: true,
+            degraded: DegradedReasons::default(),
+            dropped_out: None,
+        }
+    }
+
+    /// How many leading blocks a request can reuse.
+    pub fn usable(&self) -> u32 {
+        self.usable_blocks.unwrap_or(self.matched_blocks)
+    }
+
     /// The upper bound on the leading blocks that it holds; `matched_blocks` where that is exact.
     pub fn blocks_max(&self) -> u32 {
         self.matched_blocks_max.unwrap_or(self.matched_blocks)
@@ -131,27 +164,27 @@ impl HolderMatch {
 
     /// Its place among the holders of a reply.
     pub fn order(&self) -> ReplyOrder<'_> {
-        ReplyOrder::new(self.matched_blocks, self.blocks_max(), &self.worker, self.rank)
+        let blocks = [self.usable(), self.matched_blocks, self.blocks_max()];
+        ReplyOrder::new(blocks, &self.worker, self.rank)
     }
 }
 
 /// A holder's place among the holders of a reply; the least comes first.
 ///
-/// Most matched blocks first, then the highest upper bound, then worker and rank.
+/// Most usable blocks first, then most matched blocks, then the highest upper bound, then worker and rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ReplyOrder<'a> {
-    matched_blocks: Reverse<u32>,
-    matched_blocks_max: Reverse<u32>,
+    /// Usable, matched, and how many are matched at most.
+    blocks: Reverse<[u32; 3]>,
     worker: &'a WorkerName,
     rank: Rank,
 }
 
 impl<'a> ReplyOrder<'a> {
-    /// The place of a holder with these bounds.
-    pub fn new(matched_blocks: u32, matched_blocks_max: u32, worker: &'a WorkerName, rank: Rank) -> Self {
+    /// The place of a holder with so many usable blocks, so many matched, and at most so many.
+    pub fn new(blocks: [u32; 3], worker: &'a WorkerName, rank: Rank) -> Self {
         Self {
-            matched_blocks: Reverse(matched_blocks),
-            matched_blocks_max: Reverse(matched_blocks_max),
+            blocks: Reverse(blocks),
             worker,
             rank,
         }
@@ -268,13 +301,24 @@ impl Message for HolderMatch {
         if self.matched_blocks_max.is_some() || entries.wants_defaults() {
             entries.number("matched_blocks_max", u64::from(self.blocks_max()))?;
         }
-        for (key, blocks) in [
+        let says_all = entries.wants_defaults();
+        if self.usable_blocks.is_some() || says_all {
+            entries.number("usable_blocks", u64::from(self.usable()))?;
+        }
+        let near = [
             ("device_blocks", self.device_blocks),
             ("host_blocks", self.host_blocks),
-        ] {
-            if let Some(blocks) = blocks {
-                entries.number(key, u64::from(blocks))?;
-            }
+            (
+                "device_usable_blocks",
+                self.device_usable_blocks.or(self.device_blocks.filter(|_| says_all)),
+            ),
+            (
+                "host_usable_blocks",
+                self.host_usable_blocks.or(self.host_blocks.filter(|_| says_all)),
+            ),
+        ];
+        for (key, blocks) in near {
+            entries.optional_number(key, blocks.map(u64::from))?;
         }
         entries.flag("exact", self.exact)?;
         write_reasons(self.degraded, entries)?;

@@ -199,9 +199,19 @@ impl Holder {
     /// Begins a batch that queries must see whole or not at all. Half done, it shows a state that the holder never had, and
     /// no lower bound of the state before or after it. None for other batches.
     fn begin_step(&self, batch: &EventBatch) -> Option<OpenStep> {
-        let takes = |event: &Event| matches!(event, Event::Removed(_) | Event::Cleared);
+        let takes = |event: &Event| match event {
+            Event::Removed(_) | Event::Cleared => true,
+            // A block that is stored again is resumable or not as this event says.
+            Event::Stored(stored) => !stored.resumable.is_all(),
+            Event::Resumable(blocks) => !blocks.resumable,
+            Event::Doubted(_) | Event::Goodbye => false,
+        };
         // What is doubted is as much a part of the new state as what is stored.
-        let stores = |event: &Event| matches!(event, Event::Stored(_) | Event::Doubted(_));
+        let stores = |event: &Event| match event {
+            Event::Stored(_) | Event::Doubted(_) => true,
+            Event::Resumable(blocks) => blocks.resumable,
+            Event::Removed(_) | Event::Cleared | Event::Goodbye => false,
+        };
         let is_new_epoch = matches!(
             self.tracker.classify(cursor_of(batch)),
             Admission::NewEpoch { .. }

@@ -451,15 +451,11 @@ fn add_changing(holders: &mut Vec<HolderMatch>, seen: &Seen<Matches>, options: &
     let missed = seen.missed(options.workers.as_deref(), is_found);
     let room = most_of(options).saturating_sub(holders.len());
     let added = missed.iter().take(room).map(|id| HolderMatch {
-        worker: id.worker.clone(),
-        rank: id.rank,
-        matched_blocks: 0,
-        matched_blocks_max: None,
         device_blocks: options.tiers.then_some(0),
         host_blocks: options.tiers.then_some(0),
         exact: false,
         degraded: DegradedReasons::of(DegradedReason::Changing),
-        dropped_out: None,
+        ..HolderMatch::new(id.worker.clone(), id.rank, 0)
     });
     holders.extend(added);
     saturating_u32(missed.len())
@@ -492,16 +488,14 @@ fn best_of(
         let degraded = reasons(found.holder);
         let near = matches.near_blocks(found.holder);
         let is_bounded = found.matched_blocks_max > found.matched_blocks;
+        let id = &found.holder.id;
         HolderMatch {
-            worker: found.holder.id.worker.clone(),
-            rank: found.holder.id.rank,
-            matched_blocks: found.matched_blocks,
             matched_blocks_max: is_bounded.then_some(found.matched_blocks_max),
             device_blocks: near.map(|[device, _]| device),
             host_blocks: near.map(|[_, host]| host),
             exact: degraded.is_empty(),
             degraded,
-            dropped_out: None,
+            ..HolderMatch::new(id.worker.clone(), id.rank, found.matched_blocks)
         }
     });
     (holders.collect(), total)
@@ -509,12 +503,12 @@ fn best_of(
 
 fn place<'a>(found: &Match<'a>) -> ReplyOrder<'a> {
     let id = &found.holder.id;
-    ReplyOrder::new(
+    let blocks = [
+        found.matched_blocks,
         found.matched_blocks,
         found.matched_blocks_max,
-        &id.worker,
-        id.rank,
-    )
+    ];
+    ReplyOrder::new(blocks, &id.worker, id.rank)
 }
 
 /// The fewest bytes that a holder takes in a reply: its four keys, and the shortest values.

@@ -47,10 +47,12 @@ from .events import (
     Event,
     Goodbye,
     Removed,
+    Resumable,
     Stored,
     StoredByLineage,
     Tier,
     encode_batch,
+    resumable_runs,
 )
 from .hashing import (
     BLOCK_SIZE,
@@ -101,6 +103,7 @@ __all__ = [
     "RefusedError",
     "Removed",
     "RequestTooLargeError",
+    "Resumable",
     "StatusReply",
     "StoppedError",
     "Stored",
@@ -119,6 +122,7 @@ __all__ = [
     "encode_batch",
     "instance_of_worker",
     "lineage_hashes",
+    "resumable_runs",
     "sequence_hashes",
     "shard_of",
     "worker_of_instance",

@@ -69,6 +69,30 @@ def _named(values: Iterable[int] | None, what: str, blocks: int) -> array[int] |
     return packed
 
 
+def _runs(values: Sequence[int] | None, blocks: int) -> tuple[int, ...] | None:
+    if values is None:
+        return None
+    runs = tuple(values)
+    if any(run < (place > 0) for place, run in enumerate(runs)):
+        raise InvalidValueError("resumable has a run of no blocks; only the first may be 0")
+    if sum(runs) > blocks:
+        raise InvalidValueError(f"resumable has {sum(runs)} elements for {blocks} blocks")
+    return runs
+
+
+def resumable_runs(flags: Iterable[bool]) -> tuple[int, ...] | None:
+    """Run lengths of flags, one a block, as :class:`Stored` takes them; none where all blocks are resumable."""
+    runs, last = [0], False
+    for flag in flags:
+        if bool(flag) is not last:
+            runs.append(0)
+            last = not last
+        runs[-1] += 1
+    if runs[0] == 0 and len(runs) <= 2:
+        return None
+    return tuple(runs[:-1] if len(runs) % 2 else runs)
+
+
 def check_text(text: str | None, what: str) -> None:
     """Refuses an adapter name or salt that is too long for the contract."""
     if text is not None and len(text.encode()) > TEXT_BYTES_MAX:
@@ -87,6 +111,8 @@ class Stored:
     :param tokens: instead of ``block_hashes``: the tokens of all blocks.
     :param lora_name: beside ``tokens``: the adapter that enters the block hashes.
     :param cache_salt: beside ``tokens``: the salt that enters the block hashes.
+    :param resumable: behind which blocks a request can resume: run lengths that alternate and begin with blocks behind which it cannot; it
+        cannot behind those after the last run either. All are resumable where it is absent. :func:`resumable_runs` makes one of flags.
     """
 
     sequence_hashes: Sequence[int]
@@ -97,6 +123,7 @@ class Stored:
     tokens: Sequence[int] | None = None
     lora_name: str | None = None
     cache_salt: str | None = None
+    resumable: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         hashes = _hashes(self.sequence_hashes, "sequence_hashes")
@@ -104,6 +131,7 @@ class Stored:
         _set(
             self,
             sequence_hashes=hashes,
+            resumable=_runs(self.resumable, blocks),
             engine_hashes=_named(self.engine_hashes, "engine_hashes", blocks),
             block_hashes=_named(self.block_hashes, "block_hashes", blocks),
         )
@@ -139,10 +167,12 @@ class StoredByLineage:
     """Blocks that the holder has now, called by lineage hashes, in any order.
 
     :param engine_hashes: what the engine calls the blocks in later removals and parents, if it does.
+    :param resumable: as of :class:`Stored`.
     """
 
     lineage_hashes: Sequence[LineageHash]
     engine_hashes: Sequence[int] | None = None
+    resumable: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         hashes = tuple(self.lineage_hashes)
@@ -150,6 +180,7 @@ class StoredByLineage:
             self,
             lineage_hashes=hashes,
             engine_hashes=_named(self.engine_hashes, "engine_hashes", len(hashes)),
+            resumable=_runs(self.resumable, len(hashes)),
         )
 
 
@@ -169,12 +200,29 @@ class Removed:
 
 
 @dataclass(frozen=True, slots=True)
+class Resumable:
+    """Blocks that have become resumable, or are so no longer, in the batch's tier. Those that the holder does not have are passed over.
+
+    :param sequence_hashes: sequence hashes, or engine hashes where the blocks were stored with them.
+    :param resumable: whether they are from now on.
+    """
+
+    sequence_hashes: Sequence[int] = ()
+    lineage_hashes: Sequence[LineageHash] = ()
+    resumable: bool = True
+
+    def __post_init__(self) -> None:
+        hashes = _hashes(self.sequence_hashes, "sequence_hashes")
+        _set(self, sequence_hashes=hashes, lineage_hashes=tuple(self.lineage_hashes))
+
+
+@dataclass(frozen=True, slots=True)
 class Cleared:
     """The holder has no block any more, in no tier. It is exact again."""
 
 
-DOUBTS: Final = ("upstream_gap", "upstream_lost", "untold_salts", "untold_adapters", "looks_ahead")
-"""What a publisher can doubt: events of the engine are lost for good; the engine is out of sight.
+DOUBTS: Final = ("upstream_gap", "upstream_lost", "unknown_groups", "untold_salts", "untold_adapters", "looks_ahead")
+"""What a publisher can doubt: events of the engine are lost for good; the engine is out of sight; not all of its groups of layers are known.
 
 The others are doubts for some queries only: for those with a salt or an adapter, which the engine's events do not tell; for those by hashes,
 where the engine hashes each block with the token behind it.
@@ -204,7 +252,7 @@ class Goodbye:
     """The holder shuts down in good order; daemons forget it, its numbers included."""
 
 
-Event: TypeAlias = Stored | StoredByLineage | Removed | Cleared | Doubted | Goodbye
+Event: TypeAlias = Stored | StoredByLineage | Removed | Resumable | Cleared | Doubted | Goodbye
 """One change to what a holder holds."""
 
 
@@ -242,6 +290,8 @@ def _stored_entries(event: Stored) -> dict[str, Any]:
         put_tokens(entries, event.tokens, event.lora_name, event.cache_salt)
     if event.engine_hashes is not None:
         entries["engine_hashes"] = blob(event.engine_hashes)
+    if event.resumable is not None:
+        entries["resumable"] = list(event.resumable)
     return entries
 
 
@@ -249,16 +299,23 @@ def _entries(event: Event) -> dict[str, Any]:
     match event:
         case Stored():
             return _stored_entries(event)
-        case StoredByLineage(hashes, names):
+        case StoredByLineage(hashes, names, runs):
             entries: dict[str, Any] = {"type": "stored", "lineage_hashes": lineage_blob(hashes)}
             if names is not None:
                 entries["engine_hashes"] = blob(names)
+            if runs is not None:
+                entries["resumable"] = list(runs)
             return entries
         case Removed(hashes, lineage):
             entries = {"type": "removed", "sequence_hashes": blob(hashes)}
             if lineage:
                 entries["lineage_hashes"] = lineage_blob(lineage)
             return entries
+        case Resumable(hashes, lineage, resumable):
+            entries = {"type": "resumable", "sequence_hashes": blob(hashes)}
+            if lineage:
+                entries["lineage_hashes"] = lineage_blob(lineage)
+            return entries | {"resumable": resumable}
         case Cleared():
             return {"type": "cleared"}
         case Doubted(reasons):
@@ -291,6 +348,7 @@ def encode_batch(
 
 _BATCH_BYTES: Final = 64
 _EVENT_BYTES: Final = 128
+_RUN_BYTES: Final = 5
 
 
 def event_bytes(event: Event) -> int:
@@ -300,12 +358,13 @@ def event_bytes(event: Event) -> int:
         case Stored():
             size += 8 * len(event.sequence_hashes)
             size += 8 * len(event.block_hashes or ()) + 8 * len(event.engine_hashes or ())
+            size += _RUN_BYTES * len(event.resumable or ())
             if event.tokens is not None:
                 size += 4 * len(event.tokens)
                 size += sum(len(text.encode()) for text in (event.lora_name, event.cache_salt) if text)
-        case StoredByLineage(hashes, names):
-            size += 16 * len(hashes) + 8 * len(names or ())
-        case Removed(hashes, lineage):
+        case StoredByLineage(hashes, names, runs):
+            size += 16 * len(hashes) + 8 * len(names or ()) + _RUN_BYTES * len(runs or ())
+        case Removed(hashes, lineage) | Resumable(hashes, lineage):
             size += 8 * len(hashes) + 16 * len(lineage)
         case Cleared() | Doubted() | Goodbye():
             pass

@@ -197,7 +197,13 @@ def merge_replies(replies: Sequence[QueryReply], query: Query, gathered: Gathere
     merged = reduce(join, replies)
     ordered = sorted(
         merged.holders,
-        key=lambda found: (-found.matched_blocks, -found.matched_blocks_max, found.worker, found.rank),
+        key=lambda found: (
+            -found.usable_blocks,
+            -found.matched_blocks,
+            -found.matched_blocks_max,
+            found.worker,
+            found.rank,
+        ),
     )
     listed = ordered[: query.limit]
     cut = sum(not found.exact for found in ordered[len(listed) :])

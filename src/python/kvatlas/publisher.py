@@ -55,6 +55,7 @@ from .events import (
     Event,
     Goodbye,
     Removed,
+    Resumable,
     Stored,
     StoredByLineage,
     Tier,
@@ -492,7 +493,7 @@ class Publisher:
             _LOG.debug("a resync was not answered: %s", error)
 
 
-_EVENT_TYPES: Final = (Stored, StoredByLineage, Removed, Cleared, Doubted, Goodbye)
+_EVENT_TYPES: Final = (Stored, StoredByLineage, Removed, Resumable, Cleared, Doubted, Goodbye)
 
 
 def _clocks() -> Clocks:

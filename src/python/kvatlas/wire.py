@@ -11,7 +11,7 @@ import msgpack
 
 from .errors import InvalidValueError, RefusedError, UndecodableError, refusal
 from .events import PROTOCOL_VERSION, Cursor, blob, check_text, lineage_blob, put_tokens
-from .hashing import POSITION_MAX, LineageHash, little_endian, unsigned_array
+from .hashing import POSITION_MAX, U64_MAX, LineageHash, little_endian, unsigned_array
 from .subjects import check_name
 
 ERROR_HEADER: Final = "Nats-Service-Error"
@@ -51,24 +51,33 @@ class Query:
         return cls(key)
 
     @classmethod
-    def by_block_hashes(cls, hashes: Sequence[int]) -> Query:
-        """By the block hash of each block."""
-        return cls({"block_hashes": blob(hashes)})
+    def by_block_hashes(cls, hashes: Sequence[int], *, token_count: int | None = None) -> Query:
+        """By the block hash of each block. ``token_count`` is how many tokens the prompt has: the last one is always computed."""
+        return cls({"block_hashes": blob(hashes)} | _token_count(token_count))
 
     @classmethod
-    def by_sequence_hashes(cls, hashes: Sequence[int], *, positions: Sequence[int] | None = None) -> Query:
+    def by_sequence_hashes(
+        cls, hashes: Sequence[int], *, positions: Sequence[int] | None = None, token_count: int | None = None
+    ) -> Query:
         """By the sequence hash of each block: the cheapest form.
 
         With ``positions``, the hashes are those of blocks chosen from one chain, and the answer has bounds.
+        ``token_count`` is how many tokens the prompt has: the last one is always computed.
         """
-        return cls({"sequence_hashes": blob(hashes)} | _positions(positions, len(hashes)))
+        key = {"sequence_hashes": blob(hashes)} | _positions(positions, len(hashes))
+        return cls(key | _token_count(token_count))
 
     @classmethod
     def by_lineage_hashes(
-        cls, hashes: Sequence[LineageHash], *, positions: Sequence[int] | None = None
+        cls,
+        hashes: Sequence[LineageHash],
+        *,
+        positions: Sequence[int] | None = None,
+        token_count: int | None = None,
     ) -> Query:
         """By lineage hashes: one chain from position 0, or blocks chosen from one at ``positions``."""
-        return cls({"lineage_hashes": lineage_blob(hashes)} | _positions(positions, len(hashes)))
+        key = {"lineage_hashes": lineage_blob(hashes)} | _positions(positions, len(hashes))
+        return cls(key | _token_count(token_count))
 
     def narrowed(
         self,
@@ -113,6 +122,14 @@ def _positions(positions: Sequence[int] | None, hashes: int) -> dict[str, bytes]
     return {"positions": little_endian(unsigned_array("I", positions, "positions"))}
 
 
+def _token_count(count: int | None) -> dict[str, int]:
+    if count is None:
+        return {}
+    if not 0 <= count <= U64_MAX:
+        raise InvalidValueError("token_count must be an unsigned integer of 64 bits")
+    return {"token_count": count}
+
+
 def encode_query(query: Query) -> bytes:
     """The payload of a request with one query."""
     payload: bytes = msgpack.packb({"v": PROTOCOL_VERSION} | query.entries())
@@ -146,8 +163,12 @@ class HolderMatch:
 
     :param matched_blocks: leading blocks of the query that it holds, without a hole; of a compressed chain, at least so many.
     :param matched_blocks_max: of a compressed chain: how many it holds at most; else ``matched_blocks``.
+    :param usable_blocks: leading blocks that a request can reuse: up to the last resumable one within ``matched_blocks``, and before the last
+        token; of a compressed chain, at least so many.
     :param device_blocks: with ``tiers``: how many of ``matched_blocks`` it has on the device, up to the first that lies elsewhere.
     :param host_blocks: the same, on device and host together.
+    :param device_usable_blocks: as ``usable_blocks``, of ``device_blocks``.
+    :param host_usable_blocks: as ``usable_blocks``, of ``host_blocks``.
     :param exact: whether its state is known for certain.
     :param degraded: why it is not.
     :param dropped_out: with ``explain``, unless it holds the whole query.
@@ -158,8 +179,11 @@ class HolderMatch:
     rank: int
     matched_blocks: int
     matched_blocks_max: int
+    usable_blocks: int
     device_blocks: int | None
     host_blocks: int | None
+    device_usable_blocks: int | None
+    host_usable_blocks: int | None
     exact: bool
     degraded: tuple[str, ...]
     dropped_out: DropOut | None
@@ -183,7 +207,7 @@ class QueryReply:
     """The answer to one query.
 
     :param query_blocks: how many blocks were asked for; of a compressed chain, how many it stands for.
-    :param holders: most matched blocks first, then by worker and rank.
+    :param holders: most usable blocks first, then most matched, then by worker and rank.
     :param holders_total: how many matched before ``limit`` cut the list.
     :param foreign_holders: holders that a query by tokens or block hashes cannot find.
     :param doubtful_holders: those asked about that are not in ``holders``, while their state is not certain.
@@ -304,13 +328,18 @@ def _drop_out(value: object) -> DropOut:
 def _match(value: object) -> HolderMatch:
     found = _Map(value, "a holder")
     matched = found.take("matched_blocks", int)
+    device, host = found.number("device_blocks"), found.number("host_blocks")
+    device_usable, host_usable = found.number("device_usable_blocks"), found.number("host_usable_blocks")
     return HolderMatch(
         worker=found.take("worker", str),
         rank=found.take("rank", int),
         matched_blocks=matched,
         matched_blocks_max=found.take("matched_blocks_max", int, matched),
-        device_blocks=found.number("device_blocks"),
-        host_blocks=found.number("host_blocks"),
+        usable_blocks=found.take("usable_blocks", int, matched),
+        device_blocks=device,
+        host_blocks=host,
+        device_usable_blocks=device if device_usable is None else device_usable,
+        host_usable_blocks=host if host_usable is None else host_usable,
         exact=found.take("exact", bool),
         degraded=found.several("degraded", str, []),
         dropped_out=found.optional("dropped_out", _drop_out),

@@ -21,6 +21,7 @@ from kvatlas import (
     Query,
     QueryReply,
     Removed,
+    Resumable,
     Stored,
     StoredByLineage,
     Subjects,
@@ -140,6 +141,8 @@ def event_of(meaning: dict[str, Any]) -> Event:
         given["parent"] = int(given["parent"], 16)
     if kind == "removed":
         return Removed(**given)
+    if kind == "resumable":
+        return Resumable(**given)
     return StoredByLineage(**given) if "lineage_hashes" in given else Stored(**given)
 
 
@@ -160,15 +163,18 @@ def test_batches(vector: dict[str, Any]) -> None:
 def query_of(meaning: dict[str, Any]) -> Query:
     options = {key: meaning[key] for key in ("workers", "limit", "min_blocks", "explain", "tiers") if key in meaning}
     positions = meaning.get("positions")
+    counted = {"token_count": meaning.get("token_count")}
     if "tokens" in meaning:
         named = {key: meaning[key] for key in ("lora_name", "cache_salt") if key in meaning}
         query = Query.by_tokens(meaning["tokens"], **named)
     elif "block_hashes" in meaning:
-        query = Query.by_block_hashes(unhex(meaning["block_hashes"]))
+        query = Query.by_block_hashes(unhex(meaning["block_hashes"]), **counted)
     elif "sequence_hashes" in meaning:
-        query = Query.by_sequence_hashes(unhex(meaning["sequence_hashes"]), positions=positions)
+        query = Query.by_sequence_hashes(
+            unhex(meaning["sequence_hashes"]), positions=positions, **counted
+        )
     else:
-        query = Query.by_lineage_hashes(lineage(meaning["lineage_hashes"]), positions=positions)
+        query = Query.by_lineage_hashes(lineage(meaning["lineage_hashes"]), positions=positions, **counted)
     return query.narrowed(**options)
 
 
@@ -191,8 +197,11 @@ def reply_meaning(reply: QueryReply) -> dict[str, Any]:
             "rank": found.rank,
             "matched_blocks": found.matched_blocks,
             "matched_blocks_max": found.matched_blocks_max,
+            "usable_blocks": found.usable_blocks,
             "device_blocks": found.device_blocks,
             "host_blocks": found.host_blocks,
+            "device_usable_blocks": found.device_usable_blocks,
+            "host_usable_blocks": found.host_usable_blocks,
             "exact": found.exact,
             "degraded": list(found.degraded),
             "dropped_out": dropped

@@ -100,7 +100,7 @@ impl History {
                     hashes.iter().for_each(|hash| self.set(*hash, false));
                 }
                 Event::Cleared | Event::Goodbye => self.clear(),
-                Event::Doubted(_) => {}
+                Event::Resumable(_) | Event::Doubted(_) => {}
                 Event::Stored(_) => panic!("the truth knows blocks by their sequence hashes"),
             }
         }

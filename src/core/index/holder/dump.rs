@@ -6,7 +6,7 @@ use crate::hash::{Position, SequenceHash};
 use crate::index::block::current_mask;
 use crate::index::runs::{Run, RunId, RunWriter, Spot};
 use crate::index::settings::Hashing;
-use crate::wire::{BlockNames, Event, StoredBlocks, Tier};
+use crate::wire::{BlockNames, Event, Resumable, StoredBlocks, Tier};
 
 use super::names::Found;
 use super::orphans::{Key, Orphan};
@@ -111,6 +111,7 @@ fn each_tier(tiers: u8, names: &BlockNames, engine_hashes: Option<Vec<u64>>) -> 
         names: names.clone(),
         content: None,
         engine_hashes,
+        resumable: Resumable::ALL,
     };
     let is_in = |tier: &Tier| tiers >> tier.as_u8() & 1 == 1;
     let tiers = (0..Tier::COUNT).filter_map(Tier::new).filter(is_in);

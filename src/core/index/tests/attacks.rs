@@ -1,7 +1,7 @@
 //! What a publisher must not be able to do to others, whatever it sends: keep them waiting for a whole event, or take all the room.
 
 use crate::hash::{Position, PositionalLineageHash, SequenceHash};
-use crate::wire::{BlockNames, Event, HolderId, QueryKey, RemovedBlocks, StoredBlocks, Tier, WorkerName};
+use crate::wire::{BlockNames, Event, HolderId, QueryKey, RemovedBlocks, Resumable, StoredBlocks, Tier, WorkerName};
 
 use super::api::{
     Capacity, HolderWriter, IndexLimits, NamespaceSettings, PositionalIndexer, RejectReason, Search,
@@ -230,6 +230,7 @@ fn blocks_without_a_place_take_a_small_part_of_a_bounded_index() {
         names: absent,
         content: None,
         engine_hashes: None,
+        resumable: Resumable::ALL,
     };
     let applied = writer.apply(Event::Stored(stored), Tier::DEVICE, 0);
     assert!(

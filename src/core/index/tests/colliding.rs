@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::hash::SequenceHash;
-use crate::wire::{BlockNames, Event, HolderId, QueryKey, RemovedBlocks, StoredBlocks, Tier, WorkerName};
+use crate::wire::{BlockNames, Event, HolderId, QueryKey, RemovedBlocks, Resumable, StoredBlocks, Tier, WorkerName};
 
 use super::api::{
     HolderWriter, IndexLimits, NamespaceSettings, PositionalIndexer, RejectReason, Search, TierDepth,
@@ -162,6 +162,7 @@ impl Run {
             },
             content: None,
             engine_hashes: Some(names.clone()),
+            resumable: Resumable::ALL,
         });
         let applied = writer.apply(event.clone(), Tier::new(tier).unwrap(), 0);
         let mut moved = 0;

@@ -1,9 +1,7 @@
 //! Forms of events that the contract allows beside the usual ones, one test a row of its table.
 
 use crate::hash::{BlockHash, BlockSize, Position, PositionalLineageHash, SequenceHash, lineage_hashes};
-use crate::wire::{
-    BlockContent, BlockNames, Event, HolderId, QueryKey, RemovedBlocks, StoredBlocks, Tier, WorkerName,
-};
+use crate::wire::{BlockContent, BlockNames, Event, HolderId, QueryKey, RemovedBlocks, Resumable, StoredBlocks, Tier, WorkerName};
 
 use super::api::{
     Applied, Hashing, HolderWriter, IndexLimits, NamespaceSettings, PositionalIndexer, RejectReason, Search,
@@ -37,6 +35,7 @@ fn stored(parent: Option<u64>, position: Option<u64>, chain: &[u64], names: Opti
         },
         content: None,
         engine_hashes: names.map(<[u64]>::to_vec),
+        resumable: Resumable::ALL,
     })
 }
 

@@ -1,7 +1,7 @@
 //! Random changes of what a holder holds, as events.
 
 use crate::hash::{BlockHash, Position, SequenceHash};
-use crate::wire::{BlockContent, BlockNames, Event, RemovedBlocks, StoredBlocks, Tier};
+use crate::wire::{BlockContent, BlockNames, Event, RemovedBlocks, Resumable, StoredBlocks, Tier};
 
 use super::api::Hashing;
 use super::world::{Path, World, tokens_of};
@@ -112,6 +112,7 @@ fn store(random: &mut Random, hashing: Hashing, path: &Path) -> StoredBlocks {
             names: BlockNames::Lineage(keys),
             content: None,
             engine_hashes,
+            resumable: Resumable::ALL,
         };
     }
     let before = from.checked_sub(1);
@@ -138,6 +139,7 @@ fn store(random: &mut Random, hashing: Hashing, path: &Path) -> StoredBlocks {
         },
         content,
         engine_hashes,
+        resumable: Resumable::ALL,
     }
 }
 

@@ -153,7 +153,7 @@ impl Oracle {
                 self.store_parked(&mut outcome);
             }
             Event::Removed(removed) => self.remove(removed, tier, &mut outcome),
-            Event::Doubted(_) => {}
+            Event::Resumable(_) | Event::Doubted(_) => {}
             Event::Cleared | Event::Goodbye => {
                 self.blocks.clear();
                 self.names.clear();

@@ -4,10 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::hash::{PositionalLineageHash, SequenceHash};
-use crate::wire::{
-    BlockContent, BlockNames, DegradedReason, DegradedReasons, Event, HolderId, QueryKey, RemovedBlocks,
-    StoredBlocks, Tier, WorkerName,
-};
+use crate::wire::{BlockContent, BlockNames, DegradedReason, DegradedReasons, Event, HolderId, QueryKey, RemovedBlocks, Resumable, StoredBlocks, Tier, WorkerName};
 
 use super::api::{
     Capacity, Hashing, HolderWalk, HolderWriter, IndexLimits, NamespaceSettings, PositionalIndexer,
@@ -363,6 +360,7 @@ fn names_that_are_our_own_chain_can_be_dumped_and_walked() {
             cache_salt: None,
         }),
         engine_hashes: None,
+        resumable: Resumable::ALL,
     };
     holder.apply(Event::Stored(stored), Tier::DEVICE, 0);
     assert!(holder.as_walked().is_some());

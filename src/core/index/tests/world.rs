@@ -5,7 +5,7 @@ use hashbrown::HashMap;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::hash::{BlockHash, PositionalLineageHash, SequenceHash, Token};
-use crate::wire::{BlockNames, Event, QueryKey, StoredBlocks};
+use crate::wire::{BlockNames, Event, QueryKey, Resumable, StoredBlocks};
 
 use kvatlas_lab::random::Random;
 
@@ -104,6 +104,7 @@ pub(super) fn stored_by_lineage(keys: Vec<PositionalLineageHash>) -> Event {
         names: BlockNames::Lineage(keys),
         content: None,
         engine_hashes: None,
+        resumable: Resumable::ALL,
     })
 }
 

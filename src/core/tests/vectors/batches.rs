@@ -2,8 +2,8 @@
 
 use kvatlas_core::hash::{BlockHash, BlockSize, Position, SequenceHash};
 use kvatlas_core::wire::{
-    BlockContent, BlockNames, DegradedReason, DegradedReasons, Event, EventBatch, RemovedBlocks,
-    StoredBlocks, Tier,
+    BlockContent, BlockNames, DegradedReason, DegradedReasons, Event, EventBatch, RemovedBlocks, Resumable,
+    ResumableBlocks, StoredBlocks, Tier,
 };
 use serde_json::{Value, json};
 
@@ -22,6 +22,18 @@ fn event_meaning(event: &Event) -> Value {
                 "lineage_hashes",
                 (!removed.lineage_hashes.is_empty()).then(|| lineage_hexes(&removed.lineage_hashes)),
             ),
+        ]),
+        Event::Resumable(blocks) => present(&[
+            ("type", Some(json!("resumable"))),
+            (
+                "sequence_hashes",
+                Some(wides(&blocks.hashes, SequenceHash::as_u64)),
+            ),
+            (
+                "lineage_hashes",
+                (!blocks.lineage_hashes.is_empty()).then(|| lineage_hexes(&blocks.lineage_hashes)),
+            ),
+            ("resumable", Some(json!(blocks.resumable))),
         ]),
         Event::Cleared => json!({ "type": "cleared" }),
         Event::Doubted(reasons) => json!({ "type": "doubted", "reasons": reasons }),
@@ -60,6 +72,7 @@ fn stored_meaning(stored: &StoredBlocks) -> Value {
     }
     let names = stored.engine_hashes.as_ref();
     entries.push(("engine_hashes", names.map(|names| wides(names, |name| name))));
+    entries.push(("resumable", stored.resumable.runs().map(|runs| json!(runs))));
     present(&entries)
 }
 
@@ -139,6 +152,13 @@ pub(super) fn batches() -> Vec<Value> {
             names: BlockNames::Lineage(lineage_chain()),
             content: None,
             engine_hashes: names,
+            resumable: Resumable::ALL,
+        })
+    };
+    let partly = |resumable| {
+        Event::Stored(StoredBlocks {
+            resumable,
+            ..StoredBlocks::by_sequence(None, None, CHAIN.to_vec())
         })
     };
     let plain = batch(vec![stored(None, None)]);
@@ -214,6 +234,28 @@ pub(super) fn batches() -> Vec<Value> {
             "removed, by both kinds of hashes",
             &batch(vec![Event::Removed(removed)]),
         ),
+        batch_vector(
+            "stored, only the last one resumable",
+            &batch(vec![partly(Resumable::from_flags([false, true]))]),
+        ),
+        batch_vector(
+            "stored, only the first one resumable, and none",
+            &batch(vec![
+                partly(Resumable::from_flags([true, false])),
+                partly(Resumable::none()),
+            ]),
+        ),
+        batch_vector(
+            "resumable, and not, by both kinds of hashes",
+            &batch(vec![
+                Event::Resumable(ResumableBlocks::by_sequence(vec![CHAIN[0]], true)),
+                Event::Resumable(ResumableBlocks {
+                    hashes: vec![CHAIN[1]],
+                    lineage_hashes: lineage_chain(),
+                    resumable: false,
+                }),
+            ]),
+        ),
         batch_vector("cleared", &batch(vec![Event::Cleared])),
         batch_vector(
             "doubted",
@@ -224,6 +266,12 @@ pub(super) fn batches() -> Vec<Value> {
         batch_vector(
             "doubted no more",
             &batch(vec![Event::Doubted(DegradedReasons::default())]),
+        ),
+        batch_vector(
+            "doubted, as groups of layers are not known",
+            &batch(vec![Event::Doubted(DegradedReasons::of(
+                DegradedReason::UnknownGroups,
+            ))]),
         ),
         batch_vector("goodbye", &batch(vec![Event::Goodbye])),
         batch_vector("every field, and several events", &everything),
@@ -274,6 +322,26 @@ pub(super) fn batches_refused() -> Vec<Value> {
         (
             "fewer names than blocks",
             event(json!({ "type": "stored", "sequence_hashes": [1, 2], "engine_hashes": [1] })),
+        ),
+        (
+            "more blocks in the runs than there are",
+            event(json!({ "type": "stored", "sequence_hashes": [1, 2], "resumable": [2, 1] })),
+        ),
+        (
+            "a run of no blocks",
+            event(json!({ "type": "stored", "sequence_hashes": [1, 2], "resumable": [1, 0, 1] })),
+        ),
+        (
+            "a boolean for runs",
+            event(json!({ "type": "stored", "sequence_hashes": [1, 2], "resumable": true })),
+        ),
+        (
+            "runs for a boolean",
+            event(json!({ "type": "resumable", "sequence_hashes": [1, 2], "resumable": [1] })),
+        ),
+        (
+            "whether blocks are resumable is not said",
+            event(json!({ "type": "resumable", "sequence_hashes": [1, 2] })),
         ),
         (
             "tokens that make no whole blocks",

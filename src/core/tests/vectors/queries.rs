@@ -30,6 +30,7 @@ fn query_meaning(query: &SingleQuery) -> Value {
             "positions",
             positions.map(|positions| positions.iter().map(|position| position.as_u32()).collect()),
         ),
+        ("token_count", query.token_count.map(|count| json!(count))),
         (
             "workers",
             options
@@ -80,6 +81,10 @@ pub(super) fn queries() -> Vec<Value> {
         },
         ..by_sequence()
     };
+    let counted = SingleQuery {
+        token_count: Some(32),
+        ..by_sequence()
+    };
     let compressed = SingleQuery {
         positions: Some(
             [0, 4095]
@@ -105,6 +110,7 @@ pub(super) fn queries() -> Vec<Value> {
         ),
         query_vector("with every option", narrowed),
         query_vector("a compressed chain", compressed),
+        query_vector("with the number of tokens", counted),
     ]
 }
 

@@ -9,17 +9,7 @@ use serde_json::{Value, json};
 use super::{hex, lineage_chain};
 
 fn holder(worker: &str, rank: u32, matched_blocks: u32) -> HolderMatch {
-    HolderMatch {
-        worker: WorkerName::new(worker).unwrap(),
-        rank,
-        matched_blocks,
-        matched_blocks_max: None,
-        device_blocks: None,
-        host_blocks: None,
-        exact: true,
-        degraded: DegradedReasons::default(),
-        dropped_out: None,
-    }
+    HolderMatch::new(WorkerName::new(worker).unwrap(), rank, matched_blocks)
 }
 
 fn reply(holders: Vec<HolderMatch>) -> QueryReply {
@@ -58,8 +48,11 @@ fn holder_meaning(holder: &HolderMatch) -> Value {
         "rank": holder.rank,
         "matched_blocks": holder.matched_blocks,
         "matched_blocks_max": holder.blocks_max(),
+        "usable_blocks": holder.usable(),
         "device_blocks": holder.device_blocks,
         "host_blocks": holder.host_blocks,
+        "device_usable_blocks": holder.device_usable_blocks.or(holder.device_blocks),
+        "host_usable_blocks": holder.host_usable_blocks.or(holder.host_blocks),
         "exact": holder.exact,
         "degraded": words(holder.degraded),
         "dropped_out": drop_out,
@@ -94,6 +87,14 @@ pub(super) fn query_replies() -> Vec<Value> {
         host_blocks: Some(1),
         ..holder("gpu-2", 0, 2)
     };
+    let usable = HolderMatch {
+        usable_blocks: Some(1),
+        device_blocks: Some(2),
+        host_blocks: Some(2),
+        device_usable_blocks: Some(0),
+        host_usable_blocks: Some(1),
+        ..holder("gpu-3", 0, 2)
+    };
     let compressed = QueryReply {
         query_blocks: 4096,
         unseen_blocks_max: 63,
@@ -124,6 +125,7 @@ pub(super) fn query_replies() -> Vec<Value> {
             &reply(vec![holder("gpu-0", 0, 2), doubted]),
         ),
         vector("tier by tier", &reply(vec![tiered])),
+        vector("fewer blocks usable than matched", &reply(vec![usable])),
         vector("bounds", &compressed),
         vector("gathered from shards", &gathered),
     ]

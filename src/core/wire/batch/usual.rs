@@ -6,6 +6,7 @@
 use crate::hash::{BlockSize, Position};
 use crate::wire::error::DecodeError;
 use crate::wire::event::{Event, RemovedBlocks, StoredBlocks, check_start};
+use crate::wire::resumable::{Resumable, ResumableBlocks};
 use crate::wire::limits::WireLimits;
 use crate::wire::reader::Reader;
 
@@ -55,7 +56,7 @@ pub(super) fn event(reader: &mut Reader<'_>, limits: &WireLimits) -> Result<Even
     }
 }
 
-/// An event that names blocks by sequence hashes and has nothing beside them.
+/// An event that names blocks by sequence hashes and has nothing beside them but which are resumable.
 fn plain_event(reader: &mut Reader<'_>, limits: &WireLimits) -> Option<Event> {
     const HASHES: &str = "sequence_hashes";
     let entries = reader.short_map()?;
@@ -67,6 +68,15 @@ fn plain_event(reader: &mut Reader<'_>, limits: &WireLimits) -> Option<Event> {
         let hashes = reader.list(HASHES, limits.blocks_per_event_max).ok()?;
         return Some(Event::Removed(RemovedBlocks::by_sequence(hashes)));
     }
+    if reader
+        .behind(b"\xa4type\xa9resumable\xafsequence_hashes")
+        .is_some()
+    {
+        let hashes = reader.list(HASHES, limits.blocks_per_event_max).ok()?;
+        let resumable = reader.behind(b"\xa9resumable")?.boolean("resumable").ok()?;
+        let blocks = ResumableBlocks::by_sequence(hashes, resumable);
+        return (entries == 3).then_some(Event::Resumable(blocks));
+    }
     reader.behind(b"\xa4type\xa6stored")?;
     let (mut parent, mut position) = (None, None);
     if let Some(reader) = reader.behind(b"\xa6parent") {
@@ -76,13 +86,19 @@ fn plain_event(reader: &mut Reader<'_>, limits: &WireLimits) -> Option<Event> {
         let number = reader.plain_number()?;
         (position, read) = (Some(Position::new(number).ok()?), read + 1);
     }
-    if read != entries {
-        return None;
-    }
     let hashes: Vec<_> = reader
         .behind(b"\xafsequence_hashes")?
         .list(HASHES, limits.blocks_per_event_max)
         .ok()?;
     check_start(parent, position, hashes.len()).ok()?;
-    Some(Event::Stored(StoredBlocks::by_sequence(parent, position, hashes)))
+    let mut stored = StoredBlocks::by_sequence(parent, position, hashes);
+    if read < entries {
+        let runs = reader.behind(b"\xa9resumable")?;
+        let runs = runs
+            .list("resumable", limits.blocks_per_event_max.saturating_add(1))
+            .ok()?;
+        stored.resumable = Resumable::from_runs(runs, stored.names.len()).ok()?;
+        read += 1;
+    }
+    (read == entries).then_some(Event::Stored(stored))
 }

@@ -6,8 +6,8 @@ use rmp::encode;
 use crate::hash::{PositionalLineageHash, SequenceHash};
 
 use super::super::{
-    BlockContent, BlockNames, Event, EventBatch, QueryKey, QueryRequest, RemovedBlocks, StoredBlocks,
-    WireLimits,
+    BlockContent, BlockNames, Event, EventBatch, QueryKey, QueryRequest, RemovedBlocks, ResumableBlocks,
+    StoredBlocks, WireLimits,
 };
 use super::generate;
 
@@ -109,6 +109,9 @@ fn stored_entries(stored: &StoredBlocks) -> Entries {
     if let Some(names) = &stored.engine_hashes {
         entries.push(entry("engine_hashes", numbers(names)));
     }
+    if let Some(runs) = stored.resumable.runs() {
+        entries.push(entry("resumable", numbers(runs)));
+    }
     entries
 }
 
@@ -122,6 +125,16 @@ fn event_entries(event: &Event) -> Entries {
             entry("type", text("removed")),
             entry("sequence_hashes", numbers(hashes)),
             entry("lineage_hashes", lineage(lineage_hashes)),
+        ],
+        Event::Resumable(ResumableBlocks {
+            hashes,
+            lineage_hashes,
+            resumable,
+        }) => vec![
+            entry("type", text("resumable")),
+            entry("sequence_hashes", numbers(hashes)),
+            entry("lineage_hashes", lineage(lineage_hashes)),
+            entry("resumable", vec![if *resumable { 0xc3 } else { 0xc2 }]),
         ],
         Event::Cleared => vec![entry("type", text("cleared"))],
         Event::Doubted(reasons) => {
@@ -199,6 +212,7 @@ proptest! {
                 let positions = positions.iter().map(|position| number(position.as_u64()));
                 entries.push(entry("positions", array(positions)));
             }
+            entries.push(entry("token_count", query.token_count.map_or(vec![0xc0], number)));
             let options = &query.options;
             if let Some(workers) = &options.workers {
                 entries.push(entry("workers", array(workers.iter().map(|worker| text(worker.as_str())))));

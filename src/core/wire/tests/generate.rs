@@ -12,7 +12,7 @@ use crate::wire::DegradedReasons;
 use super::super::{
     BatchReply, BlockContent, BlockNames, DropOut, ErrorBody, Event, EventBatch, Gathered, HolderMatch,
     HolderStatusReply, QueryKey, QueryOptions, QueryReply, QueryRequest, QueryResult, RemovedBlocks,
-    SingleQuery, StatusReply, StoredBlocks, Tier, WorkerName,
+    Resumable, ResumableBlocks, SingleQuery, StatusReply, StoredBlocks, Tier, WorkerName,
 };
 
 /// Small numbers often, so that every width of integer is encoded.
@@ -79,6 +79,18 @@ fn content(blocks: usize) -> impl Strategy<Value = Option<BlockContent>> {
     ]
 }
 
+fn resumable(blocks: usize) -> impl Strategy<Value = Resumable> {
+    prop_oneof![
+        Just(Resumable::ALL),
+        Just(Resumable::none()),
+        vec(any::<bool>(), blocks).prop_map(Resumable::from_flags),
+        // A last run that says what is so anyway, and a first one of no blocks.
+        Just(Resumable::from_runs(vec![u32::try_from(blocks).unwrap()], blocks).unwrap()),
+        Just(Resumable::from_runs(vec![0, u32::try_from(blocks.max(1)).unwrap()], blocks.max(1)).unwrap())
+            .prop_filter("there are blocks", move |_| blocks > 0),
+    ]
+}
+
 fn stored() -> impl Strategy<Value = StoredBlocks> {
     let names = prop_oneof![
         sequence_names(),
@@ -87,11 +99,14 @@ fn stored() -> impl Strategy<Value = StoredBlocks> {
     names.prop_flat_map(|names| {
         let blocks = names.len();
         let engine_hashes = of(vec(any::<u64>(), blocks));
-        (content(blocks), engine_hashes).prop_map(move |(content, engine_hashes)| StoredBlocks {
-            names: names.clone(),
-            content,
-            engine_hashes,
-        })
+        (content(blocks), engine_hashes, resumable(blocks)).prop_map(
+            move |(content, engine_hashes, resumable)| StoredBlocks {
+                names: names.clone(),
+                content,
+                engine_hashes,
+                resumable,
+            },
+        )
     })
 }
 
@@ -103,9 +118,20 @@ pub(super) fn event() -> impl Strategy<Value = Event> {
                 lineage_hashes,
             }
         });
+    let resumable = (
+        vec(sequence_hash(), 0..20),
+        vec(lineage_hash(), 0..20),
+        any::<bool>(),
+    )
+        .prop_map(|(hashes, lineage_hashes, resumable)| ResumableBlocks {
+            hashes,
+            lineage_hashes,
+            resumable,
+        });
     prop_oneof![
         4 => stored().prop_map(Event::Stored),
         3 => removed.prop_map(Event::Removed),
+        2 => resumable.prop_map(Event::Resumable),
         1 => Just(Event::Cleared),
         1 => (0_u32..=u32::MAX)
             .prop_map(|bits| Event::Doubted(DegradedReasons::from_bits(bits).upstream())),
@@ -170,7 +196,8 @@ fn query() -> impl Strategy<Value = SingleQuery> {
             explain,
             tiers,
         });
-    (asked(), options).prop_map(|((key, positions), options)| SingleQuery {
+    (asked(), of(number()), options).prop_map(|((key, positions), token_count, options)| SingleQuery {
+        token_count: token_count.filter(|_| !matches!(key, QueryKey::Tokens { .. })),
         key,
         options: QueryOptions {
             explain: options.explain && positions.is_none(),
@@ -227,25 +254,24 @@ fn holder_match() -> impl Strategy<Value = HolderMatch> {
     (
         worker(),
         any::<u32>(),
-        (any::<u32>(), of(any::<u32>())),
-        of((any::<u32>(), any::<u32>())),
+        (any::<u32>(), [(); 2].map(|()| of(any::<u32>()))),
+        of((any::<[u32; 2]>(), [(); 2].map(|()| of(any::<u32>())))),
         any::<bool>(),
         degraded(),
         of(dropped_out),
     )
         .prop_map(
-            |(worker, rank, (matched_blocks, matched_blocks_max), near, exact, degraded, dropped_out)| {
-                HolderMatch {
-                    device_blocks: near.map(|(device, _)| device),
-                    host_blocks: near.map(|(_, host)| host),
-                    worker,
-                    rank,
-                    matched_blocks,
-                    matched_blocks_max,
-                    exact,
-                    degraded,
-                    dropped_out,
-                }
+            |(worker, rank, (matched_blocks, [max, usable]), near, exact, degraded, dropped_out)| HolderMatch {
+                matched_blocks_max: max,
+                usable_blocks: usable,
+                device_blocks: near.map(|([device, _], _)| device),
+                host_blocks: near.map(|([_, host], _)| host),
+                device_usable_blocks: near.and_then(|(_, [device, _])| device),
+                host_usable_blocks: near.and_then(|(_, [_, host])| host),
+                exact,
+                degraded,
+                dropped_out,
+                ..HolderMatch::new(worker, rank, matched_blocks)
             },
         )
 }

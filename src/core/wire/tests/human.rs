@@ -7,7 +7,7 @@ use crate::hash::{BlockHash, Position, SequenceHash};
 
 use super::super::{
     BatchReply, BlockContent, BlockNames, Event, EventBatch, HolderMatch, QueryReply, QueryRequest,
-    QueryResult, RemovedBlocks, SingleQuery, StatusReply, StoredBlocks, Tier,
+    QueryResult, RemovedBlocks, Resumable, ResumableBlocks, SingleQuery, StatusReply, StoredBlocks, Tier,
 };
 use super::generate;
 
@@ -28,7 +28,7 @@ proptest! {
         prop_assert_eq!(serde_json::from_str::<QueryRequest>(&text).unwrap(), request, "{}", text);
     }
 
-    /// Only that a bound is exact is said in another way.
+    /// Only that a bound is exact, and that all blocks are usable, is said in another way.
     #[test]
     fn replies_are_read_back(reply in generate::query_reply(), batch in generate::batch_reply(), status in generate::status_reply()) {
         let text = serde_json::to_string(&reply).unwrap();
@@ -55,6 +55,9 @@ proptest! {
 fn with_bounds(reply: QueryReply) -> QueryReply {
     let with_bound = |holder: HolderMatch| HolderMatch {
         matched_blocks_max: Some(holder.blocks_max()),
+        usable_blocks: Some(holder.usable()),
+        device_usable_blocks: holder.device_usable_blocks.or(holder.device_blocks),
+        host_usable_blocks: holder.host_usable_blocks.or(holder.host_blocks),
         ..holder
     };
     QueryReply {
@@ -66,7 +69,7 @@ fn with_bounds(reply: QueryReply) -> QueryReply {
 #[test]
 fn an_event_has_the_keys_of_the_contract() {
     let text = r#"{"type":"stored","parent":"00000000000000aa","position":1,
-        "sequence_hashes":["00000000000000ab", 172],"block_hashes":["0x1","0x2"],"engine_hashes":[7,8]}"#;
+        "sequence_hashes":["00000000000000ab", 172],"block_hashes":["0x1","0x2"],"engine_hashes":[7,8],"resumable":[1,1]}"#;
     let expected = StoredBlocks {
         names: BlockNames::Sequence {
             parent: Some(SequenceHash(0xaa)),
@@ -75,6 +78,7 @@ fn an_event_has_the_keys_of_the_contract() {
         },
         content: Some(BlockContent::BlockHashes(vec![BlockHash(1), BlockHash(2)])),
         engine_hashes: Some(vec![7, 8]),
+        resumable: Resumable::from_flags([false, true]),
     };
     assert_eq!(event(text), Ok(Event::Stored(expected)));
     let batch = EventBatch {
@@ -86,6 +90,7 @@ fn an_event_has_the_keys_of_the_contract() {
         block_size: None,
         events: vec![
             Event::Removed(RemovedBlocks::by_sequence(vec![SequenceHash(1)])),
+            Event::Resumable(ResumableBlocks::by_sequence(vec![SequenceHash(2)], false)),
             Event::Cleared,
         ],
     };
@@ -93,6 +98,7 @@ fn an_event_has_the_keys_of_the_contract() {
         "v": 1, "epoch": 7, "seq": 1, "rank": 0, "tier": 1,
         "events": [
             { "type": "removed", "sequence_hashes": ["0000000000000001"] },
+            { "type": "resumable", "sequence_hashes": ["0000000000000002"], "resumable": false },
             { "type": "cleared" },
         ],
     });
@@ -118,6 +124,7 @@ fn replies_say_defaults_and_write_hashes_as_texts() {
         (&holder["degraded"], &holder["matched_blocks_max"]),
         (&json!([]), &json!(12))
     );
+    assert_eq!(holder["usable_blocks"], json!(12));
     assert_eq!(
         (&written["foreign_holders"], &written["unseen_blocks_max"]),
         (&json!(0), &json!(0))
@@ -140,6 +147,42 @@ fn every_fault_of_an_event_is_named() {
         ),
         (r#"{"type":"stored","type":"stored"}"#, "duplicate field"),
         (r#"{"type":"stored"}"#, "sequence_hashes is missing"),
+        (
+            r#"{"type":"resumable","resumable":true}"#,
+            "sequence_hashes is missing",
+        ),
+        (
+            r#"{"type":"resumable","sequence_hashes":[1]}"#,
+            "resumable is missing",
+        ),
+        (
+            r#"{"type":"resumable","sequence_hashes":[1],"resumable":[1]}"#,
+            "is a boolean",
+        ),
+        (
+            r#"{"type":"resumable","sequence_hashes":[1],"resumable":true,"position":1}"#,
+            "resumable only",
+        ),
+        (
+            r#"{"type":"stored","sequence_hashes":[1],"resumable":false}"#,
+            "run lengths",
+        ),
+        (
+            r#"{"type":"stored","sequence_hashes":[1],"resumable":[1,1]}"#,
+            "2 elements for 1 blocks",
+        ),
+        (
+            r#"{"type":"stored","sequence_hashes":[1,2],"resumable":[1,0]}"#,
+            "a run of no blocks",
+        ),
+        (
+            r#"{"type":"removed","sequence_hashes":[1],"resumable":true}"#,
+            "leave the others out",
+        ),
+        (
+            r#"{"type":"stored","sequence_hashes":[1],"resumable":"all"}"#,
+            "neither a boolean",
+        ),
         (r#"{"type":"removed"}"#, "sequence_hashes is missing"),
         (
             r#"{"type":"removed","sequence_hashes":[],"tokens":[]}"#,
@@ -227,6 +270,10 @@ fn every_fault_of_a_query_is_named() {
         (
             r#"{"block_hashes":["0x1"],"positions":[1]}"#,
             "belong to sequence_hashes",
+        ),
+        (
+            r#"{"tokens":[],"token_count":3}"#,
+            "token_count belongs to hashes",
         ),
         (r#"{"token":[]}"#, "unknown field `token`"),
         (r#"{"tokens":[],"workers":["a b"]}"#, "a name may only have"),

@@ -4,7 +4,7 @@ use crate::hash::{BlockHash, Position, PositionalLineageHash, SequenceHash, line
 
 use super::super::{
     BlockContent, BlockNames, DecodeError, ErrorCode, Event, EventBatch, QueryKey, QueryOptions,
-    QueryRequest, RemovedBlocks, SingleQuery, StoredBlocks, Tier, WireError, WireLimits, WorkerName,
+    QueryRequest, RemovedBlocks, Resumable, ResumableBlocks, SingleQuery, StoredBlocks, Tier, WireError, WireLimits, WorkerName,
 };
 
 fn batch(events: Vec<Event>) -> Vec<u8> {
@@ -124,6 +124,27 @@ fn blocks_of_an_event_are_bounded() {
         ..stored(count)
     };
     check_events(|count| batch(vec![Event::Stored(beside(count))]), blocks);
+    let resumable = |count| ResumableBlocks::by_sequence(chain(count), true);
+    check_events(|count| batch(vec![Event::Resumable(resumable(count))]), blocks);
+}
+
+/// One more than blocks, as the first run may be of none; what they say together is checked with the blocks.
+#[test]
+fn runs_of_resumable_blocks_are_bounded() {
+    let limits = WireLimits {
+        blocks_per_event_max: 4,
+        ..WireLimits::default()
+    };
+    let with_runs = |runs: usize| {
+        let stored = StoredBlocks {
+            resumable: Resumable::from_runs(vec![1; runs], runs).unwrap(),
+            ..StoredBlocks::by_sequence(None, None, chain(4))
+        };
+        EventBatch::decode(&batch(vec![Event::Stored(stored)]).encode(), &limits)
+    };
+    with_runs(4).unwrap();
+    assert!(matches!(with_runs(5), Err(DecodeError::LengthMismatch { .. })));
+    assert!(is_too_large(with_runs(6)));
 }
 
 #[test]

@@ -236,17 +236,7 @@ fn chosen_blocks_are_answered_with_bounds() {
 
 #[test]
 fn the_shortest_holder_is_no_shorter_than_assumed() {
-    let shortest = HolderMatch {
-        worker: WorkerName::new("w").unwrap(),
-        rank: 0,
-        matched_blocks: 1,
-        matched_blocks_max: None,
-        device_blocks: None,
-        host_blocks: None,
-        exact: true,
-        degraded: DegradedReasons::default(),
-        dropped_out: None,
-    };
+    let shortest = HolderMatch::new(WorkerName::new("w").unwrap(), 0, 1);
     let bytes = rmp_serde::to_vec_named(&shortest).unwrap();
     assert_eq!(bytes.len(), HOLDER_BYTES_MIN);
 }

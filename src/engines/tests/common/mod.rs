@@ -397,7 +397,9 @@ impl Naive {
                 }
             }
             Event::Cleared => self.held.clear(),
-            Event::Doubted(_) | Event::Goodbye => panic!("a translator says neither"),
+            Event::Resumable(_) | Event::Doubted(_) | Event::Goodbye => {
+                panic!("a translator says none of these")
+            },
         }
     }
 

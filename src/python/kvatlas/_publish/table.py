@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ..events import Cleared, Doubted, Event, Goodbye, Removed, Stored, StoredByLineage, Tier
+from ..events import Cleared, Doubted, Event, Goodbye, Removed, Resumable, Stored, StoredByLineage, Tier
 from ..hashing import (
     POSITION_MAX,
     LineageHash,
@@ -126,6 +126,9 @@ class BlockTable:
 
     def apply(self, event: Event, tier: int, now: float) -> None:
         """Takes a change up. ``now`` is a clock in seconds that does not run backwards."""
+        if isinstance(event, Stored | StoredByLineage) and event.resumable is not None:
+            # Which blocks are resumable is not kept.
+            self._is_short = True
         match event:
             case Stored():
                 self._store(event, tier, now, None)
@@ -135,6 +138,8 @@ class BlockTable:
                 self._store_ready(now)
             case Removed():
                 self._remove(event, tier)
+            case Resumable():
+                self._is_short = True
             case Cleared() | Goodbye():
                 self.clear()
             case Doubted():
