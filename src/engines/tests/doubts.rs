@@ -60,9 +60,10 @@ fn stored(names: &[u64], parent: Option<u64>, first: u32, size: u32) -> Value {
 }
 
 fn with(mut event: Value, fields: Value) -> Value {
-    for (key, value) in fields.as_object().unwrap() {
-        event[key] = value.clone();
-    }
+    let Value::Object(fields) = fields else {
+        panic!("fields are an object")
+    };
+    event.as_object_mut().unwrap().extend(fields);
     event
 }
 
