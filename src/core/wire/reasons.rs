@@ -96,10 +96,7 @@ impl DegradedReason {
 
     /// Whether the doubt is the publisher's own: it says so in an event, and takes it back in one.
     pub fn is_upstream(self) -> bool {
-        matches!(
-            self,
-            Self::UpstreamGap | Self::UpstreamLost | Self::UnknownGroups
-        )
+        matches!(self, Self::UpstreamGap | Self::UpstreamLost | Self::UnknownGroups)
     }
 }
 
