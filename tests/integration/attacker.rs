@@ -12,7 +12,10 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use kvatlas_client::publish::Transport;
 use kvatlas_core::hash::SequenceHash;
-use kvatlas_core::wire::{BatchCursor, BlockNames, DegradedReasons, Event, EventBatch, QueryRequest, Resumable, ResyncAnswerKind, ResyncChunk, StoredBlocks, Tier};
+use kvatlas_core::wire::{
+    BatchCursor, BlockNames, DegradedReasons, Event, EventBatch, QueryRequest, Resumable, ResyncAnswerKind,
+    ResyncChunk, StoredBlocks, Tier,
+};
 use tokio::time::Instant;
 
 use crate::support::fleet::{Fleet, OneDaemon, QUICK_RESYNCS};

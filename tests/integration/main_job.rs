@@ -7,7 +7,10 @@ use kvatlas::daemon::broker::embedded::EmbeddedBroker;
 use kvatlas_core::hash::{
     BlockSize, HashSeed, PositionalLineageHash, SequenceHash, block_hashes, lineage_hashes, sequence_hashes,
 };
-use kvatlas_core::wire::{BlockContent, BlockNames, Event, QueryKey, QueryOptions, QueryReply, QueryResult, Resumable, SingleQuery, StoredBlocks, Tier};
+use kvatlas_core::wire::{
+    BlockContent, BlockNames, Event, QueryKey, QueryOptions, QueryReply, QueryResult, Resumable, SingleQuery,
+    StoredBlocks, Tier,
+};
 
 /// The whole job, once; run against every server there is.
 async fn serve_and_ask(broker: &EmbeddedBroker) {

@@ -8,7 +8,9 @@ use clap::Args;
 use kvatlas_core::hash::Position;
 use kvatlas_core::snapshot::forest::ForestChunk;
 use kvatlas_core::snapshot::{FORMAT_VERSION, Frame, HolderFrame, InForest, SnapshotError, SnapshotReader};
-use kvatlas_core::wire::{BlockNames, DegradedReasons, Event, EventBatch, NamespaceName, Resumable, StoredBlocks, WorkerName};
+use kvatlas_core::wire::{
+    BlockNames, DegradedReasons, Event, EventBatch, NamespaceName, Resumable, StoredBlocks, WorkerName,
+};
 use serde_json::json;
 
 use super::super::event_line::LineBatch;

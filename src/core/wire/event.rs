@@ -258,7 +258,10 @@ struct EventFields {
 
 /// The value of `resumable`: run lengths of stored blocks, or what is said of all blocks of an event.
 #[derive(Deserialize)]
-#[serde(untagged, expecting = "resumable is neither a boolean nor an array of run lengths")]
+#[serde(
+    untagged,
+    expecting = "resumable is neither a boolean nor an array of run lengths"
+)]
 enum RunsOrFlag {
     Flag(bool),
     Runs(Vec<u32>),

@@ -310,7 +310,8 @@ impl Message for HolderMatch {
             ("host_blocks", self.host_blocks),
             (
                 "device_usable_blocks",
-                self.device_usable_blocks.or(self.device_blocks.filter(|_| says_all)),
+                self.device_usable_blocks
+                    .or(self.device_blocks.filter(|_| says_all)),
             ),
             (
                 "host_usable_blocks",

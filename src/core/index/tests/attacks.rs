@@ -1,7 +1,9 @@
 //! What a publisher must not be able to do to others, whatever it sends: keep them waiting for a whole event, or take all the room.
 
 use crate::hash::{Position, PositionalLineageHash, SequenceHash};
-use crate::wire::{BlockNames, Event, HolderId, QueryKey, RemovedBlocks, Resumable, StoredBlocks, Tier, WorkerName};
+use crate::wire::{
+    BlockNames, Event, HolderId, QueryKey, RemovedBlocks, Resumable, StoredBlocks, Tier, WorkerName,
+};
 
 use super::api::{
     Capacity, HolderWriter, IndexLimits, NamespaceSettings, PositionalIndexer, RejectReason, Search,

@@ -5,7 +5,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::hash::SequenceHash;
-use crate::wire::{BlockNames, Event, HolderId, QueryKey, RemovedBlocks, Resumable, StoredBlocks, Tier, WorkerName};
+use crate::wire::{
+    BlockNames, Event, HolderId, QueryKey, RemovedBlocks, Resumable, StoredBlocks, Tier, WorkerName,
+};
 
 use super::api::{
     HolderWriter, IndexLimits, NamespaceSettings, PositionalIndexer, RejectReason, Search, TierDepth,

@@ -1,7 +1,10 @@
 //! Forms of events that the contract allows beside the usual ones, one test a row of its table.
 
 use crate::hash::{BlockHash, BlockSize, Position, PositionalLineageHash, SequenceHash, lineage_hashes};
-use crate::wire::{BlockContent, BlockNames, Event, HolderId, QueryKey, RemovedBlocks, Resumable, StoredBlocks, Tier, WorkerName};
+use crate::wire::{
+    BlockContent, BlockNames, Event, HolderId, QueryKey, RemovedBlocks, Resumable, StoredBlocks, Tier,
+    WorkerName,
+};
 
 use super::api::{
     Applied, Hashing, HolderWriter, IndexLimits, NamespaceSettings, PositionalIndexer, RejectReason, Search,

@@ -4,7 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::hash::{PositionalLineageHash, SequenceHash};
-use crate::wire::{BlockContent, BlockNames, DegradedReason, DegradedReasons, Event, HolderId, QueryKey, RemovedBlocks, Resumable, StoredBlocks, Tier, WorkerName};
+use crate::wire::{
+    BlockContent, BlockNames, DegradedReason, DegradedReasons, Event, HolderId, QueryKey, RemovedBlocks,
+    Resumable, StoredBlocks, Tier, WorkerName,
+};
 
 use super::api::{
     Capacity, Hashing, HolderWalk, HolderWriter, IndexLimits, NamespaceSettings, PositionalIndexer,

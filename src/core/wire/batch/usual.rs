@@ -6,9 +6,9 @@
 use crate::hash::{BlockSize, Position};
 use crate::wire::error::DecodeError;
 use crate::wire::event::{Event, RemovedBlocks, StoredBlocks, check_start};
-use crate::wire::resumable::{Resumable, ResumableBlocks};
 use crate::wire::limits::WireLimits;
 use crate::wire::reader::Reader;
+use crate::wire::resumable::{Resumable, ResumableBlocks};
 
 use super::{EventBatch, Tier};
 

@@ -80,14 +80,15 @@ fn content(blocks: usize) -> impl Strategy<Value = Option<BlockContent>> {
 }
 
 fn resumable(blocks: usize) -> impl Strategy<Value = Resumable> {
+    let count = u32::try_from(blocks).unwrap();
+    let all = if count == 0 { vec![] } else { vec![0, count] };
     prop_oneof![
         Just(Resumable::ALL),
         Just(Resumable::none()),
         vec(any::<bool>(), blocks).prop_map(Resumable::from_flags),
-        // A last run that says what is so anyway, and a first one of no blocks.
-        Just(Resumable::from_runs(vec![u32::try_from(blocks).unwrap()], blocks).unwrap()),
-        Just(Resumable::from_runs(vec![0, u32::try_from(blocks.max(1)).unwrap()], blocks.max(1)).unwrap())
-            .prop_filter("there are blocks", move |_| blocks > 0),
+        // Runs that say what is so anyway, and a first one of no blocks.
+        Just(Resumable::from_runs(vec![count], blocks).unwrap()),
+        Just(Resumable::from_runs(all, blocks).unwrap()),
     ]
 }
 
@@ -261,17 +262,19 @@ fn holder_match() -> impl Strategy<Value = HolderMatch> {
         of(dropped_out),
     )
         .prop_map(
-            |(worker, rank, (matched_blocks, [max, usable]), near, exact, degraded, dropped_out)| HolderMatch {
-                matched_blocks_max: max,
-                usable_blocks: usable,
-                device_blocks: near.map(|([device, _], _)| device),
-                host_blocks: near.map(|([_, host], _)| host),
-                device_usable_blocks: near.and_then(|(_, [device, _])| device),
-                host_usable_blocks: near.and_then(|(_, [_, host])| host),
-                exact,
-                degraded,
-                dropped_out,
-                ..HolderMatch::new(worker, rank, matched_blocks)
+            |(worker, rank, (matched_blocks, [max, usable]), near, exact, degraded, dropped_out)| {
+                HolderMatch {
+                    matched_blocks_max: max,
+                    usable_blocks: usable,
+                    device_blocks: near.map(|([device, _], _)| device),
+                    host_blocks: near.map(|([_, host], _)| host),
+                    device_usable_blocks: near.and_then(|(_, [device, _])| device),
+                    host_usable_blocks: near.and_then(|(_, [_, host])| host),
+                    exact,
+                    degraded,
+                    dropped_out,
+                    ..HolderMatch::new(worker, rank, matched_blocks)
+                }
             },
         )
 }

@@ -4,7 +4,8 @@ use crate::hash::{BlockHash, Position, PositionalLineageHash, SequenceHash, line
 
 use super::super::{
     BlockContent, BlockNames, DecodeError, ErrorCode, Event, EventBatch, QueryKey, QueryOptions,
-    QueryRequest, RemovedBlocks, Resumable, ResumableBlocks, SingleQuery, StoredBlocks, Tier, WireError, WireLimits, WorkerName,
+    QueryRequest, RemovedBlocks, Resumable, ResumableBlocks, SingleQuery, StoredBlocks, Tier, WireError,
+    WireLimits, WorkerName,
 };
 
 fn batch(events: Vec<Event>) -> Vec<u8> {
@@ -140,7 +141,7 @@ fn runs_of_resumable_blocks_are_bounded() {
             resumable: Resumable::from_runs(vec![1; runs], runs).unwrap(),
             ..StoredBlocks::by_sequence(None, None, chain(4))
         };
-        EventBatch::decode(&batch(vec![Event::Stored(stored)]).encode(), &limits)
+        EventBatch::decode(&batch(vec![Event::Stored(stored)]), &limits)
     };
     with_runs(4).unwrap();
     assert!(matches!(with_runs(5), Err(DecodeError::LengthMismatch { .. })));

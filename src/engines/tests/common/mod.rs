@@ -399,7 +399,7 @@ impl Naive {
             Event::Cleared => self.held.clear(),
             Event::Resumable(_) | Event::Doubted(_) | Event::Goodbye => {
                 panic!("a translator says none of these")
-            },
+            }
         }
     }
 
