@@ -37,6 +37,10 @@ pub enum Reason {
     BlockSize,
     /// The batch is of another rank than those before it on the same connection: which rank has what is unknown.
     OtherRank,
+    /// Batches were lost on the way, and cannot be given back.
+    LostBatches,
+    /// The batch is another engine's: same number and other bytes, or another topic.
+    OtherEngine,
     /// A part of a block, at the end of a sequence.
     PartOfBlock,
     /// A group of layers that is not main attention, such as a sliding window.
@@ -61,7 +65,7 @@ pub enum Reason {
 
 impl Reason {
     /// All reasons.
-    pub const ALL: [Self; 25] = [
+    pub const ALL: [Self; 27] = [
         Self::Malformed,
         Self::UnknownEvent,
         Self::TokenCount,
@@ -77,6 +81,8 @@ impl Reason {
         Self::OutOfRange,
         Self::BlockSize,
         Self::OtherRank,
+        Self::LostBatches,
+        Self::OtherEngine,
         Self::PartOfBlock,
         Self::OtherGroup,
         Self::UnknownGroup,
@@ -113,6 +119,8 @@ impl Reason {
             Self::OutOfRange => "out_of_range",
             Self::BlockSize => "block_size",
             Self::OtherRank => "other_rank",
+            Self::LostBatches => "lost_batches",
+            Self::OtherEngine => "other_engine",
             Self::PartOfBlock => "part_of_block",
             Self::OtherGroup => "other_group",
             Self::UnknownGroup => "unknown_group",

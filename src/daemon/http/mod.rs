@@ -21,6 +21,7 @@
 //! every route but `/health` needs `Authorization: Bearer TOKEN`. There is no encryption: put a proxy in front for that.
 
 mod auth;
+mod caller;
 mod contract;
 mod dialect;
 mod dump;

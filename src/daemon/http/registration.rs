@@ -11,6 +11,7 @@ use serde_json::json;
 use kvatlas_core::wire::{ModelKey, Rank};
 use kvatlas_engines::Format;
 
+use super::caller::Caller;
 use super::dialect::{Instance, cache_of, status_ok};
 use super::engines::{EngineKey, NewEngine, follow_patiently};
 use super::error::{DialectError, HttpError};
@@ -36,6 +37,7 @@ pub(super) struct RegisterJson {
 /// `POST /register`.
 pub(super) async fn register(
     State(shared): State<Arc<Shared>>,
+    caller: Caller,
     payload: Payload,
 ) -> Result<Response, DialectError> {
     let engines = shared.engines()?;
@@ -64,6 +66,9 @@ pub(super) async fn register(
         block_size: request.block_size,
         topic: String::new(),
     };
+    engines
+        .may_register(&engine, caller.peer)
+        .map_err(HttpError::from)?;
     let attempt = || engines.register(engine.clone()).map_err(|refusal| vec![refusal]);
     if let Err(refused) = follow_patiently(attempt).await
         && let Some(refusal) = refused.into_iter().next()
@@ -107,6 +112,7 @@ pub(super) struct UnregisterJson {
 /// `POST /unregister`.
 pub(super) async fn unregister(
     State(shared): State<Arc<Shared>>,
+    _caller: Caller,
     payload: Payload,
 ) -> Result<Response, DialectError> {
     let engines = shared.engines()?;
