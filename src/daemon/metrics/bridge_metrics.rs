@@ -15,6 +15,8 @@ use super::labels::{FrameFault, LabelValue, PerLabel};
 
 static UNDECODABLE_GATE: LogGate = LogGate::new();
 static CUT_GATE: LogGate = LogGate::new();
+static LOST_GATE: LogGate = LogGate::new();
+static RESTART_GATE: LogGate = LogGate::new();
 static LEFT_OUT_GATES: [LogGate; Reason::ALL.len()] = [const { LogGate::new() }; Reason::ALL.len()];
 
 /// Most engines with series of their own at once.
@@ -164,13 +166,17 @@ impl EngineMetrics {
     /// Counts batches that the engine cannot give back, and logs it.
     pub fn lost_batches(&self, engine: &dyn Display) {
         self.gaps.increment(1);
-        tracing::warn!(%engine, "batches of an engine are lost; in doubt until it clears or restarts");
+        if let Some(suppressed) = LOST_GATE.admit() {
+            tracing::warn!(%engine, suppressed, "batches of an engine are lost; in doubt until it clears or restarts");
+        }
     }
 
     /// Counts a new process of the engine, and logs it.
     pub fn restarted(&self, engine: &dyn Display) {
         self.restarts.increment(1);
-        tracing::info!(%engine, "the engine is another process: nothing of the old one is left");
+        if let Some(suppressed) = RESTART_GATE.admit() {
+            tracing::info!(%engine, suppressed, "the engine is another process: nothing of the old one is left");
+        }
     }
 
     /// Records whether what the engine has is known for certain.
