@@ -297,7 +297,7 @@ def address_in(lines: Iterator[str], message: str) -> str:
 def register(address: str, token: str | None) -> int:
     """The status of a registration."""
     body = {"instance_id": "gpu-9", "endpoint": "tcp://127.0.0.1:1", "modelname": "m", "block_size": 16, "dp_rank": 0}
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
     request = urllib.request.Request(f"http://{address}/register", json.dumps(body).encode(), headers)
     try:
         with urllib.request.urlopen(request, timeout=10) as answer:

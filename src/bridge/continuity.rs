@@ -1,16 +1,37 @@
-//! What the numbers of an engine's batches prove. No I/O, no clock.
+//! What the numbers and the bytes of an engine's batches prove. No I/O, no clock.
 //!
 //! A publisher numbers its batches 0, 1, 2, … for as long as its process lives. Within one connection a number that continues the count
-//! proves that nothing was lost. Across connections it proves nothing: another process may have counted as far. So the last batch is
-//! remembered by a digest, and the replay socket is asked for it.
+//! proves that nothing was lost. Across connections it proves nothing: another process may have counted as far. Nor does it prove that the
+//! replay socket is the same engine's. So the last batches are remembered by digests. Each question to the replay socket begins at one that
+//! the socket has given before, and whatever comes again has to have the same bytes.
 
-use xxhash_rust::xxh3::xxh3_128;
+use std::collections::VecDeque;
 
-/// The last batch that was applied.
+use xxhash_rust::xxh3::xxh3_64;
+
+/// Most batches that are remembered, at 16 bytes each.
+const REMEMBERED_MAX: usize = 1024;
+
+/// A batch that was applied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Last {
+struct Applied {
     seq: u64,
-    digest: u128,
+    digest: u64,
+}
+
+/// A batch that was published.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Heard {
+    pub(super) seq: u64,
+    digest: u64,
+}
+
+impl Heard {
+    /// That with this number and these bytes.
+    pub(super) fn new(seq: u64, payload: &[u8]) -> Self {
+        let digest = xxh3_64(payload);
+        Self { seq, digest }
+    }
 }
 
 /// What to do with a published batch.
@@ -18,23 +39,23 @@ struct Last {
 pub(super) enum Published {
     /// It continues the count.
     Next,
-    /// It was applied before, from the replay.
+    /// It was applied before, with the same bytes.
     Duplicate,
+    /// It came by replay so long ago that its bytes are not remembered.
+    Forgotten,
     /// Batches before it are missing.
     Gap,
-    /// The count runs backwards: it is another process.
-    Backwards,
+    /// The batch of this number had other bytes, or the count runs backwards: it is another process, or the replay socket is.
+    Other,
 }
 
 /// What to do with a batch of a replay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Replayed {
-    /// It is the last one that was applied: the process is the same.
+    /// It was applied before, with the same bytes or so long ago that they are not remembered.
     Known,
     /// It continues the count.
     Next,
-    /// It was applied before.
-    Duplicate,
     /// Batches before it cannot be had any more.
     Gap,
     /// It shows that the process is another one than that of the batches applied so far.
@@ -46,26 +67,53 @@ pub(super) enum Replayed {
 /// Follows the count of one publisher.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Continuity {
-    last: Option<Last>,
+    /// The last batches that were applied, in the order of their numbers.
+    recent: VecDeque<Applied>,
     /// The largest number that came by replay. What is published up to it may come twice.
     replayed: Option<u64>,
     /// The last number that was published on this connection.
     published: Option<u64>,
+    /// The last number that the replay socket has given.
+    confirmed: Option<u64>,
 }
 
 impl Continuity {
-    /// The number from which the replay is to be asked: the last one applied, so that the process shows whether it is the same.
+    /// The number from which the replay is to be asked: one that it has given before, so that the process shows whether it is the same.
     pub(super) fn replay_from(&self) -> u64 {
-        self.last.map_or(0, |last| last.seq)
+        let is_remembered = |confirmed: &u64| self.digest_of(*confirmed).is_some();
+        let oldest = self.recent.front().map(|batch| batch.seq);
+        self.confirmed.filter(is_remembered).or(oldest).unwrap_or_default()
     }
 
-    /// Whether a batch has been applied.
-    pub(super) fn has_begun(&self) -> bool {
-        self.last.is_some()
+    /// The number of the last batch that was applied.
+    pub(super) fn last(&self) -> Option<u64> {
+        self.recent.back().map(|batch| batch.seq)
+    }
+
+    /// Whether a batch has been published on this connection.
+    pub(super) fn is_heard(&self) -> bool {
+        self.published.is_some()
+    }
+
+    /// The last batch that was published on this connection, where it is remembered.
+    pub(super) fn heard(&self) -> Option<Heard> {
+        let seq = self.published?;
+        let digest = self.digest_of(seq)?;
+        Some(Heard { seq, digest })
+    }
+
+    /// Whether the replay socket has given the last batch that was applied.
+    pub(super) fn is_confirmed(&self) -> bool {
+        self.confirmed.is_some() && self.confirmed == self.last()
     }
 
     fn next(&self) -> u64 {
-        self.last.map_or(0, |last| last.seq.saturating_add(1))
+        self.last().map_or(0, |last| last.saturating_add(1))
+    }
+
+    fn digest_of(&self, seq: u64) -> Option<u64> {
+        let place = self.recent.binary_search_by_key(&seq, |batch| batch.seq).ok()?;
+        self.recent.get(place).map(|batch| batch.digest)
     }
 
     /// A new connection: what is published on it begins anywhere.
@@ -81,59 +129,58 @@ impl Continuity {
         };
     }
 
-    /// What to do with the batch `seq` that was published on this connection.
-    pub(super) fn published(&mut self, seq: u64) -> Published {
-        let before = self.published.replace(seq);
-        if before.is_some_and(|before| seq <= before) {
-            return Published::Backwards;
-        }
-        match seq.cmp(&self.next()) {
-            std::cmp::Ordering::Equal => Published::Next,
-            std::cmp::Ordering::Greater => Published::Gap,
-            std::cmp::Ordering::Less if self.replayed.is_some_and(|replayed| seq <= replayed) => {
-                Published::Duplicate
-            }
-            std::cmp::Ordering::Less => Published::Backwards,
-        }
+    /// The replay socket has given everything up to the last batch that was applied.
+    pub(super) fn confirm(&mut self) {
+        self.confirmed = self.last();
     }
 
-    /// What to do with a batch for which [`Self::published`] was asked before, after a replay.
-    pub(super) fn published_again(&self, seq: u64) -> Published {
+    /// What to do with the batch `seq` that was published on this connection.
+    pub(super) fn published(&mut self, seq: u64, payload: &[u8]) -> Published {
+        let before = self.published;
+        let is_again = before.is_some_and(|before| seq <= before);
+        let found = self.published_again(seq, payload);
+        if is_again && found == Published::Duplicate {
+            // Whoever is between has sent it twice.
+            return found;
+        }
+        self.published = Some(seq);
+        if is_again { Published::Other } else { found }
+    }
+
+    /// As [`Self::published`], for one of which that was asked before a replay.
+    pub(super) fn published_again(&self, seq: u64, payload: &[u8]) -> Published {
         match seq.cmp(&self.next()) {
             std::cmp::Ordering::Equal => Published::Next,
             std::cmp::Ordering::Greater => Published::Gap,
-            std::cmp::Ordering::Less => Published::Duplicate,
+            std::cmp::Ordering::Less => match self.digest_of(seq) {
+                Some(digest) if digest == xxh3_64(payload) => Published::Duplicate,
+                None if self.replayed.is_some_and(|replayed| seq <= replayed) => Published::Forgotten,
+                _ => Published::Other,
+            },
         }
     }
 
     /// What to do with a batch of a replay; `is_first` says whether it is the first of it.
     pub(super) fn replayed(&self, seq: u64, payload: &[u8], is_first: bool) -> Replayed {
-        let Some(last) = self.last else {
-            return if seq == 0 { Replayed::Next } else { Replayed::Gap };
-        };
-        if is_first {
-            return match seq.cmp(&last.seq) {
-                std::cmp::Ordering::Greater => Replayed::Beyond,
-                std::cmp::Ordering::Equal if xxh3_128(payload) == last.digest => Replayed::Known,
-                _ => Replayed::Stranger,
-            };
-        }
-        match seq.cmp(&self.next()) {
+        let next = self.next();
+        match seq.cmp(&next) {
+            std::cmp::Ordering::Less => match self.digest_of(seq) {
+                Some(digest) if digest != xxh3_64(payload) => Replayed::Stranger,
+                _ => Replayed::Known,
+            },
+            _ if is_first && next > 0 => Replayed::Beyond,
             std::cmp::Ordering::Equal => Replayed::Next,
             std::cmp::Ordering::Greater => Replayed::Gap,
-            std::cmp::Ordering::Less => Replayed::Duplicate,
         }
-    }
-
-    /// Whether a replay that gave nothing back fits the batches that were applied.
-    pub(super) fn fits_nothing(&self) -> bool {
-        self.last.is_none()
     }
 
     /// Notes that a batch has been applied.
     pub(super) fn applied(&mut self, seq: u64, payload: &[u8], by_replay: bool) {
-        let digest = xxh3_128(payload);
-        self.last = Some(Last { seq, digest });
+        if self.recent.len() >= REMEMBERED_MAX {
+            self.recent.pop_front();
+        }
+        let digest = xxh3_64(payload);
+        self.recent.push_back(Applied { seq, digest });
         if by_replay {
             self.replayed = self.replayed.max(Some(seq));
         }
@@ -155,51 +202,83 @@ mod tests {
     #[test]
     fn a_count_within_a_connection_proves_what_was_lost() {
         let mut continuity = Continuity::default();
-        assert_eq!(continuity.published(0), Published::Next);
+        assert_eq!(continuity.published(0, b"a"), Published::Next);
         continuity.applied(0, b"a", false);
-        assert_eq!(continuity.published(2), Published::Gap);
+        assert_eq!(continuity.published(2, b"x"), Published::Gap);
         // The replay gives back what was missing, and more than has been published here yet.
         for seq in 1..=4 {
             continuity.applied(seq, b"x", true);
         }
-        assert_eq!(continuity.published(3), Published::Duplicate);
-        assert_eq!(continuity.published(4), Published::Duplicate);
-        assert_eq!(continuity.published(5), Published::Next);
+        assert_eq!(continuity.published(3, b"x"), Published::Duplicate);
+        assert_eq!(continuity.published(4, b"x"), Published::Duplicate);
+        assert_eq!(continuity.published(5, b"y"), Published::Next);
         continuity.applied(5, b"y", false);
-        assert_eq!(continuity.published(5), Published::Backwards);
-        assert_eq!(continuity.published(0), Published::Backwards);
+        // Twice is no new count.
+        assert_eq!(continuity.published(5, b"y"), Published::Duplicate);
+        assert_eq!(continuity.published(5, b"z"), Published::Other);
+        assert_eq!(continuity.published(0, b"z"), Published::Other);
+    }
+
+    #[test]
+    fn a_count_that_begins_anew_below_the_last_number_is_noticed() {
+        let mut continuity = applied(&[(0, b"a")]);
+        (1..1180).for_each(|seq| continuity.applied(seq, b"x", true));
+        assert_eq!(continuity.published(1180, b"y"), Published::Next);
+        continuity.applied(1180, b"y", false);
+        for (seq, payload) in [(0, &b"b"[..]), (1, b"b"), (2, b"c")] {
+            assert_eq!(continuity.published(seq, payload), Published::Other);
+        }
     }
 
     #[test]
     fn who_begins_late_has_missed_something() {
         let mut continuity = Continuity::default();
-        assert_eq!(continuity.published(7), Published::Gap);
+        assert_eq!(continuity.published(7, b"a"), Published::Gap);
         assert_eq!(Continuity::default().replayed(0, b"a", true), Replayed::Next);
         assert_eq!(Continuity::default().replayed(3, b"a", true), Replayed::Gap);
-        assert!(Continuity::default().fits_nothing());
     }
 
     #[test]
-    fn the_same_process_gives_back_the_same_batch() {
-        let continuity = applied(&[(0, b"a"), (1, b"b")]);
-        assert_eq!(continuity.replay_from(), 1);
-        assert_eq!(continuity.replayed(1, b"b", true), Replayed::Known);
+    fn the_same_process_gives_back_the_same_batches() {
+        let mut continuity = applied(&[(0, b"a"), (1, b"b")]);
+        assert_eq!(continuity.replay_from(), 0);
+        assert_eq!(continuity.replayed(0, b"a", true), Replayed::Known);
+        assert_eq!(continuity.replayed(1, b"b", false), Replayed::Known);
         assert_eq!(continuity.replayed(2, b"c", false), Replayed::Next);
         assert_eq!(continuity.replayed(3, b"d", false), Replayed::Gap);
-        assert_eq!(continuity.replayed(1, b"b", false), Replayed::Duplicate);
+        assert!(!continuity.is_confirmed());
+        continuity.confirm();
+        assert_eq!((continuity.is_confirmed(), continuity.replay_from()), (true, 1));
+        // What is published since is compared with what the replay gives.
+        continuity.applied(2, b"c", false);
+        assert_eq!((continuity.is_confirmed(), continuity.replay_from()), (false, 1));
     }
 
     #[test]
     fn another_process_does_not() {
         let continuity = applied(&[(0, b"a"), (1, b"b")]);
         assert_eq!(continuity.replayed(1, b"other", true), Replayed::Stranger);
-        assert_eq!(continuity.replayed(0, b"a", true), Replayed::Stranger);
+        assert_eq!(continuity.replayed(0, b"other", true), Replayed::Stranger);
+        assert_eq!(continuity.replayed(1, b"other", false), Replayed::Stranger);
         assert_eq!(continuity.replayed(9, b"b", true), Replayed::Beyond);
-        assert!(!continuity.fits_nothing());
         let mut continuity = continuity;
         continuity.reconnect();
-        assert_eq!(continuity.published(0), Published::Backwards);
+        assert_eq!(continuity.published(0, b"other"), Published::Other);
         continuity.restart();
-        assert_eq!((continuity.has_begun(), continuity.replay_from()), (false, 0));
+        assert_eq!((continuity.last(), continuity.replay_from()), (None, 0));
+    }
+
+    #[test]
+    fn what_is_remembered_is_bounded() {
+        let mut continuity = Continuity::default();
+        let count = REMEMBERED_MAX as u64 + 10;
+        (0..count).for_each(|seq| continuity.applied(seq, b"x", true));
+        continuity.confirm();
+        assert_eq!(continuity.recent.len(), REMEMBERED_MAX);
+        assert_eq!(continuity.published(9, b"x"), Published::Forgotten);
+        assert_eq!(continuity.published(10, b"y"), Published::Other);
+        (count..count * 2).for_each(|seq| continuity.applied(seq, b"x", false));
+        let oldest = count * 2 - REMEMBERED_MAX as u64;
+        assert_eq!(continuity.replay_from(), oldest);
     }
 }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use kvatlas_client::publish::PublisherError;
 use kvatlas_core::wire::{Rank, WorkerName, worker_of_instance};
-use kvatlas_engines::{DecodeLimits, Decoder, EngineBatch, EngineEvent, Envelope, Format};
+use kvatlas_engines::{DecodeLimits, Decoder, EngineBatch, EngineEvent, Envelope, Format, Reason};
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::holders::Holders;
@@ -189,11 +189,11 @@ impl PlaneEvents {
             }
             if number == Number::Anew {
                 // Two processes may share the number, so that not even this count is certain.
-                relay.restart(true).await?;
+                relay.restart(Some(Reason::LostBatches)).await?;
             }
             // Without numbers, the doubt that there is need not be told again.
             if has_lost && (batch.envelope.is_some() || relay.is_exact()) {
-                relay.lose().await?;
+                relay.lose(Reason::LostBatches).await?;
             }
             if number == Number::Backwards {
                 // Where it belongs is not known.
@@ -224,7 +224,7 @@ impl PlaneEvents {
             if let Some(relay) = self.holders.get(&worker, rank).await
                 && relay.is_exact()
             {
-                relay.lose().await?;
+                relay.lose(Reason::LostBatches).await?;
             }
         }
         Ok(())
@@ -250,14 +250,14 @@ impl PlaneEvents {
             return Ok(());
         }
         match self.holders.get(worker, rank).await {
-            Some(relay) => relay.restart(has_lost).await,
+            Some(relay) => relay.restart(has_lost.then_some(Reason::LostBatches)).await,
             None => Ok(()),
         }
     }
 
     async fn lose_all(&mut self) -> Result<(), PublisherError> {
         for (_, _, relay) in self.holders.all() {
-            relay.lose().await?;
+            relay.lose(Reason::Malformed).await?;
         }
         Ok(())
     }
@@ -372,7 +372,7 @@ mod tests {
         });
         let mut events = PlaneEvents::new(Holders::new(start));
         events.apply(&message(1, 0, 0..1), false).await.unwrap();
-        assert!(events.holders.are_exact());
+        assert_eq!(events.holders.trouble(), None);
         // Nobody takes the place of the others: each tells of somebody.
         let worker = WorkerName::new("other").unwrap();
         for number in 2..=PUBLISHERS_MAX as u64 {
@@ -381,6 +381,6 @@ mod tests {
         }
         // The worker is another process now.
         events.apply(&message(9_999, 0, 0..1), false).await.unwrap();
-        assert!(!events.holders.are_exact());
+        assert_eq!(events.holders.trouble().as_deref(), Some("lost_batches"));
     }
 }

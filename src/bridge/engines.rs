@@ -1,6 +1,7 @@
 //! The engines that a bridge follows.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -18,6 +19,7 @@ use kvatlas_core::wire::{
 };
 use kvatlas_engines::{Format, HashMode, TranslatorSettings};
 
+use crate::daemon::config::Secret;
 use crate::daemon::http::{
     EngineKey, EngineRegistry, EngineState, NewEngine, RegisterRefusal, RemovedEngines, SizeOf,
 };
@@ -25,6 +27,7 @@ use crate::daemon::metrics::BridgeMetrics;
 
 use super::follower::{FollowOptions, Follower};
 use super::holders::{Holders, StartRelay};
+use super::hosts::{AllowedHosts, host_of};
 use super::progress::{Progress, SharedProgress};
 use super::relay::{Relay, Way};
 use super::sources::{Source, SourceTask};
@@ -47,6 +50,10 @@ pub struct BridgeOptions {
     pub namespaces: Option<Arc<Namespaces>>,
     /// Most engines that are followed.
     pub engines_max: usize,
+    /// Which hosts engines may have that are registered over HTTP, beside those of engines that are given and the client's own.
+    pub register_hosts: AllowedHosts,
+    /// The token that clients need that register engines over HTTP, unless they are programs on this machine; none where it is not needed.
+    pub register_token: Option<Secret>,
     /// The clock by which the bridge notices that it has stood still.
     pub clock: BridgeClock,
 }
@@ -63,6 +70,8 @@ impl Default for BridgeOptions {
             },
             namespaces: None,
             engines_max: 1024,
+            register_hosts: AllowedHosts::default(),
+            register_token: None,
             clock: BridgeClock::default(),
         }
     }
@@ -96,6 +105,23 @@ struct State {
 }
 
 impl State {
+    /// An engine that is followed at the same address, and has another model or block size.
+    fn at_same_address(&self, engine: &NewEngine) -> Option<&NewEngine> {
+        let mut others = self.engines.values().map(|followed| &followed.engine);
+        others.find(|other| {
+            let is_same_address = other.endpoint == engine.endpoint && other.topic == engine.topic;
+            let is_same_cache =
+                other.key.model == engine.key.model && other.block_size == engine.block_size;
+            is_same_address && !is_same_cache
+        })
+    }
+
+    /// Whether an engine that flags or files gave has an endpoint on `host`.
+    fn is_host_given(&self, host: &str) -> bool {
+        let mut given = self.given.iter().filter_map(|key| self.engines.get(key));
+        given.any(|followed| endpoints_of(&followed.engine).any(|endpoint| host_of(endpoint).as_deref() == Some(host)))
+    }
+
     /// An engine of the same namespace whose blocks have another size.
     fn other_size(&self, engine: &NewEngine) -> Option<&NewEngine> {
         let others = self.engines.values().map(|followed| &followed.engine);
@@ -204,7 +230,8 @@ impl Bridge {
             };
             let options = inner.options.follow.clone();
             let stalls = StallWatch::new(inner.options.clock.clone(), &options);
-            let follower = Follower::new(relay, engine.replay.clone(), options.clone(), stalls);
+            let replay = engine.replay.clone();
+            let follower = Follower::new(relay, &engine.topic, replay, options.clone(), stalls);
             let task = EngineTask {
                 engine,
                 follower,
@@ -305,7 +332,34 @@ impl Inner {
     }
 }
 
+/// Where the bridge connects to for an engine.
+fn endpoints_of(engine: &NewEngine) -> impl Iterator<Item = &str> {
+    std::iter::once(engine.endpoint.as_str()).chain(engine.replay.as_deref())
+}
+
 impl EngineRegistry for Bridge {
+    fn may_register(&self, engine: &NewEngine, peer: Option<IpAddr>) -> Result<(), RegisterRefusal> {
+        let own = peer.map(|peer| peer.to_string());
+        for endpoint in endpoints_of(engine) {
+            // Without a host it is refused as no endpoint.
+            let Some(host) = host_of(endpoint) else {
+                continue;
+            };
+            let is_allowed = self.inner.options.register_hosts.allows(&host)
+                || own.as_ref() == Some(&host)
+                || self.inner.state.lock().is_host_given(&host);
+            if !is_allowed {
+                let endpoint = endpoint.to_owned();
+                return Err(RegisterRefusal::Host { host, endpoint });
+            }
+        }
+        Ok(())
+    }
+
+    fn register_token(&self) -> Option<&Secret> {
+        self.inner.options.register_token.as_ref()
+    }
+
     fn register(&self, engine: NewEngine) -> Result<(), RegisterRefusal> {
         check_engine(&engine)?;
         let mut state = self.inner.state.lock();
@@ -319,6 +373,13 @@ impl EngineRegistry for Bridge {
             return Err(RegisterRefusal::Conflict {
                 endpoint: known.engine.endpoint.clone(),
                 key: Box::new(engine.key),
+            });
+        }
+        if let Some(other) = state.at_same_address(&engine) {
+            return Err(RegisterRefusal::SameAddress {
+                key: Box::new(other.key.clone()),
+                endpoint: other.endpoint.clone(),
+                block_size: other.block_size,
             });
         }
         if let Some(other) = state.other_size(&engine) {

@@ -1,17 +1,22 @@
 //! Following one publisher: what connections, gaps and restarts mean. The task around it decides when to connect and when to give up.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvatlas_client::Backoff;
 use kvatlas_client::publish::PublisherError;
 use kvatlas_engines::Reason;
 
-use super::continuity::{Continuity, Published, Replayed};
-use super::frames::{Numbered, ReplayMessage};
+use super::continuity::{Continuity, Heard, Published};
+use super::frames::Numbered;
 use super::relay::Relay;
 use super::sockets::{Replay, SocketError};
 use super::stalls::StallWatch;
+use super::topics::Topics;
+
+mod asking;
+mod trust;
+
+use asking::Verified;
 
 /// How engines are followed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -69,32 +74,22 @@ impl FollowError {
     }
 }
 
-/// What has been learnt from a replay.
-enum Verified {
-    /// All that the engine has published has been applied.
-    Whole,
-    /// It is another process; the replay has to be asked again, from its start.
-    Stranger,
-    /// Something in the middle of the answer is missing: what comes before it has been applied.
-    Torn,
-    /// The answer begins behind what has been applied. On an unbroken connection everything still comes.
-    Beyond,
-}
-
-/// A replay socket that does not answer.
-struct SilentReplay {
+/// A replay socket that does not answer, or does not answer as this engine would.
+struct UselessReplay {
     /// When it is asked again.
     ask_at: Instant,
     /// Why, for people.
     error: String,
+    /// Whether it contradicts what the engine publishes: then it has to agree with that before it is believed again.
+    is_contradicted: bool,
 }
 
 /// So many connections in a row have to fail at the replay socket before the engine is followed without it: while an engine starts, one socket
 /// comes before the other.
 const REPLAY_ATTEMPTS: u32 = 4;
 
-/// How often the replay socket is asked for what does not come, before it is given up.
-const ASK_ATTEMPTS: u32 = 3;
+/// So many looks in a row may find batches that were not published on the connection. One that was the last before a silence may be lost.
+const UNHEARD_MAX: u32 = 2;
 /// The pauses between questions to one that does not answer.
 const REPLAY_BACKOFF: Backoff = Backoff {
     pause_min: Duration::from_secs(1),
@@ -105,22 +100,31 @@ const REPLAY_BACKOFF: Backoff = Backoff {
 pub(super) struct Follower {
     relay: Relay,
     continuity: Continuity,
+    topics: Topics,
     /// Where the replay socket is; none where there is none.
     replay_endpoint: Option<String>,
     replay: Option<Replay>,
     options: FollowOptions,
-    /// The replay socket where it does not answer. Meanwhile the engine is followed as one without.
-    silent_replay: Option<SilentReplay>,
-    /// How often in a row it has not answered a new connection, or, once it is silent, at all.
+    /// The replay socket where it is of no use. Meanwhile the engine is followed as one without.
+    useless_replay: Option<UselessReplay>,
+    /// How often in a row it has not answered a new connection, or, once it is useless, at all.
     replay_failures: u32,
     /// Whether the batches of this connection continue what has been applied. After a reconnect that has to be shown.
     is_verified: bool,
+    /// Whether the replay socket has given the same bytes as this connection for the same number.
+    is_proven: bool,
+    /// How many looks in a row have found batches that were not published on this connection.
+    unheard_looks: u32,
+    /// When it was last certain that nothing is missing.
+    known_at: Instant,
     stalls: StallWatch,
 }
 
 impl Follower {
+    /// Follows the publisher of `topic`, with what comes first of a topic; empty for all.
     pub(super) fn new(
         relay: Relay,
+        topic: &str,
         replay_endpoint: Option<String>,
         options: FollowOptions,
         stalls: StallWatch,
@@ -128,12 +132,16 @@ impl Follower {
         Self {
             relay,
             continuity: Continuity::default(),
+            topics: Topics::new(topic),
             replay_endpoint,
             replay: None,
-            silent_replay: None,
+            useless_replay: None,
             replay_failures: 0,
             options,
             is_verified: false,
+            is_proven: false,
+            unheard_looks: 0,
+            known_at: Instant::now(),
             stalls,
         }
     }
@@ -158,35 +166,51 @@ impl Follower {
 
     /// Whether there is a replay socket to ask, which answers.
     pub(super) fn can_ask(&self) -> bool {
-        self.replay_endpoint.is_some() && self.silent_replay.is_none()
+        self.replay_endpoint.is_some() && self.useless_replay.is_none()
+    }
+
+    /// Whether a look is due at once: nothing shows yet that the replay socket is of the engine that publishes on this connection.
+    pub(super) fn wants_proof(&self) -> bool {
+        self.can_ask() && !self.is_proven && self.continuity.is_heard()
     }
 
     /// What is wrong although the engine is followed.
     pub(super) fn trouble(&self) -> Option<&str> {
-        let silent = self.silent_replay.as_ref().map(|silent| silent.error.as_str());
-        silent.or_else(|| self.relay.doubt().map(Reason::as_str))
+        const UNHEARD: &str = "the replay socket has batches that the engine does not publish on its endpoint";
+        let useless = self
+            .useless_replay
+            .as_ref()
+            .map(|useless| useless.error.as_str());
+        let unheard = (self.unheard_looks >= UNHEARD_MAX).then_some(UNHEARD);
+        useless.or(unheard).or_else(|| self.relay.trouble())
     }
 
     /// A connection stands, for the first time or again. Where the replay socket shows what has been missed, the engine is in sight
     /// afterwards; without one, its next batch has to show it.
     pub(super) async fn connected(&mut self) -> Result<(), FollowError> {
         self.continuity.reconnect();
-        self.is_verified = false;
+        (self.is_verified, self.is_proven, self.unheard_looks) = (false, false, 0);
         self.replay = None;
         // It is out of sight until now.
         self.stalls.begin();
-        if self.replay_endpoint.is_some() {
-            return self.verify_if_possible().await;
+        match &mut self.useless_replay {
+            // What was published contradicted it: the next batch may show that it is right now.
+            Some(useless) if useless.is_contradicted && self.continuity.last().is_some() => {
+                useless.ask_at = Instant::now();
+                Ok(())
+            }
+            _ if self.replay_endpoint.is_some() => self.verify_if_possible().await,
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     /// Asks the replay socket. Where it does not answer, for long enough, the engine is followed as one without: what it publishes is worth more
     /// than nothing. The socket is asked again now and then, since a question keeps this task from reading the connection.
     async fn verify_if_possible(&mut self) -> Result<(), FollowError> {
+        self.useless_replay = None;
         let error = match self.verify().await {
             Ok(()) => {
-                (self.silent_replay, self.replay_failures) = (None, 0);
+                self.replay_failures = 0;
                 return Ok(());
             }
             Err(FollowError::Socket(error)) if !error.is_cut() => error,
@@ -197,13 +221,14 @@ impl Follower {
             return Err(error.into());
         }
         let endpoint = self.replay_endpoint.as_deref().unwrap_or_default();
-        if self.silent_replay.is_none() {
+        if self.replay_failures == REPLAY_ATTEMPTS {
             tracing::warn!(endpoint, %error, "the replay socket does not answer: followed without it");
         }
         self.replay = None;
-        self.silent_replay = Some(SilentReplay {
+        self.useless_replay = Some(UselessReplay {
             ask_at: Instant::now() + REPLAY_BACKOFF.pause(self.replay_failures - (REPLAY_ATTEMPTS - 1)),
             error: format!("replay socket {endpoint}: {error}"),
+            is_contradicted: false,
         });
         Ok(())
     }
@@ -230,8 +255,8 @@ impl Follower {
         if self.can_ask() {
             return self.verify().await;
         }
-        let is_due = |silent: &SilentReplay| silent.ask_at <= Instant::now();
-        if self.silent_replay.as_ref().is_some_and(is_due) {
+        let is_due = |useless: &UselessReplay| !useless.is_contradicted && useless.ask_at <= Instant::now();
+        if self.useless_replay.as_ref().is_some_and(is_due) {
             self.verify_if_possible().await?;
             if self.can_ask() {
                 return Ok(());
@@ -247,165 +272,147 @@ impl Follower {
     /// Asks the replay socket for what has been missed, and whether the process is still the same.
     pub(super) async fn verify(&mut self) -> Result<(), FollowError> {
         let look = self.stalls.look();
+        let (was_verified, before) = (self.is_verified, self.continuity.last());
         match self.ask().await? {
-            Verified::Whole | Verified::Torn => {}
+            Verified::Whole => self.continuity.confirm(),
+            Verified::Torn => {}
             // The bridge is so far behind that only the connection can give it what it lacks. Another look shows when it has.
-            Verified::Beyond if self.is_verified => return self.lost().await,
+            Verified::Beyond if was_verified => return self.lost().await,
+            Verified::Stranger if was_verified => return self.settle_contradiction().await,
             Verified::Stranger | Verified::Beyond => {
                 // Nothing is left of the old process; until the new one has told what it has, it is out of sight.
                 self.relay.lost().await?;
-                self.relay.restart(false).await?;
+                self.relay.restart(None).await?;
                 self.continuity.restart();
-                if let Verified::Stranger | Verified::Beyond = self.ask().await? {
+                if !self.ask_all().await? {
                     // It has forgotten some of that meanwhile. Another look finds the rest.
                     return self.lost().await;
                 }
             }
         }
         self.is_verified = true;
+        self.is_proven = self.continuity.is_heard();
+        self.known_at = Instant::now();
+        if was_verified && self.continuity.last() > before {
+            self.unheard_looks = self.unheard_looks.saturating_add(1);
+        }
+        if self.unheard_looks >= UNHEARD_MAX {
+            return self.lost().await;
+        }
         if !self.stalls.is_news(look) {
             return Ok(());
         }
         Ok(self.relay.seen(self.options.look_interval_max()).await?)
     }
 
-    /// Asks the replay socket, again while answers have holes: engines drop what a slow reader does not take.
-    async fn ask(&mut self) -> Result<Verified, FollowError> {
-        self.relay.tell().await?;
-        let mut attempts = ASK_ATTEMPTS;
-        loop {
-            let from = self.continuity.replay_from();
-            attempts -= 1;
-            match self.ask_once(attempts == 0).await? {
-                Verified::Torn if self.continuity.replay_from() > from => attempts = ASK_ATTEMPTS,
-                Verified::Torn => {}
-                verified => return Ok(verified),
-            }
-        }
-    }
-
-    /// One question to the replay socket. Behind a hole in the answer nothing is taken, unless `is_last`: then what is missing is lost.
-    async fn ask_once(&mut self, is_last: bool) -> Result<Verified, FollowError> {
-        let mut replay = match self.replay.take() {
-            Some(replay) => replay,
-            None => {
-                let endpoint = self.replay_endpoint.as_deref().unwrap_or_default();
-                let metrics = Arc::clone(self.relay.bridge_metrics());
-                Replay::connect(endpoint, self.options.patience, metrics).await?
-            }
-        };
-        self.relay.metrics().asked();
-        replay.ask(self.continuity.replay_from()).await?;
-        let mut is_first = true;
-        let mut verified = Verified::Whole;
-        loop {
-            let message = replay.next().await?;
-            self.awake().await?;
-            let Numbered { seq, payload } = match message {
-                ReplayMessage::End => break,
-                ReplayMessage::Batch(numbered) => numbered,
-            };
-            // The rest of an answer that is no good is read all the same: the next answer comes behind it.
-            if let Verified::Whole = verified {
-                match self.continuity.replayed(seq, &payload, is_first) {
-                    Replayed::Known | Replayed::Duplicate => {}
-                    Replayed::Next => self.apply(seq, &payload, true).await?,
-                    Replayed::Gap if !is_first && !is_last => verified = Verified::Torn,
-                    Replayed::Gap => {
-                        self.relay.lose().await?;
-                        self.apply(seq, &payload, true).await?;
-                    }
-                    Replayed::Stranger => verified = Verified::Stranger,
-                    Replayed::Beyond => verified = Verified::Beyond,
-                }
-            }
-            is_first = false;
-        }
-        // Only a socket that has answered to the end can be asked again.
-        self.replay = Some(replay);
-        if is_first && !self.continuity.fits_nothing() {
-            // Another process, which has published nothing. On an unbroken connection: one that keeps nothing to replay.
-            return Ok(match self.is_verified {
-                true => Verified::Beyond,
-                false => Verified::Stranger,
-            });
-        }
-        Ok(verified)
-    }
-
     /// Takes a batch that was published on the current connection.
     pub(super) async fn published(&mut self, numbered: Numbered) -> Result<(), FollowError> {
-        let Numbered { seq, payload } = numbered;
-        if !self.is_verified {
-            return self.first_of_connection(seq, &payload).await;
+        self.unheard_looks = 0;
+        match self.is_verified {
+            true => self.next_of_connection(&numbered).await?,
+            false => self.first_of_connection(&numbered).await?,
         }
-        match self.continuity.published(seq) {
-            Published::Next => self.apply(seq, &payload, false).await,
-            Published::Duplicate => Ok(()),
+        self.unheard_looks = 0;
+        let is_due = |useless: &UselessReplay| useless.is_contradicted && useless.ask_at <= Instant::now();
+        match self.useless_replay.as_ref().is_some_and(is_due) {
+            true => self.try_to_believe(&numbered).await,
+            false => Ok(()),
+        }
+    }
+
+    async fn next_of_connection(&mut self, numbered: &Numbered) -> Result<(), FollowError> {
+        let Numbered { seq, payload, .. } = numbered;
+        match self.continuity.published(*seq, payload) {
+            Published::Next => self.apply(numbered, false).await,
+            Published::Duplicate => {
+                self.is_proven = true;
+                Ok(())
+            }
+            Published::Forgotten if !self.is_proven && !self.agrees(Heard::new(*seq, payload)).await? => {
+                self.distrust(Some(numbered)).await
+            }
+            Published::Forgotten => Ok(()),
             Published::Gap if self.can_ask() => {
                 self.verify().await?;
-                match self.continuity.published_again(seq) {
-                    Published::Next => self.apply(seq, &payload, false).await,
-                    Published::Duplicate | Published::Backwards => Ok(()),
-                    Published::Gap => {
-                        self.relay.lose().await?;
-                        self.apply(seq, &payload, false).await
-                    }
-                }
+                self.after_gap(numbered).await
             }
             Published::Gap => {
-                self.relay.lose().await?;
-                self.apply(seq, &payload, false).await
+                self.relay.lose(Reason::LostBatches).await?;
+                self.apply(numbered, false).await
             }
-            // Another process behind the same connection: a proxy's, or the numbers of one that counts anew.
-            Published::Backwards if self.can_ask() => {
-                self.verify().await?;
-                match self.continuity.published_again(seq) {
-                    Published::Next => self.apply(seq, &payload, false).await,
-                    _ => Ok(()),
-                }
+            // Another process behind the same connection, or a replay socket of another one.
+            Published::Other if self.can_ask() => self.distrust(Some(numbered)).await,
+            Published::Other => self.begin_with(numbered).await,
+        }
+    }
+
+    /// Takes a batch behind a gap, about which the replay socket was asked.
+    async fn after_gap(&mut self, numbered: &Numbered) -> Result<(), FollowError> {
+        if !self.is_verified {
+            return self.begin_with(numbered).await;
+        }
+        match self.continuity.published_again(numbered.seq, &numbered.payload) {
+            Published::Next => self.apply(numbered, false).await,
+            Published::Duplicate | Published::Forgotten => Ok(()),
+            // The replay socket has given everything, and not what was published before the question.
+            Published::Gap if self.continuity.is_confirmed() => self.distrust(Some(numbered)).await,
+            Published::Gap => {
+                self.relay.lose(Reason::LostBatches).await?;
+                self.apply(numbered, false).await
             }
-            Published::Backwards => self.begin_with(seq, &payload).await,
+            Published::Other => self.distrust(Some(numbered)).await,
         }
     }
 
     /// The first batch after a reconnect, of an engine without a replay socket: nobody can say what came before it, nor whether it is
     /// still the same process. Only a count that begins anew is certain.
-    async fn first_of_connection(&mut self, seq: u64, payload: &[u8]) -> Result<(), FollowError> {
+    async fn first_of_connection(&mut self, numbered: &Numbered) -> Result<(), FollowError> {
         self.is_verified = true;
-        let has_begun = self.continuity.has_begun();
-        match self.continuity.published(seq) {
+        let has_begun = self.continuity.last().is_some();
+        match self.continuity.published(numbered.seq, &numbered.payload) {
             Published::Next => {
                 if has_begun {
                     // What it had is worth more than nothing, and is in doubt.
-                    self.relay.lose().await?;
+                    self.relay.lose(Reason::LostBatches).await?;
                 }
-                self.apply(seq, payload, false).await?;
+                self.apply(numbered, false).await?;
             }
-            _ => self.begin_with(seq, payload).await?,
+            _ => self.begin_with(numbered).await?,
         }
-        if self.stalls.is_behind() {
-            return Ok(());
-        }
-        Ok(self.relay.seen(self.options.look_interval_max()).await?)
+        self.seen_unless_behind().await
     }
 
-    /// Begins with another process, whose batch `seq` is the first that came.
-    async fn begin_with(&mut self, seq: u64, payload: &[u8]) -> Result<(), FollowError> {
-        self.relay.restart(seq > 0).await?;
+    /// The engine is in sight, unless what it said during a stall may still wait.
+    async fn seen_unless_behind(&mut self) -> Result<(), FollowError> {
+        match self.stalls.is_behind() {
+            true => Ok(()),
+            false => Ok(self.relay.seen(self.options.look_interval_max()).await?),
+        }
+    }
+
+    /// Begins with another process, whose batch `numbered` is the first that came.
+    async fn begin_with(&mut self, numbered: &Numbered) -> Result<(), FollowError> {
+        self.is_verified = true;
+        let doubt = (numbered.seq > 0).then_some(Reason::LostBatches);
+        self.relay.restart(doubt).await?;
         self.continuity.restart();
-        if seq > 0 {
-            self.relay.lose().await?;
+        if let Some(doubt) = doubt {
+            self.relay.lose(doubt).await?;
         }
-        self.apply(seq, payload, false).await
+        self.apply(numbered, false).await
     }
 
-    async fn apply(&mut self, seq: u64, payload: &[u8], by_replay: bool) -> Result<(), FollowError> {
-        self.relay.apply(payload).await?;
-        self.continuity.applied(seq, payload, by_replay);
-        if by_replay {
+    async fn apply(&mut self, numbered: &Numbered, by_replay: bool) -> Result<(), FollowError> {
+        let Numbered { seq, payload, topic } = numbered;
+        match self.topics.is_other(topic) {
+            true => self.relay.refuse(Reason::OtherEngine).await?,
+            false => self.relay.apply(payload).await?,
+        }
+        self.continuity.applied(*seq, payload, by_replay);
+        match by_replay {
             // The next message of the replay is waited for.
-            self.relay.tell().await?;
+            true => self.relay.tell().await?,
+            false => self.known_at = Instant::now(),
         }
         Ok(())
     }

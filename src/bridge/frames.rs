@@ -7,6 +7,8 @@ use bytes::Bytes;
 pub(super) struct Numbered {
     pub(super) seq: u64,
     pub(super) payload: Bytes,
+    /// Empty where it is not told.
+    pub(super) topic: Bytes,
 }
 
 /// What a replay socket sends.
@@ -42,19 +44,21 @@ fn number(frame: &Bytes) -> Result<u64, FrameError> {
 
 /// A published message: `[topic, number, payload]`.
 pub(super) fn parse_published(frames: &[Bytes]) -> Result<Numbered, FrameError> {
-    let [_topic, seq, payload] = frames else {
+    let [topic, seq, payload] = frames else {
         return Err(FrameError::Count(frames.len()));
     };
     Ok(Numbered {
         seq: number(seq)?,
         payload: payload.clone(),
+        topic: topic.clone(),
     })
 }
 
 /// A replayed message: `[empty, number, payload]`, and since vLLM 0.26 `[empty, topic, number, payload]`.
 pub(super) fn parse_replayed(frames: &[Bytes]) -> Result<ReplayMessage, FrameError> {
-    let (seq, payload) = match frames {
-        [_empty, seq, payload] | [_empty, _, seq, payload] => (seq, payload),
+    let (topic, seq, payload) = match frames {
+        [empty, seq, payload] => (empty, seq, payload),
+        [_empty, topic, seq, payload] => (topic, seq, payload),
         _ => return Err(FrameError::Count(frames.len())),
     };
     Ok(match number(seq)? {
@@ -62,6 +66,7 @@ pub(super) fn parse_replayed(frames: &[Bytes]) -> Result<ReplayMessage, FrameErr
         seq => ReplayMessage::Batch(Numbered {
             seq,
             payload: payload.clone(),
+            topic: topic.clone(),
         }),
     })
 }
@@ -83,12 +88,15 @@ mod tests {
 
     #[test]
     fn both_framings_of_a_replay_are_read() {
-        let batch = ReplayMessage::Batch(Numbered {
-            seq: 7,
-            payload: Bytes::from_static(b"x"),
-        });
-        assert_eq!(parse_replayed(&frames(&[b"", SEVEN, b"x"])), Ok(batch.clone()));
-        assert_eq!(parse_replayed(&frames(&[b"", b"kv", SEVEN, b"x"])), Ok(batch));
+        let batch = |topic| {
+            ReplayMessage::Batch(Numbered {
+                seq: 7,
+                payload: Bytes::from_static(b"x"),
+                topic: Bytes::from_static(topic),
+            })
+        };
+        assert_eq!(parse_replayed(&frames(&[b"", SEVEN, b"x"])), Ok(batch(b"")));
+        assert_eq!(parse_replayed(&frames(&[b"", b"kv", SEVEN, b"x"])), Ok(batch(b"kv")));
         assert_eq!(
             parse_replayed(&frames(&[b"", &[0xff; 8], b""])),
             Ok(ReplayMessage::End)

@@ -65,9 +65,17 @@ impl Holders {
         Ok(())
     }
 
-    /// Whether everything they have is known for certain.
-    pub(super) fn are_exact(&self) -> bool {
-        self.relays.values().all(Relay::is_exact)
+    /// Why one of them is not exact, in words for operators; none where all are.
+    pub(super) fn trouble(&self) -> Option<String> {
+        let mut troubled = self
+            .relays
+            .iter()
+            .filter_map(|(holder, relay)| Some((holder, relay.trouble()?)));
+        let ((worker, rank), trouble) = troubled.next()?;
+        Some(match self.relays.len() {
+            1 => trouble.to_owned(),
+            _ => format!("{worker}/{rank}: {trouble}"),
+        })
     }
 
     /// Ends: daemons forget the holders, or learn that nobody sees them any more.

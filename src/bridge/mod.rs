@@ -11,8 +11,10 @@
 //! 1. A holder is called exact only while all of the engine's batches since its start, or since a clear, have been applied in order.
 //!    What is missing is asked of the engine's replay socket. What that cannot give back makes the holder `upstream_gap` until the engine
 //!    clears or restarts.
-//! 2. After every reconnect the replay socket is asked for the last batch that was applied. Where it does not give back the same bytes, it is
-//!    another process: a new epoch begins, and nothing of the old one is left. Nothing that came over the new connection counts before.
+//! 2. Each question to the replay socket overlaps with what was applied. After a reconnect, other bytes for the same number are another
+//!    process: a new epoch begins, and nothing of the old one is left. Nothing that came over the new connection counts before. On an
+//!    unbroken connection other bytes are either another process or a replay socket of another engine. Nothing of either is left, and the
+//!    socket is believed again once it has the same bytes as a batch that is published.
 //! 3. An engine that is gone, or answers nothing, is `upstream_lost` (and so `unverified`), and heartbeats stop, so that daemons find it stale.
 //! 4. A bridge that has stood still vouches for nothing until it has looked again (`stalls`).
 //! 5. Memory is bounded: messages wait in the engine, and a connection with a message beyond the bounds ends (`guard`); names by
@@ -28,6 +30,7 @@ mod frames;
 mod grpc;
 mod guard;
 mod holders;
+mod hosts;
 mod partial;
 mod progress;
 mod relay;
@@ -38,9 +41,11 @@ mod stalls;
 mod subscribed;
 mod task;
 mod tensorrt;
+mod topics;
 mod walker;
 
 pub use engines::{Bridge, BridgeOptions};
 pub use follower::FollowOptions;
+pub use hosts::{AllowedHosts, HostsError};
 pub use spec::{EngineDefaults, SpecError, parse_engine, parse_engines_file};
 pub use stalls::BridgeClock;

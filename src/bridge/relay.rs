@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use async_nats::Client;
 use kvatlas_client::publish::{
-    FullState, HolderPublisher, PublishedHolder, PublisherError, PublisherOptions, SharedState,
+    CutBounds, FullState, HolderPublisher, PublishedHolder, PublisherError, PublisherOptions, SharedState,
+    cut_events,
 };
 use kvatlas_core::wire::{DegradedReason, DegradedReasons, Event, Rank, Subjects, Tier};
 use kvatlas_engines::{
@@ -18,10 +19,11 @@ use crate::daemon::metrics::{BridgeMetrics, EngineMetrics};
 
 use super::partial::partial_doubts;
 
-/// Most events that are handed to the publisher at once; it has its own bounds on a batch.
-const EVENTS_MAX: usize = 512;
-/// About how many bytes of hashes are handed to it at once.
-const BYTES_MAX: usize = 256 << 10;
+/// What is handed to the publisher at once; it has its own bounds on a batch, and its server's.
+const PIECE: CutBounds = CutBounds {
+    events_max: 512,
+    bytes_max: 256 << 10,
+};
 /// About how many bytes of payloads are translated before their events are handed on.
 const UNTOLD_BYTES_MAX: usize = 32 << 10;
 
@@ -100,8 +102,8 @@ impl Relay {
             holder,
             options,
         } = way;
+        let engine_metrics = metrics.of_engine(holder.namespace.as_str(), name);
         let publisher = HolderPublisher::start_with_state(nats, &subjects, holder, options, state).await?;
-        let engine_metrics = metrics.of_engine(name);
         Ok(Self {
             name: name.to_owned(),
             publisher,
@@ -129,6 +131,14 @@ impl Relay {
     /// Why what the engine has is in doubt; none where it is only out of sight.
     pub(super) fn doubt(&self) -> Option<Reason> {
         self.doubt
+    }
+
+    /// Why the engine is not exact, in words for operators.
+    pub(super) fn trouble(&self) -> Option<&'static str> {
+        let out_of_sight = self
+            .is_lost
+            .then_some("what the engine has said since it was last in sight is not known yet");
+        self.doubt.map(Reason::as_str).or(out_of_sight)
     }
 
     pub(super) fn metrics(&self) -> &EngineMetrics {
@@ -238,27 +248,8 @@ impl Relay {
 
     /// Publishes the translation, in pieces that the publisher takes.
     async fn publish(&mut self) -> Result<(), PublisherError> {
-        for mut part in self.translation.parts.drain(..) {
-            let bytes: usize = part.events.iter().map(event_bytes).sum();
-            if part.events.len() <= EVENTS_MAX && bytes <= BYTES_MAX {
-                self.publisher.publish(part.tier, part.events).await?;
-                continue;
-            }
-            let mut piece = Vec::new();
-            let mut bytes = 0;
-            for event in part.events.drain(..) {
-                let more = event_bytes(&event);
-                let is_full = piece.len() >= EVENTS_MAX || bytes + more > BYTES_MAX;
-                if !piece.is_empty() && is_full && !matches!(event, Event::Doubted(_)) {
-                    self.publisher
-                        .publish(part.tier, std::mem::take(&mut piece))
-                        .await?;
-                    bytes = 0;
-                }
-                bytes += more;
-                piece.push(event);
-            }
-            if !piece.is_empty() {
+        for part in self.translation.parts.drain(..) {
+            for piece in cut_events(part.events, PIECE) {
                 self.publisher.publish(part.tier, piece).await?;
             }
         }
@@ -297,12 +288,21 @@ impl Relay {
         self.engine_metrics.set_exact(doubts.of_all_queries().is_empty());
     }
 
-    /// Batches of the engine are lost for good.
-    pub(super) async fn lose(&mut self) -> Result<(), PublisherError> {
+    /// Batches of the engine are lost for good, or of no use, for this reason.
+    pub(super) async fn lose(&mut self, reason: Reason) -> Result<(), PublisherError> {
         self.engine_metrics.lost_batches(&self.name);
         // The translator's doubt ends with a clear, as this one has to.
         let mut untold = self.take_untold().await;
-        untold.blocks.0.note_doubt(Reason::UnknownParent);
+        untold.blocks.0.note_doubt(reason);
+        self.keep(untold);
+        self.tell().await
+    }
+
+    /// A batch cannot be of this engine: it is left out, and what the engine has is in doubt.
+    pub(super) async fn refuse(&mut self, reason: Reason) -> Result<(), PublisherError> {
+        let mut untold = self.take_untold().await;
+        untold.blocks.0.note_doubt(reason);
+        self.translation.reasons.count(reason);
         self.keep(untold);
         self.tell().await
     }
@@ -334,16 +334,16 @@ impl Relay {
         self.publisher.heartbeat_for(time).await
     }
 
-    /// The engine is another process: a new epoch begins, and nothing of the old one is left. With `has_lost`, [`Self::lose`] follows:
-    /// batches of the new process are lost already.
-    pub(super) async fn restart(&mut self, has_lost: bool) -> Result<(), PublisherError> {
+    /// The engine is another process: a new epoch begins, and nothing of the old one is left. With a `doubt`, batches of the new process are
+    /// missing already, for this reason.
+    pub(super) async fn restart(&mut self, doubt: Option<Reason>) -> Result<(), PublisherError> {
         self.engine_metrics.restarted(&self.name);
         self.tell().await?;
         let mut untold = self.take_untold().await;
         untold.blocks.0.reset();
         self.rank = None;
-        if has_lost {
-            untold.blocks.0.note_doubt(Reason::UnknownParent);
+        if let Some(reason) = doubt {
+            untold.blocks.0.note_doubt(reason);
         }
         self.keep(untold);
         // The epoch's first batch says so: without it, nothing would be exactly what the engine has. The blocks stay locked meanwhile: the
@@ -371,17 +371,6 @@ impl Relay {
 /// registered with: what another one clears is not this one's.
 fn is_of_other_rank(own: &mut Option<Rank>, batch: &EngineBatch) -> bool {
     batch.rank.is_some_and(|rank| *own.get_or_insert(rank) != rank)
-}
-
-/// About how many bytes an event takes; a translator's events have sequence hashes only.
-fn event_bytes(event: &Event) -> usize {
-    let blocks = match event {
-        Event::Stored(stored) => stored.names.len() + stored.resumable.runs().map_or(0, <[u32]>::len),
-        Event::Removed(removed) => removed.hashes.len(),
-        Event::Resumable(blocks) => blocks.hashes.len(),
-        Event::Cleared | Event::Doubted(_) | Event::Goodbye => 0,
-    };
-    128 + 8 * blocks
 }
 
 #[cfg(test)]
@@ -454,9 +443,9 @@ mod tests {
         let (lost, gap) = (DegradedReason::UpstreamLost, DegradedReason::UpstreamGap);
         // Out of sight; then in sight, and its first batches are lost.
         relay.lost().await.unwrap();
-        relay.restart(false).await.unwrap();
+        relay.restart(None).await.unwrap();
         relay.seen(Duration::ZERO).await.unwrap();
-        relay.restart(true).await.unwrap();
+        relay.restart(Some(Reason::LostBatches)).await.unwrap();
         relay.flush().await.unwrap();
         let mut firsts = Vec::new();
         while firsts.len() < 3 {
@@ -577,18 +566,21 @@ mod tests {
             .enable_all()
             .build()
             .unwrap();
+        let mut kept = None;
         let page = rendered(|| {
-            runtime.block_on(async {
+            kept = Some(runtime.block_on(async {
                 let server = find_nats_server(None).unwrap();
                 let broker = EmbeddedBroker::start(&server).await.unwrap();
                 let mut relay = relay(&broker).await;
-                relay.lose().await.unwrap();
+                relay.lose(Reason::LostBatches).await.unwrap();
                 relay.apply(&cleared()).await.unwrap();
                 relay.flush().await.unwrap();
                 assert!(relay.is_exact());
-            });
+                relay
+            }));
         });
-        let exact = "kvatlas_bridge_engine_exact{engine=\"gpu-0/0\"} 1";
+        drop(kept);
+        let exact = "kvatlas_bridge_engine_exact{namespace=\"m\",engine=\"gpu-0/0\"} 1";
         assert!(page.lines().any(|line| line == exact), "{page}");
     }
 }

@@ -242,6 +242,7 @@ impl SourceTask {
         let mut messages = subscribed.map_err(|error| failed(&error))?;
         // Following goes on meanwhile: the account may lack the right to an inbox, which nothing else needs.
         let mut confirmation = std::pin::pin!(round_trip(&client, CONFIRMATION_PATIENCE).fuse());
+        let mut is_confirmed = false;
         *failures = 0;
         let mut quiet = Quiet::new(self.stall_watch(), self.options.poll_interval);
         loop {
@@ -254,6 +255,7 @@ impl SourceTask {
                     if let Err(error) = confirmed {
                         tracing::warn!(engine = %self.engine.key, %error, "nothing shows that the event plane is heard");
                     }
+                    is_confirmed = true;
                     continue;
                 }
                 message = messages.next() => match message {
@@ -265,8 +267,11 @@ impl SourceTask {
             let is_behind = quiet.awake(payload.is_none(), events).await?;
             if let Some(payload) = payload {
                 events.apply(&payload, is_behind).await?;
+                is_confirmed = true;
             }
-            self.note_followed(events.holders());
+            if is_confirmed {
+                self.note_followed(events.holders());
+            }
         }
     }
 
@@ -330,13 +335,15 @@ impl SourceTask {
     }
 
     fn note_streamed(&self, events: &mut SubscribedEvents) {
-        let trouble = events.trouble();
-        let is_exact = trouble.is_none() && events.holders().are_exact();
-        self.progress.followed(&self.engine, is_exact, trouble.as_deref());
+        let trouble = events.trouble().or_else(|| events.holders().trouble());
+        self.progress
+            .followed(&self.engine, trouble.is_none(), trouble.as_deref());
     }
 
     fn note_followed(&self, holders: &Holders) {
-        self.progress.followed(&self.engine, holders.are_exact(), None);
+        let trouble = holders.trouble();
+        self.progress
+            .followed(&self.engine, trouble.is_none(), trouble.as_deref());
     }
 }
 

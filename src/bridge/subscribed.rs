@@ -17,7 +17,7 @@ use std::time::Duration;
 use kvatlas_client::publish::PublisherError;
 use kvatlas_core::wire::{Rank, WorkerName};
 use kvatlas_engines::subscribe::{KvEventFrame, SnapshotChunk};
-use kvatlas_engines::{DecodeLimits, EngineBatch, Format};
+use kvatlas_engines::{DecodeLimits, EngineBatch, Format, Reason};
 
 use super::holders::Holders;
 
@@ -140,13 +140,13 @@ impl SubscribedEvents {
         if begins {
             // Out of sight until it is whole.
             relay.lost().await?;
-            relay.restart(has_missed).await?;
+            relay.restart(has_missed.then_some(Reason::LostBatches)).await?;
         }
         frame.read(&DecodeLimits::default(), &mut self.batch);
         relay.apply_events(&self.batch, |_| true).await?;
         if has_missed && frame.snapshot().is_some() {
             // A snapshot begins with a clear, which ends doubts.
-            relay.lose().await?;
+            relay.lose(Reason::LostBatches).await?;
         }
         if relay.doubt().is_none() {
             self.forgive(rank);

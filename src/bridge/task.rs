@@ -103,8 +103,8 @@ impl EngineTask {
         *failures = 0;
         self.note_followed();
         let mut heard_at = Instant::now();
-        // When a batch came last; none since the last look.
-        let mut published_at: Option<Instant> = None;
+        // When a batch came last, and the same if that was since the last look.
+        let (mut heard_last, mut published_at): (Option<Instant>, Option<Instant>) = (None, None);
         let interval = self.options.poll_interval;
         let mut poll = tokio::time::interval(interval);
         poll.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -127,9 +127,14 @@ impl EngineTask {
             match woken {
                 Woken::Published(numbered) => {
                     self.follower.published(numbered).await?;
+                    let after_silence = heard_last.is_none_or(|at: Instant| at.elapsed() >= interval);
                     heard_at = Instant::now();
-                    published_at = Some(heard_at);
-                    if !self.follower.has_untold() {
+                    (heard_last, published_at) = (Some(heard_at), Some(heard_at));
+                    // Whoever may be another one since shows that at once, however much comes behind.
+                    if after_silence && self.follower.can_ask() {
+                        self.look(&mut heard_at).await?;
+                        published_at = None;
+                    } else if !self.follower.has_untold() {
                         self.note_followed();
                     }
                 }
@@ -141,23 +146,32 @@ impl EngineTask {
                 Woken::Tick if has_stalled => {}
                 Woken::Tick => {
                     let due = published_at.take().map(|at| at + interval);
-                    if let Some(due) =
-                        due.filter(|due| self.follower.relay().is_in_sight() && *due > Instant::now())
-                    {
+                    let may_wait = self.follower.relay().is_in_sight() && !self.follower.wants_proof();
+                    if let Some(due) = due.filter(|due| may_wait && *due > Instant::now()) {
                         poll.reset_at(due.into());
                         continue;
                     }
-                    match self.follower.look().await {
-                        Ok(()) => {
-                            heard_at = Instant::now();
-                            self.note_followed();
-                        }
-                        Err(error @ FollowError::Publisher(_)) => return Err(error),
-                        Err(error) if heard_at.elapsed() >= self.options.silent_after => return Err(error),
-                        // One question may fail; the connection stands, and continues the count.
-                        Err(error) => tracing::debug!(engine = %self.engine.key, %error, "a replay failed"),
-                    }
+                    self.look(&mut heard_at).await?;
                 }
+            }
+        }
+    }
+
+    /// Looks whether the engine lives and nothing is missing. An engine that was last heard at `heard_at` is out of sight after too long a
+    /// silence.
+    async fn look(&mut self, heard_at: &mut Instant) -> Result<(), FollowError> {
+        match self.follower.look().await {
+            Ok(()) => {
+                *heard_at = Instant::now();
+                self.note_followed();
+                Ok(())
+            }
+            Err(error @ FollowError::Publisher(_)) => Err(error),
+            Err(error) if heard_at.elapsed() >= self.options.silent_after => Err(error),
+            // One question may fail; the connection stands, and continues the count.
+            Err(error) => {
+                tracing::debug!(engine = %self.engine.key, %error, "a replay failed");
+                Ok(())
             }
         }
     }

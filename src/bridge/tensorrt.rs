@@ -18,7 +18,7 @@ use tokio::time::timeout;
 
 use kvatlas_client::publish::PublisherError;
 use kvatlas_core::wire::{Rank, WorkerName};
-use kvatlas_engines::{DecodeLimits, Decoder, EngineBatch, EventNumber, Format};
+use kvatlas_engines::{DecodeLimits, Decoder, EngineBatch, EventNumber, Format, Reason};
 
 use super::holders::Holders;
 
@@ -235,7 +235,7 @@ impl ServerEvents {
             // It may have been the first one.
             self.holders.get(&self.worker, self.rank).await;
             for (_, _, relay) in self.holders.all() {
-                relay.lose().await?;
+                relay.lose(Reason::Malformed).await?;
             }
             // All of them are in doubt until a clear now.
             self.unproven.clear();
@@ -286,11 +286,11 @@ impl ServerEvents {
             }
             match numbers {
                 Numbers::Whole => {}
-                Numbers::Holes => relay.lose().await?,
-                Numbers::Restarted => relay.restart(false).await?,
+                Numbers::Holes => relay.lose(Reason::LostBatches).await?,
+                Numbers::Restarted => relay.restart(None).await?,
                 Numbers::RestartedWithHoles => {
-                    relay.restart(true).await?;
-                    relay.lose().await?;
+                    relay.restart(Some(Reason::LostBatches)).await?;
+                    relay.lose(Reason::LostBatches).await?;
                 }
             }
             let own_rank = self.rank;

@@ -189,7 +189,7 @@ impl BridgeArguments {
         }
         let (mut signals, hangup) = (StopSignals::listen()?, listen_to_hangup()?);
         let metrics = install_shared().map_err(Failure::failed)?;
-        let bridge = self.engines.bridge(subjects, None, &engines)?;
+        let bridge = self.engines.bridge(subjects, None, &engines, None)?;
         let readiness = Arc::new(Readiness::new());
         let view = Arc::new(View {
             bridge: bridge.clone(),

@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use clap::Args;
 use kvatlas::bridge::{
-    Bridge, BridgeOptions, EngineDefaults, FollowOptions, SpecError, parse_engine, parse_engines_file,
+    AllowedHosts, Bridge, BridgeOptions, EngineDefaults, FollowOptions, SpecError, parse_engine, parse_engines_file,
 };
+use kvatlas::daemon::config::Secret;
 use kvatlas::daemon::http::{NewEngine, follow_patiently};
 use kvatlas_core::index::Namespaces;
 use kvatlas_core::wire::Subjects;
@@ -43,6 +44,10 @@ pub(super) struct EngineArguments {
     /// Follow so many engines at most, with those that are registered over HTTP.
     #[arg(long, value_name = "COUNT", default_value_t = 1024)]
     max_engines: usize,
+    /// Hosts whose engines may be registered over HTTP: NAME, *.SUFFIX, ADDRESS, ADDRESS/BITS or any, joined by commas. This machine, the
+    /// client's own address and the hosts of given engines are always allowed.
+    #[arg(long, value_name = "HOSTS", default_value = "")]
+    register_hosts: AllowedHosts,
     /// Keep so many names of blocks for one engine at most; one takes about 120 bytes.
     #[arg(long, value_name = "COUNT", default_value_t = 4_194_304)]
     max_blocks_per_engine: usize,
@@ -85,12 +90,13 @@ impl EngineArguments {
         Ok(engines)
     }
 
-    /// A bridge that will follow `engines`.
+    /// A bridge that will follow `engines`. With a `register_token`, clients elsewhere need it to register further ones.
     pub(super) fn bridge(
         &self,
         subjects: Subjects,
         namespaces: Option<Arc<Namespaces>>,
         engines: &[NewEngine],
+        register_token: Option<Secret>,
     ) -> Result<Bridge, Failure> {
         let options = BridgeOptions {
             follow: FollowOptions {
@@ -99,6 +105,8 @@ impl EngineArguments {
             },
             namespaces,
             engines_max: self.max_engines,
+            register_hosts: self.register_hosts.clone(),
+            register_token,
             ..BridgeOptions::default()
         };
         let bridge = Bridge::new(subjects, options);

@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use kvatlas::bridge::Bridge;
 use kvatlas::daemon::broker::{ConnectPatience, connect};
-use kvatlas::daemon::config::{Config, Said, SettingFlags, process_environment};
+use kvatlas::daemon::config::{Config, Said, Secret, SettingFlags, process_environment};
 use kvatlas::daemon::http::{EngineRegistry, EngineState, EngineStatus, NewEngine};
+use kvatlas::daemon::metrics::install_shared;
 use kvatlas::daemon::{Daemon, StartError, namespaces};
 use kvatlas_client::QueryClient;
 use kvatlas_core::wire::{Subjects, pool_of_instance, worker_of_instance};
@@ -69,8 +70,15 @@ impl UpArguments {
         let (mut signals, hangup) = (StopSignals::listen()?, listen_to_hangup()?);
         let subjects = Subjects::new(&config.subjects.prefix).map_err(Failure::usage)?;
         let subjects_of_queries = subjects.clone();
+        // Before anything is counted: handles that are made without a recorder count nothing.
+        install_shared().map_err(Failure::failed)?;
         let namespaces = Arc::new(namespaces(&config).map_err(StartError::from)?);
-        let bridge = arguments.bridge(subjects, Some(Arc::clone(&namespaces)), &engines)?;
+        let token = match config.http.token_file {
+            Some(_) => None,
+            None => Some(made_token().map_err(Failure::failed)?),
+        };
+        let shared = Some(Arc::clone(&namespaces));
+        let bridge = arguments.bridge(subjects, shared, &engines, token)?;
         let daemon = tokio::select! {
             started = Daemon::start_with_engines(config, namespaces, Arc::new(bridge.clone())) => started?,
             signal = signals.next() => {
@@ -148,7 +156,13 @@ async fn follow(
     tracing::info!("ready");
     if let Some(address) = daemon.http_address() {
         let first = engines.first().map(|engine| engine.key.model.model.as_str());
-        print(&instructions(address, engines.len(), first.or(arguments.model())))?;
+        let token = bridge.register_token().map(Secret::expose);
+        print(&instructions(
+            address,
+            engines.len(),
+            first.or(arguments.model()),
+            token,
+        ))?;
     }
     tokio::select! {
         signal = signals.next() => Ok(signal),
@@ -216,13 +230,22 @@ async fn is_known(state: &EngineState, queries: &QueryClient) -> bool {
         .any(|holder| holder.worker == worker && holder.rank == key.rank && holder.exact)
 }
 
-/// What to type next.
-fn instructions(address: SocketAddr, engines: usize, model: Option<&str>) -> String {
+/// A token of 128 random bits, for clients that register engines and are no programs on this machine.
+fn made_token() -> std::io::Result<Secret> {
+    let mut bits = [0; 16];
+    std::io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut bits)?;
+    Ok(Secret::new(format!("{:032x}", u128::from_le_bytes(bits))))
+}
+
+/// What to type next. Whoever registers engines from elsewhere needs the `token`, if there is one.
+fn instructions(address: SocketAddr, engines: usize, model: Option<&str>, token: Option<&str>) -> String {
+    let token = token.map_or(String::new(), |token| format!(" -H 'authorization: Bearer {token}'"));
+    let register = format!(
+        "curl -s http://{address}/register -H 'content-type: application/json'{token} -d '{{\"instance_id\":0,\"endpoint\":\
+         \"tcp://127.0.0.1:5557\",\"model_name\":\"NAME\",\"block_size\":16}}'"
+    );
     let Some(model) = model else {
-        return format!(
-            "No engine is followed yet. Register one:\n\n  curl -s http://{address}/register -d '{{\"instance_id\":0,\"endpoint\":\
-             \"tcp://127.0.0.1:5557\",\"model_name\":\"NAME\",\"block_size\":16}}'\n\n"
-        );
+        return format!("No engine is followed yet. Register one:\n\n  {register}\n\n");
     };
     let count = match engines {
         1 => "1 engine is".to_owned(),
@@ -230,7 +253,8 @@ fn instructions(address: SocketAddr, engines: usize, model: Option<&str>) -> Str
     };
     let line = curl_line(address, model);
     format!(
-        "{count} followed. Ask who holds how much of a prompt (here, of the tokens 1 to 64):\n\n  {line}\n\n"
+        "{count} followed. Ask who holds how much of a prompt (here, of the tokens 1 to 64):\n\n  {line}\n\nRegister another engine:\n\n  \
+         {register}\n\n"
     )
 }
 
@@ -298,7 +322,10 @@ mod tests {
             curl_line(address, "o/it's"),
             "curl -s http://127.0.0.1:8090/query -d '{\"model_name\":\"o/it'\\''s\",\"token_ids\":['$(seq -s, 1 64)']}'"
         );
-        assert!(instructions(address, 0, None).contains("/register"));
-        assert!(instructions(address, 2, Some("m")).contains("2 engines are followed"));
+        let first = instructions(address, 0, None, Some("t0"));
+        assert!(first.contains("/register") && first.contains("Bearer t0") && first.contains("application/json"));
+        assert!(instructions(address, 2, Some("m"), None).contains("2 engines are followed"));
+        let (one, other) = (made_token().unwrap(), made_token().unwrap());
+        assert!(one.expose().len() == 32 && one != other);
     }
 }

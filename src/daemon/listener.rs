@@ -13,7 +13,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;
 use std::io;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -107,6 +107,7 @@ impl<C: ConnectionCounts> Acceptor<C> {
             let name = self.name;
             connections.spawn(async move {
                 counts.opened();
+                let service = OfPeer { service, peer };
                 serve(stream, service, &place, limits, stopping, name).await;
                 counts.closed();
             });
@@ -280,6 +281,27 @@ async fn serve<S, B>(
 fn log_end(listener: &'static str, result: hyper::Result<()>) {
     if let Err(error) = result {
         tracing::debug!(%error, listener, "a connection ended");
+    }
+}
+
+/// The address of the client of a request; an extension of it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Peer(pub(crate) SocketAddr);
+
+/// A service that is told whose requests it serves.
+struct OfPeer<S> {
+    service: S,
+    peer: SocketAddr,
+}
+
+impl<S: Service<Request<Incoming>>> Service<Request<Incoming>> for OfPeer<S> {
+    type Response = S::Response;
+    type Error = S::Error;
+    type Future = S::Future;
+
+    fn call(&self, mut request: Request<Incoming>) -> Self::Future {
+        request.extensions_mut().insert(Peer(self.peer));
+        self.service.call(request)
     }
 }
 

@@ -43,6 +43,10 @@ pub enum Reason {
     Lookahead,
     /// The configuration says that the engine's events leave out what tells blocks apart.
     Untold,
+    /// Batches were lost on the way, and cannot be given back.
+    LostBatches,
+    /// The batch is another engine's: same number and other bytes, or another topic.
+    OtherEngine,
     /// A part of a block, at the end of a sequence.
     PartOfBlock,
     /// A group of layers that is not main attention, such as a sliding window.
@@ -67,7 +71,7 @@ pub enum Reason {
 
 impl Reason {
     /// All reasons.
-    pub const ALL: [Self; 28] = [
+    pub const ALL: [Self; 30] = [
         Self::Malformed,
         Self::UnknownEvent,
         Self::TokenCount,
@@ -86,6 +90,8 @@ impl Reason {
         Self::OtherRank,
         Self::Lookahead,
         Self::Untold,
+        Self::LostBatches,
+        Self::OtherEngine,
         Self::PartOfBlock,
         Self::OtherGroup,
         Self::UnknownGroup,
@@ -125,6 +131,8 @@ impl Reason {
             Self::OtherRank => "other_rank",
             Self::Lookahead => "lookahead",
             Self::Untold => "untold",
+            Self::LostBatches => "lost_batches",
+            Self::OtherEngine => "other_engine",
             Self::PartOfBlock => "part_of_block",
             Self::OtherGroup => "other_group",
             Self::UnknownGroup => "unknown_group",

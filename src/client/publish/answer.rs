@@ -6,7 +6,8 @@ use kvatlas_core::wire::{
     StoredBlocks, Tier, WireError,
 };
 
-use super::outbox::{Clocks, Outbox, event_bytes};
+use super::cut::{CutBounds, cut_events};
+use super::outbox::{BATCH_BYTES, Clocks, Outbox, event_bytes};
 
 /// An answer, as the payloads of its chunks.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -18,8 +19,20 @@ pub(super) struct Answer {
 impl Outbox {
     /// Whether it takes the full state to answer a daemon.
     pub(super) fn needs_state(&self, request: &ResyncRequest) -> bool {
-        let cursor = request.cursor;
-        request.full || cursor.epoch != self.cursor.epoch || self.ring.after(cursor.seq).is_none()
+        self.missing(request).is_none()
+    }
+
+    /// The batches that a daemon lacks; none where the ring does not reach back so far, or has one that the server would not take now.
+    fn missing(&self, request: &ResyncRequest) -> Option<Vec<Vec<u8>>> {
+        let ResyncRequest { cursor, full, .. } = *request;
+        if full || cursor.epoch != self.cursor.epoch {
+            return None;
+        }
+        let bytes_max = self.within_server_limit(usize::MAX);
+        let batches = self.ring.after(cursor.seq)?;
+        batches
+            .map(|payload| (payload.len() <= bytes_max).then(|| payload.to_vec()))
+            .collect()
     }
 
     /// Answers a daemon: from the ring where that is enough, else with the full state. That is `kept`, where it is kept elsewhere.
@@ -37,11 +50,7 @@ impl Outbox {
             let text = format!("this publisher is for rank {}", self.rank);
             return Err(WireError::new(ErrorCode::BadRequest, text));
         }
-        if !request.full
-            && request.cursor.epoch == self.cursor.epoch
-            && let Some(batches) = self.ring.after(request.cursor.seq)
-        {
-            let batches = batches.map(|payload| payload.to_vec()).collect();
+        if let Some(batches) = self.missing(request) {
             return Ok(self.chunks(ResyncAnswerKind::Missing, batches));
         }
         let state = match kept {
@@ -71,17 +80,25 @@ impl Outbox {
         events: impl IntoIterator<Item = (Tier, Event)>,
         doubts: DegradedReasons,
     ) -> Vec<Vec<u8>> {
-        let bytes_max = self.options.chunk_bytes_max;
+        let bounds = CutBounds {
+            events_max: usize::MAX,
+            bytes_max: self.within_server_limit(self.options.chunk_bytes_max),
+        };
+        let bytes_max = bounds.bytes_max.saturating_sub(BATCH_BYTES);
         let is_recomputed = self.options.settings.hashing == Hashing::Recompute;
         let mut batches = Vec::new();
         let mut open = self.empty(Tier::DEVICE);
         let mut bytes = 0;
-        for (tier, event) in events {
+        let pieces = events.into_iter().flat_map(|(tier, event)| {
             let event = if is_recomputed {
                 event
             } else {
                 without_repetition(event)
             };
+            let messages = cut_events(vec![event], bounds).into_iter();
+            messages.flatten().map(move |piece| (tier, piece))
+        });
+        for (tier, event) in pieces {
             let more = event_bytes(&event);
             if !open.events.is_empty() && (open.tier != tier || bytes + more > bytes_max) {
                 batches.push(std::mem::replace(&mut open, self.empty(tier)).encode());
@@ -119,18 +136,19 @@ impl Outbox {
     /// Spreads batches over chunks; there is always one chunk at least, which has the cursor.
     fn chunks(&self, kind: ResyncAnswerKind, batches: Vec<Vec<u8>>) -> Answer {
         const BATCHES_MAX: usize = 1024;
+        let bytes_max = self.within_server_limit(self.options.chunk_bytes_max);
         let mut groups = vec![Vec::new()];
         let mut bytes = 0;
         for batch in batches {
             let is_full = |group: &Vec<Vec<u8>>| {
                 !group.is_empty()
-                    && (bytes + batch.len() > self.options.chunk_bytes_max || group.len() >= BATCHES_MAX)
+                    && (bytes + batch.len() > bytes_max || group.len() >= BATCHES_MAX)
             };
             if groups.last().is_some_and(is_full) {
                 groups.push(Vec::new());
                 bytes = 0;
             }
-            bytes += batch.len();
+            bytes += batch.len() + BATCH_HEAD_BYTES;
             if let Some(group) = groups.last_mut() {
                 group.push(batch);
             }
@@ -158,6 +176,9 @@ impl Outbox {
         }
     }
 }
+
+/// What a chunk has in front of each of its batches, at most.
+const BATCH_HEAD_BYTES: usize = 5;
 
 /// The event without engine hashes that are the sequence hashes again.
 fn without_repetition(event: Event) -> Event {
@@ -257,6 +278,45 @@ mod tests {
             (nothing.len(), nothing[0].is_last, nothing[0].batches.len()),
             (1, true, 0)
         );
+    }
+
+    #[test]
+    fn nothing_is_larger_than_the_server_takes() {
+        let limit = 1500;
+        let fits = |payload: &[u8]| payload.len() <= limit - 200;
+        let mut outbox = outbox(options());
+        publish(&mut outbox, 1);
+        // The server that it is connected to now takes less than the one before.
+        outbox.note_server_limit(limit);
+        let hashes = (1..=5000).map(SequenceHash).collect();
+        let large = Event::Stored(StoredBlocks::by_sequence(None, None, hashes));
+        let sealed = outbox.add(Tier::DEVICE, vec![large], Clocks::default());
+        assert!(sealed.len() > 20 && sealed.iter().all(|batch| fits(&batch.payload)));
+        let blocks = |answer: &Answer| {
+            assert!(answer.chunks.iter().all(|chunk| fits(chunk)));
+            let batches = chunks(answer)
+                .into_iter()
+                .flat_map(|chunk| chunk.decode_batches(&WireLimits::default()).unwrap());
+            let stored = batches.flat_map(|batch| batch.events).map(|event| match event {
+                Event::Stored(stored) => stored.names.len(),
+                other => panic!("{other:?}"),
+            });
+            stored.sum::<usize>()
+        };
+        let state = outbox.answer(&request(5, 0, true), None, Clocks::default()).unwrap();
+        assert_eq!((state.kind, blocks(&state)), (ResyncAnswerKind::Full, 5000));
+        // A state that is kept elsewhere may have all in one event.
+        let hashes = (1..=5000).map(SequenceHash).collect();
+        let kept = vec![(Tier::DEVICE, Event::Stored(StoredBlocks::by_sequence(None, None, hashes)))];
+        let state = outbox.answer(&request(5, 0, true), Some(kept), Clocks::default()).unwrap();
+        assert_eq!(blocks(&state), 5000);
+        // What was sent before, and would not be taken now, is not sent again.
+        outbox.note_server_limit(900);
+        let last = outbox.cursor.seq;
+        let again = request(5, last - 1, false);
+        assert!(outbox.needs_state(&again));
+        let answer = outbox.answer(&again, None, Clocks::default()).unwrap();
+        assert_eq!(answer.kind, ResyncAnswerKind::Full);
     }
 
     #[test]

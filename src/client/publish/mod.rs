@@ -48,6 +48,7 @@
 //! ```
 
 mod answer;
+mod cut;
 mod error;
 mod handle;
 mod options;
@@ -59,6 +60,7 @@ mod table;
 mod task;
 mod transport;
 
+pub use cut::{CutBounds, cut_events};
 pub use error::PublisherError;
 pub use handle::{HolderPublisher, PublishedHolder, PublisherCounters};
 pub use options::{Beginning, PublisherOptions, Transport};

@@ -8,6 +8,7 @@ use kvatlas_core::wire::{
     BatchCursor, BlockContent, BlockNames, DegradedReasons, Event, EventBatch, HolderId, Rank, Tier,
 };
 
+use super::cut::{CutBounds, cut_events};
 use super::options::{Beginning, PublisherOptions};
 use super::ring::Ring;
 use super::table::BlockTable;
@@ -60,7 +61,12 @@ pub(super) struct Outbox {
     pub(super) doubts: DegradedReasons,
     /// Whether the last batch said goodbye: there is no holder any more that a heartbeat could be of.
     pub(super) has_left: bool,
+    /// Bytes of a message that the server takes; `usize::MAX` until it has said so.
+    server_bytes_max: usize,
 }
+
+/// What headers and the frame of a chunk take beside batches, at most.
+const MESSAGE_HEAD_BYTES: usize = 512;
 
 impl Outbox {
     pub(super) fn new(
@@ -95,17 +101,49 @@ impl Outbox {
             risen_us: None,
             doubts: DegradedReasons::default(),
             has_left: false,
+            server_bytes_max: usize::MAX,
         })
     }
 
-    /// Takes the events of one call. Returns the batches that are full, or must not wait.
+    /// Notes what the server takes: no batch and no chunk that is made from now on is larger.
+    pub(super) fn note_server_limit(&mut self, message_bytes_max: usize) {
+        self.server_bytes_max = message_bytes_max;
+    }
+
+    /// `bytes_max`, or what the server takes beside headers where that is less.
+    pub(super) fn within_server_limit(&self, bytes_max: usize) -> usize {
+        let head_bytes = MESSAGE_HEAD_BYTES.min(self.server_bytes_max / 2);
+        bytes_max.min(self.server_bytes_max - head_bytes)
+    }
+
+    /// Takes the events of one call. Returns the batches that are full, or must not wait. What is too large for the server is cut.
     pub(super) fn add(&mut self, tier: Tier, events: Vec<Event>, clocks: Clocks) -> Vec<SealedBatch> {
+        let bounds = CutBounds {
+            events_max: self.options.batch_events_max,
+            bytes_max: self.within_server_limit(self.options.batch_bytes_max),
+        };
+        if events_bytes(&events) <= bounds.bytes_max {
+            return self.add_whole(tier, events, bounds, clocks);
+        }
+        cut_events(events, bounds)
+            .into_iter()
+            .flat_map(|piece| self.add_whole(tier, piece, bounds, clocks))
+            .collect()
+    }
+
+    fn add_whole(
+        &mut self,
+        tier: Tier,
+        events: Vec<Event>,
+        bounds: CutBounds,
+        clocks: Clocks,
+    ) -> Vec<SealedBatch> {
         let bytes = events_bytes(&events);
         let mut sealed = Vec::new();
         let is_full = |open: &OpenBatch| {
             open.tier != tier
-                || open.events.len() + events.len() > self.options.batch_events_max
-                || open.bytes + bytes > self.options.batch_bytes_max
+                || open.events.len() + events.len() > bounds.events_max
+                || open.bytes + bytes > bounds.bytes_max
         };
         if self.open.as_ref().is_some_and(is_full) {
             sealed.extend(self.seal(clocks));
@@ -259,11 +297,11 @@ fn first_of(epoch: u64) -> BatchCursor {
 }
 
 /// What a batch takes beside its events.
-const BATCH_BYTES: usize = 64;
+pub(super) const BATCH_BYTES: usize = 64;
 /// What an event takes beside its lists.
-const EVENT_BYTES: usize = 128;
+pub(super) const EVENT_BYTES: usize = 128;
 /// What a run length takes at most.
-const RUN_BYTES: usize = 5;
+pub(super) const RUN_BYTES: usize = 5;
 
 /// About how many bytes these events take in a batch; never less than they do.
 pub(super) fn events_bytes(events: &[Event]) -> usize {

@@ -157,6 +157,8 @@ impl Task {
     }
 
     async fn obey(&mut self, command: Command) {
+        // A connection that was made again may be to a server that takes less.
+        self.outbox.note_server_limit(self.nats.max_payload());
         match command {
             Command::Publish { tier, events } => {
                 let sealed = self.outbox.add(tier, events, self.clocks());
@@ -240,6 +242,7 @@ impl Task {
             Some(state) if self.outbox.needs_state(&request) => Some(self.read(&state, queue).await),
             _ => None,
         };
+        self.outbox.note_server_limit(self.nats.max_payload());
         let answer = self.outbox.answer(&request, kept, clocks(self.started))?;
         self.count(match answer.kind {
             ResyncAnswerKind::Missing => &self.shared.counters.answers_missing,

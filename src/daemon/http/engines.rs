@@ -1,10 +1,13 @@
 //! What the routes need of a bridge that runs in the same process.
 
 use std::fmt;
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use kvatlas_core::wire::{HolderId, ModelKey, NamespaceName, Rank};
 use kvatlas_engines::Format;
+
+use crate::daemon::config::Secret;
 
 use super::beside::BesideEvents;
 
@@ -121,6 +124,24 @@ pub enum RegisterRefusal {
         /// Where it is followed.
         endpoint: String,
     },
+    /// Another engine with another model or block size is followed at the same address.
+    #[error("{endpoint} is followed as {key} with blocks of {block_size} tokens; unregister that first")]
+    SameAddress {
+        /// Who is followed there.
+        key: Box<EngineKey>,
+        /// The address.
+        endpoint: String,
+        /// The size of that one's blocks.
+        block_size: u32,
+    },
+    /// The configuration does not allow the bridge to connect to this host.
+    #[error("{endpoint}: engines on {host} may not be registered; allow it with --register-hosts")]
+    Host {
+        /// The host, as it was given.
+        host: String,
+        /// The address.
+        endpoint: String,
+    },
     /// Its blocks have another size than those of its namespace.
     #[error("block_size is {asked}, but the blocks of this model have {in_force} tokens here: {whose}")]
     OtherBlockSize {
@@ -188,6 +209,16 @@ pub trait EngineRegistry: Send + Sync {
     ///
     /// [`RegisterRefusal`].
     fn register(&self, engine: NewEngine) -> Result<(), RegisterRefusal>;
+
+    /// Whether a client at `peer` may register `engine`: where the bridge may connect to is a matter of its configuration.
+    ///
+    /// # Errors
+    ///
+    /// [`RegisterRefusal::Host`].
+    fn may_register(&self, engine: &NewEngine, peer: Option<IpAddr>) -> Result<(), RegisterRefusal>;
+
+    /// The token that clients need which may be neither a program on this machine nor one that the operator trusts; none where there is none.
+    fn register_token(&self) -> Option<&Secret>;
 
     /// Ends to follow all engines for which `is_meant` holds, and returns them.
     fn unregister(&self, is_meant: &dyn Fn(&EngineKey) -> bool) -> RemovedEngines;

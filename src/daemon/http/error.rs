@@ -28,6 +28,12 @@ pub(super) enum HttpError {
     /// The token is missing or wrong.
     #[error("send the header Authorization: Bearer TOKEN with the token of http.token_file")]
     Unauthorized,
+    /// The caller may not do that.
+    #[error("{0}")]
+    Forbidden(String),
+    /// The body is of a type that every web page may send.
+    #[error("send the header Content-Type: application/json")]
+    MediaType,
     /// There is no such route.
     #[error("there is no such route; GET /openapi.json has them all")]
     NoRoute,
@@ -60,6 +66,8 @@ impl HttpError {
             Self::BodyTooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             Self::BodyTimedOut { .. } => StatusCode::REQUEST_TIMEOUT,
             Self::Unauthorized => StatusCode::UNAUTHORIZED,
+            Self::Forbidden(_) => StatusCode::FORBIDDEN,
+            Self::MediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Self::NoRoute | Self::NotFound(_) => StatusCode::NOT_FOUND,
             Self::Method { .. } => StatusCode::METHOD_NOT_ALLOWED,
             Self::Conflict(_) => StatusCode::CONFLICT,
@@ -120,9 +128,10 @@ impl From<DecodeError> for HttpError {
 impl From<RegisterRefusal> for HttpError {
     fn from(refusal: RegisterRefusal) -> Self {
         match refusal {
-            RegisterRefusal::Conflict { .. } | RegisterRefusal::OtherBlockSize { .. } => {
-                Self::Conflict(refusal.to_string())
-            }
+            RegisterRefusal::Conflict { .. }
+            | RegisterRefusal::SameAddress { .. }
+            | RegisterRefusal::OtherBlockSize { .. } => Self::Conflict(refusal.to_string()),
+            RegisterRefusal::Host { .. } => Self::Forbidden(refusal.to_string()),
             RegisterRefusal::Invalid(_) => Self::BadRequest(refusal.to_string()),
             RegisterRefusal::TooMany { .. } | RegisterRefusal::Stopping => {
                 Self::Unavailable(refusal.to_string())
@@ -180,6 +189,8 @@ mod tests {
             (HttpError::BodyTooLarge { bytes_max: 1 }, 413),
             (HttpError::BodyTimedOut { milliseconds: 1 }, 408),
             (HttpError::Unauthorized, 401),
+            (HttpError::Forbidden(String::new()), 403),
+            (HttpError::MediaType, 415),
             (HttpError::NoRoute, 404),
             (HttpError::Method { allowed: "GET" }, 405),
             (HttpError::Conflict(String::new()), 409),

@@ -22,6 +22,7 @@
 
 mod auth;
 mod beside;
+mod caller;
 mod contract;
 mod dialect;
 mod dump;

@@ -12,6 +12,7 @@ use kvatlas_core::wire::{ModelKey, Rank};
 use kvatlas_engines::Format;
 
 use super::beside::BesideEvents;
+use super::caller::Caller;
 use super::dialect::{Instance, cache_of, status_ok};
 use super::engines::{EngineKey, NewEngine, follow_patiently};
 use super::error::{DialectError, HttpError};
@@ -40,6 +41,7 @@ pub(super) struct RegisterJson {
 /// `POST /register`.
 pub(super) async fn register(
     State(shared): State<Arc<Shared>>,
+    caller: Caller,
     payload: Payload,
 ) -> Result<Response, DialectError> {
     let engines = shared.engines()?;
@@ -74,6 +76,9 @@ pub(super) async fn register(
         topic: String::new(),
         beside: beside.map_err(HttpError::BadRequest)?,
     };
+    engines
+        .may_register(&engine, caller.peer)
+        .map_err(HttpError::from)?;
     let attempt = || engines.register(engine.clone()).map_err(|refusal| vec![refusal]);
     if let Err(refused) = follow_patiently(attempt).await
         && let Some(refusal) = refused.into_iter().next()
@@ -117,6 +122,7 @@ pub(super) struct UnregisterJson {
 /// `POST /unregister`.
 pub(super) async fn unregister(
     State(shared): State<Arc<Shared>>,
+    _caller: Caller,
     payload: Payload,
 ) -> Result<Response, DialectError> {
     let engines = shared.engines()?;

@@ -1,7 +1,8 @@
 //! What is counted, and logged, about the engines that a bridge follows.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::fmt::Display;
+use std::sync::Arc;
 
 use metrics::{Counter, Gauge};
 use parking_lot::Mutex;
@@ -14,18 +15,41 @@ use super::labels::{FrameFault, LabelValue, PerLabel};
 
 static UNDECODABLE_GATE: LogGate = LogGate::new();
 static CUT_GATE: LogGate = LogGate::new();
+static LOST_GATE: LogGate = LogGate::new();
+static RESTART_GATE: LogGate = LogGate::new();
 static LEFT_OUT_GATES: [LogGate; Reason::ALL.len()] = [const { LogGate::new() }; Reason::ALL.len()];
 
-/// Most engines with series of their own while the process lives.
+/// Most engines with series of their own at once.
 const ENGINES_MAX: usize = 1024;
 /// The label of all others.
 const OTHER_ENGINES: &str = "(other)";
 
+/// Namespace, and instance with rank.
+type EngineName = (String, String);
+
+/// A place among the engines that have series; free again when this is dropped.
+struct EngineLease {
+    named: Arc<Mutex<HashMap<EngineName, usize>>>,
+    name: EngineName,
+}
+
+impl Drop for EngineLease {
+    fn drop(&mut self) {
+        let mut named = self.named.lock();
+        if let Some(handles) = named.get_mut(&self.name) {
+            *handles -= 1;
+            if *handles == 0 {
+                named.remove(&self.name);
+            }
+        }
+    }
+}
+
 metric_group! {
     /// What a bridge does not tell of engines' events.
     BridgeMetrics::new() keeping {
-        /// The engines that have series.
-        named: Mutex<HashSet<String>> = Mutex::default()
+        /// The engines that have series, and how many handles each has.
+        named: Arc<Mutex<HashMap<EngineName, usize>>> = Arc::default()
     } {
         /// Payloads of engines that could not be decoded.
         undecodable: Counter = "kvatlas_bridge_undecodable_total", Count;
@@ -37,14 +61,25 @@ metric_group! {
 }
 
 impl BridgeMetrics {
-    /// The handles of one engine. Engines beyond the first thousand share one label.
-    pub fn of_engine(&self, name: &str) -> EngineMetrics {
-        let mut named = self.named.lock();
-        let has_room = named.contains(name) || named.len() < ENGINES_MAX;
-        if has_room {
-            named.insert(name.to_owned());
+    /// The handles of one engine of a namespace, whose series end with the last of them. Engines beyond the first thousand at once share
+    /// one label.
+    pub fn of_engine(&self, namespace: &str, engine: &str) -> EngineMetrics {
+        let name = (namespace.to_owned(), engine.to_owned());
+        {
+            let mut named = self.named.lock();
+            if !named.contains_key(&name) && named.len() >= ENGINES_MAX {
+                return EngineMetrics::labelled(OTHER_ENGINES, OTHER_ENGINES);
+            }
+            *named.entry(name.clone()).or_default() += 1;
         }
-        EngineMetrics::labelled(if has_room { name } else { OTHER_ENGINES })
+        let lease = EngineLease {
+            named: Arc::clone(&self.named),
+            name,
+        };
+        EngineMetrics {
+            _lease: Some(lease),
+            ..EngineMetrics::labelled(namespace, engine)
+        }
     }
 
     /// Counts a payload that could not be decoded, and logs it.
@@ -90,7 +125,10 @@ impl LabelValue for Reason {
 
 metric_group! {
     /// One engine that a bridge follows.
-    EngineMetrics::labelled(engine: &str) {
+    EngineMetrics::labelled(namespace: &str, engine: &str) keeping {
+        /// Absent where many engines share a label.
+        _lease: Option<EngineLease> = None
+    } {
         /// Batches that an engine has published or replayed, and that were applied.
         batches: Counter = "kvatlas_bridge_batches_total", Count;
         /// Payload bytes of the batches that an engine has published or replayed.
@@ -128,13 +166,17 @@ impl EngineMetrics {
     /// Counts batches that the engine cannot give back, and logs it.
     pub fn lost_batches(&self, engine: &dyn Display) {
         self.gaps.increment(1);
-        tracing::warn!(%engine, "batches of an engine are lost; in doubt until it clears or restarts");
+        if let Some(suppressed) = LOST_GATE.admit() {
+            tracing::warn!(%engine, suppressed, "batches of an engine are lost; in doubt until it clears or restarts");
+        }
     }
 
     /// Counts a new process of the engine, and logs it.
     pub fn restarted(&self, engine: &dyn Display) {
         self.restarts.increment(1);
-        tracing::info!(%engine, "the engine is another process: nothing of the old one is left");
+        if let Some(suppressed) = RESTART_GATE.admit() {
+            tracing::info!(%engine, suppressed, "the engine is another process: nothing of the old one is left");
+        }
     }
 
     /// Records whether what the engine has is known for certain.
@@ -150,30 +192,33 @@ mod tests {
 
     #[test]
     fn each_call_reaches_its_own_series() {
+        let mut kept = None;
         let text = rendered(|| {
             let bridge = BridgeMetrics::new();
             bridge.undecodable(&"a/0", &"no batch");
             bridge.left_out(Reason::Placeholder, 3, &"a/0");
             bridge.connection_cut(FrameFault::TooManyFrames, &"tcp://a:1");
-            let engine = bridge.of_engine("a/0");
+            let engine = bridge.of_engine("m", "a/0");
             engine.received(7);
             engine.connected();
             engine.asked();
             engine.lost_batches(&"a/0");
             engine.restarted(&"a/0");
             engine.set_exact(true);
+            kept = Some(engine);
         });
+        drop(kept);
         for line in [
             "kvatlas_bridge_undecodable_total 1",
             "kvatlas_bridge_events_left_out_total{reason=\"placeholder\"} 3",
             "kvatlas_bridge_connections_cut_total{reason=\"too_many_frames\"} 1",
-            "kvatlas_bridge_batches_total{engine=\"a/0\"} 1",
-            "kvatlas_bridge_received_bytes_total{engine=\"a/0\"} 7",
-            "kvatlas_bridge_connections_total{engine=\"a/0\"} 1",
-            "kvatlas_bridge_replays_total{engine=\"a/0\"} 1",
-            "kvatlas_bridge_gaps_total{engine=\"a/0\"} 1",
-            "kvatlas_bridge_restarts_total{engine=\"a/0\"} 1",
-            "kvatlas_bridge_engine_exact{engine=\"a/0\"} 1",
+            "kvatlas_bridge_batches_total{namespace=\"m\",engine=\"a/0\"} 1",
+            "kvatlas_bridge_received_bytes_total{namespace=\"m\",engine=\"a/0\"} 7",
+            "kvatlas_bridge_connections_total{namespace=\"m\",engine=\"a/0\"} 1",
+            "kvatlas_bridge_replays_total{namespace=\"m\",engine=\"a/0\"} 1",
+            "kvatlas_bridge_gaps_total{namespace=\"m\",engine=\"a/0\"} 1",
+            "kvatlas_bridge_restarts_total{namespace=\"m\",engine=\"a/0\"} 1",
+            "kvatlas_bridge_engine_exact{namespace=\"m\",engine=\"a/0\"} 1",
         ] {
             assert!(text.lines().any(|found| found == line), "missing: {line}\n{text}");
         }
@@ -181,14 +226,44 @@ mod tests {
 
     #[test]
     fn engines_without_end_share_a_label() {
+        let mut kept = Vec::new();
         let text = rendered(|| {
             let bridge = BridgeMetrics::new();
-            (0..ENGINES_MAX + 5).for_each(|number| bridge.of_engine(&number.to_string()).connected());
+            for number in 0..ENGINES_MAX + 5 {
+                let engine = bridge.of_engine("m", &number.to_string());
+                engine.connected();
+                kept.push(engine);
+            }
         });
         let series = text
             .lines()
             .filter(|line| line.starts_with("kvatlas_bridge_connections_total{"));
         assert_eq!(series.count(), ENGINES_MAX + 1);
-        assert!(text.contains("kvatlas_bridge_connections_total{engine=\"(other)\"} 5"));
+        let others = "kvatlas_bridge_connections_total{namespace=\"(other)\",engine=\"(other)\"} 5";
+        assert!(text.contains(others));
+    }
+
+    #[test]
+    fn an_engine_that_has_left_has_no_series_and_takes_no_place() {
+        let mut kept = Vec::new();
+        let text = rendered(|| {
+            let bridge = BridgeMetrics::new();
+            for number in 0..ENGINES_MAX + 5 {
+                let engine = bridge.of_engine("m", &number.to_string());
+                engine.set_exact(true);
+            }
+            // One name in two models is two engines, and one that has come twice stays until both have left.
+            for namespace in ["m", "n", "n"] {
+                kept.push(bridge.of_engine(namespace, "a/0"));
+            }
+            kept[0].set_exact(true);
+            drop(kept.pop());
+        });
+        let exact: Vec<&str> = text.lines().filter(|line| line.contains("engine_exact{")).collect();
+        let expected = [
+            "kvatlas_bridge_engine_exact{namespace=\"m\",engine=\"a/0\"} 1",
+            "kvatlas_bridge_engine_exact{namespace=\"n\",engine=\"a/0\"} 0",
+        ];
+        assert_eq!(exact, expected);
     }
 }

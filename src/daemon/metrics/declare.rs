@@ -301,6 +301,8 @@ macro_rules! metric_group {
                 use $crate::daemon::metrics::declare;
                 let group = Self::$constructor($(<$type as declare::GroupLabel>::example()),*);
                 $(declare::Handle::touch(&group.$field);)+
+                // Some series end with their handles.
+                std::mem::forget(group);
             }
         }
     };

@@ -4,7 +4,7 @@
 //!
 //! * Each metric is one row of a [`metric_group!`](declare), in the file of its subject: handle, name, unit, buckets and
 //!   help. Its type, its labels, its description, the page `deploy/metrics.md` and the tests follow from the row.
-//! * No text that a client chose becomes a label, except the name of a namespace. All other label values are variants of
+//! * No text that a client chose becomes a label, except the name of a namespace, and of an engine that a bridge follows. All other label values are variants of
 //!   an enum in [`labels`], numbers of lanes or shards, and the version of the program.
 //! * The number of namespaces is bounded by the caller. It creates the handles of a namespace only after it has admitted
 //!   the namespace under its configured limit. Events and queries without an admitted namespace are counted under
@@ -15,7 +15,7 @@
 //!   second, with the number of suppressed lines.
 //!
 //! A series lives until the process ends, also when its namespace is forgotten. Set the gauges of a namespace to their
-//! defaults before dropping it.
+//! defaults before dropping it. The series of an engine that a bridge follows end with [`EngineMetrics`].
 //!
 //! Handles bind to the recorder that is installed when they are created: call [`install`] first.
 
@@ -27,6 +27,7 @@ mod groups;
 mod histograms;
 mod http_metrics;
 pub mod labels;
+mod leased;
 mod log_gate;
 mod logging;
 mod namespace_gauges;

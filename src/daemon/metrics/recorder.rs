@@ -8,9 +8,10 @@ use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle, Prometheu
 use parking_lot::Mutex;
 use thiserror::Error;
 
-use super::declare::{MetricDescription, MetricKind};
+use super::declare::{Group, MetricDescription, MetricKind};
 use super::histograms::Histograms;
-use super::{groups, process_metrics};
+use super::leased::LeasedSeries;
+use super::{EngineMetrics, groups, process_metrics};
 
 /// Why metrics could not be set up.
 #[derive(Debug, Error)]
@@ -25,6 +26,7 @@ pub enum MetricsError {
 pub struct MetricsHandle {
     prometheus: PrometheusHandle,
     histograms: Arc<Histograms>,
+    leased: Arc<LeasedSeries>,
 }
 
 impl MetricsHandle {
@@ -38,14 +40,16 @@ impl MetricsHandle {
     pub fn render(&self) -> String {
         let mut text = self.prometheus.render();
         self.histograms.render(&mut text);
+        self.leased.render(&mut text);
         text
     }
 }
 
-/// Counters and gauges are the library's, histograms our own.
+/// Counters and gauges are the library's, except those that end with their handles. Histograms are our own.
 struct KvatlasRecorder {
     prometheus: PrometheusRecorder,
     histograms: Arc<Histograms>,
+    leased: Arc<LeasedSeries>,
 }
 
 impl KvatlasRecorder {
@@ -54,6 +58,7 @@ impl KvatlasRecorder {
         Self {
             prometheus: PrometheusBuilder::new().build_recorder(),
             histograms: Arc::new(Histograms::new(groups::all())),
+            leased: Arc::new(LeasedSeries::new(EngineMetrics::describe().metrics)),
         }
     }
 
@@ -61,6 +66,7 @@ impl KvatlasRecorder {
         MetricsHandle {
             prometheus: self.prometheus.handle(),
             histograms: Arc::clone(&self.histograms),
+            leased: Arc::clone(&self.leased),
         }
     }
 }
@@ -79,11 +85,17 @@ impl Recorder for KvatlasRecorder {
     }
 
     fn register_counter(&self, key: &Key, metadata: &Metadata<'_>) -> Counter {
-        self.prometheus.register_counter(key, metadata)
+        match self.leased.series(key) {
+            Some(series) => Counter::from_arc(series),
+            None => self.prometheus.register_counter(key, metadata),
+        }
     }
 
     fn register_gauge(&self, key: &Key, metadata: &Metadata<'_>) -> Gauge {
-        self.prometheus.register_gauge(key, metadata)
+        match self.leased.series(key) {
+            Some(series) => Gauge::from_arc(series),
+            None => self.prometheus.register_gauge(key, metadata),
+        }
     }
 
     fn register_histogram(&self, key: &Key, _metadata: &Metadata<'_>) -> Histogram {

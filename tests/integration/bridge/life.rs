@@ -91,6 +91,11 @@ async fn up_is_ready_when_it_knows_what_engines_have() {
     let answer = http.post("/query", &query).await;
     let scores = answer.json()["scores"].clone();
     assert_eq!((scores, answer.is_exact()), (json!({"gpu-0": {"0": 800}}), true));
+    // What is counted before the daemon starts is counted too.
+    let metrics = String::from_utf8(http.get("/metrics").await.body).unwrap();
+    for name in ["undecodable", "events_left_out", "connections_cut"] {
+        assert!(metrics.contains(&format!("kvatlas_bridge_{name}_total")), "{name} is missing:\n{metrics}");
+    }
     up.kill().unwrap();
     up.wait().unwrap();
 }

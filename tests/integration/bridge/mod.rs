@@ -4,6 +4,7 @@ mod forms;
 mod frames;
 mod life;
 mod python;
+mod replays;
 mod sizes;
 mod sources;
 mod stalls;
@@ -445,6 +446,9 @@ async fn without_a_replay_socket_only_a_count_from_its_start_is_certain() {
     publishers.publish_lost(0, &json!([stored(1, 2, 1)]));
     publishers.publish(0, &json!([stored(3, 0, 1)]));
     site.settles("early", 3, &["upstream_gap"]).await;
+    let engines = site.bridge.engines();
+    let early = engines.iter().find(|state| state.engine.key.instance == "early");
+    assert_eq!(early.unwrap().last_error.as_deref(), Some("lost_batches"));
     // A new process counts from its start again.
     publishers = publishers.restart(&python);
     site.settles("early", 3, &["unverified", "upstream_gap", "upstream_lost"])
@@ -580,6 +584,20 @@ async fn engines_come_and_go_over_http() {
     let mut other = dynamo.clone();
     other["endpoint"] = json!(publishers.endpoint(1));
     assert_eq!(http.post("/register", &other).await.status, 409);
+    // The bridge connects to this machine only, unless its configuration names others.
+    let mut inner = dynamo.clone();
+    (inner["instance_id"], inner["endpoint"]) = (json!(9), json!("tcp://169.254.169.254:80"));
+    let refused = http.post("/register", &inner).await;
+    let text = refused.json()["error"].as_str().unwrap().to_owned();
+    assert!(refused.status == 403 && text.contains("--register-hosts"), "{text}");
+    (inner["endpoint"], inner["replay_endpoint"]) = (dynamo["endpoint"].clone(), json!("tcp://inner.example:1"));
+    assert_eq!(http.post("/register", &inner).await.status, 403);
+    // Another model behind an address that is known.
+    let mut reused = dynamo.clone();
+    (reused["instance_id"], reused["model_name"]) = (json!(9), json!("other"));
+    let refused = http.post("/register", &reused).await;
+    let text = refused.json()["error"].as_str().unwrap().to_owned();
+    assert!(refused.status == 409 && text.contains("is followed as 7/0 of m"), "{text}");
     let mut bad = dynamo.clone();
     bad["endpoint"] = json!("ipc:///tmp/x");
     assert_eq!(http.post("/register", &bad).await.status, 400);

@@ -7,6 +7,8 @@ a free one. The first line of the output has the ports. Then each line of the in
     {"engine": 0, "raw": "hex"}                     publish these bytes as the payload
     {"engine": 0, "plane": "hex"}                   publish this envelope as Dynamo's event plane does
     {"engine": 0, "wait": true}                     wait until somebody subscribes
+    {"engine": 0, "events": [...], "topic": "kv"}   publish under this topic
+    {"engine": 0, "another": [[...]], "events": []} be another process behind the same sockets: lose these batches, and publish the last one
     {"engine": 0, "anew": 1}                        be another process behind the same sockets: count anew, and answer so many questions more
 """
 
@@ -52,7 +54,8 @@ class Publisher:
         else:
             payload = msgspec.msgpack.encode([time.time(), command["events"], 0])
         if not command.get("lost"):
-            self.pub.send_multipart((b"kv-events", self.seq.to_bytes(8, "big"), payload))
+            topic = command.get("topic", "kv-events").encode()
+            self.pub.send_multipart((topic, self.seq.to_bytes(8, "big"), payload))
         self.buffer.append((self.seq, payload))
         self.seq += 1
 
@@ -110,6 +113,11 @@ def main():
                 publisher.buffer.clear()
                 print(0, flush=True)
                 continue
+            if "another" in command:
+                publisher.seq = 0
+                publisher.buffer.clear()
+                for events in command["another"]:
+                    publisher.publish({"events": events, "lost": True})
             if "plane" in command:
                 publisher.publish_plane(bytes.fromhex(command["plane"]))
             else:

@@ -198,6 +198,17 @@ impl Publishers {
         self.command(&json!({"engine": engine, "anew": answers}));
     }
 
+    /// Makes the engine another process behind the same sockets, whose batches `lost` are never seen and whose batch `seen` is: nobody asks
+    /// in between.
+    pub fn become_another(&mut self, engine: usize, lost: &[Value], seen: &Value) {
+        self.command(&json!({"engine": engine, "another": lost, "events": seen}));
+    }
+
+    /// A batch under another topic.
+    pub fn publish_under(&mut self, engine: usize, topic: &str, events: &Value) -> u64 {
+        self.command(&json!({"engine": engine, "topic": topic, "events": events}))
+    }
+
     /// An envelope as Dynamo's event plane sends it.
     pub fn publish_plane(&mut self, engine: usize, envelope: &[u8]) {
         let digits: String = envelope.iter().map(|byte| format!("{byte:02x}")).collect();

@@ -80,7 +80,8 @@ async fn plane(site: &Site) -> impl AsyncFn(Vec<u8>) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn dynamos_event_plane_over_nats_is_followed() {
-    let site = Site::new(&[]).await;
+    // Silence alone never makes a holder stale here.
+    let site = Site::new(&[("namespace_defaults.stale_after_ms", "0")]).await;
     let publish = plane(&site).await;
     publish(envelope(1, 0, &router_stored(7, 1, 0, 3))).await;
     site.settles("7", 3, &[]).await;
@@ -116,7 +117,8 @@ async fn dynamos_event_plane_over_nats_is_followed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_of_dynamo_that_counts_anew_is_another_process() {
-    let site = Site::new(&[]).await;
+    // Silence alone never makes a holder stale here.
+    let site = Site::new(&[("namespace_defaults.stale_after_ms", "0")]).await;
     let publish_bytes = plane(&site).await;
     let publish = async |sequence: u64, events: Value| publish_bytes(envelope(1, sequence, &events)).await;
     publish(0, router_stored(7, 1, 0, 1)).await;
@@ -140,7 +142,8 @@ async fn a_worker_of_dynamo_that_counts_anew_is_another_process() {
 #[tokio::test(flavor = "multi_thread")]
 async fn dynamos_event_plane_over_zeromq_is_followed() {
     let Some(python) = python() else { return };
-    let site = Site::new(&[]).await;
+    // Silence alone never makes a holder stale here.
+    let site = Site::new(&[("namespace_defaults.stale_after_ms", "0")]).await;
     let spec = Spec::without_replay();
     let mut publishers = Publishers::start(&python, &[spec]);
     site.follow_source(&format!("{},format=dynamo", publishers.flag(0, "plane")))
@@ -265,6 +268,8 @@ async fn a_server_of_tensorrt_llm_is_asked_for_its_events() {
     // Somebody else took event 4.
     said.lock().push(trt_removed(5, 1, 1));
     site.settles("gpu-0", 2, &["upstream_gap"]).await;
+    let engine = site.bridge.engines().remove(0);
+    assert_eq!(engine.last_error.as_deref(), Some("lost_batches"));
     serving.abort();
     site.settles("gpu-0", 2, &["unverified", "upstream_gap", "upstream_lost"])
         .await;

@@ -39,6 +39,11 @@ struct Scene {
 
 impl Scene {
     async fn new(poll_interval: Duration) -> Self {
+        Self::with_silence(poll_interval, NEVER).await
+    }
+
+    /// A scene in which engines may be silent for so long.
+    async fn with_silence(poll_interval: Duration, silent_after: Duration) -> Self {
         let broker = broker().await;
         let nats = async_nats::connect(broker.url()).await.unwrap();
         let told = nats.subscribe(subjects().all_events()).await.unwrap();
@@ -52,7 +57,7 @@ impl Scene {
             follow: FollowOptions {
                 patience: PATIENCE,
                 poll_interval,
-                silent_after: NEVER,
+                silent_after,
                 ..FollowOptions::default()
             },
             clock,
@@ -199,6 +204,28 @@ async fn a_question_that_failed_after_a_stall_is_no_ordinary_one() {
     let next = engine.asked().await;
     engine.answer(next).await;
     scene.tells(&["in doubt", "stored", "exact"]).await;
+}
+
+/// Batches that are published wait meanwhile.
+#[tokio::test]
+async fn an_answer_that_drips_leaves_no_engine_exact() {
+    let mut scene = Scene::with_silence(Duration::from_millis(20), Duration::from_millis(200)).await;
+    let mut engine = Engine::followed(&scene).await;
+    engine.publish().await;
+    let first = engine.asked().await;
+    engine.answer(first).await;
+    scene.tells(&["in doubt", "stored", "exact"]).await;
+    let Question { client, start } = engine.asked().await;
+    let payload = engine.sent[start].clone();
+    engine.reply(&client, &(start as u64).to_be_bytes(), payload).await;
+    // The rest of the answer does not come, and neither does what is published.
+    engine.publish().await;
+    scene.tells(&["in doubt"]).await;
+    engine.reply(&client, &[0xff; 8], Bytes::new()).await;
+    while scene.next().await != ["exact"] {
+        let next = engine.asked().await;
+        engine.answer(next).await;
+    }
 }
 
 #[tokio::test]

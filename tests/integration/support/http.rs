@@ -69,7 +69,7 @@ impl HttpClient {
         });
         let length = body.len();
         let head =
-            format!("{method} {path} HTTP/1.1\r\nHost: test\r\nContent-Length: {length}\r\n{token}\r\n");
+            format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n{token}\r\n");
         self.send(head.as_bytes()).await;
         self.send(body).await;
         self.answer().await

@@ -1,0 +1,164 @@
+//! Questions to the replay socket.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use kvatlas_engines::Reason;
+
+use super::super::continuity::{Heard, Replayed};
+use super::super::frames::{Numbered, ReplayMessage};
+use super::super::sockets::Replay;
+use super::{FollowError, Follower};
+
+/// What has been learnt from a replay.
+pub(super) enum Verified {
+    /// All that the engine has published has been applied.
+    Whole,
+    /// It is another process; the replay has to be asked again, from its start.
+    Stranger,
+    /// Something in the answer is missing: what comes before it has been applied.
+    Torn,
+    /// The answer begins behind what has been applied. On an unbroken connection everything still comes.
+    Beyond,
+}
+
+/// How often the replay socket is asked for what does not come, before it is given up.
+const ASK_ATTEMPTS: u32 = 3;
+
+impl Follower {
+    /// Asks for everything, where nothing has been applied. Returns whether everything has come.
+    pub(super) async fn ask_all(&mut self) -> Result<bool, FollowError> {
+        let is_whole = !matches!(self.ask().await?, Verified::Stranger | Verified::Beyond);
+        if is_whole {
+            self.continuity.confirm();
+        }
+        Ok(is_whole)
+    }
+
+    /// Asks the replay socket, again while answers have holes: engines drop what a slow reader does not take.
+    pub(super) async fn ask(&mut self) -> Result<Verified, FollowError> {
+        self.relay.tell().await?;
+        let mut attempts = ASK_ATTEMPTS;
+        loop {
+            let before = self.continuity.last();
+            attempts -= 1;
+            match self.ask_once(attempts == 0).await? {
+                Verified::Torn if self.continuity.last() > before => attempts = ASK_ATTEMPTS,
+                Verified::Torn => {}
+                verified => return Ok(verified),
+            }
+        }
+    }
+
+    /// One question to the replay socket. Behind a hole in the answer nothing is taken, unless `is_last`: then what is missing is lost.
+    async fn ask_once(&mut self, is_last: bool) -> Result<Verified, FollowError> {
+        let from = self.continuity.replay_from();
+        let mut replay = self.question(from).await?;
+        let mut largest = None;
+        let mut verified = Verified::Whole;
+        while let Some(numbered) = self.next_of(&mut replay).await? {
+            let (seq, is_first) = (numbered.seq, largest.is_none());
+            // The rest of an answer that is no good is read all the same: the next answer comes behind it.
+            if let Verified::Whole = verified {
+                match self.continuity.replayed(seq, &numbered.payload, is_first) {
+                    Replayed::Known => {}
+                    Replayed::Next => self.apply(&numbered, true).await?,
+                    Replayed::Gap if !is_first && !is_last => verified = Verified::Torn,
+                    Replayed::Gap => {
+                        self.relay.lose(Reason::LostBatches).await?;
+                        self.apply(&numbered, true).await?;
+                    }
+                    Replayed::Stranger => verified = Verified::Stranger,
+                    Replayed::Beyond => verified = Verified::Beyond,
+                }
+            }
+            largest = largest.max(Some(seq));
+        }
+        // Only a socket that has answered to the end can be asked again.
+        self.replay = Some(replay);
+        match verified {
+            Verified::Whole if largest < self.continuity.last() => match largest {
+                None => self.nothing_since(from).await,
+                // A publisher keeps what it has published last.
+                Some(_) if is_last => Ok(Verified::Stranger),
+                Some(_) => Ok(Verified::Torn),
+            },
+            verified => Ok(verified),
+        }
+    }
+
+    /// What it means that the replay socket has nothing from `from` on, which was applied.
+    async fn nothing_since(&mut self, from: u64) -> Result<Verified, FollowError> {
+        let mut has_any = false;
+        if from > 0 {
+            let mut replay = self.question(0).await?;
+            while self.next_of(&mut replay).await?.is_some() {
+                has_any = true;
+            }
+            self.replay = Some(replay);
+        }
+        // On an unbroken connection: a process that keeps nothing to replay. Any other would have that batch.
+        Ok(match self.is_verified && !has_any {
+            true => Verified::Beyond,
+            false => Verified::Stranger,
+        })
+    }
+
+    /// A replay socket that was just asked for everything from `from` on.
+    async fn question(&mut self, from: u64) -> Result<Replay, FollowError> {
+        let mut replay = match self.replay.take() {
+            Some(replay) => replay,
+            None => {
+                let endpoint = self.replay_endpoint.as_deref().unwrap_or_default();
+                let metrics = Arc::clone(self.relay.bridge_metrics());
+                Replay::connect(endpoint, self.options.patience, metrics).await?
+            }
+        };
+        self.relay.metrics().asked();
+        replay.ask(from).await?;
+        Ok(replay)
+    }
+
+    /// The next batch of an answer; none at its end. An engine that takes longer than its silence may last is out of sight meanwhile: what
+    /// is published waits, and nobody knows what is missing.
+    async fn next_of(&mut self, replay: &mut Replay) -> Result<Option<Numbered>, FollowError> {
+        let overdue_at = self.known_at.checked_add(self.options.silent_after);
+        let message = {
+            let mut next = std::pin::pin!(replay.next());
+            match overdue_at.filter(|_| self.relay.is_in_sight()) {
+                Some(overdue_at) if overdue_at > Instant::now() => tokio::select! {
+                    biased;
+                    message = &mut next => message,
+                    () = tokio::time::sleep_until(overdue_at.into()) => {
+                        self.relay.lost().await?;
+                        next.await
+                    }
+                },
+                Some(_) => {
+                    self.relay.lost().await?;
+                    next.await
+                }
+                None => next.await,
+            }
+        };
+        let message = message?;
+        self.awake().await?;
+        Ok(match message {
+            ReplayMessage::Batch(numbered) => Some(numbered),
+            ReplayMessage::End => None,
+        })
+    }
+
+    /// Whether the replay socket has a batch that was published, with the same bytes.
+    pub(super) async fn agrees(&mut self, heard: Heard) -> Result<bool, FollowError> {
+        self.relay.tell().await?;
+        let mut replay = self.question(heard.seq).await?;
+        let mut agrees = false;
+        while let Some(numbered) = self.next_of(&mut replay).await? {
+            agrees |= numbered.seq == heard.seq && Heard::new(numbered.seq, &numbered.payload) == heard;
+        }
+        self.replay = Some(replay);
+        self.is_proven |= agrees;
+        Ok(agrees)
+    }
+}

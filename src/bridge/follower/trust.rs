@@ -1,0 +1,109 @@
+//! A replay socket that contradicts what is published: whether it is the same engine's.
+//!
+//! | who contradicts | what happens |
+//! |---|---|
+//! | the socket, on a connection that stands | it is asked for what was published last; where it does not have that, the next batch decides |
+//! | a batch that is published | the socket is asked for that batch |
+//!
+//! Where the socket has the batch with the same bytes, both are a new process, and everything is taken from it. Otherwise the engine is
+//! followed without it, and it is asked again behind later batches, with growing pauses.
+
+use std::time::Instant;
+
+use kvatlas_engines::Reason;
+
+use super::super::continuity::Heard;
+use super::super::frames::Numbered;
+use super::{FollowError, Follower, REPLAY_BACKOFF, UselessReplay};
+
+impl Follower {
+    /// The replay socket contradicts what was applied, and the connection has not broken: either both are another process by now, or the
+    /// socket is of another engine. What was published last shows which, or else what is published next.
+    pub(super) async fn settle_contradiction(&mut self) -> Result<(), FollowError> {
+        self.relay.lost().await?;
+        let Some(heard) = self.continuity.heard() else {
+            return self.distrust(None).await;
+        };
+        match self.agrees(heard).await {
+            Ok(true) => self.take_all().await,
+            Err(error) if error.is_cut() || matches!(error, FollowError::Publisher(_)) => Err(error),
+            Ok(false) | Err(_) => self.distrust(None).await,
+        }
+    }
+
+    /// The replay socket contradicts what is published on the connection, of which `heard` is a batch; without one, the next has to come.
+    /// Nothing that either has told is left, and the socket has to agree with the connection before it is believed again.
+    pub(super) async fn distrust(&mut self, heard: Option<&Numbered>) -> Result<(), FollowError> {
+        self.relay.lost().await?;
+        // Only a count that was heard from its beginning is certain.
+        let is_whole = heard.is_some_and(|heard| heard.seq == 0);
+        self.relay
+            .restart((!is_whole).then_some(Reason::OtherEngine))
+            .await?;
+        self.continuity.restart();
+        self.topics.forget();
+        (self.is_verified, self.is_proven, self.replay) = (heard.is_some(), false, None);
+        let endpoint = self.replay_endpoint.as_deref().unwrap_or_default();
+        self.useless_replay = Some(UselessReplay {
+            ask_at: Instant::now(),
+            error: format!("replay socket {endpoint}: it has other batches than the engine publishes on its endpoint"),
+            is_contradicted: true,
+        });
+        self.replay_failures = 0;
+        match heard {
+            Some(heard) => {
+                self.apply(heard, false).await?;
+                self.seen_unless_behind().await
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Asks a replay socket that was contradicted for `heard`, which was just published. Where it has the same bytes, everything is taken from
+    /// it: it is the same process.
+    pub(super) async fn try_to_believe(&mut self, heard: &Numbered) -> Result<(), FollowError> {
+        match self.agrees(Heard::new(heard.seq, &heard.payload)).await {
+            Ok(true) => self.take_all().await,
+            Ok(false) => self.ask_later().await,
+            Err(FollowError::Socket(error)) if !error.is_cut() => {
+                tracing::debug!(%error, "a replay socket is not believed, and does not answer");
+                self.replay = None;
+                self.ask_later().await
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Takes everything from a replay socket that agrees with the connection, as that of a new process.
+    async fn take_all(&mut self) -> Result<(), FollowError> {
+        let look = self.stalls.look();
+        self.relay.lost().await?;
+        self.relay.restart(None).await?;
+        self.continuity.restart();
+        (self.useless_replay, self.is_verified, self.is_proven) = (None, true, true);
+        if !self.ask_all().await? {
+            return self.lost().await;
+        }
+        self.known_at = Instant::now();
+        match self.stalls.is_news(look) {
+            true => Ok(self.relay.seen(self.options.look_interval_max()).await?),
+            false => Ok(()),
+        }
+    }
+
+    async fn ask_later(&mut self) -> Result<(), FollowError> {
+        self.replay_failures = self.replay_failures.saturating_add(1);
+        let pause = REPLAY_BACKOFF.pause(self.replay_failures);
+        if self.replay_failures == 1 {
+            let endpoint = self.replay_endpoint.as_deref().unwrap_or_default();
+            tracing::warn!(
+                endpoint,
+                "the replay socket has other batches than the engine publishes: followed without it"
+            );
+        }
+        if let Some(useless) = &mut self.useless_replay {
+            useless.ask_at = Instant::now() + pause;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,293 @@
+//! Cutting events to what one message may carry.
+
+use kvatlas_core::hash::Position;
+use kvatlas_core::wire::{BlockContent, BlockNames, Event, RemovedBlocks, StoredBlocks};
+
+use super::outbox::{BATCH_BYTES, EVENT_BYTES, event_bytes};
+
+/// What one message may carry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CutBounds {
+    /// Most events.
+    pub events_max: usize,
+    /// Most bytes, about; one block is carried whatever it takes.
+    pub bytes_max: usize,
+}
+
+/// Spreads `events` over as few messages as carry them, in order. An event that is too large for one is cut between its blocks. A doubt
+/// stays with the event before it.
+pub fn cut_events(events: Vec<Event>, bounds: CutBounds) -> Vec<Vec<Event>> {
+    let room = bounds.bytes_max.saturating_sub(BATCH_BYTES);
+    let mut messages = Vec::new();
+    let mut open = Vec::new();
+    let mut bytes = 0;
+    for event in events {
+        for piece in cut_event(event, room) {
+            let more = event_bytes(&piece);
+            let is_full = open.len() >= bounds.events_max || bytes + more > room;
+            if is_full && !open.is_empty() && !matches!(piece, Event::Doubted(_)) {
+                messages.push(std::mem::take(&mut open));
+                bytes = 0;
+            }
+            bytes += more;
+            open.push(piece);
+        }
+    }
+    if !open.is_empty() {
+        messages.push(open);
+    }
+    messages
+}
+
+/// The pieces of an event, each of which takes `bytes_max` at most, or has one block.
+fn cut_event(event: Event, bytes_max: usize) -> Vec<Event> {
+    let bytes = event_bytes(&event);
+    if bytes <= bytes_max {
+        return vec![event];
+    }
+    match event {
+        Event::Stored(stored) => {
+            let blocks = stored.names.len();
+            let of_lists = bytes - EVENT_BYTES - text_bytes(&stored);
+            let room = bytes_max.saturating_sub(bytes - of_lists);
+            let pieces = StoredPieces {
+                rest: Some(stored),
+                blocks: blocks_in(room, of_lists, blocks),
+            };
+            pieces.map(Event::Stored).collect()
+        }
+        Event::Removed(RemovedBlocks {
+            hashes,
+            lineage_hashes,
+        }) => {
+            let room = bytes_max.saturating_sub(EVENT_BYTES);
+            let of_sequence = hashes.chunks(blocks_in(room, size_of_val(&hashes[..]), hashes.len()));
+            let bytes = size_of_val(&lineage_hashes[..]);
+            let of_lineage = lineage_hashes.chunks(blocks_in(room, bytes, lineage_hashes.len()));
+            let by_sequence = of_sequence.map(|hashes| RemovedBlocks::by_sequence(hashes.to_vec()));
+            let by_lineage = of_lineage.map(|hashes| RemovedBlocks {
+                hashes: Vec::new(),
+                lineage_hashes: hashes.to_vec(),
+            });
+            by_sequence.chain(by_lineage).map(Event::Removed).collect()
+        }
+        small => vec![small],
+    }
+}
+
+/// How many of `blocks` blocks, which take `bytes` together, have room; one at least.
+fn blocks_in(room: usize, bytes: usize, blocks: usize) -> usize {
+    let of_one = bytes.div_ceil(blocks.max(1)).max(1);
+    (room / of_one).max(1)
+}
+
+/// Bytes that each piece has again.
+fn text_bytes(stored: &StoredBlocks) -> usize {
+    match &stored.content {
+        Some(BlockContent::Tokens {
+            lora_name,
+            cache_salt,
+            ..
+        }) => [lora_name, cache_salt]
+            .iter()
+            .map(|text| text.as_ref().map_or(0, String::len))
+            .sum(),
+        _ => 0,
+    }
+}
+
+/// The pieces of stored blocks, each the parent of the next one.
+struct StoredPieces {
+    rest: Option<StoredBlocks>,
+    blocks: usize,
+}
+
+impl Iterator for StoredPieces {
+    type Item = StoredBlocks;
+
+    fn next(&mut self) -> Option<StoredBlocks> {
+        let mut first = self.rest.take()?;
+        if first.names.len() > self.blocks {
+            self.rest = Some(split_off(&mut first, self.blocks));
+        }
+        Some(first)
+    }
+}
+
+/// Leaves the first `at` blocks, of which there are more, and returns the others.
+fn split_off(stored: &mut StoredBlocks, at: usize) -> StoredBlocks {
+    let blocks = stored.names.len();
+    let names = match &mut stored.names {
+        BlockNames::Sequence {
+            position, hashes, ..
+        } => {
+            let rest = hashes.split_off(at);
+            BlockNames::Sequence {
+                parent: hashes.last().copied(),
+                position: position.and_then(|first| Position::new(first.as_u64() + at as u64).ok()),
+                hashes: rest,
+            }
+        }
+        BlockNames::Lineage(hashes) => BlockNames::Lineage(hashes.split_off(at)),
+    };
+    let content = stored.content.as_mut().map(|content| match content {
+        BlockContent::BlockHashes(hashes) => BlockContent::BlockHashes(hashes.split_off(at)),
+        BlockContent::Tokens {
+            tokens,
+            lora_name,
+            cache_salt,
+        } => {
+            let of_block = tokens.len() / blocks.max(1);
+            BlockContent::Tokens {
+                tokens: tokens.split_off((at * of_block).min(tokens.len())),
+                lora_name: lora_name.clone(),
+                cache_salt: cache_salt.clone(),
+            }
+        }
+    });
+    StoredBlocks {
+        names,
+        content,
+        engine_hashes: stored
+            .engine_hashes
+            .as_mut()
+            .map(|hashes| hashes.split_off(at.min(hashes.len()))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvatlas_core::hash::{BlockHash, SequenceHash};
+    use kvatlas_core::wire::{DegradedReason, DegradedReasons};
+
+    use super::*;
+
+    fn bounds(bytes_max: usize) -> CutBounds {
+        CutBounds {
+            events_max: 8,
+            bytes_max,
+        }
+    }
+
+    fn hashes(count: u64) -> Vec<SequenceHash> {
+        (1..=count).map(SequenceHash).collect()
+    }
+
+    /// What the messages store, as one event; each piece has to go on where the one before ended.
+    fn joined(messages: Vec<Vec<Event>>, bytes_max: usize) -> StoredBlocks {
+        let mut all: Option<StoredBlocks> = None;
+        for message in messages {
+            let bytes: usize = message.iter().map(event_bytes).sum();
+            assert!(bytes + BATCH_BYTES <= bytes_max, "{bytes}");
+            for event in message {
+                let Event::Stored(piece) = event else {
+                    panic!("{event:?}")
+                };
+                all = Some(match all {
+                    None => piece,
+                    Some(before) => append(before, piece),
+                });
+            }
+        }
+        all.unwrap()
+    }
+
+    fn append(mut before: StoredBlocks, piece: StoredBlocks) -> StoredBlocks {
+        let blocks = before.names.len() as u64;
+        match (&mut before.names, piece.names) {
+            (
+                BlockNames::Sequence {
+                    position, hashes, ..
+                },
+                BlockNames::Sequence {
+                    parent,
+                    position: of_piece,
+                    hashes: rest,
+                },
+            ) => {
+                assert_eq!(parent, hashes.last().copied());
+                let due = position.map(|first| first.as_u64() + blocks);
+                assert_eq!(of_piece.map(Position::as_u64), due);
+                hashes.extend(rest);
+            }
+            (BlockNames::Lineage(hashes), BlockNames::Lineage(rest)) => hashes.extend(rest),
+            other => panic!("{other:?}"),
+        }
+        match (&mut before.content, piece.content) {
+            (None, None) => {}
+            (Some(BlockContent::BlockHashes(all)), Some(BlockContent::BlockHashes(rest))) => all.extend(rest),
+            (
+                Some(BlockContent::Tokens {
+                    tokens,
+                    lora_name,
+                    cache_salt,
+                }),
+                Some(BlockContent::Tokens {
+                    tokens: rest,
+                    lora_name: lora,
+                    cache_salt: salt,
+                }),
+            ) => {
+                assert_eq!((&*lora_name, &*cache_salt), (&lora, &salt));
+                tokens.extend(rest);
+            }
+            other => panic!("{other:?}"),
+        }
+        match (&mut before.engine_hashes, piece.engine_hashes) {
+            (Some(all), Some(rest)) => all.extend(rest),
+            (None, None) => {}
+            other => panic!("{other:?}"),
+        }
+        before
+    }
+
+    #[test]
+    fn a_large_event_is_cut_between_its_blocks() {
+        let tokens = BlockContent::Tokens {
+            tokens: (0..400).collect(),
+            lora_name: Some("adapter".to_owned()),
+            cache_salt: Some("salt".to_owned()),
+        };
+        let block_hashes = BlockContent::BlockHashes((1..=100).map(BlockHash).collect());
+        for (content, position) in [(None, None), (Some(tokens), Some(7)), (Some(block_hashes), Some(0))] {
+            let parent = position.filter(|first| *first > 0).map(SequenceHash);
+            let position = position.map(|first| Position::new(first).unwrap());
+            let stored = StoredBlocks {
+                content,
+                engine_hashes: Some((1..=100).collect()),
+                ..StoredBlocks::by_sequence(parent, position, hashes(100))
+            };
+            let messages = cut_events(vec![Event::Stored(stored.clone())], bounds(700));
+            assert!(messages.len() > 2, "{messages:?}");
+            assert_eq!(joined(messages, 700), stored);
+        }
+    }
+
+    #[test]
+    fn removed_blocks_are_cut_and_one_block_is_always_carried() {
+        let removed = Event::Removed(RemovedBlocks::by_sequence(hashes(100)));
+        let cut = cut_events(vec![removed], bounds(400));
+        let found: Vec<SequenceHash> = cut
+            .iter()
+            .flatten()
+            .flat_map(|event| match event {
+                Event::Removed(removed) => removed.hashes.clone(),
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        assert_eq!((cut.len() > 3, found), (true, hashes(100)));
+        let stored = Event::Stored(StoredBlocks::by_sequence(None, None, hashes(3)));
+        assert_eq!(cut_events(vec![stored], bounds(1)).len(), 3);
+    }
+
+    #[test]
+    fn what_fits_stays_together_and_a_doubt_stays_with_its_clear() {
+        let doubt = Event::Doubted(DegradedReasons::of(DegradedReason::UpstreamGap));
+        let mut events = vec![Event::Cleared; 8];
+        assert_eq!(cut_events(events.clone(), bounds(4096)), [events.clone()]);
+        events.push(doubt);
+        assert_eq!(cut_events(events.clone(), bounds(4096)), [events.clone()]);
+        events.push(Event::Cleared);
+        assert_eq!(cut_events(events, bounds(4096)).len(), 2);
+    }
+}

@@ -1,0 +1,167 @@
+//! Replay sockets that are another engine's, and engines that become another process behind sockets that stay.
+
+use kvatlas::daemon::http::EngineRegistry;
+use serde_json::json;
+
+use super::python::{Publishers, Spec, python};
+use super::{Site, follow_text, stored};
+use crate::support::{eventually, reasons};
+
+/// Follows engine 0 as `name`, with the replay socket of engine 1.
+fn follow_crossed(site: &Site, publishers: &Publishers, name: &str) {
+    let replay = publishers.replay(1).unwrap();
+    follow_text(
+        &site.bridge,
+        &format!("{name}={},replay={replay}", publishers.endpoint(0)),
+    );
+}
+
+fn last_error(site: &Site) -> String {
+    site.bridge.engines()[0].last_error.clone().unwrap_or_default()
+}
+
+/// Waits until nothing of the sequence `foreign` is the holder's any more.
+async fn is_free_of(site: &Site, name: &str, foreign: u32) {
+    eventually("the other engine's blocks are gone", async || {
+        let holder = site.holder(name).await?;
+        (!holder.exact && site.depth(foreign, name).await == 0).then_some(())
+    })
+    .await;
+}
+
+/// The other engine has counted further, as far, one less, less, and not at all.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replay_socket_of_another_engine_is_noticed_by_the_first_batch_that_is_published() {
+    let Some(python) = python() else { return };
+    for others in [9, 4, 3, 1, 0] {
+        let site = Site::new(&[]).await;
+        let mut publishers = Publishers::start(&python, &[Spec::default(), Spec::default()]);
+        for part in 0..3 {
+            publishers.publish(0, &json!([stored(1, part, 1)]));
+        }
+        for part in 0..others {
+            publishers.publish(1, &json!([stored(2, part, 1)]));
+        }
+        follow_crossed(&site, &publishers, "gpu-0");
+        site.settles("gpu-0", others.into(), &[]).await;
+        publishers.wait_for_subscriber(0);
+        publishers.publish(0, &json!([stored(1, 3, 1)]));
+        publishers.publish(0, &json!([stored(3, 0, 1)]));
+        is_free_of(&site, "gpu-0", 2).await;
+        if others > 0 {
+            let error = last_error(&site);
+            assert!(error.contains("replay socket") && error.contains("other batches"), "{error}");
+        }
+        // What it publishes is its own, and the rest is in doubt.
+        eventually("its own blocks are known", async || {
+            (site.depth(3, "gpu-0").await == 1).then_some(())
+        })
+        .await;
+        assert!(site.ask(3, 1).await.iter().all(|holder| !holder.exact));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn batches_that_only_the_replay_socket_has_are_not_believed_for_long() {
+    let Some(python) = python() else { return };
+    let site = Site::new(&[]).await;
+    let mut publishers = Publishers::start(&python, &[Spec::default(), Spec::default()]);
+    follow_crossed(&site, &publishers, "gpu-0");
+    site.settles("gpu-0", 0, &[]).await;
+    let mut parts = 0..;
+    eventually("an engine that publishes nothing of it is in doubt", async || {
+        publishers.publish(1, &json!([stored(2, parts.next()?, 1)]));
+        let holder = site.holder("gpu-0").await?;
+        (holder.blocks > 0 && reasons(&holder).contains(&"upstream_lost")).then_some(())
+    })
+    .await;
+    assert!(last_error(&site).contains("does not publish"), "{}", last_error(&site));
+}
+
+/// Ports that were swapped, and are put right without a new connection of the engine's own.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replay_socket_that_agrees_again_makes_the_engine_exact() {
+    let Some(python) = python() else { return };
+    let site = Site::new(&[]).await;
+    let mut publishers = Publishers::start(&python, &[Spec::default()]);
+    site.follow(&publishers, 0, "gpu-0");
+    publishers.wait_for_subscriber(0);
+    for part in 0..3 {
+        publishers.publish(0, &json!([stored(1, part, 1)]));
+    }
+    site.settles("gpu-0", 3, &[]).await;
+    // Another process on both sockets, of which the connection shows nothing at first.
+    publishers.count_anew(0, usize::MAX >> 1);
+    for part in 0..3 {
+        publishers.publish_lost(0, &json!([stored(2, part, 1)]));
+    }
+    is_free_of(&site, "gpu-0", 1).await;
+    publishers.publish(0, &json!([stored(2, 3, 1)]));
+    site.settles("gpu-0", 4, &[]).await;
+    assert_eq!((site.depth(1, "gpu-0").await, site.depth(2, "gpu-0").await), (0, 4));
+}
+
+/// A proxy stands between, and the replay socket is asked directly.
+#[tokio::test(flavor = "multi_thread")]
+async fn numbers_that_begin_anew_on_a_connection_that_stays_are_another_process() {
+    let Some(python) = python() else { return };
+    let site = Site::new(&[]).await;
+    let mut publishers = Publishers::start(&python, &[Spec::default()]);
+    site.follow(&publishers, 0, "gpu-0");
+    publishers.wait_for_subscriber(0);
+    for part in 0..50 {
+        publishers.publish(0, &json!([stored(1, part, 1)]));
+    }
+    site.settles("gpu-0", 50, &[]).await;
+    publishers.count_anew(0, usize::MAX >> 1);
+    publishers.publish_lost(0, &json!([stored(2, 0, 1)]));
+    publishers.publish(0, &json!([stored(2, 1, 1)]));
+    site.settles("gpu-0", 2, &[]).await;
+    publishers.publish(0, &json!([stored(2, 2, 1)]));
+    site.settles("gpu-0", 3, &[]).await;
+    assert_eq!((site.depth(1, "gpu-0").await, site.depth(2, "gpu-0").await), (0, 3));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_whose_first_number_is_the_next_one_is_another_process() {
+    let Some(python) = python() else { return };
+    let site = Site::new(&[]).await;
+    let mut publishers = Publishers::start(&python, &[Spec::default()]);
+    site.follow(&publishers, 0, "gpu-0");
+    publishers.wait_for_subscriber(0);
+    for part in 0..3 {
+        publishers.publish(0, &json!([stored(1, part, 1)]));
+    }
+    site.settles("gpu-0", 3, &[]).await;
+    // Its first batches get lost before anybody has asked for them.
+    publishers.become_another(
+        0,
+        &[
+            json!([stored(2, 0, 1)]),
+            json!([stored(2, 1, 1)]),
+            json!([stored(2, 2, 1)]),
+        ],
+        &json!([stored(2, 3, 1)]),
+    );
+    site.settles("gpu-0", 4, &[]).await;
+    assert_eq!((site.depth(1, "gpu-0").await, site.depth(2, "gpu-0").await), (0, 4));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_topic_behind_the_same_address_is_another_engine() {
+    let Some(python) = python() else { return };
+    let site = Site::new(&[]).await;
+    let mut publishers = Publishers::start(&python, &[Spec::default()]);
+    site.follow(&publishers, 0, "gpu-0");
+    publishers.wait_for_subscriber(0);
+    publishers.publish(0, &json!([stored(1, 0, 1)]));
+    site.settles("gpu-0", 1, &[]).await;
+    publishers.publish_under(0, "other", &json!([stored(2, 0, 1)]));
+    site.settles("gpu-0", 1, &["upstream_gap"]).await;
+    assert_eq!((site.depth(2, "gpu-0").await, last_error(&site).as_str()), (0, "other_engine"));
+    // Nor when it comes back as another process.
+    publishers = publishers.restart(&python);
+    publishers.wait_for_subscriber(0);
+    publishers.publish_under(0, "other", &json!([stored(2, 0, 1)]));
+    site.settles("gpu-0", 0, &["upstream_gap"]).await;
+}
