@@ -82,7 +82,10 @@ impl Continuity {
     pub(super) fn replay_from(&self) -> u64 {
         let is_remembered = |confirmed: &u64| self.digest_of(*confirmed).is_some();
         let oldest = self.recent.front().map(|batch| batch.seq);
-        self.confirmed.filter(is_remembered).or(oldest).unwrap_or_default()
+        self.confirmed
+            .filter(is_remembered)
+            .or(oldest)
+            .unwrap_or_default()
     }
 
     /// The number of the last batch that was applied.

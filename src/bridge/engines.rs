@@ -110,8 +110,7 @@ impl State {
         let mut others = self.engines.values().map(|followed| &followed.engine);
         others.find(|other| {
             let is_same_address = other.endpoint == engine.endpoint && other.topic == engine.topic;
-            let is_same_cache =
-                other.key.model == engine.key.model && other.block_size == engine.block_size;
+            let is_same_cache = other.key.model == engine.key.model && other.block_size == engine.block_size;
             is_same_address && !is_same_cache
         })
     }
@@ -119,7 +118,9 @@ impl State {
     /// Whether an engine that flags or files gave has an endpoint on `host`.
     fn is_host_given(&self, host: &str) -> bool {
         let mut given = self.given.iter().filter_map(|key| self.engines.get(key));
-        given.any(|followed| endpoints_of(&followed.engine).any(|endpoint| host_of(endpoint).as_deref() == Some(host)))
+        given.any(|followed| {
+            endpoints_of(&followed.engine).any(|endpoint| host_of(endpoint).as_deref() == Some(host))
+        })
     }
 
     /// An engine of the same namespace whose blocks have another size.

@@ -176,11 +176,9 @@ impl Follower {
 
     /// What is wrong although the engine is followed.
     pub(super) fn trouble(&self) -> Option<&str> {
-        const UNHEARD: &str = "the replay socket has batches that the engine does not publish on its endpoint";
-        let useless = self
-            .useless_replay
-            .as_ref()
-            .map(|useless| useless.error.as_str());
+        const UNHEARD: &str =
+            "the replay socket has batches that the engine does not publish on its endpoint";
+        let useless = self.useless_replay.as_ref().map(|useless| useless.error.as_str());
         let unheard = (self.unheard_looks >= UNHEARD_MAX).then_some(UNHEARD);
         useless.or(unheard).or_else(|| self.relay.trouble())
     }

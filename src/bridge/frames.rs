@@ -96,7 +96,10 @@ mod tests {
             })
         };
         assert_eq!(parse_replayed(&frames(&[b"", SEVEN, b"x"])), Ok(batch(b"")));
-        assert_eq!(parse_replayed(&frames(&[b"", b"kv", SEVEN, b"x"])), Ok(batch(b"kv")));
+        assert_eq!(
+            parse_replayed(&frames(&[b"", b"kv", SEVEN, b"x"])),
+            Ok(batch(b"kv"))
+        );
         assert_eq!(
             parse_replayed(&frames(&[b"", &[0xff; 8], b""])),
             Ok(ReplayMessage::End)

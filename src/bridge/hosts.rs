@@ -83,7 +83,8 @@ fn is_here(host: &str) -> bool {
 }
 
 fn is_in(address: IpAddr, (network, bits): (IpAddr, u8)) -> bool {
-    let shared = |differing: u128, length: u32| differing.checked_shr(length - u32::from(bits)).unwrap_or(0) == 0;
+    let shared =
+        |differing: u128, length: u32| differing.checked_shr(length - u32::from(bits)).unwrap_or(0) == 0;
     match (address, network.to_canonical()) {
         (IpAddr::V4(one), IpAddr::V4(other)) => shared(u128::from(one.to_bits() ^ other.to_bits()), 32),
         (IpAddr::V6(one), IpAddr::V6(other)) => shared(one.to_bits() ^ other.to_bits(), 128),
@@ -111,10 +112,24 @@ mod tests {
     #[test]
     fn by_default_only_this_machine_is_allowed() {
         for list in [AllowedHosts::default(), allowed("")] {
-            for here in ["127.0.0.1", "127.9.9.9", "::1", "[::1]", "::ffff:127.0.0.1", "LOCALHOST"] {
+            for here in [
+                "127.0.0.1",
+                "127.9.9.9",
+                "::1",
+                "[::1]",
+                "::ffff:127.0.0.1",
+                "LOCALHOST",
+            ] {
                 assert!(list.allows(here), "{here}");
             }
-            for other in ["10.0.0.1", "169.254.169.254", "0.0.0.0", "localhost.evil.example", "2130706433", "gpu-0"] {
+            for other in [
+                "10.0.0.1",
+                "169.254.169.254",
+                "0.0.0.0",
+                "localhost.evil.example",
+                "2130706433",
+                "gpu-0",
+            ] {
                 assert!(!list.allows(other), "{other}");
             }
         }
@@ -123,15 +138,40 @@ mod tests {
     #[test]
     fn hosts_are_names_suffixes_addresses_and_networks() {
         let list = allowed("gpu-0, *.llm.svc,10.1.0.0/16,192.0.2.7,fd00::/8");
-        for host in ["gpu-0", "GPU-0.", "vllm-0.llm.svc", "10.1.255.1", "::ffff:10.1.0.1", "192.0.2.7", "fd12::1"] {
+        for host in [
+            "gpu-0",
+            "GPU-0.",
+            "vllm-0.llm.svc",
+            "10.1.255.1",
+            "::ffff:10.1.0.1",
+            "192.0.2.7",
+            "fd12::1",
+        ] {
             assert!(list.allows(host), "{host}");
         }
-        for host in ["gpu-00", "a.gpu-0", "llm.svc", "evil-llm.svc", "10.2.0.1", "192.0.2.8", "fe80::1"] {
+        for host in [
+            "gpu-00",
+            "a.gpu-0",
+            "llm.svc",
+            "evil-llm.svc",
+            "10.2.0.1",
+            "192.0.2.8",
+            "fe80::1",
+        ] {
             assert!(!list.allows(host), "{host}");
         }
         assert!(allowed("any").allows("169.254.169.254"));
         assert!(allowed("0.0.0.0/0").allows("8.8.8.8") && !allowed("0.0.0.0/0").allows("fd00::1"));
-        for wrong in ["*", "*x", "a b", "10.0.0.0/33", "10.0.0.0/x", "gpu-0/8", ".x", "tcp://a"] {
+        for wrong in [
+            "*",
+            "*x",
+            "a b",
+            "10.0.0.0/33",
+            "10.0.0.0/x",
+            "gpu-0/8",
+            ".x",
+            "tcp://a",
+        ] {
             assert!(wrong.parse::<AllowedHosts>().is_err(), "{wrong}");
         }
     }

@@ -426,7 +426,11 @@ mod tests {
         let broker = EmbeddedBroker::start(&server).await.unwrap();
         let mut relay = relay(&broker).await;
         let tokens: Vec<u32> = (0..16).collect();
-        let stored = json!([1.5, [["BlockStored", [1], null, tokens, 16, null, "GPU", null, null]], 0]);
+        let stored = json!([
+            1.5,
+            [["BlockStored", [1], null, tokens, 16, null, "GPU", null, null]],
+            0
+        ]);
         let payload = rmp_serde::to_vec(&stored).unwrap();
         relay.lost().await.unwrap();
         relay.apply(&payload).await.unwrap();

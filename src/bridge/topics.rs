@@ -60,7 +60,14 @@ mod tests {
     fn the_first_topic_is_the_engines() {
         let mut topics = Topics::new("");
         let mut is_other = |topic: &'static str| topics.is_other(&Bytes::from_static(topic.as_bytes()));
-        let asked = ["", "kv@10.0.0.1:8000@m", "", "kv@10.0.0.9:8000@m", "kv@10.0.0.1:8000@n", "kv@a@m@b"];
+        let asked = [
+            "",
+            "kv@10.0.0.1:8000@m",
+            "",
+            "kv@10.0.0.9:8000@m",
+            "kv@10.0.0.1:8000@n",
+            "kv@a@m@b",
+        ];
         let found: Vec<bool> = asked.into_iter().map(&mut is_other).collect();
         assert_eq!(found, [false, false, false, false, true, true]);
         topics.forget();

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use clap::Args;
 use kvatlas::bridge::{
-    AllowedHosts, Bridge, BridgeOptions, EngineDefaults, FollowOptions, SpecError, parse_engine, parse_engines_file,
+    AllowedHosts, Bridge, BridgeOptions, EngineDefaults, FollowOptions, SpecError, parse_engine,
+    parse_engines_file,
 };
 use kvatlas::daemon::config::Secret;
 use kvatlas::daemon::http::{NewEngine, follow_patiently};

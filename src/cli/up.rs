@@ -239,7 +239,9 @@ fn made_token() -> std::io::Result<Secret> {
 
 /// What to type next. Whoever registers engines from elsewhere needs the `token`, if there is one.
 fn instructions(address: SocketAddr, engines: usize, model: Option<&str>, token: Option<&str>) -> String {
-    let token = token.map_or(String::new(), |token| format!(" -H 'authorization: Bearer {token}'"));
+    let token = token.map_or(String::new(), |token| {
+        format!(" -H 'authorization: Bearer {token}'")
+    });
     let register = format!(
         "curl -s http://{address}/register -H 'content-type: application/json'{token} -d '{{\"instance_id\":0,\"endpoint\":\
          \"tcp://127.0.0.1:5557\",\"model_name\":\"NAME\",\"block_size\":16}}'"
@@ -323,7 +325,9 @@ mod tests {
             "curl -s http://127.0.0.1:8090/query -d '{\"model_name\":\"o/it'\\''s\",\"token_ids\":['$(seq -s, 1 64)']}'"
         );
         let first = instructions(address, 0, None, Some("t0"));
-        assert!(first.contains("/register") && first.contains("Bearer t0") && first.contains("application/json"));
+        assert!(
+            first.contains("/register") && first.contains("Bearer t0") && first.contains("application/json")
+        );
         assert!(instructions(address, 2, Some("m"), None).contains("2 engines are followed"));
         let (one, other) = (made_token().unwrap(), made_token().unwrap());
         assert!(one.expose().len() == 32 && one != other);

@@ -46,7 +46,9 @@ impl Follower {
         let endpoint = self.replay_endpoint.as_deref().unwrap_or_default();
         self.useless_replay = Some(UselessReplay {
             ask_at: Instant::now(),
-            error: format!("replay socket {endpoint}: it has other batches than the engine publishes on its endpoint"),
+            error: format!(
+                "replay socket {endpoint}: it has other batches than the engine publishes on its endpoint"
+            ),
             is_contradicted: true,
         });
         self.replay_failures = 0;

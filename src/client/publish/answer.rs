@@ -141,8 +141,7 @@ impl Outbox {
         let mut bytes = 0;
         for batch in batches {
             let is_full = |group: &Vec<Vec<u8>>| {
-                !group.is_empty()
-                    && (bytes + batch.len() > bytes_max || group.len() >= BATCHES_MAX)
+                !group.is_empty() && (bytes + batch.len() > bytes_max || group.len() >= BATCHES_MAX)
             };
             if groups.last().is_some_and(is_full) {
                 groups.push(Vec::new());
@@ -303,12 +302,19 @@ mod tests {
             });
             stored.sum::<usize>()
         };
-        let state = outbox.answer(&request(5, 0, true), None, Clocks::default()).unwrap();
+        let state = outbox
+            .answer(&request(5, 0, true), None, Clocks::default())
+            .unwrap();
         assert_eq!((state.kind, blocks(&state)), (ResyncAnswerKind::Full, 5000));
         // A state that is kept elsewhere may have all in one event.
         let hashes = (1..=5000).map(SequenceHash).collect();
-        let kept = vec![(Tier::DEVICE, Event::Stored(StoredBlocks::by_sequence(None, None, hashes)))];
-        let state = outbox.answer(&request(5, 0, true), Some(kept), Clocks::default()).unwrap();
+        let kept = vec![(
+            Tier::DEVICE,
+            Event::Stored(StoredBlocks::by_sequence(None, None, hashes)),
+        )];
+        let state = outbox
+            .answer(&request(5, 0, true), Some(kept), Clocks::default())
+            .unwrap();
         assert_eq!(blocks(&state), 5000);
         // What was sent before, and would not be taken now, is not sent again.
         outbox.note_server_limit(900);

@@ -1,9 +1,9 @@
 //! Cutting events to what one message may carry.
 
 use kvatlas_core::hash::Position;
-use kvatlas_core::wire::{BlockContent, BlockNames, Event, RemovedBlocks, StoredBlocks};
+use kvatlas_core::wire::{BlockContent, BlockNames, Event, RemovedBlocks, ResumableBlocks, StoredBlocks};
 
-use super::outbox::{BATCH_BYTES, EVENT_BYTES, event_bytes};
+use super::outbox::{BATCH_BYTES, EVENT_BYTES, RUN_BYTES, event_bytes};
 
 /// What one message may carry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,29 +50,55 @@ fn cut_event(event: Event, bytes_max: usize) -> Vec<Event> {
             let blocks = stored.names.len();
             let of_lists = bytes - EVENT_BYTES - text_bytes(&stored);
             let room = bytes_max.saturating_sub(bytes - of_lists);
+            // One piece may have all the runs.
+            let of_runs = if stored.resumable.is_all() {
+                0
+            } else {
+                RUN_BYTES * blocks
+            };
             let pieces = StoredPieces {
                 rest: Some(stored),
-                blocks: blocks_in(room, of_lists, blocks),
+                blocks: blocks_in(room, of_lists + of_runs, blocks),
             };
             pieces.map(Event::Stored).collect()
         }
-        Event::Removed(RemovedBlocks {
-            hashes,
-            lineage_hashes,
-        }) => {
-            let room = bytes_max.saturating_sub(EVENT_BYTES);
-            let of_sequence = hashes.chunks(blocks_in(room, size_of_val(&hashes[..]), hashes.len()));
-            let bytes = size_of_val(&lineage_hashes[..]);
-            let of_lineage = lineage_hashes.chunks(blocks_in(room, bytes, lineage_hashes.len()));
-            let by_sequence = of_sequence.map(|hashes| RemovedBlocks::by_sequence(hashes.to_vec()));
-            let by_lineage = of_lineage.map(|hashes| RemovedBlocks {
-                hashes: Vec::new(),
-                lineage_hashes: hashes.to_vec(),
-            });
-            by_sequence.chain(by_lineage).map(Event::Removed).collect()
+        Event::Removed(removed) => cut_named(removed, bytes_max).map(Event::Removed).collect(),
+        Event::Resumable(blocks) => {
+            let resumable = blocks.resumable;
+            let named = RemovedBlocks {
+                hashes: blocks.hashes,
+                lineage_hashes: blocks.lineage_hashes,
+            };
+            let piece = |named: RemovedBlocks| ResumableBlocks {
+                hashes: named.hashes,
+                lineage_hashes: named.lineage_hashes,
+                resumable,
+            };
+            cut_named(named, bytes_max)
+                .map(piece)
+                .map(Event::Resumable)
+                .collect()
         }
         small => vec![small],
     }
+}
+
+/// The pieces of blocks that are named one by one.
+fn cut_named(named: RemovedBlocks, bytes_max: usize) -> impl Iterator<Item = RemovedBlocks> {
+    let RemovedBlocks {
+        hashes,
+        lineage_hashes,
+    } = named;
+    let room = bytes_max.saturating_sub(EVENT_BYTES);
+    let of_sequence = hashes.chunks(blocks_in(room, size_of_val(&hashes[..]), hashes.len()));
+    let bytes = size_of_val(&lineage_hashes[..]);
+    let of_lineage = lineage_hashes.chunks(blocks_in(room, bytes, lineage_hashes.len()));
+    let by_sequence = of_sequence.map(|hashes| RemovedBlocks::by_sequence(hashes.to_vec()));
+    let by_lineage = of_lineage.map(|hashes| RemovedBlocks {
+        hashes: Vec::new(),
+        lineage_hashes: hashes.to_vec(),
+    });
+    by_sequence.chain(by_lineage).collect::<Vec<_>>().into_iter()
 }
 
 /// How many of `blocks` blocks, which take `bytes` together, have room; one at least.
@@ -118,9 +144,7 @@ impl Iterator for StoredPieces {
 fn split_off(stored: &mut StoredBlocks, at: usize) -> StoredBlocks {
     let blocks = stored.names.len();
     let names = match &mut stored.names {
-        BlockNames::Sequence {
-            position, hashes, ..
-        } => {
+        BlockNames::Sequence { position, hashes, .. } => {
             let rest = hashes.split_off(at);
             BlockNames::Sequence {
                 parent: hashes.last().copied(),
@@ -145,6 +169,8 @@ fn split_off(stored: &mut StoredBlocks, at: usize) -> StoredBlocks {
             }
         }
     });
+    let resumable = stored.resumable.part(at..blocks, blocks);
+    stored.resumable = stored.resumable.part(0..at, blocks);
     StoredBlocks {
         names,
         content,
@@ -152,6 +178,7 @@ fn split_off(stored: &mut StoredBlocks, at: usize) -> StoredBlocks {
             .engine_hashes
             .as_mut()
             .map(|hashes| hashes.split_off(at.min(hashes.len()))),
+        resumable,
     }
 }
 
@@ -196,9 +223,7 @@ mod tests {
         let blocks = before.names.len() as u64;
         match (&mut before.names, piece.names) {
             (
-                BlockNames::Sequence {
-                    position, hashes, ..
-                },
+                BlockNames::Sequence { position, hashes, .. },
                 BlockNames::Sequence {
                     parent,
                     position: of_piece,
@@ -249,7 +274,11 @@ mod tests {
             cache_salt: Some("salt".to_owned()),
         };
         let block_hashes = BlockContent::BlockHashes((1..=100).map(BlockHash).collect());
-        for (content, position) in [(None, None), (Some(tokens), Some(7)), (Some(block_hashes), Some(0))] {
+        for (content, position) in [
+            (None, None),
+            (Some(tokens), Some(7)),
+            (Some(block_hashes), Some(0)),
+        ] {
             let parent = position.filter(|first| *first > 0).map(SequenceHash);
             let position = position.map(|first| Position::new(first).unwrap());
             let stored = StoredBlocks {

@@ -39,10 +39,7 @@ impl FromRequestParts<Arc<Shared>> for Caller {
     async fn from_request_parts(parts: &mut Parts, shared: &Arc<Shared>) -> Result<Self, Response> {
         let peer = parts.extensions.get::<Peer>().map(|Peer(address)| *address);
         let peer = peer.map(|address: SocketAddr| address.ip().to_canonical());
-        let made = shared
-            .engines()
-            .ok()
-            .and_then(|engines| engines.register_token());
+        let made = shared.engines().ok().and_then(|engines| engines.register_token());
         match check(&parts.headers, peer, shared.token.is_some(), made) {
             Ok(()) => Ok(Self { peer }),
             Err(error) => Err(error.respond(true)),
@@ -121,7 +118,10 @@ mod tests {
         let made = Secret::new("made");
         for token in [None, Some(&made)] {
             assert_eq!(status("127.0.0.1", &[JSON, HERE], token), 200);
-            assert_eq!(status("127.0.0.1", &[JSON, ("host", "localhost:8090")], token), 200);
+            assert_eq!(
+                status("127.0.0.1", &[JSON, ("host", "localhost:8090")], token),
+                200
+            );
             assert_eq!(status("::1", &[JSON, ("host", "[::1]:8090")], token), 200);
             let refused = [
                 (vec![("content-type", "text/plain"), HERE], 415),
@@ -148,7 +148,12 @@ mod tests {
         let wrong = [JSON, ("host", "kvatlas:8090"), ("authorization", "Bearer x")];
         assert_eq!(status("10.0.0.7", &wrong, Some(&made)), 403);
         let page = ("origin", "http://tools.example");
-        let right = [JSON, page, ("host", "kvatlas:8090"), ("authorization", "Bearer made")];
+        let right = [
+            JSON,
+            page,
+            ("host", "kvatlas:8090"),
+            ("authorization", "Bearer made"),
+        ];
         assert_eq!(status("10.0.0.7", &right, Some(&made)), 200);
         // The token of the configuration was asked for before.
         assert!(check(&headers(&[JSON, page]), None, true, None).is_ok());

@@ -259,7 +259,10 @@ mod tests {
             kept[0].set_exact(true);
             drop(kept.pop());
         });
-        let exact: Vec<&str> = text.lines().filter(|line| line.contains("engine_exact{")).collect();
+        let exact: Vec<&str> = text
+            .lines()
+            .filter(|line| line.contains("engine_exact{"))
+            .collect();
         let expected = [
             "kvatlas_bridge_engine_exact{namespace=\"m\",engine=\"a/0\"} 1",
             "kvatlas_bridge_engine_exact{namespace=\"n\",engine=\"a/0\"} 0",

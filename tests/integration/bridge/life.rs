@@ -94,7 +94,10 @@ async fn up_is_ready_when_it_knows_what_engines_have() {
     // What is counted before the daemon starts is counted too.
     let metrics = String::from_utf8(http.get("/metrics").await.body).unwrap();
     for name in ["undecodable", "events_left_out", "connections_cut"] {
-        assert!(metrics.contains(&format!("kvatlas_bridge_{name}_total")), "{name} is missing:\n{metrics}");
+        assert!(
+            metrics.contains(&format!("kvatlas_bridge_{name}_total")),
+            "{name} is missing:\n{metrics}"
+        );
     }
     up.kill().unwrap();
     up.wait().unwrap();

@@ -589,15 +589,22 @@ async fn engines_come_and_go_over_http() {
     (inner["instance_id"], inner["endpoint"]) = (json!(9), json!("tcp://169.254.169.254:80"));
     let refused = http.post("/register", &inner).await;
     let text = refused.json()["error"].as_str().unwrap().to_owned();
-    assert!(refused.status == 403 && text.contains("--register-hosts"), "{text}");
-    (inner["endpoint"], inner["replay_endpoint"]) = (dynamo["endpoint"].clone(), json!("tcp://inner.example:1"));
+    assert!(
+        refused.status == 403 && text.contains("--register-hosts"),
+        "{text}"
+    );
+    (inner["endpoint"], inner["replay_endpoint"]) =
+        (dynamo["endpoint"].clone(), json!("tcp://inner.example:1"));
     assert_eq!(http.post("/register", &inner).await.status, 403);
     // Another model behind an address that is known.
     let mut reused = dynamo.clone();
     (reused["instance_id"], reused["model_name"]) = (json!(9), json!("other"));
     let refused = http.post("/register", &reused).await;
     let text = refused.json()["error"].as_str().unwrap().to_owned();
-    assert!(refused.status == 409 && text.contains("is followed as 7/0 of m"), "{text}");
+    assert!(
+        refused.status == 409 && text.contains("is followed as 7/0 of m"),
+        "{text}"
+    );
     let mut bad = dynamo.clone();
     bad["endpoint"] = json!("ipc:///tmp/x");
     assert_eq!(http.post("/register", &bad).await.status, 400);

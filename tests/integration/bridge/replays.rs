@@ -50,7 +50,10 @@ async fn a_replay_socket_of_another_engine_is_noticed_by_the_first_batch_that_is
         is_free_of(&site, "gpu-0", 2).await;
         if others > 0 {
             let error = last_error(&site);
-            assert!(error.contains("replay socket") && error.contains("other batches"), "{error}");
+            assert!(
+                error.contains("replay socket") && error.contains("other batches"),
+                "{error}"
+            );
         }
         // What it publishes is its own, and the rest is in doubt.
         eventually("its own blocks are known", async || {
@@ -75,7 +78,11 @@ async fn batches_that_only_the_replay_socket_has_are_not_believed_for_long() {
         (holder.blocks > 0 && reasons(&holder).contains(&"upstream_lost")).then_some(())
     })
     .await;
-    assert!(last_error(&site).contains("does not publish"), "{}", last_error(&site));
+    assert!(
+        last_error(&site).contains("does not publish"),
+        "{}",
+        last_error(&site)
+    );
 }
 
 /// Ports that were swapped, and are put right without a new connection of the engine's own.
@@ -98,7 +105,10 @@ async fn a_replay_socket_that_agrees_again_makes_the_engine_exact() {
     is_free_of(&site, "gpu-0", 1).await;
     publishers.publish(0, &json!([stored(2, 3, 1)]));
     site.settles("gpu-0", 4, &[]).await;
-    assert_eq!((site.depth(1, "gpu-0").await, site.depth(2, "gpu-0").await), (0, 4));
+    assert_eq!(
+        (site.depth(1, "gpu-0").await, site.depth(2, "gpu-0").await),
+        (0, 4)
+    );
 }
 
 /// A proxy stands between, and the replay socket is asked directly.
@@ -119,7 +129,10 @@ async fn numbers_that_begin_anew_on_a_connection_that_stays_are_another_process(
     site.settles("gpu-0", 2, &[]).await;
     publishers.publish(0, &json!([stored(2, 2, 1)]));
     site.settles("gpu-0", 3, &[]).await;
-    assert_eq!((site.depth(1, "gpu-0").await, site.depth(2, "gpu-0").await), (0, 3));
+    assert_eq!(
+        (site.depth(1, "gpu-0").await, site.depth(2, "gpu-0").await),
+        (0, 3)
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -144,7 +157,10 @@ async fn a_process_whose_first_number_is_the_next_one_is_another_process() {
         &json!([stored(2, 3, 1)]),
     );
     site.settles("gpu-0", 4, &[]).await;
-    assert_eq!((site.depth(1, "gpu-0").await, site.depth(2, "gpu-0").await), (0, 4));
+    assert_eq!(
+        (site.depth(1, "gpu-0").await, site.depth(2, "gpu-0").await),
+        (0, 4)
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -158,7 +174,10 @@ async fn another_topic_behind_the_same_address_is_another_engine() {
     site.settles("gpu-0", 1, &[]).await;
     publishers.publish_under(0, "other", &json!([stored(2, 0, 1)]));
     site.settles("gpu-0", 1, &["upstream_gap"]).await;
-    assert_eq!((site.depth(2, "gpu-0").await, last_error(&site).as_str()), (0, "other_engine"));
+    assert_eq!(
+        (site.depth(2, "gpu-0").await, last_error(&site).as_str()),
+        (0, "other_engine")
+    );
     // Nor when it comes back as another process.
     publishers = publishers.restart(&python);
     publishers.wait_for_subscriber(0);

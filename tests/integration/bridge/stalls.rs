@@ -217,7 +217,9 @@ async fn an_answer_that_drips_leaves_no_engine_exact() {
     scene.tells(&["in doubt", "stored", "exact"]).await;
     let Question { client, start } = engine.asked().await;
     let payload = engine.sent[start].clone();
-    engine.reply(&client, &(start as u64).to_be_bytes(), payload).await;
+    engine
+        .reply(&client, &(start as u64).to_be_bytes(), payload)
+        .await;
     // The rest of the answer does not come, and neither does what is published.
     engine.publish().await;
     scene.tells(&["in doubt"]).await;

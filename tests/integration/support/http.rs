@@ -68,8 +68,9 @@ impl HttpClient {
             format!("Authorization: Bearer {token}\r\n")
         });
         let length = body.len();
-        let head =
-            format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n{token}\r\n");
+        let head = format!(
+            "{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n{token}\r\n"
+        );
         self.send(head.as_bytes()).await;
         self.send(body).await;
         self.answer().await

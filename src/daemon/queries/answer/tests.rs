@@ -432,10 +432,7 @@ fn what_an_engine_cannot_tell_is_uncertain_for_who_asks_for_it() {
     let _told = scene.add("told", &[&tokens], &[]);
     let both = who(&[("salts", 1, true), ("told", 1, true)]);
     assert_eq!(scene.found(&prompt(&tokens, None, None)), (both.clone(), true));
-    assert_eq!(
-        scene.found(&prompt(&tokens, None, Some(""))),
-        (both, true)
-    );
+    assert_eq!(scene.found(&prompt(&tokens, None, Some(""))), (both, true));
     assert_eq!(scene.found(&prompt(&tokens, Some("a"), None)), (Vec::new(), true));
     assert_eq!(
         scene.found(&prompt(&tokens, None, Some("s"))),
