@@ -77,6 +77,9 @@ pub(crate) struct QueryArguments {
     /// Salt of the cache that the tokens are for.
     #[arg(long, value_name = "TEXT", conflicts_with_all = HASH_FORMS)]
     cache_salt: Option<String>,
+    /// How many tokens the prompt has that the hashes are of: the block with its last token is not usable.
+    #[arg(long, value_name = "COUNT", conflicts_with_all = ["tokens", "file"])]
+    token_count: Option<u64>,
     /// Answer only for these workers, joined by commas.
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     workers: Option<Vec<WorkerName>>,
@@ -221,11 +224,16 @@ impl QueryArguments {
         let options = self.options();
         if let Some(stride) = self.every {
             let query = SingleQuery::compressed(key, stride).map_err(Failure::usage)?;
-            return Ok(SingleQuery { options, ..query });
+            return Ok(SingleQuery {
+                options,
+                token_count: self.token_count,
+                ..query
+            });
         }
         let query = SingleQuery {
             key,
             positions: self.positions.take(),
+            token_count: self.token_count,
             options,
         };
         query.check().map_err(Failure::usage)?;

@@ -271,7 +271,7 @@ impl Answerer {
         let options = &query.options;
         let doubts = self.doubts(namespace);
         let searched = self.searched(&doubts, options, || {
-            indexer.find_chain(&mut chain, search_of(options))
+            indexer.find_chain(&mut chain, search_of(query, indexer))
         });
         let mut reply = QueryReply {
             query_blocks: saturating_u32(chain.len()),
@@ -342,7 +342,11 @@ impl Answerer {
     ) -> Result<QueryReply, WireError> {
         let chain = SparseChain::new(&query.key, positions).map_err(DecodeError::from)?;
         let doubts = self.doubts(namespace);
-        let search = || namespace.indexer.find_bounds(&chain, search_of(&query.options));
+        let search = || {
+            namespace
+                .indexer
+                .find_bounds(&chain, search_of(query, &namespace.indexer))
+        };
         let reply = QueryReply {
             query_blocks: chain.query_blocks(),
             unseen_blocks_max: chain.unseen_blocks_max(),
@@ -363,14 +367,29 @@ fn foreign_holders(indexer: &PositionalIndexer, key: &QueryKey) -> u32 {
     }
 }
 
-fn search_of(options: &QueryOptions) -> Search<'_> {
+fn search_of<'o>(query: &'o SingleQuery, indexer: &PositionalIndexer) -> Search<'o> {
+    let options = &query.options;
     let tiers = if options.tiers {
         TierDepth::Each
     } else {
         TierDepth::All
     };
     let workers = options.workers.as_deref();
-    Search { workers, tiers }
+    Search {
+        workers,
+        tiers,
+        usable_max: usable_max(&query.key, query.token_count, indexer),
+    }
+}
+
+/// No more blocks are usable, where the number of tokens is known: a request computes its last token, and so the block that has it.
+fn usable_max(key: &QueryKey, token_count: Option<u64>, indexer: &PositionalIndexer) -> Option<u32> {
+    let tokens = match key {
+        QueryKey::Tokens { tokens, .. } => tokens.len() as u64,
+        _ => token_count?,
+    };
+    let blocks = tokens.saturating_sub(1) / u64::from(indexer.settings().block_size.as_u32());
+    Some(u32::try_from(blocks).unwrap_or(u32::MAX))
 }
 
 /// What has to be known from before a search.
@@ -457,8 +476,12 @@ fn best_of(
         let id = &found.holder.id;
         HolderMatch {
             matched_blocks_max: is_bounded.then_some(found.matched_blocks_max),
-            device_blocks: near.map(|[device, _]| device),
-            host_blocks: near.map(|[_, host]| host),
+            usable_blocks: differing(found.usable_blocks, found.matched_blocks),
+            device_blocks: near.map(|[device, _]| device.matched_blocks),
+            host_blocks: near.map(|[_, host]| host.matched_blocks),
+            device_usable_blocks: near
+                .and_then(|[device, _]| differing(device.usable_blocks, device.matched_blocks)),
+            host_usable_blocks: near.and_then(|[_, host]| differing(host.usable_blocks, host.matched_blocks)),
             exact: degraded.is_empty(),
             degraded,
             ..HolderMatch::new(id.worker.clone(), id.rank, found.matched_blocks)
@@ -467,10 +490,15 @@ fn best_of(
     (holders.collect(), total)
 }
 
+/// A number that travels only where it is another than one that does.
+fn differing(usable: u32, matched: u32) -> Option<u32> {
+    (usable != matched).then_some(usable)
+}
+
 fn place<'a>(found: &Match<'a>) -> ReplyOrder<'a> {
     let id = &found.holder.id;
     let blocks = [
-        found.matched_blocks,
+        found.usable_blocks,
         found.matched_blocks,
         found.matched_blocks_max,
     ];
