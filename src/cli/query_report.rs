@@ -70,6 +70,14 @@ fn holders_table(reply: &QueryReply, asked: &QueryOptions) -> Table {
         ("BLOCKS", Side::Right),
         ("OF QUERY", Side::Right),
     ];
+    // Mostly a request can reuse all that there is.
+    let has_unusable = reply
+        .holders
+        .iter()
+        .any(|holder| holder.usable() != holder.matched_blocks);
+    if has_unusable {
+        columns.push(("USABLE", Side::Right));
+    }
     if asked.tiers {
         columns.extend([("ON DEVICE", Side::Right), ("AND HOST", Side::Right)]);
     }
@@ -85,6 +93,9 @@ fn holders_table(reply: &QueryReply, asked: &QueryOptions) -> Table {
             span(holder, |blocks| blocks.to_string()),
             span(holder, |blocks| percent(blocks, reply.query_blocks)),
         ];
+        if has_unusable {
+            row.push(holder.usable().to_string());
+        }
         if asked.tiers {
             // An older daemon does not say.
             let near = [holder.device_blocks, holder.host_blocks];
@@ -213,6 +224,20 @@ gpu-1      0      12      18 %  degraded: gap
         let explained = render_reply(&reply(), &asked(true));
         let drop_out = "at block 12, which 1 other has (3fc91a2b3c4d5e6f785cba9876543210)";
         assert!(explained.contains(drop_out), "{explained}");
+    }
+
+    #[test]
+    fn what_is_not_usable_has_a_column_of_its_own() {
+        let mut reply = reply();
+        reply.holders[0].usable_blocks = Some(48);
+        let expected = "\
+64 blocks asked for
+WORKER  RANK  BLOCKS  OF QUERY  USABLE  STATE
+gpu-0      0      64     100 %      48  exact
+gpu-1      0      12      18 %      12  degraded: gap
+2 of 5 shown
+";
+        assert_eq!(render_reply(&reply, &asked(false)), expected);
     }
 
     #[test]

@@ -24,4 +24,6 @@ pub(crate) struct NewBlock {
     pub(crate) key: PositionalLineageHash,
     pub(crate) sequence_hash: Option<SequenceHash>,
     pub(crate) name: Option<u64>,
+    /// Whether it is not resumable where it is stored.
+    pub(crate) is_barred: bool,
 }

@@ -6,6 +6,9 @@
 //! before it. A holder has some blocks of the tree, in tiers, under names of its own (`holder`). What it has of a run is a short list of
 //! intervals: a hole or a second tier splits an interval, and nothing else changes.
 //!
+//! A block of a holder is *resumable*, or it is barred: then a request cannot go on behind it, although full attention has it. Mostly all are.
+//! What is barred travels beside the entries (`runs::bars`), in the same steps.
+//!
 //! A block *counts* when the holder has all blocks before it. A search (`search`) goes from position 0 on through the runs along the
 //! query, and keeps those holders whose leading blocks of each run reach far enough.
 //!
@@ -92,7 +95,7 @@ pub use indexer::{IndexSizes, PositionalIndexer};
 pub use listing::{HolderPart, HolderWalk, RestoredRun, Walk, WalkedHolder, WalkedRun};
 pub use namespace::{Namespace, NamespaceRefused, Namespaces};
 pub use runs::give_back_memory;
-pub use search::{Match, Matches, QueryChain, Search, SparseChain, TierDepth};
+pub use search::{Match, Matches, NearBlocks, QueryChain, Search, SparseChain, TierDepth};
 pub use settings::{Capacity, Hashing, IndexLimits, NamespaceSettings, ParkingLimits};
 pub use shared::TotalUsage;
 pub use writer::HolderWriter;

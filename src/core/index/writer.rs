@@ -65,7 +65,6 @@ impl HolderWriter {
             Event::Stored(stored) => {
                 let uses_names =
                     matches!(stored.names, BlockNames::Sequence { .. }) || stored.engine_hashes.is_some();
-                applied.reject_unless_resumable(&stored.resumable, stored.names.len());
                 self.change(&mut applied, uses_names, |turn| turn.stored(stored, tier, now_us));
                 self.shared.make_room(applied.stored);
             }
@@ -74,8 +73,8 @@ impl HolderWriter {
                 self.change(&mut applied, uses_names, |turn| turn.remove(&removed, tier));
             }
             Event::Resumable(blocks) => {
-                let count = blocks.hashes.len() + blocks.lineage_hashes.len();
-                applied.reject(RejectReason::MissingContent, count);
+                let uses_names = !blocks.hashes.is_empty();
+                self.change(&mut applied, uses_names, |turn| turn.mark(&blocks, tier));
             }
             Event::Cleared => {
                 self.clear();

@@ -116,7 +116,7 @@ impl Serialize for Figures<'_> {
             Words::Mooncake => ["GPU", "CPU", "DISK", "DP"],
             Words::Dynamo => ["gpu", "cpu", "disk", "dp"],
         };
-        let longest = self.ranks.longest(|holder| holder.matched_blocks);
+        let longest = self.ranks.longest(|holder| holder.usable_blocks);
         let [on_device, with_host] = [0, 1].map(|step| self.ranks.longest(|holder| holder.near_blocks[step]));
         let mut map = serializer.serialize_map(None)?;
         map.serialize_entry("longest_matched", &longest)?;
@@ -155,7 +155,7 @@ mod tests {
         let worker = WorkerName::new(worker).unwrap();
         FoundHolder {
             id: HolderId { worker, rank },
-            matched_blocks,
+            usable_blocks: matched_blocks,
             is_exact: true,
             near_blocks,
         }

@@ -291,7 +291,7 @@ impl Answerer {
         let options = &query.options;
         let doubts = self.doubts(namespace, &query.key);
         let searched = self.searched(&doubts, options, || {
-            indexer.find_chain(&mut chain, search_of(options))
+            indexer.find_chain(&mut chain, search_of(query, indexer))
         });
         let mut reply = QueryReply {
             query_blocks: saturating_u32(chain.len()),
@@ -301,7 +301,7 @@ impl Answerer {
         if options.explain {
             explain(indexer, &mut chain, &mut reply.holders);
         }
-        self.add_ahead(&doubts, options, &mut reply);
+        self.add_ahead(&doubts, query, &mut reply);
         if let Some(sample) = &self.sample {
             sample.answered(state_of(&reply));
             sample.offer(&namespace.name, &mut chain, doubts.look.now_us);
@@ -366,7 +366,11 @@ impl Answerer {
     ) -> Result<QueryReply, WireError> {
         let chain = SparseChain::new(&query.key, positions).map_err(DecodeError::from)?;
         let doubts = self.doubts(namespace, &query.key);
-        let search = || namespace.indexer.find_bounds(&chain, search_of(&query.options));
+        let search = || {
+            namespace
+                .indexer
+                .find_bounds(&chain, search_of(query, &namespace.indexer))
+        };
         let reply = QueryReply {
             query_blocks: chain.query_blocks(),
             unseen_blocks_max: chain.unseen_blocks_max(),
@@ -387,14 +391,29 @@ fn foreign_holders(indexer: &PositionalIndexer, key: &QueryKey) -> u32 {
     }
 }
 
-fn search_of(options: &QueryOptions) -> Search<'_> {
+fn search_of<'o>(query: &'o SingleQuery, indexer: &PositionalIndexer) -> Search<'o> {
+    let options = &query.options;
     let tiers = if options.tiers {
         TierDepth::Each
     } else {
         TierDepth::All
     };
     let workers = options.workers.as_deref();
-    Search { workers, tiers }
+    Search {
+        workers,
+        tiers,
+        usable_max: usable_max(&query.key, query.token_count, indexer),
+    }
+}
+
+/// No more blocks are usable, where the number of tokens is known: a request computes its last token, and so the block that has it.
+fn usable_max(key: &QueryKey, token_count: Option<u64>, indexer: &PositionalIndexer) -> Option<u32> {
+    let tokens = match key {
+        QueryKey::Tokens { tokens, .. } => tokens.len() as u64,
+        _ => token_count?,
+    };
+    let blocks = tokens.saturating_sub(1) / u64::from(indexer.settings().block_size.as_u32());
+    Some(u32::try_from(blocks).unwrap_or(u32::MAX))
 }
 
 /// What has to be known from before a search.
@@ -491,8 +510,12 @@ fn best_of(
         let id = &found.holder.id;
         HolderMatch {
             matched_blocks_max: is_bounded.then_some(found.matched_blocks_max),
-            device_blocks: near.map(|[device, _]| device),
-            host_blocks: near.map(|[_, host]| host),
+            usable_blocks: differing(found.usable_blocks, found.matched_blocks),
+            device_blocks: near.map(|[device, _]| device.matched_blocks),
+            host_blocks: near.map(|[_, host]| host.matched_blocks),
+            device_usable_blocks: near
+                .and_then(|[device, _]| differing(device.usable_blocks, device.matched_blocks)),
+            host_usable_blocks: near.and_then(|[_, host]| differing(host.usable_blocks, host.matched_blocks)),
             exact: degraded.is_empty(),
             degraded,
             ..HolderMatch::new(id.worker.clone(), id.rank, found.matched_blocks)
@@ -501,10 +524,15 @@ fn best_of(
     (holders.collect(), total)
 }
 
+/// A number that travels only where it is another than one that does.
+fn differing(usable: u32, matched: u32) -> Option<u32> {
+    (usable != matched).then_some(usable)
+}
+
 fn place<'a>(found: &Match<'a>) -> ReplyOrder<'a> {
     let id = &found.holder.id;
     let blocks = [
-        found.matched_blocks,
+        found.usable_blocks,
         found.matched_blocks,
         found.matched_blocks_max,
     ];

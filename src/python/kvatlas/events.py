@@ -80,6 +80,13 @@ def _runs(values: Sequence[int] | None, blocks: int) -> tuple[int, ...] | None:
     return runs
 
 
+def _flags(runs: Sequence[int] | None, blocks: int) -> list[bool]:
+    if runs is None:
+        return [True] * blocks
+    flags = [place % 2 == 1 for place, run in enumerate(runs) for _ in range(run)]
+    return flags + [False] * (blocks - len(flags))
+
+
 def resumable_runs(flags: Iterable[bool]) -> tuple[int, ...] | None:
     """Run lengths of flags, one a block, as :class:`Stored` takes them; none where all blocks are resumable."""
     runs, last = [0], False
@@ -149,6 +156,10 @@ class Stored:
         check_text(self.lora_name, "lora_name")
         check_text(self.cache_salt, "cache_salt")
 
+    def flags(self) -> list[bool]:
+        """Whether each block is resumable."""
+        return _flags(self.resumable, len(self.sequence_hashes))
+
     def _check_start(self, blocks: int) -> None:
         if self.parent is None:
             if self.position:
@@ -182,6 +193,10 @@ class StoredByLineage:
             engine_hashes=_named(self.engine_hashes, "engine_hashes", len(hashes)),
             resumable=_runs(self.resumable, len(hashes)),
         )
+
+    def flags(self) -> list[bool]:
+        """Whether each block is resumable."""
+        return _flags(self.resumable, len(self.lineage_hashes))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 //! What applying events did.
 
-use crate::wire::{DegradedReason, DegradedReasons, Resumable};
+use crate::wire::{DegradedReason, DegradedReasons};
 
 /// Why blocks of an event were not taken, or were taken with a note. Label values of a metric.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -108,13 +108,6 @@ impl Applied {
         match was_held {
             true => self.removed += 1,
             false => self.reject(RejectReason::UnknownBlock, 1),
-        }
-    }
-
-    /// Blocks that are not all resumable: the index does not keep which.
-    pub(crate) fn reject_unless_resumable(&mut self, resumable: &Resumable, blocks: usize) {
-        if !resumable.is_all() {
-            self.reject(RejectReason::MissingContent, blocks);
         }
     }
 

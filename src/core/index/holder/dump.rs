@@ -10,7 +10,7 @@ use crate::wire::{BlockNames, Event, Resumable, StoredBlocks, Tier};
 
 use super::names::Found;
 use super::orphans::{Key, Orphan};
-use super::part::{Form, Interval};
+use super::part::{Form, Interval, classes, tier_bit};
 use super::{Holder, HolderState, Home};
 
 impl Holder {
@@ -25,7 +25,13 @@ impl Holder {
         let (state, runs) = (self.state.lock(), home.runs.write());
         let mut parts: Vec<(RunId, Interval)> = Vec::new();
         for (run, part) in state.parts.iter() {
-            parts.extend(part.intervals().iter().map(|interval| (*run, *interval)));
+            // Those that differ in being resumable alone go together.
+            let mut from = 0;
+            while from < part.end() {
+                let (to, held) = part.extent_alike(from, part.end());
+                parts.extend(held.map(|attributes| (*run, Interval { from, to, attributes })));
+                from = to;
+            }
         }
         let start = |run: RunId| runs.run(run).map_or(0, Run::start);
         parts.sort_by_cached_key(|(run, interval)| (start(*run), *run, interval.from));
@@ -53,7 +59,7 @@ fn cut(run: RunId, interval: Interval, blocks_max: u16) -> impl Iterator<Item = 
 }
 
 impl HolderState {
-    /// The first of these blocks of a run, and those after it that have the same attributes.
+    /// The first of these blocks of a run, and those after it that differ in being resumable at most.
     fn events(
         &self,
         run: RunId,
@@ -62,7 +68,7 @@ impl HolderState {
         runs: &RunWriter<'_>,
     ) -> Vec<(Tier, Event)> {
         let part = self.parts.get(&run);
-        let piece = part.map(|part| (part, part.extent(offsets.start, offsets.end)));
+        let piece = part.map(|part| (part, part.extent_alike(offsets.start, offsets.end)));
         let Some((part, (end, Some(held)))) = piece else {
             return Vec::new();
         };
@@ -93,7 +99,8 @@ impl HolderState {
                 names.map(|alias| (alias.tiers, Some(vec![alias.name]))).collect()
             }
         };
-        let events = |(tiers, names)| each_tier(tiers, &blocks, names);
+        let resumable = |tier| part.resumable(from, end, tier);
+        let events = |(tiers, names)| each_tier(tiers, &blocks, names, resumable);
         named.into_iter().flat_map(events).collect()
     }
 
@@ -106,16 +113,21 @@ impl HolderState {
 }
 
 /// Events that store blocks under these names in each of some tiers.
-fn each_tier(tiers: u8, names: &BlockNames, engine_hashes: Option<Vec<u64>>) -> Vec<(Tier, Event)> {
-    let stored = StoredBlocks {
+fn each_tier(
+    tiers: u8,
+    names: &BlockNames,
+    engine_hashes: Option<Vec<u64>>,
+    resumable: impl Fn(Tier) -> Resumable,
+) -> Vec<(Tier, Event)> {
+    let stored = |tier| StoredBlocks {
         names: names.clone(),
         content: None,
-        engine_hashes,
-        resumable: Resumable::ALL,
+        engine_hashes: engine_hashes.clone(),
+        resumable: resumable(tier),
     };
     let is_in = |tier: &Tier| tiers >> tier.as_u8() & 1 == 1;
     let tiers = (0..Tier::COUNT).filter_map(Tier::new).filter(is_in);
-    tiers.map(|tier| (tier, Event::Stored(stored.clone()))).collect()
+    tiers.map(|tier| (tier, Event::Stored(stored(tier)))).collect()
 }
 
 /// A hash with the parent's fragment that names the parent or nothing: by another name, the events would mean another parent.
@@ -144,7 +156,10 @@ fn orphan_events(key: Key, orphan: &Orphan, state: &HolderState, runs: &RunWrite
         },
         _ => BlockNames::Lineage(vec![key]),
     };
+    let resumable = |tier| Resumable::from_flags([orphan.barred & classes(tier_bit(tier)) == 0]);
     let aliases = orphan.names.iter();
-    let named = aliases.flat_map(|alias| each_tier(alias.tiers, &names, Some(vec![alias.name])));
-    named.chain(each_tier(orphan.nameless, &names, None)).collect()
+    let named = aliases.flat_map(|alias| each_tier(alias.tiers, &names, Some(vec![alias.name]), resumable));
+    named
+        .chain(each_tier(orphan.nameless, &names, None, resumable))
+        .collect()
 }

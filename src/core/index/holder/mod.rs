@@ -10,7 +10,8 @@
 //! | `part.rs`, `copies.rs` | intervals of one run, with tiers and names; further names of blocks |
 //! | `orphans.rs` | blocks whose parent is not known |
 //! | `names.rs` | finding blocks by name or lineage hash; several names of one block |
-//! | `store.rs`, `remove.rs` | what stored and removed events do |
+//! | `store.rs`, `remove.rs` | what stored, resumable and removed events do |
+//! | `marks.rs` | which blocks of a stored event are resumable |
 //! | `settle.rs` | blocks that are known by their lineage hashes, one by one |
 //! | `parking.rs`, `claims.rs` | events whose parent has not come; blocks whose parent may be another one |
 //! | `resolve.rs` | what the blocks of a stored event are |
@@ -21,6 +22,7 @@ mod applied;
 mod claims;
 mod copies;
 mod dump;
+mod marks;
 mod names;
 mod orphans;
 pub(super) mod parking;
@@ -194,6 +196,7 @@ impl HolderState {
                 self.tiers = tiers;
             }
             part.hint = runs.set_entry(*run, self.slot, part.entry(self.slot), part.hint);
+            runs.set_bars(*run, self.slot, part.barred());
             if part.end() == 0 {
                 self.parts.remove(run);
             }

@@ -8,6 +8,9 @@ use smallvec::SmallVec;
 use crate::hash::{Position, PositionalLineageHash, SequenceHash};
 use crate::index::block::{COMMON_MASK, is_fragment_of};
 use crate::split_map::SplitMap;
+use crate::wire::Tier;
+
+use super::part::{classes, marked};
 
 /// What a block is found by. In the order of these, by position, parent and own hash, those that wait for one block stand together.
 pub(super) type Key = PositionalLineageHash;
@@ -78,6 +81,8 @@ pub(super) struct Orphan {
     /// The tiers that hold it without a name; none once it has one.
     pub(super) nameless: u8,
     pub(super) names: Names,
+    /// The classes of tiers in which it is not resumable.
+    pub(super) barred: u8,
 }
 
 impl Orphan {
@@ -88,7 +93,19 @@ impl Orphan {
             is_whole: sequence_hash.is_some(),
             nameless: if name.is_none() { tiers } else { 0 },
             names: name.into_iter().map(|name| Alias { name, tiers }).collect(),
+            barred: 0,
         }
+    }
+
+    /// The tiers under all names.
+    pub(super) fn tiers(&self) -> u8 {
+        let named = self.names.iter().fold(0, |tiers, alias| tiers | alias.tiers);
+        self.nameless | named
+    }
+
+    /// What is said of the block in one of its tiers: whether it is barred there.
+    pub(super) fn mark(&mut self, tier: Tier, is_barred: bool) {
+        self.barred = marked(self.barred, tier, is_barred);
     }
 
     /// Whether its whole hash is known, and is a name of it.
@@ -200,6 +217,16 @@ impl Orphans {
         true
     }
 
+    /// Says of a block whether it is barred in a tier; false where it does not lie there.
+    pub(super) fn mark(&mut self, key: Key, tier: Tier, is_barred: bool) -> bool {
+        let orphan = self.blocks.get_mut(&key);
+        let Some(orphan) = orphan.filter(|orphan| orphan.tiers() >> tier.as_u8() & 1 == 1) else {
+            return false;
+        };
+        orphan.mark(tier, is_barred);
+        true
+    }
+
     /// Takes a block out.
     pub(super) fn remove(&mut self, key: Key) -> Option<Orphan> {
         let orphan = self.blocks.remove(&key)?;
@@ -230,6 +257,7 @@ impl Orphans {
             withdrawn |= orphan.nameless & tiers;
             orphan.nameless &= !tiers;
         }
+        orphan.barred &= classes(orphan.tiers());
         if !orphan.is_named_by_hash() {
             self.by_hash.insert(hash_of(key));
         }

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use crate::hash::PositionalLineageHash;
-use crate::wire::{BlockContent, BlockNames, StoredBlocks, Tier};
+use crate::wire::{BlockContent, BlockNames, Resumable, ResumableBlocks, StoredBlocks, Tier};
 
 use crate::index::settings::ParkingLimits;
 
@@ -34,7 +34,34 @@ impl ParkedEvent {
             Some(BlockContent::Tokens { tokens, .. }) => tokens.capacity() * 4,
         };
         let own = self.stored.engine_hashes.as_ref().map_or(0, Vec::capacity);
-        names + content + own * 8 + self.remaining.capacity() * (size_of::<u64>() + 1) / 7 * 8
+        let runs = self.stored.resumable.runs().map_or(0, <[u32]>::len) * size_of::<u32>();
+        names + content + runs + own * 8 + self.remaining.capacity() * (size_of::<u64>() + 1) / 7 * 8
+    }
+}
+
+impl ParkedEvent {
+    /// Notes whether those of its blocks are resumable that have one of these names or hashes.
+    fn mark(&mut self, hashes: &HashSet<u64>, keys: &HashSet<PositionalLineageHash>, resumable: bool) {
+        let names = self.stored.engine_hashes.as_ref();
+        let is_meant = |index: usize| {
+            let has_name = names.and_then(|names| names.get(index));
+            let is_named = has_name.is_some_and(|name| hashes.contains(name));
+            is_named
+                || match &self.stored.names {
+                    BlockNames::Sequence { hashes: own, .. } => hashes.contains(&own[index].as_u64()),
+                    BlockNames::Lineage(own) => keys.contains(&own[index]),
+                }
+        };
+        let blocks = self.stored.names.len();
+        if !(0..blocks).any(is_meant) {
+            return;
+        }
+        let stretches = self.stored.resumable.stretches(blocks);
+        let flags = stretches.flat_map(|(stretch, flag)| stretch.map(move |_| flag));
+        let flags = flags
+            .enumerate()
+            .map(|(index, flag)| if is_meant(index) { resumable } else { flag });
+        self.stored.resumable = Resumable::from_flags(flags);
     }
 }
 
@@ -175,6 +202,27 @@ impl Parking {
         block.name.is_some_and(|name| event.remaining.contains(&name))
             && !is_removed(Unplaced::Key(block.key))
             && !hash.is_some_and(is_removed)
+    }
+
+    /// Notes of blocks of events that wait whether they are resumable. By a lineage hash nobody can tell yet whether a block that is named
+    /// otherwise is meant: events that may have it are dropped. Says how many blocks those were.
+    pub(crate) fn mark(&mut self, blocks: &ResumableBlocks, tier: Tier) -> usize {
+        if self.events.is_empty() {
+            return 0;
+        }
+        let hashes: HashSet<u64> = blocks.hashes.iter().map(|hash| hash.as_u64()).collect();
+        let keys: HashSet<PositionalLineageHash> = blocks.lineage_hashes.iter().copied().collect();
+        let mut dropped = 0;
+        self.events.retain_mut(|event| {
+            let is_by_hash = matches!(event.stored.names, BlockNames::Sequence { .. });
+            let is_lost = event.tier == tier && is_by_hash && !keys.is_empty();
+            if event.tier == tier && !is_lost {
+                event.mark(&hashes, &keys, blocks.resumable);
+            }
+            dropped += if is_lost { event.remaining.len() } else { 0 };
+            !is_lost
+        });
+        dropped
     }
 
     /// Notes that the block called `name` was removed; says whether an event that waits has it.

@@ -6,12 +6,14 @@ use super::copies::{Aliases, Copies};
 use super::orphans::Alias;
 
 use crate::index::directory::HolderSlot;
-use crate::index::runs::Entry;
-use crate::wire::Tier;
+use crate::index::runs::{Barred, Entry, STEPS};
+use crate::wire::{Resumable, Tier};
 
 /// What all blocks of an interval have in common.
 ///
-/// The low byte has one bit a tier. Above it stands how the engine names the blocks, and what is known of them.
+/// The low byte has one bit a tier. Above it stands how the engine names the blocks, and what is known of them. The highest bits say in which
+/// classes of tiers the blocks are *barred*, which is not resumable: on the device, on the host, in all others. In a class in which the blocks
+/// do not lie, the bit is 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Attributes(u16);
 
@@ -31,6 +33,13 @@ pub(super) enum Form {
 const FORM_SHIFT: u32 = 8;
 /// The whole sequence hash is known to the holder.
 const WHOLE: u16 = 1 << 10;
+const BARRED_SHIFT: u32 = 11;
+const BARRED: u16 = 0b111 << BARRED_SHIFT;
+
+/// The classes of some tiers, one bit each.
+pub(super) fn classes(tiers: u8) -> u8 {
+    tiers & 0b11 | u8::from(tiers > 0b11) << 2
+}
 
 impl Attributes {
     pub(super) fn new(tiers: u8, form: Form, is_whole: bool) -> Self {
@@ -57,7 +66,8 @@ impl Attributes {
     }
 
     pub(super) fn with_tiers(self, tiers: u8) -> Self {
-        Self(self.0 & !0xff | u16::from(tiers))
+        let next = Self(self.0 & !0xff | u16::from(tiers));
+        next.with_barred(self.barred() & classes(tiers))
     }
 
     pub(super) fn with_more(self, tiers: u8) -> Self {
@@ -65,12 +75,39 @@ impl Attributes {
     }
 
     pub(super) fn with_whole(self, is_whole: bool) -> Self {
-        Self::new(self.tiers(), self.form(), self.is_whole() || is_whole)
+        Self(self.0 | if is_whole { WHOLE } else { 0 })
     }
 
     pub(super) fn with_form(self, form: Form) -> Self {
-        Self::new(self.tiers(), form, self.is_whole())
+        Self(self.0 & !(0b11 << FORM_SHIFT) | (form as u16) << FORM_SHIFT)
     }
+
+    /// The classes of tiers in which the blocks are not resumable.
+    #[allow(clippy::cast_possible_truncation, reason = "three bits are left")]
+    pub(super) fn barred(self) -> u8 {
+        (self.0 >> BARRED_SHIFT) as u8 & 0b111
+    }
+
+    pub(super) fn with_barred(self, classes: u8) -> Self {
+        Self(self.0 & !BARRED | u16::from(classes) << BARRED_SHIFT)
+    }
+
+    /// What is said of the blocks in one of their tiers: whether they are barred there.
+    pub(super) fn marked(self, tier: Tier, is_barred: bool) -> Self {
+        self.with_barred(marked(self.barred(), tier, is_barred))
+    }
+
+    /// Whether the blocks are not resumable in the tiers of each step. Where they do not lie in these, nobody asks.
+    fn barred_steps(self) -> [bool; STEPS] {
+        let held = classes(self.tiers());
+        [0b1, 0b11, 0b111].map(|step| held & step & !self.barred() == 0 && self.barred() & step != 0)
+    }
+}
+
+/// The barred classes after it was said of one tier whether blocks are barred there.
+pub(super) fn marked(barred: u8, tier: Tier, is_barred: bool) -> u8 {
+    let class = classes(tier_bit(tier));
+    barred & !class | if is_barred { class } else { 0 }
 }
 
 pub(super) fn tier_bit(tier: Tier) -> u8 {
@@ -114,10 +151,6 @@ where
 }
 
 impl Part {
-    pub(super) fn intervals(&self) -> &[Interval] {
-        &self.intervals
-    }
-
     /// One more than the offset of the last block; 0 where there is none.
     pub(super) fn end(&self) -> u16 {
         self.intervals.last().map_or(0, |last| last.to)
@@ -271,12 +304,49 @@ impl Part {
         self.names.extend_from_slice(new);
     }
 
-    /// Whether it is nothing but leading blocks, all in one tier and by their hashes; or nothing at all.
+    /// What there is at `from`, and up to where it is the same but for being resumable or not, no further than `to`.
+    pub(super) fn extent_alike(&self, from: u16, to: u16) -> (u16, Option<Attributes>) {
+        let (mut end, held) = self.extent(from, to);
+        let is_alike = |next: Option<Attributes>| {
+            let (held, next) = (held?, next?);
+            (held.with_barred(0) == next.with_barred(0)).then_some(())
+        };
+        while end < to && is_alike(self.get(end)).is_some() {
+            end = self.extent(end, to).0;
+        }
+        (end, held)
+    }
+
+    /// Which of the blocks from `from` to `to`, all of them held, are resumable in a tier.
+    pub(super) fn resumable(&self, from: u16, to: u16, tier: Tier) -> Resumable {
+        let class = classes(tier_bit(tier));
+        let held = self.intervals[self.index_of(from)..]
+            .iter()
+            .take_while(|interval| interval.from < to);
+        Resumable::from_flags(held.flat_map(|interval| {
+            let blocks = interval.from.max(from)..interval.to.min(to);
+            let is_resumable = interval.attributes.barred() & class == 0;
+            blocks.map(move |_| is_resumable)
+        }))
+    }
+
+    /// The blocks that are not resumable.
+    pub(super) fn barred(&self) -> impl Iterator<Item = Barred> + '_ {
+        let barred = |interval: &Interval| {
+            let steps = interval.attributes.barred_steps();
+            let Interval { from, to, .. } = *interval;
+            steps.contains(&true).then_some(Barred { from, to, steps })
+        };
+        self.intervals.iter().filter_map(barred)
+    }
+
+    /// Whether it is nothing but leading blocks, all resumable, in one tier and by their hashes; or nothing at all.
     pub(super) fn is_simple(&self) -> bool {
         match self.intervals.as_slice() {
             [] => true,
             [one] if one.from == 0 => {
-                one.attributes.form() == Form::Hash && one.attributes.tiers().is_power_of_two()
+                let own = one.attributes;
+                own.form() == Form::Hash && own.tiers().is_power_of_two() && own.barred() == 0
             }
             _ => false,
         }

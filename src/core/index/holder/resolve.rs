@@ -14,6 +14,7 @@ use crate::index::block::NewBlock;
 use crate::index::runs::{RunWriter, Spot};
 use crate::index::settings::{Hashing, NamespaceSettings};
 
+use super::marks::Marks;
 use super::store::Sequence;
 use super::{HolderState, RejectReason};
 
@@ -43,6 +44,8 @@ pub(super) struct ResolvedSequence<'e> {
     pub(super) names: Option<&'e [u64]>,
     /// Whether the hashes are not the contract's chain over the content beside them.
     pub(super) is_foreign: bool,
+    /// Which of them are resumable.
+    pub(super) marks: Marks<'e>,
 }
 
 /// Where a sequence begins: at position 0, or after a block.
@@ -76,13 +79,14 @@ impl ResolvedSequence<'_> {
             hashes: &self.hashes,
             names: self.all_names(),
             kept,
+            marks: self.marks,
         })
     }
 
     /// The blocks one by one.
     pub(super) fn blocks(&self) -> Vec<NewBlock> {
         let Start { position, parent, .. } = self.start;
-        new_blocks(position, parent, &self.hashes, self.all_names())
+        new_blocks(position, parent, &self.hashes, self.all_names(), self.marks)
     }
 
     /// What the engine calls them, even if that is their hashes.
@@ -98,16 +102,19 @@ pub(super) fn new_blocks(
     parent: Option<SequenceHash>,
     hashes: &[SequenceHash],
     names: &[u64],
+    marks: Marks<'_>,
 ) -> Vec<NewBlock> {
     let keys = lineage_hashes_from(position, parent, hashes);
-    let block = |((key, hash), name): ((Result<_, _>, &SequenceHash), &u64)| {
+    let block = |(((key, hash), name), is_barred): (((Result<_, _>, &SequenceHash), &u64), bool)| {
         Some(NewBlock {
             key: key.ok()?,
             sequence_hash: Some(*hash),
             name: Some(*name),
+            is_barred,
         })
     };
-    keys.zip(hashes).zip(names).filter_map(block).collect()
+    let named = keys.zip(hashes).zip(names);
+    named.zip(marks.flags()).filter_map(block).collect()
 }
 
 impl HolderState {
@@ -141,9 +148,9 @@ pub(super) fn resolve<'e>(
     settings: &NamespaceSettings,
     start: Start,
 ) -> Result<Resolved<'e>, Unresolved> {
-    let names = stored.engine_hashes.as_deref();
+    let (names, marks) = (stored.engine_hashes.as_deref(), Marks::of(&stored.resumable));
     let hashes = match &stored.names {
-        BlockNames::Lineage(keys) => return Ok(Resolved::Keys(blocks_of(keys, names))),
+        BlockNames::Lineage(keys) => return Ok(Resolved::Keys(blocks_of(keys, names, marks))),
         BlockNames::Sequence { hashes, .. } if hashes.is_empty() => return Ok(Resolved::Keys(Vec::new())),
         BlockNames::Sequence { hashes, .. } => hashes,
     };
@@ -165,16 +172,18 @@ pub(super) fn resolve<'e>(
         names: names.filter(|names| !is_named_by_hash(names)),
         hashes,
         is_foreign,
+        marks,
     }))
 }
 
-fn blocks_of(keys: &[PositionalLineageHash], names: Option<&[u64]>) -> Vec<NewBlock> {
-    let block = |(index, key): (usize, &PositionalLineageHash)| NewBlock {
+fn blocks_of(keys: &[PositionalLineageHash], names: Option<&[u64]>, marks: Marks<'_>) -> Vec<NewBlock> {
+    let block = |((index, key), is_barred): ((usize, &PositionalLineageHash), bool)| NewBlock {
         key: *key,
         sequence_hash: None,
         name: names.and_then(|names| names.get(index)).copied(),
+        is_barred,
     };
-    keys.iter().enumerate().map(block).collect()
+    keys.iter().enumerate().zip(marks.flags()).map(block).collect()
 }
 
 /// The contract's chain over the content of an event.

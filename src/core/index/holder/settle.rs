@@ -4,7 +4,7 @@ use crate::hash::{Position, SequenceHash};
 
 use super::names::Found;
 use super::orphans::{Key, Orphan};
-use super::part::{Attributes, Form, tier_bit};
+use super::part::{Attributes, Form, classes, tier_bit};
 use super::{HolderState, RejectReason, Work};
 use crate::index::block::NewBlock;
 use crate::index::runs::{RunWriter, Spot, Wanted, is_same_at};
@@ -19,6 +19,7 @@ impl HolderState {
             key,
             sequence_hash,
             name,
+            is_barred,
         } = *block;
         if self.refuses_nameless && name.is_none() {
             return work.reject_full(1);
@@ -46,19 +47,24 @@ impl HolderState {
             if let Some(hash) = sequence_hash {
                 work.runs.refine(spot, &[hash]);
             }
-            return self.extend(spot, name, sequence_hash.is_some(), work);
+            return self.extend(spot, name, sequence_hash.is_some(), is_barred, work);
         }
         let tiers = tier_bit(work.tier);
         if self.orphans.get(key).is_some() {
             return match self.orphans.extend(key, sequence_hash, name, tiers) {
-                true => work.applied.stored += 1,
+                true => {
+                    self.orphans.mark(key, work.tier, is_barred);
+                    work.applied.stored += 1;
+                }
                 false => work.reject_full(1),
             };
         }
         if self.blocks() >= work.blocks_max {
             return work.reject_full(1);
         }
-        self.settle(key, Orphan::new(sequence_hash, name, tiers), work);
+        let mut orphan = Orphan::new(sequence_hash, name, tiers);
+        orphan.mark(work.tier, is_barred);
+        self.settle(key, orphan, work);
     }
 
     /// Gives a new block its place, if its parent has one.
@@ -115,6 +121,11 @@ impl HolderState {
         part.set(spot.offset, spot.offset + 1, Some(held));
         for alias in &orphan.names {
             self.name_again(spot, Some(alias.name), alias.tiers, runs);
+        }
+        if let Some(held) = self.attributes(spot) {
+            // Of tiers in which both were, the orphan is what came with an event of its own.
+            let others = held.barred() & !classes(orphan.tiers());
+            self.set(spot, spot.offset + 1, held.with_barred(others | orphan.barred));
         }
     }
 

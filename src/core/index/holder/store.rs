@@ -1,13 +1,18 @@
 //! What stored events do to a holder's blocks.
 
+use smallvec::SmallVec;
+
 use crate::hash::SequenceHash;
 
-use super::orphans::Alias;
+use super::marks::Marks;
+use super::names::Found;
+use super::orphans::{Alias, Key};
 use super::part::{Attributes, Form, tier_bit};
 use super::resolve::new_blocks;
 use super::turn::TURN_BLOCKS;
 use super::{HolderState, RejectReason, Work};
 use crate::index::runs::{RunWriter, Spot, Wanted};
+use crate::wire::Tier;
 
 /// Blocks one after the other, the first after `parent`, a block that the holder has or had, or at position 0.
 #[derive(Debug, Clone, Copy)]
@@ -19,6 +24,8 @@ pub(super) struct Sequence<'a> {
     pub(super) names: &'a [u64],
     /// Which of them are to be held, where not all are: of the others only the places are made.
     pub(super) kept: Option<&'a [bool]>,
+    /// Which of them are resumable.
+    pub(super) marks: Marks<'a>,
 }
 
 impl<'a> Sequence<'a> {
@@ -31,6 +38,7 @@ impl<'a> Sequence<'a> {
         self.hashes = self.hashes.get(blocks..).unwrap_or_default();
         self.names = self.names.get(blocks..).unwrap_or_default();
         self.kept = self.kept.map(|kept| kept.get(blocks..).unwrap_or_default());
+        self.marks.skip(blocks);
     }
 }
 
@@ -85,7 +93,10 @@ impl HolderState {
             return work.reject_full(sequence.hashes.len());
         }
         let before = sequence.parent.map(|parent| SequenceHash(work.runs.hash(parent)));
-        for block in new_blocks(sequence.position.into(), before, sequence.hashes, sequence.names) {
+        let Sequence {
+            hashes, names, marks, ..
+        } = *sequence;
+        for block in new_blocks(sequence.position.into(), before, hashes, names, marks) {
             self.store_block(&block, work);
         }
     }
@@ -98,7 +109,9 @@ impl HolderState {
         while at.offset < end {
             // One by one, where some are left out.
             let kept = sequence.kept.map(|kept| kept.first() == Some(&true));
+            let alike = u16::try_from(sequence.marks.alike).unwrap_or(u16::MAX);
             let most = if kept.is_some() { at.offset + 1 } else { end };
+            let most = most.min(at.offset.saturating_add(alike));
             let (to, held) = self.parts.or_default(at.run).extent(at.offset, most);
             let done = match held {
                 _ if kept == Some(false) => 1,
@@ -136,6 +149,7 @@ impl HolderState {
         let together = if self.orphans.len() > 0 { 1 } else { room };
         let wanted = usize::from(to - at.offset).min(together);
         let held = Attributes::new(tier_bit(work.tier), form, true);
+        let held = held.marked(work.tier, sequence.marks.is_barred);
         let count = if form == Form::Own {
             self.hold_named(sequence, at, wanted, held, &mut work.runs)
         } else {
@@ -274,6 +288,7 @@ impl HolderState {
         if same > 0 {
             let count = u16::try_from(same).unwrap_or(u16::MAX);
             let next = held.with_more(tier_bit(work.tier)).with_whole(true);
+            let next = next.marked(work.tier, sequence.marks.is_barred);
             if next != held {
                 self.set(at, at.offset + count, next);
             }
@@ -283,15 +298,15 @@ impl HolderState {
         let name = sequence.names.first().copied();
         let is_own = self.orphans.len() == 0 && !self.has_hash_names();
         if is_own && !self.is_full(at) && name.is_some_and(|name| self.find_own(name).is_none()) {
-            let tiers = tier_bit(work.tier);
+            let tier = work.tier;
             let copies = self.aside(usize::from(to - at.offset), &mut work.runs, |state, runs| {
                 let hashes = runs.hashes(at.run, at.offset, to);
-                state.hold_copies(sequence, at, held, hashes, tiers)
+                state.hold_copies(sequence, at, held, hashes, tier)
             });
             work.applied.stored += copies as u64;
             return u16::try_from(copies).unwrap_or(u16::MAX);
         }
-        self.extend(at, name, true, work);
+        self.extend(at, name, true, sequence.marks.is_barred, work);
         1
     }
 
@@ -309,8 +324,9 @@ impl HolderState {
         at: Spot,
         held: Attributes,
         hashes: impl Iterator<Item = u64>,
-        tiers: u8,
+        tier: Tier,
     ) -> usize {
+        let tiers = tier_bit(tier);
         let is_full = |state: &Self, _, spot| state.is_full(spot);
         let count = self.enter_names(sequence, at, hashes, is_full);
         let Some(part) = self.parts.get_mut(&at.run) else {
@@ -323,12 +339,20 @@ impl HolderState {
         self.copies_bytes = self.copies_bytes - before + part.copies_bytes();
         self.further += count;
         let held = held.with_more(tiers).with_whole(true).with_form(Form::Many);
+        let held = held.marked(tier, sequence.marks.is_barred);
         self.set(at, at.offset + u16::try_from(count).unwrap_or(0), held);
         count
     }
 
     /// Stores one block again that has a place: with a tier, a name, or a whole hash more.
-    pub(super) fn extend(&mut self, at: Spot, name: Option<u64>, is_whole: bool, work: &mut Work<'_>) {
+    pub(super) fn extend(
+        &mut self,
+        at: Spot,
+        name: Option<u64>,
+        is_whole: bool,
+        is_barred: bool,
+        work: &mut Work<'_>,
+    ) {
         if let Some(name) = name
             && let Some(other) = self.find_other(name, at, Form::Many, &work.runs)
         {
@@ -338,8 +362,61 @@ impl HolderState {
         let Some(held) = self.attributes(at) else { return };
         self.set(at, at.offset + 1, held.with_whole(is_whole));
         match self.name_again(at, name, tier_bit(work.tier), &mut work.runs) {
-            true => work.applied.stored += 1,
+            true => {
+                self.mark(Found::Placed(at), work.tier, is_barred);
+                work.applied.stored += 1;
+            }
             false => work.reject_full(1),
         }
+    }
+
+    /// Says of a block whether it is barred in a tier; false where it does not lie there.
+    pub(super) fn mark(&mut self, found: Found, tier: Tier, is_barred: bool) -> bool {
+        let spot = match found {
+            Found::Placed(spot) => spot,
+            Found::Orphan(key) => return self.orphans.mark(key, tier, is_barred),
+        };
+        let held = self.attributes(spot);
+        let Some(held) = held.filter(|held| held.tiers() & tier_bit(tier) != 0) else {
+            return false;
+        };
+        let next = held.marked(tier, is_barred);
+        if next != held {
+            self.set(spot, spot.offset + 1, next);
+        }
+        true
+    }
+
+    /// Says of blocks, by names or else by their sequence hashes, whether they are barred in a tier.
+    pub(super) fn mark_names(&mut self, names: &[SequenceHash], is_barred: bool, work: &mut Work<'_>) {
+        for SequenceHash(name) in names {
+            let mut found: SmallVec<[Found; 2]> = self.find_name(*name, &work.runs).into_iter().collect();
+            if found.is_empty() {
+                found = self.find_hash(*name, &mut work.runs);
+            }
+            self.mark_found(&found, is_barred, work);
+        }
+    }
+
+    /// As [`Self::mark_names`], by lineage hashes.
+    pub(super) fn mark_keys(&mut self, keys: &[Key], is_barred: bool, work: &mut Work<'_>) {
+        for key in keys {
+            let orphan = self.orphans.get(*key).map(|_| Found::Orphan(*key));
+            let placed = self
+                .find_keys(*key, &mut work.runs)
+                .into_iter()
+                .map(Found::Placed);
+            let found: SmallVec<[Found; 2]> = placed.chain(orphan).collect();
+            self.mark_found(&found, is_barred, work);
+        }
+    }
+
+    fn mark_found(&mut self, found: &[Found], is_barred: bool, work: &mut Work<'_>) {
+        let mut is_held = false;
+        for found in found {
+            is_held |= self.mark(*found, work.tier, is_barred);
+        }
+        work.applied
+            .reject(RejectReason::UnknownBlock, usize::from(!is_held));
     }
 }

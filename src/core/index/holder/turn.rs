@@ -10,10 +10,11 @@ use crate::index::block::NewBlock;
 use crate::index::directory::{HolderRecord, HolderSlot};
 use crate::index::runs::{Run, RunId, RunStore};
 use crate::index::settings::{Hashing, IndexLimits, NamespaceSettings};
-use crate::wire::{BlockContent, DegradedReason, RemovedBlocks, StoredBlocks, Tier};
+use crate::wire::{BlockContent, DegradedReason, RemovedBlocks, ResumableBlocks, StoredBlocks, Tier};
 use crate::words::{GIVEN_BACK, give_back};
 
 use super::claims::Claims;
+use super::marks::Marks;
 use super::names::Found;
 use super::parking::{ParkedEvent, Unplaced, names_in};
 use super::part::{Form, tier_bit};
@@ -409,6 +410,20 @@ impl Turn<'_> {
         });
     }
 
+    /// Applies a resumable event, to blocks of events that wait, too.
+    pub(in crate::index) fn mark(&mut self, blocks: &ResumableBlocks, tier: Tier) {
+        self.work.tier = tier;
+        let is_barred = !blocks.resumable;
+        let dropped = self.state.parking.mark(blocks, tier);
+        self.reject(RejectReason::ParkingFull, dropped);
+        self.in_turns(&blocks.hashes, |turn, names| {
+            turn.state.mark_names(names, is_barred, &mut turn.work);
+        });
+        self.in_turns(&blocks.lineage_hashes, |turn, keys| {
+            turn.state.mark_keys(keys, is_barred, &mut turn.work);
+        });
+    }
+
     /// Stores blocks that were in an index before, under the names that are their hashes, after the block that has the hash `parent`.
     /// Where that is not there, they are counted and left out.
     pub(in crate::index) fn restore(
@@ -432,6 +447,7 @@ impl Turn<'_> {
             hashes,
             names: SequenceHash::peel_slice(hashes),
             kept: None,
+            marks: Marks::ALL,
         });
     }
 }

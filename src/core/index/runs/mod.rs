@@ -7,12 +7,14 @@
 //! | `header.rs` | a run's size and how often it has changed, in one word |
 //! | `entry.rs` | what one holder has of a run, in one word |
 //! | `roster.rs` | what all holders have of a run |
+//! | `bars.rs` | behind which blocks of a run which holders cannot resume |
 //! | `heads.rs` | from a block and the hash after it to the run that goes on there, for readers |
 //! | `name_map.rs`, `bucket.rs` | from a name or hash to a place, for writers; a bucket at one look |
 //! | `places.rs` | finding blocks by their hashes, for writers |
 //! | `recency.rs` | which runs were used longest ago |
 //! | `store.rs`, `writer.rs`, `trim.rs` | the runs of an index, changing them, and cutting off what nobody has |
 
+mod bars;
 mod bucket;
 mod entry;
 mod header;
@@ -28,6 +30,7 @@ mod store;
 mod trim;
 mod writer;
 
+pub(crate) use bars::{Barred, STEPS, split_by_usable};
 pub(crate) use entry::Entry;
 pub(crate) use header::Version;
 pub(crate) use name_map::NameMap;

@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use crossbeam_epoch::Guard;
 
+use super::bars::Bars;
 use super::entry::Entry;
 use super::header::{Header, Version};
 use super::print::CHUNK;
@@ -29,7 +30,7 @@ pub(super) const INLINE_ENTRIES: usize = 2;
 
 /// Blocks of a mark.
 const MARKED: usize = 64;
-const MARKS: usize = 24;
+const MARKS: usize = 20;
 
 /// A run. The first cache line is what readers need.
 #[derive(Debug, Default)]
@@ -51,6 +52,8 @@ pub(crate) struct Run {
     pub(crate) used: AtomicU32,
     /// How many of its blocks, from the first, can be found by their hashes.
     pub(super) placed: AtomicU16,
+    /// Which holders cannot resume behind which blocks, as [`Bars`] has it; nothing where all can.
+    pub(super) bars: Words,
     /// Which blocks have a fragment for a hash, one bit each; nothing where all hashes are whole.
     pub(super) short: Words,
     /// Whether another run after the same block begins with the same fragment.
@@ -290,6 +293,12 @@ impl Run {
     #[inline]
     pub(crate) fn roster<'g>(&'g self, guard: &'g Guard) -> Roster<'g> {
         Roster::new(&self.entries, self.more.get(guard))
+    }
+
+    /// Which holders cannot resume behind which blocks.
+    #[inline]
+    pub(crate) fn bars<'g>(&'g self, guard: &'g Guard) -> Bars<'g> {
+        Bars::new(self.bars.get(guard))
     }
 
     /// What each holder has; each entry is of one instant.

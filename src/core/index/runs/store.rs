@@ -53,6 +53,8 @@ pub(super) struct Doubts {
     pub(super) doubles: AtomicU64,
     /// Blocks that are not found by their hashes: nobody knows whether others have these, too.
     pub(super) unplaced: AtomicU64,
+    /// How many runs have blocks that are not resumable for some holder.
+    pub(super) barred: AtomicU64,
     /// How many runs begin with the fragment of another one after the same block.
     pub(super) twins: AtomicU64,
     /// How often the count of a run's steps has come to what it was before.
@@ -146,6 +148,12 @@ impl RunStore {
     #[inline]
     pub(crate) fn is_chain(&self) -> bool {
         self.doubles() == 0 && self.doubts.unplaced.load(Ordering::Relaxed) == 0
+    }
+
+    /// Whether a block of some holder is not resumable. To be asked after a look at a run: then what a step before has barred is known.
+    #[inline]
+    pub(crate) fn has_bars(&self) -> bool {
+        self.doubts.barred.load(Ordering::Relaxed) != 0
     }
 
     pub(crate) fn count_evicted(&self, blocks: u64) {

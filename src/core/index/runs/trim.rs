@@ -71,7 +71,7 @@ impl RunWriter<'_> {
         if run.is_twin.swap(0, Ordering::Relaxed) == 1 {
             self.store.doubts.twins.fetch_sub(1, Ordering::AcqRel);
         }
-        for words in [&run.column, &run.more, &run.short] {
+        for words in [&run.column, &run.more, &run.short, &run.bars] {
             state.replace(words, 0, |_| (), &self.guard);
         }
         state.free.push(id);

@@ -111,6 +111,11 @@ impl<'s> RunWriter<'s> {
         }
     }
 
+    /// What keeps all that can be seen now.
+    pub(crate) fn guard(&self) -> &Guard {
+        &self.guard
+    }
+
     /// The runs, to be looked at alone.
     pub(crate) fn view(&self) -> RunView<'_> {
         RunView {

@@ -8,8 +8,11 @@ use smallvec::SmallVec;
 use crate::index::directory::SlotBits;
 
 use super::super::hook::point;
-use super::super::runs::{Spot, Wanted};
+use super::super::runs::{Spot, Wanted, split_by_usable};
 use super::{Finder, position};
+
+/// Most runs of a path: each has a block at least, and what others made of their numbers must end, too.
+const PATH_MAX: usize = 1 << 24;
 
 impl<S: SlotBits, const STEPS: usize> Finder<'_, '_, '_, S, STEPS> {
     /// As [`Finder::follow`], along every branch.
@@ -17,6 +20,7 @@ impl<S: SlotBits, const STEPS: usize> Finder<'_, '_, '_, S, STEPS> {
         for step in 0..STEPS {
             self.follow_step(step, candidates);
         }
+        self.is_split = true;
     }
 
     fn follow_step(&mut self, step: usize, candidates: Option<&S>) {
@@ -37,11 +41,22 @@ impl<S: SlotBits, const STEPS: usize> Finder<'_, '_, '_, S, STEPS> {
         }
         // The deepest have come last.
         let mut seen = S::default();
-        for (depth, _, slots) in paths.into_iter().rev() {
+        for (depth, last, slots) in paths.into_iter().rev() {
             let mut slots = slots.unwrap_or_default();
             slots.subtract(&seen);
-            self.found[step].settle(position(depth), &slots);
             seen.unite(&slots);
+            if !self.store.has_bars() || slots.is_empty() {
+                self.found[step].settle(position(depth), &slots);
+                continue;
+            }
+            let (store, guard, depth) = (self.store, self.guard, position(depth));
+            let run = |spot: Spot| store.run(spot.run, guard);
+            let path = std::iter::successors(last.and_then(run), |own| own.parent().and_then(run));
+            let (end, number) = (depth.min(self.usable_max), self.steps[step]);
+            let found = &mut self.found[step];
+            split_by_usable(path.take(PATH_MAX), end, number, slots, guard, |usable, slots| {
+                found.settle_usable(depth, usable, slots);
+            });
         }
     }
 

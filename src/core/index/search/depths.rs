@@ -12,6 +12,8 @@ const GROUPS_MAX: usize = 8;
 pub(crate) struct MatchGroup<S> {
     pub(super) matched_blocks: u32,
     pub(super) matched_blocks_max: u32,
+    /// How many of them are usable; of bounds, at least.
+    pub(super) usable_blocks: u32,
     pub(super) slots: S,
 }
 
@@ -21,6 +23,7 @@ impl<S: SlotBits> MatchGroup<S> {
         Self {
             matched_blocks: depth,
             matched_blocks_max: depth,
+            usable_blocks: depth,
             slots,
         }
     }
@@ -29,16 +32,21 @@ impl<S: SlotBits> MatchGroup<S> {
 /// Groups of one kind of sets. Mostly there are few: those that have the common prompt, and some that have more.
 pub(crate) type Groups<S> = SmallVec<[MatchGroup<S>; 4]>;
 
-/// Puts groups in order, deepest first, without slots that `directory` does not have: one that was given out since has a holder that was not
+/// Puts groups in order, most usable blocks first, and then deepest, without slots that `directory` does not have: one that was given out since has a holder that was not
 /// there when the query came.
 #[inline]
-pub(crate) fn finish<S: SlotBits>(mut groups: Groups<S>, directory: &Directory) -> Groups<S> {
+pub(crate) fn finish<S: SlotBits>(
+    mut groups: Groups<S>,
+    usable_max: u32,
+    directory: &Directory,
+) -> Groups<S> {
     let taken = S::from_words(directory.taken.words().iter().copied());
     groups.retain(|group| {
+        group.usable_blocks = group.usable_blocks.min(usable_max);
         group.slots.intersect(&taken);
         !group.slots.is_empty()
     });
-    groups.sort_unstable_by_key(|group| std::cmp::Reverse(group.matched_blocks));
+    groups.sort_unstable_by_key(|group| std::cmp::Reverse([group.usable_blocks, group.matched_blocks]));
     groups
 }
 
@@ -88,13 +96,39 @@ impl<S: SlotBits> Depths<S> {
         }
     }
 
+    /// Splits the holders of each depth by how many of their blocks are usable: `split` tells it of each set of some.
+    #[cold]
+    pub(super) fn split(&mut self, mut split: impl FnMut(u32, S, &mut dyn FnMut(u32, S))) {
+        if !self.others.is_empty() {
+            self.group_others();
+            self.others = Vec::new();
+        }
+        for group in std::mem::take(&mut self.groups) {
+            let depth = group.matched_blocks;
+            split(depth, group.slots, &mut |usable, slots| {
+                self.settle_usable(depth, usable, slots)
+            });
+        }
+    }
+
+    /// Notes that these holders have no more than `depth` blocks, of which so many are usable.
+    pub(super) fn settle_usable(&mut self, depth: u32, usable: u32, slots: S) {
+        if depth > 0 {
+            let group = MatchGroup::of_depth(depth, slots);
+            self.groups.push(MatchGroup {
+                usable_blocks: usable,
+                ..group
+            });
+        }
+    }
+
     /// All of them that `directory` has, a group a depth.
     #[inline]
-    pub(super) fn finish(mut self, directory: &Directory) -> Groups<S> {
+    pub(super) fn finish(mut self, usable_max: u32, directory: &Directory) -> Groups<S> {
         if !self.others.is_empty() {
             self.group_others();
         }
-        finish(self.groups, directory)
+        finish(self.groups, usable_max, directory)
     }
 
     /// Groups those that were found one by one.

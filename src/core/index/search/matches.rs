@@ -21,6 +21,9 @@ pub struct Match<'a> {
     pub matched_blocks: u32,
     /// How many leading blocks it holds at most: more than `matched_blocks` only where a query gives some blocks of a chain.
     pub matched_blocks_max: u32,
+    /// How many leading blocks a request can reuse: up to the last resumable one within `matched_blocks` and [`Search::usable_max`](super::Search).
+    /// Of a [`SparseChain`](super::SparseChain), at least so many.
+    pub usable_blocks: u32,
 }
 
 /// Groups of either kind. Small ones stay as they are: to make larger ones of them would take longer than to find some of them.
@@ -32,7 +35,7 @@ pub(crate) enum FoundGroups {
 
 impl FoundGroups {
     #[inline]
-    fn get(&self, index: usize) -> Option<([u32; 2], &[u64])> {
+    fn get(&self, index: usize) -> Option<([u32; 3], &[u64])> {
         match self {
             Self::Small(groups) => groups.get(index).map(parts),
             Self::Any(groups) => groups.get(index).map(parts),
@@ -42,9 +45,13 @@ impl FoundGroups {
 
 /// How deep a group is, and its slots in words of 64.
 #[inline]
-fn parts<S: SlotBits>(group: &MatchGroup<S>) -> ([u32; 2], &[u64]) {
+fn parts<S: SlotBits>(group: &MatchGroup<S>) -> ([u32; 3], &[u64]) {
     (
-        [group.matched_blocks, group.matched_blocks_max],
+        [
+            group.matched_blocks,
+            group.matched_blocks_max,
+            group.usable_blocks,
+        ],
         group.slots.words(),
     )
 }
@@ -65,26 +72,38 @@ fn slots_of(words: &[u64]) -> impl Iterator<Item = usize> {
     })
 }
 
+/// How many leading blocks of a query a holder has in some tiers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct NearBlocks {
+    /// Up to the first that lies elsewhere.
+    pub matched_blocks: u32,
+    /// How many of these a request can reuse.
+    pub usable_blocks: u32,
+}
+
 /// How many leading blocks the holder in each slot has on the device, and on device and host together.
 #[derive(Debug)]
-pub(super) struct NearBlocks(Vec<[u32; 2]>);
+pub(super) struct Near(Vec<[NearBlocks; 2]>);
 
-impl NearBlocks {
+impl Near {
     /// From what was found on the device, and on both.
     pub(super) fn of<S: SlotBits>(near: &[Groups<S>; 2]) -> Self {
         let words = near.iter().flatten().map(|group| group.slots.words().len());
-        let mut blocks = vec![[0; 2]; words.max().unwrap_or_default() * WORD_SLOTS];
+        let mut blocks = vec![[NearBlocks::default(); 2]; words.max().unwrap_or_default() * WORD_SLOTS];
         for (step, groups) in near.iter().enumerate() {
             for group in groups {
                 for slot in slots_of(group.slots.words()) {
-                    blocks[slot][step] = group.matched_blocks;
+                    blocks[slot][step] = NearBlocks {
+                        matched_blocks: group.matched_blocks,
+                        usable_blocks: group.usable_blocks,
+                    };
                 }
             }
         }
         Self(blocks)
     }
 
-    fn of_slot(&self, slot: HolderSlot) -> [u32; 2] {
+    fn of_slot(&self, slot: HolderSlot) -> [NearBlocks; 2] {
         self.0.get(slot.index()).copied().unwrap_or_default()
     }
 }
@@ -99,7 +118,7 @@ pub(super) struct Found {
     /// Borrowed from the current version, without counting a reference that all queries share.
     pub(super) directory: DirectoryGuard<Arc<Directory>>,
     pub(super) groups: FoundGroups,
-    pub(super) near: Option<NearBlocks>,
+    pub(super) near: Option<Near>,
     /// How many states had been replaced when the search began.
     pub(super) replacements: u64,
 }
@@ -113,11 +132,12 @@ impl Matches {
 
     /// With [`TierDepth::Each`](super::TierDepth::Each): how many of its blocks a holder has on the device, and how many on device and host
     /// together. Each count ends before the first block that lies elsewhere.
-    pub fn near_blocks(&self, holder: &HolderRecord) -> Option<[u32; 2]> {
+    pub fn near_blocks(&self, holder: &HolderRecord) -> Option<[NearBlocks; 2]> {
         Some(self.0.as_ref()?.near.as_ref()?.of_slot(holder.slot()))
     }
 
-    /// The holders with at least one matched block, deepest first; in no particular order within one depth.
+    /// The holders with at least one matched block, those with most usable blocks first, and then the deepest; in no particular order among
+    /// those that are alike in both.
     ///
     /// A holder that left while the search ran is left out: it holds nothing now.
     pub fn holders(&self) -> impl Iterator<Item = Match<'_>> {
@@ -129,7 +149,7 @@ impl Matches {
         let most = groups.map(|(_, words)| count(words)).sum();
         // A search keeps only slots that the directory has.
         let least = if nobody_left { most } else { 0 };
-        let (mut next, mut depths, mut slots) = (0, [0; 2], slots_of(&[]));
+        let (mut next, mut depths, mut slots) = (0, [0; 3], slots_of(&[]));
         let holders = std::iter::from_fn(move || {
             let found = found?;
             loop {
@@ -140,11 +160,12 @@ impl Matches {
                 };
                 let holder = found.directory.holder(slot);
                 if let Some(holder) = holder.filter(|holder| nobody_left || !holder.is_retired()) {
-                    let [matched_blocks, matched_blocks_max] = depths;
+                    let [matched_blocks, matched_blocks_max, usable_blocks] = depths;
                     return Some(Match {
                         holder,
                         matched_blocks,
                         matched_blocks_max,
+                        usable_blocks,
                     });
                 }
             }

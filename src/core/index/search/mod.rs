@@ -28,14 +28,16 @@ use crate::index::directory::{Directory, HolderSlot, SlotBits, SlotGatherer};
 use crate::sync::{Ordering, fence};
 
 use super::hook::point;
-use super::runs::{CHUNK, Column, Head, Roster, Run, RunId, RunStore, Spot, Version, Wanted};
+use super::runs::{
+    CHUNK, Column, Head, Roster, Run, RunId, RunStore, Spot, Version, Wanted, split_by_usable,
+};
 use super::shared::Shared;
 
 use depths::{Depths, Groups};
-use matches::{Found, FoundGroups, NearBlocks};
+use matches::{Found, FoundGroups, Near};
 
 pub use chain::QueryChain;
-pub use matches::{Match, Matches};
+pub use matches::{Match, Matches, NearBlocks};
 pub use sparse::SparseChain;
 pub(crate) use sparse::find_bounds;
 
@@ -78,6 +80,14 @@ pub struct Search<'a> {
     pub workers: Option<&'a [WorkerName]>,
     /// Only blocks in these tiers.
     pub tiers: TierDepth,
+    /// No more blocks than these are usable: a request always computes its last token. No bound where it is absent.
+    pub usable_max: Option<u32>,
+}
+
+impl Search<'_> {
+    fn usable_max(&self) -> u32 {
+        self.usable_max.unwrap_or(u32::MAX)
+    }
 }
 
 /// Runs one search.
@@ -103,13 +113,24 @@ pub(crate) fn find(shared: &Shared, chain: &mut QueryChain<'_>, search: Search<'
     // Holders that join later were not there when the query came, and their slots may have been others'.
     let directory = shared.slots.load();
     let asked = search.workers.map(|workers| directory.slots_of(workers));
+    let usable_max = search.usable_max();
     let (groups, near) = if directory.is_small() {
         let asked = asked.map(|asked| u64::from_words(asked.words().iter().copied()));
-        let start = Start { asked, head, wraps };
+        let start = Start {
+            asked,
+            head,
+            wraps,
+            usable_max,
+        };
         let (groups, near) = find_in(shared, chain, search.tiers, &start, &directory, guard);
         (FoundGroups::Small(groups), near)
     } else {
-        let start = Start { asked, head, wraps };
+        let start = Start {
+            asked,
+            head,
+            wraps,
+            usable_max,
+        };
         let (groups, near) = find_in(shared, chain, search.tiers, &start, &directory, guard);
         (FoundGroups::Any(Box::new(groups)), near)
     };
@@ -129,6 +150,8 @@ struct Start<'g, S> {
     head: Head<'g>,
     /// How many counts of steps had begun anew before that was found.
     wraps: u64,
+    /// No more blocks are usable.
+    usable_max: u32,
 }
 
 /// Searches with one kind of sets. Gives groups in order, and what lies near where that is asked.
@@ -140,17 +163,18 @@ fn find_in<S: SlotBits>(
     start: &Start<'_, S>,
     directory: &Directory,
     guard: &Guard,
-) -> (Groups<S>, Option<NearBlocks>) {
+) -> (Groups<S>, Option<Near>) {
+    let usable_max = start.usable_max;
     let step = match tiers {
         TierDepth::Each => {
             let [all, near @ ..] = find_steps(shared, chain, [2, 0, 1], start, guard);
-            let near = NearBlocks::of(&near.map(|depths| depths.finish(directory)));
-            return (all.finish(directory), Some(near));
+            let near = Near::of(&near.map(|depths| depths.finish(usable_max, directory)));
+            return (all.finish(usable_max, directory), Some(near));
         }
         tiers => tiers.step(),
     };
     let [depths] = find_steps(shared, chain, [step], start, guard);
-    (depths.finish(directory), None)
+    (depths.finish(usable_max, directory), None)
 }
 
 /// Finds how deep holders are at each of some steps of tiers: all at one instant.
@@ -173,9 +197,15 @@ fn find_steps<S: SlotBits, const STEPS: usize>(
             guard,
             is_chain: shared.is_chain(),
             found: std::array::from_fn(|_| Depths::default()),
+            usable_max: start.usable_max,
             looked: SmallVec::new(),
+            is_split: false,
         };
         finder.follow(head.take(), start.asked.as_ref());
+        point();
+        if shared.runs.has_bars() && !finder.is_split {
+            finder.split();
+        }
         point();
         if turn.is_some() || finder.is_of_one_instant() && shared.runs.wraps() == start.wraps {
             return finder.found;
@@ -196,6 +226,10 @@ struct Finder<'f, 'q, 'g, S, const STEPS: usize> {
     found: [Depths<S>; STEPS],
     /// The runs that were looked at, each with its version before the first look.
     looked: SmallVec<[(&'g Run, Version); 4]>,
+    /// No more blocks are usable.
+    usable_max: u32,
+    /// Whether it is found out how many blocks are usable.
+    is_split: bool,
 }
 
 impl<'f, 'q, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, 'q, 'g, S, STEPS> {
@@ -206,6 +240,18 @@ impl<'f, 'q, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, 'q, 'g, S, STEP
         fence(Ordering::Acquire);
         let mut looked = self.looked.iter();
         looked.all(|(run, version)| run.is_still(*version))
+    }
+
+    /// Finds out how many of their blocks holders can use, where the runs that were looked at are those along the query.
+    #[cold]
+    fn split(&mut self) {
+        let (looked, guard, usable_max) = (&self.looked, self.guard, self.usable_max);
+        for (step, found) in self.steps.iter().zip(&mut self.found) {
+            found.split(|depth, slots, told| {
+                let path = looked.iter().rev().map(|(run, _)| *run);
+                split_by_usable(path, depth.min(usable_max), *step, slots, guard, told);
+            });
+        }
     }
 
     /// Settles all holders, or the `candidates`; from the first run on, if that has been found.

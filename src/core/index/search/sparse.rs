@@ -8,7 +8,7 @@
 
 use crate::hash::Position;
 use crate::index::directory::{SlotBits, SlotSet};
-use crate::index::runs::{Run, RunWriter, Spot, Wanted, is_same_at};
+use crate::index::runs::{Run, RunWriter, Spot, Wanted, is_same_at, split_by_usable};
 use crate::index::shared::Shared;
 use crate::wire::{PositionsError, QueryKey, check_positions};
 
@@ -100,6 +100,7 @@ pub(crate) fn find_bounds(shared: &Shared, chain: &SparseChain<'_>, search: Sear
         runs: &runs,
         chain,
         tiers: search.tiers,
+        usable_max: search.usable_max(),
         found: Groups::new(),
     };
     let asked = search.workers.map(|workers| directory.slots_of(workers));
@@ -110,7 +111,7 @@ pub(crate) fn find_bounds(shared: &Shared, chain: &SparseChain<'_>, search: Sear
         sparse.bisect(0, chain.positions.len(), first);
     }
     Matches(Some(Box::new(Found {
-        groups: FoundGroups::Any(Box::new(finish(sparse.found, &directory))),
+        groups: FoundGroups::Any(Box::new(finish(sparse.found, search.usable_max(), &directory))),
         near: None,
         directory,
         replacements,
@@ -121,6 +122,7 @@ struct SparseSearch<'a> {
     runs: &'a RunWriter<'a>,
     chain: &'a SparseChain<'a>,
     tiers: TierDepth,
+    usable_max: u32,
     found: Groups<SlotSet>,
 }
 
@@ -148,15 +150,48 @@ impl SparseSearch<'_> {
             && chosen.parent.is_none_or(is_after)
     }
 
-    /// Settles holders that have `held` leading blocks, and not that chosen as `missing`.
-    fn push(&mut self, held: u32, missing: usize, slots: SlotSet) {
-        if !slots.is_empty() {
-            self.found.push(MatchGroup {
-                matched_blocks: held,
-                matched_blocks_max: self.chain.blocks_before(missing),
-                slots,
+    /// Settles holders of the block chosen as `index` that have `held` leading blocks for certain, and not the block chosen as `missing`.
+    fn push(&mut self, index: usize, held: u32, missing: usize, slots: SlotSet) {
+        if slots.is_empty() {
+            return;
+        }
+        let matched_blocks_max = self.chain.blocks_before(missing);
+        let group = |usable_blocks, slots| MatchGroup {
+            matched_blocks: held,
+            matched_blocks_max,
+            usable_blocks,
+            slots,
+        };
+        if !self.runs.has_bars() {
+            return self.found.push(group(held, slots));
+        }
+        let mut found = Groups::new();
+        let mut rest = slots;
+        // Where hashes are no chain, nobody knows which blocks the others of the query are.
+        if !self.runs.has_doubles()
+            && let Some(chosen) = self.chain.chosen(index)
+        {
+            self.runs.find_place(chosen.hash.hash, |spot| {
+                if self.is_at(spot, &chosen) {
+                    let own = self.runs.holders_to(spot, &rest, self.tiers);
+                    rest.subtract(&own);
+                    self.runs.split(
+                        spot,
+                        held.min(self.usable_max),
+                        self.tiers,
+                        own,
+                        |usable, slots| {
+                            found.push(group(usable, slots));
+                        },
+                    );
+                }
+                None::<()>
             });
         }
+        if !rest.is_empty() {
+            found.push(group(0, rest));
+        }
+        self.found.extend(found);
     }
 
     /// Where having a block proves all before it: settles holders of the block chosen as `held`, none of whom has that chosen as `missing`.
@@ -165,7 +200,7 @@ impl SparseSearch<'_> {
             return;
         }
         if missing <= held + 1 {
-            return self.push(self.chain.blocks_through(held), missing, holders);
+            return self.push(held, self.chain.blocks_through(held), missing, holders);
         }
         // Mostly some have all.
         let is_first = missing == self.chain.positions.len();
@@ -190,13 +225,27 @@ impl SparseSearch<'_> {
             }
             let deeper = self.holders(index + 1, &holders);
             holders.subtract(&deeper);
-            self.push(proven, index + 1, holders);
+            self.push(index, proven, index + 1, holders);
             holders = deeper;
         }
     }
 }
 
 impl RunWriter<'_> {
+    /// Splits holders of a block and all before it by how many of the first `depth` blocks they can use.
+    fn split(
+        &self,
+        spot: Spot,
+        depth: u32,
+        tiers: TierDepth,
+        slots: SlotSet,
+        found: impl FnMut(u32, SlotSet),
+    ) {
+        let run = |spot: Spot| self.run(spot.run);
+        let path = std::iter::successors(run(spot), |own| own.parent().and_then(run));
+        split_by_usable(path, depth, tiers.step(), slots, self.guard(), found);
+    }
+
     /// The holders `among` these of a block and of all before it, in these tiers.
     pub(crate) fn holders_to(&self, spot: Spot, among: &SlotSet, tiers: TierDepth) -> SlotSet {
         let (mut holding, mut next) = (among.clone(), Some(spot));

@@ -243,8 +243,8 @@ impl Run {
                 );
                 let near = matches.holders().filter_map(|found| {
                     let near = matches.near_blocks(found.holder);
-                    let [device, _] = near.filter(|[device, _]| *device > 0)?;
-                    Some((found.holder.id.clone(), device as usize))
+                    let [device, _] = near.filter(|[device, _]| device.matched_blocks > 0)?;
+                    Some((found.holder.id.clone(), device.matched_blocks as usize))
                 });
                 if tiers == TierDepth::Each {
                     assert_eq!(near.collect::<BTreeMap<_, _>>(), self.expected(&hashes, 1));

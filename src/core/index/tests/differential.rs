@@ -173,22 +173,31 @@ impl Run {
             (0..3).map(any).collect()
         });
         for key in path.queries() {
-            self.check_query(&key, &path.keys, workers.as_deref());
-            self.check_tiers(&key, &path.keys);
+            let most = random.chance(50).then(|| random.below(path.keys.len() + 2));
+            self.check_query(&key, &path.keys, workers.as_deref(), most);
+            self.check_tiers(&key, &path.keys, most);
         }
         let depth = |holder: &Holder| (holder.id.clone(), holder.oracle.matched(&path.keys));
         let depths = self.holders.iter().map(depth).collect();
         check_bounds(random, &self.index, &depths, &path, workers.as_deref());
     }
 
-    fn check_query(&self, query: &QueryKey, keys: &[PlainKey], workers: Option<&[WorkerName]>) {
+    /// No more than `most` blocks are usable.
+    fn check_query(
+        &self,
+        query: &QueryKey,
+        keys: &[PlainKey],
+        workers: Option<&[WorkerName]>,
+        most: Option<usize>,
+    ) {
         let is_asked = |id: &HolderId| workers.is_none_or(|workers| workers.contains(&id.worker));
-        let expected: BTreeMap<HolderId, usize> = self
+        let usable = |oracle: &Oracle| oracle.usable_in(keys, u8::MAX, most.unwrap_or(usize::MAX));
+        let expected: BTreeMap<HolderId, [usize; 2]> = self
             .holders
             .iter()
             .filter(|holder| is_asked(&holder.id))
-            .map(|holder| (holder.id.clone(), holder.oracle.matched(keys)))
-            .filter(|(_, matched)| *matched > 0)
+            .map(|Holder { id, oracle, .. }| (id.clone(), [usable(oracle), oracle.matched(keys)]))
+            .filter(|(_, [_, matched])| *matched > 0)
             .collect();
         let matches = self
             .index
@@ -196,17 +205,21 @@ impl Run {
                 query,
                 Search {
                     workers,
+                    usable_max: most.map(|most| u32::try_from(most).unwrap()),
                     ..Search::default()
                 },
             )
             .unwrap();
         let found: Vec<_> = matches
             .holders()
-            .map(|found| (found.holder.id.clone(), found.matched_blocks as usize))
+            .map(|found| {
+                let blocks = [found.usable_blocks, found.matched_blocks].map(|blocks| blocks as usize);
+                (found.holder.id.clone(), blocks)
+            })
             .collect();
         assert!(
-            found.is_sorted_by_key(|(_, matched)| std::cmp::Reverse(*matched)),
-            "deepest first"
+            most.is_some() || found.is_sorted_by_key(|(_, blocks)| std::cmp::Reverse(*blocks)),
+            "most usable first"
         );
         assert_eq!(
             found.len(),
@@ -222,12 +235,16 @@ impl Run {
         );
     }
 
-    fn check_tiers(&self, query: &QueryKey, keys: &[PlainKey]) {
+    fn check_tiers(&self, query: &QueryKey, keys: &[PlainKey], most: Option<usize>) {
         let mut chain = QueryChain::new(query, self.index.settings().block_size).unwrap();
-        let expected = |bits| -> BTreeMap<HolderId, usize> {
+        let expected = |bits| -> BTreeMap<HolderId, [usize; 2]> {
+            let blocks = |oracle: &Oracle| {
+                let usable = oracle.usable_in(keys, bits, most.unwrap_or(usize::MAX));
+                [usable, oracle.matched_in(keys, bits)]
+            };
             let holders = self.holders.iter();
-            let matched = holders.map(|holder| (holder.id.clone(), holder.oracle.matched_in(keys, bits)));
-            matched.filter(|(_, matched)| *matched > 0).collect()
+            let found = holders.map(|holder| (holder.id.clone(), blocks(&holder.oracle)));
+            found.filter(|(_, [_, matched])| *matched > 0).collect()
         };
         for (tiers, bits) in [
             (TierDepth::Device, 1),
@@ -239,12 +256,16 @@ impl Run {
                 &mut chain,
                 Search {
                     tiers,
+                    usable_max: most.map(|most| u32::try_from(most).unwrap()),
                     ..Search::default()
                 },
             );
-            let found: BTreeMap<HolderId, usize> = matches
+            let found: BTreeMap<HolderId, [usize; 2]> = matches
                 .holders()
-                .map(|found| (found.holder.id.clone(), found.matched_blocks as usize))
+                .map(|found| {
+                    let blocks = [found.usable_blocks, found.matched_blocks];
+                    (found.holder.id.clone(), blocks.map(|blocks| blocks as usize))
+                })
                 .collect();
             assert_eq!(found, expected(bits), "{} {tiers:?}", query.kind());
             let near = matches
@@ -257,7 +278,7 @@ impl Run {
                 for (id, near) in &near {
                     let expected = expected.get(id).copied().unwrap_or_default();
                     assert_eq!(
-                        near[step] as usize,
+                        [near[step].usable_blocks, near[step].matched_blocks].map(|blocks| blocks as usize),
                         expected,
                         "{} {id} at step {step}",
                         query.kind()
@@ -287,7 +308,7 @@ impl Run {
         assert_eq!((sizes.foreign_holders, sizes.chain_conflicts), (0, 0));
         for path in &self.world.paths {
             for query in path.queries() {
-                self.check_query(&query, &path.keys, None);
+                self.check_query(&query, &path.keys, None, None);
             }
         }
     }

@@ -85,8 +85,8 @@ fn interleave(mut script: Script) {
     });
 }
 
-/// How much of a path a holder has: on the device, on device and host, and wherever.
-type Depths = [usize; 3];
+/// How much of a path a holder has, and how much of that is usable: on the device, on device and host, and wherever.
+type Depths = [[usize; 2]; 3];
 
 /// A search for one depth, or for all of them at once.
 fn search_of(random: &mut Random) -> Search<'static> {
@@ -111,13 +111,21 @@ fn found_of(matches: &Matches, rank: u32) -> usize {
 fn says(matches: &Matches, rank: u32, [device, host, all]: Depths) -> bool {
     let found = matches.holders().find(|found| found.holder.id.rank == rank);
     let near = found.and_then(|found| matches.near_blocks(found.holder));
-    let is_near = near.is_none_or(|near| near.map(|blocks| blocks as usize) == [device, host]);
-    found_of(matches, rank) == all && is_near
+    let both = |matched: u32, usable: u32| [matched as usize, usable as usize];
+    let is_near = near.is_none_or(|near| {
+        near.map(|blocks| both(blocks.matched_blocks, blocks.usable_blocks)) == [device, host]
+    });
+    let found = found.map_or([0; 2], |found| both(found.matched_blocks, found.usable_blocks));
+    found == all && is_near
 }
 
 fn depths(holders: &[Holder], path: &Path) -> Vec<Depths> {
-    let depths_of =
-        |holder: &Holder| [1, 3, u8::MAX].map(|tiers| holder.oracle.matched_in(&path.keys, tiers));
+    let depths_of = |Holder { oracle, .. }: &Holder| {
+        [1, 3, u8::MAX].map(|tiers| {
+            let usable = oracle.usable_in(&path.keys, tiers, usize::MAX);
+            [oracle.matched_in(&path.keys, tiers), usable]
+        })
+    };
     holders.iter().map(depths_of).collect()
 }
 
@@ -304,8 +312,12 @@ fn events_of_others_in_the_middle_of_an_event_change_nothing_of_it() {
         let path = &world.paths[random.below(shape.paths)];
         let matches = index.find_matches(&path.queries()[0], Search::default()).unwrap();
         for (rank, holder) in (0..).zip(&held) {
-            let found = found_of(&matches, rank);
-            assert_eq!(found, holder.borrow().oracle.matched(&path.keys));
+            let found = matches.holders().find(|found| found.holder.id.rank == rank);
+            let found = found.map_or([0; 2], |found| [found.matched_blocks, found.usable_blocks]);
+            let oracle = &holder.borrow().oracle;
+            let usable = oracle.usable_in(&path.keys, u8::MAX, usize::MAX);
+            let expected = [oracle.matched(&path.keys), usable];
+            assert_eq!(found.map(|blocks| blocks as usize), expected);
         }
     }
     for holder in &held {

@@ -1,7 +1,9 @@
 //! Random changes of what a holder holds, as events.
 
 use crate::hash::{BlockHash, Position, SequenceHash};
-use crate::wire::{BlockContent, BlockNames, Event, RemovedBlocks, Resumable, StoredBlocks, Tier};
+use crate::wire::{
+    BlockContent, BlockNames, Event, RemovedBlocks, Resumable, ResumableBlocks, StoredBlocks, Tier,
+};
 
 use super::api::Hashing;
 use super::world::{Path, World, tokens_of};
@@ -73,11 +75,35 @@ impl Operation {
         let event = match random.below(1000) {
             0..3 => Event::Cleared,
             3..5 => Event::Goodbye,
-            5..550 => Event::Stored(store(random, shape.hashing, path)),
+            5..500 => Event::Stored(store(random, shape.hashing, path)),
+            500..600 => Event::Resumable(mark(random, shape.hashing, path)),
             _ => Event::Removed(remove(random, shape.hashing, path)),
         };
         let tier = Tier::new(u8::try_from(tier).unwrap()).unwrap();
         Self::Apply { holder, tier, event }
+    }
+}
+
+/// Which of some blocks are resumable: mostly all, or the last one, or some in between.
+fn resumable(random: &mut Random, blocks: usize) -> Resumable {
+    let percent = random.below(100);
+    match random.below(4) {
+        0 | 1 => Resumable::ALL,
+        2 => Resumable::from_flags((1..=blocks).map(|block| block == blocks)),
+        _ => Resumable::from_flags((0..blocks).map(|_| random.chance(percent))),
+    }
+}
+
+/// Blocks as a removal names them.
+fn mark(random: &mut Random, hashing: Hashing, path: &Path) -> ResumableBlocks {
+    let RemovedBlocks {
+        hashes,
+        lineage_hashes,
+    } = remove(random, hashing, path);
+    ResumableBlocks {
+        hashes,
+        lineage_hashes,
+        resumable: random.chance(50),
     }
 }
 
@@ -112,7 +138,7 @@ fn store(random: &mut Random, hashing: Hashing, path: &Path) -> StoredBlocks {
             names: BlockNames::Lineage(keys),
             content: None,
             engine_hashes,
-            resumable: Resumable::ALL,
+            resumable: resumable(random, to - from),
         };
     }
     let before = from.checked_sub(1);
@@ -139,7 +165,7 @@ fn store(random: &mut Random, hashing: Hashing, path: &Path) -> StoredBlocks {
         },
         content,
         engine_hashes,
-        resumable: Resumable::ALL,
+        resumable: resumable(random, to - from),
     }
 }
 

@@ -4,13 +4,21 @@
 
 use hashbrown::{HashMap, HashSet};
 
-use crate::wire::{BlockContent, BlockNames, Event, RemovedBlocks, StoredBlocks, Tier};
+use crate::wire::{
+    BlockContent, BlockNames, Event, RemovedBlocks, Resumable, ResumableBlocks, StoredBlocks, Tier,
+};
 
 use super::api::ParkingLimits;
 use super::world::{PlainKey, block_hash_of_tokens, next_hash};
 
-/// A block in a comparable form: position, parent and fragment, tiers without a name, names with their tiers.
-pub(super) type Content = ((u64, Option<u64>, u64), u8, Vec<(u64, u8)>);
+/// A block in a comparable form: position, parent and fragment, tiers without a name, names with their tiers, classes of tiers in which it
+/// is not resumable.
+pub(super) type Content = ((u64, Option<u64>, u64), u8, Vec<(u64, u8)>, u8);
+
+/// The device, the host, and all other tiers, one bit each.
+fn classes(tiers: u8) -> u8 {
+    tiers & 3 | if tiers & 0b1111_1100 == 0 { 0 } else { 4 }
+}
 
 #[derive(Debug)]
 struct Block {
@@ -19,6 +27,27 @@ struct Block {
     nameless: u8,
     /// Its names, oldest first, each with the tiers that hold it under that name.
     names: Vec<(u64, u8)>,
+    /// The classes of tiers in which it is not resumable.
+    barred: u8,
+}
+
+impl Block {
+    fn tiers(&self) -> u8 {
+        let names = self.names.iter();
+        names.fold(self.nameless, |held, (_, tiers)| held | tiers)
+    }
+
+    /// What a block that has left a class was there is forgotten.
+    fn settle(&mut self) {
+        self.barred &= classes(self.tiers());
+    }
+
+    fn mark(&mut self, bit: u8, resumable: bool) {
+        self.barred &= !classes(bit);
+        if !resumable {
+            self.barred |= classes(bit);
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -112,12 +141,21 @@ impl Oracle {
     /// As [`Self::matched`], of blocks in one of these tiers, one bit each.
     pub(super) fn matched_in(&self, keys: &[PlainKey], tiers: u8) -> usize {
         let is_in = |key: &&PlainKey| {
-            self.blocks.get(*key).is_some_and(|block| {
-                let names = block.names.iter();
-                names.fold(block.nameless, |held, (_, tiers)| held | tiers) & tiers != 0
-            })
+            let block = self.blocks.get(*key);
+            block.is_some_and(|block| block.tiers() & tiers != 0)
         };
         keys.iter().take_while(is_in).count()
+    }
+
+    /// How many of the leading keys in these tiers a request can use: up to the last resumable one of the first `most`.
+    pub(super) fn usable_in(&self, keys: &[PlainKey], tiers: u8, most: usize) -> usize {
+        let depth = self.matched_in(keys, tiers).min(most);
+        let is_resumable = |key: &PlainKey| {
+            let block = &self.blocks[key];
+            classes(block.tiers() & tiers) & !block.barred != 0
+        };
+        let last = keys[..depth].iter().rposition(is_resumable);
+        last.map_or(0, |last| last + 1)
     }
 
     /// The keys that queries can find: whose chain down to position 0 is resident.
@@ -139,7 +177,9 @@ impl Oracle {
 
     /// What the holder holds, names and tiers included, in a comparable form.
     pub(super) fn contents(&self) -> Vec<Content> {
-        let content = |(key, block): (&PlainKey, &Block)| (order(key), block.nameless, block.names.clone());
+        let content = |(key, block): (&PlainKey, &Block)| {
+            (order(key), block.nameless, block.names.clone(), block.barred)
+        };
         let mut all: Vec<_> = self.blocks.iter().map(content).collect();
         all.sort();
         all
@@ -153,7 +193,8 @@ impl Oracle {
                 self.store_parked(&mut outcome);
             }
             Event::Removed(removed) => self.remove(removed, tier, &mut outcome),
-            Event::Resumable(_) | Event::Doubted(_) => {}
+            Event::Resumable(blocks) => self.mark(blocks, tier, &mut outcome),
+            Event::Doubted(_) => {}
             Event::Cleared | Event::Goodbye => {
                 self.blocks.clear();
                 self.names.clear();
@@ -176,11 +217,13 @@ impl Oracle {
 
     fn store(&mut self, stored: &StoredBlocks, tier: Tier, removed: &Gone, outcome: &mut Outcome) {
         let engine = stored.engine_hashes.as_ref();
+        let flags = flags_of(stored);
         match &stored.names {
             BlockNames::Lineage(keys) => {
                 for (index, key) in keys.iter().enumerate() {
                     let name = engine.map(|names| names[index]);
                     self.store_block(PlainKey::from(*key), None, name, tier, outcome);
+                    self.mark_stored(PlainKey::from(*key), name, tier, flags[index]);
                 }
             }
             BlockNames::Sequence { hashes, .. } if hashes.is_empty() => {}
@@ -209,12 +252,13 @@ impl Oracle {
                     hashes.clone()
                 };
                 let keys = PlainKey::run(position, parent, &chain);
-                for ((key, sequence), name) in keys.into_iter().zip(chain).zip(names) {
+                for (((key, sequence), name), flag) in keys.into_iter().zip(chain).zip(names).zip(flags) {
                     let is_gone = removed.names.contains(name)
                         || removed.hashes.contains(&sequence)
                         || removed.keys.contains(&key);
                     if !is_gone {
                         self.store_block(key, Some(sequence), Some(*name), tier, outcome);
+                        self.mark_stored(key, Some(*name), tier, flag);
                     }
                 }
             }
@@ -285,6 +329,7 @@ impl Oracle {
             outcome.moved += 1;
             let block = self.blocks.get_mut(&other).unwrap();
             block.names.retain(|(other, _)| *other != name);
+            block.settle();
             self.names.remove(&name);
             if block.names.is_empty() {
                 self.blocks.remove(&other);
@@ -299,6 +344,7 @@ impl Oracle {
             sequence,
             nameless: 0,
             names: Vec::new(),
+            barred: 0,
         });
         block.sequence = block.sequence.or(sequence);
         let bit = 1 << tier.as_u8();
@@ -320,6 +366,62 @@ impl Oracle {
                 Some((_, tiers)) => *tiers |= bit,
                 None => block.nameless |= bit,
             },
+        }
+    }
+
+    /// What a stored event says of a block that was not left out for want of room.
+    fn mark_stored(&mut self, key: PlainKey, name: Option<u64>, tier: Tier, resumable: bool) {
+        let is_there = name.is_none_or(|name| self.names.get(&name) == Some(&key));
+        if let Some(block) = self.blocks.get_mut(&key).filter(|_| is_there) {
+            block.mark(1 << tier.as_u8(), resumable);
+        }
+    }
+
+    fn mark(&mut self, blocks: &ResumableBlocks, tier: Tier, outcome: &mut Outcome) {
+        let (bit, waits) = (1 << tier.as_u8(), |parked: &Parked| parked.tier == tier);
+        if !blocks.lineage_hashes.is_empty() {
+            let lost = self
+                .parked
+                .iter()
+                .filter(|parked| waits(parked))
+                .map(Parked::lost);
+            outcome.parking_full += lost.sum::<u64>();
+            self.parked.retain(|parked| !waits(parked));
+        }
+        for parked in self.parked.iter_mut().filter(|parked| waits(parked)) {
+            let mut flags = flags_of(&parked.stored);
+            let BlockNames::Sequence { hashes, .. } = &parked.stored.names else {
+                unreachable!("lineage hashes wait for nobody");
+            };
+            for (index, flag) in flags.iter_mut().enumerate() {
+                let name = parked.stored.engine_hashes.as_ref().map(|names| names[index]);
+                let own = [Some(hashes[index].as_u64()), name];
+                let is_meant = blocks
+                    .hashes
+                    .iter()
+                    .any(|hash| own.contains(&Some(hash.as_u64())));
+                *flag = if is_meant { blocks.resumable } else { *flag };
+            }
+            parked.stored.resumable = Resumable::from_flags(flags);
+        }
+        let named = blocks
+            .hashes
+            .iter()
+            .map(|hash| match self.names.get(&hash.as_u64()) {
+                Some(key) => vec![*key],
+                None => self.hashed(hash.as_u64()),
+            });
+        let keyed = blocks.lineage_hashes.iter().map(|key| vec![PlainKey::from(*key)]);
+        for keys in named.chain(keyed).collect::<Vec<_>>() {
+            let mut is_held = false;
+            for key in keys {
+                let block = self.blocks.get_mut(&key);
+                if let Some(block) = block.filter(|block| block.tiers() & bit != 0) {
+                    is_held = true;
+                    block.mark(bit, blocks.resumable);
+                }
+            }
+            outcome.unknown += u64::from(!is_held);
         }
     }
 
@@ -400,6 +502,7 @@ impl Oracle {
             self.names.remove(name);
         }
         block.names.retain(|(_, tiers)| *tiers != 0);
+        block.settle();
         if block.names.is_empty() && block.nameless == 0 {
             self.blocks.remove(&key);
         }
@@ -415,6 +518,14 @@ fn order(key: &PlainKey) -> (u64, Option<u64>, u64) {
 fn count(is_removed: bool, outcome: &mut Outcome) {
     outcome.removed += u64::from(is_removed);
     outcome.unknown += u64::from(!is_removed);
+}
+
+/// Whether each block of an event is resumable.
+fn flags_of(stored: &StoredBlocks) -> Vec<bool> {
+    let stretches = stored.resumable.stretches(stored.names.len());
+    stretches
+        .flat_map(|(stretch, flag)| stretch.map(move |_| flag))
+        .collect()
 }
 
 fn content_of(stored: &StoredBlocks) -> Vec<u64> {

@@ -19,6 +19,7 @@ fn find(index: &PositionalIndexer, key: &QueryKey, positions: &[Position], searc
     let found: Vec<_> = matches
         .holders()
         .map(|bounds| {
+            assert!(bounds.usable_blocks <= bounds.matched_blocks);
             let blocks = (bounds.matched_blocks as usize, bounds.matched_blocks_max as usize);
             (bounds.holder.id.clone(), blocks)
         })

@@ -5,7 +5,7 @@
 use std::collections::HashSet;
 
 use kvatlas_core::index::QueryChain;
-use kvatlas_core::wire::{DegradedReason, HolderMatch, QueryKey, QueryOptions, QueryReply};
+use kvatlas_core::wire::{DegradedReason, HolderMatch, QueryKey, QueryReply, SingleQuery};
 
 use super::{Answerer, Doubts, Found, explain, most_of, saturating_u32, search_of};
 
@@ -24,13 +24,13 @@ impl<'n> Doubts<'_, 'n> {
 
 impl Answerer {
     /// Adds to `reply` what is found of the same prompt in the chain of engines that look ahead, if there are any.
-    pub(super) fn add_ahead(&self, doubts: &Doubts<'_, '_>, options: &QueryOptions, reply: &mut QueryReply) {
+    pub(super) fn add_ahead(&self, doubts: &Doubts<'_, '_>, query: &SingleQuery, reply: &mut QueryReply) {
         let Some(mut chain) = doubts.chain_ahead() else {
             return;
         };
-        let indexer = &doubts.namespace.indexer;
+        let (indexer, options) = (&doubts.namespace.indexer, &query.options);
         let mut ahead = self.searched(doubts, options, || {
-            indexer.find_chain(&mut chain, search_of(options))
+            indexer.find_chain(&mut chain, search_of(query, indexer))
         });
         if options.explain {
             explain(indexer, &mut chain, &mut ahead.holders);

@@ -14,9 +14,9 @@ use super::{Answerer, Doubts, Listed, ahead, count_doubtful, foreign_holders, sa
 pub(crate) struct FoundHolder {
     /// Who it is.
     pub(crate) id: HolderId,
-    /// How many leading blocks it holds, in whichever tiers.
-    pub(crate) matched_blocks: u32,
-    /// How many of them on the device, and how many on device and host together, each up to the first that lies elsewhere.
+    /// How many leading blocks of it a request can reuse, in whichever tiers.
+    pub(crate) usable_blocks: u32,
+    /// How many of those that it has on the device, and of those on device and host together.
     pub(crate) near_blocks: [u32; 2],
     /// Whether its state is certain.
     pub(crate) is_exact: bool,
@@ -50,7 +50,7 @@ impl Found {
 
     /// The same, for metrics.
     pub(crate) fn prompt(&self) -> AnsweredPrompt {
-        let best = self.holders.iter().map(|holder| holder.matched_blocks).max();
+        let best = self.holders.iter().map(|holder| holder.usable_blocks).max();
         AnsweredPrompt {
             asked_blocks: self.asked_blocks,
             matched_blocks: best.unwrap_or_default(),
@@ -93,21 +93,30 @@ impl Answerer {
         let workers = worker.map(std::slice::from_ref);
         let tiers = TierDepth::Each;
         let seen = search_whole(&doubts.look, || {
-            indexer.find_chain(chain, Search { workers, tiers })
+            let search = Search {
+                workers,
+                tiers,
+                // Those who ask in other words leave the last token to whom they ask for.
+                ..Search::default()
+            };
+            indexer.find_chain(chain, search)
         });
         let matches = &seen.found;
         let reasons = |holder| doubts.of(holder, matches.reasons(holder, &self.trust), &seen, true);
         let holders = matches.holders().map(|found| FoundHolder {
             id: found.holder.id.clone(),
-            matched_blocks: found.matched_blocks,
-            near_blocks: matches.near_blocks(found.holder).unwrap_or_default(),
+            usable_blocks: found.usable_blocks,
+            near_blocks: matches
+                .near_blocks(found.holder)
+                .unwrap_or_default()
+                .map(|near| near.usable_blocks),
             is_exact: reasons(found.holder).is_empty(),
         });
         let mut holders: Vec<FoundHolder> = holders.collect();
         let missed = seen.missed(workers, |id| holders.iter().any(|holder| holder.id == *id));
         holders.extend(missed.into_iter().map(|id| FoundHolder {
             id: id.clone(),
-            matched_blocks: 0,
+            usable_blocks: 0,
             near_blocks: [0; 2],
             is_exact: false,
         }));

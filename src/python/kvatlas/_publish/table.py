@@ -12,7 +12,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ..events import Cleared, Doubted, Event, Goodbye, Removed, Resumable, Stored, StoredByLineage, Tier
+from ..events import (
+    Cleared,
+    Doubted,
+    Event,
+    Goodbye,
+    Removed,
+    Resumable,
+    Stored,
+    StoredByLineage,
+    Tier,
+    resumable_runs,
+)
 from ..hashing import (
     POSITION_MAX,
     LineageHash,
@@ -33,6 +44,11 @@ Place = int
 """A position above 64 bits of fragment."""
 
 
+def _classes(tiers: int) -> int:
+    """The device, the host, and all other tiers, one bit each."""
+    return tiers & 3 | (4 if tiers > 3 else 0)
+
+
 def _place(position: int, hash_or_fragment: int) -> Place:
     return position << 64 | hash_or_fragment & fragment_mask(position)
 
@@ -43,7 +59,7 @@ class _Block:
     ``tiers`` are those of all names together, one bit each. ``aliases`` has the tiers of each name, where there are several.
     """
 
-    __slots__ = ("aliases", "name", "parent", "place", "sequence", "tiers")
+    __slots__ = ("aliases", "barred", "name", "parent", "place", "sequence", "tiers")
 
     def __init__(
         self, place: Place, parent: Place | None, sequence: int | None, name: int | None, tiers: int
@@ -54,6 +70,8 @@ class _Block:
         self.name = name
         self.tiers = tiers
         self.aliases: dict[int, int] | None = None
+        # The classes of tiers in which it is not resumable, one bit each.
+        self.barred = 0
 
     @property
     def position(self) -> int:
@@ -75,6 +93,12 @@ class _Block:
         if self.aliases is not None and self.name is not None:
             return self.aliases[self.name]
         return self.tiers
+
+    def mark(self, bit: int, resumable: bool) -> None:
+        """Notes whether it is resumable in a tier."""
+        self.barred &= ~_classes(bit)
+        if not resumable:
+            self.barred |= _classes(bit)
 
     def lineage(self) -> LineageHash:
         parent = None if self.parent is None else self.parent & _FRAGMENT
@@ -126,9 +150,6 @@ class BlockTable:
 
     def apply(self, event: Event, tier: int, now: float) -> None:
         """Takes a change up. ``now`` is a clock in seconds that does not run backwards."""
-        if isinstance(event, Stored | StoredByLineage) and event.resumable is not None:
-            # Which blocks are resumable is not kept.
-            self._is_short = True
         match event:
             case Stored():
                 self._store(event, tier, now, None)
@@ -139,7 +160,7 @@ class BlockTable:
             case Removed():
                 self._remove(event, tier)
             case Resumable():
-                self._is_short = True
+                self._mark(event, tier)
             case Cleared() | Goodbye():
                 self.clear()
             case Doubted():
@@ -168,10 +189,10 @@ class BlockTable:
             return
         position, bit = start.position, 1 << tier
         parent = None if position == 0 else _place(position - 1, start.parent or 0)
-        for sequence, name in zip(hashes, names, strict=True):
+        for sequence, name, resumable in zip(hashes, names, stored.flags(), strict=True):
             place = _place(position, sequence)
             if parked is None or not self._is_removed(parked, place, parent, sequence, name):
-                self._store_block(place, parent, sequence, name, bit)
+                self._store_block(place, parent, sequence, name, bit, resumable)
             parent, position = place, position + 1
 
     def _is_removed(self, parked: Parked, place: Place, parent: Place | None, sequence: int, name: int) -> bool:
@@ -224,12 +245,18 @@ class BlockTable:
 
     def _store_by_lineage(self, stored: StoredByLineage, tier: int) -> None:
         names: Sequence[int | None] = stored.engine_hashes or [None] * len(stored.lineage_hashes)
-        for lineage, name in zip(stored.lineage_hashes, names, strict=True):
+        for lineage, name, resumable in zip(stored.lineage_hashes, names, stored.flags(), strict=True):
             place, parent = _key(lineage)
-            self._store_block(place, parent, None, name, 1 << tier)
+            self._store_block(place, parent, None, name, 1 << tier, resumable)
 
     def _store_block(
-        self, place: Place, parent: Place | None, sequence: int | None, name: int | None, bit: int
+        self,
+        place: Place,
+        parent: Place | None,
+        sequence: int | None,
+        name: int | None,
+        bit: int,
+        resumable: bool,
     ) -> None:
         other = self._names.get(name) if name is not None else None
         if other is not None and (other.place != place or other.parent != parent):
@@ -246,10 +273,12 @@ class BlockTable:
             self._hashes.setdefault(place & _COMMON, []).append(block)
             if name is not None:
                 self._names[name] = block
-        else:
-            self._extend(known, sequence, name, bit)
+            block.mark(bit, resumable)
+        elif self._extend(known, sequence, name, bit):
+            known.mark(bit, resumable)
 
-    def _extend(self, known: _Block, sequence: int | None, name: int | None, bit: int) -> None:
+    def _extend(self, known: _Block, sequence: int | None, name: int | None, bit: int) -> bool:
+        """Stores a block again; false where it has too many names."""
         if known.sequence is None:
             known.sequence = sequence
         first = known.name
@@ -263,17 +292,30 @@ class BlockTable:
             aliases = known.aliases or {first: known.tiers}
             if name not in aliases and len(aliases) == NAMES_PER_BLOCK_MAX:
                 self._is_short = True
-                return
+                return False
             aliases[name] = aliases.get(name, 0) | bit
             known.aliases = aliases
             self._names[name] = known
         known.tiers |= bit
+        return True
 
     def _store_ready(self, now: float) -> None:
         """Stores what waited for blocks that are there now, and then what waited for these."""
         while (parked := self._parking.take_ready(lambda name: self._parent(name, None) is not None)) is not None:
             # What was removed meanwhile stays away, even if an event that came later has stored it again.
             self._store(parked.stored, parked.tier, now, parked)
+
+    def _mark(self, event: Resumable, tier: int) -> None:
+        if len(self._parking):
+            # It may mean blocks of an event that waits, of which nobody keeps that.
+            self._is_short = True
+        found = [self._names.get(name) or self._find_hash(name, None) for name in event.sequence_hashes]
+        for place, parent in map(_key, event.lineage_hashes):
+            block = self._blocks.get(place)
+            found.append(block if block is not None and block.parent == parent else None)
+        for block in found:
+            if block is not None and block.tiers & 1 << tier:
+                block.mark(1 << tier, event.resumable)
 
     # Removing.
 
@@ -321,6 +363,7 @@ class BlockTable:
     def _remove_tier(self, block: _Block, bit: int) -> None:
         """Removes a block from one tier, under all its names."""
         block.tiers &= ~bit
+        block.barred &= _classes(block.tiers)
         if block.tiers == 0:
             self._erase(block)
         elif block.aliases is not None:
@@ -346,6 +389,7 @@ class BlockTable:
         block.tiers = 0
         for tiers in aliases.values():
             block.tiers |= tiers
+        block.barred &= _classes(block.tiers)
         block.aliases = aliases if len(aliases) > 1 else None
 
     def _erase(self, block: _Block) -> None:
@@ -399,17 +443,20 @@ class BlockTable:
     def _events(self, piece: list[_Block]) -> Iterator[tuple[Tier, Event]]:
         """A piece under the first names of its blocks, then its further names; each once for each tier."""
         names = None if piece[0].name is None else [block.name or 0 for block in piece]
-        yield from _each_tier(piece[0].first_tiers(), self._stored(piece, names))
+        for tier in _each_tier(piece[0].first_tiers()):
+            yield tier, self._stored(piece, names, tier)
         for block in piece:
             if block.aliases is None:
                 continue
             for name, tiers in list(block.aliases.items())[1:]:
-                yield from _each_tier(tiers, self._stored([block], [name]))
+                for tier in _each_tier(tiers):
+                    yield tier, self._stored([block], [name], tier)
 
-    def _stored(self, piece: list[_Block], names: list[int] | None) -> Event:
-        first = piece[0]
+    def _stored(self, piece: list[_Block], names: list[int] | None, tier: Tier) -> Event:
+        first, own = piece[0], _classes(1 << tier)
+        runs = resumable_runs(not block.barred & own for block in piece)
         if first.sequence is None:
-            return StoredByLineage([block.lineage() for block in piece], names)
+            return StoredByLineage([block.lineage() for block in piece], names, runs)
         hashes = array("Q", [block.sequence or 0 for block in piece])
         parent = None
         if first.parent is not None:
@@ -424,6 +471,7 @@ class BlockTable:
             parent=parent,
             position=first.position or None,
             engine_hashes=None if repeats else names,
+            resumable=runs,
         )
 
 
@@ -449,5 +497,5 @@ def _continues(block: _Block, child: _Block) -> bool:
     )
 
 
-def _each_tier(tiers: int, event: Event) -> Iterator[tuple[Tier, Event]]:
-    return ((tier, event) for tier in Tier if tiers >> tier & 1)
+def _each_tier(tiers: int) -> Iterator[Tier]:
+    return (tier for tier in Tier if tiers >> tier & 1)

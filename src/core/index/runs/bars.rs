@@ -1,0 +1,388 @@
+//! Behind which blocks of a run which holders cannot resume.
+//!
+//! Mostly there is nothing: every block of every holder is resumable. Otherwise one array has it, which never changes: a step that bars or
+//! frees blocks publishes another one. The run is cut into stretches that are alike for every holder. A stretch is a row of sets:
+//!
+//! ```text
+//! word 0: rows, words of a set, sets of a row     the numbers of the words of 64 slots that sets have
+//! then each row: the first offset, and a set a step of tiers, or one for all steps where those are alike
+//! ```
+//!
+//! Holders that share prompts mostly stop at the same blocks. So a search settles all of them at a few comparisons of sets.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use smallvec::SmallVec;
+
+use super::RunId;
+use super::run::{Run, word_at};
+use super::writer::RunWriter;
+use crate::index::directory::{HolderSlot, SlotBits};
+use crate::index::hook::point;
+use crossbeam_epoch::Guard;
+
+/// Steps of tiers.
+pub(crate) const STEPS: usize = 3;
+const WORDS_SHIFT: u32 = 16;
+const SETS_SHIFT: u32 = 32;
+/// What a stretch takes beside the array, in the holder's own part, in bytes.
+const STRETCH_BYTES: i64 = 12;
+
+/// Blocks of one holder from an offset up to another that are not resumable in some of the [`STEPS`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Barred {
+    pub(crate) from: u16,
+    pub(crate) to: u16,
+    pub(crate) steps: [bool; STEPS],
+}
+
+/// The array as readers see it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Bars<'g> {
+    rows: usize,
+    sets: usize,
+    words: &'g [AtomicU64],
+    table: &'g [AtomicU64],
+}
+
+impl<'g> Bars<'g> {
+    #[inline]
+    pub(super) fn new(array: &'g [AtomicU64]) -> Self {
+        let (head, rest) = (word_at(array, 0), array.get(1..).unwrap_or_default());
+        let part = |shift: u32| (head >> shift & 0xffff) as usize;
+        let (words, table) = rest.split_at(rest.len().min(part(WORDS_SHIFT)));
+        let (rows, sets) = (part(0), part(SETS_SHIFT));
+        Self {
+            rows,
+            sets,
+            words,
+            table,
+        }
+    }
+
+    /// Whether every block of every holder is resumable.
+    #[inline]
+    pub(crate) fn is_empty(self) -> bool {
+        self.rows == 0
+    }
+
+    fn row(self, row: usize) -> &'g [AtomicU64] {
+        let width = 1 + self.sets * self.words.len();
+        self.table
+            .get(row * width..)
+            .and_then(|rest| rest.get(..width))
+            .unwrap_or_default()
+    }
+
+    /// The first offset of a row.
+    #[inline]
+    pub(crate) fn from(self, row: usize) -> u32 {
+        u32::try_from(word_at(self.row(row), 0)).unwrap_or(0)
+    }
+
+    /// The row with the block at `offset`.
+    pub(crate) fn row_of(self, offset: u32) -> usize {
+        let (mut low, mut high) = (0, self.rows);
+        while low + 1 < high {
+            let middle = usize::midpoint(low, high);
+            match self.from(middle) <= offset {
+                true => low = middle,
+                false => high = middle,
+            }
+        }
+        low
+    }
+
+    /// Those for whom the blocks of a row are not resumable at a step of tiers.
+    pub(crate) fn barred<S: SlotBits>(self, row: usize, step: u32) -> S {
+        let mut found = S::default();
+        let first = 1 + self.words.len() * (step as usize).min(self.sets.saturating_sub(1));
+        let set = self.row(row).get(first..).unwrap_or_default();
+        for (number, bits) in self.words.iter().zip(set) {
+            let number = usize::try_from(number.load(Ordering::Relaxed)).unwrap_or(0);
+            found.insert_word(number.min(WORDS_MAX), bits.load(Ordering::Relaxed));
+        }
+        found
+    }
+}
+
+/// Words of a set of all slots.
+const WORDS_MAX: usize = 1 << 10;
+
+/// Splits holders of the first `depth` blocks of a chain by how many of these they can use: up to the last one that is resumable at
+/// a step of tiers. `path` are the runs of the chain, the last one first. What `found` is told of are sets of one number each.
+pub(crate) fn split_by_usable<'g, S: SlotBits>(
+    path: impl Iterator<Item = &'g Run>,
+    depth: u32,
+    step: u32,
+    mut slots: S,
+    guard: &'g Guard,
+    mut found: impl FnMut(u32, S),
+) {
+    let mut end = depth;
+    for run in path {
+        let start = run.start();
+        if start >= end {
+            continue;
+        }
+        point();
+        let bars = run.bars(guard);
+        if bars.is_empty() {
+            return found(end, slots);
+        }
+        let mut row = bars.row_of(end - start - 1);
+        loop {
+            let barred: S = bars.barred(row, step);
+            let mut resumable = slots.clone();
+            resumable.subtract(&barred);
+            if !resumable.is_empty() {
+                found(end, resumable);
+            }
+            slots.intersect(&barred);
+            if slots.is_empty() {
+                return;
+            }
+            end = start + bars.from(row);
+            let Some(before) = row.checked_sub(1) else { break };
+            row = before;
+        }
+        // Nonsense ends, too, where the number is another run's by now.
+        end = end.min(start);
+    }
+    found(0, slots);
+}
+
+impl RunWriter<'_> {
+    /// Whether a block of some holder is not resumable.
+    pub(crate) fn has_bars(&self) -> bool {
+        self.store.has_bars()
+    }
+
+    /// Sets which blocks of a run a holder cannot resume behind: within a step about the run.
+    pub(crate) fn set_bars(&mut self, id: RunId, slot: HolderSlot, barred: impl Iterator<Item = Barred>) {
+        let Some(run) = self.store.run(id, &self.guard) else {
+            return;
+        };
+        let mut barred = barred.peekable();
+        let array = run.bars.get(&self.guard);
+        if array.is_empty() && barred.peek().is_none() {
+            return;
+        }
+        let mut table = Table::of(Bars::new(array));
+        let before = table.stretches(slot);
+        table.free(slot);
+        barred.for_each(|stretch| table.bar(slot, stretch));
+        self.state.change.bytes += STRETCH_BYTES * (table.stretches(slot) - before);
+        let next = table.finish();
+        if array.len() == next.len()
+            && array
+                .iter()
+                .zip(&next)
+                .all(|(old, new)| old.load(Ordering::Relaxed) == *new)
+        {
+            return;
+        }
+        let doubts = &self.store.doubts;
+        if array.is_empty() {
+            // Before a reader can see the end of the step.
+            doubts.barred.fetch_add(1, Ordering::Relaxed);
+        }
+        let fill = |words: &[AtomicU64]| {
+            for (word, next) in words.iter().zip(&next) {
+                word.store(*next, Ordering::Relaxed);
+            }
+        };
+        let (was_empty, is_empty) = (array.is_empty(), next.is_empty());
+        self.state.replace(&run.bars, next.len(), fill, &self.guard);
+        if is_empty && !was_empty {
+            doubts.barred.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// A row in the making: where it begins, and the bits of each step, word by word.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Row {
+    from: u16,
+    sets: [SmallVec<[u64; 2]>; STEPS],
+}
+
+/// The rows in the making.
+struct Table {
+    /// Which words of 64 slots the sets have.
+    words: SmallVec<[usize; 4]>,
+    rows: Vec<Row>,
+}
+
+impl Table {
+    fn of(bars: Bars<'_>) -> Self {
+        let words: SmallVec<[usize; 4]> = bars
+            .words
+            .iter()
+            .map(|word| usize::try_from(word.load(Ordering::Relaxed)).unwrap_or(0))
+            .collect();
+        let row = |row: usize| {
+            let cells = bars.row(row);
+            let set = |step: usize| {
+                let first = 1 + words.len() * step.min(bars.sets.saturating_sub(1));
+                (first..first + words.len())
+                    .map(|index| word_at(cells, index))
+                    .collect()
+            };
+            Row {
+                from: u16::try_from(bars.from(row)).unwrap_or(0),
+                sets: std::array::from_fn(set),
+            }
+        };
+        let rows: Vec<Row> = (0..bars.rows).map(row).collect();
+        Self { words, rows }
+    }
+
+    /// Where a slot's word stands, which is made if it is not there.
+    fn word_of(&mut self, slot: HolderSlot) -> usize {
+        let number = slot.index() / 64;
+        if let Some(word) = self.words.iter().position(|word| *word == number) {
+            return word;
+        }
+        self.words.push(number);
+        for set in self.rows.iter_mut().flat_map(|row| &mut row.sets) {
+            set.push(0);
+        }
+        self.words.len() - 1
+    }
+
+    /// How many stretches of a slot's blocks are barred.
+    fn stretches(&mut self, slot: HolderSlot) -> i64 {
+        let (word, bit) = (self.word_of(slot), 1 << (slot.index() % 64));
+        let is_barred = |row: &Row| row.sets.iter().any(|set| set[word] & bit != 0);
+        let before = std::iter::once(false).chain(self.rows.iter().map(is_barred));
+        let begins = before.zip(self.rows.iter().map(is_barred));
+        begins.map(|(before, now)| i64::from(now && !before)).sum()
+    }
+
+    /// Frees all blocks of a slot.
+    fn free(&mut self, slot: HolderSlot) {
+        let (word, bit) = (self.word_of(slot), 1 << (slot.index() % 64));
+        for set in self.rows.iter_mut().flat_map(|row| &mut row.sets) {
+            set[word] &= !bit;
+        }
+    }
+
+    fn bar(&mut self, slot: HolderSlot, stretch: Barred) {
+        let (word, bit) = (self.word_of(slot), 1 << (slot.index() % 64));
+        let first = self.cut(stretch.from);
+        let end = self.cut(stretch.to);
+        for row in &mut self.rows[first..end] {
+            for (set, _) in row
+                .sets
+                .iter_mut()
+                .zip(stretch.steps)
+                .filter(|(_, is_barred)| *is_barred)
+            {
+                set[word] |= bit;
+            }
+        }
+    }
+
+    /// The row that begins at an offset, which is made if there is none.
+    fn cut(&mut self, offset: u16) -> usize {
+        if self.rows.is_empty() {
+            let none: SmallVec<[u64; 2]> = self.words.iter().map(|_| 0).collect();
+            let sets = std::array::from_fn(|_| none.clone());
+            self.rows.push(Row { from: 0, sets });
+        }
+        let index = self.rows.partition_point(|row| row.from < offset);
+        if self.rows.get(index).is_none_or(|row| row.from != offset)
+            && let Some(before) = index.checked_sub(1)
+        {
+            let sets = self.rows[before].sets.clone();
+            self.rows.insert(index, Row { from: offset, sets });
+        }
+        index
+    }
+
+    /// The array; empty where nothing is barred.
+    fn finish(mut self) -> Vec<u64> {
+        self.rows.dedup_by(|next, before| next.sets == before.sets);
+        let is_used = |word: usize| {
+            self.rows
+                .iter()
+                .flat_map(|row| &row.sets)
+                .any(|set| set[word] != 0)
+        };
+        let used: SmallVec<[usize; 4]> = (0..self.words.len()).filter(|word| is_used(*word)).collect();
+        if used.is_empty() {
+            return Vec::new();
+        }
+        let is_alike = self
+            .rows
+            .iter()
+            .all(|row| row.sets.iter().all(|set| *set == row.sets[0]));
+        let sets = if is_alike { 1 } else { STEPS };
+        let mut array =
+            vec![self.rows.len() as u64 | (used.len() as u64) << WORDS_SHIFT | (sets as u64) << SETS_SHIFT];
+        array.extend(used.iter().map(|word| self.words[*word] as u64));
+        for row in &self.rows {
+            array.push(u64::from(row.from));
+            for set in &row.sets[..sets] {
+                array.extend(used.iter().map(|word| set[*word]));
+            }
+        }
+        array
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvatlas_lab::random::Random;
+
+    use super::*;
+    use crate::index::directory::SlotSet;
+
+    #[test]
+    fn an_array_equals_a_model() {
+        const BLOCKS: usize = 40;
+        let mut random = Random::new(7);
+        for slots in [1, 3, 64, 500] {
+            let mut array: Vec<u64> = Vec::new();
+            let mut model = vec![[[false; BLOCKS]; STEPS]; slots];
+            for _ in 0..300 {
+                let slot = random.below(slots);
+                let mut stretches: Vec<Barred> = Vec::new();
+                model[slot] = [[false; BLOCKS]; STEPS];
+                let mut at = random.below(8);
+                while random.chance(70) && at < BLOCKS {
+                    let to = (at + 1 + random.below(6)).min(BLOCKS);
+                    let device_only = random.chance(20);
+                    let steps = [true, !device_only, !device_only];
+                    for (step, is_barred) in steps.into_iter().enumerate() {
+                        model[slot][step][at..to].fill(is_barred);
+                    }
+                    let [from, end] = [at, to].map(|offset| u16::try_from(offset).unwrap());
+                    stretches.push(Barred { from, to: end, steps });
+                    at = to + random.below(5);
+                }
+                let published: Vec<AtomicU64> = array.iter().copied().map(AtomicU64::new).collect();
+                let mut table = Table::of(Bars::new(&published));
+                let own = HolderSlot::new(slot).unwrap();
+                table.free(own);
+                stretches.iter().for_each(|stretch| table.bar(own, *stretch));
+                array = table.finish();
+                let published: Vec<AtomicU64> = array.iter().copied().map(AtomicU64::new).collect();
+                let bars = Bars::new(&published);
+                let is_free = model.iter().flatten().flatten().all(|is_barred| !is_barred);
+                assert_eq!(bars.is_empty(), is_free);
+                for offset in 0..if is_free { 0 } else { BLOCKS } {
+                    let row = bars.row_of(u32::try_from(offset).unwrap());
+                    for step in 0..STEPS {
+                        let found: SlotSet = bars.barred(row, u32::try_from(step).unwrap());
+                        for (slot, own) in model.iter().enumerate() {
+                            let expected = own[step][offset];
+                            assert_eq!(found.contains(HolderSlot::new(slot).unwrap()), expected);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
