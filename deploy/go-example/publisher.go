@@ -18,6 +18,8 @@ const (
 	eventsInChunk = 1000
 	// For so long a publisher is new, and so long it waits before it puts its epoch above another one again.
 	riseInterval = time.Minute
+	// Clocks of several machines may differ by so much.
+	skewMax = 5 * time.Second
 )
 
 // An event of the contract, as MessagePack has it.
@@ -198,13 +200,17 @@ func (p *Publisher) answer(question *nats.Msg) {
 }
 
 // riseAbove begins an epoch above the one that a daemon knows, if that is higher: the clock of an earlier process was ahead. Number 1 is
-// skipped, so that other daemons ask, too. A younger process that has replaced this one is left alone, and so is one that has just risen itself.
+// skipped, so that other daemons ask, too. An epoch that has begun by the clock is of a younger process, which is left alone; and so is one that
+// has just risen itself.
 func (p *Publisher) riseAbove(known uint64) {
 	p.lock.Lock()
 	defer p.lock.Unlock()
 	now := time.Now()
-	begunLater := known <= uint64(now.UnixMicro()) && now.Sub(p.started) > riseInterval
-	if known <= p.epoch || known == math.MaxUint64 || begunLater || now.Sub(p.risen) < riseInterval {
+	latest := now
+	if now.Sub(p.started) > riseInterval {
+		latest = now.Add(skewMax)
+	}
+	if known <= p.epoch || known == math.MaxUint64 || known <= uint64(latest.UnixMicro()) || now.Sub(p.risen) < riseInterval {
 		return
 	}
 	p.risen, p.epoch, p.seq = now, uint64(now.UnixMicro()), 1

@@ -17,7 +17,9 @@ use crate::support::{
 };
 use kvatlas::daemon::metrics::labels::ResyncFailure;
 use kvatlas_client::publish::{Beginning, HolderPublisher, PublisherOptions};
-use kvatlas_core::wire::{BatchCursor, Event, EventBatch, ResyncAnswerKind, ResyncChunk, Tier, WireLimits};
+use kvatlas_core::wire::{
+    BatchCursor, DegradedReason, Event, EventBatch, ResyncAnswerKind, ResyncChunk, Tier, WireLimits,
+};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -270,6 +272,14 @@ async fn two_claim_one_worker(way: Way) {
             .unwrap();
         scene.publish(10).await;
     }
+    // While both go on, nobody knows whose blocks these are. The younger one is left alone.
+    eventually("the worker is contested", async || {
+        let holder = scene.client.holder("gpu-9", 0).await?;
+        let is_contested = holder.degraded.contains(DegradedReason::Contested);
+        (is_contested && holder.epoch == 6).then_some(())
+    })
+    .await;
+    replaced.set_heartbeats(false).await.unwrap();
     scene
         .end(&format!("two publishers claim one worker ({way})"))
         .await;

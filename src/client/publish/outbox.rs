@@ -52,8 +52,7 @@ pub(super) struct Outbox {
     open: Option<OpenBatch>,
     /// When the last batch was numbered, in microseconds on the monotonic clock.
     numbered_us: Option<u64>,
-    /// Until when a daemon that knows a higher epoch is taken to know an older one, in microseconds on the monotonic clock; see
-    /// [`Self::rise_above`].
+    /// Until when the publisher is new, in microseconds on the monotonic clock; see [`Self::rise_above`].
     new_until_us: u64,
     /// When the epoch was last put above another one.
     risen_us: Option<u64>,
@@ -252,18 +251,23 @@ impl Outbox {
     ///
     /// Nothing is done in these cases:
     /// - The blocks of earlier batches are not known, or the holder has left.
-    /// - The other epoch began after this publisher, by the clock: a younger process has replaced it.
+    /// - By the clock the other epoch has begun: a younger process may have replaced this one. Where this one is not new any more, the other
+    ///   one's clock may be a little ahead, too.
     /// - The last time was less than a minute ago: two publishers that live would outdo each other without end.
     pub(super) fn rise_above(&mut self, known: u64, clocks: Clocks) -> bool {
         let is_older = matches!(self.options.beginning, Beginning::After(_)) || self.has_left;
-        let has_begun_later = known <= clocks.unix_us && clocks.monotonic_us > self.new_until_us;
+        let tolerated_us = match clocks.monotonic_us > self.new_until_us {
+            true => SKEW_US,
+            false => 0,
+        };
+        let has_begun = known <= clocks.unix_us.saturating_add(tolerated_us);
         let is_too_soon = self
             .risen_us
             .is_some_and(|last| clocks.monotonic_us.saturating_sub(last) < RISE_US);
         let Some(above) = known.checked_add(1).filter(|_| known > self.cursor.epoch) else {
             return false;
         };
-        if is_older || has_begun_later || is_too_soon {
+        if is_older || has_begun || is_too_soon {
             return false;
         }
         self.risen_us = Some(clocks.monotonic_us);
@@ -291,6 +295,8 @@ impl Outbox {
 
 /// For so long a publisher is new, and so long it waits before it puts its epoch above another one again; in microseconds.
 const RISE_US: u64 = 60_000_000;
+/// Clocks of several machines may differ by so much, in microseconds.
+const SKEW_US: u64 = 5_000_000;
 
 fn first_of(epoch: u64) -> BatchCursor {
     BatchCursor { epoch, seq: 0 }
@@ -480,6 +486,7 @@ mod tests {
         risen.add(Tier::DEVICE, vec![stored(1, 2)], at(10));
         assert!(!risen.rise_above(1, at(20)), "it is not above");
         assert!(!risen.rise_above(u64::MAX, at(20)), "nothing is above that");
+        assert!(!risen.rise_above(15, at(20)), "a younger process has begun");
         assert!(risen.rise_above(500, at(20)));
         assert_eq!(risen.cursor, BatchCursor { epoch: 501, seq: 1 });
         // What waited goes into the new epoch, of which number 1 cannot be given.
@@ -492,6 +499,7 @@ mod tests {
         // A younger process has replaced one that is not new any more.
         let mut old = outbox(PublisherOptions::default());
         assert!(!old.rise_above(2 * MINUTE, at(3 * MINUTE)));
+        assert!(!old.rise_above(3 * MINUTE + SKEW_US, at(3 * MINUTE)));
         assert!(
             old.rise_above(4 * MINUTE, at(3 * MINUTE)),
             "by the clock it has not begun"

@@ -28,6 +28,9 @@ from .table import BlockTable
 RISE: Final = 60.0
 """For so many seconds a publisher is new, and so long it waits before it puts its epoch above another one again."""
 
+SKEW_US: Final = 5_000_000
+"""Clocks of several machines may differ by so many microseconds. A publisher that is not new any more takes no heed of less."""
+
 CHUNK_BATCHES_MAX: Final = 1024
 """Most batches in one chunk of an answer."""
 
@@ -199,14 +202,16 @@ class Outbox:
         The clock of an earlier process was ahead, and daemons take this one for its predecessor. The epoch's first number is
         skipped: daemons that are not answered now learn from the gap that there is more to ask for.
 
-        Nothing is done where the blocks of earlier batches are not known, where a younger process has replaced this one, or
-        where the last time was less than a minute ago: two that live would outdo each other without end.
+        Nothing is done where the blocks of earlier batches are not known, where the other epoch has begun by the clock, so that
+        a younger process may have replaced this one, or where the last time was less than a minute ago: two that live would
+        outdo each other without end.
         """
         is_older = self.options.after is not None or self._has_left
-        has_begun_later = known <= clocks.unix_us and clocks.monotonic > self._new_until
+        tolerated = SKEW_US if clocks.monotonic > self._new_until else 0
+        has_begun = known <= clocks.unix_us + tolerated
         is_too_soon = clocks.monotonic - self._risen < RISE
         is_above = self.cursor.epoch < known < (1 << 64) - 1
-        if not is_above or is_older or has_begun_later or is_too_soon:
+        if not is_above or is_older or has_begun or is_too_soon:
             return False
         self._risen = clocks.monotonic
         self.cursor = Cursor(max(clocks.unix_us, known + 1), 1)
