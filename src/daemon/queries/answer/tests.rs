@@ -399,7 +399,7 @@ impl Scene {
             .map(|holder| {
                 (
                     holder.id.worker.to_string(),
-                    holder.matched_blocks,
+                    holder.usable_blocks,
                     holder.is_exact,
                 )
             })
