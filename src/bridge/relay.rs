@@ -69,6 +69,8 @@ pub(super) struct Relay {
     rank: Option<Rank>,
     /// Why the translator doubts what the engine has, if it does.
     doubt: Option<Reason>,
+    /// Whether it doesn't know what a request can reuse of that.
+    hides_groups: bool,
     /// Whether the engine is out of sight.
     is_lost: bool,
     /// Whether it has ever been in sight.
@@ -108,6 +110,7 @@ impl Relay {
             untold: None,
             rank: None,
             doubt: None,
+            hides_groups: false,
             is_lost: false,
             was_seen: false,
             told: DegradedReasons::default(),
@@ -173,6 +176,7 @@ impl Relay {
 
     fn keep(&mut self, untold: Untold) {
         self.doubt = untold.blocks.0.doubt();
+        self.hides_groups = untold.blocks.0.hides_groups();
         self.untold = Some(untold);
     }
 
@@ -190,10 +194,7 @@ impl Relay {
     ) -> Result<(), PublisherError> {
         let mut untold = self.take_untold().await;
         let Untold { blocks, .. } = &mut untold;
-        blocks.0.note_reasons(&batch.reasons, &mut self.translation);
-        for event in batch.events().iter().filter(|event| is_ours(event)) {
-            blocks.0.translate_event(batch, event, &mut self.translation);
-        }
+        blocks.0.translate_those(batch, is_ours, &mut self.translation);
         self.keep(untold);
         self.tell().await
     }
@@ -269,6 +270,9 @@ impl Relay {
         }
         if self.is_lost {
             doubts = doubts.with(DegradedReason::UpstreamLost);
+        }
+        if self.hides_groups {
+            doubts = doubts.with(DegradedReason::UnknownGroups);
         }
         doubts
     }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use kvatlas_core::wire::{HolderId, ModelKey, NamespaceName, Rank};
-use kvatlas_engines::Format;
+use kvatlas_engines::{Format, GroupFacts};
 
 /// How long the holders of engines that are no longer followed may take to leave.
 const LEAVING_PATIENCE: Duration = Duration::from_secs(2);
@@ -43,6 +43,8 @@ pub struct NewEngine {
     pub block_size: u32,
     /// What the topics begin with that are followed; empty for all.
     pub topic: String,
+    /// What its events don't tell of its groups of layers.
+    pub groups: GroupFacts,
 }
 
 impl NewEngine {

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde_json::json;
 
 use kvatlas_core::wire::{ModelKey, Rank};
-use kvatlas_engines::Format;
+use kvatlas_engines::{Format, GroupFacts};
 
 use super::dialect::{Instance, cache_of, status_ok};
 use super::engines::{EngineKey, NewEngine, follow_patiently};
@@ -31,6 +31,26 @@ pub(super) struct RegisterJson {
     routing_group: Option<String>,
     block_size: u32,
     dp_rank: Option<Rank>,
+    #[serde(default)]
+    groups: Vec<String>,
+    #[serde(default)]
+    hybrid: bool,
+    #[serde(default)]
+    eagle: bool,
+    #[serde(default)]
+    divergent_hits: bool,
+}
+
+impl RegisterJson {
+    fn group_facts(&self) -> Result<GroupFacts, HttpError> {
+        let kinds = GroupFacts::read_kinds(self.groups.iter().map(String::as_str));
+        Ok(GroupFacts {
+            kinds: kinds.map_err(HttpError::BadRequest)?,
+            is_hybrid: self.hybrid,
+            has_eagle_drop: self.eagle,
+            has_divergent_hits: self.divergent_hits,
+        })
+    }
 }
 
 /// `POST /register`.
@@ -40,6 +60,7 @@ pub(super) async fn register(
 ) -> Result<Response, DialectError> {
     let engines = shared.engines()?;
     let request: RegisterJson = payload.json()?;
+    let groups = request.group_facts()?;
     let (words, model) = cache_of(
         request.modelname.or(request.model).as_deref(),
         request.model_name.as_deref(),
@@ -63,6 +84,7 @@ pub(super) async fn register(
         format,
         block_size: request.block_size,
         topic: String::new(),
+        groups,
     };
     let attempt = || engines.register(engine.clone()).map_err(|refusal| vec![refusal]);
     if let Err(refused) = follow_patiently(attempt).await

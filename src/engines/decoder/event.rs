@@ -4,7 +4,7 @@ use kvatlas_core::hash::Token;
 use kvatlas_core::wire::{DecodeError, Reader, Tier, Value};
 
 use crate::batch::{
-    Content, EngineBatch, EngineChange, EngineEvent, EngineRemoved, EngineStored, Group, Span,
+    Content, EngineBatch, EngineChange, EngineEvent, EngineRemoved, EngineStored, Group, GroupKind, Span,
 };
 use crate::limits::DecodeLimits;
 use crate::reason::Reason;
@@ -103,10 +103,16 @@ impl Key {
 const MAIN_KINDS: [&str; 3] = ["full_attention", "mla_attention", "sink_full_attention"];
 
 /// The group of an event that tells number, kind and window.
-pub(crate) fn group_of_kind(index: Option<u32>, kind: Option<&str>, _window: Option<u32>) -> Group {
+pub(crate) fn group_of_kind(index: Option<u32>, kind: Option<&str>, window: Option<u32>) -> Group {
+    let kind_of = |kind: &str| match (kind, window) {
+        (kind, _) if MAIN_KINDS.contains(&kind) => GroupKind::Main,
+        ("sliding_window" | "sliding_window_mla", Some(tokens)) => GroupKind::Window(tokens),
+        ("mamba", _) => GroupKind::State,
+        _ => GroupKind::Other,
+    };
     Group {
         index,
-        is_main: kind.map(|kind| MAIN_KINDS.contains(&kind)),
+        kind: kind.map(kind_of),
     }
 }
 
@@ -135,7 +141,9 @@ pub(super) struct Fields<'a> {
     locality: Option<&'a str>,
     ownership: Option<&'a str>,
     backend: Option<Value<'a>>,
-    group: Group,
+    group_index: Option<u32>,
+    group_kind: Option<&'a str>,
+    group_window: Option<u32>,
     /// Read when the names, the adapter and the place in the sequence are known.
     extra_keys: Option<Reader<'a>>,
     objects: Option<Reader<'a>>,
@@ -163,7 +171,9 @@ impl<'a> Fields<'a> {
             locality: None,
             ownership: None,
             backend: None,
-            group: Group::default(),
+            group_index: None,
+            group_kind: None,
+            group_window: None,
             extra_keys: None,
             objects: None,
             lookahead: None,
@@ -206,13 +216,11 @@ impl<'a> Fields<'a> {
             Key::Locality => self.locality = field::optional_text("locality", reader, text)?,
             Key::Ownership => self.ownership = field::optional_text("ownership", reader, text)?,
             Key::Backend => self.backend = Some(reader.value()?).filter(is_owner),
-            Key::GroupIndex => self.group.index = field::optional_32("group_idx", reader)?,
-            Key::GroupKind => {
-                let kind = field::optional_text("kv_cache_spec_kind", reader, text)?;
-                self.group.is_main = kind.map(|kind| MAIN_KINDS.contains(&kind));
+            Key::GroupIndex => self.group_index = field::optional_32("group_idx", reader)?,
+            Key::GroupKind => self.group_kind = field::optional_text("kv_cache_spec_kind", reader, text)?,
+            Key::GroupWindow => {
+                self.group_window = field::optional_32("kv_cache_spec_sliding_window", reader)?;
             }
-            // The kind says already that it is a window; what is no number is damage.
-            Key::GroupWindow => drop(reader.optional_unsigned("kv_cache_spec_sliding_window")?),
             Key::ExtraKeys => self.extra_keys = Some(deferred(reader)?),
             Key::Objects => self.objects = Some(deferred(reader)?),
             Key::Lookahead => self.lookahead = Some(deferred(reader)?),
@@ -284,7 +292,7 @@ impl<'a> Fields<'a> {
             Tag::Removed => EngineChange::Removed(EngineRemoved {
                 names: self.names_span()?,
                 tier: Some(tier),
-                group: self.group,
+                group: self.group(),
             }),
             _ => EngineChange::Cleared,
         };
@@ -295,6 +303,10 @@ impl<'a> Fields<'a> {
             change,
         });
         Ok(Verdict::Taken)
+    }
+
+    fn group(&self) -> Group {
+        group_of_kind(self.group_index, self.group_kind, self.group_window)
     }
 
     fn names_span(&self) -> Result<Span, DecodeError> {
@@ -310,7 +322,9 @@ impl<'a> Fields<'a> {
         limits: &DecodeLimits,
     ) -> Result<Result<EngineStored, Reason>, DecodeError> {
         let names = self.names_span()?;
-        if names.is_empty() {
+        let group = self.group();
+        // A group beside main attention is there even where it has kept nothing.
+        if names.is_empty() && !group.is_beside_main() {
             return Ok(Err(Reason::Ignored));
         }
         let parent = match (self.parent, self.position) {
@@ -324,6 +338,7 @@ impl<'a> Fields<'a> {
         };
         let content = match self.content(names, batch)? {
             Ok(content) => content,
+            Err(_) if group.is_beside_main() => Content::Absent,
             Err(reason) => return Ok(Err(reason)),
         };
         let start = batch.objects.len();
@@ -350,7 +365,7 @@ impl<'a> Fields<'a> {
             block_size: self.block_size,
             content,
             tier,
-            group: self.group,
+            group,
             lora_name: self.lora_name.map(|name| batch.push_text(name)),
             lora_id: self.lora_id,
             cache_salt: self.cache_salt.or(salt).map(|salt| batch.push_text(salt)),
@@ -369,7 +384,7 @@ impl<'a> Fields<'a> {
         let count = list.tokens.len() - usize::from(list.is_bigram);
         let size = match self.block_size {
             Some(size) => usize::try_from(size).unwrap_or(usize::MAX),
-            None if self.sequence_names.is_some() => count / blocks,
+            None if self.sequence_names.is_some() => count / blocks.max(1),
             None => return Err(DecodeError::Missing { field: "block_size" }),
         };
         if size == 0 || size.checked_mul(blocks) != Some(count) {

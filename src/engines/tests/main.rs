@@ -10,6 +10,8 @@
 mod common;
 mod fixtures;
 mod fuzz;
+mod groups;
 mod oracle;
 mod rules;
 mod subscribed;
+mod windows;

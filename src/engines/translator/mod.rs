@@ -12,11 +12,15 @@
 
 mod chain;
 mod content;
+mod facts;
 mod groups;
 mod lane;
 mod output;
+mod resumable;
 mod state;
 mod tiers;
+mod tree;
+mod windows;
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
@@ -24,15 +28,20 @@ use std::collections::HashMap;
 use kvatlas_core::hash::{BlockSize, HashSeed, Position, SequenceHash};
 use kvatlas_core::wire::{Event, Tier};
 
-use crate::batch::{Content, EngineBatch, EngineChange, EngineEvent, EngineRemoved, EngineStored, Group};
+use crate::batch::{
+    Content, EngineBatch, EngineChange, EngineEvent, EngineRemoved, EngineStored, Group,
+};
 use crate::reason::{Reason, ReasonCounts};
 
 use chain::{Block, Chain, Slot};
 use content::Contents;
-use groups::{Groups, LaneId};
+use groups::{Groups, LaneId, STAND_IN};
+use resumable::Step;
 use tiers::{TierIndex, TierSet};
+use windows::Windows;
 
 pub use content::content_hashes;
+pub use facts::GroupFacts;
 pub use output::{Translation, TranslationPart};
 
 /// Whose hashes a holder's blocks are published by.
@@ -60,6 +69,8 @@ pub struct TranslatorSettings {
     pub blocks_max: usize,
     /// Names of adapters by their number, for engines that tell only the number.
     pub lora_names: HashMap<u64, String>,
+    /// What the engine's events don't tell of its groups of layers.
+    pub groups: GroupFacts,
 }
 
 impl Default for TranslatorSettings {
@@ -69,6 +80,7 @@ impl Default for TranslatorSettings {
             mode: HashMode::default(),
             blocks_max: 1 << 22,
             lora_names: HashMap::new(),
+            groups: GroupFacts::default(),
         }
     }
 }
@@ -79,9 +91,12 @@ pub struct Translator {
     settings: TranslatorSettings,
     chain: Chain,
     groups: Groups,
+    windows: Windows,
+    step: Step,
     contents: Contents,
     slots: Vec<Slot>,
     doubt: Option<Reason>,
+    hides_groups: bool,
     unchecked: u32,
 }
 
@@ -96,12 +111,15 @@ impl Translator {
     /// A translator of a holder that has nothing.
     pub fn new(settings: TranslatorSettings) -> Self {
         Self {
+            windows: Windows::new(settings.block_size.as_u32()),
             settings,
             chain: Chain::default(),
             groups: Groups::default(),
+            step: Step::default(),
             contents: Contents::default(),
             slots: Vec::new(),
             doubt: None,
+            hides_groups: false,
             unchecked: 0,
         }
     }
@@ -109,6 +127,12 @@ impl Translator {
     /// Why what the holder has is not known for certain; none while it is. The first reason stays until the engine clears.
     pub fn doubt(&self) -> Option<Reason> {
         self.doubt
+    }
+
+    /// Whether what a request can reuse is not known, though what main attention has is: of groups beside it something is not told.
+    pub fn hides_groups(&self) -> bool {
+        let has_no_main = !self.windows.is_empty() && !self.groups.has_main();
+        self.settings.groups.hide_hits() || self.hides_groups || self.groups.has_others() || has_no_main
     }
 
     /// Notes that events were lost or could not be decoded: the state is in doubt until the engine clears.
@@ -123,32 +147,52 @@ impl Translator {
 
     /// How many names are kept.
     pub fn names(&self) -> usize {
-        self.groups.names()
+        self.groups.names() + self.windows.names()
     }
 
     /// Forgets everything, as if the engine had just started. Emits nothing.
     pub fn reset(&mut self) {
         self.chain = Chain::default();
         self.groups = Groups::default();
-        self.doubt = None;
+        self.windows = Windows::new(self.settings.block_size.as_u32());
+        self.step = Step::default();
+        (self.doubt, self.hides_groups) = (None, false);
     }
 
     /// Appends to `output` what all of `batch` changes. For batches about one holder.
     pub fn translate(&mut self, batch: &EngineBatch, output: &mut Translation) {
+        self.translate_those(batch, |_| true, output);
+    }
+
+    /// Appends to `output` what those events of `batch` change for which `is_ours` holds. They are one step.
+    pub fn translate_those(
+        &mut self,
+        batch: &EngineBatch,
+        is_ours: impl Fn(&EngineEvent) -> bool,
+        output: &mut Translation,
+    ) {
         self.note_reasons(&batch.reasons, output);
-        for event in batch.events() {
+        let begun = output.mark();
+        for event in batch.events().iter().filter(|event| is_ours(event)) {
             self.translate_event(batch, event, output);
         }
+        self.finish_step(batch, begun, output);
     }
 
     /// Counts what the decoder has left out of a batch for this holder.
     pub fn note_reasons(&mut self, reasons: &ReasonCounts, output: &mut Translation) {
         output.reasons.merge(reasons);
         self.doubt = self.doubt.or(reasons.doubt());
+        self.hides_groups |= reasons.iter().any(|(reason, _)| reason.hides_groups());
     }
 
-    /// Appends to `output` what one event of `batch` changes.
-    pub fn translate_event(&mut self, batch: &EngineBatch, event: &EngineEvent, output: &mut Translation) {
+    /// Appends to `output` what one event of `batch` changes, as far as that doesn't wait for the others.
+    fn translate_event(&mut self, batch: &EngineBatch, event: &EngineEvent, output: &mut Translation) {
+        match self.defer(&event.change, output) {
+            Ok(false) => {}
+            Ok(true) => return,
+            Err(reason) => return self.count(reason, output),
+        }
         let outcome = match &event.change {
             EngineChange::Stored(stored) => self.store(batch, stored, output),
             EngineChange::Removed(removed) => {
@@ -171,12 +215,15 @@ impl Translator {
         if reason.degrades() {
             self.note_doubt(reason);
         }
+        self.hides_groups |= reason.hides_groups();
     }
 
     fn clear(&mut self, output: &mut Translation) {
         self.chain.clear();
         self.groups.clear();
-        self.doubt = None;
+        self.windows.clear();
+        self.step.clear();
+        (self.doubt, self.hides_groups) = (None, false);
         output.push_for_all_tiers(Event::Cleared);
     }
 
@@ -187,10 +234,10 @@ impl Translator {
         output: &mut Translation,
     ) -> Result<(), Reason> {
         let tier = TierIndex::of(stored.tier).ok_or(Reason::UnknownMedium)?;
-        let lane = self.lane_for(stored.group, output)?;
+        let lane = self.lane_for(self.stated(stored.group), output)?;
         self.check_block_size(stored)?;
         let names = batch.hashes(stored.names);
-        if self.groups.names() + names.len() > self.settings.blocks_max {
+        if self.names() + names.len() > self.settings.blocks_max {
             return Err(Reason::TableFull);
         }
         let start = self.start_of(batch, stored, lane)?;
@@ -219,8 +266,9 @@ impl Translator {
 
     /// The lane of a stored event's group. A group that turns out to be needed, or not to be, changes what counts as held.
     fn lane_for(&mut self, group: Group, output: &mut Translation) -> Result<LaneId, Reason> {
+        let stood_in = group.index != Some(STAND_IN) && self.groups.drop_lane(STAND_IN, &mut self.chain);
         let (lane, changes_all) = self.groups.learn(group, &mut self.chain);
-        if changes_all {
+        if changes_all || stood_in {
             self.publish_all(output);
         }
         lane
@@ -421,6 +469,7 @@ impl Translator {
                     self.chain.withdraw(slot, tier, output);
                 }
             }
+            self.note_gone(lane, name, slot);
             self.chain.free_unnamed(slot);
         }
         has_found
