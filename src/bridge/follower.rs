@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 
 use kvatlas_client::Backoff;
 use kvatlas_client::publish::PublisherError;
-use kvatlas_engines::Reason;
 
 use super::continuity::{Continuity, Published, Replayed};
 use super::frames::{Numbered, ReplayMessage};
@@ -164,7 +163,7 @@ impl Follower {
     /// What is wrong although the engine is followed.
     pub(super) fn trouble(&self) -> Option<&str> {
         let silent = self.silent_replay.as_ref().map(|silent| silent.error.as_str());
-        silent.or_else(|| self.relay.doubt().map(Reason::as_str))
+        silent.or_else(|| self.relay.trouble())
     }
 
     /// A connection stands, for the first time or again. Where the replay socket shows what has been missed, the engine is in sight

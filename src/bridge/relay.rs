@@ -90,6 +90,7 @@ impl Relay {
         way: Way,
         metrics: Arc<BridgeMetrics>,
     ) -> Result<Self, PublisherError> {
+        let hides_groups = settings.groups.hide_hits();
         let blocks = Arc::new(Mutex::new(Blocks(Translator::new(settings))));
         let state: SharedState = blocks.clone();
         let Way {
@@ -110,7 +111,7 @@ impl Relay {
             untold: None,
             rank: None,
             doubt: None,
-            hides_groups: false,
+            hides_groups,
             is_lost: false,
             was_seen: false,
             told: DegradedReasons::default(),
@@ -122,6 +123,17 @@ impl Relay {
     /// Whether what the engine has is known for certain.
     pub(super) fn is_exact(&self) -> bool {
         self.doubts().is_empty()
+    }
+
+    /// Whether all that the engine has told is known, whether or not that tells what a request can reuse.
+    pub(super) fn is_whole(&self) -> bool {
+        self.doubt.is_none() && !self.is_lost
+    }
+
+    /// What is wrong, in a word; none where the engine is only out of sight.
+    pub(super) fn trouble(&self) -> Option<&'static str> {
+        let hidden = self.hides_groups.then(|| DegradedReason::UnknownGroups.as_str());
+        self.doubt.map(Reason::as_str).or(hidden)
     }
 
     /// Why what the engine has is in doubt; none where it is only out of sight.

@@ -61,10 +61,20 @@ enum Operation {
         kept: Kept,
     },
     /// A group loses a copy of a block of a prompt, if it has one.
-    Lose { prompt: Prompt, group: usize, block: u32 },
+    Lose {
+        prompt: Prompt,
+        group: usize,
+        block: u32,
+    },
     /// Main attention's blocks are copied to the host, or removed there.
-    Offload { prompt: Prompt, blocks: u32 },
-    Onload { prompt: Prompt, block: u32 },
+    Offload {
+        prompt: Prompt,
+        blocks: u32,
+    },
+    Onload {
+        prompt: Prompt,
+        block: u32,
+    },
     Clear,
 }
 
@@ -78,7 +88,11 @@ fn tokens(prompt: Prompt) -> Vec<u32> {
 
 /// What the engine calls the prefix of a prompt: any function of its tokens.
 fn name(prompt: Prompt, end: u32) -> u64 {
-    let step = |name: u64, token: &u32| (name ^ u64::from(*token)).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(23);
+    let step = |name: u64, token: &u32| {
+        (name ^ u64::from(*token))
+            .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+            .rotate_left(23)
+    };
     tokens(prompt)[..end as usize].iter().fold(17, step)
 }
 
@@ -104,18 +118,32 @@ impl Cache {
     }
 
     fn mains(&self) -> impl Iterator<Item = usize> {
-        self.known.iter().copied().filter(|group| self.groups[*group].need().is_none())
+        self.known
+            .iter()
+            .copied()
+            .filter(|group| self.groups[*group].need().is_none())
     }
 
     /// How many leading blocks of a prompt main attention has.
     fn matched(&self, prompt: Prompt) -> u32 {
-        let has = |block: &u32| self.mains().all(|group| self.has(group, name(prompt, block * SIZE)));
-        if self.known.is_empty() { 0 } else { (1..=DEPTH).take_while(has).count() as u32 }
+        let has = |block: &u32| {
+            self.mains()
+                .all(|group| self.has(group, name(prompt, block * SIZE)))
+        };
+        if self.known.is_empty() {
+            0
+        } else {
+            (1..=DEPTH).take_while(has).count() as u32
+        }
     }
 
     /// How many leading blocks of a prompt a request would reuse.
     fn usable(&self, prompt: Prompt) -> u32 {
-        let stride = self.known.iter().map(|group| self.groups[*group].block).fold(SIZE, u32::max);
+        let stride = self
+            .known
+            .iter()
+            .map(|group| self.groups[*group].block)
+            .fold(SIZE, u32::max);
         let can_resume = |block: &u32| {
             let end = block * SIZE;
             let has_all = |group: &usize| {
@@ -125,7 +153,10 @@ impl Cache {
             };
             end.is_multiple_of(stride) && self.known.iter().all(has_all)
         };
-        (1..=self.matched(prompt)).rev().find(can_resume).unwrap_or_default()
+        (1..=self.matched(prompt))
+            .rev()
+            .find(can_resume)
+            .unwrap_or_default()
     }
 
     /// Applies an operation of step number `step`, and gives it as the engine tells it.
@@ -142,7 +173,11 @@ impl Cache {
             Operation::Onload { prompt, block } => {
                 let name = name(prompt, block * SIZE);
                 let medium = Some("CPU");
-                let remove = |_| Change::Remove { names: vec![name], medium, group: None };
+                let remove = |_| Change::Remove {
+                    names: vec![name],
+                    medium,
+                    group: None,
+                };
                 self.host.take(&name).map(remove).into_iter().collect()
             }
             Operation::Clear => {
@@ -162,7 +197,9 @@ impl Cache {
             from = 0;
         }
         // As vLLM: what waits for main attention comes before it.
-        let mut order: Vec<usize> = (0..self.groups.len()).filter(|group| self.groups[*group].since <= step).collect();
+        let mut order: Vec<usize> = (0..self.groups.len())
+            .filter(|group| self.groups[*group].since <= step)
+            .collect();
         order.sort_by_key(|group| self.groups[*group].need().is_none());
         let mut changes = Vec::new();
         for group in order {
@@ -173,7 +210,9 @@ impl Cache {
                 (None, _) | (_, Kept::All) => true,
                 (Some(need), Kept::Tails(tails)) => (1..=last).any(|boundary| {
                     let boundary_end = boundary * stride;
-                    tails >> (boundary % 8) & 1 == 1 && *end <= boundary_end && *end + need * block > boundary_end
+                    tails >> (boundary % 8) & 1 == 1
+                        && *end <= boundary_end
+                        && *end + need * block > boundary_end
                 }),
             };
             let ends = (from / block + 1..=to / block).map(|end| end * block);
@@ -229,14 +268,22 @@ fn groups() -> impl Strategy<Value = Vec<Group>> {
     });
     let window = (1_u32..40).prop_map(GroupKind::Window);
     let block = prop::sample::select(vec![1, 2, 4, SIZE, SIZE, SIZE, 2 * SIZE]);
-    let beside = (prop_oneof![3 => window, 1 => Just(GroupKind::State)], block, 0_usize..5);
+    let beside = (
+        prop_oneof![3 => window, 1 => Just(GroupKind::State)],
+        block,
+        0_usize..5,
+    );
     let beside = beside.prop_map(|(kind, block, since)| Group {
         kind,
         block,
         since: since.saturating_sub(2),
     });
-    (prop::collection::vec(beside, 0..4), prop::collection::vec(main, 0..2), 0_usize..5).prop_map(
-        |(mut groups, others, place)| {
+    (
+        prop::collection::vec(beside, 0..4),
+        prop::collection::vec(main, 0..2),
+        0_usize..5,
+    )
+        .prop_map(|(mut groups, others, place)| {
             let first = Group {
                 kind: GroupKind::Main,
                 block: SIZE,
@@ -245,8 +292,7 @@ fn groups() -> impl Strategy<Value = Vec<Group>> {
             groups.insert(place.min(groups.len()), first);
             groups.extend(others);
             groups
-        },
-    )
+        })
 }
 
 fn operations() -> impl Strategy<Value = Operation> {
@@ -266,7 +312,9 @@ fn operations() -> impl Strategy<Value = Operation> {
 fn answer(naive: &Naive, chain: &[SequenceHash]) -> (u32, u32) {
     let held = naive.blocks(0);
     let matched = chain.iter().take_while(|hash| held.contains(hash)).count();
-    let resumable = chain[..matched].iter().rposition(|hash| !naive.barred.contains(&(0, *hash)));
+    let resumable = chain[..matched]
+        .iter()
+        .rposition(|hash| !naive.barred.contains(&(0, *hash)));
     (matched as u32, resumable.map_or(0, |place| place as u32 + 1))
 }
 
@@ -276,7 +324,12 @@ fn agrees(translator: &Translator, naive: &Naive, cache: &Cache) -> Result<(), T
         let chain = contract_chain(&tokens(prompt), SIZE, None, None);
         let (matched, usable) = answer(naive, &chain);
         prop_assert_eq!(matched, cache.matched(prompt), "prompt {:08b}", prompt);
-        prop_assert!(usable <= cache.usable(prompt), "prompt {:08b}: {}", prompt, usable);
+        prop_assert!(
+            usable <= cache.usable(prompt),
+            "prompt {:08b}: {}",
+            prompt,
+            usable
+        );
         if !translator.hides_groups() {
             prop_assert_eq!(usable, cache.usable(prompt), "prompt {:08b}", prompt);
         }

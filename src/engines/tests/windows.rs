@@ -16,9 +16,21 @@ fn tokens(count: u32) -> Vec<u32> {
 }
 
 /// Stored blocks of a group. The name of the prefix of n tokens is n.
-fn stored(group: u32, kind: &'static str, window: Option<u32>, block: u32, tokens_of: std::ops::Range<u32>, ends: &[u64]) -> Change {
+fn stored(
+    group: u32,
+    kind: &'static str,
+    window: Option<u32>,
+    block: u32,
+    tokens_of: std::ops::Range<u32>,
+    ends: &[u64],
+) -> Change {
     let parent = (tokens_of.start > 0).then_some(u64::from(tokens_of.start));
-    let mut store = Store::new(ends, parent, &tokens(tokens_of.end)[tokens_of.start as usize..], block);
+    let mut store = Store::new(
+        ends,
+        parent,
+        &tokens(tokens_of.end)[tokens_of.start as usize..],
+        block,
+    );
     store.group = Some((group, Some(kind)));
     store.window = window;
     Change::Store(store)
@@ -27,7 +39,14 @@ fn stored(group: u32, kind: &'static str, window: Option<u32>, block: u32, token
 /// Main attention, group 0: all blocks of so many tokens.
 fn main(tokens_of: std::ops::Range<u32>) -> Change {
     let ends = (tokens_of.start / SIZE + 1..=tokens_of.end / SIZE).map(|block| u64::from(block * SIZE));
-    stored(0, "full_attention", None, SIZE, tokens_of, &ends.collect::<Vec<_>>())
+    stored(
+        0,
+        "full_attention",
+        None,
+        SIZE,
+        tokens_of,
+        &ends.collect::<Vec<_>>(),
+    )
 }
 
 /// A window of nine tokens, group 1: it needs two blocks.
@@ -72,8 +91,14 @@ impl Told {
     /// The blocks that are resumable, as their ends.
     fn resumable(&self) -> BTreeSet<u32> {
         let chain = contract_chain(&tokens(1000), SIZE, None, None);
-        let is_resumable = |hash: &SequenceHash| self.naive.blocks(0).contains(hash) && !self.naive.barred.contains(&(0, *hash));
-        (1_u32..).zip(&chain).filter(|(_, hash)| is_resumable(hash)).map(|(block, _)| block * SIZE).collect()
+        let is_resumable = |hash: &SequenceHash| {
+            self.naive.blocks(0).contains(hash) && !self.naive.barred.contains(&(0, *hash))
+        };
+        (1_u32..)
+            .zip(&chain)
+            .filter(|(_, hash)| is_resumable(hash))
+            .map(|(block, _)| block * SIZE)
+            .collect()
     }
 }
 
@@ -90,8 +115,13 @@ fn a_window_decides_where_a_request_resumes() {
     // The bit goes in the same batch as what it needs, and all blocks are still held.
     told.step(&[removed(1, &[20])]);
     let events = &told.last.parts[0].events;
-    assert!(matches!(&events[..], [Event::Resumable(blocks)] if !blocks.resumable && blocks.hashes.len() == 1));
-    assert_eq!((told.resumable(), told.naive.blocks(0).len()), (BTreeSet::from([4]), 6));
+    assert!(
+        matches!(&events[..], [Event::Resumable(blocks)] if !blocks.resumable && blocks.hashes.len() == 1)
+    );
+    assert_eq!(
+        (told.resumable(), told.naive.blocks(0).len()),
+        (BTreeSet::from([4]), 6)
+    );
     // One block fills the gap for two.
     told.step(&[window(24..28, &[28]), main(24..28)]);
     assert_eq!(told.resumable(), BTreeSet::from([4, 28]));
@@ -119,11 +149,20 @@ fn small_blocks_before_a_known_name_are_in_a_row() {
     told.step(&[removed(1, &[5])]);
     assert_eq!(told.resumable(), BTreeSet::new());
     told.step(&[small(&[5, 6, 7, 8]), main(0..12)]);
-    assert_eq!((told.resumable(), told.translator.hides_groups()), (BTreeSet::from([8]), false));
+    assert_eq!(
+        (told.resumable(), told.translator.hides_groups()),
+        (BTreeSet::from([8]), false)
+    );
     // Behind the last known name, nobody knows where.
     told.step(&[small(&[12, 13]), main(0..12)]);
     assert!(told.translator.hides_groups());
-    assert_eq!((told.last.reasons.of(Reason::UnplacedName), told.translator.doubt()), (1, None));
+    assert_eq!(
+        (
+            told.last.reasons.of(Reason::UnplacedName),
+            told.translator.doubt()
+        ),
+        (1, None)
+    );
 }
 
 #[test]
@@ -153,7 +192,10 @@ fn a_group_that_is_learned_late_takes_back_what_was_promised() {
 fn blocks_that_main_attention_has_lost_in_the_same_step_are_placed() {
     let mut told = Told::new();
     told.step(&[window(0..8, &[4, 8]), main(0..8), removed(0, &[8])]);
-    assert_eq!((told.resumable(), told.translator.hides_groups()), (BTreeSet::from([4]), false));
+    assert_eq!(
+        (told.resumable(), told.translator.hides_groups()),
+        (BTreeSet::from([4]), false)
+    );
     told.step(&[main(4..8)]);
     assert_eq!(told.resumable(), BTreeSet::from([4, 8]));
     told.step(&[removed(0, &[8, 4]), removed(1, &[8, 4])]);
@@ -172,10 +214,20 @@ fn what_is_not_told_of_groups_leaves_hits_unknown() {
     assert!(!hides(&[window(0..8, &[4, 8]), main(0..8)]));
     let of_kind = |kind, window, block| [stored(1, kind, window, block, 0..8, &[8]), main(0..8)];
     assert!(hides(&of_kind("chunked_local_attention", None, SIZE)));
-    assert!(hides(&of_kind("sliding_window", None, SIZE)), "its width is not told");
-    assert!(hides(&of_kind("sliding_window", Some(9), 3)), "its blocks end elsewhere");
+    assert!(
+        hides(&of_kind("sliding_window", None, SIZE)),
+        "its width is not told"
+    );
+    assert!(
+        hides(&of_kind("sliding_window", Some(9), 3)),
+        "its blocks end elsewhere"
+    );
     // Hits within blocks: parts of blocks come, and what they follow is never told.
-    assert!(hides(&[window(0..8, &[4, 8]), main(0..8), stored(1, "sliding_window", Some(9), 2, 8..10, &[10])]));
+    assert!(hides(&[
+        window(0..8, &[4, 8]),
+        main(0..8),
+        stored(1, "sliding_window", Some(9), 2, 8..10, &[10])
+    ]));
     // No main attention at all.
     assert!(hides(&[window(0..8, &[4, 8])]));
 }
@@ -184,12 +236,18 @@ fn what_is_not_told_of_groups_leaves_hits_unknown() {
 fn a_model_of_windows_only_is_known_as_far_as_it_is_told() {
     let mut told = Told::new();
     told.step(&[window(0..16, &[4, 8, 12, 16])]);
-    assert_eq!((told.resumable().len(), told.translator.hides_groups()), (4, true));
+    assert_eq!(
+        (told.resumable().len(), told.translator.hides_groups()),
+        (4, true)
+    );
     told.step(&[removed(1, &[16])]);
     assert_eq!(told.resumable(), BTreeSet::from([4, 8, 12]));
     // It has main attention after all.
     told.step(&[window(0..8, &[]), main(0..8)]);
-    assert_eq!((told.resumable(), told.translator.hides_groups()), (BTreeSet::from([4, 8]), false));
+    assert_eq!(
+        (told.resumable(), told.translator.hides_groups()),
+        (BTreeSet::from([4, 8]), false)
+    );
 }
 
 #[test]
@@ -211,7 +269,10 @@ fn kinds_of_groups_can_be_stated() {
     };
     let mut told = Told::of(Translator::new(settings(stated)));
     told.step(&[kindless(0, &[8]), kindless(1, &[4, 8])]);
-    assert_eq!((told.resumable(), told.translator.hides_groups()), (BTreeSet::new(), false));
+    assert_eq!(
+        (told.resumable(), told.translator.hides_groups()),
+        (BTreeSet::new(), false)
+    );
     told.step(&[kindless(0, &[4])]);
     assert_eq!(told.resumable(), BTreeSet::from([4, 8]));
     for facts in [

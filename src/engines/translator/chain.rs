@@ -153,7 +153,9 @@ impl Chain {
             return;
         };
         let block = kept.block();
-        let up = block.parent.and_then(|parent| self.by_sequence.get(&parent).copied());
+        let up = block
+            .parent
+            .and_then(|parent| self.by_sequence.get(&parent).copied());
         let is_before = |up: &Slot| {
             let up = self.kept.get(up.place());
             up.is_some_and(|up| up.position.checked_add(1) == Some(block.position))
@@ -210,7 +212,9 @@ impl Chain {
 
     /// Whether the block is published as held in `tier`.
     pub(super) fn is_published(&self, slot: Slot, tier: TierIndex) -> bool {
-        self.kept.get(slot.place()).is_some_and(|kept| kept.published & tier.bit() != 0)
+        self.kept
+            .get(slot.place())
+            .is_some_and(|kept| kept.published & tier.bit() != 0)
     }
 
     /// Notes whether the block is published as resumable in `tier`. Returns whether that is another than before.

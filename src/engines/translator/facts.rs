@@ -35,9 +35,13 @@ impl GroupFacts {
             None if word == "state" => Ok(GroupKind::State),
             Some(("window", tokens)) => match tokens.parse() {
                 Ok(tokens @ 1..) => Ok(GroupKind::Window(tokens)),
-                _ => Err(format!("a window has {tokens:?} tokens, which is no number above 0")),
+                _ => Err(format!(
+                    "a window has {tokens:?} tokens, which is no number above 0"
+                )),
             },
-            _ => Err(format!("a group is {word:?}; known are full, window:TOKENS, state")),
+            _ => Err(format!(
+                "a group is {word:?}; known are full, window:TOKENS, state"
+            )),
         };
         let kinds: Vec<GroupKind> = words.into_iter().map(kind).collect::<Result<_, _>>()?;
         match kinds.len() {

@@ -130,8 +130,7 @@ impl Groups {
 
     /// What `name` stands for in the lane, or else in any.
     pub(super) fn find(&self, lane: LaneId, name: u64) -> Option<Slot> {
-        self.find_in(lane, name)
-            .or_else(|| self.find_any(name))
+        self.find_in(lane, name).or_else(|| self.find_any(name))
     }
 
     /// What `name` stands for in any lane.

@@ -112,7 +112,11 @@ impl Translation {
     fn open(&mut self, tier: Tier) -> Option<&mut Event> {
         let sealed = self.sealed;
         let events = self.events(tier);
-        if events.len() <= sealed { None } else { events.last_mut() }
+        if events.len() <= sealed {
+            None
+        } else {
+            events.last_mut()
+        }
     }
 
     /// Where the next event comes.
@@ -136,7 +140,11 @@ impl Translation {
     }
 
     /// Sets in each stored event since `mark` which of its blocks are resumable, in the order in which they were stored.
-    pub(super) fn set_resumable(&mut self, mark: Mark, mut is_resumable: impl FnMut(Tier, SequenceHash) -> bool) {
+    pub(super) fn set_resumable(
+        &mut self,
+        mark: Mark,
+        mut is_resumable: impl FnMut(Tier, SequenceHash) -> bool,
+    ) {
         for (part, from) in self.since(mark) {
             for event in part.events.iter_mut().skip(from) {
                 if let Event::Stored(stored) = event
@@ -161,7 +169,8 @@ impl Translation {
             let rest = blocks.split_off(blocks.len().min(EVENT_BLOCKS_MAX));
             let hashes = std::mem::replace(&mut blocks, rest);
             let event = Event::Resumable(ResumableBlocks::by_sequence(hashes, is_resumable));
-            let newer = |(part, from): &(&mut TranslationPart, usize)| part.tier == tier && part.events.len() > *from;
+            let newer =
+                |(part, from): &(&mut TranslationPart, usize)| part.tier == tier && part.events.len() > *from;
             match mark.and_then(|mark| self.since(mark).find(newer)) {
                 Some((part, from)) => part.events.insert(from, event),
                 None => self.events(tier).push(event),

@@ -55,7 +55,8 @@ impl Translator {
 
     /// Keeps a change of a group beside main attention for the end of the step. Returns whether it is one.
     pub(super) fn defer(&mut self, change: &EngineChange, output: &mut Translation) -> Result<bool, Reason> {
-        let (EngineChange::Stored(EngineStored { group, .. }) | EngineChange::Removed(EngineRemoved { group, .. })) = change
+        let (EngineChange::Stored(EngineStored { group, .. })
+        | EngineChange::Removed(EngineRemoved { group, .. })) = change
         else {
             return Ok(false);
         };
@@ -82,7 +83,9 @@ impl Translator {
         stored: &EngineStored,
         output: &mut Translation,
     ) -> Result<(), Reason> {
-        let learned = self.windows.learn(index, kind, stored.block_size.ok_or(Reason::UnknownGroup)?)?;
+        let learned = self
+            .windows
+            .learn(index, kind, stored.block_size.ok_or(Reason::UnknownGroup)?)?;
         if !learned.is_new {
             return Ok(());
         }
@@ -141,7 +144,10 @@ impl Translator {
     /// Of a model without main attention, a window whose events skip no block stands in for it. What a request reuses is not known then: blocks
     /// behind the window may be gone, and it needs none of them.
     fn stand_in(&mut self, batch: &EngineBatch, stored: &EngineStored, output: &mut Translation) {
-        let is_first = stored.group.index.is_some_and(|index| self.windows.is_first(index));
+        let is_first = stored
+            .group
+            .index
+            .is_some_and(|index| self.windows.is_first(index));
         if self.groups.has_main() || !is_first || !matches!(stored.content, Content::Tokens { .. }) {
             return;
         }
@@ -149,7 +155,10 @@ impl Translator {
             index: Some(STAND_IN),
             kind: Some(GroupKind::Main),
         };
-        if self.store(batch, &EngineStored { group, ..*stored }, output).is_err() {
+        if self
+            .store(batch, &EngineStored { group, ..*stored }, output)
+            .is_err()
+        {
             self.count(Reason::UnplacedName, output);
         }
     }
@@ -207,10 +216,16 @@ impl Translator {
         let Some(id) = removed.group.index.and_then(|index| self.windows.find(index)) else {
             return self.count(Reason::UnknownGroup, output);
         };
-        if removed.tier.is_some_and(|tier| TierIndex::of(tier) != Some(TierIndex::DEVICE)) {
+        if removed
+            .tier
+            .is_some_and(|tier| TierIndex::of(tier) != Some(TierIndex::DEVICE))
+        {
             return;
         }
-        let standing_in = self.groups.lane_with(Some(STAND_IN)).filter(|_| self.windows.is_first_id(id));
+        let standing_in = self
+            .groups
+            .lane_with(Some(STAND_IN))
+            .filter(|_| self.windows.is_first_id(id));
         for name in batch.hashes(removed.names) {
             if let Some(lane) = standing_in {
                 self.remove_one(Some(lane), *name, TierSet::one(TierIndex::DEVICE), output);
@@ -227,7 +242,10 @@ impl Translator {
 
     /// Computes the runs of all blocks that a change reaches: those that were touched, and what follows them until nothing changes.
     fn recompute(&mut self) {
-        let (mut stack, mut changed) = (std::mem::take(&mut self.step.stack), std::mem::take(&mut self.step.changed));
+        let (mut stack, mut changed) = (
+            std::mem::take(&mut self.step.stack),
+            std::mem::take(&mut self.step.changed),
+        );
         self.chain.take_touched(&mut stack);
         changed.extend_from_slice(&stack);
         let position = |slot: &Slot| self.chain.get(*slot).map_or(0, |block| block.position);
@@ -266,7 +284,10 @@ impl Translator {
                 return false;
             };
             // A block that has gone again in the same step, or whose slot has another by now.
-            let is_there = self.chain.get(slot).is_some_and(|block| block.sequence == sequence);
+            let is_there = self
+                .chain
+                .get(slot)
+                .is_some_and(|block| block.sequence == sequence);
             if !is_there || !self.chain.is_published(slot, tier) {
                 return false;
             }

@@ -74,7 +74,8 @@ impl Tree {
     }
 
     fn siblings(&self, first: u32) -> impl Iterator<Item = u32> {
-        std::iter::successors(Some(first), |place| Some(self.get(*place).next)).take_while(|place| *place != NONE)
+        std::iter::successors(Some(first), |place| Some(self.get(*place).next))
+            .take_while(|place| *place != NONE)
     }
 
     pub(super) fn touch(&mut self, slot: Slot) {
@@ -102,7 +103,10 @@ impl Tree {
             (None, None) => NONE,
         };
         self.change(next, |next| next.before = place);
-        let first = self.orphans.remove(&(block.sequence, block.position)).unwrap_or(NONE);
+        let first = self
+            .orphans
+            .remove(&(block.sequence, block.position))
+            .unwrap_or(NONE);
         self.change(place, |links| {
             *links = Links {
                 up: up.map_or(NONE, Slot::number),

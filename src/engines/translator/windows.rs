@@ -122,7 +122,10 @@ impl Windows {
     }
 
     pub(super) fn find(&self, index: u32) -> Option<WindowId> {
-        self.all.iter().position(|window| window.index == index).map(WindowId)
+        self.all
+            .iter()
+            .position(|window| window.index == index)
+            .map(WindowId)
     }
 
     /// Learns of a group from a stored event.
@@ -171,7 +174,13 @@ impl Windows {
 
     /// The block of the contract that ends where the block `name` of any of the groups ends.
     pub(super) fn slot_of(&self, name: u64) -> Option<Slot> {
-        let found = |window: &Window| window.names.get(&name).filter(|name| name.before == 0).map(|name| name.slot);
+        let found = |window: &Window| {
+            window
+                .names
+                .get(&name)
+                .filter(|name| name.before == 0)
+                .map(|name| name.slot)
+        };
         self.all.iter().find_map(found)
     }
 
@@ -192,11 +201,19 @@ impl Windows {
     /// Whether a block of the group can end at `place`.
     pub(super) fn fits(&self, id: WindowId, place: Place, position: u32) -> bool {
         let shape = self.all.get(id.0).map(|window| window.shape);
-        shape.is_some_and(|shape| u32::from(place.before) < shape.fan && (position + 1).is_multiple_of(shape.step))
+        shape.is_some_and(|shape| {
+            u32::from(place.before) < shape.fan && (position + 1).is_multiple_of(shape.step)
+        })
     }
 
     /// Adds a copy of the block that ends at `place`, which the engine calls `name`. Changes nothing where that fails.
-    pub(super) fn add(&mut self, id: WindowId, name: u64, place: Place, chain: &mut Chain) -> Result<(), Reason> {
+    pub(super) fn add(
+        &mut self,
+        id: WindowId,
+        name: u64,
+        place: Place,
+        chain: &mut Chain,
+    ) -> Result<(), Reason> {
         let window = self.all.get_mut(id.0).ok_or(Reason::UnknownGroup)?;
         match window.names.entry(name) {
             Entry::Occupied(mut entry) => {
