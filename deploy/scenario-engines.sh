@@ -5,7 +5,7 @@
 #
 #   deploy/scenario-engines.sh                     all scenarios, with seed 1: about six minutes
 #   deploy/scenario-engines.sh --seed 7 --seeds 3  the seeds 7, 8 and 9
-#   deploy/scenario-engines.sh --short             four of them, once around
+#   deploy/scenario-engines.sh --short             six of them, once around
 #   deploy/scenario-engines.sh --only restarts     those with this text in their names
 #
 # Without the wheels it says so and skips, and so it does without Python 3.11 or pip; with CI=true those two are failures.

@@ -192,7 +192,7 @@ impl PlaneEvents {
                 relay.restart(Some(Reason::LostBatches)).await?;
             }
             // Without numbers, the doubt that there is need not be told again.
-            if has_lost && (batch.envelope.is_some() || relay.is_exact()) {
+            if has_lost && (batch.envelope.is_some() || relay.is_whole()) {
                 relay.lose(Reason::LostBatches).await?;
             }
             if number == Number::Backwards {
@@ -222,7 +222,7 @@ impl PlaneEvents {
         for (worker, rank) in named {
             self.leave_others(publisher, &worker, rank, true).await?;
             if let Some(relay) = self.holders.get(&worker, rank).await
-                && relay.is_exact()
+                && relay.is_whole()
             {
                 relay.lose(Reason::LostBatches).await?;
             }

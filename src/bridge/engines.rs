@@ -310,6 +310,7 @@ impl Inner {
         let settings = TranslatorSettings {
             block_size,
             blocks_max: self.options.follow.blocks_max,
+            groups: engine.groups.clone(),
             mode: match engine.format {
                 // Its standard is the contract's, and it need not tell tokens.
                 Format::Mooncake => HashMode::Trust {

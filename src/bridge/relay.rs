@@ -75,6 +75,8 @@ pub(super) struct Relay {
     doubt: Option<Reason>,
     /// Doubts for some queries only, by what the engine's events cannot tell.
     partial: DegradedReasons,
+    /// Whether it doesn't know what a request can reuse of that.
+    hides_groups: bool,
     /// Whether the engine is out of sight.
     is_lost: bool,
     /// Whether it has ever been in sight.
@@ -94,6 +96,7 @@ impl Relay {
         way: Way,
         metrics: Arc<BridgeMetrics>,
     ) -> Result<Self, PublisherError> {
+        let hides_groups = settings.groups.hide_hits();
         let blocks = Arc::new(Mutex::new(Blocks(Translator::new(settings))));
         let state: SharedState = blocks.clone();
         let Way {
@@ -115,6 +118,7 @@ impl Relay {
             rank: None,
             doubt: None,
             partial: DegradedReasons::default(),
+            hides_groups,
             is_lost: false,
             was_seen: false,
             told: DegradedReasons::default(),
@@ -128,6 +132,11 @@ impl Relay {
         self.doubts().of_all_queries().is_empty()
     }
 
+    /// Whether all that the engine has told is known, whether or not that tells what a request can reuse.
+    pub(super) fn is_whole(&self) -> bool {
+        self.doubt.is_none() && !self.is_lost
+    }
+
     /// Why what the engine has is in doubt; none where it is only out of sight.
     pub(super) fn doubt(&self) -> Option<Reason> {
         self.doubt
@@ -138,7 +147,8 @@ impl Relay {
         let out_of_sight = self
             .is_lost
             .then_some("what the engine has said since it was last in sight is not known yet");
-        self.doubt.map(Reason::as_str).or(out_of_sight)
+        let hidden = self.hides_groups.then(|| DegradedReason::UnknownGroups.as_str());
+        self.doubt.map(Reason::as_str).or(out_of_sight).or(hidden)
     }
 
     pub(super) fn metrics(&self) -> &EngineMetrics {
@@ -189,6 +199,7 @@ impl Relay {
     fn keep(&mut self, untold: Untold) {
         self.doubt = untold.blocks.0.doubt();
         self.partial = partial_doubts(&untold.blocks.0);
+        self.hides_groups = untold.blocks.0.hides_groups();
         self.untold = Some(untold);
     }
 
@@ -263,6 +274,9 @@ impl Relay {
         }
         if self.is_lost {
             doubts = doubts.with(DegradedReason::UpstreamLost);
+        }
+        if self.hides_groups {
+            doubts = doubts.with(DegradedReason::UnknownGroups);
         }
         doubts
     }

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use kvatlas_core::hash::BlockSize;
 use kvatlas_core::index::{NamespaceSettings, Namespaces};
 use kvatlas_core::wire::{ModelKey, worker_of_instance};
-use kvatlas_engines::Format;
+use kvatlas_engines::{Format, GroupFacts};
 
 use crate::daemon::http::{BesideEvents, EngineKey, NewEngine, RegisterRefusal, SizeOf};
 
@@ -25,7 +25,8 @@ pub enum SpecError {
     /// A flag is not of the form.
     #[error(
         "--engine {text:?}: {reason}; write NAME=tcp://HOST:PORT and, joined by commas, replay=tcp://HOST:PORT, rank=N, ranks=N, \
-         format=WORD, model=NAME, tenant=NAME, block_size=N, topic=TEXT, adapters=NUMBER:NAME, salts=untold, lookahead=untold"
+         format=WORD, model=NAME, tenant=NAME, block_size=N, topic=TEXT, adapters=NUMBER:NAME, salts=untold, lookahead=untold, \
+         groups=KIND/KIND, hybrid=true, eagle=true, divergent_hits=true"
     )]
     Flag {
         /// The flag's value.
@@ -98,6 +99,10 @@ struct EngineText {
     adapters: Option<String>,
     salts: Option<String>,
     lookahead: Option<String>,
+    groups: Option<Vec<String>>,
+    hybrid: Option<bool>,
+    eagle: Option<bool>,
+    divergent_hits: Option<bool>,
 }
 
 /// The engines of one `--engine`: one, or one a rank.
@@ -135,6 +140,11 @@ fn parse_flag(text: &str) -> Result<EngineText, String> {
                 .parse::<u32>()
                 .map_err(|_| format!("{key} is {value:?}, which is no number"))
         };
+        let flag = || match value {
+            "true" => Ok(true),
+            "false" => Ok(false),
+            _ => Err(format!("{key} is {value:?}; write true or false")),
+        };
         let twice = match key {
             "replay" => engine.replay.replace(value.to_owned()).is_some(),
             "rank" => engine.rank.replace(number()?).is_some(),
@@ -147,6 +157,13 @@ fn parse_flag(text: &str) -> Result<EngineText, String> {
             "adapters" => engine.adapters.replace(value.to_owned()).is_some(),
             "salts" => engine.salts.replace(value.to_owned()).is_some(),
             "lookahead" => engine.lookahead.replace(value.to_owned()).is_some(),
+            "groups" => {
+                let words = value.split('/').map(str::to_owned);
+                engine.groups.replace(words.collect()).is_some()
+            }
+            "hybrid" => engine.hybrid.replace(flag()?).is_some(),
+            "eagle" => engine.eagle.replace(flag()?).is_some(),
+            "divergent_hits" => engine.divergent_hits.replace(flag()?).is_some(),
             _ => return Err(format!("there is no key {key:?}")),
         };
         if twice {
@@ -194,7 +211,18 @@ pub fn parse_engines_file(path: &Path, defaults: &EngineDefaults) -> Result<Vec<
 }
 
 impl EngineText {
+    fn group_facts(&self) -> Result<GroupFacts, String> {
+        let words = self.groups.iter().flatten().map(String::as_str);
+        Ok(GroupFacts {
+            kinds: GroupFacts::read_kinds(words)?,
+            is_hybrid: self.hybrid.unwrap_or_default(),
+            has_eagle_drop: self.eagle.unwrap_or_default(),
+            has_divergent_hits: self.divergent_hits.unwrap_or_default(),
+        })
+    }
+
     fn resolve(self, defaults: &EngineDefaults) -> Result<Vec<NewEngine>, String> {
+        let groups = self.group_facts()?;
         let model = self.model.or_else(|| defaults.model.clone());
         let model = model.ok_or("the model is missing: give --model, or model=NAME with the engine")?;
         let tenant = self
@@ -244,6 +272,7 @@ impl EngineText {
                 block_size: self.block_size.unwrap_or(defaults.block_size),
                 topic: self.topic.clone().unwrap_or_default(),
                 beside: beside.clone(),
+                groups: groups.clone(),
             };
             check_engine(&engine).map_err(|refusal| refusal.to_string())?;
             Ok(engine)
@@ -386,6 +415,8 @@ fn check_endpoint(endpoint: &str) -> Result<(), RegisterRefusal> {
 
 #[cfg(test)]
 mod tests {
+    use kvatlas_engines::GroupKind;
+
     use super::*;
 
     fn defaults() -> EngineDefaults {
@@ -411,8 +442,22 @@ mod tests {
             block_size: 32,
             topic: "kv".to_owned(),
             beside: BesideEvents::default(),
+            groups: GroupFacts::default(),
         };
         assert_eq!(engines, [expected]);
+    }
+
+    #[test]
+    fn a_flag_states_what_events_do_not_tell_of_groups() {
+        let text = "a=tcp://h:1,groups=full/window:128/state,hybrid=true,eagle=false,divergent_hits=true";
+        let engines = parse_engine(text, &defaults()).unwrap();
+        let expected = GroupFacts {
+            kinds: vec![GroupKind::Main, GroupKind::Window(128), GroupKind::State],
+            is_hybrid: true,
+            has_eagle_drop: false,
+            has_divergent_hits: true,
+        };
+        assert_eq!(engines[0].groups, expected);
     }
 
     #[test]

@@ -24,7 +24,7 @@ const BLOCK_SIZE: u32 = 16;
 #[derive(Debug, Args)]
 pub(super) struct EngineArguments {
     /// Follow an engine: NAME=tcp://HOST:PORT and, joined by commas, replay=tcp://HOST:PORT, rank=N, ranks=N, format=WORD, model=NAME,
-    /// tenant=NAME, block_size=N, topic=TEXT. May be given many times.
+    /// tenant=NAME, block_size=N, topic=TEXT, groups=KIND/KIND, hybrid=true, eagle=true, divergent_hits=true. May be given many times.
     #[arg(long = "engine", value_name = "ENGINE")]
     engines: Vec<String>,
     /// TOML file with a list of tables [[engine]], with the same keys beside name and endpoint. Read again at SIGHUP.

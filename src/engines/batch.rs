@@ -35,13 +35,33 @@ impl Span {
     }
 }
 
+/// Kinds of groups of layers, by what a request needs of their caches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum GroupKind {
+    /// Main attention: all blocks of the prefix.
+    Main,
+    /// A sliding window of so many tokens: the blocks of the last ones.
+    Window(u32),
+    /// A recurrent state: the block that ends where the request goes on.
+    State,
+    /// A kind that nobody here knows.
+    Other,
+}
+
 /// Which group of layers an event is about. Engines with several kinds of attention keep a cache for each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Group {
     /// The number of the group, where the event has one.
     pub index: Option<u32>,
-    /// Whether the group is main attention, where the event says what it is.
-    pub is_main: Option<bool>,
+    /// What the group is, where the event says so.
+    pub kind: Option<GroupKind>,
+}
+
+impl Group {
+    /// Whether the event says that the group is not main attention.
+    pub fn is_beside_main(self) -> bool {
+        self.kind.is_some_and(|kind| kind != GroupKind::Main)
+    }
 }
 
 /// What tells two blocks with the same tokens apart, beside adapter and salt: an image, or prompt embeddings.

@@ -18,11 +18,11 @@ mod translator;
 
 pub use batch::{
     BlockObject, Content, EngineBatch, EngineChange, EngineEvent, EngineRemoved, EngineStored, Envelope,
-    EventNumber, Group, PlacedDoubt, Span, Untold,
+    EventNumber, Group, GroupKind, PlacedDoubt, Span, Untold,
 };
 pub use decoder::{BatchError, Decoder, Format};
 pub use limits::DecodeLimits;
 pub use reason::{Reason, ReasonCounts};
 pub use translator::{
-    HashMode, Translation, TranslationPart, Translator, TranslatorSettings, content_hashes,
+    GroupFacts, HashMode, Translation, TranslationPart, Translator, TranslatorSettings, content_hashes,
 };

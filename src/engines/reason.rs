@@ -49,10 +49,12 @@ pub enum Reason {
     OtherEngine,
     /// A part of a block, at the end of a sequence.
     PartOfBlock,
-    /// A group of layers that is not main attention, such as a sliding window.
+    /// A group of layers of a kind that nobody here knows; or of a window or a state, in a tier other than the device.
     OtherGroup,
-    /// A group of layers that no stored event has described, other than group 0.
+    /// A group of layers that no stored event has described, other than group 0, or whose blocks don't end where others do.
     UnknownGroup,
+    /// A block of a window or a state, of which nobody can know where in a sequence it stands.
+    UnplacedName,
     /// The block lies elsewhere: its locality is not local.
     Remote,
     /// The block is owned by another system than the engine.
@@ -71,7 +73,7 @@ pub enum Reason {
 
 impl Reason {
     /// All reasons.
-    pub const ALL: [Self; 30] = [
+    pub const ALL: [Self; 31] = [
         Self::Malformed,
         Self::UnknownEvent,
         Self::TokenCount,
@@ -95,6 +97,7 @@ impl Reason {
         Self::PartOfBlock,
         Self::OtherGroup,
         Self::UnknownGroup,
+        Self::UnplacedName,
         Self::Remote,
         Self::OtherOwner,
         Self::UnknownMedium,
@@ -108,6 +111,11 @@ impl Reason {
     /// and never more.
     pub fn degrades(self) -> bool {
         self < Self::PartOfBlock
+    }
+
+    /// Whether what a request can reuse is not known afterwards, though what main attention has is.
+    pub fn hides_groups(self) -> bool {
+        matches!(self, Self::OtherGroup | Self::UnknownGroup | Self::UnplacedName)
     }
 
     /// A stable word for metrics and logs.
@@ -136,6 +144,7 @@ impl Reason {
             Self::PartOfBlock => "part_of_block",
             Self::OtherGroup => "other_group",
             Self::UnknownGroup => "unknown_group",
+            Self::UnplacedName => "unplaced_name",
             Self::Remote => "remote",
             Self::OtherOwner => "other_owner",
             Self::UnknownMedium => "unknown_medium",

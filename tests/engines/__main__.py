@@ -19,7 +19,7 @@ from pathlib import Path
 from scenarios import SCENARIOS, Scenario
 from world import World, summary
 
-SHORT = ("quiet, vLLM", "quiet, SGLang", "daemon restarts", "engine restarts")
+SHORT = ("quiet, vLLM", "quiet, SGLang", "daemon restarts", "engine restarts", "gpt-oss", "windows only")
 
 
 def play(scenario: Scenario, seed: int, rounds: int, folder: Path) -> bool:
@@ -45,7 +45,7 @@ def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--seed", type=int, default=1)
     arguments.add_argument("--seeds", type=int, default=1, help="so many seeds, one after the other")
-    arguments.add_argument("--short", action="store_true", help="four scenarios, once around")
+    arguments.add_argument("--short", action="store_true", help="six scenarios, once around")
     arguments.add_argument("--only", default="", help="scenarios with this text in their names")
     arguments.add_argument("--keep", help="a folder that keeps the logs")
     given = arguments.parse_args()

@@ -37,6 +37,14 @@ class Chats:
         self._asked = [*self._asked[-400:], longer]
         return longer
 
+    def answered(self, prompt: Prompt, answer: list[int]) -> None:
+        """The model has answered a prompt: its conversation goes on behind that."""
+        if not answer:
+            return
+        whole = (prompt[0] + answer, *prompt[1:])
+        self._open = [whole if one is prompt else one for one in self._open]
+        self._asked.append(whole)
+
     def probes(self, count: int) -> list[Prompt]:
         """Prompts to compare answers for: asked ones, longer and shorter ones, ones that part ways, other salts and adapters."""
         return [self._probe() for _ in range(count)]

@@ -7,6 +7,7 @@ The wheels are fetched by pip, and thrown away. FOLDER gets vllm/ and sglang/. D
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,8 +20,9 @@ SGLANG = "0.5.23"
 
 
 def _is_of_vllm(name: str) -> bool:
-    folders = ("vllm/v1/core/", "vllm/utils/")
-    return name == "vllm/distributed/kv_events.py" or (name.startswith(folders) and name.endswith(".py"))
+    folders = ("vllm/v1/core/", "vllm/utils/", "vllm/v1/engine/__init__", "vllm/v1/hisparse/block_pool", "vllm/v1/kv_cache_", "vllm/v1/metrics/")
+    files = ("vllm/distributed/kv_events.py", "vllm/v1/outputs.py", "vllm/v1/request.py", "vllm/v1/utils.py")
+    return name in files or (name.startswith(folders) and name.endswith(".py"))
 
 
 def _is_of_sglang(name: str) -> bool:
@@ -47,7 +49,9 @@ def main() -> None:
     """Fetches what is missing."""
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
-    if not (folder / "vllm").exists():
+    if not (folder / "vllm/v1/request.py").exists():
+        # Of a version of this file that took fewer.
+        shutil.rmtree(folder / "vllm", ignore_errors=True)
         _fetch(f"vllm=={VLLM}", _is_of_vllm, folder)
     if not (folder / "sglang").exists():
         _fetch(f"sglang=={SGLANG}", _is_of_sglang, folder)

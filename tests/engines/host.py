@@ -1,10 +1,10 @@
 """A process with engines of one kind, driven by JSON lines on standard input, each answered by a line.
 
-The first argument is {"kind": "vllm" | "sglang", "engines": [{"endpoint", "replay", "rank", "blocks", "block_size", "buffer_steps",
-"hash_fn"}]}. The first line of the output is `true`, once all engines publish. A prompt is [TOKENS, SALT or null, ADAPTER or null].
+The first argument is {"kind": "vllm" | "vllm_hybrid" | "sglang", "engines": [{"endpoint", "replay", "rank", "blocks", "block_size",
+"buffer_steps", "hash_fn"}]}, with "model", "retention" and "at_once" for vllm_hybrid. The first line of the output is `true`, once all engines publish. A prompt is [TOKENS, SALT or null, ADAPTER or null].
 
-    {"serve": [[ENGINE, PROMPT], ...]}            serves prompts                    true
-    {"depths": [PROMPT, ...]}                     what the caches have now          [[depth of each prompt] of each engine]
+    {"serve": [[ENGINE, PROMPT], ...]}            serves prompts                    [[blocks taken from the cache, tokens answered] of each]
+    {"depths": [PROMPT, ...]}                     what the caches have now          [[[blocks held, blocks reused] of each prompt] of each engine]
     {"reset": ENGINE}                             clears the cache of an engine     true
 """
 
@@ -25,14 +25,22 @@ def main() -> None:
     for line in sys.stdin:
         command = json.loads(line)
         if "serve" in command:
-            for engine, prompt in command["serve"]:
-                engines[engine].serve(*prompt)
-            answer(True)
+            answer(serve(engines, command["serve"]))
         elif "depths" in command:
             answer([[engine.depth(*prompt) for prompt in command["depths"]] for engine in engines])
         else:
             engines[command["reset"]].reset()
             answer(True)
+
+
+def serve(engines: list[Any], orders: list[Any]) -> list[Any]:
+    """Serves prompts, each engine its own in their order. Returns what came of each."""
+    served: list[Any] = [None] * len(orders)
+    for number, engine in enumerate(engines):
+        places = [place for place, order in enumerate(orders) if order[0] == number]
+        for place, outcome in zip(places, engine.serve([orders[place][1] for place in places]), strict=True):
+            served[place] = outcome
+    return served
 
 
 def answer(value: Any) -> None:

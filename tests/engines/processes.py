@@ -21,6 +21,8 @@ HERE = Path(__file__).parent
 PATIENCE = 30.0
 
 Prompt = tuple[list[int], str | None, str | None]
+# How many leading blocks of a prompt are held, and how many of them a request reuses.
+Depths = tuple[int, int]
 
 
 # Below the ports that the system gives to outgoing connections, which would take one of them between two lives.
@@ -232,20 +234,22 @@ class Host:
         self._child.stdin.flush()
         return self._answer()
 
-    def serve(self, requests: list[tuple[int, Prompt]]) -> None:
-        """Serves prompts, each by the engine of that number."""
-        if requests:
-            self._command({"serve": requests})
-            self.changed_at = time.monotonic()
+    def serve(self, requests: list[tuple[int, Prompt]]) -> list[tuple[int | None, list[int]]]:
+        """Serves prompts, each by the engine of that number. Returns the blocks that each took from the cache, and its answer."""
+        if not requests:
+            return []
+        served = self._command({"serve": requests})
+        self.changed_at = time.monotonic()
+        return [(taken, answered) for taken, answered in served]
 
     def reset(self, engine: int) -> None:
         """Clears the cache of an engine."""
         self._command({"reset": engine})
         self.changed_at = time.monotonic()
 
-    def depths(self, prompts: list[Prompt]) -> list[list[int]]:
-        """What the caches have now of each prompt, by engine. A dead engine has nothing."""
+    def depths(self, prompts: list[Prompt]) -> list[list[Depths]]:
+        """What the caches have now of each prompt, by engine, and what a request would reuse. A dead engine has nothing."""
         if not self._child:
-            return [[0] * len(prompts) for _ in self.engines]
-        depths: list[list[int]] = self._command({"depths": prompts})
-        return depths
+            return [[(0, 0)] * len(prompts) for _ in self.engines]
+        answer = self._command({"depths": prompts})
+        return [[(held, reused) for held, reused in engine] for engine in answer]

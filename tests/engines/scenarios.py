@@ -249,6 +249,48 @@ def late(world: World, seeded: random.Random, rounds: int) -> None:
     world.settles(20)
 
 
+def promised(world: World, seeded: random.Random, rounds: int) -> None:
+    """Chats on engines with several groups of layers: what is promised to a request is what the scheduler takes."""
+    for number in range(5 * rounds):
+        world.serve(30)
+        if number % 4 == 3:
+            world.reset(seeded.randrange(100))
+        world.compare(10)
+        if world.layout.at_once == 1:
+            world.serve_as_promised(15)
+            world.compare(10)
+    world.settles(10)
+
+
+def doubted(world: World, seeded: random.Random, rounds: int) -> None:
+    """Models whose events don't tell what a request reuses: never called exact once they have served."""
+    for _ in range(rounds):
+        world.serve(40)
+        world.compare(20)
+    assert not any(world.status().values()), "events of such a model don't tell enough"
+
+
+def hybrid(model: str, block_size: int, blocks: int, **more: object) -> Layout:
+    """Engines of vLLM with a model of several groups of layers."""
+    unit = min(block_size, 32)
+    given = {"kinds": ("vllm_hybrid",), "engines": 3, "model": model, "block_size": block_size, "blocks": blocks, "chat_unit": unit}
+    return Layout(**{**given, **more})  # type: ignore[arg-type]
+
+
+# Models, their blocks of main attention, and pools from roomy to tight.
+HYBRIDS = (
+    ("gpt-oss", 16, (1200, 300)),
+    ("gemma-3", 16, (3000, 1300)),
+    ("gemma-3, windows of 256", 16, (3000, 900)),
+    ("gemma-4", 16, (2000, 700)),
+    ("large main blocks", 32, (900, 250)),
+    ("deepseek-v4", 256, (3000, 1000)),
+    ("qwen3-next", 64, (800, 250)),
+    ("window and state", 16, (1500, 400)),
+    ("two windows", 16, (1500, 400)),
+)
+RETENTIONS = (0, 512, None)
+
 MIXED = Layout(kinds=BOTH, engines=4)
 PROXIED = replace(MIXED, has_proxies=True)
 NAMES = replace(
@@ -279,4 +321,21 @@ SCENARIOS = [
     Scenario("kills of each part", kills, NAMES, rounds=4),
     Scenario("kills, JetStream, ranks", kills, replace(NAMES, ranks=2, settings=JETSTREAM), rounds=4),
     Scenario("replay too short", late, replace(MIXED, buffer_steps=20)),
+    Scenario("gpt-oss", promised, hybrid("gpt-oss", 16, 700)),
+    *(
+        Scenario(f"{model}, pool of {blocks}, retention {retention}, {at_once} at once", promised, layout)
+        for model, block_size, pools in HYBRIDS
+        for blocks in pools
+        for retention in RETENTIONS
+        for at_once in (1, 5)
+        for layout in [hybrid(model, block_size, blocks, retention=retention, at_once=at_once)]
+    ),
+    Scenario("gpt-oss, daemon restarts", daemon_restarts, hybrid("gpt-oss", 16, 700), rounds=4),
+    Scenario("qwen3-next, engine restarts", engine_restarts, hybrid("qwen3-next", 64, 400)),
+    Scenario("deepseek-v4, stalls", stalls, hybrid("deepseek-v4", 256, 1500)),
+    Scenario("two windows, messages lost", drops, hybrid("two windows", 16, 600, has_proxies=True), rounds=4),
+    Scenario("gpt-oss, kills of each part", kills, hybrid("gpt-oss", 16, 700), rounds=2),
+    Scenario("windows only", doubted, hybrid("windows only", 16, 900)),
+    Scenario("chunked attention", doubted, hybrid("chunked attention", 16, 2000)),
+    Scenario("stated to be hybrid", doubted, replace(MIXED, keys=("hybrid = true",), can_be_exact=False)),
 ]

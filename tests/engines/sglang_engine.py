@@ -105,8 +105,13 @@ class Engine:
             self._names.register(SimpleNamespace(extra_key=extra, lora_id=number), adapter)
         return _radix.RadixKey(token_ids=array("q", tokens), extra_key=extra, cache_salt=salt)
 
-    def depth(self, tokens: list[int], salt: str | None = None, adapter: str | None = None) -> int:
-        """How many leading blocks the cache has now. Touches and splits nothing."""
+    def depth(self, tokens: list[int], salt: str | None = None, adapter: str | None = None) -> tuple[int, int]:
+        """How many leading blocks the cache has now, and how many of them a request would take."""
+        held = self._depth(tokens, salt, adapter)
+        return held, min(held, (len(tokens) - 1) // self._size)
+
+    def _depth(self, tokens: list[int], salt: str | None, adapter: str | None) -> int:
+        """Touches and splits nothing."""
         key = self._key(tokens, salt, adapter).page_aligned(self._size)
         node, have = self._cache.root_node, 0
         while len(key) > 0:
@@ -120,8 +125,12 @@ class Engine:
             key, node = key[common:], child
         return int(have // self._size)
 
-    def serve(self, tokens: list[int], salt: str | None = None, adapter: str | None = None) -> None:
-        """Serves a prompt, and publishes what changed."""
+    def serve(self, prompts: list[Any]) -> list[tuple[int, list[int]]]:
+        """Serves prompts. Returns how many blocks each took from the cache, and no answers."""
+        return [(self._serve(*prompt), []) for prompt in prompts]
+
+    def _serve(self, tokens: list[int], salt: str | None, adapter: str | None) -> int:
+        taken = self.depth(tokens, salt, adapter)[1]
         key = self._key(tokens, salt, adapter)
         self._cache.match_prefix(_base.MatchPrefixParams(key=key))
         self._cache.insert(_base.InsertParams(key=key))
@@ -129,6 +138,7 @@ class Engine:
         if over > 0:
             self._cache.evict(_base.EvictParams(num_tokens=over))
         self._flush()
+        return taken
 
     def reset(self) -> None:
         """Clears the cache."""

@@ -123,23 +123,28 @@ class Engine:
             found.append(got[0])
         return found
 
-    def depth(self, tokens: list[int], salt: str | None = None, adapter: str | None = None) -> int:
-        """How many leading blocks the pool has now."""
-        return len(self._cached(self._request(tokens, salt, adapter).block_hashes))
+    def depth(self, tokens: list[int], salt: str | None = None, adapter: str | None = None) -> tuple[int, int]:
+        """How many leading blocks the pool has now, and how many of them a request would take."""
+        held = len(self._cached(self._request(tokens, salt, adapter).block_hashes))
+        return held, min(held, (len(tokens) - 1) // self._size)
 
-    def serve(self, tokens: list[int], salt: str | None = None, adapter: str | None = None) -> None:
-        """Serves a prompt, if there is room, and publishes what changed."""
+    def serve(self, prompts: list[Any]) -> list[tuple[int | None, list[int]]]:
+        """Serves prompts. Returns how many blocks each took from the cache, where there was room for it, and no answers."""
+        return [(self._serve(*prompt), []) for prompt in prompts]
+
+    def _serve(self, tokens: list[int], salt: str | None, adapter: str | None) -> int | None:
         request = self._request(tokens, salt, adapter)
         full = len(tokens) // self._size
         hit = self._cached(request.block_hashes[: max(0, (len(tokens) - 1) // self._size)])
         need = -(-len(tokens) // self._size) - len(hit)
         if need > self._pool.get_num_free_blocks() - sum(1 for block in hit if block.ref_cnt == 0):
-            return
+            return None
         self._pool.touch(hit)
         blocks = hit + self._pool.get_new_blocks(need)
         self._pool.cache_full_blocks(request, blocks, len(hit), full, self._size, 0)
         self._pool.free_blocks(reversed(blocks))
         self._flush()
+        return len(hit)
 
     def reset(self) -> None:
         """Clears the cache."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from chats import Chats
-from processes import Bridge, Broker, Daemon, Host, Process, Prompt, free_ports, kvatlas, wait_until
+from processes import Bridge, Broker, Daemon, Depths, Host, Process, Prompt, free_ports, kvatlas, wait_until
 from proxy import Loop, Proxy
 
 MODEL = "meta-llama/Llama-3.1-8B-Instruct"
@@ -51,6 +51,15 @@ class Layout:
     # `kvatlas up`: daemon and bridge in one process.
     is_one_process: bool = False
     settings: dict[str, object] = field(default_factory=dict)
+    # Of a model with several groups of layers: its name, the retention of vLLM, and how many requests an engine serves at once.
+    model: str | None = None
+    retention: int | None = 0
+    at_once: int = 1
+    # Tokens that prompts are made of, where they should be shorter than of whole blocks.
+    chat_unit: int | None = None
+    # Keys of every engine in the bridge's file, and whether holders can be exact with them.
+    keys: tuple[str, ...] = ()
+    can_be_exact: bool = True
 
 
 @dataclass
@@ -68,7 +77,7 @@ class World:
 
     def __init__(self, layout: Layout, seed: int, folder: Path) -> None:
         self.layout, self.counts = layout, Counts()
-        self.chats = Chats(seed, layout.block_size, list(layout.salts), list(layout.adapters))
+        self.chats = Chats(seed, layout.chat_unit or layout.block_size, list(layout.salts), list(layout.adapters))
         self.hosts: list[Host] = []
         self.holders: list[Holder] = []
         self.proxies: list[Proxy] = []
@@ -110,6 +119,8 @@ class World:
                         "buffer_steps": layout.buffer_steps,
                         "hash_fn": layout.hash_fn,
                     }
+                    if layout.model:
+                        given |= {"model": layout.model, "retention": layout.retention, "at_once": layout.at_once}
                     engines.append(given)
                 tables.append(self._table(f"{kind}-{engine}", kind, publishing, replaying))
                 begun += [Holder(f"{kind}-{engine}", rank, None, 0) for rank in range(layout.ranks)]  # type: ignore[arg-type]
@@ -128,7 +139,8 @@ class World:
         lines = ["[[engine]]", f'name = "{name}"', f'endpoint = "tcp://127.0.0.1:{publishing[0]}"']
         if self.layout.has_replay:
             lines.append(f'replay = "tcp://127.0.0.1:{replaying[0]}"')
-        lines += [f"ranks = {self.layout.ranks}", f'format = "{kind}"', f"block_size = {self.layout.block_size}"]
+        form = kind.removesuffix("_hybrid")
+        lines += [f"ranks = {self.layout.ranks}", f'format = "{form}"', f"block_size = {self.layout.block_size}", *self.layout.keys]
         return "\n".join(lines) + "\n"
 
     def _proxy(self, target: int, loses_messages: bool) -> int:
@@ -144,7 +156,7 @@ class World:
             if not self.layout.is_one_process:
                 self.bridge.start()
             self.daemon.start()
-            if self.layout.has_replay:
+            if self.layout.has_replay and self.layout.can_be_exact:
                 self.all_exact()
         except BaseException:
             self.__exit__()
@@ -169,7 +181,34 @@ class World:
             holder = spread[key % len(spread)]
             orders.setdefault(id(holder.host), []).append((holder.place, prompt))
         for host, order in orders.items():
-            hosts[host].serve(order)
+            self._serve_by(hosts[host], order)
+
+    def _serve_by(self, host: Host, order: list[tuple[int, Prompt]]) -> list[int | None]:
+        served = host.serve(order)
+        for (_, prompt), (_, answer) in zip(order, served, strict=True):
+            self.chats.answered(prompt, answer)
+        return [taken for taken, _ in served]
+
+    def serve_as_promised(self, requests: int) -> None:
+        """Serves requests one by one: where an exact answer says before what one will reuse, the engine has to take just that."""
+        for number in range(requests):
+            prompt = self.chats.prompt()
+            holder = self.holders[number % len(self.holders)]
+            # Until the events of the request before have arrived.
+            begun = time.monotonic()
+            truth = self._truth([prompt])
+            while True:
+                found, exact = self._answers(prompt)
+                place = (holder.worker, holder.rank)
+                promised = found.get(place, (0, 0))[1] if place in exact else None
+                if promised is None or promised == truth[place][0][1] or time.monotonic() > begun + BEHIND:
+                    break
+                time.sleep(0.005)
+            [taken] = self._serve_by(holder.host, [(holder.place, prompt)])
+            self.counts.answers += 1
+            if promised is not None:
+                self.counts.exact += 1
+                self.counts.wrong_exact += taken is not None and taken != promised
 
     def reset(self, number: int) -> None:
         """Clears the cache of a holder."""
@@ -237,8 +276,8 @@ class World:
                 self.counts.notes.append(f"{sorted(false)} of a prompt of {len(probe[0])} tokens")
         return doubted
 
-    def _truth(self, probes: list[Prompt]) -> dict[tuple[str, int], list[int]]:
-        truth: dict[tuple[str, int], list[int]] = {}
+    def _truth(self, probes: list[Prompt]) -> dict[tuple[str, int], list[Depths]]:
+        truth: dict[tuple[str, int], list[Depths]] = {}
         for host in self.hosts:
             depths = host.depths(probes)
             for holder in self.holders:
@@ -247,9 +286,14 @@ class World:
         return truth
 
     def _ask(
-        self, probe: Prompt, truth: dict[tuple[str, int], int]
+        self, probe: Prompt, truth: dict[tuple[str, int], Depths]
     ) -> tuple[set[tuple[str, int]], set[tuple[str, int]]]:
-        """Which holders' depths are wrong, and which are called exact. Who is not in the answer has nothing, as exactly as its status."""
+        """Which holders' depths are wrong, and which are called exact."""
+        found, exact = self._answers(probe)
+        return {holder for holder, depths in truth.items() if depths != found.get(holder, (0, 0))}, exact
+
+    def _answers(self, probe: Prompt) -> tuple[dict[tuple[str, int], Depths], set[tuple[str, int]]]:
+        """The depths of holders, and which are called exact. Who is not in the answer has nothing, as exactly as its status."""
         tokens, salt, adapter = probe
         query: dict[str, object] = {"model": MODEL, "tokens": tokens}
         query |= {"cache_salt": salt} if salt else {}
@@ -258,9 +302,10 @@ class World:
         answer = self.daemon.ask("/v1/query", query)
         after = self.status()
         found = {(one["worker"], one.get("rank", 0)): one for one in answer["holders"]} if answer else {}
-        wrong = {holder for holder, depth in truth.items() if depth != found.get(holder, {"matched_blocks": 0})["matched_blocks"]}
-        unlisted = {holder for holder in truth if holder not in found and before.get(holder) and after.get(holder)}
-        return wrong, unlisted | {holder for holder, one in found.items() if one["exact"]}
+        depths = {holder: (one["matched_blocks"], one["usable_blocks"]) for holder, one in found.items()}
+        known = {(holder.worker, holder.rank) for holder in self.holders}
+        unlisted = {holder for holder in known - set(found) if before.get(holder) and after.get(holder)}
+        return depths, unlisted | {holder for holder, one in found.items() if one["exact"]}
 
 
 def summary(name: str, counts: Counts, lost: Counter[str]) -> str:

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use kvatlas_core::wire::{HolderId, ModelKey, NamespaceName, Rank};
-use kvatlas_engines::Format;
+use kvatlas_engines::{Format, GroupFacts};
 
 use crate::daemon::config::Secret;
 
@@ -50,6 +50,8 @@ pub struct NewEngine {
     pub topic: String,
     /// What is known of its blocks beside its events.
     pub beside: BesideEvents,
+    /// What its events don't tell of its groups of layers.
+    pub groups: GroupFacts,
 }
 
 impl NewEngine {

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde_json::json;
 
 use kvatlas_core::wire::{ModelKey, Rank};
-use kvatlas_engines::Format;
+use kvatlas_engines::{Format, GroupFacts};
 
 use super::beside::BesideEvents;
 use super::caller::Caller;
@@ -36,6 +36,26 @@ pub(super) struct RegisterJson {
     adapters: Option<String>,
     salts: Option<String>,
     lookahead: Option<String>,
+    #[serde(default)]
+    groups: Vec<String>,
+    #[serde(default)]
+    hybrid: bool,
+    #[serde(default)]
+    eagle: bool,
+    #[serde(default)]
+    divergent_hits: bool,
+}
+
+impl RegisterJson {
+    fn group_facts(&self) -> Result<GroupFacts, HttpError> {
+        let kinds = GroupFacts::read_kinds(self.groups.iter().map(String::as_str));
+        Ok(GroupFacts {
+            kinds: kinds.map_err(HttpError::BadRequest)?,
+            is_hybrid: self.hybrid,
+            has_eagle_drop: self.eagle,
+            has_divergent_hits: self.divergent_hits,
+        })
+    }
 }
 
 /// `POST /register`.
@@ -46,6 +66,7 @@ pub(super) async fn register(
 ) -> Result<Response, DialectError> {
     let engines = shared.engines()?;
     let request: RegisterJson = payload.json()?;
+    let groups = request.group_facts()?;
     let (words, model) = cache_of(
         request.modelname.or(request.model).as_deref(),
         request.model_name.as_deref(),
@@ -75,6 +96,7 @@ pub(super) async fn register(
         block_size: request.block_size,
         topic: String::new(),
         beside: beside.map_err(HttpError::BadRequest)?,
+        groups,
     };
     engines
         .may_register(&engine, caller.peer)

@@ -3,7 +3,7 @@
 use kvatlas_core::wire::{DecodeError, Reader, Tier, Value};
 
 use crate::batch::{
-    Content, EngineBatch, EngineChange, EngineEvent, EngineRemoved, EngineStored, Group, Span,
+    Content, EngineBatch, EngineChange, EngineEvent, EngineRemoved, EngineStored, Group, GroupKind, Span,
 };
 use crate::limits::DecodeLimits;
 use crate::reason::Reason;
@@ -107,10 +107,16 @@ impl Key {
 const MAIN_KINDS: [&str; 3] = ["full_attention", "mla_attention", "sink_full_attention"];
 
 /// The group of an event that tells number, kind and window.
-pub(crate) fn group_of_kind(index: Option<u32>, kind: Option<&str>, _window: Option<u32>) -> Group {
+pub(crate) fn group_of_kind(index: Option<u32>, kind: Option<&str>, window: Option<u32>) -> Group {
+    let kind_of = |kind: &str| match (kind, window) {
+        (kind, _) if MAIN_KINDS.contains(&kind) => GroupKind::Main,
+        ("sliding_window" | "sliding_window_mla", Some(tokens)) => GroupKind::Window(tokens),
+        ("mamba", _) => GroupKind::State,
+        _ => GroupKind::Other,
+    };
     Group {
         index,
-        is_main: kind.map(|kind| MAIN_KINDS.contains(&kind)),
+        kind: kind.map(kind_of),
     }
 }
 
@@ -132,7 +138,9 @@ pub(super) struct Fields<'a> {
     locality: Option<&'a str>,
     ownership: Option<&'a str>,
     backend: Option<Value<'a>>,
-    group: Group,
+    group_index: Option<u32>,
+    group_kind: Option<&'a str>,
+    group_window: Option<u32>,
     /// Read when the names, the adapter and the place in the sequence are known.
     extra_keys: Option<Reader<'a>>,
     objects: Option<Reader<'a>>,
@@ -162,7 +170,9 @@ impl<'a> Fields<'a> {
             locality: None,
             ownership: None,
             backend: None,
-            group: Group::default(),
+            group_index: None,
+            group_kind: None,
+            group_window: None,
             extra_keys: None,
             objects: None,
             image_keys: None,
@@ -207,13 +217,11 @@ impl<'a> Fields<'a> {
             Key::Locality => self.locality = field::optional_text("locality", reader, text)?,
             Key::Ownership => self.ownership = field::optional_text("ownership", reader, text)?,
             Key::Backend => self.backend = Some(reader.value()?).filter(is_owner),
-            Key::GroupIndex => self.group.index = field::optional_32("group_idx", reader)?,
-            Key::GroupKind => {
-                let kind = field::optional_text("kv_cache_spec_kind", reader, text)?;
-                self.group.is_main = kind.map(|kind| MAIN_KINDS.contains(&kind));
+            Key::GroupIndex => self.group_index = field::optional_32("group_idx", reader)?,
+            Key::GroupKind => self.group_kind = field::optional_text("kv_cache_spec_kind", reader, text)?,
+            Key::GroupWindow => {
+                self.group_window = field::optional_32("kv_cache_spec_sliding_window", reader)?;
             }
-            // The kind says already that it is a window; what is no number is damage.
-            Key::GroupWindow => drop(reader.optional_unsigned("kv_cache_spec_sliding_window")?),
             Key::ExtraKeys => self.extra_keys = Some(deferred(reader)?),
             Key::Objects => self.objects = Some(deferred(reader)?),
             Key::ImageKeys => self.image_keys = Some(deferred(reader)?),
@@ -286,7 +294,7 @@ impl<'a> Fields<'a> {
             },
             Tag::Removed => EngineChange::Removed(self.removed(tier)?),
             // Less is cleared than everything: what of it, nobody here knows.
-            _ if self.group.index.is_some() || self.names.is_some_and(|names| !names.is_empty()) => {
+            _ if self.group_index.is_some() || self.names.is_some_and(|names| !names.is_empty()) => {
                 return Ok(Verdict::LeftOut(Reason::UnknownEvent));
             }
             _ => EngineChange::Cleared,
@@ -298,6 +306,10 @@ impl<'a> Fields<'a> {
             change,
         });
         Ok(Verdict::Taken)
+    }
+
+    fn group(&self) -> Group {
+        group_of_kind(self.group_index, self.group_kind, self.group_window)
     }
 
     fn names_span(&self) -> Result<Span, DecodeError> {
@@ -317,7 +329,7 @@ impl<'a> Fields<'a> {
             left => Ok(EngineRemoved {
                 names,
                 tier: Some(tier),
-                group: self.group,
+                group: self.group(),
                 left,
             }),
         }
@@ -331,7 +343,9 @@ impl<'a> Fields<'a> {
         limits: &DecodeLimits,
     ) -> Result<Result<EngineStored, Reason>, DecodeError> {
         let names = self.names_span()?;
-        if names.is_empty() {
+        let group = self.group();
+        // A group beside main attention is there even where it has kept nothing.
+        if names.is_empty() && !group.is_beside_main() {
             return Ok(Err(Reason::Ignored));
         }
         let parent = match (self.parent, self.position) {
@@ -345,6 +359,7 @@ impl<'a> Fields<'a> {
         };
         let content = match self.content(names, batch)? {
             Ok(content) => content,
+            Err(_) if group.is_beside_main() => Content::Absent,
             Err(reason) => return Ok(Err(reason)),
         };
         if format == Format::Sglang
@@ -364,7 +379,7 @@ impl<'a> Fields<'a> {
             block_size: self.block_size,
             content,
             tier,
-            group: self.group,
+            group,
             lora_name: self.lora_name.map(|name| batch.push_text(name)),
             lora_id: self.lora_id,
             cache_salt: self.cache_salt.or(salt).map(|salt| batch.push_text(salt)),
@@ -421,7 +436,7 @@ impl<'a> Fields<'a> {
         let count = list.tokens.len() - usize::from(list.is_bigram);
         let size = match self.block_size {
             Some(size) => usize::try_from(size).unwrap_or(usize::MAX),
-            None if self.sequence_names.is_some() => count / blocks,
+            None if self.sequence_names.is_some() => count / blocks.max(1),
             None => return Err(DecodeError::Missing { field: "block_size" }),
         };
         if size == 0 || size.checked_mul(blocks) != Some(count) {

@@ -12,6 +12,8 @@ mod doubts;
 mod fixtures;
 mod forms;
 mod fuzz;
+mod groups;
 mod oracle;
 mod rules;
 mod subscribed;
+mod windows;

@@ -9,12 +9,21 @@ use crate::reason::Reason;
 
 use super::output::Translation;
 use super::tiers::TierIndex;
+use super::tree::Tree;
 
 /// Where a block is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Slot(u32);
 
 impl Slot {
+    pub(super) fn new(number: u32) -> Self {
+        Self(number)
+    }
+
+    pub(super) fn number(self) -> u32 {
+        self.0
+    }
+
     pub(super) fn place(self) -> usize {
         self.0 as usize
     }
@@ -45,6 +54,8 @@ struct Kept {
     names: u32,
     /// The tiers that it was published as held in.
     published: u8,
+    /// Those of them in which it was published as not resumable.
+    barred: u8,
     is_free: bool,
 }
 
@@ -66,6 +77,10 @@ pub(super) struct Chain {
     kept: Vec<Kept>,
     free: Vec<Slot>,
     by_sequence: HashMap<SequenceHash, Slot>,
+    /// Which follows which, for engines with several groups of layers.
+    tree: Option<Box<Tree>>,
+    /// With a tree: the blocks that have been published as held since that was last asked, in order.
+    fresh: Vec<Slot>,
 }
 
 impl Chain {
@@ -77,6 +92,9 @@ impl Chain {
         self.kept.clear();
         self.free.clear();
         self.by_sequence.clear();
+        if let Some(tree) = &mut self.tree {
+            tree.clear();
+        }
     }
 
     pub(super) fn get(&self, slot: Slot) -> Option<Block> {
@@ -88,12 +106,12 @@ impl Chain {
         self.by_sequence.values().copied().collect()
     }
 
-    /// The blocks that were published as held in `tier`.
-    pub(super) fn published(&self, tier: TierIndex) -> impl Iterator<Item = Block> {
+    /// The blocks that were published as held in `tier`, and whether as resumable.
+    pub(super) fn published(&self, tier: TierIndex) -> impl Iterator<Item = (Block, bool)> {
         self.kept
             .iter()
             .filter(move |kept| kept.published & tier.bit() != 0)
-            .map(Kept::block)
+            .map(move |kept| (kept.block(), kept.barred & tier.bit() == 0))
     }
 
     /// The slot of `block`, which is kept from now on.
@@ -118,6 +136,7 @@ impl Chain {
             position: block.position,
             names: 0,
             published: 0,
+            barred: 0,
             is_free: false,
         };
         let slot = match self.free.pop() {
@@ -129,7 +148,91 @@ impl Chain {
             None => self.kept.push(kept),
         }
         vacant.insert(slot);
+        self.enter(slot);
         Ok(slot)
+    }
+
+    /// Enters a block in the tree, if there is one.
+    fn enter(&mut self, slot: Slot) {
+        let (Some(tree), Some(kept)) = (&mut self.tree, self.kept.get(slot.place())) else {
+            return;
+        };
+        let block = kept.block();
+        let up = block
+            .parent
+            .and_then(|parent| self.by_sequence.get(&parent).copied());
+        let is_before = |up: &Slot| {
+            let up = self.kept.get(up.place());
+            up.is_some_and(|up| up.position.checked_add(1) == Some(block.position))
+        };
+        tree.enter(slot, block, up.filter(is_before));
+    }
+
+    /// Keeps a tree of the blocks from now on.
+    pub(super) fn grow_tree(&mut self) {
+        self.tree = Some(Box::default());
+        let mut slots = self.slots();
+        // A block enters below its parent.
+        slots.sort_by_cached_key(|slot| self.get(*slot).map(|block| block.position));
+        slots.into_iter().for_each(|slot| self.enter(slot));
+    }
+
+    pub(super) fn has_tree(&self) -> bool {
+        self.tree.is_some()
+    }
+
+    /// The block before the one in `slot`, where it is kept and there is a tree.
+    pub(super) fn up(&self, slot: Slot) -> Option<Slot> {
+        self.tree.as_ref()?.up(slot)
+    }
+
+    pub(super) fn children(&self, slot: Slot) -> impl Iterator<Item = Slot> {
+        self.tree.iter().flat_map(move |tree| tree.children(slot))
+    }
+
+    /// Notes that what a group of layers has of the block has changed.
+    pub(super) fn touch(&mut self, slot: Slot) {
+        if let Some(tree) = &mut self.tree {
+            tree.touch(slot);
+        }
+    }
+
+    /// Gives the blocks that have changed, and forgets them.
+    pub(super) fn take_touched(&mut self, into: &mut Vec<Slot>) {
+        if let Some(tree) = &mut self.tree {
+            tree.take_touched(into);
+        }
+    }
+
+    /// Gives the blocks that have been published as held, in order, and forgets them.
+    pub(super) fn take_fresh(&mut self) -> Vec<Slot> {
+        std::mem::take(&mut self.fresh)
+    }
+
+    /// Keeps the memory of a list of them.
+    pub(super) fn keep_fresh(&mut self, mut list: Vec<Slot>) {
+        list.clear();
+        self.fresh = list;
+    }
+
+    /// Whether the block is published as held in `tier`.
+    pub(super) fn is_published(&self, slot: Slot, tier: TierIndex) -> bool {
+        self.kept
+            .get(slot.place())
+            .is_some_and(|kept| kept.published & tier.bit() != 0)
+    }
+
+    /// Notes whether the block is published as resumable in `tier`. Returns whether that is another than before.
+    pub(super) fn set_resumable(&mut self, slot: Slot, tier: TierIndex, is_resumable: bool) -> bool {
+        let Some(kept) = self.kept.get_mut(slot.place()) else {
+            return false;
+        };
+        let before = kept.barred;
+        match is_resumable {
+            true => kept.barred &= !tier.bit(),
+            false => kept.barred |= tier.bit(),
+        }
+        kept.barred != before
     }
 
     /// Counts one more name of the block.
@@ -154,8 +257,11 @@ impl Chain {
         if kept.names == 0 && !kept.is_free {
             kept.is_free = true;
             kept.published = 0;
-            let sequence = kept.sequence;
-            self.by_sequence.remove(&sequence);
+            let block = kept.block();
+            self.by_sequence.remove(&block.sequence);
+            if let Some(tree) = &mut self.tree {
+                tree.leave(slot, block);
+            }
             self.free.push(slot);
         }
     }
@@ -167,7 +273,11 @@ impl Chain {
         };
         if kept.published & tier.bit() == 0 {
             kept.published |= tier.bit();
+            kept.barred &= !tier.bit();
             output.push_stored(tier.tier(), &kept.block());
+            if self.tree.is_some() {
+                self.fresh.push(slot);
+            }
         }
     }
 

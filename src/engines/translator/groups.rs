@@ -1,9 +1,9 @@
 //! Groups of layers: which of them a prefix needs, and what each has.
 //!
-//! An engine with several kinds of attention keeps a cache for each group of layers. A prefix can be used where all groups of main attention
-//! have it. Sliding windows and state-space layers need its end only, and are left out.
+//! An engine with several kinds of attention keeps a cache for each group of layers. A prefix is held where all groups of main attention
+//! have it. Sliding windows and state-space layers need its end only: see [`super::windows`].
 
-use crate::batch::Group;
+use crate::batch::{Group, GroupKind};
 use crate::reason::Reason;
 
 use super::chain::{Block, Chain, Slot};
@@ -12,8 +12,11 @@ use super::tiers::TierIndex;
 
 /// Most groups of main attention.
 const LANES_MAX: usize = 16;
-/// Most groups that are remembered as something else.
+/// Most groups that are remembered as of an unknown kind.
 const OTHERS_MAX: usize = 256;
+
+/// The number of a lane that stands in for main attention, in models that have none.
+pub(super) const STAND_IN: u32 = u32::MAX;
 
 /// A group that counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,7 +27,7 @@ pub(super) struct LaneId(usize);
 pub(super) struct Groups {
     /// The group's number and what it has. Events without a number have a lane of their own, which counts for all groups.
     lanes: Vec<(Option<u32>, Lane)>,
-    /// Groups that don't count.
+    /// Groups of kinds that nobody here knows.
     others: Vec<u32>,
 }
 
@@ -46,8 +49,8 @@ impl Groups {
 
     /// Whether blocks of the group count, as far as is known before [`Self::learn`].
     pub(super) fn counts(&self, group: Group) -> bool {
-        match (group.index, group.is_main) {
-            (_, Some(is_main)) => is_main,
+        match (group.index, group.kind) {
+            (_, Some(kind)) => kind == GroupKind::Main,
             (Some(index), None) if self.others.contains(&index) => false,
             (Some(1..), None) => self.lane_with(group.index).is_some(),
             (_, None) => true,
@@ -59,24 +62,26 @@ impl Groups {
         self.lanes.iter().any(|(_, lane)| lane.find(name).is_some())
     }
 
-    fn lane_with(&self, index: Option<u32>) -> Option<LaneId> {
+    pub(super) fn lane_with(&self, index: Option<u32>) -> Option<LaneId> {
         self.lanes.iter().position(|(lane, _)| *lane == index).map(LaneId)
     }
 
     /// Learns from a stored event what its group is. Returns its lane, and whether what is held may have changed.
     pub(super) fn learn(&mut self, group: Group, chain: &mut Chain) -> (Result<LaneId, Reason>, bool) {
-        match (group.index, group.is_main) {
-            (None, Some(false)) => (Err(Reason::OtherGroup), false),
-            (Some(index), Some(false)) => {
-                let changes = self.set_other(index, chain);
-                (Err(Reason::OtherGroup), changes)
-            }
-            (Some(index), Some(true)) => {
+        match (group.index, group.kind) {
+            (Some(index), Some(GroupKind::Main)) => {
                 self.others.retain(|other| *other != index);
                 self.lane_or_new(Some(index))
             }
-            (Some(index), None) if self.others.contains(&index) => (Err(Reason::OtherGroup), false),
-            (Some(index @ 1..), None) => match self.lane_with(Some(index)) {
+            (index, Some(kind)) if kind != GroupKind::Main => {
+                let changes = index.is_some_and(|index| {
+                    self.set_other(index);
+                    self.drop_lane(index, chain)
+                });
+                (Err(Reason::OtherGroup), changes)
+            }
+            (Some(index), _) if self.others.contains(&index) => (Err(Reason::OtherGroup), false),
+            (Some(index @ 1..), _) => match self.lane_with(Some(index)) {
                 Some(lane) => (Ok(lane), false),
                 None => (Err(Reason::UnknownGroup), false),
             },
@@ -84,10 +89,14 @@ impl Groups {
         }
     }
 
-    fn set_other(&mut self, index: u32, chain: &mut Chain) -> bool {
+    fn set_other(&mut self, index: u32) {
         if !self.others.contains(&index) && self.others.len() < OTHERS_MAX {
             self.others.push(index);
         }
+    }
+
+    /// Forgets a group of main attention, which has turned out to be something else. Returns whether there was one.
+    pub(super) fn drop_lane(&mut self, index: u32, chain: &mut Chain) -> bool {
         let Some(LaneId(place)) = self.lane_with(Some(index)) else {
             return false;
         };
@@ -110,8 +119,8 @@ impl Groups {
 
     /// The lane of a removed event's group; none where the event doesn't say.
     pub(super) fn lane_of(&self, group: Group) -> Result<Option<LaneId>, Reason> {
-        match (group.index, group.is_main) {
-            (_, Some(false)) => Err(Reason::OtherGroup),
+        match (group.index, group.kind) {
+            (_, Some(kind)) if kind != GroupKind::Main => Err(Reason::OtherGroup),
             (None, _) => Ok(None),
             (Some(index), _) if self.others.contains(&index) => Err(Reason::OtherGroup),
             (Some(index), _) => match self.lane_with(Some(index)) {
@@ -141,8 +150,22 @@ impl Groups {
 
     /// What `name` stands for in the lane, or else in any.
     pub(super) fn find(&self, lane: LaneId, name: u64) -> Option<Slot> {
-        self.find_in(lane, name)
-            .or_else(|| self.lanes.iter().find_map(|(_, lane)| lane.find(name)))
+        self.find_in(lane, name).or_else(|| self.find_any(name))
+    }
+
+    /// What `name` stands for in any lane.
+    pub(super) fn find_any(&self, name: u64) -> Option<Slot> {
+        self.lanes.iter().find_map(|(_, lane)| lane.find(name))
+    }
+
+    /// Whether there is a group of main attention.
+    pub(super) fn has_main(&self) -> bool {
+        self.lanes.iter().any(|(index, _)| *index != Some(STAND_IN))
+    }
+
+    /// Whether there is a group of a kind that nobody here knows.
+    pub(super) fn has_others(&self) -> bool {
+        !self.others.is_empty()
     }
 
     pub(super) fn find_in(&self, lane: LaneId, name: u64) -> Option<Slot> {

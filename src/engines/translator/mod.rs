@@ -13,12 +13,16 @@
 mod adapters;
 mod chain;
 mod content;
+mod facts;
 mod groups;
 mod lane;
 mod output;
+mod resumable;
 mod sizes;
 mod state;
 mod tiers;
+mod tree;
+mod windows;
 
 use std::collections::HashMap;
 
@@ -33,11 +37,14 @@ use crate::reason::{Reason, ReasonCounts};
 use adapters::Adapters;
 use chain::{Block, Chain, Slot};
 use content::Contents;
-use groups::{Groups, LaneId};
+use groups::{Groups, LaneId, STAND_IN};
+use resumable::Step;
 use sizes::Sizes;
 use tiers::{TierIndex, TierSet};
+use windows::Windows;
 
 pub use content::content_hashes;
+pub use facts::GroupFacts;
 pub use output::{Translation, TranslationPart};
 
 /// Whose hashes a holder's blocks are published by.
@@ -69,6 +76,8 @@ pub struct TranslatorSettings {
     pub counts_copies: bool,
     /// Whether the engine's blocks are told apart by more than its events say: what it has is in doubt then, whatever comes.
     pub is_untold: bool,
+    /// What the engine's events don't tell of its groups of layers.
+    pub groups: GroupFacts,
 }
 
 impl Default for TranslatorSettings {
@@ -80,6 +89,7 @@ impl Default for TranslatorSettings {
             lora_names: HashMap::new(),
             counts_copies: true,
             is_untold: false,
+            groups: GroupFacts::default(),
         }
     }
 }
@@ -90,6 +100,8 @@ pub struct Translator {
     settings: TranslatorSettings,
     chain: Chain,
     groups: Groups,
+    windows: Windows,
+    step: Step,
     contents: Contents,
     sizes: Sizes,
     adapters: Adapters,
@@ -98,6 +110,7 @@ pub struct Translator {
     lookahead: Option<usize>,
     slots: Vec<Slot>,
     doubt: Option<Reason>,
+    hides_groups: bool,
     unchecked: u32,
 }
 
@@ -113,9 +126,11 @@ impl Translator {
     /// A translator of a holder that has nothing.
     pub fn new(settings: TranslatorSettings) -> Self {
         Self {
+            windows: Windows::new(settings.block_size.as_u32()),
             settings,
             chain: Chain::default(),
             groups: Groups::default(),
+            step: Step::default(),
             contents: Contents::default(),
             sizes: Sizes::default(),
             adapters: Adapters::default(),
@@ -123,6 +138,7 @@ impl Translator {
             lookahead: None,
             slots: Vec::new(),
             doubt: None,
+            hides_groups: false,
             unchecked: 0,
         }
     }
@@ -150,6 +166,12 @@ impl Translator {
         self.lookahead.is_some_and(|tokens| tokens > 0)
     }
 
+    /// Whether what a request can reuse is not known, though what main attention has is: of groups beside it something is not told.
+    pub fn hides_groups(&self) -> bool {
+        let has_no_main = !self.windows.is_empty() && !self.groups.has_main();
+        self.settings.groups.hide_hits() || self.hides_groups || self.groups.has_others() || has_no_main
+    }
+
     /// Notes that events were lost or could not be decoded: the state is in doubt until the engine clears.
     pub fn note_doubt(&mut self, reason: Reason) {
         self.doubt.get_or_insert(reason);
@@ -162,7 +184,7 @@ impl Translator {
 
     /// How many names are kept.
     pub fn names(&self) -> usize {
-        self.groups.names()
+        self.groups.names() + self.windows.names()
     }
 
     /// Forgets everything, as if the engine had just started. Emits nothing.
@@ -173,7 +195,9 @@ impl Translator {
         self.adapters = Adapters::default();
         self.untold = Untold::default();
         self.lookahead = None;
-        self.doubt = None;
+        self.windows = Windows::new(self.settings.block_size.as_u32());
+        self.step = Step::default();
+        (self.doubt, self.hides_groups) = (None, false);
     }
 
     /// Appends to `output` what all of `batch` changes. For batches about one holder.
@@ -191,6 +215,7 @@ impl Translator {
     ) {
         output.reasons.merge(&batch.reasons);
         self.untold = self.untold.or(batch.untold);
+        let begun = output.mark();
         let mut doubts = batch.doubts().iter().peekable();
         for (place, event) in batch.events().iter().enumerate() {
             while let Some(doubt) = doubts.next_if(|doubt| doubt.events_before <= place) {
@@ -201,15 +226,25 @@ impl Translator {
             }
         }
         doubts.for_each(|doubt| self.note_doubt(doubt.reason));
+        self.finish_step(batch, begun, output);
+        // Where among the events they were left out is not known: a clear may have come before.
+        self.hides_groups |= batch.reasons.iter().any(|(reason, _)| reason.hides_groups());
     }
 
     /// Counts what was left out of a batch of which nothing is applied.
     pub fn note_reasons(&mut self, reasons: &ReasonCounts, output: &mut Translation) {
         output.reasons.merge(reasons);
         self.doubt = self.doubt.or(reasons.doubt());
+        self.hides_groups |= reasons.iter().any(|(reason, _)| reason.hides_groups());
     }
 
+    /// Appends to `output` what one event of `batch` changes, as far as that doesn't wait for the others.
     fn translate_event(&mut self, batch: &EngineBatch, event: &EngineEvent, output: &mut Translation) {
+        match self.defer(&event.change, output) {
+            Ok(false) => {}
+            Ok(true) => return,
+            Err(reason) => return self.count(reason, output),
+        }
         let outcome = match &event.change {
             EngineChange::Stored(stored) => self.store(batch, stored, output),
             EngineChange::Removed(removed) => {
@@ -237,6 +272,7 @@ impl Translator {
         if reason.degrades() {
             self.note_doubt(reason);
         }
+        self.hides_groups |= reason.hides_groups();
     }
 
     fn clear(&mut self, output: &mut Translation) {
@@ -244,7 +280,9 @@ impl Translator {
         self.groups.clear();
         self.sizes.clear();
         self.adapters.clear();
-        self.doubt = None;
+        self.windows.clear();
+        self.step.clear();
+        (self.doubt, self.hides_groups) = (None, false);
         output.push_for_all_tiers(Event::Cleared);
     }
 
@@ -255,15 +293,16 @@ impl Translator {
         output: &mut Translation,
     ) -> Result<(), Reason> {
         let tier = TierIndex::of(stored.tier).ok_or(Reason::UnknownMedium)?;
-        if self.groups.counts(stored.group) {
+        let group = self.stated(stored.group);
+        if self.groups.counts(group) {
             // A group is needed from its first block on: one of which all blocks are left out is not.
             self.check_block_size(stored)?;
             self.check_lookahead(stored)?;
             self.check_adapter(batch, stored)?;
         }
-        let lane = self.lane_for(stored.group, output)?;
+        let lane = self.lane_for(group, output)?;
         let names = batch.hashes(stored.names);
-        if self.groups.names() + names.len() > self.settings.blocks_max {
+        if self.names() + names.len() > self.settings.blocks_max {
             return Err(Reason::TableFull);
         }
         let start = self.start_of(batch, stored, lane)?;
@@ -325,8 +364,9 @@ impl Translator {
 
     /// The lane of a stored event's group. A group that turns out to be needed, or not to be, changes what counts as held.
     fn lane_for(&mut self, group: Group, output: &mut Translation) -> Result<LaneId, Reason> {
+        let stood_in = group.index != Some(STAND_IN) && self.groups.drop_lane(STAND_IN, &mut self.chain);
         let (lane, changes_all) = self.groups.learn(group, &mut self.chain);
-        if changes_all {
+        if changes_all || stood_in {
             self.publish_all(output);
         }
         lane
@@ -549,6 +589,7 @@ impl Translator {
                     self.chain.withdraw(slot, tier, output);
                 }
             }
+            self.note_gone(lane, name, slot);
             self.chain.free_unnamed(slot);
         }
         has_found

@@ -1,7 +1,7 @@
 //! What a translation yields.
 
 use kvatlas_core::hash::{Position, SequenceHash};
-use kvatlas_core::wire::{BlockNames, Event, RemovedBlocks, StoredBlocks, Tier};
+use kvatlas_core::wire::{BlockNames, Event, RemovedBlocks, Resumable, ResumableBlocks, StoredBlocks, Tier};
 
 use crate::reason::ReasonCounts;
 
@@ -26,11 +26,20 @@ pub struct Translation {
     pub parts: Vec<TranslationPart>,
     /// What of the engine's batch is not among the events, and why.
     pub reasons: ReasonCounts,
+    /// How many events of the last part are finished: what follows begins a new one.
+    sealed: usize,
     /// Whether one of the events clears.
     has_cleared: bool,
     /// Lists for further events, so that a steady stream takes no new memory.
     spare: Vec<Vec<SequenceHash>>,
     spare_parts: Vec<Vec<Event>>,
+}
+
+/// A place in a translation.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Mark {
+    parts: usize,
+    events: usize,
 }
 
 /// Most lists that are kept for further events.
@@ -45,7 +54,7 @@ impl Translation {
     /// Empties the translation. Its memory is kept for the next.
     pub fn clear(&mut self) {
         self.reasons = ReasonCounts::default();
-        self.has_cleared = false;
+        (self.has_cleared, self.sealed) = (false, 0);
         while let Some(part) = self.parts.pop() {
             self.recycle(part.events);
         }
@@ -69,6 +78,7 @@ impl Translation {
     fn keep_spare(&mut self, event: Event) {
         let mut hashes = match event {
             Event::Removed(removed) => removed.hashes,
+            Event::Resumable(blocks) => blocks.hashes,
             Event::Stored(StoredBlocks {
                 names: BlockNames::Sequence { hashes, .. },
                 ..
@@ -85,6 +95,7 @@ impl Translation {
         if self.parts.last().is_none_or(|part| part.tier != tier) {
             let events = self.spare_parts.pop().unwrap_or_default();
             self.parts.push(TranslationPart { tier, events });
+            self.sealed = 0;
         }
         let last = self.parts.len() - 1;
         &mut self.parts[last].events
@@ -97,6 +108,76 @@ impl Translation {
         self.events(tier).push(event);
     }
 
+    /// The last event of the last part, if it is of `tier` and not finished.
+    fn open(&mut self, tier: Tier) -> Option<&mut Event> {
+        let sealed = self.sealed;
+        let events = self.events(tier);
+        if events.len() <= sealed {
+            None
+        } else {
+            events.last_mut()
+        }
+    }
+
+    /// Where the next event comes.
+    pub(super) fn mark(&self) -> Mark {
+        Mark {
+            parts: self.parts.len(),
+            events: self.parts.last().map_or(0, |part| part.events.len()),
+        }
+    }
+
+    /// Finishes all events: what follows begins a new one.
+    pub(super) fn seal(&mut self) {
+        self.sealed = self.mark().events;
+    }
+
+    /// The parts since `mark`, and the number of the first event of each that is newer.
+    fn since(&mut self, mark: Mark) -> impl Iterator<Item = (&mut TranslationPart, usize)> {
+        let from = mark.parts.saturating_sub(1);
+        let parts = self.parts.iter_mut().enumerate().skip(from);
+        parts.map(move |(number, part)| (part, if number < mark.parts { mark.events } else { 0 }))
+    }
+
+    /// Sets in each stored event since `mark` which of its blocks are resumable, in the order in which they were stored.
+    pub(super) fn set_resumable(
+        &mut self,
+        mark: Mark,
+        mut is_resumable: impl FnMut(Tier, SequenceHash) -> bool,
+    ) {
+        for (part, from) in self.since(mark) {
+            for event in part.events.iter_mut().skip(from) {
+                if let Event::Stored(stored) = event
+                    && let BlockNames::Sequence { hashes, .. } = &stored.names
+                {
+                    let flags = hashes.iter().map(|hash| is_resumable(part.tier, *hash));
+                    stored.resumable = Resumable::from_flags(flags);
+                }
+            }
+        }
+    }
+
+    /// Appends, or inserts at `mark`, whether blocks that are held already are resumable.
+    pub(super) fn push_resumable(
+        &mut self,
+        tier: Tier,
+        mut blocks: Vec<SequenceHash>,
+        is_resumable: bool,
+        mark: Option<Mark>,
+    ) {
+        while !blocks.is_empty() {
+            let rest = blocks.split_off(blocks.len().min(EVENT_BLOCKS_MAX));
+            let hashes = std::mem::replace(&mut blocks, rest);
+            let event = Event::Resumable(ResumableBlocks::by_sequence(hashes, is_resumable));
+            let newer =
+                |(part, from): &(&mut TranslationPart, usize)| part.tier == tier && part.events.len() > *from;
+            match mark.and_then(|mark| self.since(mark).find(newer)) {
+                Some((part, from)) => part.events.insert(from, event),
+                None => self.events(tier).push(event),
+            }
+        }
+    }
+
     /// Appends that `block` is held, to the last event where it continues that.
     pub(super) fn push_stored(&mut self, tier: Tier, block: &Block) {
         if let Some(Event::Stored(StoredBlocks {
@@ -107,7 +188,7 @@ impl Translation {
                     ..
                 },
             ..
-        })) = self.events(tier).last_mut()
+        })) = self.open(tier)
         {
             let next = position.as_u64() + hashes.len() as u64;
             let continues = u64::from(block.position) == next && hashes.last().copied() == block.parent;
@@ -128,7 +209,7 @@ impl Translation {
 
     /// Appends that the block is not held any more, to the last event where that is a removal too.
     pub(super) fn push_removed(&mut self, tier: Tier, block: SequenceHash) {
-        if let Some(Event::Removed(removed)) = self.events(tier).last_mut()
+        if let Some(Event::Removed(removed)) = self.open(tier)
             && removed.hashes.len() < EVENT_BLOCKS_MAX
         {
             removed.hashes.push(block);

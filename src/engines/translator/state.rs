@@ -18,25 +18,31 @@ impl Translator {
     /// Takes time and memory in proportion to what is held.
     pub fn full_state(&self, output: &mut Translation) {
         for tier in TierIndex::ALL {
-            let blocks: Vec<Block> = self.chain.published(tier).collect();
-            for block in in_order(&blocks) {
+            let blocks: Vec<(Block, bool)> = self.chain.published(tier).collect();
+            let mut flags = Vec::with_capacity(blocks.len());
+            output.seal();
+            let begun = output.mark();
+            for (block, is_resumable) in in_order(&blocks) {
                 output.push_stored(tier.tier(), block);
+                flags.push(*is_resumable);
             }
+            let mut flags = flags.into_iter();
+            output.set_resumable(begun, |_, _| flags.next().unwrap_or_default());
         }
     }
 }
 
 /// The blocks, each chain in one piece where it can be, parents before children.
-fn in_order(blocks: &[Block]) -> impl Iterator<Item = &Block> {
+fn in_order(blocks: &[(Block, bool)]) -> impl Iterator<Item = &(Block, bool)> {
     let places: HashMap<SequenceHash, usize> = blocks
         .iter()
         .enumerate()
-        .map(|(place, block)| (block.sequence, place))
+        .map(|(place, (block, _))| (block.sequence, place))
         .collect();
     let mut first_child = vec![NONE; blocks.len()];
     let mut next_sibling = vec![NONE; blocks.len()];
     let mut ready = Vec::new();
-    for (place, block) in blocks.iter().enumerate() {
+    for (place, (block, _)) in blocks.iter().enumerate() {
         let parent = block.parent.and_then(|parent| places.get(&parent).copied());
         match parent.and_then(|parent| first_child.get_mut(parent)) {
             Some(first) => {

@@ -10,6 +10,7 @@ pub(super) const TIERS: usize = 4;
 pub(super) struct TierIndex(u8);
 
 impl TierIndex {
+    pub(super) const DEVICE: Self = Self(0);
     pub(super) const ALL: [Self; TIERS] = [Self(0), Self(1), Self(2), Self(3)];
 
     /// None for a tier that no engine uses.

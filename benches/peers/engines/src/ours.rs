@@ -33,7 +33,7 @@ pub fn meaning(format: Format, block_size: u32, bytes: &[u8]) -> Meaning {
         EngineChange::Stored(stored) => stored_meaning(&batch, stored, block_size),
         EngineChange::Removed(removed) => match removed.group.index {
             Some(1..) => Meaning::Nothing("unknown_group"),
-            _ if removed.group.is_main == Some(false) => Meaning::Nothing("other_group"),
+            _ if removed.group.is_beside_main() => Meaning::Nothing("other_group"),
             _ => Meaning::Removed {
                 tier: removed.tier.unwrap_or_default().as_u8(),
                 names: batch.hashes(removed.names).to_vec(),

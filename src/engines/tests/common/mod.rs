@@ -53,6 +53,8 @@ pub(crate) struct Store {
     /// Identifiers of images, with the number of their block.
     pub(crate) images: Vec<(usize, String)>,
     pub(crate) group: Option<(u32, Option<&'static str>)>,
+    /// Tokens of the group's window.
+    pub(crate) window: Option<u32>,
 }
 
 impl Store {
@@ -69,6 +71,7 @@ impl Store {
             cache_salt: None,
             images: Vec::new(),
             group: None,
+            window: None,
         }
     }
 }
@@ -162,6 +165,7 @@ impl Engine {
             has_extra_keys(store),
             store.group.is_some(),
             store.group.is_some_and(|(_, kind)| kind.is_some()),
+            store.window.is_some(),
         ];
         let entries = 8 + optional.into_iter().map(u32::from).sum::<u32>();
         encode::write_map_len(out, entries).unwrap();
@@ -198,6 +202,10 @@ impl Engine {
                 text(kind, out);
             }
         }
+        if let Some(window) = store.window {
+            text("kv_cache_spec_sliding_window", out);
+            encode::write_uint(out, u64::from(window)).unwrap();
+        }
     }
 
     fn write_store_array(self, store: &Store, slots: u32, out: &mut Vec<u8>) {
@@ -217,6 +225,7 @@ impl Engine {
                 8 => write_extra_keys(store, out),
                 9 => write_number(store.group.map(|(group, _)| u64::from(group)), out),
                 10 => write_text(store.group.and_then(|(_, kind)| kind), out),
+                11 => write_number(store.window.map(u64::from), out),
                 _ => encode::write_nil(out).unwrap(),
             }
         }
@@ -343,10 +352,11 @@ pub(crate) fn contract_chain(
 /// Where a block stands, as its stored event says.
 pub(crate) type Place = (Option<SequenceHash>, u64);
 
-/// What a daemon makes of events: for each tier, the blocks held and where they stand.
+/// What a daemon makes of events: for each tier, the blocks held and where they stand, and those that can't be resumed behind.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Naive {
     pub(crate) held: BTreeMap<u8, BTreeMap<SequenceHash, Place>>,
+    pub(crate) barred: BTreeSet<(u8, SequenceHash)>,
 }
 
 impl Naive {
@@ -385,6 +395,10 @@ impl Naive {
                     panic!("blocks are named by sequence hashes");
                 };
                 let mut parent = *parent;
+                for (stretch, is_resumable) in stored.resumable.stretches(hashes.len()) {
+                    let barred = hashes[stretch].iter().filter(|_| !is_resumable);
+                    self.barred.extend(barred.map(|hash| (tier, *hash)));
+                }
                 for (at, hash) in (position.unwrap().as_u64()..).zip(hashes) {
                     assert_eq!(parent.is_none(), at == 0);
                     assert_eq!(held.insert(*hash, (parent, at)), None, "stored twice");
@@ -394,12 +408,24 @@ impl Naive {
             Event::Removed(removed) => {
                 for hash in &removed.hashes {
                     assert!(held.remove(hash).is_some(), "removed, but not held");
+                    self.barred.remove(&(tier, *hash));
                 }
             }
-            Event::Cleared => self.held.clear(),
-            Event::Resumable(_) | Event::Doubted(_) | Event::Goodbye => {
-                panic!("a translator says none of these")
+            Event::Resumable(blocks) => {
+                for hash in &blocks.hashes {
+                    assert!(held.contains_key(hash), "resumable or not, but not held");
+                    let has_changed = match blocks.resumable {
+                        true => self.barred.remove(&(tier, *hash)),
+                        false => self.barred.insert((tier, *hash)),
+                    };
+                    assert!(has_changed, "told again what is known");
+                }
             }
+            Event::Cleared => {
+                self.held.clear();
+                self.barred.clear();
+            }
+            Event::Doubted(_) | Event::Goodbye => panic!("a translator says neither"),
         }
     }
 

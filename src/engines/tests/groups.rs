@@ -1,0 +1,371 @@
+//! A translator against a brute-force model of an engine with several groups of layers: what a request could reuse after every step.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use kvatlas_core::hash::SequenceHash;
+use kvatlas_engines::{Format, GroupKind, Translation, Translator};
+use proptest::prelude::*;
+
+use crate::common::{Change, Engine, Naive, Store, contract_chain, decode, translator};
+
+/// Tokens in a block of main attention.
+const SIZE: u32 = 8;
+/// Blocks of main attention in the longest prompt.
+const DEPTH: u32 = 8;
+
+/// A group of layers.
+#[derive(Debug, Clone, Copy)]
+struct Group {
+    kind: GroupKind,
+    /// Tokens in a block.
+    block: u32,
+    /// The step before which it has no events.
+    since: usize,
+}
+
+impl Group {
+    fn word(self) -> &'static str {
+        match self.kind {
+            GroupKind::Window(_) => "sliding_window",
+            GroupKind::State => "mamba",
+            _ => "full_attention",
+        }
+    }
+
+    /// How many blocks a request needs; none where it needs all.
+    fn need(self) -> Option<u32> {
+        match self.kind {
+            GroupKind::Window(tokens) => Some((tokens - 1).div_ceil(self.block)),
+            GroupKind::State => Some(1),
+            _ => None,
+        }
+    }
+}
+
+/// What a group keeps of the blocks that a request has computed.
+#[derive(Debug, Clone, Copy)]
+enum Kept {
+    All,
+    /// What is needed to go on behind each of these strides, counted from the request's first.
+    Tails(u8),
+}
+
+/// One thing that happens in a step.
+#[derive(Debug, Clone)]
+enum Operation {
+    /// A request computes so many strides of a prompt, from one of them on.
+    Serve {
+        prompt: Prompt,
+        from: u32,
+        strides: u32,
+        kept: Kept,
+    },
+    /// A group loses a copy of a block of a prompt, if it has one.
+    Lose {
+        prompt: Prompt,
+        group: usize,
+        block: u32,
+    },
+    /// Main attention's blocks are copied to the host, or removed there.
+    Offload {
+        prompt: Prompt,
+        blocks: u32,
+    },
+    Onload {
+        prompt: Prompt,
+        block: u32,
+    },
+    Clear,
+}
+
+/// One bit a block, so that prompts share prefixes.
+type Prompt = u8;
+
+fn tokens(prompt: Prompt) -> Vec<u32> {
+    let block = |block: u32| (0..SIZE).map(move |token| u32::from(prompt >> block & 1) * 100 + token);
+    (0..DEPTH).flat_map(block).collect()
+}
+
+/// What the engine calls the prefix of a prompt: any function of its tokens.
+fn name(prompt: Prompt, end: u32) -> u64 {
+    let step = |name: u64, token: &u32| {
+        (name ^ u64::from(*token))
+            .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+            .rotate_left(23)
+    };
+    tokens(prompt)[..end as usize].iter().fold(17, step)
+}
+
+/// The engine's caches by brute force.
+#[derive(Debug)]
+struct Cache {
+    groups: Vec<Group>,
+    /// Groups that have had an event.
+    known: BTreeSet<usize>,
+    /// The copies of each block of each group, by its name.
+    copies: BTreeMap<(usize, u64), u32>,
+    host: BTreeSet<u64>,
+}
+
+impl Cache {
+    fn stride(&self) -> u32 {
+        let blocks = self.groups.iter().map(|group| group.block);
+        blocks.fold(SIZE, u32::max)
+    }
+
+    fn has(&self, group: usize, name: u64) -> bool {
+        self.copies.contains_key(&(group, name))
+    }
+
+    fn mains(&self) -> impl Iterator<Item = usize> {
+        self.known
+            .iter()
+            .copied()
+            .filter(|group| self.groups[*group].need().is_none())
+    }
+
+    /// How many leading blocks of a prompt main attention has.
+    fn matched(&self, prompt: Prompt) -> u32 {
+        let has = |block: &u32| {
+            self.mains()
+                .all(|group| self.has(group, name(prompt, block * SIZE)))
+        };
+        if self.known.is_empty() {
+            0
+        } else {
+            (1..=DEPTH).take_while(has).count() as u32
+        }
+    }
+
+    /// How many leading blocks of a prompt a request would reuse.
+    fn usable(&self, prompt: Prompt) -> u32 {
+        let stride = self
+            .known
+            .iter()
+            .map(|group| self.groups[*group].block)
+            .fold(SIZE, u32::max);
+        let can_resume = |block: &u32| {
+            let end = block * SIZE;
+            let has_all = |group: &usize| {
+                let Group { block, .. } = self.groups[*group];
+                let need = self.groups[*group].need().unwrap_or_default();
+                (0..need.min(end / block)).all(|before| self.has(*group, name(prompt, end - before * block)))
+            };
+            end.is_multiple_of(stride) && self.known.iter().all(has_all)
+        };
+        (1..=self.matched(prompt))
+            .rev()
+            .find(can_resume)
+            .unwrap_or_default()
+    }
+
+    /// Applies an operation of step number `step`, and gives it as the engine tells it.
+    fn apply(&mut self, operation: &Operation, step: usize) -> Vec<Change> {
+        match *operation {
+            Operation::Serve {
+                prompt,
+                from,
+                strides,
+                kept,
+            } => self.serve(prompt, from, strides, kept, step),
+            Operation::Lose { prompt, group, block } => self.lose(prompt, group % self.groups.len(), block),
+            Operation::Offload { prompt, blocks } => self.offload(prompt, blocks),
+            Operation::Onload { prompt, block } => {
+                let name = name(prompt, block * SIZE);
+                let medium = Some("CPU");
+                let remove = |_| Change::Remove {
+                    names: vec![name],
+                    medium,
+                    group: None,
+                };
+                self.host.take(&name).map(remove).into_iter().collect()
+            }
+            Operation::Clear => {
+                self.copies.clear();
+                self.host.clear();
+                vec![Change::Clear]
+            }
+        }
+    }
+
+    fn serve(&mut self, prompt: Prompt, from: u32, strides: u32, kept: Kept, step: usize) -> Vec<Change> {
+        let stride = self.stride();
+        let last = DEPTH * SIZE / stride;
+        let (mut from, to) = (from % last * stride, ((from % last + strides).min(last)) * stride);
+        let is_known = self.mains().any(|group| self.has(group, name(prompt, from)));
+        if from > 0 && !is_known {
+            from = 0;
+        }
+        // As vLLM: what waits for main attention comes before it.
+        let mut order: Vec<usize> = (0..self.groups.len())
+            .filter(|group| self.groups[*group].since <= step)
+            .collect();
+        order.sort_by_key(|group| self.groups[*group].need().is_none());
+        let mut changes = Vec::new();
+        for group in order {
+            self.known.insert(group);
+            let Group { kind, block, .. } = self.groups[group];
+            let need = self.groups[group].need();
+            let is_kept = |end: &u32| match (need, kept) {
+                (None, _) | (_, Kept::All) => true,
+                (Some(need), Kept::Tails(tails)) => (1..=last).any(|boundary| {
+                    let boundary_end = boundary * stride;
+                    tails >> (boundary % 8) & 1 == 1
+                        && *end <= boundary_end
+                        && *end + need * block > boundary_end
+                }),
+            };
+            let ends = (from / block + 1..=to / block).map(|end| end * block);
+            let names: Vec<u64> = ends.filter(is_kept).map(|end| name(prompt, end)).collect();
+            for name in &names {
+                *self.copies.entry((group, *name)).or_default() += 1;
+            }
+            let parent = (from > 0).then(|| name(prompt, from));
+            let mut store = Store::new(&names, parent, &tokens(prompt)[from as usize..to as usize], block);
+            store.group = Some((group as u32, Some(self.groups[group].word())));
+            if let GroupKind::Window(tokens) = kind {
+                store.window = Some(tokens);
+            }
+            changes.push(Change::Store(store));
+        }
+        changes
+    }
+
+    fn lose(&mut self, prompt: Prompt, group: usize, block: u32) -> Vec<Change> {
+        let size = self.groups[group].block;
+        let name = name(prompt, (block * size).min(DEPTH * SIZE / size * size));
+        let Some(copies) = self.copies.get_mut(&(group, name)) else {
+            return Vec::new();
+        };
+        *copies -= 1;
+        if *copies == 0 {
+            self.copies.remove(&(group, name));
+        }
+        vec![Change::Remove {
+            names: vec![name],
+            medium: Some("GPU"),
+            group: Some(group as u32),
+        }]
+    }
+
+    fn offload(&mut self, prompt: Prompt, blocks: u32) -> Vec<Change> {
+        let names: Vec<u64> = (1..=blocks).map(|block| name(prompt, block * SIZE)).collect();
+        if names.iter().any(|name| self.host.contains(name)) {
+            return Vec::new();
+        }
+        self.host.extend(&names);
+        let mut store = Store::new(&names, None, &tokens(prompt)[..(blocks * SIZE) as usize], SIZE);
+        store.medium = Some("CPU");
+        vec![Change::Store(store)]
+    }
+}
+
+fn groups() -> impl Strategy<Value = Vec<Group>> {
+    let main = (0_usize..3).prop_map(|since| Group {
+        kind: GroupKind::Main,
+        block: SIZE,
+        since: since.saturating_sub(1),
+    });
+    let window = (1_u32..40).prop_map(GroupKind::Window);
+    let block = prop::sample::select(vec![1, 2, 4, SIZE, SIZE, SIZE, 2 * SIZE]);
+    let beside = (
+        prop_oneof![3 => window, 1 => Just(GroupKind::State)],
+        block,
+        0_usize..5,
+    );
+    let beside = beside.prop_map(|(kind, block, since)| Group {
+        kind,
+        block,
+        since: since.saturating_sub(2),
+    });
+    (
+        prop::collection::vec(beside, 0..4),
+        prop::collection::vec(main, 0..2),
+        0_usize..5,
+    )
+        .prop_map(|(mut groups, others, place)| {
+            let first = Group {
+                kind: GroupKind::Main,
+                block: SIZE,
+                since: 0,
+            };
+            groups.insert(place.min(groups.len()), first);
+            groups.extend(others);
+            groups
+        })
+}
+
+fn operations() -> impl Strategy<Value = Operation> {
+    let kept = prop_oneof![1 => Just(Kept::All), 4 => any::<u8>().prop_map(Kept::Tails)];
+    let prompt = || prop::sample::select(vec![0_u8, 1, 2, 3, 128, 192, 255]);
+    let serve = (prompt(), 0_u32..3, 1..=DEPTH, kept);
+    prop_oneof![
+        6 => serve.prop_map(|(prompt, from, strides, kept)| Operation::Serve { prompt, from, strides, kept }),
+        9 => (prompt(), 0_usize..6, 1..=8 * DEPTH).prop_map(|(prompt, group, block)| Operation::Lose { prompt, group, block }),
+        1 => (prompt(), 1..=DEPTH).prop_map(|(prompt, blocks)| Operation::Offload { prompt, blocks }),
+        1 => (prompt(), 1..=DEPTH).prop_map(|(prompt, block)| Operation::Onload { prompt, block }),
+        1 => Just(Operation::Clear),
+    ]
+}
+
+/// How many leading blocks of a prompt a daemon says are held on the device, and how many of them a request reuses.
+fn answer(naive: &Naive, chain: &[SequenceHash]) -> (u32, u32) {
+    let held = naive.blocks(0);
+    let matched = chain.iter().take_while(|hash| held.contains(hash)).count();
+    let resumable = chain[..matched]
+        .iter()
+        .rposition(|hash| !naive.barred.contains(&(0, *hash)));
+    (matched as u32, resumable.map_or(0, |place| place as u32 + 1))
+}
+
+/// Whether all of a translator's answers are those of the cache; where it is in doubt, at most those.
+fn agrees(translator: &Translator, naive: &Naive, cache: &Cache) -> Result<(), TestCaseError> {
+    for prompt in 0..=u8::MAX {
+        let chain = contract_chain(&tokens(prompt), SIZE, None, None);
+        let (matched, usable) = answer(naive, &chain);
+        prop_assert_eq!(matched, cache.matched(prompt), "prompt {:08b}", prompt);
+        prop_assert!(
+            usable <= cache.usable(prompt),
+            "prompt {:08b}: {}",
+            prompt,
+            usable
+        );
+        if !translator.hides_groups() {
+            prop_assert_eq!(usable, cache.usable(prompt), "prompt {:08b}", prompt);
+        }
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+
+    #[test]
+    fn what_a_request_reuses_is_what_all_groups_have(
+        groups in groups(),
+        steps in prop::collection::vec(prop::collection::vec(operations(), 1..6), 1..14),
+    ) {
+        let has_windows = groups.iter().any(|group| group.need().is_some());
+        let are_large = groups.iter().all(|group| group.block >= SIZE);
+        let mut cache = Cache { groups, known: BTreeSet::new(), copies: BTreeMap::new(), host: BTreeSet::new() };
+        let (mut translator, mut naive, mut output) = (translator(SIZE), Naive::default(), Translation::default());
+        for (step, operations) in steps.iter().enumerate() {
+            let changes: Vec<Change> = operations.iter().flat_map(|operation| cache.apply(operation, step)).collect();
+            output.clear();
+            translator.translate(&decode(Format::Vllm, &Engine::PLAIN.payload(&changes)), &mut output);
+            naive.apply(&output);
+            prop_assert_eq!(translator.doubt(), None);
+            prop_assert!(!are_large || !translator.hides_groups());
+            agrees(&translator, &naive, &cache)?;
+            let on_host = naive.blocks(1);
+            let is_barred = |hash: &SequenceHash| naive.barred.contains(&(1, *hash));
+            let has_learned = has_windows && cache.known.iter().any(|group| cache.groups[*group].need().is_some());
+            prop_assert!(on_host.iter().all(|hash| is_barred(hash) == has_learned));
+        }
+        let mut full = Translation::default();
+        translator.full_state(&mut full);
+        let mut restored = Naive::default();
+        restored.apply(&full);
+        prop_assert_eq!(restored, naive);
+    }
+}

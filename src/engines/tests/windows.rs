@@ -1,0 +1,312 @@
+//! Windows and states, one rule at a time: which blocks are resumable, and what leaves that unknown.
+
+use std::collections::BTreeSet;
+
+use kvatlas_core::hash::{BlockSize, SequenceHash};
+use kvatlas_core::wire::Event;
+use kvatlas_engines::{GroupFacts, GroupKind, Reason, Translation, Translator, TranslatorSettings};
+
+use crate::common::{Change, Naive, Store, contract_chain, feed, translator};
+
+const SIZE: u32 = 4;
+
+/// Tokens of a chain of so many tokens.
+fn tokens(count: u32) -> Vec<u32> {
+    (0..count).collect()
+}
+
+/// Stored blocks of a group. The name of the prefix of n tokens is n.
+fn stored(
+    group: u32,
+    kind: &'static str,
+    window: Option<u32>,
+    block: u32,
+    tokens_of: std::ops::Range<u32>,
+    ends: &[u64],
+) -> Change {
+    let parent = (tokens_of.start > 0).then_some(u64::from(tokens_of.start));
+    let mut store = Store::new(
+        ends,
+        parent,
+        &tokens(tokens_of.end)[tokens_of.start as usize..],
+        block,
+    );
+    store.group = Some((group, Some(kind)));
+    store.window = window;
+    Change::Store(store)
+}
+
+/// Main attention, group 0: all blocks of so many tokens.
+fn main(tokens_of: std::ops::Range<u32>) -> Change {
+    let ends = (tokens_of.start / SIZE + 1..=tokens_of.end / SIZE).map(|block| u64::from(block * SIZE));
+    stored(
+        0,
+        "full_attention",
+        None,
+        SIZE,
+        tokens_of,
+        &ends.collect::<Vec<_>>(),
+    )
+}
+
+/// A window of nine tokens, group 1: it needs two blocks.
+fn window(tokens_of: std::ops::Range<u32>, ends: &[u64]) -> Change {
+    stored(1, "sliding_window", Some(9), SIZE, tokens_of, ends)
+}
+
+fn removed(group: u32, names: &[u64]) -> Change {
+    Change::Remove {
+        names: names.to_vec(),
+        medium: Some("GPU"),
+        group: Some(group),
+    }
+}
+
+/// A translator and what its events say.
+struct Told {
+    translator: Translator,
+    naive: Naive,
+    last: Translation,
+}
+
+impl Told {
+    fn new() -> Self {
+        Self::of(translator(SIZE))
+    }
+
+    fn of(translator: Translator) -> Self {
+        Self {
+            translator,
+            naive: Naive::default(),
+            last: Translation::default(),
+        }
+    }
+
+    fn step(&mut self, changes: &[Change]) -> &mut Self {
+        self.last = feed(&mut self.translator, changes);
+        self.naive.apply(&self.last);
+        self
+    }
+
+    /// The blocks that are resumable, as their ends.
+    fn resumable(&self) -> BTreeSet<u32> {
+        let chain = contract_chain(&tokens(1000), SIZE, None, None);
+        let is_resumable = |hash: &SequenceHash| {
+            self.naive.blocks(0).contains(hash) && !self.naive.barred.contains(&(0, *hash))
+        };
+        (1_u32..)
+            .zip(&chain)
+            .filter(|(_, hash)| is_resumable(hash))
+            .map(|(block, _)| block * SIZE)
+            .collect()
+    }
+}
+
+#[test]
+fn a_window_decides_where_a_request_resumes() {
+    let mut told = Told::new();
+    // It comes before main attention, which says where its names stand, and skips blocks.
+    told.step(&[window(0..24, &[20, 24]), main(0..24)]);
+    assert_eq!(told.resumable(), BTreeSet::from([24]));
+    assert!(!told.translator.hides_groups());
+    // Near the start, what is there suffices.
+    told.step(&[window(0..24, &[4]), main(0..24)]);
+    assert_eq!(told.resumable(), BTreeSet::from([4, 24]));
+    // The bit goes in the same batch as what it needs, and all blocks are still held.
+    told.step(&[removed(1, &[20])]);
+    let events = &told.last.parts[0].events;
+    assert!(
+        matches!(&events[..], [Event::Resumable(blocks)] if !blocks.resumable && blocks.hashes.len() == 1)
+    );
+    assert_eq!(
+        (told.resumable(), told.naive.blocks(0).len()),
+        (BTreeSet::from([4]), 6)
+    );
+    // One block fills the gap for two.
+    told.step(&[window(24..28, &[28]), main(24..28)]);
+    assert_eq!(told.resumable(), BTreeSet::from([4, 28]));
+    told.step(&[window(0..24, &[20]), main(0..24)]);
+    assert_eq!(told.resumable(), BTreeSet::from([4, 24, 28]));
+}
+
+#[test]
+fn a_state_is_needed_where_it_ends_only() {
+    let mut told = Told::new();
+    let state = |ends: &[u64]| stored(1, "mamba", None, SIZE, 0..24, ends);
+    told.step(&[state(&[12, 24]), main(0..24)]);
+    assert_eq!(told.resumable(), BTreeSet::from([12, 24]));
+    told.step(&[removed(1, &[24])]);
+    assert_eq!(told.resumable(), BTreeSet::from([12]));
+}
+
+#[test]
+fn small_blocks_before_a_known_name_are_in_a_row() {
+    let mut told = Told::new();
+    // Blocks of one token, of which five are needed: one of them is behind main attention's block before.
+    let small = |ends: &[u64]| stored(1, "sliding_window_mla", Some(6), 1, 0..12, ends);
+    told.step(&[small(&[4, 5, 6, 7, 8]), main(0..12)]);
+    assert_eq!(told.resumable(), BTreeSet::from([8]));
+    told.step(&[removed(1, &[5])]);
+    assert_eq!(told.resumable(), BTreeSet::new());
+    told.step(&[small(&[5, 6, 7, 8]), main(0..12)]);
+    assert_eq!(
+        (told.resumable(), told.translator.hides_groups()),
+        (BTreeSet::from([8]), false)
+    );
+    // Behind the last known name, nobody knows where.
+    told.step(&[small(&[12, 13]), main(0..12)]);
+    assert!(told.translator.hides_groups());
+    assert_eq!(
+        (
+            told.last.reasons.of(Reason::UnplacedName),
+            told.translator.doubt()
+        ),
+        (1, None)
+    );
+}
+
+#[test]
+fn hits_end_where_blocks_of_all_groups_do() {
+    let mut told = Told::new();
+    let large = stored(1, "sliding_window", Some(5), 3 * SIZE, 0..36, &[24, 36]);
+    told.step(&[large, main(0..44)]);
+    assert_eq!(told.resumable(), BTreeSet::from([24, 36]));
+}
+
+#[test]
+fn a_group_that_is_learned_late_takes_back_what_was_promised() {
+    let mut told = Told::new();
+    told.step(&[main(0..24)]);
+    assert_eq!(told.resumable().len(), 6);
+    // It has kept nothing, and is there nevertheless.
+    told.step(&[window(24..28, &[]), main(24..28)]);
+    assert_eq!(told.resumable(), BTreeSet::new());
+    told.step(&[Change::Clear, main(0..8)]);
+    assert_eq!(told.resumable(), BTreeSet::new());
+    told.step(&[window(0..8, &[4, 8])]);
+    assert_eq!(told.resumable(), BTreeSet::from([4, 8]));
+    assert!(!told.translator.hides_groups());
+}
+
+#[test]
+fn blocks_that_main_attention_has_lost_in_the_same_step_are_placed() {
+    let mut told = Told::new();
+    told.step(&[window(0..8, &[4, 8]), main(0..8), removed(0, &[8])]);
+    assert_eq!(
+        (told.resumable(), told.translator.hides_groups()),
+        (BTreeSet::from([4]), false)
+    );
+    told.step(&[main(4..8)]);
+    assert_eq!(told.resumable(), BTreeSet::from([4, 8]));
+    told.step(&[removed(0, &[8, 4]), removed(1, &[8, 4])]);
+    assert_eq!((told.translator.blocks(), told.translator.names()), (0, 0));
+}
+
+#[test]
+fn what_is_not_told_of_groups_leaves_hits_unknown() {
+    let hides = |changes: &[Change]| {
+        let mut told = Told::new();
+        told.step(changes);
+        assert_eq!(told.translator.doubt(), None);
+        told.translator.hides_groups()
+    };
+    assert!(!hides(&[main(0..8)]));
+    assert!(!hides(&[window(0..8, &[4, 8]), main(0..8)]));
+    let of_kind = |kind, window, block| [stored(1, kind, window, block, 0..8, &[8]), main(0..8)];
+    assert!(hides(&of_kind("chunked_local_attention", None, SIZE)));
+    assert!(
+        hides(&of_kind("sliding_window", None, SIZE)),
+        "its width is not told"
+    );
+    assert!(
+        hides(&of_kind("sliding_window", Some(9), 3)),
+        "its blocks end elsewhere"
+    );
+    // Hits within blocks: parts of blocks come, and what they follow is never told.
+    assert!(hides(&[
+        window(0..8, &[4, 8]),
+        main(0..8),
+        stored(1, "sliding_window", Some(9), 2, 8..10, &[10])
+    ]));
+    // No main attention at all.
+    assert!(hides(&[window(0..8, &[4, 8])]));
+}
+
+#[test]
+fn a_model_of_windows_only_is_known_as_far_as_it_is_told() {
+    let mut told = Told::new();
+    told.step(&[window(0..16, &[4, 8, 12, 16])]);
+    assert_eq!(
+        (told.resumable().len(), told.translator.hides_groups()),
+        (4, true)
+    );
+    told.step(&[removed(1, &[16])]);
+    assert_eq!(told.resumable(), BTreeSet::from([4, 8, 12]));
+    // It has main attention after all.
+    told.step(&[window(0..8, &[]), main(0..8)]);
+    assert_eq!(
+        (told.resumable(), told.translator.hides_groups()),
+        (BTreeSet::from([4, 8]), false)
+    );
+}
+
+#[test]
+fn kinds_of_groups_can_be_stated() {
+    let kindless = |group: u32, ends: &[u64]| {
+        let mut store = Store::new(ends, None, &tokens(8), SIZE);
+        store.group = Some((group, None));
+        Change::Store(store)
+    };
+    let settings = |groups| TranslatorSettings {
+        block_size: BlockSize::new(SIZE).unwrap(),
+        groups,
+        ..TranslatorSettings::default()
+    };
+    let kinds = vec![GroupKind::Window(9), GroupKind::Main];
+    let stated = GroupFacts {
+        kinds,
+        ..GroupFacts::default()
+    };
+    let mut told = Told::of(Translator::new(settings(stated)));
+    told.step(&[kindless(0, &[8]), kindless(1, &[4, 8])]);
+    assert_eq!(
+        (told.resumable(), told.translator.hides_groups()),
+        (BTreeSet::new(), false)
+    );
+    told.step(&[kindless(0, &[4])]);
+    assert_eq!(told.resumable(), BTreeSet::from([4, 8]));
+    for facts in [
+        GroupFacts {
+            is_hybrid: true,
+            ..GroupFacts::default()
+        },
+        GroupFacts {
+            has_eagle_drop: true,
+            ..GroupFacts::default()
+        },
+    ] {
+        let mut told = Told::of(Translator::new(settings(facts)));
+        assert!(told.step(&[main(0..8)]).translator.hides_groups());
+    }
+}
+
+#[test]
+fn beyond_the_device_only_divergent_hits_are_resumable() {
+    for has_divergent_hits in [false, true] {
+        let groups = GroupFacts {
+            has_divergent_hits,
+            ..GroupFacts::default()
+        };
+        let mut told = Told::of(Translator::new(TranslatorSettings {
+            block_size: BlockSize::new(SIZE).unwrap(),
+            groups,
+            ..TranslatorSettings::default()
+        }));
+        let mut offloaded = Store::new(&[4, 8], None, &tokens(8), SIZE);
+        offloaded.medium = Some("CPU");
+        told.step(&[window(0..8, &[4, 8]), main(0..8), Change::Store(offloaded)]);
+        assert_eq!(told.naive.blocks(1).len(), 2);
+        let barred = told.naive.barred.iter().filter(|(tier, _)| *tier == 1).count();
+        assert_eq!(barred, if has_divergent_hits { 0 } else { 2 });
+    }
+}

@@ -1,0 +1,69 @@
+//! What an engine's events don't tell of its groups of layers, and somebody states.
+
+use crate::batch::GroupKind;
+
+/// Most groups that can be stated.
+const GROUPS_MAX: usize = 256;
+
+/// Facts of an engine's groups of layers.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct GroupFacts {
+    /// The kinds of the groups by their number, for engines whose events don't tell them.
+    pub kinds: Vec<GroupKind>,
+    /// Whether the events don't tell all that a request needs: SGLang's of a model with windows or states, vLLM's with hits within blocks.
+    pub is_hybrid: bool,
+    /// Whether hits are a block shorter than what is cached: speculative decoding with EAGLE and a KV connector.
+    pub has_eagle_drop: bool,
+    /// Whether a KV connector takes what main attention has in tiers beyond the device, whatever other groups have there.
+    pub has_divergent_hits: bool,
+}
+
+impl GroupFacts {
+    /// Whether what a request can reuse can't be known.
+    pub fn hide_hits(&self) -> bool {
+        self.is_hybrid || self.has_eagle_drop
+    }
+
+    /// The kinds of groups as people write them: `full`, `window:TOKENS` or `state`, in the order of their numbers.
+    ///
+    /// # Errors
+    ///
+    /// Says what is wrong.
+    pub fn read_kinds<'a>(words: impl IntoIterator<Item = &'a str>) -> Result<Vec<GroupKind>, String> {
+        let kind = |word: &str| match word.split_once(':') {
+            None if word == "full" => Ok(GroupKind::Main),
+            None if word == "state" => Ok(GroupKind::State),
+            Some(("window", tokens)) => match tokens.parse() {
+                Ok(tokens @ 1..) => Ok(GroupKind::Window(tokens)),
+                _ => Err(format!(
+                    "a window has {tokens:?} tokens, which is no number above 0"
+                )),
+            },
+            _ => Err(format!(
+                "a group is {word:?}; known are full, window:TOKENS, state"
+            )),
+        };
+        let kinds: Vec<GroupKind> = words.into_iter().map(kind).collect::<Result<_, _>>()?;
+        match kinds.len() {
+            0..=GROUPS_MAX => Ok(kinds),
+            _ => Err(format!("there are more than {GROUPS_MAX} groups")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_are_read_from_words() {
+        let read = |words: &[&str]| GroupFacts::read_kinds(words.iter().copied());
+        let kinds = [GroupKind::Main, GroupKind::Window(128), GroupKind::State];
+        assert_eq!(read(&["full", "window:128", "state"]).unwrap(), kinds);
+        assert_eq!(read(&[]).unwrap(), []);
+        for wrong in ["window", "window:0", "window:x", "full:1", "mamba", ""] {
+            assert!(read(&[wrong]).is_err(), "{wrong:?}");
+        }
+        assert!(read(&["full"; 257]).is_err());
+    }
+}

@@ -1,0 +1,159 @@
+//! Which blocks of a holder follow which, for engines with several groups of layers.
+
+use hashbrown::HashMap;
+use hashbrown::hash_map::Entry;
+
+use kvatlas_core::hash::SequenceHash;
+
+use super::chain::{Block, Slot};
+
+/// No block.
+const NONE: u32 = u32::MAX;
+
+/// The neighbours of one block.
+#[derive(Debug, Clone, Copy)]
+struct Links {
+    /// The parent; none at position 0, and where the parent is not kept.
+    up: u32,
+    /// The first child.
+    first: u32,
+    /// The siblings before and after. Blocks whose common parent is not kept are siblings too.
+    before: u32,
+    next: u32,
+}
+
+impl Links {
+    const ALONE: Self = Self {
+        up: NONE,
+        first: NONE,
+        before: NONE,
+        next: NONE,
+    };
+}
+
+/// Where a parent that is not kept would stand. A block is nobody's parent by its hash alone: a position makes cycles impossible.
+type Missing = (SequenceHash, u32);
+
+/// The blocks as a forest, in doubly linked lists of siblings.
+#[derive(Debug, Default)]
+pub(super) struct Tree {
+    links: Vec<Links>,
+    /// The first of those whose parent is not kept.
+    orphans: HashMap<Missing, u32>,
+    /// Blocks that are new, or have got or lost their parent.
+    touched: Vec<Slot>,
+}
+
+impl Tree {
+    pub(super) fn clear(&mut self) {
+        self.links.clear();
+        self.orphans.clear();
+        self.touched.clear();
+    }
+
+    fn get(&self, place: u32) -> Links {
+        self.links.get(place as usize).copied().unwrap_or(Links::ALONE)
+    }
+
+    fn change(&mut self, place: u32, change: impl FnOnce(&mut Links)) {
+        if let Some(links) = self.links.get_mut(place as usize) {
+            change(links);
+        }
+    }
+
+    /// The parent of the block in `slot`, where it is kept.
+    pub(super) fn up(&self, slot: Slot) -> Option<Slot> {
+        Some(self.get(slot.number()).up)
+            .filter(|up| *up != NONE)
+            .map(Slot::new)
+    }
+
+    /// The children of the block in `slot`.
+    pub(super) fn children(&self, slot: Slot) -> impl Iterator<Item = Slot> {
+        self.siblings(self.get(slot.number()).first).map(Slot::new)
+    }
+
+    fn siblings(&self, first: u32) -> impl Iterator<Item = u32> {
+        std::iter::successors(Some(first), |place| Some(self.get(*place).next))
+            .take_while(|place| *place != NONE)
+    }
+
+    pub(super) fn touch(&mut self, slot: Slot) {
+        self.touched.push(slot);
+    }
+
+    /// Gives the blocks that have been touched, and forgets them.
+    pub(super) fn take_touched(&mut self, into: &mut Vec<Slot>) {
+        into.append(&mut self.touched);
+    }
+
+    /// Enters `block`, whose parent is in `up` if that is kept.
+    pub(super) fn enter(&mut self, slot: Slot, block: Block, up: Option<Slot>) {
+        let place = slot.number();
+        if self.links.len() <= slot.place() {
+            self.links.resize(slot.place() + 1, Links::ALONE);
+        }
+        let next = match (up, missing_parent(block)) {
+            (Some(up), _) => {
+                let next = self.get(up.number()).first;
+                self.change(up.number(), |up| up.first = place);
+                next
+            }
+            (None, Some(missing)) => self.orphans.insert(missing, place).unwrap_or(NONE),
+            (None, None) => NONE,
+        };
+        self.change(next, |next| next.before = place);
+        let first = self
+            .orphans
+            .remove(&(block.sequence, block.position))
+            .unwrap_or(NONE);
+        self.change(place, |links| {
+            *links = Links {
+                up: up.map_or(NONE, Slot::number),
+                first,
+                before: NONE,
+                next,
+            };
+        });
+        self.move_children(first, place);
+        self.touched.push(slot);
+    }
+
+    /// Takes out `block`. Its children stay, as orphans.
+    pub(super) fn leave(&mut self, slot: Slot, block: Block) {
+        let links = self.get(slot.number());
+        self.change(links.next, |next| next.before = links.before);
+        if links.before != NONE {
+            self.change(links.before, |before| before.next = links.next);
+        } else if links.up != NONE {
+            self.change(links.up, |up| up.first = links.next);
+        } else if let Some(missing) = missing_parent(block)
+            && let Entry::Occupied(mut first) = self.orphans.entry(missing)
+        {
+            match links.next {
+                NONE => drop(first.remove()),
+                next => drop(first.insert(next)),
+            }
+        }
+        if links.first != NONE {
+            self.orphans.insert((block.sequence, block.position), links.first);
+            self.move_children(links.first, NONE);
+        }
+        self.change(slot.number(), |links| *links = Links::ALONE);
+    }
+
+    /// Gives `first` and its siblings the parent `up`.
+    fn move_children(&mut self, first: u32, up: u32) {
+        let mut child = first;
+        while child != NONE {
+            self.change(child, |links| links.up = up);
+            self.touched.push(Slot::new(child));
+            child = self.get(child).next;
+        }
+    }
+}
+
+/// Where the parent of `block` stands.
+fn missing_parent(block: Block) -> Option<Missing> {
+    Some((block.parent?, block.position.checked_sub(1)?))
+}

@@ -1,0 +1,379 @@
+//! Groups of layers beside main attention: sliding windows and recurrent states.
+//!
+//! Such a group keeps few blocks of a prefix: those that a request needs that goes on behind it. A window of W tokens needs the ⌈(W − 1) / b⌉
+//! blocks before that place, where b is the size of the group's own blocks; a state is a window of one block. So each block of the contract has,
+//! for each group, a *run*: how many of the group's blocks are held in a row up to its end.
+//!
+//! The sizes differ: a group's block may span several blocks of the contract (`step`), or a part of one (of which it has `fan`).
+
+use hashbrown::HashMap;
+use hashbrown::hash_map::Entry;
+
+use crate::batch::GroupKind;
+use crate::reason::Reason;
+
+use super::chain::{Chain, Slot};
+
+/// Most groups.
+const WINDOWS_MAX: usize = 32;
+/// Most of a group's blocks within one of the contract: as many as a mask has bits.
+const FAN_MAX: u64 = 64;
+/// Longest window, in blocks of its own.
+const NEED_MAX: u64 = 1 << 24;
+/// Marks a run whose own block is held, for groups with one block or less for a block of the contract.
+const HELD: u32 = 1 << 31;
+
+/// One of the groups.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct WindowId(usize);
+
+/// Where a block of a group ends: so many of the group's blocks before the end of a block of the contract.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) slot: Slot,
+    pub(super) before: u8,
+}
+
+/// What a group of layers needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Shape {
+    /// How many blocks of its own, in a row.
+    need: u32,
+    /// How many of them are in a block of the contract, at least one.
+    fan: u32,
+    /// How many blocks of the contract one of them spans, at least one.
+    step: u32,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Name {
+    slot: Slot,
+    copies: u16,
+    before: u8,
+}
+
+/// What one group has on the device.
+#[derive(Debug)]
+struct Window {
+    index: u32,
+    kind: GroupKind,
+    /// Tokens in a block.
+    block: u64,
+    shape: Shape,
+    names: HashMap<u64, Name>,
+    /// By slot, where `fan` is above one: which of the group's blocks in this block are held. The last has the lowest bit.
+    masks: Vec<u64>,
+    /// By slot.
+    runs: Vec<u32>,
+}
+
+/// What came of a group's stored event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Learned {
+    pub(super) id: WindowId,
+    pub(super) is_new: bool,
+}
+
+/// All groups beside main attention.
+#[derive(Debug)]
+pub(super) struct Windows {
+    /// Tokens in a block of the contract.
+    size: u64,
+    /// Blocks of the contract in the least common multiple of all block sizes: where hits end.
+    stride: u64,
+    all: Vec<Window>,
+}
+
+impl Windows {
+    pub(super) fn new(size: u32) -> Self {
+        Self {
+            size: u64::from(size),
+            stride: 1,
+            all: Vec::new(),
+        }
+    }
+
+    /// Whether there is no such group.
+    pub(super) fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
+    /// How many names there are in all groups.
+    pub(super) fn names(&self) -> usize {
+        self.all.iter().map(|window| window.names.len()).sum()
+    }
+
+    /// Takes everything away. What the groups are stays known.
+    pub(super) fn clear(&mut self) {
+        for window in &mut self.all {
+            window.names.clear();
+            window.masks.clear();
+            window.runs.clear();
+        }
+    }
+
+    /// Whether the group is the one that was learned first.
+    pub(super) fn is_first(&self, index: u32) -> bool {
+        self.all.first().is_some_and(|window| window.index == index)
+    }
+
+    pub(super) fn is_first_id(&self, id: WindowId) -> bool {
+        id.0 == 0
+    }
+
+    pub(super) fn find(&self, index: u32) -> Option<WindowId> {
+        self.all
+            .iter()
+            .position(|window| window.index == index)
+            .map(WindowId)
+    }
+
+    /// Learns of a group from a stored event.
+    pub(super) fn learn(&mut self, index: u32, kind: GroupKind, block: u64) -> Result<Learned, Reason> {
+        if let Some(id) = self.find(index) {
+            let known = self.all.get(id.0);
+            // A block of another size is a part of one: hits end within blocks, and events don't tell where.
+            let is_same = known.is_some_and(|known| (known.kind, known.block) == (kind, block));
+            return match is_same {
+                true => Ok(Learned { id, is_new: false }),
+                false => Err(Reason::UnknownGroup),
+            };
+        }
+        if self.all.len() >= WINDOWS_MAX {
+            return Err(Reason::OutOfRange);
+        }
+        let shape = Shape::of(kind, block, self.size).ok_or(Reason::UnknownGroup)?;
+        self.all.push(Window {
+            index,
+            kind,
+            block,
+            shape,
+            names: HashMap::new(),
+            masks: Vec::new(),
+            runs: Vec::new(),
+        });
+        // All steps are small, or the least common multiple would be beyond any sequence.
+        self.stride = lcm(self.stride, u64::from(shape.step)).unwrap_or(u64::MAX);
+        let id = WindowId(self.all.len() - 1);
+        Ok(Learned { id, is_new: true })
+    }
+
+    /// What a group was said to be.
+    pub(super) fn kind(&self, id: WindowId) -> Option<GroupKind> {
+        self.all.get(id.0).map(|window| window.kind)
+    }
+
+    /// Where the group's block `name` ends, if the group has it.
+    pub(super) fn place_of(&self, id: WindowId, name: u64) -> Option<Place> {
+        let name = self.all.get(id.0)?.names.get(&name)?;
+        Some(Place {
+            slot: name.slot,
+            before: name.before,
+        })
+    }
+
+    /// The block of the contract that ends where the block `name` of any of the groups ends.
+    pub(super) fn slot_of(&self, name: u64) -> Option<Slot> {
+        let found = |window: &Window| {
+            window
+                .names
+                .get(&name)
+                .filter(|name| name.before == 0)
+                .map(|name| name.slot)
+        };
+        self.all.iter().find_map(found)
+    }
+
+    /// Where the group's block before the one at `place` ends, as far as that is kept.
+    pub(super) fn place_before(&self, id: WindowId, place: Place, chain: &Chain) -> Option<Place> {
+        let shape = self.all.get(id.0)?.shape;
+        if u32::from(place.before) + 1 < shape.fan {
+            return Some(Place {
+                before: place.before + 1,
+                ..place
+            });
+        }
+        let up = |slot: &Slot| chain.up(*slot);
+        let slot = std::iter::successors(Some(place.slot), up).nth(shape.step as usize)?;
+        Some(Place { slot, before: 0 })
+    }
+
+    /// Whether a block of the group can end at `place`.
+    pub(super) fn fits(&self, id: WindowId, place: Place, position: u32) -> bool {
+        let shape = self.all.get(id.0).map(|window| window.shape);
+        shape.is_some_and(|shape| {
+            u32::from(place.before) < shape.fan && (position + 1).is_multiple_of(shape.step)
+        })
+    }
+
+    /// Adds a copy of the block that ends at `place`, which the engine calls `name`. Changes nothing where that fails.
+    pub(super) fn add(
+        &mut self,
+        id: WindowId,
+        name: u64,
+        place: Place,
+        chain: &mut Chain,
+    ) -> Result<(), Reason> {
+        let window = self.all.get_mut(id.0).ok_or(Reason::UnknownGroup)?;
+        match window.names.entry(name) {
+            Entry::Occupied(mut entry) => {
+                let known = entry.get_mut();
+                known.copies = known.copies.checked_add(1).ok_or(Reason::OutOfRange)?;
+            }
+            Entry::Vacant(entry) => {
+                entry.insert(Name {
+                    slot: place.slot,
+                    copies: 1,
+                    before: place.before,
+                });
+                chain.add_name(place.slot);
+                let was_held = window.set(place, true);
+                chain.touch(place.slot);
+                // Two names for one place: the engine knows of a difference that events don't tell.
+                if was_held {
+                    return Err(Reason::HiddenKey);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes a copy away. Returns the slot of the block that went with its last copy, and whether there was a copy.
+    pub(super) fn take(&mut self, id: WindowId, name: u64, chain: &mut Chain) -> (Option<Slot>, bool) {
+        let Some(window) = self.all.get_mut(id.0) else {
+            return (None, false);
+        };
+        let Entry::Occupied(mut entry) = window.names.entry(name) else {
+            return (None, false);
+        };
+        let known = entry.get_mut();
+        known.copies -= 1;
+        if known.copies > 0 {
+            return (None, true);
+        }
+        let Name { slot, before, .. } = entry.remove();
+        window.set(Place { slot, before }, false);
+        chain.touch(slot);
+        chain.drop_name(slot);
+        (Some(slot), true)
+    }
+
+    /// Computes the runs of the block at `position`. Returns whether one has changed.
+    pub(super) fn recompute(&mut self, slot: Slot, position: u32, up: Option<Slot>) -> bool {
+        let mut has_changed = false;
+        for window in &mut self.all {
+            has_changed |= window.recompute(slot, position, up);
+        }
+        has_changed
+    }
+
+    /// Whether every group has what a request needs that goes on behind the block at `position`.
+    pub(super) fn allow(&self, slot: Slot, position: u32) -> bool {
+        let blocks = u64::from(position) + 1;
+        blocks.is_multiple_of(self.stride) && self.all.iter().all(|window| window.allows(slot, blocks))
+    }
+}
+
+impl Shape {
+    /// None where the blocks of the group and those of the contract don't end together, and for kinds that keep other blocks.
+    fn of(kind: GroupKind, block: u64, size: u64) -> Option<Self> {
+        let small = |number: u64| u32::try_from(number).ok();
+        if block == 0 || size == 0 {
+            return None;
+        }
+        let (fan, step) = match (size.is_multiple_of(block), block.is_multiple_of(size)) {
+            (true, _) => (size / block, 1),
+            (_, true) => (1, block / size),
+            _ => return None,
+        };
+        let need = match kind {
+            GroupKind::Window(tokens) => u64::from(tokens).saturating_sub(1).div_ceil(block),
+            GroupKind::State => 1,
+            GroupKind::Main | GroupKind::Other => return None,
+        };
+        let fits = fan <= FAN_MAX && need <= NEED_MAX && step <= NEED_MAX;
+        fits.then_some(Self {
+            need: small(need)?,
+            fan: small(fan)?,
+            step: small(step)?,
+        })
+    }
+}
+
+impl Window {
+    /// Says whether the block that ends at `place` is held. Returns whether it was.
+    fn set(&mut self, place: Place, is_held: bool) -> bool {
+        let index = place.slot.place();
+        if self.runs.len() <= index {
+            self.runs.resize(index + 1, 0);
+        }
+        if self.shape.fan == 1 {
+            let Some(run) = self.runs.get_mut(index) else {
+                return false;
+            };
+            let was_held = *run & HELD != 0;
+            *run = if is_held { *run | HELD } else { *run & !HELD };
+            return was_held;
+        }
+        if self.masks.len() <= index {
+            self.masks.resize(index + 1, 0);
+        }
+        let bit = 1_u64 << (place.before & 63);
+        let Some(mask) = self.masks.get_mut(index) else {
+            return false;
+        };
+        let was_held = *mask & bit != 0;
+        *mask = if is_held { *mask | bit } else { *mask & !bit };
+        was_held
+    }
+
+    fn run(&self, slot: Slot) -> u32 {
+        self.runs.get(slot.place()).map_or(0, |run| run & !HELD)
+    }
+
+    /// How many of the group's blocks within the block are held, up to its end.
+    fn own(&self, slot: Slot) -> u32 {
+        if self.shape.fan == 1 {
+            let run = self.runs.get(slot.place()).copied().unwrap_or_default();
+            return u32::from(run & HELD != 0);
+        }
+        let mask = self.masks.get(slot.place()).copied().unwrap_or_default();
+        mask.trailing_ones().min(self.shape.fan)
+    }
+
+    fn recompute(&mut self, slot: Slot, position: u32, up: Option<Slot>) -> bool {
+        let Shape { need, fan, step } = self.shape;
+        let above = up.map_or(0, |up| self.run(up));
+        let run = match self.own(slot) {
+            // Within a block of the group: what the last whole one had.
+            _ if !(position + 1).is_multiple_of(step) => above,
+            own if own == fan => above.saturating_add(own).min(need),
+            own => own.min(need),
+        };
+        let before = self.run(slot);
+        if run == before {
+            return false;
+        }
+        if self.runs.len() <= slot.place() {
+            self.runs.resize(slot.place() + 1, 0);
+        }
+        if let Some(place) = self.runs.get_mut(slot.place()) {
+            *place = *place & HELD | run;
+        }
+        true
+    }
+
+    /// Near the start of a sequence, all blocks there are suffice.
+    fn allows(&self, slot: Slot, blocks: u64) -> bool {
+        let all = blocks * u64::from(self.shape.fan) / u64::from(self.shape.step);
+        u64::from(self.run(slot)) >= u64::from(self.shape.need).min(all)
+    }
+}
+
+fn lcm(one: u64, other: u64) -> Option<u64> {
+    let (mut a, mut b) = (one, other);
+    while b != 0 {
+        (a, b) = (b, a % b);
+    }
+    one.checked_mul(other / a.max(1))
+}
