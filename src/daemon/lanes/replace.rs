@@ -68,7 +68,7 @@ mod tests {
     use proptest::prelude::*;
 
     use kvatlas_core::index::{IndexLimits, NamespaceSettings, PositionalIndexer};
-    use kvatlas_core::wire::{HolderId, WorkerName};
+    use kvatlas_core::wire::{HolderId, Resumable, ResumableBlocks, WorkerName};
 
     use super::*;
 
@@ -90,11 +90,21 @@ mod tests {
         };
         let chain =
             move |(chain, length): (u64, u64)| (0..length).map(|at| block(chain, at)).collect::<Vec<_>>();
-        let stored = (1..4_u64, 1..8_u64)
-            .prop_map(move |which| Event::Stored(StoredBlocks::by_sequence(None, None, chain(which))));
+        let stored = (1..4_u64, 1..8_u64, vec(any::<bool>(), 8), any::<bool>()).prop_map(
+            move |(number, length, flags, is_all)| {
+                let flags = flags.into_iter().take(usize::try_from(length).unwrap());
+                Event::Stored(StoredBlocks {
+                    resumable: Resumable::from_flags(flags.map(|flag| flag || is_all)),
+                    ..StoredBlocks::by_sequence(None, None, chain((number, length)))
+                })
+            },
+        );
+        let marked = (1..4_u64, 0..8_u64, any::<bool>()).prop_map(move |(chain, at, resumable)| {
+            Event::Resumable(ResumableBlocks::by_sequence(vec![block(chain, at)], resumable))
+        });
         let removed = (1..4_u64, 0..8_u64)
             .prop_map(move |(chain, at)| Event::Removed(RemovedBlocks::by_sequence(vec![block(chain, at)])));
-        (tier, prop_oneof![3 => stored, 1 => removed])
+        (tier, prop_oneof![3 => stored, 1 => removed, 1 => marked])
     }
 
     /// What a holder has, in a comparable form: a name that is the block's hash may be given or left out.

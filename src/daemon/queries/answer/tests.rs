@@ -2,7 +2,7 @@
 
 use kvatlas_core::hash::{BlockHash, BlockSize, HashSeed, SequenceHash, block_hash, sequence_hashes};
 use kvatlas_core::index::{Capacity, HolderWriter, IndexLimits, NamespaceSettings};
-use kvatlas_core::wire::{Event, HolderId, StoredBlocks, Tier, WorkerName};
+use kvatlas_core::wire::{Event, HolderId, Resumable, StoredBlocks, Tier, WorkerName};
 
 use super::*;
 
@@ -232,6 +232,86 @@ fn chosen_blocks_are_answered_with_bounds() {
         refined.unseen_blocks_max, 5,
         "so b holds exactly the five that it holds at least"
     );
+}
+
+/// A holder of ten blocks, of which the first four and the eighth are resumable on the device, and the last two lie on the host.
+fn partly_resumable(answerer: &Answerer) {
+    let namespace = answerer.namespace(&NamespaceName::new("n").unwrap()).unwrap();
+    let worker = WorkerName::new("partly").unwrap();
+    let mut writer = namespace.indexer.register(&HolderId { worker, rank: 0 }).unwrap();
+    let hashes: Vec<SequenceHash> = (100..110).map(SequenceHash).collect();
+    let on_device = StoredBlocks {
+        resumable: Resumable::from_flags((0..8).map(|block| block < 4 || block == 7)),
+        ..StoredBlocks::by_sequence(None, None, hashes[..8].to_vec())
+    };
+    let on_host = StoredBlocks::by_sequence(Some(hashes[7]), None, hashes[8..].to_vec());
+    writer.apply(Event::Stored(on_device), Tier::DEVICE, 0);
+    writer.apply(Event::Stored(on_host), Tier::new(1).unwrap(), 0);
+}
+
+#[test]
+fn an_answer_says_how_many_blocks_a_request_can_reuse() {
+    let answerer = answerer();
+    partly_resumable(&answerer);
+    let ask = |blocks: u64, token_count| {
+        let query = SingleQuery {
+            token_count,
+            options: QueryOptions {
+                tiers: true,
+                ..QueryOptions::default()
+            },
+            ..SingleQuery::new(QueryKey::SequenceHashes(
+                (100..100 + blocks).map(SequenceHash).collect(),
+            ))
+        };
+        let payload = QueryRequest::Single(query).encode();
+        let answer = answerer.answer_query("kvatlas.v1.query.n", &payload, usize::MAX);
+        let reply = QueryReply::decode(&answer.unwrap().payload).unwrap();
+        let [holder] = &reply.holders[..] else {
+            panic!("{reply:?}")
+        };
+        (
+            (holder.matched_blocks, holder.usable_blocks),
+            (holder.device_blocks, holder.device_usable_blocks),
+            (holder.host_blocks, holder.host_usable_blocks),
+        )
+    };
+    assert_eq!(
+        ask(10, None),
+        ((10, None), (Some(8), None), (Some(10), None)),
+        "what is usable is not said where it is all"
+    );
+    assert_eq!(
+        ask(7, None),
+        ((7, Some(4)), (Some(7), Some(4)), (Some(7), Some(4)))
+    );
+    // Blocks have 16 tokens, and the last token is computed anyway.
+    assert_eq!(ask(10, Some(161)).0, (10, None));
+    assert_eq!(
+        ask(10, Some(160)),
+        ((10, Some(9)), (Some(8), None), (Some(10), Some(9)))
+    );
+    assert_eq!(ask(8, Some(128)).0, (8, Some(4)));
+    assert_eq!(ask(2, Some(0)).0, (2, Some(0)));
+}
+
+#[test]
+fn chosen_blocks_have_a_lower_bound_of_what_is_usable() {
+    let answerer = answerer();
+    partly_resumable(&answerer);
+    for (positions, expected) in [([0, 6], (7, Some(4))), ([0, 7], (8, None)), ([1, 30], (2, None))] {
+        let query = SingleQuery {
+            positions: Some(positions.map(|at| Position::new(at).unwrap()).to_vec()),
+            ..SingleQuery::new(QueryKey::SequenceHashes(
+                positions.map(|at| SequenceHash(100 + at)).to_vec(),
+            ))
+        };
+        let payload = QueryRequest::Single(query).encode();
+        let answer = answerer.answer_query("kvatlas.v1.query.n", &payload, usize::MAX);
+        let reply = QueryReply::decode(&answer.unwrap().payload).unwrap();
+        let found = &reply.holders[0];
+        assert_eq!((found.matched_blocks, found.usable_blocks), expected);
+    }
 }
 
 #[test]
