@@ -377,18 +377,18 @@ impl EngineRegistry for Bridge {
                 key: Box::new(engine.key),
             });
         }
-        if let Some(other) = state.at_same_address(&engine) {
-            return Err(RegisterRefusal::SameAddress {
-                key: Box::new(other.key.clone()),
-                endpoint: other.endpoint.clone(),
-                block_size: other.block_size,
-            });
-        }
         if let Some(other) = state.other_size(&engine) {
             return Err(RegisterRefusal::OtherBlockSize {
                 asked: engine.block_size,
                 in_force: other.block_size,
                 whose: SizeOf::Engine(Box::new(other.key.clone())),
+            });
+        }
+        if let Some(other) = state.at_same_address(&engine) {
+            return Err(RegisterRefusal::SameAddress {
+                key: Box::new(other.key.clone()),
+                endpoint: other.endpoint.clone(),
+                block_size: other.block_size,
             });
         }
         if let Some(namespaces) = &self.inner.options.namespaces {

@@ -88,8 +88,6 @@ struct UselessReplay {
 /// comes before the other.
 const REPLAY_ATTEMPTS: u32 = 4;
 
-/// So many looks in a row may find batches that were not published on the connection. One that was the last before a silence may be lost.
-const UNHEARD_MAX: u32 = 2;
 /// The pauses between questions to one that does not answer.
 const REPLAY_BACKOFF: Backoff = Backoff {
     pause_min: Duration::from_secs(1),
@@ -113,8 +111,10 @@ pub(super) struct Follower {
     is_verified: bool,
     /// Whether the replay socket has given the same bytes as this connection for the same number.
     is_proven: bool,
-    /// How many looks in a row have found batches that were not published on this connection.
-    unheard_looks: u32,
+    /// Since when looks have found batches that are not published on this connection; none where what came last was published.
+    unheard_since: Option<Instant>,
+    /// Whether that has lasted for too long.
+    is_unheard: bool,
     /// When it was last certain that nothing is missing.
     known_at: Instant,
     stalls: StallWatch,
@@ -140,7 +140,8 @@ impl Follower {
             options,
             is_verified: false,
             is_proven: false,
-            unheard_looks: 0,
+            unheard_since: None,
+            is_unheard: false,
             known_at: Instant::now(),
             stalls,
         }
@@ -179,7 +180,7 @@ impl Follower {
         const UNHEARD: &str =
             "the replay socket has batches that the engine does not publish on its endpoint";
         let useless = self.useless_replay.as_ref().map(|useless| useless.error.as_str());
-        let unheard = (self.unheard_looks >= UNHEARD_MAX).then_some(UNHEARD);
+        let unheard = self.is_unheard.then_some(UNHEARD);
         useless.or(unheard).or_else(|| self.relay.trouble())
     }
 
@@ -187,7 +188,8 @@ impl Follower {
     /// afterwards; without one, its next batch has to show it.
     pub(super) async fn connected(&mut self) -> Result<(), FollowError> {
         self.continuity.reconnect();
-        (self.is_verified, self.is_proven, self.unheard_looks) = (false, false, 0);
+        (self.is_verified, self.is_proven) = (false, false);
+        (self.unheard_since, self.is_unheard) = (None, false);
         self.replay = None;
         // It is out of sight until now.
         self.stalls.begin();
@@ -272,8 +274,7 @@ impl Follower {
         let look = self.stalls.look();
         let (was_verified, before) = (self.is_verified, self.continuity.last());
         match self.ask().await? {
-            Verified::Whole => self.continuity.confirm(),
-            Verified::Torn => {}
+            Verified::Whole | Verified::Torn => {}
             // The bridge is so far behind that only the connection can give it what it lacks. Another look shows when it has.
             Verified::Beyond if was_verified => return self.lost().await,
             Verified::Stranger if was_verified => return self.settle_contradiction().await,
@@ -292,9 +293,11 @@ impl Follower {
         self.is_proven = self.continuity.is_heard();
         self.known_at = Instant::now();
         if was_verified && self.continuity.last() > before {
-            self.unheard_looks = self.unheard_looks.saturating_add(1);
+            // One that was the last before a silence may be lost, and one that was just published may be on its way.
+            let since = *self.unheard_since.get_or_insert(self.known_at);
+            self.is_unheard |= since.elapsed() >= self.options.silent_after / 2;
         }
-        if self.unheard_looks >= UNHEARD_MAX {
+        if self.is_unheard {
             return self.lost().await;
         }
         if !self.stalls.is_news(look) {
@@ -305,12 +308,11 @@ impl Follower {
 
     /// Takes a batch that was published on the current connection.
     pub(super) async fn published(&mut self, numbered: Numbered) -> Result<(), FollowError> {
-        self.unheard_looks = 0;
         match self.is_verified {
             true => self.next_of_connection(&numbered).await?,
             false => self.first_of_connection(&numbered).await?,
         }
-        self.unheard_looks = 0;
+        (self.unheard_since, self.is_unheard) = (None, false);
         let is_due = |useless: &UselessReplay| useless.is_contradicted && useless.ask_at <= Instant::now();
         match self.useless_replay.as_ref().is_some_and(is_due) {
             true => self.try_to_believe(&numbered).await,
@@ -324,7 +326,11 @@ impl Follower {
             Published::Next => self.apply(numbered, false).await,
             Published::Duplicate => {
                 self.is_proven = true;
-                Ok(())
+                // The replay socket may not have told the topic.
+                match self.topics.is_other(&numbered.topic) {
+                    true => Ok(self.relay.refuse(Reason::OtherEngine).await?),
+                    false => Ok(()),
+                }
             }
             Published::Forgotten if !self.is_proven && !self.agrees(Heard::new(*seq, payload)).await? => {
                 self.distrust(Some(numbered)).await

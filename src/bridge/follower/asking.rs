@@ -28,11 +28,10 @@ const ASK_ATTEMPTS: u32 = 3;
 impl Follower {
     /// Asks for everything, where nothing has been applied. Returns whether everything has come.
     pub(super) async fn ask_all(&mut self) -> Result<bool, FollowError> {
-        let is_whole = !matches!(self.ask().await?, Verified::Stranger | Verified::Beyond);
-        if is_whole {
-            self.continuity.confirm();
-        }
-        Ok(is_whole)
+        Ok(!matches!(
+            self.ask().await?,
+            Verified::Stranger | Verified::Beyond
+        ))
     }
 
     /// Asks the replay socket, again while answers have holes: engines drop what a slow reader does not take.
@@ -40,10 +39,10 @@ impl Follower {
         self.relay.tell().await?;
         let mut attempts = ASK_ATTEMPTS;
         loop {
-            let before = self.continuity.last();
+            let before = self.continuity.reached();
             attempts -= 1;
             match self.ask_once(attempts == 0).await? {
-                Verified::Torn if self.continuity.last() > before => attempts = ASK_ATTEMPTS,
+                Verified::Torn if self.continuity.reached() > before => attempts = ASK_ATTEMPTS,
                 Verified::Torn => {}
                 verified => return Ok(verified),
             }
@@ -61,7 +60,7 @@ impl Follower {
             // The rest of an answer that is no good is read all the same: the next answer comes behind it.
             if let Verified::Whole = verified {
                 match self.continuity.replayed(seq, &numbered.payload, is_first) {
-                    Replayed::Known => {}
+                    Replayed::Known => self.continuity.confirm(seq),
                     Replayed::Next => self.apply(&numbered, true).await?,
                     Replayed::Gap if !is_first && !is_last => verified = Verified::Torn,
                     Replayed::Gap => {
@@ -89,16 +88,17 @@ impl Follower {
 
     /// What it means that the replay socket has nothing from `from` on, which was applied.
     async fn nothing_since(&mut self, from: u64) -> Result<Verified, FollowError> {
-        let mut has_any = false;
-        if from > 0 {
+        // A publisher keeps what it has published last: it would have that batch.
+        let mut keeps_any = self.continuity.was_given_any();
+        if !keeps_any && from > 0 {
             let mut replay = self.question(0).await?;
             while self.next_of(&mut replay).await?.is_some() {
-                has_any = true;
+                keeps_any = true;
             }
             self.replay = Some(replay);
         }
-        // On an unbroken connection: a process that keeps nothing to replay. Any other would have that batch.
-        Ok(match self.is_verified && !has_any {
+        // On an unbroken connection: one that keeps nothing to replay.
+        Ok(match self.is_verified && !keeps_any {
             true => Verified::Beyond,
             false => Verified::Stranger,
         })
