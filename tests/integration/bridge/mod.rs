@@ -166,7 +166,7 @@ fn name_of(which: u32, block: u32) -> u64 {
     0x1000_0000_0000 + u64::from(which) * 1000 + u64::from(block)
 }
 
-/// vLLM's event for blocks of the sequence `which`.
+/// vLLM's event for blocks of the sequence `which`, with room for adapters and salts.
 fn stored(which: u32, first: u32, count: u32) -> Value {
     let names: Vec<u64> = (first..first + count)
         .map(|block| name_of(which, block))
@@ -179,7 +179,9 @@ fn stored(which: u32, first: u32, count: u32) -> Value {
         tokens(which, first, count),
         BLOCK,
         null,
-        "GPU"
+        "GPU",
+        null,
+        null
     ])
 }
 

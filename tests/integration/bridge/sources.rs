@@ -240,7 +240,7 @@ pub(super) fn trt_stored(id: u64, which: u32, first: u32, count: u32) -> Value {
             .into_iter()
             .map(|token| json!({"type": "unique_token", "token_id": token, "token_extra_id": 0}))
             .collect();
-        json!({"type": "stored_block", "block_hash": super::name_of(which, place), "tokens": tokens, "cache_level": 0, "priority": 35})
+        json!({"type": "stored_block", "block_hash": super::name_of(which, place), "tokens": tokens, "cache_level": 0, "priority": 35, "cache_salt": null})
     };
     let blocks: Vec<Value> = (first..first + count).map(block).collect();
     let parent = first.checked_sub(1).map(|before| super::name_of(which, before));
