@@ -12,11 +12,15 @@ const AFFINITY_LOAD_MAX_PERCENT: u128 = 125;
 pub enum Policy {
     /// The least of: blocks to compute by the index, and blocks in flight.
     ExactWithLoad,
-    /// The most matched blocks by the index.
+    /// The most blocks to reuse by the index.
     Exact,
+    /// As `ExactWithLoad`, where the index knows of full attention alone.
+    MatchedWithLoad,
+    /// As `Exact`, where the index knows of full attention alone.
+    Matched,
     /// The least of: blocks to compute by the router's guess, and blocks in flight.
     GuessWithLoad,
-    /// The most matched blocks by the router's guess.
+    /// The most blocks to reuse by the router's guess.
     Guess,
     /// The worker that the first blocks hash to, or the next one whose load is near the mean.
     AffinityWithLoad,
@@ -32,9 +36,11 @@ pub enum Policy {
 
 impl Policy {
     /// All policies, in the order of tables.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 11] = [
         Self::ExactWithLoad,
         Self::Exact,
+        Self::MatchedWithLoad,
+        Self::Matched,
         Self::GuessWithLoad,
         Self::Guess,
         Self::AffinityWithLoad,
@@ -49,6 +55,8 @@ impl Policy {
         match self {
             Self::ExactWithLoad => "exact answers, with load",
             Self::Exact => "exact answers",
+            Self::MatchedWithLoad => "matched only, with load",
+            Self::Matched => "matched only",
             Self::GuessWithLoad => "own guesses, with load",
             Self::Guess => "own guesses",
             Self::AffinityWithLoad => "first blocks, with load",
@@ -61,7 +69,12 @@ impl Policy {
 
     /// Whether it asks an index.
     pub(super) fn asks_the_index(self) -> bool {
-        matches!(self, Self::Exact | Self::ExactWithLoad)
+        matches!(self, Self::Exact | Self::ExactWithLoad) || self.goes_by_matched()
+    }
+
+    /// Whether it takes for reusable all that full attention has. Without windows and states it is right.
+    pub(super) fn goes_by_matched(self) -> bool {
+        matches!(self, Self::Matched | Self::MatchedWithLoad)
     }
 
     /// Whether it keeps guesses.
@@ -106,19 +119,19 @@ impl Router {
         }
     }
 
-    /// The worker for a prompt of these blocks. `matched` has one number a worker, zeros where the policy knows nothing.
-    pub(super) fn choose(&mut self, policy: Policy, matched: &[u64], prompt: &[u64]) -> usize {
+    /// The worker for a prompt of these blocks. `reusable` has one number a worker, zeros where the policy knows nothing.
+    pub(super) fn choose(&mut self, policy: Policy, reusable: &[u64], prompt: &[u64]) -> usize {
         let (blocks, weight) = (prompt.len() as u64, self.overlap_weight);
         match policy {
-            Policy::ExactWithLoad | Policy::GuessWithLoad => {
+            Policy::ExactWithLoad | Policy::MatchedWithLoad | Policy::GuessWithLoad => {
                 let cost = |worker: usize, load: &Load| {
-                    let missing = blocks.saturating_sub(matched.get(worker).copied().unwrap_or_default());
+                    let missing = blocks.saturating_sub(reusable.get(worker).copied().unwrap_or_default());
                     load.cost(weight) + missing * weight
                 };
                 self.least(cost)
             }
-            Policy::Exact | Policy::Guess => {
-                self.least(|worker, _| u64::MAX - matched.get(worker).copied().unwrap_or_default())
+            Policy::Exact | Policy::Matched | Policy::Guess => {
+                self.least(|worker, _| u64::MAX - reusable.get(worker).copied().unwrap_or_default())
             }
             Policy::AffinityWithLoad => self.near_home(prompt),
             Policy::Affinity => self.home(prompt),
