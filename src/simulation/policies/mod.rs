@@ -22,7 +22,7 @@
 //! matched blocks take all that full attention has for reusable, as most routers do.
 //!
 //! An index hears of that `event_delay_us` later. A lost event is noticed with the worker's next one, or with its
-//! heartbeat: from then on the index knows what it would have known. A router that guesses hears nothing. It assumes that a worker has
+//! heartbeat: from then on the index knows what it would have known. A router without an answer takes nothing for cached. A router that guesses hears nothing. It assumes that a worker has
 //! what it was sent, in a cache of the right size: the best guess that there is.
 
 mod knowledge;
@@ -82,11 +82,13 @@ pub struct Scenario {
     pub restart_every_us: u64,
     /// How many events of a thousand are lost on the way.
     pub lost_events_per_mille: u32,
+    /// For how long the index answers, and then does not, in microseconds by turns; it always answers where 0.
+    pub blind_every_us: u64,
 }
 
 impl Scenario {
-    /// The scenarios of a comparison: nothing wrong, four routers, restarts, lost events.
-    pub const ALL: [Self; 4] = [
+    /// The scenarios of a comparison: nothing wrong, four routers, restarts, lost events, four routers without answers for half of the time.
+    pub const ALL: [Self; 5] = [
         Self {
             name: "one router",
             ..Self::QUIET
@@ -106,6 +108,12 @@ impl Scenario {
             lost_events_per_mille: 50,
             ..Self::QUIET
         },
+        Self {
+            name: "no answers every other minute",
+            routers: NonZeroUsize::MIN.saturating_add(3),
+            blind_every_us: 60_000_000,
+            ..Self::QUIET
+        },
     ];
 
     const QUIET: Self = Self {
@@ -113,10 +121,18 @@ impl Scenario {
         routers: NonZeroUsize::MIN,
         restart_every_us: 0,
         lost_events_per_mille: 0,
+        blind_every_us: 0,
     };
 
+    /// Whether the index does not answer at this time.
+    fn is_blind(&self, now_us: u64) -> bool {
+        now_us
+            .checked_div(self.blind_every_us)
+            .is_some_and(|turn| turn % 2 == 1)
+    }
+
     fn is_quiet(&self) -> bool {
-        self.restart_every_us == 0 && self.lost_events_per_mille == 0
+        self.restart_every_us == 0 && self.lost_events_per_mille == 0 && self.blind_every_us == 0
     }
 }
 
