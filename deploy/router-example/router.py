@@ -5,11 +5,12 @@
 What it does for a request:
 
 1. It makes the prompt's tokens.
-2. It asks kvatlas which workers hold how many leading blocks of them: `POST /v1/query`.
-3. It takes the engine with the least to do: blocks of this prompt that are not cached there, and those on their way to it.
+2. It asks kvatlas at which workers it can reuse how many leading blocks of them: `POST /v1/query`.
+3. It takes the engine with the least to do: blocks of this prompt that can't be reused there, and those on their way to it.
+   Of engines with about as little it takes the prompt's home; see policy.py.
 4. It passes the request on, and the answer back, as it comes.
 
-Where kvatlas does not answer in time, step 3 goes by what is on its way alone: a router must not fail with its map.
+Where kvatlas does not answer in time, step 3 goes by what is on its way and the home: a router must not fail with its map.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from collections.abc import AsyncIterator
 
 import aiohttp
 from aiohttp import web
+from policy import choose
 from text import tokens_of
 
 BLOCK_SIZE = 16
@@ -61,8 +63,8 @@ class Router:
         """What became of the questions, as JSON."""
         return web.json_response(dict(self.counts))
 
-    async def matched_blocks(self, tokens: list[int]) -> dict[str, int]:
-        """How many leading blocks of the prompt each worker holds; empty where nobody answers."""
+    async def usable_blocks(self, tokens: list[int]) -> dict[str, int]:
+        """How many leading blocks of the prompt a request can reuse at each worker; empty where nobody answers."""
         question = {"model": self._model, "tokens": tokens, "workers": list(self._engines)}
         try:
             async with self._http.post(
@@ -82,21 +84,18 @@ class Router:
         # Of a worker with several ranks, the best.
         found: dict[str, int] = {}
         for holder in holders:
-            found[holder["worker"]] = max(found.get(holder["worker"], 0), holder["matched_blocks"])
+            # Engines with windows or states reuse less than they hold.
+            usable = holder.get("usable_blocks", holder["matched_blocks"])
+            found[holder["worker"]] = max(found.get(holder["worker"], 0), usable)
         return found
 
     async def choose(self, tokens: list[int]) -> tuple[str, int]:
-        """The engine that has the least to do, and what this prompt adds to that, in blocks."""
+        """The engine for a prompt, and what the prompt adds to its work, in blocks."""
         blocks = len(tokens) // BLOCK_SIZE
         if not self._asks:
             return next(self._turns), blocks
-        matched = await self.matched_blocks(tokens)
-        # Equals take turns.
-        first = next(self._turns)
-        engines = sorted(self._engines, key=lambda name: name != first)
-        to_compute = {name: max(blocks - matched.get(name, 0), 0) for name in engines}
-        chosen = min(engines, key=lambda name: to_compute[name] + self._under_way[name])
-        return chosen, to_compute[chosen]
+        usable = await self.usable_blocks(tokens)
+        return choose(self._engines, tokens, blocks, usable, self._under_way)
 
     async def route(self, request: web.Request) -> web.StreamResponse:
         """Passes a request on, and its answer back as it comes."""

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use kvatlas::simulation::policies::{Comparison, Outcome, ServiceModel, plot};
-use kvatlas::simulation::{FleetSize, Request, SyntheticLoad, read_trace};
+use kvatlas::simulation::{Attention, CacheModel, FleetSize, Request, Retention, SyntheticLoad, read_trace};
 
 use super::failure::Failure;
 use super::output::{print, print_json, say};
@@ -17,6 +17,7 @@ Needs neither a daemon nor a broker: it simulates in virtual time, and repeats e
 
 Examples:
   kvatlas compare --trace conversation_trace.jsonl --workers 16 --speed 2
+  kvatlas compare --attention full --attention window:2 --attention states
   kvatlas compare --plot policies.svg --json";
 
 /// Requests of the synthetic load.
@@ -37,6 +38,13 @@ pub(crate) struct CompareArguments {
     /// Give each worker room for so many blocks.
     #[arg(long, value_name = "COUNT", default_value = "2048")]
     blocks_per_worker: NonZeroUsize,
+    /// Attention of the model: full, or full beside a window of so many blocks (window:2), or beside states. May be given several times.
+    #[arg(long, value_name = "KIND", default_value = "full", value_parser = parse_attention)]
+    attention: Vec<Attention>,
+    /// Where caches keep blocks of windows and states, beside the prompts' ends and where prompts part: once in so many blocks, 0 for nowhere,
+    /// or all. As vLLM's prefix_cache_retention_interval.
+    #[arg(long, value_name = "BLOCKS", default_value = "0", value_parser = parse_retention)]
+    retention: Retention,
     /// Let requests arrive so many times as fast as recorded.
     #[arg(long, value_name = "FACTOR", default_value = "1", value_parser = parse_speed)]
     speed: f64,
@@ -70,13 +78,39 @@ fn parse_speed(text: &str) -> Result<f64, String> {
         .ok_or_else(|| "write a number from 0.001 to 1000".to_owned())
 }
 
+fn parse_attention(text: &str) -> Result<Attention, String> {
+    let window = || text.strip_prefix("window:")?.parse().ok();
+    match text {
+        "full" => Ok(Attention::Full),
+        "states" => Ok(Attention::States),
+        _ => window()
+            .map(Attention::Window)
+            .ok_or_else(|| "write full, states, or window: and a number of blocks from 1".to_owned()),
+    }
+}
+
+fn parse_retention(text: &str) -> Result<Retention, String> {
+    match text {
+        "0" => Ok(Retention::Boundaries),
+        "all" => Ok(Retention::All),
+        _ => text
+            .parse()
+            .map(Retention::Every)
+            .map_err(|_| "write a number of blocks, or all".to_owned()),
+    }
+}
+
 /// Compares the policies and prints what each achieved.
 pub(crate) fn compare(arguments: &CompareArguments) -> Result<(), Failure> {
     let requests = arguments.requests()?;
-    let comparison = Comparison {
+    let comparison = |attention| Comparison {
         size: FleetSize {
             workers: arguments.workers,
             blocks_per_worker: arguments.blocks_per_worker,
+        },
+        cache: CacheModel {
+            attention,
+            retention: arguments.retention,
         },
         model: ServiceModel {
             block_us: arguments.block_us,
@@ -93,7 +127,10 @@ pub(crate) fn compare(arguments: &CompareArguments) -> Result<(), Failure> {
             say(format_args!("{}: {}\n", outcome.scenario, outcome.policy));
         }
     };
-    let outcomes = comparison.run(&requests, progress)?;
+    let mut outcomes = Vec::new();
+    for attention in &arguments.attention {
+        outcomes.extend(comparison(*attention).run(&requests, progress)?);
+    }
     if let Some(path) = &arguments.plot {
         let picture = plot(&outcomes).map_err(Failure::failed)?;
         std::fs::write(path, picture)
@@ -121,6 +158,7 @@ fn render(outcomes: &[Outcome]) -> String {
     let mut table = Table::new(&[
         ("SCENARIO", Side::Left),
         ("POLICY", Side::Left),
+        ("PROMISED", Side::Right),
         ("HIT", Side::Right),
         ("COMPUTED", Side::Right),
         ("FIRST TOKEN", Side::Right),
@@ -131,12 +169,13 @@ fn render(outcomes: &[Outcome]) -> String {
         let name = if outcome.scenario == scenario {
             ""
         } else {
-            outcome.scenario
+            &outcome.scenario
         };
-        scenario = outcome.scenario;
+        scenario = &outcome.scenario;
         table.push(vec![
             name.to_owned(),
             outcome.policy.to_owned(),
+            format!("{:.1} %", outcome.promised_rate * 100.0),
             format!("{:.1} %", outcome.hit_rate * 100.0),
             outcome.computed_blocks.to_string(),
             format!("{:.0} ms", outcome.first_token_ms_mean),

@@ -5,12 +5,24 @@
 //! block never goes before its children and the cache has no hole at any time. What goes is never part of the request being
 //! admitted: see [`PrefixCache::admit`].
 //!
-//! A block costs O(log n) for the ordered set of leaves, and O(1) otherwise.
+//! # Windows and states
+//!
+//! A cache of a model with [windows or states](super::attention) keeps blocks of theirs beside some blocks of full attention: its
+//! *side blocks*. As in vLLM, both kinds have room in one pool. A request keeps side blocks before the end of its prompt. Where full
+//! attention has more of the prompt than the request can reuse, it also keeps them at the end of that: another prompt parts there.
+//! A request gives side blocks back while it decodes, so they go before the blocks of full attention that it used.
+//! A block that is computed again takes the place of the one that was there, which vLLM would let grow old.
+//!
+//! 1. A block with a side block is resident, and was used no earlier. So the side block goes first.
+//!
+//! A block costs O(log n) for the ordered set of what can go, and O(1) otherwise.
 
 use std::collections::{BTreeMap, HashMap};
 use std::num::NonZeroUsize;
 
 use kvatlas_core::hash::SequenceHash;
+
+use super::attention::CacheModel;
 
 /// One resident block.
 #[derive(Debug)]
@@ -20,42 +32,60 @@ struct Block {
     children: usize,
     /// The admission that used it last.
     used: u64,
+    /// The admission that used its side block last, where there is one.
+    side_used: Option<u64>,
 }
 
 /// What an admission did.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Admission {
     /// How many leading blocks of the request were resident before.
+    pub matched_blocks: usize,
+    /// How many leading blocks the request reused: all that were resident, where attention is full.
     pub hit_blocks: usize,
-    /// How many leading blocks are resident now: all of them, or as many as the cache has room for.
+    /// How many leading blocks of the request are resident now: all of them, or as many as the cache has room for.
     pub resident_blocks: usize,
     /// The blocks that went, each after its children.
     pub evicted: Vec<SequenceHash>,
+    /// The blocks whose side blocks went; some of them are in `evicted` too.
+    pub sides_evicted: Vec<SequenceHash>,
+    /// The blocks of the request that got a side block.
+    pub sides_stored: Vec<SequenceHash>,
 }
+
+/// When something was used last, and then its rank in the order of going: side blocks by position, then the leaf.
+type Age = (u64, usize);
+
+/// Rank of a leaf among what one admission used.
+const LEAF: usize = usize::MAX;
 
 /// The resident blocks of one worker.
 #[derive(Debug)]
 pub struct PrefixCache {
     capacity_blocks: usize,
+    model: CacheModel,
     blocks: HashMap<SequenceHash, Block>,
-    /// The blocks without children by when they were used last. One admission uses one path, and of two blocks on one path
-    /// one has a child, so no two leaves have the same time.
-    leaves: BTreeMap<u64, SequenceHash>,
+    side_blocks: usize,
+    /// The blocks without children and the side blocks, by their age. One admission uses one path. So of what it used, one block
+    /// is a leaf, and one side block stands at each position: no two have one age.
+    oldest: BTreeMap<Age, SequenceHash>,
     admissions: u64,
 }
 
 impl PrefixCache {
-    /// An empty cache for at most `capacity_blocks`.
-    pub fn new(capacity_blocks: NonZeroUsize) -> Self {
+    /// An empty cache for at most `capacity_blocks`, side blocks included.
+    pub fn new(capacity_blocks: NonZeroUsize, model: CacheModel) -> Self {
         Self {
             capacity_blocks: capacity_blocks.get(),
+            model,
             blocks: HashMap::new(),
-            leaves: BTreeMap::new(),
+            side_blocks: 0,
+            oldest: BTreeMap::new(),
             admissions: 0,
         }
     }
 
-    /// How many blocks are resident.
+    /// How many blocks are resident, without side blocks.
     pub fn len(&self) -> usize {
         self.blocks.len()
     }
@@ -81,32 +111,81 @@ impl PrefixCache {
             .count()
     }
 
+    /// How many leading blocks a request for the chain can reuse.
+    pub fn usable_blocks(&self, chain: &[SequenceHash]) -> usize {
+        self.model
+            .usable_blocks(chain.len(), self.matched_blocks(chain), |position| {
+                let block = chain.get(position).and_then(|hash| self.blocks.get(hash));
+                block.is_some_and(|block| block.side_used.is_some())
+            })
+    }
+
     /// Admits a request: touches its resident prefix, inserts the rest, evicts what must go. A chain longer than the
     /// capacity is cut to it.
     ///
-    /// None of the request's own blocks is evicted. If the oldest leaf were one of them, all leaves would be. Every resident
-    /// block would then be part of the request, and the request fits.
+    /// None of the request's own blocks is evicted. If the oldest were one of its leaves, there would be no side block, and all
+    /// leaves would be the request's. Every resident block would then be part of the request, and the request fits.
     pub fn admit(&mut self, chain: &[SequenceHash]) -> Admission {
         self.admissions += 1;
-        let hit_blocks = self.matched_blocks(chain);
         let mut admission = Admission {
-            hit_blocks,
+            matched_blocks: self.matched_blocks(chain),
+            hit_blocks: self.usable_blocks(chain),
             resident_blocks: chain.len().min(self.capacity_blocks),
-            evicted: Vec::new(),
+            ..Admission::default()
         };
+        for position in self.model.tail(admission.hit_blocks) {
+            if let Some(hash) = chain.get(position) {
+                self.touch_side(*hash);
+            }
+        }
         let mut parent = None;
         for (position, hash) in chain.iter().enumerate().take(self.capacity_blocks) {
-            if position < hit_blocks {
+            if position < admission.matched_blocks {
                 self.touch(*hash);
             } else {
-                if self.blocks.len() >= self.capacity_blocks {
-                    admission.evicted.extend(self.evict_oldest_leaf());
+                if self.is_full() {
+                    self.evict_oldest(&mut admission);
                 }
                 self.insert(*hash, parent, position);
             }
             parent = Some(*hash);
         }
+        self.keep_sides(chain, &mut admission);
         admission
+    }
+
+    /// Keeps side blocks of what was computed, as far as nothing goes for them that the request used.
+    fn keep_sides(&mut self, chain: &[SequenceHash], admission: &mut Admission) {
+        let end = chain.len().saturating_sub(1);
+        let parting = admission.matched_blocks.min(end);
+        let computed = chain
+            .iter()
+            .enumerate()
+            .take(admission.resident_blocks)
+            .skip(admission.hit_blocks);
+        for (position, hash) in computed {
+            if !self.model.keeps(position, &[parting, end]) || self.touch_side(*hash) {
+                continue;
+            }
+            if self.is_full() && self.is_oldest_in_use() {
+                return;
+            }
+            if self.is_full() {
+                self.evict_oldest(admission);
+            }
+            self.store_side(*hash);
+            admission.sides_stored.push(*hash);
+        }
+    }
+
+    fn is_full(&self) -> bool {
+        self.blocks.len() + self.side_blocks >= self.capacity_blocks
+    }
+
+    /// Whether all that can go was used by the admission under way.
+    fn is_oldest_in_use(&self) -> bool {
+        let oldest = self.oldest.first_key_value();
+        oldest.is_none_or(|((used, _), _)| *used == self.admissions)
     }
 
     fn touch(&mut self, hash: SequenceHash) {
@@ -115,15 +194,30 @@ impl PrefixCache {
         };
         let before = std::mem::replace(&mut block.used, self.admissions);
         if block.children == 0 {
-            self.leaves.remove(&before);
-            self.leaves.insert(self.admissions, hash);
+            self.oldest.remove(&(before, LEAF));
+            self.oldest.insert((self.admissions, LEAF), hash);
         }
+    }
+
+    /// Touches the side block of a block. Returns whether there is one.
+    fn touch_side(&mut self, hash: SequenceHash) -> bool {
+        let Some((block, before)) = self
+            .blocks
+            .get_mut(&hash)
+            .and_then(|block| block.side_used.map(|used| (block, used)))
+        else {
+            return false;
+        };
+        block.side_used = Some(self.admissions);
+        self.oldest.remove(&(before, block.position));
+        self.oldest.insert((self.admissions, block.position), hash);
+        true
     }
 
     fn insert(&mut self, hash: SequenceHash, parent: Option<SequenceHash>, position: usize) {
         if let Some(block) = parent.and_then(|parent| self.blocks.get_mut(&parent)) {
             if block.children == 0 {
-                self.leaves.remove(&block.used);
+                self.oldest.remove(&(block.used, LEAF));
             }
             block.children += 1;
         }
@@ -132,38 +226,73 @@ impl PrefixCache {
             position,
             children: 0,
             used: self.admissions,
+            side_used: None,
         };
         self.blocks.insert(hash, block);
-        self.leaves.insert(self.admissions, hash);
+        self.oldest.insert((self.admissions, LEAF), hash);
     }
 
-    fn evict_oldest_leaf(&mut self) -> Option<SequenceHash> {
-        let (_, hash) = self.leaves.pop_first()?;
-        let block = self.blocks.remove(&hash)?;
-        if let Some((parent_hash, parent)) = block
-            .parent
-            .and_then(|parent| Some((parent, self.blocks.get_mut(&parent)?)))
-        {
+    fn store_side(&mut self, hash: SequenceHash) {
+        if let Some(block) = self.blocks.get_mut(&hash) {
+            block.side_used = Some(self.admissions);
+            self.side_blocks += 1;
+            self.oldest.insert((self.admissions, block.position), hash);
+        }
+    }
+
+    fn evict_oldest(&mut self, admission: &mut Admission) {
+        match self.oldest.pop_first() {
+            Some(((_, LEAF), hash)) => {
+                self.remove_leaf(hash);
+                admission.evicted.push(hash);
+            }
+            Some((_, hash)) => {
+                if let Some(block) = self.blocks.get_mut(&hash) {
+                    block.side_used = None;
+                    self.side_blocks -= 1;
+                }
+                admission.sides_evicted.push(hash);
+            }
+            None => {}
+        }
+    }
+
+    fn remove_leaf(&mut self, hash: SequenceHash) {
+        let Some(parent_hash) = self.blocks.remove(&hash).and_then(|block| block.parent) else {
+            return;
+        };
+        if let Some(parent) = self.blocks.get_mut(&parent_hash) {
             parent.children -= 1;
             if parent.children == 0 {
-                self.leaves.insert(parent.used, parent_hash);
+                self.oldest.insert((parent.used, LEAF), parent_hash);
             }
         }
-        Some(hash)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
+    use std::collections::{BTreeMap, BTreeSet};
 
     use proptest::prelude::*;
 
+    use super::super::attention::{Attention, Retention};
     use super::super::request::chain_of;
     use super::*;
 
     fn cache(capacity: usize) -> PrefixCache {
-        PrefixCache::new(NonZeroUsize::new(capacity).unwrap())
+        cache_of(capacity, CacheModel::default())
+    }
+
+    fn cache_of(capacity: usize, model: CacheModel) -> PrefixCache {
+        PrefixCache::new(NonZeroUsize::new(capacity).unwrap(), model)
+    }
+
+    fn states() -> CacheModel {
+        CacheModel {
+            attention: Attention::States,
+            ..CacheModel::default()
+        }
     }
 
     #[test]
@@ -203,75 +332,234 @@ mod tests {
         assert!(cache.is_empty());
     }
 
+    #[test]
+    fn a_state_is_kept_where_prompts_were_found_to_part() {
+        let mut cache = cache_of(40, states());
+        let (first, second, third) = (
+            chain_of(&[1, 2, 3, 4]),
+            chain_of(&[1, 2, 5, 6]),
+            chain_of(&[1, 2, 7, 8]),
+        );
+        assert_eq!(cache.admit(&first).sides_stored, [first[2]]);
+        assert_eq!(cache.usable_blocks(&first), 3);
+        // Full attention has two blocks, and no state lies there: the second request pays, the third is served.
+        let admission = cache.admit(&second);
+        assert_eq!((admission.matched_blocks, admission.hit_blocks), (2, 0));
+        assert_eq!(admission.sides_stored, [second[1], second[2]]);
+        assert_eq!(cache.admit(&third).hit_blocks, 2);
+    }
+
+    #[test]
+    fn a_state_goes_before_the_blocks_of_full_attention() {
+        let mut cache = cache_of(5, states());
+        let first = chain_of(&[1, 2, 3]);
+        cache.admit(&first);
+        let admission = cache.admit(&chain_of(&[9, 8]));
+        assert_eq!(
+            (admission.evicted, admission.sides_evicted),
+            (vec![first[2]], vec![first[1]])
+        );
+        assert_eq!(
+            (cache.matched_blocks(&first), cache.usable_blocks(&first)),
+            (2, 0)
+        );
+    }
+
     /// The same cache, as slow and as plain as can be: whole prefixes by identifiers, searched from one end to the other.
-    #[derive(Default)]
     struct Model {
         capacity: usize,
+        cache: CacheModel,
         now: u64,
         used: BTreeMap<Vec<u64>, u64>,
+        sides: BTreeMap<Vec<u64>, u64>,
+    }
+
+    /// What goes first: the least recently used; of what one request used, the side blocks from the front, then the leaf.
+    #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
+    enum Rank {
+        Side(usize, Vec<u64>),
+        Leaf(Vec<u64>),
     }
 
     impl Model {
-        fn admit(&mut self, ids: &[u64]) -> Admission {
-            self.now += 1;
-            let prefixes: Vec<_> = (1..=ids.len().min(self.capacity))
-                .map(|length| ids[..length].to_vec())
-                .collect();
-            let hit_blocks = prefixes
-                .iter()
-                .take_while(|prefix| self.used.contains_key(*prefix))
-                .count();
-            let mut evicted = Vec::new();
-            for prefix in &prefixes[..hit_blocks] {
-                self.used.insert(prefix.clone(), self.now);
-            }
-            for prefix in &prefixes[hit_blocks..] {
-                if self.used.len() == self.capacity {
-                    let oldest = self.oldest_leaf(ids);
-                    self.used.remove(&oldest);
-                    evicted.extend(chain_of(&oldest).last().copied());
-                }
-                self.used.insert(prefix.clone(), self.now);
-            }
-            Admission {
-                hit_blocks,
-                resident_blocks: prefixes.len(),
-                evicted,
+        fn new(capacity: usize, cache: CacheModel) -> Self {
+            Self {
+                capacity,
+                cache,
+                now: 0,
+                used: BTreeMap::new(),
+                sides: BTreeMap::new(),
             }
         }
 
-        fn oldest_leaf(&self, ids: &[u64]) -> Vec<u64> {
+        /// How many blocks before the place where a request resumes need a side block.
+        fn tail_blocks(&self) -> usize {
+            match self.cache.attention {
+                Attention::Full => 0,
+                Attention::Window(blocks) => blocks.get(),
+                Attention::States => 1,
+            }
+        }
+
+        fn matched(&self, ids: &[u64]) -> usize {
+            (0..=ids.len())
+                .rev()
+                .find(|length| (1..=*length).all(|end| self.used.contains_key(&ids[..end])))
+                .unwrap()
+        }
+
+        fn usable(&self, ids: &[u64]) -> usize {
+            if self.tail_blocks() == 0 {
+                return self.matched(ids);
+            }
+            let resumes = |end: &usize| {
+                (1..=*end)
+                    .rev()
+                    .take(self.tail_blocks())
+                    .all(|end| self.sides.contains_key(&ids[..end]))
+            };
+            (1..ids.len())
+                .rev()
+                .filter(|end| *end <= self.matched(ids))
+                .find(resumes)
+                .unwrap_or(0)
+        }
+
+        /// The lengths of the prefixes of a prompt that a cache keeps side blocks for.
+        fn kept(&self, ids: &[u64]) -> BTreeSet<usize> {
+            let tail = |end: usize| (1..=end).rev().take(self.tail_blocks());
+            let all = 1..=ids.len();
+            let mut kept: BTreeSet<usize> = match self.cache.retention {
+                _ if self.tail_blocks() == 0 => return BTreeSet::new(),
+                Retention::All => all.collect(),
+                Retention::Boundaries => BTreeSet::new(),
+                // As the engine counts, also behind the last whole interval.
+                Retention::Every(blocks) => (0..=ids.len())
+                    .map(|intervals| (intervals + 1) * blocks.get())
+                    .flat_map(|end| tail(end).take(blocks.get()))
+                    .filter(|end| all.contains(end))
+                    .collect(),
+            };
+            let last = ids.len().saturating_sub(1);
+            kept.extend(tail(last));
+            kept.extend(tail(self.matched(ids).min(last)));
+            kept
+        }
+
+        fn admit(&mut self, ids: &[u64]) -> Admission {
+            self.now += 1;
+            let (matched, hit) = (self.matched(ids), self.usable(ids));
+            let kept = self.kept(ids);
+            let resident = ids.len().min(self.capacity);
+            let mut admission = Admission {
+                matched_blocks: matched,
+                hit_blocks: hit,
+                resident_blocks: resident,
+                ..Admission::default()
+            };
+            for end in 1..=matched {
+                self.used.insert(ids[..end].to_vec(), self.now);
+            }
+            for end in (1..=hit).rev().take(self.tail_blocks()) {
+                self.sides.insert(ids[..end].to_vec(), self.now);
+            }
+            for end in matched + 1..=resident {
+                let made = self.make_room(ids, true, &mut admission);
+                assert!(made, "something outside the request can go");
+                self.used.insert(ids[..end].to_vec(), self.now);
+            }
+            for end in kept.into_iter().filter(|end| *end > hit && *end <= resident) {
+                let side = ids[..end].to_vec();
+                if !self.sides.contains_key(&side) {
+                    if !self.make_room(ids, false, &mut admission) {
+                        break;
+                    }
+                    admission.sides_stored.extend(chain_of(&side).last());
+                }
+                self.sides.insert(side, self.now);
+            }
+            admission
+        }
+
+        /// Lets the oldest go where there is no room. A request's own blocks stay; its own side blocks go for `blocks` of its own.
+        fn make_room(&mut self, ids: &[u64], blocks: bool, admission: &mut Admission) -> bool {
+            if self.used.len() + self.sides.len() < self.capacity {
+                return true;
+            }
             let has_child = |prefix: &[u64]| {
                 self.used
                     .keys()
                     .any(|other| other.len() == prefix.len() + 1 && other.starts_with(prefix))
             };
-            let (oldest, _) = self
+            let leaves = self
                 .used
                 .iter()
                 .filter(|(prefix, _)| !has_child(prefix) && !ids.starts_with(prefix))
-                .min_by_key(|(_, used)| **used)
-                .expect("something outside the request can go");
-            oldest.clone()
+                .map(|(prefix, used)| (*used, Rank::Leaf(prefix.clone())));
+            let sides = self
+                .sides
+                .iter()
+                .filter(|(_, used)| blocks || **used < self.now)
+                .map(|(prefix, used)| (*used, Rank::Side(prefix.len(), prefix.clone())));
+            match leaves.chain(sides).min() {
+                Some((_, Rank::Leaf(prefix))) => {
+                    assert!(!self.sides.contains_key(&prefix), "invariant 1");
+                    self.used.remove(&prefix);
+                    admission.evicted.extend(chain_of(&prefix).last());
+                }
+                Some((_, Rank::Side(_, prefix))) => {
+                    self.sides.remove(&prefix);
+                    admission.sides_evicted.extend(chain_of(&prefix).last());
+                }
+                None => return false,
+            }
+            true
         }
+    }
+
+    fn models() -> impl Strategy<Value = CacheModel> {
+        let some = || (1_usize..4).prop_map(|blocks| NonZeroUsize::new(blocks).unwrap());
+        let attention = prop_oneof![
+            Just(Attention::Full),
+            some().prop_map(Attention::Window),
+            Just(Attention::States),
+        ];
+        let retention = prop_oneof![
+            2 => Just(Retention::Boundaries),
+            1 => some().prop_map(Retention::Every),
+            1 => Just(Retention::All),
+        ];
+        (attention, retention).prop_map(|(attention, retention)| CacheModel { attention, retention })
     }
 
     proptest! {
         #[test]
         fn the_cache_is_the_plain_model(
             capacity in 1_usize..24,
+            kind in models(),
             requests in prop::collection::vec(prop::collection::vec(0_u64..3, 0..10), 1..60),
         ) {
-            let mut cache = cache(capacity);
-            let mut model = Model { capacity, ..Model::default() };
+            let mut cache = cache_of(capacity, kind);
+            let mut model = Model::new(capacity, kind);
+            let mut told: BTreeSet<SequenceHash> = BTreeSet::new();
             for ids in &requests {
                 let admission = cache.admit(&chain_of(ids));
                 prop_assert_eq!(&admission, &model.admit(ids));
-                prop_assert!(cache.len() <= capacity);
-                prop_assert_eq!(cache.len(), model.used.len());
+                for gone in &admission.sides_evicted {
+                    prop_assert!(told.remove(gone));
+                }
+                told.extend(&admission.sides_stored);
+                prop_assert_eq!(told.len(), model.sides.len());
+                prop_assert!(cache.len() + cache.side_blocks <= capacity);
+                prop_assert_eq!((cache.len(), cache.side_blocks), (model.used.len(), model.sides.len()));
                 for prefix in model.used.keys() {
                     let chain = chain_of(prefix);
                     prop_assert_eq!(cache.matched_blocks(&chain), chain.len());
+                }
+                for ids in &requests {
+                    let chain = chain_of(ids);
+                    prop_assert_eq!(cache.matched_blocks(&chain), model.matched(ids));
+                    prop_assert_eq!(cache.usable_blocks(&chain), model.usable(ids));
                 }
             }
         }

@@ -7,6 +7,7 @@ use kvatlas_core::wire::{
     BatchCursor, Event, NameError, QueryReply, Rank, RemovedBlocks, StoredBlocks, WorkerName,
 };
 
+use super::attention::CacheModel;
 use super::cache::{Admission, PrefixCache};
 use super::request::Request;
 use super::router::Router;
@@ -70,7 +71,7 @@ pub struct Served {
 impl Served {
     /// How many blocks the events name.
     pub fn event_blocks(&self) -> usize {
-        let stored = self.admission.resident_blocks - self.admission.hit_blocks;
+        let stored = self.admission.resident_blocks - self.admission.matched_blocks;
         stored + self.admission.evicted.len()
     }
 }
@@ -91,7 +92,7 @@ impl Fleet {
     pub fn new(size: FleetSize, seed: u64) -> Result<Self, NameError> {
         let worker = |name| SimulatedWorker {
             name,
-            cache: PrefixCache::new(size.blocks_per_worker),
+            cache: PrefixCache::new(size.blocks_per_worker, CacheModel::default()),
         };
         Ok(Self {
             workers: size.worker_names()?.into_iter().map(worker).collect(),
@@ -168,11 +169,11 @@ pub(super) fn events_of(chain: &[SequenceHash], admission: &Admission) -> Vec<Ev
             admission.evicted.clone(),
         )));
     }
-    let hit = admission.hit_blocks;
-    let stored = chain.get(hit..admission.resident_blocks).unwrap_or_default();
+    let before = admission.matched_blocks;
+    let stored = chain.get(before..admission.resident_blocks).unwrap_or_default();
     if !stored.is_empty() {
-        let parent = hit.checked_sub(1).and_then(|before| chain.get(before)).copied();
-        let position = u64::try_from(hit).ok().and_then(|hit| Position::new(hit).ok());
+        let parent = before.checked_sub(1).and_then(|last| chain.get(last)).copied();
+        let position = u64::try_from(before).ok().and_then(|at| Position::new(at).ok());
         let blocks = StoredBlocks::by_sequence(parent, position, stored.to_vec());
         events.push(Event::Stored(blocks));
     }

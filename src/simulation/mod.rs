@@ -9,7 +9,7 @@
 //! | module | subject |
 //! |---|---|
 //! | `request`, `trace`, `synthetic` | what arrives |
-//! | `cache`, `router`, `fleet` | what happens to it, and what is true |
+//! | `attention`, `cache`, `router`, `fleet` | what happens to it, and what is true |
 //! | `random_routing` | what a router without knowledge would get |
 //! | `session` | the daemon, in this process or elsewhere |
 //! | `replay`, `check`, `report` | driving, comparing, counting |
@@ -17,6 +17,7 @@
 //! | `error` | why a simulation cannot go on |
 //! | `policies` | whether routing on exact answers pays, in virtual time |
 
+mod attention;
 mod cache;
 mod check;
 mod error;
@@ -32,6 +33,7 @@ mod steady;
 mod synthetic;
 mod trace;
 
+pub use attention::{Attention, CacheModel, Retention};
 pub use cache::{Admission, PrefixCache};
 pub use check::{Difference, difference};
 pub use error::SimulationError;

@@ -30,6 +30,15 @@ def engine() -> Iterator[ModuleType]:
         sys.path.remove(str(SOURCE))
 
 
+@pytest.fixture(scope="module")
+def policy() -> Iterator[ModuleType]:
+    sys.path.insert(0, str(SOURCE))
+    try:
+        yield importlib.import_module("policy")
+    finally:
+        sys.path.remove(str(SOURCE))
+
+
 def fields(event: dict[str, Any]) -> dict[str, str]:
     return {key: type(value).__name__ for key, value in event.items()}
 
@@ -74,6 +83,30 @@ def test_the_mock_engine_tells_what_it_has(engine: ModuleType, seed: int) -> Non
                 known[name] = (parent, tuple(event["token_ids"][16 * number : 16 * number + 16]))
                 parent = name
         assert set(known) == set(cache._parents)
+
+
+def test_equals_have_one_home_and_load_and_knowledge_go_before_it(policy: ModuleType) -> None:
+    engines = [f"gpu-{number}" for number in range(4)]
+    homes = {}
+    for chat in range(200):
+        tokens = [chat] * 1600
+        home, to_compute = policy.choose(engines, tokens, 100, {}, {})
+        homes[chat] = home
+        assert to_compute == 100
+        # Other routers, which list the engines otherwise, and later turns choose the same.
+        assert policy.choose(engines[::-1], [*tokens, 7], 100, {}, {})[0] == home
+        other = engines[(engines.index(home) + 1) % 4]
+        # What is known goes before the home; of about equals the home wins.
+        assert policy.choose(engines, tokens, 100, {other: 40}, {}) == (other, 60)
+        assert policy.choose(engines, tokens, 100, {other: 40, home: 35}, {}) == (home, 65)
+        # Without knowledge the home may have one prompt more than others to do, and not more.
+        assert policy.choose(engines, tokens, 100, {}, {home: 100})[0] == home
+        assert policy.choose(engines, tokens, 100, {}, {home: 101})[0] != home
+        # An engine that is gone moves its own prompts alone.
+        kept = [engine for engine in engines if engine != other]
+        assert policy.choose(kept, tokens, 100, {}, {})[0] == home
+    counts = [list(homes.values()).count(engine) for engine in engines]
+    assert all(25 <= count <= 75 for count in counts), counts
 
 
 def test_routing_by_answers_beats_round_robin() -> None:

@@ -1,6 +1,6 @@
 //! What a router knows about the caches: what an index has heard, or what the router itself assumes.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::num::NonZeroUsize;
 
 use kvatlas_core::hash::SequenceHash;
@@ -9,20 +9,53 @@ use kvatlas_core::index::{
 };
 use kvatlas_core::wire::{Event, HolderId, QueryKey, Tier, WorkerName};
 
-use super::super::cache::PrefixCache;
+use super::super::attention::CacheModel;
+use super::super::cache::{Admission, PrefixCache};
 use super::super::error::SimulationError;
-use super::super::fleet::{FleetSize, RANK};
+use super::super::fleet::{FleetSize, RANK, events_of};
+
+/// One change to a worker's cache, as the worker tells it.
+pub(super) enum Change {
+    /// Blocks of full attention.
+    Blocks(Event),
+    /// These blocks got a block of the windows or states.
+    SidesStored(Vec<SequenceHash>),
+    /// These blocks lost theirs.
+    SidesEvicted(Vec<SequenceHash>),
+}
+
+/// What an admission changed, in the order that promises too much at no time.
+pub(super) fn changes_of(chain: &[SequenceHash], admission: Admission) -> Vec<Change> {
+    let blocks = events_of(chain, &admission);
+    let mut changes = vec![Change::SidesEvicted(admission.sides_evicted)];
+    changes.extend(blocks.into_iter().map(Change::Blocks));
+    changes.push(Change::SidesStored(admission.sides_stored));
+    changes.retain(|change| !change.is_empty());
+    changes
+}
+
+impl Change {
+    fn is_empty(&self) -> bool {
+        match self {
+            Self::Blocks(_) => false,
+            Self::SidesStored(blocks) | Self::SidesEvicted(blocks) => blocks.is_empty(),
+        }
+    }
+}
 
 /// The index of a daemon, as all routers share it.
 pub(super) struct Heard {
+    model: CacheModel,
     index: PositionalIndexer,
     writers: Vec<HolderWriter>,
     numbers: HashMap<WorkerName, usize>,
+    /// The blocks that have one of the windows or states, by worker.
+    sides: Vec<HashSet<SequenceHash>>,
 }
 
 impl Heard {
     /// An index that has heard of all workers, and of no block.
-    pub(super) fn new(size: FleetSize) -> Result<Self, SimulationError> {
+    pub(super) fn new(size: FleetSize, model: CacheModel) -> Result<Self, SimulationError> {
         let index = PositionalIndexer::new(NamespaceSettings::default(), IndexLimits::default());
         let mut writers = Vec::new();
         let mut numbers = HashMap::new();
@@ -31,23 +64,48 @@ impl Heard {
             writers.push(index.register(&HolderId { worker, rank: RANK })?);
         }
         Ok(Self {
+            model,
             index,
+            sides: vec![HashSet::new(); writers.len()],
             writers,
             numbers,
         })
     }
 
-    /// Applies a worker's events.
-    pub(super) fn apply(&mut self, worker: usize, events: Vec<Event>) {
-        if let Some(writer) = self.writers.get_mut(worker) {
-            for event in events {
-                writer.apply(event, Tier::DEVICE, 0);
+    /// Applies what a worker tells.
+    pub(super) fn apply(&mut self, worker: usize, changes: Vec<Change>) {
+        let (Some(writer), Some(sides)) = (self.writers.get_mut(worker), self.sides.get_mut(worker)) else {
+            return;
+        };
+        for change in changes {
+            match change {
+                Change::Blocks(event) => {
+                    if matches!(event, Event::Cleared) {
+                        sides.clear();
+                    }
+                    writer.apply(event, Tier::DEVICE, 0);
+                }
+                Change::SidesStored(blocks) => sides.extend(blocks),
+                Change::SidesEvicted(blocks) => blocks.iter().for_each(|block| {
+                    sides.remove(block);
+                }),
             }
         }
     }
 
-    /// How many leading blocks each worker has of a prompt, as far as the index knows.
-    pub(super) fn matches(&self, chain: &[SequenceHash]) -> Result<Vec<u64>, SimulationError> {
+    /// How many leading blocks of a prompt a request could reuse at each worker, as far as the index knows.
+    pub(super) fn usable(&self, chain: &[SequenceHash]) -> Result<Vec<u64>, SimulationError> {
+        let mut found = self.matched(chain)?;
+        for (blocks, sides) in found.iter_mut().zip(&self.sides) {
+            let matched = usize::try_from(*blocks).unwrap_or(usize::MAX);
+            let is_kept = |position| chain.get(position).is_some_and(|hash| sides.contains(hash));
+            *blocks = self.model.usable_blocks(chain.len(), matched, is_kept) as u64;
+        }
+        Ok(found)
+    }
+
+    /// How many leading blocks of a prompt each worker has for full attention, as far as the index knows.
+    pub(super) fn matched(&self, chain: &[SequenceHash]) -> Result<Vec<u64>, SimulationError> {
         let mut matched = vec![0; self.writers.len()];
         let key = QueryKey::SequenceHashes(chain.to_vec());
         let mut query = QueryChain::new(&key, self.index.settings().block_size)?;
@@ -62,16 +120,17 @@ impl Heard {
     }
 }
 
-/// What one router assumes: that a worker keeps what the router sent to it, as long as its cache has room.
+/// What one router assumes: that a worker keeps what the router sent to it, as long as its cache has room. It knows the model.
 pub(super) struct Guesses {
     caches: Vec<PrefixCache>,
 }
 
 impl Guesses {
     /// Knows the size of the caches, and nothing in them.
-    pub(super) fn new(workers: usize, capacity: NonZeroUsize) -> Self {
+    pub(super) fn new(workers: usize, capacity: NonZeroUsize, model: CacheModel) -> Self {
+        let cache = || PrefixCache::new(capacity, model);
         Self {
-            caches: (0..workers).map(|_| PrefixCache::new(capacity)).collect(),
+            caches: (0..workers).map(|_| cache()).collect(),
         }
     }
 
@@ -82,9 +141,53 @@ impl Guesses {
         }
     }
 
-    /// How many leading blocks each worker should have of a prompt.
-    pub(super) fn matches(&self, chain: &[SequenceHash]) -> Vec<u64> {
-        let matched = |cache: &PrefixCache| u64::try_from(cache.matched_blocks(chain)).unwrap_or(u64::MAX);
-        self.caches.iter().map(matched).collect()
+    /// How many leading blocks of a prompt a request should be able to reuse at each worker.
+    pub(super) fn usable(&self, chain: &[SequenceHash]) -> Vec<u64> {
+        let usable = |cache: &PrefixCache| u64::try_from(cache.usable_blocks(chain)).unwrap_or(u64::MAX);
+        self.caches.iter().map(usable).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::super::attention::{Attention, Retention};
+    use super::super::super::request::chain_of;
+    use super::*;
+
+    proptest! {
+        /// Of a worker that is emptied at times the index knows what its cache would say, also of prompts that it was never asked for.
+        #[test]
+        fn what_is_heard_is_the_cache(
+            capacity in 4_usize..30,
+            window in 1_usize..4,
+            every in 0_usize..4,
+            prompts in prop::collection::vec(prop::collection::vec(0_u64..3, 0..10), 1..40),
+        ) {
+            let model = CacheModel {
+                attention: Attention::Window(NonZeroUsize::new(window).unwrap()),
+                retention: NonZeroUsize::new(every).map_or(Retention::Boundaries, Retention::Every),
+            };
+            let capacity = NonZeroUsize::new(capacity).unwrap();
+            let workers = NonZeroUsize::MIN;
+            let size = FleetSize { workers, blocks_per_worker: capacity };
+            let mut heard = Heard::new(size, model).unwrap();
+            let mut cache = PrefixCache::new(capacity, model);
+            for prompt in &prompts {
+                let chain = chain_of(prompt);
+                if prompt.starts_with(&[2, 2]) {
+                    cache = PrefixCache::new(capacity, model);
+                    heard.apply(0, vec![Change::Blocks(Event::Cleared)]);
+                }
+                let admission = cache.admit(&chain);
+                heard.apply(0, changes_of(&chain, admission));
+                for other in &prompts {
+                    let chain = chain_of(other);
+                    prop_assert_eq!(heard.matched(&chain).unwrap(), [cache.matched_blocks(&chain) as u64]);
+                    prop_assert_eq!(heard.usable(&chain).unwrap(), [cache.usable_blocks(&chain) as u64]);
+                }
+            }
+        }
     }
 }

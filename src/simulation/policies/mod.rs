@@ -18,8 +18,11 @@
 //! The first token follows one `token_us` later. Then the answer is decoded beside other work, and the blocks stay busy
 //! until it ends. A prompt's blocks enter the cache when they are computed, and evict the least recently used leaves.
 //!
+//! Beside [windows or states](super::attention) a request reuses less than full attention has. An index knows both. The policies that go by
+//! matched blocks take all that full attention has for reusable, as most routers do.
+//!
 //! An index hears of that `event_delay_us` later. A lost event is noticed with the worker's next one, or with its
-//! heartbeat: from then on the index knows what it would have known. A router that guesses hears nothing. It assumes that a worker has
+//! heartbeat: from then on the index knows what it would have known. A router without an answer takes nothing for cached. A router that guesses hears nothing. It assumes that a worker has
 //! what it was sent, in a cache of the right size: the best guess that there is.
 
 mod knowledge;
@@ -31,6 +34,7 @@ mod service;
 
 use std::num::NonZeroUsize;
 
+use super::attention::CacheModel;
 use super::fleet::FleetSize;
 use super::request::Request;
 
@@ -78,11 +82,13 @@ pub struct Scenario {
     pub restart_every_us: u64,
     /// How many events of a thousand are lost on the way.
     pub lost_events_per_mille: u32,
+    /// For how long the index answers, and then does not, in microseconds by turns; it always answers where 0.
+    pub blind_every_us: u64,
 }
 
 impl Scenario {
-    /// The scenarios of a comparison: nothing wrong, four routers, restarts, lost events.
-    pub const ALL: [Self; 4] = [
+    /// The scenarios of a comparison: nothing wrong, four routers, restarts, lost events, four routers without answers for half of the time.
+    pub const ALL: [Self; 5] = [
         Self {
             name: "one router",
             ..Self::QUIET
@@ -102,6 +108,12 @@ impl Scenario {
             lost_events_per_mille: 50,
             ..Self::QUIET
         },
+        Self {
+            name: "no answers every other minute",
+            routers: NonZeroUsize::MIN.saturating_add(3),
+            blind_every_us: 60_000_000,
+            ..Self::QUIET
+        },
     ];
 
     const QUIET: Self = Self {
@@ -109,7 +121,19 @@ impl Scenario {
         routers: NonZeroUsize::MIN,
         restart_every_us: 0,
         lost_events_per_mille: 0,
+        blind_every_us: 0,
     };
+
+    /// Whether the index does not answer at this time.
+    fn is_blind(&self, now_us: u64) -> bool {
+        now_us
+            .checked_div(self.blind_every_us)
+            .is_some_and(|turn| turn % 2 == 1)
+    }
+
+    fn is_quiet(&self) -> bool {
+        self.restart_every_us == 0 && self.lost_events_per_mille == 0 && self.blind_every_us == 0
+    }
 }
 
 /// What is compared.
@@ -117,6 +141,8 @@ impl Scenario {
 pub struct Comparison {
     /// The fleet.
     pub size: FleetSize,
+    /// The caches of the fleet's model.
+    pub cache: CacheModel,
     /// The costs.
     pub model: ServiceModel,
     /// How many times as fast as recorded requests arrive.
@@ -138,8 +164,16 @@ impl Comparison {
         mut observe: impl FnMut(&Outcome),
     ) -> Result<Vec<Outcome>, super::SimulationError> {
         let mut outcomes = Vec::new();
-        for scenario in Scenario::ALL {
+        let is_hybrid = self.cache.is_hybrid();
+        // Restarts and losses do to hybrid caches what they do to others.
+        let scenarios = Scenario::ALL
+            .into_iter()
+            .filter(|scenario| !is_hybrid || scenario.is_quiet());
+        for scenario in scenarios {
             for policy in Policy::ALL {
+                if policy.goes_by_matched() && !is_hybrid {
+                    continue;
+                }
                 let outcome = run::run(self, &scenario, policy, requests)?;
                 observe(&outcome);
                 outcomes.push(outcome);

@@ -3,17 +3,21 @@
 use hdrhistogram::{CreationError, Histogram};
 use serde::Serialize;
 
+use super::super::attention::CacheModel;
+
 /// The figures of one policy under one scenario.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Outcome {
-    /// What went wrong meanwhile.
-    pub scenario: &'static str,
+    /// What went wrong meanwhile, and the model where its attention is not full.
+    pub scenario: String,
     /// The policy.
     pub policy: &'static str,
     /// Requests served.
     pub requests: usize,
     /// Share of the prompts' blocks that were cached where they went.
     pub hit_rate: f64,
+    /// Share of the prompts' blocks that the router took for cached where it sent them.
+    pub promised_rate: f64,
     /// Blocks that the workers computed.
     pub computed_blocks: u64,
     /// Time to the first token, in milliseconds: mean.
@@ -32,6 +36,7 @@ const LONGEST_US: u64 = 86_400_000_000;
 pub(super) struct Counts {
     prompt_blocks: u64,
     hit_blocks: u64,
+    promised_blocks: u64,
     computed_blocks: u64,
     first_token_us: Histogram<u64>,
 }
@@ -41,9 +46,15 @@ impl Counts {
         Ok(Self {
             prompt_blocks: 0,
             hit_blocks: 0,
+            promised_blocks: 0,
             computed_blocks: 0,
             first_token_us: Histogram::new_with_bounds(1, LONGEST_US, 3)?,
         })
+    }
+
+    /// Counts what a router expects a prompt to reuse.
+    pub(super) fn promised(&mut self, blocks: u64) {
+        self.promised_blocks += blocks;
     }
 
     /// Counts a prompt whose turn has come.
@@ -59,13 +70,19 @@ impl Counts {
     }
 
     #[allow(clippy::cast_precision_loss, reason = "figures for people")]
-    pub(super) fn outcome(&self, scenario: &'static str, policy: &'static str) -> Outcome {
+    pub(super) fn outcome(&self, scenario: &str, cache: CacheModel, policy: &'static str) -> Outcome {
+        let share = |blocks: u64| blocks as f64 / self.prompt_blocks.max(1) as f64;
         let first_token_ms = |us: u64| us as f64 / 1000.0;
         Outcome {
-            scenario,
+            scenario: if cache.is_hybrid() {
+                format!("{scenario}, {cache}")
+            } else {
+                scenario.to_owned()
+            },
             policy,
             requests: usize::try_from(self.first_token_us.len()).unwrap_or(usize::MAX),
-            hit_rate: self.hit_blocks as f64 / self.prompt_blocks.max(1) as f64,
+            hit_rate: share(self.hit_blocks),
+            promised_rate: share(self.promised_blocks),
             computed_blocks: self.computed_blocks,
             first_token_ms_mean: self.first_token_us.mean() / 1000.0,
             first_token_ms_p50: first_token_ms(self.first_token_us.value_at_quantile(0.5)),

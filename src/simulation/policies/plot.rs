@@ -22,7 +22,7 @@ const FONT: &str = "sans-serif";
 ///
 /// Where the library can't draw.
 pub fn plot(outcomes: &[Outcome]) -> Result<String, PlotError> {
-    let mut scenarios: Vec<&str> = outcomes.iter().map(|outcome| outcome.scenario).collect();
+    let mut scenarios: Vec<&str> = outcomes.iter().map(|outcome| outcome.scenario.as_str()).collect();
     scenarios.dedup();
     let rows = u32::try_from(outcomes.len() + 2 * scenarios.len()).unwrap_or(u32::MAX);
     let mut picture = String::new();
@@ -87,6 +87,7 @@ fn draw(
 fn colour_of(policy: &str) -> RGBColor {
     match policy {
         policy if policy.starts_with("exact") => RGBColor(0, 114, 178),
+        policy if policy.starts_with("matched") => RGBColor(204, 121, 167),
         policy if policy.starts_with("own guesses") => RGBColor(230, 159, 0),
         policy if policy.starts_with("first blocks") => RGBColor(0, 158, 115),
         _ => RGBColor(120, 120, 120),
@@ -130,10 +131,11 @@ mod tests {
 
     fn outcome(policy: &'static str, mean: f64, p99: f64) -> Outcome {
         Outcome {
-            scenario: "one router",
+            scenario: "one router".to_owned(),
             policy,
             requests: 1,
             hit_rate: 0.5,
+            promised_rate: 0.5,
             computed_blocks: 1,
             first_token_ms_mean: mean,
             first_token_ms_p50: mean,

@@ -4,6 +4,8 @@ use fastrand::Rng;
 
 /// How many leading blocks decide where affinity sends a prompt. More than the system prompt, which most prompts share.
 const AFFINITY_BLOCKS: usize = 3;
+/// Workers that cost more than the cheapest by at most the prompt's own cost over this are about the same, where some of it is cached.
+const KNOWN_TOLERANCE_DIVISOR: u64 = 10;
 /// How far above the mean load the home of a prompt may be before affinity with load goes on to the next worker, in hundredths.
 const AFFINITY_LOAD_MAX_PERCENT: u128 = 125;
 
@@ -12,11 +14,17 @@ const AFFINITY_LOAD_MAX_PERCENT: u128 = 125;
 pub enum Policy {
     /// The least of: blocks to compute by the index, and blocks in flight.
     ExactWithLoad,
-    /// The most matched blocks by the index.
+    /// The most blocks to reuse by the index.
     Exact,
+    /// As `ExactWithLoad`; of workers that cost about the same, the one that the first blocks hash to.
+    ExactWithHome,
+    /// As `ExactWithLoad`, where the index knows of full attention alone.
+    MatchedWithLoad,
+    /// As `Exact`, where the index knows of full attention alone.
+    Matched,
     /// The least of: blocks to compute by the router's guess, and blocks in flight.
     GuessWithLoad,
-    /// The most matched blocks by the router's guess.
+    /// The most blocks to reuse by the router's guess.
     Guess,
     /// The worker that the first blocks hash to, or the next one whose load is near the mean.
     AffinityWithLoad,
@@ -32,9 +40,12 @@ pub enum Policy {
 
 impl Policy {
     /// All policies, in the order of tables.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 12] = [
         Self::ExactWithLoad,
+        Self::ExactWithHome,
         Self::Exact,
+        Self::MatchedWithLoad,
+        Self::Matched,
         Self::GuessWithLoad,
         Self::Guess,
         Self::AffinityWithLoad,
@@ -48,7 +59,10 @@ impl Policy {
     pub fn name(self) -> &'static str {
         match self {
             Self::ExactWithLoad => "exact answers, with load",
+            Self::ExactWithHome => "exact answers, load, home",
             Self::Exact => "exact answers",
+            Self::MatchedWithLoad => "matched only, with load",
+            Self::Matched => "matched only",
             Self::GuessWithLoad => "own guesses, with load",
             Self::Guess => "own guesses",
             Self::AffinityWithLoad => "first blocks, with load",
@@ -61,7 +75,12 @@ impl Policy {
 
     /// Whether it asks an index.
     pub(super) fn asks_the_index(self) -> bool {
-        matches!(self, Self::Exact | Self::ExactWithLoad)
+        matches!(self, Self::Exact | Self::ExactWithLoad | Self::ExactWithHome) || self.goes_by_matched()
+    }
+
+    /// Whether it takes for reusable all that full attention has. Without windows and states it is right.
+    pub(super) fn goes_by_matched(self) -> bool {
+        matches!(self, Self::Matched | Self::MatchedWithLoad)
     }
 
     /// Whether it keeps guesses.
@@ -106,19 +125,20 @@ impl Router {
         }
     }
 
-    /// The worker for a prompt of these blocks. `matched` has one number a worker, zeros where the policy knows nothing.
-    pub(super) fn choose(&mut self, policy: Policy, matched: &[u64], prompt: &[u64]) -> usize {
+    /// The worker for a prompt of these blocks. `reusable` has one number a worker, zeros where the policy knows nothing.
+    pub(super) fn choose(&mut self, policy: Policy, reusable: &[u64], prompt: &[u64]) -> usize {
         let (blocks, weight) = (prompt.len() as u64, self.overlap_weight);
         match policy {
-            Policy::ExactWithLoad | Policy::GuessWithLoad => {
+            Policy::ExactWithLoad | Policy::MatchedWithLoad | Policy::GuessWithLoad => {
                 let cost = |worker: usize, load: &Load| {
-                    let missing = blocks.saturating_sub(matched.get(worker).copied().unwrap_or_default());
-                    load.cost(weight) + missing * weight
+                    let found = reusable.get(worker).copied().unwrap_or_default();
+                    load.cost(weight) + blocks.saturating_sub(found) * weight
                 };
                 self.least(cost)
             }
-            Policy::Exact | Policy::Guess => {
-                self.least(|worker, _| u64::MAX - matched.get(worker).copied().unwrap_or_default())
+            Policy::ExactWithHome => self.cheapest_near_home(reusable, prompt),
+            Policy::Exact | Policy::Matched | Policy::Guess => {
+                self.least(|worker, _| u64::MAX - reusable.get(worker).copied().unwrap_or_default())
             }
             Policy::AffinityWithLoad => self.near_home(prompt),
             Policy::Affinity => self.home(prompt),
@@ -168,12 +188,38 @@ impl Router {
         self.random.choice(best).unwrap_or_default()
     }
 
+    /// Of the workers that cost about as little as the cheapest, the one with the highest score for the first blocks: rendezvous hashing
+    /// (Thaler and Ravishankar, 1998). All routers prefer the same workers for one prompt, in the same order, without talking.
+    ///
+    /// Where some of the prompt is known to be cached, a tenth of the prompt's cost is about the same. Where nothing is known the
+    /// home has a good chance to have it, and may cost as much more as the whole prompt.
+    fn cheapest_near_home(&self, reusable: &[u64], prompt: &[u64]) -> usize {
+        let (blocks, weight) = (prompt.len() as u64, self.overlap_weight);
+        let found = |worker: usize| reusable.get(worker).copied().unwrap_or_default();
+        let costs: Vec<u64> = self
+            .loads
+            .iter()
+            .enumerate()
+            .map(|(worker, load)| load.cost(weight) + blocks.saturating_sub(found(worker)) * weight)
+            .collect();
+        let is_known = reusable.iter().any(|found| *found > 0);
+        let whole = blocks * weight;
+        let tolerance = if is_known {
+            whole / KNOWN_TOLERANCE_DIVISOR
+        } else {
+            whole
+        };
+        let most = costs.iter().min().copied().unwrap_or_default() + tolerance;
+        let first = first_blocks(prompt);
+        (0..costs.len())
+            .filter(|worker| costs.get(*worker).is_some_and(|cost| *cost <= most))
+            .max_by_key(|worker| score(first, *worker))
+            .unwrap_or_default()
+    }
+
     fn home(&self, prompt: &[u64]) -> usize {
         let workers = self.loads.len().max(1) as u64;
-        // A sequence hash names the whole prefix up to its block.
-        let first = prompt.get(..AFFINITY_BLOCKS).unwrap_or(prompt);
-        let last = first.last().copied().unwrap_or_default();
-        usize::try_from(last % workers).unwrap_or_default()
+        usize::try_from(first_blocks(prompt) % workers).unwrap_or_default()
     }
 
     /// Consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam, 2018).
@@ -191,6 +237,17 @@ impl Router {
             .find(fits)
             .unwrap_or(home)
     }
+}
+
+/// The name of a prompt's first blocks: a sequence hash names the whole prefix up to its block.
+fn first_blocks(prompt: &[u64]) -> u64 {
+    let first = prompt.get(..AFFINITY_BLOCKS).unwrap_or(prompt);
+    first.last().copied().unwrap_or_default()
+}
+
+/// The score of a worker for a prompt, the same at every router.
+fn score(first: u64, worker: usize) -> u64 {
+    xxhash_rust::xxh3::xxh3_64_with_seed(&worker.to_le_bytes(), first)
 }
 
 #[cfg(test)]
@@ -223,6 +280,44 @@ mod tests {
         router.sent(1, 40, 40);
         assert_eq!(router.choose(Policy::Affinity, &[], &prompt), 1);
         assert_eq!(router.choose(Policy::AffinityWithLoad, &[], &prompt), 2);
+    }
+
+    #[test]
+    fn among_equals_and_without_knowledge_all_routers_choose_one_home() {
+        let policy = Policy::ExactWithHome;
+        let prompts: Vec<[u64; 4]> = (0..200).map(|number| [1, 2, number, number]).collect();
+        let homes: Vec<usize> = prompts
+            .iter()
+            .map(|prompt| router(4).choose(policy, &[0; 4], prompt))
+            .collect();
+        for worker in 0..4 {
+            let count = homes.iter().filter(|home| **home == worker).count();
+            assert!((25..=75).contains(&count), "{count} of 200");
+        }
+        for (prompt, home) in prompts.iter().zip(&homes) {
+            let other = (*home + 1) % 4;
+            let mut another = Router::new(4, 1, Rng::with_seed(99));
+            // What follows the first blocks changes nothing.
+            assert_eq!(another.choose(policy, &[0; 4], &[1, 2, prompt[2], 7]), *home);
+            // What is known to be cached elsewhere goes before the home.
+            let mut reusable = [0; 4];
+            reusable[other] = 3;
+            assert_eq!(another.choose(policy, &reusable, prompt), other);
+            // Without knowledge the home may have one prompt more than others, and not two.
+            another.sent(*home, 2, 2);
+            assert_eq!(another.choose(policy, &[0; 4], prompt), *home);
+            another.sent(*home, 2, 2);
+            assert_ne!(another.choose(policy, &[0; 4], prompt), *home);
+        }
+    }
+
+    #[test]
+    fn a_home_that_is_gone_moves_its_own_prompts_alone() {
+        let prompts = (0..200_u64).map(|number| [1, 2, number]);
+        for prompt in prompts {
+            let among = |workers| router(workers).choose(Policy::ExactWithHome, &[0; 5], &prompt);
+            assert!(among(5) == 4 || among(5) == among(4), "{prompt:?}");
+        }
     }
 
     #[test]

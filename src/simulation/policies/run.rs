@@ -5,9 +5,8 @@ use std::collections::BTreeMap;
 use kvatlas_core::wire::Event;
 
 use super::super::error::SimulationError;
-use super::super::fleet::events_of;
 use super::super::request::Request;
-use super::knowledge::{Guesses, Heard};
+use super::knowledge::{Change, Guesses, Heard, changes_of};
 use super::outcome::{Counts, Outcome};
 use super::router::{Policy, Router};
 use super::service::{Ticket, Worker};
@@ -31,7 +30,7 @@ enum Happening {
         blocks: u64,
     },
     /// The index hears of a worker's changes.
-    Heard { worker: usize, events: Vec<Event> },
+    Heard { worker: usize, changes: Vec<Change> },
     /// A worker's heartbeat shows what was lost.
     Heartbeat(usize),
     /// Some worker restarts.
@@ -51,7 +50,7 @@ struct Run<'a> {
     routers: Vec<(Router, Guesses)>,
     heard: Option<Heard>,
     /// What was lost on the way to the index, by worker.
-    lost: Vec<Vec<Event>>,
+    lost: Vec<Vec<Change>>,
     /// Requests that have not had their first token.
     open: usize,
     random: Rng,
@@ -69,7 +68,7 @@ pub(super) fn run(
     while let Some(((now_us, _), happening)) = run.plan.pop_first() {
         run.happen(now_us, happening)?;
     }
-    Ok(run.counts.outcome(scenario.name, policy.name()))
+    Ok(run.counts.outcome(scenario.name, comparison.cache, policy.name()))
 }
 
 impl<'a> Run<'a> {
@@ -88,7 +87,10 @@ impl<'a> Run<'a> {
                 comparison.model.overlap_weight,
                 Rng::with_seed(random.u64(..)),
             );
-            (router, Guesses::new(count, size.blocks_per_worker))
+            (
+                router,
+                Guesses::new(count, size.blocks_per_worker, comparison.cache),
+            )
         });
         let mut run = Self {
             comparison,
@@ -97,10 +99,15 @@ impl<'a> Run<'a> {
             requests,
             plan: BTreeMap::new(),
             planned: 0,
-            workers: (0..count).map(|_| Worker::new(size.blocks_per_worker)).collect(),
+            workers: (0..count)
+                .map(|_| Worker::new(size.blocks_per_worker, comparison.cache))
+                .collect(),
             routers: routers.collect(),
-            heard: policy.asks_the_index().then(|| Heard::new(size)).transpose()?,
-            lost: vec![Vec::new(); count],
+            heard: policy
+                .asks_the_index()
+                .then(|| Heard::new(size, comparison.cache))
+                .transpose()?,
+            lost: (0..count).map(|_| Vec::new()).collect(),
             open: requests.len(),
             random,
             counts: Counts::new()?,
@@ -140,9 +147,9 @@ impl<'a> Run<'a> {
                     router.answered(worker, blocks);
                 }
             }
-            Happening::Heard { worker, events } => {
+            Happening::Heard { worker, changes } => {
                 if let Some(heard) = &mut self.heard {
-                    heard.apply(worker, events);
+                    heard.apply(worker, changes);
                 }
             }
             Happening::Heartbeat(worker) => self.deliver(now_us, worker, Vec::new()),
@@ -159,15 +166,19 @@ impl<'a> Run<'a> {
         let Some((router, guesses)) = self.routers.get_mut(chosen) else {
             return Ok(());
         };
-        let matched = match &self.heard {
-            Some(heard) => heard.matches(&request.chain)?,
-            None if self.policy.guesses() => guesses.matches(&request.chain),
+        let reusable = match &self.heard {
+            Some(_) if self.scenario.is_blind(now_us) => vec![0; self.workers.len()],
+            Some(heard) if self.policy.goes_by_matched() => heard.matched(&request.chain)?,
+            Some(heard) => heard.usable(&request.chain)?,
+            None if self.policy.guesses() => guesses.usable(&request.chain),
             None => vec![0; self.workers.len()],
         };
         let prompt: Vec<u64> = request.chain.iter().map(|hash| hash.as_u64()).collect();
-        let worker = router.choose(self.policy, &matched, &prompt);
+        let worker = router.choose(self.policy, &reusable, &prompt);
         let blocks = prompt.len() as u64;
-        let expected_blocks = blocks.saturating_sub(matched.get(worker).copied().unwrap_or_default());
+        let promised_blocks = reusable.get(worker).copied().unwrap_or_default();
+        let expected_blocks = blocks.saturating_sub(promised_blocks);
+        self.counts.promised(promised_blocks);
         router.sent(worker, expected_blocks, blocks);
         if self.policy.guesses() {
             guesses.sent(worker, &request.chain);
@@ -232,34 +243,34 @@ impl<'a> Run<'a> {
             blocks,
         };
         self.plan(now_us + model.token_us * request.output_tokens.max(1), answered);
-        self.publish(now_us, number, events_of(&request.chain, &admission));
+        self.publish(now_us, number, changes_of(&request.chain, admission));
         self.begin(now_us, number);
     }
 
     /// Sends a worker's changes to the index; some are lost.
-    fn publish(&mut self, now_us: u64, worker: usize, events: Vec<Event>) {
-        if self.heard.is_none() || events.is_empty() {
+    fn publish(&mut self, now_us: u64, worker: usize, changes: Vec<Change>) {
+        if self.heard.is_none() || changes.is_empty() {
             return;
         }
         let is_lost = self.random.u64(..1000) < u64::from(self.scenario.lost_events_per_mille);
         if !is_lost {
-            self.deliver(now_us, worker, events);
+            self.deliver(now_us, worker, changes);
             return;
         }
         if let Some(lost) = self.lost.get_mut(worker) {
-            lost.extend(events);
+            lost.extend(changes);
         }
         let heartbeat_us = self.comparison.model.heartbeat_us.max(1);
         let next_us = (now_us / heartbeat_us + 1) * heartbeat_us;
         self.plan(next_us, Happening::Heartbeat(worker));
     }
 
-    /// Brings what was lost before, and then these events, to the index.
-    fn deliver(&mut self, now_us: u64, worker: usize, events: Vec<Event>) {
+    /// Brings what was lost before, and then these, to the index.
+    fn deliver(&mut self, now_us: u64, worker: usize, changes: Vec<Change>) {
         let mut all = self.lost.get_mut(worker).map(std::mem::take).unwrap_or_default();
-        all.extend(events);
+        all.extend(changes);
         if !all.is_empty() {
-            let heard = Happening::Heard { worker, events: all };
+            let heard = Happening::Heard { worker, changes: all };
             self.plan(now_us + self.comparison.model.event_delay_us, heard);
         }
     }
@@ -269,7 +280,7 @@ impl<'a> Run<'a> {
         if let Some(worker) = self.workers.get_mut(number) {
             worker.restart();
         }
-        self.publish(now_us, number, vec![Event::Cleared]);
+        self.publish(now_us, number, vec![Change::Blocks(Event::Cleared)]);
         self.begin(now_us, number);
         // Without requests nothing would end the run.
         if self.open > 0 {
@@ -292,6 +303,7 @@ fn arrival_us(request: &Request, speed: f64) -> u64 {
 mod tests {
     use std::num::NonZeroUsize;
 
+    use super::super::super::attention::{Attention, CacheModel};
     use super::super::super::fleet::FleetSize;
     use super::super::super::synthetic::SyntheticLoad;
     use super::super::ServiceModel;
@@ -306,6 +318,7 @@ mod tests {
             model: ServiceModel::default(),
             speed: 1.0,
             seed: 5,
+            cache: CacheModel::default(),
         }
     }
 
@@ -317,17 +330,47 @@ mod tests {
         run(&comparison(4), scenario, policy, &requests()).unwrap()
     }
 
+    fn of_hybrid(policy: Policy, scenario: &Scenario) -> Outcome {
+        let hybrid = Comparison {
+            cache: CacheModel {
+                attention: Attention::Window(NonZeroUsize::new(2).unwrap()),
+                ..CacheModel::default()
+            },
+            ..comparison(4)
+        };
+        run(&hybrid, scenario, policy, &requests()).unwrap()
+    }
+
     #[test]
     fn every_request_gets_its_first_token_under_every_policy_and_scenario() {
         for scenario in Scenario::ALL {
             for policy in Policy::ALL {
-                let outcome = of(policy, &scenario);
-                assert_eq!(outcome.requests, 400, "{outcome:?}");
-                // Nothing comes before its prompt is computed and a token made.
-                assert!(outcome.first_token_ms_p50 >= 24.0, "{outcome:?}");
-                assert_eq!(outcome, of(policy, &scenario));
+                for of in [of, of_hybrid] {
+                    let outcome = of(policy, &scenario);
+                    assert_eq!(outcome.requests, 400, "{outcome:?}");
+                    // Nothing comes before its prompt is computed and a token made.
+                    assert!(outcome.first_token_ms_p50 >= 24.0, "{outcome:?}");
+                    assert_eq!(outcome, of(policy, &scenario));
+                }
             }
         }
+    }
+
+    #[test]
+    fn usable_blocks_are_found_and_matched_ones_are_not() {
+        let quiet = &Scenario::ALL[0];
+        let lacking = |outcome: Outcome| outcome.promised_rate - outcome.hit_rate;
+        let usable = lacking(of_hybrid(Policy::ExactWithLoad, quiet));
+        let matched = lacking(of_hybrid(Policy::MatchedWithLoad, quiet));
+        // What is cached changes while a prompt waits for its turn.
+        assert!(usable.abs() < 0.005 && matched > 0.02, "{usable} {matched}");
+        // Of full attention alone, all that is matched is usable.
+        let same = of(Policy::ExactWithLoad, quiet);
+        let plain = of(Policy::MatchedWithLoad, quiet);
+        assert_eq!(
+            (same.computed_blocks, same.promised_rate),
+            (plain.computed_blocks, plain.promised_rate)
+        );
     }
 
     #[test]
@@ -346,6 +389,14 @@ mod tests {
         let exact = of(Policy::Exact, &Scenario::ALL[0]);
         let random = of(Policy::Random, &Scenario::ALL[0]);
         assert!(exact.hit_rate > random.hit_rate, "{exact:?} {random:?}");
+    }
+
+    #[test]
+    fn without_answers_nothing_is_promised() {
+        let promised = |scenario: &Scenario| of(Policy::ExactWithLoad, scenario).promised_rate;
+        let [_, four, .., blind] = &Scenario::ALL;
+        assert_eq!(blind.routers, four.routers);
+        assert!(promised(blind) > 0.1 && promised(blind) < promised(four) * 0.8);
     }
 
     #[test]

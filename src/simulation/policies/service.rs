@@ -5,6 +5,7 @@ use std::num::NonZeroUsize;
 
 use kvatlas_core::hash::SequenceHash;
 
+use super::super::attention::CacheModel;
 use super::super::cache::{Admission, PrefixCache};
 
 /// A request at a worker.
@@ -24,6 +25,7 @@ pub(super) struct Ticket {
 #[derive(Debug)]
 pub(super) struct Worker {
     capacity: NonZeroUsize,
+    model: CacheModel,
     cache: PrefixCache,
     waiting: VecDeque<Ticket>,
     /// The prompt that is being computed.
@@ -34,10 +36,11 @@ pub(super) struct Worker {
 
 impl Worker {
     /// A worker with an empty cache.
-    pub(super) fn new(capacity: NonZeroUsize) -> Self {
+    pub(super) fn new(capacity: NonZeroUsize, model: CacheModel) -> Self {
         Self {
             capacity,
-            cache: PrefixCache::new(capacity),
+            model,
+            cache: PrefixCache::new(capacity, model),
             waiting: VecDeque::new(),
             computing: None,
             life: 0,
@@ -63,9 +66,9 @@ impl Worker {
         self.computing
     }
 
-    /// How many leading blocks of a prompt the cache has now.
+    /// How many leading blocks of a prompt can be reused now.
     pub(super) fn hit_blocks(&self, chain: &[SequenceHash]) -> usize {
-        self.cache.matched_blocks(chain)
+        self.cache.usable_blocks(chain)
     }
 
     /// Ends the prompt that is being computed; its blocks are in the cache now.
@@ -76,7 +79,7 @@ impl Worker {
 
     /// Loses the cache. What was being computed and what waits begins again.
     pub(super) fn restart(&mut self) {
-        self.cache = PrefixCache::new(self.capacity);
+        self.cache = PrefixCache::new(self.capacity, self.model);
         self.life += 1;
         if let Some(ticket) = self.computing.take() {
             self.waiting.push_front(ticket);

@@ -1,0 +1,160 @@
+//! Kinds of attention of a simulated model, and where a request can resume.
+//!
+//! Full attention needs every block before the place where a request resumes. Windows and states need few: a window of `n` blocks
+//! the `n` blocks just before, a state the one that ends there. An engine keeps those few apart, and far fewer of them. So it often has
+//! more of a prompt than a request can reuse. The rules here are those of vLLM 0.33, with one block size for all groups.
+
+use std::fmt;
+use std::num::NonZeroUsize;
+
+/// How the layers of a model attend, as far as its cache differs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Attention {
+    /// All layers attend to everything.
+    #[default]
+    Full,
+    /// Some layers attend to so many blocks before a token.
+    Window(NonZeroUsize),
+    /// Some layers carry a state from block to block.
+    States,
+}
+
+/// Where an engine keeps blocks of windows and states, beside the prompt's end and the places where prompts were found to part.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Retention {
+    /// Nowhere else: vLLM's default, `prefix_cache_retention_interval` 0.
+    #[default]
+    Boundaries,
+    /// Once in so many blocks.
+    Every(NonZeroUsize),
+    /// Everywhere.
+    All,
+}
+
+/// What a simulated engine's cache keeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct CacheModel {
+    /// The model's attention.
+    pub attention: Attention,
+    /// What is kept for windows and states.
+    pub retention: Retention,
+}
+
+impl CacheModel {
+    /// Whether windows or states limit where a request can resume.
+    pub fn is_hybrid(self) -> bool {
+        self.tail_blocks() > 0
+    }
+
+    /// How many blocks of windows or states a request needs before the place where it resumes.
+    fn tail_blocks(self) -> usize {
+        match self.attention {
+            Attention::Full => 0,
+            Attention::Window(blocks) => blocks.get(),
+            Attention::States => 1,
+        }
+    }
+
+    /// The positions whose block of the window or state a request needs to resume after `blocks` blocks.
+    pub(super) fn tail(self, blocks: usize) -> std::ops::Range<usize> {
+        blocks.saturating_sub(self.tail_blocks())..blocks
+    }
+
+    /// Whether a cache keeps the window's or state's block at `position`; requests are expected to resume at `boundaries`.
+    pub(super) fn keeps(self, position: usize, boundaries: &[usize]) -> bool {
+        let retained = match self.retention {
+            _ if !self.is_hybrid() => false,
+            Retention::All => true,
+            Retention::Boundaries => false,
+            Retention::Every(blocks) => {
+                position % blocks.get() >= blocks.get().saturating_sub(self.tail_blocks())
+            }
+        };
+        retained || boundaries.iter().any(|end| self.tail(*end).contains(&position))
+    }
+
+    /// How many leading blocks a prompt of `blocks` blocks can reuse where a cache has `matched` of them for full attention; `is_kept` says
+    /// of which positions it has the window's or state's block.
+    ///
+    /// Full attention alone reuses all that is matched. Beside windows or states the last block is computed at any rate: it has the last
+    /// token, and its end is the first place to resume behind.
+    pub(super) fn usable_blocks(
+        self,
+        blocks: usize,
+        matched: usize,
+        is_kept: impl Fn(usize) -> bool,
+    ) -> usize {
+        if !self.is_hybrid() {
+            return matched;
+        }
+        let (mut usable, mut kept_in_a_row) = (0, 0);
+        for position in 0..matched.min(blocks.saturating_sub(1)) {
+            kept_in_a_row = if is_kept(position) { kept_in_a_row + 1 } else { 0 };
+            if kept_in_a_row >= self.tail_blocks().min(position + 1) {
+                usable = position + 1;
+            }
+        }
+        usable
+    }
+}
+
+impl fmt::Display for CacheModel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.attention {
+            Attention::Full => return f.write_str("full attention"),
+            Attention::Window(blocks) if blocks.get() == 1 => f.write_str("window of 1 block")?,
+            Attention::Window(blocks) => write!(f, "window of {blocks} blocks")?,
+            Attention::States => f.write_str("states")?,
+        }
+        match self.retention {
+            Retention::Boundaries => Ok(()),
+            Retention::Every(blocks) => write!(f, ", kept every {blocks} blocks"),
+            Retention::All => f.write_str(", all kept"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn window(blocks: usize, retention: Retention) -> CacheModel {
+        CacheModel {
+            attention: Attention::Window(NonZeroUsize::new(blocks).unwrap()),
+            retention,
+        }
+    }
+
+    fn kept(model: CacheModel, boundaries: &[usize]) -> Vec<usize> {
+        (0..12)
+            .filter(|position| model.keeps(*position, boundaries))
+            .collect()
+    }
+
+    #[test]
+    fn a_tail_is_kept_before_each_boundary_and_interval() {
+        let every = Retention::Every(NonZeroUsize::new(4).unwrap());
+        assert_eq!(kept(window(2, Retention::Boundaries), &[1, 7]), [0, 5, 6]);
+        assert_eq!(kept(window(2, every), &[1]), [0, 2, 3, 6, 7, 10, 11]);
+        // A window as long as the interval needs every block.
+        assert_eq!(kept(window(9, every), &[]).len(), 12);
+        assert_eq!(kept(window(1, Retention::All), &[]).len(), 12);
+        assert_eq!(kept(CacheModel::default(), &[12]), [0; 0]);
+    }
+
+    #[test]
+    fn a_request_resumes_behind_a_whole_window_and_before_its_last_token() {
+        let model = window(2, Retention::Boundaries);
+        let usable = |blocks, matched, kept: &[usize]| {
+            model.usable_blocks(blocks, matched, |position| kept.contains(&position))
+        };
+        assert_eq!(usable(9, 9, &[3, 4, 6]), 5);
+        assert_eq!(usable(9, 4, &[3, 4, 6]), 0);
+        // Near the start a window is shorter.
+        assert_eq!(usable(9, 9, &[0, 4]), 1);
+        assert_eq!(usable(5, 5, &[0, 3, 4]), 1);
+        assert_eq!(usable(6, 5, &[0, 3, 4]), 5);
+        assert_eq!(CacheModel::default().usable_blocks(5, 5, |_| false), 5);
+        assert_eq!(model.usable_blocks(0, 0, |_| true), 0);
+    }
+}
