@@ -36,24 +36,20 @@ pub(super) struct RegisterJson {
     adapters: Option<String>,
     salts: Option<String>,
     lookahead: Option<String>,
-    #[serde(default)]
-    groups: Vec<String>,
-    #[serde(default)]
-    hybrid: bool,
-    #[serde(default)]
-    eagle: bool,
-    #[serde(default)]
-    divergent_hits: bool,
+    groups: Option<Vec<String>>,
+    hybrid: Option<bool>,
+    eagle: Option<bool>,
+    divergent_hits: Option<bool>,
 }
 
 impl RegisterJson {
     fn group_facts(&self) -> Result<GroupFacts, HttpError> {
-        let kinds = GroupFacts::read_kinds(self.groups.iter().map(String::as_str));
+        let kinds = GroupFacts::read_kinds(self.groups.iter().flatten().map(String::as_str));
         Ok(GroupFacts {
             kinds: kinds.map_err(HttpError::BadRequest)?,
-            is_hybrid: self.hybrid,
-            has_eagle_drop: self.eagle,
-            has_divergent_hits: self.divergent_hits,
+            is_hybrid: self.hybrid.unwrap_or_default(),
+            has_eagle_drop: self.eagle.unwrap_or_default(),
+            has_divergent_hits: self.divergent_hits.unwrap_or_default(),
         })
     }
 }

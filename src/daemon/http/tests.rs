@@ -199,7 +199,14 @@ fn what_an_answer_always_has_is_required() {
         ("QueryReply", &["gathered"]),
         (
             "HolderMatch",
-            &["kind", "device_blocks", "host_blocks", "dropped_out"],
+            &[
+                "kind",
+                "device_blocks",
+                "host_blocks",
+                "device_usable_blocks",
+                "host_usable_blocks",
+                "dropped_out",
+            ],
         ),
         ("HolderStatus", &[]),
         ("StatusReply", &["gathered"]),

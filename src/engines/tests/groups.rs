@@ -92,6 +92,10 @@ fn tokens(prompt: Prompt) -> Vec<u32> {
     (0..DEPTH).flat_map(block).collect()
 }
 
+fn small(count: usize) -> u32 {
+    u32::try_from(count).unwrap()
+}
+
 /// What the engine calls the prefix of a prompt: any function of its tokens.
 fn name(prompt: Prompt, end: u32) -> u64 {
     let step = |name: u64, token: &u32| {
@@ -139,7 +143,7 @@ impl Cache {
         if self.known.is_empty() {
             0
         } else {
-            (1..=DEPTH).take_while(has).count() as u32
+            small((1..=DEPTH).take_while(has).count())
         }
     }
 
@@ -228,7 +232,7 @@ impl Cache {
             }
             let parent = (from > 0).then(|| name(prompt, from));
             let mut store = Store::new(&names, parent, &tokens(prompt)[from as usize..to as usize], block);
-            store.group = Some((group as u32, Some(self.groups[group].word())));
+            store.group = Some((small(group), Some(self.groups[group].word())));
             if let GroupKind::Window(tokens) = kind {
                 store.window = Some(tokens);
             }
@@ -250,7 +254,7 @@ impl Cache {
         vec![Change::Remove {
             names: vec![name],
             medium: Some("GPU"),
-            group: Some(group as u32),
+            group: Some(small(group)),
         }]
     }
 
@@ -321,7 +325,7 @@ fn answer(naive: &Naive, chain: &[SequenceHash]) -> (u32, u32) {
     let resumable = chain[..matched]
         .iter()
         .rposition(|hash| !naive.barred.contains(&(0, *hash)));
-    (matched as u32, resumable.map_or(0, |place| place as u32 + 1))
+    (small(matched), resumable.map_or(0, |place| small(place) + 1))
 }
 
 /// Whether all of a translator's answers are those of the cache; where it is in doubt, at most those.

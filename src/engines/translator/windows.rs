@@ -244,15 +244,18 @@ impl Windows {
         let Some(window) = self.all.get_mut(id.0) else {
             return false;
         };
-        let Entry::Occupied(mut entry) = window.names.entry(name) else {
-            return window.take_inner(name, chain);
+        let slot = match window.names.get_mut(&name) {
+            None => return window.take_inner(name, chain),
+            Some(known) => {
+                known.copies -= 1;
+                if known.copies > 0 {
+                    return true;
+                }
+                known.slot
+            }
         };
-        let known = entry.get_mut();
-        known.copies -= 1;
-        if known.copies == 0 {
-            let slot = entry.remove().slot;
-            window.release(Place { slot, before: 0 }, chain);
-        }
+        window.names.remove(&name);
+        window.release(Place { slot, before: 0 }, chain);
         true
     }
 
@@ -315,6 +318,8 @@ impl Shape {
 
 impl Window {
     fn add_inner(&mut self, name: u64, place: Place, chain: &mut Chain) -> Result<(), Reason> {
+        let before = self.inner.get(&name).map_or(0, |inner| inner.copies);
+        let copies = before.checked_add(1).ok_or(Reason::OutOfRange)?;
         let inner = self.inner.entry(name).or_default();
         let members = self.members.entry(place.slot.number()).or_default();
         let is_new = !members.contains(&name);
@@ -322,14 +327,17 @@ impl Window {
             inner.places.push(place);
             members.push(name);
         }
-        let before = inner.copies;
-        inner.copies = before.checked_add(1).ok_or(Reason::OutOfRange)?;
+        inner.copies = copies;
         let fresh = match (before, is_new) {
             (0, _) => inner.places.clone(),
             (_, true) => vec![place],
             (_, false) => Vec::new(),
         };
-        fresh.into_iter().try_for_each(|place| self.hold(place, chain))
+        let mut outcome = Ok(());
+        for place in fresh {
+            outcome = outcome.and(self.hold(place, chain));
+        }
+        outcome
     }
 
     fn take_inner(&mut self, name: u64, chain: &mut Chain) -> bool {

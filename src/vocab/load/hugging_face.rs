@@ -1,12 +1,14 @@
 //! Hugging Face's `tokenizer.json`.
 //!
-//! How a token is written depends on the file: in the alphabet of GPT-2 if the decoder or the pre-tokeniser is `ByteLevel`; otherwise as
-//! text, in which `▁` is a blank, and `<0x0A>` is a byte where the file says that it falls back to bytes, as SentencePiece has it.
+//! A token stands for what the file's decoder makes of it, an added token too. A file without a decoder is in the alphabet of GPT-2 if its
+//! pre-tokeniser is `ByteLevel`. Otherwise `▁` is a blank there, and `<0x0A>` is a byte where the model falls back to bytes, as
+//! SentencePiece has it.
 
 use std::collections::{BTreeMap, HashMap};
 
 use serde::Deserialize;
 
+use super::decoder::{Component, Decoder, Step};
 use super::{LoadError, VocabularyFormat, byte_level, from_json};
 use crate::tokens::{Vocabulary, VocabularyBuilder};
 
@@ -27,6 +29,9 @@ struct Model {
     vocab: Vocab,
     #[serde(default)]
     byte_fallback: bool,
+    /// Words that end, and parts of words that go on, where they are marked in the tokens themselves.
+    end_of_word_suffix: Option<String>,
+    continuing_subword_prefix: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -46,32 +51,6 @@ struct AddedToken {
     special: bool,
 }
 
-/// A decoder or a pre-tokeniser, or several in a sequence.
-#[derive(Deserialize)]
-struct Component {
-    #[serde(rename = "type")]
-    kind: String,
-    #[serde(default)]
-    decoders: Vec<Component>,
-    #[serde(default)]
-    pretokenizers: Vec<Component>,
-}
-
-impl Component {
-    fn has(&self, kind: &str) -> bool {
-        let mut parts = self.decoders.iter().chain(&self.pretokenizers);
-        // serde_json bounds the depth.
-        self.kind == kind || parts.any(|part| part.has(kind))
-    }
-}
-
-/// How tokens are written.
-#[derive(Clone, Copy)]
-enum Writing {
-    ByteLevel,
-    Text { has_bytes: bool },
-}
-
 pub(super) fn parse(content: &[u8]) -> Result<Vocabulary, LoadError> {
     let file: TokenizerFile = from_json(content, VocabularyFormat::HuggingFace)?;
     let kind = file.model.kind.as_deref().unwrap_or("BPE");
@@ -80,7 +59,18 @@ pub(super) fn parse(content: &[u8]) -> Result<Vocabulary, LoadError> {
             model: kind.chars().take(40).collect(),
         });
     }
-    let writing = writing(&file);
+    let marks = [
+        ("end_of_word_suffix", &file.model.end_of_word_suffix),
+        ("continuing_subword_prefix", &file.model.continuing_subword_prefix),
+    ];
+    if let Some((mark, _)) = marks
+        .iter()
+        .find(|(_, text)| text.as_ref().is_some_and(|text| !text.is_empty()))
+    {
+        let step = (*mark).to_owned();
+        return Err(LoadError::UnsupportedDecoder { step });
+    }
+    let decoder = decoder(&file)?;
     let added: BTreeMap<u64, AddedToken> = file
         .added_tokens
         .into_iter()
@@ -89,7 +79,7 @@ pub(super) fn parse(content: &[u8]) -> Result<Vocabulary, LoadError> {
     let mut builder = VocabularyBuilder::new();
     let mut insert = |id: u64, text: &str| match added.contains_key(&id) {
         true => Ok(()),
-        false => Ok::<_, LoadError>(builder.insert(id, bytes(id, text, writing)?)?),
+        false => Ok::<_, LoadError>(builder.insert(id, bytes(id, text, &decoder)?)?),
     };
     match &file.model.vocab {
         Vocab::Numbers(numbers) => numbers.iter().try_for_each(|(text, id)| insert(*id, text))?,
@@ -98,45 +88,41 @@ pub(super) fn parse(content: &[u8]) -> Result<Vocabulary, LoadError> {
             .try_for_each(|(id, (text, _))| insert(id, text))?,
     }
     for (id, token) in added {
-        // Added tokens are plain text, and no text stands for a special one.
+        // No text stands for a special one.
         let bytes = if token.special {
             Vec::new()
         } else {
-            token.content.into_bytes()
+            decoder.bytes(&token.content)
         };
         builder.replace(id, bytes)?;
     }
     Ok(builder.build()?)
 }
 
-fn writing(file: &TokenizerFile) -> Writing {
-    let has = |component: &Option<Component>, kind| component.as_ref().is_some_and(|part| part.has(kind));
-    if has(&file.decoder, "ByteLevel") || has(&file.pre_tokenizer, "ByteLevel") {
-        Writing::ByteLevel
-    } else {
-        Writing::Text {
-            has_bytes: file.model.byte_fallback || has(&file.decoder, "ByteFallback"),
-        }
+/// The file's decoder; what is usual where it has none.
+fn decoder(file: &TokenizerFile) -> Result<Decoder, LoadError> {
+    if let Some(decoder) = &file.decoder {
+        return Decoder::new(decoder);
     }
+    let is_byte_level = |part: &Component| part.has("ByteLevel");
+    let blanks = Step::Replace {
+        from: "▁".to_owned(),
+        to: " ".to_owned(),
+    };
+    let steps = match file.model.byte_fallback {
+        _ if file.pre_tokenizer.as_ref().is_some_and(is_byte_level) => vec![Step::ByteLevel],
+        true => vec![Step::ByteFallback, blanks],
+        false => vec![blanks],
+    };
+    Ok(Decoder::of_steps(steps))
 }
 
-fn bytes(id: u64, text: &str, writing: Writing) -> Result<Vec<u8>, LoadError> {
-    match writing {
-        Writing::ByteLevel => {
-            let byte =
-                |character| byte_level::byte_of(character).ok_or(LoadError::NotByteLevel { id, character });
-            text.chars().map(byte).collect()
-        }
-        Writing::Text { has_bytes } => {
-            let byte = fallback_byte(text).filter(|_| has_bytes);
-            Ok(byte.map_or_else(|| text.replace('▁', " ").into_bytes(), |byte| vec![byte]))
-        }
+/// The bytes of a token of the model. In a byte-level file each of its characters stands for a byte.
+fn bytes(id: u64, text: &str, decoder: &Decoder) -> Result<Vec<u8>, LoadError> {
+    if decoder.is_byte_level()
+        && let Some(character) = text.chars().find(|one| byte_level::byte_of(*one).is_none())
+    {
+        return Err(LoadError::NotByteLevel { id, character });
     }
-}
-
-/// The byte of `<0x0A>`.
-fn fallback_byte(text: &str) -> Option<u8> {
-    let digits = text.strip_prefix("<0x")?.strip_suffix('>')?;
-    let is_byte = digits.len() == 2 && digits.bytes().all(|digit| digit.is_ascii_hexdigit());
-    u8::from_str_radix(digits, 16).ok().filter(|_| is_byte)
+    Ok(decoder.bytes(text))
 }

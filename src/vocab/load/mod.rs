@@ -1,6 +1,7 @@
 //! Reading vocabularies from the files that models come with.
 
 mod byte_level;
+mod decoder;
 mod hugging_face;
 mod tekken;
 mod tiktoken;
@@ -96,6 +97,15 @@ pub enum LoadError {
     UnsupportedModel {
         /// The type in the file.
         model: String,
+    },
+    /// What a token stands for depends on more than the token, or on a step that is not known.
+    #[error(
+        "the file's decoder has {step:?}, which is not supported: what a token stands for is not known for certain. ByteLevel, \
+         ByteFallback, Fuse, Metaspace, Replace of a text, and Strip behind Fuse are"
+    )]
+    UnsupportedDecoder {
+        /// The step, or the mark of the model.
+        step: String,
     },
     /// A token of a byte-level vocabulary has a character that stands for no byte.
     #[error(

@@ -42,11 +42,85 @@ fn a_tokenizer_in_the_manner_of_sentencepiece() {
     assert_eq!(tokens, [&b"<0x0A>"[..], b" "]);
 }
 
+/// A file with this decoder, the tokens `a` and `▁`, and an added token.
+fn with_decoder(decoder: &str, added: &str) -> String {
+    format!(
+        r#"{{"added_tokens": [{{"id": 2, "content": "{added}", "special": false}}], "decoder": {decoder},
+            "model": {{"type": "BPE", "byte_fallback": true, "vocab": {{"a": 0, "<0x0A>": 1}}}}}}"#
+    )
+}
+
+#[test]
+fn an_added_token_is_what_the_decoder_makes_of_it() {
+    let blanks = r#"{"type": "Replace", "pattern": {"String": "▁"}, "content": " "}"#;
+    let gemma = format!(
+        r#"{{"type": "Sequence", "decoders": [{blanks}, {{"type": "ByteFallback"}}, {{"type": "Fuse"}}]}}"#
+    );
+    assert_eq!(parse(&with_decoder(&gemma, "▁▁")).0, [&b"a"[..], b"\n", b"  "]);
+    assert_eq!(parse(&with_decoder(&gemma, "<0x41>")).0, [&b"a"[..], b"\n", b"A"]);
+    let llama = format!(
+        r#"{{"type": "Sequence", "decoders": [{blanks}, {{"type": "ByteFallback"}}, {{"type": "Fuse"}},
+            {{"type": "Strip", "content": " ", "start": 1, "stop": 0}}]}}"#
+    );
+    assert_eq!(parse(&with_decoder(&llama, "▁a")).0, [&b"a"[..], b"\n", b" a"]);
+    // The decoder says nothing of bytes, whatever the model does.
+    let metaspace = r#"{"type": "Metaspace", "replacement": "_"}"#;
+    assert_eq!(
+        parse(&with_decoder(metaspace, "_▁")).0,
+        [&b"a"[..], b"<0x0A>", " ▁".as_bytes()]
+    );
+    let byte_level = r#"{"type": "ByteLevel"}"#;
+    assert_eq!(parse(&with_decoder(byte_level, "Ġé")).0[2], b" \xe9");
+    assert_eq!(parse(&with_decoder(byte_level, "é ▁")).0[2], "é ▁".as_bytes());
+}
+
+#[test]
+fn what_a_decoder_does_that_is_not_known_is_refused() {
+    for (decoder, step) in [
+        (r#"{"type": "BPEDecoder", "suffix": "</w>"}"#, "BPEDecoder"),
+        (r#"{"type": "WordPiece"}"#, "WordPiece"),
+        (r#"{"type": "CTC"}"#, "CTC"),
+        (
+            r#"{"type": "Replace", "pattern": {"Regex": "_+"}, "content": " "}"#,
+            "Replace",
+        ),
+        (
+            r#"{"type": "Replace", "pattern": {"String": ""}, "content": " "}"#,
+            "Replace",
+        ),
+        // Of each token, and not of the whole text.
+        (
+            r#"{"type": "Strip", "content": " ", "start": 1, "stop": 0}"#,
+            "Strip",
+        ),
+        (
+            r#"{"type": "Sequence", "decoders": [{"type": "Fuse"}, {"type": "Replace", "pattern": {"String": "ab"}, "content": "c"}]}"#,
+            "Replace",
+        ),
+        (
+            r#"{"type": "Sequence", "decoders": [{"type": "ByteLevel"}, {"type": "Replace", "pattern": {"String": "é"}, "content": "e"}]}"#,
+            "Replace",
+        ),
+    ] {
+        let refusal = refused(&with_decoder(decoder, "b"));
+        assert!(
+            refusal.contains(&format!("decoder has \"{step}\"")),
+            "{decoder}: {refusal}"
+        );
+    }
+    for mark in ["end_of_word_suffix", "continuing_subword_prefix"] {
+        let content = format!(r#"{{"model": {{"type": "BPE", "{mark}": "@", "vocab": {{"a@": 0}}}}}}"#);
+        assert!(refused(&content).contains(mark));
+    }
+}
+
 #[test]
 fn a_tiktoken_file() {
     let (tokens, format) = parse("IQ== 0\nIGE= 2\r\n\n");
     assert_eq!(format, VocabularyFormat::Tiktoken);
     assert_eq!(tokens, [&b"!"[..], b"", b" a"]);
+    // As Whisper's file has its last token.
+    assert_eq!(parse("IQ== 0\n= 1\n").0, [&b"!"[..], b""]);
 }
 
 #[test]

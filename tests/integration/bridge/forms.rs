@@ -53,6 +53,7 @@ fn found(reply: &QueryReply) -> Vec<(&str, u32)> {
 async fn a_query_with_a_salt_meets_nobody_exactly_who_could_not_have_told_it() {
     let Some(python) = python() else { return };
     let site = Site::new(&[]).await;
+    site.client.listed().await;
     let mut publishers = Publishers::start(&python, &[Spec::default(), Spec::default()]);
     publishers.publish(0, &json!([stored_old(1, 0, 2)]));
     let mut salted = stored_map(1, 0, 2);
@@ -80,6 +81,7 @@ async fn a_query_with_a_salt_meets_nobody_exactly_who_could_not_have_told_it() {
 async fn adapters_have_the_names_that_the_configuration_gives_them() {
     let Some(python) = python() else { return };
     let site = Site::new(&[]).await;
+    site.client.listed().await;
     let mut publishers = Publishers::start(&python, &[Spec::default(), Spec::default()]);
     let mut adapted = stored_old(1, 0, 2);
     adapted[5] = json!(7);
@@ -101,6 +103,7 @@ async fn adapters_have_the_names_that_the_configuration_gives_them() {
 async fn a_prompt_is_found_where_the_engine_hashes_a_token_ahead() {
     let Some(python) = python() else { return };
     let site = Site::new(&[]).await;
+    site.client.listed().await;
     let mut publishers = Publishers::start(&python, &[Spec::default(), Spec::default()]);
     let mut ahead = stored_map(1, 0, 2);
     ahead["lookahead_token_ids"] = json!([tokens(1, 1, 1)[..1], tokens(1, 2, 1)[..1]]);

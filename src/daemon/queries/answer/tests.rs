@@ -418,6 +418,7 @@ struct Scene {
 impl Scene {
     fn new() -> Self {
         let answerer = answerer();
+        answerer.trust.note_listed(answerer.trust.generation());
         let settings = NamespaceSettings {
             block_size: BlockSize::new(4).unwrap(),
             is_size_told: true,

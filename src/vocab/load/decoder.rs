@@ -1,0 +1,149 @@
+//! What the decoder of a `tokenizer.json` makes of one token's text.
+//!
+//! A decoder is a sequence of steps. Only steps are known whose work on a token does not depend on the tokens beside it, but for the ends of
+//! the whole text. A file with any other step is refused: a mask from a wrong text allows what is forbidden.
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::{LoadError, byte_level};
+
+/// A decoder, or several in a sequence, as the file has them.
+#[derive(Deserialize)]
+pub(super) struct Component {
+    #[serde(rename = "type")]
+    pub(super) kind: String,
+    #[serde(default)]
+    decoders: Vec<Component>,
+    #[serde(default)]
+    pretokenizers: Vec<Component>,
+    #[serde(default)]
+    pattern: Value,
+    #[serde(default)]
+    content: Option<String>,
+    #[serde(default)]
+    replacement: Option<String>,
+}
+
+impl Component {
+    /// Whether it is of this kind, or has a part that is.
+    pub(super) fn has(&self, kind: &str) -> bool {
+        let mut parts = self.decoders.iter().chain(&self.pretokenizers);
+        // serde_json bounds the depth.
+        self.kind == kind || parts.any(|part| part.has(kind))
+    }
+}
+
+/// One step.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Step {
+    /// The alphabet of GPT-2, where all characters are of it; else the text as it is.
+    ByteLevel,
+    /// `<0x0A>` is a byte.
+    ByteFallback,
+    Replace {
+        from: String,
+        to: String,
+    },
+}
+
+/// The steps of a decoder, in order.
+#[derive(Debug, Default)]
+pub(super) struct Decoder {
+    steps: Vec<Step>,
+    /// Whether what follows works on the whole text.
+    is_fused: bool,
+}
+
+fn unknown(step: &str) -> LoadError {
+    LoadError::UnsupportedDecoder {
+        step: step.chars().take(40).collect(),
+    }
+}
+
+impl Decoder {
+    pub(super) fn of_steps(steps: Vec<Step>) -> Self {
+        Self {
+            steps,
+            is_fused: false,
+        }
+    }
+
+    /// The decoder that a file has.
+    pub(super) fn new(component: &Component) -> Result<Self, LoadError> {
+        let mut decoder = Self::default();
+        decoder.add(component)?;
+        Ok(decoder)
+    }
+
+    fn add(&mut self, component: &Component) -> Result<(), LoadError> {
+        let kind = component.kind.as_str();
+        match kind {
+            "Sequence" => return component.decoders.iter().try_for_each(|part| self.add(part)),
+            // On the whole text, it concerns the ends alone.
+            "Strip" if self.is_fused => {}
+            "Fuse" => self.is_fused = true,
+            "ByteLevel" if !self.is_fused => {
+                self.steps.push(Step::ByteLevel);
+                self.is_fused = true;
+            }
+            "ByteFallback" if !self.is_fused => self.steps.push(Step::ByteFallback),
+            "Replace" => {
+                let from = component.pattern.get("String").and_then(Value::as_str);
+                self.replace(kind, from, component.content.as_deref())?;
+            }
+            // What it does beside that concerns the first token alone.
+            "Metaspace" => {
+                let from = component.replacement.as_deref().or(Some("▁"));
+                self.replace(kind, from, Some(" "))?;
+            }
+            other => return Err(unknown(other)),
+        }
+        Ok(())
+    }
+
+    fn replace(&mut self, kind: &str, from: Option<&str>, to: Option<&str>) -> Result<(), LoadError> {
+        let (Some(from), Some(to)) = (from.filter(|from| !from.is_empty()), to) else {
+            return Err(unknown(kind));
+        };
+        // In the whole text, more than a character can lie in two tokens; and bytes that are no character by themselves make one together.
+        let is_one = from.chars().count() == 1 && !self.steps.contains(&Step::ByteLevel);
+        if self.is_fused && !is_one {
+            return Err(unknown(kind));
+        }
+        let (from, to) = (from.to_owned(), to.to_owned());
+        self.steps.push(Step::Replace { from, to });
+        Ok(())
+    }
+
+    /// Whether tokens of the model are written in the alphabet of GPT-2 as they are.
+    pub(super) fn is_byte_level(&self) -> bool {
+        self.steps.first() == Some(&Step::ByteLevel)
+    }
+
+    /// The bytes of a token in the middle of a text.
+    pub(super) fn bytes(&self, text: &str) -> Vec<u8> {
+        let mut text = text.to_owned();
+        for step in &self.steps {
+            let bytes = match step {
+                Step::Replace { from, to } => {
+                    text = text.replace(from, to);
+                    None
+                }
+                Step::ByteFallback => fallback_byte(&text).map(|byte| vec![byte]),
+                Step::ByteLevel => text.chars().map(byte_level::byte_of).collect(),
+            };
+            if let Some(bytes) = bytes {
+                return bytes;
+            }
+        }
+        text.into_bytes()
+    }
+}
+
+/// The byte of `<0x0A>`.
+fn fallback_byte(text: &str) -> Option<u8> {
+    let digits = text.strip_prefix("<0x")?.strip_suffix('>')?;
+    let is_byte = digits.len() == 2 && digits.bytes().all(|digit| digit.is_ascii_hexdigit());
+    u8::from_str_radix(digits, 16).ok().filter(|_| is_byte)
+}
