@@ -100,7 +100,8 @@ impl HolderState {
             }
         };
         let resumable = |tier| part.resumable(from, end, tier);
-        let events = |(tiers, names)| each_tier(tiers, &blocks, names, resumable);
+        let events =
+            |(tiers, names): (u8, Option<Vec<u64>>)| each_tier(tiers, &blocks, names.as_deref(), resumable);
         named.into_iter().flat_map(events).collect()
     }
 
@@ -116,13 +117,13 @@ impl HolderState {
 fn each_tier(
     tiers: u8,
     names: &BlockNames,
-    engine_hashes: Option<Vec<u64>>,
+    engine_hashes: Option<&[u64]>,
     resumable: impl Fn(Tier) -> Resumable,
 ) -> Vec<(Tier, Event)> {
     let stored = |tier| StoredBlocks {
         names: names.clone(),
         content: None,
-        engine_hashes: engine_hashes.clone(),
+        engine_hashes: engine_hashes.map(<[u64]>::to_vec),
         resumable: resumable(tier),
     };
     let is_in = |tier: &Tier| tiers >> tier.as_u8() & 1 == 1;
@@ -158,7 +159,7 @@ fn orphan_events(key: Key, orphan: &Orphan, state: &HolderState, runs: &RunWrite
     };
     let resumable = |tier| Resumable::from_flags([orphan.barred & classes(tier_bit(tier)) == 0]);
     let aliases = orphan.names.iter();
-    let named = aliases.flat_map(|alias| each_tier(alias.tiers, &names, Some(vec![alias.name]), resumable));
+    let named = aliases.flat_map(|alias| each_tier(alias.tiers, &names, Some(&[alias.name]), resumable));
     named
         .chain(each_tier(orphan.nameless, &names, None, resumable))
         .collect()
