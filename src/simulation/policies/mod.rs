@@ -18,7 +18,7 @@
 //! The first token follows one `token_us` later. Then the answer is decoded beside other work, and the blocks stay busy
 //! until it ends. A prompt's blocks enter the cache when they are computed, and evict the least recently used leaves.
 //!
-//! Beside [windows or states](super::attention) a request reuses less than full attention has. An index knows both. The policies that go by
+//! Beside windows or states (`attention`) a request reuses less than full attention has. An index knows both. The policies that go by
 //! matched blocks take all that full attention has for reusable, as most routers do.
 //!
 //! An index hears of that `event_delay_us` later. A lost event is noticed with the worker's next one, or with its
