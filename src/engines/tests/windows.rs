@@ -149,9 +149,10 @@ fn small_blocks_before_a_known_name_are_in_a_row() {
     told.step(&[removed(1, &[5])]);
     assert_eq!(told.resumable(), BTreeSet::new());
     told.step(&[small(&[5, 6, 7, 8]), main(0..12)]);
+    // A small block may lie in several blocks that begin alike: what a request reuses is never called known.
     assert_eq!(
         (told.resumable(), told.translator.hides_groups()),
-        (BTreeSet::from([8]), false)
+        (BTreeSet::from([8]), true)
     );
     // Behind the last known name, nobody knows where.
     told.step(&[small(&[12, 13]), main(0..12)]);

@@ -81,8 +81,6 @@ pub(super) struct Chain {
     tree: Option<Box<Tree>>,
     /// With a tree: the blocks that have been published as held since that was last asked, in order.
     fresh: Vec<Slot>,
-    /// With a tree: slots that have become free since that was last asked. They are not used again before.
-    freed: Vec<Slot>,
 }
 
 impl Chain {
@@ -94,7 +92,6 @@ impl Chain {
         self.kept.clear();
         self.free.clear();
         self.by_sequence.clear();
-        self.freed.clear();
         if let Some(tree) = &mut self.tree {
             tree.clear();
         }
@@ -207,13 +204,6 @@ impl Chain {
         }
     }
 
-    /// Gives the slots that have become free, which may be used again from now on.
-    pub(super) fn take_freed(&mut self) -> Vec<Slot> {
-        let freed = std::mem::take(&mut self.freed);
-        self.free.extend_from_slice(&freed);
-        freed
-    }
-
     /// Gives the blocks that have been published as held, in order, and forgets them.
     pub(super) fn take_fresh(&mut self) -> Vec<Slot> {
         std::mem::take(&mut self.fresh)
@@ -271,10 +261,8 @@ impl Chain {
             self.by_sequence.remove(&block.sequence);
             if let Some(tree) = &mut self.tree {
                 tree.leave(slot, block);
-                self.freed.push(slot);
-            } else {
-                self.free.push(slot);
             }
+            self.free.push(slot);
         }
     }
 

@@ -169,7 +169,11 @@ impl Translator {
     /// Whether what a request can reuse is not known, though what main attention has is: of groups beside it something is not told.
     pub fn hides_groups(&self) -> bool {
         let has_no_main = !self.windows.is_empty() && !self.groups.has_main();
-        self.settings.groups.hide_hits() || self.hides_groups || self.groups.has_others() || has_no_main
+        self.settings.groups.hide_hits()
+            || self.hides_groups
+            || self.groups.has_others()
+            || has_no_main
+            || self.windows.has_small_blocks()
     }
 
     /// Notes that events were lost or could not be decoded: the state is in doubt until the engine clears.

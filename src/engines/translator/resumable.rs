@@ -130,9 +130,6 @@ impl Translator {
         self.step.waiting = waiting;
         self.step.gone.clear();
         self.recompute();
-        for slot in self.chain.take_freed() {
-            self.windows.forget(slot);
-        }
         let grown = self.step.grown.take();
         self.tell_stored(grown.unwrap_or(begun), output);
         if std::mem::take(&mut self.step.has_new_rules) {
@@ -197,15 +194,15 @@ impl Translator {
 
     /// Where the block `name` of a group ends. `behind` is where the next one of its event does.
     fn place(&mut self, id: WindowId, name: u64, behind: Option<Place>) -> Option<Place> {
+        if let Some(place) = self.windows.place_of(id, name) {
+            return Some(place);
+        }
         let at_end = |slot| Place { slot, before: 0 };
         let known = self.groups.find_any(name).or_else(|| self.windows.slot_of(name));
         let place = match (known, self.step.gone.get(&name)) {
             (Some(slot), _) => at_end(slot),
             (None, Some(block)) => at_end(self.chain.slot_of(*block).ok()?),
-            (None, None) => {
-                let before = behind.and_then(|behind| self.windows.place_before(id, behind, &self.chain));
-                before.or_else(|| self.windows.inner_place(id, name))?
-            }
+            (None, None) => self.windows.place_before(id, behind?, &self.chain)?,
         };
         let position = self.chain.get(place.slot)?.position;
         if !self.windows.fits(id, place, position) {
@@ -233,7 +230,11 @@ impl Translator {
             if let Some(lane) = standing_in {
                 self.remove_one(Some(lane), *name, TierSet::one(TierIndex::DEVICE), None, output);
             }
-            if !self.windows.take(id, *name, &mut self.chain) {
+            let (slot, had_copy) = self.windows.take(id, *name, &mut self.chain);
+            if let Some(slot) = slot {
+                self.chain.free_unnamed(slot);
+            }
+            if !had_copy {
                 output.reasons.count(Reason::NotHeld);
             }
         }

@@ -45,18 +45,11 @@ struct Shape {
     step: u32,
 }
 
-/// A block of a group that ends where one of the contract does.
 #[derive(Debug, Clone, Copy)]
 struct Name {
     slot: Slot,
     copies: u16,
-}
-
-/// A block of a group that ends within blocks of the contract: several, where they begin alike. It is kept as long as one of them is.
-#[derive(Debug, Clone, Default)]
-struct Inner {
-    copies: u16,
-    places: Vec<Place>,
+    before: u8,
 }
 
 /// What one group has on the device.
@@ -68,9 +61,6 @@ struct Window {
     block: u64,
     shape: Shape,
     names: HashMap<u64, Name>,
-    inner: HashMap<u64, Inner>,
-    /// By slot: the blocks within it.
-    members: HashMap<u32, Vec<u64>>,
     /// By slot, where `fan` is above one: which of the group's blocks in this block are held. The last has the lowest bit.
     masks: Vec<u64>,
     /// By slot.
@@ -108,18 +98,21 @@ impl Windows {
         self.all.is_empty()
     }
 
+    /// Whether a group has blocks smaller than main attention's. One of them may lie in several blocks that begin alike, of which only one is
+    /// known.
+    pub(super) fn has_small_blocks(&self) -> bool {
+        self.all.iter().any(|window| window.shape.fan > 1)
+    }
+
     /// How many names there are in all groups.
     pub(super) fn names(&self) -> usize {
-        let names = |window: &Window| window.names.len() + window.inner.len();
-        self.all.iter().map(names).sum()
+        self.all.iter().map(|window| window.names.len()).sum()
     }
 
     /// Takes everything away. What the groups are stays known.
     pub(super) fn clear(&mut self) {
         for window in &mut self.all {
             window.names.clear();
-            window.inner.clear();
-            window.members.clear();
             window.masks.clear();
             window.runs.clear();
         }
@@ -162,8 +155,6 @@ impl Windows {
             block,
             shape,
             names: HashMap::new(),
-            inner: HashMap::new(),
-            members: HashMap::new(),
             masks: Vec::new(),
             runs: Vec::new(),
         });
@@ -178,14 +169,24 @@ impl Windows {
         self.all.get(id.0).map(|window| window.kind)
     }
 
-    /// A place where the block `name` within blocks of the contract ends, if the group knows it.
-    pub(super) fn inner_place(&self, id: WindowId, name: u64) -> Option<Place> {
-        self.all.get(id.0)?.inner.get(&name)?.places.first().copied()
+    /// Where the group's block `name` ends, if the group has it.
+    pub(super) fn place_of(&self, id: WindowId, name: u64) -> Option<Place> {
+        let name = self.all.get(id.0)?.names.get(&name)?;
+        Some(Place {
+            slot: name.slot,
+            before: name.before,
+        })
     }
 
     /// The block of the contract that ends where the block `name` of any of the groups ends.
     pub(super) fn slot_of(&self, name: u64) -> Option<Slot> {
-        let found = |window: &Window| window.names.get(&name).map(|name| name.slot);
+        let found = |window: &Window| {
+            window
+                .names
+                .get(&name)
+                .filter(|name| name.before == 0)
+                .map(|name| name.slot)
+        };
         self.all.iter().find_map(found)
     }
 
@@ -220,58 +221,47 @@ impl Windows {
         chain: &mut Chain,
     ) -> Result<(), Reason> {
         let window = self.all.get_mut(id.0).ok_or(Reason::UnknownGroup)?;
-        if place.before > 0 {
-            return window.add_inner(name, place, chain);
-        }
         match window.names.entry(name) {
             Entry::Occupied(mut entry) => {
                 let known = entry.get_mut();
                 known.copies = known.copies.checked_add(1).ok_or(Reason::OutOfRange)?;
-                Ok(())
             }
             Entry::Vacant(entry) => {
                 entry.insert(Name {
                     slot: place.slot,
                     copies: 1,
+                    before: place.before,
                 });
-                window.hold(place, chain)
+                chain.add_name(place.slot);
+                let was_held = window.set(place, true);
+                chain.touch(place.slot);
+                // Two names for one place: the engine knows of a difference that events don't tell.
+                if was_held {
+                    return Err(Reason::HiddenKey);
+                }
             }
         }
+        Ok(())
     }
 
-    /// Takes a copy away. Returns whether there was one.
-    pub(super) fn take(&mut self, id: WindowId, name: u64, chain: &mut Chain) -> bool {
+    /// Takes a copy away. Returns the slot of the block that went with its last copy, and whether there was a copy.
+    pub(super) fn take(&mut self, id: WindowId, name: u64, chain: &mut Chain) -> (Option<Slot>, bool) {
         let Some(window) = self.all.get_mut(id.0) else {
-            return false;
+            return (None, false);
         };
-        let slot = match window.names.get_mut(&name) {
-            None => return window.take_inner(name, chain),
-            Some(known) => {
-                known.copies -= 1;
-                if known.copies > 0 {
-                    return true;
-                }
-                known.slot
-            }
+        let Entry::Occupied(mut entry) = window.names.entry(name) else {
+            return (None, false);
         };
-        window.names.remove(&name);
-        window.release(Place { slot, before: 0 }, chain);
-        true
-    }
-
-    /// Forgets what is within a block that is not kept any more.
-    pub(super) fn forget(&mut self, slot: Slot) {
-        for window in &mut self.all {
-            for name in window.members.remove(&slot.number()).unwrap_or_default() {
-                let Entry::Occupied(mut entry) = window.inner.entry(name) else {
-                    continue;
-                };
-                entry.get_mut().places.retain(|place| place.slot != slot);
-                if entry.get().places.is_empty() {
-                    entry.remove();
-                }
-            }
+        let known = entry.get_mut();
+        known.copies -= 1;
+        if known.copies > 0 {
+            return (None, true);
         }
+        let Name { slot, before, .. } = entry.remove();
+        window.set(Place { slot, before }, false);
+        chain.touch(slot);
+        chain.drop_name(slot);
+        (Some(slot), true)
     }
 
     /// Computes the runs of the block at `position`. Returns whether one has changed.
@@ -317,61 +307,6 @@ impl Shape {
 }
 
 impl Window {
-    fn add_inner(&mut self, name: u64, place: Place, chain: &mut Chain) -> Result<(), Reason> {
-        let before = self.inner.get(&name).map_or(0, |inner| inner.copies);
-        let copies = before.checked_add(1).ok_or(Reason::OutOfRange)?;
-        let inner = self.inner.entry(name).or_default();
-        let members = self.members.entry(place.slot.number()).or_default();
-        let is_new = !members.contains(&name);
-        if is_new {
-            inner.places.push(place);
-            members.push(name);
-        }
-        inner.copies = copies;
-        let fresh = match (before, is_new) {
-            (0, _) => inner.places.clone(),
-            (_, true) => vec![place],
-            (_, false) => Vec::new(),
-        };
-        let mut outcome = Ok(());
-        for place in fresh {
-            outcome = outcome.and(self.hold(place, chain));
-        }
-        outcome
-    }
-
-    fn take_inner(&mut self, name: u64, chain: &mut Chain) -> bool {
-        let Some(inner) = self.inner.get_mut(&name).filter(|inner| inner.copies > 0) else {
-            return false;
-        };
-        inner.copies -= 1;
-        if inner.copies == 0 {
-            for place in inner.places.clone() {
-                self.release(place, chain);
-            }
-        }
-        true
-    }
-
-    /// The block that ends at `place` is held from now on.
-    fn hold(&mut self, place: Place, chain: &mut Chain) -> Result<(), Reason> {
-        chain.add_name(place.slot);
-        chain.touch(place.slot);
-        match self.set(place, true) {
-            false => Ok(()),
-            // Two names for one place: the engine knows of a difference that events don't tell.
-            true => Err(Reason::HiddenKey),
-        }
-    }
-
-    /// The block that ends at `place` is held no longer.
-    fn release(&mut self, place: Place, chain: &mut Chain) {
-        self.set(place, false);
-        chain.touch(place.slot);
-        chain.drop_name(place.slot);
-        chain.free_unnamed(place.slot);
-    }
-
     /// Says whether the block that ends at `place` is held. Returns whether it was.
     fn set(&mut self, place: Place, is_held: bool) -> bool {
         let index = place.slot.place();
