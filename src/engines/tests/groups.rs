@@ -133,7 +133,7 @@ impl Cache {
         if self.known.is_empty() {
             0
         } else {
-            (1..=DEPTH).take_while(has).count() as u32
+            u32::try_from((1..=DEPTH).take_while(has).count()).unwrap()
         }
     }
 
@@ -222,7 +222,7 @@ impl Cache {
             }
             let parent = (from > 0).then(|| name(prompt, from));
             let mut store = Store::new(&names, parent, &tokens(prompt)[from as usize..to as usize], block);
-            store.group = Some((group as u32, Some(self.groups[group].word())));
+            store.group = Some((u32::try_from(group).unwrap(), Some(self.groups[group].word())));
             if let GroupKind::Window(tokens) = kind {
                 store.window = Some(tokens);
             }
@@ -244,7 +244,7 @@ impl Cache {
         vec![Change::Remove {
             names: vec![name],
             medium: Some("GPU"),
-            group: Some(group as u32),
+            group: Some(u32::try_from(group).unwrap()),
         }]
     }
 
@@ -315,7 +315,8 @@ fn answer(naive: &Naive, chain: &[SequenceHash]) -> (u32, u32) {
     let resumable = chain[..matched]
         .iter()
         .rposition(|hash| !naive.barred.contains(&(0, *hash)));
-    (matched as u32, resumable.map_or(0, |place| place as u32 + 1))
+    let small = |blocks: usize| u32::try_from(blocks).unwrap();
+    (small(matched), resumable.map_or(0, |place| small(place) + 1))
 }
 
 /// Whether all of a translator's answers are those of the cache; where it is in doubt, at most those.
