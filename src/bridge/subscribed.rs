@@ -126,16 +126,16 @@ impl SubscribedEvents {
         ))
     }
 
-    /// Applies a frame. Returns the rank that it is about; none for a report of load.
-    pub(super) async fn apply(&mut self, frame: &KvEventFrame) -> Result<Option<Rank>, StreamError> {
+    /// Applies a frame. A report of load changes nothing.
+    pub(super) async fn apply(&mut self, frame: &KvEventFrame) -> Result<(), StreamError> {
         if frame.is_load() {
-            return Ok(None);
+            return Ok(());
         }
         let rank = frame.rank().unwrap_or(self.rank);
         let begins = self.note(rank, frame)?;
         let has_missed = self.ranks.get(&rank).is_some_and(|stream| stream.missed > 0);
         let Some(relay) = self.holders.get(&self.worker, rank).await else {
-            return Ok(None);
+            return Ok(());
         };
         if begins {
             // Out of sight until it is whole.
@@ -151,7 +151,7 @@ impl SubscribedEvents {
         if relay.doubt().is_none() {
             self.forgive(rank);
         }
-        Ok(Some(rank))
+        Ok(())
     }
 
     /// Takes note of a frame's number. Returns whether it begins the rank's state anew.

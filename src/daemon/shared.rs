@@ -14,7 +14,7 @@ use kvatlas_core::wire::{Subjects, WireLimits};
 use super::admin::Readiness;
 use super::config::{Config, Live, NatsConfig};
 use super::lanes::{LanePool, StreamPosition};
-use super::queries::QuerySample;
+use super::queries::{Answerer, QuerySample};
 use super::traces::Tracer;
 
 /// What the rooms of a starting daemon share.
@@ -40,6 +40,20 @@ pub(crate) struct Shared {
     pub(crate) http_limits: Live<WireLimits>,
     /// Time without a holder after which a namespace is forgotten.
     pub(crate) empty_namespace: Live<Duration>,
+}
+
+impl Shared {
+    /// An answerer for listeners: with HTTP's bounds, and its answers sampled.
+    pub(crate) fn listener_answerer(&self) -> Answerer {
+        Answerer::new(
+            Arc::clone(&self.namespaces),
+            Arc::clone(&self.trust),
+            self.pool.freshness(),
+            self.subjects.clone(),
+            self.http_limits.clone(),
+        )
+        .sampled_by(&self.sample)
+    }
 }
 
 /// Tasks that are stopped together.

@@ -20,7 +20,6 @@ use crate::daemon::config::{Component, DynamoConfig};
 use crate::daemon::instance_name;
 use crate::daemon::metrics::LogGate;
 use crate::daemon::metrics::labels::Connection;
-use crate::daemon::queries::Answerer;
 use crate::daemon::shared::{Shared, Stage};
 
 use super::answer::Indexer;
@@ -63,14 +62,7 @@ pub(crate) async fn start_dynamo(shared: &Shared, stage: &Stage) -> Result<(), D
     if config.components.is_empty() {
         return Ok(());
     }
-    let answerer = Answerer::new(
-        Arc::clone(&shared.namespaces),
-        Arc::clone(&shared.trust),
-        shared.pool.freshness(),
-        shared.subjects.clone(),
-        shared.http_limits.clone(),
-    )
-    .sampled_by(&shared.sample);
+    let answerer = shared.listener_answerer();
     let service = Service {
         indexer: Indexer {
             answerer,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::daemon::admin::AdminSource;
 use crate::daemon::config::Config;
 use crate::daemon::http::{EngineRegistry, HttpLimits, HttpParts, HttpServer, IndexParts, read_token};
-use crate::daemon::queries::{Answerer, query_limits};
+use crate::daemon::queries::query_limits;
 use crate::daemon::shared::Shared;
 
 use kvatlas_core::wire::WireLimits;
@@ -35,14 +35,7 @@ pub(super) async fn start_http(
         return Ok(None);
     };
     let token = config.token_file.as_deref().map(read_token).transpose()?;
-    let answerer = Answerer::new(
-        Arc::clone(&shared.namespaces),
-        Arc::clone(&shared.trust),
-        shared.pool.freshness(),
-        shared.subjects.clone(),
-        shared.http_limits.clone(),
-    )
-    .sampled_by(&shared.sample);
+    let answerer = shared.listener_answerer();
     let parts = HttpParts {
         index: Some(IndexParts {
             answerer,
