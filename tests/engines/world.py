@@ -105,6 +105,8 @@ class World:
         layout, tables = self.layout, []
         for number in range(0, layout.engines, layout.engines_a_process):
             kind = layout.kinds[(number // layout.engines_a_process) % len(layout.kinds)]
+            # Worker names spell an underscore in another way.
+            name = kind.replace("_", "-")
             engines: list[dict[str, Any]] = []
             begun: list[Holder] = []
             for engine in range(number, min(number + layout.engines_a_process, layout.engines)):
@@ -122,8 +124,8 @@ class World:
                     if layout.model:
                         given |= {"model": layout.model, "retention": layout.retention, "at_once": layout.at_once}
                     engines.append(given)
-                tables.append(self._table(f"{kind}-{engine}", kind, publishing, replaying))
-                begun += [Holder(f"{kind}-{engine}", rank, None, 0) for rank in range(layout.ranks)]  # type: ignore[arg-type]
+                tables.append(self._table(f"{name}-{engine}", kind, publishing, replaying))
+                begun += [Holder(f"{name}-{engine}", rank, None, 0) for rank in range(layout.ranks)]  # type: ignore[arg-type]
             host = Host(kind, engines, folder / f"engines-{number}.log")
             for place, holder in enumerate(begun):
                 holder.host, holder.place = host, place

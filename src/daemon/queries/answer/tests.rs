@@ -449,6 +449,7 @@ impl Scene {
         let stored = StoredBlocks::by_sequence(None, None, sequence_hashes(hashes).collect());
         writer.apply(Event::Stored(stored), Tier::DEVICE, 0);
         writer.status().confirm(StreamTrust::default().generation());
+        writer.set_size_known(true);
         for reason in reasons {
             writer.status().degrade(*reason);
         }
