@@ -136,6 +136,8 @@ pub struct EngineRemoved {
 /// One change, in the engine's own terms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EngineChange {
+    /// A group of layers begins to have blocks: what it lacks counts from now on.
+    Created(Group),
     /// Blocks were stored.
     Stored(EngineStored),
     /// One copy of each of these blocks was removed.

@@ -115,7 +115,6 @@ pub struct Decoder {
     /// What was in an envelope as a list of numbers.
     enveloped: Vec<u8>,
     scratch: Vec<u64>,
-    windows: tensorrt::Windows,
 }
 
 impl Decoder {
@@ -127,7 +126,6 @@ impl Decoder {
             transcoded: Vec::new(),
             enveloped: Vec::new(),
             scratch: Vec::new(),
-            windows: tensorrt::Windows::default(),
         }
     }
 
@@ -187,7 +185,7 @@ impl Decoder {
                 self.enveloped = enveloped;
                 decoded
             }
-            Format::TensorRt => tensorrt::decode(reader, batch, &mut self.windows, limits),
+            Format::TensorRt => tensorrt::decode(reader, batch, limits),
         }
     }
 }

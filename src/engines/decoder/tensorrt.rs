@@ -2,20 +2,20 @@
 //!
 //! | `data.type` | meaning |
 //! |---|---|
-//! | `created` | an attention window begins to have events; nothing is stored |
+//! | `created` | a group of layers begins to have events; nothing is stored |
 //! | `stored` | `parent_hash`, and `blocks` with `block_hash`, `tokens`, `cache_level`, `lora_id`, `mm_keys` |
 //! | `removed` | `block_hashes`, in whichever level they lie |
 //! | `updated` | a block has moved from one `cache_level` to another |
 //!
-//! Engines with sliding windows have events for each window size. The widest is main attention, the others are left out. Engines with several
-//! groups of layers (`layer_group_id`) have events for each of them.
+//! Engines with sliding windows have events for each window size, and those of manager V2 for each group of layers (`layer_group_id`). A request
+//! reuses the prefix that all of them have, so each counts as main attention.
 
 use kvatlas_core::hash::Token;
 use kvatlas_core::wire::{DecodeError, Reader, Value};
 
 use crate::batch::{
     BlockObject, Content, EngineBatch, EngineChange, EngineEvent, EngineRemoved, EngineStored, EventNumber,
-    Group, Mark, Span,
+    Group, GroupKind, Mark, Span,
 };
 use crate::limits::DecodeLimits;
 use crate::reason::Reason;
@@ -23,29 +23,12 @@ use crate::reason::Reason;
 use super::extra_keys::{identifier_hash, read_image_keys};
 use super::media::tier_of_level;
 use super::tokens::TEXT_TOKEN;
-use super::{BatchError, Verdict, array_or_nil, decode_each, ends_sequence, field, group_of_kind};
-
-/// The widest attention window that an engine has told of.
-#[derive(Debug, Default)]
-pub(super) struct Windows {
-    widest: Option<u64>,
-}
-
-impl Windows {
-    /// Whether events of `window` are of main attention.
-    fn is_main(&self, window: Option<u64>) -> bool {
-        match (window, self.widest) {
-            (Some(window), Some(widest)) => window >= widest,
-            _ => true,
-        }
-    }
-}
+use super::{BatchError, Verdict, array_or_nil, decode_each, ends_sequence, field};
 
 /// Decodes a list of events, or one.
 pub(super) fn decode(
     reader: &mut Reader<'_>,
     batch: &mut EngineBatch,
-    windows: &mut Windows,
     limits: &DecodeLimits,
 ) -> Result<(), BatchError> {
     let count = match reader.clone().value()? {
@@ -53,7 +36,7 @@ pub(super) fn decode(
         _ => 1,
     };
     Ok(decode_each(reader, batch, count, |reader, batch| {
-        decode_event(reader, batch, windows, limits)
+        decode_event(reader, batch, limits)
     })?)
 }
 
@@ -62,16 +45,17 @@ pub(super) fn decode(
 struct Head {
     id: Option<u64>,
     rank: Option<u32>,
-    window: Option<u64>,
+    window: Option<u32>,
     layer_group: Option<u32>,
 }
 
 impl Head {
-    /// All groups that are not left out are main attention.
+    /// The group of layers, by the number of its own or by the size of its window; none where the event has neither.
     fn group(&self) -> Group {
-        match self.layer_group {
-            None => Group::default(),
-            number => group_of_kind(number, Some("full_attention"), None),
+        let index = self.layer_group.or(self.window);
+        Group {
+            index,
+            kind: index.map(|_| GroupKind::Main),
         }
     }
 }
@@ -79,7 +63,6 @@ impl Head {
 fn decode_event<'a>(
     reader: &mut Reader<'a>,
     batch: &mut EngineBatch,
-    windows: &mut Windows,
     limits: &DecodeLimits,
 ) -> Result<Verdict, DecodeError> {
     let mut head = Head::default();
@@ -88,7 +71,7 @@ fn decode_event<'a>(
         match key {
             b"event_id" => head.id = reader.optional_unsigned("event_id")?,
             b"attention_dp_rank" => head.rank = field::rank(reader)?,
-            b"window_size" => head.window = reader.optional_unsigned("window_size")?,
+            b"window_size" => head.window = field::optional_32("window_size", reader)?,
             b"layer_group_id" => head.layer_group = field::optional_32("layer_group_id", reader)?,
             b"data" => {
                 data = Some(reader.clone());
@@ -102,7 +85,7 @@ fn decode_event<'a>(
         batch.numbers.push(EventNumber { rank: head.rank, id });
     }
     let mut data = data.ok_or(DecodeError::Missing { field: "data" })?;
-    decode_data(&head, &mut data, batch, windows, limits)
+    decode_data(&head, &mut data, batch, limits)
 }
 
 /// The fields of `data`, of any type.
@@ -121,7 +104,6 @@ fn decode_data<'a>(
     head: &Head,
     reader: &mut Reader<'a>,
     batch: &mut EngineBatch,
-    windows: &mut Windows,
     limits: &DecodeLimits,
 ) -> Result<Verdict, DecodeError> {
     let mut data = Data::default();
@@ -145,21 +127,8 @@ fn decode_data<'a>(
         }
     }
     let kind = data.kind.ok_or(DecodeError::Missing { field: "type" })?;
-    if kind == "created" {
-        windows.widest = windows.widest.max(head.window);
-        return Ok(Verdict::LeftOut(Reason::Ignored));
-    }
-    if !windows.is_main(head.window) {
-        return Ok(Verdict::LeftOut(Reason::OtherGroup));
-    }
-    windows.widest = windows.widest.or(head.window);
-    if windows.widest < head.window {
-        // What was taken for main attention so far was a narrower window.
-        return Err(DecodeError::Combination(
-            "a window wider than all that were created",
-        ));
-    }
     match kind {
+        "created" => Ok(take(head, EngineChange::Created(head.group()), batch)),
         "stored" => {
             let mut blocks = data.blocks.ok_or(DecodeError::Missing { field: "blocks" })?;
             let parent = data.parent.ok_or(DecodeError::Missing { field: "parent_hash" })?;

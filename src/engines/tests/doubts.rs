@@ -332,6 +332,25 @@ fn layer_groups_have_blocks_of_their_own() {
 }
 
 #[test]
+fn windows_have_blocks_of_their_own() {
+    let mut engine = Followed::new(Format::TensorRt);
+    let blocks = [(json!(1), tokens(0, 4)), (json!(2), tokens(4, 4))];
+    let data = tensorrt_stored(None, &blocks);
+    let of = |window: u32| json!({"window_size": window});
+    let created = json!({"type": "created", "num_blocks_per_cache_level": [100]});
+    // A window that has begun is needed, though it has no block yet, whichever of them is told of first.
+    engine.hear(&[tensorrt(0, &created, &of(8)), tensorrt(1, &created, &of(32))]);
+    assert_eq!(engine.hear(&[tensorrt(2, &data, &of(32))]), None);
+    assert_eq!(engine.blocks(), 0);
+    assert_eq!(engine.hear(&[tensorrt(3, &data, &of(8))]), None);
+    assert_eq!(engine.blocks(), 2);
+    let gone = json!({"type": "removed", "block_hashes": [2]});
+    assert_eq!(engine.hear(&[tensorrt(4, &gone, &of(8))]), None);
+    assert_eq!(engine.blocks(), 1);
+    assert!(!engine.translator.hides_groups());
+}
+
+#[test]
 fn a_child_has_its_parents_adapter() {
     let of = |name: Option<&str>| json!({"lora_name": name});
     for (parent, child) in [(Some("a"), Some("b")), (Some("a"), None), (None, Some("b"))] {

@@ -92,7 +92,7 @@ fn check_spans(batch: &EngineBatch, seed: u64, round: u64) {
             EngineChange::Removed(removed) => {
                 assert_eq!(batch.hashes(removed.names).len(), removed.names.len());
             }
-            EngineChange::Moved { .. } | EngineChange::Cleared => {}
+            EngineChange::Created(_) | EngineChange::Moved { .. } | EngineChange::Cleared => {}
         }
     }
 }

@@ -69,7 +69,7 @@ impl RankState {
                     }
                 }
                 EngineChange::Cleared => self.copies.clear(),
-                EngineChange::Moved { .. } => panic!("such streams move nothing"),
+                EngineChange::Created(_) | EngineChange::Moved { .. } => panic!("such streams move nothing"),
             }
         }
     }

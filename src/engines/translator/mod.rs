@@ -250,6 +250,7 @@ impl Translator {
             Err(reason) => return self.count(reason, output),
         }
         let outcome = match &event.change {
+            EngineChange::Created(group) => self.lane_for(self.stated(*group), output).map(drop),
             EngineChange::Stored(stored) => self.store(batch, stored, output),
             EngineChange::Removed(removed) => {
                 self.remove(batch, removed, output);

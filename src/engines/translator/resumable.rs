@@ -124,7 +124,7 @@ impl Translator {
                     self.store_window(batch, stored, output);
                 }
                 EngineChange::Removed(removed) => self.remove_window(batch, removed, output),
-                EngineChange::Moved { .. } | EngineChange::Cleared => {}
+                EngineChange::Created(_) | EngineChange::Moved { .. } | EngineChange::Cleared => {}
             }
         }
         self.step.waiting = waiting;
