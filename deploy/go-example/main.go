@@ -22,14 +22,26 @@ const patience = 5 * time.Second
 
 // A reply to a query.
 type reply struct {
-	QueryBlocks int `msgpack:"query_blocks"`
-	Holders     []struct {
-		Worker        string   `msgpack:"worker"`
-		Rank          uint32   `msgpack:"rank"`
-		MatchedBlocks int      `msgpack:"matched_blocks"`
-		Exact         bool     `msgpack:"exact"`
-		Degraded      []string `msgpack:"degraded"`
-	} `msgpack:"holders"`
+	QueryBlocks int           `msgpack:"query_blocks"`
+	Holders     []holderMatch `msgpack:"holders"`
+}
+
+// A worker and rank that hold the beginning of the prompt.
+type holderMatch struct {
+	Worker        string   `msgpack:"worker"`
+	Rank          uint32   `msgpack:"rank"`
+	MatchedBlocks int      `msgpack:"matched_blocks"`
+	UsableBlocks  *int     `msgpack:"usable_blocks"`
+	Exact         bool     `msgpack:"exact"`
+	Degraded      []string `msgpack:"degraded"`
+}
+
+// usable is how many leading blocks a request reuses: a daemon says it where that is not all that match.
+func (holder holderMatch) usable() int {
+	if holder.UsableBlocks == nil {
+		return holder.MatchedBlocks
+	}
+	return *holder.UsableBlocks
 }
 
 // How far a daemon has followed a namespace.
@@ -97,8 +109,8 @@ func show(connection *nats.Conn, namespace, title string, query map[string]inter
 	}
 	fmt.Println(title)
 	for _, holder := range found.Holders {
-		fmt.Printf("  %s holds %d of %d blocks, exact: %t %v\n",
-			holder.Worker, holder.MatchedBlocks, found.QueryBlocks, holder.Exact, holder.Degraded)
+		fmt.Printf("  %s holds %d of %d blocks, %d of them usable, exact: %t %v\n",
+			holder.Worker, holder.MatchedBlocks, found.QueryBlocks, holder.usable(), holder.Exact, holder.Degraded)
 	}
 	return nil
 }

@@ -29,6 +29,7 @@ type vectors struct {
 			Holders     []struct {
 				Worker        string `json:"worker"`
 				MatchedBlocks int    `json:"matched_blocks"`
+				UsableBlocks  int    `json:"usable_blocks"`
 				Exact         bool   `json:"exact"`
 			} `json:"holders"`
 		} `json:"meaning"`
@@ -83,7 +84,7 @@ func TestRepliesAreRead(t *testing.T) {
 		for index, expected := range vector.Meaning.Holders {
 			holder := found.Holders[index]
 			if holder.Worker != expected.Worker || holder.MatchedBlocks != expected.MatchedBlocks ||
-				holder.Exact != expected.Exact {
+				holder.usable() != expected.UsableBlocks || holder.Exact != expected.Exact {
 				t.Errorf("%s: found %+v, expected %+v", vector.Name, holder, expected)
 			}
 		}

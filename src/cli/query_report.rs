@@ -83,6 +83,7 @@ fn holders_table(reply: &QueryReply, asked: &QueryOptions) -> Table {
     }
     columns.push(("STATE", Side::Left));
     if asked.explain {
+        columns.push(("LIMITED BY", Side::Left));
         columns.push(("DROPPED OUT", Side::Left));
     }
     let mut table = Table::new(&columns);
@@ -102,6 +103,8 @@ fn holders_table(reply: &QueryReply, asked: &QueryOptions) -> Table {
             row.extend(near.map(|blocks| blocks.map_or("-".to_owned(), |blocks| blocks.to_string())));
         }
         row.push(describe_state(holder.exact, holder.degraded));
+        let limit = holder.limited_by;
+        row.push(limit.map_or("-".to_owned(), |limit| limit.as_str().replace('_', " ")));
         let drop_out = holder.dropped_out.as_ref();
         row.push(drop_out.map_or("-".to_owned(), describe_drop_out));
         table.push(row);

@@ -53,6 +53,7 @@ impl Shared {
             self.http_limits.clone(),
         )
         .sampled_by(&self.sample)
+        .deep_as(self.config.queries.dialect_depth)
     }
 }
 

@@ -46,3 +46,4 @@ mod support;
 mod traces;
 mod transitions;
 mod truthfulness;
+mod usable;

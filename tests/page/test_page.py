@@ -212,7 +212,7 @@ def test_hostile_names_are_text(browser: Chrome, daemon: Daemon) -> None:
     added = [[number, "n", name, 0] for number, name in enumerate(HOSTILE)]
     facts = [[number, 1, 129, 0, 0, 0] for number in range(len(HOSTILE))]
     node = {
-        "parent": None, "start": 0, "end": 1, "weight": 1, "some": 1, "all": 1, "exact": 0,
+        "parent": None, "start": 0, "end": 1, "weight": 1, "some": 1, "all": 1, "exact": 0, "usable": 0,
         "names": ["<img src=x onerror=pwned()>/0"], "block": "\" onclick=\"pwned()",
     }  # fmt: skip
     atlas = {"total": 1, "seconds": 1, "partial": False, "left_out": 0, "block_size": 16, "nodes": [node]}

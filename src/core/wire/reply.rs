@@ -24,6 +24,33 @@ pub struct DropOut {
     pub other_holders: u32,
 }
 
+/// The reason why a request can reuse no more blocks of a holder.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Limit {
+    /// Full attention: the holder lacks the next block.
+    FullAttention,
+    /// A group of layers beside full attention: a sliding window has lost its blocks there, or there is no state.
+    WindowOrState,
+    /// The last token of the prompt, which a request always computes.
+    LastToken,
+    /// A limit that this release doesn't know.
+    #[serde(other)]
+    Other,
+}
+
+impl Limit {
+    /// The word on the wire.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::FullAttention => "full_attention",
+            Self::WindowOrState => "window_or_state",
+            Self::LastToken => "last_token",
+            Self::Other => "other",
+        }
+    }
+}
+
 /// One holder of a prefix.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct HolderMatch {
@@ -60,6 +87,9 @@ pub struct HolderMatch {
     /// Where the holder dropped out; only with `explain`, and absent where it holds the whole query.
     #[serde(default)]
     pub dropped_out: Option<DropOut>,
+    /// Why no more blocks are usable; only with `explain`, and absent where the whole query is.
+    #[serde(default)]
+    pub limited_by: Option<Limit>,
 }
 
 /// What a reply was gathered from; only in replies that a gateway or a gathering client put together.
@@ -149,6 +179,19 @@ impl HolderMatch {
             exact: true,
             degraded: DegradedReasons::default(),
             dropped_out: None,
+            limited_by: None,
+        }
+    }
+
+    /// Why no more of `query_blocks` are usable, of which at most `usable_max` can be; none where all are.
+    pub fn limit(&self, query_blocks: u32, usable_max: u32) -> Option<Limit> {
+        let usable = self.usable();
+        if usable < self.matched_blocks.min(usable_max) {
+            Some(Limit::WindowOrState)
+        } else if usable == usable_max && usable < query_blocks {
+            Some(Limit::LastToken)
+        } else {
+            (usable < query_blocks).then_some(Limit::FullAttention)
         }
     }
 
@@ -323,6 +366,9 @@ impl Message for HolderMatch {
         }
         entries.flag("exact", self.exact)?;
         write_reasons(self.degraded, entries)?;
+        if let Some(limit) = self.limited_by {
+            entries.text("limited_by", limit.as_str())?;
+        }
         match &self.dropped_out {
             Some(drop_out) => entries.map("dropped_out", drop_out),
             None => Ok(()),

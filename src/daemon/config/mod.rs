@@ -52,4 +52,4 @@ pub use settings::{
     NamespaceConfig, NatsConfig, ObjectStoreConfig, QueriesConfig, ReadyConfig, ResyncConfig, ShardingConfig,
     ShutdownConfig, SnapshotsConfig, StreamConfig, SubjectsConfig, TracesConfig,
 };
-pub use types::{Authentication, SharedAuthentication, Transport};
+pub use types::{Authentication, Depth, SharedAuthentication, Transport};

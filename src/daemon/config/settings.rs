@@ -21,7 +21,7 @@ use super::rule::{
     Rule, boolean, bytes, choice, components, discovery, integer, listen_address, milliseconds,
     milliseconds_or_never, optional_text, path, seconds, secret, server_urls, shard, text,
 };
-use super::types::{Authentication, SharedAuthentication, Transport};
+use super::types::{Authentication, Depth, SharedAuthentication, Transport};
 use crate::daemon::metrics::LogFormat;
 
 /// The environment variable that names the configuration file; the command line reads it.
@@ -180,6 +180,8 @@ tables! {
         max_waiting_bytes: usize = "16 MiB", bytes(64 * KIB, GIB);
         /// NATS connections that serve queries.
         connections: usize = "1", integer(1, 16);
+        /// The depth that other dialects than the contract's answer: what a request can reuse, or what full attention has.
+        dialect_depth: Depth = "usable", choice();
         /// Answer the questions of NATS's micro services ($SRV.PING, INFO, STATS), so that `nats micro` finds the daemon.
         discovery: bool = "true", boolean();
     }

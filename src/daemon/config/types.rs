@@ -83,6 +83,21 @@ words!(Transport {
     "jetstream" => Transport::JetStream,
 });
 
+/// How deep a holder is, for those who ask in other words than the contract's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Depth {
+    /// What a request can reuse.
+    #[default]
+    Usable,
+    /// What full attention has.
+    Matched,
+}
+
+words!(Depth {
+    "usable" => Depth::Usable,
+    "matched" => Depth::Matched,
+});
+
 words!(Hashing {
     "engine" => Hashing::Engine,
     "recompute" => Hashing::Recompute,

@@ -58,7 +58,7 @@ fn tiered_scores(holders: &[FoundHolder], device_only: bool) -> Value {
         push(&mut scores, device);
         if !device_only {
             push(&mut host, with_host.saturating_sub(device));
-            push(&mut disk, holder.usable_blocks.saturating_sub(with_host));
+            push(&mut disk, holder.blocks.saturating_sub(with_host));
         }
     }
     let lower = [("host_pinned", host), ("disk", disk)].into_iter();
@@ -79,7 +79,7 @@ mod tests {
                 worker: WorkerName::new(worker).unwrap(),
                 rank: 1,
             },
-            usable_blocks: matched_blocks,
+            blocks: matched_blocks,
             near_blocks,
             is_exact,
         }

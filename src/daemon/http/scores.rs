@@ -116,7 +116,7 @@ impl Serialize for Figures<'_> {
             Words::Mooncake => ["GPU", "CPU", "DISK", "DP"],
             Words::Dynamo => ["gpu", "cpu", "disk", "dp"],
         };
-        let longest = self.ranks.longest(|holder| holder.usable_blocks);
+        let longest = self.ranks.longest(|holder| holder.blocks);
         let [on_device, with_host] = [0, 1].map(|step| self.ranks.longest(|holder| holder.near_blocks[step]));
         let mut map = serializer.serialize_map(None)?;
         map.serialize_entry("longest_matched", &longest)?;
@@ -155,7 +155,7 @@ mod tests {
         let worker = WorkerName::new(worker).unwrap();
         FoundHolder {
             id: HolderId { worker, rank },
-            usable_blocks: matched_blocks,
+            blocks: matched_blocks,
             is_exact: true,
             near_blocks,
         }
@@ -166,6 +166,7 @@ mod tests {
         let scores = Scores::new(Found {
             block_size: 16,
             asked_blocks: 9,
+            most: kvatlas_core::index::NearBlocks::default(),
             foreign_holders: 0,
             doubtful_holders: 0,
             holders: vec![

@@ -12,6 +12,7 @@ use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use kvatlas_core::index::NearBlocks;
 use kvatlas_core::wire::{ModelKey, NamespaceName};
 
 use crate::daemon::admin::{AdminSource, Readiness};
@@ -174,6 +175,7 @@ impl Shared {
             block_size,
             asked_blocks: 0,
             holders: Vec::new(),
+            most: NearBlocks::default(),
             foreign_holders: 0,
             doubtful_holders: u32::try_from(own.count()).map_or(u32::MAX, |others| others.saturating_add(1)),
         })

@@ -205,6 +205,7 @@ fn what_an_answer_always_has_is_required() {
                 "host_blocks",
                 "device_usable_blocks",
                 "host_usable_blocks",
+                "limited_by",
                 "dropped_out",
             ],
         ),

@@ -29,6 +29,8 @@ pub struct AnsweredPrompt {
     pub asked_blocks: u32,
     /// Those that the best holder has.
     pub matched_blocks: u32,
+    /// The most of them that a request can reuse from one holder.
+    pub usable_blocks: u32,
     /// How certain the answer is.
     pub state: AnswerState,
 }
@@ -46,6 +48,8 @@ metric_group! {
         matched_ratio: Histogram = "kvatlas_query_matched_ratio", Count, SHARES;
         /// Leading blocks of a prompt that the best holder in the answer has.
         matched_blocks: Histogram = "kvatlas_query_matched_blocks", Count, DEPTHS;
+        /// Share of these blocks that a request can reuse, from 0 to 1; of prompts of which somebody has a block.
+        usable_ratio: Histogram = "kvatlas_query_usable_ratio", Count, SHARES;
     }
 }
 
@@ -68,6 +72,10 @@ impl QueryMetrics {
         if prompt.asked_blocks > 0 {
             let ratio = f64::from(prompt.matched_blocks) / f64::from(prompt.asked_blocks);
             self.matched_ratio.record(ratio.min(1.0));
+        }
+        if prompt.matched_blocks > 0 {
+            let ratio = f64::from(prompt.usable_blocks) / f64::from(prompt.matched_blocks);
+            self.usable_ratio.record(ratio.min(1.0));
         }
     }
 }
@@ -162,6 +170,7 @@ mod tests {
                 queries.found(AnsweredPrompt {
                     asked_blocks: 4,
                     matched_blocks,
+                    usable_blocks: matched_blocks / 2,
                     state,
                 });
             }
@@ -183,6 +192,9 @@ mod tests {
             "kvatlas_query_matched_ratio_bucket{namespace=\"a\",le=\"0.8\"} 2",
             "kvatlas_query_matched_blocks_bucket{namespace=\"a\",le=\"2\"} 1",
             "kvatlas_query_matched_blocks_sum{namespace=\"a\"} 3",
+            "kvatlas_query_usable_ratio_bucket{namespace=\"a\",le=\"0.3\"} 0",
+            "kvatlas_query_usable_ratio_bucket{namespace=\"a\",le=\"0.4\"} 1",
+            "kvatlas_query_usable_ratio_count{namespace=\"a\"} 1",
             "kvatlas_query_errors_total{code=\"bad_request\"} 1",
             "kvatlas_query_errors_total{code=\"unavailable\"} 1",
             "kvatlas_query_replies_dropped_total{reason=\"no_reply_subject\"} 1",

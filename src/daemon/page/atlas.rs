@@ -68,6 +68,8 @@ pub(super) struct Node {
     /// Holders of all its blocks, and how many of them are exact.
     all: usize,
     exact: usize,
+    /// Holders of all its blocks from which a request can reuse some of them.
+    usable: usize,
     /// Some of the latter.
     names: Vec<String>,
     /// The last block, which names the node.
@@ -141,16 +143,18 @@ fn node(namespace: &Namespace, trust: &StreamTrust, branch: &Branch, parent: Opt
     let path = branch.path.get(..branch.end).unwrap_or(&branch.path);
     let key = QueryKey::LineageHashes(path.to_vec());
     let was_stalled = trust.is_stalled();
-    let (mut some, mut all, mut exact, mut names) = (0, 0, 0, Vec::new());
+    let (mut some, mut all, mut exact, mut usable, mut names) = (0, 0, 0, 0, Vec::new());
     // Fails only for paths that are deeper than any index.
     if let Ok(matches) = namespace.indexer.find_matches(&key, Search::default()) {
         for found in matches.holders() {
-            let depth = usize::try_from(found.matched_blocks).unwrap_or(usize::MAX);
+            let number = |blocks| usize::try_from(blocks).unwrap_or(usize::MAX);
+            let depth = number(found.matched_blocks);
             some += usize::from(depth > branch.start);
             if depth < branch.end {
                 continue;
             }
             all += 1;
+            usable += usize::from(number(found.usable_blocks) > branch.start);
             let reasons = matches.reasons(found.holder, trust).of_all_queries();
             let is_exact = !was_stalled && reasons.is_empty();
             exact += usize::from(is_exact);
@@ -167,6 +171,7 @@ fn node(namespace: &Namespace, trust: &StreamTrust, branch: &Branch, parent: Opt
         some,
         all,
         exact,
+        usable,
         names,
         block: path.last().map(ToString::to_string).unwrap_or_default(),
         path: Arc::clone(&branch.path),

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use kvatlas_core::hash::PositionalLineageHash;
 use kvatlas_core::wire::{
-    DegradedReasons, NamespaceName, QueryKey, QueryOptions, QueryReply, QueryRequest, SingleQuery,
+    DegradedReasons, Limit, NamespaceName, QueryKey, QueryOptions, QueryReply, QueryRequest, SingleQuery,
 };
 
 use crate::daemon::queries::{AnyReply, SAMPLED_BLOCKS_MAX};
@@ -37,6 +37,9 @@ struct HolderJson {
     worker: String,
     rank: u32,
     blocks: u32,
+    usable: u32,
+    /// Why no more of them are usable.
+    limit: Option<&'static str>,
     degraded: DegradedReasons,
     /// The first block that it lacks, and how many others have that.
     dropped_out: Option<(u32, u32)>,
@@ -88,6 +91,8 @@ impl Page {
             worker: holder.worker.as_str().to_owned(),
             rank: holder.rank,
             blocks: holder.matched_blocks,
+            usable: holder.usable(),
+            limit: holder.limited_by.map(Limit::as_str),
             degraded: holder.degraded,
             dropped_out: holder.dropped_out.map(|at| (at.position, at.other_holders)),
         });

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::daemon::config::Live;
+use crate::daemon::config::{Depth, Live};
 use crate::daemon::lanes::{Freshness, Look};
 use crate::daemon::metrics::AnsweredPrompt;
 use crate::daemon::metrics::labels::QueryKind;
@@ -86,6 +86,7 @@ pub(crate) struct Answerer {
     subjects: Subjects,
     limits: Live<WireLimits>,
     sample: Option<Arc<QuerySample>>,
+    dialect_depth: Depth,
 }
 
 impl Answerer {
@@ -104,6 +105,7 @@ impl Answerer {
             subjects,
             limits,
             sample: None,
+            dialect_depth: Depth::default(),
         }
     }
 
@@ -111,6 +113,14 @@ impl Answerer {
     pub(crate) fn sampled_by(self, sample: &Arc<QuerySample>) -> Self {
         Self {
             sample: Some(Arc::clone(sample)),
+            ..self
+        }
+    }
+
+    /// The same, with the depth that [`Self::find`] gives.
+    pub(crate) fn deep_as(self, dialect_depth: Depth) -> Self {
+        Self {
+            dialect_depth,
             ..self
         }
     }
@@ -299,7 +309,7 @@ impl Answerer {
             ..searched
         };
         if options.explain {
-            explain(indexer, &mut chain, &mut reply.holders);
+            explain(query, indexer, &mut chain, &mut reply.holders);
         }
         self.add_ahead(&doubts, query, &mut reply);
         if let Some(sample) = &self.sample {
@@ -545,8 +555,15 @@ const HOLDER_BYTES_MIN: usize = 39;
 /// About as many bytes as a holder takes in the reply to a status request.
 const HOLDER_STATUS_BYTES: usize = 100;
 
-/// Adds to every holder where it dropped out. Holders of one depth share the look-up.
-fn explain(indexer: &PositionalIndexer, chain: &mut QueryChain<'_>, holders: &mut [HolderMatch]) {
+/// Adds to every holder where it dropped out, and what limits it. Holders of one depth share the look-up.
+fn explain(
+    query: &SingleQuery,
+    indexer: &PositionalIndexer,
+    chain: &mut QueryChain<'_>,
+    holders: &mut [HolderMatch],
+) {
+    let blocks = saturating_u32(chain.len());
+    let usable_max = usable_max(&query.key, query.token_count, indexer).unwrap_or(u32::MAX);
     let found = indexer.find_chain(chain, Search::default());
     let mut last: Option<(u32, Option<DropOut>)> = None;
     for holder in holders {
@@ -564,6 +581,7 @@ fn explain(indexer: &PositionalIndexer, chain: &mut QueryChain<'_>, holders: &mu
             }
         };
         holder.dropped_out.clone_from(&dropped_out);
+        holder.limited_by = holder.limit(blocks, usable_max);
         last = Some((depth, dropped_out));
     }
 }

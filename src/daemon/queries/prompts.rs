@@ -2,7 +2,7 @@
 
 use crate::daemon::metrics::AnsweredPrompt;
 use crate::daemon::metrics::labels::AnswerState;
-use kvatlas_core::wire::{BatchReply, QueryReply, QueryResult};
+use kvatlas_core::wire::{BatchReply, HolderMatch, QueryReply, QueryResult};
 
 /// What was found of each prompt of a batch that was answered.
 pub(super) fn prompts_of(reply: &BatchReply) -> impl Iterator<Item = AnsweredPrompt> {
@@ -14,10 +14,11 @@ pub(super) fn prompts_of(reply: &BatchReply) -> impl Iterator<Item = AnsweredPro
 
 /// What an answer found of its prompt, as far as it says.
 pub(super) fn prompt_of(reply: &QueryReply) -> AnsweredPrompt {
-    let best = reply.holders.iter().map(|holder| holder.matched_blocks).max();
+    let most = |blocks: fn(&HolderMatch) -> u32| reply.holders.iter().map(blocks).max().unwrap_or_default();
     AnsweredPrompt {
         asked_blocks: reply.query_blocks,
-        matched_blocks: best.unwrap_or_default(),
+        matched_blocks: most(|holder| holder.matched_blocks),
+        usable_blocks: most(HolderMatch::usable),
         state: state_of(reply),
     }
 }

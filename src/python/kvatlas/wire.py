@@ -172,6 +172,8 @@ class HolderMatch:
     :param exact: whether its state is known for certain.
     :param degraded: why it is not.
     :param dropped_out: with ``explain``, unless it holds the whole query.
+    :param limited_by: with ``explain``, why no more blocks are usable: ``full_attention``, ``window_or_state`` or ``last_token``; ``None``
+        where the whole query is.
     :param fields: the whole map, for keys that this release does not know.
     """
 
@@ -187,6 +189,7 @@ class HolderMatch:
     exact: bool
     degraded: tuple[str, ...]
     dropped_out: DropOut | None
+    limited_by: str | None
     fields: dict[str, Any]
 
 
@@ -325,6 +328,10 @@ def _drop_out(value: object) -> DropOut:
     return DropOut(found.take("position", int), lineage, found.take("other_holders", int))
 
 
+def _text(value: object) -> str:
+    return _Map({"text": value}, "a holder").take("text", str)
+
+
 def _match(value: object) -> HolderMatch:
     found = _Map(value, "a holder")
     matched = found.take("matched_blocks", int)
@@ -343,6 +350,7 @@ def _match(value: object) -> HolderMatch:
         exact=found.take("exact", bool),
         degraded=found.several("degraded", str, []),
         dropped_out=found.optional("dropped_out", _drop_out),
+        limited_by=found.optional("limited_by", _text),
         fields=found.fields,
     )
 

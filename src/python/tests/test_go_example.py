@@ -62,9 +62,9 @@ async def test_it_publishes_asks_and_gives_its_state(program: Path, broker: Brok
             lines = [running.stdout.readline().rstrip() for _ in range(5)]
             assert lines == [
                 "after the store:",
-                "  gpu-0 holds 4 of 4 blocks, exact: true []",
+                "  gpu-0 holds 4 of 4 blocks, 3 of them usable, exact: true []",
                 "after the removal:",
-                "  gpu-0 holds 3 of 4 blocks, exact: true []",
+                "  gpu-0 holds 3 of 4 blocks, 3 of them usable, exact: true []",
                 "staying until interrupted",
             ]
             status = await here.holder()

@@ -210,6 +210,7 @@ def reply_meaning(reply: QueryReply) -> dict[str, Any]:
                 "lineage_hash": str(dropped.lineage_hash),
                 "other_holders": dropped.other_holders,
             },
+            "limited_by": found.limited_by,
         }
 
     return {

@@ -1,6 +1,7 @@
 //! Replies: what they mean, and their bytes.
 
 use kvatlas_core::wire::{
+    Limit,
     BatchReply, DegradedReason, DegradedReasons, DropOut, ErrorBody, Gathered, HolderMatch,
     HolderStatusReply, QueryReply, QueryResult, StatusReply, WorkerName,
 };
@@ -56,6 +57,7 @@ fn holder_meaning(holder: &HolderMatch) -> Value {
         "exact": holder.exact,
         "degraded": words(holder.degraded),
         "dropped_out": drop_out,
+        "limited_by": holder.limited_by.map(Limit::as_str),
     })
 }
 
@@ -80,6 +82,7 @@ pub(super) fn query_replies() -> Vec<Value> {
             lineage_hash: lineage_chain()[1],
             other_holders: 3,
         }),
+        limited_by: Some(Limit::FullAttention),
         ..holder("gpu-1", 5, 1)
     };
     let tiered = HolderMatch {

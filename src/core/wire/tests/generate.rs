@@ -10,6 +10,7 @@ use crate::hash::{
 use crate::wire::DegradedReasons;
 
 use super::super::{
+    Limit,
     BatchReply, BlockContent, BlockNames, DropOut, ErrorBody, Event, EventBatch, Gathered, HolderMatch,
     HolderStatusReply, QueryKey, QueryOptions, QueryReply, QueryRequest, QueryResult, RemovedBlocks,
     Resumable, ResumableBlocks, SingleQuery, StatusReply, StoredBlocks, Tier, WorkerName,
@@ -245,6 +246,11 @@ fn degraded() -> impl Strategy<Value = DegradedReasons> {
     any::<u32>().prop_map(DegradedReasons::from_bits)
 }
 
+fn limit() -> impl Strategy<Value = Limit> {
+    use Limit::{FullAttention, LastToken, Other, WindowOrState};
+    proptest::sample::select(vec![FullAttention, WindowOrState, LastToken, Other])
+}
+
 fn holder_match() -> impl Strategy<Value = HolderMatch> {
     let dropped_out =
         (any::<u32>(), lineage_hash(), any::<u32>()).prop_map(|(position, key, other_holders)| DropOut {
@@ -260,9 +266,10 @@ fn holder_match() -> impl Strategy<Value = HolderMatch> {
         any::<bool>(),
         degraded(),
         of(dropped_out),
+        of(limit()),
     )
         .prop_map(
-            |(worker, rank, (matched_blocks, [max, usable]), near, exact, degraded, dropped_out)| {
+            |(worker, rank, (matched_blocks, [max, usable]), near, exact, degraded, dropped_out, limited_by)| {
                 HolderMatch {
                     matched_blocks_max: max,
                     usable_blocks: usable,
@@ -273,6 +280,7 @@ fn holder_match() -> impl Strategy<Value = HolderMatch> {
                     exact,
                     degraded,
                     dropped_out,
+                    limited_by,
                     ..HolderMatch::new(worker, rank, matched_blocks)
                 }
             },

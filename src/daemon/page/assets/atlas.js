@@ -132,7 +132,7 @@ export class Atlas {
     const share = percent(node.weight, this.#atlas.total);
     const what = this.lens === "asked" ? `asked for by ${share} of the sampled queries` : `${share} of the copies`;
     const names = node.names.length === 0 ? "" : `: ${node.names.join(", ")}${node.all > node.names.length ? ", …" : ""}`;
-    return `blocks ${node.start} to ${node.end - 1}, ${what}; ${counted(node.all, "holder has", "holders have")} all of it${names}; ${node.exact} exact`;
+    return `blocks ${node.start} to ${node.end - 1}, ${what}; ${counted(node.all, "holder has", "holders have")} all of it${names}; ${node.exact} exact${node.usable < node.all ? `; a request can reuse it from ${node.usable}` : ""}`;
   }
 
   #key(event) {
@@ -209,10 +209,11 @@ function label(node, width) {
 
 function coverage(node, holders) {
   const doubt = node.all > 0 && node.exact === 0 ? " doubt" : "";
+  const unusable = node.all > 0 && node.usable === 0 ? " unusable" : "";
   if (node.all === 0) return "none";
-  if (node.all === 1) return `one${doubt}`;
-  if (node.all <= 3) return `few${doubt}`;
-  return (2 * node.all >= holders ? "most" : "many") + doubt;
+  if (node.all === 1) return `one${doubt}${unusable}`;
+  if (node.all <= 3) return `few${doubt}${unusable}`;
+  return (2 * node.all >= holders ? "most" : "many") + doubt + unusable;
 }
 
 function loss(found) {
@@ -231,10 +232,12 @@ function loss(found) {
   return list;
 }
 
+const LIMITS = { full_attention: "full attention", window_or_state: "a window or a state", last_token: "the last token" };
+
 /** Holders with bars for their depths. */
 export function holderTable(holders, total) {
-  const head = make("tr", {}, ...["Worker", "Blocks", "Depth", "State", "Drops out"].map((title, index) =>
-    make("th", { textContent: title, scope: "col", className: index === 1 ? "number" : "" })));
+  const head = make("tr", {}, ...["Worker", "Blocks", "Usable", "Depth", "State", "Limited by", "Drops out"].map((title, index) =>
+    make("th", { textContent: title, scope: "col", className: index === 1 || index === 2 ? "number" : "" })));
   const rows = holders.map((holder) => {
     const state = holder.degraded.length === 0 ? "exact" : `degraded: ${holder.degraded.join(", ")}`;
     const dropped = holder.dropped ? `at block ${count(holder.dropped.position)}, which ${counted(holder.dropped.others, "other has", "others have")}` : "–";
@@ -242,8 +245,10 @@ export function holderTable(holders, total) {
     return make("tr", {},
       make("td", { className: "name", textContent: `${holder.worker} ${holder.rank}` }),
       make("td", { className: "number", textContent: count(holder.blocks) }),
+      make("td", { className: "number", textContent: count(holder.usable) }),
       make("td", {}, depth),
       make("td", { className: holder.degraded.length === 0 ? "state-exact" : "state-degraded", textContent: state }),
+      make("td", { textContent: LIMITS[holder.limit] ?? "–" }),
       make("td", { textContent: dropped }));
   });
   const table = make("table", {}, make("thead", {}, head), make("tbody", {}, ...rows));

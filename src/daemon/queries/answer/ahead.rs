@@ -33,7 +33,7 @@ impl Answerer {
             indexer.find_chain(&mut chain, search_of(query, indexer))
         });
         if options.explain {
-            explain(indexer, &mut chain, &mut ahead.holders);
+            explain(query, indexer, &mut chain, &mut ahead.holders);
         }
         merge(reply, ahead, most_of(options));
     }
@@ -73,4 +73,7 @@ pub(super) fn merge_found(found: &mut Found, ahead: Found) {
         found.doubtful_holders = found.doubtful_holders.saturating_sub(was_doubtful);
         found.holders.push(holder);
     }
+    let most = &mut found.most;
+    most.matched_blocks = most.matched_blocks.max(ahead.most.matched_blocks);
+    most.usable_blocks = most.usable_blocks.max(ahead.most.usable_blocks);
 }

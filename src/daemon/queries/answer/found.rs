@@ -1,8 +1,9 @@
 //! All holders of a prefix, tier by tier: for listeners that answer in other words than the contract's.
 
-use kvatlas_core::index::{QueryChain, Search, TierDepth};
+use kvatlas_core::index::{Match, NearBlocks, QueryChain, Search, TierDepth};
 use kvatlas_core::wire::{HolderId, NamespaceName, QueryKey, WireError, WorkerName};
 
+use crate::daemon::config::Depth;
 use crate::daemon::metrics::AnsweredPrompt;
 use crate::daemon::metrics::labels::AnswerState;
 
@@ -14,9 +15,10 @@ use super::{Answerer, Doubts, Listed, ahead, count_doubtful, foreign_holders, sa
 pub(crate) struct FoundHolder {
     /// Who it is.
     pub(crate) id: HolderId,
-    /// How many leading blocks of it a request can reuse, in whichever tiers.
-    pub(crate) usable_blocks: u32,
-    /// How many of those that it has on the device, and of those on device and host together.
+    /// How many leading blocks of it count, in whichever tiers: those that a request can reuse, or those that full attention has. The settings
+    /// say which.
+    pub(crate) blocks: u32,
+    /// The same, of what it has on the device, and on device and host together.
     pub(crate) near_blocks: [u32; 2],
     /// Whether its state is certain.
     pub(crate) is_exact: bool,
@@ -31,6 +33,8 @@ pub(crate) struct Found {
     pub(crate) asked_blocks: u32,
     /// The holders.
     pub(crate) holders: Vec<FoundHolder>,
+    /// The most blocks that one of them has, and the most that a request can reuse from one.
+    pub(crate) most: NearBlocks,
     /// How many holders of the namespace a query in this form cannot find.
     pub(crate) foreign_holders: u32,
     /// How many of those asked about are not in the list, while their state is not certain.
@@ -50,10 +54,10 @@ impl Found {
 
     /// The same, for metrics.
     pub(crate) fn prompt(&self) -> AnsweredPrompt {
-        let best = self.holders.iter().map(|holder| holder.usable_blocks).max();
         AnsweredPrompt {
             asked_blocks: self.asked_blocks,
-            matched_blocks: best.unwrap_or_default(),
+            matched_blocks: self.most.matched_blocks,
+            usable_blocks: self.most.usable_blocks,
             state: self.state(),
         }
     }
@@ -103,23 +107,32 @@ impl Answerer {
         });
         let matches = &seen.found;
         let reasons = |holder| doubts.of(holder, matches.reasons(holder, &self.trust), &seen, true);
+        let deep = |usable, matched| match self.dialect_depth {
+            Depth::Usable => usable,
+            Depth::Matched => matched,
+        };
         let holders = matches.holders().map(|found| FoundHolder {
             id: found.holder.id.clone(),
-            usable_blocks: found.usable_blocks,
+            blocks: deep(found.usable_blocks, found.matched_blocks),
             near_blocks: matches
                 .near_blocks(found.holder)
                 .unwrap_or_default()
-                .map(|near| near.usable_blocks),
+                .map(|near| deep(near.usable_blocks, near.matched_blocks)),
             is_exact: reasons(found.holder).is_empty(),
         });
         let mut holders: Vec<FoundHolder> = holders.collect();
         let missed = seen.missed(workers, |id| holders.iter().any(|holder| holder.id == *id));
         holders.extend(missed.into_iter().map(|id| FoundHolder {
             id: id.clone(),
-            usable_blocks: 0,
+            blocks: 0,
             near_blocks: [0; 2],
             is_exact: false,
         }));
+        let most = |blocks: fn(Match<'_>) -> u32| matches.holders().map(blocks).max().unwrap_or_default();
+        let most = NearBlocks {
+            matched_blocks: most(|found| found.matched_blocks),
+            usable_blocks: most(|found| found.usable_blocks),
+        };
         let listed = holders.iter().map(|holder| Listed {
             worker: &holder.id.worker,
             rank: holder.id.rank,
@@ -130,6 +143,7 @@ impl Answerer {
             block_size: indexer.settings().block_size.as_u32(),
             asked_blocks: saturating_u32(chain.len()),
             holders,
+            most,
             foreign_holders: foreign_holders(indexer, doubts.key),
             doubtful_holders,
         }

@@ -2,7 +2,7 @@
 
 use kvatlas_core::hash::{BlockHash, BlockSize, HashSeed, SequenceHash, block_hash, sequence_hashes};
 use kvatlas_core::index::{Capacity, HolderWriter, IndexLimits, NamespaceSettings};
-use kvatlas_core::wire::{Event, HolderId, Resumable, StoredBlocks, Tier, WorkerName};
+use kvatlas_core::wire::{Event, HolderId, Limit, Resumable, StoredBlocks, Tier, WorkerName};
 
 use super::*;
 
@@ -296,6 +296,51 @@ fn an_answer_says_how_many_blocks_a_request_can_reuse() {
 }
 
 #[test]
+fn an_explanation_names_what_limits_a_holder() {
+    let answerer = answerer();
+    partly_resumable(&answerer);
+    let limit = |blocks: u64, token_count| {
+        let query = SingleQuery {
+            token_count,
+            options: QueryOptions {
+                explain: true,
+                ..QueryOptions::default()
+            },
+            ..SingleQuery::new(QueryKey::SequenceHashes(
+                (100..100 + blocks).map(SequenceHash).collect(),
+            ))
+        };
+        let payload = QueryRequest::Single(query).encode();
+        let answer = answerer.answer_query("kvatlas.v1.query.n", &payload, usize::MAX);
+        QueryReply::decode(&answer.unwrap().payload).unwrap().holders[0].limited_by
+    };
+    assert_eq!(limit(10, None), None);
+    assert_eq!(limit(12, None), Some(Limit::FullAttention));
+    assert_eq!(limit(7, None), Some(Limit::WindowOrState));
+    assert_eq!(limit(10, Some(160)), Some(Limit::LastToken));
+    // The last token forbids the eighth block, and the windows those before it.
+    assert_eq!(limit(8, Some(128)), Some(Limit::WindowOrState));
+}
+
+#[test]
+fn dialects_answer_what_a_request_reuses_or_what_full_attention_has() {
+    let usable = answerer();
+    partly_resumable(&usable);
+    let matched = usable.clone().deep_as(Depth::Matched);
+    let name = NamespaceName::new("n").unwrap();
+    let key = QueryKey::SequenceHashes((100..107).map(SequenceHash).collect());
+    let depths = |answerer: &Answerer| {
+        let found = answerer.find(&name, &key, None).unwrap();
+        let prompt = found.prompt();
+        let holder = &found.holders[0];
+        assert_eq!((prompt.matched_blocks, prompt.usable_blocks), (7, 4));
+        (holder.blocks, holder.near_blocks)
+    };
+    assert_eq!(depths(&usable), (4, [4, 4]));
+    assert_eq!(depths(&matched), (7, [7, 7]));
+}
+
+#[test]
 fn chosen_blocks_have_a_lower_bound_of_what_is_usable() {
     let answerer = answerer();
     partly_resumable(&answerer);
@@ -481,7 +526,7 @@ impl Scene {
             .map(|holder| {
                 (
                     holder.id.worker.to_string(),
-                    holder.usable_blocks,
+                    holder.blocks,
                     holder.is_exact,
                 )
             })

@@ -1,0 +1,86 @@
+//! The depth that a request can reuse, on every way on which it reaches a daemon: batches, streams, snapshots, answers of publishers.
+
+use std::time::Duration;
+
+use kvatlas_client::publish::PublisherOptions;
+use kvatlas_core::wire::{Event, Resumable, ResumableBlocks, StoredBlocks, Tier};
+
+use crate::support::jetstream::{JETSTREAM, Restartable, kept, last_message, servers};
+use crate::support::{Client, broker, daemon, engine, eventually, hashes, snapshots_in, subjects};
+
+const GPU: &str = "gpu-0";
+
+/// Four blocks, of which the first and the last are resumable.
+fn partly() -> Event {
+    Event::Stored(StoredBlocks {
+        resumable: Resumable::from_flags([true, false, false, true]),
+        ..StoredBlocks::by_sequence(None, None, hashes(1, 4))
+    })
+}
+
+/// The block at a place is resumable from now on, or no longer.
+fn turned(place: u64, is_resumable: bool) -> Event {
+    Event::Resumable(ResumableBlocks::by_sequence(hashes(1 + place, 1), is_resumable))
+}
+
+/// Waits until the answer is certain, and all four blocks are held and so many are usable.
+async fn is_usable(client: &Client, usable: u32) {
+    eventually(&format!("{usable} of 4 blocks are usable"), async || {
+        let reply = client.ask(hashes(1, 4)).await;
+        let holder = reply.holders.first()?;
+        let depth = (holder.matched_blocks, holder.usable());
+        (reply.is_exact() && depth == (4, usable)).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn snapshots_and_streams_keep_it() {
+    for server in servers() {
+        let broker = Restartable::start(&server).await;
+        let folder = tempfile::tempdir().unwrap();
+        let (key, directory) = snapshots_in(folder.path());
+        let settings = [JETSTREAM, (key, directory.as_str())];
+        let first = daemon(broker.url(), &settings).await;
+        let client = Client::connect(broker.url()).await;
+        let mut publisher = client.publisher(GPU, 0);
+        client.tell(&mut publisher, GPU, 0, vec![partly()]).await;
+        is_usable(&client, 4).await;
+        client.tell(&mut publisher, GPU, 0, vec![turned(3, false)]).await;
+        is_usable(&client, 1).await;
+        assert!(first.stop().await.overran.is_empty());
+        let second = daemon(broker.url(), &settings).await;
+        publisher.publish(Tier::DEVICE, Vec::new()).await.unwrap();
+        is_usable(&client, 1).await;
+        second.stop().await;
+        // While nobody listens: the stream has it.
+        let before = last_message(&client.nats).await.unwrap();
+        publisher
+            .publish(Tier::DEVICE, vec![turned(2, true)])
+            .await
+            .unwrap();
+        kept(&client.nats, before, 1).await;
+        let third = daemon(broker.url(), &settings).await;
+        is_usable(&client, 3).await;
+        third.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_publisher_that_is_asked_gives_it() {
+    let broker = broker().await;
+    let client = Client::connect(broker.url()).await;
+    let options = PublisherOptions {
+        heartbeat_interval: Duration::from_millis(50),
+        ..PublisherOptions::default()
+    };
+    let publisher = engine(client.nats.clone(), &subjects(), GPU, options).await;
+    publisher
+        .publish(Tier::DEVICE, vec![partly(), turned(3, false)])
+        .await
+        .unwrap();
+    publisher.flush().await.unwrap();
+    let late = daemon(broker.url(), &[]).await;
+    is_usable(&client, 1).await;
+    late.stop().await;
+}
