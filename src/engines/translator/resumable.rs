@@ -10,7 +10,8 @@ use hashbrown::HashMap;
 use kvatlas_core::hash::HashSeed;
 
 use crate::batch::{
-    BlockObject, Content, EngineBatch, EngineChange, EngineEvent, EngineRemoved, EngineStored, Group, GroupKind,
+    BlockObject, Content, EngineBatch, EngineChange, EngineEvent, EngineRemoved, EngineStored, Group,
+    GroupKind,
 };
 use crate::reason::Reason;
 
@@ -132,7 +133,11 @@ impl Translator {
         }
         let objects = batch.objects(stored.objects);
         let mut reach = start.parent.map_or(Reach::start_of(start.seed), Reach::end_of);
-        let contents = self.contents.chain().iter().zip(batch.tokens(tokens).chunks_exact(size));
+        let contents = self
+            .contents
+            .chain()
+            .iter()
+            .zip(batch.tokens(tokens).chunks_exact(size));
         for (number, (slot, (sequence, tokens))) in (0..).zip(self.slots.iter().zip(contents)) {
             if !has_object(objects, number) {
                 let cells_max = self.settings.blocks_max;
@@ -246,7 +251,13 @@ impl Translator {
 
     /// Walks along the tokens of an event that skips no block, and says where each of its small blocks ends, as far as that is known: main
     /// attention need not have the blocks that they lie in.
-    fn walk(&self, id: WindowId, batch: &EngineBatch, stored: &EngineStored, places: &mut Vec<Option<Place>>) {
+    fn walk(
+        &self,
+        id: WindowId,
+        batch: &EngineBatch,
+        stored: &EngineStored,
+        places: &mut Vec<Option<Place>>,
+    ) {
         places.clear();
         places.resize(stored.names.len(), None);
         let (Some(spots), Content::Tokens { tokens, step, window }) =

@@ -347,3 +347,56 @@ impl Spots {
         at.spot.filter(|_| u32::from(at.before) <= self.kept)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_gone_leaves_nothing_behind() {
+        let mut spots = Spots::new(2, 4, 9);
+        let start = Reach::start_of(HashSeed::default());
+        let (one, other) = (Slot::new(3), Slot::new(0));
+        assert_eq!(spots.list(one, start, &[0, 1, 2, 3, 4, 5, 6, 7]), Some(0));
+        let at = spots.within(start.next(&[0, 1])).unwrap();
+        assert_eq!(spots.add(17, at), Ok(Some(at)));
+        assert_eq!(spots.add(17, at), Ok(None));
+        // Three small blocks follow, and one is held.
+        assert_eq!(spots.list(other, start, &[0, 1, 9, 9, 9, 9, 9, 9]), Some(0b1000));
+        assert_eq!(spots.list(other, start, &[0, 1, 9, 9, 9, 9, 9, 9]), None);
+        let slots = |spots: &Spots| spots.slots(at.spot.unwrap()).collect::<Vec<_>>();
+        assert_eq!(slots(&spots), [other, one]);
+        assert!(spots.list_all(2) && !spots.list_all(3));
+        spots.unlist(one);
+        spots.unlist(one);
+        assert_eq!(slots(&spots), [other]);
+        assert_eq!((spots.take(17), spots.take(17)), ((true, None), (true, Some(at))));
+        assert_eq!(spots.take(17), (false, None));
+        assert_eq!(slots(&spots), [other]);
+        spots.unlist(other);
+        assert!(spots.list_all(0) && spots.users.is_empty() && spots.names.is_empty());
+    }
+
+    #[test]
+    fn only_what_a_request_needs_is_listed() {
+        let mut spots = Spots::new(1, 4, 2);
+        let start = Reach::end_of(SequenceHash::from(5));
+        assert_eq!(
+            (spots.kept(), spots.list(Slot::new(1), start, &[1, 2, 3, 4])),
+            (1, Some(0))
+        );
+        assert_eq!(spots.users.len(), 1);
+        let (first, third) = (start.next(&[1]), start.next(&[1]).next(&[2]).next(&[3]));
+        let at = |spots: &Spots, reach| spots.within(reach).unwrap();
+        assert_eq!(at(&spots, third), spots.at(Slot::new(1), 1));
+        // Of the others it is enough to know where they stand.
+        let first = at(&spots, first);
+        assert_eq!(spots.add(7, first), Ok(None));
+        assert!(
+            spots.knows(first)
+                && spots.knows(spots.at(Slot::new(1), 3))
+                && !spots.knows(spots.at(Slot::new(2), 1))
+        );
+        assert_eq!((spots.users.len(), spots.reach(7).is_some()), (1, true));
+    }
+}

@@ -131,9 +131,10 @@ impl Windows {
         }
     }
 
-    /// Whether the group is the one that was learned first.
+    /// Whether the group is the one that was learned first, and has no small blocks.
     pub(super) fn is_first(&self, index: u32) -> bool {
-        self.all.first().is_some_and(|window| window.index == index)
+        let first = self.all.first();
+        first.is_some_and(|window| window.index == index && window.spots.is_none())
     }
 
     pub(super) fn is_first_id(&self, id: WindowId) -> bool {
@@ -252,7 +253,10 @@ impl Windows {
             return;
         }
         for window in &mut self.all {
-            let listed = window.spots.as_mut().and_then(|spots| spots.list(slot, reach, tokens));
+            let listed = window
+                .spots
+                .as_mut()
+                .and_then(|spots| spots.list(slot, reach, tokens));
             if let Some(mask) = listed {
                 // Whether the last small block is held is known already.
                 let last = window.mask(slot) & 1;
