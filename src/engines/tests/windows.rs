@@ -149,10 +149,9 @@ fn small_blocks_before_a_known_name_are_in_a_row() {
     told.step(&[removed(1, &[5])]);
     assert_eq!(told.resumable(), BTreeSet::new());
     told.step(&[small(&[5, 6, 7, 8]), main(0..12)]);
-    // A small block may lie in several blocks that begin alike: what a request reuses is never called known.
     assert_eq!(
         (told.resumable(), told.translator.hides_groups()),
-        (BTreeSet::from([8]), true)
+        (BTreeSet::from([8]), false)
     );
     // Behind the last known name, nobody knows where.
     told.step(&[small(&[12, 13]), main(0..12)]);
@@ -164,6 +163,136 @@ fn small_blocks_before_a_known_name_are_in_a_row() {
         ),
         (1, None)
     );
+}
+
+/// Stored blocks of group 1, a window that needs two blocks of two tokens: half as many as main attention's have.
+fn halves(parent: Option<u64>, tokens: &[u32], names: &[u64]) -> Store {
+    let mut store = Store::new(names, parent, tokens, SIZE / 2);
+    store.group = Some((1, Some("sliding_window")));
+    store.window = Some(5);
+    store
+}
+
+/// A stored block of main attention at the start of a sequence.
+fn block(name: u64, tokens: [u32; SIZE as usize]) -> Store {
+    let mut store = Store::new(&[name], None, &tokens, SIZE);
+    store.group = Some((0, Some("full_attention")));
+    store
+}
+
+/// How many blocks are resumable, of how many, and whether that is all there is to know.
+fn counts(told: &Told) -> (usize, usize, bool) {
+    let held = told.naive.blocks(0).len();
+    let is_known = !told.translator.hides_groups();
+    (held - told.naive.barred.len(), held, is_known)
+}
+
+#[test]
+fn blocks_that_begin_alike_have_the_same_small_blocks() {
+    let mut told = Told::new();
+    let small = |tokens: &[u32], names: &[u64]| Change::Store(halves(None, tokens, names));
+    let main = |name, tokens| Change::Store(block(name, tokens));
+    // Main attention comes first.
+    told.step(&[main(4, [0, 1, 2, 3]), small(&[0, 1, 2, 3], &[2, 4])]);
+    assert_eq!(counts(&told), (1, 1, true));
+    // Of another block that begins so, the first half is there.
+    told.step(&[small(&[0, 1, 8, 9], &[104]), main(104, [0, 1, 8, 9])]);
+    assert_eq!(counts(&told), (2, 2, true));
+    told.step(&[removed(1, &[2])]);
+    assert_eq!(counts(&told), (0, 2, true));
+    told.step(&[removed(0, &[4]), small(&[0, 1], &[2])]);
+    assert_eq!(counts(&told), (1, 1, true));
+    // One that ends alike is another, and so is one with a salt.
+    told.step(&[small(&[7, 1, 2, 3], &[204]), main(204, [7, 1, 2, 3])]);
+    let (mut salted, mut salted_half) = (block(304, [0, 1, 2, 3]), halves(None, &[0, 1, 2, 3], &[304]));
+    (salted.cache_salt, salted_half.cache_salt) = (Some("tenant".to_owned()), Some("tenant".to_owned()));
+    told.step(&[Change::Store(salted), Change::Store(salted_half)]);
+    assert_eq!(counts(&told), (1, 3, true));
+    told.step(&[removed(0, &[104, 204, 304]), removed(1, &[2, 4, 104, 204, 304])]);
+    assert_eq!((told.translator.blocks(), told.translator.names()), (0, 0));
+}
+
+#[test]
+fn small_blocks_may_come_before_the_block_that_they_lie_in() {
+    let mut told = Told::new();
+    told.step(&[Change::Store(halves(None, &[0, 1], &[2]))]);
+    assert_eq!((told.translator.blocks(), told.translator.names()), (0, 1));
+    // They go on within a block, and over its end.
+    told.step(&[Change::Store(halves(Some(2), &[2, 3, 4, 5], &[4, 6])), main(0..4)]);
+    assert_eq!(
+        (told.resumable(), counts(&told)),
+        (BTreeSet::from([4]), (1, 1, true))
+    );
+    told.step(&[Change::Store(halves(Some(6), &[6, 7], &[8])), main(4..8)]);
+    assert_eq!(
+        (told.resumable(), counts(&told)),
+        (BTreeSet::from([4, 8]), (2, 2, true))
+    );
+}
+
+#[test]
+fn small_blocks_of_a_block_with_an_image_are_not_known_while_it_is_there() {
+    let mut told = Told::new();
+    let mut image = block(4, [0, 1, 2, 3]);
+    image.images = vec![(0, "picture".to_owned())];
+    told.step(&[
+        Change::Store(image.clone()),
+        Change::Store(halves(None, &[0, 1, 2, 3], &[4])),
+    ]);
+    assert_eq!(counts(&told), (0, 1, false));
+    told.step(&[removed(0, &[4]), removed(1, &[4])]);
+    assert_eq!(counts(&told), (0, 0, true));
+    // A name of one of them stands nowhere.
+    let mut half = halves(None, &[0, 1, 2, 3], &[2, 4]);
+    half.images = vec![(0, "picture".to_owned())];
+    told.step(&[Change::Store(image), Change::Store(half)]);
+    assert_eq!(told.last.reasons.of(Reason::UnplacedName), 1);
+    told.step(&[removed(0, &[4]), removed(1, &[4])]);
+    assert_eq!(counts(&told), (0, 0, false));
+    told.step(&[Change::Clear]);
+    assert_eq!(counts(&told), (0, 0, true));
+}
+
+#[test]
+fn small_blocks_of_a_group_that_is_learned_late_are_known_in_blocks_that_come_then() {
+    let mut told = Told::new();
+    told.step(&[main(0..8)]);
+    told.step(&[
+        main(8..12),
+        Change::Store(halves(Some(8), &[8, 9, 10, 11], &[10, 12])),
+    ]);
+    assert_eq!(
+        (told.resumable(), counts(&told)),
+        (BTreeSet::from([12]), (1, 3, false))
+    );
+    // Another copy of one says what it has, and the other goes.
+    told.step(&[main(0..4), removed(0, &[8])]);
+    assert_eq!(
+        (told.resumable(), counts(&told)),
+        (BTreeSet::from([12]), (1, 2, true))
+    );
+    told.step(&[Change::Store(halves(None, &[0, 1, 2, 3], &[2, 4]))]);
+    assert_eq!(
+        (told.resumable(), counts(&told)),
+        (BTreeSet::from([4, 12]), (2, 2, true))
+    );
+}
+
+#[test]
+fn a_full_table_lists_no_more_small_blocks() {
+    let mut told = Told::of(Translator::new(TranslatorSettings {
+        block_size: BlockSize::new(SIZE).unwrap(),
+        blocks_max: 8,
+        ..TranslatorSettings::default()
+    }));
+    let small = stored(1, "sliding_window", Some(99), 1, 0..8, &[8]);
+    told.step(&[main(0..8), small]);
+    // Three of each block.
+    assert_eq!(counts(&told), (0, 2, true));
+    told.step(&[main(8..12)]);
+    assert_eq!(counts(&told), (0, 3, false));
+    told.step(&[removed(0, &[12])]);
+    assert_eq!(counts(&told), (0, 2, true));
 }
 
 #[test]

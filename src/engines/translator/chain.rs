@@ -81,6 +81,8 @@ pub(super) struct Chain {
     tree: Option<Box<Tree>>,
     /// With a tree: the blocks that have been published as held since that was last asked, in order.
     fresh: Vec<Slot>,
+    /// With a tree: the slots that have become free since that was last asked.
+    freed: Vec<Slot>,
 }
 
 impl Chain {
@@ -92,6 +94,7 @@ impl Chain {
         self.kept.clear();
         self.free.clear();
         self.by_sequence.clear();
+        self.freed.clear();
         if let Some(tree) = &mut self.tree {
             tree.clear();
         }
@@ -215,6 +218,11 @@ impl Chain {
         self.fresh = list;
     }
 
+    /// One of the slots that have become free, and may have got another block by now. Each is given once.
+    pub(super) fn take_freed(&mut self) -> Option<Slot> {
+        self.freed.pop()
+    }
+
     /// Whether the block is published as held in `tier`.
     pub(super) fn is_published(&self, slot: Slot, tier: TierIndex) -> bool {
         self.kept
@@ -261,6 +269,7 @@ impl Chain {
             self.by_sequence.remove(&block.sequence);
             if let Some(tree) = &mut self.tree {
                 tree.leave(slot, block);
+                self.freed.push(slot);
             }
             self.free.push(slot);
         }

@@ -19,6 +19,7 @@ mod lane;
 mod output;
 mod resumable;
 mod sizes;
+mod spots;
 mod state;
 mod tiers;
 mod tree;
@@ -173,7 +174,7 @@ impl Translator {
             || self.hides_groups
             || self.groups.has_others()
             || has_no_main
-            || self.windows.has_small_blocks()
+            || self.windows.has_unlisted(self.chain.len())
     }
 
     /// Notes that events were lost or could not be decoded: the state is in doubt until the engine clears.
@@ -220,6 +221,7 @@ impl Translator {
         output.reasons.merge(&batch.reasons);
         self.untold = self.untold.or(batch.untold);
         let begun = output.mark();
+        self.learn_windows(batch.events().iter().filter(|event| is_ours(event)), output);
         let mut doubts = batch.doubts().iter().peekable();
         for (place, event) in batch.events().iter().enumerate() {
             while let Some(doubt) = doubts.next_if(|doubt| doubt.events_before <= place) {
@@ -244,7 +246,7 @@ impl Translator {
 
     /// Appends to `output` what one event of `batch` changes, as far as that doesn't wait for the others.
     fn translate_event(&mut self, batch: &EngineBatch, event: &EngineEvent, output: &mut Translation) {
-        match self.defer(&event.change, output) {
+        match self.defer(&event.change) {
             Ok(false) => {}
             Ok(true) => return,
             Err(reason) => return self.count(reason, output),
@@ -315,6 +317,7 @@ impl Translator {
         if self.insert(names, &start, lane, tier)? {
             output.reasons.count(Reason::HiddenKey);
         }
+        self.list_small_blocks(batch, stored, &start);
         if !self.settings.counts_copies {
             for name in names {
                 self.groups.set_copies(lane, *name, tier, 1);

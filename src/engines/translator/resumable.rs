@@ -2,34 +2,40 @@
 //!
 //! A batch of an engine is one step. The events of windows and states come before that of main attention, which says where their names stand.
 //! So they wait for the end of the batch. The names of kept blocks are those of main attention. Where a group's blocks are smaller, some names are
-//! its own: those before a name that main attention knows are the blocks just before it, in a row.
+//! its own. An event that skips no block says by its parent and its tokens where they stand. In one that does, those before a name that main
+//! attention knows are the blocks just before it, in a row.
 
 use hashbrown::HashMap;
 
-use crate::batch::{Content, EngineBatch, EngineChange, EngineRemoved, EngineStored, Group, GroupKind};
+use kvatlas_core::hash::HashSeed;
+
+use crate::batch::{
+    BlockObject, Content, EngineBatch, EngineChange, EngineEvent, EngineRemoved, EngineStored, Group,
+    GroupKind,
+};
 use crate::reason::Reason;
 
-use super::Translator;
-use super::chain::{Block, Slot};
+use super::chain::Slot;
 use super::groups::{LaneId, STAND_IN};
 use super::output::{Mark, Translation};
+use super::spots::Reach;
 use super::tiers::{TierIndex, TierSet};
 use super::windows::{Place, WindowId};
+use super::{Start, Translator};
 
 /// What a step needs until its end.
 #[derive(Debug, Default)]
 pub(super) struct Step {
     /// The changes of groups beside main attention.
     waiting: Vec<EngineChange>,
-    /// What names of main attention stood for that were removed in this step.
-    gone: HashMap<u64, Block>,
+    /// What names of main attention stand for that were removed in this step. The blocks are kept until its end.
+    gone: HashMap<u64, Slot>,
     /// Whether what a request needs has changed, so that every block has to be looked at.
     has_new_rules: bool,
-    /// Where the output stood when the chain began to know what it publishes, if that was in this step.
-    grown: Option<Mark>,
     /// Lists for the computation, kept for the next step.
     stack: Vec<Slot>,
     changed: Vec<Slot>,
+    places: Vec<Option<Place>>,
 }
 
 impl Step {
@@ -53,61 +59,92 @@ impl Translator {
         }
     }
 
-    /// Keeps a change of a group beside main attention for the end of the step. Returns whether it is one.
-    pub(super) fn defer(&mut self, change: &EngineChange, output: &mut Translation) -> Result<bool, Reason> {
+    /// The number and the kind of the group that a change is about, if that is beside main attention.
+    fn beside_main(&self, change: &EngineChange) -> Option<(u32, GroupKind)> {
         let (EngineChange::Stored(EngineStored { group, .. })
         | EngineChange::Removed(EngineRemoved { group, .. })) = change
         else {
-            return Ok(false);
+            return None;
         };
-        let Some(index) = group.index else {
-            return Ok(false);
-        };
-        let known = self.windows.find(index).and_then(|id| self.windows.kind(id));
-        match (self.stated(*group).kind.or(known), change) {
-            (Some(GroupKind::Window(_) | GroupKind::State), EngineChange::Removed(_)) => {}
-            (Some(kind @ (GroupKind::Window(_) | GroupKind::State)), EngineChange::Stored(stored)) => {
-                self.learn_window(index, kind, stored, output)?;
+        let index = group.index?;
+        let known = || self.windows.kind(self.windows.find(index)?);
+        let kind = self.stated(*group).kind.or_else(known)?;
+        matches!(kind, GroupKind::Window(_) | GroupKind::State).then_some((index, kind))
+    }
+
+    /// Learns of the groups beside main attention that a step's events are about, before the blocks of main attention come. A group that is new
+    /// changes where a request can resume.
+    pub(super) fn learn_windows<'a>(
+        &mut self,
+        events: impl Iterator<Item = &'a EngineEvent>,
+        output: &mut Translation,
+    ) {
+        for event in events {
+            if let EngineChange::Stored(stored) = &event.change
+                && let Some((index, kind)) = self.beside_main(&event.change)
+                && self.windows.find(index).is_none()
+                && let Some(block) = stored.block_size
+                && self.windows.learn(index, kind, block).is_ok()
+            {
+                if !self.chain.has_tree() {
+                    self.chain.grow_tree();
+                    output.seal();
+                }
+                self.step.has_new_rules = true;
+                if self.groups.drop_lane(index, &mut self.chain) {
+                    self.publish_all(output);
+                }
             }
-            _ => return Ok(false),
+        }
+    }
+
+    /// Keeps a change of a group beside main attention for the end of the step. Returns whether it is one.
+    pub(super) fn defer(&mut self, change: &EngineChange) -> Result<bool, Reason> {
+        let Some((index, kind)) = self.beside_main(change) else {
+            return Ok(false);
+        };
+        if let EngineChange::Stored(stored) = change {
+            let block = stored.block_size.ok_or(Reason::UnknownGroup)?;
+            self.windows.learn(index, kind, block)?;
         }
         self.step.waiting.push(*change);
         Ok(true)
     }
 
-    /// Learns of a group beside main attention. One that is new changes where a request can resume.
-    fn learn_window(
-        &mut self,
-        index: u32,
-        kind: GroupKind,
-        stored: &EngineStored,
-        output: &mut Translation,
-    ) -> Result<(), Reason> {
-        let learned = self
-            .windows
-            .learn(index, kind, stored.block_size.ok_or(Reason::UnknownGroup)?)?;
-        if !learned.is_new {
-            return Ok(());
-        }
-        if !self.chain.has_tree() {
-            self.chain.grow_tree();
-            output.seal();
-            self.step.grown = Some(output.mark());
-        }
-        self.step.has_new_rules = true;
-        if self.groups.drop_lane(index, &mut self.chain) {
-            self.publish_all(output);
-        }
-        Ok(())
-    }
-
     /// Notes what `name` of main attention stood for, as long as the step lasts, where the lane has it no longer.
     pub(super) fn note_gone(&mut self, lane: LaneId, name: u64, slot: Slot) {
-        if self.chain.has_tree()
-            && self.groups.find_in(lane, name).is_none()
-            && let Some(block) = self.chain.get(slot)
-        {
-            self.step.gone.insert(name, block);
+        if self.chain.has_tree() && self.groups.find_in(lane, name).is_none() {
+            self.chain.add_name(slot);
+            if let Some(before) = self.step.gone.insert(name, slot) {
+                self.chain.drop_name(before);
+            }
+        }
+    }
+
+    /// Lists of which small blocks the event's blocks consist, where that is told. Of a block with an image it is not: its name says which, but
+    /// not from which token on.
+    pub(super) fn list_small_blocks(&mut self, batch: &EngineBatch, stored: &EngineStored, start: &Start) {
+        let size = self.settings.block_size.as_usize();
+        let Content::Tokens { tokens, step, window } = stored.content else {
+            return;
+        };
+        if !self.windows.has_small_blocks() || (step, window) != (size, size) {
+            return;
+        }
+        let objects = batch.objects(stored.objects);
+        let mut reach = start.parent.map_or(Reach::start_of(start.seed), Reach::end_of);
+        let contents = self
+            .contents
+            .chain()
+            .iter()
+            .zip(batch.tokens(tokens).chunks_exact(size));
+        for (number, (slot, (sequence, tokens))) in (0..).zip(self.slots.iter().zip(contents)) {
+            if !has_object(objects, number) {
+                let cells_max = self.settings.blocks_max;
+                self.windows
+                    .list(*slot, reach, tokens, cells_max, &mut self.chain);
+            }
+            reach = Reach::end_of(*sequence);
         }
     }
 
@@ -128,10 +165,13 @@ impl Translator {
             }
         }
         self.step.waiting = waiting;
-        self.step.gone.clear();
+        for (_, slot) in self.step.gone.drain() {
+            self.chain.drop_name(slot);
+            self.chain.free_unnamed(slot);
+        }
+        self.windows.sweep(&mut self.chain);
         self.recompute();
-        let grown = self.step.grown.take();
-        self.tell_stored(grown.unwrap_or(begun), output);
+        self.tell_stored(begun, output);
         if std::mem::take(&mut self.step.has_new_rules) {
             self.step.changed = self.chain.slots();
             self.tell_changed(None, output);
@@ -175,41 +215,94 @@ impl Translator {
         if self.names() + names.len() > self.settings.blocks_max {
             return self.count(Reason::TableFull, output);
         }
+        let mut places = std::mem::take(&mut self.step.places);
+        self.walk(id, batch, stored, &mut places);
         let mut behind = None;
-        for name in names.iter().rev() {
-            behind = self.place(id, *name, behind);
+        for (name, walked) in names.iter().zip(&places).rev() {
+            let place = self.place(id, *name, *walked, behind);
+            behind = place.filter(|place| self.windows.fits(id, *place, &self.chain));
             let added = match behind {
-                Some(place) => {
-                    let added = self.windows.add(id, *name, place, &mut self.chain);
-                    self.chain.free_unnamed(place.slot);
-                    added
-                }
+                Some(place) => self.windows.add(id, *name, place, &mut self.chain),
                 None => Err(Reason::UnplacedName),
             };
             if let Err(reason) = added {
                 self.count(reason, output);
             }
         }
+        self.step.places = places;
     }
 
-    /// Where the block `name` of a group ends. `behind` is where the next one of its event does.
-    fn place(&mut self, id: WindowId, name: u64, behind: Option<Place>) -> Option<Place> {
-        if let Some(place) = self.windows.place_of(id, name) {
-            return Some(place);
-        }
-        let at_end = |slot| Place { slot, before: 0 };
-        let known = self.groups.find_any(name).or_else(|| self.windows.slot_of(name));
-        let place = match (known, self.step.gone.get(&name)) {
-            (Some(slot), _) => at_end(slot),
-            (None, Some(block)) => at_end(self.chain.slot_of(*block).ok()?),
-            (None, None) => self.windows.place_before(id, behind?, &self.chain)?,
+    /// The block that ends where main attention, or a group whose blocks are not smaller, has the block `name`.
+    fn end_named(&self, name: u64) -> Option<Slot> {
+        self.groups
+            .find_any(name)
+            .or_else(|| self.windows.slot_of(name))
+            .or_else(|| self.step.gone.get(&name).copied())
+    }
+
+    /// Where the block `name` of a group ends. `walked` is where the tokens say that it does, `behind` where the next one of its event does.
+    fn place(&self, id: WindowId, name: u64, walked: Option<Place>, behind: Option<Place>) -> Option<Place> {
+        self.windows
+            .place_of(id, name)
+            .or(walked)
+            .or_else(|| self.end_named(name).map(Place::End))
+            .or_else(|| self.windows.place_before(id, behind?, &self.chain))
+    }
+
+    /// Walks along the tokens of an event that skips no block, and says where each of its small blocks ends, as far as that is known: main
+    /// attention need not have the blocks that they lie in.
+    fn walk(
+        &self,
+        id: WindowId,
+        batch: &EngineBatch,
+        stored: &EngineStored,
+        places: &mut Vec<Option<Place>>,
+    ) {
+        places.clear();
+        places.resize(stored.names.len(), None);
+        let (Some(spots), Content::Tokens { tokens, step, window }) =
+            (self.windows.spots(id), stored.content)
+        else {
+            return;
         };
-        let position = self.chain.get(place.slot)?.position;
-        if !self.windows.fits(id, place, position) {
-            self.chain.free_unnamed(place.slot);
-            return None;
+        if step != window {
+            return;
         }
-        Some(place)
+        let end_of = |slot| self.chain.get(slot).map(|block| Reach::end_of(block.sequence));
+        let objects = batch.objects(stored.objects);
+        let mut reach = match stored.parent {
+            Some(parent) => spots
+                .reach(parent)
+                .or_else(|| self.end_named(parent).and_then(end_of)),
+            None if stored.position.is_none_or(|position| position == 0) => {
+                self.seed_of(batch, stored).map(Reach::start_of)
+            }
+            None => None,
+        };
+        let blocks = batch
+            .hashes(stored.names)
+            .iter()
+            .zip(batch.tokens(tokens).chunks_exact(step));
+        for (number, (place, (name, tokens))) in (0..).zip(places.iter_mut().zip(blocks)) {
+            reach = reach
+                .filter(|_| !has_object(objects, number))
+                .map(|reach| reach.next(tokens));
+            match reach.and_then(|reach| spots.within(reach)) {
+                Some(within) => *place = Some(Place::Within(within, None)),
+                None => {
+                    let end = self.end_named(*name);
+                    *place = end.map(Place::End);
+                    reach = end.and_then(end_of);
+                }
+            }
+        }
+    }
+
+    /// The seed of a sequence that begins with the event.
+    fn seed_of(&self, batch: &EngineBatch, stored: &EngineStored) -> Option<HashSeed> {
+        let lora_name = self.lora_name(batch, stored).ok()?;
+        let salt = stored.cache_salt.map(|salt| batch.text(salt));
+        Some(HashSeed::for_cache(lora_name, salt))
     }
 
     fn remove_window(&mut self, batch: &EngineBatch, removed: &EngineRemoved, output: &mut Translation) {
@@ -320,4 +413,11 @@ impl Translator {
         changed.clear();
         self.step.changed = changed;
     }
+}
+
+/// Whether one of the objects, which are ascending by block, is in block `number`.
+fn has_object(objects: &[BlockObject], number: u32) -> bool {
+    objects
+        .binary_search_by_key(&number, |object| object.block)
+        .is_ok()
 }

@@ -9,10 +9,13 @@
 use hashbrown::HashMap;
 use hashbrown::hash_map::Entry;
 
+use kvatlas_core::hash::Token;
+
 use crate::batch::GroupKind;
 use crate::reason::Reason;
 
 use super::chain::{Chain, Slot};
+use super::spots::{Reach, Spots, Within};
 
 /// Most groups.
 const WINDOWS_MAX: usize = 32;
@@ -27,11 +30,13 @@ const HELD: u32 = 1 << 31;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct WindowId(usize);
 
-/// Where a block of a group ends: so many of the group's blocks before the end of a block of the contract.
+/// Where a block of a group ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Place {
-    pub(super) slot: Slot,
-    pub(super) before: u8,
+pub(super) enum Place {
+    /// With this block of the contract.
+    End(Slot),
+    /// Within each block of the contract that begins so. One of them is given where there is one and it is known.
+    Within(Within, Option<Slot>),
 }
 
 /// What a group of layers needs.
@@ -49,7 +54,6 @@ struct Shape {
 struct Name {
     slot: Slot,
     copies: u16,
-    before: u8,
 }
 
 /// What one group has on the device.
@@ -60,7 +64,10 @@ struct Window {
     /// Tokens in a block.
     block: u64,
     shape: Shape,
+    /// Blocks that end with one of the contract.
     names: HashMap<u64, Name>,
+    /// The others, where `fan` is above one.
+    spots: Option<Spots>,
     /// By slot, where `fan` is above one: which of the group's blocks in this block are held. The last has the lowest bit.
     masks: Vec<u64>,
     /// By slot.
@@ -98,29 +105,36 @@ impl Windows {
         self.all.is_empty()
     }
 
-    /// Whether a group has blocks smaller than main attention's. One of them may lie in several blocks that begin alike, of which only one is
-    /// known.
+    /// Whether a group has blocks smaller than main attention's.
     pub(super) fn has_small_blocks(&self) -> bool {
-        self.all.iter().any(|window| window.shape.fan > 1)
+        self.all.iter().any(|window| window.spots.is_some())
+    }
+
+    /// Whether of one of so many blocks of the contract it is not known which small blocks it consists of.
+    pub(super) fn has_unlisted(&self, blocks: usize) -> bool {
+        let spots = |window: &Window| window.spots.as_ref().is_some_and(|spots| !spots.list_all(blocks));
+        self.all.iter().any(spots)
     }
 
     /// How many names there are in all groups.
     pub(super) fn names(&self) -> usize {
-        self.all.iter().map(|window| window.names.len()).sum()
+        self.all.iter().map(Window::names).sum()
     }
 
     /// Takes everything away. What the groups are stays known.
     pub(super) fn clear(&mut self) {
         for window in &mut self.all {
             window.names.clear();
+            window.spots.iter_mut().for_each(Spots::clear);
             window.masks.clear();
             window.runs.clear();
         }
     }
 
-    /// Whether the group is the one that was learned first.
+    /// Whether the group is the one that was learned first, and has no small blocks.
     pub(super) fn is_first(&self, index: u32) -> bool {
-        self.all.first().is_some_and(|window| window.index == index)
+        let first = self.all.first();
+        first.is_some_and(|window| window.index == index && window.spots.is_none())
     }
 
     pub(super) fn is_first_id(&self, id: WindowId) -> bool {
@@ -155,6 +169,7 @@ impl Windows {
             block,
             shape,
             names: HashMap::new(),
+            spots: shape.spots(block),
             masks: Vec::new(),
             runs: Vec::new(),
         });
@@ -169,47 +184,98 @@ impl Windows {
         self.all.get(id.0).map(|window| window.kind)
     }
 
+    /// The group's small blocks, if it has such.
+    pub(super) fn spots(&self, id: WindowId) -> Option<&Spots> {
+        self.all.get(id.0)?.spots.as_ref()
+    }
+
     /// Where the group's block `name` ends, if the group has it.
     pub(super) fn place_of(&self, id: WindowId, name: u64) -> Option<Place> {
-        let name = self.all.get(id.0)?.names.get(&name)?;
-        Some(Place {
-            slot: name.slot,
-            before: name.before,
-        })
+        let window = self.all.get(id.0)?;
+        if let Some(name) = window.names.get(&name) {
+            return Some(Place::End(name.slot));
+        }
+        let spots = window.spots.as_ref()?;
+        let at = spots.find(name)?;
+        let slot = at.spot.and_then(|spot| spots.slots(spot).next());
+        Some(Place::Within(at, slot))
     }
 
     /// The block of the contract that ends where the block `name` of any of the groups ends.
     pub(super) fn slot_of(&self, name: u64) -> Option<Slot> {
-        let found = |window: &Window| {
-            window
-                .names
-                .get(&name)
-                .filter(|name| name.before == 0)
-                .map(|name| name.slot)
-        };
+        let found = |window: &Window| window.names.get(&name).map(|name| name.slot);
         self.all.iter().find_map(found)
     }
 
     /// Where the group's block before the one at `place` ends, as far as that is kept.
     pub(super) fn place_before(&self, id: WindowId, place: Place, chain: &Chain) -> Option<Place> {
-        let shape = self.all.get(id.0)?.shape;
-        if u32::from(place.before) + 1 < shape.fan {
-            return Some(Place {
-                before: place.before + 1,
-                ..place
-            });
+        let window = self.all.get(id.0)?;
+        let (slot, before) = match place {
+            Place::End(slot) => (slot, 1),
+            Place::Within(at, slot) => (slot?, at.before + 1),
+        };
+        if let Some(spots) = window.spots.as_ref()
+            && u32::from(before) < window.shape.fan
+        {
+            return Some(Place::Within(spots.at(slot, before), Some(slot)));
         }
         let up = |slot: &Slot| chain.up(*slot);
-        let slot = std::iter::successors(Some(place.slot), up).nth(shape.step as usize)?;
-        Some(Place { slot, before: 0 })
+        let slot = std::iter::successors(Some(slot), up).nth(window.shape.step as usize)?;
+        Some(Place::End(slot))
     }
 
-    /// Whether a block of the group can end at `place`.
-    pub(super) fn fits(&self, id: WindowId, place: Place, position: u32) -> bool {
-        let shape = self.all.get(id.0).map(|window| window.shape);
-        shape.is_some_and(|shape| {
-            u32::from(place.before) < shape.fan && (position + 1).is_multiple_of(shape.step)
-        })
+    /// Whether a block of the group can end at `place`, and it is known which one that is.
+    pub(super) fn fits(&self, id: WindowId, place: Place, chain: &Chain) -> bool {
+        let Some(window) = self.all.get(id.0) else {
+            return false;
+        };
+        match place {
+            Place::End(slot) => chain
+                .get(slot)
+                .is_some_and(|block| (block.position + 1).is_multiple_of(window.shape.step)),
+            Place::Within(at, _) => window.spots.as_ref().is_some_and(|spots| spots.knows(at)),
+        }
+    }
+
+    /// Lists the small blocks of the block in `slot`, which has these tokens and continues `reach`. All groups together list `cells_max` at most.
+    pub(super) fn list(
+        &mut self,
+        slot: Slot,
+        reach: Reach,
+        tokens: &[Token],
+        cells_max: usize,
+        chain: &mut Chain,
+    ) {
+        self.sweep(chain);
+        let kept = |window: &Window| window.spots.as_ref().map_or(0, Spots::kept) as usize;
+        let cells: usize = self.all.iter().map(kept).sum();
+        if (slot.place() + 1).saturating_mul(cells) > cells_max {
+            return;
+        }
+        for window in &mut self.all {
+            let listed = window
+                .spots
+                .as_mut()
+                .and_then(|spots| spots.list(slot, reach, tokens));
+            if let Some(mask) = listed {
+                // Whether the last small block is held is known already.
+                let last = window.mask(slot) & 1;
+                window.set_mask(slot, mask | last);
+                chain.touch(slot);
+            }
+        }
+    }
+
+    /// Forgets of which small blocks those blocks consisted that are gone.
+    pub(super) fn sweep(&mut self, chain: &mut Chain) {
+        while let Some(slot) = chain.take_freed() {
+            for window in &mut self.all {
+                if let Some(spots) = &mut window.spots {
+                    spots.unlist(slot);
+                    window.set_mask(slot, 0);
+                }
+            }
+        }
     }
 
     /// Adds a copy of the block that ends at `place`, which the engine calls `name`. Changes nothing where that fails.
@@ -220,45 +286,42 @@ impl Windows {
         place: Place,
         chain: &mut Chain,
     ) -> Result<(), Reason> {
+        self.sweep(chain);
         let window = self.all.get_mut(id.0).ok_or(Reason::UnknownGroup)?;
-        match window.names.entry(name) {
-            Entry::Occupied(mut entry) => {
-                let known = entry.get_mut();
-                known.copies = known.copies.checked_add(1).ok_or(Reason::OutOfRange)?;
-            }
-            Entry::Vacant(entry) => {
-                entry.insert(Name {
-                    slot: place.slot,
-                    copies: 1,
-                    before: place.before,
-                });
-                chain.add_name(place.slot);
-                let was_held = window.set(place, true);
-                chain.touch(place.slot);
-                // Two names for one place: the engine knows of a difference that events don't tell.
-                if was_held {
-                    return Err(Reason::HiddenKey);
+        match place {
+            Place::End(slot) => window.add_end(name, slot, chain),
+            Place::Within(at, _) => {
+                let spots = window.spots.as_mut().ok_or(Reason::UnplacedName)?;
+                if let Some(at) = spots.add(name, at)? {
+                    window.set_within(at, true, chain);
                 }
+                Ok(())
             }
         }
-        Ok(())
     }
 
     /// Takes a copy away. Returns the slot of the block that went with its last copy, and whether there was a copy.
     pub(super) fn take(&mut self, id: WindowId, name: u64, chain: &mut Chain) -> (Option<Slot>, bool) {
+        self.sweep(chain);
         let Some(window) = self.all.get_mut(id.0) else {
             return (None, false);
         };
         let Entry::Occupied(mut entry) = window.names.entry(name) else {
-            return (None, false);
+            let Some((had_copy, gone)) = window.spots.as_mut().map(|spots| spots.take(name)) else {
+                return (None, false);
+            };
+            if let Some(at) = gone {
+                window.set_within(at, false, chain);
+            }
+            return (None, had_copy);
         };
         let known = entry.get_mut();
         known.copies -= 1;
         if known.copies > 0 {
             return (None, true);
         }
-        let Name { slot, before, .. } = entry.remove();
-        window.set(Place { slot, before }, false);
+        let slot = entry.remove().slot;
+        window.set_end(slot, false);
         chain.touch(slot);
         chain.drop_name(slot);
         (Some(slot), true)
@@ -304,33 +367,84 @@ impl Shape {
             step: small(step)?,
         })
     }
+
+    /// A table for the group's small blocks of so many tokens, if they are small.
+    fn spots(self, block: u64) -> Option<Spots> {
+        let block = usize::try_from(block).ok().filter(|_| self.fan > 1)?;
+        Some(Spots::new(block, self.fan, self.need))
+    }
 }
 
 impl Window {
-    /// Says whether the block that ends at `place` is held. Returns whether it was.
-    fn set(&mut self, place: Place, is_held: bool) -> bool {
-        let index = place.slot.place();
-        if self.runs.len() <= index {
-            self.runs.resize(index + 1, 0);
+    fn names(&self) -> usize {
+        self.names.len() + self.spots.as_ref().map_or(0, Spots::names)
+    }
+
+    /// Adds a copy of a block that ends with the one of the contract in `slot`.
+    fn add_end(&mut self, name: u64, slot: Slot, chain: &mut Chain) -> Result<(), Reason> {
+        match self.names.entry(name) {
+            Entry::Occupied(mut entry) => {
+                let known = entry.get_mut();
+                known.copies = known.copies.checked_add(1).ok_or(Reason::OutOfRange)?;
+            }
+            Entry::Vacant(entry) => {
+                entry.insert(Name { slot, copies: 1 });
+                chain.add_name(slot);
+                let was_held = self.set_end(slot, true);
+                chain.touch(slot);
+                // Two names for one place: the engine knows of a difference that events don't tell.
+                if was_held {
+                    return Err(Reason::HiddenKey);
+                }
+            }
         }
-        if self.shape.fan == 1 {
-            let Some(run) = self.runs.get_mut(index) else {
-                return false;
-            };
-            let was_held = *run & HELD != 0;
-            *run = if is_held { *run | HELD } else { *run & !HELD };
-            return was_held;
+        Ok(())
+    }
+
+    /// Says whether the block that ends with the one in `slot` is held. Returns whether it was.
+    fn set_end(&mut self, slot: Slot, is_held: bool) -> bool {
+        if self.spots.is_some() {
+            let mask = self.mask(slot);
+            self.set_mask(slot, if is_held { mask | 1 } else { mask & !1 });
+            return mask & 1 != 0;
         }
-        if self.masks.len() <= index {
-            self.masks.resize(index + 1, 0);
+        if self.runs.len() <= slot.place() {
+            self.runs.resize(slot.place() + 1, 0);
         }
-        let bit = 1_u64 << (place.before & 63);
-        let Some(mask) = self.masks.get_mut(index) else {
+        let Some(run) = self.runs.get_mut(slot.place()) else {
             return false;
         };
-        let was_held = *mask & bit != 0;
-        *mask = if is_held { *mask | bit } else { *mask & !bit };
+        let was_held = *run & HELD != 0;
+        *run = if is_held { *run | HELD } else { *run & !HELD };
         was_held
+    }
+
+    /// Says whether a small block is held, to all blocks of the contract that it lies in.
+    fn set_within(&mut self, at: Within, is_held: bool, chain: &mut Chain) {
+        let (Some(spots), Some(spot)) = (&self.spots, at.spot) else {
+            return;
+        };
+        let bit = 1_u64 << (at.before & 63);
+        for slot in spots.slots(spot) {
+            // Blocks that list their small ones have a mask.
+            if let Some(mask) = self.masks.get_mut(slot.place()) {
+                *mask = if is_held { *mask | bit } else { *mask & !bit };
+            }
+            chain.touch(slot);
+        }
+    }
+
+    fn mask(&self, slot: Slot) -> u64 {
+        self.masks.get(slot.place()).copied().unwrap_or_default()
+    }
+
+    fn set_mask(&mut self, slot: Slot, mask: u64) {
+        if self.masks.len() <= slot.place() {
+            self.masks.resize(slot.place() + 1, 0);
+        }
+        if let Some(place) = self.masks.get_mut(slot.place()) {
+            *place = mask;
+        }
     }
 
     fn run(&self, slot: Slot) -> u32 {
@@ -343,8 +457,7 @@ impl Window {
             let run = self.runs.get(slot.place()).copied().unwrap_or_default();
             return u32::from(run & HELD != 0);
         }
-        let mask = self.masks.get(slot.place()).copied().unwrap_or_default();
-        mask.trailing_ones().min(self.shape.fan)
+        self.mask(slot).trailing_ones().min(self.shape.fan)
     }
 
     fn recompute(&mut self, slot: Slot, position: u32, up: Option<Slot>) -> bool {

@@ -1,0 +1,402 @@
+//! Blocks of a window that are smaller than those of main attention: which of them there are, and in which blocks of the contract they lie.
+//!
+//! The engine's name of a small block is a hash of the prefix that it ends. Blocks of main attention that begin alike share that prefix, those that
+//! come later too; and a small block may be there before any of them. So a small block is known by its content, its *spot*: the hash of the block
+//! of the contract before, and the tokens from there on. Blocks of the contract list the spots that matter, and each spot the blocks that have it.
+//!
+//! A request needs `need` small blocks before the end of a block of the contract, so of each block the last min(`need`, `fan`) matter. The very last
+//! ends with the block and is known by that. Each of the others takes 16 bytes here and about 30 in the table of spots. With the windows of
+//! DeepSeek-V4 these are 18 for a block of 256 tokens: about three bytes a token.
+
+use std::num::NonZeroU64;
+
+use hashbrown::HashMap;
+use hashbrown::hash_map::Entry;
+
+use kvatlas_core::hash::{HashSeed, SequenceHash, Token, block_hash, next_sequence_hash};
+
+use crate::reason::Reason;
+
+use super::chain::Slot;
+
+/// No cell.
+const NONE: u32 = u32::MAX;
+
+/// The content of a prefix that ends within a block of the contract.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Spot(NonZeroU64);
+
+impl Spot {
+    fn of(content: SequenceHash) -> Self {
+        Self(NonZeroU64::new(content.as_u64()).unwrap_or(NonZeroU64::MIN))
+    }
+}
+
+/// How far a prefix reaches: whole blocks of the contract, and so many small blocks of the next.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Reach {
+    content: SequenceHash,
+    blocks: u32,
+}
+
+impl Reach {
+    /// The end of the block `sequence` of the contract.
+    pub(super) fn end_of(sequence: SequenceHash) -> Self {
+        Self {
+            content: sequence,
+            blocks: 0,
+        }
+    }
+
+    /// The start of the sequences with this seed.
+    pub(super) fn start_of(seed: HashSeed) -> Self {
+        Self::end_of(SequenceHash::from(seed.as_u64()))
+    }
+
+    /// The end of the next small block, which has these tokens.
+    pub(super) fn next(self, tokens: &[Token]) -> Self {
+        // What came before has the seed of the sequence in it.
+        let block = block_hash(tokens, HashSeed::default());
+        Self {
+            content: next_sequence_hash(Some(self.content), block),
+            blocks: self.blocks + 1,
+        }
+    }
+}
+
+/// Where a small block ends that doesn't end with a block of the contract.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Within {
+    /// Its content. Known for all that matter.
+    pub(super) spot: Option<Spot>,
+    /// How many small blocks follow it in the block of the contract, at least one.
+    pub(super) before: u8,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Name {
+    at: Within,
+    copies: u16,
+}
+
+/// One small block of a block of the contract, in the list of those with the same spot.
+#[derive(Debug, Clone, Copy)]
+struct Cell {
+    spot: Option<Spot>,
+    before: u32,
+    next: u32,
+}
+
+impl Cell {
+    const EMPTY: Self = Self {
+        spot: None,
+        before: NONE,
+        next: NONE,
+    };
+}
+
+/// Which names and which blocks of the contract have a spot: at least one of either.
+#[derive(Debug, Clone, Copy)]
+struct Users {
+    names: u32,
+    first: u32,
+}
+
+/// The small blocks of one group.
+#[derive(Debug)]
+pub(super) struct Spots {
+    /// Tokens in a small block.
+    block: usize,
+    /// Small blocks in a block of the contract.
+    fan: u32,
+    /// How many of them matter, but for the last.
+    kept: u32,
+    names: HashMap<u64, Name>,
+    users: HashMap<Spot, Users>,
+    /// By slot, `kept` of each: the last small block first.
+    cells: Vec<Cell>,
+    /// How many blocks of the contract list their spots.
+    listed: usize,
+}
+
+impl Spots {
+    pub(super) fn new(block: usize, fan: u32, need: u32) -> Self {
+        Self {
+            block,
+            fan,
+            kept: need.min(fan).saturating_sub(1),
+            names: HashMap::new(),
+            users: HashMap::new(),
+            cells: Vec::new(),
+            listed: 0,
+        }
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.names.clear();
+        self.users.clear();
+        self.cells.clear();
+        self.listed = 0;
+    }
+
+    /// How many names there are of small blocks that don't end with a block of the contract.
+    pub(super) fn names(&self) -> usize {
+        self.names.len()
+    }
+
+    /// How many cells a block of the contract takes.
+    pub(super) fn kept(&self) -> u32 {
+        self.kept
+    }
+
+    /// Whether all of so many blocks of the contract list their spots.
+    pub(super) fn list_all(&self, blocks: usize) -> bool {
+        self.kept == 0 || self.listed == blocks
+    }
+
+    /// Whether a small block there matters to nobody, or has a spot.
+    pub(super) fn knows(&self, at: Within) -> bool {
+        u32::from(at.before) < self.fan && (at.spot.is_some() || u32::from(at.before) > self.kept)
+    }
+
+    /// Where the small block ends that `reach` does, within a block of the contract.
+    pub(super) fn within(&self, reach: Reach) -> Option<Within> {
+        let before = self.fan.checked_sub(reach.blocks).filter(|before| *before > 0)?;
+        Some(Within {
+            spot: Some(Spot::of(reach.content)),
+            before: u8::try_from(before).ok()?,
+        })
+    }
+
+    /// The prefix that the small block `name` ends.
+    pub(super) fn reach(&self, name: u64) -> Option<Reach> {
+        let Within { spot, before } = self.find(name)?;
+        Some(Reach {
+            content: SequenceHash::from(spot?.0.get()),
+            blocks: self.fan.checked_sub(u32::from(before))?,
+        })
+    }
+
+    /// Where the small block `name` ends.
+    pub(super) fn find(&self, name: u64) -> Option<Within> {
+        self.names.get(&name).map(|name| name.at)
+    }
+
+    /// The small block of the block in `slot` behind which `before` others follow.
+    pub(super) fn at(&self, slot: Slot, before: u8) -> Within {
+        let cell = self.cell(slot, before).and_then(|cell| self.cells.get(cell));
+        Within {
+            spot: cell.and_then(|cell| cell.spot),
+            before,
+        }
+    }
+
+    fn cell(&self, slot: Slot, before: u8) -> Option<usize> {
+        let (kept, before) = (self.kept as usize, usize::from(before));
+        (1..=kept)
+            .contains(&before)
+            .then(|| slot.place() * kept + before - 1)
+    }
+
+    /// The blocks of the contract that have `spot`.
+    pub(super) fn slots(&self, spot: Spot) -> impl Iterator<Item = Slot> {
+        let first = self.users.get(&spot).map(|users| users.first);
+        let next = |cell: &u32| self.cells.get(*cell as usize).map(|cell| cell.next);
+        std::iter::successors(first, next)
+            .take_while(|cell| *cell != NONE)
+            .map(|cell| Slot::new(cell / self.kept.max(1)))
+    }
+
+    /// Lists the spots of the block in `slot`, which has these tokens and continues `reach`. Returns a mask of the small blocks that are held,
+    /// or none where they are listed already.
+    pub(super) fn list(&mut self, slot: Slot, mut reach: Reach, tokens: &[Token]) -> Option<u64> {
+        let end = (slot.place() + 1) * self.kept as usize;
+        let is_listed = self.at(slot, 1).spot.is_some();
+        if self.kept == 0 || is_listed || u32::try_from(end).is_err() {
+            return None;
+        }
+        if self.cells.len() < end {
+            self.cells.resize(end, Cell::EMPTY);
+        }
+        let mut mask = 0;
+        for tokens in tokens.chunks_exact(self.block) {
+            reach = reach.next(tokens);
+            if let Some(Within {
+                spot: Some(spot),
+                before,
+            }) = self.within(reach)
+                && let Some(cell) = self.cell(slot, before)
+            {
+                mask |= u64::from(self.link(cell, spot)) << (before & 63);
+            }
+        }
+        self.listed += 1;
+        Some(mask)
+    }
+
+    /// Takes the block in `slot` from all lists.
+    pub(super) fn unlist(&mut self, slot: Slot) {
+        let cells = slot.place() * self.kept as usize;
+        let mut was_listed = false;
+        for cell in cells..cells + self.kept as usize {
+            was_listed |= self.unlink(cell);
+        }
+        self.listed -= usize::from(was_listed);
+    }
+
+    /// Puts a cell first in the list of `spot`. Returns whether that is held.
+    fn link(&mut self, cell: usize, spot: Spot) -> bool {
+        let number = u32::try_from(cell).unwrap_or(NONE);
+        let users = self.users.entry(spot).or_insert(Users {
+            names: 0,
+            first: NONE,
+        });
+        let next = std::mem::replace(&mut users.first, number);
+        let is_held = users.names > 0;
+        if let Some(next) = self.cells.get_mut(next as usize) {
+            next.before = number;
+        }
+        if let Some(cell) = self.cells.get_mut(cell) {
+            *cell = Cell {
+                spot: Some(spot),
+                before: NONE,
+                next,
+            };
+        }
+        is_held
+    }
+
+    /// Takes a cell out of its list. Returns whether it was in one.
+    fn unlink(&mut self, cell: usize) -> bool {
+        let Some(place) = self.cells.get_mut(cell) else {
+            return false;
+        };
+        let Cell { spot, before, next } = std::mem::replace(place, Cell::EMPTY);
+        let Some(spot) = spot else {
+            return false;
+        };
+        if let Some(next) = self.cells.get_mut(next as usize) {
+            next.before = before;
+        }
+        if let Some(before) = self.cells.get_mut(before as usize) {
+            before.next = next;
+        } else if let Entry::Occupied(mut users) = self.users.entry(spot) {
+            users.get_mut().first = next;
+            Self::forget_unused(users);
+        }
+        true
+    }
+
+    fn forget_unused(users: hashbrown::hash_map::OccupiedEntry<'_, Spot, Users>) {
+        if (users.get().names, users.get().first) == (0, NONE) {
+            users.remove();
+        }
+    }
+
+    /// Adds a copy of the small block `name`, which ends there. Returns what is held from now on and was not. Changes nothing where that fails,
+    /// unless two names stand for one spot.
+    pub(super) fn add(&mut self, name: u64, at: Within) -> Result<Option<Within>, Reason> {
+        match self.names.entry(name) {
+            Entry::Occupied(mut entry) => {
+                let known = entry.get_mut();
+                known.copies = known.copies.checked_add(1).ok_or(Reason::OutOfRange)?;
+                known.at.spot = known.at.spot.or(at.spot);
+                Ok(None)
+            }
+            Entry::Vacant(entry) => {
+                entry.insert(Name { at, copies: 1 });
+                let Some(spot) = self.mattering(at) else {
+                    return Ok(None);
+                };
+                let users = self.users.entry(spot).or_insert(Users {
+                    names: 0,
+                    first: NONE,
+                });
+                users.names += 1;
+                // Two names for one place: the engine knows of a difference that events don't tell.
+                match users.names {
+                    1 => Ok(Some(at)),
+                    _ => Err(Reason::HiddenKey),
+                }
+            }
+        }
+    }
+
+    /// Takes a copy of the small block `name` away, if there is one. Returns whether there was, and what is held no longer.
+    pub(super) fn take(&mut self, name: u64) -> (bool, Option<Within>) {
+        let Entry::Occupied(mut entry) = self.names.entry(name) else {
+            return (false, None);
+        };
+        let known = entry.get_mut();
+        known.copies -= 1;
+        if known.copies > 0 {
+            return (true, None);
+        }
+        let at = entry.remove().at;
+        let Some(Entry::Occupied(mut users)) = self.mattering(at).map(|spot| self.users.entry(spot)) else {
+            return (true, None);
+        };
+        users.get_mut().names -= 1;
+        let is_gone = users.get().names == 0;
+        Self::forget_unused(users);
+        (true, is_gone.then_some(at))
+    }
+
+    /// The spot of a small block that matters.
+    fn mattering(&self, at: Within) -> Option<Spot> {
+        at.spot.filter(|_| u32::from(at.before) <= self.kept)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_gone_leaves_nothing_behind() {
+        let mut spots = Spots::new(2, 4, 9);
+        let start = Reach::start_of(HashSeed::default());
+        let (one, other) = (Slot::new(3), Slot::new(0));
+        assert_eq!(spots.list(one, start, &[0, 1, 2, 3, 4, 5, 6, 7]), Some(0));
+        let at = spots.within(start.next(&[0, 1])).unwrap();
+        assert_eq!(spots.add(17, at), Ok(Some(at)));
+        assert_eq!(spots.add(17, at), Ok(None));
+        // Three small blocks follow, and one is held.
+        assert_eq!(spots.list(other, start, &[0, 1, 9, 9, 9, 9, 9, 9]), Some(0b1000));
+        assert_eq!(spots.list(other, start, &[0, 1, 9, 9, 9, 9, 9, 9]), None);
+        let slots = |spots: &Spots| spots.slots(at.spot.unwrap()).collect::<Vec<_>>();
+        assert_eq!(slots(&spots), [other, one]);
+        assert!(spots.list_all(2) && !spots.list_all(3));
+        spots.unlist(one);
+        spots.unlist(one);
+        assert_eq!(slots(&spots), [other]);
+        assert_eq!((spots.take(17), spots.take(17)), ((true, None), (true, Some(at))));
+        assert_eq!(spots.take(17), (false, None));
+        assert_eq!(slots(&spots), [other]);
+        spots.unlist(other);
+        assert!(spots.list_all(0) && spots.users.is_empty() && spots.names.is_empty());
+    }
+
+    #[test]
+    fn only_what_a_request_needs_is_listed() {
+        let mut spots = Spots::new(1, 4, 2);
+        let start = Reach::end_of(SequenceHash::from(5));
+        assert_eq!(
+            (spots.kept(), spots.list(Slot::new(1), start, &[1, 2, 3, 4])),
+            (1, Some(0))
+        );
+        assert_eq!(spots.users.len(), 1);
+        let (first, third) = (start.next(&[1]), start.next(&[1]).next(&[2]).next(&[3]));
+        let at = |spots: &Spots, reach| spots.within(reach).unwrap();
+        assert_eq!(at(&spots, third), spots.at(Slot::new(1), 1));
+        // Of the others it is enough to know where they stand.
+        let first = at(&spots, first);
+        assert_eq!(spots.add(7, first), Ok(None));
+        assert!(
+            spots.knows(first)
+                && spots.knows(spots.at(Slot::new(1), 3))
+                && !spots.knows(spots.at(Slot::new(2), 1))
+        );
+        assert_eq!((spots.users.len(), spots.reach(7).is_some()), (1, true));
+    }
+}
