@@ -159,7 +159,7 @@ const COLLECTIONS: usize = 64;
 /// regularly, outside of lanes and queries, has what the last of many removals left behind given back, too.
 pub fn give_back_memory() {
     for _ in 0..COLLECTIONS {
-        crossbeam_epoch::pin().flush();
+        crate::epoch::pin().flush();
     }
     give_back(1);
 }

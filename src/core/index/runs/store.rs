@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use crossbeam_epoch::Guard;
+use crate::epoch::Guard;
 use crossbeam_utils::CachePadded;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
@@ -125,7 +125,7 @@ impl RunStore {
         RunWriter {
             store: self,
             state: self.turns.state.lock(),
-            guard: crossbeam_epoch::pin(),
+            guard: crate::epoch::pin(),
         }
     }
 

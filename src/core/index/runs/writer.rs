@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-use crossbeam_epoch::Guard;
+use crate::epoch::Guard;
 use parking_lot::MutexGuard;
 
 use crate::hash::{Position, PositionalLineageHash, SequenceHash};
