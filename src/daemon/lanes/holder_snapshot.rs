@@ -190,8 +190,8 @@ impl Holder {
         let id = &self.writer.record().id;
         let cursor = self.tracker.cursor().unwrap_or_default();
         let mut reasons = self.writer.status().lasting_reasons();
-        if self.writer.status().parked_events.load() > 0 || self.writer.has_claims() {
-            // Events that wait for a parent are not dumped, nor what parents blocks may have meant.
+        if self.writer.status().parked_events.load() > 0 {
+            // Events that wait for a parent are not dumped.
             reasons = reasons.with(DegradedReason::UnknownParent);
         }
         if !self.writer.status().is_confirmed(generation) {

@@ -47,7 +47,6 @@ use parking::Parking;
 use part::{Attributes, Part};
 
 pub use applied::{Applied, RejectReason};
-pub(super) use claims::Claims;
 pub(super) use turn::{Home, Turn};
 
 /// A holder, as its lane, queries and whoever evicts blocks share it.

@@ -13,12 +13,11 @@ use crate::index::settings::{Hashing, IndexLimits, NamespaceSettings};
 use crate::wire::{BlockContent, DegradedReason, RemovedBlocks, ResumableBlocks, StoredBlocks, Tier};
 use crate::words::{GIVEN_BACK, give_back};
 
-use super::claims::Claims;
 use super::marks::Marks;
 use super::names::Found;
 use super::parking::{ParkedEvent, Unplaced, names_in};
 use super::part::{Form, tier_bit};
-use super::remove::leave_out_named;
+use super::remove::{leave_out_named, leave_out_waiting};
 use super::resolve::{self, Resolved, Unresolved};
 use super::store::Sequence;
 use super::{Applied, Holder, HolderState, RejectReason, Work};
@@ -29,7 +28,6 @@ pub(in crate::index) struct Turn<'a> {
     record: &'a HolderRecord,
     state: MutexGuard<'a, HolderState>,
     work: Work<'a>,
-    claims: &'a mut Claims,
 }
 
 /// The index that a holder is of.
@@ -64,7 +62,6 @@ impl Holder {
     pub(in crate::index) fn change(
         &self,
         home: Home<'_>,
-        claims: &mut Claims,
         applied: &mut Applied,
         uses_names: bool,
         change: impl FnOnce(&mut Turn<'_>),
@@ -79,7 +76,6 @@ impl Holder {
                 tier: Tier::DEVICE,
                 blocks_max: home.limits.blocks_per_holder_max,
             },
-            claims,
         };
         turn.state.uses_names |= uses_names;
         turn.prepare();
@@ -272,7 +268,7 @@ impl Turn<'_> {
         let resolved = self
             .state
             .aside(hashed, runs, |_, _| resolve::resolve(stored, settings, start))?;
-        let ambiguous = self.claims.note(&resolved, self.home.limits.parking.blocks_max);
+        let ambiguous = self.state.contradicted_by(&resolved);
         self.reject(RejectReason::AmbiguousParent, ambiguous);
         if let Resolved::Sequence(sequence) = &resolved
             && sequence.is_foreign
@@ -398,7 +394,7 @@ impl Turn<'_> {
         });
         if !others.is_empty() {
             let left_out = self.state.aside(names.len(), &mut self.work.runs, |_, _| {
-                leave_out_named(&mut others, names)
+                leave_out_named(&mut others, names) + leave_out_waiting(&mut others)
             });
             self.reject(RejectReason::UnknownBlock, left_out);
         }

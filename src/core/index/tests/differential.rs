@@ -71,6 +71,7 @@ fn outcome_of(applied: &Applied) -> Outcome {
         parking_full: applied.rejected(RejectReason::ParkingFull),
         missing_content: applied.rejected(RejectReason::MissingContent),
         capacity: applied.rejected(RejectReason::Capacity),
+        ambiguous: applied.rejected(RejectReason::AmbiguousParent),
     }
 }
 
@@ -155,7 +156,8 @@ impl Run {
             assert_eq!(rebuilt.contents(), holder.oracle.contents(), "{}", holder.id);
             assert_eq!(writer.blocks(), holder.oracle.len());
             holder.writer = writer;
-            holder.oracle.forget_parked();
+            // It knows what waited for a parent, and which blocks have had theirs: a dump does not.
+            holder.oracle = rebuilt;
         }
         self.index = fresh;
         self.check_state();
