@@ -117,7 +117,7 @@ impl Holder {
     /// Stores blocks of a snapshot.
     pub(super) fn restore_blocks(&mut self, batch: EventBatch, now_us: u64) {
         for event in batch.events {
-            let applied = self.writer.restore(event, batch.tier, now_us);
+            let applied = self.writer.apply(event, batch.tier, now_us);
             self.report_rejects(&applied);
         }
     }

@@ -12,7 +12,7 @@ use crate::daemon::admin::{
 };
 use crate::daemon::lanes::{LanePool, WorkerKey, epoch_ahead_s};
 use crate::daemon::metrics::labels::{HolderState, namespace_label};
-use crate::daemon::metrics::{MetricsHandle, NamespaceGauges, ProcessMetrics};
+use crate::daemon::metrics::{LogGate, MetricsHandle, NamespaceGauges, ProcessMetrics};
 use crate::daemon::page::Page;
 use crate::daemon::queries::{report, unsized_holders};
 use kvatlas_client::unix_time_us;
@@ -24,6 +24,8 @@ use kvatlas_core::wire::{DegradedReason, DegradedReasons, HolderId, HolderStatus
 use crate::daemon::snapshots::SnapshotKeeper;
 
 use super::memory::ShrinkWatch;
+
+static FORGOTTEN_GATE: LogGate = LogGate::new();
 
 /// Reads the daemon's state for metrics, probes and people.
 pub(super) struct DaemonView {

@@ -28,6 +28,7 @@ mod histograms;
 mod http_metrics;
 pub mod labels;
 mod leased;
+mod log_fields;
 mod log_gate;
 mod logging;
 mod namespace_gauges;
