@@ -63,13 +63,20 @@ impl DaemonView {
         self.shrinks.lock().note(bytes);
     }
 
+    /// Has the indexes give back what queries have made for themselves and no longer use.
+    pub(super) fn rest_indexes(&self) {
+        for namespace in self.namespaces.all() {
+            namespace.indexer.rest();
+        }
+    }
+
     /// Forgets namespaces that have been empty for long. Their gauges say so to the end.
     pub(super) fn forget_empty_namespaces(&self, now_us: u64, empty_us_max: u64) {
         for namespace in self.namespaces.forget_empty(now_us, empty_us_max) {
-            tracing::info!(
-                namespace = namespace.name.as_str(),
-                "a namespace without holders is forgotten"
-            );
+            if let Some(suppressed) = FORGOTTEN_GATE.admit() {
+                let namespace = namespace.name.as_str();
+                tracing::info!(namespace, suppressed, "a namespace without holders is forgotten");
+            }
             if let Some(gauges) = self.gauges.lock().remove(&namespace.name) {
                 self.publish_sizes(&namespace, &gauges, |_, _, _| {});
             }

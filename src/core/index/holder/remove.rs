@@ -193,6 +193,11 @@ impl HolderState {
         if self.parking.len() > 0 {
             let dropped = removed.map(|removed| self.parking.note_unplaced(removed, work.tier));
             work.applied.reject(RejectReason::ParkingFull, dropped.sum());
+            let own = self.parking.bytes() as u64;
+            if own > work.runs.store.room_to_wait(own, work.waiting_bytes_max) {
+                work.applied
+                    .reject(RejectReason::ParkingFull, self.parking.drop_all());
+            }
         }
     }
 

@@ -15,7 +15,7 @@ use crate::words::{GIVEN_BACK, give_back};
 
 use super::marks::Marks;
 use super::names::Found;
-use super::parking::{ParkedEvent, Unplaced, names_in};
+use super::parking::{ParkedEvent, Unplaced, bytes_to_wait, names_in};
 use super::part::{Form, tier_bit};
 use super::remove::{leave_out_named, leave_out_waiting};
 use super::resolve::{self, Resolved, Unresolved};
@@ -75,6 +75,7 @@ impl Holder {
                 applied,
                 tier: Tier::DEVICE,
                 blocks_max: home.limits.blocks_per_holder_max,
+                waiting_bytes_max: home.limits.parking.bytes_max,
             },
         };
         turn.state.uses_names |= uses_names;
@@ -130,6 +131,7 @@ impl Holder {
             reshaped: state.reshaped + 1,
             bytes: state.bytes,
             aside: state.aside,
+            waiting: state.waiting,
             ..HolderState::default()
         };
         let rest = std::mem::replace(&mut *state, fresh);
@@ -288,26 +290,35 @@ impl Turn<'_> {
                 let Some(stored) = self.without_surplus_content(stored) else {
                     return self.reject(RejectReason::ContentMismatch, blocks);
                 };
-                if !self.home.runs.has_room_aside() {
+                let (tier, limits) = (self.work.tier, self.home.limits.parking);
+                let (own, more) = (self.state.parking.bytes() as u64, bytes_to_wait(&stored) as u64);
+                let room = self.home.runs.room_to_wait(own, limits.bytes_max);
+                if !self.home.runs.has_room_aside() || own + more > room {
                     return self.reject(RejectReason::ParkingFull, blocks);
                 }
                 self.work.applied.parked += 1;
-                let (tier, limits) = (self.work.tier, self.home.limits.parking);
                 let dropped = self.state.parking.park(parent, stored, tier, now_us, limits);
                 self.reject(RejectReason::ParkingFull, dropped);
             }
         }
     }
 
-    /// The event as it may wait. What waits is bounded in blocks, so its content must not be more than the blocks need: where
-    /// the engine's hashes are the keys it needs none.
+    /// The event as it may wait. What waits is bounded in blocks, so its content must not be more than the blocks need: their hashes, and where
+    /// the engine's hashes are the keys nothing.
     fn without_surplus_content(&self, mut stored: StoredBlocks) -> Option<StoredBlocks> {
         if self.home.settings.hashing == Hashing::Engine || stored.engine_hashes.is_some() {
             stored.content = None;
         }
         let (blocks, size) = (stored.names.len(), self.home.settings.block_size);
         let fits = |content: &BlockContent| content.is_of(blocks, size);
-        stored.content.as_ref().is_none_or(fits).then_some(stored)
+        if !stored.content.as_ref().is_none_or(fits) {
+            return None;
+        }
+        if let Some(content) = &stored.content {
+            let hashes = content.hashes_from(0, size).into_owned();
+            stored.content = Some(BlockContent::BlockHashes(hashes));
+        }
+        Some(stored)
     }
 
     /// Stores the blocks of an event; of one that has waited, without those that were removed meanwhile.

@@ -21,6 +21,7 @@ use kvatlas_lab::random::{Random, setting};
 const PARKING: ParkingLimits = ParkingLimits {
     events_max: 6,
     blocks_max: 2000,
+    bytes_max: u64::MAX,
     wait_us_max: u64::MAX,
 };
 
