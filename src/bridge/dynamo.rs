@@ -15,7 +15,12 @@ use kvatlas_core::wire::{Rank, WorkerName, worker_of_instance};
 use kvatlas_engines::{DecodeLimits, Decoder, EngineBatch, EngineEvent, Envelope, Format, Reason};
 use xxhash_rust::xxh3::xxh3_128;
 
+use crate::daemon::metrics::LogGate;
+
 use super::holders::Holders;
+
+static UNDECODABLE_GATE: LogGate = LogGate::new();
+static FULL_GATE: LogGate = LogGate::new();
 
 /// Most publishers that are told apart; what further ones say is in doubt.
 const PUBLISHERS_MAX: usize = 4096;
@@ -131,7 +136,9 @@ impl PlaneEvents {
         let applied = match decoded {
             Ok(()) => self.apply_batch(&batch, xxh3_128(payload), is_behind).await,
             Err(error) => {
-                tracing::warn!(%error, "a message of the event plane cannot be decoded");
+                if let Some(suppressed) = UNDECODABLE_GATE.admit() {
+                    tracing::warn!(%error, suppressed, "a message of the event plane cannot be decoded");
+                }
                 // Nobody knows whose it was.
                 self.lose_all().await
             }
@@ -154,10 +161,13 @@ impl PlaneEvents {
         let Envelope { publisher, sequence } = batch.envelope.unwrap_or_default();
         let is_full = self.publishers.len() >= PUBLISHERS_MAX && !self.publishers.contains_key(&publisher);
         if is_full {
-            tracing::warn!(
-                publisher,
-                "too many publishers on the event plane; this one is not followed"
-            );
+            if let Some(suppressed) = FULL_GATE.admit() {
+                tracing::warn!(
+                    publisher,
+                    suppressed,
+                    "too many publishers on the event plane; this one is not followed"
+                );
+            }
             return self.doubt(publisher, named).await;
         }
         let known = self.publishers.entry(publisher).or_default();

@@ -6,6 +6,8 @@ use kvatlas_client::Backoff;
 use kvatlas_client::publish::PublisherError;
 use kvatlas_engines::Reason;
 
+use crate::daemon::metrics::LogGate;
+
 use super::continuity::{Continuity, Heard, Published};
 use super::frames::Numbered;
 use super::relay::Relay;
@@ -83,6 +85,8 @@ struct UselessReplay {
     /// Whether it contradicts what the engine publishes: then it has to agree with that before it is believed again.
     is_contradicted: bool,
 }
+
+static USELESS_GATE: LogGate = LogGate::new();
 
 /// So many connections in a row have to fail at the replay socket before the engine is followed without it: while an engine starts, one socket
 /// comes before the other.
@@ -222,7 +226,14 @@ impl Follower {
         }
         let endpoint = self.replay_endpoint.as_deref().unwrap_or_default();
         if self.replay_failures == REPLAY_ATTEMPTS {
-            tracing::warn!(endpoint, %error, "the replay socket does not answer: followed without it");
+            if let Some(suppressed) = USELESS_GATE.admit() {
+                tracing::warn!(
+                    endpoint,
+                    %error,
+                    suppressed,
+                    "the replay socket does not answer: followed without it"
+                );
+            }
         }
         self.replay = None;
         self.useless_replay = Some(UselessReplay {

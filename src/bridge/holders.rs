@@ -6,7 +6,12 @@ use std::collections::btree_map::Entry;
 use kvatlas_client::publish::PublisherError;
 use kvatlas_core::wire::{Rank, WorkerName};
 
+use crate::daemon::metrics::LogGate;
+
 use super::relay::Relay;
+
+static FULL_GATE: LogGate = LogGate::new();
+static FAILED_GATE: LogGate = LogGate::new();
 
 /// Most holders of one source; events of further ones are not told.
 const HOLDERS_MAX: usize = 4096;
@@ -37,13 +42,22 @@ impl Holders {
         match self.relays.entry((worker.clone(), rank)) {
             Entry::Occupied(entry) => Some(entry.into_mut()),
             Entry::Vacant(_) if is_full => {
-                tracing::warn!(%worker, rank, "a source has too many holders; this one is not followed");
+                if let Some(suppressed) = FULL_GATE.admit() {
+                    tracing::warn!(
+                        %worker,
+                        rank,
+                        suppressed,
+                        "a source has too many holders; this one is not followed"
+                    );
+                }
                 None
             }
             Entry::Vacant(entry) => match (self.start)(worker.clone(), rank).await {
                 Ok(relay) => Some(entry.insert(relay)),
                 Err(error) => {
-                    tracing::error!(%worker, rank, error, "a holder cannot be followed");
+                    if let Some(suppressed) = FAILED_GATE.admit() {
+                        tracing::error!(%worker, rank, error, suppressed, "a holder cannot be followed");
+                    }
                     None
                 }
             },

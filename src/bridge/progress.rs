@@ -9,6 +9,10 @@ use crate::daemon::http::{EngineStatus, NewEngine};
 use crate::daemon::metrics::LogGate;
 
 static LOST_GATE: LogGate = LogGate::new();
+/// Each of many engines is worth a line at a start. Who registers and removes engines without end gets no more.
+static FOLLOWED_GATE: LogGate = LogGate::of_bursts(64);
+static ENDED_GATE: LogGate = LogGate::of_bursts(64);
+static UNTOLD_GATE: LogGate = LogGate::new();
 
 /// How an engine is followed.
 #[derive(Debug, Clone)]
@@ -43,8 +47,10 @@ impl SharedProgress {
             false => EngineStatus::Degraded,
         };
         let mut progress = self.0.lock();
-        if progress.status != status {
-            tracing::info!(engine = %engine.key, ?status, "engine followed");
+        if progress.status != status
+            && let Some(suppressed) = FOLLOWED_GATE.admit()
+        {
+            tracing::info!(engine = %engine.key, ?status, suppressed, "engine followed");
         }
         if progress.status != status || progress.last_error.as_deref() != trouble {
             *progress = Progress {
@@ -76,13 +82,22 @@ impl SharedProgress {
             status: EngineStatus::Lost,
             last_error: Some(error.to_string()),
         };
-        tracing::error!(engine = %engine.key, %error, "an engine is no longer followed");
+        if let Some(suppressed) = ENDED_GATE.admit() {
+            tracing::error!(engine = %engine.key, %error, suppressed, "an engine is no longer followed");
+        }
     }
 }
 
 /// Says that the end of following could not be told.
 pub(super) fn log_untold(engine: &NewEngine, error: &dyn Display) {
-    tracing::warn!(engine = %engine.key, %error, "daemons do not know that the engine is no longer followed");
+    if let Some(suppressed) = UNTOLD_GATE.admit() {
+        tracing::warn!(
+            engine = %engine.key,
+            %error,
+            suppressed,
+            "daemons do not know that the engine is no longer followed"
+        );
+    }
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use kvatlas_core::wire::WorkerName;
 
 use crate::daemon::broker::round_trip;
 use crate::daemon::http::NewEngine;
-use crate::daemon::metrics::BridgeMetrics;
+use crate::daemon::metrics::{BridgeMetrics, LogGate};
 
 use super::dynamo::{PlaneEvents, parse_plane_message};
 use super::follower::FollowOptions;
@@ -27,6 +27,8 @@ use super::sockets::{SocketError, Subscription};
 use super::stalls::{BridgeClock, StallWatch};
 use super::subscribed::{StreamError, SubscribedEvents};
 use super::tensorrt::{PollError, Poller, ServerEvents};
+
+static UNHEARD_GATE: LogGate = LogGate::new();
 
 /// Pause between two questions to a server that had something to say, or nothing.
 const SERVER_PAUSE: Duration = Duration::from_millis(100);
@@ -253,7 +255,10 @@ impl SourceTask {
                 }
                 confirmed = &mut confirmation => {
                     if let Err(error) = confirmed {
-                        tracing::warn!(engine = %self.engine.key, %error, "nothing shows that the event plane is heard");
+                        let engine = &self.engine.key;
+                        if let Some(suppressed) = UNHEARD_GATE.admit() {
+                            tracing::warn!(%engine, %error, suppressed, "nothing shows that the event plane is heard");
+                        }
                     }
                     is_confirmed = true;
                     continue;

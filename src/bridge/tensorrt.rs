@@ -20,7 +20,11 @@ use kvatlas_client::publish::PublisherError;
 use kvatlas_core::wire::{Rank, WorkerName};
 use kvatlas_engines::{DecodeLimits, Decoder, EngineBatch, EventNumber, Format, Reason};
 
+use crate::daemon::metrics::LogGate;
+
 use super::holders::Holders;
+
+static UNDECODABLE_GATE: LogGate = LogGate::new();
 
 /// Longest answer, in bytes.
 const ANSWER_BYTES_MAX: usize = 16 << 20;
@@ -229,7 +233,10 @@ impl ServerEvents {
         seen_for: Option<Duration>,
     ) -> Result<(), PublisherError> {
         if let Err(error) = self.decoder.decode(answer, &mut self.batch) {
-            tracing::warn!(worker = %self.worker, %error, "an answer of an engine's server cannot be decoded");
+            if let Some(suppressed) = UNDECODABLE_GATE.admit() {
+                let worker = &self.worker;
+                tracing::warn!(%worker, %error, suppressed, "an answer of an engine's server cannot be decoded");
+            }
             // Whatever was in it is gone.
             self.batch.clear();
             // It may have been the first one.

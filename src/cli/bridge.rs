@@ -266,6 +266,8 @@ fn still_followed(is_connected: bool) -> Failure {
 
 /// One line a second about errors of the connection.
 static ERRORS: LogGate = LogGate::new();
+/// And about refusals, which can come for every message.
+static REFUSALS: LogGate = LogGate::new();
 
 /// A bridge is ready while it is connected to NATS: it has nothing to load or to catch up on.
 fn note(readiness: &Readiness, notice: &ConnectionNotice) {
@@ -287,7 +289,9 @@ fn note(readiness: &Readiness, notice: &ConnectionNotice) {
         }
         // A bridge subscribes for resyncs and publishes events: without one of the rights it is of no use.
         ConnectionNotice::Refused(refusal) => {
-            tracing::error!(%refusal, "the NATS server refuses what the bridge needs");
+            if let Some(suppressed) = REFUSALS.admit() {
+                tracing::error!(%refusal, suppressed, "the NATS server refuses what the bridge needs");
+            }
             readiness.set_trouble(Latch::EventsSubscribed, Some(refusal.to_string()));
         }
         ConnectionNotice::LameDuck | ConnectionNotice::SlowConsumer => {}

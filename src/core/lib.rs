@@ -7,6 +7,7 @@
 //! - [`stream`]: whether what is received can be trusted.
 //! - [`trie`]: flat tries in depth-first order.
 
+mod epoch;
 pub mod hash;
 pub mod index;
 pub mod snapshot;

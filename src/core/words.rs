@@ -8,7 +8,7 @@ use std::alloc::{Layout, handle_alloc_error};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
-use crossbeam_epoch::Guard;
+use crate::epoch::Guard;
 use parking_lot::Mutex;
 
 type Array = Box<[AtomicU64]>;
@@ -101,9 +101,10 @@ fn put_aside(array: Array) {
 }
 
 impl Words {
-    /// The array as it is now.
+    /// The array as it is now. Lives no longer than the guard, which outlasts a replacement, and no longer than `self`, which frees its
+    /// array at its end without waiting for guards.
     #[inline]
-    pub(crate) fn get<'g>(&self, _: &'g Guard) -> &'g [AtomicU64] {
+    pub(crate) fn get<'g>(&'g self, _: &'g Guard) -> &'g [AtomicU64] {
         let word = self.0.load(Ordering::Acquire);
         if word.is_null() {
             return &[];
@@ -113,8 +114,8 @@ impl Words {
             reason = "the one way to read what a pointer leads to without a lock"
         )]
         // SAFETY: a word that is not null comes from `packed`, and stands for an array with all its words, which was complete before the
-        // word was published. It is freed only when every guard held at its replacement is dropped; ours is held and lives as long
-        // as the reference.
+        // word was published. It is freed in two places. After a replacement, when every guard held then is dropped: ours is held and
+        // lives as long as the reference, and all guards are of one collector. And when `self` is dropped, which the reference borrows.
         unsafe {
             &*unpacked(word)
         }
@@ -134,7 +135,7 @@ impl Words {
         // SAFETY: the swap has taken `old` out of the one place that led to it. New readers cannot find it; present ones hold a guard, and
         // what is deferred happens when those are gone. It may happen on any thread: an array of atomics can be sent.
         unsafe {
-            guard.defer_unchecked(move || put_aside(Box::from_raw(old)));
+            guard.defer(move || put_aside(Box::from_raw(old)));
         }
         old.len()
     }
@@ -145,7 +146,7 @@ impl Drop for Words {
         let old = *self.0.get_mut();
         if !old.is_null() {
             #[allow(unsafe_code, reason = "frees what `packed` was given")]
-            // SAFETY: whoever drops `self` is the only one who can reach the array.
+            // SAFETY: whoever drops `self` is the only one who can reach the array: references from `get` borrow `self`.
             drop(unsafe { Box::from_raw(unpacked(old)) });
         }
     }
@@ -157,7 +158,7 @@ mod tests {
 
     #[test]
     fn an_array_comes_back_as_it_was() {
-        let (words, guard) = (Words::default(), crossbeam_epoch::pin());
+        let (words, guard) = (Words::default(), crate::epoch::pin());
         let mut before = 0;
         for len in [1, 2, LONG - 1, LONG, LONG + 1, 0, 0, LONG * 4, 5] {
             let fill = |words: &[AtomicU64]| {
@@ -171,5 +172,44 @@ mod tests {
             let is_so = |(index, word): (usize, &AtomicU64)| word.load(Ordering::Relaxed) == index as u64 * 3;
             assert!(array.iter().enumerate().all(is_so));
         }
+    }
+    /// Whether every word is the array's length, as [`fill_with_length`] leaves it.
+    fn is_whole(array: &[AtomicU64]) -> bool {
+        let len = array.len() as u64;
+        array.iter().all(|word| word.load(Ordering::Relaxed) == len)
+    }
+
+    fn fill_with_length(array: &[AtomicU64]) {
+        let len = array.len() as u64;
+        array.iter().for_each(|word| word.store(len, Ordering::Relaxed));
+    }
+
+    /// Small enough for Miri, which sees every look at freed memory.
+    #[test]
+    fn readers_of_a_replaced_array_go_on_with_what_they_have() {
+        let steps = if cfg!(miri) { 40 } else { 20_000 };
+        let words = Words::default();
+        let is_over = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while !is_over.load(Ordering::Relaxed) {
+                        let guard = crate::epoch::pin();
+                        let array = words.get(&guard);
+                        assert!(is_whole(array));
+                        // Most arrays have been replaced by then.
+                        std::thread::yield_now();
+                        assert!(is_whole(array) && is_whole(words.get(&guard)));
+                    }
+                });
+            }
+            for step in 0..steps {
+                let guard = crate::epoch::pin();
+                words.replace(step % 67, fill_with_length, &guard);
+                guard.flush();
+                give_back(1);
+            }
+            is_over.store(true, Ordering::Relaxed);
+        });
     }
 }

@@ -5,6 +5,7 @@
 //! | connections | `connections_max` of all, `per_source_max` of one source |
 //! | a connection without a request | the time for a head |
 //! | a connection at its limit | the oldest one that waits for its client gives way to a new one |
+//! | a connection whose request's body does not come | it waits for its client, where whoever reads the body [says so](ClientWait) |
 //! | memory for a head | `head_bytes_max` |
 //!
 //! So connections that say nothing cannot keep others out, however many there are: each new one takes the place of the oldest of them. A new
@@ -144,7 +145,7 @@ impl<C: ConnectionCounts> Acceptor<C> {
 }
 
 /// The source that an address counts for: one client has all the addresses of an IPv6 network.
-fn source_of(address: IpAddr) -> IpAddr {
+pub(crate) fn source_of(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V4(address) => IpAddr::V4(address),
         IpAddr::V6(address) => {
@@ -305,6 +306,27 @@ impl<S: Service<Request<Incoming>>> Service<Request<Incoming>> for OfPeer<S> {
     }
 }
 
+/// Whether the connection of a request waits for its client; an extension of the request. Whoever reads its body says so.
+#[derive(Debug, Clone)]
+pub(crate) struct ClientWait(Arc<AtomicBool>);
+
+/// The time in which a connection waits for its client, until this is dropped.
+pub(crate) struct Waiting(Arc<AtomicBool>);
+
+impl ClientWait {
+    /// The connection waits for its client from now on.
+    pub(crate) fn begin(&self) -> Waiting {
+        self.0.store(true, Ordering::Release);
+        Waiting(Arc::clone(&self.0))
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}
+
 /// A service that notes whether its connection waits for the client.
 struct Watched<S> {
     service: S,
@@ -316,8 +338,11 @@ impl<S: Service<Request<Incoming>>> Service<Request<Incoming>> for Watched<S> {
     type Error = S::Error;
     type Future = Answering<S::Future>;
 
-    fn call(&self, request: Request<Incoming>) -> Self::Future {
+    fn call(&self, mut request: Request<Incoming>) -> Self::Future {
         self.waits.store(false, Ordering::Release);
+        request
+            .extensions_mut()
+            .insert(ClientWait(Arc::clone(&self.waits)));
         Answering {
             answer: Box::pin(self.service.call(request)),
             waits: Arc::clone(&self.waits),

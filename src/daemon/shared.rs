@@ -14,7 +14,7 @@ use kvatlas_core::wire::{Subjects, WireLimits};
 use super::admin::Readiness;
 use super::config::{Config, Live, NatsConfig};
 use super::lanes::{LanePool, StreamPosition};
-use super::queries::{Answerer, QuerySample};
+use super::queries::{Answerer, HeavyTurns, QuerySample};
 use super::traces::Tracer;
 
 /// What the rooms of a starting daemon share.
@@ -32,6 +32,8 @@ pub(crate) struct Shared {
     pub(crate) admin_address: Option<SocketAddr>,
     /// What queries ask about, for people who look.
     pub(crate) sample: Arc<QuerySample>,
+    /// Whose turn it is of requests that take long, over NATS and HTTP.
+    pub(crate) heavy_turns: Arc<HeavyTurns>,
     /// Opens spans, where there is a collector.
     pub(crate) tracer: Option<Tracer>,
     /// Bounds on queries over NATS.
@@ -54,6 +56,7 @@ impl Shared {
         )
         .sampled_by(&self.sample)
         .deep_as(self.config.queries.dialect_depth)
+        .taking_turns(&self.heavy_turns)
     }
 }
 

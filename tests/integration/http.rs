@@ -735,3 +735,57 @@ async fn a_body_takes_no_more_memory_than_its_limits_let_it() {
     }
     site.daemon.stop().await;
 }
+
+/// A request of which the server waits for the body, of which it gets so much.
+async fn unfinished(address: std::net::SocketAddr, length: usize, sent: usize) -> tokio::net::TcpStream {
+    let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+    let head = format!(
+        "POST /v1/query HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: {length}\r\n\r\n"
+    );
+    stream.write_all(head.as_bytes()).await.unwrap();
+    // The server says so when it reads the body.
+    let mut answer = [0; 25];
+    stream.read_exact(&mut answer).await.unwrap();
+    assert_eq!(&answer, b"HTTP/1.1 100 Continue\r\n\r\n");
+    let _ = stream.write_all(&vec![b' '; sent]).await;
+    stream
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bodies_that_do_not_come_keep_nobody_out() {
+    let site = site(&[
+        ("http.max_connections", "4"),
+        ("http.max_body_bytes", "1 MiB"),
+        ("http.max_receiving_bytes", "2 MiB"),
+    ])
+    .await;
+    let address = site.daemon.http_address().unwrap();
+    let mut held = Vec::new();
+    for _ in 0..4 {
+        held.push(unfinished(address, 1000, 0).await);
+    }
+    // All places are taken by requests. They wait for their clients, and the oldest gives way.
+    let mut http = HttpClient::connect(address).await;
+    assert_eq!(http.get("/health").await.status, 200);
+    drop(held);
+    // Nor do bodies that end too early take the room of others.
+    let mut held = Vec::new();
+    for _ in 0..3 {
+        held.push(unfinished(address, 1 << 20, 900_000).await);
+    }
+    let refused = async || {
+        let mut http = HttpClient::connect(address).await;
+        let metrics = http.get("/metrics").await;
+        let text = String::from_utf8(metrics.body).unwrap();
+        let line = text
+            .lines()
+            .find(|line| line.starts_with("kvatlas_http_bodies_refused_total"));
+        let count = line.and_then(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
+        count.filter(|count| *count >= 1.0)
+    };
+    eventually("a body was given up", refused).await;
+    let asked = json!({"model": MODEL, "sequence_hashes": [1]});
+    let mut http = HttpClient::connect(address).await;
+    let answer = http.post("/v1/query", &asked).await;
+    assert_ne!(answer.status, 503, "{}", String::from_utf8_lossy(&answer.body));
+}

@@ -12,9 +12,13 @@ use std::time::Instant;
 
 use kvatlas_engines::Reason;
 
+use crate::daemon::metrics::LogGate;
+
 use super::super::continuity::Heard;
 use super::super::frames::Numbered;
 use super::{FollowError, Follower, REPLAY_BACKOFF, UselessReplay};
+
+static CONTRADICTED_GATE: LogGate = LogGate::new();
 
 impl Follower {
     /// The replay socket contradicts what was applied, and the connection has not broken: either both are another process by now, or the
@@ -98,10 +102,13 @@ impl Follower {
         let pause = REPLAY_BACKOFF.pause(self.replay_failures);
         if self.replay_failures == 1 {
             let endpoint = self.replay_endpoint.as_deref().unwrap_or_default();
-            tracing::warn!(
-                endpoint,
-                "the replay socket has other batches than the engine publishes: followed without it"
-            );
+            if let Some(suppressed) = CONTRADICTED_GATE.admit() {
+                tracing::warn!(
+                    endpoint,
+                    suppressed,
+                    "the replay socket has other batches than the engine publishes: followed without it"
+                );
+            }
         }
         if let Some(useless) = &mut self.useless_replay {
             useless.ask_at = Instant::now() + pause;

@@ -1,6 +1,5 @@
 //! `kvatlas snapshot export`: all that a snapshot holds, as JSON lines.
 
-use std::fs::File;
 use std::io::{self, BufReader, BufWriter, ErrorKind, Read, Write};
 use std::path::PathBuf;
 
@@ -16,6 +15,7 @@ use serde_json::json;
 use super::super::event_line::LineBatch;
 use super::super::failure::Failure;
 use super::files::{cannot_open, file_limits};
+use kvatlas::daemon::snapshots::open_regular;
 
 #[derive(Debug, Args)]
 pub(super) struct ExportArguments {
@@ -49,7 +49,7 @@ pub(super) fn export(arguments: &ExportArguments) -> Result<(), Failure> {
             "{path:?} is a directory; name one of the snapshots in it"
         )));
     }
-    let file = File::open(path).map_err(|error| cannot_open(path, &error))?;
+    let file = open_regular(path).map_err(|error| cannot_open(path, &error))?;
     let mut output = BufWriter::new(io::stdout().lock());
     let is_wanted = |holder: &HolderFrame| {
         let is_namespace = arguments

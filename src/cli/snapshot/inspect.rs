@@ -15,6 +15,7 @@ use super::super::status_report::describe_state;
 use super::super::table::{Side, Table};
 use super::super::text::{counted, printable};
 use super::files::{cannot_open, file_limits, snapshots_in};
+use kvatlas::daemon::snapshots::open_regular;
 use kvatlas_client::rfc3339;
 
 #[derive(Debug, Args)]
@@ -38,7 +39,7 @@ pub(super) fn inspect(arguments: &InspectArguments) -> Result<(), Failure> {
 
 fn inspect_file(arguments: &InspectArguments) -> Result<(), Failure> {
     let path = &arguments.path;
-    let file = File::open(path).map_err(|error| cannot_open(path, &error))?;
+    let file = open_regular(path).map_err(|error| cannot_open(path, &error))?;
     let checked = check(file);
     if arguments.json {
         print_json(&InspectionJson::new(path, &checked))?;
@@ -55,7 +56,7 @@ fn inspect_directory(arguments: &InspectArguments) -> Result<(), Failure> {
     let checked: Vec<(PathBuf, Result<SnapshotSummary, SnapshotError>)> = paths
         .into_iter()
         .map(|path| {
-            let checked = File::open(&path).map_err(SnapshotError::Io).and_then(check);
+            let checked = open_regular(&path).map_err(SnapshotError::Io).and_then(check);
             (path, checked)
         })
         .collect();

@@ -1,6 +1,5 @@
 //! `kvatlas snapshot verify`: whether snapshot files can be used.
 
-use std::fs::File;
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
@@ -11,6 +10,7 @@ use super::super::failure::Failure;
 use super::super::output::print;
 use super::super::text::counted;
 use super::files::{cannot_open, file_limits, snapshots_in};
+use kvatlas::daemon::snapshots::open_regular;
 
 #[derive(Debug, Args)]
 pub(super) struct VerifyArguments {
@@ -36,7 +36,7 @@ pub(super) fn verify(arguments: &VerifyArguments) -> Result<(), Failure> {
     }
     let mut damaged = 0;
     for path in &files {
-        let checked = match File::open(path) {
+        let checked = match open_regular(path) {
             // Nothing else was named.
             Err(error) if arguments.paths == [path.clone()] => return Err(cannot_open(path, &error)),
             Err(error) => Err(SnapshotError::Io(error)),

@@ -195,9 +195,13 @@ impl Task {
                 Ok(()) if batch.is_heartbeat => &counters.heartbeats_sent,
                 Ok(()) => &counters.batches_sent,
             };
-            counter.fetch_add(1, Ordering::Relaxed);
+            let times = counter.fetch_add(1, Ordering::Relaxed) + 1;
             if let Err(error) = sent {
-                tracing::warn!(subject = self.subject, seq = batch.cursor.seq, %error, "batch not sent");
+                // A publisher goes on; its log must not.
+                if times.is_power_of_two() {
+                    let seq = batch.cursor.seq;
+                    tracing::warn!(subject = self.subject, seq, times, %error, "batch not sent");
+                }
                 self.failure.get_or_insert(error);
             }
             *self.shared.cursor.lock() = batch.cursor;

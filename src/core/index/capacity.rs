@@ -1,17 +1,25 @@
 //! Forgetting blocks where there are too many: leaves first, least recently used first, and a parent only after its last child
 //! (the lineage-aware eviction of KVBM, on runs instead of single blocks).
 //!
+//! # Shares
+//!
+//! Where one worker has much more than its share, its blocks go first, and no block goes that somebody within the share has, too. So a worker
+//! that stores without end forgets its own blocks, whoever stored last. All ranks of a worker are one. A worker's share is an equal part of the
+//! capacity, or of all that is held where holders have blocks in common and that is more.
+//!
+//! # Who forgets
+//!
 //! Whoever evicts takes the blocks from one holder after the other, each under the holder's own lock: so the holder's state and what
 //! queries see change in one step.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Weak;
 
 use parking_lot::MutexGuard;
 
-use crate::wire::DegradedReason;
+use crate::wire::{DegradedReason, WorkerName};
 
-use super::directory::HolderSlot;
+use super::directory::{HolderSlot, SlotSet};
 use super::hook::point;
 use super::runs::Victim;
 use super::shared::{Shared, TotalUsage};
@@ -25,6 +33,14 @@ const SLACK_BLOCKS_MAX: u64 = 1024;
 const TURN_BLOCKS: u64 = 256;
 /// For each block that it stores, an event forgets so many at most: no block takes as much more than others do.
 const SHARE: u64 = 16;
+
+/// Holders of workers that have much more than their share.
+#[derive(Debug)]
+pub(super) struct Greedy {
+    slots: SlotSet,
+    /// How many blocks a worker's share is.
+    share: u64,
+}
 
 impl Shared {
     /// Forgets blocks where this index, or all together, have too many, after an event that stored so many. To be called between turns.
@@ -45,6 +61,7 @@ impl Shared {
             return;
         }
         let mut evicting = self.evicting.lock();
+        let greedy = self.greedy();
         let slack = (self.runs.blocks_max() / SLACK).min(SLACK_BLOCKS_MAX);
         // Whoever was here before may have made room by now.
         let (mut gone, mut turn) = (0, 0);
@@ -62,8 +79,10 @@ impl Shared {
                     now => gone + now + slack,
                 };
             }
+            let greedy = greedy.as_ref().map(|greedy| &greedy.slots);
             let mut runs = self.runs.write();
-            let (before, victims) = (self.runs.usage().blocks.load(), runs.next_victims(wanted - gone));
+            let before = self.runs.usage().blocks.load();
+            let victims = runs.next_victims(wanted - gone, greedy);
             drop(runs);
             if victims.is_empty() {
                 return;
@@ -79,6 +98,44 @@ impl Shared {
             gone += fewer.max(victims.len() as u64);
             self.runs.count_evicted(fewer);
         }
+    }
+
+    /// The holders of workers that have much more than their share. None where nobody has.
+    pub(super) fn greedy(&self) -> Option<Greedy> {
+        let directory = self.slots.load();
+        if directory.workers < 2 || !self.runs.is_bounded {
+            return None;
+        }
+        let (mut by_worker, mut held) = (HashMap::<&WorkerName, u64>::new(), 0);
+        for holder in directory.holders() {
+            let blocks = holder.status.blocks.load();
+            held += blocks;
+            if blocks > 0 {
+                *by_worker.entry(&holder.id.worker).or_default() += blocks;
+            }
+        }
+        let share = self.runs.blocks_max().max(held) / (by_worker.len() as u64).max(1);
+        let is_greedy = |blocks: &u64| *blocks > share.saturating_add(share / 4);
+        if !by_worker.values().any(is_greedy) {
+            return None;
+        }
+        let of_greedy = directory
+            .holders()
+            .filter(|holder| by_worker.get(&holder.id.worker).is_some_and(is_greedy));
+        Some(Greedy {
+            slots: of_greedy.map(|holder| holder.slot()).collect(),
+            share,
+        })
+    }
+
+    /// Whether a worker may have blocks back although there is no room: it has less than half of its share, and others have more than theirs.
+    pub(super) fn is_short_of_share(&self, worker: &WorkerName) -> bool {
+        self.greedy().is_some_and(|greedy| {
+            let directory = self.slots.load();
+            let own = directory.holders_of(std::slice::from_ref(worker));
+            let blocks: u64 = own.map(|holder| holder.status.blocks.load()).sum();
+            blocks < greedy.share / 2
+        })
     }
 
     /// Takes blocks from all who have them, from each in one go: whoever is in an event is waited for once.

@@ -82,7 +82,8 @@ impl PositionalIndexer {
     /// Whether asking for the full state of `holder` may bring back blocks for which there was no room.
     pub fn has_room_for(&self, holder: &HolderRecord) -> bool {
         let blocks_max = self.shared.limits.blocks_per_holder_max as u64;
-        self.shared.runs.has_room() && holder.status.blocks.load() < blocks_max - blocks_max / 8
+        let has_room = || self.shared.runs.has_room() || self.shared.is_short_of_share(&holder.id.worker);
+        holder.status.blocks.load() < blocks_max - blocks_max / 8 && has_room()
     }
 
     /// Adds a holder; the writer is the only one who may change what it holds.
@@ -113,6 +114,11 @@ impl PositionalIndexer {
     /// All holders, in no particular order.
     pub fn holders(&self) -> Vec<Arc<HolderRecord>> {
         self.shared.slots.load().holders().cloned().collect()
+    }
+
+    /// How many holders there are. Costs no look at them.
+    pub fn holder_count(&self) -> usize {
+        self.shared.slots.load().len()
     }
 
     /// The holders of these workers, each once, in no particular order.
@@ -159,6 +165,12 @@ impl PositionalIndexer {
     /// Holders of whom it is not known how many tokens their blocks have.
     pub fn unsized_holders(&self) -> u32 {
         self.shared.unsized_holders.load()
+    }
+
+    /// Gives back what queries have made for themselves, where none has used it since the last call: compressed chains make a table of all blocks.
+    /// To be called every few seconds.
+    pub fn rest(&self) {
+        self.shared.runs.write().rest_lookups();
     }
 
     /// Holders whose hashes are not the contract's chain.

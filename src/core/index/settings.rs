@@ -77,6 +77,8 @@ pub struct ParkingLimits {
     pub events_max: usize,
     /// Most blocks that wait, in all events together.
     pub blocks_max: usize,
+    /// Most bytes that wait, of all holders of all indexes that share a total. One holder may take a fourth of what the others leave.
+    pub bytes_max: u64,
     /// How long an event waits, in microseconds.
     pub wait_us_max: u64,
 }
@@ -86,6 +88,7 @@ impl Default for ParkingLimits {
         Self {
             events_max: 64,
             blocks_max: 65_536,
+            bytes_max: 256 << 20,
             wait_us_max: 30_000_000,
         }
     }

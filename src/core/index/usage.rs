@@ -11,6 +11,9 @@ const BLOCK_BYTES: u64 = 32;
 const ASIDE_SHARE: u64 = 8;
 const ASIDE_BYTES_MIN: u64 = 1 << 20;
 
+/// One holder may take this share of what is left of the room for events that wait.
+const WAITING_SHARE: u64 = 4;
+
 /// More of what is used, or less.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Change {
@@ -19,6 +22,8 @@ pub(crate) struct Change {
     pub(crate) bytes: i64,
     /// Bytes of what has no place among the runs: a part of `bytes`.
     pub(crate) aside: i64,
+    /// Bytes of events that wait for a parent: a part of `aside`.
+    pub(crate) waiting: i64,
 }
 
 /// A capacity and what is used of it.
@@ -30,6 +35,8 @@ pub(crate) struct Usage {
     pub(crate) bytes: AtomicCell<u64>,
     /// Bytes of what has no place among the runs, and so is not evicted.
     aside: AtomicCell<u64>,
+    /// Bytes of events that wait for a parent. They are counted where there is no bound on the rest, too.
+    waiting: AtomicCell<u64>,
 }
 
 impl Usage {
@@ -40,6 +47,7 @@ impl Usage {
             blocks: AtomicCell::new(0),
             bytes: AtomicCell::new(0),
             aside: AtomicCell::new(0),
+            waiting: AtomicCell::new(0),
         }
     }
 
@@ -50,8 +58,18 @@ impl Usage {
 
     /// More is used, or less. `is_alone`: nobody else can change it at the same time.
     pub(crate) fn change(&self, change: Change, is_alone: bool) {
-        let Change { blocks, bytes, aside } = change;
-        for (used, change) in [(&self.blocks, blocks), (&self.bytes, bytes), (&self.aside, aside)] {
+        let Change {
+            blocks,
+            bytes,
+            aside,
+            waiting,
+        } = change;
+        for (used, change) in [
+            (&self.blocks, blocks),
+            (&self.bytes, bytes),
+            (&self.aside, aside),
+            (&self.waiting, waiting),
+        ] {
             // Whoever only reads these counts need not wait for a write that says nothing.
             if change == 0 {
                 continue;
@@ -72,6 +90,7 @@ impl Usage {
             blocks: gone(&self.blocks),
             bytes: gone(&self.bytes),
             aside: gone(&self.aside),
+            waiting: gone(&self.waiting),
         }
     }
 
@@ -85,6 +104,13 @@ impl Usage {
     pub(crate) fn has_room_aside(&self) -> bool {
         let bytes_max = self.blocks_max().saturating_mul(BLOCK_BYTES);
         self.aside.load() < (bytes_max / ASIDE_SHARE).max(ASIDE_BYTES_MIN)
+    }
+
+    /// How many bytes of events one holder may have wait, of which it has `own` already, where all together may have `bytes_max`. Each may take a
+    /// part of what the others leave: so something is left for whoever comes later.
+    pub(crate) fn room_to_wait(&self, own: u64, bytes_max: u64) -> u64 {
+        let others = self.waiting.load().saturating_sub(own);
+        bytes_max.saturating_sub(others) / WAITING_SHARE
     }
 
     /// How many blocks are too many.

@@ -6,7 +6,7 @@ use crate::stream::HolderStatus;
 use crate::wire::{BlockNames, DegradedReasons, Event, Tier};
 
 use super::directory::HolderRecord;
-use super::holder::{Applied, Claims, Holder, RejectReason, Turn};
+use super::holder::{Applied, Holder, RejectReason, Turn};
 use super::settings::NamespaceSettings;
 use super::shared::Shared;
 
@@ -15,16 +15,11 @@ use super::shared::Shared;
 pub struct HolderWriter {
     pub(super) shared: Arc<Shared>,
     pub(super) holder: Arc<Holder>,
-    claims: Claims,
 }
 
 impl HolderWriter {
     pub(super) fn new(shared: Arc<Shared>, holder: Arc<Holder>) -> Self {
-        Self {
-            shared,
-            holder,
-            claims: Claims::default(),
-        }
+        Self { shared, holder }
     }
 
     /// The holder as queries see it.
@@ -96,8 +91,8 @@ impl HolderWriter {
         uses_names: bool,
         change: impl FnOnce(&mut Turn<'_>),
     ) {
-        let (home, claims) = (self.shared.home(), &mut self.claims);
-        self.holder.change(home, claims, applied, uses_names, change);
+        self.holder
+            .change(self.shared.home(), applied, uses_names, change);
         if applied.rejected(RejectReason::ForeignChain) > 0 {
             self.set_foreign_chain(true);
         }
@@ -108,19 +103,6 @@ impl HolderWriter {
         self.change(&mut Applied::default(), false, |_| {});
     }
 
-    /// As [`Self::apply`], for events of a dump. They give an absent parent by its sequence hash or a fragment of that, never by a name.
-    pub fn restore(&mut self, event: Event, tier: Tier, now_us: u64) -> Applied {
-        self.claims.is_paused = true;
-        let applied = self.apply(event, tier, now_us);
-        self.claims.is_paused = false;
-        applied
-    }
-
-    /// Whether blocks stand behind a parent that is not there and that an event may have meant otherwise. A dump does not say so.
-    pub fn has_claims(&self) -> bool {
-        !self.claims.is_empty()
-    }
-
     /// Drops stored events whose parent did not come in time.
     pub fn expire_parked(&mut self, now_us: u64) -> Applied {
         self.holder.expire_parked(now_us, &self.shared.runs)
@@ -129,7 +111,6 @@ impl HolderWriter {
     /// Removes all blocks and forgets what waits for a parent.
     pub fn clear(&mut self) {
         self.holder.clear(&self.shared.runs);
-        self.claims = Claims::default();
         self.set_foreign_chain(false);
     }
 

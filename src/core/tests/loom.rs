@@ -23,6 +23,8 @@ mod sync {
     pub(crate) const IS_MODEL: bool = true;
 }
 
+#[path = "../epoch.rs"]
+mod epoch;
 #[path = "../index/runs/header.rs"]
 mod header;
 #[path = "../index/runs/heads.rs"]
@@ -30,7 +32,7 @@ mod heads;
 
 /// Arrays that are never freed.
 mod words {
-    use crossbeam_epoch::Guard;
+    use crate::epoch::Guard;
     use loom::sync::atomic::{AtomicPtr, Ordering};
 
     use crate::sync::AtomicU64;
@@ -45,7 +47,7 @@ mod words {
     }
 
     impl Words {
-        pub(crate) fn get<'g>(&self, _: &'g Guard) -> &'g [AtomicU64] {
+        pub(crate) fn get<'g>(&'g self, _: &'g Guard) -> &'g [AtomicU64] {
             #[allow(unsafe_code, reason = "what a pointer leads to")]
             // SAFETY: only leaked vectors are stored.
             unsafe {
@@ -104,19 +106,19 @@ impl Table {
     }
 
     fn insert(&self, hash: u64, run: u32) {
-        let guard = crossbeam_epoch::pin();
+        let guard = epoch::pin();
         self.heads
             .insert(&mut self.counts.lock().unwrap(), first(hash), RunId(run), &guard);
     }
 
     fn remove(&self, hash: u64, run: u32) {
-        let guard = crossbeam_epoch::pin();
+        let guard = epoch::pin();
         self.heads
             .remove(&mut self.counts.lock().unwrap(), first(hash), RunId(run), &guard);
     }
 
     fn has(&self, hash: u64, run: u32) -> bool {
-        let guard = crossbeam_epoch::pin();
+        let guard = epoch::pin();
         let is_it = |found| (found == RunId(run)).then_some(());
         self.heads.may_have_first(first(hash)) && self.heads.find(first(hash), &guard, is_it).is_some()
     }

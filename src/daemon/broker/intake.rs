@@ -14,6 +14,10 @@ use async_nats::{Client, Message, Statistics, Subscriber};
 use futures_util::StreamExt;
 use tokio::sync::Notify;
 
+use crate::daemon::metrics::LogGate;
+
+static ENDED_GATE: LogGate = LogGate::new();
+
 /// How often to look how much waits. What comes within that time can be too much.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 /// What the server sends with a message beside subjects, headers and payload: at most this, so that nothing taken seems to wait.
@@ -112,10 +116,13 @@ impl Intake {
             if waiting <= self.bytes_max {
                 continue;
             }
-            tracing::warn!(
-                waiting,
-                "more bytes than events.subscription_bytes have been received and not taken; the connection ends until half of them have been"
-            );
+            if let Some(suppressed) = ENDED_GATE.admit() {
+                tracing::warn!(
+                    waiting,
+                    suppressed,
+                    "more bytes than events.subscription_bytes have been received and not taken; the connection ends until half of them have been"
+                );
+            }
             if client.force_reconnect().await.is_err() {
                 return;
             }

@@ -11,12 +11,14 @@ use futures_util::future::BoxFuture;
 
 use crate::daemon::admin::Readiness;
 use crate::daemon::config::{Authentication, NatsConfig};
-use crate::daemon::metrics::ConnectionMetrics;
 use crate::daemon::metrics::labels::{Connection, ConnectionEvent};
+use crate::daemon::metrics::{ConnectionMetrics, LogGate};
 use kvatlas_client::{Backoff, Refusal};
 
 use super::credentials;
 use super::intake::Intake;
+
+static UNCONFIRMED_GATE: LogGate = LogGate::new();
 
 /// Pauses between attempts to connect. Short at first: in a cluster another server is there at once.
 const RECONNECTS: Backoff = Backoff {
@@ -380,7 +382,9 @@ pub async fn round_trip(client: &Client, patience: Duration) -> Result<(), Round
 pub(crate) async fn is_confirmed(client: &Client, intake: &Intake, name: &str) -> bool {
     for _ in 0..CONFIRMATION_TRIPS {
         while let Err(error) = round_trip(client, CONFIRMATION_PATIENCE).await {
-            tracing::warn!(%error, name, "the subscription is not confirmed yet");
+            if let Some(suppressed) = UNCONFIRMED_GATE.admit() {
+                tracing::warn!(%error, name, suppressed, "the subscription is not confirmed yet");
+            }
             if !intake.has_room() {
                 return false;
             }

@@ -122,6 +122,9 @@ tables! {
         max_events_per_batch: usize = "4096", integer(1, 1_048_576);
         /// Events of one holder that wait for the block before theirs, at most; 0 parks none.
         parked_events_max: usize = "64", integer(0, 65_536);
+        /// Bytes of all events that wait for the block before theirs, at most; one holder may take a fourth of what the others leave. Events beyond
+        /// it are dropped, and their holder is in doubt.
+        parked_bytes_max: usize = "256 MiB", bytes(MIB, 64 * GIB);
         /// Blocks in the parked events of one holder, at most.
         parked_blocks_max: usize = "65536", integer(0, 16_777_216);
         /// How long an event stays parked, in milliseconds, at most.
@@ -288,6 +291,8 @@ tables! {
         token_file: Option<PathBuf> = "", path(Kind::OptionalFile);
         /// Size of the body of one HTTP query, at most.
         max_body_bytes: usize = "8 MiB", bytes(KIB, 256 * MIB);
+        /// Bytes of all bodies of HTTP queries that have come and not been answered, at most; beyond it the address with the most loses one.
+        max_receiving_bytes: usize = "64 MiB", bytes(MIB, 16 * GIB);
         /// HTTP connections for queries at once, at most.
         max_connections: usize = "1024", integer(1, 65_536);
         /// HTTP connections for queries of one address at once, at most; more take the place of the oldest that waits.

@@ -37,6 +37,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Messages that may wait on the connection to NATS.
 const WAITING_MAX: usize = 1024;
 
+static REFUSED_GATE: LogGate = LogGate::new();
 static UNREADABLE_GATE: LogGate = LogGate::new();
 static UNANSWERED_GATE: LogGate = LogGate::new();
 
@@ -235,7 +236,9 @@ async fn accept(listener: TcpListener, service: Service) {
             }
             // No descriptors left, most likely: some come back.
             Err(error) => {
-                tracing::warn!(%error, "a router of Dynamo cannot connect");
+                if let Some(suppressed) = REFUSED_GATE.admit() {
+                    tracing::warn!(%error, suppressed, "a router of Dynamo cannot connect");
+                }
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
         }

@@ -261,9 +261,17 @@ pub(super) async fn query(
         request.tenant.as_deref(),
     )?;
     let request = request.to_contract(&index.answerer.limits())?;
-    let reply = index
-        .answerer
-        .answer_request(&namespace, &request, shared.reply_bytes_max());
+    let answerer = &index.answerer;
+    let bytes_max = shared.reply_bytes_max();
+    let reply = match answerer.enter_if_heavy(&namespace, &request) {
+        Ok(None) => answerer.answer_request(&namespace, &request, bytes_max),
+        Ok(Some(heavy)) => {
+            answerer
+                .answer_in_pieces(&namespace, &request, bytes_max, &heavy)
+                .await
+        }
+        Err(error) => Err(error),
+    };
     let reply = reply.inspect_err(|error| index.errors.failed(error.code, &error.text))?;
     let (kind, queries) = described(&request);
     index.count(&namespace, kind, queries, started.elapsed(), reply.prompts());

@@ -20,10 +20,14 @@ use kvatlas_core::stream::StreamGeneration;
 use kvatlas_core::wire::{BlockNames, Event, NamespaceName, Rank, Tier, instance_of_worker, is_pool};
 
 use crate::daemon::lanes::{DumpPosition, HolderDump, LanePool, PoolError};
+use crate::daemon::metrics::LogGate;
 
 use super::dialect::label_of;
 use super::error::{DialectError, HttpError};
 use super::shared::Shared;
+
+static CUT_GATE: LogGate = LogGate::new();
+static WAITING_GATE: LogGate = LogGate::new();
 
 /// Pieces that wait to be sent.
 const PIECES_MAX: usize = 4;
@@ -134,12 +138,19 @@ impl Writer {
             patience: self.patience,
         };
         match self.write_all(&mut output).await {
-            Err(Ended::LanesStopped) => tracing::warn!("a dump was cut short: the lanes have stopped"),
+            Err(Ended::LanesStopped) => {
+                if let Some(suppressed) = CUT_GATE.admit() {
+                    tracing::warn!(suppressed, "a dump was cut short: the lanes have stopped");
+                }
+            }
             Err(Ended::ClientWaits) => {
                 let patience = self.patience;
-                tracing::warn!(
-                    "a dump was cut short: its client read nothing for {patience:?} (http.request_timeout_ms)"
-                );
+                if let Some(suppressed) = WAITING_GATE.admit() {
+                    tracing::warn!(
+                        suppressed,
+                        "a dump was cut short: its client read nothing for {patience:?} (http.request_timeout_ms)"
+                    );
+                }
             }
             Ok(()) | Err(Ended::ClientLeft) => {}
         }

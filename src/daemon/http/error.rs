@@ -25,6 +25,9 @@ pub(super) enum HttpError {
     /// The body did not come in time.
     #[error("the body did not come within {milliseconds} ms (http.request_timeout_ms)")]
     BodyTimedOut { milliseconds: u128 },
+    /// There was no room for the body.
+    #[error("the bodies of requests take too much room (http.max_receiving_bytes); ask again later")]
+    TooManyBodies,
     /// The token is missing or wrong.
     #[error("send the header Authorization: Bearer TOKEN with the token of http.token_file")]
     Unauthorized,
@@ -71,7 +74,7 @@ impl HttpError {
             Self::NoRoute | Self::NotFound(_) => StatusCode::NOT_FOUND,
             Self::Method { .. } => StatusCode::METHOD_NOT_ALLOWED,
             Self::Conflict(_) => StatusCode::CONFLICT,
-            Self::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Unavailable(_) | Self::TooManyBodies => StatusCode::SERVICE_UNAVAILABLE,
         }
     }
 
@@ -188,6 +191,7 @@ mod tests {
             (contract(ErrorCode::UnsupportedVersion), 400),
             (HttpError::BodyTooLarge { bytes_max: 1 }, 413),
             (HttpError::BodyTimedOut { milliseconds: 1 }, 408),
+            (HttpError::TooManyBodies, 503),
             (HttpError::Unauthorized, 401),
             (HttpError::Forbidden(String::new()), 403),
             (HttpError::MediaType, 415),

@@ -22,6 +22,7 @@
 
 mod auth;
 mod beside;
+mod bodies;
 mod caller;
 mod contract;
 mod dialect;

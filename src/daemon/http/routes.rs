@@ -11,7 +11,6 @@ use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::middleware::Next;
 use axum::response::Response;
 use axum::routing::{MethodRouter, get, post};
-use http_body_util::{BodyExt, Limited};
 
 use crate::daemon::metrics::labels::{HttpRoute, LabelValue};
 use crate::daemon::traces::{OpenSpan, SpanKind, TRACEPARENT};
@@ -80,11 +79,8 @@ pub(super) fn router(shared: &Arc<Shared>) -> Router {
 
 /// An error in the words that belong to the path. A short body is read all the same, or the connection could not be used again.
 async fn refuse(error: &HttpError, request: Request, shared: &Shared) -> Response {
-    const DRAINED_BYTES_MAX: usize = 64 << 10;
     let response = error.respond(!is_contract(request.uri().path()));
-    let body = Limited::new(request.into_body(), DRAINED_BYTES_MAX).collect();
-    // Where it does not come, or is longer, the connection ends behind the response.
-    let _ = tokio::time::timeout(shared.request_timeout, body).await;
+    shared.bodies.drain(request).await;
     response
 }
 

@@ -3,12 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::body::{Body, Bytes};
+use axum::body::Body;
 use axum::extract::{FromRequest, Request};
-use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderName, HeaderValue};
 use axum::response::Response;
-use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -23,6 +22,7 @@ use crate::daemon::metrics::{AnsweredPrompt, HttpMetrics, QueryErrorMetrics, Que
 use crate::daemon::queries::{Answerer, Found};
 use crate::daemon::traces::Tracer;
 
+use super::bodies::{Bodies, Received};
 use super::engines::EngineRegistry;
 use super::error::HttpError;
 
@@ -54,6 +54,8 @@ pub struct HttpParts {
     pub token: Option<Secret>,
     /// Longest body of a request, in bytes.
     pub body_bytes_max: usize,
+    /// Bytes of all bodies that have come and not been answered, at most.
+    pub receiving_bytes_max: usize,
     /// Time in which a request's body has to come.
     pub request_timeout: Duration,
     /// Opens spans, where there is a collector.
@@ -73,6 +75,7 @@ impl HttpParts {
             metrics,
             token,
             body_bytes_max: 64 << 10,
+            receiving_bytes_max: 4 << 20,
             request_timeout: Duration::from_secs(10),
             tracer: None,
         }
@@ -127,7 +130,7 @@ pub(super) struct Shared {
     pub(super) metrics_source: Arc<dyn AdminSource>,
     pub(super) metrics: PerLabel<HttpRoute, HttpMetrics>,
     pub(super) token: Option<Secret>,
-    body_bytes_max: usize,
+    pub(super) bodies: Bodies,
     pub(super) request_timeout: Duration,
     pub(super) tracer: Option<Tracer>,
 }
@@ -140,7 +143,11 @@ impl Shared {
             metrics_source: parts.metrics,
             metrics: PerLabel::new(HttpMetrics::of_route),
             token: parts.token,
-            body_bytes_max: parts.body_bytes_max,
+            bodies: Bodies::new(
+                parts.receiving_bytes_max,
+                parts.body_bytes_max,
+                parts.request_timeout,
+            ),
             request_timeout: parts.request_timeout,
             tracer: parts.tracer,
         }
@@ -188,22 +195,23 @@ impl Shared {
 
     /// Longest reply: it is made before it is sent.
     pub(super) fn reply_bytes_max(&self) -> usize {
-        const REPLY_BYTES_MAX: usize = 64 << 20;
+        const REPLY_BYTES_MAX: usize = 8 << 20;
         REPLY_BYTES_MAX
     }
 }
 
-/// The body of a request, within the limits.
-pub(super) struct Payload(Bytes);
+/// The body of a request, within the limits. Its room is given back when it is dropped.
+pub(super) struct Payload(Received);
 
 impl Payload {
     /// What the body says.
     pub(super) fn json<T: DeserializeOwned>(&self) -> Result<T, HttpError> {
         // Else the fields of an array would be taken in their order.
-        if self.0.trim_ascii_start().first() != Some(&b'{') {
+        let bytes = &self.0.bytes;
+        if bytes.trim_ascii_start().first() != Some(&b'{') {
             return Err(HttpError::BadRequest("the body is no JSON object".to_owned()));
         }
-        serde_json::from_slice(&self.0)
+        serde_json::from_slice(bytes)
             .map_err(|error| HttpError::BadRequest(format!("the body is not what this route takes: {error}")))
     }
 }
@@ -213,28 +221,8 @@ impl FromRequest<Arc<Shared>> for Payload {
 
     async fn from_request(request: Request, shared: &Arc<Shared>) -> Result<Self, Response> {
         let is_contract = is_contract(request.uri().path());
-        let body = read_body(request, shared).await;
+        let body = shared.bodies.receive(request).await;
         body.map(Self).map_err(|error| error.respond(!is_contract))
-    }
-}
-
-async fn read_body(request: Request, shared: &Shared) -> Result<Bytes, HttpError> {
-    let bytes_max = shared.body_bytes_max;
-    let announced = request.headers().get(CONTENT_LENGTH);
-    let announced = announced.and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
-    if announced.is_some_and(|bytes| bytes > bytes_max) {
-        return Err(HttpError::BodyTooLarge { bytes_max });
-    }
-    let body = Limited::new(request.into_body(), bytes_max).collect();
-    let timeout = shared.request_timeout;
-    match tokio::time::timeout(timeout, body).await {
-        Ok(Ok(collected)) => Ok(collected.to_bytes()),
-        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(HttpError::BodyTooLarge { bytes_max }),
-        Ok(Err(error)) => Err(HttpError::BadRequest(format!("the body cannot be read: {error}"))),
-        Err(_) => {
-            let milliseconds = timeout.as_millis();
-            Err(HttpError::BodyTimedOut { milliseconds })
-        }
     }
 }
 

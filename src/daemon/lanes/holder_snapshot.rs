@@ -117,7 +117,7 @@ impl Holder {
     /// Stores blocks of a snapshot.
     pub(super) fn restore_blocks(&mut self, batch: EventBatch, now_us: u64) {
         for event in batch.events {
-            let applied = self.writer.restore(event, batch.tier, now_us);
+            let applied = self.writer.apply(event, batch.tier, now_us);
             self.report_rejects(&applied);
         }
     }
@@ -190,8 +190,8 @@ impl Holder {
         let id = &self.writer.record().id;
         let cursor = self.tracker.cursor().unwrap_or_default();
         let mut reasons = self.writer.status().lasting_reasons();
-        if self.writer.status().parked_events.load() > 0 || self.writer.has_claims() {
-            // Events that wait for a parent are not dumped, nor what parents blocks may have meant.
+        if self.writer.status().parked_events.load() > 0 {
+            // Events that wait for a parent are not dumped.
             reasons = reasons.with(DegradedReason::UnknownParent);
         }
         if !self.writer.status().is_confirmed(generation) {

@@ -70,7 +70,7 @@ pub(crate) use lane::{HolderCommand, HolderKey};
 pub(crate) use line::WorkerKey;
 pub use liveness::LivenessLimits;
 pub(crate) use liveness::TICK_INTERVAL;
-pub(crate) use pool::Inbox;
+pub(crate) use pool::{Inbox, log_lane_stopped};
 pub use pool::{LanePool, PoolError};
 pub use position::StreamPosition;
 pub use settings::{HoldingSettings, LaneSettings, LivenessSettings};

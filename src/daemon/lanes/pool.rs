@@ -8,7 +8,7 @@ use tokio::sync::{Notify, oneshot};
 
 use crate::daemon::config::Live;
 use crate::daemon::metrics::labels::{DropReason, LabelValue, LaneWork, namespace_label};
-use crate::daemon::metrics::{EventMetrics, LaneMetrics, ShardMetrics};
+use crate::daemon::metrics::{EventMetrics, LaneMetrics, LogGate, ShardMetrics};
 use crate::daemon::traces::OpenSpan;
 use kvatlas_core::index::{Namespace, NamespaceRefused, Namespaces};
 use kvatlas_core::stream::StreamGeneration;
@@ -120,6 +120,14 @@ pub struct LanePool {
     shard: Option<(Shard, ShardMetrics)>,
 }
 
+/// Says that what came for a lane is lost: with each message, within bounds.
+pub(crate) fn log_lane_stopped() {
+    static GATE: LogGate = LogGate::new();
+    if let Some(suppressed) = GATE.admit() {
+        tracing::error!(suppressed, "a lane has stopped; its workers' events are lost");
+    }
+}
+
 impl LanePool {
     /// Starts the lanes' threads.
     pub fn start(settings: &LaneSettings, namespaces: Arc<Namespaces>) -> Result<Self, PoolError> {
@@ -208,7 +216,7 @@ impl LanePool {
         if let Some((lane, sender)) = self.sender(subject, payload)
             && self.send(lane, sender, payload, generation, span).await.is_err()
         {
-            tracing::error!("a lane has stopped; its workers' events are lost");
+            log_lane_stopped();
         }
     }
 
@@ -257,7 +265,7 @@ impl LanePool {
                 (line, Job::Batches(job), bytes)
             });
             if lane.jobs.send_or_drop(jobs, came_us).is_err() {
-                tracing::error!("a lane has stopped; its workers' events are lost");
+                log_lane_stopped();
             }
         }
     }

@@ -10,10 +10,16 @@ use tokio_util::sync::CancellationToken;
 use crate::daemon::broker::{Buffer, ConnectError, ConnectionNotice, connect_counted};
 use crate::daemon::instance_name;
 use crate::daemon::lanes::{HolderCommand, LanePool};
+use crate::daemon::metrics::LogGate;
 use crate::daemon::metrics::labels::Connection;
 use crate::daemon::shared::{Shared, Stage};
 use crate::daemon::snapshots::SnapshotKeeper;
 use kvatlas_core::wire::{AdminCommand, AdminReply, AdminRequest, PROTOCOL_VERSION, Subjects};
+
+static UNREADABLE_GATE: LogGate = LogGate::new();
+/// Operators are few, but may have scripts.
+static COMMAND_GATE: LogGate = LogGate::of_bursts(16);
+static UNANSWERED_GATE: LogGate = LogGate::new();
 
 /// Commands that may wait. They are carried out one after the other.
 const CAPACITY: usize = 64;
@@ -87,7 +93,12 @@ impl Commands {
         };
         let request = match AdminRequest::decode(&message.payload) {
             Ok(request) if message.payload.len() <= COMMAND_BYTES_MAX => request,
-            _ => return tracing::warn!(command = command.as_str(), "a command cannot be read"),
+            _ => {
+                if let Some(suppressed) = UNREADABLE_GATE.admit() {
+                    tracing::warn!(command = command.as_str(), suppressed, "a command cannot be read");
+                }
+                return;
+            }
         };
         let is_meant = |instance: &String| *instance == self.instance;
         if !request.instance.as_ref().is_none_or(is_meant) {
@@ -98,13 +109,16 @@ impl Commands {
             Ok(holders) => (holders, None),
             Err(error) => (0, Some(error)),
         };
-        tracing::info!(
-            command = command.as_str(),
-            ?request,
-            holders,
-            error,
-            "a command of an operator"
-        );
+        if let Some(suppressed) = COMMAND_GATE.admit() {
+            tracing::info!(
+                command = command.as_str(),
+                ?request,
+                holders,
+                error,
+                suppressed,
+                "a command of an operator"
+            );
+        }
         let reply = AdminReply {
             v: PROTOCOL_VERSION,
             instance: self.instance.clone(),
@@ -114,7 +128,9 @@ impl Commands {
         if let Some(subject) = message.reply {
             let sent = self.client.publish(subject, reply.encode().into()).await;
             if sent.is_err() || self.client.flush().await.is_err() {
-                tracing::warn!("the reply to a command could not be sent");
+                if let Some(suppressed) = UNANSWERED_GATE.admit() {
+                    tracing::warn!(suppressed, "the reply to a command could not be sent");
+                }
             }
         }
         if command == AdminCommand::Drain && reply.error.is_none() {

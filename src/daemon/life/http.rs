@@ -47,6 +47,7 @@ pub(super) async fn start_http(
         metrics,
         token,
         body_bytes_max: config.max_body_bytes,
+        receiving_bytes_max: config.max_receiving_bytes,
         request_timeout: config.request_timeout,
         tracer: shared.tracer.clone(),
     };

@@ -81,6 +81,7 @@ fn index_limits(config: &Config) -> IndexLimits {
         ),
         parking: ParkingLimits {
             events_max: config.events.parked_events_max,
+            bytes_max: config.events.parked_bytes_max as u64,
             blocks_max: config.events.parked_blocks_max,
             wait_us_max: u64::try_from(config.events.parked_ttl.as_micros()).unwrap_or(u64::MAX),
         },

@@ -155,6 +155,7 @@ async fn share(
         admin_address: None,
         tracer: None,
         sample: Arc::default(),
+        heavy_turns: Arc::default(),
         query_limits: Live::new(query_limits),
         http_limits: Live::new(http_limits),
         empty_namespace: Live::new(empty_namespace),

@@ -12,7 +12,7 @@ use crate::daemon::admin::{
 };
 use crate::daemon::lanes::{LanePool, WorkerKey, epoch_ahead_s};
 use crate::daemon::metrics::labels::{HolderState, namespace_label};
-use crate::daemon::metrics::{MetricsHandle, NamespaceGauges, ProcessMetrics};
+use crate::daemon::metrics::{LogGate, MetricsHandle, NamespaceGauges, ProcessMetrics};
 use crate::daemon::page::Page;
 use crate::daemon::queries::{report, unsized_holders};
 use kvatlas_client::unix_time_us;
@@ -24,6 +24,8 @@ use kvatlas_core::wire::{DegradedReason, DegradedReasons, HolderId, HolderStatus
 use crate::daemon::snapshots::SnapshotKeeper;
 
 use super::memory::ShrinkWatch;
+
+static FORGOTTEN_GATE: LogGate = LogGate::new();
 
 /// Reads the daemon's state for metrics, probes and people.
 pub(super) struct DaemonView {
@@ -61,13 +63,20 @@ impl DaemonView {
         self.shrinks.lock().note(bytes);
     }
 
+    /// Has the indexes give back what queries have made for themselves and no longer use.
+    pub(super) fn rest_indexes(&self) {
+        for namespace in self.namespaces.all() {
+            namespace.indexer.rest();
+        }
+    }
+
     /// Forgets namespaces that have been empty for long. Their gauges say so to the end.
     pub(super) fn forget_empty_namespaces(&self, now_us: u64, empty_us_max: u64) {
         for namespace in self.namespaces.forget_empty(now_us, empty_us_max) {
-            tracing::info!(
-                namespace = namespace.name.as_str(),
-                "a namespace without holders is forgotten"
-            );
+            if let Some(suppressed) = FORGOTTEN_GATE.admit() {
+                let namespace = namespace.name.as_str();
+                tracing::info!(namespace, suppressed, "a namespace without holders is forgotten");
+            }
             if let Some(gauges) = self.gauges.lock().remove(&namespace.name) {
                 self.publish_sizes(&namespace, &gauges, |_, _, _| {});
             }

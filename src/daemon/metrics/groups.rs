@@ -3,9 +3,9 @@
 use super::declare::{Group, GroupDescription, MetricDescription};
 use super::{
     AdminMetrics, BridgeMetrics, BuildMetrics, ConnectionMetrics, EngineMetrics, EventMetrics, GatherMetrics,
-    HttpConnectionMetrics, HttpMetrics, LaneMetrics, MissingShardMetrics, NamespaceGauges, ProcessMetrics,
-    QueryErrorMetrics, QueryMetrics, ResyncGauges, ResyncMetrics, ShardMetrics, SnapshotMetrics,
-    StreamMetrics, TraceMetrics,
+    HttpBodyMetrics, HttpConnectionMetrics, HttpMetrics, LaneMetrics, MissingShardMetrics, NamespaceGauges,
+    ProcessMetrics, QueryErrorMetrics, QueryMetrics, ResyncGauges, ResyncMetrics, ShardMetrics,
+    SnapshotMetrics, StreamMetrics, TraceMetrics,
 };
 
 /// Lists every group. A new group is added here.
@@ -41,6 +41,7 @@ groups! {
     AdminMetrics,
     HttpMetrics,
     HttpConnectionMetrics,
+    HttpBodyMetrics,
     BridgeMetrics,
     EngineMetrics,
     TraceMetrics,

@@ -9,6 +9,7 @@ use super::declare::{LATENCIES, metric_group};
 use super::labels::{HttpOutcome, HttpRoute, PerLabel};
 
 static REFUSED_GATE: LogGate = LogGate::new();
+static BODY_GATE: LogGate = LogGate::new();
 
 metric_group! {
     /// Requests to a route of the query listener.
@@ -35,6 +36,27 @@ metric_group! {
         open: Gauge = "kvatlas_http_connections", Count;
         /// Connections to the query listener that were closed because too many were open: new ones, or the oldest that waited.
         refused: Counter = "kvatlas_http_connections_refused_total", Count;
+    }
+}
+
+metric_group! {
+    /// Bodies of requests to the query listener.
+    HttpBodyMetrics::new() {
+        /// Bodies of requests to the query listener that were given up because all of them took too much room.
+        refused: Counter = "kvatlas_http_bodies_refused_total", Count;
+    }
+}
+
+impl HttpBodyMetrics {
+    /// Counts a body that was given up for want of room, and logs it.
+    pub fn refused(&self) {
+        self.refused.increment(1);
+        if let Some(suppressed) = BODY_GATE.admit() {
+            tracing::warn!(
+                suppressed,
+                "the body of a query over HTTP was given up: all of them take too much room (http.max_receiving_bytes)"
+            );
+        }
     }
 }
 

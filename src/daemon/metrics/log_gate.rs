@@ -4,26 +4,37 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-/// The shortest time between two lines that a gate lets pass, in nanoseconds.
+/// The time in which a gate lets its lines pass, in nanoseconds: one of them, unless it takes [bursts](LogGate::of_bursts).
 const INTERVAL_NS: u64 = 1_000_000_000;
 
-/// Lets one log line pass per second and counts the others, without a lock.
+/// Lets one log line pass per second, or a few, and counts the others, without a lock.
 ///
 /// The count of those held back is told with the next line that passes; a burst that ends within its second is
 /// therefore told in full only when something of the same kind happens again. The metrics count every one.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct LogGate {
-    /// From when on the next line may pass, in nanoseconds since [`now_ns`]'s origin.
-    open_from_ns: AtomicU64,
+    /// When the next line is due at a steady rate, in nanoseconds since [`now_ns`]'s origin.
+    due_ns: AtomicU64,
     suppressed: AtomicU64,
+    /// How much of a second each line takes, and how long before it is due a line may pass.
+    step_ns: u64,
+    early_ns: u64,
 }
 
 impl LogGate {
     /// A gate that lets the first line pass.
     pub const fn new() -> Self {
+        Self::of_bursts(1)
+    }
+
+    /// A gate that lets so many lines pass at once, and as many a second: for lines that tell of each of several things at a start.
+    pub const fn of_bursts(lines: u64) -> Self {
+        let step_ns = INTERVAL_NS / lines;
         Self {
-            open_from_ns: AtomicU64::new(0),
+            due_ns: AtomicU64::new(0),
             suppressed: AtomicU64::new(0),
+            step_ns,
+            early_ns: INTERVAL_NS - step_ns,
         }
     }
 
@@ -34,17 +45,13 @@ impl LogGate {
 
     /// Like [`LogGate::admit`], at a time in nanoseconds since a fixed origin.
     pub fn admit_at(&self, now_ns: u64) -> Option<u64> {
-        let open_from_ns = self.open_from_ns.load(Ordering::Relaxed);
-        let may_pass = now_ns >= open_from_ns
+        let due_ns = self.due_ns.load(Ordering::Relaxed);
+        let next_ns = due_ns.max(now_ns).saturating_add(self.step_ns);
+        let may_pass = now_ns.saturating_add(self.early_ns) >= due_ns
             // Of several threads that arrive together, the one that moves the time on writes the line.
             && self
-                .open_from_ns
-                .compare_exchange(
-                    open_from_ns,
-                    now_ns.saturating_add(INTERVAL_NS),
-                    Ordering::Relaxed,
-                    Ordering::Relaxed,
-                )
+                .due_ns
+                .compare_exchange(due_ns, next_ns, Ordering::Relaxed, Ordering::Relaxed)
                 .is_ok();
         if may_pass {
             Some(self.suppressed.swap(0, Ordering::Relaxed))
@@ -76,6 +83,19 @@ mod tests {
         assert_eq!(gate.admit_at(5 + INTERVAL_NS - 1), None);
         assert_eq!(gate.admit_at(5 + INTERVAL_NS), Some(2));
         assert_eq!(gate.admit_at(5 + 2 * INTERVAL_NS), Some(0));
+    }
+
+    #[test]
+    fn a_burst_passes_and_then_a_line_for_each_part_of_a_second() {
+        let gate = LogGate::of_bursts(4);
+        for _ in 0..4 {
+            assert!(gate.admit_at(5).is_some());
+        }
+        assert_eq!(gate.admit_at(5), None);
+        assert_eq!(gate.admit_at(5 + INTERVAL_NS / 4), Some(1));
+        assert_eq!(gate.admit_at(5 + INTERVAL_NS / 4), None);
+        let after = 5 + 9 * INTERVAL_NS;
+        assert_eq!((0..9).filter(|_| gate.admit_at(after).is_some()).count(), 4);
     }
 
     #[test]

@@ -7,8 +7,12 @@ use thiserror::Error;
 use tracing::Subscriber;
 use tracing::subscriber::SetGlobalDefaultError;
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::field::MakeExt;
 use tracing_subscriber::filter::ParseError;
 use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::fmt::format::debug_fn;
+
+use super::log_fields::write_field;
 
 /// How a log line looks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -111,7 +115,10 @@ where
         .log_internal_errors(false);
     Ok(match format {
         LogFormat::Text => {
-            let builder = builder.with_ansi(ansi).with_filter_reloading();
+            let builder = builder
+                .with_ansi(ansi)
+                .fmt_fields(debug_fn(write_field).delimited(" "))
+                .with_filter_reloading();
             let handle = builder.reload_handle();
             // It fails only when the subscriber has gone, and nothing is logged then.
             let change = move |filter| {
@@ -191,6 +198,30 @@ pub(crate) mod tests {
         assert!(begins_with_rfc3339(&text), "{text}");
         assert!(text.contains("WARN") && text.contains("batch dropped") && text.contains("worker=\"w-1\""));
         assert!(!text.contains('\u{1b}'), "{text:?}");
+    }
+
+    #[test]
+    fn nothing_in_a_field_ends_its_line_or_steers_a_terminal() {
+        let name = "w\n2026-01-31T12:34:56.789012Z ERROR kvatlas: all is lost\u{1b}[2J\u{202e}";
+        for format in [LogFormat::Text, LogFormat::Json] {
+            let text = capture(format, "info", false, || {
+                tracing::warn!(worker = %name, error = name, detail = ?name, "of {name}");
+                tracing::warn!(long = %"x".repeat(1 << 20), "cut");
+            });
+            assert_eq!(text.lines().count(), 2, "{text}");
+            assert!(!text.contains('\u{1b}'), "{text:?}");
+            if format == LogFormat::Text {
+                assert!(!text.contains('\u{202e}') && text.len() < 10_000, "{text:?}");
+            }
+        }
+        let coloured = capture(
+            LogFormat::Text,
+            "info",
+            true,
+            || tracing::warn!(worker = %name, "coloured"),
+        );
+        assert_eq!(coloured.lines().count(), 1, "{coloured}");
+        assert!(!coloured.contains("\u{1b}[2J"), "{coloured:?}");
     }
 
     #[test]

@@ -28,6 +28,7 @@ mod histograms;
 mod http_metrics;
 pub mod labels;
 mod leased;
+mod log_fields;
 mod log_gate;
 mod logging;
 mod namespace_gauges;
@@ -45,7 +46,7 @@ pub use declare::{GroupDescription, LabelDescription, MetricDescription, MetricK
 pub use event_metrics::{AppliedBatch, AppliedBatches, EventMetrics};
 pub use gather_metrics::{GatherMetrics, MissingShardMetrics, ShardMetrics};
 pub use groups::{all, groups};
-pub use http_metrics::{HttpConnectionMetrics, HttpMetrics};
+pub use http_metrics::{HttpBodyMetrics, HttpConnectionMetrics, HttpMetrics};
 pub use log_gate::LogGate;
 pub use logging::{LogFormat, LoggingError, init, set_filter, wants_colour};
 pub use namespace_gauges::NamespaceGauges;

@@ -7,9 +7,12 @@ use std::time::{Duration, SystemTime};
 use kvatlas_client::unix_us_of;
 use metrics::{Counter, Gauge, Histogram};
 
+use super::LogGate;
 use super::declare::{LONG_TIMES, metric_group};
 use super::labels::{PerLabel, SnapshotFailure, SnapshotRejection};
 use super::process_metrics::unix_seconds;
+
+static PASSED_OVER_GATE: LogGate = LogGate::new();
 
 metric_group! {
     /// Snapshots.
@@ -33,6 +36,8 @@ metric_group! {
         fetched: Counter = "kvatlas_snapshots_fetched_total", Count;
         /// Snapshots that could not be fetched from the Object Store at start.
         fetches_failed: Counter = "kvatlas_snapshot_fetches_failed_total", Count;
+        /// Objects of the Object Store that were passed over, each time that they were met: their metadata cannot be read, or they are links.
+        objects_passed_over: Counter = "kvatlas_snapshot_objects_passed_over_total", Count;
         /// Time of the last snapshot that was written completely, in seconds since the Unix epoch.
         last_timestamp: Gauge = "kvatlas_last_snapshot_timestamp_seconds", Seconds;
         /// Size of the last snapshot that was written completely.
@@ -133,6 +138,14 @@ impl SnapshotMetrics {
     pub fn fetch_failed(&self, error: &dyn Display) {
         self.fetches_failed.increment(1);
         tracing::warn!(%error, "no snapshot fetched from the Object Store");
+    }
+
+    /// Counts an object of the Object Store that is passed over, and logs why. The others are looked at all the same.
+    pub fn object_passed_over(&self, reason: &dyn Display) {
+        self.objects_passed_over.increment(1);
+        if let Some(suppressed) = PASSED_OVER_GATE.admit() {
+            tracing::warn!(%reason, suppressed, "an object of the Object Store is passed over");
+        }
     }
 
     /// Publishes how old the newest snapshot is at `now`.

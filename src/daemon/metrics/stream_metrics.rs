@@ -8,6 +8,7 @@ use super::LogGate;
 use super::declare::metric_group;
 use super::labels::{ConsumerReset, LabelValue, PerLabel};
 
+static LOST_GATE: LogGate = LogGate::new();
 static RESET_GATES: [LogGate; ConsumerReset::COUNT] = [const { LogGate::new() }; ConsumerReset::COUNT];
 
 metric_group! {
@@ -34,9 +35,13 @@ impl StreamMetrics {
     /// Counts messages that were gone before they were read, and logs it. `expected` is the number of the first of them.
     pub fn lost(&self, messages: u64, expected: u64) {
         self.lost.increment(messages);
+        let Some(suppressed) = LOST_GATE.admit() else {
+            return;
+        };
         tracing::warn!(
             messages,
             expected,
+            suppressed,
             "messages are gone from the events stream; holders are unverified until their next batch"
         );
     }

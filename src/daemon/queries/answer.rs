@@ -14,22 +14,24 @@ use kvatlas_core::index::{
 use kvatlas_core::stream::{DoubtfulHolders, StreamTrust};
 use kvatlas_core::wire::{
     BatchReply, DecodeError, DegradedReason, DegradedReasons, DropOut, ErrorCode, HolderId, HolderMatch,
-    NamespaceName, PROTOCOL_VERSION, QueryKey, QueryOptions, QueryReply, QueryRequest, QueryResult,
-    ReplyOrder, SingleQuery, StatusReply, Subjects, WireError, WireLimits,
+    NamespaceName, PROTOCOL_VERSION, QueryKey, QueryOptions, QueryReply, QueryRequest, ReplyOrder,
+    SingleQuery, StatusReply, Subjects, WireError, WireLimits,
 };
 
+use super::heavy::HeavyTurns;
 use super::prompts::{prompt_of, prompts_of, state_of};
-use super::responder::reply_too_large;
 use super::roster;
 use super::sample::QuerySample;
 use super::whole::{Seen, search_whole};
 
 mod ahead;
 mod found;
+mod pieces;
 mod status;
 mod unlisted;
 
 pub(crate) use found::{Found, FoundHolder};
+use pieces::Replies;
 use status::status;
 pub(crate) use status::{report, unsized_holders};
 use unlisted::{Listed, count_doubtful};
@@ -54,6 +56,19 @@ pub(crate) enum AnyReply {
     Single(QueryReply),
     /// To a batch of queries.
     Batch(BatchReply),
+}
+
+impl Answer {
+    /// The answer to a request.
+    pub(super) fn to_query(namespace: NamespaceName, request: &QueryRequest, reply: AnyReply) -> Self {
+        let (kind, _) = described(request);
+        Self {
+            payload: reply.encode(),
+            kind,
+            namespace,
+            reply: Some(reply),
+        }
+    }
 }
 
 impl AnyReply {
@@ -87,6 +102,7 @@ pub(crate) struct Answerer {
     limits: Live<WireLimits>,
     sample: Option<Arc<QuerySample>>,
     dialect_depth: Depth,
+    heavy_turns: Arc<HeavyTurns>,
 }
 
 impl Answerer {
@@ -106,6 +122,7 @@ impl Answerer {
             limits,
             sample: None,
             dialect_depth: Depth::default(),
+            heavy_turns: Arc::default(),
         }
     }
 
@@ -125,29 +142,19 @@ impl Answerer {
         }
     }
 
-    /// Answers a request on a query subject. `reply_bytes_max` is the length of the longest reply that can be sent. A longer one is given up
-    /// before it takes the memory.
-    pub(crate) fn answer_query(
+    /// Reads a request on a query subject.
+    pub(super) fn read_query(
         &self,
         subject: &str,
         payload: &[u8],
-        reply_bytes_max: usize,
-    ) -> Result<Answer, WireError> {
+    ) -> Result<(NamespaceName, QueryRequest), WireError> {
         let limits = self.limits.now();
         let name = self.subjects.parse_query(subject, limits.name_bytes_max)?;
-        let request = QueryRequest::decode(payload, &limits)?;
-        let reply = self.answer_request(&name, &request, reply_bytes_max)?;
-        let payload = reply.encode();
-        let (kind, _) = described(&request);
-        Ok(Answer {
-            payload,
-            kind,
-            namespace: name,
-            reply: Some(reply),
-        })
+        Ok((name, QueryRequest::decode(payload, &limits)?))
     }
 
-    /// Answers a request about the namespace `name`; `reply_bytes_max` is as for [`Self::answer_query`].
+    /// Answers a request about the namespace `name`. `reply_bytes_max` is the length of the longest reply that can be sent. A longer one is given
+    /// up before it takes the memory.
     pub(crate) fn answer_request(
         &self,
         name: &NamespaceName,
@@ -158,9 +165,11 @@ impl Answerer {
         Ok(match request {
             QueryRequest::Single(query) => AnyReply::Single(self.reply(&namespace, query)?),
             QueryRequest::Batch(queries) => {
-                let results = self.replies(&namespace, queries, reply_bytes_max)?;
-                let v = PROTOCOL_VERSION;
-                AnyReply::Batch(BatchReply { v, results })
+                let mut replies = Replies::new(queries.len(), reply_bytes_max);
+                for query in queries {
+                    replies.add(self, &namespace, query)?;
+                }
+                replies.finish()
             }
         })
     }
@@ -266,30 +275,6 @@ impl Answerer {
                     WireError::new(ErrorCode::UnknownNamespace, text)
                 }
             })
-    }
-
-    fn replies(
-        &self,
-        namespace: &Namespace,
-        queries: &[SingleQuery],
-        reply_bytes_max: usize,
-    ) -> Result<Vec<QueryResult>, WireError> {
-        let mut results = Vec::with_capacity(queries.len());
-        let mut holders = 0_usize;
-        for query in queries {
-            results.push(match self.reply(namespace, query) {
-                Ok(reply) => {
-                    holders += reply.holders.len();
-                    QueryResult::Reply(reply)
-                }
-                Err(error) => QueryResult::Error((&error).into()),
-            });
-            let bytes = holders.saturating_mul(HOLDER_BYTES_MIN);
-            if bytes > reply_bytes_max {
-                return Err(reply_too_large(bytes, reply_bytes_max));
-            }
-        }
-        Ok(results)
     }
 
     fn reply(&self, namespace: &Namespace, query: &SingleQuery) -> Result<QueryReply, WireError> {

@@ -12,6 +12,7 @@
 //! | `requests.rs` | which requests come, and leaving the queue group without losing one |
 //! | `service.rs` | one connection of a daemon with an index |
 //! | `answer.rs` | from a request's payload to a reply's, without I/O |
+//! | `heavy.rs`, `answer/pieces.rs` | requests that take long: whose turn it is, and how they are answered |
 //! | `whole.rs` | searches that see a batch whole, or say that its holder is changing |
 //! | `observed.rs` | what is seen of requests from outside: counts and spans |
 //! | `prompts.rs` | what an answer found of each prompt, for metrics |
@@ -25,6 +26,7 @@
 pub(crate) mod answer;
 mod discovery;
 pub(crate) mod gateway;
+mod heavy;
 mod observed;
 mod prompts;
 mod reply_memory;
@@ -39,5 +41,6 @@ mod turns;
 mod whole;
 
 pub(crate) use answer::{Answerer, AnyReply, Found, FoundHolder, described, report, unsized_holders};
+pub(crate) use heavy::HeavyTurns;
 pub(crate) use sample::{AnswerCounts, BLOCKS_MAX as SAMPLED_BLOCKS_MAX, QuerySample, SampledQuery};
 pub(crate) use start::{query_limits, start_gateway, start_queries};

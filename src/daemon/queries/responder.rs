@@ -29,6 +29,11 @@ impl Responder {
         }
     }
 
+    /// The same, for another task.
+    pub(super) fn again(&self) -> Self {
+        Self::new(self.client.clone(), self.subjects.clone(), self.shard)
+    }
+
     /// The length of the longest reply that the server takes, in bytes.
     pub(super) fn reply_bytes_max(&self) -> usize {
         match self.client.max_payload() {

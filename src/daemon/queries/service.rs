@@ -5,20 +5,23 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use async_nats::{Client, Message, Subscriber};
+use async_nats::{Message, Subject, Subscriber};
 use bytes::Bytes;
 use futures_util::StreamExt;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 use crate::daemon::broker::SubscribeError;
 use crate::daemon::lanes::LanePool;
 use crate::daemon::metrics::QueryMetrics;
 use crate::daemon::metrics::labels::{NAMESPACE_LABELS_MAX, ReplyDropReason, namespace_label};
-use kvatlas_core::wire::{ErrorCode, NamespaceName, WireError};
+use crate::daemon::traces::OpenSpan;
+use kvatlas_core::wire::{ErrorCode, NamespaceName, QueryRequest, WireError};
 
 use super::answer::{Answer, Answerer, AnyReply};
+use super::heavy::HeavyRequest;
 use super::observed::Observers;
 use super::reply_memory::ReplyMemory;
 use super::requests::{Asked, LastingRequests, NextRequest, ServedRequests};
@@ -41,8 +44,6 @@ pub(crate) struct QueryService {
     connected: Connected,
     served: ServedRequests,
     answering: Answering,
-    /// Bytes of large requests that may wait.
-    waiting_bytes_max: usize,
 }
 
 /// Answers requests, one after the other.
@@ -53,6 +54,19 @@ struct Answering {
     replies: ReplyMemory,
     responder: Responder,
     observers: Observers,
+    /// Room for requests that wait.
+    room: Room,
+    /// Those that answer heavy requests.
+    heavy: TaskTracker,
+}
+
+/// A request that is being answered.
+struct Begun {
+    asked: Asked,
+    started: Instant,
+    span: Option<OpenSpan>,
+    reply_to: Subject,
+    room: Option<OwnedSemaphorePermit>,
 }
 
 /// A large request, and its share of the room.
@@ -62,18 +76,50 @@ struct Large {
     room: OwnedSemaphorePermit,
 }
 
-/// The large requests of one connection: answered by a task of their own, and refused where too many wait.
+/// Room for requests that wait on one connection. Clones are the same.
+#[derive(Clone)]
+struct Room {
+    units: Arc<Semaphore>,
+    bytes_max: usize,
+}
+
+impl Room {
+    fn new(bytes_max: usize) -> Self {
+        Self {
+            units: Arc::new(Semaphore::new((bytes_max / BYTES_PER_UNIT).max(1))),
+            bytes_max,
+        }
+    }
+
+    /// Room for a request of `bytes`; an error where too many wait.
+    fn take(&self, bytes: usize) -> Result<OwnedSemaphorePermit, WireError> {
+        // One that is larger than the room finds it when nobody else waits.
+        let units = bytes.min(self.bytes_max).div_ceil(BYTES_PER_UNIT);
+        let units = u32::try_from(units).unwrap_or(u32::MAX);
+        Arc::clone(&self.units).try_acquire_many_owned(units).map_err(|_| {
+            let text = format!(
+                "large requests of {} bytes wait on this connection already (queries.max_waiting_bytes); ask again later, \
+                 or for less at once",
+                self.bytes_max
+            );
+            WireError::new(ErrorCode::TooManyRequests, text)
+        })
+    }
+}
+
+/// The large requests of one connection: answered by a task of their own, and refused where too many wait. Heavy ones have a task each.
 struct LargeRequests {
     waiting: mpsc::UnboundedSender<Large>,
-    room: Arc<Semaphore>,
-    bytes_max: usize,
+    room: Room,
+    heavy: TaskTracker,
     task: JoinHandle<()>,
 }
 
 impl LargeRequests {
     /// Room for about `bytes_max`.
-    fn start(mut answering: Answering, bytes_max: usize) -> Self {
+    fn start(mut answering: Answering) -> Self {
         let (waiting, mut requests) = mpsc::unbounded_channel::<Large>();
+        let (room, heavy) = (answering.room.clone(), answering.heavy.clone());
         let task = tokio::spawn(async move {
             while let Some(large) = requests.recv().await {
                 answering
@@ -85,25 +131,10 @@ impl LargeRequests {
         });
         Self {
             waiting,
-            room: Arc::new(Semaphore::new((bytes_max / BYTES_PER_UNIT).max(1))),
-            bytes_max,
+            room,
+            heavy,
             task,
         }
-    }
-
-    /// Room for a request of `bytes`; an error where too many wait.
-    fn room_for(&self, bytes: usize) -> Result<OwnedSemaphorePermit, WireError> {
-        // One that is larger than the room finds it when nobody else waits.
-        let units = bytes.min(self.bytes_max) / BYTES_PER_UNIT;
-        let units = u32::try_from(units).unwrap_or(u32::MAX);
-        Arc::clone(&self.room).try_acquire_many_owned(units).map_err(|_| {
-            let text = format!(
-                "large requests of {} bytes wait on this connection already (queries.max_waiting_bytes); ask again later, \
-                 or for less at once",
-                self.bytes_max
-            );
-            WireError::new(ErrorCode::TooManyRequests, text)
-        })
     }
 
     fn take(&self, asked: Asked, mut message: Message, room: OwnedSemaphorePermit) {
@@ -118,6 +149,8 @@ impl LargeRequests {
     async fn end(self) {
         drop(self.waiting);
         let _ = self.task.await;
+        self.heavy.close();
+        self.heavy.wait().await;
     }
 }
 
@@ -145,12 +178,13 @@ impl QueryService {
             metrics: HashMap::new(),
             replies: ReplyMemory::new(),
             observers,
+            room: Room::new(waiting_bytes_max),
+            heavy: TaskTracker::new(),
         };
         Self {
             connected,
             served,
             answering,
-            waiting_bytes_max,
         }
     }
 
@@ -167,10 +201,7 @@ impl QueryService {
             return Ok(());
         };
         subscribed();
-        let large = LargeRequests::start(
-            self.answering.again(&client, &self.served),
-            self.waiting_bytes_max,
-        );
+        let large = LargeRequests::start(self.answering.again());
         loop {
             tokio::select! {
                 () = stop.cancelled() => break,
@@ -240,7 +271,7 @@ impl QueryService {
             Some(reply_to) if bytes > LARGE_BYTES => reply_to.clone(),
             _ => return self.answering.serve(asked, message, None).await,
         };
-        match large.room_for(bytes) {
+        match large.room.take(bytes) {
             Ok(room) => large.take(asked, message, room),
             Err(error) => {
                 let observers = &self.answering.observers;
@@ -254,18 +285,21 @@ impl QueryService {
 
 impl Answering {
     /// The same on the same connection, for another task.
-    fn again(&self, client: &Client, served: &ServedRequests) -> Self {
+    fn again(&self) -> Self {
         Self {
-            responder: Responder::new(client.clone(), served.subjects().clone(), served.shard()),
+            responder: self.responder.again(),
             answerer: self.answerer.clone(),
             pool: Arc::clone(&self.pool),
             metrics: HashMap::new(),
             replies: ReplyMemory::new(),
             observers: self.observers.clone(),
+            room: self.room.clone(),
+            heavy: self.heavy.clone(),
         }
     }
 
-    /// Answers one request. Gives its `room` back before it replies: who has the reply can ask again.
+    /// Answers one request; a heavy one in a task of its own, and later. Gives its `room` back before it replies: who has the reply can ask
+    /// again.
     async fn serve(&mut self, asked: Asked, message: Message, room: Option<OwnedSemaphorePermit>) {
         let started = Instant::now();
         let span = self.observers.begin(asked, &message);
@@ -275,31 +309,76 @@ impl Answering {
                 .errors
                 .reply_dropped(ReplyDropReason::NoReplySubject, &message.subject);
         };
-        let bytes_max = self.responder.reply_bytes_max();
-        let (subject, payload) = (&message.subject, &message.payload);
-        let elapsed;
-        let reply = match asked {
-            Asked::Query => {
-                let answer = self.answerer.answer_query(subject, payload, bytes_max);
-                elapsed = started.elapsed();
-                answer.and_then(|answer| {
-                    self.count(&answer, elapsed);
-                    check_size(answer.payload, bytes_max)
-                })
-            }
-            Asked::Status => {
-                let answer = self.answerer.answer_status(subject, self.pool.messages_waiting());
-                elapsed = started.elapsed();
-                answer.and_then(|answer| {
-                    self.count(&answer, elapsed);
-                    check_status_size(answer.payload, bytes_max)
-                })
-            }
+        let mut begun = Begun {
+            asked,
+            started,
+            span,
+            reply_to,
+            room,
         };
-        self.observers.end(asked, span, elapsed, reply.as_ref().err());
+        let (subject, payload) = (&message.subject, &message.payload);
+        let bytes_max = self.responder.reply_bytes_max();
+        let answer = match asked {
+            Asked::Query => match self.read(subject, payload, &mut begun) {
+                Ok((name, request, Some(heavy))) => {
+                    return self.serve_heavy(name, request, heavy, begun);
+                }
+                Ok((name, request, None)) => {
+                    let reply = self.answerer.answer_request(&name, &request, bytes_max);
+                    reply.map(|reply| Answer::to_query(name, &request, reply))
+                }
+                Err(error) => Err(error),
+            },
+            Asked::Status => self.answerer.answer_status(subject, self.pool.messages_waiting()),
+        };
+        self.finish(answer, begun).await;
+    }
+
+    /// Reads a query. Where it is heavy it has a place among the heavy ones, and room to wait.
+    fn read(
+        &self,
+        subject: &str,
+        payload: &[u8],
+        begun: &mut Begun,
+    ) -> Result<(NamespaceName, QueryRequest, Option<HeavyRequest>), WireError> {
+        let (name, request) = self.answerer.read_query(subject, payload)?;
+        let heavy = self.answerer.enter_if_heavy(&name, &request)?;
+        if heavy.is_some() && begun.room.is_none() {
+            begun.room = Some(self.room.take(payload.len())?);
+        }
+        Ok((name, request, heavy))
+    }
+
+    /// Answers a heavy request when it has its turn.
+    fn serve_heavy(&self, name: NamespaceName, request: QueryRequest, heavy: HeavyRequest, begun: Begun) {
+        let mut own = self.again();
+        self.heavy.spawn(async move {
+            let bytes_max = own.responder.reply_bytes_max();
+            let reply = own
+                .answerer
+                .answer_in_pieces(&name, &request, bytes_max, &heavy)
+                .await;
+            let answer = reply.map(|reply| Answer::to_query(name, &request, reply));
+            drop(heavy);
+            own.finish(answer, begun).await;
+        });
+    }
+
+    /// Counts an answer, and sends it where it is not too long.
+    async fn finish(&mut self, answer: Result<Answer, WireError>, begun: Begun) {
+        let (elapsed, bytes_max) = (begun.started.elapsed(), self.responder.reply_bytes_max());
+        let reply = answer.and_then(|answer| {
+            self.count(&answer, elapsed);
+            match begun.asked {
+                Asked::Query => check_size(answer.payload, bytes_max),
+                Asked::Status => check_status_size(answer.payload, bytes_max),
+            }
+        });
+        self.observers
+            .end(begun.asked, begun.span, elapsed, reply.as_ref().err());
         let reply = reply.map(|reply| self.replies.take(reply));
-        drop(room);
-        self.responder.send(reply_to, reply).await;
+        drop(begun.room);
+        self.responder.send(begun.reply_to, reply).await;
     }
 
     async fn serve_roster(&self, message: Message) {
@@ -334,29 +413,20 @@ fn note(metrics: &QueryMetrics, answer: &Answer, elapsed: Duration) {
 mod tests {
     use super::*;
 
-    fn large_requests(bytes_max: usize) -> LargeRequests {
-        LargeRequests {
-            waiting: mpsc::unbounded_channel().0,
-            room: Arc::new(Semaphore::new((bytes_max / BYTES_PER_UNIT).max(1))),
-            bytes_max,
-            task: tokio::spawn(async {}),
-        }
-    }
-
-    #[tokio::test]
-    async fn large_requests_are_refused_where_too_many_wait() {
-        let large = large_requests(256 << 10);
-        let first = large.room_for(100 << 10).unwrap();
-        let second = large.room_for(100 << 10).unwrap();
-        let refused = large.room_for(100 << 10).unwrap_err();
+    #[test]
+    fn large_requests_are_refused_where_too_many_wait() {
+        let large = Room::new(256 << 10);
+        let first = large.take(100 << 10).unwrap();
+        let second = large.take(100 << 10).unwrap();
+        let refused = large.take(100 << 10).unwrap_err();
         assert_eq!(refused.code, ErrorCode::TooManyRequests);
         assert!(refused.text.contains("queries.max_waiting_bytes"), "{refused}");
         drop(first);
-        let third = large.room_for(100 << 10).unwrap();
+        let third = large.take(100 << 10).unwrap();
         drop((second, third));
         // One that is larger than all the room is answered alone.
-        let alone = large.room_for(1 << 20).unwrap();
-        assert!(large.room_for(1 << 10).is_err());
+        let alone = large.take(1 << 20).unwrap();
+        assert!(large.take(1 << 10).is_err());
         drop(alone);
     }
 }

@@ -72,7 +72,8 @@ pub(crate) async fn start_queries(
             served.subjects().clone(),
             shared.query_limits.clone(),
         )
-        .sampled_by(&shared.sample);
+        .sampled_by(&shared.sample)
+        .taking_turns(&shared.heavy_turns);
         let (served, is_settled, observers) = (served.clone(), is_settled.clone(), observers.clone());
         let (pool, waiting_bytes_max) = (Arc::clone(&shared.pool), config.queries.max_waiting_bytes);
         let serve = move |connected: Connected, stop: CancellationToken, subscribed: Subscribed| {

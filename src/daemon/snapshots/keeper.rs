@@ -235,7 +235,7 @@ impl SnapshotKeeper {
             Err(error) => return self.metrics.upload_failed(&error),
         };
         let Some(path) = newest else { return };
-        match store.upload(&path).await {
+        match store.upload(&path, &self.metrics).await {
             Ok(bytes) => {
                 *self.last_upload.lock() = Some(started);
                 let name = path.file_name().unwrap_or_default().to_string_lossy();

@@ -6,6 +6,8 @@ use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
+use super::storage::regular;
+
 /// The name of the file.
 const LOCK_FILE: &str = ".lock";
 /// Most bytes of a name that are read, and most of its characters that are shown.
@@ -51,7 +53,7 @@ impl DirectoryLock {
         };
         let mut options = OpenOptions::new();
         let options = options.read(true).write(true).create(true).truncate(false);
-        let mut file = options.open(path.join(LOCK_FILE)).map_err(unusable)?;
+        let mut file = regular(options, &path.join(LOCK_FILE)).map_err(unusable)?;
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {

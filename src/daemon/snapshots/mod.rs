@@ -60,4 +60,5 @@ pub use lock::{DirectoryLock, LockError};
 pub use object_store::{ObjectStoreError, SnapshotStore};
 pub use restore::{RestoreError, Restored, Restorer};
 pub use save::{SaveError, Saved, Snapshotter};
+pub use storage::open_regular;
 pub use storage::{Disk, Storage, StorageFile};

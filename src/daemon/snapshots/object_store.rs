@@ -4,6 +4,7 @@
 //! - Replicas share a bucket. Each sends its snapshots, and each removes all but the newest.
 //! - Daemons that follow other workers can't: a [claim](super::claim) in the bucket says whose it is.
 //! - Two replicas that begin a snapshot in the same microsecond give it the same name. The one that was sent last stays, whole.
+//! - An object whose metadata cannot be read, or that is a link, is passed over and counted.
 //! - A start fetches the newest object that is newer than the newest file, checks it, and puts it among the files. A damaged object is passed
 //!   over, as a damaged file is.
 
@@ -27,6 +28,7 @@ use kvatlas_core::wire::WireLimits;
 
 use super::claim::{Claim, ClaimError, Deployment};
 use super::directory::{DirectoryAction, DirectoryError, SnapshotDirectory, stamp_of};
+use super::storage::open_regular;
 
 /// How long a bucket that the daemon makes keeps objects. An older snapshot is of no use. Pieces that a killed daemon left behind go the
 /// same way.
@@ -140,7 +142,7 @@ impl SnapshotStore {
     }
 
     /// Sends a file under its name, and removes outdated objects. A file that was sent in part only does not become an object.
-    pub async fn upload(&self, path: &Path) -> Result<u64, ObjectStoreError> {
+    pub async fn upload(&self, path: &Path, metrics: &SnapshotMetrics) -> Result<u64, ObjectStoreError> {
         let name = path
             .file_name()
             .unwrap_or_default()
@@ -151,7 +153,7 @@ impl SnapshotStore {
             path: path.to_owned(),
             source,
         };
-        let mut file = tokio::fs::File::open(path).await.map_err(unreadable)?;
+        let mut file = tokio::fs::File::from_std(open_regular(path).map_err(unreadable)?);
         let bytes = file.metadata().await.map_err(unreadable)?.len();
         if bytes > self.config.snapshot_bytes_max {
             return Err(self.too_large(&name));
@@ -164,7 +166,7 @@ impl SnapshotStore {
         };
         let put = bucket.put(metadata, &mut file).await;
         put.map_err(|error| object_error("send", &name, &error))?;
-        self.prune(&bucket).await?;
+        self.prune(&bucket, metrics).await?;
         Ok(bytes)
     }
 
@@ -194,7 +196,7 @@ impl SnapshotStore {
     ) -> Result<Option<PathBuf>, ObjectStoreError> {
         let bucket = self.claimed().await?;
         let newest = directory.newest_stamp()?;
-        for (stamp, name) in self.snapshots(&bucket).await? {
+        for (stamp, name) in self.snapshots(&bucket, metrics).await? {
             if Some(stamp) <= newest {
                 break;
             }
@@ -222,12 +224,14 @@ impl SnapshotStore {
         metrics: &SnapshotMetrics,
     ) -> Result<Option<(PathBuf, u64)>, ObjectStoreError> {
         let failed = |error: &dyn std::fmt::Display| object_error("fetch", name, error);
-        let mut object = bucket.get(name).await.map_err(|error| failed(&error))?;
         let mut temporary = directory.temporary()?;
         let mut piece = vec![0; PIECE_BYTES];
         let mut bytes = 0;
         // The client waits for ever for a piece that is gone, and there may be older objects.
         let piece_patience = self.config.patience / PIECES_PATIENCE_SHARE;
+        let found = tokio::time::timeout(piece_patience, bucket.get(name)).await;
+        let found = found.map_err(|_| failed(&format_args!("it did not come within {piece_patience:?}")))?;
+        let mut object = found.map_err(|error| failed(&error))?;
         loop {
             // The client compares the digest at the end.
             let read = tokio::time::timeout(piece_patience, object.read(&mut piece)).await;
@@ -254,7 +258,7 @@ impl SnapshotStore {
         let limits = limits.clone();
         let path = temporary.path().to_owned();
         let checking = tokio::task::spawn_blocking(move || {
-            let file = std::fs::File::open(&path).map_err(kvatlas_core::snapshot::SnapshotError::Io)?;
+            let file = open_regular(&path).map_err(kvatlas_core::snapshot::SnapshotError::Io)?;
             verify(std::io::BufReader::new(file), &limits)
         });
         match checking.await.map_err(|error| failed(&error))? {
@@ -266,30 +270,40 @@ impl SnapshotStore {
         }
     }
 
-    async fn prune(&self, bucket: &ObjectStore) -> Result<(), ObjectStoreError> {
-        for (_, name) in self.snapshots(bucket).await?.into_iter().skip(self.keep) {
+    /// Removes outdated objects. One that cannot be removed keeps none of the others.
+    async fn prune(&self, bucket: &ObjectStore, metrics: &SnapshotMetrics) -> Result<(), ObjectStoreError> {
+        let mut pruned = Ok(());
+        for (_, name) in self.snapshots(bucket, metrics).await?.into_iter().skip(self.keep) {
             match bucket.delete(&name).await {
                 Ok(()) => {}
                 // Another replica was faster.
                 Err(error) if error.kind() == object_store::DeleteErrorKind::NotFound => {}
-                Err(error) => return Err(object_error("remove", &name, &error)),
+                Err(error) => pruned = Err(object_error("remove", &name, &error)),
             }
         }
-        Ok(())
+        pruned
     }
 
     /// The snapshots in the bucket with their times, newest first. Other objects are ignored.
     ///
     /// A list waits for every object that was there when it began. One that is removed meanwhile may never come, so the list has a
     /// deadline.
-    async fn snapshots(&self, bucket: &ObjectStore) -> Result<Vec<(u64, String)>, ObjectStoreError> {
+    async fn snapshots(
+        &self,
+        bucket: &ObjectStore,
+        metrics: &SnapshotMetrics,
+    ) -> Result<Vec<(u64, String)>, ObjectStoreError> {
         let patience = self.config.patience;
-        tokio::time::timeout(patience, self.list(bucket))
+        tokio::time::timeout(patience, self.list(bucket, metrics))
             .await
             .unwrap_or(Err(ObjectStoreError::TimedOut(patience)))
     }
 
-    async fn list(&self, bucket: &ObjectStore) -> Result<Vec<(u64, String)>, ObjectStoreError> {
+    async fn list(
+        &self,
+        bucket: &ObjectStore,
+        metrics: &SnapshotMetrics,
+    ) -> Result<Vec<(u64, String)>, ObjectStoreError> {
         let failed = |error: &dyn std::fmt::Display| ObjectStoreError::List {
             bucket: self.config.bucket.clone(),
             reason: error.to_string(),
@@ -299,12 +313,30 @@ impl SnapshotStore {
             .await
             .map_err(|error| failed(&error))?
             .take(OBJECTS_MAX);
-        let mut found = Vec::new();
+        let (mut found, mut unreadable) = (Vec::new(), None);
         while let Some(object) = objects.next().await {
-            let object = object.map_err(|error| failed(&error))?;
-            if let Some(stamp) = stamp_of(&object.name).filter(|_| !object.deleted) {
-                found.push((stamp, object.name));
+            let object = match object {
+                Ok(object) => object,
+                // Whoever can write to the bucket can put anything there. The others are as they were.
+                Err(error) => {
+                    metrics.object_passed_over(&error);
+                    unreadable = Some(error);
+                    continue;
+                }
+            };
+            let Some(stamp) = stamp_of(&object.name).filter(|_| !object.deleted) else {
+                continue;
+            };
+            // Replicas send no links. One can lead to itself.
+            if object.options.is_some_and(|options| options.link.is_some()) {
+                metrics.object_passed_over(&format_args!("{} is a link", object.name));
+                continue;
             }
+            found.push((stamp, object.name));
+        }
+        if let Some(error) = unreadable.filter(|_| found.is_empty()) {
+            // Nothing shows that it was the object's fault.
+            return Err(failed(&error));
         }
         found.sort_unstable_by(|one, other| other.cmp(one));
         Ok(found)

@@ -18,6 +18,7 @@ use kvatlas_core::stream::{StreamGeneration, StreamTrust};
 use kvatlas_core::wire::WireLimits;
 
 use super::directory::{DirectoryError, SnapshotDirectory};
+use super::storage::open_regular;
 
 /// The snapshot that the daemon started from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -207,7 +208,7 @@ impl Restoring {
 }
 
 fn open(path: &Path) -> Result<BufReader<File>, SnapshotError> {
-    File::open(path)
+    open_regular(path)
         .map(|file| BufReader::with_capacity(1 << 20, file))
         .map_err(SnapshotError::Io)
 }

@@ -5,6 +5,37 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+/// Opens a file to read it, and nothing else: a pipe under its name would make the opener wait for whoever writes to it, a device for more.
+///
+/// # Errors
+///
+/// Those of the system, and [`io::ErrorKind::InvalidInput`] for what is no regular file.
+pub fn open_regular(path: &Path) -> io::Result<File> {
+    regular(OpenOptions::new().read(true), path)
+}
+
+/// As [`open_regular`], with these options.
+pub(super) fn regular(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
+    // Says nothing of a file. Of a pipe it says not to wait for its other end.
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::custom_flags(options, NONBLOCK);
+    let file = options.open(path)?;
+    match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "it is no regular file",
+        )),
+    }
+}
+
+#[cfg(unix)]
+#[allow(
+    clippy::cast_possible_wrap,
+    reason = "a flag of the system, as the system has it"
+)]
+const NONBLOCK: i32 = rustix::fs::OFlags::NONBLOCK.bits() as i32;
+
 /// A file that is being written.
 pub trait StorageFile: Write + Send {
     /// Brings the written bytes to the disk.

@@ -579,3 +579,28 @@ async fn names_tiers_copies_and_holes_are_kept_over_a_restart() {
         assert_eq!(world.holders()[0].2, 10);
     }
 }
+
+#[cfg(unix)]
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pipe_under_the_name_of_a_snapshot_is_passed_over() {
+    let folder = tempfile::tempdir().unwrap();
+    let world = World::new();
+    let snapshotter = world.snapshotter(folder.path());
+    world.dispatch(1).await;
+    let old = save(&snapshotter).await;
+    world.dispatch(2).await;
+    let new = save(&snapshotter).await;
+    std::fs::remove_file(&new.path).unwrap();
+    let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+    rustix::fs::mkfifoat(rustix::fs::CWD, &new.path, mode).unwrap();
+    // Whoever opened it as a file would wait for a writer for ever.
+    let restored = World::new().restore(folder.path(), Some(STREAM)).await.unwrap();
+    assert_eq!(restored.path, old.path);
+    assert!(open_regular(&new.path).is_err() && open_regular(folder.path()).is_err());
+    let lock = tempfile::tempdir().unwrap();
+    rustix::fs::mkfifoat(rustix::fs::CWD, lock.path().join(".lock"), mode).unwrap();
+    assert!(matches!(
+        DirectoryLock::take(lock.path(), "x"),
+        Err(LockError::Unusable { .. })
+    ));
+}

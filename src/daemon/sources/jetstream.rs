@@ -27,7 +27,7 @@ use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
 use crate::daemon::config::StreamConfig;
-use crate::daemon::lanes::{LanePool, StreamPosition, now_us};
+use crate::daemon::lanes::{LanePool, StreamPosition, log_lane_stopped, now_us};
 use crate::daemon::metrics::StreamMetrics;
 use crate::daemon::metrics::labels::ConsumerReset;
 use crate::daemon::traces::Tracer;
@@ -517,7 +517,7 @@ impl JetStreamSource {
             return;
         };
         if self.pool.drain().await.is_err() {
-            tracing::error!("a lane has stopped; its workers' events are lost");
+            log_lane_stopped();
             attached.stall = Some(stall);
             return;
         }

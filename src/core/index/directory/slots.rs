@@ -62,6 +62,11 @@ impl Directory {
         self.holders.get(slot)?.as_ref()
     }
 
+    /// How many slots have a holder.
+    pub(crate) fn len(&self) -> usize {
+        self.by_worker.len()
+    }
+
     /// Whether all slots fit into one word.
     #[inline]
     pub(crate) fn is_small(&self) -> bool {

@@ -8,7 +8,8 @@ use crate::wire::{DegradedReason, DegradedReasons};
 pub enum RejectReason {
     /// A removed block was not held; nothing is lost by that.
     UnknownBlock,
-    /// A block lost its place or its name to another one, which has moved there.
+    /// A block lost its place or its name to another one: one name for two blocks, or one hash after two parents. Nobody can tell whether the
+    /// engine still has the first.
     Moved,
     /// A position beyond what a lineage hash can carry.
     PositionOutOfRange,
@@ -62,8 +63,9 @@ impl RejectReason {
     /// The doubt that follows; none where nothing is lost.
     pub fn doubt(self) -> Option<DegradedReason> {
         match self {
-            Self::UnknownBlock | Self::Moved | Self::ForeignChain => None,
-            Self::PositionOutOfRange
+            Self::UnknownBlock | Self::ForeignChain => None,
+            Self::Moved
+            | Self::PositionOutOfRange
             | Self::MissingContent
             | Self::ContentMismatch
             | Self::AmbiguousParent => Some(DegradedReason::Rejected),

@@ -1,59 +1,30 @@
 //! Parents that events gave by position and sequence hash although the holder does not have them.
 //!
-//! Where an engine has names of its own, such a parent may be one of them. Then its children stand behind a block that does not exist. Nobody
-//! finds them, and nothing is wrong, until a block of that name comes: now they should be found behind it.
-
-use std::collections::HashMap;
+//! Where an engine has names of its own, such a parent may be one of them. Then its children stand behind a block that does not exist, among
+//! the orphans. Nobody finds them, and nothing is wrong, until a block of that name comes: now they should be found behind it. The orphans
+//! themselves say which names those are, also after a restart.
 
 use crate::index::block::{NewBlock, is_fragment_of};
 
+use super::HolderState;
 use super::resolve::Resolved;
 
-/// The absent parents of one holder.
-#[derive(Debug, Default)]
-pub(crate) struct Claims {
-    /// What was given as a sequence hash, with the position of the parent.
-    parents: HashMap<u64, u64>,
-    /// Whether events are known to mean sequence hashes.
-    pub(crate) is_paused: bool,
-}
-
-impl Claims {
-    pub(crate) fn is_empty(&self) -> bool {
-        self.parents.is_empty()
-    }
-
-    /// Notes the absent parent of an event's blocks, `claims_max` in all. Says how many blocks may stand behind another one than the engine
-    /// means: those whose parent cannot be noted, and those of a name that was noted as another's sequence hash.
-    pub(super) fn note(&mut self, resolved: &Resolved<'_>, claims_max: usize) -> usize {
-        let sequence = match resolved {
-            Resolved::Keys(blocks) => return self.contradicted_by(blocks),
-            Resolved::Sequence(sequence) => sequence,
-        };
-        let mut ambiguous = 0;
-        if let Some((parent, position)) = sequence.claim().filter(|_| !self.is_paused) {
-            if self.parents.len() < claims_max || self.parents.contains_key(&parent) {
-                self.parents.insert(parent, position);
-            } else {
-                ambiguous = sequence.hashes.len();
-            }
-        }
-        if sequence.names.is_some() && !self.is_empty() {
-            ambiguous += self.contradicted_by(&sequence.blocks());
-        }
-        ambiguous
-    }
-
-    /// How many of these blocks have a name that was given as the sequence hash of another block in their place. Each counts once.
-    fn contradicted_by(&mut self, blocks: &[NewBlock]) -> usize {
-        if self.is_empty() {
+impl HolderState {
+    /// How many blocks of an event have a name that others gave as the sequence hash of their parent, which would be another block in the
+    /// same place.
+    pub(super) fn contradicted_by(&self, resolved: &Resolved<'_>) -> usize {
+        if self.orphans.len() == 0 {
             return 0;
         }
         let is_contradicted = |block: &&NewBlock| {
-            let Some(name) = block.name else { return false };
-            let is_there = self.parents.get(&name) == Some(&block.key.position());
-            is_there && !is_fragment_of(block.key, name) && self.parents.remove(&name).is_some()
+            let is_awaited = |name| self.orphans.is_awaited(block.key.position(), name);
+            let name = block.name.filter(|name| !is_fragment_of(block.key, *name));
+            name.is_some_and(is_awaited)
         };
-        blocks.iter().filter(is_contradicted).count()
+        match resolved {
+            Resolved::Keys(blocks) => blocks.iter().filter(is_contradicted).count(),
+            Resolved::Sequence(sequence) if sequence.names.is_none() => 0,
+            Resolved::Sequence(sequence) => sequence.blocks().iter().filter(is_contradicted).count(),
+        }
     }
 }

@@ -47,7 +47,6 @@ use parking::Parking;
 use part::{Attributes, Part};
 
 pub use applied::{Applied, RejectReason};
-pub(super) use claims::Claims;
 pub(super) use turn::{Home, Turn};
 
 /// A holder, as its lane, queries and whoever evicts blocks share it.
@@ -67,6 +66,8 @@ struct Work<'a> {
     tier: Tier,
     /// Most blocks of the holder.
     blocks_max: usize,
+    /// Most bytes of events that wait, of all holders.
+    waiting_bytes_max: u64,
 }
 
 impl Work<'_> {
@@ -102,9 +103,10 @@ pub(crate) struct HolderState {
     is_keyed: bool,
     /// Runs of which it has got more or less since readers were told.
     touched: Vec<RunId>,
-    /// What is accounted for, in bytes; and how much of it is for what has no place among the runs.
+    /// What is accounted for, in bytes; how much of it is for what has no place among the runs; and how much of that for events that wait.
     bytes: i64,
     aside: i64,
+    waiting: i64,
     /// Whether the engine names blocks; not all need have names.
     uses_names: bool,
     /// Whether blocks without a name are not taken.
@@ -207,12 +209,14 @@ impl HolderState {
         // First names are in parts, roughly as many as the map has.
         let names = (self.own.len() - self.further) * size_of::<u64>() + self.copies_bytes;
         let placed = self.own.bytes() + (self.parts.bytes() + names) as u64;
-        let aside = (self.orphans.bytes() + self.parking.bytes()) as u64;
+        let waiting = self.parking.bytes() as u64;
+        let aside = self.orphans.bytes() as u64 + waiting;
         let (bytes, aside) = ((placed + aside).cast_signed(), aside.cast_signed());
-        let change = &mut runs.state.change;
+        let (change, waiting) = (&mut runs.state.change, waiting.cast_signed());
         change.bytes += bytes - self.bytes;
         change.aside += aside - self.aside;
-        (self.bytes, self.aside) = (bytes, aside);
+        change.waiting += waiting - self.waiting;
+        (self.bytes, self.aside, self.waiting) = (bytes, aside, waiting);
     }
 
     /// Whether it has any of the blocks that are to be forgotten.

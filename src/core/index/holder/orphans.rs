@@ -237,6 +237,15 @@ impl Orphans {
         Some(orphan)
     }
 
+    /// Whether a block waits for the one at `position` with this hash or fragment.
+    pub(super) fn is_awaited(&self, position: u64, hash: u64) -> bool {
+        let Ok(position) = Position::new(position + 1) else {
+            return false;
+        };
+        let key = |current| Key::at(position, SequenceHash(hash), SequenceHash(current));
+        self.blocks.range(key(0)..=key(u64::MAX)).next().is_some()
+    }
+
     /// Takes out a block that waits for the one at `position` with this fragment.
     pub(super) fn take_child(&mut self, position: u32, fragment: u64) -> Option<(Key, Orphan)> {
         let position = Position::new(u64::from(position) + 1).ok()?;

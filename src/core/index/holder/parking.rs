@@ -22,24 +22,37 @@ pub(crate) struct ParkedEvent {
     stamp: u64,
 }
 
-impl ParkedEvent {
-    fn bytes(&self) -> usize {
-        let names = match &self.stored.names {
-            BlockNames::Sequence { hashes, .. } => hashes.capacity() * 8,
-            BlockNames::Lineage(hashes) => hashes.capacity() * 16,
-        };
-        let content = match &self.stored.content {
-            None => 0,
-            Some(BlockContent::BlockHashes(hashes)) => hashes.capacity() * 8,
-            Some(BlockContent::Tokens { tokens, .. }) => tokens.capacity() * 4,
-        };
-        let own = self.stored.engine_hashes.as_ref().map_or(0, Vec::capacity);
-        let runs = self.stored.resumable.runs().map_or(0, <[u32]>::len) * size_of::<u32>();
-        names + content + runs + own * 8 + self.remaining.capacity() * (size_of::<u64>() + 1) / 7 * 8
-    }
+/// What the blocks of an event take, in bytes.
+fn bytes_of(stored: &StoredBlocks) -> usize {
+    let names = match &stored.names {
+        BlockNames::Sequence { hashes, .. } => hashes.capacity() * 8,
+        BlockNames::Lineage(hashes) => hashes.capacity() * 16,
+    };
+    let content = match &stored.content {
+        None => 0,
+        Some(BlockContent::BlockHashes(hashes)) => hashes.capacity() * 8,
+        Some(BlockContent::Tokens { tokens, .. }) => tokens.capacity() * 4,
+    };
+    let own = stored.engine_hashes.as_ref().map_or(0, Vec::capacity);
+    let runs = stored.resumable.runs().map_or(0, <[u32]>::len) * size_of::<u32>();
+    names + content + runs + own * 8
+}
+
+/// What a set of so many names takes, in bytes.
+fn bytes_of_names(names: usize) -> usize {
+    names * (size_of::<u64>() + 1) / 7 * 8
+}
+
+/// What an event would take while it waits, in bytes, roughly.
+pub(super) fn bytes_to_wait(stored: &StoredBlocks) -> usize {
+    size_of::<ParkedEvent>() + bytes_of(stored) + bytes_of_names(stored.names.len() * 2)
 }
 
 impl ParkedEvent {
+    fn bytes(&self) -> usize {
+        size_of::<Self>() + bytes_of(&self.stored) + bytes_of_names(self.remaining.capacity())
+    }
+
     /// Notes whether those of its blocks are resumable that have one of these names or hashes.
     fn mark(&mut self, hashes: &HashSet<u64>, keys: &HashSet<PositionalLineageHash>, resumable: bool) {
         let names = self.stored.engine_hashes.as_ref();
@@ -187,6 +200,11 @@ impl Parking {
         if self.unplaced.len() <= UNPLACED_MAX / 2 {
             return 0;
         }
+        self.drop_all()
+    }
+
+    /// Drops all that waits; says how many blocks are lost by that.
+    pub(super) fn drop_all(&mut self) -> usize {
         let dropped = self.events.iter().map(|event| event.remaining.len()).sum();
         (self.events, self.unplaced) = Default::default();
         dropped

@@ -1,6 +1,6 @@
 //! What removed events do to a holder's blocks.
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 use smallvec::SmallVec;
 
 use crate::hash::SequenceHash;
@@ -34,6 +34,18 @@ pub(super) fn leave_out_named(others: &mut Vec<Other>, names: &[SequenceHash]) -
     }
     let before = others.len();
     others.retain(|(hash, _)| left.get(hash) == Some(&0));
+    before - others.len()
+}
+
+/// Leaves those out that name a block of an event that waits once more in their event: of the first, the block that waited does not come. Says
+/// how many.
+pub(super) fn leave_out_waiting(others: &mut Vec<Other>) -> usize {
+    let waited = others.iter().filter(|(_, waits)| *waits);
+    let waited: HashSet<u64> = waited.map(|(hash, _)| *hash).collect();
+    let before = others.len();
+    if !waited.is_empty() {
+        others.retain(|(hash, waits)| *waits || !waited.contains(hash));
+    }
     before - others.len()
 }
 
@@ -181,16 +193,27 @@ impl HolderState {
         if self.parking.len() > 0 {
             let dropped = removed.map(|removed| self.parking.note_unplaced(removed, work.tier));
             work.applied.reject(RejectReason::ParkingFull, dropped.sum());
+            let own = self.parking.bytes() as u64;
+            if own > work.runs.store.room_to_wait(own, work.waiting_bytes_max) {
+                work.applied
+                    .reject(RejectReason::ParkingFull, self.parking.drop_all());
+            }
         }
     }
 
-    /// Removes blocks by sequence hashes: each goes under all its names, as by its lineage hash.
+    /// Removes blocks by sequence hashes: each goes under all its names, as by its lineage hash. Those that are names of events that wait mean
+    /// the blocks that wait, which do not come any more, and no others: what another name holds stays.
     pub(super) fn remove_hashes(&mut self, hashes: &[Other], work: &mut Work<'_>) {
         let unplaced = hashes.iter().filter(|(_, waits)| !waits);
         self.note_unplaced(unplaced.map(|(hash, _)| Unplaced::Hash(*hash)), work);
         for (hash, waits) in hashes {
-            let found = self.find_hash(*hash, &mut work.runs);
-            self.remove_found(found, *waits, work);
+            match waits {
+                true => work.applied.count_removed(true),
+                false => {
+                    let found = self.find_hash(*hash, &mut work.runs);
+                    self.remove_found(found, work);
+                }
+            }
         }
     }
 
@@ -199,14 +222,14 @@ impl HolderState {
         for key in keys {
             let orphan = self.orphans.get(*key).map(|_| Found::Orphan(*key));
             let placed = self.find_keys(*key, &mut work.runs).into_iter();
-            self.remove_found(placed.map(Found::Placed).chain(orphan).collect(), false, work);
+            self.remove_found(placed.map(Found::Placed).chain(orphan).collect(), work);
         }
     }
 
-    /// Removes blocks under all their names. Where there are none, an event that `waits` may have had what was meant.
-    fn remove_found(&mut self, found: SmallVec<[Found; 2]>, waits: bool, work: &mut Work<'_>) {
+    /// Removes blocks under all their names.
+    fn remove_found(&mut self, found: SmallVec<[Found; 2]>, work: &mut Work<'_>) {
         if found.is_empty() {
-            work.applied.count_removed(waits);
+            work.applied.count_removed(false);
         }
         for found in found {
             self.remove_along(found, &[], work.tier, work.runs.view(), work.applied);

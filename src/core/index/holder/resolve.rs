@@ -62,14 +62,6 @@ pub(super) struct Start {
 }
 
 impl ResolvedSequence<'_> {
-    /// The sequence hash that the event gives for a parent which the holder does not have, and the parent's position; where the engine has
-    /// names of its own, so that it may have meant one of them.
-    pub(super) fn claim(&self) -> Option<(u64, u64)> {
-        let parent = self.start.parent.filter(|_| !self.start.parent_is_known)?;
-        let position = self.start.position.checked_sub(1)?;
-        self.names.map(|_| (parent.as_u64(), position))
-    }
-
     /// As blocks that have places, of which some are `kept`; none where the block before the first has none.
     pub(super) fn placed<'a>(&'a self, kept: Option<&'a [bool]>) -> Option<Sequence<'a>> {
         (self.start.position == 0 || self.start.spot.is_some()).then(|| Sequence {

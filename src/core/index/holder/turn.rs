@@ -13,12 +13,11 @@ use crate::index::settings::{Hashing, IndexLimits, NamespaceSettings};
 use crate::wire::{BlockContent, DegradedReason, RemovedBlocks, ResumableBlocks, StoredBlocks, Tier};
 use crate::words::{GIVEN_BACK, give_back};
 
-use super::claims::Claims;
 use super::marks::Marks;
 use super::names::Found;
-use super::parking::{ParkedEvent, Unplaced, names_in};
+use super::parking::{ParkedEvent, Unplaced, bytes_to_wait, names_in};
 use super::part::{Form, tier_bit};
-use super::remove::leave_out_named;
+use super::remove::{leave_out_named, leave_out_waiting};
 use super::resolve::{self, Resolved, Unresolved};
 use super::store::Sequence;
 use super::{Applied, Holder, HolderState, RejectReason, Work};
@@ -29,7 +28,6 @@ pub(in crate::index) struct Turn<'a> {
     record: &'a HolderRecord,
     state: MutexGuard<'a, HolderState>,
     work: Work<'a>,
-    claims: &'a mut Claims,
 }
 
 /// The index that a holder is of.
@@ -64,7 +62,6 @@ impl Holder {
     pub(in crate::index) fn change(
         &self,
         home: Home<'_>,
-        claims: &mut Claims,
         applied: &mut Applied,
         uses_names: bool,
         change: impl FnOnce(&mut Turn<'_>),
@@ -78,8 +75,8 @@ impl Holder {
                 applied,
                 tier: Tier::DEVICE,
                 blocks_max: home.limits.blocks_per_holder_max,
+                waiting_bytes_max: home.limits.parking.bytes_max,
             },
-            claims,
         };
         turn.state.uses_names |= uses_names;
         turn.prepare();
@@ -134,6 +131,7 @@ impl Holder {
             reshaped: state.reshaped + 1,
             bytes: state.bytes,
             aside: state.aside,
+            waiting: state.waiting,
             ..HolderState::default()
         };
         let rest = std::mem::replace(&mut *state, fresh);
@@ -272,7 +270,7 @@ impl Turn<'_> {
         let resolved = self
             .state
             .aside(hashed, runs, |_, _| resolve::resolve(stored, settings, start))?;
-        let ambiguous = self.claims.note(&resolved, self.home.limits.parking.blocks_max);
+        let ambiguous = self.state.contradicted_by(&resolved);
         self.reject(RejectReason::AmbiguousParent, ambiguous);
         if let Resolved::Sequence(sequence) = &resolved
             && sequence.is_foreign
@@ -292,26 +290,35 @@ impl Turn<'_> {
                 let Some(stored) = self.without_surplus_content(stored) else {
                     return self.reject(RejectReason::ContentMismatch, blocks);
                 };
-                if !self.home.runs.has_room_aside() {
+                let (tier, limits) = (self.work.tier, self.home.limits.parking);
+                let (own, more) = (self.state.parking.bytes() as u64, bytes_to_wait(&stored) as u64);
+                let room = self.home.runs.room_to_wait(own, limits.bytes_max);
+                if !self.home.runs.has_room_aside() || own + more > room {
                     return self.reject(RejectReason::ParkingFull, blocks);
                 }
                 self.work.applied.parked += 1;
-                let (tier, limits) = (self.work.tier, self.home.limits.parking);
                 let dropped = self.state.parking.park(parent, stored, tier, now_us, limits);
                 self.reject(RejectReason::ParkingFull, dropped);
             }
         }
     }
 
-    /// The event as it may wait. What waits is bounded in blocks, so its content must not be more than the blocks need: where
-    /// the engine's hashes are the keys it needs none.
+    /// The event as it may wait. What waits is bounded in blocks, so its content must not be more than the blocks need: their hashes, and where
+    /// the engine's hashes are the keys nothing.
     fn without_surplus_content(&self, mut stored: StoredBlocks) -> Option<StoredBlocks> {
         if self.home.settings.hashing == Hashing::Engine || stored.engine_hashes.is_some() {
             stored.content = None;
         }
         let (blocks, size) = (stored.names.len(), self.home.settings.block_size);
         let fits = |content: &BlockContent| content.is_of(blocks, size);
-        stored.content.as_ref().is_none_or(fits).then_some(stored)
+        if !stored.content.as_ref().is_none_or(fits) {
+            return None;
+        }
+        if let Some(content) = &stored.content {
+            let hashes = content.hashes_from(0, size).into_owned();
+            stored.content = Some(BlockContent::BlockHashes(hashes));
+        }
+        Some(stored)
     }
 
     /// Stores the blocks of an event; of one that has waited, without those that were removed meanwhile.
@@ -398,7 +405,7 @@ impl Turn<'_> {
         });
         if !others.is_empty() {
             let left_out = self.state.aside(names.len(), &mut self.work.runs, |_, _| {
-                leave_out_named(&mut others, names)
+                leave_out_named(&mut others, names) + leave_out_waiting(&mut others)
             });
             self.reject(RejectReason::UnknownBlock, left_out);
         }

@@ -138,17 +138,37 @@ impl PositionalIndexer {
 
     /// Walks over a block and all below it; none where nobody has the block. Lists all runs of the index, as [`Self::walk`] does.
     pub fn walk_below(&self, block: PositionalLineageHash) -> Option<Walk> {
-        let mut turn = self.shared.runs.write();
-        turn.place_all();
-        let first = turn.find_place(block.current_hash_fragment(), |spot| {
-            (turn.key(spot) == block).then_some(spot)
-        })?;
-        let own = Listed::of(&turn, first.run)?;
-        drop(turn);
         let runs = list(&self.shared);
-        let index = runs.iter().position(|listed| *listed == own)?;
-        Some(Walk::new(self, runs, index..index + 1, first.offset))
+        let (index, offset) = find(&self.shared, &runs, block)?;
+        Some(Walk::new(self, runs, index..index + 1, offset))
     }
+}
+
+/// Which of these runs has a block, and where. Looks at each of them: a table of all blocks would stay behind.
+fn find(shared: &Shared, runs: &[Listed], block: PositionalLineageHash) -> Option<(usize, u16)> {
+    let mut index = 0;
+    for some in runs.chunks(RUNS_PER_TURN as usize) {
+        let turn = shared.runs.write();
+        for listed in some {
+            let run = turn.run(listed.run);
+            let offset = run.and_then(|run| {
+                let offset = block.position().checked_sub(u64::from(run.start()))?;
+                u16::try_from(offset).ok().filter(|offset| *offset < run.len())
+            });
+            let spot = offset.map(|offset| Spot {
+                run: listed.run,
+                offset,
+            });
+            if let Some(spot) = spot
+                && turn.key(spot) == block
+                && Listed::of(&turn, listed.run) == Some(*listed)
+            {
+                return Some((index, spot.offset));
+            }
+            index += 1;
+        }
+    }
+    None
 }
 
 /// The runs that follow a block of `parent`, those of later blocks first; those at position 0 where it is none.

@@ -17,9 +17,9 @@ use smallvec::SmallVec;
 use super::RunId;
 use super::run::{Run, word_at};
 use super::writer::RunWriter;
+use crate::epoch::Guard;
 use crate::index::directory::{HolderSlot, SlotBits};
 use crate::index::hook::point;
-use crossbeam_epoch::Guard;
 
 /// Steps of tiers.
 pub(crate) const STEPS: usize = 3;

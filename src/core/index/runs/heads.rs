@@ -6,7 +6,7 @@
 //! Beside the table there is a bit for each of 131,072 numbers of runs at position 0: where it is not set, none begins so. These bits mostly stay
 //! in the processor's caches, and most queries whose first block nobody has end there.
 
-use crossbeam_epoch::Guard;
+use crate::epoch::Guard;
 
 use super::{RunId, Spot, fold, random_key};
 use crate::sync::{AtomicU64, IS_MODEL, Ordering};
@@ -250,7 +250,7 @@ mod tests {
     #[test]
     fn the_first_runs_that_are_there_have_their_bits_and_few_others() {
         let (heads, mut counts) = (Heads::new(), HeadCounts::default());
-        let guard = crossbeam_epoch::pin();
+        let guard = crate::epoch::pin();
         let mut random = Random::new(3);
         let (mut there, mut elsewhere) = (Vec::new(), Vec::new());
         for number in 1..60_000 {

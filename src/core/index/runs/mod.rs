@@ -11,6 +11,7 @@
 //! | `heads.rs` | from a block and the hash after it to the run that goes on there, for readers |
 //! | `name_map.rs`, `bucket.rs` | from a name or hash to a place, for writers; a bucket at one look |
 //! | `places.rs` | finding blocks by their hashes, for writers |
+//! | `lookups.rs` | finding all blocks by their hashes, for queries |
 //! | `recency.rs` | which runs were used longest ago |
 //! | `store.rs`, `writer.rs`, `trim.rs` | the runs of an index, changing them, and cutting off what nobody has |
 
@@ -19,6 +20,7 @@ mod bucket;
 mod entry;
 mod header;
 mod heads;
+mod lookups;
 mod name_map;
 mod places;
 mod print;
@@ -33,6 +35,7 @@ mod writer;
 pub(crate) use bars::{Barred, STEPS, split_by_usable};
 pub(crate) use entry::Entry;
 pub(crate) use header::Version;
+pub(crate) use lookups::LookedUp;
 pub(crate) use name_map::NameMap;
 pub(crate) use print::{CHUNK, Prints};
 pub(crate) use recency::Victim;
@@ -159,7 +162,7 @@ const COLLECTIONS: usize = 64;
 /// regularly, outside of lanes and queries, has what the last of many removals left behind given back, too.
 pub fn give_back_memory() {
     for _ in 0..COLLECTIONS {
-        crossbeam_epoch::pin().flush();
+        crate::epoch::pin().flush();
     }
     give_back(1);
 }

@@ -8,10 +8,10 @@ use super::writer::{RunView, RunWriter};
 use super::{NameMap, RUN_BLOCKS_MAX, RunId, Spot};
 
 /// Most places found by one hash. Blocks beyond are found by names alone.
-const EQUAL_MAX: usize = 16;
+pub(super) const EQUAL_MAX: usize = 16;
 
 /// How many places there are of a hash with these bits.
-fn equal_places(places: &NameMap, key: u64, runs: RunView<'_>) -> usize {
+pub(super) fn equal_places(places: &NameMap, key: u64, runs: RunView<'_>) -> usize {
     let mut equal = 0;
     places.find(key, |spot| {
         equal += usize::from(runs.hash(spot) & COMMON_MASK == key);
@@ -67,6 +67,7 @@ impl RunWriter<'_> {
 
     /// Makes the blocks of a run from `from` on, which are cut off next, no longer be found by their hashes.
     pub(super) fn displace(&mut self, id: RunId, from: u16) {
+        self.leave_lookups(id, from);
         let Some(run) = self.store.run(id, &self.guard) else {
             return;
         };
@@ -88,17 +89,6 @@ impl RunWriter<'_> {
             doubles -= u64::from(is_double);
         });
         self.account_places(doubles);
-    }
-
-    /// Makes all blocks be found by their hashes from now on.
-    pub(crate) fn place_all(&mut self) {
-        self.state.places_all = true;
-        // Runs that come from now on are placed as they grow. Whoever comes while another one pauses goes on with it.
-        self.place_each(|runs| {
-            let next = runs.state.unplaced_from;
-            runs.state.unplaced_from += u32::from(next < runs.state.next);
-            (next < runs.state.next).then_some(RunId(next))
-        });
     }
 
     /// Makes all blocks of the runs that `next` gives be found by their hashes. Others have turns meanwhile.

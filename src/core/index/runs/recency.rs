@@ -6,7 +6,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::atomic::Ordering;
 
-use crate::index::directory::HolderSlot;
+use crate::index::directory::{HolderSlot, SlotBits, SlotSet};
 
 use super::RunId;
 use super::entry::Entry;
@@ -16,6 +16,9 @@ use super::writer::RunWriter;
 /// Most leaves of a turn, and the blocks after which there are no more.
 const VICTIMS_MAX: usize = 64;
 const VICTIM_BLOCKS_MAX: u64 = 256;
+/// Most leaves that are spared in a turn; and for how many that were spared in vain a turn goes by without a look.
+const SPARED_MAX: usize = 4096;
+const SPARED_PER_TURN: usize = 16;
 /// Ticks in which the whole capacity is stored once.
 const TICKS: u64 = 256;
 
@@ -56,13 +59,54 @@ impl RunWriter<'_> {
         }
     }
 
-    /// The leaves that were used longest ago, of about `blocks_max` blocks at most, and of no more than are good for a turn.
-    pub(crate) fn next_victims(&mut self, blocks_max: u64) -> Vec<Victim> {
-        let (mut victims, mut blocks) = (Vec::new(), 0);
-        while victims.len() < VICTIMS_MAX && blocks < blocks_max.min(VICTIM_BLOCKS_MAX) {
-            let Some(victim) = self.next_victim(blocks_max - blocks) else {
+    /// The leaves that were used longest ago, of about `blocks_max` blocks at most, and of no more than are good for a turn. With `greedy`, those
+    /// that nobody else has, as far as a turn finds any.
+    pub(crate) fn next_victims(&mut self, blocks_max: u64, greedy: Option<&SlotSet>) -> Vec<Victim> {
+        let Some(greedy) = greedy else {
+            self.recall_spared();
+            return self.victims_of(blocks_max, None);
+        };
+        if self.state.unfair_turns > 0 {
+            self.state.unfair_turns -= 1;
+            return self.victims_of(blocks_max, None);
+        }
+        let victims = self.victims_of(blocks_max, Some(greedy));
+        if !victims.is_empty() {
+            self.state.has_found_greedy = true;
+            return victims;
+        }
+        if self.state.queue.is_empty() {
+            self.recall_spared();
+            // Where all have been looked at in vain, they are not looked at again at once.
+            if !std::mem::take(&mut self.state.has_found_greedy) {
+                self.state.unfair_turns = self.state.queue.len() / SPARED_PER_TURN;
+            }
+        }
+        self.victims_of(blocks_max, None)
+    }
+
+    /// Puts leaves that were spared back among the others.
+    fn recall_spared(&mut self) {
+        let spared = std::mem::take(&mut self.state.spared);
+        self.state.queue.extend(spared);
+    }
+
+    fn victims_of(&mut self, blocks_max: u64, greedy: Option<&SlotSet>) -> Vec<Victim> {
+        let (mut victims, mut blocks, mut spared) = (Vec::new(), 0, 0);
+        while victims.len() < VICTIMS_MAX && blocks < blocks_max.min(VICTIM_BLOCKS_MAX) && spared < SPARED_MAX
+        {
+            let Some((tick, victim)) = self.next_victim(blocks_max - blocks) else {
                 break;
             };
+            let is_greedy = |slot: &HolderSlot| greedy.is_none_or(|greedy| greedy.contains(*slot));
+            if !victim.holders.iter().all(is_greedy) {
+                if let Some(run) = self.run(victim.run) {
+                    run.queued.store(1, Ordering::Relaxed);
+                }
+                self.state.spared.push(Reverse((tick, victim.run)));
+                spared += 1;
+                continue;
+            }
             let len = self.run(victim.run).map_or(0, Run::len);
             blocks += u64::from(len.saturating_sub(victim.cutoff));
             victims.push(victim);
@@ -70,8 +114,8 @@ impl RunWriter<'_> {
         victims
     }
 
-    /// The leaf that was used longest ago, `blocks_max` blocks of it at most.
-    fn next_victim(&mut self, blocks_max: u64) -> Option<Victim> {
+    /// The leaf that was used longest ago, `blocks_max` blocks of it at most, and the tick in which it was.
+    fn next_victim(&mut self, blocks_max: u64) -> Option<(u32, Victim)> {
         loop {
             let Reverse((tick, id)) = self.state.queue.pop()?;
             let attached_end = self.attached_end(id);
@@ -90,11 +134,12 @@ impl RunWriter<'_> {
             let cutoff = len.saturating_sub(blocks).max(attached_end);
             let holding = self.entries(id).filter(|entry| entry.end() > cutoff);
             let holders = holding.map(Entry::slot).collect();
-            return Some(Victim {
+            let victim = Victim {
                 run: id,
                 cutoff,
                 holders,
-            });
+            };
+            return Some((tick, victim));
         }
     }
 }

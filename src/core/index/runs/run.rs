@@ -15,7 +15,7 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
-use crossbeam_epoch::Guard;
+use crate::epoch::Guard;
 
 use super::bars::Bars;
 use super::entry::Entry;

@@ -3,7 +3,9 @@
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
 
-use crossbeam_epoch::{Atomic, Guard, Owned, Shared};
+use crossbeam_epoch::{Atomic, Owned, Shared};
+
+use crate::epoch::Guard;
 
 use super::RunId;
 use super::run::Run;
@@ -42,13 +44,13 @@ impl Slab {
     /// The run `id`; none where no run ever had that number since the slab was cleared.
     #[inline]
     pub(super) fn get<'g>(&self, id: RunId, guard: &'g Guard) -> Option<&'g Run> {
-        let chunk = self.chunk(id.index())?.load(Ordering::Acquire, guard);
+        let chunk = self.chunk(id.index())?.load(Ordering::Acquire, guard.pinned());
         #[allow(
             unsafe_code,
             reason = "the one way to read what a pointer leads to without a lock"
         )]
         // SAFETY: a chunk comes from `Owned` in `make` and is freed only by `clear`, deferred until every guard held then is
-        // dropped; ours is held and lives as long as the reference.
+        // dropped; ours is held and lives as long as the reference. All guards are of one collector.
         let chunk = unsafe { chunk.as_ref() }?;
         chunk.get(id.index() % CHUNK_RUNS)
     }
@@ -57,7 +59,7 @@ impl Slab {
     pub(super) fn make(&self, id: RunId, guard: &Guard) -> i64 {
         let shelf = self.shelves.get(id.index() / CHUNK_RUNS / SHELF_CHUNKS);
         shelf.map(|shelf| shelf.get_or_init(|| (0..SHELF_CHUNKS).map(|_| Atomic::null()).collect()));
-        let is_missing = |chunk: &&Atomic<Chunk>| chunk.load(Ordering::Relaxed, guard).is_null();
+        let is_missing = |chunk: &&Atomic<Chunk>| chunk.load(Ordering::Relaxed, guard.pinned()).is_null();
         let Some(chunk) = self.chunk(id.index()).filter(is_missing) else {
             return 0;
         };
@@ -70,7 +72,7 @@ impl Slab {
     pub(super) fn clear(&self, guard: &Guard) -> usize {
         let mut bytes = 0;
         for chunk in self.shelves.iter().filter_map(OnceLock::get).flatten() {
-            let before = chunk.swap(Shared::null(), Ordering::AcqRel, guard);
+            let before = chunk.swap(Shared::null(), Ordering::AcqRel, guard.pinned());
             if before.is_null() {
                 continue;
             }
@@ -88,6 +90,6 @@ impl Slab {
 
 impl Drop for Slab {
     fn drop(&mut self) {
-        self.clear(&crossbeam_epoch::pin());
+        self.clear(&crate::epoch::pin());
     }
 }

@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use crossbeam_epoch::Guard;
+use crate::epoch::Guard;
 use crossbeam_utils::CachePadded;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use super::header::Version;
 use super::heads::{HeadCounts, Heads};
+use super::lookups::Lookups;
 use super::name_map::NameMap;
 use super::print::Prints;
 use super::recency::Queue;
@@ -83,16 +84,20 @@ pub(crate) struct State {
     pub(super) places: NameMap,
     /// How many blocks are not found by their hashes.
     pub(super) unplaced: u64,
-    /// Whether all blocks are to be found by their hashes.
-    pub(super) places_all: bool,
-    /// The first run of which they may not be so yet.
-    pub(super) unplaced_from: u32,
+    /// All blocks by their hashes, where a query has needed that lately.
+    pub(super) lookups: Option<Box<Lookups>>,
     pub(super) places_bytes: i64,
     /// What has changed and is not accounted for.
     pub(crate) change: Change,
     /// Bytes that no reader needs and that have not been given back yet.
     pub(super) garbage: usize,
     pub(super) queue: Queue,
+    /// Runs of the queue that are left alone while others have more than their share.
+    pub(super) spared: Queue,
+    /// Whether some have been found to forget since those were recalled.
+    pub(super) has_found_greedy: bool,
+    /// For how many turns nobody's share is looked at.
+    pub(super) unfair_turns: usize,
     /// Blocks stored in this tick.
     pub(super) stored: u64,
 }
@@ -110,7 +115,6 @@ impl RunStore {
             turns: CachePadded::new(Turns {
                 state: Mutex::new(State {
                     next: 1,
-                    unplaced_from: 1,
                     ..State::default()
                 }),
                 usage,
@@ -125,7 +129,7 @@ impl RunStore {
         RunWriter {
             store: self,
             state: self.turns.state.lock(),
-            guard: crossbeam_epoch::pin(),
+            guard: crate::epoch::pin(),
         }
     }
 
@@ -163,9 +167,23 @@ impl RunStore {
     /// Accounts for what has changed. Only for the one writer.
     pub(super) fn change_usage(&self, change: Change) {
         self.turns.usage.change(change, true);
-        if self.total.is_bounded() {
-            self.total.change(change, false);
+        self.total.change(self.of_total(change), false);
+    }
+
+    /// What counts in the total: all where that is bounded, else what waits alone.
+    fn of_total(&self, change: Change) -> Change {
+        match self.total.is_bounded() {
+            true => change,
+            false => Change {
+                waiting: change.waiting,
+                ..Change::default()
+            },
         }
+    }
+
+    /// How many bytes of events a holder may have wait, which has `own` already, where all of all indexes together may have `bytes_max`.
+    pub(crate) fn room_to_wait(&self, own: u64, bytes_max: u64) -> u64 {
+        self.total.room_to_wait(own, bytes_max)
     }
 
     /// Whether there is room for more of what no eviction gives back.
@@ -271,9 +289,8 @@ impl RunStore {
 
 impl Drop for RunStore {
     fn drop(&mut self) {
-        if self.total.is_bounded() {
-            self.total.change(self.turns.usage.all_gone(), false);
-        }
+        self.total
+            .change(self.of_total(self.turns.usage.all_gone()), false);
     }
 }
 

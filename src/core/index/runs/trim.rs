@@ -79,6 +79,7 @@ impl RunWriter<'_> {
             state.free = Vec::new();
             state.next = 1;
             state.queue = Queue::new();
+            state.spared = Queue::new();
             let gone = self.store.slab.clear(&self.guard);
             state.garbage += gone;
             state.change.bytes -= gone.cast_signed() as i64;

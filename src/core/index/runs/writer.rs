@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-use crossbeam_epoch::Guard;
+use crate::epoch::Guard;
 use parking_lot::MutexGuard;
 
 use crate::hash::{Position, PositionalLineageHash, SequenceHash};
@@ -361,9 +361,7 @@ impl<'s> RunWriter<'s> {
         run.header.set_len(u16::try_from(end).unwrap_or(0));
         self.state.change.blocks += i64::try_from(count).unwrap_or(0);
         self.state.unplaced += count as u64;
-        if self.state.places_all {
-            self.place(id, RUN_BLOCKS_MAX);
-        }
+        self.enter_lookups(id);
         self.note_stored(id, count as u64);
         count
     }

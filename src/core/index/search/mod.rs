@@ -19,7 +19,7 @@ mod matches;
 mod rolled;
 mod sparse;
 
-use crossbeam_epoch::Guard;
+use crate::epoch::Guard;
 use smallvec::SmallVec;
 
 use crate::wire::WorkerName;
@@ -102,7 +102,7 @@ pub(crate) fn find(shared: &Shared, chain: &mut QueryChain<'_>, search: Search<'
     if !shared.runs.may_begin(first.hash) {
         return Matches(None);
     }
-    let guard = &crossbeam_epoch::pin();
+    let guard = &crate::epoch::pin();
     let wraps = shared.runs.wraps();
     point();
     let Some(head) = shared.runs.head(None, 0, first, guard) else {

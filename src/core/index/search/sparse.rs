@@ -3,12 +3,17 @@
 //! A holder's blocks that count are prefix-closed. So a holder of the block at position p, but not of that at q, holds between p + 1 and q
 //! leading blocks. Holders are compared as sets, and bisecting over the chosen blocks finds where each drops out.
 //!
-//! Such a search takes a turn among the writers: it finds blocks in the middle of runs, by tables that only writers have, and all that
+//! Such a search takes a turn among the writers: it finds blocks in the middle of runs, by a table that only writers have, and all that
 //! it sees is of one instant.
+//!
+//! A hash under two parents contradicts that a hash stands for its prefix. That concerns the chains that it is in, and no others: where a query
+//! meets none of them, its bounds are as tight as ever.
+
+use std::collections::HashMap;
 
 use crate::hash::Position;
 use crate::index::directory::{SlotBits, SlotSet};
-use crate::index::runs::{Run, RunWriter, Spot, Wanted, is_same_at, split_by_usable};
+use crate::index::runs::{LookedUp, Run, RunId, RunWriter, Spot, Wanted, is_same_at, split_by_usable};
 use crate::index::shared::Shared;
 use crate::wire::{PositionsError, QueryKey, check_positions};
 
@@ -94,21 +99,22 @@ pub(crate) fn find_bounds(shared: &Shared, chain: &SparseChain<'_>, search: Sear
     // Before the first look, so that what is replaced from now on is noticed.
     let replacements = shared.replacements.load();
     let mut runs = shared.runs.write();
-    runs.place_all();
+    runs.look_up_all();
     let directory = shared.slots.load();
     let mut sparse = SparseSearch {
         runs: &runs,
         chain,
         tiers: search.tiers,
         usable_max: search.usable_max(),
+        is_chain: true,
         found: Groups::new(),
     };
+    sparse.is_chain = !runs.has_equal_lookups() || sparse.meets_no_double();
     let asked = search.workers.map(|workers| directory.slots_of(workers));
     let first = sparse.holders(0, asked.as_ref().unwrap_or(&directory.taken));
-    if runs.has_doubles() {
-        sparse.walk(first);
-    } else {
-        sparse.bisect(0, chain.positions.len(), first);
+    match sparse.is_chain {
+        true => sparse.bisect(0, chain.positions.len(), first),
+        false => sparse.walk(first),
     }
     Matches(Some(Box::new(Found {
         groups: FoundGroups::Any(Box::new(finish(sparse.found, search.usable_max(), &directory))),
@@ -123,17 +129,63 @@ struct SparseSearch<'a> {
     chain: &'a SparseChain<'a>,
     tiers: TierDepth,
     usable_max: u32,
+    /// Whether nothing contradicts that the hashes of this query stand for their prefixes.
+    is_chain: bool,
     found: Groups<SlotSet>,
 }
 
 impl SparseSearch<'_> {
-    /// The holders `among` these of the block chosen as `index` and of all before it.
+    /// Whether no block of the index that the query may mean, and none before it in its chain, has a hash that another one has, too.
+    fn meets_no_double(&self) -> bool {
+        let mut first_doubles: HashMap<RunId, u16> = HashMap::new();
+        let mut first_double = |run: RunId, end: u16| {
+            let find = || {
+                let hashes = (0..).zip(self.runs.view().hashes(run, 0, end));
+                let mut doubles = hashes.filter(|(_, hash)| self.runs.looked_up(*hash) != LookedUp::Single);
+                doubles.next().map_or(u16::MAX, |(offset, _)| offset)
+            };
+            *first_doubles.entry(run).or_insert_with(find)
+        };
+        let mut meets = |spot: Spot| {
+            let mut next = Some(spot);
+            while let Some(at) = next {
+                let own = self.runs.run(at.run);
+                if first_double(at.run, own.map_or(0, Run::len)) <= at.offset {
+                    return true;
+                }
+                next = own.and_then(Run::parent);
+            }
+            false
+        };
+        let mut is_clear = |index| {
+            let Some(chosen) = self.chain.chosen(index).filter(|_| self.is_known(index)) else {
+                // Some of the blocks that it may be are not found.
+                return false;
+            };
+            let met = self.runs.look_up(chosen.hash.hash, |spot| {
+                (self.is_at(spot, &chosen) && meets(spot)).then_some(())
+            });
+            met.is_none()
+        };
+        (0..self.chain.positions.len()).all(&mut is_clear)
+    }
+
+    /// Whether all blocks are found that the block chosen as `index` may be.
+    fn is_known(&self, index: usize) -> bool {
+        let chosen = self.chain.chosen(index);
+        chosen.is_none_or(|chosen| self.runs.looked_up(chosen.hash.hash) != LookedUp::TooMany)
+    }
+
+    /// The holders `among` these of the block chosen as `index` and of all before it; all of these where that is not known.
     fn holders(&self, index: usize, among: &SlotSet) -> SlotSet {
         let mut found = SlotSet::default();
         let Some(chosen) = self.chain.chosen(index).filter(|_| !among.is_empty()) else {
             return found;
         };
-        self.runs.find_place(chosen.hash.hash, |spot| {
+        if !self.is_chain && !self.is_known(index) {
+            return among.clone();
+        }
+        self.runs.look_up(chosen.hash.hash, |spot| {
             if self.is_at(spot, &chosen) {
                 found.unite(&self.runs.holders_to(spot, among, self.tiers));
             }
@@ -168,10 +220,10 @@ impl SparseSearch<'_> {
         let mut found = Groups::new();
         let mut rest = slots;
         // Where hashes are no chain, nobody knows which blocks the others of the query are.
-        if !self.runs.has_doubles()
+        if self.is_chain
             && let Some(chosen) = self.chain.chosen(index)
         {
-            self.runs.find_place(chosen.hash.hash, |spot| {
+            self.runs.look_up(chosen.hash.hash, |spot| {
                 if self.is_at(spot, &chosen) {
                     let own = self.runs.holders_to(spot, &rest, self.tiers);
                     rest.subtract(&own);
@@ -220,7 +272,7 @@ impl SparseSearch<'_> {
     fn walk(&mut self, mut holders: SlotSet) {
         let mut proven = 0;
         for index in 0..self.chain.positions.len() {
-            if proven == self.chain.blocks_before(index) {
+            if proven == self.chain.blocks_before(index) && self.is_known(index) {
                 proven = self.chain.blocks_through(index);
             }
             let deeper = self.holders(index + 1, &holders);

@@ -21,6 +21,7 @@ use kvatlas_lab::random::{Random, setting};
 const PARKING: ParkingLimits = ParkingLimits {
     events_max: 6,
     blocks_max: 2000,
+    bytes_max: u64::MAX,
     wait_us_max: u64::MAX,
 };
 
@@ -71,6 +72,7 @@ fn outcome_of(applied: &Applied) -> Outcome {
         parking_full: applied.rejected(RejectReason::ParkingFull),
         missing_content: applied.rejected(RejectReason::MissingContent),
         capacity: applied.rejected(RejectReason::Capacity),
+        ambiguous: applied.rejected(RejectReason::AmbiguousParent),
     }
 }
 
@@ -155,7 +157,8 @@ impl Run {
             assert_eq!(rebuilt.contents(), holder.oracle.contents(), "{}", holder.id);
             assert_eq!(writer.blocks(), holder.oracle.len());
             holder.writer = writer;
-            holder.oracle.forget_parked();
+            // It knows what waited for a parent, and which blocks have had theirs: a dump does not.
+            holder.oracle = rebuilt;
         }
         self.index = fresh;
         self.check_state();

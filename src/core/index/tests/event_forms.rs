@@ -197,13 +197,72 @@ fn a_position_with_an_absent_parent_is_taken_at_its_word_until_that_is_contradic
     assert_eq!(matched(&index, &[1, 2, 3]), 3);
     // By the engine's name, which nobody could know: noticed as soon as the name comes.
     apply(&mut writer, stored(Some(50), Some(2), &[6], Some(&[60])));
-    assert!(writer.has_claims());
     let applied = apply(&mut writer, stored(None, None, &[4, 5], Some(&[40, 50])));
     assert_eq!(applied.rejected(RejectReason::AmbiguousParent), 1);
-    // The same in a dump, where it is a sequence hash for certain.
-    let (_, mut restored) = holder(Hashing::Engine);
-    restored.restore(stored(Some(50), Some(2), &[6], Some(&[60])), Tier::DEVICE, 0);
-    assert!(!restored.has_claims());
+}
+
+#[test]
+fn a_child_without_names_may_have_meant_its_parents_name() {
+    // Also where a dump lies between: what is not placed yet says itself which parent it gave.
+    for is_restored in [false, true] {
+        let (index, mut writer) = holder(Hashing::Engine);
+        apply(&mut writer, stored(Some(20), Some(2), &[3], None));
+        let (restored_index, mut restored) = holder(Hashing::Engine);
+        for (tier, event) in writer.dump_events(10) {
+            restored.apply(event, tier, 0);
+        }
+        let (index, mut writer) = match is_restored {
+            true => (restored_index, restored),
+            false => (index, writer),
+        };
+        let applied = apply(&mut writer, stored(None, None, &[1, 2], Some(&[10, 20])));
+        assert_eq!(applied.rejected(RejectReason::AmbiguousParent), 1);
+        // It stands behind another block than the one of that name.
+        assert_eq!(matched(&index, &[1, 2, 3]), 2);
+        assert!(RejectReason::AmbiguousParent.doubt().is_some());
+    }
+}
+
+#[test]
+fn a_removed_name_of_an_event_that_waits_is_no_hash() {
+    for twice in [false, true] {
+        let (index, mut writer) = holder(Hashing::Engine);
+        apply(&mut writer, stored(None, None, &[1, 2], Some(&[10, 20])));
+        // The second block again, by its hash as its name, behind a block that has not come.
+        apply(&mut writer, stored(Some(77), None, &[2, 3], None));
+        let removed = removed(if twice { &[2, 2] } else { &[2] });
+        let applied = apply(&mut writer, removed);
+        assert_eq!(applied.removed, 1);
+        assert_eq!(applied.rejected(RejectReason::UnknownBlock), u64::from(twice));
+        // Its first name holds it.
+        assert_eq!(matched(&index, &[1, 2]), 2);
+    }
+}
+
+#[test]
+fn one_hash_under_two_parents_leaves_doubt() {
+    let (index, mut writer) = holder(Hashing::Engine);
+    apply(&mut writer, stored(None, None, &[1], None));
+    apply(&mut writer, stored(None, None, &[2], None));
+    apply(&mut writer, stored(Some(1), None, &[3], None));
+    let applied = apply(&mut writer, stored(Some(2), None, &[3], None));
+    assert_eq!(applied.rejected(RejectReason::Moved), 1);
+    assert!(RejectReason::Moved.doubt().is_some());
+    assert_eq!((matched(&index, &[1, 3]), matched(&index, &[2, 3])), (1, 2));
+    // Under names of their own the holder has both.
+    let (index, mut writer) = holder(Hashing::Engine);
+    apply(&mut writer, stored(None, None, &[1, 3], Some(&[10, 13])));
+    let applied = apply(&mut writer, stored(None, None, &[2, 3], Some(&[20, 23])));
+    assert_eq!(applied.rejected(RejectReason::Moved), 0);
+    assert_eq!((matched(&index, &[1, 3]), matched(&index, &[2, 3])), (2, 2));
+    // Nor do lineage hashes tell apart two sequence hashes that agree in what they keep.
+    let (_, mut writer) = holder(Hashing::Engine);
+    apply(&mut writer, stored(Some(5), Some(300), &[7], Some(&[70])));
+    let applied = apply(
+        &mut writer,
+        stored(Some(5), Some(300), &[7 | 1 << 63], Some(&[71])),
+    );
+    assert_eq!(applied.rejected(RejectReason::Moved), 1);
 }
 
 #[test]

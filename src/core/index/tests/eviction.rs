@@ -40,8 +40,13 @@ fn index_of(capacity: Capacity) -> PositionalIndexer {
 }
 
 fn register(index: &PositionalIndexer, worker: &str) -> HolderWriter {
+    register_rank(index, worker, 0)
+}
+
+/// Ranks of one worker have one share.
+fn register_rank(index: &PositionalIndexer, worker: &str, rank: u32) -> HolderWriter {
     let worker = WorkerName::new(worker).unwrap();
-    index.register(&HolderId { worker, rank: 0 }).unwrap()
+    index.register(&HolderId { worker, rank }).unwrap()
 }
 
 /// A chain's blocks from `from` on; different chains have different hashes.
@@ -91,7 +96,7 @@ fn the_chain_that_was_used_longest_ago_goes_first_and_from_its_end() {
 #[test]
 fn a_shared_prefix_goes_only_after_what_follows_it() {
     let index = index_of(blocks(200));
-    let (mut writer, mut other) = (register(&index, "a"), register(&index, "b"));
+    let (mut writer, mut other) = (register(&index, "a"), register_rank(&index, "a", 1));
     let prefix = hashes(1, 0, 20);
     let branches: Vec<Vec<SequenceHash>> = (10..18).map(|branch| hashes(branch, 20, 30)).collect();
     store(&mut writer, None, prefix.clone());
@@ -121,7 +126,7 @@ fn a_shared_prefix_goes_only_after_what_follows_it() {
 #[test]
 fn what_follows_a_forgotten_block_is_not_taken_and_nobody_is_asked_for_it() {
     let index = index_of(blocks(50));
-    let (mut writer, mut other) = (register(&index, "a"), register(&index, "b"));
+    let (mut writer, mut other) = (register(&index, "a"), register_rank(&index, "a", 1));
     store(&mut writer, None, hashes(1, 0, 10));
     for chain in 2..20 {
         store(&mut other, None, hashes(chain, 0, 10));
@@ -245,6 +250,7 @@ struct Churn {
 const PARKING: ParkingLimits = ParkingLimits {
     events_max: 6,
     blocks_max: 2000,
+    bytes_max: u64::MAX,
     wait_us_max: u64::MAX,
 };
 
@@ -520,4 +526,53 @@ fn writers_at_once_in_a_small_index_never_credit_more_than_the_oracle() {
     }
     assert!(churn.index.sizes().evicted_blocks > 0, "the bound was met");
     churn.finish();
+}
+
+#[test]
+fn whoever_floods_forgets_its_own_blocks_and_leaves_others_their_share() {
+    const SHARE: u64 = 100;
+    let index = index_of(blocks(SHARE * 11));
+    // The flooder was first, and alone.
+    let mut flooder = register(&index, "flooder");
+    for chain in 0..200 {
+        store(&mut flooder, None, hashes(chain, 0, 10));
+    }
+    assert!(flooder.blocks() as u64 > SHARE * 10);
+    let chain_of = |worker: u64, chain: u64| hashes(1_000_000 + worker * 1000 + chain, 0, 10);
+    let name = |worker: u64| format!("honest-{worker}");
+    let mut honest: Vec<_> = (0..10).map(|worker| register(&index, &name(worker))).collect();
+    for chain in 0..9 {
+        for (worker, writer) in (0..).zip(&mut honest) {
+            store(writer, None, chain_of(worker, chain));
+            // However much it stores meanwhile, and asks for to keep it in use.
+            for _ in 0..3 {
+                let own = fastrand::u64(200..100_000);
+                store(&mut flooder, None, hashes(own, 0, 10));
+                depth(&index, hashes(own, 0, 10));
+            }
+        }
+    }
+    for (worker, writer) in (0..).zip(&honest) {
+        assert_eq!(writer.blocks(), 90, "{worker}");
+        assert!(writer.status().own_reasons().is_empty(), "{worker}");
+        for chain in 0..9 {
+            assert_eq!(depth(&index, chain_of(worker, chain)), 10);
+        }
+    }
+    assert!(flooder.blocks() as u64 >= SHARE, "it has what the others leave");
+    assert!(flooder.status().own_reasons().contains(DegradedReason::Capacity));
+    assert!(index.sizes().distinct_blocks <= SHARE * 11);
+    // Who has less than half of its share is worth being asked again, although there is no room.
+    let late = register(&index, "late");
+    assert!(index.has_room_for(late.record()));
+    assert!(!index.has_room_for(flooder.record()));
+    // What others have, too, is nobody's alone: where all that is greedy is shared, the oldest goes.
+    for writer in &mut honest {
+        writer.clear();
+    }
+    for chain in 0..300 {
+        store(&mut flooder, None, hashes(chain, 0, 10));
+        store(&mut honest[0], None, hashes(chain, 0, 10));
+        assert!(index.sizes().distinct_blocks <= SHARE * 11);
+    }
 }

@@ -144,6 +144,15 @@ fn store(random: &mut Random, hashing: Hashing, path: &Path) -> StoredBlocks {
     let before = from.checked_sub(1);
     let position = random.chance(30).then(|| Position::new(from as u64).unwrap());
     let parent = before.map(|before| name_of(hashing, path.chain[before], variant));
+    // A block has several names, and the parent is meant by any of them. Where it has not come under that one, the event waits, or with
+    // its position stands where it may not belong.
+    let parent = match before {
+        Some(before) if random.chance(10) => {
+            let other = random.next() % 3;
+            Some(name_of(hashing, path.chain[before], other))
+        }
+        _ => parent,
+    };
     // A parent can be named by its sequence hash, too.
     let parent = if random.chance(if position.is_some() { 50 } else { 15 }) {
         before.map(|before| path.chain[before])

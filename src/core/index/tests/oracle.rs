@@ -29,6 +29,8 @@ struct Block {
     names: Vec<(u64, u8)>,
     /// The classes of tiers in which it is not resumable.
     barred: u8,
+    /// Whether the holder has had its parent, and that its own, down to position 0.
+    is_placed: bool,
 }
 
 impl Block {
@@ -91,6 +93,8 @@ pub(super) struct Outcome {
     pub(super) parking_full: u64,
     pub(super) missing_content: u64,
     pub(super) capacity: u64,
+    /// Blocks under a name that others gave as their parent's hash.
+    pub(super) ambiguous: u64,
 }
 
 /// One holder.
@@ -220,6 +224,9 @@ impl Oracle {
         let flags = flags_of(stored);
         match &stored.names {
             BlockNames::Lineage(keys) => {
+                let keyed = keys.iter().map(|key| PlainKey::from(*key));
+                let named = keyed.zip(engine.into_iter().flatten());
+                self.note_ambiguous(named.map(|(key, name)| (key, *name)), outcome);
                 for (index, key) in keys.iter().enumerate() {
                     let name = engine.map(|names| names[index]);
                     self.store_block(PlainKey::from(*key), None, name, tier, outcome);
@@ -252,6 +259,7 @@ impl Oracle {
                     hashes.clone()
                 };
                 let keys = PlainKey::run(position, parent, &chain);
+                self.note_ambiguous(keys.iter().copied().zip(names.iter().copied()), outcome);
                 for (((key, sequence), name), flag) in keys.into_iter().zip(chain).zip(names).zip(flags) {
                     let is_gone = removed.names.contains(name)
                         || removed.hashes.contains(&sequence)
@@ -261,6 +269,39 @@ impl Oracle {
                         self.mark_stored(key, Some(*name), tier, flag);
                     }
                 }
+            }
+        }
+    }
+
+    /// Counts blocks of an event under a name that others, which have no place, gave as the hash of their parent at the same position.
+    fn note_ambiguous(&self, blocks: impl Iterator<Item = (PlainKey, u64)>, outcome: &mut Outcome) {
+        let is_ambiguous = |(key, name): &(PlainKey, u64)| {
+            let child = PlainKey::new(key.position + 1, Some(*name), 0);
+            let waits = |(own, block): (&PlainKey, &Block)| {
+                !block.is_placed && (own.position, own.parent) == (child.position, child.parent)
+            };
+            let is_own_hash = key.current == PlainKey::new(key.position, None, *name).current;
+            !is_own_hash && self.blocks.iter().any(waits)
+        };
+        outcome.ambiguous += blocks.filter(is_ambiguous).count() as u64;
+    }
+
+    /// Gives blocks their places whose parents have theirs.
+    fn place(&mut self) {
+        loop {
+            let has_place = |key: &PlainKey| {
+                let is_parent = |(own, block): (&PlainKey, &Block)| {
+                    block.is_placed && (own.position + 1, Some(own.current)) == (key.position, key.parent)
+                };
+                key.position == 0 || self.blocks.iter().any(is_parent)
+            };
+            let waiting = self.blocks.iter().filter(|(_, block)| !block.is_placed);
+            let due: Vec<PlainKey> = waiting.map(|(key, _)| *key).filter(has_place).collect();
+            if due.is_empty() {
+                return;
+            }
+            for key in due {
+                self.blocks.get_mut(&key).unwrap().is_placed = true;
             }
         }
     }
@@ -345,6 +386,7 @@ impl Oracle {
             nameless: 0,
             names: Vec::new(),
             barred: 0,
+            is_placed: false,
         });
         block.sequence = block.sequence.or(sequence);
         let bit = 1 << tier.as_u8();
@@ -366,6 +408,9 @@ impl Oracle {
                 Some((_, tiers)) => *tiers |= bit,
                 None => block.nameless |= bit,
             },
+        }
+        if !self.blocks[&key].is_placed {
+            self.place();
         }
     }
 
@@ -444,20 +489,21 @@ impl Oracle {
                 count(self.withdraw(key, Some(name), bit), outcome);
             } else if seen.contains(&name) {
                 count(false, outcome);
+            } else if waits {
+                seen.insert(name);
+                count(true, outcome);
             } else {
-                hashes.push((name, waits));
+                hashes.push(name);
             }
         }
         // What was no name is a sequence hash.
-        for (hash, waits) in hashes {
-            if !waits {
-                for parked in self.parked.iter_mut().filter(|parked| parked.tier == tier) {
-                    parked.removed.hashes.insert(hash);
-                }
+        for hash in hashes {
+            for parked in self.parked.iter_mut().filter(|parked| parked.tier == tier) {
+                parked.removed.hashes.insert(hash);
             }
             let found = self.hashed(hash);
             if found.is_empty() {
-                count(waits, outcome);
+                count(false, outcome);
             }
             for key in found {
                 count(self.withdraw(key, None, bit), outcome);

@@ -238,3 +238,58 @@ fn what_was_removed_while_it_waited_is_not_lost() {
     let applied = writer.expire_parked(u64::MAX);
     assert_eq!(applied.rejected(RejectReason::ParkingExpired), 1);
 }
+
+#[test]
+fn tokens_wait_as_their_hashes_and_all_holders_within_one_bound() {
+    use crate::wire::BlockContent;
+    let settings = NamespaceSettings {
+        hashing: Hashing::Recompute,
+        ..NamespaceSettings::default()
+    };
+    let limits = IndexLimits {
+        parking: ParkingLimits {
+            bytes_max: 1 << 20,
+            ..ParkingLimits::default()
+        },
+        ..IndexLimits::default()
+    };
+    let index = PositionalIndexer::new(settings, limits);
+    let blocks = 1000_u64;
+    let event = |seed: u64| {
+        let hashes: Vec<SequenceHash> = (0..blocks).map(|block| SequenceHash(seed + block)).collect();
+        let mut stored = StoredBlocks::by_sequence(Some(SequenceHash(1)), None, hashes);
+        stored.content = Some(BlockContent::Tokens {
+            tokens: vec![3; blocks as usize * settings.block_size.as_usize()],
+            lora_name: None,
+            cache_salt: None,
+        });
+        Event::Stored(stored)
+    };
+    let holder = |name: &str| {
+        let worker = WorkerName::new(name).unwrap();
+        index.register(&HolderId { worker, rank: 0 }).unwrap()
+    };
+    let flood = |writer: &mut HolderWriter| {
+        let mut parked = 0;
+        for number in 0..100 {
+            let applied = apply(writer, event((number + 1) * 1_000_000));
+            // What does not fit is counted, and leaves doubt.
+            let dropped = applied.rejected(RejectReason::ParkingFull);
+            assert_eq!(dropped, if applied.parked == 1 { 0 } else { blocks });
+            parked += applied.parked;
+        }
+        parked
+    };
+    let (mut greedy, mut other) = (holder("greedy"), holder("other"));
+    let first = flood(&mut greedy);
+    // The tokens alone would be 64,000 bytes an event.
+    assert!((4..=12).contains(&first), "{first}");
+    assert!(index.sizes().bytes <= 1 << 18, "a fourth at most");
+    // Something is left for others, and it comes back.
+    let second = flood(&mut other);
+    assert!((3..first).contains(&second), "{second}");
+    assert!(index.sizes().bytes <= 1 << 19);
+    greedy.clear();
+    other.clear();
+    assert_eq!(flood(&mut other), first);
+}

@@ -180,3 +180,78 @@ fn only_blocks_in_the_tiers_asked_for_have_bounds() {
         assert_eq!(found, Found::from([(holder("a"), (blocks, blocks))]));
     }
 }
+
+#[test]
+fn hashes_that_are_no_chain_concern_no_other_chains() {
+    let index = PositionalIndexer::new(NamespaceSettings::default(), IndexLimits::default());
+    let store = |name: &str, chains: &[&[u64]]| {
+        let mut writer = index.register(&holder(name)).unwrap();
+        for (number, blocks) in (0..).zip(chains) {
+            let mut stored = StoredBlocks::by_sequence(None, None, hashes(blocks));
+            // Under names of their own: under one name the holder would have the last alone.
+            stored.engine_hashes = Some(
+                (0..blocks.len() as u64)
+                    .map(|at| number << 32 | at << 8)
+                    .collect(),
+            );
+            writer.apply(Event::Stored(stored), Tier::DEVICE, 0);
+        }
+        writer
+    };
+    let _honest = store("honest", &[&[1, 2, 3, 4, 5, 6]]);
+    let mut foreign = store("foreign", &[&[70, 7, 8], &[71, 7, 9]]);
+    let ask = |blocks: &[u64], positions: &[u64]| {
+        let key = QueryKey::SequenceHashes(hashes(blocks));
+        find(&index, &key, &at(positions), Search::default())
+    };
+    let honest = Found::from([(holder("honest"), (6, 6))]);
+    assert_eq!(ask(&[3, 6], &[2, 5]), honest);
+    // What meets them is bounded as before.
+    assert_eq!(ask(&[70, 8], &[0, 2]), Found::from([(holder("foreign"), (1, 3))]));
+    // More of one hash than are found: nobody who may have it is left out.
+    let chains: Vec<[u64; 2]> = (100..140).map(|first| [first, 5]).collect();
+    let chains: Vec<&[u64]> = chains.iter().map(|chain| &chain[..]).collect();
+    let _many = store("many", &chains);
+    let mut last = index.register(&holder("last")).unwrap();
+    let stored = StoredBlocks::by_sequence(None, None, hashes(&[200, 5]));
+    last.apply(Event::Stored(stored), Tier::DEVICE, 0);
+    let found = ask(&[200, 5], &[0, 1]);
+    assert_eq!(found.get(&holder("last")).map(|(_, most)| *most), Some(2));
+    assert_eq!(ask(&[3, 4], &[2, 3]), Found::from([(holder("honest"), (4, 4))]));
+    foreign.clear();
+}
+
+#[test]
+fn a_query_leaves_nothing_behind() {
+    let index = PositionalIndexer::new(NamespaceSettings::default(), IndexLimits::default());
+    let mut writer = index.register(&holder("a")).unwrap();
+    let blocks: Vec<u64> = (1..=20_000).collect();
+    let mut stored = StoredBlocks::by_sequence(None, None, hashes(&blocks));
+    stored.engine_hashes = Some(blocks.iter().map(|block| block << 32).collect());
+    writer.apply(Event::Stored(stored.clone()), Tier::DEVICE, 0);
+    let before = index.sizes().bytes;
+    let lookups = || index.shared.runs.write().lookups_bytes();
+    let key = QueryKey::SequenceHashes(hashes(&[5001, 10_001]));
+    let ask = || find(&index, &key, &at(&[5000, 10_000]), Search::default());
+    let expected = Found::from([(holder("a"), (10_001, 10_001))]);
+    assert_eq!(ask(), expected);
+    // A table of its own, of which nothing counts against the bounds on blocks.
+    assert_eq!(index.sizes().bytes, before);
+    assert!(lookups() > 0);
+    // It follows what changes, and is kept while it is used.
+    let removed = RemovedBlocks::by_sequence(hashes(&[20_000 << 32]));
+    writer.apply(Event::Removed(removed), Tier::DEVICE, 0);
+    index.rest();
+    assert_eq!(ask(), expected);
+    index.rest();
+    assert!(lookups() > 0);
+    index.rest();
+    assert_eq!(lookups(), 0);
+    // And it goes with the blocks.
+    assert_eq!(ask(), expected);
+    writer.clear();
+    assert_eq!((index.sizes().bytes, lookups()), (0, 0));
+    writer.apply(Event::Stored(stored), Tier::DEVICE, 0);
+    assert_eq!((index.sizes().bytes, lookups()), (before, 0));
+    assert_eq!(ask(), expected);
+}

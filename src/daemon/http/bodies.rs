@@ -1,0 +1,299 @@
+//! The bodies of requests: received within one bound in bytes for all of them, and given back as soon as they are answered.
+//!
+//! | what a client can do | what bounds it |
+//! |---|---|
+//! | announce a long body and send little of it | room is taken for what has come, not for what is announced |
+//! | send many long bodies and leave out their ends | at the bound, the source with the most bytes loses its oldest body that is still coming |
+//! | send slowly | the time for a body (`http.request_timeout_ms`) |
+//! | send in small pieces | each is copied into the body: none keeps the memory in which it came |
+//! | send no body at all | its connection waits for its client, and gives way to new ones |
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use axum::extract::Request;
+use axum::http::header::CONTENT_LENGTH;
+use http_body_util::BodyExt;
+use parking_lot::Mutex;
+use tokio_util::sync::CancellationToken;
+
+use crate::daemon::listener::{ClientWait, Peer, source_of};
+use crate::daemon::metrics::HttpBodyMetrics;
+
+use super::error::HttpError;
+
+/// Bytes of a body that nobody reads, at most.
+const DRAINED_BYTES_MAX: usize = 64 << 10;
+/// The least room that a body takes once it has begun.
+const ROOM_MIN: usize = 1 << 10;
+
+/// The bodies of one listener.
+pub(super) struct Bodies {
+    held: Arc<Mutex<Held>>,
+    /// Bytes of all bodies, at most.
+    all_bytes_max: usize,
+    /// Bytes of one body, at most.
+    body_bytes_max: usize,
+    /// The time in which a body has to come.
+    timeout: Duration,
+    metrics: HttpBodyMetrics,
+}
+
+/// The bodies that are there.
+#[derive(Default)]
+struct Held {
+    bytes: usize,
+    received: u64,
+    /// By age.
+    bodies: BTreeMap<u64, HeldBody>,
+}
+
+struct HeldBody {
+    /// Where it comes from; none where that is not known.
+    source: Option<IpAddr>,
+    bytes: usize,
+    /// Whether it is still coming.
+    is_coming: bool,
+    given_up: CancellationToken,
+}
+
+/// The room of one body; free again when this is dropped.
+struct Room {
+    held: Arc<Mutex<Held>>,
+    number: u64,
+    given_up: CancellationToken,
+}
+
+/// A body that has come whole, and its room.
+pub(super) struct Received {
+    pub(super) bytes: Bytes,
+    _room: Room,
+}
+
+impl Bodies {
+    /// Room for bodies of `body_bytes_max` each, and `all_bytes_max` together, or one where that is less. Each has to come within `timeout`.
+    pub(super) fn new(all_bytes_max: usize, body_bytes_max: usize, timeout: Duration) -> Self {
+        Self {
+            held: Arc::default(),
+            // A body takes up to twice its length while it grows.
+            all_bytes_max: all_bytes_max.max(body_bytes_max.saturating_mul(2)),
+            body_bytes_max,
+            timeout,
+            metrics: HttpBodyMetrics::new(),
+        }
+    }
+
+    /// The body of a request, within the limits.
+    pub(super) async fn receive(&self, request: Request) -> Result<Received, HttpError> {
+        let bytes_max = self.body_bytes_max;
+        let announced = request.headers().get(CONTENT_LENGTH);
+        let announced = announced.and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
+        if announced.is_some_and(|bytes| bytes > bytes_max) {
+            return Err(HttpError::BodyTooLarge { bytes_max });
+        }
+        let room = self.begin(&request);
+        let _waiting = request.extensions().get::<ClientWait>().map(ClientWait::begin);
+        let mut body = request.into_body();
+        let receiving = self.receive_all(&mut body, &room);
+        let received = tokio::select! {
+            received = tokio::time::timeout(self.timeout, receiving) => received,
+            () = room.given_up.cancelled() => return Err(HttpError::TooManyBodies),
+        };
+        match received {
+            Ok(Ok(bytes)) => {
+                room.is_whole();
+                Ok(Received { bytes, _room: room })
+            }
+            Ok(Err(error)) => Err(error),
+            Err(_) => Err(HttpError::BodyTimedOut {
+                milliseconds: self.timeout.as_millis(),
+            }),
+        }
+    }
+
+    async fn receive_all(&self, body: &mut Body, room: &Room) -> Result<Bytes, HttpError> {
+        let mut received: Vec<u8> = Vec::new();
+        while let Some(frame) = body.frame().await {
+            let frame =
+                frame.map_err(|error| HttpError::BadRequest(format!("the body cannot be read: {error}")))?;
+            let Ok(piece) = frame.into_data() else {
+                continue;
+            };
+            let needed = received.len() + piece.len();
+            if needed > self.body_bytes_max {
+                return Err(HttpError::BodyTooLarge {
+                    bytes_max: self.body_bytes_max,
+                });
+            }
+            if needed > received.capacity() {
+                let capacity = (received.capacity() * 2).max(needed).max(ROOM_MIN);
+                self.grow(room, capacity - received.capacity())?;
+                received.reserve_exact(capacity - received.len());
+            }
+            received.extend_from_slice(&piece);
+        }
+        Ok(received.into())
+    }
+
+    /// Reads the short body of a request that is refused: else its connection could not be used again. Where it does not come in time, or is
+    /// longer, the connection ends behind the response.
+    pub(super) async fn drain(&self, request: Request) {
+        let _waiting = request.extensions().get::<ClientWait>().map(ClientWait::begin);
+        let mut body = request.into_body();
+        let draining = async {
+            let mut bytes = 0;
+            while let Some(Ok(frame)) = body.frame().await {
+                bytes += frame.data_ref().map_or(0, Bytes::len);
+                if bytes > DRAINED_BYTES_MAX {
+                    return;
+                }
+            }
+        };
+        let _ = tokio::time::timeout(self.timeout, draining).await;
+    }
+
+    fn begin(&self, request: &Request) -> Room {
+        let source = request
+            .extensions()
+            .get::<Peer>()
+            .map(|peer| source_of(peer.0.ip()));
+        let given_up = CancellationToken::new();
+        let mut held = self.held.lock();
+        held.received += 1;
+        let number = held.received;
+        held.bodies.insert(
+            number,
+            HeldBody {
+                source,
+                bytes: 0,
+                is_coming: true,
+                given_up: given_up.clone(),
+            },
+        );
+        Room {
+            held: Arc::clone(&self.held),
+            number,
+            given_up,
+        }
+    }
+
+    /// Gives a body more room. Where there is none, others give way, or this one does.
+    fn grow(&self, room: &Room, more: usize) -> Result<(), HttpError> {
+        let mut held = self.held.lock();
+        while held.bytes.saturating_add(more) > self.all_bytes_max {
+            self.metrics.refused();
+            match held.heaviest(room.number, more) {
+                Some(number) if number != room.number => held.give_up(number),
+                _ => {
+                    held.give_up(room.number);
+                    return Err(HttpError::TooManyBodies);
+                }
+            }
+        }
+        let Some(body) = held.bodies.get_mut(&room.number) else {
+            return Err(HttpError::TooManyBodies);
+        };
+        body.bytes += more;
+        held.bytes += more;
+        Ok(())
+    }
+}
+
+impl Held {
+    /// The oldest body that is still coming of the source with the most bytes; `more` count for the body that wants them.
+    fn heaviest(&self, wanting: u64, more: usize) -> Option<u64> {
+        let mut by_source: HashMap<Option<IpAddr>, usize> = HashMap::new();
+        for (number, body) in &self.bodies {
+            let wanted = if *number == wanting { more } else { 0 };
+            *by_source.entry(body.source).or_default() += body.bytes + wanted;
+        }
+        // Who is answered does not give way: of what is still coming, that of the source with the most.
+        let coming = self.bodies.iter().filter(|(_, body)| body.is_coming);
+        let heaviest = coming.max_by_key(|(number, body)| {
+            let of_source = by_source.get(&body.source).copied().unwrap_or_default();
+            (of_source, std::cmp::Reverse(**number))
+        });
+        heaviest.map(|(number, _)| *number)
+    }
+
+    fn give_up(&mut self, number: u64) {
+        if let Some(body) = self.bodies.remove(&number) {
+            self.bytes -= body.bytes;
+            body.given_up.cancel();
+        }
+    }
+}
+
+impl Room {
+    /// The body has come whole: it does not give way any more.
+    fn is_whole(&self) {
+        if let Some(body) = self.held.lock().bodies.get_mut(&self.number) {
+            body.is_coming = false;
+        }
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        self.held.lock().give_up(self.number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(source: &str) -> Request {
+        let mut request = Request::new(Body::empty());
+        let peer = format!("{source}:1").parse().unwrap();
+        request.extensions_mut().insert(Peer(peer));
+        request
+    }
+
+    #[test]
+    fn the_source_with_the_most_gives_way_and_who_is_answered_does_not() {
+        let bodies = Bodies::new(100, 10, Duration::from_secs(1));
+        let begin = |source| bodies.begin(&request(source));
+        let (greedy, also, honest) = (begin("10.0.0.1"), begin("10.0.0.1"), begin("10.0.0.2"));
+        bodies.grow(&greedy, 40).unwrap();
+        bodies.grow(&also, 50).unwrap();
+        bodies.grow(&honest, 30).unwrap();
+        assert!(greedy.given_up.is_cancelled() && !also.given_up.is_cancelled());
+        assert_eq!(bodies.held.lock().bytes, 80);
+        // What has been given up gets no more.
+        assert!(bodies.grow(&greedy, 1).is_err());
+        // Whole ones are kept, and the greedy one gives way to nobody but itself.
+        also.is_whole();
+        honest.is_whole();
+        let late = begin("10.0.0.1");
+        assert!(bodies.grow(&late, 30).is_err() && late.given_up.is_cancelled());
+        drop((greedy, also, honest, late));
+        let held = bodies.held.lock();
+        assert!(
+            held.bodies.is_empty() && held.bytes == 0,
+            "all room is given back"
+        );
+    }
+
+    #[tokio::test]
+    async fn a_body_in_pieces_takes_room_for_itself_alone() {
+        let bodies = Bodies::new(1 << 20, 100_000, Duration::from_secs(10));
+        let pieces = (0..50_000_u32).map(|_| Ok::<_, std::convert::Infallible>(Bytes::from_static(b"x")));
+        let body = Body::from_stream(futures_util::stream::iter(pieces));
+        let received = bodies.receive(Request::new(body)).await.ok().unwrap();
+        assert_eq!(received.bytes.len(), 50_000);
+        assert!((50_000..=100_000).contains(&bodies.held.lock().bytes));
+        drop(received);
+        assert_eq!(bodies.held.lock().bytes, 0);
+        let long = Body::from(vec![0; 100_001]);
+        let refused = bodies.receive(Request::new(long)).await;
+        assert!(matches!(
+            refused,
+            Err(HttpError::BodyTooLarge { bytes_max: 100_000 })
+        ));
+        assert_eq!(bodies.held.lock().bytes, 0);
+    }
+}

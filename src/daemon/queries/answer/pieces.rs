@@ -1,0 +1,152 @@
+//! How much work a request is, and answering those that are much in pieces.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use kvatlas_core::index::{Namespace, PositionalIndexer};
+use kvatlas_core::wire::{
+    BatchReply, NamespaceName, PROTOCOL_VERSION, QueryKey, QueryRequest, QueryResult, SingleQuery, WireError,
+};
+
+use super::super::heavy::{HEAVY_WORK, HeavyRequest, HeavyTurns, PIECE};
+use super::super::responder::reply_too_large;
+use super::{Answerer, AnyReply, HOLDER_BYTES_MIN};
+
+/// Blocks for which a search looks at each holder once more, about: chains that share prefixes part that often.
+const BLOCKS_PER_LOOK: usize = 64;
+/// Ranks of a worker, about.
+const RANKS: usize = 8;
+
+impl Answerer {
+    /// The same, whose heavy requests take their turns from these.
+    pub(crate) fn taking_turns(self, turns: &Arc<HeavyTurns>) -> Self {
+        Self {
+            heavy_turns: Arc::clone(turns),
+            ..self
+        }
+    }
+
+    /// A place among the heavy requests of the namespace for one that is heavy; none where it is not, or its namespace is unknown.
+    ///
+    /// # Errors
+    ///
+    /// Where too many wait.
+    pub(crate) fn enter_if_heavy(
+        &self,
+        name: &NamespaceName,
+        request: &QueryRequest,
+    ) -> Result<Option<HeavyRequest>, WireError> {
+        let QueryRequest::Batch(queries) = request else {
+            // Nothing is between its pieces: it has one.
+            return Ok(None);
+        };
+        let Some(namespace) = self.namespaces.get(name) else {
+            return Ok(None);
+        };
+        let work = work_of(&namespace.indexer, queries);
+        match work > HEAVY_WORK {
+            true => self.heavy_turns.enter(name, work).map(Some),
+            false => Ok(None),
+        }
+    }
+
+    /// Answers a heavy request when it has its turn, and lets others be answered between the pieces.
+    pub(crate) async fn answer_in_pieces(
+        &self,
+        name: &NamespaceName,
+        request: &QueryRequest,
+        reply_bytes_max: usize,
+        heavy: &HeavyRequest,
+    ) -> Result<AnyReply, WireError> {
+        let QueryRequest::Batch(queries) = request else {
+            return self.answer_request(name, request, reply_bytes_max);
+        };
+        let _turn = heavy.turn().await;
+        let namespace = self.namespace(name)?;
+        let mut replies = Replies::new(queries.len(), reply_bytes_max);
+        let mut begun = Instant::now();
+        for query in queries {
+            replies.add(self, &namespace, query)?;
+            if begun.elapsed() >= PIECE {
+                tokio::task::yield_now().await;
+                begun = Instant::now();
+            }
+        }
+        Ok(replies.finish())
+    }
+}
+
+/// The replies to the queries of a batch so far.
+pub(super) struct Replies {
+    results: Vec<QueryResult>,
+    holders: usize,
+    bytes_max: usize,
+}
+
+impl Replies {
+    pub(super) fn new(queries: usize, bytes_max: usize) -> Self {
+        Self {
+            results: Vec::with_capacity(queries),
+            holders: 0,
+            bytes_max,
+        }
+    }
+
+    /// Answers the next query. Fails where all together would be longer than what can be sent.
+    pub(super) fn add(
+        &mut self,
+        answerer: &Answerer,
+        namespace: &Namespace,
+        query: &SingleQuery,
+    ) -> Result<(), WireError> {
+        self.results.push(match answerer.reply(namespace, query) {
+            Ok(reply) => {
+                self.holders += reply.holders.len();
+                QueryResult::Reply(reply)
+            }
+            Err(error) => QueryResult::Error((&error).into()),
+        });
+        let bytes = self.holders.saturating_mul(HOLDER_BYTES_MIN);
+        match bytes > self.bytes_max {
+            true => Err(reply_too_large(bytes, self.bytes_max)),
+            false => Ok(()),
+        }
+    }
+
+    pub(super) fn finish(self) -> AnyReply {
+        AnyReply::Batch(BatchReply {
+            v: PROTOCOL_VERSION,
+            results: self.results,
+        })
+    }
+}
+
+/// About how many looks at holders queries are, before any is answered.
+fn work_of(indexer: &PositionalIndexer, queries: &[SingleQuery]) -> u64 {
+    let (holders, size) = (
+        indexer.holder_count(),
+        indexer.settings().block_size.as_u32() as usize,
+    );
+    let work = queries.iter().map(|query| {
+        let blocks = match &query.key {
+            QueryKey::Tokens { tokens, .. } => tokens.len() / size.max(1),
+            QueryKey::BlockHashes(hashes) => hashes.len(),
+            QueryKey::SequenceHashes(hashes) => hashes.len(),
+            QueryKey::LineageHashes(hashes) => hashes.len(),
+        };
+        let asked = query.options.workers.as_ref().map_or(holders, |workers| {
+            holders.min(workers.len().saturating_mul(RANKS))
+        });
+        // Each of them is looked for by itself.
+        let looks = match &query.positions {
+            Some(positions) => 1 + positions.len(),
+            None => 1 + blocks / BLOCKS_PER_LOOK,
+        };
+        let times = 1 + usize::from(query.options.explain) + usize::from(query.options.tiers);
+        asked
+            .saturating_mul(looks)
+            .saturating_mul(times)
+            .saturating_add(blocks)
+    });
+    work.fold(0_u64, |sum, work| sum.saturating_add(work as u64))
+}

@@ -1,0 +1,131 @@
+//! Requests that take long, and whose turn it is.
+//!
+//! A few hundred bytes can ask for what thousands of holders have, many times over. So the time that a request may take is told from what it
+//! makes the index look at, not from its length:
+//!
+//! | a request that looks at | is answered |
+//! |---|---|
+//! | up to [`HEAVY_WORK`] | at once, where it has come |
+//! | more | one after the other of its namespace, in pieces. Between two pieces others are answered |
+//! | more than what may wait of its namespace, while others wait | not: error 429 |
+//!
+//! So a namespace takes one processor at most, and from others no more than a piece's time.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::{Semaphore, SemaphorePermit};
+
+use kvatlas_core::wire::{ErrorCode, NamespaceName, WireError};
+
+/// Looks at holders that are answered at once: some milliseconds.
+pub(crate) const HEAVY_WORK: u64 = 16_384;
+/// Looks at holders that wait of one namespace, at most: about a second.
+const WAITING_WORK_MAX: u64 = 4 << 20;
+/// The time after which a piece ends with the query at hand.
+pub(super) const PIECE: Duration = Duration::from_millis(1);
+
+/// The heavy requests of all listeners.
+#[derive(Debug, Default)]
+pub(crate) struct HeavyTurns(Mutex<HashMap<NamespaceName, Waiting>>);
+
+/// Those of one namespace.
+#[derive(Debug)]
+struct Waiting {
+    turn: Arc<Semaphore>,
+    /// Of those that wait, and of the one whose turn it is.
+    work: u64,
+}
+
+/// A heavy request that waits for its turn, or has it. Gives its room back when it is dropped.
+#[derive(Debug)]
+pub(crate) struct HeavyRequest {
+    turns: Arc<HeavyTurns>,
+    namespace: NamespaceName,
+    turn: Arc<Semaphore>,
+    work: u64,
+}
+
+impl HeavyTurns {
+    /// Lets a request of so much work wait for its turn.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorCode::TooManyRequests`] where too much of this namespace waits. One that is larger than the bound waits alone.
+    pub(crate) fn enter(
+        self: &Arc<Self>,
+        namespace: &NamespaceName,
+        work: u64,
+    ) -> Result<HeavyRequest, WireError> {
+        let mut namespaces = self.0.lock();
+        let waiting = namespaces.entry(namespace.clone()).or_insert_with(|| Waiting {
+            turn: Arc::new(Semaphore::new(1)),
+            work: 0,
+        });
+        if waiting.work > 0 && waiting.work.saturating_add(work) > WAITING_WORK_MAX {
+            let text = format!(
+                "requests that look at {} holders wait in this namespace already, at most {WAITING_WORK_MAX} may; ask again later, or \
+                 for less at once: this one has queries times holders of {work}",
+                waiting.work
+            );
+            return Err(WireError::new(ErrorCode::TooManyRequests, text));
+        }
+        waiting.work = waiting.work.saturating_add(work);
+        Ok(HeavyRequest {
+            turns: Arc::clone(self),
+            namespace: namespace.clone(),
+            turn: Arc::clone(&waiting.turn),
+            work,
+        })
+    }
+}
+
+impl HeavyRequest {
+    /// Waits for the turn, which lasts as long as what is returned. None of the others of its namespace has one meanwhile.
+    pub(crate) async fn turn(&self) -> Option<SemaphorePermit<'_>> {
+        // The semaphore is never closed.
+        self.turn.acquire().await.ok()
+    }
+}
+
+impl Drop for HeavyRequest {
+    fn drop(&mut self) {
+        let mut namespaces = self.turns.0.lock();
+        if let Some(waiting) = namespaces.get_mut(&self.namespace) {
+            waiting.work = waiting.work.saturating_sub(self.work);
+            if waiting.work == 0 {
+                namespaces.remove(&self.namespace);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(text: &str) -> NamespaceName {
+        NamespaceName::new(text).unwrap()
+    }
+
+    #[tokio::test]
+    async fn heavy_requests_of_a_namespace_take_turns_and_give_their_room_back() {
+        let turns = Arc::new(HeavyTurns::default());
+        let first = turns.enter(&name("a"), WAITING_WORK_MAX * 3).unwrap();
+        let refused = turns.enter(&name("a"), HEAVY_WORK).unwrap_err();
+        assert_eq!(refused.code, ErrorCode::TooManyRequests);
+        // Another namespace has turns of its own.
+        let other = turns.enter(&name("b"), WAITING_WORK_MAX - 1).unwrap();
+        let _turn = other.turn().await;
+        let second = turns.enter(&name("b"), 1).unwrap();
+        assert!(turns.enter(&name("b"), 1).is_err());
+        assert!(second.turn.try_acquire().is_err(), "it waits for the first");
+        drop(first);
+        assert!(turns.enter(&name("a"), HEAVY_WORK).is_ok());
+        drop(_turn);
+        drop((other, second));
+        assert!(turns.0.lock().is_empty(), "what is not used is forgotten");
+    }
+}
