@@ -7,7 +7,9 @@ use crate::daemon::metrics::AnsweredPrompt;
 use crate::daemon::metrics::labels::AnswerState;
 
 use super::super::whole::search_whole;
-use super::{Answerer, Doubts, Listed, ahead, count_doubtful, foreign_holders, saturating_u32};
+use super::{
+    Answerer, Asked, Doubted, Doubts, Listed, ahead, count_doubtful, foreign_holders, saturating_u32,
+};
 
 /// One holder of a prefix, as [`Answerer::find`] gives it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -102,15 +104,17 @@ impl Answerer {
             indexer.find_chain(chain, search)
         });
         let matches = &seen.found;
-        let reasons = |holder| doubts.of(holder, matches.reasons(holder, &self.trust), &seen, true);
-        let holders = matches.holders().map(|found| FoundHolder {
-            id: found.holder.id.clone(),
-            usable_blocks: found.usable_blocks,
-            near_blocks: matches
-                .near_blocks(found.holder)
-                .unwrap_or_default()
-                .map(|near| near.usable_blocks),
-            is_exact: reasons(found.holder).is_empty(),
+        let (asked, mut doubted) = (Asked::new(chain.len(), None), Doubted::default());
+        let holders = matches.holders().map(|found| {
+            let near = matches.near_blocks(found.holder);
+            let reasons = matches.reasons(found.holder, &self.trust);
+            let reasons = doubts.of(found.holder, reasons, &seen, true);
+            FoundHolder {
+                id: found.holder.id.clone(),
+                usable_blocks: found.usable_blocks,
+                near_blocks: near.unwrap_or_default().map(|near| near.usable_blocks),
+                is_exact: doubted.judge(reasons, near, asked).is_empty(),
+            }
         });
         let mut holders: Vec<FoundHolder> = holders.collect();
         let missed = seen.missed(workers, |id| holders.iter().any(|holder| holder.id == *id));
@@ -120,10 +124,10 @@ impl Answerer {
             near_blocks: [0; 2],
             is_exact: false,
         }));
-        let listed = holders.iter().map(|holder| Listed {
+        let listed = holders.iter().enumerate().map(|(place, holder)| Listed {
             worker: &holder.id.worker,
             rank: holder.id.rank,
-            is_exact: holder.is_exact,
+            is_exact: holder.is_exact && !doubted.has(place),
         });
         let doubtful_holders = count_doubtful(&self.trust, doubts, &seen, workers, listed);
         Found {
