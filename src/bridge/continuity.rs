@@ -75,9 +75,24 @@ pub(super) struct Continuity {
     published: Option<u64>,
     /// The last number that the replay socket has given.
     confirmed: Option<u64>,
+    /// The largest number that the first batch of a process can have.
+    first_max: u64,
 }
 
 impl Continuity {
+    /// Follows a publisher whose first batch has this number, or a smaller one.
+    pub(super) fn from(first_max: u64) -> Self {
+        Self {
+            first_max,
+            ..Self::default()
+        }
+    }
+
+    /// Whether the batch `seq` can be the first of a process.
+    pub(super) fn is_first(&self, seq: u64) -> bool {
+        seq <= self.first_max
+    }
+
     /// The number from which the replay is to be asked: one that it has given before, so that the process shows whether it is the same.
     pub(super) fn replay_from(&self) -> u64 {
         let is_remembered = |confirmed: &u64| self.digest_of(*confirmed).is_some();
@@ -128,6 +143,7 @@ impl Continuity {
     pub(super) fn restart(&mut self) {
         *self = Self {
             published: self.published,
+            first_max: self.first_max,
             ..Self::default()
         };
     }
@@ -162,6 +178,9 @@ impl Continuity {
 
     /// As [`Self::published`], for one of which that was asked before a replay.
     pub(super) fn published_again(&self, seq: u64, payload: &[u8]) -> Published {
+        if self.recent.is_empty() && self.is_first(seq) {
+            return Published::Next;
+        }
         match seq.cmp(&self.next()) {
             std::cmp::Ordering::Equal => Published::Next,
             std::cmp::Ordering::Greater => Published::Gap,
@@ -291,5 +310,19 @@ mod tests {
         (count..count * 2).for_each(|seq| continuity.applied(seq, b"x", false));
         let oldest = count * 2 - REMEMBERED_MAX as u64;
         assert_eq!(continuity.replay_from(), oldest);
+    }
+
+    #[test]
+    fn a_process_may_count_from_one() {
+        let mut one = Continuity::from(1);
+        assert_eq!(one.published(1, b"a"), Published::Next);
+        one.applied(1, b"a", false);
+        assert_eq!(one.published(2, b"b"), Published::Next);
+        assert!(one.is_first(1) && !one.is_first(2));
+        one.restart();
+        assert_eq!(one.published_again(1, b"c"), Published::Next);
+        assert_eq!(Continuity::from(1).published(0, b"a"), Published::Next);
+        assert_eq!(Continuity::from(1).published(2, b"a"), Published::Gap);
+        assert_eq!(Continuity::from(0).published(1, b"a"), Published::Gap);
     }
 }

@@ -319,8 +319,8 @@ impl Inner {
                 _ => HashMode::Recompute,
             },
             lora_names: engine.beside.adapters.clone().into_iter().collect(),
-            counts_copies: engine.format.counts_copies(),
             is_untold: engine.beside.is_untold,
+            ..TranslatorSettings::for_format(engine.format)
         };
         let way = Way {
             nats,

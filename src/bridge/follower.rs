@@ -134,8 +134,8 @@ impl Follower {
         stalls: StallWatch,
     ) -> Self {
         Self {
+            continuity: Continuity::from(relay.first_number()),
             relay,
-            continuity: Continuity::default(),
             topics: Topics::new(topic),
             replay_endpoint,
             replay: None,
@@ -408,7 +408,8 @@ impl Follower {
     /// Begins with another process, whose batch `numbered` is the first that came.
     async fn begin_with(&mut self, numbered: &Numbered) -> Result<(), FollowError> {
         self.is_verified = true;
-        let doubt = (numbered.seq > 0).then_some(Reason::LostBatches);
+        let is_first = self.continuity.is_first(numbered.seq);
+        let doubt = (!is_first).then_some(Reason::LostBatches);
         self.relay.restart(doubt).await?;
         self.continuity.restart();
         if let Some(doubt) = doubt {

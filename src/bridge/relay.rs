@@ -8,7 +8,7 @@ use kvatlas_client::publish::{
     CutBounds, FullState, HolderPublisher, PublishedHolder, PublisherError, PublisherOptions, SharedState,
     cut_events,
 };
-use kvatlas_core::wire::{DegradedReason, DegradedReasons, Event, Rank, Subjects, Tier};
+use kvatlas_core::wire::{DegradedReason, DegradedReasons, Event, ModelKey, Rank, Subjects, Tier};
 use kvatlas_engines::{
     DecodeLimits, Decoder, EngineBatch, EngineEvent, Format, Reason, Translation, Translator,
     TranslatorSettings,
@@ -105,12 +105,13 @@ impl Relay {
             holder,
             options,
         } = way;
+        let model = ModelKey::of_namespace(&holder.namespace);
         let engine_metrics = metrics.of_engine(holder.namespace.as_str(), name);
         let publisher = HolderPublisher::start_with_state(nats, &subjects, holder, options, state).await?;
         Ok(Self {
             name: name.to_owned(),
             publisher,
-            decoder: Decoder::new(format, DecodeLimits::default()),
+            decoder: Decoder::new(format, DecodeLimits::default()).of_model(model),
             batch: EngineBatch::default(),
             blocks,
             translation: Translation::default(),
@@ -149,6 +150,11 @@ impl Relay {
             .then_some("what the engine has said since it was last in sight is not known yet");
         let hidden = self.hides_groups.then(|| DegradedReason::UnknownGroups.as_str());
         self.doubt.map(Reason::as_str).or(out_of_sight).or(hidden)
+    }
+
+    /// The largest number that the first batch of such an engine can have.
+    pub(super) fn first_number(&self) -> u64 {
+        self.decoder.format().first_number_max()
     }
 
     pub(super) fn metrics(&self) -> &EngineMetrics {

@@ -120,6 +120,28 @@ pub struct EngineStored {
     pub objects: Span,
 }
 
+impl EngineStored {
+    /// The same without its first `count` blocks. For events without objects.
+    pub(crate) fn without_first(self, count: usize) -> Self {
+        let rest =
+            |span: Span, count: usize| Span::new(span.start.saturating_add(count).min(span.end), span.end);
+        let content = match self.content {
+            Content::Tokens { tokens, step, window } => Content::Tokens {
+                tokens: rest(tokens, count.saturating_mul(step)),
+                step,
+                window,
+            },
+            Content::BlockHashes(hashes) => Content::BlockHashes(rest(hashes, count)),
+            other => other,
+        };
+        Self {
+            names: rest(self.names, count),
+            content,
+            ..self
+        }
+    }
+}
+
 /// Blocks that an engine has removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EngineRemoved {
@@ -215,6 +237,8 @@ pub struct PlacedDoubt {
     pub events_before: usize,
     /// The first reason there.
     pub reason: Reason,
+    /// The tier beyond the device that alone is in doubt.
+    pub tier: Option<Tier>,
 }
 
 /// One decoded payload.
@@ -333,25 +357,44 @@ impl EngineBatch {
         self.events.push(event);
     }
 
-    /// Leaves an event out.
-    pub(crate) fn leave_out(&mut self, reason: Reason, mark: Mark) {
+    /// Leaves an event out; one about `tier` where that is known.
+    pub(crate) fn leave_out(&mut self, reason: Reason, tier: Option<Tier>, mark: Mark) {
         self.rewind(mark);
-        self.note(reason);
+        match tier {
+            Some(tier) => self.note_of(tier, reason),
+            None => self.note(reason),
+        }
     }
 
     /// Notes that a part of the payload behind the events so far is not among them.
     pub(crate) fn note(&mut self, reason: Reason) {
         self.reasons.count(reason);
+        if reason.degrades() {
+            self.doubt(None, reason);
+        }
+    }
+
+    /// Notes that a part of the payload about `tier` is not among the events.
+    pub(crate) fn note_of(&mut self, tier: Tier, reason: Reason) {
+        if tier == Tier::DEVICE {
+            return self.note(reason);
+        }
+        self.reasons.count(reason);
+        if reason.hides_tier() {
+            self.doubt(Some(tier), reason);
+        }
+    }
+
+    /// Notes a doubt from here on, of `tier` alone where that is given.
+    pub(crate) fn doubt(&mut self, tier: Option<Tier>, reason: Reason) {
         let events_before = self.events.len();
         // Of several at one place, the first stays.
-        let is_first = self
-            .doubts
-            .last()
-            .is_none_or(|last| last.events_before != events_before);
-        if reason.degrades() && is_first {
+        let is_known = |last: &PlacedDoubt| last.events_before == events_before && last.tier == tier;
+        if !self.doubts.last().is_some_and(is_known) {
             self.doubts.push(PlacedDoubt {
                 events_before,
                 reason,
+                tier,
             });
         }
     }

@@ -61,7 +61,7 @@ pub enum Reason {
     OtherOwner,
     /// The medium has no tier.
     UnknownMedium,
-    /// A block without tokens and size, announced for an offload.
+    /// A block without tokens and size, announced for an offload, under a name that nobody knows.
     Placeholder,
     /// A block of an adapter that has a number, but no known name.
     UnnamedAdapter,
@@ -69,11 +69,19 @@ pub enum Reason {
     NotHeld,
     /// An event that changes nothing that is held.
     Ignored,
+    /// A block of a connector that never says what it removes.
+    NoRemovals,
+    /// A clear that does not say whether it is one of this tier, too.
+    UnclearTier,
+    /// Blocks announced for an offload, by the last of each chunk only: how many a chunk has is not known.
+    UnknownChunk,
+    /// An object of a store of which nobody can tell which block it is, or which is a part of one only.
+    Unjoined,
 }
 
 impl Reason {
     /// All reasons.
-    pub const ALL: [Self; 31] = [
+    pub const ALL: [Self; 35] = [
         Self::Malformed,
         Self::UnknownEvent,
         Self::TokenCount,
@@ -105,12 +113,32 @@ impl Reason {
         Self::UnnamedAdapter,
         Self::NotHeld,
         Self::Ignored,
+        Self::NoRemovals,
+        Self::UnclearTier,
+        Self::UnknownChunk,
+        Self::Unjoined,
     ];
 
     /// Whether the holder's state is in doubt afterwards. The others are left out by design: the index knows less than the engine has,
     /// and never more.
     pub fn degrades(self) -> bool {
         self < Self::PartOfBlock
+    }
+
+    /// Whether what a tier beyond the device has is in doubt afterwards, where the reason is one of that tier. What nearer tiers have stays
+    /// certain.
+    pub fn hides_tier(self) -> bool {
+        let is_of_tiers = matches!(
+            self,
+            Self::Remote
+                | Self::OtherOwner
+                | Self::UnknownMedium
+                | Self::Placeholder
+                | Self::Unjoined
+                | Self::Untold
+        );
+        let is_of_connectors = matches!(self, Self::NoRemovals | Self::UnclearTier | Self::UnknownChunk);
+        self.degrades() || self.hides_groups() || is_of_tiers || is_of_connectors
     }
 
     /// Whether what a request can reuse is not known afterwards, though what main attention has is.
@@ -152,13 +180,23 @@ impl Reason {
             Self::UnnamedAdapter => "unnamed_adapter",
             Self::NotHeld => "not_held",
             Self::Ignored => "ignored",
+            Self::NoRemovals => "no_removals",
+            Self::UnclearTier => "unclear_tier",
+            Self::UnknownChunk => "unknown_chunk",
+            Self::Unjoined => "unjoined",
         }
     }
 }
 
 /// How often each [`Reason`] occurred.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReasonCounts([u64; Reason::ALL.len()]);
+
+impl Default for ReasonCounts {
+    fn default() -> Self {
+        Self([0; Reason::ALL.len()])
+    }
+}
 
 impl ReasonCounts {
     /// Counts `reason` once.

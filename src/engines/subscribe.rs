@@ -9,7 +9,7 @@ use prost::Message as _;
 use crate::batch::{
     BlockObject, Content, EngineBatch, EngineChange, EngineEvent, EngineRemoved, EngineStored, Group,
 };
-use crate::decoder::{ends_sequence, group_of_kind, identifier_hash, tier_of_medium};
+use crate::decoder::{ends_sequence, group_of_kind, identifier_hash, is_never_removed, tier_of_medium};
 use crate::limits::DecodeLimits;
 use crate::reason::Reason;
 
@@ -213,13 +213,24 @@ impl KvEventFrame {
                     id: None,
                     change,
                 }),
-                Err(reason) => batch.leave_out(reason, mark),
+                Err(reason) => batch.leave_out(reason, event.stored_tier(), mark),
             }
         }
     }
 }
 
 impl KvCacheEvent {
+    /// The tier in which the event stores blocks, if it does.
+    fn stored_tier(&self) -> Option<Tier> {
+        match &self.data {
+            // What has no tier is at least as far as all that have one.
+            Some(EventData::Stored(stored)) => {
+                Some(tier_of(stored.tier, stored.medium.as_deref()).unwrap_or(Tier::EXTERNAL))
+            }
+            _ => None,
+        }
+    }
+
     fn read(&self, limits: &DecodeLimits, batch: &mut EngineBatch) -> Result<EngineChange, Reason> {
         match &self.data {
             None => Err(Reason::UnknownEvent),
@@ -260,6 +271,9 @@ impl KvBlocksStored {
     fn read(&self, limits: &DecodeLimits, batch: &mut EngineBatch) -> Result<EngineStored, Reason> {
         check_owner(self.locality, self.ownership.as_deref())?;
         let tier = tier_of(self.tier, self.medium.as_deref())?;
+        if self.medium.as_deref().is_some_and(is_never_removed) {
+            batch.doubt(Some(tier), Reason::NoRemovals);
+        }
         let size = self.blocks.first().map(|block| block.block_size);
         let names = batch.hashes.len();
         let tokens = batch.tokens.len();
@@ -289,13 +303,15 @@ impl KvBlocksStored {
             parent: self.parent_block_hash.map(i64::cast_unsigned),
             position: None,
             block_size,
-            content: match is_fit && step > 0 {
-                true => Content::Tokens {
+            content: match is_fit {
+                true if step > 0 => Content::Tokens {
                     tokens: batch.tokens_since(tokens),
                     step,
                     window: step,
                 },
-                false => Content::Misfit,
+                // A name may be known from the device.
+                true if tier != Tier::DEVICE => Content::Absent,
+                _ => Content::Misfit,
             },
             tier,
             group: group_of_kind(

@@ -40,7 +40,7 @@ impl Follower {
     pub(super) async fn distrust(&mut self, heard: Option<&Numbered>) -> Result<(), FollowError> {
         self.relay.lost().await?;
         // Only a count that was heard from its beginning is certain.
-        let is_whole = heard.is_some_and(|heard| heard.seq == 0);
+        let is_whole = heard.is_some_and(|heard| self.continuity.is_first(heard.seq));
         self.relay
             .restart((!is_whole).then_some(Reason::OtherEngine))
             .await?;

@@ -7,13 +7,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crossbeam_utils::atomic::AtomicCell;
 
 use super::{HolderStatus, StreamGeneration, StreamTrust};
-use crate::wire::DegradedReasons;
+use crate::wire::{DegradedReasons, Tier};
 
 /// How many holders' states were not certain at a moment. Two that are equal are so at every moment in between, too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DoubtfulHolders {
     /// How many, for whatever query.
     pub count: u32,
+    /// How many others', in tiers beyond the device alone.
+    pub beyond_device: u32,
     /// The reasons of all of them that are reasons for some queries only.
     pub partial: DegradedReasons,
     /// Whether the stream was stalled: then it is all of them.
@@ -55,6 +57,7 @@ impl DoubtCounter {
         // Before all looks: a change in between is noticed the next time.
         let now = DoubtfulHolders {
             count: 0,
+            beyond_device: 0,
             partial: DegradedReasons::default(),
             is_stalled: trust.is_stalled(),
             generation: trust.generation(),
@@ -63,25 +66,30 @@ impl DoubtCounter {
         };
         let last = self.last.load();
         let is_now = |last: &DoubtfulHolders| {
-            let (count, partial) = (now.count, now.partial);
             DoubtfulHolders {
-                count,
-                partial,
+                count: now.count,
+                beyond_device: now.beyond_device,
+                partial: now.partial,
                 ..*last
             } == now
         };
         if let Some(last) = last.filter(is_now) {
             return last;
         }
-        let partial = Cell::new(now.partial);
+        let (partial, beyond_device) = (Cell::new(now.partial), Cell::new(0));
         let is_doubtful = |status: &HolderStatus| {
             let reasons = status.reasons_at(now.generation, now.is_stalled);
             partial.set(partial.get().union(reasons.of_some_queries()));
-            !reasons.of_all_queries().is_empty()
+            let is_doubtful = !reasons.of_all_queries().is_empty();
+            if !is_doubtful && reasons.up_to(Tier::DEVICE) != reasons {
+                beyond_device.set(beyond_device.get() + 1);
+            }
+            is_doubtful
         };
         let count = u32::try_from(count(&is_doubtful)).unwrap_or(u32::MAX);
         let counted = DoubtfulHolders {
             count,
+            beyond_device: beyond_device.get(),
             partial: partial.get(),
             ..now
         };

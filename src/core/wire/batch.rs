@@ -72,6 +72,12 @@ impl From<Tier> for u8 {
 impl Tier {
     /// The accelerator's memory.
     pub const DEVICE: Self = Self(0);
+    /// The host's memory.
+    pub const HOST: Self = Self(1);
+    /// A local disk.
+    pub const DISK: Self = Self(2);
+    /// Remote storage.
+    pub const EXTERNAL: Self = Self(3);
     /// How many tiers there are.
     pub const COUNT: u8 = 8;
 

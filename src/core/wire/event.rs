@@ -144,8 +144,8 @@ enum EventType {
 }
 
 /// The words of a publisher's own doubts.
-const DOUBTS: &str =
-    "upstream_gap, upstream_lost, unknown_groups, untold_salts, untold_adapters, looks_ahead";
+const DOUBTS: &str = "upstream_gap, upstream_lost, unknown_groups, untold_salts, untold_adapters, looks_ahead, host_gap, disk_gap, \
+    external_gap";
 
 /// The longest word that is compared with the types, in bytes. Fixed, because the configured limit on texts may be shorter than a type.
 const TYPE_BYTES_MAX: usize = 64;

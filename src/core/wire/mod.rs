@@ -73,8 +73,8 @@ pub use query::{FieldKind, QUERY_FIELDS, QueryField, QueryKey, QueryOptions, Que
 pub use reader::{Reader, Value};
 pub use reasons::{DegradedReason, DegradedReasons};
 pub use reply::{
-    BatchReply, DropOut, ErrorBody, Gathered, HolderMatch, HolderStatusReply, Limit, QueryReply,
-    QueryResult, ReplyOrder, StatusReply,
+    BatchReply, DropOut, ErrorBody, Gathered, HolderMatch, HolderStatusReply, Limit, QueryReply, QueryResult,
+    ReplyOrder, StatusReply,
 };
 pub use resumable::{Resumable, ResumableBlocks};
 pub use resync::{ResyncAnswerKind, ResyncChunk, ResyncRequest};

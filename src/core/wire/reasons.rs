@@ -6,6 +6,7 @@ use serde::de::{SeqAccess, Visitor};
 use serde::ser::SerializeSeq;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use super::Tier;
 use super::query::QueryKey;
 
 /// Whether a text is one that enters the hashes.
@@ -53,11 +54,17 @@ pub enum DegradedReason {
     /// The engine hashes each block with the token behind it. Queries by tokens find its blocks. Queries by hashes do only where these are
     /// computed so.
     LooksAhead = 1 << 16,
+    /// The publisher does not know all that the engine has on the host. What the device has is known.
+    HostGap = 1 << 17,
+    /// As [`Self::HostGap`], on a local disk. What device and host have is known.
+    DiskGap = 1 << 18,
+    /// As [`Self::HostGap`], in remote storage. What nearer tiers have is known.
+    ExternalGap = 1 << 19,
 }
 
 impl DegradedReason {
     /// All reasons, in the order in which replies list them.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 20] = [
         Self::Gap,
         Self::Undecodable,
         Self::Rejected,
@@ -75,6 +82,9 @@ impl DegradedReason {
         Self::UntoldSalts,
         Self::UntoldAdapters,
         Self::LooksAhead,
+        Self::HostGap,
+        Self::DiskGap,
+        Self::ExternalGap,
     ];
 
     /// The word on the wire and in metrics.
@@ -97,6 +107,9 @@ impl DegradedReason {
             Self::UntoldSalts => "untold_salts",
             Self::UntoldAdapters => "untold_adapters",
             Self::LooksAhead => "looks_ahead",
+            Self::HostGap => "host_gap",
+            Self::DiskGap => "disk_gap",
+            Self::ExternalGap => "external_gap",
         }
     }
 
@@ -130,7 +143,24 @@ impl DegradedReason {
 
     /// Whether the reason is one for some queries only: what the holder has is certain for all others.
     pub fn is_of_some_queries(self) -> bool {
-        matches!(self, Self::UntoldSalts | Self::UntoldAdapters | Self::LooksAhead)
+        let is_of_a_form = matches!(self, Self::UntoldSalts | Self::UntoldAdapters | Self::LooksAhead);
+        is_of_a_form || self.tier().is_some()
+    }
+
+    /// The tier of which the holder's blocks are in doubt, for reasons about one beyond the device. Such a reason is none for a query of which
+    /// nearer tiers have all blocks.
+    pub fn tier(self) -> Option<Tier> {
+        match self {
+            Self::HostGap => Some(Tier::HOST),
+            Self::DiskGap => Some(Tier::DISK),
+            Self::ExternalGap => Some(Tier::EXTERNAL),
+            _ => None,
+        }
+    }
+
+    /// The reason for a doubt about what lies in `tier` alone; none for the device, whose blocks others stand behind.
+    pub fn of_tier(tier: Tier) -> Option<Self> {
+        Self::ALL.into_iter().find(|reason| reason.tier() == Some(tier))
     }
 
     /// Whether the reason is one for a query by `key`, in whose answer the holder `is_listed` or not.
@@ -205,6 +235,12 @@ impl DegradedReasons {
             true => self,
             false => self.filtered(|reason| reason.concerns(key, is_listed)),
         }
+    }
+
+    /// Those that say something of `tier` or nearer ones. Without any, all that lies there is known for certain.
+    #[must_use]
+    pub fn up_to(self, tier: Tier) -> Self {
+        self.filtered(|reason| reason.tier().is_none_or(|doubted| doubted <= tier))
     }
 
     /// Those that are the publisher's own doubts.

@@ -6,6 +6,7 @@ use serde::Deserialize;
 
 use crate::hash::PositionalLineageHash;
 
+use super::Tier;
 use super::entries::{Entries, Message, serialize_entries};
 use super::error::WireError;
 use super::model::is_pool;
@@ -79,7 +80,8 @@ pub struct HolderMatch {
     /// As `usable_blocks`, of `host_blocks`. Absent where it equals that.
     #[serde(default)]
     pub host_usable_blocks: Option<u32>,
-    /// Whether the daemon knows the holder's state for certain. Where it does not, `degraded` says why.
+    /// Whether `matched_blocks` and what else is said of the holder are known for certain. Where they are not, `degraded` says why. Reasons
+    /// about a tier beyond the device leave what is said of nearer ones certain: see [`Self::is_exact_up_to`].
     pub exact: bool,
     /// Why the state is not certain; absent where it is.
     #[serde(default)]
@@ -203,6 +205,11 @@ impl HolderMatch {
     /// The upper bound on the leading blocks that it holds; `matched_blocks` where that is exact.
     pub fn blocks_max(&self) -> u32 {
         self.matched_blocks_max.unwrap_or(self.matched_blocks)
+    }
+
+    /// Whether what is said of `tier` and those nearer is certain: of the device `device_blocks`, of the host `host_blocks`.
+    pub fn is_exact_up_to(&self, tier: Tier) -> bool {
+        self.exact || !self.degraded.is_empty() && self.degraded.up_to(tier).is_empty()
     }
 
     /// Its place among the holders of a reply.

@@ -9,7 +9,6 @@ use crate::daemon::metrics::labels::QueryKind;
 use kvatlas_core::hash::Position;
 use kvatlas_core::index::{
     HolderRecord, Match, Matches, Namespace, Namespaces, PositionalIndexer, QueryChain, Search, SparseChain,
-    TierDepth,
 };
 use kvatlas_core::stream::{DoubtfulHolders, StreamTrust};
 use kvatlas_core::wire::{
@@ -25,11 +24,13 @@ use super::sample::QuerySample;
 use super::whole::{Seen, search_whole};
 
 mod ahead;
+mod beyond;
 mod found;
 mod pieces;
 mod status;
 mod unlisted;
 
+use beyond::{Asked, Doubted};
 pub(crate) use found::{Found, FoundHolder};
 use pieces::Replies;
 use status::status;
@@ -285,11 +286,12 @@ impl Answerer {
         let mut chain = self.chain(indexer, &query.key)?;
         let options = &query.options;
         let doubts = self.doubts(namespace, &query.key);
-        let searched = self.searched(&doubts, options, || {
-            indexer.find_chain(&mut chain, search_of(query, indexer))
+        let asked = Asked::of(query, chain.len(), indexer);
+        let searched = self.searched(&doubts, options, asked, || {
+            indexer.find_chain(&mut chain, doubts.search_of(query))
         });
         let mut reply = QueryReply {
-            query_blocks: saturating_u32(chain.len()),
+            query_blocks: asked.blocks,
             foreign_holders: foreign_holders(indexer, &query.key),
             ..searched
         };
@@ -309,20 +311,23 @@ impl Answerer {
         &self,
         doubts: &Doubts<'_, '_>,
         options: &QueryOptions,
+        asked: Asked,
         search: impl FnMut() -> Matches,
     ) -> QueryReply {
         let seen = search_whole(&doubts.look, search);
         let matches = &seen.found;
-        let reasons = |holder: &HolderRecord| {
-            let reasons = matches.reasons(holder, &self.trust);
-            doubts.of(holder, reasons, &seen, true)
+        let mut doubted = Doubted::default();
+        let reasons = |found: &Match<'_>| {
+            let reasons = matches.reasons(found.holder, &self.trust);
+            let reasons = doubts.of(found.holder, reasons, &seen, true);
+            doubted.judge(reasons, matches.near_blocks(found.holder), asked)
         };
         let (mut holders, mut holders_total) = best_of(matches, options, reasons);
         holders_total += add_changing(&mut holders, &seen, options);
-        let listed = holders.iter().map(|holder| Listed {
+        let listed = holders.iter().enumerate().map(|(place, holder)| Listed {
             worker: &holder.worker,
             rank: holder.rank,
-            is_exact: holder.exact,
+            is_exact: holder.exact && !doubted.has(place),
         });
         let workers = options.workers.as_deref();
         let doubtful_holders = count_doubtful(&self.trust, doubts, &seen, workers, listed);
@@ -361,15 +366,13 @@ impl Answerer {
     ) -> Result<QueryReply, WireError> {
         let chain = SparseChain::new(&query.key, positions).map_err(DecodeError::from)?;
         let doubts = self.doubts(namespace, &query.key);
-        let search = || {
-            namespace
-                .indexer
-                .find_bounds(&chain, search_of(query, &namespace.indexer))
-        };
+        let indexer = &namespace.indexer;
+        let search = || indexer.find_bounds(&chain, doubts.search_of(query));
+        let asked = Asked::of(query, chain.query_blocks(), indexer);
         let reply = QueryReply {
-            query_blocks: chain.query_blocks(),
+            query_blocks: asked.blocks,
             unseen_blocks_max: chain.unseen_blocks_max(),
-            ..self.searched(&doubts, &query.options, search)
+            ..self.searched(&doubts, &query.options, asked, search)
         };
         if let Some(sample) = &self.sample {
             sample.answered(state_of(&reply));
@@ -383,21 +386,6 @@ fn foreign_holders(indexer: &PositionalIndexer, key: &QueryKey) -> u32 {
     match key {
         QueryKey::Tokens { .. } | QueryKey::BlockHashes(_) => indexer.foreign_holders(),
         QueryKey::SequenceHashes(_) | QueryKey::LineageHashes(_) => 0,
-    }
-}
-
-fn search_of<'o>(query: &'o SingleQuery, indexer: &PositionalIndexer) -> Search<'o> {
-    let options = &query.options;
-    let tiers = if options.tiers {
-        TierDepth::Each
-    } else {
-        TierDepth::All
-    };
-    let workers = options.workers.as_deref();
-    Search {
-        workers,
-        tiers,
-        usable_max: usable_max(&query.key, query.token_count, indexer),
     }
 }
 
@@ -492,15 +480,15 @@ fn counted<'a>(matches: &'a Matches, options: &QueryOptions) -> impl Iterator<It
 fn best_of(
     matches: &Matches,
     options: &QueryOptions,
-    reasons: impl Fn(&HolderRecord) -> DegradedReasons,
+    mut reasons: impl FnMut(&Match<'_>) -> DegradedReasons,
 ) -> (Vec<HolderMatch>, u32) {
     let mut found: Vec<_> = counted(matches, options).collect();
     found.sort_unstable_by(|one, other| place(one).cmp(&place(other)));
     let total = saturating_u32(found.len());
     found.truncate(most_of(options));
     let holders = found.iter().map(|found| {
-        let degraded = reasons(found.holder);
-        let near = matches.near_blocks(found.holder);
+        let degraded = reasons(found);
+        let near = matches.near_blocks(found.holder).filter(|_| options.tiers);
         let is_bounded = found.matched_blocks_max > found.matched_blocks;
         let id = &found.holder.id;
         HolderMatch {

@@ -215,7 +215,11 @@ fn finish(fields: &Fields<'_>, batch: &mut EngineBatch) -> Result<Verdict, Decod
         .tier
         .map_or(Some(Tier::DEVICE), |tier| tier_of_medium(tier.as_bytes()));
     let Some(tier) = tier else {
-        return Ok(Verdict::LeftOut(Reason::UnknownMedium));
+        return Ok(match data {
+            // At least as far as what has a tier.
+            Data::Stored { .. } => Verdict::LeftOutOf(Tier::EXTERNAL, Reason::UnknownMedium),
+            _ => Verdict::LeftOut(Reason::UnknownMedium),
+        });
     };
     let owner = push_owner(fields.worker, batch)?;
     let change = match data {

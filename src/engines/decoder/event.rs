@@ -9,7 +9,8 @@ use crate::limits::DecodeLimits;
 use crate::reason::Reason;
 
 use super::extra_keys::{ExtraKeys, read_extra_keys, read_image_lists, read_object_lists};
-use super::media::tier_of_medium;
+use super::media::{is_never_removed, tier_of_medium};
+use super::pool::{Object, Pool};
 use super::tokens::{TokenList, names_one_page, read_text_tokens, read_tokens, widen};
 use super::{Format, Verdict, array_or_nil, field};
 
@@ -64,6 +65,10 @@ pub(super) enum Key {
     ImageKeys,
     Lookahead,
     CopiesLeft,
+    Model,
+    Tenant,
+    Salt,
+    Shard,
     Other,
 }
 
@@ -95,6 +100,10 @@ impl Key {
             b"mm_keys" => Self::ImageKeys,
             b"lookahead_token_ids" => Self::Lookahead,
             b"remaining_copy_counts" => Self::CopiesLeft,
+            b"model_name" => Self::Model,
+            b"tenant_id" => Self::Tenant,
+            b"additional_salt" => Self::Salt,
+            b"tp_rank" => Self::Shard,
             _ => {
                 std::str::from_utf8(name).map_err(|_| DecodeError::NotUtf8 { field: "a key" })?;
                 Self::Other
@@ -147,6 +156,8 @@ pub(super) struct Fields<'a> {
     image_keys: Option<Reader<'a>>,
     lookahead: Option<Reader<'a>>,
     copies_left: Option<Span>,
+    /// Whose an object of a pool is.
+    object: Object<'a>,
     /// Whether the event is a map: newer than the versions that told images by a bare text.
     is_map: bool,
     /// The keys that have come, as bits.
@@ -178,6 +189,7 @@ impl<'a> Fields<'a> {
             image_keys: None,
             lookahead: None,
             copies_left: None,
+            object: Object::default(),
             is_map,
             seen: 0,
         }
@@ -227,6 +239,10 @@ impl<'a> Fields<'a> {
             Key::ImageKeys => self.image_keys = Some(deferred(reader)?),
             Key::Lookahead => self.lookahead = Some(deferred(reader)?),
             Key::CopiesLeft => self.copies_left = read_copies_left(reader, batch)?,
+            Key::Model => self.object.model = field::optional_text("model_name", reader, text)?,
+            Key::Tenant => self.object.tenant = field::optional_text("tenant_id", reader, text)?,
+            Key::Salt => self.object.salt = field::optional_text("additional_salt", reader, text)?,
+            Key::Shard => self.object.shard = reader.optional_unsigned("tp_rank")?,
             Key::Other => reader.skip()?,
         }
         Ok(())
@@ -263,6 +279,7 @@ impl<'a> Fields<'a> {
         batch: &mut EngineBatch,
         format: Format,
         limits: &DecodeLimits,
+        pool: &mut Pool,
     ) -> Result<Verdict, DecodeError> {
         let Some(tag) = self.tag else {
             return Err(DecodeError::Missing { field: "type" });
@@ -272,25 +289,49 @@ impl<'a> Fields<'a> {
             Tag::Ignored => return Ok(Verdict::LeftOut(Reason::Ignored)),
             Tag::Stored | Tag::Removed | Tag::Cleared => {}
         }
-        if self.ownership.is_some() {
-            return Ok(Verdict::LeftOut(Reason::OtherOwner));
-        }
-        if self.locality.is_some_and(|locality| locality != "LOCAL") {
-            return Ok(Verdict::LeftOut(Reason::Remote));
-        }
-        let tier = match self.medium {
-            None if format == Format::Mooncake => Tier::new(1),
+        let told = match self.medium {
+            None if format == Format::Mooncake => Some(Tier::HOST),
             None => Some(Tier::DEVICE),
             Some(medium) => tier_of_medium(medium.as_bytes()),
         };
-        let Some(tier) = tier else {
-            return Ok(Verdict::LeftOut(Reason::UnknownMedium));
-        };
+        // What has no tier is at least as far as all that have one.
+        let tier = told.unwrap_or(Tier::EXTERNAL);
+        let is_remote = self.locality.is_some_and(|locality| locality != "LOCAL");
+        let elsewhere = [
+            (self.ownership.is_some(), Reason::OtherOwner),
+            (is_remote, Reason::Remote),
+            (told.is_none(), Reason::UnknownMedium),
+        ];
+        if let Some((_, reason)) = elsewhere.into_iter().find(|(is_so, _)| *is_so) {
+            return Ok(match tag {
+                Tag::Stored => Verdict::LeftOutOf(tier, reason),
+                _ => Verdict::LeftOut(reason),
+            });
+        }
+        if tag == Tag::Stored && format.has_connector() && self.medium.is_some_and(is_never_removed) {
+            batch.doubt(Some(tier), Reason::NoRemovals);
+        }
         let owner = push_owner(self.backend, batch)?;
+        if format == Format::Mooncake {
+            let is_others = !pool.owns(owner.map(|owner| batch.text(owner)), &self.object);
+            let is_unclear = tag == Tag::Stored && self.names_span().is_ok_and(Span::is_empty);
+            let reason = match is_others {
+                true => Some(Reason::OtherOwner),
+                // An object by its key alone.
+                false if is_unclear => Some(Reason::Unjoined),
+                false if tag == Tag::Stored => self.object.trouble(self.lora_name),
+                false => None,
+            };
+            match (reason, tag) {
+                (None, _) => {}
+                (Some(reason), Tag::Stored) => return Ok(Verdict::LeftOutOf(tier, reason)),
+                (Some(reason), _) => return Ok(Verdict::LeftOut(reason)),
+            }
+        }
         let change = match tag {
             Tag::Stored => match self.stored(tier, batch, format, limits)? {
                 Ok(stored) => EngineChange::Stored(stored),
-                Err(reason) => return Ok(Verdict::LeftOut(reason)),
+                Err(reason) => return Ok(Verdict::LeftOutOf(tier, reason)),
             },
             Tag::Removed => EngineChange::Removed(self.removed(tier)?),
             // Less is cleared than everything: what of it, nobody here knows.
@@ -349,6 +390,8 @@ impl<'a> Fields<'a> {
             return Ok(Err(Reason::Ignored));
         }
         let parent = match (self.parent, self.position) {
+            // Mooncake says nil of a root, and of what it does not know.
+            (Some(None), None) if format == Format::Mooncake => return Ok(Err(Reason::UnknownParent)),
             (Some(parent), _) => parent,
             (None, Some(_)) => None,
             (None, None) => {
@@ -357,7 +400,7 @@ impl<'a> Fields<'a> {
                 });
             }
         };
-        let content = match self.content(names, batch)? {
+        let content = match self.content(names, tier, format, batch)? {
             Ok(content) => content,
             Err(_) if group.is_beside_main() => Content::Absent,
             Err(reason) => return Ok(Err(reason)),
@@ -426,10 +469,20 @@ impl<'a> Fields<'a> {
     }
 
     /// The tokens, with those that the engine looks ahead to.
-    fn content(&self, names: Span, batch: &mut EngineBatch) -> Result<Result<Content, Reason>, DecodeError> {
+    fn content(
+        &self,
+        names: Span,
+        tier: Tier,
+        format: Format,
+        batch: &mut EngineBatch,
+    ) -> Result<Result<Content, Reason>, DecodeError> {
+        // Mooncake's names are of no engine.
+        let is_beyond = tier != Tier::DEVICE && format != Format::Mooncake;
         let list = match &self.tokens {
             Some(list) if !list.tokens.is_empty() => list,
             _ if self.sequence_names.is_some() => return Ok(Ok(Content::Absent)),
+            // Beyond the device, a name may be known from there.
+            _ if is_beyond => return Ok(Ok(Content::Absent)),
             _ => return Ok(Err(Reason::Placeholder)),
         };
         let blocks = names.len();

@@ -23,6 +23,12 @@ pub(crate) fn tier_of_medium(medium: &[u8]) -> Option<Tier> {
         .and_then(|(tier, _)| Tier::new(tier))
 }
 
+/// Whether nobody says when a block of a connector of vLLM goes that lies there. Its connectors for Mooncake and LMCache write the host so, and
+/// none of its stores on disk tells what it removes.
+pub(crate) fn is_never_removed(medium: &str) -> bool {
+    matches!(medium, "cpu" | "STORAGE")
+}
+
 /// The accelerator's memory is level 0, the host's is level 1, a disk level 2.
 pub(super) fn tier_of_level(level: u64) -> Option<Tier> {
     u8::try_from(level)

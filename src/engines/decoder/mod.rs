@@ -17,15 +17,16 @@ mod extra_keys;
 mod field;
 mod json;
 mod media;
+mod pool;
 mod tagged;
 mod tensorrt;
 mod tokens;
 
 pub(crate) use event::group_of_kind;
 pub(crate) use extra_keys::identifier_hash;
-pub(crate) use media::tier_of_medium;
+pub(crate) use media::{is_never_removed, tier_of_medium};
 
-use kvatlas_core::wire::{DecodeError, Reader, Value};
+use kvatlas_core::wire::{DecodeError, ModelKey, Reader, Tier, Value};
 
 use crate::batch::EngineBatch;
 use crate::limits::DecodeLimits;
@@ -38,7 +39,7 @@ pub enum Format {
     Vllm,
     /// SGLang's, which differs in media and salts.
     Sglang,
-    /// Mooncake Store's RFC #1527.
+    /// Mooncake Store's.
     Mooncake,
     /// Dynamo's `RouterEvent`.
     Dynamo,
@@ -74,6 +75,26 @@ impl Format {
     /// Whether each removal is of one copy of a block. Elsewhere the producer has counted them, and its events are about sets.
     pub fn counts_copies(self) -> bool {
         !matches!(self, Self::Mooncake | Self::Dynamo)
+    }
+
+    /// Whether what lies beyond the device is told by a connector.
+    pub fn has_connector(self) -> bool {
+        matches!(self, Self::Vllm | Self::TokenSpeed)
+    }
+
+    /// The last tier that a clear is known to empty, with those before it. vLLM's is one of the device; a connector may be cleared with it, or
+    /// not. SGLang's is one of device and host; what it has in storage stays.
+    pub fn clears_up_to(self) -> Tier {
+        match self {
+            Self::Vllm | Self::TokenSpeed => Tier::DEVICE,
+            Self::Sglang => Tier::HOST,
+            Self::Mooncake | Self::Dynamo | Self::TensorRt => Tier::EXTERNAL,
+        }
+    }
+
+    /// The largest number that the first batch of a process can have: Mooncake counts from 1.
+    pub fn first_number_max(self) -> u64 {
+        u64::from(self == Self::Mooncake)
     }
 
     /// The format with the word `word`, in any case.
@@ -115,6 +136,7 @@ pub struct Decoder {
     /// What was in an envelope as a list of numbers.
     enveloped: Vec<u8>,
     scratch: Vec<u64>,
+    pool: pool::Pool,
 }
 
 impl Decoder {
@@ -126,7 +148,15 @@ impl Decoder {
             transcoded: Vec::new(),
             enveloped: Vec::new(),
             scratch: Vec::new(),
+            pool: pool::Pool::default(),
         }
+    }
+
+    /// The same for a holder of this model and tenant. Of a store that several share, only its objects count.
+    #[must_use]
+    pub fn of_model(mut self, model: Option<ModelKey>) -> Self {
+        self.pool.model = model;
+        self
     }
 
     /// The format.
@@ -177,7 +207,7 @@ impl Decoder {
     ) -> Result<(), BatchError> {
         match self.format {
             Format::Vllm | Format::Sglang | Format::Mooncake | Format::TokenSpeed => {
-                tagged::decode_batch(reader, batch, self.format, limits)
+                tagged::decode_batch(reader, batch, self.format, limits, &mut self.pool)
             }
             Format::Dynamo => {
                 let mut enveloped = std::mem::take(&mut self.enveloped);
@@ -196,6 +226,8 @@ enum Verdict {
     Taken,
     /// It is not, for a reason.
     LeftOut(Reason),
+    /// It is not, for a reason; it stores blocks in this tier.
+    LeftOutOf(Tier, Reason),
 }
 
 /// Decodes `count` events with `decode_event`. One that can't be read is passed over and counted.
@@ -211,13 +243,15 @@ fn decode_each<'a>(
         match decode_event(&mut attempt, batch) {
             Ok(verdict) => {
                 *reader = attempt;
-                if let Verdict::LeftOut(reason) = verdict {
-                    batch.leave_out(reason, mark);
+                match verdict {
+                    Verdict::Taken => {}
+                    Verdict::LeftOut(reason) => batch.leave_out(reason, None, mark),
+                    Verdict::LeftOutOf(tier, reason) => batch.leave_out(reason, Some(tier), mark),
                 }
             }
             Err(_) => {
                 reader.skip()?;
-                batch.leave_out(Reason::Malformed, mark);
+                batch.leave_out(Reason::Malformed, None, mark);
             }
         }
     }

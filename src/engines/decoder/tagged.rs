@@ -16,6 +16,7 @@ use crate::limits::DecodeLimits;
 
 use super::event::{Fields, Key, Tag};
 use super::media::tier_of_medium;
+use super::pool::Pool;
 use super::{BatchError, Format, Verdict, decode_each, field};
 
 /// The slots of a stored event from number 8 on. Numbers 1 to 7 are read one by one.
@@ -52,11 +53,12 @@ pub(super) fn decode_batch(
     batch: &mut EngineBatch,
     format: Format,
     limits: &DecodeLimits,
+    pool: &mut Pool,
 ) -> Result<(), BatchError> {
     match reader.value()? {
         Value::Array(fields @ 2..) => {
             batch.time = field::time(reader)?;
-            decode_events(reader, batch, format, limits)?;
+            decode_events(reader, batch, format, limits, pool)?;
             if fields > 2 {
                 batch.rank = field::rank(reader)?;
             }
@@ -68,7 +70,7 @@ pub(super) fn decode_batch(
             for _ in 0..entries {
                 match reader.value()? {
                     Value::Text(b"ts") => batch.time = field::time(reader)?,
-                    Value::Text(b"events") => decode_events(reader, batch, format, limits)?,
+                    Value::Text(b"events") => decode_events(reader, batch, format, limits, pool)?,
                     Value::Text(b"data_parallel_rank" | b"dp_rank" | b"attn_dp_rank") => {
                         batch.rank = field::rank(reader)?.or(batch.rank);
                     }
@@ -88,10 +90,11 @@ fn decode_events(
     batch: &mut EngineBatch,
     format: Format,
     limits: &DecodeLimits,
+    pool: &mut Pool,
 ) -> Result<(), DecodeError> {
     let count = reader.array("events", limits.events_max)?;
     decode_each(reader, batch, count, |reader, batch| {
-        decode_event(reader, batch, format, limits)
+        decode_event(reader, batch, format, limits, pool)
     })
 }
 
@@ -100,6 +103,7 @@ fn decode_event(
     batch: &mut EngineBatch,
     format: Format,
     limits: &DecodeLimits,
+    pool: &mut Pool,
 ) -> Result<Verdict, DecodeError> {
     match reader.value()? {
         Value::Map(entries) => {
@@ -110,7 +114,7 @@ fn decode_event(
                     other => return Err(DecodeError::wrong_type("an event", "text keys", other)),
                 }
             }
-            fields.finish(batch, format, limits)
+            fields.finish(batch, format, limits, pool)
         }
         Value::Array(slots @ 1..) => {
             let tag = Tag::of(reader.text("type", limits.text_bytes_max)?.as_bytes());
@@ -133,7 +137,7 @@ fn decode_event(
                 }
                 _ => skip(slots - 1, reader)?,
             }
-            fields.finish(batch, format, limits)
+            fields.finish(batch, format, limits, pool)
         }
         other => Err(DecodeError::wrong_type("an event", "a map or an array", other)),
     }

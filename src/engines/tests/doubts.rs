@@ -393,8 +393,7 @@ fn one_content_under_two_names_is_in_doubt_while_it_has_both() {
 fn of_format(format: Format) -> Translator {
     Translator::new(TranslatorSettings {
         block_size: BlockSize::new(SIZE).unwrap(),
-        counts_copies: format.counts_copies(),
-        ..TranslatorSettings::default()
+        ..TranslatorSettings::for_format(format)
     })
 }
 

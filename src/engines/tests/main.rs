@@ -7,6 +7,7 @@
     reason = "a test stops at the first surprise"
 )]
 
+mod beyond;
 mod common;
 mod doubts;
 mod fixtures;
@@ -14,6 +15,7 @@ mod forms;
 mod fuzz;
 mod groups;
 mod oracle;
+mod pool;
 mod rules;
 mod subscribed;
 mod windows;

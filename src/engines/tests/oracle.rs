@@ -113,17 +113,94 @@ fn engines() -> impl Strategy<Value = Engine> {
     (shape, names).prop_map(|(shape, names)| Engine { shape, names })
 }
 
+/// A store of blocks `from..to` of a prompt in a tier.
+#[derive(Debug, Clone)]
+struct Blocks {
+    prompt: Prompt,
+    from: usize,
+    to: usize,
+    tier: usize,
+}
+
 /// The cache by brute force: how many copies each tier has of each block.
 #[derive(Debug, Default)]
 struct Cache {
     copies: BTreeMap<(usize, u64), (u32, SequenceHash)>,
     unknown_parents: u64,
     not_held: u64,
+    /// Names of blocks that were held since something came of a tier beyond the device. There they are known still.
+    past: BTreeSet<u64>,
+    is_beyond: bool,
+    /// What came of a tier beyond the device before its parents.
+    late: Vec<Blocks>,
+    late_removed: Vec<(usize, u64)>,
 }
 
 impl Cache {
     fn has(&self, name: u64) -> bool {
         (0..MEDIA.len()).any(|tier| self.copies.contains_key(&(tier, name)))
+    }
+
+    fn knows(&self, name: u64) -> bool {
+        self.has(name) || self.past.contains(&name)
+    }
+
+    /// Whether it can be known where the blocks stand.
+    fn is_placed(&self, blocks: &Blocks) -> bool {
+        let names = blocks.prompt.names();
+        let Some(parent) = blocks.from.checked_sub(1).map(|parent| names[parent]) else {
+            return true;
+        };
+        match blocks.tier {
+            0 => self.has(parent),
+            // The first name says it, too.
+            _ => self.knows(parent) || self.knows(names[blocks.from]),
+        }
+    }
+
+    fn add(&mut self, blocks: &Blocks) {
+        let (names, chain) = (blocks.prompt.names(), blocks.prompt.chain());
+        for place in blocks.from..blocks.to {
+            let new = (0, chain[place]);
+            self.copies.entry((blocks.tier, names[place])).or_insert(new).0 += 1;
+        }
+    }
+
+    /// Takes a copy away, if there is one.
+    fn take(&mut self, tier: usize, name: u64) -> bool {
+        match self.copies.get_mut(&(tier, name)) {
+            None => return false,
+            Some((1, _)) => {
+                self.copies.remove(&(tier, name));
+            }
+            Some((copies, _)) => *copies -= 1,
+        }
+        if self.is_beyond && !self.has(name) {
+            self.past.insert(name);
+        }
+        true
+    }
+
+    /// Ends a batch.
+    fn settle(&mut self) {
+        loop {
+            let late = std::mem::take(&mut self.late);
+            let before = late.len();
+            for blocks in late {
+                match self.is_placed(&blocks) {
+                    true => self.add(&blocks),
+                    false => self.late.push(blocks),
+                }
+            }
+            if self.late.len() == before {
+                break;
+            }
+        }
+        self.unknown_parents += self.late.len() as u64;
+        self.late.clear();
+        for (tier, name) in std::mem::take(&mut self.late_removed) {
+            self.take(tier, name);
+        }
     }
 
     /// Applies the operation, and returns it as the engine tells it.
@@ -143,12 +220,12 @@ impl Cache {
             } => {
                 let names = prompt.names()[*from..from + blocks].to_vec();
                 for name in &names {
-                    match self.copies.get_mut(&(*tier, *name)) {
-                        None => self.not_held += 1,
-                        Some((1, _)) => {
-                            self.copies.remove(&(*tier, *name));
+                    if !self.take(*tier, *name) {
+                        self.not_held += 1;
+                        let has = |late: &Blocks| late.prompt.names()[late.from..late.to].contains(name);
+                        if self.late.iter().any(has) {
+                            self.late_removed.push((*tier, *name));
                         }
-                        Some((copies, _)) => *copies -= 1,
                     }
                 }
                 Change::Remove {
@@ -159,13 +236,16 @@ impl Cache {
             }
             Operation::Clear => {
                 self.copies.clear();
+                self.past.clear();
+                self.late.clear();
+                self.late_removed.clear();
                 Change::Clear
             }
         }
     }
 
     fn store(&mut self, prompt: &Prompt, from: usize, blocks: usize, tier: usize) -> Change {
-        let (names, chain) = (prompt.names(), prompt.chain());
+        let names = prompt.names();
         let parent = from.checked_sub(1).map(|parent| names[parent]);
         let size = SIZE as usize;
         let tokens = &prompt.tokens()[from * size..(from + blocks) * size];
@@ -175,17 +255,18 @@ impl Cache {
         if from == 0 {
             store.salt_key = prompt.salt.map(str::to_owned);
         }
-        if parent.is_some_and(|parent| !self.has(parent)) {
+        let told = Blocks {
+            prompt: prompt.clone(),
+            from,
+            to: from + blocks,
+            tier,
+        };
+        self.is_beyond |= tier > 0;
+        match (self.is_placed(&told), tier) {
+            (true, _) => self.add(&told),
             // Nobody can know where such blocks stand. Engines don't do it; what a lost batch leaves behind looks so.
-            self.unknown_parents += 1;
-        } else {
-            for place in from..from + blocks {
-                let copies = self
-                    .copies
-                    .entry((tier, names[place]))
-                    .or_insert((0, chain[place]));
-                copies.0 += 1;
-            }
+            (false, 0) => self.unknown_parents += 1,
+            (false, _) => self.late.push(told),
         }
         Change::Store(store)
     }
@@ -211,6 +292,7 @@ proptest! {
         let (mut unknown_parents, mut not_held) = (0, 0);
         for batch in &batches {
             let changes: Vec<Change> = batch.iter().map(|operation| cache.apply(operation)).collect();
+            cache.settle();
             let decoded = decode(Format::Vllm, &engine.payload(&changes));
             output.clear();
             translator.translate(&decoded, &mut output);

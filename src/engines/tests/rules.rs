@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 use kvatlas_core::hash::{
     BlockSize, HashSeed, SequenceHash, block_hash_with, next_sequence_hash, object_hash,
 };
-use kvatlas_core::wire::Event;
+use kvatlas_core::wire::{Event, Tier};
 use kvatlas_engines::{
     DecodeLimits, Decoder, EngineBatch, Format, HashMode, Reason, Translation, Translator, TranslatorSettings,
 };
@@ -376,7 +376,9 @@ fn a_pools_blocks_stand_where_it_says() {
     assert_eq!(translator.doubt(), None);
     let mut recomputing = crate::common::translator(SIZE);
     recomputing.translate(&batch, &mut output);
-    assert_eq!(recomputing.doubt(), Some(Reason::UnknownParent));
+    assert_eq!(recomputing.doubt(), None);
+    let doubts: Vec<_> = recomputing.tier_doubts().collect();
+    assert_eq!(doubts, [(Tier::HOST, Reason::UnknownParent)]);
 }
 
 #[test]

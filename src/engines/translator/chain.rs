@@ -56,6 +56,8 @@ struct Kept {
     published: u8,
     /// Those of them in which it was published as not resumable.
     barred: u8,
+    /// The tiers in which it lies within a chunk, which can be loaded as a whole only.
+    inner: u8,
     is_free: bool,
 }
 
@@ -140,6 +142,7 @@ impl Chain {
             names: 0,
             published: 0,
             barred: 0,
+            inner: 0,
             is_free: false,
         };
         let slot = match self.free.pop() {
@@ -243,6 +246,25 @@ impl Chain {
         kept.barred != before
     }
 
+    /// Whether the block lies within a chunk of `tier`, so that nothing can be loaded that ends there.
+    pub(super) fn is_within_chunk(&self, slot: Slot, tier: TierIndex) -> bool {
+        self.kept
+            .get(slot.place())
+            .is_some_and(|kept| kept.inner & tier.bit() != 0)
+    }
+
+    /// Notes whether the block lies within a chunk of `tier`. One that can be loaded from there stays so.
+    pub(super) fn set_within_chunk(&mut self, slot: Slot, tier: TierIndex, is_within: bool) {
+        let Some(kept) = self.kept.get_mut(slot.place()) else {
+            return;
+        };
+        match is_within && kept.published & tier.bit() == 0 {
+            true => kept.inner |= tier.bit(),
+            false if !is_within => kept.inner &= !tier.bit(),
+            false => {}
+        }
+    }
+
     /// Counts one more name of the block.
     pub(super) fn add_name(&mut self, slot: Slot) {
         if let Some(kept) = self.kept.get_mut(slot.place()) {
@@ -297,6 +319,7 @@ impl Chain {
         };
         if kept.published & tier.bit() != 0 {
             kept.published &= !tier.bit();
+            kept.inner &= !tier.bit();
             output.push_removed(tier.tier(), kept.sequence);
         }
     }

@@ -19,19 +19,20 @@ impl Contents {
         &self.chain
     }
 
-    /// Computes them from the event's content.
+    /// Computes those of the first `count` blocks of the event's content.
     pub(super) fn compute(
         &mut self,
         batch: &EngineBatch,
         stored: &EngineStored,
         parent: Option<SequenceHash>,
         seed: HashSeed,
+        count: usize,
     ) -> Result<(), Reason> {
         self.chain.clear();
-        self.chain.reserve(stored.names.len());
+        self.chain.reserve(count);
         let mut before = parent;
         let mut blocks = BlockHashes::new(batch, stored, seed)?;
-        for _ in 0..stored.names.len() {
+        for _ in 0..count {
             let hash = next_sequence_hash(before, blocks.next().ok_or(Reason::TokenCount)?);
             self.chain.push(hash);
             before = Some(hash);

@@ -47,6 +47,16 @@ impl Groups {
         self.lanes.iter().map(|(_, lane)| lane.aliases()).sum()
     }
 
+    /// As [`Self::aliases`], of blocks that have both names on the device.
+    pub(super) fn device_aliases(&self) -> usize {
+        self.lanes.iter().map(|(_, lane)| lane.device_aliases()).sum()
+    }
+
+    /// Whether a group has a block in `tier`.
+    pub(super) fn has_in(&self, tier: TierIndex) -> bool {
+        self.lanes.iter().any(|(_, lane)| lane.has_in(tier))
+    }
+
     /// Whether blocks of the group count, as far as is known before [`Self::learn`].
     pub(super) fn counts(&self, group: Group) -> bool {
         match (group.index, group.kind) {

@@ -30,6 +30,10 @@ pub(super) struct Lane {
     held: Vec<[u16; TIERS]>,
     /// How many names there are beside the first of their block.
     aliases: usize,
+    /// How many of the names that a block has on the device are beside its first there.
+    device_aliases: usize,
+    /// How many names have a copy in each tier.
+    names_in: [usize; TIERS],
 }
 
 impl Lane {
@@ -40,11 +44,21 @@ impl Lane {
     pub(super) fn clear(&mut self) {
         self.names.clear();
         self.held.clear();
-        self.aliases = 0;
+        (self.aliases, self.device_aliases) = (0, 0);
+        self.names_in = [0; TIERS];
     }
 
     pub(super) fn aliases(&self) -> usize {
         self.aliases
+    }
+
+    pub(super) fn device_aliases(&self) -> usize {
+        self.device_aliases
+    }
+
+    /// Whether the tier has a block.
+    pub(super) fn has_in(&self, tier: TierIndex) -> bool {
+        self.names_in.get(tier.place()).is_some_and(|names| *names > 0)
     }
 
     /// Sets how many copies a tier has of a block, where it has one.
@@ -134,6 +148,10 @@ impl Lane {
             .and_then(|held| held.get_mut(tier.place()));
         if let Some(held) = held {
             *held = held.saturating_add(1);
+            self.device_aliases += usize::from(tier == TierIndex::DEVICE && *held > 1);
+        }
+        if let Some(names) = self.names_in.get_mut(tier.place()) {
+            *names += 1;
         }
     }
 
@@ -158,7 +176,11 @@ impl Lane {
                 .get_mut(slot.place())
                 .and_then(|held| held.get_mut(tier.place()));
             if let Some(held) = held {
+                self.device_aliases -= usize::from(tier == TierIndex::DEVICE && *held > 1);
                 *held = held.saturating_sub(1);
+            }
+            if let Some(names) = self.names_in.get_mut(tier.place()) {
+                *names = names.saturating_sub(1);
             }
         }
         if entry.get().copies == [0; TIERS] {

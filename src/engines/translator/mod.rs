@@ -11,13 +11,16 @@
 //! 4. Its memory is bounded by [`TranslatorSettings::blocks_max`]. Test: `rules::a_full_table_takes_no_more`.
 
 mod adapters;
+mod beyond;
 mod chain;
 mod content;
 mod facts;
 mod groups;
 mod lane;
 mod output;
+mod past;
 mod resumable;
+mod settings;
 mod sizes;
 mod spots;
 mod state;
@@ -25,9 +28,7 @@ mod tiers;
 mod tree;
 mod windows;
 
-use std::collections::HashMap;
-
-use kvatlas_core::hash::{BlockSize, HashSeed, Position, SequenceHash};
+use kvatlas_core::hash::{HashSeed, Position, SequenceHash};
 use kvatlas_core::wire::{Event, Tier};
 
 use crate::batch::{
@@ -36,6 +37,7 @@ use crate::batch::{
 use crate::reason::{Reason, ReasonCounts};
 
 use adapters::Adapters;
+use beyond::Beyond;
 use chain::{Block, Chain, Slot};
 use content::Contents;
 use groups::{Groups, LaneId, STAND_IN};
@@ -47,53 +49,7 @@ use windows::Windows;
 pub use content::content_hashes;
 pub use facts::GroupFacts;
 pub use output::{Translation, TranslationPart};
-
-/// Whose hashes a holder's blocks are published by.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum HashMode {
-    /// The contract's hashes are computed from the content of each block.
-    #[default]
-    Recompute,
-    /// The engine's names are the contract's sequence hashes. One block in every `sample` is checked against its content, where the
-    /// event has it; 0 checks none.
-    Trust {
-        /// How many blocks pass for one that is checked.
-        sample: u32,
-    },
-}
-
-/// What a translator has to know of the engine.
-#[derive(Debug, Clone)]
-pub struct TranslatorSettings {
-    /// Tokens in a block.
-    pub block_size: BlockSize,
-    /// Whose hashes count.
-    pub mode: HashMode,
-    /// Most names that are kept; a block with several groups of layers has one for each.
-    pub blocks_max: usize,
-    /// Names of adapters by their number, for engines that tell only the number.
-    pub lora_names: HashMap<u64, String>,
-    /// Whether each removal is of one copy of a block. Otherwise the engine's events are about sets: a removal takes all copies.
-    pub counts_copies: bool,
-    /// Whether the engine's blocks are told apart by more than its events say: what it has is in doubt then, whatever comes.
-    pub is_untold: bool,
-    /// What the engine's events don't tell of its groups of layers.
-    pub groups: GroupFacts,
-}
-
-impl Default for TranslatorSettings {
-    fn default() -> Self {
-        Self {
-            block_size: BlockSize::DEFAULT,
-            mode: HashMode::default(),
-            blocks_max: 1 << 22,
-            lora_names: HashMap::new(),
-            counts_copies: true,
-            is_untold: false,
-            groups: GroupFacts::default(),
-        }
-    }
-}
+pub use settings::{HashMode, TranslatorSettings};
 
 /// Translates the events of one holder: one engine's publisher and rank.
 #[derive(Debug)]
@@ -103,6 +59,7 @@ pub struct Translator {
     groups: Groups,
     windows: Windows,
     step: Step,
+    beyond: Beyond,
     contents: Contents,
     sizes: Sizes,
     adapters: Adapters,
@@ -123,6 +80,36 @@ struct Start {
     adapter: HashSeed,
 }
 
+impl Start {
+    /// The place behind `block`.
+    fn behind(block: &Block) -> Self {
+        Self {
+            parent: Some(block.sequence),
+            position: block.position + 1,
+            seed: block.seed,
+            adapter: block.adapter,
+        }
+    }
+
+    /// The blocks of a chain that begins here.
+    fn blocks<'a>(&self, chain: &'a [SequenceHash]) -> impl Iterator<Item = Block> + use<'a> {
+        let Self {
+            parent,
+            position,
+            seed,
+            adapter,
+        } = *self;
+        let mut before = parent;
+        (position..).zip(chain).map(move |(position, sequence)| Block {
+            sequence: *sequence,
+            parent: before.replace(*sequence),
+            position,
+            seed,
+            adapter,
+        })
+    }
+}
+
 impl Translator {
     /// A translator of a holder that has nothing.
     pub fn new(settings: TranslatorSettings) -> Self {
@@ -132,6 +119,7 @@ impl Translator {
             chain: Chain::default(),
             groups: Groups::default(),
             step: Step::default(),
+            beyond: Beyond::default(),
             contents: Contents::default(),
             sizes: Sizes::default(),
             adapters: Adapters::default(),
@@ -151,7 +139,7 @@ impl Translator {
         self.doubt
             .or(when(self.settings.is_untold, Reason::Untold))
             .or(when(self.sizes.is_doubted(), Reason::BlockSize))
-            .or(when(self.groups.aliases() > 0, Reason::HiddenKey))
+            .or(when(self.groups.device_aliases() > 0, Reason::HiddenKey))
     }
 
     /// What the engine's events cannot tell: nothing is certain for queries that ask for it.
@@ -202,6 +190,7 @@ impl Translator {
         self.lookahead = None;
         self.windows = Windows::new(self.settings.block_size.as_u32());
         self.step = Step::default();
+        self.beyond = Beyond::default();
         (self.doubt, self.hides_groups) = (None, false);
     }
 
@@ -225,13 +214,14 @@ impl Translator {
         let mut doubts = batch.doubts().iter().peekable();
         for (place, event) in batch.events().iter().enumerate() {
             while let Some(doubt) = doubts.next_if(|doubt| doubt.events_before <= place) {
-                self.note_doubt(doubt.reason);
+                self.note_placed(*doubt);
             }
             if is_ours(event) {
                 self.translate_event(batch, event, output);
             }
         }
-        doubts.for_each(|doubt| self.note_doubt(doubt.reason));
+        doubts.for_each(|doubt| self.note_placed(*doubt));
+        self.settle(batch, output);
         self.finish_step(batch, begun, output);
         // Where among the events they were left out is not known: a clear may have come before.
         self.hides_groups |= batch.reasons.iter().any(|(reason, _)| reason.hides_groups());
@@ -253,6 +243,9 @@ impl Translator {
         }
         let outcome = match &event.change {
             EngineChange::Created(group) => self.lane_for(self.stated(*group), output).map(drop),
+            EngineChange::Stored(stored) if stored.tier != Tier::DEVICE => {
+                return self.store_beyond(batch, stored, output);
+            }
             EngineChange::Stored(stored) => self.store(batch, stored, output),
             EngineChange::Removed(removed) => {
                 self.remove(batch, removed, output);
@@ -283,12 +276,14 @@ impl Translator {
     }
 
     fn clear(&mut self, output: &mut Translation) {
+        let held = TierIndex::ALL.map(|tier| self.groups.has_in(tier) || self.tier_doubt(tier).is_some());
         self.chain.clear();
         self.groups.clear();
         self.sizes.clear();
         self.adapters.clear();
         self.windows.clear();
         self.step.clear();
+        self.beyond.clear(held, self.settings.clears_up_to);
         (self.doubt, self.hides_groups) = (None, false);
         output.push_for_all_tiers(Event::Cleared);
     }
@@ -307,6 +302,7 @@ impl Translator {
             self.check_lookahead(stored)?;
             self.check_adapter(batch, stored)?;
         }
+        self.beyond.note_keys(stored);
         let lane = self.lane_for(group, output)?;
         let names = batch.hashes(stored.names);
         if self.names() + names.len() > self.settings.blocks_max {
@@ -401,17 +397,12 @@ impl Translator {
         if names.contains(&parent) {
             return Err(Reason::SelfParent);
         }
-        let known = self
-            .groups
-            .find(lane, parent)
-            .and_then(|slot| self.chain.get(slot));
+        let known = match stored.tier {
+            Tier::DEVICE => self.known_now(lane, parent),
+            _ => self.known(lane, parent),
+        };
         let start = match (known, self.settings.mode, stored.position) {
-            (Some(block), _, _) => Start {
-                parent: Some(block.sequence),
-                position: block.position + 1,
-                seed: block.seed,
-                adapter: block.adapter,
-            },
+            (Some(block), _, _) => Start::behind(&block),
             // The contract's hash names the prefix, whether or not the holder has it.
             (None, HashMode::Trust { .. }, Some(position @ 1..)) => Start {
                 parent: Some(SequenceHash::from(parent)),
@@ -464,7 +455,11 @@ impl Translator {
         let last = u64::from(start.position) + (names.len() as u64).saturating_sub(1);
         Position::new(last).map_err(|_| Reason::OutOfRange)?;
         match self.settings.mode {
-            HashMode::Recompute => self.contents.compute(batch, stored, start.parent, start.seed),
+            HashMode::Recompute => {
+                let blocks = names.len();
+                self.contents
+                    .compute(batch, stored, start.parent, start.seed, blocks)
+            }
             HashMode::Trust { sample } => {
                 let seed = start.seed;
                 self.contents.take_names(names);
@@ -483,16 +478,8 @@ impl Translator {
         tier: TierIndex,
     ) -> Result<bool, Reason> {
         self.slots.clear();
-        let mut before = start.parent;
         let mut is_alias = false;
-        for (position, (name, sequence)) in (start.position..).zip(names.iter().zip(self.contents.chain())) {
-            let block = Block {
-                sequence: *sequence,
-                parent: before.replace(*sequence),
-                position,
-                seed: start.seed,
-                adapter: start.adapter,
-            };
+        for (name, block) in names.iter().zip(start.blocks(self.contents.chain())) {
             match self.groups.add(lane, *name, block, tier, &mut self.chain) {
                 Ok(added) => {
                     is_alias |= added.is_alias;
@@ -548,27 +535,31 @@ impl Translator {
     }
 
     fn remove(&mut self, batch: &EngineBatch, removed: &EngineRemoved, output: &mut Translation) {
+        let only = removed.tier.and_then(TierIndex::of);
         let lane = match self.groups.lane_of(removed.group) {
             Ok(lane) => lane,
-            Err(reason) => return self.count(reason, output),
+            Err(reason) => return self.count_in(only, reason, output),
         };
         let tiers = match removed.tier.map(TierIndex::of) {
             Some(Some(tier)) => TierSet::one(tier),
             Some(None) => return self.count(Reason::UnknownMedium, output),
             None => TierSet::ALL,
         };
+        self.remove_later(lane, batch.hashes(removed.names), tiers);
         let left = removed.left.map(|left| batch.hashes(left));
         for (place, name) in batch.hashes(removed.names).iter().enumerate() {
             let left = match self.settings.counts_copies {
                 true => left.and_then(|left| left.get(place).copied()),
                 false => Some(0),
             };
-            if !self.remove_one(lane, *name, tiers, left, output) {
+            let was_held = self.remove_one(lane, *name, tiers, left, output);
+            self.remove_parts(lane, *name, tiers, output);
+            if !was_held {
                 // Copies that are left of a block that is not known are a contradiction.
                 let reason = left
                     .filter(|left| *left > 0)
                     .map_or(Reason::NotHeld, |_| Reason::Malformed);
-                self.count(reason, output);
+                self.count_in(only, reason, output);
             }
         }
     }
@@ -598,6 +589,7 @@ impl Translator {
                 }
             }
             self.note_gone(lane, name, slot);
+            self.remember(lane, name, slot);
             self.chain.free_unnamed(slot);
         }
         has_found

@@ -358,6 +358,9 @@ impl Translator {
 
     /// Whether a request can resume behind the block from what `tier` and those nearer have.
     pub(super) fn is_resumable(&self, slot: Slot, tier: TierIndex) -> bool {
+        if self.chain.is_within_chunk(slot, tier) {
+            return false;
+        }
         if self.windows.is_empty() {
             return true;
         }

@@ -12,6 +12,8 @@ pub(super) struct TierIndex(u8);
 impl TierIndex {
     pub(super) const DEVICE: Self = Self(0);
     pub(super) const ALL: [Self; TIERS] = [Self(0), Self(1), Self(2), Self(3)];
+    /// All but the device.
+    pub(super) const BEYOND: [Self; TIERS - 1] = [Self(1), Self(2), Self(3)];
 
     /// None for a tier that no engine uses.
     pub(super) fn of(tier: Tier) -> Option<Self> {
@@ -20,6 +22,10 @@ impl TierIndex {
 
     pub(super) fn tier(self) -> Tier {
         Tier::new(self.0).unwrap_or(Tier::DEVICE)
+    }
+
+    pub(super) fn is_beyond_device(self) -> bool {
+        self.0 > 0
     }
 
     /// The tier's place in an array.

@@ -236,11 +236,22 @@ class Cleared:
     """The holder has no block any more, in no tier. It is exact again."""
 
 
-DOUBTS: Final = ("upstream_gap", "upstream_lost", "unknown_groups", "untold_salts", "untold_adapters", "looks_ahead")
+DOUBTS: Final = (
+    "upstream_gap",
+    "upstream_lost",
+    "unknown_groups",
+    "untold_salts",
+    "untold_adapters",
+    "looks_ahead",
+    "host_gap",
+    "disk_gap",
+    "external_gap",
+)
 """What a publisher can doubt: events of the engine are lost for good; the engine is out of sight; not all of its groups of layers are known.
 
 The others are doubts for some queries only: for those with a salt or an adapter, which the engine's events do not tell; for those by hashes,
-where the engine hashes each block with the token behind it.
+where the engine hashes each block with the token behind it; for those of which nearer tiers don't have all blocks, where it is not known what a
+tier beyond the device has.
 """
 
 

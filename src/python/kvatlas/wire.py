@@ -157,6 +157,10 @@ class DropOut:
     other_holders: int
 
 
+BEYOND_DEVICE: Final = ("host_gap", "disk_gap", "external_gap")
+"""Reasons about one tier beyond the device: it is not known what lies there."""
+
+
 @dataclass(frozen=True, slots=True)
 class HolderMatch:
     """One holder of a prefix.
@@ -169,8 +173,8 @@ class HolderMatch:
     :param host_blocks: the same, on device and host together.
     :param device_usable_blocks: as ``usable_blocks``, of ``device_blocks``.
     :param host_usable_blocks: as ``usable_blocks``, of ``host_blocks``.
-    :param exact: whether its state is known for certain.
-    :param degraded: why it is not.
+    :param exact: whether what is said of it is known for certain.
+    :param degraded: why it is not. Where there is nothing but :data:`BEYOND_DEVICE`, what is said of nearer tiers is certain.
     :param dropped_out: with ``explain``, unless it holds the whole query.
     :param limited_by: with ``explain``, why no more blocks are usable: ``full_attention``, ``window_or_state`` or ``last_token``; ``None``
         where the whole query is.
@@ -191,6 +195,16 @@ class HolderMatch:
     dropped_out: DropOut | None
     limited_by: str | None
     fields: dict[str, Any]
+
+    @property
+    def device_exact(self) -> bool:
+        """Whether what is said of the device is certain, whatever lies beyond it."""
+        return self.exact or (bool(self.degraded) and set(self.degraded) <= set(BEYOND_DEVICE))
+
+    @property
+    def host_exact(self) -> bool:
+        """Whether what is said of device and host is certain."""
+        return self.device_exact and BEYOND_DEVICE[0] not in self.degraded
 
 
 @dataclass(frozen=True, slots=True)

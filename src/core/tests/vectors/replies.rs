@@ -1,9 +1,8 @@
 //! Replies: what they mean, and their bytes.
 
 use kvatlas_core::wire::{
-    Limit,
     BatchReply, DegradedReason, DegradedReasons, DropOut, ErrorBody, Gathered, HolderMatch,
-    HolderStatusReply, QueryReply, QueryResult, StatusReply, WorkerName,
+    HolderStatusReply, Limit, QueryReply, QueryResult, StatusReply, WorkerName,
 };
 use serde_json::{Value, json};
 

@@ -10,9 +10,8 @@ use crate::hash::{
 use crate::wire::DegradedReasons;
 
 use super::super::{
-    Limit,
     BatchReply, BlockContent, BlockNames, DropOut, ErrorBody, Event, EventBatch, Gathered, HolderMatch,
-    HolderStatusReply, QueryKey, QueryOptions, QueryReply, QueryRequest, QueryResult, RemovedBlocks,
+    HolderStatusReply, Limit, QueryKey, QueryOptions, QueryReply, QueryRequest, QueryResult, RemovedBlocks,
     Resumable, ResumableBlocks, SingleQuery, StatusReply, StoredBlocks, Tier, WorkerName,
 };
 
@@ -269,7 +268,16 @@ fn holder_match() -> impl Strategy<Value = HolderMatch> {
         of(limit()),
     )
         .prop_map(
-            |(worker, rank, (matched_blocks, [max, usable]), near, exact, degraded, dropped_out, limited_by)| {
+            |(
+                worker,
+                rank,
+                (matched_blocks, [max, usable]),
+                near,
+                exact,
+                degraded,
+                dropped_out,
+                limited_by,
+            )| {
                 HolderMatch {
                     matched_blocks_max: max,
                     usable_blocks: usable,

@@ -7,7 +7,7 @@ use std::collections::HashSet;
 use kvatlas_core::index::QueryChain;
 use kvatlas_core::wire::{DegradedReason, HolderMatch, QueryKey, QueryReply, SingleQuery};
 
-use super::{Answerer, Doubts, Found, explain, most_of, saturating_u32, search_of};
+use super::{Answerer, Asked, Doubts, Found, explain, most_of, saturating_u32};
 
 impl<'n> Doubts<'_, 'n> {
     /// The chain of the query as such engines have it; none where the namespace has none of them, or the query no tokens.
@@ -29,8 +29,9 @@ impl Answerer {
             return;
         };
         let (indexer, options) = (&doubts.namespace.indexer, &query.options);
-        let mut ahead = self.searched(doubts, options, || {
-            indexer.find_chain(&mut chain, search_of(query, indexer))
+        let asked = Asked::of(query, chain.len(), indexer);
+        let mut ahead = self.searched(doubts, options, asked, || {
+            indexer.find_chain(&mut chain, doubts.search_of(query))
         });
         if options.explain {
             explain(query, indexer, &mut chain, &mut ahead.holders);

@@ -8,7 +8,9 @@ use crate::daemon::metrics::AnsweredPrompt;
 use crate::daemon::metrics::labels::AnswerState;
 
 use super::super::whole::search_whole;
-use super::{Answerer, Doubts, Listed, ahead, count_doubtful, foreign_holders, saturating_u32};
+use super::{
+    Answerer, Asked, Doubted, Doubts, Listed, ahead, count_doubtful, foreign_holders, saturating_u32,
+};
 
 /// One holder of a prefix, as [`Answerer::find`] gives it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -106,19 +108,23 @@ impl Answerer {
             indexer.find_chain(chain, search)
         });
         let matches = &seen.found;
-        let reasons = |holder| doubts.of(holder, matches.reasons(holder, &self.trust), &seen, true);
         let deep = |usable, matched| match self.dialect_depth {
             Depth::Usable => usable,
             Depth::Matched => matched,
         };
-        let holders = matches.holders().map(|found| FoundHolder {
-            id: found.holder.id.clone(),
-            blocks: deep(found.usable_blocks, found.matched_blocks),
-            near_blocks: matches
-                .near_blocks(found.holder)
-                .unwrap_or_default()
-                .map(|near| deep(near.usable_blocks, near.matched_blocks)),
-            is_exact: reasons(found.holder).is_empty(),
+        let (asked, mut doubted) = (Asked::new(chain.len(), None), Doubted::default());
+        let holders = matches.holders().map(|found| {
+            let near = matches.near_blocks(found.holder);
+            let reasons = matches.reasons(found.holder, &self.trust);
+            let reasons = doubts.of(found.holder, reasons, &seen, true);
+            FoundHolder {
+                id: found.holder.id.clone(),
+                blocks: deep(found.usable_blocks, found.matched_blocks),
+                near_blocks: near
+                    .unwrap_or_default()
+                    .map(|near| deep(near.usable_blocks, near.matched_blocks)),
+                is_exact: doubted.judge(reasons, near, asked).is_empty(),
+            }
         });
         let mut holders: Vec<FoundHolder> = holders.collect();
         let missed = seen.missed(workers, |id| holders.iter().any(|holder| holder.id == *id));
@@ -133,10 +139,10 @@ impl Answerer {
             matched_blocks: most(|found| found.matched_blocks),
             usable_blocks: most(|found| found.usable_blocks),
         };
-        let listed = holders.iter().map(|holder| Listed {
+        let listed = holders.iter().enumerate().map(|(place, holder)| Listed {
             worker: &holder.id.worker,
             rank: holder.id.rank,
-            is_exact: holder.is_exact,
+            is_exact: holder.is_exact && !doubted.has(place),
         });
         let doubtful_holders = count_doubtful(&self.trust, doubts, &seen, workers, listed);
         Found {

@@ -96,7 +96,7 @@ fn who_changes_is_counted_once_whether_or_not_the_list_is_cut() {
             limit,
             ..QueryOptions::default()
         };
-        let reasons = |_: &HolderRecord| DegradedReasons::default();
+        let reasons = |_: &Match<'_>| DegradedReasons::default();
         let (mut holders, mut total) = best_of(&seen.found, &options, reasons);
         total += add_changing(&mut holders, &seen, &options);
         assert_eq!((holders.len(), total), (shown, 3));
@@ -410,7 +410,10 @@ fn whoever_may_hold_more_and_is_not_listed_is_counted() {
             (3, Some(writer)) => _ = writer.status().recover(DegradedReason::Stale),
             (4, Some(writer)) => _ = writer.replace_reasons(DegradedReasons::default()),
             (5 | 6, Some(writer)) => writer.status().confirm(trust.generation()),
-            (7, Some(writer)) if random.bool() => _ = writer.status().degrade(DegradedReason::LooksAhead),
+            (7, Some(writer)) if random.bool() => {
+                let doubts = [DegradedReason::LooksAhead, DegradedReason::HostGap];
+                let _ = writer.status().degrade(doubts[random.usize(..2)]);
+            }
             _ if random.u8(..50) == 0 => _ = trust.doubt(),
             _ if random.u8(..4) == 0 => trust.note_listed(trust.generation()),
             _ => {}
@@ -537,13 +540,7 @@ impl Scene {
         let mut same: Vec<_> = found
             .holders
             .iter()
-            .map(|holder| {
-                (
-                    holder.id.worker.to_string(),
-                    holder.blocks,
-                    holder.is_exact,
-                )
-            })
+            .map(|holder| (holder.id.worker.to_string(), holder.blocks, holder.is_exact))
             .collect();
         same.sort_by_key(|(worker, blocks, _)| (std::cmp::Reverse(*blocks), worker.clone()));
         assert_eq!(same, listed);
@@ -592,6 +589,20 @@ fn what_an_engine_cannot_tell_is_uncertain_for_who_asks_for_it() {
     salts.status().degrade(DegradedReason::UpstreamGap);
     let doubted = who(&[("salts", 1, false), ("told", 1, true)]);
     assert_eq!(scene.found(&prompt(&tokens, None, None)), (doubted, false));
+}
+
+#[test]
+fn a_doubt_about_a_tier_leaves_what_nearer_ones_have_certain() {
+    let scene = Scene::new();
+    let _holder = scene.add("w", &[&[1, 2, 3, 4], &[5, 6, 7, 8]], &[DegradedReason::HostGap]);
+    let asked: Vec<u32> = (1..=12).collect();
+    let by = |tokens: &[u32]| scene.found(&prompt(tokens, None, None));
+    assert_eq!(by(&asked[..8]), (who(&[("w", 2, true)]), true));
+    // What is behind the device's blocks may be on the host.
+    assert_eq!(by(&asked), (who(&[("w", 2, false)]), false));
+    assert_eq!(by(&asked[4..]), (Vec::new(), false));
+    let holder = &scene.ask(prompt(&asked, None, None), None).holders[0];
+    assert!(holder.is_exact_up_to(Tier::DEVICE) && !holder.is_exact_up_to(Tier::HOST));
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use kvatlas_core::index::HolderRecord;
 use kvatlas_core::stream::StreamTrust;
-use kvatlas_core::wire::{QueryKey, Rank, WorkerName};
+use kvatlas_core::wire::{QueryKey, Rank, Tier, WorkerName};
 
 use super::super::whole::Seen;
 use super::{Doubts, saturating_u32, unsized_holders};
@@ -14,6 +14,7 @@ use super::{Doubts, saturating_u32, unsized_holders};
 pub(super) struct Listed<'a> {
     pub(super) worker: &'a WorkerName,
     pub(super) rank: Rank,
+    /// Whether nothing that may concern such a query is in doubt.
     pub(super) is_exact: bool,
 }
 
@@ -49,15 +50,17 @@ fn count_known<'a, T>(
         && seen.is_whole()
         && !doubts.look.is_anybody_behind()
         && indexer.doubtful_holders(trust) == doubts.before;
-    let partial = doubts.before.partial.for_query(doubts.key, false);
-    let is_simple = is_calm && partial.is_empty();
-    if is_simple && doubts.before.count == 0 {
+    // Doubts about tiers concern all queries, of holders that are not listed.
+    let partial = doubts.before.partial.up_to(Tier::DEVICE);
+    let is_simple = is_calm && partial.for_query(doubts.key, false).is_empty();
+    let doubtful = doubts.before.count.saturating_add(doubts.before.beyond_device);
+    if is_simple && doubtful == 0 {
         return 0;
     }
     if is_simple && workers.is_none() {
         // Nothing has changed since before the search: of those in the answer it was as it says.
         let listed = listed.filter(|listed| !listed.is_exact).count();
-        return doubts.before.count.saturating_sub(saturating_u32(listed));
+        return doubtful.saturating_sub(saturating_u32(listed));
     }
     let listed: HashSet<_> = listed.map(|listed| (listed.worker, listed.rank)).collect();
     let asked = workers.map_or_else(|| indexer.holders(), |workers| indexer.holders_of(workers));

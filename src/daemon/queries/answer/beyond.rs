@@ -1,0 +1,95 @@
+//! Doubts about tiers beyond the device: whom they concern.
+//!
+//! What a tier has can only add to what nearer tiers have. So where those have a whole query, the answer is certain whatever else lies beyond.
+
+use kvatlas_core::index::{NearBlocks, PositionalIndexer, Search, TierDepth};
+use kvatlas_core::wire::{DegradedReasons, SingleQuery, Tier};
+
+use super::{Doubts, usable_max};
+
+/// The length of a query.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Asked {
+    /// How many blocks it has.
+    pub(super) blocks: u32,
+    /// How many of them a request can use at most.
+    usable_max: u32,
+}
+
+impl Asked {
+    /// The length of a query of `blocks` blocks.
+    pub(super) fn of(query: &SingleQuery, blocks: impl TryInto<u32>, indexer: &PositionalIndexer) -> Self {
+        let usable_max = usable_max(&query.key, query.token_count, indexer);
+        Self::new(blocks, usable_max)
+    }
+
+    /// A query of `blocks` blocks, no more than `usable_max` of which are usable.
+    pub(super) fn new(blocks: impl TryInto<u32>, usable_max: Option<u32>) -> Self {
+        let blocks = blocks.try_into().unwrap_or(u32::MAX);
+        Self {
+            blocks,
+            usable_max: usable_max.unwrap_or(blocks).min(blocks),
+        }
+    }
+
+    /// Whether so many blocks are all there can be.
+    fn is_met_by(self, near: NearBlocks) -> bool {
+        near.matched_blocks >= self.blocks && near.usable_blocks >= self.usable_max
+    }
+}
+
+impl Doubts<'_, '_> {
+    /// Whether it is in doubt what somebody has beyond the device.
+    fn are_of_tiers(&self) -> bool {
+        self.before.partial.up_to(Tier::DEVICE) != self.before.partial
+    }
+
+    /// The search for a query. Where it is in doubt what somebody has beyond the device, it looks at what is nearer, too.
+    pub(super) fn search_of<'o>(&self, query: &'o SingleQuery) -> Search<'o> {
+        let tiers = match query.options.tiers || self.are_of_tiers() {
+            true => TierDepth::Each,
+            false => TierDepth::All,
+        };
+        Search {
+            workers: query.options.workers.as_deref(),
+            tiers,
+            usable_max: usable_max(&query.key, query.token_count, &self.namespace.indexer),
+        }
+    }
+}
+
+/// The holders of an answer of which a tier is in doubt, whether or not that concerns the query.
+#[derive(Debug, Default)]
+pub(super) struct Doubted {
+    judged: usize,
+    places: Vec<usize>,
+}
+
+impl Doubted {
+    /// The `reasons` that concern the next holder of the answer, which has so much of the query in `near` tiers.
+    pub(super) fn judge(
+        &mut self,
+        reasons: DegradedReasons,
+        near: Option<[NearBlocks; 2]>,
+        asked: Asked,
+    ) -> DegradedReasons {
+        let place = self.judged;
+        self.judged += 1;
+        // Mostly there is no reason at all.
+        if reasons.is_empty() || reasons.up_to(Tier::DEVICE) == reasons {
+            return reasons;
+        }
+        self.places.push(place);
+        match near {
+            Some([device, _]) if asked.is_met_by(device) => reasons.up_to(Tier::DEVICE),
+            Some([_, host]) if asked.is_met_by(host) => reasons.up_to(Tier::HOST),
+            _ => reasons,
+        }
+    }
+
+    /// Whether a tier of the holder at `place` is in doubt.
+    pub(super) fn has(&self, place: usize) -> bool {
+        // The places are in order.
+        self.places.binary_search(&place).is_ok()
+    }
+}

@@ -1,0 +1,374 @@
+//! Tiers beyond the device: blocks by name alone, without their keys, before their parents, in chunks; and doubts of one tier.
+
+use std::collections::BTreeSet;
+
+use kvatlas_core::hash::{BlockSize, SequenceHash};
+use kvatlas_core::wire::Tier;
+use kvatlas_engines::{Format, Reason, Translation, Translator, TranslatorSettings};
+use serde_json::{Value, json};
+
+use crate::common::{Naive, contract_chain, decode};
+
+const SIZE: u32 = 4;
+
+/// One engine, and what a daemon makes of its events.
+struct Followed {
+    format: Format,
+    translator: Translator,
+    naive: Naive,
+    last: Translation,
+}
+
+impl Followed {
+    fn new(format: Format) -> Self {
+        let settings = TranslatorSettings {
+            block_size: BlockSize::new(SIZE).unwrap(),
+            ..TranslatorSettings::for_format(format)
+        };
+        Self {
+            format,
+            translator: Translator::new(settings),
+            naive: Naive::default(),
+            last: Translation::default(),
+        }
+    }
+
+    /// Has a batch translated. Returns the doubts of tiers; there is none of the whole.
+    fn hear(&mut self, events: &[Value]) -> Vec<(u8, Reason)> {
+        let batch = decode(self.format, json!([1.5, events, 0]).to_string().as_bytes());
+        self.last.clear();
+        self.translator.translate(&batch, &mut self.last);
+        self.naive.apply(&self.last);
+        let mut full = Translation::default();
+        self.translator.full_state(&mut full);
+        let mut restored = Naive::default();
+        restored.apply(&full);
+        assert_eq!(restored, self.naive, "a resync says what the events say");
+        assert_eq!(self.translator.doubt(), None);
+        assert!(!self.translator.hides_groups());
+        let doubts = self.translator.tier_doubts();
+        doubts.map(|(tier, reason)| (tier.as_u8(), reason)).collect()
+    }
+
+    fn blocks(&self, tier: u8) -> BTreeSet<SequenceHash> {
+        self.naive.blocks(tier)
+    }
+
+    fn barred(&self, tier: u8) -> Vec<SequenceHash> {
+        let barred = self.naive.barred.iter().filter(|(at, _)| *at == tier);
+        barred.map(|(_, hash)| *hash).collect()
+    }
+}
+
+const HOST: u8 = 1;
+const NONE: [(u8, Reason); 0] = [];
+
+fn tokens(first: u32, count: u32) -> Vec<u32> {
+    (first..first + count).collect()
+}
+
+fn stored(names: &[u64], parent: Option<u64>, first: u32, medium: &str) -> Value {
+    let count = u32::try_from(names.len()).unwrap() * SIZE;
+    json!({
+        "type": "BlockStored", "block_hashes": names, "parent_block_hash": parent,
+        "token_ids": tokens(first, count), "block_size": SIZE, "lora_id": null, "medium": medium, "lora_name": null,
+    })
+}
+
+/// As vLLM's offloading connector announces a block by default.
+fn placeholder(name: u64) -> Value {
+    with(
+        stored(&[name], None, 0, "CPU"),
+        &json!({"token_ids": [], "block_size": 0, "group_idx": 0}),
+    )
+}
+
+/// One name for `count` tokens.
+fn chunk(name: u64, parent: Option<u64>, first: u32, count: u32) -> Value {
+    with(
+        stored(&[name], parent, first, "CPU"),
+        &json!({"token_ids": tokens(first, count), "block_size": count}),
+    )
+}
+
+fn with(mut event: Value, fields: &Value) -> Value {
+    let fields = fields.as_object().unwrap().clone();
+    event.as_object_mut().unwrap().extend(fields);
+    event
+}
+
+fn removed(names: &[u64], medium: &str) -> Value {
+    json!({"type": "BlockRemoved", "block_hashes": names, "medium": medium})
+}
+
+fn cleared() -> Value {
+    json!({"type": "AllBlocksCleared"})
+}
+
+fn chain(blocks: u32, salt: Option<&str>) -> Vec<SequenceHash> {
+    contract_chain(&tokens(0, blocks * SIZE), SIZE, None, salt)
+}
+
+fn set(hashes: &[SequenceHash]) -> BTreeSet<SequenceHash> {
+    hashes.iter().copied().collect()
+}
+
+#[test]
+fn a_block_without_tokens_is_what_its_name_stands_for() {
+    let mut engine = Followed::new(Format::Vllm);
+    assert_eq!(engine.hear(&[stored(&[1, 2, 3], None, 0, "GPU")]), NONE);
+    assert_eq!(
+        engine.hear(&[placeholder(1), placeholder(2), placeholder(3)]),
+        NONE
+    );
+    assert_eq!(engine.hear(&[removed(&[3, 2, 1], "GPU")]), NONE);
+    assert_eq!(
+        (engine.blocks(0), engine.blocks(HOST)),
+        (set(&[]), set(&chain(3, None)))
+    );
+    assert_eq!(engine.hear(&[removed(&[2], "CPU")]), NONE);
+    assert_eq!(engine.blocks(HOST).len(), 2);
+    // Stored behind the device's removal: its copy took some steps.
+    assert_eq!(engine.hear(&[placeholder(2)]), NONE);
+    assert_eq!(engine.blocks(HOST), set(&chain(3, None)));
+    // Told before the device's, in one batch.
+    assert_eq!(
+        engine.hear(&[placeholder(4), stored(&[4], Some(3), 12, "GPU")]),
+        NONE
+    );
+    assert_eq!(engine.blocks(HOST), set(&chain(4, None)));
+    // Nobody knows the name: that is a doubt of this tier.
+    assert_eq!(engine.hear(&[placeholder(99)]), [(HOST, Reason::Placeholder)]);
+    assert_eq!(engine.blocks(HOST).len(), 4);
+}
+
+#[test]
+fn children_may_come_before_their_parents_in_a_batch() {
+    let mut engine = Followed::new(Format::Vllm);
+    let block = |at: u32| {
+        let parent = at.checked_sub(1).map(|at| u64::from(100 + at));
+        stored(&[u64::from(100 + at)], parent, at * SIZE, "CPU")
+    };
+    let backwards: Vec<Value> = (0..200).rev().map(block).collect();
+    assert_eq!(engine.hear(&backwards), NONE);
+    assert_eq!(engine.blocks(HOST), set(&chain(200, None)));
+    // What is removed before its parent comes is removed.
+    let mut engine = Followed::new(Format::Vllm);
+    let events = [block(1), removed(&[101], "CPU"), block(0)];
+    assert_eq!(engine.hear(&events), NONE);
+    assert_eq!(engine.blocks(HOST), set(&chain(1, None)));
+    // A parent that never comes leaves this tier in doubt.
+    assert_eq!(engine.hear(&[block(3)]), [(HOST, Reason::UnknownParent)]);
+    // On the device, too, a block may be the parent.
+    let mut engine = Followed::new(Format::Vllm);
+    let device = stored(&[100], None, 0, "GPU");
+    assert_eq!(engine.hear(&[block(1), device]), NONE);
+    assert_eq!(engine.blocks(HOST), set(&chain(2, None)[1..]));
+}
+
+#[test]
+fn a_name_says_whose_cache_a_block_is_of() {
+    let salted = with(
+        stored(&[1, 2], None, 0, "GPU"),
+        &json!({"extra_keys": [["tenant"], null]}),
+    );
+    let mut engine = Followed::new(Format::Vllm);
+    assert_eq!(engine.hear(&[salted, stored(&[1, 2], None, 0, "CPU")]), NONE);
+    assert_eq!(engine.blocks(HOST), set(&chain(2, Some("tenant"))));
+    // A part of the names is known.
+    assert_eq!(engine.hear(&[stored(&[2, 3], Some(1), 4, "CPU")]), NONE);
+    assert_eq!(engine.blocks(HOST), set(&chain(3, Some("tenant"))));
+    // Its first block may have a salt or none.
+    let unknown = stored(&[9], None, 100, "CPU");
+    assert_eq!(
+        engine.hear(std::slice::from_ref(&unknown)),
+        [(HOST, Reason::Untold)]
+    );
+    let mut engine = Followed::new(Format::Vllm);
+    assert_eq!(engine.hear(std::slice::from_ref(&unknown)), NONE);
+    assert_eq!(engine.blocks(HOST).len(), 1);
+    // SGLang tells salts in every tier.
+    let mut engine = Followed::new(Format::Sglang);
+    let salted = with(stored(&[1], None, 0, "GPU"), &json!({"cache_salt": "tenant"}));
+    assert_eq!(engine.hear(&[salted, unknown]), NONE);
+    assert_eq!(engine.blocks(HOST).len(), 1);
+}
+
+#[test]
+fn a_chunk_can_be_loaded_as_a_whole_only() {
+    let chain = chain(8, None);
+    let mut engine = Followed::new(Format::Vllm);
+    let of_chunk = |first: u32, medium| {
+        let names: Vec<u64> = (u64::from(first)..).take(4).collect();
+        let parent = first.checked_sub(1).map(u64::from).filter(|_| first > 10);
+        stored(&names, parent, (first - 10) * SIZE, medium)
+    };
+    assert_eq!(engine.hear(&[of_chunk(10, "CPU"), of_chunk(14, "CPU")]), NONE);
+    assert_eq!(engine.blocks(HOST), set(&chain));
+    let within = || {
+        let mut within: Vec<_> = [&chain[..3], &chain[4..7]].concat();
+        within.sort_unstable();
+        within
+    };
+    assert_eq!(engine.barred(HOST), within());
+    // The device's blocks are whole.
+    assert_eq!(engine.hear(&[of_chunk(10, "GPU"), of_chunk(10, "CPU")]), NONE);
+    assert_eq!((engine.barred(0), engine.barred(HOST)), (Vec::new(), within()));
+    let names: Vec<u64> = (10..14).collect();
+    assert_eq!(
+        engine.hear(&[removed(&names, "CPU"), removed(&names, "CPU")]),
+        NONE
+    );
+    assert_eq!(engine.blocks(HOST), set(&chain[4..]));
+    // A block that comes alone can be loaded alone.
+    let alone = stored(&[14], Some(13), 16, "CPU");
+    assert_eq!(engine.hear(&[alone]), NONE);
+    assert!(!engine.barred(HOST).contains(&chain[4]));
+    // Pages of SGLang are no chunk.
+    let mut engine = Followed::new(Format::Sglang);
+    assert_eq!(engine.hear(&[of_chunk(10, "CPU")]), NONE);
+    assert_eq!(engine.barred(HOST), []);
+}
+
+#[test]
+fn chunks_whose_ends_alone_are_named_leave_their_tier_in_doubt() {
+    let chain = chain(8, None);
+    let names: Vec<u64> = (1..9).collect();
+    let mut engine = Followed::new(Format::Vllm);
+    engine.hear(&[stored(&names, None, 0, "GPU")]);
+    let doubted = [(HOST, Reason::UnknownChunk)];
+    assert_eq!(engine.hear(&[placeholder(4)]), doubted);
+    assert_eq!(engine.hear(&[placeholder(8)]), doubted);
+    assert_eq!(engine.blocks(HOST), set(&[chain[3], chain[7]]));
+    // Chunks of four can't end here, so each is a block.
+    assert_eq!(engine.hear(&[placeholder(5)]), NONE);
+    let mut engine = Followed::new(Format::Vllm);
+    engine.hear(&[stored(&names, None, 0, "GPU")]);
+    assert_eq!(engine.hear(&[placeholder(1), placeholder(2)]), NONE);
+}
+
+#[test]
+fn a_chunk_under_one_name_is_cut_into_blocks() {
+    let chain = chain(8, None);
+    let mut engine = Followed::new(Format::Vllm);
+    let names: Vec<u64> = (1..9).collect();
+    assert_eq!(engine.hear(&[stored(&names[..4], None, 0, "GPU")]), NONE);
+    // By the name of the last block, as vLLM's offloading does it.
+    assert_eq!(engine.hear(&[chunk(4, None, 0, 16)])[0].0, HOST);
+    assert_eq!(engine.blocks(HOST), set(&chain[..4]));
+    assert_eq!(engine.barred(HOST).len(), 3);
+    // By a name of its own, and one behind it.
+    let mut engine = Followed::new(Format::Vllm);
+    let events = [chunk(901, None, 0, 16), chunk(902, Some(901), 16, 16)];
+    assert_eq!(engine.hear(&events), NONE);
+    assert_eq!(engine.blocks(HOST), set(&chain));
+    assert_eq!(engine.barred(HOST).len(), 6);
+    assert_eq!(engine.hear(&[removed(&[901], "CPU")]), NONE);
+    assert_eq!(engine.blocks(HOST), set(&chain[4..]));
+    assert_eq!(engine.hear(&[removed(&[902], "CPU")]), NONE);
+    assert_eq!((engine.blocks(HOST).len(), engine.translator.names()), (0, 0));
+    // What does not end with a block can't be cut.
+    assert_eq!(
+        engine.hear(&[chunk(903, None, 0, 18)]),
+        [(HOST, Reason::BlockSize)]
+    );
+}
+
+#[test]
+fn a_connector_that_never_says_what_it_removes_is_never_exact() {
+    for (medium, tier) in [("cpu", HOST), ("STORAGE", 2)] {
+        let mut engine = Followed::new(Format::Vllm);
+        let doubted = [(tier, Reason::NoRemovals)];
+        assert_eq!(engine.hear(&[stored(&[1], None, 0, medium)]), doubted);
+        assert_eq!(engine.blocks(tier).len(), 1);
+        // Its blocks may be there still.
+        assert_eq!(engine.hear(&[cleared()]), doubted);
+        assert_eq!(engine.blocks(tier).len(), 0);
+    }
+    let mut engine = Followed::new(Format::Vllm);
+    assert_eq!(engine.hear(&[stored(&[1], None, 0, "CPU")]), NONE);
+    // SGLang writes as it likes.
+    let mut engine = Followed::new(Format::Sglang);
+    assert_eq!(engine.hear(&[stored(&[1], None, 0, "cpu")]), NONE);
+}
+
+#[test]
+fn a_clear_of_the_device_says_nothing_of_what_lies_beyond() {
+    let everywhere = ["GPU", "CPU", "EXTERNAL"].map(|medium| stored(&[1], None, 0, medium));
+    for (format, doubted) in [
+        (
+            Format::Vllm,
+            vec![(HOST, Reason::UnclearTier), (3, Reason::UnclearTier)],
+        ),
+        (Format::Sglang, vec![(3, Reason::UnclearTier)]),
+    ] {
+        let mut engine = Followed::new(format);
+        assert_eq!(engine.hear(&everywhere), NONE);
+        assert_eq!(engine.hear(&[cleared()]), doubted, "{format:?}");
+        assert!(engine.naive.held.is_empty());
+        let mut engine = Followed::new(format);
+        engine.hear(&everywhere[..1]);
+        assert_eq!(engine.hear(&[cleared()]), NONE, "{format:?}");
+    }
+    // What waits for its parent was stored, too.
+    let mut engine = Followed::new(Format::Vllm);
+    let waiting = stored(&[2], Some(1), 4, "CPU");
+    assert_eq!(engine.hear(&[waiting, cleared()]), [(HOST, Reason::UnclearTier)]);
+}
+
+#[test]
+fn what_cannot_be_placed_beyond_the_device_leaves_the_device_exact() {
+    let medium = |medium: &str| stored(&[9], None, 0, medium);
+    let bad = [
+        (
+            with(medium("CPU"), &json!({"parent_block_hash": 77})),
+            HOST,
+            Reason::UnknownParent,
+        ),
+        (
+            with(medium("CPU"), &json!({"block_size": 3})),
+            HOST,
+            Reason::BlockSize,
+        ),
+        (
+            with(medium("CPU"), &json!({"token_ids": tokens(0, 12)})),
+            HOST,
+            Reason::TokenCount,
+        ),
+        (
+            with(medium("CPU"), &json!({"group_idx": 7})),
+            HOST,
+            Reason::UnknownGroup,
+        ),
+        (
+            with(medium("STORAGE"), &json!({"ownership": "kvcr"})),
+            2,
+            Reason::OtherOwner,
+        ),
+        (
+            with(medium("CPU"), &json!({"locality": "REMOTE"})),
+            HOST,
+            Reason::Remote,
+        ),
+        (medium("FS"), 3, Reason::UnknownMedium),
+        (stored(&[9], None, 0, "CPU"), HOST, Reason::HiddenKey),
+    ];
+    for (event, tier, reason) in bad {
+        let mut engine = Followed::new(Format::Vllm);
+        assert_eq!(engine.hear(&[stored(&[1, 2], None, 0, "GPU")]), NONE);
+        assert_eq!(
+            engine.hear(std::slice::from_ref(&event)),
+            [(tier, reason)],
+            "{event}"
+        );
+        assert_eq!(engine.blocks(0), set(&chain(2, None)));
+    }
+    // Two names on the device are two there.
+    let mut engine = Followed::new(Format::Vllm);
+    let batch = [stored(&[1], None, 0, "GPU"), stored(&[9], None, 0, "GPU")];
+    let batch = decode(Format::Vllm, json!([1.5, batch, 0]).to_string().as_bytes());
+    engine.translator.translate(&batch, &mut engine.last);
+    assert_eq!(engine.translator.doubt(), Some(Reason::HiddenKey));
+    assert_eq!(engine.translator.tier_doubts().next(), None);
+    assert_eq!(Tier::HOST.as_u8(), HOST);
+}

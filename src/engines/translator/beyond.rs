@@ -1,0 +1,581 @@
+//! Tiers beyond the device. Who tells of them is often another than who tells of the device, and says less:
+//!
+//! - A block may come by its name alone. What the name stands for is known from the device, now or a while ago.
+//! - What else than tokens tells blocks apart is left out: what a name is known to stand for counts before what the event's tokens say.
+//! - Children may come before their parents, within a batch.
+//! - One event, or one name, may be a chunk of several blocks, which can be loaded as a whole only.
+//!
+//! What can't be placed can only add blocks to its own tier, so it leaves that tier in doubt and no other.
+
+use hashbrown::{HashMap, HashSet};
+
+use kvatlas_core::hash::{BlockHash, SequenceHash, next_sequence_hash};
+use kvatlas_core::wire::Tier;
+
+use crate::batch::{Content, EngineBatch, EngineStored, PlacedDoubt};
+use crate::reason::Reason;
+
+use super::chain::{Block, Slot};
+use super::groups::LaneId;
+use super::output::Translation;
+use super::past::Past;
+use super::tiers::{TIERS, TierIndex, TierSet};
+use super::{HashMode, Start, Translator};
+
+/// What is known of tiers beyond the device, beside their blocks.
+#[derive(Debug, Default)]
+pub(super) struct Beyond {
+    /// Why what each tier has is not known for certain.
+    doubts: [Option<Reason>; TIERS],
+    /// Of each tier, a multiple of the blocks in a chunk, as far as chunks have shown it. 0 before the first.
+    chunks: [u32; TIERS],
+    late: Late,
+    past: Past,
+    /// Whether something has come of such a tier.
+    is_used: bool,
+    /// Whether a block was told by its name alone.
+    has_ends: bool,
+    /// Whether a name stands for several blocks.
+    has_parts: bool,
+    /// Whether some blocks have salts, or objects.
+    has_salts: bool,
+    has_objects: bool,
+    /// The blocks of one event at a time.
+    named: Vec<Named>,
+}
+
+/// Stored events of a batch that wait for what may come later in it, and the removals behind them.
+#[derive(Debug, Default)]
+struct Late {
+    stored: Vec<EngineStored>,
+    names: HashSet<u64>,
+    removed: Vec<(Option<LaneId>, u64, TierSet)>,
+}
+
+impl Late {
+    fn clear(&mut self) {
+        self.stored.clear();
+        self.names.clear();
+        self.removed.clear();
+    }
+}
+
+/// A block of an event.
+#[derive(Debug, Clone, Copy)]
+struct Named {
+    name: u64,
+    block: Block,
+    is_within_chunk: bool,
+}
+
+/// Why an event can't be placed.
+enum Unplaced {
+    /// For this reason until this name is known.
+    Until(u64, Reason),
+    /// For this reason, whatever comes.
+    Ever(Reason),
+}
+
+impl From<Reason> for Unplaced {
+    fn from(reason: Reason) -> Self {
+        Self::Ever(reason)
+    }
+}
+
+impl Beyond {
+    /// Notes what tells blocks of a stored event apart, beside their tokens.
+    pub(super) fn note_keys(&mut self, stored: &EngineStored) {
+        self.has_salts |= stored.cache_salt.is_some();
+        self.has_objects |= !stored.objects.is_empty();
+    }
+
+    fn note_doubt(&mut self, tier: TierIndex, reason: Reason) {
+        if let Some(doubt) = self.doubts.get_mut(tier.place()) {
+            doubt.get_or_insert(reason);
+        }
+    }
+
+    /// Notes that a chunk of `tier` has a number of blocks that divides `blocks`.
+    fn note_chunk(&mut self, tier: TierIndex, blocks: u32) {
+        if let Some(known) = self.chunks.get_mut(tier.place()) {
+            *known = gcd(*known, blocks);
+        }
+    }
+
+    /// The engine has cleared the tiers up to `up_to`. The others of those that `held` something may have it still.
+    pub(super) fn clear(&mut self, mut held: [bool; TIERS], up_to: Tier) {
+        for stored in &self.late.stored {
+            if let Some(held) = TierIndex::of(stored.tier).and_then(|tier| held.get_mut(tier.place())) {
+                *held = true;
+            }
+        }
+        for ((tier, doubt), held) in TierIndex::ALL.into_iter().zip(&mut self.doubts).zip(held) {
+            let is_unclear = held && tier.tier() > up_to;
+            *doubt = is_unclear.then(|| doubt.unwrap_or(Reason::UnclearTier));
+        }
+        self.chunks = [0; TIERS];
+        self.late.clear();
+        self.past.clear();
+        (self.has_ends, self.has_parts) = (false, false);
+    }
+}
+
+fn gcd(mut one: u32, mut other: u32) -> u32 {
+    while other != 0 {
+        (one, other) = (other, one % other);
+    }
+    one
+}
+
+/// The name of a block within a chunk that has one name for all: no engine's own.
+fn part_name(name: u64, part: u32) -> u64 {
+    let part = BlockHash::from(u64::from(part));
+    u64::from(next_sequence_hash(Some(SequenceHash::from(name)), part))
+}
+
+impl Translator {
+    /// The tiers beyond the device of which it is in doubt what they have, and the first reason of each. Some of these doubts outlast a clear: it
+    /// may have been one of the device alone.
+    pub fn tier_doubts(&self) -> impl Iterator<Item = (Tier, Reason)> + '_ {
+        let doubted = |tier: TierIndex| Some((tier.tier(), self.tier_doubt(tier)?));
+        TierIndex::BEYOND.into_iter().filter_map(doubted)
+    }
+
+    pub(super) fn tier_doubt(&self, tier: TierIndex) -> Option<Reason> {
+        let place = tier.place();
+        let is_chunked = self.beyond.chunks.get(place).is_some_and(|blocks| *blocks > 1);
+        let has_ends = is_chunked && self.beyond.has_ends;
+        let has_aliases = || {
+            let elsewhere = self.groups.aliases() > self.groups.device_aliases();
+            elsewhere && self.groups.has_in(tier)
+        };
+        let noted = self.beyond.doubts.get(place).copied().flatten();
+        noted
+            .or(has_ends.then_some(Reason::UnknownChunk))
+            .or_else(|| has_aliases().then_some(Reason::HiddenKey))
+    }
+
+    /// Notes a doubt of a batch, at its place among the events.
+    pub(super) fn note_placed(&mut self, doubt: PlacedDoubt) {
+        match doubt.tier.and_then(TierIndex::of) {
+            Some(tier) if tier.is_beyond_device() => self.beyond.note_doubt(tier, doubt.reason),
+            _ => self.note_doubt(doubt.reason),
+        }
+    }
+
+    /// Counts what was left out of an event about `tier`, or about all where that is absent.
+    pub(super) fn count_in(&mut self, tier: Option<TierIndex>, reason: Reason, output: &mut Translation) {
+        match tier {
+            Some(tier) if tier.is_beyond_device() => {
+                output.reasons.count(reason);
+                if reason.hides_tier() {
+                    self.beyond.note_doubt(tier, reason);
+                }
+            }
+            _ => self.count(reason, output),
+        }
+    }
+
+    /// What `name` stands for.
+    pub(super) fn known_now(&self, lane: LaneId, name: u64) -> Option<Block> {
+        self.groups.find(lane, name).and_then(|slot| self.chain.get(slot))
+    }
+
+    /// What `name` stands for, or did a while ago.
+    pub(super) fn known(&self, lane: LaneId, name: u64) -> Option<Block> {
+        self.known_now(lane, name).or_else(|| self.beyond.past.get(name))
+    }
+
+    /// Remembers what `name` stood for, where no block has it any more.
+    pub(super) fn remember(&mut self, lane: LaneId, name: u64, slot: Slot) {
+        if self.beyond.is_used
+            && self.groups.find_in(lane, name).is_none()
+            && let Some(block) = self.chain.get(slot)
+        {
+            self.beyond.past.remember(name, block);
+        }
+    }
+
+    /// Appends to `output` what a stored event about a tier beyond the device changes. One that can't be placed waits for the rest of its batch.
+    pub(super) fn store_beyond(
+        &mut self,
+        batch: &EngineBatch,
+        stored: &EngineStored,
+        output: &mut Translation,
+    ) {
+        self.beyond.is_used = true;
+        match self.place_beyond(batch, stored, output) {
+            Ok(()) => {}
+            Err(Unplaced::Ever(reason)) => self.count_in(TierIndex::of(stored.tier), reason, output),
+            Err(Unplaced::Until(..)) => {
+                self.beyond.late.names.extend(batch.hashes(stored.names));
+                self.beyond.late.stored.push(*stored);
+            }
+        }
+    }
+
+    /// Keeps removals of blocks for the end of the batch whose stored events wait.
+    pub(super) fn remove_later(&mut self, lane: Option<LaneId>, names: &[u64], tiers: TierSet) {
+        let late = &mut self.beyond.late;
+        if late.stored.is_empty() {
+            return;
+        }
+        let groups = &self.groups;
+        let is_held = |name: u64| {
+            let mut lanes = groups.lanes_with(lane, name);
+            lanes.any(|lane| tiers.iter().any(|tier| groups.has_copy(lane, name, tier)))
+        };
+        let waiting = names
+            .iter()
+            .filter(|name| late.names.contains(*name) && !is_held(**name));
+        let waiting: Vec<_> = waiting.map(|name| (lane, *name, tiers)).collect();
+        late.removed.extend(waiting);
+    }
+
+    /// Ends a batch: places the stored events that wait, each once what it waits for is known.
+    pub(super) fn settle(&mut self, batch: &EngineBatch, output: &mut Translation) {
+        if self.beyond.late.stored.is_empty() {
+            return;
+        }
+        let late = std::mem::take(&mut self.beyond.late);
+        let mut waiting: HashMap<u64, Vec<(&EngineStored, Reason)>> = HashMap::new();
+        let mut ready: Vec<&EngineStored> = late.stored.iter().rev().collect();
+        while let Some(stored) = ready.pop() {
+            match self.place_beyond(batch, stored, output) {
+                Ok(()) => {
+                    let woken = batch
+                        .hashes(stored.names)
+                        .iter()
+                        .filter_map(|name| waiting.remove(name));
+                    ready.extend(woken.flatten().map(|(stored, _)| stored));
+                }
+                Err(Unplaced::Until(name, reason)) => {
+                    waiting.entry(name).or_default().push((stored, reason));
+                }
+                Err(Unplaced::Ever(reason)) => self.count_in(TierIndex::of(stored.tier), reason, output),
+            }
+        }
+        for (stored, reason) in waiting.into_values().flatten() {
+            self.count_in(TierIndex::of(stored.tier), reason, output);
+        }
+        let left = (!self.settings.counts_copies).then_some(0);
+        for (lane, name, tiers) in &late.removed {
+            self.remove_one(*lane, *name, *tiers, left, output);
+            self.remove_parts(*lane, *name, *tiers, output);
+        }
+    }
+
+    /// Takes the blocks of a chunk that has one name for all, but for the last, which goes by the name itself.
+    pub(super) fn remove_parts(
+        &mut self,
+        lane: Option<LaneId>,
+        name: u64,
+        tiers: TierSet,
+        output: &mut Translation,
+    ) {
+        let left = (!self.settings.counts_copies).then_some(0);
+        let mut part = 0;
+        while self.beyond.has_parts && self.remove_one(lane, part_name(name, part), tiers, left, output) {
+            part += 1;
+        }
+    }
+
+    fn place_beyond(
+        &mut self,
+        batch: &EngineBatch,
+        stored: &EngineStored,
+        output: &mut Translation,
+    ) -> Result<(), Unplaced> {
+        let tier = TierIndex::of(stored.tier).ok_or(Reason::UnknownMedium)?;
+        let lane = self.lane_for(self.stated(stored.group), output)?;
+        self.beyond.named.clear();
+        let parts = self.parts_of(stored)?;
+        let blocks = stored.names.len().saturating_mul(parts as usize);
+        if self.names().saturating_add(blocks) > self.settings.blocks_max {
+            return Err(Reason::TableFull.into());
+        }
+        match parts {
+            1 => self.name_blocks(batch, stored, lane, tier)?,
+            parts => self.name_parts(batch, stored, lane, parts)?,
+        }
+        self.hold_named(lane, tier)?;
+        self.publish_named(tier, output);
+        Ok(())
+    }
+
+    /// Of how many blocks of the contract one of the event is a chunk.
+    fn parts_of(&self, stored: &EngineStored) -> Result<u32, Reason> {
+        let size = u64::from(self.settings.block_size.as_u32());
+        let told = match (stored.block_size, stored.content) {
+            (Some(0), Content::Absent) => return Ok(1),
+            (Some(told), _) => told,
+            (None, Content::Tokens { step, .. }) => step as u64,
+            (None, _) => return Ok(1),
+        };
+        let has_all = matches!(stored.content, Content::Tokens { step, window, .. } if step == window);
+        match told {
+            _ if told == size => Ok(1),
+            _ if told > size && told.is_multiple_of(size) && has_all => {
+                u32::try_from(told / size).map_err(|_| Reason::BlockSize)
+            }
+            // As on the device: a part ends a sequence.
+            _ if told < size && stored.names.len() == 1 => Err(match stored.parent {
+                Some(parent) if !self.groups.has_name(parent) => Reason::BlockSize,
+                _ => Reason::PartOfBlock,
+            }),
+            _ => Err(Reason::BlockSize),
+        }
+    }
+
+    /// Finds what the names of an event stand for: from their names as far as those are known, and else from their content.
+    fn name_blocks(
+        &mut self,
+        batch: &EngineBatch,
+        stored: &EngineStored,
+        lane: LaneId,
+        tier: TierIndex,
+    ) -> Result<(), Unplaced> {
+        let names = batch.hashes(stored.names);
+        let mut named = std::mem::take(&mut self.beyond.named);
+        let known = names
+            .iter()
+            .map_while(|name| Some((*name, self.known(lane, *name)?)));
+        named.extend(known.map(|(name, block)| Named {
+            name,
+            block,
+            is_within_chunk: false,
+        }));
+        let outcome = match names.get(named.len()) {
+            None => Ok(()),
+            Some(unknown) => self.compute_named(batch, stored, lane, *unknown, &mut named),
+        };
+        self.beyond.named = named;
+        outcome?;
+        self.note_chunk(stored, tier);
+        Ok(())
+    }
+
+    /// Notes what an event shows of the blocks in a chunk, whose blocks have been named.
+    fn note_chunk(&mut self, stored: &EngineStored, tier: TierIndex) {
+        if !self.settings.has_connector {
+            return;
+        }
+        let mut named = std::mem::take(&mut self.beyond.named);
+        if stored.content == Content::Absent {
+            // Each is the last block of a chunk.
+            self.beyond.has_ends = true;
+            for Named { block, .. } in &named {
+                self.beyond.note_chunk(tier, block.position.saturating_add(1));
+            }
+        } else {
+            let blocks = u32::try_from(named.len()).unwrap_or(u32::MAX);
+            self.beyond.note_chunk(tier, blocks);
+            named
+                .iter_mut()
+                .rev()
+                .skip(1)
+                .for_each(|named| named.is_within_chunk = true);
+        }
+        self.beyond.named = named;
+    }
+
+    /// Computes the blocks of an event behind those that are `named`, of which `unknown` is the first.
+    fn compute_named(
+        &mut self,
+        batch: &EngineBatch,
+        stored: &EngineStored,
+        lane: LaneId,
+        unknown: u64,
+        named: &mut Vec<Named>,
+    ) -> Result<(), Unplaced> {
+        let names = batch.hashes(stored.names);
+        let is_trusted = matches!(self.settings.mode, HashMode::Trust { .. });
+        if stored.content == Content::Absent && !is_trusted {
+            return Err(Unplaced::Until(unknown, Reason::Placeholder));
+        }
+        if is_trusted || !stored.objects.is_empty() {
+            // All names, and objects by the number of their block.
+            named.clear();
+        }
+        self.check_untold(stored, named.is_empty())?;
+        let start = match named.last() {
+            Some(Named { block, .. }) => Start::behind(block),
+            None => self.start_beyond(batch, stored, lane)?,
+        };
+        let rest = stored.without_first(named.len());
+        match is_trusted {
+            true => self.compute_chain(batch, stored, &start)?,
+            false => {
+                let count = rest.names.len();
+                self.contents
+                    .compute(batch, &rest, start.parent, start.seed, count)?;
+            }
+        }
+        let blocks = start.blocks(self.contents.chain());
+        let rest = names.iter().skip(named.len()).zip(blocks);
+        let rest = rest.map(|(name, block)| Named {
+            name: *name,
+            block,
+            is_within_chunk: false,
+        });
+        let rest: Vec<Named> = rest.collect();
+        named.extend(rest);
+        Ok(())
+    }
+
+    /// Refuses content that may be another's: events of a connector leave out what else than tokens tells it apart.
+    fn check_untold(&self, stored: &EngineStored, is_first_unknown: bool) -> Result<(), Reason> {
+        if !self.settings.has_connector || stored.cache_salt.is_some() || !stored.objects.is_empty() {
+            return Ok(());
+        }
+        let may_have_salt = self.beyond.has_salts && stored.parent.is_none() && is_first_unknown;
+        if self.beyond.has_objects || may_have_salt {
+            return Err(Reason::Untold);
+        }
+        let Content::Tokens { step, window, .. } = stored.content else {
+            return Ok(());
+        };
+        // What the names cover behind a block is left out, too.
+        match self
+            .lookahead
+            .is_none_or(|known| known == window.saturating_sub(step))
+            || window > step
+        {
+            true => Ok(()),
+            false => Err(Reason::Lookahead),
+        }
+    }
+
+    /// Where the first block of an event stands.
+    fn start_beyond(
+        &self,
+        batch: &EngineBatch,
+        stored: &EngineStored,
+        lane: LaneId,
+    ) -> Result<Start, Unplaced> {
+        self.start_of(batch, stored, lane)
+            .map_err(|reason| match (reason, stored.parent) {
+                (Reason::UnknownParent, Some(parent)) => Unplaced::Until(parent, reason),
+                _ => Unplaced::Ever(reason),
+            })
+    }
+
+    /// Cuts the chunks of an event, of `parts` blocks each, into blocks of the contract. The last of each has its name.
+    fn name_parts(
+        &mut self,
+        batch: &EngineBatch,
+        stored: &EngineStored,
+        lane: LaneId,
+        parts: u32,
+    ) -> Result<(), Unplaced> {
+        let size = self.settings.block_size.as_u32() as usize;
+        let Content::Tokens { tokens, .. } = stored.content else {
+            return Err(Reason::BlockSize.into());
+        };
+        let names = batch.hashes(stored.names);
+        let mut start = self.start_beyond(batch, stored, lane)?;
+        let cut = EngineStored {
+            content: Content::Tokens {
+                tokens,
+                step: size,
+                window: size,
+            },
+            ..*stored
+        };
+        let count = names.len() * parts as usize;
+        let known = names.first().and_then(|name| self.known(lane, *name));
+        match known {
+            // A known name says whose cache it is.
+            Some(known) if known.position.checked_sub(parts - 1) == Some(start.position) => {
+                (start.seed, start.adapter) = (known.seed, known.adapter);
+            }
+            Some(_) => return Err(Reason::NameConflict.into()),
+            None => self.check_untold(&cut, true)?,
+        }
+        self.contents
+            .compute(batch, &cut, start.parent, start.seed, count)?;
+        for (place, block) in (0..).zip(start.blocks(self.contents.chain())) {
+            let (chunk, part): (u32, u32) = (place / parts, place % parts);
+            let Some(name) = names.get(chunk as usize) else {
+                break;
+            };
+            let is_within_chunk = part + 1 < parts;
+            self.beyond.named.push(Named {
+                name: if is_within_chunk {
+                    part_name(*name, part)
+                } else {
+                    *name
+                },
+                block,
+                is_within_chunk,
+            });
+        }
+        self.beyond.has_parts = true;
+        Ok(())
+    }
+
+    /// Adds a copy of each named block, or of none.
+    fn hold_named(&mut self, lane: LaneId, tier: TierIndex) -> Result<(), Reason> {
+        self.slots.clear();
+        for place in 0..self.beyond.named.len() {
+            let Some(Named { name, block, .. }) = self.beyond.named.get(place).copied() else {
+                break;
+            };
+            match self.groups.add(lane, name, block, tier, &mut self.chain) {
+                Ok(added) => self.slots.push(added.slot),
+                Err(reason) => {
+                    for named in self.beyond.named.iter().take(place).rev() {
+                        self.groups.take(lane, named.name, tier, &mut self.chain);
+                    }
+                    self.slots
+                        .drain(..)
+                        .rev()
+                        .for_each(|slot| self.chain.free_unnamed(slot));
+                    return Err(reason);
+                }
+            }
+            if !self.settings.counts_copies {
+                self.groups.set_copies(lane, name, tier, 1);
+            }
+        }
+        Ok(())
+    }
+
+    /// Emits that the named blocks are held, those that are not yet, and behind which of them a request can resume.
+    fn publish_named(&mut self, tier: TierIndex, output: &mut Translation) {
+        let has_tree = self.chain.has_tree();
+        let has_chunk = self.beyond.named.iter().any(|named| named.is_within_chunk);
+        if has_chunk {
+            output.seal();
+        }
+        let begun = output.mark();
+        let mut told = Vec::new();
+        let slots = std::mem::take(&mut self.slots);
+        for (slot, named) in slots.iter().zip(&self.beyond.named) {
+            let was_within = self.chain.is_within_chunk(*slot, tier);
+            self.chain.set_within_chunk(*slot, tier, named.is_within_chunk);
+            let is_published = self.chain.is_published(*slot, tier);
+            if is_published && was_within && !named.is_within_chunk {
+                // It can be loaded alone by now.
+                self.chain.touch(*slot);
+                if !has_tree && self.chain.set_resumable(*slot, tier, true) {
+                    output.push_resumable(tier.tier(), vec![named.block.sequence], true, None);
+                }
+            }
+            if !is_published && self.groups.holds(*slot, tier) {
+                self.chain.publish(*slot, tier, output);
+                if !has_tree {
+                    self.chain.set_resumable(*slot, tier, !named.is_within_chunk);
+                    told.push(!named.is_within_chunk);
+                }
+            }
+        }
+        self.slots = slots;
+        self.slots.clear();
+        if has_chunk && !has_tree {
+            let mut told = told.into_iter();
+            output.set_resumable(begun, |_, _| told.next().unwrap_or_default());
+            output.seal();
+        }
+    }
+}

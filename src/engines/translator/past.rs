@@ -1,0 +1,43 @@
+//! Blocks that the engine has had, for events that name them later: a copy beyond the device can be told of when the device's has gone.
+
+use std::collections::VecDeque;
+
+use hashbrown::HashMap;
+
+use super::chain::Block;
+
+/// Most names that are remembered: about two megabytes.
+const NAMES_MAX: usize = 1 << 14;
+
+/// What names stood for that the engine has no more. The latest are kept.
+#[derive(Debug, Default)]
+pub(super) struct Past {
+    blocks: HashMap<u64, Block>,
+    order: VecDeque<u64>,
+}
+
+impl Past {
+    /// What `name` stood for.
+    pub(super) fn get(&self, name: u64) -> Option<Block> {
+        self.blocks.get(&name).copied()
+    }
+
+    /// Remembers what `name` stood for.
+    pub(super) fn remember(&mut self, name: u64, block: Block) {
+        if self.blocks.insert(name, block).is_some() {
+            return;
+        }
+        self.order.push_back(name);
+        if self.order.len() > NAMES_MAX
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.blocks.remove(&oldest);
+        }
+    }
+
+    /// Forgets all.
+    pub(super) fn clear(&mut self) {
+        self.blocks.clear();
+        self.order.clear();
+    }
+}

@@ -1,0 +1,76 @@
+//! What a translator has to know of its engine.
+
+use std::collections::HashMap;
+
+use kvatlas_core::hash::BlockSize;
+use kvatlas_core::wire::Tier;
+
+use crate::decoder::Format;
+
+use super::facts::GroupFacts;
+
+/// Whose hashes a holder's blocks are published by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum HashMode {
+    /// The contract's hashes are computed from the content of each block.
+    #[default]
+    Recompute,
+    /// The engine's names are the contract's sequence hashes. One block in every `sample` is checked against its content, where the
+    /// event has it; 0 checks none.
+    Trust {
+        /// How many blocks pass for one that is checked.
+        sample: u32,
+    },
+}
+
+/// What a translator has to know of the engine.
+#[derive(Debug, Clone)]
+pub struct TranslatorSettings {
+    /// Tokens in a block.
+    pub block_size: BlockSize,
+    /// Whose hashes count.
+    pub mode: HashMode,
+    /// Most names that are kept; a block with several groups of layers has one for each.
+    pub blocks_max: usize,
+    /// Names of adapters by their number, for engines that tell only the number.
+    pub lora_names: HashMap<u64, String>,
+    /// Whether each removal is of one copy of a block. Otherwise the engine's events are about sets: a removal takes all copies.
+    pub counts_copies: bool,
+    /// Whether a connector tells of tiers beyond the device. Its events leave out what else than tokens tells blocks apart, and each is about a
+    /// chunk, which can be loaded as a whole only.
+    pub has_connector: bool,
+    /// The last tier that a clear is known to empty, with those before it.
+    pub clears_up_to: Tier,
+    /// Whether the engine's blocks are told apart by more than its events say: what it has is in doubt then, whatever comes.
+    pub is_untold: bool,
+    /// What the engine's events don't tell of its groups of layers.
+    pub groups: GroupFacts,
+}
+
+impl Default for TranslatorSettings {
+    fn default() -> Self {
+        Self {
+            block_size: BlockSize::DEFAULT,
+            mode: HashMode::default(),
+            blocks_max: 1 << 22,
+            lora_names: HashMap::new(),
+            counts_copies: true,
+            has_connector: false,
+            clears_up_to: Tier::EXTERNAL,
+            is_untold: false,
+            groups: GroupFacts::default(),
+        }
+    }
+}
+
+impl TranslatorSettings {
+    /// The settings for an engine that speaks `format`, of which nothing else is known.
+    pub fn for_format(format: Format) -> Self {
+        Self {
+            counts_copies: format.counts_copies(),
+            has_connector: format.has_connector(),
+            clears_up_to: format.clears_up_to(),
+            ..Self::default()
+        }
+    }
+}
