@@ -340,6 +340,9 @@ impl Translator {
             std::mem::take(&mut self.step.changed),
         );
         self.chain.take_touched(&mut stack);
+        // One that has many small blocks is touched for each of them.
+        stack.sort_unstable_by_key(|slot| slot.number());
+        stack.dedup();
         changed.extend_from_slice(&stack);
         let position = |slot: &Slot| self.chain.get(*slot).map_or(0, |block| block.position);
         // Parents come first: what follows is computed once.

@@ -73,10 +73,21 @@ pub(super) struct Within {
     pub(super) before: u8,
 }
 
+/// A name, in 16 bytes.
 #[derive(Debug, Clone, Copy)]
 struct Name {
-    at: Within,
+    spot: Option<Spot>,
     copies: u16,
+    before: u8,
+}
+
+impl Name {
+    fn at(&self) -> Within {
+        Within {
+            spot: self.spot,
+            before: self.before,
+        }
+    }
 }
 
 /// One small block of a block of the contract, in the list of those with the same spot.
@@ -179,7 +190,7 @@ impl Spots {
 
     /// Where the small block `name` ends.
     pub(super) fn find(&self, name: u64) -> Option<Within> {
-        self.names.get(&name).map(|name| name.at)
+        self.names.get(&name).map(Name::at)
     }
 
     /// The small block of the block in `slot` behind which `before` others follow.
@@ -300,11 +311,15 @@ impl Spots {
             Entry::Occupied(mut entry) => {
                 let known = entry.get_mut();
                 known.copies = known.copies.checked_add(1).ok_or(Reason::OutOfRange)?;
-                known.at.spot = known.at.spot.or(at.spot);
+                known.spot = known.spot.or(at.spot);
                 Ok(None)
             }
             Entry::Vacant(entry) => {
-                entry.insert(Name { at, copies: 1 });
+                entry.insert(Name {
+                    spot: at.spot,
+                    copies: 1,
+                    before: at.before,
+                });
                 let Some(spot) = self.mattering(at) else {
                     return Ok(None);
                 };
@@ -332,7 +347,7 @@ impl Spots {
         if known.copies > 0 {
             return (true, None);
         }
-        let at = entry.remove().at;
+        let at = entry.remove().at();
         let Some(Entry::Occupied(mut users)) = self.mattering(at).map(|spot| self.users.entry(spot)) else {
             return (true, None);
         };
