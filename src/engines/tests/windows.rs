@@ -279,6 +279,28 @@ fn small_blocks_of_a_group_that_is_learned_late_are_known_in_blocks_that_come_th
 }
 
 #[test]
+fn a_block_beyond_the_device_need_not_list_its_small_blocks() {
+    let mut told = Told::new();
+    let small = |ends: &[u64]| Change::Store(halves(None, &[0, 1, 2, 3], ends));
+    told.step(&[main(0..4), small(&[2, 4])]);
+    let mut offloaded = Store::new(&[104], None, &[9, 9, 9, 9], SIZE);
+    offloaded.medium = Some("CPU");
+    told.step(&[Change::Store(offloaded)]);
+    assert_eq!(
+        (told.translator.blocks(), told.translator.hides_groups()),
+        (2, false)
+    );
+    // On the device it has to.
+    let mut image = block(104, [9, 9, 9, 9]);
+    image.images = vec![(0, "picture".to_owned())];
+    told.step(&[main(4..8), Change::Store(block(104, [9, 9, 9, 9]))]);
+    assert!(counts(&told).2);
+    image.names = vec![204];
+    told.step(&[Change::Store(image)]);
+    assert!(!counts(&told).2);
+}
+
+#[test]
 fn a_full_table_lists_no_more_small_blocks() {
     let mut told = Told::of(Translator::new(TranslatorSettings {
         block_size: BlockSize::new(SIZE).unwrap(),

@@ -12,7 +12,7 @@ use super::tiers::TierIndex;
 use super::tree::Tree;
 
 /// Where a block is kept.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Slot(u32);
 
 impl Slot {
@@ -213,6 +213,11 @@ impl Chain {
     /// Gives the blocks that have been published as held, in order, and forgets them.
     pub(super) fn take_fresh(&mut self) -> Vec<Slot> {
         std::mem::take(&mut self.fresh)
+    }
+
+    /// The blocks that have been published as held since they were last taken.
+    pub(super) fn fresh(&self) -> &[Slot] {
+        &self.fresh
     }
 
     /// Keeps the memory of a list of them.

@@ -162,7 +162,7 @@ impl Translator {
             || self.hides_groups
             || self.groups.has_others()
             || has_no_main
-            || self.windows.has_unlisted(self.chain.len())
+            || self.windows.has_unlisted()
     }
 
     /// Notes that events were lost or could not be decoded: the state is in doubt until the engine clears.

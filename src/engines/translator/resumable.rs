@@ -170,6 +170,7 @@ impl Translator {
             self.chain.free_unnamed(slot);
         }
         self.windows.sweep(&mut self.chain);
+        self.note_unlisted();
         self.recompute();
         self.tell_stored(begun, output);
         if std::mem::take(&mut self.step.has_new_rules) {
@@ -179,6 +180,19 @@ impl Translator {
             self.tell_changed(Some(begun), output);
         }
         output.seal();
+    }
+
+    /// Notes which blocks of the device don't list their small blocks: of those that have come in this step, or of all once a group has.
+    fn note_unlisted(&mut self) {
+        if !self.windows.has_small_blocks() {
+            return;
+        }
+        let all = self.step.has_new_rules.then(|| self.chain.slots());
+        for slot in all.as_deref().unwrap_or(self.chain.fresh()) {
+            if self.chain.is_published(*slot, TierIndex::DEVICE) {
+                self.windows.note_on_device(*slot);
+            }
+        }
     }
 
     /// Of a model without main attention, a window whose events skip no block stands in for it. What a request reuses is not known then: blocks

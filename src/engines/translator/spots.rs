@@ -126,8 +126,6 @@ pub(super) struct Spots {
     users: HashMap<Spot, Users>,
     /// By slot, `kept` of each: the last small block first.
     cells: Vec<Cell>,
-    /// How many blocks of the contract list their spots.
-    listed: usize,
 }
 
 impl Spots {
@@ -139,7 +137,6 @@ impl Spots {
             names: HashMap::new(),
             users: HashMap::new(),
             cells: Vec::new(),
-            listed: 0,
         }
     }
 
@@ -147,7 +144,6 @@ impl Spots {
         self.names.clear();
         self.users.clear();
         self.cells.clear();
-        self.listed = 0;
     }
 
     /// How many names there are of small blocks that don't end with a block of the contract.
@@ -160,9 +156,9 @@ impl Spots {
         self.kept
     }
 
-    /// Whether all of so many blocks of the contract list their spots.
-    pub(super) fn list_all(&self, blocks: usize) -> bool {
-        self.kept == 0 || self.listed == blocks
+    /// Whether the block in `slot` lists its spots, if any matter.
+    pub(super) fn is_listed(&self, slot: Slot) -> bool {
+        self.kept == 0 || self.at(slot, 1).spot.is_some()
     }
 
     /// Whether a small block there matters to nobody, or has a spot.
@@ -222,8 +218,7 @@ impl Spots {
     /// or none where they are listed already.
     pub(super) fn list(&mut self, slot: Slot, mut reach: Reach, tokens: &[Token]) -> Option<u64> {
         let end = (slot.place() + 1) * self.kept as usize;
-        let is_listed = self.at(slot, 1).spot.is_some();
-        if self.kept == 0 || is_listed || u32::try_from(end).is_err() {
+        if self.is_listed(slot) || u32::try_from(end).is_err() {
             return None;
         }
         if self.cells.len() < end {
@@ -241,18 +236,13 @@ impl Spots {
                 mask |= u64::from(self.link(cell, spot)) << (before & 63);
             }
         }
-        self.listed += 1;
         Some(mask)
     }
 
     /// Takes the block in `slot` from all lists.
     pub(super) fn unlist(&mut self, slot: Slot) {
         let cells = slot.place() * self.kept as usize;
-        let mut was_listed = false;
-        for cell in cells..cells + self.kept as usize {
-            was_listed |= self.unlink(cell);
-        }
-        self.listed -= usize::from(was_listed);
+        (cells..cells + self.kept as usize).for_each(|cell| self.unlink(cell));
     }
 
     /// Puts a cell first in the list of `spot`. Returns whether that is held.
@@ -277,14 +267,14 @@ impl Spots {
         is_held
     }
 
-    /// Takes a cell out of its list. Returns whether it was in one.
-    fn unlink(&mut self, cell: usize) -> bool {
+    /// Takes a cell out of its list, if it is in one.
+    fn unlink(&mut self, cell: usize) {
         let Some(place) = self.cells.get_mut(cell) else {
-            return false;
+            return;
         };
         let Cell { spot, before, next } = std::mem::replace(place, Cell::EMPTY);
         let Some(spot) = spot else {
-            return false;
+            return;
         };
         if let Some(next) = self.cells.get_mut(next as usize) {
             next.before = before;
@@ -295,7 +285,6 @@ impl Spots {
             users.get_mut().first = next;
             Self::forget_unused(users);
         }
-        true
     }
 
     fn forget_unused(users: hashbrown::hash_map::OccupiedEntry<'_, Spot, Users>) {
@@ -381,7 +370,7 @@ mod tests {
         assert_eq!(spots.list(other, start, &[0, 1, 9, 9, 9, 9, 9, 9]), None);
         let slots = |spots: &Spots| spots.slots(at.spot.unwrap()).collect::<Vec<_>>();
         assert_eq!(slots(&spots), [other, one]);
-        assert!(spots.list_all(2) && !spots.list_all(3));
+        assert!(spots.is_listed(one) && spots.is_listed(other) && !spots.is_listed(Slot::new(1)));
         spots.unlist(one);
         spots.unlist(one);
         assert_eq!(slots(&spots), [other]);
@@ -389,7 +378,7 @@ mod tests {
         assert_eq!(spots.take(17), (false, None));
         assert_eq!(slots(&spots), [other]);
         spots.unlist(other);
-        assert!(spots.list_all(0) && spots.users.is_empty() && spots.names.is_empty());
+        assert!(!spots.is_listed(other) && spots.users.is_empty() && spots.names.is_empty());
     }
 
     #[test]

@@ -6,8 +6,8 @@
 //!
 //! The sizes differ: a group's block may span several blocks of the contract (`step`), or a part of one (of which it has `fan`).
 
-use hashbrown::HashMap;
 use hashbrown::hash_map::Entry;
+use hashbrown::{HashMap, HashSet};
 
 use kvatlas_core::hash::Token;
 
@@ -89,6 +89,8 @@ pub(super) struct Windows {
     /// Blocks of the contract in the least common multiple of all block sizes: where hits end.
     stride: u64,
     all: Vec<Window>,
+    /// Blocks of the contract on the device of which it is not known which small blocks they consist of.
+    unlisted: HashSet<Slot>,
 }
 
 impl Windows {
@@ -97,6 +99,7 @@ impl Windows {
             size: u64::from(size),
             stride: 1,
             all: Vec::new(),
+            unlisted: HashSet::new(),
         }
     }
 
@@ -110,10 +113,17 @@ impl Windows {
         self.all.iter().any(|window| window.spots.is_some())
     }
 
-    /// Whether of one of so many blocks of the contract it is not known which small blocks it consists of.
-    pub(super) fn has_unlisted(&self, blocks: usize) -> bool {
-        let spots = |window: &Window| window.spots.as_ref().is_some_and(|spots| !spots.list_all(blocks));
-        self.all.iter().any(spots)
+    /// Whether of a block of the contract on the device it is not known which small blocks it consists of.
+    pub(super) fn has_unlisted(&self) -> bool {
+        !self.unlisted.is_empty()
+    }
+
+    /// Notes that the block in `slot` is on the device, or has been: it has to list its small blocks.
+    pub(super) fn note_on_device(&mut self, slot: Slot) {
+        let mut spots = self.all.iter().filter_map(|window| window.spots.as_ref());
+        if spots.any(|spots| !spots.is_listed(slot)) {
+            self.unlisted.insert(slot);
+        }
     }
 
     /// How many names there are in all groups.
@@ -123,6 +133,7 @@ impl Windows {
 
     /// Takes everything away. What the groups are stays known.
     pub(super) fn clear(&mut self) {
+        self.unlisted.clear();
         for window in &mut self.all {
             window.names.clear();
             window.spots.iter_mut().for_each(Spots::clear);
@@ -264,11 +275,13 @@ impl Windows {
                 chain.touch(slot);
             }
         }
+        self.unlisted.remove(&slot);
     }
 
     /// Forgets of which small blocks those blocks consisted that are gone.
     pub(super) fn sweep(&mut self, chain: &mut Chain) {
         while let Some(slot) = chain.take_freed() {
+            self.unlisted.remove(&slot);
             for window in &mut self.all {
                 if let Some(spots) = &mut window.spots {
                     spots.unlist(slot);
