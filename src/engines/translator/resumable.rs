@@ -1,6 +1,6 @@
 //! The end of a step: what groups beside main attention have changed, and which blocks a request can resume behind by now.
 //!
-//! A batch of an engine is one step. The events of windows and states come before that of main attention, which says where their names stand.
+//! A batch of an engine is one step. The events of windows and states come before or behind that of main attention, which says where their names stand.
 //! So they wait for the end of the batch. The names of kept blocks are those of main attention. Where a group's blocks are smaller, some names are
 //! its own. An event that skips no block says by its parent and its tokens where they stand. In one that does, those before a name that main
 //! attention knows are the blocks just before it, in a row.
