@@ -132,7 +132,10 @@ impl Attacker {
             5 => self.sequence(Some(chain[0].0), None, &chain[some..], None),
             6 => self.sequence(None, None, &chain[some..], Some(name)),
             // Copies, of which one waits.
-            7 => self.sequence(Some(self.random.u64(..)), None, &chain, None),
+            7 => {
+                let unknown = self.random.u64(..);
+                self.sequence(Some(unknown), None, &chain, None)
+            }
             8 => removed(
                 chain[some..]
                     .iter()
