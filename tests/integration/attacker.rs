@@ -133,8 +133,8 @@ impl Attacker {
             6 => self.sequence(None, None, &chain[some..], Some(name)),
             // Copies, of which one waits.
             7 => {
-                let parent = self.random.u64(..);
-                self.sequence(Some(parent), None, &chain, None)
+                let unknown = self.random.u64(..);
+                self.sequence(Some(unknown), None, &chain, None)
             }
             8 => removed(
                 chain[some..]
