@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use kvatlas_core::hash::{BlockSize, HashSeed, SequenceHash, next_sequence_hash};
 use kvatlas_core::wire::{BlockNames, Event};
 use kvatlas_engines::{
-    Content, DecodeLimits, Decoder, EngineBatch, EngineChange, EngineEvent, Format, Reason, Translation,
-    Translator, TranslatorSettings,
+    Content, DecodeLimits, Decoder, EngineBatch, EngineChange, EngineEvent, Format, Translation, Translator,
+    TranslatorSettings,
 };
 use serde_json::Value;
 
