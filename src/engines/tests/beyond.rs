@@ -326,7 +326,7 @@ fn what_cannot_be_placed_beyond_the_device_leaves_the_device_exact() {
             Reason::UnknownParent,
         ),
         (
-            with(medium("CPU"), &json!({"block_size": 3})),
+            with(medium("CPU"), &json!({"block_size": 6})),
             HOST,
             Reason::BlockSize,
         ),

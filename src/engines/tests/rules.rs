@@ -378,7 +378,7 @@ fn a_pools_blocks_stand_where_it_says() {
     recomputing.translate(&batch, &mut output);
     assert_eq!(recomputing.doubt(), None);
     let doubts: Vec<_> = recomputing.tier_doubts().collect();
-    assert_eq!(doubts, [(Tier::HOST, Reason::UnknownParent)]);
+    assert_eq!(doubts, [(Tier::HOST, Reason::Placeholder)]);
 }
 
 #[test]

@@ -6,7 +6,8 @@ use kvatlas_core::hash::BlockSize;
 use kvatlas_core::wire::Rank;
 use kvatlas_engines::subscribe::KvEventFrame;
 use kvatlas_engines::{
-    DecodeLimits, EngineBatch, EngineChange, HashMode, Translation, Translator, TranslatorSettings,
+    DecodeLimits, EngineBatch, EngineChange, Format, HashMode, Reason, Translation, Translator,
+    TranslatorSettings,
 };
 use prost::Message;
 
@@ -145,4 +146,76 @@ fn a_snapshot_of_several_chunks_has_all_its_blocks() {
     let state = &ranks[&0];
     assert_eq!(state.translator.doubt(), None);
     assert!(!state.copies.is_empty());
+}
+
+/// A stored event of one block, as servers hand it on.
+#[derive(Clone, PartialEq, Message)]
+struct OneBlock {
+    #[prost(int64, tag = "1")]
+    block_hash: i64,
+    #[prost(uint32, repeated, tag = "2")]
+    token_ids: Vec<u32>,
+    #[prost(int32, tag = "3")]
+    block_size: i32,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct OneStored {
+    #[prost(message, repeated, tag = "1")]
+    blocks: Vec<OneBlock>,
+    #[prost(string, optional, tag = "4")]
+    medium: Option<String>,
+    #[prost(string, optional, tag = "9")]
+    ownership: Option<String>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct OneEvent {
+    #[prost(message, optional, tag = "2")]
+    stored: Option<OneStored>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct OneFrame {
+    #[prost(message, repeated, tag = "3")]
+    events: Vec<OneEvent>,
+}
+
+/// What a translator doubts of tiers, after a block of `size` tokens in each medium, with its owner.
+fn tier_doubts(told: &[(u32, &str, &str)]) -> Vec<(u8, Reason)> {
+    let event = |(size, medium, owner): &(u32, &str, &str)| OneEvent {
+        stored: Some(OneStored {
+            blocks: vec![OneBlock {
+                block_hash: 7,
+                token_ids: (0..*size).collect(),
+                block_size: i32::try_from(*size).unwrap(),
+            }],
+            medium: Some((*medium).to_owned()),
+            ownership: (!owner.is_empty()).then(|| (*owner).to_owned()),
+        }),
+    };
+    let events = told.iter().map(event).collect();
+    let frame = KvEventFrame::decode(OneFrame { events }.encode_to_vec().as_slice()).unwrap();
+    let mut batch = EngineBatch::default();
+    frame.read(&DecodeLimits::default(), &mut batch);
+    let mut translator = Translator::new(TranslatorSettings::for_format(Format::Vllm));
+    translator.translate(&batch, &mut Translation::default());
+    assert_eq!(translator.doubt(), None);
+    let doubts = translator.tier_doubts();
+    doubts.map(|(tier, reason)| (tier.as_u8(), reason)).collect()
+}
+
+#[test]
+fn what_a_server_hands_on_of_other_tiers_leaves_those_in_doubt() {
+    let device = (16, "GPU", "");
+    assert_eq!(tier_doubts(&[device, (0, "CPU", ""), (16, "CPU", "")]), []);
+    let cases = [
+        ((0, "CPU", ""), (1, Reason::Placeholder)),
+        ((16, "cpu", ""), (1, Reason::NoRemovals)),
+        ((16, "STORAGE", "kvcr"), (2, Reason::OtherOwner)),
+        ((16, "FS", ""), (3, Reason::UnknownMedium)),
+    ];
+    for (told, doubted) in cases {
+        assert_eq!(tier_doubts(&[told]), [doubted], "{told:?}");
+    }
 }
