@@ -23,29 +23,37 @@ async fn what_has_no_room_is_left_out_and_the_answers_say_so() {
         let event = stored(hashes(chain * 10_000, 100));
         client.tell(&mut late, "late", 0, vec![event]).await;
     }
-    assert_eq!(matches(&client.ask(hashes(1, 100)).await), [], "it is the oldest");
+    assert_eq!(
+        matches(&client.ask(hashes(1, 100)).await),
+        [("early".to_owned(), 0, 100, true)],
+        "it is the oldest, and takes less than its share"
+    );
+    assert_eq!(matches(&client.ask(hashes(10_000, 100)).await), []);
     assert_eq!(
         matches(&client.ask(hashes(200_000, 100)).await),
         [("late".to_owned(), 0, 100, false)],
         "the newest is there, but nobody says that this is all"
     );
-    assert_eq!(reasons(&client.holder("early", 0).await.unwrap()), ["capacity"]);
+    assert_eq!(reasons(&client.holder("late", 0).await.unwrap()), ["capacity"]);
     assert!(metric(&daemon, "kvatlas_distinct_blocks{namespace=\"llama\"}") <= 1000);
     assert!(metric(&daemon, "kvatlas_blocks_evicted_total{namespace=\"llama\"}") >= 1100);
 
     // What follows a forgotten block is left out, and what removes one means nothing.
-    let events = vec![stored_after(100, hashes(101, 5)), removed(hashes(90, 11))];
-    let status = client.tell(&mut early, "early", 0, events).await;
+    let events = vec![
+        stored_after(10_099, hashes(10_100, 5)),
+        removed(hashes(10_090, 10)),
+    ];
+    let status = client.tell(&mut late, "late", 0, events).await;
     assert_eq!((reasons(&status), status.parked_events), (vec!["capacity"], 0));
     let rejected = "kvatlas_blocks_rejected_total{namespace=\"llama\",reason=\"capacity\"}";
     assert_eq!(metric(&daemon, rejected), 5);
 
     // From nothing on it is exact again.
-    let events = vec![Event::Cleared, stored(hashes(1, 10))];
-    assert!(client.tell(&mut early, "early", 0, events).await.exact);
+    let events = vec![Event::Cleared, stored(hashes(10_000, 10))];
+    assert!(client.tell(&mut late, "late", 0, events).await.exact);
     assert_eq!(
-        matches(&client.ask(hashes(1, 100)).await),
-        [("early".to_owned(), 0, 10, true)]
+        matches(&client.ask(hashes(10_000, 100)).await),
+        [("late".to_owned(), 0, 10, true)]
     );
     daemon.stop();
 }
@@ -63,7 +71,8 @@ async fn who_was_short_is_asked_again_when_there_is_room() {
         PublisherOptions::default(),
     )
     .await;
-    let blocks = vec![stored(hashes(1, 100))];
+    // More than half of the room, so that it is short when another one comes.
+    let blocks = vec![stored(hashes(1, 900))];
     early.publish(Tier::DEVICE, blocks).await.unwrap();
     client.exact("early", 0).await;
     let mut late = client.publisher("late", 0);
@@ -79,8 +88,8 @@ async fn who_was_short_is_asked_again_when_there_is_room() {
     );
     late.publish(Tier::DEVICE, vec![Event::Goodbye]).await.unwrap();
     eventually("it is whole again", async || {
-        let reply = client.ask(hashes(1, 100)).await;
-        (matches(&reply) == [("early".to_owned(), 0, 100, true)]).then_some(())
+        let reply = client.ask(hashes(1, 900)).await;
+        (matches(&reply) == [("early".to_owned(), 0, 900, true)]).then_some(())
     })
     .await;
     assert!(early.counters().answers_full > 0);

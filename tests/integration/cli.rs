@@ -374,9 +374,9 @@ applied: the worker's rank holds 2 blocks, exact
     let found = served.run_settled(&["query", "--tokens-file", "-", "--explain"], &tokens.join(" "));
     let expected = "\
 2 blocks asked for
-WORKER  RANK  BLOCKS  OF QUERY  USABLE  STATE          DROPPED OUT
-gpu-0      0       2     100 %       1  exact          -
-gpu-1      0       1      50 %       1  degraded: gap  at block 1, which 1 other has (";
+WORKER  RANK  BLOCKS  OF QUERY  USABLE  STATE          LIMITED BY  DROPPED OUT
+gpu-0      0       2     100 %       1  exact          last token  -
+gpu-1      0       1      50 %       1  degraded: gap  last token  at block 1, which 1 other has (";
     assert!(
         stdout(&found).starts_with(expected),
         "{}{}",
