@@ -225,15 +225,15 @@ impl Follower {
             return Err(error.into());
         }
         let endpoint = self.replay_endpoint.as_deref().unwrap_or_default();
-        if self.replay_failures == REPLAY_ATTEMPTS {
-            if let Some(suppressed) = USELESS_GATE.admit() {
-                tracing::warn!(
-                    endpoint,
-                    %error,
-                    suppressed,
-                    "the replay socket does not answer: followed without it"
-                );
-            }
+        if self.replay_failures == REPLAY_ATTEMPTS
+            && let Some(suppressed) = USELESS_GATE.admit()
+        {
+            tracing::warn!(
+                endpoint,
+                %error,
+                suppressed,
+                "the replay socket does not answer: followed without it"
+            );
         }
         self.replay = None;
         self.useless_replay = Some(UselessReplay {

@@ -127,10 +127,9 @@ impl Commands {
         };
         if let Some(subject) = message.reply {
             let sent = self.client.publish(subject, reply.encode().into()).await;
-            if sent.is_err() || self.client.flush().await.is_err() {
-                if let Some(suppressed) = UNANSWERED_GATE.admit() {
-                    tracing::warn!(suppressed, "the reply to a command could not be sent");
-                }
+            let is_lost = sent.is_err() || self.client.flush().await.is_err();
+            if is_lost && let Some(suppressed) = UNANSWERED_GATE.admit() {
+                tracing::warn!(suppressed, "the reply to a command could not be sent");
             }
         }
         if command == AdminCommand::Drain && reply.error.is_none() {

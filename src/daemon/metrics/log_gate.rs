@@ -21,6 +21,12 @@ pub struct LogGate {
     early_ns: u64,
 }
 
+impl Default for LogGate {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl LogGate {
     /// A gate that lets the first line pass.
     pub const fn new() -> Self {

@@ -7,7 +7,7 @@ from kvatlas.wire import BEYOND_DEVICE, HolderMatch
 
 
 def _match(degraded: tuple[str, ...]) -> HolderMatch:
-    return HolderMatch("w", 0, 3, 3, 3, 2, 3, 2, 3, not degraded, degraded, None, {})
+    return HolderMatch("w", 0, 3, 3, 3, 2, 3, 2, 3, not degraded, degraded, None, None, {})
 
 
 @pytest.mark.parametrize(

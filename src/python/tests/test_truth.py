@@ -192,17 +192,22 @@ class History:
         self.chains = [
             kvatlas.sequence_hashes([pick.choice([1, 1, 1, 2]) for _ in range(12)]) for _ in range(6)
         ]
-        # Some names mean several blocks in turn. None is another block's hash: a block would have two parents.
-        self._names_of_engine = range(100, 140)
-        self._pool = [*self._names_of_engine, *(block for chain in self.chains for block in chain)]
+        # Some blocks have several names. No name means two blocks: that would leave the holder rejected.
+        blocks = sorted({block for chain in self.chains for block in chain})
+        self._names_of_engine = {block: range(100 + 3 * at, 103 + 3 * at) for at, block in enumerate(blocks)}
+        self._pool = [name for names in self._names_of_engine.values() for name in names] + blocks
 
-    def _names(self, count: int) -> list[int] | None:
-        return self._pick.choices(self._names_of_engine, k=count) if self._pick.random() < 0.4 else None
+    def _names(self, blocks: Sequence[int]) -> list[int] | None:
+        if self._pick.random() >= 0.4:
+            return None
+        return [self._pick.choice(self._names_of_engine[block]) for block in blocks]
 
-    def _lineage(self) -> list[LineageHash]:
+    def _some(self) -> tuple[list[int], list[LineageHash]]:
+        """Some blocks of a chain, and their lineage hashes."""
         chain = self._pick.choice(self.chains)
-        lineage = list(kvatlas.lineage_hashes(chain))
-        return self._pick.sample(lineage, self._pick.randrange(1, len(lineage)))
+        pairs = list(zip(chain, kvatlas.lineage_hashes(chain), strict=True))
+        picked = self._pick.sample(pairs, self._pick.randrange(1, len(pairs)))
+        return [block for block, _ in picked], [lineage for _, lineage in picked]
 
     def change(self) -> Event:
         pick = self._pick
@@ -211,12 +216,12 @@ class History:
         last = pick.randrange(first, len(chain)) + 1
         kind = pick.random()
         if kind < 0.15:
-            lineage = self._lineage()
+            blocks, lineage = self._some()
             if pick.random() < 0.5:
                 return StoredByLineage(lineage)
-            return StoredByLineage(lineage, self._names(len(lineage)))
+            return StoredByLineage(lineage, self._names(blocks))
         if kind < 0.25:
-            return Removed(pick.sample(chain, pick.randrange(1, 4)), self._lineage()[:2])
+            return Removed(pick.sample(chain, pick.randrange(1, 4)), self._some()[1][:2])
         if kind < 0.5:
             return Removed(pick.choices(self._pool, k=pick.randrange(1, 6)))
         if kind < 0.505:
@@ -225,7 +230,7 @@ class History:
         parent = chain[first - 1] if first else None
         # Without a position, the event waits until the parent comes.
         position = first if first and pick.random() < 0.8 else None
-        return Stored(part, parent=parent, position=position, engine_hashes=self._names(len(part)))
+        return Stored(part, parent=parent, position=position, engine_hashes=self._names(part))
 
 
 async def depths(here: World, history: History) -> list[int]:
