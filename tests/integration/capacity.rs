@@ -15,14 +15,13 @@ async fn what_has_no_room_is_left_out_and_the_answers_say_so() {
     let broker = broker().await;
     let daemon = Process::serve(broker.url(), &[("limits.max_blocks_per_namespace", LIMIT)]);
     let client = Client::connect(broker.url()).await;
-    // Ranks of one worker: another worker would be left its share.
-    let (mut early, mut late) = (client.publisher("early", 0), client.publisher("early", 1));
+    let (mut early, mut late) = (client.publisher("early", 0), client.publisher("late", 0));
     client
         .tell(&mut early, "early", 0, vec![stored(hashes(1, 100))])
         .await;
     for chain in 1..=20 {
         let event = stored(hashes(chain * 10_000, 100));
-        client.tell(&mut late, "early", 1, vec![event]).await;
+        client.tell(&mut late, "late", 0, vec![event]).await;
     }
     assert_eq!(
         matches(&client.ask(hashes(1, 100)).await),
@@ -32,7 +31,7 @@ async fn what_has_no_room_is_left_out_and_the_answers_say_so() {
     assert_eq!(matches(&client.ask(hashes(10_000, 100)).await), []);
     assert_eq!(
         matches(&client.ask(hashes(200_000, 100)).await),
-        [("early".to_owned(), 1, 100, false)],
+        [("late".to_owned(), 0, 100, false)],
         "the newest is there, but nobody says that this is all"
     );
     assert_eq!(reasons(&client.holder("late", 0).await.unwrap()), ["capacity"]);
@@ -76,10 +75,10 @@ async fn who_was_short_is_asked_again_when_there_is_room() {
     let blocks = vec![stored(hashes(1, 900))];
     early.publish(Tier::DEVICE, blocks).await.unwrap();
     client.exact("early", 0).await;
-    let mut late = client.publisher("early", 1);
+    let mut late = client.publisher("late", 0);
     for chain in 1..=20 {
         let event = stored(hashes(chain * 10_000, 100));
-        client.tell(&mut late, "early", 1, vec![event]).await;
+        client.tell(&mut late, "late", 0, vec![event]).await;
     }
     assert_eq!(reasons(&client.holder("early", 0).await.unwrap()), ["capacity"]);
     assert_eq!(
