@@ -66,7 +66,7 @@
 //!
 //! 1. `LastingRequests::next` gives the requests that the queue group gives this connection.
 //! 2. [`QueryService::run`](queries::service::QueryService::run) answers them one after the other.
-//! 3. [`Answerer::answer_query`](queries::answer::Answerer::answer_query) reads the namespace from the subject
+//! 3. [`Answerer::read_query`](queries::answer::Answerer::read_query) reads the namespace from the subject
 //!    ([`Subjects::parse_query`](kvatlas_core::wire::Subjects::parse_query)) and decodes the request
 //!    ([`QueryRequest::decode`](kvatlas_core::wire::QueryRequest::decode)).
 //! 4. [`PositionalIndexer::find_chain`](kvatlas_core::index::PositionalIndexer::find_chain) searches the index, without a lock.

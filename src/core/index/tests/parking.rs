@@ -254,12 +254,14 @@ fn tokens_wait_as_their_hashes_and_all_holders_within_one_bound() {
         ..IndexLimits::default()
     };
     let index = PositionalIndexer::new(settings, limits);
-    let blocks = 1000_u64;
+    let blocks = 1000_u16;
     let event = |seed: u64| {
-        let hashes: Vec<SequenceHash> = (0..blocks).map(|block| SequenceHash(seed + block)).collect();
+        let hashes: Vec<SequenceHash> = (0..blocks)
+            .map(|block| SequenceHash(seed + u64::from(block)))
+            .collect();
         let mut stored = StoredBlocks::by_sequence(Some(SequenceHash(1)), None, hashes);
         stored.content = Some(BlockContent::Tokens {
-            tokens: vec![3; blocks as usize * settings.block_size.as_usize()],
+            tokens: vec![3; usize::from(blocks) * settings.block_size.as_usize()],
             lora_name: None,
             cache_salt: None,
         });
@@ -275,7 +277,7 @@ fn tokens_wait_as_their_hashes_and_all_holders_within_one_bound() {
             let applied = apply(writer, event((number + 1) * 1_000_000));
             // What does not fit is counted, and leaves doubt.
             let dropped = applied.rejected(RejectReason::ParkingFull);
-            assert_eq!(dropped, if applied.parked == 1 { 0 } else { blocks });
+            assert_eq!(dropped, if applied.parked == 1 { 0 } else { u64::from(blocks) });
             parked += applied.parked;
         }
         parked
