@@ -5,7 +5,8 @@
 //! ```
 //!
 //! Each figure is the median of the rounds, with the least and the greatest. Work: 1M blocks in chains of 1024, on 128 holders in
-//! turn; queries by sequence hashes over random chains.
+//! turn; queries by sequence hashes over random chains. Then the same for engines with windows or states: a request can resume behind one block in
+//! 32 only.
 
 #![allow(clippy::unwrap_used, reason = "a bench fails by panicking")]
 
@@ -14,7 +15,9 @@ use std::time::Instant;
 
 use kvatlas_core::hash::SequenceHash;
 use kvatlas_core::index::{HolderWriter, IndexLimits, NamespaceSettings, PositionalIndexer, Search};
-use kvatlas_core::wire::{Event, HolderId, QueryKey, RemovedBlocks, StoredBlocks, Tier, WorkerName};
+use kvatlas_core::wire::{
+    Event, HolderId, QueryKey, RemovedBlocks, Resumable, StoredBlocks, Tier, WorkerName,
+};
 
 const CHAINS: u64 = 1024;
 const DEPTH: u64 = 1024;
@@ -76,6 +79,40 @@ fn main() {
         }
     });
     print("remove, per block", &[remove]);
+    drop((holders, index));
+    with_groups();
+}
+
+/// The same for holders of which one block in 32 is resumable.
+fn with_groups() {
+    let index = PositionalIndexer::new(NamespaceSettings::default(), IndexLimits::default());
+    let mut holders: Vec<HolderWriter> = (0..HOLDERS).map(|number| register(&index, number)).collect();
+    let store = per_block(CHAINS * DEPTH, || {
+        for chain in 0..CHAINS {
+            let stored = StoredBlocks {
+                resumable: Resumable::from_flags((1..=DEPTH).map(|block| block % 32 == 0)),
+                ..StoredBlocks::by_sequence(None, None, hashes(chain, DEPTH))
+            };
+            apply(&mut holders, chain, Event::Stored(stored));
+        }
+    });
+    print("groups: store, per block", &[store]);
+    let shared = index.sizes().bytes / (CHAINS * DEPTH);
+    println!(
+        "{:<24}{shared:>9} bytes, shared by all holders",
+        "groups: memory, per block"
+    );
+    search(&index, "groups: 1024 deep", |number| {
+        hashes(mix(number) % CHAINS, 1024)
+    });
+    search(&index, "groups: 63 deep", |number| {
+        hashes(mix(number) % CHAINS, 63)
+    });
+    search(&index, "groups: miss", |number| hashes(CHAINS + number, 64));
+    share_prefixes(&mut holders);
+    search(&index, "groups: eight drop-outs", |number| {
+        hashes(2 * CHAINS + mix(number) % 256, 64)
+    });
 }
 
 /// What the process has in memory, where the system tells.

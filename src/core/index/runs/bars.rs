@@ -93,21 +93,28 @@ impl<'g> Bars<'g> {
         low
     }
 
-    /// Those for whom the blocks of a row are not resumable at a step of tiers.
-    pub(crate) fn barred<S: SlotBits>(self, row: usize, step: u32) -> S {
-        let mut found = S::default();
+    /// Takes those out of `slots` for whom the blocks of a row are resumable at a step of tiers, and returns them.
+    #[inline]
+    fn take_free<S: SlotBits>(self, row: usize, step: u32, slots: &mut S) -> S {
+        let mut free = std::mem::take(slots);
+        slots.grow(free.words().len());
         let first = 1 + self.words.len() * (step as usize).min(self.sets.saturating_sub(1));
         let set = self.row(row).get(first..).unwrap_or_default();
         for (number, bits) in self.words.iter().zip(set) {
-            let number = usize::try_from(number.load(Ordering::Relaxed)).unwrap_or(0);
-            found.insert_word(number.min(WORDS_MAX), bits.load(Ordering::Relaxed));
+            let number = usize::try_from(number.load(Ordering::Relaxed)).unwrap_or(usize::MAX);
+            let words = (
+                slots.words_mut().get_mut(number),
+                free.words_mut().get_mut(number),
+            );
+            if let (Some(barred), Some(free)) = words {
+                let bits = bits.load(Ordering::Relaxed);
+                *barred = *free & bits;
+                *free &= !bits;
+            }
         }
-        found
+        free
     }
 }
-
-/// Words of a set of all slots.
-const WORDS_MAX: usize = 1 << 10;
 
 /// Splits holders of the first `depth` blocks of a chain by how many of these they can use: up to the last one that is resumable at
 /// a step of tiers. `path` are the runs of the chain, the last one first. What `found` is told of are sets of one number each.
@@ -132,13 +139,10 @@ pub(crate) fn split_by_usable<'g, S: SlotBits>(
         }
         let mut row = bars.row_of(end - start - 1);
         loop {
-            let barred: S = bars.barred(row, step);
-            let mut resumable = slots.clone();
-            resumable.subtract(&barred);
+            let resumable = bars.take_free(row, step, &mut slots);
             if !resumable.is_empty() {
                 found(end, resumable);
             }
-            slots.intersect(&barred);
             if slots.is_empty() {
                 return;
             }
@@ -375,10 +379,12 @@ mod tests {
                 for offset in 0..if is_free { 0 } else { BLOCKS } {
                     let row = bars.row_of(u32::try_from(offset).unwrap());
                     for step in 0..STEPS {
-                        let found: SlotSet = bars.barred(row, u32::try_from(step).unwrap());
+                        let mut found = SlotSet::from_words(vec![u64::MAX; slots.div_ceil(64)].into_iter());
+                        let free = bars.take_free(row, u32::try_from(step).unwrap(), &mut found);
                         for (slot, own) in model.iter().enumerate() {
                             let expected = own[step][offset];
-                            assert_eq!(found.contains(HolderSlot::new(slot).unwrap()), expected);
+                            let slot = HolderSlot::new(slot).unwrap();
+                            assert_eq!((found.contains(slot), free.contains(slot)), (expected, !expected));
                         }
                     }
                 }

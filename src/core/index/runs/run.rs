@@ -301,6 +301,12 @@ impl Run {
         Bars::new(self.bars.get(guard))
     }
 
+    /// Whether some holder cannot resume behind some block. Looks at nothing but the run itself.
+    #[inline]
+    pub(crate) fn has_bars(&self, guard: &Guard) -> bool {
+        !self.bars.get(guard).is_empty()
+    }
+
     /// What each holder has; each entry is of one instant.
     #[inline]
     pub(crate) fn entries<'g>(&'g self, guard: &'g Guard) -> impl Iterator<Item = Entry> + 'g {

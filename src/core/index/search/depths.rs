@@ -97,16 +97,22 @@ impl<S: SlotBits> Depths<S> {
     }
 
     /// Splits the holders of each depth by how many of their blocks are usable: `split` tells it of each set of some.
-    #[cold]
     pub(super) fn split(&mut self, mut split: impl FnMut(u32, S, &mut dyn FnMut(u32, S))) {
         if !self.others.is_empty() {
             self.group_others();
             self.others = Vec::new();
         }
-        for group in std::mem::take(&mut self.groups) {
-            let depth = group.matched_blocks;
-            split(depth, group.slots, &mut |usable, slots| {
-                self.settle_usable(depth, usable, slots)
+        // Most groups stay whole.
+        for place in 0..self.groups.len() {
+            let group = &mut self.groups[place];
+            let (depth, slots) = (group.matched_blocks, std::mem::take(&mut group.slots));
+            let mut is_placed = false;
+            split(depth, slots, &mut |usable, slots| {
+                if std::mem::replace(&mut is_placed, true) {
+                    return self.settle_usable(depth, usable, slots);
+                }
+                let group = &mut self.groups[place];
+                (group.usable_blocks, group.slots) = (usable, slots);
             });
         }
     }

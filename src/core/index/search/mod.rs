@@ -243,9 +243,12 @@ impl<'f, 'q, 'g: 'f, S: SlotBits, const STEPS: usize> Finder<'f, 'q, 'g, S, STEP
     }
 
     /// Finds out how many of their blocks holders can use, where the runs that were looked at are those along the query.
-    #[cold]
+    #[inline(never)]
     fn split(&mut self) {
         let (looked, guard, usable_max) = (&self.looked, self.guard, self.usable_max);
+        if !looked.iter().any(|(run, _)| run.has_bars(guard)) {
+            return;
+        }
         for (step, found) in self.steps.iter().zip(&mut self.found) {
             found.split(|depth, slots, told| {
                 let path = looked.iter().rev().map(|(run, _)| *run);
