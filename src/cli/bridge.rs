@@ -11,7 +11,7 @@ use kvatlas::daemon::admin::{AdminServer, AdminSource, Latch, Readiness, Readine
 use kvatlas::daemon::broker::{ConnectPatience, ConnectionNotice, connect};
 use kvatlas::daemon::config::{LoggingConfig, process_environment};
 use kvatlas::daemon::http::{EngineRegistry, HttpLimits, HttpParts, HttpServer, read_token};
-use kvatlas::daemon::metrics::{LogFormat, LogGate, MetricsHandle, install_shared};
+use kvatlas::daemon::metrics::{LogFormat, LogGate, MetricsHandle, ProcessMetrics, install_shared};
 use kvatlas_core::wire::Subjects;
 
 use super::connect::DaemonArguments;
@@ -31,6 +31,8 @@ Examples:
 const SUBSCRIPTION_CAPACITY: usize = 1024;
 /// How long the stop may take.
 const STOP_PATIENCE: Duration = Duration::from_secs(5);
+/// The same, while NATS is away.
+const ALONE_PATIENCE: Duration = Duration::from_millis(500);
 
 /// Whom to follow, and whom to tell.
 #[derive(Debug, Args)]
@@ -91,10 +93,12 @@ struct View {
     bridge: Bridge,
     readiness: Arc<Readiness>,
     metrics: MetricsHandle,
+    process: ProcessMetrics,
 }
 
 impl AdminSource for View {
     fn metrics(&self) -> String {
+        self.process.set_ready(self.readiness.report().is_ready());
         self.metrics.render()
     }
 
@@ -195,6 +199,7 @@ impl BridgeArguments {
             bridge: bridge.clone(),
             readiness: Arc::clone(&readiness),
             metrics,
+            process: ProcessMetrics::new(),
         });
         let admin = listeners.start_admin(&view)?;
         let http = listeners.start_http(&view, &bridge).await?;
@@ -220,9 +225,25 @@ impl BridgeArguments {
         if let Some(http) = http {
             http.stop().await;
         }
-        let stopping = tokio::time::timeout(STOP_PATIENCE, bridge.stop(self.forget)).await;
+        let is_connected = || ready.report().is_set(Latch::Connected);
+        let patience = if is_connected() {
+            STOP_PATIENCE
+        } else {
+            ALONE_PATIENCE
+        };
+        let stopping = tokio::time::timeout(patience, bridge.stop(self.forget)).await;
         drop(admin);
-        stopping.map_err(|_| still_followed(ready.report().is_set(Latch::Connected)))
+        match stopping {
+            Err(_) if is_connected() => Err(Failure::failed("engines were still followed at the end")),
+            Err(_) => {
+                // Nobody is there to be told.
+                tracing::warn!(
+                    "NATS could not be reached, so daemons were not told; they find the engines stale"
+                );
+                Ok(())
+            }
+            Ok(()) => Ok(()),
+        }
     }
 }
 
@@ -252,16 +273,6 @@ impl Listeners {
         let started = HttpServer::start(listen, parts, limits).await;
         started.map(Some).map_err(Failure::failed)
     }
-}
-
-/// Why engines could not be left in time.
-fn still_followed(is_connected: bool) -> Failure {
-    Failure::failed(match is_connected {
-        true => "engines were still followed at the end",
-        false => {
-            "engines were still followed at the end: NATS could not be reached, so daemons were not told; they find the engines stale"
-        }
-    })
 }
 
 /// One line a second about errors of the connection.

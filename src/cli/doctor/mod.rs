@@ -2,6 +2,7 @@
 
 mod broker;
 mod daemon;
+mod holders;
 mod namespaces;
 mod permissions;
 mod replicas;
@@ -120,7 +121,7 @@ pub(crate) async fn doctor(arguments: DoctorArguments) -> Result<(), Failure> {
     if replicas.is_empty() {
         replicas = arguments.replicas()?;
     }
-    report.extend(replicas::check(&replicas, arguments.timeout).await);
+    report.extend(replicas::check(&replicas, arguments.timeout, arguments.namespace.as_str()).await);
     if arguments.json {
         print_json(&report)?;
     } else {

@@ -10,6 +10,7 @@ use kvatlas_client::unix_time_us;
 use serde::Deserialize;
 
 use super::broker::Connected;
+use super::holders::{self, Degraded};
 use super::namespaces::{self, Hashed, Published};
 use super::report::Check;
 use crate::cli::Failure;
@@ -141,8 +142,9 @@ async fn ask_all(connected: &Connected) -> Result<Vec<Ping>, async_nats::Error> 
     Ok(pings)
 }
 
-/// Whether each replica is ready and has the same time, and whether all of a group know as many holders `patience` from now at the latest.
-pub(super) async fn check(replicas: &[Replica], patience: Duration) -> Vec<Check> {
+/// Whether each replica is ready and has the same time, whose holders are not exact, and whether all of a group know as many holders `patience`
+/// from now at the latest. `own_namespace` is where the doctor publishes.
+pub(super) async fn check(replicas: &[Replica], patience: Duration, own_namespace: &str) -> Vec<Check> {
     let mut checks = Vec::new();
     let mut groups: BTreeMap<&str, Vec<&AdminClient>> = BTreeMap::new();
     for Replica { admin, group } in replicas {
@@ -166,6 +168,7 @@ pub(super) async fn check(replicas: &[Replica], patience: Duration) -> Vec<Check
     }
     let daemons: Vec<&AdminClient> = groups.values().flatten().copied().collect();
     checks.extend(check_publishers(&daemons).await);
+    checks.extend(check_holders(&daemons, own_namespace).await);
     checks.extend(compare_hashing(daemons).await);
     for (group, replicas) in groups.into_iter().filter(|(_, replicas)| replicas.len() > 1) {
         let count = async || try_join_all(replicas.iter().map(|replica| holders_of(replica))).await;
@@ -175,6 +178,20 @@ pub(super) async fn check(replicas: &[Replica], patience: Duration) -> Vec<Check
 }
 
 /// What daemons with an index say of the publishers; none where there is no such daemon.
+async fn check_holders(daemons: &[&AdminClient], own_namespace: &str) -> Vec<Check> {
+    if daemons.is_empty() {
+        return Vec::new();
+    }
+    let asked = daemons.iter().map(async |daemon| {
+        let degraded: Degraded = daemon.json(Degraded::TARGET).await?;
+        Ok::<_, Failure>((daemon.authority(), degraded))
+    });
+    match try_join_all(asked).await {
+        Ok(known) => holders::judge(&known, own_namespace),
+        Err(failure) => vec![Check::skipped("holders", failure)],
+    }
+}
+
 async fn check_publishers(daemons: &[&AdminClient]) -> Option<Check> {
     if daemons.is_empty() {
         return None;

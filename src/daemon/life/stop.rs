@@ -7,6 +7,7 @@ use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 
 use super::Daemon;
+use crate::daemon::admin::{Latch, Readiness};
 
 /// The steps of a stop that did not end in time.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -30,7 +31,26 @@ struct Deadline {
     report: StopReport,
 }
 
+/// How long a step that takes leave of the NATS server may take while that is away: there is nobody to take leave of.
+const ALONE_PATIENCE: Duration = Duration::from_millis(500);
+
 impl Deadline {
+    /// A step that takes leave of the NATS server. While that is away it need not come to its end.
+    async fn leave(&mut self, readiness: &Readiness, name: &str, step: impl Future<Output = ()>) {
+        let is_away = || !readiness.report().is_set(Latch::Connected);
+        let at = match is_away() {
+            true => Instant::now() + ALONE_PATIENCE,
+            false => self.at,
+        };
+        if tokio::time::timeout_at(at, step).await.is_ok() {
+            return;
+        }
+        match is_away() {
+            true => tracing::warn!(step = name, "NATS is away: left without taking leave"),
+            false => self.report.overran.push(name.to_owned()),
+        }
+    }
+
     async fn step(&mut self, name: &str, step: impl Future<Output = ()>) {
         // A step after the time is up still gets a moment: most steps are quick.
         let at = self.at.max(Instant::now() + Duration::from_millis(50));
@@ -57,11 +77,13 @@ impl Daemon {
             report: StopReport::default(),
         };
         self.readiness.start_draining();
-        deadline.step("queries", self.queries.end()).await;
+        deadline
+            .leave(&self.readiness, "queries", self.queries.end())
+            .await;
         if let Some(http) = &self.http {
             deadline.step("http", http.stop()).await;
         }
-        deadline.step("events", self.events.end()).await;
+        deadline.leave(&self.readiness, "events", self.events.end()).await;
         let lanes = async {
             if let Err(error) = self.pool.drain().await {
                 tracing::error!(%error, "the lanes cannot be drained");
