@@ -454,7 +454,8 @@ fn a_prefix_that_is_told_again_may_be_a_report() {
     assert_eq!(engine.hear(&[left]), None);
     assert_eq!(engine.blocks(), 1);
     // Models with windows store prefixes anew, and other engines report nothing.
-    let window = json!({"group_idx": 1, "kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 8});
+    let window =
+        json!({"group_idx": 1, "kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 8});
     let main = json!({"group_idx": 0, "kv_cache_spec_kind": "full_attention"});
     let mut engine = of_vllm();
     let both = [with(prefix(), main.clone()), with(prefix(), window)];

@@ -32,9 +32,7 @@ mod windows;
 use kvatlas_core::hash::{HashSeed, Position, SequenceHash};
 use kvatlas_core::wire::{Event, Tier};
 
-use crate::batch::{
-    Content, EngineBatch, EngineChange, EngineEvent, EngineStored, Group, Untold,
-};
+use crate::batch::{Content, EngineBatch, EngineChange, EngineEvent, EngineStored, Group, Untold};
 use crate::reason::{Reason, ReasonCounts};
 
 use adapters::Adapters;
@@ -330,8 +328,8 @@ impl Translator {
         Ok(())
     }
 
-    /// Whether copies of the blocks may be none: vLLM tells of a request's whole prefix again where the request wants that. Elsewhere it
-    /// stores what it has from the first block on only for requests that don't read the cache, or where another group of layers lacks it.
+    /// Whether copies of the blocks may be none: vLLM tells of a request's whole prefix again where the request wants that. Genuine copies of a
+    /// prefix that is held are rare, unless another group of layers lacks it.
     fn may_be_report(&self, stored: &EngineStored, names: &[u64], lane: LaneId) -> bool {
         let held_first = |name: &u64| self.groups.has_copy(lane, *name, TierIndex::DEVICE);
         let is_whole_prefix = stored.parent.is_none() && names.first().is_some_and(held_first);
