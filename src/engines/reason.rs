@@ -47,6 +47,8 @@ pub enum Reason {
     LostBatches,
     /// The batch is another engine's: same number and other bytes, or another topic.
     OtherEngine,
+    /// Copies of a block may be mere reports that it was used again: whether one is left is not known.
+    Reported,
     /// A part of a block, at the end of a sequence.
     PartOfBlock,
     /// A group of layers of a kind that nobody here knows; or of a window or a state, in a tier other than the device.
@@ -69,7 +71,7 @@ pub enum Reason {
     NotHeld,
     /// An event that changes nothing that is held.
     Ignored,
-    /// A block of a connector that never says what it removes.
+    /// A block of a connector or a store that doesn't say what of it goes.
     NoRemovals,
     /// A clear that does not say whether it is one of this tier, too.
     UnclearTier,
@@ -81,7 +83,7 @@ pub enum Reason {
 
 impl Reason {
     /// All reasons.
-    pub const ALL: [Self; 35] = [
+    pub const ALL: [Self; 36] = [
         Self::Malformed,
         Self::UnknownEvent,
         Self::TokenCount,
@@ -102,6 +104,7 @@ impl Reason {
         Self::Untold,
         Self::LostBatches,
         Self::OtherEngine,
+        Self::Reported,
         Self::PartOfBlock,
         Self::OtherGroup,
         Self::UnknownGroup,
@@ -169,6 +172,7 @@ impl Reason {
             Self::Untold => "untold",
             Self::LostBatches => "lost_batches",
             Self::OtherEngine => "other_engine",
+            Self::Reported => "reported",
             Self::PartOfBlock => "part_of_block",
             Self::OtherGroup => "other_group",
             Self::UnknownGroup => "unknown_group",

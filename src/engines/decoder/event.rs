@@ -308,9 +308,11 @@ impl<'a> Fields<'a> {
                 _ => Verdict::LeftOut(reason),
             });
         }
-        if tag == Tag::Stored && format.has_connector() && self.medium.is_some_and(is_never_removed) {
-            batch.doubt(Some(tier), Reason::NoRemovals);
-        }
+        // Mooncake's master tells of what is removed, and not of what it evicts.
+        let is_kept = match format {
+            Format::Mooncake => true,
+            _ => format.has_connector() && self.medium.is_some_and(is_never_removed),
+        };
         let owner = push_owner(self.backend, batch)?;
         if format == Format::Mooncake {
             let is_others = !pool.owns(owner.map(|owner| batch.text(owner)), &self.object);
@@ -330,7 +332,12 @@ impl<'a> Fields<'a> {
         }
         let change = match tag {
             Tag::Stored => match self.stored(tier, batch, format, limits)? {
-                Ok(stored) => EngineChange::Stored(stored),
+                Ok(stored) => {
+                    if is_kept {
+                        batch.doubt(Some(tier), Reason::NoRemovals);
+                    }
+                    EngineChange::Stored(stored)
+                }
                 Err(reason) => return Ok(Verdict::LeftOutOf(tier, reason)),
             },
             Tag::Removed => EngineChange::Removed(self.removed(tier)?),

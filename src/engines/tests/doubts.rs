@@ -420,6 +420,52 @@ fn copies_are_counted_where_the_producer_has_not_counted_them() {
     assert!(!Format::Mooncake.counts_copies());
 }
 
+/// vLLM tells a request's prefix again where the request asks for that, as if it were stored: once the certain copies have gone, nobody knows.
+#[test]
+fn a_prefix_that_is_told_again_may_be_a_report() {
+    let of_vllm = || Followed::with(Format::Vllm, of_format(Format::Vllm));
+    let prefix = || stored(&[1, 2], None, 0, SIZE);
+    let behind = |name: u64| stored(&[name], Some(2), 2 * SIZE, SIZE);
+    let mut engine = of_vllm();
+    assert_eq!(engine.hear(&[prefix(), behind(3), prefix()]), None);
+    assert_eq!(engine.hear(&[prefix(), behind(3)]), None);
+    // A copy behind other blocks is one: it was computed.
+    assert_eq!(engine.hear(&[removed(&[3]), removed(&[3])]), None);
+    assert_eq!(engine.hear(&[removed(&[2])]), Some(Reason::Reported));
+    assert_eq!(engine.blocks(), 2);
+    // A block that is stored again is there.
+    assert_eq!(
+        engine.hear(&[stored(&[2], Some(1), SIZE, SIZE)]),
+        None,
+        "one is certain again"
+    );
+    assert_eq!(engine.hear(&[removed(&[2])]), Some(Reason::Reported));
+    // They were copies.
+    assert_eq!(engine.hear(&[removed(&[2]), removed(&[2])]), None);
+    assert_eq!(engine.blocks(), 1);
+    assert_eq!(engine.hear(&[removed(&[1])]), Some(Reason::Reported));
+    assert_eq!(engine.hear(&[cleared()]), None);
+
+    // What a report tells first is one copy, and the engine may say how many are left.
+    let mut engine = of_vllm();
+    assert_eq!(engine.hear(&[prefix(), removed(&[1, 2])]), None);
+    assert_eq!(engine.hear(&[prefix(), prefix()]), None);
+    let left = with(removed(&[1, 2]), json!({"remaining_copy_counts": [1, 0]}));
+    assert_eq!(engine.hear(&[left]), None);
+    assert_eq!(engine.blocks(), 1);
+    // Models with windows store prefixes anew, and other engines report nothing.
+    let window =
+        json!({"group_idx": 1, "kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 8});
+    let main = json!({"group_idx": 0, "kv_cache_spec_kind": "full_attention"});
+    let mut engine = of_vllm();
+    let both = [with(prefix(), main.clone()), with(prefix(), window)];
+    assert_eq!(engine.hear(&both), None);
+    assert_eq!(engine.hear(&both), None);
+    assert_eq!(engine.hear(&[with(removed(&[1]), json!({"group_idx": 0}))]), None);
+    let mut engine = Followed::with(Format::Sglang, of_format(Format::Sglang));
+    assert_eq!(engine.hear(&[prefix(), prefix(), removed(&[1])]), None);
+}
+
 #[test]
 fn copies_that_are_left_are_what_the_engine_says() {
     let left = |names: &[u64], left: &[u64]| with(removed(names), json!({"remaining_copy_counts": left}));

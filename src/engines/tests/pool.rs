@@ -35,7 +35,8 @@ impl Store {
         }
     }
 
-    fn hear(&mut self, events: &[Value]) -> Option<Reason> {
+    /// The reason why the tier is in doubt, and what was left out.
+    fn hear(&mut self, events: &[Value]) -> (Option<Reason>, Vec<Reason>) {
         let mut batch = EngineBatch::default();
         let payload = json!([1_795_580_032_112_u64, events, 0]).to_string();
         self.decoder.decode(payload.as_bytes(), &mut batch).unwrap();
@@ -45,7 +46,8 @@ impl Store {
         assert_eq!(self.translator.doubt(), None);
         let doubts: Vec<_> = self.translator.tier_doubts().collect();
         assert!(doubts.iter().all(|(tier, _)| tier.as_u8() == HOST));
-        doubts.first().map(|(_, reason)| *reason)
+        let left_out = output.reasons.iter().map(|(reason, _)| reason);
+        (doubts.first().map(|(_, reason)| *reason), left_out.collect())
     }
 
     fn blocks(&self) -> BTreeSet<SequenceHash> {
@@ -96,14 +98,16 @@ fn placed() -> [Value; 2] {
     ]
 }
 
+/// What the genuine publisher tells of: nothing of it is a block that anybody can place.
 #[test]
 fn an_object_under_a_key_alone_leaves_doubt() {
     let mut store = Store::new();
-    assert_eq!(store.hear(&[event("removed", &[], &json!({}))]), None);
+    assert_eq!(store.hear(&[event("removed", &[], &json!({}))]), (None, vec![]));
     let stored = event("stored", &[], &json!({"object_key": "m1@16@0@0011223344556677"}));
-    assert_eq!(store.hear(std::slice::from_ref(&stored)), Some(Reason::Unjoined));
-    assert_eq!(store.hear(&[event("cleared", &[], &json!({}))]), None);
-    assert_eq!(store.hear(&[stored]), Some(Reason::Unjoined));
+    let unjoined = (Some(Reason::Unjoined), vec![Reason::Unjoined]);
+    assert_eq!(store.hear(std::slice::from_ref(&stored)), unjoined);
+    assert_eq!(store.hear(&[event("cleared", &[], &json!({}))]), (None, vec![]));
+    assert_eq!(store.hear(&[stored]), unjoined);
     assert_eq!(store.blocks().len(), 0);
 }
 
@@ -112,19 +116,27 @@ fn a_block_without_position_and_parent_is_no_root() {
     let mut store = Store::new();
     for hash in chain() {
         let stored = event("stored", &[hash], &json!({}));
-        assert_eq!(store.hear(&[stored]), Some(Reason::UnknownParent));
+        let unknown = Reason::UnknownParent;
+        assert_eq!(store.hear(&[stored]), (Some(unknown), vec![unknown]));
     }
     assert_eq!(store.blocks().len(), 0);
 }
 
+/// What the store evicts goes without a word: a block that it has stored is in doubt until a clear.
 #[test]
-fn stores_of_an_object_are_one() {
+fn stores_of_an_object_are_one_and_in_doubt() {
     let mut store = Store::new();
+    let kept = (Some(Reason::NoRemovals), vec![]);
     for _ in 0..3 {
-        assert_eq!(store.hear(&placed()), None);
+        assert_eq!(store.hear(&placed()), kept);
     }
-    assert_eq!(store.hear(&[event("removed", &chain()[1..2], &json!({}))]), None);
+    assert_eq!(store.hear(&[event("removed", &chain()[1..2], &json!({}))]), kept);
     assert_eq!(store.blocks(), BTreeSet::from([chain()[0]]));
+    assert_eq!(store.hear(&[event("removed", &chain()[..1], &json!({}))]), kept);
+    assert_eq!(store.hear(&[event("cleared", &[], &json!({}))]), (None, vec![]));
+    let [first, second] = placed();
+    let cleared = event("cleared", &[], &json!({}));
+    assert_eq!(store.hear(&[first, cleared, second]), kept);
 }
 
 #[test]
@@ -136,20 +148,26 @@ fn what_belongs_to_others_is_not_the_holders() {
         json!({"backend_id": "pool-2"}),
     ] {
         let mut store = Store::new();
-        assert_eq!(store.hear(&placed()), None);
+        store.hear(&placed());
         // Neither their removals nor their clears are about the holder's blocks.
         let foreign = [
             event("removed", &chain[..2], &fields),
             event("cleared", &[], &fields),
         ];
-        assert_eq!(store.hear(&foreign), None, "{fields}");
+        let (doubt, left_out) = store.hear(&foreign);
+        assert_eq!(
+            (doubt, left_out),
+            (Some(Reason::NoRemovals), vec![Reason::OtherOwner])
+        );
         assert_eq!(store.blocks().len(), 2, "{fields}");
         let root = json!({"base_block_idx": 0});
         let mut stored = event("stored", &chain[3..], &root);
         let fields = fields.as_object().unwrap().clone();
         stored.as_object_mut().unwrap().extend(fields);
-        assert_eq!(store.hear(&[stored]), Some(Reason::OtherOwner));
-        assert_eq!(store.blocks().len(), 2);
+        store.hear(&[event("cleared", &[], &json!({}))]);
+        let other = Reason::OtherOwner;
+        assert_eq!(store.hear(&[stored]), (Some(other), vec![other]));
+        assert_eq!(store.blocks().len(), 0);
     }
 }
 
@@ -164,7 +182,7 @@ fn a_part_of_a_block_or_one_of_an_adapter_is_not_the_block() {
         let mut stored = event("stored", &chain()[..1], &json!({"base_block_idx": 0}));
         let more = fields.as_object().unwrap().clone();
         stored.as_object_mut().unwrap().extend(more);
-        assert_eq!(store.hear(&[stored]), Some(reason), "{fields}");
+        assert_eq!(store.hear(&[stored]), (Some(reason), vec![reason]), "{fields}");
         assert_eq!(store.blocks().len(), 0);
     }
 }

@@ -52,6 +52,18 @@ impl Groups {
         self.lanes.iter().map(|(_, lane)| lane.device_aliases()).sum()
     }
 
+    /// How many blocks may have gone from the device.
+    pub(super) fn unclear(&self) -> usize {
+        self.lanes.iter().map(|(_, lane)| lane.unclear()).sum()
+    }
+
+    /// Notes that the copies on the device that were added last may be none, of blocks that have others.
+    pub(super) fn doubt_copies(&mut self, lane: LaneId, names: &[u64]) {
+        if let Some((_, lane)) = self.lanes.get_mut(lane.0) {
+            names.iter().for_each(|name| lane.doubt_copy(*name));
+        }
+    }
+
     /// Whether a group has a block in `tier`.
     pub(super) fn has_in(&self, tier: TierIndex) -> bool {
         self.lanes.iter().any(|(_, lane)| lane.has_in(tier))

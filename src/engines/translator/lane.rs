@@ -12,6 +12,16 @@ use super::tiers::{TIERS, TierIndex};
 struct Name {
     slot: Slot,
     copies: [u16; TIERS],
+    /// How many of the copies on the device may be none.
+    reported: u16,
+}
+
+impl Name {
+    /// Whether none of the copies on the device is certain.
+    fn is_unclear(&self) -> bool {
+        let [on_device, ..] = self.copies;
+        on_device > 0 && self.reported >= on_device
+    }
 }
 
 /// What came of adding a copy.
@@ -34,6 +44,8 @@ pub(super) struct Lane {
     device_aliases: usize,
     /// How many names have a copy in each tier.
     names_in: [usize; TIERS],
+    /// How many names have copies on the device of which none is certain.
+    unclear: usize,
 }
 
 impl Lane {
@@ -44,8 +56,25 @@ impl Lane {
     pub(super) fn clear(&mut self) {
         self.names.clear();
         self.held.clear();
-        (self.aliases, self.device_aliases) = (0, 0);
+        (self.aliases, self.device_aliases, self.unclear) = (0, 0, 0);
         self.names_in = [0; TIERS];
+    }
+
+    /// How many blocks may have gone from the device.
+    pub(super) fn unclear(&self) -> usize {
+        self.unclear
+    }
+
+    /// Notes that the copy on the device that was added last may be none. The first of a block is one: it was not known before.
+    pub(super) fn doubt_copy(&mut self, name: u64) {
+        if let Some(name) = self.names.get_mut(&name) {
+            let was_unclear = name.is_unclear();
+            let [on_device, ..] = name.copies;
+            if on_device > 1 {
+                name.reported = name.reported.saturating_add(1);
+            }
+            self.unclear += usize::from(name.is_unclear() && !was_unclear);
+        }
     }
 
     pub(super) fn aliases(&self) -> usize {
@@ -63,13 +92,17 @@ impl Lane {
 
     /// Sets how many copies a tier has of a block, where it has one.
     pub(super) fn set_copies(&mut self, name: u64, tier: TierIndex, count: u16) {
-        let copies = self
-            .names
-            .get_mut(&name)
-            .and_then(|name| name.copies.get_mut(tier.place()));
-        if let Some(copies) = copies.filter(|copies| **copies > 0) {
+        let Some(name) = self.names.get_mut(&name) else {
+            return;
+        };
+        let was_unclear = name.is_unclear();
+        if let Some(copies) = name.copies.get_mut(tier.place()).filter(|copies| **copies > 0) {
             *copies = count.max(1);
+            if tier == TierIndex::DEVICE {
+                name.reported = 0;
+            }
         }
+        self.unclear -= usize::from(was_unclear && !name.is_unclear());
     }
 
     pub(super) fn find(&self, name: u64) -> Option<Slot> {
@@ -111,9 +144,11 @@ impl Lane {
                 if chain.get(entry.slot) != Some(block) {
                     return Err(Reason::NameConflict);
                 }
+                let was_unclear = entry.is_unclear();
                 let copies = entry.copies.get_mut(tier.place()).ok_or(Reason::UnknownMedium)?;
                 *copies = copies.checked_add(1).ok_or(Reason::OutOfRange)?;
                 let (slot, is_first) = (entry.slot, *copies == 1);
+                self.unclear -= usize::from(was_unclear && !entry.is_unclear());
                 if is_first {
                     self.count_held(slot, tier);
                 }
@@ -128,7 +163,11 @@ impl Lane {
                 if let Some(copies) = copies.get_mut(tier.place()) {
                     *copies = 1;
                 }
-                entry.insert(Name { slot, copies });
+                entry.insert(Name {
+                    slot,
+                    copies,
+                    reported: 0,
+                });
                 chain.add_name(slot);
                 let is_alias = self.holds_anywhere(slot);
                 self.aliases += usize::from(is_alias);
@@ -160,17 +199,19 @@ impl Lane {
         let Entry::Occupied(mut entry) = self.names.entry(name) else {
             return false;
         };
-        let slot = entry.get().slot;
-        let Some(copies) = entry
-            .get_mut()
-            .copies
-            .get_mut(tier.place())
-            .filter(|copies| **copies > 0)
-        else {
+        let (slot, was_unclear) = (entry.get().slot, entry.get().is_unclear());
+        let name = entry.get_mut();
+        let Some(copies) = name.copies.get_mut(tier.place()).filter(|copies| **copies > 0) else {
             return false;
         };
         *copies -= 1;
-        if *copies == 0 {
+        let is_last = *copies == 0;
+        if tier == TierIndex::DEVICE {
+            name.reported = name.reported.min(*copies);
+        }
+        self.unclear += usize::from(name.is_unclear());
+        self.unclear -= usize::from(was_unclear);
+        if is_last {
             let held = self
                 .held
                 .get_mut(slot.place())

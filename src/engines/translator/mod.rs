@@ -19,6 +19,7 @@ mod groups;
 mod lane;
 mod output;
 mod past;
+mod removal;
 mod resumable;
 mod settings;
 mod sizes;
@@ -31,9 +32,7 @@ mod windows;
 use kvatlas_core::hash::{HashSeed, Position, SequenceHash};
 use kvatlas_core::wire::{Event, Tier};
 
-use crate::batch::{
-    Content, EngineBatch, EngineChange, EngineEvent, EngineRemoved, EngineStored, Group, Untold,
-};
+use crate::batch::{Content, EngineBatch, EngineChange, EngineEvent, EngineStored, Group, Untold};
 use crate::reason::{Reason, ReasonCounts};
 
 use adapters::Adapters;
@@ -43,7 +42,7 @@ use content::Contents;
 use groups::{Groups, LaneId, STAND_IN};
 use resumable::Step;
 use sizes::Sizes;
-use tiers::{TierIndex, TierSet};
+use tiers::TierIndex;
 use windows::Windows;
 
 pub use content::content_hashes;
@@ -132,14 +131,16 @@ impl Translator {
         }
     }
 
-    /// Why what the holder has is not known for certain; none while it is. The first reason stays until the engine clears. Two doubts end
-    /// earlier: that about the block size with a block of that size, that about names when no block has two.
+    /// Why what the holder has is not known for certain; none while it is. The first reason stays until the engine clears. Some doubts end
+    /// earlier: that about the block size with a block of that size, that about names when no block has two, that about reports when each
+    /// block that is held has a copy that is none.
     pub fn doubt(&self) -> Option<Reason> {
         let when = |is_so: bool, reason| is_so.then_some(reason);
         self.doubt
             .or(when(self.settings.is_untold, Reason::Untold))
             .or(when(self.sizes.is_doubted(), Reason::BlockSize))
             .or(when(self.groups.device_aliases() > 0, Reason::HiddenKey))
+            .or(when(self.groups.unclear() > 0, Reason::Reported))
     }
 
     /// What the engine's events cannot tell: nothing is certain for queries that ask for it.
@@ -310,8 +311,12 @@ impl Translator {
         }
         let start = self.start_of(batch, stored, lane)?;
         self.compute_chain(batch, stored, &start)?;
+        let may_be_report = self.may_be_report(stored, names, lane);
         if self.insert(names, &start, lane, tier)? {
             output.reasons.count(Reason::HiddenKey);
+        }
+        if may_be_report {
+            self.groups.doubt_copies(lane, names);
         }
         self.list_small_blocks(batch, stored, &start);
         if !self.settings.counts_copies {
@@ -321,6 +326,14 @@ impl Translator {
         }
         self.publish_stored(tier, output);
         Ok(())
+    }
+
+    /// Whether copies of the blocks may be none: vLLM tells of a request's whole prefix again where the request wants that. Genuine copies of a
+    /// prefix that is held are rare, unless another group of layers lacks it.
+    fn may_be_report(&self, stored: &EngineStored, names: &[u64], lane: LaneId) -> bool {
+        let held_first = |name: &u64| self.groups.has_copy(lane, *name, TierIndex::DEVICE);
+        let is_whole_prefix = stored.parent.is_none() && names.first().is_some_and(held_first);
+        self.settings.has_reports && is_whole_prefix && self.windows.is_empty()
     }
 
     fn check_block_size(&mut self, stored: &EngineStored) -> Result<(), Reason> {
@@ -532,93 +545,5 @@ impl Translator {
             }
             self.chain.free_unnamed(slot);
         }
-    }
-
-    fn remove(&mut self, batch: &EngineBatch, removed: &EngineRemoved, output: &mut Translation) {
-        let only = removed.tier.and_then(TierIndex::of);
-        let lane = match self.groups.lane_of(removed.group) {
-            Ok(lane) => lane,
-            Err(reason) => return self.count_in(only, reason, output),
-        };
-        let tiers = match removed.tier.map(TierIndex::of) {
-            Some(Some(tier)) => TierSet::one(tier),
-            Some(None) => return self.count(Reason::UnknownMedium, output),
-            None => TierSet::ALL,
-        };
-        self.remove_later(lane, batch.hashes(removed.names), tiers);
-        let left = removed.left.map(|left| batch.hashes(left));
-        for (place, name) in batch.hashes(removed.names).iter().enumerate() {
-            let left = match self.settings.counts_copies {
-                true => left.and_then(|left| left.get(place).copied()),
-                false => Some(0),
-            };
-            let was_held = self.remove_one(lane, *name, tiers, left, output);
-            self.remove_parts(lane, *name, tiers, output);
-            if !was_held {
-                // Copies that are left of a block that is not known are a contradiction.
-                let reason = left
-                    .filter(|left| *left > 0)
-                    .map_or(Reason::NotHeld, |_| Reason::Malformed);
-                self.count_in(only, reason, output);
-            }
-        }
-    }
-
-    /// Takes a copy of a block from each of `tiers` that has one, or as many as leave `left`. Returns whether any had.
-    fn remove_one(
-        &mut self,
-        lane: Option<LaneId>,
-        name: u64,
-        tiers: TierSet,
-        left: Option<u64>,
-        output: &mut Translation,
-    ) -> bool {
-        let before = left.map(|left| u16::try_from(left.saturating_add(1)).unwrap_or(u16::MAX));
-        let mut has_found = false;
-        for lane in self.groups.lanes_with(lane, name) {
-            let Some(slot) = self.groups.find_in(lane, name) else {
-                continue;
-            };
-            for tier in tiers.iter() {
-                if let Some(before) = before {
-                    self.groups.set_copies(lane, name, tier, before);
-                }
-                has_found |= self.groups.take(lane, name, tier, &mut self.chain);
-                if !self.groups.holds(slot, tier) {
-                    self.chain.withdraw(slot, tier, output);
-                }
-            }
-            self.note_gone(lane, name, slot);
-            self.remember(lane, name, slot);
-            self.chain.free_unnamed(slot);
-        }
-        has_found
-    }
-
-    fn relocate(
-        &mut self,
-        name: u64,
-        from: Tier,
-        to: Tier,
-        group: Group,
-        output: &mut Translation,
-    ) -> Result<(), Reason> {
-        let (Some(from), Some(to)) = (TierIndex::of(from), TierIndex::of(to)) else {
-            return Err(Reason::UnknownMedium);
-        };
-        let told = self.groups.lane_of(group)?;
-        let lane = self.groups.lanes_with(told, name).next().ok_or(Reason::NotHeld)?;
-        let slot = self.groups.find_in(lane, name).ok_or(Reason::NotHeld)?;
-        let block = self.chain.get(slot).ok_or(Reason::NotHeld)?;
-        if !self.groups.has_copy(lane, name, from) {
-            return Err(Reason::NotHeld);
-        }
-        // Stored first: at no time is it nowhere.
-        self.groups.add(lane, name, block, to, &mut self.chain)?;
-        self.slots.clear();
-        self.slots.push(slot);
-        self.publish_stored(to, output);
-        self.remove_one(Some(lane), name, TierSet::one(from), None, output);
-        Ok(())
     }
 }

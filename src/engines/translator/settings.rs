@@ -39,6 +39,8 @@ pub struct TranslatorSettings {
     /// Whether a connector tells of tiers beyond the device. Its events leave out what else than tokens tells blocks apart, and each is about a
     /// chunk, which can be loaded as a whole only.
     pub has_connector: bool,
+    /// Whether requests may ask the engine to tell of blocks again that it has already, in the form of stored ones.
+    pub has_reports: bool,
     /// The last tier that a clear is known to empty, with those before it.
     pub clears_up_to: Tier,
     /// Whether the engine's blocks are told apart by more than its events say: what it has is in doubt then, whatever comes.
@@ -56,6 +58,7 @@ impl Default for TranslatorSettings {
             lora_names: HashMap::new(),
             counts_copies: true,
             has_connector: false,
+            has_reports: false,
             clears_up_to: Tier::EXTERNAL,
             is_untold: false,
             groups: GroupFacts::default(),
@@ -69,6 +72,7 @@ impl TranslatorSettings {
         Self {
             counts_copies: format.counts_copies(),
             has_connector: format.has_connector(),
+            has_reports: format == Format::Vllm,
             clears_up_to: format.clears_up_to(),
             ..Self::default()
         }

@@ -1,0 +1,103 @@
+//! Blocks that go: from a tier, or to another one.
+
+use kvatlas_core::wire::Tier;
+
+use crate::batch::{EngineBatch, EngineRemoved, Group};
+use crate::reason::Reason;
+
+use super::Translator;
+use super::groups::LaneId;
+use super::output::Translation;
+use super::tiers::{TierIndex, TierSet};
+
+impl Translator {
+    /// Takes the copies away of which a removed event tells.
+    pub(super) fn remove(&mut self, batch: &EngineBatch, removed: &EngineRemoved, output: &mut Translation) {
+        let only = removed.tier.and_then(TierIndex::of);
+        let lane = match self.groups.lane_of(removed.group) {
+            Ok(lane) => lane,
+            Err(reason) => return self.count_in(only, reason, output),
+        };
+        let tiers = match removed.tier.map(TierIndex::of) {
+            Some(Some(tier)) => TierSet::one(tier),
+            Some(None) => return self.count(Reason::UnknownMedium, output),
+            None => TierSet::ALL,
+        };
+        self.remove_later(lane, batch.hashes(removed.names), tiers);
+        let left = removed.left.map(|left| batch.hashes(left));
+        for (place, name) in batch.hashes(removed.names).iter().enumerate() {
+            let left = match self.settings.counts_copies {
+                true => left.and_then(|left| left.get(place).copied()),
+                false => Some(0),
+            };
+            let was_held = self.remove_one(lane, *name, tiers, left, output);
+            self.remove_parts(lane, *name, tiers, output);
+            if !was_held {
+                // Copies that are left of a block that is not known are a contradiction.
+                let reason = left
+                    .filter(|left| *left > 0)
+                    .map_or(Reason::NotHeld, |_| Reason::Malformed);
+                self.count_in(only, reason, output);
+            }
+        }
+    }
+
+    /// Takes a copy of a block from each of `tiers` that has one, or as many as leave `left`. Returns whether any had.
+    pub(super) fn remove_one(
+        &mut self,
+        lane: Option<LaneId>,
+        name: u64,
+        tiers: TierSet,
+        left: Option<u64>,
+        output: &mut Translation,
+    ) -> bool {
+        let before = left.map(|left| u16::try_from(left.saturating_add(1)).unwrap_or(u16::MAX));
+        let mut has_found = false;
+        for lane in self.groups.lanes_with(lane, name) {
+            let Some(slot) = self.groups.find_in(lane, name) else {
+                continue;
+            };
+            for tier in tiers.iter() {
+                if let Some(before) = before {
+                    self.groups.set_copies(lane, name, tier, before);
+                }
+                has_found |= self.groups.take(lane, name, tier, &mut self.chain);
+                if !self.groups.holds(slot, tier) {
+                    self.chain.withdraw(slot, tier, output);
+                }
+            }
+            self.note_gone(lane, name, slot);
+            self.remember(lane, name, slot);
+            self.chain.free_unnamed(slot);
+        }
+        has_found
+    }
+
+    /// Moves a copy of a block from one tier to another.
+    pub(super) fn relocate(
+        &mut self,
+        name: u64,
+        from: Tier,
+        to: Tier,
+        group: Group,
+        output: &mut Translation,
+    ) -> Result<(), Reason> {
+        let (Some(from), Some(to)) = (TierIndex::of(from), TierIndex::of(to)) else {
+            return Err(Reason::UnknownMedium);
+        };
+        let told = self.groups.lane_of(group)?;
+        let lane = self.groups.lanes_with(told, name).next().ok_or(Reason::NotHeld)?;
+        let slot = self.groups.find_in(lane, name).ok_or(Reason::NotHeld)?;
+        let block = self.chain.get(slot).ok_or(Reason::NotHeld)?;
+        if !self.groups.has_copy(lane, name, from) {
+            return Err(Reason::NotHeld);
+        }
+        // Stored first: at no time is it nowhere.
+        self.groups.add(lane, name, block, to, &mut self.chain)?;
+        self.slots.clear();
+        self.slots.push(slot);
+        self.publish_stored(to, output);
+        self.remove_one(Some(lane), name, TierSet::one(from), None, output);
+        Ok(())
+    }
+}
