@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use crate::support::http::HttpClient;
 use crate::support::jetstream::Restartable;
+use crate::support::metrics::metric;
 use crate::support::process::Process;
 use crate::support::way::Way;
 use crate::support::{
@@ -93,6 +94,39 @@ async fn a_start_that_waits_for_its_bucket_says_why() {
         why.iter().all(|why| reasons.contains(why)).then_some(())
     })
     .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_server_nobody_waits_to_take_leave_of_it() {
+    let mut broker = Restartable::start(&server()).await;
+    let engine = [
+        "--engine",
+        "gpu-0=tcp://127.0.0.1:1",
+        "--model",
+        "m",
+        "--block-size",
+        "4",
+    ];
+    let processes = [
+        Process::serve(broker.url(), &[]),
+        Process::bridge(broker.url(), &engine),
+    ];
+    for process in &processes {
+        eventually("it is ready, for probes and for metrics", async || {
+            let is_ready = readyz(process.admin_address()).await.0 == 200;
+            (is_ready && metric(process, "kvatlas_ready") == 1).then_some(())
+        })
+        .await;
+    }
+    broker.kill();
+    for process in processes {
+        eventually("it is not ready", async || {
+            (readyz(process.admin_address()).await.0 == 503).then_some(())
+        })
+        .await;
+        let (code, log) = process.stop();
+        assert_eq!(code, Some(0), "{log}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
