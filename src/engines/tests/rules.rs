@@ -377,8 +377,12 @@ fn a_pools_blocks_stand_where_it_says() {
     let mut recomputing = crate::common::translator(SIZE);
     recomputing.translate(&batch, &mut output);
     assert_eq!(recomputing.doubt(), None);
-    let doubts: Vec<_> = recomputing.tier_doubts().collect();
-    assert_eq!(doubts, [(Tier::HOST, Reason::Placeholder)]);
+    assert_eq!(output.reasons.of(Reason::Placeholder), 1);
+    // What it evicts, the store does not tell.
+    for translator in [translator, recomputing] {
+        let doubts: Vec<_> = translator.tier_doubts().collect();
+        assert_eq!(doubts, [(Tier::HOST, Reason::NoRemovals)]);
+    }
 }
 
 #[test]

@@ -60,7 +60,9 @@ impl Groups {
     /// Notes that the copies on the device that were added last may be none, of blocks that have others.
     pub(super) fn doubt_copies(&mut self, lane: LaneId, names: &[u64]) {
         if let Some((_, lane)) = self.lanes.get_mut(lane.0) {
-            names.iter().for_each(|name| lane.doubt_copy(*name));
+            for name in names {
+                lane.doubt_copy(*name);
+            }
         }
     }
 
