@@ -401,13 +401,11 @@ impl Translator {
             std::mem::take(&mut self.step.changed),
         );
         self.chain.take_touched(&mut stack);
-        // One that has many small blocks is touched for each of them.
-        stack.sort_unstable_by_key(|slot| slot.number());
+        let position = |slot: &Slot| self.chain.get(*slot).map_or(0, |block| block.position);
+        // Parents come first: what follows is computed once. One that has many small blocks is touched for each of them.
+        stack.sort_unstable_by_key(|slot| (std::cmp::Reverse(position(slot)), slot.number()));
         stack.dedup();
         changed.extend_from_slice(&stack);
-        let position = |slot: &Slot| self.chain.get(*slot).map_or(0, |block| block.position);
-        // Parents come first: what follows is computed once.
-        stack.sort_by_cached_key(|slot| std::cmp::Reverse(position(slot)));
         while let Some(slot) = stack.pop() {
             let Some(block) = self.chain.get(slot) else {
                 continue;
@@ -462,8 +460,9 @@ impl Translator {
     /// `begun`, before all else, where that is given.
     fn tell_changed(&mut self, begun: Option<Mark>, output: &mut Translation) {
         let mut changed = std::mem::take(&mut self.step.changed);
+        let tiers = self.chain.published_of(&changed);
         for is_resumable in [false, true] {
-            for tier in TierIndex::ALL {
+            for tier in tiers.iter() {
                 let mut told = Vec::new();
                 for slot in &changed {
                     let differs = self.chain.is_published(*slot, tier)
