@@ -80,7 +80,7 @@ fn set<const N: usize>(ends: [u32; N]) -> BTreeSet<u32> {
 }
 
 /// Pages from token `first` to `end`. The name of the prefix of n tokens is n. Of a root `first` is 0.
-fn pages(first: u32, end: u32, more: Value) -> Value {
+fn pages(first: u32, end: u32, more: &Value) -> Value {
     let names: Vec<u32> = (first / SIZE + 1..=end / SIZE).map(|page| page * SIZE).collect();
     let mut event = json!({
         "type": "BlockStored", "block_hashes": names, "parent_block_hash": (first > 0).then_some(first),
@@ -92,11 +92,11 @@ fn pages(first: u32, end: u32, more: Value) -> Value {
 }
 
 fn part(component: &str, first: u32, end: u32) -> Value {
-    pages(first, end, json!({"component_type": component}))
+    pages(first, end, &json!({"component_type": component}))
 }
 
-fn parts(components: Value, first: u32, end: u32) -> Value {
-    pages(first, end, json!({"component_types": components}))
+fn parts(components: &Value, first: u32, end: u32) -> Value {
+    pages(first, end, &json!({"component_types": components}))
 }
 
 /// A state: its page alone, without a parent.
@@ -192,7 +192,7 @@ fn a_state_is_at_the_end_of_its_page() {
     let stray = pages(
         40,
         44,
-        json!({"component_type": "mamba", "parent_block_hash": null}),
+        &json!({"component_type": "mamba", "parent_block_hash": null}),
     );
     assert!(!followed.hear(&[stray]));
     assert!(followed.hear(&[json!({"type": "AllBlocksCleared"})]) && followed.held().is_empty());
@@ -222,7 +222,7 @@ fn a_list_says_all_that_holds_the_blocks() {
         (forms[1], true),
     ] {
         let list = |names: &[&str], first, end| {
-            let event = parts(form(names), first, end);
+            let event = parts(&form(names), first, end);
             if array { as_array(&event, false) } else { event }
         };
         let (mut stated, mut unstated) = (Followed::new(&["full", "window:5"]), Followed::new(&[]));
@@ -259,8 +259,8 @@ fn a_list_says_all_that_holds_the_blocks() {
 #[test]
 fn without_components_nothing_changes() {
     for event in [
-        pages(0, 8, json!({})),
-        pages(0, 8, json!({"component_type": null, "component_types": null})),
+        pages(0, 8, &json!({})),
+        pages(0, 8, &json!({"component_type": null, "component_types": null})),
     ] {
         for event in [event.clone(), as_array(&event, false)] {
             let mut followed = Followed::new(&[]);
@@ -281,20 +281,20 @@ fn what_is_not_known_of_components_is_not_exact() {
     for stray in [
         part("c128", 0, 8),
         part("of a later version", 0, 8),
-        parts(json!(["full", "swa", "of a later version"]), 0, 8),
-        parts(json!(15), 0, 8),
+        parts(&json!(["full", "swa", "of a later version"]), 0, 8),
+        parts(&json!(15), 0, 8),
         // It would be loaded from there.
-        pages(0, 8, json!({"component_type": "swa", "medium": "CPU_PINNED"})),
+        pages(0, 8, &json!({"component_type": "swa", "medium": "CPU_PINNED"})),
     ] {
         let mut followed = Followed::new(&["full", "window:9"]);
         assert!(followed.hear(&[part("full", 0, 8), part("swa", 0, 8)]));
-        assert!(!followed.hear(&[stray.clone()]), "{stray}");
+        assert!(!followed.hear(std::slice::from_ref(&stray)), "{stray}");
         assert_eq!(followed.held(), set([4, 8]));
     }
     // A window that was stated and has not come.
     assert!(!Followed::new(&["full", "window:9"]).hear(&[part("full", 0, 8)]));
     for wrong in [json!([1]), json!("full"), json!({"full": true}), json!(-1)] {
-        let event = parts(wrong, 0, 8);
+        let event = parts(&wrong, 0, 8);
         let batch = decode(Format::Sglang, json!([1.5, [event], 0]).to_string().as_bytes());
         let mut translator = translator(SIZE);
         translator.translate(&batch, &mut Translation::default());
