@@ -13,7 +13,8 @@
 //! | and send | then the contract's bytes |
 //!
 //! Each figure is the median of the rounds in nanoseconds a block, with the least and the greatest. Blocks have 16 tokens. `long` is events
-//! of 64 blocks, `single` is events of one block, `removed` is the removal of both, an event a block, as vLLM writes them. All is done again
+//! of 64 blocks, `single` is events of one block, `removed` is the removal of both, an event a block, as vLLM writes them. `gpt-oss` has the same
+//! with windows of 128 tokens, of which vLLM keeps the last of each long event; blocks are those of main attention. All is done again
 //! and again with the same decoder and translator. The last column counts allocations in one more round.
 
 #![allow(
@@ -26,6 +27,7 @@
 #[path = "../src/engines/tests/common/mod.rs"]
 mod common;
 
+use std::collections::HashSet;
 use std::hint::black_box;
 use std::time::Instant;
 
@@ -47,6 +49,9 @@ const LONG_BLOCKS: usize = 64;
 const LONG_EVENTS: usize = 4;
 const SINGLE_EVENTS: usize = 64;
 const ROUNDS: usize = 15;
+/// Tokens of a window, and the blocks that a request needs of it.
+const WINDOW: u32 = 128;
+const WINDOW_BLOCKS: usize = 8;
 /// Events of one payload.
 const BATCH: usize = 8;
 
@@ -80,6 +85,10 @@ fn main() {
         let serde = (shape == Shape::Map && names != Names::Bytes).then_some(serde_tagged as Serde);
         measure(name, format, &parts, serde);
     }
+    let hybrid = changes
+        .with_windows()
+        .parts(|events| Engine::PLAIN.payload(events));
+    measure("vLLM, maps, gpt-oss", Format::Vllm, &hybrid, None);
     let dynamo = changes.parts(|events| messagepack(&router_events(events)));
     measure("Dynamo, MessagePack", Format::Dynamo, &dynamo, Some(serde_dynamo));
     let dynamo = changes.parts(|events| router_events(events).to_string().into_bytes());
@@ -134,8 +143,64 @@ impl Changes {
         }
     }
 
+    /// The same of a model with windows. Their events come right before those of main attention.
+    fn with_windows(&self) -> Self {
+        let kept = |names: &[u64]| names[names.len().saturating_sub(WINDOW_BLOCKS)..].to_vec();
+        let grouped = |change: &Change, has_window: bool| match change {
+            Change::Store(store) => {
+                let main = Store {
+                    group: Some((0, Some("full_attention"))),
+                    ..store.clone()
+                };
+                let window = Store {
+                    names: kept(&store.names),
+                    group: Some((1, Some("sliding_window"))),
+                    window: Some(WINDOW),
+                    ..store.clone()
+                };
+                let window = has_window.then_some(Change::Store(window));
+                window.into_iter().chain([Change::Store(main)]).collect()
+            }
+            other => vec![other.clone()],
+        };
+        let long: Vec<Change> = self
+            .long
+            .iter()
+            .flat_map(|change| grouped(change, true))
+            .collect();
+        let removal = |name: u64, group| Change::Remove {
+            names: vec![name],
+            medium: Some("GPU"),
+            group: Some(group),
+        };
+        let mut windows = HashSet::new();
+        for change in &self.long {
+            if let Change::Store(store) = change {
+                windows.extend(kept(&store.names));
+            }
+        }
+        let removals = self.removed.iter().flat_map(|change| match change {
+            Change::Remove { names, .. } => {
+                let name = names[0];
+                let window = windows.contains(&name).then(|| removal(name, 1));
+                window.into_iter().chain([removal(name, 0)]).collect()
+            }
+            _ => Vec::new(),
+        });
+        Self {
+            removed: removals.collect(),
+            single: self
+                .single
+                .iter()
+                .flat_map(|change| grouped(change, false))
+                .collect(),
+            long,
+        }
+    }
+
     fn parts(&self, encode: impl Fn(&[Change]) -> Vec<u8>) -> [Part; 3] {
         let blocks = |change: &Change| match change {
+            Change::Store(Store { window: Some(_), .. }) | Change::Remove { group: Some(1), .. } => 0,
             Change::Store(store) => store.names.len(),
             Change::Remove { names, .. } => names.len(),
             Change::Clear => 0,

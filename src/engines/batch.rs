@@ -64,6 +64,49 @@ impl Group {
     }
 }
 
+/// A part of SGLang's cache: a group by another name. Its events tell the size of no window.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Component {
+    /// Main attention.
+    Full,
+    /// Sliding windows, of as many tokens as somebody states.
+    Window,
+    /// Recurrent states.
+    State,
+    /// One that nobody here knows.
+    Other,
+}
+
+impl Component {
+    /// Above all numbers that engines give their groups.
+    const FIRST: u32 = u32::MAX - 16;
+
+    /// The group that it is.
+    pub fn group(self) -> Group {
+        let kind = match self {
+            Self::Full => Some(GroupKind::Main),
+            Self::Window => None,
+            Self::State => Some(GroupKind::State),
+            Self::Other => Some(GroupKind::Other),
+        };
+        Group {
+            index: Some(Self::FIRST + self as u32),
+            kind,
+        }
+    }
+
+    /// The component that a group is, if it is one.
+    pub fn of(group: Group) -> Option<Self> {
+        match group.index?.checked_sub(Self::FIRST)? {
+            0 => Some(Self::Full),
+            1 => Some(Self::Window),
+            2 => Some(Self::State),
+            3 => Some(Self::Other),
+            _ => None,
+        }
+    }
+}
+
 /// What tells two blocks with the same tokens apart, beside adapter and salt: an image, or prompt embeddings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct BlockObject {
@@ -413,6 +456,13 @@ impl EngineBatch {
     /// The tokens from `start` to the end of the list.
     pub(crate) fn tokens_since(&self, start: usize) -> Span {
         Span::new(start, self.tokens.len())
+    }
+
+    /// Appends so many ones to the hashes.
+    pub(crate) fn push_ones(&mut self, count: usize) -> Span {
+        let start = self.hashes.len();
+        self.hashes.resize(start + count, 1);
+        self.hashes_since(start)
     }
 
     /// The objects from `start` to the end of the list.

@@ -17,8 +17,8 @@ pub mod subscribe;
 mod translator;
 
 pub use batch::{
-    BlockObject, Content, EngineBatch, EngineChange, EngineEvent, EngineRemoved, EngineStored, Envelope,
-    EventNumber, Group, GroupKind, PlacedDoubt, Span, Untold,
+    BlockObject, Component, Content, EngineBatch, EngineChange, EngineEvent, EngineRemoved, EngineStored,
+    Envelope, EventNumber, Group, GroupKind, PlacedDoubt, Span, Untold,
 };
 pub use decoder::{BatchError, Decoder, Format};
 pub use limits::DecodeLimits;

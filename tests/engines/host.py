@@ -1,6 +1,6 @@
 """A process with engines of one kind, driven by JSON lines on standard input, each answered by a line.
 
-The first argument is {"kind": "vllm" | "vllm_hybrid" | "sglang", "engines": [{"endpoint", "replay", "rank", "blocks", "block_size",
+The first argument is {"kind": "vllm" | "vllm_hybrid" | "sglang" | "sglang_unified", "engines": [{"endpoint", "replay", "rank", "blocks", "block_size",
 "buffer_steps", "hash_fn"}]}, with "model", "retention" and "at_once" for vllm_hybrid. The first line of the output is `true`, once all engines publish. A prompt is [TOKENS, SALT or null, ADAPTER or null].
 
     {"serve": [[ENGINE, PROMPT], ...]}            serves prompts                    [[blocks taken from the cache, tokens answered] of each]

@@ -9,6 +9,7 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from processes import wait_until
 from world import Layout, World
@@ -297,11 +298,19 @@ NAMES = replace(
     MIXED, salts=(None, "tenant-a", "tenant-b"), adapters=(None, None, "my-lora", "other-lora"), blocks=500
 )
 
+# SGLang's default for every model.
+UNIFIED = Layout(kinds=("sglang_unified",))
+# Its events tell nothing of windows.
+HIDDEN: dict[str, Any] = {"keys": ("hybrid = true",), "can_be_exact": False}
+
 SCENARIOS = [
     Scenario("quiet, vLLM", quiet, Layout()),
     Scenario("quiet, vLLM, xxhash", quiet, Layout(hash_fn="xxhash_cbor")),
     Scenario("quiet, SGLang", quiet, Layout(kinds=("sglang",))),
     Scenario("quiet, SGLang, pages of 64", quiet, Layout(kinds=("sglang",), block_size=64, blocks=100)),
+    Scenario("quiet, SGLang unified", quiet, replace(UNIFIED, salts=NAMES.salts, adapters=NAMES.adapters)),
+    Scenario("SGLang unified, windows", doubted, replace(UNIFIED, model="windows", **HIDDEN)),
+    Scenario("SGLang unified, wide windows", doubted, replace(UNIFIED, model="wide windows", blocks=600, **HIDDEN)),
     Scenario("salts and adapters", quiet, NAMES),
     Scenario("four ranks", quiet, replace(MIXED, ranks=4, engines=2, blocks=150)),
     Scenario("fifty engines", quiet, replace(MIXED, engines=50, engines_a_process=10, blocks=100), rounds=1),

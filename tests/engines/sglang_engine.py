@@ -5,65 +5,16 @@ The folder with the wheel's sglang/ is named by KVATLAS_ENGINES.
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import os
 import time
-from array import array
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import numpy
+from sglang_stubs import GENUINE, fill, key_of
 from stubs import Stubs
 
-GENUINE = {
-    "sglang.srt.disaggregation.kv_events",
-    "sglang.srt.mem_cache.base_prefix_cache",
-    "sglang.srt.mem_cache.cache_init_params",
-    "sglang.srt.mem_cache.events",
-    "sglang.srt.mem_cache.evict_policy",
-    "sglang.srt.mem_cache.radix_cache",
-    "sglang.srt.mem_cache.utils",
-}
-
-
-class _Tensor(numpy.ndarray):  # type: ignore[misc]
-    """The little of a tensor that the cache uses."""
-
-    def clone(self) -> Any:
-        return self.copy()
-
-    def to(self, *_: Any, **__: Any) -> Any:
-        return self
-
-
-def _tensor(values: Any, **_: Any) -> Any:
-    return numpy.asarray(list(values), dtype=numpy.int64).view(_Tensor)
-
-
-def _chained_hash(key: Any, prior: bytes | None, page_size: int) -> list[str]:
-    """In place of the extension that SGLang compiles: a SHA-256 chain, a page a step. To consumers the values are opaque."""
-    tokens, pages = array("I", key.raw_token_ids()), []
-    for start in range(0, len(key), page_size):
-        prior = hashlib.sha256((prior or b"") + tokens[start : start + page_size].tobytes()).digest()
-        pages.append(prior.hex())
-    return pages
-
-
-def _fill(module: Any) -> None:
-    if module.__name__ == "torch":
-        module.Tensor, module.tensor, module.int64 = _Tensor, _tensor, numpy.int64
-        module.device = type("device", (), {"__init__": lambda self, name: None})
-        module.empty = lambda shape, **_: numpy.empty(shape, dtype=numpy.int64).view(_Tensor)
-        module.cat = lambda parts, **_: numpy.concatenate(parts).view(_Tensor)
-    if module.__name__ == "sglang.srt.mem_cache.cpp_utils.native_hash":
-        module.get_native_hash = _chained_hash
-    if module.__name__ == "sglang.srt.utils.common":
-        module.ceil_align = lambda value, to: -(-value // to) * to
-
-
-Stubs(Path(os.environ["KVATLAS_ENGINES"]), {"sglang", "torch", "triton"}, GENUINE, _fill).install()
+Stubs(Path(os.environ["KVATLAS_ENGINES"]), {"sglang", "torch", "triton"}, GENUINE, fill).install()
 _kv_events = importlib.import_module("sglang.srt.disaggregation.kv_events")
 _radix = importlib.import_module("sglang.srt.mem_cache.radix_cache")
 _base = importlib.import_module("sglang.srt.mem_cache.base_prefix_cache")
@@ -97,13 +48,7 @@ class Engine:
         self._flush()
 
     def _key(self, tokens: list[int], salt: str | None, adapter: str | None) -> Any:
-        extra = None
-        if adapter:
-            # As the scheduler does: the adapter's number, 32 digits, ends the key.
-            number = hashlib.md5(adapter.encode()).hexdigest()
-            extra = number
-            self._names.register(SimpleNamespace(extra_key=extra, lora_id=number), adapter)
-        return _radix.RadixKey(token_ids=array("q", tokens), extra_key=extra, cache_salt=salt)
+        return key_of(_radix, self._names, tokens, salt, adapter)
 
     def depth(self, tokens: list[int], salt: str | None = None, adapter: str | None = None) -> tuple[int, int]:
         """How many leading blocks the cache has now, and how many of them a request would take."""

@@ -141,7 +141,7 @@ class World:
         lines = ["[[engine]]", f'name = "{name}"', f'endpoint = "tcp://127.0.0.1:{publishing[0]}"']
         if self.layout.has_replay:
             lines.append(f'replay = "tcp://127.0.0.1:{replaying[0]}"')
-        form = kind.removesuffix("_hybrid")
+        form = kind.split("_")[0]
         lines += [f"ranks = {self.layout.ranks}", f'format = "{form}"', f"block_size = {self.layout.block_size}", *self.layout.keys]
         return "\n".join(lines) + "\n"
 

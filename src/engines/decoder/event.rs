@@ -8,6 +8,7 @@ use crate::batch::{
 use crate::limits::DecodeLimits;
 use crate::reason::Reason;
 
+use super::components::{self, Components};
 use super::extra_keys::{ExtraKeys, read_extra_keys, read_image_lists, read_object_lists};
 use super::media::{is_never_removed, tier_of_medium};
 use super::pool::{Object, Pool};
@@ -69,6 +70,8 @@ pub(super) enum Key {
     Tenant,
     Salt,
     Shard,
+    Component,
+    Components,
     Other,
 }
 
@@ -104,6 +107,8 @@ impl Key {
             b"tenant_id" => Self::Tenant,
             b"additional_salt" => Self::Salt,
             b"tp_rank" => Self::Shard,
+            b"component_type" => Self::Component,
+            b"component_types" => Self::Components,
             _ => {
                 std::str::from_utf8(name).map_err(|_| DecodeError::NotUtf8 { field: "a key" })?;
                 Self::Other
@@ -150,6 +155,7 @@ pub(super) struct Fields<'a> {
     group_index: Option<u32>,
     group_kind: Option<&'a str>,
     group_window: Option<u32>,
+    components: Option<Components>,
     /// Read when the names, the adapter and the place in the sequence are known.
     extra_keys: Option<Reader<'a>>,
     objects: Option<Reader<'a>>,
@@ -184,6 +190,7 @@ impl<'a> Fields<'a> {
             group_index: None,
             group_kind: None,
             group_window: None,
+            components: None,
             extra_keys: None,
             objects: None,
             image_keys: None,
@@ -243,6 +250,8 @@ impl<'a> Fields<'a> {
             Key::Tenant => self.object.tenant = field::optional_text("tenant_id", reader, text)?,
             Key::Salt => self.object.salt = field::optional_text("additional_salt", reader, text)?,
             Key::Shard => self.object.shard = reader.optional_unsigned("tp_rank")?,
+            Key::Component => self.components = components::read_one(reader, limits)?.or(self.components),
+            Key::Components => self.components = components::read_all(reader, limits)?.or(self.components),
             Key::Other => reader.skip()?,
         }
         Ok(())
@@ -330,6 +339,7 @@ impl<'a> Fields<'a> {
                 (Some(reason), _) => return Ok(Verdict::LeftOut(reason)),
             }
         }
+        let components = self.components;
         let change = match tag {
             Tag::Stored => match self.stored(tier, batch, format, limits)? {
                 Ok(stored) => {
@@ -347,17 +357,21 @@ impl<'a> Fields<'a> {
             }
             _ => EngineChange::Cleared,
         };
-        batch.push(EngineEvent {
+        let event = EngineEvent {
             owner,
             rank: None,
             id: None,
             change,
-        });
+        };
+        components::push(components, event, batch);
         Ok(Verdict::Taken)
     }
 
     fn group(&self) -> Group {
-        group_of_kind(self.group_index, self.group_kind, self.group_window)
+        match self.components {
+            Some(components) => components.first().group(),
+            None => group_of_kind(self.group_index, self.group_kind, self.group_window),
+        }
     }
 
     fn names_span(&self) -> Result<Span, DecodeError> {

@@ -11,6 +11,7 @@
 //!
 //! An event that can't be read is counted and passed over; the others of its batch count. A batch that can't be read is an error.
 
+mod components;
 mod dynamo;
 mod event;
 mod extra_keys;

@@ -14,6 +14,7 @@ use kvatlas_core::wire::{DecodeError, Reader, Value};
 use crate::batch::{EngineBatch, Untold};
 use crate::limits::DecodeLimits;
 
+use super::components;
 use super::event::{Fields, Key, Tag};
 use super::media::tier_of_medium;
 use super::pool::Pool;
@@ -38,6 +39,8 @@ const STORED_HEAD: [Key; 6] = [
     Key::LoraId,
     Key::Medium,
 ];
+/// The slot of the medium.
+const MEDIUM_SLOT: usize = 6;
 /// The slot of the adapter's name.
 const LORA_NAME_SLOT: usize = 7;
 /// Where a removal has its owner: behind the locality, with the group's kind and window in front of that or without.
@@ -123,7 +126,7 @@ fn decode_event(
             match tag {
                 Tag::Stored => {
                     batch.untold = batch.untold.or(untold_by(slots, format));
-                    read_stored_slots(slots, &mut fields, reader, batch, limits)?;
+                    read_stored_slots(slots, &mut fields, reader, batch, format, limits)?;
                 }
                 Tag::Removed => read_removed_slots(slots, &mut fields, reader, batch, limits)?,
                 Tag::Cleared if slots > 1 => {
@@ -158,6 +161,14 @@ fn untold_by(slots: usize, format: Format) -> Untold {
     }
 }
 
+fn is_component(value: &Value<'_>) -> bool {
+    matches!(value, Value::Text(name) if components::named(name).is_some())
+}
+
+fn is_medium(value: &Value<'_>) -> bool {
+    matches!(value, Value::Text(name) if tier_of_medium(name).is_some())
+}
+
 fn skip(values: usize, reader: &mut Reader<'_>) -> Result<(), DecodeError> {
     (0..values).try_for_each(|_| reader.skip())
 }
@@ -167,13 +178,24 @@ fn read_stored_slots<'a>(
     fields: &mut Fields<'a>,
     reader: &mut Reader<'a>,
     batch: &mut EngineBatch,
+    format: Format,
     limits: &DecodeLimits,
 ) -> Result<(), DecodeError> {
     // How many slots the images have pushed the others back.
     let mut pushed = 0;
     for slot in 1..slots {
         let has_images = slot == GROUP_SLOT && matches!(reader.clone().value()?, Value::Array(_));
-        if let Some(key) = STORED_HEAD.get(slot - 1) {
+        let is_sglang = format == Format::Sglang && (MEDIUM_SLOT..=EXTRA_KEYS_SLOT).contains(&slot);
+        let value = if is_sglang {
+            Some(reader.clone().value()?)
+        } else {
+            None
+        };
+        if let Some(key) = value.and_then(|value| sglang_key(slot, &value)) {
+            fields.read(key, reader, batch, limits)?;
+        } else if let Some(Value::Map(_)) = value {
+            fields.read_lora_name_or_metadata(reader, batch, limits)?;
+        } else if let Some(key) = STORED_HEAD.get(slot - 1) {
             fields.read(*key, reader, batch, limits)?;
         } else if slot == LORA_NAME_SLOT {
             fields.read_lora_name_or_metadata(reader, batch, limits)?;
@@ -189,6 +211,16 @@ fn read_stored_slots<'a>(
     Ok(())
 }
 
+/// What SGLang has in a slot that is another's in vLLM: medium, component and a map with the salt tell themselves apart.
+fn sglang_key(slot: usize, value: &Value<'_>) -> Option<Key> {
+    match value {
+        Value::Text(_) if is_component(value) => Some(Key::Component),
+        Value::Text(_) if slot == LORA_NAME_SLOT && is_medium(value) => Some(Key::Medium),
+        Value::Array(_) | Value::Unsigned(_) if slot == LORA_NAME_SLOT => Some(Key::Components),
+        _ => None,
+    }
+}
+
 fn read_removed_slots<'a>(
     slots: usize,
     fields: &mut Fields<'a>,
@@ -199,7 +231,10 @@ fn read_removed_slots<'a>(
     for slot in 1..slots {
         let key = match slot {
             1 => Key::Names,
+            // SGLang's component stands there, in front of the medium or behind it.
+            2 | 3 if is_component(&reader.clone().value()?) => Key::Component,
             2 => Key::Medium,
+            3 if is_medium(&reader.clone().value()?) => Key::Medium,
             3 => Key::GroupIndex,
             // A group's kind, its window, the locality, the owner: versions differ in which of them they have.
             _ => match reader.clone().value()? {

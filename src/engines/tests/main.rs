@@ -9,6 +9,7 @@
 
 mod beyond;
 mod common;
+mod components;
 mod doubts;
 mod fixtures;
 mod forms;

@@ -8,7 +8,7 @@ use kvatlas_core::hash::{HashSeed, SequenceHash};
 use crate::reason::Reason;
 
 use super::output::Translation;
-use super::tiers::TierIndex;
+use super::tiers::{TierIndex, TierSet};
 use super::tree::Tree;
 
 /// Where a block is kept.
@@ -236,6 +236,12 @@ impl Chain {
         self.kept
             .get(slot.place())
             .is_some_and(|kept| kept.published & tier.bit() != 0)
+    }
+
+    /// The tiers in which at least one of the blocks is published as held.
+    pub(super) fn published_of(&self, slots: &[Slot]) -> TierSet {
+        let kept = slots.iter().filter_map(|slot| self.kept.get(slot.place()));
+        TierSet::of_bits(kept.fold(0, |bits, kept| bits | kept.published))
     }
 
     /// Notes whether the block is published as resumable in `tier`. Returns whether that is another than before.

@@ -24,6 +24,15 @@ impl GroupFacts {
         self.is_hybrid || self.has_eagle_drop
     }
 
+    /// How many groups beside main attention there are at least, in an engine that tells of several: one where nothing is stated.
+    pub(crate) fn components(&self) -> usize {
+        let is_beside = |kind: &&GroupKind| **kind != GroupKind::Main;
+        match self.kinds.is_empty() {
+            true => 1,
+            false => self.kinds.iter().filter(is_beside).count(),
+        }
+    }
+
     /// The kinds of groups as people write them: `full`, `window:TOKENS` or `state`, in the order of their numbers.
     ///
     /// # Errors

@@ -10,8 +10,8 @@ use hashbrown::HashMap;
 use kvatlas_core::hash::HashSeed;
 
 use crate::batch::{
-    BlockObject, Content, EngineBatch, EngineChange, EngineEvent, EngineRemoved, EngineStored, Group,
-    GroupKind,
+    BlockObject, Component, Content, EngineBatch, EngineChange, EngineEvent, EngineRemoved, EngineStored,
+    Group, GroupKind,
 };
 use crate::reason::Reason;
 
@@ -49,9 +49,13 @@ impl Step {
 impl Translator {
     /// A group, with the kind that the settings state where its event says none.
     pub(super) fn stated(&self, group: Group) -> Group {
-        let stated = || {
-            let index = usize::try_from(group.index?).ok()?;
-            self.settings.groups.kinds.get(index).copied()
+        let kinds = &self.settings.groups.kinds;
+        let stated = || match Component::of(group) {
+            Some(_) => kinds
+                .iter()
+                .find(|kind| matches!(kind, GroupKind::Window(_)))
+                .copied(),
+            None => kinds.get(usize::try_from(group.index?).ok()?).copied(),
         };
         Group {
             kind: group.kind.or_else(stated),
@@ -81,6 +85,11 @@ impl Translator {
     ) {
         for event in events {
             if let EngineChange::Stored(stored) = &event.change
+                && Component::of(stored.group).is_some()
+            {
+                self.windows.expect(self.settings.groups.components());
+            }
+            if let EngineChange::Stored(stored) = &event.change
                 && let Some((index, kind)) = self.beside_main(&event.change)
                 && self.windows.find(index).is_none()
                 && let Some(block) = stored.block_size
@@ -101,7 +110,7 @@ impl Translator {
     /// Keeps a change of a group beside main attention for the end of the step. Returns whether it is one.
     pub(super) fn defer(&mut self, change: &EngineChange) -> Result<bool, Reason> {
         let Some((index, kind)) = self.beside_main(change) else {
-            return Ok(false);
+            return Ok(self.defer_of_all(change));
         };
         if let EngineChange::Stored(stored) = change {
             let block = stored.block_size.ok_or(Reason::UnknownGroup)?;
@@ -109,6 +118,23 @@ impl Translator {
         }
         self.step.waiting.push(*change);
         Ok(true)
+    }
+
+    /// Keeps a removal for the end of the step that is about SGLang's components. Returns whether it is about none of main attention.
+    fn defer_of_all(&mut self, change: &EngineChange) -> bool {
+        let EngineChange::Removed(removed) = change else {
+            return false;
+        };
+        match Component::of(removed.group) {
+            // All of them, where a tree has several.
+            None if removed.group == Group::default() && self.windows.are_components() => {
+                self.step.waiting.push(*change);
+                false
+            }
+            // One that no stored event has named: nothing of it is known to be there.
+            Some(Component::Window) => true,
+            _ => false,
+        }
     }
 
     /// Notes what `name` of main attention stood for, as long as the step lasts, where the lane has it no longer.
@@ -222,7 +248,12 @@ impl Translator {
         let Some(id) = stored.group.index.and_then(|index| self.windows.find(index)) else {
             return;
         };
+        let is_component = Component::of(stored.group).is_some();
         if TierIndex::of(stored.tier) != Some(TierIndex::DEVICE) {
+            if is_component {
+                // It is loaded from there for requests that resume behind it.
+                return self.count(Reason::OtherGroup, output);
+            }
             // Elsewhere no block is called resumable.
             return output.reasons.count(Reason::OtherGroup);
         }
@@ -236,6 +267,8 @@ impl Translator {
             let place = self.place(id, *name, *walked, behind);
             behind = place.filter(|place| self.windows.fits(id, *place, &self.chain));
             let added = match behind {
+                // A tree has each block once, and says again what it has.
+                Some(_) if is_component && self.windows.place_of(id, *name).is_some() => Ok(()),
                 Some(place) => self.windows.add(id, *name, place, &mut self.chain),
                 None => Err(Reason::UnplacedName),
             };
@@ -320,8 +353,21 @@ impl Translator {
     }
 
     fn remove_window(&mut self, batch: &EngineBatch, removed: &EngineRemoved, output: &mut Translation) {
-        let Some(id) = removed.group.index.and_then(|index| self.windows.find(index)) else {
-            return self.count(Reason::UnknownGroup, output);
+        let Some(index) = removed.group.index else {
+            for index in self.windows.indexes() {
+                let group = Group {
+                    index: Some(index),
+                    kind: None,
+                };
+                self.remove_window(batch, &EngineRemoved { group, ..*removed }, output);
+            }
+            return;
+        };
+        let is_component = Component::of(removed.group).is_some();
+        let id = match self.windows.find(index) {
+            Some(id) => id,
+            None if is_component => return,
+            None => return self.count(Reason::UnknownGroup, output),
         };
         if removed
             .tier
@@ -341,7 +387,8 @@ impl Translator {
             if let Some(slot) = slot {
                 self.chain.free_unnamed(slot);
             }
-            if !had_copy {
+            // Components say of all blocks what they have not.
+            if !had_copy && !is_component {
                 output.reasons.count(Reason::NotHeld);
             }
         }
@@ -354,13 +401,11 @@ impl Translator {
             std::mem::take(&mut self.step.changed),
         );
         self.chain.take_touched(&mut stack);
-        // One that has many small blocks is touched for each of them.
-        stack.sort_unstable_by_key(|slot| slot.number());
+        let position = |slot: &Slot| self.chain.get(*slot).map_or(0, |block| block.position);
+        // Parents come first: what follows is computed once. One that has many small blocks is touched for each of them.
+        stack.sort_unstable_by_key(|slot| (std::cmp::Reverse(position(slot)), slot.number()));
         stack.dedup();
         changed.extend_from_slice(&stack);
-        let position = |slot: &Slot| self.chain.get(*slot).map_or(0, |block| block.position);
-        // Parents come first: what follows is computed once.
-        stack.sort_by_cached_key(|slot| std::cmp::Reverse(position(slot)));
         while let Some(slot) = stack.pop() {
             let Some(block) = self.chain.get(slot) else {
                 continue;
@@ -415,8 +460,9 @@ impl Translator {
     /// `begun`, before all else, where that is given.
     fn tell_changed(&mut self, begun: Option<Mark>, output: &mut Translation) {
         let mut changed = std::mem::take(&mut self.step.changed);
+        let tiers = self.chain.published_of(&changed);
         for is_resumable in [false, true] {
-            for tier in TierIndex::ALL {
+            for tier in tiers.iter() {
                 let mut told = Vec::new();
                 for slot in &changed {
                     let differs = self.chain.is_published(*slot, tier)

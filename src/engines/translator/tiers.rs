@@ -50,6 +50,11 @@ impl TierSet {
         Self(tier.bit())
     }
 
+    /// The tiers of which the bit is set.
+    pub(super) fn of_bits(bits: u8) -> Self {
+        Self(bits & Self::ALL.0)
+    }
+
     pub(super) fn iter(self) -> impl Iterator<Item = TierIndex> {
         TierIndex::ALL
             .into_iter()

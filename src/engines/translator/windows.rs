@@ -91,6 +91,8 @@ pub(super) struct Windows {
     all: Vec<Window>,
     /// Blocks of the contract on the device of which it is not known which small blocks they consist of.
     unlisted: HashSet<Slot>,
+    /// How many groups there have to be at least, where they are SGLang's components: such a tree tells of each when it first has something.
+    expected: Option<usize>,
 }
 
 impl Windows {
@@ -100,7 +102,23 @@ impl Windows {
             stride: 1,
             all: Vec::new(),
             unlisted: HashSet::new(),
+            expected: None,
         }
+    }
+
+    /// Notes that the groups are SGLang's components, `count` at least beside main attention.
+    pub(super) fn expect(&mut self, count: usize) {
+        self.expected = Some(count);
+    }
+
+    /// Whether the groups are SGLang's components.
+    pub(super) fn are_components(&self) -> bool {
+        self.expected.is_some()
+    }
+
+    /// The numbers of all groups.
+    pub(super) fn indexes(&self) -> Vec<u32> {
+        self.all.iter().map(|window| window.index).collect()
     }
 
     /// Whether there is no such group.
@@ -113,9 +131,10 @@ impl Windows {
         self.all.iter().any(|window| window.spots.is_some())
     }
 
-    /// Whether of a block of the contract on the device it is not known which small blocks it consists of.
+    /// Whether something is not known of what requests need: a group that has to come, or of a block of the contract on the device, which small
+    /// blocks it consists of.
     pub(super) fn has_unlisted(&self) -> bool {
-        !self.unlisted.is_empty()
+        !self.unlisted.is_empty() || self.expected.is_some_and(|count| self.all.len() < count)
     }
 
     /// Notes that the block in `slot` is on the device, or has been: it has to list its small blocks.

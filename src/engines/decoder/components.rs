@@ -1,0 +1,138 @@
+//! SGLang's components: which parts of its cache an event is about.
+//!
+//! With `--enable-kv-events-component-types` the tree of a model with windows or states says of each component what it has. There are two forms:
+//!
+//! | field | value | meaning |
+//! |---|---|---|
+//! | `component_type` | a text: `full`, `swa`, `mamba` | the event is about this component alone |
+//! | `component_types` | a list of such texts, or their bits: 1, 2, 4 | all that holds the blocks from now on; what it leaves out does not |
+
+use kvatlas_core::wire::{DecodeError, Reader, Value};
+
+use crate::batch::{Component, EngineBatch, EngineChange, EngineEvent, EngineRemoved, EngineStored};
+use crate::limits::DecodeLimits;
+
+/// Most components in a list.
+const COMPONENTS_MAX: usize = 16;
+/// Main attention first: the others stand where its blocks do.
+const ALL: [Component; 4] = [
+    Component::Full,
+    Component::Window,
+    Component::State,
+    Component::Other,
+];
+
+/// The components that an event names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Components {
+    /// This one alone.
+    One(Component),
+    /// Of all components those with a bit.
+    All(u64),
+}
+
+impl Components {
+    /// The component that the event itself is about. The others follow it.
+    pub(super) fn first(self) -> Component {
+        match self {
+            Self::One(component) => component,
+            Self::All(_) => Component::Full,
+        }
+    }
+}
+
+/// The component with this name.
+pub(super) fn named(name: &[u8]) -> Option<Component> {
+    match name {
+        b"full" => Some(Component::Full),
+        b"swa" => Some(Component::Window),
+        b"mamba" => Some(Component::State),
+        b"c128" | b"auxiliary_swa" => Some(Component::Other),
+        _ => None,
+    }
+}
+
+fn bit(component: Component) -> u64 {
+    match component {
+        Component::Full => 1,
+        Component::Window => 2,
+        Component::State => 4,
+        Component::Other => !7,
+    }
+}
+
+fn read_name(reader: &mut Reader<'_>, limits: &DecodeLimits) -> Result<Component, DecodeError> {
+    let name = reader.text("component_type", limits.text_bytes_max)?;
+    Ok(named(name.as_bytes()).unwrap_or(Component::Other))
+}
+
+/// A component, or nil for none.
+pub(super) fn read_one(
+    reader: &mut Reader<'_>,
+    limits: &DecodeLimits,
+) -> Result<Option<Components>, DecodeError> {
+    if matches!(reader.clone().value()?, Value::Nil) {
+        reader.skip()?;
+        return Ok(None);
+    }
+    read_name(reader, limits).map(|component| Some(Components::One(component)))
+}
+
+/// All components that hold the blocks, or nil where that is not told.
+pub(super) fn read_all(
+    reader: &mut Reader<'_>,
+    limits: &DecodeLimits,
+) -> Result<Option<Components>, DecodeError> {
+    match reader.clone().value()? {
+        Value::Nil => {
+            reader.skip()?;
+            Ok(None)
+        }
+        Value::Unsigned(bits) => {
+            reader.skip()?;
+            Ok(Some(Components::All(bits)))
+        }
+        _ => {
+            let mut bits = 0;
+            for _ in 0..reader.array("component_types", COMPONENTS_MAX)? {
+                bits |= bit(read_name(reader, limits)?);
+            }
+            Ok(Some(Components::All(bits)))
+        }
+    }
+}
+
+/// Appends `event`, once for each of the components that it tells of.
+pub(super) fn push(components: Option<Components>, event: EngineEvent, batch: &mut EngineBatch) {
+    let Some(Components::All(bits)) = components else {
+        return batch.push(event);
+    };
+    for component in ALL {
+        let (group, is_named) = (component.group(), bits & bit(component) != 0);
+        match event.change {
+            EngineChange::Stored(stored) => {
+                if is_named {
+                    let change = EngineChange::Stored(EngineStored { group, ..stored });
+                    batch.push(EngineEvent { change, ..event });
+                }
+                // What is named again has no second copy: all but one go. Of what nobody knows nothing is kept.
+                if (!is_named && component != Component::Other) || component == Component::Full {
+                    let left = is_named.then(|| batch.push_ones(stored.names.len()));
+                    let removed = EngineRemoved {
+                        names: stored.names,
+                        tier: Some(stored.tier),
+                        group,
+                        left,
+                    };
+                    let change = EngineChange::Removed(removed);
+                    batch.push(EngineEvent { change, ..event });
+                }
+            }
+            EngineChange::Removed(removed) if is_named => {
+                let change = EngineChange::Removed(EngineRemoved { group, ..removed });
+                batch.push(EngineEvent { change, ..event });
+            }
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,306 @@
+//! SGLang's components: which of them hold blocks, and what a request reuses then.
+
+use std::collections::BTreeSet;
+
+use kvatlas_core::hash::BlockSize;
+use kvatlas_engines::{Format, GroupFacts, Reason, Translation, Translator, TranslatorSettings};
+use serde_json::{Value, json};
+
+use crate::common::{Naive, contract_chain, decode, translator};
+
+const SIZE: u32 = 4;
+
+/// One engine, and what a daemon makes of its events.
+struct Followed {
+    translator: Translator,
+    naive: Naive,
+    last: Translation,
+}
+
+impl Followed {
+    /// An engine with groups of these kinds, as somebody states.
+    fn new(kinds: &[&str]) -> Self {
+        let groups = GroupFacts {
+            kinds: GroupFacts::read_kinds(kinds.iter().copied()).unwrap(),
+            ..GroupFacts::default()
+        };
+        let settings = TranslatorSettings {
+            block_size: BlockSize::new(SIZE).unwrap(),
+            groups,
+            ..TranslatorSettings::for_format(Format::Sglang)
+        };
+        Self {
+            translator: Translator::new(settings),
+            naive: Naive::default(),
+            last: Translation::default(),
+        }
+    }
+
+    /// Hears a batch. Returns whether what a request reuses is known afterwards.
+    fn hear(&mut self, events: &[Value]) -> bool {
+        let batch = decode(Format::Sglang, json!([1.5, events, 0]).to_string().as_bytes());
+        self.last.clear();
+        self.translator.translate(&batch, &mut self.last);
+        self.naive.apply(&self.last);
+        assert_eq!(self.translator.doubt(), None);
+        !self.translator.hides_groups()
+    }
+
+    /// The ends of the blocks that are held on the device, and of those that are resumable.
+    fn blocks(&self) -> (BTreeSet<u32>, BTreeSet<u32>) {
+        let chain = contract_chain(&tokens(0, 400), SIZE, None, None);
+        let held = self.naive.blocks(0);
+        let ends = |is_wanted: &dyn Fn(u32) -> bool| {
+            (1..=100)
+                .filter(|block| is_wanted(*block))
+                .map(|block| block * SIZE)
+                .collect()
+        };
+        let hash = |block: u32| chain[block as usize - 1];
+        let is_held = |block: u32| held.contains(&hash(block));
+        let is_usable = |block: u32| is_held(block) && !self.naive.barred.contains(&(0, hash(block)));
+        (ends(&is_held), ends(&is_usable))
+    }
+
+    fn held(&self) -> BTreeSet<u32> {
+        self.blocks().0
+    }
+
+    fn usable(&self) -> BTreeSet<u32> {
+        self.blocks().1
+    }
+}
+
+fn tokens(first: u32, count: u32) -> Vec<u32> {
+    (first..first + count).collect()
+}
+
+fn set<const N: usize>(ends: [u32; N]) -> BTreeSet<u32> {
+    BTreeSet::from(ends)
+}
+
+/// Pages from token `first` to `end`. The name of the prefix of n tokens is n. Of a root `first` is 0.
+fn pages(first: u32, end: u32, more: &Value) -> Value {
+    let names: Vec<u32> = (first / SIZE + 1..=end / SIZE).map(|page| page * SIZE).collect();
+    let mut event = json!({
+        "type": "BlockStored", "block_hashes": names, "parent_block_hash": (first > 0).then_some(first),
+        "token_ids": tokens(first, end - first), "block_size": SIZE, "lora_id": null, "medium": "GPU",
+    });
+    let fields = event.as_object_mut().unwrap();
+    fields.extend(more.as_object().unwrap().clone());
+    event
+}
+
+fn part(component: &str, first: u32, end: u32) -> Value {
+    pages(first, end, &json!({"component_type": component}))
+}
+
+fn parts(components: &Value, first: u32, end: u32) -> Value {
+    pages(first, end, &json!({"component_types": components}))
+}
+
+/// A state: its page alone, without a parent.
+fn state(end: u32) -> Value {
+    let mut event = part("mamba", end - SIZE, end);
+    event["parent_block_hash"] = Value::Null;
+    event
+}
+
+fn removed(names: &[u32], component: Option<&str>) -> Value {
+    let mut event = json!({"type": "BlockRemoved", "block_hashes": names, "medium": "GPU"});
+    if let Some(component) = component {
+        event["component_type"] = json!(component);
+    }
+    event
+}
+
+/// The event as an array, with its component in front of the medium or behind it.
+fn as_array(event: &Value, is_in_front: bool) -> Value {
+    let fields: &[&str] = match event["type"] == "BlockStored" {
+        true => &[
+            "type",
+            "block_hashes",
+            "parent_block_hash",
+            "token_ids",
+            "block_size",
+            "lora_id",
+        ],
+        false => &["type", "block_hashes"],
+    };
+    let component = ["component_type", "component_types"]
+        .into_iter()
+        .find(|key| event.get(*key).is_some());
+    let last = [component.unwrap_or("component_type"), "medium"];
+    let last = if is_in_front { last } else { [last[1], last[0]] };
+    json!(
+        fields
+            .iter()
+            .chain(&last)
+            .map(|key| event[*key].clone())
+            .collect::<Vec<_>>()
+    )
+}
+
+#[test]
+fn a_window_is_known_where_its_size_is_stated() {
+    // Nine tokens: two pages.
+    let events = [
+        vec![part("full", 0, 24), part("swa", 0, 24)],
+        vec![removed(&[4, 8, 12, 16], Some("swa"))],
+        vec![part("full", 24, 32), part("swa", 24, 32)],
+        vec![removed(&[32], Some("swa")), removed(&[32], Some("full"))],
+        vec![part("swa", 8, 16)],
+    ];
+    let usable = [
+        set([4, 8, 12, 16, 20, 24]),
+        set([24]),
+        set([24, 28, 32]),
+        set([24, 28]),
+        set([16, 20, 24, 28]),
+    ];
+    for form in 0..3 {
+        let (mut stated, mut unstated) = (Followed::new(&["full", "window:9"]), Followed::new(&[]));
+        for (number, (events, usable)) in events.iter().zip(&usable).enumerate() {
+            let events: Vec<Value> = match form {
+                0 => events.clone(),
+                _ => events.iter().map(|event| as_array(event, form == 1)).collect(),
+            };
+            assert!(stated.hear(&events), "{form} {number}");
+            assert_eq!(stated.usable(), *usable, "{form} {number}");
+            // What main attention has is known all the same.
+            assert!(!unstated.hear(&events), "{form} {number}");
+            assert_eq!(unstated.held(), stated.held(), "{form} {number}");
+        }
+        assert_eq!(stated.held(), set([4, 8, 12, 16, 20, 24, 28]));
+        // Told again, a window's block is no second copy.
+        assert!(stated.hear(&[part("swa", 8, 16)]) && stated.hear(&[removed(&[12], Some("swa"))]));
+        assert_eq!(stated.usable(), set([20, 24, 28]));
+    }
+}
+
+#[test]
+fn a_state_is_at_the_end_of_its_page() {
+    let mut followed = Followed::new(&[]);
+    // A model may have states that none of its blocks has yet.
+    assert!(!followed.hear(&[part("full", 0, 8)]));
+    assert_eq!(followed.held(), set([4, 8]));
+    assert!(followed.hear(&[part("full", 8, 24), state(24)]));
+    assert_eq!(followed.usable(), set([24]));
+    assert!(followed.hear(&[state(8), removed(&[24], Some("mamba"))]));
+    assert_eq!((followed.usable(), followed.held().len()), (set([8]), 6));
+    // Of a page that nobody knows, nobody knows where it stands.
+    let stray = pages(
+        40,
+        44,
+        &json!({"component_type": "mamba", "parent_block_hash": null}),
+    );
+    assert!(!followed.hear(&[stray]));
+    assert!(followed.hear(&[json!({"type": "AllBlocksCleared"})]) && followed.held().is_empty());
+}
+
+#[test]
+fn a_list_says_all_that_holds_the_blocks() {
+    let forms: [fn(&[&str]) -> Value; 2] = [
+        |names| json!(names),
+        |names| {
+            json!(
+                names
+                    .iter()
+                    .map(|name| match *name {
+                        "full" => 1,
+                        "swa" => 2,
+                        _ => 4,
+                    })
+                    .sum::<u64>()
+            )
+        },
+    ];
+    for (form, array) in [
+        (forms[0], false),
+        (forms[1], false),
+        (forms[0], true),
+        (forms[1], true),
+    ] {
+        let list = |names: &[&str], first, end| {
+            let event = parts(&form(names), first, end);
+            if array { as_array(&event, false) } else { event }
+        };
+        let (mut stated, mut unstated) = (Followed::new(&["full", "window:5"]), Followed::new(&[]));
+        let steps = [
+            (vec![list(&["full", "swa"], 0, 16)], set([4, 8, 12, 16]), 4),
+            // The window has gone of two, and of one everything.
+            (
+                vec![list(&["full"], 4, 12), list(&["full", "swa"], 12, 16)],
+                set([4, 16]),
+                4,
+            ),
+            (vec![removed(&[16], None)], set([4]), 3),
+            // It came again without the window.
+            (vec![list(&["full"], 12, 16)], set([4]), 4),
+            (
+                vec![list(&["full", "swa"], 12, 16), list(&[], 0, 4)],
+                set([16]),
+                3,
+            ),
+        ];
+        for (number, (events, usable, held)) in steps.iter().enumerate() {
+            assert!(stated.hear(events), "{number}");
+            assert_eq!(
+                (stated.usable(), stated.held().len()),
+                (usable.clone(), *held),
+                "{number}"
+            );
+            assert!(!unstated.hear(events), "{number}");
+            assert_eq!(unstated.held(), stated.held(), "{number}");
+        }
+    }
+}
+
+#[test]
+fn without_components_nothing_changes() {
+    for event in [
+        pages(0, 8, &json!({})),
+        pages(0, 8, &json!({"component_type": null, "component_types": null})),
+    ] {
+        for event in [event.clone(), as_array(&event, false)] {
+            let mut followed = Followed::new(&[]);
+            assert!(followed.hear(&[event]));
+            assert_eq!(followed.usable(), set([4, 8]));
+            assert!(followed.hear(&[removed(&[8], None)]));
+            assert_eq!(followed.usable(), set([4]));
+        }
+    }
+    // A tree of main attention alone may name it.
+    let mut full = Followed::new(&["full"]);
+    assert!(full.hear(&[part("full", 0, 8)]));
+    assert_eq!(full.usable(), set([4, 8]));
+}
+
+#[test]
+fn what_is_not_known_of_components_is_not_exact() {
+    for stray in [
+        part("c128", 0, 8),
+        part("of a later version", 0, 8),
+        parts(&json!(["full", "swa", "of a later version"]), 0, 8),
+        parts(&json!(15), 0, 8),
+        // It would be loaded from there.
+        pages(0, 8, &json!({"component_type": "swa", "medium": "CPU_PINNED"})),
+    ] {
+        let mut followed = Followed::new(&["full", "window:9"]);
+        assert!(followed.hear(&[part("full", 0, 8), part("swa", 0, 8)]));
+        assert!(!followed.hear(std::slice::from_ref(&stray)), "{stray}");
+        assert_eq!(followed.held(), set([4, 8]));
+    }
+    // A window that was stated and has not come.
+    assert!(!Followed::new(&["full", "window:9"]).hear(&[part("full", 0, 8)]));
+    for wrong in [json!([1]), json!("full"), json!({"full": true}), json!(-1)] {
+        let event = parts(&wrong, 0, 8);
+        let batch = decode(Format::Sglang, json!([1.5, [event], 0]).to_string().as_bytes());
+        let mut translator = translator(SIZE);
+        translator.translate(&batch, &mut Translation::default());
+        assert_eq!(
+            (translator.doubt(), translator.blocks()),
+            (Some(Reason::Malformed), 0)
+        );
+    }
+}
