@@ -458,7 +458,7 @@ fn a_prefix_that_is_told_again_may_be_a_report() {
         json!({"group_idx": 1, "kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 8});
     let main = json!({"group_idx": 0, "kv_cache_spec_kind": "full_attention"});
     let mut engine = of_vllm();
-    let both = [with(prefix(), main.clone()), with(prefix(), window)];
+    let both = [with(prefix(), main), with(prefix(), window)];
     assert_eq!(engine.hear(&both), None);
     assert_eq!(engine.hear(&both), None);
     assert_eq!(engine.hear(&[with(removed(&[1]), json!({"group_idx": 0}))]), None);
