@@ -11,7 +11,7 @@ use crate::cli::text::counted;
 /// Holders that have a line of their own, at most.
 const LINES_MAX: usize = 16;
 
-/// What a daemon's route `/workers` says of holders that are not exact.
+/// The holders that are not exact, as a daemon's route `/workers` gives them.
 #[derive(Debug, Deserialize)]
 pub(super) struct Degraded {
     holders: Vec<Holder>,

@@ -1,6 +1,6 @@
 //! All holders of a prefix, tier by tier: for listeners that answer in other words than the contract's.
 
-use kvatlas_core::index::{Match, NearBlocks, QueryChain, Search, TierDepth};
+use kvatlas_core::index::{NearBlocks, QueryChain, Search, TierDepth};
 use kvatlas_core::wire::{HolderId, NamespaceName, QueryKey, WireError, WorkerName};
 
 use crate::daemon::config::Depth;
@@ -113,8 +113,11 @@ impl Answerer {
             Depth::Matched => matched,
         };
         let (asked, mut doubted) = (Asked::new(chain.len(), None), Doubted::default());
+        let mut most = NearBlocks::default();
         let holders = matches.holders().map(|found| {
             let near = matches.near_blocks(found.holder);
+            most.matched_blocks = most.matched_blocks.max(found.matched_blocks);
+            most.usable_blocks = most.usable_blocks.max(found.usable_blocks);
             let reasons = matches.reasons(found.holder, &self.trust);
             let reasons = doubts.of(found.holder, reasons, &seen, true);
             FoundHolder {
@@ -134,11 +137,6 @@ impl Answerer {
             near_blocks: [0; 2],
             is_exact: false,
         }));
-        let most = |blocks: fn(Match<'_>) -> u32| matches.holders().map(blocks).max().unwrap_or_default();
-        let most = NearBlocks {
-            matched_blocks: most(|found| found.matched_blocks),
-            usable_blocks: most(|found| found.usable_blocks),
-        };
         let listed = holders.iter().enumerate().map(|(place, holder)| Listed {
             worker: &holder.id.worker,
             rank: holder.id.rank,
