@@ -26,6 +26,7 @@ mod namespace;
 mod nats_context;
 mod output;
 mod probe;
+mod promises;
 mod publish;
 mod publish_wait;
 mod query;

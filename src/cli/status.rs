@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::admin_client::{AdminArguments, AdminClient, Role};
 use super::failure::Failure;
 use super::output::{print, print_json};
+use super::promises::BrokenPromise;
 use super::table::{Side, Table};
 use super::text::{counted, printable};
 
@@ -53,6 +54,8 @@ struct NamespaceSizes {
     unsized_holders: u64,
     #[serde(default)]
     epochs_ahead: u64,
+    #[serde(default)]
+    broken_promises: Vec<BrokenPromise>,
 }
 
 /// What `/workers` says.
@@ -97,6 +100,8 @@ struct NamespaceStatus {
     epochs_ahead: u64,
     /// Some of the degraded, the first by name.
     named: Vec<String>,
+    /// Holders of which exact answers promise more than requests find.
+    broken_promises: Vec<BrokenPromise>,
 }
 
 /// Prints the status; fails where the daemon is not ready or a holder is not exact.
@@ -124,6 +129,7 @@ impl Status {
                 held_blocks: sizes.held_blocks,
                 unsized_holders: sizes.unsized_holders,
                 epochs_ahead: sizes.epochs_ahead,
+                broken_promises: sizes.broken_promises,
                 ..NamespaceStatus::default()
             };
             namespaces.insert(sizes.namespace, status);
@@ -165,6 +171,13 @@ impl Status {
                 "{degraded} of {} degraded; kvatlas doctor says which, and what to do",
                 counted(holders, "holder is", "holders are")
             )));
+        }
+        let broken = self
+            .namespaces
+            .iter()
+            .find_map(|status| status.broken_promises.first());
+        if let Some(broken) = broken {
+            return Err(Failure::failed(broken));
         }
         Ok(())
     }
@@ -234,6 +247,9 @@ impl NamespaceStatus {
         if self.unsized_holders > 0 {
             let holders = counted(self.unsized_holders, "holder does", "holders do");
             text += &format!("block size in {name}: guessed, {holders} not say it\n");
+        }
+        for broken in &self.broken_promises {
+            text += &format!("promises in {name}: {broken}\n");
         }
         text
     }

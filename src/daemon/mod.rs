@@ -6,11 +6,12 @@
 //! | `sources` | receives events: core NATS, JetStream | `lanes` |
 //! | [`lanes`] | from a message to a change of the index | |
 //! | `resync` | asks publishers for missing batches | `lanes` |
-//! | `queries` | from a request to its reply | `lanes` |
+//! | `queries` | from a request to its reply | `lanes`, `outcomes` |
+//! | `outcomes` | whether requests find what answers promised | |
 //! | [`snapshots`] | writes, restores and exchanges files | `lanes` |
 //! | [`admin`] | HTTP listener: metrics, probes, views | |
 //! | `page` | the admin listener's page for a browser | `queries` |
-//! | [`http`] | the query listener: the same answers over HTTP | `lanes`, `queries` |
+//! | [`http`] | the query listener: the same answers over HTTP | `lanes`, `queries`, `outcomes` |
 //! | `dynamo` | the request plane on which Dynamo's router asks | `queries` |
 //! | [`broker`] | connections to NATS, the development broker | |
 //! | `traces` | spans of queries and batches, for a collector | |
@@ -121,6 +122,7 @@ pub mod lanes;
 mod life;
 mod listener;
 pub mod metrics;
+mod outcomes;
 mod page;
 #[cfg(test)]
 mod pages;

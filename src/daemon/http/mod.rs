@@ -31,6 +31,7 @@ mod engines;
 mod error;
 mod hash_json;
 mod openapi;
+mod outcomes;
 mod registration;
 mod routes;
 mod scores;
