@@ -100,6 +100,9 @@ struct NamespaceStatus {
     epochs_ahead: u64,
     /// Some of the degraded, the first by name.
     named: Vec<String>,
+    /// Why each of these is degraded, in the same order.
+    #[serde(skip)]
+    doubts: Vec<DegradedReasons>,
     /// Holders of which exact answers promise more than requests find.
     broken_promises: Vec<BrokenPromise>,
 }
@@ -233,6 +236,7 @@ impl NamespaceStatus {
         }
         if self.named.len() < NAMED_MAX {
             self.named.push(format!("{}/{}", holder.worker, holder.rank));
+            self.doubts.push(holder.degraded);
         }
     }
 
@@ -260,17 +264,16 @@ impl NamespaceStatus {
             .iter()
             .map(|(reason, count)| format!("{reason} {count}"))
             .collect();
-        let more = if self.degraded > self.named.len() as u64 {
-            " …"
-        } else {
-            ""
-        };
-        format!(
-            "degraded in {}: {}\n  {}{more}\n",
-            self.namespace,
-            reasons.join(", "),
-            self.named.join(" ")
-        )
+        let mut text = format!("degraded in {}: {}\n", self.namespace, reasons.join(", "));
+        for (name, doubts) in self.named.iter().zip(&self.doubts) {
+            let words: Vec<&str> = doubts.iter().map(|reason| reason.as_str()).collect();
+            text += &format!("  {name} {}\n", words.join(", "));
+        }
+        let unnamed = self.degraded.saturating_sub(self.named.len() as u64);
+        if unnamed > 0 {
+            text += &format!("  and {unnamed} more\n");
+        }
+        text
     }
 }
 
@@ -347,10 +350,10 @@ qwen          1000         0  123456  12345678
         }
         let text = status.render("a:1");
         assert!(
-            text.contains("degraded in llama: gap 12, stale 1\n  gpu-0/0 gpu-1/0 "),
+            text.contains("degraded in llama: gap 12, stale 1\n  gpu-0/0 gap, stale\n  gpu-1/0 gap\n"),
             "{text}"
         );
-        assert!(text.ends_with("gpu-9/0 …\n"), "{text}");
+        assert!(text.ends_with("  gpu-9/0 gap\n  and 2 more\n"), "{text}");
         let failure = status.verdict().unwrap_err();
         assert!(
             failure.to_string().starts_with("12 of 2000 holders are degraded"),
