@@ -16,6 +16,7 @@ use crate::daemon::outcomes::ReportError;
 
 /// A report, and what it is about.
 #[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct ReportJson {
     namespace: Option<String>,
     model: Option<String>,

@@ -126,6 +126,8 @@ label_values! {
         V1Query => "contract_query",
         /// `/v1/status`.
         V1Status => "contract_status",
+        /// `/v1/models`.
+        V1Models => "contract_models",
         /// `/v1/outcomes`.
         V1Outcomes => "contract_outcomes",
         /// `/query`.
@@ -157,6 +159,7 @@ impl HttpRoute {
         match path {
             "/v1/query" => Self::V1Query,
             "/v1/status" => Self::V1Status,
+            "/v1/models" => Self::V1Models,
             "/v1/outcomes" => Self::V1Outcomes,
             "/query" => Self::Query,
             "/query_by_hash" => Self::QueryByHash,
