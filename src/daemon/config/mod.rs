@@ -52,5 +52,5 @@ pub use settings::{
     NamespaceConfig, NatsConfig, ObjectStoreConfig, QueriesConfig, ReadyConfig, ResyncConfig, ShardingConfig,
     ShutdownConfig, SnapshotsConfig, StreamConfig, SubjectsConfig, TracesConfig,
 };
-pub(crate) use suggest::meant;
+pub use suggest::meant;
 pub use types::{Authentication, Depth, SharedAuthentication, Transport};
