@@ -1,15 +1,20 @@
 module kvatlas.example
 
-go 1.19
+go 1.22.0
 
 require (
-	github.com/nats-io/nats.go v1.22.1
-	github.com/vmihailenco/msgpack/v5 v5.3.5
+	github.com/kvatlas/kvatlas/src/go v0.0.0
+	github.com/nats-io/nats.go v1.39.1
 )
 
 require (
-	github.com/nats-io/nkeys v0.3.0 // indirect
+	github.com/klauspost/compress v1.17.9 // indirect
+	github.com/nats-io/nkeys v0.4.9 // indirect
 	github.com/nats-io/nuid v1.0.1 // indirect
+	github.com/vmihailenco/msgpack/v5 v5.4.1 // indirect
 	github.com/vmihailenco/tagparser/v2 v2.0.0 // indirect
-	golang.org/x/crypto v0.0.0-20210314154223-e6e6c4f2bb5b // indirect
+	golang.org/x/crypto v0.31.0 // indirect
+	golang.org/x/sys v0.28.0 // indirect
 )
+
+replace github.com/kvatlas/kvatlas/src/go => ../../src/go

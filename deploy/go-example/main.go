@@ -1,163 +1,91 @@
 // A publisher and a router in Go: says what a worker holds, and asks who holds a prompt.
 //
 // Start a daemon with `kvatlas serve`, then this. With -stay it goes on as the worker until it is interrupted, and then says
-// goodbye. See deploy/wire-contract.md for the contract, and deploy/clients.md for how to build it.
+// goodbye. The client is the module in src/go; see deploy/clients.md for how to build this.
 package main
 
 import (
-	"errors"
+	"context"
 	"flag"
 	"fmt"
 	"log"
-	"os"
 	"os/signal"
 	"syscall"
-	"time"
 
+	"github.com/kvatlas/kvatlas/src/go"
 	"github.com/nats-io/nats.go"
-	"github.com/vmihailenco/msgpack/v5"
 )
 
-const patience = 5 * time.Second
-
-// A reply to a query.
-type reply struct {
-	QueryBlocks int           `msgpack:"query_blocks"`
-	Holders     []holderMatch `msgpack:"holders"`
-}
-
-// A worker and rank that hold the beginning of the prompt.
-type holderMatch struct {
-	Worker        string   `msgpack:"worker"`
-	Rank          uint32   `msgpack:"rank"`
-	MatchedBlocks int      `msgpack:"matched_blocks"`
-	UsableBlocks  *int     `msgpack:"usable_blocks"`
-	Exact         bool     `msgpack:"exact"`
-	Degraded      []string `msgpack:"degraded"`
-}
-
-// usable is how many leading blocks a request reuses: a daemon says it where that is not all that match.
-func (holder holderMatch) usable() int {
-	if holder.UsableBlocks == nil {
-		return holder.MatchedBlocks
-	}
-	return *holder.UsableBlocks
-}
-
-// How far a daemon has followed a namespace.
-type status struct {
-	Holders []struct {
-		Worker string `msgpack:"worker"`
-		Epoch  uint64 `msgpack:"epoch"`
-		Seq    uint64 `msgpack:"seq"`
-	} `msgpack:"holders"`
-}
-
-// refused is a daemon's error: its number, and a text that says what to change.
-type refused struct{ code, text string }
-
-func (r refused) Error() string {
-	return fmt.Sprintf("the daemon refused: %s (error %s)", r.text, r.code)
-}
-
-// ask sends a request and reads its answer.
-func ask(connection *nats.Conn, subject string, request, answer interface{}) error {
-	var payload []byte
-	if request != nil {
-		encoded, err := msgpack.Marshal(request)
-		if err != nil {
-			return err
-		}
-		payload = encoded
-	}
-	message, err := connection.Request(subject, payload, patience)
+// show asks who holds the beginning of a prompt, and prints the answer.
+func show(ctx context.Context, client *kvatlas.Client, namespace, title string, query kvatlas.Query) error {
+	reply, err := client.Query(ctx, namespace, query)
 	if err != nil {
 		return err
 	}
-	if code := message.Header.Get("Nats-Service-Error-Code"); code != "" {
-		return refused{code, message.Header.Get("Nats-Service-Error")}
-	}
-	return msgpack.Unmarshal(message.Data, answer)
-}
-
-// waitUntilApplied waits until the daemon has applied the publisher's last batch.
-func waitUntilApplied(connection *nats.Conn, publisher *Publisher, namespace, worker string) error {
-	epoch, seq := publisher.Last()
-	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
-		var found status
-		err := ask(connection, "kvatlas.v1.status."+namespace, nil, &found)
-		var refusal refused
-		if errors.As(err, &refusal) && (refusal.code == "404" || refusal.code == "503") {
-			continue // The namespace comes into being with its first batch, and a daemon that has just started does not know all.
-		}
-		if err != nil {
-			return err
-		}
-		for _, holder := range found.Holders {
-			if holder.Worker == worker && holder.Epoch == epoch && holder.Seq >= seq {
-				return nil
-			}
-		}
-	}
-	return fmt.Errorf("batch %d was not applied within %v", seq, patience)
-}
-
-func show(connection *nats.Conn, namespace, title string, query map[string]interface{}) error {
-	var found reply
-	if err := ask(connection, "kvatlas.v1.query."+namespace, query, &found); err != nil {
-		return err
-	}
 	fmt.Println(title)
-	for _, holder := range found.Holders {
+	for _, holder := range reply.Holders {
 		fmt.Printf("  %s holds %d of %d blocks, %d of them usable, exact: %t %v\n",
-			holder.Worker, holder.MatchedBlocks, found.QueryBlocks, holder.usable(), holder.Exact, holder.Degraded)
+			holder.Worker, holder.MatchedBlocks, reply.QueryBlocks, holder.UsableBlocks, holder.Exact, holder.Degraded)
 	}
 	return nil
 }
 
+// tell publishes one event, and waits until the daemon has applied it: NATS takes batches without an answer.
+func tell(ctx context.Context, client *kvatlas.Client, publisher *kvatlas.Publisher, namespace, worker string, event kvatlas.Event) error {
+	if err := publisher.Publish(ctx, event); err != nil {
+		return err
+	}
+	cursor, err := publisher.Flush(ctx)
+	if err != nil {
+		return err
+	}
+	_, err = client.Applied(ctx, namespace, worker, 0, cursor)
+	return err
+}
+
+// work is what a worker and a router do.
+func work(ctx context.Context, client *kvatlas.Client, publisher *kvatlas.Publisher, namespace, worker string) error {
+	tokens := make([]uint32, 4*kvatlas.DefaultBlockSize)
+	for index := range tokens {
+		tokens[index] = uint32(index + 1)
+	}
+	if err := tell(ctx, client, publisher, namespace, worker, kvatlas.Stored{Tokens: tokens}); err != nil {
+		return err
+	}
+	if err := show(ctx, client, namespace, "after the store:", kvatlas.Query{Tokens: tokens}); err != nil {
+		return err
+	}
+	chain := kvatlas.SequenceHashes(kvatlas.BlockHashes(tokens, kvatlas.DefaultBlockSize, kvatlas.CacheSeed("", "")))
+	if err := tell(ctx, client, publisher, namespace, worker, kvatlas.Removed{SequenceHashes: chain[3:]}); err != nil {
+		return err
+	}
+	return show(ctx, client, namespace, "after the removal:", kvatlas.Query{SequenceHashes: chain})
+}
+
 func run(url, namespace, worker string, stay bool) error {
+	interrupted, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
 	connection, err := nats.Connect(url, nats.MaxReconnects(-1))
 	if err != nil {
 		return err
 	}
 	defer connection.Close()
-	publisher, err := StartPublisher(connection, namespace, worker)
+	client, err := kvatlas.NewClient(connection, kvatlas.ClientOptions{})
 	if err != nil {
 		return err
 	}
-	tokens := make([]uint32, 4*blockSize)
-	for index := range tokens {
-		tokens[index] = uint32(index + 1)
-	}
-	blocks := blockHashes(tokens, blockSize, cacheSeed("", ""))
-	chain := sequenceHashes(blocks)
-
-	if err := publisher.Stored(chain, blocks); err != nil {
+	publisher, err := kvatlas.StartPublisher(connection, namespace, worker, kvatlas.PublisherOptions{Log: func(line string) { log.Print(line) }})
+	if err != nil {
 		return err
 	}
-	if err := waitUntilApplied(connection, publisher, namespace, worker); err != nil {
-		return err
-	}
-	if err := show(connection, namespace, "after the store:", map[string]interface{}{"tokens": tokens}); err != nil {
-		return err
-	}
-	if err := publisher.Removed(chain[3:]); err != nil {
-		return err
-	}
-	if err := waitUntilApplied(connection, publisher, namespace, worker); err != nil {
-		return err
-	}
-	byChain := map[string]interface{}{"sequence_hashes": blob(chain)}
-	if err := show(connection, namespace, "after the removal:", byChain); err != nil {
+	if err := work(interrupted, client, publisher, namespace, worker); err != nil {
 		return err
 	}
 	if stay {
-		interrupted := make(chan os.Signal, 1)
-		signal.Notify(interrupted, os.Interrupt, syscall.SIGTERM)
 		fmt.Println("staying until interrupted")
-		<-interrupted
+		<-interrupted.Done()
 	}
-	return publisher.Goodbye()
+	return publisher.Goodbye(context.Background())
 }
 
 func main() {

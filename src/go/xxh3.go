@@ -1,12 +1,12 @@
-package main
+package kvatlas
 
 import (
 	"encoding/binary"
 	"math/bits"
 )
 
-// XXH3 with 64 bits and a seed, by Yann Collet: https://github.com/Cyan4973/xxHash. A program that may have one more dependency
-// can take it from github.com/zeebo/xxh3.
+// XXH3 with 64 bits and a seed, by Yann Collet: https://github.com/Cyan4973/xxHash. It is here and not a dependency, because
+// Debian has no package of it for Go.
 
 const (
 	prime32x1 = 0x9E3779B1

@@ -1,0 +1,173 @@
+package kvatlas
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/nats-io/nats.go"
+)
+
+const (
+	// statusInterval is the pause between two looks at a status.
+	statusInterval = 10 * time.Millisecond
+	// A request that nobody listens to is sent again for this part of the patience: daemons whose server has gone are with another one soon.
+	nobodyParts    = 20
+	nobodyInterval = 20 * time.Millisecond
+)
+
+// ClientOptions say how to ask. The zero value is right.
+type ClientOptions struct {
+	// Prefix is what every subject begins with: "kvatlas" where it is empty.
+	Prefix string
+	// Patience is how long a request waits whose context has no deadline: 5 s where it is 0.
+	Patience time.Duration
+}
+
+// A Client asks the daemons of one prefix, or a gateway. Its methods may be called side by side.
+type Client struct {
+	connection *nats.Conn
+	subjects   subjects
+	patience   time.Duration
+}
+
+// NewClient makes a client on a connection, which stays the caller's.
+func NewClient(connection *nats.Conn, options ClientOptions) (*Client, error) {
+	named, err := newSubjects(options.Prefix)
+	if err != nil {
+		return nil, err
+	}
+	if options.Patience <= 0 {
+		options.Patience = 5 * time.Second
+	}
+	return &Client{connection, named, options.Patience}, nil
+}
+
+// Query says which holders hold how long a prefix.
+//
+// The error is a *RefusedError where a daemon refuses, ErrNoDaemon, ErrUndecodable or ErrTooLarge, or that of the context.
+func (c *Client) Query(ctx context.Context, namespace string, query Query) (*Reply, error) {
+	payload, err := encodeQuery(query)
+	if err != nil {
+		return nil, err
+	}
+	answer, err := c.request(ctx, "query", namespace, payload)
+	if err != nil {
+		return nil, err
+	}
+	return decodeReply(answer)
+}
+
+// QueryBatch asks several queries in one request. The results come in the same order; what the daemon refuses of them stands in its place.
+func (c *Client) QueryBatch(ctx context.Context, namespace string, queries []Query) ([]Result, error) {
+	payload, err := encodeQueries(queries)
+	if err != nil {
+		return nil, err
+	}
+	answer, err := c.request(ctx, "query", namespace, payload)
+	if err != nil {
+		return nil, err
+	}
+	return decodeResults(answer, len(queries))
+}
+
+// Status says how far a daemon has followed a namespace.
+func (c *Client) Status(ctx context.Context, namespace string) (*Status, error) {
+	answer, err := c.request(ctx, "status", namespace, nil)
+	if err != nil {
+		return nil, err
+	}
+	return decodeStatus(answer)
+}
+
+// Applied waits until a daemon has applied a publisher's batch and all before it.
+func (c *Client) Applied(ctx context.Context, namespace, worker string, rank uint32, cursor Cursor) (HolderStatus, error) {
+	ctx, cancel := c.bounded(ctx)
+	defer cancel()
+	for {
+		status, err := c.Status(ctx, namespace)
+		// A namespace comes into being with its first batch, and a daemon that has just started does not know all of them.
+		if err != nil && !errors.Is(err, ErrUnknownNamespace) && !errors.Is(err, ErrUnavailable) {
+			return HolderStatus{}, err
+		}
+		if err == nil {
+			if holder, is := status.Holder(worker, rank); is && holder.Cursor.Reaches(cursor) {
+				return holder, nil
+			}
+		}
+		if err := pause(ctx, statusInterval); err != nil {
+			return HolderStatus{}, fmt.Errorf("kvatlas: batch %d of %s/%d was not applied: %w", cursor.Seq, worker, rank, err)
+		}
+	}
+}
+
+// bounded gives a context without a deadline the client's patience.
+func (c *Client) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
+	if _, has := ctx.Deadline(); has {
+		return context.WithCancel(ctx)
+	}
+	return context.WithTimeout(ctx, c.patience)
+}
+
+func (c *Client) request(ctx context.Context, kind, namespace string, payload []byte) ([]byte, error) {
+	subject, err := c.subjects.scoped(kind, namespace)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := c.bounded(ctx)
+	defer cancel()
+	answer, err := c.ask(ctx, subject, payload)
+	if err != nil {
+		return nil, c.explained(err, subject, len(payload))
+	}
+	if code := answer.Header.Get(errorCodeHeader); code != "" {
+		// A code that is no number is none of the contract's: 0.
+		number, _ := strconv.Atoi(code)
+		return nil, &RefusedError{number, answer.Header.Get(errorHeader)}
+	}
+	return answer.Data, nil
+}
+
+// ask asks, and again for a moment where nobody listens.
+func (c *Client) ask(ctx context.Context, subject string, payload []byte) (*nats.Msg, error) {
+	patience := c.patience
+	if deadline, has := ctx.Deadline(); has {
+		patience = time.Until(deadline)
+	}
+	for begun := time.Now(); ; {
+		answer, err := c.connection.RequestWithContext(ctx, subject, payload)
+		if !errors.Is(err, nats.ErrNoResponders) || time.Since(begun) >= patience/nobodyParts {
+			return answer, err
+		}
+		if pause(ctx, nobodyInterval) != nil {
+			return nil, err
+		}
+	}
+}
+
+// explained is what an error of the connection means for a message.
+func (c *Client) explained(err error, subject string, size int) error {
+	switch {
+	case errors.Is(err, nats.ErrNoResponders):
+		return fmt.Errorf("%w on %s; start one, or check the prefix", ErrNoDaemon, subject)
+	case errors.Is(err, nats.ErrMaxPayload):
+		return fmt.Errorf("%w: the message to %s has %d bytes, and the NATS server takes at most %d; split it, or raise max_payload",
+			ErrTooLarge, subject, size, c.connection.MaxPayload())
+	default:
+		return fmt.Errorf("kvatlas: %s: %w", subject, err)
+	}
+}
+
+// pause waits, unless the context ends before.
+func pause(ctx context.Context, length time.Duration) error {
+	timer := time.NewTimer(length)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-timer.C:
+		return nil
+	}
+}

@@ -1,0 +1,418 @@
+package kvatlas
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+)
+
+const (
+	// sendPause is the pause while the connection takes nothing.
+	sendPause = 50 * time.Millisecond
+	// Questions that wait in the subscription, at most. Daemons ask again.
+	questionsMax      = 64
+	questionsBytesMax = 1 << 20
+	// closePatience is how long a call waits whose context has no deadline.
+	closePatience = 10 * time.Second
+)
+
+// A Publisher keeps daemons exact about what one holder has, and answers those that miss something. Its methods may be called side by side.
+//
+// It numbers batches without a gap within an epoch, and keeps a ring of the last batches and a table of all that the holder has. Heartbeats
+// show daemons that nothing was lost. An event that the queue has taken is published in order, exactly once, unless the process dies: the
+// next incarnation begins a new epoch, and replaces all that the last one said.
+//
+// A full state is made at once, so that it is of one instant: about a second for a million blocks, in which nothing is published.
+type Publisher struct {
+	options   PublisherOptions
+	subject   string
+	publish   func(subject string, payload []byte) error
+	nats      *nats.Conn
+	questions *nats.Subscription
+	queue     *queue
+	answers   chan struct{}
+	counters  publisherCounters
+	// done is closed when nothing is published any more, and abort when what is queued is to be dropped.
+	done, abort chan struct{}
+	aborting    sync.Once
+
+	// lock guards the outbox: a batch is numbered and noted in one step.
+	lock   sync.Mutex
+	outbox *outbox
+
+	// Of the goroutine that publishes.
+	open    batcher
+	sealed  time.Time
+	failure error
+}
+
+// PublisherCounters are what a publisher has done since it was started.
+type PublisherCounters struct {
+	// BatchesSent is without heartbeats. BatchesFailed is what NATS did not take: daemons notice the gap and ask for it.
+	BatchesSent, HeartbeatsSent, BatchesFailed uint64
+	// CallsDropped is what Close had no time for; QueueRefusals what TryPublish had no room for.
+	CallsDropped, QueueRefusals uint64
+	// Answers that gave the missing batches, that gave the full state, and that were refused.
+	AnswersMissing, AnswersFull, AnswersRefused uint64
+}
+
+type publisherCounters struct {
+	batchesSent, heartbeatsSent, batchesFailed  atomic.Uint64
+	callsDropped, queueRefusals                 atomic.Uint64
+	answersMissing, answersFull, answersRefused atomic.Uint64
+}
+
+// StartPublisher starts to publish for one holder on a connection, which stays the caller's.
+func StartPublisher(connection *nats.Conn, namespace, worker string, options PublisherOptions) (*Publisher, error) {
+	return startPublisher(connection, namespace, worker, options, connection.Publish)
+}
+
+// startPublisher publishes batches through a function, which a test can fault.
+func startPublisher(
+	connection *nats.Conn, namespace, worker string, options PublisherOptions, publish func(string, []byte) error,
+) (*Publisher, error) {
+	named, err := newSubjects(options.Prefix)
+	if err != nil {
+		return nil, err
+	}
+	subject, err := named.ofWorker("events", namespace, worker)
+	if err != nil {
+		return nil, err
+	}
+	asked, err := named.ofWorker("resync", namespace, worker)
+	if err != nil {
+		return nil, err
+	}
+	if options, err = options.completed(connection.MaxPayload()); err != nil {
+		return nil, err
+	}
+	p := &Publisher{
+		options: options, subject: subject, publish: publish, nats: connection,
+		queue: newQueue(options.QueueCallsMax, options.QueueBytesMax), answers: make(chan struct{}, options.AnswersMax),
+		done: make(chan struct{}), abort: make(chan struct{}), outbox: newOutbox(options, time.Now()),
+	}
+	p.open = batcher{eventsMax: options.BatchEventsMax, bytesMax: options.BatchBytesMax, seal: p.send}
+	if p.questions, err = connection.Subscribe(fmt.Sprintf("%s.%d", asked, options.Rank), p.answer); err != nil {
+		return nil, fmt.Errorf("kvatlas: %w", err)
+	}
+	if err := p.questions.SetPendingLimits(questionsMax, questionsBytesMax); err != nil {
+		return nil, fmt.Errorf("kvatlas: %w", err)
+	}
+	go p.run()
+	return p, nil
+}
+
+// Publish publishes events in order, and waits while the queue is full. The events of a call are one batch, and so one step for those who
+// ask, where they are of one tier and fit into one; what is larger is cut.
+func (p *Publisher) Publish(ctx context.Context, events ...Event) error {
+	next, err := p.checked(events)
+	if err != nil || len(next.changes) == 0 {
+		return err
+	}
+	return p.queue.put(ctx, next, false)
+}
+
+// TryPublish is as Publish, but fails with ErrQueueFull instead of waiting. The engine has to take note of what it could not say.
+func (p *Publisher) TryPublish(events ...Event) error {
+	next, err := p.checked(events)
+	if err != nil || len(next.changes) == 0 {
+		return err
+	}
+	_, err = p.queue.tryPut(next, false)
+	if errors.Is(err, ErrQueueFull) {
+		p.counters.queueRefusals.Add(1)
+	}
+	return err
+}
+
+// Flush waits until everything has reached the server, and gives the last batch then. It fails with ErrNotSent if a batch could not be sent
+// since the last flush.
+func (p *Publisher) Flush(ctx context.Context) (Cursor, error) {
+	ctx, cancel := patient(ctx)
+	defer cancel()
+	next := call{flushed: make(chan flushed, 1)}
+	if err := p.queue.put(ctx, next, false); err != nil {
+		return Cursor{}, err
+	}
+	return p.confirmed(ctx, next.flushed)
+}
+
+// Goodbye publishes what is queued and a goodbye, so that daemons forget the holder at once, and ends.
+func (p *Publisher) Goodbye(ctx context.Context) error {
+	ctx, cancel := patient(ctx)
+	defer cancel()
+	last := call{changes: []change{{kind: kindGoodbye}}, size: eventBytes, flushed: make(chan flushed, 1)}
+	err := p.queue.put(ctx, last, true)
+	if err == nil {
+		_, err = p.confirmed(ctx, last.flushed)
+	}
+	if closed := p.Close(ctx); err == nil {
+		err = closed
+	}
+	return err
+}
+
+// Close publishes what is queued, and ends in silence, as if the engine had died: daemons keep the blocks until the holder counts as gone.
+// What NATS has not taken when the context ends, or after 10 s, is dropped.
+func (p *Publisher) Close(ctx context.Context) error {
+	ctx, cancel := patient(ctx)
+	defer cancel()
+	p.queue.close()
+	var late error
+	select {
+	case <-p.done:
+	case <-ctx.Done():
+		late = fmt.Errorf("%w: closed before the queue was empty: %v", ErrNotSent, ctx.Err())
+		p.aborting.Do(func() { close(p.abort) })
+		<-p.done
+	}
+	if err := p.questions.Unsubscribe(); err != nil && !errors.Is(err, nats.ErrBadSubscription) && !errors.Is(err, nats.ErrConnectionClosed) {
+		return fmt.Errorf("kvatlas: %w", err)
+	}
+	return late
+}
+
+// Cursor is the last batch that was numbered.
+func (p *Publisher) Cursor() Cursor {
+	p.lock.Lock()
+	defer p.lock.Unlock()
+	return p.outbox.cursor
+}
+
+// Counters are what was done so far.
+func (p *Publisher) Counters() PublisherCounters {
+	c := &p.counters
+	return PublisherCounters{
+		c.batchesSent.Load(), c.heartbeatsSent.Load(), c.batchesFailed.Load(), c.callsDropped.Load(), c.queueRefusals.Load(),
+		c.answersMissing.Load(), c.answersFull.Load(), c.answersRefused.Load(),
+	}
+}
+
+// checked makes a call of events. Those without a block say nothing, and are left out.
+func (p *Publisher) checked(events []Event) (call, error) {
+	var next call
+	for _, event := range events {
+		if event == nil {
+			return call{}, fmt.Errorf("%w: an event is nil", ErrInvalid)
+		}
+		made, err := event.change(p.options.BlockSize)
+		if err != nil {
+			return call{}, err
+		}
+		if made.kind == kindStored && p.options.Recompute && made.blocks == nil {
+			return call{}, fmt.Errorf("%w: with Recompute, Stored needs Tokens or BlockHashes", ErrInvalid)
+		}
+		if made.hasTier() && len(made.hashes) == 0 {
+			continue
+		}
+		next.changes, next.size = append(next.changes, made), next.size+made.size()
+	}
+	return next, nil
+}
+
+// confirmed waits until a flush has been reached, and the server has all before it.
+func (p *Publisher) confirmed(ctx context.Context, reached <-chan flushed) (Cursor, error) {
+	var found flushed
+	select {
+	case found = <-reached:
+	case <-ctx.Done():
+		return Cursor{}, fmt.Errorf("kvatlas: what is queued has not left: %w", ctx.Err())
+	}
+	if found.failure != nil {
+		return found.cursor, found.failure
+	}
+	if err := p.nats.FlushWithContext(ctx); err != nil {
+		return found.cursor, fmt.Errorf("%w: %v", ErrNotSent, err)
+	}
+	return found.cursor, nil
+}
+
+// patient gives a context without a deadline one.
+func patient(ctx context.Context) (context.Context, context.CancelFunc) {
+	if _, has := ctx.Deadline(); has {
+		return context.WithCancel(ctx)
+	}
+	return context.WithTimeout(ctx, closePatience)
+}
+
+// run is the only one who sends batches.
+func (p *Publisher) run() {
+	defer close(p.done)
+	p.sealed = time.Now()
+	for !p.isAborted() {
+		next, has, isOver := p.queue.take()
+		switch {
+		case has:
+			p.obey(next)
+		case isOver:
+			p.open.flush()
+			return
+		default:
+			p.wait()
+		}
+	}
+	p.drop()
+}
+
+// wait waits for a call, and sends what falls due meanwhile.
+func (p *Publisher) wait() {
+	due := p.sealed.Add(p.options.HeartbeatInterval)
+	if len(p.open.changes) > 0 {
+		// After a pause, that is at once.
+		due = p.sealed.Add(p.options.BatchDelay)
+	}
+	timer := time.NewTimer(time.Until(due))
+	defer timer.Stop()
+	select {
+	case <-p.queue.filled:
+	case <-p.abort:
+	case <-timer.C:
+		if len(p.open.changes) > 0 {
+			p.open.flush()
+		} else {
+			p.send(Device, nil)
+		}
+	}
+}
+
+func (p *Publisher) obey(next call) {
+	if len(p.open.changes) > 0 && p.open.size+next.size > p.options.BatchBytesMax {
+		// A call that fits into one batch is not divided among two.
+		p.open.flush()
+	}
+	for _, made := range next.changes {
+		p.open.add(made)
+	}
+	if p.options.BatchDelay < 0 || next.flushed != nil {
+		p.open.flush()
+	}
+	if next.flushed != nil {
+		next.flushed <- flushed{p.Cursor(), p.failure}
+		p.failure = nil
+	}
+}
+
+// drop answers those who wait, and counts what is not published.
+func (p *Publisher) drop() {
+	for {
+		next, has, _ := p.queue.take()
+		if !has {
+			return
+		}
+		p.counters.callsDropped.Add(1)
+		if next.flushed != nil {
+			next.flushed <- flushed{p.Cursor(), ErrStopped}
+		}
+	}
+}
+
+// send numbers a batch and hands it to NATS.
+func (p *Publisher) send(tier Tier, changes []change) {
+	now := time.Now()
+	p.lock.Lock()
+	payload, cursor, err := p.outbox.number(tier, changes, now)
+	p.lock.Unlock()
+	if err == nil {
+		err = p.handOver(payload)
+	}
+	p.sealed = now
+	switch {
+	case err != nil:
+		p.counters.batchesFailed.Add(1)
+		p.failure = fmt.Errorf("%w: batch %d: %v", ErrNotSent, cursor.Seq, err)
+		p.options.Log(fmt.Sprintf("%s: %v", p.subject, p.failure))
+	case len(changes) == 0:
+		p.counters.heartbeatsSent.Add(1)
+	default:
+		p.counters.batchesSent.Add(1)
+	}
+}
+
+// handOver waits while the connection is down and its buffer full, so that the queue fills and pushes back.
+func (p *Publisher) handOver(payload []byte) error {
+	for {
+		err := p.publish(p.subject, payload)
+		if !errors.Is(err, nats.ErrReconnectBufExceeded) {
+			return err
+		}
+		select {
+		case <-p.abort:
+			return err
+		case <-time.After(sendPause):
+		}
+	}
+}
+
+func (p *Publisher) isAborted() bool {
+	select {
+	case <-p.abort:
+		return true
+	default:
+		return false
+	}
+}
+
+// answer answers a daemon's question. The chunks are made at once, so that they are one state; they are sent beside what is published next.
+func (p *Publisher) answer(question *nats.Msg) {
+	if question.Reply == "" {
+		return
+	}
+	select {
+	case p.answers <- struct{}{}:
+	default:
+		p.refuse(question, &RefusedError{503, "this publisher answers others; ask again"})
+		return
+	}
+	made, err := p.answerTo(question.Data)
+	if err != nil {
+		<-p.answers
+		p.refuse(question, err)
+		return
+	}
+	if made.isFull {
+		p.counters.answersFull.Add(1)
+	} else {
+		p.counters.answersMissing.Add(1)
+	}
+	go func() {
+		defer func() { <-p.answers }()
+		for _, chunk := range made.chunks {
+			// Where an answer is cut short, the daemon asks again.
+			if err := question.Respond(chunk); err != nil {
+				p.options.Log(fmt.Sprintf("%s: an answer was cut short: %v", p.subject, err))
+				return
+			}
+		}
+	}()
+}
+
+func (p *Publisher) answerTo(payload []byte) (answer, error) {
+	p.lock.Lock()
+	defer p.lock.Unlock()
+	request, err := p.outbox.decodeRequest(payload)
+	if err != nil {
+		return answer{}, err
+	}
+	if p.outbox.riseAbove(*request.Epoch, time.Now()) {
+		p.options.Log(fmt.Sprintf("%s: a daemon knew epoch %d, so epoch %d begins", p.subject, *request.Epoch, p.outbox.cursor.Epoch))
+	}
+	return p.outbox.answer(request)
+}
+
+func (p *Publisher) refuse(question *nats.Msg, err error) {
+	p.counters.answersRefused.Add(1)
+	refused := &RefusedError{503, err.Error()}
+	errors.As(err, &refused)
+	refusal := nats.NewMsg(question.Reply)
+	refusal.Header.Set(errorCodeHeader, strconv.Itoa(refused.Code))
+	refusal.Header.Set(errorHeader, refused.Text)
+	if err := question.RespondMsg(refusal); err != nil {
+		p.options.Log(fmt.Sprintf("%s: a question was not answered: %v", p.subject, err))
+	}
+}
