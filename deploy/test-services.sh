@@ -41,6 +41,7 @@ check deploy/test-python.sh &
 beside="$beside $!"
 check deploy/test-page.sh
 check deploy/test-wheel.sh
+check deploy/test-go.sh
 for each in $beside; do wait "$each" || echo "the checks beside it" >>"$said/failed"; done
 beside=""
 

@@ -1,4 +1,4 @@
-"""`deploy/go-example`: builds, agrees with the contract's vectors, and works with a real daemon. Only where Go is."""
+"""`deploy/go-example`: builds with the module in `src/go`, and works with a real daemon. Only where Go is."""
 
 from __future__ import annotations
 
@@ -16,17 +16,15 @@ SOURCE = REPOSITORY / "deploy/go-example"
 DEBIAN = Path("/usr/share/gocode")
 
 
-def environment() -> dict[str, str]:
+def environment(gopath: Path) -> dict[str, str]:
     """Go with the modules that there are: those of Debian, or what has been fetched before. Never the network."""
     if (DEBIAN / "src/github.com/nats-io/nats.go").exists():
-        return dict(os.environ) | {"GO111MODULE": "off", "GOPATH": str(DEBIAN), "GOFLAGS": ""}
-    return dict(os.environ) | {"GOFLAGS": "-mod=mod", "GOPROXY": "off"}
-
-
-def go(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["go", *arguments], cwd=SOURCE, env=environment(), capture_output=True, text=True, check=False
-    )
+        # Without go.mod, the module of this repository is found by its place.
+        place = gopath / "src/github.com/kvatlas/kvatlas"
+        place.parent.mkdir(parents=True)
+        place.symlink_to(REPOSITORY)
+        return dict(os.environ) | {"GO111MODULE": "off", "GOPATH": f"{gopath}:{DEBIAN}", "GOFLAGS": ""}
+    return dict(os.environ) | {"GOFLAGS": "-mod=readonly", "GOPROXY": "off", "GOTOOLCHAIN": "local"}
 
 
 @pytest.fixture(scope="module")
@@ -36,20 +34,21 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "NOT BUILT, there is no Go: on Debian, apt-get install golang-go golang-github-nats-io-go-nats-dev "
             "golang-github-vmihailenco-msgpack.v5-dev"
         )
+    with_modules = environment(tmp_path_factory.mktemp("gopath"))
+
+    def go(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["go", *arguments], cwd=SOURCE, env=with_modules, capture_output=True, text=True, check=False
+        )
+
     if go("list", "-deps", ".").returncode:
         pytest.skip(
-            "NOT BUILT, its modules are missing: run go mod tidy in deploy/go-example, or install Debian's"
+            "NOT BUILT, its modules are missing: run go mod download in deploy/go-example, or install Debian's"
         )
     built = tmp_path_factory.mktemp("go") / "example"
     built_by = go("build", "-o", str(built), ".")
     assert built_by.returncode == 0, built_by.stderr
     return built
-
-
-def test_it_agrees_with_the_vectors(program: Path) -> None:
-    tested = go("test", "-count=1", ".")
-    assert tested.returncode == 0, tested.stdout + tested.stderr
-    assert go("vet", ".").returncode == 0
 
 
 async def test_it_publishes_asks_and_gives_its_state(program: Path, broker: Broker, daemon: Daemon) -> None:
