@@ -1,7 +1,7 @@
 #!/bin/sh
 # What deploy/test.sh checks beside the tests of cargo, with real processes, against the debug build of the daemon: genuine engines, the
-# Python package, the page of the admin listener, dashboards, alerts, compose and packages. All of it, whatever fails; ends with a
-# failure if anything has failed.
+# Python package and the Go module, the page of the admin listener, dashboards, alerts, compose and packages. All of it, whatever fails;
+# ends with a failure if anything has failed.
 set -eu
 
 cd "$(dirname "$0")/.."
