@@ -84,7 +84,7 @@ func (c *Client) Status(ctx context.Context, namespace string) (*Status, error) 
 
 // Applied waits until a daemon has applied a publisher's batch and all before it.
 func (c *Client) Applied(ctx context.Context, namespace, worker string, rank uint32, cursor Cursor) (HolderStatus, error) {
-	ctx, cancel := c.bounded(ctx)
+	ctx, cancel := withPatience(ctx, c.patience)
 	defer cancel()
 	for {
 		status, err := c.Status(ctx, namespace)
@@ -103,20 +103,12 @@ func (c *Client) Applied(ctx context.Context, namespace, worker string, rank uin
 	}
 }
 
-// bounded gives a context without a deadline the client's patience.
-func (c *Client) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
-	if _, has := ctx.Deadline(); has {
-		return context.WithCancel(ctx)
-	}
-	return context.WithTimeout(ctx, c.patience)
-}
-
 func (c *Client) request(ctx context.Context, kind, namespace string, payload []byte) ([]byte, error) {
 	subject, err := c.subjects.scoped(kind, namespace)
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := c.bounded(ctx)
+	ctx, cancel := withPatience(ctx, c.patience)
 	defer cancel()
 	answer, err := c.ask(ctx, subject, payload)
 	if err != nil {
@@ -158,6 +150,14 @@ func (c *Client) explained(err error, subject string, size int) error {
 	default:
 		return fmt.Errorf("kvatlas: %s: %w", subject, err)
 	}
+}
+
+// withPatience gives a context without a deadline one.
+func withPatience(ctx context.Context, patience time.Duration) (context.Context, context.CancelFunc) {
+	if _, has := ctx.Deadline(); has {
+		return context.WithCancel(ctx)
+	}
+	return context.WithTimeout(ctx, patience)
 }
 
 // pause waits, unless the context ends before.

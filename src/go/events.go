@@ -91,13 +91,10 @@ func (s Stored) change(blockSize int) (change, error) {
 	if uint64(s.Position)+uint64(len(hashes)) > PositionMax+1 {
 		return change{}, fmt.Errorf("%w: the blocks are not at positions 0 to %d", ErrInvalid, PositionMax)
 	}
-	parent := s.Parent
-	if s.Position == 0 {
-		if parent != 0 {
-			return change{}, fmt.Errorf("%w: position 0 has no parent", ErrInvalid)
-		}
+	if s.Position == 0 && s.Parent != 0 {
+		return change{}, fmt.Errorf("%w: position 0 has no parent", ErrInvalid)
 	}
-	return change{kindStored, s.Tier, s.Position, parent, hashes, blocks}, checkTier(s.Tier)
+	return change{kindStored, s.Tier, s.Position, s.Parent, hashes, blocks}, checkTier(s.Tier)
 }
 
 // content are the block hashes, if they are known.

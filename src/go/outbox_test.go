@@ -94,6 +94,25 @@ func TestAnswersThatAreNoneAreNoticed(t *testing.T) {
 	}
 }
 
+func TestAnswersAreExactAsAWhole(t *testing.T) {
+	certain := Reply{Holders: []HolderMatch{{Exact: true}, {Exact: true}}, Gathered: &Gathered{Shards: 2}}
+	if !certain.Exact() {
+		t.Error("an answer without a doubt is not exact")
+	}
+	for name, doubt := range map[string]func(*Reply){
+		"a holder in doubt":              func(r *Reply) { r.Holders = []HolderMatch{{Exact: true}, {}} },
+		"a holder that cannot be found":  func(r *Reply) { r.ForeignHolders = 1 },
+		"a holder that may be elsewhere": func(r *Reply) { r.DoubtfulHolders = 1 },
+		"a shard that is missing":        func(r *Reply) { r.Gathered = &Gathered{Shards: 2, Missing: []uint64{0}} },
+	} {
+		reply := certain
+		doubt(&reply)
+		if reply.Exact() {
+			t.Errorf("%s: the answer is exact", name)
+		}
+	}
+}
+
 func TestModelsHaveNamespaces(t *testing.T) {
 	for _, each := range [][3]string{
 		{"meta-llama/Llama-3.1-8B-Instruct", "", "meta-llama__Llama-3_d1-8B-Instruct"},
@@ -259,7 +278,9 @@ func TestLargeChangesAreCut(t *testing.T) {
 	}
 	hosted := whole
 	hosted.tier = Host
-	for _, next := range []change{whole, hosted, gone} {
+	// Two that would fit into one batch, but for their tiers.
+	onDisk, onHost := change{kind: kindRemoved, tier: Disk, hashes: whole.hashes[:1]}, change{kind: kindRemoved, tier: Host, hashes: whole.hashes[:1]}
+	for _, next := range []change{onDisk, onHost, whole, hosted, gone} {
 		expected.apply(&next)
 		parts.add(next)
 	}

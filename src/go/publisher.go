@@ -134,7 +134,7 @@ func (p *Publisher) TryPublish(events ...Event) error {
 // Flush waits until everything has reached the server, and gives the last batch then. It fails with ErrNotSent if a batch could not be sent
 // since the last flush.
 func (p *Publisher) Flush(ctx context.Context) (Cursor, error) {
-	ctx, cancel := patient(ctx)
+	ctx, cancel := withPatience(ctx, closePatience)
 	defer cancel()
 	next := call{flushed: make(chan flushed, 1)}
 	if err := p.queue.put(ctx, next, false); err != nil {
@@ -145,7 +145,7 @@ func (p *Publisher) Flush(ctx context.Context) (Cursor, error) {
 
 // Goodbye publishes what is queued and a goodbye, so that daemons forget the holder at once, and ends.
 func (p *Publisher) Goodbye(ctx context.Context) error {
-	ctx, cancel := patient(ctx)
+	ctx, cancel := withPatience(ctx, closePatience)
 	defer cancel()
 	last := call{changes: []change{{kind: kindGoodbye}}, size: eventBytes, flushed: make(chan flushed, 1)}
 	err := p.queue.put(ctx, last, true)
@@ -161,7 +161,7 @@ func (p *Publisher) Goodbye(ctx context.Context) error {
 // Close publishes what is queued, and ends in silence, as if the engine had died: daemons keep the blocks until the holder counts as gone.
 // What NATS has not taken when the context ends, or after 10 s, is dropped.
 func (p *Publisher) Close(ctx context.Context) error {
-	ctx, cancel := patient(ctx)
+	ctx, cancel := withPatience(ctx, closePatience)
 	defer cancel()
 	p.queue.close()
 	var late error
@@ -231,14 +231,6 @@ func (p *Publisher) confirmed(ctx context.Context, reached <-chan flushed) (Curs
 		return found.cursor, fmt.Errorf("%w: %v", ErrNotSent, err)
 	}
 	return found.cursor, nil
-}
-
-// patient gives a context without a deadline one.
-func patient(ctx context.Context) (context.Context, context.CancelFunc) {
-	if _, has := ctx.Deadline(); has {
-		return context.WithCancel(ctx)
-	}
-	return context.WithTimeout(ctx, closePatience)
 }
 
 // run is the only one who sends batches.
