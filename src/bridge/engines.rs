@@ -110,7 +110,8 @@ impl State {
         let mut others = self.engines.values().map(|followed| &followed.engine);
         others.find(|other| {
             let is_same_address = other.endpoint == engine.endpoint && other.topic == engine.topic;
-            let is_same_cache = other.key.model == engine.key.model && other.block_size == engine.block_size;
+            let is_same_cache =
+                other.key.model.is_same_cache(&engine.key.model) && other.block_size == engine.block_size;
             is_same_address && !is_same_cache
         })
     }
@@ -302,7 +303,7 @@ impl Inner {
             settings: NamespaceSettings {
                 block_size,
                 is_size_told: true,
-                // The translator has computed the contract's hashes.
+                // The translator has computed them.
                 hashing: Hashing::Engine,
             },
             ..self.options.publisher.clone()
@@ -318,6 +319,7 @@ impl Inner {
                 },
                 _ => HashMode::Recompute,
             },
+            chains: engine.key.model.chains(),
             lora_names: engine.beside.adapters.clone().into_iter().collect(),
             is_untold: engine.beside.is_untold,
             ..TranslatorSettings::for_format(engine.format)

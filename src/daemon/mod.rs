@@ -12,6 +12,7 @@
 //! | `page` | the admin listener's page for a browser | `queries` |
 //! | [`http`] | the query listener: the same answers over HTTP | `lanes`, `queries` |
 //! | `dynamo` | the request plane on which Dynamo's router asks | `queries` |
+//! | `redis` | the listener at which llm-d's router asks | `http`, `queries` |
 //! | [`broker`] | connections to NATS, the development broker | |
 //! | `traces` | spans of queries and batches, for a collector | |
 //! | [`metrics`], [`config`] | declarations of metrics and settings; logging | |
@@ -21,7 +22,7 @@
 //! | file | what it holds |
 //! |---|---|
 //! | `shared.rs` | what `life` hands to the four rooms that start tasks: `sources`, `resync`, `queries`, `snapshots` |
-//! | `listener.rs` | one HTTP listener within limits, which `admin` and `http` use |
+//! | `listener.rs` | one listener within limits, which `admin`, `http` and `redis` use |
 //! | `instance.rs` | the name by which people tell this daemon from others |
 //!
 //! # The way of one batch
@@ -125,6 +126,7 @@ mod page;
 #[cfg(test)]
 mod pages;
 mod queries;
+mod redis;
 mod resync;
 mod shared;
 pub mod snapshots;

@@ -35,6 +35,7 @@ mod main_job;
 mod object_store;
 mod outage;
 mod permissions;
+mod redis;
 mod refusals;
 mod replay;
 mod resync;

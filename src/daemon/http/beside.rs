@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use kvatlas_core::hash::Scheme;
+
 /// The word for what an engine's events do not tell.
 const UNTOLD: &str = "untold";
 
@@ -40,6 +42,16 @@ impl BesideEvents {
         }
         Ok(beside)
     }
+}
+
+/// The scheme that the word of a flag, a file or a registration names.
+///
+/// # Errors
+///
+/// In words, what cannot be understood.
+pub fn read_scheme(word: &str) -> Result<Scheme, String> {
+    word.parse()
+        .map_err(|error| format!("scheme is {word:?}: {error}"))
 }
 
 fn parse_adapters(list: &str) -> Result<BTreeMap<u64, String>, String> {

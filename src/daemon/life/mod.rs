@@ -43,6 +43,7 @@ pub struct Daemon {
     broker: Option<EmbeddedBroker>,
     admin: Option<AdminServer>,
     http: Option<HttpServer>,
+    redis_address: Option<SocketAddr>,
     readiness: Arc<Readiness>,
     trust: Arc<StreamTrust>,
     pool: Arc<LanePool>,
@@ -67,6 +68,11 @@ impl Daemon {
     /// Where queries are answered over HTTP, if anywhere.
     pub fn http_address(&self) -> Option<SocketAddr> {
         self.http.as_ref().map(HttpServer::local_addr)
+    }
+
+    /// Where llm-d's routers are answered, if anywhere.
+    pub fn redis_address(&self) -> Option<SocketAddr> {
+        self.redis_address
     }
 
     /// Waits until an operator tells the daemon to stop.

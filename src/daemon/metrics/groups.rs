@@ -4,8 +4,8 @@ use super::declare::{Group, GroupDescription, MetricDescription};
 use super::{
     AdminMetrics, BridgeMetrics, BuildMetrics, ConnectionMetrics, EngineMetrics, EventMetrics, GatherMetrics,
     HttpBodyMetrics, HttpConnectionMetrics, HttpMetrics, LaneMetrics, MissingShardMetrics, NamespaceGauges,
-    ProcessMetrics, QueryErrorMetrics, QueryMetrics, ResyncGauges, ResyncMetrics, ShardMetrics,
-    SnapshotMetrics, StreamMetrics, TraceMetrics,
+    ProcessMetrics, QueryErrorMetrics, QueryMetrics, RedisConnectionMetrics, RedisGuessMetrics, RedisMetrics,
+    ResyncGauges, ResyncMetrics, ShardMetrics, SnapshotMetrics, StreamMetrics, TraceMetrics,
 };
 
 /// Lists every group. A new group is added here.
@@ -42,6 +42,9 @@ groups! {
     HttpMetrics,
     HttpConnectionMetrics,
     HttpBodyMetrics,
+    RedisMetrics,
+    RedisConnectionMetrics,
+    RedisGuessMetrics,
     BridgeMetrics,
     EngineMetrics,
     TraceMetrics,

@@ -35,6 +35,7 @@ mod namespace_gauges;
 mod process_metrics;
 mod query_metrics;
 mod recorder;
+mod redis_metrics;
 mod reference;
 mod resync_metrics;
 mod snapshot_metrics;
@@ -56,6 +57,7 @@ pub use query_metrics::{AnsweredPrompt, QueryErrorMetrics, QueryMetrics};
 #[cfg(test)]
 pub(crate) use recorder::tests::rendered;
 pub use recorder::{MetricsError, MetricsHandle, install, install_shared};
+pub use redis_metrics::{RedisConnectionMetrics, RedisGuessMetrics, RedisMetrics};
 pub use reference::metrics_markdown;
 pub use resync_metrics::{ResyncGauges, ResyncMetrics};
 pub use snapshot_metrics::{RestoredSnapshot, SnapshotMetrics};

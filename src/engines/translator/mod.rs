@@ -356,7 +356,9 @@ impl Translator {
         let size = usize::try_from(self.settings.block_size.as_u32()).unwrap_or(usize::MAX);
         let ahead = window.saturating_sub(size);
         let known = *self.lookahead.get_or_insert(ahead);
-        match known == ahead && ahead <= 1 {
+        // A scheme hashes a block's own tokens alone.
+        let ahead_max = usize::from(self.settings.chains.is_none());
+        match known == ahead && ahead <= ahead_max {
             true => Ok(()),
             false => Err(Reason::Lookahead),
         }
@@ -468,11 +470,7 @@ impl Translator {
         let last = u64::from(start.position) + (names.len() as u64).saturating_sub(1);
         Position::new(last).map_err(|_| Reason::OutOfRange)?;
         match self.settings.mode {
-            HashMode::Recompute => {
-                let blocks = names.len();
-                self.contents
-                    .compute(batch, stored, start.parent, start.seed, blocks)
-            }
+            HashMode::Recompute => self.compute_blocks(batch, stored, start, names.len()),
             HashMode::Trust { sample } => {
                 let seed = start.seed;
                 self.contents.take_names(names);
@@ -480,6 +478,29 @@ impl Translator {
                 contents.check(batch, stored, start.parent, seed, sample, &mut self.unchecked)
             }
         }
+    }
+
+    /// Computes the sequence hashes of the first `count` blocks of an event's content.
+    fn compute_blocks(
+        &mut self,
+        batch: &EngineBatch,
+        stored: &EngineStored,
+        start: &Start,
+        count: usize,
+    ) -> Result<(), Reason> {
+        let Some(chains) = &self.settings.chains else {
+            return self
+                .contents
+                .compute(batch, stored, start.parent, start.seed, count);
+        };
+        let before = match start.parent {
+            Some(parent) => (parent, None),
+            None => {
+                let salt = stored.cache_salt.map(|salt| batch.text(salt));
+                (chains.root(self.lora_name(batch, stored)?), salt)
+            }
+        };
+        self.contents.compute_in(chains, batch, stored, before, count)
     }
 
     /// Adds a copy of each block, or of none. Returns whether a block is held under another name already.

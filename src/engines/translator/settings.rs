@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use kvatlas_core::hash::BlockSize;
+use kvatlas_core::hash::{BlockSize, SchemeChains};
 use kvatlas_core::wire::Tier;
 
 use crate::decoder::Format;
@@ -30,6 +30,8 @@ pub struct TranslatorSettings {
     pub block_size: BlockSize,
     /// Whose hashes count.
     pub mode: HashMode,
+    /// In whose chains hashes are computed; none for the contract's.
+    pub chains: Option<SchemeChains>,
     /// Most names that are kept; a block with several groups of layers has one for each.
     pub blocks_max: usize,
     /// Names of adapters by their number, for engines that tell only the number.
@@ -54,6 +56,7 @@ impl Default for TranslatorSettings {
         Self {
             block_size: BlockSize::DEFAULT,
             mode: HashMode::default(),
+            chains: None,
             blocks_max: 1 << 22,
             lora_names: HashMap::new(),
             counts_copies: true,

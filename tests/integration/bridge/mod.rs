@@ -5,6 +5,7 @@ mod frames;
 mod life;
 mod python;
 mod replays;
+mod schemes;
 mod sizes;
 mod sources;
 mod stalls;

@@ -110,7 +110,8 @@ impl Payload {
             _ => (27, 8),
         };
         self.0.update(&[major | additional]);
-        self.0.update(bytes.get(bytes.len() - width..).unwrap_or_default());
+        self.0
+            .update(bytes.get(bytes.len() - width..).unwrap_or_default());
     }
 
     fn text(&mut self, text: &str) {

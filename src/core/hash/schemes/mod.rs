@@ -52,7 +52,9 @@ pub struct Scheme {
 
 /// A text names no scheme.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("no scheme; known are llm-d-xxh64 and llm-d-cbor-fnv, with :SEED behind it where llm-d has a hashSeed")]
+#[error(
+    "no scheme; known are llm-d-xxh64 and llm-d-cbor-fnv, with :SEED behind it where llm-d has a hashSeed"
+)]
 pub struct UnknownScheme;
 
 impl FromStr for Scheme {
@@ -145,7 +147,12 @@ mod tests {
 
     #[test]
     fn schemes_are_read_back() {
-        for text in ["llm-d-xxh64", "llm-d-cbor-fnv", "llm-d-xxh64:42", "llm-d-cbor-fnv:a:b"] {
+        for text in [
+            "llm-d-xxh64",
+            "llm-d-cbor-fnv",
+            "llm-d-xxh64:42",
+            "llm-d-cbor-fnv:a:b",
+        ] {
             assert_eq!(text.parse::<Scheme>().unwrap().to_string(), text);
         }
         for text in ["", "llm-d", "llm-d-xxh64:", "llm-d-XXH64", "contract"] {
