@@ -306,7 +306,7 @@ pub struct EngineBatch {
     pub(crate) hashes: Vec<u64>,
     pub(crate) tokens: Vec<Token>,
     pub(crate) objects: Vec<BlockObject>,
-    /// What identifies each of the objects; those of one block in the order of their places, where the objects are sorted.
+    /// The identifier of each object; those of one block in the order of their places, where the objects are sorted.
     identifiers: Vec<Span>,
     pub(crate) text: String,
 }
@@ -348,7 +348,7 @@ impl EngineBatch {
         span.of(&self.objects)
     }
 
-    /// What identifies each object of a span, in the order of their places in the prompt: for an image its identifier. One without any has a
+    /// The identifier of each object of a span, in the order of their places in the prompt. One without any has a
     /// text that no prompt has.
     pub fn identifiers(&self, span: Span) -> impl Iterator<Item = &str> {
         span.of(&self.identifiers)

@@ -419,7 +419,7 @@ async fn long_replies_come_whole() {
     daemon.stop().await;
 }
 
-/// Where it is installed, Redis's own client speaks to the listener.
+/// Redis's own client speaks to the listener, where it is installed.
 #[tokio::test(flavor = "multi_thread")]
 async fn redis_cli_is_answered() {
     let broker = broker().await;

@@ -22,7 +22,7 @@ pub struct Namespace {
     pub indexer: PositionalIndexer,
     /// Whether the configuration names it. Then it stays, as it is.
     pub is_configured: bool,
-    /// What hashes tokens as its publishers do, where its name says that they do not speak the contract's hashes.
+    /// The chains that hash tokens as its publishers do, where its name says that they do not speak the contract's hashes.
     pub chains: Option<SchemeChains>,
     /// Since when it has had no holder, on the clock of [`Namespaces::forget_empty`]; 0 while it has some.
     empty_since_us: AtomicU64,
@@ -56,7 +56,7 @@ impl Namespace {
     }
 }
 
-/// What computes the hashes of a namespace that is called so; none where they are the contract's.
+/// The chains of a namespace that is called so; none where its hashes are the contract's.
 fn chains_of(name: &NamespaceName) -> Option<SchemeChains> {
     ModelKey::of_namespace(name)?.chains()
 }

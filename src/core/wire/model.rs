@@ -38,7 +38,7 @@ pub struct ModelKey {
     pub model: String,
     /// The tenant or routing group; [`DEFAULT_TENANT`] where there is none.
     pub tenant: String,
-    /// Whose rolling hash names the blocks; none where it is the contract's.
+    /// The rolling hash that names the blocks; none where it is the contract's.
     pub scheme: Option<Scheme>,
 }
 
@@ -69,12 +69,12 @@ impl ModelKey {
         Self { scheme, ..self }
     }
 
-    /// Whether both are one cache, in whichever hashes.
+    /// Tells whether both are one cache, in whichever hashes.
     pub fn is_same_cache(&self, other: &Self) -> bool {
         (&self.model, &self.tenant) == (&other.model, &other.tenant)
     }
 
-    /// What computes the hashes of the cache; none where they are the contract's.
+    /// The chains of the cache's hashes; none where these are the contract's.
     pub fn chains(&self) -> Option<SchemeChains> {
         let scheme = self.scheme.clone()?;
         Some(SchemeChains::new(scheme, &self.model))
@@ -200,7 +200,7 @@ fn encode(text: &str, name: &mut String) {
     }
 }
 
-/// What follows a text in a name.
+/// Parts of a name that follow a text.
 #[derive(Debug, PartialEq, Eq)]
 enum End<'a> {
     /// A tenant, from here on.

@@ -48,7 +48,7 @@ impl BesideEvents {
 ///
 /// # Errors
 ///
-/// In words, what cannot be understood.
+/// A text that says which schemes are known.
 pub fn read_scheme(word: &str) -> Result<Scheme, String> {
     word.parse()
         .map_err(|error| format!("scheme is {word:?}: {error}"))

@@ -45,7 +45,7 @@ struct Worker {
     status: &'static str,
     model_name: String,
     routing_group: String,
-    /// Whose hashes name its blocks; absent where it is the contract.
+    /// The scheme of the hashes that name its blocks; absent where they are the contract's.
     #[serde(skip_serializing_if = "Option::is_none")]
     scheme: Option<String>,
     block_size: u32,

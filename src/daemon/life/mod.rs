@@ -70,7 +70,7 @@ impl Daemon {
         self.http.as_ref().map(HttpServer::local_addr)
     }
 
-    /// Where llm-d's routers are answered, if anywhere.
+    /// The address at which llm-d's routers are answered, if any.
     pub fn redis_address(&self) -> Option<SocketAddr> {
         self.redis_address
     }

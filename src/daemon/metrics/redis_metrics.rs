@@ -1,4 +1,4 @@
-//! What is counted, and logged, about the listener that speaks Redis to llm-d's routers.
+//! Counts and log lines about the listener for llm-d's routers.
 
 use std::fmt::Display;
 

@@ -39,24 +39,24 @@ const WORDS: &str = "ERR wrong number of arguments";
 const NO_KEY: &str = "ERR keys are block hashes in decimal digits";
 const ENGINES_OWN: &str = "ERR kvatlas follows the engines itself and keeps speculative entries only; switch off the router's own subscription (kvEventsConfig)";
 
-/// Whether a connection goes on.
+/// The way that a connection goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Goes {
     On,
-    /// It ends when the reply has been sent.
+    /// Away, when the reply has been sent.
     Away,
 }
 
-/// What a connection has agreed with its client.
+/// Agreements of a connection with its client.
 #[derive(Debug)]
 pub(super) struct Session {
     /// Its number, for the client.
     pub(super) number: u64,
-    /// Whether the client has shown the password, or needs none.
+    /// True where the client has shown the password, or needs none.
     pub(super) is_known: bool,
 }
 
-/// What commands work on.
+/// The parts that commands work on.
 pub(super) struct Commands {
     pub(super) token: Option<Secret>,
     pub(super) guesses: Guesses,
@@ -77,13 +77,13 @@ pub(super) fn key_of(word: &[u8]) -> Option<u64> {
     std::str::from_utf8(digits).ok()?.parse().ok()
 }
 
-/// Whether `word` is `expected`, which is in small letters, in letters of either case.
+/// Compares `word` with `expected`, in letters of either case.
 pub(super) fn is(word: &[u8], expected: &str) -> bool {
     word.eq_ignore_ascii_case(expected.as_bytes())
 }
 
 impl Commands {
-    /// Whether a command of this client is answered. Refuses it where it is not.
+    /// Tells whether a command of this client is answered. Refuses it where it is not.
     pub(super) fn admits(&self, session: &Session, word: &[u8], replies: &mut Replies) -> bool {
         let opens = ["hello", "auth", "quit"].iter().any(|opening| is(word, opening));
         let is_admitted = session.is_known || opens;
@@ -148,7 +148,7 @@ impl Commands {
     }
 }
 
-/// What came of a command: which it is, or why it is refused.
+/// The outcome of a command: its label, or the reason and text of its refusal.
 type Done = Result<RedisCommand, (RedisRefusal, String)>;
 
 fn refused(reason: RedisRefusal, text: &str) -> Done {

@@ -24,10 +24,10 @@ use super::resp::{Replies, read_command};
 const PIECE_BYTES: usize = 64 << 10;
 /// Bytes that are read at once, and that each connection has room for.
 const READ_BYTES: usize = 16 << 10;
-/// What room is given out in, in bytes.
+/// Unit of room, in bytes.
 const ROOM_UNIT: usize = 1 << 10;
 
-/// What all connections share.
+/// Parts that all connections share.
 pub(super) struct Door {
     pub(super) commands: Commands,
     pub(super) prefixes: Prefixes,
@@ -38,7 +38,7 @@ pub(super) struct Door {
     pub(super) limits: Limits,
 }
 
-/// What a client may take.
+/// Bounds on one client.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limits {
     /// Bytes of one command, and of what is read of a pipeline before it is answered.
@@ -102,7 +102,7 @@ struct Connection<'p> {
     place: &'p Place,
     stopping: CancellationToken,
     session: Session,
-    /// What has come and is not answered.
+    /// Bytes that have come and are not answered.
     input: BytesMut,
     /// Room for what is beyond the own.
     room: Option<OwnedSemaphorePermit>,

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 /// Longest field that is kept, in bytes.
 pub(super) const FIELD_BYTES_MAX: usize = 1024;
 
-/// What llm-d calls the tiers: the media of vLLM's events in lower case. What lies beyond the disk counts as on it.
+/// Names of the tiers with llm-d: the media of vLLM's events in lower case. Blocks beyond the disk count as on it.
 pub(super) const TIERS: [&str; 3] = ["gpu", "cpu", "storage"];
 
 /// The members of an entry, in llm-d's order.
@@ -32,7 +32,7 @@ pub(super) fn field(pod: &str, tier: &str) -> Vec<u8> {
     serde_json::to_vec(&entry).unwrap_or_default()
 }
 
-/// Whose word a field is.
+/// Authors of a field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Word {
     /// A router's guess.
@@ -41,7 +41,7 @@ pub(super) enum Word {
     Engine,
 }
 
-/// Whose word a field is; none where it is no entry.
+/// The author of a field; none where it is no entry.
 pub(super) fn word_of(field: &[u8]) -> Option<Word> {
     #[derive(Deserialize)]
     #[serde(rename_all = "PascalCase")]

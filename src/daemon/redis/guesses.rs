@@ -28,7 +28,7 @@ pub(super) struct Guesses {
 #[derive(Default)]
 struct Kept {
     by_key: BTreeMap<u64, Vec<Guess>>,
-    /// When each ends, and the key that it is of: in the order in which they were written.
+    /// The end of each, and its key, in the order in which they were written.
     ends: BTreeMap<u64, (Instant, u64)>,
     written: u64,
     bytes: usize,
@@ -141,7 +141,7 @@ impl Guesses {
         })
     }
 
-    /// Whether there is a guess of one of the keys.
+    /// Tells whether there is a guess of one of the keys.
     pub(super) fn has_any(&self, keys: impl IntoIterator<Item = u64>, now: Instant) -> bool {
         self.with(now, |kept| {
             keys.into_iter().any(|key| kept.by_key.contains_key(&key))

@@ -21,7 +21,7 @@ const NAMESPACES_MAX: usize = 64;
 /// A pod that holds leading blocks of a prompt.
 #[derive(Debug, PartialEq, Eq)]
 struct Pod {
-    /// How many it has on the device, on device and host, and in all tiers.
+    /// Leading blocks on the device, on device and host, and in all tiers.
     depths: [u32; TIERS.len()],
     /// Its field for each tier, in the form of a reply.
     fields: [Vec<u8>; TIERS.len()],
@@ -40,19 +40,19 @@ impl Pod {
     }
 }
 
-/// Who holds the blocks of one part of a pipeline.
+/// The pods that hold the blocks of one part of a pipeline.
 #[derive(Debug, Default)]
 pub(super) struct Part {
-    /// Where in the prompt the part begins.
+    /// The part's place in the prompt, in blocks.
     offset: usize,
     /// The deepest first.
     pods: Vec<Pod>,
-    /// Where they were found.
+    /// The namespace that has them.
     pub(super) namespace: Option<NamespaceName>,
 }
 
 impl Part {
-    /// How many entries the replies to `keys` keys have.
+    /// The number of entries in the replies to `keys` keys.
     pub(super) fn entries(&self, keys: usize) -> u64 {
         let of_pod = |pod: &Pod| (pod.depth() as usize).saturating_sub(self.offset).min(keys) as u64;
         self.pods.iter().map(of_pod).sum()
@@ -70,18 +70,18 @@ impl Part {
     }
 }
 
-/// What a connection has asked last, for a pipeline that comes in parts.
+/// The last prompt of a connection, for a pipeline that comes in parts.
 #[derive(Debug, Default)]
 pub(super) struct Chain {
     keys: Vec<SequenceHash>,
-    /// Whether somebody has all of them, so that more may follow.
+    /// True where somebody has all of them, so that more may follow.
     is_held: bool,
-    /// Where its prompts were found last.
+    /// The namespace that had its prompts last.
     namespace: Option<NamespaceName>,
 }
 
 impl Chain {
-    /// What comes next is another prompt.
+    /// Ends the prompt: the next keys are of another.
     pub(super) fn end(&mut self) {
         self.keys = Vec::new();
         self.is_held = false;
@@ -102,7 +102,7 @@ impl Prefixes {
         }
     }
 
-    /// Who holds the blocks of `keys`, which are a prompt, or go on with the one that `chain` has.
+    /// The holders of `keys`, which are a prompt, or go on with the one that `chain` has.
     pub(super) fn ask(&self, chain: &mut Chain, keys: &[u64]) -> Part {
         let keys: Vec<SequenceHash> = keys.iter().copied().map(SequenceHash::from).collect();
         let before = std::mem::take(&mut chain.keys);
@@ -148,7 +148,7 @@ impl Prefixes {
         part
     }
 
-    /// Where the prompt is held, and by whom. A prompt has the hashes of one namespace: `likely` is asked first, the others where that has
+    /// The namespace that has some of the prompt, and its holders. A prompt has the hashes of one namespace: `likely` is asked first, the others where that has
     /// none of it.
     fn find(&self, key: &QueryKey, likely: Option<&NamespaceName>) -> Option<(NamespaceName, Found)> {
         let others = self.answerer.namespaces().with_chains();

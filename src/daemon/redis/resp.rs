@@ -92,7 +92,7 @@ fn number(digits: &[u8]) -> Option<i64> {
 #[derive(Debug, Default)]
 pub(super) struct Replies {
     bytes: Vec<u8>,
-    /// Whether the client has asked for version 3.
+    /// True where the client has asked for version 3.
     pub(super) is_third: bool,
 }
 
@@ -143,7 +143,7 @@ impl Replies {
         }
     }
 
-    /// What has the form of a reply already.
+    /// Bytes that have the form of a reply already.
     pub(super) fn raw(&mut self, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);
     }

@@ -31,7 +31,7 @@ fn tokens(first: u32, blocks: u32) -> Vec<u32> {
     (first..first + blocks * SIZE).collect()
 }
 
-/// What is held on the device.
+/// The blocks on the device.
 fn held(naive: &Naive) -> Vec<SequenceHash> {
     naive.blocks(0).into_iter().collect()
 }

@@ -30,7 +30,7 @@ pub struct TranslatorSettings {
     pub block_size: BlockSize,
     /// Whose hashes count.
     pub mode: HashMode,
-    /// In whose chains hashes are computed; none for the contract's.
+    /// The chains in which hashes are computed; none for the contract's.
     pub chains: Option<SchemeChains>,
     /// Most names that are kept; a block with several groups of layers has one for each.
     pub blocks_max: usize,

@@ -8,7 +8,7 @@ use super::python::{Publishers, Spec, python};
 use super::{BLOCK, Site, follow_text, removed, stored, tokens};
 use crate::support::eventually;
 
-/// Who holds how much of the sequence `which` in a namespace.
+/// The holders of a key in a namespace.
 async fn ask(site: &Site, namespace: &NamespaceName, key: QueryKey) -> Option<Vec<HolderMatch>> {
     let asked = site.client.queries.query(namespace, SingleQuery::new(key)).await;
     asked.ok().map(|reply| reply.holders)

@@ -19,7 +19,7 @@ use std::str::FromStr;
 use super::block::{BlockSize, Token};
 use super::sequence::SequenceHash;
 
-/// How the hashes of a scheme are computed.
+/// Algorithms that compute the hashes of a scheme.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum SchemeAlgorithm {
     /// `hashAlgorithm: xxh64` of llm-d.
@@ -41,10 +41,10 @@ impl SchemeAlgorithm {
     }
 }
 
-/// Whose rolling hash a namespace speaks, where it is not the contract's. As text `llm-d-xxh64`, or `llm-d-xxh64:SEED`.
+/// The rolling hash that a namespace speaks in place of the contract's. As text `llm-d-xxh64`, or `llm-d-xxh64:SEED`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Scheme {
-    /// How the hashes are computed.
+    /// The algorithm of its hashes.
     pub algorithm: SchemeAlgorithm,
     /// The seed, a text; empty where there is none.
     pub seed: String,

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::wides;
 
-/// What a prompt consists of.
+/// Prompts, by their tokens.
 #[derive(Clone, Copy)]
 enum Prompt {
     /// 53 tokens from 1 on, in blocks of 16.

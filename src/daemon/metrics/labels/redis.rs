@@ -3,9 +3,9 @@
 use super::LabelValue;
 
 label_values! {
-    /// What a command of a router of llm-d was about.
+    /// Commands of routers of llm-d, by what they are about.
     RedisCommand: "command" {
-        /// Who holds a block.
+        /// A look-up of a block.
         Hkeys => "hkeys",
         /// A speculative entry is written or taken back.
         Write => "write",

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use kvatlas_core::index::Namespace;
 use kvatlas_core::wire::{ErrorCode, QueryKey, WireError};
 
-/// What `key` asks for, in the hashes that the namespace speaks. Tokens are hashed here where these are not the contract's.
+/// The key in the hashes that the namespace speaks. Tokens are hashed here where these are not the contract's.
 ///
 /// # Errors
 ///
