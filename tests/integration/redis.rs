@@ -350,7 +350,7 @@ async fn clients_need_the_password_and_have_bounds() {
     let settings = [
         ("redis.listen", "127.0.0.1:0"),
         ("redis.token_file", token.as_str()),
-        ("redis.max_command_bytes", "4KiB"),
+        ("redis.max_command_bytes", "4 KiB"),
         ("redis.max_connections_per_source", "2"),
     ];
     let daemon = daemon(broker.url(), &settings).await;
@@ -391,6 +391,45 @@ async fn clients_need_the_password_and_have_bounds() {
     assert_eq!(first.rest().await, "");
     others[1].write(b"*1\r\n$4\r\nping\r\n").await;
     assert_eq!(others[1].read_like(hello).await, hello);
+    daemon.stop().await;
+}
+
+/// A PING with so many bytes of text, and its reply; none where the connection was cut.
+async fn long_ping(daemon: &Daemon, bytes: usize) -> Option<String> {
+    let mut router = Router::connect(daemon).await;
+    let text = format!("${bytes}\r\n{}\r\n", "x".repeat(bytes));
+    let command = format!("*2\r\n$4\r\nPING\r\n{text}");
+    // Either may fail: the connection ends while bytes are on their way.
+    router.0.write_all(command.as_bytes()).await.ok()?;
+    let mut reply = vec![0; text.len()];
+    let read = tokio::time::timeout(PATIENCE, router.0.read_exact(&mut reply));
+    read.await.expect("a reply or the end comes").ok()?;
+    String::from_utf8(reply).ok().filter(|reply| *reply == text)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn all_commands_that_wait_have_one_bound() {
+    let broker = broker().await;
+    let settings = [
+        ("redis.listen", "127.0.0.1:0"),
+        ("redis.max_receiving_bytes", "1 MiB"),
+    ];
+    let daemon = daemon(broker.url(), &settings).await;
+    assert!(long_ping(&daemon, 60_000).await.is_some());
+    let mut slow = Router::connect(&daemon).await;
+    slow.write(b"*2\r\n$4\r\nPING\r\n$1000000\r\n").await;
+    slow.write("x".repeat(999_999).as_bytes()).await;
+    eventually("there is no room", async || {
+        long_ping(&daemon, 60_000).await.is_none().then_some(())
+    })
+    .await;
+    // Who has room already keeps it, and small commands need none.
+    slow.write(b"y\r\n").await;
+    let reply = slow
+        .read_like(&format!("$1000000\r\n{}y\r\n", "x".repeat(999_999)))
+        .await;
+    assert!(reply.ends_with("xy\r\n"));
+    assert!(long_ping(&daemon, 60_000).await.is_some());
     daemon.stop().await;
 }
 
