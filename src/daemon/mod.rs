@@ -10,7 +10,7 @@
 //! | `outcomes` | whether requests find what answers promised | |
 //! | [`snapshots`] | writes, restores and exchanges files | `lanes` |
 //! | [`admin`] | HTTP listener: metrics, probes, views | |
-//! | `page` | the admin listener's page for a browser | `queries` |
+//! | `page` | the admin listener's page for a browser | `queries`, `outcomes` |
 //! | [`http`] | the query listener: the same answers over HTTP | `lanes`, `queries`, `outcomes` |
 //! | `dynamo` | the request plane on which Dynamo's router asks | `queries` |
 //! | [`broker`] | connections to NATS, the development broker | |
@@ -23,6 +23,7 @@
 //! |---|---|
 //! | `shared.rs` | what `life` hands to the four rooms that start tasks: `sources`, `resync`, `queries`, `snapshots` |
 //! | `listener.rs` | one HTTP listener within limits, which `admin` and `http` use |
+//! | [`runbook`] | what the pages for operators say of a word: for the page, `kvatlas explain` and `kvatlas doctor` |
 //! | `instance.rs` | the name by which people tell this daemon from others |
 //!
 //! # The way of one batch
@@ -128,6 +129,7 @@ mod page;
 mod pages;
 mod queries;
 mod resync;
+pub mod runbook;
 mod shared;
 pub mod snapshots;
 mod sources;

@@ -194,6 +194,7 @@ fn view(shared: &Shared, metrics: MetricsHandle) -> DaemonView {
         answerer,
         Arc::clone(&shared.readiness),
         Arc::clone(&shared.sample),
+        Arc::clone(&shared.outcomes),
         metrics.clone(),
     );
     DaemonView {
