@@ -15,6 +15,8 @@ use kvatlas_client::unix_time_us;
 use kvatlas_core::wire::{DegradedReason, NamespaceName};
 
 use crate::daemon::admin::{AdminBody, ReadinessReport};
+use crate::daemon::outcomes::BrokenPromise;
+use crate::daemon::runbook::mend_of;
 
 use super::atlas::{Atlas, Lens};
 use super::fleet::FleetChange;
@@ -41,8 +43,8 @@ const EVENT_STREAM: &str = "text/event-stream";
 struct Hello {
     version: &'static str,
     commit: &'static str,
-    /// The words for the bits of a holder's reasons.
-    reasons: Vec<(u32, &'static str)>,
+    /// The words for the bits of a holder's reasons, and what to do about each.
+    reasons: Vec<(u32, &'static str, String)>,
 }
 
 #[derive(Serialize)]
@@ -65,6 +67,8 @@ struct NamespaceJson {
     distinct_blocks: u64,
     held_blocks: u64,
     bytes: u64,
+    /// Holders of which exact answers promised more than requests found lately.
+    broken_promises: Vec<BrokenPromise>,
 }
 
 impl Page {
@@ -171,7 +175,9 @@ impl Page {
             reasons: report.reasons(),
             namespaces: namespaces
                 .iter()
-                .map(|namespace| NamespaceJson::of(namespace))
+                .map(|namespace| {
+                    NamespaceJson::of(namespace, self.outcomes.broken_promises(&namespace.name, now))
+                })
                 .collect(),
             rates: shared.meter.rates(),
             fleet: shared.fleet.change(heard),
@@ -204,7 +210,10 @@ impl Page {
 
 impl Hello {
     fn new() -> Self {
-        let reasons = DegradedReason::ALL.map(|reason| (reason as u32, reason.as_str()));
+        let reasons = DegradedReason::ALL.map(|reason| {
+            let word = reason.as_str();
+            (reason as u32, word, mend_of([word].into_iter(), "what to do"))
+        });
         Self {
             version: env!("CARGO_PKG_VERSION"),
             commit: env!("BUILD_COMMIT"),
@@ -214,7 +223,7 @@ impl Hello {
 }
 
 impl NamespaceJson {
-    fn of(namespace: &kvatlas_core::index::Namespace) -> Self {
+    fn of(namespace: &kvatlas_core::index::Namespace, broken_promises: Vec<BrokenPromise>) -> Self {
         let sizes = namespace.indexer.sizes();
         Self {
             name: namespace.name.as_str().to_owned(),
@@ -223,6 +232,7 @@ impl NamespaceJson {
             distinct_blocks: sizes.distinct_blocks,
             held_blocks: sizes.held_blocks,
             bytes: sizes.bytes,
+            broken_promises,
         }
     }
 }
