@@ -43,8 +43,10 @@ const EVENT_STREAM: &str = "text/event-stream";
 struct Hello {
     version: &'static str,
     commit: &'static str,
-    /// The words for the bits of a holder's reasons, and what to do about each.
-    reasons: Vec<(u32, &'static str, String)>,
+    /// The words for the bits of a holder's reasons.
+    reasons: Vec<(u32, &'static str)>,
+    /// What to do about each word.
+    mends: Vec<(&'static str, String)>,
 }
 
 #[derive(Serialize)]
@@ -210,14 +212,13 @@ impl Page {
 
 impl Hello {
     fn new() -> Self {
-        let reasons = DegradedReason::ALL.map(|reason| {
-            let word = reason.as_str();
-            (reason as u32, word, mend_of([word].into_iter(), "what to do"))
-        });
+        let reasons = DegradedReason::ALL.map(|reason| (reason as u32, reason.as_str()));
+        let mend = |(_, word)| (word, mend_of([word].into_iter(), "what to do"));
         Self {
             version: env!("CARGO_PKG_VERSION"),
             commit: env!("BUILD_COMMIT"),
             reasons: reasons.to_vec(),
+            mends: reasons.into_iter().map(mend).collect(),
         }
     }
 }

@@ -134,7 +134,7 @@ const frames = new Stream({
   hello(hello) {
     say(document.getElementById("version"), `${hello.version} (${hello.commit})`);
     fleet.setReasons(hello.reasons);
-    trouble.setReasons(hello.reasons);
+    trouble.setReasons(hello.reasons, hello.mends);
   },
   frame: onFrame,
 }, () => setReadiness("no connection", false));

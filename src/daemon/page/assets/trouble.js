@@ -15,9 +15,9 @@ export class Trouble {
   #words = [];
 
   /** The words for the bits of a holder's reasons, and what to do about each. */
-  setReasons(reasons) {
+  setReasons(reasons, mends) {
     this.#words = reasons;
-    this.#mends = new Map(reasons.map(([, word, mend]) => [word, mend]));
+    this.#mends = new Map(mends);
   }
 
   /** Takes in a frame and all holders. */
