@@ -18,7 +18,7 @@ use crate::daemon::queries::{HEAVY_WORK, HeavyRequest, HeavyTurns};
 
 use super::commands::{Commands, Goes, Session, is, key_of};
 use super::prefixes::{Chain, Part, Prefixes};
-use super::resp::{Replies, read_command};
+use super::resp::{Command, Replies, read_command};
 
 /// Bytes of replies that are made before they are written.
 const PIECE_BYTES: usize = 64 << 10;
@@ -191,7 +191,7 @@ impl Connection<'_> {
         let (mut at, mut goes) = (0, Goes::On);
         let mut keys: Vec<u64> = Vec::new();
         while goes == Goes::On {
-            let (words, taken) = match read_command(input.get(at..).unwrap_or_default()) {
+            let Command { words, bytes } = match read_command(input.get(at..).unwrap_or_default()) {
                 Ok(Some(command)) => command,
                 Ok(None) => break,
                 Err(error) => {
@@ -200,7 +200,7 @@ impl Connection<'_> {
                     return Ok(Goes::Away);
                 }
             };
-            at += taken;
+            at += bytes;
             let Some(name) = words.first() else {
                 continue;
             };

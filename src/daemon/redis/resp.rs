@@ -26,17 +26,25 @@ pub(super) enum ProtocolError {
     TextEnd,
 }
 
-/// The words of the command that `bytes` begin with, and how many bytes it takes; none where its end has not come. Words of nothing are to be
-/// passed over.
-pub(super) fn read_command(bytes: &[u8]) -> Result<Option<(Vec<&[u8]>, usize)>, ProtocolError> {
+/// A command.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Command<'a> {
+    /// Its name and its arguments; without any it is to be passed over.
+    pub(super) words: Vec<&'a [u8]>,
+    /// Bytes that it takes.
+    pub(super) bytes: usize,
+}
+
+/// The command that `bytes` begin with; none where its end has not come.
+pub(super) fn read_command(bytes: &[u8]) -> Result<Option<Command<'_>>, ProtocolError> {
     let Some((line, mut at)) = read_line(bytes, 0)? else {
         return Ok(None);
     };
     let Some(count) = line.strip_prefix(b"*") else {
         // A person types, or a prober asks whether somebody is there.
         let words = line.split(u8::is_ascii_whitespace);
-        let words = words.filter(|word| !word.is_empty());
-        return Ok(Some((words.collect(), at)));
+        let words = words.filter(|word| !word.is_empty()).collect();
+        return Ok(Some(Command { words, bytes: at }));
     };
     let count = match number(count) {
         Some(..=0) => 0,
@@ -67,7 +75,7 @@ pub(super) fn read_command(bytes: &[u8]) -> Result<Option<(Vec<&[u8]>, usize)>, 
         words.push(word);
         at = end + 2;
     }
-    Ok(Some((words, at)))
+    Ok(Some(Command { words, bytes: at }))
 }
 
 /// The line from `from` on without its end, and where the next begins; none where its end has not come.
@@ -172,14 +180,15 @@ mod tests {
 
     #[test]
     fn lines_are_commands_too() {
-        for (line, expected) in [
+        for (line, words) in [
             (&b"PING\r\n"[..], vec![&b"PING"[..]]),
             (b"  hkeys  1 \n", vec![b"hkeys", b"1"]),
             (b"\r\n", vec![]),
             (b"*0\r\n", vec![]),
             (b"*-1\r\n", vec![]),
         ] {
-            assert_eq!(read_command(line), Ok(Some((expected, line.len()))));
+            let bytes = line.len();
+            assert_eq!(read_command(line), Ok(Some(Command { words, bytes })));
         }
     }
 
@@ -230,7 +239,8 @@ mod tests {
             }
             let with_more = [bytes.clone(), behind].concat();
             let words: Vec<&[u8]> = words.iter().map(Vec::as_slice).collect();
-            prop_assert_eq!(read_command(&with_more), Ok(Some((words, bytes.len()))));
+            let bytes = bytes.len();
+            prop_assert_eq!(read_command(&with_more), Ok(Some(Command { words, bytes })));
         }
 
         #[test]
@@ -239,8 +249,8 @@ mod tests {
             let mut changed_one = command(&[bytes, b"x".to_vec()]);
             let place = place.index(changed_one.len());
             changed_one[place] = changed;
-            if let Ok(Some((_, taken))) = read_command(&changed_one) {
-                prop_assert!(taken <= changed_one.len());
+            if let Ok(Some(command)) = read_command(&changed_one) {
+                prop_assert!(command.bytes <= changed_one.len());
             }
         }
     }
