@@ -29,21 +29,22 @@ if [ "${1:-}" = --only ]; then
 fi
 deploy/setup.sh
 need_kvatlas
-export NATS_SERVER_BIN=${NATS_SERVER_BIN:-$(command -v nats-server || echo "$root/.tools/nats-server")}
+export NATS_SERVER_BIN="${NATS_SERVER_BIN:-$(command -v nats-server || echo "$root/.tools/nats-server")}"
 
-# Builds llm-d's side of the test into .tools/llmd, unless it is there.
+# Builds llm-d's side of the test into .tools/llmd, unless it is there as it is. False where that cannot be done.
 make_llmd() {
-    LLMD_BIN=${LLMD_BIN:-$root/.tools/llmd}
-    export LLMD_BIN
-    if [ -x "$LLMD_BIN" ] && [ "$LLMD_BIN" -nt tests/routers/llmd/main.go ]; then return; fi
+    if [ -n "${LLMD_BIN:-}" ]; then return; fi
+    export LLMD_BIN="$root/.tools/llmd"
+    if [ -x "$LLMD_BIN" ] && cmp -s tests/routers/llmd/main.go "$LLMD_BIN.go"; then return; fi
     if [ -z "${LLMD_SOURCE:-}" ] || ! command -v go >/dev/null; then return 1; fi
     copy=$(mktemp -d)
     cp -R "$LLMD_SOURCE/." "$copy"
     mkdir -p "$copy/cmd/llmdtest"
     cp tests/routers/llmd/main.go "$copy/cmd/llmdtest/"
-    (cd "$copy" && go build -o "$LLMD_BIN" ./cmd/llmdtest) || LLMD_BIN=
+    built=0
+    (cd "$copy" && go build -o "$LLMD_BIN" ./cmd/llmdtest) || built=1
     rm -rf "$copy"
-    [ -n "$LLMD_BIN" ]
+    [ "$built" = 0 ] && cp tests/routers/llmd/main.go "$LLMD_BIN.go"
 }
 
 play_llmd() {

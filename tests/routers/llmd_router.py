@@ -15,6 +15,7 @@ import contextlib
 import json
 import os
 import random
+import select
 import socket
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgpack
+import msgpack  # type: ignore[import-untyped]
 import zmq
 
 SIZE = 16
@@ -174,8 +175,7 @@ class Driver:
         return answered
 
     def poll(self) -> bool:
-        import select
-
+        assert self.process.stdout is not None
         return bool(select.select([self.process.stdout], [], [], 0.005)[0])
 
 
