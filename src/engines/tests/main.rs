@@ -18,5 +18,6 @@ mod groups;
 mod oracle;
 mod pool;
 mod rules;
+mod saved;
 mod subscribed;
 mod windows;

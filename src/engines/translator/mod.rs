@@ -9,6 +9,8 @@
 //!    `rules::contradictions_are_left_out`.
 //! 3. The full state is what its events so far add up to, parents before children. Test: `oracle::events_add_up_to_the_cache`.
 //! 4. Its memory is bounded by [`TranslatorSettings::blocks_max`]. Test: `rules::a_full_table_takes_no_more`.
+//! 5. One that was saved and restored between any two batches says the same as one that was not. Tests: `oracle::events_add_up_to_the_cache`,
+//!    `groups::what_a_request_reuses_is_what_all_groups_have`.
 
 mod adapters;
 mod beyond;
@@ -21,6 +23,7 @@ mod output;
 mod past;
 mod removal;
 mod resumable;
+mod saved;
 mod settings;
 mod sizes;
 mod spots;
@@ -48,6 +51,7 @@ use windows::Windows;
 pub use content::content_hashes;
 pub use facts::GroupFacts;
 pub use output::{Translation, TranslationPart};
+pub use saved::{SavedError, SavedTranslator};
 pub use settings::{HashMode, TranslatorSettings};
 
 /// Translates the events of one holder: one engine's publisher and rank.
