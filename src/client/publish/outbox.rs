@@ -532,6 +532,31 @@ mod tests {
     }
 
     #[test]
+    fn who_knows_from_before_what_there_is_goes_on_above_all_that_was_heard_of() {
+        let mut outbox = outbox(PublisherOptions {
+            beginning: Beginning::Above(70),
+            ..PublisherOptions::default()
+        });
+        let cursor = |epoch, seq| BatchCursor { epoch, seq };
+        assert_eq!(outbox.cursor, cursor(71, 1));
+        let doubts = DegradedReasons::of(DegradedReason::UpstreamLost);
+        let doubted = Event::Doubted(doubts);
+        let first = outbox.add(Tier::DEVICE, vec![doubted.clone()], at(2)).remove(0);
+        assert_eq!(decoded(&first).seq, 2, "daemons ask for what came before");
+        outbox.add(Tier::DEVICE, vec![stored(1, 4)], at(3));
+        let taken = outbox.take_turn(90, at(4));
+        assert_eq!(
+            (outbox.cursor, decoded(&taken).events),
+            (cursor(91, 2), vec![doubted])
+        );
+        assert!(outbox.seal(at(5)).is_none(), "it is part of the full state");
+        // The clock is ahead of both, and the ring has nothing of before.
+        assert!(decoded(&outbox.take_turn(5, at(1000))).events.len() == 1);
+        assert_eq!(outbox.cursor, cursor(1000, 2));
+        assert!(outbox.ring.after(0).is_none() && outbox.ring.after(1).is_some());
+    }
+
+    #[test]
     fn estimates_are_never_too_low() {
         let tokens = StoredBlocks {
             content: Some(BlockContent::Tokens {

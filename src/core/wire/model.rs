@@ -20,13 +20,15 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 use super::subject::{NameError, NamespaceName, WorkerName};
 
 /// The tenant that is meant where none is named.
 pub const DEFAULT_TENANT: &str = "default";
 
 /// A model's cache, as engines and gateways name it: the model, and the tenant or routing group it is kept apart for.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ModelKey {
     /// The name under which the model is served. Adapters count as their base model.
     pub model: String,

@@ -7,6 +7,8 @@
 //!
 //! What can't be placed can only add blocks to its own tier, so it leaves that tier in doubt and no other.
 
+mod saved;
+
 use hashbrown::{HashMap, HashSet};
 
 use kvatlas_core::hash::{BlockHash, SequenceHash, next_sequence_hash};
@@ -19,7 +21,6 @@ use super::chain::{Block, Slot};
 use super::groups::LaneId;
 use super::output::Translation;
 use super::past::Past;
-use super::saved::{SavedBeyond, SavedError};
 use super::tiers::{TIERS, TierIndex, TierSet};
 use super::{HashMode, Start, Translator};
 
@@ -84,43 +85,6 @@ impl From<Reason> for Unplaced {
 }
 
 impl Beyond {
-    /// All that is known between two batches.
-    pub(super) fn save(&self) -> SavedBeyond {
-        SavedBeyond {
-            doubts: self.doubts,
-            chunks: self.chunks,
-            past: self
-                .past
-                .iter()
-                .map(|(name, block)| (name, block.into()))
-                .collect(),
-            is_used: self.is_used,
-            has_ends: self.has_ends,
-            has_parts: self.has_parts,
-            has_salts: self.has_salts,
-            has_objects: self.has_objects,
-        }
-    }
-
-    /// What was saved.
-    pub(super) fn restore(saved: SavedBeyond) -> Result<Self, SavedError> {
-        let mut past = Past::default();
-        for (name, block) in saved.past {
-            past.remember(name, block.block()?);
-        }
-        Ok(Self {
-            doubts: saved.doubts,
-            chunks: saved.chunks,
-            past,
-            is_used: saved.is_used,
-            has_ends: saved.has_ends,
-            has_parts: saved.has_parts,
-            has_salts: saved.has_salts,
-            has_objects: saved.has_objects,
-            ..Self::default()
-        })
-    }
-
     /// Notes what tells blocks of a stored event apart, beside their tokens.
     pub(super) fn note_keys(&mut self, stored: &EngineStored) {
         self.has_salts |= stored.cache_salt.is_some();

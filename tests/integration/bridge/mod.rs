@@ -2,6 +2,7 @@
 
 mod forms;
 mod frames;
+mod lasting;
 mod life;
 mod python;
 mod replays;
@@ -9,6 +10,7 @@ mod sizes;
 mod sources;
 mod stalls;
 mod subscribed;
+mod together;
 
 use std::time::Duration;
 
