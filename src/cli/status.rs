@@ -162,7 +162,7 @@ impl Status {
         }
         if degraded > 0 {
             return Err(Failure::failed(format_args!(
-                "{degraded} of {} degraded; `kvatlas doctor` and deploy/operating.md say what to do",
+                "{degraded} of {} degraded; kvatlas doctor says which, and what to do",
                 counted(holders, "holder is", "holders are")
             )));
         }

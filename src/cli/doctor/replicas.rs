@@ -15,6 +15,7 @@ use super::namespaces::{self, Hashed, Published};
 use super::report::Check;
 use crate::cli::Failure;
 use crate::cli::admin_client::{AdminArguments, AdminClient, Role};
+use crate::cli::runbook::mend_of;
 use crate::cli::text::counted;
 
 /// A difference of clocks above which lags and times in the log mislead.
@@ -268,7 +269,7 @@ async fn check_readiness(name: &str, replica: &AdminClient) -> Result<(Role, Che
     let holders = index.namespaces.iter().map(|sizes| sizes.holders).sum();
     if !readiness.ready {
         let found = format!("not ready: {}", readiness.reasons.join("; "));
-        let mend = "deploy/operating.md says what each reason needs";
+        let mend = mend_of(readiness.unset(), "if it stays unset");
         return Ok((index.role, Check::failed(name, found, mend)));
     }
     Ok((index.role, Check::fine(name, describe_ready(index.role, holders))))

@@ -244,6 +244,13 @@ class QueryReply:
     behind_us: int
     fields: dict[str, Any]
 
+    @property
+    def exact(self) -> bool:
+        """Whether the whole answer is certain: who is named, how much each has, and that nobody else has more."""
+        is_whole = self.gathered is None or not self.gathered.missing
+        are_found = self.foreign_holders == 0 and self.doubtful_holders == 0
+        return is_whole and are_found and all(holder.exact for holder in self.holders)
+
 
 @dataclass(frozen=True, slots=True)
 class HolderStatus:
