@@ -336,10 +336,13 @@ impl Follower {
             // The bridge is so far behind that only the connection can give it what it lacks. Another look shows when it has.
             Verified::Beyond if was_verified => return self.lost().await,
             Verified::Stranger if was_verified => return self.settle_contradiction().await,
-            Verified::Stranger | Verified::Beyond => {
+            behind @ (Verified::Stranger | Verified::Beyond) => {
                 // Nothing is left of the old process; until the new one has told what it has, it is out of sight.
                 self.relay.lost().await?;
-                self.relay.restart(None).await?;
+                match behind {
+                    Verified::Beyond => self.relay.restart_behind_a_gap().await?,
+                    _ => self.relay.restart(None).await?,
+                }
                 self.continuity.restart();
                 if !self.ask_all().await? {
                     // It has forgotten some of that meanwhile. Another look finds the rest.

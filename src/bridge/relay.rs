@@ -437,9 +437,23 @@ impl Relay {
     /// missing already, for this reason.
     pub(super) async fn restart(&mut self, doubt: Option<Reason>) -> Result<(), PublisherError> {
         self.engine_metrics.restarted(&self.name);
+        self.begin_anew(doubt, Translator::reset).await
+    }
+
+    /// Batches of the engine are out of reach: a new epoch begins, of which nothing is known. What names stood for is remembered: it may be the same
+    /// process.
+    pub(super) async fn restart_behind_a_gap(&mut self) -> Result<(), PublisherError> {
+        self.begin_anew(None, Translator::reset_but_names).await
+    }
+
+    async fn begin_anew(
+        &mut self,
+        doubt: Option<Reason>,
+        reset: fn(&mut Translator),
+    ) -> Result<(), PublisherError> {
         self.tell().await?;
         let mut untold = self.take_untold().await;
-        untold.blocks.0.reset();
+        reset(&mut untold.blocks.0);
         self.rank = None;
         if let Some(reason) = doubt {
             untold.blocks.0.note_doubt(reason);

@@ -96,7 +96,7 @@ fn a_file_that_is_damaged_or_foreign_is_refused_with_words() {
         assert_eq!(words(&damaged), "it is damaged", "changed at {place}");
     }
     assert_eq!(words(b"something else"), "it is no file of a bridge's state");
-    let mut newer = whole.clone();
+    let mut newer = whole;
     newer[8] = 2;
     assert_eq!(
         words(&newer),

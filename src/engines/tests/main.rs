@@ -17,6 +17,7 @@ mod fuzz;
 mod groups;
 mod oracle;
 mod pool;
+mod recalled;
 mod rules;
 mod saved;
 mod subscribed;

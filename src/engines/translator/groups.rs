@@ -65,6 +65,12 @@ impl Groups {
         self.lanes.iter().map(|(_, lane)| lane.len()).sum()
     }
 
+    /// What the names of main attention stand for, in all of its groups.
+    pub(super) fn names_of_main(&self) -> impl Iterator<Item = (u64, Slot)> {
+        let lanes = self.lanes.iter().filter(|(index, _)| *index != Some(STAND_IN));
+        lanes.flat_map(|(_, lane)| lane.iter())
+    }
+
     /// Takes everything away. What the groups are stays known.
     pub(super) fn clear(&mut self) {
         self.lanes.iter_mut().for_each(|(_, lane)| lane.clear());

@@ -83,6 +83,11 @@ impl Lane {
         Ok(lane)
     }
 
+    /// What the names stand for.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u64, Slot)> {
+        self.names.iter().map(|(name, known)| (*name, known.slot))
+    }
+
     pub(super) fn len(&self) -> usize {
         self.names.len()
     }

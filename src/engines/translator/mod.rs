@@ -21,6 +21,7 @@ mod groups;
 mod lane;
 mod output;
 mod past;
+mod recalled;
 mod removal;
 mod resumable;
 mod saved;
@@ -43,6 +44,7 @@ use beyond::Beyond;
 use chain::{Block, Chain, Slot};
 use content::Contents;
 use groups::{Groups, LaneId, STAND_IN};
+use recalled::Recalled;
 use resumable::Step;
 use sizes::Sizes;
 use tiers::TierIndex;
@@ -63,6 +65,7 @@ pub struct Translator {
     windows: Windows,
     step: Step,
     beyond: Beyond,
+    recalled: Recalled,
     contents: Contents,
     sizes: Sizes,
     adapters: Adapters,
@@ -123,6 +126,7 @@ impl Translator {
             groups: Groups::default(),
             step: Step::default(),
             beyond: Beyond::default(),
+            recalled: Recalled::default(),
             contents: Contents::default(),
             sizes: Sizes::default(),
             adapters: Adapters::default(),
@@ -196,6 +200,7 @@ impl Translator {
         self.windows = Windows::new(self.settings.block_size.as_u32());
         self.step = Step::default();
         self.beyond = Beyond::default();
+        self.recalled = Recalled::default();
         (self.doubt, self.hides_groups) = (None, false);
     }
 
@@ -289,6 +294,7 @@ impl Translator {
         self.windows.clear();
         self.step.clear();
         self.beyond.clear(held, self.settings.clears_up_to);
+        self.recalled = Recalled::default();
         (self.doubt, self.hides_groups) = (None, false);
         output.push_for_all_tiers(Event::Cleared);
     }
@@ -313,7 +319,12 @@ impl Translator {
         if self.names() + names.len() > self.settings.blocks_max {
             return Err(Reason::TableFull);
         }
-        let start = self.start_of(batch, stored, lane)?;
+        let start = match (self.start_of(batch, stored, lane), stored.parent) {
+            (Err(Reason::UnknownParent), Some(parent)) if self.recall(lane, parent, names.len(), output) => {
+                self.start_of(batch, stored, lane)?
+            }
+            (start, _) => start?,
+        };
         self.compute_chain(batch, stored, &start)?;
         let may_be_report = self.may_be_report(stored, names, lane);
         if self.insert(names, &start, lane, tier)? {

@@ -16,6 +16,7 @@ use super::adapters::Adapters;
 use super::beyond::Beyond;
 use super::chain::{Block, Chain};
 use super::groups::Groups;
+use super::recalled::Recalled;
 use super::settings::TranslatorSettings;
 use super::sizes::Sizes;
 use super::tiers::TIERS;
@@ -53,6 +54,7 @@ pub struct SavedTranslator {
     groups: SavedGroups,
     windows: SavedWindows,
     beyond: SavedBeyond,
+    recalled: Vec<(u64, SavedBlock)>,
     sizes: Sizes,
     adapters: Adapters,
     untold: Untold,
@@ -206,6 +208,7 @@ impl Translator {
             groups: self.groups.save(),
             windows: self.windows.save(),
             beyond: self.beyond.save(),
+            recalled: self.recalled.save(),
             sizes: self.sizes,
             adapters: self.adapters.clone(),
             untold: self.untold,
@@ -226,7 +229,7 @@ impl Translator {
         if found != expected {
             return Err(SavedError::BlockSize { found, expected });
         }
-        let (names, names_max) = (saved.names(), settings.blocks_max);
+        let (names, names_max) = (saved.names().max(saved.recalled.len()), settings.blocks_max);
         if names > names_max {
             return Err(SavedError::TooMany { names, names_max });
         }
@@ -244,6 +247,7 @@ impl Translator {
             groups,
             windows,
             beyond: Beyond::restore(saved.beyond)?,
+            recalled: Recalled::restore(saved.recalled)?,
             sizes: saved.sizes,
             adapters: saved.adapters,
             untold: saved.untold,
