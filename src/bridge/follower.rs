@@ -341,7 +341,10 @@ impl Follower {
                 self.relay.lost().await?;
                 match behind {
                     Verified::Beyond => self.relay.restart_behind_a_gap().await?,
-                    _ => self.relay.restart(None).await?,
+                    _ => {
+                        self.short_replay = None;
+                        self.relay.restart(None).await?;
+                    }
                 }
                 self.continuity.restart();
                 if !self.ask_all().await? {

@@ -98,7 +98,8 @@ impl Follower {
 
     /// Says that an answer begins at `begins`, behind what is needed. While a connection stands, it may still give that.
     fn note_short_replay(&mut self, begins: u64) {
-        if self.is_verified {
+        let is_told = self.short_replay.is_some() && self.continuity.last().is_none();
+        if self.is_verified || is_told {
             return;
         }
         let needed = self.continuity.last().map_or(0, |last| last.saturating_add(1));
