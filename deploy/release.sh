@@ -1,6 +1,7 @@
 #!/bin/sh
 # Builds the release of the commit that is checked out, so that whoever builds it gets the same bytes:
-#   deploy/release.sh DIRECTORY            kvatlas-VERSION-TARGET.tar.gz, the wheel that pip installs, and SHA256SUMS
+#   deploy/release.sh DIRECTORY            kvatlas-VERSION-TARGET.tar.gz, the wheel that pip installs, a bill of
+#                                          materials, and SHA256SUMS
 #   deploy/release.sh --check DIRECTORY    builds it twice, at two places, and compares
 #
 # The same bytes need the same commit, toolchain (releasing.md), C compiler and C library. Paths, times, users and the environment do not count.
@@ -65,6 +66,7 @@ build() {
     tar --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner -C "$1" -cf - "$name" |
         gzip --no-name --best >"$2/$name.tar.gz"
     deploy/wheel.sh "$built" "$2" >/dev/null
+    python3 deploy/sbom.py >"$2/kvatlas-$version.cdx.json"
 }
 
 work=$(mktemp -d)
@@ -82,4 +84,4 @@ if [ "$is_check" = true ]; then
         echo "release: ${archive##*/} is the same, built at two places"
     done
 fi
-(cd "$out" && sha256sum kvatlas-*.tar.gz kvatlas-*.whl >SHA256SUMS && cat SHA256SUMS)
+(cd "$out" && sha256sum kvatlas-*.tar.gz kvatlas-*.whl kvatlas-*.cdx.json >SHA256SUMS && cat SHA256SUMS)

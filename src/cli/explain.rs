@@ -1,10 +1,11 @@
 //! `kvatlas explain`: what a word of answers, alerts, metrics or settings means, and what to do.
 
 use clap::Args;
+use kvatlas::daemon::config::meant;
 
 use super::failure::Failure;
 use super::output::print;
-use super::runbook::{Entry, entries, words};
+use kvatlas::daemon::runbook::{Entry, entries, words};
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
@@ -47,12 +48,7 @@ fn text_of(word: &str, entry: &Entry) -> String {
 }
 
 fn unknown(word: &str) -> String {
-    let near = |known: &&&str| strsim::jaro_winkler(known, word);
-    let words = words();
-    let nearest = words
-        .iter()
-        .max_by(|one, other| near(one).total_cmp(&near(other)));
-    match nearest.filter(|known| near(known) > 0.8) {
+    match meant(word, words().into_iter()) {
         Some(known) => format!("nothing explains {word:?}: did you mean {known}?"),
         None => format!("nothing explains {word:?}: kvatlas explain lists all words"),
     }

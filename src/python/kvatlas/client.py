@@ -31,14 +31,17 @@ from .gather import gather, merge_replies, merge_results, merge_statuses, refusa
 from .models import DEFAULT_TENANT, namespace_of
 from .subjects import PREFIX, Subjects
 from .wire import (
+    OUTCOMES_MAX,
     Gathered,
     HolderStatus,
+    Outcome,
     Query,
     QueryReply,
     StatusReply,
     decode_batch_reply,
     decode_query_reply,
     decode_status_reply,
+    encode_outcomes,
     encode_queries,
     encode_query,
 )
@@ -199,6 +202,24 @@ class QueryClient:
             return merge_statuses(*await self._gather(subject, b"", decode_status_reply, patience))
         reply = await self._request(self._subjects.status(name), b"", patience)
         return decode_status_reply(reply.data)
+
+    async def tell(
+        self,
+        namespace: str | None = None,
+        outcomes: Sequence[Outcome] = (),
+        *,
+        model: str | None = None,
+        tenant: str = DEFAULT_TENANT,
+    ) -> None:
+        """Tells what requests found of what answers promised, so that daemons can compare. Nobody replies.
+
+        :raises ConnectionFailedError: where the connection takes nothing.
+        """
+        subject = self._subjects.outcome(namespace_of(namespace, model, tenant))
+        for begin in range(0, len(outcomes), OUTCOMES_MAX):
+            payload = encode_outcomes(outcomes[begin : begin + OUTCOMES_MAX])
+            with self._errors(subject, payload, self.patience):
+                await self._nats.publish(subject, payload)
 
     def _patience_of(self, patience: float | None) -> float:
         return self.patience if patience is None else patience

@@ -30,7 +30,7 @@ from .models import DEFAULT_TENANT
 from .publisher import Events, PublisherCounters
 from .publisher import Publisher as _AsyncPublisher
 from .subjects import PREFIX
-from .wire import HolderStatus, Query, QueryReply, StatusReply
+from .wire import HolderStatus, Outcome, Query, QueryReply, StatusReply
 
 _T = TypeVar("_T")
 
@@ -133,6 +133,17 @@ class QueryClient:
     ) -> StatusReply:
         """How far a daemon has followed the holders of a namespace."""
         return _run(self._client.status(namespace, model=model, tenant=tenant, patience=patience))
+
+    def tell(
+        self,
+        namespace: str | None = None,
+        outcomes: Sequence[Outcome] = (),
+        *,
+        model: str | None = None,
+        tenant: str = DEFAULT_TENANT,
+    ) -> None:
+        """Tells what requests found of what answers promised. Nobody replies."""
+        _run(self._client.tell(namespace, outcomes, model=model, tenant=tenant))
 
     def applied(self, namespace: str, worker: str, cursor: Cursor, rank: int = 0) -> HolderStatus:
         """Waits until a daemon has applied a publisher's batch and all before."""

@@ -9,9 +9,10 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import nats.errors
 import pytest
-from processes import Broker, Daemon
+from processes import PATIENCE, Broker, Daemon
 from world import NAMESPACE, eventually, hashes, options, world
 
 import kvatlas
@@ -76,6 +77,29 @@ async def test_a_model_is_named_as_it_is_served(broker: Broker, daemon: Daemon) 
         with pytest.raises(kvatlas.InvalidValueError, match="no query"):
             await client.query(namespace)
     assert connection.is_closed
+
+
+async def test_what_requests_found_is_told(broker: Broker, daemon: Daemon) -> None:
+    async with world(broker.url) as here, kvatlas.connect(broker.url) as router:
+        publisher = await here.publisher("gpu-0")
+        await publisher.publish(Stored(hashes(1, 150)))
+        await here.matching(hashes(1, 150), [("gpu-0", 0, 150, True)])
+        heard = await here.nats.subscribe(f"kvatlas.v1.outcome.{NAMESPACE}")
+        await here.nats.flush()
+        client = QueryClient(router)
+        reply = await client.query(NAMESPACE, Query.by_sequence_hashes(hashes(1, 150)))
+        outcome = kvatlas.Outcome.of(reply.holders[0], found_tokens=16 * 120, prompt_tokens=16 * 150 + 1)
+        await client.tell(NAMESPACE, [outcome] * 300)
+        reports = [msgpack.unpackb((await heard.next_msg(PATIENCE)).data) for _ in range(2)]
+        assert [len(report["outcomes"]) for report in reports] == [256, 44]
+        assert reports[0]["outcomes"][0] == {
+            "worker": "gpu-0",
+            "rank": 0,
+            "promised_blocks": 150,
+            "found_tokens": 1920,
+            "prompt_tokens": 2401,
+            "exact": True,
+        }
 
 
 async def test_a_query_has_a_patience_of_its_own(broker: Broker) -> None:
