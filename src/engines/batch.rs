@@ -7,6 +7,7 @@ use std::fmt::Write;
 
 use kvatlas_core::hash::Token;
 use kvatlas_core::wire::{Rank, Tier};
+use serde::{Deserialize, Serialize};
 
 use crate::reason::{Reason, ReasonCounts};
 
@@ -38,7 +39,7 @@ impl Span {
 }
 
 /// Kinds of groups of layers, by what a request needs of their caches.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum GroupKind {
     /// Main attention: all blocks of the prefix.
     Main,
@@ -256,7 +257,7 @@ pub struct EventNumber {
 }
 
 /// What the form of a stream has no room for, so that its events cannot tell it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Untold {
     /// The salts of blocks.
     pub salts: bool,

@@ -25,6 +25,7 @@
 use std::fmt;
 
 use crate::hash::{Scheme, SchemeChains};
+use serde::{Deserialize, Serialize};
 
 use super::subject::{NameError, NamespaceName, WorkerName};
 
@@ -32,13 +33,14 @@ use super::subject::{NameError, NamespaceName, WorkerName};
 pub const DEFAULT_TENANT: &str = "default";
 
 /// A model's cache, as engines and gateways name it: the model, and the tenant or routing group it is kept apart for.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ModelKey {
     /// The name under which the model is served. Adapters count as their base model.
     pub model: String,
     /// The tenant or routing group; [`DEFAULT_TENANT`] where there is none.
     pub tenant: String,
     /// The rolling hash that names the blocks; none where it is the contract's.
+    #[serde(default)]
     pub scheme: Option<Scheme>,
 }
 

@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 
 use kvatlas_core::hash::Scheme;
+use serde::{Deserialize, Serialize};
 
 /// The word for what an engine's events do not tell.
 const UNTOLD: &str = "untold";
 
 /// What is said of an engine's blocks beside its events.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct BesideEvents {
     /// Names of adapters by their numbers, for engines that tell only the number.
     pub adapters: BTreeMap<u64, String>,

@@ -7,6 +7,8 @@
 //!
 //! What can't be placed can only add blocks to its own tier, so it leaves that tier in doubt and no other.
 
+mod saved;
+
 use hashbrown::{HashMap, HashSet};
 
 use kvatlas_core::hash::{BlockHash, SequenceHash, next_sequence_hash};

@@ -43,6 +43,8 @@ pub struct TranslatorSettings {
     pub has_connector: bool,
     /// Whether requests may ask the engine to tell of blocks again that it has already, in the form of stored ones.
     pub has_reports: bool,
+    /// Whether a block is stored on the device only while all blocks before it are held there.
+    pub proves_ancestors: bool,
     /// The last tier that a clear is known to empty, with those before it.
     pub clears_up_to: Tier,
     /// Whether the engine's blocks are told apart by more than its events say: what it has is in doubt then, whatever comes.
@@ -62,6 +64,7 @@ impl Default for TranslatorSettings {
             counts_copies: true,
             has_connector: false,
             has_reports: false,
+            proves_ancestors: false,
             clears_up_to: Tier::EXTERNAL,
             is_untold: false,
             groups: GroupFacts::default(),
@@ -76,6 +79,8 @@ impl TranslatorSettings {
             counts_copies: format.counts_copies(),
             has_connector: format.has_connector(),
             has_reports: format == Format::Vllm,
+            // The request that computes it refers to them: see the scenario `evidence` of tests/engines.
+            proves_ancestors: format == Format::Vllm,
             clears_up_to: format.clears_up_to(),
             ..Self::default()
         }

@@ -2,6 +2,7 @@
 
 mod forms;
 mod frames;
+mod lasting;
 mod life;
 mod python;
 mod replays;
@@ -10,6 +11,7 @@ mod sizes;
 mod sources;
 mod stalls;
 mod subscribed;
+mod together;
 
 use std::time::Duration;
 

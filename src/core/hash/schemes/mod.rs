@@ -16,11 +16,13 @@ mod llmd;
 use std::fmt;
 use std::str::FromStr;
 
+use serde::{Deserialize, Serialize};
+
 use super::block::{BlockSize, Token};
 use super::sequence::SequenceHash;
 
 /// Algorithms that compute the hashes of a scheme.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum SchemeAlgorithm {
     /// `hashAlgorithm: xxh64` of llm-d.
     LlmdXxh64,
@@ -42,7 +44,7 @@ impl SchemeAlgorithm {
 }
 
 /// The rolling hash that a namespace speaks in place of the contract's. As text `llm-d-xxh64`, or `llm-d-xxh64:SEED`.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Scheme {
     /// The algorithm of its hashes.
     pub algorithm: SchemeAlgorithm,
