@@ -126,10 +126,9 @@ def evidence(world: World, seeded: random.Random, rounds: int) -> None:
         world.bridge.start()
         for host in world.hosts:
             world.none_exact(host, 10)
-        lacked = world.lacks(systems)
-        assert lacked > 0, "what was kept is believed though nobody knows whether it is there still"
+        wait_until("the bridge has asked", lambda: world.differences(systems)[0] > 0 == world.differences(systems)[1])
         world.serve_behind(systems)
-        wait_until("prefixes are known again", lambda: world.lacks(systems) == 0)
+        wait_until("prefixes are known again", lambda: world.differences(systems) == (0, 0))
         world.compare(20, behind=5)
         for number in range(len(world.holders)):
             world.reset(number)

@@ -245,16 +245,16 @@ class World:
             for holder in self.holders:
                 self._serve_by(holder.host, [(holder.place, self.chats.longer(prompt))])
 
-    def lacks(self, prompts: list[Prompt]) -> int:
-        """How many blocks of the prompts caches have, of which nothing is known. More than caches have is never told."""
-        lacking, truth = 0, self._truth(prompts)
+    def differences(self, prompts: list[Prompt]) -> tuple[int, int]:
+        """How many blocks of the prompts caches have that are not known, and how many are told that they don't have."""
+        lacking, invented, truth = 0, 0, self._truth(prompts)
         for number, prompt in enumerate(prompts):
             found, _ = self._answers(prompt)
             for holder, depths in truth.items():
                 (held, _), (told, _) = depths[number], found.get(holder, (0, 0))
-                assert told <= held, f"{holder} is said to have {told} blocks, and has {held}"
-                lacking += held - told
-        return lacking
+                lacking += max(0, held - told)
+                invented += max(0, told - held)
+        return lacking, invented
 
     def reset(self, number: int) -> None:
         """Clears the cache of a holder."""

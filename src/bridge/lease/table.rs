@@ -161,7 +161,10 @@ impl Table {
     /// Ends to follow a holder: another may speak for it at once.
     pub(super) fn remove(&mut self, holder: u64, number: u64) {
         if self.own.get(&holder).is_some_and(|own| own.number == number) {
-            self.own.remove(&holder);
+            // A publisher that ends later is silent meanwhile.
+            if let Some(own) = self.own.remove(&holder) {
+                own.turn.send_replace(None);
+            }
             self.is_news = true;
         }
     }
