@@ -258,7 +258,8 @@ impl Listeners {
         let Some(listen) = self.http.0 else {
             return Ok(None);
         };
-        let token = self.http_token_file.as_deref().map(read_token);
+        let token = self.http_token_file.as_deref();
+        let token = token.map(|path| read_token("http.token_file", path));
         let parts = HttpParts::of_bridge(
             Arc::new(bridge.clone()),
             Arc::clone(view) as Arc<dyn AdminSource>,

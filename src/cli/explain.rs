@@ -5,7 +5,7 @@ use kvatlas::daemon::config::meant;
 
 use super::failure::Failure;
 use super::output::print;
-use super::runbook::{Entry, entries, words};
+use kvatlas::daemon::runbook::{Entry, entries, words};
 
 pub(super) const EXAMPLES: &str = "\
 Examples:

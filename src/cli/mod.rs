@@ -32,7 +32,6 @@ mod publish_wait;
 mod query;
 mod query_report;
 mod replay;
-mod runbook;
 mod serve;
 mod snapshot;
 mod status;

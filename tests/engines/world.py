@@ -50,6 +50,9 @@ class Layout:
     has_replay: bool = True
     # `kvatlas up`: daemon and bridge in one process.
     is_one_process: bool = False
+    # Whether the bridge has a state directory, and whether a second one follows the same engines.
+    keeps_state: bool = False
+    has_spare: bool = False
     settings: dict[str, object] = field(default_factory=dict)
     # Of a model with several groups of layers: its name, the retention of vLLM, and how many requests an engine serves at once.
     model: str | None = None
@@ -96,6 +99,9 @@ class World:
         file.write_text(tables)
         follow = ["--engines-file", str(file), "--model", MODEL, "--block-size", str(layout.block_size)]
         self.bridge: Process
+        self.spare = Bridge(folder, nats_port, [*follow, "--lease", "pair"]) if layout.has_spare else None
+        follow += ["--lease", "pair"] if layout.has_spare else []
+        follow += ["--state", str(folder / "state")] if layout.keeps_state else []
         if layout.is_one_process:
             self.bridge = self.daemon = Daemon(folder, nats_port, port, settings, ["up", *follow])
         else:
@@ -159,6 +165,8 @@ class World:
             self.broker.start()
             if not self.layout.is_one_process:
                 self.bridge.start()
+            if self.spare:
+                self.spare.start()
             self.daemon.start()
             if self.layout.has_replay and self.layout.can_be_exact:
                 self.all_exact()
@@ -168,7 +176,7 @@ class World:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in {self.bridge, self.daemon, self.broker}:
+        for process in {self.bridge, self.spare, self.daemon, self.broker} - {None}:
             process.kill()
         for host in self.hosts:
             host.kill()
@@ -230,6 +238,23 @@ class World:
         wrong = self.counts.wrong_exact
         assert counted["outcomes"] == self._told, (counted, self._told)
         assert (counted["outcome_missing_blocks"] > 0) <= (wrong > 0), (counted, wrong)
+
+    def serve_behind(self, prompts: list[Prompt]) -> None:
+        """Serves a longer request behind each of the prompts, by each engine."""
+        for prompt in prompts:
+            for holder in self.holders:
+                self._serve_by(holder.host, [(holder.place, self.chats.longer(prompt))])
+
+    def differences(self, prompts: list[Prompt]) -> tuple[int, int]:
+        """How many blocks of the prompts caches have that are not known, and how many are told that they don't have."""
+        lacking, invented, truth = 0, 0, self._truth(prompts)
+        for number, prompt in enumerate(prompts):
+            found, _ = self._answers(prompt)
+            for holder, depths in truth.items():
+                (held, _), (told, _) = depths[number], found.get(holder, (0, 0))
+                lacking += max(0, held - told)
+                invented += max(0, told - held)
+        return lacking, invented
 
     def reset(self, number: int) -> None:
         """Clears the cache of a holder."""

@@ -36,6 +36,7 @@ mod object_store;
 mod outage;
 mod outcomes;
 mod permissions;
+mod redis;
 mod refusals;
 mod replay;
 mod resync;

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use kvatlas::daemon::runbook::mend_of;
 use kvatlas_core::wire::DegradedReasons;
 use serde::Deserialize;
 
 use super::report::Check;
-use crate::cli::runbook::mend_of;
 use crate::cli::text::counted;
 
 /// Holders that have a line of their own, at most.

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use futures_util::future::try_join_all;
+use kvatlas::daemon::runbook::mend_of;
 use kvatlas_client::unix_time_us;
 use serde::Deserialize;
 
@@ -16,7 +17,6 @@ use super::promises::{self, Promising};
 use super::report::Check;
 use crate::cli::Failure;
 use crate::cli::admin_client::{AdminArguments, AdminClient, Role};
-use crate::cli::runbook::mend_of;
 use crate::cli::text::counted;
 
 /// A difference of clocks above which lags and times in the log mislead.

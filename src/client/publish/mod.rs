@@ -59,6 +59,7 @@ mod state;
 mod table;
 mod task;
 mod transport;
+mod voice;
 
 pub use cut::{CutBounds, cut_events};
 pub use error::PublisherError;
@@ -66,3 +67,4 @@ pub use handle::{HolderPublisher, PublishedHolder, PublisherCounters};
 pub use options::{Beginning, PublisherOptions, Transport};
 pub use refusals::{PublishConnection, Refusals};
 pub use state::{FullState, SharedState};
+pub use voice::{Term, Voice};

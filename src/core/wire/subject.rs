@@ -216,6 +216,11 @@ impl Subjects {
         format!("{}roster.{queue_group}", self.root)
     }
 
+    /// Where bridges of `group` say for which holders they speak.
+    pub fn bridges(&self, group: &str) -> String {
+        format!("{}bridges.{group}", self.root)
+    }
+
     /// Where operators send `command`.
     pub fn admin(&self, command: AdminCommand) -> String {
         format!("{}admin.{}", self.root, command.as_str())

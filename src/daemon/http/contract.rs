@@ -361,8 +361,7 @@ mod tests {
 
     #[test]
     fn json_says_what_the_contract_says() {
-        let single =
-            parsed(r#"{"model":"m","tokens":[1,2,4294967295],"lora_name":"a","limit":3,"x":1}"#).unwrap();
+        let single = parsed(r#"{"model":"m","tokens":[1,2,4294967295],"lora_name":"a","limit":3}"#).unwrap();
         let mut expected = SingleQuery::new(QueryKey::Tokens {
             tokens: vec![1, 2, u32::MAX],
             lora_name: Some("a".to_owned()),
@@ -370,6 +369,7 @@ mod tests {
         });
         expected.options.limit = Some(3);
         assert_eq!(single, QueryRequest::Single(expected));
+        assert!(serde_json::from_str::<RequestJson>(r#"{"model":"m","tokens":[1],"x":1}"#).is_err());
         let batch = parsed(r#"{"queries":[{"sequence_hashes":[-1]},{"block_hashes":["0x7"]}]}"#).unwrap();
         let QueryRequest::Batch(queries) = batch else {
             panic!("not a batch");

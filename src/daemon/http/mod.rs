@@ -42,8 +42,9 @@ mod shared;
 mod tests;
 mod workers;
 
+pub(crate) use auth::is_same;
 pub use auth::{TokenError, read_token};
-pub use beside::BesideEvents;
+pub use beside::{BesideEvents, read_scheme};
 pub use engines::{
     EngineKey, EngineRegistry, EngineState, EngineStatus, NewEngine, RegisterRefusal, RemovedEngines, SizeOf,
     follow_patiently,

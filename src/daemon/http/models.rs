@@ -6,7 +6,7 @@ use axum::extract::State;
 use axum::response::Response;
 use serde::Serialize;
 
-use kvatlas_core::wire::{DEFAULT_TENANT, ModelKey};
+use kvatlas_core::wire::ModelKey;
 
 use super::error::ContractError;
 use super::shared::{Shared, json_response};
@@ -32,10 +32,8 @@ pub(super) async fn models(State(shared): State<Arc<Shared>>) -> Result<Response
         .iter()
         .map(|namespace| {
             // A namespace whose name no model makes is its own model.
-            let key = ModelKey::of_namespace(&namespace.name).unwrap_or_else(|| ModelKey {
-                model: namespace.name.to_string(),
-                tenant: DEFAULT_TENANT.to_owned(),
-            });
+            let key = ModelKey::of_namespace(&namespace.name);
+            let key = key.unwrap_or_else(|| ModelKey::new(namespace.name.to_string()));
             Model {
                 id: key.model,
                 object: "model",

@@ -11,7 +11,7 @@ use serde_json::json;
 use kvatlas_core::wire::{ModelKey, Rank};
 use kvatlas_engines::{Format, GroupFacts};
 
-use super::beside::BesideEvents;
+use super::beside::{BesideEvents, read_scheme};
 use super::caller::Caller;
 use super::dialect::{Instance, cache_of, status_ok};
 use super::engines::{EngineKey, NewEngine, follow_patiently};
@@ -40,6 +40,7 @@ pub(super) struct RegisterJson {
     hybrid: Option<bool>,
     eagle: Option<bool>,
     divergent_hits: Option<bool>,
+    scheme: Option<String>,
 }
 
 impl RegisterJson {
@@ -79,11 +80,12 @@ pub(super) async fn register(
         request.salts.as_deref(),
         request.lookahead.as_deref(),
     );
+    let scheme = request.scheme.as_deref().map(read_scheme).transpose();
     let instance = request.instance_id.into_text();
     let engine = NewEngine {
         key: EngineKey {
             instance: instance.clone(),
-            model,
+            model: model.speaking(scheme.map_err(HttpError::BadRequest)?),
             rank,
         },
         endpoint: request.endpoint,
@@ -157,7 +159,7 @@ pub(super) async fn unregister(
     let is_meant = |key: &EngineKey| {
         let is_model = match (words, names_group) {
             (Words::Dynamo, false) => key.model.model == model.model,
-            _ => key.model == model,
+            _ => key.model.is_same_cache(&model),
         };
         key.instance == instance && is_model && request.dp_rank.is_none_or(|rank| rank == key.rank)
     };

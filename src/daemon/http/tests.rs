@@ -211,7 +211,7 @@ fn what_an_answer_always_has_is_required() {
         ),
         ("HolderStatus", &[]),
         ("StatusReply", &["gathered"]),
-        ("Worker", &["exact"]),
+        ("Worker", &["exact", "scheme"]),
         ("Listener", &["last_error"]),
     ] {
         let required = document["components"]["schemas"][name]["required"].as_array();

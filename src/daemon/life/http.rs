@@ -34,7 +34,10 @@ pub(super) async fn start_http(
     let Some(listen) = config.listen else {
         return Ok(None);
     };
-    let token = config.token_file.as_deref().map(read_token).transpose()?;
+    let token = config.token_file.as_deref();
+    let token = token
+        .map(|path| read_token("http.token_file", path))
+        .transpose()?;
     let answerer = shared.listener_answerer();
     let parts = HttpParts {
         index: Some(IndexParts {

@@ -43,6 +43,7 @@ pub struct Daemon {
     broker: Option<EmbeddedBroker>,
     admin: Option<AdminServer>,
     http: Option<HttpServer>,
+    redis_address: Option<SocketAddr>,
     readiness: Arc<Readiness>,
     trust: Arc<StreamTrust>,
     pool: Arc<LanePool>,
@@ -72,6 +73,11 @@ impl Daemon {
     /// Where queries are answered over HTTP, if anywhere.
     pub fn http_address(&self) -> Option<SocketAddr> {
         self.http.as_ref().map(HttpServer::local_addr)
+    }
+
+    /// The address at which llm-d's routers are answered, if any.
+    pub fn redis_address(&self) -> Option<SocketAddr> {
+        self.redis_address
     }
 
     /// Waits until an operator tells the daemon to stop.

@@ -18,6 +18,7 @@ use crate::daemon::metrics::{MetricsHandle, ProcessMetrics, install_shared};
 use crate::daemon::outcomes::Outcomes;
 use crate::daemon::page::Page;
 use crate::daemon::queries::{Answerer, query_limits, start_gateway, start_queries};
+use crate::daemon::redis::start_redis;
 use crate::daemon::resync::start_resyncer;
 use crate::daemon::shared::{Shared, Stage};
 use crate::daemon::snapshots::{Disk, Storage, start_snapshots};
@@ -101,6 +102,7 @@ impl Daemon {
         view.snapshots.lock().clone_from(&snapshots);
         let drain = CancellationToken::new();
         start_commands(&shared, snapshots.clone(), &drain, &upkeep).await?;
+        let mut redis_address = None;
         let (events, queries) = if shared.config.gateway.enabled {
             (Stage::default(), start_gateway(&shared).await?)
         } else {
@@ -108,6 +110,7 @@ impl Daemon {
             start_resyncer(&shared, &events).await?;
             let queries = start_queries(&shared, followed).await?;
             start_dynamo(&shared, &queries).await?;
+            redis_address = start_redis(&shared, &queries).await?;
             (events, queries)
         };
         Ok(Self {
@@ -122,6 +125,7 @@ impl Daemon {
             broker,
             admin,
             http,
+            redis_address,
             readiness: shared.readiness,
             trust: shared.trust,
             pool: shared.pool,
@@ -194,6 +198,7 @@ fn view(shared: &Shared, metrics: MetricsHandle) -> DaemonView {
         answerer,
         Arc::clone(&shared.readiness),
         Arc::clone(&shared.sample),
+        Arc::clone(&shared.outcomes),
         metrics.clone(),
     );
     DaemonView {

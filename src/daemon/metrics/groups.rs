@@ -5,8 +5,8 @@ use super::{
     AdminMetrics, BridgeMetrics, BuildMetrics, ConnectionMetrics, EngineMetrics, EventMetrics, GatherMetrics,
     HolderOutcomeMetrics, HttpBodyMetrics, HttpConnectionMetrics, HttpMetrics, LaneMetrics,
     MissingShardMetrics, NamespaceGauges, OutcomeErrorMetrics, OutcomeMetrics, ProcessMetrics,
-    QueryErrorMetrics, QueryMetrics, ResyncGauges, ResyncMetrics, ShardMetrics, SnapshotMetrics,
-    StreamMetrics, TraceMetrics,
+    QueryErrorMetrics, QueryMetrics, RedisConnectionMetrics, RedisGuessMetrics, RedisMetrics, ResyncGauges,
+    ResyncMetrics, ShardMetrics, SnapshotMetrics, StreamMetrics, TraceMetrics,
 };
 
 /// Lists every group. A new group is added here.
@@ -46,6 +46,9 @@ groups! {
     HttpMetrics,
     HttpConnectionMetrics,
     HttpBodyMetrics,
+    RedisMetrics,
+    RedisConnectionMetrics,
+    RedisGuessMetrics,
     BridgeMetrics,
     EngineMetrics,
     TraceMetrics,

@@ -87,6 +87,10 @@ macro_rules! label_values {
     };
 }
 
+mod redis;
+
+pub use redis::{GuessDrop, RedisCommand, RedisRefusal};
+
 label_values! {
     /// Why a whole batch was dropped without a change to the index.
     DropReason: "reason" {
@@ -600,6 +604,9 @@ mod tests {
         check::<ReplyDropReason>();
         check::<GatherOutcome>();
         check::<SpanDropReason>();
+        check::<RedisCommand>();
+        check::<RedisRefusal>();
+        check::<GuessDrop>();
         check::<LaneWork>();
         check::<Connection>();
         check::<ConnectionEvent>();

@@ -37,6 +37,7 @@ mod outcome_metrics;
 mod process_metrics;
 mod query_metrics;
 mod recorder;
+mod redis_metrics;
 mod reference;
 mod resync_metrics;
 mod snapshot_metrics;
@@ -59,6 +60,7 @@ pub use query_metrics::{AnsweredPrompt, QueryErrorMetrics, QueryMetrics};
 #[cfg(test)]
 pub(crate) use recorder::tests::rendered;
 pub use recorder::{MetricsError, MetricsHandle, install, install_shared};
+pub use redis_metrics::{RedisConnectionMetrics, RedisGuessMetrics, RedisMetrics};
 pub use reference::metrics_markdown;
 pub use resync_metrics::{ResyncGauges, ResyncMetrics};
 pub use snapshot_metrics::{RestoredSnapshot, SnapshotMetrics};

@@ -27,12 +27,14 @@ mod ahead;
 mod beyond;
 mod found;
 mod pieces;
+mod spoken;
 mod status;
 mod unlisted;
 
 use beyond::{Asked, Doubted};
 pub(crate) use found::{Found, FoundHolder};
 use pieces::Replies;
+use spoken::spoken;
 use status::status;
 pub(crate) use status::{report, unsized_holders};
 use unlisted::{Listed, count_doubtful};
@@ -279,11 +281,12 @@ impl Answerer {
     }
 
     fn reply(&self, namespace: &Namespace, query: &SingleQuery) -> Result<QueryReply, WireError> {
+        let spoken = spoken(namespace, &query.key)?;
         if let Some(positions) = &query.positions {
             return self.reply_with_bounds(namespace, query, positions);
         }
         let indexer = &namespace.indexer;
-        let mut chain = self.chain(indexer, &query.key)?;
+        let mut chain = self.chain(indexer, &spoken)?;
         let options = &query.options;
         let doubts = self.doubts(namespace, &query.key);
         let asked = Asked::of(query, chain.len(), indexer);
@@ -292,7 +295,7 @@ impl Answerer {
         });
         let mut reply = QueryReply {
             query_blocks: asked.blocks,
-            foreign_holders: foreign_holders(indexer, &query.key),
+            foreign_holders: foreign_holders(indexer, &spoken),
             ..searched
         };
         if options.explain {

@@ -41,6 +41,6 @@ mod turns;
 mod whole;
 
 pub(crate) use answer::{Answerer, AnyReply, Found, FoundHolder, described, report, unsized_holders};
-pub(crate) use heavy::HeavyTurns;
+pub(crate) use heavy::{HEAVY_WORK, HeavyRequest, HeavyTurns};
 pub(crate) use sample::{AnswerCounts, BLOCKS_MAX as SAMPLED_BLOCKS_MAX, QuerySample, SampledQuery};
 pub(crate) use start::{query_limits, start_gateway, start_queries};

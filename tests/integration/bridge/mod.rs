@@ -2,13 +2,16 @@
 
 mod forms;
 mod frames;
+mod lasting;
 mod life;
 mod python;
 mod replays;
+mod schemes;
 mod sizes;
 mod sources;
 mod stalls;
 mod subscribed;
+mod together;
 
 use std::time::Duration;
 

@@ -9,20 +9,20 @@ const PAGES: [&str; 3] = [
 
 /// What a page says of a word.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Entry {
+pub struct Entry {
     /// The heading that it stands under.
-    pub(super) section: String,
+    pub section: String,
     /// What is said, each with the title of its column; a section of text has none.
-    pub(super) said: Vec<(String, String)>,
+    pub said: Vec<(String, String)>,
 }
 
 /// All that the pages say of `word`: the rows of tables that begin with it, and the sections of its name.
-pub(super) fn entries(word: &str) -> Vec<Entry> {
+pub fn entries(word: &str) -> Vec<Entry> {
     PAGES.iter().flat_map(|page| entries_of(page, word)).collect()
 }
 
 /// What the column `title` says of these words, each sentence once; where it says nothing, who would.
-pub(super) fn mend_of<'a>(words: impl Iterator<Item = &'a str>, title: &str) -> String {
+pub fn mend_of<'a>(words: impl Iterator<Item = &'a str>, title: &str) -> String {
     let mut mends: Vec<String> = Vec::new();
     for word in words {
         let mend = said_of(word, title).unwrap_or_else(|| format!("kvatlas explain {word}"));
@@ -42,7 +42,7 @@ fn said_of(word: &str, title: &str) -> Option<String> {
 }
 
 /// The words that the pages explain, in their order.
-pub(super) fn words() -> Vec<&'static str> {
+pub fn words() -> Vec<&'static str> {
     let mut words: Vec<&str> = Vec::new();
     for line in PAGES.iter().flat_map(|page| page.lines()) {
         let explained = match line.strip_prefix("### ") {
