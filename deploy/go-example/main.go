@@ -34,6 +34,9 @@ type holderMatch struct {
 	UsableBlocks  *int     `msgpack:"usable_blocks"`
 	Exact         bool     `msgpack:"exact"`
 	Degraded      []string `msgpack:"degraded"`
+	// Where requests for it go, and how it is labelled; empty where that is not known.
+	Address string            `msgpack:"address"`
+	Labels  map[string]string `msgpack:"labels"`
 }
 
 // usable is how many leading blocks a request reuses: a daemon says it where that is not all that match.
@@ -111,17 +114,20 @@ func show(connection *nats.Conn, namespace, title string, query map[string]inter
 	for _, holder := range found.Holders {
 		fmt.Printf("  %s holds %d of %d blocks, %d of them usable, exact: %t %v\n",
 			holder.Worker, holder.MatchedBlocks, found.QueryBlocks, holder.usable(), holder.Exact, holder.Degraded)
+		if holder.Address != "" {
+			fmt.Printf("    at %s %v\n", holder.Address, holder.Labels)
+		}
 	}
 	return nil
 }
 
-func run(url, namespace, worker string, stay bool) error {
+func run(url, namespace, worker, address string, stay bool) error {
 	connection, err := nats.Connect(url, nats.MaxReconnects(-1))
 	if err != nil {
 		return err
 	}
 	defer connection.Close()
-	publisher, err := StartPublisher(connection, namespace, worker)
+	publisher, err := StartPublisher(connection, namespace, worker, address)
 	if err != nil {
 		return err
 	}
@@ -164,9 +170,10 @@ func main() {
 	url := flag.String("url", nats.DefaultURL, "NATS server")
 	namespace := flag.String("namespace", "llama", "namespace of the cache")
 	worker := flag.String("worker", "gpu-0", "name of the worker")
+	address := flag.String("address", "", "where requests for the worker go, as HOST:PORT")
 	stay := flag.Bool("stay", false, "go on as the worker until interrupted")
 	flag.Parse()
-	if err := run(*url, *namespace, *worker, *stay); err != nil {
+	if err := run(*url, *namespace, *worker, *address, *stay); err != nil {
 		log.Fatal(err)
 	}
 }

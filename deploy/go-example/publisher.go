@@ -27,13 +27,15 @@ type event map[string]interface{}
 
 // A batch of the contract.
 type batch struct {
-	V      int     `msgpack:"v"`
-	Epoch  uint64  `msgpack:"epoch"`
-	Seq    uint64  `msgpack:"seq"`
-	Rank   uint32  `msgpack:"rank"`
-	TimeUs uint64  `msgpack:"time_us"`
-	Size   int     `msgpack:"block_size"`
-	Events []event `msgpack:"events"`
+	V      int    `msgpack:"v"`
+	Epoch  uint64 `msgpack:"epoch"`
+	Seq    uint64 `msgpack:"seq"`
+	Rank   uint32 `msgpack:"rank"`
+	TimeUs uint64 `msgpack:"time_us"`
+	Size   int    `msgpack:"block_size"`
+	// Where requests for the worker go. Saying it in every batch is the simplest way: the last one counts.
+	Address string  `msgpack:"address,omitempty"`
+	Events  []event `msgpack:"events"`
 }
 
 // A daemon's question for what it has missed.
@@ -67,6 +69,7 @@ type block struct {
 type Publisher struct {
 	connection *nats.Conn
 	subject    string
+	address    string
 	questions  *nats.Subscription
 	stop       chan struct{}
 	started    time.Time
@@ -81,10 +84,12 @@ type Publisher struct {
 }
 
 // StartPublisher begins a new epoch, whose number is the time, so that it replaces all that the worker said before.
-func StartPublisher(connection *nats.Conn, namespace, worker string) (*Publisher, error) {
+// An address may be empty.
+func StartPublisher(connection *nats.Conn, namespace, worker, address string) (*Publisher, error) {
 	publisher := &Publisher{
 		connection: connection,
 		subject:    fmt.Sprintf("kvatlas.v1.events.%s.%s", namespace, worker),
+		address:    address,
 		stop:       make(chan struct{}),
 		started:    time.Now(),
 		epoch:      uint64(time.Now().UnixMicro()),
@@ -153,7 +158,7 @@ func (p *Publisher) send(events ...event) error {
 	}
 	p.seq++
 	p.timeUs = uint64(time.Now().UnixMicro())
-	payload, err := msgpack.Marshal(batch{V: 1, Epoch: p.epoch, Seq: p.seq, TimeUs: p.timeUs, Size: blockSize, Events: events})
+	payload, err := msgpack.Marshal(batch{V: 1, Epoch: p.epoch, Seq: p.seq, TimeUs: p.timeUs, Size: blockSize, Address: p.address, Events: events})
 	if err != nil {
 		return err
 	}
@@ -253,7 +258,7 @@ func (p *Publisher) fullState() ([][]byte, error) {
 			count = eventsInChunk
 		}
 		// The number of a batch in a full state says nothing, but 0 is none.
-		part, err := msgpack.Marshal(batch{V: 1, Epoch: p.epoch, Seq: p.seq + 1, Size: blockSize, Events: events[:count]})
+		part, err := msgpack.Marshal(batch{V: 1, Epoch: p.epoch, Seq: p.seq + 1, Size: blockSize, Address: p.address, Events: events[:count]})
 		if err != nil {
 			return nil, err
 		}

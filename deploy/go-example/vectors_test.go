@@ -27,10 +27,12 @@ type vectors struct {
 		Meaning struct {
 			QueryBlocks int `json:"query_blocks"`
 			Holders     []struct {
-				Worker        string `json:"worker"`
-				MatchedBlocks int    `json:"matched_blocks"`
-				UsableBlocks  int    `json:"usable_blocks"`
-				Exact         bool   `json:"exact"`
+				Worker        string            `json:"worker"`
+				MatchedBlocks int               `json:"matched_blocks"`
+				UsableBlocks  int               `json:"usable_blocks"`
+				Exact         bool              `json:"exact"`
+				Address       string            `json:"address"`
+				Labels        map[string]string `json:"labels"`
 			} `json:"holders"`
 		} `json:"meaning"`
 	} `json:"query_replies"`
@@ -84,8 +86,14 @@ func TestRepliesAreRead(t *testing.T) {
 		for index, expected := range vector.Meaning.Holders {
 			holder := found.Holders[index]
 			if holder.Worker != expected.Worker || holder.MatchedBlocks != expected.MatchedBlocks ||
-				holder.usable() != expected.UsableBlocks || holder.Exact != expected.Exact {
+				holder.usable() != expected.UsableBlocks || holder.Exact != expected.Exact ||
+				holder.Address != expected.Address || len(holder.Labels) != len(expected.Labels) {
 				t.Errorf("%s: found %+v, expected %+v", vector.Name, holder, expected)
+			}
+			for key, value := range expected.Labels {
+				if holder.Labels[key] != value {
+					t.Errorf("%s: found labels %v, expected %v", vector.Name, holder.Labels, expected.Labels)
+				}
 			}
 		}
 	}

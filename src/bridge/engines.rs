@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use async_nats::Client;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -15,7 +16,7 @@ use kvatlas_client::publish::{PublishedHolder, PublisherOptions};
 use kvatlas_core::hash::BlockSize;
 use kvatlas_core::index::{Hashing, NamespaceSettings, Namespaces};
 use kvatlas_core::wire::{
-    Rank, Subjects, WorkerName, instance_of_worker, pool_of_instance, worker_of_instance,
+    Profile, Rank, Subjects, WorkerName, instance_of_worker, pool_of_instance, worker_of_instance,
 };
 use kvatlas_engines::{Format, HashMode, TranslatorSettings};
 
@@ -83,6 +84,8 @@ struct Followed {
     progress: SharedProgress,
     stop: CancellationToken,
     says_goodbye: Arc<AtomicBool>,
+    /// Its address and labels, which may change while it is followed.
+    profiles: watch::Sender<Profile>,
 }
 
 struct Inner {
@@ -175,8 +178,9 @@ impl Bridge {
             let keys = engines.iter().map(|engine| engine.key.clone()).collect();
             std::mem::replace(&mut state.given, keys)
         };
+        let is_wanted = |known: &NewEngine| engines.iter().any(|engine| engine.is_followed_like(known));
         let is_outdated =
-            |state: &EngineState| given.contains(&state.engine.key) && !engines.contains(&state.engine);
+            |state: &EngineState| given.contains(&state.engine.key) && !is_wanted(&state.engine);
         let outdated: BTreeSet<EngineKey> = self
             .engines()
             .into_iter()
@@ -210,6 +214,7 @@ impl Bridge {
         let inner = Arc::clone(&self.inner);
         let (engine, progress) = (followed.engine.clone(), followed.progress.clone());
         let (stop, says_goodbye) = (followed.stop.clone(), Arc::clone(&followed.says_goodbye));
+        let profiles = followed.profiles.subscribe();
         let task = async move {
             if engine.is_source() {
                 let task = SourceTask {
@@ -221,9 +226,9 @@ impl Bridge {
                     stop,
                     says_goodbye,
                 };
-                return inner.follow_source(task, nats).await;
+                return inner.follow_source(task, nats, profiles).await;
             }
-            let relay = match inner.own_relay(&engine, nats).await {
+            let relay = match inner.own_relay(&engine, nats, profiles).await {
                 Ok(relay) => relay,
                 Err(error) => {
                     return progress.ended(&engine, &error);
@@ -249,11 +254,17 @@ impl Bridge {
 
 impl Inner {
     /// Follows a source that tells of several holders.
-    async fn follow_source(self: Arc<Self>, task: SourceTask, nats: Client) {
+    async fn follow_source(
+        self: Arc<Self>,
+        task: SourceTask,
+        nats: Client,
+        profiles: watch::Receiver<Profile>,
+    ) {
         let (inner, engine) = (Arc::clone(&self), task.engine.clone());
         let start: StartRelay = Box::new(move |worker, rank| {
             let (inner, engine, nats) = (Arc::clone(&inner), engine.clone(), nats.clone());
-            Box::pin(async move { inner.relay(&engine, worker, rank, nats).await })
+            let profiles = profiles.clone();
+            Box::pin(async move { inner.relay(&engine, (worker, rank), nats, profiles).await })
         });
         let holders = Holders::new(start);
         let source = match task.engine.format {
@@ -272,23 +283,29 @@ impl Inner {
     }
 
     /// What tells daemons of `engine` itself, in words where that is not possible.
-    async fn own_relay(&self, engine: &NewEngine, nats: Client) -> Result<Relay, String> {
+    async fn own_relay(
+        &self,
+        engine: &NewEngine,
+        nats: Client,
+        profiles: watch::Receiver<Profile>,
+    ) -> Result<Relay, String> {
         let instance = &engine.key.instance;
         let worker = match engine.format {
             Format::Mooncake => pool_of_instance(instance),
             _ => worker_of_instance(instance),
         };
         let worker = worker.map_err(|error| error.to_string())?;
-        self.relay(engine, worker, engine.key.rank, nats).await
+        self.relay(engine, (worker, engine.key.rank), nats, profiles)
+            .await
     }
 
     /// What tells daemons of one holder of `engine`, in words where that is not possible.
     async fn relay(
         &self,
         engine: &NewEngine,
-        worker: WorkerName,
-        rank: Rank,
+        (worker, rank): (WorkerName, Rank),
         nats: Client,
+        profiles: watch::Receiver<Profile>,
     ) -> Result<Relay, String> {
         let block_size = BlockSize::new(engine.block_size).map_err(|error| error.to_string())?;
         let namespace = engine.key.model.namespace();
@@ -305,6 +322,7 @@ impl Inner {
                 // The translator has computed the contract's hashes.
                 hashing: Hashing::Engine,
             },
+            profile: profiles.borrow().clone(),
             ..self.options.publisher.clone()
         };
         let settings = TranslatorSettings {
@@ -327,6 +345,7 @@ impl Inner {
             subjects: self.subjects.clone(),
             holder,
             options,
+            profiles,
         };
         let metrics = Arc::clone(&self.metrics);
         let relay = Relay::start(engine.format, &name, settings, way, metrics).await;
@@ -368,8 +387,10 @@ impl EngineRegistry for Bridge {
         if state.is_stopping {
             return Err(RegisterRefusal::Stopping);
         }
-        if let Some(known) = state.engines.get(&engine.key) {
-            if known.engine == engine {
+        if let Some(known) = state.engines.get_mut(&engine.key) {
+            if known.engine.is_followed_like(&engine) {
+                known.profiles.send_replace(engine.profile.clone());
+                known.engine.profile = engine.profile;
                 return Ok(());
             }
             return Err(RegisterRefusal::Conflict {
@@ -403,6 +424,7 @@ impl EngineRegistry for Bridge {
             progress: SharedProgress::default(),
             stop: CancellationToken::new(),
             says_goodbye: Arc::default(),
+            profiles: watch::Sender::new(engine.profile.clone()),
         };
         if let Some(nats) = &state.nats {
             self.spawn(&followed, nats.clone());

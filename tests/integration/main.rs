@@ -10,6 +10,7 @@
     reason = "a test fails by panicking, and its modules are seen by this binary alone"
 )]
 
+mod addresses;
 mod attacker;
 mod bad_input;
 mod behind;

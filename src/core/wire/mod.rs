@@ -45,6 +45,7 @@ mod human;
 mod limits;
 mod model;
 mod positions;
+mod profile;
 mod query;
 mod reader;
 mod reasons;
@@ -52,6 +53,7 @@ mod reply;
 mod resumable;
 mod resync;
 mod roster;
+mod said_once;
 mod shard;
 mod subject;
 mod writer;
@@ -69,6 +71,7 @@ pub use model::{
     DEFAULT_TENANT, ModelKey, instance_of_worker, is_pool, pool_of_instance, worker_of_instance,
 };
 pub(crate) use positions::check_positions;
+pub use profile::{Address, Labels, Profile, ProfileError};
 pub use query::{FieldKind, QUERY_FIELDS, QueryField, QueryKey, QueryOptions, QueryRequest, SingleQuery};
 pub use reader::{Reader, Value};
 pub use reasons::{DegradedReason, DegradedReasons};

@@ -10,6 +10,7 @@ use super::Tier;
 use super::entries::{Entries, Message, serialize_entries};
 use super::error::WireError;
 use super::model::is_pool;
+use super::profile::{Address, Labels, Profile, lenient_address, lenient_labels, write_profile};
 use super::reasons::{DegradedReason, DegradedReasons};
 use super::subject::{Rank, WorkerName};
 use super::writer::{encode, encode_into};
@@ -92,6 +93,12 @@ pub struct HolderMatch {
     /// Why no more blocks are usable; only with `explain`, and absent where the whole query is.
     #[serde(default)]
     pub limited_by: Option<Limit>,
+    /// Where requests for it go; absent where that is not known.
+    #[serde(default, deserialize_with = "lenient_address")]
+    pub address: Option<Address>,
+    /// How it is labelled.
+    #[serde(default, deserialize_with = "lenient_labels")]
+    pub labels: Labels,
 }
 
 /// What a reply was gathered from; only in replies that a gateway or a gathering client put together.
@@ -182,6 +189,19 @@ impl HolderMatch {
             degraded: DegradedReasons::default(),
             dropped_out: None,
             limited_by: None,
+            address: None,
+            labels: Labels::NONE,
+        }
+    }
+
+    /// The same, with this profile.
+    #[must_use]
+    pub fn with_profile(self, profile: Profile) -> Self {
+        let Profile { address, labels } = profile;
+        Self {
+            address,
+            labels,
+            ..self
         }
     }
 
@@ -304,6 +324,12 @@ pub struct HolderStatusReply {
     /// Why it is not; absent where it is.
     #[serde(default)]
     pub degraded: DegradedReasons,
+    /// Where requests for it go; absent where that is not known.
+    #[serde(default, deserialize_with = "lenient_address")]
+    pub address: Option<Address>,
+    /// How it is labelled.
+    #[serde(default, deserialize_with = "lenient_labels")]
+    pub labels: Labels,
 }
 
 /// The answer on a status subject.
@@ -376,10 +402,10 @@ impl Message for HolderMatch {
         if let Some(limit) = self.limited_by {
             entries.text("limited_by", limit.as_str())?;
         }
-        match &self.dropped_out {
-            Some(drop_out) => entries.map("dropped_out", drop_out),
-            None => Ok(()),
+        if let Some(drop_out) = &self.dropped_out {
+            entries.map("dropped_out", drop_out)?;
         }
+        write_profile(self.address.as_ref(), &self.labels, entries)
     }
 }
 
@@ -473,7 +499,8 @@ impl Message for HolderStatusReply {
             entries.number("epoch_ahead_s", self.epoch_ahead_s)?;
         }
         entries.flag("exact", self.exact)?;
-        write_reasons(self.degraded, entries)
+        write_reasons(self.degraded, entries)?;
+        write_profile(self.address.as_ref(), &self.labels, entries)
     }
 }
 
@@ -532,13 +559,15 @@ impl BatchReply {
         encode(self)
     }
 
-    /// Decodes a reply.
+    /// Decodes a reply, with each holder's address and labels in every result.
     ///
     /// # Errors
     ///
     /// What `rmp_serde` says of a payload that is no such reply.
     pub fn decode(payload: &[u8]) -> Result<Self, rmp_serde::decode::Error> {
-        rmp_serde::from_slice(payload)
+        let mut reply: Self = rmp_serde::from_slice(payload)?;
+        reply.repeat_profiles();
+        Ok(reply)
     }
 }
 

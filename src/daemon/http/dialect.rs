@@ -255,10 +255,13 @@ fn check_texts(key: &QueryKey, limits: &WireLimits) -> Result<(), WireError> {
 
 fn respond(scores: &Scores, words: Words, cache: &ModelKey) -> Response {
     #[derive(Serialize)]
-    struct Dynamo<S, I> {
+    struct Dynamo<S, I, A> {
         scores: S,
         frequencies: [u32; 0],
         instances: I,
+        /// Ours; left out where no address is known.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        addresses: Option<A>,
     }
 
     let exact = Some(scores.are_exact());
@@ -274,6 +277,7 @@ fn respond(scores: &Scores, words: Words, cache: &ModelKey) -> Response {
                 // How often blocks were looked up: not kept here, and left out by Dynamo where it is 0.
                 frequencies: [],
                 instances: scores.by_instance(words),
+                addresses: scores.addresses(),
             },
             exact,
         ),

@@ -9,7 +9,9 @@ use axum::extract::{Query, State};
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
 
-use kvatlas_core::wire::{DEFAULT_TENANT, ModelKey, Rank, instance_of_worker, is_pool};
+use kvatlas_core::wire::{
+    Address, DEFAULT_TENANT, Labels, ModelKey, Profile, Rank, instance_of_worker, is_pool,
+};
 
 use super::dialect::Instance;
 use super::engines::{EngineState, EngineStatus};
@@ -50,6 +52,21 @@ struct Worker {
     /// Whether the index knows all its ranks for certain; absent where it knows none.
     #[serde(skip_serializing_if = "Option::is_none")]
     exact: Option<bool>,
+    /// Where requests for each rank go, and how the rank is labelled; those that have said so.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    addresses: BTreeMap<Rank, Address>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    labels: BTreeMap<Rank, Labels>,
+}
+
+impl Worker {
+    fn note_profile(&mut self, rank: Rank, profile: Profile) {
+        let Profile { address, labels } = profile;
+        self.addresses.extend(address.map(|address| (rank, address)));
+        if !labels.is_empty() {
+            self.labels.insert(rank, labels);
+        }
+    }
 }
 
 /// By model and instance.
@@ -111,7 +128,10 @@ fn add_engine(workers: &mut Workers, state: EngineState) {
         endpoints: BTreeMap::new(),
         listeners: BTreeMap::new(),
         exact: None,
+        addresses: BTreeMap::new(),
+        labels: BTreeMap::new(),
     });
+    worker.note_profile(engine.key.rank, engine.profile);
     if status == EngineStatus::Lost {
         worker.status = status.as_str();
     }
@@ -143,23 +163,25 @@ fn add_known(workers: &mut Workers, index: &Index, is_wanted: impl Fn(&ModelKey)
             }
             let instance = instance_of_worker(&holder.id.worker);
             let is_exact = index.answerer.is_exact(&namespace.name, &holder);
-            add_rank(workers, WORKERS_MAX, (&model, instance), block_size, is_exact);
+            if let Some(worker) = add_rank(workers, WORKERS_MAX, (&model, instance), block_size, is_exact) {
+                worker.note_profile(holder.id.rank, holder.status.profile());
+            }
         }
     }
 }
 
 /// Adds a rank to its worker, of which there are `workers_max` at most. Of those, every rank counts: one that is in doubt can come late.
-fn add_rank(
-    workers: &mut Workers,
+fn add_rank<'w>(
+    workers: &'w mut Workers,
     workers_max: usize,
     (model, instance): (&ModelKey, String),
     block_size: u32,
     is_exact: bool,
-) {
+) -> Option<&'w mut Worker> {
     let has_room = workers.len() < workers_max;
     let worker = match workers.entry((model.clone(), instance)) {
         Entry::Occupied(known) => known.into_mut(),
-        Entry::Vacant(_) if !has_room => return,
+        Entry::Vacant(_) if !has_room => return None,
         Entry::Vacant(place) => {
             let instance_id = Instance::of_text(&place.key().1);
             place.insert(Worker {
@@ -172,10 +194,13 @@ fn add_rank(
                 endpoints: BTreeMap::new(),
                 listeners: BTreeMap::new(),
                 exact: None,
+                addresses: BTreeMap::new(),
+                labels: BTreeMap::new(),
             })
         }
     };
     worker.exact = Some(worker.exact.unwrap_or(true) && is_exact);
+    Some(worker)
 }
 
 #[cfg(test)]

@@ -21,9 +21,8 @@ use crate::daemon::metrics::{AnsweredPrompt, GatherMetrics, QueryMetricsByNamesp
 use kvatlas_client::{ClientError, Gatherer};
 use kvatlas_core::wire::{ErrorCode, Gathered, NamespaceName, QueryRequest, Subjects, WireError, WireLimits};
 
-use super::answer::{kind_of, kind_of_batch};
+use super::answer::{AnyReply, described, encode_status};
 use super::observed::Observers;
-use super::prompts::{prompt_of, prompts_of};
 use super::requests::{Asked, LastingRequests, NextRequest, ServedRequests};
 use super::responder::{Responder, check_size, check_status_size};
 use super::turns::Connected;
@@ -192,37 +191,32 @@ impl Parts {
         // A wrong request is refused here, and does not trouble the shards.
         let request = QueryRequest::decode(&message.payload, &limits)?;
         let (asked, deadline) = (message.payload.clone(), self.settings.deadline);
-        let (payload, gathered, kind, prompts) = match &request {
+        let (mut reply, gathered) = match &request {
             QueryRequest::Single(query) => {
                 let merged = self
                     .gatherer
                     .query(&namespace, &query.options, asked, headers, deadline)
                     .await;
                 let merged = merged.map_err(|error| self.failed(error))?;
-                let prompts = vec![prompt_of(&merged.reply)];
-                (
-                    merged.reply.encode(),
-                    merged.gathered,
-                    kind_of(&query.key),
-                    prompts,
-                )
+                (AnyReply::Single(merged.reply), merged.gathered)
             }
             QueryRequest::Batch(queries) => {
                 let merged = self
                     .gatherer
                     .query_batch(&namespace, queries, asked, headers, deadline)
                     .await;
-                let merged = merged.map_err(|error| self.failed(error))?;
-                let (kind, prompts) = (kind_of_batch(queries), prompts_of(&merged.reply).collect());
-                (merged.reply.encode(), merged.gathered, kind, prompts)
+                let mut merged = merged.map_err(|error| self.failed(error))?;
+                merged.reply.say_profiles_once();
+                (AnyReply::Batch(merged.reply), merged.gathered)
             }
         };
+        let bytes_max = self.responder.reply_bytes_max();
         Ok(Reply {
-            payload: check_size(payload, self.responder.reply_bytes_max())?,
+            payload: check_size(reply.encode_within(bytes_max), bytes_max)?,
             gathered,
             namespace,
-            kind,
-            prompts,
+            kind: described(&request).0,
+            prompts: reply.prompts().collect(),
         })
     }
 
@@ -233,10 +227,11 @@ impl Parts {
             .gatherer
             .status(&namespace, headers, self.settings.deadline)
             .await;
-        let merged = merged.map_err(|error| self.failed(error))?;
-        let payload = merged.reply.encode();
+        let mut merged = merged.map_err(|error| self.failed(error))?;
+        let bytes_max = self.responder.reply_bytes_max();
+        let payload = encode_status(&mut merged.reply, bytes_max);
         Ok(Reply {
-            payload: check_status_size(payload, self.responder.reply_bytes_max())?,
+            payload: check_status_size(payload, bytes_max)?,
             gathered: merged.gathered,
             namespace,
             kind: QueryKind::Status,

@@ -325,11 +325,14 @@ impl Answering {
                 }
                 Ok((name, request, None)) => {
                     let reply = self.answerer.answer_request(&name, &request, bytes_max);
-                    reply.map(|reply| Answer::to_query(name, &request, reply))
+                    reply.map(|reply| Answer::to_query(name, &request, reply, bytes_max))
                 }
                 Err(error) => Err(error),
             },
-            Asked::Status => self.answerer.answer_status(subject, self.pool.messages_waiting()),
+            Asked::Status => {
+                let waiting = self.pool.messages_waiting();
+                self.answerer.answer_status(subject, waiting, bytes_max)
+            }
         };
         self.finish(answer, begun).await;
     }
@@ -358,7 +361,7 @@ impl Answering {
                 .answerer
                 .answer_in_pieces(&name, &request, bytes_max, &heavy)
                 .await;
-            let answer = reply.map(|reply| Answer::to_query(name, &request, reply));
+            let answer = reply.map(|reply| Answer::to_query(name, &request, reply, bytes_max));
             drop(heavy);
             own.finish(answer, begun).await;
         });

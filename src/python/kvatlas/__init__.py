@@ -63,6 +63,7 @@ from .hashing import (
     sequence_hashes,
 )
 from .models import ModelKey, instance_of_worker, worker_of_instance
+from .profile import Profile
 from .publisher import Publisher, PublisherCounters
 from .subjects import Subjects, shard_of
 from .wire import DropOut, Gathered, HolderMatch, HolderStatus, Query, QueryReply, StatusReply
@@ -92,6 +93,7 @@ __all__ = [
     "ModelKey",
     "NoDaemonError",
     "NotSentError",
+    "Profile",
     "Publisher",
     "PublisherCounters",
     "PublisherError",

@@ -88,6 +88,7 @@ fn an_event_has_the_keys_of_the_contract() {
         time_us: None,
         tier: Tier::new(1).unwrap(),
         block_size: None,
+        profile: None,
         events: vec![
             Event::Removed(RemovedBlocks::by_sequence(vec![SequenceHash(1)])),
             Event::Resumable(ResumableBlocks::by_sequence(vec![SequenceHash(2)], false)),

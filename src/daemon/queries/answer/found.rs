@@ -1,7 +1,7 @@
 //! All holders of a prefix, tier by tier: for listeners that answer in other words than the contract's.
 
 use kvatlas_core::index::{NearBlocks, QueryChain, Search, TierDepth};
-use kvatlas_core::wire::{HolderId, NamespaceName, QueryKey, WireError, WorkerName};
+use kvatlas_core::wire::{Address, HolderId, NamespaceName, QueryKey, WireError, WorkerName};
 
 use crate::daemon::config::Depth;
 use crate::daemon::metrics::AnsweredPrompt;
@@ -9,7 +9,8 @@ use crate::daemon::metrics::labels::AnswerState;
 
 use super::super::whole::search_whole;
 use super::{
-    Answerer, Asked, Doubted, Doubts, Listed, ahead, count_doubtful, foreign_holders, saturating_u32,
+    Answerer, Asked, Doubted, Doubts, Listed, ahead, count_doubtful, foreign_holders, profile_of,
+    saturating_u32,
 };
 
 /// One holder of a prefix, as [`Answerer::find`] gives it.
@@ -24,6 +25,8 @@ pub(crate) struct FoundHolder {
     pub(crate) near_blocks: [u32; 2],
     /// Whether its state is certain.
     pub(crate) is_exact: bool,
+    /// Where requests for it go.
+    pub(crate) address: Option<Address>,
 }
 
 /// What [`Answerer::find`] has found.
@@ -127,6 +130,7 @@ impl Answerer {
                     .unwrap_or_default()
                     .map(|near| deep(near.usable_blocks, near.matched_blocks)),
                 is_exact: doubted.judge(reasons, near, asked).is_empty(),
+                address: found.holder.status.profile().address,
             }
         });
         let mut holders: Vec<FoundHolder> = holders.collect();
@@ -136,6 +140,7 @@ impl Answerer {
             blocks: 0,
             near_blocks: [0; 2],
             is_exact: false,
+            address: profile_of(indexer, id).address,
         }));
         let listed = holders.iter().enumerate().map(|(place, holder)| Listed {
             worker: &holder.id.worker,

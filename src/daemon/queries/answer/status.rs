@@ -4,7 +4,7 @@ use crate::daemon::lanes::{Look, epoch_ahead_s};
 use kvatlas_client::unix_time_us;
 use kvatlas_core::index::{HolderRecord, Namespace};
 use kvatlas_core::stream::StreamTrust;
-use kvatlas_core::wire::{HolderStatusReply, NamespaceName, PROTOCOL_VERSION, StatusReply};
+use kvatlas_core::wire::{HolderStatusReply, NamespaceName, PROTOCOL_VERSION, Profile, StatusReply};
 
 use super::with_wait;
 
@@ -39,6 +39,16 @@ pub(super) fn status(
     }
 }
 
+/// A status reply as a payload. One that would be longer than `bytes_max` goes without addresses and labels.
+pub(in super::super) fn encode_status(reply: &mut StatusReply, bytes_max: usize) -> Vec<u8> {
+    let payload = reply.encode();
+    if payload.len() <= bytes_max {
+        return payload;
+    }
+    reply.drop_profiles();
+    reply.encode()
+}
+
 /// What a status reply says of a holder.
 pub(crate) fn report(
     holder: &HolderRecord,
@@ -48,6 +58,7 @@ pub(crate) fn report(
 ) -> HolderStatusReply {
     let (id, status) = (&holder.id, &holder.status);
     let cursor = status.cursor.load();
+    let Profile { address, labels } = status.profile();
     let degraded = with_wait(status.reasons(trust).of_all_queries(), look, namespace, id);
     HolderStatusReply {
         worker: id.worker.clone(),
@@ -60,5 +71,7 @@ pub(crate) fn report(
         epoch_ahead_s: epoch_ahead_s(cursor.epoch, unix_time_us()),
         exact: degraded.is_empty(),
         degraded,
+        address,
+        labels,
     }
 }
