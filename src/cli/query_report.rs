@@ -199,6 +199,7 @@ mod tests {
             v: 1,
             behind_us: 0,
             query_blocks: 64,
+            block_size: 16,
             holders: vec![
                 holder("gpu-0", 64, DegradedReasons::default()),
                 HolderMatch {

@@ -138,6 +138,7 @@ mod tests {
             distinct_blocks: 2000,
             batches_waiting: 3,
             unsized_holders: 1,
+            refused_holders: 0,
             holders: vec![
                 holder("gpu-0", DegradedReasons::default()),
                 HolderStatusReply {
@@ -172,6 +173,7 @@ gpu-1      0      7   12    1024       0  degraded: gap, unverified, foreign cha
             distinct_blocks: 0,
             batches_waiting: 0,
             unsized_holders: 0,
+            refused_holders: 0,
             holders: Vec::new(),
             gathered: None,
         };

@@ -326,6 +326,7 @@ mod tests {
             distinct_blocks: 0,
             batches_waiting: 0,
             unsized_holders: 0,
+            refused_holders: 0,
             holders: holders.iter().map(holder).collect(),
             gathered: None,
         }

@@ -26,6 +26,7 @@ mod dynamo_router;
 mod evidence;
 mod faults;
 mod flood;
+mod gateway_http;
 mod ground_truth;
 mod http;
 mod identity;

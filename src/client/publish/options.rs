@@ -54,7 +54,7 @@ pub struct PublisherOptions {
     pub settings: NamespaceSettings,
     /// Whether batches say the block size. True at first. For blocks that have no tokens, such as those of a probe.
     pub tells_block_size: bool,
-    /// Where requests for the holder go, and how it is labelled. Daemons are told with the first batch and every heartbeat.
+    /// Where requests for the holder go, and how it is labelled. Daemons are told with the first batch, with every heartbeat, and with what clears.
     pub profile: Profile,
     /// The longest silence: a heartbeat ends it.
     pub heartbeat_interval: Duration,

@@ -223,7 +223,9 @@ impl Outbox {
             time_us: Some(clocks.unix_us),
             tier,
             block_size: self.told_block_size(),
-            profile: self.profile.take(events.is_empty()),
+            profile: self
+                .profile
+                .take(events.is_empty() || events.contains(&Event::Cleared)),
             events,
         };
         let payload = Bytes::from(batch.encode());

@@ -35,9 +35,9 @@ impl ToldProfile {
         (self.is_owed, self.was_told) = (true, false);
     }
 
-    /// What the next batch tells. Heartbeats repeat it, for daemons that have missed it and are not answered.
-    pub(super) fn take(&mut self, is_heartbeat: bool) -> Option<Profile> {
-        let is_due = std::mem::take(&mut self.is_owed) || is_heartbeat;
+    /// What the next batch tells. Heartbeats, and batches that clear, `repeat` it: for daemons that have missed it and are not answered.
+    pub(super) fn take(&mut self, repeats: bool) -> Option<Profile> {
+        let is_due = std::mem::take(&mut self.is_owed) || repeats;
         let told = self.all().filter(|_| is_due).cloned();
         self.was_told |= told.is_some();
         told

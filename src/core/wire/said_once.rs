@@ -3,7 +3,8 @@
 use std::collections::{HashMap, HashSet};
 
 use super::profile::{Labels, Profile};
-use super::reply::{BatchReply, HolderMatch, QueryReply, QueryResult, StatusReply};
+use super::reply::{BatchReply, HolderMatch, QueryReply, QueryResult};
+use super::status::StatusReply;
 
 impl HolderMatch {
     /// Its address and labels.
@@ -94,6 +95,7 @@ mod tests {
         let reply = |holders: Vec<HolderMatch>| QueryReply {
             v: PROTOCOL_VERSION,
             query_blocks: 1,
+            block_size: 16,
             holders_total: 2,
             holders,
             foreign_holders: 0,

@@ -37,12 +37,7 @@ pub(super) const NOT_FOR_EMBEDDED: [&str; 11] = [
 ];
 
 /// Settings about an index, which a gateway does not have.
-const NOT_FOR_GATEWAY: [&str; 4] = [
-    "sharding.shard",
-    "snapshots.directory",
-    "http.listen",
-    "dynamo.components",
-];
+const NOT_FOR_GATEWAY: [&str; 3] = ["sharding.shard", "snapshots.directory", "dynamo.components"];
 
 /// The addresses that the daemon listens at.
 const LISTENERS: [&str; 2] = ["http.listen", "admin.listen"];

@@ -174,7 +174,7 @@ pub(super) async fn query(
     State(shared): State<Arc<Shared>>,
     payload: Payload,
 ) -> Result<Response, DialectError> {
-    answer(&shared, &payload, By::Tokens)
+    answer(&shared, &payload, By::Tokens).await
 }
 
 /// `POST /query_by_hash`.
@@ -182,10 +182,10 @@ pub(super) async fn query_by_hash(
     State(shared): State<Arc<Shared>>,
     payload: Payload,
 ) -> Result<Response, DialectError> {
-    answer(&shared, &payload, By::Hashes)
+    answer(&shared, &payload, By::Hashes).await
 }
 
-fn answer(shared: &Shared, payload: &Payload, by: By) -> Result<Response, DialectError> {
+async fn answer(shared: &Shared, payload: &Payload, by: By) -> Result<Response, DialectError> {
     let started = Instant::now();
     let index = shared.index()?;
     let mut request: QueryJson = payload.json()?;
@@ -202,14 +202,14 @@ fn answer(shared: &Shared, payload: &Payload, by: By) -> Result<Response, Dialec
         QueryKey::BlockHashes(_) => QueryKind::BlockHashes,
         _ => QueryKind::SequenceHashes,
     };
-    check_texts(&key, &index.answerer.limits())?;
+    check_texts(&key, &index.source.limits())?;
     let instance = request.instance_id.take().filter(|_| words == Words::Mooncake);
     let instance = named(instance.map(Instance::into_text));
     let worker = instance.map(|instance| worker_of_instance(&instance));
     let worker = worker
         .transpose()
         .map_err(|error| HttpError::name("instance_id", &error))?;
-    let found = match index.answerer.find(&namespace, &key, worker.as_ref()) {
+    let found = match index.source.find(&namespace, &key, worker.as_ref()).await {
         Ok(found) => {
             request.check_block_size(words, &found)?;
             index.count(
@@ -222,7 +222,7 @@ fn answer(shared: &Shared, payload: &Payload, by: By) -> Result<Response, Dialec
             found
         }
         Err(error) => {
-            let is_unheard = index.answerer.is_unheard(&namespace);
+            let is_unheard = index.source.is_unheard(&namespace, &error);
             let followed = is_unheard.then(|| shared.followed(&cache)).flatten();
             followed
                 .ok_or(error)

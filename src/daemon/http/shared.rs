@@ -16,15 +16,15 @@ use kvatlas_core::wire::{ModelKey, NamespaceName};
 
 use crate::daemon::admin::{AdminSource, Readiness};
 use crate::daemon::config::Secret;
-use crate::daemon::lanes::LanePool;
 use crate::daemon::metrics::labels::{HttpRoute, PerLabel, QueryKind};
 use crate::daemon::metrics::{AnsweredPrompt, HttpMetrics, QueryErrorMetrics, QueryMetricsByNamespace};
-use crate::daemon::queries::{Answerer, Found};
+use crate::daemon::queries::Found;
 use crate::daemon::traces::Tracer;
 
 use super::bodies::{Bodies, Received};
 use super::engines::EngineRegistry;
 use super::error::HttpError;
+use super::source::Source;
 
 /// Says whether all holders in an answer are exact.
 static EXACT: HeaderName = HeaderName::from_static("x-kvatlas-exact");
@@ -32,10 +32,8 @@ const JSON: HeaderValue = HeaderValue::from_static("application/json");
 
 /// What queries are answered from.
 pub(crate) struct IndexParts {
-    /// Answers queries.
-    pub(crate) answerer: Answerer,
-    /// The lanes, for dumps and the backlog.
-    pub(crate) pool: Arc<LanePool>,
+    /// Who answers.
+    pub(crate) source: Source,
     /// Whether queries are answered yet.
     pub(crate) readiness: Arc<Readiness>,
     /// The part of the workers that this daemon knows, as text; none where it knows all.
@@ -84,8 +82,7 @@ impl HttpParts {
 
 /// The index, and what is counted of its queries.
 pub(super) struct Index {
-    pub(super) answerer: Answerer,
-    pub(super) pool: Arc<LanePool>,
+    pub(super) source: Source,
     pub(super) errors: QueryErrorMetrics,
     pub(super) readiness: Arc<Readiness>,
     pub(super) shard: Option<HeaderValue>,
@@ -98,8 +95,7 @@ pub(super) struct Index {
 impl Index {
     fn new(parts: IndexParts) -> Self {
         Self {
-            answerer: parts.answerer,
-            pool: parts.pool,
+            source: parts.source,
             errors: QueryErrorMetrics::new(),
             readiness: parts.readiness,
             shard: parts.shard.and_then(|shard| HeaderValue::from_str(&shard).ok()),

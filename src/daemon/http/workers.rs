@@ -10,7 +10,7 @@ use axum::response::Response;
 use serde::{Deserialize, Serialize};
 
 use kvatlas_core::wire::{
-    Address, DEFAULT_TENANT, Labels, ModelKey, Profile, Rank, instance_of_worker, is_pool,
+    Address, DEFAULT_TENANT, HolderStatusReply, Labels, ModelKey, Profile, Rank, instance_of_worker, is_pool,
 };
 
 use super::dialect::Instance;
@@ -95,7 +95,7 @@ pub(super) async fn workers(
         add_engine(&mut workers, state);
     }
     if let Some(index) = index {
-        add_known(&mut workers, index, is_wanted);
+        add_known(&mut workers, index, is_wanted).await?;
     }
     let listed: Vec<&Worker> = workers.values().take(WORKERS_MAX).collect();
     Ok(json_response(&listed, None))
@@ -144,30 +144,34 @@ fn add_engine(workers: &mut Workers, state: EngineState) {
     worker.listeners.insert(engine.key.rank, listener);
 }
 
-/// Adds what the index knows of each worker.
-fn add_known(workers: &mut Workers, index: &Index, is_wanted: impl Fn(&ModelKey) -> bool) {
-    for namespace in index.answerer.namespaces().all() {
+/// Adds what is known of each worker.
+async fn add_known(
+    workers: &mut Workers,
+    index: &Index,
+    is_wanted: impl Fn(&ModelKey) -> bool,
+) -> Result<(), HttpError> {
+    for (name, status) in index.source.statuses().await? {
         // A namespace whose name no model makes is its own model.
-        let model = ModelKey::of_namespace(&namespace.name).unwrap_or_else(|| ModelKey {
-            model: namespace.name.to_string(),
+        let model = ModelKey::of_namespace(&name).unwrap_or_else(|| ModelKey {
+            model: name.to_string(),
             tenant: DEFAULT_TENANT.to_owned(),
         });
         if !is_wanted(&model) {
             continue;
         }
-        let block_size = namespace.indexer.settings().block_size.as_u32();
-        for holder in namespace.indexer.holders() {
+        for holder in status.holders {
             // A gateway would send requests to it.
-            if is_pool(&holder.id.worker) {
+            if is_pool(&holder.worker) {
                 continue;
             }
-            let instance = instance_of_worker(&holder.id.worker);
-            let is_exact = index.answerer.is_exact(&namespace.name, &holder);
-            if let Some(worker) = add_rank(workers, WORKERS_MAX, (&model, instance), block_size, is_exact) {
-                worker.note_profile(holder.id.rank, holder.status.profile());
+            let who = (&model, instance_of_worker(&holder.worker));
+            if let Some(worker) = add_rank(workers, WORKERS_MAX, who, status.block_size, holder.exact) {
+                let HolderStatusReply { address, labels, .. } = holder;
+                worker.note_profile(holder.rank, Profile { address, labels });
             }
         }
     }
+    Ok(())
 }
 
 /// Adds a rank to its worker, of which there are `workers_max` at most. Of those, every rank counts: one that is in doubt can come late.

@@ -12,8 +12,8 @@ use kvatlas_core::index::{
 use kvatlas_core::stream::{DoubtfulHolders, StreamTrust};
 use kvatlas_core::wire::{
     DecodeError, DegradedReason, DegradedReasons, DropOut, ErrorCode, HolderId, HolderMatch, NamespaceName,
-    PROTOCOL_VERSION, Profile, QueryKey, QueryOptions, QueryReply, QueryRequest, ReplyOrder, SingleQuery,
-    StatusReply, Subjects, WireError, WireLimits,
+    NamespacesReply, PROTOCOL_VERSION, Profile, QueryKey, QueryOptions, QueryReply, QueryRequest, ReplyOrder,
+    SingleQuery, StatusReply, Subjects, WireError, WireLimits,
 };
 
 use super::heavy::HeavyTurns;
@@ -132,12 +132,6 @@ impl Answerer {
         &self.trust
     }
 
-    /// Whether the state of a holder is certain now.
-    pub(crate) fn is_exact(&self, namespace: &NamespaceName, holder: &HolderRecord) -> bool {
-        let look = self.freshness.look(namespace);
-        report(holder, &self.trust, &look, namespace).exact
-    }
-
     /// How far the holders of a namespace have been followed. `batches_waiting` is how many messages wait for a lane.
     pub(crate) fn status(&self, namespace: &Namespace, batches_waiting: u64) -> StatusReply {
         let look = self.freshness.look(&namespace.name);
@@ -185,6 +179,22 @@ impl Answerer {
             namespace: name,
             reply: None,
         })
+    }
+
+    /// The answer to a request on a status subject that asks which namespaces are known; none for any other.
+    pub(super) fn answer_namespaces(&self, subject: &str) -> Option<Vec<u8>> {
+        let known = || NamespacesReply {
+            v: PROTOCOL_VERSION,
+            namespaces: self
+                .namespaces
+                .all()
+                .iter()
+                .map(|known| known.name.clone())
+                .collect(),
+        };
+        self.subjects
+            .is_about_namespaces(subject)
+            .then(|| known().encode())
     }
 
     /// About how long the reply to a request on a status subject is.
@@ -244,6 +254,7 @@ impl Answerer {
         });
         let mut reply = QueryReply {
             query_blocks: asked.blocks,
+            block_size: indexer.settings().block_size.as_u32(),
             foreign_holders: foreign_holders(indexer, &query.key),
             ..searched
         };
@@ -286,6 +297,7 @@ impl Answerer {
         QueryReply {
             v: PROTOCOL_VERSION,
             query_blocks: 0,
+            block_size: 0,
             holders,
             holders_total,
             foreign_holders: 0,
@@ -323,6 +335,7 @@ impl Answerer {
         let asked = Asked::of(query, chain.query_blocks(), indexer);
         let reply = QueryReply {
             query_blocks: asked.blocks,
+            block_size: indexer.settings().block_size.as_u32(),
             unseen_blocks_max: chain.unseen_blocks_max(),
             ..self.searched(&doubts, &query.options, asked, search)
         };
@@ -344,7 +357,7 @@ fn foreign_holders(indexer: &PositionalIndexer, key: &QueryKey) -> u32 {
 /// No more blocks are usable, where the number of tokens is known: a request computes its last token, and so the block that has it.
 fn usable_max(key: &QueryKey, token_count: Option<u64>, indexer: &PositionalIndexer) -> Option<u32> {
     let tokens = match key {
-        QueryKey::Tokens { tokens, .. } => tokens.len() as u64,
+        QueryKey::Tokens { tokens, .. } => token_count.unwrap_or(tokens.len() as u64),
         _ => token_count?,
     };
     let blocks = tokens.saturating_sub(1) / u64::from(indexer.settings().block_size.as_u32());

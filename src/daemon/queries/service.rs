@@ -318,6 +318,9 @@ impl Answering {
         };
         let (subject, payload) = (&message.subject, &message.payload);
         let bytes_max = self.responder.reply_bytes_max();
+        if let Some(names) = self.answerer.answer_namespaces(subject) {
+            return self.finish_names(names, begun).await;
+        }
         let answer = match asked {
             Asked::Query => match self.read(subject, payload, &mut begun) {
                 Ok((name, request, Some(heavy))) => {
@@ -335,6 +338,15 @@ impl Answering {
             }
         };
         self.finish(answer, begun).await;
+    }
+
+    /// Sends the names of the namespaces.
+    async fn finish_names(&self, names: Vec<u8>, begun: Begun) {
+        let reply = check_status_size(names, self.responder.reply_bytes_max());
+        let elapsed = begun.started.elapsed();
+        self.observers
+            .end(begun.asked, begun.span, elapsed, reply.as_ref().err());
+        self.responder.send(begun.reply_to, reply.map(Bytes::from)).await;
     }
 
     /// Reads a query. Where it is heavy it has a place among the heavy ones, and room to wait.

@@ -361,7 +361,7 @@ def encode_batch(
     time_us: int | None = None,
     profile: Profile | None = None,
 ) -> bytes:
-    """The payload for an events subject. Without events it is a heartbeat. With a ``profile``, it tells the holder's address and labels."""
+    """The payload for an events subject. Without events it is a heartbeat. A ``profile`` tells the holder's address and labels."""
     batch: dict[str, Any] = {"v": PROTOCOL_VERSION, "epoch": cursor.epoch, "seq": cursor.seq, "rank": rank}
     if time_us is not None:
         batch["time_us"] = time_us

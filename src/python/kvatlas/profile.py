@@ -45,8 +45,8 @@ def _is_address(text: str) -> bool:
 class Profile:
     """A holder's address and labels.
 
-    :param address: where requests for it go: ``HOST:PORT``, or a URL with ``http``, ``https``, ``grpc`` or ``grpcs``; ``None`` where that
-        is not known.
+    :param address: where requests for it go: ``HOST:PORT``, or a URL with ``http``, ``https``, ``grpc`` or ``grpcs``; ``None`` where
+        that is not known.
     :param labels: such as its role, zone and model: at most 16 with 512 bytes together.
     :raises InvalidValueError: for what the contract does not take.
     """

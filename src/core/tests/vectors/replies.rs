@@ -18,6 +18,7 @@ fn reply(holders: Vec<HolderMatch>) -> QueryReply {
         behind_us: 0,
         v: 1,
         query_blocks: 2,
+        block_size: 16,
         holders_total: u32::try_from(holders.len()).unwrap(),
         holders,
         foreign_holders: 0,
@@ -66,6 +67,7 @@ fn holder_meaning(holder: &HolderMatch) -> Value {
 fn reply_meaning(reply: &QueryReply) -> Value {
     json!({
         "query_blocks": reply.query_blocks,
+        "block_size": reply.block_size,
         "holders": reply.holders.iter().map(holder_meaning).collect::<Vec<_>>(),
         "holders_total": reply.holders_total,
         "foreign_holders": reply.foreign_holders,
@@ -102,6 +104,7 @@ pub(super) fn query_replies() -> Vec<Value> {
     };
     let compressed = QueryReply {
         query_blocks: 4096,
+        block_size: 16,
         unseen_blocks_max: 63,
         ..reply(vec![HolderMatch {
             matched_blocks_max: Some(127),
@@ -193,6 +196,7 @@ pub(super) fn status_replies() -> Vec<Value> {
         "distinct_blocks": 70_000,
         "batches_waiting": 3,
         "unsized_holders": 1,
+        "refused_holders": 0,
         "holders": [{
             "worker": holder.worker.as_str(),
             "rank": holder.rank,
@@ -216,6 +220,7 @@ pub(super) fn status_replies() -> Vec<Value> {
         distinct_blocks: 70_000,
         batches_waiting: 3,
         unsized_holders: 1,
+        refused_holders: 0,
         holders: vec![holder],
         gathered: None,
     };

@@ -214,7 +214,10 @@ fn query() -> impl Strategy<Value = SingleQuery> {
             tiers,
         });
     (asked(), of(number()), options).prop_map(|((key, positions), token_count, options)| SingleQuery {
-        token_count: token_count.filter(|_| !matches!(key, QueryKey::Tokens { .. })),
+        token_count: token_count.map(|count| match &key {
+            QueryKey::Tokens { tokens, .. } => count.max(tokens.len() as u64),
+            _ => count,
+        }),
         key,
         options: QueryOptions {
             explain: options.explain && positions.is_none(),
@@ -335,6 +338,7 @@ pub(super) fn query_reply() -> impl Strategy<Value = QueryReply> {
                     behind_us: 0,
                     v: 1,
                     query_blocks,
+                    block_size: query_blocks / 2,
                     holders,
                     holders_total,
                     foreign_holders,
@@ -411,6 +415,7 @@ pub(super) fn status_reply() -> impl Strategy<Value = StatusReply> {
                     distinct_blocks,
                     batches_waiting,
                     unsized_holders,
+                    refused_holders: unsized_holders / 2,
                     holders,
                     gathered,
                 }

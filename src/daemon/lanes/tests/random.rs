@@ -124,8 +124,10 @@ impl World {
     fn send(&mut self, events: Vec<Event>) {
         self.time_us += 1;
         self.cursor.seq += 1;
-        let is_told = self.random.chance(20);
-        if is_told {
+        // Beside a clear it is always told: what is cleared is exact, whatever was missed before.
+        let is_changed = self.random.chance(20);
+        let is_told = is_changed || events.contains(&Event::Cleared);
+        if is_changed {
             self.profile = match self.random.chance(20) {
                 true => Profile::default(),
                 false => Profile {

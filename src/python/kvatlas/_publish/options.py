@@ -37,7 +37,8 @@ class PublisherOptions:
     :param block_size: tokens in a block. Every batch says it: a namespace that the daemon's configuration does not name takes it
         over, and any other one refuses batches of another size.
     :param hashing: as in the daemon's namespace.
-    :param profile: where requests for the holder go, and how it is labelled: told with the first batch and every heartbeat.
+    :param profile: where requests for the holder go, and how it is labelled: told with the first batch, with every heartbeat, and with
+        what clears.
     :param heartbeat_interval: the longest silence, in seconds; a heartbeat ends it.
     :param batch_delay: the least time between two batches, in seconds: events that come sooner share the next one. After a pause
         they are sent at once. Zero makes every call a batch.

@@ -176,9 +176,12 @@ class Outbox:
         """Whether there is a profile to tell. One without anything takes back what was told before."""
         return self._has_told_profile or not self._profile.is_empty
 
-    def _take_profile(self, is_heartbeat: bool) -> Profile | None:
-        """What the next batch tells of the profile. Heartbeats repeat it, for daemons that have missed it and are not answered."""
-        is_told = self._tells_profile and (is_heartbeat or self._owes_profile)
+    def _take_profile(self, repeats: bool) -> Profile | None:
+        """What the next batch tells of the profile.
+
+        Heartbeats, and batches that clear, repeat it, for daemons that have missed it and are not answered.
+        """
+        is_told = self._tells_profile and (repeats or self._owes_profile)
         self._owes_profile = False
         self._has_told_profile |= is_told
         return self._profile if is_told else None
@@ -201,7 +204,7 @@ class Outbox:
         events = [self._with_left_out(event) if isinstance(event, Doubted) else event for event in events]
         self._made_us = clocks.unix_us
         self._numbered = clocks.monotonic
-        profile = self._take_profile(not events)
+        profile = self._take_profile(not events or any(isinstance(event, Cleared) for event in events))
         payload = self._encode(self.cursor, events, tier, clocks.unix_us, profile)
         self._ring.push(payload)
         self._has_left = any(isinstance(event, Goodbye) for event in events)
