@@ -1,32 +1,77 @@
 #!/bin/sh
-# Runs kvatlas beside released routers that ask it: Dynamo's router 1.6.1 with its mocker as the engine, over NATS and over TCP. Compares
-# every answer with what the workers say they hold. Arguments are those of tests/routers/__main__.py:
+# Runs kvatlas beside routers that ask it, and compares every answer with what the workers hold: Dynamo's router 1.6.1 with its mocker as the
+# engine, over NATS and over TCP; llm-d's own index, beside a real Redis that it fills from the same events. Arguments are those of
+# tests/routers/__main__.py and tests/routers/llmd_router.py:
 #
-#   deploy/scenario-routers.sh                 10,000 questions: about five minutes
+#   deploy/scenario-routers.sh                 10,000 questions of each: about fifteen minutes
 #   deploy/scenario-routers.sh --seed 7        another seed
 #   deploy/scenario-routers.sh --short         400 questions
+#   deploy/scenario-routers.sh --only llm-d --bench    look-ups a second, of Redis and of kvatlas
 #
-# Fetches the routers' wheels into .tools/ (about 80 MB). Without them it says so and skips.
+# Fetches the routers' wheels into .tools/ (about 80 MB). What cannot be had is skipped, and said.
 #
 #   KVATLAS_BIN       a kvatlas to test instead of target/debug/kvatlas
 #   NATS_SERVER_BIN   a nats-server to use instead of one in PATH or .tools/
+#   LLMD_SOURCE       a checkout of llm-d/llm-d-router (tried: ebab68792): tests/routers/llmd is built in a copy of it, with Go
+#   LLMD_BIN          tests/routers/llmd, built already
 set -eu
 
 cd "$(dirname "$0")/.."
 root=$PWD
-environment=$root/.tools/routers-python
 
-checks="released routers"
+checks="routers"
 . deploy/testing.sh
 
-make_environment "$environment" 11
-# Only what the router and the mocker need of the many dependencies: nothing of it computes anything here.
-"$environment/bin/python" -c 'import dynamo.llm, uvloop, xxhash, nats' 2>/dev/null || {
-    CI="" pip_install "$environment" --no-deps ai-dynamo-runtime==1.6.1 ai-dynamo==1.6.1
-    CI="" pip_install "$environment" uvloop 'pydantic<=2.13.5' msgspec pyyaml packaging nats-py xxhash
-}
-
+only=
+if [ "${1:-}" = --only ]; then
+    only=$2
+    shift 2
+fi
 deploy/setup.sh
 need_kvatlas
-NATS_SERVER_BIN=${NATS_SERVER_BIN:-$(command -v nats-server || echo "$root/.tools/nats-server")} \
-    DYNAMO_PYTHON=$environment/bin/python exec python3 tests/routers "$@"
+export NATS_SERVER_BIN="${NATS_SERVER_BIN:-$(command -v nats-server || echo "$root/.tools/nats-server")}"
+
+# Builds llm-d's side of the test into .tools/llmd, unless it is there as it is. False where that cannot be done.
+make_llmd() {
+    if [ -n "${LLMD_BIN:-}" ]; then return; fi
+    export LLMD_BIN="$root/.tools/llmd"
+    if [ -x "$LLMD_BIN" ] && cmp -s tests/routers/llmd/main.go "$LLMD_BIN.go"; then return; fi
+    if [ -z "${LLMD_SOURCE:-}" ] || ! command -v go >/dev/null; then return 1; fi
+    copy=$(mktemp -d)
+    cp -R "$LLMD_SOURCE/." "$copy"
+    mkdir -p "$copy/cmd/llmdtest"
+    cp tests/routers/llmd/main.go "$copy/cmd/llmdtest/"
+    built=0
+    (cd "$copy" && go build -o "$LLMD_BIN" ./cmd/llmdtest) || built=1
+    rm -rf "$copy"
+    [ "$built" = 0 ] && cp tests/routers/llmd/main.go "$LLMD_BIN.go"
+}
+
+play_llmd() {
+    if ! command -v redis-server >/dev/null; then
+        skip "there is no redis-server: kvatlas is not compared with llm-d's Redis"
+    elif ! make_llmd; then
+        skip "no llm-d: give LLMD_SOURCE, a checkout of llm-d-router, and Go; or LLMD_BIN"
+    else
+        environment=$root/.tools/llmd-python
+        make_environment "$environment" 11
+        "$environment/bin/python" -c 'import zmq, msgpack' 2>/dev/null || pip_install "$environment" pyzmq msgpack
+        "$environment/bin/python" tests/routers/llmd_router.py "$@"
+    fi
+}
+
+play_dynamo() {
+    environment=$root/.tools/routers-python
+    make_environment "$environment" 11
+    # Only what the router and the mocker need of the many dependencies: nothing of it computes anything here.
+    "$environment/bin/python" -c 'import dynamo.llm, uvloop, xxhash, nats' 2>/dev/null || {
+        CI="" pip_install "$environment" --no-deps ai-dynamo-runtime==1.6.1 ai-dynamo==1.6.1
+        CI="" pip_install "$environment" uvloop 'pydantic<=2.13.5' msgspec pyyaml packaging nats-py xxhash
+    }
+    DYNAMO_PYTHON=$environment/bin/python python3 tests/routers "$@"
+}
+
+failed=0
+case $only in "" | llm-d) play_llmd "$@" || failed=1 ;; esac
+case $only in "" | dynamo) play_dynamo "$@" || failed=1 ;; esac
+exit "$failed"

@@ -93,6 +93,9 @@ ONCE: list[Values] = [
     {"affinity": {"nodeAffinity": {}}, "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}]},
     {"podAnnotations": {"a": "b"}, "podLabels": {"c": "d"}, "extraEnv": [{"name": "RUST_BACKTRACE", "value": "1"}]},
     {"networkPolicy": {"metricsFrom": [], "httpFrom": []}, "http": {"enabled": True}},
+    {"bridge": {"enabled": True, "engines": ["a=tcp://a:5557"], "model": "m", "replicas": 2}},
+    {"bridge": {"enabled": True, "engines": ["a=tcp://a:5557"], "model": "m", "state": {"existingClaim": "kept"}}},
+    {"bridge": {"enabled": True, "engines": ["a=tcp://a:5557"], "model": "m", "state": {"enabled": False}}},
     {"networkPolicy": {"registerFrom": []}, "http": {"enabled": True}, "bridge": {"enabled": True, "http": {"enabled": True}}},
     {
         "config": {"traces": {"endpoint": "http://collector:4318/v1/traces"}, "admin": {"commands": False}, "nats": {"tls_first": True}},
@@ -109,6 +112,7 @@ REFUSED: list[tuple[str, Values]] = [
     ("alerts on what nobody scrapes", {"admin": {"bind": "loopback"}, "prometheusRule": {"enabled": True}}),
     ("HTTP with shards", {"shards": 2, "http": {"enabled": True}}),
     ("a bridge without engines", {"bridge": {"enabled": True}}),
+    ("bridges that share a volume", {"bridge": {"enabled": True, "engines": ["a=tcp://a:5557"], "model": "m", "replicas": 2, "state": {"existingClaim": "kept"}}}),
     ("a bridge at which nobody registers engines", {"bridge": {"enabled": True, "http": {"enabled": False, "tokenSecret": "t"}}}),
     ("an engine without a model", {"bridge": {"enabled": True, "engines": ["a=tcp://a:5557,model=m", "b=tcp://b:5557"]}}),
     ("a port out of range", {"admin": {"port": 70000}}),
@@ -315,10 +319,13 @@ def check_bridge(items: list[dict[str, Any]], values: Values, checked: set[str])
             continue
         checked.add(described)
         mounts = tuple(mount["mountPath"] + "/" for mount in container.get("volumeMounts", []))
-        with tempfile.NamedTemporaryFile("w") as secret:
+        with tempfile.NamedTemporaryFile("w") as secret, tempfile.TemporaryDirectory() as folder:
             secret.write("made-up\n")
             secret.flush()
             environment = {}
+            state = [word.removeprefix("--state=") for word in container["args"] if word.startswith("--state=")]
+            assert all(path.startswith(mounts) for path in state), f"{state} is not in {mounts}"
+            arguments = [re.sub(r"^--state=.*", f"--state={folder}", word) for word in container["args"][1:]]
             # Of how to reach NATS there is no more to see than with a daemon.
             for item in (item for item in container["env"] if not item["name"].startswith("KVATLAS_NATS_")):
                 value = re.sub(r"^(0\.0\.0\.0|127\.0\.0\.1):\d+$", "127.0.0.1:0", item["value"])
@@ -326,7 +333,7 @@ def check_bridge(items: list[dict[str, Any]], values: Values, checked: set[str])
                     assert value.startswith(mounts), f"{value} is not in {mounts}"
                     value = secret.name
                 environment[item["name"]] = value
-            bridge = start_bridge(container["args"][1:], environment)
+            bridge = start_bridge(arguments, environment)
             try:
                 assert bridge.stderr
                 address_in(bridge.stderr, "admin listener started")

@@ -7,13 +7,14 @@
 
 use std::collections::VecDeque;
 
+use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
 /// Most batches that are remembered, at 16 bytes each.
 const REMEMBERED_MAX: usize = 1024;
 
 /// A batch that was applied.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 struct Applied {
     seq: u64,
     digest: u64,
@@ -65,18 +66,23 @@ pub(super) enum Replayed {
 }
 
 /// Follows the count of one publisher.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(super) struct Continuity {
     /// The last batches that were applied, in the order of their numbers.
     recent: VecDeque<Applied>,
     /// The largest number that came by replay. What is published up to it may come twice.
     replayed: Option<u64>,
     /// The last number that was published on this connection.
+    #[serde(skip)]
     published: Option<u64>,
     /// The last number that the replay socket has given.
     confirmed: Option<u64>,
     /// The largest number that the first batch of a process can have.
+    #[serde(skip)]
     first_max: u64,
+    /// How often something has changed that is worth keeping.
+    #[serde(skip)]
+    changes: u64,
 }
 
 impl Continuity {
@@ -86,6 +92,19 @@ impl Continuity {
             first_max,
             ..Self::default()
         }
+    }
+
+    /// What a bridge has kept of the publisher that is followed now; none where that contradicts itself. As after a reconnect, the publisher has to
+    /// show that it is still the same process.
+    pub(super) fn kept(self, first_max: u64) -> Option<Self> {
+        let numbers = self.recent.iter().map(|batch| batch.seq);
+        let is_sound = self.recent.len() <= REMEMBERED_MAX && numbers.is_sorted_by(|one, next| one < next);
+        is_sound.then_some(Self { first_max, ..self })
+    }
+
+    /// How often something has changed that is worth keeping.
+    pub(super) fn changes(&self) -> u64 {
+        self.changes
     }
 
     /// Whether the batch `seq` can be the first of a process.
@@ -144,6 +163,7 @@ impl Continuity {
         *self = Self {
             published: self.published,
             first_max: self.first_max,
+            changes: self.changes + 1,
             ..Self::default()
         };
     }
@@ -211,6 +231,7 @@ impl Continuity {
         if self.recent.len() >= REMEMBERED_MAX {
             self.recent.pop_front();
         }
+        self.changes += 1;
         let digest = xxh3_64(payload);
         self.recent.push_back(Applied { seq, digest });
         if by_replay {
@@ -310,6 +331,25 @@ mod tests {
         (count..count * 2).for_each(|seq| continuity.applied(seq, b"x", false));
         let oldest = count * 2 - REMEMBERED_MAX as u64;
         assert_eq!(continuity.replay_from(), oldest);
+    }
+
+    #[test]
+    fn what_was_kept_is_as_after_a_reconnect() {
+        let mut before = applied(&[(0, b"a"), (1, b"b")]);
+        before.confirm(1);
+        assert_eq!(before.changes(), 2);
+        before.published(2, b"c");
+        let written = rmp_serde::to_vec(&before).unwrap();
+        let read = |written: &[u8]| rmp_serde::from_slice::<Continuity>(written).unwrap();
+        let mut kept = read(&written).kept(0).unwrap();
+        assert_eq!(
+            (kept.last(), kept.replay_from(), kept.is_heard()),
+            (Some(1), 1, false)
+        );
+        assert_eq!(kept.replayed(1, b"other", true), Replayed::Stranger);
+        assert_eq!(kept.published(2, b"c"), Published::Next);
+        let backwards = applied(&[(5, b"a"), (1, b"b")]);
+        assert!(read(&rmp_serde::to_vec(&backwards).unwrap()).kept(0).is_none());
     }
 
     #[test]

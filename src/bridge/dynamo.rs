@@ -374,12 +374,10 @@ mod tests {
                 },
                 options: PublisherOptions::default(),
                 profiles: tokio::sync::watch::channel(Profile::default()).1,
+                lease: None,
             };
             let (settings, metrics) = (TranslatorSettings::default(), Arc::clone(&metrics));
-            Box::pin(async move {
-                let started = Relay::start(Format::Dynamo, "w", settings, way, metrics).await;
-                started.map_err(|error| error.to_string())
-            })
+            Box::pin(Relay::start(Format::Dynamo, "w", settings, way, metrics))
         });
         let mut events = PlaneEvents::new(Holders::new(start));
         events.apply(&message(1, 0, 0..1), false).await.unwrap();

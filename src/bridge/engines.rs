@@ -9,16 +9,14 @@ use async_nats::Client;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use kvatlas_client::publish::{PublishedHolder, PublisherOptions};
-use kvatlas_core::hash::BlockSize;
-use kvatlas_core::index::{Hashing, NamespaceSettings, Namespaces};
-use kvatlas_core::wire::{
-    Profile, Rank, Subjects, WorkerName, instance_of_worker, pool_of_instance, worker_of_instance,
-};
-use kvatlas_engines::{Format, HashMode, TranslatorSettings};
+use kvatlas_client::publish::PublisherOptions;
+use kvatlas_core::index::Namespaces;
+use kvatlas_core::wire::{Profile, Subjects, worker_of_instance};
+use kvatlas_engines::Format;
 
 use crate::daemon::config::Secret;
 use crate::daemon::http::{
@@ -29,15 +27,13 @@ use crate::daemon::metrics::BridgeMetrics;
 use super::follower::{FollowOptions, Follower};
 use super::holders::{Holders, StartRelay};
 use super::hosts::{AllowedHosts, host_of};
+use super::lease::{Lease, LeaseOptions};
 use super::progress::{Progress, SharedProgress};
-use super::relay::{Relay, Way};
 use super::sources::{Source, SourceTask};
 use super::spec::{check_block_size, check_engine};
 use super::stalls::{BridgeClock, StallWatch};
+use super::state::{Registered, StateDirectory};
 use super::task::EngineTask;
-
-/// Of a source whose hashes are the contract's, one block in so many is checked against its tokens.
-const TRUSTED_SAMPLE: u32 = 64;
 
 /// How a bridge works.
 #[derive(Debug, Clone)]
@@ -57,6 +53,10 @@ pub struct BridgeOptions {
     pub register_token: Option<Secret>,
     /// The clock by which the bridge notices that it has stood still.
     pub clock: BridgeClock,
+    /// Where what is known of engines is kept, if anywhere.
+    pub state: Option<StateDirectory>,
+    /// Where other bridges follow the same engines: how they agree who speaks.
+    pub lease: Option<LeaseOptions>,
 }
 
 impl Default for BridgeOptions {
@@ -74,6 +74,8 @@ impl Default for BridgeOptions {
             register_hosts: AllowedHosts::default(),
             register_token: None,
             clock: BridgeClock::default(),
+            state: None,
+            lease: None,
         }
     }
 }
@@ -88,13 +90,16 @@ struct Followed {
     profiles: watch::Sender<Profile>,
 }
 
-struct Inner {
-    subjects: Subjects,
-    options: BridgeOptions,
+pub(super) struct Inner {
+    pub(super) subjects: Subjects,
+    pub(super) options: BridgeOptions,
+    /// Where other bridges follow the same engines.
+    pub(super) lease: Option<Lease>,
+    pub(super) metrics: Arc<BridgeMetrics>,
     runtime: Handle,
     tasks: TaskTracker,
-    metrics: Arc<BridgeMetrics>,
     state: Mutex<State>,
+    registered: Option<Registered>,
 }
 
 #[derive(Default)]
@@ -105,6 +110,10 @@ struct State {
     engines: BTreeMap<EngineKey, Followed>,
     /// Those that flags and files gave.
     given: BTreeSet<EngineKey>,
+    /// The task of the lease, and how it is stopped.
+    leasing: Option<(CancellationToken, JoinHandle<()>)>,
+    /// Those that were registered with the bridge before, until they are taken up.
+    kept: Vec<NewEngine>,
 }
 
 impl State {
@@ -113,7 +122,8 @@ impl State {
         let mut others = self.engines.values().map(|followed| &followed.engine);
         others.find(|other| {
             let is_same_address = other.endpoint == engine.endpoint && other.topic == engine.topic;
-            let is_same_cache = other.key.model == engine.key.model && other.block_size == engine.block_size;
+            let is_same_cache =
+                other.key.model.is_same_cache(&engine.key.model) && other.block_size == engine.block_size;
             is_same_address && !is_same_cache
         })
     }
@@ -145,14 +155,22 @@ impl Bridge {
     ///
     /// Belongs to the current tokio runtime.
     pub fn new(subjects: Subjects, options: BridgeOptions) -> Self {
+        let opened = options.state.clone().map(Registered::open);
+        let (kept, registered) = opened.unzip();
+        let state = State {
+            kept: kept.unwrap_or_default(),
+            ..State::default()
+        };
         Self {
             inner: Arc::new(Inner {
                 subjects,
+                lease: options.lease.as_ref().map(|lease| Lease::new(lease.times)),
                 options,
+                registered,
                 runtime: Handle::current(),
                 tasks: TaskTracker::new(),
                 metrics: Arc::new(BridgeMetrics::new()),
-                state: Mutex::default(),
+                state: Mutex::new(state),
             }),
         }
     }
@@ -161,9 +179,47 @@ impl Bridge {
     pub fn start(&self, nats: &Client) {
         let mut state = self.inner.state.lock();
         state.nats = Some(nats.clone());
+        if let (Some(lease), Some(options)) = (&self.inner.lease, &self.inner.options.lease) {
+            let _entered = self.inner.runtime.enter();
+            let (subject, stop) = (
+                self.inner.subjects.bridges(&options.group),
+                CancellationToken::new(),
+            );
+            let task = lease.start(nats.clone(), subject, options.times.beat, stop.clone());
+            state.leasing = Some((stop, task));
+        }
         for followed in state.engines.values() {
             self.spawn(followed, nats.clone());
         }
+    }
+
+    /// Follows the engines again that were registered with the bridge before, by its state directory. To be called when those that flags and files
+    /// give are followed, which come first.
+    pub fn take_up_registered(&self) {
+        let kept = std::mem::take(&mut self.inner.state.lock().kept);
+        for engine in kept {
+            let key = engine.key.clone();
+            if let Err(refusal) = self.follow(engine) {
+                tracing::warn!(engine = %key, %refusal, "an engine that was registered before is not followed");
+            }
+        }
+        self.keep_registered();
+    }
+
+    /// Keeps the list of engines that are registered, so that the next bridge follows them, too.
+    fn keep_registered(&self) {
+        let Some(registered) = &self.inner.registered else {
+            return;
+        };
+        registered.keep(|| {
+            let state = self.inner.state.lock();
+            let engines = state.engines.values().map(|followed| followed.engine.clone());
+            let is_given = |engine: &NewEngine| state.given.contains(&engine.key);
+            engines
+                .filter(|engine| !is_given(engine))
+                .chain(state.kept.clone())
+                .collect()
+        });
     }
 
     /// Makes the engines that are given by flags and files those in `engines`: others of them are forgotten, changed ones begin anew.
@@ -190,8 +246,10 @@ impl Bridge {
         self.unregister(&|key| outdated.contains(key));
         let refused: Vec<RegisterRefusal> = engines
             .iter()
-            .filter_map(|engine| self.register(engine.clone()).err())
+            .filter_map(|engine| self.follow(engine.clone()).err())
             .collect();
+        // One that was registered may be given by now.
+        self.keep_registered();
         if refused.is_empty() { Ok(()) } else { Err(refused) }
     }
 
@@ -208,180 +266,16 @@ impl Bridge {
         }
         self.inner.tasks.close();
         self.inner.tasks.wait().await;
-    }
-
-    fn spawn(&self, followed: &Followed, nats: Client) {
-        let inner = Arc::clone(&self.inner);
-        let (engine, progress) = (followed.engine.clone(), followed.progress.clone());
-        let (stop, says_goodbye) = (followed.stop.clone(), Arc::clone(&followed.says_goodbye));
-        let profiles = followed.profiles.subscribe();
-        let task = async move {
-            if engine.is_source() {
-                let task = SourceTask {
-                    options: inner.options.follow.clone(),
-                    clock: inner.options.clock.clone(),
-                    engine,
-                    progress,
-                    metrics: Arc::clone(&inner.metrics),
-                    stop,
-                    says_goodbye,
-                };
-                return inner.follow_source(task, nats, profiles).await;
-            }
-            let relay = match inner.own_relay(&engine, nats, profiles).await {
-                Ok(relay) => relay,
-                Err(error) => {
-                    return progress.ended(&engine, &error);
-                }
-            };
-            let options = inner.options.follow.clone();
-            let stalls = StallWatch::new(inner.options.clock.clone(), &options);
-            let replay = engine.replay.clone();
-            let follower = Follower::new(relay, &engine.topic, replay, options.clone(), stalls);
-            let task = EngineTask {
-                engine,
-                follower,
-                options,
-                progress,
-                stop,
-                says_goodbye,
-            };
-            task.run().await;
-        };
-        self.inner.tasks.spawn_on(task, &self.inner.runtime);
-    }
-}
-
-impl Inner {
-    /// Follows a source that tells of several holders.
-    async fn follow_source(
-        self: Arc<Self>,
-        task: SourceTask,
-        nats: Client,
-        profiles: watch::Receiver<Profile>,
-    ) {
-        let (inner, engine) = (Arc::clone(&self), task.engine.clone());
-        let start: StartRelay = Box::new(move |worker, rank| {
-            let (inner, engine, nats) = (Arc::clone(&inner), engine.clone(), nats.clone());
-            let profiles = profiles.clone();
-            Box::pin(async move { inner.relay(&engine, (worker, rank), nats, profiles).await })
-        });
-        let holders = Holders::new(start);
-        let source = match task.engine.format {
-            Format::Dynamo => Source::plane(holders),
-            _ if task.engine.is_grpc() => match worker_of_instance(&task.engine.key.instance) {
-                Ok(worker) => Source::stream(&task.engine, worker, holders),
-                Err(error) => return tracing::error!(%error, "an engine cannot be followed"),
-            },
-            _ => match worker_of_instance(&task.engine.key.instance) {
-                Ok(worker) => Source::server(&task.engine, worker, holders),
-                // Engines are checked before they are followed.
-                Err(error) => return tracing::error!(%error, "an engine cannot be followed"),
-            },
-        };
-        task.run(source).await;
-    }
-
-    /// What tells daemons of `engine` itself, in words where that is not possible.
-    async fn own_relay(
-        &self,
-        engine: &NewEngine,
-        nats: Client,
-        profiles: watch::Receiver<Profile>,
-    ) -> Result<Relay, String> {
-        let instance = &engine.key.instance;
-        let worker = match engine.format {
-            Format::Mooncake => pool_of_instance(instance),
-            _ => worker_of_instance(instance),
-        };
-        let worker = worker.map_err(|error| error.to_string())?;
-        self.relay(engine, (worker, engine.key.rank), nats, profiles)
-            .await
-    }
-
-    /// What tells daemons of one holder of `engine`, in words where that is not possible.
-    async fn relay(
-        &self,
-        engine: &NewEngine,
-        (worker, rank): (WorkerName, Rank),
-        nats: Client,
-        profiles: watch::Receiver<Profile>,
-    ) -> Result<Relay, String> {
-        let block_size = BlockSize::new(engine.block_size).map_err(|error| error.to_string())?;
-        let namespace = engine.key.model.namespace();
-        let name = format!("{}/{rank}", instance_of_worker(&worker));
-        let holder = PublishedHolder {
-            namespace: namespace.map_err(|error| error.to_string())?,
-            worker,
-            rank,
-        };
-        let options = PublisherOptions {
-            settings: NamespaceSettings {
-                block_size,
-                is_size_told: true,
-                // The translator has computed the contract's hashes.
-                hashing: Hashing::Engine,
-            },
-            profile: profiles.borrow().clone(),
-            ..self.options.publisher.clone()
-        };
-        let settings = TranslatorSettings {
-            block_size,
-            blocks_max: self.options.follow.blocks_max,
-            groups: engine.groups.clone(),
-            mode: match engine.format {
-                // Its standard is the contract's, and it need not tell tokens.
-                Format::Mooncake => HashMode::Trust {
-                    sample: TRUSTED_SAMPLE,
-                },
-                _ => HashMode::Recompute,
-            },
-            lora_names: engine.beside.adapters.clone().into_iter().collect(),
-            is_untold: engine.beside.is_untold,
-            ..TranslatorSettings::for_format(engine.format)
-        };
-        let way = Way {
-            nats,
-            subjects: self.subjects.clone(),
-            holder,
-            options,
-            profiles,
-        };
-        let metrics = Arc::clone(&self.metrics);
-        let relay = Relay::start(engine.format, &name, settings, way, metrics).await;
-        relay.map_err(|error| error.to_string())
-    }
-}
-
-/// Where the bridge connects to for an engine.
-fn endpoints_of(engine: &NewEngine) -> impl Iterator<Item = &str> {
-    std::iter::once(engine.endpoint.as_str()).chain(engine.replay.as_deref())
-}
-
-impl EngineRegistry for Bridge {
-    fn may_register(&self, engine: &NewEngine, peer: Option<IpAddr>) -> Result<(), RegisterRefusal> {
-        let own = peer.map(|peer| peer.to_string());
-        for endpoint in endpoints_of(engine) {
-            // Without a host it is refused as no endpoint.
-            let Some(host) = host_of(endpoint) else {
-                continue;
-            };
-            let is_allowed = self.inner.options.register_hosts.allows(&host)
-                || own.as_ref() == Some(&host)
-                || self.inner.state.lock().is_host_given(&host);
-            if !is_allowed {
-                let endpoint = endpoint.to_owned();
-                return Err(RegisterRefusal::Host { host, endpoint });
-            }
+        let leasing = self.inner.state.lock().leasing.take();
+        if let Some((stop, task)) = leasing {
+            stop.cancel();
+            // A task that has failed has said so.
+            let _ = task.await;
         }
-        Ok(())
     }
 
-    fn register_token(&self) -> Option<&Secret> {
-        self.inner.options.register_token.as_ref()
-    }
-
-    fn register(&self, engine: NewEngine) -> Result<(), RegisterRefusal> {
+    /// Begins to follow an engine. Where it is followed in just this way, only its address and labels are taken over.
+    fn follow(&self, engine: NewEngine) -> Result<(), RegisterRefusal> {
         check_engine(&engine)?;
         let mut state = self.inner.state.lock();
         if state.is_stopping {
@@ -433,6 +327,132 @@ impl EngineRegistry for Bridge {
         Ok(())
     }
 
+    fn spawn(&self, followed: &Followed, nats: Client) {
+        let inner = Arc::clone(&self.inner);
+        let (engine, progress) = (followed.engine.clone(), followed.progress.clone());
+        let (stop, says_goodbye) = (followed.stop.clone(), Arc::clone(&followed.says_goodbye));
+        let task = async move {
+            if engine.is_source() {
+                let task = SourceTask {
+                    options: inner.options.follow.clone(),
+                    clock: inner.options.clock.clone(),
+                    engine,
+                    progress,
+                    metrics: Arc::clone(&inner.metrics),
+                    stop,
+                    says_goodbye,
+                };
+                return inner.follow_source(task, nats).await;
+            }
+            let begun = match inner.begin(&engine, nats).await {
+                Ok(begun) => begun,
+                Err(error) => {
+                    return progress.ended(&engine, &error);
+                }
+            };
+            let options = inner.options.follow.clone();
+            let stalls = StallWatch::new(inner.options.clock.clone(), &options);
+            let replay = engine.replay.clone();
+            let mut follower = Follower::new(begun.relay, &engine.topic, replay, options.clone(), stalls);
+            if let Some(before) = begun.before {
+                follower.go_on(before);
+            }
+            let task = EngineTask {
+                engine: engine.clone(),
+                follower,
+                options,
+                progress,
+                stop,
+                says_goodbye,
+                keeper: begun.keeper,
+            };
+            task.run().await;
+            inner.forget_unless_followed(&engine);
+        };
+        self.inner.tasks.spawn_on(task, &self.inner.runtime);
+    }
+}
+
+impl Inner {
+    /// The address and labels of an engine, from now on.
+    pub(super) fn profiles_of(&self, engine: &NewEngine) -> watch::Receiver<Profile> {
+        let state = self.state.lock();
+        let followed = state.engines.get(&engine.key);
+        // One that was unregistered meanwhile is about to end.
+        followed.map_or_else(
+            || watch::channel(engine.profile.clone()).1,
+            |followed| followed.profiles.subscribe(),
+        )
+    }
+
+    /// Forgets what is kept of an engine that was unregistered.
+    fn forget_unless_followed(&self, engine: &NewEngine) {
+        if self.state.lock().engines.contains_key(&engine.key) {
+            return;
+        }
+        if let (Some(directory), Ok(holder)) = (&self.options.state, self.own_holder(engine)) {
+            directory.forget_engine(&holder);
+        }
+    }
+
+    /// Follows a source that tells of several holders.
+    async fn follow_source(self: Arc<Self>, task: SourceTask, nats: Client) {
+        let (inner, engine) = (Arc::clone(&self), task.engine.clone());
+        let start: StartRelay = Box::new(move |worker, rank| {
+            let (inner, engine, nats) = (Arc::clone(&inner), engine.clone(), nats.clone());
+            Box::pin(async move { inner.relay(&engine, worker, rank, nats).await })
+        });
+        let holders = Holders::new(start);
+        let source = match task.engine.format {
+            Format::Dynamo => Source::plane(holders),
+            _ if task.engine.is_grpc() => match worker_of_instance(&task.engine.key.instance) {
+                Ok(worker) => Source::stream(&task.engine, worker, holders),
+                Err(error) => return tracing::error!(%error, "an engine cannot be followed"),
+            },
+            _ => match worker_of_instance(&task.engine.key.instance) {
+                Ok(worker) => Source::server(&task.engine, worker, holders),
+                // Engines are checked before they are followed.
+                Err(error) => return tracing::error!(%error, "an engine cannot be followed"),
+            },
+        };
+        task.run(source).await;
+    }
+}
+
+/// Where the bridge connects to for an engine.
+fn endpoints_of(engine: &NewEngine) -> impl Iterator<Item = &str> {
+    std::iter::once(engine.endpoint.as_str()).chain(engine.replay.as_deref())
+}
+
+impl EngineRegistry for Bridge {
+    fn may_register(&self, engine: &NewEngine, peer: Option<IpAddr>) -> Result<(), RegisterRefusal> {
+        let own = peer.map(|peer| peer.to_string());
+        for endpoint in endpoints_of(engine) {
+            // Without a host it is refused as no endpoint.
+            let Some(host) = host_of(endpoint) else {
+                continue;
+            };
+            let is_allowed = self.inner.options.register_hosts.allows(&host)
+                || own.as_ref() == Some(&host)
+                || self.inner.state.lock().is_host_given(&host);
+            if !is_allowed {
+                let endpoint = endpoint.to_owned();
+                return Err(RegisterRefusal::Host { host, endpoint });
+            }
+        }
+        Ok(())
+    }
+
+    fn register_token(&self) -> Option<&Secret> {
+        self.inner.options.register_token.as_ref()
+    }
+
+    fn register(&self, engine: NewEngine) -> Result<(), RegisterRefusal> {
+        self.follow(engine)?;
+        self.keep_registered();
+        Ok(())
+    }
+
     fn unregister(&self, is_meant: &dyn Fn(&EngineKey) -> bool) -> RemovedEngines {
         let mut state = self.inner.state.lock();
         let removed: RemovedEngines = state
@@ -447,6 +467,8 @@ impl EngineRegistry for Bridge {
                 followed.stop.cancel();
             }
         }
+        drop(state);
+        self.keep_registered();
         removed
     }
 

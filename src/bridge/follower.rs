@@ -13,6 +13,7 @@ use super::frames::Numbered;
 use super::relay::Relay;
 use super::sockets::{Replay, SocketError};
 use super::stalls::StallWatch;
+use super::state::KeptEngine;
 use super::topics::Topics;
 
 mod asking;
@@ -53,8 +54,14 @@ impl Default for FollowOptions {
 impl FollowOptions {
     /// The longest time between two looks at an engine: after a longer one, this process has stood still, and the engine has not.
     pub(super) fn look_interval_max(&self) -> Duration {
-        // What a busy machine may take is no stall.
         self.poll_interval + Duration::from_secs(1)
+    }
+
+    /// The time from which on a pause of this process is a stall. Daemons miss heartbeats after three seconds, of which one may have passed
+    /// before it: whoever was stale in one of them must not be believed again before a look.
+    pub(super) fn pause_max(&self) -> Duration {
+        // What a busy machine may take is no stall.
+        self.poll_interval + Duration::from_millis(500)
     }
 }
 
@@ -122,6 +129,14 @@ pub(super) struct Follower {
     /// When it was last certain that nothing is missing.
     known_at: Instant,
     stalls: StallWatch,
+    /// In words, that a replay began too late.
+    short_replay: Option<String>,
+}
+
+/// What was heard of an engine before, beside its blocks.
+pub(super) struct HeardBefore {
+    pub(super) continuity: Continuity,
+    pub(super) topic: Option<Vec<u8>>,
 }
 
 impl Follower {
@@ -148,7 +163,37 @@ impl Follower {
             is_unheard: false,
             known_at: Instant::now(),
             stalls,
+            short_replay: None,
         }
+    }
+
+    /// Goes on behind what was heard before, and is what its relay knows. The engine has to show that it is still the same process.
+    pub(super) fn go_on(&mut self, before: HeardBefore) {
+        self.continuity = before.continuity;
+        self.topics.remember(before.topic);
+    }
+
+    /// How often something has changed that is worth keeping.
+    pub(super) fn changes(&self) -> u64 {
+        self.continuity.changes()
+    }
+
+    /// All that is known of the engine, whose blocks are translated with `cache`.
+    pub(super) async fn keep(&mut self, cache: &str) -> Result<KeptEngine, FollowError> {
+        let (blocks, rank, epoch) = self.relay.save().await?;
+        Ok(KeptEngine {
+            cache: cache.to_owned(),
+            epoch,
+            rank,
+            topic: self.topics.own(),
+            continuity: self.continuity.clone(),
+            blocks,
+        })
+    }
+
+    /// Waits until all that was told has left.
+    pub(super) async fn flush(&mut self) -> Result<(), FollowError> {
+        Ok(self.relay.flush().await?)
     }
 
     pub(super) fn relay(&self) -> &Relay {
@@ -185,7 +230,9 @@ impl Follower {
             "the replay socket has batches that the engine does not publish on its endpoint";
         let useless = self.useless_replay.as_ref().map(|useless| useless.error.as_str());
         let unheard = self.is_unheard.then_some(UNHEARD);
-        useless.or(unheard).or_else(|| self.relay.trouble())
+        let is_short = self.relay.doubt() == Some(Reason::LostBatches);
+        let short = self.short_replay.as_deref().filter(|_| is_short);
+        useless.or(unheard).or(short).or_else(|| self.relay.trouble())
     }
 
     /// A connection stands, for the first time or again. Where the replay socket shows what has been missed, the engine is in sight
@@ -289,10 +336,16 @@ impl Follower {
             // The bridge is so far behind that only the connection can give it what it lacks. Another look shows when it has.
             Verified::Beyond if was_verified => return self.lost().await,
             Verified::Stranger if was_verified => return self.settle_contradiction().await,
-            Verified::Stranger | Verified::Beyond => {
+            behind @ (Verified::Stranger | Verified::Beyond) => {
                 // Nothing is left of the old process; until the new one has told what it has, it is out of sight.
                 self.relay.lost().await?;
-                self.relay.restart(None).await?;
+                match behind {
+                    Verified::Beyond => self.relay.restart_behind_a_gap().await?,
+                    _ => {
+                        self.short_replay = None;
+                        self.relay.restart(None).await?;
+                    }
+                }
                 self.continuity.restart();
                 if !self.ask_all().await? {
                     // It has forgotten some of that meanwhile. Another look finds the rest.

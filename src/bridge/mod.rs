@@ -17,11 +17,14 @@
 //!    socket is believed again once it has the same bytes as a batch that is published.
 //! 3. An engine that is gone, or answers nothing, is `upstream_lost` (and so `unverified`), and heartbeats stop, so that daemons find it stale.
 //! 4. A bridge that has stood still vouches for nothing until it has looked again (`stalls`).
-//! 5. Memory is bounded: messages wait in the engine, and a connection with a message beyond the bounds ends (`guard`); names by
+//! 5. What is kept on disk (`state`) makes no holder exact: it is as after a reconnect.
+//! 6. Of several bridges that follow an engine one speaks (`lease`), and two that both do are told apart by their epochs.
+//! 7. Memory is bounded: messages wait in the engine, and a connection with a message beyond the bounds ends (`guard`); names by
 //!    [`FollowOptions::blocks_max`], batches for daemons by the publisher's ring.
 //!
 //! `deploy/bridge.md` says the same for operators.
 
+mod beginning;
 mod continuity;
 mod dynamo;
 mod engines;
@@ -31,6 +34,7 @@ mod grpc;
 mod guard;
 mod holders;
 mod hosts;
+mod lease;
 mod partial;
 mod progress;
 mod relay;
@@ -38,6 +42,7 @@ mod sockets;
 mod sources;
 mod spec;
 mod stalls;
+mod state;
 mod subscribed;
 mod task;
 mod tensorrt;
@@ -47,5 +52,7 @@ mod walker;
 pub use engines::{Bridge, BridgeOptions};
 pub use follower::FollowOptions;
 pub use hosts::{AllowedHosts, HostsError};
+pub use lease::{LeaseOptions, Times as LeaseTimes};
 pub use spec::{EngineDefaults, SpecError, parse_engine, parse_engines_file};
 pub use stalls::BridgeClock;
+pub use state::{StateDirectory, StateError};

@@ -5,18 +5,19 @@ use std::time::Duration;
 
 use async_nats::Client;
 use kvatlas_client::publish::{
-    CutBounds, FullState, HolderPublisher, PublishedHolder, PublisherError, PublisherOptions, SharedState,
-    cut_events,
+    Beginning, CutBounds, FullState, HolderPublisher, PublishedHolder, PublisherError, PublisherOptions,
+    SharedState, cut_events,
 };
 use kvatlas_core::wire::{DegradedReason, DegradedReasons, Event, ModelKey, Profile, Rank, Subjects, Tier};
 use kvatlas_engines::{
-    DecodeLimits, Decoder, EngineBatch, EngineEvent, Format, Reason, Translation, Translator,
-    TranslatorSettings,
+    DecodeLimits, Decoder, EngineBatch, EngineEvent, Format, Reason, SavedTranslator, Translation,
+    Translator, TranslatorSettings,
 };
 use tokio::sync::{Mutex, OwnedMutexGuard, watch};
 
 use crate::daemon::metrics::{BridgeMetrics, EngineMetrics};
 
+use super::lease::{Lease, Share, Sight};
 use super::partial::partial_doubts;
 
 /// What is handed to the publisher at once; it has its own bounds on a batch, and its server's.
@@ -56,8 +57,19 @@ pub(super) struct Way {
     pub(super) subjects: Subjects,
     pub(super) holder: PublishedHolder,
     pub(super) options: PublisherOptions,
+    /// Where several bridges follow the holder: which of them speaks.
+    pub(super) lease: Option<Lease>,
     /// The holder's address and labels, when they change.
     pub(super) profiles: watch::Receiver<Profile>,
+}
+
+/// What a bridge knew before of an engine, and how far it had told it.
+pub(super) struct Before {
+    pub(super) blocks: Translator,
+    /// The rank that the engine's batches named.
+    pub(super) rank: Option<Rank>,
+    /// The holder's last epoch.
+    pub(super) epoch: u64,
 }
 
 /// Tells daemons what one engine says.
@@ -86,32 +98,76 @@ pub(super) struct Relay {
     was_seen: bool,
     /// What daemons have been told to doubt.
     told: DegradedReasons,
+    /// Absent where no other bridge follows the holder.
+    share: Option<Share>,
     metrics: Arc<BridgeMetrics>,
     engine_metrics: EngineMetrics,
 }
 
 impl Relay {
-    /// Begins to tell daemons.
+    /// Begins to tell daemons of an engine of which nothing is known.
     pub(super) async fn start(
         format: Format,
         name: &str,
         settings: TranslatorSettings,
         way: Way,
         metrics: Arc<BridgeMetrics>,
-    ) -> Result<Self, PublisherError> {
-        let hides_groups = settings.groups.hide_hits();
-        let blocks = Arc::new(Mutex::new(Blocks(Translator::new(settings))));
+    ) -> Result<Self, String> {
+        Self::begin(format, name, Translator::new(settings), way, metrics).await
+    }
+
+    /// Goes on to tell them of one whose blocks were known before. Daemons are given all of them.
+    pub(super) async fn go_on(
+        format: Format,
+        name: &str,
+        before: Before,
+        mut way: Way,
+        metrics: Arc<BridgeMetrics>,
+    ) -> Result<Self, String> {
+        way.options.beginning = Beginning::Above(before.epoch);
+        let relay = Self::begin(format, name, before.blocks, way, metrics).await?;
+        Ok(Self {
+            rank: before.rank,
+            ..relay
+        })
+    }
+
+    async fn begin(
+        format: Format,
+        name: &str,
+        blocks: Translator,
+        way: Way,
+        metrics: Arc<BridgeMetrics>,
+    ) -> Result<Self, String> {
+        let (doubt, partial) = (blocks.doubt(), partial_doubts(&blocks));
+        let hides_groups = blocks.hides_groups();
+        let blocks = Arc::new(Mutex::new(Blocks(blocks)));
         let state: SharedState = blocks.clone();
         let Way {
             nats,
             subjects,
             holder,
             options,
+            lease,
             profiles,
         } = way;
         let model = ModelKey::of_namespace(&holder.namespace);
         let engine_metrics = metrics.of_engine(holder.namespace.as_str(), name);
-        let publisher = HolderPublisher::start_with_state(nats, &subjects, holder, options, state).await?;
+        let share = match lease {
+            Some(lease) => Some(lease.share(&holder).ok_or("too many holders share a lease")?),
+            None => None,
+        };
+        let (publisher, share) = match share {
+            Some((share, voice)) => {
+                let starting = HolderPublisher::start_in_turn(nats, &subjects, holder, options, state, voice);
+                (starting.await, Some(share))
+            }
+            None => {
+                let starting = HolderPublisher::start_with_state(nats, &subjects, holder, options, state);
+                (starting.await, None)
+            }
+        };
+        let publisher = publisher.map_err(|error| error.to_string())?;
         Ok(Self {
             name: name.to_owned(),
             publisher,
@@ -122,12 +178,13 @@ impl Relay {
             translation: Translation::default(),
             untold: None,
             rank: None,
-            doubt: None,
-            partial: DegradedReasons::default(),
+            doubt,
+            partial,
             hides_groups,
             is_lost: false,
             was_seen: false,
             told: DegradedReasons::default(),
+            share,
             metrics,
             engine_metrics,
         })
@@ -320,7 +377,27 @@ impl Relay {
 
     fn note_told(&mut self, doubts: DegradedReasons) {
         self.told = doubts;
-        self.engine_metrics.set_exact(doubts.of_all_queries().is_empty());
+        let is_exact = doubts.of_all_queries().is_empty();
+        self.engine_metrics.set_exact(is_exact);
+        if let Some(share) = &self.share {
+            share.note(match is_exact {
+                true => Sight::Whole,
+                false if self.is_lost => Sight::None,
+                false => Sight::Doubtful,
+            });
+        }
+    }
+
+    /// Whether this bridge speaks for the holder.
+    fn speaks(&self) -> bool {
+        self.share.as_ref().is_none_or(Share::speaks)
+    }
+
+    /// All that is known, and what is needed to go on from there.
+    pub(super) async fn save(&mut self) -> Result<(SavedTranslator, Option<Rank>, u64), PublisherError> {
+        self.tell().await?;
+        let blocks = self.blocks.lock().await.0.save();
+        Ok((blocks, self.rank, self.publisher.cursor().epoch))
     }
 
     /// Batches of the engine are lost for good, or of no use, for this reason.
@@ -354,6 +431,7 @@ impl Relay {
             return self.tell_profile_if_new().await;
         }
         self.tell().await?;
+        self.engine_metrics.set_speaks(self.speaks());
         match self.was_seen {
             true => self.publisher.set_heartbeats(false).await,
             false => self.publisher.heartbeat_for(PENDING_TOLD_FOR).await,
@@ -365,6 +443,7 @@ impl Relay {
         // What was applied while it was out of sight is told as such.
         self.tell().await?;
         (self.is_lost, self.was_seen) = (false, true);
+        self.engine_metrics.set_speaks(self.speaks());
         self.tell_doubts_if_new().await?;
         self.publisher.heartbeat_for(time).await
     }
@@ -373,9 +452,23 @@ impl Relay {
     /// missing already, for this reason.
     pub(super) async fn restart(&mut self, doubt: Option<Reason>) -> Result<(), PublisherError> {
         self.engine_metrics.restarted(&self.name);
+        self.begin_anew(doubt, Translator::reset).await
+    }
+
+    /// Batches of the engine are out of reach: a new epoch begins, of which nothing is known. What names stood for is remembered: it may be the same
+    /// process.
+    pub(super) async fn restart_behind_a_gap(&mut self) -> Result<(), PublisherError> {
+        self.begin_anew(None, Translator::reset_but_names).await
+    }
+
+    async fn begin_anew(
+        &mut self,
+        doubt: Option<Reason>,
+        reset: fn(&mut Translator),
+    ) -> Result<(), PublisherError> {
         self.tell().await?;
         let mut untold = self.take_untold().await;
-        untold.blocks.0.reset();
+        reset(&mut untold.blocks.0);
         self.rank = None;
         if let Some(reason) = doubt {
             untold.blocks.0.note_doubt(reason);
@@ -409,218 +502,4 @@ fn is_of_other_rank(own: &mut Option<Rank>, batch: &EngineBatch) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use futures_util::StreamExt;
-    use kvatlas_core::wire::{EventBatch, NamespaceName, WireLimits, WorkerName};
-    use serde_json::json;
-
-    use super::*;
-    use crate::daemon::broker::embedded::{EmbeddedBroker, find_nats_server};
-    use crate::daemon::metrics::rendered;
-
-    async fn relay(broker: &EmbeddedBroker) -> Relay {
-        let way = Way {
-            nats: async_nats::connect(broker.url()).await.unwrap(),
-            subjects: Subjects::new("kvatlas").unwrap(),
-            holder: PublishedHolder {
-                namespace: NamespaceName::new("m").unwrap(),
-                worker: WorkerName::new("gpu-0").unwrap(),
-                rank: 0,
-            },
-            options: PublisherOptions {
-                batch_delay: Duration::ZERO,
-                ..PublisherOptions::default()
-            },
-            profiles: watch::channel(Profile::default()).1,
-        };
-        let metrics = Arc::new(BridgeMetrics::new());
-        let settings = TranslatorSettings::default();
-        Relay::start(Format::Vllm, "gpu-0/0", settings, way, metrics)
-            .await
-            .unwrap()
-    }
-
-    /// A relay, and what it publishes.
-    async fn heard_relay() -> (EmbeddedBroker, Relay, async_nats::Subscriber) {
-        let server = find_nats_server(None).unwrap();
-        let broker = EmbeddedBroker::start(&server).await.unwrap();
-        let nats = async_nats::connect(broker.url()).await.unwrap();
-        let batches = nats.subscribe("kvatlas.v1.events.m.gpu-0").await.unwrap();
-        nats.flush().await.unwrap();
-        let relay = relay(&broker).await;
-        (broker, relay, batches)
-    }
-
-    async fn next_batch(batches: &mut async_nats::Subscriber) -> EventBatch {
-        let message = batches.next().await.unwrap();
-        EventBatch::decode(&message.payload, &WireLimits::default()).unwrap()
-    }
-
-    #[tokio::test]
-    async fn nothing_is_kept_back_when_the_engine_goes_out_of_sight() {
-        let server = find_nats_server(None).unwrap();
-        let broker = EmbeddedBroker::start(&server).await.unwrap();
-        let mut relay = relay(&broker).await;
-        let tokens: Vec<u32> = (0..16).collect();
-        let stored = json!([
-            1.5,
-            [["BlockStored", [1], null, tokens, 16, null, "GPU", null, null]],
-            0
-        ]);
-        let payload = rmp_serde::to_vec(&stored).unwrap();
-        relay.lost().await.unwrap();
-        relay.apply(&payload).await.unwrap();
-        assert!(relay.has_untold());
-        // Again: its connection has ended, and the next attempt may take its time.
-        relay.lost().await.unwrap();
-        assert!(!relay.has_untold());
-        assert!(relay.blocks.try_lock().is_ok(), "daemons that ask are answered");
-    }
-
-    #[tokio::test]
-    async fn the_first_batch_of_an_epoch_says_what_is_doubted_of_it() {
-        let (_broker, mut relay, mut batches) = heard_relay().await;
-        let (lost, gap) = (DegradedReason::UpstreamLost, DegradedReason::UpstreamGap);
-        // Out of sight; then in sight, and its first batches are lost.
-        relay.lost().await.unwrap();
-        relay.restart(None).await.unwrap();
-        relay.seen(Duration::ZERO).await.unwrap();
-        relay.restart(Some(Reason::LostBatches)).await.unwrap();
-        relay.flush().await.unwrap();
-        let mut firsts = Vec::new();
-        while firsts.len() < 3 {
-            let batch = next_batch(&mut batches).await;
-            if batch.seq == 1 {
-                firsts.push(batch.events);
-            }
-        }
-        let doubted = |reason| vec![Event::Doubted(DegradedReasons::of(reason))];
-        assert_eq!(firsts, [doubted(lost), doubted(lost), doubted(gap)]);
-    }
-
-    /// Daemons that start after the bridge hear of an engine that is not there yet.
-    #[tokio::test]
-    async fn an_engine_that_was_never_seen_is_told_of_again_and_one_that_was_lost_is_not() {
-        let (_broker, mut relay, mut batches) = heard_relay().await;
-        relay.lost().await.unwrap();
-        let lost = Event::Doubted(DegradedReasons::of(DegradedReason::UpstreamLost));
-        assert_eq!(next_batch(&mut batches).await.events, vec![lost.clone()]);
-        let again = next_batch(&mut batches).await;
-        assert_eq!((again.seq, again.events), (2, Vec::new()));
-        relay.seen(Duration::from_secs(60)).await.unwrap();
-        relay.lost().await.unwrap();
-        let is_lost = |batch: &EventBatch| batch.events == [lost.clone()];
-        while !is_lost(&next_batch(&mut batches).await) {}
-        let silence = tokio::time::timeout(Duration::from_millis(2500), next_batch(&mut batches));
-        assert!(silence.await.is_err());
-    }
-
-    fn cleared() -> Vec<u8> {
-        rmp_serde::to_vec(&json!([1.5, [["AllBlocksCleared"]], 0])).unwrap()
-    }
-
-    #[tokio::test]
-    async fn what_another_rank_clears_is_not_cleared_and_is_in_doubt() {
-        let (_broker, mut relay, mut batches) = heard_relay().await;
-        let payload =
-            |event: serde_json::Value, rank: u32| rmp_serde::to_vec(&json!([1.5, [event], rank])).unwrap();
-        let tokens: Vec<u32> = (0..16).collect();
-        let stored = json!(["BlockStored", [1], null, tokens, 16, null, "GPU", null, null]);
-        relay.apply(&payload(stored, 3)).await.unwrap();
-        relay
-            .apply(&payload(json!(["AllBlocksCleared"]), 1))
-            .await
-            .unwrap();
-        relay
-            .apply(&payload(json!(["AllBlocksCleared"]), 3))
-            .await
-            .unwrap();
-        relay.flush().await.unwrap();
-        let mut told = Vec::new();
-        while !told.contains(&Event::Cleared) {
-            told.extend(next_batch(&mut batches).await.events);
-        }
-        let doubted = Event::Doubted(DegradedReasons::of(DegradedReason::UpstreamGap));
-        let [doubt, Event::Stored(_), Event::Cleared] = &told[..] else {
-            panic!("{told:?}");
-        };
-        assert_eq!(*doubt, doubted);
-    }
-
-    #[tokio::test]
-    async fn a_doubt_stands_at_its_place_among_the_events_of_a_payload() {
-        let (_broker, mut relay, mut batches) = heard_relay().await;
-        let payload = |events: serde_json::Value| rmp_serde::to_vec(&json!([1.5, events, 0])).unwrap();
-        let (clear, unknown) = (json!(["AllBlocksCleared"]), json!(["BlockForgotten"]));
-        relay.apply(&payload(json!([unknown, clear]))).await.unwrap();
-        relay.apply(&payload(json!([clear, unknown]))).await.unwrap();
-        relay.flush().await.unwrap();
-        let gap = || Event::Doubted(DegradedReasons::of(DegradedReason::UpstreamGap));
-        let mut told = Vec::new();
-        while told.len() < 4 {
-            told.extend(next_batch(&mut batches).await.events);
-        }
-        assert_eq!(told, [Event::Cleared, gap(), Event::Cleared, gap()]);
-        assert!(!relay.is_exact());
-    }
-
-    /// What an old form has no room for is no doubt of the holder, and daemons hear of it before the first block.
-    #[tokio::test]
-    async fn what_a_form_has_no_room_for_is_told_with_the_blocks() {
-        let (_broker, mut relay, mut batches) = heard_relay().await;
-        let tokens: Vec<u32> = (0..16).collect();
-        let stored = json!(["BlockStored", [1], null, tokens, 16, null, "GPU"]);
-        let payload = rmp_serde::to_vec(&json!([1.5, [stored, ["AllBlocksCleared"]], 0])).unwrap();
-        relay.apply(&payload).await.unwrap();
-        relay.flush().await.unwrap();
-        let untold = DegradedReasons::of(DegradedReason::UntoldSalts).with(DegradedReason::UntoldAdapters);
-        let mut told = Vec::new();
-        while told.len() < 4 {
-            told.extend(next_batch(&mut batches).await.events);
-        }
-        let [before, Event::Stored(_), Event::Cleared, after] = &told[..] else {
-            panic!("{told:?}");
-        };
-        assert_eq!([before, after], [&Event::Doubted(untold); 2]);
-        assert!(relay.is_exact());
-    }
-
-    #[tokio::test]
-    async fn who_clears_out_of_sight_is_out_of_sight_still() {
-        let (_broker, mut relay, mut batches) = heard_relay().await;
-        relay.lost().await.unwrap();
-        relay.apply(&cleared()).await.unwrap();
-        relay.flush().await.unwrap();
-        let lost = Event::Doubted(DegradedReasons::of(DegradedReason::UpstreamLost));
-        let mut told = Vec::new();
-        while told.len() < 2 {
-            let batch = next_batch(&mut batches).await;
-            told.push(batch.events);
-        }
-        assert_eq!(told, [vec![lost.clone()], vec![Event::Cleared, lost]]);
-    }
-
-    #[test]
-    fn an_engine_that_clears_is_exact_in_metrics_too() {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .unwrap();
-        let mut kept = None;
-        let page = rendered(|| {
-            kept = Some(runtime.block_on(async {
-                let server = find_nats_server(None).unwrap();
-                let broker = EmbeddedBroker::start(&server).await.unwrap();
-                let mut relay = relay(&broker).await;
-                relay.lose(Reason::LostBatches).await.unwrap();
-                relay.apply(&cleared()).await.unwrap();
-                relay.flush().await.unwrap();
-                assert!(relay.is_exact());
-                relay
-            }));
-        });
-        drop(kept);
-        let exact = "kvatlas_bridge_engine_exact{namespace=\"m\",engine=\"gpu-0/0\"} 1";
-        assert!(page.lines().any(|line| line == exact), "{page}");
-    }
-}
+mod tests;

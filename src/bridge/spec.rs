@@ -10,7 +10,7 @@ use kvatlas_core::index::{NamespaceSettings, Namespaces};
 use kvatlas_core::wire::{Address, Labels, ModelKey, Profile, ProfileError, worker_of_instance};
 use kvatlas_engines::{Format, GroupFacts};
 
-use crate::daemon::http::{BesideEvents, EngineKey, NewEngine, RegisterRefusal, SizeOf};
+use crate::daemon::http::{BesideEvents, EngineKey, NewEngine, RegisterRefusal, SizeOf, read_scheme};
 
 use super::subscribed::method_path;
 use super::{grpc, tensorrt};
@@ -27,7 +27,7 @@ pub enum SpecError {
     #[error(
         "--engine {text:?}: {reason}; write NAME=tcp://HOST:PORT and, joined by commas, replay=tcp://HOST:PORT, rank=N, ranks=N, \
          format=WORD, model=NAME, tenant=NAME, block_size=N, topic=TEXT, adapters=NUMBER:NAME, salts=untold, lookahead=untold, \
-         groups=KIND/KIND, hybrid=true, eagle=true, divergent_hits=true, address=HOST:PORT, label=KEY:VALUE"
+         groups=KIND/KIND, hybrid=true, eagle=true, divergent_hits=true, scheme=SCHEME, address=HOST:PORT, label=KEY:VALUE"
     )]
     Flag {
         /// The flag's value.
@@ -107,6 +107,7 @@ struct EngineText {
     address: Option<String>,
     #[serde(default)]
     labels: BTreeMap<String, String>,
+    scheme: Option<String>,
 }
 
 /// The engines of one `--engine`: one, or one a rank.
@@ -175,6 +176,7 @@ fn parse_flag(text: &str) -> Result<EngineText, String> {
                     .ok_or_else(|| format!("label is {value:?}; write KEY:VALUE"))?;
                 engine.labels.insert(key.to_owned(), value.to_owned()).is_some()
             }
+            "scheme" => engine.scheme.replace(value.to_owned()).is_some(),
             _ => return Err(format!("there is no key {key:?}")),
         };
         if twice {
@@ -248,6 +250,7 @@ impl EngineText {
             .tenant
             .or_else(|| defaults.tenant.clone())
             .unwrap_or_default();
+        let scheme = self.scheme.as_deref().map(read_scheme).transpose()?;
         let format = match &self.format {
             None => defaults.format,
             Some(word) => Format::from_word(word).ok_or_else(|| {
@@ -278,7 +281,7 @@ impl EngineText {
             let engine = NewEngine {
                 key: EngineKey {
                     instance: self.name.clone(),
-                    model: ModelKey::of_tenant(model.clone(), tenant.clone()),
+                    model: ModelKey::of_tenant(model.clone(), tenant.clone()).speaking(scheme.clone()),
                     rank,
                 },
                 endpoint: at(&self.endpoint, rank)?,
@@ -360,6 +363,12 @@ pub(super) fn check_engine(engine: &NewEngine) -> Result<(), RegisterRefusal> {
     }
     if let Err(error) = BlockSize::new(engine.block_size) {
         return invalid(format!("block_size: {error}"));
+    }
+    if engine.key.model.scheme.is_some() && matches!(engine.format, Format::Dynamo | Format::Mooncake) {
+        return invalid(format!(
+            "scheme: {} tells no tokens, from which hashes of a scheme are computed",
+            engine.format.as_str()
+        ));
     }
     if engine.replay.is_some() && engine.is_source() {
         return invalid(format!(
@@ -492,6 +501,17 @@ mod tests {
     }
 
     #[test]
+    fn an_engine_feeds_a_namespace_of_each_scheme() {
+        let namespace = |text: &str| {
+            let engines = parse_engine(text, &defaults()).unwrap();
+            engines[0].key.model.namespace().unwrap().to_string()
+        };
+        assert_eq!(namespace("a=tcp://h:1"), "o__m");
+        let with_seed = "a=tcp://h:1,scheme=llm-d-xxh64:42";
+        assert_eq!(namespace(with_seed), "o__m_sllm-d-xxh64_c42");
+    }
+
+    #[test]
     fn sources_are_named_by_their_format() {
         for text in [
             "a=http://h:8000,format=tensorrt-llm",
@@ -559,6 +579,11 @@ mod tests {
                 "nats://HOST:PORT",
             ),
             ("a=http://h:1", "tcp://HOST:PORT"),
+            ("a=tcp://h:1,scheme=md5", "known are llm-d-xxh64"),
+            (
+                "a=tcp://h:1,scheme=llm-d-xxh64,format=mooncake",
+                "tells no tokens",
+            ),
             ("=tcp://h:1", "instance"),
         ] {
             let error = parse_engine(text, &defaults()).unwrap_err().to_string();

@@ -12,6 +12,7 @@ use super::follower::{FollowError, FollowOptions, Follower};
 use super::frames::Numbered;
 use super::progress::{SharedProgress, log_untold};
 use super::sockets::Subscription;
+use super::state::{Keeper, cache_of};
 
 /// Why the task of an engine goes on.
 enum Woken {
@@ -33,6 +34,8 @@ pub(super) struct EngineTask {
     pub(super) stop: CancellationToken,
     /// Whether daemons are told to forget the holder at the end.
     pub(super) says_goodbye: Arc<AtomicBool>,
+    /// Where what is known is kept, if anywhere.
+    pub(super) keeper: Option<Keeper>,
 }
 
 impl EngineTask {
@@ -68,18 +71,50 @@ impl EngineTask {
                 break;
             }
         }
-        let mut relay = self.follower.into_relay();
-        let told = match self.says_goodbye.load(Ordering::Acquire) {
-            true => relay.say_goodbye().await,
-            // From now on nobody sees what the engine does.
-            false => match relay.lost().await {
-                Ok(()) => relay.flush().await,
-                failed => failed,
-            },
-        };
-        if let Err(error) = told {
-            log_untold(&self.engine, &error);
+        let engine = self.engine.clone();
+        if let Err(error) = self.end().await {
+            log_untold(&engine, &error);
         }
+    }
+
+    /// Says that nobody sees any more what the engine does, or that there is none, and keeps what is known.
+    async fn end(mut self) -> Result<(), FollowError> {
+        let says_goodbye = self.says_goodbye.load(Ordering::Acquire);
+        if !says_goodbye {
+            self.follower.lost().await?;
+            self.follower.flush().await?;
+        }
+        self.keep_last().await?;
+        match says_goodbye {
+            true => Ok(self.follower.into_relay().say_goodbye().await?),
+            false => Ok(()),
+        }
+    }
+
+    async fn keep_last(&mut self) -> Result<(), FollowError> {
+        let Some(keeper) = &mut self.keeper else {
+            return Ok(());
+        };
+        let changes = self.follower.changes();
+        if let Some(turn) = keeper.last_turn(changes).await {
+            let kept = self.follower.keep(&cache_of(&self.engine)).await?;
+            keeper.write(turn, changes, kept);
+            keeper.wait().await;
+        }
+        Ok(())
+    }
+
+    /// Keeps what is known, if it is time.
+    async fn keep_if_due(&mut self) -> Result<(), FollowError> {
+        let Some(keeper) = &mut self.keeper else {
+            return Ok(());
+        };
+        let changes = self.follower.changes();
+        if let Some(turn) = keeper.turn(changes) {
+            let kept = self.follower.keep(&cache_of(&self.engine)).await?;
+            keeper.write(turn, changes, kept);
+        }
+        Ok(())
     }
 
     /// Follows one connection to its end, and returns why it ended.
@@ -117,6 +152,7 @@ impl EngineTask {
                 _ = poll.tick() => Woken::Tick,
             };
             let has_stalled = self.follower.awake().await?;
+            self.keep_if_due().await?;
             if has_stalled {
                 match self.follower.can_ask() {
                     true => poll.reset_immediately(),

@@ -46,6 +46,16 @@ impl Topics {
         }
     }
 
+    /// The engine's topic, where it is known.
+    pub(super) fn own(&self) -> Option<Vec<u8>> {
+        self.own.clone()
+    }
+
+    /// The engine's topic was known before.
+    pub(super) fn remember(&mut self, own: Option<Vec<u8>>) {
+        self.own = own;
+    }
+
     /// What was known may have been another engine's.
     pub(super) fn forget(&mut self) {
         self.own = None;

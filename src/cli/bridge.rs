@@ -15,9 +15,9 @@ use kvatlas::daemon::metrics::{LogFormat, LogGate, MetricsHandle, ProcessMetrics
 use kvatlas_core::wire::Subjects;
 
 use super::connect::DaemonArguments;
-use super::engines::{EngineArguments, listen_to_hangup};
+use super::engines::EngineArguments;
 use super::failure::Failure;
-use super::serve::{StopSignals, start_logging};
+use super::serve::{StopSignals, listen_to_hangup, start_logging};
 use super::supervisor;
 
 pub(super) const EXAMPLES: &str = "\
@@ -258,7 +258,8 @@ impl Listeners {
         let Some(listen) = self.http.0 else {
             return Ok(None);
         };
-        let token = self.http_token_file.as_deref().map(read_token);
+        let token = self.http_token_file.as_deref();
+        let token = token.map(|path| read_token("http.token_file", path));
         let parts = HttpParts::of_bridge(
             Arc::new(bridge.clone()),
             Arc::clone(view) as Arc<dyn AdminSource>,

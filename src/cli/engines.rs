@@ -2,21 +2,24 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use clap::Args;
 use kvatlas::bridge::{
-    AllowedHosts, Bridge, BridgeOptions, EngineDefaults, FollowOptions, SpecError, parse_engine,
-    parse_engines_file,
+    AllowedHosts, Bridge, BridgeOptions, EngineDefaults, FollowOptions, LeaseOptions, LeaseTimes, SpecError,
+    StateDirectory, parse_engine, parse_engines_file,
 };
 use kvatlas::daemon::config::Secret;
 use kvatlas::daemon::http::{NewEngine, follow_patiently};
 use kvatlas_core::index::Namespaces;
-use kvatlas_core::wire::Subjects;
+use kvatlas_core::wire::{NamespaceName, Subjects};
 use kvatlas_engines::Format;
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::signal::unix::Signal;
 
 use super::failure::Failure;
 
+/// The least time between two files of one engine: far less than its replay socket reaches back.
+const STATE_INTERVAL: Duration = Duration::from_secs(5);
 /// Tokens in a block where nobody says.
 const BLOCK_SIZE: u32 = 16;
 
@@ -49,9 +52,21 @@ pub(super) struct EngineArguments {
     /// client's own address and the hosts of given engines are always allowed.
     #[arg(long, value_name = "HOSTS", default_value = "")]
     register_hosts: AllowedHosts,
+    /// Directory of this bridge alone, in which what it knows of engines is kept, and which are registered: the next one goes on from there.
+    #[arg(long, value_name = "DIRECTORY")]
+    state: Option<PathBuf>,
+    /// Name that all bridges have which follow the same engines: one of them tells daemons of an engine, and another does when it dies.
+    #[arg(long, value_name = "NAME", value_parser = parse_group)]
+    lease: Option<String>,
     /// Keep so many names of blocks for one engine at most; one takes about 120 bytes.
     #[arg(long, value_name = "COUNT", default_value_t = 4_194_304)]
     max_blocks_per_engine: usize,
+}
+
+/// The last token of a subject.
+fn parse_group(name: &str) -> Result<String, String> {
+    let checked = NamespaceName::new(name).map_err(|error| error.to_string())?;
+    Ok(checked.to_string())
 }
 
 fn parse_format(word: &str) -> Result<Format, String> {
@@ -99,7 +114,16 @@ impl EngineArguments {
         engines: &[NewEngine],
         register_token: Option<Secret>,
     ) -> Result<Bridge, Failure> {
+        let state = self
+            .state
+            .as_deref()
+            .map(|path| StateDirectory::open(path, STATE_INTERVAL));
         let options = BridgeOptions {
+            state: state.transpose().map_err(Failure::usage)?,
+            lease: self.lease.clone().map(|group| LeaseOptions {
+                group,
+                times: LeaseTimes::default(),
+            }),
             follow: FollowOptions {
                 blocks_max: self.max_blocks_per_engine,
                 ..FollowOptions::default()
@@ -115,6 +139,7 @@ impl EngineArguments {
             let texts: Vec<String> = refused.iter().map(ToString::to_string).collect();
             Failure::usage(texts.join("; "))
         })?;
+        bridge.take_up_registered();
         Ok(bridge)
     }
 
@@ -139,10 +164,4 @@ impl EngineArguments {
         }
         std::future::pending().await
     }
-}
-
-/// Begins to listen to SIGHUP; from then on it no longer ends the process.
-pub(crate) fn listen_to_hangup() -> Result<Signal, Failure> {
-    signal(SignalKind::hangup())
-        .map_err(|error| Failure::failed(format_args!("cannot listen to signals: {error}")))
 }

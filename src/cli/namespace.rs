@@ -1,6 +1,7 @@
 //! Which cache a command is about.
 
 use clap::{ArgGroup, Args};
+use kvatlas_core::hash::Scheme;
 use kvatlas_core::wire::{ModelKey, NamespaceName};
 
 use super::failure::Failure;
@@ -19,6 +20,9 @@ pub(super) struct CacheArguments {
     /// Tenant or routing group of the model.
     #[arg(long, value_name = "NAME", requires = "model", conflicts_with = "namespace")]
     tenant: Option<String>,
+    /// Scheme whose hashes the namespace speaks, such as llm-d-xxh64; the contract's unless given.
+    #[arg(long, value_name = "SCHEME", requires = "model", conflicts_with = "namespace")]
+    scheme: Option<Scheme>,
 }
 
 impl CacheArguments {
@@ -29,6 +33,7 @@ impl CacheArguments {
         }
         let model = self.model.as_deref().unwrap_or_default();
         let key = ModelKey::of_tenant(model, self.tenant.as_deref().unwrap_or_default());
+        let key = key.speaking(self.scheme.clone());
         let named = key.namespace();
         named.map_err(|error| Failure::usage(format_args!("--model {model:?}: {error}")))
     }
@@ -62,12 +67,15 @@ mod tests {
         );
         let tenant = ["--model", "m", "--tenant", "acme"];
         assert_eq!(named(&tenant).as_deref(), Some("m_tacme"));
+        let scheme = ["--model", "m", "--scheme", "llm-d-xxh64:42"];
+        assert_eq!(named(&scheme).as_deref(), Some("m_sllm-d-xxh64_c42"));
         for refused in [
             &[][..],
             &["--namespace", "a", "--model", "b"],
             &["--namespace", "a", "--tenant", "b"],
             &["--tenant", "b"],
             &["--model", ""],
+            &["--model", "m", "--scheme", "md5"],
         ] {
             assert_eq!(named(refused), None, "{refused:?}");
         }

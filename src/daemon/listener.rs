@@ -1,4 +1,5 @@
-//! One listener for HTTP: connections within limits, in total and by source. The admin and the query listener use it.
+//! One listener: connections within limits, in total and by source. The admin and the query listener use it for HTTP, and that for llm-d's
+//! routers for Redis's protocol.
 //!
 //! | what a client can hold | what bounds it |
 //! |---|---|
@@ -76,7 +77,7 @@ pub(crate) struct Acceptor<C> {
 }
 
 impl<C: ConnectionCounts> Acceptor<C> {
-    /// Accepts until the stop, then waits until all connections have ended.
+    /// Serves HTTP until the stop, then waits until all connections have ended.
     pub(crate) async fn run<S, B>(self, listener: TcpListener, service: S)
     where
         S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
@@ -84,6 +85,26 @@ impl<C: ConnectionCounts> Acceptor<C> {
         B: Body + Send + 'static,
         B::Data: Send,
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        let (limits, stopping, name) = (self.limits, self.stopping.clone(), self.name);
+        let serve = move |stream, peer, place| {
+            let service = OfPeer {
+                service: service.clone(),
+                peer,
+            };
+            let stopping = stopping.clone();
+            async move { serve(stream, service, &place, limits, stopping, name).await }
+        };
+        self.accept(listener, serve).await;
+    }
+
+    /// Hands each connection to `serve` until the stop, then waits until all have ended. Each bounds its own end.
+    pub(crate) async fn accept<F>(
+        self,
+        listener: TcpListener,
+        serve: impl Fn(TcpStream, SocketAddr, Place) -> F,
+    ) where
+        F: Future<Output = ()> + Send + 'static,
     {
         let connections = TaskTracker::new();
         let open = Arc::new(Mutex::new(OpenConnections::default()));
@@ -103,19 +124,15 @@ impl<C: ConnectionCounts> Acceptor<C> {
             if let Err(error) = stream.set_nodelay(true) {
                 tracing::debug!(%error, "a connection sends with delay");
             }
-            let (service, limits, stopping) = (service.clone(), self.limits, self.stopping.clone());
-            let counts = Arc::clone(&self.counts);
-            let name = self.name;
+            let (counts, serving) = (Arc::clone(&self.counts), serve(stream, peer, place));
             connections.spawn(async move {
                 counts.opened();
-                let service = OfPeer { service, peer };
-                serve(stream, service, &place, limits, stopping, name).await;
+                serving.await;
                 counts.closed();
             });
         }
         drop(listener);
         connections.close();
-        // Each connection bounds its own drain.
         connections.wait().await;
     }
 
@@ -171,11 +188,23 @@ struct Connection {
 }
 
 /// A connection's place among the open ones; free again when this is dropped.
-struct Place {
+pub(crate) struct Place {
     open: Arc<Mutex<OpenConnections>>,
     number: u64,
     waits: Arc<AtomicBool>,
     displaced: CancellationToken,
+}
+
+impl Place {
+    /// Notes whether the connection waits for its client from now on. It does at first.
+    pub(crate) fn note_waits(&self, waits: bool) {
+        self.waits.store(waits, Ordering::Release);
+    }
+
+    /// Waits until the connection has to give way to another.
+    pub(crate) async fn displaced(&self) {
+        self.displaced.cancelled().await;
+    }
 }
 
 impl OpenConnections {

@@ -3,8 +3,11 @@
 //! A batch is made once and filled again and again. Events refer to spans of lists that all events share. Once the lists have
 //! grown, decoding a block or an event allocates nothing.
 
+use std::fmt::Write;
+
 use kvatlas_core::hash::Token;
 use kvatlas_core::wire::{Rank, Tier};
+use serde::{Deserialize, Serialize};
 
 use crate::reason::{Reason, ReasonCounts};
 
@@ -36,7 +39,7 @@ impl Span {
 }
 
 /// Kinds of groups of layers, by what a request needs of their caches.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum GroupKind {
     /// Main attention: all blocks of the prefix.
     Main,
@@ -254,7 +257,7 @@ pub struct EventNumber {
 }
 
 /// What the form of a stream has no room for, so that its events cannot tell it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Untold {
     /// The salts of blocks.
     pub salts: bool,
@@ -304,6 +307,8 @@ pub struct EngineBatch {
     pub(crate) hashes: Vec<u64>,
     pub(crate) tokens: Vec<Token>,
     pub(crate) objects: Vec<BlockObject>,
+    /// The identifier of each object; those of one block in the order of their places, where the objects are sorted.
+    identifiers: Vec<Span>,
     pub(crate) text: String,
 }
 
@@ -344,6 +349,14 @@ impl EngineBatch {
         span.of(&self.objects)
     }
 
+    /// The identifier of each object of a span, in the order of their places in the prompt. One without any has a
+    /// text that no prompt has.
+    pub fn identifiers(&self, span: Span) -> impl Iterator<Item = &str> {
+        span.of(&self.identifiers)
+            .iter()
+            .map(|identifier| self.text(*identifier))
+    }
+
     /// The text of a span.
     pub fn text(&self, span: Span) -> &str {
         self.text.get(span.start..span.end).unwrap_or_default()
@@ -357,6 +370,7 @@ impl EngineBatch {
             + self.hashes.capacity() * size_of::<u64>()
             + self.tokens.capacity() * size_of::<Token>()
             + self.objects.capacity() * size_of::<BlockObject>()
+            + self.identifiers.capacity() * size_of::<Span>()
             + self.text.capacity()
     }
 
@@ -373,6 +387,7 @@ impl EngineBatch {
         self.hashes.clear();
         self.tokens.clear();
         self.objects.clear();
+        self.identifiers.clear();
         self.text.clear();
     }
 
@@ -393,6 +408,7 @@ impl EngineBatch {
         self.hashes.truncate(mark.hashes);
         self.tokens.truncate(mark.tokens);
         self.objects.truncate(mark.objects);
+        self.identifiers.truncate(mark.objects);
         self.text.truncate(mark.text);
     }
 
@@ -440,6 +456,18 @@ impl EngineBatch {
                 tier,
             });
         }
+    }
+
+    /// Appends an object of the block number `block` of its event.
+    pub(crate) fn push_object(&mut self, block: u32, hash: u64, identifier: Option<&str>) {
+        let start = self.text.len();
+        match identifier {
+            Some(identifier) => self.text.push_str(identifier),
+            // Writing to a text cannot fail.
+            None => _ = write!(self.text, "object:{hash:016x}"),
+        }
+        self.objects.push(BlockObject { block, hash });
+        self.identifiers.push(Span::new(start, self.text.len()));
     }
 
     pub(crate) fn push_text(&mut self, text: &str) -> Span {

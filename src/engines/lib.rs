@@ -24,5 +24,6 @@ pub use decoder::{BatchError, Decoder, Format};
 pub use limits::DecodeLimits;
 pub use reason::{Reason, ReasonCounts};
 pub use translator::{
-    GroupFacts, HashMode, Translation, TranslationPart, Translator, TranslatorSettings, content_hashes,
+    GroupFacts, HashMode, SavedError, SavedTranslator, Translation, TranslationPart, Translator,
+    TranslatorSettings, content_hashes,
 };

@@ -1,9 +1,12 @@
 //! Why an event, or a part of one, is not in the index.
 
+use serde::{Deserialize, Serialize};
+
 /// Why something in an engine's batch did not become an event of the contract.
 ///
 /// The words are label values of metrics. They must be kept stable.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 #[repr(usize)]
 pub enum Reason {
     /// A field has a type or a value that it can't have, or a required field is missing.
@@ -260,6 +263,7 @@ mod tests {
                 .into_iter()
                 .filter(|other| other.as_str() == reason.as_str());
             assert_eq!(same.count(), 1, "{reason:?}");
+            assert_eq!(serde_json::to_value(reason).unwrap(), reason.as_str());
         }
     }
 

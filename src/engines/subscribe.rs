@@ -6,9 +6,7 @@
 use kvatlas_core::wire::{Rank, Tier};
 use prost::Message as _;
 
-use crate::batch::{
-    BlockObject, Content, EngineBatch, EngineChange, EngineEvent, EngineRemoved, EngineStored, Group,
-};
+use crate::batch::{Content, EngineBatch, EngineChange, EngineEvent, EngineRemoved, EngineStored, Group};
 use crate::decoder::{ends_sequence, group_of_kind, identifier_hash, is_never_removed, tier_of_medium};
 use crate::limits::DecodeLimits;
 use crate::reason::Reason;
@@ -344,17 +342,17 @@ impl KvBlocksStored {
         let block_number = u32::try_from(number).unwrap_or(u32::MAX);
         let start = batch.objects.len();
         for key in block.extra_keys.iter().filter_map(|key| key.key.as_ref()) {
-            let hash = match key {
+            let (hash, identifier) = match key {
                 ExtraKey::Text(text) if self.is_namespace(text) => continue,
-                ExtraKey::Text(text) => identifier_hash(text),
-                ExtraKey::Blob(bytes) => object_hash(bytes),
-                ExtraKey::Number(number) => number.cast_unsigned(),
-                ExtraKey::Multimodal(key) => identifier_hash(&key.identifier),
+                ExtraKey::Text(text) => (identifier_hash(text), Some(text.as_str())),
+                ExtraKey::Blob(bytes) => (object_hash(bytes), None),
+                ExtraKey::Number(number) => (number.cast_unsigned(), None),
+                ExtraKey::Multimodal(key) => {
+                    let identifier = key.identifier.as_str();
+                    (identifier_hash(identifier), Some(identifier))
+                }
             };
-            batch.objects.push(BlockObject {
-                block: block_number,
-                hash,
-            });
+            batch.push_object(block_number, hash, identifier);
         }
         batch.objects.get_mut(start..).unwrap_or_default().sort_unstable();
     }

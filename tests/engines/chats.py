@@ -21,6 +21,15 @@ class Chats:
     def _tokens(self, blocks: float) -> list[int]:
         return [self._random.randrange(128_000) for _ in range(int(blocks * self._size) + self._random.randrange(self._size))]
 
+    def systems(self) -> list[Prompt]:
+        """The system prompts that conversations begin with, where these have no salts and adapters."""
+        return [(tokens, None, None) for tokens in self._systems]
+
+    def longer(self, prompt: Prompt) -> Prompt:
+        """A request that nobody has made, behind a prompt."""
+        tokens, *more = prompt
+        return (tokens + self._tokens(2), *more)
+
     def prompt(self) -> Prompt:
         """The next request."""
         if not self._open or (len(self._open) < 30 and self._random.random() < 0.3):

@@ -83,6 +83,60 @@ def bridge_restarts(world: World, seeded: random.Random, rounds: int) -> None:
         world.settles(20)
 
 
+def bridge_upgrades(world: World, seeded: random.Random, rounds: int) -> None:
+    """The bridge is stopped when replays no longer reach back to the start, and the next one goes on from what it has kept."""
+    world.serve(600)
+    for _ in range(rounds):
+        world.serve(60)
+        world.compare(10)
+        world.bridge.stop()
+        world.serve(30)
+        world.bridge.start()
+        world.compare(20, behind=5)
+        world.settles(20)
+
+
+def two_bridges(world: World, seeded: random.Random, rounds: int) -> None:
+    """Of two bridges one is stopped, killed or stands still: the other one speaks."""
+    assert world.spare
+    for number in range(3 * rounds):
+        world.serve(60)
+        world.compare(10)
+        bridge, way = (world.bridge, world.spare)[number % 2], (number + seeded.randrange(2)) % 3
+        (bridge.stop, bridge.kill, bridge.pause)[way]()
+        world.serve(40)
+        world.compare(20, behind=5)
+        # By the other one alone.
+        world.settles(20)
+        (bridge.start, bridge.start, bridge.resume)[way]()
+        world.serve(20)
+        world.compare(20, behind=5)
+        world.settles(20)
+
+
+def evidence(world: World, seeded: random.Random, rounds: int) -> None:
+    """Replays don't reach back to what the bridge has kept: a prefix is known again with the first block that is stored behind it."""
+    systems = world.chats.systems()
+    for _ in range(rounds):
+        world.serve(150)
+        world.serve_behind(systems)
+        world.settles(10)
+        world.bridge.stop()
+        world.serve(300)
+        world.bridge.start()
+        for host in world.hosts:
+            world.none_exact(host, 10)
+        lacked = world.lacks(systems)
+        assert lacked > 0, "what was kept is believed though nobody knows whether it is there still"
+        world.serve_behind(systems)
+        wait_until("prefixes are known again", lambda: world.lacks(systems) == 0)
+        world.compare(20, behind=5)
+        for number in range(len(world.holders)):
+            world.reset(number)
+        world.serve(40)
+        world.settles(20)
+
+
 def engine_restarts(world: World, seeded: random.Random, rounds: int) -> None:
     """An engine is killed and starts again on the same ports, empty; before and after its first event."""
     for _ in range(rounds):
@@ -261,6 +315,7 @@ def promised(world: World, seeded: random.Random, rounds: int) -> None:
             world.serve_as_promised(15)
             world.compare(10)
     world.settles(10)
+    world.promises_are_kept()
 
 
 def doubted(world: World, seeded: random.Random, rounds: int) -> None:
@@ -318,6 +373,10 @@ SCENARIOS = [
     Scenario("daemon restarts, JetStream", daemon_restarts, replace(MIXED, settings=JETSTREAM), rounds=6),
     Scenario("`up` restarts", daemon_restarts, replace(MIXED, is_one_process=True), rounds=4),
     Scenario("bridge restarts", bridge_restarts, MIXED, rounds=4),
+    Scenario("bridge restarts, state", bridge_restarts, replace(MIXED, keeps_state=True), rounds=4),
+    Scenario("bridge upgrades, state", bridge_upgrades, replace(MIXED, keeps_state=True, buffer_steps=100), rounds=4),
+    Scenario("two bridges", two_bridges, replace(MIXED, has_spare=True), rounds=2),
+    Scenario("evidence", evidence, Layout(keeps_state=True, buffer_steps=20)),
     Scenario("engine restarts", engine_restarts, MIXED, rounds=6),
     Scenario("engine restarts, no replay", blind, replace(MIXED, has_replay=False)),
     Scenario("engine restarts, four ranks", engine_restarts, replace(MIXED, ranks=4, engines=2)),

@@ -50,6 +50,9 @@ class Layout:
     has_replay: bool = True
     # `kvatlas up`: daemon and bridge in one process.
     is_one_process: bool = False
+    # Whether the bridge has a state directory, and whether a second one follows the same engines.
+    keeps_state: bool = False
+    has_spare: bool = False
     settings: dict[str, object] = field(default_factory=dict)
     # Of a model with several groups of layers: its name, the retention of vLLM, and how many requests an engine serves at once.
     model: str | None = None
@@ -83,6 +86,8 @@ class World:
         self.proxies: list[Proxy] = []
         self._loop = Loop() if layout.has_proxies else None
         self._seed = seed
+        # Outcomes that the daemon was told of.
+        self._told = 0
         folder.mkdir(parents=True)
         tables = self._engines(folder)
         nats_port, port = free_ports(2)
@@ -94,6 +99,9 @@ class World:
         file.write_text(tables)
         follow = ["--engines-file", str(file), "--model", MODEL, "--block-size", str(layout.block_size)]
         self.bridge: Process
+        self.spare = Bridge(folder, nats_port, [*follow, "--lease", "pair"]) if layout.has_spare else None
+        follow += ["--lease", "pair"] if layout.has_spare else []
+        follow += ["--state", str(folder / "state")] if layout.keeps_state else []
         if layout.is_one_process:
             self.bridge = self.daemon = Daemon(folder, nats_port, port, settings, ["up", *follow])
         else:
@@ -157,6 +165,8 @@ class World:
             self.broker.start()
             if not self.layout.is_one_process:
                 self.bridge.start()
+            if self.spare:
+                self.spare.start()
             self.daemon.start()
             if self.layout.has_replay and self.layout.can_be_exact:
                 self.all_exact()
@@ -166,7 +176,7 @@ class World:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in {self.bridge, self.daemon, self.broker}:
+        for process in {self.bridge, self.spare, self.daemon, self.broker} - {None}:
             process.kill()
         for host in self.hosts:
             host.kill()
@@ -211,6 +221,40 @@ class World:
             if promised is not None:
                 self.counts.exact += 1
                 self.counts.wrong_exact += taken is not None and taken != promised
+            if promised is not None and taken is not None:
+                self._tell(place, promised, taken)
+
+    def _tell(self, place: tuple[str, int], promised: int, taken: int) -> None:
+        """Tells the daemon what a request found of what an exact answer promised, as a router does."""
+        outcome = {"worker": place[0], "rank": place[1], "promised_blocks": promised, "exact": True}
+        outcome["found_tokens"] = taken * self.layout.block_size
+        answer = self.daemon.ask("/v1/outcomes", {"model": MODEL, "outcomes": [outcome]})
+        assert answer == {"counted": 1}, answer
+        self._told += 1
+
+    def promises_are_kept(self) -> None:
+        """Asserts that the daemon has counted all that it was told, and that nothing is missing of what exact answers promised."""
+        counted = {line: self.daemon.metric(line, 'state="exact"') for line in ("outcomes", "outcome_missing_blocks")}
+        wrong = self.counts.wrong_exact
+        assert counted["outcomes"] == self._told, (counted, self._told)
+        assert (counted["outcome_missing_blocks"] > 0) <= (wrong > 0), (counted, wrong)
+
+    def serve_behind(self, prompts: list[Prompt]) -> None:
+        """Serves a longer request behind each of the prompts, by each engine."""
+        for prompt in prompts:
+            for holder in self.holders:
+                self._serve_by(holder.host, [(holder.place, self.chats.longer(prompt))])
+
+    def lacks(self, prompts: list[Prompt]) -> int:
+        """How many blocks of the prompts caches have, of which nothing is known. More than caches have is never told."""
+        lacking, truth = 0, self._truth(prompts)
+        for number, prompt in enumerate(prompts):
+            found, _ = self._answers(prompt)
+            for holder, depths in truth.items():
+                (held, _), (told, _) = depths[number], found.get(holder, (0, 0))
+                assert told <= held, f"{holder} is said to have {told} blocks, and has {held}"
+                lacking += held - told
+        return lacking
 
     def reset(self, number: int) -> None:
         """Clears the cache of a holder."""

@@ -220,6 +220,7 @@ fn questions() -> Vec<(&'static str, Option<Value>)> {
         ("/v1/status?model=nobody", None),
         ("/workers", None),
         ("/workers?model_name=llama&routing_group=acme", None),
+        ("/v1/models", None),
         ("/health", None),
     ];
     // Prompts of whole blocks, and one that ends in the middle of a block.

@@ -5,10 +5,14 @@ use std::time::Instant;
 
 use kvatlas_engines::Reason;
 
+use crate::daemon::metrics::LogGate;
+
 use super::super::continuity::{Heard, Replayed};
 use super::super::frames::{Numbered, ReplayMessage};
 use super::super::sockets::Replay;
 use super::{FollowError, Follower};
+
+static SHORT_GATE: LogGate = LogGate::new();
 
 /// What has been learnt from a replay.
 pub(super) enum Verified {
@@ -64,11 +68,17 @@ impl Follower {
                     Replayed::Next => self.apply(&numbered, true).await?,
                     Replayed::Gap if !is_first && !is_last => verified = Verified::Torn,
                     Replayed::Gap => {
+                        if is_first {
+                            self.note_short_replay(seq);
+                        }
                         self.relay.lose(Reason::LostBatches).await?;
                         self.apply(&numbered, true).await?;
                     }
                     Replayed::Stranger => verified = Verified::Stranger,
-                    Replayed::Beyond => verified = Verified::Beyond,
+                    Replayed::Beyond => {
+                        self.note_short_replay(seq);
+                        verified = Verified::Beyond;
+                    }
                 }
             }
             largest = largest.max(Some(seq));
@@ -84,6 +94,21 @@ impl Follower {
             },
             verified => Ok(verified),
         }
+    }
+
+    /// Says that an answer begins at `begins`, behind what is needed. While a connection stands, it may still give that.
+    fn note_short_replay(&mut self, begins: u64) {
+        let is_told = self.short_replay.is_some() && self.continuity.last().is_none();
+        if self.is_verified || is_told {
+            return;
+        }
+        let needed = self.continuity.last().map_or(0, |last| last.saturating_add(1));
+        let text = format!("the replay begins at {begins}, needed {needed}: raise buffer_steps");
+        if let Some(suppressed) = SHORT_GATE.admit() {
+            let endpoint = self.replay_endpoint.as_deref().unwrap_or_default();
+            tracing::warn!(endpoint, begins, needed, suppressed, "{text}");
+        }
+        self.short_replay = Some(text);
     }
 
     /// What it means that the replay socket has nothing from `from` on, which was applied.

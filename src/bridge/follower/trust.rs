@@ -83,6 +83,7 @@ impl Follower {
     /// Takes everything from a replay socket that agrees with the connection, as that of a new process.
     async fn take_all(&mut self) -> Result<(), FollowError> {
         let look = self.stalls.look();
+        self.short_replay = None;
         self.relay.lost().await?;
         self.relay.restart(None).await?;
         self.continuity.restart();

@@ -18,7 +18,8 @@ use super::options::PublisherOptions;
 use super::outbox::{Outbox, events_bytes};
 use super::refusals::{PublishConnection, Watches};
 use super::state::SharedState;
-use super::task::{Command, Task, clocks};
+use super::task::{Command, Lent, Task, clocks};
+use super::voice::Voice;
 
 /// Whose blocks are published.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -100,7 +101,7 @@ impl HolderPublisher {
         holder: PublishedHolder,
         options: PublisherOptions,
     ) -> Result<Self, PublisherError> {
-        Self::begin(nats.into(), subjects, holder, options, None).await
+        Self::begin(nats.into(), subjects, holder, options, Lent::default()).await
     }
 
     /// As [`start`](Self::start), without a table of its own: daemons that need the full state are given what `state` says. For a relay
@@ -116,7 +117,31 @@ impl HolderPublisher {
         options: PublisherOptions,
         state: SharedState,
     ) -> Result<Self, PublisherError> {
-        Self::begin(nats.into(), subjects, holder, options, Some(state)).await
+        let lent = Lent {
+            state: Some(state),
+            voice: None,
+        };
+        Self::begin(nats.into(), subjects, holder, options, lent).await
+    }
+
+    /// As [`start_with_state`](Self::start_with_state), for one of several publishers of the holder: it speaks while it has the turn.
+    ///
+    /// # Errors
+    ///
+    /// As [`start`](Self::start).
+    pub async fn start_in_turn(
+        nats: impl Into<PublishConnection>,
+        subjects: &Subjects,
+        holder: PublishedHolder,
+        options: PublisherOptions,
+        state: SharedState,
+        voice: Voice,
+    ) -> Result<Self, PublisherError> {
+        let lent = Lent {
+            state: Some(state),
+            voice: Some(voice),
+        };
+        Self::begin(nats.into(), subjects, holder, options, lent).await
     }
 
     /// Boxed, so that the publisher is compiled here and not in each program that starts one.
@@ -125,7 +150,7 @@ impl HolderPublisher {
         subjects: &'a Subjects,
         holder: PublishedHolder,
         options: PublisherOptions,
-        state: Option<SharedState>,
+        lent: Lent,
     ) -> BoxFuture<'a, Result<Self, PublisherError>> {
         Box::pin(async move {
             let PublishConnection { nats, refusals } = nats;
@@ -134,7 +159,7 @@ impl HolderPublisher {
                 worker: holder.worker.clone(),
                 rank: holder.rank,
             };
-            let outbox = Outbox::new(options.clone(), &id, state.is_none(), clocks(started))?;
+            let outbox = Outbox::new(options.clone(), &id, lent.state.is_none(), clocks(started))?;
             let events_subject = subjects.events(&holder.namespace, &holder.worker);
             let questions_subject = options
                 .answers_resyncs
@@ -147,14 +172,23 @@ impl HolderPublisher {
                 refusals,
             });
             let questions = match &questions_subject {
-                Some(subject) => {
+                // Who speaks in turns listens in its turns.
+                Some(subject) if lent.voice.is_none() => {
                     let subscribed = nats.subscribe(subject.clone()).await;
                     Some(subscribed.map_err(|error| PublisherError::Connection(error.to_string()))?)
                 }
-                None => None,
+                _ => None,
             };
             let (commands, queue) = mpsc::channel(options.queue_batches_max.max(1));
-            let task = Task::new(nats, events_subject, outbox, Arc::clone(&shared), state, started);
+            let task = Task::new(
+                nats,
+                events_subject,
+                outbox,
+                Arc::clone(&shared),
+                lent,
+                questions_subject,
+                started,
+            );
             tokio::spawn(task.run(queue, questions));
             Ok(Self {
                 commands,

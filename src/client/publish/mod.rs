@@ -60,6 +60,7 @@ mod state;
 mod table;
 mod task;
 mod transport;
+mod voice;
 
 pub use cut::{CutBounds, cut_events};
 pub use error::PublisherError;
@@ -67,3 +68,4 @@ pub use handle::{HolderPublisher, PublishedHolder, PublisherCounters};
 pub use options::{Beginning, PublisherOptions, Transport};
 pub use refusals::{PublishConnection, Refusals};
 pub use state::{FullState, SharedState};
+pub use voice::{Term, Voice};

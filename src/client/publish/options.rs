@@ -37,6 +37,9 @@ pub enum Beginning {
     NewEpoch,
     /// With a new epoch of this number, which has to be above every one before: the holder has nothing yet.
     Epoch(u64),
+    /// With a new epoch above this number, and the blocks that the [lent state](super::FullState) has. Its first number is skipped, so that
+    /// daemons see that there is more than what follows, and ask. For who knows from before what the holder has.
+    Above(u64),
     /// After this batch of an incarnation whose blocks are not known here. Daemons can be given what was published since, but
     /// not the full state.
     After(BatchCursor),

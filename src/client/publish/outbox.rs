@@ -80,6 +80,7 @@ impl Outbox {
         let (cursor, knows_blocks) = match options.beginning {
             Beginning::NewEpoch => (first_of(clocks.unix_us), true),
             Beginning::Epoch(epoch) => (first_of(epoch), true),
+            Beginning::Above(known) => (second_above(known, clocks.unix_us), true),
             Beginning::After(cursor) => (cursor, cursor.seq == 0),
         };
         let table = (knows_blocks && has_table && options.answers_resyncs)
@@ -288,14 +289,25 @@ impl Outbox {
             return false;
         }
         self.risen_us = Some(clocks.monotonic_us);
-        self.cursor = BatchCursor {
-            epoch: clocks.unix_us.max(above),
-            seq: 1,
-        };
+        self.go_on_above(above - 1, clocks);
+        true
+    }
+
+    /// Takes its turn: begins an epoch above `known` with all that the holder has, and returns its first batch, which says what is doubted.
+    /// What waits in the open batch is part of the full state.
+    pub(super) fn take_turn(&mut self, known: u64, clocks: Clocks) -> SealedBatch {
+        self.open = None;
+        self.go_on_above(known.max(self.cursor.epoch), clocks);
+        let doubted = (!self.doubts.is_empty()).then_some(Event::Doubted(self.doubts));
+        self.number(Tier::DEVICE, doubted.into_iter().collect(), clocks)
+    }
+
+    /// Goes on in an epoch above `known` with all that the holder has. Its first number is skipped.
+    fn go_on_above(&mut self, known: u64, clocks: Clocks) {
+        self.cursor = second_above(known, clocks.unix_us);
         self.profile.begin_epoch();
         self.made_us = Some(clocks.unix_us);
         self.ring = Ring::new(1, self.options.ring_batches_max, self.options.ring_bytes_max);
-        true
     }
 
     /// Daemons have forgotten the holder, its numbers included, or are to forget it: it begins anew.
@@ -316,6 +328,14 @@ impl Outbox {
 const RISE_US: u64 = 60_000_000;
 /// Clocks of several machines may differ by so much, in microseconds.
 const SKEW_US: u64 = 5_000_000;
+
+/// Behind the first number of an epoch above `known`.
+fn second_above(known: u64, unix_us: u64) -> BatchCursor {
+    BatchCursor {
+        epoch: unix_us.max(known.saturating_add(1)),
+        seq: 1,
+    }
+}
 
 fn first_of(epoch: u64) -> BatchCursor {
     BatchCursor { epoch, seq: 0 }
@@ -528,6 +548,31 @@ mod tests {
             ..PublisherOptions::default()
         });
         assert!(!continuing.rise_above(6, at(2)));
+    }
+
+    #[test]
+    fn who_knows_from_before_what_there_is_goes_on_above_all_that_was_heard_of() {
+        let mut outbox = outbox(PublisherOptions {
+            beginning: Beginning::Above(70),
+            ..PublisherOptions::default()
+        });
+        let cursor = |epoch, seq| BatchCursor { epoch, seq };
+        assert_eq!(outbox.cursor, cursor(71, 1));
+        let doubts = DegradedReasons::of(DegradedReason::UpstreamLost);
+        let doubted = Event::Doubted(doubts);
+        let first = outbox.add(Tier::DEVICE, vec![doubted.clone()], at(2)).remove(0);
+        assert_eq!(decoded(&first).seq, 2, "daemons ask for what came before");
+        outbox.add(Tier::DEVICE, vec![stored(1, 4)], at(3));
+        let taken = outbox.take_turn(90, at(4));
+        assert_eq!(
+            (outbox.cursor, decoded(&taken).events),
+            (cursor(91, 2), vec![doubted])
+        );
+        assert!(outbox.seal(at(5)).is_none(), "it is part of the full state");
+        // The clock is ahead of both, and the ring has nothing of before.
+        assert!(decoded(&outbox.take_turn(5, at(1000))).events.len() == 1);
+        assert_eq!(outbox.cursor, cursor(1000, 2));
+        assert!(outbox.ring.after(0).is_none() && outbox.ring.after(1).is_some());
     }
 
     #[test]

@@ -20,6 +20,7 @@ use super::handle::Shared;
 use super::outbox::{Clocks, Outbox, SealedBatch};
 use super::state::SharedState;
 use super::transport::{SendError, send};
+use super::voice::Voice;
 
 /// What the handle asks of the task.
 #[derive(Debug)]
@@ -36,6 +37,24 @@ pub(super) enum Command {
     Flush(oneshot::Sender<Result<BatchCursor, PublisherError>>),
 }
 
+/// What is lent to a publisher.
+#[derive(Clone, Default)]
+pub(super) struct Lent {
+    /// Who knows all that the holder has; none where the outbox does.
+    pub(super) state: Option<SharedState>,
+    /// When it may speak; always where it is absent.
+    pub(super) voice: Option<Voice>,
+}
+
+/// The turns of a publisher that shares its holder with others.
+struct Turns {
+    voice: Voice,
+    /// The turn in which it speaks.
+    current: Option<u64>,
+    /// Where questions come in its turn; none where it answers none.
+    questions_subject: Option<String>,
+}
+
 /// Sends batches and answers.
 pub(super) struct Task {
     nats: Client,
@@ -44,6 +63,7 @@ pub(super) struct Task {
     shared: Arc<Shared>,
     /// Who knows all that the holder has; none where the outbox does.
     state: Option<SharedState>,
+    turns: Option<Turns>,
     started: Instant,
     answers: Arc<Semaphore>,
     /// When a heartbeat is due, if nothing is sent before.
@@ -68,17 +88,24 @@ impl Task {
         subject: String,
         outbox: Outbox,
         shared: Arc<Shared>,
-        state: Option<SharedState>,
+        lent: Lent,
+        questions_subject: Option<String>,
         started: Instant,
     ) -> Self {
         let answers = Arc::new(Semaphore::new(outbox.options.answers_max.max(1)));
         let heartbeat_at = Instant::now() + outbox.options.heartbeat_interval;
+        let turns = lent.voice.map(|voice| Turns {
+            voice,
+            current: None,
+            questions_subject,
+        });
         Self {
             nats,
             subject,
             outbox,
             shared,
-            state,
+            state: lent.state,
+            turns,
             started,
             answers,
             heartbeat_at,
@@ -104,6 +131,7 @@ impl Task {
                     None => break,
                 },
                 Some(question) = next(&mut questions) => self.answer(question, &mut queue).await,
+                () = turn_changed(&mut self.turns) => self.change_turn(&mut questions).await,
                 () = tokio::time::sleep_until(wake_at.into()) => self.wake().await,
             }
             // Whatever woke it: a publisher that always has something to say sends no heartbeats.
@@ -115,6 +143,35 @@ impl Task {
 
     fn clocks(&self) -> Clocks {
         clocks(self.started)
+    }
+
+    /// Begins to speak, or falls silent.
+    async fn change_turn(&mut self, questions: &mut Option<Subscriber>) {
+        let Some(turns) = &mut self.turns else { return };
+        let turn = turns.voice.turn();
+        if turns.current == turn {
+            return;
+        }
+        turns.current = turn;
+        let Some(known) = turn else {
+            // Whoever speaks now is asked from now on.
+            *questions = None;
+            return;
+        };
+        if let Some(subject) = turns.questions_subject.clone() {
+            // A closed client has no more questions.
+            *questions = self.nats.subscribe(subject).await.ok();
+        }
+        self.outbox.note_server_limit(self.nats.max_payload());
+        let first = self.outbox.take_turn(known, self.clocks());
+        self.send_all([first]).await;
+    }
+
+    /// Whether it may speak now: it is the turn in which it has begun to.
+    fn may_speak(&self) -> bool {
+        self.turns
+            .as_ref()
+            .is_none_or(|turns| turns.current.is_some() && turns.voice.turn() == turns.current)
     }
 
     fn wake_at(&self) -> Instant {
@@ -193,6 +250,11 @@ impl Task {
 
     async fn send_all(&mut self, sealed: impl IntoIterator<Item = SealedBatch>) {
         for batch in sealed {
+            if !self.may_speak() {
+                // Whoever has the turn says it. What is missing in a turn that goes on is in the ring.
+                self.note_cursor(batch.cursor);
+                continue;
+            }
             let transport = self.outbox.options.transport;
             let sent = send(&self.nats, transport, &self.subject, self.outbox.rank, &batch).await;
             let counters = &self.shared.counters;
@@ -210,14 +272,21 @@ impl Task {
                 }
                 self.failure.get_or_insert(error);
             }
-            *self.shared.cursor.lock() = batch.cursor;
+            self.note_cursor(batch.cursor);
             self.heartbeat_at = Instant::now() + self.outbox.options.heartbeat_interval;
+        }
+    }
+
+    fn note_cursor(&self, cursor: BatchCursor) {
+        *self.shared.cursor.lock() = cursor;
+        if let Some(turns) = &self.turns {
+            turns.voice.epoch.store(cursor.epoch, Ordering::Release);
         }
     }
 
     /// Answers a daemon. The chunks are made at once, so that they are one state; they are sent beside what is published next.
     async fn answer(&mut self, question: Message, queue: &mut mpsc::Receiver<Command>) {
-        let Some(reply_to) = question.reply else {
+        let Some(reply_to) = question.reply.filter(|_| self.may_speak()) else {
             return;
         };
         let answered = match Arc::clone(&self.answers).try_acquire_owned() {
@@ -336,6 +405,14 @@ async fn next(questions: &mut Option<Subscriber>) -> Option<Message> {
         *questions = None;
     }
     question
+}
+
+/// Waits until it is another one's turn; for ever where there are no turns.
+async fn turn_changed(turns: &mut Option<Turns>) {
+    match turns {
+        Some(turns) => turns.voice.changed().await,
+        None => std::future::pending().await,
+    }
 }
 
 async fn send_chunks(nats: Client, reply_to: Subject, chunks: Vec<Vec<u8>>, permit: OwnedSemaphorePermit) {

@@ -100,7 +100,7 @@ pub struct BlockSizeError {
 ///
 /// Caches that must not share blocks (another LoRA adapter, another tenant's salt) have different seeds, and
 /// so different block hashes for the same tokens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[repr(transparent)]
 pub struct HashSeed(u64);
 

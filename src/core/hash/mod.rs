@@ -13,6 +13,8 @@
 //! two systems name the same block alike. The test vectors in the submodules pin that; a change to any of
 //! them is a change of the wire contract.
 //!
+//! A namespace may speak a rolling hash of another system instead: a [`Scheme`].
+//!
 //! Hashes are identities, not proofs: XXH3 is fast and not cryptographic. Two different prefixes share a
 //! 64-bit sequence hash by accident once in some 2^32 blocks; a lineage hash keeps at least 51 of those bits,
 //! and beside them the position and as many bits of the parent.
@@ -48,6 +50,7 @@ mod newtype;
 mod positional;
 mod positional_sequence;
 mod radix_tree;
+mod schemes;
 mod sequence;
 mod text;
 
@@ -59,5 +62,6 @@ pub use lineage::{LineageError, PositionalLineageHash, lineage_hashes, lineage_h
 pub use positional::{Position, PositionError, PositionalHash};
 pub use positional_sequence::{PositionalSequenceHash, PositionalSequenceHashError};
 pub use radix_tree::PositionalRadixTree;
+pub use schemes::{Scheme, SchemeAlgorithm, SchemeChains, UnknownScheme};
 pub use sequence::{SequenceHash, next_sequence_hash, sequence_hashes, sequence_hashes_after};
 pub use text::HashTextError;

@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::RwLock;
 
-use crate::hash::BlockSize;
-use crate::wire::NamespaceName;
+use crate::hash::{BlockSize, SchemeChains};
+use crate::wire::{ModelKey, NamespaceName};
 
 use super::indexer::PositionalIndexer;
-use super::settings::{Capacity, IndexLimits, NamespaceSettings};
+use super::settings::{Capacity, Hashing, IndexLimits, NamespaceSettings};
 use super::shared::TotalUsage;
 
 /// One namespace and its index.
@@ -22,6 +22,8 @@ pub struct Namespace {
     pub indexer: PositionalIndexer,
     /// Whether the configuration names it. Then it stays, as it is.
     pub is_configured: bool,
+    /// The chains that hash tokens as its publishers do, where its name says that they do not speak the contract's hashes.
+    pub chains: Option<SchemeChains>,
     /// Since when it has had no holder, on the clock of [`Namespaces::forget_empty`]; 0 while it has some.
     empty_since_us: AtomicU64,
 }
@@ -29,6 +31,7 @@ pub struct Namespace {
 impl Namespace {
     fn new(name: NamespaceName, indexer: PositionalIndexer, is_configured: bool) -> Arc<Self> {
         Arc::new(Self {
+            chains: chains_of(&name),
             name,
             indexer,
             is_configured,
@@ -50,6 +53,22 @@ impl Namespace {
         }
         let begun = since.compare_exchange(0, now_us, Ordering::Relaxed, Ordering::Relaxed);
         begun.is_err_and(|since| now_us.saturating_sub(since) >= empty_us_max)
+    }
+}
+
+/// The chains of a namespace that is called so; none where its hashes are the contract's.
+fn chains_of(name: &NamespaceName) -> Option<SchemeChains> {
+    ModelKey::of_namespace(name)?.chains()
+}
+
+/// The settings as they hold for a namespace that is called so: hashes of a scheme are never computed from the contract's.
+fn settings_of(name: &NamespaceName, settings: NamespaceSettings) -> NamespaceSettings {
+    match chains_of(name) {
+        None => settings,
+        Some(_) => NamespaceSettings {
+            hashing: Hashing::Engine,
+            ..settings
+        },
     }
 }
 
@@ -110,7 +129,7 @@ impl Namespaces {
     ) -> Self {
         let total = Arc::new(TotalUsage::of(capacity));
         let make = |(name, settings): (NamespaceName, NamespaceSettings)| {
-            let indexer = PositionalIndexer::sharing(settings, limits, &total);
+            let indexer = PositionalIndexer::sharing(settings_of(&name, settings), limits, &total);
             (name.clone(), Namespace::new(name, indexer, true))
         };
         Self {
@@ -157,7 +176,7 @@ impl Namespaces {
         name: &NamespaceName,
         told: Option<BlockSize>,
     ) -> Result<Arc<Namespace>, NamespaceRefused> {
-        let settings = self.settings_for(told);
+        let settings = settings_of(name, self.settings_for(told));
         let mut current = self.current.write();
         let known = current.get(name);
         let is_used = |found: &Arc<Namespace>| !found.is_free() || Arc::strong_count(found) > 1;
@@ -214,6 +233,15 @@ impl Namespaces {
             None if refused.len() < REFUSED_MAX => None,
             None => now.or_else(|| refused.values().find(is_lasting).cloned()),
         }
+    }
+
+    /// The names of those that speak another system's hashes, in order.
+    pub fn with_chains(&self) -> Vec<NamespaceName> {
+        let current = self.current.read();
+        let speak = current.values().filter(|namespace| namespace.chains.is_some());
+        let mut names: Vec<_> = speak.map(|namespace| namespace.name.clone()).collect();
+        names.sort();
+        names
     }
 
     /// All namespaces, by name.

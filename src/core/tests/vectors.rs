@@ -22,6 +22,8 @@ mod queries;
 mod replies;
 #[path = "vectors/resyncs.rs"]
 mod resyncs;
+#[path = "vectors/schemes.rs"]
+mod schemes;
 
 const PATH: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/test-vectors.json");
 
@@ -215,6 +217,7 @@ fn shards() -> Vec<Value> {
 fn document() -> String {
     let sections = [
         ("hashes", hashes()),
+        ("llmd_keys", schemes::llmd_keys()),
         ("lineage", lineage()),
         ("lineage_refused", lineage_refused()),
         ("subjects", subjects()),

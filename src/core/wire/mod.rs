@@ -11,6 +11,7 @@
 //! | `PREFIX.v1.status.~all` | gateway, request-reply | empty, answered by [`NamespacesReply`] |
 //! | `PREFIX.v1.resync.NAMESPACE.WORKER.RANK` | daemon, request-reply | a [`ResyncRequest`], answered by [`ResyncChunk`]s |
 //! | `PREFIX.v1.shards.query.NAMESPACE`, `PREFIX.v1.shards.status.NAMESPACE` | gathering clients, gateways | as above, answered by every [`Shard`] |
+//! | `PREFIX.v1.outcome.NAMESPACE` | router | one [`OutcomeReport`]; nobody replies |
 //! | `PREFIX.v1.roster.GROUP` | a starting replica, request-reply | one [`RosterRequest`], answered by [`RosterReply`] |
 //!
 //! Daemons without a shard, and gateways, answer on the plain subjects; sharded daemons answer on the shards' subjects only, so
@@ -46,6 +47,7 @@ mod human;
 mod limits;
 mod model;
 mod namespaces;
+mod outcome;
 mod positions;
 mod profile;
 mod query;
@@ -74,6 +76,7 @@ pub use model::{
     DEFAULT_TENANT, ModelKey, instance_of_worker, is_pool, pool_of_instance, worker_of_instance,
 };
 pub use namespaces::NamespacesReply;
+pub use outcome::{OUTCOMES_MAX, Outcome, OutcomeReport};
 pub(crate) use positions::check_positions;
 pub use profile::{Address, Labels, Profile, ProfileError};
 pub use query::{FieldKind, QUERY_FIELDS, QueryField, QueryKey, QueryOptions, QueryRequest, SingleQuery};

@@ -10,6 +10,7 @@
 //! | `_u` | `_` |
 //! | `_c` | `:` |
 //! | `_t` | the end of the model; the tenant follows |
+//! | `_s` | the end of model and tenant; the scheme follows |
 //! | `_xHH` | any other byte of the UTF-8 text, in lower-case hexadecimal |
 //!
 //! A worker's name that begins with `_p` is a pool: storage that every worker of the namespace can load from.
@@ -17,8 +18,14 @@
 //! So the model above is the namespace `meta-llama__Llama-3_d1-8B-Instruct`, and that of tenant `acme` is
 //! `meta-llama__Llama-3_d1-8B-Instruct_tacme`. The tenant `default` is not written. Adapters need no namespace of their own: they share the
 //! one of their base model, and their name enters the block hashes.
+//!
+//! A namespace whose hashes are not the contract's says so in its name: `meta-llama__Llama-3_d1-8B-Instruct_sllm-d-xxh64_c42` speaks the
+//! [`Scheme`] `llm-d-xxh64:42`. So whoever knows the name can hash tokens as the namespace does.
 
 use std::fmt;
+
+use crate::hash::{Scheme, SchemeChains};
+use serde::{Deserialize, Serialize};
 
 use super::subject::{NameError, NamespaceName, WorkerName};
 
@@ -26,12 +33,15 @@ use super::subject::{NameError, NamespaceName, WorkerName};
 pub const DEFAULT_TENANT: &str = "default";
 
 /// A model's cache, as engines and gateways name it: the model, and the tenant or routing group it is kept apart for.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ModelKey {
     /// The name under which the model is served. Adapters count as their base model.
     pub model: String,
     /// The tenant or routing group; [`DEFAULT_TENANT`] where there is none.
     pub tenant: String,
+    /// The rolling hash that names the blocks; none where it is the contract's.
+    #[serde(default)]
+    pub scheme: Option<Scheme>,
 }
 
 impl ModelKey {
@@ -51,7 +61,25 @@ impl ModelKey {
             } else {
                 tenant
             },
+            scheme: None,
         }
+    }
+
+    /// The same cache, in the hashes of `scheme`.
+    #[must_use]
+    pub fn speaking(self, scheme: Option<Scheme>) -> Self {
+        Self { scheme, ..self }
+    }
+
+    /// Tells whether both are one cache, in whichever hashes.
+    pub fn is_same_cache(&self, other: &Self) -> bool {
+        (&self.model, &self.tenant) == (&other.model, &other.tenant)
+    }
+
+    /// The chains of the cache's hashes; none where these are the contract's.
+    pub fn chains(&self) -> Option<SchemeChains> {
+        let scheme = self.scheme.clone()?;
+        Some(SchemeChains::new(scheme, &self.model))
     }
 
     /// The namespace of the cache.
@@ -70,31 +98,49 @@ impl ModelKey {
             name.push_str("_t");
             encode(&self.tenant, &mut name);
         }
+        if let Some(scheme) = &self.scheme {
+            name.push_str("_s");
+            encode(&scheme.to_string(), &mut name);
+        }
         NamespaceName::new(&name)
     }
 
     /// The cache whose namespace is called `namespace`; none for a name that this mapping does not make.
     pub fn of_namespace(namespace: &NamespaceName) -> Option<Self> {
-        let (model, rest) = decode(namespace.as_str())?;
-        let tenant = match rest {
-            None => DEFAULT_TENANT.to_owned(),
-            Some(rest) => {
-                let (tenant, rest) = decode(rest)?;
-                let is_canonical = rest.is_none() && !tenant.is_empty() && tenant != DEFAULT_TENANT;
-                is_canonical.then_some(tenant)?
-            }
+        let (model, mut rest) = decode(namespace.as_str())?;
+        let mut tenant = DEFAULT_TENANT.to_owned();
+        if let Some(End::Tenant(text)) = rest {
+            let is_canonical = |tenant: &str| !tenant.is_empty() && tenant != DEFAULT_TENANT;
+            (tenant, rest) = decode(text)?;
+            is_canonical(&tenant).then_some(())?;
+        }
+        let scheme = match rest {
+            None => None,
+            Some(End::Scheme(text)) => match decode(text)? {
+                (scheme, None) => Some(scheme.parse().ok()?),
+                _ => return None,
+            },
+            // There is one tenant.
+            Some(End::Tenant(_)) => return None,
         };
-        (!model.is_empty()).then_some(Self { model, tenant })
+        (!model.is_empty()).then_some(Self {
+            model,
+            tenant,
+            scheme,
+        })
     }
 }
 
 impl fmt::Display for ModelKey {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(&self.model)?;
-        if self.tenant == DEFAULT_TENANT {
-            return Ok(());
+        if self.tenant != DEFAULT_TENANT {
+            write!(formatter, " (tenant {})", self.tenant)?;
         }
-        write!(formatter, " (tenant {})", self.tenant)
+        match &self.scheme {
+            Some(scheme) => write!(formatter, " in hashes of {scheme}"),
+            None => Ok(()),
+        }
     }
 }
 
@@ -156,11 +202,20 @@ fn encode(text: &str, name: &mut String) {
     }
 }
 
-/// The text that `name` stands for up to the end of the model, and what follows that. None where `name` is not what [`encode`] makes.
-fn decode(name: &str) -> Option<(String, Option<&str>)> {
+/// Parts of a name that follow a text.
+#[derive(Debug, PartialEq, Eq)]
+enum End<'a> {
+    /// A tenant, from here on.
+    Tenant(&'a str),
+    /// A scheme, from here on.
+    Scheme(&'a str),
+}
+
+/// The text that `name` stands for up to its end, and what follows that. None where `name` is not what [`encode`] makes.
+fn decode(name: &str) -> Option<(String, Option<End<'_>>)> {
     let mut text = Vec::with_capacity(name.len());
     let mut rest = name;
-    let mut tenant = None;
+    let mut end = None;
     while let Some(first) = rest.bytes().next() {
         rest = rest.get(1..)?;
         if first != b'_' {
@@ -174,8 +229,12 @@ fn decode(name: &str) -> Option<(String, Option<&str>)> {
             b'd' => text.push(b'.'),
             b'u' => text.push(b'_'),
             b'c' => text.push(b':'),
-            b't' => {
-                tenant = Some(rest);
+            b't' | b's' => {
+                end = Some(if code == b't' {
+                    End::Tenant(rest)
+                } else {
+                    End::Scheme(rest)
+                });
                 break;
             }
             b'x' => {
@@ -186,7 +245,7 @@ fn decode(name: &str) -> Option<(String, Option<&str>)> {
             _ => return None,
         }
     }
-    Some((String::from_utf8(text).ok()?, tenant))
+    Some((String::from_utf8(text).ok()?, end))
 }
 
 /// The byte that `_x` and these digits stand for; none for bytes that are written otherwise.
@@ -225,6 +284,13 @@ mod tests {
             worker_of_instance("10.0.0.1:8000").unwrap().as_str(),
             "10_d0_d0_d1_c8000"
         );
+        for (tenant, scheme, namespace) in [
+            (DEFAULT_TENANT, "llm-d-xxh64", "o__m_sllm-d-xxh64"),
+            ("acme", "llm-d-cbor-fnv:4_2", "o__m_tacme_sllm-d-cbor-fnv_c4_u2"),
+        ] {
+            let key = ModelKey::of_tenant("o/m", tenant).speaking(Some(scheme.parse().unwrap()));
+            assert_eq!(key.namespace().unwrap().as_str(), namespace);
+        }
     }
 
     #[test]
@@ -240,6 +306,12 @@ mod tests {
             "a_tdefault",
             "a_tb_tc",
             "_ta",
+            "a_s",
+            "a_stuff",
+            "a_sllm-d-xxh64_tb",
+            "a_sllm-d-xxh64_sllm-d-xxh64",
+            "a_sllm-d-xxh64_c",
+            "_sllm-d-xxh64",
         ] {
             let namespace = NamespaceName::new(name).unwrap();
             assert_eq!(ModelKey::of_namespace(&namespace), None, "{name}");
@@ -253,15 +325,20 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_name_leads_back_to_its_model(model in ".{1,24}", tenant in ".{0,8}") {
-            let key = ModelKey::of_tenant(model, tenant);
+        fn every_name_leads_back_to_its_model(
+            model in ".{1,24}",
+            tenant in ".{0,8}",
+            scheme in prop::option::of("llm-d-xxh64|llm-d-cbor-fnv:[a-z_.]{1,4}"),
+        ) {
+            let scheme = scheme.map(|scheme| scheme.parse().unwrap());
+            let key = ModelKey::of_tenant(model, tenant).speaking(scheme);
             if let Ok(namespace) = key.namespace() {
                 prop_assert_eq!(ModelKey::of_namespace(&namespace), Some(key));
             }
         }
 
         #[test]
-        fn no_two_models_share_a_name(name in "[a-c_tdux0-9-]{1,12}") {
+        fn no_two_models_share_a_name(name in "[a-c_tdux0-9-]{1,12}(_sllm-d-xxh64)?") {
             let namespace = NamespaceName::new(&name).unwrap();
             if let Some(key) = ModelKey::of_namespace(&namespace) {
                 prop_assert_eq!(key.namespace(), Ok(namespace));

@@ -235,7 +235,8 @@ impl fmt::Display for Labels {
 }
 
 /// A holder's address and labels.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Profile {
     /// Where requests for it go; none where that is not known.
     pub address: Option<Address>,

@@ -178,6 +178,7 @@ pub struct Subjects {
     query: String,
     status: String,
     resync: String,
+    outcome: String,
 }
 
 /// The token that stands for all namespaces; no name.
@@ -198,6 +199,7 @@ impl Subjects {
             query: format!("{prefix}.v1.query."),
             status: format!("{prefix}.v1.status."),
             resync: format!("{prefix}.v1.resync."),
+            outcome: format!("{prefix}.v1.outcome."),
         })
     }
 
@@ -225,6 +227,11 @@ impl Subjects {
     /// The subject of rosters: replicas that answer in `queue_group` tell there which holders they know.
     pub fn roster(&self, queue_group: &str) -> String {
         format!("{}roster.{queue_group}", self.root)
+    }
+
+    /// Where bridges of `group` say for which holders they speak.
+    pub fn bridges(&self, group: &str) -> String {
+        format!("{}bridges.{group}", self.root)
     }
 
     /// Where operators send `command`.
@@ -261,6 +268,21 @@ impl Subjects {
     /// Where queries about `namespace` go.
     pub fn query(&self, namespace: &NamespaceName) -> String {
         format!("{}{namespace}", self.query)
+    }
+
+    /// Where routers tell what their requests about `namespace` have found.
+    pub fn outcome(&self, namespace: &NamespaceName) -> String {
+        format!("{}{namespace}", self.outcome)
+    }
+
+    /// All subjects of outcomes.
+    pub fn all_outcomes(&self) -> String {
+        format!("{}*", self.outcome)
+    }
+
+    /// The namespace that an outcome's subject is about.
+    pub fn parse_outcome(&self, subject: &str, name_bytes_max: usize) -> Result<NamespaceName, SubjectError> {
+        Self::parse_tail(&self.outcome, subject, name_bytes_max)
     }
 
     /// All query subjects. Ends in `>` so that a malformed subject is answered with an error, not with silence.

@@ -37,10 +37,15 @@ pub(super) const NOT_FOR_EMBEDDED: [&str; 11] = [
 ];
 
 /// Settings about an index, which a gateway does not have.
-const NOT_FOR_GATEWAY: [&str; 3] = ["sharding.shard", "snapshots.directory", "dynamo.components"];
+const NOT_FOR_GATEWAY: [&str; 4] = [
+    "sharding.shard",
+    "snapshots.directory",
+    "dynamo.components",
+    "redis.listen",
+];
 
 /// The addresses that the daemon listens at.
-const LISTENERS: [&str; 2] = ["http.listen", "admin.listen"];
+const LISTENERS: [&str; 3] = ["http.listen", "admin.listen", "redis.listen"];
 
 const STALE_AFTER: &str = "namespace_defaults.stale_after_ms";
 const REMOVE_AFTER: &str = "namespace_defaults.remove_after_ms";
@@ -57,11 +62,16 @@ pub(super) fn check(layers: &mut Layers) {
         check_excluded(layers, "gateway.enabled", &NOT_FOR_GATEWAY, |gateway| {
             format!("is not for a gateway, which {gateway} asks for: it has no index; give one of the two")
         }),
-        check_excluded(layers, "sharding.shard", &["dynamo.components"], |shard| {
-            format!(
-                "is not for a shard, which {shard} asks for: Dynamo's routers ask one process about all workers"
-            )
-        }),
+        check_excluded(
+            layers,
+            "sharding.shard",
+            &["dynamo.components", "redis.listen"],
+            |shard| {
+                format!(
+                    "is not for a shard, which {shard} asks for: these routers ask one process about all workers"
+                )
+            },
+        ),
         check_lane_queue(layers),
         check_resync(layers),
         check_silence(layers),
@@ -116,14 +126,23 @@ fn check_object_store(layers: &Layers) -> Vec<ConfigError> {
 
 /// Two listeners cannot have one address. Port 0 is another one for each.
 fn check_listeners(layers: &Layers) -> Vec<ConfigError> {
-    let [http, admin] = LISTENERS.map(|key| {
+    let [http, admin, redis] = LISTENERS;
+    let pairs = [[http, admin], [http, redis], [admin, redis]];
+    pairs
+        .into_iter()
+        .flat_map(|pair| check_addresses(layers, pair))
+        .collect()
+}
+
+fn check_addresses(layers: &Layers, keys: [&'static str; 2]) -> Vec<ConfigError> {
+    let [one, other] = keys.map(|key| {
         let entry = layers.effective.entry(key)?;
         entry.value.text()?.parse::<SocketAddr>().ok()
     });
-    let is_right = http.is_none() || http != admin || http.is_some_and(|address| address.port() == 0);
-    check_pair(layers, LISTENERS, is_right, || {
-        let [http, admin] = LISTENERS;
-        format!("{http} and {admin} are one address; give each a port of its own, or off")
+    let is_right = one.is_none() || one != other || one.is_some_and(|address| address.port() == 0);
+    check_pair(layers, keys, is_right, || {
+        let [one, other] = keys;
+        format!("{one} and {other} are one address; give each a port of its own, or off")
     })
 }
 

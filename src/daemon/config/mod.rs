@@ -49,7 +49,8 @@ pub use load::Said;
 pub use reference::settings_markdown;
 pub use settings::{
     AdminConfig, Config, DynamoConfig, EventsConfig, GatewayConfig, HttpConfig, LimitsConfig, LoggingConfig,
-    NamespaceConfig, NatsConfig, ObjectStoreConfig, QueriesConfig, ReadyConfig, ResyncConfig, ShardingConfig,
-    ShutdownConfig, SnapshotsConfig, StreamConfig, SubjectsConfig, TracesConfig,
+    NamespaceConfig, NatsConfig, ObjectStoreConfig, QueriesConfig, ReadyConfig, RedisConfig, ResyncConfig,
+    ShardingConfig, ShutdownConfig, SnapshotsConfig, StreamConfig, SubjectsConfig, TracesConfig,
 };
+pub use suggest::meant;
 pub use types::{Authentication, Depth, SharedAuthentication, Transport};

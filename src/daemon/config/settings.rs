@@ -50,6 +50,7 @@ configuration! {
     admin: AdminConfig,
     http: HttpConfig,
     dynamo: DynamoConfig,
+    redis: RedisConfig,
     logging: LoggingConfig,
     traces: TracesConfig,
     shutdown: ShutdownConfig,
@@ -313,6 +314,30 @@ tables! {
         listen: Option<SocketAddr> = "off", listen_address();
         /// Host that routers are told beside the port of the listener; unset, its IP address.
         advertise: Option<String> = "", optional_text(Kind::OptionalText);
+    }
+
+    /// Whether llm-d's routers may ask, as their Redis.
+    pub RedisConfig in [redis] {
+        /// Address of the listener that answers llm-d's routers in Redis's place; port 0 takes a free one, off disables it.
+        listen: Option<SocketAddr> = "off", listen_address();
+        /// File with the password that these routers need; unset, they need none.
+        token_file: Option<PathBuf> = "", path(Kind::OptionalFile);
+        /// Size of one command of llm-d's routers, and of what is read of a pipeline before it is answered, at most.
+        max_command_bytes: usize = "1 MiB", bytes(4 * KIB, 64 * MIB);
+        /// Bytes of all commands of llm-d's routers that have come and not been answered, at most; who goes beyond it is cut off.
+        max_receiving_bytes: usize = "64 MiB", bytes(MIB, 16 * GIB);
+        /// Connections of llm-d's routers at once, at most.
+        max_connections: usize = "1024", integer(1, 65_536);
+        /// Connections of llm-d's routers of one address at once, at most; more take the place of the oldest that waits.
+        max_connections_per_source: usize = "256", integer(1, 65_536);
+        /// How long a connection of a router of llm-d may be idle, in milliseconds.
+        idle_timeout as idle_timeout_ms: Duration = "3600000", milliseconds(100, 86_400_000);
+        /// How long a command of a router of llm-d may take to come, and its reply to be taken, in milliseconds.
+        request_timeout as request_timeout_ms: Duration = "10000", milliseconds(10, 600_000);
+        /// Bytes of all speculative entries of llm-d's routers, at most; beyond it the oldest go.
+        max_speculative_bytes: usize = "64 MiB", bytes(64 * KIB, 16 * GIB);
+        /// How long a speculative entry of a router of llm-d is kept that is not taken back, in milliseconds.
+        speculative_ttl as speculative_ttl_ms: Duration = "10000", milliseconds(100, 3_600_000);
     }
 
     /// What to log.

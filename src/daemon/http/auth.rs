@@ -14,8 +14,10 @@ const TOKEN_BYTES_MAX: usize = 4096;
 #[derive(Debug, thiserror::Error)]
 pub enum TokenError {
     /// It cannot be read.
-    #[error("cannot read http.token_file {}: {source}", path.display())]
+    #[error("cannot read {setting} {}: {source}", path.display())]
     Read {
+        /// The setting that names it.
+        setting: &'static str,
         /// The file.
         path: PathBuf,
         /// What is wrong.
@@ -23,22 +25,25 @@ pub enum TokenError {
     },
     /// What is in it is no token.
     #[error(
-        "http.token_file {} must have one line of 1 to {TOKEN_BYTES_MAX} visible ASCII characters",
+        "{setting} {} must have one line of 1 to {TOKEN_BYTES_MAX} visible ASCII characters",
         path.display()
     )]
     NoToken {
+        /// The setting that names it.
+        setting: &'static str,
         /// The file.
         path: PathBuf,
     },
 }
 
-/// The token in the first line of a file.
+/// The token in the first line of the file that `setting` names.
 ///
 /// # Errors
 ///
 /// [`TokenError`] where it cannot be read or is no token.
-pub fn read_token(path: &Path) -> Result<Secret, TokenError> {
+pub fn read_token(setting: &'static str, path: &Path) -> Result<Secret, TokenError> {
     let text = std::fs::read_to_string(path).map_err(|source| TokenError::Read {
+        setting,
         path: path.to_owned(),
         source,
     })?;
@@ -47,6 +52,7 @@ pub fn read_token(path: &Path) -> Result<Secret, TokenError> {
         (1..=TOKEN_BYTES_MAX).contains(&token.len()) && token.bytes().all(|byte| byte.is_ascii_graphic());
     if !is_sound {
         return Err(TokenError::NoToken {
+            setting,
             path: path.to_owned(),
         });
     }
@@ -69,7 +75,7 @@ pub(super) fn is_allowed(headers: &HeaderMap, token: Option<&Secret>) -> bool {
 }
 
 /// Compares in a time that tells nothing but the length.
-fn is_same(given: &[u8], token: &[u8]) -> bool {
+pub(crate) fn is_same(given: &[u8], token: &[u8]) -> bool {
     let differing = given
         .iter()
         .zip(token)
@@ -111,15 +117,21 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("token");
         std::fs::write(&path, "abc\n").unwrap();
-        assert_eq!(read_token(&path).unwrap().expose(), "abc");
+        assert_eq!(read_token("http.token_file", &path).unwrap().expose(), "abc");
         for wrong in ["", "\n", "a b", "a\nb", "ä"] {
             std::fs::write(&path, wrong).unwrap();
             assert!(
-                matches!(read_token(&path), Err(TokenError::NoToken { .. })),
+                matches!(
+                    read_token("http.token_file", &path),
+                    Err(TokenError::NoToken { .. })
+                ),
                 "{wrong:?}"
             );
         }
         std::fs::remove_file(&path).unwrap();
-        assert!(matches!(read_token(&path), Err(TokenError::Read { .. })));
+        assert!(matches!(
+            read_token("http.token_file", &path),
+            Err(TokenError::Read { .. })
+        ));
     }
 }

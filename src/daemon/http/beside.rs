@@ -2,11 +2,14 @@
 
 use std::collections::BTreeMap;
 
+use kvatlas_core::hash::Scheme;
+use serde::{Deserialize, Serialize};
+
 /// The word for what an engine's events do not tell.
 const UNTOLD: &str = "untold";
 
 /// What is said of an engine's blocks beside its events.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct BesideEvents {
     /// Names of adapters by their numbers, for engines that tell only the number.
     pub adapters: BTreeMap<u64, String>,
@@ -40,6 +43,16 @@ impl BesideEvents {
         }
         Ok(beside)
     }
+}
+
+/// The scheme that the word of a flag, a file or a registration names.
+///
+/// # Errors
+///
+/// A text that says which schemes are known.
+pub fn read_scheme(word: &str) -> Result<Scheme, String> {
+    word.parse()
+        .map_err(|error| format!("scheme is {word:?}: {error}"))
 }
 
 fn parse_adapters(list: &str) -> Result<BTreeMap<u64, String>, String> {

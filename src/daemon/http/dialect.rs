@@ -286,7 +286,7 @@ fn respond(scores: &Scores, words: Words, cache: &ModelKey) -> Response {
 
 /// The key of a cache in `/dump`, and in other places where one text names it.
 pub(super) fn label_of(namespace: &kvatlas_core::wire::NamespaceName) -> String {
-    match ModelKey::of_namespace(namespace) {
+    match ModelKey::of_namespace(namespace).filter(|key| key.scheme.is_none()) {
         Some(key) => format!("{}:{}", key.model, key.tenant),
         None => format!("{namespace}:{DEFAULT_TENANT}"),
     }

@@ -4,6 +4,8 @@ use std::fmt;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
+
 use kvatlas_core::wire::{HolderId, ModelKey, NamespaceName, Profile, Rank};
 use kvatlas_engines::{Format, GroupFacts};
 
@@ -17,7 +19,7 @@ const LEAVING_PATIENCE: Duration = Duration::from_secs(2);
 const LEAVING_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Names one publisher of an engine: an instance, a model, a rank.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct EngineKey {
     /// What gateways call the instance.
     pub instance: String,
@@ -33,8 +35,8 @@ impl fmt::Display for EngineKey {
     }
 }
 
-/// One publisher to follow.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// One publisher to follow. A bridge writes those down that are registered: a field that is added has `#[serde(default)]`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NewEngine {
     /// Who it is.
     pub key: EngineKey,
@@ -53,6 +55,7 @@ pub struct NewEngine {
     /// What its events don't tell of its groups of layers.
     pub groups: GroupFacts,
     /// Where requests for it go, and how it is labelled.
+    #[serde(default)]
     pub profile: Profile,
 }
 

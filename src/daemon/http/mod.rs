@@ -30,7 +30,9 @@ mod dump;
 mod engines;
 mod error;
 mod hash_json;
+mod models;
 mod openapi;
+mod outcomes;
 mod registration;
 mod routes;
 mod scores;
@@ -41,8 +43,9 @@ mod source;
 mod tests;
 mod workers;
 
+pub(crate) use auth::is_same;
 pub use auth::{TokenError, read_token};
-pub use beside::BesideEvents;
+pub use beside::{BesideEvents, read_scheme};
 pub use engines::{
     EngineKey, EngineRegistry, EngineState, EngineStatus, NewEngine, RegisterRefusal, RemovedEngines, SizeOf,
     follow_patiently,

@@ -11,7 +11,7 @@ use serde_json::json;
 use kvatlas_core::wire::{Address, Labels, ModelKey, Profile, Rank};
 use kvatlas_engines::{Format, GroupFacts};
 
-use super::beside::BesideEvents;
+use super::beside::{BesideEvents, read_scheme};
 use super::caller::Caller;
 use super::dialect::{Instance, cache_of, status_ok};
 use super::engines::{EngineKey, NewEngine, follow_patiently};
@@ -42,6 +42,7 @@ pub(super) struct RegisterJson {
     divergent_hits: Option<bool>,
     address: Option<Address>,
     labels: Option<Labels>,
+    scheme: Option<String>,
 }
 
 impl RegisterJson {
@@ -81,11 +82,12 @@ pub(super) async fn register(
         request.salts.as_deref(),
         request.lookahead.as_deref(),
     );
+    let scheme = request.scheme.as_deref().map(read_scheme).transpose();
     let instance = request.instance_id.into_text();
     let engine = NewEngine {
         key: EngineKey {
             instance: instance.clone(),
-            model,
+            model: model.speaking(scheme.map_err(HttpError::BadRequest)?),
             rank,
         },
         endpoint: request.endpoint,
@@ -163,7 +165,7 @@ pub(super) async fn unregister(
     let is_meant = |key: &EngineKey| {
         let is_model = match (words, names_group) {
             (Words::Dynamo, false) => key.model.model == model.model,
-            _ => key.model == model,
+            _ => key.model.is_same_cache(&model),
         };
         key.instance == instance && is_model && request.dp_rank.is_none_or(|rank| rank == key.rank)
     };

@@ -18,6 +18,7 @@ use crate::daemon::admin::{AdminSource, Readiness};
 use crate::daemon::config::Secret;
 use crate::daemon::metrics::labels::{HttpRoute, PerLabel, QueryKind};
 use crate::daemon::metrics::{AnsweredPrompt, HttpMetrics, QueryErrorMetrics, QueryMetricsByNamespace};
+use crate::daemon::outcomes::Outcomes;
 use crate::daemon::queries::Found;
 use crate::daemon::traces::Tracer;
 
@@ -36,6 +37,8 @@ pub(crate) struct IndexParts {
     pub(crate) source: Source,
     /// Whether queries are answered yet.
     pub(crate) readiness: Arc<Readiness>,
+    /// What requests found of what answers promised.
+    pub(crate) outcomes: Arc<Outcomes>,
     /// The part of the workers that this daemon knows, as text; none where it knows all.
     pub(crate) shard: Option<String>,
 }
@@ -85,6 +88,7 @@ pub(super) struct Index {
     pub(super) source: Source,
     pub(super) errors: QueryErrorMetrics,
     pub(super) readiness: Arc<Readiness>,
+    pub(super) outcomes: Arc<Outcomes>,
     pub(super) shard: Option<HeaderValue>,
     /// Of each namespace that was asked about.
     metrics: QueryMetricsByNamespace,
@@ -98,6 +102,7 @@ impl Index {
             source: parts.source,
             errors: QueryErrorMetrics::new(),
             readiness: parts.readiness,
+            outcomes: parts.outcomes,
             shard: parts.shard.and_then(|shard| HeaderValue::from_str(&shard).ok()),
             metrics: QueryMetricsByNamespace::default(),
             dumps: Arc::new(tokio::sync::Semaphore::new(1)),

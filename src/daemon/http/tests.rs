@@ -213,7 +213,7 @@ fn what_an_answer_always_has_is_required() {
         ),
         ("HolderStatus", &["address", "labels"]),
         ("StatusReply", &["gathered"]),
-        ("Worker", &["exact", "addresses", "labels"]),
+        ("Worker", &["exact", "scheme", "addresses", "labels"]),
         ("Listener", &["last_error"]),
     ] {
         let required = document["components"]["schemas"][name]["required"].as_array();

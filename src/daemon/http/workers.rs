@@ -9,8 +9,9 @@ use axum::extract::{Query, State};
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
 
+use kvatlas_core::hash::Scheme;
 use kvatlas_core::wire::{
-    Address, DEFAULT_TENANT, HolderStatusReply, Labels, ModelKey, Profile, Rank, instance_of_worker, is_pool,
+    Address, HolderStatusReply, Labels, ModelKey, Profile, Rank, instance_of_worker, is_pool,
 };
 
 use super::dialect::Instance;
@@ -46,6 +47,9 @@ struct Worker {
     status: &'static str,
     model_name: String,
     routing_group: String,
+    /// The scheme of the hashes that name its blocks; absent where they are the contract's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    scheme: Option<String>,
     block_size: u32,
     endpoints: BTreeMap<Rank, String>,
     listeners: BTreeMap<Rank, Listener>,
@@ -124,6 +128,7 @@ fn add_engine(workers: &mut Workers, state: EngineState) {
         status: status.as_str(),
         model_name: engine.key.model.model.clone(),
         routing_group: engine.key.model.tenant.clone(),
+        scheme: engine.key.model.scheme.as_ref().map(Scheme::to_string),
         block_size: engine.block_size,
         endpoints: BTreeMap::new(),
         listeners: BTreeMap::new(),
@@ -152,10 +157,8 @@ async fn add_known(
 ) -> Result<(), HttpError> {
     for (name, status) in index.source.statuses().await? {
         // A namespace whose name no model makes is its own model.
-        let model = ModelKey::of_namespace(&name).unwrap_or_else(|| ModelKey {
-            model: name.to_string(),
-            tenant: DEFAULT_TENANT.to_owned(),
-        });
+        let model = ModelKey::of_namespace(&name);
+        let model = model.unwrap_or_else(|| ModelKey::new(name.to_string()));
         if !is_wanted(&model) {
             continue;
         }
@@ -194,6 +197,7 @@ fn add_rank<'w>(
                 status: "active",
                 model_name: model.model.clone(),
                 routing_group: model.tenant.clone(),
+                scheme: model.scheme.as_ref().map(Scheme::to_string),
                 block_size,
                 endpoints: BTreeMap::new(),
                 listeners: BTreeMap::new(),
@@ -213,10 +217,7 @@ mod tests {
 
     #[test]
     fn a_worker_is_as_exact_as_its_last_rank_where_there_is_no_room_for_others() {
-        let model = ModelKey {
-            model: "m".to_owned(),
-            tenant: DEFAULT_TENANT.to_owned(),
-        };
+        let model = ModelKey::new("m");
         let mut workers = Workers::new();
         for (instance, is_exact) in [("1", true), ("2", true), ("3", true), ("1", false)] {
             add_rank(&mut workers, 2, (&model, instance.to_owned()), 16, is_exact);

@@ -7,6 +7,7 @@ use crate::daemon::dynamo::DynamoError;
 use crate::daemon::http::{HttpStartError, TokenError};
 use crate::daemon::lanes::PoolError;
 use crate::daemon::metrics::MetricsError;
+use crate::daemon::redis::RedisStartError;
 use crate::daemon::snapshots::SnapshotStartError;
 use kvatlas_core::wire::SubjectError;
 
@@ -56,6 +57,9 @@ pub enum StartError {
     /// Dynamo's routers.
     #[error(transparent)]
     Dynamo(#[from] DynamoError),
+    /// llm-d's routers.
+    #[error(transparent)]
+    Redis(#[from] RedisStartError),
     /// The snapshots.
     #[error(transparent)]
     Snapshots(SnapshotStartError),

@@ -51,11 +51,15 @@ pub(super) async fn start_http(
     let Some(listen) = config.listen else {
         return Ok(None);
     };
-    let token = config.token_file.as_deref().map(read_token).transpose()?;
+    let token = config.token_file.as_deref();
+    let token = token
+        .map(|path| read_token("http.token_file", path))
+        .transpose()?;
     let parts = HttpParts {
         index: Some(IndexParts {
             source: source(shared).await?,
             readiness: Arc::clone(&shared.readiness),
+            outcomes: Arc::clone(&shared.outcomes),
             shard: shared.config.sharding.shard.map(|shard| shard.to_string()),
         }),
         engines,

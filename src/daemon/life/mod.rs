@@ -43,6 +43,7 @@ pub struct Daemon {
     broker: Option<EmbeddedBroker>,
     admin: Option<AdminServer>,
     http: Option<HttpServer>,
+    redis_address: Option<SocketAddr>,
     readiness: Arc<Readiness>,
     trust: Arc<StreamTrust>,
     pool: Arc<LanePool>,
@@ -54,6 +55,11 @@ pub struct Daemon {
 }
 
 impl Daemon {
+    /// The process of the embedded broker; none where the configuration names servers.
+    pub fn broker_pid(&self) -> Option<u32> {
+        self.broker.as_ref().map(EmbeddedBroker::pid)
+    }
+
     /// How NATS is reached: the configuration, with the embedded broker's address in place.
     pub fn nats(&self) -> &NatsConfig {
         &self.nats
@@ -67,6 +73,11 @@ impl Daemon {
     /// Where queries are answered over HTTP, if anywhere.
     pub fn http_address(&self) -> Option<SocketAddr> {
         self.http.as_ref().map(HttpServer::local_addr)
+    }
+
+    /// The address at which llm-d's routers are answered, if any.
+    pub fn redis_address(&self) -> Option<SocketAddr> {
+        self.redis_address
     }
 
     /// Waits until an operator tells the daemon to stop.

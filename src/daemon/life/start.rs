@@ -15,8 +15,10 @@ use crate::daemon::http::EngineRegistry;
 use crate::daemon::instance_name;
 use crate::daemon::lanes::{LanePool, LaneSettings};
 use crate::daemon::metrics::{MetricsHandle, ProcessMetrics, install_shared};
+use crate::daemon::outcomes::Outcomes;
 use crate::daemon::page::Page;
 use crate::daemon::queries::{Answerer, query_limits, start_gateway, start_queries};
+use crate::daemon::redis::start_redis;
 use crate::daemon::resync::start_resyncer;
 use crate::daemon::shared::{Shared, Stage};
 use crate::daemon::snapshots::{Disk, Storage, start_snapshots};
@@ -100,6 +102,7 @@ impl Daemon {
         view.snapshots.lock().clone_from(&snapshots);
         let drain = CancellationToken::new();
         start_commands(&shared, snapshots.clone(), &drain, &upkeep).await?;
+        let mut redis_address = None;
         let (events, queries) = if shared.config.gateway.enabled {
             (Stage::default(), start_gateway(&shared).await?)
         } else {
@@ -107,6 +110,7 @@ impl Daemon {
             start_resyncer(&shared, &events).await?;
             let queries = start_queries(&shared, followed).await?;
             start_dynamo(&shared, &queries).await?;
+            redis_address = start_redis(&shared, &queries).await?;
             (events, queries)
         };
         Ok(Self {
@@ -121,6 +125,7 @@ impl Daemon {
             broker,
             admin,
             http,
+            redis_address,
             readiness: shared.readiness,
             trust: shared.trust,
             pool: shared.pool,
@@ -143,6 +148,7 @@ async fn share(
     let settings = LaneSettings::of(&config, &subjects);
     let (query_limits, http_limits) = (query_limits(&config), http_limits(&config));
     let empty_namespace = config.limits.empty_namespace;
+    let outcomes = Arc::new(Outcomes::new(Arc::clone(&namespaces), config.sharding.shard));
     let shared = Shared {
         pool: Arc::new(LanePool::start(&settings, Arc::clone(&namespaces))?),
         config,
@@ -156,6 +162,7 @@ async fn share(
         tracer: None,
         sample: Arc::default(),
         heavy_turns: Arc::default(),
+        outcomes,
         query_limits: Live::new(query_limits),
         http_limits: Live::new(http_limits),
         empty_namespace: Live::new(empty_namespace),
@@ -191,11 +198,13 @@ fn view(shared: &Shared, metrics: MetricsHandle) -> DaemonView {
         answerer,
         Arc::clone(&shared.readiness),
         Arc::clone(&shared.sample),
+        Arc::clone(&shared.outcomes),
         metrics.clone(),
     );
     DaemonView {
         role: shared.config.gateway.role(),
         namespaces: Arc::clone(&shared.namespaces),
+        outcomes: Arc::clone(&shared.outcomes),
         trust: Arc::clone(&shared.trust),
         readiness: Arc::clone(&shared.readiness),
         pool: Arc::clone(&shared.pool),

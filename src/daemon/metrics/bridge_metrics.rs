@@ -143,6 +143,8 @@ metric_group! {
         restarts: Counter = "kvatlas_bridge_restarts_total", Count;
         /// 1 while what an engine has is known for certain, else 0.
         exact: Gauge = "kvatlas_bridge_engine_exact", Count;
+        /// 1 while this bridge tells daemons of an engine, 0 while another one of its group does.
+        speaks: Gauge = "kvatlas_bridge_engine_speaks", Count;
     }
 }
 
@@ -183,6 +185,11 @@ impl EngineMetrics {
     pub fn set_exact(&self, is_exact: bool) {
         self.exact.set(if is_exact { 1.0 } else { 0.0 });
     }
+
+    /// Records whether this bridge tells daemons of the engine.
+    pub fn set_speaks(&self, speaks: bool) {
+        self.speaks.set(if speaks { 1.0 } else { 0.0 });
+    }
 }
 
 #[cfg(test)]
@@ -205,6 +212,7 @@ mod tests {
             engine.lost_batches(&"a/0");
             engine.restarted(&"a/0");
             engine.set_exact(true);
+            engine.set_speaks(true);
             kept = Some(engine);
         });
         drop(kept);
@@ -219,6 +227,7 @@ mod tests {
             "kvatlas_bridge_gaps_total{namespace=\"m\",engine=\"a/0\"} 1",
             "kvatlas_bridge_restarts_total{namespace=\"m\",engine=\"a/0\"} 1",
             "kvatlas_bridge_engine_exact{namespace=\"m\",engine=\"a/0\"} 1",
+            "kvatlas_bridge_engine_speaks{namespace=\"m\",engine=\"a/0\"} 1",
         ] {
             assert!(text.lines().any(|found| found == line), "missing: {line}\n{text}");
         }

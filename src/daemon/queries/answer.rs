@@ -27,6 +27,7 @@ mod any_reply;
 mod beyond;
 mod found;
 mod pieces;
+mod spoken;
 mod status;
 mod unlisted;
 
@@ -35,6 +36,7 @@ pub(crate) use any_reply::AnyReply;
 use beyond::{Asked, Doubted};
 pub(crate) use found::{Found, FoundHolder};
 use pieces::Replies;
+use spoken::spoken;
 pub(super) use status::encode_status;
 use status::status;
 pub(crate) use status::{report, unsized_holders};
@@ -241,11 +243,12 @@ impl Answerer {
     }
 
     fn reply(&self, namespace: &Namespace, query: &SingleQuery) -> Result<QueryReply, WireError> {
+        let spoken = spoken(namespace, &query.key)?;
         if let Some(positions) = &query.positions {
             return self.reply_with_bounds(namespace, query, positions);
         }
         let indexer = &namespace.indexer;
-        let mut chain = self.chain(indexer, &query.key)?;
+        let mut chain = self.chain(indexer, &spoken)?;
         let options = &query.options;
         let doubts = self.doubts(namespace, &query.key);
         let asked = Asked::of(query, chain.len(), indexer);
@@ -255,7 +258,7 @@ impl Answerer {
         let mut reply = QueryReply {
             query_blocks: asked.blocks,
             block_size: indexer.settings().block_size.as_u32(),
-            foreign_holders: foreign_holders(indexer, &query.key),
+            foreign_holders: foreign_holders(indexer, &spoken),
             ..searched
         };
         if options.explain {

@@ -7,7 +7,7 @@
 use kvatlas_core::hash::object_hash;
 use kvatlas_core::wire::{DecodeError, Reader, Value};
 
-use crate::batch::{BlockObject, EngineBatch};
+use crate::batch::EngineBatch;
 use crate::limits::DecodeLimits;
 
 use super::array_or_nil;
@@ -79,17 +79,17 @@ fn read_block<'a>(
                     false => Some(text).filter(|text| !text.is_empty()),
                 };
                 if let Some(image) = image {
-                    push(batch, block, identifier_hash(image));
+                    push(batch, block, identifier_hash(image), Some(image));
                 }
             }
-            Value::Blob(bytes) => push(batch, block, object_hash(bytes)),
-            Value::Unsigned(number) => push(batch, block, number),
-            Value::Negative(number) => push(batch, block, number.cast_unsigned()),
+            Value::Blob(bytes) => push(batch, block, object_hash(bytes), None),
+            Value::Unsigned(number) => push(batch, block, number, None),
+            Value::Negative(number) => push(batch, block, number.cast_unsigned(), None),
             Value::Array(2) => {
-                let hash = identifier(reader, keys.text_bytes_max)?;
+                let (hash, text) = identifier(reader, keys.text_bytes_max)?;
                 // Where the image begins says nothing that its block's tokens don't.
                 match reader.value()? {
-                    Value::Unsigned(_) | Value::Negative(_) => push(batch, block, hash),
+                    Value::Unsigned(_) | Value::Negative(_) => push(batch, block, hash, text),
                     other => return Err(DecodeError::wrong_type("extra_keys", "an offset", other)),
                 }
             }
@@ -104,7 +104,7 @@ fn read_block<'a>(
     }
     Ok(match last_text {
         Some(text) if is_image(text, keys.images_are_pairs) => {
-            push(batch, block, identifier_hash(text));
+            push(batch, block, identifier_hash(text), Some(text));
             None
         }
         Some(text) => Some(text.strip_prefix(DYNAMO_SALT_PREFIX).unwrap_or(text)),
@@ -124,11 +124,17 @@ fn checked_text(bytes: &[u8], bytes_max: usize) -> Result<&str, DecodeError> {
     std::str::from_utf8(bytes).map_err(|_| DecodeError::NotUtf8 { field })
 }
 
-/// The object hash of an image's identifier.
-fn identifier(reader: &mut Reader<'_>, text_bytes_max: usize) -> Result<u64, DecodeError> {
+/// The object hash of an image's identifier, and the identifier itself where it is a text.
+fn identifier<'a>(
+    reader: &mut Reader<'a>,
+    text_bytes_max: usize,
+) -> Result<(u64, Option<&'a str>), DecodeError> {
     match reader.value()? {
-        Value::Text(bytes) => checked_text(bytes, text_bytes_max).map(identifier_hash),
-        Value::Blob(bytes) => Ok(object_hash(bytes)),
+        Value::Text(bytes) => {
+            let text = checked_text(bytes, text_bytes_max)?;
+            Ok((identifier_hash(text), Some(text)))
+        }
+        Value::Blob(bytes) => Ok((object_hash(bytes), None)),
         other => Err(DecodeError::wrong_type("extra_keys", "an identifier", other)),
     }
 }
@@ -151,10 +157,10 @@ fn is_image(text: &str, images_are_pairs: bool) -> bool {
     digest_head(text).is_some() && (!images_are_pairs || is_marked())
 }
 
-fn push(batch: &mut EngineBatch, block: usize, hash: u64) {
+fn push(batch: &mut EngineBatch, block: usize, hash: u64, identifier: Option<&str>) {
     // The bytes of a payload are counted in 32 bits, and so are its blocks.
     let block = u32::try_from(block).unwrap_or(u32::MAX);
-    batch.objects.push(BlockObject { block, hash });
+    batch.push_object(block, hash, identifier);
 }
 
 /// Appends the objects of Dynamo's `block_mm_infos`: for each block nil, or a map with `mm_objects`, each a map with `mm_hash`.
@@ -203,11 +209,8 @@ fn read_block_info(
                 }
                 Ok(())
             })?;
-            push(
-                batch,
-                block,
-                hash.ok_or(DecodeError::Missing { field: "mm_hash" })?,
-            );
+            let hash = hash.ok_or(DecodeError::Missing { field: "mm_hash" })?;
+            push(batch, block, hash, None);
         }
     }
     Ok(())
@@ -221,16 +224,16 @@ pub(super) fn read_image_keys(
     limits: &DecodeLimits,
 ) -> Result<(), DecodeError> {
     for _ in 0..array_or_nil(reader, "mm_keys")?.unwrap_or_default() {
-        let mut hash = None;
+        let mut identifier = None;
         reader.map("mm_keys", |reader, key| {
             match key {
-                b"hash" => hash = Some(identifier_hash(reader.text("hash", limits.text_bytes_max)?)),
+                b"hash" => identifier = Some(reader.text("hash", limits.text_bytes_max)?),
                 _ => reader.skip()?,
             }
             Ok(())
         })?;
-        let hash = hash.ok_or(DecodeError::Missing { field: "hash" })?;
-        batch.objects.push(BlockObject { block, hash });
+        let identifier = identifier.ok_or(DecodeError::Missing { field: "hash" })?;
+        batch.push_object(block, identifier_hash(identifier), Some(identifier));
     }
     Ok(())
 }

@@ -28,13 +28,14 @@ pub(crate) use extra_keys::identifier_hash;
 pub(crate) use media::{is_never_removed, tier_of_medium};
 
 use kvatlas_core::wire::{DecodeError, ModelKey, Reader, Tier, Value};
+use serde::{Deserialize, Serialize};
 
 use crate::batch::EngineBatch;
 use crate::limits::DecodeLimits;
 use crate::reason::Reason;
 
 /// Who speaks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Format {
     /// vLLM's `EventBatch`, arrays and maps of every published length.
     Vllm,

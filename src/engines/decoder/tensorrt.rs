@@ -14,8 +14,8 @@ use kvatlas_core::hash::Token;
 use kvatlas_core::wire::{DecodeError, Reader, Value};
 
 use crate::batch::{
-    BlockObject, Content, EngineBatch, EngineChange, EngineEvent, EngineRemoved, EngineStored, EventNumber,
-    Group, GroupKind, Mark, Span,
+    Content, EngineBatch, EngineChange, EngineEvent, EngineRemoved, EngineStored, EventNumber, Group,
+    GroupKind, Mark, Span,
 };
 use crate::limits::DecodeLimits;
 use crate::reason::Reason;
@@ -389,7 +389,7 @@ fn read_tokens(
                     Value::Text([_, ..]) => {
                         let text = reader.text("token_id", limits.text_bytes_max)?;
                         let hash = identifier_hash(text);
-                        batch.objects.push(BlockObject { block, hash });
+                        batch.push_object(block, hash, None);
                         token = Some(TEXT_TOKEN);
                     }
                     _ => token = Some(reader.unsigned_32("token_id")?),
@@ -403,7 +403,7 @@ fn read_tokens(
             .tokens
             .push(token.ok_or(DecodeError::Missing { field: "token_id" })?);
         if extra != run && extra != 0 {
-            batch.objects.push(BlockObject { block, hash: extra });
+            batch.push_object(block, extra, None);
         }
         run = extra;
     }

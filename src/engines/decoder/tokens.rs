@@ -3,7 +3,7 @@
 use kvatlas_core::hash::Token;
 use kvatlas_core::wire::{DecodeError, Reader, Value};
 
-use crate::batch::{BlockObject, Content, EngineBatch, Span};
+use crate::batch::{Content, EngineBatch, Span};
 
 use super::array_or_nil;
 use super::extra_keys::identifier_hash;
@@ -78,10 +78,8 @@ pub(super) fn read_text_tokens(
     for place in 0..count {
         if let Value::Text(text) = reader.value()? {
             let text = std::str::from_utf8(text).map_err(|_| DecodeError::NotUtf8 { field: "token_ids" })?;
-            batch.objects.push(BlockObject {
-                block: u32::try_from(place / size.max(1)).unwrap_or(u32::MAX),
-                hash: identifier_hash(text),
-            });
+            let block = u32::try_from(place / size.max(1)).unwrap_or(u32::MAX);
+            batch.push_object(block, identifier_hash(text), None);
         }
     }
     Ok(())

@@ -8,7 +8,7 @@ use kvatlas_engines::{
 use serde_json::json;
 
 use crate::common::mutation::{messagepack, mutate, payloads};
-use crate::common::{Change, Engine, Naive, Store, decode, translator};
+use crate::common::{Change, Engine, Naive, Store, decode, restarted, settings, translator};
 use fastrand::Rng;
 
 fn number_from(variable: &str, default: u64) -> u64 {
@@ -54,6 +54,9 @@ fn damage_is_counted_and_never_a_panic() {
                 .values()
                 .all(|blocks| blocks.len() <= translator.names())
         );
+        if round % 100 == 0 {
+            *translator = restarted(translator, settings(2));
+        }
         if round % 1000 == 0 {
             let mut full = Translation::default();
             translator.full_state(&mut full);

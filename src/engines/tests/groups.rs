@@ -6,7 +6,7 @@ use kvatlas_core::hash::SequenceHash;
 use kvatlas_engines::{Format, GroupKind, Translation, Translator};
 use proptest::prelude::*;
 
-use crate::common::{Change, Engine, Naive, Store, contract_chain, decode, translator};
+use crate::common::{Change, Engine, Naive, Store, contract_chain, decode, restarted, settings, translator};
 
 /// Tokens in a block of main attention.
 const SIZE: u32 = 8;
@@ -391,11 +391,15 @@ proptest! {
     fn what_a_request_reuses_is_what_all_groups_have(
         groups in groups(),
         steps in prop::collection::vec(prop::collection::vec(operations(), 1..6), 1..14),
+        restarts in any::<u16>(),
     ) {
         let has_windows = groups.iter().any(|group| group.need().is_some());
         let mut cache = Cache { groups, known: BTreeSet::new(), is_late: false, copies: BTreeMap::new(), host: BTreeSet::new() };
         let (mut translator, mut naive, mut output) = (translator(SIZE), Naive::default(), Translation::default());
         for (step, operations) in steps.iter().enumerate() {
+            if restarts >> step & 1 == 1 {
+                translator = restarted(&translator, settings(SIZE));
+            }
             let changes = cache.apply_all(operations, step);
             output.clear();
             translator.translate(&decode(Format::Vllm, &Engine::PLAIN.payload(&changes)), &mut output);

@@ -7,7 +7,9 @@ use kvatlas_core::wire::{BlockNames, Event};
 use kvatlas_engines::{Format, Reason, Translation};
 use proptest::prelude::*;
 
-use crate::common::{Change, Engine, Naive, Names, Shape, Store, contract_chain, decode, translator};
+use crate::common::{
+    Change, Engine, Naive, Names, Shape, Store, contract_chain, decode, restarted, settings, translator,
+};
 
 const SIZE: u32 = 2;
 const DEPTH: usize = 6;
@@ -284,13 +286,17 @@ proptest! {
     fn events_add_up_to_the_cache(
         engine in engines(),
         batches in prop::collection::vec(prop::collection::vec(operations(), 1..8), 1..12),
+        restarts in any::<u16>(),
     ) {
         let mut cache = Cache::default();
         let mut translator = translator(SIZE);
         let mut naive = Naive::default();
         let mut output = Translation::default();
         let (mut unknown_parents, mut not_held) = (0, 0);
-        for batch in &batches {
+        for (number, batch) in batches.iter().enumerate() {
+            if restarts >> number & 1 == 1 {
+                translator = restarted(&translator, settings(SIZE));
+            }
             let changes: Vec<Change> = batch.iter().map(|operation| cache.apply(operation)).collect();
             cache.settle();
             let decoded = decode(Format::Vllm, &engine.payload(&changes));

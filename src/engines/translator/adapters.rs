@@ -3,12 +3,13 @@
 use std::collections::HashMap;
 
 use kvatlas_core::hash::HashSeed;
+use serde::{Deserialize, Serialize};
 
 /// Most adapters whose numbers are remembered.
 const ADAPTERS_MAX: usize = 4096;
 
 /// The numbers of adapters, and whether blocks of some are missing or outdated.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub(super) struct Adapters {
     numbers: HashMap<HashSeed, u64>,
     is_uncertain: bool,

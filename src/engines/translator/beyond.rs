@@ -7,6 +7,8 @@
 //!
 //! What can't be placed can only add blocks to its own tier, so it leaves that tier in doubt and no other.
 
+mod saved;
+
 use hashbrown::{HashMap, HashSet};
 
 use kvatlas_core::hash::{BlockHash, SequenceHash, next_sequence_hash};
@@ -405,11 +407,7 @@ impl Translator {
         let rest = stored.without_first(named.len());
         match is_trusted {
             true => self.compute_chain(batch, stored, &start)?,
-            false => {
-                let count = rest.names.len();
-                self.contents
-                    .compute(batch, &rest, start.parent, start.seed, count)?;
-            }
+            false => self.compute_blocks(batch, &rest, &start, rest.names.len())?,
         }
         let blocks = start.blocks(self.contents.chain());
         let rest = names.iter().skip(named.len()).zip(blocks);
@@ -492,8 +490,7 @@ impl Translator {
             Some(_) => return Err(Reason::NameConflict.into()),
             None => self.check_untold(&cut, true)?,
         }
-        self.contents
-            .compute(batch, &cut, start.parent, start.seed, count)?;
+        self.compute_blocks(batch, &cut, &start, count)?;
         for (place, block) in (0..).zip(start.blocks(self.contents.chain())) {
             let (chunk, part): (u32, u32) = (place / parts, place % parts);
             let Some(name) = names.get(chunk as usize) else {

@@ -8,6 +8,7 @@ use kvatlas_core::hash::{HashSeed, SequenceHash};
 use crate::reason::Reason;
 
 use super::output::Translation;
+use super::saved::{SavedChain, SavedError, SavedKept};
 use super::tiers::{TierIndex, TierSet};
 use super::tree::Tree;
 
@@ -62,6 +63,35 @@ struct Kept {
 }
 
 impl Kept {
+    /// A slot without a block.
+    fn free() -> Self {
+        Self {
+            sequence: SequenceHash(0),
+            parent: SequenceHash(0),
+            seed: HashSeed::default(),
+            adapter: HashSeed::default(),
+            position: 0,
+            names: 0,
+            published: 0,
+            barred: 0,
+            inner: 0,
+            is_free: true,
+        }
+    }
+
+    /// A block that has no name yet, and was not published.
+    fn new(block: Block) -> Self {
+        Self {
+            sequence: block.sequence,
+            parent: block.parent.unwrap_or(SequenceHash::from(0)),
+            seed: block.seed,
+            adapter: block.adapter,
+            position: block.position,
+            is_free: false,
+            ..Self::free()
+        }
+    }
+
     fn block(&self) -> Block {
         Block {
             sequence: self.sequence,
@@ -88,6 +118,62 @@ pub(super) struct Chain {
 }
 
 impl Chain {
+    /// The blocks by slot, and as what they were published.
+    pub(super) fn save(&self) -> SavedChain {
+        let saved = |kept: &Kept| SavedKept {
+            block: kept.block().into(),
+            published: kept.published,
+            barred: kept.barred,
+            inner: kept.inner,
+        };
+        let kept = self.kept.iter().map(|kept| (!kept.is_free).then(|| saved(kept)));
+        SavedChain {
+            kept: kept.collect(),
+            has_tree: self.has_tree(),
+        }
+    }
+
+    /// The blocks that were saved, in the same slots. They have no names yet.
+    pub(super) fn restore(saved: SavedChain) -> Result<Self, SavedError> {
+        let mut chain = Self::default();
+        for (slot, saved) in (0..).map(Slot).zip(saved.kept) {
+            let kept = match saved {
+                Some(saved) => {
+                    let block = saved.block.block()?;
+                    if chain.by_sequence.insert(block.sequence, slot).is_some() {
+                        return Err(SavedError::Contradiction("a block comes twice"));
+                    }
+                    Kept {
+                        published: saved.published,
+                        barred: saved.barred,
+                        inner: saved.inner,
+                        ..Kept::new(block)
+                    }
+                }
+                None => {
+                    chain.free.push(slot);
+                    Kept::free()
+                }
+            };
+            chain.kept.push(kept);
+        }
+        Ok(chain)
+    }
+
+    /// The slot of this number, where it has a block.
+    pub(super) fn slot_in_use(&self, number: u32) -> Result<Slot, SavedError> {
+        let slot = Slot(number);
+        let is_used = self.kept.get(slot.place()).is_some_and(|kept| !kept.is_free);
+        is_used
+            .then_some(slot)
+            .ok_or(SavedError::Contradiction("a name stands for no block"))
+    }
+
+    /// How many slots there are, in use or not.
+    pub(super) fn slot_count(&self) -> usize {
+        self.kept.len()
+    }
+
     pub(super) fn len(&self) -> usize {
         self.by_sequence.len()
     }
@@ -133,18 +219,7 @@ impl Chain {
             }
             Entry::Vacant(vacant) => vacant,
         };
-        let kept = Kept {
-            sequence: block.sequence,
-            parent: block.parent.unwrap_or(SequenceHash::from(0)),
-            seed: block.seed,
-            adapter: block.adapter,
-            position: block.position,
-            names: 0,
-            published: 0,
-            barred: 0,
-            inner: 0,
-            is_free: false,
-        };
+        let kept = Kept::new(block);
         let slot = match self.free.pop() {
             Some(slot) => slot,
             None => Slot(u32::try_from(self.kept.len()).map_err(|_| Reason::TableFull)?),

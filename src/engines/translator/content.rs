@@ -1,7 +1,7 @@
 //! Sequence hashes of an event's blocks: computed from their content, or taken from the engine.
 
 use kvatlas_core::hash::{
-    BlockHash, HashSeed, SequenceHash, block_hash, block_hash_with, next_sequence_hash,
+    BlockHash, HashSeed, SchemeChains, SequenceHash, block_hash, block_hash_with, next_sequence_hash,
 };
 
 use crate::batch::{BlockObject, Content, EngineBatch, EngineStored};
@@ -36,6 +36,40 @@ impl Contents {
             let hash = next_sequence_hash(before, blocks.next().ok_or(Reason::TokenCount)?);
             self.chain.push(hash);
             before = Some(hash);
+        }
+        Ok(())
+    }
+
+    /// Computes the same in the chains of a scheme, behind `before`. `salt` is with the first block.
+    pub(super) fn compute_in(
+        &mut self,
+        chains: &SchemeChains,
+        batch: &EngineBatch,
+        stored: &EngineStored,
+        (before, salt): (SequenceHash, Option<&str>),
+        count: usize,
+    ) -> Result<(), Reason> {
+        let (tokens, step) = match stored.content {
+            Content::Tokens { tokens, step, .. } => (batch.tokens(tokens), step),
+            Content::BlockHashes(_) | Content::Absent => return Err(Reason::NoContent),
+            Content::Misfit => return Err(Reason::TokenCount),
+        };
+        self.chain.clear();
+        self.chain.reserve(count);
+        let objects = batch.objects(stored.objects).iter();
+        let mut objects = objects.zip(batch.identifiers(stored.objects)).peekable();
+        let (mut last, mut extras) = (before, Vec::new());
+        for place in 0..count {
+            let start = place.saturating_mul(step);
+            let tokens = tokens.get(start..start.saturating_add(step));
+            let is_own = |(object, _): &(&BlockObject, &str)| object.block as usize == place;
+            while let Some((_, identifier)) = objects.next_if(is_own) {
+                extras.push(identifier);
+            }
+            extras.extend(salt.filter(|salt| place == 0 && !salt.is_empty()));
+            last = chains.next(last, tokens.ok_or(Reason::TokenCount)?, &extras);
+            extras.clear();
+            self.chain.push(last);
         }
         Ok(())
     }

@@ -1,12 +1,14 @@
 //! What an engine's events don't tell of its groups of layers, and somebody states.
 
+use serde::{Deserialize, Serialize};
+
 use crate::batch::GroupKind;
 
 /// Most groups that can be stated.
 const GROUPS_MAX: usize = 256;
 
 /// Facts of an engine's groups of layers.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct GroupFacts {
     /// The kinds of the groups by their number, for engines whose events don't tell them.
     pub kinds: Vec<GroupKind>,

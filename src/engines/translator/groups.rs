@@ -8,6 +8,7 @@ use crate::reason::Reason;
 
 use super::chain::{Block, Chain, Slot};
 use super::lane::{Added, Lane};
+use super::saved::{SavedError, SavedGroups};
 use super::tiers::TierIndex;
 
 /// Most groups of main attention.
@@ -32,9 +33,42 @@ pub(super) struct Groups {
 }
 
 impl Groups {
+    /// The groups and what each has.
+    pub(super) fn save(&self) -> SavedGroups {
+        let lanes = self.lanes.iter().map(|(index, lane)| (*index, lane.save()));
+        SavedGroups {
+            lanes: lanes.collect(),
+            others: self.others.clone(),
+        }
+    }
+
+    /// What was saved, whose blocks are in `chain`.
+    pub(super) fn restore(saved: SavedGroups, chain: &mut Chain) -> Result<Self, SavedError> {
+        let mut groups = Self {
+            lanes: Vec::new(),
+            others: saved.others,
+        };
+        for (index, names) in saved.lanes {
+            if groups.lane_with(index).is_some() {
+                return Err(SavedError::Contradiction("a group comes twice"));
+            }
+            groups.lanes.push((index, Lane::restore(names, chain)?));
+        }
+        match groups.lanes.len() <= LANES_MAX && groups.others.len() <= OTHERS_MAX {
+            true => Ok(groups),
+            false => Err(SavedError::Contradiction("there are too many groups")),
+        }
+    }
+
     /// How many names there are in all groups.
     pub(super) fn names(&self) -> usize {
         self.lanes.iter().map(|(_, lane)| lane.len()).sum()
+    }
+
+    /// What the names of main attention stand for, in all of its groups.
+    pub(super) fn names_of_main(&self) -> impl Iterator<Item = (u64, Slot)> {
+        let lanes = self.lanes.iter().filter(|(index, _)| *index != Some(STAND_IN));
+        lanes.flat_map(|(_, lane)| lane.iter())
     }
 
     /// Takes everything away. What the groups are stays known.

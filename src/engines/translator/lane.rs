@@ -6,6 +6,7 @@ use hashbrown::hash_map::Entry;
 use crate::reason::Reason;
 
 use super::chain::{Block, Chain, Slot};
+use super::saved::{SavedError, SavedName};
 use super::tiers::{TIERS, TierIndex};
 
 #[derive(Debug, Clone, Copy)]
@@ -49,6 +50,44 @@ pub(super) struct Lane {
 }
 
 impl Lane {
+    /// The names, in no order.
+    pub(super) fn save(&self) -> Vec<SavedName> {
+        let saved = |(name, known): (&u64, &Name)| {
+            SavedName(*name, known.slot.number(), known.copies, known.reported)
+        };
+        self.names.iter().map(saved).collect()
+    }
+
+    /// The names that were saved, whose blocks are in `chain`.
+    pub(super) fn restore(saved: Vec<SavedName>, chain: &mut Chain) -> Result<Self, SavedError> {
+        let mut lane = Self::default();
+        for SavedName(name, slot, copies, reported) in saved {
+            let slot = chain.slot_in_use(slot)?;
+            let known = Name {
+                slot,
+                copies,
+                reported,
+            };
+            if copies == [0; TIERS] || lane.names.insert(name, known).is_some() {
+                return Err(SavedError::Contradiction("a name has no copies, or comes twice"));
+            }
+            chain.add_name(slot);
+            lane.aliases += usize::from(lane.holds_anywhere(slot));
+            lane.unclear += usize::from(known.is_unclear());
+            for (tier, copies) in TierIndex::ALL.into_iter().zip(copies) {
+                if copies > 0 {
+                    lane.count_held(slot, tier);
+                }
+            }
+        }
+        Ok(lane)
+    }
+
+    /// What the names stand for.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u64, Slot)> {
+        self.names.iter().map(|(name, known)| (*name, known.slot))
+    }
+
     pub(super) fn len(&self) -> usize {
         self.names.len()
     }

@@ -9,6 +9,8 @@
 //!    `rules::contradictions_are_left_out`.
 //! 3. The full state is what its events so far add up to, parents before children. Test: `oracle::events_add_up_to_the_cache`.
 //! 4. Its memory is bounded by [`TranslatorSettings::blocks_max`]. Test: `rules::a_full_table_takes_no_more`.
+//! 5. One that was saved and restored between any two batches says the same as one that was not. Tests: `oracle::events_add_up_to_the_cache`,
+//!    `groups::what_a_request_reuses_is_what_all_groups_have`.
 
 mod adapters;
 mod beyond;
@@ -19,8 +21,10 @@ mod groups;
 mod lane;
 mod output;
 mod past;
+mod recalled;
 mod removal;
 mod resumable;
+mod saved;
 mod settings;
 mod sizes;
 mod spots;
@@ -40,6 +44,7 @@ use beyond::Beyond;
 use chain::{Block, Chain, Slot};
 use content::Contents;
 use groups::{Groups, LaneId, STAND_IN};
+use recalled::Recalled;
 use resumable::Step;
 use sizes::Sizes;
 use tiers::TierIndex;
@@ -48,6 +53,7 @@ use windows::Windows;
 pub use content::content_hashes;
 pub use facts::GroupFacts;
 pub use output::{Translation, TranslationPart};
+pub use saved::{SavedError, SavedTranslator};
 pub use settings::{HashMode, TranslatorSettings};
 
 /// Translates the events of one holder: one engine's publisher and rank.
@@ -59,6 +65,7 @@ pub struct Translator {
     windows: Windows,
     step: Step,
     beyond: Beyond,
+    recalled: Recalled,
     contents: Contents,
     sizes: Sizes,
     adapters: Adapters,
@@ -119,6 +126,7 @@ impl Translator {
             groups: Groups::default(),
             step: Step::default(),
             beyond: Beyond::default(),
+            recalled: Recalled::default(),
             contents: Contents::default(),
             sizes: Sizes::default(),
             adapters: Adapters::default(),
@@ -192,6 +200,7 @@ impl Translator {
         self.windows = Windows::new(self.settings.block_size.as_u32());
         self.step = Step::default();
         self.beyond = Beyond::default();
+        self.recalled = Recalled::default();
         (self.doubt, self.hides_groups) = (None, false);
     }
 
@@ -285,6 +294,7 @@ impl Translator {
         self.windows.clear();
         self.step.clear();
         self.beyond.clear(held, self.settings.clears_up_to);
+        self.recalled = Recalled::default();
         (self.doubt, self.hides_groups) = (None, false);
         output.push_for_all_tiers(Event::Cleared);
     }
@@ -309,7 +319,12 @@ impl Translator {
         if self.names() + names.len() > self.settings.blocks_max {
             return Err(Reason::TableFull);
         }
-        let start = self.start_of(batch, stored, lane)?;
+        let start = match (self.start_of(batch, stored, lane), stored.parent) {
+            (Err(Reason::UnknownParent), Some(parent)) if self.recall(lane, parent, names.len(), output) => {
+                self.start_of(batch, stored, lane)?
+            }
+            (start, _) => start?,
+        };
         self.compute_chain(batch, stored, &start)?;
         let may_be_report = self.may_be_report(stored, names, lane);
         if self.insert(names, &start, lane, tier)? {
@@ -356,7 +371,9 @@ impl Translator {
         let size = usize::try_from(self.settings.block_size.as_u32()).unwrap_or(usize::MAX);
         let ahead = window.saturating_sub(size);
         let known = *self.lookahead.get_or_insert(ahead);
-        match known == ahead && ahead <= 1 {
+        // A scheme hashes a block's own tokens alone.
+        let ahead_max = usize::from(self.settings.chains.is_none());
+        match known == ahead && ahead <= ahead_max {
             true => Ok(()),
             false => Err(Reason::Lookahead),
         }
@@ -468,11 +485,7 @@ impl Translator {
         let last = u64::from(start.position) + (names.len() as u64).saturating_sub(1);
         Position::new(last).map_err(|_| Reason::OutOfRange)?;
         match self.settings.mode {
-            HashMode::Recompute => {
-                let blocks = names.len();
-                self.contents
-                    .compute(batch, stored, start.parent, start.seed, blocks)
-            }
+            HashMode::Recompute => self.compute_blocks(batch, stored, start, names.len()),
             HashMode::Trust { sample } => {
                 let seed = start.seed;
                 self.contents.take_names(names);
@@ -480,6 +493,29 @@ impl Translator {
                 contents.check(batch, stored, start.parent, seed, sample, &mut self.unchecked)
             }
         }
+    }
+
+    /// Computes the sequence hashes of the first `count` blocks of an event's content.
+    fn compute_blocks(
+        &mut self,
+        batch: &EngineBatch,
+        stored: &EngineStored,
+        start: &Start,
+        count: usize,
+    ) -> Result<(), Reason> {
+        let Some(chains) = &self.settings.chains else {
+            return self
+                .contents
+                .compute(batch, stored, start.parent, start.seed, count);
+        };
+        let before = match start.parent {
+            Some(parent) => (parent, None),
+            None => {
+                let salt = stored.cache_salt.map(|salt| batch.text(salt));
+                (chains.root(self.lora_name(batch, stored)?), salt)
+            }
+        };
+        self.contents.compute_in(chains, batch, stored, before, count)
     }
 
     /// Adds a copy of each block, or of none. Returns whether a block is held under another name already.

@@ -35,6 +35,12 @@ impl Past {
         }
     }
 
+    /// All names with what they stood for, the oldest first.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u64, Block)> {
+        let kept = |name: &u64| Some((*name, *self.blocks.get(name)?));
+        self.order.iter().filter_map(kept)
+    }
+
     /// Forgets all.
     pub(super) fn clear(&mut self) {
         self.blocks.clear();

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use kvatlas_core::hash::BlockSize;
+use kvatlas_core::hash::{BlockSize, SchemeChains};
 use kvatlas_core::wire::Tier;
 
 use crate::decoder::Format;
@@ -30,6 +30,8 @@ pub struct TranslatorSettings {
     pub block_size: BlockSize,
     /// Whose hashes count.
     pub mode: HashMode,
+    /// The chains in which hashes are computed; none for the contract's.
+    pub chains: Option<SchemeChains>,
     /// Most names that are kept; a block with several groups of layers has one for each.
     pub blocks_max: usize,
     /// Names of adapters by their number, for engines that tell only the number.
@@ -41,6 +43,8 @@ pub struct TranslatorSettings {
     pub has_connector: bool,
     /// Whether requests may ask the engine to tell of blocks again that it has already, in the form of stored ones.
     pub has_reports: bool,
+    /// Whether a block is stored on the device only while all blocks before it are held there.
+    pub proves_ancestors: bool,
     /// The last tier that a clear is known to empty, with those before it.
     pub clears_up_to: Tier,
     /// Whether the engine's blocks are told apart by more than its events say: what it has is in doubt then, whatever comes.
@@ -54,11 +58,13 @@ impl Default for TranslatorSettings {
         Self {
             block_size: BlockSize::DEFAULT,
             mode: HashMode::default(),
+            chains: None,
             blocks_max: 1 << 22,
             lora_names: HashMap::new(),
             counts_copies: true,
             has_connector: false,
             has_reports: false,
+            proves_ancestors: false,
             clears_up_to: Tier::EXTERNAL,
             is_untold: false,
             groups: GroupFacts::default(),
@@ -73,6 +79,8 @@ impl TranslatorSettings {
             counts_copies: format.counts_copies(),
             has_connector: format.has_connector(),
             has_reports: format == Format::Vllm,
+            // The request that computes it refers to them: see the scenario `evidence` of tests/engines.
+            proves_ancestors: format == Format::Vllm,
             clears_up_to: format.clears_up_to(),
             ..Self::default()
         }

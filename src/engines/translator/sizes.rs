@@ -2,10 +2,12 @@
 
 use std::cmp::Ordering;
 
+use serde::{Deserialize, Serialize};
+
 use crate::reason::Reason;
 
 /// What the sizes of an engine's blocks have shown.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub(super) struct Sizes {
     /// Whether a block of the registered size has come.
     is_proven: bool,

@@ -18,6 +18,7 @@ use kvatlas_core::hash::{HashSeed, SequenceHash, Token, block_hash, next_sequenc
 use crate::reason::Reason;
 
 use super::chain::Slot;
+use super::saved::{SavedError, SavedSmall, SavedSpots};
 
 /// No cell.
 const NONE: u32 = u32::MAX;
@@ -113,6 +114,13 @@ struct Users {
     first: u32,
 }
 
+impl Users {
+    const NONE: Self = Self {
+        names: 0,
+        first: NONE,
+    };
+}
+
 /// The small blocks of one group.
 #[derive(Debug)]
 pub(super) struct Spots {
@@ -129,6 +137,48 @@ pub(super) struct Spots {
 }
 
 impl Spots {
+    /// The names, in no order, and what blocks of the contract consist of.
+    pub(super) fn save(&self) -> SavedSpots {
+        let saved = |(name, known): (&u64, &Name)| {
+            let spot = known.spot.map(|spot| spot.0);
+            SavedSmall(*name, spot, known.copies, known.before)
+        };
+        SavedSpots {
+            names: self.names.iter().map(saved).collect(),
+            cells: self.cells.iter().map(|cell| Some(cell.spot?.0)).collect(),
+        }
+    }
+
+    /// Takes over what was saved, of a chain with so many slots. To be called where there is nothing yet.
+    pub(super) fn restore(&mut self, saved: SavedSpots, slots: usize) -> Result<(), SavedError> {
+        let cells_max = slots.saturating_mul(self.kept as usize).min(NONE as usize);
+        if saved.cells.len() > cells_max {
+            return Err(SavedError::Contradiction("small blocks lie in no block"));
+        }
+        for SavedSmall(name, spot, copies, before) in saved.names {
+            let known = Name {
+                spot: spot.map(Spot),
+                copies,
+                before,
+            };
+            if copies == 0 || self.names.insert(name, known).is_some() {
+                return Err(SavedError::Contradiction(
+                    "a small block has no copies, or comes twice",
+                ));
+            }
+            if let Some(spot) = self.mattering(known.at()) {
+                self.users.entry(spot).or_insert(Users::NONE).names += 1;
+            }
+        }
+        self.cells.resize(saved.cells.len(), Cell::EMPTY);
+        for (cell, spot) in saved.cells.into_iter().enumerate() {
+            if let Some(spot) = spot {
+                self.link(cell, Spot(spot));
+            }
+        }
+        Ok(())
+    }
+
     pub(super) fn new(block: usize, fan: u32, need: u32) -> Self {
         Self {
             block,
@@ -248,10 +298,7 @@ impl Spots {
     /// Puts a cell first in the list of `spot`. Returns whether that is held.
     fn link(&mut self, cell: usize, spot: Spot) -> bool {
         let number = u32::try_from(cell).unwrap_or(NONE);
-        let users = self.users.entry(spot).or_insert(Users {
-            names: 0,
-            first: NONE,
-        });
+        let users = self.users.entry(spot).or_insert(Users::NONE);
         let next = std::mem::replace(&mut users.first, number);
         let is_held = users.names > 0;
         if let Some(next) = self.cells.get_mut(next as usize) {
@@ -312,10 +359,7 @@ impl Spots {
                 let Some(spot) = self.mattering(at) else {
                     return Ok(None);
                 };
-                let users = self.users.entry(spot).or_insert(Users {
-                    names: 0,
-                    first: NONE,
-                });
+                let users = self.users.entry(spot).or_insert(Users::NONE);
                 users.names += 1;
                 // Two names for one place: the engine knows of a difference that events don't tell.
                 match users.names {

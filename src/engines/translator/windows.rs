@@ -15,6 +15,7 @@ use crate::batch::GroupKind;
 use crate::reason::Reason;
 
 use super::chain::{Chain, Slot};
+use super::saved::{SavedEnd, SavedError, SavedWindow, SavedWindows};
 use super::spots::{Reach, Spots, Within};
 
 /// Most groups.
@@ -96,6 +97,35 @@ pub(super) struct Windows {
 }
 
 impl Windows {
+    /// The groups and what each has.
+    pub(super) fn save(&self) -> SavedWindows {
+        SavedWindows {
+            all: self.all.iter().map(Window::save).collect(),
+            unlisted: self.unlisted.iter().map(|slot| slot.number()).collect(),
+            expected: self.expected,
+        }
+    }
+
+    /// What was saved, whose blocks of `size` tokens are in `chain`.
+    pub(super) fn restore(size: u32, saved: SavedWindows, chain: &mut Chain) -> Result<Self, SavedError> {
+        let mut windows = Self::new(size);
+        windows.expected = saved.expected;
+        for number in saved.unlisted {
+            windows.unlisted.insert(chain.slot_in_use(number)?);
+        }
+        for window in saved.all {
+            let learned = windows.learn(window.index, window.kind, window.block);
+            let known = match learned {
+                Ok(Learned { id, is_new: true }) => windows.all.get_mut(id.0),
+                _ => None,
+            };
+            known
+                .ok_or(SavedError::Contradiction("a group's blocks end nowhere"))?
+                .restore(window, chain)?;
+        }
+        Ok(windows)
+    }
+
     pub(super) fn new(size: u32) -> Self {
         Self {
             size: u64::from(size),
@@ -408,6 +438,43 @@ impl Shape {
 }
 
 impl Window {
+    fn save(&self) -> SavedWindow {
+        let end = |(name, known): (&u64, &Name)| SavedEnd(*name, known.slot.number(), known.copies);
+        SavedWindow {
+            index: self.index,
+            kind: self.kind,
+            block: self.block,
+            names: self.names.iter().map(end).collect(),
+            spots: self.spots.as_ref().map(Spots::save),
+            masks: self.masks.clone(),
+            runs: self.runs.clone(),
+        }
+    }
+
+    /// Takes over what was saved. To be called where there is nothing yet.
+    fn restore(&mut self, saved: SavedWindow, chain: &mut Chain) -> Result<(), SavedError> {
+        for SavedEnd(name, slot, copies) in saved.names {
+            let slot = chain.slot_in_use(slot)?;
+            if copies == 0 || self.names.insert(name, Name { slot, copies }).is_some() {
+                return Err(SavedError::Contradiction("a name has no copies, or comes twice"));
+            }
+            chain.add_name(slot);
+        }
+        let slots = chain.slot_count();
+        match (&mut self.spots, saved.spots) {
+            (Some(spots), Some(saved)) => spots.restore(saved, slots)?,
+            (None, None) => {}
+            _ => return Err(SavedError::Contradiction("a group's blocks have another size")),
+        }
+        if saved.masks.len() > slots || saved.runs.len() > slots {
+            return Err(SavedError::Contradiction(
+                "a group has more blocks than there are",
+            ));
+        }
+        (self.masks, self.runs) = (saved.masks, saved.runs);
+        Ok(())
+    }
+
     fn names(&self) -> usize {
         self.names.len() + self.spots.as_ref().map_or(0, Spots::names)
     }

@@ -66,7 +66,7 @@ from .models import ModelKey, instance_of_worker, worker_of_instance
 from .profile import Profile
 from .publisher import Publisher, PublisherCounters
 from .subjects import Subjects, shard_of
-from .wire import DropOut, Gathered, HolderMatch, HolderStatus, Query, QueryReply, StatusReply
+from .wire import DropOut, Gathered, HolderMatch, HolderStatus, Outcome, Query, QueryReply, StatusReply
 
 __version__ = "0.1.0"
 
@@ -93,6 +93,7 @@ __all__ = [
     "ModelKey",
     "NoDaemonError",
     "NotSentError",
+    "Outcome",
     "Profile",
     "Publisher",
     "PublisherCounters",

@@ -13,7 +13,9 @@ impl<'n> Doubts<'_, 'n> {
     /// The chain of the query as such engines have it; none where the namespace has none of them, or the query no tokens.
     pub(super) fn chain_ahead(&self) -> Option<QueryChain<'n>> {
         let is_known = self.before.partial.contains(DegradedReason::LooksAhead);
-        if !is_known || !matches!(self.key, QueryKey::Tokens { .. }) {
+        // Schemes have no such chains.
+        let is_of_contract = self.namespace.chains.is_none();
+        if !is_known || !is_of_contract || !matches!(self.key, QueryKey::Tokens { .. }) {
             return None;
         }
         let block_size = self.namespace.indexer.settings().block_size;

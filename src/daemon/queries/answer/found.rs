@@ -12,7 +12,7 @@ use crate::daemon::metrics::labels::AnswerState;
 use super::super::whole::search_whole;
 use super::{
     Answerer, Asked, Doubted, Doubts, Listed, ahead, count_doubtful, foreign_holders, profile_of,
-    saturating_u32,
+    saturating_u32, spoken,
 };
 
 /// One holder of a prefix, as [`Answerer::find`] gives it.
@@ -123,7 +123,8 @@ impl Answerer {
         worker: Option<&WorkerName>,
     ) -> Result<Found, WireError> {
         let namespace = self.namespace(name)?;
-        let mut chain = self.chain(&namespace.indexer, key)?;
+        let spoken = spoken(&namespace, key)?;
+        let mut chain = self.chain(&namespace.indexer, &spoken)?;
         let doubts = self.doubts(&namespace, key);
         let mut found = self.found(&doubts, &mut chain, worker);
         if let Some(mut ahead) = doubts.chain_ahead() {

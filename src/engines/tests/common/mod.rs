@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use kvatlas_core::hash::{BlockSize, HashSeed, SequenceHash, block_hashes, sequence_hashes};
 use kvatlas_core::wire::{BlockNames, Event, EventBatch, WireLimits};
 use kvatlas_engines::{
-    DecodeLimits, Decoder, EngineBatch, Format, Translation, Translator, TranslatorSettings,
+    DecodeLimits, Decoder, EngineBatch, Format, SavedTranslator, Translation, Translator, TranslatorSettings,
 };
 use rmp::encode;
 
@@ -314,10 +314,39 @@ fn write_extra_keys(store: &Store, out: &mut Vec<u8>) {
 
 /// A translator with a block size of `block_size` tokens.
 pub(crate) fn translator(block_size: u32) -> Translator {
-    Translator::new(TranslatorSettings {
+    Translator::new(settings(block_size))
+}
+
+/// The translator as it is after a restart: written down, and read again.
+pub(crate) fn restarted(translator: &Translator, settings: TranslatorSettings) -> Translator {
+    let written = rmp_serde::to_vec(&translator.save()).unwrap();
+    let saved: SavedTranslator = rmp_serde::from_slice(&written).unwrap();
+    assert_eq!(saved.names(), translator.names());
+    let restored = Translator::restore(settings, saved).unwrap();
+    assert_eq!(told(&restored), told(translator));
+    restored
+}
+
+/// What a translator says when it is asked.
+fn told(translator: &Translator) -> String {
+    let doubts: Vec<_> = translator.tier_doubts().collect();
+    format!(
+        "{:?} {doubts:?} {:?} {} {} {} {}",
+        translator.doubt(),
+        translator.untold(),
+        translator.looks_ahead(),
+        translator.hides_groups(),
+        translator.blocks(),
+        translator.names(),
+    )
+}
+
+/// The settings of [`translator`].
+pub(crate) fn settings(block_size: u32) -> TranslatorSettings {
+    TranslatorSettings {
         block_size: BlockSize::new(block_size).unwrap(),
         ..TranslatorSettings::default()
-    })
+    }
 }
 
 /// Decodes one batch.

@@ -1,0 +1,208 @@
+//! How following an engine begins: from nothing, or from what a bridge has kept of it.
+
+use std::sync::Arc;
+
+use async_nats::Client;
+
+use kvatlas_client::publish::{PublishedHolder, PublisherOptions};
+use kvatlas_core::hash::BlockSize;
+use kvatlas_core::index::{Hashing, NamespaceSettings};
+use kvatlas_core::wire::{Rank, WorkerName, instance_of_worker, pool_of_instance, worker_of_instance};
+use kvatlas_engines::{Format, HashMode, Translator, TranslatorSettings};
+
+use crate::daemon::http::NewEngine;
+use crate::daemon::metrics::LogGate;
+
+use super::engines::Inner;
+use super::follower::HeardBefore;
+use super::relay::{Before, Relay, Way};
+use super::state::{Keeper, KeptEngine, StateDirectory, cache_of};
+
+/// Of a source whose hashes are the contract's, one block in so many is checked against its tokens.
+const TRUSTED_SAMPLE: u32 = 64;
+
+static TAKEN_UP_GATE: LogGate = LogGate::of_bursts(64);
+
+/// What follows an engine, from its beginning.
+pub(super) struct Begun {
+    pub(super) relay: Relay,
+    /// What was heard of it before.
+    pub(super) before: Option<HeardBefore>,
+    pub(super) keeper: Option<Keeper>,
+}
+
+/// Who an engine is to daemons, in words where it can be nobody.
+fn holder_of(engine: &NewEngine, worker: WorkerName, rank: Rank) -> Result<PublishedHolder, String> {
+    let namespace = engine.key.model.namespace();
+    Ok(PublishedHolder {
+        namespace: namespace.map_err(|error| error.to_string())?,
+        worker,
+        rank,
+    })
+}
+
+impl Inner {
+    /// What tells daemons of `engine` itself, in words where that is not possible.
+    pub(super) async fn begin(&self, engine: &NewEngine, nats: Client) -> Result<Begun, String> {
+        let holder = self.own_holder(engine)?;
+        let kept = match &self.options.state {
+            Some(directory) => self.take_up(directory, engine, &holder).await?,
+            None => None,
+        };
+        let names_max = self.options.follow.blocks_max;
+        let keeper = self
+            .options
+            .state
+            .clone()
+            .map(|directory| Keeper::new(directory, holder.clone(), names_max));
+        let (relay, before) = match kept {
+            Some((before, heard)) => (self.go_on(engine, holder, before, nats).await?, Some(heard)),
+            None => {
+                let PublishedHolder { worker, rank, .. } = holder;
+                (self.relay(engine, worker, rank, nats).await?, None)
+            }
+        };
+        Ok(Begun {
+            relay,
+            before,
+            keeper,
+        })
+    }
+
+    /// Who `engine` itself is.
+    pub(super) fn own_holder(&self, engine: &NewEngine) -> Result<PublishedHolder, String> {
+        let instance = &engine.key.instance;
+        let worker = match engine.format {
+            Format::Mooncake => pool_of_instance(instance),
+            _ => worker_of_instance(instance),
+        };
+        holder_of(
+            engine,
+            worker.map_err(|error| error.to_string())?,
+            engine.key.rank,
+        )
+    }
+
+    /// What is kept of an engine; none where there is nothing, or nothing of use.
+    async fn take_up(
+        &self,
+        directory: &StateDirectory,
+        engine: &NewEngine,
+        holder: &PublishedHolder,
+    ) -> Result<Option<(Before, HeardBefore)>, String> {
+        let settings = self.translator_settings(engine)?;
+        let first_max = engine.format.first_number_max();
+        let (directory, holder, cache) = (directory.clone(), holder.clone(), cache_of(engine));
+        let reading = tokio::task::spawn_blocking(move || {
+            let kept = directory.engine(&holder, &cache, settings.blocks_max)?;
+            let (epoch, last) = (kept.epoch, kept.continuity.last());
+            let taken = taken_up(kept, settings, first_max);
+            let (before, heard) = taken
+                .inspect_err(|error| directory.refuse_engine(&holder, error))
+                .ok()?;
+            if let Some(suppressed) = TAKEN_UP_GATE.admit() {
+                let (worker, blocks) = (&holder.worker, before.blocks.blocks());
+                tracing::info!(%worker, blocks, epoch, last, suppressed, "what was kept of an engine is taken up");
+            }
+            Some((before, heard))
+        });
+        reading.await.map_err(|error| error.to_string())
+    }
+
+    /// What goes on to tell daemons of an engine.
+    async fn go_on(
+        &self,
+        engine: &NewEngine,
+        holder: PublishedHolder,
+        before: Before,
+        nats: Client,
+    ) -> Result<Relay, String> {
+        let name = name_of(&holder);
+        let way = self.way(engine, holder, nats)?;
+        Relay::go_on(engine.format, &name, before, way, Arc::clone(&self.metrics)).await
+    }
+
+    /// What tells daemons of one holder of `engine`, in words where that is not possible.
+    pub(super) async fn relay(
+        &self,
+        engine: &NewEngine,
+        worker: WorkerName,
+        rank: Rank,
+        nats: Client,
+    ) -> Result<Relay, String> {
+        let holder = holder_of(engine, worker, rank)?;
+        let name = name_of(&holder);
+        let settings = self.translator_settings(engine)?;
+        let way = self.way(engine, holder, nats)?;
+        Relay::start(engine.format, &name, settings, way, Arc::clone(&self.metrics)).await
+    }
+
+    fn way(&self, engine: &NewEngine, holder: PublishedHolder, nats: Client) -> Result<Way, String> {
+        let block_size = BlockSize::new(engine.block_size).map_err(|error| error.to_string())?;
+        let profiles = self.profiles_of(engine);
+        let options = PublisherOptions {
+            profile: profiles.borrow().clone(),
+            settings: NamespaceSettings {
+                block_size,
+                is_size_told: true,
+                // The translator has computed them.
+                hashing: Hashing::Engine,
+            },
+            ..self.options.publisher.clone()
+        };
+        Ok(Way {
+            nats,
+            subjects: self.subjects.clone(),
+            holder,
+            options,
+            lease: self.lease.clone(),
+            profiles,
+        })
+    }
+
+    fn translator_settings(&self, engine: &NewEngine) -> Result<TranslatorSettings, String> {
+        Ok(TranslatorSettings {
+            block_size: BlockSize::new(engine.block_size).map_err(|error| error.to_string())?,
+            blocks_max: self.options.follow.blocks_max,
+            groups: engine.groups.clone(),
+            mode: match engine.format {
+                // Its standard is the contract's, and it need not tell tokens.
+                Format::Mooncake => HashMode::Trust {
+                    sample: TRUSTED_SAMPLE,
+                },
+                _ => HashMode::Recompute,
+            },
+            chains: engine.key.model.chains(),
+            lora_names: engine.beside.adapters.clone().into_iter().collect(),
+            is_untold: engine.beside.is_untold,
+            ..TranslatorSettings::for_format(engine.format)
+        })
+    }
+}
+
+/// An engine's name in metrics and logs.
+fn name_of(holder: &PublishedHolder) -> String {
+    format!("{}/{}", instance_of_worker(&holder.worker), holder.rank)
+}
+
+/// What was kept, as a relay and a follower go on from it; in words where it contradicts itself.
+fn taken_up(
+    kept: KeptEngine,
+    settings: TranslatorSettings,
+    first_max: u64,
+) -> Result<(Before, HeardBefore), String> {
+    let continuity = kept
+        .continuity
+        .kept(first_max)
+        .ok_or("the numbers of its batches contradict each other")?;
+    let before = Before {
+        blocks: Translator::restore(settings, kept.blocks).map_err(|error| error.to_string())?,
+        rank: kept.rank,
+        epoch: kept.epoch,
+    };
+    let heard = HeardBefore {
+        continuity,
+        topic: kept.topic,
+    };
+    Ok((before, heard))
+}

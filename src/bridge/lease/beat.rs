@@ -1,0 +1,85 @@
+//! What bridges of one group tell each other: for which holders each speaks, and how well it sees them.
+
+use serde::{Deserialize, Serialize};
+
+/// Raised with each change of the form.
+const VERSION: u8 = 1;
+/// Most holders in one beat.
+pub(super) const HOLDERS_MAX: usize = 16_384;
+/// Most bytes of a beat: more than so many holders take.
+const BYTES_MAX: usize = HOLDERS_MAX * 24 + 64;
+
+/// One holder in a beat.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Followed {
+    /// Hash of its name.
+    pub(super) holder: u64,
+    /// How well the bridge sees it; see [`super::Sight`].
+    pub(super) sight: u8,
+    /// The epoch in which the bridge speaks for it; none where it does not.
+    pub(super) epoch: Option<u64>,
+}
+
+/// A beat of one bridge.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Beat {
+    version: u8,
+    /// Who it is: a number that each process draws.
+    pub(super) bridge: u64,
+    /// Counts its beats.
+    pub(super) number: u64,
+    pub(super) holders: Vec<Followed>,
+}
+
+impl Beat {
+    pub(super) fn new(bridge: u64, number: u64, holders: Vec<Followed>) -> Self {
+        Self {
+            version: VERSION,
+            bridge,
+            number,
+            holders,
+        }
+    }
+
+    /// The beat in a payload; none where it is none of this form.
+    pub(super) fn decode(payload: &[u8]) -> Option<Self> {
+        let beat: Self = (payload.len() <= BYTES_MAX)
+            .then(|| rmp_serde::from_slice(payload).ok())
+            .flatten()?;
+        (beat.version == VERSION && beat.holders.len() <= HOLDERS_MAX).then_some(beat)
+    }
+
+    pub(super) fn encode(&self) -> Vec<u8> {
+        // Numbers alone: there is nothing that can't be written.
+        rmp_serde::to_vec(self).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_beat_is_read_as_it_was_written_and_nothing_else_is_one() {
+        let followed = |holder| Followed {
+            holder,
+            sight: 2,
+            epoch: (holder % 2 == 0).then_some(u64::MAX - holder),
+        };
+        let beat = Beat::new(
+            7,
+            8,
+            (0..HOLDERS_MAX as u64)
+                .map(|holder| followed(u64::MAX - holder))
+                .collect(),
+        );
+        let payload = beat.encode();
+        assert!(payload.len() <= BYTES_MAX);
+        assert_eq!(Beat::decode(&payload), Some(beat.clone()));
+        assert_eq!(Beat::decode(&payload[1..]), None);
+        assert_eq!(Beat::decode(b""), None);
+        assert_eq!(Beat::decode(&vec![0xc0; BYTES_MAX + 1]), None);
+        let newer = Beat { version: 2, ..beat };
+        assert_eq!(Beat::decode(&newer.encode()), None);
+    }
+}

@@ -1,0 +1,216 @@
+//! Which of several bridges speaks for a holder.
+//!
+//! All bridges of a group follow the engines. For each holder one of them tells daemons; the others are ready to. They agree by beats over NATS, on
+//! `PREFIX.v1.bridges.GROUP`: see `table`. Whoever begins to speak gives daemons all that it knows of the holder in a new epoch, so nothing depends on
+//! what the one before has said.
+
+mod beat;
+mod table;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::{Duration, Instant};
+
+use async_nats::{Client, Subscriber};
+use futures_util::StreamExt;
+use parking_lot::Mutex;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::MissedTickBehavior;
+use tokio_util::sync::CancellationToken;
+use xxhash_rust::xxh3::xxh3_64;
+
+use kvatlas_client::publish::{PublishedHolder, Voice};
+
+use crate::daemon::metrics::LogGate;
+
+use beat::Beat;
+use table::Table;
+
+pub use table::Times;
+
+/// Between two looks at what was heard.
+const LOOK: Duration = Duration::from_millis(25);
+/// Before it subscribes again where that has failed.
+const SUBSCRIBE_PAUSE: Duration = Duration::from_secs(1);
+
+static CHANGED_GATE: LogGate = LogGate::of_bursts(8);
+static FAILED_GATE: LogGate = LogGate::new();
+
+/// A lease that bridges share.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LeaseOptions {
+    /// The name of the group: the last token of a subject.
+    pub group: String,
+    /// Its times, which all bridges of the group have.
+    pub times: Times,
+}
+
+/// How well a bridge sees a holder. Whoever sees it better speaks. The numbers must be kept stable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Sight {
+    /// Not at all.
+    None = 0,
+    /// Something of what it has is not known for certain.
+    Doubtful = 1,
+    /// All of it.
+    Whole = 2,
+}
+
+/// A bridge's part of the lease. Clones share it.
+#[derive(Clone)]
+pub(super) struct Lease {
+    table: Arc<Mutex<Table>>,
+}
+
+/// A holder for which the bridge may speak, until this is dropped.
+pub(super) struct Share {
+    table: Arc<Mutex<Table>>,
+    holder: u64,
+    number: u64,
+    sight: Arc<AtomicU8>,
+    turn: watch::Receiver<Option<u64>>,
+}
+
+impl Share {
+    /// Notes how well the holder is seen.
+    pub(super) fn note(&self, sight: Sight) {
+        self.sight.store(sight as u8, Ordering::Release);
+    }
+
+    /// Whether this bridge speaks for the holder.
+    pub(super) fn speaks(&self) -> bool {
+        self.turn.borrow().is_some()
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.table.lock().remove(self.holder, self.number);
+    }
+}
+
+impl Lease {
+    pub(super) fn new(times: Times) -> Self {
+        let table = Table::new(fastrand::u64(..), times);
+        Self {
+            table: Arc::new(Mutex::new(table)),
+        }
+    }
+
+    /// The share of a holder, and its publisher's voice; none where there are too many holders.
+    pub(super) fn share(&self, holder: &PublishedHolder) -> Option<(Share, Voice)> {
+        let PublishedHolder {
+            namespace,
+            worker,
+            rank,
+        } = holder;
+        let holder = xxh3_64(format!("{namespace}.{worker}.{rank}").as_bytes());
+        let (number, voice, sight) = self.table.lock().add(holder, Instant::now())?;
+        let share = Share {
+            table: Arc::clone(&self.table),
+            holder,
+            number,
+            sight,
+            turn: voice.turn.clone(),
+        };
+        Some((share, voice))
+    }
+
+    /// Begins to beat on `subject`, until `stop`. Then a last beat says what it does no longer.
+    pub(super) fn start(
+        &self,
+        nats: Client,
+        subject: String,
+        beat: Duration,
+        stop: CancellationToken,
+    ) -> JoinHandle<()> {
+        let task = Task {
+            table: Arc::clone(&self.table),
+            nats,
+            subject,
+            beat,
+        };
+        tokio::spawn(task.run(stop))
+    }
+}
+
+struct Task {
+    table: Arc<Mutex<Table>>,
+    nats: Client,
+    subject: String,
+    beat: Duration,
+}
+
+impl Task {
+    async fn run(self, stop: CancellationToken) {
+        while !stop.is_cancelled() {
+            match self.nats.subscribe(self.subject.clone()).await {
+                Ok(beats) => self.beat_until(beats, &stop).await,
+                Err(error) => self.log_failure(&error),
+            }
+            stop.run_until_cancelled(tokio::time::sleep(SUBSCRIBE_PAUSE))
+                .await;
+        }
+        self.send().await;
+        // Others need not wait for the end of the term.
+        let _ = self.nats.flush().await;
+    }
+
+    /// Beats, and hears beats, until it is stopped or the subscription ends.
+    async fn beat_until(&self, mut beats: Subscriber, stop: &CancellationToken) {
+        let mut looks = tokio::time::interval(LOOK);
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut beat_at = Instant::now();
+        loop {
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => return,
+                message = beats.next() => match message {
+                    Some(message) => {
+                        if let Some(beat) = Beat::decode(&message.payload) {
+                            self.table.lock().heard(beat, Instant::now());
+                        }
+                    }
+                    None => return,
+                },
+                _ = looks.tick() => {}
+            }
+            self.decide();
+            if self.table.lock().is_news() || Instant::now() >= beat_at {
+                beat_at = Instant::now() + self.beat;
+                self.send().await;
+            }
+        }
+    }
+
+    fn decide(&self) {
+        let decided = self.table.lock().decide(Instant::now());
+        let (begun, ended, has_lapsed) = (decided.begun, decided.ended, decided.has_lapsed);
+        if (begun + ended > 0 || has_lapsed)
+            && let Some(suppressed) = CHANGED_GATE.admit()
+        {
+            tracing::info!(
+                begun,
+                ended,
+                has_lapsed,
+                suppressed,
+                "the bridge speaks for other holders than before"
+            );
+        }
+    }
+
+    async fn send(&self) {
+        let beat = self.table.lock().beat(Instant::now()).encode();
+        if let Err(error) = self.nats.publish(self.subject.clone(), beat.into()).await {
+            self.log_failure(&error);
+        }
+    }
+
+    fn log_failure(&self, error: &dyn std::fmt::Display) {
+        if let Some(suppressed) = FAILED_GATE.admit() {
+            let subject = &self.subject;
+            tracing::error!(subject, %error, suppressed, "the lease of the bridges cannot be kept: this one is silent");
+        }
+    }
+}

@@ -1,0 +1,214 @@
+use futures_util::StreamExt;
+use kvatlas_core::wire::{EventBatch, NamespaceName, WireLimits, WorkerName};
+use serde_json::json;
+
+use super::*;
+use crate::daemon::broker::embedded::{EmbeddedBroker, find_nats_server};
+use crate::daemon::metrics::rendered;
+
+async fn relay(broker: &EmbeddedBroker) -> Relay {
+    let way = Way {
+        nats: async_nats::connect(broker.url()).await.unwrap(),
+        subjects: Subjects::new("kvatlas").unwrap(),
+        holder: PublishedHolder {
+            namespace: NamespaceName::new("m").unwrap(),
+            worker: WorkerName::new("gpu-0").unwrap(),
+            rank: 0,
+        },
+        options: PublisherOptions {
+            batch_delay: Duration::ZERO,
+            ..PublisherOptions::default()
+        },
+        lease: None,
+        profiles: watch::channel(Profile::default()).1,
+    };
+    let metrics = Arc::new(BridgeMetrics::new());
+    let settings = TranslatorSettings::default();
+    Relay::start(Format::Vllm, "gpu-0/0", settings, way, metrics)
+        .await
+        .unwrap()
+}
+
+/// A relay, and what it publishes.
+async fn heard_relay() -> (EmbeddedBroker, Relay, async_nats::Subscriber) {
+    let server = find_nats_server(None).unwrap();
+    let broker = EmbeddedBroker::start(&server).await.unwrap();
+    let nats = async_nats::connect(broker.url()).await.unwrap();
+    let batches = nats.subscribe("kvatlas.v1.events.m.gpu-0").await.unwrap();
+    nats.flush().await.unwrap();
+    let relay = relay(&broker).await;
+    (broker, relay, batches)
+}
+
+async fn next_batch(batches: &mut async_nats::Subscriber) -> EventBatch {
+    let message = batches.next().await.unwrap();
+    EventBatch::decode(&message.payload, &WireLimits::default()).unwrap()
+}
+
+#[tokio::test]
+async fn nothing_is_kept_back_when_the_engine_goes_out_of_sight() {
+    let server = find_nats_server(None).unwrap();
+    let broker = EmbeddedBroker::start(&server).await.unwrap();
+    let mut relay = relay(&broker).await;
+    let tokens: Vec<u32> = (0..16).collect();
+    let stored = json!([
+        1.5,
+        [["BlockStored", [1], null, tokens, 16, null, "GPU", null, null]],
+        0
+    ]);
+    let payload = rmp_serde::to_vec(&stored).unwrap();
+    relay.lost().await.unwrap();
+    relay.apply(&payload).await.unwrap();
+    assert!(relay.has_untold());
+    // Again: its connection has ended, and the next attempt may take its time.
+    relay.lost().await.unwrap();
+    assert!(!relay.has_untold());
+    assert!(relay.blocks.try_lock().is_ok(), "daemons that ask are answered");
+}
+
+#[tokio::test]
+async fn the_first_batch_of_an_epoch_says_what_is_doubted_of_it() {
+    let (_broker, mut relay, mut batches) = heard_relay().await;
+    let (lost, gap) = (DegradedReason::UpstreamLost, DegradedReason::UpstreamGap);
+    // Out of sight; then in sight, and its first batches are lost.
+    relay.lost().await.unwrap();
+    relay.restart(None).await.unwrap();
+    relay.seen(Duration::ZERO).await.unwrap();
+    relay.restart(Some(Reason::LostBatches)).await.unwrap();
+    relay.flush().await.unwrap();
+    let mut firsts = Vec::new();
+    while firsts.len() < 3 {
+        let batch = next_batch(&mut batches).await;
+        if batch.seq == 1 {
+            firsts.push(batch.events);
+        }
+    }
+    let doubted = |reason| vec![Event::Doubted(DegradedReasons::of(reason))];
+    assert_eq!(firsts, [doubted(lost), doubted(lost), doubted(gap)]);
+}
+
+/// Daemons that start after the bridge hear of an engine that is not there yet.
+#[tokio::test]
+async fn an_engine_that_was_never_seen_is_told_of_again_and_one_that_was_lost_is_not() {
+    let (_broker, mut relay, mut batches) = heard_relay().await;
+    relay.lost().await.unwrap();
+    let lost = Event::Doubted(DegradedReasons::of(DegradedReason::UpstreamLost));
+    assert_eq!(next_batch(&mut batches).await.events, vec![lost.clone()]);
+    let again = next_batch(&mut batches).await;
+    assert_eq!((again.seq, again.events), (2, Vec::new()));
+    relay.seen(Duration::from_secs(60)).await.unwrap();
+    relay.lost().await.unwrap();
+    let is_lost = |batch: &EventBatch| batch.events == [lost.clone()];
+    while !is_lost(&next_batch(&mut batches).await) {}
+    let silence = tokio::time::timeout(Duration::from_millis(2500), next_batch(&mut batches));
+    assert!(silence.await.is_err());
+}
+
+fn cleared() -> Vec<u8> {
+    rmp_serde::to_vec(&json!([1.5, [["AllBlocksCleared"]], 0])).unwrap()
+}
+
+#[tokio::test]
+async fn what_another_rank_clears_is_not_cleared_and_is_in_doubt() {
+    let (_broker, mut relay, mut batches) = heard_relay().await;
+    let payload =
+        |event: serde_json::Value, rank: u32| rmp_serde::to_vec(&json!([1.5, [event], rank])).unwrap();
+    let tokens: Vec<u32> = (0..16).collect();
+    let stored = json!(["BlockStored", [1], null, tokens, 16, null, "GPU", null, null]);
+    relay.apply(&payload(stored, 3)).await.unwrap();
+    relay
+        .apply(&payload(json!(["AllBlocksCleared"]), 1))
+        .await
+        .unwrap();
+    relay
+        .apply(&payload(json!(["AllBlocksCleared"]), 3))
+        .await
+        .unwrap();
+    relay.flush().await.unwrap();
+    let mut told = Vec::new();
+    while !told.contains(&Event::Cleared) {
+        told.extend(next_batch(&mut batches).await.events);
+    }
+    let doubted = Event::Doubted(DegradedReasons::of(DegradedReason::UpstreamGap));
+    let [doubt, Event::Stored(_), Event::Cleared] = &told[..] else {
+        panic!("{told:?}");
+    };
+    assert_eq!(*doubt, doubted);
+}
+
+#[tokio::test]
+async fn a_doubt_stands_at_its_place_among_the_events_of_a_payload() {
+    let (_broker, mut relay, mut batches) = heard_relay().await;
+    let payload = |events: serde_json::Value| rmp_serde::to_vec(&json!([1.5, events, 0])).unwrap();
+    let (clear, unknown) = (json!(["AllBlocksCleared"]), json!(["BlockForgotten"]));
+    relay.apply(&payload(json!([unknown, clear]))).await.unwrap();
+    relay.apply(&payload(json!([clear, unknown]))).await.unwrap();
+    relay.flush().await.unwrap();
+    let gap = || Event::Doubted(DegradedReasons::of(DegradedReason::UpstreamGap));
+    let mut told = Vec::new();
+    while told.len() < 4 {
+        told.extend(next_batch(&mut batches).await.events);
+    }
+    assert_eq!(told, [Event::Cleared, gap(), Event::Cleared, gap()]);
+    assert!(!relay.is_exact());
+}
+
+/// What an old form has no room for is no doubt of the holder, and daemons hear of it before the first block.
+#[tokio::test]
+async fn what_a_form_has_no_room_for_is_told_with_the_blocks() {
+    let (_broker, mut relay, mut batches) = heard_relay().await;
+    let tokens: Vec<u32> = (0..16).collect();
+    let stored = json!(["BlockStored", [1], null, tokens, 16, null, "GPU"]);
+    let payload = rmp_serde::to_vec(&json!([1.5, [stored, ["AllBlocksCleared"]], 0])).unwrap();
+    relay.apply(&payload).await.unwrap();
+    relay.flush().await.unwrap();
+    let untold = DegradedReasons::of(DegradedReason::UntoldSalts).with(DegradedReason::UntoldAdapters);
+    let mut told = Vec::new();
+    while told.len() < 4 {
+        told.extend(next_batch(&mut batches).await.events);
+    }
+    let [before, Event::Stored(_), Event::Cleared, after] = &told[..] else {
+        panic!("{told:?}");
+    };
+    assert_eq!([before, after], [&Event::Doubted(untold); 2]);
+    assert!(relay.is_exact());
+}
+
+#[tokio::test]
+async fn who_clears_out_of_sight_is_out_of_sight_still() {
+    let (_broker, mut relay, mut batches) = heard_relay().await;
+    relay.lost().await.unwrap();
+    relay.apply(&cleared()).await.unwrap();
+    relay.flush().await.unwrap();
+    let lost = Event::Doubted(DegradedReasons::of(DegradedReason::UpstreamLost));
+    let mut told = Vec::new();
+    while told.len() < 2 {
+        let batch = next_batch(&mut batches).await;
+        told.push(batch.events);
+    }
+    assert_eq!(told, [vec![lost.clone()], vec![Event::Cleared, lost]]);
+}
+
+#[test]
+fn an_engine_that_clears_is_exact_in_metrics_too() {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    let mut kept = None;
+    let page = rendered(|| {
+        kept = Some(runtime.block_on(async {
+            let server = find_nats_server(None).unwrap();
+            let broker = EmbeddedBroker::start(&server).await.unwrap();
+            let mut relay = relay(&broker).await;
+            relay.lose(Reason::LostBatches).await.unwrap();
+            relay.apply(&cleared()).await.unwrap();
+            relay.flush().await.unwrap();
+            assert!(relay.is_exact());
+            relay
+        }));
+    });
+    drop(kept);
+    let exact = "kvatlas_bridge_engine_exact{namespace=\"m\",engine=\"gpu-0/0\"} 1";
+    assert!(page.lines().any(|line| line == exact), "{page}");
+}

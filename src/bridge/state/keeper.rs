@@ -1,0 +1,102 @@
+//! When the file of one engine is written: not in the way of its batches, and not too often.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::task::JoinHandle;
+
+use kvatlas_client::publish::PublishedHolder;
+
+use super::{KeptEngine, StateDirectory};
+
+/// Writing takes no more than one part in so many of the time.
+const SHARE: u32 = 20;
+
+/// The right to write a file: one engine of a bridge has it at a time.
+#[derive(Debug)]
+pub(in super::super) struct WriteTurn {
+    _permit: OwnedSemaphorePermit,
+}
+
+/// Keeps one engine's file.
+#[derive(Debug)]
+pub(in super::super) struct Keeper {
+    directory: StateDirectory,
+    holder: PublishedHolder,
+    names_max: usize,
+    /// How many changes the file has that was written last.
+    written: u64,
+    due_at: Instant,
+    writing: Option<JoinHandle<()>>,
+    /// How long the last one took, in microseconds.
+    took_us: Arc<AtomicU64>,
+}
+
+impl Keeper {
+    pub(in super::super) fn new(
+        directory: StateDirectory,
+        holder: PublishedHolder,
+        names_max: usize,
+    ) -> Self {
+        Self {
+            due_at: Instant::now() + directory.inner.interval,
+            directory,
+            holder,
+            names_max,
+            written: 0,
+            writing: None,
+            took_us: Arc::default(),
+        }
+    }
+
+    /// The right to write, where there is something to write by the number of `changes` so far, it is time, and no other file is being written.
+    pub(in super::super) fn turn(&mut self, changes: u64) -> Option<WriteTurn> {
+        if changes == self.written || Instant::now() < self.due_at {
+            return None;
+        }
+        if self.writing.take_if(|writing| writing.is_finished()).is_some() {
+            let took = Duration::from_micros(self.took_us.load(Ordering::Acquire));
+            self.due_at = Instant::now() + took * (SHARE - 1);
+        }
+        if self.writing.is_some() || Instant::now() < self.due_at {
+            return None;
+        }
+        let permit = Arc::clone(&self.directory.inner.writing).try_acquire_owned();
+        permit.ok().map(|permit| WriteTurn { _permit: permit })
+    }
+
+    /// The right to write the last file, as soon as it can be had; none where there is nothing to write.
+    pub(in super::super) async fn last_turn(&mut self, changes: u64) -> Option<WriteTurn> {
+        self.wait().await;
+        if changes == self.written {
+            return None;
+        }
+        let permit = Arc::clone(&self.directory.inner.writing).acquire_owned().await;
+        permit.ok().map(|permit| WriteTurn { _permit: permit })
+    }
+
+    /// Writes `kept`, which has so many changes, on a thread that may wait.
+    pub(in super::super) fn write(&mut self, turn: WriteTurn, changes: u64, kept: KeptEngine) {
+        self.written = changes;
+        let begun = Instant::now();
+        self.due_at = begun + self.directory.inner.interval;
+        let (directory, holder, names_max) = (self.directory.clone(), self.holder.clone(), self.names_max);
+        let took_us = Arc::clone(&self.took_us);
+        self.writing = Some(tokio::task::spawn_blocking(move || {
+            directory.write_engine(&holder, &kept, names_max);
+            let took = u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX);
+            took_us.store(took, Ordering::Release);
+            drop(turn);
+        }));
+    }
+
+    /// Waits until nothing is being written.
+    pub(in super::super) async fn wait(&mut self) {
+        if let Some(writing) = self.writing.take() {
+            // A thread that has failed has said so.
+            let _ = writing.await;
+        }
+    }
+}

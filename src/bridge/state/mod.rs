@@ -1,0 +1,252 @@
+//! What a bridge keeps on disk, so that the next one goes on where this one has ended, however it has.
+//!
+//! | file | what |
+//! |---|---|
+//! | `NAMESPACE.WORKER.RANK.engine` | of one engine: the translator, and the last batches that were applied, by number and digest |
+//! | `registered` | the engines that were registered over HTTP |
+//! | `.lock` | who uses the directory |
+//!
+//! A file may be older than what was published: the next bridge begins a new epoch with what the file says, in doubt, and asks the engine's replay
+//! socket for what came after. The doubt ends when the replay has shown that it is the same process and has given the rest. So no file makes a holder
+//! exact, and a file that is lost, outdated or of another process costs no more than having none.
+
+mod file;
+mod keeper;
+mod registered;
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use serde::{Deserialize, Serialize};
+use tokio::sync::Semaphore;
+
+use kvatlas_client::publish::PublishedHolder;
+use kvatlas_core::wire::Rank;
+use kvatlas_engines::SavedTranslator;
+
+use crate::daemon::http::NewEngine;
+use crate::daemon::metrics::LogGate;
+use crate::daemon::snapshots::{DirectoryLock, Disk, LockError, Storage};
+
+use super::continuity::Continuity;
+use file::{Kind, read_file, write_file};
+
+pub(super) use keeper::Keeper;
+pub(super) use registered::Registered;
+
+/// How a file of an engine ends.
+const ENGINE_SUFFIX: &str = ".engine";
+/// How a file begins that is being written.
+const TEMPORARY_PREFIX: &str = ".new-";
+/// Files of engines that nobody has written for so long are removed.
+const FORGOTTEN_AFTER: Duration = Duration::from_secs(7 * 24 * 3600);
+/// About how many bytes a name of a block takes in a file, at most.
+const NAME_BYTES_MAX: u64 = 160;
+
+static REFUSED_GATE: LogGate = LogGate::of_bursts(16);
+static FAILED_GATE: LogGate = LogGate::new();
+
+/// Why a directory is of no use.
+#[derive(Debug, thiserror::Error)]
+pub enum StateError {
+    /// It cannot be made or listed.
+    #[error("the state directory {}: {source}", path.display())]
+    Unusable {
+        /// The directory.
+        path: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// Another bridge has it.
+    #[error("the state directory {} is in use by {owner}; give each bridge a directory of its own (--state)", path.display())]
+    Taken {
+        /// The directory.
+        path: PathBuf,
+        /// What the other one calls itself.
+        owner: String,
+    },
+}
+
+/// What is kept of one engine.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct KeptEngine {
+    /// What its blocks were translated with; see [`cache_of`].
+    pub(super) cache: String,
+    /// The holder's last epoch.
+    pub(super) epoch: u64,
+    /// The rank that its batches name.
+    pub(super) rank: Option<Rank>,
+    /// The topic of its batches.
+    pub(super) topic: Option<Vec<u8>>,
+    pub(super) continuity: Continuity,
+    pub(super) blocks: SavedTranslator,
+}
+
+/// What an engine's blocks are translated with. Of another cache nothing is taken up; another address may be the same process.
+pub(super) fn cache_of(engine: &NewEngine) -> String {
+    let NewEngine {
+        key,
+        format,
+        block_size,
+        topic,
+        beside,
+        groups,
+        ..
+    } = engine;
+    format!("{key:?} {format:?} {block_size} {topic:?} {beside:?} {groups:?}")
+}
+
+/// A directory that this process alone uses. Clones share it.
+#[derive(Debug, Clone)]
+pub struct StateDirectory {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    path: PathBuf,
+    storage: Arc<dyn Storage>,
+    /// The least time between two files of one engine.
+    interval: Duration,
+    /// One file is written at a time: while it is, its table is in memory twice.
+    writing: Arc<Semaphore>,
+    _lock: DirectoryLock,
+}
+
+impl StateDirectory {
+    /// Opens the directory at `path`, which is made where it is missing. Each engine's file is written once in `interval` at most.
+    ///
+    /// # Errors
+    ///
+    /// [`StateError`].
+    pub fn open(path: &Path, interval: Duration) -> Result<Self, StateError> {
+        Self::open_on(path, interval, Arc::new(Disk))
+    }
+
+    fn open_on(path: &Path, interval: Duration, storage: Arc<dyn Storage>) -> Result<Self, StateError> {
+        let unusable = |source| StateError::Unusable {
+            path: path.to_owned(),
+            source,
+        };
+        storage.create_directory(path).map_err(unusable)?;
+        let owner = format!("the bridge of process {}", std::process::id());
+        let lock = DirectoryLock::take(path, &owner).map_err(|error| match error {
+            LockError::Taken { path, owner } => StateError::Taken { path, owner },
+            LockError::Unusable { path, source } => StateError::Unusable { path, source },
+        })?;
+        for left in storage.list(path).map_err(unusable)? {
+            if is_left_behind(&left) {
+                // It takes room, and does no other harm.
+                let _ = storage.remove(&left);
+            }
+        }
+        Ok(Self {
+            inner: Arc::new(Inner {
+                path: path.to_owned(),
+                storage,
+                interval,
+                writing: Arc::new(Semaphore::new(1)),
+                _lock: lock,
+            }),
+        })
+    }
+
+    /// What is kept of an engine whose blocks are translated with `cache`; none, in a line of the log, where that is of no use.
+    pub(super) fn engine(
+        &self,
+        holder: &PublishedHolder,
+        cache: &str,
+        names_max: usize,
+    ) -> Option<KeptEngine> {
+        let path = self.inner.path.join(engine_file(holder));
+        let kept: KeptEngine = match read_file(&path, Kind::Engine, engine_bytes_max(names_max)) {
+            Ok(kept) => kept?,
+            Err(error) => {
+                refused(&path, &error);
+                return None;
+            }
+        };
+        if kept.cache != cache {
+            refused(&path, &"its engine has other blocks by now");
+            return None;
+        }
+        Some(kept)
+    }
+
+    /// Says that a file of an engine is of no use.
+    pub(super) fn refuse_engine(&self, holder: &PublishedHolder, error: &dyn std::fmt::Display) {
+        refused(&self.inner.path.join(engine_file(holder)), error);
+    }
+
+    fn write_engine(&self, holder: &PublishedHolder, kept: &KeptEngine, names_max: usize) {
+        let bytes_max = engine_bytes_max(names_max);
+        self.write(&engine_file(holder), Kind::Engine, kept, bytes_max);
+    }
+
+    /// Forgets an engine that is not followed any more.
+    pub(super) fn forget_engine(&self, holder: &PublishedHolder) {
+        let path = self.inner.path.join(engine_file(holder));
+        match self.inner.storage.remove(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => failed(&path, &error),
+            _ => {}
+        }
+    }
+
+    fn write<T: Serialize>(&self, name: &str, kind: Kind, value: &T, bytes_max: u64) {
+        let path = self.inner.path.join(name);
+        let temporary = self.inner.path.join(format!("{TEMPORARY_PREFIX}{name}"));
+        let storage = self.inner.storage.as_ref();
+        if let Err(error) = write_file(storage, &temporary, &path, kind, value, bytes_max) {
+            // The file before stays.
+            let _ = storage.remove(&temporary);
+            failed(&path, &error);
+        }
+    }
+}
+
+/// Most bytes of a file of an engine that has so many names at most.
+fn engine_bytes_max(names_max: usize) -> u64 {
+    (1 << 20) + NAME_BYTES_MAX.saturating_mul(names_max as u64)
+}
+
+/// The name of an engine's file: of characters that subjects may have.
+fn engine_file(holder: &PublishedHolder) -> String {
+    let PublishedHolder {
+        namespace,
+        worker,
+        rank,
+    } = holder;
+    format!("{namespace}.{worker}.{rank}{ENGINE_SUFFIX}")
+}
+
+/// Whether a file is one that a crash has left, or of an engine that has not come for long.
+fn is_left_behind(path: &Path) -> bool {
+    let Some(name) = path.file_name().and_then(|name| name.to_str()) else {
+        return false;
+    };
+    let is_old = || {
+        let written = path.metadata().and_then(|metadata| metadata.modified());
+        let age = written.map(|written| SystemTime::now().duration_since(written).unwrap_or_default());
+        age.is_ok_and(|age| age > FORGOTTEN_AFTER)
+    };
+    name.starts_with(TEMPORARY_PREFIX) || name.ends_with(ENGINE_SUFFIX) && is_old()
+}
+
+fn refused(path: &Path, error: &dyn std::fmt::Display) {
+    if let Some(suppressed) = REFUSED_GATE.admit() {
+        let file = path.display();
+        tracing::warn!(%file, %error, suppressed, "what was kept is of no use: begun without it");
+    }
+}
+
+fn failed(path: &Path, error: &dyn std::fmt::Display) {
+    if let Some(suppressed) = FAILED_GATE.admit() {
+        let file = path.display();
+        tracing::error!(%file, %error, suppressed, "the bridge's state is not kept");
+    }
+}
+
+#[cfg(test)]
+mod tests;

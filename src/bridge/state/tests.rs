@@ -1,0 +1,199 @@
+use kvatlas_core::wire::{NamespaceName, WorkerName};
+use kvatlas_engines::{Translator, TranslatorSettings};
+
+use super::*;
+use crate::bridge::{EngineDefaults, parse_engine};
+
+const INTERVAL: Duration = Duration::from_secs(5);
+
+fn engine(text: &str) -> NewEngine {
+    let defaults = EngineDefaults {
+        model: Some("m".to_owned()),
+        ..EngineDefaults::default()
+    };
+    parse_engine(text, &defaults).unwrap().remove(0)
+}
+
+fn holder() -> PublishedHolder {
+    PublishedHolder {
+        namespace: NamespaceName::new("m").unwrap(),
+        worker: WorkerName::new("gpu-0").unwrap(),
+        rank: 3,
+    }
+}
+
+fn kept(cache: &str) -> KeptEngine {
+    let mut continuity = Continuity::default();
+    continuity.applied(0, b"a", true);
+    KeptEngine {
+        cache: cache.to_owned(),
+        epoch: 9,
+        rank: Some(3),
+        topic: Some(b"kv".to_vec()),
+        continuity,
+        blocks: Translator::new(TranslatorSettings::default()).save(),
+    }
+}
+
+fn open(path: &Path) -> StateDirectory {
+    StateDirectory::open(path, INTERVAL).unwrap()
+}
+
+#[test]
+fn what_is_kept_of_an_engine_is_read_again_for_the_same_cache_only() {
+    let folder = tempfile::tempdir().unwrap();
+    let directory = open(&folder.path().join("made"));
+    assert!(directory.engine(&holder(), "cache", 10).is_none());
+    directory.write_engine(&holder(), &kept("cache"), 10);
+    let read = directory.engine(&holder(), "cache", 10).unwrap();
+    assert_eq!(
+        (read.epoch, read.rank, read.topic),
+        (9, Some(3), Some(b"kv".to_vec()))
+    );
+    assert_eq!(read.continuity.last(), Some(0));
+    assert!(directory.engine(&holder(), "other", 10).is_none());
+    let other = PublishedHolder { rank: 0, ..holder() };
+    assert!(directory.engine(&other, "cache", 10).is_none());
+    directory.forget_engine(&holder());
+    directory.forget_engine(&holder());
+    assert!(directory.engine(&holder(), "cache", 10).is_none());
+}
+
+#[test]
+fn an_engine_elsewhere_may_be_the_same_and_one_with_other_blocks_is_not() {
+    let cache = |text: &str| cache_of(&engine(text));
+    let here = cache("gpu-0=tcp://a:1,replay=tcp://a:2");
+    assert_eq!(cache("gpu-0=tcp://b:1"), here);
+    for other in [
+        "gpu-0=tcp://a:1,block_size=4",
+        "gpu-0=tcp://a:1,model=n",
+        "gpu-0=tcp://a:1,groups=full",
+    ] {
+        assert_ne!(cache(other), here, "{other}");
+    }
+}
+
+#[test]
+fn a_file_that_is_damaged_or_foreign_is_refused_with_words() {
+    let folder = tempfile::tempdir().unwrap();
+    let directory = open(folder.path());
+    directory.write_engine(&holder(), &kept("cache"), 10);
+    let path = folder.path().join(engine_file(&holder()));
+    let whole = std::fs::read(&path).unwrap();
+    let words = |bytes: &[u8]| {
+        std::fs::write(&path, bytes).unwrap();
+        assert!(directory.engine(&holder(), "cache", 10).is_none());
+        let read = read_file::<KeptEngine>(&path, Kind::Engine, 1 << 20);
+        read.map(|_| String::new())
+            .unwrap_or_else(|error| error.to_string())
+    };
+    for cut in 8..whole.len() {
+        assert_eq!(words(&whole[..cut]), "it is damaged", "cut at {cut}");
+    }
+    for place in 12..whole.len() {
+        let mut damaged = whole.clone();
+        damaged[place] ^= 0x10;
+        assert_eq!(words(&damaged), "it is damaged", "changed at {place}");
+    }
+    assert_eq!(words(b"something else"), "it is no file of a bridge's state");
+    let mut newer = whole;
+    newer[8] = 2;
+    assert_eq!(
+        words(&newer),
+        "it is of version 2, and this bridge reads version 1"
+    );
+    assert!(words(&vec![0; (1 << 20) + 1]).starts_with("it has more than"));
+    // One of another kind in its place.
+    directory.write("registered", Kind::Registered, &Vec::<NewEngine>::new(), 1 << 20);
+    let registered = std::fs::read(folder.path().join("registered")).unwrap();
+    assert_eq!(words(&registered), "it is no file of a bridge's state");
+    std::fs::remove_file(&path).unwrap();
+    std::fs::create_dir(&path).unwrap();
+    assert!(directory.engine(&holder(), "cache", 10).is_none());
+}
+
+#[test]
+fn a_file_that_cannot_be_written_leaves_the_one_before() {
+    let folder = tempfile::tempdir().unwrap();
+    let directory = open(folder.path());
+    directory.write_engine(&holder(), &kept("cache"), 10);
+    let large = KeptEngine {
+        topic: Some(vec![200; 2 << 20]),
+        ..kept("cache")
+    };
+    directory.write_engine(&holder(), &large, 10);
+    assert!(directory.engine(&holder(), "cache", 10).is_some());
+    let left = |entry: std::io::Result<std::fs::DirEntry>| {
+        entry
+            .unwrap()
+            .file_name()
+            .to_string_lossy()
+            .starts_with(TEMPORARY_PREFIX)
+    };
+    assert!(!std::fs::read_dir(folder.path()).unwrap().any(left));
+}
+
+#[test]
+fn a_directory_is_of_one_bridge_and_is_cleaned_by_the_next() {
+    let folder = tempfile::tempdir().unwrap();
+    let directory = open(folder.path());
+    let taken = StateDirectory::open(folder.path(), INTERVAL).unwrap_err();
+    assert!(
+        taken.to_string().contains("in use by the bridge of process"),
+        "{taken}"
+    );
+    directory.write_engine(&holder(), &kept("cache"), 10);
+    drop(directory);
+    let file = |name: &str| folder.path().join(name);
+    std::fs::write(file(".new-x.engine"), b"x").unwrap();
+    std::fs::write(file("old.engine"), b"x").unwrap();
+    let old = std::fs::File::options()
+        .write(true)
+        .open(file("old.engine"))
+        .unwrap();
+    old.set_modified(SystemTime::now() - FORGOTTEN_AFTER * 2).unwrap();
+    let directory = open(folder.path());
+    assert!(!file(".new-x.engine").exists() && !file("old.engine").exists());
+    assert!(directory.engine(&holder(), "cache", 10).is_some());
+}
+
+#[test]
+fn registered_engines_are_written_when_they_change() {
+    let folder = tempfile::tempdir().unwrap();
+    let directory = open(folder.path());
+    let (none, registered) = Registered::open(directory.clone());
+    assert!(none.is_empty());
+    let engines = vec![engine(
+        "gpu-0=tcp://a:1,replay=tcp://a:2,groups=full/window:9,adapters=1:x",
+    )];
+    registered.keep(|| engines.clone());
+    let path = folder.path().join("registered");
+    std::fs::remove_file(&path).unwrap();
+    registered.keep(|| engines.clone());
+    assert!(!path.exists(), "nothing has changed");
+    registered.keep(Vec::new);
+    registered.keep(|| engines.clone());
+    let (again, _) = Registered::open(directory.clone());
+    assert_eq!(again, engines);
+    std::fs::write(&path, b"KVBRIDGE").unwrap();
+    assert!(Registered::open(directory).0.is_empty());
+}
+
+#[tokio::test]
+async fn a_file_is_written_when_it_is_time_and_something_has_changed() {
+    let folder = tempfile::tempdir().unwrap();
+    let directory = StateDirectory::open(folder.path(), Duration::ZERO).unwrap();
+    let mut keeper = Keeper::new(directory.clone(), holder(), 10);
+    assert!(keeper.turn(0).is_none(), "nothing has changed");
+    let turn = keeper.turn(1).unwrap();
+    let mut other = Keeper::new(directory.clone(), PublishedHolder { rank: 0, ..holder() }, 10);
+    assert!(other.turn(1).is_none(), "another one is being written");
+    keeper.write(turn, 1, kept("cache"));
+    assert!(keeper.last_turn(1).await.is_none(), "it has been written");
+    assert!(directory.engine(&holder(), "cache", 10).is_some());
+    assert!(other.last_turn(1).await.is_some());
+    let slow = StateDirectory::open(&folder.path().join("slow"), Duration::from_secs(3600)).unwrap();
+    let mut keeper = Keeper::new(slow, holder(), 10);
+    assert!(keeper.turn(1).is_none(), "it is not time");
+    assert!(keeper.last_turn(1).await.is_some());
+}

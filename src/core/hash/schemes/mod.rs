@@ -1,0 +1,185 @@
+//! Rolling hashes of other systems, for namespaces that speak theirs instead of the contract's.
+//!
+//! | scheme | one step of the chain | before the first block |
+//! |---|---|---|
+//! | `llm-d-xxh64` | XXH64 of parent, tokens and extra texts | the step from XXH64 of the seed, without tokens, with the model's name as the one text |
+//! | `llm-d-cbor-fnv` | FNV-64a of the canonical CBOR of `[parent, tokens, texts]` | the step from FNV-64a of the seed, with the model's name |
+//!
+//! Both are of llm-d's router, whose keys of blocks they are: `hashAlgorithm`, `hashSeed` and the name that a request asks for. An adapter's
+//! name stands in place of the model's. Extra texts of a block are the identifiers of its images in their order, and behind them, with the
+//! first block, the salt.
+//!
+//! A chain of a scheme has no block hashes: a step takes the tokens themselves. Test: `tests/schemes.rs`, with vectors of llm-d's own code.
+
+mod llmd;
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use super::block::{BlockSize, Token};
+use super::sequence::SequenceHash;
+
+/// Algorithms that compute the hashes of a scheme.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum SchemeAlgorithm {
+    /// `hashAlgorithm: xxh64` of llm-d.
+    LlmdXxh64,
+    /// `hashAlgorithm: cbor-fnv` of llm-d, its default.
+    LlmdCborFnv,
+}
+
+impl SchemeAlgorithm {
+    /// All of them.
+    pub const ALL: [Self; 2] = [Self::LlmdXxh64, Self::LlmdCborFnv];
+
+    /// A stable word, part of names of namespaces.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::LlmdXxh64 => "llm-d-xxh64",
+            Self::LlmdCborFnv => "llm-d-cbor-fnv",
+        }
+    }
+}
+
+/// The rolling hash that a namespace speaks in place of the contract's. As text `llm-d-xxh64`, or `llm-d-xxh64:SEED`.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Scheme {
+    /// The algorithm of its hashes.
+    pub algorithm: SchemeAlgorithm,
+    /// The seed, a text; empty where there is none.
+    pub seed: String,
+}
+
+/// A text names no scheme.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "no scheme; known are llm-d-xxh64 and llm-d-cbor-fnv, with :SEED behind it where llm-d has a hashSeed"
+)]
+pub struct UnknownScheme;
+
+impl FromStr for Scheme {
+    type Err = UnknownScheme;
+
+    fn from_str(text: &str) -> Result<Self, UnknownScheme> {
+        let (word, seed) = match text.split_once(':') {
+            // One scheme has one text.
+            Some((_, "")) => return Err(UnknownScheme),
+            Some((word, seed)) => (word, seed),
+            None => (text, ""),
+        };
+        let mut all = SchemeAlgorithm::ALL.into_iter();
+        let algorithm = all.find(|known| known.as_str() == word).ok_or(UnknownScheme)?;
+        Ok(Self {
+            algorithm,
+            seed: seed.to_owned(),
+        })
+    }
+}
+
+impl fmt::Display for Scheme {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.algorithm.as_str())?;
+        match self.seed.is_empty() {
+            true => Ok(()),
+            false => write!(formatter, ":{}", self.seed),
+        }
+    }
+}
+
+/// The chains of one model in a scheme.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SchemeChains {
+    scheme: Scheme,
+    model: String,
+}
+
+impl SchemeChains {
+    /// The chains of `model`, under the name that requests ask for.
+    pub fn new(scheme: Scheme, model: impl Into<String>) -> Self {
+        Self {
+            scheme,
+            model: model.into(),
+        }
+    }
+
+    /// The hash that the first block of a sequence follows: of the adapter where there is one, else of the model.
+    pub fn root(&self, lora_name: Option<&str>) -> SequenceHash {
+        let name = lora_name.filter(|name| !name.is_empty()).unwrap_or(&self.model);
+        let seed = self.scheme.seed.as_bytes();
+        SequenceHash(match self.scheme.algorithm {
+            SchemeAlgorithm::LlmdXxh64 => llmd::xxh64_root(seed, name),
+            SchemeAlgorithm::LlmdCborFnv => llmd::cbor_fnv_root(seed, name),
+        })
+    }
+
+    /// The hash of the block with `tokens` that follows `before`, which is [`Self::root`] for the first. `extras` tell it from others with the
+    /// same tokens.
+    pub fn next(&self, before: SequenceHash, tokens: &[Token], extras: &[&str]) -> SequenceHash {
+        SequenceHash(match self.scheme.algorithm {
+            SchemeAlgorithm::LlmdXxh64 => llmd::xxh64_step(before.as_u64(), tokens, extras),
+            SchemeAlgorithm::LlmdCborFnv => llmd::cbor_fnv_step(before.as_u64(), tokens, extras),
+        })
+    }
+
+    /// The hashes of the full blocks of a prompt without images. A tail that does not fill a block has none.
+    pub fn sequence_hashes(
+        &self,
+        tokens: &[Token],
+        block_size: BlockSize,
+        lora_name: Option<&str>,
+        cache_salt: Option<&str>,
+    ) -> Vec<SequenceHash> {
+        let mut last = self.root(lora_name);
+        // The salt is with the first block alone.
+        let mut salt = cache_salt.filter(|salt| !salt.is_empty());
+        let blocks = tokens.chunks_exact(block_size.as_usize());
+        let step = |tokens| {
+            last = self.next(last, tokens, salt.take().as_slice());
+            last
+        };
+        blocks.map(step).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn schemes_are_read_back() {
+        for text in [
+            "llm-d-xxh64",
+            "llm-d-cbor-fnv",
+            "llm-d-xxh64:42",
+            "llm-d-cbor-fnv:a:b",
+        ] {
+            assert_eq!(text.parse::<Scheme>().unwrap().to_string(), text);
+        }
+        for text in ["", "llm-d", "llm-d-xxh64:", "llm-d-XXH64", "contract"] {
+            assert_eq!(text.parse::<Scheme>(), Err(UnknownScheme), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn adapters_and_salts_have_chains_of_their_own() {
+        for algorithm in SchemeAlgorithm::ALL {
+            let seed = String::new();
+            let chains = SchemeChains::new(Scheme { algorithm, seed }, "m");
+            let tokens: Vec<Token> = (1..=9).collect();
+            let size = BlockSize::new(4).unwrap();
+            let hashes = |lora, salt| chains.sequence_hashes(&tokens, size, lora, salt);
+            let plain = hashes(None, None);
+            assert_eq!(plain.len(), 2);
+            assert_eq!(hashes(Some(""), Some("")), plain, "an empty name is none");
+            assert_eq!(hashes(Some("m"), None), plain, "the model's own name");
+            let salted = hashes(None, Some("tenant"));
+            let first = chains.next(chains.root(None), &tokens[..4], &["tenant"]);
+            let second = chains.next(first, &tokens[4..8], &[]);
+            assert_eq!(salted, [first, second]);
+            assert_ne!(salted[0], plain[0]);
+            assert_ne!(hashes(Some("sql"), None)[0], plain[0]);
+        }
+    }
+}

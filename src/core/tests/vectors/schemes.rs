@@ -1,0 +1,151 @@
+//! Keys of blocks that llm-d's own token processor has printed.
+
+use kvatlas_core::hash::{Scheme, SchemeChains};
+use serde_json::{Value, json};
+
+use super::wides;
+
+/// Prompts, by their tokens.
+#[derive(Clone, Copy)]
+enum Prompt {
+    /// 53 tokens from 1 on, in blocks of 16.
+    Counted,
+    /// 197 tokens from 1 on, in blocks of 64.
+    Counted64,
+    /// Tokens at the borders of their encodings.
+    Large,
+    /// 48 tokens from 100 on: a block of text, one with an image, one with two.
+    Images,
+}
+
+impl Prompt {
+    fn tokens(self) -> Vec<u32> {
+        match self {
+            Self::Counted => (1..=53).collect(),
+            Self::Counted64 => (1..=197).collect(),
+            Self::Large => {
+                let borders = [0, 1, 23, 24, 255, 256, 65_535, 65_536, 1 << 31, u32::MAX];
+                borders.into_iter().chain(7..=12).collect()
+            }
+            Self::Images => (100..148).collect(),
+        }
+    }
+
+    fn block_size(self) -> usize {
+        match self {
+            Self::Counted64 => 64,
+            _ => 16,
+        }
+    }
+
+    fn extras(self, block: usize) -> &'static [&'static str] {
+        match (self, block) {
+            (Self::Images, 1) => &["image-a"],
+            (Self::Images, 2) => &["image-a", "image-b"],
+            _ => &[],
+        }
+    }
+}
+
+const XXH64: &str = "llm-d-xxh64";
+const CBOR_FNV: &str = "llm-d-cbor-fnv";
+
+/// The scheme, its seed, the model, the prompt, and its keys.
+const VECTORS: [(&str, &str, &str, Prompt, &[u64]); 10] = [
+    (
+        XXH64,
+        "",
+        "meta-llama/Llama-3.1-8B-Instruct",
+        Prompt::Counted,
+        &[4762004430771817687, 15345006280760138163, 11152609865747072141],
+    ),
+    (
+        XXH64,
+        "42",
+        "m",
+        Prompt::Counted64,
+        &[15666269219202335940, 7622725183763133469, 5016248529702416155],
+    ),
+    (XXH64, "0", "m", Prompt::Large, &[3215332984664435429]),
+    (
+        XXH64,
+        "42",
+        "",
+        Prompt::Images,
+        &[8648961862628959128, 16498986078399291675, 3316933599733601245],
+    ),
+    (
+        XXH64,
+        "",
+        "meta-llama/Llama-3.1-8B-Instruct",
+        Prompt::Images,
+        &[10875869796742601563, 10569714926623175869, 8982326392129356962],
+    ),
+    (
+        CBOR_FNV,
+        "",
+        "meta-llama/Llama-3.1-8B-Instruct",
+        Prompt::Counted,
+        &[369436768847880749, 14719338691038004320, 7734130225493398187],
+    ),
+    (
+        CBOR_FNV,
+        "42",
+        "m",
+        Prompt::Counted64,
+        &[11752599813133945327, 10909176858796045133, 16868418804418177423],
+    ),
+    (CBOR_FNV, "0", "m", Prompt::Large, &[4430413064205329747]),
+    (
+        CBOR_FNV,
+        "42",
+        "",
+        Prompt::Images,
+        &[7469440865592995999, 12006437525484438847, 7129050020315312786],
+    ),
+    (
+        CBOR_FNV,
+        "",
+        "meta-llama/Llama-3.1-8B-Instruct",
+        Prompt::Images,
+        &[840838903144113277, 7050024594969592681, 5261347487402463153],
+    ),
+];
+
+/// The vectors as they are in the file.
+pub(crate) fn llmd_keys() -> Vec<Value> {
+    let vector = |(algorithm, seed, model, prompt, keys): &(&str, &str, &str, Prompt, &[u64])| {
+        let blocks = prompt.tokens().len() / prompt.block_size();
+        json!({
+            "scheme": algorithm,
+            "seed": seed,
+            "model": model,
+            "block_size": prompt.block_size(),
+            "tokens": prompt.tokens(),
+            "extras": (0..blocks).map(|block| prompt.extras(block)).collect::<Vec<_>>(),
+            "sequence_hashes": wides(keys, |key| key),
+        })
+    };
+    VECTORS.iter().map(vector).collect()
+}
+
+#[test]
+fn schemes_meet_the_vectors_of_llm_d() {
+    for (algorithm, seed, model, prompt, keys) in VECTORS {
+        let scheme = match seed {
+            "" => algorithm.to_owned(),
+            seed => format!("{algorithm}:{seed}"),
+        };
+        let chains = SchemeChains::new(scheme.parse::<Scheme>().unwrap(), model);
+        let tokens = prompt.tokens();
+        let mut last = chains.root(None);
+        let blocks = tokens.chunks_exact(prompt.block_size()).enumerate();
+        let computed: Vec<u64> = blocks
+            .map(|(block, tokens)| {
+                last = chains.next(last, tokens, prompt.extras(block));
+                last.as_u64()
+            })
+            .collect();
+        assert_eq!(computed, keys, "{scheme} of {model:?}");
+    }
+}

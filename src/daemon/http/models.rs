@@ -1,0 +1,54 @@
+//! `GET /v1/models`: the models of which a cache is known, in the form of OpenAI's list.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::response::Response;
+use serde::Serialize;
+
+use kvatlas_core::wire::ModelKey;
+
+use super::error::ContractError;
+use super::shared::{Shared, json_response};
+
+/// One model of a tenant.
+#[derive(Debug, Serialize)]
+struct Model {
+    id: String,
+    object: &'static str,
+    owned_by: &'static str,
+    tenant: String,
+    namespace: String,
+    block_size: u32,
+    workers: u64,
+}
+
+/// The models, in the order of their namespaces.
+pub(super) async fn models(State(shared): State<Arc<Shared>>) -> Result<Response, ContractError> {
+    let index = shared.index()?;
+    let mut statuses = index.source.statuses().await?;
+    statuses.sort_by(|(one, _), (other, _)| one.cmp(other));
+    let models: Vec<Model> = statuses
+        .into_iter()
+        .map(|(name, status)| {
+            // A namespace whose name no model makes is its own model.
+            let key = ModelKey::of_namespace(&name);
+            let key = key.unwrap_or_else(|| ModelKey::new(name.to_string()));
+            let workers: BTreeSet<_> = status.holders.iter().map(|holder| &holder.worker).collect();
+            Model {
+                id: key.model,
+                object: "model",
+                owned_by: "kvatlas",
+                tenant: key.tenant,
+                namespace: name.to_string(),
+                block_size: status.block_size,
+                workers: workers.len() as u64,
+            }
+        })
+        .collect();
+    Ok(json_response(
+        &serde_json::json!({ "object": "list", "data": models }),
+        None,
+    ))
+}

@@ -1,0 +1,37 @@
+//! Queries in the hashes of their namespace.
+
+use std::borrow::Cow;
+
+use kvatlas_core::index::Namespace;
+use kvatlas_core::wire::{ErrorCode, QueryKey, WireError};
+
+/// The key in the hashes that the namespace speaks. Tokens are hashed here where these are not the contract's.
+///
+/// # Errors
+///
+/// [`ErrorCode::BadRequest`] for block hashes where the namespace speaks a scheme: a chain of a scheme has none, and the contract's would find
+/// nobody.
+pub(super) fn spoken<'k>(namespace: &Namespace, key: &'k QueryKey) -> Result<Cow<'k, QueryKey>, WireError> {
+    let Some(chains) = &namespace.chains else {
+        return Ok(Cow::Borrowed(key));
+    };
+    match key {
+        QueryKey::Tokens {
+            tokens,
+            lora_name,
+            cache_salt,
+        } => {
+            let size = namespace.indexer.settings().block_size;
+            let hashes = chains.sequence_hashes(tokens, size, lora_name.as_deref(), cache_salt.as_deref());
+            Ok(Cow::Owned(QueryKey::SequenceHashes(hashes)))
+        }
+        QueryKey::BlockHashes(_) => {
+            let text = format!(
+                "namespace {:?} speaks hashes of its own, which have no block hashes; ask by tokens or by its sequence hashes",
+                namespace.name
+            );
+            Err(WireError::new(ErrorCode::BadRequest, text))
+        }
+        QueryKey::SequenceHashes(_) | QueryKey::LineageHashes(_) => Ok(Cow::Borrowed(key)),
+    }
+}

@@ -1,0 +1,320 @@
+//! One connection: pipelines are read as far as they have come, answered in order, and replies written as fast as the client takes them.
+
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::BytesMut;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+
+use crate::daemon::admin::Readiness;
+use crate::daemon::listener::Place;
+use crate::daemon::metrics::labels::{RedisCommand, RedisRefusal};
+use crate::daemon::queries::{HEAVY_WORK, HeavyRequest, HeavyTurns};
+
+use super::commands::{Commands, Goes, Session, is, key_of};
+use super::prefixes::{Chain, Part, Prefixes};
+use super::resp::{Command, Replies, read_command};
+
+/// Bytes of replies that are made before they are written.
+const PIECE_BYTES: usize = 64 << 10;
+/// Bytes that are read at once, and that each connection has room for.
+const READ_BYTES: usize = 16 << 10;
+/// Unit of room, in bytes.
+const ROOM_UNIT: usize = 1 << 10;
+
+/// Parts that all connections share.
+pub(super) struct Door {
+    pub(super) commands: Commands,
+    pub(super) prefixes: Prefixes,
+    pub(super) readiness: Arc<Readiness>,
+    pub(super) heavy_turns: Arc<HeavyTurns>,
+    /// Room for commands beyond what each connection has, in [`ROOM_UNIT`]s.
+    pub(super) room: Arc<Semaphore>,
+    pub(super) limits: Limits,
+}
+
+/// Bounds on one client.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Limits {
+    /// Bytes of one command, and of what is read of a pipeline before it is answered.
+    pub(super) command_bytes_max: usize,
+    /// Time without a command.
+    pub(super) idle_timeout: Duration,
+    /// Time for a command to come, and for its reply to be taken.
+    pub(super) request_timeout: Duration,
+    /// Time after the stop.
+    pub(super) drain_timeout: Duration,
+}
+
+impl Door {
+    /// The room for commands of all connections together.
+    pub(super) fn room(bytes: usize) -> Arc<Semaphore> {
+        Arc::new(Semaphore::new((bytes / ROOM_UNIT).min(Semaphore::MAX_PERMITS)))
+    }
+}
+
+/// Serves a client until it goes, breaks a limit or is displaced, or the daemon stops.
+pub(super) async fn serve(
+    door: Arc<Door>,
+    stream: TcpStream,
+    place: Place,
+    number: u64,
+    stopping: CancellationToken,
+) {
+    let drain_timeout = door.limits.drain_timeout;
+    let mut connection = Connection {
+        session: Session {
+            number,
+            is_known: door.commands.token.is_none(),
+        },
+        door,
+        stream,
+        place: &place,
+        stopping: stopping.clone(),
+        input: BytesMut::new(),
+        room: None,
+        replies: Replies::default(),
+        chain: Chain::default(),
+    };
+    let drained = async {
+        stopping.cancelled().await;
+        tokio::time::sleep(drain_timeout).await;
+    };
+    tokio::select! {
+        ended = connection.run() => {
+            if let Err(error) = ended {
+                tracing::debug!(%error, "a connection of a router of llm-d has ended");
+            }
+        }
+        () = place.displaced() => {}
+        () = drained => {}
+    }
+}
+
+struct Connection<'p> {
+    door: Arc<Door>,
+    stream: TcpStream,
+    place: &'p Place,
+    stopping: CancellationToken,
+    session: Session,
+    /// Bytes that have come and are not answered.
+    input: BytesMut,
+    /// Room for what is beyond the own.
+    room: Option<OwnedSemaphorePermit>,
+    replies: Replies,
+    chain: Chain,
+}
+
+impl Connection<'_> {
+    async fn run(&mut self) -> io::Result<()> {
+        while self.receive().await? {
+            self.place.note_waits(false);
+            let goes = self.answer().await?;
+            self.place.note_waits(true);
+            if goes == Goes::Away {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for more of a command, and takes all that has come of its pipeline. False where nothing more will.
+    async fn receive(&mut self) -> io::Result<bool> {
+        let limits = self.door.limits;
+        let patience = match self.input.is_empty() {
+            true => limits.idle_timeout,
+            false => limits.request_timeout,
+        };
+        if !self.reserve() {
+            let text = "ERR too many bytes of commands wait; ask again later";
+            self.cut(RedisRefusal::TooLarge, text).await?;
+            return Ok(false);
+        }
+        let read = timeout(patience, self.stream.read_buf(&mut self.input));
+        let read = match self.stopping.run_until_cancelled(read).await {
+            None => return Ok(false),
+            Some(Err(_)) => return Err(io::ErrorKind::TimedOut.into()),
+            Some(Ok(read)) => read?,
+        };
+        if read == 0 {
+            return Ok(false);
+        }
+        // What else has come already is part of the same pipeline, most likely.
+        while self.input.len() < limits.command_bytes_max && self.reserve() {
+            match self.stream.try_read_buf(&mut self.input) {
+                Ok(1..) => {}
+                Ok(0) => break,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(true)
+    }
+
+    /// Makes room for more bytes beside those that have come. Says whether there is some.
+    fn reserve(&mut self) -> bool {
+        let units = self.input.len().div_ceil(ROOM_UNIT);
+        let held = self.room.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
+        if units > held {
+            let more = u32::try_from(units - held).unwrap_or(u32::MAX);
+            let Ok(permit) = Arc::clone(&self.door.room).try_acquire_many_owned(more) else {
+                return false;
+            };
+            match &mut self.room {
+                Some(room) => room.merge(permit),
+                None => self.room = Some(permit),
+            }
+        }
+        self.input.reserve(READ_BYTES);
+        true
+    }
+
+    /// Gives back what is not needed once all commands are answered.
+    fn release(&mut self) {
+        if self.input.is_empty() {
+            if self.input.capacity() > READ_BYTES {
+                self.input = BytesMut::new();
+            }
+            self.room = None;
+        }
+        self.replies.clear(PIECE_BYTES);
+    }
+
+    /// Answers all commands that have come whole.
+    async fn answer(&mut self) -> io::Result<Goes> {
+        let input = self.input.split().freeze();
+        let (mut at, mut goes) = (0, Goes::On);
+        let mut keys: Vec<u64> = Vec::new();
+        while goes == Goes::On {
+            let Command { words, bytes } = match read_command(input.get(at..).unwrap_or_default()) {
+                Ok(Some(command)) => command,
+                Ok(None) => break,
+                Err(error) => {
+                    self.look_up(&mut keys).await?;
+                    self.cut(RedisRefusal::Protocol, &format!("ERR {error}")).await?;
+                    return Ok(Goes::Away);
+                }
+            };
+            at += bytes;
+            let Some(name) = words.first() else {
+                continue;
+            };
+            if let ([_, key], true) = (words.as_slice(), is(name, "hkeys"))
+                && self.session.is_known
+                && let Some(key) = key_of(key)
+            {
+                keys.push(key);
+                continue;
+            }
+            self.look_up(&mut keys).await?;
+            // What comes behind another command is another prompt.
+            self.chain.end();
+            goes = self.carry_out(&words);
+            if self.replies.bytes().len() >= PIECE_BYTES {
+                self.write().await?;
+            }
+        }
+        self.look_up(&mut keys).await?;
+        self.write().await?;
+        let rest = input.get(at..).unwrap_or_default();
+        self.input.extend_from_slice(rest);
+        if rest.len() >= self.door.limits.command_bytes_max {
+            self.cut(RedisRefusal::TooLarge, "ERR a command is too long")
+                .await?;
+            return Ok(Goes::Away);
+        }
+        self.release();
+        Ok(goes)
+    }
+
+    /// Carries out a command that is no look-up.
+    fn carry_out(&mut self, words: &[&[u8]]) -> Goes {
+        let commands = &self.door.commands;
+        let name = words.first().copied().unwrap_or_default();
+        if !commands.admits(&self.session, name, &mut self.replies) {
+            return Goes::On;
+        }
+        if is(name, "hkeys") {
+            let text = "ERR HKEYS takes one key, a block hash in decimal digits";
+            commands.refuse(RedisRefusal::BadRequest, text, &mut self.replies);
+            return Goes::On;
+        }
+        commands.carry_out(&mut self.session, words, Instant::now(), &mut self.replies)
+    }
+
+    /// Looks up the keys of a pipeline, which are one search, and replies to each.
+    async fn look_up(&mut self, keys: &mut Vec<u64>) -> io::Result<()> {
+        if keys.is_empty() {
+            return Ok(());
+        }
+        let keys = std::mem::take(keys);
+        let door = Arc::clone(&self.door);
+        let part = match door.readiness.may_answer() {
+            true => door.prefixes.ask(&mut self.chain, &keys),
+            // Nobody is known yet.
+            false => Part::default(),
+        };
+        let guesses = door.commands.guesses.of(&keys, Instant::now());
+        let heavy = match self.heavy(&part, keys.len()) {
+            Ok(heavy) => heavy,
+            Err(text) => {
+                for _ in &keys {
+                    door.commands.refuse(RedisRefusal::Busy, &text, &mut self.replies);
+                }
+                return Ok(());
+            }
+        };
+        let mut place = 0;
+        while place < keys.len() {
+            let turn = match &heavy {
+                Some(heavy) => heavy.turn().await,
+                None => None,
+            };
+            while place < keys.len() && self.replies.bytes().len() < PIECE_BYTES {
+                let own = guesses.get(&place).map_or(&[][..], Vec::as_slice);
+                part.reply(place, own, &mut self.replies);
+                place += 1;
+            }
+            drop(turn);
+            if self.replies.bytes().len() >= PIECE_BYTES {
+                self.write().await?;
+            }
+        }
+        let count = u64::try_from(keys.len()).unwrap_or(u64::MAX);
+        door.commands.metrics.answered(RedisCommand::Hkeys, count);
+        Ok(())
+    }
+
+    /// A place among the large answers of the namespace for one that is large.
+    fn heavy(&self, part: &Part, keys: usize) -> Result<Option<HeavyRequest>, String> {
+        let work = part.entries(keys);
+        let namespace = part.namespace.as_ref().filter(|_| work > HEAVY_WORK);
+        let entered = namespace.map(|namespace| self.door.heavy_turns.enter(namespace, work));
+        entered.transpose().map_err(|error| format!("ERR {}", error.text))
+    }
+
+    /// Writes the replies so far.
+    async fn write(&mut self) -> io::Result<()> {
+        if self.replies.bytes().is_empty() {
+            return Ok(());
+        }
+        // While the client does not take them, the connection waits for it.
+        self.place.note_waits(true);
+        let writing = self.stream.write_all(self.replies.bytes());
+        timeout(self.door.limits.request_timeout, writing).await??;
+        self.place.note_waits(false);
+        self.replies.clear(PIECE_BYTES);
+        Ok(())
+    }
+
+    /// Refuses what has come. The connection ends with it.
+    async fn cut(&mut self, reason: RedisRefusal, text: &str) -> io::Result<()> {
+        self.door.commands.refuse(reason, text, &mut self.replies);
+        self.write().await
+    }
+}

@@ -1,0 +1,91 @@
+//! Fields of llm-d's hashes: each is the JSON of an entry, which says that a pod holds the block.
+
+use serde::{Deserialize, Serialize};
+
+/// Longest field that is kept, in bytes.
+pub(super) const FIELD_BYTES_MAX: usize = 1024;
+
+/// Names of the tiers with llm-d: the media of vLLM's events in lower case. Blocks beyond the disk count as on it.
+pub(super) const TIERS: [&str; 3] = ["gpu", "cpu", "storage"];
+
+/// The members of an entry, in llm-d's order.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "PascalCase")]
+struct Entry<'a> {
+    pod_identifier: &'a str,
+    device_tier: &'a str,
+    speculative: bool,
+    has_group: bool,
+    group_idx: i64,
+}
+
+/// The field that says that `pod` holds a block in `tier`, as its engine has told.
+pub(super) fn field(pod: &str, tier: &str) -> Vec<u8> {
+    let entry = Entry {
+        pod_identifier: pod,
+        device_tier: tier,
+        speculative: false,
+        has_group: false,
+        group_idx: 0,
+    };
+    // Texts and numbers have a form in JSON always.
+    serde_json::to_vec(&entry).unwrap_or_default()
+}
+
+/// Authors of a field.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Word {
+    /// A router's guess.
+    Guess,
+    /// An engine's, as somebody else has heard it.
+    Engine,
+}
+
+/// The author of a field; none where it is no entry.
+pub(super) fn word_of(field: &[u8]) -> Option<Word> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "PascalCase")]
+    struct Told {
+        // Whether or not it is one that has escapes.
+        #[expect(dead_code, reason = "an entry names a pod")]
+        pod_identifier: String,
+        #[serde(default)]
+        speculative: bool,
+    }
+    if field.len() > FIELD_BYTES_MAX {
+        return None;
+    }
+    let told: Told = serde_json::from_slice(field).ok()?;
+    Some(match told.speculative {
+        true => Word::Guess,
+        false => Word::Engine,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_are_what_llm_d_writes() {
+        let expected =
+            br#"{"PodIdentifier":"10.0.0.1:8000","DeviceTier":"gpu","Speculative":false,"HasGroup":false,"GroupIdx":0}"#;
+        assert_eq!(field("10.0.0.1:8000", "gpu"), expected);
+        assert_eq!(word_of(expected), Some(Word::Engine));
+    }
+
+    #[test]
+    fn guesses_are_told_from_what_engines_say() {
+        let guess =
+            br#"{"PodIdentifier":"10.0.0.2:8000","DeviceTier":"","Speculative":true,"HasGroup":false,"GroupIdx":0}"#;
+        assert_eq!(word_of(guess), Some(Word::Guess));
+        assert_eq!(word_of(br#"{"PodIdentifier":"a\n"}"#), Some(Word::Engine));
+        let long = format!(
+            r#"{{"PodIdentifier":"{}","Speculative":true}}"#,
+            "a".repeat(FIELD_BYTES_MAX)
+        );
+        for field in [&b""[..], b"x", b"[]", br#"{"Speculative":true}"#, long.as_bytes()] {
+            assert_eq!(word_of(field), None);
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! Entries that routers write: guesses of where blocks will be, kept apart from what engines say, for a short time and in bounded room.
+//!
+//! A router takes its guesses back after some seconds. Those of one that has ended go with their time to live; where there is no room, the
+//! oldest go first.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use crate::daemon::metrics::RedisGuessMetrics;
+use crate::daemon::metrics::labels::GuessDrop;
+
+/// Bytes that an entry takes beside its field, about.
+const ENTRY_BYTES: usize = 192;
+/// Most entries of one key.
+const PER_KEY_MAX: usize = 1024;
+
+/// The guesses of all routers.
+pub(super) struct Guesses {
+    kept: Mutex<Kept>,
+    time_to_live: Duration,
+    bytes_max: usize,
+    metrics: RedisGuessMetrics,
+}
+
+#[derive(Default)]
+struct Kept {
+    by_key: BTreeMap<u64, Vec<Guess>>,
+    /// The end of each, and its key, in the order in which they were written.
+    ends: BTreeMap<u64, (Instant, u64)>,
+    written: u64,
+    bytes: usize,
+}
+
+struct Guess {
+    field: Arc<[u8]>,
+    /// Its number in `ends`.
+    number: u64,
+}
+
+impl Kept {
+    /// Forgets the guess with this number.
+    fn forget(&mut self, number: u64) {
+        let Some((_, key)) = self.ends.remove(&number) else {
+            return;
+        };
+        let Some(guesses) = self.by_key.get_mut(&key) else {
+            return;
+        };
+        if let Some(place) = guesses.iter().position(|guess| guess.number == number) {
+            let gone = guesses.swap_remove(place);
+            self.bytes = self.bytes.saturating_sub(cost(&gone.field));
+        }
+        if guesses.is_empty() {
+            self.by_key.remove(&key);
+        }
+    }
+
+    fn oldest(&self) -> Option<(u64, Instant)> {
+        let (number, (ends, _)) = self.ends.first_key_value()?;
+        Some((*number, *ends))
+    }
+}
+
+fn cost(field: &[u8]) -> usize {
+    field.len() + ENTRY_BYTES
+}
+
+impl Guesses {
+    /// Keeps guesses for `time_to_live`, in `bytes_max` at most.
+    pub(super) fn new(time_to_live: Duration, bytes_max: usize) -> Self {
+        Self {
+            kept: Mutex::default(),
+            time_to_live,
+            bytes_max,
+            metrics: RedisGuessMetrics::new(),
+        }
+    }
+
+    /// Works on the guesses that have not ended by `now`.
+    fn with<T>(&self, now: Instant, work: impl FnOnce(&mut Kept) -> T) -> T {
+        let mut kept = self.kept.lock();
+        let before = kept.ends.len();
+        while let Some((number, ends)) = kept.oldest()
+            && ends <= now
+        {
+            kept.forget(number);
+            self.metrics.dropped(GuessDrop::Expired);
+        }
+        let done = work(&mut kept);
+        if kept.ends.len() != before {
+            self.metrics.kept(kept.ends.len());
+        }
+        done
+    }
+
+    /// Keeps a guess from `now` on. Says whether it was not kept before.
+    pub(super) fn add(&self, key: u64, field: &[u8], now: Instant) -> bool {
+        self.with(now, |kept| {
+            let known = kept.by_key.get(&key).map_or(&[][..], Vec::as_slice);
+            let same = known.iter().find(|guess| *guess.field == *field);
+            let same = same.map(|guess| guess.number);
+            let eldest = known.iter().map(|guess| guess.number).min();
+            let is_new = same.is_none();
+            let is_full = is_new && known.len() >= PER_KEY_MAX;
+            same.into_iter().for_each(|number| kept.forget(number));
+            if let Some(number) = eldest.filter(|_| is_full) {
+                kept.forget(number);
+                self.metrics.dropped(GuessDrop::Room);
+            }
+            let room = self.bytes_max.saturating_sub(cost(field));
+            while kept.bytes > room
+                && let Some((number, _)) = kept.oldest()
+            {
+                kept.forget(number);
+                self.metrics.dropped(GuessDrop::Room);
+            }
+            kept.written += 1;
+            let number = kept.written;
+            kept.ends.insert(number, (now + self.time_to_live, key));
+            kept.bytes += cost(field);
+            let guess = Guess {
+                field: field.into(),
+                number,
+            };
+            kept.by_key.entry(key).or_default().push(guess);
+            is_new
+        })
+    }
+
+    /// Takes a guess back. Says whether there was one.
+    pub(super) fn remove(&self, key: u64, field: &[u8], now: Instant) -> bool {
+        self.with(now, |kept| {
+            let known = kept.by_key.get(&key).map_or(&[][..], Vec::as_slice);
+            let same = known.iter().find(|guess| *guess.field == *field);
+            let number = same.map(|guess| guess.number);
+            number.into_iter().for_each(|number| kept.forget(number));
+            number.is_some()
+        })
+    }
+
+    /// Tells whether there is a guess of one of the keys.
+    pub(super) fn has_any(&self, keys: impl IntoIterator<Item = u64>, now: Instant) -> bool {
+        self.with(now, |kept| {
+            keys.into_iter().any(|key| kept.by_key.contains_key(&key))
+        })
+    }
+
+    /// The fields of those of the keys that have some, by the key's place.
+    pub(super) fn of(&self, keys: &[u64], now: Instant) -> BTreeMap<usize, Vec<Arc<[u8]>>> {
+        self.with(now, |kept| {
+            let mut found = BTreeMap::new();
+            if kept.by_key.is_empty() {
+                return found;
+            }
+            for (place, key) in keys.iter().enumerate() {
+                if let Some(guesses) = kept.by_key.get(key) {
+                    let fields = guesses.iter().map(|guess| Arc::clone(&guess.field));
+                    found.insert(place, fields.collect());
+                }
+            }
+            found
+        })
+    }
+
+    /// Up to `count` of the keys that have guesses, from `from` on, and the key to go on from; 0 at the end.
+    pub(super) fn keys(&self, from: u64, count: usize, now: Instant) -> (Vec<u64>, u64) {
+        self.with(now, |kept| {
+            let mut rest = kept.by_key.range(from..).map(|(key, _)| *key);
+            let page = rest.by_ref().take(count).collect();
+            (page, rest.next().unwrap_or_default())
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TTL: Duration = Duration::from_secs(2);
+
+    fn fields(guesses: &Guesses, key: u64, now: Instant) -> Vec<Vec<u8>> {
+        let found = guesses.of(&[key], now).remove(&0).unwrap_or_default();
+        found.iter().map(|field| field.to_vec()).collect()
+    }
+
+    #[test]
+    fn guesses_end_with_their_time_and_writing_them_again_renews_it() {
+        let (guesses, begun) = (Guesses::new(TTL, 1 << 20), Instant::now());
+        assert!(guesses.add(7, b"a", begun));
+        assert!(guesses.add(7, b"b", begun));
+        let later = begun + TTL / 2;
+        assert!(!guesses.add(7, b"a", later), "it is there already");
+        assert_eq!(fields(&guesses, 7, later).len(), 2);
+        assert_eq!(fields(&guesses, 7, begun + TTL), [b"a"]);
+        assert!(!guesses.has_any([7], later + TTL));
+        assert!(guesses.kept.lock().ends.is_empty() && guesses.kept.lock().bytes == 0);
+    }
+
+    #[test]
+    fn guesses_are_taken_back() {
+        let (guesses, now) = (Guesses::new(TTL, 1 << 20), Instant::now());
+        guesses.add(7, b"a", now);
+        guesses.add(9, b"a", now);
+        assert!(!guesses.remove(7, b"b", now) && !guesses.remove(8, b"a", now));
+        assert!(guesses.remove(7, b"a", now) && !guesses.remove(7, b"a", now));
+        assert!(!guesses.has_any([7, 8], now) && guesses.has_any([8, 9], now));
+    }
+
+    #[test]
+    fn the_oldest_give_way_where_there_is_no_room() {
+        let now = Instant::now();
+        let guesses = Guesses::new(TTL, 3 * cost(b"a"));
+        (0..5).for_each(|key| {
+            guesses.add(key, b"a", now);
+        });
+        assert_eq!(guesses.keys(0, 9, now), (vec![2, 3, 4], 0));
+        let guesses = Guesses::new(TTL, usize::MAX);
+        for number in 0..=PER_KEY_MAX {
+            guesses.add(1, &number.to_le_bytes(), now);
+        }
+        assert_eq!(fields(&guesses, 1, now).len(), PER_KEY_MAX);
+        assert!(!guesses.remove(1, &0_usize.to_le_bytes(), now), "the oldest");
+    }
+
+    #[test]
+    fn keys_come_in_pages() {
+        let (guesses, now) = (Guesses::new(TTL, 1 << 20), Instant::now());
+        for key in [5, u64::MAX, 1, 3] {
+            guesses.add(key, b"a", now);
+        }
+        assert_eq!(guesses.keys(0, 2, now), (vec![1, 3], 5));
+        assert_eq!(guesses.keys(5, 2, now), (vec![5, u64::MAX], 0));
+    }
+}

@@ -1,0 +1,285 @@
+//! From the keys of a pipeline to the pods that hold them.
+//!
+//! The keys of a prompt come in order, from its first block on, each in a command of its own. All that have come are one search. Where a
+//! pipeline comes in parts, a later part goes on where the one before ended: nothing in it says so, but one of both is found.
+
+use std::collections::HashMap;
+
+use kvatlas_core::hash::SequenceHash;
+use kvatlas_core::wire::{NamespaceName, QueryKey, instance_of_worker, is_pool};
+
+use crate::daemon::metrics::QueryMetricsByNamespace;
+use crate::daemon::metrics::labels::QueryKind;
+use crate::daemon::queries::{Answerer, Found, FoundHolder};
+
+use super::entry::{TIERS, field};
+use super::resp::Replies;
+
+/// Most namespaces that are searched for one prompt.
+const NAMESPACES_MAX: usize = 64;
+
+/// A pod that holds leading blocks of a prompt.
+#[derive(Debug, PartialEq, Eq)]
+struct Pod {
+    /// Leading blocks on the device, on device and host, and in all tiers.
+    depths: [u32; TIERS.len()],
+    /// Its field for each tier, in the form of a reply.
+    fields: [Vec<u8>; TIERS.len()],
+}
+
+impl Pod {
+    fn depth(&self) -> u32 {
+        let [.., depth] = self.depths;
+        depth
+    }
+
+    /// Its field for the block at `position`, where it holds that: the nearest tier up to which it holds the whole prefix.
+    fn field(&self, position: u32) -> Option<&[u8]> {
+        let nearest = self.depths.iter().position(|depth| position < *depth)?;
+        self.fields.get(nearest).map(Vec::as_slice)
+    }
+}
+
+/// The pods that hold the blocks of one part of a pipeline.
+#[derive(Debug, Default)]
+pub(super) struct Part {
+    /// The part's place in the prompt, in blocks.
+    offset: usize,
+    /// The deepest first.
+    pods: Vec<Pod>,
+    /// The namespace that has them.
+    pub(super) namespace: Option<NamespaceName>,
+}
+
+impl Part {
+    /// The number of entries in the replies to `keys` keys.
+    pub(super) fn entries(&self, keys: usize) -> u64 {
+        let of_pod = |pod: &Pod| (pod.depth() as usize).saturating_sub(self.offset).min(keys) as u64;
+        self.pods.iter().map(of_pod).sum()
+    }
+
+    /// Writes the reply to the key at `place` of the part: first the `guesses`, then what is certain.
+    pub(super) fn reply(&self, place: usize, guesses: &[impl AsRef<[u8]>], replies: &mut Replies) {
+        let position = u32::try_from(self.offset + place).unwrap_or(u32::MAX);
+        let holders = self.pods.partition_point(|pod| pod.depth() > position);
+        replies.list(guesses.len() + holders);
+        guesses.iter().for_each(|guess| replies.text(guess.as_ref()));
+        for pod in self.pods.iter().take(holders) {
+            replies.raw(pod.field(position).unwrap_or_default());
+        }
+    }
+}
+
+/// The last prompt of a connection, for a pipeline that comes in parts.
+#[derive(Debug, Default)]
+pub(super) struct Chain {
+    keys: Vec<SequenceHash>,
+    /// True where somebody has all of them, so that more may follow.
+    is_held: bool,
+    /// The namespace that had its prompts last.
+    namespace: Option<NamespaceName>,
+}
+
+impl Chain {
+    /// Ends the prompt: the next keys are of another.
+    pub(super) fn end(&mut self) {
+        self.keys = Vec::new();
+        self.is_held = false;
+    }
+}
+
+/// Searches the namespaces of llm-d's schemes.
+pub(super) struct Prefixes {
+    answerer: Answerer,
+    metrics: QueryMetricsByNamespace,
+}
+
+impl Prefixes {
+    pub(super) fn new(answerer: Answerer) -> Self {
+        Self {
+            answerer,
+            metrics: QueryMetricsByNamespace::default(),
+        }
+    }
+
+    /// The holders of `keys`, which are a prompt, or go on with the one that `chain` has.
+    pub(super) fn ask(&self, chain: &mut Chain, keys: &[u64]) -> Part {
+        let keys: Vec<SequenceHash> = keys.iter().copied().map(SequenceHash::from).collect();
+        let before = std::mem::take(&mut chain.keys);
+        let may_go_on = std::mem::take(&mut chain.is_held);
+        let part = self.search(chain, keys.clone(), 0);
+        if !part.pods.is_empty() || !may_go_on {
+            return part;
+        }
+        let offset = before.len();
+        let (kept, namespace) = (std::mem::take(&mut chain.keys), chain.namespace.clone());
+        let whole = self.search(chain, [before, keys].concat(), offset);
+        if whole.entries(usize::MAX) > 0 {
+            return whole;
+        }
+        // It is another prompt, which nobody has.
+        *chain = Chain {
+            keys: kept,
+            is_held: false,
+            namespace,
+        };
+        part
+    }
+
+    /// Searches a prompt of which `offset` blocks were asked for before.
+    fn search(&self, chain: &mut Chain, mut keys: Vec<SequenceHash>, offset: usize) -> Part {
+        let asked = keys.len();
+        keys.truncate(self.answerer.limits().query_depth_max);
+        let key = QueryKey::SequenceHashes(keys);
+        let found = self.find(&key, chain.namespace.as_ref());
+        let mut part = Part {
+            offset,
+            ..Part::default()
+        };
+        if let Some((namespace, found)) = found {
+            part.pods = pods(&found.holders);
+            part.namespace = Some(namespace.clone());
+            chain.namespace = Some(namespace);
+        }
+        chain.is_held = part.pods.first().is_some_and(|pod| pod.depth() as usize >= asked);
+        if let QueryKey::SequenceHashes(keys) = key {
+            chain.keys = keys;
+        }
+        part
+    }
+
+    /// The namespace that has some of the prompt, and its holders. A prompt has the hashes of one namespace: `likely` is asked first, the others where that has
+    /// none of it.
+    fn find(&self, key: &QueryKey, likely: Option<&NamespaceName>) -> Option<(NamespaceName, Found)> {
+        let others = self.answerer.namespaces().with_chains();
+        let others = others.iter().filter(|name| Some(*name) != likely);
+        let mut empty = None;
+        for name in likely.into_iter().chain(others).take(NAMESPACES_MAX) {
+            let begun = std::time::Instant::now();
+            let Ok(found) = self.answerer.find(name, key, None) else {
+                continue;
+            };
+            if found.holders.is_empty() {
+                empty = empty.or(Some((name, found, begun.elapsed())));
+                continue;
+            }
+            self.count(name, &found, begun.elapsed());
+            return Some((name.clone(), found));
+        }
+        if let Some((name, found, elapsed)) = empty {
+            self.count(name, &found, elapsed);
+        }
+        None
+    }
+
+    fn count(&self, name: &NamespaceName, found: &Found, elapsed: std::time::Duration) {
+        let metrics = self.metrics.of(name);
+        metrics.answered(QueryKind::SequenceHashes, elapsed);
+        metrics.found(found.prompt());
+    }
+}
+
+/// The pods whose state is certain, the deepest first. llm-d knows no ranks: a pod has what one of its ranks has.
+fn pods(holders: &[FoundHolder]) -> Vec<Pod> {
+    let mut depths: HashMap<&str, [u32; TIERS.len()]> = HashMap::new();
+    for holder in holders
+        .iter()
+        .filter(|holder| holder.is_exact && !is_pool(&holder.id.worker))
+    {
+        let [device, with_host] = holder.near_blocks;
+        let known = depths.entry(holder.id.worker.as_str()).or_default();
+        for (known, depth) in known.iter_mut().zip([device, with_host, holder.blocks]) {
+            *known = depth.max(*known);
+        }
+    }
+    let held = holders.iter().filter_map(|holder| {
+        let depths = depths.remove(holder.id.worker.as_str())?;
+        let pod = instance_of_worker(&holder.id.worker);
+        let fields = TIERS.map(|tier| in_reply(&field(&pod, tier)));
+        Some(Pod { depths, fields })
+    });
+    let mut pods: Vec<Pod> = held.filter(|pod| pod.depth() > 0).collect();
+    pods.sort_by(|one, other| {
+        other
+            .depth()
+            .cmp(&one.depth())
+            .then_with(|| one.fields.cmp(&other.fields))
+    });
+    pods
+}
+
+/// A text as it stands in a reply.
+fn in_reply(text: &[u8]) -> Vec<u8> {
+    let mut replies = Replies::default();
+    replies.text(text);
+    replies.bytes().to_vec()
+}
+
+#[cfg(test)]
+mod tests {
+    use kvatlas_core::wire::{HolderId, WorkerName, worker_of_instance};
+
+    use super::*;
+
+    fn holder(pod: &str, rank: u32, near_blocks: [u32; 2], blocks: u32, is_exact: bool) -> FoundHolder {
+        let worker = worker_of_instance(pod).unwrap();
+        FoundHolder {
+            id: HolderId { worker, rank },
+            blocks,
+            near_blocks,
+            is_exact,
+            address: None,
+        }
+    }
+
+    fn reply(part: &Part, place: usize) -> String {
+        let mut replies = Replies::default();
+        part.reply(place, &[b"guess"][..0], &mut replies);
+        String::from_utf8(replies.bytes().to_vec()).unwrap()
+    }
+
+    #[test]
+    fn tiers_are_the_nearest_that_reach_and_ranks_are_one_pod() {
+        let mut pool = holder("x", 0, [9, 9], 9, true);
+        pool.id.worker = WorkerName::new("_pstore").unwrap();
+        let holders = [
+            holder("10.0.0.1:8000", 0, [1, 2], 2, true),
+            holder("10.0.0.1:8000", 1, [0, 0], 4, true),
+            holder("doubted", 0, [9, 9], 9, false),
+            holder("10.0.0.2:8000", 0, [5, 5], 5, true),
+            pool,
+        ];
+        let part = Part {
+            pods: pods(&holders),
+            ..Part::default()
+        };
+        assert_eq!(part.entries(100), 9);
+        assert_eq!(part.entries(2), 4);
+        for (place, tier) in [(0, "gpu"), (1, "cpu"), (2, "storage"), (3, "storage")] {
+            let reply = reply(&part, place);
+            let one = format!("\"PodIdentifier\":\"10.0.0.1:8000\",\"DeviceTier\":\"{tier}\"");
+            assert!(reply.starts_with("*2\r\n") && reply.contains(&one), "{reply}");
+            assert!(
+                reply.contains("10.0.0.2:8000\",\"DeviceTier\":\"gpu\""),
+                "{reply}"
+            );
+        }
+        assert!(reply(&part, 4).starts_with("*1\r\n"));
+        assert_eq!(reply(&part, 5), "*0\r\n");
+    }
+
+    #[test]
+    fn guesses_come_first() {
+        let part = Part {
+            offset: 3,
+            pods: pods(&[holder("a", 0, [4, 4], 4, true)]),
+            namespace: None,
+        };
+        let mut replies = Replies::default();
+        part.reply(0, &[b"guess"], &mut replies);
+        part.reply(1, &[b"guess"], &mut replies);
+        let text = String::from_utf8(replies.bytes().to_vec()).unwrap();
+        assert!(text.starts_with("*2\r\n$5\r\nguess\r\n$9"), "{text}");
+        assert!(text.ends_with("*1\r\n$5\r\nguess\r\n"), "{text}");
+    }
+}

@@ -1,0 +1,257 @@
+//! Redis's protocol, versions 2 and 3: commands from bytes, and replies to bytes.
+//!
+//! A command is a list of texts in both versions. That is all that is read here, without recursion and within bounds. The crates that read
+//! the protocol are made for clients, which read every form of a reply: `redis-protocol` 6.0.0 goes as deep into nested lists as the bytes
+//! say, and so lets 80 kB end the process.
+
+use std::io::Write;
+
+/// Most texts of one command.
+const WORDS_MAX: usize = 4096;
+/// Longest line: a length, or a command that a person has typed.
+const LINE_BYTES_MAX: usize = 1024;
+
+/// Why bytes are no command. The connection ends with it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(super) enum ProtocolError {
+    #[error("Protocol error: too big mbulk count string")]
+    LongLine,
+    #[error("Protocol error: invalid multibulk length")]
+    Words,
+    #[error("Protocol error: expected '$'")]
+    NoText,
+    #[error("Protocol error: invalid bulk length")]
+    TextLength,
+    #[error("Protocol error: a text does not end with its length")]
+    TextEnd,
+}
+
+/// A command.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Command<'a> {
+    /// Its name and its arguments; without any it is to be passed over.
+    pub(super) words: Vec<&'a [u8]>,
+    /// Bytes that it takes.
+    pub(super) bytes: usize,
+}
+
+/// The command that `bytes` begin with; none where its end has not come.
+pub(super) fn read_command(bytes: &[u8]) -> Result<Option<Command<'_>>, ProtocolError> {
+    let Some((line, mut at)) = read_line(bytes, 0)? else {
+        return Ok(None);
+    };
+    let Some(count) = line.strip_prefix(b"*") else {
+        // A person types, or a prober asks whether somebody is there.
+        let words = line.split(u8::is_ascii_whitespace);
+        let words = words.filter(|word| !word.is_empty()).collect();
+        return Ok(Some(Command { words, bytes: at }));
+    };
+    let count = match number(count) {
+        Some(..=0) => 0,
+        Some(count) => usize::try_from(count).unwrap_or(usize::MAX),
+        None => return Err(ProtocolError::Words),
+    };
+    if count > WORDS_MAX {
+        return Err(ProtocolError::Words);
+    }
+    let mut words = Vec::with_capacity(count.min(8));
+    for _ in 0..count {
+        let Some((line, text)) = read_line(bytes, at)? else {
+            return Ok(None);
+        };
+        let length = line.strip_prefix(b"$").ok_or(ProtocolError::NoText)?;
+        let length = number(length).and_then(|length| usize::try_from(length).ok());
+        let length = length.ok_or(ProtocolError::TextLength)?;
+        let end = text.checked_add(length).ok_or(ProtocolError::TextLength)?;
+        let (Some(word), Some(behind)) = (
+            bytes.get(text..end),
+            bytes.get(end..).and_then(<[u8]>::first_chunk),
+        ) else {
+            return Ok(None);
+        };
+        if behind != b"\r\n" {
+            return Err(ProtocolError::TextEnd);
+        }
+        words.push(word);
+        at = end + 2;
+    }
+    Ok(Some(Command { words, bytes: at }))
+}
+
+/// The line from `from` on without its end, and where the next begins; none where its end has not come.
+fn read_line(bytes: &[u8], from: usize) -> Result<Option<(&[u8], usize)>, ProtocolError> {
+    let rest = bytes.get(from..).unwrap_or_default();
+    let end = rest.iter().take(LINE_BYTES_MAX).position(|byte| *byte == b'\n');
+    let Some(end) = end else {
+        return match rest.len() < LINE_BYTES_MAX {
+            true => Ok(None),
+            false => Err(ProtocolError::LongLine),
+        };
+    };
+    let line = rest.get(..end).unwrap_or_default();
+    Ok(Some((line.strip_suffix(b"\r").unwrap_or(line), from + end + 1)))
+}
+
+fn number(digits: &[u8]) -> Option<i64> {
+    std::str::from_utf8(digits).ok()?.parse().ok()
+}
+
+/// Replies, one behind the other.
+#[derive(Debug, Default)]
+pub(super) struct Replies {
+    bytes: Vec<u8>,
+    /// True where the client has asked for version 3.
+    pub(super) is_third: bool,
+}
+
+impl Replies {
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Empties them. The memory of usual ones is kept.
+    pub(super) fn clear(&mut self, bytes_max: usize) {
+        self.bytes.clear();
+        self.bytes.shrink_to(bytes_max);
+    }
+
+    pub(super) fn simple(&mut self, text: &str) {
+        self.line('+', text);
+    }
+
+    /// An error. What a client has sent may be in it.
+    pub(super) fn error(&mut self, text: &str) {
+        let text: String = text
+            .chars()
+            .map(|character| if character.is_control() { ' ' } else { character })
+            .collect();
+        self.line('-', &text);
+    }
+
+    pub(super) fn number(&mut self, number: u64) {
+        self.line(':', number);
+    }
+
+    pub(super) fn text(&mut self, text: &[u8]) {
+        self.line('$', text.len());
+        self.raw(text);
+        self.raw(b"\r\n");
+    }
+
+    /// The head of a list of so many.
+    pub(super) fn list(&mut self, count: usize) {
+        self.line('*', count);
+    }
+
+    /// The head of a map of so many entries, which is a list in version 2.
+    pub(super) fn map(&mut self, entries: usize) {
+        match self.is_third {
+            true => self.line('%', entries),
+            false => self.list(entries * 2),
+        }
+    }
+
+    /// Bytes that have the form of a reply already.
+    pub(super) fn raw(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    fn line(&mut self, kind: char, content: impl std::fmt::Display) {
+        // Writing to memory cannot fail.
+        let _ = write!(self.bytes, "{kind}{content}\r\n");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn command(words: &[Vec<u8>]) -> Vec<u8> {
+        let mut bytes = format!("*{}\r\n", words.len()).into_bytes();
+        for word in words {
+            bytes.extend(format!("${}\r\n", word.len()).bytes());
+            bytes.extend(word);
+            bytes.extend(b"\r\n");
+        }
+        bytes
+    }
+
+    #[test]
+    fn lines_are_commands_too() {
+        for (line, words) in [
+            (&b"PING\r\n"[..], vec![&b"PING"[..]]),
+            (b"  hkeys  1 \n", vec![b"hkeys", b"1"]),
+            (b"\r\n", vec![]),
+            (b"*0\r\n", vec![]),
+            (b"*-1\r\n", vec![]),
+        ] {
+            let bytes = line.len();
+            assert_eq!(read_command(line), Ok(Some(Command { words, bytes })));
+        }
+    }
+
+    #[test]
+    fn what_is_no_command_is_refused() {
+        let long = vec![b'a'; LINE_BYTES_MAX];
+        for (bytes, error) in [
+            (&b"*x\r\n"[..], ProtocolError::Words),
+            (b"*4097\r\n", ProtocolError::Words),
+            (b"*99999999999999999999\r\n", ProtocolError::Words),
+            // A list within a list.
+            (b"*1\r\n*1\r\n", ProtocolError::NoText),
+            (b"*1\r\n:1\r\n", ProtocolError::NoText),
+            (b"*1\r\n$-1\r\n", ProtocolError::TextLength),
+            (b"*1\r\n$x\r\n", ProtocolError::TextLength),
+            (b"*1\r\n$1\r\nabc", ProtocolError::TextEnd),
+            (&long, ProtocolError::LongLine),
+        ] {
+            let shown = String::from_utf8_lossy(bytes);
+            assert_eq!(read_command(bytes), Err(error), "{shown:?}");
+        }
+        assert_eq!(read_command(b"*1\r\n$9223372036854775807\r\n"), Ok(None));
+    }
+
+    #[test]
+    fn replies_have_the_form_of_their_version() {
+        let mut replies = Replies::default();
+        replies.map(1);
+        replies.error("ERR a\r\nb");
+        replies.text(b"\0");
+        replies.number(3);
+        assert_eq!(replies.bytes(), b"*2\r\n-ERR a  b\r\n$1\r\n\0\r\n:3\r\n");
+        replies.clear(0);
+        replies.is_third = true;
+        replies.map(1);
+        assert_eq!(replies.bytes(), b"%1\r\n");
+    }
+
+    proptest! {
+        #[test]
+        fn a_command_is_read_when_its_end_has_come(
+            words in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..20), 1..6),
+            behind in prop::collection::vec(any::<u8>(), 0..5),
+        ) {
+            let bytes = command(&words);
+            for cut in 0..bytes.len() {
+                prop_assert_eq!(read_command(&bytes[..cut]), Ok(None));
+            }
+            let with_more = [bytes.clone(), behind].concat();
+            let words: Vec<&[u8]> = words.iter().map(Vec::as_slice).collect();
+            let bytes = bytes.len();
+            prop_assert_eq!(read_command(&with_more), Ok(Some(Command { words, bytes })));
+        }
+
+        #[test]
+        fn any_bytes_give_an_answer(bytes in prop::collection::vec(any::<u8>(), 0..200), changed: u8, place: prop::sample::Index) {
+            let _ = read_command(&bytes);
+            let mut changed_one = command(&[bytes, b"x".to_vec()]);
+            let place = place.index(changed_one.len());
+            changed_one[place] = changed;
+            if let Ok(Some(command)) = read_command(&changed_one) {
+                prop_assert!(command.bytes <= changed_one.len());
+            }
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! The listener.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::net::TcpListener;
+
+use crate::daemon::http::{TokenError, read_token};
+use crate::daemon::listener::{Acceptor, ConnectionCounts, ConnectionLimits};
+use crate::daemon::metrics::{RedisConnectionMetrics, RedisMetrics};
+use crate::daemon::shared::{Shared, Stage};
+
+use super::commands::Commands;
+use super::connection::{Door, Limits, serve};
+use super::guesses::Guesses;
+use super::prefixes::Prefixes;
+
+/// Time that a reply in progress still has at the stop.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Why llm-d's routers cannot be served.
+#[derive(Debug, thiserror::Error)]
+pub enum RedisStartError {
+    /// The listener.
+    #[error("cannot listen on {address} (redis.listen): {source}")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// What is wrong.
+        source: io::Error,
+    },
+    /// The password.
+    #[error(transparent)]
+    Token(#[from] TokenError),
+}
+
+/// Serves llm-d's routers as tasks of `stage`, where an address is configured. Returns the address that is listened on.
+pub(crate) async fn start_redis(
+    shared: &Shared,
+    stage: &Stage,
+) -> Result<Option<SocketAddr>, RedisStartError> {
+    let config = &shared.config.redis;
+    let Some(address) = config.listen else {
+        return Ok(None);
+    };
+    let token = config.token_file.as_deref();
+    let token = token
+        .map(|path| read_token("redis.token_file", path))
+        .transpose()?;
+    let failed = |source| RedisStartError::Listen { address, source };
+    let listener = TcpListener::bind(address).await.map_err(failed)?;
+    let local_addr = listener.local_addr().map_err(failed)?;
+    let door = Arc::new(Door {
+        commands: Commands {
+            token,
+            guesses: Guesses::new(config.speculative_ttl, config.max_speculative_bytes),
+            metrics: RedisMetrics::new(),
+        },
+        prefixes: Prefixes::new(shared.listener_answerer()),
+        readiness: Arc::clone(&shared.readiness),
+        heavy_turns: Arc::clone(&shared.heavy_turns),
+        room: Door::room(config.max_receiving_bytes),
+        limits: Limits {
+            command_bytes_max: config.max_command_bytes,
+            idle_timeout: config.idle_timeout,
+            request_timeout: config.request_timeout,
+            drain_timeout: DRAIN_TIMEOUT,
+        },
+    });
+    let acceptor = Acceptor {
+        name: "redis",
+        limits: ConnectionLimits {
+            connections_max: config.max_connections,
+            per_source_max: config.max_connections_per_source,
+            head_timeout: config.idle_timeout,
+            age_max: None,
+            drain_timeout: DRAIN_TIMEOUT,
+            head_bytes_max: config.max_command_bytes,
+        },
+        stopping: stage.stop.clone(),
+        counts: Arc::new(RedisConnectionMetrics::new()),
+    };
+    let (numbers, stopping) = (AtomicU64::new(0), stage.stop.clone());
+    let accepting = acceptor.accept(listener, move |stream, _, place| {
+        let number = numbers.fetch_add(1, Ordering::Relaxed) + 1;
+        serve(Arc::clone(&door), stream, place, number, stopping.clone())
+    });
+    stage.tasks.spawn(accepting);
+    tracing::info!(%local_addr, "listener for llm-d's routers started");
+    Ok(Some(local_addr))
+}
+
+impl ConnectionCounts for RedisConnectionMetrics {
+    fn opened(&self) {
+        RedisConnectionMetrics::opened(self);
+    }
+
+    fn closed(&self) {
+        RedisConnectionMetrics::closed(self);
+    }
+
+    fn refused(&self, limit: usize) {
+        RedisConnectionMetrics::refused(self, limit);
+    }
+}

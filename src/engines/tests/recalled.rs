@@ -1,0 +1,134 @@
+//! Names from before batches were lost: which blocks come back, and when.
+
+use std::collections::BTreeSet;
+
+use kvatlas_core::hash::SequenceHash;
+use kvatlas_engines::{Reason, Translation, Translator, TranslatorSettings};
+
+use crate::common::{Change, Naive, Store, contract_chain, feed, restarted, settings};
+
+const SIZE: u32 = 2;
+
+fn of_vllm() -> TranslatorSettings {
+    TranslatorSettings {
+        proves_ancestors: true,
+        ..settings(SIZE)
+    }
+}
+
+fn tokens(blocks: std::ops::Range<u32>) -> Vec<u32> {
+    (blocks.start * SIZE..blocks.end * SIZE).collect()
+}
+
+/// Blocks of the sequence whose tokens count up. The block that ends at n blocks is called n.
+fn stored(blocks: std::ops::Range<u32>) -> Change {
+    let names: Vec<u64> = (blocks.start + 1..=blocks.end).map(u64::from).collect();
+    let parent = (blocks.start > 0).then_some(u64::from(blocks.start));
+    Change::Store(Store::new(&names, parent, &tokens(blocks), SIZE))
+}
+
+/// A block behind block `parent` of that sequence, of another request.
+fn branch(name: u64, parent: u64) -> Change {
+    Change::Store(Store::new(&[name], Some(parent), &[900, 901], SIZE))
+}
+
+fn removed(name: u64) -> Change {
+    Change::Remove {
+        names: vec![name],
+        medium: Some("GPU"),
+        group: None,
+    }
+}
+
+fn prefix(blocks: u32) -> BTreeSet<SequenceHash> {
+    contract_chain(&tokens(0..blocks), SIZE, None, None)
+        .into_iter()
+        .collect()
+}
+
+/// A translator that has forgotten six blocks but for their names.
+fn forgetful(settings: TranslatorSettings) -> Translator {
+    let mut translator = Translator::new(settings);
+    feed(&mut translator, &[stored(0..6)]);
+    translator.reset_but_names();
+    translator
+}
+
+#[test]
+fn a_block_behind_a_known_name_brings_its_prefix_back() {
+    let mut translator = forgetful(of_vllm());
+    translator.note_doubt(Reason::LostBatches);
+    assert_eq!((translator.blocks(), translator.names()), (0, 0));
+    // Also of one that was written down meanwhile.
+    let mut translator = restarted(&translator, of_vllm());
+    let mut naive = Naive::default();
+    naive.apply(&feed(&mut translator, &[branch(70, 4)]));
+    let mut expected = prefix(4);
+    let mut with_branch = tokens(0..4);
+    with_branch.extend([900, 901]);
+    expected.extend(contract_chain(&with_branch, SIZE, None, None));
+    assert_eq!(naive.blocks(0), expected);
+    assert_eq!(
+        translator.doubt(),
+        Some(Reason::LostBatches),
+        "of the rest nothing is known"
+    );
+    // They are as any others by then: none is told twice, and each goes when it is removed.
+    naive.apply(&feed(&mut translator, &[stored(4..6), removed(6), removed(70)]));
+    assert_eq!(naive.blocks(0), prefix(5));
+    let mut full = Translation::default();
+    translator.full_state(&mut full);
+    let mut again = Naive::default();
+    again.apply(&full);
+    assert_eq!(again, naive);
+    naive.apply(&feed(&mut translator, &[Change::Clear, branch(71, 4)]));
+    assert!(naive.blocks(0).is_empty(), "a clear ends it all");
+}
+
+#[test]
+fn a_gap_in_the_prefix_is_filled_and_what_is_held_stays() {
+    let mut translator = forgetful(of_vllm());
+    translator.note_doubt(Reason::LostBatches);
+    let mut naive = Naive::default();
+    naive.apply(&feed(&mut translator, &[stored(0..2), removed(2), stored(5..6)]));
+    assert_eq!(naive.blocks(0), prefix(6));
+}
+
+#[test]
+fn nothing_is_recalled_without_proof() {
+    let unknown = |mut translator: Translator, change: Change| {
+        let output = feed(&mut translator, &[change]);
+        assert!(output.parts.is_empty(), "{:?}", output.parts);
+        assert_eq!(output.reasons.of(Reason::UnknownParent), 1);
+    };
+    let mut in_doubt = forgetful(of_vllm());
+    in_doubt.note_doubt(Reason::LostBatches);
+    unknown(in_doubt, branch(70, 40));
+    // Nothing is known to be missing: such an event contradicts what came before.
+    unknown(forgetful(of_vllm()), branch(70, 4));
+    let mut of_another = forgetful(settings(SIZE));
+    of_another.note_doubt(Reason::LostBatches);
+    unknown(of_another, branch(70, 4));
+    let mut other_process = Translator::new(of_vllm());
+    feed(&mut other_process, &[stored(0..6)]);
+    other_process.reset();
+    other_process.note_doubt(Reason::LostBatches);
+    unknown(other_process, branch(70, 4));
+}
+
+#[test]
+fn what_is_recalled_is_bounded() {
+    let small = TranslatorSettings {
+        blocks_max: 6,
+        ..of_vllm()
+    };
+    let mut translator = forgetful(small);
+    translator.note_doubt(Reason::LostBatches);
+    let mut naive = Naive::default();
+    naive.apply(&feed(&mut translator, &[branch(70, 4)]));
+    assert_eq!(naive.blocks(0).len(), 5);
+    let output = feed(&mut translator, &[branch(71, 6)]);
+    assert_eq!(output.reasons.of(Reason::UnknownParent), 1);
+    naive.apply(&output);
+    assert!(translator.names() <= 6);
+}

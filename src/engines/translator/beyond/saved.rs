@@ -1,0 +1,44 @@
+//! What is known of tiers beyond the device, as it is written down.
+
+use super::super::past::Past;
+use super::super::saved::{SavedBeyond, SavedError};
+use super::Beyond;
+
+impl Beyond {
+    /// All that is known between two batches.
+    pub(in super::super) fn save(&self) -> SavedBeyond {
+        SavedBeyond {
+            doubts: self.doubts,
+            chunks: self.chunks,
+            past: self
+                .past
+                .iter()
+                .map(|(name, block)| (name, block.into()))
+                .collect(),
+            is_used: self.is_used,
+            has_ends: self.has_ends,
+            has_parts: self.has_parts,
+            has_salts: self.has_salts,
+            has_objects: self.has_objects,
+        }
+    }
+
+    /// What was saved.
+    pub(in super::super) fn restore(saved: SavedBeyond) -> Result<Self, SavedError> {
+        let mut past = Past::default();
+        for (name, block) in saved.past {
+            past.remember(name, block.block()?);
+        }
+        Ok(Self {
+            doubts: saved.doubts,
+            chunks: saved.chunks,
+            past,
+            is_used: saved.is_used,
+            has_ends: saved.has_ends,
+            has_parts: saved.has_parts,
+            has_salts: saved.has_salts,
+            has_objects: saved.has_objects,
+            ..Self::default()
+        })
+    }
+}

@@ -1,0 +1,123 @@
+//! Names from before batches were lost, and what they prove.
+//!
+//! Some engines store a block only while they hold all blocks before it: the request that computes it holds them. Of such an engine, a stored block whose
+//! parent is known by name shows that all of the parent's ancestors are on the device at that moment. So a prefix of which no event is left comes back
+//! with the first block that is stored behind it. How many copies there are is not known, and what is held beside: the holder stays in doubt.
+
+use hashbrown::HashMap;
+
+use kvatlas_core::hash::SequenceHash;
+
+use super::Translator;
+use super::chain::Block;
+use super::groups::LaneId;
+use super::output::Translation;
+use super::saved::{SavedBlock, SavedError};
+use super::tiers::TierIndex;
+
+/// What names of main attention stood for.
+#[derive(Debug, Default)]
+pub(super) struct Recalled {
+    blocks: HashMap<u64, Block>,
+    names: HashMap<SequenceHash, u64>,
+}
+
+impl Recalled {
+    fn of(names: impl Iterator<Item = (u64, Block)>) -> Self {
+        let mut recalled = Self::default();
+        for (name, block) in names {
+            recalled.blocks.insert(name, block);
+            recalled.names.insert(block.sequence, name);
+        }
+        recalled
+    }
+
+    pub(super) fn save(&self) -> Vec<(u64, SavedBlock)> {
+        self.blocks
+            .iter()
+            .map(|(name, block)| (*name, (*block).into()))
+            .collect()
+    }
+
+    pub(super) fn restore(saved: Vec<(u64, SavedBlock)>) -> Result<Self, SavedError> {
+        let blocks = saved.into_iter().map(|(name, block)| Ok((name, block.block()?)));
+        let blocks: Vec<(u64, Block)> = blocks.collect::<Result<_, SavedError>>()?;
+        Ok(Self::of(blocks.into_iter()))
+    }
+
+    /// The block `name` and all before it with their names, from the start of the sequence on; none where one is not known.
+    fn path(&self, name: u64) -> Option<Vec<(u64, Block)>> {
+        let last = *self.blocks.get(&name)?;
+        let mut path = vec![(name, last)];
+        let mut at = last;
+        while let Some(parent) = at.parent {
+            let name = *self.names.get(&parent)?;
+            // A step towards the start, or there might be no end.
+            let block = self
+                .blocks
+                .get(&name)
+                .filter(|block| block.position < at.position)?;
+            path.push((name, *block));
+            at = *block;
+        }
+        path.reverse();
+        Some(path)
+    }
+}
+
+impl Translator {
+    /// Forgets what the holder has, as [`Self::reset`] does, and remembers what its names stood for: batches were lost, and it is in doubt. Where the
+    /// engine's events are no proof, the names are forgotten, too.
+    pub fn reset_but_names(&mut self) {
+        let earlier = std::mem::take(&mut self.recalled);
+        let mut recalled = Recalled::default();
+        if self.settings.proves_ancestors {
+            let held = self.groups.names_of_main();
+            let held = held.filter_map(|(name, slot)| Some((name, self.chain.get(slot)?)));
+            recalled = Recalled::of(
+                earlier
+                    .blocks
+                    .into_iter()
+                    .chain(held)
+                    .take(self.settings.blocks_max),
+            );
+        }
+        self.reset();
+        self.recalled = recalled;
+    }
+
+    /// Takes `parent` and all before it for held on the device, of which `blocks` blocks that were just stored are proof. Returns whether it is known
+    /// what they are.
+    pub(super) fn recall(
+        &mut self,
+        lane: LaneId,
+        parent: u64,
+        blocks: usize,
+        output: &mut Translation,
+    ) -> bool {
+        if self.doubt.is_none() {
+            return false;
+        }
+        let Some(path) = self.recalled.path(parent) else {
+            return false;
+        };
+        if self.names() + path.len() + blocks > self.settings.blocks_max {
+            return false;
+        }
+        self.slots.clear();
+        for (name, block) in path {
+            if self.groups.has_copy(lane, name, TierIndex::DEVICE) {
+                continue;
+            }
+            match self
+                .groups
+                .add(lane, name, block, TierIndex::DEVICE, &mut self.chain)
+            {
+                Ok(added) => self.slots.push(added.slot),
+                Err(_) => break,
+            }
+        }
+        self.publish_stored(TierIndex::DEVICE, output);
+        self.known_now(lane, parent).is_some()
+    }
+}

@@ -1,0 +1,280 @@
+//! A bridge that dies, and the one after it: with a state directory nothing is lost that the engine's replay socket still covers.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use kvatlas_core::wire::{QueryKey, SingleQuery};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use tokio::task::JoinHandle;
+
+use super::python::{Publishers, Spec, python};
+use super::{Site, namespace, removed, stored, tokens};
+use crate::support::http::HttpClient;
+use crate::support::process::Process;
+use crate::support::{Client, eventually};
+
+/// Any depth may be right just now.
+const ANY: u32 = u32::MAX;
+
+/// Asks all the time, and fails where an answer that is called exact is wrong.
+pub struct Asking {
+    /// How many blocks of the sequences 1 and 2 the engine has; [`ANY`] while that changes.
+    truth: Arc<[AtomicU32; 2]>,
+    task: JoinHandle<u64>,
+}
+
+impl Asking {
+    pub fn start(site: &Site, first: u32, second: u32) -> Self {
+        let truth = Arc::new([AtomicU32::new(first), AtomicU32::new(second)]);
+        let url = site.broker.url().to_owned();
+        let known = Arc::clone(&truth);
+        let task = tokio::spawn(async move {
+            let client = Client::connect(&url).await;
+            let mut exact = 0;
+            while known[0].load(Ordering::Acquire) != 0 {
+                for which in [1, 2] {
+                    exact += ask(&client, which, &known[which as usize - 1]).await;
+                }
+                tokio::task::yield_now().await;
+            }
+            exact
+        });
+        Self { truth, task }
+    }
+
+    pub fn expect(&self, which: usize, blocks: u32) {
+        self.truth[which - 1].store(blocks, Ordering::Release);
+    }
+
+    /// Ends, and returns how many answers were exact.
+    pub async fn end(self) -> u64 {
+        self.expect(1, 0);
+        self.task.await.unwrap()
+    }
+}
+
+/// Asks once; 1 where the answer was exact, and right.
+async fn ask(client: &Client, which: u32, truth: &AtomicU32) -> u64 {
+    let key = QueryKey::Tokens {
+        tokens: tokens(which, 0, 64),
+        lora_name: None,
+        cache_salt: None,
+    };
+    let before = truth.load(Ordering::Acquire);
+    let Ok(reply) = client.queries.query(&namespace(), SingleQuery::new(key)).await else {
+        return 0;
+    };
+    let after = truth.load(Ordering::Acquire);
+    let holder = reply.holders.first();
+    let is_exact = match holder {
+        Some(holder) => holder.exact,
+        None => reply.doubtful_holders == 0,
+    };
+    // What is true has changed meanwhile, or may be changing; or this is the end.
+    let is_known = before == after && before != ANY && (which, before) != (1, 0);
+    if !is_exact || !is_known {
+        return 0;
+    }
+    let found = holder.map_or(0, |holder| holder.matched_blocks);
+    assert_eq!(
+        found, before,
+        "sequence {which} is called exact, and wrong: {reply:?}"
+    );
+    1
+}
+
+/// A bridge of its own process.
+fn bridge(site: &Site, publishers: &Publishers, more: &[&str]) -> Process {
+    let engine = format!("--engine={}", publishers.flag(0, "gpu-0"));
+    let mut arguments = vec!["--model", "m", "--block-size", "4", engine.as_str()];
+    arguments.extend_from_slice(more);
+    Process::bridge(site.broker.url(), &arguments)
+}
+
+fn state_of(folder: &Path) -> String {
+    format!("--state={}", folder.display())
+}
+
+fn engine_file(folder: &Path) -> PathBuf {
+    folder.join("m.gpu-0.0.engine")
+}
+
+/// Sequences 1 and 2, each block in a batch of its own; then ten batches more than the replay socket keeps, of others.
+fn publish_more_than_is_kept(publishers: &mut Publishers, buffer: u32) -> u64 {
+    for part in 0..10 {
+        publishers.publish(0, &json!([stored(1, part, 1)]));
+        publishers.publish(0, &json!([stored(2, part, 1)]));
+    }
+    publish_others(publishers, 3, buffer - 20);
+    20 + u64::from(buffer - 20)
+}
+
+fn publish_others(publishers: &mut Publishers, which: u32, count: u32) {
+    for part in 0..count {
+        publishers.publish(0, &json!([stored(which, part, 1)]));
+    }
+}
+
+/// Of a bridge that is stopped or killed.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_next_bridge_knows_what_the_one_before_did() {
+    let Some(python) = python() else { return };
+    for signal in [Signal::TERM, Signal::KILL] {
+        let folder = tempfile::tempdir().unwrap();
+        let state = state_of(folder.path());
+        let site = Site::new(&[]).await;
+        let spec = Spec {
+            buffer: 90,
+            ..Spec::default()
+        };
+        let mut publishers = Publishers::start(&python, &[spec]);
+        let known = publish_more_than_is_kept(&mut publishers, 90);
+        let first = bridge(&site, &publishers, &[&state]);
+        site.settles("gpu-0", known, &[]).await;
+        eventually("its state is kept", async || {
+            engine_file(folder.path()).exists().then_some(())
+        })
+        .await;
+        let asking = Asking::start(&site, 10, 10);
+        // The replay socket does not reach back to the start any more, and the file is older than what was published.
+        publish_others(&mut publishers, 4, 60);
+        site.settles("gpu-0", known + 60, &[]).await;
+        asking.expect(2, ANY);
+        publishers.publish(0, &json!([removed(2, 5, 5)]));
+        site.settles("gpu-0", known + 55, &[]).await;
+        asking.expect(2, 5);
+        first.signal(signal);
+        drop(first);
+        publishers.publish(0, &json!([stored(5, 0, 3)]));
+        let second = bridge(&site, &publishers, &[&state]);
+        site.settles("gpu-0", known + 58, &[]).await;
+        assert_eq!(site.depth(1, "gpu-0").await, 10);
+        assert_eq!(site.depth(2, "gpu-0").await, 5);
+        asking.expect(2, ANY);
+        publishers.publish(0, &json!([stored(2, 5, 2)]));
+        site.settles("gpu-0", known + 60, &[]).await;
+        asking.expect(2, 7);
+        assert!(asking.end().await > 0);
+        drop(second);
+    }
+}
+
+/// The engine is another process by then, which has published less, as much, or more.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_kept_of_another_process_is_refused() {
+    let Some(python) = python() else { return };
+    for batches in [0, 2, 5] {
+        let folder = tempfile::tempdir().unwrap();
+        let state = state_of(folder.path());
+        let site = Site::new(&[]).await;
+        let mut publishers = Publishers::start(&python, &[Spec::default()]);
+        publishers.publish(0, &json!([stored(1, 0, 1)]));
+        publishers.publish(0, &json!([stored(1, 1, 1)]));
+        let first = bridge(&site, &publishers, &[&state]);
+        site.settles("gpu-0", 2, &[]).await;
+        let (code, log) = first.stop();
+        assert_eq!(code, Some(0), "{log}");
+        assert!(engine_file(folder.path()).exists());
+        publishers = publishers.restart(&python);
+        for part in 0..batches {
+            publishers.publish(0, &json!([stored(2, part, 1)]));
+        }
+        let _second = bridge(&site, &publishers, &[&state]);
+        site.settles("gpu-0", batches.into(), &[]).await;
+        assert_eq!(
+            (site.depth(1, "gpu-0").await, site.depth(2, "gpu-0").await),
+            (0, batches)
+        );
+    }
+}
+
+/// Without a file that is of use, what the replay socket does not reach is in doubt, and both the log and the list say why.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replay_that_begins_too_late_is_told_with_its_numbers() {
+    let Some(python) = python() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let state = state_of(folder.path());
+    let site = Site::new(&[]).await;
+    let spec = Spec {
+        buffer: 4,
+        ..Spec::default()
+    };
+    let mut publishers = Publishers::start(&python, &[spec]);
+    publish_others(&mut publishers, 1, 4);
+    let first = bridge(&site, &publishers, &[&state]);
+    site.settles("gpu-0", 4, &[]).await;
+    first.stop();
+    let needed = |begins: u32, needed: u32| {
+        format!("the replay begins at {begins}, needed {needed}: raise buffer_steps")
+    };
+    // More than it keeps are published while there is no bridge.
+    for part in 4..10 {
+        publishers.publish(0, &json!([stored(1, part, 1)]));
+    }
+    for (is_damaged, text) in [(false, needed(6, 4)), (true, needed(6, 0))] {
+        if is_damaged {
+            std::fs::write(engine_file(folder.path()), b"KVBRIDGE and then nothing").unwrap();
+        }
+        let mut next = bridge(&site, &publishers, &[&state]);
+        if is_damaged {
+            next.wait_for_line(|line| {
+                let message = line["message"].as_str().unwrap_or_default();
+                message.starts_with("what was kept is of no use")
+            });
+        }
+        next.wait_for_line(|line| line["message"].as_str() == Some(&text));
+        let mut admin = HttpClient::connect(next.admin_address()).await;
+        eventually("it is told why", async || {
+            let engines: Value = admin.get("/workers").await.json();
+            let error = engines["engines"][0]["last_error"].as_str()?.to_owned();
+            error.starts_with("the replay begins at 6").then_some(())
+        })
+        .await;
+        let holder = site.holder("gpu-0").await.unwrap();
+        assert!(!holder.exact, "{holder:?}");
+        // Killed: what is kept stays as it was.
+        next.kill();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn engines_that_were_registered_are_followed_by_the_next_bridge() {
+    let Some(python) = python() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let state = state_of(folder.path());
+    let site = Site::new(&[]).await;
+    let mut publishers = Publishers::start(&python, &[Spec::default(), Spec::default()]);
+    publishers.publish(0, &json!([stored(1, 0, 2)]));
+    publishers.publish(1, &json!([stored(1, 0, 3)]));
+    let started = || {
+        let arguments = [state.as_str(), "--http-listen=127.0.0.1:0"];
+        let mut bridge = Process::bridge(site.broker.url(), &arguments);
+        let line = bridge.wait_for_line(|line| line["message"] == "query listener started");
+        let address = line["local_addr"].as_str().unwrap().parse().unwrap();
+        (bridge, address)
+    };
+    let (first, address) = started();
+    let mut http = HttpClient::connect(address).await;
+    for (engine, name) in [(0, "gpu-0"), (1, "gpu-1")] {
+        let body = json!({"instance_id": name, "endpoint": publishers.endpoint(engine), "replay_endpoint": publishers.replay(engine),
+            "model_name": "m", "block_size": 4});
+        assert_eq!(http.post("/register", &body).await.status, 201);
+    }
+    site.settles("gpu-0", 2, &[]).await;
+    site.settles("gpu-1", 3, &[]).await;
+    let gone = json!({"instance_id": "gpu-1", "model_name": "m"});
+    assert_eq!(http.post("/unregister", &gone).await.status, 200);
+    eventually("it is forgotten", async || {
+        site.holder("gpu-1").await.is_none().then_some(())
+    })
+    .await;
+    first.kill();
+    publishers.publish(0, &json!([stored(2, 0, 5)]));
+    let (_second, address) = started();
+    site.settles("gpu-0", 7, &[]).await;
+    let mut http = HttpClient::connect(address).await;
+    let workers = http.get("/workers").await.json();
+    assert_eq!(workers.as_array().unwrap().len(), 1, "{workers}");
+}

@@ -1,0 +1,122 @@
+//! Several bridges that follow one engine: one speaks, and another when it dies or stands still.
+
+use serde_json::json;
+
+use super::lasting::Asking;
+use super::python::{Publishers, Spec, python};
+use super::{Site, removed, stored};
+use crate::support::eventually;
+use crate::support::http::HttpClient;
+use crate::support::process::Process;
+
+/// One of several bridges, in a process of its own.
+fn bridge(site: &Site, publishers: &Publishers) -> Process {
+    let engine = format!("--engine={}", publishers.flag(0, "gpu-0"));
+    let arguments = [
+        "--model",
+        "m",
+        "--block-size",
+        "4",
+        "--lease",
+        "pair",
+        engine.as_str(),
+    ];
+    Process::bridge(site.broker.url(), &arguments)
+}
+
+/// Waits until the bridge knows all that the engine has, and whether it speaks is as given.
+async fn knows(bridge: &Process, speaks: bool) {
+    let mut admin = HttpClient::connect(bridge.admin_address()).await;
+    eventually("the bridge knows the engine", async || {
+        let page = String::from_utf8(admin.get("/metrics").await.body).unwrap();
+        let is = |name: &str, value: u8| {
+            let line = format!("kvatlas_bridge_engine_{name}{{namespace=\"m\",engine=\"gpu-0/0\"}} {value}");
+            page.lines().any(|found| found == line)
+        };
+        (is("exact", 1) && is("speaks", speaks.into())).then_some(())
+    })
+    .await;
+}
+
+async fn epoch(site: &Site) -> u64 {
+    site.holder("gpu-0").await.unwrap().epoch
+}
+
+/// The replay socket reaches back a few batches only: the next one speaks from what it has seen itself.
+#[tokio::test(flavor = "multi_thread")]
+async fn when_the_bridge_that_speaks_is_killed_the_other_one_does() {
+    let Some(python) = python() else { return };
+    let site = Site::new(&[]).await;
+    let spec = Spec {
+        buffer: 8,
+        ..Spec::default()
+    };
+    let mut publishers = Publishers::start(&python, &[spec]);
+    let first = bridge(&site, &publishers);
+    site.settles("gpu-0", 0, &[]).await;
+    let second = bridge(&site, &publishers);
+    knows(&second, false).await;
+    for part in 0..30 {
+        publishers.publish(0, &json!([stored(1, part, 1)]));
+    }
+    site.settles("gpu-0", 30, &[]).await;
+    knows(&second, false).await;
+    let before = epoch(&site).await;
+    let asking = Asking::start(&site, 30, 0);
+    first.kill();
+    eventually("the other one speaks", async || {
+        let holder = site.holder("gpu-0").await?;
+        (holder.epoch > before && holder.exact && holder.blocks == 30).then_some(())
+    })
+    .await;
+    // One that comes late can't know the start, and leaves it to the one that does.
+    let third = bridge(&site, &publishers);
+    publishers.publish(0, &json!([stored(3, 0, 1)]));
+    site.settles("gpu-0", 31, &[]).await;
+    knows(&second, true).await;
+    let (code, log) = third.stop();
+    assert_eq!(code, Some(0), "{log}");
+    site.settles("gpu-0", 31, &[]).await;
+    assert!(asking.end().await > 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_bridge_that_stood_still_leaves_it_to_the_other_one() {
+    let Some(python) = python() else { return };
+    let site = Site::new(&[]).await;
+    let mut publishers = Publishers::start(&python, &[Spec::default()]);
+    publishers.publish(0, &json!([stored(1, 0, 10), stored(2, 0, 10)]));
+    let first = bridge(&site, &publishers);
+    site.settles("gpu-0", 20, &[]).await;
+    let second = bridge(&site, &publishers);
+    knows(&second, false).await;
+    let asking = Asking::start(&site, 10, 10);
+    let before = epoch(&site).await;
+    first.freeze();
+    eventually("the other one speaks", async || {
+        (epoch(&site).await > before).then_some(())
+    })
+    .await;
+    asking.expect(2, u32::MAX);
+    publishers.publish(0, &json!([removed(2, 4, 6)]));
+    site.settles("gpu-0", 14, &[]).await;
+    asking.expect(2, 4);
+    // It is back, and has not heard of that.
+    let after = epoch(&site).await;
+    first.signal(rustix::process::Signal::CONT);
+    knows(&first, false).await;
+    publishers.publish(0, &json!([stored(3, 0, 1)]));
+    site.settles("gpu-0", 15, &[]).await;
+    assert_eq!(epoch(&site).await, after);
+    // In good order it is the first one's turn again.
+    let (code, log) = second.stop();
+    assert_eq!(code, Some(0), "{log}");
+    eventually("the first one speaks", async || {
+        (epoch(&site).await > after).then_some(())
+    })
+    .await;
+    site.settles("gpu-0", 15, &[]).await;
+    publishers.publish(0, &json!([stored(3, 1, 1)]));
+    site.settles("gpu-0", 16, &[]).await;
+    assert!(asking.end().await > 0);
+}

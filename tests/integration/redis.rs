@@ -1,0 +1,507 @@
+//! llm-d's router asks its Redis, and kvatlas answers: the bytes of a session with a real Redis, and what that session does not have.
+
+use std::path::Path;
+use std::time::Duration;
+
+use kvatlas::daemon::Daemon;
+use kvatlas_client::ClientError;
+use kvatlas_core::hash::{BlockHash, BlockSize, SequenceHash};
+use kvatlas_core::wire::{
+    ErrorCode, Event, ModelKey, NamespaceName, QueryKey, RemovedBlocks, SingleQuery, StoredBlocks, Tier,
+    worker_of_instance,
+};
+use serde::Deserialize;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use crate::support::publisher::Publisher;
+use crate::support::{Client, PATIENCE, broker, daemon, eventually, skipped, subjects};
+
+/// The cache whose keys the recorded session has.
+fn model() -> ModelKey {
+    ModelKey::new("m").speaking(Some("llm-d-xxh64".parse().unwrap()))
+}
+
+fn namespace() -> NamespaceName {
+    model().namespace().unwrap()
+}
+
+/// The tokens of the session's prompt, from 1 on.
+fn tokens(count: u32) -> Vec<u32> {
+    (1..=count).collect()
+}
+
+/// The keys of a prompt of so many blocks.
+fn keys(blocks: u32) -> Vec<SequenceHash> {
+    let chains = model().chains().unwrap();
+    chains.sequence_hashes(&tokens(blocks * 16), BlockSize::DEFAULT, None, None)
+}
+
+fn stored(blocks: u32) -> Vec<Event> {
+    vec![Event::Stored(StoredBlocks::by_sequence(None, None, keys(blocks)))]
+}
+
+fn publisher(client: &Client, pod: &str) -> Publisher {
+    let worker = worker_of_instance(pod).unwrap();
+    Publisher::new(client.nats.clone(), &subjects(), &namespace(), &worker, 0)
+}
+
+/// Waits until all holders of the namespace together have so many blocks.
+async fn settles(client: &Client, blocks: u64) {
+    eventually("the batches are applied", async || {
+        let status = client.queries.status(&namespace()).await.ok()?;
+        let held = status.holders.iter().map(|holder| holder.blocks).sum::<u64>();
+        (held == blocks).then_some(())
+    })
+    .await;
+}
+
+/// A client of the listener.
+struct Router(TcpStream);
+
+impl Router {
+    async fn connect(daemon: &Daemon) -> Self {
+        let address = daemon.redis_address().unwrap();
+        Self(TcpStream::connect(address).await.unwrap())
+    }
+
+    async fn write(&mut self, bytes: &[u8]) {
+        self.0.write_all(bytes).await.unwrap();
+    }
+
+    /// Reads as many bytes as `expected` has.
+    async fn read_like(&mut self, expected: &str) -> String {
+        let mut bytes = vec![0; expected.len()];
+        let read = tokio::time::timeout(PATIENCE, self.0.read_exact(&mut bytes));
+        read.await.expect("a reply comes").unwrap();
+        String::from_utf8(bytes).unwrap()
+    }
+
+    /// Expects that nothing but `expected` comes for `sent`.
+    async fn exchange(&mut self, sent: &str, expected: &str) {
+        self.write(sent.as_bytes()).await;
+        assert_eq!(self.read_like(expected).await, expected, "for {sent:?}");
+        self.write(b"*2\r\n$4\r\necho\r\n$3\r\nend\r\n").await;
+        assert_eq!(
+            self.read_like("$3\r\nend\r\n").await,
+            "$3\r\nend\r\n",
+            "behind {sent:?}"
+        );
+    }
+
+    /// All that comes until the listener closes the connection.
+    async fn rest(&mut self) -> String {
+        let mut bytes = Vec::new();
+        let read = tokio::time::timeout(PATIENCE, self.0.read_to_end(&mut bytes));
+        read.await.expect("the connection ends").unwrap();
+        String::from_utf8(bytes).unwrap()
+    }
+}
+
+fn hkeys(keys: &[SequenceHash]) -> String {
+    let command = |key: &SequenceHash| {
+        let key = key.as_u64().to_string();
+        format!("*2\r\n$5\r\nhkeys\r\n${}\r\n{key}\r\n", key.len())
+    };
+    keys.iter().map(command).collect()
+}
+
+fn field(pod: &str, tier: &str) -> String {
+    let field = format!(
+        "{{\"PodIdentifier\":\"{pod}\",\"DeviceTier\":\"{tier}\",\"Speculative\":false,\"HasGroup\":false,\"GroupIdx\":0}}"
+    );
+    format!("${}\r\n{field}\r\n", field.len())
+}
+
+#[derive(Deserialize)]
+struct Recorded {
+    connection: u32,
+    from: String,
+    bytes: String,
+}
+
+/// The session, by connection: what was sent, and what came back; none where it is not there.
+fn session() -> Option<Vec<Vec<(String, String)>>> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/llmd/redis-session.jsonl");
+    let Ok(text) = std::fs::read_to_string(&path) else {
+        skipped(&format!("there is no recorded session at {}", path.display()));
+        return None;
+    };
+    let mut connections: Vec<Vec<(String, String)>> = Vec::new();
+    for line in text.lines() {
+        let recorded: Recorded = serde_json::from_str(line).unwrap();
+        let number = usize::try_from(recorded.connection).unwrap();
+        if connections.len() < number {
+            connections.push(Vec::new());
+        }
+        let exchanges = connections.last_mut().unwrap();
+        match recorded.from.as_str() {
+            "client" => exchanges.push((recorded.bytes, String::new())),
+            _ => exchanges.last_mut().unwrap().1.push_str(&recorded.bytes),
+        }
+    }
+    Some(connections)
+}
+
+/// Replays a connection, byte for byte, with two differences: the number of the connection, and llm-d's scripts. They are known from the
+/// start here, and say whether there are guesses.
+async fn replay(daemon: &Daemon, exchanges: &[(String, String)]) {
+    let mut router = Router::connect(daemon).await;
+    for (sent, expected) in exchanges {
+        if sent.contains("\r\nevalsha\r\n") {
+            router.write(sent.as_bytes()).await;
+            assert_eq!(router.read_like(":1\r\n").await, ":1\r\n");
+        } else if sent.contains("\r\nhello\r\n") {
+            router.write(sent.as_bytes()).await;
+            let (before, behind) = expected.split_once("$2\r\nid\r\n:").unwrap();
+            assert_eq!(router.read_like(before).await, before);
+            router.read_like("$2\r\nid\r\n:1\r\n").await;
+            let behind = behind.split_once("\r\n").unwrap().1;
+            assert_eq!(router.read_like(behind).await, behind);
+        } else if !sent.contains("\r\neval\r\n") {
+            router.exchange(sent, expected).await;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_with_a_real_redis_has_the_same_bytes() {
+    let Some(connections) = session() else { return };
+    let [
+        adds,
+        guesses,
+        look_up,
+        takes_back,
+        again,
+        on_host,
+        evicts,
+        _clears,
+        gone,
+    ] = connections.as_slice()
+    else {
+        panic!("{} connections", connections.len());
+    };
+    let broker = broker().await;
+    let daemon = daemon(broker.url(), &[("redis.listen", "127.0.0.1:0")]).await;
+    let client = Client::connect(broker.url()).await;
+    // What the router itself has heard of engines, kvatlas hears of them.
+    let (mut one, mut three) = (
+        publisher(&client, "10.0.0.1:8000"),
+        publisher(&client, "10.0.0.3:8000"),
+    );
+    for writes in [adds, on_host, evicts] {
+        let (handshake, rest) = writes.split_at(4);
+        replay(&daemon, handshake).await;
+        assert!(rest[0].0.contains("zadd") || rest[0].0.contains("zrange"));
+    }
+    one.publish(Tier::DEVICE, stored(3)).await.unwrap();
+    settles(&client, 3).await;
+    for connection in [guesses, look_up, takes_back, again] {
+        replay(&daemon, connection).await;
+    }
+    three.publish(Tier::new(1).unwrap(), stored(3)).await.unwrap();
+    settles(&client, 6).await;
+    let (gpu, cpu) = (field("10.0.0.1:8000", "gpu"), field("10.0.0.3:8000", "cpu"));
+    let both = format!("*2\r\n{gpu}{cpu}").repeat(3);
+    Router::connect(&daemon)
+        .await
+        .exchange(&hkeys(&keys(3)), &both)
+        .await;
+    let removed = keys(3).into_iter().rev().collect();
+    let removed = vec![Event::Removed(RemovedBlocks::by_sequence(removed))];
+    one.publish(Tier::DEVICE, removed).await.unwrap();
+    settles(&client, 3).await;
+    three.publish(Tier::DEVICE, vec![Event::Cleared]).await.unwrap();
+    settles(&client, 0).await;
+    replay(&daemon, gone).await;
+    daemon.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pipeline_may_come_in_parts_and_prompts_may_follow_each_other() {
+    let broker = broker().await;
+    let daemon = daemon(broker.url(), &[("redis.listen", "127.0.0.1:0")]).await;
+    let client = Client::connect(broker.url()).await;
+    let mut one = publisher(&client, "a");
+    one.publish(Tier::DEVICE, stored(6)).await.unwrap();
+    let mut two = publisher(&client, "b");
+    two.publish(Tier::DEVICE, stored(4)).await.unwrap();
+    settles(&client, 10).await;
+    let (a, b) = (field("a", "gpu"), field("b", "gpu"));
+    let reply = |position: usize| match position {
+        0..4 => format!("*2\r\n{a}{b}"),
+        4..6 => format!("*1\r\n{a}"),
+        _ => "*0\r\n".to_owned(),
+    };
+    let replies = |positions: std::ops::Range<usize>| positions.map(reply).collect::<String>();
+    let all = keys(8);
+    let mut router = Router::connect(&daemon).await;
+    for cut in 1..8 {
+        // The second part comes when the first has been answered.
+        router.write(hkeys(&all[..cut]).as_bytes()).await;
+        let expected = replies(0..cut);
+        assert_eq!(router.read_like(&expected).await, expected, "cut at {cut}");
+        router.exchange(&hkeys(&all[cut..]), &replies(cut..8)).await;
+    }
+    // One prompt behind the other, and one that nobody has between them.
+    router.write(hkeys(&all[..6]).as_bytes()).await;
+    router.read_like(&replies(0..6)).await;
+    router
+        .write(hkeys(&[SequenceHash(5), SequenceHash(6)]).as_bytes())
+        .await;
+    router.read_like("*0\r\n*0\r\n").await;
+    router.write(hkeys(&all[..2]).as_bytes()).await;
+    assert_eq!(router.read_like(&replies(0..2)).await, replies(0..2));
+    // Without its beginning a prompt is nobody's.
+    router.exchange("PING\r\n", "+PONG\r\n").await;
+    router.exchange(&hkeys(&all[2..3]), "*0\r\n").await;
+    daemon.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_is_in_doubt_is_left_out_and_guesses_are_never_exact() {
+    let broker = broker().await;
+    let settings = [
+        ("redis.listen", "127.0.0.1:0"),
+        ("redis.speculative_ttl_ms", "600000"),
+    ];
+    let daemon = daemon(broker.url(), &settings).await;
+    let client = Client::connect(broker.url()).await;
+    let mut one = publisher(&client, "a");
+    one.publish(Tier::DEVICE, stored(2)).await.unwrap();
+    let mut lossy = publisher(&client, "b");
+    let cursor = kvatlas_core::wire::BatchCursor {
+        seq: 3,
+        ..lossy.cursor()
+    };
+    lossy = lossy.resuming(cursor);
+    lossy.publish(Tier::DEVICE, stored(2)).await.unwrap();
+    settles(&client, 4).await;
+    let guess = r#"{"PodIdentifier":"c","DeviceTier":"","Speculative":true,"HasGroup":false,"GroupIdx":0}"#;
+    let key = keys(3)[2].as_u64().to_string();
+    let write = format!(
+        "*4\r\n$4\r\nHSET\r\n${}\r\n{key}\r\n${}\r\n{guess}\r\n$0\r\n\r\n",
+        key.len(),
+        guess.len()
+    );
+    let mut router = Router::connect(&daemon).await;
+    router.exchange(&write, ":1\r\n").await;
+    let a = field("a", "gpu");
+    let expected = format!("*1\r\n{a}*1\r\n{a}*1\r\n${}\r\n{guess}\r\n", guess.len());
+    router.exchange(&hkeys(&keys(3)), &expected).await;
+    // Nobody else is told of a guess.
+    let query = SingleQuery::new(QueryKey::SequenceHashes(keys(3)));
+    let reply = client.queries.query(&namespace(), query).await.unwrap();
+    assert!(
+        reply
+            .holders
+            .iter()
+            .all(|holder| holder.worker.as_str() != "c" && holder.matched_blocks < 3)
+    );
+    daemon.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tokens_are_hashed_as_their_namespace_speaks() {
+    let broker = broker().await;
+    let daemon = daemon(broker.url(), &[]).await;
+    let client = Client::connect(broker.url()).await;
+    publisher(&client, "a")
+        .publish(Tier::DEVICE, stored(4))
+        .await
+        .unwrap();
+    settles(&client, 4).await;
+    let by_tokens = |lora_name: Option<&str>| {
+        SingleQuery::new(QueryKey::Tokens {
+            tokens: tokens(100),
+            lora_name: lora_name.map(str::to_owned),
+            cache_salt: None,
+        })
+    };
+    let reply = client.queries.query(&namespace(), by_tokens(None)).await.unwrap();
+    let [holder] = reply.holders.as_slice() else {
+        panic!("{reply:?}")
+    };
+    assert_eq!(
+        (reply.query_blocks, holder.matched_blocks, holder.exact),
+        (6, 4, true)
+    );
+    let reply = client
+        .queries
+        .query(&namespace(), by_tokens(Some("sql")))
+        .await
+        .unwrap();
+    assert_eq!((reply.holders.len(), reply.foreign_holders), (0, 0));
+    // The contract's block hashes are nobody's there: no answer would be right.
+    let blocks = SingleQuery::new(QueryKey::BlockHashes(vec![BlockHash(1)]));
+    match client.queries.query(&namespace(), blocks).await {
+        Err(ClientError::Refused(error)) => assert_eq!(error.code, ErrorCode::BadRequest),
+        other => panic!("{other:?}"),
+    }
+    daemon.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_need_the_password_and_have_bounds() {
+    let (broker, folder) = (broker().await, tempfile::tempdir().unwrap());
+    let token = folder.path().join("token");
+    std::fs::write(&token, "s3cret\n").unwrap();
+    let token = token.display().to_string();
+    let settings = [
+        ("redis.listen", "127.0.0.1:0"),
+        ("redis.token_file", token.as_str()),
+        ("redis.max_command_bytes", "4 KiB"),
+        ("redis.max_connections_per_source", "2"),
+    ];
+    let daemon = daemon(broker.url(), &settings).await;
+    let mut router = Router::connect(&daemon).await;
+    let refused = "-NOAUTH Authentication required.\r\n";
+    router.write(hkeys(&keys(1)).as_bytes()).await;
+    assert_eq!(router.read_like(refused).await, refused);
+    router
+        .exchange("*2\r\n$4\r\nauth\r\n$6\r\ns3cret\r\n", "+OK\r\n")
+        .await;
+    router.exchange(&hkeys(&keys(1)), "*0\r\n").await;
+    // A command that never ends.
+    router
+        .write(format!("*2\r\n$4\r\nPING\r\n$100000\r\n{}", "x".repeat(5000)).as_bytes())
+        .await;
+    let end = router.rest().await;
+    assert!(end.starts_with("-ERR a command is too long"), "{end}");
+    let mut nested = Router::connect(&daemon).await;
+    nested.write("*1\r\n".repeat(500).as_bytes()).await;
+    let end = nested.rest().await;
+    assert!(end.starts_with("-ERR Protocol error"), "{end}");
+    // The oldest connection that waits gives way.
+    let mut first = Router::connect(&daemon).await;
+    let hello = "+PONG\r\n";
+    first
+        .write(b"*2\r\n$4\r\nauth\r\n$6\r\ns3cret\r\n*1\r\n$4\r\nping\r\n")
+        .await;
+    first.read_like("+OK\r\n+PONG\r\n").await;
+    let mut others = Vec::new();
+    for _ in 0..2 {
+        let mut other = Router::connect(&daemon).await;
+        other
+            .write(b"*2\r\n$4\r\nauth\r\n$6\r\ns3cret\r\n*1\r\n$4\r\nping\r\n")
+            .await;
+        other.read_like("+OK\r\n+PONG\r\n").await;
+        others.push(other);
+    }
+    assert_eq!(first.rest().await, "");
+    others[1].write(b"*1\r\n$4\r\nping\r\n").await;
+    assert_eq!(others[1].read_like(hello).await, hello);
+    daemon.stop().await;
+}
+
+/// A PING with so many bytes of text, and its reply; none where the connection was cut.
+async fn long_ping(daemon: &Daemon, bytes: usize) -> Option<String> {
+    let mut router = Router::connect(daemon).await;
+    let text = format!("${bytes}\r\n{}\r\n", "x".repeat(bytes));
+    let command = format!("*2\r\n$4\r\nPING\r\n{text}");
+    // Either may fail: the connection ends while bytes are on their way.
+    router.0.write_all(command.as_bytes()).await.ok()?;
+    let mut reply = vec![0; text.len()];
+    let read = tokio::time::timeout(PATIENCE, router.0.read_exact(&mut reply));
+    read.await.expect("a reply or the end comes").ok()?;
+    String::from_utf8(reply).ok().filter(|reply| *reply == text)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn all_commands_that_wait_have_one_bound() {
+    let broker = broker().await;
+    let settings = [
+        ("redis.listen", "127.0.0.1:0"),
+        ("redis.max_receiving_bytes", "1 MiB"),
+    ];
+    let daemon = daemon(broker.url(), &settings).await;
+    assert!(long_ping(&daemon, 60_000).await.is_some());
+    let begin = async || {
+        let mut router = Router::connect(&daemon).await;
+        let part = format!("*2\r\n$4\r\nPING\r\n$700000\r\n{}", "x".repeat(699_999));
+        // It may be cut off on the way.
+        let _ = router.0.write_all(part.as_bytes()).await;
+        router
+    };
+    let (mut one, mut other) = (begin().await, begin().await);
+    let ended = async |router: &mut Router| _ = router.0.read(&mut [0]).await;
+    let cut = async {
+        tokio::select! {
+            () = ended(&mut one) => {}
+            () = ended(&mut other) => {}
+        }
+    };
+    tokio::time::timeout(PATIENCE, cut)
+        .await
+        .expect("for both there is no room");
+    drop((one, other));
+    eventually("the room is given back", async || {
+        let reply = long_ping(&daemon, 900_000).await;
+        reply.map(drop)
+    })
+    .await;
+    daemon.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn long_replies_come_whole() {
+    const PODS: u32 = 40;
+    let broker = broker().await;
+    let daemon = daemon(broker.url(), &[("redis.listen", "127.0.0.1:0")]).await;
+    let client = Client::connect(broker.url()).await;
+    let pod = |number: u32| format!("10.0.0.{number}:8000");
+    for number in 0..PODS {
+        publisher(&client, &pod(number))
+            .publish(Tier::DEVICE, stored(500))
+            .await
+            .unwrap();
+    }
+    settles(&client, u64::from(PODS) * 500).await;
+    let mut router = Router::connect(&daemon).await;
+    router.write(hkeys(&keys(501)).as_bytes()).await;
+    let one: usize = (0..PODS).map(|number| field(&pod(number), "gpu").len()).sum();
+    let expected = "x".repeat(500 * (one + format!("*{PODS}\r\n").len()) + 4);
+    let reply = router.read_like(&expected).await;
+    assert!(reply.starts_with(&format!("*{PODS}\r\n")) && reply.ends_with("*0\r\n"));
+    assert_eq!(reply.matches(&field(&pod(7), "gpu")).count(), 500);
+    router.exchange("PING\r\n", "+PONG\r\n").await;
+    daemon.stop().await;
+}
+
+/// Redis's own client speaks to the listener, where it is installed.
+#[tokio::test(flavor = "multi_thread")]
+async fn redis_cli_is_answered() {
+    let broker = broker().await;
+    let daemon = daemon(broker.url(), &[("redis.listen", "127.0.0.1:0")]).await;
+    let client = Client::connect(broker.url()).await;
+    publisher(&client, "10.0.0.1:8000")
+        .publish(Tier::DEVICE, stored(1))
+        .await
+        .unwrap();
+    settles(&client, 1).await;
+    let port = daemon.redis_address().unwrap().port().to_string();
+    let key = keys(1)[0].as_u64().to_string();
+    let cli = async |arguments: &[&str]| {
+        let mut command = tokio::process::Command::new("redis-cli");
+        command.args(["-p", &port]).args(arguments).kill_on_drop(true);
+        let output = tokio::time::timeout(Duration::from_secs(30), command.output())
+            .await
+            .unwrap();
+        output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned())
+    };
+    let Ok(pong) = cli(&["ping"]).await else {
+        skipped("there is no redis-cli");
+        return;
+    };
+    assert_eq!(pong, "PONG\n");
+    for version in [&["-2"][..], &["-3"]] {
+        let found = cli(&[version, &["hkeys", &key]].concat()).await.unwrap();
+        assert!(
+            found.contains("10.0.0.1:8000") && found.contains("gpu"),
+            "{found}"
+        );
+    }
+    let refused = cli(&["get", "x"]).await.unwrap();
+    assert!(refused.starts_with("ERR unknown command 'get'"), "{refused}");
+    daemon.stop().await;
+}
